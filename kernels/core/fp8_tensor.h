@@ -1,0 +1,52 @@
+// Fp8Tensor: FP8 codes together with their scales and the layout of those scales; the same bytes in both backends.
+// Scales are stored as DEQUANTISATION factors: value = code * scale. 0.0f occurs in pads only.
+// Sources: DeepSeek-V3 (1x128 / 128x128 blocks), FP8-Flow-MoE (tile scales after the scaling-aware transpose),
+// torchao (per-row, per-group-and-column, MX blocks).
+#pragma once
+
+#include "kernels/core/tensor.h"
+
+namespace fp8flow {
+
+constexpr int64_t kBlock = 128;   // contraction elements per scale, and per FP32 promotion of the GEMM
+constexpr int64_t kMxBlock = 32;  // elements per E8M0 scale of MXFP8
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+// Which values share a scale, and where that scale stands. R x C are the dimensions of the stored codes (C contiguous).
+// Where R x C is [dim, M] (a transposed copy), the M axis is the contiguous one.
+enum class ScaleLayout : uint8_t {
+    none,         // no scales: an ordinary tensor
+    tensor,       // [1] f32
+    row,          // [R] f32 (weights [E, R]): one scale per stored row
+    vec128_wire,  // [R, C/128] e8m0 or f32: 1x128 blocks, row-major as sent over the wire
+    vec128,       // [ceil(C/128), R] f32: 1x128 blocks, the GEMM's operand layout; of a transposed copy: per column
+    block128,     // weights: [(E,) ceil(R/128), pad4(ceil(C/128))] f32: 128x128 blocks
+    tile128,      // transposed copy [dim, M]: [M/128, dim/128] f32: one scale per 128x128 tile
+    group_row,    // transposed copy [dim, M]: [G, dim] f32: one scale per (group, column of the source)
+    mx32,         // [(E,) ceil(C/32), R] e8m0: 1x32 blocks along the contiguous dimension
+};
+
+// pow2: scales are powers of two (the multiplier is rounded down, so nothing saturates); fp32: amax / max exactly.
+enum class ScaleFormat : uint8_t { pow2, fp32 };
+// Rounding of MXFP8's E8M0 scales: floor (OCP reference) or rceil (round up amax/448, as cuBLAS).
+enum class MxRounding : uint8_t { floor, rceil };
+
+const char* name_of(ScaleLayout layout);
+
+struct Fp8Tensor {
+    TensorView codes;  // [R, C] or [E, R, C], e4m3 or e5m2
+    TensorView scales;
+    ScaleLayout layout = ScaleLayout::none;
+
+    explicit operator bool() const { return static_cast<bool>(codes); }
+};
+
+// Shape of the scales for codes of the given shape; `groups` only for group_row.
+struct ScaleShape { int rank; int64_t dims[3]; DType dtype; };
+ScaleShape scale_shape(ScaleLayout layout, const TensorView& codes, int64_t groups = 0);
+// Throws unless codes are FP8 and scales have exactly the layout's shape and dtype (vec128_wire: e8m0 or f32).
+void check_fp8(const Fp8Tensor& tensor, const char* what, int64_t groups = 0);
+
+}  // namespace fp8flow

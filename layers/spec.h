@@ -1,0 +1,86 @@
+// What a model is made of: the plain structs that the layers read. model/config.h fills them from YAML; the field names
+// are Megatron's leaf keys, so that a reader can go from a config file to the code by searching for one word.
+#pragma once
+
+#include "kernels/core/fp8_tensor.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+
+enum class Recipe : uint8_t { bf16, fp8_tensorwise, fp8_blockwise, fp8_flow, fp8_rowwise, mxfp8, fp32 };  // fp32: tests only
+enum class ScoreFunction : uint8_t { softmax, sigmoid };
+enum class BalancingLoss : uint8_t { aux_loss, seq_aux_loss, global_aux_loss };
+enum class Fp8Format : uint8_t { e4m3, hybrid };          // hybrid: gradients in E5M2
+enum class CombineOrder : uint8_t { rank, invariant };
+enum class RecomputeGranularity : uint8_t { none, selective, full };
+
+struct ModelSpec {
+    int64_t num_layers = 2;
+    int64_t hidden_size = 256;
+    bool attention = true;  // false: pure MoE layers, to measure them alone
+    int64_t num_attention_heads = 4;
+    int64_t num_query_groups = 4;
+    int64_t kv_channels = 64;  // head dimension
+    bool qk_layernorm = false;
+    double rotary_base = 10000.0;
+    double norm_epsilon = 1e-5;
+    bool zero_centered_gamma = false;  // Megatron: apply_layernorm_1p
+    int64_t ffn_hidden_size = 512;     // dense-FFN layers
+    int64_t vocab_size = 256;          // padded to make_vocab_size_divisible_by by the config
+    int64_t padded_vocab_size = 256;
+    bool untie_embeddings_and_output_weights = true;
+    double init_method_std = 0.02;
+    int64_t seq_length = 256;
+    std::vector<int> moe_layer_freq;  // one entry per layer: 1 MoE, 0 dense FFN
+    int64_t num_layers_at_start_in_bf16 = 0;
+    int64_t num_layers_at_end_in_bf16 = 0;
+};
+
+struct MoeSpec {
+    int64_t num_experts = 8;
+    int64_t moe_router_topk = 2;
+    int64_t moe_ffn_hidden_size = 256;
+    int64_t moe_shared_expert_intermediate_size = 0;  // 0: none
+    ScoreFunction moe_router_score_function = ScoreFunction::softmax;
+    bool moe_router_pre_softmax = false;
+    int64_t moe_router_num_groups = 0;  // 0: no group-limited routing
+    int64_t moe_router_group_topk = 0;
+    double moe_router_topk_scaling_factor = 1.0;
+    bool moe_router_enable_expert_bias = false;
+    double moe_router_bias_update_rate = 1e-3;
+    std::vector<BalancingLoss> moe_router_load_balancing_type;  // empty: none
+    std::vector<double> moe_aux_loss_coeff;                     // one per entry above
+    double moe_z_loss_coeff = 0.0;
+    bool moe_router_force_load_balancing = false;  // benchmark: uniform round-robin assignment
+    double moe_router_force_biased = 0.0;          // benchmark: wanted max/mean load; 0: off
+    double moe_expert_rank_capacity_factor = 0.0;  // rows a rank has room for, times T*K; 0: worst case
+    int64_t moe_row_alignment = 128;               // rows every expert group is padded to
+    CombineOrder moe_combine_order = CombineOrder::rank;
+};
+
+// The recipe and the five switches of the flow (each true in fp8_flow; ablations turn one off).
+struct PrecisionSpec {
+    Recipe recipe = Recipe::fp8_flow;
+    Fp8Format fp8_format = Fp8Format::e4m3;
+    bool fp8_wgrad = true;  // false: weight gradients from BF16 operands
+    ScaleFormat scale_format = ScaleFormat::pow2;
+    MxRounding mx_rounding = MxRounding::rceil;
+    bool moe_quantize_before_dispatch = true;
+    bool moe_scaling_aware_transpose = true;
+    bool moe_permute_padding_for_fp8 = true;  // fused permute + pad
+    bool moe_act_quantize_fusion = true;      // fused SwiGLU x prob + quantise
+    bool moe_norm_quantize_fusion = true;     // the norm emits the FP8 rows (1 cast a layer); false: 2, the paper's count
+    int64_t fp8_amax_history_len = 16;        // delayed scaling of the norm's output (fp8_tensorwise)
+    bool fault_wrong_scale_index = false;     // test only: a planted bug that `validate` must catch
+};
+
+// The fifth switch, moe_expert recompute, is one of recompute_modules.
+struct RecomputeSpec {
+    RecomputeGranularity recompute_granularity = RecomputeGranularity::none;
+    bool core_attn = false, layernorm = false, moe_act = false, moe_expert = false, moe = false, shared_experts = false;
+};
+
+}  // namespace fp8flow
