@@ -1,0 +1,25 @@
+# Compiler flags of all our targets, carried by the interface library fp8flow_flags.
+add_library(fp8flow_flags INTERFACE)
+
+# Arithmetic is the same in every build: no contraction behind our back (explicit fma only), AVX2 + FMA as the baseline,
+# because at the x86-64 baseline an explicit fma is a library call.
+set(fp8flow_host_options -march=x86-64-v3 -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra)
+if(FP8FLOW_WERROR)
+    # Warnings of GCC's optimiser passes come and go with inlining and have known false positives: shown, not fatal.
+    list(APPEND fp8flow_host_options -Werror -Wno-error=restrict -Wno-error=maybe-uninitialized
+         -Wno-error=array-bounds -Wno-error=stringop-overflow)
+endif()
+if(FP8FLOW_SANITIZE)
+    set(fp8flow_sanitize_options -fsanitize=${FP8FLOW_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+    target_compile_options(fp8flow_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${fp8flow_sanitize_options}>)
+    target_link_options(fp8flow_flags INTERFACE ${fp8flow_sanitize_options})
+endif()
+target_compile_options(fp8flow_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${fp8flow_host_options}>)
+
+# Device code follows the same rule (no contraction), so that host and device round alike.
+list(JOIN fp8flow_host_options "," fp8flow_host_options_joined)
+set(fp8flow_cuda_options -lineinfo -fmad=false --expt-relaxed-constexpr -Xcompiler=${fp8flow_host_options_joined})
+if(FP8FLOW_WERROR)
+    list(APPEND fp8flow_cuda_options -Werror=all-warnings)
+endif()
+target_compile_options(fp8flow_flags INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:${fp8flow_cuda_options}>")

@@ -1,0 +1,124 @@
+# One executable per test file, one ctest entry per executable (MPI tests: one per number of ranks). Labels: unit, mpi,
+# gpu, slow. A test links the floors that its include lines name, so that one floor's tests build without the others.
+find_package(GTest REQUIRED)
+include(ProcessorCount)
+
+# What every test runs under: OpenMP threads that sleep when idle (tests run side by side), and an MPI that works in
+# containers, as root, and with more ranks than cores.
+set(fp8flow_test_environment
+    OMP_WAIT_POLICY=passive
+    OMPI_ALLOW_RUN_AS_ROOT=1
+    OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    OMPI_MCA_btl_vader_single_copy_mechanism=none
+    OMPI_MCA_btl_base_warn_component_unused=0
+    OMPI_MCA_hwloc_base_binding_policy=none
+    OMPI_MCA_rmaps_base_oversubscribe=1
+    OMPI_MCA_mpi_yield_when_idle=1
+    OMPI_MCA_pml=ob1
+    OMPI_MCA_btl=self,vader)
+
+# Sets `out` to the libraries behind the project headers that `files` include.
+function(fp8flow_libraries_of out)
+    set(libraries fp8flow_ops)
+    foreach(file ${ARGN})
+        file(STRINGS ${file} includes REGEX "^#include \"")
+        foreach(floor core comm reference hopper layers model)
+            set(folder ${floor})
+            if(floor MATCHES "core|comm|reference|hopper")
+                set(folder kernels/${floor})
+            endif()
+            if(includes MATCHES "#include \"${folder}/")
+                list(APPEND libraries fp8flow_${floor})
+            endif()
+        endforeach()
+        set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
+    endforeach()
+    list(REMOVE_DUPLICATES libraries)
+    set(${out} ${libraries} PARENT_SCOPE)
+endfunction()
+
+function(fp8flow_test_flags target)
+    target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
+    target_link_libraries(${target} PRIVATE fp8flow_flags GTest::gtest)
+    target_compile_definitions(${target} PRIVATE
+        FP8FLOW_SOURCE_DIR="${PROJECT_SOURCE_DIR}" FP8FLOW_BINARY_DIR="${PROJECT_BINARY_DIR}"
+        FP8FLOW_MPIEXEC="${MPIEXEC_EXECUTABLE}")
+    if(TARGET fp8flow)
+        target_compile_definitions(${target} PRIVATE FP8FLOW_EXECUTABLE="$<TARGET_FILE:fp8flow>")
+    endif()
+endfunction()
+
+# Helpers shared by the tests.
+file(GLOB support_files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/support/*.h ${PROJECT_SOURCE_DIR}/tests/support/*.cpp)
+file(GLOB support_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/support/*.cpp)
+if(support_sources)
+    fp8flow_libraries_of(support_libraries ${support_files})
+    add_library(fp8flow_test_support STATIC ${support_sources})
+    fp8flow_test_flags(fp8flow_test_support)
+    target_link_libraries(fp8flow_test_support PUBLIC ${support_libraries})
+endif()
+
+# fp8flow_test_executable(SOURCE [extra sources]): compiles one test file; sets test_name in the caller.
+function(fp8flow_test_executable source)
+    get_filename_component(name ${source} NAME_WE)
+    get_filename_component(folder ${source} DIRECTORY)
+    get_filename_component(folder ${folder} NAME)
+    if(NOT folder STREQUAL "unit")
+        set(name ${folder}_${name})
+    endif()
+    add_executable(${name} ${source} ${ARGN})
+    fp8flow_libraries_of(libraries ${source} ${ARGN})
+    fp8flow_test_flags(${name})
+    if(TARGET fp8flow_test_support)
+        target_link_libraries(${name} PRIVATE fp8flow_test_support)
+    endif()
+    target_link_libraries(${name} PRIVATE ${libraries})
+    set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+    set(test_name ${name} PARENT_SCOPE)
+endfunction()
+
+file(GLOB unit_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/unit/*_test.cpp)
+foreach(source ${unit_tests})
+    fp8flow_test_executable(${source})
+    target_link_libraries(${test_name} PRIVATE GTest::gtest_main)
+    add_test(NAME ${test_name} COMMAND ${test_name})
+    set_tests_properties(${test_name} PROPERTIES LABELS unit TIMEOUT 300
+        ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=2")
+endforeach()
+
+file(GLOB slow_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/slow/*_test.cpp)
+ProcessorCount(processors)
+foreach(source ${slow_tests})
+    fp8flow_test_executable(${source})
+    target_link_libraries(${test_name} PRIVATE GTest::gtest_main)
+    add_test(NAME ${test_name} COMMAND ${test_name})
+    set_tests_properties(${test_name} PROPERTIES LABELS slow TIMEOUT 3600 PROCESSORS ${processors}
+        ENVIRONMENT "${fp8flow_test_environment}")
+endforeach()
+
+file(GLOB mpi_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/mpi/*_test.cpp)
+foreach(source ${mpi_tests})
+    fp8flow_test_executable(${source} ${PROJECT_SOURCE_DIR}/tests/mpi/mpi_main.cpp)
+    target_link_libraries(${test_name} PRIVATE MPI::MPI_CXX)
+    foreach(ranks 1 2 4)
+        add_test(NAME ${test_name}_${ranks} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks}
+                 --oversubscribe --bind-to none $<TARGET_FILE:${test_name}>)
+        set_tests_properties(${test_name}_${ranks} PROPERTIES LABELS mpi TIMEOUT 300 PROCESSORS ${ranks}
+            ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=1")
+    endforeach()
+endforeach()
+
+# tests/gpu/*.cpp use only headers that exist without CUDA as well; *.cu are built with the CUDA backend. Without a Hopper
+# GPU their common main prints "skipped: no device" and exits with this code, which ctest shows as skipped.
+set(fp8flow_skipped_code 77)
+file(GLOB gpu_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/gpu/*_test.cpp)
+if(FP8FLOW_CUDA_ENABLED)
+    file(GLOB gpu_cuda_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/gpu/*_test.cu)
+endif()
+foreach(source ${gpu_tests} ${gpu_cuda_tests})
+    fp8flow_test_executable(${source} ${PROJECT_SOURCE_DIR}/tests/gpu/gpu_main.cpp)
+    target_compile_definitions(${test_name} PRIVATE FP8FLOW_SKIPPED_CODE=${fp8flow_skipped_code})
+    add_test(NAME ${test_name} COMMAND ${test_name})
+    set_tests_properties(${test_name} PROPERTIES LABELS gpu TIMEOUT 300 SKIP_RETURN_CODE ${fp8flow_skipped_code}
+        RESOURCE_LOCK gpu ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=2")
+endforeach()
