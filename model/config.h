@@ -1,0 +1,115 @@
+// The resolved configuration of a run, and the functions that read, check, print and compare it. Leaf keys are
+// Megatron's names and equal the struct members, so one search leads from a YAML file to the code that uses a value.
+// One field table (model/config_fields.cpp) drives parsing, errors, `--help-config`, the dump and the diff.
+#pragma once
+
+#include "layers/spec.h"
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fp8flow {
+
+constexpr int64_t kByteVocabulary = 256;  // tokens of byte-level text: one per byte value
+
+enum class LrDecayStyle : uint8_t { constant, cosine };
+// text: bytes of the user's files; synthetic: seeded Markov chain; shards: llm.c `.bin` token files.
+enum class DataKind : uint8_t { text, synthetic, shards };
+
+// The world size comes from mpirun; data parallel size = world size, of which groups of EP ranks share the experts.
+struct ParallelSpec {
+    int64_t expert_model_parallel_size = 1;
+    double peer_deadline_seconds = 60.0;  // longest wait for another rank before the job is ended with a report
+};
+
+struct TrainingSpec {
+    int64_t micro_batch_size = 1;   // sequences per rank and forward pass
+    int64_t global_batch_size = 8;  // sequences per step over all ranks
+    int64_t train_iters = 100;
+    uint64_t seed = 1234;
+    double lr = 1e-3;
+    double min_lr = 1e-4;
+    LrDecayStyle lr_decay_style = LrDecayStyle::cosine;
+    int64_t lr_warmup_iters = 0;
+    int64_t lr_decay_iters = 0;  // 0: train_iters
+    double weight_decay = 0.1;
+    double adam_beta1 = 0.9;
+    double adam_beta2 = 0.95;
+    double adam_eps = 1e-8;
+    double clip_grad = 1.0;     // global gradient norm; 0: no clipping
+    int64_t eval_interval = 0;  // steps between held-out evaluations; 0: only after the last step
+    int64_t eval_iters = 10;    // global batches of one evaluation; 0: no evaluation
+};
+
+struct DataSpec {
+    DataKind data_kind = DataKind::synthetic;
+    std::vector<std::string> data_path;        // text, shards: files, folders, globs
+    std::vector<std::string> file_extensions;  // text: only these in folders, e.g. [.h, .txt]; empty: every regular file
+    double held_out_fraction = 0.1;            // share of files (text) or tokens (others) kept for evaluation
+    int64_t max_bytes = 268435456;             // text: stop reading after this many bytes
+    int64_t synthetic_order = 1;               // k of the order-k Markov chain
+    int64_t synthetic_vocab_size = 64;
+    double synthetic_zipf_exponent = 1.0;  // of the unigram distribution
+    uint64_t synthetic_seed = 1;
+};
+
+struct OutputSpec {
+    std::string out = "out";  // every file of a run goes below this folder; `--out` overrides
+    int64_t log_interval = 1;
+    bool metrics = true;        // write metrics.jsonl
+    bool tensor_stats = false;  // per-tensor underflow, saturation and error against BF16
+    int64_t tensor_stats_interval = 10;
+};
+
+struct ValidateSpec {
+    std::vector<Recipe> recipes = {Recipe::bf16, Recipe::fp8_blockwise, Recipe::fp8_flow};
+    double max_relative_loss_error = 0.0025;  // the paper's acceptance bar
+    double ema_decay = 0.95;                  // smoothing of the loss curves that are compared
+    int64_t warmup_iters = 20;                // steps left out of the verdict
+    bool control_arm = true;                  // bf16 again with another summation order: the noise floor
+};
+
+struct Config {
+    ModelSpec model;
+    MoeSpec moe;
+    PrecisionSpec precision;
+    RecomputeSpec recompute;
+    ParallelSpec parallel;
+    TrainingSpec training;
+    DataSpec data;
+    OutputSpec output;
+    ValidateSpec validate;
+
+    std::string moe_layer_freq = "1";           // as written; resolve_config expands it into model.moe_layer_freq
+    std::map<std::string, std::string> origin;  // "section.key" -> "file:line:col" of each key that was set
+};
+
+// Reads a YAML file and `section.key=value` (or `key=value`) overrides, resolves derived values and checks everything.
+// Every problem found is one line of one Error (ExitCode::usage): `file:line:col: section.key: got X, want Y`.
+// Without world_size the checks that need the number of ranks are left out.
+Config load_config(const std::string& path, const std::vector<std::string>& overrides = {},
+                   std::optional<int64_t> world_size = std::nullopt);
+// The same for text in memory; `name` stands in for the file's name in messages.
+Config parse_config(std::string_view text, const std::string& name, const std::vector<std::string>& overrides = {},
+                    std::optional<int64_t> world_size = std::nullopt);
+
+// Fills what follows from other fields: model.moe_layer_freq and model.padded_vocab_size.
+void resolve_config(Config& config);
+// Throws one Error with a line for every rule between fields that the (resolved) configuration breaks.
+void check_config(const Config& config, std::optional<int64_t> world_size = std::nullopt);
+
+// The same run under another recipe: precision options that the new recipe does not know return to their defaults.
+Config with_recipe(const Config& config, Recipe recipe);
+
+std::string dump_config(const Config& config);  // YAML with every key; parse_config reads it back to an equal Config
+std::string help_config();                      // every key with type, range, default and meaning
+// One line "section.key: a | b" per key whose value differs.
+std::vector<std::string> diff_configs(const Config& a, const Config& b);
+
+std::string_view recipe_name(Recipe recipe);
+
+}  // namespace fp8flow
