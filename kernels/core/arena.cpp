@@ -1,0 +1,90 @@
+#include "kernels/core/arena.h"
+
+#include <algorithm>
+
+namespace fp8flow {
+
+namespace {
+constexpr std::size_t kAlignment = 256;
+constexpr std::size_t kChunkBytes = std::size_t{64} << 20;
+}  // namespace
+
+Arena::Arena(Device& device, std::string name, bool poison) : device_(device), name_(std::move(name)), poison_(poison) {}
+
+Arena::~Arena() {
+    for (const Chunk& chunk : chunks_) device_.free(chunk.data);
+}
+
+void* Arena::allocate(std::size_t bytes, const char* category) {
+    bytes = std::max<std::size_t>((bytes + kAlignment - 1) / kAlignment * kAlignment, kAlignment);
+    while (chunk_ < chunks_.size() && used_ + bytes > chunks_[chunk_].size) {
+        ++chunk_;
+        used_ = 0;
+    }
+    if (chunk_ == chunks_.size()) {
+        const std::size_t size = std::max(bytes, kChunkBytes);
+        chunks_.push_back({device_.allocate(size), size});
+        used_ = 0;
+        ++num_growths_;
+    }
+    void* data = static_cast<uint8_t*>(chunks_[chunk_].data) + used_;
+    used_ += bytes;
+    log_.push_back({category, static_cast<int64_t>(bytes)});
+    bytes_in_use_ += static_cast<int64_t>(bytes);
+    if (bytes_in_use_ > peak_bytes_) {
+        peak_bytes_ = bytes_in_use_;
+        peak_by_category_.clear();  // rebuilt lazily by rewind: the log still holds the peak then
+    }
+    if (poison_) device_.fill(data, 0xFF, bytes);
+    return data;
+}
+
+TensorView Arena::tensor(DType dtype, std::initializer_list<int64_t> shape, const char* category) {
+    TensorView view = make_view(nullptr, dtype, shape);
+    view.data = allocate(static_cast<std::size_t>(view.bytes()), category);
+    return view;
+}
+
+Fp8Tensor Arena::fp8(DType dtype, std::initializer_list<int64_t> shape, ScaleLayout layout, const char* category,
+                     int64_t groups) {
+    Fp8Tensor result;
+    result.codes = tensor(dtype, shape, category);
+    result.layout = layout;
+    if (layout == ScaleLayout::none) return result;
+    const ScaleShape s = scale_shape(layout, result.codes, groups);
+    if (s.rank == 1) result.scales = tensor(s.dtype, {s.dims[0]}, category);
+    if (s.rank == 2) result.scales = tensor(s.dtype, {s.dims[0], s.dims[1]}, category);
+    if (s.rank == 3) result.scales = tensor(s.dtype, {s.dims[0], s.dims[1], s.dims[2]}, category);
+    return result;
+}
+
+Arena::Mark Arena::mark() const { return {chunk_, used_, log_.size()}; }
+
+void Arena::rewind(const Mark& mark) {
+    if (bytes_in_use_ == peak_bytes_ && peak_by_category_.empty()) peak_by_category_ = by_category();
+    while (log_.size() > mark.log) {
+        bytes_in_use_ -= log_.back().bytes;
+        log_.pop_back();
+    }
+    chunk_ = mark.chunk;
+    used_ = mark.used;
+}
+
+int64_t Arena::reserved_bytes() const {
+    int64_t total = 0;
+    for (const Chunk& chunk : chunks_) total += static_cast<int64_t>(chunk.size);
+    return total;
+}
+
+std::map<std::string, int64_t> Arena::by_category() const {
+    std::map<std::string, int64_t> result;
+    for (const Entry& entry : log_) result[entry.category] += entry.bytes;
+    return result;
+}
+
+void Arena::reset_peak() {
+    peak_bytes_ = bytes_in_use_;
+    peak_by_category_.clear();
+}
+
+}  // namespace fp8flow

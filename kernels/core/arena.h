@@ -1,0 +1,68 @@
+// Arena: stack-like memory for activations. The first step grows it chunk by chunk; once warm, a step allocates nothing.
+// Two of them serve a model: `saved` (forward to backward) and `scratch` (inside one layer call).
+#pragma once
+
+#include "kernels/core/fp8_tensor.h"
+#include "kernels/core/stream.h"
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+
+class Arena {
+public:
+    // `poison`: fill each allocation with 0xFF (NaN in every float format, -1 in integers), for tests.
+    Arena(Device& device, std::string name, bool poison = false);
+    ~Arena();
+    Arena(const Arena&) = delete;
+    Arena& operator=(const Arena&) = delete;
+
+    // 256-byte aligned, uninitialised. `category` groups bytes in reports ("norm", "fc1", ...); a string literal.
+    TensorView tensor(DType dtype, std::initializer_list<int64_t> shape, const char* category);
+    Fp8Tensor fp8(DType dtype, std::initializer_list<int64_t> shape, ScaleLayout layout, const char* category,
+                  int64_t groups = 0);
+
+    struct Mark { std::size_t chunk = 0; std::size_t used = 0; std::size_t log = 0; };
+    Mark mark() const;
+    void rewind(const Mark& mark);
+
+    int64_t bytes_in_use() const { return bytes_in_use_; }
+    int64_t peak_bytes() const { return peak_bytes_; }
+    int64_t reserved_bytes() const;
+    int64_t num_growths() const { return num_growths_; }  // must not rise once warm
+    // Bytes by category at the moment of peak use since reset_peak().
+    const std::map<std::string, int64_t>& peak_by_category() const { return peak_by_category_; }
+    std::map<std::string, int64_t> by_category() const;
+    void reset_peak();
+
+private:
+    struct Chunk { void* data; std::size_t size; };
+    struct Entry { const char* category; int64_t bytes; };
+    void* allocate(std::size_t bytes, const char* category);
+
+    Device& device_;
+    std::string name_;
+    bool poison_;
+    std::vector<Chunk> chunks_;
+    std::vector<Entry> log_;
+    std::size_t chunk_ = 0, used_ = 0;
+    int64_t bytes_in_use_ = 0, peak_bytes_ = 0, num_growths_ = 0;
+    std::map<std::string, int64_t> peak_by_category_;
+};
+
+// Rewinds an arena at the end of a scope.
+class ArenaScope {
+public:
+    explicit ArenaScope(Arena& arena) : arena_(arena), mark_(arena.mark()) {}
+    ~ArenaScope() { arena_.rewind(mark_); }
+    ArenaScope(const ArenaScope&) = delete;
+    ArenaScope& operator=(const ArenaScope&) = delete;
+
+private:
+    Arena& arena_;
+    Arena::Mark mark_;
+};
+
+}  // namespace fp8flow

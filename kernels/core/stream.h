@@ -1,0 +1,33 @@
+// Where and with how much of the machine an op runs, and the memory of the device it runs on.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace fp8flow {
+
+// An opaque stream of the backend (CUDA: cudaStream_t; reference: ignored).
+struct Stream {
+    void* handle = nullptr;
+};
+
+struct Launch {
+    Stream stream;
+    int sm_limit = 0;  // 0: all; otherwise at most so many multiprocessors, so that communication can run beside
+};
+
+// Memory of one backend. allocate never returns null: it throws Error(memory) with the numbers.
+class Device {
+public:
+    virtual ~Device() = default;
+    virtual void* allocate(std::size_t bytes) = 0;  // 256-byte aligned
+    virtual void free(void* data) = 0;
+    virtual void copy_in(void* device, const void* host, std::size_t bytes, Stream stream = {}) = 0;
+    virtual void copy_out(void* host, const void* device, std::size_t bytes, Stream stream = {}) = 0;  // synchronises
+    virtual void copy(void* to, const void* from, std::size_t bytes, Stream stream = {}) = 0;          // on the device
+    virtual void fill(void* device, uint8_t value, std::size_t bytes, Stream stream = {}) = 0;
+    virtual void synchronize() = 0;
+    virtual int64_t free_bytes() const = 0;
+};
+
+}  // namespace fp8flow

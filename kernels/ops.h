@@ -1,0 +1,78 @@
+// class Ops: every local operation (the list: kernels/ops/list.h; the contracts: kernels/ops/*.h). Public methods check the
+// arguments once, count calls and bytes, time if asked, then call the backend's do_x. Read next: kernels/exchange.h.
+#pragma once
+
+#include "kernels/core/stage_timer.h"
+#include "kernels/core/stream.h"
+#include "kernels/ops/list.h"
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+namespace fp8flow {
+
+// Bytes an op must move and floating-point operations it must do, from its shapes alone (upper bounds for routed rows).
+struct OpCost {
+    double bytes = 0;
+    double flops = 0;
+};
+
+struct OpCount {
+    int64_t calls = 0;
+    double bytes = 0;
+    double flops = 0;
+};
+
+// Argument checks and costs, one overload per op (kernels/ops/checks_*.cpp, kernels/ops/costs.cpp). check throws Error(internal).
+#define FP8FLOW_DECLARE(name, Args) \
+    void check(const op::Args& args); \
+    OpCost cost(const op::Args& args);
+FP8FLOW_FOR_EACH_OP(FP8FLOW_DECLARE)
+FP8FLOW_FOR_EACH_COMPOSED_OP(FP8FLOW_DECLARE)
+#undef FP8FLOW_DECLARE
+
+class Ops {
+public:
+    virtual ~Ops() = default;
+    virtual std::string backend_name() const = 0;
+
+    // Memory of the device the ops run on, and copies to and from the host.
+    virtual Device& device() = 0;
+
+#define FP8FLOW_PUBLIC(name, Args)                                     \
+    void name(const op::Args& args, const Launch& launch = {}) {       \
+        begin(#name, args);                                            \
+        do_##name(args, launch);                                       \
+    }
+    FP8FLOW_FOR_EACH_OP(FP8FLOW_PUBLIC)
+    FP8FLOW_FOR_EACH_COMPOSED_OP(FP8FLOW_PUBLIC)
+#undef FP8FLOW_PUBLIC
+
+    // Calls, bytes and FLOPs per op name since the last reset. The number of explicit casts of a layer is the number of calls
+    // to the stand-alone activation quantisers.
+    const std::map<std::string, OpCount>& counts() const { return counts_; }
+    int64_t num_casts() const;
+    void reset_counts() { counts_.clear(); }
+
+protected:
+#define FP8FLOW_VIRTUAL(name, Args) virtual void do_##name(const op::Args& args, const Launch& launch) = 0;
+    FP8FLOW_FOR_EACH_OP(FP8FLOW_VIRTUAL)
+#undef FP8FLOW_VIRTUAL
+#define FP8FLOW_COMPOSED(name, Args) virtual void do_##name(const op::Args& args, const Launch& launch);
+    FP8FLOW_FOR_EACH_COMPOSED_OP(FP8FLOW_COMPOSED)
+#undef FP8FLOW_COMPOSED
+
+private:
+    template <class Args> void begin(const char* name, const Args& args) {
+        check(args);
+        const OpCost c = cost(args);
+        OpCount& count = counts_[name];
+        ++count.calls;
+        count.bytes += c.bytes;
+        count.flops += c.flops;
+    }
+    std::map<std::string, OpCount> counts_;
+};
+
+}  // namespace fp8flow

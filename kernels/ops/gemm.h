@@ -1,0 +1,61 @@
+// Matrix products: dense, grouped by expert, and grouped weight gradients. Accumulation orders are part of the contract.
+//
+// Plain operands (bf16 | f32): acc = fma(a, b, acc) in fp32 over ascending k, one rounding to the output dtype.
+// FP8 operands: products of codes summed in fp32 over each scale block of the contraction (128; 32 for mx32; the whole contraction
+// for scales constant along it), ascending k; then acc = fma(partial, scale_a*scale_b, acc), scales multiplied first; one rounding.
+// Sources: DeepSeek-V3 (FP32 promotion every 128), DeepGEMM, torchao.
+#pragma once
+
+#include "kernels/core/fp8_tensor.h"
+
+namespace fp8flow::op {
+
+// nt: D[M,N] = A[M,K] B[N,K]^T   nn: D = A[M,K] B[K,N]   tn: D = A[K,M]^T B[K,N]. FP8 operands: nt only (Hopper reads both
+// operands contiguous along the contraction).
+enum class GemmForm { nt, nn, tn };
+
+struct Gemm {
+    Fp8Tensor a;  // layout none for plain tensors
+    Fp8Tensor b;
+    GemmForm form = GemmForm::nt;
+    Gradient mode = Gradient::overwrite;  // accumulate: D f32 only, D = D + product (one fp32 addition per element)
+    TensorView d;                         // out [M, N] bf16 | f32
+};
+
+// D[r] = A[r] B[g]^T for every row r of group g. nt with B [G, N, K], or nn with B [G, K, N] (plain operands only).
+// Row scales: A vec128 | row | mx32 | tensor | none, B block128 | row | mx32 | tensor | none.
+// Pad rows of D are written as zeros; rows past offsets[G] are untouched.
+struct GroupedGemm {
+    Fp8Tensor a;  // [M, K]
+    Fp8Tensor b;  // [G, N, K]
+    RowGroups groups;
+    GemmForm form = GemmForm::nt;
+    TensorView d;  // out [M, N]
+};
+
+// dW[g] (+)= dY_g^T X_g, contraction over the group's rows. Plain operands: dy [M, N], x [M, K] (rows in ascending order, fma).
+// FP8: the transposed copies dy [N, M], x [K, M], layouts tile128 | vec128 | group_row | mx32 | tensor; blocks of the contraction
+// are counted from the group's first row; pads contribute nothing. A group of 0 rows writes zeros (overwrite) or nothing.
+struct GroupedGemmWgrad {
+    Fp8Tensor dy;
+    Fp8Tensor x;
+    RowGroups groups;
+    Gradient mode = Gradient::overwrite;
+    TensorView dw;  // out [G, N, K] f32
+};
+
+// fc1 with SwiGLU x prob + 1x128 quantise in its epilogue: h = A B^T rounded to BF16, a = quantise(swiglu(h) * prob); bit-equal to
+// the composed ops. h is written in any case by the composed form; a fused backend may skip it where save_h says so.
+enum class SaveH { yes, no };
+struct GroupedGemmSwigluQuantize {
+    Fp8Tensor a;  // [M, K] vec128
+    Fp8Tensor b;  // [G, 2F, K] block128
+    RowGroups groups;
+    TensorView prob;  // [M] f32, optional
+    ScaleFormat scale_format = ScaleFormat::pow2;
+    SaveH save_h = SaveH::yes;
+    TensorView h;   // out [M, 2F] bf16
+    Fp8Tensor act;  // out [M, F] vec128
+};
+
+}  // namespace fp8flow::op

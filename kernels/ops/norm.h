@@ -1,0 +1,52 @@
+// RMSNorm: plain, with FP8 outputs, backward. Source: Zhang & Sennrich 2019; fused FP8 outputs after ROCm/TransformerEngine#593.
+#pragma once
+
+#include "kernels/core/fp8_tensor.h"
+
+namespace fp8flow::op {
+
+// Megatron's apply_layernorm_1p: the effective weight is 1 + gamma.
+enum class GammaForm { plain, zero_centered };
+
+// y = x * rstd * g, rstd = 1/sqrt(mean(x^2) + eps), all in fp32, one rounding to y's dtype. Any H >= 1, any T >= 0.
+// The sum of squares runs in 8 interleaved lanes (element i to lane i % 8, fma, ascending), lanes added pairwise
+// ((0+4)+(2+6)) + ((1+5)+(3+7)); so that host and device agree.
+struct RmsNorm {
+    TensorView x;      // [T, H] bf16 | f16 | f32
+    TensorView gamma;  // [H] f32
+    float eps = 1e-5f;
+    GammaForm gamma_form = GammaForm::plain;
+    TensorView y;     // out [T, H] bf16 | f16 | f32
+    TensorView rstd;  // out [T] f32
+};
+
+// The same, with FP8 outputs from the same pass. Every output but rstd is optional (absent view). FP8 codes are made from the
+// fp32 value of y (block layouts: from the BF16-rounded y, so that fused and composed agree bit for bit).
+struct RmsNormQuantize {
+    TensorView x;      // [T, H]
+    TensorView gamma;  // [H] f32
+    float eps = 1e-5f;
+    GammaForm gamma_form = GammaForm::plain;
+    ScaleFormat scale_format = ScaleFormat::pow2;
+    TensorView y;          // out [T, H] bf16, optional
+    Fp8Tensor rows;        // out [T, H]: vec128_wire, vec128 or tensor (delayed: rows.scales is an INPUT, 1/multiplier), optional
+    Fp8Tensor transposed;  // out [H, T]: tile128 (needs rows in vec128*, T padded to 128: capacity round_up(T,128)) or tensor, optional
+    TensorView amax;       // out [1] f32: max |y| of this call (maxed into what it holds), for delayed scaling; optional
+    TensorView rstd;       // out [T] f32
+};
+
+// dx = rstd * (dy*g - x*rstd^2*mean(dy*g*x)) + dresidual; dgamma_j = sum_t dy*x*rstd (rows in ascending order in chunks of 256
+// rows, chunk sums added in ascending order). One rounding of dx.
+struct RmsNormBackward {
+    TensorView dy;         // [T, H]
+    TensorView x;          // [T, H]
+    TensorView gamma;      // [H] f32
+    TensorView rstd;       // [T] f32
+    TensorView dresidual;  // [T, H], optional: added to dx before rounding
+    GammaForm gamma_form = GammaForm::plain;
+    Gradient dgamma_mode = Gradient::overwrite;
+    TensorView dx;      // out [T, H]
+    TensorView dgamma;  // out [H] f32
+};
+
+}  // namespace fp8flow::op

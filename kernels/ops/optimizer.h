@@ -1,0 +1,36 @@
+// AdamW with FP32 masters, gradient norm, and the writing of the working copies. Source: Loshchilov & Hutter 2019; Megatron-LM.
+#pragma once
+
+#include "kernels/core/fp8_tensor.h"
+
+namespace fp8flow::op {
+
+// sum += sum of squares of x: products and sums in double, blocks of 4096 elements in ascending order, block sums in ascending order,
+// rounded to f32 once per call.
+struct NormSquared {
+    TensorView x;    // f32, any shape
+    TensorView sum;  // in/out [1] f32
+};
+
+// m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr * (m/c1 / (sqrt(v/c2) + eps) + wd w), g = main_grad * grad_scale. All fp32, explicit
+// order, bit-equal across backends. Nothing is written when *status != 0.
+struct AdamW {
+    TensorView grad;  // f32
+    float lr = 0, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0;
+    float correction1 = 1, correction2 = 1;  // 1 - beta^step
+    TensorView grad_scale;                   // [1] f32: clipping factor / loss scale, device word
+    TensorView status;                       // [1] i32, optional
+    TensorView master, m, v;                 // in/out f32
+    TensorView copy;                         // out bf16 | f32 working copy, optional
+};
+
+// AdamW, then the FP8 copies from the new master (composed as AdamW + QuantizeWeight).
+struct AdamWQuantize {
+    AdamW adamw;
+    ScaleFormat scale_format = ScaleFormat::pow2;
+    MxRounding mx_rounding = MxRounding::rceil;
+    Fp8Tensor fprop;  // [E, N, K]
+    Fp8Tensor dgrad;  // [E, K, N]
+};
+
+}  // namespace fp8flow::op

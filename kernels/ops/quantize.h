@@ -1,0 +1,74 @@
+// Quantisers: activations by rows and by columns, per tensor, MX blocks, weights; and back. One rule for all:
+// amax = max|x| (fp32, NaN ignored), at least kAmaxEps; multiplier = max_code/amax (IEEE division), for pow2 rounded down to a
+// power of two and at most 2^126; code = saturating RNE of x*multiplier (NaN stays NaN); stored scale = 1/multiplier.
+// See scalar_math.h quant_scale. Sources: TransformerEngine's block quantisers, DeepSeek-V3, torchao (per-row, per-group, MX).
+//
+// M-tensors (with `groups`): only rows of the groups are read; pad rows are written as code 0, scale 0.0f (e8m0: 0); rows past
+// offsets[G] are untouched. A tensor without groups (groups.num_groups == 0) is one group of all its rows, without pads.
+#pragma once
+
+#include "kernels/core/fp8_tensor.h"
+
+namespace fp8flow::op {
+
+// [M, K] -> codes [M, K] scaled along K. Layouts: vec128_wire, vec128, row, mx32, tensor (see QuantizeTensor for transposed).
+struct QuantizeRows {
+    TensorView src;  // [M, K] bf16 | f16 | f32
+    RowGroups groups;
+    ScaleFormat scale_format = ScaleFormat::pow2;
+    MxRounding mx_rounding = MxRounding::rceil;
+    Fp8Tensor dst;
+};
+
+// [M, K] -> transposed codes [K, M] scaled along M inside each group. Layouts: vec128 (128x1 blocks counted from the group's
+// first row), group_row (one scale per group and column), mx32 (32x1 blocks). A second operand may ride along (torchao's
+// dual form: both operands of a weight gradient in one launch).
+struct QuantizeColumns {
+    TensorView src;  // [M, K]
+    RowGroups groups;
+    ScaleFormat scale_format = ScaleFormat::pow2;
+    MxRounding mx_rounding = MxRounding::rceil;
+    Fp8Tensor dst;     // out [K, M]
+    TensorView src2;   // [M, K2], optional
+    Fp8Tensor dst2;    // out [K2, M]
+};
+
+// Both orientations from one read: one cast. Row layout vec128, row or mx32 with column layout vec128, group_row or mx32.
+struct QuantizeDual {
+    TensorView src;  // [M, K]
+    RowGroups groups;
+    ScaleFormat scale_format = ScaleFormat::pow2;
+    MxRounding mx_rounding = MxRounding::rceil;
+    Fp8Tensor rows;     // out [M, K]
+    Fp8Tensor columns;  // out [K, M]
+};
+
+// One scale for the whole tensor (current scaling): amax over all valid rows first. Both outputs share the scale.
+struct QuantizeTensor {
+    TensorView src;  // [M, K]
+    RowGroups groups;
+    ScaleFormat scale_format = ScaleFormat::pow2;
+    Fp8Tensor rows;        // out [M, K] layout tensor, optional
+    Fp8Tensor transposed;  // out [K, M] layout tensor, optional
+};
+
+// Weights [E, N, K] -> fprop copy [E, N, K] and dgrad copy [E, K, N]; both optional. Layouts: block128 (logical 128x128 blocks; the
+// dgrad codes are the exact transpose and its scales the transposed table), row (per stored row of each copy), tensor (one scale for
+// all experts: [1]), mx32 (each copy along its own contiguous dimension: fprop 1x32 along K; dgrad = "3D column-wise", 32x1 along N,
+// stored per-expert column-major; torchao#3002).
+struct QuantizeWeight {
+    TensorView src;  // [E, N, K] f32 | bf16
+    ScaleFormat scale_format = ScaleFormat::pow2;
+    MxRounding mx_rounding = MxRounding::rceil;
+    Fp8Tensor fprop;
+    Fp8Tensor dgrad;
+};
+
+// value = code * scale, one rounding to dst's dtype; any layout; dst has the shape of the codes. Pads give 0.
+struct Dequantize {
+    Fp8Tensor src;
+    RowGroups groups;  // needed for M-tensors
+    TensorView dst;    // out
+};
+
+}  // namespace fp8flow::op

@@ -1,0 +1,48 @@
+// SwiGLU weighted by the routing probability, forward and backward, plain and fused with quantisation.
+// h = [gate, up] halves along the columns. All arithmetic in fp32 from the stored inputs (scalar_math.h silu / sigmoid), one
+// rounding. Sources: Shazeer 2020; FP8-Flow-MoE (fused weighted SwiGLU + quantise); Megatron (probabilities before fc2).
+// Pads: row_prob is 0 there; outputs are written as zeros (codes 0, scale 0.0f).
+#pragma once
+
+#include "kernels/core/fp8_tensor.h"
+
+namespace fp8flow::op {
+
+// a = silu(gate) * up * prob. Absent prob means 1.
+struct Swiglu {
+    TensorView h;     // [M, 2F] bf16 | f32
+    TensorView prob;  // [M] f32, optional
+    RowGroups groups;
+    TensorView a;  // out [M, F]
+};
+
+// The same quantised in 1x128 blocks straight from fp32 (no BF16 rounding in between).
+struct SwigluQuantize {
+    TensorView h;
+    TensorView prob;
+    RowGroups groups;
+    ScaleFormat scale_format = ScaleFormat::pow2;
+    Fp8Tensor a;  // out [M, F] vec128
+};
+
+// g' = da * prob; dgate = g' * up * s * (1 + gate * (1 - s)), s = sigmoid(gate); dup = g' * silu(gate);
+// dprob = sum_j da * silu(gate) * up: partial sums of 128 columns (8 lanes as in RmsNorm), partials added in ascending order.
+struct SwigluBackward {
+    TensorView da;    // [M, F] bf16 | f32
+    TensorView h;     // [M, 2F]
+    TensorView prob;  // [M] f32, optional
+    RowGroups groups;
+    TensorView dh;     // out [M, 2F]
+    TensorView dprob;  // out [M] f32, 0 in pads; optional
+};
+struct SwigluBackwardQuantize {
+    TensorView da;
+    TensorView h;
+    TensorView prob;
+    RowGroups groups;
+    ScaleFormat scale_format = ScaleFormat::pow2;
+    Fp8Tensor dh;  // out [M, 2F] vec128: gate half and up half in their own blocks
+    TensorView dprob;
+};
+
+}  // namespace fp8flow::op

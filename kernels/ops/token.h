@@ -1,0 +1,57 @@
+// The two ends of the model: embedding and cross-entropy; and small element-wise ops on activations.
+#pragma once
+
+#include "kernels/core/fp8_tensor.h"
+
+namespace fp8flow::op {
+
+struct Embedding {
+    TensorView ids;    // [T] i32
+    TensorView table;  // [V, H]
+    TensorView y;      // out [T, H]
+};
+// dtable[ids[t]] += dy[t] in ascending t (fp32). overwrite zeroes the table first.
+struct EmbeddingBackward {
+    TensorView ids;
+    TensorView dy;
+    Gradient mode = Gradient::overwrite;
+    TensorView dtable;  // out [V, H] f32
+};
+
+// Cross-entropy on fp32 logits of the first vocab_size columns (the padded rest gets probability and gradient 0).
+// loss[t] = logsumexp(logits_t) - logits_t[label]; label < 0: ignored (loss 0, gradient 0). Sums over ascending columns in 8 lanes.
+// dlogits = (softmax - onehot) * grad_scale, may alias nothing; absent: evaluation only.
+struct CrossEntropy {
+    TensorView logits;  // [T, V] f32
+    TensorView labels;  // [T] i32
+    int64_t vocab_size = 0;
+    float grad_scale = 1.0f;
+    TensorView loss;     // out [T] f32
+    TensorView dlogits;  // out [T, V] bf16 | f32, optional
+};
+// sum (out [1] f32, +=) of values in ascending order, in double.
+struct Sum {
+    TensorView values;  // [N] f32
+    TensorView sum;
+};
+
+struct Add {  // y = a + b (fp32, one rounding); y may be a or b
+    TensorView a, b;
+    TensorView y;
+};
+struct Cast {  // y = x in another float dtype
+    TensorView x;
+    TensorView y;
+};
+struct Zero {
+    TensorView y;
+};
+
+// Counts NaN/Inf of x into count (+=) and remembers the first index. For the first-NaN locator and the step status.
+struct CountNonFinite {
+    TensorView x;      // any float dtype or FP8
+    TensorView count;  // in/out [1] i64
+    TensorView first;  // in/out [1] i64: lowest index seen, or -1
+};
+
+}  // namespace fp8flow::op
