@@ -11,14 +11,15 @@ if(FP8FLOW_WERROR)
 endif()
 if(FP8FLOW_SANITIZE)
     set(fp8flow_sanitize_options -fsanitize=${FP8FLOW_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
-    target_compile_options(fp8flow_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${fp8flow_sanitize_options}>)
+    target_compile_options(fp8flow_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${fp8flow_sanitize_options}>")
     target_link_options(fp8flow_flags INTERFACE ${fp8flow_sanitize_options})
 endif()
-target_compile_options(fp8flow_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${fp8flow_host_options}>)
+target_compile_options(fp8flow_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${fp8flow_host_options}>")
 
-# Device code follows the same rule (no contraction), so that host and device round alike.
+# Device code follows the same rule (no contraction), so that host and device round alike. fmt 9 switches constexpr off
+# under nvcc, half of it only in C++20; it works when left on.
 list(JOIN fp8flow_host_options "," fp8flow_host_options_joined)
-set(fp8flow_cuda_options -lineinfo -fmad=false --expt-relaxed-constexpr -Xcompiler=${fp8flow_host_options_joined})
+set(fp8flow_cuda_options -DFMT_USE_CONSTEXPR=1 -lineinfo -fmad=false --expt-relaxed-constexpr -Xcompiler=${fp8flow_host_options_joined})
 if(FP8FLOW_WERROR)
     list(APPEND fp8flow_cuda_options -Werror=all-warnings)
 endif()

@@ -1,0 +1,16 @@
+// Turns a failed CUDA runtime call into an Error that says what was being done. For .cu files of the CUDA backend.
+#pragma once
+
+#include "kernels/core/error.h"
+
+#include <cuda_runtime.h>
+
+namespace fp8flow::hopper {
+
+inline void check_cuda(cudaError_t status, const char* what) {
+    if (status == cudaSuccess) return;
+    const ExitCode code = status == cudaErrorMemoryAllocation ? ExitCode::memory : ExitCode::internal;
+    fail(code, "CUDA: {}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status));
+}
+
+}  // namespace fp8flow::hopper

@@ -1,0 +1,23 @@
+// The CUDA backend's seam in a build without CUDA: no devices, and the reason why. CMake passes that reason as
+// FP8FLOW_NO_CUDA_REASON and compiles this file instead of the .cu files.
+#include "kernels/core/error.h"
+#include "kernels/hopper/device_query.h"
+#include "kernels/hopper/self_test.h"
+
+namespace fp8flow::hopper {
+
+bool built_with_cuda() { return false; }
+int device_count() { return 0; }
+std::string driver_version() { return {}; }
+std::string runtime_version() { return {}; }
+
+std::string unavailable_reason() {
+    if (!gpu_visible()) return "no device";
+    return "a GPU is visible, but this program was built without CUDA: " FP8FLOW_NO_CUDA_REASON;
+}
+
+void evaluate_on_device(DeviceFunction, std::span<const float>, std::span<uint32_t>) {
+    fail(ExitCode::usage, "the device self-test needs a Hopper GPU: {}", unavailable_reason());
+}
+
+}  // namespace fp8flow::hopper
