@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/core/fp8_tensor.h"
+#include "kernels/exchange.h"
 
 #include <cstdint>
 #include <string>
@@ -14,7 +15,6 @@ enum class Recipe : uint8_t { bf16, fp8_tensorwise, fp8_blockwise, fp8_flow, fp8
 enum class ScoreFunction : uint8_t { softmax, sigmoid };
 enum class BalancingLoss : uint8_t { aux_loss, seq_aux_loss, global_aux_loss };
 enum class Fp8Format : uint8_t { e4m3, hybrid };          // hybrid: gradients in E5M2
-enum class CombineOrder : uint8_t { rank, invariant };
 enum class RecomputeGranularity : uint8_t { none, selective, full };
 
 struct ModelSpec {

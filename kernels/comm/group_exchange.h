@@ -1,0 +1,32 @@
+// GroupExchange: the reference exchange over a ProcessGroup (MPI processes or threads of one process) in host memory. Received rows are
+// fanned out by the reference permute_pad; sums are plain fp32 loops. It defines the order the GPU exchanges are compared with.
+#pragma once
+
+#include "kernels/comm/process_group.h"
+#include "kernels/exchange.h"
+
+namespace fp8flow {
+
+class GroupExchange final : public Exchange {
+public:
+    // `ops` must work on host memory; both outlive the exchange.
+    GroupExchange(ProcessGroup& group, Ops& ops, CombineOrder order);
+    int rank() const override { return group_.rank(); }
+    int size() const override { return group_.size(); }
+
+protected:
+    void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
+                           const TensorView& all_probs, const Launch& launch) override;
+    void do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena& scratch,
+                     const Launch& launch) override;
+    void do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received, Arena& scratch,
+                          const Launch& launch) override;
+    void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch) override;
+
+private:
+    ProcessGroup& group_;
+    Ops& ops_;
+    CombineOrder order_;
+};
+
+}  // namespace fp8flow

@@ -1,0 +1,89 @@
+// class Exchange: what crosses ranks in a MoE layer. One metadata exchange (gather_routing), then rows out to their experts
+// (dispatch) and sums back (combine). The backward of dispatch is combine, the backward of combine is dispatch, with the same plan.
+// Read next: kernels/ops/permute.h (PlanDispatch), layers/flows/.
+//
+// Ordering contract. Dispatch moves each token once to every rank that hosts at least one of its experts and fans it out there: pure
+// copies. Combine, order `rank`: every rank sums its rows of a token in fp32 in ascending expert order, rounds to the row dtype, and
+// the owner adds one row per rank in ascending rank order in fp32. Order `invariant`: each (token, k) row goes to the owner, which sums
+// them in fp32 in ascending expert order: the same bits for every number of ranks.
+#pragma once
+
+#include "kernels/core/arena.h"
+#include "kernels/ops.h"
+
+#include <map>
+#include <string>
+
+namespace fp8flow {
+
+enum class CombineOrder : uint8_t { rank, invariant };
+
+// Everything that dispatch, combine and their backwards need; views into the caller's arena. Saved with the layer, never recomputed
+// (except under recompute `moe` and `full`).
+struct DispatchPlan {
+    TensorView all_ids;    // [G, S, K] i32
+    TensorView all_probs;  // [G, S, K] f32
+    RowGroups groups;
+    TensorView row_source, row_prob;            // [M cap]
+    TensorView recv_rows, recv_offsets, recv_source;
+    TensorView send_tokens, send_counts;
+    int64_t num_tokens = 0;  // T of this rank
+    int64_t topk = 0;
+};
+
+// Bytes that left this rank (to other ranks only), by leg, since the last reset.
+struct WireBytes {
+    double routing = 0, dispatch = 0, combine = 0;
+    double total() const { return routing + dispatch + combine; }
+};
+
+class Exchange {
+public:
+    virtual ~Exchange() = default;
+    virtual int rank() const = 0;
+    virtual int size() const = 0;
+
+    // All ranks' routing on every rank: ids [T, K] i32 and probs [T, K] f32 -> all_ids, all_probs [G, S, K], S = tokens_per_rank >= T;
+    // absent tokens get id -1, prob 0.
+    void gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids, const TensorView& all_probs,
+                        const Launch& launch = {});
+
+    // rows [T, H] (plain, or FP8 with vec128_wire scales) -> dst [M, H] in the plan's groups, pads zero (FP8: vec128 scales).
+    // `scratch` provides the received rows' buffer.
+    void dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena& scratch, const Launch& launch = {});
+
+    // The first half of dispatch alone, for the unfused ablation: received rows [G*S, H] in order (source rank, token), wire layout.
+    void dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received, Arena& scratch,
+                       const Launch& launch = {});
+
+    // src [M, H] -> y [T, H]: sums over each token's experts in the stated order, + residual (optional, [T, H]) added in fp32 before the
+    // one rounding. dprob: drow_prob [M] f32 -> dprob [T, K] f32 (optional): each (token, k) gets its row's value.
+    struct Combine {
+        TensorView src;
+        TensorView residual;   // optional
+        TensorView drow_prob;  // optional
+        TensorView y;          // out [T, H]
+        TensorView dprob;      // out, with drow_prob
+    };
+    void combine(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch = {});
+
+    const WireBytes& wire_bytes() const { return wire_; }
+    int64_t num_dispatches() const { return num_dispatches_; }
+    int64_t num_combines() const { return num_combines_; }
+    void reset_counts();
+
+protected:
+    virtual void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
+                                   const TensorView& all_probs, const Launch& launch) = 0;
+    virtual void do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena& scratch,
+                             const Launch& launch) = 0;
+    virtual void do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received, Arena& scratch,
+                                  const Launch& launch) = 0;
+    virtual void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch) = 0;
+    WireBytes wire_;  // backends add what they send
+
+private:
+    int64_t num_dispatches_ = 0, num_combines_ = 0;
+};
+
+}  // namespace fp8flow

@@ -1,0 +1,12 @@
+#include "kernels/reference/reference_ops.h"
+
+#include "kernels/reference/host_device.h"
+
+namespace fp8flow {
+
+ReferenceOps::ReferenceOps(const ReferenceOptions& options)
+    : options_(options), device_(std::make_unique<HostDevice>()) {}
+
+ReferenceOps::~ReferenceOps() = default;
+
+}  // namespace fp8flow

@@ -1,0 +1,91 @@
+#include "kernels/reference/rows.h"
+
+namespace fp8flow::reference {
+
+namespace {
+
+template <class T> void load_as(const TensorView& view, int64_t offset, int64_t count, float* out) {
+    const T* data = static_cast<const T*>(view.data) + offset;
+    for (int64_t i = 0; i < count; ++i) out[i] = to_float(data[i]);
+}
+
+template <class T, class Convert>
+void store_as(const TensorView& view, int64_t offset, int64_t count, const float* values, Convert convert) {
+    T* data = static_cast<T*>(view.data) + offset;
+    for (int64_t i = 0; i < count; ++i) data[i] = convert(values[i]);
+}
+
+float combine_lanes(const float* lanes) {
+    return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+}
+
+}  // namespace
+
+void load_floats(const TensorView& view, int64_t offset, int64_t count, float* out) {
+    switch (view.dtype) {
+        case DType::f32: {
+            const float* data = static_cast<const float*>(view.data) + offset;
+            for (int64_t i = 0; i < count; ++i) out[i] = data[i];
+            return;
+        }
+        case DType::bf16: return load_as<Bf16>(view, offset, count, out);
+        case DType::f16: return load_as<Fp16>(view, offset, count, out);
+        case DType::e4m3: return load_as<E4m3>(view, offset, count, out);
+        case DType::e5m2: return load_as<E5m2>(view, offset, count, out);
+        case DType::e8m0: {
+            const uint8_t* data = view.bytes_ptr() + offset;
+            for (int64_t i = 0; i < count; ++i) out[i] = e8m0_to_float(data[i]);
+            return;
+        }
+        case DType::i32:
+        case DType::i64: break;
+    }
+    FP8FLOW_CHECK(false, "cannot read {} as floats", describe(view));
+}
+
+void store_floats(const TensorView& view, int64_t offset, int64_t count, const float* values) {
+    switch (view.dtype) {
+        case DType::f32: {
+            float* data = static_cast<float*>(view.data) + offset;
+            for (int64_t i = 0; i < count; ++i) data[i] = values[i];
+            return;
+        }
+        case DType::bf16: return store_as<Bf16>(view, offset, count, values, [](float x) { return to_bf16(x); });
+        case DType::f16: return store_as<Fp16>(view, offset, count, values, [](float x) { return to_f16(x); });
+        case DType::e4m3: return store_as<E4m3>(view, offset, count, values, [](float x) { return to_e4m3(x); });
+        case DType::e5m2: return store_as<E5m2>(view, offset, count, values, [](float x) { return to_e5m2(x); });
+        case DType::e8m0:
+        case DType::i32:
+        case DType::i64: break;
+    }
+    FP8FLOW_CHECK(false, "cannot store floats into {}", describe(view));
+}
+
+std::vector<GroupRange> group_ranges(const RowGroups& groups, int64_t rows) {
+    if (groups.num_groups == 0) return {{0, 0, rows, rows}};
+    const int64_t* counts = groups.counts.as<int64_t>();
+    const int64_t* offsets = groups.offsets.as<int64_t>();
+    std::vector<GroupRange> ranges;
+    for (int64_t g = 0; g < groups.num_groups; ++g) ranges.push_back({g, offsets[g], counts[g], offsets[g + 1]});
+    return ranges;
+}
+
+float lane_sum(const float* values, int64_t count) {
+    float lanes[8] = {};
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8)
+        for (int lane = 0; lane < 8; ++lane) lanes[lane] += values[i + lane];
+    for (; i < count; ++i) lanes[i % 8] += values[i];
+    return combine_lanes(lanes);
+}
+
+float lane_dot(const float* a, const float* b, int64_t count) {
+    float lanes[8] = {};
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8)
+        for (int lane = 0; lane < 8; ++lane) lanes[lane] = fma_float(a[i + lane], b[i + lane], lanes[lane]);
+    for (; i < count; ++i) lanes[i % 8] = fma_float(a[i], b[i], lanes[i % 8]);
+    return combine_lanes(lanes);
+}
+
+}  // namespace fp8flow::reference
