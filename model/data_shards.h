@@ -1,0 +1,61 @@
+// Pre-tokenised data in llm.c's shard format: a header of 256 little-endian int32 (magic, version, token count), then the tokens:
+// uint16 under magic 20240520 version 1 (GPT-2), uint32 under magic 20240801 version 7 (Llama 3). Files are read where
+// they lie; every token id is compared with the vocabulary before anyone indexes with it. Read next: data.h.
+#pragma once
+
+#include "model/data.h"
+
+#include <array>
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+
+struct ShardOptions {
+    // Files, folders, globs. A file belongs to the train part if its name holds "_train", to the held-out part if it holds "_val", each
+    // followed by '_' or '.', e.g. fineweb_train_000001.bin, tiny_shakespeare_val.bin.
+    std::vector<std::string> data_path = {};
+    int64_t vocab_size = 50257;
+    int64_t seq_length = 256;
+    uint64_t seed = 1;
+    enum class HeldOut : uint8_t { required, optional } held_out = HeldOut::required;
+    // Parts of up to this many bytes are checked whole at the start; larger ones when a sample is read.
+    int64_t check_at_start_bytes = int64_t{64} << 20;
+};
+
+class ShardSource final : public WindowedSource {
+public:
+    // Checks every header and file size. Throws ExitCode::data naming the file and the numbers.
+    explicit ShardSource(const ShardOptions& options);
+
+    int64_t vocab_size() const override { return vocab_size_; }
+    int64_t num_tokens(Split split) const override { return part(split).tokens; }
+    std::string description() const override;
+    uint64_t fingerprint() const override { return fingerprint_; }
+
+protected:
+    // Opens the shards it needs, looks at their size again, and checks the ids.
+    void read(Split split, int64_t first, std::span<int32_t> tokens) const override;
+
+private:
+    struct Shard {
+        std::string path;
+        int64_t tokens = 0;
+        int64_t first = 0;  // position of the first token in the part's stream
+        int width = 0;      // bytes of a token
+    };
+    struct Part {
+        std::vector<Shard> shards;
+        int64_t tokens = 0;
+    };
+
+    Shard open_header(const std::string& path);
+    void read_shard(const Shard& shard, int64_t first, std::span<int32_t> tokens) const;
+    const Part& part(Split split) const { return parts_[static_cast<size_t>(split)]; }
+
+    std::array<Part, 2> parts_;
+    int64_t vocab_size_ = 0;
+    uint64_t fingerprint_ = 0;
+};
+
+}  // namespace fp8flow

@@ -1,0 +1,70 @@
+// A temporary folder and error checks for tests that need files; the folder is removed at the end of the test.
+#pragma once
+
+#include "kernels/core/error.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+
+namespace fp8flow {
+
+class TemporaryFolder {
+public:
+    TemporaryFolder() {
+        std::string name = (std::filesystem::temp_directory_path() / "fp8flow_test_XXXXXX").string();
+        if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
+        path_ = name;
+    }
+    ~TemporaryFolder() {
+        std::error_code ignored;
+        std::filesystem::remove_all(path_, ignored);
+    }
+    TemporaryFolder(const TemporaryFolder&) = delete;
+    TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+
+    std::string path(const std::string& relative = "") const {
+        return relative.empty() ? path_ : path_ + "/" + relative;
+    }
+
+    std::string write(const std::string& relative, const std::string& bytes) const {
+        const std::filesystem::path file = path(relative);
+        std::filesystem::create_directories(file.parent_path());
+        std::ofstream(file, std::ios::binary) << bytes;
+        return file.string();
+    }
+
+private:
+    std::string path_;
+};
+
+inline std::string read_whole(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// The message of the Error that `action` throws; fails the test if it throws none, or one of another class, or several lines.
+inline std::string error_of(ExitCode code, const std::function<void()>& action) {
+    try {
+        action();
+    } catch (const Error& error) {
+        EXPECT_EQ(static_cast<int>(error.code()), static_cast<int>(code)) << error.what();
+        EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos)
+            << "more than one line: " << error.what();
+        return error.what();
+    }
+    ADD_FAILURE() << "no error was thrown";
+    return "";
+}
+
+inline void expect_contains(const std::string& text, const std::string& part) {
+    EXPECT_NE(text.find(part), std::string::npos) << "\"" << part << "\" is missing in: " << text;
+}
+
+}  // namespace fp8flow
