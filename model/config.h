@@ -14,7 +14,7 @@
 
 namespace fp8flow {
 
-constexpr int64_t kByteVocabulary = 256;  // tokens of byte-level text: one per byte value
+constexpr int64_t kByteVocabulary = 257;  // tokens of byte-level text: one per byte value, and end of document
 
 enum class LrDecayStyle : uint8_t { constant, cosine };
 // text: bytes of the user's files; synthetic: seeded Markov chain; shards: llm.c `.bin` token files.

@@ -1,7 +1,7 @@
-// What the trainer reads: a TokenSource maps (split, sample index) to seq_length + 1 tokens, and a Batcher maps a global
-// batch to the sample indices of each rank. Both are pure functions of the seed and of the index, never of the number of
-// ranks, so that every world size trains on the same tokens in the same order and a resumed run needs only a counter.
-// Read next: data_text.h, data_synthetic.h, data_shards.h.
+// What the trainer reads: a TokenSource maps (split, sample index) to seq_length + 1 tokens, and a Batcher
+// maps a global batch to the sample indices of each rank. Both are pure functions of the seed and of the
+// index, never of the number of ranks, so that every world size trains on the same tokens in the same order
+// and a resumed run needs only a counter. Read next: data_text.h, data_synthetic.h, data_shards.h.
 #pragma once
 
 #include <cstdint>
@@ -33,15 +33,17 @@ public:
     virtual std::string description() const = 0;
     // Equal on two machines or two runs only if the data are (for the check between ranks and on resume).
     virtual uint64_t fingerprint() const = 0;
-    // Fills `tokens` [seq_length + 1]: inputs are tokens[0, seq_length), targets are tokens[1, seq_length]. Safe to call from
-    // several threads. Throws ExitCode::data where an id is not below the vocabulary or a file changed under us.
+    // Fills `tokens` [seq_length + 1]: inputs are tokens[0, seq_length), targets are tokens[1, seq_length].
+    // Safe to call from several threads. Throws ExitCode::data where an id is not below the vocabulary or a
+    // file changed under us.
     virtual void sample(Split split, int64_t sample_index, std::span<int32_t> tokens) const = 0;
     // The least mean loss per token that any model can reach on these windows, where it is known.
     virtual std::optional<double> entropy_floor_nats() const { return std::nullopt; }
 };
 
-// A finite stream of tokens per split, cut into windows of seq_length tokens that overlap by the one token which is a target
-// first and an input next. Epoch e of a split visits the windows in the order of its own seeded permutation.
+// A finite stream of tokens per split, cut into windows of seq_length tokens that overlap by the one token
+// which is a target first and an input next. Epoch e of a split visits the windows in the order of its own
+// seeded permutation.
 class WindowedSource : public TokenSource {
 public:
     int64_t seq_length() const final { return seq_length_; }
@@ -62,10 +64,11 @@ private:
     uint64_t seed_;
 };
 
-// Which samples a rank takes. A global batch is cut into micro-batches of micro_batch_size x data_parallel_size consecutive
-// samples, and each of these by rank, contiguously. Hence micro-batch m holds the same samples in the same order for every
-// world size with the same product, and concatenating the ranks gives the global order. Where the global batch is no multiple of
-// that product, the last micro-batch is shared out as evenly as it can be: lower ranks get one more, ranks may get none.
+// Which samples a rank takes. A global batch is cut into micro-batches of micro_batch_size x
+// data_parallel_size consecutive samples, and each of these by rank, contiguously. Hence micro-batch m holds
+// the same samples in the same order for every world size with the same product, and concatenating the ranks
+// gives the global order. Where the global batch is no multiple of that product, the last micro-batch is
+// shared out as evenly as it can be: lower ranks get one more, ranks may get none.
 struct Batcher {
     int64_t global_batch_size = 1;
     int64_t micro_batch_size = 1;

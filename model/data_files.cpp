@@ -45,7 +45,8 @@ public:
         std::sort(files_.begin(), files_.end(), [](const DataFile& a, const DataFile& b) {
             return std::tie(a.relative, a.path) < std::tie(b.relative, b.path);
         });
-        // Only now that the order is fixed: which of two names of one file stays must not depend on the directory's order.
+        // Only now that the order is fixed: which of two names of one file stays must not depend on the
+        // directory's order.
         std::set<std::pair<dev_t, ino_t>> seen;
         std::vector<DataFile> unique;
         for (DataFile& file : files_) {

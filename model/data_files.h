@@ -1,5 +1,5 @@
-// From `data_path` entries to a sorted list of regular files, and bounded reads of them. Shared by the text and the shard
-// reader. Read next: data_text.h.
+// From `data_path` entries to a sorted list of regular files, and bounded reads of them. Shared by the text
+// and the shard reader. Read next: data_text.h.
 #pragma once
 
 #include <cstdint>
@@ -10,24 +10,26 @@ namespace fp8flow {
 
 struct DataFile {
     std::string path;  // as opened
-    std::string
-        relative;  // relative to its data_path entry: a file's name, or the path below the folder or glob prefix
+    // To its data_path entry: a file's name, or the path below the folder, or below the glob's part without wildcards.
+    std::string relative;
 };
 
 struct FileListOptions {
-    // Kept endings of file names, e.g. ".h"; "" stands for names without an extension. Empty list: every file. A file that an
-    // entry names itself is kept whatever its ending.
+    // Kept endings of file names, e.g. ".h"; "" stands for names without an extension. Empty list: every
+    // file. A file that an entry names itself is kept whatever its ending.
     std::vector<std::string> extensions = {};
 };
 
-// Expands files, folders (recursive) and globs (*, ?, [..]; a wildcard does not cross '/'). Sorted by relative path, then by path;
-// a file reached twice (same device and inode) is listed once. Inside folders, names that begin with '.' are skipped, links to
-// files are followed and links to folders are not, so that no loop of links matters. Throws ExitCode::data for an entry that
-// does not exist, matches nothing, or cannot be read.
+// Expands files, folders (recursive) and globs (*, ?, [..]; a wildcard does not cross '/'). Sorted by
+// relative path, then by path; a file reached twice (same device and inode) is listed once. Inside folders,
+// names that begin with '.' are skipped, links to files are followed and links to folders are not, so that no
+// loop of links matters. Throws ExitCode::data for an entry that does not exist, matches nothing, or cannot
+// be read.
 std::vector<DataFile> list_data_files(const std::vector<std::string>& entries,
                                       const FileListOptions& options);
 
-// At most `limit` bytes from the start of a regular file. Throws ExitCode::data with the path and the system's reason.
+// At most `limit` bytes from the start of a regular file. Throws ExitCode::data with the path and the
+// system's reason.
 std::vector<uint8_t> read_data_file(const std::string& path, int64_t limit);
 
 // FNV-1a, 64 bits, continued from `state`.

@@ -1,5 +1,5 @@
-// Header checks and bounds-checked reads of llm.c shards. pread, not mmap: a file that shrinks while we train must be an error
-// with a name, not a signal.
+// Header checks and bounds-checked reads of llm.c shards. pread, not mmap: a file that shrinks while we train
+// must be an error with a name, not a signal.
 #include "model/data_shards.h"
 
 #include "kernels/core/error.h"

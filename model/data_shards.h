@@ -1,6 +1,7 @@
-// Pre-tokenised data in llm.c's shard format: a header of 256 little-endian int32 (magic, version, token count), then the tokens:
-// uint16 under magic 20240520 version 1 (GPT-2), uint32 under magic 20240801 version 7 (Llama 3). Files are read where
-// they lie; every token id is compared with the vocabulary before anyone indexes with it. Read next: data.h.
+// Pre-tokenised data in llm.c's shard format: a header of 256 little-endian int32 (magic, version, token
+// count), then the tokens: uint16 under magic 20240520 version 1 (GPT-2), uint32 under magic 20240801 version
+// 7 (Llama 3). Files are read where they lie; every token id is compared with the vocabulary before anyone
+// indexes with it. Read next: data.h.
 #pragma once
 
 #include "model/data.h"
@@ -12,8 +13,9 @@
 namespace fp8flow {
 
 struct ShardOptions {
-    // Files, folders, globs. A file belongs to the train part if its name holds "_train", to the held-out part if it holds "_val", each
-    // followed by '_' or '.', e.g. fineweb_train_000001.bin, tiny_shakespeare_val.bin.
+    // Files, folders, globs. A file belongs to the train part if its name holds "_train", to the held-out
+    // part if it holds "_val", each followed by '_' or '.', e.g. fineweb_train_000001.bin,
+    // tiny_shakespeare_val.bin.
     std::vector<std::string> data_path = {};
     int64_t vocab_size = 50257;
     int64_t seq_length = 256;

@@ -76,7 +76,8 @@ void SyntheticSource::build_table() {
             const auto drawn = std::upper_bound(zipf_end.begin(), zipf_end.end() - 1, u) - zipf_end.begin();
             row[static_cast<size_t>(drawn)] += weight;
         }
-        // Every symbol keeps at least one word, so that the chain stays ergodic; the last symbol takes the rounding.
+        // Every symbol keeps at least one word, so that the chain stays ergodic; the last symbol takes the
+        // rounding.
         double end = 0.0;
         int64_t words = 0;
         for (size_t x = 0; x < vocab; ++x) {
@@ -131,7 +132,8 @@ void SyntheticSource::find_stationary() {
 
 void SyntheticSource::compute_entropies() {
     const auto order = static_cast<size_t>(options_.order);
-    // H(X_1 .. X_j): the marginal of the stationary distribution over the j latest symbols (any j neighbours have that law).
+    // H(X_1 .. X_j): the marginal of the stationary distribution over the j latest symbols (any j neighbours
+    // have that law).
     block_entropy_.assign(order + 1, 0.0);
     int64_t size = 1;
     for (size_t j = 1; j <= order; ++j) {

@@ -1,9 +1,11 @@
-// A seeded Markov source of order k over V symbols, shaped like text (Zipf unigrams, few likely successors), whose entropy is
-// known: the floor of the loss can be printed beside the loss. Nothing is stored but the table of transitions.
+// A seeded Markov source of order k over V symbols, shaped like text (Zipf unigrams, few likely successors),
+// whose entropy is known: the floor of the loss can be printed beside the loss. Nothing is stored but the
+// table of transitions.
 //
-// P(x | context) = noise * zipf(x) + (1 - noise) * successors(x | context), where every context of k symbols has `successors` favoured
-// next symbols, drawn from the same Zipf law by a hash of (seed, context), with weights 1/2, 1/4, ... Rounded to multiples of 2^-32, and the
-// entropy is that of the rounded table, i.e. of what is really drawn. Read next: data.h.
+// P(x | context) = noise * zipf(x) + (1 - noise) * successors(x | context), where every context of k symbols
+// has `successors` favoured next symbols, drawn from the same Zipf law by a hash of (seed, context), with
+// weights 1/2, 1/4, ... Rounded to multiples of 2^-32, and the entropy is that of the rounded table, i.e. of
+// what is really drawn. Read next: data.h.
 #pragma once
 
 #include "model/data.h"
@@ -33,12 +35,12 @@ public:
     int64_t samples_per_epoch(Split) const override { return kUnlimited; }
     std::string description() const override;
     uint64_t fingerprint() const override { return fingerprint_; }
-    // Begins with a context drawn from the stationary distribution, so that every position has the same law. Train and
-    // held-out samples come from the same chain and never share a random stream.
+    // Begins with a context drawn from the stationary distribution, so that every position has the same law.
+    // Train and held-out samples come from the same chain and never share a random stream.
     void sample(Split split, int64_t sample_index, std::span<int32_t> tokens) const override;
 
-    // Mean over the targets of a window of H(target | tokens before it in the window). Slightly above the entropy rate for k > 1, because
-    // the first k - 1 targets have less than k tokens before them.
+    // Mean over the targets of a window of H(target | tokens before it in the window). Slightly above the
+    // entropy rate for k > 1, because the first k - 1 targets have less than k tokens before them.
     std::optional<double> entropy_floor_nats() const override { return floor_; }
     // H(x | k symbols before it), in nats, from the stationary distribution of contexts.
     double entropy_rate_nats() const { return rate_; }

@@ -18,7 +18,8 @@ namespace {
 constexpr size_t kSniffBytes =
     4096;  // a zero byte in the first 4 KiB: binary (git and grep look at the start as well)
 
-// FNV-1a leaves the high bits of short strings poor; the finaliser spreads them before the comparison with a fraction.
+// FNV-1a leaves the high bits of short strings poor; the finaliser spreads them before the comparison with a
+// fraction.
 uint64_t path_hash(const std::string& relative) { return mix64(fnv1a(relative.data(), relative.size())); }
 
 double unit_interval(uint64_t hash) { return static_cast<double>(hash >> 11) * 0x1p-53; }

@@ -1,9 +1,11 @@
-// Byte-level text of files that the user names: tokens 0..255 are bytes, 256 ends a document (a file). Whole files go to the
-// train or to the held-out part by a fixed hash of their relative path, so that held-out text is never trained on.
-// Bits per byte = loss in nats / ln 2 per token; the end-of-document token counts as one byte, in the loss and in the number
-// of bytes (one in several thousand for usual files). Read next: data_files.h.
+// Byte-level text of files that the user names: tokens 0..255 are bytes, 256 ends a document (a file). Whole
+// files go to the train or to the held-out part by a fixed hash of their relative path, so that held-out text
+// is never trained on. Bits per byte = loss in nats / ln 2 per token; the end-of-document token counts as one
+// byte, in the loss and in the number of bytes (one in several thousand for usual files). Read next:
+// data_files.h.
 #pragma once
 
+#include "model/config.h"
 #include "model/data.h"
 
 #include <array>
@@ -13,13 +15,13 @@
 namespace fp8flow {
 
 inline constexpr int32_t kEndOfDocument = 256;
-inline constexpr int64_t kByteVocabSize = 257;
 
 struct TextOptions {
     std::vector<std::string> data_path = {};  // files, folders, globs: data_files.h
-    std::vector<std::string> extensions =
-        {};  // kept inside folders; empty: all; "": names without an extension
-    // Text is kept in memory, in every rank; files are taken in the order of their relative path until this many bytes.
+    // Kept inside folders; empty: all; "" stands for names without an extension.
+    std::vector<std::string> extensions = {};
+    // Text is kept in memory, in every rank; files are taken in the order of their relative path until this
+    // many bytes.
     int64_t max_bytes = int64_t{1} << 30;
     // Share of files (or, of a single file, of its bytes) that is held out; 0: no held-out part.
     double held_out_fraction = 0.1;
@@ -32,12 +34,13 @@ bool is_held_out(const std::string& relative_path, double held_out_fraction);
 
 class TextSource final : public WindowedSource {
 public:
-    // Reads everything. Binary files (a zero byte in the first 4 KiB), empty files and byte-wise copies of an earlier file are left
-    // out: a copy could otherwise lie in both parts. If the hash leaves a part empty, the file nearest to the threshold changes
-    // sides; a single file is cut at a line end instead. Throws ExitCode::data with path and numbers.
+    // Reads everything. Binary files (a zero byte in the first 4 KiB), empty files and byte-wise copies of an
+    // earlier file are left out: a copy could otherwise lie in both parts. If the hash leaves a part empty,
+    // the file nearest to the threshold changes sides; a single file is cut at a line end instead. Throws
+    // ExitCode::data with path and numbers.
     explicit TextSource(const TextOptions& options);
 
-    int64_t vocab_size() const override { return kByteVocabSize; }
+    int64_t vocab_size() const override { return kByteVocabulary; }
     int64_t num_tokens(Split split) const override;
     std::string description() const override;
     uint64_t fingerprint() const override { return fingerprint_; }

@@ -1,5 +1,6 @@
-// Counter-based hashing and a seeded permutation of [0, n) without an array: how the data order is drawn. Both are pure
-// functions of their arguments, so that every rank computes the same order alone. Read next: data.h.
+// Counter-based hashing and a seeded permutation of [0, n) without an array: how the data order is drawn.
+// Both are pure functions of their arguments, so that every rank computes the same order alone. Read next:
+// data.h.
 #pragma once
 
 #include "kernels/core/error.h"
@@ -20,8 +21,9 @@ constexpr uint64_t mix64(uint64_t x) {
 constexpr uint64_t mix64(uint64_t a, uint64_t b) { return mix64(mix64(a) ^ b); }
 constexpr uint64_t mix64(uint64_t a, uint64_t b, uint64_t c) { return mix64(mix64(a, b) ^ c); }
 
-// A balanced Feistel network over the smallest even number of bits that holds n, walked along its cycles until the value
-// falls below n (Black and Rogaway 2002): a bijection of [0, n), at most four steps on average.
+// A balanced Feistel network over the smallest even number of bits that holds n, walked along its cycles
+// until the value falls below n (Black and Rogaway 2002): a bijection of [0, n), at most four steps on
+// average.
 class Permutation {
 public:
     Permutation(int64_t n, uint64_t key) : n_(static_cast<uint64_t>(n)), key_(key) {

@@ -1,4 +1,5 @@
-// A temporary folder and error checks for tests that need files; the folder is removed at the end of the test.
+// A temporary folder and error checks for tests that need files; the folder is removed at the end of the
+// test.
 #pragma once
 
 #include "kernels/core/error.h"
@@ -49,7 +50,8 @@ inline std::string read_whole(const std::string& path) {
     return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// The message of the Error that `action` throws; fails the test if it throws none, or one of another class, or several lines.
+// The message of the Error that `action` throws; fails the test if it throws none, or one of another class,
+// or several lines.
 inline std::string error_of(ExitCode code, const std::function<void()>& action) {
     try {
         action();

@@ -1,4 +1,5 @@
-// llm.c token shards: good ones of both versions, and a list of broken ones, each refused with its file and its numbers.
+// llm.c token shards: good ones of both versions, and a list of broken ones, each refused with its file and
+// its numbers.
 #include "model/data_shards.h"
 
 #include "tests/support/files.h"
@@ -57,7 +58,8 @@ TEST(Shards, ReadsBothVersionsAndWindowsThatSpanShards) {
     for (const int width : {2, 4}) {
         const TemporaryFolder folder;
         const auto shard = width == 2 ? shard16 : shard32;
-        // The last token of each shard is the first of the next window but one: lengths 13, 1, 30 make windows span two or three.
+        // The last token of each shard is the first of the next window but one: lengths 13, 1, 30 make
+        // windows span two or three.
         folder.write("d/text_train_000001.bin", shard(iota(0, 13)));
         folder.write("d/text_train_000002.bin", shard(iota(13, 1)));
         folder.write("d/text_train_000003.bin", shard(iota(14, 30)));
@@ -101,7 +103,8 @@ TEST(Shards, HoldsTheLargestIdsOfEachWidth) {
     EXPECT_EQ(std::count(seen.begin(), seen.end(), 2147483646), 1);
 }
 
-// Each broken train shard lies beside a good held-out one; the error must name the file and say what is wrong.
+// Each broken train shard lies beside a good held-out one; the error must name the file and say what is
+// wrong.
 TEST(Shards, RefusesBrokenShards) {
     const Ids good = iota(0, 40);
     const std::string whole = shard16(good), wide = shard32(good);

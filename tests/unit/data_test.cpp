@@ -1,4 +1,5 @@
-// Order of samples: the permutation, the share of each rank, and the synthetic source against independent computations.
+// Order of samples: the permutation, the share of each rank, and the synthetic source against independent
+// computations.
 #include "model/data.h"
 
 #include "model/data_synthetic.h"
@@ -183,7 +184,8 @@ TEST(Synthetic, PureNoiseIsTheZipfLaw) {
     EXPECT_NEAR(source.entropy_rate_nats(), entropy, 1e-8);
 }
 
-// Plug-in estimate of H(x | k symbols before it) from counts of drawn tokens, with the Miller-Madow correction of its bias.
+// Plug-in estimate of H(x | k symbols before it) from counts of drawn tokens, with the Miller-Madow
+// correction of its bias.
 double empirical_rate(const SyntheticSource& source, int64_t order, int64_t samples) {
     std::map<int64_t, std::map<int32_t, int64_t>> counts;
     int64_t total = 0;
@@ -233,7 +235,8 @@ TEST(Synthetic, WindowsBeginStationaryAndTheFloorCountsShortContexts) {
     for (size_t t = 0; t < 5; ++t)
         for (size_t x = 0; x < 8; ++x)
             EXPECT_NEAR(law[t][x], marginal[x], 0.012) << "position " << t << " symbol " << x;
-    // Floor by the chain rule on explicit sums over contexts: targets 1, 2 have 1, 2 symbols, targets 3, 4 have all three.
+    // Floor by the chain rule on explicit sums over contexts: targets 1, 2 have 1, 2 symbols, targets 3, 4
+    // have all three.
     double h2 = 0.0, h3 = 0.0, h1 = 0.0;
     std::vector<double> pairs(64, 0.0);
     for (int64_t c = 0; c < source.num_contexts(); ++c) {
