@@ -1,6 +1,6 @@
 // The CUDA seam on any machine: asking for devices never fails, and the answers agree with one another.
-#include "kernels/core/error.h"
 #include "kernels/hopper/device_query.h"
+#include "kernels/core/error.h"
 #include "kernels/hopper/self_test.h"
 
 #include <gtest/gtest.h>

@@ -1,0 +1,57 @@
+# Functions shared by the scripts of this folder; sourced, never run.
+# shellcheck shell=bash
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+say() { printf '== %s\n' "$*"; }
+die() {  # die STATUS TEXT
+    printf 'error: %s\n' "$2" >&2
+    exit "$1"
+}
+
+# CPU cores this process may use: affinity (nproc) and a container's CPU quota, whichever is less.
+usable_cores() {
+    local cores quota period limit
+    cores=$(nproc)
+    if [[ -r /sys/fs/cgroup/cpu.max ]]; then
+        read -r quota period < /sys/fs/cgroup/cpu.max || true
+    elif [[ -r /sys/fs/cgroup/cpu/cpu.cfs_quota_us ]]; then
+        quota=$(cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us)
+        period=$(cat /sys/fs/cgroup/cpu/cpu.cfs_period_us)
+    fi
+    if [[ ${quota:-} =~ ^[0-9]+$ && ${period:-0} -gt 0 ]]; then
+        limit=$(((quota + period - 1) / period))
+        if ((limit >= 1 && limit < cores)); then cores=$limit; fi
+    fi
+    echo "$cores"
+}
+
+# Device files, because /proc shows a host's GPUs to containers that were given none.
+gpu_visible() { compgen -G '/dev/nvidia[0-9]*' > /dev/null; }
+
+# Prints why the CUDA toolkit cannot build the CUDA backend; nothing when it can.
+cuda_toolkit_problem() { cmake -P "$root/cmake/CudaToolkit.cmake"; }
+
+# configure NAME CUDA: configures build/NAME in Release with FP8FLOW_CUDA=CUDA, quietly unless it fails.
+configure() {
+    local folder=$root/build/$1 log launchers=()
+    log=$folder/configure.log
+    mkdir -p "$folder"
+    if command -v ccache > /dev/null; then
+        launchers=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
+    fi
+    say "configuring build/$1"
+    if ! cmake -S "$root" -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=Release "-DFP8FLOW_CUDA=$2" "${launchers[@]}" \
+        --no-warn-unused-cli > "$log" 2>&1; then
+        cat "$log" >&2
+        die 1 "cmake failed; its output is above and in $log"
+    fi
+}
+
+# build NAME [TARGET]: builds build/NAME with all usable cores.
+build() {
+    local started=$SECONDS
+    say "building build/$1 with $(usable_cores) jobs"
+    cmake --build "$root/build/$1" --parallel "$(usable_cores)" ${2:+--target "$2"} || die 1 "the build failed"
+    say "built in $((SECONDS - started)) s"
+}

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Formats all C++ and CUDA sources in place with clang-format 14; with --check, only names the files that differ.
+# Another major version formats differently, so none is accepted.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+version=14
+tool=""
+for candidate in "clang-format-$version" clang-format; do
+    if command -v "$candidate" > /dev/null && [[ $("$candidate" --version) == *"version $version."* ]]; then
+        tool=$candidate
+        break
+    fi
+done
+[[ -n $tool ]] || die 2 "clang-format $version is not installed (scripts/setup_deps.sh format)"
+
+cd "$root"
+mapfile -d '' files < <(find kernels layers model tests -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -print0 | sort -z)
+case ${1:-} in
+    "")
+        "$tool" -i "${files[@]}"
+        say "formatted ${#files[@]} files"
+        ;;
+    --check)
+        if ! "$tool" --dry-run --Werror "${files[@]}" > /dev/null 2>&1; then
+            for file in "${files[@]}"; do
+                "$tool" --dry-run --Werror "$file" > /dev/null 2>&1 || echo "not formatted: $file"
+            done
+            die 1 "run scripts/format.sh"
+        fi
+        say "format: ${#files[@]} files as clang-format $version wants them"
+        ;;
+    *) die 2 "usage: format.sh [--check]" ;;
+esac

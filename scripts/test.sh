@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Sets up, builds everything (the CUDA backend wherever nvcc >= 12.9 works) and runs the tests, except those labelled slow.
+# Usage: test.sh [arguments for ctest]     e.g. test.sh -L unit, test.sh -R permute
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+"$root/scripts/setup_deps.sh" build
+
+name=cuda
+cuda=ON
+problem=$(cuda_toolkit_problem)
+if [[ -n $problem ]]; then
+    say "the CUDA backend is not built: $problem"
+    name=cpu
+    cuda=OFF
+fi
+configure "$name" "$cuda"
+build "$name"
+
+say "running the tests (without label slow)"
+log=$root/build/$name/ctest.log
+status=0
+ctest --test-dir "$root/build/$name" -j "$(usable_cores)" --output-on-failure --no-tests=error -LE slow "$@" 2>&1 |
+    tee "$log" || status=$?
+
+count() { grep -c "$1" "$log" || true; }
+passed=$(count '^ *[0-9]*/[0-9]* Test .* Passed ')
+skipped=$(count '^ *[0-9]*/[0-9]* Test .*\*\*\*Skipped ')
+total=$(count '^ *[0-9]*/[0-9]* Test ')
+say "tests: $passed passed, $((total - passed - skipped)) failed, $skipped skipped; $SECONDS s in all, build included"
+if ((skipped > 0)); then
+    reason="skipped: no device"
+    if gpu_visible; then reason="skipped (ctest -V says why)"; fi
+    grep '\*\*\*Skipped ' "$log" | sed -E "s/.*: ([A-Za-z0-9_.]+) .*/   \1: $reason/"
+fi
+exit "$status"
