@@ -24,7 +24,7 @@ struct DispatchPlan {
     TensorView all_ids;    // [G, S, K] i32
     TensorView all_probs;  // [G, S, K] f32
     RowGroups groups;
-    TensorView row_source, row_prob;            // [M cap]
+    TensorView row_source, row_prob;  // [M cap]
     TensorView recv_rows, recv_offsets, recv_source;
     TensorView send_tokens, send_counts;
     int64_t num_tokens = 0;  // T of this rank
@@ -45,16 +45,17 @@ public:
 
     // All ranks' routing on every rank: ids [T, K] i32 and probs [T, K] f32 -> all_ids, all_probs [G, S, K], S = tokens_per_rank >= T;
     // absent tokens get id -1, prob 0.
-    void gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids, const TensorView& all_probs,
-                        const Launch& launch = {});
+    void gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
+                        const TensorView& all_probs, const Launch& launch = {});
 
     // rows [T, H] (plain, or FP8 with vec128_wire scales) -> dst [M, H] in the plan's groups, pads zero (FP8: vec128 scales).
     // `scratch` provides the received rows' buffer.
-    void dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena& scratch, const Launch& launch = {});
+    void dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena& scratch,
+                  const Launch& launch = {});
 
     // The first half of dispatch alone, for the unfused ablation: received rows [G*S, H] in order (source rank, token), wire layout.
-    void dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received, Arena& scratch,
-                       const Launch& launch = {});
+    void dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received,
+                       Arena& scratch, const Launch& launch = {});
 
     // src [M, H] -> y [T, H]: sums over each token's experts in the stated order, + residual (optional, [T, H]) added in fp32 before the
     // one rounding. dprob: drow_prob [M] f32 -> dprob [T, K] f32 (optional): each (token, k) gets its row's value.
@@ -75,11 +76,12 @@ public:
 protected:
     virtual void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
                                    const TensorView& all_probs, const Launch& launch) = 0;
-    virtual void do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena& scratch,
-                             const Launch& launch) = 0;
-    virtual void do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received, Arena& scratch,
-                                  const Launch& launch) = 0;
-    virtual void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch) = 0;
+    virtual void do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst,
+                             Arena& scratch, const Launch& launch) = 0;
+    virtual void do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received,
+                                  Arena& scratch, const Launch& launch) = 0;
+    virtual void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
+                            const Launch& launch) = 0;
     WireBytes wire_;  // backends add what they send
 
 private:

@@ -1,11 +1,12 @@
+// What every backend shares of Ops: counting casts, and the fused operations composed of plain ones.
 #include "kernels/ops.h"
 
 namespace fp8flow {
 
 int64_t Ops::num_casts() const {
     int64_t casts = 0;
-    for (const char* name : {"quantize_rows", "quantize_columns", "quantize_dual", "quantize_tensor", "dequantize",
-                             "transpose_requantize"}) {
+    for (const char* name : {"quantize_rows", "quantize_columns", "quantize_dual", "quantize_tensor",
+                             "dequantize", "transpose_requantize"}) {
         const auto found = counts_.find(name);
         if (found != counts_.end()) casts += found->second.calls;
     }
@@ -14,7 +15,11 @@ int64_t Ops::num_casts() const {
 
 void Ops::do_grouped_gemm_swiglu_quantize(const op::GroupedGemmSwigluQuantize& args, const Launch& launch) {
     do_grouped_gemm({.a = args.a, .b = args.b, .groups = args.groups, .d = args.h}, launch);
-    do_swiglu_quantize({.h = args.h, .prob = args.prob, .groups = args.groups, .scale_format = args.scale_format, .a = args.act},
+    do_swiglu_quantize({.h = args.h,
+                        .prob = args.prob,
+                        .groups = args.groups,
+                        .scale_format = args.scale_format,
+                        .a = args.act},
                        launch);
 }
 
@@ -22,7 +27,10 @@ void Ops::do_adamw_quantize(const op::AdamWQuantize& args, const Launch& launch)
     do_adamw(args.adamw, launch);
     TensorView master = args.adamw.master;
     if (master.rank == 2) master = master.reshape({1, master.dim(0), master.dim(1)});
-    do_quantize_weight({.src = master, .scale_format = args.scale_format, .mx_rounding = args.mx_rounding, .fprop = args.fprop,
+    do_quantize_weight({.src = master,
+                        .scale_format = args.scale_format,
+                        .mx_rounding = args.mx_rounding,
+                        .fprop = args.fprop,
                         .dgrad = args.dgrad},
                        launch);
 }

@@ -25,7 +25,7 @@ struct OpCount {
 };
 
 // Argument checks and costs, one overload per op (kernels/ops/checks_*.cpp, kernels/ops/costs.cpp). check throws Error(internal).
-#define FP8FLOW_DECLARE(name, Args) \
+#define FP8FLOW_DECLARE(name, Args)   \
     void check(const op::Args& args); \
     OpCost cost(const op::Args& args);
 FP8FLOW_FOR_EACH_OP(FP8FLOW_DECLARE)
@@ -40,10 +40,10 @@ public:
     // Memory of the device the ops run on, and copies to and from the host.
     virtual Device& device() = 0;
 
-#define FP8FLOW_PUBLIC(name, Args)                                     \
-    void name(const op::Args& args, const Launch& launch = {}) {       \
-        begin(#name, args);                                            \
-        do_##name(args, launch);                                       \
+#define FP8FLOW_PUBLIC(name, Args)                               \
+    void name(const op::Args& args, const Launch& launch = {}) { \
+        begin(#name, args);                                      \
+        do_##name(args, launch);                                 \
     }
     FP8FLOW_FOR_EACH_OP(FP8FLOW_PUBLIC)
     FP8FLOW_FOR_EACH_COMPOSED_OP(FP8FLOW_PUBLIC)

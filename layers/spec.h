@@ -11,10 +11,11 @@
 
 namespace fp8flow {
 
-enum class Recipe : uint8_t { bf16, fp8_tensorwise, fp8_blockwise, fp8_flow, fp8_rowwise, mxfp8, fp32 };  // fp32: tests only
+// fp32: tests only
+enum class Recipe : uint8_t { bf16, fp8_tensorwise, fp8_blockwise, fp8_flow, fp8_rowwise, mxfp8, fp32 };
 enum class ScoreFunction : uint8_t { softmax, sigmoid };
 enum class BalancingLoss : uint8_t { aux_loss, seq_aux_loss, global_aux_loss };
-enum class Fp8Format : uint8_t { e4m3, hybrid };          // hybrid: gradients in E5M2
+enum class Fp8Format : uint8_t { e4m3, hybrid };  // hybrid: gradients in E5M2
 enum class RecomputeGranularity : uint8_t { none, selective, full };
 
 struct ModelSpec {
@@ -31,7 +32,7 @@ struct ModelSpec {
     int64_t ffn_hidden_size = 512;     // dense-FFN layers
     int64_t vocab_size = 256;          // byte text needs 256
     int64_t make_vocab_size_divisible_by = 128;
-    int64_t padded_vocab_size = 256;   // vocab_size rounded up to the line above
+    int64_t padded_vocab_size = 256;  // vocab_size rounded up to the line above
     bool untie_embeddings_and_output_weights = true;
     double init_method_std = 0.02;
     int64_t seq_length = 256;
@@ -73,15 +74,17 @@ struct PrecisionSpec {
     bool moe_scaling_aware_transpose = true;
     bool moe_permute_padding_for_fp8 = true;  // fused permute + pad
     bool moe_act_quantize_fusion = true;      // fused SwiGLU x prob + quantise
-    bool moe_norm_quantize_fusion = true;     // the norm emits the FP8 rows (1 cast a layer); false: 2, the paper's count
-    int64_t fp8_amax_history_len = 16;        // delayed scaling of the norm's output (fp8_tensorwise)
-    bool fault_wrong_scale_index = false;     // test only: a planted bug that `validate` must catch
+    // the norm emits the FP8 rows (1 cast a layer); false: 2, the paper's count
+    bool moe_norm_quantize_fusion = true;
+    int64_t fp8_amax_history_len = 16;     // delayed scaling of the norm's output (fp8_tensorwise)
+    bool fault_wrong_scale_index = false;  // test only: a planted bug that `validate` must catch
 };
 
 // The fifth switch, moe_expert recompute, is one of recompute_modules.
 struct RecomputeSpec {
     RecomputeGranularity recompute_granularity = RecomputeGranularity::none;
-    bool core_attn = false, layernorm = false, moe_act = false, moe_expert = false, moe = false, shared_experts = false;
+    bool core_attn = false, layernorm = false, moe_act = false, moe_expert = false, moe = false,
+         shared_experts = false;
 };
 
 }  // namespace fp8flow

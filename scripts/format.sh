@@ -2,6 +2,7 @@
 # Formats all C++ and CUDA sources in place with clang-format 14; with --check, only names the files that differ.
 # Another major version formats differently, so none is accepted.
 set -euo pipefail
+# shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 version=14

@@ -4,6 +4,7 @@
 # When nothing is missing it does nothing and needs no network. Without root and without passwordless sudo it prints the
 # line to run and exits with status 2. FP8FLOW_SKIP_SETUP=1 skips the check (for toolchains that are not from packages).
 set -euo pipefail
+# shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 build_packages=(cmake ninja-build g++ openmpi-bin libopenmpi-dev libfmt-dev libspdlog-dev libyaml-cpp-dev
@@ -32,7 +33,7 @@ for package in "${wanted[@]}"; do
 done
 if ((${#missing[@]} == 0)); then exit 0; fi
 
-install="apt-get install -y --no-install-recommends ${missing[*]}"
+install=(apt-get install -y --no-install-recommends "${missing[@]}")
 sudo=()
 if (($(id -u) != 0)); then
     if command -v sudo > /dev/null && sudo -n true 2> /dev/null; then
@@ -40,16 +41,16 @@ if (($(id -u) != 0)); then
     else
         say "missing packages: ${missing[*]}"
         say "run this as a user who may install packages, then start again:"
-        echo "sudo apt-get update && sudo $install"
+        echo "sudo apt-get update && sudo ${install[*]}"
         exit 2
     fi
 fi
 
 say "installing with apt-get: ${missing[*]}"
 log=$(mktemp)
-if ! { "${sudo[@]}" apt-get update && "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive $install; } > "$log" 2>&1; then
+if ! { "${sudo[@]}" apt-get update && "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive "${install[@]}"; } > "$log" 2>&1; then
     tail -n 30 "$log" >&2
-    die 2 "apt-get failed (log: $log); the line was: apt-get update && $install"
+    die 2 "apt-get failed (log: $log); the line was: apt-get update && ${install[*]}"
 fi
 rm -f "$log"
 say "installed ${#missing[@]} packages and what they depend on"

@@ -2,6 +2,7 @@
 # Sets up, builds everything (the CUDA backend wherever nvcc >= 12.9 works) and runs the tests, except those labelled slow.
 # Usage: test.sh [arguments for ctest]     e.g. test.sh -L unit, test.sh -R permute
 set -euo pipefail
+# shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 "$root/scripts/setup_deps.sh" build

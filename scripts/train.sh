@@ -6,6 +6,7 @@
 # The CUDA backend is built only where a GPU is visible and nvcc >= 12.9 works; otherwise the reference backend runs on
 # the CPU. OMP_NUM_THREADS and Open MPI's own variables are respected when set.
 set -euo pipefail
+# shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then

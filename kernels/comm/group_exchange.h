@@ -19,9 +19,10 @@ protected:
                            const TensorView& all_probs, const Launch& launch) override;
     void do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena& scratch,
                      const Launch& launch) override;
-    void do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received, Arena& scratch,
-                          const Launch& launch) override;
-    void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch) override;
+    void do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received,
+                          Arena& scratch, const Launch& launch) override;
+    void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
+                    const Launch& launch) override;
 
 private:
     ProcessGroup& group_;

@@ -25,7 +25,9 @@ public:
     // recv[r * bytes ...] = what rank r sent.
     virtual void all_gather(const void* send, std::size_t bytes, void* recv) = 0;
     // Bytes send_counts[r] from send + send_offsets[r] go to rank r; sizes are known on both sides (zero is legal).
-    struct Part { std::size_t offset = 0, bytes = 0; };
+    struct Part {
+        std::size_t offset = 0, bytes = 0;
+    };
     virtual void all_to_all(const void* send, std::span<const Part> send_parts, void* recv,
                             std::span<const Part> recv_parts) = 0;
     virtual void broadcast(void* data, std::size_t bytes, int root) = 0;

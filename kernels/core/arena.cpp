@@ -1,3 +1,4 @@
+// Arena: chunks of host memory handed out in stack order, with bytes counted by category.
 #include "kernels/core/arena.h"
 
 #include <algorithm>
@@ -9,7 +10,8 @@ constexpr std::size_t kAlignment = 256;
 constexpr std::size_t kChunkBytes = std::size_t{64} << 20;
 }  // namespace
 
-Arena::Arena(Device& device, std::string name, bool poison) : device_(device), name_(std::move(name)), poison_(poison) {}
+Arena::Arena(Device& device, std::string name, bool poison)
+    : device_(device), name_(std::move(name)), poison_(poison) {}
 
 Arena::~Arena() {
     for (const Chunk& chunk : chunks_) device_.free(chunk.data);
@@ -45,8 +47,8 @@ TensorView Arena::tensor(DType dtype, std::initializer_list<int64_t> shape, cons
     return view;
 }
 
-Fp8Tensor Arena::fp8(DType dtype, std::initializer_list<int64_t> shape, ScaleLayout layout, const char* category,
-                     int64_t groups) {
+Fp8Tensor Arena::fp8(DType dtype, std::initializer_list<int64_t> shape, ScaleLayout layout,
+                     const char* category, int64_t groups) {
     Fp8Tensor result;
     result.codes = tensor(dtype, shape, category);
     result.layout = layout;

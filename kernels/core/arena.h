@@ -24,7 +24,11 @@ public:
     Fp8Tensor fp8(DType dtype, std::initializer_list<int64_t> shape, ScaleLayout layout, const char* category,
                   int64_t groups = 0);
 
-    struct Mark { std::size_t chunk = 0; std::size_t used = 0; std::size_t log = 0; };
+    struct Mark {
+        std::size_t chunk = 0;
+        std::size_t used = 0;
+        std::size_t log = 0;
+    };
     Mark mark() const;
     void rewind(const Mark& mark);
 
@@ -38,8 +42,14 @@ public:
     void reset_peak();
 
 private:
-    struct Chunk { void* data; std::size_t size; };
-    struct Entry { const char* category; int64_t bytes; };
+    struct Chunk {
+        void* data;
+        std::size_t size;
+    };
+    struct Entry {
+        const char* category;
+        int64_t bytes;
+    };
     void* allocate(std::size_t bytes, const char* category);
 
     Device& device_;

@@ -5,11 +5,24 @@
 
 namespace fp8flow {
 
-struct Bf16 { uint16_t bits; };
-struct Fp16 { uint16_t bits; };
-struct E4m3 { uint8_t bits; };  // OCP FP8 E4M3: max 448, NaN 0x7F/0xFF, no infinity
-struct E5m2 { uint8_t bits; };  // OCP FP8 E5M2: max 57344, infinity 0x7C/0xFC
-struct E8m0 { uint8_t bits; };  // a power of two 2^(bits-127); 0xFF is NaN
+struct Bf16 {
+    uint16_t bits;
+};
+struct Fp16 {
+    uint16_t bits;
+};
+// OCP FP8 E4M3: max 448, NaN 0x7F/0xFF, no infinity
+struct E4m3 {
+    uint8_t bits;
+};
+// OCP FP8 E5M2: max 57344, infinity 0x7C/0xFC
+struct E5m2 {
+    uint8_t bits;
+};
+// a power of two 2^(bits-127); 0xFF is NaN
+struct E8m0 {
+    uint8_t bits;
+};
 
 enum class DType : uint8_t { f32, bf16, f16, e4m3, e5m2, e8m0, i32, i64 };
 

@@ -45,13 +45,13 @@ void require(bool condition, ExitCode code, fmt::format_string<Args...> format, 
 }
 
 // Contract checks: a failure is a bug of ours, reported with the expression, the place and the numbers.
-#define FP8FLOW_CHECK(condition, ...)                                                                       \
-    do {                                                                                                    \
-        if (!(condition)) {                                                                                 \
-            throw ::fp8flow::Error(::fp8flow::ExitCode::internal,                                           \
-                                   fmt::format("{}:{}: check failed: {}: {}", __FILE__, __LINE__,           \
-                                               #condition, fmt::format(__VA_ARGS__)));                      \
-        }                                                                                                   \
+#define FP8FLOW_CHECK(condition, ...)                                                             \
+    do {                                                                                          \
+        if (!(condition)) {                                                                       \
+            throw ::fp8flow::Error(::fp8flow::ExitCode::internal,                                 \
+                                   fmt::format("{}:{}: check failed: {}: {}", __FILE__, __LINE__, \
+                                               #condition, fmt::format(__VA_ARGS__)));            \
+        }                                                                                         \
     } while (false)
 
 }  // namespace fp8flow

@@ -1,3 +1,4 @@
+// Names and scale shapes of the FP8 layouts: the one place that turns a layout into dimensions.
 #include "kernels/core/fp8_tensor.h"
 
 namespace fp8flow {
@@ -28,7 +29,8 @@ ScaleShape scale_shape(ScaleLayout layout, const TensorView& codes, int64_t grou
         case ScaleLayout::none: break;
         case ScaleLayout::tensor: return {1, {1, 0, 0}, DType::f32};
         case ScaleLayout::row:
-            return batched ? ScaleShape{2, {batch, rows, 0}, DType::f32} : ScaleShape{1, {rows, 0, 0}, DType::f32};
+            return batched ? ScaleShape{2, {batch, rows, 0}, DType::f32}
+                           : ScaleShape{1, {rows, 0, 0}, DType::f32};
         case ScaleLayout::vec128_wire: return shaped(rows, ceil_div(cols, kBlock), DType::e8m0);
         case ScaleLayout::vec128: return shaped(ceil_div(cols, kBlock), rows, DType::f32);
         case ScaleLayout::block128:

@@ -21,11 +21,11 @@ enum class ScaleLayout : uint8_t {
     tensor,       // [1] f32
     row,          // [R] f32 (weights [E, R]): one scale per stored row
     vec128_wire,  // [R, C/128] e8m0 or f32: 1x128 blocks, row-major as sent over the wire
-    vec128,       // [ceil(C/128), R] f32: 1x128 blocks, the GEMM's operand layout; of a transposed copy: per column
-    block128,     // weights: [(E,) ceil(R/128), pad4(ceil(C/128))] f32: 128x128 blocks
-    tile128,      // transposed copy [dim, M]: [M/128, dim/128] f32: one scale per 128x128 tile
-    group_row,    // transposed copy [dim, M]: [G, dim] f32: one scale per (group, column of the source)
-    mx32,         // [(E,) ceil(C/32), R] e8m0: 1x32 blocks along the contiguous dimension
+    vec128,  // [ceil(C/128), R] f32: 1x128 blocks, the GEMM operand's layout; of a transposed copy: per column
+    block128,   // weights: [(E,) ceil(R/128), pad4(ceil(C/128))] f32: 128x128 blocks
+    tile128,    // transposed copy [dim, M]: [M/128, dim/128] f32: one scale per 128x128 tile
+    group_row,  // transposed copy [dim, M]: [G, dim] f32: one scale per (group, column of the source)
+    mx32,       // [(E,) ceil(C/32), R] e8m0: 1x32 blocks along the contiguous dimension
 };
 
 // pow2: scales are powers of two (the multiplier is rounded down, so nothing saturates); fp32: amax / max exactly.
@@ -44,7 +44,11 @@ struct Fp8Tensor {
 };
 
 // Shape of the scales for codes of the given shape; `groups` only for group_row.
-struct ScaleShape { int rank; int64_t dims[3]; DType dtype; };
+struct ScaleShape {
+    int rank;
+    int64_t dims[3];
+    DType dtype;
+};
 ScaleShape scale_shape(ScaleLayout layout, const TensorView& codes, int64_t groups = 0);
 // Throws unless codes are FP8 and scales have exactly the layout's shape and dtype (vec128_wire: e8m0 or f32).
 void check_fp8(const Fp8Tensor& tensor, const char* what, int64_t groups = 0);

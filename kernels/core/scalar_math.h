@@ -80,7 +80,8 @@ FP8FLOW_HD Fp16 to_f16(float x) {  // RNE; overflow to infinity as IEEE
     const uint32_t bits = float_bits(x);
     const uint32_t sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7FFFFFFFu;
     if (magnitude > 0x7F800000u) return {static_cast<uint16_t>(sign | 0x7E00u)};
-    if (magnitude >= 0x477FF000u) return {static_cast<uint16_t>(sign | 0x7C00u)};  // >= 65520 rounds to infinity
+    // 65520 and above round to infinity
+    if (magnitude >= 0x477FF000u) return {static_cast<uint16_t>(sign | 0x7C00u)};
     if (magnitude < 0x38800000u) {  // below 2^-14: subnormal; adding 0.5 rounds to multiples of 2^-24
         const float shifted = bits_float(magnitude) + 0.5f;
         return {static_cast<uint16_t>(sign | (float_bits(shifted) - 0x3F000000u))};
@@ -131,13 +132,16 @@ FP8FLOW_HD E5m2 to_e5m2(float x) {
 }
 
 FP8FLOW_HD float fp8_max(DType dtype) { return dtype == DType::e5m2 ? kE5m2Max : kE4m3Max; }
-FP8FLOW_HD uint8_t to_fp8(float x, DType dtype) { return dtype == DType::e5m2 ? to_e5m2(x).bits : to_e4m3(x).bits; }
+FP8FLOW_HD uint8_t to_fp8(float x, DType dtype) {
+    return dtype == DType::e5m2 ? to_e5m2(x).bits : to_e4m3(x).bits;
+}
 FP8FLOW_HD float fp8_to_float(uint8_t code, DType dtype) {
     return dtype == DType::e5m2 ? to_float(E5m2{code}) : to_float(E4m3{code});
 }
 
 // ---- the quantisation rule --------------------------------------------------------------------------------------------------
-constexpr float kAmaxEps = 1e-10f;  // all-zero blocks get this amax, so their scale never exceeds a real block's
+// All-zero blocks get this amax, so their scale never exceeds a real block's.
+constexpr float kAmaxEps = 1e-10f;
 
 struct QuantScale {
     float multiplier;  // code = round(x * multiplier)
@@ -162,7 +166,9 @@ FP8FLOW_HD float e8m0_to_float(uint8_t code) {  // 2^(code-127); code 0 means a 
     return bits_float(static_cast<uint32_t>(code) << 23);
 }
 // Exact for powers of two in the normal range and for 0 (pads).
-FP8FLOW_HD uint8_t float_to_e8m0(float scale) { return static_cast<uint8_t>((float_bits(scale) >> 23) & 0xFFu); }
+FP8FLOW_HD uint8_t float_to_e8m0(float scale) {
+    return static_cast<uint8_t>((float_bits(scale) >> 23) & 0xFFu);
+}
 
 // MXFP8 (OCP MX; torchao): the stored E8M0 byte and the multiplier. floor: floor(log2 amax) - floor(log2 max_code); values may clip.
 // rceil: amax/max_code rounded up to a power of two. NaN or infinite amax gives 0xFF.
@@ -210,8 +216,9 @@ FP8FLOW_HD float exp_float(float x) {
     if (is_nan_bits(float_bits(x))) return x;
     if (x > 88.72283f) return bits_float(0x7F800000u);
     if (x < -87.33654f) return 0.0f;
-    const float n = fma_float(x, 1.44269504f, 12582912.0f) - 12582912.0f;  // round(x / ln 2), by the 1.5 * 2^23 trick
-    float r = fma_float(n, -0.693359375f, x);                              // ln 2 in two parts
+    // n = round(x / ln 2), by the 1.5 * 2^23 trick; ln 2 in two parts
+    const float n = fma_float(x, 1.44269504f, 12582912.0f) - 12582912.0f;
+    float r = fma_float(n, -0.693359375f, x);
     r = fma_float(n, 2.12194440e-4f, r);
     float p = 1.9875691500e-4f;
     p = fma_float(p, r, 1.3981999507e-3f);

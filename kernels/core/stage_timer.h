@@ -18,7 +18,8 @@ public:
     // Times one stage until the end of the scope (host clock; the CUDA backend records events instead).
     class Scope {
     public:
-        Scope(StageTimer& timer, const char* stage) : timer_(timer.enabled_ ? &timer : nullptr), stage_(stage) {
+        Scope(StageTimer& timer, const char* stage)
+            : timer_(timer.enabled_ ? &timer : nullptr), stage_(stage) {
             if (timer_) start_ = std::chrono::steady_clock::now();
         }
         ~Scope() {

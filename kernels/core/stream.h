@@ -13,7 +13,8 @@ struct Stream {
 
 struct Launch {
     Stream stream;
-    int sm_limit = 0;  // 0: all; otherwise at most so many multiprocessors, so that communication can run beside
+    // 0: all; otherwise at most so many multiprocessors, so that communication can run beside
+    int sm_limit = 0;
 };
 
 // Memory of one backend. allocate never returns null: it throws Error(memory) with the numbers.
@@ -23,8 +24,10 @@ public:
     virtual void* allocate(std::size_t bytes) = 0;  // 256-byte aligned
     virtual void free(void* data) = 0;
     virtual void copy_in(void* device, const void* host, std::size_t bytes, Stream stream = {}) = 0;
-    virtual void copy_out(void* host, const void* device, std::size_t bytes, Stream stream = {}) = 0;  // synchronises
-    virtual void copy(void* to, const void* from, std::size_t bytes, Stream stream = {}) = 0;          // on the device
+    // Device to host; synchronises.
+    virtual void copy_out(void* host, const void* device, std::size_t bytes, Stream stream = {}) = 0;
+    // Within the device.
+    virtual void copy(void* to, const void* from, std::size_t bytes, Stream stream = {}) = 0;
     virtual void fill(void* device, uint8_t value, std::size_t bytes, Stream stream = {}) = 0;
     virtual void synchronize() = 0;
     virtual int64_t free_bytes() const = 0;

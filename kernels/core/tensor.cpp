@@ -1,3 +1,4 @@
+// Checks and constructors of TensorView.
 #include "kernels/core/tensor.h"
 
 namespace fp8flow {
@@ -24,8 +25,8 @@ TensorView TensorView::reshape(std::initializer_list<int64_t> shape) const {
 }
 
 TensorView TensorView::slice(int64_t first, int64_t count) const {
-    FP8FLOW_CHECK(rank > 0 && first >= 0 && count >= 0 && first + count <= dims[0], "slice [{}, +{}) of {}", first,
-                  count, describe(*this));
+    FP8FLOW_CHECK(rank > 0 && first >= 0 && count >= 0 && first + count <= dims[0], "slice [{}, +{}) of {}",
+                  first, count, describe(*this));
     FP8FLOW_CHECK(row_base == nullptr, "slice of a view into a row arena");
     TensorView view = *this;
     int64_t stride = 1;

@@ -34,7 +34,7 @@ struct TensorView {
         return n;
     }
     int64_t bytes() const { return numel() * size_of(dtype); }
-    int64_t cols() const { return rank > 0 ? dims[rank - 1] : 0; }            // size of the contiguous dimension
+    int64_t cols() const { return rank > 0 ? dims[rank - 1] : 0; }  // size of the contiguous dimension
     int64_t rows() const { return cols() > 0 ? numel() / cols() : (rank > 1 ? dims[0] : 0); }
 
     // Typed pointer; the type must match dtype.

@@ -18,8 +18,9 @@ struct Gemm {
     Fp8Tensor a;  // layout none for plain tensors
     Fp8Tensor b;
     GemmForm form = GemmForm::nt;
-    Gradient mode = Gradient::overwrite;  // accumulate: D f32 only, D = D + product (one fp32 addition per element)
-    TensorView d;                         // out [M, N] bf16 | f32
+    // accumulate: D f32 only, D = D + product (one fp32 addition per element)
+    Gradient mode = Gradient::overwrite;
+    TensorView d;  // out [M, N] bf16 | f32
 };
 
 // D[r] = A[r] B[g]^T for every row r of group g. nt with B [G, N, K], or nn with B [G, K, N] (plain operands only).

@@ -14,64 +14,64 @@
 #include "kernels/ops/transpose.h"
 
 // Operations every backend writes itself.
-#define FP8FLOW_FOR_EACH_OP(X)                       \
-    /* norm */                                       \
-    X(rms_norm, RmsNorm)                             \
-    X(rms_norm_backward, RmsNormBackward)            \
-    /* router */                                     \
-    X(router_logits, RouterLogits)                   \
-    X(router_logits_backward, RouterLogitsBackward)  \
-    X(router_top_k, RouterTopK)                      \
-    X(router_top_k_backward, RouterTopKBackward)     \
-    X(router_score_sums, RouterScoreSums)            \
-    X(router_aux_loss_backward, RouterAuxLossBackward) \
-    X(router_z_loss, RouterZLoss)                    \
-    X(expert_bias_update, ExpertBiasUpdate)          \
-    /* quantise and transpose */                     \
-    X(quantize_rows, QuantizeRows)                   \
-    X(quantize_columns, QuantizeColumns)             \
-    X(quantize_dual, QuantizeDual)                   \
-    X(quantize_tensor, QuantizeTensor)               \
-    X(quantize_weight, QuantizeWeight)               \
-    X(dequantize, Dequantize)                        \
-    X(transpose_fp8, TransposeFp8)                   \
-    X(transpose_requantize, TransposeRequantize)     \
-    /* plan and permute */                           \
-    X(plan_dispatch, PlanDispatch)                   \
-    X(permute_pad, PermutePad)                       \
-    X(unpermute_unpad, UnpermuteUnpad)               \
+#define FP8FLOW_FOR_EACH_OP(X)                          \
+    /* norm */                                          \
+    X(rms_norm, RmsNorm)                                \
+    X(rms_norm_backward, RmsNormBackward)               \
+    /* router */                                        \
+    X(router_logits, RouterLogits)                      \
+    X(router_logits_backward, RouterLogitsBackward)     \
+    X(router_top_k, RouterTopK)                         \
+    X(router_top_k_backward, RouterTopKBackward)        \
+    X(router_score_sums, RouterScoreSums)               \
+    X(router_aux_loss_backward, RouterAuxLossBackward)  \
+    X(router_z_loss, RouterZLoss)                       \
+    X(expert_bias_update, ExpertBiasUpdate)             \
+    /* quantise and transpose */                        \
+    X(quantize_rows, QuantizeRows)                      \
+    X(quantize_columns, QuantizeColumns)                \
+    X(quantize_dual, QuantizeDual)                      \
+    X(quantize_tensor, QuantizeTensor)                  \
+    X(quantize_weight, QuantizeWeight)                  \
+    X(dequantize, Dequantize)                           \
+    X(transpose_fp8, TransposeFp8)                      \
+    X(transpose_requantize, TransposeRequantize)        \
+    /* plan and permute */                              \
+    X(plan_dispatch, PlanDispatch)                      \
+    X(permute_pad, PermutePad)                          \
+    X(unpermute_unpad, UnpermuteUnpad)                  \
     X(unpermute_probs_backward, UnpermuteProbsBackward) \
-    X(pad_rows, PadRows)                             \
-    X(unpad_rows, UnpadRows)                         \
-    /* experts */                                    \
-    X(gemm, Gemm)                                    \
-    X(grouped_gemm, GroupedGemm)                     \
-    X(grouped_gemm_wgrad, GroupedGemmWgrad)          \
-    X(swiglu, Swiglu)                                \
-    X(swiglu_backward, SwigluBackward)               \
-    X(swiglu_quantize, SwigluQuantize)               \
+    X(pad_rows, PadRows)                                \
+    X(unpad_rows, UnpadRows)                            \
+    /* experts */                                       \
+    X(gemm, Gemm)                                       \
+    X(grouped_gemm, GroupedGemm)                        \
+    X(grouped_gemm_wgrad, GroupedGemmWgrad)             \
+    X(swiglu, Swiglu)                                   \
+    X(swiglu_backward, SwigluBackward)                  \
+    X(swiglu_quantize, SwigluQuantize)                  \
     X(swiglu_backward_quantize, SwigluBackwardQuantize) \
-    /* attention */                                  \
-    X(rope, Rope)                                    \
-    X(attention, Attention)                          \
-    X(attention_backward, AttentionBackward)         \
-    X(split_qkv, SplitQkv)                           \
-    X(merge_qkv, MergeQkv)                           \
-    /* both ends and element-wise */                 \
-    X(embedding, Embedding)                          \
-    X(embedding_backward, EmbeddingBackward)         \
-    X(cross_entropy, CrossEntropy)                   \
-    X(sum, Sum)                                      \
-    X(add, Add)                                      \
-    X(cast, Cast)                                    \
-    X(zero, Zero)                                    \
-    X(count_non_finite, CountNonFinite)              \
-    /* optimizer */                                  \
-    X(norm_squared, NormSquared)                     \
-    X(adamw, AdamW)                                  \
+    /* attention */                                     \
+    X(rope, Rope)                                       \
+    X(attention, Attention)                             \
+    X(attention_backward, AttentionBackward)            \
+    X(split_qkv, SplitQkv)                              \
+    X(merge_qkv, MergeQkv)                              \
+    /* both ends and element-wise */                    \
+    X(embedding, Embedding)                             \
+    X(embedding_backward, EmbeddingBackward)            \
+    X(cross_entropy, CrossEntropy)                      \
+    X(sum, Sum)                                         \
+    X(add, Add)                                         \
+    X(cast, Cast)                                       \
+    X(zero, Zero)                                       \
+    X(count_non_finite, CountNonFinite)                 \
+    /* optimizer */                                     \
+    X(norm_squared, NormSquared)                        \
+    X(adamw, AdamW)                                     \
     X(rms_norm_quantize, RmsNormQuantize)
 
 // Fused operations that the base class composes from the above; a backend may override them with one kernel.
-#define FP8FLOW_FOR_EACH_COMPOSED_OP(X)              \
+#define FP8FLOW_FOR_EACH_COMPOSED_OP(X)                        \
     X(grouped_gemm_swiglu_quantize, GroupedGemmSwigluQuantize) \
     X(adamw_quantize, AdamWQuantize)

@@ -28,11 +28,15 @@ struct RmsNormQuantize {
     float eps = 1e-5f;
     GammaForm gamma_form = GammaForm::plain;
     ScaleFormat scale_format = ScaleFormat::pow2;
-    TensorView y;          // out [T, H] bf16, optional
-    Fp8Tensor rows;        // out [T, H]: vec128_wire, vec128 or tensor (delayed: rows.scales is an INPUT, 1/multiplier), optional
-    Fp8Tensor transposed;  // out [H, T]: tile128 (needs rows in vec128*, T padded to 128: capacity round_up(T,128)) or tensor, optional
-    TensorView amax;       // out [1] f32: max |y| of this call (maxed into what it holds), for delayed scaling; optional
-    TensorView rstd;       // out [T] f32
+    TensorView y;  // out [T, H] bf16, optional
+    // out [T, H]: vec128_wire, vec128 or tensor (delayed: rows.scales is an INPUT, 1/multiplier), optional
+    Fp8Tensor rows;
+    // out [H, T]: tile128 (needs rows in vec128*, T padded to 128: capacity round_up(T,128)) or tensor,
+    // optional
+    Fp8Tensor transposed;
+    // out [1] f32: max |y| of this call (maxed into what it holds), for delayed scaling; optional
+    TensorView amax;
+    TensorView rstd;  // out [T] f32
 };
 
 // dx = rstd * (dy*g - x*rstd^2*mean(dy*g*x)) + dresidual; dgamma_j = sum_t dy*x*rstd (rows in ascending order in chunks of 256

@@ -12,23 +12,25 @@ namespace fp8flow::op {
 // M-tensors' row r of group g: the group's tokens in ascending (source rank, token) order, so the order inside an expert does
 // not depend on how experts are spread over ranks.
 struct PlanDispatch {
-    TensorView all_ids;     // [G, S, K] i32: global expert ids of every rank's tokens; -1: no such token
-    TensorView all_probs;   // [G, S, K] f32
-    int64_t rank = 0;       // this rank
+    TensorView all_ids;    // [G, S, K] i32: global expert ids of every rank's tokens; -1: no such token
+    TensorView all_probs;  // [G, S, K] f32
+    int64_t rank = 0;      // this rank
     int64_t first_expert = 0;
     int64_t num_local_experts = 0;
     const int64_t* row_base = nullptr;  // device word: where this layer's M-tensors begin (null: 0)
-    RowGroups groups;          // out: counts [L], offsets [L+1]; row_capacity and alignment are inputs
-    TensorView row_source;     // out [M cap] i32: received row that feeds M-row r; -1: pad
-    TensorView row_prob;       // out [M cap] f32: its probability; 0 in pads (in the row arena)
-    TensorView recv_rows;      // out [G*S, K] i32: M-rows of received row i in ascending expert order, then -1
-    TensorView recv_offsets;   // out [G+1] i64: received rows by source rank (prefix sums)
-    TensorView recv_source;    // out [G*S] i32: source rank * S + token of received row i
-    TensorView send_tokens;    // out [G, S] i32: own tokens that rank g needs, ascending; then -1
-    TensorView send_counts;    // out [G] i64
-    TensorView next_row_base;  // out [1] i64: row_base + offsets[L] rounded up to 128: where the next layer may begin; optional
-    TensorView overflow;       // in/out [1] i32: set to 1 when row_capacity does not suffice (then counts are clipped consistently
-                               // to the rows that fit, and the step must not be used)
+    RowGroups groups;         // out: counts [L], offsets [L+1]; row_capacity and alignment are inputs
+    TensorView row_source;    // out [M cap] i32: received row that feeds M-row r; -1: pad
+    TensorView row_prob;      // out [M cap] f32: its probability; 0 in pads (in the row arena)
+    TensorView recv_rows;     // out [G*S, K] i32: M-rows of received row i in ascending expert order, then -1
+    TensorView recv_offsets;  // out [G+1] i64: received rows by source rank (prefix sums)
+    TensorView recv_source;   // out [G*S] i32: source rank * S + token of received row i
+    TensorView send_tokens;   // out [G, S] i32: own tokens that rank g needs, ascending; then -1
+    TensorView send_counts;   // out [G] i64
+    // out [1] i64: row_base + offsets[L] rounded up to 128: where the next layer may begin; optional
+    TensorView next_row_base;
+    // in/out [1] i32: set to 1 when row_capacity does not suffice (then counts are clipped consistently to
+    // the rows that fit, and the step must not be used)
+    TensorView overflow;
 };
 
 // dst row r = src row row_source[r]; pads are written as zero codes / zero scales. One pass: permute and pad fused.

@@ -28,9 +28,9 @@ struct QuantizeColumns {
     RowGroups groups;
     ScaleFormat scale_format = ScaleFormat::pow2;
     MxRounding mx_rounding = MxRounding::rceil;
-    Fp8Tensor dst;     // out [K, M]
-    TensorView src2;   // [M, K2], optional
-    Fp8Tensor dst2;    // out [K2, M]
+    Fp8Tensor dst;    // out [K, M]
+    TensorView src2;  // [M, K2], optional
+    Fp8Tensor dst2;   // out [K2, M]
 };
 
 // Both orientations from one read: one cast. Row layout vec128, row or mx32 with column layout vec128, group_row or mx32.

@@ -61,7 +61,7 @@ struct RouterTopKBackward {
 // (softmax over E, or sigmoid normalised over E), c_e = how often e is among the plain top-K of those scores (unbiased, ungrouped).
 // Split in two so that counts can be reduced over ranks (global_aux_loss) or taken per sequence (seq_aux_loss).
 struct RouterScoreSums {
-    TensorView logits;     // [T, E]
+    TensorView logits;  // [T, E]
     Score score = Score::softmax;
     int64_t topk = 1;
     TensorView counts;      // out [E] f32: plain top-K counts (exact integers)

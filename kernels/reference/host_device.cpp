@@ -1,3 +1,4 @@
+// HostDevice: the memory of the reference backend is ordinary host memory.
 #include "kernels/reference/host_device.h"
 
 #include "kernels/core/error.h"

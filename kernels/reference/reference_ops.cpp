@@ -1,3 +1,4 @@
+// Construction of the reference backend; each operation family stands in its own file.
 #include "kernels/reference/reference_ops.h"
 
 #include "kernels/reference/host_device.h"
