@@ -21,7 +21,8 @@ enum class ScaleLayout : uint8_t {
     tensor,       // [1] f32
     row,          // [R] f32 (weights [E, R]): one scale per stored row
     vec128_wire,  // [R, C/128] e8m0 or f32: 1x128 blocks, row-major as sent over the wire
-    vec128,  // [ceil(C/128), R] f32: 1x128 blocks, the GEMM operand's layout; of a transposed copy: per column
+    // [ceil(C/128), R] f32: 1x128 blocks, the layout of a GEMM operand; of a transposed copy: per column
+    vec128,
     block128,   // weights: [(E,) ceil(R/128), pad4(ceil(C/128))] f32: 128x128 blocks
     tile128,    // transposed copy [dim, M]: [M/128, dim/128] f32: one scale per 128x128 tile
     group_row,  // transposed copy [dim, M]: [G, dim] f32: one scale per (group, column of the source)
