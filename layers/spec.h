@@ -30,9 +30,9 @@ struct ModelSpec {
     double norm_epsilon = 1e-5;
     bool zero_centered_gamma = false;  // Megatron: apply_layernorm_1p
     int64_t ffn_hidden_size = 512;     // dense-FFN layers
-    int64_t vocab_size = 256;          // byte text needs 256
+    int64_t vocab_size = 257;          // byte text: 256 and the end of a document
     int64_t make_vocab_size_divisible_by = 128;
-    int64_t padded_vocab_size = 256;  // vocab_size rounded up to the line above
+    int64_t padded_vocab_size = 384;  // vocab_size rounded up to the line above
     bool untie_embeddings_and_output_weights = true;
     double init_method_std = 0.02;
     int64_t seq_length = 256;

@@ -14,7 +14,8 @@
 
 namespace fp8flow {
 
-constexpr int64_t kByteVocabulary = 257;  // tokens of byte-level text: one per byte value, and end of document
+constexpr int64_t kByteVocabulary =
+    257;  // tokens of byte-level text: one per byte value, and end of document
 
 enum class LrDecayStyle : uint8_t { constant, cosine };
 // text: bytes of the user's files; synthetic: seeded Markov chain; shards: llm.c `.bin` token files.
@@ -23,7 +24,8 @@ enum class DataKind : uint8_t { text, synthetic, shards };
 // The world size comes from mpirun; data parallel size = world size, of which groups of EP ranks share the experts.
 struct ParallelSpec {
     int64_t expert_model_parallel_size = 1;
-    double peer_deadline_seconds = 60.0;  // longest wait for another rank before the job is ended with a report
+    double peer_deadline_seconds =
+        60.0;  // longest wait for another rank before the job is ended with a report
 };
 
 struct TrainingSpec {
@@ -47,26 +49,31 @@ struct TrainingSpec {
 
 struct DataSpec {
     DataKind data_kind = DataKind::synthetic;
-    std::vector<std::string> data_path;        // text, shards: files, folders, globs
-    std::vector<std::string> file_extensions;  // text: only these in folders, e.g. [.h, .txt]; empty: every regular file
-    double held_out_fraction = 0.1;            // share of files (text) or tokens (others) kept for evaluation
-    int64_t max_bytes = 268435456;             // text: stop reading after this many bytes
-    int64_t synthetic_order = 1;               // k of the order-k Markov chain
-    int64_t synthetic_vocab_size = 64;
+    std::vector<std::string> data_path;  // text, shards: files, folders, globs
+    std::vector<std::string>
+        file_extensions;             // text: only these in folders; "": names without one; empty: every file
+    double held_out_fraction = 0.1;  // text: share of the files kept for evaluation
+    int64_t max_bytes = 268435456;   // text: stop reading after this many bytes
+    int64_t synthetic_vocab_size = 64;     // V, states of the chain
+    int64_t synthetic_order = 2;           // k; V^(k+1) is at most 2^22
     double synthetic_zipf_exponent = 1.0;  // of the unigram distribution
-    uint64_t synthetic_seed = 1;
+    int64_t synthetic_successors = 4;      // favoured next tokens of a context
+    double synthetic_noise = 0.2;          // share of draws that ignore the context
+    uint64_t synthetic_seed = 1;           // of the chain itself
 };
 
 struct OutputSpec {
-    std::string out = "out";  // every file of a run goes below this folder; `--out` overrides
+    std::string out = "runs/out";  // every file of a run goes below this folder; `--out` overrides
     int64_t log_interval = 1;
     bool metrics = true;        // write metrics.jsonl
     bool tensor_stats = false;  // per-tensor underflow, saturation and error against BF16
     int64_t tensor_stats_interval = 10;
 };
 
+std::vector<Recipe> default_validate_recipes();  // bf16, fp8_blockwise, fp8_flow
+
 struct ValidateSpec {
-    std::vector<Recipe> recipes = {Recipe::bf16, Recipe::fp8_blockwise, Recipe::fp8_flow};
+    std::vector<Recipe> recipes = default_validate_recipes();
     double max_relative_loss_error = 0.0025;  // the paper's acceptance bar
     double ema_decay = 0.95;                  // smoothing of the loss curves that are compared
     int64_t warmup_iters = 20;                // steps left out of the verdict
@@ -84,7 +91,7 @@ struct Config {
     OutputSpec output;
     ValidateSpec validate;
 
-    std::string moe_layer_freq = "1";           // as written; resolve_config expands it into model.moe_layer_freq
+    std::string moe_layer_freq = "1";  // as written; resolve_config expands it into model.moe_layer_freq
     std::map<std::string, std::string> origin;  // "section.key" -> "file:line:col" of each key that was set
 };
 
@@ -94,7 +101,8 @@ struct Config {
 Config load_config(const std::string& path, const std::vector<std::string>& overrides = {},
                    std::optional<int64_t> world_size = std::nullopt);
 // The same for text in memory; `name` stands in for the file's name in messages.
-Config parse_config(std::string_view text, const std::string& name, const std::vector<std::string>& overrides = {},
+Config parse_config(std::string_view text, const std::string& name,
+                    const std::vector<std::string>& overrides = {},
                     std::optional<int64_t> world_size = std::nullopt);
 
 // Fills what follows from other fields: model.moe_layer_freq and model.padded_vocab_size.
@@ -105,8 +113,9 @@ void check_config(const Config& config, std::optional<int64_t> world_size = std:
 // The same run under another recipe: precision options that the new recipe does not know return to their defaults.
 Config with_recipe(const Config& config, Recipe recipe);
 
-std::string dump_config(const Config& config);  // YAML with every key; parse_config reads it back to an equal Config
-std::string help_config();                      // every key with type, range, default and meaning
+std::string dump_config(
+    const Config& config);  // YAML with every key; parse_config reads it back to an equal Config
+std::string help_config();  // every key with type, range, default and meaning
 // One line "section.key: a | b" per key whose value differs.
 std::vector<std::string> diff_configs(const Config& a, const Config& b);
 
