@@ -1,0 +1,172 @@
+// Argument checks and costs of the dispatch plan and the row movers. Checks look at shapes only: counts and offsets are device data.
+#include "kernels/ops.h"
+
+namespace fp8flow {
+
+namespace {
+
+void check_tensor(const TensorView& view, const char* what, DType dtype,
+                  std::initializer_list<int64_t> shape) {
+    const TensorView want = make_view(nullptr, dtype, shape);
+    bool same = view.rank == want.rank && view.dtype == dtype;
+    for (int i = 0; i < want.rank && same; ++i) same = view.dims[i] == want.dims[i];
+    FP8FLOW_CHECK(same, "{} is {}, must be {}", what, describe(view), describe(want));
+}
+
+void check_groups(const RowGroups& groups) {
+    FP8FLOW_CHECK(groups.num_groups >= 1, "{} groups", groups.num_groups);
+    FP8FLOW_CHECK(groups.alignment >= 1,
+                  "alignment of expert groups is {}, must be at least 1 (moe_row_alignment)",
+                  groups.alignment);
+    FP8FLOW_CHECK(groups.row_capacity >= 0, "row capacity {}", groups.row_capacity);
+    check_tensor(groups.counts, "group counts", DType::i64, {groups.num_groups});
+    check_tensor(groups.offsets, "group offsets", DType::i64, {groups.num_groups + 1});
+}
+
+// M-tensors may be longer than one layer's rows (row arena).
+void check_rows(const TensorView& view, const char* what, const RowGroups& groups) {
+    FP8FLOW_CHECK(view.rank >= 1 && view.dim(0) >= groups.row_capacity,
+                  "{} is {}: too few rows for a row capacity of {}", what, describe(view),
+                  groups.row_capacity);
+}
+
+void check_movable(const Fp8Tensor& src, ScaleLayout src_layout, const Fp8Tensor& dst) {
+    FP8FLOW_CHECK(src.codes.rank == 2 && dst.codes.rank == 2 && src.codes.dim(1) == dst.codes.dim(1) &&
+                      src.codes.dtype == dst.codes.dtype,
+                  "rows {} cannot become {}", describe(src.codes), describe(dst.codes));
+    if (src.layout == ScaleLayout::none && dst.layout == ScaleLayout::none) return;
+    FP8FLOW_CHECK(src.layout == src_layout && dst.layout == ScaleLayout::vec128,
+                  "scales {} -> {}, must be {} -> vec128", name_of(src.layout), name_of(dst.layout),
+                  name_of(src_layout));
+    check_fp8(src, "src");
+    check_fp8(dst, "dst");
+}
+
+bool is_real(DType dtype) { return dtype == DType::bf16 || dtype == DType::f32; }
+
+double row_bytes(const Fp8Tensor& rows) {
+    const int64_t scales = rows.layout == ScaleLayout::none ? 0 : ceil_div(rows.codes.cols(), kBlock);
+    return static_cast<double>(rows.codes.cols() * size_of(rows.codes.dtype) +
+                               scales * size_of(rows.scales.dtype));
+}
+
+}  // namespace
+
+void check(const op::PlanDispatch& args) {
+    FP8FLOW_CHECK(args.all_ids.rank == 3 && args.all_ids.dim(0) >= 1 && args.all_ids.dim(2) >= 1,
+                  "all_ids is {}", describe(args.all_ids));
+    const int64_t ranks = args.all_ids.dim(0), slots = args.all_ids.dim(1), topk = args.all_ids.dim(2);
+    check_tensor(args.all_ids, "all_ids", DType::i32, {ranks, slots, topk});
+    check_tensor(args.all_probs, "all_probs", DType::f32, {ranks, slots, topk});
+    FP8FLOW_CHECK(args.rank >= 0 && args.rank < ranks, "rank {} of {}", args.rank, ranks);
+    FP8FLOW_CHECK(args.num_local_experts >= 1 && args.first_expert == args.rank * args.num_local_experts,
+                  "rank {} with {} local experts begins at expert {}, must begin at {}", args.rank,
+                  args.num_local_experts, args.first_expert, args.rank * args.num_local_experts);
+    check_groups(args.groups);
+    FP8FLOW_CHECK(args.groups.num_groups == args.num_local_experts, "{} groups for {} local experts",
+                  args.groups.num_groups, args.num_local_experts);
+    FP8FLOW_CHECK(args.row_source.rank == 1 && args.row_source.dtype == DType::i32, "row_source is {}",
+                  describe(args.row_source));
+    FP8FLOW_CHECK(args.row_prob.rank == 1 && args.row_prob.dtype == DType::f32, "row_prob is {}",
+                  describe(args.row_prob));
+    check_tensor(args.recv_rows, "recv_rows", DType::i32, {ranks * slots, topk});
+    check_tensor(args.recv_offsets, "recv_offsets", DType::i64, {ranks + 1});
+    check_tensor(args.recv_source, "recv_source", DType::i32, {ranks * slots});
+    check_tensor(args.send_tokens, "send_tokens", DType::i32, {ranks, slots});
+    check_tensor(args.send_counts, "send_counts", DType::i64, {ranks});
+    if (args.next_row_base) check_tensor(args.next_row_base, "next_row_base", DType::i64, {1});
+    check_tensor(args.overflow, "overflow", DType::i32, {1});
+    FP8FLOW_CHECK(ranks * slots <= INT32_MAX && args.groups.row_capacity <= INT32_MAX,
+                  "{} ranks of {} tokens and {} rows: row numbers must fit 32 bits", ranks, slots,
+                  args.groups.row_capacity);
+}
+
+OpCost cost(const op::PlanDispatch& args) {
+    const double rows = static_cast<double>(args.groups.row_capacity);
+    return {.bytes = 2.0 * args.all_ids.bytes() + args.all_probs.bytes() + rows * 8 + args.recv_rows.bytes() +
+                     args.recv_source.bytes() + args.send_tokens.bytes(),
+            .flops = 0};
+}
+
+void check(const op::PermutePad& args) {
+    check_groups(args.groups);
+    check_movable(args.src, ScaleLayout::vec128_wire, args.dst);
+    FP8FLOW_CHECK(args.row_source.rank == 1 && args.row_source.dtype == DType::i32, "row_source is {}",
+                  describe(args.row_source));
+    check_rows(args.row_source, "row_source", args.groups);
+    check_rows(args.dst.codes, "dst", args.groups);
+}
+
+OpCost cost(const op::PermutePad& args) {
+    const double rows = static_cast<double>(args.groups.row_capacity);
+    return {.bytes = rows * (row_bytes(args.src) + row_bytes(args.dst) + 4), .flops = 0};
+}
+
+void check(const op::UnpermuteUnpad& args) {
+    FP8FLOW_CHECK(args.src.rank == 2 && is_real(args.src.dtype), "src is {}", describe(args.src));
+    FP8FLOW_CHECK(args.recv_rows.rank == 2 && args.recv_rows.dtype == DType::i32, "recv_rows is {}",
+                  describe(args.recv_rows));
+    check_tensor(args.num_rows, "num_rows", DType::i64, {1});
+    if (args.row_prob) check_tensor(args.row_prob, "row_prob", DType::f32, {args.src.dim(0)});
+    FP8FLOW_CHECK(is_real(args.dst.dtype), "dst is {}", describe(args.dst));
+    check_tensor(args.dst, "dst", args.dst.dtype, {args.recv_rows.dim(0), args.src.dim(1)});
+}
+
+OpCost cost(const op::UnpermuteUnpad& args) {
+    const double merged = args.row_prob ? 2.0 : 1.0;
+    return {.bytes = static_cast<double>(args.src.bytes() + args.dst.bytes() + args.recv_rows.bytes()),
+            .flops = merged * static_cast<double>(args.src.numel())};
+}
+
+void check(const op::UnpermuteProbsBackward& args) {
+    check_groups(args.groups);
+    FP8FLOW_CHECK(args.src.rank == 2 && is_real(args.src.dtype), "src is {}", describe(args.src));
+    FP8FLOW_CHECK(args.ddst.rank == 2 && is_real(args.ddst.dtype) && args.ddst.dim(1) == args.src.dim(1),
+                  "ddst is {}", describe(args.ddst));
+    FP8FLOW_CHECK(args.row_source.rank == 1 && args.row_source.dtype == DType::i32, "row_source is {}",
+                  describe(args.row_source));
+    FP8FLOW_CHECK(args.drow_prob.rank == 1 && args.drow_prob.dtype == DType::f32, "drow_prob is {}",
+                  describe(args.drow_prob));
+    check_rows(args.src, "src", args.groups);
+    check_rows(args.row_source, "row_source", args.groups);
+    check_rows(args.drow_prob, "drow_prob", args.groups);
+}
+
+OpCost cost(const op::UnpermuteProbsBackward& args) {
+    const double elements = static_cast<double>(args.groups.row_capacity * args.src.cols());
+    return {.bytes = elements * static_cast<double>(size_of(args.src.dtype) + size_of(args.ddst.dtype)),
+            .flops = 2 * elements};
+}
+
+void check(const op::PadRows& args) {
+    check_groups(args.src_groups);
+    check_groups(args.dst_groups);
+    FP8FLOW_CHECK(args.src_groups.num_groups == args.dst_groups.num_groups, "{} groups become {}",
+                  args.src_groups.num_groups, args.dst_groups.num_groups);
+    check_movable(args.src, ScaleLayout::vec128, args.dst);
+    check_rows(args.src.codes, "src", args.src_groups);
+    check_rows(args.dst.codes, "dst", args.dst_groups);
+}
+
+OpCost cost(const op::PadRows& args) {
+    return {.bytes = static_cast<double>(args.src_groups.row_capacity) * row_bytes(args.src) +
+                     static_cast<double>(args.dst_groups.row_capacity) * row_bytes(args.dst),
+            .flops = 0};
+}
+
+void check(const op::UnpadRows& args) {
+    check_groups(args.src_groups);
+    check_groups(args.dst_groups);
+    FP8FLOW_CHECK(args.src_groups.num_groups == args.dst_groups.num_groups, "{} groups become {}",
+                  args.src_groups.num_groups, args.dst_groups.num_groups);
+    check_movable({.codes = args.src, .scales = {}}, ScaleLayout::none, {.codes = args.dst, .scales = {}});
+    check_rows(args.src, "src", args.src_groups);
+    check_rows(args.dst, "dst", args.dst_groups);
+}
+
+OpCost cost(const op::UnpadRows& args) {
+    const double row = static_cast<double>(args.dst.cols() * size_of(args.dst.dtype));
+    return {.bytes = 2 * row * static_cast<double>(args.dst_groups.row_capacity), .flops = 0};
+}
+
+}  // namespace fp8flow
