@@ -32,7 +32,7 @@ gpu_visible() { compgen -G '/dev/nvidia[0-9]*' > /dev/null; }
 # Prints why the CUDA toolkit cannot build the CUDA backend; nothing when it can.
 cuda_toolkit_problem() { cmake -P "$root/cmake/CudaToolkit.cmake"; }
 
-# configure NAME CUDA: configures build/NAME in Release with FP8FLOW_CUDA=CUDA, quietly unless it fails.
+# configure PRESET: configures build/PRESET (CMakePresets.json), quietly unless it fails.
 configure() {
     local folder=$root/build/$1 log launchers=()
     log=$folder/configure.log
@@ -41,14 +41,13 @@ configure() {
         launchers=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
     fi
     say "configuring build/$1"
-    if ! cmake -S "$root" -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=Release "-DFP8FLOW_CUDA=$2" "${launchers[@]}" \
-        --no-warn-unused-cli > "$log" 2>&1; then
+    if ! cmake -S "$root" --preset "$1" "${launchers[@]}" --no-warn-unused-cli > "$log" 2>&1; then
         cat "$log" >&2
         die 1 "cmake failed; its output is above and in $log"
     fi
 }
 
-# build NAME [TARGET]: builds build/NAME with all usable cores.
+# build PRESET [TARGET]: builds build/PRESET with all usable cores.
 build() {
     local started=$SECONDS
     say "building build/$1 with $(usable_cores) jobs"

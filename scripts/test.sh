@@ -7,21 +7,19 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 "$root/scripts/setup_deps.sh" build
 
-name=cuda
-cuda=ON
+preset=cuda-release
 problem=$(cuda_toolkit_problem)
 if [[ -n $problem ]]; then
     say "the CUDA backend is not built: $problem"
-    name=cpu
-    cuda=OFF
+    preset=cpu
 fi
-configure "$name" "$cuda"
-build "$name"
+configure "$preset"
+build "$preset"
 
 say "running the tests (without label slow)"
-log=$root/build/$name/ctest.log
+log=$root/build/$preset/ctest.log
 status=0
-ctest --test-dir "$root/build/$name" -j "$(usable_cores)" --output-on-failure --no-tests=error -LE slow "$@" 2>&1 |
+ctest --test-dir "$root/build/$preset" -j "$(usable_cores)" --output-on-failure --no-tests=error -LE slow "$@" 2>&1 |
     tee "$log" || status=$?
 
 count() { grep -c "$1" "$log" || true; }

@@ -29,19 +29,17 @@ fi
 
 "$root/scripts/setup_deps.sh" build
 
-name=cpu
-cuda=OFF
+preset=cpu
 if gpu_visible; then
     problem=$(cuda_toolkit_problem)
     if [[ -z $problem ]]; then
-        name=cuda
-        cuda=ON
+        preset=cuda-release
     else
         say "a GPU is visible, but $problem: the CUDA backend is not built, the reference backend runs on the CPU"
     fi
 fi
-configure "$name" "$cuda"
-build "$name" fp8flow
+configure "$preset"
+build "$preset" fp8flow
 
 cores=$(usable_cores)
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores >= ranks ? cores / ranks : 1))}
@@ -53,6 +51,6 @@ if (($(id -u) == 0)); then
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi
 # Open MPI counts physical cores and refuses more ranks than that; hardware threads and few cores are fine here.
-command=(mpirun -n "$ranks" --bind-to none --oversubscribe "$root/build/$name/fp8flow" train "$config" "$@")
+command=(mpirun -n "$ranks" --bind-to none --oversubscribe "$root/build/$preset/fp8flow" train "$config" "$@")
 say "OMP_NUM_THREADS=$OMP_NUM_THREADS ${command[*]}"
 exec "${command[@]}"
