@@ -12,8 +12,8 @@ struct NormSquared {
     TensorView sum;  // in/out [1] f32
 };
 
-// m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr * (m/c1 / (sqrt(v/c2) + eps) + wd w), g = main_grad * grad_scale. All fp32, explicit
-// order, bit-equal across backends. Nothing is written when *status != 0.
+// g = grad * grad_scale; m = b1 m + (1-b1) g; v = b2 v + (1-b2) (g g); w -= lr * ((m/c1) / (sqrt(v/c2) + eps) + wd w). All fp32, each
+// operation as written and rounded on its own (no fma), bit-equal across backends. Nothing is written when *status != 0.
 struct AdamW {
     TensorView grad;  // f32
     float lr = 0, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0;

@@ -5,6 +5,7 @@
 
 namespace fp8flow::op {
 
+// y[t] = table[ids[t]]. An id outside [0, V) is an error (data).
 struct Embedding {
     TensorView ids;    // [T] i32
     TensorView table;  // [V, H]
@@ -19,8 +20,9 @@ struct EmbeddingBackward {
 };
 
 // Cross-entropy on fp32 logits of the first vocab_size columns (the padded rest gets probability and gradient 0).
-// loss[t] = logsumexp(logits_t) - logits_t[label]; label < 0: ignored (loss 0, gradient 0). Sums over ascending columns in 8 lanes.
-// dlogits = (softmax - onehot) * grad_scale, may alias nothing; absent: evaluation only.
+// loss[t] = logsumexp(logits_t) - logits_t[label]; label < 0: ignored (loss 0, gradient 0). Order: e = exp(logit - max); sum of e over
+// ascending columns in 8 lanes; loss = log(sum) + (max - logits_t[label]); dlogits = (e / sum - onehot) * grad_scale.
+// dlogits may alias nothing; absent: evaluation only.
 struct CrossEntropy {
     TensorView logits;  // [T, V] f32
     TensorView labels;  // [T] i32
@@ -29,7 +31,7 @@ struct CrossEntropy {
     TensorView loss;     // out [T] f32
     TensorView dlogits;  // out [T, V] bf16 | f32, optional
 };
-// sum (out [1] f32, +=) of values in ascending order, in double.
+// sum (in/out [1] f32) += values in ascending order; in double, rounded to f32 once per call.
 struct Sum {
     TensorView values;  // [N] f32
     TensorView sum;

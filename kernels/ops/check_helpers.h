@@ -1,0 +1,39 @@
+// What the argument checks of several op families share: dtype and shape of a tensor, and the bytes of a list of tensors.
+#pragma once
+
+#include "kernels/core/tensor.h"
+
+#include <initializer_list>
+
+namespace fp8flow {
+
+inline bool is_bf16_or_f32(DType dtype) { return dtype == DType::bf16 || dtype == DType::f32; }
+
+inline bool has_shape(const TensorView& view, std::initializer_list<int64_t> shape) {
+    bool same = view.rank == static_cast<int>(shape.size());
+    int i = 0;
+    for (int64_t dim : shape) {
+        same = same && view.dims[i] == dim;
+        ++i;
+    }
+    return same;
+}
+
+inline void check_tensor(const TensorView& view, const char* what, DType dtype,
+                         std::initializer_list<int64_t> shape) {
+    FP8FLOW_CHECK(has_shape(view, shape) && view.dtype == dtype, "{} is {}, must be {}", what, describe(view),
+                  describe(make_view(nullptr, dtype, shape)));
+}
+
+// For ops on whole tensors that know nothing of row arenas: they would touch the rows of other layers.
+inline void check_own_rows(const TensorView& view, const char* what) {
+    FP8FLOW_CHECK(view.row_base == nullptr, "{} is a view into a row arena", what);
+}
+
+inline double bytes_of(std::initializer_list<TensorView> views) {
+    double total = 0;
+    for (const TensorView& view : views) total += static_cast<double>(view.bytes());
+    return total;
+}
+
+}  // namespace fp8flow

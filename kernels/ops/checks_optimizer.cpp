@@ -1,0 +1,68 @@
+// Argument checks and costs of the optimizer's ops.
+#include "kernels/ops.h"
+#include "kernels/ops/check_helpers.h"
+
+namespace fp8flow {
+
+namespace {
+
+void check_state(const TensorView& view, const char* what, const TensorView& master) {
+    FP8FLOW_CHECK(view.numel() == master.numel() && view.dtype == DType::f32, "{} is {}, the master is {}",
+                  what, describe(view), describe(master));
+    check_own_rows(view, what);
+}
+
+}  // namespace
+
+void check(const op::NormSquared& args) {
+    FP8FLOW_CHECK(args.x && args.x.dtype == DType::f32, "x is {}", describe(args.x));
+    check_own_rows(args.x, "x");
+    check_tensor(args.sum, "sum", DType::f32, {1});
+}
+OpCost cost(const op::NormSquared& args) {
+    return {bytes_of({args.x, args.sum}), 2 * static_cast<double>(args.x.numel())};
+}
+
+void check(const op::AdamW& args) {
+    FP8FLOW_CHECK(static_cast<bool>(args.master), "no master weights");
+    check_state(args.master, "master", args.master);
+    check_state(args.grad, "grad", args.master);
+    check_state(args.m, "m", args.master);
+    check_state(args.v, "v", args.master);
+    check_tensor(args.grad_scale, "grad_scale", DType::f32, {1});
+    if (args.status) check_tensor(args.status, "status", DType::i32, {1});
+    FP8FLOW_CHECK(args.correction1 > 0 && args.correction2 > 0,
+                  "bias corrections {} and {}: steps count from 1", args.correction1, args.correction2);
+    if (!args.copy) return;
+    FP8FLOW_CHECK(args.copy.numel() == args.master.numel() && is_bf16_or_f32(args.copy.dtype),
+                  "copy is {}, the master is {}", describe(args.copy), describe(args.master));
+    check_own_rows(args.copy, "copy");
+}
+OpCost cost(const op::AdamW& args) {
+    return {bytes_of({args.grad, args.copy}) + 2 * bytes_of({args.master, args.m, args.v}),
+            15 * static_cast<double>(args.master.numel())};
+}
+
+void check(const op::AdamWQuantize& args) {
+    check(args.adamw);
+    TensorView weight = args.adamw.master;
+    FP8FLOW_CHECK(weight.rank == 2 || weight.rank == 3, "master is {}, must be [N, K] or [E, N, K]",
+                  describe(weight));
+    if (weight.rank == 2) weight = weight.reshape({1, weight.dim(0), weight.dim(1)});
+    const int64_t experts = weight.dim(0), rows = weight.dim(1), columns = weight.dim(2);
+    if (args.fprop) {
+        check_fp8(args.fprop, "fprop copy");
+        check_tensor(args.fprop.codes, "fprop codes", args.fprop.codes.dtype, {experts, rows, columns});
+    }
+    if (args.dgrad) {
+        check_fp8(args.dgrad, "dgrad copy");
+        check_tensor(args.dgrad.codes, "dgrad codes", args.dgrad.codes.dtype, {experts, columns, rows});
+    }
+}
+OpCost cost(const op::AdamWQuantize& args) {
+    OpCost total = cost(args.adamw);
+    total.bytes += bytes_of({args.fprop.codes, args.fprop.scales, args.dgrad.codes, args.dgrad.scales});
+    return total;
+}
+
+}  // namespace fp8flow

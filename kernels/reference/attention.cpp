@@ -1,0 +1,276 @@
+// Attention of the reference backend: rotary embedding, causal attention with grouped queries and its backward, and the copies between
+// the packed projection and q, k, v. The matrix products run on fp32 copies of one head, vectorised across outputs only.
+#include "kernels/reference/reference_ops.h"
+#include "kernels/reference/rows.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+namespace fp8flow {
+
+namespace {
+
+using reference::lane_dot;
+using reference::lane_sum;
+using reference::load_floats;
+using reference::store_floats;
+
+constexpr int64_t kWidth =
+    16;  // rows of the fp32 copies are padded to this, so that inner loops have no tail
+constexpr int64_t kQueryBlock = 32;  // query rows whose scores are held at a time
+
+// c[0, n) += sum over ascending k in [first, last) of a[k * a_stride] * b[k][0, n): one fma per term. n is a multiple of kWidth.
+// Eight terms at a time only to spare loads and stores of c; every c[x] sees its terms in order.
+void multiply_add(const float* a, int64_t a_stride, const float* b, int64_t ldb, int64_t first, int64_t last,
+                  float* c, int64_t n) {
+    constexpr int64_t kTerms = 8;
+    int64_t k = first;
+    for (; k + kTerms <= last; k += kTerms) {
+        float factor[kTerms];
+        for (int64_t i = 0; i < kTerms; ++i) factor[i] = a[(k + i) * a_stride];
+        const float* b_row = b + k * ldb;
+#pragma omp simd
+        for (int64_t x = 0; x < n; ++x) {
+            float sum = c[x];
+            for (int64_t i = 0; i < kTerms; ++i) sum = fma_float(factor[i], b_row[i * ldb + x], sum);
+            c[x] = sum;
+        }
+    }
+    for (; k < last; ++k) {
+        const float factor = a[k * a_stride];
+        const float* b_row = b + k * ldb;
+#pragma omp simd
+        for (int64_t x = 0; x < n; ++x) c[x] = fma_float(factor, b_row[x], c[x]);
+    }
+}
+
+// c[m, n] = a[m, depth] b[depth, n].
+void multiply(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t m, int64_t n, int64_t depth,
+              float* c, int64_t ldc) {
+    for (int64_t row = 0; row < m; ++row) {
+        std::fill_n(c + row * ldc, n, 0.0f);
+        multiply_add(a + row * lda, 1, b, ldb, 0, depth, c + row * ldc, n);
+    }
+}
+
+// c[i] = sum over keys j <= position of row i of weights[i][j] * b[j]; row i stands at position first_position + i. No row reads a key
+// after its own, so that not even a NaN of the future reaches the past.
+void multiply_causal(const float* weights, int64_t ld, int64_t m, int64_t first_position, const float* b,
+                     int64_t n, float* c) {
+    std::fill_n(c, m * n, 0.0f);
+    for (int64_t row = 0; row < m; ++row)
+        multiply_add(weights + row * ld, 1, b, n, 0, first_position + row + 1, c + row * n, n);
+}
+
+// c[j] += sum over ascending rows i of the block, at positions >= j, of weights[i][j] * b[i]: the transposed product of the backward.
+void add_transposed_causal(const float* weights, int64_t ld, int64_t m, int64_t first_position,
+                           const float* b, int64_t n, float* c) {
+    for (int64_t key = 0; key < first_position + m; ++key)
+        multiply_add(weights + key, ld, b, n, std::max<int64_t>(key - first_position, 0), m, c + key * n, n);
+}
+
+// One head of rows [first_row, first_row + count) of a [T, heads, D] tensor as fp32 [count, ld]; columns past D are zero.
+void load_head(const TensorView& view, int64_t first_row, int64_t count, int64_t head, int64_t ld,
+               float* out) {
+    const int64_t heads = view.dim(1), depth = view.dim(2);
+    for (int64_t row = 0; row < count; ++row) {
+        load_floats(view, ((first_row + row) * heads + head) * depth, depth, out + row * ld);
+        std::fill(out + row * ld + depth, out + (row + 1) * ld, 0.0f);
+    }
+}
+void store_head(const TensorView& view, int64_t first_row, int64_t count, int64_t head, int64_t ld,
+                const float* values) {
+    const int64_t heads = view.dim(1), depth = view.dim(2);
+    for (int64_t row = 0; row < count; ++row)
+        store_floats(view, ((first_row + row) * heads + head) * depth, depth, values + row * ld);
+}
+
+// in [rows, ld] -> out [columns, out_ld]; columns past `rows` stay as they are (zero).
+void transpose(const float* in, int64_t rows, int64_t columns, int64_t ld, float* out, int64_t out_ld) {
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t column = 0; column < columns; ++column)
+            out[column * out_ld + row] = in[row * ld + column];
+}
+
+// What is the same for every head: sizes, and sizes padded to whole inner loops.
+struct HeadShape {
+    explicit HeadShape(const TensorView& q, const TensorView& k, int64_t seq_length)
+        : length(seq_length),
+          depth(q.dim(2)),
+          heads(q.dim(1)),
+          kv_heads(k.dim(1)),
+          sequences(q.dim(0) / seq_length),
+          padded_depth(round_up(depth, kWidth)),
+          padded_length(round_up(length, kWidth)) {}
+    int64_t length, depth, heads, kv_heads, sequences, padded_depth, padded_length;
+};
+
+// Scores of queries [m, D] against the keys up to the last query's position, scaled; s has rows of padded_length.
+void scaled_scores(const HeadShape& shape, const float* q, const float* k_transposed, int64_t m, int64_t keys,
+                   float scale, float* s) {
+    multiply(q, shape.padded_depth, k_transposed, shape.padded_length, m, round_up(keys, kWidth), shape.depth,
+             s, shape.padded_length);
+    for (int64_t row = 0; row < m; ++row)
+        for (int64_t key = 0; key < keys; ++key) s[row * shape.padded_length + key] *= scale;
+}
+
+// values[j] = exp(values[j] - shift)
+void exp_shifted(float* values, int64_t count, float shift) {
+    for (int64_t i = 0; i < count; ++i) values[i] = exp_float(values[i] - shift);
+}
+
+}  // namespace
+
+void ReferenceOps::do_rope(const op::Rope& args, const Launch&) {
+    const int64_t tokens = args.x.dim(0), heads = args.x.dim(1), depth = args.x.dim(2), half = depth / 2;
+    const int64_t length = args.table.dim(0);
+    const float* table = args.table.as<float>();
+    const float sign = args.direction == op::RopeDirection::forward ? 1.0f : -1.0f;
+#pragma omp parallel
+    {
+        std::vector<float> row(static_cast<std::size_t>(heads * depth));
+#pragma omp for
+        for (int64_t t = 0; t < tokens; ++t) {
+            const float* angles = table + t % length * depth;
+            load_floats(args.x, t * heads * depth, heads * depth, row.data());
+            for (int64_t head = 0; head < heads; ++head) {
+                float* low = row.data() + head * depth;
+                float* high = low + half;
+                for (int64_t i = 0; i < half; ++i) {
+                    const float cosine = angles[2 * i], sine = sign * angles[2 * i + 1];
+                    const float x = low[i], y = high[i];
+                    low[i] = fma_float(x, cosine, -(y * sine));
+                    high[i] = fma_float(y, cosine, x * sine);
+                }
+            }
+            store_floats(args.x, t * heads * depth, heads * depth, row.data());
+        }
+    }
+}
+
+void ReferenceOps::do_attention(const op::Attention& args, const Launch&) {
+    if (args.q.numel() == 0) return;
+    const HeadShape shape(args.q, args.k, args.seq_length);
+    const int64_t length = shape.length, ld = shape.padded_depth, group = shape.heads / shape.kv_heads;
+    float* lse = args.lse.as<float>();
+#pragma omp parallel
+    {
+        const auto buffer = [](int64_t size) { return std::vector<float>(static_cast<std::size_t>(size)); };
+        auto k = buffer(length * ld), v = buffer(length * ld),
+             k_transposed = buffer(ld * shape.padded_length);
+        auto q = buffer(kQueryBlock * ld), o = buffer(kQueryBlock * ld),
+             p = buffer(kQueryBlock * shape.padded_length);
+#pragma omp for schedule(dynamic)
+        for (int64_t task = 0; task < shape.sequences * shape.heads; ++task) {
+            const int64_t head = task % shape.heads, first_row = task / shape.heads * length;
+            load_head(args.k, first_row, length, head / group, ld, k.data());
+            load_head(args.v, first_row, length, head / group, ld, v.data());
+            transpose(k.data(), length, shape.depth, ld, k_transposed.data(), shape.padded_length);
+            for (int64_t first = 0; first < length; first += kQueryBlock) {
+                const int64_t m = std::min(kQueryBlock, length - first);
+                load_head(args.q, first_row + first, m, head, ld, q.data());
+                scaled_scores(shape, q.data(), k_transposed.data(), m, first + m, args.scale, p.data());
+                float sums[kQueryBlock];
+                for (int64_t row = 0; row < m; ++row) {
+                    float* s = p.data() + row * shape.padded_length;
+                    const int64_t keys = first + row + 1;
+                    float largest = -INFINITY;
+                    for (int64_t key = 0; key < keys; ++key) largest = s[key] > largest ? s[key] : largest;
+                    exp_shifted(s, keys, largest);
+                    sums[row] = lane_sum(s, keys);
+                    lse[(first_row + first + row) * shape.heads + head] = largest + log_float(sums[row]);
+                }
+                multiply_causal(p.data(), shape.padded_length, m, first, v.data(), ld, o.data());
+                for (int64_t row = 0; row < m; ++row)
+                    for (int64_t d = 0; d < ld; ++d) o[static_cast<std::size_t>(row * ld + d)] /= sums[row];
+                store_head(args.o, first_row + first, m, head, ld, o.data());
+            }
+        }
+    }
+}
+
+void ReferenceOps::do_attention_backward(const op::AttentionBackward& args, const Launch&) {
+    if (args.q.numel() == 0) return;
+    const HeadShape shape(args.q, args.k, args.seq_length);
+    const int64_t length = shape.length, ld = shape.padded_depth, group = shape.heads / shape.kv_heads;
+    const int64_t score_ld = shape.padded_length;
+    const float* lse = args.lse.as<float>();
+    // One task owns a kv head, so that its gradient is summed over the query heads by one thread, in order.
+#pragma omp parallel
+    {
+        const auto buffer = [](int64_t size) { return std::vector<float>(static_cast<std::size_t>(size)); };
+        auto k = buffer(length * ld), v = buffer(length * ld), dk = buffer(length * ld),
+             dv = buffer(length * ld);
+        auto k_transposed = buffer(ld * score_ld), v_transposed = buffer(ld * score_ld);
+        auto q = buffer(kQueryBlock * ld), o = buffer(kQueryBlock * ld), dout = buffer(kQueryBlock * ld),
+             dq = buffer(kQueryBlock * ld);
+        auto p = buffer(kQueryBlock * score_ld), ds = buffer(kQueryBlock * score_ld);
+#pragma omp for schedule(dynamic)
+        for (int64_t task = 0; task < shape.sequences * shape.kv_heads; ++task) {
+            const int64_t kv_head = task % shape.kv_heads, first_row = task / shape.kv_heads * length;
+            load_head(args.k, first_row, length, kv_head, ld, k.data());
+            load_head(args.v, first_row, length, kv_head, ld, v.data());
+            transpose(k.data(), length, shape.depth, ld, k_transposed.data(), score_ld);
+            transpose(v.data(), length, shape.depth, ld, v_transposed.data(), score_ld);
+            std::fill(dk.begin(), dk.end(), 0.0f);
+            std::fill(dv.begin(), dv.end(), 0.0f);
+            for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+                for (int64_t first = 0; first < length; first += kQueryBlock) {
+                    const int64_t m = std::min(kQueryBlock, length - first), row0 = first_row + first,
+                                  keys = first + m;
+                    load_head(args.q, row0, m, head, ld, q.data());
+                    load_head(args.o, row0, m, head, ld, o.data());
+                    load_head(args.dout, row0, m, head, ld, dout.data());
+                    scaled_scores(shape, q.data(), k_transposed.data(), m, keys, args.scale, p.data());
+                    multiply(dout.data(), ld, v_transposed.data(), score_ld, m, round_up(keys, kWidth),
+                             shape.depth, ds.data(), score_ld);
+                    for (int64_t row = 0; row < m; ++row) {
+                        float* p_row = p.data() + row * score_ld;
+                        float* ds_row = ds.data() + row * score_ld;
+                        const float delta =
+                            lane_dot(dout.data() + row * ld, o.data() + row * ld, shape.depth);
+                        exp_shifted(p_row, first + row + 1, lse[(row0 + row) * shape.heads + head]);
+                        for (int64_t key = 0; key <= first + row; ++key)
+                            ds_row[key] = p_row[key] * (ds_row[key] - delta) * args.scale;
+                    }
+                    multiply_causal(ds.data(), score_ld, m, first, k.data(), ld, dq.data());
+                    store_head(args.dq, row0, m, head, ld, dq.data());
+                    add_transposed_causal(p.data(), score_ld, m, first, dout.data(), ld, dv.data());
+                    add_transposed_causal(ds.data(), score_ld, m, first, q.data(), ld, dk.data());
+                }
+            }
+            store_head(args.dk, first_row, length, kv_head, ld, dk.data());
+            store_head(args.dv, first_row, length, kv_head, ld, dv.data());
+        }
+    }
+}
+
+void ReferenceOps::do_split_qkv(const op::SplitQkv& args, const Launch&) {
+    const int64_t row_bytes = args.qkv.cols() * size_of(args.qkv.dtype);
+#pragma omp parallel for
+    for (int64_t t = 0; t < args.qkv.dim(0); ++t) {
+        const uint8_t* from = args.qkv.bytes_ptr() + t * row_bytes;
+        for (const TensorView* part : {&args.q, &args.k, &args.v}) {
+            const int64_t bytes = part->dim(1) * part->dim(2) * size_of(part->dtype);
+            std::memcpy(part->bytes_ptr() + t * bytes, from, static_cast<std::size_t>(bytes));
+            from += bytes;
+        }
+    }
+}
+
+void ReferenceOps::do_merge_qkv(const op::MergeQkv& args, const Launch&) {
+    const int64_t row_bytes = args.qkv.cols() * size_of(args.qkv.dtype);
+#pragma omp parallel for
+    for (int64_t t = 0; t < args.qkv.dim(0); ++t) {
+        uint8_t* to = args.qkv.bytes_ptr() + t * row_bytes;
+        for (const TensorView* part : {&args.q, &args.k, &args.v}) {
+            const int64_t bytes = part->dim(1) * part->dim(2) * size_of(part->dtype);
+            std::memcpy(to, part->bytes_ptr() + t * bytes, static_cast<std::size_t>(bytes));
+            to += bytes;
+        }
+    }
+}
+
+}  // namespace fp8flow

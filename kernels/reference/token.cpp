@@ -1,0 +1,163 @@
+// The two ends of the model and the element-wise operations of the reference backend.
+#include "kernels/reference/reference_ops.h"
+#include "kernels/reference/rows.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+namespace fp8flow {
+
+namespace {
+
+using reference::lane_sum;
+using reference::load_floats;
+using reference::store_floats;
+
+constexpr int64_t kChunk = 1024;  // elements converted at a time
+
+// Runs body(first, count) over [0, total) in chunks, in parallel.
+template <class Body> void for_each_chunk(int64_t total, const Body& body) {
+#pragma omp parallel for
+    for (int64_t first = 0; first < total; first += kChunk) body(first, std::min(kChunk, total - first));
+}
+
+// Token ids come from data files, so they are checked before they become addresses.
+void require_ids(const TensorView& ids, int64_t vocab_size, bool ignored_allowed) {
+    const int32_t* id = ids.as<int32_t>();
+    for (int64_t t = 0; t < ids.numel(); ++t)
+        require(
+            id[t] < vocab_size && (id[t] >= 0 || ignored_allowed), ExitCode::data,
+            "token id {} at position {} of the batch is outside the vocabulary of {}; raise model.vocab_size",
+            id[t], t, vocab_size);
+}
+
+}  // namespace
+
+void ReferenceOps::do_embedding(const op::Embedding& args, const Launch&) {
+    require_ids(args.ids, args.table.dim(0), false);
+    const int32_t* ids = args.ids.as<int32_t>();
+    const int64_t hidden = args.table.dim(1);
+#pragma omp parallel
+    {
+        std::vector<float> row(static_cast<std::size_t>(hidden));
+#pragma omp for
+        for (int64_t t = 0; t < args.y.dim(0); ++t) {
+            load_floats(args.table, ids[t] * hidden, hidden, row.data());
+            store_floats(args.y, t * hidden, hidden, row.data());
+        }
+    }
+}
+
+void ReferenceOps::do_embedding_backward(const op::EmbeddingBackward& args, const Launch&) {
+    require_ids(args.ids, args.dtable.dim(0), false);
+    const int32_t* ids = args.ids.as<int32_t>();
+    float* dtable = args.dtable.as<float>();
+    const int64_t tokens = args.dy.dim(0), hidden = args.dtable.dim(1);
+    if (args.mode == Gradient::overwrite) std::fill_n(dtable, args.dtable.numel(), 0.0f);
+    // A thread owns columns, so that tokens with the same id are added in order.
+    constexpr int64_t kColumns = 64;
+#pragma omp parallel for
+    for (int64_t column = 0; column < hidden; column += kColumns) {
+        const int64_t width = std::min(kColumns, hidden - column);
+        float part[kColumns];
+        for (int64_t t = 0; t < tokens; ++t) {
+            load_floats(args.dy, t * hidden + column, width, part);
+            float* row = dtable + ids[t] * hidden + column;
+            for (int64_t i = 0; i < width; ++i) row[i] += part[i];
+        }
+    }
+}
+
+void ReferenceOps::do_cross_entropy(const op::CrossEntropy& args, const Launch&) {
+    require_ids(args.labels, args.vocab_size, true);
+    const float* logits = args.logits.as<float>();
+    const int32_t* labels = args.labels.as<int32_t>();
+    float* loss = args.loss.as<float>();
+    const int64_t columns = args.logits.dim(1), vocab = args.vocab_size;
+    const float grad_scale = args.grad_scale;
+#pragma omp parallel
+    {
+        std::vector<float> buffer(static_cast<std::size_t>(columns), 0.0f);  // stays zero past the vocabulary
+        float* p = buffer.data();
+#pragma omp for
+        for (int64_t t = 0; t < args.logits.dim(0); ++t) {
+            const float* row = logits + t * columns;
+            const int32_t label = labels[t];
+            if (label < 0) {
+                loss[t] = 0.0f;
+                std::fill_n(p, vocab, 0.0f);
+            } else {
+                float largest = -INFINITY;
+                for (int64_t i = 0; i < vocab; ++i) largest = row[i] > largest ? row[i] : largest;
+                for (int64_t i = 0; i < vocab; ++i) p[i] = exp_float(row[i] - largest);
+                const float sum = lane_sum(p, vocab);
+                loss[t] = log_float(sum) + (largest - row[label]);
+                if (!args.dlogits) continue;
+                for (int64_t i = 0; i < vocab; ++i) p[i] = div_float(p[i], sum);
+                p[label] -= 1.0f;
+                for (int64_t i = 0; i < vocab; ++i) p[i] *= grad_scale;
+            }
+            if (args.dlogits) store_floats(args.dlogits, t * columns, columns, p);
+        }
+    }
+}
+
+void ReferenceOps::do_sum(const op::Sum& args, const Launch&) {
+    const float* values = args.values.as<float>();
+    double total = 0;
+    for (int64_t i = 0; i < args.values.numel(); ++i) total += static_cast<double>(values[i]);
+    float* sum = args.sum.as<float>();
+    *sum = static_cast<float>(static_cast<double>(*sum) + total);
+}
+
+void ReferenceOps::do_add(const op::Add& args, const Launch&) {
+    for_each_chunk(args.y.numel(), [&](int64_t first, int64_t count) {
+        float a[kChunk], b[kChunk];
+        load_floats(args.a, first, count, a);
+        load_floats(args.b, first, count, b);
+        for (int64_t i = 0; i < count; ++i) a[i] += b[i];
+        store_floats(args.y, first, count, a);
+    });
+}
+
+void ReferenceOps::do_cast(const op::Cast& args, const Launch&) {
+    for_each_chunk(args.y.numel(), [&](int64_t first, int64_t count) {
+        float values[kChunk];
+        load_floats(args.x, first, count, values);
+        store_floats(args.y, first, count, values);
+    });
+}
+
+void ReferenceOps::do_zero(const op::Zero& args, const Launch&) {
+    if (args.y.bytes() > 0) std::memset(args.y.data, 0, static_cast<std::size_t>(args.y.bytes()));
+}
+
+void ReferenceOps::do_count_non_finite(const op::CountNonFinite& args, const Launch&) {
+    constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
+    int64_t found = 0, lowest = kNone;
+    const int64_t total = args.x.numel();
+#pragma omp parallel for reduction(+ : found) reduction(min : lowest)
+    for (int64_t start = 0; start < total; start += kChunk) {
+        const int64_t count = std::min(kChunk, total - start);
+        float values[kChunk];
+        load_floats(args.x, start, count, values);
+        int64_t in_chunk = 0;
+        for (int64_t i = 0; i < count; ++i) in_chunk += (float_bits(values[i]) & 0x7F800000u) == 0x7F800000u;
+        if (in_chunk == 0) continue;
+        found += in_chunk;
+        for (int64_t i = 0; i < count; ++i) {
+            if ((float_bits(values[i]) & 0x7F800000u) != 0x7F800000u) continue;
+            lowest = std::min(lowest, start + i);
+            break;
+        }
+    }
+    if (found == 0) return;
+    *args.count.as<int64_t>() += found;
+    int64_t* first = args.first.as<int64_t>();
+    *first = *first < 0 ? lowest : std::min(*first, lowest);
+}
+
+}  // namespace fp8flow
