@@ -1,0 +1,143 @@
+// Dense, grouped and weight-gradient products of the reference backend: which operand entries, scales and rows of D each product
+// of the shared kernel (gemm_kernel.h) reads and writes.
+#include "kernels/reference/gemm_kernel.h"
+#include "kernels/reference/rows.h"
+
+#include <cstring>
+
+namespace fp8flow {
+
+namespace {
+
+using namespace reference;
+
+// Scales of codes stored [rows, contraction], counted from the first stored row and contraction element.
+OperandScale scale_of(const Fp8Tensor& tensor) {
+    const int64_t rows = tensor.codes.dim(-2), blocks = ceil_div(tensor.codes.dim(-1), kBlock);
+    const TensorView& scales = tensor.scales;
+    switch (tensor.layout) {
+        case ScaleLayout::none: break;
+        case ScaleLayout::tensor: return {.scales = scales};
+        case ScaleLayout::row:
+        case ScaleLayout::group_row: return {.scales = scales, .output_stride = 1};
+        case ScaleLayout::vec128_wire:
+            return {.scales = scales, .output_stride = blocks, .block = kBlock, .block_stride = 1};
+        case ScaleLayout::vec128:
+            return {.scales = scales, .output_stride = 1, .block = kBlock, .block_stride = rows};
+        case ScaleLayout::block128:
+            return {.scales = scales,
+                    .outputs_per_scale = kBlock,
+                    .output_stride = round_up(blocks, 4),
+                    .block = kBlock,
+                    .block_stride = 1};
+        case ScaleLayout::tile128:
+            return {.scales = scales,
+                    .outputs_per_scale = kBlock,
+                    .output_stride = 1,
+                    .block = kBlock,
+                    .block_stride = ceil_div(rows, kBlock)};
+        case ScaleLayout::mx32:
+            return {.scales = scales, .output_stride = 1, .block = kMxBlock, .block_stride = rows};
+    }
+    return {};
+}
+
+// Stored [rows, contraction].
+Operand along_contraction(const Fp8Tensor& tensor) {
+    return {.codes = tensor.codes,
+            .output_stride = tensor.codes.dim(-1),
+            .k_stride = 1,
+            .scale = scale_of(tensor)};
+}
+
+// Stored [contraction, rows]; plain tensors only.
+Operand across_contraction(const Fp8Tensor& tensor) {
+    return {.codes = tensor.codes, .output_stride = 1, .k_stride = tensor.codes.dim(-1), .scale = {}};
+}
+
+// The operand with its outputs counted from stored row `row`.
+Operand from_row(Operand operand, int64_t row) {
+    operand.offset += row * operand.output_stride;
+    operand.scale.offset += row / operand.scale.outputs_per_scale * operand.scale.output_stride;
+    return operand;
+}
+
+// The operand with its contraction counted from element `k`, the first of group `group`.
+Operand from_contraction(Operand operand, const Fp8Tensor& tensor, int64_t k, int64_t group) {
+    OperandScale& scale = operand.scale;
+    FP8FLOW_CHECK(scale.block == 0 || k % scale.block == 0,
+                  "group {} starts at row {}, inside a {} block of {}", group, k, name_of(tensor.layout),
+                  scale.block);
+    operand.offset += k * operand.k_stride;
+    if (scale.block != 0) scale.offset += k / scale.block * scale.block_stride;
+    if (tensor.layout == ScaleLayout::group_row) scale.offset += group * tensor.codes.dim(0);
+    return operand;
+}
+
+// Entry `group` of stacked weights.
+Operand of_group(Operand operand, const Fp8Tensor& tensor, int64_t group) {
+    operand.offset += group * tensor.codes.dim(1) * tensor.codes.dim(2);
+    if (tensor.scales && tensor.layout != ScaleLayout::tensor)
+        operand.scale.offset += group * (tensor.scales.numel() / tensor.codes.dim(0));
+    return operand;
+}
+
+}  // namespace
+
+void ReferenceOps::do_gemm(const op::Gemm& args, const Launch&) {
+    const bool a_across = args.form == op::GemmForm::tn, b_across = args.form != op::GemmForm::nt;
+    const Operand a = a_across ? across_contraction(args.a) : along_contraction(args.a);
+    const Operand b = b_across ? across_contraction(args.b) : along_contraction(args.b);
+    multiply({{.m = args.d.dim(0),
+               .n = args.d.dim(1),
+               .k = args.a.codes.dim(a_across ? 0 : 1),
+               .a = a,
+               .b = b,
+               .mode = args.mode,
+               .d = args.d}},
+             options_.summation);
+}
+
+void ReferenceOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch&) {
+    const int64_t n = args.d.dim(1), k = args.a.codes.dim(1);
+    const Operand a = along_contraction(args.a);
+    const Operand b = args.form == op::GemmForm::nt ? along_contraction(args.b) : across_contraction(args.b);
+    const int64_t a_base = base_of(args.a.codes), d_base = base_of(args.d);
+    std::vector<Product> products;
+    for (const GroupRange& range : group_ranges(args.groups, args.d.dim(0))) {
+        products.push_back({.m = range.count,
+                            .n = n,
+                            .k = k,
+                            .a = from_row(a, a_base + range.first),
+                            .b = of_group(b, args.b, range.group),
+                            .d = args.d,
+                            .d_offset = (d_base + range.first) * n});
+        const int64_t row_bytes = n * size_of(args.d.dtype), first_pad = range.first + range.count;
+        std::memset(args.d.bytes_ptr() + (d_base + first_pad) * row_bytes, 0,
+                    static_cast<std::size_t>((range.end - first_pad) * row_bytes));
+    }
+    multiply(products, options_.summation);
+}
+
+void ReferenceOps::do_grouped_gemm_wgrad(const op::GroupedGemmWgrad& args, const Launch&) {
+    const int64_t n = args.dw.dim(1), k = args.dw.dim(2);
+    const bool transposed = is_fp8(args.dy.codes.dtype);  // FP8 operands are the transposed copies
+    const Operand dy = transposed ? along_contraction(args.dy) : across_contraction(args.dy);
+    const Operand x = transposed ? along_contraction(args.x) : across_contraction(args.x);
+    const int64_t dy_base = base_of(args.dy.codes), x_base = base_of(args.x.codes);
+    std::vector<Product> products;
+    for (const GroupRange& range : group_ranges(args.groups, 0)) {
+        if (range.count == 0 && args.mode == Gradient::accumulate) continue;
+        products.push_back({.m = n,
+                            .n = k,
+                            .k = range.count,
+                            .a = from_contraction(dy, args.dy, dy_base + range.first, range.group),
+                            .b = from_contraction(x, args.x, x_base + range.first, range.group),
+                            .mode = args.mode,
+                            .d = args.dw,
+                            .d_offset = range.group * n * k});
+    }
+    multiply(products, options_.summation);
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,46 @@
+// The one matrix-product kernel of the reference backend: every dense, grouped and weight-gradient product, plain or FP8, is a list
+// of Products over strided operands. gemm.cpp translates the ops into them; the order of summation is that of kernels/ops/gemm.h.
+#pragma once
+
+#include "kernels/core/fp8_tensor.h"
+#include "kernels/reference/reference_ops.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace fp8flow::reference {
+
+// Scale of entry (i, k) of an operand, i the output index (row of D for A, column for B), k along the contraction:
+// scales[offset + (i / outputs_per_scale) * output_stride + (k / block) * block_stride]; absent scales mean 1.
+struct OperandScale {
+    TensorView scales;  // f32 | e8m0
+    int64_t offset = 0;
+    int64_t outputs_per_scale = 1;
+    int64_t output_stride = 0;
+    int64_t block = 0;  // contraction elements per scale; 0: constant along the contraction
+    int64_t block_stride = 0;
+};
+
+// Entry (i, k) stands at codes[offset + i * output_stride + k * k_stride]; one of the strides is 1.
+struct Operand {
+    TensorView codes;  // f32 | bf16 | f16 | e4m3 | e5m2
+    int64_t offset = 0;
+    int64_t output_stride = 0;
+    int64_t k_stride = 0;
+    OperandScale scale;
+};
+
+// D[i, j] (+)= sum over k of A(i, k) B(j, k).
+struct Product {
+    int64_t m = 0, n = 0, k = 0;
+    Operand a;
+    Operand b;
+    Gradient mode = Gradient::overwrite;
+    TensorView d;
+    int64_t d_offset = 0;  // of D[0, 0]; rows are n apart
+};
+
+// Computes the products, whose outputs do not overlap. Bits do not depend on the number of threads or on the tiling.
+void multiply(const std::vector<Product>& products, SummationOrder order);
+
+}  // namespace fp8flow::reference
