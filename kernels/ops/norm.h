@@ -29,11 +29,10 @@ struct RmsNormQuantize {
     GammaForm gamma_form = GammaForm::plain;
     ScaleFormat scale_format = ScaleFormat::pow2;
     TensorView y;  // out [T, H] bf16, optional
-    // out [T, H]: vec128_wire, vec128 or tensor (delayed: rows.scales is an INPUT, 1/multiplier), optional
-    Fp8Tensor rows;
-    // out [H, T]: tile128 (needs rows in vec128*, T padded to 128: capacity round_up(T,128)) or tensor,
-    // optional
-    Fp8Tensor transposed;
+    // FP8 outputs, both optional. Layout tensor is delayed scaling: `scales` is an INPUT, 1/multiplier (usually one
+    // view for both outputs). tile128 is transpose_fp8 of the rows, which must be present, with pow2 scales.
+    Fp8Tensor rows;        // out [T, H]: vec128_wire, vec128 or tensor
+    Fp8Tensor transposed;  // out [H, >= T], columns past T are pads: tile128 or tensor
     // out [1] f32: max |y| of this call (maxed into what it holds), for delayed scaling; optional
     TensorView amax;
     TensorView rstd;  // out [T] f32

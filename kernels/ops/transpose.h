@@ -9,8 +9,9 @@ namespace fp8flow::op {
 
 // Per group and 128x128 tile (tiles counted from the group's first row): target = max of the tile's valid row scales; each
 // code of row r is multiplied by 2^-k, k = exponent(target) - exponent(scale_r) >= 0, in its exponent field, and stored transposed.
-// Requires power-of-two scales and groups aligned to 128. Codes of pad rows are 0; a tile of pads or of zero rows has scale 0.0f
-// and codes 0. Every tile below offsets[G] is written, nothing past it.
+// Requires power-of-two scales and groups aligned to 128. Pad rows (not read) and rows with scale 0.0f give codes 0 and do not count
+// for the target, so a tile of them alone has scale 0.0f; all-zero rows carry the scale of kAmaxEps, which never exceeds that of
+// a real row. Without groups dst may be wider than M: the rest is pads. Every tile below offsets[G] is written, nothing past it.
 struct TransposeFp8 {
     Fp8Tensor src;  // [M, dim] vec128
     RowGroups groups;

@@ -1,0 +1,163 @@
+// RMSNorm forward, forward with FP8 outputs, backward. Contracts: kernels/ops/norm.h.
+#include "kernels/reference/quantizers.h"
+#include "kernels/reference/reference_ops.h"
+
+#include <algorithm>
+
+namespace fp8flow {
+
+using namespace reference;
+
+namespace {
+
+// The effective weight in fp32.
+std::vector<float> effective_gamma(const TensorView& gamma, op::GammaForm form) {
+    std::vector<float> g(static_cast<std::size_t>(gamma.numel()));
+    load_floats(gamma, 0, gamma.numel(), g.data());
+    if (form == op::GammaForm::zero_centered)
+        for (float& x : g) x = 1.0f + x;
+    return g;
+}
+
+// y = x * rstd * g in place; returns rstd.
+float normalize(float* x, const std::vector<float>& g, float eps) {
+    const int64_t width = static_cast<int64_t>(g.size());
+    const float mean = div_float(lane_dot(x, x, width), static_cast<float>(width));
+    const float rstd = div_float(1.0f, sqrt_float(mean + eps));
+    for (int64_t i = 0; i < width; ++i) x[i] = x[i] * rstd * g[static_cast<std::size_t>(i)];
+    return rstd;
+}
+
+bool is_block_layout(const Fp8Tensor& t) {
+    return t.layout == ScaleLayout::vec128 || t.layout == ScaleLayout::vec128_wire;
+}
+
+// The scales of `rows` as fp32 [H/128, T], whichever layout they are stored in.
+std::vector<float> scales_by_block(const Fp8Tensor& rows) {
+    const int64_t tokens = rows.codes.dim(0), blocks = ceil_div(rows.codes.cols(), kBlock);
+    std::vector<float> stored(static_cast<std::size_t>(tokens * blocks));
+    load_floats(rows.scales, 0, tokens * blocks, stored.data());
+    if (rows.layout == ScaleLayout::vec128) return stored;
+    std::vector<float> scales(stored.size());
+    for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t b = 0; b < blocks; ++b)
+            scales[static_cast<std::size_t>(b * tokens + t)] =
+                stored[static_cast<std::size_t>(t * blocks + b)];
+    return scales;
+}
+
+}  // namespace
+
+void ReferenceOps::do_rms_norm(const op::RmsNorm& args, const Launch&) {
+    const int64_t rows = args.x.rows(), width = args.x.cols();
+    const std::vector<float> g = effective_gamma(args.gamma, args.gamma_form);
+    float* rstd = args.rstd.as<float>();
+#pragma omp parallel
+    {
+        std::vector<float> values(static_cast<std::size_t>(width));
+#pragma omp for schedule(static)
+        for (int64_t row = 0; row < rows; ++row) {
+            load_row(args.x, row, values.data());
+            rstd[row] = normalize(values.data(), g, args.eps);
+            store_row(args.y, row, values.data());
+        }
+    }
+}
+
+void ReferenceOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const Launch&) {
+    const int64_t tokens = args.x.rows(), width = args.x.cols();
+    const std::vector<float> g = effective_gamma(args.gamma, args.gamma_form);
+    float* rstd = args.rstd.as<float>();
+    const bool blocks = is_block_layout(args.rows);
+    const bool row_tensor = args.rows && !blocks,
+               transposed_tensor = args.transposed.layout == ScaleLayout::tensor;
+    const float row_multiplier = row_tensor ? div_float(1.0f, *args.rows.scales.as<float>()) : 0.0f;
+    const float column_multiplier =
+        transposed_tensor ? div_float(1.0f, *args.transposed.scales.as<float>()) : 0.0f;
+    const QuantizeRule rule = {args.scale_format, MxRounding::rceil};
+    float amax = 0.0f;
+#pragma omp parallel
+    {
+        std::vector<float> values(static_cast<std::size_t>(width));
+        std::vector<uint8_t> column_codes(transposed_tensor ? static_cast<std::size_t>(width) : 0);
+        float part = 0.0f;
+#pragma omp for schedule(static) nowait
+        for (int64_t row = 0; row < tokens; ++row) {
+            load_row(args.x, row, values.data());
+            rstd[row] = normalize(values.data(), g, args.eps);
+            part = std::max(part, amax_of(values.data(), width));
+            if (row_tensor)
+                encode(values.data(), width, row_multiplier, args.rows.codes.dtype,
+                       args.rows.codes.bytes_ptr() + row * width);
+            if (transposed_tensor) {
+                const TensorView& codes = args.transposed.codes;
+                encode(values.data(), width, column_multiplier, codes.dtype, column_codes.data());
+                for (int64_t i = 0; i < width; ++i)
+                    codes.bytes_ptr()[i * codes.cols() + row] = column_codes[static_cast<std::size_t>(i)];
+            }
+            if (args.y) store_row(args.y, row, values.data());
+            if (!blocks) continue;
+            for (float& x : values) x = round_bf16(x);
+            quantize_row(values.data(), args.rows, row, rule);
+        }
+#pragma omp critical
+        amax = std::max(amax, part);
+    }
+    if (args.amax) *args.amax.as<float>() = max_ignore_nan(*args.amax.as<float>(), amax);
+    if (transposed_tensor) {
+        const TensorView& codes = args.transposed.codes;
+        for (int64_t i = 0; i < width; ++i)
+            std::fill(codes.bytes_ptr() + i * codes.cols() + tokens,
+                      codes.bytes_ptr() + (i + 1) * codes.cols(), uint8_t{0});
+    }
+    if (args.transposed.layout == ScaleLayout::tile128) {
+        const std::vector<float> scales = scales_by_block(args.rows);
+        transpose_tiles({args.rows.codes.bytes_ptr(), scales.data(), width, tokens}, args.rows.codes.dtype,
+                        column_ranges({}, tokens, args.transposed.codes), args.transposed);
+    }
+}
+
+void ReferenceOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Launch&) {
+    constexpr int64_t kChunk = 256;  // rows per partial sum of dgamma
+    const int64_t rows = args.x.rows(), width = args.x.cols(), chunks = ceil_div(rows, kChunk);
+    const std::size_t w = static_cast<std::size_t>(width);
+    const std::vector<float> g = effective_gamma(args.gamma, args.gamma_form);
+    const float* rstd = args.rstd.as<float>();
+    std::vector<float> partials(static_cast<std::size_t>(chunks) * w, 0.0f);
+#pragma omp parallel
+    {
+        std::vector<float> dy(w), x(w), dyg(w), residual(w);
+#pragma omp for schedule(static)
+        for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+            float* partial = partials.data() + chunk * width;
+            for (int64_t row = chunk * kChunk; row < std::min(rows, (chunk + 1) * kChunk); ++row) {
+                load_row(args.dy, row, dy.data());
+                load_row(args.x, row, x.data());
+                const float r = rstd[row];
+                for (std::size_t i = 0; i < w; ++i) {
+                    partial[i] = fma_float(dy[i], x[i] * r, partial[i]);
+                    dyg[i] = dy[i] * g[i];
+                }
+                const float mean =
+                    div_float(lane_dot(dyg.data(), x.data(), width), static_cast<float>(width));
+                const float c = r * r * mean;
+                for (std::size_t i = 0; i < w; ++i) dyg[i] = r * (dyg[i] - x[i] * c);
+                if (args.dresidual) {
+                    load_row(args.dresidual, row, residual.data());
+                    for (std::size_t i = 0; i < w; ++i) dyg[i] += residual[i];
+                }
+                store_row(args.dx, row, dyg.data());
+            }
+        }
+    }
+    float* dgamma = args.dgamma.as<float>();
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < width; ++i) {
+        float sum = 0.0f;
+        for (int64_t chunk = 0; chunk < chunks; ++chunk)
+            sum += partials[static_cast<std::size_t>(chunk * width + i)];
+        dgamma[i] = args.dgamma_mode == Gradient::accumulate ? dgamma[i] + sum : sum;
+    }
+}
+
+}  // namespace fp8flow

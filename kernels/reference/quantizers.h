@@ -1,0 +1,75 @@
+// What every quantiser of the reference backend shares: amax, codes, the place of a scale in each layout,
+// column blocks and the scaling-aware transpose of a tile. The ops themselves (quantize*.cpp, norm.cpp,
+// transpose.cpp) are walks over these.
+#pragma once
+
+#include "kernels/core/fp8_tensor.h"
+#include "kernels/core/scalar_math.h"
+#include "kernels/reference/rows.h"
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace fp8flow::reference {
+
+// How a block becomes codes: the formats of one op call.
+struct QuantizeRule {
+    ScaleFormat scale_format = ScaleFormat::pow2;
+    MxRounding mx_rounding = MxRounding::rceil;
+};
+
+// max|x| ignoring NaN; 0 for no values.
+float amax_of(const float* values, int64_t count);
+// codes[i] = to_fp8(values[i] * multiplier).
+void encode(const float* values, int64_t count, float multiplier, DType dtype, uint8_t* codes);
+
+// One row of dst (absolute, row_base included) in layout vec128_wire, vec128, row or mx32: scales along the
+// row.
+void quantize_row(const float* values, const Fp8Tensor& dst, int64_t row, const QuantizeRule& rule);
+// The same row as a pad: codes 0, scales 0.
+void zero_row(const Fp8Tensor& dst, int64_t row);
+
+// [M, K] -> dst [M, K] row by row; pads of the ranges are written as code 0, scale 0.
+void quantize_by_rows(const TensorView& src, const std::vector<GroupRange>& ranges, const QuantizeRule& rule,
+                      const Fp8Tensor& dst);
+
+// `count` source values of row `row` (relative to the tensor's row base) from column `col`, as fp32.
+using LoadSegment = std::function<void(int64_t row, int64_t col, int64_t count, float* out)>;
+LoadSegment segments_of(const TensorView& src);
+
+// Quantises [M, num_cols] to the transposed copy dst [num_cols, M] with scales along M, in layout vec128,
+// mx32, group_row (one block a group) or row (weights: the single group is the block). Pads of the ranges are
+// written as code 0, scale 0.
+void quantize_by_columns(const LoadSegment& load, int64_t num_cols, const std::vector<GroupRange>& ranges,
+                         const QuantizeRule& rule, const Fp8Tensor& dst);
+
+// Tiles that share one multiplier and are written in both orientations: rows [row, row + count) hold values,
+// [row + count, end) are pads.
+struct Tile {
+    int64_t row, count, end, col, cols;
+};
+// Tiles of at most 128 x 128, counted from the first row of each range.
+std::vector<Tile> tiles_of(const std::vector<GroupRange>& ranges, int64_t num_cols);
+void load_tile(const LoadSegment& load, const Tile& tile, float* values);  // [count, cols]
+// Codes of a loaded tile into `rows` and / or `transposed` (absent: skipped); pads become code 0. No scales
+// are written.
+void store_tile(const float* values, const Tile& tile, float multiplier, const TensorView& rows,
+                const TensorView& transposed);
+
+// Groups for a transposed copy: without groups, what the copy is wider than the source counts as pads.
+std::vector<GroupRange> column_ranges(const RowGroups& groups, int64_t rows, const TensorView& transposed);
+
+// Row codes and their 1x128 scales as fp32: scale of (row r, column block b) = scales[b * scale_stride + r];
+// both begin at row 0 of the groups.
+struct ScaledRows {
+    const uint8_t* codes;
+    const float* scales;
+    int64_t dim;
+    int64_t scale_stride;
+};
+// The scaling-aware transpose (contract: kernels/ops/transpose.h).
+void transpose_tiles(const ScaledRows& src, DType dtype, const std::vector<GroupRange>& ranges,
+                     const Fp8Tensor& dst);
+
+}  // namespace fp8flow::reference

@@ -1,0 +1,100 @@
+// The transpose for weight gradients: scaling-aware on the codes, or dequantise + requantise. Contracts:
+// kernels/ops/transpose.h.
+#include "kernels/reference/quantizers.h"
+#include "kernels/reference/reference_ops.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+namespace fp8flow {
+
+namespace reference {
+
+namespace {
+
+// fp8_shift_down of every code for every shift that can matter: past kMaxShift all finite codes have become
+// 0.
+constexpr int kMaxShift = 63;
+using ShiftTable = std::array<std::array<uint8_t, 256>, kMaxShift + 1>;
+const ShiftTable& shift_table(DType dtype) {
+    auto build = [](DType t) {
+        ShiftTable table{};
+        for (int k = 0; k <= kMaxShift; ++k)
+            for (int code = 0; code < 256; ++code)
+                table[static_cast<std::size_t>(k)][static_cast<std::size_t>(code)] =
+                    fp8_shift_down(static_cast<uint8_t>(code), k, t);
+        return table;
+    };
+    static const ShiftTable e4m3 = build(DType::e4m3), e5m2 = build(DType::e5m2);
+    return dtype == DType::e5m2 ? e5m2 : e4m3;
+}
+
+int exponent_of(float scale) { return static_cast<int>(float_bits(scale) >> 23); }
+
+// Rows of one tile, at most 128 x 128. codes: first code of the tile in dst, row stride dst_stride. Returns
+// the tile's scale.
+float transpose_tile(const ScaledRows& src, const ShiftTable& shifts, const Tile& tile, uint8_t* dst,
+                     int64_t dst_stride) {
+    const float* scales = src.scales + tile.col / kBlock * src.scale_stride + tile.row;
+    float target = 0.0f;
+    for (int64_t r = 0; r < tile.count; ++r) target = max_ignore_nan(target, scales[r]);
+
+    uint8_t codes[kBlock][kBlock];  // [column][row]
+    const int64_t rows = tile.end - tile.row;
+    for (int64_t r = 0; r < rows; ++r) {
+        if (r >= tile.count || !(scales[r] > 0.0f)) {
+            for (int64_t c = 0; c < tile.cols; ++c) codes[c][r] = 0;
+            continue;
+        }
+        const int k = std::min(exponent_of(target) - exponent_of(scales[r]), kMaxShift);
+        const auto& shift = shifts[static_cast<std::size_t>(k)];
+        const uint8_t* in = src.codes + (tile.row + r) * src.dim + tile.col;
+        for (int64_t c = 0; c < tile.cols; ++c) codes[c][r] = shift[in[c]];
+    }
+    for (int64_t c = 0; c < tile.cols; ++c)
+        std::memcpy(dst + c * dst_stride, codes[c], static_cast<std::size_t>(rows));
+    return target;
+}
+
+}  // namespace
+
+void transpose_tiles(const ScaledRows& src, DType dtype, const std::vector<GroupRange>& ranges,
+                     const Fp8Tensor& dst) {
+    const ShiftTable& shifts = shift_table(dtype);
+    const std::vector<Tile> tiles = tiles_of(ranges, src.dim);
+    const int64_t stride = dst.codes.cols(), base = base_of(dst.codes);
+#pragma omp parallel for schedule(static)
+    for (std::size_t i = 0; i < tiles.size(); ++i) {
+        const Tile& tile = tiles[i];
+        uint8_t* out = dst.codes.bytes_ptr() + tile.col * stride + base + tile.row;
+        const float scale = transpose_tile(src, shifts, tile, out, stride);
+        dst.scales.as<float>()[(base + tile.row) / kBlock * dst.scales.cols() + tile.col / kBlock] = scale;
+    }
+}
+
+}  // namespace reference
+
+using namespace reference;
+
+void ReferenceOps::do_transpose_fp8(const op::TransposeFp8& args, const Launch&) {
+    const TensorView& codes = args.src.codes;
+    const int64_t base = base_of(codes);
+    const ScaledRows rows = {codes.bytes_ptr() + base * codes.cols(), args.src.scales.as<float>() + base,
+                             codes.cols(), codes.dim(0)};
+    transpose_tiles(rows, codes.dtype, column_ranges(args.groups, codes.dim(0), args.dst.codes), args.dst);
+}
+
+void ReferenceOps::do_transpose_requantize(const op::TransposeRequantize& args, const Launch&) {
+    const TensorView& codes = args.src.codes;
+    const float* scales = args.src.scales.as<float>();
+    const int64_t base = base_of(codes), capacity = codes.dim(0), dim = codes.cols();
+    const LoadSegment dequantized = [&](int64_t row, int64_t col, int64_t count, float* out) {
+        load_floats(codes, (base + row) * dim + col, count, out);
+        for (int64_t i = 0; i < count; ++i) out[i] *= scales[(col + i) / kBlock * capacity + base + row];
+    };
+    quantize_by_columns(dequantized, dim, column_ranges(args.groups, capacity, args.dst.codes),
+                        {args.scale_format, MxRounding::rceil}, args.dst);
+}
+
+}  // namespace fp8flow
