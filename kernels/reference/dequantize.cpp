@@ -54,8 +54,7 @@ void dequantize_span(const Fp8Tensor& src, const Span& span, int64_t row_base, i
     }
 }
 
-void dequantize_matrix(const Fp8Tensor& src, const RowGroups& groups, op::RoutedAxis axis,
-                       const TensorView& dst) {
+void dequantize_matrix(const Fp8Tensor& src, const RowGroups& groups, const TensorView& dst) {
     const int64_t rows = src.codes.dim(0), cols = src.codes.dim(1);
     const bool by_columns = src.layout == ScaleLayout::tile128 || src.layout == ScaleLayout::group_row;
     const int64_t src_base = base_of(src.codes), dst_base = base_of(dst);
