@@ -17,6 +17,7 @@
 namespace fp8flow {
 
 enum class CombineOrder : uint8_t { rank, invariant };
+enum class Reduce : uint8_t { sum, max };
 
 // Everything that dispatch, combine and their backwards need; views into the caller's arena. Saved with the layer, never recomputed
 // (except under recompute `moe` and `full`).
@@ -68,6 +69,12 @@ public:
     };
     void combine(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch = {});
 
+    // In place over ALL ranks of the job (not only the expert-parallel group), in ascending rank order: f32 (sum, max) or i64 (sum).
+    // Small vectors only: router counts, amax, loss sums.
+    void all_reduce(Reduce reduce, const TensorView& values, const Launch& launch = {}) {
+        do_all_reduce(reduce, values, launch);
+    }
+
     const WireBytes& wire_bytes() const { return wire_; }
     int64_t num_dispatches() const { return num_dispatches_; }
     int64_t num_combines() const { return num_combines_; }
@@ -82,6 +89,7 @@ protected:
                                   Arena& scratch, const Launch& launch) = 0;
     virtual void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
                             const Launch& launch) = 0;
+    virtual void do_all_reduce(Reduce reduce, const TensorView& values, const Launch& launch) = 0;
     WireBytes wire_;  // backends add what they send
 
 private:

@@ -11,6 +11,8 @@ class GroupExchange final : public Exchange {
 public:
     // `ops` must work on host memory; both outlive the exchange.
     GroupExchange(ProcessGroup& group, Ops& ops, CombineOrder order);
+    // all_reduce runs over this group (default: the expert-parallel group itself).
+    void set_world(ProcessGroup& world) { world_ = &world; }
     int rank() const override { return group_.rank(); }
     int size() const override { return group_.size(); }
 
@@ -24,8 +26,11 @@ protected:
     void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
                     const Launch& launch) override;
 
+    void do_all_reduce(Reduce reduce, const TensorView& values, const Launch& launch) override;
+
 private:
     ProcessGroup& group_;
+    ProcessGroup* world_ = nullptr;
     Ops& ops_;
     CombineOrder order_;
 };

@@ -34,6 +34,8 @@
     X(quantize_tensor, QuantizeTensor)                  \
     X(quantize_weight, QuantizeWeight)                  \
     X(dequantize, Dequantize)                           \
+    X(relayout_scales, RelayoutScales)                  \
+    X(delayed_scale_update, DelayedScaleUpdate)         \
     X(transpose_fp8, TransposeFp8)                      \
     X(transpose_requantize, TransposeRequantize)        \
     /* plan and permute */                              \

@@ -71,4 +71,21 @@ struct Dequantize {
     TensorView dst;    // out
 };
 
+// Wire scales [T, C/128] (e8m0 or f32) -> GEMM scales vec128 [C/128, T] f32 of the same codes: moves scales only, no cast.
+struct RelayoutScales {
+    TensorView wire;
+    TensorView vec128;  // out
+};
+
+// Delayed scaling at the end of a step: history[position % N] = amax; scale = 1/multiplier for the largest of the history (quant_scale, E4M3);
+// amax = 0. Skipped when *status != 0.
+struct DelayedScaleUpdate {
+    int64_t position = 0;
+    ScaleFormat scale_format = ScaleFormat::pow2;
+    TensorView status;   // [1] i32, optional
+    TensorView amax;     // in/out [1] f32
+    TensorView history;  // in/out [N] f32
+    TensorView scale;    // out [1] f32
+};
+
 }  // namespace fp8flow::op

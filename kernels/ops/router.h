@@ -73,7 +73,9 @@ struct RouterAuxLossBackward {
     TensorView counts;  // [E] f32
     Score score = Score::softmax;
     float weight = 0.0f;
-    TensorView dlogits;  // in/out [T, E] f32
+    TensorView score_sums;  // [E] f32, with loss
+    TensorView loss;        // in/out [1] f32, optional: += weight * sum_e counts[e] * score_sums[e]
+    TensorView dlogits;     // in/out [T, E] f32
 };
 // loss (out [1] f32, += ) coeff * sum_t logsumexp(logits_t)^2 / num_tokens; dlogits += its gradient * grad_scale. Forward only if dlogits is absent.
 struct RouterZLoss {

@@ -1,0 +1,201 @@
+#include "layers/attention.h"
+
+#include <cmath>
+#include <vector>
+
+namespace fp8flow {
+
+SelfAttention::SelfAttention(ParameterStore& store, const ModelSpec& model, DType plain_dtype,
+                             const std::string& name)
+    : model_(model), scale_(1.0f / std::sqrt(static_cast<float>(model.kv_channels))) {
+    const int64_t heads = model.num_attention_heads, kv_heads = model.num_query_groups,
+                  dim = model.kv_channels;
+    qkv_ = &store.add({.name = name + ".linear_qkv.weight",
+                       .shape = {(heads + 2 * kv_heads) * dim, model.hidden_size, 0},
+                       .init_std = model.init_method_std,
+                       .plain_dtype = plain_dtype});
+    proj_ = &store.add(
+        {.name = name + ".linear_proj.weight",
+         .shape = {model.hidden_size, heads * dim, 0},
+         .init_std = model.init_method_std / std::sqrt(2.0 * static_cast<double>(model.num_layers)),
+         .plain_dtype = plain_dtype});
+    if (!model.qk_layernorm) return;
+    auto norm = [&](const char* which) {
+        return &store.add({.name = name + "." + which + ".weight",
+                           .shape = {dim, 0, 0},
+                           .rank = 1,
+                           .init = Init::ones,
+                           .weight_decay = false,
+                           .plain_dtype = DType::f32});
+    };
+    q_norm_ = norm("q_layernorm");
+    k_norm_ = norm("k_layernorm");
+}
+
+std::vector<float> SelfAttention::rope_table(const ModelSpec& model) {
+    const int64_t half = model.kv_channels / 2;
+    std::vector<float> table(static_cast<size_t>(model.seq_length * half * 2));
+    for (int64_t position = 0; position < model.seq_length; ++position) {
+        for (int64_t i = 0; i < half; ++i) {
+            const double frequency =
+                std::pow(model.rotary_base, -static_cast<double>(i) / static_cast<double>(half));
+            const double angle = static_cast<double>(position) * frequency;
+            table[static_cast<size_t>((position * half + i) * 2)] = static_cast<float>(std::cos(angle));
+            table[static_cast<size_t>((position * half + i) * 2 + 1)] = static_cast<float>(std::sin(angle));
+        }
+    }
+    return table;
+}
+
+void SelfAttention::forward(Context& ctx, const TensorView& xn, const TensorView& residual,
+                            bool recompute_core, AttentionSaved& saved, const TensorView& y) const {
+    auto timed = ctx.stage("attention");
+    const int64_t tokens = xn.rows(), heads = model_.num_attention_heads, kv = model_.num_query_groups,
+                  dim = model_.kv_channels;
+    auto keep = [&](int64_t count) {
+        return ctx.saved.tensor(ctx.activation, {tokens, count, dim}, "attention");
+    };
+    saved.q = keep(heads);
+    saved.k = keep(kv);
+    saved.v = keep(kv);
+    if (q_norm_ != nullptr) {
+        saved.q_raw = keep(heads);
+        saved.k_raw = keep(kv);
+        saved.q_rstd = ctx.saved.tensor(DType::f32, {tokens * heads}, "attention");
+        saved.k_rstd = ctx.saved.tensor(DType::f32, {tokens * kv}, "attention");
+    }
+    if (!recompute_core) {
+        saved.o = keep(heads);
+        saved.lse = ctx.saved.tensor(DType::f32, {tokens, heads}, "attention");
+    }
+    ArenaScope scope(ctx.scratch);
+    const TensorView qkv = ctx.scratch.tensor(ctx.activation, {tokens, (heads + 2 * kv) * dim}, "attention");
+    ctx.ops.gemm({.a = {.codes = xn}, .b = {.codes = qkv_->plain}, .d = qkv}, ctx.launch);
+    ctx.ops.split_qkv({.qkv = qkv,
+                       .q = q_norm_ != nullptr ? saved.q_raw : saved.q,
+                       .k = q_norm_ != nullptr ? saved.k_raw : saved.k,
+                       .v = saved.v},
+                      ctx.launch);
+    if (q_norm_ != nullptr) {
+        const float eps = static_cast<float>(model_.norm_epsilon);
+        ctx.ops.rms_norm({.x = saved.q_raw.reshape({tokens * heads, dim}),
+                          .gamma = q_norm_->master,
+                          .eps = eps,
+                          .y = saved.q.reshape({tokens * heads, dim}),
+                          .rstd = saved.q_rstd},
+                         ctx.launch);
+        ctx.ops.rms_norm({.x = saved.k_raw.reshape({tokens * kv, dim}),
+                          .gamma = k_norm_->master,
+                          .eps = eps,
+                          .y = saved.k.reshape({tokens * kv, dim}),
+                          .rstd = saved.k_rstd},
+                         ctx.launch);
+    }
+    ctx.ops.rope({.table = rope_table_, .x = saved.q}, ctx.launch);
+    ctx.ops.rope({.table = rope_table_, .x = saved.k}, ctx.launch);
+    if (recompute_core)
+        core(ctx, saved, ctx.scratch);
+    else
+        ctx.ops.attention({.q = saved.q,
+                           .k = saved.k,
+                           .v = saved.v,
+                           .seq_length = ctx.seq_length,
+                           .scale = scale_,
+                           .o = saved.o,
+                           .lse = saved.lse},
+                          ctx.launch);
+    const TensorView out = ctx.scratch.tensor(ctx.activation, {tokens, model_.hidden_size}, "attention");
+    ctx.ops.gemm(
+        {.a = {.codes = saved.o.reshape({tokens, heads * dim})}, .b = {.codes = proj_->plain}, .d = out},
+        ctx.launch);
+    ctx.ops.add({.a = residual, .b = out, .y = y}, ctx.launch);
+    if (recompute_core) {
+        saved.o = {};
+        saved.lse = {};
+    }
+}
+
+// o and lse in `arena`: core_attn drops them after the forward and rebuilds them in the backward.
+void SelfAttention::core(Context& ctx, AttentionSaved& saved, Arena& arena) const {
+    const int64_t tokens = saved.q.dim(0), heads = model_.num_attention_heads;
+    saved.o = arena.tensor(ctx.activation, {tokens, heads, model_.kv_channels}, "attention");
+    saved.lse = arena.tensor(DType::f32, {tokens, heads}, "attention");
+    ctx.ops.attention({.q = saved.q,
+                       .k = saved.k,
+                       .v = saved.v,
+                       .seq_length = ctx.seq_length,
+                       .scale = scale_,
+                       .o = saved.o,
+                       .lse = saved.lse},
+                      ctx.launch);
+}
+
+void SelfAttention::backward(Context& ctx, const TensorView& dy, const TensorView& xn, AttentionSaved& saved,
+                             const TensorView& dxn) const {
+    auto timed = ctx.stage("attention");
+    ArenaScope scope(ctx.scratch);
+    const int64_t tokens = xn.rows(), heads = model_.num_attention_heads, kv = model_.num_query_groups,
+                  dim = model_.kv_channels;
+    if (!saved.o) core(ctx, saved, ctx.scratch);
+    const TensorView o = saved.o.reshape({tokens, heads * dim});
+    auto scratch = [&](int64_t count) {
+        return ctx.scratch.tensor(ctx.activation, {tokens, count, dim}, "attention");
+    };
+    const TensorView dout = scratch(heads), dq = scratch(heads), dk = scratch(kv), dv = scratch(kv);
+    const TensorView dqkv = ctx.scratch.tensor(ctx.activation, {tokens, (heads + 2 * kv) * dim}, "attention");
+
+    ctx.ops.gemm({.a = {.codes = dy},
+                  .b = {.codes = o},
+                  .form = op::GemmForm::tn,
+                  .mode = ctx.grad_mode,
+                  .d = proj_->main_grad},
+                 ctx.launch);
+    ctx.ops.gemm({.a = {.codes = dy},
+                  .b = {.codes = proj_->plain},
+                  .form = op::GemmForm::nn,
+                  .d = dout.reshape({tokens, heads * dim})},
+                 ctx.launch);
+    ctx.ops.attention_backward({.dout = dout,
+                                .q = saved.q,
+                                .k = saved.k,
+                                .v = saved.v,
+                                .o = saved.o,
+                                .lse = saved.lse,
+                                .seq_length = ctx.seq_length,
+                                .scale = scale_,
+                                .dq = dq,
+                                .dk = dk,
+                                .dv = dv},
+                               ctx.launch);
+    ctx.ops.rope({.table = rope_table_, .direction = op::RopeDirection::backward, .x = dq}, ctx.launch);
+    ctx.ops.rope({.table = rope_table_, .direction = op::RopeDirection::backward, .x = dk}, ctx.launch);
+    TensorView dq_raw = dq, dk_raw = dk;
+    if (q_norm_ != nullptr) {
+        dq_raw = scratch(heads);
+        dk_raw = scratch(kv);
+        auto norm_backward = [&](const TensorView& d, const TensorView& raw, const TensorView& rstd,
+                                 Parameter& gamma, const TensorView& draw, int64_t count) {
+            ctx.ops.rms_norm_backward({.dy = d.reshape({tokens * count, dim}),
+                                       .x = raw.reshape({tokens * count, dim}),
+                                       .gamma = gamma.master,
+                                       .rstd = rstd,
+                                       .dgamma_mode = ctx.grad_mode,
+                                       .dx = draw.reshape({tokens * count, dim}),
+                                       .dgamma = gamma.main_grad},
+                                      ctx.launch);
+        };
+        norm_backward(dq, saved.q_raw, saved.q_rstd, *q_norm_, dq_raw, heads);
+        norm_backward(dk, saved.k_raw, saved.k_rstd, *k_norm_, dk_raw, kv);
+    }
+    ctx.ops.merge_qkv({.q = dq_raw, .k = dk_raw, .v = dv, .qkv = dqkv}, ctx.launch);
+    ctx.ops.gemm({.a = {.codes = dqkv},
+                  .b = {.codes = xn},
+                  .form = op::GemmForm::tn,
+                  .mode = ctx.grad_mode,
+                  .d = qkv_->main_grad},
+                 ctx.launch);
+    ctx.ops.gemm({.a = {.codes = dqkv}, .b = {.codes = qkv_->plain}, .form = op::GemmForm::nn, .d = dxn},
+                 ctx.launch);
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,41 @@
+// Causal self-attention with grouped queries and rotary embedding; BF16 in every recipe.
+#pragma once
+
+#include "layers/context.h"
+#include "layers/parameter.h"
+#include "layers/spec.h"
+
+#include <vector>
+
+namespace fp8flow {
+
+struct AttentionSaved {
+    TensorView q_raw, k_raw, q_rstd, k_rstd;  // before qk_layernorm, where there is one
+    TensorView q, k, v;                       // [T, heads, D], after rope
+    TensorView o, lse;                        // dropped under recompute core_attn
+};
+
+class SelfAttention {
+public:
+    SelfAttention(ParameterStore& store, const ModelSpec& model, DType plain_dtype, const std::string& name);
+
+    // y [T, H] = x + attention(xn).
+    void forward(Context& ctx, const TensorView& xn, const TensorView& residual, bool recompute_core,
+                 AttentionSaved& saved, const TensorView& y) const;
+    // dxn from dy (the gradient of attention's own output).
+    void backward(Context& ctx, const TensorView& dy, const TensorView& xn, AttentionSaved& saved,
+                  const TensorView& dxn) const;
+    // [seq_length, D/2, 2] f32 cos/sin, computed on the host in double; owned by the model.
+    static std::vector<float> rope_table(const ModelSpec& model);
+    void set_rope_table(const TensorView& table) { rope_table_ = table; }
+
+private:
+    void core(Context& ctx, AttentionSaved& saved, Arena& arena) const;
+
+    ModelSpec model_;
+    Parameter *qkv_, *proj_, *q_norm_ = nullptr, *k_norm_ = nullptr;
+    TensorView rope_table_;
+    float scale_;
+};
+
+}  // namespace fp8flow

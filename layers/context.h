@@ -1,0 +1,42 @@
+// Context: the only bundle handed down through the layers. Forward calls push what backward needs onto `saved` (and `rows` for routed
+// rows); `scratch` lives for one layer call. No globals. Read next: flows/flow.h.
+#pragma once
+
+#include "kernels/core/arena.h"
+#include "kernels/core/stage_timer.h"
+#include "kernels/exchange.h"
+#include "kernels/ops.h"
+#include "layers/row_arena.h"
+
+namespace fp8flow {
+
+class TensorStats;
+
+struct Context {
+    Ops& ops;
+    Exchange& exchange;
+    Arena& saved;
+    Arena& scratch;
+    RowArena& rows;
+    StageTimer& timer;
+
+    DType activation =
+        DType::bf16;     // dtype of the residual stream (f32 in the internal recipe of gradient checks)
+    int64_t tokens = 0;  // T of this rank in this micro-batch
+    int64_t tokens_per_rank = 0;  // S: the largest T over all ranks
+    int64_t seq_length = 0;
+    RowGroups all_tokens;  // one group of the T rows: what shared experts and dense FFNs run on
+    int64_t num_micro_batches = 1;
+    int64_t micro_batch = 0;  // index inside the step
+    int64_t data_parallel_size = 1;
+    int64_t global_tokens = 0;                 // tokens of this micro-batch over all ranks
+    Gradient grad_mode = Gradient::overwrite;  // the first micro-batch overwrites main gradients
+    bool recomputing = false;  // a forward re-run in the backward: statistics were counted already
+    TensorView step_status;    // [1] i32 device word: 0 fine; otherwise every persistent write is skipped
+    TensorStats* tensor_stats = nullptr;
+    Launch launch = {};
+
+    StageTimer::Scope stage(const char* name) { return StageTimer::Scope(timer, name); }
+};
+
+}  // namespace fp8flow

@@ -1,0 +1,31 @@
+// SwiGLU FFN on rows that stay on their rank: the shared expert and dense-FFN layers. Follows the recipe and reuses the norm's FP8 rows.
+#pragma once
+
+#include "layers/flows/flow.h"
+
+namespace fp8flow {
+
+class Ffn {
+public:
+    // `width` F; the flow outlives the layer.
+    Ffn(ParameterStore& store, const ModelSpec& model, const Flow& flow, DType plain_dtype, int64_t width,
+        const std::string& name);
+
+    // y [T, H] = residual + ffn(x). recompute: keep nothing but x (shared_experts).
+    void forward(Context& ctx, const TokenRows& x, const TensorView& residual, bool recompute,
+                 ExpertsSaved& saved, const TensorView& y) const;
+    // dx = the gradient with respect to x (overwrites).
+    void backward(Context& ctx, const TokenRows& x, const TokenRows& dy, bool recompute, ExpertsSaved& saved,
+                  const TensorView& dx) const;
+
+private:
+    const Flow& flow_;
+    ExpertWeights weights_;
+};
+
+// The two weights of `num_experts` SwiGLU experts of width F.
+ExpertWeights add_expert_weights(ParameterStore& store, const ModelSpec& model, const WeightFormat& format,
+                                 DType plain_dtype, int64_t num_experts, int64_t first_expert,
+                                 bool expert_parallel, int64_t width, const std::string& name);
+
+}  // namespace fp8flow

@@ -1,0 +1,116 @@
+// Recipe bf16: the baseline every claim is measured against. BF16 on the wire and in every product, no casts.
+// The internal recipe fp32 of the gradient checks is the same file with fp32 tensors.
+#include "layers/flows/steps.h"
+
+namespace fp8flow {
+
+using namespace steps;
+
+namespace {
+
+class Bf16Flow final : public Flow {
+public:
+    using Flow::Flow;
+    WeightFormat weight_format() const override { return {}; }
+
+    void forward(Context& ctx, const Forward& io, ExpertsSaved& saved) const override {
+        ArenaScope scope(ctx.scratch);
+        begin_routed(saved, io.plan);
+        const int64_t hidden = io.x.plain.cols();
+        saved.x.codes = rows(ctx, saved, Life::backward, ctx.activation, hidden, "dispatch");  // [M, H] bf16
+        const TensorView ye = rows(ctx, saved, Life::call, ctx.activation, hidden, "fc2");     // [M, H] bf16
+
+        dispatch(ctx, {.codes = io.x.plain}, io.plan, PermutePadding::fused, saved.x);
+        experts_forward(ctx, io.weights, saved, ye);
+        combine(ctx, {.src = ye, .residual = io.residual, .y = io.y}, io.plan, PermutePadding::fused);
+    }
+
+    void backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const override {
+        ArenaScope scope(ctx.scratch);
+        const int64_t hidden = io.dx.cols();
+        Fp8Tensor dye{.codes =
+                          rows(ctx, saved, Life::call, ctx.activation, hidden, "dispatch")};  // [M, H] bf16
+        const TensorView dxe = rows(ctx, saved, Life::call, ctx.activation, hidden, "fc1");   // [M, H] bf16
+        const TensorView drow_prob = row_vector(ctx, saved, Life::call, "swiglu");            // [M] f32
+
+        dispatch(ctx, {.codes = io.dy.plain}, io.plan, PermutePadding::fused, dye);
+        experts_backward(ctx, io.weights, saved, dye, drow_prob, dxe);
+        combine(ctx,
+                {.src = dxe, .residual = io.dx_in, .drow_prob = drow_prob, .y = io.dx, .dprob = io.dprob},
+                io.plan, PermutePadding::fused);
+    }
+
+    void dense_forward(Context& ctx, const TokenRows& x, const ExpertWeights& weights, ExpertsSaved& saved,
+                       const TensorView& y) const override {
+        ArenaScope scope(ctx.scratch);
+        begin_dense(ctx, saved);
+        saved.x.codes = x.plain;
+        experts_forward(ctx, weights, saved, y);
+    }
+
+    void dense_backward(Context& ctx, const TokenRows& x, const TokenRows& dy, const ExpertWeights& weights,
+                        ExpertsSaved& saved, const TensorView& dx) const override {
+        ArenaScope scope(ctx.scratch);
+        saved.x.codes = x.plain;
+        experts_backward(ctx, weights, saved, {.codes = dy.plain}, {}, dx);
+    }
+
+private:
+    // x [M, H] -> h [M, 2F] -> a [M, F] -> ye [M, H]
+    void experts_forward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved,
+                         const TensorView& ye) const {
+        const bool drop_h = recompute_.experts, drop_a = drop_h || recompute_.activation;
+        saved.h = rows(ctx, saved, keep_unless(drop_h), ctx.activation, w.w1->spec.shape[1], "fc1");
+        saved.a.codes = rows(ctx, saved, keep_unless(drop_a), ctx.activation, w.w2->spec.shape[2], "swiglu");
+
+        forward_product(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
+        activation(ctx, saved);
+        forward_product(ctx, "fc2", saved.a, *w.w2, saved.groups, ye);
+        if (drop_h) saved.h = {};
+        if (drop_a) saved.a = {};
+    }
+
+    void experts_backward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved, const Fp8Tensor& dye,
+                          const TensorView& drow_prob, const TensorView& dxe) const {
+        const int64_t ffn = w.w2->spec.shape[2];
+        if (!saved.h) {  // moe_expert
+            saved.h = rows(ctx, saved, Life::call, ctx.activation, w.w1->spec.shape[1], "fc1");
+            forward_product(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
+        }
+        if (!saved.a) {  // moe_act, moe_expert
+            saved.a.codes = rows(ctx, saved, Life::call, ctx.activation, ffn, "swiglu");
+            activation(ctx, saved);
+        }
+        const TensorView da = rows(ctx, saved, Life::call, ctx.activation, ffn, "fc2");          // [M, F]
+        Fp8Tensor dh{.codes = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "swiglu")};  // [M, 2F]
+
+        weight_gradient(ctx, "fc2", dye, saved.a, saved.groups, *w.w2);
+        data_gradient(ctx, "fc2", dye, *w.w2, saved.groups, da);
+        {
+            auto timed = ctx.stage("swiglu");
+            ctx.ops.swiglu_backward({.da = da,
+                                     .h = saved.h,
+                                     .prob = saved.prob,
+                                     .groups = saved.groups,
+                                     .dh = dh.codes,
+                                     .dprob = drow_prob},
+                                    ctx.launch);
+        }
+        weight_gradient(ctx, "fc1", dh, saved.x, saved.groups, *w.w1);
+        data_gradient(ctx, "fc1", dh, *w.w1, saved.groups, dxe);
+    }
+
+    void activation(Context& ctx, ExpertsSaved& saved) const {
+        auto timed = ctx.stage("swiglu");
+        ctx.ops.swiglu({.h = saved.h, .prob = saved.prob, .groups = saved.groups, .a = saved.a.codes},
+                       ctx.launch);
+    }
+};
+
+}  // namespace
+
+std::unique_ptr<Flow> make_bf16_flow(const PrecisionSpec& precision, const ExpertsRecompute& recompute) {
+    return std::make_unique<Bf16Flow>(precision, recompute);
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,158 @@
+#include "layers/flows/cast_flow.h"
+
+namespace fp8flow {
+
+using namespace steps;
+
+void CastFlow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) const {
+    ArenaScope scope(ctx.scratch);
+    begin_routed(saved, io.plan);
+    const int64_t hidden = io.x.plain.cols();
+    const bool keep_plain = recompute_.experts || !precision_.fp8_wgrad;
+    const TensorView xe =
+        rows(ctx, saved, keep_unless(!keep_plain), ctx.activation, hidden, "dispatch");  // [M, H] bf16
+    const TensorView ye = rows(ctx, saved, Life::call, ctx.activation, hidden, "fc2");   // [M, H] bf16
+
+    dispatch(ctx, {.codes = io.x.plain}, io.plan, PermutePadding::fused, {.codes = xe});
+    if (keep_plain) saved.plain = xe;
+    experts_forward(ctx, xe, io.weights, saved, ye);
+    combine(ctx, {.src = ye, .residual = io.residual, .y = io.y}, io.plan, PermutePadding::fused);
+}
+
+void CastFlow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const {
+    ArenaScope scope(ctx.scratch);
+    const int64_t hidden = io.dx.cols();
+    const TensorView dye = rows(ctx, saved, Life::call, ctx.activation, hidden, "dispatch");  // [M, H] bf16
+    const TensorView dxe = rows(ctx, saved, Life::call, ctx.activation, hidden, "fc1");       // [M, H] bf16
+    const TensorView drow_prob = row_vector(ctx, saved, Life::call, "swiglu");                // [M] f32
+
+    dispatch(ctx, {.codes = io.dy.plain}, io.plan, PermutePadding::fused, {.codes = dye});
+    experts_backward(ctx, dye, io.weights, saved, drow_prob, dxe);
+    combine(ctx, {.src = dxe, .residual = io.dx_in, .drow_prob = drow_prob, .y = io.dx, .dprob = io.dprob},
+            io.plan, PermutePadding::fused);
+}
+
+void CastFlow::dense_forward(Context& ctx, const TokenRows& x, const ExpertWeights& weights,
+                             ExpertsSaved& saved, const TensorView& y) const {
+    ArenaScope scope(ctx.scratch);
+    begin_dense(ctx, saved);
+    saved.x = x.quantized;  // fp8_tensorwise: the norm delivers both copies, no cast
+    saved.x_t = x.transposed;
+    experts_forward(ctx, x.plain, weights, saved, y);
+}
+
+void CastFlow::dense_backward(Context& ctx, const TokenRows& x, const TokenRows& dy,
+                              const ExpertWeights& weights, ExpertsSaved& saved, const TensorView& dx) const {
+    ArenaScope scope(ctx.scratch);
+    saved.plain = x.plain;
+    if (x.transposed) saved.x_t = x.transposed;
+    experts_backward(ctx, dy.plain, weights, saved, {}, dx);
+}
+
+// ---- forward: x [M, H] bf16, cast -> h [M, 2F] bf16 -> a [M, F] bf16, cast -> ye [M, H] bf16
+void CastFlow::experts_forward(Context& ctx, const TensorView& x, const ExpertWeights& w, ExpertsSaved& saved,
+                               const TensorView& ye) const {
+    const bool drop_h = recompute_.experts, drop_a = drop_h || recompute_.activation;
+    saved.h = rows(ctx, saved, keep_unless(drop_h), ctx.activation, w.w1->spec.shape[1], "fc1");
+
+    fc1_forward(ctx, x, w, saved, !drop_h && precision_.fp8_wgrad);
+    activation(ctx, w, saved, keep_unless(drop_a));
+    forward_product(ctx, "fc2", saved.a, *w.w2, saved.groups, ye);
+    if (drop_h) saved.h = {};
+    if (drop_a) {
+        saved.a_t = {};
+        saved.act = {};
+    }
+    saved.a = {};  // the row copy served fc2
+}
+
+void CastFlow::fc1_forward(Context& ctx, const TensorView& x, const ExpertWeights& w, ExpertsSaved& saved,
+                           bool keep_columns) const {
+    if (!saved.x) {
+        const int64_t hidden = x.cols();
+        saved.x = fp8_rows(ctx, saved, Life::call, DType::e4m3, hidden, row_layout(), "fc1");
+        if (keep_columns)
+            saved.x_t = fp8_columns(ctx, saved, Life::backward, DType::e4m3, hidden, column_layout(), "fc1");
+        cast(ctx, "fc1 input", x, saved, {saved.x, keep_columns ? saved.x_t : Fp8Tensor{}});
+    }
+    forward_product(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
+    saved.x = {};  // the row copy served fc1
+}
+
+// h -> a: the row copy for fc2, and what the weight gradient of fc2 will read.
+void CastFlow::activation(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved,
+                          Life columns_life) const {
+    const int64_t ffn = w.w2->spec.shape[2];
+    const bool columns = precision_.fp8_wgrad;
+    saved.act = rows(ctx, saved, columns ? Life::call : columns_life, ctx.activation, ffn, "swiglu");
+    {
+        auto timed = ctx.stage("swiglu");
+        ctx.ops.swiglu({.h = saved.h, .prob = saved.prob, .groups = saved.groups, .a = saved.act},
+                       ctx.launch);
+    }
+    saved.a = fp8_rows(ctx, saved, Life::call, DType::e4m3, ffn, row_layout(), "swiglu");
+    if (columns)
+        saved.a_t = fp8_columns(ctx, saved, columns_life, DType::e4m3, ffn, column_layout(), "swiglu");
+    cast(ctx, "swiglu", saved.act, saved, {saved.a, saved.a_t});
+    if (columns) saved.act = {};
+}
+
+// ---- backward: the same list read upwards
+void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const ExpertWeights& w,
+                                ExpertsSaved& saved, const TensorView& drow_prob,
+                                const TensorView& dxe) const {
+    const int64_t ffn = w.w2->spec.shape[2], hidden = w.w2->spec.shape[1];
+    if (!saved.h) {  // moe_expert: cast and fc1 again, from the received rows
+        saved.h = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "fc1");
+        if (precision_.fp8_wgrad)
+            saved.x_t = fp8_columns(ctx, saved, Life::call, DType::e4m3, hidden, column_layout(), "fc1");
+        saved.x = fp8_rows(ctx, saved, Life::call, DType::e4m3, hidden, row_layout(), "fc1");
+        cast(ctx, "fc1 input", saved.plain, saved, {saved.x, saved.x_t});
+        fc1_forward(ctx, saved.plain, w, saved, false);
+    }
+    if (!saved.a_t && !saved.act) activation(ctx, w, saved, Life::call);             // moe_act, moe_expert
+    const TensorView da = rows(ctx, saved, Life::call, ctx.activation, ffn, "fc2");  // [M, F] bf16
+    const TensorView dh = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "swiglu");  // [M, 2F] bf16
+    const Operands dy = gradient_operands(ctx, "dY", dye, saved);
+    weight_gradient(ctx, "fc2", dy.columns, precision_.fp8_wgrad ? saved.a_t : Fp8Tensor{.codes = saved.act},
+                    saved.groups, *w.w2);
+    data_gradient(ctx, "fc2", dy.rows, *w.w2, saved.groups, da);
+    {
+        auto timed = ctx.stage("swiglu");
+        ctx.ops.swiglu_backward({.da = da,
+                                 .h = saved.h,
+                                 .prob = saved.prob,
+                                 .groups = saved.groups,
+                                 .dh = dh,
+                                 .dprob = drow_prob},
+                                ctx.launch);
+    }
+    const Operands dh_operands = gradient_operands(ctx, "swiglu backward", dh, saved);
+    weight_gradient(ctx, "fc1", dh_operands.columns,
+                    precision_.fp8_wgrad ? saved.x_t : Fp8Tensor{.codes = saved.plain}, saved.groups, *w.w1);
+    data_gradient(ctx, "fc1", dh_operands.rows, *w.w1, saved.groups, dxe);
+}
+
+// One explicit cast of a gradient; with fp8_wgrad: false the weight gradient reads the plain rows.
+CastFlow::Operands CastFlow::gradient_operands(Context& ctx, const char* name, const TensorView& plain,
+                                               const ExpertsSaved& saved) const {
+    Operands out;
+    const DType code = gradient_code(precision_);
+    out.rows = fp8_rows(ctx, saved, Life::call, code, plain.cols(), row_layout(), "cast");
+    if (precision_.fp8_wgrad)
+        out.columns = fp8_columns(ctx, saved, Life::call, code, plain.cols(), column_layout(), "cast");
+    cast(ctx, name, plain, saved, out);
+    if (!precision_.fp8_wgrad) out.columns = {.codes = plain};
+    return out;
+}
+
+void CastFlow::cast(Context& ctx, const char* name, const TensorView& plain, const ExpertsSaved& saved,
+                    const Operands& out) const {
+    {
+        auto timed = ctx.stage("cast");
+        quantize(ctx, plain, saved.groups, out.rows, out.columns);
+    }
+    if (!ctx.recomputing) observe(ctx, name, out.rows, saved.groups, plain);
+}
+
+}  // namespace fp8flow

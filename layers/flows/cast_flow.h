@@ -1,0 +1,47 @@
+// CastFlow: BF16 between operators, a cast around every product: the structure shared by fp8_blockwise, fp8_tensorwise, fp8_rowwise and
+// mxfp8, which differ only in how a tensor is quantised. Four dual-direction casts per layer, forward + backward.
+#pragma once
+
+#include "layers/flows/steps.h"
+
+namespace fp8flow {
+
+class CastFlow : public Flow {
+public:
+    using Flow::Flow;
+
+    void forward(Context& ctx, const Forward& io, ExpertsSaved& saved) const override;
+    void backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const override;
+    void dense_forward(Context& ctx, const TokenRows& x, const ExpertWeights& weights, ExpertsSaved& saved,
+                       const TensorView& y) const override;
+    void dense_backward(Context& ctx, const TokenRows& x, const TokenRows& dy, const ExpertWeights& weights,
+                        ExpertsSaved& saved, const TensorView& dx) const override;
+
+protected:
+    // Scales of the row copy [M, dim] (forward and data gradient) and of the column copy [dim, M] (weight gradient).
+    virtual ScaleLayout row_layout() const = 0;
+    virtual ScaleLayout column_layout() const = 0;
+    // plain [M, dim] -> rows and columns from one read; either may be absent.
+    virtual void quantize(Context& ctx, const TensorView& plain, const RowGroups& groups,
+                          const Fp8Tensor& rows, const Fp8Tensor& columns) const = 0;
+
+private:
+    // What one cast delivers: the operand of the forward or data-gradient product, and that of the weight gradient.
+    struct Operands {
+        Fp8Tensor rows, columns;
+    };
+    void cast(Context& ctx, const char* name, const TensorView& plain, const ExpertsSaved& saved,
+              const Operands& out) const;
+    Operands gradient_operands(Context& ctx, const char* name, const TensorView& plain,
+                               const ExpertsSaved& saved) const;
+    void experts_forward(Context& ctx, const TensorView& x, const ExpertWeights& w, ExpertsSaved& saved,
+                         const TensorView& ye) const;
+    void fc1_forward(Context& ctx, const TensorView& x, const ExpertWeights& w, ExpertsSaved& saved,
+                     bool keep_columns) const;
+    void activation(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved,
+                    steps::Life columns_life) const;
+    void experts_backward(Context& ctx, const TensorView& dy, const ExpertWeights& w, ExpertsSaved& saved,
+                          const TensorView& drow_prob, const TensorView& dx) const;
+};
+
+}  // namespace fp8flow

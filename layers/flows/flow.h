@@ -1,0 +1,105 @@
+// Flow: how one recipe takes tokens through their experts and back. One implementation file a recipe: bf16.cpp, fp8_flow.cpp,
+// fp8_blockwise.cpp, ...; each shows its forward and its backward as a list of steps. Shared steps: steps.h.
+#pragma once
+
+#include "layers/context.h"
+#include "layers/parameter.h"
+#include "layers/spec.h"
+
+#include <memory>
+
+namespace fp8flow {
+
+// [T, H] rows on their owner: before dispatch (the norm's output) or after combine (the gradient).
+struct TokenRows {
+    TensorView plain;  // bf16 (f32 in gradient checks)
+    Fp8Tensor
+        quantized;  // FP8 rows: vec128_wire scales (fp8_flow), or one delayed scale (fp8_tensorwise); absent otherwise
+    Fp8Tensor transposed;  // fp8_tensorwise: the transposed copy from the norm
+};
+
+// What the norm in front of the FFN must deliver beside the plain rows.
+enum class NormOutput { plain, wire_rows, tensor_scaled };
+
+// W1 [L, 2F, H] (gate rows, then up rows), W2 [L, H, F].
+struct ExpertWeights {
+    Parameter* w1 = nullptr;
+    Parameter* w2 = nullptr;
+};
+
+// The exchange's plan, and for the unfused permute + pad ablation its twin without padding.
+struct FlowPlan {
+    DispatchPlan padded;
+    DispatchPlan unpadded;
+};
+
+// What experts_backward needs of one experts_forward. Absent views were dropped for recompute.
+struct ExpertsSaved {
+    bool routed = true;  // false: shared expert / dense FFN, one group of all tokens
+    RowGroups groups;
+    TensorView prob;  // [M] f32; absent: 1
+    TensorView
+        plain;      // [M, H] rows before quantisation, where a recompute or a BF16 weight gradient needs them
+    Fp8Tensor x;    // [M, H] fc1 input
+    Fp8Tensor x_t;  // [H, M] its copy for the weight gradient
+    TensorView h;   // [M, 2F] fc1 output
+    TensorView act;  // [M, F] plain SwiGLU output, where a BF16 weight gradient needs it
+    Fp8Tensor a;     // [M, F] fc2 input
+    Fp8Tensor a_t;   // [F, M]
+};
+
+// Which of its intermediate results the experts keep for the backward.
+struct ExpertsRecompute {
+    bool activation = false;  // moe_act: the SwiGLU output is rebuilt from h
+    bool experts = false;     // moe_expert: h too is rebuilt, from the received rows
+};
+
+class Flow {
+public:
+    Flow(const PrecisionSpec& precision, const ExpertsRecompute& recompute)
+        : precision_(precision), recompute_(recompute) {}
+    virtual ~Flow() = default;
+
+    virtual WeightFormat weight_format() const = 0;
+    virtual NormOutput norm_output() const { return NormOutput::plain; }
+    // Fills what goes over the wire with the gradient of the layer's output.
+    virtual void prepare_gradient(Context&, TokenRows&) const {}
+
+    // y [T, H] = residual + experts' outputs, each token's summed: dispatch, fc1, swiglu, fc2, combine.
+    struct Forward {
+        TokenRows x;
+        const FlowPlan& plan;
+        ExpertWeights weights;
+        TensorView residual;  // optional
+        TensorView y;         // out
+    };
+    virtual void forward(Context& ctx, const Forward& io, ExpertsSaved& saved) const = 0;
+    // dx [T, H] = dx_in + the experts' part; dprob [T, K]; main gradients of the weights.
+    struct Backward {
+        TokenRows dy;
+        const FlowPlan& plan;
+        ExpertWeights weights;
+        TensorView dx_in;  // optional
+        TensorView dx;     // out
+        TensorView dprob;  // out [T, K]
+    };
+    virtual void backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const = 0;
+
+    // The same experts on rows that stay where they are (shared expert, dense FFN): one group of all T rows, prob 1. The backward takes
+    // x again, since its buffer may have been rebuilt (recompute layernorm).
+    virtual void dense_forward(Context& ctx, const TokenRows& x, const ExpertWeights& weights,
+                               ExpertsSaved& saved, const TensorView& y) const = 0;
+    virtual void dense_backward(Context& ctx, const TokenRows& x, const TokenRows& dy,
+                                const ExpertWeights& weights, ExpertsSaved& saved,
+                                const TensorView& dx) const = 0;
+
+    const PrecisionSpec& precision() const { return precision_; }
+
+protected:
+    PrecisionSpec precision_;
+    ExpertsRecompute recompute_;
+};
+
+std::unique_ptr<Flow> make_flow(const PrecisionSpec& precision, const ExpertsRecompute& recompute);
+
+}  // namespace fp8flow

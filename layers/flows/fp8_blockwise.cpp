@@ -1,0 +1,44 @@
+// Recipe fp8_blockwise: as Transformer Engine's block scaling on Hopper. BF16 on the wire and between operators; every product's input is
+// quantised from BF16 in both orientations, 1x128 along its rows and 128x1 along its columns; weights in 128x128 blocks.
+#include "layers/flows/cast_flow.h"
+
+namespace fp8flow {
+
+namespace {
+
+class Fp8BlockwiseFlow final : public CastFlow {
+public:
+    using CastFlow::CastFlow;
+    WeightFormat weight_format() const override {
+        return {.plain = false, .fp8_layout = ScaleLayout::block128, .scale_format = precision_.scale_format};
+    }
+
+protected:
+    ScaleLayout row_layout() const override { return ScaleLayout::vec128; }
+    ScaleLayout column_layout() const override { return ScaleLayout::vec128; }
+
+    void quantize(Context& ctx, const TensorView& plain, const RowGroups& groups, const Fp8Tensor& rows,
+                  const Fp8Tensor& columns) const override {
+        if (columns) {
+            ctx.ops.quantize_dual({.src = plain,
+                                   .groups = groups,
+                                   .scale_format = precision_.scale_format,
+                                   .rows = rows,
+                                   .columns = columns},
+                                  ctx.launch);
+        } else {
+            ctx.ops.quantize_rows(
+                {.src = plain, .groups = groups, .scale_format = precision_.scale_format, .dst = rows},
+                ctx.launch);
+        }
+    }
+};
+
+}  // namespace
+
+std::unique_ptr<Flow> make_fp8_blockwise_flow(const PrecisionSpec& precision,
+                                              const ExpertsRecompute& recompute) {
+    return std::make_unique<Fp8BlockwiseFlow>(precision, recompute);
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,44 @@
+// Recipe fp8_rowwise: as torchao's FP8 grouped training. One scale per row along the contraction (tokens for the products, output
+// channels for weights); the operands of the weight gradient get one scale per expert group and column. BF16 on the wire.
+#include "layers/flows/cast_flow.h"
+
+namespace fp8flow {
+
+namespace {
+
+class Fp8RowwiseFlow final : public CastFlow {
+public:
+    using CastFlow::CastFlow;
+    WeightFormat weight_format() const override {
+        return {.plain = false, .fp8_layout = ScaleLayout::row, .scale_format = precision_.scale_format};
+    }
+
+protected:
+    ScaleLayout row_layout() const override { return ScaleLayout::row; }
+    ScaleLayout column_layout() const override { return ScaleLayout::group_row; }
+
+    void quantize(Context& ctx, const TensorView& plain, const RowGroups& groups, const Fp8Tensor& rows,
+                  const Fp8Tensor& columns) const override {
+        if (columns) {
+            ctx.ops.quantize_dual({.src = plain,
+                                   .groups = groups,
+                                   .scale_format = precision_.scale_format,
+                                   .rows = rows,
+                                   .columns = columns},
+                                  ctx.launch);
+        } else {
+            ctx.ops.quantize_rows(
+                {.src = plain, .groups = groups, .scale_format = precision_.scale_format, .dst = rows},
+                ctx.launch);
+        }
+    }
+};
+
+}  // namespace
+
+std::unique_ptr<Flow> make_fp8_rowwise_flow(const PrecisionSpec& precision,
+                                            const ExpertsRecompute& recompute) {
+    return std::make_unique<Fp8RowwiseFlow>(precision, recompute);
+}
+
+}  // namespace fp8flow

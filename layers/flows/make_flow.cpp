@@ -1,0 +1,26 @@
+// One key selects the recipe.
+#include "layers/flows/flow.h"
+
+namespace fp8flow {
+
+std::unique_ptr<Flow> make_bf16_flow(const PrecisionSpec&, const ExpertsRecompute&);
+std::unique_ptr<Flow> make_fp8_flow(const PrecisionSpec&, const ExpertsRecompute&);
+std::unique_ptr<Flow> make_fp8_blockwise_flow(const PrecisionSpec&, const ExpertsRecompute&);
+std::unique_ptr<Flow> make_fp8_tensorwise_flow(const PrecisionSpec&, const ExpertsRecompute&);
+std::unique_ptr<Flow> make_fp8_rowwise_flow(const PrecisionSpec&, const ExpertsRecompute&);
+std::unique_ptr<Flow> make_mxfp8_flow(const PrecisionSpec&, const ExpertsRecompute&);
+
+std::unique_ptr<Flow> make_flow(const PrecisionSpec& precision, const ExpertsRecompute& recompute) {
+    switch (precision.recipe) {
+        case Recipe::bf16:
+        case Recipe::fp32: return make_bf16_flow(precision, recompute);
+        case Recipe::fp8_flow: return make_fp8_flow(precision, recompute);
+        case Recipe::fp8_blockwise: return make_fp8_blockwise_flow(precision, recompute);
+        case Recipe::fp8_tensorwise: return make_fp8_tensorwise_flow(precision, recompute);
+        case Recipe::fp8_rowwise: return make_fp8_rowwise_flow(precision, recompute);
+        case Recipe::mxfp8: return make_mxfp8_flow(precision, recompute);
+    }
+    fail(ExitCode::internal, "unknown recipe {}", static_cast<int>(precision.recipe));
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,163 @@
+#include "layers/flows/steps.h"
+
+#include "layers/tensor_stats.h"
+
+namespace fp8flow::steps {
+
+namespace {
+
+// Scales that belong to the layer rather than to its rows: one per tensor, or one per group and column.
+TensorView layer_scales(Context& ctx, const ExpertsSaved& saved, Life life, ScaleLayout layout, int64_t width,
+                        const char* kind) {
+    Arena& arena = life == Life::backward ? ctx.saved : ctx.scratch;
+    if (layout == ScaleLayout::tensor) return arena.tensor(DType::f32, {1}, kind);
+    return arena.tensor(DType::f32, {saved.groups.num_groups, width}, kind);
+}
+
+bool in_row_arena(const ExpertsSaved& saved, Life life) { return saved.routed && life == Life::backward; }
+
+Arena& arena_of(Context& ctx, Life life) { return life == Life::backward ? ctx.saved : ctx.scratch; }
+
+}  // namespace
+
+TensorView rows(Context& ctx, const ExpertsSaved& saved, Life life, DType dtype, int64_t width,
+                const char* kind) {
+    if (in_row_arena(saved, life)) return ctx.rows.tensor(dtype, width, kind);
+    return arena_of(ctx, life).tensor(dtype, {saved.groups.row_capacity, width}, kind);
+}
+
+TensorView row_vector(Context& ctx, const ExpertsSaved& saved, Life life, const char* kind) {
+    if (in_row_arena(saved, life)) return ctx.rows.vector(DType::f32, kind);
+    return arena_of(ctx, life).tensor(DType::f32, {saved.groups.row_capacity}, kind);
+}
+
+Fp8Tensor fp8_rows(Context& ctx, const ExpertsSaved& saved, Life life, DType dtype, int64_t width,
+                   ScaleLayout layout, const char* kind) {
+    if (!in_row_arena(saved, life))
+        return arena_of(ctx, life).fp8(dtype, {saved.groups.row_capacity, width}, layout, kind);
+    Fp8Tensor result = ctx.rows.fp8(dtype, width, layout, kind);
+    if (!result.scales) result.scales = layer_scales(ctx, saved, life, layout, width, kind);
+    return result;
+}
+
+Fp8Tensor fp8_columns(Context& ctx, const ExpertsSaved& saved, Life life, DType dtype, int64_t width,
+                      ScaleLayout layout, const char* kind) {
+    if (!in_row_arena(saved, life))
+        return arena_of(ctx, life).fp8(dtype, {width, saved.groups.row_capacity}, layout, kind,
+                                       saved.groups.num_groups);
+    Fp8Tensor result = ctx.rows.fp8_transposed(dtype, width, layout, kind);
+    if (!result.scales) result.scales = layer_scales(ctx, saved, life, layout, width, kind);
+    return result;
+}
+
+void begin_routed(ExpertsSaved& saved, const FlowPlan& plan) {
+    saved.routed = true;
+    saved.groups = plan.padded.groups;
+    saved.prob = plan.padded.row_prob;
+}
+
+void begin_dense(Context& ctx, ExpertsSaved& saved) {
+    saved.routed = false;
+    saved.groups = ctx.all_tokens;
+    saved.prob = {};
+}
+
+void dispatch(Context& ctx, const Fp8Tensor& tokens, const FlowPlan& plan, PermutePadding padding,
+              const Fp8Tensor& dst) {
+    auto timed = ctx.stage("dispatch");
+    if (padding == PermutePadding::fused) {
+        ctx.exchange.dispatch(tokens, plan.padded, dst, ctx.scratch, ctx.launch);
+        return;
+    }
+    ArenaScope scope(ctx.scratch);
+    const int64_t width = tokens.codes.cols();
+    const int64_t received_rows = plan.unpadded.all_ids.dim(0) * plan.unpadded.all_ids.dim(1);
+    const Fp8Tensor received =
+        ctx.scratch.fp8(tokens.codes.dtype, {received_rows, width}, tokens.layout, "dispatch");
+    ctx.exchange.dispatch_rows(tokens, plan.unpadded, received, ctx.scratch, ctx.launch);
+    const Fp8Tensor permuted = ctx.scratch.fp8(tokens.codes.dtype, {plan.unpadded.groups.row_capacity, width},
+                                               dst.layout, "dispatch");
+    ctx.ops.permute_pad({.src = received,
+                         .row_source = plan.unpadded.row_source,
+                         .groups = plan.unpadded.groups,
+                         .dst = permuted},
+                        ctx.launch);
+    ctx.ops.pad_rows(
+        {.src = permuted, .src_groups = plan.unpadded.groups, .dst_groups = plan.padded.groups, .dst = dst},
+        ctx.launch);
+}
+
+void combine(Context& ctx, const Exchange::Combine& args, const FlowPlan& plan, PermutePadding padding) {
+    auto timed = ctx.stage("combine");
+    if (padding == PermutePadding::fused) {
+        ctx.exchange.combine(args, plan.padded, ctx.scratch, ctx.launch);
+        return;
+    }
+    ArenaScope scope(ctx.scratch);
+    auto unpad = [&](const TensorView& src) {
+        const TensorView dst =
+            ctx.scratch.tensor(src.dtype, {plan.unpadded.groups.row_capacity, src.cols()}, "combine");
+        ctx.ops.unpad_rows(
+            {.src = src, .src_groups = plan.padded.groups, .dst_groups = plan.unpadded.groups, .dst = dst},
+            ctx.launch);
+        return dst;
+    };
+    Exchange::Combine unpadded = args;
+    unpadded.src = unpad(args.src);
+    if (args.drow_prob) {
+        const int64_t rows = args.drow_prob.dim(0);
+        const TensorView prob = unpad(args.drow_prob.reshape({rows, 1}));
+        unpadded.drow_prob = prob.reshape({prob.dim(0)});
+    }
+    ctx.exchange.combine(unpadded, plan.unpadded, ctx.scratch, ctx.launch);
+}
+
+void forward_product(Context& ctx, const char* stage, const Fp8Tensor& a, const Parameter& weight,
+                     const RowGroups& groups, const TensorView& d) {
+    auto timed = ctx.stage(stage);
+    ctx.ops.grouped_gemm({.a = a, .b = weight.for_fprop(), .groups = groups, .d = d}, ctx.launch);
+}
+
+void data_gradient(Context& ctx, const char* stage, const Fp8Tensor& dy, const Parameter& weight,
+                   const RowGroups& groups, const TensorView& dx) {
+    auto timed = ctx.stage(stage);
+    if (weight.dgrad) {
+        ctx.ops.grouped_gemm({.a = dy, .b = weight.dgrad, .groups = groups, .d = dx}, ctx.launch);
+    } else {
+        ctx.ops.grouped_gemm(
+            {.a = dy, .b = {.codes = weight.plain}, .groups = groups, .form = op::GemmForm::nn, .d = dx},
+            ctx.launch);
+    }
+}
+
+void weight_gradient(Context& ctx, const char* stage, const Fp8Tensor& dy, const Fp8Tensor& x,
+                     const RowGroups& groups, Parameter& weight) {
+    auto timed = ctx.stage(stage);
+    ctx.ops.grouped_gemm_wgrad(
+        {.dy = dy, .x = x, .groups = groups, .mode = ctx.grad_mode, .dw = weight.main_grad}, ctx.launch);
+}
+
+void observe(Context& ctx, const char* name, const Fp8Tensor& quantized, const RowGroups& groups,
+             const TensorView& source) {
+    if (ctx.tensor_stats != nullptr) ctx.tensor_stats->observe(ctx, name, quantized, groups, source);
+}
+
+void observe_swiglu(Context& ctx, const ExpertsSaved& saved, const Fp8Tensor& a) {
+    if (ctx.tensor_stats == nullptr) return;
+    ArenaScope scope(ctx.scratch);
+    const TensorView plain = rows(ctx, saved, Life::call, ctx.activation, a.codes.dim(1), "tensor stats");
+    ctx.ops.swiglu({.h = saved.h, .prob = saved.prob, .groups = saved.groups, .a = plain}, ctx.launch);
+    observe(ctx, "swiglu", a, saved.groups, plain);
+}
+
+void observe_swiglu_backward(Context& ctx, const ExpertsSaved& saved, const TensorView& da,
+                             const Fp8Tensor& dh) {
+    if (ctx.tensor_stats == nullptr) return;
+    ArenaScope scope(ctx.scratch);
+    const TensorView plain = rows(ctx, saved, Life::call, ctx.activation, dh.codes.dim(1), "tensor stats");
+    ctx.ops.swiglu_backward({.da = da, .h = saved.h, .prob = saved.prob, .groups = saved.groups, .dh = plain},
+                            ctx.launch);
+    observe(ctx, "swiglu backward", dh, saved.groups, plain);
+}
+
+}  // namespace fp8flow::steps

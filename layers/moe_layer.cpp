@@ -1,0 +1,158 @@
+#include "layers/moe_layer.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace fp8flow {
+
+MoeLayer::MoeLayer(ParameterStore& store, Device& device, const ModelSpec& model, const MoeSpec& moe,
+                   const PrecisionSpec& precision, const RecomputeSpec& recompute, DType plain_dtype,
+                   int layer, int expert_parallel_rank, int expert_parallel_size)
+    : moe_(moe), precision_(precision), recompute_(recompute) {
+    const bool selective = recompute.recompute_granularity == RecomputeGranularity::selective;
+    flow_ = make_flow(precision, {.activation = selective && recompute.moe_act,
+                                  .experts = selective && recompute.moe_expert});
+    shared_flow_ = make_flow(precision, {});
+    local_experts_ = moe.num_experts / expert_parallel_size;
+    first_expert_ = local_experts_ * expert_parallel_rank;
+    router_ = std::make_unique<Router>(store, device, model, moe, plain_dtype, layer);
+    const std::string name = fmt::format("layers.{}.moe", layer);
+    experts_ = add_expert_weights(store, model, flow_->weight_format(), plain_dtype, local_experts_,
+                                  first_expert_, true, moe.moe_ffn_hidden_size, name + ".experts");
+    if (moe.moe_shared_expert_intermediate_size > 0)
+        shared_ = std::make_unique<Ffn>(store, model, *shared_flow_, plain_dtype,
+                                        moe.moe_shared_expert_intermediate_size, name + ".shared_experts");
+}
+
+int64_t MoeLayer::row_capacity(const MoeSpec& moe, int64_t tokens_per_rank, int64_t expert_parallel_size) {
+    const int64_t local = moe.num_experts / expert_parallel_size;
+    const int64_t worst = expert_parallel_size * tokens_per_rank * std::min(moe.moe_router_topk, local);
+    int64_t rows = worst;
+    if (moe.moe_expert_rank_capacity_factor > 0.0) {
+        const double wanted =
+            moe.moe_expert_rank_capacity_factor * static_cast<double>(tokens_per_rank * moe.moe_router_topk);
+        rows = std::min(worst, static_cast<int64_t>(std::ceil(wanted)));
+    }
+    return round_up(rows + local * (moe.moe_row_alignment - 1), kBlock);
+}
+
+void MoeLayer::forward(Context& ctx, const TokenRows& x, const TensorView& residual, MoeSaved& saved,
+                       const TensorView& y) const {
+    const Arena::Mark mark = ctx.saved.mark();
+    saved.depth = ctx.rows.depth();
+    forward_once(ctx, x, residual, saved, y);
+    if (!recompute_.moe) return;
+    ctx.saved.rewind(mark);  // recompute `moe`: only the layer's input stays
+    ctx.rows.pop(saved.depth);
+}
+
+void MoeLayer::forward_once(Context& ctx, const TokenRows& x, const TensorView& residual, MoeSaved& saved,
+                            const TensorView& y) const {
+    ArenaScope scope(ctx.scratch);
+    router_->forward(ctx, x.plain, saved.route);
+    make_plan(ctx, saved);
+    TensorView with_shared = residual;
+    if (shared_) {
+        with_shared = ctx.scratch.tensor(ctx.activation, {ctx.tokens, x.plain.cols()}, "shared expert");
+        auto timed = ctx.stage("shared expert");
+        shared_->forward(ctx, x, residual, recompute_.shared_experts, saved.shared, with_shared);
+    }
+    flow_->forward(ctx, {.x = x, .plan = saved.plan, .weights = experts_, .residual = with_shared, .y = y},
+                   saved.experts);
+    ctx.rows.push();
+}
+
+void MoeLayer::backward(Context& ctx, const TokenRows& x, const TensorView& dy, MoeSaved& saved,
+                        const TensorView& dx) const {
+    const Arena::Mark mark = ctx.saved.mark();
+    ArenaScope scope(ctx.scratch);
+    const int64_t hidden = dy.cols();
+    if (recompute_.moe) {
+        ArenaScope rebuilt(ctx.scratch);
+        const bool outer = ctx.recomputing;
+        ctx.recomputing = true;
+        const TensorView y = ctx.scratch.tensor(ctx.activation, {ctx.tokens, hidden}, "combine");
+        forward_once(ctx, x, x.plain, saved, y);
+        ctx.recomputing = outer;
+    }
+    TokenRows gradient{.plain = dy};
+    flow_->prepare_gradient(ctx, gradient);
+    TensorView dx_shared;
+    if (shared_) {
+        dx_shared = ctx.scratch.tensor(ctx.activation, {ctx.tokens, hidden}, "shared expert");
+        auto timed = ctx.stage("shared expert");
+        shared_->backward(ctx, x, gradient, recompute_.shared_experts, saved.shared, dx_shared);
+    }
+    const TensorView dx_experts = ctx.scratch.tensor(ctx.activation, {ctx.tokens, hidden}, "combine");
+    const TensorView dprob = ctx.scratch.tensor(DType::f32, {ctx.tokens, moe_.moe_router_topk}, "route");
+    flow_->backward(ctx,
+                    {.dy = gradient,
+                     .plan = saved.plan,
+                     .weights = experts_,
+                     .dx_in = dx_shared,
+                     .dx = dx_experts,
+                     .dprob = dprob},
+                    saved.experts);
+    router_->backward(ctx, dprob, x.plain, saved.route, dx_experts, dx);
+    ctx.rows.pop(saved.depth);
+    if (recompute_.moe) ctx.saved.rewind(mark);
+}
+
+void MoeLayer::make_plan(Context& ctx, MoeSaved& saved) const {
+    auto timed = ctx.stage("plan");
+    const int64_t ranks = ctx.exchange.size(), slots = ctx.tokens_per_rank, topk = moe_.moe_router_topk;
+    const TensorView all_ids = ctx.saved.tensor(DType::i32, {ranks, slots, topk}, "plan");
+    const TensorView all_probs = ctx.saved.tensor(DType::f32, {ranks, slots, topk}, "plan");
+    ctx.exchange.gather_routing(saved.route.ids, saved.route.probs, all_ids, all_probs, ctx.launch);
+    saved.plan.padded = plan_for(ctx, saved, all_ids, all_probs, moe_.moe_row_alignment, true);
+    if (!precision_.moe_permute_padding_for_fp8)
+        saved.plan.unpadded = plan_for(ctx, saved, all_ids, all_probs, 1, false);
+}
+
+DispatchPlan MoeLayer::plan_for(Context& ctx, const MoeSaved&, const TensorView& all_ids,
+                                const TensorView& all_probs, int64_t alignment, bool in_row_arena) const {
+    const int64_t ranks = all_ids.dim(0), slots = all_ids.dim(1), topk = all_ids.dim(2);
+    const int64_t capacity = row_capacity(moe_, slots, ranks);
+    DispatchPlan plan;
+    plan.all_ids = all_ids;
+    plan.all_probs = all_probs;
+    plan.num_tokens = ctx.tokens;
+    plan.topk = topk;
+    plan.groups = {.num_groups = local_experts_,
+                   .counts = ctx.saved.tensor(DType::i64, {local_experts_}, "plan"),
+                   .offsets = ctx.saved.tensor(DType::i64, {local_experts_ + 1}, "plan"),
+                   .row_capacity = capacity,
+                   .alignment = alignment};
+    if (in_row_arena) {
+        plan.row_source = ctx.rows.tensor(DType::i32, 1, "plan source").reshape({ctx.rows.capacity()});
+        plan.row_prob = ctx.rows.vector(DType::f32, "plan prob");
+    } else {
+        plan.row_source = ctx.saved.tensor(DType::i32, {capacity}, "plan");
+        plan.row_prob = ctx.saved.tensor(DType::f32, {capacity}, "plan");
+    }
+    plan.recv_rows = ctx.saved.tensor(DType::i32, {ranks * slots, topk}, "plan");
+    plan.recv_offsets = ctx.saved.tensor(DType::i64, {ranks + 1}, "plan");
+    plan.recv_source = ctx.saved.tensor(DType::i32, {ranks * slots}, "plan");
+    plan.send_tokens = ctx.saved.tensor(DType::i32, {ranks, slots}, "plan");
+    plan.send_counts = ctx.saved.tensor(DType::i64, {ranks}, "plan");
+    ctx.ops.plan_dispatch({.all_ids = all_ids,
+                           .all_probs = all_probs,
+                           .rank = ctx.exchange.rank(),
+                           .first_expert = first_expert_,
+                           .num_local_experts = local_experts_,
+                           .row_base = in_row_arena ? ctx.rows.row_base() : nullptr,
+                           .groups = plan.groups,
+                           .row_source = plan.row_source,
+                           .row_prob = plan.row_prob,
+                           .recv_rows = plan.recv_rows,
+                           .recv_offsets = plan.recv_offsets,
+                           .recv_source = plan.recv_source,
+                           .send_tokens = plan.send_tokens,
+                           .send_counts = plan.send_counts,
+                           .next_row_base = in_row_arena ? ctx.rows.next_row_base() : TensorView{},
+                           .overflow = ctx.step_status},
+                          ctx.launch);
+    return plan;
+}
+
+}  // namespace fp8flow

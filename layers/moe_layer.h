@@ -1,0 +1,56 @@
+// The MoE layer: route, plan, then the recipe's flow (dispatch, fc1, swiglu, fc2, combine), plus the shared expert.
+#pragma once
+
+#include "layers/ffn.h"
+#include "layers/flows/flow.h"
+#include "layers/router.h"
+
+#include <memory>
+#include <optional>
+
+namespace fp8flow {
+
+struct MoeSaved {
+    RouterSaved route;
+    FlowPlan plan;
+    ExpertsSaved experts;
+    ExpertsSaved shared;
+    int64_t depth = 0;  // of the row arena before this layer
+};
+
+class MoeLayer {
+public:
+    MoeLayer(ParameterStore& store, Device& device, const ModelSpec& model, const MoeSpec& moe,
+             const PrecisionSpec& precision, const RecomputeSpec& recompute, DType plain_dtype, int layer,
+             int expert_parallel_rank, int expert_parallel_size);
+
+    NormOutput norm_output() const { return flow_->norm_output(); }
+    // y [T, H] = x.residual + experts(x) + shared expert(x)
+    void forward(Context& ctx, const TokenRows& x, const TensorView& residual, MoeSaved& saved,
+                 const TensorView& y) const;
+    // dx: gradient with respect to x (the norm's output).
+    void backward(Context& ctx, const TokenRows& x, const TensorView& dy, MoeSaved& saved,
+                  const TensorView& dx) const;
+
+    const Router& router() const { return *router_; }
+    // Rows a rank needs room for in this layer, for the given slots per rank.
+    static int64_t row_capacity(const MoeSpec& moe, int64_t tokens_per_rank, int64_t expert_parallel_size);
+
+private:
+    void forward_once(Context& ctx, const TokenRows& x, const TensorView& residual, MoeSaved& saved,
+                      const TensorView& y) const;
+    void make_plan(Context& ctx, MoeSaved& saved) const;
+    DispatchPlan plan_for(Context& ctx, const MoeSaved& saved, const TensorView& all_ids,
+                          const TensorView& all_probs, int64_t alignment, bool in_row_arena) const;
+
+    MoeSpec moe_;
+    PrecisionSpec precision_;
+    RecomputeSpec recompute_;
+    std::unique_ptr<Flow> flow_, shared_flow_;
+    std::unique_ptr<Router> router_;
+    ExpertWeights experts_;
+    std::unique_ptr<Ffn> shared_;
+    int64_t first_expert_, local_experts_;
+};
+
+}  // namespace fp8flow

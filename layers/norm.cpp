@@ -1,0 +1,117 @@
+#include "layers/norm.h"
+
+#include <vector>
+
+namespace fp8flow {
+
+Norm::Norm(ParameterStore& store, Device& device, const ModelSpec& model, const PrecisionSpec& precision,
+           NormOutput output, const std::string& name)
+    : model_(model), precision_(precision), output_(output) {
+    gamma_ = &store.add({.name = name + ".weight",
+                         .shape = {model.hidden_size, 0, 0},
+                         .rank = 1,
+                         .init = model.zero_centered_gamma ? Init::zeros : Init::ones,
+                         .weight_decay = false,
+                         .plain_dtype = DType::f32});
+    if (output_ != NormOutput::tensor_scaled) return;
+    state_ = std::make_shared<Arena>(device, name + " delayed scale");
+    amax_ = state_->tensor(DType::f32, {1}, "delayed scale");
+    history_ = state_->tensor(DType::f32, {precision.fp8_amax_history_len}, "delayed scale");
+    scale_ = state_->tensor(DType::f32, {1}, "delayed scale");
+    const float one = 1.0f;  // before the first maximum is known
+    device.fill(amax_.data, 0, sizeof(float));
+    device.fill(history_.data, 0, static_cast<size_t>(history_.bytes()));
+    device.copy_in(scale_.data, &one, sizeof one);
+}
+
+void Norm::forward(Context& ctx, const TensorView& x, Arena& arena, NormSaved& saved) const {
+    saved.x = x;
+    saved.rstd = ctx.saved.tensor(DType::f32, {x.rows()}, "norm");
+    write(ctx, arena, saved);
+}
+
+void Norm::recompute(Context& ctx, Arena& arena, NormSaved& saved) const { write(ctx, arena, saved); }
+
+void Norm::write(Context& ctx, Arena& arena, NormSaved& saved) const {
+    auto timed = ctx.stage("norm");
+    const int64_t tokens = saved.x.rows(), hidden = saved.x.cols();
+    const float eps = static_cast<float>(model_.norm_epsilon);
+    TokenRows& out = saved.out;
+    out.plain = arena.tensor(ctx.activation, {tokens, hidden}, "norm");
+    if (output_ == NormOutput::plain) {
+        ctx.ops.rms_norm({.x = saved.x,
+                          .gamma = gamma_->master,
+                          .eps = eps,
+                          .gamma_form = form(),
+                          .y = out.plain,
+                          .rstd = saved.rstd},
+                         ctx.launch);
+        return;
+    }
+    if (output_ == NormOutput::tensor_scaled) {
+        out.quantized = {.codes = arena.tensor(DType::e4m3, {tokens, hidden}, "norm"),
+                         .scales = scale_,
+                         .layout = ScaleLayout::tensor};
+        out.transposed = {.codes = arena.tensor(DType::e4m3, {hidden, tokens}, "norm"),
+                          .scales = scale_,
+                          .layout = ScaleLayout::tensor};
+    } else {
+        out.quantized = arena.fp8(DType::e4m3, {tokens, hidden}, ScaleLayout::vec128_wire, "norm");
+        if (precision_.scale_format == ScaleFormat::fp32)
+            out.quantized.scales = arena.tensor(DType::f32, {tokens, hidden / kBlock}, "norm");
+        if (!precision_.moe_norm_quantize_fusion) {
+            ctx.ops.rms_norm({.x = saved.x,
+                              .gamma = gamma_->master,
+                              .eps = eps,
+                              .gamma_form = form(),
+                              .y = out.plain,
+                              .rstd = saved.rstd},
+                             ctx.launch);
+            auto cast = ctx.stage("cast");
+            ctx.ops.quantize_rows(
+                {.src = out.plain, .scale_format = precision_.scale_format, .dst = out.quantized},
+                ctx.launch);
+            return;
+        }
+    }
+    ctx.ops.rms_norm_quantize({.x = saved.x,
+                               .gamma = gamma_->master,
+                               .eps = eps,
+                               .gamma_form = form(),
+                               .scale_format = precision_.scale_format,
+                               .y = out.plain,
+                               .rows = out.quantized,
+                               .transposed = out.transposed,
+                               .amax = amax_,
+                               .rstd = saved.rstd},
+                              ctx.launch);
+}
+
+void Norm::backward(Context& ctx, const TensorView& dy, const TensorView& dresidual, const NormSaved& saved,
+                    const TensorView& dx) const {
+    auto timed = ctx.stage("norm");
+    ctx.ops.rms_norm_backward({.dy = dy,
+                               .x = saved.x,
+                               .gamma = gamma_->master,
+                               .rstd = saved.rstd,
+                               .dresidual = dresidual,
+                               .gamma_form = form(),
+                               .dgamma_mode = ctx.grad_mode,
+                               .dx = dx,
+                               .dgamma = gamma_->main_grad},
+                              ctx.launch);
+}
+
+void Norm::update_state(Context& ctx, int64_t step) const {
+    if (output_ != NormOutput::tensor_scaled) return;
+    ctx.exchange.all_reduce(Reduce::max, amax_, ctx.launch);
+    ctx.ops.delayed_scale_update({.position = step,
+                                  .scale_format = precision_.scale_format,
+                                  .status = ctx.step_status,
+                                  .amax = amax_,
+                                  .history = history_,
+                                  .scale = scale_},
+                                 ctx.launch);
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,45 @@
+// The norm in front of attention or of the FFN: BF16 rows for the router and whoever computes in BF16, and, from the same pass, the FP8
+// rows that the recipe puts on the wire.
+#pragma once
+
+#include "layers/flows/flow.h"
+
+namespace fp8flow {
+
+struct NormSaved {
+    TensorView x;     // [T, H] input (the residual stream, owned by the block)
+    TensorView rstd;  // [T] f32
+    TokenRows out;
+};
+
+class Norm {
+public:
+    // `output`: what to deliver beside plain rows. tensor_scaled keeps a delayed scale (history of maxima) as state.
+    Norm(ParameterStore& store, Device& device, const ModelSpec& model, const PrecisionSpec& precision,
+         NormOutput output, const std::string& name);
+
+    // out: allocated in `arena` (saved, or scratch where recompute `layernorm` drops it). rstd always goes to ctx.saved.
+    void forward(Context& ctx, const TensorView& x, Arena& arena, NormSaved& saved) const;
+    // Rebuilds saved.out in `arena`, bit for bit.
+    void recompute(Context& ctx, Arena& arena, NormSaved& saved) const;
+    // dx = norm backward of dy + dresidual.
+    void backward(Context& ctx, const TensorView& dy, const TensorView& dresidual, const NormSaved& saved,
+                  const TensorView& dx) const;
+    // End of step: the delayed scale of the next one.
+    void update_state(Context& ctx, int64_t step) const;
+
+private:
+    void write(Context& ctx, Arena& arena, NormSaved& saved) const;
+    op::GammaForm form() const {
+        return model_.zero_centered_gamma ? op::GammaForm::zero_centered : op::GammaForm::plain;
+    }
+
+    ModelSpec model_;
+    PrecisionSpec precision_;
+    NormOutput output_;
+    Parameter* gamma_;
+    std::shared_ptr<Arena> state_;  // tensor_scaled only
+    TensorView amax_, history_, scale_;
+};
+
+}  // namespace fp8flow

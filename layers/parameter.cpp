@@ -1,0 +1,68 @@
+#include "layers/parameter.h"
+
+#include "kernels/core/random.h"
+
+#include <vector>
+
+namespace fp8flow {
+
+namespace {
+
+std::vector<float> initial_values(const ParameterSpec& spec, int64_t numel, uint64_t seed) {
+    std::vector<float> values(static_cast<size_t>(numel), spec.init == Init::ones ? 1.0f : 0.0f);
+    if (spec.init != Init::normal) return values;
+    const int64_t per_expert = spec.expert ? numel / spec.shape[0] : 0;
+    const int64_t first = spec.first_expert * per_expert;  // global index of element 0
+    const uint64_t stream = fnv1a64(spec.name);
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < numel; ++i)
+        values[static_cast<size_t>(i)] =
+            static_cast<float>(spec.init_std) * random_normal(seed, stream, static_cast<uint64_t>(first + i));
+    return values;
+}
+
+}  // namespace
+
+Parameter& ParameterStore::add(const ParameterSpec& spec) {
+    Parameter& p = parameters_.emplace_back();
+    p.spec = spec;
+    auto shaped = [&](DType dtype, const char* category) {
+        const int64_t* s = spec.shape;
+        if (spec.rank == 1) return arena_.tensor(dtype, {s[0]}, category);
+        if (spec.rank == 2) return arena_.tensor(dtype, {s[0], s[1]}, category);
+        return arena_.tensor(dtype, {s[0], s[1], s[2]}, category);
+    };
+    p.master = shaped(DType::f32, "master");
+    p.m = shaped(DType::f32, "moments");
+    p.v = shaped(DType::f32, "moments");
+    p.main_grad = shaped(DType::f32, "main_grad");
+    const WeightFormat& format = spec.format;
+    if (format.plain)
+        p.plain = spec.plain_dtype == DType::f32 ? p.master : shaped(spec.plain_dtype, "copies");
+    if (format.fp8_layout != ScaleLayout::none) {
+        FP8FLOW_CHECK(spec.rank == 3, "{} has rank {}", spec.name, spec.rank);
+        const int64_t e = spec.shape[0], n = spec.shape[1], k = spec.shape[2];
+        p.fprop = arena_.fp8(DType::e4m3, {e, n, k}, format.fp8_layout, "copies");
+        p.dgrad = arena_.fp8(DType::e4m3, {e, k, n}, format.fp8_layout, "copies");
+    }
+    const std::vector<float> values = initial_values(spec, p.numel(), seed_);
+    Device& device = ops_.device();
+    device.copy_in(p.master.data, values.data(), values.size() * sizeof(float));
+    for (const TensorView& zeroed : {p.m, p.v, p.main_grad})
+        device.fill(zeroed.data, 0, static_cast<size_t>(zeroed.bytes()));
+    write_copies(p);
+    return p;
+}
+
+void ParameterStore::write_copies(Parameter& p) {
+    if (p.plain && p.plain.data != p.master.data) ops_.cast({.x = p.master, .y = p.plain});
+    if (p.fprop) {
+        ops_.quantize_weight({.src = p.master,
+                              .scale_format = p.spec.format.scale_format,
+                              .mx_rounding = p.spec.format.mx_rounding,
+                              .fprop = p.fprop,
+                              .dgrad = p.dgrad});
+    }
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,70 @@
+// Parameters: FP32 master, moments and main gradient, and the working copies (BF16, or FP8 in both orientations) that the recipe
+// declares. The optimizer writes the copies; layers only read views. Read next: context.h.
+#pragma once
+
+#include "kernels/core/arena.h"
+#include "kernels/ops.h"
+#include "layers/spec.h"
+
+#include <deque>
+#include <string>
+
+namespace fp8flow {
+
+// Which working copies a recipe computes with.
+struct WeightFormat {
+    bool plain = true;  // a copy in the activation dtype
+    ScaleLayout fp8_layout =
+        ScaleLayout::none;  // FP8 copies fprop [E, N, K] and dgrad [E, K, N] with these scales
+    ScaleFormat scale_format = ScaleFormat::pow2;
+    MxRounding mx_rounding = MxRounding::rceil;
+};
+
+enum class Init { normal, zeros, ones };
+
+struct ParameterSpec {
+    std::string name;              // "layers.3.moe.experts.w1"; seeds the initial values
+    int64_t shape[3] = {0, 0, 0};  // [N], [N, K] or [E, N, K]
+    int rank = 2;
+    Init init = Init::normal;
+    double init_std = 0.02;
+    bool expert = false;       // leading dimension: local experts, different on each expert-parallel rank
+    int64_t first_expert = 0;  // global id of local expert 0
+    bool weight_decay = true;
+    WeightFormat format;
+    DType plain_dtype = DType::bf16;  // dtype of the plain copy; f32: the master itself serves
+};
+
+struct Parameter {
+    ParameterSpec spec;
+    TensorView master, m, v, main_grad;  // f32, spec.shape
+    TensorView plain;                    // working copy in the activation dtype
+    Fp8Tensor fprop, dgrad;
+
+    // As GEMM operands [E, N, K] of the grouped GEMM.
+    Fp8Tensor for_fprop() const { return fprop ? fprop : Fp8Tensor{.codes = plain}; }
+    int64_t numel() const { return master.numel(); }
+};
+
+// All parameters of a model in a fixed order: the order of the optimizer, the gradient reduction and the hash of weights.
+class ParameterStore {
+public:
+    ParameterStore(Ops& ops, uint64_t seed) : ops_(ops), seed_(seed), arena_(ops.device(), "parameters") {}
+
+    // Allocates, initialises from Philox(seed, hash(name), global element index), writes the working copies.
+    Parameter& add(const ParameterSpec& spec);
+    std::deque<Parameter>& all() { return parameters_; }
+    const std::deque<Parameter>& all() const { return parameters_; }
+    // Writes the working copies of one parameter from its master.
+    void write_copies(Parameter& parameter);
+    // Bytes by category: master, moments, main_grad, copies.
+    std::map<std::string, int64_t> bytes() const { return arena_.by_category(); }
+
+private:
+    Ops& ops_;
+    uint64_t seed_;
+    Arena arena_;
+    std::deque<Parameter> parameters_;
+};
+
+}  // namespace fp8flow

@@ -1,0 +1,198 @@
+#include "layers/router.h"
+
+#include "kernels/core/random.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+namespace fp8flow {
+
+Router::Router(ParameterStore& store, Device& device, const ModelSpec& model, const MoeSpec& moe,
+               DType plain_dtype, int layer)
+    : model_(model), moe_(moe), layer_(layer) {
+    const bool sigmoid = moe.moe_router_score_function == ScoreFunction::sigmoid;
+    score_ = sigmoid ? op::Score::sigmoid : op::Score::softmax;
+    options_ = {.score = score_,
+                .pre_softmax = moe.moe_router_pre_softmax,
+                .num_groups = moe.moe_router_num_groups,
+                .group_topk = moe.moe_router_group_topk,
+                .scaling_factor = static_cast<float>(moe.moe_router_topk_scaling_factor)};
+    weight_ = &store.add({.name = fmt::format("layers.{}.moe.router.weight", layer),
+                          .shape = {moe.num_experts, model.hidden_size, 0},
+                          .init_std = model.init_method_std,
+                          .plain_dtype = plain_dtype});
+    state_ = std::make_unique<Arena>(device, "router state");
+    counts_ = state_->tensor(DType::i64, {moe.num_experts}, "router");
+    aux_loss_ = state_->tensor(DType::f32, {1}, "router");
+    z_loss_ = state_->tensor(DType::f32, {1}, "router");
+    global_counts_ = state_->tensor(DType::f32, {moe.num_experts}, "router");
+    for (const TensorView& view : {counts_, aux_loss_, z_loss_, global_counts_})
+        device.fill(view.data, 0, static_cast<size_t>(view.bytes()));
+    if (moe.moe_router_enable_expert_bias) {
+        bias_ = state_->tensor(DType::f32, {moe.num_experts}, "router");
+        device.fill(bias_.data, 0, static_cast<size_t>(bias_.bytes()));
+    }
+}
+
+std::vector<int32_t> forced_assignment(int64_t tokens, int64_t first_token, int64_t num_experts, int64_t topk,
+                                       double max_over_mean, uint64_t seed) {
+    std::vector<int32_t> ids(static_cast<size_t>(tokens * topk));
+    // Expert 0 is chosen with probability p = topk/E * max_over_mean; the rest of the slots go round robin over the others.
+    const double mean = static_cast<double>(topk) / static_cast<double>(num_experts);
+    const double hot = std::min(1.0, mean * max_over_mean);
+    int64_t next = first_token * topk;
+    for (int64_t t = 0; t < tokens; ++t) {
+        int64_t k = 0;
+        if (max_over_mean > 1.0) {
+            if (random_uniform(seed, fnv1a64("forced routing"), static_cast<uint64_t>(first_token + t)) < hot)
+                ids[static_cast<size_t>(t * topk + k++)] = 0;
+            const int64_t others = num_experts - 1;
+            for (; k < topk; ++k)
+                ids[static_cast<size_t>(t * topk + k)] = static_cast<int32_t>(1 + next++ % others);
+        } else {
+            for (; k < topk; ++k)
+                ids[static_cast<size_t>(t * topk + k)] = static_cast<int32_t>(next++ % num_experts);
+        }
+    }
+    return ids;
+}
+
+TensorView Router::forced_ids(Context& ctx) const {
+    const bool biased = moe_.moe_router_force_biased > 1.0;
+    if (!moe_.moe_router_force_load_balancing && !biased) return {};
+    const TensorView ids = ctx.scratch.tensor(DType::i32, {ctx.tokens, moe_.moe_router_topk}, "route");
+    const int64_t first = static_cast<int64_t>(ctx.exchange.rank()) * ctx.tokens_per_rank;
+    const std::vector<int32_t> host =
+        forced_assignment(ctx.tokens, first, moe_.num_experts, moe_.moe_router_topk,
+                          biased ? moe_.moe_router_force_biased : 1.0, static_cast<uint64_t>(layer_));
+    ctx.ops.device().copy_in(ids.data, host.data(), host.size() * sizeof(int32_t), ctx.launch.stream);
+    return ids;
+}
+
+void Router::forward(Context& ctx, const TensorView& xn, RouterSaved& saved) const {
+    auto timed = ctx.stage("route");
+    const int64_t experts = moe_.num_experts, topk = moe_.moe_router_topk;
+    saved.logits = ctx.saved.tensor(DType::f32, {ctx.tokens, experts}, "route");
+    saved.ids = ctx.saved.tensor(DType::i32, {ctx.tokens, topk}, "route");
+    saved.probs = ctx.saved.tensor(DType::f32, {ctx.tokens, topk}, "route");
+    ArenaScope scope(ctx.scratch);
+    // A forward that is re-run in the backward must not count its tokens twice.
+    TensorView counts = counts_;
+    if (ctx.recomputing) {
+        counts = ctx.scratch.tensor(DType::i64, {experts}, "route");
+        ctx.ops.zero({.y = counts}, ctx.launch);
+    }
+    ctx.ops.router_logits({.x = xn, .weight = weight_->plain, .logits = saved.logits}, ctx.launch);
+    ctx.ops.router_top_k({.logits = saved.logits,
+                          .expert_bias = bias_,
+                          .options = options_,
+                          .forced_ids = forced_ids(ctx),
+                          .ids = saved.ids,
+                          .probs = saved.probs,
+                          .counts = counts},
+                         ctx.launch);
+}
+
+void Router::backward(Context& ctx, const TensorView& dprobs, const TensorView& xn, const RouterSaved& saved,
+                      const TensorView& dx_in, const TensorView& dx) const {
+    auto timed = ctx.stage("route");
+    ArenaScope scope(ctx.scratch);
+    const TensorView dlogits = ctx.scratch.tensor(DType::f32, {ctx.tokens, moe_.num_experts}, "route");
+    ctx.ops.router_top_k_backward(
+        {.logits = saved.logits, .ids = saved.ids, .dprobs = dprobs, .options = options_, .dlogits = dlogits},
+        ctx.launch);
+    balancing_gradients(ctx, saved.logits, dlogits);
+    ctx.ops.router_logits_backward({.dlogits = dlogits,
+                                    .x = xn,
+                                    .weight = weight_->plain,
+                                    .dx_in = dx_in,
+                                    .dweight_mode = ctx.grad_mode,
+                                    .dx = dx,
+                                    .dweight = weight_->main_grad},
+                                   ctx.launch);
+}
+
+void Router::balancing_gradients(Context& ctx, const TensorView& logits, const TensorView& dlogits) const {
+    for (size_t i = 0; i < moe_.moe_router_load_balancing_type.size(); ++i)
+        balance(ctx, moe_.moe_router_load_balancing_type[i], moe_.moe_aux_loss_coeff[i], logits, dlogits);
+    if (moe_.moe_z_loss_coeff > 0.0 && ctx.tokens > 0) {
+        // mean over this rank's tokens, then over ranks and micro-batches, as the main loss is
+        const double share = 1.0 / static_cast<double>(ctx.num_micro_batches * ctx.data_parallel_size);
+        const double weight = moe_.moe_z_loss_coeff * share / static_cast<double>(ctx.tokens);
+        ctx.ops.router_z_loss({.logits = logits,
+                               .weight = static_cast<float>(weight),
+                               .grad_weight = static_cast<float>(weight),
+                               .loss = z_loss_,
+                               .dlogits = dlogits},
+                              ctx.launch);
+    }
+}
+
+// coeff * E/(K n^2) * sum_e counts_e P_e over a set of n tokens: this rank's micro-batch (aux_loss), each sequence (seq_aux_loss), or the
+// global batch so far (global_aux_loss); averaged over ranks and micro-batches, as the main loss is.
+void Router::balance(Context& ctx, BalancingLoss type, double coeff, const TensorView& logits,
+                     const TensorView& dlogits) const {
+    const int64_t experts = moe_.num_experts, topk = moe_.moe_router_topk;
+    const TensorView counts = ctx.scratch.tensor(DType::f32, {experts}, "route");
+    const TensorView sums = ctx.scratch.tensor(DType::f32, {experts}, "route");
+    const double ranks = static_cast<double>(ctx.data_parallel_size);
+    const double share = 1.0 / (static_cast<double>(ctx.num_micro_batches) * ranks);
+    auto apply = [&](int64_t first, int64_t tokens, const TensorView& all_counts, double weight) {
+        ctx.ops.router_aux_loss_backward({.logits = logits.slice(first, tokens),
+                                          .counts = all_counts,
+                                          .score = score_,
+                                          .weight = static_cast<float>(weight),
+                                          .score_sums = sums,
+                                          .loss = aux_loss_,
+                                          .dlogits = dlogits.slice(first, tokens)},
+                                         ctx.launch);
+    };
+    auto weight_for = [&](double tokens) {
+        return coeff * static_cast<double>(experts) / (static_cast<double>(topk) * tokens * tokens);
+    };
+    if (type == BalancingLoss::global_aux_loss) {
+        // every rank takes part in the reduction, also one without tokens
+        ctx.ops.router_score_sums(
+            {.logits = logits, .score = score_, .topk = topk, .counts = counts, .score_sums = sums},
+            ctx.launch);
+        ctx.exchange.all_reduce(Reduce::sum, counts, ctx.launch);
+        ctx.ops.add({.a = global_counts_, .b = counts, .y = global_counts_}, ctx.launch);
+        const double tokens = static_cast<double>(ctx.global_tokens);
+        const double seen = static_cast<double>(ctx.micro_batch + 1);
+        if (ctx.tokens > 0 && tokens > 0)
+            apply(0, ctx.tokens, global_counts_,
+                  weight_for(tokens) / seen / static_cast<double>(ctx.num_micro_batches));
+        return;
+    }
+    const int64_t set = type == BalancingLoss::seq_aux_loss ? ctx.seq_length : ctx.tokens;
+    for (int64_t first = 0; first + set <= ctx.tokens && set > 0; first += set) {
+        ctx.ops.router_score_sums({.logits = logits.slice(first, set),
+                                   .score = score_,
+                                   .topk = topk,
+                                   .counts = counts,
+                                   .score_sums = sums},
+                                  ctx.launch);
+        apply(first, set, counts,
+              weight_for(static_cast<double>(set)) * share * static_cast<double>(set) /
+                  static_cast<double>(ctx.tokens));
+    }
+}
+
+void Router::begin_step(Context& ctx) const {
+    for (const TensorView& view : {counts_, aux_loss_, z_loss_, global_counts_})
+        ctx.ops.zero({.y = view}, ctx.launch);
+}
+
+void Router::end_step(Context& ctx) const {
+    ctx.exchange.all_reduce(Reduce::sum, counts_, ctx.launch);
+    if (bias_)
+        ctx.ops.expert_bias_update({.counts = counts_,
+                                    .rate = static_cast<float>(moe_.moe_router_bias_update_rate),
+                                    .status = ctx.step_status,
+                                    .bias = bias_},
+                                   ctx.launch);
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,77 @@
+#include "layers/row_arena.h"
+
+namespace fp8flow {
+
+RowArena::RowArena(Device& device, int64_t capacity, int64_t max_layers)
+    : device_(device), capacity_(round_up(capacity, kBlock)), max_layers_(max_layers) {
+    const size_t bytes = static_cast<size_t>(max_layers + 1) * sizeof(int64_t);
+    words_ = static_cast<int64_t*>(device_.allocate(bytes));
+    device_.fill(words_, 0, bytes);
+}
+
+RowArena::~RowArena() {
+    device_.free(words_);
+    for (const auto& [key, data] : buffers_) device_.free(data);
+}
+
+TensorView RowArena::next_row_base() const {
+    FP8FLOW_CHECK(depth_ < max_layers_, "{} layers pushed, room for {}", depth_ + 1, max_layers_);
+    return make_view(words_ + depth_ + 1, DType::i64, {1});
+}
+
+void* RowArena::buffer(const std::string& key, int64_t bytes) {
+    const auto found = buffers_.find(key);
+    if (found != buffers_.end()) return found->second;
+    reserved_ += bytes;
+    bytes_per_row_[key] = static_cast<double>(bytes) / static_cast<double>(capacity_);
+    return buffers_[key] = device_.allocate(static_cast<size_t>(bytes));
+}
+
+TensorView RowArena::tensor(DType dtype, int64_t width, const char* kind) {
+    TensorView view = make_view(nullptr, dtype, {capacity_, width});
+    view.data = buffer(fmt::format("{} {} x{}", kind, name_of(dtype), width), view.bytes());
+    view.row_base = row_base();
+    return view;
+}
+
+TensorView RowArena::vector(DType dtype, const char* kind) {
+    return tensor(dtype, 1, kind).reshape({capacity_});
+}
+
+namespace {
+TensorView scale_view(const Fp8Tensor& tensor) {
+    const ScaleShape s = scale_shape(tensor.layout, tensor.codes);
+    FP8FLOW_CHECK(s.rank == 2, "scale layout {} has no rows", name_of(tensor.layout));
+    return make_view(nullptr, s.dtype, {s.dims[0], s.dims[1]});
+}
+}  // namespace
+
+Fp8Tensor RowArena::fp8(DType dtype, int64_t width, ScaleLayout layout, const char* kind) {
+    Fp8Tensor result{.codes = tensor(dtype, width, kind), .layout = layout};
+    if (layout == ScaleLayout::row) {
+        result.scales = vector(DType::f32, (std::string(kind) + " scales").c_str());
+    } else if (layout != ScaleLayout::none && layout != ScaleLayout::tensor) {
+        result.scales = scale_view(result);
+        result.scales.data =
+            buffer(fmt::format("{} scales {} x{}", kind, name_of(layout), width), result.scales.bytes());
+        result.scales.row_base = row_base();
+    }
+    return result;
+}
+
+Fp8Tensor RowArena::fp8_transposed(DType dtype, int64_t width, ScaleLayout layout, const char* kind) {
+    Fp8Tensor result;
+    result.layout = layout;
+    result.codes = make_view(nullptr, dtype, {width, capacity_});
+    result.codes.data = buffer(fmt::format("{} {} {}x", kind, name_of(dtype), width), result.codes.bytes());
+    result.codes.row_base = row_base();
+    if (layout == ScaleLayout::vec128 || layout == ScaleLayout::tile128 || layout == ScaleLayout::mx32) {
+        result.scales = scale_view(result);
+        result.scales.data =
+            buffer(fmt::format("{} scales {} {}x", kind, name_of(layout), width), result.scales.bytes());
+        result.scales.row_base = row_base();
+    }
+    return result;
+}
+
+}  // namespace fp8flow

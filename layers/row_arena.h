@@ -1,0 +1,49 @@
+// RowArena: saved tensors with one row per routed token copy. All MoE layers share one buffer per tensor kind (capacity: the sum over
+// layers); where a layer's rows begin is a device word, since it depends on routing. Layers push in the forward and pop in the backward.
+#pragma once
+
+#include "kernels/core/arena.h"
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+
+class RowArena {
+public:
+    // Room for `capacity` rows over all saved layers, at most `max_layers` of them. Buffers appear on first use and stay.
+    RowArena(Device& device, int64_t capacity, int64_t max_layers);
+    ~RowArena();
+    RowArena(const RowArena&) = delete;
+    RowArena& operator=(const RowArena&) = delete;
+
+    int64_t capacity() const { return capacity_; }
+    int64_t depth() const { return depth_; }
+    // The layer being pushed: where it begins, and the word its plan writes for the next one.
+    const int64_t* row_base() const { return words_ + depth_; }
+    TensorView next_row_base() const;
+    void push() { ++depth_; }
+    void pop(int64_t depth) { depth_ = depth; }
+
+    // [capacity, width] (plain) or codes [capacity, width] + scales; transposed: codes [width, capacity]. row_base is the current layer's.
+    TensorView tensor(DType dtype, int64_t width, const char* kind);
+    TensorView vector(DType dtype, const char* kind);  // [capacity]
+    Fp8Tensor fp8(DType dtype, int64_t width, ScaleLayout layout, const char* kind);
+    Fp8Tensor fp8_transposed(DType dtype, int64_t width, ScaleLayout layout, const char* kind);
+
+    // Bytes per row of every kind in use, and bytes reserved.
+    const std::map<std::string, double>& bytes_per_row() const { return bytes_per_row_; }
+    int64_t reserved_bytes() const { return reserved_; }
+    int64_t num_growths() const { return static_cast<int64_t>(buffers_.size()); }
+
+private:
+    void* buffer(const std::string& key, int64_t bytes);
+    Device& device_;
+    int64_t capacity_, max_layers_, depth_ = 0, reserved_ = 0;
+    int64_t* words_ = nullptr;  // [max_layers + 1], device
+    std::map<std::string, void*> buffers_;
+    std::map<std::string, double> bytes_per_row_;
+};
+
+}  // namespace fp8flow

@@ -1,0 +1,125 @@
+#include "layers/transformer_block.h"
+
+namespace fp8flow {
+
+PrecisionSpec precision_of_layer(const ModelSpec& model, const PrecisionSpec& precision, int layer) {
+    PrecisionSpec result = precision;
+    const bool first = layer < model.num_layers_at_start_in_bf16;
+    const bool last = layer >= model.num_layers - model.num_layers_at_end_in_bf16;
+    if ((first || last) && precision.recipe != Recipe::fp32) {
+        result = {};
+        result.recipe = Recipe::bf16;
+    }
+    return result;
+}
+
+TransformerBlock::TransformerBlock(ParameterStore& store, Device& device, const ModelSpec& model,
+                                   const MoeSpec& moe, const PrecisionSpec& precision,
+                                   const RecomputeSpec& recompute, DType plain_dtype, const Place& place)
+    : recompute_(recompute) {
+    const PrecisionSpec own = precision_of_layer(model, precision, place.layer);
+    const std::string name = fmt::format("layers.{}", place.layer);
+    if (model.attention) {
+        attention_norm_ =
+            std::make_unique<Norm>(store, device, model, own, NormOutput::plain, name + ".input_layernorm");
+        attention_ = std::make_unique<SelfAttention>(store, model, plain_dtype, name + ".self_attention");
+    }
+    const bool routed = model.moe_layer_freq[static_cast<size_t>(place.layer)] != 0;
+    NormOutput output;
+    if (routed) {
+        moe_ = std::make_unique<MoeLayer>(store, device, model, moe, own, recompute, plain_dtype, place.layer,
+                                          place.expert_parallel_rank, place.expert_parallel_size);
+        output = moe_->norm_output();
+        // per-tensor rows from the norm serve only experts that need no dispatch
+        if (output == NormOutput::tensor_scaled && moe.moe_shared_expert_intermediate_size == 0)
+            output = NormOutput::plain;
+    } else {
+        dense_flow_ = make_flow(own, {});
+        dense_ = std::make_unique<Ffn>(store, model, *dense_flow_, plain_dtype, model.ffn_hidden_size,
+                                       name + ".mlp");
+        output = dense_flow_->norm_output();
+    }
+    ffn_norm_ = std::make_unique<Norm>(store, device, model, own, output, name + ".pre_mlp_layernorm");
+}
+
+void TransformerBlock::forward(Context& ctx, const TensorView& x, BlockSaved& saved,
+                               const TensorView& y) const {
+    const Arena::Mark mark = ctx.saved.mark();
+    const int64_t depth = ctx.rows.depth();
+    forward_once(ctx, x, saved, y);
+    if (recompute_.recompute_granularity != RecomputeGranularity::full) return;
+    ctx.saved.rewind(mark);  // recompute full: only the block's input stays
+    ctx.rows.pop(depth);
+    saved = {};
+    saved.x = x;
+}
+
+void TransformerBlock::forward_once(Context& ctx, const TensorView& x, BlockSaved& saved,
+                                    const TensorView& y) const {
+    ArenaScope scope(ctx.scratch);
+    Arena& norms = recompute_.layernorm ? ctx.scratch : ctx.saved;
+    saved.x = x;
+    saved.x_mid = x;
+    if (attention_) {
+        saved.x_mid = ctx.saved.tensor(ctx.activation, {ctx.tokens, x.cols()}, "residual");
+        attention_norm_->forward(ctx, x, norms, saved.attention_norm);
+        attention_->forward(ctx, saved.attention_norm.out.plain, x, recompute_.core_attn, saved.attention,
+                            saved.x_mid);
+    }
+    ffn_norm_->forward(ctx, saved.x_mid, norms, saved.ffn_norm);
+    if (moe_)
+        moe_->forward(ctx, saved.ffn_norm.out, saved.x_mid, saved.moe, y);
+    else
+        dense_->forward(ctx, saved.ffn_norm.out, saved.x_mid, false, saved.dense, y);
+}
+
+void TransformerBlock::backward(Context& ctx, const TensorView& dy, BlockSaved& saved,
+                                const TensorView& dx) const {
+    const Arena::Mark mark = ctx.saved.mark();
+    const bool outer = ctx.recomputing;
+    if (recompute_.recompute_granularity == RecomputeGranularity::full) {
+        ArenaScope scope(ctx.scratch);
+        ctx.recomputing = true;
+        const TensorView y = ctx.scratch.tensor(ctx.activation, {ctx.tokens, dy.cols()}, "residual");
+        forward_once(ctx, saved.x, saved, y);
+        ctx.recomputing = outer;
+    }
+    backward_once(ctx, dy, saved, dx);
+    ctx.saved.rewind(mark);
+}
+
+void TransformerBlock::backward_once(Context& ctx, const TensorView& dy, BlockSaved& saved,
+                                     const TensorView& dx) const {
+    ArenaScope scope(ctx.scratch);
+    if (recompute_.layernorm) {
+        ffn_norm_->recompute(ctx, ctx.scratch, saved.ffn_norm);
+        if (attention_) attention_norm_->recompute(ctx, ctx.scratch, saved.attention_norm);
+    }
+    const TensorView dxn = ctx.scratch.tensor(ctx.activation, {ctx.tokens, dy.cols()}, "norm");
+    if (moe_) {
+        moe_->backward(ctx, saved.ffn_norm.out, dy, saved.moe, dxn);
+    } else {
+        TokenRows gradient{.plain = dy};
+        dense_flow_->prepare_gradient(ctx, gradient);
+        dense_->backward(ctx, saved.ffn_norm.out, gradient, false, saved.dense, dxn);
+    }
+    if (!attention_) {
+        ffn_norm_->backward(ctx, dxn, dy, saved.ffn_norm, dx);
+        return;
+    }
+    const TensorView dx_mid = ctx.scratch.tensor(ctx.activation, {ctx.tokens, dy.cols()}, "residual");
+    ffn_norm_->backward(ctx, dxn, dy, saved.ffn_norm, dx_mid);
+    attention_->backward(ctx, dx_mid, saved.attention_norm.out.plain, saved.attention, dxn);
+    attention_norm_->backward(ctx, dxn, dx_mid, saved.attention_norm, dx);
+}
+
+void TransformerBlock::begin_step(Context& ctx) const {
+    if (moe_) moe_->router().begin_step(ctx);
+}
+
+void TransformerBlock::end_step(Context& ctx, int64_t step) const {
+    if (moe_) moe_->router().end_step(ctx);
+    ffn_norm_->update_state(ctx, step);
+}
+
+}  // namespace fp8flow

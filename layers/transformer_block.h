@@ -1,0 +1,58 @@
+// One transformer block: norm, attention, residual; norm, MoE (or dense FFN), residual. Forward pushes what backward needs; backward reads
+// the same list upwards.
+#pragma once
+
+#include "layers/attention.h"
+#include "layers/moe_layer.h"
+#include "layers/norm.h"
+
+#include <memory>
+
+namespace fp8flow {
+
+struct BlockSaved {
+    TensorView x;      // [T, H] input
+    TensorView x_mid;  // [T, H] after attention
+    NormSaved attention_norm, ffn_norm;
+    AttentionSaved attention;
+    MoeSaved moe;
+    ExpertsSaved dense;
+};
+
+class TransformerBlock {
+public:
+    struct Place {
+        int layer = 0;
+        int expert_parallel_rank = 0;
+        int expert_parallel_size = 1;
+    };
+    TransformerBlock(ParameterStore& store, Device& device, const ModelSpec& model, const MoeSpec& moe,
+                     const PrecisionSpec& precision, const RecomputeSpec& recompute, DType plain_dtype,
+                     const Place& place);
+
+    // y [T, H]; x must live until backward (the caller keeps it).
+    void forward(Context& ctx, const TensorView& x, BlockSaved& saved, const TensorView& y) const;
+    void backward(Context& ctx, const TensorView& dy, BlockSaved& saved, const TensorView& dx) const;
+
+    bool is_moe() const { return moe_ != nullptr; }
+    const Router* router() const { return moe_ ? &moe_->router() : nullptr; }
+    SelfAttention* attention() { return attention_.get(); }
+    void begin_step(Context& ctx) const;
+    void end_step(Context& ctx, int64_t step) const;
+
+private:
+    void forward_once(Context& ctx, const TensorView& x, BlockSaved& saved, const TensorView& y) const;
+    void backward_once(Context& ctx, const TensorView& dy, BlockSaved& saved, const TensorView& dx) const;
+
+    RecomputeSpec recompute_;
+    std::unique_ptr<Norm> attention_norm_, ffn_norm_;
+    std::unique_ptr<SelfAttention> attention_;
+    std::unique_ptr<MoeLayer> moe_;
+    std::unique_ptr<Flow> dense_flow_;
+    std::unique_ptr<Ffn> dense_;
+};
+
+// The recipe of one layer: layers at the start and the end may stay in BF16.
+PrecisionSpec precision_of_layer(const ModelSpec& model, const PrecisionSpec& precision, int layer);
+
+}  // namespace fp8flow
