@@ -1,0 +1,113 @@
+// Collectives shared by all transports: each is one or two transfers, and reductions add in ascending rank order, so that the bits do
+// not depend on the transport.
+#include "kernels/comm/process_group.h"
+
+#include "kernels/core/error.h"
+#include "kernels/core/scalar_math.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace fp8flow {
+
+namespace {
+
+// Up to this many bytes per rank everybody gathers all values and reduces alone: one round instead of two.
+constexpr std::size_t kSmallReduceBytes = 4096;
+// Larger spans are reduced in pieces of this size, which bounds the scratch.
+constexpr std::size_t kReducePieceBytes = std::size_t{16} << 20;
+
+using Part = ProcessGroup::Part;
+
+std::vector<Part> equal_parts(int size, std::size_t stride, std::size_t bytes) {
+    std::vector<Part> parts(static_cast<std::size_t>(size));
+    for (std::size_t r = 0; r < parts.size(); ++r) parts[r] = {r * stride, bytes};
+    return parts;
+}
+
+}  // namespace
+
+void ProcessGroup::barrier() {
+    std::vector<std::byte> sent(1), received(static_cast<std::size_t>(size()));
+    transfer("barrier", sent.data(), equal_parts(size(), 0, 1), received.data(), equal_parts(size(), 1, 1));
+}
+
+void ProcessGroup::all_gather(const void* send, std::size_t bytes, void* recv) {
+    transfer("all_gather", send, equal_parts(size(), 0, bytes), recv, equal_parts(size(), bytes, bytes));
+}
+
+void ProcessGroup::all_to_all(const void* send, std::span<const Part> send_parts, void* recv,
+                              std::span<const Part> recv_parts) {
+    const auto ranks = static_cast<std::size_t>(size()), self = static_cast<std::size_t>(rank());
+    FP8FLOW_CHECK(send_parts.size() == ranks && recv_parts.size() == ranks, "{} and {} parts for {} ranks",
+                  send_parts.size(), recv_parts.size(), ranks);
+    FP8FLOW_CHECK(send_parts[self].bytes == recv_parts[self].bytes,
+                  "rank {} sends itself {} bytes, expects {}", rank(), send_parts[self].bytes,
+                  recv_parts[self].bytes);
+    transfer("all_to_all", send, send_parts, recv, recv_parts);
+}
+
+void ProcessGroup::broadcast(void* data, std::size_t bytes, int root) {
+    FP8FLOW_CHECK(root >= 0 && root < size(), "root {} of {} ranks", root, size());
+    std::vector<Part> send_parts = equal_parts(size(), 0, rank() == root ? bytes : 0);
+    std::vector<Part> recv_parts = equal_parts(size(), 0, 0);
+    recv_parts[static_cast<std::size_t>(root)].bytes = bytes;
+    transfer("broadcast", data, send_parts, data, recv_parts);
+}
+
+template <class T, class Reduce>
+void ProcessGroup::all_reduce(const char* operation, std::span<T> values, Reduce reduce) {
+    const auto ranks = static_cast<std::size_t>(size()), self = static_cast<std::size_t>(rank());
+    // result[i] = rows[0][i] (+) rows[1][i] (+) ..., from left to right
+    const auto reduce_rows = [&](const T* rows, std::size_t count, T* result) {
+        std::copy_n(rows, count, result);
+        for (std::size_t r = 1; r < ranks; ++r)
+            for (std::size_t i = 0; i < count; ++i) result[i] = reduce(result[i], rows[r * count + i]);
+    };
+    const auto scratch = [&](std::size_t count) {
+        scratch_.resize(std::max(scratch_.size(), count * sizeof(T)));
+        return reinterpret_cast<T*>(scratch_.data());
+    };
+    if (values.size_bytes() <= kSmallReduceBytes) {
+        T* rows = scratch(ranks * values.size());
+        transfer(operation, values.data(), equal_parts(size(), 0, values.size_bytes()), rows,
+                 equal_parts(size(), values.size_bytes(), values.size_bytes()));
+        reduce_rows(rows, values.size(), values.data());
+        return;
+    }
+    std::vector<Part> shards(ranks);
+    for (std::size_t first = 0; first < values.size(); first += kReducePieceBytes / sizeof(T)) {
+        const std::span<T> piece =
+            values.subspan(first, std::min(kReducePieceBytes / sizeof(T), values.size() - first));
+        const std::size_t shard = (piece.size() + ranks - 1) / ranks;
+        for (std::size_t r = 0; r < ranks; ++r) {
+            const std::size_t begin = std::min(r * shard, piece.size()),
+                              end = std::min(begin + shard, piece.size());
+            shards[r] = {begin * sizeof(T), (end - begin) * sizeof(T)};
+        }
+        const std::size_t count = shards[self].bytes / sizeof(T);
+        T* rows = scratch(ranks * count);
+        transfer(operation, piece.data(), shards, rows,
+                 equal_parts(size(), shards[self].bytes, shards[self].bytes));
+        reduce_rows(rows, count, rows);
+        transfer(operation, rows, equal_parts(size(), 0, shards[self].bytes), piece.data(), shards);
+    }
+}
+
+void ProcessGroup::all_reduce_sum(std::span<float> values) {
+    all_reduce("all_reduce_sum", values, [](float a, float b) { return a + b; });
+}
+void ProcessGroup::all_reduce_sum(std::span<double> values) {
+    all_reduce("all_reduce_sum", values, [](double a, double b) { return a + b; });
+}
+void ProcessGroup::all_reduce_sum(std::span<int64_t> values) {
+    all_reduce("all_reduce_sum", values, [](int64_t a, int64_t b) { return a + b; });
+}
+void ProcessGroup::all_reduce_max(std::span<float> values) {
+    all_reduce("all_reduce_max", values, [](float a, float b) { return max_ignore_nan(a, b); });
+}
+void ProcessGroup::all_reduce_max(std::span<int64_t> values) {
+    all_reduce("all_reduce_max", values, [](int64_t a, int64_t b) { return std::max(a, b); });
+}
+
+}  // namespace fp8flow

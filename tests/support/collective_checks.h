@@ -1,0 +1,167 @@
+// What every collective of a ProcessGroup must give, from closed forms; the same checks run over MPI processes and over threads.
+// Called by all ranks of the group.
+#pragma once
+
+#include "kernels/comm/process_group.h"
+#include "kernels/core/random.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+namespace fp8flow::test {
+
+// A byte that names its sender, receiver and place.
+inline uint8_t stamp(int from, int to, std::size_t i) {
+    return static_cast<uint8_t>(31 * from + 7 * to + static_cast<int>(i % 251));
+}
+
+inline void check_gather_and_broadcast(ProcessGroup& group, std::size_t bytes) {
+    const auto size = static_cast<std::size_t>(group.size());
+    std::vector<uint8_t> send(bytes), recv(size * bytes, 0xFF);
+    for (std::size_t i = 0; i < bytes; ++i) send[i] = stamp(group.rank(), 0, i);
+    group.all_gather(send.data(), bytes, recv.data());
+    std::vector<uint8_t> in_place(size * bytes, 0xFF);
+    if (bytes > 0) std::memcpy(&in_place[static_cast<std::size_t>(group.rank()) * bytes], send.data(), bytes);
+    group.all_gather(in_place.data() + static_cast<std::size_t>(group.rank()) * bytes, bytes,
+                     in_place.data());
+    std::size_t wrong = 0;
+    for (std::size_t r = 0; r < size; ++r)
+        for (std::size_t i = 0; i < bytes; ++i)
+            wrong += recv[r * bytes + i] != stamp(static_cast<int>(r), 0, i);
+    EXPECT_EQ(wrong, 0u) << "rank " << group.rank() << " of " << size << ", " << bytes << " bytes";
+    EXPECT_EQ(in_place, recv);
+
+    for (int root = 0; root < group.size(); ++root) {
+        std::vector<uint8_t> data(bytes, 0xFF);
+        if (group.rank() == root)
+            for (std::size_t i = 0; i < bytes; ++i) data[i] = stamp(root, 1, i);
+        group.broadcast(data.data(), bytes, root);
+        wrong = 0;
+        for (std::size_t i = 0; i < bytes; ++i) wrong += data[i] != stamp(root, 1, i);
+        EXPECT_EQ(wrong, 0u) << "rank " << group.rank() << ", root " << root;
+    }
+}
+
+// Rank a sends (a * 3 + b * 5 + shift) % 7 * unit bytes to rank b: all sizes differ and some are zero; gaps must stay untouched.
+inline void check_all_to_all(ProcessGroup& group, std::size_t unit, int shift) {
+    constexpr std::size_t kGap = 3;
+    const int size = group.size(), rank = group.rank();
+    const auto bytes = [&](int from, int to) {
+        return static_cast<std::size_t>((from * 3 + to * 5 + shift) % 7) * unit;
+    };
+    std::vector<ProcessGroup::Part> send_parts, recv_parts;
+    std::vector<uint8_t> send, recv, want;
+    for (int peer = 0; peer < size; ++peer) {
+        send_parts.push_back({send.size(), bytes(rank, peer)});
+        for (std::size_t i = 0; i < bytes(rank, peer); ++i) send.push_back(stamp(rank, peer, i));
+        recv_parts.push_back({want.size(), bytes(peer, rank)});
+        for (std::size_t i = 0; i < bytes(peer, rank); ++i) want.push_back(stamp(peer, rank, i));
+        want.resize(want.size() + kGap, 0xFF);
+    }
+    recv.assign(want.size(), 0xFF);
+    group.all_to_all(send.data(), send_parts, recv.data(), recv_parts);
+    EXPECT_TRUE(recv == want) << "rank " << rank << " of " << size << ", unit " << unit;
+}
+
+// Values of very different size, so that any other order of the fp32 additions gives other bits.
+inline float term(int rank, std::size_t i) {
+    const auto index = static_cast<uint64_t>(i);
+    return random_normal(7, static_cast<uint64_t>(rank), index) *
+           std::ldexp(1.0f, static_cast<int>((index + static_cast<uint64_t>(rank) * 5) % 20));
+}
+
+inline void check_all_reduce(ProcessGroup& group, std::size_t count) {
+    std::vector<float> sum(count), maximum(count);
+    std::vector<double> sum64(count);
+    std::vector<int64_t> integers(count), integer_max(count);
+    for (std::size_t i = 0; i < count; ++i) {
+        sum[i] = maximum[i] = term(group.rank(), i);
+        sum64[i] = static_cast<double>(sum[i]) / 3;
+        integers[i] = integer_max[i] = static_cast<int64_t>(i) * (group.rank() + 1) - (int64_t{1} << 40);
+    }
+    group.all_reduce_sum(std::span<float>(sum));
+    group.all_reduce_max(std::span<float>(maximum));
+    group.all_reduce_sum(std::span<double>(sum64));
+    group.all_reduce_sum(std::span<int64_t>(integers));
+    group.all_reduce_max(std::span<int64_t>(integer_max));
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        float want = term(0, i), want_max = want;
+        double want64 = static_cast<double>(want) / 3;
+        for (int r = 1; r < group.size(); ++r) {
+            want += term(r, i);
+            want_max = std::fmax(want_max, term(r, i));
+            want64 += static_cast<double>(term(r, i)) / 3;
+        }
+        const int64_t ranks = group.size(), at = static_cast<int64_t>(i);
+        wrong += std::bit_cast<uint32_t>(sum[i]) != std::bit_cast<uint32_t>(want) || maximum[i] != want_max ||
+                 sum64[i] != want64 ||
+                 integers[i] != at * ranks * (ranks + 1) / 2 - ranks * (int64_t{1} << 40) ||
+                 integer_max[i] != at * ranks - (int64_t{1} << 40);
+    }
+    EXPECT_EQ(wrong, 0u) << "rank " << group.rank() << " of " << group.size() << ", " << count << " values";
+}
+
+inline void check_reduce_max_of_nan(ProcessGroup& group) {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    std::vector<float> values{nan, group.rank() == group.size() - 1 ? 2.0f : nan,
+                              static_cast<float>(-group.rank())};
+    group.all_reduce_max(std::span<float>(values));
+    EXPECT_TRUE(std::isnan(values[0]));
+    EXPECT_EQ(values[1], 2.0f);
+    EXPECT_EQ(values[2], 0.0f);
+}
+
+// Pairs of neighbours, then the even and the odd ranks, then groups inside a group; all alive at once.
+inline void check_split(ProcessGroup& group) {
+    const int rank = group.rank(), size = group.size();
+    const auto pairs = group.split(rank / 2);
+    const auto parity = group.split(100 - rank % 2);
+    EXPECT_EQ(pairs->rank(), rank % 2);
+    EXPECT_EQ(pairs->size(), std::min(2, size - rank / 2 * 2));
+    EXPECT_EQ(parity->rank(), rank / 2);
+    EXPECT_EQ(parity->size(), (size - rank % 2 + 1) / 2);
+
+    const auto sum_of = [](ProcessGroup& members, int64_t value) {
+        members.all_reduce_sum(std::span<int64_t>(&value, 1));
+        return value;
+    };
+    int64_t pair_sum = 0, parity_sum = 0;
+    for (int r = 0; r < size; ++r) {
+        if (r / 2 == rank / 2) pair_sum += int64_t{1} << r;
+        if (r % 2 == rank % 2) parity_sum += int64_t{1} << r;
+    }
+    for (int repeat = 0; repeat < 3; ++repeat) {
+        EXPECT_EQ(sum_of(*pairs, int64_t{1} << rank), pair_sum);
+        EXPECT_EQ(sum_of(*parity, int64_t{1} << rank), parity_sum);
+        EXPECT_EQ(sum_of(group, int64_t{1} << rank), (int64_t{1} << size) - 1);
+    }
+    const auto alone = pairs->split(pairs->rank());
+    EXPECT_EQ(alone->size(), 1);
+    EXPECT_EQ(sum_of(*alone, rank), rank);
+    check_all_reduce(*parity, 3000);
+
+    group.set_activity("step 3");
+    EXPECT_EQ(alone->activity(), "step 3") << "groups made by split share the activity";
+}
+
+inline void check_collectives(ProcessGroup& group) {
+    group.barrier();
+    for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{1000}, std::size_t{3} << 20})
+        check_gather_and_broadcast(group, bytes);
+    for (int shift = 0; shift < 7; ++shift)
+        check_all_to_all(group, 1 + 97 * static_cast<std::size_t>(shift), shift);
+    check_all_to_all(group, std::size_t{1} << 20, 2);
+    for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{5}, std::size_t{1024},
+                                    std::size_t{1025}, std::size_t{4099}})
+        check_all_reduce(group, count);
+    check_reduce_max_of_nan(group);
+    check_split(group);
+}
+
+}  // namespace fp8flow::test
