@@ -1,0 +1,241 @@
+// Argument checks and costs of the quantisers and the FP8 transposes. Checks look at shapes only: counts, offsets and row bases are
+// device data.
+#include "kernels/ops.h"
+#include "kernels/ops/check_helpers.h"
+
+#include <algorithm>
+
+namespace fp8flow {
+
+namespace {
+
+using L = ScaleLayout;
+
+bool is_value(DType dtype) { return is_bf16_or_f32(dtype) || dtype == DType::f16; }
+
+int64_t routed_rows(const RowGroups& groups, int64_t rows) {
+    return groups.num_groups > 0 ? groups.row_capacity : rows;
+}
+
+// The M dimension of a routed tensor: exactly the source's without groups, at least the row capacity with them. `wider`: a transposed
+// copy, which may have pads at its end.
+void check_extent(const TensorView& view, const char* what, int64_t extent, const RowGroups& groups,
+                  int64_t rows, bool wider = false) {
+    if (groups.num_groups > 0) {
+        FP8FLOW_CHECK(extent >= groups.row_capacity, "{} is {}: too small for a row capacity of {}", what,
+                      describe(view), groups.row_capacity);
+        return;
+    }
+    check_own_rows(view, what);
+    FP8FLOW_CHECK(extent == rows || (wider && extent > rows), "{} is {}, the source has {} rows", what,
+                  describe(view), rows);
+}
+
+void check_row_groups(const RowGroups& groups) {
+    if (groups.num_groups == 0) return;
+    FP8FLOW_CHECK(groups.alignment >= 1 && groups.row_capacity >= 0,
+                  "alignment {} (moe_row_alignment), row capacity {}", groups.alignment, groups.row_capacity);
+    check_tensor(groups.counts, "group counts", DType::i64, {groups.num_groups});
+    check_tensor(groups.offsets, "group offsets", DType::i64, {groups.num_groups + 1});
+}
+
+void check_source(const TensorView& src, const RowGroups& groups) {
+    FP8FLOW_CHECK(src.rank == 2 && is_value(src.dtype), "src is {}", describe(src));
+    check_row_groups(groups);
+    check_extent(src, "src", src.dim(0), groups, src.dim(0));
+}
+
+void check_layout(const Fp8Tensor& tensor, const char* what, std::initializer_list<L> layouts) {
+    FP8FLOW_CHECK(std::find(layouts.begin(), layouts.end(), tensor.layout) != layouts.end(),
+                  "{} cannot have scales {} here", what, name_of(tensor.layout));
+}
+
+// dst [M, K] of src [M, K].
+void check_rows(const Fp8Tensor& dst, const char* what, const TensorView& src, const RowGroups& groups,
+                ScaleFormat format, std::initializer_list<L> layouts) {
+    check_layout(dst, what, layouts);
+    check_fp8(dst, what);
+    FP8FLOW_CHECK(dst.codes.rank == 2 && dst.codes.dim(1) == src.dim(1), "{} is {}, src {}", what,
+                  describe(dst.codes), describe(src));
+    check_extent(dst.codes, what, dst.codes.dim(0), groups, src.dim(0));
+    FP8FLOW_CHECK(dst.layout == L::mx32 || format == ScaleFormat::pow2 || dst.scales.dtype == DType::f32,
+                  "scale_format fp32 does not fit into scales {}", describe(dst.scales));
+}
+
+// dst [K, M] of src [M, K]; a block along M must not straddle two groups.
+void check_columns(const Fp8Tensor& dst, const char* what, const TensorView& src, const RowGroups& groups,
+                   std::initializer_list<L> layouts) {
+    check_layout(dst, what, layouts);
+    check_fp8(dst, what, std::max<int64_t>(groups.num_groups, 1));
+    FP8FLOW_CHECK(dst.codes.rank == 2 && dst.codes.dim(0) == src.dim(1), "{} is {}, src {}", what,
+                  describe(dst.codes), describe(src));
+    check_extent(dst.codes, what, dst.codes.dim(1), groups, src.dim(0), true);
+    const int64_t block = dst.layout == L::mx32                                 ? kMxBlock
+                          : dst.layout == L::vec128 || dst.layout == L::tile128 ? kBlock
+                                                                                : 1;
+    FP8FLOW_CHECK(groups.num_groups == 0 || groups.alignment % block == 0,
+                  "{}: scales {} along the rows need groups aligned to {}, not {} (moe_row_alignment)", what,
+                  name_of(dst.layout), block, groups.alignment);
+}
+
+double share(double bytes, int64_t rows, int64_t extent) {
+    return extent > 0 ? bytes * static_cast<double>(rows) / static_cast<double>(extent) : 0;
+}
+
+// Bytes of this op's rows; `extent` is the M dimension of the (possibly shared) buffer.
+double bytes_of_rows(const TensorView& view, int64_t rows) {
+    return view ? share(static_cast<double>(view.bytes()), rows, view.dim(0)) : 0;
+}
+double bytes_of_fp8(const Fp8Tensor& tensor, int64_t rows, int64_t extent) {
+    if (!tensor) return 0;
+    const double scales = static_cast<double>(tensor.scales.bytes());
+    const bool whole = tensor.layout == L::tensor || tensor.layout == L::group_row;
+    return share(static_cast<double>(tensor.codes.bytes()), rows, extent) +
+           (whole ? scales : share(scales, rows, extent));
+}
+double bytes_of_fp8_rows(const Fp8Tensor& tensor, int64_t rows) {
+    return tensor ? bytes_of_fp8(tensor, rows, tensor.codes.dim(0)) : 0;
+}
+double bytes_of_fp8_columns(const Fp8Tensor& tensor, int64_t rows) {
+    return tensor ? bytes_of_fp8(tensor, rows, tensor.codes.dim(-1)) : 0;
+}
+
+// Maximum and multiplication.
+double flops_of(int64_t rows, const TensorView& src) { return 2.0 * static_cast<double>(rows * src.cols()); }
+
+void check_transpose(const Fp8Tensor& src, const RowGroups& groups, const Fp8Tensor& dst, L layout) {
+    check_row_groups(groups);
+    check_layout(src, "src", {L::vec128});
+    check_fp8(src, "src");
+    FP8FLOW_CHECK(src.codes.rank == 2, "src is {}", describe(src.codes));
+    check_extent(src.codes, "src", src.codes.dim(0), groups, src.codes.dim(0));
+    check_columns(dst, "dst", src.codes, groups, {layout});
+}
+
+int64_t batch_of(const TensorView& view) { return view.rank == 3 ? view.dim(0) : 1; }
+
+void check_copy(const Fp8Tensor& copy, const char* what, const TensorView& src, int64_t rows, int64_t cols) {
+    check_layout(copy, what, {L::block128, L::row, L::tensor, L::mx32});
+    check_fp8(copy, what);
+    FP8FLOW_CHECK(batch_of(copy.codes) == batch_of(src) && copy.codes.dim(-2) == rows &&
+                      copy.codes.dim(-1) == cols && copy.codes.row_base == nullptr,
+                  "{} is {}, src {}", what, describe(copy.codes), describe(src));
+}
+
+}  // namespace
+
+void check(const op::QuantizeRows& args) {
+    check_source(args.src, args.groups);
+    check_rows(args.dst, "dst", args.src, args.groups, args.scale_format,
+               {L::vec128_wire, L::vec128, L::row, L::mx32, L::tensor});
+}
+OpCost cost(const op::QuantizeRows& args) {
+    const int64_t rows = routed_rows(args.groups, args.src.dim(0));
+    return {bytes_of_rows(args.src, rows) + bytes_of_fp8_rows(args.dst, rows), flops_of(rows, args.src)};
+}
+
+void check(const op::QuantizeColumns& args) {
+    const std::initializer_list<L> layouts = {L::vec128, L::group_row, L::mx32};
+    check_source(args.src, args.groups);
+    check_columns(args.dst, "dst", args.src, args.groups, layouts);
+    FP8FLOW_CHECK(static_cast<bool>(args.src2) == static_cast<bool>(args.dst2), "src2 is {}, dst2 is {}",
+                  describe(args.src2), describe(args.dst2.codes));
+    if (!args.src2) return;
+    check_source(args.src2, args.groups);
+    check_columns(args.dst2, "dst2", args.src2, args.groups, layouts);
+}
+OpCost cost(const op::QuantizeColumns& args) {
+    const int64_t rows = routed_rows(args.groups, args.src.dim(0));
+    return {bytes_of_rows(args.src, rows) + bytes_of_fp8_columns(args.dst, rows) +
+                bytes_of_rows(args.src2, rows) + bytes_of_fp8_columns(args.dst2, rows),
+            flops_of(rows, args.src) + flops_of(rows, args.src2)};
+}
+
+void check(const op::QuantizeDual& args) {
+    check_source(args.src, args.groups);
+    check_rows(args.rows, "rows", args.src, args.groups, args.scale_format, {L::vec128, L::row, L::mx32});
+    check_columns(args.columns, "columns", args.src, args.groups, {L::vec128, L::group_row, L::mx32});
+}
+OpCost cost(const op::QuantizeDual& args) {
+    const int64_t rows = routed_rows(args.groups, args.src.dim(0));
+    return {bytes_of_rows(args.src, rows) + bytes_of_fp8_rows(args.rows, rows) +
+                bytes_of_fp8_columns(args.columns, rows),
+            2 * flops_of(rows, args.src)};
+}
+
+void check(const op::QuantizeTensor& args) {
+    check_source(args.src, args.groups);
+    FP8FLOW_CHECK(args.rows || args.transposed, "nothing to write");
+    if (args.rows) check_rows(args.rows, "rows", args.src, args.groups, args.scale_format, {L::tensor});
+    if (args.transposed) check_columns(args.transposed, "transposed", args.src, args.groups, {L::tensor});
+    FP8FLOW_CHECK(!args.rows || !args.transposed || args.rows.codes.dtype == args.transposed.codes.dtype,
+                  "rows are {}, transposed {}", describe(args.rows.codes), describe(args.transposed.codes));
+}
+OpCost cost(const op::QuantizeTensor& args) {
+    const int64_t rows = routed_rows(args.groups, args.src.dim(0));  // the source is read twice
+    return {2 * bytes_of_rows(args.src, rows) + bytes_of_fp8_rows(args.rows, rows) +
+                bytes_of_fp8_columns(args.transposed, rows),
+            flops_of(rows, args.src)};
+}
+
+void check(const op::QuantizeWeight& args) {
+    const TensorView& src = args.src;
+    FP8FLOW_CHECK((src.rank == 2 || src.rank == 3) && is_bf16_or_f32(src.dtype), "src is {}", describe(src));
+    check_own_rows(src, "src");
+    FP8FLOW_CHECK(args.fprop || args.dgrad, "nothing to write");
+    if (args.fprop) check_copy(args.fprop, "fprop", src, src.dim(-2), src.dim(-1));
+    if (args.dgrad) check_copy(args.dgrad, "dgrad", src, src.dim(-1), src.dim(-2));
+    if (!args.fprop || !args.dgrad) return;
+    FP8FLOW_CHECK(args.fprop.layout == args.dgrad.layout && args.fprop.codes.dtype == args.dgrad.codes.dtype,
+                  "copies differ: {} {} and {} {}", describe(args.fprop.codes), name_of(args.fprop.layout),
+                  describe(args.dgrad.codes), name_of(args.dgrad.layout));
+}
+OpCost cost(const op::QuantizeWeight& args) {
+    return {bytes_of({args.src, args.fprop.codes, args.fprop.scales, args.dgrad.codes, args.dgrad.scales}),
+            2.0 * static_cast<double>(args.src.numel())};
+}
+
+void check(const op::Dequantize& args) {
+    const TensorView& codes = args.src.codes;
+    check_row_groups(args.groups);
+    check_fp8(args.src, "src", std::max<int64_t>(args.groups.num_groups, 1));
+    FP8FLOW_CHECK(args.dst.rank == codes.rank && is_value(args.dst.dtype), "dst is {}, src {}",
+                  describe(args.dst), describe(codes));
+    const int routed = args.src.layout == L::tile128 || args.src.layout == L::group_row ? 1 : 0;
+    for (int i = 0; i < codes.rank; ++i) {
+        const bool free_extent = i == routed && args.groups.num_groups > 0;
+        FP8FLOW_CHECK(free_extent || args.dst.dims[i] == codes.dims[i], "dst is {}, src {}",
+                      describe(args.dst), describe(codes));
+    }
+    FP8FLOW_CHECK(codes.rank == 2 || args.groups.num_groups == 0, "groups of rows in {}", describe(codes));
+    check_extent(codes, "src", codes.dim(routed), args.groups, codes.dim(routed));
+    check_extent(args.dst, "dst", args.dst.dim(routed), args.groups, codes.dim(routed));
+}
+OpCost cost(const op::Dequantize& args) {
+    const int routed = args.src.layout == L::tile128 || args.src.layout == L::group_row ? 1 : 0;
+    const int64_t rows = routed_rows(args.groups, args.src.codes.dim(routed));
+    return {bytes_of_fp8(args.src, rows, args.src.codes.dim(routed)) +
+                share(static_cast<double>(args.dst.bytes()), rows, args.dst.dim(routed)),
+            share(static_cast<double>(args.dst.numel()), rows, args.dst.dim(routed))};
+}
+
+void check(const op::TransposeFp8& args) {
+    check_transpose(args.src, args.groups, args.dst, L::tile128);
+    FP8FLOW_CHECK(args.src.codes.dtype == args.dst.codes.dtype, "src is {}, dst {}", describe(args.src.codes),
+                  describe(args.dst.codes));
+}
+OpCost cost(const op::TransposeFp8& args) {
+    const int64_t rows = routed_rows(args.groups, args.src.codes.dim(0));
+    return {bytes_of_fp8_rows(args.src, rows) + bytes_of_fp8_columns(args.dst, rows), 0};
+}
+
+void check(const op::TransposeRequantize& args) {
+    check_transpose(args.src, args.groups, args.dst, L::vec128);
+}
+OpCost cost(const op::TransposeRequantize& args) {
+    const int64_t rows = routed_rows(args.groups, args.src.codes.dim(0));
+    return {bytes_of_fp8_rows(args.src, rows) + bytes_of_fp8_columns(args.dst, rows),
+            flops_of(rows, args.src.codes) * 1.5};
+}
+
+}  // namespace fp8flow
