@@ -18,6 +18,8 @@ namespace fp8flow {
 
 enum class CombineOrder : uint8_t { rank, invariant };
 enum class Reduce : uint8_t { sum, max };
+// world: all ranks of the job. expert_replicas: the ranks that hold the same experts (expert data parallelism).
+enum class Ranks : uint8_t { world, expert_replicas };
 
 // Everything that dispatch, combine and their backwards need; views into the caller's arena. Saved with the layer, never recomputed
 // (except under recompute `moe` and `full`).
@@ -69,11 +71,11 @@ public:
     };
     void combine(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch = {});
 
-    // In place over ALL ranks of the job (not only the expert-parallel group), in ascending rank order: f32 (sum, max) or i64 (sum).
-    // Small vectors only: router counts, amax, loss sums.
-    void all_reduce(Reduce reduce, const TensorView& values, const Launch& launch = {}) {
-        do_all_reduce(reduce, values, launch);
+    // In place over more ranks than the expert-parallel group, in ascending rank order: f32 (sum, max), i64 (sum), i32 (max).
+    void all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch = {}) {
+        do_all_reduce(reduce, ranks, values, launch);
     }
+    virtual int num_ranks(Ranks ranks) const = 0;
 
     const WireBytes& wire_bytes() const { return wire_; }
     int64_t num_dispatches() const { return num_dispatches_; }
@@ -89,7 +91,8 @@ protected:
                                   Arena& scratch, const Launch& launch) = 0;
     virtual void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
                             const Launch& launch) = 0;
-    virtual void do_all_reduce(Reduce reduce, const TensorView& values, const Launch& launch) = 0;
+    virtual void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values,
+                               const Launch& launch) = 0;
     WireBytes wire_;  // backends add what they send
 
 private:

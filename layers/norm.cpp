@@ -82,7 +82,7 @@ void Norm::write(Context& ctx, Arena& arena, NormSaved& saved) const {
                                .y = out.plain,
                                .rows = out.quantized,
                                .transposed = out.transposed,
-                               .amax = amax_,
+                               .amax = ctx.recomputing ? TensorView{} : amax_,
                                .rstd = saved.rstd},
                               ctx.launch);
 }
@@ -104,7 +104,7 @@ void Norm::backward(Context& ctx, const TensorView& dy, const TensorView& dresid
 
 void Norm::update_state(Context& ctx, int64_t step) const {
     if (output_ != NormOutput::tensor_scaled) return;
-    ctx.exchange.all_reduce(Reduce::max, amax_, ctx.launch);
+    ctx.exchange.all_reduce(Reduce::max, Ranks::world, amax_, ctx.launch);
     ctx.ops.delayed_scale_update({.position = step,
                                   .scale_format = precision_.scale_format,
                                   .status = ctx.step_status,

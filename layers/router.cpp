@@ -157,7 +157,7 @@ void Router::balance(Context& ctx, BalancingLoss type, double coeff, const Tenso
         ctx.ops.router_score_sums(
             {.logits = logits, .score = score_, .topk = topk, .counts = counts, .score_sums = sums},
             ctx.launch);
-        ctx.exchange.all_reduce(Reduce::sum, counts, ctx.launch);
+        ctx.exchange.all_reduce(Reduce::sum, Ranks::world, counts, ctx.launch);
         ctx.ops.add({.a = global_counts_, .b = counts, .y = global_counts_}, ctx.launch);
         const double tokens = static_cast<double>(ctx.global_tokens);
         const double seen = static_cast<double>(ctx.micro_batch + 1);
@@ -186,7 +186,7 @@ void Router::begin_step(Context& ctx) const {
 }
 
 void Router::end_step(Context& ctx) const {
-    ctx.exchange.all_reduce(Reduce::sum, counts_, ctx.launch);
+    ctx.exchange.all_reduce(Reduce::sum, Ranks::world, counts_, ctx.launch);
     if (bias_)
         ctx.ops.expert_bias_update({.counts = counts_,
                                     .rate = static_cast<float>(moe_.moe_router_bias_update_rate),

@@ -11,8 +11,12 @@ class GroupExchange final : public Exchange {
 public:
     // `ops` must work on host memory; both outlive the exchange.
     GroupExchange(ProcessGroup& group, Ops& ops, CombineOrder order);
-    // all_reduce runs over this group (default: the expert-parallel group itself).
-    void set_world(ProcessGroup& world) { world_ = &world; }
+    // Groups of all_reduce; default: the expert-parallel group is the world, and nobody holds the same experts.
+    void set_groups(ProcessGroup& world, ProcessGroup& expert_replicas) {
+        world_ = &world;
+        expert_replicas_ = &expert_replicas;
+    }
+    int num_ranks(Ranks ranks) const override;
     int rank() const override { return group_.rank(); }
     int size() const override { return group_.size(); }
 
@@ -26,11 +30,12 @@ protected:
     void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
                     const Launch& launch) override;
 
-    void do_all_reduce(Reduce reduce, const TensorView& values, const Launch& launch) override;
+    void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override;
 
 private:
     ProcessGroup& group_;
     ProcessGroup* world_ = nullptr;
+    ProcessGroup* expert_replicas_ = nullptr;
     Ops& ops_;
     CombineOrder order_;
 };

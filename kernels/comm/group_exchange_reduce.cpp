@@ -1,23 +1,35 @@
-// all_reduce of the reference exchange: small vectors over all ranks of the job.
+// all_reduce of the reference exchange.
 #include "kernels/comm/group_exchange.h"
 
 #include <span>
 
 namespace fp8flow {
 
-void GroupExchange::do_all_reduce(Reduce reduce, const TensorView& values, const Launch&) {
-    ProcessGroup& group = world_ != nullptr ? *world_ : group_;
+int GroupExchange::num_ranks(Ranks ranks) const {
+    if (ranks == Ranks::world) return world_ != nullptr ? world_->size() : group_.size();
+    return expert_replicas_ != nullptr ? expert_replicas_->size() : 1;
+}
+
+void GroupExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch&) {
+    if (num_ranks(ranks) == 1) return;
+    ProcessGroup& group = ranks == Ranks::expert_replicas ? *expert_replicas_
+                          : world_ != nullptr             ? *world_
+                                                          : group_;
     const size_t count = static_cast<size_t>(values.numel());
     if (values.dtype == DType::i64) {
         FP8FLOW_CHECK(reduce == Reduce::sum, "only sums of {}", describe(values));
         group.all_reduce_sum(std::span<int64_t>(values.as<int64_t>(), count));
-        return;
+    } else if (values.dtype == DType::i32) {
+        FP8FLOW_CHECK(reduce == Reduce::max && count == 1, "only the maximum of one word, not {}",
+                      describe(values));
+        int64_t word = *values.as<int32_t>();
+        group.all_reduce_max(std::span<int64_t>(&word, 1));
+        *values.as<int32_t>() = static_cast<int32_t>(word);
+    } else if (reduce == Reduce::sum) {
+        group.all_reduce_sum(std::span<float>(values.as<float>(), count));
+    } else {
+        group.all_reduce_max(std::span<float>(values.as<float>(), count));
     }
-    const std::span<float> floats(values.as<float>(), count);
-    if (reduce == Reduce::sum)
-        group.all_reduce_sum(floats);
-    else
-        group.all_reduce_max(floats);
 }
 
 }  // namespace fp8flow

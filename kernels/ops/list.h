@@ -70,6 +70,7 @@
     X(count_non_finite, CountNonFinite)                 \
     /* optimizer */                                     \
     X(norm_squared, NormSquared)                        \
+    X(clip_factor, ClipFactor)                          \
     X(adamw, AdamW)                                     \
     X(rms_norm_quantize, RmsNormQuantize)
 

@@ -1,0 +1,59 @@
+// The model: embedding, blocks, final norm, LM head, cross-entropy; forward and backward of one micro-batch. Read next: trainer.h.
+#pragma once
+
+#include "layers/transformer_block.h"
+
+#include <memory>
+#include <vector>
+
+namespace fp8flow {
+
+struct TransformerSpec {
+    ModelSpec model;
+    MoeSpec moe;
+    PrecisionSpec precision;
+    RecomputeSpec recompute;
+    int expert_parallel_rank = 0;
+    int expert_parallel_size = 1;
+    uint64_t seed = 0;
+};
+
+class Transformer {
+public:
+    Transformer(const TransformerSpec& spec, Ops& ops);
+
+    // tokens, labels [T] i32 on the device. loss_sum [1] f32 += sum of the tokens' losses. loss_scale: 1 / tokens of the global batch.
+    // Main gradients are overwritten or accumulated as ctx.grad_mode says.
+    void train_micro_batch(Context& ctx, const TensorView& tokens, const TensorView& labels, float loss_scale,
+                           const TensorView& loss_sum);
+    void evaluate(Context& ctx, const TensorView& tokens, const TensorView& labels,
+                  const TensorView& loss_sum);
+
+    void begin_step(Context& ctx) const;
+    // Statistics reduced over ranks; expert bias and delayed scales moved unless the step status forbids it.
+    void end_step(Context& ctx, int64_t step) const;
+
+    ParameterStore& parameters() { return store_; }
+    const std::vector<std::unique_ptr<TransformerBlock>>& blocks() const { return blocks_; }
+    DType activation() const { return activation_; }
+    int64_t num_moe_layers() const;
+
+private:
+    void forward_blocks(Context& ctx, const TensorView& tokens, std::vector<BlockSaved>& saved,
+                        TensorView& out);
+    // Loss of the final hidden states; with dx, its gradient too. Logits exist for kHeadChunk tokens at a time.
+    void head(Context& ctx, const TensorView& xn, const TensorView& labels, float loss_scale,
+              const TensorView& loss_sum, const TensorView& dxn);
+
+    TransformerSpec spec_;
+    Ops& ops_;
+    DType activation_;
+    ParameterStore store_;
+    Parameter* embedding_;
+    Parameter* output_;
+    std::vector<std::unique_ptr<TransformerBlock>> blocks_;
+    std::unique_ptr<Norm> final_norm_;
+    Arena constants_;
+};
+
+}  // namespace fp8flow
