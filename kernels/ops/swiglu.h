@@ -8,7 +8,7 @@
 
 namespace fp8flow::op {
 
-// a = silu(gate) * up * prob. Absent prob means 1.
+// a = (silu(gate) * up) * prob. Absent prob means 1.
 struct Swiglu {
     TensorView h;     // [M, 2F] bf16 | f32
     TensorView prob;  // [M] f32, optional
@@ -25,8 +25,9 @@ struct SwigluQuantize {
     Fp8Tensor a;  // out [M, F] vec128
 };
 
-// g' = da * prob; dgate = g' * up * s * (1 + gate * (1 - s)), s = sigmoid(gate); dup = g' * silu(gate);
-// dprob = sum_j da * silu(gate) * up: partial sums of 128 columns (8 lanes as in RmsNorm), partials added in ascending order.
+// g' = da * prob; dgate = ((g' * up) * s) * (1 + gate * (1 - s)), s = sigmoid(gate); dup = g' * silu(gate), silu(gate) = gate * s;
+// dprob = sum_j da * (silu(gate) * up): partial sums of 128 columns (8 lanes and fma as in RmsNorm), partials added to 0 in ascending
+// order. No fma but in the lanes.
 struct SwigluBackward {
     TensorView da;    // [M, F] bf16 | f32
     TensorView h;     // [M, 2F]

@@ -1,0 +1,168 @@
+// Argument checks and costs of the matrix products. Checks look at shapes only: counts, offsets and row bases are device data.
+#include "kernels/ops.h"
+#include "kernels/ops/check_helpers.h"
+
+#include <tuple>
+
+namespace fp8flow {
+
+namespace {
+
+using L = ScaleLayout;
+
+void check_operand(const Fp8Tensor& operand, const char* what, int rank, std::initializer_list<L> layouts,
+                   int64_t groups = 0) {
+    const TensorView& codes = operand.codes;
+    FP8FLOW_CHECK(codes.rank == rank, "{} is {}, must have rank {}", what, describe(codes), rank);
+    if (!is_fp8(codes.dtype)) {
+        FP8FLOW_CHECK(is_bf16_or_f32(codes.dtype) && operand.layout == L::none, "{} is {} with scales {}",
+                      what, describe(codes), name_of(operand.layout));
+        return;
+    }
+    bool known = false;
+    for (L layout : layouts) known = known || operand.layout == layout;
+    FP8FLOW_CHECK(known, "{}: an operand of this product cannot have scales {}", what,
+                  name_of(operand.layout));
+    check_fp8(operand, what, groups);
+}
+
+void check_same_kind(const Fp8Tensor& a, const Fp8Tensor& b) {
+    FP8FLOW_CHECK(is_fp8(a.codes.dtype) == is_fp8(b.codes.dtype),
+                  "operands {} and {}: both must be FP8, or neither", describe(a.codes), describe(b.codes));
+}
+
+void check_output(const TensorView& d, const char* what, Gradient mode) {
+    FP8FLOW_CHECK(is_bf16_or_f32(d.dtype), "{} is {}, must be bf16 or f32", what, describe(d));
+    FP8FLOW_CHECK(mode == Gradient::overwrite || d.dtype == DType::f32,
+                  "{} is {}: only f32 can be accumulated into", what, describe(d));
+}
+
+void check_groups(const RowGroups& groups, int64_t num_groups) {
+    FP8FLOW_CHECK(groups.num_groups == num_groups && num_groups >= 1, "{} groups of rows for {} weights",
+                  groups.num_groups, num_groups);
+    check_group_arrays(groups);
+}
+
+// Of a transposed copy: routed rows that share a scale, so that a group must start at a multiple of them.
+int64_t rows_per_block(L layout) {
+    if (layout == L::mx32) return kMxBlock;
+    return layout == L::tile128 || layout == L::vec128 ? kBlock : 1;
+}
+
+double product_flops(int64_t m, int64_t n, int64_t k) {
+    return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+}
+
+double operand_bytes(const Fp8Tensor& operand) { return bytes_of({operand.codes, operand.scales}); }
+
+// Of an operand with one row (or column) per routed token copy: the share of this op's rows in a buffer of many layers.
+double operand_bytes(const Fp8Tensor& operand, const RowGroups& groups, int64_t stored_rows) {
+    if (stored_rows == 0) return 0;
+    return operand_bytes(operand) * static_cast<double>(groups.row_capacity) /
+           static_cast<double>(stored_rows);
+}
+
+}  // namespace
+
+void check(const op::Gemm& args) {
+    const auto layouts = {L::none,     L::tensor,  L::row,       L::vec128_wire, L::vec128,
+                          L::block128, L::tile128, L::group_row, L::mx32};
+    check_operand(args.a, "a", 2, layouts, 1);
+    check_operand(args.b, "b", 2, layouts, 1);
+    check_same_kind(args.a, args.b);
+    const TensorView &a = args.a.codes, &b = args.b.codes;
+    FP8FLOW_CHECK(args.form == op::GemmForm::nt || !is_fp8(a.dtype),
+                  "FP8 operands {} and {} need the form nt", describe(a), describe(b));
+    const bool a_across = args.form == op::GemmForm::tn, b_across = args.form != op::GemmForm::nt;
+    FP8FLOW_CHECK(a.dim(a_across ? 0 : 1) == b.dim(b_across ? 0 : 1), "contraction of {} with {}",
+                  describe(a), describe(b));
+    check_output(args.d, "d", args.mode);
+    check_tensor(args.d, "d", args.d.dtype, {a.dim(a_across ? 1 : 0), b.dim(b_across ? 1 : 0)});
+    for (const TensorView& view : {a, b, args.d}) check_own_rows(view, "an operand of a dense product");
+}
+OpCost cost(const op::Gemm& args) {
+    const int64_t k = args.a.codes.dim(args.form == op::GemmForm::tn ? 0 : 1);
+    const double reads_d = args.mode == Gradient::accumulate ? 1 : 0;
+    return {operand_bytes(args.a) + operand_bytes(args.b) + (1 + reads_d) * bytes_of({args.d}),
+            product_flops(args.d.dim(0), args.d.dim(1), k)};
+}
+
+void check(const op::GroupedGemm& args) {
+    check_operand(args.a, "a", 2, {L::none, L::tensor, L::row, L::vec128, L::mx32});
+    check_operand(args.b, "b", 3, {L::none, L::tensor, L::row, L::block128, L::mx32});
+    check_same_kind(args.a, args.b);
+    const TensorView &a = args.a.codes, &b = args.b.codes;
+    FP8FLOW_CHECK(args.form == op::GemmForm::nt || (args.form == op::GemmForm::nn && !is_fp8(a.dtype)),
+                  "a grouped product is nt, or nn with plain operands; here {} by {}", describe(a),
+                  describe(b));
+    const int64_t n = b.dim(args.form == op::GemmForm::nt ? 1 : 2),
+                  k = b.dim(args.form == op::GemmForm::nt ? 2 : 1);
+    check_groups(args.groups, b.dim(0));
+    check_output(args.d, "d", Gradient::overwrite);
+    check_routed_rows(a, "a", args.groups, {k});
+    check_routed_rows(args.d, "d", args.groups, {n});
+}
+OpCost cost(const op::GroupedGemm& args) {
+    const double rows = static_cast<double>(args.groups.row_capacity);
+    const double d_bytes = rows * static_cast<double>(args.d.cols() * size_of(args.d.dtype));
+    return {operand_bytes(args.a, args.groups, args.a.codes.dim(0)) + operand_bytes(args.b) + d_bytes,
+            product_flops(args.groups.row_capacity, args.d.dim(1), args.a.codes.dim(1))};
+}
+
+void check(const op::GroupedGemmWgrad& args) {
+    const auto layouts = {L::tile128, L::vec128, L::group_row, L::mx32, L::tensor};
+    check_operand(args.dy, "dy", 2, layouts, args.groups.num_groups);
+    check_operand(args.x, "x", 2, layouts, args.groups.num_groups);
+    check_same_kind(args.dy, args.x);
+    FP8FLOW_CHECK(args.dw.rank == 3 && args.dw.dtype == DType::f32, "dw is {}, must be f32 [groups, N, K]",
+                  describe(args.dw));
+    check_groups(args.groups, args.dw.dim(0));
+    const bool fp8 = is_fp8(args.dy.codes.dtype);
+    for (const auto& [operand, what, dim] :
+         {std::tuple{&args.dy, "dy", args.dw.dim(1)}, std::tuple{&args.x, "x", args.dw.dim(2)}}) {
+        const TensorView& codes = operand->codes;
+        FP8FLOW_CHECK(codes.dim(fp8 ? 0 : 1) == dim && codes.dim(fp8 ? 1 : 0) >= args.groups.row_capacity,
+                      "{} is {} for dw {} and a row capacity of {}", what, describe(codes), describe(args.dw),
+                      args.groups.row_capacity);
+        const int64_t block = rows_per_block(operand->layout);
+        FP8FLOW_CHECK(args.groups.alignment % block == 0,
+                      "{} has scales {}, so groups must start at multiples of {}, not {} (moe_row_alignment)",
+                      what, name_of(operand->layout), block, args.groups.alignment);
+    }
+}
+OpCost cost(const op::GroupedGemmWgrad& args) {
+    const int rows_dim = is_fp8(args.dy.codes.dtype) ? 1 : 0;
+    const double reads_dw = args.mode == Gradient::accumulate ? 1 : 0;
+    return {operand_bytes(args.dy, args.groups, args.dy.codes.dim(rows_dim)) +
+                operand_bytes(args.x, args.groups, args.x.codes.dim(rows_dim)) +
+                (1 + reads_dw) * bytes_of({args.dw}),
+            product_flops(args.groups.row_capacity, args.dw.dim(1), args.dw.dim(2))};
+}
+
+void check(const op::GroupedGemmSwigluQuantize& args) {
+    FP8FLOW_CHECK(args.a.layout == L::vec128 && args.b.layout == L::block128,
+                  "scales {} by {}, must be vec128 by block128", name_of(args.a.layout),
+                  name_of(args.b.layout));
+    FP8FLOW_CHECK(args.h.dtype == DType::bf16, "h is {}, must be bf16", describe(args.h));
+    check(op::GroupedGemm{.a = args.a, .b = args.b, .groups = args.groups, .d = args.h});
+    check(op::SwigluQuantize{.h = args.h,
+                             .prob = args.prob,
+                             .groups = args.groups,
+                             .scale_format = args.scale_format,
+                             .a = args.act});
+}
+OpCost cost(const op::GroupedGemmSwigluQuantize& args) {
+    const OpCost product =
+        cost(op::GroupedGemm{.a = args.a, .b = args.b, .groups = args.groups, .d = args.h});
+    const OpCost activation = cost(op::SwigluQuantize{.h = args.h,
+                                                      .prob = args.prob,
+                                                      .groups = args.groups,
+                                                      .scale_format = args.scale_format,
+                                                      .a = args.act});
+    const double h_bytes =
+        static_cast<double>(args.groups.row_capacity * args.h.cols() * size_of(args.h.dtype));
+    const double h_moves = args.save_h == op::SaveH::yes ? 1 : 0;  // the parts write it once and read it once
+    return {product.bytes + activation.bytes - (2 - h_moves) * h_bytes, product.flops + activation.flops};
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,131 @@
+// SwiGLU weighted by the routing probability, forward and backward, plain and fused with quantisation: one fp32 row function each
+// way, and what is done with the row it makes.
+#include "kernels/reference/quantizers.h"
+#include "kernels/reference/reference_ops.h"
+#include "kernels/reference/rows.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace fp8flow {
+
+namespace {
+
+using namespace reference;
+
+enum class RowKind { valid, pad };
+
+// Calls body(row, kind, scratch) for every row of every group, pads included; `scratch` holds num_floats and belongs to the thread.
+template <class Body>
+void for_each_row(const RowGroups& groups, int64_t rows, int64_t num_floats, Body body) {
+    const std::vector<GroupRange> ranges = group_ranges(groups, rows);
+#pragma omp parallel
+    {
+        std::vector<float> scratch(static_cast<std::size_t>(num_floats));
+        for (const GroupRange& range : ranges) {
+#pragma omp for schedule(static) nowait
+            for (int64_t row = range.first; row < range.end; ++row)
+                body(row, row < range.first + range.count ? RowKind::valid : RowKind::pad, scratch.data());
+        }
+    }
+}
+
+float prob_of(const TensorView& prob, int64_t row) {
+    return prob ? prob.as<float>()[base_of(prob) + row] : 1.0f;
+}
+
+void zero_row_of(const TensorView& view, int64_t row) {
+    const int64_t row_bytes = view.cols() * size_of(view.dtype);
+    std::memset(view.bytes_ptr() + (base_of(view) + row) * row_bytes, 0, static_cast<std::size_t>(row_bytes));
+}
+
+// a[j] = (silu(gate[j]) * up[j]) * prob
+void forward_row(const float* __restrict h, float prob, int64_t width, float* __restrict a) {
+    const float *gate = h, *up = h + width;
+    for (int64_t j = 0; j < width; ++j) a[j] = silu_float(gate[j]) * up[j] * prob;
+}
+
+// The formulas of kernels/ops/swiglu.h; weighted[j] = silu(gate[j]) * up[j], what dprob sums with da.
+void backward_row(const float* __restrict da, const float* __restrict h, float prob, int64_t width,
+                  float* __restrict dh, float* __restrict weighted) {
+    const float *gate = h, *up = h + width;
+    float *dgate = dh, *dup = dh + width;
+    for (int64_t j = 0; j < width; ++j) {
+        const float sigmoid = sigmoid_float(gate[j]), silu = gate[j] * sigmoid, da_prob = da[j] * prob;
+        dgate[j] = da_prob * up[j] * sigmoid * (1.0f + gate[j] * (1.0f - sigmoid));
+        dup[j] = da_prob * silu;
+        weighted[j] = silu * up[j];
+    }
+}
+
+float prob_gradient(const float* da, const float* weighted, int64_t width) {
+    float sum = 0.0f;
+    for (int64_t j = 0; j < width; j += kBlock)
+        sum += lane_dot(da + j, weighted + j, std::min(kBlock, width - j));
+    return sum;
+}
+
+// Rows of `a` made from rows of h; store(row, values) writes a valid row, clear(row) a pad.
+template <class Store, class Clear>
+void forward(const TensorView& h, const TensorView& prob, const RowGroups& groups, Store store, Clear clear) {
+    const int64_t width = h.cols() / 2;
+    for_each_row(groups, h.dim(0), 3 * width, [&](int64_t row, RowKind kind, float* h_row) {
+        if (kind == RowKind::pad) return clear(row);
+        float* a_row = h_row + 2 * width;
+        load_row(h, base_of(h) + row, h_row);
+        forward_row(h_row, prob_of(prob, row), width, a_row);
+        store(row, a_row);
+    });
+}
+
+// The same for rows of dh; dprob is written here.
+template <class Args, class Store, class Clear> void backward(const Args& args, Store store, Clear clear) {
+    const int64_t width = args.da.cols();
+    float* dprob = args.dprob ? args.dprob.template as<float>() + base_of(args.dprob) : nullptr;
+    for_each_row(args.groups, args.da.dim(0), 6 * width, [&](int64_t row, RowKind kind, float* h_row) {
+        float *dh_row = h_row + 2 * width, *da_row = h_row + 4 * width, *weighted = h_row + 5 * width;
+        if (kind == RowKind::pad) {
+            if (dprob != nullptr) dprob[row] = 0.0f;
+            return clear(row);
+        }
+        load_row(args.h, base_of(args.h) + row, h_row);
+        load_row(args.da, base_of(args.da) + row, da_row);
+        backward_row(da_row, h_row, prob_of(args.prob, row), width, dh_row, weighted);
+        if (dprob != nullptr) dprob[row] = prob_gradient(da_row, weighted, width);
+        store(row, dh_row);
+    });
+}
+
+}  // namespace
+
+void ReferenceOps::do_swiglu(const op::Swiglu& args, const Launch&) {
+    forward(
+        args.h, args.prob, args.groups,
+        [&](int64_t row, const float* a) { store_row(args.a, base_of(args.a) + row, a); },
+        [&](int64_t row) { zero_row_of(args.a, row); });
+}
+
+void ReferenceOps::do_swiglu_quantize(const op::SwigluQuantize& args, const Launch&) {
+    const QuantizeRule rule{.scale_format = args.scale_format};
+    const int64_t base = base_of(args.a.codes);
+    forward(
+        args.h, args.prob, args.groups,
+        [&](int64_t row, const float* a) { quantize_row(a, args.a, base + row, rule); },
+        [&](int64_t row) { zero_row(args.a, base + row); });
+}
+
+void ReferenceOps::do_swiglu_backward(const op::SwigluBackward& args, const Launch&) {
+    backward(
+        args, [&](int64_t row, const float* dh) { store_row(args.dh, base_of(args.dh) + row, dh); },
+        [&](int64_t row) { zero_row_of(args.dh, row); });
+}
+
+void ReferenceOps::do_swiglu_backward_quantize(const op::SwigluBackwardQuantize& args, const Launch&) {
+    const QuantizeRule rule{.scale_format = args.scale_format};
+    const int64_t base = base_of(args.dh.codes);
+    backward(
+        args, [&](int64_t row, const float* dh) { quantize_row(dh, args.dh, base + row, rule); },
+        [&](int64_t row) { zero_row(args.dh, base + row); });
+}
+
+}  // namespace fp8flow
