@@ -35,7 +35,7 @@ void* Arena::allocate(std::size_t bytes, const char* category) {
     bytes_in_use_ += static_cast<int64_t>(bytes);
     if (bytes_in_use_ > peak_bytes_) {
         peak_bytes_ = bytes_in_use_;
-        peak_by_category_.clear();  // rebuilt lazily by rewind: the log still holds the peak then
+        peak_by_category_.clear();  // the log holds it until the next rewind
     }
     if (poison_) device_.fill(data, 0xFF, bytes);
     return data;
@@ -63,7 +63,9 @@ Fp8Tensor Arena::fp8(DType dtype, std::initializer_list<int64_t> shape, ScaleLay
 Arena::Mark Arena::mark() const { return {chunk_, used_, log_.size()}; }
 
 void Arena::rewind(const Mark& mark) {
-    if (bytes_in_use_ == peak_bytes_ && peak_by_category_.empty()) peak_by_category_ = by_category();
+    FP8FLOW_CHECK(mark.log <= log_.size(), "arena {}: rewind to {} allocations, {} are live", name_, mark.log,
+                  log_.size());
+    if (mark.log < log_.size() && peak_by_category_.empty()) peak_by_category_ = by_category();
     while (log_.size() > mark.log) {
         bytes_in_use_ -= log_.back().bytes;
         log_.pop_back();
@@ -82,6 +84,10 @@ std::map<std::string, int64_t> Arena::by_category() const {
     std::map<std::string, int64_t> result;
     for (const Entry& entry : log_) result[entry.category] += entry.bytes;
     return result;
+}
+
+std::map<std::string, int64_t> Arena::peak_by_category() const {
+    return peak_by_category_.empty() ? by_category() : peak_by_category_;
 }
 
 void Arena::reset_peak() {

@@ -37,7 +37,7 @@ public:
     int64_t reserved_bytes() const;
     int64_t num_growths() const { return num_growths_; }  // must not rise once warm
     // Bytes by category at the moment of peak use since reset_peak().
-    const std::map<std::string, int64_t>& peak_by_category() const { return peak_by_category_; }
+    std::map<std::string, int64_t> peak_by_category() const;
     std::map<std::string, int64_t> by_category() const;
     void reset_peak();
 
@@ -59,7 +59,7 @@ private:
     std::vector<Entry> log_;
     std::size_t chunk_ = 0, used_ = 0;
     int64_t bytes_in_use_ = 0, peak_bytes_ = 0, num_growths_ = 0;
-    std::map<std::string, int64_t> peak_by_category_;
+    std::map<std::string, int64_t> peak_by_category_;  // empty while the peak is what is in use
 };
 
 // Rewinds an arena at the end of a scope.

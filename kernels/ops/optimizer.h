@@ -19,9 +19,9 @@ struct AdamW {
     float lr = 0, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0;
     float correction1 = 1, correction2 = 1;  // 1 - beta^step
     TensorView grad_scale;                   // [1] f32: clipping factor / loss scale, device word
-    TensorView status;                       // [1] i32, optional
+    TensorView status = {};                  // [1] i32, optional
     TensorView master, m, v;                 // in/out f32
-    TensorView copy;                         // out bf16 | f32 working copy, optional
+    TensorView copy = {};                    // out bf16 | f32 working copy, optional
 };
 
 // AdamW, then the FP8 copies from the new master (composed as AdamW + QuantizeWeight).
@@ -29,8 +29,8 @@ struct AdamWQuantize {
     AdamW adamw;
     ScaleFormat scale_format = ScaleFormat::pow2;
     MxRounding mx_rounding = MxRounding::rceil;
-    Fp8Tensor fprop;  // [E, N, K]
-    Fp8Tensor dgrad;  // [E, K, N]
+    Fp8Tensor fprop = {};  // [E, N, K], optional
+    Fp8Tensor dgrad = {};  // [E, K, N], optional
 };
 
 // Gradient clipping by global norm without a host round trip: norm = sqrt(sum of norm_squared); factor = clip / (norm + 1e-6) if that

@@ -1,0 +1,247 @@
+// AdamW against the textbook in double and, bit for bit, against a plain loop; the gradient norm; the status word that stops a step.
+#include "kernels/reference/reference_ops.h"
+#include "tests/support/tensors.h"
+
+#include <gtest/gtest.h>
+#include <omp.h>
+
+#include <cmath>
+#include <vector>
+
+namespace fp8flow {
+namespace {
+
+using test::fill_normal;
+using test::HostTensor;
+using test::nmse;
+using test::same_bytes;
+using test::to_doubles;
+
+struct Weights {
+    explicit Weights(int64_t count)
+        : grad(DType::f32, {count}),
+          master(DType::f32, {count}),
+          m(DType::f32, {count}),
+          v(DType::f32, {count}),
+          copy(DType::bf16, {count}) {
+        fill_normal(grad, 1, 0.01);
+        fill_normal(master, 2, 0.05);
+        m.zero();
+        v.zero();
+    }
+    op::AdamW args(int step) const {
+        return {.grad = grad,
+                .lr = 3e-3f,
+                .beta1 = 0.9f,
+                .beta2 = 0.95f,
+                .eps = 1e-8f,
+                .weight_decay = 0.1f,
+                .correction1 = static_cast<float>(1 - std::pow(0.9, step)),
+                .correction2 = static_cast<float>(1 - std::pow(0.95, step)),
+                .grad_scale = grad_scale,
+                .status = status,
+                .master = master,
+                .m = m,
+                .v = v,
+                .copy = copy};
+    }
+    bool guards_intact() const {
+        return grad.guards_intact() && master.guards_intact() && m.guards_intact() && v.guards_intact() &&
+               copy.guards_intact();
+    }
+    HostTensor grad, master, m, v, copy;
+    HostTensor grad_scale = HostTensor::of<float>({0.7f}), status = HostTensor::of<int32_t>({0});
+};
+
+TEST(AdamW, FollowsTheTextbookInDouble) {
+    ReferenceOps ops;
+    const int64_t count = 1000;
+    Weights weights(count);
+    std::vector<double> w = to_doubles(weights.master), m(w.size()), v(w.size());
+    for (int step = 1; step <= 20; ++step) {
+        fill_normal(weights.grad, static_cast<uint64_t>(100 + step), 0.01);
+        ops.adamw(weights.args(step));
+        for (std::size_t i = 0; i < w.size(); ++i) {
+            const double g = 0.7 * weights.grad(static_cast<int64_t>(i));
+            m[i] = 0.9 * m[i] + 0.1 * g;
+            v[i] = 0.95 * v[i] + 0.05 * g * g;
+            const double m_hat = m[i] / (1 - std::pow(0.9, step)), v_hat = v[i] / (1 - std::pow(0.95, step));
+            w[i] -= 3e-3 * (m_hat / (std::sqrt(v_hat) + 1e-8) + 0.1 * w[i]);
+        }
+    }
+    EXPECT_LE(nmse(weights.m, m), 1e-12);
+    EXPECT_LE(nmse(weights.v, v), 1e-12);
+    EXPECT_LE(nmse(weights.master, w), 1e-12);
+}
+
+// The order of kernels/ops/optimizer.h, one rounding an operation.
+TEST(AdamW, EqualsAPlainLoopBitForBit) {
+    for (int64_t count : {0, 1, 7, 4096, 10001}) {
+        ReferenceOps ops;
+        Weights actual(count), plain(count);
+        for (int step = 1; step <= 3; ++step) {
+            const op::AdamW args = actual.args(step);
+            actual.copy.poison();
+            ops.adamw(args);
+            for (int64_t i = 0; i < count; ++i) {
+                float &w = plain.master.as<float>()[i], &m = plain.m.as<float>()[i],
+                      &v = plain.v.as<float>()[i];
+                // volatile: every intermediate is rounded to fp32, whatever the compiler would rather do
+                const volatile float g = plain.grad.as<float>()[i] * 0.7f;
+                const volatile float kept_m = 0.9f * m, new_m = (1.0f - 0.9f) * g, g2 = g * g;
+                const volatile float kept_v = 0.95f * v, new_v = (1.0f - 0.95f) * g2;
+                m = kept_m + new_m;
+                v = kept_v + new_v;
+                const volatile float m_hat = m / args.correction1, v_hat = v / args.correction2;
+                const volatile float root = std::sqrt(v_hat), denominator = root + 1e-8f;
+                const volatile float ratio = m_hat / denominator, decay = 0.1f * w, direction = ratio + decay;
+                const volatile float delta = 3e-3f * direction;
+                w = w - delta;
+            }
+            EXPECT_TRUE(same_bytes(actual.master, plain.master)) << count << " step " << step;
+            EXPECT_TRUE(same_bytes(actual.m, plain.m));
+            EXPECT_TRUE(same_bytes(actual.v, plain.v));
+            for (int64_t i = 0; i < count; ++i)
+                ASSERT_EQ(actual.copy(i), round_bf16(static_cast<float>(actual.master(i))));
+        }
+        EXPECT_TRUE(actual.guards_intact());
+    }
+}
+
+TEST(AdamW, WritesNothingWhenTheStepFailed) {
+    ReferenceOps ops;
+    Weights weights(100), untouched(100);
+    for (int32_t status : {1, -1, 1 << 20}) {
+        weights.status.as<int32_t>()[0] = status;
+        ops.adamw(weights.args(1));
+        EXPECT_TRUE(same_bytes(weights.master, untouched.master));
+        EXPECT_TRUE(same_bytes(weights.m, untouched.m));
+        EXPECT_TRUE(same_bytes(weights.v, untouched.v));
+        EXPECT_TRUE(same_bytes(weights.copy, untouched.copy));  // still poison
+    }
+    weights.status.as<int32_t>()[0] = 0;
+    ops.adamw(weights.args(1));
+    EXPECT_FALSE(same_bytes(weights.master, untouched.master));
+}
+
+TEST(AdamW, StatusAndCopyAreOptional) {
+    ReferenceOps ops;
+    Weights with(50), without(50);
+    ops.adamw(with.args(1));
+    op::AdamW args = without.args(1);
+    args.status = {};
+    args.copy = {};
+    ops.adamw(args);
+    EXPECT_TRUE(same_bytes(with.master, without.master));
+}
+
+TEST(AdamW, SameBitsForAnyNumberOfThreads) {
+    Weights one(20000), four(20000);
+    const int saved = omp_get_max_threads();
+    for (const auto& [threads, weights] : {std::pair{1, &one}, {4, &four}}) {
+        ReferenceOps ops;
+        omp_set_num_threads(threads);
+        ops.adamw(weights->args(1));
+    }
+    omp_set_num_threads(saved);
+    EXPECT_TRUE(same_bytes(one.master, four.master));
+    EXPECT_TRUE(same_bytes(one.copy, four.copy));
+}
+
+TEST(AdamW, ChecksItsArguments) {
+    ReferenceOps ops;
+    Weights weights(10), other(11);
+    op::AdamW args = weights.args(1);
+    args.grad = other.grad;
+    EXPECT_THROW(ops.adamw(args), Error);
+    args = weights.args(0);  // corrections would be zero
+    EXPECT_THROW(ops.adamw(args), Error);
+    args = weights.args(1);
+    args.grad_scale = {};
+    EXPECT_THROW(ops.adamw(args), Error);
+}
+
+// ---- gradient norm ------------------------------------------------------------------------------------------------------------------
+
+TEST(NormSquared, FollowsTheStatedOrder) {
+    for (int64_t count : {0, 1, 4096, 4097, 100000}) {
+        HostTensor x(DType::f32, {count});
+        fill_normal(x, 3);
+        double total = 0;
+        for (int64_t first = 0; first < count; first += 4096) {
+            double block = 0;
+            for (int64_t i = first; i < std::min(count, first + 4096); ++i) block += x(i) * x(i);
+            total += block;
+        }
+        const int saved = omp_get_max_threads();
+        for (int threads : {1, 4}) {
+            ReferenceOps ops;
+            omp_set_num_threads(threads);
+            HostTensor sum = HostTensor::of<float>({0.0f});
+            ops.norm_squared({.x = x, .sum = sum});
+            EXPECT_EQ(sum(0), static_cast<float>(total));
+        }
+        omp_set_num_threads(saved);
+    }
+}
+
+TEST(NormSquared, AccumulatesOverTensorsWithoutOverflow) {
+    ReferenceOps ops;
+    const HostTensor a = HostTensor::of<float>({3.0f, -4.0f}), b = HostTensor::of<float>({1e-30f, 12.0f}),
+                     huge = HostTensor::of<float>({1e19f}), sum = HostTensor::of<float>({0.0f});
+    ops.norm_squared({.x = a, .sum = sum});
+    ops.norm_squared({.x = b, .sum = sum});
+    EXPECT_EQ(sum(0), 169.0);
+    ops.norm_squared({.x = huge, .sum = sum});
+    EXPECT_NEAR(sum(0) / 1e38, 1.0, 1e-6);
+    const HostTensor bad = HostTensor::of<float>({1.0f, std::nanf("")});
+    ops.norm_squared({.x = bad, .sum = sum});
+    EXPECT_TRUE(std::isnan(sum(0)));  // a NaN gradient is seen in the norm
+}
+
+// ---- AdamW with FP8 copies ------------------------------------------------------------------------------------------------------------
+
+// One expert dimension or none; the copies are those of the new master, and of the old one when the step failed.
+TEST(AdamWQuantize, IsAdamWThenQuantizeWeight) {
+    for (int32_t status : {0, 1}) {
+        ReferenceOps ops;
+        const int64_t rows = 128, columns = 256;
+        Weights fused(rows * columns), composed(rows * columns);
+        fused.status.as<int32_t>()[0] = composed.status.as<int32_t>()[0] = status;
+        const test::HostFp8 fprop(DType::e4m3, {1, rows, columns}, ScaleLayout::block128),
+            dgrad(DType::e4m3, {1, columns, rows}, ScaleLayout::block128),
+            fprop_wanted(DType::e4m3, {1, rows, columns}, ScaleLayout::block128),
+            dgrad_wanted(DType::e4m3, {1, columns, rows}, ScaleLayout::block128);
+        op::AdamW args = fused.args(1);
+        args.master = args.master.reshape({rows, columns});
+        ops.adamw_quantize({.adamw = args, .fprop = fprop, .dgrad = dgrad});
+        ops.adamw(composed.args(1));
+        ops.quantize_weight({.src = composed.master.view().reshape({1, rows, columns}),
+                             .fprop = fprop_wanted,
+                             .dgrad = dgrad_wanted});
+        EXPECT_TRUE(same_bytes(fused.master, composed.master));
+        EXPECT_TRUE(same_bytes(fused.copy, composed.copy));
+        EXPECT_TRUE(same_bytes(fprop.codes, fprop_wanted.codes) &&
+                    same_bytes(fprop.scales, fprop_wanted.scales));
+        EXPECT_TRUE(same_bytes(dgrad.codes, dgrad_wanted.codes) &&
+                    same_bytes(dgrad.scales, dgrad_wanted.scales));
+        EXPECT_TRUE(fprop.guards_intact() && dgrad.guards_intact());
+    }
+}
+
+TEST(AdamWQuantize, ChecksTheCopies) {
+    ReferenceOps ops;
+    HostTensor grad(DType::f32, {2, 128, 256}), master(DType::f32, {2, 128, 256}),
+        m(DType::f32, {2, 128, 256}), v(DType::f32, {2, 128, 256});
+    const HostTensor scale = HostTensor::of<float>({1.0f});
+    const test::HostFp8 wrong(DType::e4m3, {2, 256, 128}, ScaleLayout::block128);
+    op::AdamWQuantize args{.adamw = {.grad = grad, .grad_scale = scale, .master = master, .m = m, .v = v}};
+    args.fprop = wrong;
+    EXPECT_THROW(ops.adamw_quantize(args), Error);
+    args.fprop = {};
+    args.dgrad = test::HostFp8(DType::e4m3, {2, 128, 256}, ScaleLayout::block128);
+    EXPECT_THROW(ops.adamw_quantize(args), Error);
+}
+
+}  // namespace
+}  // namespace fp8flow
