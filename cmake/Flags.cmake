@@ -11,6 +11,7 @@ if(FP8FLOW_WERROR)
          -Wno-error=array-bounds -Wno-error=stringop-overflow)
 endif()
 if(FP8FLOW_SANITIZE)
+    list(APPEND fp8flow_host_options -Wno-maybe-uninitialized)  # instrumented code sets it off in the standard library
     set(fp8flow_sanitize_options -fsanitize=${FP8FLOW_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
     target_compile_options(fp8flow_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${fp8flow_sanitize_options}>")
     target_link_options(fp8flow_flags INTERFACE ${fp8flow_sanitize_options})
