@@ -76,6 +76,8 @@ public:
         do_all_reduce(reduce, ranks, values, launch);
     }
     virtual int num_ranks(Ranks ranks) const = 0;
+    // True on exactly one of the ranks that hold the same experts.
+    virtual bool holds_first_replica() const = 0;
 
     const WireBytes& wire_bytes() const { return wire_; }
     int64_t num_dispatches() const { return num_dispatches_; }

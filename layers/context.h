@@ -25,13 +25,14 @@ struct Context {
     int64_t tokens = 0;  // T of this rank in this micro-batch
     int64_t tokens_per_rank = 0;  // S: the largest T over all ranks
     int64_t seq_length = 0;
-    RowGroups all_tokens;  // one group of the T rows: what shared experts and dense FFNs run on
+    int64_t layer_row_capacity = 0;  // routed rows one MoE layer has room for
+    RowGroups all_tokens;            // one group of the T rows: what shared experts and dense FFNs run on
     int64_t num_micro_batches = 1;
     int64_t micro_batch = 0;  // index inside the step
     int64_t data_parallel_size = 1;
     int64_t global_tokens = 0;                 // tokens of this micro-batch over all ranks
     Gradient grad_mode = Gradient::overwrite;  // the first micro-batch overwrites main gradients
-    bool recomputing = false;  // a forward re-run in the backward: statistics were counted already
+    bool recomputing = false;  // a forward re-run in the backward, or an evaluation: count no statistics
     TensorView step_status;    // [1] i32 device word: 0 fine; otherwise every persistent write is skipped
     TensorStats* tensor_stats = nullptr;
     Launch launch = {};

@@ -112,7 +112,7 @@ void MoeLayer::make_plan(Context& ctx, MoeSaved& saved) const {
 DispatchPlan MoeLayer::plan_for(Context& ctx, const MoeSaved&, const TensorView& all_ids,
                                 const TensorView& all_probs, int64_t alignment, bool in_row_arena) const {
     const int64_t ranks = all_ids.dim(0), slots = all_ids.dim(1), topk = all_ids.dim(2);
-    const int64_t capacity = row_capacity(moe_, slots, ranks);
+    const int64_t capacity = ctx.layer_row_capacity;
     DispatchPlan plan;
     plan.all_ids = all_ids;
     plan.all_probs = all_probs;

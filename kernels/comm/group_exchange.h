@@ -17,6 +17,9 @@ public:
         expert_replicas_ = &expert_replicas;
     }
     int num_ranks(Ranks ranks) const override;
+    bool holds_first_replica() const override {
+        return expert_replicas_ == nullptr || expert_replicas_->rank() == 0;
+    }
     int rank() const override { return group_.rank(); }
     int size() const override { return group_.size(); }
 

@@ -1,0 +1,55 @@
+#include "model/backend.h"
+
+#include "kernels/comm/group_exchange.h"
+#include "kernels/hopper/device_query.h"
+#include "kernels/reference/reference_ops.h"
+
+namespace fp8flow {
+
+BackendKind parse_backend(const std::string& text) {
+    if (text == "auto") return BackendKind::automatic;
+    if (text == "reference") return BackendKind::reference;
+    if (text == "hopper") return BackendKind::hopper;
+    fail(ExitCode::usage, "--backend: got '{}', want auto, reference or hopper", text);
+}
+
+BackendChoice choose_backend(BackendKind wanted) {
+    const int devices = hopper::device_count();
+    const std::string reason =
+        devices > 0 ? fmt::format("{} Hopper GPU{} found, but this version has no GPU operations yet",
+                                  devices, devices == 1 ? "" : "s")
+                    : hopper::unavailable_reason();
+    require(wanted != BackendKind::hopper, ExitCode::usage,
+            "--backend hopper: {}; use --backend auto or reference", reason);
+    if (wanted == BackendKind::reference) return {BackendKind::reference, "backend: reference (as asked)"};
+    return {BackendKind::reference, fmt::format("backend: reference ({})", reason)};
+}
+
+std::unique_ptr<Ops> make_ops(const BackendChoice&, Arithmetic arithmetic) {
+    ReferenceOptions options;
+    options.summation = arithmetic == Arithmetic::stated ? SummationOrder::sequential : SummationOrder::split;
+    return std::make_unique<ReferenceOps>(options);
+}
+
+RankGroups make_rank_groups(ProcessGroup& world, int expert_parallel_size) {
+    RankGroups groups;
+    groups.world = &world;
+    groups.expert_parallel = world.split(world.rank() / expert_parallel_size);
+    groups.expert_replicas = world.split(world.rank() % expert_parallel_size);
+    return groups;
+}
+
+std::unique_ptr<Exchange> make_exchange(const BackendChoice&, const RankGroups& groups, Ops& ops,
+                                        CombineOrder order) {
+    auto exchange = std::make_unique<GroupExchange>(*groups.expert_parallel, ops, order);
+    exchange->set_groups(*groups.world, *groups.expert_replicas);
+    return exchange;
+}
+
+void check_processor() {
+    require(
+        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"), ExitCode::usage,
+        "this processor has no AVX2 and FMA instructions; fp8flow is built for x86-64-v3 (2013 and later)");
+}
+
+}  // namespace fp8flow

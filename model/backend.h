@@ -1,0 +1,41 @@
+// Which backend runs, decided once: the only place that names a concrete one. Read next: trainer.h.
+#pragma once
+
+#include "kernels/comm/process_group.h"
+#include "kernels/exchange.h"
+#include "kernels/ops.h"
+
+#include <memory>
+#include <string>
+
+namespace fp8flow {
+
+enum class BackendKind { automatic, reference, hopper };
+
+// Order in which matrix products are summed: stated (the contract), or another, equally valid one (validate's control arm).
+enum class Arithmetic { stated, alternative };
+
+// What `--backend` resolves to, and one line that says why.
+struct BackendChoice {
+    BackendKind kind = BackendKind::reference;
+    std::string note;
+};
+// Throws Error(usage) where the wanted backend cannot run.
+BackendChoice choose_backend(BackendKind wanted);
+BackendKind parse_backend(const std::string& text);
+
+std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic);
+
+// The ranks of a job: all of them, those that share the experts (an expert-parallel group), those that hold the same experts.
+struct RankGroups {
+    ProcessGroup* world = nullptr;
+    std::unique_ptr<ProcessGroup> expert_parallel, expert_replicas;
+};
+RankGroups make_rank_groups(ProcessGroup& world, int expert_parallel_size);
+std::unique_ptr<Exchange> make_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
+                                        CombineOrder order);
+
+// Exits with a clear line on processors without AVX2 + FMA, for which this program is not built.
+void check_processor();
+
+}  // namespace fp8flow
