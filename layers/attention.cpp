@@ -1,3 +1,5 @@
+// Self-attention as a list of steps: one product for QKV, split, rotate, attend, project; the same list read
+// upwards in backward.
 #include "layers/attention.h"
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// The FFN of rows that stay on their rank, as a flow with one group and no dispatch.
 #include "layers/ffn.h"
 
 #include <cmath>

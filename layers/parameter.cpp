@@ -1,3 +1,5 @@
+// Initial values by name and global index, so that every rank layout starts equal; the working copies of each
+// recipe.
 #include "layers/parameter.h"
 
 #include "kernels/core/random.h"

@@ -1,3 +1,4 @@
+// Routing of one layer in the order of the formulas: logits, scores, choice, losses; their gradients upwards.
 #include "layers/router.h"
 
 #include "kernels/core/random.h"

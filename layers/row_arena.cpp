@@ -1,3 +1,4 @@
+// The shared buffers by key and the views into them; the first row of a layer is read on the device.
 #include "layers/row_arena.h"
 
 namespace fp8flow {

@@ -1,3 +1,4 @@
+// Copies a quantised tensor and its source to the host and counts what the codes lost.
 #include "layers/tensor_stats.h"
 
 #include "kernels/core/scalar_math.h"

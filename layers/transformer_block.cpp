@@ -1,3 +1,4 @@
+// The block as two residual branches, forward and backward, and which precision a layer has.
 #include "layers/transformer_block.h"
 
 namespace fp8flow {

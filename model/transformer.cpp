@@ -1,3 +1,4 @@
+// The model end to end: embedding, blocks, head and loss; backward in the opposite order.
 #include "model/transformer.h"
 
 #include <algorithm>

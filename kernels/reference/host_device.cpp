@@ -19,7 +19,8 @@ void* HostDevice::allocate(std::size_t bytes) {
     const std::size_t padded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
     void* data = std::aligned_alloc(kAlignment, padded == 0 ? kAlignment : padded);
     require(data != nullptr, ExitCode::memory,
-            "out of host memory: asked for {:.1f} MiB, {:.1f} MiB free; lower training.micro_batch_size or model.seq_length",
+            "out of host memory: asked for {:.1f} MiB, {:.1f} MiB free; lower training.micro_batch_size or "
+            "model.seq_length",
             static_cast<double>(bytes) / 1048576.0, static_cast<double>(free_bytes()) / 1048576.0);
     return data;
 }
@@ -35,6 +36,8 @@ void HostDevice::copy_out(void* host, const void* device, std::size_t bytes, Str
 void HostDevice::copy(void* to, const void* from, std::size_t bytes, Stream) {
     if (bytes > 0) std::memmove(to, from, bytes);
 }
-void HostDevice::fill(void* device, uint8_t value, std::size_t bytes, Stream) { std::memset(device, value, bytes); }
+void HostDevice::fill(void* device, uint8_t value, std::size_t bytes, Stream) {
+    std::memset(device, value, bytes);
+}
 
 }  // namespace fp8flow

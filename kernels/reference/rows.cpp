@@ -51,10 +51,14 @@ void store_floats(const TensorView& view, int64_t offset, int64_t count, const f
             for (int64_t i = 0; i < count; ++i) data[i] = values[i];
             return;
         }
-        case DType::bf16: return store_as<Bf16>(view, offset, count, values, [](float x) { return to_bf16(x); });
-        case DType::f16: return store_as<Fp16>(view, offset, count, values, [](float x) { return to_f16(x); });
-        case DType::e4m3: return store_as<E4m3>(view, offset, count, values, [](float x) { return to_e4m3(x); });
-        case DType::e5m2: return store_as<E5m2>(view, offset, count, values, [](float x) { return to_e5m2(x); });
+        case DType::bf16:
+            return store_as<Bf16>(view, offset, count, values, [](float x) { return to_bf16(x); });
+        case DType::f16:
+            return store_as<Fp16>(view, offset, count, values, [](float x) { return to_f16(x); });
+        case DType::e4m3:
+            return store_as<E4m3>(view, offset, count, values, [](float x) { return to_e4m3(x); });
+        case DType::e5m2:
+            return store_as<E5m2>(view, offset, count, values, [](float x) { return to_e5m2(x); });
         case DType::e8m0:
         case DType::i32:
         case DType::i64: break;
@@ -67,7 +71,8 @@ std::vector<GroupRange> group_ranges(const RowGroups& groups, int64_t rows) {
     const int64_t* counts = groups.counts.as<int64_t>();
     const int64_t* offsets = groups.offsets.as<int64_t>();
     std::vector<GroupRange> ranges;
-    for (int64_t g = 0; g < groups.num_groups; ++g) ranges.push_back({g, offsets[g], counts[g], offsets[g + 1]});
+    for (int64_t g = 0; g < groups.num_groups; ++g)
+        ranges.push_back({g, offsets[g], counts[g], offsets[g + 1]});
     return ranges;
 }
 

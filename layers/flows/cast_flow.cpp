@@ -1,3 +1,4 @@
+// The forward and backward list shared by the recipes that cast around every product.
 #include "layers/flows/cast_flow.h"
 
 namespace fp8flow {

@@ -1,3 +1,5 @@
+// The shared steps: memory of routed rows by lifetime, dispatch, combine, products; no recipe decides
+// anything here.
 #include "layers/flows/steps.h"
 
 #include "layers/tensor_stats.h"
