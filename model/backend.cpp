@@ -1,3 +1,5 @@
+// The only place that names a concrete backend: choosing it, and making its operations, exchanges and rank
+// groups.
 #include "model/backend.h"
 
 #include "kernels/comm/group_exchange.h"

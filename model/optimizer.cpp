@@ -1,3 +1,4 @@
+// Learning-rate schedule, clipping by the global norm, and one AdamW call per parameter, all on the device.
 #include "model/optimizer.h"
 
 #include <algorithm>

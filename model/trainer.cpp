@@ -1,3 +1,4 @@
+// One training step as a list: batch, forward, backward, reductions, update, statistics; and the evaluation.
 #include "model/trainer.h"
 
 #include "kernels/core/random.h"
