@@ -14,7 +14,8 @@ struct RouterLogits {
     TensorView weight;  // [E, H] bf16 | f32
     TensorView logits;  // out [T, E] f32
 };
-// dx = dlogits W (+ dx_in, optional, added in fp32 before rounding), dW (+)= dlogits^T x (ascending t).
+// dx = dlogits W (fma, ascending e; then + dx_in, optional, in fp32 before the one rounding), dW (+)= dlogits^T x (fma, ascending t;
+// accumulate adds the finished sum).
 struct RouterLogitsBackward {
     TensorView dlogits;  // [T, E] f32
     TensorView x;
@@ -34,10 +35,10 @@ struct RouterOptions {
 };
 
 // Choice: on logits (softmax, post), full scores (pre-softmax) or scores + expert_bias (sigmoid), largest first, ties to the lowest id;
-// NaN counts as the lowest value, so ids stay distinct and in range. Group-limited: group score = sum of the top (K/group_topk) biased
-// scores of the group; all but group_topk groups are excluded. Probabilities: softmax over the K chosen (post), the chosen full scores
-// (pre), or s/(sum s + 1e-20) for K > 1 (sigmoid); times scaling_factor. ids are in order of choice.
-// Also: per-expert counts of this call (of the final ids).
+// NaN counts as the lowest value, so ids stay distinct and in range. Group-limited: group score = sum of the top K/group_topk (rounded
+// down) of these values in the group, largest first; all but group_topk groups are excluded, whatever their values. Probabilities:
+// softmax over the K chosen (post), the chosen full scores (pre), or s/(sum s + 1e-20) for K > 1 (sigmoid); times scaling_factor. ids
+// are in order of choice. Also: per-expert counts of this call (of the final ids).
 struct RouterTopK {
     TensorView logits;       // [T, E] f32
     TensorView expert_bias;  // [E] f32, optional (sigmoid only)
@@ -67,7 +68,7 @@ struct RouterScoreSums {
     TensorView counts;      // out [E] f32: plain top-K counts (exact integers)
     TensorView score_sums;  // out [E] f32: ascending t
 };
-// dlogits += dloss/dlogits of weight * sum_e counts[e] * P_e: the loss's gradient with the counts held constant.
+// dlogits += d/dlogits of weight * sum_e counts[e] * P_e: the loss's gradient with the counts held constant.
 struct RouterAuxLossBackward {
     TensorView logits;
     TensorView counts;  // [E] f32
@@ -77,7 +78,7 @@ struct RouterAuxLossBackward {
     TensorView loss;        // in/out [1] f32, optional: += weight * sum_e counts[e] * score_sums[e]
     TensorView dlogits;     // in/out [T, E] f32
 };
-// loss (out [1] f32, += ) coeff * sum_t logsumexp(logits_t)^2 / num_tokens; dlogits += its gradient * grad_scale. Forward only if dlogits is absent.
+// loss += weight * sum_t logsumexp(logits_t)^2; dlogits += the gradient of the same with grad_weight. Forward only if dlogits is absent.
 struct RouterZLoss {
     TensorView logits;
     float weight = 0.0f;       // coeff / num_tokens, for the loss value

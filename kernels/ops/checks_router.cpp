@@ -1,0 +1,166 @@
+// Argument checks and costs of the router's ops.
+#include "kernels/ops.h"
+
+namespace fp8flow {
+
+namespace {
+
+void check_tensor(const TensorView& view, const char* what, DType dtype,
+                  std::initializer_list<int64_t> shape) {
+    const TensorView want = make_view(nullptr, dtype, shape);
+    bool same = view.rank == want.rank && view.dtype == dtype;
+    for (int i = 0; i < want.rank && same; ++i) same = view.dims[i] == want.dims[i];
+    FP8FLOW_CHECK(same, "{} is {}, must be {}", what, describe(view), describe(want));
+}
+
+bool is_bf16_or_f32(DType dtype) { return dtype == DType::bf16 || dtype == DType::f32; }
+
+double product(double a, double b, double c) { return a * b * c; }
+
+void check_projection(const TensorView& x, const TensorView& weight, const TensorView& logits) {
+    FP8FLOW_CHECK(x.rank == 2 && is_bf16_or_f32(x.dtype), "x is {}", describe(x));
+    FP8FLOW_CHECK(
+        weight.rank == 2 && is_bf16_or_f32(weight.dtype) && weight.dim(0) >= 1 && weight.dim(1) == x.dim(1),
+        "weight is {} for x {}", describe(weight), describe(x));
+    check_tensor(logits, "logits", DType::f32, {x.dim(0), weight.dim(0)});
+}
+
+void check_logits(const TensorView& logits) {
+    FP8FLOW_CHECK(logits.rank == 2 && logits.dtype == DType::f32 && logits.dim(1) >= 1, "logits is {}",
+                  describe(logits));
+}
+
+void check_topk(int64_t topk, int64_t experts) {
+    FP8FLOW_CHECK(topk >= 1 && topk <= experts, "moe_router_topk is {}, must be 1 to num_experts = {}", topk,
+                  experts);
+}
+
+void check_options(const op::RouterOptions& options, int64_t topk, int64_t experts) {
+    check_topk(topk, experts);
+    if (options.num_groups == 0) return;
+    FP8FLOW_CHECK(options.num_groups > 0 && experts % options.num_groups == 0,
+                  "moe_router_num_groups is {}, must divide num_experts = {}", options.num_groups, experts);
+    FP8FLOW_CHECK(
+        options.group_topk >= 1 && options.group_topk <= options.num_groups && options.group_topk <= topk,
+        "moe_router_group_topk is {}, must be 1 to the smaller of moe_router_num_groups = {} and "
+        "moe_router_topk = {}",
+        options.group_topk, options.num_groups, topk);
+    const int64_t eligible = options.group_topk * (experts / options.num_groups);
+    FP8FLOW_CHECK(eligible >= topk,
+                  "moe_router_topk is {}, but {} groups of {} leave {} experts to choose from", topk,
+                  options.group_topk, experts / options.num_groups, eligible);
+}
+
+}  // namespace
+
+void check(const op::RouterLogits& args) { check_projection(args.x, args.weight, args.logits); }
+
+OpCost cost(const op::RouterLogits& args) {
+    return {.bytes = static_cast<double>(args.x.bytes() + args.weight.bytes() + args.logits.bytes()),
+            .flops = 2 * product(args.x.dim(0), args.x.dim(1), args.weight.dim(0))};
+}
+
+void check(const op::RouterLogitsBackward& args) {
+    check_projection(args.x, args.weight, args.dlogits);
+    FP8FLOW_CHECK(is_bf16_or_f32(args.dx.dtype), "dx is {}", describe(args.dx));
+    check_tensor(args.dx, "dx", args.dx.dtype, {args.x.dim(0), args.x.dim(1)});
+    if (args.dx_in) {
+        FP8FLOW_CHECK(is_bf16_or_f32(args.dx_in.dtype), "dx_in is {}", describe(args.dx_in));
+        check_tensor(args.dx_in, "dx_in", args.dx_in.dtype, {args.x.dim(0), args.x.dim(1)});
+    }
+    check_tensor(args.dweight, "dweight", DType::f32, {args.weight.dim(0), args.weight.dim(1)});
+}
+
+OpCost cost(const op::RouterLogitsBackward& args) {
+    return {.bytes = static_cast<double>(args.dlogits.bytes() + args.x.bytes() + args.weight.bytes() +
+                                         args.dx_in.bytes() + args.dx.bytes() + args.dweight.bytes()),
+            .flops = 4 * product(args.x.dim(0), args.x.dim(1), args.weight.dim(0))};
+}
+
+void check(const op::RouterTopK& args) {
+    check_logits(args.logits);
+    const int64_t tokens = args.logits.dim(0), experts = args.logits.dim(1);
+    FP8FLOW_CHECK(args.ids.rank == 2, "ids is {}", describe(args.ids));
+    const int64_t topk = args.ids.dim(1);
+    check_options(args.options, topk, experts);
+    check_tensor(args.ids, "ids", DType::i32, {tokens, topk});
+    check_tensor(args.probs, "probs", DType::f32, {tokens, topk});
+    check_tensor(args.counts, "counts", DType::i64, {experts});
+    if (args.forced_ids) check_tensor(args.forced_ids, "forced_ids", DType::i32, {tokens, topk});
+    if (args.expert_bias) {
+        check_tensor(args.expert_bias, "expert_bias", DType::f32, {experts});
+        FP8FLOW_CHECK(args.options.score == op::Score::sigmoid,
+                      "moe_router_enable_expert_bias needs moe_router_score_function = sigmoid");
+    }
+}
+
+OpCost cost(const op::RouterTopK& args) {
+    return {.bytes = static_cast<double>(args.logits.bytes() + args.ids.bytes() + args.probs.bytes() +
+                                         args.counts.bytes()),
+            .flops = 4.0 * static_cast<double>(args.logits.numel())};
+}
+
+void check(const op::RouterTopKBackward& args) {
+    check_logits(args.logits);
+    const int64_t tokens = args.logits.dim(0), experts = args.logits.dim(1);
+    FP8FLOW_CHECK(args.ids.rank == 2, "ids is {}", describe(args.ids));
+    check_options(args.options, args.ids.dim(1), experts);
+    check_tensor(args.ids, "ids", DType::i32, {tokens, args.ids.dim(1)});
+    check_tensor(args.dprobs, "dprobs", DType::f32, {tokens, args.ids.dim(1)});
+    check_tensor(args.dlogits, "dlogits", DType::f32, {tokens, experts});
+}
+
+OpCost cost(const op::RouterTopKBackward& args) {
+    return {.bytes = static_cast<double>(args.logits.bytes() + args.ids.bytes() + args.dprobs.bytes() +
+                                         args.dlogits.bytes()),
+            .flops = 6.0 * static_cast<double>(args.logits.numel())};
+}
+
+void check(const op::RouterScoreSums& args) {
+    check_logits(args.logits);
+    check_topk(args.topk, args.logits.dim(1));
+    check_tensor(args.counts, "counts", DType::f32, {args.logits.dim(1)});
+    check_tensor(args.score_sums, "score_sums", DType::f32, {args.logits.dim(1)});
+}
+
+OpCost cost(const op::RouterScoreSums& args) {
+    return {.bytes = static_cast<double>(args.logits.bytes() + args.counts.bytes() + args.score_sums.bytes()),
+            .flops = 5.0 * static_cast<double>(args.logits.numel())};
+}
+
+void check(const op::RouterAuxLossBackward& args) {
+    check_logits(args.logits);
+    check_tensor(args.counts, "counts", DType::f32, {args.logits.dim(1)});
+    check_tensor(args.dlogits, "dlogits", DType::f32, {args.logits.dim(0), args.logits.dim(1)});
+}
+
+OpCost cost(const op::RouterAuxLossBackward& args) {
+    return {
+        .bytes = static_cast<double>(args.logits.bytes() + args.counts.bytes() + 2 * args.dlogits.bytes()),
+        .flops = 8.0 * static_cast<double>(args.logits.numel())};
+}
+
+void check(const op::RouterZLoss& args) {
+    check_logits(args.logits);
+    if (args.loss) check_tensor(args.loss, "loss", DType::f32, {1});
+    if (args.dlogits)
+        check_tensor(args.dlogits, "dlogits", DType::f32, {args.logits.dim(0), args.logits.dim(1)});
+}
+
+OpCost cost(const op::RouterZLoss& args) {
+    return {.bytes = static_cast<double>(args.logits.bytes() + args.loss.bytes() + 2 * args.dlogits.bytes()),
+            .flops = 6.0 * static_cast<double>(args.logits.numel())};
+}
+
+void check(const op::ExpertBiasUpdate& args) {
+    FP8FLOW_CHECK(args.counts.rank == 1, "counts is {}", describe(args.counts));
+    check_tensor(args.counts, "counts", DType::i64, {args.counts.dim(0)});
+    check_tensor(args.bias, "bias", DType::f32, {args.counts.dim(0)});
+    if (args.status) check_tensor(args.status, "status", DType::i32, {1});
+}
+
+OpCost cost(const op::ExpertBiasUpdate& args) {
+    return {.bytes = static_cast<double>(args.counts.bytes() + 2 * args.bias.bytes()), .flops = 0};
+}
+
+}  // namespace fp8flow

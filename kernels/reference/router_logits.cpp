@@ -1,0 +1,108 @@
+// The router's projection and its gradients: fp32 fma over the contraction in ascending order, vectorised across outputs. Four steps
+// of the contraction share one load and store of the accumulators; their order stays.
+#include "kernels/reference/reference_ops.h"
+#include "kernels/reference/rows.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace fp8flow {
+
+namespace {
+
+// out[i] = fma chain over `terms` ascending: out[i] += sum_j factors[j] * rows[j][i], rows `stride` apart.
+void add_products(const float* factors, int64_t terms, const float* rows, int64_t stride, int64_t count,
+                  float* __restrict__ out) {
+    int64_t j = 0;
+    for (; j + 4 <= terms; j += 4) {
+        const float f0 = factors[j], f1 = factors[j + 1], f2 = factors[j + 2], f3 = factors[j + 3];
+        const float *r0 = rows + j * stride, *r1 = r0 + stride, *r2 = r1 + stride, *r3 = r2 + stride;
+        for (int64_t i = 0; i < count; ++i)
+            out[i] = fma_float(f3, r3[i],
+                               fma_float(f2, r2[i], fma_float(f1, r1[i], fma_float(f0, r0[i], out[i]))));
+    }
+    for (; j < terms; ++j)
+        for (int64_t i = 0; i < count; ++i) out[i] = fma_float(factors[j], rows[j * stride + i], out[i]);
+}
+
+std::vector<float> as_floats(const TensorView& view) {
+    std::vector<float> values(static_cast<std::size_t>(view.numel()));
+    reference::load_floats(view, 0, view.numel(), values.data());
+    return values;
+}
+
+}  // namespace
+
+void ReferenceOps::do_router_logits(const op::RouterLogits& args, const Launch&) {
+    const int64_t tokens = args.x.dim(0), hidden = args.x.dim(1), experts = args.weight.dim(0);
+    const std::vector<float> weight = as_floats(args.weight);
+    std::vector<float> panel(weight.size());  // [H, E]: experts contiguous
+    for (int64_t e = 0; e < experts; ++e)
+        for (int64_t h = 0; h < hidden; ++h) panel[h * experts + e] = weight[e * hidden + h];
+    float* logits = args.logits.as<float>();
+#pragma omp parallel
+    {
+        std::vector<float> row(static_cast<std::size_t>(hidden));
+#pragma omp for schedule(static)
+        for (int64_t t = 0; t < tokens; ++t) {
+            reference::load_row(args.x, t, row.data());
+            float* out = logits + t * experts;
+            std::fill_n(out, experts, 0.0f);
+            add_products(row.data(), hidden, panel.data(), experts, experts, out);
+        }
+    }
+}
+
+void ReferenceOps::do_router_logits_backward(const op::RouterLogitsBackward& args, const Launch&) {
+    const int64_t tokens = args.x.dim(0), hidden = args.x.dim(1), experts = args.weight.dim(0);
+    const float* dlogits = args.dlogits.as<float>();
+    const std::vector<float> weight = as_floats(args.weight);
+#pragma omp parallel
+    {
+        std::vector<float> sum(static_cast<std::size_t>(hidden)), residual(args.dx_in ? sum.size() : 0);
+#pragma omp for schedule(static)
+        for (int64_t t = 0; t < tokens; ++t) {
+            std::fill(sum.begin(), sum.end(), 0.0f);
+            add_products(dlogits + t * experts, experts, weight.data(), hidden, hidden, sum.data());
+            if (args.dx_in) {
+                reference::load_row(args.dx_in, t, residual.data());
+                for (int64_t h = 0; h < hidden; ++h) sum[h] += residual[h];
+            }
+            reference::store_row(args.dx, t, sum.data());
+        }
+    }
+
+    // dW: each thread takes blocks of columns, so that a block of x and its sums for all experts stay in cache.
+    constexpr int64_t kColumns = 64, kTokens = 64;
+    const int64_t blocks = ceil_div(hidden, kColumns);
+    float* dweight = args.dweight.as<float>();
+#pragma omp parallel
+    {
+        std::vector<float> sums(static_cast<std::size_t>(experts * kColumns));
+        std::vector<float> x(kTokens * kColumns), factors(kTokens);
+#pragma omp for schedule(static)
+        for (int64_t block = 0; block < blocks; ++block) {
+            const int64_t first = block * kColumns, columns = std::min(kColumns, hidden - first);
+            std::fill(sums.begin(), sums.end(), 0.0f);
+            for (int64_t start = 0; start < tokens; start += kTokens) {
+                const int64_t count = std::min(kTokens, tokens - start);
+                for (int64_t t = 0; t < count; ++t)
+                    reference::load_floats(args.x, (start + t) * hidden + first, columns,
+                                           x.data() + t * kColumns);
+                for (int64_t e = 0; e < experts; ++e) {
+                    for (int64_t t = 0; t < count; ++t) factors[t] = dlogits[(start + t) * experts + e];
+                    add_products(factors.data(), count, x.data(), kColumns, columns,
+                                 sums.data() + e * kColumns);
+                }
+            }
+            for (int64_t e = 0; e < experts; ++e) {
+                float* out = dweight + e * hidden + first;
+                const float* sum = sums.data() + e * kColumns;
+                for (int64_t h = 0; h < columns; ++h)
+                    out[h] = args.dweight_mode == Gradient::accumulate ? out[h] + sum[h] : sum[h];
+            }
+        }
+    }
+}
+
+}  // namespace fp8flow
