@@ -1,17 +1,12 @@
 // Argument checks and costs of the dispatch plan and the row movers. Checks look at shapes only: counts and offsets are device data.
 #include "kernels/ops.h"
+#include "kernels/ops/check_helpers.h"
+
+#include <algorithm>
 
 namespace fp8flow {
 
 namespace {
-
-void check_tensor(const TensorView& view, const char* what, DType dtype,
-                  std::initializer_list<int64_t> shape) {
-    const TensorView want = make_view(nullptr, dtype, shape);
-    bool same = view.rank == want.rank && view.dtype == dtype;
-    for (int i = 0; i < want.rank && same; ++i) same = view.dims[i] == want.dims[i];
-    FP8FLOW_CHECK(same, "{} is {}, must be {}", what, describe(view), describe(want));
-}
 
 void check_groups(const RowGroups& groups) {
     FP8FLOW_CHECK(groups.num_groups >= 1, "{} groups", groups.num_groups);
@@ -41,8 +36,6 @@ void check_movable(const Fp8Tensor& src, ScaleLayout src_layout, const Fp8Tensor
     check_fp8(src, "src");
     check_fp8(dst, "dst");
 }
-
-bool is_real(DType dtype) { return dtype == DType::bf16 || dtype == DType::f32; }
 
 double row_bytes(const Fp8Tensor& rows) {
     const int64_t scales = rows.layout == ScaleLayout::none ? 0 : ceil_div(rows.codes.cols(), kBlock);
@@ -83,9 +76,9 @@ void check(const op::PlanDispatch& args) {
 
 OpCost cost(const op::PlanDispatch& args) {
     const double rows = static_cast<double>(args.groups.row_capacity);
-    return {.bytes = 2.0 * args.all_ids.bytes() + args.all_probs.bytes() + rows * 8 + args.recv_rows.bytes() +
-                     args.recv_source.bytes() + args.send_tokens.bytes(),
-            .flops = 0};
+    const double lists = bytes_of(
+        {args.all_ids, args.all_ids, args.all_probs, args.recv_rows, args.recv_source, args.send_tokens});
+    return {.bytes = lists + rows * 8, .flops = 0};
 }
 
 void check(const op::PermutePad& args) {
@@ -103,26 +96,31 @@ OpCost cost(const op::PermutePad& args) {
 }
 
 void check(const op::UnpermuteUnpad& args) {
-    FP8FLOW_CHECK(args.src.rank == 2 && is_real(args.src.dtype), "src is {}", describe(args.src));
+    FP8FLOW_CHECK(args.src.rank == 2 && is_bf16_or_f32(args.src.dtype), "src is {}", describe(args.src));
     FP8FLOW_CHECK(args.recv_rows.rank == 2 && args.recv_rows.dtype == DType::i32, "recv_rows is {}",
                   describe(args.recv_rows));
     check_tensor(args.num_rows, "num_rows", DType::i64, {1});
-    if (args.row_prob) check_tensor(args.row_prob, "row_prob", DType::f32, {args.src.dim(0)});
-    FP8FLOW_CHECK(is_real(args.dst.dtype), "dst is {}", describe(args.dst));
+    if (args.row_prob)
+        FP8FLOW_CHECK(args.row_prob.rank == 1 && args.row_prob.dtype == DType::f32, "row_prob is {}",
+                      describe(args.row_prob));
+    FP8FLOW_CHECK(is_bf16_or_f32(args.dst.dtype), "dst is {}", describe(args.dst));
     check_tensor(args.dst, "dst", args.dst.dtype, {args.recv_rows.dim(0), args.src.dim(1)});
 }
 
 OpCost cost(const op::UnpermuteUnpad& args) {
-    const double merged = args.row_prob ? 2.0 : 1.0;
-    return {.bytes = static_cast<double>(args.src.bytes() + args.dst.bytes() + args.recv_rows.bytes()),
-            .flops = merged * static_cast<double>(args.src.numel())};
+    const double rows = static_cast<double>(std::min(args.src.dim(0), args.recv_rows.numel()));
+    const double elements = rows * static_cast<double>(args.src.cols());
+    return {.bytes = elements * static_cast<double>(size_of(args.src.dtype)) +
+                     bytes_of({args.dst, args.recv_rows}),
+            .flops = args.row_prob ? 2 * elements : elements};
 }
 
 void check(const op::UnpermuteProbsBackward& args) {
     check_groups(args.groups);
-    FP8FLOW_CHECK(args.src.rank == 2 && is_real(args.src.dtype), "src is {}", describe(args.src));
-    FP8FLOW_CHECK(args.ddst.rank == 2 && is_real(args.ddst.dtype) && args.ddst.dim(1) == args.src.dim(1),
-                  "ddst is {}", describe(args.ddst));
+    FP8FLOW_CHECK(args.src.rank == 2 && is_bf16_or_f32(args.src.dtype), "src is {}", describe(args.src));
+    FP8FLOW_CHECK(
+        args.ddst.rank == 2 && is_bf16_or_f32(args.ddst.dtype) && args.ddst.dim(1) == args.src.dim(1),
+        "ddst is {}", describe(args.ddst));
     FP8FLOW_CHECK(args.row_source.rank == 1 && args.row_source.dtype == DType::i32, "row_source is {}",
                   describe(args.row_source));
     FP8FLOW_CHECK(args.drow_prob.rank == 1 && args.drow_prob.dtype == DType::f32, "drow_prob is {}",

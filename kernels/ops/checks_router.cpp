@@ -1,19 +1,10 @@
 // Argument checks and costs of the router's ops.
 #include "kernels/ops.h"
+#include "kernels/ops/check_helpers.h"
 
 namespace fp8flow {
 
 namespace {
-
-void check_tensor(const TensorView& view, const char* what, DType dtype,
-                  std::initializer_list<int64_t> shape) {
-    const TensorView want = make_view(nullptr, dtype, shape);
-    bool same = view.rank == want.rank && view.dtype == dtype;
-    for (int i = 0; i < want.rank && same; ++i) same = view.dims[i] == want.dims[i];
-    FP8FLOW_CHECK(same, "{} is {}, must be {}", what, describe(view), describe(want));
-}
-
-bool is_bf16_or_f32(DType dtype) { return dtype == DType::bf16 || dtype == DType::f32; }
 
 double product(double a, double b, double c) { return a * b * c; }
 
@@ -56,7 +47,7 @@ void check_options(const op::RouterOptions& options, int64_t topk, int64_t exper
 void check(const op::RouterLogits& args) { check_projection(args.x, args.weight, args.logits); }
 
 OpCost cost(const op::RouterLogits& args) {
-    return {.bytes = static_cast<double>(args.x.bytes() + args.weight.bytes() + args.logits.bytes()),
+    return {.bytes = bytes_of({args.x, args.weight, args.logits}),
             .flops = 2 * product(args.x.dim(0), args.x.dim(1), args.weight.dim(0))};
 }
 
@@ -72,8 +63,7 @@ void check(const op::RouterLogitsBackward& args) {
 }
 
 OpCost cost(const op::RouterLogitsBackward& args) {
-    return {.bytes = static_cast<double>(args.dlogits.bytes() + args.x.bytes() + args.weight.bytes() +
-                                         args.dx_in.bytes() + args.dx.bytes() + args.dweight.bytes()),
+    return {.bytes = bytes_of({args.dlogits, args.x, args.weight, args.dx_in, args.dx, args.dweight}),
             .flops = 4 * product(args.x.dim(0), args.x.dim(1), args.weight.dim(0))};
 }
 
@@ -95,8 +85,7 @@ void check(const op::RouterTopK& args) {
 }
 
 OpCost cost(const op::RouterTopK& args) {
-    return {.bytes = static_cast<double>(args.logits.bytes() + args.ids.bytes() + args.probs.bytes() +
-                                         args.counts.bytes()),
+    return {.bytes = bytes_of({args.logits, args.ids, args.probs, args.counts}),
             .flops = 4.0 * static_cast<double>(args.logits.numel())};
 }
 
@@ -111,8 +100,7 @@ void check(const op::RouterTopKBackward& args) {
 }
 
 OpCost cost(const op::RouterTopKBackward& args) {
-    return {.bytes = static_cast<double>(args.logits.bytes() + args.ids.bytes() + args.dprobs.bytes() +
-                                         args.dlogits.bytes()),
+    return {.bytes = bytes_of({args.logits, args.ids, args.dprobs, args.dlogits}),
             .flops = 6.0 * static_cast<double>(args.logits.numel())};
 }
 
@@ -124,7 +112,7 @@ void check(const op::RouterScoreSums& args) {
 }
 
 OpCost cost(const op::RouterScoreSums& args) {
-    return {.bytes = static_cast<double>(args.logits.bytes() + args.counts.bytes() + args.score_sums.bytes()),
+    return {.bytes = bytes_of({args.logits, args.counts, args.score_sums}),
             .flops = 5.0 * static_cast<double>(args.logits.numel())};
 }
 
@@ -135,9 +123,8 @@ void check(const op::RouterAuxLossBackward& args) {
 }
 
 OpCost cost(const op::RouterAuxLossBackward& args) {
-    return {
-        .bytes = static_cast<double>(args.logits.bytes() + args.counts.bytes() + 2 * args.dlogits.bytes()),
-        .flops = 8.0 * static_cast<double>(args.logits.numel())};
+    return {.bytes = bytes_of({args.logits, args.counts, args.dlogits, args.dlogits}),
+            .flops = 8.0 * static_cast<double>(args.logits.numel())};
 }
 
 void check(const op::RouterZLoss& args) {
@@ -148,7 +135,7 @@ void check(const op::RouterZLoss& args) {
 }
 
 OpCost cost(const op::RouterZLoss& args) {
-    return {.bytes = static_cast<double>(args.logits.bytes() + args.loss.bytes() + 2 * args.dlogits.bytes()),
+    return {.bytes = bytes_of({args.logits, args.loss, args.dlogits, args.dlogits}),
             .flops = 6.0 * static_cast<double>(args.logits.numel())};
 }
 
@@ -160,7 +147,7 @@ void check(const op::ExpertBiasUpdate& args) {
 }
 
 OpCost cost(const op::ExpertBiasUpdate& args) {
-    return {.bytes = static_cast<double>(args.counts.bytes() + 2 * args.bias.bytes()), .flops = 0};
+    return {.bytes = bytes_of({args.counts, args.bias, args.bias}), .flops = 0};
 }
 
 }  // namespace fp8flow

@@ -144,9 +144,7 @@ struct TopK {
     int64_t topk() const { return ids.view().dim(1); }
     int64_t tokens() const { return logits.view().dim(0); }
     void run() { ReferenceOps().router_top_k(args); }
-    std::vector<double> logits_of(int64_t t) const {
-        return to_doubles(logits.view()[t]);
-    }
+    std::vector<double> logits_of(int64_t t) const { return to_doubles(logits.view()[t]); }
     std::vector<int64_t> ids_of(int64_t t) const {
         const int32_t* data = ids.as<int32_t>() + t * topk();
         return {data, data + topk()};
@@ -174,7 +172,7 @@ TEST(RouterTopK, EdgeGrid) {
             for (const Variant& variant : variants_of(experts, topk)) {
                 SCOPED_TRACE(fmt::format("E {} K {} {} groups {}", experts, topk, variant.name,
                                          variant.options.num_groups));
-                TopK call(experts > 256 && topk > 8 ? 2 : 9, experts, topk, variant);
+                TopK call(experts > 64 ? 3 : 9, experts, topk, variant);
                 call.run();
                 ASSERT_TRUE(call.guards_intact());
                 call.expect_counts();
@@ -351,6 +349,9 @@ TEST(RouterTopKBackward, CentralDifferences) {
                     double error = 0, size = 0, scale = 0;
                     for (int64_t k = 0; k < topk; ++k) scale += std::pow(dprobs(t * topk + k), 2);
                     for (int64_t e = 0; e < experts; ++e) {
+                        // wide routers: the chosen experts and every 13th of the others
+                        if (experts > 64 && e % 13 != 0 && std::find(ids.begin(), ids.end(), e) == ids.end())
+                            continue;
                         constexpr double kStep = 1e-4;
                         const double at = logits[e];
                         logits[e] = at + kStep;
