@@ -17,6 +17,7 @@ public:
     // The named field has no usable value; rules that read it are skipped.
     void mark_bad(const std::string& name) { bad_.insert(name); }
     bool usable(std::initializer_list<const char*> names) const;
+    bool empty() const { return lines_.empty(); }
     void throw_if_any() const;  // one Error(usage), a line per problem
 
 private:

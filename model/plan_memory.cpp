@@ -1,0 +1,291 @@
+// Memory per GPU by category: what each parameter and each saved activation costs under each recipe and recompute mode.
+#include "model/config_check.h"
+#include "model/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace fp8flow {
+namespace {
+
+double f64(int64_t n) { return static_cast<double>(n); }
+
+// Bytes of one element of a saved weight-gradient operand, scales included. Blockwise and flow keep one FP8 copy with a
+// 4-byte scale per 128 values; tensorwise one FP8 copy; rowwise and MXFP8 keep BF16 and quantise along the rows in the
+// backward, because their scales run along the contraction.
+double operand_bytes(Recipe recipe) {
+    switch (recipe) {
+        case Recipe::fp8_tensorwise: return 1;
+        case Recipe::fp8_blockwise:
+        case Recipe::fp8_flow: return 1 + 4.0 / f64(kBlock);
+        default: return 2;
+    }
+}
+
+// FP8 copies of one weight [N, K] for fprop and dgrad, scales included; 0 for recipes without.
+double weight_copies_bytes(Recipe recipe, int64_t n, int64_t k) {
+    const double codes = 2 * f64(n * k);
+    switch (recipe) {
+        case Recipe::fp8_tensorwise: return codes + 4;
+        case Recipe::fp8_rowwise: return codes + 4 * f64(n + k);
+        case Recipe::mxfp8: return codes + codes / f64(kMxBlock);
+        case Recipe::fp8_blockwise:
+        case Recipe::fp8_flow:
+            return codes + 4 * f64(ceil_div(n, kBlock) * round_up(ceil_div(k, kBlock), 4) +
+                                   ceil_div(k, kBlock) * round_up(ceil_div(n, kBlock), 4));
+        default: return 0;
+    }
+}
+
+// FP8 copies of the weights W1 [2F, H] and W2 [H, F] of one gated FFN.
+double ffn_copies_bytes(Recipe recipe, int64_t hidden, int64_t width) {
+    if (width == 0) return 0;
+    return weight_copies_bytes(recipe, 2 * width, hidden) + weight_copies_bytes(recipe, hidden, width);
+}
+
+bool is_fp8(Recipe recipe) { return recipe != Recipe::bf16 && recipe != Recipe::fp32; }
+
+struct WeightBytes {
+    double bf16 = 0;        // copies that the BF16 GEMMs, the embedding and the head read
+    double fp8_copies = 0;  // what the FP8 GEMMs read instead
+};
+
+WeightBytes weight_bytes(const Config& config) {
+    const ModelSpec& m = config.model;
+    const MoeSpec& moe = config.moe;
+    const int64_t local_experts = moe.num_experts / config.parallel.expert_model_parallel_size;
+    double quantised = 0;  // parameters that exist as FP8 copies only
+    WeightBytes bytes;
+    for (int64_t layer = 0; layer < m.num_layers; ++layer) {
+        const Recipe recipe = layer_recipe(config, layer);
+        if (!is_fp8(recipe)) continue;
+        const auto add = [&](int64_t count, int64_t width) {
+            bytes.fp8_copies += f64(count) * ffn_copies_bytes(recipe, m.hidden_size, width);
+            quantised += f64(count * 3 * m.hidden_size * width);
+        };
+        if (m.moe_layer_freq[static_cast<size_t>(layer)] == 1) {
+            add(local_experts, moe.moe_ffn_hidden_size);
+            add(1, moe.moe_shared_expert_intermediate_size);
+        } else {
+            add(1, m.ffn_hidden_size);
+        }
+    }
+    double parameters = 0;
+    for (const auto& part : count_parameters(config)) parameters += f64(part.per_rank);
+    bytes.bf16 = 2 * (parameters - quantised);
+    return bytes;
+}
+
+int64_t tokens_of(const Config& config) { return config.training.micro_batch_size * config.model.seq_length; }
+
+double balanced_rows(const Config& config) {
+    const MoeSpec& moe = config.moe;
+    const int64_t local_experts = moe.num_experts / config.parallel.expert_model_parallel_size;
+    const double pads = f64(local_experts) * f64(moe.moe_row_alignment - 1) / 2;  // half a block an expert
+    return f64(tokens_of(config) * moe.moe_router_topk) + pads;
+}
+
+int64_t first_moe_layer(const Config& config) {
+    const auto& layers = config.model.moe_layer_freq;
+    return std::find(layers.begin(), layers.end(), 1) - layers.begin();
+}
+
+// Bytes per row that live only while one MoE layer runs backward: dY, dA (BF16, F), d(fc1 out) (2F), dX (BF16); where weight
+// gradients read FP8, the transposed copies of dY, A, d(fc1 out) and X; and what recomputation makes again.
+double workspace_row_bytes(const Config& config) {
+    const double hidden = f64(config.model.hidden_size), width = f64(config.moe.moe_ffn_hidden_size);
+    const double operand = is_fp8(config.precision.recipe) ? 1 + 4.0 / f64(kBlock) : 2;
+    const double transposed = is_fp8(config.precision.recipe) && config.precision.fp8_wgrad
+                                  ? operand * (2 * hidden + 3 * width)
+                                  : 0;
+    const int64_t layer = first_moe_layer(config);
+    const double again = saved_activation_bytes(config, layer, {}).per_row -
+                         saved_activation_bytes(config, layer, config.recompute).per_row;
+    return operand * hidden + 2 * width + operand * 2 * width + 2 * hidden + transposed + again;
+}
+
+// The peer-visible buffers of the pull-dispatch, push-combine design: two parities of everything a peer reads or writes.
+double exchange_bytes(const Config& config) {
+    const int64_t ranks = config.parallel.expert_model_parallel_size;
+    if (ranks == 1) return 0;
+    const double tokens = f64(tokens_of(config)), hidden = f64(config.model.hidden_size);
+    const double topk = f64(config.moe.moe_router_topk), peers = f64(ranks);
+    const bool fp8_wire =
+        config.precision.recipe == Recipe::fp8_flow && config.precision.moe_quantize_before_dispatch;
+    const double row = fp8_wire ? hidden + hidden / f64(kBlock) : 2 * hidden;
+    return 2 *
+           (peers * tokens * topk * (2 + 4) + tokens * row + peers * tokens * 2 * hidden + tokens * topk * 4);
+}
+
+}  // namespace
+
+double rank_row_capacity(const Config& config) {
+    const MoeSpec& moe = config.moe;
+    const int64_t ranks = config.parallel.expert_model_parallel_size;
+    const int64_t local_experts = moe.num_experts / ranks;
+    const double pads = f64((moe.moe_row_alignment - 1) * local_experts);
+    const double worst = f64(ranks * tokens_of(config) * std::min(moe.moe_router_topk, local_experts)) + pads;
+    if (moe.moe_expert_rank_capacity_factor == 0) return worst;
+    return std::min(
+        worst, moe.moe_expert_rank_capacity_factor * f64(tokens_of(config) * moe.moe_router_topk) + pads);
+}
+
+SavedBytes saved_activation_bytes(const Config& config, int64_t layer, const RecomputeSpec& recompute) {
+    const ModelSpec& m = config.model;
+    const MoeSpec& moe = config.moe;
+    const Recipe recipe = layer_recipe(config, layer);
+    const double hidden = f64(m.hidden_size), operand = operand_bytes(recipe);
+    SavedBytes saved;
+    saved.per_token = 2 * hidden;  // the layer's input, in every mode
+    if (recompute.recompute_granularity == RecomputeGranularity::full) return saved;
+    const double inverse_rms = 4;
+    if (m.attention) {
+        const double q = f64(m.num_attention_heads * m.kv_channels),
+                     kv = 2 * f64(m.num_query_groups * m.kv_channels);
+        saved.per_token +=
+            inverse_rms + (recompute.layernorm ? 0 : 2 * hidden);  // norm output, the projections' operand
+        saved.per_token += 2 * (q + kv);                           // q, k, v
+        if (m.qk_layernorm) saved.per_token += 2 * (q + kv / 2);   // q and k before their norm
+        if (!recompute.core_attn)
+            saved.per_token += 2 * q + 4 * f64(m.num_attention_heads);  // output, log-sum-exp
+        saved.per_token += 2 * hidden;                                  // input of the second norm
+    }
+    saved.per_token += inverse_rms;
+    // A gated FFN saves its gate and up projections in BF16 and the activation as the operand of fc2's weight gradient.
+    const auto gated = [&](double width, bool activation) {
+        return 4 * width + (activation ? operand * width : 0);
+    };
+    if (m.moe_layer_freq[static_cast<size_t>(layer)] == 0) {
+        if (!recompute.layernorm) saved.per_token += operand * hidden;
+        saved.per_token += gated(f64(m.ffn_hidden_size), true);
+        return saved;
+    }
+    const double shared = f64(moe.moe_shared_expert_intermediate_size), width = f64(moe.moe_ffn_hidden_size);
+    if (recompute.moe) {  // only the MoE layer's input
+        if (!recompute.layernorm) saved.per_token += 2 * hidden;
+        return saved;
+    }
+    if (!recompute.layernorm) {
+        saved.per_token += 2 * hidden;                                          // the router's operand
+        if (shared > 0 && is_fp8(recipe)) saved.per_token += operand * hidden;  // the shared expert's
+    }
+    const double id_and_prob = 4 + 4;
+    saved.per_token += 4 * f64(moe.num_experts);  // scores
+    saved.per_token += f64(config.parallel.expert_model_parallel_size * moe.moe_router_topk) * id_and_prob;
+    if (shared > 0 && !recompute.shared_experts) saved.per_token += gated(shared, true);
+    const double prob = 4;
+    saved.per_row = operand * hidden + prob;
+    if (!recompute.moe_expert) saved.per_row += gated(width, !recompute.moe_act);
+    return saved;
+}
+
+namespace {
+
+double saved_bytes(const Config& config, const RecomputeSpec& recompute, double rows) {
+    double bytes = 0;
+    for (int64_t layer = 0; layer < config.model.num_layers; ++layer) {
+        const SavedBytes saved = saved_activation_bytes(config, layer, recompute);
+        bytes += f64(tokens_of(config)) * saved.per_token + rows * saved.per_row;
+    }
+    return bytes;
+}
+
+}  // namespace
+
+std::vector<MemoryItem> memory_items(const Config& config) {
+    const ModelSpec& m = config.model;
+    const double tokens = f64(tokens_of(config)), capacity = rank_row_capacity(config);
+    double parameters = 0;
+    for (const auto& part : count_parameters(config)) parameters += f64(part.per_rank);
+    const WeightBytes weights = weight_bytes(config);
+    const bool has_moe = std::count(m.moe_layer_freq.begin(), m.moe_layer_freq.end(), 1) > 0;
+    const double vocabulary = f64(m.padded_vocab_size),
+                 workspace_row = has_moe ? workspace_row_bytes(config) : 0;
+    const std::string of = fmt::format("{:.4g} B parameters here", parameters / 1e9);
+    return {
+        {"weights (BF16)", weights.bf16, "2 bytes for each parameter without FP8 copies"},
+        {"weights (FP8 copies)", weights.fp8_copies,
+         "fprop and dgrad copy with scales: experts, shared expert, dense FFN"},
+        {"master weights (FP32)", 4 * parameters, "4 bytes x " + of},
+        {"Adam moments (FP32)", 8 * parameters, "8 bytes x " + of},
+        {"main gradients (FP32)", 4 * parameters, "4 bytes x " + of},
+        {"saved activations", saved_bytes(config, config.recompute, capacity),
+         fmt::format("{:.0f} tokens and room for {:.0f} rows, {} layers", tokens, capacity, m.num_layers)},
+        {"logits and their gradient", tokens * vocabulary * (4 + 2),
+         fmt::format("{:.0f} tokens x {:.0f} x 6", tokens, vocabulary)},
+        {"MoE workspace", capacity * workspace_row,
+         fmt::format("{:.0f} rows x {:.0f} bytes, one layer's backward", capacity, workspace_row)},
+        {"exchange buffers", has_moe ? exchange_bytes(config) : 0,
+         "two sets of everything that peers read or write"},
+    };
+}
+
+std::vector<RecomputeChoice> recompute_choices(const Config& config) {
+    using enum RecomputeGranularity;
+    std::vector<RecomputeChoice> choices = {
+        {"none", {.recompute_granularity = none}, 0, 0, 0},
+        {"core_attn", {.recompute_granularity = selective, .core_attn = true}, 0, 0, 0},
+        {"layernorm", {.recompute_granularity = selective, .layernorm = true}, 0, 0, 0},
+        {"moe_act", {.recompute_granularity = selective, .moe_act = true}, 0, 0, 0},
+        {"shared_experts", {.recompute_granularity = selective, .shared_experts = true}, 0, 0, 0},
+        {"moe_expert", {.recompute_granularity = selective, .moe_expert = true}, 0, 0, 0},
+        {"core_attn, layernorm, moe_expert",
+         {.recompute_granularity = selective, .core_attn = true, .layernorm = true, .moe_expert = true},
+         0,
+         0,
+         0},
+        {"moe", {.recompute_granularity = selective, .moe = true}, 0, 0, 0},
+        {"full", {.recompute_granularity = full}, 0, 0, 0},
+    };
+    // Modes that the configuration's model and recipe refuse are left out.
+    std::erase_if(choices, [&](const RecomputeChoice& choice) {
+        Config with = config;
+        with.recompute = choice.spec;
+        ConfigProblems problems;
+        collect_config_problems(with, std::nullopt, problems);
+        return !problems.empty();
+    });
+    const auto flops = count_flops(config);
+    const auto forward = [&](std::initializer_list<const char*> parts) {
+        double sum = 0;
+        for (const auto& part : flops) {
+            if (std::find(parts.begin(), parts.end(), part.part) != parts.end()) sum += part.forward;
+        }
+        return sum;
+    };
+    double wire_forward = 0;
+    for (const auto& leg : wire_bytes(config)) wire_forward += leg.forward;
+    for (auto& choice : choices) {
+        const RecomputeSpec& r = choice.spec;
+        choice.saved_bytes = saved_bytes(config, r, balanced_rows(config));
+        const bool full_run = r.recompute_granularity == full;
+        if (full_run) choice.extra_flops_per_token += forward({"attention projections", "dense FFN"});
+        if (full_run || r.core_attn) choice.extra_flops_per_token += forward({"attention core (causal)"});
+        if (full_run || r.moe)
+            choice.extra_flops_per_token += forward({"router", "experts", "shared expert"});
+        // The backward needs fc1's output again, two thirds of an expert; fc2's it never needs.
+        if (r.moe_expert) choice.extra_flops_per_token += forward({"experts"}) * 2 / 3;
+        if (r.shared_experts) choice.extra_flops_per_token += forward({"shared expert"}) * 2 / 3;
+        if (full_run || r.moe) choice.extra_wire_bytes = wire_forward;
+    }
+    return choices;
+}
+
+RunPlan make_plan(const Config& config, int64_t gpus) {
+    check_config(config, gpus);
+    RunPlan plan;
+    plan.gpus = gpus;
+    plan.tokens = tokens_of(config);
+    plan.parameters = count_parameters(config);
+    plan.flops = count_flops(config);
+    plan.balanced_rows = balanced_rows(config);
+    plan.row_capacity = rank_row_capacity(config);
+    plan.memory = memory_items(config);
+    plan.recompute = recompute_choices(config);
+    plan.wire = wire_bytes(config);
+    plan.distinct_ranks = expected_distinct_ranks(config.moe, config.parallel.expert_model_parallel_size);
+    return plan;
+}
+
+}  // namespace fp8flow
