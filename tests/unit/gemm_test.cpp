@@ -9,6 +9,7 @@
 #include <omp.h>
 
 #include <functional>
+#include <thread>
 
 namespace fp8flow::test {
 namespace {
@@ -199,6 +200,13 @@ TEST(Gemm, PlainFormsAndShapes) {
     }
 }
 
+// So long a contraction that tiles of A and blocks of B shrink to fit their buffers.
+TEST(Gemm, LongContraction) {
+    const Shape s{61, 130, 9000};
+    run_dense(plain(DType::bf16, {s.m, s.k}, 1), plain(DType::bf16, {s.n, s.k}, 2), op::GemmForm::nt,
+              DType::f32, Gradient::overwrite, s);
+}
+
 TEST(Gemm, MixedPlainDtypes) {
     const Shape s{30, 40, 50};
     run_dense(plain(DType::bf16, {30, 50}, 1), plain(DType::f32, {40, 50}, 2), op::GemmForm::nt, DType::bf16,
@@ -301,8 +309,8 @@ TEST(GroupedGemm, LayoutsGroupsAndBases) {
     };
     for (const GroupedCase& c : cases) {
         for (const auto& counts : kCounts) {
-            run_grouped(c, counts, 0, 0, 96, 160);
-            run_grouped(c, counts, 256, 128, 96, 160);
+            run_grouped(c, counts, 0, 0, 48, 160);
+            run_grouped(c, counts, 256, 128, 48, 160);
         }
         run_grouped(c, {3, 0, 40}, 5, 7, 130, 259);  // nothing divides anything
     }
@@ -315,7 +323,7 @@ void run_wgrad(DType dy_dtype, DType x_dtype, ScaleLayout layout, int64_t alignm
                              dy_base, mode == Gradient::accumulate ? "accumulate" : "overwrite"));
     ReferenceOps ops;
     const GroupsFixture groups(counts, alignment, 2);
-    const int64_t G = groups.num_groups(), n = 70, k = 150;
+    const int64_t G = groups.num_groups(), n = 30, k = 140;
     const bool fp8 = is_fp8(x_dtype);
     const int64_t dy_rows = round_up(dy_base + groups.capacity(), 128),
                   x_rows = round_up(x_base + groups.capacity(), 128) + 128;
@@ -407,6 +415,17 @@ TEST(GemmOrder, ThreadsDoNotChangeBits) {
         EXPECT_TRUE(same_bytes(one, three));
     }
     omp_set_num_threads(threads);
+}
+
+TEST(GemmOrder, CallsFromSeveralThreads) {
+    const Flow flow;
+    const HostTensor alone = flow.run(SummationOrder::sequential);
+    std::vector<HostTensor> results(3);
+    std::vector<std::thread> threads;
+    for (HostTensor& result : results)
+        threads.emplace_back([&flow, &result] { result = flow.run(SummationOrder::sequential); });
+    for (std::thread& thread : threads) thread.join();
+    for (const HostTensor& result : results) EXPECT_TRUE(same_bytes(result, alone));
 }
 
 TEST(GemmOrder, SplitIsAnotherValidOrder) {

@@ -1,0 +1,130 @@
+// Argument checks and costs of the expert operations (matrix products, SwiGLU): what is refused, in which words, and known counts.
+#include "kernels/reference/reference_ops.h"
+#include "tests/support/tensors.h"
+
+#include <gtest/gtest.h>
+
+namespace fp8flow::test {
+namespace {
+
+using L = ScaleLayout;
+
+// The message of the Error that `call` throws; empty if it throws none.
+template <class Call> std::string message_of(Call call) {
+    try {
+        call();
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ExitCode::internal);
+        return error.what();
+    }
+    return "";
+}
+
+#define EXPECT_REFUSED(call, text)                                              \
+    do {                                                                        \
+        const std::string message = message_of([&] { call; });                  \
+        EXPECT_NE(message.find(text), std::string::npos) << "got: " << message; \
+    } while (false)
+
+struct Fixture {
+    ReferenceOps ops;
+    GroupsFixture groups{{100, 28}, 128};
+    int64_t rows = groups.capacity();
+    HostFp8 a{DType::e4m3, {rows, 256}, L::vec128}, b{DType::e4m3, {2, 128, 256}, L::block128};
+    HostFp8 dy{DType::e4m3, {128, rows}, L::tile128}, x{DType::e4m3, {256, rows}, L::tile128};
+    HostTensor d{DType::bf16, {rows, 128}}, dw{DType::f32, {2, 128, 256}};
+    HostTensor h{DType::bf16, {rows, 256}}, prob{DType::f32, {rows}}, plain{DType::bf16, {rows, 256}};
+    HostFp8 act{DType::e4m3, {rows, 128}, L::vec128};
+};
+
+Fp8Tensor as_plain(const HostTensor& tensor) { return {.codes = tensor}; }
+
+TEST(ExpertChecks, Gemm) {
+    Fixture f;
+    HostFp8 row(DType::e4m3, {128, 256}, L::vec128);
+    HostTensor bf16(DType::bf16, {128, 256}), d(DType::bf16, {128, 128}), d32(DType::f32, {128, 128}),
+        wide(DType::f32, {128, 127});
+    EXPECT_REFUSED(f.ops.gemm({.a = row, .b = as_plain(bf16), .d = d}), "both must be FP8, or neither");
+    EXPECT_REFUSED(f.ops.gemm({.a = row, .b = row, .form = op::GemmForm::nn, .d = d}), "need the form nt");
+    EXPECT_REFUSED(f.ops.gemm({.a = as_plain(bf16), .b = as_plain(d), .d = d}), "contraction");
+    EXPECT_REFUSED(f.ops.gemm({.a = row, .b = row, .d = wide}), "must be f32[128, 128]");
+    EXPECT_REFUSED(f.ops.gemm({.a = row, .b = row, .mode = Gradient::accumulate, .d = d}),
+                   "only f32 can be accumulated into");
+    Fp8Tensor short_scales = row;
+    short_scales.scales = make_view(row.scales.view().data, DType::f32, {1, 128});
+    EXPECT_REFUSED(f.ops.gemm({.a = short_scales, .b = row, .d = d}), "does not fit scales");
+    HostTensor based(DType::f32, {128, 128});
+    based.set_row_base(0);
+    EXPECT_REFUSED(f.ops.gemm({.a = row, .b = row, .d = based}), "row arena");
+}
+
+TEST(ExpertChecks, GroupedGemm) {
+    Fixture f;
+    EXPECT_REFUSED(f.ops.grouped_gemm({.a = f.a, .b = f.b, .groups = GroupsFixture({1, 2, 3}, 16), .d = f.d}),
+                   "3 groups of rows for 2 weights");
+    EXPECT_REFUSED(
+        f.ops.grouped_gemm({.a = f.a, .b = f.b, .groups = f.groups, .form = op::GemmForm::nn, .d = f.d}),
+        "nn with plain operands");
+    HostTensor short_d(DType::bf16, {f.rows - 1, 128});
+    EXPECT_REFUSED(f.ops.grouped_gemm({.a = f.a, .b = f.b, .groups = f.groups, .d = short_d}),
+                   "at least 256 rows");
+    EXPECT_REFUSED(f.ops.grouped_gemm({.a = f.dy, .b = f.b, .groups = f.groups, .d = f.d}),
+                   "cannot have scales tile128");
+}
+
+TEST(ExpertChecks, GroupedGemmWgrad) {
+    Fixture f;
+    const GroupsFixture narrow({100, 28}, 64);
+    EXPECT_REFUSED(f.ops.grouped_gemm_wgrad({.dy = f.dy, .x = f.x, .groups = narrow, .dw = f.dw}),
+                   "moe_row_alignment");
+    HostTensor bf16(DType::bf16, {2, 128, 256});
+    EXPECT_REFUSED(f.ops.grouped_gemm_wgrad({.dy = f.dy, .x = f.x, .groups = f.groups, .dw = bf16}),
+                   "must be f32");
+    EXPECT_REFUSED(f.ops.grouped_gemm_wgrad({.dy = f.x, .x = f.dy, .groups = f.groups, .dw = f.dw}), "dy is");
+}
+
+TEST(ExpertChecks, Swiglu) {
+    Fixture f;
+    HostTensor wrong(DType::bf16, {f.rows, 127}), prob64(DType::i64, {f.rows}), a(DType::bf16, {f.rows, 128});
+    EXPECT_REFUSED(f.ops.swiglu({.h = f.h, .groups = f.groups, .a = wrong}), "h is");
+    EXPECT_REFUSED(f.ops.swiglu({.h = f.h, .prob = prob64, .groups = f.groups, .a = a}), "prob is i64");
+    HostTensor more(DType::bf16, {f.rows + 1, 128});
+    EXPECT_REFUSED(f.ops.swiglu({.h = f.h, .a = more}), "but h is");
+    HostFp8 row(DType::e4m3, {f.rows, 128}, L::row);
+    EXPECT_REFUSED(f.ops.swiglu_quantize({.h = f.h, .groups = f.groups, .a = row}), "must be vec128");
+    HostTensor da(DType::bf16, {f.rows, 64}), h(DType::bf16, {f.rows, 128});
+    EXPECT_REFUSED(f.ops.swiglu_backward_quantize({.da = da, .h = h, .groups = f.groups, .dh = f.act}),
+                   "moe_ffn_hidden_size");
+    EXPECT_REFUSED(f.ops.grouped_gemm_swiglu_quantize(
+                       {.a = as_plain(f.plain), .b = f.b, .groups = f.groups, .h = f.d, .act = f.act}),
+                   "must be vec128 by block128");
+}
+
+TEST(ExpertCosts, KnownCounts) {
+    Fixture f;
+    const double rows = 256;
+    const OpCost grouped = cost(op::GroupedGemm{.a = f.a, .b = f.b, .groups = f.groups, .d = f.d});
+    EXPECT_EQ(grouped.flops, 2 * rows * 128 * 256);
+    EXPECT_EQ(grouped.bytes, rows * 256 + 2 * rows * 4 + 2 * 128 * 256 + 2 * 4 * 4 + rows * 128 * 2);
+    const op::GroupedGemmWgrad wgrad{
+        .dy = f.dy, .x = f.x, .groups = f.groups, .mode = Gradient::accumulate, .dw = f.dw};
+    EXPECT_EQ(cost(wgrad).flops, 2 * rows * 128 * 256);
+    EXPECT_EQ(cost(wgrad).bytes, 128 * rows + 2 * 4 + 256 * rows + 2 * 2 * 4 + 2 * (2 * 128 * 256 * 4));
+    const OpCost swiglu = cost(op::SwigluQuantize{.h = f.h, .prob = f.prob, .groups = f.groups, .a = f.act});
+    EXPECT_EQ(swiglu.bytes, rows * (256 * 2 + 4 + 128 + 4));
+
+    // A view into a buffer of several layers costs what one layer's rows cost.
+    HostFp8 shared(DType::e4m3, {4 * f.rows, 256}, L::vec128);
+    EXPECT_EQ(cost(op::GroupedGemm{.a = shared, .b = f.b, .groups = f.groups, .d = f.d}).bytes,
+              grouped.bytes);
+
+    // Fused: h is not read back, and not written where the caller does not keep it.
+    HostFp8 w(DType::e4m3, {2, 256, 256}, L::block128);
+    op::GroupedGemmSwigluQuantize fused{.a = f.a, .b = w, .groups = f.groups, .h = f.h, .act = f.act};
+    const double kept = cost(fused).bytes;
+    fused.save_h = op::SaveH::no;
+    EXPECT_EQ(kept - cost(fused).bytes, rows * 256 * 2);
+}
+
+}  // namespace
+}  // namespace fp8flow::test
