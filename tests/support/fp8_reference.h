@@ -18,7 +18,7 @@ inline double code_value(uint8_t code, DType dtype) {
     const bool e5m2 = dtype == DType::e5m2;
     const int mantissa_bits = e5m2 ? 2 : 3, bias = e5m2 ? 15 : 7, magnitude = code & 0x7F;
     const double sign = code & 0x80 ? -1.0 : 1.0;
-    if (e5m2 ? magnitude > 0x7C : magnitude == 0x7F) return std::nan("");
+    if (e5m2 ? magnitude > 0x7C : magnitude == 0x7F) return std::copysign(std::nan(""), sign);
     if (e5m2 && magnitude == 0x7C) return sign * std::numeric_limits<double>::infinity();
     const int exponent = magnitude >> mantissa_bits, mantissa = magnitude & ((1 << mantissa_bits) - 1);
     if (exponent == 0) return sign * std::ldexp(mantissa, 1 - bias - mantissa_bits);
