@@ -26,7 +26,6 @@ void* Arena::allocate(std::size_t bytes, const char* category) {
     if (chunk_ == chunks_.size()) {
         const std::size_t size = std::max(bytes, kChunkBytes);
         chunks_.push_back({device_.allocate(size), size});
-        used_ = 0;
         ++num_growths_;
     }
     void* data = static_cast<uint8_t*>(chunks_[chunk_].data) + used_;

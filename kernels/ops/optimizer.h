@@ -29,8 +29,8 @@ struct AdamWQuantize {
     AdamW adamw;
     ScaleFormat scale_format = ScaleFormat::pow2;
     MxRounding mx_rounding = MxRounding::rceil;
-    Fp8Tensor fprop = {};  // [E, N, K], optional
-    Fp8Tensor dgrad = {};  // [E, K, N], optional
+    Fp8Tensor fprop;  // [E, N, K], optional
+    Fp8Tensor dgrad;  // [E, K, N], optional
 };
 
 // Gradient clipping by global norm without a host round trip: norm = sqrt(sum of norm_squared); factor = clip / (norm + 1e-6) if that

@@ -28,8 +28,8 @@ struct CrossEntropy {
     TensorView labels;  // [T] i32
     int64_t vocab_size = 0;
     float grad_scale = 1.0f;
-    TensorView loss;          // out [T] f32
-    TensorView dlogits = {};  // out [T, V] bf16 | f32, optional
+    TensorView loss;     // out [T] f32
+    TensorView dlogits;  // out [T, V] bf16 | f32, optional
 };
 // sum (in/out [1] f32) += values in ascending order; in double, rounded to f32 once per call.
 struct Sum {
