@@ -4,7 +4,6 @@
 #include "kernels/reference/rows.h"
 
 #include <algorithm>
-#include <limits>
 #include <vector>
 
 namespace fp8flow {
