@@ -4,6 +4,7 @@
 #include "kernels/reference/rows.h"
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 namespace fp8flow {

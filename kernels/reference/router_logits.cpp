@@ -10,6 +10,9 @@ namespace fp8flow {
 
 namespace {
 
+// A block of the weight (kColumns of all experts) is reused by kTokens tokens while it is in cache.
+constexpr int64_t kColumns = 128, kTokens = 64;
+
 // out[i] = fma chain over `terms` ascending: out[i] += sum_j factors[j] * rows[j][i], rows `stride` apart.
 void add_products(const float* factors, int64_t terms, const float* rows, int64_t stride, int64_t count,
                   float* __restrict__ out) {
@@ -40,16 +43,19 @@ void ReferenceOps::do_router_logits(const op::RouterLogits& args, const Launch&)
     for (int64_t e = 0; e < experts; ++e)
         for (int64_t h = 0; h < hidden; ++h) panel[h * experts + e] = weight[e * hidden + h];
     float* logits = args.logits.as<float>();
+    std::fill_n(logits, args.logits.numel(), 0.0f);
 #pragma omp parallel
     {
-        std::vector<float> row(static_cast<std::size_t>(hidden));
+        std::vector<float> x(kColumns);
 #pragma omp for schedule(static)
-        for (int64_t t = 0; t < tokens; ++t) {
-            reference::load_row(args.x, t, row.data());
-            float* out = logits + t * experts;
-            std::fill_n(out, experts, 0.0f);
-            add_products(row.data(), hidden, panel.data(), experts, experts, out);
-        }
+        for (int64_t start = 0; start < tokens; start += kTokens)
+            for (int64_t first = 0; first < hidden; first += kColumns)
+                for (int64_t t = start; t < std::min(tokens, start + kTokens); ++t) {
+                    const int64_t columns = std::min(kColumns, hidden - first);
+                    reference::load_floats(args.x, t * hidden + first, columns, x.data());
+                    add_products(x.data(), columns, panel.data() + first * experts, experts, experts,
+                                 logits + t * experts);
+                }
     }
 }
 
@@ -59,21 +65,24 @@ void ReferenceOps::do_router_logits_backward(const op::RouterLogitsBackward& arg
     const std::vector<float> weight = as_floats(args.weight);
 #pragma omp parallel
     {
-        std::vector<float> sum(static_cast<std::size_t>(hidden)), residual(args.dx_in ? sum.size() : 0);
+        std::vector<float> sum(kColumns), residual(kColumns);
 #pragma omp for schedule(static)
-        for (int64_t t = 0; t < tokens; ++t) {
-            std::fill(sum.begin(), sum.end(), 0.0f);
-            add_products(dlogits + t * experts, experts, weight.data(), hidden, hidden, sum.data());
-            if (args.dx_in) {
-                reference::load_row(args.dx_in, t, residual.data());
-                for (int64_t h = 0; h < hidden; ++h) sum[h] += residual[h];
-            }
-            reference::store_row(args.dx, t, sum.data());
-        }
+        for (int64_t start = 0; start < tokens; start += kTokens)
+            for (int64_t first = 0; first < hidden; first += kColumns)
+                for (int64_t t = start; t < std::min(tokens, start + kTokens); ++t) {
+                    const int64_t columns = std::min(kColumns, hidden - first), at = t * hidden + first;
+                    std::fill(sum.begin(), sum.end(), 0.0f);
+                    add_products(dlogits + t * experts, experts, weight.data() + first, hidden, columns,
+                                 sum.data());
+                    if (args.dx_in) {
+                        reference::load_floats(args.dx_in, at, columns, residual.data());
+                        for (int64_t h = 0; h < columns; ++h) sum[h] += residual[h];
+                    }
+                    reference::store_floats(args.dx, at, columns, sum.data());
+                }
     }
 
-    // dW: each thread takes blocks of columns, so that a block of x and its sums for all experts stay in cache.
-    constexpr int64_t kColumns = 64, kTokens = 64;
+    // dW: each thread takes blocks of columns, so that a block of x and its sums for all experts stay in cache
     const int64_t blocks = ceil_div(hidden, kColumns);
     float* dweight = args.dweight.as<float>();
 #pragma omp parallel
