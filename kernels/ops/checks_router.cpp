@@ -120,6 +120,9 @@ void check(const op::RouterAuxLossBackward& args) {
     check_logits(args.logits);
     check_tensor(args.counts, "counts", DType::f32, {args.logits.dim(1)});
     check_tensor(args.dlogits, "dlogits", DType::f32, {args.logits.dim(0), args.logits.dim(1)});
+    if (!args.loss) return;
+    check_tensor(args.loss, "loss", DType::f32, {1});
+    check_tensor(args.score_sums, "score_sums", DType::f32, {args.logits.dim(1)});
 }
 
 OpCost cost(const op::RouterAuxLossBackward& args) {

@@ -38,7 +38,7 @@ struct RouterOptions {
 // NaN counts as the lowest value, so ids stay distinct and in range. Group-limited: group score = sum of the top K/group_topk (rounded
 // down) of these values in the group, largest first; all but group_topk groups are excluded, whatever their values. Probabilities:
 // softmax over the K chosen (post), the chosen full scores (pre), or s/(sum s + 1e-20) for K > 1 (sigmoid); times scaling_factor. ids
-// are in order of choice. Also: per-expert counts of this call (of the final ids).
+// are in order of choice. Also: counts += how often each expert was chosen (a step's micro-batches add up).
 struct RouterTopK {
     TensorView logits;       // [T, E] f32
     TensorView expert_bias;  // [E] f32, optional (sigmoid only)
@@ -46,7 +46,7 @@ struct RouterTopK {
     TensorView forced_ids;  // [T, K] i32, optional: benchmark/replay: use these ids instead of choosing
     TensorView ids;         // out [T, K] i32
     TensorView probs;       // out [T, K] f32
-    TensorView counts;      // out [E] i64
+    TensorView counts;      // in/out [E] i64
 };
 
 // dlogits from dprobs through the same path (expert_bias and the choice itself get no gradient); overwrites dlogits.

@@ -92,7 +92,6 @@ void ReferenceOps::do_router_top_k(const op::RouterTopK& args, const Launch&) {
     const float* bias = args.expert_bias ? args.expert_bias.as<float>() : nullptr;
     const int32_t* forced = args.forced_ids ? args.forced_ids.as<int32_t>() : nullptr;
     int64_t* counts = args.counts.as<int64_t>();
-    std::fill_n(counts, experts, 0);
 #pragma omp parallel
     {
         Workspace work(experts, topk);

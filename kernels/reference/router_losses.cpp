@@ -42,6 +42,10 @@ void ReferenceOps::do_router_score_sums(const op::RouterScoreSums& args, const L
 void ReferenceOps::do_router_aux_loss_backward(const op::RouterAuxLossBackward& args, const Launch&) {
     const int64_t tokens = args.logits.dim(0), experts = args.logits.dim(1);
     const float* counts = args.counts.as<float>();
+    if (args.loss) {
+        float* loss = args.loss.as<float>();
+        *loss = fma_float(args.weight, reference::lane_dot(counts, args.score_sums.as<float>(), experts), *loss);
+    }
 #pragma omp parallel
     {
         std::vector<float> scores(static_cast<std::size_t>(experts));
