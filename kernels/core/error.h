@@ -20,6 +20,7 @@ enum class ExitCode : int {
     memory = 12,
     numeric = 13,   // NaN or Inf where none may be
     peer = 14,      // another rank died, stalled or disagrees
+    output = 15,    // the output folder is refused, or a file below it cannot be written
     internal = 70,  // our bug
 };
 

@@ -1,0 +1,76 @@
+// Everything that a run writes goes through here, below one folder that is opened once: whole files replaced
+// atomically, and files that grow line by line. Paths are resolved below the folder's descriptor without
+// following links, so that nothing outside is written even if someone swaps a name under us. Read next:
+// table.h, svg.h.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <string>
+#include <string_view>
+
+namespace fp8flow {
+
+// A file that grows by whole lines; each line is handed to the system in one write, so a crash of ours loses
+// none.
+class LineFile {
+public:
+    enum class Start { truncate, append };
+
+    LineFile(LineFile&& other) noexcept;
+    LineFile& operator=(LineFile&& other) noexcept;
+    ~LineFile();
+
+    // Appends `line` and a line end. Throws ExitCode::output, e.g. on a full disk.
+    void write_line(std::string_view line);
+    void write_json(const nlohmann::json& record);  // JSON Lines: NaN and Inf become null
+
+    const std::string& path() const { return path_; }
+
+private:
+    friend class OutputFolder;
+    LineFile(int descriptor, std::string path) : descriptor_(descriptor), path_(std::move(path)) {}
+
+    int descriptor_ = -1;
+    std::string path_;
+};
+
+class OutputFolder {
+public:
+    // Creates the folder (and its parents) where missing. Throws ExitCode::output if it is a link, a file, a
+    // system folder such as /etc or /usr/lib, somebody's whole home folder, or not writable.
+    explicit OutputFolder(const std::string& path);
+
+    OutputFolder(OutputFolder&& other) noexcept;
+    OutputFolder& operator=(OutputFolder&& other) noexcept;
+    ~OutputFolder();
+
+    const std::string& path() const { return path_; }  // absolute
+    std::string path_of(std::string_view name) const { return path_ + "/" + std::string(name); }
+
+    // In all of these, `name` is a plain file name: letters, digits, '.', '_', '-', '+', '='; not beginning
+    // with '.'.
+
+    // A reader sees the old text or the new one, also after a power cut: temporary name, fsync, rename, fsync
+    // of the folder.
+    void write_atomic(std::string_view name, std::string_view text) const;
+
+    // `append` keeps what whole lines the file has (a torn last line is cut off); `truncate` begins anew.
+    LineFile open_lines(std::string_view name, LineFile::Start start) const;
+
+    // A folder below this one, created where missing.
+    OutputFolder subfolder(std::string_view name) const;
+
+private:
+    OutputFolder(int descriptor, std::string path) : descriptor_(descriptor), path_(std::move(path)) {}
+    void check_writable() const;
+
+    int descriptor_ = -1;
+    std::string path_;
+};
+
+// Why `path` (absolute, normal form) may not be an output folder; empty if it may. `home`: the user's home
+// folder.
+std::string refusal_of_output_path(const std::string& path, const std::string& home);
+
+}  // namespace fp8flow

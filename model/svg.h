@@ -1,0 +1,77 @@
+// Pictures that people look at, written as SVG text: line charts with one or more panels over a common x axis
+// (loss curves, relative errors), and stacked horizontal bars (memory, time per stage). No dependencies, any
+// browser opens them. Read next: output.h.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+
+enum class AxisScale : uint8_t { linear, log };
+
+struct Series {
+    std::string name = {};  // one legend entry per name; the same name has the same colour in every panel
+    std::vector<double> x = {};
+    std::vector<double> y = {};  // a value that is not finite (or not positive on a log axis) leaves a gap
+    std::string color = {};      // "#rrggbb"; empty: from the palette
+    bool dashed = false;
+    double width = 1.8;  // pixels
+};
+
+// A horizontal line, e.g. the acceptance bar or the entropy floor; the axis includes it.
+struct ReferenceLine {
+    double y = 0.0;
+    std::string label = {};
+    std::string color = "#6b7280";
+};
+
+struct Panel {
+    std::string y_label = {};
+    std::vector<Series> series = {};
+    std::vector<ReferenceLine> lines = {};
+    AxisScale y_scale = AxisScale::linear;
+    std::optional<double> y_min = {};  // else from the data
+    std::optional<double> y_max = {};
+    std::string tick_suffix = {};  // e.g. " %"
+    double height = 320.0;         // pixels of the plotting area
+};
+
+struct LineChart {
+    std::string title = {};
+    std::string subtitle = {};
+    std::string x_label = {};
+    std::vector<Panel> panels = {};  // top to bottom
+    double width = 960.0;
+};
+
+struct Bar {
+    std::string label = {};
+    std::vector<double> values = {};  // one per category, not negative
+};
+
+struct BarChart {
+    std::string title = {};
+    std::string subtitle = {};
+    std::string x_label = {};
+    std::vector<std::string> categories = {};  // legend, left to right in each bar
+    std::vector<Bar> bars = {};                // top to bottom
+    int decimals = 1;                          // of the numbers in and behind the bars
+    std::string unit = {};                     // behind each total, e.g. " GiB"
+    double width = 960.0;
+};
+
+// Complete SVG documents. Throw ExitCode::internal on contradictory sizes.
+std::string render_svg(const LineChart& chart);
+std::string render_svg(const BarChart& chart);
+
+// Round numbers (1, 2 or 5 times a power of ten) inside [low, high], about `count` of them, ascending.
+std::vector<double> linear_ticks(double low, double high, int count);
+// Powers of ten inside [low, high]; with 2 and 5 between them where the range is below two decades.
+std::vector<double> log_ticks(double low, double high);
+
+std::string escape_xml(const std::string& text);  // also drops control characters, which XML cannot hold
+
+}  // namespace fp8flow
