@@ -36,6 +36,12 @@ protected:
     void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override;
 
 private:
+    TensorView rank_sums(const TensorView& src, const DispatchPlan& plan, Arena& scratch,
+                         const Launch& launch);
+    TensorView choice_rows(const TensorView& src, const DispatchPlan& plan, Arena& scratch);
+    void add_returned_rows(const Combine& args, const DispatchPlan& plan, const TensorView& returned,
+                           const std::vector<ProcessGroup::Part>& parts, const TensorView& probs_returned);
+
     ProcessGroup& group_;
     ProcessGroup* world_ = nullptr;
     ProcessGroup* expert_replicas_ = nullptr;

@@ -1,0 +1,121 @@
+// Exchange: the checks every exchange shares, and the counts of its calls.
+#include "kernels/exchange.h"
+
+namespace fp8flow {
+
+namespace {
+
+void check_tensor(const TensorView& view, const char* what, DType dtype,
+                  std::initializer_list<int64_t> shape) {
+    const TensorView want = make_view(nullptr, dtype, shape);
+    bool same = view.rank == want.rank && view.dtype == dtype;
+    for (int i = 0; i < want.rank && same; ++i) same = view.dims[i] == want.dims[i];
+    FP8FLOW_CHECK(same, "{} is {}, must be {}", what, describe(view), describe(want));
+}
+
+bool is_real(DType dtype) { return dtype == DType::bf16 || dtype == DType::f32; }
+
+// M-tensors may be longer than one layer's rows (row arena).
+void check_rows(const TensorView& view, const char* what, const DispatchPlan& plan) {
+    FP8FLOW_CHECK(view.rank >= 1 && view.dim(0) >= plan.groups.row_capacity,
+                  "{} is {}: too few rows for a row capacity of {}", what, describe(view),
+                  plan.groups.row_capacity);
+}
+
+void check_plan(const DispatchPlan& plan, int64_t ranks) {
+    FP8FLOW_CHECK(plan.all_ids.rank == 3 && plan.all_ids.dim(0) == ranks && plan.all_ids.dim(2) == plan.topk,
+                  "all_ids is {} for {} ranks and top-{}", describe(plan.all_ids), ranks, plan.topk);
+    const int64_t slots = plan.all_ids.dim(1);
+    check_tensor(plan.all_ids, "all_ids", DType::i32, {ranks, slots, plan.topk});
+    FP8FLOW_CHECK(plan.num_tokens >= 0 && plan.num_tokens <= slots, "{} tokens in {} slots", plan.num_tokens,
+                  slots);
+    FP8FLOW_CHECK(plan.groups.num_groups >= 1, "{} groups", plan.groups.num_groups);
+    check_tensor(plan.recv_rows, "recv_rows", DType::i32, {ranks * slots, plan.topk});
+    check_tensor(plan.recv_offsets, "recv_offsets", DType::i64, {ranks + 1});
+    check_tensor(plan.recv_source, "recv_source", DType::i32, {ranks * slots});
+    check_tensor(plan.send_tokens, "send_tokens", DType::i32, {ranks, slots});
+    check_tensor(plan.send_counts, "send_counts", DType::i64, {ranks});
+}
+
+// Rows as they travel: plain, or FP8 codes with 1x128 scales.
+void check_wire_rows(const Fp8Tensor& rows, const char* what, int64_t num_rows) {
+    FP8FLOW_CHECK(rows.codes.rank == 2 && rows.codes.dim(0) == num_rows && rows.codes.row_base == nullptr,
+                  "{} is {}, must have {} rows", what, describe(rows.codes), num_rows);
+    FP8FLOW_CHECK(rows.layout == ScaleLayout::none || rows.layout == ScaleLayout::vec128_wire,
+                  "{} has scales {}, must be none or vec128_wire", what, name_of(rows.layout));
+    if (rows.layout == ScaleLayout::none) return;
+    check_fp8(rows, what);
+    FP8FLOW_CHECK(rows.codes.dim(1) % kBlock == 0, "hidden size {} is no multiple of {} (hidden_size)",
+                  rows.codes.dim(1), kBlock);
+}
+
+}  // namespace
+
+void Exchange::gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
+                              const TensorView& all_probs, const Launch& launch) {
+    FP8FLOW_CHECK(ids.rank == 2 && all_ids.rank == 3, "ids {} into {}", describe(ids), describe(all_ids));
+    const int64_t tokens = ids.dim(0), topk = ids.dim(1), slots = all_ids.dim(1);
+    check_tensor(ids, "ids", DType::i32, {tokens, topk});
+    check_tensor(probs, "probs", DType::f32, {tokens, topk});
+    check_tensor(all_ids, "all_ids", DType::i32, {size(), slots, topk});
+    check_tensor(all_probs, "all_probs", DType::f32, {size(), slots, topk});
+    FP8FLOW_CHECK(tokens <= slots, "{} tokens on rank {}, but {} slots per rank", tokens, rank(), slots);
+    do_gather_routing(ids, probs, all_ids, all_probs, launch);
+}
+
+void Exchange::dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena& scratch,
+                        const Launch& launch) {
+    check_plan(plan, size());
+    check_wire_rows(rows, "rows", plan.num_tokens);
+    check_rows(dst.codes, "dst", plan);
+    check_rows(plan.row_source, "row_source", plan);
+    const bool plain = rows.layout == ScaleLayout::none;
+    FP8FLOW_CHECK(dst.codes.rank == 2 && dst.codes.dim(1) == rows.codes.dim(1) &&
+                      dst.codes.dtype == rows.codes.dtype &&
+                      dst.layout == (plain ? ScaleLayout::none : ScaleLayout::vec128),
+                  "rows {} with scales {} cannot become {} with scales {}", describe(rows.codes),
+                  name_of(rows.layout), describe(dst.codes), name_of(dst.layout));
+    if (!plain) check_fp8(dst, "dst");
+    ++num_dispatches_;
+    do_dispatch(rows, plan, dst, scratch, launch);
+}
+
+void Exchange::dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received,
+                             Arena& scratch, const Launch& launch) {
+    check_plan(plan, size());
+    check_wire_rows(rows, "rows", plan.num_tokens);
+    check_wire_rows(received, "received", plan.all_ids.dim(0) * plan.all_ids.dim(1));
+    FP8FLOW_CHECK(received.codes.dim(1) == rows.codes.dim(1) && received.codes.dtype == rows.codes.dtype &&
+                      received.layout == rows.layout && received.scales.dtype == rows.scales.dtype,
+                  "rows {} with scales {} {} arrive as {} with scales {} {}", describe(rows.codes),
+                  name_of(rows.layout), describe(rows.scales), describe(received.codes),
+                  name_of(received.layout), describe(received.scales));
+    ++num_dispatches_;
+    do_dispatch_rows(rows, plan, received, scratch, launch);
+}
+
+void Exchange::combine(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch) {
+    check_plan(plan, size());
+    FP8FLOW_CHECK(args.src.rank == 2 && is_real(args.src.dtype), "src is {}", describe(args.src));
+    check_rows(args.src, "src", plan);
+    FP8FLOW_CHECK(is_real(args.y.dtype), "y is {}", describe(args.y));
+    check_tensor(args.y, "y", args.y.dtype, {plan.num_tokens, args.src.dim(1)});
+    if (args.residual) check_tensor(args.residual, "residual", args.y.dtype, {args.y.dim(0), args.y.dim(1)});
+    FP8FLOW_CHECK(static_cast<bool>(args.drow_prob) == static_cast<bool>(args.dprob),
+                  "drow_prob {}, dprob {}", describe(args.drow_prob), describe(args.dprob));
+    if (args.drow_prob) {
+        FP8FLOW_CHECK(args.drow_prob.rank == 1 && args.drow_prob.dtype == DType::f32, "drow_prob is {}",
+                      describe(args.drow_prob));
+        check_rows(args.drow_prob, "drow_prob", plan);
+        check_tensor(args.dprob, "dprob", DType::f32, {plan.num_tokens, plan.topk});
+    }
+    ++num_combines_;
+    do_combine(args, plan, scratch, launch);
+}
+
+void Exchange::reset_counts() {
+    wire_ = {};
+    num_dispatches_ = num_combines_ = 0;
+}
+
+}  // namespace fp8flow

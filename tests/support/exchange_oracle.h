@@ -1,0 +1,348 @@
+// Dispatch and combine checked against a brute-force oracle: every rank makes the data of all ranks from one seed and computes what it
+// must receive from the definitions alone (not from the plan). The same checks run over threads and over MPI.
+#pragma once
+
+#include "kernels/comm/group_exchange.h"
+#include "kernels/reference/reference_ops.h"
+#include "tests/support/plans.h"
+#include "tests/support/tensors.h"
+
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+namespace fp8flow::test {
+
+enum class Wire { plain, fp8, fp8_free_scales };
+enum class Skew { none, hot_expert, hot_rank };
+
+struct ExchangeCase {
+    std::vector<int64_t> tokens;  // by rank
+    int64_t topk = 2;
+    int64_t experts = 8;
+    int64_t hidden = 128;
+    int64_t alignment = 16;
+    DType dtype = DType::bf16;  // of combine, and of a plain dispatch
+    Wire wire = Wire::plain;
+    CombineOrder order = CombineOrder::rank;
+    Skew skew = Skew::none;
+    int64_t row_base = 0;
+    uint64_t seed = 1;
+
+    int64_t ranks() const { return static_cast<int64_t>(tokens.size()); }
+    int64_t slots() const { return *std::max_element(tokens.begin(), tokens.end()); }
+    int64_t local_experts() const { return experts / ranks(); }
+    // Tokens are numbered over all ranks, so that data does not depend on how they are spread.
+    int64_t token(int64_t rank, int64_t t) const {
+        return std::accumulate(tokens.begin(), tokens.begin() + rank, t);
+    }
+    std::string text() const {
+        return fmt::format(
+            "tokens {}, top-{} of {}, hidden {}, alignment {}, {}, wire {}, order {}, skew {}, base {}, seed "
+            "{}",
+            fmt::join(tokens, "/"), topk, experts, hidden, alignment, name_of(dtype), static_cast<int>(wire),
+            static_cast<int>(order), static_cast<int>(skew), row_base, seed);
+    }
+};
+
+inline uint64_t mix(uint64_t a, uint64_t b) {
+    uint64_t x = (a ^ (b + 0x9E3779B97F4A7C15ull + (a << 6) + (a >> 2))) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+    return x ^ (x >> 31);
+}
+// Numbers of different size, so that a sum in another order rounds differently.
+inline float value(uint64_t stream, int64_t token, int64_t expert, int64_t h) {
+    const uint64_t bits =
+        mix(mix(stream, static_cast<uint64_t>(token)), static_cast<uint64_t>(expert * 100003 + h));
+    return std::ldexp(static_cast<float>(static_cast<int64_t>(bits % 4093) - 2046),
+                      -static_cast<int>(bits >> 60));
+}
+
+// The experts of every token: the topk of a random order in which hot experts come first.
+inline Routing make_routing(const ExchangeCase& c) {
+    Routing routing(c.ranks(), c.slots(), c.topk, c.experts);
+    std::vector<int64_t> order(static_cast<std::size_t>(c.experts));
+    for (int64_t g = 0; g < c.ranks(); ++g) {
+        for (int64_t t = 0; t < c.tokens[static_cast<std::size_t>(g)]; ++t) {
+            const auto key = [&](int64_t e) {
+                const bool hot = c.skew == Skew::hot_expert
+                                     ? e == 0
+                                     : c.skew == Skew::hot_rank && e / c.local_experts() == c.ranks() - 1;
+                return hot ? uint64_t{0}
+                           : mix(mix(c.seed, static_cast<uint64_t>(c.token(g, t))),
+                                 static_cast<uint64_t>(e)) |
+                                 1;
+            };
+            std::iota(order.begin(), order.end(), int64_t{0});
+            std::sort(order.begin(), order.end(),
+                      [&](int64_t a, int64_t b) { return std::pair(key(a), a) < std::pair(key(b), b); });
+            for (int64_t k = 0; k < c.topk; ++k) {
+                routing.id(g, t, k) = static_cast<int32_t>(order[static_cast<std::size_t>(k)]);
+                routing.prob(g, t, k) = value(c.seed + 77, c.token(g, t), k, 0);
+            }
+        }
+    }
+    return routing;
+}
+
+// One MoE layer of one rank: its plan stays alive, so several layers can be under way at once.
+class ExchangeLayer {
+public:
+    ExchangeLayer(const ExchangeCase& c, int64_t rank)
+        : c_(c), rank_(rank), routing_(make_routing(c)), plan_(routing_, rank, c.alignment, -1, c.row_base) {
+        for (int64_t e = rank * c.local_experts(); e < (rank + 1) * c.local_experts(); ++e) {
+            for (int64_t g = 0; g < c.ranks(); ++g)
+                for (int64_t t = 0; t < c.tokens[static_cast<std::size_t>(g)]; ++t)
+                    if (routed(g, t, e)) rows_.push_back({g, t, e});
+            while (static_cast<int64_t>(rows_.size()) % c.alignment != 0) rows_.push_back({-1, -1, -1});
+        }
+    }
+
+    int64_t num_tokens() const { return c_.tokens[static_cast<std::size_t>(rank_)]; }
+    DispatchPlan plan() const {
+        return {.all_ids = routing_.ids,
+                .all_probs = routing_.probs,
+                .groups = plan_.groups,
+                .row_source = plan_.row_source,
+                .row_prob = plan_.row_prob,
+                .recv_rows = plan_.recv_rows,
+                .recv_offsets = plan_.recv_offsets,
+                .recv_source = plan_.recv_source,
+                .send_tokens = plan_.send_tokens,
+                .send_counts = plan_.send_counts,
+                .num_tokens = num_tokens(),
+                .topk = c_.topk};
+    }
+
+    // This rank's routing goes out, everybody's comes in.
+    void gather(Exchange& exchange) const {
+        HostTensor ids(DType::i32, {num_tokens(), c_.topk}), probs(DType::f32, {num_tokens(), c_.topk});
+        copy(routing_.ids.view()[rank_].slice(0, num_tokens()), ids);
+        copy(routing_.probs.view()[rank_].slice(0, num_tokens()), probs);
+        HostTensor all_ids(DType::i32, {c_.ranks(), c_.slots(), c_.topk}),
+            all_probs(DType::f32, {c_.ranks(), c_.slots(), c_.topk});
+        all_ids.fill_bytes(0x11);
+        const double before = exchange.wire_bytes().routing;
+        exchange.gather_routing(ids, probs, all_ids, all_probs);
+        EXPECT_TRUE(same_bytes(all_ids, routing_.ids)) << c_.text();
+        EXPECT_TRUE(same_bytes(all_probs, routing_.probs)) << c_.text();
+        EXPECT_TRUE(all_ids.guards_intact() && all_probs.guards_intact());
+        EXPECT_EQ(exchange.wire_bytes().routing - before,
+                  static_cast<double>((c_.ranks() - 1) * c_.slots() * c_.topk * 8));
+    }
+
+    // `leg` picks the data: forward and backward of one layer differ.
+    void dispatch(Exchange& exchange, Arena& scratch, uint64_t leg) const {
+        const HostFp8 tokens = wire_rows(leg, rank_);
+        HostFp8 dst = rows_tensor(), want = rows_tensor();
+        const double before = exchange.wire_bytes().dispatch;
+        const DispatchPlan plan = this->plan();
+        exchange.dispatch(tokens, plan, dst, scratch);
+
+        for (std::size_t r = 0; r < rows_.size(); ++r)
+            put_row(leg, rows_[r], want, c_.row_base + static_cast<int64_t>(r));
+        EXPECT_TRUE(same_bytes(dst.codes, want.codes)) << c_.text() << ", leg " << leg;
+        EXPECT_TRUE(c_.wire == Wire::plain || same_bytes(dst.scales, want.scales)) << c_.text();
+        EXPECT_TRUE(dst.guards_intact());
+
+        int64_t sent = 0;
+        for (int64_t g = 0; g < c_.ranks(); ++g)
+            for (int64_t t = 0; t < num_tokens(); ++t) sent += g != rank_ && num_choices(rank_, t, g) > 0;
+        EXPECT_EQ(exchange.wire_bytes().dispatch - before, static_cast<double>(sent * wire_row_bytes()))
+            << c_.text();
+    }
+
+    // src rows of pads are poison: they must not be read. Returns y.
+    HostTensor combine(Exchange& exchange, Arena& scratch, uint64_t leg, bool with_residual,
+                       bool with_dprob) const {
+        const int64_t rows = c_.row_base + plan_.groups.row_capacity, tokens = num_tokens();
+        HostTensor src(c_.dtype, {rows, c_.hidden}), drow_prob(DType::f32, {rows});
+        for (std::size_t r = 0; r < rows_.size(); ++r) {
+            if (rows_[r].rank < 0) continue;
+            const int64_t row = c_.row_base + static_cast<int64_t>(r),
+                          token = c_.token(rows_[r].rank, rows_[r].token);
+            for (int64_t h = 0; h < c_.hidden; ++h)
+                set(src, row * c_.hidden + h, value(c_.seed + leg, token, rows_[r].expert, h));
+            set(drow_prob, row, value(c_.seed + leg + 50, token, rows_[r].expert, 0));
+        }
+        if (c_.row_base > 0) {
+            src.set_row_base(c_.row_base);
+            drow_prob.set_row_base(c_.row_base);
+        }
+        HostTensor residual(c_.dtype, {tokens, c_.hidden}), y(c_.dtype, {tokens, c_.hidden}),
+            dprob(DType::f32, {tokens, c_.topk});
+        for (int64_t i = 0; i < residual.numel(); ++i)
+            set(residual, i, value(c_.seed + leg + 60, c_.token(rank_, i / c_.hidden), -1, i % c_.hidden));
+        const double before = exchange.wire_bytes().combine;
+        exchange.combine({.src = src,
+                          .residual = with_residual ? residual.view() : TensorView{},
+                          .drow_prob = with_dprob ? drow_prob.view() : TensorView{},
+                          .y = y,
+                          .dprob = with_dprob ? dprob.view() : TensorView{}},
+                         plan(), scratch);
+
+        HostTensor want(c_.dtype, {tokens, c_.hidden}), want_dprob(DType::f32, {tokens, c_.topk});
+        for (int64_t t = 0; t < tokens; ++t) {
+            for (int64_t h = 0; h < c_.hidden; ++h)
+                set(want, t * c_.hidden + h,
+                    combined(leg, t, h,
+                             with_residual ? static_cast<float>(residual(t * c_.hidden + h)) : 0.0f));
+            for (int64_t k = 0; k < c_.topk; ++k)
+                set(want_dprob, t * c_.topk + k,
+                    value(c_.seed + leg + 50, c_.token(rank_, t),
+                          routing_.ids.as<int32_t>()[(rank_ * c_.slots() + t) * c_.topk + k], 0));
+        }
+        EXPECT_TRUE(same_bytes(y, want)) << c_.text() << ", leg " << leg;
+        EXPECT_TRUE(!with_dprob || same_bytes(dprob, want_dprob)) << c_.text();
+        EXPECT_TRUE(y.guards_intact() && dprob.guards_intact());
+
+        int64_t rows_sent = 0, choices_sent = 0;
+        for (int64_t g = 0; g < c_.ranks(); ++g) {
+            if (g == rank_) continue;
+            for (int64_t t = 0; t < c_.tokens[static_cast<std::size_t>(g)]; ++t) {
+                choices_sent += num_choices(g, t, rank_);
+                rows_sent += num_choices(g, t, rank_) > 0;
+            }
+        }
+        const int64_t sent = c_.order == CombineOrder::rank ? rows_sent : choices_sent;
+        EXPECT_EQ(
+            exchange.wire_bytes().combine - before,
+            static_cast<double>(sent * c_.hidden * size_of(c_.dtype) + (with_dprob ? 4 * choices_sent : 0)))
+            << c_.text();
+        return y;
+    }
+
+private:
+    struct Row {
+        int64_t rank, token, expert;  // -1: a pad
+    };
+
+    static void copy(const TensorView& from, const TensorView& to) {
+        if (from.bytes() > 0) std::memcpy(to.data, from.data, static_cast<std::size_t>(from.bytes()));
+    }
+    int32_t id(int64_t g, int64_t t, int64_t k) const {
+        return routing_.ids.as<int32_t>()[(g * c_.slots() + t) * c_.topk + k];
+    }
+    bool routed(int64_t g, int64_t t, int64_t expert) const {
+        for (int64_t k = 0; k < c_.topk; ++k)
+            if (id(g, t, k) == expert) return true;
+        return false;
+    }
+    // Experts of a token on rank `host`.
+    int64_t num_choices(int64_t g, int64_t t, int64_t host) const {
+        int64_t n = 0;
+        for (int64_t k = 0; k < c_.topk; ++k) n += id(g, t, k) / c_.local_experts() == host;
+        return n;
+    }
+    int64_t wire_row_bytes() const {
+        if (c_.wire == Wire::plain) return c_.hidden * size_of(c_.dtype);
+        return c_.hidden + c_.hidden / 128 * (c_.wire == Wire::fp8 ? 1 : 4);
+    }
+
+    static uint8_t code_of(uint64_t stream, int64_t token, int64_t h) {
+        return static_cast<uint8_t>(mix(mix(stream, static_cast<uint64_t>(token)), static_cast<uint64_t>(h)));
+    }
+    float scale_of(uint64_t leg, int64_t token, int64_t block) const {
+        const uint64_t bits =
+            mix(mix(c_.seed + leg + 30, static_cast<uint64_t>(token)), static_cast<uint64_t>(block));
+        if (c_.wire == Wire::fp8) return e8m0_to_float(static_cast<uint8_t>(1 + bits % 254));
+        return bits_float(static_cast<uint32_t>(bits % 0x7F000000u) + 0x00800000u);
+    }
+    // Rows of rank `g` as they are sent.
+    HostFp8 wire_rows(uint64_t leg, int64_t g) const {
+        const int64_t tokens = c_.tokens[static_cast<std::size_t>(g)];
+        const bool plain = c_.wire == Wire::plain;
+        HostFp8 rows(plain ? c_.dtype : DType::e4m3, {tokens, c_.hidden},
+                     plain ? ScaleLayout::none : ScaleLayout::vec128_wire, 0,
+                     c_.wire == Wire::fp8 ? DType::e8m0 : DType::f32);
+        for (int64_t i = 0; i < rows.codes.numel(); ++i) {
+            const int64_t token = c_.token(g, i / c_.hidden), h = i % c_.hidden;
+            if (plain) {
+                set(rows.codes, i, value(c_.seed + leg, token, 0, h));
+            } else {
+                rows.codes.view().bytes_ptr()[i] = code_of(c_.seed + leg, token, h);
+            }
+        }
+        if (plain) return rows;
+        const int64_t blocks = c_.hidden / 128;
+        for (int64_t i = 0; i < tokens * blocks; ++i)
+            set(rows.scales, i, scale_of(leg, c_.token(g, i / blocks), i % blocks));
+        return rows;
+    }
+    HostFp8 rows_tensor() const {
+        const int64_t rows = c_.row_base + plan_.groups.row_capacity;
+        const bool plain = c_.wire == Wire::plain;
+        HostFp8 result(plain ? c_.dtype : DType::e4m3, {rows, c_.hidden},
+                       plain ? ScaleLayout::none : ScaleLayout::vec128);
+        if (c_.row_base > 0) result.set_row_base(c_.row_base);
+        return result;
+    }
+    void put_row(uint64_t leg, const Row& from, const HostFp8& rows, int64_t row) const {
+        const bool pad = from.rank < 0, plain = c_.wire == Wire::plain;
+        const int64_t token = pad ? 0 : c_.token(from.rank, from.token);
+        for (int64_t h = 0; h < c_.hidden; ++h) {
+            if (plain) {
+                set(rows.codes, row * c_.hidden + h, pad ? 0.0f : value(c_.seed + leg, token, 0, h));
+            } else {
+                rows.codes.view().bytes_ptr()[row * c_.hidden + h] =
+                    pad ? uint8_t{0} : code_of(c_.seed + leg, token, h);
+            }
+        }
+        if (plain) return;
+        for (int64_t b = 0; b < c_.hidden / 128; ++b)
+            set(rows.scales, b * rows.scales.view().dim(1) + row, pad ? 0.0f : scale_of(leg, token, b));
+    }
+
+    // The ordering contract, for one element.
+    float combined(uint64_t leg, int64_t t, int64_t h, float residual) const {
+        const auto round = [&](float x) { return c_.dtype == DType::bf16 ? round_bf16(x) : x; };
+        float total = 0.0f;
+        for (int64_t host = 0; host < c_.ranks(); ++host) {
+            float of_rank = 0.0f;
+            for (int64_t e = host * c_.local_experts(); e < (host + 1) * c_.local_experts(); ++e) {
+                if (!routed(rank_, t, e)) continue;
+                const float x = round(value(c_.seed + leg, c_.token(rank_, t), e, h));
+                (c_.order == CombineOrder::rank ? of_rank : total) += x;
+            }
+            if (c_.order == CombineOrder::rank) total += round(of_rank);
+        }
+        return total + residual;
+    }
+
+    ExchangeCase c_;
+    int64_t rank_;
+    Routing routing_;
+    PlanFixture plan_;
+    std::vector<Row> rows_;  // what stands in this rank's M-rows
+};
+
+// One rank's exchange with everything it needs.
+struct ExchangeRank {
+    ReferenceOps ops;
+    Arena scratch{ops.device(), "scratch", true};
+    GroupExchange exchange;
+
+    ExchangeRank(ProcessGroup& group, CombineOrder order) : exchange(group, ops, order) {}
+};
+
+// Forward and backward of one layer: out, back, out again with the gradient, back again; nothing is planned twice.
+inline void check_exchange(ProcessGroup& group, const ExchangeCase& c) {
+    ExchangeRank self(group, c.order);
+    const ExchangeLayer layer(c, group.rank());
+    layer.gather(self.exchange);
+    layer.dispatch(self.exchange, self.scratch, 1);
+    layer.combine(self.exchange, self.scratch, 2, true, false);
+    layer.dispatch(self.exchange, self.scratch, 3);
+    layer.combine(self.exchange, self.scratch, 4, c.seed % 2 == 0, true);
+    EXPECT_EQ(self.exchange.num_dispatches(), 2);
+    EXPECT_EQ(self.exchange.num_combines(), 2);
+    EXPECT_EQ(self.scratch.bytes_in_use(), 0);
+}
+
+}  // namespace fp8flow::test
