@@ -19,9 +19,9 @@ struct AdamW {
     float lr = 0, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0;
     float correction1 = 1, correction2 = 1;  // 1 - beta^step
     TensorView grad_scale;                   // [1] f32: clipping factor / loss scale, device word
-    TensorView status = {};                  // [1] i32, optional
+    TensorView status;                       // [1] i32, optional
     TensorView master, m, v;                 // in/out f32
-    TensorView copy = {};                    // out bf16 | f32 working copy, optional
+    TensorView copy;                         // out bf16 | f32 working copy, optional
 };
 
 // AdamW, then the FP8 copies from the new master (composed as AdamW + QuantizeWeight).

@@ -6,6 +6,7 @@
 #include <omp.h>
 
 #include <cmath>
+#include <limits>
 #include <vector>
 
 namespace fp8flow {
@@ -197,6 +198,42 @@ TEST(NormSquared, AccumulatesOverTensorsWithoutOverflow) {
     const HostTensor bad = HostTensor::of<float>({1.0f, std::nanf("")});
     ops.norm_squared({.x = bad, .sum = sum});
     EXPECT_TRUE(std::isnan(sum(0)));  // a NaN gradient is seen in the norm
+}
+
+// ---- clipping ----------------------------------------------------------------------------------------------------------------------
+
+TEST(ClipFactor, ScalesLongGradientsOnlyAndFlagsBrokenOnes) {
+    struct Case {
+        float norm_squared, clip;
+        int32_t status_before;
+        double norm, factor;
+        int32_t status;
+    };
+    const float inf = std::numeric_limits<float>::infinity();
+    const Case cases[] = {
+        {25.0f, 1.0f, 0, 5.0, 1.0 / (5.0 + 1e-6), 0},
+        {0.25f, 1.0f, 0, 0.5, 1.0, 0},  // short enough
+        {25.0f, 0.0f, 0, 5.0, 1.0, 0},  // no clipping
+        {0.0f, 1.0f, 0, 0.0, 1.0, 0},
+        {25.0f, 1.0f, op::kStepOverflow, 5.0, 1.0 / (5.0 + 1e-6), op::kStepOverflow},
+        {inf, 1.0f, 0, inf, 0.0, op::kStepNonFinite},
+        {inf, 1.0f, op::kStepOverflow, inf, 0.0, op::kStepOverflow},  // the first cause stands
+    };
+    ReferenceOps ops;
+    for (const Case& c : cases) {
+        const HostTensor norm_squared = HostTensor::of<float>({c.norm_squared}),
+                         status = HostTensor::of<int32_t>({c.status_before}), norm(DType::f32, {1}),
+                         factor(DType::f32, {1});
+        ops.clip_factor(
+            {.norm_squared = norm_squared, .clip = c.clip, .status = status, .norm = norm, .factor = factor});
+        EXPECT_EQ(norm(0), c.norm);
+        EXPECT_NEAR(factor(0), c.factor, 1e-7);
+        EXPECT_EQ(status(0), c.status);
+    }
+    const HostTensor broken = HostTensor::of<float>({std::nanf("")}), status = HostTensor::of<int32_t>({0}),
+                     norm(DType::f32, {1}), factor(DType::f32, {1});
+    ops.clip_factor({.norm_squared = broken, .clip = 1.0f, .status = status, .norm = norm, .factor = factor});
+    EXPECT_EQ(status(0), op::kStepNonFinite);
 }
 
 // ---- AdamW with FP8 copies ------------------------------------------------------------------------------------------------------------
