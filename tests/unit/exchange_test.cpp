@@ -223,7 +223,8 @@ TEST(Exchange, OverflowNeitherHangsNorReadsWild) {
             const test::Routing routing = test::make_routing(c);
             const test::PlanFixture cut(routing, group.rank(), 16, group.rank() == 0 ? 32 : -1);
             EXPECT_EQ(cut.overflow(0), group.rank() == 0 ? 1 : 0);
-            DispatchPlan plan = test::ExchangeLayer(c, group.rank()).plan();
+            const test::ExchangeLayer layer(c, group.rank());
+            DispatchPlan plan = layer.plan();
             plan.groups = cut.groups;
             plan.row_source = cut.row_source;
             plan.recv_rows = cut.recv_rows;
@@ -243,20 +244,32 @@ TEST(Exchange, OverflowNeitherHangsNorReadsWild) {
     }
 }
 
-TEST(Exchange, AllReduceRunsOverTheWorld) {
+TEST(Exchange, AllReduceRunsOverTheNamedRanks) {
     run_thread_ranks(4, 60, [](ProcessGroup& world) {
-        const auto pair = world.split(world.rank() / 2);
-        test::ExchangeRank self(*pair, CombineOrder::rank);
+        const auto experts = world.split(world.rank() / 2), replicas = world.split(world.rank() % 2);
+        test::ExchangeRank self(*experts, CombineOrder::rank);
         float value = static_cast<float>(world.rank() + 1);
         const TensorView view = make_view(&value, DType::f32, {1});
-        self.exchange.all_reduce(Reduce::sum, view);
-        EXPECT_EQ(value, world.rank() < 2 ? 3.0f : 7.0f);
-        self.exchange.set_world(world);
-        self.exchange.all_reduce(Reduce::max, view);
-        EXPECT_EQ(value, 7.0f);
+        self.exchange.all_reduce(Reduce::sum, Ranks::expert_replicas, view);
+        EXPECT_EQ(value, static_cast<float>(world.rank() + 1))
+            << "nobody else is known to hold the same experts";
+        EXPECT_EQ(self.exchange.num_ranks(Ranks::world), 2) << "the group of the exchange is all there is";
+        EXPECT_TRUE(self.exchange.holds_first_replica());
+
+        self.exchange.set_groups(world, *replicas);
+        self.exchange.all_reduce(Reduce::sum, Ranks::expert_replicas, view);
+        EXPECT_EQ(value, world.rank() % 2 == 0 ? 4.0f : 6.0f);
+        self.exchange.all_reduce(Reduce::max, Ranks::world, view);
+        EXPECT_EQ(value, 6.0f);
         int64_t count = world.rank();
-        self.exchange.all_reduce(Reduce::sum, make_view(&count, DType::i64, {1}));
+        self.exchange.all_reduce(Reduce::sum, Ranks::world, make_view(&count, DType::i64, {1}));
         EXPECT_EQ(count, 6);
+        int32_t status = world.rank() == 2 ? 5 : 0;
+        self.exchange.all_reduce(Reduce::max, Ranks::world, make_view(&status, DType::i32, {1}));
+        EXPECT_EQ(status, 5);
+        EXPECT_EQ(self.exchange.num_ranks(Ranks::world), 4);
+        EXPECT_EQ(self.exchange.num_ranks(Ranks::expert_replicas), 2);
+        EXPECT_EQ(self.exchange.holds_first_replica(), world.rank() < 2);
     });
 }
 
