@@ -20,9 +20,10 @@ struct QuantizeRows {
     Fp8Tensor dst;
 };
 
-// [M, K] -> transposed codes [K, M] scaled along M inside each group. Layouts: vec128 (128x1 blocks counted from the group's
-// first row), group_row (one scale per group and column), mx32 (32x1 blocks). A second operand may ride along (torchao's
-// dual form: both operands of a weight gradient in one launch).
+// [M, K] -> transposed codes [K, M] scaled along M inside each group. Layouts: vec128 (128x1 blocks) and mx32 (32x1 blocks), both
+// with groups aligned to the block; group_row (one scale per group and column, any alignment; 0.0f for a group of 0 rows). A
+// block of pads alone has scale 0. Without groups dst may be wider than M: the rest is pads. A second operand may ride along
+// (torchao's dual form: both operands of a weight gradient in one launch).
 struct QuantizeColumns {
     TensorView src;  // [M, K]
     RowGroups groups;
@@ -44,6 +45,7 @@ struct QuantizeDual {
 };
 
 // One scale for the whole tensor (current scaling): amax over all valid rows first. Both outputs share the scale.
+// Without groups the transposed copy may be wider than M: the rest is pads.
 struct QuantizeTensor {
     TensorView src;  // [M, K]
     RowGroups groups;
@@ -53,9 +55,9 @@ struct QuantizeTensor {
 };
 
 // Weights [E, N, K] -> fprop copy [E, N, K] and dgrad copy [E, K, N]; both optional. Layouts: block128 (logical 128x128 blocks; the
-// dgrad codes are the exact transpose and its scales the transposed table), row (per stored row of each copy), tensor (one scale for
-// all experts: [1]), mx32 (each copy along its own contiguous dimension: fprop 1x32 along K; dgrad = "3D column-wise", 32x1 along N,
-// stored per-expert column-major; torchao#3002).
+// dgrad codes are the exact transpose and its scales the transposed table; entries that pad a table are 0.0f), row (per stored row of
+// each copy), tensor (one scale for all experts: [1]), mx32 (each copy along its own contiguous dimension: fprop 1x32 along K;
+// dgrad = "3D column-wise", 32x1 along N, stored per-expert column-major; torchao#3002). A weight may also come as [N, K].
 struct QuantizeWeight {
     TensorView src;  // [E, N, K] f32 | bf16
     ScaleFormat scale_format = ScaleFormat::pow2;
@@ -64,7 +66,8 @@ struct QuantizeWeight {
     Fp8Tensor dgrad;
 };
 
-// value = code * scale, one rounding to dst's dtype; any layout; dst has the shape of the codes. Pads give 0.
+// value = code * scale in fp32, one rounding to dst's dtype; any layout; dst has the shape of the codes. Pads give 0. With groups
+// the routed dimension is the columns for tile128 and group_row, the rows for the rest (other transposed copies: without groups).
 struct Dequantize {
     Fp8Tensor src;
     RowGroups groups;  // needed for M-tensors
