@@ -1,0 +1,149 @@
+// Dispatch and combine between MPI processes against the same oracle as between threads; groups of 1, 2 and 4 ranks made by split.
+#include "kernels/comm/group_exchange.h"
+#include "kernels/reference/reference_ops.h"
+#include "tests/support/exchange_oracle.h"
+
+#include <gtest/gtest.h>
+
+namespace fp8flow {
+namespace {
+
+using test::ExchangeCase;
+using test::Skew;
+using test::Wire;
+
+constexpr CombineOrder kOrders[] = {CombineOrder::rank, CombineOrder::invariant};
+
+// What `group` ranks hold of {17, 64, 1, 0} tokens.
+std::vector<int64_t> uneven(const ProcessGroup& group) {
+    std::vector<int64_t> tokens{17, 64, 1, 0};
+    tokens.resize(static_cast<std::size_t>(group.size()));
+    return tokens;
+}
+
+TEST(MpiExchange, OrdersTypesAndTopK) {
+    const auto group = make_mpi_group(60);
+    group->set_activity("exchange test");
+    const int64_t experts = 4 * group->size();
+    for (CombineOrder order : kOrders) {
+        for (Wire wire : {Wire::plain, Wire::fp8, Wire::fp8_free_scales})
+            for (DType dtype : {DType::bf16, DType::f32})
+                test::check_exchange(*group, {.tokens = uneven(*group),
+                                              .topk = 3,
+                                              .experts = experts,
+                                              .hidden = 256,
+                                              .dtype = dtype,
+                                              .wire = wire,
+                                              .order = order,
+                                              .row_base = 128});
+        for (int64_t topk : {int64_t{1}, int64_t{2}, experts})
+            test::check_exchange(*group, {.tokens = uneven(*group),
+                                          .topk = topk,
+                                          .experts = experts,
+                                          .wire = Wire::fp8,
+                                          .order = order});
+    }
+}
+
+TEST(MpiExchange, SkewAndRanksWithoutTokens) {
+    const auto group = make_mpi_group(60);
+    const auto ranks = static_cast<std::size_t>(group->size());
+    for (CombineOrder order : kOrders) {
+        for (Skew skew : {Skew::hot_expert, Skew::hot_rank})
+            test::check_exchange(*group, {.tokens = uneven(*group),
+                                          .experts = 2 * group->size(),
+                                          .wire = Wire::fp8,
+                                          .order = order,
+                                          .skew = skew});
+        for (std::size_t rank = 0; rank < ranks; ++rank) {
+            std::vector<int64_t> all_but_one(ranks, 6), only_one(ranks, 0);
+            all_but_one[rank] = 0;
+            only_one[rank] = 6;
+            for (const auto& tokens : {all_but_one, only_one})
+                test::check_exchange(
+                    *group,
+                    {.tokens = tokens, .experts = 2 * group->size(), .wire = Wire::fp8, .order = order});
+        }
+        test::check_exchange(
+            *group, {.tokens = std::vector<int64_t>(ranks, 0), .experts = 2 * group->size(), .order = order});
+    }
+}
+
+TEST(MpiExchange, RandomCases) {
+    const auto group = make_mpi_group(60);
+    for (uint64_t seed = 0; seed < 40; ++seed) {
+        auto draw = [&, n = uint64_t{0}](int64_t below) mutable {
+            return static_cast<int64_t>(test::mix(seed, n++) % static_cast<uint64_t>(below));
+        };
+        ExchangeCase c;
+        for (int r = 0; r < group->size(); ++r) c.tokens.push_back(draw(3) == 0 ? 0 : draw(12));
+        c.experts = group->size() * (1 + draw(4));
+        c.topk = 1 + draw(c.experts);
+        c.wire = static_cast<Wire>(draw(3));
+        c.hidden = c.wire == Wire::plain ? 1 + draw(40) : 128;
+        c.alignment = int64_t{1} << draw(6);
+        c.order = kOrders[draw(2)];
+        c.skew = static_cast<Skew>(draw(3));
+        c.seed = seed;
+        test::check_exchange(*group, c);
+        if (HasFailure()) FAIL() << c.text();
+    }
+}
+
+// Two expert-parallel groups side by side, two layers under way in each.
+TEST(MpiExchange, TwoLayersInFlightInGroupsMadeBySplit) {
+    const auto world = make_mpi_group(60);
+    const auto group = world->split(world->rank() / 2);
+    const auto second_tokens = group->size() == 2 ? std::vector<int64_t>{3, 21} : std::vector<int64_t>{21};
+    for (CombineOrder order : kOrders) {
+        const auto seed = static_cast<uint64_t>(world->rank() / 2 + 10);
+        test::ExchangeRank self(*group, order);
+        const test::ExchangeLayer first(
+            {.tokens = uneven(*group), .wire = Wire::fp8, .order = order, .seed = seed}, group->rank());
+        const test::ExchangeLayer second(
+            {.tokens = second_tokens, .topk = 4, .hidden = 384, .order = order, .seed = seed + 1},
+            group->rank());
+        first.dispatch(self.exchange, self.scratch, 1);
+        second.dispatch(self.exchange, self.scratch, 2);
+        first.combine(self.exchange, self.scratch, 3, true, true);
+        second.combine(self.exchange, self.scratch, 4, false, true);
+        second.dispatch(self.exchange, self.scratch, 5);
+        first.combine(self.exchange, self.scratch, 6, true, false);
+    }
+}
+
+// The same 48 tokens on groups of 1, 2, ... ranks: order `invariant` gives the same bits.
+TEST(MpiExchange, InvariantOrderDoesNotDependOnTheNumberOfRanks) {
+    const auto world = make_mpi_group(60);
+    constexpr int64_t kHidden = 128;
+    std::vector<std::vector<uint8_t>> results;
+    for (int size = 1; size <= world->size(); size *= 2) {
+        const auto group = world->split(world->rank() / size);
+        std::vector<int64_t> tokens(static_cast<std::size_t>(size), 48 / size);
+        if (size > 1) {
+            tokens[0] -= 5;
+            tokens[1] += 5;
+        }
+        const ExchangeCase c{.tokens = tokens,
+                             .topk = 6,
+                             .experts = 8,
+                             .hidden = kHidden,
+                             .order = CombineOrder::invariant,
+                             .seed = 7};
+        test::ExchangeRank self(*group, c.order);
+        const std::vector<uint8_t> mine =
+            test::ExchangeLayer(c, group->rank()).combine(self.exchange, self.scratch, 1, true, true).bytes();
+        std::vector<ProcessGroup::Part> send(tokens.size(), {0, mine.size()}), recv;
+        for (int64_t rank = 0; rank < size; ++rank) {
+            const auto row_bytes = static_cast<std::size_t>(kHidden * 2);
+            recv.push_back({static_cast<std::size_t>(c.token(rank, 0)) * row_bytes,
+                            static_cast<std::size_t>(tokens[static_cast<std::size_t>(rank)]) * row_bytes});
+        }
+        results.emplace_back(48 * kHidden * 2, 0xFF);
+        group->all_to_all(mine.data(), send, results.back().data(), recv);
+        EXPECT_TRUE(results.back() == results.front()) << size << " ranks";
+    }
+}
+
+}  // namespace
+}  // namespace fp8flow
