@@ -1,0 +1,22 @@
+// The life of MPI in this process: initialise, finalise, or take the whole job down. Keeps <mpi.h> out of other headers.
+#pragma once
+
+namespace fp8flow {
+
+class MpiSession {
+public:
+    MpiSession();
+    ~MpiSession();  // MPI_Finalize, unless the job is being aborted
+    MpiSession(const MpiSession&) = delete;
+    MpiSession& operator=(const MpiSession&) = delete;
+
+    int rank() const { return rank_; }
+    int size() const { return size_; }
+    // Ends every rank of the job with this exit code; does not return.
+    [[noreturn]] void abort(int exit_code);
+
+private:
+    int rank_ = 0, size_ = 1;
+};
+
+}  // namespace fp8flow

@@ -1,0 +1,24 @@
+// The program's commands. Each returns the exit status; errors are thrown as Error and reported once, in main.
+#pragma once
+
+#include "kernels/comm/process_group.h"
+#include "model/backend.h"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+
+struct RunOptions {
+    std::string config_path;
+    std::vector<std::string> overrides;  // section.key=value
+    BackendKind backend = BackendKind::automatic;
+};
+
+int run_train(const RunOptions& options, ProcessGroup& world);
+// Same data, seed and initial weights under every recipe of validate.recipes, plus a control arm.
+int run_validate(const RunOptions& options, ProcessGroup& world);
+int run_plan(const RunOptions& options, int64_t gpus, const std::optional<std::string>& json_path);
+
+}  // namespace fp8flow

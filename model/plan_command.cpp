@@ -1,0 +1,23 @@
+// `fp8flow plan`: what a run will need, without running it.
+#include "model/commands.h"
+#include "model/config.h"
+#include "model/output.h"
+#include "model/plan.h"
+
+#include <fmt/core.h>
+
+namespace fp8flow {
+
+int run_plan(const RunOptions& options, int64_t gpus, const std::optional<std::string>& json_name) {
+    const Config config = load_config(options.config_path, options.overrides, gpus);
+    const RunPlan plan = make_plan(config, gpus);
+    fmt::print("{}", plan_text(config, plan));
+    if (json_name) {
+        const OutputFolder folder(config.output.out);
+        folder.write_atomic(*json_name, plan_json(config, plan));
+        fmt::print("written: {}\n", folder.path_of(*json_name));
+    }
+    return 0;
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,186 @@
+// `fp8flow train`: steps with progress, held-out evaluation, metrics, a picture and a summary.
+#include "layers/tensor_stats.h"
+#include "model/commands.h"
+#include "model/progress.h"
+#include "model/run_report.h"
+#include "model/svg.h"
+#include "model/table.h"
+
+#include <chrono>
+#include <cmath>
+#include <optional>
+
+namespace fp8flow {
+
+namespace {
+
+std::string tensor_stats_table(const TensorStats& stats) {
+    Table table({{"tensor", Align::left},
+                 {"values"},
+                 {"zero codes"},
+                 {"underflow"},
+                 {"saturated"},
+                 {"scale min"},
+                 {"scale max"},
+                 {"NMSE vs BF16"}});
+    auto share = [](int64_t count, int64_t of) {
+        return format_percent(of > 0 ? static_cast<double>(count) / static_cast<double>(of) : 0.0, 3);
+    };
+    for (const TensorStatsRow& row : stats.rows()) {
+        table.add_row({row.tensor, format_si(static_cast<double>(row.values)), share(row.zeros, row.values),
+                       row.has_source ? share(row.underflows, row.values) : "-",
+                       share(row.saturations, row.values), format_scientific(row.scale_min),
+                       format_scientific(row.scale_max),
+                       row.has_source ? format_scientific(row.nmse()) : "-"});
+    }
+    return table.text(2);
+}
+
+nlohmann::json tensor_stats_json(const TensorStats& stats) {
+    nlohmann::json rows = nlohmann::json::array();
+    for (const TensorStatsRow& row : stats.rows()) {
+        rows.push_back({{"tensor", row.tensor},
+                        {"values", row.values},
+                        {"zeros", row.zeros},
+                        {"underflows", row.underflows},
+                        {"saturations", row.saturations},
+                        {"scale min", row.scale_min},
+                        {"scale max", row.scale_max}});
+        if (row.has_source) rows.back()["nmse"] = row.nmse();
+    }
+    return rows;
+}
+
+class TrainRun {
+public:
+    TrainRun(const RunOptions& options, ProcessGroup& world)
+        : world_(world),
+          config_(load_config(options.config_path, options.overrides, world.size())),
+          backend_(choose_backend(options.backend)),
+          data_(open_data(config_)),
+          trainer_(config_, world, backend_, Arithmetic::stated, data_),
+          eta_(config_.training.train_iters) {
+        trainer_.time_stages(true);
+        if (world.rank() != 0) return;
+        folder_.emplace(config_.output.out);
+        log_ = RunLog(*folder_, "train.log");
+        folder_->write_atomic("config.yaml", dump_config(config_));
+        if (config_.output.metrics)
+            metrics_.emplace(folder_->open_lines("metrics.jsonl", LineFile::Start::truncate));
+    }
+
+    int run() {
+        const auto start = std::chrono::steady_clock::now();
+        report_start(log_, config_, trainer_, *data_, backend_, world_.size());
+        for (int64_t i = 0; i < config_.training.train_iters; ++i) {
+            one_step(i);
+            const int64_t interval = config_.training.eval_interval;
+            if (interval > 0 && (i + 1) % interval == 0 && i + 1 < config_.training.train_iters) evaluate();
+        }
+        if (config_.training.eval_iters > 0) evaluate();
+        if (world_.rank() == 0)
+            finish(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+        world_.barrier();
+        return 0;
+    }
+
+private:
+    void one_step(int64_t i) {
+        const bool observed =
+            config_.output.tensor_stats && (i + 1) % config_.output.tensor_stats_interval == 0;
+        trainer_.set_tensor_stats(observed ? &stats_ : nullptr);
+        const StepResult result = trainer_.step();
+        eta_.step_done(result.seconds);
+        wire_ += result.wire.total();
+        losses_.x.push_back(static_cast<double>(i + 1));
+        losses_.y.push_back(result.lm_loss);
+        last_ = result;
+        if ((i + 1) % config_.output.log_interval == 0 || i + 1 == config_.training.train_iters)
+            log_.line(step_line(config_, result, world_.size(), eta_.seconds_left()));
+        if (metrics_) metrics_->write_json(step_json(config_, result, world_.size()));
+    }
+
+    void evaluate() {
+        const double nats = trainer_.evaluate(config_.training.eval_iters);
+        held_out_.x.push_back(static_cast<double>(trainer_.steps_done()));
+        held_out_.y.push_back(nats);
+        log_.line(fmt::format(" validation after iteration {}: {}", trainer_.steps_done(),
+                              evaluation_text(config_, nats)));
+        if (metrics_)
+            metrics_->write_json({{"iteration", trainer_.steps_done()},
+                                  {"held-out loss", nats},
+                                  {"bits", nats / std::log(2.0)}});
+    }
+
+    void finish(double seconds) {
+        LineChart chart;
+        chart.title = "Training loss";
+        chart.subtitle = fmt::format("{}, {} ranks", recipe_name(config_.precision.recipe), world_.size());
+        chart.x_label = "iteration";
+        losses_.name = "train";
+        held_out_.name = "held out";
+        Panel panel{.y_label = "loss (nats per token)", .series = {losses_}};
+        if (!held_out_.x.empty()) panel.series.push_back(held_out_);
+        if (const auto floor = data_->entropy_floor_nats())
+            panel.lines.push_back({*floor, "entropy of the source"});
+        chart.panels = {panel};
+        folder_->write_atomic("loss.svg", render_svg(chart));
+        summary(seconds);
+    }
+
+    void summary(double seconds) {
+        const double tokens = static_cast<double>(
+            config_.training.train_iters * config_.training.global_batch_size * config_.model.seq_length);
+        log_.line("");
+        log_.line(fmt::format("done: {} iterations, {} tokens, {} with {} on {} ranks ({:.0f} tokens/s)",
+                              config_.training.train_iters, format_si(tokens), format_duration(seconds),
+                              recipe_name(config_.precision.recipe), world_.size(), tokens / seconds));
+        if (!losses_.y.empty())
+            log_.line(fmt::format("  train loss     {:.4f} -> {:.4f}", losses_.y.front(), losses_.y.back()));
+        if (!held_out_.y.empty()) log_.line("  " + evaluation_text(config_, held_out_.y.back()));
+        log_.line(fmt::format("  wire           {} sent by rank 0 per step; explicit casts per step: {}",
+                              format_bytes(wire_ / static_cast<double>(config_.training.train_iters)),
+                              last_.casts));
+        int64_t saved = 0;
+        std::string largest;
+        for (const auto& [category, bytes] : trainer_.saved_bytes()) saved += bytes;
+        log_.line(fmt::format("  memory rank 0  parameters {}, saved for backward {}",
+                              format_bytes(parameter_bytes()), format_bytes(static_cast<double>(saved))));
+        if (config_.output.tensor_stats) {
+            log_.line("  quantised tensors:");
+            log_.line(tensor_stats_table(stats_));
+            folder_->write_atomic("tensor_stats.json", tensor_stats_json(stats_).dump(2) + "\n");
+        }
+        log_.line(fmt::format("  files          {}/: config.yaml, train.log, metrics.jsonl, loss.svg",
+                              folder_->path()));
+        log_.line(
+            "  next           compare recipes:  mpirun -n 2 fp8flow validate <config>   |   your own text:  "
+            "--set data.data_path=[DIR]   |   another recipe:  --set precision.recipe=bf16");
+    }
+
+    double parameter_bytes() const {
+        double total = 0;
+        for (const auto& [category, bytes] : trainer_.parameter_bytes()) total += static_cast<double>(bytes);
+        return total;
+    }
+
+    ProcessGroup& world_;
+    Config config_;
+    BackendChoice backend_;
+    std::shared_ptr<const TokenSource> data_;
+    Trainer trainer_;
+    EtaEstimator eta_;
+    std::optional<OutputFolder> folder_;
+    std::optional<LineFile> metrics_;
+    RunLog log_;
+    TensorStats stats_;
+    Series losses_, held_out_;
+    StepResult last_;
+    double wire_ = 0;
+};
+
+}  // namespace
+
+int run_train(const RunOptions& options, ProcessGroup& world) { return TrainRun(options, world).run(); }
+
+}  // namespace fp8flow

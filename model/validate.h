@@ -1,0 +1,38 @@
+// The comparison behind `validate`: relative loss error of an arm against the BF16 baseline, and the verdict. Pure functions of the curves.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+
+struct Curve {
+    std::string name;
+    std::vector<double> loss, grad_norm;  // one per step
+    double held_out = 0;                  // nats; 0: not evaluated
+    double seconds = 0;
+    double wire_bytes_per_step = 0;
+    int64_t casts_per_step = 0;
+};
+
+// Exponential moving average with start-up correction (as Adam's moments).
+std::vector<double> ema(const std::vector<double>& values, double decay);
+
+struct Comparison {
+    std::string name;
+    std::vector<double> relative_error;      // |EMA - EMA_base| / EMA_base per step
+    std::vector<double> raw_relative_error;  // the same without smoothing
+    double max = 0, mean = 0;                // of relative_error after the warm-up
+    double raw_max = 0;
+    double signed_last = 0;      // (EMA - EMA_base) / EMA_base at the end
+    double grad_norm_ratio = 1;  // mean over steps after the warm-up
+};
+Comparison compare(const Curve& arm, const Curve& baseline, double decay, int64_t warmup);
+
+enum class Verdict { pass, miss, inconclusive };
+const char* name_of(Verdict verdict);
+// noise: the control arm's maximum; inconclusive where it exceeds half the bar.
+Verdict judge(double max_error, double noise, double bar);
+
+}  // namespace fp8flow
