@@ -44,7 +44,8 @@ void ReferenceOps::do_router_aux_loss_backward(const op::RouterAuxLossBackward& 
     const float* counts = args.counts.as<float>();
     if (args.loss) {
         float* loss = args.loss.as<float>();
-        *loss = fma_float(args.weight, reference::lane_dot(counts, args.score_sums.as<float>(), experts), *loss);
+        const float balance = reference::lane_dot(counts, args.score_sums.as<float>(), experts);
+        loss[0] = fma_float(args.weight, balance, loss[0]);
     }
 #pragma omp parallel
     {

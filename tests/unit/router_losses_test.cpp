@@ -221,21 +221,38 @@ TEST(RouterAuxLossBackward, CentralDifferencesAddedToWhatWasThere) {
             }
 }
 
-// The whole loss of recipe text: coeff * E / (K n^2) * sum_e P_e c_e is 1 * coeff when load and scores are even.
-TEST(RouterScoreSums, EvenLoadGivesTheCoefficient) {
+// coeff * E / (K n^2) * sum_e P_e c_e is coeff when load and scores are even; it is added to the loss, for any load as in double.
+TEST(RouterAuxLossBackward, LossValue) {
     constexpr int64_t kTokens = 64, kExperts = 8, kTopk = 2;
-    HostTensor logits(DType::f32, {kTokens, kExperts}), counts(DType::f32, {kExperts}),
-        sums(DType::f32, {kExperts});
+    constexpr double kCoefficient = 0.5, kWeight = kCoefficient * kExperts / (kTopk * kTokens * kTokens);
+    HostTensor logits(DType::f32, {kTokens, kExperts}), dlogits(DType::f32, {kTokens, kExperts});
+    HostTensor counts(DType::f32, {kExperts}), sums(DType::f32, {kExperts}), loss(DType::f32, {1});
+    const auto loss_of = [&](op::Score score, const HostTensor& with) {
+        set(loss, 0, 2.0);
+        dlogits.zero();
+        ReferenceOps().router_score_sums(
+            {.logits = with, .score = score, .topk = kTopk, .counts = counts, .score_sums = sums});
+        ReferenceOps().router_aux_loss_backward({.logits = with,
+                                                 .counts = counts,
+                                                 .score = score,
+                                                 .weight = static_cast<float>(kWeight),
+                                                 .score_sums = sums,
+                                                 .loss = loss,
+                                                 .dlogits = dlogits});
+        return loss(0);
+    };
     fill(logits, [](int64_t i) {  // each token prefers the next two experts
         const int64_t distance = (i % kExperts - i / kExperts % kExperts + kExperts) % kExperts;
         return distance < kTopk ? 1.0 : 0.0;
     });
+    for (op::Score score : kScores) EXPECT_NEAR(loss_of(score, logits), 2.0 + kCoefficient, 1e-6);
+    const HostTensor uneven = some_logits(kTokens, kExperts);
     for (op::Score score : kScores) {
-        ReferenceOps().router_score_sums(
-            {.logits = logits, .score = score, .topk = kTopk, .counts = counts, .score_sums = sums});
-        double loss = 0;
-        for (int64_t e = 0; e < kExperts; ++e) loss += counts(e) * sums(e);
-        EXPECT_NEAR(loss * kExperts / (kTopk * kTokens * kTokens), 1.0, 1e-6);
+        const double got = loss_of(score, uneven);
+        double want = 2.0;
+        for (int64_t e = 0; e < kExperts; ++e) want += kWeight * counts(e) * sums(e);
+        EXPECT_NEAR(got, want, 1e-6);
+        EXPECT_GT(std::abs(want - 2.0 - kCoefficient), 1e-4);
     }
 }
 
