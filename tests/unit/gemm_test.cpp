@@ -25,8 +25,8 @@ double bound_of(DType dtype, std::size_t elements) {
 struct Matrix {
     int64_t rows = 0, depth = 0, block = 0;  // block: contraction elements per scale, 0 where constant
     std::vector<float> codes, scales;        // [rows, depth]
-    float code(int64_t i, int64_t k) const { return codes[static_cast<std::size_t>(i * depth + k)]; }
-    float scale(int64_t i, int64_t k) const { return scales[static_cast<std::size_t>(i * depth + k)]; }
+    const float* code_row(int64_t i) const { return codes.data() + i * depth; }
+    const float* scale_row(int64_t i) const { return scales.data() + i * depth; }
 };
 
 // Where the product's entries stand in the stored tensor.
@@ -89,9 +89,9 @@ std::vector<double> product_double(const Matrix& a, const Matrix& b) {
     std::vector<double> d;
     for (int64_t i = 0; i < a.rows; ++i) {
         for (int64_t j = 0; j < b.rows; ++j) {
+            const float *ca = a.code_row(i), *sa = a.scale_row(i), *cb = b.code_row(j), *sb = b.scale_row(j);
             double sum = 0;
-            for (int64_t k = 0; k < a.depth; ++k)
-                sum += double{a.code(i, k)} * a.scale(i, k) * double{b.code(j, k)} * b.scale(j, k);
+            for (int64_t k = 0; k < a.depth; ++k) sum += double{ca[k]} * sa[k] * double{cb[k]} * sb[k];
             d.push_back(sum);
         }
     }
@@ -105,12 +105,13 @@ std::vector<float> product_exact(const Matrix& a, const Matrix& b, bool scaled) 
     std::vector<float> d;
     for (int64_t i = 0; i < a.rows; ++i) {
         for (int64_t j = 0; j < b.rows; ++j) {
+            const float *ca = a.code_row(i), *sa = a.scale_row(i), *cb = b.code_row(j), *sb = b.scale_row(j);
             float acc = 0;
             for (int64_t first = 0; first < a.depth; first += block) {
                 float partial = 0;
                 for (int64_t k = first; k < std::min(first + block, a.depth); ++k)
-                    partial = std::fma(a.code(i, k), b.code(j, k), partial);
-                acc = scaled ? std::fma(partial, a.scale(i, first) * b.scale(j, first), acc) : partial;
+                    partial = std::fma(ca[k], cb[k], partial);
+                acc = scaled ? std::fma(partial, sa[first] * sb[first], acc) : partial;
             }
             d.push_back(acc);
         }
