@@ -1,4 +1,5 @@
 // Parameters, FLOPs and wire bytes of a configuration.
+#include "layers/transformer_block.h"
 #include "model/plan.h"
 
 #include <algorithm>
@@ -64,10 +65,7 @@ double probability_of_none_grouped(const MoeSpec& moe, int64_t ranks) {
 }  // namespace
 
 Recipe layer_recipe(const Config& config, int64_t layer) {
-    const ModelSpec& m = config.model;
-    const bool bf16 =
-        layer < m.num_layers_at_start_in_bf16 || layer >= m.num_layers - m.num_layers_at_end_in_bf16;
-    return bf16 ? Recipe::bf16 : config.precision.recipe;
+    return precision_of_layer(config.model, config.precision, static_cast<int>(layer)).recipe;
 }
 
 std::vector<ParameterPart> count_parameters(const Config& config) {

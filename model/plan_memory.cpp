@@ -1,4 +1,6 @@
 // Memory per GPU by category: what each parameter and each saved activation costs under each recipe and recompute mode.
+#include "layers/moe_layer.h"
+#include "layers/transformer_block.h"
 #include "model/config_check.h"
 #include "model/plan.h"
 
@@ -11,12 +13,13 @@ namespace {
 
 double f64(int64_t n) { return static_cast<double>(n); }
 
-// Bytes of one element of a saved weight-gradient operand, scales included. Blockwise and flow keep one FP8 copy with a
-// 4-byte scale per 128 values; tensorwise one FP8 copy; rowwise and MXFP8 keep BF16 and quantise along the rows in the
-// backward, because their scales run along the contraction.
+// Bytes of one element of a saved weight-gradient operand, scales included. The flow keeps the row codes (and transposes them in
+// the backward), the cast recipes keep the column copy; per-tensor and per-group scales weigh nothing.
 double operand_bytes(Recipe recipe) {
     switch (recipe) {
-        case Recipe::fp8_tensorwise: return 1;
+        case Recipe::fp8_tensorwise:
+        case Recipe::fp8_rowwise: return 1;
+        case Recipe::mxfp8: return 1 + 1.0 / f64(kMxBlock);
         case Recipe::fp8_blockwise:
         case Recipe::fp8_flow: return 1 + 4.0 / f64(kBlock);
         default: return 2;
@@ -91,18 +94,37 @@ int64_t first_moe_layer(const Config& config) {
     return std::find(layers.begin(), layers.end(), 1) - layers.begin();
 }
 
-// Bytes per row that live only while one MoE layer runs backward: dY, dA (BF16, F), d(fc1 out) (2F), dX (BF16); where weight
-// gradients read FP8, the transposed copies of dY, A, d(fc1 out) and X; and what recomputation makes again.
+bool keeps_fp8_operands(const PrecisionSpec& p) {
+    return is_fp8(p.recipe) && (p.fp8_wgrad || p.recipe == Recipe::fp8_flow);
+}
+
+// Per token, of the norm in front of a MoE layer or FFN: BF16 rows, and the FP8 rows that the recipe takes from the norm.
+double norm_output_bytes(const PrecisionSpec& p, double hidden, bool only_routed) {
+    const double plain = 2 * hidden;
+    if (p.recipe == Recipe::fp8_flow && p.moe_quantize_before_dispatch) {
+        const double scale = p.scale_format == ScaleFormat::pow2 ? 1 : 4;
+        return plain + hidden + scale * hidden / f64(kBlock);
+    }
+    return p.recipe == Recipe::fp8_tensorwise && !only_routed ? plain + 2 * hidden
+                                                              : plain;  // both orientations
+}
+
+// Bytes per row that live only while one MoE layer runs backward: dY [H], dA [F], dh [2F] and dX [H]; the FP8 copies of dY and dh
+// (the flow has them in FP8 alone, and transposes h's gradient and X for the weight gradient); and what recomputation makes again.
 double workspace_row_bytes(const Config& config) {
     const double hidden = f64(config.model.hidden_size), width = f64(config.moe.moe_ffn_hidden_size);
-    const double operand = is_fp8(config.precision.recipe) ? 1 + 4.0 / f64(kBlock) : 2;
-    const double transposed = is_fp8(config.precision.recipe) && config.precision.fp8_wgrad
-                                  ? operand * (2 * hidden + 3 * width)
-                                  : 0;
+    const Recipe recipe = config.precision.recipe;
+    const double operand = operand_bytes(recipe), plain = 2;
+    double bytes = plain * (width + hidden);  // dA, dX
+    if (recipe == Recipe::fp8_flow) {
+        bytes += operand * (hidden + 2 * width) + operand * (2 * width + hidden);
+    } else {
+        bytes += plain * (hidden + 2 * width);
+        if (is_fp8(recipe)) bytes += (config.precision.fp8_wgrad ? 2 : 1) * operand * (hidden + 2 * width);
+    }
     const int64_t layer = first_moe_layer(config);
-    const double again = saved_activation_bytes(config, layer, {}).per_row -
-                         saved_activation_bytes(config, layer, config.recompute).per_row;
-    return operand * hidden + 2 * width + operand * 2 * width + 2 * hidden + transposed + again;
+    return bytes + saved_activation_bytes(config, layer, {}).per_row -
+           saved_activation_bytes(config, layer, config.recompute).per_row;
 }
 
 // The peer-visible buffers of the pull-dispatch, push-combine design: two parities of everything a peer reads or writes.
@@ -121,62 +143,55 @@ double exchange_bytes(const Config& config) {
 }  // namespace
 
 double rank_row_capacity(const Config& config) {
-    const MoeSpec& moe = config.moe;
-    const int64_t ranks = config.parallel.expert_model_parallel_size;
-    const int64_t local_experts = moe.num_experts / ranks;
-    const double pads = f64((moe.moe_row_alignment - 1) * local_experts);
-    const double worst = f64(ranks * tokens_of(config) * std::min(moe.moe_router_topk, local_experts)) + pads;
-    if (moe.moe_expert_rank_capacity_factor == 0) return worst;
-    return std::min(
-        worst, moe.moe_expert_rank_capacity_factor * f64(tokens_of(config) * moe.moe_router_topk) + pads);
+    return f64(
+        MoeLayer::row_capacity(config.moe, tokens_of(config), config.parallel.expert_model_parallel_size));
 }
 
 SavedBytes saved_activation_bytes(const Config& config, int64_t layer, const RecomputeSpec& recompute) {
     const ModelSpec& m = config.model;
     const MoeSpec& moe = config.moe;
-    const Recipe recipe = layer_recipe(config, layer);
-    const double hidden = f64(m.hidden_size), operand = operand_bytes(recipe);
+    const PrecisionSpec precision = precision_of_layer(m, config.precision, static_cast<int>(layer));
+    const Recipe recipe = precision.recipe;
+    const double hidden = f64(m.hidden_size), plain = 2, word = 4;
+    const double operand = keeps_fp8_operands(precision) ? operand_bytes(recipe) : plain;
+    const bool routed = m.moe_layer_freq[static_cast<size_t>(layer)] == 1;
+    const double shared = routed ? f64(moe.moe_shared_expert_intermediate_size) : 0;
     SavedBytes saved;
-    saved.per_token = 2 * hidden;  // the layer's input, in every mode
+    saved.per_token = plain * hidden;  // the layer's input, in every mode
     if (recompute.recompute_granularity == RecomputeGranularity::full) return saved;
-    const double inverse_rms = 4;
     if (m.attention) {
-        const double q = f64(m.num_attention_heads * m.kv_channels),
-                     kv = 2 * f64(m.num_query_groups * m.kv_channels);
-        saved.per_token +=
-            inverse_rms + (recompute.layernorm ? 0 : 2 * hidden);  // norm output, the projections' operand
-        saved.per_token += 2 * (q + kv);                           // q, k, v
-        if (m.qk_layernorm) saved.per_token += 2 * (q + kv / 2);   // q and k before their norm
-        if (!recompute.core_attn)
-            saved.per_token += 2 * q + 4 * f64(m.num_attention_heads);  // output, log-sum-exp
-        saved.per_token += 2 * hidden;                                  // input of the second norm
+        const double heads = f64(m.num_attention_heads), groups = f64(m.num_query_groups),
+                     dim = f64(m.kv_channels);
+        saved.per_token += word + (recompute.layernorm ? 0 : plain * hidden);  // norm: 1/rms, output
+        saved.per_token += plain * (heads + 2 * groups) * dim;                 // q, k, v
+        if (m.qk_layernorm)
+            saved.per_token += (heads + groups) * (plain * dim + word);             // q, k before their norm
+        if (!recompute.core_attn) saved.per_token += heads * (plain * dim + word);  // output, log-sum-exp
+        saved.per_token += plain * hidden;  // input of the second norm
     }
-    saved.per_token += inverse_rms;
-    // A gated FFN saves its gate and up projections in BF16 and the activation as the operand of fc2's weight gradient.
-    const auto gated = [&](double width, bool activation) {
-        return 4 * width + (activation ? operand * width : 0);
+    saved.per_token +=
+        word + (recompute.layernorm ? 0 : norm_output_bytes(precision, hidden, routed && shared == 0));
+    // An FFN on local rows: gate and up in BF16, fc2's operand; cast recipes also fc1's column copy, unless the norm wrote it.
+    const bool casts_input = is_fp8(recipe) && precision.fp8_wgrad && recipe != Recipe::fp8_flow &&
+                             recipe != Recipe::fp8_tensorwise;
+    const auto local_ffn = [&](double width) {
+        return plain * 2 * width + operand * width + (casts_input ? operand * hidden : 0);
     };
-    if (m.moe_layer_freq[static_cast<size_t>(layer)] == 0) {
-        if (!recompute.layernorm) saved.per_token += operand * hidden;
-        saved.per_token += gated(f64(m.ffn_hidden_size), true);
+    if (!routed) {
+        saved.per_token += local_ffn(f64(m.ffn_hidden_size));
         return saved;
     }
-    const double shared = f64(moe.moe_shared_expert_intermediate_size), width = f64(moe.moe_ffn_hidden_size);
-    if (recompute.moe) {  // only the MoE layer's input
-        if (!recompute.layernorm) saved.per_token += 2 * hidden;
-        return saved;
-    }
-    if (!recompute.layernorm) {
-        saved.per_token += 2 * hidden;                                          // the router's operand
-        if (shared > 0 && is_fp8(recipe)) saved.per_token += operand * hidden;  // the shared expert's
-    }
-    const double id_and_prob = 4 + 4;
-    saved.per_token += 4 * f64(moe.num_experts);  // scores
-    saved.per_token += f64(config.parallel.expert_model_parallel_size * moe.moe_router_topk) * id_and_prob;
-    if (shared > 0 && !recompute.shared_experts) saved.per_token += gated(shared, true);
-    const double prob = 4;
-    saved.per_row = operand * hidden + prob;
-    if (!recompute.moe_expert) saved.per_row += gated(width, !recompute.moe_act);
+    if (recompute.moe) return saved;
+    const double ranks = f64(config.parallel.expert_model_parallel_size), topk = f64(moe.moe_router_topk);
+    saved.per_token += word * (f64(moe.num_experts) + 2 * topk);  // logits, ids, probs
+    saved.per_token +=
+        ranks * (2 * word * topk + word * (topk + 2));  // plan: all ranks' routing, received and sent rows
+    if (shared > 0 && !recompute.shared_experts) saved.per_token += local_ffn(shared);
+    const double width = f64(moe.moe_ffn_hidden_size);
+    // moe_expert keeps what was received: FP8 rows in the flow, BF16 rows in the cast recipes.
+    const bool received_only = recompute.moe_expert && recipe != Recipe::fp8_flow;
+    saved.per_row = 2 * word + (received_only ? plain : operand) * hidden;  // source and prob of a row
+    if (!recompute.moe_expert) saved.per_row += plain * 2 * width + (recompute.moe_act ? 0 : operand * width);
     return saved;
 }
 
