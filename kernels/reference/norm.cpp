@@ -85,7 +85,7 @@ void ReferenceOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const L
         for (int64_t row = 0; row < tokens; ++row) {
             load_row(args.x, row, values.data());
             rstd[row] = normalize(values.data(), g, args.eps);
-            part = std::max(part, amax_of(values.data(), width));
+            if (args.amax) part = std::max(part, amax_of(values.data(), width));
             if (row_tensor)
                 encode(values.data(), width, row_multiplier, args.rows.codes.dtype,
                        args.rows.codes.bytes_ptr() + row * width);

@@ -135,9 +135,14 @@ void quantize_column_block(const LoadSegment& load, const ColumnBlock& block, in
 }  // namespace
 
 float amax_of(const float* values, int64_t count) {
-    uint32_t amax = 0;
-    for (int64_t i = 0; i < count; ++i) amax = std::max(amax, magnitude_bits(values[i]));
-    return bits_float(amax);
+    constexpr int64_t kLanes = 16;  // so that the compiler vectorises; a maximum is the same in any order
+    uint32_t lanes[kLanes] = {};
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes)
+        for (int64_t lane = 0; lane < kLanes; ++lane)
+            lanes[lane] = std::max(lanes[lane], magnitude_bits(values[i + lane]));
+    for (; i < count; ++i) lanes[0] = std::max(lanes[0], magnitude_bits(values[i]));
+    return bits_float(*std::max_element(lanes, lanes + kLanes));
 }
 
 void encode(const float* values, int64_t count, float multiplier, DType dtype, uint8_t* codes) {

@@ -268,6 +268,27 @@ TEST(QuantizeColumns, JaggedGroupsOneScalePerGroupAndColumnInTheDualForm) {
     }
 }
 
+TEST(QuantizeColumns, RaggedGroupsPadsAndRowBase) {
+    ReferenceOps ops;
+    const GroupsFixture groups({5, 0, 129, 128, 1, 0, 300}, 128, 128);
+    for (ScaleLayout layout : kColumnLayouts) {
+        const int64_t cols = 72, src_base = 128, base = 384, n = groups.num_groups();
+        HostTensor src(DType::bf16, {groups.capacity() + src_base, cols});
+        fill_hard(src, 11);
+        src.set_row_base(src_base);
+        for (int64_t row = 0; row < groups.total(); ++row)  // pads are not read
+            for (int64_t col = 0; col < cols && groups.is_pad(row); ++col)
+                src.as<Bf16>()[(src_base + row) * cols + col] = {0x7F00};
+        HostFp8 dst(DType::e4m3, {cols, groups.capacity() + base}, layout, n);
+        HostFp8 want(DType::e4m3, {cols, groups.capacity() + base}, layout, n);
+        dst.set_row_base(base);
+        want.set_row_base(base);
+        expect_columns(src, ranges_of(groups), {}, want);
+        ops.quantize_columns({.src = src, .groups = groups, .dst = dst, .src2 = {}, .dst2 = {}});
+        expect_same(dst, want);
+    }
+}
+
 TEST(QuantizeDual, EqualsRowsAndColumnsAndIsOneCast) {
     ReferenceOps ops;
     const GroupsFixture groups({130, 0, 1, 256, 127}, 128, 128);
@@ -357,6 +378,57 @@ TEST(Quantize, NothingToDo) {
     ops.quantize_tensor({.src = src, .groups = {}, .rows = whole, .transposed = {}});
     EXPECT_GT(whole.scales.as<float>()[0], 0.0f);
     EXPECT_LT(whole.scales.as<float>()[0], 1e-10f);
+}
+
+// Layouts and shapes that do not fit are our bugs and are named, not computed.
+TEST(Quantize, RefusesWhatDoesNotFit) {
+    ReferenceOps ops;
+    HostTensor src(DType::bf16, {128, 256});
+    src.zero();
+    auto refused = [&](auto call) {
+        try {
+            call();
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ExitCode::internal);
+            return std::string(error.what());
+        }
+        return std::string("accepted");
+    };
+    const HostFp8 wire(DType::e4m3, {128, 256}, ScaleLayout::vec128_wire);
+    EXPECT_NE(
+        refused([&] {
+            ops.quantize_rows({.src = src, .groups = {}, .scale_format = ScaleFormat::fp32, .dst = wire});
+        }).find("scale_format fp32"),
+        std::string::npos);
+    const HostFp8 short_rows(DType::e4m3, {100, 256}, ScaleLayout::vec128);
+    EXPECT_NE(
+        refused([&] { ops.quantize_rows({.src = src, .groups = {}, .dst = short_rows}); }).find("128 rows"),
+        std::string::npos);
+    const HostFp8 tiles(DType::e4m3, {128, 256}, ScaleLayout::tile128);
+    EXPECT_NE(refused([&] { ops.quantize_rows({.src = src, .groups = {}, .dst = tiles}); }).find("tile128"),
+              std::string::npos);
+    const GroupsFixture groups({50, 60}, 16);
+    const HostFp8 columns(DType::e4m3, {256, 128}, ScaleLayout::vec128);
+    EXPECT_NE(
+        refused([&] {
+            ops.quantize_columns({.src = src, .groups = groups, .dst = columns, .src2 = {}, .dst2 = {}});
+        }).find("aligned to 128, not 16 (moe_row_alignment)"),
+        std::string::npos);
+    const HostFp8 rows(DType::e4m3, {128, 256}, ScaleLayout::vec128),
+        half(DType::e5m2, {256, 128}, ScaleLayout::tile128);
+    EXPECT_NE(refused([&] { ops.transpose_fp8({.src = rows, .groups = {}, .dst = half}); }).find("e5m2"),
+              std::string::npos);
+}
+
+TEST(Quantize, CountsTheBytesOfItsOwnRows) {
+    ReferenceOps ops;
+    const GroupsFixture groups({100, 28}, 128);  // capacity 256
+    HostTensor src(DType::bf16, {1024, 256});    // of a larger shared buffer
+    src.zero();
+    HostFp8 dst(DType::e4m3, {2048, 256}, ScaleLayout::vec128);
+    ops.quantize_rows({.src = src, .groups = groups, .dst = dst});
+    EXPECT_EQ(ops.counts().at("quantize_rows").calls, 1);
+    EXPECT_DOUBLE_EQ(ops.counts().at("quantize_rows").bytes, 256.0 * (2 * 256 + 256 + 2 * 4));
 }
 
 }  // namespace
