@@ -3,6 +3,7 @@
 #include "layers/transformer_block.h"
 #include "model/config_check.h"
 #include "model/plan.h"
+#include "model/transformer.h"
 
 #include <fmt/format.h>
 
@@ -215,6 +216,7 @@ std::vector<MemoryItem> memory_items(const Config& config) {
     for (const auto& part : count_parameters(config)) parameters += f64(part.per_rank);
     const WeightBytes weights = weight_bytes(config);
     const bool has_moe = std::count(m.moe_layer_freq.begin(), m.moe_layer_freq.end(), 1) > 0;
+    const double head_tokens = f64(std::min(kHeadChunk, tokens_of(config)));
     const double vocabulary = f64(m.padded_vocab_size),
                  workspace_row = has_moe ? workspace_row_bytes(config) : 0;
     const std::string of = fmt::format("{:.4g} B parameters here", parameters / 1e9);
@@ -227,8 +229,8 @@ std::vector<MemoryItem> memory_items(const Config& config) {
         {"main gradients (FP32)", 4 * parameters, "4 bytes x " + of},
         {"saved activations", saved_bytes(config, config.recompute, capacity),
          fmt::format("{:.0f} tokens and room for {:.0f} rows, {} layers", tokens, capacity, m.num_layers)},
-        {"logits and their gradient", tokens * vocabulary * (4 + 2),
-         fmt::format("{:.0f} tokens x {:.0f} x 6", tokens, vocabulary)},
+        {"logits and their gradient", head_tokens * vocabulary * (4 + 2),
+         fmt::format("{:.0f} tokens at a time x {:.0f} x 6", head_tokens, vocabulary)},
         {"MoE workspace", capacity * workspace_row,
          fmt::format("{:.0f} rows x {:.0f} bytes, one layer's backward", capacity, workspace_row)},
         {"exchange buffers", has_moe ? exchange_bytes(config) : 0,

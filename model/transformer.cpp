@@ -5,10 +5,6 @@
 
 namespace fp8flow {
 
-namespace {
-constexpr int64_t kHeadChunk = 2048;  // tokens whose fp32 logits exist at once
-}
-
 Transformer::Transformer(const TransformerSpec& spec, Ops& ops)
     : spec_(spec),
       ops_(ops),

@@ -8,6 +8,8 @@
 
 namespace fp8flow {
 
+inline constexpr int64_t kHeadChunk = 2048;  // tokens whose fp32 logits exist at once
+
 struct TransformerSpec {
     ModelSpec model;
     MoeSpec moe;
