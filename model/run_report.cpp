@@ -1,3 +1,4 @@
+// Log lines, the step line, metrics records: what a run tells its user.
 #include "model/run_report.h"
 
 #include "model/plan.h"

@@ -1,3 +1,4 @@
+// Smoothing, relative errors and the verdict of `validate`.
 #include "model/validate.h"
 
 #include "kernels/core/error.h"

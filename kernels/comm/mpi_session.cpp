@@ -1,3 +1,4 @@
+// MPI of this process: initialise, finalise, abort.
 #include "kernels/comm/mpi_session.h"
 
 #include <mpi.h>
