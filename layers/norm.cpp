@@ -1,6 +1,8 @@
 // One pass that writes BF16 rows and the FP8 rows of the recipe; delayed scaling keeps its history here.
 #include "layers/norm.h"
 
+#include "layers/tensor_stats.h"
+
 #include <vector>
 
 namespace fp8flow {
@@ -29,6 +31,8 @@ void Norm::forward(Context& ctx, const TensorView& x, Arena& arena, NormSaved& s
     saved.x = x;
     saved.rstd = ctx.saved.tensor(DType::f32, {x.rows()}, "norm");
     write(ctx, arena, saved);
+    if (ctx.tensor_stats != nullptr && !ctx.recomputing && saved.out.quantized)
+        ctx.tensor_stats->observe(ctx, "norm", saved.out.quantized, {}, saved.out.plain);
 }
 
 void Norm::recompute(Context& ctx, Arena& arena, NormSaved& saved) const { write(ctx, arena, saved); }

@@ -76,7 +76,7 @@ public:
                        const TensorView& y) const override {
         ArenaScope scope(ctx.scratch);
         begin_dense(ctx, saved);
-        saved.x = local_rows(ctx, x, saved);
+        saved.x = local_rows(ctx, x, DType::e4m3, saved);
         experts_forward(ctx, weights, saved, y);
         saved.x = {};
     }
@@ -84,8 +84,9 @@ public:
     void dense_backward(Context& ctx, const TokenRows& x, const TokenRows& dy, const ExpertWeights& weights,
                         ExpertsSaved& saved, const TensorView& dx) const override {
         ArenaScope scope(ctx.scratch);
-        saved.x = local_rows(ctx, x, saved);
-        experts_backward(ctx, weights, saved, local_rows(ctx, dy, saved), {}, dx);
+        saved.x = local_rows(ctx, x, DType::e4m3, saved);
+        const Fp8Tensor dye = local_rows(ctx, dy, gradient_code(precision_), saved);
+        experts_backward(ctx, weights, saved, dye, {}, dx);
     }
 
 private:
@@ -181,7 +182,7 @@ private:
     }
 
     // Rows that stay on this rank: the token's own FP8 rows, with their scales in the GEMM's order.
-    Fp8Tensor local_rows(Context& ctx, const TokenRows& tokens, const ExpertsSaved& saved) const {
+    Fp8Tensor local_rows(Context& ctx, const TokenRows& tokens, DType code, const ExpertsSaved& saved) const {
         const int64_t num_tokens = tokens.plain.rows(), width = tokens.plain.cols();
         if (precision_.moe_quantize_before_dispatch) {
             const TensorView scales =
@@ -189,8 +190,7 @@ private:
             ctx.ops.relayout_scales({.wire = tokens.quantized.scales, .vec128 = scales}, ctx.launch);
             return {.codes = tokens.quantized.codes, .scales = scales, .layout = ScaleLayout::vec128};
         }
-        const Fp8Tensor dst =
-            ctx.scratch.fp8(DType::e4m3, {num_tokens, width}, ScaleLayout::vec128, "dispatch");
+        const Fp8Tensor dst = ctx.scratch.fp8(code, {num_tokens, width}, ScaleLayout::vec128, "dispatch");
         cast(ctx, tokens.plain, saved, dst);
         return dst;
     }

@@ -74,8 +74,11 @@ void dispatch(Context& ctx, const Fp8Tensor& tokens, const FlowPlan& plan, Permu
     ArenaScope scope(ctx.scratch);
     const int64_t width = tokens.codes.cols();
     const int64_t received_rows = plan.unpadded.all_ids.dim(0) * plan.unpadded.all_ids.dim(1);
-    const Fp8Tensor received =
-        ctx.scratch.fp8(tokens.codes.dtype, {received_rows, width}, tokens.layout, "dispatch");
+    Fp8Tensor received{.codes = ctx.scratch.tensor(tokens.codes.dtype, {received_rows, width}, "dispatch"),
+                       .layout = tokens.layout};
+    if (tokens.scales)  // E8M0 bytes, or fp32 where scales are free
+        received.scales =
+            ctx.scratch.tensor(tokens.scales.dtype, {received_rows, tokens.scales.cols()}, "dispatch");
     ctx.exchange.dispatch_rows(tokens, plan.unpadded, received, ctx.scratch, ctx.launch);
     const Fp8Tensor permuted = ctx.scratch.fp8(tokens.codes.dtype, {plan.unpadded.groups.row_capacity, width},
                                                dst.layout, "dispatch");

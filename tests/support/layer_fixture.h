@@ -1,0 +1,299 @@
+// One rank's surroundings of a layer (ops, exchange, poisoned arenas, Context), and two runs built on it: a transformer block without or
+// with attention, and a whole model. Every allocation starts as NaN, so a flow that reads what nobody wrote is noticed.
+#pragma once
+
+#include "kernels/comm/group_exchange.h"
+#include "kernels/reference/reference_ops.h"
+#include "model/transformer.h"
+#include "tests/support/tensors.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace fp8flow::test {
+
+// Passes everything on, and fills what it hands out with 0xFF.
+class PoisonDevice final : public Device {
+public:
+    explicit PoisonDevice(Device& device) : device_(device) {}
+    void* allocate(std::size_t bytes) override {
+        void* data = device_.allocate(bytes);
+        device_.fill(data, 0xFF, bytes);
+        return data;
+    }
+    void free(void* data) override { device_.free(data); }
+    void copy_in(void* device, const void* host, std::size_t bytes, Stream stream) override {
+        device_.copy_in(device, host, bytes, stream);
+    }
+    void copy_out(void* host, const void* device, std::size_t bytes, Stream stream) override {
+        device_.copy_out(host, device, bytes, stream);
+    }
+    void copy(void* to, const void* from, std::size_t bytes, Stream stream) override {
+        device_.copy(to, from, bytes, stream);
+    }
+    void fill(void* device, uint8_t value, std::size_t bytes, Stream stream) override {
+        device_.fill(device, value, bytes, stream);
+    }
+    void synchronize() override { device_.synchronize(); }
+    int64_t free_bytes() const override { return device_.free_bytes(); }
+
+private:
+    Device& device_;
+};
+
+// Model, recipe and batch of a test: small enough that a step takes milliseconds.
+struct LayerCase {
+    ModelSpec model;
+    MoeSpec moe;
+    PrecisionSpec precision;
+    RecomputeSpec recompute;
+    std::vector<int64_t> tokens{64};  // by rank; expert parallel over all of them
+    bool forced_routing = true;       // round robin: the same experts under every recipe
+    uint64_t seed = 1;
+
+    LayerCase() {
+        model.num_layers = 1;
+        model.hidden_size = 128;
+        model.attention = false;
+        model.num_attention_heads = 4;
+        model.num_query_groups = 2;
+        model.kv_channels = 32;
+        model.ffn_hidden_size = 256;
+        model.vocab_size = 100;
+        model.padded_vocab_size = 128;
+        model.init_method_std = 0.1;
+        model.seq_length = 16;
+        model.moe_layer_freq = {1};
+        moe.num_experts = 4;
+        moe.moe_ffn_hidden_size = 128;
+    }
+    static LayerCase of(Recipe recipe) {
+        LayerCase c;
+        c.precision.recipe = recipe;
+        return c;
+    }
+    int ranks() const { return static_cast<int>(tokens.size()); }
+    int64_t slots() const { return *std::max_element(tokens.begin(), tokens.end()); }
+    DType activation() const { return precision.recipe == Recipe::fp32 ? DType::f32 : DType::bf16; }
+    MoeSpec moe_spec() const {
+        MoeSpec spec = moe;
+        spec.moe_router_force_load_balancing = forced_routing;
+        return spec;
+    }
+};
+
+// What one rank lends to its layers.
+struct RankFixture {
+    const LayerCase& c;
+    ReferenceOps ops;
+    GroupExchange exchange;
+    PoisonDevice poison{ops.device()};
+    Arena state{ops.device(), "state"}, saved{ops.device(), "saved", true},
+        scratch{ops.device(), "scratch", true};
+    int64_t layer_rows;
+    RowArena rows;
+    StageTimer timer;
+    RowGroups all_tokens;
+    TensorView status;
+
+    RankFixture(ProcessGroup& group, const LayerCase& layer_case)
+        : c(layer_case),
+          exchange(group, ops, c.moe.moe_combine_order),
+          layer_rows(MoeLayer::row_capacity(c.moe, c.slots(), group.size())),
+          rows(poison, layer_rows * c.model.num_layers, c.model.num_layers + 1) {
+        status = state.tensor(DType::i32, {1}, "step");
+        ops.zero({.y = status});
+        const int64_t count = tokens(), group_words[3] = {count, 0, count};
+        all_tokens = {.num_groups = 1,
+                      .counts = state.tensor(DType::i64, {1}, "batch"),
+                      .offsets = state.tensor(DType::i64, {2}, "batch"),
+                      .row_capacity = count,
+                      .alignment = kBlock};
+        ops.device().copy_in(all_tokens.counts.data, group_words, sizeof(int64_t));
+        ops.device().copy_in(all_tokens.offsets.data, group_words + 1, 2 * sizeof(int64_t));
+    }
+    int64_t tokens() const { return c.tokens[static_cast<std::size_t>(exchange.rank())]; }
+
+    Context context() {
+        Context ctx{.ops = ops,
+                    .exchange = exchange,
+                    .saved = saved,
+                    .scratch = scratch,
+                    .rows = rows,
+                    .timer = timer,
+                    .activation = c.activation()};
+        ctx.tokens = tokens();
+        ctx.tokens_per_rank = c.slots();
+        ctx.seq_length = c.model.seq_length;
+        ctx.layer_row_capacity = layer_rows;
+        ctx.all_tokens = all_tokens;
+        ctx.data_parallel_size = exchange.size();
+        for (int64_t count : c.tokens) ctx.global_tokens += count;
+        ctx.step_status = status;
+        return ctx;
+    }
+};
+
+// What one rank has after one forward and backward.
+struct LayerResult {
+    std::vector<double> x, dy, y, dx;  // block only
+    double loss = 0;                   // model only: summed over this rank's tokens
+    double balancing_loss = 0, z_loss = 0;
+    std::map<std::string, std::vector<double>> gradients;  // by parameter; this rank's part
+    std::vector<std::vector<int64_t>> router_counts;       // by MoE layer, over all ranks
+    std::map<std::string, OpCount> ops;
+    int64_t casts = 0;
+    WireBytes wire;
+    int64_t dispatches = 0, combines = 0;
+    int64_t saved_bytes = 0;                  // arena `saved` at its fullest
+    std::map<std::string, double> row_bytes;  // saved bytes per routed row, by kind
+    int64_t in_use = 0;                       // of both arenas, after the backward
+    int32_t status = 0;
+
+    int64_t calls(const std::string& op) const {
+        const auto found = ops.find(op);
+        return found == ops.end() ? 0 : found->second.calls;
+    }
+};
+
+inline void read_router(const Router& router, LayerResult& result) {
+    const TensorView counts = router.step_counts();
+    result.router_counts.emplace_back(counts.as<int64_t>(), counts.as<int64_t>() + counts.numel());
+    result.balancing_loss += get(router.balancing_loss(), 0);
+    result.z_loss += get(router.z_loss(), 0);
+}
+
+inline void read_rank(RankFixture& rank, ParameterStore& store, LayerResult& result) {
+    for (const Parameter& p : store.all()) result.gradients[p.spec.name] = to_doubles(p.main_grad);
+    result.ops = rank.ops.counts();
+    result.casts = rank.ops.num_casts();
+    result.wire = rank.exchange.wire_bytes();
+    result.dispatches = rank.exchange.num_dispatches();
+    result.combines = rank.exchange.num_combines();
+    result.saved_bytes = rank.saved.peak_bytes();
+    result.row_bytes = rank.rows.bytes_per_row();
+    result.in_use = rank.saved.bytes_in_use() + rank.scratch.bytes_in_use();
+    result.status = rank.status.as<int32_t>()[0];
+}
+
+// Values that BF16 holds, so that every recipe and fp32 start from the same numbers.
+inline void fill_bf16_normal(const TensorView& view, uint64_t seed, double stddev) {
+    fill(view, [&](int64_t i) {
+        const double value = stddev * random_normal(seed, 0, static_cast<uint64_t>(i));
+        return to_float(to_bf16(static_cast<float>(value)));
+    });
+}
+
+// Layer 0 of the case as a block, forward and backward. x is small, so that the residual stream adds little to y's rounding; the
+// norm makes it unit-sized.
+inline LayerResult run_block(ProcessGroup& group, const LayerCase& c, TensorStats* stats = nullptr) {
+    RankFixture rank(group, c);
+    LayerResult result;
+    ParameterStore store(rank.ops, c.seed);
+    const TransformerBlock block(store, rank.poison, c.model, c.moe_spec(), c.precision, c.recompute,
+                                 c.activation(), {0, group.rank(), group.size()});
+    Context ctx = rank.context();
+    ctx.tensor_stats = stats;
+    const int64_t hidden = c.model.hidden_size;
+    const uint64_t seed = 100 * c.seed + static_cast<uint64_t>(group.rank());
+    HostTensor x(c.activation(), {ctx.tokens, hidden}), dy(c.activation(), {ctx.tokens, hidden}),
+        y(c.activation(), {ctx.tokens, hidden}), dx(c.activation(), {ctx.tokens, hidden});
+    fill_bf16_normal(x, seed, 0.0625);
+    fill_bf16_normal(dy, seed + 50, 1.0);
+    for (Parameter& p : store.all()) rank.ops.device().fill(p.main_grad.data, 0xFF, p.main_grad.bytes());
+
+    rank.ops.reset_counts();
+    block.begin_step(ctx);
+    {
+        ArenaScope scope(rank.saved);
+        BlockSaved saved;
+        block.forward(ctx, x, saved, y);
+        block.backward(ctx, dy, saved, dx);
+    }
+    block.end_step(ctx, 0);
+    if (block.router() != nullptr) read_router(*block.router(), result);
+    read_rank(rank, store, result);
+    result.x = to_doubles(x);
+    result.dy = to_doubles(dy);
+    result.y = to_doubles(y);
+    result.dx = to_doubles(dx);
+    return result;
+}
+
+inline std::vector<LayerResult> run_block(const LayerCase& c) {
+    std::vector<LayerResult> results(c.tokens.size());
+    run_thread_ranks(c.ranks(), 60, [&](ProcessGroup& group) {
+        results[static_cast<std::size_t>(group.rank())] = run_block(group, c);
+    });
+    return results;
+}
+
+// A whole model on one rank, with the tokens of one micro-batch; parameters stay between runs, so that a test can move them.
+class ModelFixture {
+public:
+    ModelFixture(ProcessGroup& group, const LayerCase& c)
+        : rank_(group, c),
+          model_({.model = c.model,
+                  .moe = c.moe_spec(),
+                  .precision = c.precision,
+                  .recompute = c.recompute,
+                  .expert_parallel_rank = group.rank(),
+                  .expert_parallel_size = group.size(),
+                  .seed = c.seed},
+                 rank_.ops) {
+        const int64_t count = rank_.tokens();
+        tokens_ = rank_.state.tensor(DType::i32, {count}, "batch");
+        labels_ = rank_.state.tensor(DType::i32, {count}, "batch");
+        loss_ = rank_.state.tensor(DType::f32, {1}, "step");
+        for (int64_t i = 0; i < count; ++i) {
+            const auto words =
+                random_words(c.seed + 7, static_cast<uint64_t>(group.rank()), static_cast<uint64_t>(i));
+            tokens_.as<int32_t>()[i] =
+                static_cast<int32_t>(words[0] % static_cast<uint64_t>(c.model.vocab_size));
+            labels_.as<int32_t>()[i] =
+                static_cast<int32_t>(words[1] % static_cast<uint64_t>(c.model.vocab_size));
+        }
+    }
+
+    ParameterStore& parameters() { return model_.parameters(); }
+    RankFixture& rank() { return rank_; }
+    Transformer& model() { return model_; }
+    TensorView tokens() const { return tokens_; }
+
+    // One micro-batch; gradients are those of the mean over all ranks' tokens plus the router's losses. `offset` is where the sum of
+    // losses starts: -(what is expected) keeps small differences from being rounded away.
+    LayerResult step(float offset = 0) {
+        Context ctx = rank_.context();
+        rank_.ops.reset_counts();
+        rank_.exchange.reset_counts();
+        rank_.saved.reset_peak();
+        loss_.as<float>()[0] = offset;
+        model_.begin_step(ctx);
+        model_.train_micro_batch(ctx, tokens_, labels_, 1.0f / static_cast<float>(ctx.global_tokens), loss_);
+        LayerResult result;
+        read_rank(rank_, model_.parameters(), result);
+        model_.end_step(ctx, 0);
+        result.loss = get(loss_, 0);
+        for (const auto& block : model_.blocks())
+            if (block->router() != nullptr) read_router(*block->router(), result);
+        return result;
+    }
+
+private:
+    RankFixture rank_;
+    Transformer model_;
+    TensorView tokens_, labels_, loss_;
+};
+
+inline std::vector<LayerResult> run_model(const LayerCase& c) {
+    std::vector<LayerResult> results(c.tokens.size());
+    run_thread_ranks(c.ranks(), 60, [&](ProcessGroup& group) {
+        results[static_cast<std::size_t>(group.rank())] = ModelFixture(group, c).step();
+    });
+    return results;
+}
+
+}  // namespace fp8flow::test
