@@ -107,6 +107,10 @@ void Norm::backward(Context& ctx, const TensorView& dy, const TensorView& dresid
                               ctx.launch);
 }
 
+void Norm::begin_step(Context& ctx) const {
+    if (output_ == NormOutput::tensor_scaled) ctx.ops.zero({.y = amax_}, ctx.launch);
+}
+
 void Norm::update_state(Context& ctx, int64_t step) const {
     if (output_ != NormOutput::tensor_scaled) return;
     ctx.exchange.all_reduce(Reduce::max, Ranks::world, amax_, ctx.launch);

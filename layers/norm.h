@@ -25,7 +25,8 @@ public:
     // dx = norm backward of dy + dresidual.
     void backward(Context& ctx, const TensorView& dy, const TensorView& dresidual, const NormSaved& saved,
                   const TensorView& dx) const;
-    // End of step: the delayed scale of the next one.
+    // Start of a step, also of one that is done again: the maximum seen so far to zero. End of step: the delayed scale of the next one.
+    void begin_step(Context& ctx) const;
     void update_state(Context& ctx, int64_t step) const;
 
 private:

@@ -23,7 +23,7 @@ struct WeightFormat {
 enum class Init { normal, zeros, ones };
 
 struct ParameterSpec {
-    std::string name;              // "layers.3.moe.experts.w1"; seeds the initial values
+    std::string name;              // "layers.3.moe.experts.linear_fc1.weight"; seeds the initial values
     int64_t shape[3] = {0, 0, 0};  // [N], [N, K] or [E, N, K]
     int rank = 2;
     Init init = Init::normal;

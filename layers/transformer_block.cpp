@@ -116,6 +116,7 @@ void TransformerBlock::backward_once(Context& ctx, const TensorView& dy, BlockSa
 
 void TransformerBlock::begin_step(Context& ctx) const {
     if (moe_) moe_->router().begin_step(ctx);
+    ffn_norm_->begin_step(ctx);
 }
 
 void TransformerBlock::end_step(Context& ctx, int64_t step) const {

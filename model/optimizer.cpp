@@ -39,19 +39,26 @@ void Optimizer::global_norm(Context& ctx, ParameterStore& store) {
     ctx.ops.add({.a = dense_squares_, .b = expert_squares_, .y = dense_squares_}, ctx.launch);
 }
 
-void Optimizer::step(Context& ctx, ParameterStore& store, int64_t step) {
+void Optimizer::step(Context& ctx, ParameterStore& store, const TensorView& loss_sum, int64_t step) {
     auto timed = ctx.stage("optimizer");
     for (Parameter& p : store.all())
         ctx.exchange.all_reduce(Reduce::sum, p.spec.expert ? Ranks::expert_replicas : Ranks::world,
                                 p.main_grad, ctx.launch);
-    global_norm(ctx, store);
-    ctx.ops.clip_factor({.norm_squared = dense_squares_,
-                         .clip = static_cast<float>(training_.clip_grad),
-                         .status = ctx.step_status,
-                         .norm = norm_,
-                         .factor = factor_},
-                        ctx.launch);
+    ctx.exchange.all_reduce(Reduce::sum, Ranks::world, loss_sum, ctx.launch);
+    // Before loss and norm are judged: the numbers of a step that overflowed on any rank mean nothing, whatever they are. Both are the
+    // same on every rank, so one that is not finite needs no second reduction.
     ctx.exchange.all_reduce(Reduce::max, Ranks::world, ctx.step_status, ctx.launch);
+    global_norm(ctx, store);
+    auto judge = [&](const TensorView& value, double clip) {
+        ctx.ops.clip_factor({.norm_squared = value,
+                             .clip = static_cast<float>(clip),
+                             .status = ctx.step_status,
+                             .norm = norm_,
+                             .factor = factor_},
+                            ctx.launch);
+    };
+    judge(loss_sum, 0.0);  // for its status alone: gradients can be finite where the loss is not
+    judge(dense_squares_, training_.clip_grad);
 
     const double t = static_cast<double>(step + 1);
     for (Parameter& p : store.all()) {

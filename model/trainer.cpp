@@ -187,9 +187,8 @@ void Trainer::run_micro_batches() {
     }
     timer_.set_direction("update");
     Context ctx = make_context(batcher_.num_micro_batches() - 1);
-    optimizer_->step(ctx, transformer_->parameters(), step_);
+    optimizer_->step(ctx, transformer_->parameters(), loss_sum_, step_);
     transformer_->end_step(ctx, step_);
-    exchange_->all_reduce(Reduce::sum, Ranks::world, loss_sum_);
 }
 
 void Trainer::grow_rows() {
@@ -226,7 +225,6 @@ StepResult Trainer::step() {
     result.wire = exchange_->wire_bytes();
     result.casts = ops_->num_casts();
     result.peak_bytes = saved_->peak_bytes() + scratch_->peak_bytes() + rows_->reserved_bytes();
-    if (!std::isfinite(result.lm_loss)) report_non_finite();
     ++step_;
     result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return result;
@@ -258,46 +256,73 @@ double Trainer::evaluate(int64_t batches) {
     Arena words(ops_->device(), "evaluation");
     const TensorView loss = words.tensor(DType::f32, {1}, "evaluation");
     double sum = 0;
-    timer_.set_direction("evaluation");
-    for (int64_t b = 0; b < batches; ++b) {
-        for (int64_t m = 0; m < batcher_.num_micro_batches(); ++m) {
-            Context ctx = make_context(m);
-            ctx.tensor_stats = nullptr;
-            TensorView tokens, labels;
-            load_batch(ctx, Split::held_out, b, m, tokens, labels);
-            ops_->zero({.y = loss});
-            transformer_->evaluate(ctx, tokens, labels, loss);
-            sum += read_word<float>(loss);
-        }
-    }
+    for (int64_t b = 0; b < batches; ++b)
+        for (int64_t m = 0; m < batcher_.num_micro_batches(); ++m) sum += evaluate_micro_batch(b, m, loss);
     world_.all_reduce_sum(std::span<double>(&sum, 1));
+    require(std::isfinite(sum), ExitCode::numeric, "the held-out loss after step {} is not finite", step_);
     return sum / static_cast<double>(batches * config_.training.global_batch_size * config_.model.seq_length);
 }
 
-// The first tensor with a NaN or Inf: weights first, then gradients in the order of the model.
+// This rank's sum of losses. Like a step, it is done again where a rank ran out of rows.
+double Trainer::evaluate_micro_batch(int64_t batch, int64_t micro_batch, const TensorView& loss) {
+    for (;;) {
+        timer_.set_direction("evaluation");
+        Context ctx = make_context(micro_batch);
+        ctx.tensor_stats = nullptr;
+        TensorView tokens, labels;
+        load_batch(ctx, Split::held_out, batch, micro_batch, tokens, labels);
+        ops_->zero({.y = status_});
+        ops_->zero({.y = loss});
+        transformer_->evaluate(ctx, tokens, labels, loss);
+        exchange_->all_reduce(Reduce::max, Ranks::world, status_);
+        if (read_word<int32_t>(status_) == 0) return read_word<float>(loss);
+        grow_rows();
+    }
+}
+
+// The first tensor with a NaN or Inf, weights before gradients, low ranks before high ones. All ranks agree on it, since a bad weight of
+// one rank spoils gradients everywhere.
 void Trainer::report_non_finite() {
+    struct Finding {
+        int64_t kind = 2;  // 0: a weight, 1: a gradient, 2: none
+        int64_t parameter = 0, count = 0, first = 0;
+    };
     Arena words(ops_->device(), "search");
     const TensorView count = words.tensor(DType::i64, {1}, "search"),
                      first = words.tensor(DType::i64, {1}, "search");
-    for (const bool weights : {true, false}) {
-        for (const Parameter& p : transformer_->parameters().all()) {
+    const auto& parameters = transformer_->parameters().all();
+    const auto search = [&](int64_t kind) {
+        for (size_t i = 0; i < parameters.size(); ++i) {
+            const Parameter& p = parameters[i];
             const int64_t zero = 0, none = -1;
             ops_->device().copy_in(count.data, &zero, sizeof zero);
             ops_->device().copy_in(first.data, &none, sizeof none);
-            ops_->count_non_finite({.x = weights ? p.master : p.main_grad, .count = count, .first = first});
+            ops_->count_non_finite({.x = kind == 0 ? p.master : p.main_grad, .count = count, .first = first});
             const int64_t found = read_word<int64_t>(count);
             if (found == 0) continue;
-            fail(ExitCode::numeric,
-                 "step {}: rank {}: {} has {} values that are not finite, the first at index {}; the step "
-                 "was not applied{}",
-                 step_ + 1, world_.rank(), weights ? p.spec.name : "the gradient of " + p.spec.name, found,
-                 read_word<int64_t>(first), weights ? "" : "; lower training.lr or check the data");
+            const int64_t offset = p.spec.expert ? p.spec.first_expert * (p.numel() / p.spec.shape[0]) : 0;
+            return Finding{kind, static_cast<int64_t>(i), found, offset + read_word<int64_t>(first)};
         }
-    }
+        return Finding{};
+    };
+    Finding mine = search(0);
+    if (mine.kind == 2) mine = search(1);
+    std::vector<Finding> all(static_cast<size_t>(world_.size()));
+    world_.all_gather(&mine, sizeof mine, all.data());
+    const auto worst = std::min_element(all.begin(), all.end(),
+                                        [](const auto& a, const auto& b) { return a.kind < b.kind; });
+    if (worst->kind == 2)
+        fail(ExitCode::numeric,
+             "step {}: the loss is not finite, though all weights and gradients are; the step was not "
+             "applied; "
+             "lower training.lr",
+             step_ + 1);
+    const std::string& name = parameters[static_cast<size_t>(worst->parameter)].spec.name;
     fail(ExitCode::numeric,
-         "step {}: rank {}: the loss is not finite, though weights and gradients of this rank are; another "
-         "rank's are not",
-         step_ + 1, world_.rank());
+         "step {}: rank {}: {}{} has {} values that are not finite, the first at index {}; the step was not "
+         "applied{}",
+         step_ + 1, worst - all.begin(), worst->kind == 0 ? "" : "the gradient of ", name, worst->count,
+         worst->first, worst->kind == 0 ? "" : "; lower training.lr or check the data");
 }
 
 int64_t Trainer::parameters_total() const {

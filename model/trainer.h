@@ -67,6 +67,7 @@ private:
     void run_micro_batches();
     void load_batch(Context& ctx, Split split, int64_t global_batch, int64_t micro_batch, TensorView& tokens,
                     TensorView& labels);
+    double evaluate_micro_batch(int64_t batch, int64_t micro_batch, const TensorView& loss);
     void grow_rows();
     void read_router_statistics(StepResult& result);
     [[noreturn]] void report_non_finite();

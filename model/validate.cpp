@@ -3,7 +3,6 @@
 
 #include "kernels/core/error.h"
 
-#include <algorithm>
 #include <cmath>
 
 namespace fp8flow {
@@ -27,12 +26,16 @@ Comparison compare(const Curve& arm, const Curve& baseline, double decay, int64_
     Comparison result;
     result.name = arm.name;
     double ratio = 0;
+    // std::max would drop a NaN, and a curve that is not a number must not pass
+    const auto raise = [](double& largest, double value) {
+        if (value > largest || std::isnan(value)) largest = value;
+    };
     for (size_t i = 0; i < steps; ++i) {
         result.relative_error.push_back(std::abs(smooth[i] - base[i]) / base[i]);
         result.raw_relative_error.push_back(std::abs(arm.loss[i] - baseline.loss[i]) / baseline.loss[i]);
         if (static_cast<int64_t>(i) < warmup) continue;
-        result.max = std::max(result.max, result.relative_error[i]);
-        result.raw_max = std::max(result.raw_max, result.raw_relative_error[i]);
+        raise(result.max, result.relative_error[i]);
+        raise(result.raw_max, result.raw_relative_error[i]);
         result.mean += result.relative_error[i];
         ratio += arm.grad_norm[i] / baseline.grad_norm[i];
     }
@@ -53,7 +56,7 @@ const char* name_of(Verdict verdict) {
 }
 
 Verdict judge(double max_error, double noise, double bar) {
-    if (noise > 0.5 * bar) return Verdict::inconclusive;
+    if (!(noise <= 0.5 * bar)) return Verdict::inconclusive;
     return max_error <= bar ? Verdict::pass : Verdict::miss;
 }
 
