@@ -1,5 +1,5 @@
 # One executable per test file, one ctest entry per executable (MPI tests: one per number of ranks). Labels: unit, mpi,
-# gpu, slow. A test links the floors that its include lines name, so that one floor's tests build without the others.
+# cli (the built program, driven by command lines), gpu, slow. A test links the floors that its include lines name, so that one floor's tests build without the others.
 find_package(GTest REQUIRED)
 include(ProcessorCount)
 
@@ -107,6 +107,18 @@ foreach(source ${mpi_tests})
             ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=1")
     endforeach()
 endforeach()
+
+file(GLOB cli_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/cli/*_test.cpp)
+if(TARGET fp8flow)
+    foreach(source ${cli_tests})
+        fp8flow_test_executable(${source} ${PROJECT_SOURCE_DIR}/tests/cli/command.cpp)
+        target_link_libraries(${test_name} PRIVATE GTest::gtest_main nlohmann_json::nlohmann_json)
+        add_dependencies(${test_name} fp8flow)
+        add_test(NAME ${test_name} COMMAND ${test_name})
+        set_tests_properties(${test_name} PROPERTIES LABELS cli TIMEOUT 300 PROCESSORS 2
+            ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=1")
+    endforeach()
+endif()
 
 # tests/gpu/*.cpp use only headers that exist without CUDA as well; *.cu are built with the CUDA backend. Without a Hopper
 # GPU their common main prints "skipped: no device" and exits with this code, which ctest shows as skipped.

@@ -19,6 +19,8 @@ struct RunOptions {
 int run_train(const RunOptions& options, ProcessGroup& world);
 // Same data, seed and initial weights under every recipe of validate.recipes, plus a control arm.
 int run_validate(const RunOptions& options, ProcessGroup& world);
-int run_plan(const RunOptions& options, int64_t gpus, const std::optional<std::string>& json_path);
+// Without `gpus`, for as many as share the experts.
+int run_plan(const RunOptions& options, std::optional<int64_t> gpus,
+             const std::optional<std::string>& json_name);
 
 }  // namespace fp8flow

@@ -13,6 +13,8 @@
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <optional>
+#include <string>
 #include <thread>
 
 namespace {
@@ -34,8 +36,32 @@ int exit_code_of(std::exception_ptr error, std::string& message) {
     return static_cast<int>(ExitCode::internal);
 }
 
-// Runs a command on this rank. An error on any rank ends the whole job with one report: ranks speak in turn, the first one to speak
-// takes the job down before the next would.
+// "fp8flow: error: " and the message; several problems stand on lines of their own below it.
+void print_error(const std::string& message) {
+    const auto lines = 1 + std::count(message.begin(), message.end(), '\n');
+    std::string text = lines > 1 ? fmt::format("{} problems\n{}", lines, message) : message;
+    for (size_t at = text.find('\n'); at != std::string::npos; at = text.find('\n', at + 3))
+        text.replace(at, 1, "\n  ");
+    fmt::print(stderr, "fp8flow: error: {}\n", text);
+    std::fflush(stderr);
+}
+
+// Ends the job with one report. Ranks speak in turn, and only the first one does: it takes the others down.
+[[noreturn]] void report_and_abort(MpiSession& mpi, std::exception_ptr error) {
+    constexpr std::chrono::milliseconds kTurn{150}, kLongestTurn{3000}, kForTheEnd{10000};
+    std::string message;
+    const int code = exit_code_of(error, message);
+    // A lost peer is the consequence of another rank's error: let that one speak first.
+    const int turn = mpi.rank() + (code == static_cast<int>(ExitCode::peer) ? mpi.size() : 0);
+    std::this_thread::sleep_for(std::min(kLongestTurn, kTurn * turn));
+    if (mpi.claim_report()) {
+        print_error(message);
+    } else {
+        std::this_thread::sleep_for(kForTheEnd);
+    }
+    mpi.abort(code);
+}
+
 int on_ranks(const RunOptions& options, int (*command)(const RunOptions&, ProcessGroup&)) {
     MpiSession mpi;
     try {
@@ -46,88 +72,102 @@ int on_ranks(const RunOptions& options, int (*command)(const RunOptions&, Proces
         const auto world = make_mpi_group(deadline);
         return command(options, *world);
     } catch (...) {
-        std::string message;
-        const int code = exit_code_of(std::current_exception(), message);
-        // A lost peer is the consequence of another rank's error: let that one speak first.
-        const int turn = mpi.rank() + (code == static_cast<int>(ExitCode::peer) ? mpi.size() : 0);
-        std::this_thread::sleep_for(std::chrono::milliseconds(std::min(3000, 150 * turn)));
-        fmt::print(stderr, "fp8flow: error: {}\n", message);
-        std::fflush(stderr);
-        mpi.abort(code);
+        report_and_abort(mpi, std::current_exception());
     }
 }
 
-int on_this_process(int (*command)(const RunOptions&, int64_t, const std::optional<std::string>&),
-                    const RunOptions& options, int64_t gpus, const std::optional<std::string>& json) {
-    try {
-        return command(options, gpus, json);
-    } catch (...) {
-        std::string message;
-        const int code = exit_code_of(std::current_exception(), message);
-        fmt::print(stderr, "fp8flow: error: {}\n", message);
-        return code;
-    }
+// For what needs no ranks. Returns the exit code.
+int report(std::exception_ptr error) {
+    std::string message;
+    const int code = exit_code_of(error, message);
+    print_error(message);
+    return code;
 }
 
-}  // namespace
+// What is wrong with the command line, every rank of a job sees.
+int report_usage(std::exception_ptr error) {
+    if (!MpiSession::launched()) return report(error);
+    MpiSession mpi;
+    report_and_abort(mpi, error);
+}
 
-int main(int argc, char** argv) {
+struct CommandLine {
     CLI::App app{"fp8flow: trains a Mixture-of-Experts transformer with a casting-free FP8 flow"};
-    app.require_subcommand(0, 1);
-    bool help_config = false;
-    app.add_flag("--help-config", help_config,
-                 "print every configuration key with type, range, default and meaning");
-
-    RunOptions options;
-    std::string backend = "auto", out;
-    bool tensor_stats = false;
-    auto add_common = [&](CLI::App* command) {
-        command->add_option("config", options.config_path, "YAML configuration")->required();
-        command->add_option("--set", options.overrides, "section.key=value, repeatable")
-            ->allow_extra_args(false);
-        command->add_option("--out", out, "folder for everything the run writes (output.out)");
-    };
-    CLI::App* train =
-        app.add_subcommand("train", "train; under mpirun with one rank per GPU (or per group of cores)");
+    CLI::App* train = app.add_subcommand("train", "train the model of a configuration");
     CLI::App* validate =
         app.add_subcommand("validate", "train under every recipe of validate.recipes and compare the losses");
     CLI::App* plan =
         app.add_subcommand("plan", "print parameters, FLOPs, memory and wire bytes without running");
-    for (CLI::App* command : {train, validate, plan}) add_common(command);
-    for (CLI::App* command : {train, validate})
-        command->add_option("--backend", backend, "auto | reference | hopper");
-    train->add_flag("--tensor-stats", tensor_stats,
-                    "report underflow, saturation, scales and error of every quantised tensor");
-    int64_t gpus = 1;
-    std::string json;
-    plan->add_option("--gpus", gpus, "number of ranks")->check(CLI::PositiveNumber);
-    plan->add_option("--json", json, "also write the plan to this file below --out");
+    RunOptions options;
+    std::string backend = "auto", out, json;
+    int64_t gpus = 0;
+    bool help_config = false, tensor_stats = false;
 
-    try {
-        app.parse(argc, argv);
-    } catch (const CLI::CallForHelp& e) {
-        return app.exit(e);
-    } catch (const CLI::ParseError& e) {
-        app.exit(e);
-        return static_cast<int>(ExitCode::usage);
+    CommandLine() {
+        app.require_subcommand(0, 1);
+        app.set_version_flag("--version", "fp8flow " FP8FLOW_VERSION);
+        app.add_flag("--help-config", help_config,
+                     "print every configuration key with type, range, default and meaning");
+        app.footer(
+            "Exit status: 0 done, 1 validate's verdict is not pass, 2 command line or configuration, 10 "
+            "data, "
+            "12 memory, 13 NaN or Inf,\n14 another rank was lost, 15 output folder, 70 a fault of fp8flow.\n"
+            "Several ranks: mpirun -n N --quiet fp8flow train CONFIG (or scripts/train.sh -n N CONFIG)");
+        for (CLI::App* command : {train, validate, plan}) {
+            command->add_option("config", options.config_path, "YAML configuration (see configs/)")
+                ->required();
+            command->add_option("--set", options.overrides, "section.key=value, repeatable")
+                ->allow_extra_args(false);
+            command->add_option("--out", out, "folder for everything the run writes (default: output.out)")
+                ->take_last();
+        }
+        for (CLI::App* command : {train, validate})
+            command->add_option("--backend", backend, "auto | reference | hopper");
+        train->add_flag("--tensor-stats", tensor_stats,
+                        "report underflow, saturation, scales and error of every quantised tensor");
+        plan->add_option("--gpus", gpus, "number of ranks (default: parallel.expert_model_parallel_size)");
+        plan->add_option("--json", json, "also write the plan to this file below --out");
     }
-    if (help_config) {
+
+    // Throws CLI::ParseError and Error.
+    void parse(int argc, char** argv) {
+        app.parse(argc, argv);
+        require(gpus > 0 || plan->count("--gpus") == 0, ExitCode::usage, "--gpus: got {}, want at least 1",
+                gpus);
+        if (!out.empty()) options.overrides.push_back("output.out=" + out);
+        if (tensor_stats) options.overrides.push_back("output.tensor_stats=true");
+        options.backend = parse_backend(backend);
+    }
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    CommandLine line;
+    try {
+        line.parse(argc, argv);
+    } catch (const CLI::Success& asked) {  // --help, --version
+        return line.app.exit(asked);
+    } catch (const CLI::ParseError& wrong) {
+        return report_usage(std::make_exception_ptr(
+            Error(ExitCode::usage, fmt::format("{}; see fp8flow --help", wrong.what()))));
+    } catch (const Error&) {
+        return report_usage(std::current_exception());
+    }
+    if (line.help_config) {
         fmt::print("{}", fp8flow::help_config());
         return 0;
     }
-    if (!out.empty()) options.overrides.push_back("output.out=" + out);
-    if (tensor_stats) options.overrides.push_back("output.tensor_stats=true");
-    try {
-        options.backend = parse_backend(backend);
-    } catch (const Error& e) {
-        fmt::print(stderr, "fp8flow: error: {}\n", e.what());
-        return static_cast<int>(e.code());
+    if (*line.train) return on_ranks(line.options, run_train);
+    if (*line.validate) return on_ranks(line.options, run_validate);
+    if (!*line.plan) {
+        fmt::print("{}", line.app.help());
+        return static_cast<int>(ExitCode::usage);
     }
-    if (*train) return on_ranks(options, run_train);
-    if (*validate) return on_ranks(options, run_validate);
-    if (*plan)
-        return on_this_process(run_plan, options, gpus,
-                               json.empty() ? std::nullopt : std::optional<std::string>(json));
-    fmt::print("{}", app.help());
-    return static_cast<int>(ExitCode::usage);
+    try {
+        return run_plan(line.options, line.gpus > 0 ? std::optional(line.gpus) : std::nullopt,
+                        line.json.empty() ? std::nullopt : std::optional(line.json));
+    } catch (...) {
+        return report(std::current_exception());
+    }
 }

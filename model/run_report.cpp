@@ -1,15 +1,18 @@
 // Log lines, the step line, metrics records: what a run tells its user.
 #include "model/run_report.h"
 
+#include "model/config_fields.h"
 #include "model/plan.h"
 #include "model/progress.h"
 #include "model/table.h"
 
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 
 namespace fp8flow {
 
@@ -49,7 +52,76 @@ LoadSummary worst_load(const StepResult& result) {
     return worst;
 }
 
+int64_t sum_of(const std::map<std::string, int64_t>& bytes) {
+    int64_t sum = 0;
+    for (const auto& [category, count] : bytes) sum += count;
+    return sum;
+}
+
+// A line for the sum, one for each of the largest categories, one for the others.
+void add_memory_rows(Table& table, const std::string& name, const std::map<std::string, int64_t>& bytes) {
+    constexpr size_t kShown = 6;
+    std::vector<std::pair<std::string, int64_t>> sorted(bytes.begin(), bytes.end());
+    std::stable_sort(sorted.begin(), sorted.end(),
+                     [](const auto& a, const auto& b) { return a.second > b.second; });
+    table.add_row({name, format_bytes(static_cast<double>(sum_of(bytes)))});
+    int64_t others = 0;
+    for (size_t i = 0; i < sorted.size(); ++i) {
+        if (i < kShown)
+            table.add_row({"  " + sorted[i].first, format_bytes(static_cast<double>(sorted[i].second))});
+        else
+            others += sorted[i].second;
+    }
+    if (others > 0)
+        table.add_row(
+            {fmt::format("  {} others", sorted.size() - kShown), format_bytes(static_cast<double>(others))});
+}
+
 }  // namespace
+
+void report_config(RunLog& log, const Config& config) {
+    const Config defaults;
+    log.line(
+        "configuration, where it differs from the defaults (every key: config.yaml, fp8flow --help-config):");
+    for (const std::string& section : config_sections()) {
+        std::string changed;
+        for (const ConfigField& field : config_fields()) {
+            if (field.section != section || field.fixed) continue;
+            const std::string value = field.get(config);
+            if (value != field.get(defaults))
+                changed += fmt::format("{}{}: {}", changed.empty() ? "" : ", ", field.key, value);
+        }
+        if (!changed.empty()) log.line(fmt::format("  {:<10} {}", section, changed));
+    }
+}
+
+std::string memory_table(const MemoryUse& memory) {
+    Table table({{"memory of rank 0", Align::left}, {"bytes"}});
+    add_memory_rows(table, "parameters", memory.parameters);
+    add_memory_rows(table, "saved for the backward", memory.saved);
+    table.add_row(
+        {"activations with workspace, peak", format_bytes(static_cast<double>(memory.activations))});
+    return table.text(2);
+}
+
+nlohmann::json memory_json(const MemoryUse& memory) {
+    return {{"parameters", memory.parameters},
+            {"parameters, sum", sum_of(memory.parameters)},
+            {"saved for backward", memory.saved},
+            {"saved for backward, sum", sum_of(memory.saved)},
+            {"activations, peak", memory.activations}};
+}
+
+std::string command_line(std::string_view command, std::string_view config_path, int world_size) {
+    std::error_code error;
+    std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+    if (error) program = "fp8flow";
+    const std::filesystem::path near = program.lexically_proximate(std::filesystem::current_path(error));
+    if (!near.empty() && near.begin()->string() != "..") program = near;
+    return fmt::format("mpirun -n {} --quiet --oversubscribe --bind-to none {}{} {} {}", world_size,
+                       ::geteuid() == 0 ? "--allow-run-as-root " : "", program.string(), command,
+                       config_path);
+}
 
 void report_start(RunLog& log, const Config& config, Trainer& trainer, const TokenSource& data,
                   const BackendChoice& backend, int world_size) {
@@ -70,8 +142,7 @@ void report_start(RunLog& log, const Config& config, Trainer& trainer, const Tok
     log.line(fmt::format("recipe: {} ({} on the wire forward and backward, BF16 combine)",
                          recipe_name(config.precision.recipe), fp8_wire ? "FP8 rows + scales" : "BF16 rows"));
     log.line("data: " + data.description());
-    if (const auto floor = data.entropy_floor_nats())
-        log.line(fmt::format("floor of the loss (entropy of the source): {:.4f} nats", *floor));
+    report_config(log, config);
 }
 
 std::string step_line(const Config& config, const StepResult& result, int world_size,

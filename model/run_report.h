@@ -7,7 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <memory>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -28,6 +28,21 @@ private:
 // Model, data, ranks, recipe, wire, casts: what is about to run.
 void report_start(RunLog& log, const Config& config, Trainer& trainer, const TokenSource& data,
                   const BackendChoice& backend, int world_size);
+// The keys that differ from their defaults, a line for each section; the rest stands in config.yaml.
+void report_config(RunLog& log, const Config& config);
+
+// Bytes of one rank by category, at the peak of a step.
+struct MemoryUse {
+    std::map<std::string, int64_t> parameters;  // weights, their copies, masters, moments, gradients
+    std::map<std::string, int64_t> saved;       // kept from forward to backward
+    int64_t activations = 0;                    // saved + workspace
+};
+std::string memory_table(const MemoryUse& memory);  // the largest categories
+nlohmann::json memory_json(const MemoryUse& memory);
+
+// How to start `command` on a configuration as this run was started, ready to be typed.
+std::string command_line(std::string_view command, std::string_view config_path, int world_size);
+
 nlohmann::json step_json(const Config& config, const StepResult& result, int world_size);
 // One Megatron-style line.
 std::string step_line(const Config& config, const StepResult& result, int world_size,

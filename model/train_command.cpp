@@ -55,14 +55,15 @@ class TrainRun {
 public:
     TrainRun(const RunOptions& options, ProcessGroup& world)
         : world_(world),
+          config_path_(options.config_path),
           config_(load_config(options.config_path, options.overrides, world.size())),
           backend_(choose_backend(options.backend)),
+          folder_(open_folder(config_, world)),
           data_(open_data(config_)),
           trainer_(config_, world, backend_, Arithmetic::stated, data_),
           eta_(config_.training.train_iters) {
         trainer_.time_stages(true);
         if (world.rank() != 0) return;
-        folder_.emplace(config_.output.out);
         log_ = RunLog(*folder_, "train.log");
         folder_->write_atomic("config.yaml", dump_config(config_));
         if (config_.output.metrics)
@@ -85,6 +86,12 @@ public:
     }
 
 private:
+    // Before the data are read and weights are made: a folder that cannot be written is found at once.
+    static std::optional<OutputFolder> open_folder(const Config& config, const ProcessGroup& world) {
+        if (world.rank() != 0) return std::nullopt;
+        return OutputFolder(config.output.out);
+    }
+
     void one_step(int64_t i) {
         const bool observed =
             config_.output.tensor_stats && (i + 1) % config_.output.tensor_stats_interval == 0;
@@ -95,6 +102,8 @@ private:
         losses_.x.push_back(static_cast<double>(i + 1));
         losses_.y.push_back(result.lm_loss);
         last_ = result;
+        if (i + 1 == config_.training.train_iters)
+            memory_ = {trainer_.parameter_bytes(), trainer_.saved_bytes(), result.peak_bytes};
         if ((i + 1) % config_.output.log_interval == 0 || i + 1 == config_.training.train_iters)
             log_.line(step_line(config_, result, world_.size(), eta_.seconds_left()));
         if (metrics_) metrics_->write_json(step_json(config_, result, world_.size()));
@@ -138,44 +147,54 @@ private:
         if (!losses_.y.empty())
             log_.line(fmt::format("  train loss     {:.4f} -> {:.4f}", losses_.y.front(), losses_.y.back()));
         if (!held_out_.y.empty()) log_.line("  " + evaluation_text(config_, held_out_.y.back()));
-        log_.line(fmt::format("  wire           {} sent by rank 0 per step; explicit casts per step: {}",
+        log_.line(fmt::format("  wire           {} per step, sent by rank 0 for MoE layers{}",
                               format_bytes(wire_ / static_cast<double>(config_.training.train_iters)),
-                              last_.casts));
-        int64_t saved = 0;
-        std::string largest;
-        for (const auto& [category, bytes] : trainer_.saved_bytes()) saved += bytes;
-        log_.line(fmt::format("  memory rank 0  parameters {}, saved for backward {}",
-                              format_bytes(parameter_bytes()), format_bytes(static_cast<double>(saved))));
+                              config_.parallel.expert_model_parallel_size == 1
+                                  ? " (expert parallel 1: every expert is on every rank)"
+                                  : ""));
+        log_.line(fmt::format(
+            "  casts          {} explicit per step, {} micro-batches of rank 0", last_.casts,
+            config_.training.global_batch_size / config_.training.micro_batch_size / world_.size()));
+        log_.line(memory_table(memory_));
+        folder_->write_atomic("memory.json", memory_json(memory_).dump(2) + "\n");
         if (config_.output.tensor_stats) {
-            log_.line("  quantised tensors:");
-            log_.line(tensor_stats_table(stats_));
+            log_.line(stats_.rows().empty()
+                          ? fmt::format("  no quantised tensor was observed (recipe {}, every {} iterations)",
+                                        recipe_name(config_.precision.recipe),
+                                        config_.output.tensor_stats_interval)
+                          : tensor_stats_table(stats_));
             folder_->write_atomic("tensor_stats.json", tensor_stats_json(stats_).dump(2) + "\n");
         }
-        log_.line(fmt::format("  files          {}/: config.yaml, train.log, metrics.jsonl, loss.svg",
-                              folder_->path()));
-        log_.line(
-            "  next           compare recipes:  mpirun -n 2 fp8flow validate <config>   |   your own text:  "
-            "--set data.data_path=[DIR]   |   another recipe:  --set precision.recipe=bf16");
-    }
-
-    double parameter_bytes() const {
-        double total = 0;
-        for (const auto& [category, bytes] : trainer_.parameter_bytes()) total += static_cast<double>(bytes);
-        return total;
+        log_.line(fmt::format("  files          {}/", folder_->path()));
+        log_.line(fmt::format("                 config.yaml, train.log, {}loss.svg, memory.json{}",
+                              config_.output.metrics ? "metrics.jsonl, " : "",
+                              config_.output.tensor_stats ? ", tensor_stats.json" : ""));
+        const auto next = [&](std::string_view what, std::string_view command, std::string_view config,
+                              std::string_view options) {
+            log_.line(fmt::format("  {:<13}  {:<20} {} {}", what.substr(0, 4) == "next" ? "next" : "",
+                                  what.substr(what.find(':') + 1),
+                                  command_line(command, config, world_.size()), options));
+        };
+        const std::string& out = config_.output.out;
+        next("next:compare recipes", "validate", config_path_, "--out " + out + "_validate");
+        next(":another recipe", "train", config_path_, "--out " + out + "_bf16 --set precision.recipe=bf16");
+        next(":your own text", "train", "configs/text.yaml", "--set data.data_path=FOLDER");
     }
 
     ProcessGroup& world_;
+    std::string config_path_;
     Config config_;
     BackendChoice backend_;
+    std::optional<OutputFolder> folder_;
     std::shared_ptr<const TokenSource> data_;
     Trainer trainer_;
     EtaEstimator eta_;
-    std::optional<OutputFolder> folder_;
     std::optional<LineFile> metrics_;
     RunLog log_;
     TensorStats stats_;
     Series losses_, held_out_;
     StepResult last_;
+    MemoryUse memory_;
     double wire_ = 0;
 };
 

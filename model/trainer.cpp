@@ -30,7 +30,9 @@ LayerLoad load_of(int layer, const std::vector<int64_t>& tokens) {
     return load;
 }
 
-std::shared_ptr<const TokenSource> open_data(const Config& config) {
+namespace {
+
+std::shared_ptr<const TokenSource> make_source(const Config& config) {
     const DataSpec& d = config.data;
     const int64_t seq = config.model.seq_length;
     const uint64_t seed = config.training.seed;
@@ -59,6 +61,18 @@ std::shared_ptr<const TokenSource> open_data(const Config& config) {
                                                               .held_out = ShardOptions::HeldOut::optional});
     }
     fail(ExitCode::internal, "unknown data kind {}", static_cast<int>(d.data_kind));
+}
+
+}  // namespace
+
+std::shared_ptr<const TokenSource> open_data(const Config& config) {
+    auto source = make_source(config);
+    // Now, not after the last step.
+    require(config.training.eval_iters == 0 || source->samples_per_epoch(Split::held_out) > 0, ExitCode::data,
+            "data.data_path: nothing to evaluate on with training.eval_iters = {} (set it to 0, or add "
+            "held-out files): {}",
+            config.training.eval_iters, source->description());
+    return source;
 }
 
 Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice& backend,

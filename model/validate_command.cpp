@@ -52,15 +52,15 @@ public:
         : world_(world),
           config_(load_config(options.config_path, options.overrides, world.size())),
           backend_(choose_backend(options.backend)),
-          data_(open_data(config_)),
           arms_(make_arms(config_)),
           eta_(config_.training.train_iters * static_cast<int64_t>(arms_.size())) {
         require(config_.validate.warmup_iters < config_.training.train_iters, ExitCode::usage,
                 "validate.warmup_iters is {} and training.train_iters {}: no step is left to compare",
                 config_.validate.warmup_iters, config_.training.train_iters);
         for (const Arm& arm : arms_) check_config(arm.config, world.size());
+        if (world.rank() == 0) folder_.emplace(config_.output.out);
+        data_ = open_data(config_);
         if (world.rank() != 0) return;
-        folder_.emplace(config_.output.out);
         log_ = RunLog(*folder_, "validate.log");
         folder_->write_atomic("config.yaml", dump_config(config_));
         curve_file_.emplace(folder_->open_lines("loss.jsonl", LineFile::Start::truncate));
@@ -73,6 +73,7 @@ public:
         for (const Arm& arm : arms_) names += (names.empty() ? "" : ", ") + arm.name;
         log_.line(fmt::format("arms: {} ({} iterations each, same data, seed and initial weights)", names,
                               config_.training.train_iters));
+        report_config(log_, config_);
         for (const Arm& arm : arms_) curves_.push_back(train_arm(arm));
         int status = 0;
         if (world_.rank() == 0) status = report();
@@ -93,9 +94,8 @@ private:
             curve.grad_norm.push_back(step.grad_norm);
             curve.wire_bytes_per_step = step.wire.total();
             curve.casts_per_step = step.casts;
-            if ((i + 1) % config_.output.log_interval == 0)
-                log_.line(fmt::format(" {:<14} |{}", arm.name,
-                                      step_line(arm.config, step, world_.size(), eta_.seconds_left())));
+            if ((i + 1) % config_.output.log_interval == 0 || i + 1 == arm.config.training.train_iters)
+                log_.line(progress_line(curve));
             if (curve_file_)
                 curve_file_->write_json({{"arm", arm.name},
                                          {"iteration", i + 1},
@@ -105,6 +105,23 @@ private:
         if (config_.training.eval_iters > 0) curve.held_out = trainer.evaluate(config_.training.eval_iters);
         curve.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
         return curve;
+    }
+
+    // "fp8_flow       | iteration   12/  100 | lm loss 3.2428 | relative error 0.0630 % | ETA 0:01:20"
+    std::string progress_line(const Curve& curve) const {
+        std::string error;
+        if (!curves_.empty()) {
+            Curve base = curves_.front();
+            base.loss.resize(curve.loss.size());
+            base.grad_norm.resize(curve.loss.size());
+            error = fmt::format(
+                " | relative error {}",
+                format_percent(compare(curve, base, config_.validate.ema_decay, 0).relative_error.back(), 4));
+        }
+        const int64_t iterations = config_.training.train_iters;
+        return fmt::format(" {:<14} | iteration {:>{}}/{} | lm loss {:.4f}{} | ETA {}", curve.name,
+                           curve.loss.size(), std::to_string(iterations).size(), iterations,
+                           curve.loss.back(), error, format_clock(eta_.seconds_left().value_or(0)));
     }
 
     int report() {
@@ -224,10 +241,10 @@ private:
     ProcessGroup& world_;
     Config config_;
     BackendChoice backend_;
-    std::shared_ptr<const TokenSource> data_;
     std::vector<Arm> arms_;
     EtaEstimator eta_;
     std::optional<OutputFolder> folder_;
+    std::shared_ptr<const TokenSource> data_;
     std::optional<LineFile> curve_file_;
     RunLog log_;
     std::vector<Curve> curves_;

@@ -5,6 +5,9 @@ namespace fp8flow {
 
 class MpiSession {
 public:
+    // True where mpirun (or another launcher) started this process as one of several ranks or of one.
+    static bool launched();
+
     MpiSession();
     ~MpiSession();  // MPI_Finalize, unless the job is being aborted
     MpiSession(const MpiSession&) = delete;
@@ -12,6 +15,9 @@ public:
 
     int rank() const { return rank_; }
     int size() const { return size_; }
+    // True for the first rank on this host that asks: it is the one to report an error. The others wait for the end that the
+    // reporting rank brings with abort().
+    bool claim_report();
     // Ends every rank of the job with this exit code; does not return.
     [[noreturn]] void abort(int exit_code);
 

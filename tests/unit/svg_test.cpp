@@ -3,14 +3,13 @@
 
 #include "kernels/core/error.h"
 #include "model/svg_canvas.h"
+#include "tests/support/xml.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
@@ -23,34 +22,6 @@ using Values = std::vector<double>;
 void expect_near(const Values& a, const Values& b) {
     ASSERT_EQ(a.size(), b.size());
     for (size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], 1e-12 + 1e-12 * std::abs(b[i])) << i;
-}
-
-// Every tag is closed, quotes pair up, and only the escapes that XML knows appear.
-void expect_well_formed(const std::string& svg) {
-    std::vector<std::string> open;
-    for (size_t at = svg.find('<'); at != std::string::npos; at = svg.find('<', at)) {
-        const size_t end = svg.find('>', at);
-        ASSERT_NE(end, std::string::npos);
-        const std::string tag = svg.substr(at + 1, end - at - 1);
-        EXPECT_EQ(std::count(tag.begin(), tag.end(), '"') % 2, 0) << tag;
-        EXPECT_EQ(tag.find('<'), std::string::npos) << tag;
-        if (tag[0] == '/') {
-            ASSERT_FALSE(open.empty());
-            EXPECT_EQ(open.back(), tag.substr(1));
-            open.pop_back();
-        } else if (tag.back() != '/') {
-            open.push_back(tag.substr(0, tag.find(' ')));
-        }
-        at = end;
-    }
-    EXPECT_TRUE(open.empty());
-    constexpr std::array<const char*, 5> kEscapes = {"&amp;", "&lt;", "&gt;", "&quot;", "&#39;"};
-    for (size_t at = svg.find('&'); at != std::string::npos; at = svg.find('&', at + 1))
-        EXPECT_TRUE(std::any_of(kEscapes.begin(), kEscapes.end(), [&](auto e) {
-            return svg.compare(at, std::strlen(e), e) == 0;
-        })) << svg.substr(at, 10);
-    EXPECT_EQ(svg.find("nan"), std::string::npos);
-    EXPECT_EQ(svg.find("inf"), std::string::npos);
 }
 
 // The points of the n-th curve, as pixel pairs; 'M' begins a piece.

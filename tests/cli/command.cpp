@@ -1,0 +1,136 @@
+// Starting, waiting for and ending the program under test; what it prints goes through temporary files.
+#include "tests/cli/command.h"
+
+#include "tests/support/files.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <sstream>
+#include <stdexcept>
+#include <thread>
+
+namespace fp8flow {
+
+namespace {
+
+constexpr double kDeadline =
+    120;  // of a command that a test waits for; generous, because test machines are busy
+
+double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::string temporary_file() {
+    std::string name = (std::filesystem::temp_directory_path() / "fp8flow_out_XXXXXX").string();
+    const int file = ::mkstemp(name.data());
+    if (file < 0) throw std::runtime_error("mkstemp failed");
+    ::close(file);
+    return name;
+}
+
+CommandResult run(const std::vector<std::string>& arguments, const std::string& cwd) {
+    RunningCommand command(arguments, cwd);
+    const CommandResult result = command.wait(kDeadline);
+    EXPECT_FALSE(result.timed_out) << "no end after " << kDeadline << " s; stdout:\n"
+                                   << result.out << "\nstderr:\n"
+                                   << result.err;
+    return result;
+}
+
+}  // namespace
+
+RunningCommand::RunningCommand(const std::vector<std::string>& arguments, const std::string& cwd)
+    : out_path_(temporary_file()), err_path_(temporary_file()), started_(now()) {
+    std::vector<char*> argv;
+    for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+    argv.push_back(nullptr);
+    pid_ = ::fork();
+    if (pid_ < 0) throw std::runtime_error("fork failed");
+    if (pid_ > 0) return;
+    ::setpgid(0, 0);
+    ::dup2(::open("/dev/null", O_RDONLY), 0);
+    ::dup2(::open(out_path_.c_str(), O_WRONLY | O_TRUNC), 1);
+    ::dup2(::open(err_path_.c_str(), O_WRONLY | O_TRUNC), 2);
+    if (!cwd.empty() && ::chdir(cwd.c_str()) != 0) ::_exit(126);
+    ::execvp(argv[0], argv.data());
+    ::_exit(127);
+}
+
+RunningCommand::~RunningCommand() {
+    if (pid_ > 0) {
+        ::kill(-pid_, SIGKILL);
+        ::waitpid(pid_, nullptr, 0);
+    }
+    ::unlink(out_path_.c_str());
+    ::unlink(err_path_.c_str());
+}
+
+std::string RunningCommand::out_so_far() const { return read_whole(out_path_); }
+
+CommandResult RunningCommand::wait(double deadline_seconds) {
+    CommandResult result;
+    const double deadline = now() + deadline_seconds;
+    int state = 0;
+    while (::waitpid(pid_, &state, WNOHANG) == 0) {
+        if (now() > deadline) {
+            result.timed_out = true;
+            ::kill(-pid_, SIGKILL);
+            ::waitpid(pid_, &state, 0);
+            break;
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    pid_ = -1;
+    result.seconds = now() - started_;
+    result.status = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
+    result.out = read_whole(out_path_);
+    result.err = read_whole(err_path_);
+    return result;
+}
+
+CommandResult fp8flow_alone(const std::vector<std::string>& arguments, const std::string& cwd) {
+    std::vector<std::string> line = {FP8FLOW_EXECUTABLE};
+    line.insert(line.end(), arguments.begin(), arguments.end());
+    return run(line, cwd);
+}
+
+std::vector<std::string> mpirun_line(int ranks, const std::vector<std::string>& arguments) {
+    std::vector<std::string> line = {
+        FP8FLOW_MPIEXEC, "-n",   std::to_string(ranks), "--quiet", "--oversubscribe",
+        "--bind-to",     "none", FP8FLOW_EXECUTABLE};
+    line.insert(line.end(), arguments.begin(), arguments.end());
+    return line;
+}
+
+CommandResult fp8flow_on_ranks(int ranks, const std::vector<std::string>& arguments, const std::string& cwd) {
+    return run(mpirun_line(ranks, arguments), cwd);
+}
+
+std::string config_file(const std::string& name) {
+    return std::string(FP8FLOW_SOURCE_DIR "/configs/") + name + ".yaml";
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+    std::istringstream stream(text);
+    std::vector<std::string> lines;
+    for (std::string line; std::getline(stream, line);) {
+        if (!line.empty() && line.back() == '\r') line.pop_back();
+        lines.push_back(line);
+    }
+    return lines;
+}
+
+std::vector<std::string> error_lines(const std::string& text) {
+    std::vector<std::string> errors;
+    for (const std::string& line : lines_of(text))
+        if (line.rfind("fp8flow: error:", 0) == 0) errors.push_back(line);
+    return errors;
+}
+
+}  // namespace fp8flow

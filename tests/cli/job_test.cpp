@@ -1,0 +1,112 @@
+// A job of several ranks ends as one: one report, the exit status of its class, within seconds, nobody left behind.
+#include "tests/cli/command.h"
+#include "tests/support/files.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <fstream>
+#include <thread>
+
+namespace fp8flow {
+namespace {
+
+constexpr double kSeconds = 30;  // "within seconds", on a machine that does much else
+
+void expect_one_report(const CommandResult& result, ExitCode code, const std::string& part) {
+    EXPECT_EQ(result.status, static_cast<int>(code)) << result.err;
+    EXPECT_EQ(error_lines(result.err).size(), 1u) << result.err;
+    EXPECT_LT(result.seconds, kSeconds);
+    expect_contains(result.err, part);
+}
+
+TEST(Job, ErrorOfEveryRankIsReportedOnce) {
+    TemporaryFolder folder;
+    const std::string config = config_file("test"), out = folder.path("out");
+    expect_one_report(fp8flow_on_ranks(2, {"train", config, "--bogus"}), ExitCode::usage, "--bogus");
+    expect_one_report(fp8flow_on_ranks(2, {"train", folder.path("none.yaml")}), ExitCode::usage,
+                      "no such file");
+    expect_one_report(fp8flow_on_ranks(3, {"train", config, "--out", out, "--set",
+                                           "parallel.expert_model_parallel_size=2"}),
+                      ExitCode::usage, "want a divisor of the world size 3");
+    expect_one_report(fp8flow_on_ranks(2, {"train", config, "--out", out, "--set", "training.lr=1e30"}),
+                      ExitCode::numeric, "not finite");
+}
+
+TEST(Job, ErrorOfOneRankEndsTheOthers) {
+    TemporaryFolder folder;
+    const std::string file = folder.write("file", "x");  // only rank 0 opens the output folder
+    for (const char* command : {"train", "validate"})
+        expect_one_report(fp8flow_on_ranks(4, {command, config_file("test"), "--out", file}),
+                          ExitCode::output, file);
+}
+
+// The process ids of the ranks: the processes below mpirun that run our program.
+std::vector<int> ranks_below(int mpirun) {
+    std::vector<int> ranks;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+        const std::string name = entry.path().filename().string();
+        if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+        const std::string stat = read_whole(entry.path() / "stat");
+        const size_t end = stat.rfind(") ");  // "pid (name) state parent ..."
+        if (end == std::string::npos || stat.find("(fp8flow)") == std::string::npos) continue;
+        if (std::stoi(stat.substr(end + 4)) == mpirun) ranks.push_back(std::stoi(name));
+    }
+    return ranks;
+}
+
+class LongRun : public testing::Test {
+protected:
+    // Starts a run that takes hours and waits for its first steps.
+    void start(int ranks, const std::string& deadline_seconds) {
+        run_ = std::make_unique<RunningCommand>(
+            mpirun_line(ranks, {"train", config_file("test"), "--out", folder_.path("out"), "--set",
+                                "training.train_iters=1000000", "--set",
+                                "parallel.peer_deadline_seconds=" + deadline_seconds}),
+            "");
+        for (int i = 0; i < 6000 && run_->out_so_far().find("iteration        2/") == std::string::npos; ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        ranks_ = ranks_below(run_->pid());
+        ASSERT_EQ(ranks_.size(), static_cast<size_t>(ranks)) << run_->out_so_far();
+    }
+
+    // mpirun may end a moment before its ranks do; what is left of a process that nobody asked about ("Z") does not count.
+    void expect_all_gone() const {
+        for (const int pid : ranks_) {
+            bool there = true;
+            for (int i = 0; i < 500 && there; ++i) {
+                const std::string stat = read_whole("/proc/" + std::to_string(pid) + "/stat");
+                there = !stat.empty() && stat.find(") Z ") == std::string::npos;
+                if (there) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+            }
+            EXPECT_FALSE(there) << "process " << pid << " is still there";
+        }
+    }
+
+    TemporaryFolder folder_;
+    std::unique_ptr<RunningCommand> run_;
+    std::vector<int> ranks_;
+};
+
+TEST_F(LongRun, KilledRankTakesTheJobDown) {
+    start(2, "60");
+    ASSERT_EQ(::kill(ranks_.back(), SIGKILL), 0);
+    const CommandResult result = run_->wait(kSeconds);
+    EXPECT_FALSE(result.timed_out) << result.err;
+    EXPECT_NE(result.status, 0);
+    expect_all_gone();
+}
+
+TEST_F(LongRun, StoppedRankIsNamedAtTheDeadline) {
+    start(2, "2");
+    ASSERT_EQ(::kill(ranks_.back(), SIGSTOP), 0);
+    const CommandResult result = run_->wait(kSeconds);
+    EXPECT_FALSE(result.timed_out) << result.err;
+    expect_one_report(result, ExitCode::peer, "no answer from rank");
+    expect_contains(result.err, "parallel.peer_deadline_seconds");
+    expect_all_gone();
+}
+
+}  // namespace
+}  // namespace fp8flow

@@ -1,0 +1,90 @@
+// `fp8flow plan` for every shipped configuration, at the number of GPUs it is meant for.
+#include "tests/cli/command.h"
+#include "tests/support/files.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+namespace fp8flow {
+namespace {
+
+struct Shipped {
+    const char* name;
+    int gpus;
+};
+// text.yaml names no data and is planned with a path.
+constexpr Shipped kShipped[] = {{"quickstart", 2},
+                                {"test", 1},
+                                {"text", 2},
+                                {"small_4gpu", 4},
+                                {"qwen3_30b_a3b", 8},
+                                {"mixtral_8x7b", 8},
+                                {"layer_deepseek_v3", 4},
+                                {"layer_deepseek_v2_lite", 4},
+                                {"layer_qwen3_30b_a3b", 4},
+                                {"layer_qwen3_235b_a22b", 4},
+                                {"layer_mixtral_8x7b", 4}};
+
+std::vector<std::string> plan_of(const std::string& name) {
+    std::vector<std::string> line = {"plan", config_file(name)};
+    if (name == "text") line.insert(line.end(), {"--set", "data.data_path=texts"});
+    return line;
+}
+
+TEST(Plan, EveryShippedConfiguration) {
+    size_t configs = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(FP8FLOW_SOURCE_DIR "/configs"))
+        configs += entry.path().extension() == ".yaml";
+    EXPECT_EQ(configs, std::size(kShipped)) << "a configuration is missing in this test";
+    for (const Shipped& shipped : kShipped) {
+        auto line = plan_of(shipped.name);
+        line.insert(line.end(), {"--gpus", std::to_string(shipped.gpus)});
+        const CommandResult plan = fp8flow_alone(line);
+        ASSERT_EQ(plan.status, 0) << shipped.name << plan.err;
+        for (const char* part : {"Parameters", "FLOPs per token", "Memory per GPU", "Recompute"})
+            expect_contains(plan.out, part);
+        if (shipped.gpus > 1) expect_contains(plan.out, "Wire per rank and MoE layer");
+        // Without --gpus: as many as share the experts.
+        const CommandResult shorter = fp8flow_alone(plan_of(shipped.name));
+        EXPECT_EQ(shorter.status, 0) << shipped.name << shorter.err;
+        EXPECT_EQ(shorter.out, plan.out) << shipped.name;
+    }
+}
+
+TEST(Plan, JsonGoesBelowOutAndNothingElseIsWritten) {
+    TemporaryFolder folder;
+    auto line = plan_of("test");
+    ASSERT_EQ(fp8flow_alone(line, folder.path()).status, 0);
+    EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+    line.insert(line.end(), {"--out", "plans", "--json", "plan.json"});
+    const CommandResult plan = fp8flow_alone(line, folder.path());
+    ASSERT_EQ(plan.status, 0) << plan.err;
+    EXPECT_TRUE(nlohmann::json::parse(read_whole(folder.path("plans/plan.json"))).is_object());
+    line.back() = "../plan.json";
+    const CommandResult outside = fp8flow_alone(line, folder.path());
+    EXPECT_EQ(outside.status, 15) << outside.err;
+    EXPECT_FALSE(std::filesystem::exists(folder.path("plan.json")));
+}
+
+TEST(Plan, RankCountThatDoesNotFit) {
+    const CommandResult plan = fp8flow_alone({"plan", config_file("quickstart"), "--gpus", "3"});
+    EXPECT_EQ(plan.status, 2);
+    expect_contains(plan.err,
+                    "parallel.expert_model_parallel_size: got 2, want a divisor of the world size 3");
+}
+
+TEST(Program, VersionAndHelp) {
+    const CommandResult version = fp8flow_alone({"--version"});
+    EXPECT_EQ(version.status, 0);
+    EXPECT_EQ(version.out.rfind("fp8flow 0.", 0), 0u) << version.out;
+    const CommandResult keys = fp8flow_alone({"--help-config"});
+    EXPECT_EQ(keys.status, 0);
+    for (const char* key : {"hidden_size", "moe_router_topk", "recompute_modules", "max_relative_loss_error"})
+        expect_contains(keys.out, key);
+    for (const char* command : {"train", "validate", "plan"})
+        EXPECT_EQ(fp8flow_alone({command, "--help"}).status, 0);
+}
+
+}  // namespace
+}  // namespace fp8flow

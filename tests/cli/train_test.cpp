@@ -1,0 +1,219 @@
+// `fp8flow train` as a user sees it: what it prints, what it writes and where, and that the same command gives the same numbers.
+#include "tests/cli/command.h"
+#include "tests/support/files.h"
+#include "tests/support/xml.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <set>
+
+namespace fp8flow {
+namespace {
+
+using nlohmann::json;
+using Texts = std::vector<std::string>;
+
+Texts train(const std::string& out, const Texts& settings = {},
+            const std::string& config = config_file("test")) {
+    Texts line = {"train", config, "--out", out};
+    for (const std::string& setting : settings) {
+        line.push_back("--set");
+        line.push_back(setting);
+    }
+    return line;
+}
+
+std::vector<json> records_of(const std::string& path) {
+    std::vector<json> records;
+    for (const std::string& line : lines_of(read_whole(path))) records.push_back(json::parse(line));
+    return records;
+}
+
+std::vector<double> losses_of(const std::string& out) {
+    std::vector<double> losses;
+    for (const json& record : records_of(out + "/metrics.jsonl"))
+        if (record.contains("lm loss")) losses.push_back(record["lm loss"]);
+    return losses;
+}
+
+std::set<std::string> files_below(const std::string& folder) {
+    std::set<std::string> files;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder))
+        if (!entry.is_directory()) files.insert(entry.path().lexically_relative(folder).string());
+    return files;
+}
+
+// Megatron-LM's line, field by field, and what we append to it.
+const char* const kStepLine =
+    R"( \[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] iteration +\d+/ +\d+ \| consumed samples: +\d+ \| )"
+    R"(elapsed time per iteration \(ms\): \d+\.\d \| throughput per GPU \(TFLOP/s/GPU\): [\d.e-]+ \| )"
+    R"(token throughput per GPU \(tokens/s/GPU\): \d+\.\d \| learning rate: \d\.\d{6}E[+-]\d\d \| )"
+    R"(global batch size: +\d+ \| lm loss: \d\.\d{6}E[+-]\d\d \| load_balancing_loss: \d\.\d{6}E[+-]\d\d \| )"
+    R"(grad norm: \d+\.\d{3} \| number of skipped iterations: +\d+ \| number of nan iterations: +\d+ \| )"
+    R"(load max/mean: \d\.\d\d \|( dead experts: \d+ \|)? ETA: \d+:\d\d:\d\d \|)";
+
+void expect_metrics(const std::string& out, size_t steps) {
+    const std::vector<json> records = records_of(out + "/metrics.jsonl");
+    ASSERT_EQ(records.size(), steps + 1);  // and the evaluation
+    for (size_t i = 0; i < steps; ++i) {
+        const json& r = records[i];
+        EXPECT_EQ(r.at("iteration"), i + 1);
+        for (const char* key : {"lm loss", "grad norm", "learning rate", "tokens per second",
+                                "iteration-time", "tokens", "activation bytes"})
+            EXPECT_GT(r.at(key).get<double>(), 0.0) << key;
+        for (const char* stage : {"forward/dispatch", "forward/fc1", "forward/combine", "backward/fc2",
+                                  "backward/swiglu", "update/optimizer"})
+            EXPECT_GT(r.at("stage seconds").at(stage).get<double>(), 0.0) << stage;
+        EXPECT_EQ(r.at("wire bytes").size(), 3u);
+        ASSERT_EQ(r.at("load").size(), 1u);  // one MoE layer
+        EXPECT_GE(r.at("load")[0].at("max").get<double>(), 1.0);
+    }
+    EXPECT_GT(records.back().at("held-out loss").get<double>(), 1.0);
+}
+
+TEST(Train, PrintsStepsAndWritesItsFilesBelowOut) {
+    for (const int ranks : {1, 2}) {
+        TemporaryFolder folder;
+        const Texts line = train("runs/a", {"training.train_iters=6",
+                                            "parallel.expert_model_parallel_size=" + std::to_string(ranks)});
+        const CommandResult run = fp8flow_on_ranks(ranks, line, folder.path());
+        ASSERT_EQ(run.status, 0) << run.out << run.err;
+        EXPECT_EQ(run.err, "");
+        size_t steps = 0;
+        for (const std::string& text : lines_of(run.out)) {
+            if (text.find("lm loss") == std::string::npos) continue;
+            EXPECT_TRUE(std::regex_match(text, std::regex(kStepLine))) << text;
+            ++steps;
+        }
+        EXPECT_EQ(steps, 6u);
+        for (const char* text :
+             {"backend: reference", "recipe: fp8_flow (FP8 rows + scales on the wire", "floor of the loss",
+              "train_iters: 6", "validation after iteration 6: held-out loss", "done: 6 iterations",
+              "memory of rank 0", "casts", "compare recipes"})
+            expect_contains(run.out, text);
+        EXPECT_EQ(run.out.find("nan"), run.out.find("nan iterations"));  // the only "nan" is Megatron's field
+
+        const std::string out = folder.path("runs/a");
+        EXPECT_EQ(files_below(folder.path()),
+                  (std::set<std::string>{"runs/a/config.yaml", "runs/a/loss.svg", "runs/a/memory.json",
+                                         "runs/a/metrics.jsonl", "runs/a/train.log"}));
+        EXPECT_EQ(lines_of(read_whole(out + "/train.log")), lines_of(run.out));
+        expect_well_formed(read_whole(out + "/loss.svg"));
+        expect_metrics(out, 6);
+        const json memory = json::parse(read_whole(out + "/memory.json"));
+        EXPECT_GT(memory.at("parameters").at("master").get<int64_t>(), 1000000);
+        EXPECT_GT(memory.at("saved for backward, sum").get<int64_t>(), 100000);
+        const std::vector<double> losses = losses_of(out);
+        EXPECT_LT(losses.back(), losses.front() - 0.5);
+        const json wire = records_of(out + "/metrics.jsonl")[0].at("wire bytes");
+        EXPECT_EQ(wire.at("dispatch").get<double>() > 0, ranks > 1);
+    }
+}
+
+TEST(Train, SameCommandSameLossesAndSavedConfigurationReloads) {
+    for (const int ranks : {1, 2}) {
+        TemporaryFolder folder;
+        const Texts settings = {"training.train_iters=5", "precision.recipe=fp8_blockwise"};
+        ASSERT_EQ(fp8flow_on_ranks(ranks, train(folder.path("a"), settings)).status, 0);
+        ASSERT_EQ(fp8flow_on_ranks(ranks, train(folder.path("b"), settings)).status, 0);
+        const Texts again = train(folder.path("c"), {}, folder.path("a/config.yaml"));
+        const CommandResult reloaded = fp8flow_on_ranks(ranks, again);
+        ASSERT_EQ(reloaded.status, 0) << reloaded.err;
+        const std::vector<double> losses = losses_of(folder.path("a"));
+        ASSERT_EQ(losses.size(), 5u);
+        EXPECT_EQ(losses_of(folder.path("b")), losses);
+        EXPECT_EQ(losses_of(folder.path("c")), losses);
+    }
+}
+
+TEST(Train, TextFolderReportsBitsPerByte) {
+    TemporaryFolder folder;
+    for (int i = 0; i < 40; ++i) {
+        std::string text;
+        for (int j = 0; j < 100; ++j)
+            text += "line " + std::to_string(i * j) + " of a text, more of the same\n";
+        folder.write("texts/" + std::to_string(i) + ".txt", text);
+    }
+    const CommandResult run = fp8flow_alone(
+        train(folder.path("out"), {"training.train_iters=12", "data.data_kind=text", "model.vocab_size=257",
+                                   "data.data_path=" + folder.path("texts")}));
+    ASSERT_EQ(run.status, 0) << run.err;
+    std::smatch match;
+    ASSERT_TRUE(std::regex_search(
+        run.out, match, std::regex(R"(held-out loss (\d\.\d{4}) nats = (\d\.\d{4}) bits per byte)")))
+        << run.out;
+    EXPECT_NEAR(std::stod(match[1]) / std::log(2.0), std::stod(match[2]), 2e-4);
+    EXPECT_LT(std::stod(match[2]), 7.0);  // 8 bits before the first step
+}
+
+// An llm.c shard: 256 int32 of header, then uint16 tokens 0, 1, ..., 62, 0, ...
+std::string shard_of(int tokens) {
+    std::string bytes(1024 + static_cast<size_t>(tokens) * 2, '\0');
+    const int32_t header[3] = {20240520, 1, tokens};
+    std::memcpy(bytes.data(), header, sizeof header);
+    for (int i = 0; i < tokens; ++i) bytes[1024 + static_cast<size_t>(i) * 2] = static_cast<char>(i % 63);
+    return bytes;
+}
+
+TEST(Train, TokenShards) {
+    TemporaryFolder folder;
+    folder.write("shards/tiny_train.bin", shard_of(4000));
+    const Texts line = train(folder.path("out"), {"training.train_iters=12", "data.data_kind=shards",
+                                                  "data.data_path=" + folder.path("shards")});
+    const CommandResult without = fp8flow_alone(line);
+    EXPECT_EQ(without.status, 10) << "an evaluation without held-out data is refused before the first step";
+    expect_contains(without.err, "training.eval_iters");
+    EXPECT_EQ(without.out, "");
+
+    folder.write("shards/tiny_val.bin", shard_of(2000));
+    const CommandResult run = fp8flow_alone(line);
+    ASSERT_EQ(run.status, 0) << run.err;
+    expect_contains(run.out, "perplexity");
+    const std::vector<double> losses = losses_of(folder.path("out"));
+    EXPECT_LT(losses.back(), losses.front() - 1.0);  // the successor of a token is certain
+}
+
+TEST(Train, TensorStatisticsOfEveryFp8Recipe) {
+    for (const char* recipe : {"fp8_tensorwise", "fp8_blockwise", "fp8_flow", "fp8_rowwise", "mxfp8"}) {
+        TemporaryFolder folder;
+        Texts line = train(folder.path("out"),
+                           {"training.train_iters=2", "training.eval_iters=0",
+                            "output.tensor_stats_interval=1", std::string("precision.recipe=") + recipe});
+        line.push_back("--tensor-stats");
+        const CommandResult run = fp8flow_alone(line);
+        ASSERT_EQ(run.status, 0) << recipe << run.err;
+        EXPECT_TRUE(std::regex_search(
+            run.out,
+            std::regex(
+                "tensor +values +zero codes +underflow +saturated +scale min +scale max +NMSE vs BF16")))
+            << run.out;
+        const json rows = json::parse(read_whole(folder.path("out/tensor_stats.json")));
+        ASSERT_GE(rows.size(), 3u) << recipe;
+        for (const json& row : rows) {
+            const std::string name = std::string(recipe) + ": " + row.at("tensor").get<std::string>();
+            const double values = row.at("values");
+            EXPECT_GT(values, 1000) << name;
+            EXPECT_LT(row.at("underflows"), 0.3 * values) << name;
+            EXPECT_LT(row.at("saturations"), 0.3 * values) << name;
+            EXPECT_GT(row.at("scale min"), 0.0) << name;
+            EXPECT_GE(row.at("scale max"), row.at("scale min")) << name;
+            EXPECT_LT(row.value("nmse", 0.0), 3e-3) << name;  // E4M3: about 7e-4
+        }
+    }
+}
+
+TEST(Train, StatisticsOfARecipeWithoutFp8SaySo) {
+    TemporaryFolder folder;
+    Texts line = train(folder.path("out"), {"training.train_iters=2", "precision.recipe=bf16"});
+    line.push_back("--tensor-stats");
+    const CommandResult run = fp8flow_alone(line);
+    ASSERT_EQ(run.status, 0) << run.err;
+    expect_contains(run.out, "no quantised tensor was observed (recipe bf16");
+}
+
+}  // namespace
+}  // namespace fp8flow

@@ -1,0 +1,113 @@
+// `fp8flow validate`: verdicts and exit status, its files, and a planted fault that has to turn the verdict.
+#include "tests/cli/command.h"
+#include "tests/support/files.h"
+#include "tests/support/xml.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+namespace fp8flow {
+namespace {
+
+using nlohmann::json;
+using Texts = std::vector<std::string>;
+
+// A bar between the error of the sound flow (0.09 %) and that of the faulted one (0.33 %); the control's noise is 0.05 %.
+Texts validate(const std::string& out, const Texts& settings) {
+    Texts line = {"validate", config_file("test"), "--out", out};
+    for (const char* setting : {"training.train_iters=12", "validate.recipes=[bf16, fp8_flow]",
+                                "validate.max_relative_loss_error=0.002"}) {
+        line.push_back("--set");
+        line.push_back(setting);
+    }
+    for (const std::string& setting : settings) {
+        line.push_back("--set");
+        line.push_back(setting);
+    }
+    return line;
+}
+
+struct Outcome {
+    CommandResult run;
+    std::map<std::string, json> arms;  // of validate.json
+};
+
+Outcome outcome_of(int ranks, const std::string& out, const Texts& settings) {
+    Outcome outcome;
+    outcome.run = ranks == 1 ? fp8flow_alone(validate(out, settings))
+                             : fp8flow_on_ranks(ranks, validate(out, settings));
+    EXPECT_EQ(outcome.run.err, "");
+    const json result = json::parse(read_whole(out + "/validate.json"));
+    EXPECT_EQ(result.at("bar"), 0.002);
+    for (const json& arm : result.at("arms")) outcome.arms[arm.at("arm").get<std::string>()] = arm;
+    return outcome;
+}
+
+std::string last_line(const std::string& text) {
+    const Texts lines = lines_of(text);
+    return lines.empty() ? "" : lines.back();
+}
+
+TEST(Validate, SoundFlowPassesAndPlantedFaultMisses) {
+    for (const int ranks : {1, 2}) {
+        TemporaryFolder folder;
+        const Outcome sound = outcome_of(ranks, folder.path("sound"), {});
+        EXPECT_EQ(sound.run.status, 0) << sound.run.out;
+        EXPECT_EQ(last_line(sound.run.out), "verdict: pass");
+        EXPECT_EQ(sound.arms.at("fp8_flow").at("verdict"), "pass");
+        EXPECT_LT(sound.arms.at("bf16 control").at("max relative error"), 0.001);
+        EXPECT_GT(sound.arms.at("bf16 control").at("max relative error"), 0.0);
+
+        const Outcome faulted =
+            outcome_of(ranks, folder.path("faulted"), {"precision.fault_wrong_scale_index=true"});
+        EXPECT_EQ(faulted.run.status, 1) << faulted.run.out;
+        EXPECT_EQ(last_line(faulted.run.out), "verdict: miss");
+        EXPECT_EQ(faulted.arms.at("fp8_flow").at("verdict"), "miss");
+        EXPECT_GT(faulted.arms.at("fp8_flow").at("max relative error").get<double>(),
+                  2 * sound.arms.at("fp8_flow").at("max relative error").get<double>());
+    }
+}
+
+TEST(Validate, NoiseAboveHalfTheBarIsInconclusive) {
+    TemporaryFolder folder;
+    const CommandResult run = fp8flow_alone(
+        validate(folder.path("out"), {"training.train_iters=8", "validate.max_relative_loss_error=1e-5"}));
+    EXPECT_EQ(run.status, 1);
+    EXPECT_EQ(last_line(run.out), "verdict: inconclusive");
+    expect_contains(run.out, "another summation order of bf16 alone moves the loss by");
+}
+
+TEST(Validate, WritesCurvesPictureAndCompactProgress) {
+    TemporaryFolder folder;
+    const CommandResult run =
+        fp8flow_alone(validate("out", {"training.train_iters=7", "validate.recipes=[bf16, fp8_flow, mxfp8]"}),
+                      folder.path());
+    EXPECT_LE(run.status, 1) << run.err;
+    std::set<std::string> files;
+    for (const auto& entry : std::filesystem::directory_iterator(folder.path("out")))
+        files.insert(entry.path().filename());
+    EXPECT_EQ(files, (std::set<std::string>{"config.yaml", "loss.jsonl", "loss.svg", "validate.json",
+                                            "validate.log"}));
+    expect_well_formed(read_whole(folder.path("out/loss.svg")));
+    EXPECT_EQ(lines_of(read_whole(folder.path("out/validate.log"))), lines_of(run.out));
+    std::map<std::string, int> steps;
+    for (const std::string& line : lines_of(read_whole(folder.path("out/loss.jsonl")))) {
+        const json record = json::parse(line);
+        EXPECT_GT(record.at("lm loss").get<double>(), 0.0);
+        ++steps[record.at("arm")];
+    }
+    EXPECT_EQ(steps,
+              (std::map<std::string, int>{{"bf16", 7}, {"bf16 control", 7}, {"fp8_flow", 7}, {"mxfp8", 7}}));
+    for (const std::string& line : lines_of(run.out))
+        if (line.find("| iteration") != std::string::npos) {
+            EXPECT_LE(line.size(), 110u) << line;
+            expect_contains(line, "ETA");
+        }
+    expect_contains(run.out, " mxfp8          | iteration 7/7 | lm loss");
+}
+
+}  // namespace
+}  // namespace fp8flow
