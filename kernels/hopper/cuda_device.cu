@@ -1,0 +1,52 @@
+// Memory of one GPU: allocation outside the step, copies and fills on the caller's stream.
+#include "kernels/hopper/cuda_check.h"
+#include "kernels/hopper/cuda_device.h"
+#include "kernels/hopper/launch.h"
+
+namespace fp8flow {
+
+using hopper::check_cuda;
+using hopper::stream_of;
+
+CudaDevice::CudaDevice(int device) { check_cuda(cudaSetDevice(device), "selecting the GPU"); }
+
+int64_t CudaDevice::free_bytes() const {
+    std::size_t free = 0, total = 0;
+    check_cuda(cudaMemGetInfo(&free, &total), "asking for free memory");
+    return static_cast<int64_t>(free);
+}
+
+void* CudaDevice::allocate(std::size_t bytes) {
+    void* data = nullptr;
+    const cudaError_t status = cudaMalloc(&data, bytes == 0 ? 1 : bytes);
+    if (status == cudaErrorMemoryAllocation) {
+        cudaGetLastError();  // the error is reported here, not at the next launch
+        fail(ExitCode::memory, "out of GPU memory: asked for {:.1f} MiB, {:.1f} MiB free; lower training.micro_batch_size or model.seq_length",
+             static_cast<double>(bytes) / 1048576.0, static_cast<double>(free_bytes()) / 1048576.0);
+    }
+    check_cuda(status, "allocating GPU memory");
+    return data;
+}
+
+void CudaDevice::free(void* data) { cudaFree(data); }
+
+void CudaDevice::copy_in(void* device, const void* host, std::size_t bytes, Stream stream) {
+    if (bytes > 0) check_cuda(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_of(stream)), "copying to the GPU");
+}
+
+void CudaDevice::copy_out(void* host, const void* device, std::size_t bytes, Stream stream) {
+    if (bytes > 0) check_cuda(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_of(stream)), "copying from the GPU");
+    check_cuda(cudaStreamSynchronize(stream_of(stream)), "waiting for a copy from the GPU");
+}
+
+void CudaDevice::copy(void* to, const void* from, std::size_t bytes, Stream stream) {
+    if (bytes > 0) check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_of(stream)), "copying on the GPU");
+}
+
+void CudaDevice::fill(void* device, uint8_t value, std::size_t bytes, Stream stream) {
+    if (bytes > 0) check_cuda(cudaMemsetAsync(device, value, bytes, stream_of(stream)), "filling GPU memory");
+}
+
+void CudaDevice::synchronize() { check_cuda(cudaDeviceSynchronize(), "waiting for the GPU"); }
+
+}  // namespace fp8flow

@@ -1,0 +1,21 @@
+// The memory of one GPU as a Device: plain cudaMalloc, copies on the stream.
+#pragma once
+
+#include "kernels/core/stream.h"
+
+namespace fp8flow {
+
+class CudaDevice final : public Device {
+public:
+    explicit CudaDevice(int device);
+    void* allocate(std::size_t bytes) override;
+    void free(void* data) override;
+    void copy_in(void* device, const void* host, std::size_t bytes, Stream stream) override;
+    void copy_out(void* host, const void* device, std::size_t bytes, Stream stream) override;
+    void copy(void* to, const void* from, std::size_t bytes, Stream stream) override;
+    void fill(void* device, uint8_t value, std::size_t bytes, Stream stream) override;
+    void synchronize() override;
+    int64_t free_bytes() const override;
+};
+
+}  // namespace fp8flow

@@ -1,0 +1,19 @@
+// Construction of the Hopper backend: device, cuBLASLt handle, workspaces; all memory that operations need beside their arguments.
+#include "kernels/hopper/hopper_ops.h"
+
+#include "kernels/hopper/cuda_device.h"
+#include "kernels/hopper/device_query.h"
+#include "kernels/hopper/workspace.h"
+
+namespace fp8flow {
+
+HopperOps::HopperOps(int device) {
+    require(hopper::device_count() > device, ExitCode::usage, "GPU {} is not a usable Hopper GPU: {}", device,
+            hopper::device_count() > 0 ? "there are fewer" : hopper::unavailable_reason());
+    device_ = std::make_unique<CudaDevice>(device);
+    workspace_ = std::make_unique<Workspace>(*device_);
+}
+
+HopperOps::~HopperOps() = default;
+
+}  // namespace fp8flow

@@ -1,0 +1,31 @@
+// The CUDA backend for Hopper (sm_90a): every operation on one GPU, bit-equal to the reference where the contract is bytes.
+// One op family a file: kernels above, launcher (the do_x member) below. Read next: launch.h, then any family.
+#pragma once
+
+#include "kernels/ops.h"
+
+#include <memory>
+
+namespace fp8flow {
+
+class HopperOps final : public Ops {
+public:
+    // Uses CUDA device `device`; throws Error(usage) unless it is a Hopper GPU.
+    explicit HopperOps(int device = 0);
+    ~HopperOps() override;
+    std::string backend_name() const override { return "hopper"; }
+    Device& device() override { return *device_; }
+
+    struct Workspace;  // cuBLASLt handle and scratch, reduction buffers: allocated once
+
+protected:
+#define FP8FLOW_OVERRIDE(name, Args) void do_##name(const op::Args& args, const Launch& launch) override;
+    FP8FLOW_FOR_EACH_OP(FP8FLOW_OVERRIDE)
+#undef FP8FLOW_OVERRIDE
+
+private:
+    std::unique_ptr<Device> device_;
+    std::unique_ptr<Workspace> workspace_;
+};
+
+}  // namespace fp8flow

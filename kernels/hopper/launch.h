@@ -1,0 +1,92 @@
+// What every launcher needs: the stream, grids, the check after a launch, and element access by dtype on the device.
+#pragma once
+
+#include "kernels/core/scalar_math.h"
+#include "kernels/core/stream.h"
+#include "kernels/hopper/cuda_check.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+namespace fp8flow::hopper {
+
+inline cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
+inline cudaStream_t stream_of(const Launch& launch) { return stream_of(launch.stream); }
+
+constexpr int kNumSms = 132;  // H100 / H200 SXM
+
+// Blocks for a grid-stride or persistent kernel: at most `per_sm` on every SM that the launch may use; at least one.
+inline unsigned grid_for(int64_t blocks_wanted, const Launch& launch, int per_sm = 8) {
+    const int64_t sms = launch.sm_limit > 0 ? std::min(launch.sm_limit, kNumSms) : kNumSms;
+    return static_cast<unsigned>(std::max<int64_t>(1, std::min<int64_t>(blocks_wanted, sms * per_sm)));
+}
+
+inline void check_launch(const char* op) { check_cuda(cudaGetLastError(), op); }
+
+// A TensorView as a kernel argument: no checks, no names. base() is the first row of an M-tensor, read on the device.
+struct DeviceView {
+    void* data;
+    DType dtype;
+    int64_t dims[TensorView::kMaxRank];
+    const int64_t* row_base;
+    __device__ int64_t base() const { return row_base != nullptr ? *row_base : 0; }
+};
+inline DeviceView device_view(const TensorView& v) {
+    return {v.data, v.dtype, {v.dims[0], v.dims[1], v.dims[2], v.dims[3]}, v.row_base};
+}
+
+// One element as fp32 (codes without their scale), and one rounding back. The dtype branch is uniform over the grid.
+__device__ __forceinline__ float load_float(const void* data, DType dtype, int64_t i) {
+    switch (dtype) {
+        case DType::f32: return static_cast<const float*>(data)[i];
+        case DType::bf16: return to_float(static_cast<const Bf16*>(data)[i]);
+        case DType::f16: return to_float(static_cast<const Fp16*>(data)[i]);
+        case DType::e4m3: return to_float(static_cast<const E4m3*>(data)[i]);
+        case DType::e5m2: return to_float(static_cast<const E5m2*>(data)[i]);
+        case DType::e8m0: return e8m0_to_float(static_cast<const uint8_t*>(data)[i]);
+        default: return 0.0f;
+    }
+}
+__device__ __forceinline__ void store_float(void* data, DType dtype, int64_t i, float value) {
+    switch (dtype) {
+        case DType::f32: static_cast<float*>(data)[i] = value; return;
+        case DType::bf16: static_cast<Bf16*>(data)[i] = to_bf16(value); return;
+        case DType::f16: static_cast<Fp16*>(data)[i] = to_f16(value); return;
+        case DType::e4m3: static_cast<E4m3*>(data)[i] = to_e4m3(value); return;
+        case DType::e5m2: static_cast<E5m2*>(data)[i] = to_e5m2(value); return;
+        default: return;
+    }
+}
+
+// The groups of routed rows on the device; groups.num_groups == 0 becomes one group of `rows` rows without pads.
+struct DeviceGroups {
+    int64_t num_groups;
+    const int64_t* counts;
+    const int64_t* offsets;
+    int64_t rows;
+    __device__ int64_t count(int64_t g) const { return counts != nullptr ? counts[g] : rows; }
+    __device__ int64_t offset(int64_t g) const { return counts != nullptr ? offsets[g] : (g == 0 ? 0 : rows); }
+    __device__ int64_t total() const { return counts != nullptr ? offsets[num_groups] : rows; }
+    // The group of padded row r (r < total()); binary search.
+    __device__ int64_t group_of(int64_t r) const {
+        int64_t low = 0, high = num_groups;
+        while (high - low > 1) {
+            const int64_t middle = (low + high) / 2;
+            if (offset(middle) <= r) low = middle;
+            else high = middle;
+        }
+        return low;
+    }
+    // False for pad rows.
+    __device__ bool is_valid(int64_t r) const {
+        const int64_t g = group_of(r);
+        return r - offset(g) < count(g);
+    }
+};
+inline DeviceGroups device_groups(const RowGroups& groups, int64_t rows) {
+    if (groups.num_groups == 0) return {1, nullptr, nullptr, rows};
+    return {groups.num_groups, groups.counts.as<int64_t>(), groups.offsets.as<int64_t>(), rows};
+}
+
+}  // namespace fp8flow::hopper

@@ -1,0 +1,38 @@
+// Memory that operations need beside their arguments, allocated once: partial sums of two-stage reductions, cuBLASLt's handle and scratch.
+#pragma once
+
+#include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/launch.h"
+
+#include <cublasLt.h>
+
+namespace fp8flow {
+
+struct HopperOps::Workspace {
+    static constexpr std::size_t kPartialsBytes = std::size_t{64} << 20;
+    static constexpr std::size_t kLtBytes = std::size_t{64} << 20;
+
+    explicit Workspace(Device& owner) : device(owner), partials(owner.allocate(kPartialsBytes)), lt_scratch(owner.allocate(kLtBytes)) {
+        FP8FLOW_CHECK(cublasLtCreate(&lt) == CUBLAS_STATUS_SUCCESS, "cublasLtCreate");
+    }
+    ~Workspace() {
+        cublasLtDestroy(lt);
+        device.free(partials);
+        device.free(lt_scratch);
+    }
+    Workspace(const Workspace&) = delete;
+    Workspace& operator=(const Workspace&) = delete;
+
+    // `bytes` of scratch for one op; ops of one stream follow each other, so they may share it.
+    template <class T> T* partials_for(int64_t count) const {
+        FP8FLOW_CHECK(static_cast<std::size_t>(count) * sizeof(T) <= kPartialsBytes, "{} partial sums of {} bytes", count, sizeof(T));
+        return static_cast<T*>(partials);
+    }
+
+    Device& device;
+    void* partials;
+    void* lt_scratch;
+    cublasLtHandle_t lt = nullptr;
+};
+
+}  // namespace fp8flow
