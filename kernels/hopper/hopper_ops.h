@@ -8,6 +8,9 @@
 
 namespace fp8flow {
 
+// Who computes dense BF16 products: cuBLASLt, or the project's CUDA-core kernel with the reference's order of summation and bits.
+enum class GemmBackend { cublaslt, simt };
+
 class HopperOps final : public Ops {
 public:
     // Uses CUDA device `device`; throws Error(usage) unless it is a Hopper GPU.
@@ -15,6 +18,8 @@ public:
     ~HopperOps() override;
     std::string backend_name() const override { return "hopper"; }
     Device& device() override { return *device_; }
+
+    GemmBackend gemm_backend = GemmBackend::cublaslt;
 
     struct Workspace;  // cuBLASLt handle and scratch, reduction buffers: allocated once
 

@@ -6,7 +6,23 @@
 
 #include <cublasLt.h>
 
+#include <array>
+#include <map>
+
 namespace fp8flow {
+
+namespace hopper {
+
+// What cuBLASLt needs to know about one dense product, prepared at the first call of its shape.
+struct LtPlan {
+    cublasLtMatmulDesc_t product = nullptr;
+    cublasLtMatrixLayout_t first = nullptr, second = nullptr, d = nullptr;
+    cublasLtMatmulAlgo_t algorithm{};
+    bool usable = false;  // false: no algorithm for this shape
+};
+using LtKey = std::array<int64_t, 7>;  // form, shapes of A and B, dtype of D, limit of multiprocessors
+
+}  // namespace hopper
 
 struct HopperOps::Workspace {
     static constexpr std::size_t kPartialsBytes = std::size_t{64} << 20;
@@ -16,6 +32,12 @@ struct HopperOps::Workspace {
         FP8FLOW_CHECK(cublasLtCreate(&lt) == CUBLAS_STATUS_SUCCESS, "cublasLtCreate");
     }
     ~Workspace() {
+        for (auto& [key, plan] : lt_plans) {
+            cublasLtMatrixLayoutDestroy(plan.first);
+            cublasLtMatrixLayoutDestroy(plan.second);
+            cublasLtMatrixLayoutDestroy(plan.d);
+            cublasLtMatmulDescDestroy(plan.product);
+        }
         cublasLtDestroy(lt);
         device.free(partials);
         device.free(lt_scratch);
@@ -33,6 +55,7 @@ struct HopperOps::Workspace {
     void* partials;
     void* lt_scratch;
     cublasLtHandle_t lt = nullptr;
+    std::map<hopper::LtKey, hopper::LtPlan> lt_plans;
 };
 
 }  // namespace fp8flow

@@ -1,0 +1,105 @@
+// Rotary embedding, and the copies between the packed projection and q, k, v: one pass over memory each, with the reference's bits.
+#include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/launch.h"
+
+namespace fp8flow {
+
+namespace {
+
+using namespace hopper;
+
+constexpr int kThreads = 256;
+
+// Reads and writes x once, the table from L2; 3 FLOPs an element. One thread: pairs (i, i + D/2), a grid apart. No barriers; each pair
+// belongs to one thread.
+__global__ void rope_kernel(DeviceView x, const float* table, int64_t length, int64_t heads, int64_t half,
+                            float sign, int64_t pairs) {
+    const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+    for (int64_t pair = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; pair < pairs;
+         pair += step) {
+        const int64_t i = pair % half, row = pair / half, token = row / heads;
+        const float* angle = table + 2 * (token % length * half + i);
+        const float cosine = angle[0], sine = sign * angle[1];
+        const int64_t low = row * 2 * half + i, high = low + half;
+        const float a = load_float(x.data, x.dtype, low), b = load_float(x.data, x.dtype, high);
+        store_float(x.data, x.dtype, low, fma_float(a, cosine, -(b * sine)));
+        store_float(x.data, x.dtype, high, fma_float(b, cosine, a * sine));
+    }
+}
+
+// One part of the packed rows: columns [first, first + width) of rows of `stride`, and the contiguous tensor [T, width] beside it, counted in
+// words of kWord bytes.
+struct Part {
+    uint8_t* data;
+    int64_t first, width;
+};
+struct Packed {
+    uint8_t* data;
+    int64_t tokens, stride;
+    Part parts[3];
+};
+enum class Copy { split, merge };
+
+// Moves every byte once. One thread: words of a packed row, a grid apart. No barriers; each word belongs to one thread.
+template <class Word> __global__ void packed_kernel(Packed packed, Copy copy) {
+    const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads, words = packed.tokens * packed.stride;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < words; i += step) {
+        const int64_t token = i / packed.stride, column = i % packed.stride;
+        const Part& part =
+            packed.parts[(column >= packed.parts[1].first) + (column >= packed.parts[2].first)];
+        Word* apart = reinterpret_cast<Word*>(part.data) + token * part.width + column - part.first;
+        Word* together = reinterpret_cast<Word*>(packed.data) + i;
+        if (copy == Copy::split)
+            *apart = *together;
+        else
+            *together = *apart;
+    }
+}
+
+void copy_packed(const TensorView& qkv, const TensorView& q, const TensorView& k, const TensorView& v,
+                 Copy copy, const Launch& launch) {
+    if (qkv.numel() == 0) return;
+    const int64_t width = size_of(qkv.dtype), depth_bytes = q.dim(2) * width;
+    bool aligned = depth_bytes % 16 == 0;
+    for (const TensorView* view : {&qkv, &q, &k, &v})
+        aligned = aligned && reinterpret_cast<uintptr_t>(view->data) % 16 == 0;
+    const int64_t word = aligned ? 16 : width;
+    const auto words_of = [&](const TensorView& view) { return view.dim(1) * depth_bytes / word; };
+    const Packed packed{.data = qkv.bytes_ptr(),
+                        .tokens = qkv.dim(0),
+                        .stride = qkv.cols() * width / word,
+                        .parts = {{q.bytes_ptr(), 0, words_of(q)},
+                                  {k.bytes_ptr(), words_of(q), words_of(k)},
+                                  {v.bytes_ptr(), words_of(q) + words_of(k), words_of(v)}}};
+    const unsigned grid = grid_for(ceil_div(packed.tokens * packed.stride, kThreads), launch);
+    const cudaStream_t stream = stream_of(launch);
+    if (word == 16)
+        packed_kernel<uint4><<<grid, kThreads, 0, stream>>>(packed, copy);
+    else if (word == 4)
+        packed_kernel<uint32_t><<<grid, kThreads, 0, stream>>>(packed, copy);
+    else
+        packed_kernel<uint16_t><<<grid, kThreads, 0, stream>>>(packed, copy);
+    check_launch(copy == Copy::split ? "split_qkv" : "merge_qkv");
+}
+
+}  // namespace
+
+void HopperOps::do_rope(const op::Rope& args, const Launch& launch) {
+    const int64_t pairs = args.x.numel() / 2;
+    if (pairs == 0) return;
+    const float sign = args.direction == op::RopeDirection::forward ? 1.0f : -1.0f;
+    rope_kernel<<<grid_for(ceil_div(pairs, kThreads), launch), kThreads, 0, stream_of(launch)>>>(
+        device_view(args.x), args.table.as<float>(), args.table.dim(0), args.x.dim(1), args.x.dim(2) / 2,
+        sign, pairs);
+    check_launch("rope");
+}
+
+void HopperOps::do_split_qkv(const op::SplitQkv& args, const Launch& launch) {
+    copy_packed(args.qkv, args.q, args.k, args.v, Copy::split, launch);
+}
+
+void HopperOps::do_merge_qkv(const op::MergeQkv& args, const Launch& launch) {
+    copy_packed(args.qkv, args.q, args.k, args.v, Copy::merge, launch);
+}
+
+}  // namespace fp8flow

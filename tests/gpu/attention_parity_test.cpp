@@ -1,0 +1,157 @@
+// Attention, rotary embedding and the packed projection of the Hopper backend against the reference, bit by bit: both sum in the order
+// of kernels/ops/attention.h.
+#include "tests/support/parity.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+namespace fp8flow::test {
+namespace {
+
+struct Shape {
+    int64_t sequences, length, heads, kv_heads, depth;
+    int64_t tokens() const { return sequences * length; }
+    float scale() const { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(depth))); }
+};
+
+// lengths around the tiles of 64, odd depths, grouped queries, one and several sequences, no rows at all
+const std::vector<Shape> kShapes = {{0, 16, 2, 1, 32},   {1, 1, 1, 1, 2},    {3, 7, 4, 2, 12},
+                                    {2, 63, 2, 2, 64},   {2, 64, 4, 1, 64},  {2, 65, 3, 3, 33},
+                                    {1, 127, 8, 2, 128}, {1, 129, 2, 1, 96}, {1, 300, 4, 2, 128}};
+
+void run_attention(const Shape& s, DType dtype) {
+    SCOPED_TRACE(fmt::format("{}: {} sequences of {}, heads {}/{}, depth {}", name_of(dtype), s.sequences,
+                             s.length, s.heads, s.kv_heads, s.depth));
+    HostTensor q(dtype, {s.tokens(), s.heads, s.depth}), k(dtype, {s.tokens(), s.kv_heads, s.depth}),
+        v(dtype, {s.tokens(), s.kv_heads, s.depth}), dout(dtype, {s.tokens(), s.heads, s.depth});
+    HostTensor o(dtype, {s.tokens(), s.heads, s.depth}), lse(DType::f32, {s.tokens(), s.heads});
+    HostTensor dq(dtype, {s.tokens(), s.heads, s.depth}), dk(dtype, {s.tokens(), s.kv_heads, s.depth}),
+        dv(dtype, {s.tokens(), s.kv_heads, s.depth});
+    fill_normal(q, 1, 2.0);
+    fill_normal(k, 2, 2.0);
+    fill_normal(v, 3);
+    fill_normal(dout, 4);
+
+    Parity parity;
+    parity.gpu.attention({.q = parity.to_gpu(q),
+                          .k = parity.to_gpu(k),
+                          .v = parity.to_gpu(v),
+                          .seq_length = s.length,
+                          .scale = s.scale(),
+                          .o = parity.to_gpu(o.view()),
+                          .lse = parity.to_gpu(lse.view())});
+    parity.cpu.attention(
+        {.q = q, .k = k, .v = v, .seq_length = s.length, .scale = s.scale(), .o = o, .lse = lse});
+    parity.expect_same_bytes(o.view(), "o");
+    parity.expect_same_bytes(lse.view(), "lse");
+
+    parity.gpu.attention_backward({.dout = parity.to_gpu(dout),
+                                   .q = parity.to_gpu(q),
+                                   .k = parity.to_gpu(k),
+                                   .v = parity.to_gpu(v),
+                                   .o = parity.to_gpu(o),
+                                   .lse = parity.to_gpu(lse),
+                                   .seq_length = s.length,
+                                   .scale = s.scale(),
+                                   .dq = parity.to_gpu(dq.view()),
+                                   .dk = parity.to_gpu(dk.view()),
+                                   .dv = parity.to_gpu(dv.view())});
+    parity.cpu.attention_backward({.dout = dout,
+                                   .q = q,
+                                   .k = k,
+                                   .v = v,
+                                   .o = o,
+                                   .lse = lse,
+                                   .seq_length = s.length,
+                                   .scale = s.scale(),
+                                   .dq = dq,
+                                   .dk = dk,
+                                   .dv = dv});
+    parity.expect_same_bytes(dq.view(), "dq");
+    parity.expect_same_bytes(dk.view(), "dk");
+    parity.expect_same_bytes(dv.view(), "dv");
+}
+
+TEST(AttentionParity, ForwardAndBackward) {
+    for (const Shape& s : kShapes)
+        for (DType dtype : {DType::bf16, DType::f32}) run_attention(s, dtype);
+}
+
+// A NaN of the future must not reach the past, inside a tile or across tiles.
+TEST(AttentionParity, NoRowReadsTheFuture) {
+    const Shape s{1, 100, 2, 1, 64};
+    HostTensor q(DType::bf16, {s.tokens(), s.heads, s.depth}),
+        k(DType::bf16, {s.tokens(), s.kv_heads, s.depth}), v(DType::bf16, {s.tokens(), s.kv_heads, s.depth});
+    HostTensor o(DType::bf16, {s.tokens(), s.heads, s.depth}), lse(DType::f32, {s.tokens(), s.heads});
+    fill_normal(q, 1);
+    fill_normal(k, 2);
+    fill_normal(v, 3);
+    const int64_t from = 50 * s.kv_heads * s.depth;
+    for (int64_t i = from; i < k.numel(); ++i) {
+        set(k, i, std::numeric_limits<double>::quiet_NaN());
+        set(v, i, std::numeric_limits<double>::quiet_NaN());
+    }
+    Parity parity;
+    parity.gpu.attention({.q = parity.to_gpu(q),
+                          .k = parity.to_gpu(k),
+                          .v = parity.to_gpu(v),
+                          .seq_length = s.length,
+                          .scale = s.scale(),
+                          .o = parity.to_gpu(o.view()),
+                          .lse = parity.to_gpu(lse.view())});
+    const HostTensor got = parity.from_gpu(o);
+    for (int64_t i = 0; i < o.numel(); ++i)
+        ASSERT_EQ(std::isnan(got(i)), i >= 50 * s.heads * s.depth) << "element " << i;
+}
+
+TEST(RopeParity, BothDirections) {
+    for (const Shape& s : kShapes) {
+        for (DType dtype : {DType::bf16, DType::f32}) {
+            if (s.depth % 2 != 0) continue;
+            HostTensor table(DType::f32, {s.length, s.depth / 2, 2}),
+                x(dtype, {s.tokens(), s.heads, s.depth});
+            fill_uniform(table, 1, -1.0, 1.0);
+            fill_normal(x, 2);
+            for (op::RopeDirection direction : {op::RopeDirection::forward, op::RopeDirection::backward}) {
+                Parity parity;
+                parity.gpu.rope(
+                    {.table = parity.to_gpu(table), .direction = direction, .x = parity.to_gpu(x.view())});
+                parity.cpu.rope({.table = table, .direction = direction, .x = x});
+                parity.expect_same_bytes(x.view(), "x");
+            }
+        }
+    }
+}
+
+TEST(PackedProjectionParity, SplitAndMerge) {
+    for (const Shape& s : kShapes) {
+        for (DType dtype : {DType::bf16, DType::f32}) {
+            const int64_t columns = (s.heads + 2 * s.kv_heads) * s.depth;
+            HostTensor qkv(dtype, {s.tokens(), columns}), merged(dtype, {s.tokens(), columns});
+            HostTensor q(dtype, {s.tokens(), s.heads, s.depth}), k(dtype, {s.tokens(), s.kv_heads, s.depth}),
+                v(dtype, {s.tokens(), s.kv_heads, s.depth});
+            fill_normal(qkv, 5);
+            Parity parity;
+            parity.gpu.split_qkv({.qkv = parity.to_gpu(qkv.view()),
+                                  .q = parity.to_gpu(q.view()),
+                                  .k = parity.to_gpu(k.view()),
+                                  .v = parity.to_gpu(v.view())});
+            parity.cpu.split_qkv({.qkv = qkv, .q = q, .k = k, .v = v});
+            parity.expect_same_bytes(q.view(), "q");
+            parity.expect_same_bytes(k.view(), "k");
+            parity.expect_same_bytes(v.view(), "v");
+            parity.gpu.merge_qkv({.q = parity.to_gpu(q.view()),
+                                  .k = parity.to_gpu(k.view()),
+                                  .v = parity.to_gpu(v.view()),
+                                  .qkv = parity.to_gpu(merged.view())});
+            parity.cpu.merge_qkv({.q = q, .k = k, .v = v, .qkv = merged});
+            parity.expect_same_bytes(merged.view(), "qkv");
+        }
+    }
+}
+
+}  // namespace
+}  // namespace fp8flow::test

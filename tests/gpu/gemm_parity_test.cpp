@@ -1,0 +1,261 @@
+// Matrix products of the Hopper backend against the reference: the CUDA-core kernel bit by bit over every layout, form and grouping, cuBLASLt
+// within the bounds of rounding; and every product twice, for identical bits.
+#include "kernels/ops/gemm.h"
+
+#include "tests/support/parity.h"
+
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+namespace fp8flow::test {
+namespace {
+
+using L = ScaleLayout;
+using op::GemmForm;
+
+// Codes and scales that make every entry matter; free (not power-of-two) fp32 scales, so that a wrong order of rounding shows.
+void fill_operand(const HostFp8& t, uint64_t seed) {
+    fill_normal(t.codes, seed, is_fp8(t.codes.view().dtype) ? 8.0 : 1.0);
+    if (t.scales.view().dtype == DType::e8m0)
+        fill_pow2(t.scales, seed + 1, -3, 3);
+    else if (t.scales.view())
+        fill_uniform(t.scales, seed + 1, 0.25, 2.0);
+}
+
+// The error of BF16 outputs is their rounding; of few elements it may reach the worst case of one flipped rounding, (2^-8)^2.
+double bound_of(const TensorView& d) {
+    if (d.dtype == DType::f32) return 1e-7;
+    return d.numel() < 8192 ? 0x1.0p-16 : 4e-6;
+}
+
+// ---- dense ------------------------------------------------------------------------------------------------------------------------
+struct Dense {
+    int64_t m, n, k;
+};
+
+struct DenseCase {
+    DType a, b, d;
+    GemmForm form = GemmForm::nt;
+    L a_layout = L::none, b_layout = L::none;
+    Gradient mode = Gradient::overwrite;
+};
+
+void run_dense(const DenseCase& c, const Dense& s, GemmBackend backend) {
+    SCOPED_TRACE(fmt::format("{} {} x {} {} -> {}, {}x{}x{}, form {}", name_of(c.a), name_of(c.a_layout),
+                             name_of(c.b), name_of(c.b_layout), name_of(c.d), s.m, s.n, s.k,
+                             static_cast<int>(c.form)));
+    const bool a_across = c.form == GemmForm::tn, b_across = c.form != GemmForm::nt;
+    HostFp8 a(c.a, {a_across ? s.k : s.m, a_across ? s.m : s.k}, c.a_layout, 1);
+    HostFp8 b(c.b, {b_across ? s.k : s.n, b_across ? s.n : s.k}, c.b_layout, 1);
+    fill_operand(a, 1);
+    fill_operand(b, 2);
+    HostTensor d(c.d, {s.m, s.n});
+    if (c.mode == Gradient::accumulate) fill_normal(d, 3, 3.0);
+    Parity parity;
+    parity.gpu.gemm_backend = backend;
+    parity.gpu.gemm({.a = parity.to_gpu(a),
+                     .b = parity.to_gpu(b),
+                     .form = c.form,
+                     .mode = c.mode,
+                     .d = parity.to_gpu(d.view())});
+    parity.cpu.gemm({.a = a, .b = b, .form = c.form, .mode = c.mode, .d = d});
+    if (backend == GemmBackend::simt) {
+        parity.expect_same_bytes(d.view(), "d");
+        return;
+    }
+    parity.expect_close(d, bound_of(d), "d");
+    if (c.mode == Gradient::overwrite) {
+        const HostTensor once = parity.from_gpu(d);
+        parity.gpu.gemm(
+            {.a = parity.to_gpu(a), .b = parity.to_gpu(b), .form = c.form, .d = parity.to_gpu(d.view())});
+        EXPECT_TRUE(same_bytes(once, parity.from_gpu(d))) << "the second call gave other bits";
+    }
+}
+
+const std::vector<Dense> kShapes = {{0, 16, 32},    {5, 0, 7},       {4, 6, 0},      {1, 1, 1},
+                                    {1, 128, 128},  {127, 129, 130}, {128, 64, 257}, {129, 300, 64},
+                                    {33, 270, 600}, {200, 31, 385}};
+
+TEST(GemmParity, PlainFormsAndShapesOnCudaCores) {
+    for (const Dense& s : kShapes) {
+        for (GemmForm form : {GemmForm::nt, GemmForm::nn, GemmForm::tn}) {
+            run_dense({.a = DType::bf16, .b = DType::bf16, .d = DType::bf16, .form = form}, s,
+                      GemmBackend::simt);
+            run_dense({.a = DType::f32, .b = DType::f32, .d = DType::f32, .form = form}, s,
+                      GemmBackend::simt);
+            run_dense({.a = DType::bf16,
+                       .b = DType::f32,
+                       .d = DType::f32,
+                       .form = form,
+                       .mode = Gradient::accumulate},
+                      s, GemmBackend::simt);
+        }
+    }
+}
+
+TEST(GemmParity, Fp8Layouts) {
+    const std::vector<std::pair<L, L>> layouts = {{L::vec128, L::block128},
+                                                  {L::vec128_wire, L::block128},
+                                                  {L::vec128, L::vec128},
+                                                  {L::tile128, L::tile128},
+                                                  {L::row, L::row},
+                                                  {L::tensor, L::tensor},
+                                                  {L::mx32, L::mx32},
+                                                  {L::vec128, L::tensor},
+                                                  {L::group_row, L::group_row},
+                                                  {L::mx32, L::block128}};
+    for (const auto& [a, b] : layouts) {
+        for (const Dense& s : kShapes) {
+            DenseCase c{.a = DType::e4m3, .b = DType::e4m3, .d = DType::bf16, .a_layout = a, .b_layout = b};
+            run_dense(c, s, GemmBackend::cublaslt);  // falls back to the CUDA-core kernel
+            c.a = DType::e5m2;
+            c.d = DType::f32;
+            c.mode = Gradient::accumulate;
+            run_dense(c, s, GemmBackend::simt);
+        }
+    }
+}
+
+TEST(GemmParity, DenseOnCublasLt) {
+    const std::vector<Dense> shapes = {
+        {8, 8, 8}, {128, 128, 128}, {136, 264, 1032}, {256, 1024, 512}, {24, 512, 4096}};
+    for (const Dense& s : shapes) {
+        for (GemmForm form : {GemmForm::nt, GemmForm::nn, GemmForm::tn}) {
+            DenseCase c{.a = DType::bf16, .b = DType::bf16, .d = DType::bf16, .form = form};
+            run_dense(c, s, GemmBackend::cublaslt);
+            c.d = DType::f32;
+            run_dense(c, s, GemmBackend::cublaslt);
+            c.mode = Gradient::accumulate;
+            run_dense(c, s, GemmBackend::cublaslt);
+        }
+    }
+    // rows that are no multiple of anything are fine where they are not contiguous; other odd sizes fall back
+    for (const Dense& s :
+         {Dense{1, 128, 64}, Dense{127, 64, 256}, Dense{129, 130, 131}, Dense{0, 64, 64}, Dense{5, 0, 8}})
+        for (GemmForm form : {GemmForm::nt, GemmForm::nn, GemmForm::tn})
+            run_dense({.a = DType::bf16, .b = DType::bf16, .d = DType::bf16, .form = form}, s,
+                      GemmBackend::cublaslt);
+}
+
+// ---- grouped ----------------------------------------------------------------------------------------------------------------------
+const std::vector<std::vector<int64_t>> kCounts = {
+    {0, 1, 127, 0, 128, 129, 5}, {300}, {0, 0}, {17, 0, 0, 40}, {3, 500, 0, 2}};
+
+struct GroupedCase {
+    DType dtype;
+    L a, b;
+    GemmForm form;
+    DType d_dtype;
+    int64_t alignment;
+};
+
+void run_grouped(const GroupedCase& c, const std::vector<int64_t>& counts, int64_t a_base, int64_t d_base,
+                 int64_t n, int64_t k) {
+    SCOPED_TRACE(fmt::format("{} x {} {} align {} base {} {} n {} k {} counts {}", name_of(c.a), name_of(c.b),
+                             name_of(c.dtype), c.alignment, a_base, d_base, n, k, fmt::join(counts, ",")));
+    const GroupsFixture groups(counts, c.alignment, 3);
+    const int64_t G = groups.num_groups(), capacity = groups.capacity();
+    HostFp8 a(c.dtype, {a_base + capacity + 2, k}, c.a);
+    HostFp8 b = c.form == GemmForm::nt ? HostFp8(c.dtype, {G, n, k}, c.b) : HostFp8(c.dtype, {G, k, n}, c.b);
+    fill_operand(a, 11);
+    fill_operand(b, 12);
+    HostTensor d(c.d_dtype, {d_base + capacity + 1, n});
+    if (a_base > 0) a.set_row_base(a_base);
+    if (d_base > 0) d.set_row_base(d_base);
+    Parity parity;
+    parity.gpu.grouped_gemm({.a = parity.to_gpu(a),
+                             .b = parity.to_gpu(b),
+                             .groups = parity.to_gpu(RowGroups(groups)),
+                             .form = c.form,
+                             .d = parity.to_gpu(d.view())});
+    parity.cpu.grouped_gemm({.a = a, .b = b, .groups = groups, .form = c.form, .d = d});
+    parity.expect_same_bytes(d.view(), "d");  // pads and untouched rows included
+}
+
+TEST(GroupedGemmParity, LayoutsGroupsAndBases) {
+    const std::vector<GroupedCase> cases = {
+        {DType::bf16, L::none, L::none, GemmForm::nt, DType::bf16, 1},
+        {DType::bf16, L::none, L::none, GemmForm::nn, DType::bf16, 16},
+        {DType::f32, L::none, L::none, GemmForm::nt, DType::f32, 16},
+        {DType::f32, L::none, L::none, GemmForm::nn, DType::f32, 1},
+        {DType::e4m3, L::vec128, L::block128, GemmForm::nt, DType::bf16, 128},
+        {DType::e5m2, L::vec128, L::block128, GemmForm::nt, DType::f32, 16},
+        {DType::e4m3, L::row, L::row, GemmForm::nt, DType::bf16, 16},
+        {DType::e4m3, L::tensor, L::tensor, GemmForm::nt, DType::bf16, 1},
+        {DType::e4m3, L::mx32, L::mx32, GemmForm::nt, DType::bf16, 32},
+    };
+    for (const GroupedCase& c : cases) {
+        for (const auto& counts : kCounts) {
+            run_grouped(c, counts, 0, 0, 48, 160);
+            run_grouped(c, counts, 256, 128, 160, 288);
+        }
+        run_grouped(c, {3, 0, 40}, 5, 7, 130, 259);  // nothing divides anything
+    }
+}
+
+// ---- weight gradients ---------------------------------------------------------------------------------------------------------------
+void run_wgrad(DType dy_dtype, DType x_dtype, L layout, int64_t alignment, const std::vector<int64_t>& counts,
+               int64_t dy_base, int64_t x_base, Gradient mode) {
+    SCOPED_TRACE(fmt::format(
+        "{} {} align {} base {} {} {} counts {}", name_of(layout), name_of(dy_dtype), alignment, dy_base,
+        x_base, mode == Gradient::accumulate ? "accumulate" : "overwrite", fmt::join(counts, ",")));
+    const GroupsFixture groups(counts, alignment, 2);
+    const int64_t G = groups.num_groups(), n = 70, k = 140;
+    const bool fp8 = is_fp8(x_dtype);
+    const int64_t dy_rows = round_up(dy_base + groups.capacity(), 128),
+                  x_rows = round_up(x_base + groups.capacity(), 128) + 128;
+    HostFp8 dy = fp8 ? HostFp8(dy_dtype, {n, dy_rows}, layout, G) : HostFp8(dy_dtype, {dy_rows, n}, layout);
+    HostFp8 x = fp8 ? HostFp8(x_dtype, {k, x_rows}, layout, G) : HostFp8(x_dtype, {x_rows, k}, layout);
+    fill_operand(dy, 21);  // pads too: what stands there must not count
+    fill_operand(x, 22);
+    if (dy_base > 0) dy.set_row_base(dy_base);
+    if (x_base > 0) x.set_row_base(x_base);
+    HostTensor dw(DType::f32, {G, n, k});
+    if (mode == Gradient::accumulate) fill_normal(dw, 23, 5.0);
+    Parity parity;
+    parity.gpu.grouped_gemm_wgrad({.dy = parity.to_gpu(dy),
+                                   .x = parity.to_gpu(x),
+                                   .groups = parity.to_gpu(RowGroups(groups)),
+                                   .mode = mode,
+                                   .dw = parity.to_gpu(dw.view())});
+    parity.cpu.grouped_gemm_wgrad({.dy = dy, .x = x, .groups = groups, .mode = mode, .dw = dw});
+    parity.expect_same_bytes(dw.view(), "dw");
+}
+
+TEST(GroupedGemmWgradParity, LayoutsGroupsAndBases) {
+    for (const auto& counts : kCounts) {
+        for (Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {
+            run_wgrad(DType::bf16, DType::bf16, L::none, 1, counts, 0, 0, mode);
+            run_wgrad(DType::bf16, DType::bf16, L::none, 16, counts, 5, 33, mode);
+            run_wgrad(DType::f32, DType::f32, L::none, 16, counts, 0, 0, mode);
+            run_wgrad(DType::e4m3, DType::e4m3, L::tile128, 128, counts, 0, 0, mode);
+            run_wgrad(DType::e4m3, DType::e4m3, L::tile128, 128, counts, 256, 128, mode);
+            run_wgrad(DType::e5m2, DType::e4m3, L::vec128, 128, counts, 0, 384, mode);
+            run_wgrad(DType::e4m3, DType::e4m3, L::group_row, 16, counts, 0, 48, mode);
+            run_wgrad(DType::e4m3, DType::e4m3, L::mx32, 32, counts, 96, 32, mode);
+            run_wgrad(DType::e4m3, DType::e4m3, L::tensor, 1, counts, 7, 3, mode);
+        }
+    }
+}
+
+// Fewer multiprocessors change who computes a tile, not its bits.
+TEST(GroupedGemmParity, LimitOfMultiprocessors) {
+    const GroupsFixture groups({150, 0, 129, 3}, 128);
+    HostFp8 a(DType::e4m3, {groups.capacity(), 640}, L::vec128), b(DType::e4m3, {4, 320, 640}, L::block128);
+    fill_operand(a, 31);
+    fill_operand(b, 32);
+    HostTensor d(DType::bf16, {groups.capacity(), 320});
+    Parity parity;
+    parity.gpu.grouped_gemm({.a = parity.to_gpu(a),
+                             .b = parity.to_gpu(b),
+                             .groups = parity.to_gpu(RowGroups(groups)),
+                             .d = parity.to_gpu(d.view())},
+                            {.sm_limit = 2});
+    parity.cpu.grouped_gemm({.a = a, .b = b, .groups = groups, .d = d});
+    parity.expect_same_bytes(d.view(), "d");
+}
+
+}  // namespace
+}  // namespace fp8flow::test
