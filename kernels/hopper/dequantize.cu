@@ -1,0 +1,101 @@
+// FP8 back to float, for every scale layout. Contract: kernels/ops/quantize.h.
+#include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/hopper_ops.h"
+
+namespace fp8flow {
+
+using namespace hopper;
+
+namespace {
+
+struct Dequantizer {
+    RowView codes, dst;
+    const void* scales;
+    DType scale_dtype;
+    ScaleLayout layout;
+    int scale_cols;
+    int64_t scale_batch_stride;
+    int64_t rows;  // of one batch
+    DeviceGroups groups;
+};
+
+// Scale of code (row, col), both absolute in their buffers.
+__device__ __forceinline__ float scale_of(const Dequantizer& args, int64_t batch, int64_t row, int64_t col, int64_t group) {
+    constexpr int64_t kTile = kBlock, kMx = kMxBlock;
+    const int64_t width = args.scale_cols;
+    int64_t at = 0;
+    switch (args.layout) {
+        case ScaleLayout::none: return 1.0f;
+        case ScaleLayout::tensor: return load_float(args.scales, args.scale_dtype, 0);
+        case ScaleLayout::row: at = row; break;
+        case ScaleLayout::vec128_wire: at = row * width + col / kTile; break;
+        case ScaleLayout::vec128: at = col / kTile * width + row; break;
+        case ScaleLayout::block128: at = row / kTile * width + col / kTile; break;
+        case ScaleLayout::tile128: at = col / kTile * width + row / kTile; break;
+        case ScaleLayout::group_row: at = group * width + row; break;
+        case ScaleLayout::mx32: at = col / kMx * width + row; break;
+    }
+    return load_float(args.scales, args.scale_dtype, batch * args.scale_batch_stride + at);
+}
+
+// Reads a code and writes a value per element. A CTA takes blockDim.y rows at a time, grid-stride; a thread eight columns, which
+// share their scale. Nothing is reduced.
+__global__ void __launch_bounds__(kRowThreads) dequantize_rows_kernel(const Dequantizer args) {
+    const int64_t total = args.groups.total(), src_base = args.codes.base(), dst_base = args.dst.base(), batch = blockIdx.y;
+    const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.y, first_row = batch * args.rows;
+    for (int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; row < total; row += stride)
+        for (int col = static_cast<int>(threadIdx.x) * kUnit; col < args.codes.cols; col += static_cast<int>(blockDim.x) * kUnit) {
+            float v[kUnit];
+            load_unit(args.codes, first_row + src_base + row, col, v);
+            const float scale = scale_of(args, batch, src_base + row, col, 0);
+#pragma unroll
+            for (int i = 0; i < kUnit; ++i) v[i] *= scale;
+            store_unit(args.dst, first_row + dst_base + row, col, v);
+        }
+}
+
+// The same where the routed rows are the columns (tile128, group_row): a thread an element, since groups and bases need no alignment there.
+__global__ void __launch_bounds__(kRowThreads) dequantize_columns_kernel(const Dequantizer args) {
+    const int64_t total = args.groups.total(), src_base = args.codes.base(), dst_base = args.dst.base(), batch = blockIdx.y;
+    for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x)
+        for (int64_t col = threadIdx.x; col < total; col += blockDim.x) {
+            const int64_t group = args.layout == ScaleLayout::group_row ? args.groups.group_of(col) : 0;
+            const float code = load_float(args.codes.data, args.codes.dtype, (batch * args.rows + row) * args.codes.cols + src_base + col);
+            store_float(args.dst.data, args.dst.dtype, (batch * args.rows + row) * args.dst.cols + dst_base + col,
+                        code * scale_of(args, batch, row, src_base + col, group));
+        }
+}
+
+}  // namespace
+
+void HopperOps::do_dequantize(const op::Dequantize& args, const Launch& launch) {
+    const TensorView& codes = args.src.codes;
+    const TensorView& scales = args.src.scales;
+    const bool batched = codes.rank == 3, by_columns = args.src.layout == ScaleLayout::tile128 || args.src.layout == ScaleLayout::group_row;
+    const int64_t batches = batched ? codes.dim(0) : 1, rows = codes.dim(-2);
+    if (batches == 0 || rows == 0 || codes.cols() == 0) return;
+    int64_t scale_batch_stride = 0;
+    if (batched && args.src.layout != ScaleLayout::tensor && args.src.layout != ScaleLayout::none)
+        scale_batch_stride = scales.numel() / scales.dim(0);
+    const Dequantizer job = {.codes = row_view(codes),
+                             .dst = row_view(args.dst),
+                             .scales = scales.data,
+                             .scale_dtype = scales.dtype,
+                             .layout = args.src.layout,
+                             .scale_cols = static_cast<int>(scales.cols()),
+                             .scale_batch_stride = scale_batch_stride,
+                             .rows = rows,
+                             .groups = device_groups(args.groups, by_columns ? codes.cols() : rows)};
+    if (by_columns) {
+        const dim3 grid(grid_for(rows, launch), static_cast<unsigned>(batches));
+        dequantize_columns_kernel<<<grid, kRowThreads, 0, stream_of(launch)>>>(job);
+    } else {
+        const dim3 block = row_block(codes.cols());
+        const int64_t capacity = args.groups.num_groups > 0 ? args.groups.row_capacity : rows;
+        const dim3 grid(grid_for(ceil_div(capacity, block.y), launch), static_cast<unsigned>(batches));
+        dequantize_rows_kernel<<<grid, block, 0, stream_of(launch)>>>(job);
+    }
+    check_launch("dequantize");
+}
+
+}  // namespace fp8flow

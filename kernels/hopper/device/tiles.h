@@ -1,0 +1,71 @@
+// Tiles of 128 routed rows: which rows a tile has, found on the device, and the way a turned tile of codes leaves shared memory.
+// Shared by the tile quantiser and the FP8 transpose.
+#pragma once
+
+#include "kernels/hopper/launch.h"
+
+namespace fp8flow::hopper {
+
+// Rows [row, row + count) are valid, [row + count, row + rows) pads; `row` is relative to the row base (and to the batch).
+struct RowTile {
+    int64_t batch, group, row;
+    int count, rows;  // rows in 1..128
+};
+
+// Tiles of 128 rows, counted from the first row of each group; group after group, batch after batch. A CTA asks for rising tiles, so
+// that it walks over the groups once.
+class TileWalker {
+public:
+    // extent: end of the only group where there are no groups; from its row count on, all rows are pads.
+    __device__ TileWalker(const DeviceGroups& groups, int64_t extent, int64_t batches)
+        : groups_(groups), extent_(extent), batches_(batches) {}
+
+    // False behind the last tile. The answer is the same for all threads that ask for the same tile.
+    __device__ bool seek(int64_t index, RowTile& tile) {
+        while (batch_ < batches_) {
+            const int64_t first = groups_.offset(group_), end = groups_.counts != nullptr ? groups_.offset(group_ + 1) : extent_;
+            const int64_t tiles = (end - first + kBlock - 1) / kBlock;
+            if (index < before_ + tiles) {
+                const int64_t skipped = (index - before_) * kBlock;
+                tile.batch = batch_;
+                tile.group = group_;
+                tile.row = first + skipped;
+                tile.rows = static_cast<int>(min(kBlock, end - tile.row));
+                tile.count = static_cast<int>(max(int64_t{0}, min(static_cast<int64_t>(tile.rows), groups_.count(group_) - skipped)));
+                return true;
+            }
+            before_ += tiles;
+            if (++group_ == groups_.num_groups) {
+                group_ = 0;
+                ++batch_;
+            }
+        }
+        return false;
+    }
+
+private:
+    const DeviceGroups& groups_;
+    int64_t extent_, batches_;
+    int64_t batch_ = 0, group_ = 0, before_ = 0;
+};
+
+// A turned tile in shared memory: word w of column c, at c * kTurnedStride + w, holds the codes of rows 4w .. 4w + 3.
+constexpr int kTurnedStride = static_cast<int>(kBlock) / 4 + 1;  // odd: neighbouring columns start in different banks
+
+// Stores rows [0, rows) of `cols` columns at out[c * stride + r]; 16-byte pieces where the column is aligned and whole.
+template <int kThreads>
+__device__ __forceinline__ void store_turned(const uint32_t* turned, uint8_t* out, int64_t stride, int cols, int rows) {
+    constexpr int kPiece = 16, kPieces = static_cast<int>(kBlock) / kPiece;
+    const int piece = static_cast<int>(threadIdx.x) % kPieces, first = piece * kPiece;
+    for (int c = static_cast<int>(threadIdx.x) / kPieces; c < cols; c += kThreads / kPieces) {
+        const uint32_t* words = turned + c * kTurnedStride + piece * (kPiece / 4);
+        uint8_t* to = out + c * stride + first;
+        if (first + kPiece <= rows && reinterpret_cast<uintptr_t>(to) % kPiece == 0) {
+            *reinterpret_cast<uint4*>(to) = uint4{words[0], words[1], words[2], words[3]};
+        } else {
+            for (int r = 0; r < kPiece && first + r < rows; ++r) to[r] = static_cast<uint8_t>(words[r / 4] >> (8 * (r % 4)));
+        }
+    }
+}
+
+}  // namespace fp8flow::hopper

@@ -1,0 +1,258 @@
+// The quantisers and their inverse on the GPU against the reference, bit by bit: every layout, dtype and scale format; pads, empty groups,
+// row bases, ragged shapes, zeros, infinities and NaN.
+#include "tests/support/parity.h"
+
+namespace fp8flow::test {
+namespace {
+
+using L = ScaleLayout;
+
+struct Case {
+    std::vector<int64_t> counts;  // empty: no groups
+    int64_t alignment, rows, cols;
+    DType dtype;
+    int64_t base, extra;  // extra: the transposed copy is so much wider (no groups) or the capacity larger
+};
+const std::vector<Case>& cases() {
+    static const std::vector<Case> all = {
+        {{}, 1, 0, 128, DType::bf16, 0, 0},
+        {{}, 1, 1, 128, DType::bf16, 0, 31},
+        {{}, 1, 127, 384, DType::f32, 0, 0},
+        {{}, 1, 128, 256, DType::f16, 0, 128},
+        {{}, 1, 129, 100, DType::bf16, 0, 0},
+        {{}, 1, 40, 7, DType::f32, 0, 9},
+        {{}, 1, 130, 8192, DType::bf16, 0, 0},
+        {{}, 1, 600, 136, DType::bf16, 0, 0},
+        {{0, 1, 0, 127, 128, 129, 0}, 128, 0, 384, DType::bf16, 0, 128},
+        {{700, 3, 0}, 128, 0, 136, DType::bf16, 256, 0},
+        {{0, 0}, 128, 0, 128, DType::bf16, 128, 128},
+        {{33, 0, 64, 1}, 32, 0, 200, DType::f32, 64, 5},
+        {{5, 0, 131, 1}, 1, 0, 256, DType::bf16, 3, 2},
+    };
+    return all;
+}
+bool fits(const Case& c, ScaleLayout layout) {
+    const int64_t block = layout == L::vec128 ? kBlock : layout == L::mx32 ? kMxBlock : 1;
+    return c.counts.empty() || c.alignment % block == 0;
+}
+std::string text(const Case& c) {
+    return std::to_string(c.counts.size()) + " groups aligned to " + std::to_string(c.alignment) + ", " + std::to_string(c.rows) + " rows of " + std::to_string(c.cols) +
+           " " + name_of(c.dtype) + ", base " + std::to_string(c.base);
+}
+
+// Values over many binades with blocks of zeros, and (special) an infinity and a NaN.
+void fill_values(const TensorView& view, uint64_t seed, bool special) {
+    fill(view, [&](int64_t i) {
+        const uint64_t block = static_cast<uint64_t>(i / 512);
+        const int exponent = static_cast<int>(random_words(seed, 1, block)[0] % 16) - 10;
+        return block % 7 == 3 ? 0.0 : std::ldexp(random_normal(seed, 0, static_cast<uint64_t>(i)), exponent);
+    });
+    if (!special || view.numel() < 100) return;
+    set(view, view.numel() / 2, -std::numeric_limits<double>::infinity());
+    set(view, view.numel() / 3, std::numeric_limits<double>::quiet_NaN());
+}
+
+struct Tensors {
+    GroupsFixture groups;
+    RowGroups row_groups;
+    HostTensor src;
+    int64_t rows, columns;  // of the buffers
+
+    explicit Tensors(const Case& c, bool special = true) : groups(c.counts, c.alignment, c.extra) {
+        const bool grouped = !c.counts.empty();
+        rows = grouped ? c.base + groups.capacity() + 7 : c.rows;
+        columns = grouped ? rows : c.rows + c.extra;
+        if (grouped) row_groups = groups;
+        src = HostTensor(c.dtype, {rows, c.cols});
+        fill_values(src, 11, special);
+        if (grouped) src.set_row_base(c.base);
+    }
+    HostFp8 by_rows(const Case& c, DType dtype, L layout, DType scale_dtype = DType::e8m0) const {
+        return based(c, HostFp8(dtype, {rows, c.cols}, layout, 0, scale_dtype));
+    }
+    HostFp8 by_columns(const Case& c, DType dtype, L layout) const {
+        return based(c, HostFp8(dtype, {c.cols, columns}, layout, std::max<int64_t>(1, groups.num_groups())));
+    }
+    static HostFp8 based(const Case& c, HostFp8 t) {
+        if (!c.counts.empty()) t.set_row_base(c.base);
+        return t;
+    }
+};
+
+struct Formats {
+    DType dtype;
+    ScaleFormat format;
+    MxRounding rounding;
+};
+const Formats kFormats[] = {{DType::e4m3, ScaleFormat::pow2, MxRounding::rceil}, {DType::e5m2, ScaleFormat::fp32, MxRounding::floor}};
+
+TEST(QuantizeParity, Rows) {
+    for (const Case& c : cases())
+        for (const Formats& f : kFormats)
+            for (const L layout : {L::vec128_wire, L::vec128, L::row, L::mx32, L::tensor}) {
+                SCOPED_TRACE(text(c) + " " + name_of(layout));
+                Parity p;
+                const Tensors t(c);
+                const HostFp8 dst = t.by_rows(c, f.dtype, layout, f.format == ScaleFormat::fp32 ? DType::f32 : DType::e8m0);
+                p.gpu.quantize_rows({.src = p.to_gpu(t.src), .groups = p.to_gpu(t.row_groups), .scale_format = f.format, .mx_rounding = f.rounding, .dst = p.to_gpu(Fp8Tensor(dst))});
+                p.cpu.quantize_rows({.src = t.src, .groups = t.row_groups, .scale_format = f.format, .mx_rounding = f.rounding, .dst = dst});
+                p.expect_same_bytes(Fp8Tensor(dst), "dst");
+            }
+}
+
+TEST(QuantizeParity, Columns) {
+    for (const Case& c : cases())
+        for (const Formats& f : kFormats)
+            for (const L layout : {L::vec128, L::group_row, L::mx32}) {
+                if (!fits(c, layout)) continue;
+                SCOPED_TRACE(text(c) + " " + name_of(layout));
+                Parity p;
+                const Tensors t(c);
+                const Case other{c.counts, c.alignment, c.rows, 144, c.dtype, c.base, c.extra};
+                const Tensors second(other);
+                const HostFp8 dst = t.by_columns(c, f.dtype, layout), dst2 = second.by_columns(other, f.dtype, layout);
+                p.gpu.quantize_columns({.src = p.to_gpu(t.src), .groups = p.to_gpu(t.row_groups), .scale_format = f.format, .mx_rounding = f.rounding,
+                                        .dst = p.to_gpu(Fp8Tensor(dst)), .src2 = p.to_gpu(second.src), .dst2 = p.to_gpu(Fp8Tensor(dst2))});
+                p.cpu.quantize_columns({.src = t.src, .groups = t.row_groups, .scale_format = f.format, .mx_rounding = f.rounding, .dst = dst, .src2 = second.src, .dst2 = dst2});
+                p.expect_same_bytes(Fp8Tensor(dst), "dst");
+                p.expect_same_bytes(Fp8Tensor(dst2), "dst2");
+            }
+}
+
+TEST(QuantizeParity, Dual) {
+    for (const Case& c : cases())
+        for (const Formats& f : kFormats)
+            for (const L row_layout : {L::vec128, L::row, L::mx32})
+                for (const L column_layout : {L::vec128, L::group_row, L::mx32}) {
+                    if (!fits(c, column_layout)) continue;
+                    SCOPED_TRACE(text(c) + " " + name_of(row_layout) + " " + name_of(column_layout));
+                    Parity p;
+                    const Tensors t(c);
+                    const HostFp8 rows = t.by_rows(c, f.dtype, row_layout), columns = t.by_columns(c, f.dtype, column_layout);
+                    p.gpu.quantize_dual({.src = p.to_gpu(t.src), .groups = p.to_gpu(t.row_groups), .scale_format = f.format, .mx_rounding = f.rounding,
+                                         .rows = p.to_gpu(Fp8Tensor(rows)), .columns = p.to_gpu(Fp8Tensor(columns))});
+                    p.cpu.quantize_dual({.src = t.src, .groups = t.row_groups, .scale_format = f.format, .mx_rounding = f.rounding, .rows = rows, .columns = columns});
+                    p.expect_same_bytes(Fp8Tensor(rows), "rows");
+                    p.expect_same_bytes(Fp8Tensor(columns), "columns");
+                }
+}
+
+TEST(QuantizeParity, Tensor) {
+    for (const Case& c : cases())
+        for (const Formats& f : kFormats)
+            for (const bool special : {false, true}) {
+                SCOPED_TRACE(text(c));
+                Parity p;
+                const Tensors t(c, special);
+                const HostFp8 rows = t.by_rows(c, f.dtype, L::tensor), columns = t.by_columns(c, f.dtype, L::tensor);
+                p.gpu.quantize_tensor({.src = p.to_gpu(t.src), .groups = p.to_gpu(t.row_groups), .scale_format = f.format,
+                                       .rows = p.to_gpu(Fp8Tensor(rows)), .transposed = p.to_gpu(Fp8Tensor(columns))});
+                p.cpu.quantize_tensor({.src = t.src, .groups = t.row_groups, .scale_format = f.format, .rows = rows, .transposed = columns});
+                p.expect_same_bytes(Fp8Tensor(rows), "rows");
+                p.expect_same_bytes(Fp8Tensor(columns), "transposed");
+            }
+}
+
+struct Weight {
+    int64_t experts, rows, cols;  // experts 0: rank 2
+    DType dtype;
+};
+const Weight kWeights[] = {{0, 128, 128, DType::f32},   {1, 1, 1, DType::f32},     {3, 256, 384, DType::bf16}, {0, 200, 1000, DType::f32},
+                           {2, 130, 72, DType::bf16},   {5, 64, 2048, DType::f32}, {0, 520, 136, DType::bf16}};
+
+HostTensor weight_like(const Weight& w, DType dtype, bool transposed) {
+    const int64_t n = transposed ? w.cols : w.rows, k = transposed ? w.rows : w.cols;
+    return w.experts > 0 ? HostTensor(dtype, {w.experts, n, k}) : HostTensor(dtype, {n, k});
+}
+HostFp8 weight_copy(const Weight& w, DType dtype, L layout, bool transposed) {
+    const int64_t n = transposed ? w.cols : w.rows, k = transposed ? w.rows : w.cols;
+    return w.experts > 0 ? HostFp8(dtype, {w.experts, n, k}, layout) : HostFp8(dtype, {n, k}, layout);
+}
+
+TEST(QuantizeParity, Weight) {
+    for (const Weight& w : kWeights)
+        for (const Formats& f : kFormats)
+            for (const L layout : {L::block128, L::row, L::tensor, L::mx32})
+                for (const int which : {1, 2, 3}) {
+                    SCOPED_TRACE(std::to_string(w.experts) + " experts " + std::to_string(w.rows) + " x " + std::to_string(w.cols) + " " + name_of(layout));
+                    Parity p;
+                    const HostTensor src = weight_like(w, w.dtype, false);
+                    fill_values(src, 21, false);
+                    const HostFp8 fprop = weight_copy(w, f.dtype, layout, false), dgrad = weight_copy(w, f.dtype, layout, true);
+                    const Fp8Tensor first = which & 1 ? Fp8Tensor(fprop) : Fp8Tensor{}, second = which & 2 ? Fp8Tensor(dgrad) : Fp8Tensor{};
+                    p.gpu.quantize_weight({.src = p.to_gpu(src), .scale_format = f.format, .mx_rounding = f.rounding, .fprop = p.to_gpu(first), .dgrad = p.to_gpu(second)});
+                    p.cpu.quantize_weight({.src = src, .scale_format = f.format, .mx_rounding = f.rounding, .fprop = first, .dgrad = second});
+                    p.expect_same_bytes(first, "fprop");
+                    p.expect_same_bytes(second, "dgrad");
+                    if (!first) continue;
+                    const HostTensor back = weight_like(w, DType::bf16, false);
+                    p.gpu.dequantize({.src = p.to_gpu(first), .groups = {}, .dst = p.to_gpu(back)});
+                    p.cpu.dequantize({.src = first, .groups = {}, .dst = back});
+                    p.expect_same_bytes(back, "dequantized");
+                }
+}
+
+// Random finite codes and scales; the routed dimension is the columns for tile128 and group_row.
+TEST(QuantizeParity, Dequantize) {
+    for (const Case& c : cases())
+        for (const DType to : {DType::f32, DType::bf16, DType::f16})
+            for (const L layout : {L::tensor, L::row, L::vec128_wire, L::vec128, L::mx32, L::tile128, L::group_row}) {
+                SCOPED_TRACE(text(c) + " " + name_of(layout) + " to " + name_of(to));
+                const bool by_columns = layout == L::tile128 || layout == L::group_row;
+                if (by_columns && c.alignment % (layout == L::tile128 ? kBlock : 1) != 0 && !c.counts.empty()) continue;
+                Parity p;
+                const Tensors t(c, false);
+                const HostFp8 src = by_columns ? t.by_columns(c, DType::e5m2, layout) : t.by_rows(c, DType::e4m3, layout);
+                fill_normal(src.codes, 31, 8.0);
+                fill_pow2(src.scales, 32, -9, 0);
+                HostTensor dst(to, src.codes.view().dims, 2);
+                if (!c.counts.empty()) dst.set_row_base(c.base);
+                p.gpu.dequantize({.src = p.to_gpu(Fp8Tensor(src)), .groups = p.to_gpu(t.row_groups), .dst = p.to_gpu(dst)});
+                p.cpu.dequantize({.src = src, .groups = t.row_groups, .dst = dst});
+                p.expect_same_bytes(dst, "dst");
+            }
+}
+
+TEST(QuantizeParity, RelayoutScales) {
+    for (const DType dtype : {DType::e8m0, DType::f32})
+        for (const int64_t tokens : {0, 1, 31, 129, 1000})
+            for (const int64_t blocks : {1, 7, 56}) {
+                Parity p;
+                const HostTensor wire(dtype, {tokens, blocks}), vec128(DType::f32, {blocks, tokens});
+                fill_pow2(wire, 41, -100, 20);
+                p.gpu.relayout_scales({.wire = p.to_gpu(wire), .vec128 = p.to_gpu(vec128)});
+                p.cpu.relayout_scales({.wire = wire, .vec128 = vec128});
+                p.expect_same_bytes(vec128, "vec128");
+            }
+}
+
+TEST(QuantizeParity, DelayedScaleUpdate) {
+    for (const int32_t step_status : {0, 1})
+        for (const int64_t position : {0, 5, 17}) {
+            Parity p;
+            const HostTensor status = HostTensor::of(std::vector<int32_t>{step_status}), amax = HostTensor::of(std::vector<float>{3.25f}),
+                             history = HostTensor::of(std::vector<float>{0.5f, 2.0f, 0.0f, 7.0f, 1.0f, 0.25f}), scale = HostTensor::of(std::vector<float>{1.0f});
+            p.gpu.delayed_scale_update({.position = position, .status = p.to_gpu(status), .amax = p.to_gpu(amax), .history = p.to_gpu(history), .scale = p.to_gpu(scale)});
+            p.cpu.delayed_scale_update({.position = position, .status = status, .amax = amax, .history = history, .scale = scale});
+            p.expect_same_bytes(amax, "amax");
+            p.expect_same_bytes(history, "history");
+            p.expect_same_bytes(scale, "scale");
+        }
+}
+
+TEST(QuantizeParity, ClipFactor) {
+    for (const float squared : {0.0f, 0.3f, 123.0f, std::numeric_limits<float>::infinity()})
+        for (const float clip : {0.0f, 1.0f}) {
+            Parity p;
+            const HostTensor norm_squared = HostTensor::of(std::vector<float>{squared}), status = HostTensor::of(std::vector<int32_t>{0}), norm(DType::f32, {1}),
+                             factor(DType::f32, {1});
+            p.gpu.clip_factor({.norm_squared = p.to_gpu(norm_squared), .clip = clip, .status = p.to_gpu(status), .norm = p.to_gpu(norm), .factor = p.to_gpu(factor)});
+            p.cpu.clip_factor({.norm_squared = norm_squared, .clip = clip, .status = status, .norm = norm, .factor = factor});
+            p.expect_same_bytes(status, "status");
+            p.expect_same_bytes(norm, "norm");
+            p.expect_same_bytes(factor, "factor");
+        }
+}
+
+}  // namespace
+}  // namespace fp8flow::test

@@ -1,0 +1,125 @@
+// SwiGLU on the GPU against the reference, bit by bit: values, codes, scales, dprob; groups with pads, empty groups and row bases.
+#include "tests/support/parity.h"
+
+namespace fp8flow::test {
+namespace {
+
+struct Case {
+    std::vector<int64_t> counts;  // empty: no groups, `rows` rows
+    int64_t rows, width;
+    DType dtype;
+    int64_t base;
+    bool with_prob;
+};
+
+const std::vector<Case>& cases() {
+    static const std::vector<Case> all = {
+        {{}, 0, 128, DType::bf16, 0, true},
+        {{}, 1, 128, DType::bf16, 0, true},
+        {{}, 127, 384, DType::f32, 0, false},
+        {{}, 129, 2048, DType::bf16, 0, true},
+        {{}, 3, 8192, DType::bf16, 0, true},
+        {{}, 5, 2304, DType::f32, 0, true},
+        {{0, 1, 0, 127, 128, 129, 0}, 0, 256, DType::bf16, 0, true},
+        {{300, 2, 0}, 0, 768, DType::bf16, 256, true},
+        {{0, 0}, 0, 128, DType::bf16, 128, true},
+        {{17, 40}, 0, 128, DType::f32, 128, false},
+    };
+    return all;
+}
+// widths that are no multiples of a block, of a unit, or of 4: plain ops only
+const std::vector<Case>& ragged_cases() {
+    static const std::vector<Case> all = {
+        {{}, 33, 1, DType::bf16, 0, true},   {{}, 7, 100, DType::bf16, 0, true}, {{}, 7, 130, DType::f32, 0, true},
+        {{5, 0, 140}, 0, 2052, DType::bf16, 128, true}, {{}, 9, 200, DType::bf16, 0, false},
+    };
+    return all;
+}
+
+struct Tensors {
+    GroupsFixture groups;
+    RowGroups row_groups;
+    HostTensor h, da, prob;
+
+    explicit Tensors(const Case& c) : groups(c.counts, 128, 5) {
+        const int64_t rows = c.counts.empty() ? c.rows : c.base + groups.capacity() + 3;
+        if (!c.counts.empty()) row_groups = groups;
+        h = HostTensor(c.dtype, {rows, 2 * c.width});
+        da = HostTensor(c.dtype, {rows, c.width});
+        prob = HostTensor(DType::f32, {rows});
+        fill_normal(h, 1, 3.0);
+        fill_normal(da, 2, 0.01);
+        fill_uniform(prob, 3, 0.0, 1.0);
+        for (HostTensor* t : {&h, &da, &prob}) based(*t, c);
+    }
+    HostTensor like(const Case& c, int64_t cols) const {
+        HostTensor t(c.dtype, {h.view().dim(0), cols});
+        based(t, c);
+        return t;
+    }
+    HostFp8 codes_like(const Case& c, DType dtype, int64_t cols) const {
+        HostFp8 t(dtype, {h.view().dim(0), cols}, ScaleLayout::vec128);
+        if (!c.counts.empty()) t.set_row_base(c.base);
+        return t;
+    }
+    static void based(HostTensor& t, const Case& c) {
+        if (!c.counts.empty()) t.set_row_base(c.base);
+    }
+    TensorView prob_of(const Case& c) const { return c.with_prob ? prob.view() : TensorView{}; }
+};
+
+std::string name_of_case(const Case& c) {
+    return std::to_string(c.rows) + " rows or " + std::to_string(c.counts.size()) + " groups, width " + std::to_string(c.width) + " " + name_of(c.dtype);
+}
+
+void compare_plain(const Case& c) {
+    SCOPED_TRACE(name_of_case(c));
+    Parity p;
+    const Tensors t(c);
+    const HostTensor a = t.like(c, c.width), dh = t.like(c, 2 * c.width);
+    HostTensor dprob(DType::f32, {t.h.view().dim(0)});
+    Tensors::based(dprob, c);
+    const RowGroups gpu_groups = p.to_gpu(t.row_groups);
+    const TensorView prob = t.prob_of(c);
+    const op::Swiglu forward{.h = t.h, .prob = prob, .groups = t.row_groups, .a = a};
+    p.gpu.swiglu({.h = p.to_gpu(t.h), .prob = p.to_gpu(prob), .groups = gpu_groups, .a = p.to_gpu(a)});
+    p.cpu.swiglu(forward);
+    p.expect_same_bytes(a, "a");
+    const op::SwigluBackward backward{.da = t.da, .h = t.h, .prob = prob, .groups = t.row_groups, .dh = dh, .dprob = dprob};
+    p.gpu.swiglu_backward({.da = p.to_gpu(t.da), .h = p.to_gpu(t.h), .prob = p.to_gpu(prob), .groups = gpu_groups, .dh = p.to_gpu(dh), .dprob = p.to_gpu(dprob)});
+    p.cpu.swiglu_backward(backward);
+    p.expect_same_bytes(dh, "dh");
+    p.expect_same_bytes(dprob, "dprob");
+}
+
+TEST(SwigluParity, Plain) {
+    for (const Case& c : cases()) compare_plain(c);
+    for (const Case& c : ragged_cases()) compare_plain(c);
+}
+
+TEST(SwigluParity, Quantized) {
+    for (const Case& c : cases())
+        for (const DType dtype : {DType::e4m3, DType::e5m2})
+            for (const ScaleFormat format : {ScaleFormat::pow2, ScaleFormat::fp32}) {
+                SCOPED_TRACE(name_of_case(c));
+                Parity p;
+                const Tensors t(c);
+                const HostFp8 a = t.codes_like(c, dtype, c.width), dh = t.codes_like(c, dtype, 2 * c.width);
+                HostTensor dprob(DType::f32, {t.h.view().dim(0)});
+                Tensors::based(dprob, c);
+                const RowGroups gpu_groups = p.to_gpu(t.row_groups);
+                const TensorView prob = t.prob_of(c);
+                const TensorView dprob_or_absent = format == ScaleFormat::pow2 ? dprob.view() : TensorView{};
+                p.gpu.swiglu_quantize({.h = p.to_gpu(t.h), .prob = p.to_gpu(prob), .groups = gpu_groups, .scale_format = format, .a = p.to_gpu(Fp8Tensor(a))});
+                p.cpu.swiglu_quantize({.h = t.h, .prob = prob, .groups = t.row_groups, .scale_format = format, .a = a});
+                p.expect_same_bytes(Fp8Tensor(a), "a");
+                p.gpu.swiglu_backward_quantize({.da = p.to_gpu(t.da), .h = p.to_gpu(t.h), .prob = p.to_gpu(prob), .groups = gpu_groups, .scale_format = format,
+                                                .dh = p.to_gpu(Fp8Tensor(dh)), .dprob = p.to_gpu(dprob_or_absent)});
+                p.cpu.swiglu_backward_quantize({.da = t.da, .h = t.h, .prob = prob, .groups = t.row_groups, .scale_format = format, .dh = dh, .dprob = dprob_or_absent});
+                p.expect_same_bytes(Fp8Tensor(dh), "dh");
+                p.expect_same_bytes(dprob_or_absent, "dprob");
+            }
+}
+
+}  // namespace
+}  // namespace fp8flow::test

@@ -1,0 +1,80 @@
+// The FP8 transposes on the GPU against the reference, bit by bit: every code under every shift, pads, rows of zeros, empty groups, row bases.
+#include "tests/support/parity.h"
+
+namespace fp8flow::test {
+namespace {
+
+struct Case {
+    std::vector<int64_t> counts;  // empty: no groups
+    int64_t rows, dim, base, extra;  // extra: the copy is so much wider (no groups) or the capacity larger
+};
+const std::vector<Case>& cases() {
+    static const std::vector<Case> all = {
+        {{}, 0, 128, 0, 0},   {{}, 0, 128, 0, 40},   {{}, 1, 128, 0, 0},    {{}, 127, 200, 0, 1},    {{}, 128, 256, 0, 0},
+        {{}, 129, 24, 0, 127}, {{}, 300, 1000, 0, 0}, {{}, 130, 8192, 0, 16}, {{}, 5, 7, 0, 0},
+        {{0, 1, 0, 127, 128, 129, 0}, 0, 384, 0, 128}, {{700, 3, 0}, 0, 136, 256, 0}, {{0, 0}, 0, 128, 128, 128},
+        {{128, 128}, 0, 7168, 384, 0},
+    };
+    return all;
+}
+
+struct Tensors {
+    GroupsFixture groups;
+    RowGroups row_groups;
+    HostFp8 src;
+    int64_t columns;  // of the copy
+
+    Tensors(const Case& c, DType dtype, int low, int high) : groups(c.counts, 128, c.extra) {
+        const bool grouped = !c.counts.empty();
+        const int64_t rows = grouped ? c.base + groups.capacity() + 128 : c.rows;
+        columns = grouped ? rows : c.rows + c.extra;
+        if (grouped) row_groups = groups;
+        src = HostFp8(dtype, {rows, c.dim}, ScaleLayout::vec128);
+        for (int64_t i = 0; i < src.codes.numel(); ++i) src.codes.view().bytes_ptr()[i] = static_cast<uint8_t>(random_words(9, 0, static_cast<uint64_t>(i))[0]);
+        fill_pow2(src.scales, 10, low, high);
+        for (int64_t i = 0; i < src.scales.numel(); i += 37) set(src.scales, i, 0.0);  // as pads
+        if (grouped) src.set_row_base(c.base);
+    }
+    HostFp8 output(const Case& c, DType dtype, ScaleLayout layout) const {
+        HostFp8 dst(dtype, {c.dim, columns}, layout);
+        if (!c.counts.empty()) dst.set_row_base(c.base);
+        return dst;
+    }
+};
+std::string text(const Case& c) {
+    return std::to_string(c.counts.size()) + " groups, " + std::to_string(c.rows) + " rows, dim " + std::to_string(c.dim) + ", base " + std::to_string(c.base);
+}
+
+TEST(TransposeParity, ScalingAware) {
+    for (const Case& c : cases())
+        for (const DType dtype : {DType::e4m3, DType::e5m2})
+            for (const int spread : {0, 3, 80}) {
+                SCOPED_TRACE(text(c));
+                Parity p;
+                const Tensors t(c, dtype, -8 - spread, -8);
+                const HostFp8 dst = t.output(c, dtype, ScaleLayout::tile128);
+                p.gpu.transpose_fp8({.src = p.to_gpu(Fp8Tensor(t.src)), .groups = p.to_gpu(t.row_groups), .dst = p.to_gpu(Fp8Tensor(dst))});
+                p.cpu.transpose_fp8({.src = t.src, .groups = t.row_groups, .dst = dst});
+                p.expect_same_bytes(Fp8Tensor(dst), "dst");
+            }
+}
+
+TEST(TransposeParity, Requantize) {
+    for (const Case& c : cases())
+        for (const DType dtype : {DType::e4m3, DType::e5m2})
+            for (const ScaleFormat format : {ScaleFormat::pow2, ScaleFormat::fp32}) {
+                SCOPED_TRACE(text(c));
+                Parity p;
+                Tensors t(c, dtype, -10, -4);
+                // one NaN for all: the sign of a NaN is not kept by the GPU, and infinity times a scale of 0 is a NaN
+                for (int64_t i = 0; i < t.src.codes.numel(); ++i)
+                    if (!std::isfinite(t.src.codes(i))) t.src.codes.view().bytes_ptr()[i] = 0x7F;
+                const HostFp8 dst = t.output(c, dtype == DType::e4m3 ? DType::e5m2 : DType::e4m3, ScaleLayout::vec128);
+                p.gpu.transpose_requantize({.src = p.to_gpu(Fp8Tensor(t.src)), .groups = p.to_gpu(t.row_groups), .scale_format = format, .dst = p.to_gpu(Fp8Tensor(dst))});
+                p.cpu.transpose_requantize({.src = t.src, .groups = t.row_groups, .scale_format = format, .dst = dst});
+                p.expect_same_bytes(Fp8Tensor(dst), "dst");
+            }
+}
+
+}  // namespace
+}  // namespace fp8flow::test
