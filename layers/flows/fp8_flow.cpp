@@ -66,6 +66,7 @@ public:
         const TensorView drow_prob = row_vector(ctx, saved, Life::call, "swiglu");           // [M] f32
 
         receive(ctx, io.dy, io.plan, saved, dye);
+        if (precision_.fault_wrong_scale_index) plant_fault(ctx, dye);
         experts_backward(ctx, io.weights, saved, dye, drow_prob, dxe);
         combine(ctx,
                 {.src = dxe, .residual = io.dx_in, .drow_prob = drow_prob, .y = io.dx, .dprob = io.dprob},
@@ -257,7 +258,8 @@ private:
             ctx.launch);
     }
 
-    // Test only: row r of the first scale block reads the scale of row r - 1. `validate` must notice.
+    // Test only, on SwiGLU's output and the received dY: row r of the first scale block reads the scale of row r - 1. `validate` must
+    // notice.
     void plant_fault(Context& ctx, const Fp8Tensor& tensor) const {
         ArenaScope scope(ctx.scratch);
         const TensorView& scales = tensor.scales;
