@@ -115,6 +115,7 @@ private:
             forward_product(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
         }
         if (!saved.a) {  // moe_act, moe_expert
+            const RecomputeScope again(ctx);
             saved.a = fp8_rows(ctx, saved, Life::call, DType::e4m3, ffn, ScaleLayout::vec128, "swiglu");
             activation(ctx, saved);
         }

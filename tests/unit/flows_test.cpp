@@ -144,6 +144,65 @@ TEST(Flows, TwoRanksUnevenAndEmpty) {
     }
 }
 
+// The same micro-batch twice: main gradients are exactly twice those of one, whatever they held before.
+TEST(Flows, SecondMicroBatchAddsItsGradients) {
+    for (Recipe recipe : kRecipes) {
+        LayerCase c = LayerCase::of(recipe);
+        c.tokens = {32};
+        c.model.attention = true;
+        c.model.num_layers = 2;
+        c.model.moe_layer_freq = {0, 1};
+        c.model.untie_embeddings_and_output_weights = false;
+        if (recipe == Recipe::fp8_tensorwise)  // the dense layer's delayed scale moves between steps
+            c.model.moe_layer_freq = {1, 1};
+        run_thread_ranks(1, 60, [&](ProcessGroup& group) {
+            test::ModelFixture model(group, c);
+            const LayerResult once = model.step();
+            const LayerResult twice = model.step(0, Gradient::accumulate);
+            for (const auto& [name, gradient] : once.gradients) {
+                std::vector<double> doubled = gradient;
+                for (double& g : doubled) g *= 2;
+                EXPECT_LE(test::nmse(twice.gradients.at(name), doubled), 1e-13)
+                    << name_of_recipe(recipe) << ": " << name;
+            }
+        });
+    }
+}
+
+// Delayed scaling: what a step saw that was not applied (rows overflowed) leaves no trace in the scale of later steps.
+TEST(Flows, ARedoneStepLeavesNoMaximum) {
+    LayerCase c = LayerCase::of(Recipe::fp8_tensorwise);
+    c.tokens = {16};
+    c.model.moe_layer_freq = {0};
+    run_thread_ranks(1, 60, [&](ProcessGroup& group) {
+        auto last_output = [&](bool failed_first) {
+            test::RankFixture rank(group, c);
+            ParameterStore store(rank.ops, c.seed);
+            const TransformerBlock block(store, rank.poison, c.model, c.moe, c.precision, c.recompute,
+                                         c.activation(), {0, 0, 1});
+            Parameter& gamma = store.all().back();
+            Context ctx = rank.context();
+            test::HostTensor x(DType::bf16, {16, 128}), y(DType::bf16, {16, 128});
+            test::fill_bf16_normal(x, 1, 1.0);
+            auto step = [&](double gain, int32_t status) {
+                ArenaScope scope(rank.saved);
+                test::fill(gamma.master, [&](int64_t) { return gain; });
+                block.begin_step(ctx);
+                BlockSaved saved;
+                block.forward(ctx, x, saved, y);
+                rank.status.as<int32_t>()[0] = status;
+                block.end_step(ctx, 0);
+                rank.status.as<int32_t>()[0] = 0;
+            };
+            if (failed_first) step(1000.0, 1);
+            step(1.0, 0);
+            step(1.0, 0);
+            return y.bytes();
+        };
+        EXPECT_EQ(last_output(true), last_output(false));
+    });
+}
+
 // ---- casts, transposes, bytes -----------------------------------------------------------------------------------------------------
 
 TEST(Flows, CastsPerMoeLayer) {

@@ -128,6 +128,30 @@ TEST(TensorStats, OfALayer) {
             EXPECT_LT(row.nmse(), 2e-3) << names[i];
             EXPECT_GT(row.scale_min, 0) << names[i];
         }
+        // what is computed a second time is not counted a second time
+        for (const char* module : {"layernorm", "moe_act", "moe_expert", "moe", "shared_experts", "full"}) {
+            LayerCase recomputed = c;
+            recomputed.moe.moe_shared_expert_intermediate_size = 128;
+            const auto values = [&] {
+                TensorStats all;
+                run_thread_ranks(1, 60,
+                                 [&](ProcessGroup& group) { test::run_block(group, recomputed, &all); });
+                std::map<std::string, int64_t> result;
+                for (const TensorStatsRow& row : all.rows()) result[row.tensor] = row.values;
+                return result;
+            };
+            const auto wanted_values = values();
+            RecomputeSpec& set = recomputed.recompute;
+            const std::string name = module;
+            set.recompute_granularity =
+                name == "full" ? RecomputeGranularity::full : RecomputeGranularity::selective;
+            set.layernorm = name == "layernorm";
+            set.moe_act = name == "moe_act";
+            set.moe_expert = name == "moe_expert";
+            set.moe = name == "moe";
+            set.shared_experts = name == "shared_experts";
+            EXPECT_EQ(values(), wanted_values) << name;
+        }
         // a diagnosis changes nothing
         if (recipe != Recipe::fp8_flow) continue;
         LayerCase apart = c;
