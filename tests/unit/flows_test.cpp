@@ -1,5 +1,6 @@
 // Every recipe's MoE layer, forward and backward: against the fp32 recipe on the same weights and the same choice of experts; its casts,
 // transposes and bytes on the wire; and what each switch of the flow changes and what it must not change. All memory starts as NaN.
+#include "model/config.h"
 #include "model/transformer.h"
 #include "tests/support/layer_fixture.h"
 
@@ -15,19 +16,6 @@ using test::LayerResult;
 
 constexpr Recipe kRecipes[] = {Recipe::bf16,     Recipe::fp8_tensorwise, Recipe::fp8_blockwise,
                                Recipe::fp8_flow, Recipe::fp8_rowwise,    Recipe::mxfp8};
-
-const char* name_of_recipe(Recipe recipe) {
-    switch (recipe) {
-        case Recipe::bf16: return "bf16";
-        case Recipe::fp8_tensorwise: return "fp8_tensorwise";
-        case Recipe::fp8_blockwise: return "fp8_blockwise";
-        case Recipe::fp8_flow: return "fp8_flow";
-        case Recipe::fp8_rowwise: return "fp8_rowwise";
-        case Recipe::mxfp8: return "mxfp8";
-        case Recipe::fp32: return "fp32";
-    }
-    return "?";
-}
 
 // 1 - 2 <a, b> / (|a|^2 + |b|^2): about half the relative squared error. NaN where anything is NaN.
 double difference(const std::vector<double>& a, const std::vector<double>& b) {
@@ -104,7 +92,7 @@ void expect_same_bits(const LayerCase& a, const LayerCase& b, const std::string&
 // ---- against fp32 ---------------------------------------------------------------------------------------------------------------
 
 TEST(Flows, RoutedExpertsAgainstFp32) {
-    for (Recipe recipe : kRecipes) expect_close(LayerCase::of(recipe), name_of_recipe(recipe));
+    for (Recipe recipe : kRecipes) expect_close(LayerCase::of(recipe), std::string(recipe_name(recipe)));
 }
 
 // 40 tokens: no multiple of 32 or 128, as a last batch may be.
@@ -114,7 +102,7 @@ TEST(Flows, SharedExpertAgainstFp32) {
         c.model.seq_length = 8;
         c.tokens = {40};
         c.moe.moe_shared_expert_intermediate_size = 256;
-        expect_close(c, name_of_recipe(recipe));
+        expect_close(c, std::string(recipe_name(recipe)));
     }
 }
 
@@ -125,7 +113,7 @@ TEST(Flows, DenseFfnAgainstFp32) {
             c.model.seq_length = 8;
             c.tokens = {tokens};
             c.model.moe_layer_freq = {0};
-            expect_close(c, name_of_recipe(recipe));
+            expect_close(c, std::string(recipe_name(recipe)));
         }
     }
 }
@@ -139,7 +127,7 @@ TEST(Flows, TwoRanksUnevenAndEmpty) {
             c.moe.moe_router_topk = 3;
             c.moe.moe_shared_expert_intermediate_size = 128;
             c.moe.moe_combine_order = CombineOrder::invariant;
-            expect_close(c, name_of_recipe(recipe));
+            expect_close(c, std::string(recipe_name(recipe)));
         }
     }
 }
@@ -163,7 +151,7 @@ TEST(Flows, SecondMicroBatchAddsItsGradients) {
                 std::vector<double> doubled = gradient;
                 for (double& g : doubled) g *= 2;
                 EXPECT_LE(test::nmse(twice.gradients.at(name), doubled), 1e-13)
-                    << name_of_recipe(recipe) << ": " << name;
+                    << recipe_name(recipe) << ": " << name;
             }
         });
     }
@@ -211,9 +199,9 @@ TEST(Flows, CastsPerMoeLayer) {
                                            {Recipe::fp8_rowwise, 4},   {Recipe::mxfp8, 4}};
     for (const auto& [recipe, casts] : wanted) {
         const LayerResult r = test::run_block(LayerCase::of(recipe))[0];
-        EXPECT_EQ(r.casts, casts) << name_of_recipe(recipe);
-        EXPECT_EQ(r.calls("transpose_fp8"), recipe == Recipe::fp8_flow ? 4 : 0) << name_of_recipe(recipe);
-        EXPECT_EQ(r.calls("dequantize"), 0) << name_of_recipe(recipe);
+        EXPECT_EQ(r.casts, casts) << recipe_name(recipe);
+        EXPECT_EQ(r.calls("transpose_fp8"), recipe == Recipe::fp8_flow ? 4 : 0) << recipe_name(recipe);
+        EXPECT_EQ(r.calls("dequantize"), 0) << recipe_name(recipe);
     }
 }
 
@@ -357,7 +345,7 @@ TEST(Flows, OptionsOfTheCastingRecipes) {
                 c.precision.fp8_wgrad = false;
                 c.precision.moe_quantize_before_dispatch = recipe != Recipe::fp8_flow;
             }
-            expect_close(c, std::string(name_of_recipe(recipe)) + ", option " + std::to_string(option));
+            expect_close(c, std::string(recipe_name(recipe)) + ", option " + std::to_string(option));
         }
     }
 }
@@ -404,9 +392,8 @@ TEST(Flows, RowAlignmentDoesNotChangeAResult) {
             wide.tokens = {48, 16};
             LayerCase narrow = wide;
             narrow.moe.moe_row_alignment = alignment;
-            expect_same_bits(
-                wide, narrow,
-                std::string(name_of_recipe(recipe)) + ", alignment " + std::to_string(alignment));
+            expect_same_bits(wide, narrow,
+                             std::string(recipe_name(recipe)) + ", alignment " + std::to_string(alignment));
         }
     }
 }

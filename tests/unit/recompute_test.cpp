@@ -130,7 +130,8 @@ TEST_P(RecomputeOf, EveryLegalSetKeepsEveryBit) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Recipes, RecomputeOf, testing::ValuesIn(kRecipes));
+INSTANTIATE_TEST_SUITE_P(Recipes, RecomputeOf, testing::ValuesIn(kRecipes),
+                         [](const auto& info) { return std::string(recipe_name(info.param)); });
 
 TEST(Recompute, WireBytesOnTwoRanks) {
     for (Recipe recipe : {Recipe::bf16, Recipe::fp8_flow}) {
