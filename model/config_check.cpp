@@ -268,11 +268,10 @@ private:
         const auto legal = numbers_where(1, std::min(world, experts),
                                          [&](int64_t n) { return world % n == 0 && experts % n == 0; });
         rule(false, names,
-             fmt::format("got {}, want a divisor of the world size {}: world = expert parallel {} x data "
-                         "parallel {}; nearest "
-                         "expert_model_parallel_size {}, or mpirun -n {}",
-                         ep, world, ep, static_cast<double>(world) / static_cast<double>(ep),
-                         nearest_of(ep, legal), multiples_near(world, ep)));
+             fmt::format(
+                 "got {}, want a divisor of the world size {} (world = expert parallel x data parallel); "
+                 "nearest expert_model_parallel_size {}, or mpirun -n {}",
+                 ep, world, nearest_of(ep, legal), multiples_near(world, ep)));
     }
 
     void check_training() {

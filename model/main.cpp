@@ -6,11 +6,13 @@
 #include "model/config.h"
 
 #include <fmt/core.h>
+#include <omp.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <new>
 #include <optional>
@@ -62,10 +64,20 @@ void print_error(const std::string& message) {
     mpi.abort(code);
 }
 
+// The ranks of a host share its cores, unless the user or mpirun's binding has decided already.
+void choose_threads() {
+    if (std::getenv("OMP_NUM_THREADS") != nullptr || std::getenv("OMPI_MCA_orte_bound_at_launch") != nullptr)
+        return;
+    const char* ranks = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+    if (ranks != nullptr)
+        omp_set_num_threads(std::max(1, omp_get_num_procs() / std::max(1, std::atoi(ranks))));
+}
+
 int on_ranks(const RunOptions& options, int (*command)(const RunOptions&, ProcessGroup&)) {
     MpiSession mpi;
     try {
         check_processor();
+        choose_threads();
         // Deadline of the first collectives, before the configuration is known.
         const double deadline =
             load_config(options.config_path, options.overrides, mpi.size()).parallel.peer_deadline_seconds;

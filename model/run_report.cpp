@@ -7,6 +7,7 @@
 #include "model/table.h"
 
 #include <fmt/core.h>
+#include <omp.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -129,9 +130,12 @@ void report_start(RunLog& log, const Config& config, Trainer& trainer, const Tok
     int64_t active = 0;
     for (const ParameterPart& part : count_parameters(config)) active += part.active;
     log.line(backend.note);
-    log.line(fmt::format("ranks: {} (expert parallel {}, experts per rank {}, data parallel {})", world_size,
-                         parallel.expert_model_parallel_size,
-                         config.moe.num_experts / parallel.expert_model_parallel_size, world_size));
+    const int64_t threads = omp_get_max_threads();
+    log.line(fmt::format("ranks: {} = expert parallel {} x data parallel {}; {} of {} experts and {} on each",
+                         world_size, parallel.expert_model_parallel_size,
+                         world_size / parallel.expert_model_parallel_size,
+                         config.moe.num_experts / parallel.expert_model_parallel_size, config.moe.num_experts,
+                         counted(threads, "thread")));
     log.line(fmt::format(
         "model: {} layers, hidden {}, {} experts top-{} of width {}, {} parameters, {} active per token",
         config.model.num_layers, config.model.hidden_size, config.moe.num_experts, config.moe.moe_router_topk,
@@ -200,6 +204,10 @@ nlohmann::json step_json(const Config& config, const StepResult& result, int wor
                                   {"cv", load.cv},
                                   {"dead", load.dead_experts}});
     return record;
+}
+
+std::string counted(int64_t count, std::string_view noun) {
+    return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
 
 std::string evaluation_text(const Config& config, double nats) {

@@ -47,6 +47,8 @@ nlohmann::json step_json(const Config& config, const StepResult& result, int wor
 // One Megatron-style line.
 std::string step_line(const Config& config, const StepResult& result, int world_size,
                       std::optional<double> eta_seconds);
+// "1 rank", "2 ranks"
+std::string counted(int64_t count, std::string_view noun);
 // "held-out loss 2.10 nats = 3.03 bits per byte"
 std::string evaluation_text(const Config& config, double nats);
 

@@ -124,7 +124,8 @@ private:
     void finish(double seconds) {
         LineChart chart;
         chart.title = "Training loss";
-        chart.subtitle = fmt::format("{}, {} ranks", recipe_name(config_.precision.recipe), world_.size());
+        chart.subtitle =
+            fmt::format("{}, {}", recipe_name(config_.precision.recipe), counted(world_.size(), "rank"));
         chart.x_label = "iteration";
         losses_.name = "train";
         held_out_.name = "held out";
@@ -141,9 +142,10 @@ private:
         const double tokens = static_cast<double>(
             config_.training.train_iters * config_.training.global_batch_size * config_.model.seq_length);
         log_.line("");
-        log_.line(fmt::format("done: {} iterations, {} tokens, {} with {} on {} ranks ({:.0f} tokens/s)",
-                              config_.training.train_iters, format_si(tokens), format_duration(seconds),
-                              recipe_name(config_.precision.recipe), world_.size(), tokens / seconds));
+        log_.line(fmt::format("done: {}, {} tokens, {} with {} on {} ({:.0f} tokens/s)",
+                              counted(config_.training.train_iters, "iteration"), format_si(tokens),
+                              format_duration(seconds), recipe_name(config_.precision.recipe),
+                              counted(world_.size(), "rank"), tokens / seconds));
         if (!losses_.y.empty())
             log_.line(fmt::format("  train loss     {:.4f} -> {:.4f}", losses_.y.front(), losses_.y.back()));
         if (!held_out_.y.empty()) log_.line("  " + evaluation_text(config_, held_out_.y.back()));
@@ -152,9 +154,11 @@ private:
                               config_.parallel.expert_model_parallel_size == 1
                                   ? " (expert parallel 1: every expert is on every rank)"
                                   : ""));
+        const int64_t micro_batches =
+            config_.training.global_batch_size / config_.training.micro_batch_size / world_.size();
         log_.line(fmt::format(
-            "  casts          {} explicit per step, {} micro-batches of rank 0", last_.casts,
-            config_.training.global_batch_size / config_.training.micro_batch_size / world_.size()));
+            "  casts          {} explicit per step on rank 0, in {}", last_.casts,
+            micro_batches == 1 ? "1 micro-batch" : fmt::format("{} micro-batches", micro_batches)));
         log_.line(memory_table(memory_));
         folder_->write_atomic("memory.json", memory_json(memory_).dump(2) + "\n");
         if (config_.output.tensor_stats) {

@@ -95,6 +95,29 @@ TEST_F(LongRun, KilledRankTakesTheJobDown) {
     const CommandResult result = run_->wait(kSeconds);
     EXPECT_FALSE(result.timed_out) << result.err;
     EXPECT_NE(result.status, 0);
+    ASSERT_EQ(error_lines(result.err).size(), 1u) << result.err;
+    expect_contains(result.err, "another rank was lost");
+    expect_all_gone();
+}
+
+TEST_F(LongRun, CrashedRankIsReported) {
+    start(2, "60");
+    ASSERT_EQ(::kill(ranks_.back(), SIGSEGV), 0);
+    const CommandResult result = run_->wait(kSeconds);
+    EXPECT_FALSE(result.timed_out) << result.err;
+    EXPECT_NE(result.status, 0);
+    EXPECT_EQ(error_lines(result.err).size(), 1u) << result.err;
+    expect_contains(result.err, "another rank was lost");
+    expect_all_gone();
+}
+
+TEST_F(LongRun, CancelledJobEndsWithoutAResult) {
+    start(2, "60");
+    ASSERT_EQ(::kill(run_->pid(), SIGINT), 0);
+    const CommandResult result = run_->wait(kSeconds);
+    EXPECT_FALSE(result.timed_out) << result.err;
+    EXPECT_NE(result.status, 0);
+    EXPECT_LE(error_lines(result.err).size(), 1u) << result.err;
     expect_all_gone();
 }
 

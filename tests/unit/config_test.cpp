@@ -259,9 +259,9 @@ TEST(Config, WorldSizeErrorsAreExact) {
     EXPECT_EQ(error_of(yaml), "");
     EXPECT_EQ(error_of(yaml, {}, 4), "");
     EXPECT_EQ(error_of(yaml, {}, 6),
-              "t.yaml:2:40: parallel.expert_model_parallel_size: got 4, want a divisor of the world size 6: "
-              "world = expert "
-              "parallel 4 x data parallel 1.5; nearest expert_model_parallel_size 2, or mpirun -n 4 or 8");
+              "t.yaml:2:40: parallel.expert_model_parallel_size: got 4, want a divisor of the world size 6 "
+              "(world = expert parallel x data parallel); nearest expert_model_parallel_size 2, or mpirun -n "
+              "4 or 8");
     EXPECT_EQ(error_of(yaml, {}, 8),
               "t.yaml:3:31: training.global_batch_size: got 12, want a multiple of micro_batch_size 1 x "
               "world size 8 = 8; "
