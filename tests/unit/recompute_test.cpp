@@ -204,6 +204,26 @@ TEST(Recompute, SavedBytesPerToken) {
     EXPECT_LT(saved(full()), saved(selective(32)));
 }
 
+// Casts of a MoE layer when parts of it run twice: the flow quantises inside its operators, so it pays none; the casting recipes quantise
+// the activation (moe_act) and the received rows (moe_expert) again.
+TEST(Recompute, CastsPerMoeLayer) {
+    for (Recipe recipe : kRecipes) {
+        const int64_t base = recipe == Recipe::bf16 ? 0 : recipe == Recipe::fp8_flow ? 1 : 4;
+        const int64_t again = base == 4 ? 1 : 0;
+        auto casts = [&](const RecomputeSpec& set) {
+            LayerCase c = LayerCase::of(recipe);
+            c.recompute = set;
+            return test::run_block(c)[0].casts;
+        };
+        EXPECT_EQ(casts(selective(0)), base) << recipe_name(recipe);
+        EXPECT_EQ(casts(selective(2)), base) << recipe_name(recipe);               // layernorm
+        EXPECT_EQ(casts(selective(8)), base + again) << recipe_name(recipe);       // moe_act
+        EXPECT_EQ(casts(selective(16)), base + 2 * again) << recipe_name(recipe);  // moe_expert
+        EXPECT_EQ(casts(selective(32)), base + 2 * again) << recipe_name(recipe);  // moe
+        EXPECT_EQ(casts(full()), base + 2 * again) << recipe_name(recipe);
+    }
+}
+
 // The second step finds all memory in place, also behind an evaluation.
 TEST(Recompute, ASecondStepAllocatesNothing) {
     for (const char* modules : {"none", "full", "core_attn, layernorm, moe_expert", "moe"}) {

@@ -161,5 +161,27 @@ TEST(TensorStats, OfALayer) {
     }
 }
 
+// With the cast behind the wire, what arrives is observed instead of the norm's rows: 64 tokens to 2 experts each.
+TEST(TensorStats, OfTheFlowWithoutAnFp8Wire) {
+    for (bool routed : {true, false}) {
+        LayerCase c = LayerCase::of(Recipe::fp8_flow);
+        c.model.moe_layer_freq = {routed ? 1 : 0};
+        c.precision.moe_quantize_before_dispatch = false;
+        TensorStats stats;
+        run_thread_ranks(1, 60, [&](ProcessGroup& group) { test::run_block(group, c, &stats); });
+        std::map<std::string, int64_t> values;
+        for (const TensorStatsRow& row : stats.rows()) {
+            values[row.tensor] = row.values;
+            EXPECT_GT(row.nmse(), 2e-4) << row.tensor;
+            EXPECT_LT(row.nmse(), 2e-3) << row.tensor;
+        }
+        const int64_t rows = routed ? 128 : 64, ffn = routed ? 128 : 256;
+        EXPECT_EQ(values, (std::map<std::string, int64_t>{{"dispatch", rows * 128},
+                                                          {"dY", rows * 128},
+                                                          {"swiglu", rows * ffn},
+                                                          {"swiglu backward", rows * 2 * ffn}}));
+    }
+}
+
 }  // namespace
 }  // namespace fp8flow
