@@ -14,6 +14,7 @@ struct RunOptions {
     std::string config_path;
     std::vector<std::string> overrides;  // section.key=value
     BackendKind backend = BackendKind::automatic;
+    int64_t ranks_on_host = 1;
 };
 
 int run_train(const RunOptions& options, ProcessGroup& world);

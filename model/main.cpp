@@ -64,20 +64,23 @@ void print_error(const std::string& message) {
     mpi.abort(code);
 }
 
+int64_t ranks_on_host() {
+    const char* ranks = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+    return ranks != nullptr ? std::max(1, std::atoi(ranks)) : 1;
+}
+
 // The ranks of a host share its cores, unless the user or mpirun's binding has decided already.
-void choose_threads() {
+void choose_threads(int64_t ranks) {
     if (std::getenv("OMP_NUM_THREADS") != nullptr || std::getenv("OMPI_MCA_orte_bound_at_launch") != nullptr)
         return;
-    const char* ranks = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
-    if (ranks != nullptr)
-        omp_set_num_threads(std::max(1, omp_get_num_procs() / std::max(1, std::atoi(ranks))));
+    omp_set_num_threads(std::max(1, omp_get_num_procs() / static_cast<int>(ranks)));
 }
 
 int on_ranks(const RunOptions& options, int (*command)(const RunOptions&, ProcessGroup&)) {
     MpiSession mpi;
     try {
         check_processor();
-        choose_threads();
+        choose_threads(options.ranks_on_host);
         // Deadline of the first collectives, before the configuration is known.
         const double deadline =
             load_config(options.config_path, options.overrides, mpi.size()).parallel.peer_deadline_seconds;
@@ -144,11 +147,14 @@ struct CommandLine {
     // Throws CLI::ParseError and Error.
     void parse(int argc, char** argv) {
         app.parse(argc, argv);
-        require(gpus > 0 || plan->count("--gpus") == 0, ExitCode::usage, "--gpus: got {}, want at least 1",
-                gpus);
+        constexpr int64_t kMostRanks = 1 << 20;
+        require(plan->count("--gpus") == 0 || (gpus >= 1 && gpus <= kMostRanks), ExitCode::usage,
+                "--gpus: got {}, want 1 to {}",
+                plan->count("--gpus") > 0 ? plan->get_option("--gpus")->as<std::string>() : "", kMostRanks);
         if (!out.empty()) options.overrides.push_back("output.out=" + out);
         if (tensor_stats) options.overrides.push_back("output.tensor_stats=true");
         options.backend = parse_backend(backend);
+        options.ranks_on_host = ranks_on_host();
     }
 };
 

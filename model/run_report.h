@@ -25,12 +25,9 @@ private:
     std::optional<LineFile> file_;
 };
 
-// Model, data, ranks, recipe, wire, casts: what is about to run.
-void report_start(RunLog& log, const Config& config, Trainer& trainer, const TokenSource& data,
-                  const BackendChoice& backend, int world_size);
-// The keys that differ from their defaults, a line for each section; the rest stands in config.yaml.
-void report_config(RunLog& log, const Config& config);
-
+// Ranks, model, recipe, wire, configuration: what is about to run. Comes before memory is taken, and warns where it is short.
+void report_start(RunLog& log, const Config& config, const BackendChoice& backend, int world_size,
+                  int64_t ranks_on_host);
 // Bytes of one rank by category, at the peak of a step.
 struct MemoryUse {
     std::map<std::string, int64_t> parameters;  // weights, their copies, masters, moments, gradients

@@ -339,13 +339,6 @@ void Trainer::report_non_finite() {
          worst->first, worst->kind == 0 ? "" : "; lower training.lr or check the data");
 }
 
-int64_t Trainer::parameters_total() const {
-    int64_t total = 0;
-    for (const Parameter& p : transformer_->parameters().all())
-        total += p.numel() * (p.spec.expert ? groups_.expert_parallel->size() : 1);
-    return total;
-}
-
 std::map<std::string, int64_t> Trainer::saved_bytes() const {
     std::map<std::string, int64_t> bytes = saved_->peak_by_category();
     if (!rows_) return bytes;

@@ -58,22 +58,22 @@ public:
                 "validate.warmup_iters is {} and training.train_iters {}: no step is left to compare",
                 config_.validate.warmup_iters, config_.training.train_iters);
         for (const Arm& arm : arms_) check_config(arm.config, world.size());
-        if (world.rank() == 0) folder_.emplace(config_.output.out);
+        if (world.rank() == 0) {
+            folder_.emplace(config_.output.out);
+            log_ = RunLog(*folder_, "validate.log");
+            folder_->write_atomic("config.yaml", dump_config(config_));
+            curve_file_.emplace(folder_->open_lines("loss.jsonl", LineFile::Start::truncate));
+        }
+        report_start(log_, config_, backend_, world.size(), options.ranks_on_host);
         data_ = open_data(config_);
-        if (world.rank() != 0) return;
-        log_ = RunLog(*folder_, "validate.log");
-        folder_->write_atomic("config.yaml", dump_config(config_));
-        curve_file_.emplace(folder_->open_lines("loss.jsonl", LineFile::Start::truncate));
+        log_.line("data: " + data_->description());
     }
 
     int run() {
-        log_.line(backend_.note);
-        log_.line("data: " + data_->description());
         std::string names;
         for (const Arm& arm : arms_) names += (names.empty() ? "" : ", ") + arm.name;
         log_.line(fmt::format("arms: {} ({} iterations each, same data, seed and initial weights)", names,
                               config_.training.train_iters));
-        report_config(log_, config_);
         for (const Arm& arm : arms_) curves_.push_back(train_arm(arm));
         int status = 0;
         if (world_.rank() == 0) status = report();
