@@ -19,7 +19,7 @@ using Texts = std::vector<std::string>;
 
 Texts train(const std::string& out, const Texts& settings = {},
             const std::string& config = config_file("test")) {
-    Texts line = {"train", config, "--out", out};
+    Texts line = {"train", config, "--backend", "reference", "--out", out};
     for (const std::string& setting : settings) {
         line.push_back("--set");
         line.push_back(setting);
