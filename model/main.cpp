@@ -116,7 +116,7 @@ struct CommandLine {
     RunOptions options;
     std::string backend = "auto", out, json;
     int64_t gpus = 0;
-    bool help_config = false, tensor_stats = false;
+    bool help_config = false, tensor_stats = false, ablate = false;
 
     CommandLine() {
         app.require_subcommand(0, 1);
@@ -138,6 +138,8 @@ struct CommandLine {
         }
         for (CLI::App* command : {train, validate})
             command->add_option("--backend", backend, "auto | reference | hopper");
+        validate->add_flag("--ablate", ablate,
+                           "also run fp8_flow with each of its optimisations switched off in turn");
         train->add_flag("--tensor-stats", tensor_stats,
                         "report underflow, saturation, scales and error of every quantised tensor");
         plan->add_option("--gpus", gpus, "number of ranks (default: parallel.expert_model_parallel_size)");
@@ -152,6 +154,7 @@ struct CommandLine {
                 "--gpus: got {}, want 1 to {}",
                 plan->count("--gpus") > 0 ? plan->get_option("--gpus")->as<std::string>() : "", kMostRanks);
         if (!out.empty()) options.overrides.push_back("output.out=" + out);
+        if (ablate) options.ablation = Ablation::flow_switches;
         if (tensor_stats) options.overrides.push_back("output.tensor_stats=true");
         options.backend = parse_backend(backend);
         options.ranks_on_host = ranks_on_host();
