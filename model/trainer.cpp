@@ -327,9 +327,8 @@ void Trainer::report_non_finite() {
                                         [](const auto& a, const auto& b) { return a.kind < b.kind; });
     if (worst->kind == 2)
         fail(ExitCode::numeric,
-             "step {}: the loss is not finite, though all weights and gradients are; the step was not "
-             "applied; "
-             "lower training.lr",
+             "step {}: the loss or the norm of the gradients is not finite, though every weight and gradient "
+             "is; the step was not applied; lower training.lr",
              step_ + 1);
     const std::string& name = parameters[static_cast<size_t>(worst->parameter)].spec.name;
     fail(ExitCode::numeric,
