@@ -40,4 +40,17 @@ struct Context {
     StageTimer::Scope stage(const char* name) { return StageTimer::Scope(timer, name); }
 };
 
+// A forward that is run again in the backward: until the end of the scope nothing is counted a second time.
+class RecomputeScope {
+public:
+    explicit RecomputeScope(Context& ctx) : ctx_(ctx), outer_(ctx.recomputing) { ctx.recomputing = true; }
+    ~RecomputeScope() { ctx_.recomputing = outer_; }
+    RecomputeScope(const RecomputeScope&) = delete;
+    RecomputeScope& operator=(const RecomputeScope&) = delete;
+
+private:
+    Context& ctx_;
+    bool outer_;
+};
+
 }  // namespace fp8flow

@@ -46,6 +46,7 @@ void Ffn::backward(Context& ctx, const TokenRows& x, const TokenRows& dy, bool r
     const Arena::Mark mark = ctx.saved.mark();
     ArenaScope scope(ctx.scratch);
     if (recompute) {
+        const RecomputeScope again(ctx);
         const TensorView out =
             ctx.scratch.tensor(ctx.activation, {ctx.tokens, x.plain.cols()}, "shared expert");
         flow_.dense_forward(ctx, x, weights_, saved, out);

@@ -70,11 +70,9 @@ void MoeLayer::backward(Context& ctx, const TokenRows& x, const TensorView& dy, 
     const int64_t hidden = dy.cols();
     if (recompute_.moe) {
         ArenaScope rebuilt(ctx.scratch);
-        const bool outer = ctx.recomputing;
-        ctx.recomputing = true;
+        const RecomputeScope again(ctx);
         const TensorView y = ctx.scratch.tensor(ctx.activation, {ctx.tokens, hidden}, "combine");
         forward_once(ctx, x, x.plain, saved, y);
-        ctx.recomputing = outer;
     }
     TokenRows gradient{.plain = dy};
     flow_->prepare_gradient(ctx, gradient);

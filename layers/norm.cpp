@@ -35,7 +35,10 @@ void Norm::forward(Context& ctx, const TensorView& x, Arena& arena, NormSaved& s
         ctx.tensor_stats->observe(ctx, "norm", saved.out.quantized, {}, saved.out.plain);
 }
 
-void Norm::recompute(Context& ctx, Arena& arena, NormSaved& saved) const { write(ctx, arena, saved); }
+void Norm::recompute(Context& ctx, Arena& arena, NormSaved& saved) const {
+    const RecomputeScope again(ctx);
+    write(ctx, arena, saved);
+}
 
 void Norm::write(Context& ctx, Arena& arena, NormSaved& saved) const {
     auto timed = ctx.stage("norm");

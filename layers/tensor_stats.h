@@ -10,11 +10,11 @@
 namespace fp8flow {
 
 struct TensorStatsRow {
-    std::string tensor;                          // "norm", "dispatch", "swiglu", "dY", "swiglu backward", ...
-    int64_t values = 0;                          // valid values seen
-    int64_t zeros = 0;                           // codes that are zero
-    int64_t underflows = 0;                      // non-zero source values whose code is zero
-    int64_t saturations = 0;                     // codes at the largest magnitude
+    std::string tensor;       // "norm", "dispatch", "fc1 input", "swiglu", "dY" or "swiglu backward"
+    int64_t values = 0;       // valid values seen
+    int64_t zeros = 0;        // codes that are zero
+    int64_t underflows = 0;   // non-zero source values whose code is zero
+    int64_t saturations = 0;  // codes at the largest magnitude
     double scale_min = 0, scale_max = 0;         // over scales of valid rows, pads left out
     double error_energy = 0, source_energy = 0;  // sums of (q - source)^2 and source^2
     bool has_source = false;

@@ -77,13 +77,11 @@ void TransformerBlock::forward_once(Context& ctx, const TensorView& x, BlockSave
 void TransformerBlock::backward(Context& ctx, const TensorView& dy, BlockSaved& saved,
                                 const TensorView& dx) const {
     const Arena::Mark mark = ctx.saved.mark();
-    const bool outer = ctx.recomputing;
     if (recompute_.recompute_granularity == RecomputeGranularity::full) {
         ArenaScope scope(ctx.scratch);
-        ctx.recomputing = true;
+        const RecomputeScope again(ctx);
         const TensorView y = ctx.scratch.tensor(ctx.activation, {ctx.tokens, dy.cols()}, "residual");
         forward_once(ctx, saved.x, saved, y);
-        ctx.recomputing = outer;
     }
     backward_once(ctx, dy, saved, dx);
     ctx.saved.rewind(mark);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/comm/process_group.h"
+#include "model/arms.h"
 #include "model/backend.h"
 
 #include <optional>
@@ -14,6 +15,8 @@ struct RunOptions {
     std::string config_path;
     std::vector<std::string> overrides;  // section.key=value
     BackendKind backend = BackendKind::automatic;
+    Ablation ablation = Ablation::none;  // validate: also the flow with one optimisation off at a time
+    int64_t ranks_on_host = 1;
 };
 
 int run_train(const RunOptions& options, ProcessGroup& world);

@@ -6,11 +6,13 @@
 #include "model/config.h"
 
 #include <fmt/core.h>
+#include <omp.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <new>
 #include <optional>
@@ -62,10 +64,23 @@ void print_error(const std::string& message) {
     mpi.abort(code);
 }
 
+int64_t ranks_on_host() {
+    const char* ranks = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+    return ranks != nullptr ? std::max(1, std::atoi(ranks)) : 1;
+}
+
+// The ranks of a host share its cores, unless the user or mpirun's binding has decided already.
+void choose_threads(int64_t ranks) {
+    if (std::getenv("OMP_NUM_THREADS") != nullptr || std::getenv("OMPI_MCA_orte_bound_at_launch") != nullptr)
+        return;
+    omp_set_num_threads(std::max(1, omp_get_num_procs() / static_cast<int>(ranks)));
+}
+
 int on_ranks(const RunOptions& options, int (*command)(const RunOptions&, ProcessGroup&)) {
     MpiSession mpi;
     try {
         check_processor();
+        choose_threads(options.ranks_on_host);
         // Deadline of the first collectives, before the configuration is known.
         const double deadline =
             load_config(options.config_path, options.overrides, mpi.size()).parallel.peer_deadline_seconds;
@@ -101,7 +116,7 @@ struct CommandLine {
     RunOptions options;
     std::string backend = "auto", out, json;
     int64_t gpus = 0;
-    bool help_config = false, tensor_stats = false;
+    bool help_config = false, tensor_stats = false, ablate = false;
 
     CommandLine() {
         app.require_subcommand(0, 1);
@@ -123,6 +138,8 @@ struct CommandLine {
         }
         for (CLI::App* command : {train, validate})
             command->add_option("--backend", backend, "auto | reference | hopper");
+        validate->add_flag("--ablate", ablate,
+                           "also run fp8_flow with each of its optimisations switched off in turn");
         train->add_flag("--tensor-stats", tensor_stats,
                         "report underflow, saturation, scales and error of every quantised tensor");
         plan->add_option("--gpus", gpus, "number of ranks (default: parallel.expert_model_parallel_size)");
@@ -132,11 +149,15 @@ struct CommandLine {
     // Throws CLI::ParseError and Error.
     void parse(int argc, char** argv) {
         app.parse(argc, argv);
-        require(gpus > 0 || plan->count("--gpus") == 0, ExitCode::usage, "--gpus: got {}, want at least 1",
-                gpus);
+        constexpr int64_t kMostRanks = 1 << 20;
+        require(plan->count("--gpus") == 0 || (gpus >= 1 && gpus <= kMostRanks), ExitCode::usage,
+                "--gpus: got {}, want 1 to {}",
+                plan->count("--gpus") > 0 ? plan->get_option("--gpus")->as<std::string>() : "", kMostRanks);
         if (!out.empty()) options.overrides.push_back("output.out=" + out);
+        if (ablate) options.ablation = Ablation::flow_switches;
         if (tensor_stats) options.overrides.push_back("output.tensor_stats=true");
         options.backend = parse_backend(backend);
+        options.ranks_on_host = ranks_on_host();
     }
 };
 

@@ -7,12 +7,15 @@
 #include "model/table.h"
 
 #include <fmt/core.h>
+#include <omp.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
+#include <limits>
 
 namespace fp8flow {
 
@@ -77,8 +80,7 @@ void add_memory_rows(Table& table, const std::string& name, const std::map<std::
             {fmt::format("  {} others", sorted.size() - kShown), format_bytes(static_cast<double>(others))});
 }
 
-}  // namespace
-
+// The keys that differ from their defaults, a line for each section.
 void report_config(RunLog& log, const Config& config) {
     const Config defaults;
     log.line(
@@ -94,6 +96,17 @@ void report_config(RunLog& log, const Config& config) {
         if (!changed.empty()) log.line(fmt::format("  {:<10} {}", section, changed));
     }
 }
+
+// What the system would give without swapping; infinite where it does not say.
+double free_host_bytes() {
+    std::ifstream file("/proc/meminfo");
+    std::string key;
+    for (double kib = 0; file >> key >> kib; file.ignore(256, '\n'))
+        if (key == "MemAvailable:") return kib * 1024.0;
+    return std::numeric_limits<double>::infinity();
+}
+
+}  // namespace
 
 std::string memory_table(const MemoryUse& memory) {
     Table table({{"memory of rank 0", Align::left}, {"bytes"}});
@@ -123,26 +136,34 @@ std::string command_line(std::string_view command, std::string_view config_path,
                        config_path);
 }
 
-void report_start(RunLog& log, const Config& config, Trainer& trainer, const TokenSource& data,
-                  const BackendChoice& backend, int world_size) {
+void report_start(RunLog& log, const Config& config, const BackendChoice& backend, int world_size,
+                  int64_t ranks_on_host) {
     const ParallelSpec& parallel = config.parallel;
-    int64_t active = 0;
-    for (const ParameterPart& part : count_parameters(config)) active += part.active;
+    const RunPlan plan = make_plan(config, world_size);
     log.line(backend.note);
-    log.line(fmt::format("ranks: {} (expert parallel {}, experts per rank {}, data parallel {})", world_size,
-                         parallel.expert_model_parallel_size,
-                         config.moe.num_experts / parallel.expert_model_parallel_size, world_size));
+    const int64_t threads = omp_get_max_threads();
+    log.line(fmt::format("ranks: {} = expert parallel {} x data parallel {}; {} of {} experts and {} on each",
+                         world_size, parallel.expert_model_parallel_size,
+                         world_size / parallel.expert_model_parallel_size,
+                         config.moe.num_experts / parallel.expert_model_parallel_size, config.moe.num_experts,
+                         counted(threads, "thread")));
     log.line(fmt::format(
         "model: {} layers, hidden {}, {} experts top-{} of width {}, {} parameters, {} active per token",
         config.model.num_layers, config.model.hidden_size, config.moe.num_experts, config.moe.moe_router_topk,
-        config.moe.moe_ffn_hidden_size, format_si(static_cast<double>(trainer.parameters_total())),
-        format_si(static_cast<double>(active))));
+        config.moe.moe_ffn_hidden_size, format_si(static_cast<double>(plan.total_parameters())),
+        format_si(static_cast<double>(plan.active_parameters()))));
     const bool fp8_wire =
         config.precision.recipe == Recipe::fp8_flow && config.precision.moe_quantize_before_dispatch;
     log.line(fmt::format("recipe: {} ({} on the wire forward and backward, BF16 combine)",
                          recipe_name(config.precision.recipe), fp8_wire ? "FP8 rows + scales" : "BF16 rows"));
-    log.line("data: " + data.description());
     report_config(log, config);
+    const double needed = plan.total_bytes() * static_cast<double>(ranks_on_host), free = free_host_bytes();
+    if (needed > free)
+        log.line(
+            fmt::format("warning: {} on this host need up to {} of memory and {} are free; lower "
+                        "training.micro_batch_size or "
+                        "model.seq_length, or use more hosts (fp8flow plan shows what takes it)",
+                        counted(ranks_on_host, "rank"), format_bytes(needed), format_bytes(free)));
 }
 
 std::string step_line(const Config& config, const StepResult& result, int world_size,
@@ -200,6 +221,10 @@ nlohmann::json step_json(const Config& config, const StepResult& result, int wor
                                   {"cv", load.cv},
                                   {"dead", load.dead_experts}});
     return record;
+}
+
+std::string counted(int64_t count, std::string_view noun) {
+    return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
 
 std::string evaluation_text(const Config& config, double nats) {

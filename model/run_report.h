@@ -25,12 +25,9 @@ private:
     std::optional<LineFile> file_;
 };
 
-// Model, data, ranks, recipe, wire, casts: what is about to run.
-void report_start(RunLog& log, const Config& config, Trainer& trainer, const TokenSource& data,
-                  const BackendChoice& backend, int world_size);
-// The keys that differ from their defaults, a line for each section; the rest stands in config.yaml.
-void report_config(RunLog& log, const Config& config);
-
+// Ranks, model, recipe, wire, configuration: what is about to run. Comes before memory is taken, and warns where it is short.
+void report_start(RunLog& log, const Config& config, const BackendChoice& backend, int world_size,
+                  int64_t ranks_on_host);
 // Bytes of one rank by category, at the peak of a step.
 struct MemoryUse {
     std::map<std::string, int64_t> parameters;  // weights, their copies, masters, moments, gradients
@@ -47,6 +44,8 @@ nlohmann::json step_json(const Config& config, const StepResult& result, int wor
 // One Megatron-style line.
 std::string step_line(const Config& config, const StepResult& result, int world_size,
                       std::optional<double> eta_seconds);
+// "1 rank", "2 ranks"
+std::string counted(int64_t count, std::string_view noun);
 // "held-out loss 2.10 nats = 3.03 bits per byte"
 std::string evaluation_text(const Config& config, double nats);
 

@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <memory>
 #include <optional>
 
 namespace fp8flow {
@@ -59,20 +60,22 @@ public:
           config_(load_config(options.config_path, options.overrides, world.size())),
           backend_(choose_backend(options.backend)),
           folder_(open_folder(config_, world)),
-          data_(open_data(config_)),
-          trainer_(config_, world, backend_, Arithmetic::stated, data_),
           eta_(config_.training.train_iters) {
-        trainer_.time_stages(true);
-        if (world.rank() != 0) return;
-        log_ = RunLog(*folder_, "train.log");
-        folder_->write_atomic("config.yaml", dump_config(config_));
-        if (config_.output.metrics)
-            metrics_.emplace(folder_->open_lines("metrics.jsonl", LineFile::Start::truncate));
+        if (folder_) {
+            log_ = RunLog(*folder_, "train.log");
+            folder_->write_atomic("config.yaml", dump_config(config_));
+            if (config_.output.metrics)
+                metrics_.emplace(folder_->open_lines("metrics.jsonl", LineFile::Start::truncate));
+        }
+        report_start(log_, config_, backend_, world.size(), options.ranks_on_host);
+        data_ = open_data(config_);
+        log_.line("data: " + data_->description());
+        trainer_ = std::make_unique<Trainer>(config_, world, backend_, Arithmetic::stated, data_);
+        trainer_->time_stages(true);
     }
 
     int run() {
         const auto start = std::chrono::steady_clock::now();
-        report_start(log_, config_, trainer_, *data_, backend_, world_.size());
         for (int64_t i = 0; i < config_.training.train_iters; ++i) {
             one_step(i);
             const int64_t interval = config_.training.eval_interval;
@@ -95,28 +98,28 @@ private:
     void one_step(int64_t i) {
         const bool observed =
             config_.output.tensor_stats && (i + 1) % config_.output.tensor_stats_interval == 0;
-        trainer_.set_tensor_stats(observed ? &stats_ : nullptr);
-        const StepResult result = trainer_.step();
+        trainer_->set_tensor_stats(observed ? &stats_ : nullptr);
+        const StepResult result = trainer_->step();
         eta_.step_done(result.seconds);
         wire_ += result.wire.total();
         losses_.x.push_back(static_cast<double>(i + 1));
         losses_.y.push_back(result.lm_loss);
         last_ = result;
         if (i + 1 == config_.training.train_iters)
-            memory_ = {trainer_.parameter_bytes(), trainer_.saved_bytes(), result.peak_bytes};
+            memory_ = {trainer_->parameter_bytes(), trainer_->saved_bytes(), result.peak_bytes};
         if ((i + 1) % config_.output.log_interval == 0 || i + 1 == config_.training.train_iters)
             log_.line(step_line(config_, result, world_.size(), eta_.seconds_left()));
         if (metrics_) metrics_->write_json(step_json(config_, result, world_.size()));
     }
 
     void evaluate() {
-        const double nats = trainer_.evaluate(config_.training.eval_iters);
-        held_out_.x.push_back(static_cast<double>(trainer_.steps_done()));
+        const double nats = trainer_->evaluate(config_.training.eval_iters);
+        held_out_.x.push_back(static_cast<double>(trainer_->steps_done()));
         held_out_.y.push_back(nats);
-        log_.line(fmt::format(" validation after iteration {}: {}", trainer_.steps_done(),
+        log_.line(fmt::format(" validation after iteration {}: {}", trainer_->steps_done(),
                               evaluation_text(config_, nats)));
         if (metrics_)
-            metrics_->write_json({{"iteration", trainer_.steps_done()},
+            metrics_->write_json({{"iteration", trainer_->steps_done()},
                                   {"held-out loss", nats},
                                   {"bits", nats / std::log(2.0)}});
     }
@@ -124,7 +127,8 @@ private:
     void finish(double seconds) {
         LineChart chart;
         chart.title = "Training loss";
-        chart.subtitle = fmt::format("{}, {} ranks", recipe_name(config_.precision.recipe), world_.size());
+        chart.subtitle =
+            fmt::format("{}, {}", recipe_name(config_.precision.recipe), counted(world_.size(), "rank"));
         chart.x_label = "iteration";
         losses_.name = "train";
         held_out_.name = "held out";
@@ -141,9 +145,10 @@ private:
         const double tokens = static_cast<double>(
             config_.training.train_iters * config_.training.global_batch_size * config_.model.seq_length);
         log_.line("");
-        log_.line(fmt::format("done: {} iterations, {} tokens, {} with {} on {} ranks ({:.0f} tokens/s)",
-                              config_.training.train_iters, format_si(tokens), format_duration(seconds),
-                              recipe_name(config_.precision.recipe), world_.size(), tokens / seconds));
+        log_.line(fmt::format("done: {}, {} tokens, {} with {} on {} ({:.0f} tokens/s)",
+                              counted(config_.training.train_iters, "iteration"), format_si(tokens),
+                              format_duration(seconds), recipe_name(config_.precision.recipe),
+                              counted(world_.size(), "rank"), tokens / seconds));
         if (!losses_.y.empty())
             log_.line(fmt::format("  train loss     {:.4f} -> {:.4f}", losses_.y.front(), losses_.y.back()));
         if (!held_out_.y.empty()) log_.line("  " + evaluation_text(config_, held_out_.y.back()));
@@ -152,9 +157,11 @@ private:
                               config_.parallel.expert_model_parallel_size == 1
                                   ? " (expert parallel 1: every expert is on every rank)"
                                   : ""));
+        const int64_t micro_batches =
+            config_.training.global_batch_size / config_.training.micro_batch_size / world_.size();
         log_.line(fmt::format(
-            "  casts          {} explicit per step, {} micro-batches of rank 0", last_.casts,
-            config_.training.global_batch_size / config_.training.micro_batch_size / world_.size()));
+            "  casts          {} explicit per step on rank 0, in {}", last_.casts,
+            micro_batches == 1 ? "1 micro-batch" : fmt::format("{} micro-batches", micro_batches)));
         log_.line(memory_table(memory_));
         folder_->write_atomic("memory.json", memory_json(memory_).dump(2) + "\n");
         if (config_.output.tensor_stats) {
@@ -187,7 +194,7 @@ private:
     BackendChoice backend_;
     std::optional<OutputFolder> folder_;
     std::shared_ptr<const TokenSource> data_;
-    Trainer trainer_;
+    std::unique_ptr<Trainer> trainer_;
     EtaEstimator eta_;
     std::optional<LineFile> metrics_;
     RunLog log_;

@@ -327,9 +327,8 @@ void Trainer::report_non_finite() {
                                         [](const auto& a, const auto& b) { return a.kind < b.kind; });
     if (worst->kind == 2)
         fail(ExitCode::numeric,
-             "step {}: the loss is not finite, though all weights and gradients are; the step was not "
-             "applied; "
-             "lower training.lr",
+             "step {}: the loss or the norm of the gradients is not finite, though every weight and gradient "
+             "is; the step was not applied; lower training.lr",
              step_ + 1);
     const std::string& name = parameters[static_cast<size_t>(worst->parameter)].spec.name;
     fail(ExitCode::numeric,
@@ -337,13 +336,6 @@ void Trainer::report_non_finite() {
          "applied{}",
          step_ + 1, worst - all.begin(), worst->kind == 0 ? "" : "the gradient of ", name, worst->count,
          worst->first, worst->kind == 0 ? "" : "; lower training.lr or check the data");
-}
-
-int64_t Trainer::parameters_total() const {
-    int64_t total = 0;
-    for (const Parameter& p : transformer_->parameters().all())
-        total += p.numel() * (p.spec.expert ? groups_.expert_parallel->size() : 1);
-    return total;
 }
 
 std::map<std::string, int64_t> Trainer::saved_bytes() const {

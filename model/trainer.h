@@ -56,7 +56,6 @@ public:
     Transformer& transformer() { return *transformer_; }
     Ops& ops() { return *ops_; }
     Exchange& exchange() { return *exchange_; }
-    int64_t parameters_total() const;  // of the whole model, experts of all ranks counted once
     // Bytes saved for the backward at the peak of the last step, by category, this rank; routed rows per category as capacity.
     std::map<std::string, int64_t> saved_bytes() const;
     std::map<std::string, int64_t> parameter_bytes() const { return transformer_->parameters().bytes(); }

@@ -11,7 +11,8 @@ struct Curve {
     std::string name;
     std::vector<double> loss, grad_norm;  // one per step
     double held_out = 0;                  // nats; 0: not evaluated
-    double seconds = 0;
+    double seconds_per_step = 0;          // median
+    double saved_bytes = 0;               // for the backward, at the peak of the last step
     double wire_bytes_per_step = 0;
     int64_t casts_per_step = 0;
 };

@@ -7,7 +7,7 @@ set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-build_packages=(cmake ninja-build g++ openmpi-bin libopenmpi-dev libfmt-dev libspdlog-dev libyaml-cpp-dev
+build_packages=(cmake ninja-build g++ openmpi-bin libopenmpi-dev libfmt-dev libyaml-cpp-dev
     nlohmann-json3-dev libcli11-dev libgtest-dev)
 format_packages=(clang-format-14)
 

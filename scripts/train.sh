@@ -51,6 +51,7 @@ if (($(id -u) == 0)); then
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi
 # Open MPI counts physical cores and refuses more ranks than that; hardware threads and few cores are fine here.
-command=(mpirun -n "$ranks" --bind-to none --oversubscribe "$root/build/$preset/fp8flow" train "$config" "$@")
+# --quiet: when a run fails, our own report is the last thing to be read.
+command=(mpirun -n "$ranks" --quiet --bind-to none --oversubscribe "$root/build/$preset/fp8flow" train "$config" "$@")
 say "OMP_NUM_THREADS=$OMP_NUM_THREADS ${command[*]}"
 exec "${command[@]}"

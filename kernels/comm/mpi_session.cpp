@@ -2,22 +2,36 @@
 #include "kernels/comm/mpi_session.h"
 
 #include <mpi.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cstddef>
+#include <atomic>
+#include <csignal>
 #include <cstdlib>
-#include <cstring>
-#include <string>
+#include <new>
 
 namespace fp8flow {
 
 namespace {
 
-// The launchers' own variables.
-const char* job_name() { return std::getenv("PMIX_NAMESPACE"); }
+// Memory that the ranks of this host share, zero until one of them claims the right to report. It outlives each of them, so that those
+// which are ended afterwards stay silent. Static, because signal handlers need it; null for a lone process.
+std::atomic<int>* report_claimed = nullptr;
+static_assert(std::atomic<int>::is_always_lock_free);
+
+// Safe in a signal handler.
+bool claim() { return report_claimed == nullptr || report_claimed->exchange(1) == 0; }
+
+// mpirun ends the ranks that are left with SIGTERM. If nobody has reported an error by then, a rank died without a word.
+void on_termination(int) {
+    constexpr char kText[] =
+        "fp8flow: error: another rank was lost (it crashed, or was killed for lack of memory), or the job "
+        "was cancelled\n";
+    constexpr int kPeerLost = 14;  // ExitCode::peer
+    if (claim()) {
+        [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kText, sizeof kText - 1);
+    }
+    ::_exit(kPeerLost);
+}
 
 }  // namespace
 
@@ -27,28 +41,42 @@ bool MpiSession::launched() {
     return false;
 }
 
-MpiSession::MpiSession() {
+struct MpiSession::Shared {
+    MPI_Comm host = MPI_COMM_NULL;
+    MPI_Win window = MPI_WIN_NULL;
+};
+
+MpiSession::MpiSession() : shared_(std::make_unique<Shared>()) {
     int provided = 0;
     MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
     MPI_Comm_size(MPI_COMM_WORLD, &size_);
+    if (size_ == 1) return;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &shared_->host);
+    int rank_on_host = 0, unit = 0;
+    MPI_Comm_rank(shared_->host, &rank_on_host);
+    void* memory = nullptr;
+    MPI_Aint size = rank_on_host == 0 ? sizeof(std::atomic<int>) : 0;
+    MPI_Win_allocate_shared(size, 1, MPI_INFO_NULL, shared_->host, &memory, &shared_->window);
+    MPI_Win_shared_query(shared_->window, 0, &size, &unit, &memory);
+    if (rank_on_host == 0) new (memory) std::atomic<int>(0);
+    MPI_Barrier(shared_->host);
+    report_claimed = static_cast<std::atomic<int>*>(memory);
+    std::signal(SIGTERM, on_termination);
 }
 
-MpiSession::~MpiSession() { MPI_Finalize(); }
-
-bool MpiSession::claim_report() {
-    if (size_ == 1 || job_name() == nullptr) return true;
-    // A name in the abstract socket space can be taken once per host, leaves no file, and is free again when its owner ends.
-    const std::string name = "fp8flow.report." + std::to_string(::getuid()) + "." + job_name();
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    const std::size_t length = std::min(name.size(), sizeof address.sun_path - 1);
-    std::memcpy(address.sun_path + 1, name.data() + (name.size() - length), length);
-    const int descriptor = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);  // held until the process ends
-    if (descriptor < 0) return true;
-    return ::bind(descriptor, reinterpret_cast<const sockaddr*>(&address),
-                  static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length)) == 0;
+MpiSession::~MpiSession() {
+    if (size_ > 1) {
+        // Before the ranks meet for the last time: if the first to leave has a status other than 0, the others may be terminated.
+        std::signal(SIGTERM, SIG_DFL);
+        report_claimed = nullptr;
+        MPI_Win_free(&shared_->window);
+        MPI_Comm_free(&shared_->host);
+    }
+    MPI_Finalize();
 }
+
+bool MpiSession::claim_report() { return claim(); }
 
 void MpiSession::abort(int exit_code) {
     // A lone process has nobody to take along, and MPI_Abort would print a page about it.

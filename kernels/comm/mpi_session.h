@@ -1,6 +1,8 @@
 // The life of MPI in this process: initialise, finalise, or take the whole job down. Keeps <mpi.h> out of other headers.
 #pragma once
 
+#include <memory>
+
 namespace fp8flow {
 
 class MpiSession {
@@ -8,6 +10,7 @@ public:
     // True where mpirun (or another launcher) started this process as one of several ranks or of one.
     static bool launched();
 
+    // Of several ranks, one that the launcher ends reports that, if no rank has reported an error.
     MpiSession();
     ~MpiSession();  // MPI_Finalize, unless the job is being aborted
     MpiSession(const MpiSession&) = delete;
@@ -22,6 +25,8 @@ public:
     [[noreturn]] void abort(int exit_code);
 
 private:
+    struct Shared;  // among the ranks of this host
+    std::unique_ptr<Shared> shared_;
     int rank_ = 0, size_ = 1;
 };
 

@@ -104,6 +104,7 @@ void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const Exper
                                 const TensorView& dxe) const {
     const int64_t ffn = w.w2->spec.shape[2], hidden = w.w2->spec.shape[1];
     if (!saved.h) {  // moe_expert: cast and fc1 again, from the received rows
+        const RecomputeScope again(ctx);
         saved.h = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "fc1");
         if (precision_.fp8_wgrad)
             saved.x_t = fp8_columns(ctx, saved, Life::call, DType::e4m3, hidden, column_layout(), "fc1");
@@ -111,8 +112,11 @@ void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const Exper
         cast(ctx, "fc1 input", saved.plain, saved, {saved.x, saved.x_t});
         fc1_forward(ctx, saved.plain, w, saved, false);
     }
-    if (!saved.a_t && !saved.act) activation(ctx, w, saved, Life::call);             // moe_act, moe_expert
-    const TensorView da = rows(ctx, saved, Life::call, ctx.activation, ffn, "fc2");  // [M, F] bf16
+    if (!saved.a_t && !saved.act) {  // moe_act, moe_expert
+        const RecomputeScope again(ctx);
+        activation(ctx, w, saved, Life::call);
+    }
+    const TensorView da = rows(ctx, saved, Life::call, ctx.activation, ffn, "fc2");         // [M, F] bf16
     const TensorView dh = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "swiglu");  // [M, 2F] bf16
     const Operands dy = gradient_operands(ctx, "dY", dye, saved);
     weight_gradient(ctx, "fc2", dy.columns, precision_.fp8_wgrad ? saved.a_t : Fp8Tensor{.codes = saved.act},

@@ -52,7 +52,7 @@ public:
                            "dispatch");                                                     // [M, H] e4m3
         const TensorView ye = rows(ctx, saved, Life::call, ctx.activation, hidden, "fc2");  // [M, H] bf16
 
-        receive(ctx, io.x, io.plan, saved, saved.x);
+        receive(ctx, "dispatch", io.x, io.plan, saved, saved.x);
         experts_forward(ctx, io.weights, saved, ye);
         combine(ctx, {.src = ye, .residual = io.residual, .y = io.y}, io.plan, padding_);
     }
@@ -65,7 +65,8 @@ public:
         const TensorView dxe = rows(ctx, saved, Life::call, ctx.activation, hidden, "fc1");  // [M, H] bf16
         const TensorView drow_prob = row_vector(ctx, saved, Life::call, "swiglu");           // [M] f32
 
-        receive(ctx, io.dy, io.plan, saved, dye);
+        receive(ctx, "dY", io.dy, io.plan, saved, dye);
+        if (precision_.fault_wrong_scale_index) plant_fault(ctx, dye);
         experts_backward(ctx, io.weights, saved, dye, drow_prob, dxe);
         combine(ctx,
                 {.src = dxe, .residual = io.dx_in, .drow_prob = drow_prob, .y = io.dx, .dprob = io.dprob},
@@ -76,7 +77,7 @@ public:
                        const TensorView& y) const override {
         ArenaScope scope(ctx.scratch);
         begin_dense(ctx, saved);
-        saved.x = local_rows(ctx, x, DType::e4m3, saved);
+        saved.x = local_rows(ctx, "dispatch", x, DType::e4m3, saved);
         experts_forward(ctx, weights, saved, y);
         saved.x = {};
     }
@@ -84,8 +85,11 @@ public:
     void dense_backward(Context& ctx, const TokenRows& x, const TokenRows& dy, const ExpertWeights& weights,
                         ExpertsSaved& saved, const TensorView& dx) const override {
         ArenaScope scope(ctx.scratch);
-        saved.x = local_rows(ctx, x, DType::e4m3, saved);
-        const Fp8Tensor dye = local_rows(ctx, dy, gradient_code(precision_), saved);
+        {
+            const RecomputeScope again(ctx);
+            saved.x = local_rows(ctx, "dispatch", x, DType::e4m3, saved);
+        }
+        const Fp8Tensor dye = local_rows(ctx, "dY", dy, gradient_code(precision_), saved);
         experts_backward(ctx, weights, saved, dye, {}, dx);
     }
 
@@ -114,6 +118,7 @@ private:
             forward_product(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
         }
         if (!saved.a) {  // moe_act, moe_expert
+            const RecomputeScope again(ctx);
             saved.a = fp8_rows(ctx, saved, Life::call, DType::e4m3, ffn, ScaleLayout::vec128, "swiglu");
             activation(ctx, saved);
         }
@@ -168,8 +173,8 @@ private:
     }
 
     // Switches 1 and 3: tokens to experts, FP8 on the wire, or (off) BF16 on the wire and a cast behind it.
-    void receive(Context& ctx, const TokenRows& tokens, const FlowPlan& plan, const ExpertsSaved& saved,
-                 const Fp8Tensor& dst) const {
+    void receive(Context& ctx, const char* name, const TokenRows& tokens, const FlowPlan& plan,
+                 const ExpertsSaved& saved, const Fp8Tensor& dst) const {
         if (precision_.moe_quantize_before_dispatch) {
             dispatch(ctx, tokens.quantized, plan, padding_, dst);
             return;
@@ -179,10 +184,12 @@ private:
                                   rows(ctx, saved, Life::call, ctx.activation, dst.codes.cols(), "dispatch")};
         dispatch(ctx, {.codes = tokens.plain}, plan, padding_, plain);
         cast(ctx, plain.codes, saved, dst);
+        if (!ctx.recomputing) observe(ctx, name, dst, saved.groups, plain.codes);
     }
 
     // Rows that stay on this rank: the token's own FP8 rows, with their scales in the GEMM's order.
-    Fp8Tensor local_rows(Context& ctx, const TokenRows& tokens, DType code, const ExpertsSaved& saved) const {
+    Fp8Tensor local_rows(Context& ctx, const char* name, const TokenRows& tokens, DType code,
+                         const ExpertsSaved& saved) const {
         const int64_t num_tokens = tokens.plain.rows(), width = tokens.plain.cols();
         if (precision_.moe_quantize_before_dispatch) {
             const TensorView scales =
@@ -192,6 +199,7 @@ private:
         }
         const Fp8Tensor dst = ctx.scratch.fp8(code, {num_tokens, width}, ScaleLayout::vec128, "dispatch");
         cast(ctx, tokens.plain, saved, dst);
+        if (!ctx.recomputing) observe(ctx, name, dst, saved.groups, tokens.plain);
         return dst;
     }
 
@@ -257,7 +265,8 @@ private:
             ctx.launch);
     }
 
-    // Test only: row r of the first scale block reads the scale of row r - 1. `validate` must notice.
+    // Test only, on SwiGLU's output and the received dY: row r of the first scale block reads the scale of row r - 1. `validate` must
+    // notice.
     void plant_fault(Context& ctx, const Fp8Tensor& tensor) const {
         ArenaScope scope(ctx.scratch);
         const TensorView& scales = tensor.scales;

@@ -29,7 +29,9 @@ TEST(UsageError, CommandLine) {
     expect_report(fp8flow_alone({"train", config_file("test"), "--backend", "cuda"}), usage,
                   {"--backend: got 'cuda', want auto, reference or hopper"});
     expect_report(fp8flow_alone({"plan", config_file("test"), "--gpus", "0"}), usage,
-                  {"--gpus: got 0, want at least 1"});
+                  {"--gpus: got 0, want 1 to 1048576"});
+    expect_report(fp8flow_alone({"plan", config_file("test"), "--gpus", "99999999999999999999"}), usage,
+                  {"--gpus"});
     expect_report(fp8flow_alone({"plan", config_file("test"), "--gpus", "many"}), usage, {"--gpus", "many"});
     expect_report(fp8flow_alone(train_with("train_iters")), usage,
                   {"--set: got train_iters, want section.key=value"});

@@ -38,8 +38,9 @@ TEST(Job, ErrorOfOneRankEndsTheOthers) {
     TemporaryFolder folder;
     const std::string file = folder.write("file", "x");  // only rank 0 opens the output folder
     for (const char* command : {"train", "validate"})
-        expect_one_report(fp8flow_on_ranks(4, {command, config_file("test"), "--out", file}),
-                          ExitCode::output, file);
+        expect_one_report(
+            fp8flow_on_ranks(4, {command, config_file("test"), "--backend", "reference", "--out", file}),
+            ExitCode::output, file);
 }
 
 // The process ids of the ranks: the processes below mpirun that run our program.
@@ -61,8 +62,8 @@ protected:
     // Starts a run that takes hours and waits for its first steps.
     void start(int ranks, const std::string& deadline_seconds) {
         run_ = std::make_unique<RunningCommand>(
-            mpirun_line(ranks, {"train", config_file("test"), "--out", folder_.path("out"), "--set",
-                                "training.train_iters=1000000", "--set",
+            mpirun_line(ranks, {"train", config_file("test"), "--backend", "reference", "--out",
+                                folder_.path("out"), "--set", "training.train_iters=1000000", "--set",
                                 "parallel.peer_deadline_seconds=" + deadline_seconds}),
             "");
         for (int i = 0; i < 6000 && run_->out_so_far().find("iteration        2/") == std::string::npos; ++i)
@@ -95,6 +96,29 @@ TEST_F(LongRun, KilledRankTakesTheJobDown) {
     const CommandResult result = run_->wait(kSeconds);
     EXPECT_FALSE(result.timed_out) << result.err;
     EXPECT_NE(result.status, 0);
+    ASSERT_EQ(error_lines(result.err).size(), 1u) << result.err;
+    expect_contains(result.err, "another rank was lost");
+    expect_all_gone();
+}
+
+TEST_F(LongRun, CrashedRankIsReported) {
+    start(2, "60");
+    ASSERT_EQ(::kill(ranks_.back(), SIGSEGV), 0);
+    const CommandResult result = run_->wait(kSeconds);
+    EXPECT_FALSE(result.timed_out) << result.err;
+    EXPECT_NE(result.status, 0);
+    EXPECT_EQ(error_lines(result.err).size(), 1u) << result.err;
+    expect_contains(result.err, "another rank was lost");
+    expect_all_gone();
+}
+
+TEST_F(LongRun, CancelledJobEndsWithoutAResult) {
+    start(2, "60");
+    ASSERT_EQ(::kill(run_->pid(), SIGINT), 0);
+    const CommandResult result = run_->wait(kSeconds);
+    EXPECT_FALSE(result.timed_out) << result.err;
+    EXPECT_NE(result.status, 0);
+    EXPECT_LE(error_lines(result.err).size(), 1u) << result.err;
     expect_all_gone();
 }
 

@@ -17,7 +17,7 @@ using Texts = std::vector<std::string>;
 
 // A bar between the error of the sound flow (0.09 %) and that of the faulted one (0.33 %); the control's noise is 0.05 %.
 Texts validate(const std::string& out, const Texts& settings) {
-    Texts line = {"validate", config_file("test"), "--out", out};
+    Texts line = {"validate", config_file("test"), "--backend", "reference", "--out", out};
     for (const char* setting : {"training.train_iters=12", "validate.recipes=[bf16, fp8_flow]",
                                 "validate.max_relative_loss_error=0.002"}) {
         line.push_back("--set");

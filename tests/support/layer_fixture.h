@@ -265,8 +265,9 @@ public:
 
     // One micro-batch; gradients are those of the mean over all ranks' tokens plus the router's losses. `offset` is where the sum of
     // losses starts: -(what is expected) keeps small differences from being rounded away.
-    LayerResult step(float offset = 0) {
+    LayerResult step(float offset = 0, Gradient mode = Gradient::overwrite) {
         Context ctx = rank_.context();
+        ctx.grad_mode = mode;
         rank_.ops.reset_counts();
         rank_.exchange.reset_counts();
         rank_.saved.reset_peak();

@@ -1,5 +1,6 @@
 // Every recipe's MoE layer, forward and backward: against the fp32 recipe on the same weights and the same choice of experts; its casts,
 // transposes and bytes on the wire; and what each switch of the flow changes and what it must not change. All memory starts as NaN.
+#include "model/config.h"
 #include "model/transformer.h"
 #include "tests/support/layer_fixture.h"
 
@@ -15,19 +16,6 @@ using test::LayerResult;
 
 constexpr Recipe kRecipes[] = {Recipe::bf16,     Recipe::fp8_tensorwise, Recipe::fp8_blockwise,
                                Recipe::fp8_flow, Recipe::fp8_rowwise,    Recipe::mxfp8};
-
-const char* name_of_recipe(Recipe recipe) {
-    switch (recipe) {
-        case Recipe::bf16: return "bf16";
-        case Recipe::fp8_tensorwise: return "fp8_tensorwise";
-        case Recipe::fp8_blockwise: return "fp8_blockwise";
-        case Recipe::fp8_flow: return "fp8_flow";
-        case Recipe::fp8_rowwise: return "fp8_rowwise";
-        case Recipe::mxfp8: return "mxfp8";
-        case Recipe::fp32: return "fp32";
-    }
-    return "?";
-}
 
 // 1 - 2 <a, b> / (|a|^2 + |b|^2): about half the relative squared error. NaN where anything is NaN.
 double difference(const std::vector<double>& a, const std::vector<double>& b) {
@@ -104,7 +92,7 @@ void expect_same_bits(const LayerCase& a, const LayerCase& b, const std::string&
 // ---- against fp32 ---------------------------------------------------------------------------------------------------------------
 
 TEST(Flows, RoutedExpertsAgainstFp32) {
-    for (Recipe recipe : kRecipes) expect_close(LayerCase::of(recipe), name_of_recipe(recipe));
+    for (Recipe recipe : kRecipes) expect_close(LayerCase::of(recipe), std::string(recipe_name(recipe)));
 }
 
 // 40 tokens: no multiple of 32 or 128, as a last batch may be.
@@ -114,7 +102,7 @@ TEST(Flows, SharedExpertAgainstFp32) {
         c.model.seq_length = 8;
         c.tokens = {40};
         c.moe.moe_shared_expert_intermediate_size = 256;
-        expect_close(c, name_of_recipe(recipe));
+        expect_close(c, std::string(recipe_name(recipe)));
     }
 }
 
@@ -125,7 +113,7 @@ TEST(Flows, DenseFfnAgainstFp32) {
             c.model.seq_length = 8;
             c.tokens = {tokens};
             c.model.moe_layer_freq = {0};
-            expect_close(c, name_of_recipe(recipe));
+            expect_close(c, std::string(recipe_name(recipe)));
         }
     }
 }
@@ -139,9 +127,68 @@ TEST(Flows, TwoRanksUnevenAndEmpty) {
             c.moe.moe_router_topk = 3;
             c.moe.moe_shared_expert_intermediate_size = 128;
             c.moe.moe_combine_order = CombineOrder::invariant;
-            expect_close(c, name_of_recipe(recipe));
+            expect_close(c, std::string(recipe_name(recipe)));
         }
     }
+}
+
+// The same micro-batch twice: main gradients are exactly twice those of one, whatever they held before.
+TEST(Flows, SecondMicroBatchAddsItsGradients) {
+    for (Recipe recipe : kRecipes) {
+        LayerCase c = LayerCase::of(recipe);
+        c.tokens = {32};
+        c.model.attention = true;
+        c.model.num_layers = 2;
+        c.model.moe_layer_freq = {0, 1};
+        c.model.untie_embeddings_and_output_weights = false;
+        if (recipe == Recipe::fp8_tensorwise)  // the dense layer's delayed scale moves between steps
+            c.model.moe_layer_freq = {1, 1};
+        run_thread_ranks(1, 60, [&](ProcessGroup& group) {
+            test::ModelFixture model(group, c);
+            const LayerResult once = model.step();
+            const LayerResult twice = model.step(0, Gradient::accumulate);
+            for (const auto& [name, gradient] : once.gradients) {
+                std::vector<double> doubled = gradient;
+                for (double& g : doubled) g *= 2;
+                EXPECT_LE(test::nmse(twice.gradients.at(name), doubled), 1e-13)
+                    << recipe_name(recipe) << ": " << name;
+            }
+        });
+    }
+}
+
+// Delayed scaling: what a step saw that was not applied (rows overflowed) leaves no trace in the scale of later steps.
+TEST(Flows, ARedoneStepLeavesNoMaximum) {
+    LayerCase c = LayerCase::of(Recipe::fp8_tensorwise);
+    c.tokens = {16};
+    c.model.moe_layer_freq = {0};
+    run_thread_ranks(1, 60, [&](ProcessGroup& group) {
+        auto last_output = [&](bool failed_first) {
+            test::RankFixture rank(group, c);
+            ParameterStore store(rank.ops, c.seed);
+            const TransformerBlock block(store, rank.poison, c.model, c.moe, c.precision, c.recompute,
+                                         c.activation(), {0, 0, 1});
+            Parameter& gamma = store.all().back();
+            Context ctx = rank.context();
+            test::HostTensor x(DType::bf16, {16, 128}), y(DType::bf16, {16, 128});
+            test::fill_bf16_normal(x, 1, 1.0);
+            auto step = [&](double gain, int32_t status) {
+                ArenaScope scope(rank.saved);
+                test::fill(gamma.master, [&](int64_t) { return gain; });
+                block.begin_step(ctx);
+                BlockSaved saved;
+                block.forward(ctx, x, saved, y);
+                rank.status.as<int32_t>()[0] = status;
+                block.end_step(ctx, 0);
+                rank.status.as<int32_t>()[0] = 0;
+            };
+            if (failed_first) step(1000.0, 1);
+            step(1.0, 0);
+            step(1.0, 0);
+            return y.bytes();
+        };
+        EXPECT_EQ(last_output(true), last_output(false));
+    });
 }
 
 // ---- casts, transposes, bytes -----------------------------------------------------------------------------------------------------
@@ -152,9 +199,9 @@ TEST(Flows, CastsPerMoeLayer) {
                                            {Recipe::fp8_rowwise, 4},   {Recipe::mxfp8, 4}};
     for (const auto& [recipe, casts] : wanted) {
         const LayerResult r = test::run_block(LayerCase::of(recipe))[0];
-        EXPECT_EQ(r.casts, casts) << name_of_recipe(recipe);
-        EXPECT_EQ(r.calls("transpose_fp8"), recipe == Recipe::fp8_flow ? 4 : 0) << name_of_recipe(recipe);
-        EXPECT_EQ(r.calls("dequantize"), 0) << name_of_recipe(recipe);
+        EXPECT_EQ(r.casts, casts) << recipe_name(recipe);
+        EXPECT_EQ(r.calls("transpose_fp8"), recipe == Recipe::fp8_flow ? 4 : 0) << recipe_name(recipe);
+        EXPECT_EQ(r.calls("dequantize"), 0) << recipe_name(recipe);
     }
 }
 
@@ -298,7 +345,7 @@ TEST(Flows, OptionsOfTheCastingRecipes) {
                 c.precision.fp8_wgrad = false;
                 c.precision.moe_quantize_before_dispatch = recipe != Recipe::fp8_flow;
             }
-            expect_close(c, std::string(name_of_recipe(recipe)) + ", option " + std::to_string(option));
+            expect_close(c, std::string(recipe_name(recipe)) + ", option " + std::to_string(option));
         }
     }
 }
@@ -345,9 +392,8 @@ TEST(Flows, RowAlignmentDoesNotChangeAResult) {
             wide.tokens = {48, 16};
             LayerCase narrow = wide;
             narrow.moe.moe_row_alignment = alignment;
-            expect_same_bits(
-                wide, narrow,
-                std::string(name_of_recipe(recipe)) + ", alignment " + std::to_string(alignment));
+            expect_same_bits(wide, narrow,
+                             std::string(recipe_name(recipe)) + ", alignment " + std::to_string(alignment));
         }
     }
 }

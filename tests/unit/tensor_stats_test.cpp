@@ -128,12 +128,58 @@ TEST(TensorStats, OfALayer) {
             EXPECT_LT(row.nmse(), 2e-3) << names[i];
             EXPECT_GT(row.scale_min, 0) << names[i];
         }
+        // what is computed a second time is not counted a second time
+        for (const char* module : {"layernorm", "moe_act", "moe_expert", "moe", "shared_experts", "full"}) {
+            LayerCase recomputed = c;
+            recomputed.moe.moe_shared_expert_intermediate_size = 128;
+            const auto values = [&] {
+                TensorStats all;
+                run_thread_ranks(1, 60,
+                                 [&](ProcessGroup& group) { test::run_block(group, recomputed, &all); });
+                std::map<std::string, int64_t> result;
+                for (const TensorStatsRow& row : all.rows()) result[row.tensor] = row.values;
+                return result;
+            };
+            const auto wanted_values = values();
+            RecomputeSpec& set = recomputed.recompute;
+            const std::string name = module;
+            set.recompute_granularity =
+                name == "full" ? RecomputeGranularity::full : RecomputeGranularity::selective;
+            set.layernorm = name == "layernorm";
+            set.moe_act = name == "moe_act";
+            set.moe_expert = name == "moe_expert";
+            set.moe = name == "moe";
+            set.shared_experts = name == "shared_experts";
+            EXPECT_EQ(values(), wanted_values) << name;
+        }
         // a diagnosis changes nothing
         if (recipe != Recipe::fp8_flow) continue;
         LayerCase apart = c;
         const auto with = test::run_block(apart)[0];
         run_thread_ranks(
             1, 60, [&](ProcessGroup& group) { EXPECT_TRUE(test::run_block(group, c, &stats).y == with.y); });
+    }
+}
+
+// With the cast behind the wire, what arrives is observed instead of the norm's rows: 64 tokens to 2 experts each.
+TEST(TensorStats, OfTheFlowWithoutAnFp8Wire) {
+    for (bool routed : {true, false}) {
+        LayerCase c = LayerCase::of(Recipe::fp8_flow);
+        c.model.moe_layer_freq = {routed ? 1 : 0};
+        c.precision.moe_quantize_before_dispatch = false;
+        TensorStats stats;
+        run_thread_ranks(1, 60, [&](ProcessGroup& group) { test::run_block(group, c, &stats); });
+        std::map<std::string, int64_t> values;
+        for (const TensorStatsRow& row : stats.rows()) {
+            values[row.tensor] = row.values;
+            EXPECT_GT(row.nmse(), 2e-4) << row.tensor;
+            EXPECT_LT(row.nmse(), 2e-3) << row.tensor;
+        }
+        const int64_t rows = routed ? 128 : 64, ffn = routed ? 128 : 256;
+        EXPECT_EQ(values, (std::map<std::string, int64_t>{{"dispatch", rows * 128},
+                                                          {"dY", rows * 128},
+                                                          {"swiglu", rows * ffn},
+                                                          {"swiglu backward", rows * 2 * ffn}}));
     }
 }
 

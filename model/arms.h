@@ -1,0 +1,25 @@
+// The runs that `validate` compares: bf16, the recipes, with --ablate the flow with one optimisation off at a time, and the control arm.
+#pragma once
+
+#include "model/backend.h"
+#include "model/config.h"
+
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+
+struct Arm {
+    std::string name;
+    Config config;
+    Arithmetic arithmetic = Arithmetic::stated;
+};
+
+inline constexpr const char* kControlArm = "bf16 control";
+
+enum class Ablation { none, flow_switches };
+
+// The baseline first, the control arm last. Throws Error(usage) if two arms would differ in more than the recipe and its options.
+std::vector<Arm> make_arms(const Config& config, Ablation ablation);
+
+}  // namespace fp8flow
