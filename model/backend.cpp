@@ -4,6 +4,7 @@
 
 #include "kernels/comm/group_exchange.h"
 #include "kernels/hopper/device_query.h"
+#include "kernels/hopper/factory.h"
 #include "kernels/reference/reference_ops.h"
 
 namespace fp8flow {
@@ -15,21 +16,28 @@ BackendKind parse_backend(const std::string& text) {
     fail(ExitCode::usage, "--backend: got '{}', want auto, reference or hopper", text);
 }
 
-BackendChoice choose_backend(BackendKind wanted) {
+BackendChoice choose_backend(BackendKind wanted, int num_ranks) {
+    if (wanted == BackendKind::reference) return {BackendKind::reference, "backend: reference (as asked)"};
     const int devices = hopper::device_count();
-    const std::string reason =
-        devices > 0 ? fmt::format("{} Hopper GPU{} found, but this version has no GPU operations yet",
-                                  devices, devices == 1 ? "" : "s")
-                    : hopper::unavailable_reason();
+    const bool usable = devices > 0 && num_ranks == 1;
+    if (usable) return {BackendKind::hopper, "backend: hopper (one GPU)"};
+    const std::string reason = devices > 0 ? fmt::format(
+                                                 "{} Hopper GPU{} found, but {} ranks: this version "
+                                                 "exchanges rows between ranks on the CPU only; "
+                                                 "one rank runs on a GPU",
+                                                 devices, devices == 1 ? "" : "s", num_ranks)
+                                           : hopper::unavailable_reason();
     require(wanted != BackendKind::hopper, ExitCode::usage,
             "--backend hopper: {}; use --backend auto or reference", reason);
-    if (wanted == BackendKind::reference) return {BackendKind::reference, "backend: reference (as asked)"};
     return {BackendKind::reference, fmt::format("backend: reference ({})", reason)};
 }
 
-std::unique_ptr<Ops> make_ops(const BackendChoice&, Arithmetic arithmetic) {
+std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic) {
+    const bool stated = arithmetic == Arithmetic::stated;
+    if (choice.kind == BackendKind::hopper)
+        return hopper::make_ops(0, stated ? GemmBackend::cublaslt : GemmBackend::simt);
     ReferenceOptions options;
-    options.summation = arithmetic == Arithmetic::stated ? SummationOrder::sequential : SummationOrder::split;
+    options.summation = stated ? SummationOrder::sequential : SummationOrder::split;
     return std::make_unique<ReferenceOps>(options);
 }
 
@@ -41,8 +49,9 @@ RankGroups make_rank_groups(ProcessGroup& world, int expert_parallel_size) {
     return groups;
 }
 
-std::unique_ptr<Exchange> make_exchange(const BackendChoice&, const RankGroups& groups, Ops& ops,
+std::unique_ptr<Exchange> make_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
                                         CombineOrder order) {
+    if (choice.kind == BackendKind::hopper) return hopper::make_local_exchange(ops, order);
     auto exchange = std::make_unique<GroupExchange>(*groups.expert_parallel, ops, order);
     exchange->set_groups(*groups.world, *groups.expert_replicas);
     return exchange;

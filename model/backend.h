@@ -21,7 +21,7 @@ struct BackendChoice {
     std::string note;
 };
 // Throws Error(usage) where the wanted backend cannot run.
-BackendChoice choose_backend(BackendKind wanted);
+BackendChoice choose_backend(BackendKind wanted, int num_ranks = 1);
 BackendKind parse_backend(const std::string& text);
 
 std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic);

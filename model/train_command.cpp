@@ -58,7 +58,7 @@ public:
         : world_(world),
           config_path_(options.config_path),
           config_(load_config(options.config_path, options.overrides, world.size())),
-          backend_(choose_backend(options.backend)),
+          backend_(choose_backend(options.backend, world.size())),
           folder_(open_folder(config_, world)),
           eta_(config_.training.train_iters) {
         if (folder_) {
@@ -71,7 +71,8 @@ public:
         data_ = open_data(config_);
         log_.line("data: " + data_->description());
         trainer_ = std::make_unique<Trainer>(config_, world, backend_, Arithmetic::stated, data_);
-        trainer_->time_stages(true);
+        // the stage timer reads the host's clock, which sees only launches on a GPU
+        trainer_->time_stages(backend_.kind == BackendKind::reference);
     }
 
     int run() {

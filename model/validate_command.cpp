@@ -20,7 +20,7 @@ public:
     ValidateRun(const RunOptions& options, ProcessGroup& world)
         : world_(world),
           config_(load_config(options.config_path, options.overrides, world.size())),
-          backend_(choose_backend(options.backend)),
+          backend_(choose_backend(options.backend, world.size())),
           arms_(make_arms(config_, options.ablation)),
           eta_(config_.training.train_iters * static_cast<int64_t>(arms_.size())) {
         require(config_.validate.warmup_iters < config_.training.train_iters, ExitCode::usage,

@@ -2,14 +2,12 @@
 // One op family a file: kernels above, launcher (the do_x member) below. Read next: launch.h, then any family.
 #pragma once
 
+#include "kernels/hopper/factory.h"
 #include "kernels/ops.h"
 
 #include <memory>
 
 namespace fp8flow {
-
-// Who computes dense BF16 products: cuBLASLt, or the project's CUDA-core kernel with the reference's order of summation and bits.
-enum class GemmBackend { cublaslt, simt };
 
 class HopperOps final : public Ops {
 public:

@@ -66,15 +66,19 @@ struct DeviceGroups {
     const int64_t* offsets;
     int64_t rows;
     __device__ int64_t count(int64_t g) const { return counts != nullptr ? counts[g] : rows; }
-    __device__ int64_t offset(int64_t g) const { return counts != nullptr ? offsets[g] : (g == 0 ? 0 : rows); }
+    __device__ int64_t offset(int64_t g) const {
+        return counts != nullptr ? offsets[g] : (g == 0 ? 0 : rows);
+    }
     __device__ int64_t total() const { return counts != nullptr ? offsets[num_groups] : rows; }
     // The group of padded row r (r < total()); binary search.
     __device__ int64_t group_of(int64_t r) const {
         int64_t low = 0, high = num_groups;
         while (high - low > 1) {
             const int64_t middle = (low + high) / 2;
-            if (offset(middle) <= r) low = middle;
-            else high = middle;
+            if (offset(middle) <= r)
+                low = middle;
+            else
+                high = middle;
         }
         return low;
     }

@@ -7,7 +7,7 @@
 namespace fp8flow::hopper {
 
 // [M, K] (or [E, N, K], all rows alike) -> dst in layout vec128_wire, vec128, mx32 or row. Pads: code 0, scale 0.
-void launch_quantize_rows(const TensorView& src, const RowGroups& groups, const QuantizeRule& rule, const Fp8Tensor& dst,
-                          const Launch& launch);
+void launch_quantize_rows(const TensorView& src, const RowGroups& groups, const QuantizeRule& rule,
+                          const Fp8Tensor& dst, const Launch& launch);
 
 }  // namespace fp8flow::hopper

@@ -53,12 +53,13 @@ struct TileOutput {
 TileOutput tile_rows(const Fp8Tensor& rows, Share share);
 TileOutput tile_columns(const Fp8Tensor& transposed, Share share);
 
-void launch_quantize_tiles(const TileSource& source, const TileShape& shape, const TileOutput& rows, const TileOutput& columns,
-                           const QuantizeRule& rule, const Launch& launch);
+void launch_quantize_tiles(const TileSource& source, const TileShape& shape, const TileOutput& rows,
+                           const TileOutput& columns, const QuantizeRule& rule, const Launch& launch);
 
 // max|x| as bits: of everything into amax[0], or of every column of every group (batch) into amax[group][column]. Sets all entries.
 enum class AmaxOf { everything, columns };
-void launch_tile_amax(const TileSource& source, const TileShape& shape, AmaxOf what, uint32_t* amax, const Launch& launch);
+void launch_tile_amax(const TileSource& source, const TileShape& shape, AmaxOf what, uint32_t* amax,
+                      const Launch& launch);
 
 // Turns amax bits into multipliers in place and stores the scales; a group of 0 rows gets scale 0.
 struct TableScales {

@@ -7,6 +7,7 @@
 namespace fp8flow::hopper {
 
 // src [M, dim] with 1x128 scales (vec128 or vec128_wire) -> dst [dim, M] tile128; without groups, dst may be wider: the rest is pads.
-void launch_transpose_tiles(const Fp8Tensor& src, const RowGroups& groups, const Fp8Tensor& dst, const Launch& launch);
+void launch_transpose_tiles(const Fp8Tensor& src, const RowGroups& groups, const Fp8Tensor& dst,
+                            const Launch& launch);
 
 }  // namespace fp8flow::hopper

@@ -2,6 +2,7 @@
 // FP8FLOW_NO_CUDA_REASON and compiles this file instead of the .cu files.
 #include "kernels/core/error.h"
 #include "kernels/hopper/device_query.h"
+#include "kernels/hopper/factory.h"
 #include "kernels/hopper/self_test.h"
 
 namespace fp8flow::hopper {
@@ -18,6 +19,13 @@ std::string unavailable_reason() {
 
 void evaluate_on_device(DeviceFunction, std::span<const float>, std::span<uint32_t>) {
     fail(ExitCode::usage, "the device self-test needs a Hopper GPU: {}", unavailable_reason());
+}
+
+std::unique_ptr<Ops> make_ops(int, GemmBackend) {
+    fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());
+}
+std::unique_ptr<Exchange> make_local_exchange(Ops&, CombineOrder) {
+    fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());
 }
 
 }  // namespace fp8flow::hopper

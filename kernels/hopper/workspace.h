@@ -28,7 +28,8 @@ struct HopperOps::Workspace {
     static constexpr std::size_t kPartialsBytes = std::size_t{64} << 20;
     static constexpr std::size_t kLtBytes = std::size_t{64} << 20;
 
-    explicit Workspace(Device& owner) : device(owner), partials(owner.allocate(kPartialsBytes)), lt_scratch(owner.allocate(kLtBytes)) {
+    explicit Workspace(Device& owner)
+        : device(owner), partials(owner.allocate(kPartialsBytes)), lt_scratch(owner.allocate(kLtBytes)) {
         FP8FLOW_CHECK(cublasLtCreate(&lt) == CUBLAS_STATUS_SUCCESS, "cublasLtCreate");
     }
     ~Workspace() {
@@ -47,7 +48,8 @@ struct HopperOps::Workspace {
 
     // `bytes` of scratch for one op; ops of one stream follow each other, so they may share it.
     template <class T> T* partials_for(int64_t count) const {
-        FP8FLOW_CHECK(static_cast<std::size_t>(count) * sizeof(T) <= kPartialsBytes, "{} partial sums of {} bytes", count, sizeof(T));
+        FP8FLOW_CHECK(static_cast<std::size_t>(count) * sizeof(T) <= kPartialsBytes,
+                      "{} partial sums of {} bytes", count, sizeof(T));
         return static_cast<T*>(partials);
     }
 
