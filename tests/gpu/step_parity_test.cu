@@ -21,15 +21,15 @@ Config tiny_config(const std::string& recipe) {
                        1);
 }
 
-struct Run {
+struct TrainingRun {
     std::vector<double> losses;
     std::map<std::string, std::vector<float>> gradients;  // of the first step
 };
 
-Run run(const Config& config, BackendKind kind) {
+TrainingRun run_steps(const Config& config, BackendKind kind) {
     const auto groups = make_thread_groups(1, 30.0);
     Trainer trainer(config, *groups[0], choose_backend(kind), Arithmetic::stated, open_data(config));
-    Run result;
+    TrainingRun result;
     for (int step = 0; step < kSteps; ++step) {
         result.losses.push_back(trainer.step().lm_loss);
         if (step > 0) continue;
@@ -55,7 +55,8 @@ class StepParity : public testing::TestWithParam<const char*> {};
 
 TEST_P(StepParity, LossAndGradientsAgree) {
     const Config config = tiny_config(GetParam());
-    const Run reference = run(config, BackendKind::reference), hopper = run(config, BackendKind::hopper);
+    const TrainingRun reference = run_steps(config, BackendKind::reference);
+    const TrainingRun hopper = run_steps(config, BackendKind::hopper);
     for (int step = 0; step < kSteps; ++step)
         EXPECT_NEAR(hopper.losses[step], reference.losses[step], 2e-3 * reference.losses[step])
             << "step " << step + 1;
@@ -67,7 +68,8 @@ TEST_P(StepParity, LossAndGradientsAgree) {
 
 TEST_P(StepParity, SameBitsTwice) {
     const Config config = tiny_config(GetParam());
-    const Run first = run(config, BackendKind::hopper), second = run(config, BackendKind::hopper);
+    const TrainingRun first = run_steps(config, BackendKind::hopper);
+    const TrainingRun second = run_steps(config, BackendKind::hopper);
     EXPECT_EQ(first.losses, second.losses);
     for (const auto& [name, gradient] : first.gradients)
         EXPECT_EQ(gradient, second.gradients.at(name)) << name;
