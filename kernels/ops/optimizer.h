@@ -5,8 +5,8 @@
 
 namespace fp8flow::op {
 
-// sum += sum of squares of x: products and sums in double, blocks of 4096 elements in ascending order, block sums in ascending order,
-// rounded to f32 once per call.
+// sum += sum of squares of x: products and sums in double, blocks of 4096 elements in ascending order, then groups of 4096 block sums in
+// ascending order, then the group sums in ascending order; rounded to f32 once per call.
 struct NormSquared {
     TensorView x;    // f32, any shape
     TensorView sum;  // in/out [1] f32

@@ -21,7 +21,12 @@ void ReferenceOps::do_norm_squared(const op::NormSquared& args, const Launch&) {
         block_sums[static_cast<std::size_t>(block)] = sum;
     }
     double total = 0;
-    for (double sum : block_sums) total += sum;
+    for (int64_t group = 0; group < blocks; group += kBlockElements) {
+        double group_sum = 0;
+        for (int64_t block = group; block < std::min(blocks, group + kBlockElements); ++block)
+            group_sum += block_sums[static_cast<std::size_t>(block)];
+        total += group_sum;
+    }
     float* sum = args.sum.as<float>();
     *sum = static_cast<float>(static_cast<double>(*sum) + total);
 }

@@ -1,0 +1,189 @@
+// The optimizer on the GPU: sums of squares for the gradient norm, and AdamW on fp32 masters. Both bit-equal to the reference.
+#include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/launch.h"
+#include "kernels/hopper/workspace.h"
+
+namespace fp8flow {
+
+using namespace hopper;
+
+namespace {
+
+constexpr int kWarpSize = 32;
+constexpr int kChain = 4096;  // terms of one sum: elements of a block, block sums of a group (kernels/ops/optimizer.h)
+
+__device__ __forceinline__ double term(float x) { return static_cast<double>(x) * static_cast<double>(x); }
+__device__ __forceinline__ double term(double block_sum) { return block_sum; }
+
+// out[i] = sum of the terms of values[i * 4096 ... ] in ascending order. Moves: the values once. A warp takes 32 neighbouring chains, one a
+// thread; 32 columns of all of them pass through shared memory (rows padded by one word), so that global reads are whole 128-byte lines
+// while each thread adds its own chain in order. Warps are independent; only __syncwarp. One writer a sum: deterministic, and the bits of
+// the reference. float: squares of the elements; double: sums of sums.
+template <class Value, int kWarps>
+__global__ __launch_bounds__(kWarps* kWarpSize) void chain_sums_kernel(const Value* values, int64_t count, double* out) {
+    __shared__ Value tiles[kWarps][kWarpSize][kWarpSize + 1];
+    const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
+    Value(*tile)[kWarpSize + 1] = tiles[warp];
+    const int64_t chains = (count + kChain - 1) / kChain;
+    for (int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * kWarpSize; first < chains;
+         first += static_cast<int64_t>(gridDim.x) * kWarps * kWarpSize) {
+        const int rows = static_cast<int>(chains - first < kWarpSize ? chains - first : kWarpSize);
+        double sum = 0;
+        for (int column = 0; column < kChain; column += kWarpSize) {
+            const int64_t start = first * kChain + column;  // of the first chain; the other rows begin later
+            if (start >= count) break;
+            if (rows == kWarpSize && start + static_cast<int64_t>(kWarpSize - 1) * kChain + kWarpSize <= count) {
+#pragma unroll 16
+                for (int row = 0; row < kWarpSize; ++row)
+                    tile[row][lane] = values[start + static_cast<int64_t>(row) * kChain + lane];
+            } else {
+                for (int row = 0; row < rows; ++row) {
+                    const int64_t at = start + static_cast<int64_t>(row) * kChain + lane;
+                    tile[row][lane] = at < count ? values[at] : Value{0};  // + 0 changes no bit of a sum of squares
+                }
+            }
+            __syncwarp();
+            if (lane < rows) {
+#pragma unroll
+                for (int i = 0; i < kWarpSize; ++i) sum += term(tile[lane][i]);
+            }
+            __syncwarp();
+        }
+        if (lane < rows) out[first + lane] = sum;
+    }
+}
+
+// sum += the block sums in ascending order, rounded once. One CTA; the values pass through shared memory, thread 0 adds. At most a few
+// thousand of them, read once; the chain of dependent additions decides the time (about 5 ns each).
+constexpr int kFinishThreads = 256;
+__global__ __launch_bounds__(kFinishThreads) void finish_sum_kernel(const double* sums, int64_t count, float* result) {
+    __shared__ double tile[kFinishThreads];
+    double total = 0;
+    for (int64_t first = 0; first < count; first += kFinishThreads) {
+        const int64_t at = first + threadIdx.x;
+        tile[threadIdx.x] = at < count ? sums[at] : 0.0;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+#pragma unroll 16
+            for (int i = 0; i < kFinishThreads; ++i) total += tile[i];
+        }
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) *result = static_cast<float>(static_cast<double>(*result) + total);
+}
+
+struct AdamWArgs {
+    const float* grad;
+    float *master, *m, *v;
+    void* copy;
+    DType copy_dtype;
+    int64_t count;
+    const float* grad_scale;
+    const int32_t* status;
+    float lr, beta1, beta2, rest1, rest2, eps, weight_decay, correction1, correction2;
+};
+
+struct Element {
+    float master, m, v;
+};
+
+__device__ __forceinline__ Element updated(const AdamWArgs& args, float grad_scale, float grad, Element old) {
+    const float g = grad * grad_scale;
+    const float m = args.beta1 * old.m + args.rest1 * g;
+    const float v = args.beta2 * old.v + args.rest2 * (g * g);
+    const float step = div_float(m, args.correction1) / (sqrt_float(div_float(v, args.correction2)) + args.eps);
+    return {old.master - args.lr * (step + args.weight_decay * old.master), m, v};
+}
+
+// Moves 28 bytes a parameter and the working copy (2 or 4). A thread takes four parameters at a time by 16-byte accesses; element-wise, so
+// deterministic; compiled without contraction, so every operation rounds as in the reference. Leaves at once when *status != 0.
+constexpr int kAdamWThreads = 256;
+__global__ __launch_bounds__(kAdamWThreads) void adamw_kernel(const AdamWArgs args, bool vectorised) {
+    if (args.status != nullptr && *args.status != 0) return;
+    const float grad_scale = *args.grad_scale;
+    const int64_t thread = static_cast<int64_t>(blockIdx.x) * kAdamWThreads + threadIdx.x;
+    const int64_t threads = static_cast<int64_t>(gridDim.x) * kAdamWThreads;
+    const int64_t vectors = vectorised ? args.count / 4 : 0;
+    for (int64_t i = thread; i < vectors; i += threads) {
+        const float4 grad = reinterpret_cast<const float4*>(args.grad)[i];
+        float4 master = reinterpret_cast<float4*>(args.master)[i];
+        float4 m = reinterpret_cast<float4*>(args.m)[i];
+        float4 v = reinterpret_cast<float4*>(args.v)[i];
+        const Element x = updated(args, grad_scale, grad.x, {master.x, m.x, v.x});
+        const Element y = updated(args, grad_scale, grad.y, {master.y, m.y, v.y});
+        const Element z = updated(args, grad_scale, grad.z, {master.z, m.z, v.z});
+        const Element w = updated(args, grad_scale, grad.w, {master.w, m.w, v.w});
+        master = make_float4(x.master, y.master, z.master, w.master);
+        reinterpret_cast<float4*>(args.master)[i] = master;
+        reinterpret_cast<float4*>(args.m)[i] = make_float4(x.m, y.m, z.m, w.m);
+        reinterpret_cast<float4*>(args.v)[i] = make_float4(x.v, y.v, z.v, w.v);
+        if (args.copy == nullptr) continue;
+        if (args.copy_dtype == DType::f32) {
+            reinterpret_cast<float4*>(args.copy)[i] = master;
+        } else {
+            const uint32_t low = to_bf16(master.x).bits | static_cast<uint32_t>(to_bf16(master.y).bits) << 16;
+            const uint32_t high = to_bf16(master.z).bits | static_cast<uint32_t>(to_bf16(master.w).bits) << 16;
+            reinterpret_cast<uint2*>(args.copy)[i] = make_uint2(low, high);
+        }
+    }
+    for (int64_t i = vectors * 4 + thread; i < args.count; i += threads) {
+        const Element now = updated(args, grad_scale, args.grad[i], {args.master[i], args.m[i], args.v[i]});
+        args.master[i] = now.master;
+        args.m[i] = now.m;
+        args.v[i] = now.v;
+        if (args.copy != nullptr) store_float(args.copy, args.copy_dtype, i, now.master);
+    }
+}
+
+}  // namespace
+
+void HopperOps::do_norm_squared(const op::NormSquared& args, const Launch& launch) {
+    constexpr int kFloatWarps = 8, kDoubleWarps = 4;
+    const int64_t count = args.x.numel();
+    if (count == 0) return;
+    int64_t sums = ceil_div(count, kChain);
+    const int64_t groups = sums > kChain ? ceil_div(sums, kChain) : 0;
+    double* partials = workspace_->partials_for<double>(sums + groups);
+    chain_sums_kernel<float, kFloatWarps>
+        <<<grid_for(ceil_div(sums, kFloatWarps * kWarpSize), launch, 6), kFloatWarps * kWarpSize, 0, stream_of(launch)>>>(
+            args.x.as<float>(), count, partials);
+    if (groups > 0) {
+        chain_sums_kernel<double, kDoubleWarps><<<grid_for(ceil_div(groups, kDoubleWarps * kWarpSize), launch),
+                                                  kDoubleWarps * kWarpSize, 0, stream_of(launch)>>>(partials, sums, partials + sums);
+        partials += sums;
+        sums = groups;
+    }
+    finish_sum_kernel<<<1, kFinishThreads, 0, stream_of(launch)>>>(partials, sums, args.sum.as<float>());
+    check_launch("norm_squared");
+}
+
+void HopperOps::do_adamw(const op::AdamW& args, const Launch& launch) {
+    const int64_t count = args.master.numel();
+    if (count == 0) return;
+    const AdamWArgs kernel_args{.grad = args.grad.as<float>(),
+                                .master = args.master.as<float>(),
+                                .m = args.m.as<float>(),
+                                .v = args.v.as<float>(),
+                                .copy = args.copy ? args.copy.data : nullptr,
+                                .copy_dtype = args.copy.dtype,
+                                .count = count,
+                                .grad_scale = args.grad_scale.as<float>(),
+                                .status = args.status ? args.status.as<int32_t>() : nullptr,
+                                .lr = args.lr,
+                                .beta1 = args.beta1,
+                                .beta2 = args.beta2,
+                                .rest1 = 1.0f - args.beta1,
+                                .rest2 = 1.0f - args.beta2,
+                                .eps = args.eps,
+                                .weight_decay = args.weight_decay,
+                                .correction1 = args.correction1,
+                                .correction2 = args.correction2};
+    bool vectorised = true;
+    for (const TensorView* view : {&args.grad, &args.master, &args.m, &args.v, &args.copy})
+        vectorised = vectorised && reinterpret_cast<uintptr_t>(view->data) % 16 == 0;
+    adamw_kernel<<<grid_for(ceil_div(count, 4 * kAdamWThreads), launch), kAdamWThreads, 0, stream_of(launch)>>>(kernel_args,
+                                                                                                            vectorised);
+    check_launch("adamw");
+}
+
+}  // namespace fp8flow

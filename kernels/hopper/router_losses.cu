@@ -1,0 +1,256 @@
+// What keeps experts balanced, on the GPU: score sums and gradient of the auxiliary loss, z-loss, and the aux-loss-free bias update. One
+// warp works on one token (router_device.h); sums over tokens are a second kernel in ascending order. Bit-equal to the reference.
+#include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/router_device.h"
+#include "kernels/hopper/workspace.h"
+
+namespace fp8flow {
+
+using namespace hopper;
+
+namespace {
+
+struct ScoreArgs {
+    const float* logits;
+    int64_t tokens;
+    int experts, topk;
+    op::Score score;
+    float* scores;              // [tokens, E]
+    unsigned long long* chosen;  // [E]
+};
+
+// Moves: logits in, scores out. A warp takes a token: normalised scores, then K searches for the next best (ties to the lowest id).
+// Choices are counted in shared memory and added by integer atomics. Two CTA barriers around the tokens; __syncwarp inside.
+__global__ void scores_kernel(const ScoreArgs args) {
+    extern __shared__ float shared[];
+    const int experts = args.experts, threads = static_cast<int>(blockDim.x);
+    unsigned int* counts = reinterpret_cast<unsigned int*>(shared);
+    for (int e = static_cast<int>(threadIdx.x); e < experts; e += threads) counts[e] = 0;
+    __syncthreads();
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize, warps = threads / kWarpSize;
+    float* scores = shared + experts + warp * 2 * experts;
+    uint32_t* keys = reinterpret_cast<uint32_t*>(scores + experts);
+    for (int64_t t = static_cast<int64_t>(blockIdx.x) * warps + warp; t < args.tokens; t += static_cast<int64_t>(gridDim.x) * warps) {
+        warp_normalized_scores(args.logits + t * experts, experts, args.score, scores);
+        for (int e = warp_lane(); e < experts; e += kWarpSize) {
+            args.scores[t * experts + e] = scores[e];
+            keys[e] = to_key(scores[e]);
+        }
+        __syncwarp();
+        uint64_t best = kNothingChosen;
+        for (int k = 0; k < args.topk; ++k) {
+            best = warp_next_best(keys, experts, best);
+            if (warp_lane() == 0) atomicAdd(&counts[index_of(best)], 1u);
+        }
+        __syncwarp();  // the token's shared memory is free again
+    }
+    __syncthreads();
+    for (int e = static_cast<int>(threadIdx.x); e < experts; e += threads)
+        if (counts[e] != 0) atomicAdd(&args.chosen[e], static_cast<unsigned long long>(counts[e]));
+}
+
+// Moves: the scores once. One thread an expert adds its column in ascending token order, 16 loads in flight; narrow CTAs, so that the
+// experts spread over the SMs. The chain of additions (about 4 ns a token with its loads) is what the stated order costs.
+constexpr int kColumnThreads = 32;
+__global__ __launch_bounds__(kColumnThreads) void column_sums_kernel(const float* __restrict__ scores, int64_t tokens, int experts,
+                                                                     const unsigned long long* chosen, bool first, float* sums,
+                                                                     float* counts) {
+    const int e = static_cast<int>(blockIdx.x) * kColumnThreads + static_cast<int>(threadIdx.x);
+    if (e >= experts) return;
+    float sum = first ? 0.0f : sums[e];
+    constexpr int kInFlight = 16;
+    int64_t t = 0;
+    for (; t + kInFlight <= tokens; t += kInFlight) {
+        float values[kInFlight];
+#pragma unroll
+        for (int j = 0; j < kInFlight; ++j) values[j] = scores[(t + j) * experts + e];
+#pragma unroll
+        for (int j = 0; j < kInFlight; ++j) sum += values[j];
+    }
+    for (; t < tokens; ++t) sum += scores[t * experts + e];
+    sums[e] = sum;
+    counts[e] = static_cast<float>(static_cast<int64_t>(chosen[e]));
+}
+
+struct AuxArgs {
+    const float* logits;
+    const float* counts;
+    int64_t tokens;
+    int experts;
+    op::Score score;
+    float weight;
+    float* dlogits;
+};
+
+// Moves: logits in, dlogits in and out. A warp takes a token; only __syncwarp; element-wise after the token's own sums.
+__global__ void aux_loss_backward_kernel(const AuxArgs args) {
+    extern __shared__ float shared[];
+    const int experts = args.experts;
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize, warps = static_cast<int>(blockDim.x) / kWarpSize;
+    float* scores = shared + warp * experts;
+    for (int64_t t = static_cast<int64_t>(blockIdx.x) * warps + warp; t < args.tokens; t += static_cast<int64_t>(gridDim.x) * warps) {
+        const float* logits = args.logits + t * experts;
+        float* dlogits = args.dlogits + t * experts;
+        warp_normalized_scores(logits, experts, args.score, scores);
+        const float mean = warp_lane_dot(args.counts, scores, experts);
+        for (int e = warp_lane(); e < experts; e += kWarpSize) {
+            // softmax: dP_j/dl_e = P_j (1[j=e] - P_e); normalised sigmoid: the same times 1 - s_e
+            float slope = scores[e];
+            if (args.score == op::Score::sigmoid) slope *= sigmoid_float(-logits[e]);
+            dlogits[e] = fma_float(args.weight * slope, args.counts[e] - mean, dlogits[e]);
+        }
+        __syncwarp();  // the token's shared memory is free again
+    }
+}
+
+// loss += weight * sum_e counts[e] * score_sums[e]. One warp, eight lanes.
+__global__ void aux_loss_kernel(const float* counts, const float* score_sums, int experts, float weight, float* loss) {
+    const float balance = warp_lane_dot(counts, score_sums, experts);
+    if (threadIdx.x == 0) *loss = fma_float(weight, balance, *loss);
+}
+
+struct ZLossArgs {
+    const float* logits;
+    int64_t tokens;
+    int experts;
+    float grad_weight;
+    float* dlogits;  // or null
+    float* squares;  // [tokens], or null
+};
+
+// Moves: logits in, dlogits in and out, 4 bytes a token. A warp takes a token; only __syncwarp.
+__global__ void z_loss_kernel(const ZLossArgs args) {
+    extern __shared__ float shared[];
+    const int experts = args.experts;
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize, warps = static_cast<int>(blockDim.x) / kWarpSize;
+    float* softmax = shared + warp * experts;
+    for (int64_t t = static_cast<int64_t>(blockIdx.x) * warps + warp; t < args.tokens; t += static_cast<int64_t>(gridDim.x) * warps) {
+        const float log_sum = warp_log_sum_exp(args.logits + t * experts, experts, softmax);
+        if (args.squares != nullptr && warp_lane() == 0) args.squares[t] = log_sum * log_sum;
+        if (args.dlogits != nullptr) {
+            float* dlogits = args.dlogits + t * experts;
+            const float slope = 2.0f * args.grad_weight * log_sum;
+            for (int e = warp_lane(); e < experts; e += kWarpSize) dlogits[e] = fma_float(slope, softmax[e], dlogits[e]);
+        }
+        __syncwarp();  // the token's shared memory is free again
+    }
+}
+
+// loss += weight * sum of squares in the eight lanes, a tile at a time through shared memory. One CTA; two barriers a tile.
+constexpr int kLossThreads = 256;
+__global__ __launch_bounds__(kLossThreads) void z_loss_sum_kernel(const float* squares, int64_t tokens, float weight, float* loss) {
+    constexpr int kTile = 2048;
+    __shared__ float tile[kTile];
+    float lane = 0.0f;
+    for (int64_t first = 0; first < tokens; first += kTile) {
+        const int count = static_cast<int>(tokens - first < kTile ? tokens - first : kTile);
+        for (int i = static_cast<int>(threadIdx.x); i < count; i += kLossThreads) tile[i] = squares[first + i];
+        __syncthreads();
+        if (threadIdx.x < kLaneCount) {
+#pragma unroll 16
+            for (int i = static_cast<int>(threadIdx.x); i < count; i += kLaneCount) lane += tile[i];
+        }
+        __syncthreads();
+    }
+    if (threadIdx.x >= kWarpSize) return;
+    lane = combine_lanes(lane);
+    if (threadIdx.x == 0) *loss += weight * lane;
+}
+
+// Moves 16 bytes an expert. Every thread adds all counts itself: integers, a few hundred, from the L1.
+constexpr int kBiasThreads = 256;
+__global__ __launch_bounds__(kBiasThreads) void expert_bias_kernel(const int64_t* counts, int64_t experts, float rate,
+                                                                   const int32_t* status, float* bias) {
+    if (status != nullptr && *status != 0) return;
+    int64_t total = 0;
+    for (int64_t e = 0; e < experts; ++e) total += counts[e];
+    for (int64_t e = threadIdx.x; e < experts; e += kBiasThreads) {
+        const int64_t surplus = counts[e] * experts - total;  // E times (count - mean), exact
+        if (surplus < 0) bias[e] += rate;
+        if (surplus > 0) bias[e] -= rate;
+    }
+}
+
+constexpr int kCtasPerSm = 4;
+
+}  // namespace
+
+void HopperOps::do_router_score_sums(const op::RouterScoreSums& args, const Launch& launch) {
+    const int64_t tokens = args.logits.dim(0), experts = args.logits.dim(1);
+    const cudaStream_t stream = stream_of(launch);
+    const int warps = token_warps(3 * experts);  // scores and keys of each warp; the counts of the CTA
+    const std::size_t bytes = static_cast<std::size_t>(experts + warps * 2 * experts) * sizeof(float);
+    // The workspace holds the counts and the scores of so many tokens; more tokens are further rounds, which go on with the sums.
+    const int64_t words = static_cast<int64_t>(Workspace::kPartialsBytes / sizeof(float)) - 2 * experts;
+    const int64_t round_tokens = std::max<int64_t>(1, std::min(tokens, words / experts));
+    unsigned long long* chosen = workspace_->partials_for<unsigned long long>(experts + ceil_div(round_tokens * experts, 2));
+    float* scores = reinterpret_cast<float*>(chosen + experts);
+    check_cuda(cudaMemsetAsync(chosen, 0, static_cast<std::size_t>(experts) * sizeof(*chosen), stream), "router_score_sums");
+    int64_t first = 0;
+    do {
+        const int64_t count = std::min(round_tokens, tokens - first);
+        if (count > 0) {
+            const ScoreArgs kernel_args{.logits = args.logits.as<float>() + first * experts,
+                                        .tokens = count,
+                                        .experts = static_cast<int>(experts),
+                                        .topk = static_cast<int>(args.topk),
+                                        .score = args.score,
+                                        .scores = scores,
+                                        .chosen = chosen};
+            scores_kernel<<<grid_for(ceil_div(count, warps), launch, kCtasPerSm), warps * kWarpSize, bytes, stream>>>(kernel_args);
+        }
+        column_sums_kernel<<<static_cast<unsigned>(ceil_div(experts, kColumnThreads)), kColumnThreads, 0, stream>>>(
+            scores, count, static_cast<int>(experts), chosen, first == 0, args.score_sums.as<float>(), args.counts.as<float>());
+        first += round_tokens;
+    } while (first < tokens);
+    check_launch("router_score_sums");
+}
+
+void HopperOps::do_router_aux_loss_backward(const op::RouterAuxLossBackward& args, const Launch& launch) {
+    const int64_t tokens = args.logits.dim(0), experts = args.logits.dim(1);
+    const cudaStream_t stream = stream_of(launch);
+    if (args.loss)
+        aux_loss_kernel<<<1, kWarpSize, 0, stream>>>(args.counts.as<float>(), args.score_sums.as<float>(), static_cast<int>(experts),
+                                                     args.weight, args.loss.as<float>());
+    if (tokens > 0) {
+        const AuxArgs kernel_args{.logits = args.logits.as<float>(),
+                                  .counts = args.counts.as<float>(),
+                                  .tokens = tokens,
+                                  .experts = static_cast<int>(experts),
+                                  .score = args.score,
+                                  .weight = args.weight,
+                                  .dlogits = args.dlogits.as<float>()};
+        const int warps = token_warps(experts);
+        aux_loss_backward_kernel<<<grid_for(ceil_div(tokens, warps), launch, kCtasPerSm), warps * kWarpSize,
+                                   static_cast<std::size_t>(warps * experts) * sizeof(float), stream>>>(kernel_args);
+    }
+    check_launch("router_aux_loss_backward");
+}
+
+void HopperOps::do_router_z_loss(const op::RouterZLoss& args, const Launch& launch) {
+    const int64_t tokens = args.logits.dim(0), experts = args.logits.dim(1);
+    if (tokens == 0) return;
+    float* squares = args.loss ? workspace_->partials_for<float>(tokens) : nullptr;
+    const ZLossArgs kernel_args{.logits = args.logits.as<float>(),
+                                .tokens = tokens,
+                                .experts = static_cast<int>(experts),
+                                .grad_weight = args.grad_weight,
+                                .dlogits = args.dlogits ? args.dlogits.as<float>() : nullptr,
+                                .squares = squares};
+    const int warps = token_warps(experts);
+    z_loss_kernel<<<grid_for(ceil_div(tokens, warps), launch, kCtasPerSm), warps * kWarpSize,
+                    static_cast<std::size_t>(warps * experts) * sizeof(float), stream_of(launch)>>>(kernel_args);
+    if (args.loss) z_loss_sum_kernel<<<1, kLossThreads, 0, stream_of(launch)>>>(squares, tokens, args.weight, args.loss.as<float>());
+    check_launch("router_z_loss");
+}
+
+void HopperOps::do_expert_bias_update(const op::ExpertBiasUpdate& args, const Launch& launch) {
+    const int64_t experts = args.counts.dim(0);
+    if (experts == 0) return;
+    expert_bias_kernel<<<1, kBiasThreads, 0, stream_of(launch)>>>(args.counts.as<int64_t>(), experts, args.rate,
+                                                                 args.status ? args.status.as<int32_t>() : nullptr,
+                                                                 args.bias.as<float>());
+    check_launch("expert_bias_update");
+}
+
+}  // namespace fp8flow

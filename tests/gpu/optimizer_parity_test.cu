@@ -1,0 +1,107 @@
+// AdamW and the gradient norm on the GPU against the reference: every byte.
+#include "tests/support/parity.h"
+
+#include <string>
+
+namespace fp8flow::test {
+namespace {
+
+TEST(OptimizerParity, NormSquared) {
+    // around the ends of blocks of 4096, of a warp's 32 blocks, and past the 4096 blocks of one group
+    for (const int64_t count : {0, 1, 127, 4095, 4096, 4097, 32 * 4096 - 1, 32 * 4096 + 1, 300 * 4096 + 77, 4096 * 4096 + 5000}) {
+        SCOPED_TRACE(count);
+        Parity parity;
+        HostTensor x(DType::f32, {count});
+        float* values = x.as<float>();
+        for (int64_t i = 0; i < count; ++i)  // magnitudes that differ, so that the order of the additions shows
+            values[i] = static_cast<float>((i * 2654435761 % 2001 - 1000) * (i % 97 == 0 ? 1e6 : 1e-3));
+        const HostTensor sum = HostTensor::of<float>({3.25f});
+        const op::NormSquared args{.x = x, .sum = sum};
+        op::NormSquared device = args;
+        device.x = parity.to_gpu(args.x);
+        device.sum = parity.to_gpu(args.sum);
+        parity.gpu.norm_squared(device);
+        parity.cpu.norm_squared(args);
+        parity.expect_same_bytes(args.sum, "sum");
+    }
+}
+
+// A view that begins `skip` elements into a tensor: pointers that no 16-byte access fits.
+TensorView tail_of(const TensorView& view, int64_t skip) { return view.slice(skip, view.dim(0) - skip); }
+
+TEST(OptimizerParity, AdamW) {
+    for (const int64_t count : {0, 1, 3, 127, 129, 5000, 300001}) {
+        for (const DType copy_dtype : {DType::bf16, DType::f32}) {
+            for (const int32_t status_value : {0, op::kStepNonFinite}) {
+                for (const int64_t skip : {0, 1}) {
+                    SCOPED_TRACE(std::to_string(count) + " " + name_of(copy_dtype) + ", status " + std::to_string(status_value) + ", skip " +
+                                 std::to_string(skip));
+                    Parity parity;
+                    HostTensor grad(DType::f32, {count + skip}), master(DType::f32, {count + skip}), m(DType::f32, {count + skip}),
+                        v(DType::f32, {count + skip}), copy(copy_dtype, {count + skip});
+                    fill_normal(grad, 1, 1e-3);
+                    fill_normal(master, 2, 0.02);
+                    fill_normal(m, 3, 1e-4);
+                    fill_uniform(v, 4, 0, 1e-6);
+                    const HostTensor grad_scale = HostTensor::of<float>({0.37f}), status = HostTensor::of<int32_t>({status_value});
+                    op::AdamW args{.grad = grad,
+                                   .lr = 1e-3f,
+                                   .weight_decay = 0.1f,
+                                   .correction1 = 0.19f,
+                                   .correction2 = 0.0975f,
+                                   .grad_scale = grad_scale,
+                                   .status = status,
+                                   .master = master,
+                                   .m = m,
+                                   .v = v,
+                                   .copy = copy};
+                    op::AdamW device = args;
+                    for (auto member : {&op::AdamW::grad, &op::AdamW::master, &op::AdamW::m, &op::AdamW::v, &op::AdamW::copy}) {
+                        device.*member = tail_of(parity.to_gpu(args.*member), skip);
+                        args.*member = tail_of(args.*member, skip);
+                    }
+                    device.grad_scale = parity.to_gpu(args.grad_scale);
+                    device.status = parity.to_gpu(args.status);
+                    parity.gpu.adamw(device);
+                    parity.cpu.adamw(args);
+                    parity.expect_same_bytes(master, "master");
+                    parity.expect_same_bytes(m, "m");
+                    parity.expect_same_bytes(v, "v");
+                    parity.expect_same_bytes(copy, "copy");
+                }
+            }
+        }
+    }
+}
+
+TEST(OptimizerParity, AdamWWithoutCopyAndStatus) {
+    Parity parity;
+    constexpr int64_t kCount = 4099;
+    HostTensor grad(DType::f32, {kCount}), master(DType::f32, {kCount}), m(DType::f32, {kCount}), v(DType::f32, {kCount});
+    fill_normal(grad, 1);
+    fill_normal(master, 2);
+    m.zero();
+    v.zero();
+    const HostTensor grad_scale = HostTensor::of<float>({1.0f});
+    const op::AdamW args{.grad = grad,
+                         .lr = 3e-4f,
+                         .correction1 = 0.1f,
+                         .correction2 = 0.05f,
+                         .grad_scale = grad_scale,
+                         .status = {},
+                         .master = master,
+                         .m = m,
+                         .v = v,
+                         .copy = {}};
+    op::AdamW device = args;
+    for (auto member : {&op::AdamW::grad, &op::AdamW::grad_scale, &op::AdamW::master, &op::AdamW::m, &op::AdamW::v})
+        device.*member = parity.to_gpu(args.*member);
+    parity.gpu.adamw(device);
+    parity.cpu.adamw(args);
+    parity.expect_same_bytes(args.master, "master");
+    parity.expect_same_bytes(args.m, "m");
+    parity.expect_same_bytes(args.v, "v");
+}
+
+}  // namespace
+}  // namespace fp8flow::test

@@ -1,0 +1,124 @@
+// plan_dispatch on the GPU against the reference: every list, byte by byte, for every rank, with uneven ranks, hot experts, overflow at its
+// exact boundary, and rows in an arena.
+#include "tests/support/parity.h"
+#include "tests/support/plans.h"
+
+#include <string>
+
+namespace fp8flow::test {
+namespace {
+
+// Runs both backends on poisoned outputs and compares everything; twice on the device, because slots must not depend on scheduling.
+void expect_same_plan(const Routing& routing, int64_t rank, int64_t alignment, int64_t capacity, int64_t row_base) {
+    PlanFixture plan(routing, rank, alignment, capacity, row_base);
+    HostTensor* outputs[] = {&plan.counts,       &plan.offsets,     &plan.row_source,  &plan.row_prob,    &plan.recv_rows,
+                             &plan.recv_offsets, &plan.recv_source, &plan.send_tokens, &plan.send_counts, &plan.next_row_base};
+    for (int turn = 0; turn < 2; ++turn) {
+        Parity parity;
+        for (HostTensor* output : outputs) output->fill_bytes(0x33);
+        plan.overflow.zero();
+        op::PlanDispatch device = plan.args;
+        device.row_base = parity.to_gpu_word(plan.args.row_base);
+        device.groups = parity.to_gpu(plan.args.groups);
+        for (auto member : {&op::PlanDispatch::all_ids, &op::PlanDispatch::all_probs, &op::PlanDispatch::row_source,
+                            &op::PlanDispatch::row_prob, &op::PlanDispatch::recv_rows, &op::PlanDispatch::recv_offsets,
+                            &op::PlanDispatch::recv_source, &op::PlanDispatch::send_tokens, &op::PlanDispatch::send_counts,
+                            &op::PlanDispatch::next_row_base, &op::PlanDispatch::overflow})
+            device.*member = parity.to_gpu(plan.args.*member);
+        parity.gpu.plan_dispatch(device);
+        parity.cpu.plan_dispatch(plan.args);
+        parity.expect_same_bytes(plan.counts, "counts");
+        parity.expect_same_bytes(plan.offsets, "offsets");
+        parity.expect_same_bytes(plan.row_source, "row_source");
+        parity.expect_same_bytes(plan.row_prob, "row_prob");
+        parity.expect_same_bytes(plan.recv_rows, "recv_rows");
+        parity.expect_same_bytes(plan.recv_offsets, "recv_offsets");
+        parity.expect_same_bytes(plan.recv_source, "recv_source");
+        parity.expect_same_bytes(plan.send_tokens, "send_tokens");
+        parity.expect_same_bytes(plan.send_counts, "send_counts");
+        parity.expect_same_bytes(plan.next_row_base, "next_row_base");
+        parity.expect_same_bytes(plan.overflow, "overflow");
+    }
+}
+
+struct Case {
+    std::vector<int64_t> tokens;
+    int64_t slots, topk, experts, alignment;
+    int64_t hot = -1;
+    int64_t row_base = 0;
+};
+
+const std::vector<Case> kCases = {
+    {{0}, 0, 1, 1, 128},
+    {{0}, 5, 2, 8, 128},  // slots without a token
+    {{1}, 1, 1, 1, 128},
+    {{127}, 127, 2, 8, 128},
+    {{128}, 128, 2, 8, 128, -1, 256},
+    {{129}, 129, 8, 8, 128},  // K = E
+    {{129, 0, 128, 1}, 200, 8, 64, 128, 5, 384},
+    {{17, 300, 65}, 300, 6, 96, 16, 95},
+    {{1000, 1000}, 1000, 8, 256, 128, 200},
+    {{400}, 400, 2, 512, 128},
+    {{20}, 20, 512, 512, 128},  // K = E = 512
+    {{5, 6, 7, 8, 9, 1, 0, 3}, 9, 1, 8, 1},
+};
+
+TEST(PlanParity, EdgeShapes) {
+    for (const Case& c : kCases) {
+        const Routing routing = Routing::random(c.tokens, c.slots, c.topk, c.experts, 17, c.hot);
+        for (int64_t rank = 0; rank < routing.ranks; ++rank) {
+            SCOPED_TRACE("G " + std::to_string(routing.ranks) + ", S " + std::to_string(c.slots) + ", K " + std::to_string(c.topk) + ", E " +
+                         std::to_string(c.experts) + ", rank " + std::to_string(rank));
+            expect_same_plan(routing, rank, c.alignment, -1, c.row_base);
+        }
+    }
+}
+
+TEST(PlanParity, OverflowAroundTheBoundary) {
+    const Routing routing = Routing::random({150, 90}, 150, 2, 8, 23, 2);
+    for (int64_t rank = 0; rank < 2; ++rank) {
+        for (const int64_t alignment : {1, 16, 128}) {
+            const int64_t needed = PlanFixture(routing, rank, alignment).total();
+            for (const int64_t capacity : {int64_t{0}, int64_t{1}, alignment, needed / 2, needed - 1, needed, needed + 1}) {
+                SCOPED_TRACE("rank " + std::to_string(rank) + ", alignment " + std::to_string(alignment) + ", capacity " +
+                             std::to_string(capacity) + " of " + std::to_string(needed));
+                expect_same_plan(routing, rank, alignment, capacity, 128);
+            }
+        }
+    }
+}
+
+TEST(PlanParity, ArenaShorterThanTheCapacity) {
+    const Routing routing = Routing::random({200}, 200, 2, 4, 29);
+    PlanFixture plan(routing, 0, 128, 600, 256);
+    // the buffers hold fewer rows past their base than row_capacity says
+    for (const int64_t rows : {256 + 599, 256 + 300, 256 + 0}) {
+        SCOPED_TRACE(rows);
+        Parity parity;
+        plan.row_source.fill_bytes(0x33);
+        plan.row_prob.fill_bytes(0x33);
+        plan.overflow.zero();
+        op::PlanDispatch args = plan.args;
+        args.row_source.dims[0] = rows;
+        args.row_prob.dims[0] = rows;
+        op::PlanDispatch device = args;
+        device.row_base = parity.to_gpu_word(args.row_base);
+        device.groups = parity.to_gpu(args.groups);
+        for (auto member : {&op::PlanDispatch::all_ids, &op::PlanDispatch::all_probs, &op::PlanDispatch::row_source,
+                            &op::PlanDispatch::row_prob, &op::PlanDispatch::recv_rows, &op::PlanDispatch::recv_offsets,
+                            &op::PlanDispatch::recv_source, &op::PlanDispatch::send_tokens, &op::PlanDispatch::send_counts,
+                            &op::PlanDispatch::next_row_base, &op::PlanDispatch::overflow})
+            device.*member = parity.to_gpu(args.*member);
+        parity.gpu.plan_dispatch(device);
+        parity.cpu.plan_dispatch(args);
+        parity.expect_same_bytes(args.row_source, "row_source");
+        parity.expect_same_bytes(args.row_prob, "row_prob");
+        parity.expect_same_bytes(args.groups.counts, "counts");
+        parity.expect_same_bytes(args.groups.offsets, "offsets");
+        parity.expect_same_bytes(args.recv_rows, "recv_rows");
+        parity.expect_same_bytes(args.overflow, "overflow");
+    }
+}
+
+}  // namespace
+}  // namespace fp8flow::test
