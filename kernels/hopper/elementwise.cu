@@ -13,7 +13,8 @@ constexpr int kThreads = 256;
 
 // y = a + b, or y = a in another dtype when b is absent. Moves every element once. Eight elements a thread and turn; y may be a or b,
 // because a thread writes what it alone has read.
-__global__ __launch_bounds__(kThreads) void add_kernel(DeviceView a, DeviceView b, DeviceView y, int64_t count, bool vectorised) {
+__global__ __launch_bounds__(kThreads) void add_kernel(DeviceView a, DeviceView b, DeviceView y,
+                                                       int64_t count, bool vectorised) {
     for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kVector; i < count;
          i += static_cast<int64_t>(gridDim.x) * kThreads * kVector) {
         float values[kVector];
@@ -28,10 +29,12 @@ __global__ __launch_bounds__(kThreads) void add_kernel(DeviceView a, DeviceView 
     }
 }
 
-void launch_add(const TensorView& a, const TensorView& b, const TensorView& y, const Launch& launch, const char* op) {
+void launch_add(const TensorView& a, const TensorView& b, const TensorView& y, const Launch& launch,
+                const char* op) {
     const int64_t count = y.numel();
     if (count == 0) return;
-    const bool vectorised = is_vectorisable(a.data, kVector) && is_vectorisable(b.data, kVector) && is_vectorisable(y.data, kVector);
+    const bool vectorised = is_vectorisable(a.data, kVector) && is_vectorisable(b.data, kVector) &&
+                            is_vectorisable(y.data, kVector);
     add_kernel<<<grid_for(ceil_div(count, kThreads * kVector), launch), kThreads, 0, stream_of(launch)>>>(
         device_view(a), device_view(b), device_view(y), count, vectorised);
     check_launch(op);
@@ -44,7 +47,8 @@ __global__ __launch_bounds__(kThreads) void sum_kernel(const float* values, int6
     __shared__ float tile[kTile];
     double total = 0;
     for (int64_t first = 0; first < count; first += kTile) {
-        for (int i = threadIdx.x; i < kTile; i += kThreads) tile[i] = first + i < count ? values[first + i] : 0.0f;
+        for (int i = threadIdx.x; i < kTile; i += kThreads)
+            tile[i] = first + i < count ? values[first + i] : 0.0f;
         __syncthreads();
         if (threadIdx.x == 0) {
             const int end = static_cast<int>(count - first < kTile ? count - first : kTile);
@@ -58,8 +62,10 @@ __global__ __launch_bounds__(kThreads) void sum_kernel(const float* values, int6
 
 // Moves x once. A thread counts what it meets and adds that with one integer atomic, if it is not 0: sums and minima of
 // integers do not depend on the order. -1 is the largest unsigned number, so "no index yet" loses every minimum.
-__global__ __launch_bounds__(kThreads) void count_non_finite_kernel(DeviceView x, int64_t count, bool vectorised,
-                                                                    unsigned long long* found, unsigned long long* first) {
+__global__ __launch_bounds__(kThreads) void count_non_finite_kernel(DeviceView x, int64_t count,
+                                                                    bool vectorised,
+                                                                    unsigned long long* found,
+                                                                    unsigned long long* first) {
     unsigned long long mine = 0, lowest = ~0ull;
     for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kVector; i < count;
          i += static_cast<int64_t>(gridDim.x) * kThreads * kVector) {
@@ -80,18 +86,24 @@ __global__ __launch_bounds__(kThreads) void count_non_finite_kernel(DeviceView x
 
 }  // namespace
 
-void HopperOps::do_add(const op::Add& args, const Launch& launch) { launch_add(args.a, args.b, args.y, launch, "add"); }
+void HopperOps::do_add(const op::Add& args, const Launch& launch) {
+    launch_add(args.a, args.b, args.y, launch, "add");
+}
 
-void HopperOps::do_cast(const op::Cast& args, const Launch& launch) { launch_add(args.x, {}, args.y, launch, "cast"); }
+void HopperOps::do_cast(const op::Cast& args, const Launch& launch) {
+    launch_add(args.x, {}, args.y, launch, "cast");
+}
 
 void HopperOps::do_zero(const op::Zero& args, const Launch& launch) {
     if (args.y.bytes() == 0) return;
-    check_cuda(cudaMemsetAsync(args.y.data, 0, static_cast<std::size_t>(args.y.bytes()), stream_of(launch)), "zero");
+    check_cuda(cudaMemsetAsync(args.y.data, 0, static_cast<std::size_t>(args.y.bytes()), stream_of(launch)),
+               "zero");
 }
 
 void HopperOps::do_sum(const op::Sum& args, const Launch& launch) {
     if (args.values.numel() == 0) return;
-    sum_kernel<<<1, kThreads, 0, stream_of(launch)>>>(args.values.as<float>(), args.values.numel(), args.sum.as<float>());
+    sum_kernel<<<1, kThreads, 0, stream_of(launch)>>>(args.values.as<float>(), args.values.numel(),
+                                                      args.sum.as<float>());
     check_launch("sum");
 }
 
@@ -99,7 +111,8 @@ void HopperOps::do_count_non_finite(const op::CountNonFinite& args, const Launch
     const int64_t count = args.x.numel();
     if (count == 0) return;
     static_assert(sizeof(unsigned long long) == sizeof(int64_t));
-    count_non_finite_kernel<<<grid_for(ceil_div(count, kThreads * kVector), launch), kThreads, 0, stream_of(launch)>>>(
+    count_non_finite_kernel<<<grid_for(ceil_div(count, kThreads * kVector), launch), kThreads, 0,
+                              stream_of(launch)>>>(
         device_view(args.x), count, is_vectorisable(args.x.data, kVector),
         reinterpret_cast<unsigned long long*>(args.count.as<int64_t>()),
         reinterpret_cast<unsigned long long*>(args.first.as<int64_t>()));

@@ -10,7 +10,8 @@ using namespace hopper;
 namespace {
 
 constexpr int kWarpSize = 32;
-constexpr int kChain = 4096;  // terms of one sum: elements of a block, block sums of a group (kernels/ops/optimizer.h)
+constexpr int kChain =
+    4096;  // terms of one sum: elements of a block, block sums of a group (kernels/ops/optimizer.h)
 
 __device__ __forceinline__ double term(float x) { return static_cast<double>(x) * static_cast<double>(x); }
 __device__ __forceinline__ double term(double block_sum) { return block_sum; }
@@ -20,7 +21,8 @@ __device__ __forceinline__ double term(double block_sum) { return block_sum; }
 // while each thread adds its own chain in order. Warps are independent; only __syncwarp. One writer a sum: deterministic, and the bits of
 // the reference. float: squares of the elements; double: sums of sums.
 template <class Value, int kWarps>
-__global__ __launch_bounds__(kWarps* kWarpSize) void chain_sums_kernel(const Value* values, int64_t count, double* out) {
+__global__ __launch_bounds__(kWarps* kWarpSize) void chain_sums_kernel(const Value* values, int64_t count,
+                                                                       double* out) {
     __shared__ Value tiles[kWarps][kWarpSize][kWarpSize + 1];
     const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
     Value(*tile)[kWarpSize + 1] = tiles[warp];
@@ -32,14 +34,16 @@ __global__ __launch_bounds__(kWarps* kWarpSize) void chain_sums_kernel(const Val
         for (int column = 0; column < kChain; column += kWarpSize) {
             const int64_t start = first * kChain + column;  // of the first chain; the other rows begin later
             if (start >= count) break;
-            if (rows == kWarpSize && start + static_cast<int64_t>(kWarpSize - 1) * kChain + kWarpSize <= count) {
+            if (rows == kWarpSize &&
+                start + static_cast<int64_t>(kWarpSize - 1) * kChain + kWarpSize <= count) {
 #pragma unroll 16
                 for (int row = 0; row < kWarpSize; ++row)
                     tile[row][lane] = values[start + static_cast<int64_t>(row) * kChain + lane];
             } else {
                 for (int row = 0; row < rows; ++row) {
                     const int64_t at = start + static_cast<int64_t>(row) * kChain + lane;
-                    tile[row][lane] = at < count ? values[at] : Value{0};  // + 0 changes no bit of a sum of squares
+                    tile[row][lane] =
+                        at < count ? values[at] : Value{0};  // + 0 changes no bit of a sum of squares
                 }
             }
             __syncwarp();
@@ -56,7 +60,8 @@ __global__ __launch_bounds__(kWarps* kWarpSize) void chain_sums_kernel(const Val
 // sum += the block sums in ascending order, rounded once. One CTA; the values pass through shared memory, thread 0 adds. At most a few
 // thousand of them, read once; the chain of dependent additions decides the time (about 5 ns each).
 constexpr int kFinishThreads = 256;
-__global__ __launch_bounds__(kFinishThreads) void finish_sum_kernel(const double* sums, int64_t count, float* result) {
+__global__ __launch_bounds__(kFinishThreads) void finish_sum_kernel(const double* sums, int64_t count,
+                                                                    float* result) {
     __shared__ double tile[kFinishThreads];
     double total = 0;
     for (int64_t first = 0; first < count; first += kFinishThreads) {
@@ -91,7 +96,8 @@ __device__ __forceinline__ Element updated(const AdamWArgs& args, float grad_sca
     const float g = grad * grad_scale;
     const float m = args.beta1 * old.m + args.rest1 * g;
     const float v = args.beta2 * old.v + args.rest2 * (g * g);
-    const float step = div_float(m, args.correction1) / (sqrt_float(div_float(v, args.correction2)) + args.eps);
+    const float step =
+        div_float(m, args.correction1) / (sqrt_float(div_float(v, args.correction2)) + args.eps);
     return {old.master - args.lr * (step + args.weight_decay * old.master), m, v};
 }
 
@@ -122,7 +128,8 @@ __global__ __launch_bounds__(kAdamWThreads) void adamw_kernel(const AdamWArgs ar
             reinterpret_cast<float4*>(args.copy)[i] = master;
         } else {
             const uint32_t low = to_bf16(master.x).bits | static_cast<uint32_t>(to_bf16(master.y).bits) << 16;
-            const uint32_t high = to_bf16(master.z).bits | static_cast<uint32_t>(to_bf16(master.w).bits) << 16;
+            const uint32_t high = to_bf16(master.z).bits | static_cast<uint32_t>(to_bf16(master.w).bits)
+                                                               << 16;
             reinterpret_cast<uint2*>(args.copy)[i] = make_uint2(low, high);
         }
     }
@@ -145,11 +152,12 @@ void HopperOps::do_norm_squared(const op::NormSquared& args, const Launch& launc
     const int64_t groups = sums > kChain ? ceil_div(sums, kChain) : 0;
     double* partials = workspace_->partials_for<double>(sums + groups);
     chain_sums_kernel<float, kFloatWarps>
-        <<<grid_for(ceil_div(sums, kFloatWarps * kWarpSize), launch, 6), kFloatWarps * kWarpSize, 0, stream_of(launch)>>>(
-            args.x.as<float>(), count, partials);
+        <<<grid_for(ceil_div(sums, kFloatWarps * kWarpSize), launch, 6), kFloatWarps * kWarpSize, 0,
+           stream_of(launch)>>>(args.x.as<float>(), count, partials);
     if (groups > 0) {
-        chain_sums_kernel<double, kDoubleWarps><<<grid_for(ceil_div(groups, kDoubleWarps * kWarpSize), launch),
-                                                  kDoubleWarps * kWarpSize, 0, stream_of(launch)>>>(partials, sums, partials + sums);
+        chain_sums_kernel<double, kDoubleWarps>
+            <<<grid_for(ceil_div(groups, kDoubleWarps * kWarpSize), launch), kDoubleWarps * kWarpSize, 0,
+               stream_of(launch)>>>(partials, sums, partials + sums);
         partials += sums;
         sums = groups;
     }
@@ -181,8 +189,8 @@ void HopperOps::do_adamw(const op::AdamW& args, const Launch& launch) {
     bool vectorised = true;
     for (const TensorView* view : {&args.grad, &args.master, &args.m, &args.v, &args.copy})
         vectorised = vectorised && reinterpret_cast<uintptr_t>(view->data) % 16 == 0;
-    adamw_kernel<<<grid_for(ceil_div(count, 4 * kAdamWThreads), launch), kAdamWThreads, 0, stream_of(launch)>>>(kernel_args,
-                                                                                                            vectorised);
+    adamw_kernel<<<grid_for(ceil_div(count, 4 * kAdamWThreads), launch), kAdamWThreads, 0,
+                   stream_of(launch)>>>(kernel_args, vectorised);
     check_launch("adamw");
 }
 

@@ -1,7 +1,7 @@
 // The row movers on the GPU: permute + pad, unpermute + unpad and the gradient of its merging weights, and the unfused pair pad / unpad.
 // Copies are bytes and sums keep the reference's order, so every op of this file is bit-equal to the reference.
-#include "kernels/hopper/vector_io.h"
 #include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/vector_io.h"
 
 namespace fp8flow {
 
@@ -54,8 +54,8 @@ __global__ __launch_bounds__(kThreads) void move_rows_kernel(const MoveArgs args
         if (const int64_t row = first + warp; row < rows) {
             const int64_t source = args.map.source(row);
             uint8_t* to = static_cast<uint8_t*>(args.dst.data) + (dst_base + row) * args.row_bytes;
-            const uint8_t* from =
-                static_cast<const uint8_t*>(args.src.data) + (src_base + (source < 0 ? 0 : source)) * args.row_bytes;
+            const uint8_t* from = static_cast<const uint8_t*>(args.src.data) +
+                                  (src_base + (source < 0 ? 0 : source)) * args.row_bytes;
             if (args.vectorised) {
                 const uint4* from_vectors = reinterpret_cast<const uint4*>(from);
                 uint4* to_vectors = reinterpret_cast<uint4*>(to);
@@ -75,7 +75,8 @@ __global__ __launch_bounds__(kThreads) void move_rows_kernel(const MoveArgs args
                     for (; i < count; i += kWarpSize) to_vectors[i] = from_vectors[i];
                 }
             } else {
-                for (int64_t i = lane; i < args.row_bytes; i += kWarpSize) to[i] = source < 0 ? uint8_t{0} : from[i];
+                for (int64_t i = lane; i < args.row_bytes; i += kWarpSize)
+                    to[i] = source < 0 ? uint8_t{0} : from[i];
             }
         }
         for (int64_t i = threadIdx.x; i < args.scale_blocks * kRowsPerBlock; i += kThreads) {
@@ -89,16 +90,19 @@ __global__ __launch_bounds__(kThreads) void move_rows_kernel(const MoveArgs args
     }
 }
 
-void move_rows(const Fp8Tensor& src, const Fp8Tensor& dst, const RowMap& map, int64_t row_capacity, const Launch& launch,
-               const char* op) {
+void move_rows(const Fp8Tensor& src, const Fp8Tensor& dst, const RowMap& map, int64_t row_capacity,
+               const Launch& launch, const char* op) {
     const int64_t row_bytes = dst.codes.cols() * size_of(dst.codes.dtype);
     if (row_capacity == 0 || row_bytes == 0) return;
-    const auto is_aligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % kCopyVector == 0; };
+    const auto is_aligned = [](const void* data) {
+        return reinterpret_cast<uintptr_t>(data) % kCopyVector == 0;
+    };
     MoveArgs args{.src = device_view(src.codes),
                   .dst = device_view(dst.codes),
                   .map = map,
                   .row_bytes = row_bytes,
-                  .vectorised = row_bytes % kCopyVector == 0 && is_aligned(src.codes.data) && is_aligned(dst.codes.data),
+                  .vectorised = row_bytes % kCopyVector == 0 && is_aligned(src.codes.data) &&
+                                is_aligned(dst.codes.data),
                   .src_scales = nullptr,
                   .src_scale_dtype = DType::f32,
                   .src_row_stride = 0,
@@ -115,7 +119,8 @@ void move_rows(const Fp8Tensor& src, const Fp8Tensor& dst, const RowMap& map, in
         args.dst_scales = dst.scales.as<float>();
         args.dst_block_stride = dst.scales.dim(1);
     }
-    move_rows_kernel<<<grid_for(ceil_div(row_capacity, kRowsPerBlock), launch), kThreads, 0, stream_of(launch)>>>(args);
+    move_rows_kernel<<<grid_for(ceil_div(row_capacity, kRowsPerBlock), launch), kThreads, 0,
+                       stream_of(launch)>>>(args);
     check_launch(op);
 }
 
@@ -145,14 +150,15 @@ __global__ __launch_bounds__(kThreads) void unpermute_kernel(const UnpermuteArgs
             for (int k = 0; k < count; ++k) {
                 const int64_t source = sources[k];
                 float values[kVector];
-                load_up_to_8(args.src.data, args.src.dtype, (base + source) * args.hidden + column, width, args.vectorised,
-                             values);
+                load_up_to_8(args.src.data, args.src.dtype, (base + source) * args.hidden + column, width,
+                             args.vectorised, values);
                 const float weight = prob != nullptr ? prob[prob_base + source] : 1.0f;
 #pragma unroll
                 for (int j = 0; j < kVector; ++j)
                     sum[j] = prob != nullptr ? fma_float(weight, values[j], sum[j]) : sum[j] + values[j];
             }
-            store_up_to_8(args.dst.data, args.dst.dtype, row * args.hidden + column, width, args.vectorised, sum);
+            store_up_to_8(args.dst.data, args.dst.dtype, row * args.hidden + column, width, args.vectorised,
+                          sum);
         }
     }
 }
@@ -174,8 +180,10 @@ __device__ __forceinline__ void transpose_8x8(float (&v)[kVector]) {
         for (int i = 0; i < kVector; ++i) {
             if ((i & mask) != 0) continue;
             const float received = __shfl_xor_sync(0xFFFFFFFFu, upper ? v[i] : v[i | mask], mask);
-            if (upper) v[i] = received;
-            else v[i | mask] = received;
+            if (upper)
+                v[i] = received;
+            else
+                v[i | mask] = received;
         }
     }
 }
@@ -198,13 +206,16 @@ __global__ __launch_bounds__(kThreads) void unpermute_probs_backward_kernel(cons
             const int64_t column = start + place * kVector;
             const int64_t width = source < 0 ? 0 : args.hidden - column;
             float gradient[kVector], value[kVector];
-            load_up_to_8(args.ddst.data, args.ddst.dtype, source * args.hidden + column, width, args.vectorised, gradient);
-            load_up_to_8(args.src.data, args.src.dtype, (base + row) * args.hidden + column, width, args.vectorised, value);
+            load_up_to_8(args.ddst.data, args.ddst.dtype, source * args.hidden + column, width,
+                         args.vectorised, gradient);
+            load_up_to_8(args.src.data, args.src.dtype, (base + row) * args.hidden + column, width,
+                         args.vectorised, value);
             transpose_8x8(gradient);
             transpose_8x8(value);
 #pragma unroll
             for (int i = 0; i < kVector; ++i)
-                if (start + i * kLaneCount + place < args.hidden) lane = fma_float(gradient[i], value[i], lane);
+                if (start + i * kLaneCount + place < args.hidden)
+                    lane = fma_float(gradient[i], value[i], lane);
         }
         lane = combine_lanes(lane);
         if (place == 0 && row < rows) drow_prob[row] = source < 0 ? 0.0f : lane;
@@ -220,16 +231,18 @@ void HopperOps::do_permute_pad(const op::PermutePad& args, const Launch& launch)
 }
 
 void HopperOps::do_pad_rows(const op::PadRows& args, const Launch& launch) {
-    const RowMap map{nullptr, nullptr, args.src_groups.counts.as<int64_t>(), args.src_groups.offsets.as<int64_t>(),
+    const RowMap map{nullptr, nullptr, args.src_groups.counts.as<int64_t>(),
+                     args.src_groups.offsets.as<int64_t>(),
                      device_groups(args.dst_groups, args.dst_groups.row_capacity)};
     move_rows(args.src, args.dst, map, args.dst_groups.row_capacity, launch, "pad_rows");
 }
 
 void HopperOps::do_unpad_rows(const op::UnpadRows& args, const Launch& launch) {
-    const RowMap map{nullptr, nullptr, args.src_groups.counts.as<int64_t>(), args.src_groups.offsets.as<int64_t>(),
+    const RowMap map{nullptr, nullptr, args.src_groups.counts.as<int64_t>(),
+                     args.src_groups.offsets.as<int64_t>(),
                      device_groups(args.dst_groups, args.dst_groups.row_capacity)};
-    move_rows({.codes = args.src, .scales = {}}, {.codes = args.dst, .scales = {}}, map, args.dst_groups.row_capacity, launch,
-              "unpad_rows");
+    move_rows({.codes = args.src, .scales = {}}, {.codes = args.dst, .scales = {}}, map,
+              args.dst_groups.row_capacity, launch, "unpad_rows");
 }
 
 void HopperOps::do_unpermute_unpad(const op::UnpermuteUnpad& args, const Launch& launch) {
@@ -244,7 +257,8 @@ void HopperOps::do_unpermute_unpad(const op::UnpermuteUnpad& args, const Launch&
                                     .topk = args.recv_rows.dim(1),
                                     .hidden = hidden,
                                     .vectorised = vectorised};
-    unpermute_kernel<<<grid_for(ceil_div(capacity, kWarps), launch), kThreads, 0, stream_of(launch)>>>(kernel_args);
+    unpermute_kernel<<<grid_for(ceil_div(capacity, kWarps), launch), kThreads, 0, stream_of(launch)>>>(
+        kernel_args);
     check_launch("unpermute_unpad");
 }
 
@@ -260,7 +274,8 @@ void HopperOps::do_unpermute_probs_backward(const op::UnpermuteProbsBackward& ar
                                         .hidden = hidden,
                                         .vectorised = vectorised};
     const int64_t blocks = ceil_div(capacity, kThreads / kLaneCount);
-    unpermute_probs_backward_kernel<<<grid_for(blocks, launch), kThreads, 0, stream_of(launch)>>>(kernel_args);
+    unpermute_probs_backward_kernel<<<grid_for(blocks, launch), kThreads, 0, stream_of(launch)>>>(
+        kernel_args);
     check_launch("unpermute_probs_backward");
 }
 

@@ -11,7 +11,8 @@ using namespace hopper;
 
 namespace {
 
-constexpr int kBlockTokens = 128;  // tokens of one block, one thread each; a block lies within one rank's tokens
+constexpr int kBlockTokens =
+    128;  // tokens of one block, one thread each; a block lies within one rank's tokens
 constexpr int kMaskWords = kBlockTokens / 32;
 constexpr int64_t kSharedBytes = 48 << 10;  // what a CTA gets without asking
 
@@ -21,7 +22,7 @@ struct PlanArgs {
     int ranks, slots, topk, rank, groups;
     int64_t first_expert;
     int blocks_per_rank, blocks;
-    int* starts;       // [blocks, columns]: counts of each block, then the counts of all earlier blocks
+    int* starts;  // [blocks, columns]: counts of each block, then the counts of all earlier blocks
     int64_t alignment, row_capacity;
     const int64_t* row_base;
     DeviceView row_source, row_prob;
@@ -42,8 +43,10 @@ struct PlanArgs {
 
 // One bit a token of the block in every column that it counts for: masks[column][word]. Bits are set by atomic or, whose order does not
 // matter. Ends with a barrier; all threads of the CTA call it.
-__device__ __forceinline__ void mark_tokens(const PlanArgs& args, int source_rank, int token, uint32_t* masks) {
-    for (int i = static_cast<int>(threadIdx.x); i < args.columns() * kMaskWords; i += kBlockTokens) masks[i] = 0;
+__device__ __forceinline__ void mark_tokens(const PlanArgs& args, int source_rank, int token,
+                                            uint32_t* masks) {
+    for (int i = static_cast<int>(threadIdx.x); i < args.columns() * kMaskWords; i += kBlockTokens)
+        masks[i] = 0;
     __syncthreads();
     if (token < args.slots) {
         const int32_t* ids = args.ids + (static_cast<int64_t>(source_rank) * args.slots + token) * args.topk;
@@ -57,7 +60,8 @@ __device__ __forceinline__ void mark_tokens(const PlanArgs& args, int source_ran
                 atomicOr(&masks[args.received_column() * kMaskWords + word], bit);
             }
             const int to = id / args.groups;
-            if (source_rank == args.rank && to < args.ranks) atomicOr(&masks[args.send_column(to) * kMaskWords + word], bit);
+            if (source_rank == args.rank && to < args.ranks)
+                atomicOr(&masks[args.send_column(to) * kMaskWords + word], bit);
         }
     }
     __syncthreads();
@@ -79,7 +83,8 @@ __device__ __forceinline__ int marked(const uint32_t* masks, int column) {
 // Moves: the ids once; one count a block and column out. A CTA takes a block of 128 tokens, one a thread.
 __global__ __launch_bounds__(kBlockTokens) void count_kernel(const PlanArgs args) {
     extern __shared__ uint32_t masks[];
-    for (int block = static_cast<int>(blockIdx.x); block < args.blocks; block += static_cast<int>(gridDim.x)) {
+    for (int block = static_cast<int>(blockIdx.x); block < args.blocks;
+         block += static_cast<int>(gridDim.x)) {
         const int token = block % args.blocks_per_rank * kBlockTokens + static_cast<int>(threadIdx.x);
         mark_tokens(args, block / args.blocks_per_rank, token, masks);
         for (int column = static_cast<int>(threadIdx.x); column < args.columns(); column += kBlockTokens)
@@ -101,10 +106,13 @@ __global__ __launch_bounds__(kScanThreads) void scan_kernel(const PlanArgs args)
             int values[kInFlight];
 #pragma unroll
             for (int j = 0; j < kInFlight; ++j)
-                values[j] = first + j < args.blocks ? args.starts[static_cast<int64_t>(first + j) * columns + column] : 0;
+                values[j] = first + j < args.blocks
+                                ? args.starts[static_cast<int64_t>(first + j) * columns + column]
+                                : 0;
 #pragma unroll
             for (int j = 0; j < kInFlight; ++j) {
-                if (first + j < args.blocks) args.starts[static_cast<int64_t>(first + j) * columns + column] = total;
+                if (first + j < args.blocks)
+                    args.starts[static_cast<int64_t>(first + j) * columns + column] = total;
                 total += values[j];
             }
         }
@@ -113,8 +121,9 @@ __global__ __launch_bounds__(kScanThreads) void scan_kernel(const PlanArgs args)
     __syncthreads();
     for (int r = static_cast<int>(threadIdx.x); r <= args.ranks; r += kScanThreads) {
         const int64_t block = static_cast<int64_t>(r) * args.blocks_per_rank;
-        args.recv_offsets[r] =
-            r < args.ranks && args.blocks > 0 ? args.starts[block * columns + args.received_column()] : totals[args.received_column()];
+        args.recv_offsets[r] = r < args.ranks && args.blocks > 0
+                                   ? args.starts[block * columns + args.received_column()]
+                                   : totals[args.received_column()];
         if (r < args.ranks) args.send_counts[r] = totals[args.send_column(r)];
     }
     if (threadIdx.x >= 32) return;
@@ -163,7 +172,8 @@ __global__ __launch_bounds__(kBlockTokens) void place_kernel(const PlanArgs args
     const int columns = args.columns(), thread = static_cast<int>(threadIdx.x);
     int32_t* row_source = static_cast<int32_t*>(args.row_source.data) + args.row_source.base();
     float* row_prob = static_cast<float*>(args.row_prob.data) + args.row_prob.base();
-    for (int block = static_cast<int>(blockIdx.x); block < args.blocks; block += static_cast<int>(gridDim.x)) {
+    for (int block = static_cast<int>(blockIdx.x); block < args.blocks;
+         block += static_cast<int>(gridDim.x)) {
         const int source_rank = block / args.blocks_per_rank;
         const int token = block % args.blocks_per_rank * kBlockTokens + thread;
         mark_tokens(args, source_rank, token, masks);
@@ -174,7 +184,8 @@ __global__ __launch_bounds__(kBlockTokens) void place_kernel(const PlanArgs args
             const int64_t source = static_cast<int64_t>(source_rank) * args.slots + token;
             const int32_t* ids = args.ids + source * args.topk;
             if ((masks[args.received_column() * kMaskWords + word] & bit) != 0) {
-                const int64_t received = starts[args.received_column()] + marked_before(masks, args.received_column());
+                const int64_t received =
+                    starts[args.received_column()] + marked_before(masks, args.received_column());
                 args.recv_source[received] = static_cast<int32_t>(source);
                 int32_t* rows = args.recv_rows + received * args.topk;
                 int listed = 0;
@@ -199,14 +210,17 @@ __global__ __launch_bounds__(kBlockTokens) void place_kernel(const PlanArgs args
                 for (int to = 0; to < args.ranks; ++to) {
                     const int column = args.send_column(to);
                     if ((masks[column * kMaskWords + word] & bit) == 0) continue;
-                    args.send_tokens[static_cast<int64_t>(to) * args.slots + starts[column] + marked_before(masks, column)] = token;
+                    args.send_tokens[static_cast<int64_t>(to) * args.slots + starts[column] +
+                                     marked_before(masks, column)] = token;
                 }
             }
         }
         __syncthreads();  // the masks belong to the next block now
     }
-    for (int group = static_cast<int>(blockIdx.x); group < args.groups; group += static_cast<int>(gridDim.x)) {
-        for (int64_t row = args.offsets[group] + args.counts[group] + thread; row < args.offsets[group + 1]; row += kBlockTokens) {
+    for (int group = static_cast<int>(blockIdx.x); group < args.groups;
+         group += static_cast<int>(gridDim.x)) {
+        for (int64_t row = args.offsets[group] + args.counts[group] + thread; row < args.offsets[group + 1];
+             row += kBlockTokens) {
             row_source[row] = -1;
             row_prob[row] = 0.0f;
         }
@@ -216,7 +230,8 @@ __global__ __launch_bounds__(kBlockTokens) void place_kernel(const PlanArgs args
     const int64_t threads = static_cast<int64_t>(gridDim.x) * kBlockTokens;
     const int64_t received = args.recv_offsets[args.ranks];
     for (int64_t i = received + first; i < sources; i += threads) args.recv_source[i] = -1;
-    for (int64_t i = received * args.topk + first; i < sources * args.topk; i += threads) args.recv_rows[i] = -1;
+    for (int64_t i = received * args.topk + first; i < sources * args.topk; i += threads)
+        args.recv_rows[i] = -1;
     for (int64_t i = first; i < sources; i += threads)
         if (i % args.slots >= args.send_counts[i / args.slots]) args.send_tokens[i] = -1;
 }
@@ -253,7 +268,8 @@ void HopperOps::do_plan_dispatch(const op::PlanDispatch& args, const Launch& lau
                   .overflow = args.overflow.as<int32_t>()};
     const int64_t columns = plan.columns();
     const std::size_t mask_bytes = static_cast<std::size_t>(columns) * kMaskWords * sizeof(uint32_t);
-    FP8FLOW_CHECK(mask_bytes <= kSharedBytes, "{} local experts and {} ranks: plan_dispatch holds {} of both in shared memory",
+    FP8FLOW_CHECK(mask_bytes <= kSharedBytes,
+                  "{} local experts and {} ranks: plan_dispatch holds {} of both in shared memory",
                   args.num_local_experts, ranks, kSharedBytes / (kMaskWords * sizeof(uint32_t)));
     plan.starts = workspace_->partials_for<int>(blocks * columns);
     const cudaStream_t stream = stream_of(launch);

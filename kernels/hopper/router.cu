@@ -26,7 +26,8 @@ __device__ __forceinline__ bool is_post_softmax(const op::RouterOptions& options
 }
 
 // Full scores of one token into shared memory; unused by post-softmax.
-__device__ __forceinline__ void full_scores(const float* logits, int experts, const op::RouterOptions& options, float* scores) {
+__device__ __forceinline__ void full_scores(const float* logits, int experts,
+                                            const op::RouterOptions& options, float* scores) {
     if (is_post_softmax(options)) return;
     if (options.score == op::Score::softmax) {
         warp_log_sum_exp(logits, experts, scores);
@@ -37,9 +38,10 @@ __device__ __forceinline__ void full_scores(const float* logits, int experts, co
 }
 
 // Excludes the experts of all groups but the group_topk best; a group's score is the sum of its best values, largest first.
-__device__ __forceinline__ void exclude_groups(const op::RouterOptions& options, int experts, int topk, uint32_t* keys,
-                                               uint32_t* group_keys) {
-    const int groups = static_cast<int>(options.num_groups), group_topk = static_cast<int>(options.group_topk);
+__device__ __forceinline__ void exclude_groups(const op::RouterOptions& options, int experts, int topk,
+                                               uint32_t* keys, uint32_t* group_keys) {
+    const int groups = static_cast<int>(options.num_groups),
+              group_topk = static_cast<int>(options.group_topk);
     const int group_size = experts / groups, counted = topk / group_topk;
     for (int g = 0; g < groups; ++g) {
         float sum = 0.0f;
@@ -64,8 +66,9 @@ __device__ __forceinline__ void exclude_groups(const op::RouterOptions& options,
 
 // Probabilities of the chosen before scaling, into `chosen` (shared memory, visible to the warp). Returns what sigmoid scores were
 // divided by (1 where they were not).
-__device__ __forceinline__ float chosen_probs(const float* logits, const int32_t* ids, int topk, const op::RouterOptions& options,
-                                              const float* scores, float* chosen) {
+__device__ __forceinline__ float chosen_probs(const float* logits, const int32_t* ids, int topk,
+                                              const op::RouterOptions& options, const float* scores,
+                                              float* chosen) {
     if (is_post_softmax(options)) {
         for (int k = warp_lane(); k < topk; k += kWarpSize) chosen[k] = logits[ids[k]];
         __syncwarp();
@@ -85,7 +88,9 @@ __device__ __forceinline__ float chosen_probs(const float* logits, const int32_t
 }
 
 // Words of shared memory: per warp scores [E], keys [E], group keys [E], chosen [K], ids [K]; per CTA counts [E].
-__host__ __device__ constexpr int64_t top_k_words(int64_t experts, int64_t topk) { return 3 * experts + 2 * topk; }
+__host__ __device__ constexpr int64_t top_k_words(int64_t experts, int64_t topk) {
+    return 3 * experts + 2 * topk;
+}
 
 // Moves: logits once, ids and probs once. A warp takes one token at a time and keeps it in shared memory: scores, then their order keys,
 // then K searches for the next best pair (key, index) by shuffles, so ties and NaN are decided as in the reference. The CTA counts choices
@@ -97,13 +102,15 @@ __global__ void top_k_kernel(const TopKArgs args) {
     unsigned int* counts = reinterpret_cast<unsigned int*>(shared);
     for (int e = static_cast<int>(threadIdx.x); e < experts; e += static_cast<int>(blockDim.x)) counts[e] = 0;
     __syncthreads();
-    const int warp = static_cast<int>(threadIdx.x) / kWarpSize, warps = static_cast<int>(blockDim.x) / kWarpSize;
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
+              warps = static_cast<int>(blockDim.x) / kWarpSize;
     float* scores = shared + experts + warp * top_k_words(experts, topk);
     uint32_t* keys = reinterpret_cast<uint32_t*>(scores + experts);
     uint32_t* group_keys = keys + experts;
     float* chosen = reinterpret_cast<float*>(group_keys + experts);
     int32_t* ids = reinterpret_cast<int32_t*>(chosen + topk);
-    for (int64_t t = static_cast<int64_t>(blockIdx.x) * warps + warp; t < args.tokens; t += static_cast<int64_t>(gridDim.x) * warps) {
+    for (int64_t t = static_cast<int64_t>(blockIdx.x) * warps + warp; t < args.tokens;
+         t += static_cast<int64_t>(gridDim.x) * warps) {
         const float* logits = args.logits + t * experts;
         full_scores(logits, experts, args.options, scores);
         if (args.forced != nullptr) {
@@ -152,17 +159,20 @@ constexpr int64_t top_k_backward_words(int64_t experts, int64_t topk) { return 2
 __global__ void top_k_backward_kernel(const TopKBackwardArgs args) {
     extern __shared__ float shared[];
     const int experts = args.experts, topk = args.topk;
-    const int warp = static_cast<int>(threadIdx.x) / kWarpSize, warps = static_cast<int>(blockDim.x) / kWarpSize;
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
+              warps = static_cast<int>(blockDim.x) / kWarpSize;
     float* scores = shared + warp * top_k_backward_words(experts, topk);
     float* row = scores + experts;
     float* chosen = row + experts;
     float* dchosen = chosen + topk;
-    for (int64_t t = static_cast<int64_t>(blockIdx.x) * warps + warp; t < args.tokens; t += static_cast<int64_t>(gridDim.x) * warps) {
+    for (int64_t t = static_cast<int64_t>(blockIdx.x) * warps + warp; t < args.tokens;
+         t += static_cast<int64_t>(gridDim.x) * warps) {
         const float* logits = args.logits + t * experts;
         const int32_t* ids = args.ids + t * topk;
         full_scores(logits, experts, args.options, scores);
         const float divisor = chosen_probs(logits, ids, topk, args.options, scores, chosen);
-        for (int k = warp_lane(); k < topk; k += kWarpSize) dchosen[k] = args.dprobs[t * topk + k] * args.options.scaling_factor;
+        for (int k = warp_lane(); k < topk; k += kWarpSize)
+            dchosen[k] = args.dprobs[t * topk + k] * args.options.scaling_factor;
         for (int e = warp_lane(); e < experts; e += kWarpSize) row[e] = 0.0f;
         __syncwarp();
         const float mean = warp_lane_dot(dchosen, chosen, topk);
@@ -203,8 +213,10 @@ void HopperOps::do_router_top_k(const op::RouterTopK& args, const Launch& launch
                                .options = args.options};
     // the counts of the CTA are charged to every warp, which is more than they take
     const int warps = token_warps(top_k_words(experts, topk) + experts);
-    const std::size_t bytes = static_cast<std::size_t>(experts + warps * top_k_words(experts, topk)) * sizeof(float);
-    top_k_kernel<<<grid_for(ceil_div(tokens, warps), launch, 4), warps * kWarpSize, bytes, stream_of(launch)>>>(kernel_args);
+    const std::size_t bytes =
+        static_cast<std::size_t>(experts + warps * top_k_words(experts, topk)) * sizeof(float);
+    top_k_kernel<<<grid_for(ceil_div(tokens, warps), launch, 4), warps * kWarpSize, bytes,
+                   stream_of(launch)>>>(kernel_args);
     check_launch("router_top_k");
 }
 
@@ -220,9 +232,10 @@ void HopperOps::do_router_top_k_backward(const op::RouterTopKBackward& args, con
                                        .topk = static_cast<int>(topk),
                                        .options = args.options};
     const int warps = token_warps(top_k_backward_words(experts, topk));
-    const std::size_t bytes = static_cast<std::size_t>(warps * top_k_backward_words(experts, topk)) * sizeof(float);
-    top_k_backward_kernel<<<grid_for(ceil_div(tokens, warps), launch, 4), warps * kWarpSize, bytes, stream_of(launch)>>>(
-        kernel_args);
+    const std::size_t bytes =
+        static_cast<std::size_t>(warps * top_k_backward_words(experts, topk)) * sizeof(float);
+    top_k_backward_kernel<<<grid_for(ceil_div(tokens, warps), launch, 4), warps * kWarpSize, bytes,
+                            stream_of(launch)>>>(kernel_args);
     check_launch("router_top_k_backward");
 }
 

@@ -16,7 +16,8 @@ constexpr int64_t kSharedBytes = 48 << 10;  // what a CTA gets without asking
 // Warps of a CTA whose tokens need `floats` words of shared memory each.
 inline int token_warps(int64_t floats) {
     const int64_t bytes = floats * static_cast<int64_t>(sizeof(float));
-    FP8FLOW_CHECK(bytes <= kSharedBytes, "the router needs {} bytes of shared memory per token, has {}; lower num_experts", bytes,
+    FP8FLOW_CHECK(bytes <= kSharedBytes,
+                  "the router needs {} bytes of shared memory per token, has {}; lower num_experts", bytes,
                   kSharedBytes);
     return static_cast<int>(std::min<int64_t>(kMaxTokenWarps, kSharedBytes / std::max<int64_t>(bytes, 1)));
 }
@@ -52,7 +53,8 @@ __device__ __forceinline__ float warp_log_sum_exp(const float* values, int count
 }
 
 // Scores as the balancing losses see them: softmax, or sigmoid / (sum + eps).
-__device__ __forceinline__ void warp_normalized_scores(const float* logits, int experts, op::Score score, float* scores) {
+__device__ __forceinline__ void warp_normalized_scores(const float* logits, int experts, op::Score score,
+                                                       float* scores) {
     if (score == op::Score::softmax) {
         warp_log_sum_exp(logits, experts, scores);
         return;
@@ -94,7 +96,9 @@ __device__ __forceinline__ uint64_t warp_next_best(const uint32_t* keys, int cou
     }
     return best;
 }
-__device__ __forceinline__ int index_of(uint64_t pair) { return static_cast<int>(0xFFFFFFFFu - static_cast<uint32_t>(pair)); }
+__device__ __forceinline__ int index_of(uint64_t pair) {
+    return static_cast<int>(0xFFFFFFFFu - static_cast<uint32_t>(pair));
+}
 __device__ __forceinline__ uint32_t key_of(uint64_t pair) { return static_cast<uint32_t>(pair >> 32); }
 constexpr uint64_t kNothingChosen = ~uint64_t{0};
 

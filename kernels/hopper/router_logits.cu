@@ -35,18 +35,21 @@ struct ProductArgs {
 
 // This thread's eight elements of a tile of kTile rows by kDepth terms; zero outside.
 template <bool kAlongTerms>
-__device__ __forceinline__ void load_tile(const Operand& from, int64_t first_row, int64_t first_term, int64_t terms,
-                                          float (&v)[kVector]) {
+__device__ __forceinline__ void load_tile(const Operand& from, int64_t first_row, int64_t first_term,
+                                          int64_t terms, float (&v)[kVector]) {
     const int thread = static_cast<int>(threadIdx.x);
     if (kAlongTerms) {  // a thread reads eight terms of one row; the threads of a warp read 32 rows
         const int64_t row = first_row + thread % kTile, term = first_term + thread / kTile * kVector;
-        load_up_to_8(from.data, from.dtype, row * from.pitch + term, row < from.rows ? terms - term : 0, from.vectorised, v);
+        load_up_to_8(from.data, from.dtype, row * from.pitch + term, row < from.rows ? terms - term : 0,
+                     from.vectorised, v);
     } else {  // a thread reads eight rows of one term
         const int64_t row = first_row + thread % kVector * kVector, term = first_term + thread / kVector;
-        load_up_to_8(from.data, from.dtype, term * from.pitch + row, term < terms ? from.rows - row : 0, from.vectorised, v);
+        load_up_to_8(from.data, from.dtype, term * from.pitch + row, term < terms ? from.rows - row : 0,
+                     from.vectorised, v);
     }
 }
-template <bool kAlongTerms> __device__ __forceinline__ void store_tile(float (&tile)[kDepth][kPitch], const float (&v)[kVector]) {
+template <bool kAlongTerms>
+__device__ __forceinline__ void store_tile(float (&tile)[kDepth][kPitch], const float (&v)[kVector]) {
     const int thread = static_cast<int>(threadIdx.x);
     if (kAlongTerms) {
 #pragma unroll
@@ -59,8 +62,8 @@ template <bool kAlongTerms> __device__ __forceinline__ void store_tile(float (&t
 }
 static_assert(kTile * kDepth == kThreads * kVector);
 
-__device__ __forceinline__ void add_term(const float (&a)[kDepth][kPitch], const float (&b)[kDepth][kPitch], int k, int m, int n,
-                                         float (&sum)[kPerThread][kPerThread]) {
+__device__ __forceinline__ void add_term(const float (&a)[kDepth][kPitch], const float (&b)[kDepth][kPitch],
+                                         int k, int m, int n, float (&sum)[kPerThread][kPerThread]) {
     const float4 va = *reinterpret_cast<const float4*>(&a[k][m]);
     const float4 vb = *reinterpret_cast<const float4*>(&b[k][n]);
     const float x[kPerThread] = {va.x, va.y, va.z, va.w}, y[kPerThread] = {vb.x, vb.y, vb.z, vb.w};
@@ -125,8 +128,8 @@ Operand along_rows(const TensorView& view) {  // [terms, rows]
 }
 
 template <bool kAAlongTerms, bool kBAlongTerms>
-void launch_product(const Operand& a, const Operand& b, int64_t terms, const TensorView& out, const TensorView& addend,
-                    const Launch& launch, const char* op) {
+void launch_product(const Operand& a, const Operand& b, int64_t terms, const TensorView& out,
+                    const TensorView& addend, const Launch& launch, const char* op) {
     if (out.numel() == 0) return;
     const ProductArgs args{.a = a,
                            .b = b,
@@ -146,16 +149,17 @@ void launch_product(const Operand& a, const Operand& b, int64_t terms, const Ten
 }  // namespace
 
 void HopperOps::do_router_logits(const op::RouterLogits& args, const Launch& launch) {
-    launch_product<true, true>(along_terms(args.x), along_terms(args.weight), args.x.dim(1), args.logits, {}, launch, "router_logits");
+    launch_product<true, true>(along_terms(args.x), along_terms(args.weight), args.x.dim(1), args.logits, {},
+                               launch, "router_logits");
 }
 
 void HopperOps::do_router_logits_backward(const op::RouterLogitsBackward& args, const Launch& launch) {
     const int64_t tokens = args.x.dim(0), experts = args.weight.dim(0);
-    launch_product<true, false>(along_terms(args.dlogits), along_rows(args.weight), experts, args.dx, args.dx_in, launch,
-                                "router_logits_backward: dx");
+    launch_product<true, false>(along_terms(args.dlogits), along_rows(args.weight), experts, args.dx,
+                                args.dx_in, launch, "router_logits_backward: dx");
     const TensorView old = args.dweight_mode == Gradient::accumulate ? args.dweight : TensorView{};
-    launch_product<false, false>(along_rows(args.dlogits), along_rows(args.x), tokens, args.dweight, old, launch,
-                                 "router_logits_backward: dweight");
+    launch_product<false, false>(along_rows(args.dlogits), along_rows(args.x), tokens, args.dweight, old,
+                                 launch, "router_logits_backward: dweight");
 }
 
 }  // namespace fp8flow

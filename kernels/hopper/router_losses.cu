@@ -15,7 +15,7 @@ struct ScoreArgs {
     int64_t tokens;
     int experts, topk;
     op::Score score;
-    float* scores;              // [tokens, E]
+    float* scores;               // [tokens, E]
     unsigned long long* chosen;  // [E]
 };
 
@@ -30,7 +30,8 @@ __global__ void scores_kernel(const ScoreArgs args) {
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize, warps = threads / kWarpSize;
     float* scores = shared + experts + warp * 2 * experts;
     uint32_t* keys = reinterpret_cast<uint32_t*>(scores + experts);
-    for (int64_t t = static_cast<int64_t>(blockIdx.x) * warps + warp; t < args.tokens; t += static_cast<int64_t>(gridDim.x) * warps) {
+    for (int64_t t = static_cast<int64_t>(blockIdx.x) * warps + warp; t < args.tokens;
+         t += static_cast<int64_t>(gridDim.x) * warps) {
         warp_normalized_scores(args.logits + t * experts, experts, args.score, scores);
         for (int e = warp_lane(); e < experts; e += kWarpSize) {
             args.scores[t * experts + e] = scores[e];
@@ -52,9 +53,10 @@ __global__ void scores_kernel(const ScoreArgs args) {
 // Moves: the scores once. One thread an expert adds its column in ascending token order, 16 loads in flight; narrow CTAs, so that the
 // experts spread over the SMs. The chain of additions (about 4 ns a token with its loads) is what the stated order costs.
 constexpr int kColumnThreads = 32;
-__global__ __launch_bounds__(kColumnThreads) void column_sums_kernel(const float* __restrict__ scores, int64_t tokens, int experts,
-                                                                     const unsigned long long* chosen, bool first, float* sums,
-                                                                     float* counts) {
+__global__ __launch_bounds__(kColumnThreads) void column_sums_kernel(const float* __restrict__ scores,
+                                                                     int64_t tokens, int experts,
+                                                                     const unsigned long long* chosen,
+                                                                     bool first, float* sums, float* counts) {
     const int e = static_cast<int>(blockIdx.x) * kColumnThreads + static_cast<int>(threadIdx.x);
     if (e >= experts) return;
     float sum = first ? 0.0f : sums[e];
@@ -86,9 +88,11 @@ struct AuxArgs {
 __global__ void aux_loss_backward_kernel(const AuxArgs args) {
     extern __shared__ float shared[];
     const int experts = args.experts;
-    const int warp = static_cast<int>(threadIdx.x) / kWarpSize, warps = static_cast<int>(blockDim.x) / kWarpSize;
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
+              warps = static_cast<int>(blockDim.x) / kWarpSize;
     float* scores = shared + warp * experts;
-    for (int64_t t = static_cast<int64_t>(blockIdx.x) * warps + warp; t < args.tokens; t += static_cast<int64_t>(gridDim.x) * warps) {
+    for (int64_t t = static_cast<int64_t>(blockIdx.x) * warps + warp; t < args.tokens;
+         t += static_cast<int64_t>(gridDim.x) * warps) {
         const float* logits = args.logits + t * experts;
         float* dlogits = args.dlogits + t * experts;
         warp_normalized_scores(logits, experts, args.score, scores);
@@ -104,7 +108,8 @@ __global__ void aux_loss_backward_kernel(const AuxArgs args) {
 }
 
 // loss += weight * sum_e counts[e] * score_sums[e]. One warp, eight lanes.
-__global__ void aux_loss_kernel(const float* counts, const float* score_sums, int experts, float weight, float* loss) {
+__global__ void aux_loss_kernel(const float* counts, const float* score_sums, int experts, float weight,
+                                float* loss) {
     const float balance = warp_lane_dot(counts, score_sums, experts);
     if (threadIdx.x == 0) *loss = fma_float(weight, balance, *loss);
 }
@@ -122,15 +127,18 @@ struct ZLossArgs {
 __global__ void z_loss_kernel(const ZLossArgs args) {
     extern __shared__ float shared[];
     const int experts = args.experts;
-    const int warp = static_cast<int>(threadIdx.x) / kWarpSize, warps = static_cast<int>(blockDim.x) / kWarpSize;
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
+              warps = static_cast<int>(blockDim.x) / kWarpSize;
     float* softmax = shared + warp * experts;
-    for (int64_t t = static_cast<int64_t>(blockIdx.x) * warps + warp; t < args.tokens; t += static_cast<int64_t>(gridDim.x) * warps) {
+    for (int64_t t = static_cast<int64_t>(blockIdx.x) * warps + warp; t < args.tokens;
+         t += static_cast<int64_t>(gridDim.x) * warps) {
         const float log_sum = warp_log_sum_exp(args.logits + t * experts, experts, softmax);
         if (args.squares != nullptr && warp_lane() == 0) args.squares[t] = log_sum * log_sum;
         if (args.dlogits != nullptr) {
             float* dlogits = args.dlogits + t * experts;
             const float slope = 2.0f * args.grad_weight * log_sum;
-            for (int e = warp_lane(); e < experts; e += kWarpSize) dlogits[e] = fma_float(slope, softmax[e], dlogits[e]);
+            for (int e = warp_lane(); e < experts; e += kWarpSize)
+                dlogits[e] = fma_float(slope, softmax[e], dlogits[e]);
         }
         __syncwarp();  // the token's shared memory is free again
     }
@@ -138,13 +146,15 @@ __global__ void z_loss_kernel(const ZLossArgs args) {
 
 // loss += weight * sum of squares in the eight lanes, a tile at a time through shared memory. One CTA; two barriers a tile.
 constexpr int kLossThreads = 256;
-__global__ __launch_bounds__(kLossThreads) void z_loss_sum_kernel(const float* squares, int64_t tokens, float weight, float* loss) {
+__global__ __launch_bounds__(kLossThreads) void z_loss_sum_kernel(const float* squares, int64_t tokens,
+                                                                  float weight, float* loss) {
     constexpr int kTile = 2048;
     __shared__ float tile[kTile];
     float lane = 0.0f;
     for (int64_t first = 0; first < tokens; first += kTile) {
         const int count = static_cast<int>(tokens - first < kTile ? tokens - first : kTile);
-        for (int i = static_cast<int>(threadIdx.x); i < count; i += kLossThreads) tile[i] = squares[first + i];
+        for (int i = static_cast<int>(threadIdx.x); i < count; i += kLossThreads)
+            tile[i] = squares[first + i];
         __syncthreads();
         if (threadIdx.x < kLaneCount) {
 #pragma unroll 16
@@ -159,8 +169,9 @@ __global__ __launch_bounds__(kLossThreads) void z_loss_sum_kernel(const float* s
 
 // Moves 16 bytes an expert. Every thread adds all counts itself: integers, a few hundred, from the L1.
 constexpr int kBiasThreads = 256;
-__global__ __launch_bounds__(kBiasThreads) void expert_bias_kernel(const int64_t* counts, int64_t experts, float rate,
-                                                                   const int32_t* status, float* bias) {
+__global__ __launch_bounds__(kBiasThreads) void expert_bias_kernel(const int64_t* counts, int64_t experts,
+                                                                   float rate, const int32_t* status,
+                                                                   float* bias) {
     if (status != nullptr && *status != 0) return;
     int64_t total = 0;
     for (int64_t e = 0; e < experts; ++e) total += counts[e];
@@ -183,9 +194,11 @@ void HopperOps::do_router_score_sums(const op::RouterScoreSums& args, const Laun
     // The workspace holds the counts and the scores of so many tokens; more tokens are further rounds, which go on with the sums.
     const int64_t words = static_cast<int64_t>(Workspace::kPartialsBytes / sizeof(float)) - 2 * experts;
     const int64_t round_tokens = std::max<int64_t>(1, std::min(tokens, words / experts));
-    unsigned long long* chosen = workspace_->partials_for<unsigned long long>(experts + ceil_div(round_tokens * experts, 2));
+    unsigned long long* chosen =
+        workspace_->partials_for<unsigned long long>(experts + ceil_div(round_tokens * experts, 2));
     float* scores = reinterpret_cast<float*>(chosen + experts);
-    check_cuda(cudaMemsetAsync(chosen, 0, static_cast<std::size_t>(experts) * sizeof(*chosen), stream), "router_score_sums");
+    check_cuda(cudaMemsetAsync(chosen, 0, static_cast<std::size_t>(experts) * sizeof(*chosen), stream),
+               "router_score_sums");
     int64_t first = 0;
     do {
         const int64_t count = std::min(round_tokens, tokens - first);
@@ -197,10 +210,12 @@ void HopperOps::do_router_score_sums(const op::RouterScoreSums& args, const Laun
                                         .score = args.score,
                                         .scores = scores,
                                         .chosen = chosen};
-            scores_kernel<<<grid_for(ceil_div(count, warps), launch, kCtasPerSm), warps * kWarpSize, bytes, stream>>>(kernel_args);
+            scores_kernel<<<grid_for(ceil_div(count, warps), launch, kCtasPerSm), warps * kWarpSize, bytes,
+                            stream>>>(kernel_args);
         }
-        column_sums_kernel<<<static_cast<unsigned>(ceil_div(experts, kColumnThreads)), kColumnThreads, 0, stream>>>(
-            scores, count, static_cast<int>(experts), chosen, first == 0, args.score_sums.as<float>(), args.counts.as<float>());
+        column_sums_kernel<<<static_cast<unsigned>(ceil_div(experts, kColumnThreads)), kColumnThreads, 0,
+                             stream>>>(scores, count, static_cast<int>(experts), chosen, first == 0,
+                                       args.score_sums.as<float>(), args.counts.as<float>());
         first += round_tokens;
     } while (first < tokens);
     check_launch("router_score_sums");
@@ -210,8 +225,9 @@ void HopperOps::do_router_aux_loss_backward(const op::RouterAuxLossBackward& arg
     const int64_t tokens = args.logits.dim(0), experts = args.logits.dim(1);
     const cudaStream_t stream = stream_of(launch);
     if (args.loss)
-        aux_loss_kernel<<<1, kWarpSize, 0, stream>>>(args.counts.as<float>(), args.score_sums.as<float>(), static_cast<int>(experts),
-                                                     args.weight, args.loss.as<float>());
+        aux_loss_kernel<<<1, kWarpSize, 0, stream>>>(args.counts.as<float>(), args.score_sums.as<float>(),
+                                                     static_cast<int>(experts), args.weight,
+                                                     args.loss.as<float>());
     if (tokens > 0) {
         const AuxArgs kernel_args{.logits = args.logits.as<float>(),
                                   .counts = args.counts.as<float>(),
@@ -222,7 +238,8 @@ void HopperOps::do_router_aux_loss_backward(const op::RouterAuxLossBackward& arg
                                   .dlogits = args.dlogits.as<float>()};
         const int warps = token_warps(experts);
         aux_loss_backward_kernel<<<grid_for(ceil_div(tokens, warps), launch, kCtasPerSm), warps * kWarpSize,
-                                   static_cast<std::size_t>(warps * experts) * sizeof(float), stream>>>(kernel_args);
+                                   static_cast<std::size_t>(warps * experts) * sizeof(float), stream>>>(
+            kernel_args);
     }
     check_launch("router_aux_loss_backward");
 }
@@ -239,17 +256,20 @@ void HopperOps::do_router_z_loss(const op::RouterZLoss& args, const Launch& laun
                                 .squares = squares};
     const int warps = token_warps(experts);
     z_loss_kernel<<<grid_for(ceil_div(tokens, warps), launch, kCtasPerSm), warps * kWarpSize,
-                    static_cast<std::size_t>(warps * experts) * sizeof(float), stream_of(launch)>>>(kernel_args);
-    if (args.loss) z_loss_sum_kernel<<<1, kLossThreads, 0, stream_of(launch)>>>(squares, tokens, args.weight, args.loss.as<float>());
+                    static_cast<std::size_t>(warps * experts) * sizeof(float), stream_of(launch)>>>(
+        kernel_args);
+    if (args.loss)
+        z_loss_sum_kernel<<<1, kLossThreads, 0, stream_of(launch)>>>(squares, tokens, args.weight,
+                                                                     args.loss.as<float>());
     check_launch("router_z_loss");
 }
 
 void HopperOps::do_expert_bias_update(const op::ExpertBiasUpdate& args, const Launch& launch) {
     const int64_t experts = args.counts.dim(0);
     if (experts == 0) return;
-    expert_bias_kernel<<<1, kBiasThreads, 0, stream_of(launch)>>>(args.counts.as<int64_t>(), experts, args.rate,
-                                                                 args.status ? args.status.as<int32_t>() : nullptr,
-                                                                 args.bias.as<float>());
+    expert_bias_kernel<<<1, kBiasThreads, 0, stream_of(launch)>>>(
+        args.counts.as<int64_t>(), experts, args.rate, args.status ? args.status.as<int32_t>() : nullptr,
+        args.bias.as<float>());
     check_launch("expert_bias_update");
 }
 

@@ -16,8 +16,9 @@ constexpr uint32_t kNanBits = 0x7FC00000u;
 // ---- embedding ------------------------------------------------------------------------------------------------------------------
 // Moves: one table row in, one activation row out a token. One warp a token, eight elements a thread and turn. Element-wise.
 constexpr int kRowWarps = 8;
-__global__ __launch_bounds__(kRowWarps* kWarpSize) void embedding_kernel(const int32_t* ids, int64_t tokens, DeviceView table,
-                                                                         DeviceView y, bool vectorised) {
+__global__ __launch_bounds__(kRowWarps* kWarpSize) void embedding_kernel(const int32_t* ids, int64_t tokens,
+                                                                         DeviceView table, DeviceView y,
+                                                                         bool vectorised) {
     const int64_t vocab = table.dims[0], hidden = table.dims[1];
     const int lane = threadIdx.x % kWarpSize;
     for (int64_t t = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarpSize; t < tokens;
@@ -26,7 +27,8 @@ __global__ __launch_bounds__(kRowWarps* kWarpSize) void embedding_kernel(const i
         const bool known = id >= 0 && id < vocab;
         for (int64_t column = lane * kVector; column < hidden; column += kWarpSize * kVector) {
             float values[kVector];
-            load_up_to_8(table.data, table.dtype, (known ? id : 0) * hidden + column, hidden - column, vectorised, values);
+            load_up_to_8(table.data, table.dtype, (known ? id : 0) * hidden + column, hidden - column,
+                         vectorised, values);
             if (!known) {
 #pragma unroll
                 for (int j = 0; j < kVector; ++j) values[j] = bits_float(kNanBits);
@@ -40,10 +42,11 @@ __global__ __launch_bounds__(kRowWarps* kWarpSize) void embedding_kernel(const i
 // through shared memory a tile at a time, from the CTA's own tokens onwards, until all threads have found theirs. Two barriers a tile,
 // outside of divergent code. Each position has one predecessor at most, so every word has one writer.
 constexpr int kLinkThreads = 256;
-__global__ __launch_bounds__(kLinkThreads) void link_tokens_kernel(const int32_t* ids, int tokens, int32_t* next,
-                                                                   uint8_t* has_previous) {
+__global__ __launch_bounds__(kLinkThreads) void link_tokens_kernel(const int32_t* ids, int tokens,
+                                                                   int32_t* next, uint8_t* has_previous) {
     __shared__ int32_t tile[kLinkThreads];
-    for (int own = static_cast<int>(blockIdx.x) * kLinkThreads; own < tokens; own += static_cast<int>(gridDim.x) * kLinkThreads) {
+    for (int own = static_cast<int>(blockIdx.x) * kLinkThreads; own < tokens;
+         own += static_cast<int>(gridDim.x) * kLinkThreads) {
         const int t = own + static_cast<int>(threadIdx.x);
         const int32_t id = t < tokens ? ids[t] : -1;
         int found = -1;
@@ -71,9 +74,11 @@ __global__ __launch_bounds__(kLinkThreads) void link_tokens_kernel(const int32_t
 // element. No barriers. An id with many tokens is a long list; the other CTAs run beside it.
 constexpr int kGradThreads = 128;
 constexpr int kGradColumns = kGradThreads * kVector;
-__global__ __launch_bounds__(kGradThreads) void embedding_backward_kernel(const int32_t* ids, const int32_t* next,
-                                                                          const uint8_t* has_previous, DeviceView dy,
-                                                                          float* dtable, int64_t vocab, bool vectorised) {
+__global__ __launch_bounds__(kGradThreads) void embedding_backward_kernel(const int32_t* ids,
+                                                                          const int32_t* next,
+                                                                          const uint8_t* has_previous,
+                                                                          DeviceView dy, float* dtable,
+                                                                          int64_t vocab, bool vectorised) {
     const int64_t tokens = dy.dims[0], hidden = dy.dims[1];
     const int64_t column_tiles = (hidden + kGradColumns - 1) / kGradColumns;
     for (int64_t item = blockIdx.x; item < tokens * column_tiles; item += gridDim.x) {
@@ -126,7 +131,8 @@ __global__ __launch_bounds__(kLossThreads) void cross_entropy_kernel(const Cross
             continue;
         }
         float largest = bits_float(0xFF800000u);
-        for (int64_t i = thread; i < args.vocab; i += kLossThreads) largest = row[i] > largest ? row[i] : largest;
+        for (int64_t i = thread; i < args.vocab; i += kLossThreads)
+            largest = row[i] > largest ? row[i] : largest;
         for (int mask = kWarpSize / 2; mask > 0; mask /= 2) {
             const float other = __shfl_xor_sync(0xFFFFFFFFu, largest, mask);
             largest = other > largest ? other : largest;
@@ -134,7 +140,8 @@ __global__ __launch_bounds__(kLossThreads) void cross_entropy_kernel(const Cross
         if (thread % kWarpSize == 0) warp_largest[thread / kWarpSize] = largest;
         __syncthreads();
         largest = warp_largest[0];
-        for (int w = 1; w < kLossThreads / kWarpSize; ++w) largest = warp_largest[w] > largest ? warp_largest[w] : largest;
+        for (int w = 1; w < kLossThreads / kWarpSize; ++w)
+            largest = warp_largest[w] > largest ? warp_largest[w] : largest;
 
         float lane = 0.0f;
         for (int64_t start = 0; start < args.vocab; start += kLossTile) {
@@ -183,8 +190,9 @@ void HopperOps::do_embedding(const op::Embedding& args, const Launch& launch) {
     const int64_t tokens = args.y.dim(0), hidden = args.table.dim(1);
     if (tokens == 0 || hidden == 0) return;
     const bool vectorised = is_vectorisable(args.table.data, hidden) && is_vectorisable(args.y.data, hidden);
-    embedding_kernel<<<grid_for(ceil_div(tokens, kRowWarps), launch), kRowWarps * kWarpSize, 0, stream_of(launch)>>>(
-        args.ids.as<int32_t>(), tokens, device_view(args.table), device_view(args.y), vectorised);
+    embedding_kernel<<<grid_for(ceil_div(tokens, kRowWarps), launch), kRowWarps * kWarpSize, 0,
+                       stream_of(launch)>>>(args.ids.as<int32_t>(), tokens, device_view(args.table),
+                                            device_view(args.y), vectorised);
     check_launch("embedding");
 }
 
@@ -192,18 +200,23 @@ void HopperOps::do_embedding_backward(const op::EmbeddingBackward& args, const L
     const int64_t tokens = args.dy.dim(0), hidden = args.dtable.dim(1);
     const cudaStream_t stream = stream_of(launch);
     if (args.mode == Gradient::overwrite && args.dtable.numel() > 0)
-        check_cuda(cudaMemsetAsync(args.dtable.data, 0, static_cast<std::size_t>(args.dtable.bytes()), stream), "embedding_backward");
+        check_cuda(
+            cudaMemsetAsync(args.dtable.data, 0, static_cast<std::size_t>(args.dtable.bytes()), stream),
+            "embedding_backward");
     if (tokens == 0 || hidden == 0) return;
     FP8FLOW_CHECK(tokens <= INT32_MAX - kLinkThreads, "{} tokens: positions must fit 32 bits", tokens);
     int32_t* next = workspace_->partials_for<int32_t>(tokens + ceil_div(tokens, 4));
     uint8_t* has_previous = reinterpret_cast<uint8_t*>(next + tokens);
-    check_cuda(cudaMemsetAsync(has_previous, 0, static_cast<std::size_t>(tokens), stream), "embedding_backward");
+    check_cuda(cudaMemsetAsync(has_previous, 0, static_cast<std::size_t>(tokens), stream),
+               "embedding_backward");
     const int32_t* ids = args.ids.as<int32_t>();
     link_tokens_kernel<<<grid_for(ceil_div(tokens, kLinkThreads), launch), kLinkThreads, 0, stream>>>(
         ids, static_cast<int>(tokens), next, has_previous);
-    const bool vectorised = is_vectorisable(args.dy.data, hidden) && is_vectorisable(args.dtable.data, hidden);
-    embedding_backward_kernel<<<grid_for(tokens * ceil_div(hidden, kGradColumns), launch, 16), kGradThreads, 0, stream>>>(
-        ids, next, has_previous, device_view(args.dy), args.dtable.as<float>(), args.dtable.dim(0), vectorised);
+    const bool vectorised =
+        is_vectorisable(args.dy.data, hidden) && is_vectorisable(args.dtable.data, hidden);
+    embedding_backward_kernel<<<grid_for(tokens * ceil_div(hidden, kGradColumns), launch, 16), kGradThreads,
+                                0, stream>>>(ids, next, has_previous, device_view(args.dy),
+                                             args.dtable.as<float>(), args.dtable.dim(0), vectorised);
     check_launch("embedding_backward");
 }
 
@@ -218,7 +231,8 @@ void HopperOps::do_cross_entropy(const op::CrossEntropy& args, const Launch& lau
                                        .vocab = args.vocab_size,
                                        .grad_scale = args.grad_scale};
     if (kernel_args.tokens == 0) return;
-    cross_entropy_kernel<<<grid_for(kernel_args.tokens, launch), kLossThreads, 0, stream_of(launch)>>>(kernel_args);
+    cross_entropy_kernel<<<grid_for(kernel_args.tokens, launch), kLossThreads, 0, stream_of(launch)>>>(
+        kernel_args);
     check_launch("cross_entropy");
 }
 

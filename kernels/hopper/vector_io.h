@@ -62,18 +62,19 @@ __device__ __forceinline__ void store8(void* data, DType dtype, int64_t i, const
         const uint32_t high = dtype == DType::bf16 ? to_bf16(v[2 * j + 1]).bits : to_f16(v[2 * j + 1]).bits;
         words[j] = low | high << 16;
     }
-    *reinterpret_cast<uint4*>(static_cast<uint16_t*>(data) + i) = make_uint4(words[0], words[1], words[2], words[3]);
+    *reinterpret_cast<uint4*>(static_cast<uint16_t*>(data) + i) =
+        make_uint4(words[0], words[1], words[2], words[3]);
 }
 
 // The first `count` of eight elements from i (count <= 0: none); the rest of v is 0.
-__device__ __forceinline__ void load_up_to_8(const void* data, DType dtype, int64_t i, int64_t count, bool vectorised,
-                                             float (&v)[kVector]) {
+__device__ __forceinline__ void load_up_to_8(const void* data, DType dtype, int64_t i, int64_t count,
+                                             bool vectorised, float (&v)[kVector]) {
     if (vectorised && count >= kVector) return load8(data, dtype, i, v);
 #pragma unroll
     for (int j = 0; j < kVector; ++j) v[j] = j < count ? load_float(data, dtype, i + j) : 0.0f;
 }
-__device__ __forceinline__ void store_up_to_8(void* data, DType dtype, int64_t i, int64_t count, bool vectorised,
-                                              const float (&v)[kVector]) {
+__device__ __forceinline__ void store_up_to_8(void* data, DType dtype, int64_t i, int64_t count,
+                                              bool vectorised, const float (&v)[kVector]) {
     if (vectorised && count >= kVector) return store8(data, dtype, i, v);
 #pragma unroll
     for (int j = 0; j < kVector; ++j)

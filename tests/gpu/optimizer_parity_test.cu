@@ -8,12 +8,14 @@ namespace {
 
 TEST(OptimizerParity, NormSquared) {
     // around the ends of blocks of 4096, of a warp's 32 blocks, and past the 4096 blocks of one group
-    for (const int64_t count : {0, 1, 127, 4095, 4096, 4097, 32 * 4096 - 1, 32 * 4096 + 1, 300 * 4096 + 77, 4096 * 4096 + 5000}) {
+    for (const int64_t count :
+         {0, 1, 127, 4095, 4096, 4097, 32 * 4096 - 1, 32 * 4096 + 1, 300 * 4096 + 77, 4096 * 4096 + 5000}) {
         SCOPED_TRACE(count);
         Parity parity;
         HostTensor x(DType::f32, {count});
         float* values = x.as<float>();
-        for (int64_t i = 0; i < count; ++i)  // magnitudes that differ, so that the order of the additions shows
+        for (int64_t i = 0; i < count;
+             ++i)  // magnitudes that differ, so that the order of the additions shows
             values[i] = static_cast<float>((i * 2654435761 % 2001 - 1000) * (i % 97 == 0 ? 1e6 : 1e-3));
         const HostTensor sum = HostTensor::of<float>({3.25f});
         const op::NormSquared args{.x = x, .sum = sum};
@@ -34,16 +36,18 @@ TEST(OptimizerParity, AdamW) {
         for (const DType copy_dtype : {DType::bf16, DType::f32}) {
             for (const int32_t status_value : {0, op::kStepNonFinite}) {
                 for (const int64_t skip : {0, 1}) {
-                    SCOPED_TRACE(std::to_string(count) + " " + name_of(copy_dtype) + ", status " + std::to_string(status_value) + ", skip " +
-                                 std::to_string(skip));
+                    SCOPED_TRACE(std::to_string(count) + " " + name_of(copy_dtype) + ", status " +
+                                 std::to_string(status_value) + ", skip " + std::to_string(skip));
                     Parity parity;
-                    HostTensor grad(DType::f32, {count + skip}), master(DType::f32, {count + skip}), m(DType::f32, {count + skip}),
-                        v(DType::f32, {count + skip}), copy(copy_dtype, {count + skip});
+                    HostTensor grad(DType::f32, {count + skip}), master(DType::f32, {count + skip}),
+                        m(DType::f32, {count + skip}), v(DType::f32, {count + skip}),
+                        copy(copy_dtype, {count + skip});
                     fill_normal(grad, 1, 1e-3);
                     fill_normal(master, 2, 0.02);
                     fill_normal(m, 3, 1e-4);
                     fill_uniform(v, 4, 0, 1e-6);
-                    const HostTensor grad_scale = HostTensor::of<float>({0.37f}), status = HostTensor::of<int32_t>({status_value});
+                    const HostTensor grad_scale = HostTensor::of<float>({0.37f}),
+                                     status = HostTensor::of<int32_t>({status_value});
                     op::AdamW args{.grad = grad,
                                    .lr = 1e-3f,
                                    .weight_decay = 0.1f,
@@ -56,7 +60,8 @@ TEST(OptimizerParity, AdamW) {
                                    .v = v,
                                    .copy = copy};
                     op::AdamW device = args;
-                    for (auto member : {&op::AdamW::grad, &op::AdamW::master, &op::AdamW::m, &op::AdamW::v, &op::AdamW::copy}) {
+                    for (auto member : {&op::AdamW::grad, &op::AdamW::master, &op::AdamW::m, &op::AdamW::v,
+                                        &op::AdamW::copy}) {
                         device.*member = tail_of(parity.to_gpu(args.*member), skip);
                         args.*member = tail_of(args.*member, skip);
                     }
@@ -77,7 +82,8 @@ TEST(OptimizerParity, AdamW) {
 TEST(OptimizerParity, AdamWWithoutCopyAndStatus) {
     Parity parity;
     constexpr int64_t kCount = 4099;
-    HostTensor grad(DType::f32, {kCount}), master(DType::f32, {kCount}), m(DType::f32, {kCount}), v(DType::f32, {kCount});
+    HostTensor grad(DType::f32, {kCount}), master(DType::f32, {kCount}), m(DType::f32, {kCount}),
+        v(DType::f32, {kCount});
     fill_normal(grad, 1);
     fill_normal(master, 2);
     m.zero();
@@ -94,7 +100,8 @@ TEST(OptimizerParity, AdamWWithoutCopyAndStatus) {
                          .v = v,
                          .copy = {}};
     op::AdamW device = args;
-    for (auto member : {&op::AdamW::grad, &op::AdamW::grad_scale, &op::AdamW::master, &op::AdamW::m, &op::AdamW::v})
+    for (auto member :
+         {&op::AdamW::grad, &op::AdamW::grad_scale, &op::AdamW::master, &op::AdamW::m, &op::AdamW::v})
         device.*member = parity.to_gpu(args.*member);
     parity.gpu.adamw(device);
     parity.cpu.adamw(args);

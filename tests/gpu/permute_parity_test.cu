@@ -15,8 +15,9 @@ struct Case {
     std::string name() const {
         std::string text = "tokens";
         for (int64_t t : tokens) text += " " + std::to_string(t);
-        return text + ", K " + std::to_string(topk) + ", E " + std::to_string(experts) + ", align " + std::to_string(alignment) + ", H " +
-               std::to_string(hidden) + ", base " + std::to_string(row_base) + ", hot " + std::to_string(hot);
+        return text + ", K " + std::to_string(topk) + ", E " + std::to_string(experts) + ", align " +
+               std::to_string(alignment) + ", H " + std::to_string(hidden) + ", base " +
+               std::to_string(row_base) + ", hot " + std::to_string(hot);
     }
     int64_t slots() const { return *std::max_element(tokens.begin(), tokens.end()); }
     Routing routing() const { return Routing::random(tokens, slots(), topk, experts, 7, hot); }
@@ -36,13 +37,16 @@ const std::vector<Case> kCases = {
 
 // Values of every bit pattern that are not NaN, so that bytes can be compared after arithmetic too.
 void fill_tensor(const TensorView& view, uint64_t seed) {
-    if (is_fp8(view.dtype)) fill_uniform(view, seed, -400, 400);
-    else fill_normal(view, seed);
+    if (is_fp8(view.dtype))
+        fill_uniform(view, seed, -400, 400);
+    else
+        fill_normal(view, seed);
 }
 
 // An M-tensor of one case: rows from row_base on, poison around them.
 HostTensor rows_of(DType dtype, const Case& c, int64_t capacity, int64_t cols) {
-    HostTensor rows = cols > 0 ? HostTensor(dtype, {c.row_base + capacity, cols}) : HostTensor(dtype, {c.row_base + capacity});
+    HostTensor rows = cols > 0 ? HostTensor(dtype, {c.row_base + capacity, cols})
+                               : HostTensor(dtype, {c.row_base + capacity});
     if (c.row_base > 0) rows.set_row_base(c.row_base);
     return rows;
 }
@@ -83,12 +87,14 @@ TEST(PermuteParity, PermutePadFp8) {
             Parity parity;
             const Routing routing = c.routing();
             PlanFixture plan(routing, routing.ranks - 1, c.alignment, -1, c.row_base);
-            HostFp8 src(DType::e4m3, {routing.ranks * routing.slots, c.hidden}, ScaleLayout::vec128_wire, 0, scale_dtype);
+            HostFp8 src(DType::e4m3, {routing.ranks * routing.slots, c.hidden}, ScaleLayout::vec128_wire, 0,
+                        scale_dtype);
             fill_tensor(src.codes, 5);
             if (src.scales.numel() > 0) fill_pow2(src.scales, 6, -10, 10);
             HostFp8 dst(DType::e4m3, {c.row_base + plan.groups.row_capacity, c.hidden}, ScaleLayout::vec128);
             if (c.row_base > 0) dst.set_row_base(c.row_base);
-            const op::PermutePad args{.src = src, .row_source = plan.row_source, .groups = plan.groups, .dst = dst};
+            const op::PermutePad args{
+                .src = src, .row_source = plan.row_source, .groups = plan.groups, .dst = dst};
             op::PermutePad device = args;
             device.src = parity.to_gpu(args.src);
             device.row_source = parity.to_gpu(args.row_source);
@@ -145,8 +151,11 @@ TEST(PermuteParity, UnpermuteProbsBackward) {
             HostTensor src = rows_of(dtype, c, plan.groups.row_capacity, c.hidden);
             fill_tensor(src, 13);
             HostTensor drow_prob = rows_of(DType::f32, c, plan.groups.row_capacity, 0);
-            const op::UnpermuteProbsBackward args{
-                .ddst = ddst, .src = src, .row_source = plan.row_source, .groups = plan.groups, .drow_prob = drow_prob};
+            const op::UnpermuteProbsBackward args{.ddst = ddst,
+                                                  .src = src,
+                                                  .row_source = plan.row_source,
+                                                  .groups = plan.groups,
+                                                  .drow_prob = drow_prob};
             op::UnpermuteProbsBackward device = args;
             device.ddst = parity.to_gpu(args.ddst);
             device.src = parity.to_gpu(args.src);
@@ -179,7 +188,8 @@ TEST(PermuteParity, PadAndUnpadRows) {
             const GroupsFixture tight(c.counts, 1, 3), padded(c.counts, c.alignment, 5);
             const DType dtype = fp8 ? DType::e5m2 : DType::bf16;
             const ScaleLayout layout = fp8 ? ScaleLayout::vec128 : ScaleLayout::none;
-            HostFp8 src(dtype, {c.base + tight.capacity(), c.hidden}, layout), dst(dtype, {padded.capacity(), c.hidden}, layout);
+            HostFp8 src(dtype, {c.base + tight.capacity(), c.hidden}, layout),
+                dst(dtype, {padded.capacity(), c.hidden}, layout);
             fill_tensor(src.codes, 21);
             if (fp8) fill_uniform(src.scales, 22, 0.01, 3);
             if (c.base > 0) src.set_row_base(c.base);
@@ -195,7 +205,8 @@ TEST(PermuteParity, PadAndUnpadRows) {
 
             HostTensor back(dtype, {c.base + tight.capacity(), c.hidden});
             if (c.base > 0) back.set_row_base(c.base);
-            const op::UnpadRows unpad{.src = dst.codes, .src_groups = padded, .dst_groups = tight, .dst = back};
+            const op::UnpadRows unpad{
+                .src = dst.codes, .src_groups = padded, .dst_groups = tight, .dst = back};
             op::UnpadRows device_unpad = unpad;
             device_unpad.src = device_pad.dst.codes;
             device_unpad.src_groups = device_pad.dst_groups;

@@ -9,10 +9,12 @@ namespace fp8flow::test {
 namespace {
 
 // Runs both backends on poisoned outputs and compares everything; twice on the device, because slots must not depend on scheduling.
-void expect_same_plan(const Routing& routing, int64_t rank, int64_t alignment, int64_t capacity, int64_t row_base) {
+void expect_same_plan(const Routing& routing, int64_t rank, int64_t alignment, int64_t capacity,
+                      int64_t row_base) {
     PlanFixture plan(routing, rank, alignment, capacity, row_base);
-    HostTensor* outputs[] = {&plan.counts,       &plan.offsets,     &plan.row_source,  &plan.row_prob,    &plan.recv_rows,
-                             &plan.recv_offsets, &plan.recv_source, &plan.send_tokens, &plan.send_counts, &plan.next_row_base};
+    HostTensor* outputs[] = {&plan.counts,      &plan.offsets,      &plan.row_source,  &plan.row_prob,
+                             &plan.recv_rows,   &plan.recv_offsets, &plan.recv_source, &plan.send_tokens,
+                             &plan.send_counts, &plan.next_row_base};
     for (int turn = 0; turn < 2; ++turn) {
         Parity parity;
         for (HostTensor* output : outputs) output->fill_bytes(0x33);
@@ -20,10 +22,11 @@ void expect_same_plan(const Routing& routing, int64_t rank, int64_t alignment, i
         op::PlanDispatch device = plan.args;
         device.row_base = parity.to_gpu_word(plan.args.row_base);
         device.groups = parity.to_gpu(plan.args.groups);
-        for (auto member : {&op::PlanDispatch::all_ids, &op::PlanDispatch::all_probs, &op::PlanDispatch::row_source,
-                            &op::PlanDispatch::row_prob, &op::PlanDispatch::recv_rows, &op::PlanDispatch::recv_offsets,
-                            &op::PlanDispatch::recv_source, &op::PlanDispatch::send_tokens, &op::PlanDispatch::send_counts,
-                            &op::PlanDispatch::next_row_base, &op::PlanDispatch::overflow})
+        for (auto member :
+             {&op::PlanDispatch::all_ids, &op::PlanDispatch::all_probs, &op::PlanDispatch::row_source,
+              &op::PlanDispatch::row_prob, &op::PlanDispatch::recv_rows, &op::PlanDispatch::recv_offsets,
+              &op::PlanDispatch::recv_source, &op::PlanDispatch::send_tokens, &op::PlanDispatch::send_counts,
+              &op::PlanDispatch::next_row_base, &op::PlanDispatch::overflow})
             device.*member = parity.to_gpu(plan.args.*member);
         parity.gpu.plan_dispatch(device);
         parity.cpu.plan_dispatch(plan.args);
@@ -67,8 +70,9 @@ TEST(PlanParity, EdgeShapes) {
     for (const Case& c : kCases) {
         const Routing routing = Routing::random(c.tokens, c.slots, c.topk, c.experts, 17, c.hot);
         for (int64_t rank = 0; rank < routing.ranks; ++rank) {
-            SCOPED_TRACE("G " + std::to_string(routing.ranks) + ", S " + std::to_string(c.slots) + ", K " + std::to_string(c.topk) + ", E " +
-                         std::to_string(c.experts) + ", rank " + std::to_string(rank));
+            SCOPED_TRACE("G " + std::to_string(routing.ranks) + ", S " + std::to_string(c.slots) + ", K " +
+                         std::to_string(c.topk) + ", E " + std::to_string(c.experts) + ", rank " +
+                         std::to_string(rank));
             expect_same_plan(routing, rank, c.alignment, -1, c.row_base);
         }
     }
@@ -79,9 +83,10 @@ TEST(PlanParity, OverflowAroundTheBoundary) {
     for (int64_t rank = 0; rank < 2; ++rank) {
         for (const int64_t alignment : {1, 16, 128}) {
             const int64_t needed = PlanFixture(routing, rank, alignment).total();
-            for (const int64_t capacity : {int64_t{0}, int64_t{1}, alignment, needed / 2, needed - 1, needed, needed + 1}) {
-                SCOPED_TRACE("rank " + std::to_string(rank) + ", alignment " + std::to_string(alignment) + ", capacity " +
-                             std::to_string(capacity) + " of " + std::to_string(needed));
+            for (const int64_t capacity :
+                 {int64_t{0}, int64_t{1}, alignment, needed / 2, needed - 1, needed, needed + 1}) {
+                SCOPED_TRACE("rank " + std::to_string(rank) + ", alignment " + std::to_string(alignment) +
+                             ", capacity " + std::to_string(capacity) + " of " + std::to_string(needed));
                 expect_same_plan(routing, rank, alignment, capacity, 128);
             }
         }
@@ -104,10 +109,11 @@ TEST(PlanParity, ArenaShorterThanTheCapacity) {
         op::PlanDispatch device = args;
         device.row_base = parity.to_gpu_word(args.row_base);
         device.groups = parity.to_gpu(args.groups);
-        for (auto member : {&op::PlanDispatch::all_ids, &op::PlanDispatch::all_probs, &op::PlanDispatch::row_source,
-                            &op::PlanDispatch::row_prob, &op::PlanDispatch::recv_rows, &op::PlanDispatch::recv_offsets,
-                            &op::PlanDispatch::recv_source, &op::PlanDispatch::send_tokens, &op::PlanDispatch::send_counts,
-                            &op::PlanDispatch::next_row_base, &op::PlanDispatch::overflow})
+        for (auto member :
+             {&op::PlanDispatch::all_ids, &op::PlanDispatch::all_probs, &op::PlanDispatch::row_source,
+              &op::PlanDispatch::row_prob, &op::PlanDispatch::recv_rows, &op::PlanDispatch::recv_offsets,
+              &op::PlanDispatch::recv_source, &op::PlanDispatch::send_tokens, &op::PlanDispatch::send_counts,
+              &op::PlanDispatch::next_row_base, &op::PlanDispatch::overflow})
             device.*member = parity.to_gpu(args.*member);
         parity.gpu.plan_dispatch(device);
         parity.cpu.plan_dispatch(args);

@@ -1,0 +1,308 @@
+// The router on the GPU against the reference: ids, probabilities, logits, losses and gradients byte by byte, over all options and edge
+// shapes, with ties, NaN and infinity among the logits.
+#include "tests/support/parity.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <string>
+
+namespace fp8flow::test {
+namespace {
+
+using op::Score;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
+
+// Every element equal; the payload of a NaN is the processor's own.
+void expect_same_values(Parity& parity, const TensorView& host, const std::string& what) {
+    const HostTensor got = parity.from_gpu(host);
+    int64_t differences = 0;
+    for (int64_t i = 0; i < host.numel(); ++i) {
+        const double a = got(i), b = get(host, i);
+        if (a == b && std::signbit(a) == std::signbit(b)) continue;
+        if (std::isnan(a) && std::isnan(b)) continue;
+        if (++differences <= 3) ADD_FAILURE() << what << "[" << i << "]: hopper " << a << ", reference " << b;
+    }
+    EXPECT_EQ(differences, 0) << what << ": of " << host.numel();
+}
+
+struct Projection {
+    int64_t tokens, hidden, experts;
+    DType dtype;
+};
+const std::vector<Projection> kProjections = {
+    {0, 128, 8, DType::bf16},   {1, 1, 1, DType::bf16},       {127, 200, 8, DType::bf16},
+    {128, 256, 64, DType::f32}, {129, 1024, 65, DType::bf16}, {65, 7168, 256, DType::bf16},
+    {33, 77, 130, DType::f32},  {300, 96, 512, DType::bf16},
+};
+
+TEST(RouterParity, Logits) {
+    for (const Projection& p : kProjections) {
+        for (const DType weight_dtype : {DType::f32, DType::bf16}) {
+            SCOPED_TRACE(std::to_string(p.tokens) + " x " + std::to_string(p.hidden) + " x " +
+                         std::to_string(p.experts));
+            Parity parity;
+            HostTensor x(p.dtype, {p.tokens, p.hidden}), weight(weight_dtype, {p.experts, p.hidden}),
+                logits(DType::f32, {p.tokens, p.experts});
+            fill_normal(x, 1);
+            fill_normal(weight, 2, 0.02);
+            const op::RouterLogits args{.x = x, .weight = weight, .logits = logits};
+            const op::RouterLogits device{.x = parity.to_gpu(args.x),
+                                          .weight = parity.to_gpu(args.weight),
+                                          .logits = parity.to_gpu(args.logits)};
+            parity.gpu.router_logits(device);
+            parity.cpu.router_logits(args);
+            parity.expect_same_bytes(args.logits, "logits");
+        }
+    }
+}
+
+TEST(RouterParity, LogitsBackward) {
+    for (const Projection& p : kProjections) {
+        for (const Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {
+            SCOPED_TRACE(std::to_string(p.tokens) + " x " + std::to_string(p.hidden) + " x " +
+                         std::to_string(p.experts));
+            const bool accumulate = mode == Gradient::accumulate;
+            Parity parity;
+            HostTensor x(p.dtype, {p.tokens, p.hidden}),
+                weight(accumulate ? DType::bf16 : DType::f32, {p.experts, p.hidden}),
+                dlogits(DType::f32, {p.tokens, p.experts}), dx_in(DType::bf16, {p.tokens, p.hidden}),
+                dx(p.dtype, {p.tokens, p.hidden}), dweight(DType::f32, {p.experts, p.hidden});
+            fill_normal(x, 1);
+            fill_normal(weight, 2, 0.02);
+            fill_normal(dlogits, 3, 1e-3);
+            fill_normal(dx_in, 4, 1e-3);
+            if (accumulate) fill_normal(dweight, 5);
+            const op::RouterLogitsBackward args{.dlogits = dlogits,
+                                                .x = x,
+                                                .weight = weight,
+                                                .dx_in = accumulate ? dx_in.view() : TensorView{},
+                                                .dweight_mode = mode,
+                                                .dx = dx,
+                                                .dweight = dweight};
+            op::RouterLogitsBackward device = args;
+            for (auto member : {&op::RouterLogitsBackward::dlogits, &op::RouterLogitsBackward::x,
+                                &op::RouterLogitsBackward::weight, &op::RouterLogitsBackward::dx_in,
+                                &op::RouterLogitsBackward::dx, &op::RouterLogitsBackward::dweight})
+                device.*member = parity.to_gpu(args.*member);
+            parity.gpu.router_logits_backward(device);
+            parity.cpu.router_logits_backward(args);
+            parity.expect_same_bytes(args.dx, "dx");
+            parity.expect_same_bytes(args.dweight, "dweight");
+        }
+    }
+}
+
+struct Choice {
+    int64_t tokens, experts, topk;
+    op::RouterOptions options;
+    bool with_bias = false;
+};
+std::vector<Choice> choices() {
+    std::vector<Choice> all;
+    const op::RouterOptions post{}, pre{.pre_softmax = true},
+        sigmoid{.score = Score::sigmoid, .scaling_factor = 2.5f};
+    for (const int64_t tokens : {0, 1, 127, 128, 129})
+        for (const int64_t experts : {1, 8, 64, 256, 512})
+            for (const int64_t topk : {int64_t{1}, int64_t{2}, int64_t{8}, experts}) {
+                if (topk > experts || (topk == 512 && tokens > 1)) continue;
+                for (const op::RouterOptions& options : {post, pre, sigmoid})
+                    all.push_back(
+                        {tokens, experts, topk, options, options.score == Score::sigmoid && topk != 2});
+            }
+    for (op::RouterOptions options : {post, pre, sigmoid}) {  // group-limited
+        options.num_groups = 8;
+        options.group_topk = 4;
+        all.push_back({200, 256, 8, options, options.score == Score::sigmoid});
+        options.group_topk = 1;
+        all.push_back({65, 64, 6, options, false});
+        options.num_groups = 3;
+        options.group_topk = 2;
+        all.push_back({40, 96, 5, options, options.score == Score::sigmoid});
+    }
+    all.push_back({5000, 64, 6, sigmoid, true});
+    return all;
+}
+
+// Logits with ties (few distinct values in the second half of the tokens) and values that are not finite.
+void fill_logits(const HostTensor& logits) {
+    const int64_t tokens = logits.view().dim(0), experts = logits.view().dim(1);
+    fill_normal(logits, 31, 2.0);
+    float* values = logits.as<float>();
+    for (int64_t i = tokens / 2 * experts; i < tokens * experts; ++i) values[i] = std::round(values[i]);
+    if (tokens < 20) return;
+    for (int64_t e = 0; e < experts; ++e) {
+        values[3 * experts + e] = kNan;
+        values[4 * experts + e] = -kInf;
+        if (e % 3 == 1) values[5 * experts + e] = kNan;
+        if (e % 5 == 2) values[6 * experts + e] = kInf;
+        if (e % 2 == 0) values[7 * experts + e] = -kInf;
+        values[8 * experts + e] = e % 2 == 0 ? 0.0f : -0.0f;
+        values[9 * experts + e] *= 50.0f;
+    }
+}
+
+TEST(RouterParity, TopKAndItsBackward) {
+    for (const Choice& c : choices()) {
+        SCOPED_TRACE("T " + std::to_string(c.tokens) + ", E " + std::to_string(c.experts) + ", K " +
+                     std::to_string(c.topk) +
+                     (c.options.score == Score::sigmoid ? ", sigmoid"
+                      : c.options.pre_softmax           ? ", pre"
+                                                        : ", post") +
+                     ", groups " + std::to_string(c.options.num_groups) + "/" +
+                     std::to_string(c.options.group_topk));
+        Parity parity;
+        HostTensor logits(DType::f32, {c.tokens, c.experts}), bias(DType::f32, {c.experts}),
+            ids(DType::i32, {c.tokens, c.topk}), probs(DType::f32, {c.tokens, c.topk}),
+            counts(DType::i64, {c.experts});
+        fill_logits(logits);
+        fill_uniform(bias, 32, -0.1, 0.1);
+        fill(counts, [](int64_t e) { return static_cast<double>(100 * e); });
+        const op::RouterTopK args{.logits = logits,
+                                  .expert_bias = c.with_bias ? bias.view() : TensorView{},
+                                  .options = c.options,
+                                  .forced_ids = {},
+                                  .ids = ids,
+                                  .probs = probs,
+                                  .counts = counts};
+        op::RouterTopK device = args;
+        for (auto member : {&op::RouterTopK::logits, &op::RouterTopK::expert_bias, &op::RouterTopK::ids,
+                            &op::RouterTopK::probs, &op::RouterTopK::counts})
+            device.*member = parity.to_gpu(args.*member);
+        parity.gpu.router_top_k(device);
+        parity.cpu.router_top_k(args);
+        parity.expect_same_bytes(args.ids, "ids");
+        expect_same_values(parity, args.probs, "probs");
+        parity.expect_same_bytes(args.counts, "counts");
+
+        HostTensor dprobs(DType::f32, {c.tokens, c.topk}), dlogits(DType::f32, {c.tokens, c.experts});
+        fill_normal(dprobs, 33);
+        const op::RouterTopKBackward back{
+            .logits = logits, .ids = ids, .dprobs = dprobs, .options = c.options, .dlogits = dlogits};
+        op::RouterTopKBackward device_back = back;
+        device_back.logits = device.logits;
+        device_back.ids = device.ids;
+        device_back.dprobs = parity.to_gpu(back.dprobs);
+        device_back.dlogits = parity.to_gpu(back.dlogits);
+        parity.gpu.router_top_k_backward(device_back);
+        parity.cpu.router_top_k_backward(back);
+        expect_same_values(parity, back.dlogits, "dlogits");
+    }
+}
+
+TEST(RouterParity, ForcedIds) {
+    Parity parity;
+    constexpr int64_t kTokens = 70, kExperts = 24, kTopK = 3;
+    HostTensor logits(DType::f32, {kTokens, kExperts}), forced(DType::i32, {kTokens, kTopK}),
+        ids(DType::i32, {kTokens, kTopK}), probs(DType::f32, {kTokens, kTopK}),
+        counts(DType::i64, {kExperts});
+    fill_normal(logits, 1);
+    fill(forced, [](int64_t i) { return static_cast<double>((i / kTopK + i % kTopK * 7) % kExperts); });
+    counts.zero();
+    const op::RouterTopK args{.logits = logits,
+                              .expert_bias = {},
+                              .forced_ids = forced,
+                              .ids = ids,
+                              .probs = probs,
+                              .counts = counts};
+    op::RouterTopK device = args;
+    for (auto member : {&op::RouterTopK::logits, &op::RouterTopK::forced_ids, &op::RouterTopK::ids,
+                        &op::RouterTopK::probs, &op::RouterTopK::counts})
+        device.*member = parity.to_gpu(args.*member);
+    parity.gpu.router_top_k(device);
+    parity.cpu.router_top_k(args);
+    parity.expect_same_bytes(args.ids, "ids");
+    parity.expect_same_bytes(args.probs, "probs");
+    parity.expect_same_bytes(args.counts, "counts");
+}
+
+TEST(RouterParity, BalancingLosses) {
+    for (const int64_t tokens : {0, 1, 127, 129, 3000}) {
+        for (const int64_t experts : {1, 8, 64, 256, 512}) {
+            for (const Score score : {Score::softmax, Score::sigmoid}) {
+                SCOPED_TRACE("T " + std::to_string(tokens) + ", E " + std::to_string(experts) +
+                             (score == Score::sigmoid ? ", sigmoid" : ", softmax"));
+                if (tokens == 3000 && experts == 512) continue;
+                Parity parity;
+                HostTensor logits(DType::f32, {tokens, experts}), counts(DType::f32, {experts}),
+                    sums(DType::f32, {experts}), dlogits(DType::f32, {tokens, experts});
+                const HostTensor loss = HostTensor::of<float>({0.5f});
+                fill_logits(logits);
+                if (tokens > 127) fill_normal(logits, 41);  // finite, so that the sums say something
+                fill_normal(dlogits, 42, 1e-3);
+                const op::RouterScoreSums sums_args{.logits = logits,
+                                                    .score = score,
+                                                    .topk = std::min<int64_t>(experts, 6),
+                                                    .counts = counts,
+                                                    .score_sums = sums};
+                op::RouterScoreSums sums_device = sums_args;
+                sums_device.logits = parity.to_gpu(sums_args.logits);
+                sums_device.counts = parity.to_gpu(sums_args.counts);
+                sums_device.score_sums = parity.to_gpu(sums_args.score_sums);
+                parity.gpu.router_score_sums(sums_device);
+                parity.cpu.router_score_sums(sums_args);
+                parity.expect_same_bytes(sums_args.counts, "counts");
+                expect_same_values(parity, sums_args.score_sums, "score_sums");
+
+                const op::RouterAuxLossBackward aux{.logits = logits,
+                                                    .counts = counts,
+                                                    .score = score,
+                                                    .weight = 0.013f,
+                                                    .score_sums = sums,
+                                                    .loss = loss,
+                                                    .dlogits = dlogits};
+                op::RouterAuxLossBackward aux_device = aux;
+                aux_device.logits = sums_device.logits;
+                aux_device.counts = sums_device.counts;
+                aux_device.score_sums = sums_device.score_sums;
+                aux_device.loss = parity.to_gpu(aux.loss);
+                aux_device.dlogits = parity.to_gpu(aux.dlogits);
+                parity.gpu.router_aux_loss_backward(aux_device);
+                parity.cpu.router_aux_loss_backward(aux);
+                expect_same_values(parity, aux.loss, "loss");
+                expect_same_values(parity, aux.dlogits, "dlogits of the auxiliary loss");
+
+                for (const bool with_gradient : {true, false}) {
+                    const op::RouterZLoss z{.logits = logits,
+                                            .weight = 0.7f,
+                                            .grad_weight = 0.07f,
+                                            .loss = loss,
+                                            .dlogits = with_gradient ? dlogits.view() : TensorView{}};
+                    op::RouterZLoss z_device = z;
+                    z_device.logits = sums_device.logits;
+                    z_device.loss = aux_device.loss;
+                    z_device.dlogits = with_gradient ? aux_device.dlogits : TensorView{};
+                    parity.gpu.router_z_loss(z_device);
+                    parity.cpu.router_z_loss(z);
+                    expect_same_values(parity, z.loss, "loss with the z-loss");
+                    expect_same_values(parity, dlogits, "dlogits with the z-loss");
+                }
+            }
+        }
+    }
+}
+
+TEST(RouterParity, ExpertBiasUpdate) {
+    for (const int64_t experts : {1, 8, 300}) {
+        for (const int32_t status_value : {0, 1}) {
+            SCOPED_TRACE(experts);
+            Parity parity;
+            HostTensor counts(DType::i64, {experts}), bias(DType::f32, {experts});
+            const HostTensor status = HostTensor::of<int32_t>({status_value});
+            fill(counts, [](int64_t e) { return static_cast<double>(e * 37 % 11 + 1000); });
+            fill_uniform(bias, 51, -0.1, 0.1);
+            const op::ExpertBiasUpdate args{.counts = counts, .rate = 1e-3f, .status = status, .bias = bias};
+            op::ExpertBiasUpdate device = args;
+            device.counts = parity.to_gpu(args.counts);
+            device.status = parity.to_gpu(args.status);
+            device.bias = parity.to_gpu(args.bias);
+            parity.gpu.expert_bias_update(device);
+            parity.cpu.expert_bias_update(args);
+            parity.expect_same_bytes(args.bias, "bias");
+        }
+    }
+}
+
+}  // namespace
+}  // namespace fp8flow::test

@@ -1,0 +1,227 @@
+// Embedding, cross-entropy and the element-wise ops on the GPU against the reference: every byte; NaN only has to be NaN on both sides.
+#include "tests/support/parity.h"
+
+#include <limits>
+#include <string>
+
+namespace fp8flow::test {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
+
+// Every element equal; the payload of a NaN is the processor's own.
+void expect_same_values(Parity& parity, const TensorView& host, const std::string& what) {
+    const HostTensor got = parity.from_gpu(host);
+    int64_t differences = 0;
+    const int64_t width = size_of(host.dtype);
+    for (int64_t i = 0; i < host.numel(); ++i) {
+        const bool same = std::memcmp(got.view().bytes_ptr() + i * width, host.bytes_ptr() + i * width,
+                                      static_cast<std::size_t>(width)) == 0;
+        if (same || (std::isnan(got(i)) && std::isnan(get(host, i)))) continue;
+        if (++differences <= 3)
+            ADD_FAILURE() << what << "[" << i << "]: hopper " << got(i) << ", reference " << get(host, i);
+    }
+    EXPECT_EQ(differences, 0) << what << ": of " << host.numel();
+}
+
+HostTensor random_ids(int64_t count, int64_t vocab, uint64_t seed) {
+    HostTensor ids(DType::i32, {count});
+    for (int64_t t = 0; t < count; ++t)
+        ids.as<int32_t>()[t] = static_cast<int32_t>(random_words(seed, 0, static_cast<uint64_t>(t))[0] %
+                                                    static_cast<uint64_t>(vocab));
+    return ids;
+}
+
+TEST(TokenParity, Embedding) {
+    for (const int64_t tokens : {0, 1, 127, 129}) {
+        for (const int64_t hidden : {1, 8, 250, 256, 8192}) {
+            for (const DType table_dtype : {DType::bf16, DType::f32}) {
+                SCOPED_TRACE(std::to_string(tokens) + " x " + std::to_string(hidden) + " " +
+                             name_of(table_dtype));
+                Parity parity;
+                constexpr int64_t kVocab = 61;
+                const HostTensor ids = random_ids(tokens, kVocab, 1);
+                HostTensor table(table_dtype, {kVocab, hidden}), y(DType::bf16, {tokens, hidden});
+                fill_normal(table, 2);
+                const op::Embedding args{.ids = ids, .table = table, .y = y};
+                const op::Embedding device{.ids = parity.to_gpu(args.ids),
+                                           .table = parity.to_gpu(args.table),
+                                           .y = parity.to_gpu(args.y)};
+                parity.gpu.embedding(device);
+                parity.cpu.embedding(args);
+                parity.expect_same_bytes(args.y, "y");
+            }
+        }
+    }
+}
+
+TEST(TokenParity, EmbeddingOfUnknownIdsIsNan) {
+    Parity parity;
+    const HostTensor ids = HostTensor::of<int32_t>({1, -1, 4, 1 << 30});
+    HostTensor table(DType::f32, {4, 16}), y(DType::f32, {4, 16});
+    fill_normal(table, 2);
+    parity.gpu.embedding({.ids = parity.to_gpu(ids), .table = parity.to_gpu(table), .y = parity.to_gpu(y)});
+    const HostTensor got = parity.from_gpu(y);
+    for (int64_t i = 0; i < y.numel(); ++i) {
+        if (i < 16)
+            EXPECT_EQ(got(i), table(16 + i));
+        else
+            EXPECT_TRUE(std::isnan(got(i))) << i;
+    }
+}
+
+TEST(TokenParity, EmbeddingBackward) {
+    for (const int64_t tokens : {0, 1, 127, 255, 256, 257, 1500}) {
+        for (const int64_t vocab : {1, 37, 4000}) {  // 1: every token has the same id
+            for (const int64_t hidden : {3, 264, 2048}) {
+                for (const Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {
+                    SCOPED_TRACE(std::to_string(tokens) + " tokens, V " + std::to_string(vocab) + ", H " +
+                                 std::to_string(hidden));
+                    if (vocab * hidden > 1'100'000 && mode == Gradient::accumulate) continue;
+                    Parity parity;
+                    const HostTensor ids = random_ids(tokens, vocab, 3);
+                    HostTensor dy(DType::bf16, {tokens, hidden}), dtable(DType::f32, {vocab, hidden});
+                    fill_normal(dy, 4);
+                    if (mode == Gradient::accumulate) fill_uniform(dtable, 5, -1, 1);
+                    const op::EmbeddingBackward args{.ids = ids, .dy = dy, .mode = mode, .dtable = dtable};
+                    op::EmbeddingBackward device = args;
+                    device.ids = parity.to_gpu(args.ids);
+                    device.dy = parity.to_gpu(args.dy);
+                    device.dtable = parity.to_gpu(args.dtable);
+                    parity.gpu.embedding_backward(device);
+                    parity.cpu.embedding_backward(args);
+                    parity.expect_same_bytes(args.dtable, "dtable");
+                }
+            }
+        }
+    }
+}
+
+TEST(TokenParity, CrossEntropy) {
+    struct Shape {
+        int64_t tokens, columns, vocab;
+    };
+    for (const Shape& shape : {Shape{0, 8, 8}, Shape{1, 1, 1}, Shape{127, 64, 61}, Shape{128, 257, 256},
+                               Shape{129, 2048, 2048}, Shape{5, 4224, 4097}, Shape{3, 50304, 50257}}) {
+        for (const DType dtype : {DType::bf16, DType::f32}) {
+            for (const bool with_gradient : {true, false}) {
+                SCOPED_TRACE(std::to_string(shape.tokens) + " x " + std::to_string(shape.columns) + " " +
+                             name_of(dtype));
+                Parity parity;
+                HostTensor logits(DType::f32, {shape.tokens, shape.columns}),
+                    labels = random_ids(shape.tokens, shape.vocab, 6), loss(DType::f32, {shape.tokens}),
+                    dlogits(dtype, {shape.tokens, shape.columns});
+                fill_normal(logits, 7, 4.0);
+                for (int64_t t = 2; t < shape.tokens; t += 5) labels.as<int32_t>()[t] = -100;
+                if (shape.tokens > 20) {  // rows that are not numbers stay so, in the same places
+                    logits.as<float>()[3 * shape.columns] = kNan;
+                    logits.as<float>()[4 * shape.columns] = kInf;
+                    logits.as<float>()[5 * shape.columns] = -kInf;
+                    logits.as<float>()[6 * shape.columns] = 1e30f;
+                }
+                const op::CrossEntropy args{.logits = logits,
+                                            .labels = labels,
+                                            .vocab_size = shape.vocab,
+                                            .grad_scale = 0.013f,
+                                            .loss = loss,
+                                            .dlogits = with_gradient ? dlogits.view() : TensorView{}};
+                op::CrossEntropy device = args;
+                device.logits = parity.to_gpu(args.logits);
+                device.labels = parity.to_gpu(args.labels);
+                device.loss = parity.to_gpu(args.loss);
+                device.dlogits = parity.to_gpu(args.dlogits);
+                parity.gpu.cross_entropy(device);
+                parity.cpu.cross_entropy(args);
+                expect_same_values(parity, args.loss, "loss");
+                if (with_gradient) expect_same_values(parity, args.dlogits, "dlogits");
+            }
+        }
+    }
+}
+
+TEST(TokenParity, Sum) {
+    for (const int64_t count : {0, 1, 127, 2048, 2049, 20000}) {
+        SCOPED_TRACE(count);
+        Parity parity;
+        HostTensor values(DType::f32, {count});
+        fill(values, [](int64_t i) {
+            return random_normal(8, 0, static_cast<uint64_t>(i)) * (i % 7 == 0 ? 1e8 : 1e-4);
+        });
+        const HostTensor sum = HostTensor::of<float>({-7.5f});
+        const op::Sum args{.values = values, .sum = sum};
+        const op::Sum device{.values = parity.to_gpu(args.values), .sum = parity.to_gpu(args.sum)};
+        parity.gpu.sum(device);
+        parity.cpu.sum(args);
+        parity.expect_same_bytes(args.sum, "sum");
+    }
+}
+
+TEST(TokenParity, AddCastZero) {
+    for (const int64_t rows : {0, 1, 127, 128, 129}) {
+        for (const int64_t cols : {1, 5, 264}) {
+            for (const DType from : {DType::f32, DType::bf16, DType::f16}) {
+                for (const DType to : {DType::f32, DType::bf16, DType::f16}) {
+                    SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(cols) + " " + name_of(from) +
+                                 " -> " + name_of(to));
+                    Parity parity;
+                    HostTensor a(from, {rows, cols}), b(to, {rows, cols}), y(to, {rows, cols}),
+                        c(to, {rows, cols}), z(from, {rows, cols});
+                    fill_normal(a, 9, 100.0);
+                    fill_normal(b, 10, 1e-3);
+                    const TensorView gpu_a = parity.to_gpu(a), gpu_b = parity.to_gpu(b);
+                    parity.gpu.add({.a = gpu_a, .b = gpu_b, .y = parity.to_gpu(y)});
+                    parity.cpu.add({.a = a, .b = b, .y = y});
+                    parity.expect_same_bytes(y, "a + b");
+                    parity.gpu.add({.a = gpu_a, .b = gpu_b, .y = gpu_b});  // y may be an input
+                    parity.cpu.add({.a = a, .b = b, .y = b});
+                    parity.expect_same_bytes(b, "a + b in place");
+                    parity.gpu.cast({.x = gpu_a, .y = parity.to_gpu(c)});
+                    parity.cpu.cast({.x = a, .y = c});
+                    parity.expect_same_bytes(c, "cast");
+                    parity.gpu.zero({.y = parity.to_gpu(z)});
+                    parity.cpu.zero({.y = z});
+                    parity.expect_same_bytes(z, "zero");
+                }
+            }
+        }
+    }
+}
+
+TEST(TokenParity, CountNonFinite) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::e4m3, DType::e5m2, DType::e8m0}) {
+        for (const int64_t count : {0, 1, 127, 1000, 70001}) {
+            for (const int64_t bad : {0, 1, 3}) {
+                SCOPED_TRACE(std::string(name_of(dtype)) + " " + std::to_string(count) + ", bad " +
+                             std::to_string(bad));
+                Parity parity;
+                HostTensor x(dtype, {count});
+                if (dtype == DType::e8m0)
+                    fill_pow2(x, 11, -20, 20);
+                else
+                    fill_normal(x, 11);
+                for (int64_t i = 0; i < bad && i < count; ++i) {
+                    const int64_t at = count - 1 - i * (count / 4);
+                    if (dtype == DType::e8m0)
+                        x.view().bytes_ptr()[at] = 0xFF;
+                    else
+                        set(x, at,
+                            i % 2 == 0 ? kNan
+                                       : kInf);  // E4M3 has no infinity: it saturates, which counts as finite
+                }
+                const HostTensor found = HostTensor::of<int64_t>({5}),
+                                 first = HostTensor::of<int64_t>({bad == 3 ? 40000 : -1});
+                const op::CountNonFinite args{.x = x, .count = found, .first = first};
+                const op::CountNonFinite device{.x = parity.to_gpu(args.x),
+                                                .count = parity.to_gpu(args.count),
+                                                .first = parity.to_gpu(args.first)};
+                parity.gpu.count_non_finite(device);
+                parity.cpu.count_non_finite(args);
+                parity.expect_same_bytes(args.count, "count");
+                parity.expect_same_bytes(args.first, "first");
+            }
+        }
+    }
+}
+
+}  // namespace
+}  // namespace fp8flow::test
