@@ -8,7 +8,8 @@
 
 namespace fp8flow {
 
-// Who computes dense BF16 products: cuBLASLt, or the project's CUDA-core kernel with the reference's order of summation and bits.
+// Who computes matrix products. cublaslt: dense BF16 on cuBLASLt, the others on the tensor-core kernel of this project. simt: all of them
+// on CUDA cores, in the reference's order of summation and with its bits.
 enum class GemmBackend { cublaslt, simt };
 
 namespace hopper {

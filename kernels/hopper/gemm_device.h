@@ -1,8 +1,9 @@
 // Matrix products as kernel arguments: which entries, scales and rows of D each tile reads and writes, resolved on the device from the
-// group sizes. The counterpart of kernels/reference/gemm_kernel.h. Read next: gemm_simt.cu.
+// group sizes. The counterpart of kernels/reference/gemm_kernel.h. Read next: gemm_simt.cu, gemm_mma.cu.
 #pragma once
 
 #include "kernels/core/fp8_tensor.h"
+#include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/launch.h"
 #include "kernels/ops/gemm.h"
 
@@ -155,5 +156,9 @@ DeviceProduct product_of(const op::GroupedGemmWgrad& args);
 
 // Any product, summed exactly in the order of kernels/ops/gemm.h.
 void launch_simt(const DeviceProduct& product, const Launch& launch);
+
+// Any product by the kernel of this project that `backend` names: on tensor cores (gemm_mma.cu; f32 operands on CUDA cores all the
+// same), or with the reference's bits.
+void launch_product(const DeviceProduct& product, GemmBackend backend, const Launch& launch);
 
 }  // namespace fp8flow::hopper

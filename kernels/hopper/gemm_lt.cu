@@ -1,5 +1,5 @@
 // Dense BF16 products on cuBLASLt with FP32 accumulation. What it cannot take (FP8, f32, sizes or addresses that are not multiples of
-// 16 bytes, empty products) goes to the CUDA-core kernel, which is also the choice of GemmBackend::simt.
+// 16 bytes, empty products) goes to the kernels of this project.
 #include "kernels/hopper/gemm_device.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/workspace.h"
@@ -85,7 +85,7 @@ LtPlan make_plan(cublasLtHandle_t lt, const op::Gemm& args, int sm_limit) {
 // a warm step asks for none and every call gives the same bits. Calls of one stream share the scratch memory.
 void HopperOps::do_gemm(const op::Gemm& args, const Launch& launch) {
     if (gemm_backend == GemmBackend::simt || !takes(args)) {
-        hopper::launch_simt(hopper::product_of(args), launch);
+        hopper::launch_product(hopper::product_of(args), gemm_backend, launch);
         return;
     }
     const TensorView &a = args.a.codes, &b = args.b.codes, &d = args.d;
@@ -96,7 +96,7 @@ void HopperOps::do_gemm(const op::Gemm& args, const Launch& launch) {
         found = workspace_->lt_plans.emplace(key, make_plan(workspace_->lt, args, launch.sm_limit)).first;
     const LtPlan& plan = found->second;
     if (!plan.usable) {
-        hopper::launch_simt(hopper::product_of(args), launch);
+        hopper::launch_product(hopper::product_of(args), gemm_backend, launch);
         return;
     }
     const float alpha = 1.0f, beta = args.mode == Gradient::accumulate ? 1.0f : 0.0f;

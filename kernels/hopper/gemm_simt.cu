@@ -256,7 +256,7 @@ DeviceProduct product_of(const op::GroupedGemmWgrad& args) {
 void launch_simt(const DeviceProduct& product, const Launch& launch) {
     const int64_t tiles = row_tiles_bound(product, kTileM) * ceil_div(product.n, kTileN);
     if (tiles == 0) return;
-    constexpr int kPerSm = 3;  // CTAs that the register file holds
+    constexpr int kPerSm = 2;  // CTAs that the register file holds
     product_kernel<<<grid_for(tiles, launch, kPerSm), kThreads, 0, stream_of(launch)>>>(product, tiles);
     check_launch("product (simt)");
 }
@@ -264,11 +264,11 @@ void launch_simt(const DeviceProduct& product, const Launch& launch) {
 }  // namespace hopper
 
 void HopperOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch& launch) {
-    hopper::launch_simt(hopper::product_of(args), launch);
+    hopper::launch_product(hopper::product_of(args), gemm_backend, launch);
 }
 
 void HopperOps::do_grouped_gemm_wgrad(const op::GroupedGemmWgrad& args, const Launch& launch) {
-    hopper::launch_simt(hopper::product_of(args), launch);
+    hopper::launch_product(hopper::product_of(args), gemm_backend, launch);
 }
 
 }  // namespace fp8flow

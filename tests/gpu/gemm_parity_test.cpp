@@ -1,5 +1,5 @@
-// Matrix products of the Hopper backend against the reference: the CUDA-core kernel bit by bit over every layout, form and grouping, cuBLASLt
-// within the bounds of rounding; and every product twice, for identical bits.
+// Matrix products of the Hopper backend against the reference, over every layout, form and grouping: the CUDA-core kernel bit by bit,
+// tensor cores (cuBLASLt and our own kernel) within the bounds of rounding, and twice for identical bits.
 #include "kernels/ops/gemm.h"
 
 #include "tests/support/parity.h"
@@ -30,6 +30,24 @@ double bound_of(const TensorView& d) {
     return d.numel() < 8192 ? 0x1.0p-16 : 4e-6;
 }
 
+const std::vector<GemmBackend> kBackends = {GemmBackend::cublaslt, GemmBackend::simt};
+const char* name_of(GemmBackend backend) { return backend == GemmBackend::simt ? "simt" : "cublaslt"; }
+using fp8flow::name_of;
+
+// After both backends ran: the bits of the reference, or values within rounding and the same bits from a second run.
+void expect_result(Parity& parity, const TensorView& d, Gradient mode, GemmBackend backend,
+                   const std::function<void()>& run_again) {
+    if (backend == GemmBackend::simt) {
+        parity.expect_same_bytes(d, "d");
+        return;
+    }
+    parity.expect_close(d, bound_of(d), "d");
+    if (mode == Gradient::accumulate) return;
+    const HostTensor once = parity.from_gpu(d);
+    run_again();
+    EXPECT_TRUE(same_bytes(once, parity.from_gpu(d))) << "the second call gave other bits";
+}
+
 // ---- dense ------------------------------------------------------------------------------------------------------------------------
 struct Dense {
     int64_t m, n, k;
@@ -43,9 +61,9 @@ struct DenseCase {
 };
 
 void run_dense(const DenseCase& c, const Dense& s, GemmBackend backend) {
-    SCOPED_TRACE(fmt::format("{} {} x {} {} -> {}, {}x{}x{}, form {}", name_of(c.a), name_of(c.a_layout),
-                             name_of(c.b), name_of(c.b_layout), name_of(c.d), s.m, s.n, s.k,
-                             static_cast<int>(c.form)));
+    SCOPED_TRACE(fmt::format("{}: {} {} x {} {} -> {}, {}x{}x{}, form {}", name_of(backend), name_of(c.a),
+                             name_of(c.a_layout), name_of(c.b), name_of(c.b_layout), name_of(c.d), s.m, s.n,
+                             s.k, static_cast<int>(c.form)));
     const bool a_across = c.form == GemmForm::tn, b_across = c.form != GemmForm::nt;
     HostFp8 a(c.a, {a_across ? s.k : s.m, a_across ? s.m : s.k}, c.a_layout, 1);
     HostFp8 b(c.b, {b_across ? s.k : s.n, b_across ? s.n : s.k}, c.b_layout, 1);
@@ -55,23 +73,16 @@ void run_dense(const DenseCase& c, const Dense& s, GemmBackend backend) {
     if (c.mode == Gradient::accumulate) fill_normal(d, 3, 3.0);
     Parity parity;
     parity.gpu.gemm_backend = backend;
-    parity.gpu.gemm({.a = parity.to_gpu(a),
-                     .b = parity.to_gpu(b),
-                     .form = c.form,
-                     .mode = c.mode,
-                     .d = parity.to_gpu(d.view())});
+    const auto run = [&] {
+        parity.gpu.gemm({.a = parity.to_gpu(a),
+                         .b = parity.to_gpu(b),
+                         .form = c.form,
+                         .mode = c.mode,
+                         .d = parity.to_gpu(d.view())});
+    };
+    run();
     parity.cpu.gemm({.a = a, .b = b, .form = c.form, .mode = c.mode, .d = d});
-    if (backend == GemmBackend::simt) {
-        parity.expect_same_bytes(d.view(), "d");
-        return;
-    }
-    parity.expect_close(d, bound_of(d), "d");
-    if (c.mode == Gradient::overwrite) {
-        const HostTensor once = parity.from_gpu(d);
-        parity.gpu.gemm(
-            {.a = parity.to_gpu(a), .b = parity.to_gpu(b), .form = c.form, .d = parity.to_gpu(d.view())});
-        EXPECT_TRUE(same_bytes(once, parity.from_gpu(d))) << "the second call gave other bits";
-    }
+    expect_result(parity, d, c.mode, backend, run);
 }
 
 const std::vector<Dense> kShapes = {{0, 16, 32},    {5, 0, 7},       {4, 6, 0},      {1, 1, 1},
@@ -109,11 +120,11 @@ TEST(GemmParity, Fp8Layouts) {
     for (const auto& [a, b] : layouts) {
         for (const Dense& s : kShapes) {
             DenseCase c{.a = DType::e4m3, .b = DType::e4m3, .d = DType::bf16, .a_layout = a, .b_layout = b};
-            run_dense(c, s, GemmBackend::cublaslt);  // falls back to the CUDA-core kernel
+            for (GemmBackend backend : kBackends) run_dense(c, s, backend);
             c.a = DType::e5m2;
             c.d = DType::f32;
             c.mode = Gradient::accumulate;
-            run_dense(c, s, GemmBackend::simt);
+            for (GemmBackend backend : kBackends) run_dense(c, s, backend);
         }
     }
 }
@@ -152,9 +163,10 @@ struct GroupedCase {
 };
 
 void run_grouped(const GroupedCase& c, const std::vector<int64_t>& counts, int64_t a_base, int64_t d_base,
-                 int64_t n, int64_t k) {
-    SCOPED_TRACE(fmt::format("{} x {} {} align {} base {} {} n {} k {} counts {}", name_of(c.a), name_of(c.b),
-                             name_of(c.dtype), c.alignment, a_base, d_base, n, k, fmt::join(counts, ",")));
+                 int64_t n, int64_t k, GemmBackend backend) {
+    SCOPED_TRACE(fmt::format("{}: {} x {} {} align {} base {} {} n {} k {} counts {}", name_of(backend),
+                             name_of(c.a), name_of(c.b), name_of(c.dtype), c.alignment, a_base, d_base, n, k,
+                             fmt::join(counts, ",")));
     const GroupsFixture groups(counts, c.alignment, 3);
     const int64_t G = groups.num_groups(), capacity = groups.capacity();
     HostFp8 a(c.dtype, {a_base + capacity + 2, k}, c.a);
@@ -165,13 +177,17 @@ void run_grouped(const GroupedCase& c, const std::vector<int64_t>& counts, int64
     if (a_base > 0) a.set_row_base(a_base);
     if (d_base > 0) d.set_row_base(d_base);
     Parity parity;
-    parity.gpu.grouped_gemm({.a = parity.to_gpu(a),
-                             .b = parity.to_gpu(b),
-                             .groups = parity.to_gpu(RowGroups(groups)),
-                             .form = c.form,
-                             .d = parity.to_gpu(d.view())});
+    parity.gpu.gemm_backend = backend;
+    const auto run = [&] {
+        parity.gpu.grouped_gemm({.a = parity.to_gpu(a),
+                                 .b = parity.to_gpu(b),
+                                 .groups = parity.to_gpu(RowGroups(groups)),
+                                 .form = c.form,
+                                 .d = parity.to_gpu(d.view())});
+    };
+    run();
     parity.cpu.grouped_gemm({.a = a, .b = b, .groups = groups, .form = c.form, .d = d});
-    parity.expect_same_bytes(d.view(), "d");  // pads and untouched rows included
+    expect_result(parity, d, Gradient::overwrite, backend, run);  // pads and untouched rows included
 }
 
 TEST(GroupedGemmParity, LayoutsGroupsAndBases) {
@@ -188,19 +204,23 @@ TEST(GroupedGemmParity, LayoutsGroupsAndBases) {
     };
     for (const GroupedCase& c : cases) {
         for (const auto& counts : kCounts) {
-            run_grouped(c, counts, 0, 0, 48, 160);
-            run_grouped(c, counts, 256, 128, 160, 288);
+            for (GemmBackend backend : kBackends) {
+                run_grouped(c, counts, 0, 0, 48, 160, backend);
+                run_grouped(c, counts, 256, 128, 160, 288, backend);
+            }
         }
-        run_grouped(c, {3, 0, 40}, 5, 7, 130, 259);  // nothing divides anything
+        for (GemmBackend backend : kBackends)
+            run_grouped(c, {3, 0, 40}, 5, 7, 131, 259, backend);  // nothing divides anything
     }
 }
 
 // ---- weight gradients ---------------------------------------------------------------------------------------------------------------
 void run_wgrad(DType dy_dtype, DType x_dtype, L layout, int64_t alignment, const std::vector<int64_t>& counts,
-               int64_t dy_base, int64_t x_base, Gradient mode) {
-    SCOPED_TRACE(fmt::format(
-        "{} {} align {} base {} {} {} counts {}", name_of(layout), name_of(dy_dtype), alignment, dy_base,
-        x_base, mode == Gradient::accumulate ? "accumulate" : "overwrite", fmt::join(counts, ",")));
+               int64_t dy_base, int64_t x_base, Gradient mode, GemmBackend backend) {
+    SCOPED_TRACE(fmt::format("{}: {} {} align {} base {} {} {} counts {}", name_of(backend), name_of(layout),
+                             name_of(dy_dtype), alignment, dy_base, x_base,
+                             mode == Gradient::accumulate ? "accumulate" : "overwrite",
+                             fmt::join(counts, ",")));
     const GroupsFixture groups(counts, alignment, 2);
     const int64_t G = groups.num_groups(), n = 70, k = 140;
     const bool fp8 = is_fp8(x_dtype);
@@ -215,27 +235,33 @@ void run_wgrad(DType dy_dtype, DType x_dtype, L layout, int64_t alignment, const
     HostTensor dw(DType::f32, {G, n, k});
     if (mode == Gradient::accumulate) fill_normal(dw, 23, 5.0);
     Parity parity;
-    parity.gpu.grouped_gemm_wgrad({.dy = parity.to_gpu(dy),
-                                   .x = parity.to_gpu(x),
-                                   .groups = parity.to_gpu(RowGroups(groups)),
-                                   .mode = mode,
-                                   .dw = parity.to_gpu(dw.view())});
+    parity.gpu.gemm_backend = backend;
+    const auto run = [&] {
+        parity.gpu.grouped_gemm_wgrad({.dy = parity.to_gpu(dy),
+                                       .x = parity.to_gpu(x),
+                                       .groups = parity.to_gpu(RowGroups(groups)),
+                                       .mode = mode,
+                                       .dw = parity.to_gpu(dw.view())});
+    };
+    run();
     parity.cpu.grouped_gemm_wgrad({.dy = dy, .x = x, .groups = groups, .mode = mode, .dw = dw});
-    parity.expect_same_bytes(dw.view(), "dw");
+    expect_result(parity, dw, mode, backend, run);
 }
 
 TEST(GroupedGemmWgradParity, LayoutsGroupsAndBases) {
-    for (const auto& counts : kCounts) {
-        for (Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {
-            run_wgrad(DType::bf16, DType::bf16, L::none, 1, counts, 0, 0, mode);
-            run_wgrad(DType::bf16, DType::bf16, L::none, 16, counts, 5, 33, mode);
-            run_wgrad(DType::f32, DType::f32, L::none, 16, counts, 0, 0, mode);
-            run_wgrad(DType::e4m3, DType::e4m3, L::tile128, 128, counts, 0, 0, mode);
-            run_wgrad(DType::e4m3, DType::e4m3, L::tile128, 128, counts, 256, 128, mode);
-            run_wgrad(DType::e5m2, DType::e4m3, L::vec128, 128, counts, 0, 384, mode);
-            run_wgrad(DType::e4m3, DType::e4m3, L::group_row, 16, counts, 0, 48, mode);
-            run_wgrad(DType::e4m3, DType::e4m3, L::mx32, 32, counts, 96, 32, mode);
-            run_wgrad(DType::e4m3, DType::e4m3, L::tensor, 1, counts, 7, 3, mode);
+    for (GemmBackend backend : kBackends) {
+        for (const auto& counts : kCounts) {
+            for (Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {
+                run_wgrad(DType::bf16, DType::bf16, L::none, 1, counts, 0, 0, mode, backend);
+                run_wgrad(DType::bf16, DType::bf16, L::none, 16, counts, 5, 33, mode, backend);
+                run_wgrad(DType::f32, DType::f32, L::none, 16, counts, 0, 0, mode, backend);
+                run_wgrad(DType::e4m3, DType::e4m3, L::tile128, 128, counts, 0, 0, mode, backend);
+                run_wgrad(DType::e4m3, DType::e4m3, L::tile128, 128, counts, 256, 128, mode, backend);
+                run_wgrad(DType::e5m2, DType::e4m3, L::vec128, 128, counts, 0, 384, mode, backend);
+                run_wgrad(DType::e4m3, DType::e4m3, L::group_row, 16, counts, 0, 48, mode, backend);
+                run_wgrad(DType::e4m3, DType::e4m3, L::mx32, 32, counts, 96, 32, mode, backend);
+                run_wgrad(DType::e4m3, DType::e4m3, L::tensor, 1, counts, 7, 3, mode, backend);
+            }
         }
     }
 }
@@ -247,14 +273,18 @@ TEST(GroupedGemmParity, LimitOfMultiprocessors) {
     fill_operand(a, 31);
     fill_operand(b, 32);
     HostTensor d(DType::bf16, {groups.capacity(), 320});
-    Parity parity;
-    parity.gpu.grouped_gemm({.a = parity.to_gpu(a),
-                             .b = parity.to_gpu(b),
-                             .groups = parity.to_gpu(RowGroups(groups)),
-                             .d = parity.to_gpu(d.view())},
-                            {.sm_limit = 2});
-    parity.cpu.grouped_gemm({.a = a, .b = b, .groups = groups, .d = d});
-    parity.expect_same_bytes(d.view(), "d");
+    for (GemmBackend backend : kBackends) {
+        Parity parity;
+        parity.gpu.gemm_backend = backend;
+        const op::GroupedGemm on_gpu{.a = parity.to_gpu(a),
+                                     .b = parity.to_gpu(b),
+                                     .groups = parity.to_gpu(RowGroups(groups)),
+                                     .d = parity.to_gpu(d.view())};
+        parity.gpu.grouped_gemm(on_gpu);
+        const HostTensor all = parity.from_gpu(d);
+        parity.gpu.grouped_gemm(on_gpu, {.sm_limit = 2});
+        EXPECT_TRUE(same_bytes(all, parity.from_gpu(d)));
+    }
 }
 
 }  // namespace
