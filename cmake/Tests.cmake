@@ -130,6 +130,7 @@ endif()
 foreach(source ${gpu_tests} ${gpu_cuda_tests})
     fp8flow_test_executable(${source} ${PROJECT_SOURCE_DIR}/tests/gpu/gpu_main.cpp)
     target_compile_definitions(${test_name} PRIVATE FP8FLOW_SKIPPED_CODE=${fp8flow_skipped_code})
+    target_link_libraries(${test_name} PRIVATE fp8flow_reference fp8flow_hopper)  # both, through tests/support/parity.h
     add_test(NAME ${test_name} COMMAND ${test_name})
     set_tests_properties(${test_name} PROPERTIES LABELS gpu TIMEOUT 300 SKIP_RETURN_CODE ${fp8flow_skipped_code}
         RESOURCE_LOCK gpu ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=2")

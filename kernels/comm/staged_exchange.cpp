@@ -1,0 +1,136 @@
+// Copies out, exchanges on the host, copies in. Every tensor keeps its bytes, so the order contract is that of GroupExchange.
+#include "kernels/comm/staged_exchange.h"
+
+namespace fp8flow {
+
+StagedExchange::StagedExchange(ProcessGroup& group, ProcessGroup& world, ProcessGroup& expert_replicas, Device& device,
+                               Ops& host_ops, CombineOrder order)
+    : device_(device), host_(group, host_ops, order), arena_(host_ops.device(), "staged exchange") {
+    host_.set_groups(world, expert_replicas);
+}
+
+int64_t StagedExchange::row_base(const TensorView& view, const Launch& launch) {
+    int64_t base = 0;
+    if (view.row_base != nullptr) device_.copy_out(&base, view.row_base, sizeof base, launch.stream);
+    return base;
+}
+
+TensorView StagedExchange::mirror(const TensorView& view, int64_t rows) {
+    if (!view) return view;
+    const int64_t first = rows >= 0 ? rows : view.dims[0];
+    if (view.rank == 1) return arena_.tensor(view.dtype, {first}, "mirror");
+    if (view.rank == 2) return arena_.tensor(view.dtype, {first, view.dims[1]}, "mirror");
+    return arena_.tensor(view.dtype, {first, view.dims[1], view.dims[2]}, "mirror");
+}
+
+TensorView StagedExchange::copy_out(const TensorView& view, const Launch& launch, int64_t rows) {
+    if (!view) return view;
+    const TensorView host = mirror(view, rows);
+    const int64_t row_bytes = view.dims[0] > 0 ? view.bytes() / view.dims[0] : 0;
+    const uint8_t* from = view.bytes_ptr() + row_base(view, launch) * row_bytes;
+    device_.copy_out(host.data, from, static_cast<std::size_t>(host.bytes()), launch.stream);
+    return host;
+}
+
+Fp8Tensor StagedExchange::copy_out(const Fp8Tensor& tensor, const Launch& launch) {
+    return {.codes = copy_out(tensor.codes, launch), .scales = copy_out(tensor.scales, launch), .layout = tensor.layout};
+}
+
+void StagedExchange::copy_in(const TensorView& host, const TensorView& device, const Launch& launch) {
+    device_.copy_in(device.data, host.data, static_cast<std::size_t>(host.bytes()), launch.stream);
+}
+
+DispatchPlan StagedExchange::host_plan(const DispatchPlan& plan, const Launch& launch) {
+    DispatchPlan host = plan;
+    const int64_t rows = plan.groups.row_capacity;
+    host.all_ids = copy_out(plan.all_ids, launch);
+    host.all_probs = copy_out(plan.all_probs, launch);
+    host.groups.counts = copy_out(plan.groups.counts, launch);
+    host.groups.offsets = copy_out(plan.groups.offsets, launch);
+    host.row_source = copy_out(plan.row_source, launch, rows);
+    host.row_prob = copy_out(plan.row_prob, launch, rows);
+    host.recv_rows = copy_out(plan.recv_rows, launch);
+    host.recv_offsets = copy_out(plan.recv_offsets, launch);
+    host.recv_source = copy_out(plan.recv_source, launch);
+    host.send_tokens = copy_out(plan.send_tokens, launch);
+    host.send_counts = copy_out(plan.send_counts, launch);
+    return host;
+}
+
+void StagedExchange::add_wire_bytes() {
+    const WireBytes& sent = host_.wire_bytes();
+    wire_.routing += sent.routing;
+    wire_.dispatch += sent.dispatch;
+    wire_.combine += sent.combine;
+    host_.reset_counts();
+}
+
+void StagedExchange::do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
+                                       const TensorView& all_probs, const Launch& launch) {
+    ArenaScope scope(arena_);
+    const TensorView host_ids = mirror(all_ids), host_probs = mirror(all_probs);
+    host_.gather_routing(copy_out(ids, launch), copy_out(probs, launch), host_ids, host_probs);
+    copy_in(host_ids, all_ids, launch);
+    copy_in(host_probs, all_probs, launch);
+    add_wire_bytes();
+}
+
+void StagedExchange::do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena&,
+                                 const Launch& launch) {
+    ArenaScope scope(arena_);
+    const DispatchPlan host = host_plan(plan, launch);
+    const int64_t capacity = plan.groups.row_capacity, width = dst.codes.cols();
+    const Fp8Tensor out = arena_.fp8(dst.codes.dtype, {capacity, width}, dst.layout, "mirror");
+    host_.dispatch(copy_out(rows, launch), host, out, arena_);
+
+    // Only the rows of this layer: the rest of a shared buffer belongs to others. vec128 scales have one stripe per block of columns.
+    const int64_t total = host.groups.offsets.as<int64_t>()[host.groups.num_groups];
+    const int64_t base = row_base(dst.codes, launch), row_bytes = width * size_of(dst.codes.dtype);
+    device_.copy_in(dst.codes.bytes_ptr() + base * row_bytes, out.codes.data, static_cast<std::size_t>(total * row_bytes),
+                    launch.stream);
+    if (dst.scales) {
+        for (int64_t block = 0; block < dst.scales.dim(0); ++block) {
+            device_.copy_in(dst.scales.as<float>() + block * dst.scales.dim(1) + base, out.scales.as<float>() + block * capacity,
+                            static_cast<std::size_t>(total) * sizeof(float), launch.stream);
+        }
+    }
+    device_.synchronize();  // the mirrors are reused by the next call
+    add_wire_bytes();
+}
+
+void StagedExchange::do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received, Arena&,
+                                      const Launch& launch) {
+    ArenaScope scope(arena_);
+    Fp8Tensor out{.codes = mirror(received.codes), .scales = mirror(received.scales), .layout = received.layout};
+    host_.dispatch_rows(copy_out(rows, launch), host_plan(plan, launch), out, arena_);
+    copy_in(out.codes, received.codes, launch);
+    if (received.scales) copy_in(out.scales, received.scales, launch);
+    device_.synchronize();
+    add_wire_bytes();
+}
+
+void StagedExchange::do_combine(const Combine& args, const DispatchPlan& plan, Arena&, const Launch& launch) {
+    ArenaScope scope(arena_);
+    const int64_t rows = plan.groups.row_capacity;
+    Combine host{.src = copy_out(args.src, launch, rows),
+                 .residual = copy_out(args.residual, launch),
+                 .drow_prob = copy_out(args.drow_prob, launch, rows),
+                 .y = mirror(args.y),
+                 .dprob = mirror(args.dprob)};
+    host_.combine(host, host_plan(plan, launch), arena_);
+    copy_in(host.y, args.y, launch);
+    if (args.dprob) copy_in(host.dprob, args.dprob, launch);
+    device_.synchronize();
+    add_wire_bytes();
+}
+
+void StagedExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) {
+    if (num_ranks(ranks) == 1) return;
+    ArenaScope scope(arena_);
+    const TensorView host = copy_out(values, launch);
+    host_.all_reduce(reduce, ranks, host);
+    copy_in(host, values, launch);
+    device_.synchronize();
+}
+
+}  // namespace fp8flow

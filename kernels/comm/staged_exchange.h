@@ -1,0 +1,47 @@
+// StagedExchange: the exchange between ranks whose tensors live on a device, staged through host memory: rows are copied out, exchanged by
+// the reference exchange, and copied back. Correct on any number of GPUs and nodes, and slow: every call synchronises with the host. It is
+// the fallback that faster exchanges are compared with, byte for byte.
+#pragma once
+
+#include "kernels/comm/group_exchange.h"
+
+#include <memory>
+
+namespace fp8flow {
+
+class StagedExchange final : public Exchange {
+public:
+    // `device` holds the tensors of all calls; `host_ops` work on host memory. All outlive the exchange.
+    StagedExchange(ProcessGroup& group, ProcessGroup& world, ProcessGroup& expert_replicas, Device& device, Ops& host_ops,
+                   CombineOrder order);
+    int rank() const override { return host_.rank(); }
+    int size() const override { return host_.size(); }
+    int num_ranks(Ranks ranks) const override { return host_.num_ranks(ranks); }
+    bool holds_first_replica() const override { return host_.holds_first_replica(); }
+
+protected:
+    void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids, const TensorView& all_probs,
+                           const Launch& launch) override;
+    void do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena& scratch,
+                     const Launch& launch) override;
+    void do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received, Arena& scratch,
+                          const Launch& launch) override;
+    void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch) override;
+    void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override;
+
+private:
+    // A host tensor of the same shape; with `rows` >= 0 the M axis (first) is cut to that many rows and begins at the row base.
+    TensorView mirror(const TensorView& view, int64_t rows = -1);
+    TensorView copy_out(const TensorView& view, const Launch& launch, int64_t rows = -1);
+    Fp8Tensor copy_out(const Fp8Tensor& tensor, const Launch& launch);
+    void copy_in(const TensorView& host, const TensorView& device, const Launch& launch);
+    DispatchPlan host_plan(const DispatchPlan& plan, const Launch& launch);
+    int64_t row_base(const TensorView& view, const Launch& launch);
+    void add_wire_bytes();
+
+    Device& device_;
+    GroupExchange host_;
+    Arena arena_;  // host memory of one call
+};
+
+}  // namespace fp8flow
