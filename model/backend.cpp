@@ -3,6 +3,7 @@
 #include "model/backend.h"
 
 #include "kernels/comm/group_exchange.h"
+#include "kernels/comm/staged_exchange.h"
 #include "kernels/hopper/device_query.h"
 #include "kernels/hopper/factory.h"
 #include "kernels/reference/reference_ops.h"
@@ -16,26 +17,39 @@ BackendKind parse_backend(const std::string& text) {
     fail(ExitCode::usage, "--backend: got '{}', want auto, reference or hopper", text);
 }
 
-BackendChoice choose_backend(BackendKind wanted, int num_ranks) {
-    if (wanted == BackendKind::reference) return {BackendKind::reference, "backend: reference (as asked)"};
+BackendChoice choose_backend(BackendKind wanted, const Placement& placement) {
+    if (wanted == BackendKind::reference) return {.note = "backend: reference (as asked)"};
     const int devices = hopper::device_count();
-    const bool usable = devices > 0 && num_ranks == 1;
-    if (usable) return {BackendKind::hopper, "backend: hopper (one GPU)"};
-    const std::string reason = devices > 0 ? fmt::format(
-                                                 "{} Hopper GPU{} found, but {} ranks: this version "
-                                                 "exchanges rows between ranks on the CPU only; "
-                                                 "one rank runs on a GPU",
-                                                 devices, devices == 1 ? "" : "s", num_ranks)
-                                           : hopper::unavailable_reason();
+    if (devices > 0 && placement.ranks_on_host <= devices) {
+        const char* exchange =
+            placement.num_ranks > 1 ? "; rows between ranks are staged through host memory" : "";
+        return {.kind = BackendKind::hopper,
+                .device = static_cast<int>(placement.rank_on_host),
+                .note = fmt::format("backend: hopper, one GPU per rank{}", exchange)};
+    }
+    const std::string reason = devices > 0
+                                   ? fmt::format("{} ranks on this host, {} Hopper GPU{}",
+                                                 placement.ranks_on_host, devices, devices == 1 ? "" : "s")
+                                   : hopper::unavailable_reason();
     require(wanted != BackendKind::hopper, ExitCode::usage,
             "--backend hopper: {}; use --backend auto or reference", reason);
-    return {BackendKind::reference, fmt::format("backend: reference ({})", reason)};
+    return {.note = fmt::format("backend: reference ({})", reason)};
+}
+
+BackendChoice choose_backend(BackendKind wanted, const Placement& placement, ProcessGroup& world) {
+    const BackendChoice own = choose_backend(wanted, placement);
+    int64_t without = own.kind == BackendKind::hopper ? 0 : 1;
+    world.all_reduce_max(std::span<int64_t>(&without, 1));
+    if (without == 0 || own.kind != BackendKind::hopper) return own;
+    require(wanted != BackendKind::hopper, ExitCode::usage,
+            "--backend hopper: another rank has no GPU of its own");
+    return {.note = "backend: reference (another rank has no GPU of its own)"};
 }
 
 std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic) {
     const bool stated = arithmetic == Arithmetic::stated;
     if (choice.kind == BackendKind::hopper)
-        return hopper::make_ops(0, stated ? GemmBackend::cublaslt : GemmBackend::simt);
+        return hopper::make_ops(choice.device, stated ? GemmBackend::cublaslt : GemmBackend::simt);
     ReferenceOptions options;
     options.summation = stated ? SummationOrder::sequential : SummationOrder::split;
     return std::make_unique<ReferenceOps>(options);
@@ -51,7 +65,12 @@ RankGroups make_rank_groups(ProcessGroup& world, int expert_parallel_size) {
 
 std::unique_ptr<Exchange> make_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
                                         CombineOrder order) {
-    if (choice.kind == BackendKind::hopper) return hopper::make_local_exchange(ops, order);
+    if (choice.kind == BackendKind::hopper && groups.world->size() == 1)
+        return hopper::make_local_exchange(ops, order);
+    if (choice.kind == BackendKind::hopper)
+        return std::make_unique<StagedExchange>(*groups.expert_parallel, *groups.world,
+                                                *groups.expert_replicas, ops.device(),
+                                                std::make_unique<ReferenceOps>(), order);
     auto exchange = std::make_unique<GroupExchange>(*groups.expert_parallel, ops, order);
     exchange->set_groups(*groups.world, *groups.expert_replicas);
     return exchange;

@@ -18,10 +18,17 @@ enum class Arithmetic { stated, alternative };
 // What `--backend` resolves to, and one line that says why.
 struct BackendChoice {
     BackendKind kind = BackendKind::reference;
+    int device = 0;  // of this rank
     std::string note;
 };
+// Where a rank runs: one rank a GPU, in the order of the ranks on a host.
+struct Placement {
+    int64_t num_ranks = 1, ranks_on_host = 1, rank_on_host = 0;
+};
 // Throws Error(usage) where the wanted backend cannot run.
-BackendChoice choose_backend(BackendKind wanted, int num_ranks = 1);
+BackendChoice choose_backend(BackendKind wanted, const Placement& placement = {});
+// The same on every rank of a job: the reference backend everywhere if a GPU is missing anywhere.
+BackendChoice choose_backend(BackendKind wanted, const Placement& placement, ProcessGroup& world);
 BackendKind parse_backend(const std::string& text);
 
 std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic);

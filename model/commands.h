@@ -16,7 +16,7 @@ struct RunOptions {
     std::vector<std::string> overrides;  // section.key=value
     BackendKind backend = BackendKind::automatic;
     Ablation ablation = Ablation::none;  // validate: also the flow with one optimisation off at a time
-    int64_t ranks_on_host = 1;
+    Placement placement;
 };
 
 int run_train(const RunOptions& options, ProcessGroup& world);

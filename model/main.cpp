@@ -64,9 +64,15 @@ void print_error(const std::string& message) {
     mpi.abort(code);
 }
 
-int64_t ranks_on_host() {
-    const char* ranks = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
-    return ranks != nullptr ? std::max(1, std::atoi(ranks)) : 1;
+// What mpirun tells its ranks; a process started alone is one rank on its host.
+int64_t launcher_value(const char* name, int64_t otherwise) {
+    const char* value = std::getenv(name);
+    return value != nullptr ? std::atoll(value) : otherwise;
+}
+Placement placement() {
+    return {.num_ranks = launcher_value("OMPI_COMM_WORLD_SIZE", 1),
+            .ranks_on_host = std::max<int64_t>(1, launcher_value("OMPI_COMM_WORLD_LOCAL_SIZE", 1)),
+            .rank_on_host = launcher_value("OMPI_COMM_WORLD_LOCAL_RANK", 0)};
 }
 
 // The ranks of a host share its cores, unless the user or mpirun's binding has decided already.
@@ -80,7 +86,7 @@ int on_ranks(const RunOptions& options, int (*command)(const RunOptions&, Proces
     MpiSession mpi;
     try {
         check_processor();
-        choose_threads(options.ranks_on_host);
+        choose_threads(options.placement.ranks_on_host);
         // Deadline of the first collectives, before the configuration is known.
         const double deadline =
             load_config(options.config_path, options.overrides, mpi.size()).parallel.peer_deadline_seconds;
@@ -157,7 +163,7 @@ struct CommandLine {
         if (ablate) options.ablation = Ablation::flow_switches;
         if (tensor_stats) options.overrides.push_back("output.tensor_stats=true");
         options.backend = parse_backend(backend);
-        options.ranks_on_host = ranks_on_host();
+        options.placement = placement();
     }
 };
 

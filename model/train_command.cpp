@@ -58,7 +58,7 @@ public:
         : world_(world),
           config_path_(options.config_path),
           config_(load_config(options.config_path, options.overrides, world.size())),
-          backend_(choose_backend(options.backend, world.size())),
+          backend_(choose_backend(options.backend, options.placement, world)),
           folder_(open_folder(config_, world)),
           eta_(config_.training.train_iters) {
         if (folder_) {
@@ -67,7 +67,7 @@ public:
             if (config_.output.metrics)
                 metrics_.emplace(folder_->open_lines("metrics.jsonl", LineFile::Start::truncate));
         }
-        report_start(log_, config_, backend_, world.size(), options.ranks_on_host);
+        report_start(log_, config_, backend_, world.size(), options.placement.ranks_on_host);
         data_ = open_data(config_);
         log_.line("data: " + data_->description());
         trainer_ = std::make_unique<Trainer>(config_, world, backend_, Arithmetic::stated, data_);

@@ -20,7 +20,7 @@ public:
     ValidateRun(const RunOptions& options, ProcessGroup& world)
         : world_(world),
           config_(load_config(options.config_path, options.overrides, world.size())),
-          backend_(choose_backend(options.backend, world.size())),
+          backend_(choose_backend(options.backend, options.placement, world)),
           arms_(make_arms(config_, options.ablation)),
           eta_(config_.training.train_iters * static_cast<int64_t>(arms_.size())) {
         require(config_.validate.warmup_iters < config_.training.train_iters, ExitCode::usage,
@@ -33,7 +33,7 @@ public:
             folder_->write_atomic("config.yaml", dump_config(config_));
             curve_file_.emplace(folder_->open_lines("loss.jsonl", LineFile::Start::truncate));
         }
-        report_start(log_, config_, backend_, world.size(), options.ranks_on_host);
+        report_start(log_, config_, backend_, world.size(), options.placement.ranks_on_host);
         data_ = open_data(config_);
         log_.line("data: " + data_->description());
     }

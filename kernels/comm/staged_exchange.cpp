@@ -1,11 +1,16 @@
 // Copies out, exchanges on the host, copies in. Every tensor keeps its bytes, so the order contract is that of GroupExchange.
 #include "kernels/comm/staged_exchange.h"
 
+#include <utility>
+
 namespace fp8flow {
 
-StagedExchange::StagedExchange(ProcessGroup& group, ProcessGroup& world, ProcessGroup& expert_replicas, Device& device,
-                               Ops& host_ops, CombineOrder order)
-    : device_(device), host_(group, host_ops, order), arena_(host_ops.device(), "staged exchange") {
+StagedExchange::StagedExchange(ProcessGroup& group, ProcessGroup& world, ProcessGroup& expert_replicas,
+                               Device& device, std::unique_ptr<Ops> host_ops, CombineOrder order)
+    : device_(device),
+      host_ops_(std::move(host_ops)),
+      host_(group, *host_ops_, order),
+      arena_(host_ops_->device(), "staged exchange") {
     host_.set_groups(world, expert_replicas);
 }
 
@@ -33,7 +38,9 @@ TensorView StagedExchange::copy_out(const TensorView& view, const Launch& launch
 }
 
 Fp8Tensor StagedExchange::copy_out(const Fp8Tensor& tensor, const Launch& launch) {
-    return {.codes = copy_out(tensor.codes, launch), .scales = copy_out(tensor.scales, launch), .layout = tensor.layout};
+    return {.codes = copy_out(tensor.codes, launch),
+            .scales = copy_out(tensor.scales, launch),
+            .layout = tensor.layout};
 }
 
 void StagedExchange::copy_in(const TensorView& host, const TensorView& device, const Launch& launch) {
@@ -65,8 +72,9 @@ void StagedExchange::add_wire_bytes() {
     host_.reset_counts();
 }
 
-void StagedExchange::do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
-                                       const TensorView& all_probs, const Launch& launch) {
+void StagedExchange::do_gather_routing(const TensorView& ids, const TensorView& probs,
+                                       const TensorView& all_ids, const TensorView& all_probs,
+                                       const Launch& launch) {
     ArenaScope scope(arena_);
     const TensorView host_ids = mirror(all_ids), host_probs = mirror(all_probs);
     host_.gather_routing(copy_out(ids, launch), copy_out(probs, launch), host_ids, host_probs);
@@ -75,8 +83,8 @@ void StagedExchange::do_gather_routing(const TensorView& ids, const TensorView& 
     add_wire_bytes();
 }
 
-void StagedExchange::do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena&,
-                                 const Launch& launch) {
+void StagedExchange::do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst,
+                                 Arena&, const Launch& launch) {
     ArenaScope scope(arena_);
     const DispatchPlan host = host_plan(plan, launch);
     const int64_t capacity = plan.groups.row_capacity, width = dst.codes.cols();
@@ -86,11 +94,12 @@ void StagedExchange::do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan
     // Only the rows of this layer: the rest of a shared buffer belongs to others. vec128 scales have one stripe per block of columns.
     const int64_t total = host.groups.offsets.as<int64_t>()[host.groups.num_groups];
     const int64_t base = row_base(dst.codes, launch), row_bytes = width * size_of(dst.codes.dtype);
-    device_.copy_in(dst.codes.bytes_ptr() + base * row_bytes, out.codes.data, static_cast<std::size_t>(total * row_bytes),
-                    launch.stream);
+    device_.copy_in(dst.codes.bytes_ptr() + base * row_bytes, out.codes.data,
+                    static_cast<std::size_t>(total * row_bytes), launch.stream);
     if (dst.scales) {
         for (int64_t block = 0; block < dst.scales.dim(0); ++block) {
-            device_.copy_in(dst.scales.as<float>() + block * dst.scales.dim(1) + base, out.scales.as<float>() + block * capacity,
+            device_.copy_in(dst.scales.as<float>() + block * dst.scales.dim(1) + base,
+                            out.scales.as<float>() + block * capacity,
                             static_cast<std::size_t>(total) * sizeof(float), launch.stream);
         }
     }
@@ -98,10 +107,11 @@ void StagedExchange::do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan
     add_wire_bytes();
 }
 
-void StagedExchange::do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received, Arena&,
-                                      const Launch& launch) {
+void StagedExchange::do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan,
+                                      const Fp8Tensor& received, Arena&, const Launch& launch) {
     ArenaScope scope(arena_);
-    Fp8Tensor out{.codes = mirror(received.codes), .scales = mirror(received.scales), .layout = received.layout};
+    Fp8Tensor out{
+        .codes = mirror(received.codes), .scales = mirror(received.scales), .layout = received.layout};
     host_.dispatch_rows(copy_out(rows, launch), host_plan(plan, launch), out, arena_);
     copy_in(out.codes, received.codes, launch);
     if (received.scales) copy_in(out.scales, received.scales, launch);
@@ -124,7 +134,8 @@ void StagedExchange::do_combine(const Combine& args, const DispatchPlan& plan, A
     add_wire_bytes();
 }
 
-void StagedExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) {
+void StagedExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values,
+                                   const Launch& launch) {
     if (num_ranks(ranks) == 1) return;
     ArenaScope scope(arena_);
     const TensorView host = copy_out(values, launch);

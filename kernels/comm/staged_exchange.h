@@ -11,22 +11,23 @@ namespace fp8flow {
 
 class StagedExchange final : public Exchange {
 public:
-    // `device` holds the tensors of all calls; `host_ops` work on host memory. All outlive the exchange.
-    StagedExchange(ProcessGroup& group, ProcessGroup& world, ProcessGroup& expert_replicas, Device& device, Ops& host_ops,
-                   CombineOrder order);
+    // `device` holds the tensors of all calls and, as the groups, outlives the exchange; `host_ops` work on host memory.
+    StagedExchange(ProcessGroup& group, ProcessGroup& world, ProcessGroup& expert_replicas, Device& device,
+                   std::unique_ptr<Ops> host_ops, CombineOrder order);
     int rank() const override { return host_.rank(); }
     int size() const override { return host_.size(); }
     int num_ranks(Ranks ranks) const override { return host_.num_ranks(ranks); }
     bool holds_first_replica() const override { return host_.holds_first_replica(); }
 
 protected:
-    void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids, const TensorView& all_probs,
-                           const Launch& launch) override;
+    void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
+                           const TensorView& all_probs, const Launch& launch) override;
     void do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena& scratch,
                      const Launch& launch) override;
-    void do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received, Arena& scratch,
-                          const Launch& launch) override;
-    void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch) override;
+    void do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received,
+                          Arena& scratch, const Launch& launch) override;
+    void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
+                    const Launch& launch) override;
     void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override;
 
 private:
@@ -40,6 +41,7 @@ private:
     void add_wire_bytes();
 
     Device& device_;
+    std::unique_ptr<Ops> host_ops_;
     GroupExchange host_;
     Arena arena_;  // host memory of one call
 };
