@@ -20,7 +20,8 @@ struct Dequantizer {
 };
 
 // Scale of code (row, col), both absolute in their buffers.
-__device__ __forceinline__ float scale_of(const Dequantizer& args, int64_t batch, int64_t row, int64_t col, int64_t group) {
+__device__ __forceinline__ float scale_of(const Dequantizer& args, int64_t batch, int64_t row, int64_t col,
+                                          int64_t group) {
     constexpr int64_t kTile = kBlock, kMx = kMxBlock;
     const int64_t width = args.scale_cols;
     int64_t at = 0;
@@ -41,10 +42,13 @@ __device__ __forceinline__ float scale_of(const Dequantizer& args, int64_t batch
 // Reads a code and writes a value per element. A CTA takes blockDim.y rows at a time, grid-stride; a thread eight columns, which
 // share their scale. Nothing is reduced.
 __global__ void __launch_bounds__(kRowThreads) dequantize_rows_kernel(const Dequantizer args) {
-    const int64_t total = args.groups.total(), src_base = args.codes.base(), dst_base = args.dst.base(), batch = blockIdx.y;
+    const int64_t total = args.groups.total(), src_base = args.codes.base(), dst_base = args.dst.base(),
+                  batch = blockIdx.y;
     const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.y, first_row = batch * args.rows;
-    for (int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; row < total; row += stride)
-        for (int col = static_cast<int>(threadIdx.x) * kUnit; col < args.codes.cols; col += static_cast<int>(blockDim.x) * kUnit) {
+    for (int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; row < total;
+         row += stride)
+        for (int col = static_cast<int>(threadIdx.x) * kUnit; col < args.codes.cols;
+             col += static_cast<int>(blockDim.x) * kUnit) {
             float v[kUnit];
             load_unit(args.codes, first_row + src_base + row, col, v);
             const float scale = scale_of(args, batch, src_base + row, col, 0);
@@ -56,12 +60,15 @@ __global__ void __launch_bounds__(kRowThreads) dequantize_rows_kernel(const Dequ
 
 // The same where the routed rows are the columns (tile128, group_row): a thread an element, since groups and bases need no alignment there.
 __global__ void __launch_bounds__(kRowThreads) dequantize_columns_kernel(const Dequantizer args) {
-    const int64_t total = args.groups.total(), src_base = args.codes.base(), dst_base = args.dst.base(), batch = blockIdx.y;
+    const int64_t total = args.groups.total(), src_base = args.codes.base(), dst_base = args.dst.base(),
+                  batch = blockIdx.y;
     for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x)
         for (int64_t col = threadIdx.x; col < total; col += blockDim.x) {
             const int64_t group = args.layout == ScaleLayout::group_row ? args.groups.group_of(col) : 0;
-            const float code = load_float(args.codes.data, args.codes.dtype, (batch * args.rows + row) * args.codes.cols + src_base + col);
-            store_float(args.dst.data, args.dst.dtype, (batch * args.rows + row) * args.dst.cols + dst_base + col,
+            const float code = load_float(args.codes.data, args.codes.dtype,
+                                          (batch * args.rows + row) * args.codes.cols + src_base + col);
+            store_float(args.dst.data, args.dst.dtype,
+                        (batch * args.rows + row) * args.dst.cols + dst_base + col,
                         code * scale_of(args, batch, row, src_base + col, group));
         }
 }
@@ -71,7 +78,8 @@ __global__ void __launch_bounds__(kRowThreads) dequantize_columns_kernel(const D
 void HopperOps::do_dequantize(const op::Dequantize& args, const Launch& launch) {
     const TensorView& codes = args.src.codes;
     const TensorView& scales = args.src.scales;
-    const bool batched = codes.rank == 3, by_columns = args.src.layout == ScaleLayout::tile128 || args.src.layout == ScaleLayout::group_row;
+    const bool batched = codes.rank == 3, by_columns = args.src.layout == ScaleLayout::tile128 ||
+                                                       args.src.layout == ScaleLayout::group_row;
     const int64_t batches = batched ? codes.dim(0) : 1, rows = codes.dim(-2);
     if (batches == 0 || rows == 0 || codes.cols() == 0) return;
     int64_t scale_batch_stride = 0;

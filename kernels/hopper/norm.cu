@@ -12,9 +12,9 @@ using namespace hopper;
 namespace {
 
 constexpr int kLanes = 8;
-constexpr int kChunk = 8192;       // columns of a row that stand in shared memory at once
-constexpr int kRowsPerSum = 256;   // rows per partial sum of dgamma
-constexpr int kWaveCtas = 8;       // CTAs of row kernels per multiprocessor
+constexpr int kChunk = 8192;      // columns of a row that stand in shared memory at once
+constexpr int kRowsPerSum = 256;  // rows per partial sum of dgamma
+constexpr int kWaveCtas = 8;      // CTAs of row kernels per multiprocessor
 
 // Lanes stand one behind another in shared memory, element i of a chunk at (i % 8) * stride + i / 8: a unit is written without bank
 // conflicts, and eight threads read four steps of their lanes at once, for which the stride is an odd multiple of 4.
@@ -30,12 +30,14 @@ __device__ __forceinline__ void get_unit(const float* lanes, int stride, int uni
     for (int i = 0; i < kUnit; ++i) v[i] = lanes[i * stride + unit];
 }
 // Continues the sum of a[i] * b[i] of one lane over the chunk's `count` columns, ascending.
-__device__ __forceinline__ float add_lane(const float* a, const float* b, int stride, int lane, int count, float sum) {
+__device__ __forceinline__ float add_lane(const float* a, const float* b, int stride, int lane, int count,
+                                          float sum) {
     const float *a_lane = a + lane * stride, *b_lane = b + lane * stride;
     const int steps = (count - lane + kLanes - 1) / kLanes, whole = steps > 0 ? steps / 4 : 0;
 #pragma unroll 4
     for (int i = 0; i < whole; ++i) {
-        const float4 x = reinterpret_cast<const float4*>(a_lane)[i], y = reinterpret_cast<const float4*>(b_lane)[i];
+        const float4 x = reinterpret_cast<const float4*>(a_lane)[i],
+                     y = reinterpret_cast<const float4*>(b_lane)[i];
         sum = fma_float(x.x, y.x, sum);
         sum = fma_float(x.y, y.y, sum);
         sum = fma_float(x.z, y.z, sum);
@@ -57,10 +59,10 @@ struct NormForward {
     int64_t rows;
     float eps, gamma_offset;
     float* rstd;
-    RowView codes;               // optional
-    RowScales scales;            // data == nullptr: per-tensor codes
-    const float* tensor_scale;   // of per-tensor codes
-    uint32_t* amax;              // optional
+    RowView codes;              // optional
+    RowScales scales;           // data == nullptr: per-tensor codes
+    const float* tensor_scale;  // of per-tensor codes
+    uint32_t* amax;             // optional
     QuantizeRule rule;
     int stride;  // lane_stride
 };
@@ -72,8 +74,10 @@ struct NormForward {
 __global__ void __launch_bounds__(kRowThreads) rms_norm_kernel(const NormForward args) {
     extern __shared__ __align__(16) float lanes[];
     __shared__ float row_rstd;
-    const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x), width = args.x.cols;
-    const int padded_units = (width + static_cast<int>(kBlock) - 1) / static_cast<int>(kBlock) * kBlockThreads;
+    const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x),
+              width = args.x.cols;
+    const int padded_units =
+        (width + static_cast<int>(kBlock) - 1) / static_cast<int>(kBlock) * kBlockThreads;
     const float multiplier = args.tensor_scale != nullptr ? div_float(1.0f, *args.tensor_scale) : 0.0f;
     uint32_t amax = 0;
     for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
@@ -104,8 +108,10 @@ __global__ void __launch_bounds__(kRowThreads) rms_norm_kernel(const NormForward
             float v[kUnit] = {};
             if (col < width) {
                 float g[kUnit];
-                if (width <= kChunk) get_unit(lanes, args.stride, unit, v);
-                else load_unit(args.x, row, col, v);
+                if (width <= kChunk)
+                    get_unit(lanes, args.stride, unit, v);
+                else
+                    load_unit(args.x, row, col, v);
                 load_gamma(args.gamma, args.gamma_offset, col, g);
 #pragma unroll
                 for (int i = 0; i < kUnit; ++i) v[i] = col + i < width ? v[i] * rstd * g[i] : 0.0f;
@@ -114,7 +120,8 @@ __global__ void __launch_bounds__(kRowThreads) rms_norm_kernel(const NormForward
             if (args.y && col < width) store_unit(args.y, row, col, v);
             if (!args.codes) continue;
             if (args.scales.data == nullptr) {
-                if (col < width) store_codes(args.codes, row, col, encode_unit(v, multiplier, args.codes.dtype));
+                if (col < width)
+                    store_codes(args.codes, row, col, encode_unit(v, multiplier, args.codes.dtype));
                 continue;
             }
 #pragma unroll
@@ -128,7 +135,9 @@ __global__ void __launch_bounds__(kRowThreads) rms_norm_kernel(const NormForward
     if (thread % 32 == 0) atomicMax(args.amax, amax);
 }
 
-__global__ void merge_amax_kernel(const uint32_t* amax, float* out) { *out = max_ignore_nan(*out, __uint_as_float(*amax)); }
+__global__ void merge_amax_kernel(const uint32_t* amax, float* out) {
+    *out = max_ignore_nan(*out, __uint_as_float(*amax));
+}
 
 struct NormBackward {
     RowView dy, x, gamma, dresidual, dx;  // dresidual optional
@@ -143,7 +152,8 @@ __global__ void __launch_bounds__(kRowThreads) rms_norm_dx_kernel(const NormBack
     extern __shared__ __align__(16) float lanes[];
     __shared__ float row_c;
     float *dyg_lanes = lanes, *x_lanes = lanes + kLanes * args.stride;
-    const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x), width = args.x.cols;
+    const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x),
+              width = args.x.cols;
     for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
         const float r = args.rstd[row];
         float sum = 0.0f;
@@ -197,11 +207,14 @@ __global__ void __launch_bounds__(kRowThreads) rms_norm_dx_kernel(const NormBack
 }
 
 // Stage 1 of dgamma: reads dy and x once more; a thread adds one column over 256 rows in ascending order.
-__global__ void __launch_bounds__(kRowThreads) dgamma_partial_kernel(const NormBackward args, float* partials) {
+__global__ void __launch_bounds__(kRowThreads)
+    dgamma_partial_kernel(const NormBackward args, float* partials) {
     const int width = args.x.cols;
-    const int64_t chunks = (args.rows + kRowsPerSum - 1) / kRowsPerSum, panels = (width + kRowThreads - 1) / kRowThreads;
+    const int64_t chunks = (args.rows + kRowsPerSum - 1) / kRowsPerSum,
+                  panels = (width + kRowThreads - 1) / kRowThreads;
     for (int64_t work = blockIdx.x; work < chunks * panels; work += gridDim.x) {
-        const int64_t chunk = work / panels, first = chunk * kRowsPerSum, end = min(args.rows, first + kRowsPerSum);
+        const int64_t chunk = work / panels, first = chunk * kRowsPerSum,
+                      end = min(args.rows, first + kRowsPerSum);
         const int64_t col = work % panels * kRowThreads + threadIdx.x;
         if (col >= width) continue;
         float sum = 0.0f;
@@ -216,7 +229,8 @@ __global__ void __launch_bounds__(kRowThreads) dgamma_partial_kernel(const NormB
 }
 
 // Stage 2: a thread adds one column's partial sums in ascending order.
-__global__ void __launch_bounds__(kRowThreads) dgamma_kernel(const float* partials, int64_t chunks, int64_t width, Gradient mode, float* dgamma) {
+__global__ void __launch_bounds__(kRowThreads)
+    dgamma_kernel(const float* partials, int64_t chunks, int64_t width, Gradient mode, float* dgamma) {
     const int64_t col = static_cast<int64_t>(blockIdx.x) * kRowThreads + threadIdx.x;
     if (col >= width) return;
     float sum = 0.0f;
@@ -228,16 +242,21 @@ float offset_of(op::GammaForm form) { return form == op::GammaForm::zero_centere
 
 // Shared memory beyond the default 48 KiB has to be asked for.
 template <class Kernel> void allow_shared_memory(Kernel kernel, int bytes) {
-    if (bytes > 48 * 1024) check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "shared memory of rms_norm");
+    if (bytes > 48 * 1024)
+        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+                   "shared memory of rms_norm");
 }
 
 // All threads take part in barriers, whole warps in shuffles.
-int threads_for(int64_t width) { return static_cast<int>(std::min<int64_t>(round_up(ceil_div(width, kUnit), 32), kRowThreads)); }
+int threads_for(int64_t width) {
+    return static_cast<int>(std::min<int64_t>(round_up(ceil_div(width, kUnit), 32), kRowThreads));
+}
 
 void launch_norm(const NormForward& args, const Launch& launch) {
     if (args.rows == 0) return;
     const int bytes = kLanes * args.stride * static_cast<int>(sizeof(float));
-    rms_norm_kernel<<<grid_for(args.rows, launch, kWaveCtas), threads_for(args.x.cols), static_cast<std::size_t>(bytes), stream_of(launch)>>>(args);
+    rms_norm_kernel<<<grid_for(args.rows, launch, kWaveCtas), threads_for(args.x.cols),
+                      static_cast<std::size_t>(bytes), stream_of(launch)>>>(args);
     check_launch("rms_norm");
 }
 
@@ -263,7 +282,8 @@ void HopperOps::do_rms_norm(const op::RmsNorm& args, const Launch& launch) {
 void HopperOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const Launch& launch) {
     const bool row_tensor = args.rows.layout == ScaleLayout::tensor;
     uint32_t* amax = args.amax ? workspace_->partials_for<uint32_t>(1) : nullptr;
-    if (amax != nullptr) check_cuda(cudaMemsetAsync(amax, 0, sizeof(uint32_t), stream_of(launch)), "clearing amax");
+    if (amax != nullptr)
+        check_cuda(cudaMemsetAsync(amax, 0, sizeof(uint32_t), stream_of(launch)), "clearing amax");
     launch_norm({.x = row_view(args.x),
                  .gamma = row_view(args.gamma),
                  .y = row_view(args.y),
@@ -282,7 +302,8 @@ void HopperOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const Laun
         merge_amax_kernel<<<1, 1, 0, stream_of(launch)>>>(amax, args.amax.as<float>());
         check_launch("amax of rms_norm");
     }
-    if (args.transposed.layout == ScaleLayout::tile128) launch_transpose_tiles(args.rows, {}, args.transposed, launch);
+    if (args.transposed.layout == ScaleLayout::tile128)
+        launch_transpose_tiles(args.rows, {}, args.transposed, launch);
     if (args.transposed.layout == ScaleLayout::tensor) {
         // the rows' values once more, from x and rstd by the same formula
         TileOutput columns = tile_columns(args.transposed, Share::word);
@@ -311,15 +332,17 @@ void HopperOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Laun
     float* partials = workspace_->partials_for<float>(chunks * width);
     if (rows > 0) {
         // dgamma first: dx may stand in the place of dy
-        dgamma_partial_kernel<<<grid_for(chunks * ceil_div(width, kRowThreads), launch), kRowThreads, 0, stream>>>(job, partials);
+        dgamma_partial_kernel<<<grid_for(chunks * ceil_div(width, kRowThreads), launch), kRowThreads, 0,
+                                stream>>>(job, partials);
         check_launch("rms_norm_backward, sums of dgamma");
         const int bytes = 2 * kLanes * job.stride * static_cast<int>(sizeof(float));
         allow_shared_memory(rms_norm_dx_kernel, bytes);
-        rms_norm_dx_kernel<<<grid_for(rows, launch, kWaveCtas), threads_for(width), static_cast<std::size_t>(bytes), stream>>>(job);
+        rms_norm_dx_kernel<<<grid_for(rows, launch, kWaveCtas), threads_for(width),
+                             static_cast<std::size_t>(bytes), stream>>>(job);
         check_launch("rms_norm_backward");
     }
-    dgamma_kernel<<<static_cast<unsigned>(ceil_div(width, kRowThreads)), kRowThreads, 0, stream>>>(partials, chunks, width, args.dgamma_mode,
-                                                                                                    args.dgamma.as<float>());
+    dgamma_kernel<<<static_cast<unsigned>(ceil_div(width, kRowThreads)), kRowThreads, 0, stream>>>(
+        partials, chunks, width, args.dgamma_mode, args.dgamma.as<float>());
     check_launch("rms_norm_backward, dgamma");
 }
 

@@ -27,7 +27,8 @@ __global__ void __launch_bounds__(kRowThreads) quantize_rows_kernel(const RowQua
     __shared__ uint32_t block_amax[kRowThreads / kBlockThreads];
     const int64_t total = args.groups.total(), src_base = args.src.base(), dst_base = args.codes.base();
     const int width = args.src.cols, step = static_cast<int>(blockDim.x) * kUnit;
-    const int row_blocks = static_cast<int>(blockDim.x) / kBlockThreads, first_block = static_cast<int>(threadIdx.y) * row_blocks;
+    const int row_blocks = static_cast<int>(blockDim.x) / kBlockThreads,
+              first_block = static_cast<int>(threadIdx.y) * row_blocks;
     const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.y;
     for (int64_t row0 = static_cast<int64_t>(blockIdx.x) * blockDim.y; row0 < total; row0 += stride) {
         const int64_t row = row0 + threadIdx.y;
@@ -55,7 +56,8 @@ __global__ void __launch_bounds__(kRowThreads) quantize_rows_kernel(const RowQua
         if (valid) scale = block_scale(amax, args.codes.dtype, false, args.rule);
         for (int col = static_cast<int>(threadIdx.x) * kUnit; col < width && inside; col += step) {
             if (valid) load_unit(args.src, src_base + row, col, v);
-            store_codes(args.codes, dst_base + row, col, valid ? encode_unit(v, scale.multiplier, args.codes.dtype) : uint2{0, 0});
+            store_codes(args.codes, dst_base + row, col,
+                        valid ? encode_unit(v, scale.multiplier, args.codes.dtype) : uint2{0, 0});
         }
         if (inside && threadIdx.x == 0 && width > 0) args.scales.store(dst_base + row, 0, scale);
     }
@@ -63,8 +65,8 @@ __global__ void __launch_bounds__(kRowThreads) quantize_rows_kernel(const RowQua
 
 }  // namespace
 
-void launch_quantize_rows(const TensorView& src, const RowGroups& groups, const QuantizeRule& rule, const Fp8Tensor& dst,
-                          const Launch& launch) {
+void launch_quantize_rows(const TensorView& src, const RowGroups& groups, const QuantizeRule& rule,
+                          const Fp8Tensor& dst, const Launch& launch) {
     const int64_t rows = groups.num_groups > 0 ? groups.row_capacity : src.rows();
     if (rows == 0 || src.cols() == 0) return;
     const dim3 block = row_block(src.cols());
@@ -77,7 +79,11 @@ void launch_quantize_rows(const TensorView& src, const RowGroups& groups, const 
 
 void HopperOps::do_quantize_rows(const op::QuantizeRows& args, const Launch& launch) {
     if (args.dst.layout == ScaleLayout::tensor) {
-        do_quantize_tensor({.src = args.src, .groups = args.groups, .scale_format = args.scale_format, .rows = args.dst, .transposed = {}},
+        do_quantize_tensor({.src = args.src,
+                            .groups = args.groups,
+                            .scale_format = args.scale_format,
+                            .rows = args.dst,
+                            .transposed = {}},
                            launch);
         return;
     }

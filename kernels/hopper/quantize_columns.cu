@@ -12,8 +12,9 @@ using namespace hopper;
 namespace {
 
 // The column output of one source. One scale for a group needs its amax before the first code: a pass over the source of its own.
-TileOutput column_output(const TileSource& source, const TileShape& shape, const Fp8Tensor& dst, const QuantizeRule& rule,
-                         const HopperOps::Workspace& workspace, const Launch& launch) {
+TileOutput column_output(const TileSource& source, const TileShape& shape, const Fp8Tensor& dst,
+                         const QuantizeRule& rule, const HopperOps::Workspace& workspace,
+                         const Launch& launch) {
     if (dst.layout == ScaleLayout::vec128) return tile_columns(dst, Share::block);
     if (dst.layout == ScaleLayout::mx32) return tile_columns(dst, Share::mx);
     const int64_t entries = shape.groups.num_groups * shape.cols;
@@ -21,7 +22,9 @@ TileOutput column_output(const TileSource& source, const TileShape& shape, const
     uint32_t* amax = workspace.partials_for<uint32_t>(entries);
     launch_tile_amax(source, shape, AmaxOf::columns, amax, launch);
     if (no_rows) {  // one group of 0 rows
-        check_cuda(cudaMemsetAsync(dst.scales.data, 0, static_cast<std::size_t>(dst.scales.bytes()), stream_of(launch)), "clearing scales");
+        check_cuda(cudaMemsetAsync(dst.scales.data, 0, static_cast<std::size_t>(dst.scales.bytes()),
+                                   stream_of(launch)),
+                   "clearing scales");
     } else {
         launch_table_scales({.amax = amax,
                              .columns = shape.cols,
@@ -45,7 +48,8 @@ void HopperOps::do_quantize_columns(const op::QuantizeColumns& args, const Launc
     const auto quantize = [&](const TensorView& src, const Fp8Tensor& dst) {
         const TileSource source = {.values = row_view(src)};
         const TileShape shape = tile_shape(src, args.groups, dst.codes);
-        launch_quantize_tiles(source, shape, {}, column_output(source, shape, dst, rule, *workspace_, launch), rule, launch);
+        launch_quantize_tiles(source, shape, {}, column_output(source, shape, dst, rule, *workspace_, launch),
+                              rule, launch);
     };
     quantize(args.src, args.dst);
     if (args.src2) quantize(args.src2, args.dst2);
@@ -57,17 +61,21 @@ void HopperOps::do_quantize_dual(const op::QuantizeDual& args, const Launch& lau
     const TileShape shape = tile_shape(args.src, args.groups, args.columns.codes);
     TileOutput rows;
     // a scale for a whole row does not fit into tiles: a launch of its own
-    if (args.rows.layout == ScaleLayout::row) launch_quantize_rows(args.src, args.groups, rule, args.rows, launch);
-    else rows = tile_rows(args.rows, args.rows.layout == ScaleLayout::mx32 ? Share::mx : Share::block);
-    launch_quantize_tiles(source, shape, rows, column_output(source, shape, args.columns, rule, *workspace_, launch), rule, launch);
+    if (args.rows.layout == ScaleLayout::row)
+        launch_quantize_rows(args.src, args.groups, rule, args.rows, launch);
+    else
+        rows = tile_rows(args.rows, args.rows.layout == ScaleLayout::mx32 ? Share::mx : Share::block);
+    launch_quantize_tiles(source, shape, rows,
+                          column_output(source, shape, args.columns, rule, *workspace_, launch), rule,
+                          launch);
 }
 
 void HopperOps::do_transpose_requantize(const op::TransposeRequantize& args, const Launch& launch) {
     const TileSource source = {.values = row_view(args.src.codes),
                                .block_scales = args.src.scales.as<float>(),
                                .scale_stride = args.src.codes.dim(0)};
-    launch_quantize_tiles(source, tile_shape(args.src.codes, args.groups, args.dst.codes), {}, tile_columns(args.dst, Share::block),
-                          {.scale_format = args.scale_format}, launch);
+    launch_quantize_tiles(source, tile_shape(args.src.codes, args.groups, args.dst.codes), {},
+                          tile_columns(args.dst, Share::block), {.scale_format = args.scale_format}, launch);
 }
 
 }  // namespace fp8flow

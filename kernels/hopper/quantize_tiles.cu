@@ -12,22 +12,24 @@ constexpr int kThreads = 512;  // 16 threads a row, 4 rows a thread: 32 values i
 constexpr int kRows = 4;
 constexpr int kSubTiles = kTile / static_cast<int>(kMxBlock);
 constexpr int kWarps = kThreads / 32;
+constexpr int kSubWarps = kWarps / kSubTiles;  // that hold the 32 rows of an MX block
 
 struct TileThread {
-    int unit, group, first_row, col;  // group: rows 4 * group ..; first_row and col count from the tile
+    int group, first_row, col;  // group: rows 4 * group ..; first_row and col count from the tile
 };
 __device__ __forceinline__ TileThread tile_thread() {
     const int thread = static_cast<int>(threadIdx.x), group = thread / kBlockThreads;
-    return {thread % kBlockThreads, group, group * kRows, thread % kBlockThreads * kUnit};
+    return {group, group * kRows, thread % kBlockThreads * kUnit};
 }
 
 // This thread's 4 x 8 values; zeros outside the valid rows and the columns.
-__device__ __forceinline__ void load_values(const TileSource& source, const RowTile& tile, int64_t col0, const TileThread& at,
-                                            float (&v)[kRows][kUnit]) {
+__device__ __forceinline__ void load_values(const TileSource& source, const RowTile& tile, int64_t col0,
+                                            const TileThread& at, float (&v)[kRows][kUnit]) {
     RowView values = source.values;
     const int col = static_cast<int>(col0) + at.col;
     const int64_t base = values.base() + tile.row + at.first_row;
-    values.data = static_cast<uint8_t*>(values.data) + tile.batch * source.batch_stride * size_of(values.dtype);
+    values.data =
+        static_cast<uint8_t*>(values.data) + tile.batch * source.batch_stride * size_of(values.dtype);
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
         if (at.first_row + k < tile.count && col < values.cols) {
@@ -51,7 +53,8 @@ __device__ __forceinline__ void load_values(const TileSource& source, const RowT
         float gamma[kUnit];
         load_unit(source.gamma, 0, col, gamma);
 #pragma unroll
-        for (int i = 0; i < kUnit; ++i) gamma[i] = source.gamma_offset != 0.0f ? source.gamma_offset + gamma[i] : gamma[i];
+        for (int i = 0; i < kUnit; ++i)
+            gamma[i] = source.gamma_offset != 0.0f ? source.gamma_offset + gamma[i] : gamma[i];
 #pragma unroll
         for (int k = 0; k < kRows; ++k) {
             const float rstd = at.first_row + k < tile.count ? source.rstd[base + k] : 0.0f;
@@ -67,12 +70,14 @@ __device__ __forceinline__ void column_magnitudes(const float (&v)[kRows][kUnit]
         amax[i] = 0;
 #pragma unroll
         for (int k = 0; k < kRows; ++k) amax[i] = max(amax[i], magnitude_bits(v[k][i]));
-        amax[i] = max(amax[i], __shfl_xor_sync(0xFFFFFFFFu, amax[i], kBlockThreads));  // the warp's other four rows
+        amax[i] =
+            max(amax[i], __shfl_xor_sync(0xFFFFFFFFu, amax[i], kBlockThreads));  // the warp's other four rows
     }
 }
 
 // Maxima of column `c` over warps [first, first + count), each of which holds 8 rows.
-__device__ __forceinline__ uint32_t over_warps(const uint32_t (&part)[kWarps][kTile], int c, int first, int count) {
+__device__ __forceinline__ uint32_t over_warps(const uint32_t (&part)[kWarps][kTile], int c, int first,
+                                               int count) {
     uint32_t amax = 0;
     for (int w = 0; w < count; ++w) amax = max(amax, part[first + w][c]);
     return amax;
@@ -106,7 +111,8 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJ
         load_values(job.source, tile, col0, at, v);
 
         // multipliers of the columns, or of the tile
-        const bool from_tile = columns.share == Share::block || columns.share == Share::mx || columns.share == Share::tile || rows.share == Share::tile;
+        const bool from_tile = columns.share == Share::block || columns.share == Share::mx ||
+                               columns.share == Share::tile || rows.share == Share::tile;
         if (from_tile) {
             uint32_t amax[kUnit];
             column_magnitudes(v, amax);
@@ -120,22 +126,30 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJ
             if (columns.share == Share::mx) {
                 const int first = sub * static_cast<int>(kMxBlock);
                 BlockScale scale = {0.0f, 0.0f, 0};
-                if (first < tile.count) scale = block_scale(over_warps(part, c, sub * kSubTiles, kWarps / kSubTiles), columns.codes.dtype, true, job.rule);
+                if (first < tile.count)
+                    scale = block_scale(over_warps(part, c, sub * kSubWarps, kSubWarps), columns.codes.dtype,
+                                        true, job.rule);
                 multipliers[sub][c] = scale.multiplier;
                 if (has_column && first < tile.rows)
                     static_cast<uint8_t*>(columns.scales.data)[tile.batch * columns.scale_batch_stride +
-                                                               (columns.codes.base() + tile.row + first) / kMxBlock * columns.scales.block_stride + col0 + c] = scale.e8m0;
+                                                               (columns.codes.base() + tile.row + first) /
+                                                                   kMxBlock * columns.scales.block_stride +
+                                                               col0 + c] = scale.e8m0;
             } else if (sub == 0) {
                 uint32_t column_amax = over_warps(part, c, 0, kWarps);
                 if (columns.share == Share::block) {
                     BlockScale scale = {0.0f, 0.0f, 0};
-                    if (tile.count > 0) scale = block_scale(column_amax, columns.codes.dtype, false, job.rule);
+                    if (tile.count > 0)
+                        scale = block_scale(column_amax, columns.codes.dtype, false, job.rule);
                     multipliers[0][c] = scale.multiplier;
                     if (has_column)
                         static_cast<float*>(columns.scales.data)[tile.batch * columns.scale_batch_stride +
-                                                                 (columns.codes.base() + tile.row) / kTile * columns.scales.block_stride + col0 + c] = scale.dequant;
+                                                                 (columns.codes.base() + tile.row) / kTile *
+                                                                     columns.scales.block_stride +
+                                                                 col0 + c] = scale.dequant;
                 } else {
-                    for (int step = 16; step > 0; step /= 2) column_amax = max(column_amax, __shfl_xor_sync(0xFFFFFFFFu, column_amax, step));
+                    for (int step = 16; step > 0; step /= 2)
+                        column_amax = max(column_amax, __shfl_xor_sync(0xFFFFFFFFu, column_amax, step));
                     if (thread % 32 == 0) tile_amax[warp] = column_amax;
                 }
             }
@@ -149,14 +163,20 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJ
             shared_multiplier = scale.multiplier;
             if (thread == 0) {
                 if (rows.share == Share::tile)
-                    static_cast<float*>(rows.scales.data)[tile.batch * rows.scale_batch_stride + rows.scales.index(tile.row / kTile, col_tile)] = scale.dequant;
+                    static_cast<float*>(rows.scales.data)[tile.batch * rows.scale_batch_stride +
+                                                          rows.scales.index(tile.row / kTile, col_tile)] =
+                        scale.dequant;
                 if (columns.share == Share::tile)
-                    static_cast<float*>(columns.scales.data)[tile.batch * columns.scale_batch_stride + columns.scales.index(tile.row / kTile, col_tile)] = scale.dequant;
+                    static_cast<float*>(
+                        columns.scales.data)[tile.batch * columns.scale_batch_stride +
+                                             columns.scales.index(tile.row / kTile, col_tile)] =
+                        scale.dequant;
             }
         }
         if (rows.share == Share::word || columns.share == Share::word) {
             const TileOutput& output = rows.share == Share::word ? rows : columns;
-            shared_multiplier = output.multipliers_are_scales ? div_float(1.0f, output.multipliers[0]) : output.multipliers[0];
+            shared_multiplier = output.multipliers_are_scales ? div_float(1.0f, output.multipliers[0])
+                                                              : output.multipliers[0];
         }
 
         if (rows.share != Share::none) {
@@ -171,12 +191,14 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJ
             for (int k = 0; k < kRows; ++k) {
                 const int r = at.first_row + k;
                 // without groups the transposed copy alone has pads
-                const bool inside = r < (job.shape.groups.counts != nullptr ? tile.rows : tile.count), valid = r < tile.count;
+                const bool inside = r < (job.shape.groups.counts != nullptr ? tile.rows : tile.count),
+                           valid = r < tile.count;
                 if (rows.share == Share::block || rows.share == Share::mx) {
                     // a half-warp owns the row: all of it is inside or none
                     if (inside) quantize_unit(v[k], valid, codes, scales, base + k, col, job.rule);
                 } else if (inside && col < cols) {
-                    store_codes(codes, base + k, col, valid ? encode_unit(v[k], shared_multiplier, codes.dtype) : uint2{0, 0});
+                    store_codes(codes, base + k, col,
+                                valid ? encode_unit(v[k], shared_multiplier, codes.dtype) : uint2{0, 0});
                 }
             }
         }
@@ -186,21 +208,25 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJ
         }
         const int sub = columns.share == Share::mx ? at.first_row / static_cast<int>(kMxBlock) : 0;
         const uint32_t valid_bytes = tile.count - at.first_row >= kRows ? 0xFFFFFFFFu
-                                     : tile.count <= at.first_row      ? 0u
-                                                                        : (1u << (8 * (tile.count - at.first_row))) - 1u;
+                                     : tile.count <= at.first_row
+                                         ? 0u
+                                         : (1u << (8 * (tile.count - at.first_row))) - 1u;
 #pragma unroll
         for (int i = 0; i < kUnit; ++i) {
             float m = shared_multiplier;
-            if (columns.share == Share::block || columns.share == Share::mx) m = multipliers[sub][at.col + i];
+            if (columns.share == Share::block || columns.share == Share::mx)
+                m = multipliers[sub][at.col + i];
             else if (columns.share == Share::table && col0 + at.col + i < cols)
                 m = columns.multipliers[(tile.batch + tile.group) * cols + col0 + at.col + i];
             turned[(at.col + i) * kTurnedStride + at.group] =
-                pack_fp8(v[0][i] * m, v[1][i] * m, v[2][i] * m, v[3][i] * m, columns.codes.dtype) & valid_bytes;
+                pack_fp8(v[0][i] * m, v[1][i] * m, v[2][i] * m, v[3][i] * m, columns.codes.dtype) &
+                valid_bytes;
         }
         __syncthreads();
-        uint8_t* out = static_cast<uint8_t*>(columns.codes.data) + tile.batch * columns.batch_stride + col0 * columns.codes.cols +
-                       columns.codes.base() + tile.row;
-        store_turned<kThreads>(turned, out, columns.codes.cols, static_cast<int>(min(static_cast<int64_t>(kTile), cols - col0)), tile.rows);
+        uint8_t* out = static_cast<uint8_t*>(columns.codes.data) + tile.batch * columns.batch_stride +
+                       col0 * columns.codes.cols + columns.codes.base() + tile.row;
+        store_turned<kThreads>(turned, out, columns.codes.cols,
+                               static_cast<int>(min(static_cast<int64_t>(kTile), cols - col0)), tile.rows);
         __syncthreads();
     }
 }
@@ -238,20 +264,24 @@ __global__ void __launch_bounds__(kThreads, 2) tile_amax_kernel(const AmaxJob jo
         }
         __syncthreads();
         if (thread < kTile && col0 + thread < cols)
-            atomicMax(job.amax + (tile.batch + tile.group) * cols + col0 + thread, over_warps(part, thread, 0, kWarps));
+            atomicMax(job.amax + (tile.batch + tile.group) * cols + col0 + thread,
+                      over_warps(part, thread, 0, kWarps));
         __syncthreads();
     }
     if (job.what == AmaxOf::columns) return;
-    for (int step = 16; step > 0; step /= 2) largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, step));
+    for (int step = 16; step > 0; step /= 2)
+        largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, step));
     if (thread % 32 == 0) atomicMax(job.amax, largest);
 }
 
 // A thread an entry: reads 4 bytes, writes 4 to 12. No reduction.
 __global__ void table_scales_kernel(const TableScales table) {
     const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
-    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < table.entries; i += stride) {
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < table.entries;
+         i += stride) {
         BlockScale scale = {0.0f, 0.0f, 0};
-        if (table.counts == nullptr || table.counts[i / table.columns] > 0) scale = block_scale(table.amax[i], table.dtype, false, table.rule);
+        if (table.counts == nullptr || table.counts[i / table.columns] > 0)
+            scale = block_scale(table.amax[i], table.dtype, false, table.rule);
         table.amax[i] = __float_as_uint(scale.multiplier);
         if (table.scales != nullptr) table.scales[i] = scale.dequant;
         if (table.scales2 != nullptr) table.scales2[i] = scale.dequant;
@@ -296,18 +326,24 @@ TileOutput tile_columns(const Fp8Tensor& transposed, Share share) {
     return output;
 }
 
-void launch_quantize_tiles(const TileSource& source, const TileShape& shape, const TileOutput& rows, const TileOutput& columns,
-                           const QuantizeRule& rule, const Launch& launch) {
+void launch_quantize_tiles(const TileSource& source, const TileShape& shape, const TileOutput& rows,
+                           const TileOutput& columns, const QuantizeRule& rule, const Launch& launch) {
     if (shape.capacity == 0 || shape.cols == 0 || shape.batches == 0) return;
-    quantize_tiles_kernel<<<tile_grid(shape, launch), kThreads, 0, stream_of(launch)>>>({source, shape, rows, columns, rule});
+    quantize_tiles_kernel<<<tile_grid(shape, launch), kThreads, 0, stream_of(launch)>>>(
+        {source, shape, rows, columns, rule});
     check_launch("quantize_tiles");
 }
 
-void launch_tile_amax(const TileSource& source, const TileShape& shape, AmaxOf what, uint32_t* amax, const Launch& launch) {
-    const int64_t entries = what == AmaxOf::everything ? 1 : shape.batches * shape.groups.num_groups * shape.cols;
-    check_cuda(cudaMemsetAsync(amax, 0, static_cast<std::size_t>(entries) * sizeof(uint32_t), stream_of(launch)), "clearing amax");
+void launch_tile_amax(const TileSource& source, const TileShape& shape, AmaxOf what, uint32_t* amax,
+                      const Launch& launch) {
+    const int64_t entries =
+        what == AmaxOf::everything ? 1 : shape.batches * shape.groups.num_groups * shape.cols;
+    check_cuda(
+        cudaMemsetAsync(amax, 0, static_cast<std::size_t>(entries) * sizeof(uint32_t), stream_of(launch)),
+        "clearing amax");
     if (shape.capacity == 0 || shape.cols == 0 || shape.batches == 0) return;
-    tile_amax_kernel<<<tile_grid(shape, launch), kThreads, 0, stream_of(launch)>>>({source, shape, what, amax});
+    tile_amax_kernel<<<tile_grid(shape, launch), kThreads, 0, stream_of(launch)>>>(
+        {source, shape, what, amax});
     check_launch("tile_amax");
 }
 

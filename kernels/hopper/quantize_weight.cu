@@ -13,7 +13,10 @@ namespace {
 
 // Scale tables are padded to a multiple of 4 columns: the pads hold 0.
 void clear_scales(const Fp8Tensor& copy, const Launch& launch) {
-    if (copy) check_cuda(cudaMemsetAsync(copy.scales.data, 0, static_cast<std::size_t>(copy.scales.bytes()), stream_of(launch)), "clearing scales");
+    if (copy)
+        check_cuda(cudaMemsetAsync(copy.scales.data, 0, static_cast<std::size_t>(copy.scales.bytes()),
+                                   stream_of(launch)),
+                   "clearing scales");
 }
 
 }  // namespace

@@ -21,13 +21,18 @@ struct SwigluForward {
 // Moves 2F values in and F values (or codes and F/128 scales) out a row. A CTA takes blockDim.y rows at a time, grid-stride; a thread
 // eight columns. A 128-column block belongs to one half-warp, whose maximum does not depend on the order: deterministic.
 __global__ void __launch_bounds__(kRowThreads) swiglu_kernel(const SwigluForward args) {
-    const int64_t total = args.groups.total(), h_base = args.h.base(), a_base = args.a.base(), prob_base = args.prob.base();
-    const int width = args.a.cols, padded_width = (width + static_cast<int>(kBlock) - 1) / static_cast<int>(kBlock) * static_cast<int>(kBlock);
+    const int64_t total = args.groups.total(), h_base = args.h.base(), a_base = args.a.base(),
+                  prob_base = args.prob.base();
+    const int width = args.a.cols, padded_width = (width + static_cast<int>(kBlock) - 1) /
+                                                  static_cast<int>(kBlock) * static_cast<int>(kBlock);
     const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.y;
-    for (int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; row < total; row += stride) {
+    for (int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; row < total;
+         row += stride) {
         const bool valid = args.groups.is_valid(row);
-        const float prob = valid && args.prob ? static_cast<const float*>(args.prob.data)[prob_base + row] : 1.0f;
-        for (int col = static_cast<int>(threadIdx.x) * kUnit; col < padded_width; col += static_cast<int>(blockDim.x) * kUnit) {
+        const float prob =
+            valid && args.prob ? static_cast<const float*>(args.prob.data)[prob_base + row] : 1.0f;
+        for (int col = static_cast<int>(threadIdx.x) * kUnit; col < padded_width;
+             col += static_cast<int>(blockDim.x) * kUnit) {
             float a[kUnit] = {};
             if (valid && col < width) {
                 float up[kUnit];
@@ -36,8 +41,10 @@ __global__ void __launch_bounds__(kRowThreads) swiglu_kernel(const SwigluForward
 #pragma unroll
                 for (int i = 0; i < kUnit; ++i) a[i] = silu_float(a[i]) * up[i] * prob;
             }
-            if (args.scales.data != nullptr) quantize_unit(a, valid, args.a, args.scales, a_base + row, col, args.rule);
-            else store_unit(args.a, a_base + row, col, a);
+            if (args.scales.data != nullptr)
+                quantize_unit(a, valid, args.a, args.scales, a_base + row, col, args.rule);
+            else
+                store_unit(args.a, a_base + row, col, a);
         }
     }
 }
@@ -55,16 +62,19 @@ struct SwigluGradient {
 __global__ void __launch_bounds__(kRowThreads) swiglu_backward_kernel(const SwigluGradient args) {
     __shared__ float lane_da[kHalfWarps][kUnit * kLaneStride], lane_weighted[kHalfWarps][kUnit * kLaneStride];
     __shared__ float block_sums[kHalfWarps];
-    const int64_t total = args.groups.total(), da_base = args.da.base(), h_base = args.h.base(), prob_base = args.prob.base(),
-                  dh_base = args.dh.base(), dprob_base = args.dprob.base();
+    const int64_t total = args.groups.total(), da_base = args.da.base(), h_base = args.h.base(),
+                  prob_base = args.prob.base(), dh_base = args.dh.base(), dprob_base = args.dprob.base();
     const int width = args.da.cols, step = static_cast<int>(blockDim.x) * kUnit;
-    const int block = static_cast<int>(linear_thread()) / kBlockThreads, thread = static_cast<int>(threadIdx.x) % kBlockThreads;
-    const int row_blocks = static_cast<int>(blockDim.x) / kBlockThreads, first_block = static_cast<int>(threadIdx.y) * row_blocks;
+    const int block = static_cast<int>(linear_thread()) / kBlockThreads,
+              thread = static_cast<int>(threadIdx.x) % kBlockThreads;
+    const int row_blocks = static_cast<int>(blockDim.x) / kBlockThreads,
+              first_block = static_cast<int>(threadIdx.y) * row_blocks;
     const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.y;
     for (int64_t row0 = static_cast<int64_t>(blockIdx.x) * blockDim.y; row0 < total; row0 += stride) {
         const int64_t row = row0 + threadIdx.y;
         const bool inside = row < total, valid = inside && args.groups.is_valid(row);
-        const float prob = valid && args.prob ? static_cast<const float*>(args.prob.data)[prob_base + row] : 1.0f;
+        const float prob =
+            valid && args.prob ? static_cast<const float*>(args.prob.data)[prob_base + row] : 1.0f;
         float sum = 0.0f;
         for (int col0 = 0; col0 < width; col0 += step) {
             const int col = col0 + static_cast<int>(threadIdx.x) * kUnit;
@@ -76,7 +86,8 @@ __global__ void __launch_bounds__(kRowThreads) swiglu_backward_kernel(const Swig
             }
 #pragma unroll
             for (int i = 0; i < kUnit; ++i) {  // gate and up become their gradients
-                const float sigmoid = sigmoid_float(gate[i]), silu = gate[i] * sigmoid, da_prob = da[i] * prob, up_i = up[i];
+                const float sigmoid = sigmoid_float(gate[i]), silu = gate[i] * sigmoid,
+                            da_prob = da[i] * prob, up_i = up[i];
                 gate[i] = da_prob * up_i * sigmoid * (1.0f + gate[i] * (1.0f - sigmoid));
                 up[i] = da_prob * silu;
                 lane_da[block][i * kLaneStride + thread] = da[i];
@@ -96,19 +107,24 @@ __global__ void __launch_bounds__(kRowThreads) swiglu_backward_kernel(const Swig
             const int first_col = col - thread * kUnit, lane = thread % kUnit;
             float lane_sum = 0.0f;
             for (int i = 0; i < kBlockThreads && first_col + i * kUnit + lane < width; ++i)
-                lane_sum = fma_float(lane_da[block][lane * kLaneStride + i], lane_weighted[block][lane * kLaneStride + i], lane_sum);
+                lane_sum = fma_float(lane_da[block][lane * kLaneStride + i],
+                                     lane_weighted[block][lane * kLaneStride + i], lane_sum);
             lane_sum = combine_lanes(lane_sum, block_mask());
             if (thread == 0) block_sums[block] = lane_sum;
             __syncthreads();
             if (threadIdx.x == 0)
-                for (int i = 0; i < row_blocks && col0 + i * static_cast<int>(kBlock) < width; ++i) sum += block_sums[first_block + i];
+                for (int i = 0; i < row_blocks && col0 + i * static_cast<int>(kBlock) < width; ++i)
+                    sum += block_sums[first_block + i];
             __syncthreads();
         }
-        if (args.dprob && inside && threadIdx.x == 0) static_cast<float*>(args.dprob.data)[dprob_base + row] = valid ? sum : 0.0f;
+        if (args.dprob && inside && threadIdx.x == 0)
+            static_cast<float*>(args.dprob.data)[dprob_base + row] = valid ? sum : 0.0f;
     }
 }
 
-int64_t rows_of(const RowGroups& groups, const TensorView& h) { return groups.num_groups > 0 ? groups.row_capacity : h.dim(0); }
+int64_t rows_of(const RowGroups& groups, const TensorView& h) {
+    return groups.num_groups > 0 ? groups.row_capacity : h.dim(0);
+}
 
 // The up half begins at column `width`: wide loads need it aligned too.
 RowView halves_view(const TensorView& v) {
@@ -134,27 +150,49 @@ void launch_backward(const SwigluGradient& args, int64_t rows, const Launch& lau
 
 void HopperOps::do_swiglu(const op::Swiglu& args, const Launch& launch) {
     const int64_t rows = rows_of(args.groups, args.h);
-    launch_forward({halves_view(args.h), row_view(args.prob), row_view(args.a), {}, device_groups(args.groups, rows), {}}, rows, launch);
+    launch_forward({halves_view(args.h),
+                    row_view(args.prob),
+                    row_view(args.a),
+                    {},
+                    device_groups(args.groups, rows),
+                    {}},
+                   rows, launch);
 }
 
 void HopperOps::do_swiglu_quantize(const op::SwigluQuantize& args, const Launch& launch) {
     const int64_t rows = rows_of(args.groups, args.h);
-    launch_forward({halves_view(args.h), row_view(args.prob), row_view(args.a.codes), row_scales(args.a),
-                    device_groups(args.groups, rows), {.scale_format = args.scale_format}},
+    launch_forward({halves_view(args.h),
+                    row_view(args.prob),
+                    row_view(args.a.codes),
+                    row_scales(args.a),
+                    device_groups(args.groups, rows),
+                    {.scale_format = args.scale_format}},
                    rows, launch);
 }
 
 void HopperOps::do_swiglu_backward(const op::SwigluBackward& args, const Launch& launch) {
     const int64_t rows = rows_of(args.groups, args.h);
-    launch_backward({row_view(args.da), halves_view(args.h), row_view(args.prob), halves_view(args.dh), row_view(args.dprob), {},
-                     device_groups(args.groups, rows), {}},
+    launch_backward({row_view(args.da),
+                     halves_view(args.h),
+                     row_view(args.prob),
+                     halves_view(args.dh),
+                     row_view(args.dprob),
+                     {},
+                     device_groups(args.groups, rows),
+                     {}},
                     rows, launch);
 }
 
 void HopperOps::do_swiglu_backward_quantize(const op::SwigluBackwardQuantize& args, const Launch& launch) {
     const int64_t rows = rows_of(args.groups, args.h);
-    launch_backward({row_view(args.da), halves_view(args.h), row_view(args.prob), halves_view(args.dh.codes), row_view(args.dprob),
-                     row_scales(args.dh), device_groups(args.groups, rows), {.scale_format = args.scale_format}},
+    launch_backward({row_view(args.da),
+                     halves_view(args.h),
+                     row_view(args.prob),
+                     halves_view(args.dh.codes),
+                     row_view(args.dprob),
+                     row_scales(args.dh),
+                     device_groups(args.groups, rows),
+                     {.scale_format = args.scale_format}},
                     rows, launch);
 }
 

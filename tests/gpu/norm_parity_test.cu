@@ -9,10 +9,13 @@ struct Shape {
     DType dtype;
 };
 const Shape kShapes[] = {
-    {0, 128, DType::bf16},  {1, 1, DType::f32},      {1, 7168, DType::bf16}, {127, 384, DType::bf16},  {128, 2048, DType::f16},
-    {129, 100, DType::f32}, {600, 136, DType::bf16}, {5, 8192, DType::bf16}, {3, 16400, DType::bf16}, {2, 8201, DType::f32},
+    {0, 128, DType::bf16},   {1, 1, DType::f32},     {1, 7168, DType::bf16},  {127, 384, DType::bf16},
+    {128, 2048, DType::f16}, {129, 100, DType::f32}, {600, 136, DType::bf16}, {5, 8192, DType::bf16},
+    {3, 16400, DType::bf16}, {2, 8201, DType::f32},
 };
-std::string text(const Shape& s) { return std::to_string(s.rows) + " x " + std::to_string(s.width) + " " + name_of(s.dtype); }
+std::string text(const Shape& s) {
+    return std::to_string(s.rows) + " x " + std::to_string(s.width) + " " + name_of(s.dtype);
+}
 
 HostTensor normal(const Shape& s, uint64_t seed, double stddev = 1.0) {
     HostTensor t(s.dtype, {s.rows, s.width});
@@ -32,8 +35,13 @@ TEST(NormParity, Plain) {
         for (const op::GammaForm form : kForms) {
             SCOPED_TRACE(text(s));
             Parity p;
-            const HostTensor x = normal(s, 1), gamma = gamma_of(s, form), y(s.dtype, {s.rows, s.width}), rstd(DType::f32, {s.rows});
-            p.gpu.rms_norm({.x = p.to_gpu(x), .gamma = p.to_gpu(gamma), .gamma_form = form, .y = p.to_gpu(y), .rstd = p.to_gpu(rstd)});
+            const HostTensor x = normal(s, 1), gamma = gamma_of(s, form), y(s.dtype, {s.rows, s.width}),
+                             rstd(DType::f32, {s.rows});
+            p.gpu.rms_norm({.x = p.to_gpu(x),
+                            .gamma = p.to_gpu(gamma),
+                            .gamma_form = form,
+                            .y = p.to_gpu(y),
+                            .rstd = p.to_gpu(rstd)});
             p.cpu.rms_norm({.x = x, .gamma = gamma, .gamma_form = form, .y = y, .rstd = rstd});
             p.expect_same_bytes(y, "y");
             p.expect_same_bytes(rstd, "rstd");
@@ -53,7 +61,11 @@ TEST(NormParity, Quantized) {
     const Outputs kOutputs[] = {
         {.rows = L::vec128_wire, .transposed = L::none},
         {.rows = L::vec128_wire, .transposed = L::tile128, .dtype = DType::e5m2},
-        {.rows = L::vec128_wire, .transposed = L::none, .format = ScaleFormat::fp32, .scale_dtype = DType::f32, .with_y = false},
+        {.rows = L::vec128_wire,
+         .transposed = L::none,
+         .format = ScaleFormat::fp32,
+         .scale_dtype = DType::f32,
+         .with_y = false},
         {.rows = L::vec128, .transposed = L::tile128},
         {.rows = L::tensor, .transposed = L::tensor},
         {.rows = L::none, .transposed = L::tensor, .dtype = DType::e5m2},
@@ -64,20 +76,37 @@ TEST(NormParity, Quantized) {
             SCOPED_TRACE(text(s) + " " + name_of(o.rows) + " " + name_of(o.transposed));
             Parity p;
             const op::GammaForm form = s.rows % 2 == 0 ? kForms[0] : kForms[1];
-            const HostTensor x = normal(s, 2, 3.0), gamma = gamma_of(s, form), y(DType::bf16, {s.rows, s.width}), rstd(DType::f32, {s.rows});
-            const HostTensor scale = HostTensor::of(std::vector<float>{0.0123f}), amax = HostTensor::of(std::vector<float>{0.5f});
+            const HostTensor x = normal(s, 2, 3.0), gamma = gamma_of(s, form),
+                             y(DType::bf16, {s.rows, s.width}), rstd(DType::f32, {s.rows});
+            const HostTensor scale = HostTensor::of(std::vector<float>{0.0123f}),
+                             amax = HostTensor::of(std::vector<float>{0.5f});
             const int64_t wide = round_up(s.rows, 128) + 16;
-            HostFp8 rows(o.dtype, {s.rows, s.width}, o.rows, 0, o.scale_dtype), transposed(o.dtype, {s.width, wide}, o.transposed);
+            HostFp8 rows(o.dtype, {s.rows, s.width}, o.rows, 0, o.scale_dtype),
+                transposed(o.dtype, {s.width, wide}, o.transposed);
             Fp8Tensor row_view = rows, transposed_view = transposed;
             if (o.rows == L::none) row_view = {};
             if (o.transposed == L::none) transposed_view = {};
             if (o.rows == L::tensor) row_view.scales = scale;
             if (o.transposed == L::tensor) transposed_view.scales = scale;
             const TensorView y_view = o.with_y ? y.view() : TensorView{};
-            p.gpu.rms_norm_quantize({.x = p.to_gpu(x), .gamma = p.to_gpu(gamma), .gamma_form = form, .scale_format = o.format, .y = p.to_gpu(y_view),
-                                     .rows = p.to_gpu(row_view), .transposed = p.to_gpu(transposed_view), .amax = p.to_gpu(amax), .rstd = p.to_gpu(rstd)});
-            p.cpu.rms_norm_quantize({.x = x, .gamma = gamma, .gamma_form = form, .scale_format = o.format, .y = y_view, .rows = row_view,
-                                     .transposed = transposed_view, .amax = amax, .rstd = rstd});
+            p.gpu.rms_norm_quantize({.x = p.to_gpu(x),
+                                     .gamma = p.to_gpu(gamma),
+                                     .gamma_form = form,
+                                     .scale_format = o.format,
+                                     .y = p.to_gpu(y_view),
+                                     .rows = p.to_gpu(row_view),
+                                     .transposed = p.to_gpu(transposed_view),
+                                     .amax = p.to_gpu(amax),
+                                     .rstd = p.to_gpu(rstd)});
+            p.cpu.rms_norm_quantize({.x = x,
+                                     .gamma = gamma,
+                                     .gamma_form = form,
+                                     .scale_format = o.format,
+                                     .y = y_view,
+                                     .rows = row_view,
+                                     .transposed = transposed_view,
+                                     .amax = amax,
+                                     .rstd = rstd});
             p.expect_same_bytes(y_view, "y");
             p.expect_same_bytes(row_view, "rows");
             p.expect_same_bytes(transposed_view, "transposed");
@@ -92,15 +121,31 @@ TEST(NormParity, Backward) {
             SCOPED_TRACE(text(s));
             Parity p;
             const op::GammaForm form = mode == Gradient::overwrite ? kForms[0] : kForms[1];
-            const HostTensor x = normal(s, 3), dy = normal(s, 4, 0.1), residual = normal(s, 5, 0.1), gamma = gamma_of(s, form);
-            HostTensor rstd(DType::f32, {s.rows}), dx(s.dtype, {s.rows, s.width}), dgamma(DType::f32, {s.width});
+            const HostTensor x = normal(s, 3), dy = normal(s, 4, 0.1), residual = normal(s, 5, 0.1),
+                             gamma = gamma_of(s, form);
+            HostTensor rstd(DType::f32, {s.rows}), dx(s.dtype, {s.rows, s.width}),
+                dgamma(DType::f32, {s.width});
             fill_uniform(rstd, 6, 0.5, 1.5);
             if (mode == Gradient::accumulate) fill_normal(dgamma, 8);
             const TensorView residual_view = mode == Gradient::accumulate ? residual.view() : TensorView{};
-            p.gpu.rms_norm_backward({.dy = p.to_gpu(dy), .x = p.to_gpu(x), .gamma = p.to_gpu(gamma), .rstd = p.to_gpu(rstd), .dresidual = p.to_gpu(residual_view),
-                                     .gamma_form = form, .dgamma_mode = mode, .dx = p.to_gpu(dx), .dgamma = p.to_gpu(dgamma)});
-            p.cpu.rms_norm_backward({.dy = dy, .x = x, .gamma = gamma, .rstd = rstd, .dresidual = residual_view, .gamma_form = form, .dgamma_mode = mode,
-                                     .dx = dx, .dgamma = dgamma});
+            p.gpu.rms_norm_backward({.dy = p.to_gpu(dy),
+                                     .x = p.to_gpu(x),
+                                     .gamma = p.to_gpu(gamma),
+                                     .rstd = p.to_gpu(rstd),
+                                     .dresidual = p.to_gpu(residual_view),
+                                     .gamma_form = form,
+                                     .dgamma_mode = mode,
+                                     .dx = p.to_gpu(dx),
+                                     .dgamma = p.to_gpu(dgamma)});
+            p.cpu.rms_norm_backward({.dy = dy,
+                                     .x = x,
+                                     .gamma = gamma,
+                                     .rstd = rstd,
+                                     .dresidual = residual_view,
+                                     .gamma_form = form,
+                                     .dgamma_mode = mode,
+                                     .dx = dx,
+                                     .dgamma = dgamma});
             p.expect_same_bytes(dx, "dx");
             p.expect_same_bytes(dgamma, "dgamma");
         }

@@ -36,8 +36,9 @@ bool fits(const Case& c, ScaleLayout layout) {
     return c.counts.empty() || c.alignment % block == 0;
 }
 std::string text(const Case& c) {
-    return std::to_string(c.counts.size()) + " groups aligned to " + std::to_string(c.alignment) + ", " + std::to_string(c.rows) + " rows of " + std::to_string(c.cols) +
-           " " + name_of(c.dtype) + ", base " + std::to_string(c.base);
+    return std::to_string(c.counts.size()) + " groups aligned to " + std::to_string(c.alignment) + ", " +
+           std::to_string(c.rows) + " rows of " + std::to_string(c.cols) + " " + name_of(c.dtype) +
+           ", base " + std::to_string(c.base);
 }
 
 // Values over many binades with blocks of zeros, and (special) an infinity and a NaN.
@@ -84,7 +85,8 @@ struct Formats {
     ScaleFormat format;
     MxRounding rounding;
 };
-const Formats kFormats[] = {{DType::e4m3, ScaleFormat::pow2, MxRounding::rceil}, {DType::e5m2, ScaleFormat::fp32, MxRounding::floor}};
+const Formats kFormats[] = {{DType::e4m3, ScaleFormat::pow2, MxRounding::rceil},
+                            {DType::e5m2, ScaleFormat::fp32, MxRounding::floor}};
 
 TEST(QuantizeParity, Rows) {
     for (const Case& c : cases())
@@ -93,9 +95,18 @@ TEST(QuantizeParity, Rows) {
                 SCOPED_TRACE(text(c) + " " + name_of(layout));
                 Parity p;
                 const Tensors t(c);
-                const HostFp8 dst = t.by_rows(c, f.dtype, layout, f.format == ScaleFormat::fp32 ? DType::f32 : DType::e8m0);
-                p.gpu.quantize_rows({.src = p.to_gpu(t.src), .groups = p.to_gpu(t.row_groups), .scale_format = f.format, .mx_rounding = f.rounding, .dst = p.to_gpu(Fp8Tensor(dst))});
-                p.cpu.quantize_rows({.src = t.src, .groups = t.row_groups, .scale_format = f.format, .mx_rounding = f.rounding, .dst = dst});
+                const HostFp8 dst =
+                    t.by_rows(c, f.dtype, layout, f.format == ScaleFormat::fp32 ? DType::f32 : DType::e8m0);
+                p.gpu.quantize_rows({.src = p.to_gpu(t.src),
+                                     .groups = p.to_gpu(t.row_groups),
+                                     .scale_format = f.format,
+                                     .mx_rounding = f.rounding,
+                                     .dst = p.to_gpu(Fp8Tensor(dst))});
+                p.cpu.quantize_rows({.src = t.src,
+                                     .groups = t.row_groups,
+                                     .scale_format = f.format,
+                                     .mx_rounding = f.rounding,
+                                     .dst = dst});
                 p.expect_same_bytes(Fp8Tensor(dst), "dst");
             }
 }
@@ -110,10 +121,22 @@ TEST(QuantizeParity, Columns) {
                 const Tensors t(c);
                 const Case other{c.counts, c.alignment, c.rows, 144, c.dtype, c.base, c.extra};
                 const Tensors second(other);
-                const HostFp8 dst = t.by_columns(c, f.dtype, layout), dst2 = second.by_columns(other, f.dtype, layout);
-                p.gpu.quantize_columns({.src = p.to_gpu(t.src), .groups = p.to_gpu(t.row_groups), .scale_format = f.format, .mx_rounding = f.rounding,
-                                        .dst = p.to_gpu(Fp8Tensor(dst)), .src2 = p.to_gpu(second.src), .dst2 = p.to_gpu(Fp8Tensor(dst2))});
-                p.cpu.quantize_columns({.src = t.src, .groups = t.row_groups, .scale_format = f.format, .mx_rounding = f.rounding, .dst = dst, .src2 = second.src, .dst2 = dst2});
+                const HostFp8 dst = t.by_columns(c, f.dtype, layout),
+                              dst2 = second.by_columns(other, f.dtype, layout);
+                p.gpu.quantize_columns({.src = p.to_gpu(t.src),
+                                        .groups = p.to_gpu(t.row_groups),
+                                        .scale_format = f.format,
+                                        .mx_rounding = f.rounding,
+                                        .dst = p.to_gpu(Fp8Tensor(dst)),
+                                        .src2 = p.to_gpu(second.src),
+                                        .dst2 = p.to_gpu(Fp8Tensor(dst2))});
+                p.cpu.quantize_columns({.src = t.src,
+                                        .groups = t.row_groups,
+                                        .scale_format = f.format,
+                                        .mx_rounding = f.rounding,
+                                        .dst = dst,
+                                        .src2 = second.src,
+                                        .dst2 = dst2});
                 p.expect_same_bytes(Fp8Tensor(dst), "dst");
                 p.expect_same_bytes(Fp8Tensor(dst2), "dst2");
             }
@@ -128,10 +151,20 @@ TEST(QuantizeParity, Dual) {
                     SCOPED_TRACE(text(c) + " " + name_of(row_layout) + " " + name_of(column_layout));
                     Parity p;
                     const Tensors t(c);
-                    const HostFp8 rows = t.by_rows(c, f.dtype, row_layout), columns = t.by_columns(c, f.dtype, column_layout);
-                    p.gpu.quantize_dual({.src = p.to_gpu(t.src), .groups = p.to_gpu(t.row_groups), .scale_format = f.format, .mx_rounding = f.rounding,
-                                         .rows = p.to_gpu(Fp8Tensor(rows)), .columns = p.to_gpu(Fp8Tensor(columns))});
-                    p.cpu.quantize_dual({.src = t.src, .groups = t.row_groups, .scale_format = f.format, .mx_rounding = f.rounding, .rows = rows, .columns = columns});
+                    const HostFp8 rows = t.by_rows(c, f.dtype, row_layout),
+                                  columns = t.by_columns(c, f.dtype, column_layout);
+                    p.gpu.quantize_dual({.src = p.to_gpu(t.src),
+                                         .groups = p.to_gpu(t.row_groups),
+                                         .scale_format = f.format,
+                                         .mx_rounding = f.rounding,
+                                         .rows = p.to_gpu(Fp8Tensor(rows)),
+                                         .columns = p.to_gpu(Fp8Tensor(columns))});
+                    p.cpu.quantize_dual({.src = t.src,
+                                         .groups = t.row_groups,
+                                         .scale_format = f.format,
+                                         .mx_rounding = f.rounding,
+                                         .rows = rows,
+                                         .columns = columns});
                     p.expect_same_bytes(Fp8Tensor(rows), "rows");
                     p.expect_same_bytes(Fp8Tensor(columns), "columns");
                 }
@@ -144,10 +177,18 @@ TEST(QuantizeParity, Tensor) {
                 SCOPED_TRACE(text(c));
                 Parity p;
                 const Tensors t(c, special);
-                const HostFp8 rows = t.by_rows(c, f.dtype, L::tensor), columns = t.by_columns(c, f.dtype, L::tensor);
-                p.gpu.quantize_tensor({.src = p.to_gpu(t.src), .groups = p.to_gpu(t.row_groups), .scale_format = f.format,
-                                       .rows = p.to_gpu(Fp8Tensor(rows)), .transposed = p.to_gpu(Fp8Tensor(columns))});
-                p.cpu.quantize_tensor({.src = t.src, .groups = t.row_groups, .scale_format = f.format, .rows = rows, .transposed = columns});
+                const HostFp8 rows = t.by_rows(c, f.dtype, L::tensor),
+                              columns = t.by_columns(c, f.dtype, L::tensor);
+                p.gpu.quantize_tensor({.src = p.to_gpu(t.src),
+                                       .groups = p.to_gpu(t.row_groups),
+                                       .scale_format = f.format,
+                                       .rows = p.to_gpu(Fp8Tensor(rows)),
+                                       .transposed = p.to_gpu(Fp8Tensor(columns))});
+                p.cpu.quantize_tensor({.src = t.src,
+                                       .groups = t.row_groups,
+                                       .scale_format = f.format,
+                                       .rows = rows,
+                                       .transposed = columns});
                 p.expect_same_bytes(Fp8Tensor(rows), "rows");
                 p.expect_same_bytes(Fp8Tensor(columns), "transposed");
             }
@@ -157,8 +198,9 @@ struct Weight {
     int64_t experts, rows, cols;  // experts 0: rank 2
     DType dtype;
 };
-const Weight kWeights[] = {{0, 128, 128, DType::f32},   {1, 1, 1, DType::f32},     {3, 256, 384, DType::bf16}, {0, 200, 1000, DType::f32},
-                           {2, 130, 72, DType::bf16},   {5, 64, 2048, DType::f32}, {0, 520, 136, DType::bf16}};
+const Weight kWeights[] = {{0, 128, 128, DType::f32},  {1, 1, 1, DType::f32},     {3, 256, 384, DType::bf16},
+                           {0, 200, 1000, DType::f32}, {2, 130, 72, DType::bf16}, {5, 64, 2048, DType::f32},
+                           {0, 520, 136, DType::bf16}};
 
 HostTensor weight_like(const Weight& w, DType dtype, bool transposed) {
     const int64_t n = transposed ? w.cols : w.rows, k = transposed ? w.rows : w.cols;
@@ -174,14 +216,25 @@ TEST(QuantizeParity, Weight) {
         for (const Formats& f : kFormats)
             for (const L layout : {L::block128, L::row, L::tensor, L::mx32})
                 for (const int which : {1, 2, 3}) {
-                    SCOPED_TRACE(std::to_string(w.experts) + " experts " + std::to_string(w.rows) + " x " + std::to_string(w.cols) + " " + name_of(layout));
+                    SCOPED_TRACE(std::to_string(w.experts) + " experts " + std::to_string(w.rows) + " x " +
+                                 std::to_string(w.cols) + " " + name_of(layout));
                     Parity p;
                     const HostTensor src = weight_like(w, w.dtype, false);
                     fill_values(src, 21, false);
-                    const HostFp8 fprop = weight_copy(w, f.dtype, layout, false), dgrad = weight_copy(w, f.dtype, layout, true);
-                    const Fp8Tensor first = which & 1 ? Fp8Tensor(fprop) : Fp8Tensor{}, second = which & 2 ? Fp8Tensor(dgrad) : Fp8Tensor{};
-                    p.gpu.quantize_weight({.src = p.to_gpu(src), .scale_format = f.format, .mx_rounding = f.rounding, .fprop = p.to_gpu(first), .dgrad = p.to_gpu(second)});
-                    p.cpu.quantize_weight({.src = src, .scale_format = f.format, .mx_rounding = f.rounding, .fprop = first, .dgrad = second});
+                    const HostFp8 fprop = weight_copy(w, f.dtype, layout, false),
+                                  dgrad = weight_copy(w, f.dtype, layout, true);
+                    const Fp8Tensor first = which & 1 ? Fp8Tensor(fprop) : Fp8Tensor{},
+                                    second = which & 2 ? Fp8Tensor(dgrad) : Fp8Tensor{};
+                    p.gpu.quantize_weight({.src = p.to_gpu(src),
+                                           .scale_format = f.format,
+                                           .mx_rounding = f.rounding,
+                                           .fprop = p.to_gpu(first),
+                                           .dgrad = p.to_gpu(second)});
+                    p.cpu.quantize_weight({.src = src,
+                                           .scale_format = f.format,
+                                           .mx_rounding = f.rounding,
+                                           .fprop = first,
+                                           .dgrad = second});
                     p.expect_same_bytes(first, "fprop");
                     p.expect_same_bytes(second, "dgrad");
                     if (!first) continue;
@@ -196,18 +249,23 @@ TEST(QuantizeParity, Weight) {
 TEST(QuantizeParity, Dequantize) {
     for (const Case& c : cases())
         for (const DType to : {DType::f32, DType::bf16, DType::f16})
-            for (const L layout : {L::tensor, L::row, L::vec128_wire, L::vec128, L::mx32, L::tile128, L::group_row}) {
+            for (const L layout :
+                 {L::tensor, L::row, L::vec128_wire, L::vec128, L::mx32, L::tile128, L::group_row}) {
                 SCOPED_TRACE(text(c) + " " + name_of(layout) + " to " + name_of(to));
                 const bool by_columns = layout == L::tile128 || layout == L::group_row;
-                if (by_columns && c.alignment % (layout == L::tile128 ? kBlock : 1) != 0 && !c.counts.empty()) continue;
+                if (by_columns && c.alignment % (layout == L::tile128 ? kBlock : 1) != 0 && !c.counts.empty())
+                    continue;
                 Parity p;
                 const Tensors t(c, false);
-                const HostFp8 src = by_columns ? t.by_columns(c, DType::e5m2, layout) : t.by_rows(c, DType::e4m3, layout);
+                const HostFp8 src =
+                    by_columns ? t.by_columns(c, DType::e5m2, layout) : t.by_rows(c, DType::e4m3, layout);
                 fill_normal(src.codes, 31, 8.0);
                 fill_pow2(src.scales, 32, -9, 0);
                 HostTensor dst(to, src.codes.view().dims, 2);
                 if (!c.counts.empty()) dst.set_row_base(c.base);
-                p.gpu.dequantize({.src = p.to_gpu(Fp8Tensor(src)), .groups = p.to_gpu(t.row_groups), .dst = p.to_gpu(dst)});
+                p.gpu.dequantize({.src = p.to_gpu(Fp8Tensor(src)),
+                                  .groups = p.to_gpu(t.row_groups),
+                                  .dst = p.to_gpu(dst)});
                 p.cpu.dequantize({.src = src, .groups = t.row_groups, .dst = dst});
                 p.expect_same_bytes(dst, "dst");
             }
@@ -230,10 +288,18 @@ TEST(QuantizeParity, DelayedScaleUpdate) {
     for (const int32_t step_status : {0, 1})
         for (const int64_t position : {0, 5, 17}) {
             Parity p;
-            const HostTensor status = HostTensor::of(std::vector<int32_t>{step_status}), amax = HostTensor::of(std::vector<float>{3.25f}),
-                             history = HostTensor::of(std::vector<float>{0.5f, 2.0f, 0.0f, 7.0f, 1.0f, 0.25f}), scale = HostTensor::of(std::vector<float>{1.0f});
-            p.gpu.delayed_scale_update({.position = position, .status = p.to_gpu(status), .amax = p.to_gpu(amax), .history = p.to_gpu(history), .scale = p.to_gpu(scale)});
-            p.cpu.delayed_scale_update({.position = position, .status = status, .amax = amax, .history = history, .scale = scale});
+            const HostTensor status = HostTensor::of(std::vector<int32_t>{step_status}),
+                             amax = HostTensor::of(std::vector<float>{3.25f}),
+                             history =
+                                 HostTensor::of(std::vector<float>{0.5f, 2.0f, 0.0f, 7.0f, 1.0f, 0.25f}),
+                             scale = HostTensor::of(std::vector<float>{1.0f});
+            p.gpu.delayed_scale_update({.position = position,
+                                        .status = p.to_gpu(status),
+                                        .amax = p.to_gpu(amax),
+                                        .history = p.to_gpu(history),
+                                        .scale = p.to_gpu(scale)});
+            p.cpu.delayed_scale_update(
+                {.position = position, .status = status, .amax = amax, .history = history, .scale = scale});
             p.expect_same_bytes(amax, "amax");
             p.expect_same_bytes(history, "history");
             p.expect_same_bytes(scale, "scale");
@@ -244,10 +310,19 @@ TEST(QuantizeParity, ClipFactor) {
     for (const float squared : {0.0f, 0.3f, 123.0f, std::numeric_limits<float>::infinity()})
         for (const float clip : {0.0f, 1.0f}) {
             Parity p;
-            const HostTensor norm_squared = HostTensor::of(std::vector<float>{squared}), status = HostTensor::of(std::vector<int32_t>{0}), norm(DType::f32, {1}),
+            const HostTensor norm_squared = HostTensor::of(std::vector<float>{squared}),
+                             status = HostTensor::of(std::vector<int32_t>{0}), norm(DType::f32, {1}),
                              factor(DType::f32, {1});
-            p.gpu.clip_factor({.norm_squared = p.to_gpu(norm_squared), .clip = clip, .status = p.to_gpu(status), .norm = p.to_gpu(norm), .factor = p.to_gpu(factor)});
-            p.cpu.clip_factor({.norm_squared = norm_squared, .clip = clip, .status = status, .norm = norm, .factor = factor});
+            p.gpu.clip_factor({.norm_squared = p.to_gpu(norm_squared),
+                               .clip = clip,
+                               .status = p.to_gpu(status),
+                               .norm = p.to_gpu(norm),
+                               .factor = p.to_gpu(factor)});
+            p.cpu.clip_factor({.norm_squared = norm_squared,
+                               .clip = clip,
+                               .status = status,
+                               .norm = norm,
+                               .factor = factor});
             p.expect_same_bytes(status, "status");
             p.expect_same_bytes(norm, "norm");
             p.expect_same_bytes(factor, "factor");

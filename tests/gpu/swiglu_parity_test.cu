@@ -30,8 +30,9 @@ const std::vector<Case>& cases() {
 // widths that are no multiples of a block, of a unit, or of 4: plain ops only
 const std::vector<Case>& ragged_cases() {
     static const std::vector<Case> all = {
-        {{}, 33, 1, DType::bf16, 0, true},   {{}, 7, 100, DType::bf16, 0, true}, {{}, 7, 130, DType::f32, 0, true},
-        {{5, 0, 140}, 0, 2052, DType::bf16, 128, true}, {{}, 9, 200, DType::bf16, 0, false},
+        {{}, 33, 1, DType::bf16, 0, true},   {{}, 7, 100, DType::bf16, 0, true},
+        {{}, 7, 130, DType::f32, 0, true},   {{5, 0, 140}, 0, 2052, DType::bf16, 128, true},
+        {{}, 9, 200, DType::bf16, 0, false},
     };
     return all;
 }
@@ -69,7 +70,8 @@ struct Tensors {
 };
 
 std::string name_of_case(const Case& c) {
-    return std::to_string(c.rows) + " rows or " + std::to_string(c.counts.size()) + " groups, width " + std::to_string(c.width) + " " + name_of(c.dtype);
+    return std::to_string(c.rows) + " rows or " + std::to_string(c.counts.size()) + " groups, width " +
+           std::to_string(c.width) + " " + name_of(c.dtype);
 }
 
 void compare_plain(const Case& c) {
@@ -85,8 +87,14 @@ void compare_plain(const Case& c) {
     p.gpu.swiglu({.h = p.to_gpu(t.h), .prob = p.to_gpu(prob), .groups = gpu_groups, .a = p.to_gpu(a)});
     p.cpu.swiglu(forward);
     p.expect_same_bytes(a, "a");
-    const op::SwigluBackward backward{.da = t.da, .h = t.h, .prob = prob, .groups = t.row_groups, .dh = dh, .dprob = dprob};
-    p.gpu.swiglu_backward({.da = p.to_gpu(t.da), .h = p.to_gpu(t.h), .prob = p.to_gpu(prob), .groups = gpu_groups, .dh = p.to_gpu(dh), .dprob = p.to_gpu(dprob)});
+    const op::SwigluBackward backward{
+        .da = t.da, .h = t.h, .prob = prob, .groups = t.row_groups, .dh = dh, .dprob = dprob};
+    p.gpu.swiglu_backward({.da = p.to_gpu(t.da),
+                           .h = p.to_gpu(t.h),
+                           .prob = p.to_gpu(prob),
+                           .groups = gpu_groups,
+                           .dh = p.to_gpu(dh),
+                           .dprob = p.to_gpu(dprob)});
     p.cpu.swiglu_backward(backward);
     p.expect_same_bytes(dh, "dh");
     p.expect_same_bytes(dprob, "dprob");
@@ -110,12 +118,28 @@ TEST(SwigluParity, Quantized) {
                 const RowGroups gpu_groups = p.to_gpu(t.row_groups);
                 const TensorView prob = t.prob_of(c);
                 const TensorView dprob_or_absent = format == ScaleFormat::pow2 ? dprob.view() : TensorView{};
-                p.gpu.swiglu_quantize({.h = p.to_gpu(t.h), .prob = p.to_gpu(prob), .groups = gpu_groups, .scale_format = format, .a = p.to_gpu(Fp8Tensor(a))});
-                p.cpu.swiglu_quantize({.h = t.h, .prob = prob, .groups = t.row_groups, .scale_format = format, .a = a});
+                p.gpu.swiglu_quantize({.h = p.to_gpu(t.h),
+                                       .prob = p.to_gpu(prob),
+                                       .groups = gpu_groups,
+                                       .scale_format = format,
+                                       .a = p.to_gpu(Fp8Tensor(a))});
+                p.cpu.swiglu_quantize(
+                    {.h = t.h, .prob = prob, .groups = t.row_groups, .scale_format = format, .a = a});
                 p.expect_same_bytes(Fp8Tensor(a), "a");
-                p.gpu.swiglu_backward_quantize({.da = p.to_gpu(t.da), .h = p.to_gpu(t.h), .prob = p.to_gpu(prob), .groups = gpu_groups, .scale_format = format,
-                                                .dh = p.to_gpu(Fp8Tensor(dh)), .dprob = p.to_gpu(dprob_or_absent)});
-                p.cpu.swiglu_backward_quantize({.da = t.da, .h = t.h, .prob = prob, .groups = t.row_groups, .scale_format = format, .dh = dh, .dprob = dprob_or_absent});
+                p.gpu.swiglu_backward_quantize({.da = p.to_gpu(t.da),
+                                                .h = p.to_gpu(t.h),
+                                                .prob = p.to_gpu(prob),
+                                                .groups = gpu_groups,
+                                                .scale_format = format,
+                                                .dh = p.to_gpu(Fp8Tensor(dh)),
+                                                .dprob = p.to_gpu(dprob_or_absent)});
+                p.cpu.swiglu_backward_quantize({.da = t.da,
+                                                .h = t.h,
+                                                .prob = prob,
+                                                .groups = t.row_groups,
+                                                .scale_format = format,
+                                                .dh = dh,
+                                                .dprob = dprob_or_absent});
                 p.expect_same_bytes(Fp8Tensor(dh), "dh");
                 p.expect_same_bytes(dprob_or_absent, "dprob");
             }

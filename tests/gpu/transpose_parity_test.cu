@@ -5,14 +5,23 @@ namespace fp8flow::test {
 namespace {
 
 struct Case {
-    std::vector<int64_t> counts;  // empty: no groups
+    std::vector<int64_t> counts;     // empty: no groups
     int64_t rows, dim, base, extra;  // extra: the copy is so much wider (no groups) or the capacity larger
 };
 const std::vector<Case>& cases() {
     static const std::vector<Case> all = {
-        {{}, 0, 128, 0, 0},   {{}, 0, 128, 0, 40},   {{}, 1, 128, 0, 0},    {{}, 127, 200, 0, 1},    {{}, 128, 256, 0, 0},
-        {{}, 129, 24, 0, 127}, {{}, 300, 1000, 0, 0}, {{}, 130, 8192, 0, 16}, {{}, 5, 7, 0, 0},
-        {{0, 1, 0, 127, 128, 129, 0}, 0, 384, 0, 128}, {{700, 3, 0}, 0, 136, 256, 0}, {{0, 0}, 0, 128, 128, 128},
+        {{}, 0, 128, 0, 0},
+        {{}, 0, 128, 0, 40},
+        {{}, 1, 128, 0, 0},
+        {{}, 127, 200, 0, 1},
+        {{}, 128, 256, 0, 0},
+        {{}, 129, 24, 0, 127},
+        {{}, 300, 1000, 0, 0},
+        {{}, 130, 8192, 0, 16},
+        {{}, 5, 7, 0, 0},
+        {{0, 1, 0, 127, 128, 129, 0}, 0, 384, 0, 128},
+        {{700, 3, 0}, 0, 136, 256, 0},
+        {{0, 0}, 0, 128, 128, 128},
         {{128, 128}, 0, 7168, 384, 0},
     };
     return all;
@@ -30,7 +39,9 @@ struct Tensors {
         columns = grouped ? rows : c.rows + c.extra;
         if (grouped) row_groups = groups;
         src = HostFp8(dtype, {rows, c.dim}, ScaleLayout::vec128);
-        for (int64_t i = 0; i < src.codes.numel(); ++i) src.codes.view().bytes_ptr()[i] = static_cast<uint8_t>(random_words(9, 0, static_cast<uint64_t>(i))[0]);
+        for (int64_t i = 0; i < src.codes.numel(); ++i)
+            src.codes.view().bytes_ptr()[i] =
+                static_cast<uint8_t>(random_words(9, 0, static_cast<uint64_t>(i))[0]);
         fill_pow2(src.scales, 10, low, high);
         for (int64_t i = 0; i < src.scales.numel(); i += 37) set(src.scales, i, 0.0);  // as pads
         if (grouped) src.set_row_base(c.base);
@@ -42,7 +53,8 @@ struct Tensors {
     }
 };
 std::string text(const Case& c) {
-    return std::to_string(c.counts.size()) + " groups, " + std::to_string(c.rows) + " rows, dim " + std::to_string(c.dim) + ", base " + std::to_string(c.base);
+    return std::to_string(c.counts.size()) + " groups, " + std::to_string(c.rows) + " rows, dim " +
+           std::to_string(c.dim) + ", base " + std::to_string(c.base);
 }
 
 TEST(TransposeParity, ScalingAware) {
@@ -53,7 +65,9 @@ TEST(TransposeParity, ScalingAware) {
                 Parity p;
                 const Tensors t(c, dtype, -8 - spread, -8);
                 const HostFp8 dst = t.output(c, dtype, ScaleLayout::tile128);
-                p.gpu.transpose_fp8({.src = p.to_gpu(Fp8Tensor(t.src)), .groups = p.to_gpu(t.row_groups), .dst = p.to_gpu(Fp8Tensor(dst))});
+                p.gpu.transpose_fp8({.src = p.to_gpu(Fp8Tensor(t.src)),
+                                     .groups = p.to_gpu(t.row_groups),
+                                     .dst = p.to_gpu(Fp8Tensor(dst))});
                 p.cpu.transpose_fp8({.src = t.src, .groups = t.row_groups, .dst = dst});
                 p.expect_same_bytes(Fp8Tensor(dst), "dst");
             }
@@ -69,9 +83,14 @@ TEST(TransposeParity, Requantize) {
                 // one NaN for all: the sign of a NaN is not kept by the GPU, and infinity times a scale of 0 is a NaN
                 for (int64_t i = 0; i < t.src.codes.numel(); ++i)
                     if (!std::isfinite(t.src.codes(i))) t.src.codes.view().bytes_ptr()[i] = 0x7F;
-                const HostFp8 dst = t.output(c, dtype == DType::e4m3 ? DType::e5m2 : DType::e4m3, ScaleLayout::vec128);
-                p.gpu.transpose_requantize({.src = p.to_gpu(Fp8Tensor(t.src)), .groups = p.to_gpu(t.row_groups), .scale_format = format, .dst = p.to_gpu(Fp8Tensor(dst))});
-                p.cpu.transpose_requantize({.src = t.src, .groups = t.row_groups, .scale_format = format, .dst = dst});
+                const HostFp8 dst =
+                    t.output(c, dtype == DType::e4m3 ? DType::e5m2 : DType::e4m3, ScaleLayout::vec128);
+                p.gpu.transpose_requantize({.src = p.to_gpu(Fp8Tensor(t.src)),
+                                            .groups = p.to_gpu(t.row_groups),
+                                            .scale_format = format,
+                                            .dst = p.to_gpu(Fp8Tensor(dst))});
+                p.cpu.transpose_requantize(
+                    {.src = t.src, .groups = t.row_groups, .scale_format = format, .dst = dst});
                 p.expect_same_bytes(Fp8Tensor(dst), "dst");
             }
 }

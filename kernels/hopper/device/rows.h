@@ -11,9 +11,9 @@
 
 namespace fp8flow::hopper {
 
-constexpr int kUnit = 8;                                          // columns a thread
+constexpr int kUnit = 8;                                         // columns a thread
 constexpr int kBlockThreads = static_cast<int>(kBlock) / kUnit;  // threads of a 1x128 block: half a warp
-constexpr int kRowThreads = 256;                                  // threads of a CTA that works on rows
+constexpr int kRowThreads = 256;                                 // threads of a CTA that works on rows
 
 // A tensor of rows as a kernel argument. `vector`: every unit is whole and aligned for wide accesses.
 struct RowView {
@@ -60,10 +60,13 @@ __device__ __forceinline__ float2 unpack_half2(uint32_t word) {
     memcpy(&half, &word, sizeof(half));
     return __half22float2(half);
 }
-__device__ __forceinline__ float2 unpack_fp8x2(uint16_t codes, DType dtype) {  // exact: FP8 is a subset of FP16
+__device__ __forceinline__ float2 unpack_fp8x2(uint16_t codes,
+                                               DType dtype) {  // exact: FP8 is a subset of FP16
     uint32_t word;
-    if (dtype == DType::e5m2) asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(word) : "h"(codes));
-    else asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(word) : "h"(codes));
+    if (dtype == DType::e5m2)
+        asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(word) : "h"(codes));
+    else
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(word) : "h"(codes));
     return unpack_half2(word);
 }
 
@@ -72,19 +75,22 @@ __device__ __forceinline__ void unpack_unit(uint4 words, DType dtype, float (&v)
     const uint32_t w[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const float2 pair = dtype == DType::f16 ? unpack_half2(w[i])
-                                                : float2{__uint_as_float(w[i] << 16), __uint_as_float(w[i] & 0xFFFF0000u)};
+        const float2 pair = dtype == DType::f16
+                                ? unpack_half2(w[i])
+                                : float2{__uint_as_float(w[i] << 16), __uint_as_float(w[i] & 0xFFFF0000u)};
         v[2 * i] = pair.x;
         v[2 * i + 1] = pair.y;
     }
 }
 
 // Columns [col, col + 8) of a row as fp32; zeros from column `limit` on. The row is absolute in its buffer.
-__device__ __forceinline__ void load_unit(const RowView& t, int64_t row, int col, int limit, float (&v)[kUnit]) {
+__device__ __forceinline__ void load_unit(const RowView& t, int64_t row, int col, int limit,
+                                          float (&v)[kUnit]) {
     const int64_t first = row * t.cols + col;
     if (t.vector && col + kUnit <= limit) {
         if (t.dtype == DType::bf16 || t.dtype == DType::f16) {
-            unpack_unit(*reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(t.data) + first), t.dtype, v);
+            unpack_unit(*reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(t.data) + first),
+                        t.dtype, v);
         } else if (t.dtype == DType::f32) {
             const float4* in = reinterpret_cast<const float4*>(static_cast<const float*>(t.data) + first);
             const float4 a = in[0], b = in[1];
@@ -110,7 +116,8 @@ __device__ __forceinline__ void load_unit(const RowView& t, int64_t row, int col
 }
 
 // One rounding an element; nothing from column `limit` on. The wide form is for whole units.
-__device__ __forceinline__ void store_unit(const RowView& t, int64_t row, int col, int limit, const float (&v)[kUnit]) {
+__device__ __forceinline__ void store_unit(const RowView& t, int64_t row, int col, int limit,
+                                           const float (&v)[kUnit]) {
     const int64_t first = row * t.cols + col;
     if (t.vector && col + kUnit <= limit && t.dtype == DType::bf16) {
         *reinterpret_cast<uint4*>(static_cast<uint16_t*>(t.data) + first) =
@@ -133,7 +140,8 @@ __device__ __forceinline__ void store_unit(const RowView& t, int64_t row, int co
 
 // codes = to_fp8(v * multiplier) at columns [col, col + 8) below t.cols.
 __device__ __forceinline__ uint2 encode_unit(const float (&v)[kUnit], float m, DType dtype) {
-    return {pack_fp8(v[0] * m, v[1] * m, v[2] * m, v[3] * m, dtype), pack_fp8(v[4] * m, v[5] * m, v[6] * m, v[7] * m, dtype)};
+    return {pack_fp8(v[0] * m, v[1] * m, v[2] * m, v[3] * m, dtype),
+            pack_fp8(v[4] * m, v[5] * m, v[6] * m, v[7] * m, dtype)};
 }
 __device__ __forceinline__ void store_codes(const RowView& t, int64_t row, int col, uint2 codes) {
     uint8_t* out = static_cast<uint8_t*>(t.data) + row * t.cols + col;
@@ -163,7 +171,8 @@ __device__ __forceinline__ unsigned linear_thread() { return threadIdx.y * block
 __device__ __forceinline__ unsigned block_mask() { return 0xFFFFu << (linear_thread() & 16u); }
 // Maximum over `threads` (a power of two up to 16) neighbouring threads; every thread of the block must call it.
 __device__ __forceinline__ uint32_t max_over(uint32_t value, int threads) {
-    for (int step = threads / 2; step > 0; step /= 2) value = max(value, __shfl_xor_sync(block_mask(), value, step));
+    for (int step = threads / 2; step > 0; step /= 2)
+        value = max(value, __shfl_xor_sync(block_mask(), value, step));
     return value;
 }
 

@@ -17,7 +17,8 @@ struct BlockScale {
     float dequant;  // stored in f32 scales
     uint8_t e8m0;   // stored in e8m0 scales
 };
-__device__ __forceinline__ BlockScale block_scale(uint32_t amax, DType codes, bool mx, const QuantizeRule& rule) {
+__device__ __forceinline__ BlockScale block_scale(uint32_t amax, DType codes, bool mx,
+                                                  const QuantizeRule& rule) {
     if (mx) {
         const MxScale scale = mx_scale(__uint_as_float(amax), codes, rule.mx_rounding);
         return {scale.multiplier, 0.0f, scale.code};
@@ -34,8 +35,10 @@ struct RowScales {
     int block = 1;  // columns that share a scale; 0: the whole row
     __device__ int64_t index(int64_t row, int64_t at) const { return row * row_stride + at * block_stride; }
     __device__ void store(int64_t row, int64_t at, const BlockScale& scale) const {
-        if (dtype == DType::e8m0) static_cast<uint8_t*>(data)[index(row, at)] = scale.e8m0;
-        else static_cast<float*>(data)[index(row, at)] = scale.dequant;
+        if (dtype == DType::e8m0)
+            static_cast<uint8_t*>(data)[index(row, at)] = scale.e8m0;
+        else
+            static_cast<float*>(data)[index(row, at)] = scale.dequant;
     }
     __device__ float load(int64_t row, int64_t at) const { return load_float(data, dtype, index(row, at)); }
 };
@@ -60,8 +63,9 @@ inline RowScales row_scales(const Fp8Tensor& t) {
 
 // A unit of a row in blocks of 32 or 128 columns: amax over the block's threads, codes and scale. Pads: code 0, scale 0. All threads
 // of the 128 columns must call it; those past the row's end hold zeros.
-__device__ __forceinline__ void quantize_unit(const float (&v)[kUnit], bool valid, const RowView& codes, const RowScales& scales,
-                                              int64_t row, int col, const QuantizeRule& rule) {
+__device__ __forceinline__ void quantize_unit(const float (&v)[kUnit], bool valid, const RowView& codes,
+                                              const RowScales& scales, int64_t row, int col,
+                                              const QuantizeRule& rule) {
     const bool mx = scales.block == kMxBlock;
     const uint32_t amax = max_over(unit_magnitude(v), scales.block / kUnit);
     BlockScale scale = {0.0f, 0.0f, 0};

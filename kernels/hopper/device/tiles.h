@@ -23,7 +23,8 @@ public:
     // False behind the last tile. The answer is the same for all threads that ask for the same tile.
     __device__ bool seek(int64_t index, RowTile& tile) {
         while (batch_ < batches_) {
-            const int64_t first = groups_.offset(group_), end = groups_.counts != nullptr ? groups_.offset(group_ + 1) : extent_;
+            const int64_t first = groups_.offset(group_),
+                          end = groups_.counts != nullptr ? groups_.offset(group_ + 1) : extent_;
             const int64_t tiles = (end - first + kBlock - 1) / kBlock;
             if (index < before_ + tiles) {
                 const int64_t skipped = (index - before_) * kBlock;
@@ -31,7 +32,8 @@ public:
                 tile.group = group_;
                 tile.row = first + skipped;
                 tile.rows = static_cast<int>(min(kBlock, end - tile.row));
-                tile.count = static_cast<int>(max(int64_t{0}, min(static_cast<int64_t>(tile.rows), groups_.count(group_) - skipped)));
+                tile.count = static_cast<int>(
+                    max(int64_t{0}, min(static_cast<int64_t>(tile.rows), groups_.count(group_) - skipped)));
                 return true;
             }
             before_ += tiles;
@@ -50,11 +52,13 @@ private:
 };
 
 // A turned tile in shared memory: word w of column c, at c * kTurnedStride + w, holds the codes of rows 4w .. 4w + 3.
-constexpr int kTurnedStride = static_cast<int>(kBlock) / 4 + 1;  // odd: neighbouring columns start in different banks
+constexpr int kTurnedStride =
+    static_cast<int>(kBlock) / 4 + 1;  // odd: neighbouring columns start in different banks
 
 // Stores rows [0, rows) of `cols` columns at out[c * stride + r]; 16-byte pieces where the column is aligned and whole.
 template <int kThreads>
-__device__ __forceinline__ void store_turned(const uint32_t* turned, uint8_t* out, int64_t stride, int cols, int rows) {
+__device__ __forceinline__ void store_turned(const uint32_t* turned, uint8_t* out, int64_t stride, int cols,
+                                             int rows) {
     constexpr int kPiece = 16, kPieces = static_cast<int>(kBlock) / kPiece;
     const int piece = static_cast<int>(threadIdx.x) % kPieces, first = piece * kPiece;
     for (int c = static_cast<int>(threadIdx.x) / kPieces; c < cols; c += kThreads / kPieces) {
@@ -63,7 +67,8 @@ __device__ __forceinline__ void store_turned(const uint32_t* turned, uint8_t* ou
         if (first + kPiece <= rows && reinterpret_cast<uintptr_t>(to) % kPiece == 0) {
             *reinterpret_cast<uint4*>(to) = uint4{words[0], words[1], words[2], words[3]};
         } else {
-            for (int r = 0; r < kPiece && first + r < rows; ++r) to[r] = static_cast<uint8_t>(words[r / 4] >> (8 * (r % 4)));
+            for (int r = 0; r < kPiece && first + r < rows; ++r)
+                to[r] = static_cast<uint8_t>(words[r / 4] >> (8 * (r % 4)));
         }
     }
 }
