@@ -32,7 +32,8 @@ const std::vector<Case> kCases = {
     {{65, 17}, 8, 8, 128, 512, 0, 3},  // K = E
     {{40, 41}, 2, 16, 1, 200},         // rows that end inside a warp's turn
     {{40, 41}, 2, 16, 32, 7, 384, 9},  // rows that no vector fits
-    {{300, 212}, 6, 128, 128, 7168, 1024, 64},
+    {{120, 92}, 6, 32, 128, 640, 256, 64},
+    {{9, 5}, 2, 4, 128, 7168, 128},  // wide rows
 };
 
 // Values of every bit pattern that are not NaN, so that bytes can be compared after arithmetic too.
