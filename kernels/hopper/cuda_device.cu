@@ -21,7 +21,9 @@ void* CudaDevice::allocate(std::size_t bytes) {
     const cudaError_t status = cudaMalloc(&data, bytes == 0 ? 1 : bytes);
     if (status == cudaErrorMemoryAllocation) {
         cudaGetLastError();  // the error is reported here, not at the next launch
-        fail(ExitCode::memory, "out of GPU memory: asked for {:.1f} MiB, {:.1f} MiB free; lower training.micro_batch_size or model.seq_length",
+        fail(ExitCode::memory,
+             "out of GPU memory: asked for {:.1f} MiB, {:.1f} MiB free; lower training.micro_batch_size or "
+             "model.seq_length",
              static_cast<double>(bytes) / 1048576.0, static_cast<double>(free_bytes()) / 1048576.0);
     }
     check_cuda(status, "allocating GPU memory");
@@ -31,16 +33,22 @@ void* CudaDevice::allocate(std::size_t bytes) {
 void CudaDevice::free(void* data) { cudaFree(data); }
 
 void CudaDevice::copy_in(void* device, const void* host, std::size_t bytes, Stream stream) {
-    if (bytes > 0) check_cuda(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_of(stream)), "copying to the GPU");
+    if (bytes > 0)
+        check_cuda(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_of(stream)),
+                   "copying to the GPU");
 }
 
 void CudaDevice::copy_out(void* host, const void* device, std::size_t bytes, Stream stream) {
-    if (bytes > 0) check_cuda(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_of(stream)), "copying from the GPU");
+    if (bytes > 0)
+        check_cuda(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_of(stream)),
+                   "copying from the GPU");
     check_cuda(cudaStreamSynchronize(stream_of(stream)), "waiting for a copy from the GPU");
 }
 
 void CudaDevice::copy(void* to, const void* from, std::size_t bytes, Stream stream) {
-    if (bytes > 0) check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_of(stream)), "copying on the GPU");
+    if (bytes > 0)
+        check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_of(stream)),
+                   "copying on the GPU");
 }
 
 void CudaDevice::fill(void* device, uint8_t value, std::size_t bytes, Stream stream) {

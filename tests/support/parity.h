@@ -29,8 +29,10 @@ public:
         TensorView view = host;
         auto found = copies_.find(host.data);
         if (found == copies_.end()) {
-            Copy copy{gpu.device().allocate(static_cast<std::size_t>(host.bytes()) + 2 * kGuard), host.bytes()};
-            gpu.device().fill(copy.device, kGuardByte, static_cast<std::size_t>(host.bytes()) + 2 * kGuard, {});
+            Copy copy{gpu.device().allocate(static_cast<std::size_t>(host.bytes()) + 2 * kGuard),
+                      host.bytes()};
+            gpu.device().fill(copy.device, kGuardByte, static_cast<std::size_t>(host.bytes()) + 2 * kGuard,
+                              {});
             gpu.device().copy_in(copy.data(), host.data, static_cast<std::size_t>(host.bytes()), {});
             found = copies_.emplace(host.data, copy).first;
         }
@@ -73,9 +75,12 @@ public:
         int64_t differences = 0;
         const int64_t width = size_of(host.dtype);
         for (int64_t i = 0; i < host.numel(); ++i) {
-            if (std::memcmp(got.view().bytes_ptr() + i * width, host.bytes_ptr() + i * width, static_cast<std::size_t>(width)) == 0) continue;
+            if (std::memcmp(got.view().bytes_ptr() + i * width, host.bytes_ptr() + i * width,
+                            static_cast<std::size_t>(width)) == 0)
+                continue;
             if (++differences <= 3)
-                ADD_FAILURE() << what << "[" << i << "] of " << describe(host) << ": hopper " << got(i) << ", reference " << get(host, i);
+                ADD_FAILURE() << what << "[" << i << "] of " << describe(host) << ": hopper " << got(i)
+                              << ", reference " << get(host, i);
         }
         EXPECT_EQ(differences, 0) << what << ": of " << host.numel();
     }
@@ -94,7 +99,8 @@ public:
             error += (have - want) * (have - want);
             energy += want * want;
         }
-        EXPECT_LE(error, bound * energy + 1e-30) << what << ": NMSE " << (energy > 0 ? error / energy : error);
+        EXPECT_LE(error, bound * energy + 1e-30)
+            << what << ": NMSE " << (energy > 0 ? error / energy : error);
     }
 
 private:
