@@ -160,4 +160,24 @@ void CastFlow::cast(Context& ctx, const char* name, const TensorView& plain, con
     if (!ctx.recomputing) observe(ctx, name, out.rows, saved.groups, plain);
 }
 
+void CastFlow::quantize(Context& ctx, const TensorView& plain, const RowGroups& groups, const Fp8Tensor& rows,
+                        const Fp8Tensor& columns) const {
+    if (columns) {
+        ctx.ops.quantize_dual({.src = plain,
+                               .groups = groups,
+                               .scale_format = precision_.scale_format,
+                               .mx_rounding = precision_.mx_rounding,
+                               .rows = rows,
+                               .columns = columns},
+                              ctx.launch);
+    } else {
+        ctx.ops.quantize_rows({.src = plain,
+                               .groups = groups,
+                               .scale_format = precision_.scale_format,
+                               .mx_rounding = precision_.mx_rounding,
+                               .dst = rows},
+                              ctx.launch);
+    }
+}
+
 }  // namespace fp8flow

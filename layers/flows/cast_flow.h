@@ -21,9 +21,9 @@ protected:
     // Scales of the row copy [M, dim] (forward and data gradient) and of the column copy [dim, M] (weight gradient).
     virtual ScaleLayout row_layout() const = 0;
     virtual ScaleLayout column_layout() const = 0;
-    // plain [M, dim] -> rows and columns from one read; either may be absent.
+    // plain [M, dim] -> rows and columns from one read; columns may be absent.
     virtual void quantize(Context& ctx, const TensorView& plain, const RowGroups& groups,
-                          const Fp8Tensor& rows, const Fp8Tensor& columns) const = 0;
+                          const Fp8Tensor& rows, const Fp8Tensor& columns) const;
 
 private:
     // What one cast delivers: the operand of the forward or data-gradient product, and that of the weight gradient.

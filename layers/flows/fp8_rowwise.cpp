@@ -16,22 +16,6 @@ public:
 protected:
     ScaleLayout row_layout() const override { return ScaleLayout::row; }
     ScaleLayout column_layout() const override { return ScaleLayout::group_row; }
-
-    void quantize(Context& ctx, const TensorView& plain, const RowGroups& groups, const Fp8Tensor& rows,
-                  const Fp8Tensor& columns) const override {
-        if (columns) {
-            ctx.ops.quantize_dual({.src = plain,
-                                   .groups = groups,
-                                   .scale_format = precision_.scale_format,
-                                   .rows = rows,
-                                   .columns = columns},
-                                  ctx.launch);
-        } else {
-            ctx.ops.quantize_rows(
-                {.src = plain, .groups = groups, .scale_format = precision_.scale_format, .dst = rows},
-                ctx.launch);
-        }
-    }
 };
 
 }  // namespace

@@ -16,22 +16,6 @@ public:
 protected:
     ScaleLayout row_layout() const override { return ScaleLayout::mx32; }
     ScaleLayout column_layout() const override { return ScaleLayout::mx32; }
-
-    void quantize(Context& ctx, const TensorView& plain, const RowGroups& groups, const Fp8Tensor& rows,
-                  const Fp8Tensor& columns) const override {
-        if (columns) {
-            ctx.ops.quantize_dual({.src = plain,
-                                   .groups = groups,
-                                   .mx_rounding = precision_.mx_rounding,
-                                   .rows = rows,
-                                   .columns = columns},
-                                  ctx.launch);
-        } else {
-            ctx.ops.quantize_rows(
-                {.src = plain, .groups = groups, .mx_rounding = precision_.mx_rounding, .dst = rows},
-                ctx.launch);
-        }
-    }
 };
 
 }  // namespace
