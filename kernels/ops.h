@@ -35,7 +35,6 @@ FP8FLOW_FOR_EACH_COMPOSED_OP(FP8FLOW_DECLARE)
 class Ops {
 public:
     virtual ~Ops() = default;
-    virtual std::string backend_name() const = 0;
 
     // Memory of the device the ops run on, and copies to and from the host.
     virtual Device& device() = 0;

@@ -66,10 +66,6 @@ void SelfAttention::forward(Context& ctx, const TensorView& xn, const TensorView
         saved.q_rstd = ctx.saved.tensor(DType::f32, {tokens * heads}, "attention");
         saved.k_rstd = ctx.saved.tensor(DType::f32, {tokens * kv}, "attention");
     }
-    if (!recompute_core) {
-        saved.o = keep(heads);
-        saved.lse = ctx.saved.tensor(DType::f32, {tokens, heads}, "attention");
-    }
     ArenaScope scope(ctx.scratch);
     const TensorView qkv = ctx.scratch.tensor(ctx.activation, {tokens, (heads + 2 * kv) * dim}, "attention");
     ctx.ops.gemm({.a = {.codes = xn}, .b = {.codes = qkv_->plain}, .d = qkv}, ctx.launch);
@@ -79,33 +75,21 @@ void SelfAttention::forward(Context& ctx, const TensorView& xn, const TensorView
                        .v = saved.v},
                       ctx.launch);
     if (q_norm_ != nullptr) {
-        const float eps = static_cast<float>(model_.norm_epsilon);
-        ctx.ops.rms_norm({.x = saved.q_raw.reshape({tokens * heads, dim}),
-                          .gamma = q_norm_->master,
-                          .eps = eps,
-                          .y = saved.q.reshape({tokens * heads, dim}),
-                          .rstd = saved.q_rstd},
-                         ctx.launch);
-        ctx.ops.rms_norm({.x = saved.k_raw.reshape({tokens * kv, dim}),
-                          .gamma = k_norm_->master,
-                          .eps = eps,
-                          .y = saved.k.reshape({tokens * kv, dim}),
-                          .rstd = saved.k_rstd},
-                         ctx.launch);
+        const auto norm = [&](const TensorView& raw, const Parameter& gamma, const TensorView& rstd,
+                              const TensorView& out, int64_t count) {
+            ctx.ops.rms_norm({.x = raw.reshape({tokens * count, dim}),
+                              .gamma = gamma.master,
+                              .eps = static_cast<float>(model_.norm_epsilon),
+                              .y = out.reshape({tokens * count, dim}),
+                              .rstd = rstd},
+                             ctx.launch);
+        };
+        norm(saved.q_raw, *q_norm_, saved.q_rstd, saved.q, heads);
+        norm(saved.k_raw, *k_norm_, saved.k_rstd, saved.k, kv);
     }
     ctx.ops.rope({.table = rope_table_, .x = saved.q}, ctx.launch);
     ctx.ops.rope({.table = rope_table_, .x = saved.k}, ctx.launch);
-    if (recompute_core)
-        core(ctx, saved, ctx.scratch);
-    else
-        ctx.ops.attention({.q = saved.q,
-                           .k = saved.k,
-                           .v = saved.v,
-                           .seq_length = ctx.seq_length,
-                           .scale = scale_,
-                           .o = saved.o,
-                           .lse = saved.lse},
-                          ctx.launch);
+    core(ctx, saved, recompute_core ? ctx.scratch : ctx.saved);
     const TensorView out = ctx.scratch.tensor(ctx.activation, {tokens, model_.hidden_size}, "attention");
     ctx.ops.gemm(
         {.a = {.codes = saved.o.reshape({tokens, heads * dim})}, .b = {.codes = proj_->plain}, .d = out},

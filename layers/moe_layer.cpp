@@ -103,13 +103,14 @@ void MoeLayer::make_plan(Context& ctx, MoeSaved& saved) const {
     const TensorView all_ids = ctx.saved.tensor(DType::i32, {ranks, slots, topk}, "plan");
     const TensorView all_probs = ctx.saved.tensor(DType::f32, {ranks, slots, topk}, "plan");
     ctx.exchange.gather_routing(saved.route.ids, saved.route.probs, all_ids, all_probs, ctx.launch);
-    saved.plan.padded = plan_for(ctx, saved, all_ids, all_probs, moe_.moe_row_alignment, true);
+    saved.plan.padded = plan_for(ctx, all_ids, all_probs, moe_.moe_row_alignment, PlanRows::routed);
     if (!precision_.moe_permute_padding_for_fp8)
-        saved.plan.unpadded = plan_for(ctx, saved, all_ids, all_probs, 1, false);
+        saved.plan.unpadded = plan_for(ctx, all_ids, all_probs, 1, PlanRows::layer);
 }
 
-DispatchPlan MoeLayer::plan_for(Context& ctx, const MoeSaved&, const TensorView& all_ids,
-                                const TensorView& all_probs, int64_t alignment, bool in_row_arena) const {
+DispatchPlan MoeLayer::plan_for(Context& ctx, const TensorView& all_ids, const TensorView& all_probs,
+                                int64_t alignment, PlanRows rows) const {
+    const bool in_row_arena = rows == PlanRows::routed;
     const int64_t ranks = all_ids.dim(0), slots = all_ids.dim(1), topk = all_ids.dim(2);
     const int64_t capacity = ctx.layer_row_capacity;
     DispatchPlan plan;

@@ -40,8 +40,10 @@ private:
     void forward_once(Context& ctx, const TokenRows& x, const TensorView& residual, MoeSaved& saved,
                       const TensorView& y) const;
     void make_plan(Context& ctx, MoeSaved& saved) const;
-    DispatchPlan plan_for(Context& ctx, const MoeSaved& saved, const TensorView& all_ids,
-                          const TensorView& all_probs, int64_t alignment, bool in_row_arena) const;
+    // routed: rows shared over layers, where the experts' tensors live; layer: rows of this layer alone (the unpadded twin).
+    enum class PlanRows { routed, layer };
+    DispatchPlan plan_for(Context& ctx, const TensorView& all_ids, const TensorView& all_probs,
+                          int64_t alignment, PlanRows rows) const;
 
     MoeSpec moe_;
     PrecisionSpec precision_;

@@ -46,7 +46,7 @@ void Norm::write(Context& ctx, Arena& arena, NormSaved& saved) const {
     const float eps = static_cast<float>(model_.norm_epsilon);
     TokenRows& out = saved.out;
     out.plain = arena.tensor(ctx.activation, {tokens, hidden}, "norm");
-    if (output_ == NormOutput::plain) {
+    const auto plain_norm = [&] {
         ctx.ops.rms_norm({.x = saved.x,
                           .gamma = gamma_->master,
                           .eps = eps,
@@ -54,8 +54,8 @@ void Norm::write(Context& ctx, Arena& arena, NormSaved& saved) const {
                           .y = out.plain,
                           .rstd = saved.rstd},
                          ctx.launch);
-        return;
-    }
+    };
+    if (output_ == NormOutput::plain) return plain_norm();
     if (output_ == NormOutput::tensor_scaled) {
         out.quantized = {.codes = arena.tensor(DType::e4m3, {tokens, hidden}, "norm"),
                          .scales = scale_,
@@ -64,17 +64,9 @@ void Norm::write(Context& ctx, Arena& arena, NormSaved& saved) const {
                           .scales = scale_,
                           .layout = ScaleLayout::tensor};
     } else {
-        out.quantized = arena.fp8(DType::e4m3, {tokens, hidden}, ScaleLayout::vec128_wire, "norm");
-        if (precision_.scale_format == ScaleFormat::fp32)
-            out.quantized.scales = arena.tensor(DType::f32, {tokens, hidden / kBlock}, "norm");
+        out.quantized = wire_rows(arena, DType::e4m3, tokens, hidden, precision_.scale_format, "norm");
         if (!precision_.moe_norm_quantize_fusion) {
-            ctx.ops.rms_norm({.x = saved.x,
-                              .gamma = gamma_->master,
-                              .eps = eps,
-                              .gamma_form = form(),
-                              .y = out.plain,
-                              .rstd = saved.rstd},
-                             ctx.launch);
+            plain_norm();
             auto cast = ctx.stage("cast");
             ctx.ops.quantize_rows(
                 {.src = out.plain, .scale_format = precision_.scale_format, .dst = out.quantized},

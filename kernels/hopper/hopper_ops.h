@@ -14,7 +14,6 @@ public:
     // Uses CUDA device `device`; throws Error(usage) unless it is a Hopper GPU.
     explicit HopperOps(int device = 0);
     ~HopperOps() override;
-    std::string backend_name() const override { return "hopper"; }
     Device& device() override { return *device_; }
 
     GemmBackend gemm_backend = GemmBackend::cublaslt;

@@ -20,7 +20,6 @@ class ReferenceOps final : public Ops {
 public:
     explicit ReferenceOps(const ReferenceOptions& options = {});
     ~ReferenceOps() override;
-    std::string backend_name() const override { return "reference"; }
     Device& device() override { return *device_; }
 
 protected:

@@ -57,13 +57,10 @@ void CastFlow::experts_forward(Context& ctx, const TensorView& x, const ExpertWe
     saved.h = rows(ctx, saved, keep_unless(drop_h), ctx.activation, w.w1->spec.shape[1], "fc1");
 
     fc1_forward(ctx, x, w, saved, !drop_h && precision_.fp8_wgrad);
-    activation(ctx, w, saved, keep_unless(drop_a));
+    activation(ctx, w, saved, drop_a ? std::nullopt : std::optional(Life::backward));
     forward_product(ctx, "fc2", saved.a, *w.w2, saved.groups, ye);
     if (drop_h) saved.h = {};
-    if (drop_a) {
-        saved.a_t = {};
-        saved.act = {};
-    }
+    if (drop_a) saved.act = {};
     saved.a = {};  // the row copy served fc2
 }
 
@@ -80,12 +77,13 @@ void CastFlow::fc1_forward(Context& ctx, const TensorView& x, const ExpertWeight
     saved.x = {};  // the row copy served fc1
 }
 
-// h -> a: the row copy for fc2, and what the weight gradient of fc2 will read.
+// h -> a: the row copy for fc2, and what the weight gradient of fc2 will read (absent life: rebuilt in the backward).
 void CastFlow::activation(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved,
-                          Life columns_life) const {
+                          std::optional<Life> wgrad_life) const {
     const int64_t ffn = w.w2->spec.shape[2];
-    const bool columns = precision_.fp8_wgrad;
-    saved.act = rows(ctx, saved, columns ? Life::call : columns_life, ctx.activation, ffn, "swiglu");
+    const bool columns = precision_.fp8_wgrad && wgrad_life;
+    const Life act_life = precision_.fp8_wgrad ? Life::call : wgrad_life.value_or(Life::call);
+    saved.act = rows(ctx, saved, act_life, ctx.activation, ffn, "swiglu");
     {
         auto timed = ctx.stage("swiglu");
         ctx.ops.swiglu({.h = saved.h, .prob = saved.prob, .groups = saved.groups, .a = saved.act},
@@ -93,7 +91,7 @@ void CastFlow::activation(Context& ctx, const ExpertWeights& w, ExpertsSaved& sa
     }
     saved.a = fp8_rows(ctx, saved, Life::call, DType::e4m3, ffn, row_layout(), "swiglu");
     if (columns)
-        saved.a_t = fp8_columns(ctx, saved, columns_life, DType::e4m3, ffn, column_layout(), "swiglu");
+        saved.a_t = fp8_columns(ctx, saved, *wgrad_life, DType::e4m3, ffn, column_layout(), "swiglu");
     cast(ctx, "swiglu", saved.act, saved, {saved.a, saved.a_t});
     if (columns) saved.act = {};
 }

@@ -93,12 +93,14 @@ public:
                                 const ExpertWeights& weights, ExpertsSaved& saved,
                                 const TensorView& dx) const = 0;
 
-    const PrecisionSpec& precision() const { return precision_; }
-
 protected:
     PrecisionSpec precision_;
     ExpertsRecompute recompute_;
 };
+
+// FP8 rows [tokens, width] with the wire's scales: E8M0 bytes where scales are powers of two, fp32 otherwise.
+Fp8Tensor wire_rows(Arena& arena, DType code, int64_t tokens, int64_t width, ScaleFormat scale_format,
+                    const char* category);
 
 std::unique_ptr<Flow> make_flow(const PrecisionSpec& precision, const ExpertsRecompute& recompute);
 

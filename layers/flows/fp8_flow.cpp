@@ -34,11 +34,8 @@ public:
     void prepare_gradient(Context& ctx, TokenRows& dy) const override {
         if (!precision_.moe_quantize_before_dispatch) return;
         auto timed = ctx.stage("cast");
-        dy.quantized = ctx.scratch.fp8(gradient_code(precision_), {dy.plain.rows(), dy.plain.cols()},
-                                       ScaleLayout::vec128_wire, "cast");
-        if (precision_.scale_format == ScaleFormat::fp32)
-            dy.quantized.scales =
-                ctx.scratch.tensor(DType::f32, {dy.plain.rows(), dy.plain.cols() / kBlock}, "cast");
+        dy.quantized = wire_rows(ctx.scratch, gradient_code(precision_), dy.plain.rows(), dy.plain.cols(),
+                                 precision_.scale_format, "cast");
         ctx.ops.quantize_rows({.src = dy.plain, .scale_format = precision_.scale_format, .dst = dy.quantized},
                               ctx.launch);
         observe(ctx, "dY", dy.quantized, {}, dy.plain);
