@@ -76,6 +76,9 @@ public:
         do_all_reduce(reduce, ranks, values, launch);
     }
     virtual int num_ranks(Ranks ranks) const = 0;
+    // Throws Error(peer) if a wait on another rank that was under way on the device passed its deadline. Call it after waiting for the
+    // device; what was computed since is worthless then.
+    virtual void check_peers() {}
     // True on exactly one of the ranks that hold the same experts.
     virtual bool holds_first_replica() const = 0;
 

@@ -46,10 +46,15 @@ BackendChoice choose_backend(BackendKind wanted, const Placement& placement, Pro
     return {.note = "backend: reference (another rank has no GPU of its own)"};
 }
 
-std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic) {
+std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic, const KernelSpec& kernels) {
     const bool stated = arithmetic == Arithmetic::stated;
-    if (choice.kind == BackendKind::hopper)
-        return hopper::make_ops(choice.device, stated ? GemmBackend::cublaslt : GemmBackend::simt);
+    if (choice.kind == BackendKind::hopper) {
+        const bool cublaslt = kernels.gemm_backend == GemmBackendKey::cublaslt;
+        const KernelChoice chosen{.gemm = !stated    ? GemmBackend::simt
+                                          : cublaslt ? GemmBackend::cublaslt
+                                                     : GemmBackend::native};
+        return hopper::make_ops(choice.device, chosen);
+    }
     ReferenceOptions options;
     options.summation = stated ? SummationOrder::sequential : SummationOrder::split;
     return std::make_unique<ReferenceOps>(options);
@@ -64,7 +69,8 @@ RankGroups make_rank_groups(ProcessGroup& world, int expert_parallel_size) {
 }
 
 std::unique_ptr<Exchange> make_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
-                                        CombineOrder order) {
+                                        const Config& config) {
+    const CombineOrder order = config.moe.moe_combine_order;
     if (choice.kind == BackendKind::hopper && groups.world->size() == 1)
         return hopper::make_local_exchange(ops, order);
     if (choice.kind == BackendKind::hopper)

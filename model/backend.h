@@ -4,6 +4,7 @@
 #include "kernels/comm/process_group.h"
 #include "kernels/exchange.h"
 #include "kernels/ops.h"
+#include "model/config.h"
 
 #include <memory>
 #include <string>
@@ -31,7 +32,8 @@ BackendChoice choose_backend(BackendKind wanted, const Placement& placement = {}
 BackendChoice choose_backend(BackendKind wanted, const Placement& placement, ProcessGroup& world);
 BackendKind parse_backend(const std::string& text);
 
-std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic);
+std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic,
+                              const KernelSpec& kernels = {});
 
 // The ranks of a job: all of them, those that share the experts (an expert-parallel group), those that hold the same experts.
 struct RankGroups {
@@ -40,7 +42,7 @@ struct RankGroups {
 };
 RankGroups make_rank_groups(ProcessGroup& world, int expert_parallel_size);
 std::unique_ptr<Exchange> make_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
-                                        CombineOrder order);
+                                        const Config& config);
 
 // Exits with a clear line on processors without AVX2 + FMA, for which this program is not built.
 void check_processor();

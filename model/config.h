@@ -21,9 +21,14 @@ enum class LrDecayStyle : uint8_t { constant, cosine };
 // text: bytes of the user's files; synthetic: seeded Markov chain; shards: llm.c `.bin` token files.
 enum class DataKind : uint8_t { text, synthetic, shards };
 
+// flex: rows straight into the memory of peers on the same host (NVLink), where a start-up test finds it usable on every rank; otherwise,
+// and with alltoall, NCCL send and receive. One rank, and the reference backend, need neither.
+enum class TokenDispatcher : uint8_t { alltoall, flex };
+
 // The world size comes from mpirun; data parallel size = world size, of which groups of EP ranks share the experts.
 struct ParallelSpec {
     int64_t expert_model_parallel_size = 1;
+    TokenDispatcher moe_token_dispatcher_type = TokenDispatcher::flex;
     double peer_deadline_seconds =
         60.0;  // longest wait for another rank before the job is ended with a report
 };
@@ -80,6 +85,15 @@ struct ValidateSpec {
     bool control_arm = true;                  // bf16 again with another summation order: the noise floor
 };
 
+// auto: the fastest that runs; the others are baselines, or checks of one kernel by another. The reference backend knows one of each.
+enum class GemmBackendKey : uint8_t { automatic, native, cublaslt };
+enum class AttentionBackendKey : uint8_t { automatic, native, cudnn };
+
+struct KernelSpec {
+    GemmBackendKey gemm_backend = GemmBackendKey::automatic;
+    AttentionBackendKey attention_backend = AttentionBackendKey::automatic;
+};
+
 struct Config {
     ModelSpec model;
     MoeSpec moe;
@@ -90,6 +104,7 @@ struct Config {
     DataSpec data;
     OutputSpec output;
     ValidateSpec validate;
+    KernelSpec kernels;
 
     std::string moe_layer_freq = "1";  // as written; resolve_config expands it into model.moe_layer_freq
     std::map<std::string, std::string> origin;  // "section.key" -> "file:line:col" of each key that was set

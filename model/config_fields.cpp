@@ -225,6 +225,10 @@ void add_parallel(std::vector<ConfigField>& fields) {
     fields.push_back(integer(s, "expert_model_parallel_size", AT(parallel.expert_model_parallel_size),
                              {.min = 1, .max = 4096},
                              "ranks that share the experts of a layer; divides the world size"));
+    fields.push_back(choice(s, "moe_token_dispatcher_type", AT(parallel.moe_token_dispatcher_type),
+                            {"alltoall", "flex"},
+                            "GPUs: NCCL send and receive; or rows straight into peers' memory over NVLink"));
+    fields.push_back(fixed(s, "moe_flex_dispatcher_backend", "nvlink", "peer memory on one host"));
     fields.push_back(number(s, "peer_deadline_seconds", AT(parallel.peer_deadline_seconds),
                             {.min = 0, .max = 86400, .above_min = true},
                             "longest wait for another rank; then the job ends with a report"));
@@ -318,6 +322,14 @@ void add_validate(std::vector<ConfigField>& fields) {
                              "run bf16 again with another summation order: the noise floor"));
 }
 
+void add_kernels(std::vector<ConfigField>& fields) {
+    const std::string s = "kernels";
+    fields.push_back(choice(s, "gemm_backend", AT(kernels.gemm_backend), {"auto", "native", "cublaslt"},
+                            "GPUs: this project's grouped products, or cuBLASLt expert by expert"));
+    fields.push_back(choice(s, "attention_backend", AT(kernels.attention_backend),
+                            {"auto", "native", "cudnn"}, "GPUs: this project's attention, or cuDNN's"));
+}
+
 std::vector<ConfigField> build_table() {
     std::vector<ConfigField> fields;
     add_model(fields);
@@ -329,6 +341,7 @@ std::vector<ConfigField> build_table() {
     add_data(fields);
     add_output(fields);
     add_validate(fields);
+    add_kernels(fields);
     return fields;
 }
 
@@ -340,8 +353,9 @@ const std::vector<ConfigField>& config_fields() {
 }
 
 const std::vector<std::string>& config_sections() {
-    static const std::vector<std::string> sections = {
-        "model", "moe", "precision", "recompute", "parallel", "training", "data", "output", "validate"};
+    static const std::vector<std::string> sections = {"model",    "moe",      "precision", "recompute",
+                                                      "parallel", "training", "data",      "output",
+                                                      "validate", "kernels"};
     return sections;
 }
 

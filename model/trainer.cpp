@@ -80,8 +80,8 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
     : config_(config),
       world_(world),
       groups_(make_rank_groups(world, static_cast<int>(config.parallel.expert_model_parallel_size))),
-      ops_(make_ops(backend, arithmetic)),
-      exchange_(make_exchange(backend, groups_, *ops_, config.moe.moe_combine_order)),
+      ops_(make_ops(backend, arithmetic, config.kernels)),
+      exchange_(make_exchange(backend, groups_, *ops_, config)),
       data_(std::move(data)),
       batcher_{config.training.global_batch_size, config.training.micro_batch_size, world.size()} {
     // Ranks that see different data or another configuration would diverge silently.

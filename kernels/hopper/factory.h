@@ -1,6 +1,7 @@
 // How the program gets the Hopper backend, in builds with and without CUDA (without_cuda.cpp), so that callers need no CUDA header.
 #pragma once
 
+#include "kernels/comm/process_group.h"
 #include "kernels/exchange.h"
 #include "kernels/ops.h"
 
@@ -8,14 +9,35 @@
 
 namespace fp8flow {
 
-// Who computes matrix products. cublaslt: dense BF16 on cuBLASLt, the others on the tensor-core kernel of this project. simt: all of them
-// on CUDA cores, in the reference's order of summation and with its bits.
-enum class GemmBackend { cublaslt, simt };
+// Who computes matrix products. native: dense BF16 on cuBLASLt, all others on this project's tensor-core kernel, which reads group sizes on
+// the device. cublaslt: all of them on cuBLASLt, experts one by one with sizes read by the host (the baseline). simt: all on CUDA cores, in
+// the reference's order of summation and with its bits.
+enum class GemmBackend { native, cublaslt, simt };
+// Who computes attention. native: this project's kernel. cudnn: cuDNN, in builds that found it.
+enum class AttentionBackend { native, cudnn };
+
+struct KernelChoice {
+    GemmBackend gemm = GemmBackend::native;
+    AttentionBackend attention = AttentionBackend::native;
+};
+
+// What an exchange between GPUs must have room for; equal on all ranks.
+struct ExchangeLimits {
+    int64_t tokens_per_rank = 0;  // S
+    int64_t topk = 0;
+    int64_t hidden = 0;
+    DType row = DType::bf16;  // dtype of combined rows; dispatched rows are at most as wide
+};
+struct ExchangeGroups {
+    ProcessGroup& world;
+    ProcessGroup& expert_parallel;
+    ProcessGroup& expert_replicas;
+};
 
 namespace hopper {
 
 // Operations on CUDA device `device`. Throws Error(usage) without a usable Hopper GPU.
-std::unique_ptr<Ops> make_ops(int device, GemmBackend gemm_backend);
+std::unique_ptr<Ops> make_ops(int device, const KernelChoice& kernels = {});
 // The exchange of a job of one rank: every expert is here, so dispatch and combine are row movers on the GPU.
 std::unique_ptr<Exchange> make_local_exchange(Ops& ops, CombineOrder order);
 

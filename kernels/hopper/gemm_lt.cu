@@ -84,8 +84,8 @@ LtPlan make_plan(cublasLtHandle_t lt, const op::Gemm& args, int sm_limit) {
 // Bytes: A, B and D once at least; 2*m*n*k FLOPs on tensor cores. The algorithm of a shape is chosen at its first call and kept, so that
 // a warm step asks for none and every call gives the same bits. Calls of one stream share the scratch memory.
 void HopperOps::do_gemm(const op::Gemm& args, const Launch& launch) {
-    if (gemm_backend == GemmBackend::simt || !takes(args)) {
-        hopper::launch_product(hopper::product_of(args), gemm_backend, launch);
+    if (kernels_.gemm == GemmBackend::simt || !takes(args)) {
+        hopper::launch_product(hopper::product_of(args), kernels_.gemm, launch);
         return;
     }
     const TensorView &a = args.a.codes, &b = args.b.codes, &d = args.d;
@@ -96,7 +96,7 @@ void HopperOps::do_gemm(const op::Gemm& args, const Launch& launch) {
         found = workspace_->lt_plans.emplace(key, make_plan(workspace_->lt, args, launch.sm_limit)).first;
     const LtPlan& plan = found->second;
     if (!plan.usable) {
-        hopper::launch_product(hopper::product_of(args), gemm_backend, launch);
+        hopper::launch_product(hopper::product_of(args), kernels_.gemm, launch);
         return;
     }
     const float alpha = 1.0f, beta = args.mode == Gradient::accumulate ? 1.0f : 0.0f;

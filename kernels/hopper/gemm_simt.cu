@@ -264,11 +264,11 @@ void launch_simt(const DeviceProduct& product, const Launch& launch) {
 }  // namespace hopper
 
 void HopperOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch& launch) {
-    hopper::launch_product(hopper::product_of(args), gemm_backend, launch);
+    hopper::launch_product(hopper::product_of(args), kernels_.gemm, launch);
 }
 
 void HopperOps::do_grouped_gemm_wgrad(const op::GroupedGemmWgrad& args, const Launch& launch) {
-    hopper::launch_product(hopper::product_of(args), gemm_backend, launch);
+    hopper::launch_product(hopper::product_of(args), kernels_.gemm, launch);
 }
 
 }  // namespace fp8flow

@@ -7,7 +7,7 @@
 
 namespace fp8flow {
 
-HopperOps::HopperOps(int device) {
+HopperOps::HopperOps(int device, const KernelChoice& kernels) : kernels_(kernels) {
     require(hopper::device_count() > device, ExitCode::usage, "GPU {} is not a usable Hopper GPU: {}", device,
             hopper::device_count() > 0 ? "there are fewer" : hopper::unavailable_reason());
     device_ = std::make_unique<CudaDevice>(device);

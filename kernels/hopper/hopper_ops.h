@@ -12,11 +12,12 @@ namespace fp8flow {
 class HopperOps final : public Ops {
 public:
     // Uses CUDA device `device`; throws Error(usage) unless it is a Hopper GPU.
-    explicit HopperOps(int device = 0);
+    explicit HopperOps(int device = 0, const KernelChoice& kernels = {});
     ~HopperOps() override;
     Device& device() override { return *device_; }
 
-    GemmBackend gemm_backend = GemmBackend::cublaslt;
+    // Tests run one object through every choice.
+    void choose_kernels(const KernelChoice& kernels) { kernels_ = kernels; }
 
     struct Workspace;  // cuBLASLt handle and scratch, reduction buffers: allocated once
 
@@ -26,6 +27,7 @@ protected:
 #undef FP8FLOW_OVERRIDE
 
 private:
+    KernelChoice kernels_;
     std::unique_ptr<Device> device_;
     std::unique_ptr<Workspace> workspace_;
 };

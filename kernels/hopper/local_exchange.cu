@@ -105,10 +105,8 @@ private:
 
 namespace hopper {
 
-std::unique_ptr<Ops> make_ops(int device, GemmBackend gemm_backend) {
-    auto ops = std::make_unique<HopperOps>(device);
-    ops->gemm_backend = gemm_backend;
-    return ops;
+std::unique_ptr<Ops> make_ops(int device, const KernelChoice& kernels) {
+    return std::make_unique<HopperOps>(device, kernels);
 }
 std::unique_ptr<Exchange> make_local_exchange(Ops& ops, CombineOrder order) {
     return std::make_unique<LocalExchange>(ops, order);

@@ -21,7 +21,7 @@ void evaluate_on_device(DeviceFunction, std::span<const float>, std::span<uint32
     fail(ExitCode::usage, "the device self-test needs a Hopper GPU: {}", unavailable_reason());
 }
 
-std::unique_ptr<Ops> make_ops(int, GemmBackend) {
+std::unique_ptr<Ops> make_ops(int, const KernelChoice&) {
     fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());
 }
 std::unique_ptr<Exchange> make_local_exchange(Ops&, CombineOrder) {

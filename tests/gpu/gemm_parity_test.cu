@@ -30,8 +30,8 @@ double bound_of(const TensorView& d) {
     return d.numel() < 8192 ? 0x1.0p-16 : 4e-6;
 }
 
-const std::vector<GemmBackend> kBackends = {GemmBackend::cublaslt, GemmBackend::simt};
-const char* name_of(GemmBackend backend) { return backend == GemmBackend::simt ? "simt" : "cublaslt"; }
+const std::vector<GemmBackend> kBackends = {GemmBackend::native, GemmBackend::simt};
+const char* name_of(GemmBackend backend) { return backend == GemmBackend::simt ? "simt" : "native"; }
 using fp8flow::name_of;
 
 // After both backends ran: the bits of the reference, or values within rounding and the same bits from a second run.
@@ -72,7 +72,7 @@ void run_dense(const DenseCase& c, const Dense& s, GemmBackend backend) {
     HostTensor d(c.d, {s.m, s.n});
     if (c.mode == Gradient::accumulate) fill_normal(d, 3, 3.0);
     Parity parity;
-    parity.gpu.gemm_backend = backend;
+    parity.gpu.choose_kernels({.gemm = backend});
     const auto run = [&] {
         parity.gpu.gemm({.a = parity.to_gpu(a),
                          .b = parity.to_gpu(b),
@@ -135,11 +135,11 @@ TEST(GemmParity, DenseOnCublasLt) {
     for (const Dense& s : shapes) {
         for (GemmForm form : {GemmForm::nt, GemmForm::nn, GemmForm::tn}) {
             DenseCase c{.a = DType::bf16, .b = DType::bf16, .d = DType::bf16, .form = form};
-            run_dense(c, s, GemmBackend::cublaslt);
+            run_dense(c, s, GemmBackend::native);
             c.d = DType::f32;
-            run_dense(c, s, GemmBackend::cublaslt);
+            run_dense(c, s, GemmBackend::native);
             c.mode = Gradient::accumulate;
-            run_dense(c, s, GemmBackend::cublaslt);
+            run_dense(c, s, GemmBackend::native);
         }
     }
     // rows that are no multiple of anything are fine where they are not contiguous; other odd sizes fall back
@@ -147,7 +147,7 @@ TEST(GemmParity, DenseOnCublasLt) {
          {Dense{1, 128, 64}, Dense{127, 64, 256}, Dense{129, 130, 131}, Dense{0, 64, 64}, Dense{5, 0, 8}})
         for (GemmForm form : {GemmForm::nt, GemmForm::nn, GemmForm::tn})
             run_dense({.a = DType::bf16, .b = DType::bf16, .d = DType::bf16, .form = form}, s,
-                      GemmBackend::cublaslt);
+                      GemmBackend::native);
 }
 
 // ---- grouped ----------------------------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ void run_grouped(const GroupedCase& c, const std::vector<int64_t>& counts, int64
     if (a_base > 0) a.set_row_base(a_base);
     if (d_base > 0) d.set_row_base(d_base);
     Parity parity;
-    parity.gpu.gemm_backend = backend;
+    parity.gpu.choose_kernels({.gemm = backend});
     const auto run = [&] {
         parity.gpu.grouped_gemm({.a = parity.to_gpu(a),
                                  .b = parity.to_gpu(b),
@@ -235,7 +235,7 @@ void run_wgrad(DType dy_dtype, DType x_dtype, L layout, int64_t alignment, const
     HostTensor dw(DType::f32, {G, n, k});
     if (mode == Gradient::accumulate) fill_normal(dw, 23, 5.0);
     Parity parity;
-    parity.gpu.gemm_backend = backend;
+    parity.gpu.choose_kernels({.gemm = backend});
     const auto run = [&] {
         parity.gpu.grouped_gemm_wgrad({.dy = parity.to_gpu(dy),
                                        .x = parity.to_gpu(x),
@@ -275,7 +275,7 @@ TEST(GroupedGemmParity, LimitOfMultiprocessors) {
     HostTensor d(DType::bf16, {groups.capacity(), 320});
     for (GemmBackend backend : kBackends) {
         Parity parity;
-        parity.gpu.gemm_backend = backend;
+        parity.gpu.choose_kernels({.gemm = backend});
         const op::GroupedGemm on_gpu{.a = parity.to_gpu(a),
                                      .b = parity.to_gpu(b),
                                      .groups = parity.to_gpu(RowGroups(groups)),

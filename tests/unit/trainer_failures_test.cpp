@@ -209,10 +209,9 @@ TEST(TrainingTransaction, StatusWordBlocksEveryPersistentWrite) {
         run_thread_ranks(1, test::kTestDeadline, [&](ProcessGroup& world) {
             const auto ops = make_ops(choose_backend(BackendKind::reference), Arithmetic::stated);
             const RankGroups groups = make_rank_groups(world, 1);
-            const auto exchange =
-                make_exchange(choose_backend(BackendKind::reference), groups, *ops, CombineOrder::rank);
             Config config = test_config(Recipe::fp8_tensorwise, {"moe.moe_router_score_function=sigmoid",
                                                                  "moe.moe_router_enable_expert_bias=true"});
+            const auto exchange = make_exchange(choose_backend(BackendKind::reference), groups, *ops, config);
             Transformer model({.model = config.model,
                                .moe = config.moe,
                                .precision = config.precision,
