@@ -3,8 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 namespace fp8flow {
+
+class Timeline;  // kernels/core/timeline.h
 
 // An opaque stream of the backend (CUDA: cudaStream_t; reference: ignored).
 struct Stream {
@@ -31,6 +34,8 @@ public:
     virtual void fill(void* device, uint8_t value, std::size_t bytes, Stream stream = {}) = 0;
     virtual void synchronize() = 0;
     virtual int64_t free_bytes() const = 0;
+    // A clock for the work of this device's streams; unless overridden, the host's.
+    virtual std::unique_ptr<Timeline> make_timeline();
 };
 
 }  // namespace fp8flow

@@ -1,6 +1,7 @@
 // Memory of one GPU: allocation outside the step, copies and fills on the caller's stream.
 #include "kernels/hopper/cuda_check.h"
 #include "kernels/hopper/cuda_device.h"
+#include "kernels/hopper/cuda_timeline.h"
 #include "kernels/hopper/launch.h"
 
 namespace fp8flow {
@@ -56,5 +57,7 @@ void CudaDevice::fill(void* device, uint8_t value, std::size_t bytes, Stream str
 }
 
 void CudaDevice::synchronize() { check_cuda(cudaDeviceSynchronize(), "waiting for the GPU"); }
+
+std::unique_ptr<Timeline> CudaDevice::make_timeline() { return make_cuda_timeline(); }
 
 }  // namespace fp8flow

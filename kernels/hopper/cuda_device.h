@@ -16,6 +16,7 @@ public:
     void fill(void* device, uint8_t value, std::size_t bytes, Stream stream) override;
     void synchronize() override;
     int64_t free_bytes() const override;
+    std::unique_ptr<Timeline> make_timeline() override;
 };
 
 }  // namespace fp8flow

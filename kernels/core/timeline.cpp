@@ -1,0 +1,37 @@
+// The host's timeline, for devices that work while the caller waits: a mark is the time at which it is made.
+#include "kernels/core/timeline.h"
+
+#include "kernels/core/error.h"
+
+#include <chrono>
+#include <vector>
+
+namespace fp8flow {
+
+namespace {
+
+class HostTimeline final : public Timeline {
+public:
+    int64_t mark(Stream) override {
+        marks_.push_back(std::chrono::steady_clock::now());
+        return static_cast<int64_t>(marks_.size()) - 1;
+    }
+    double seconds_between(int64_t a, int64_t b) override {
+        return std::chrono::duration<double>(at(b) - at(a)).count();
+    }
+    void reset() override { marks_.clear(); }
+
+private:
+    std::chrono::steady_clock::time_point at(int64_t index) const {
+        FP8FLOW_CHECK(index >= 0 && index < static_cast<int64_t>(marks_.size()), "mark {} of {}", index,
+                      marks_.size());
+        return marks_[static_cast<std::size_t>(index)];
+    }
+    std::vector<std::chrono::steady_clock::time_point> marks_;
+};
+
+}  // namespace
+
+std::unique_ptr<Timeline> Device::make_timeline() { return std::make_unique<HostTimeline>(); }
+
+}  // namespace fp8flow

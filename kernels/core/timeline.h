@@ -1,0 +1,23 @@
+// Timeline: points in the work of a stream and the seconds between them; what stage timers and benchmarks measure with.
+// CUDA: events, so that marking costs the host a microsecond and stops nobody. Host: a steady clock.
+#pragma once
+
+#include "kernels/core/stream.h"
+
+#include <cstdint>
+
+namespace fp8flow {
+
+class Timeline {
+public:
+    virtual ~Timeline() = default;
+    // Records a point behind the work queued on `stream` so far; returns its index, counted from 0 since the last reset. Allocates
+    // only where there have never been so many marks.
+    virtual int64_t mark(Stream stream) = 0;
+    // From mark a to mark b; waits until both have passed.
+    virtual double seconds_between(int64_t a, int64_t b) = 0;
+    // Forgets all marks and keeps their storage. Marks that are still under way may be forgotten, too.
+    virtual void reset() = 0;
+};
+
+}  // namespace fp8flow
