@@ -82,10 +82,11 @@ public:
     // True on exactly one of the ranks that hold the same experts.
     virtual bool holds_first_replica() const = 0;
 
-    const WireBytes& wire_bytes() const { return wire_; }
+    // May wait for the device, where bytes that depend on routing are counted: for between steps.
+    virtual WireBytes wire_bytes() const { return wire_; }
     int64_t num_dispatches() const { return num_dispatches_; }
     int64_t num_combines() const { return num_combines_; }
-    void reset_counts();
+    virtual void reset_counts();
 
 protected:
     virtual void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,

@@ -27,5 +27,9 @@ std::unique_ptr<Ops> make_ops(int, const KernelChoice&) {
 std::unique_ptr<Exchange> make_local_exchange(Ops&, CombineOrder) {
     fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());
 }
+std::unique_ptr<Exchange> make_peer_exchange(Ops&, const ExchangeGroups&, const ExchangeLimits&, CombineOrder,
+                                             double, std::string&) {
+    fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());
+}
 
 }  // namespace fp8flow::hopper
