@@ -6,6 +6,7 @@
 #include "kernels/comm/staged_exchange.h"
 #include "kernels/hopper/device_query.h"
 #include "kernels/hopper/factory.h"
+#include "kernels/reference/host_probe.h"
 #include "kernels/reference/reference_ops.h"
 
 namespace fp8flow {
@@ -58,6 +59,11 @@ std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic
     ReferenceOptions options;
     options.summation = stated ? SummationOrder::sequential : SummationOrder::split;
     return std::make_unique<ReferenceOps>(options);
+}
+
+std::unique_ptr<Probe> make_probe(const BackendChoice& choice, Ops& ops) {
+    if (choice.kind == BackendKind::hopper) return hopper::make_probe(ops);
+    return std::make_unique<HostProbe>();
 }
 
 RankGroups make_rank_groups(ProcessGroup& world, int expert_parallel_size) {

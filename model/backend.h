@@ -4,6 +4,7 @@
 #include "kernels/comm/process_group.h"
 #include "kernels/exchange.h"
 #include "kernels/ops.h"
+#include "kernels/probe.h"
 #include "model/config.h"
 
 #include <memory>
@@ -34,6 +35,8 @@ BackendKind parse_backend(const std::string& text);
 
 std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic,
                               const KernelSpec& kernels = {});
+// Of the device that `ops`, made by the same choice, run on; must not outlive them.
+std::unique_ptr<Probe> make_probe(const BackendChoice& choice, Ops& ops);
 
 // The ranks of a job: all of them, those that share the experts (an expert-parallel group), those that hold the same experts.
 struct RankGroups {

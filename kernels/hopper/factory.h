@@ -4,6 +4,7 @@
 #include "kernels/comm/process_group.h"
 #include "kernels/exchange.h"
 #include "kernels/ops.h"
+#include "kernels/probe.h"
 
 #include <memory>
 #include <string>
@@ -39,6 +40,8 @@ namespace hopper {
 
 // Operations on CUDA device `device`. Throws Error(usage) without a usable Hopper GPU.
 std::unique_ptr<Ops> make_ops(int device, const KernelChoice& kernels = {});
+// Of the GPU that `ops` run on; must not outlive them.
+std::unique_ptr<Probe> make_probe(Ops& ops);
 // The exchange of a job of one rank: every expert is here, so dispatch and combine are row movers on the GPU.
 std::unique_ptr<Exchange> make_local_exchange(Ops& ops, CombineOrder order);
 // The exchange between GPUs of one host through memory that all of them have mapped (NVLink). Collective over the world; null on every rank

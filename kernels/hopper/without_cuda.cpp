@@ -24,6 +24,9 @@ void evaluate_on_device(DeviceFunction, std::span<const float>, std::span<uint32
 std::unique_ptr<Ops> make_ops(int, const KernelChoice&) {
     fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());
 }
+std::unique_ptr<Probe> make_probe(Ops&) {
+    fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());
+}
 std::unique_ptr<Exchange> make_local_exchange(Ops&, CombineOrder) {
     fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());
 }

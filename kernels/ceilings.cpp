@@ -1,0 +1,75 @@
+// Measuring what a machine can do at most.
+#include "kernels/ceilings.h"
+
+#include "kernels/core/arena.h"
+#include "kernels/core/random_fill.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace fp8flow {
+
+Ceilings::Ceilings(Meter& meter, Ops& dense, int64_t side) : meter_(meter), dense_(dense), side_(side) {}
+
+double Ceilings::traffic_seconds(int64_t bytes_read, int64_t bytes_written) {
+    const int64_t reads = round_up(bytes_read, 16), writes = round_up(bytes_written, 16);
+    if (reads + writes == 0) return 0;
+    const auto [found, unknown] = traffic_.try_emplace({reads, writes}, 0.0);
+    if (!unknown) return found->second;
+
+    Arena arena(meter_.device(), "ceilings");
+    const int64_t sets = meter_.sets_for(reads + writes);
+    std::vector<TensorView> from, to;
+    for (int64_t i = 0; i < sets; ++i) {
+        from.push_back(arena.tensor(DType::f32, {reads / 4}, "from"));
+        to.push_back(arena.tensor(DType::f32, {writes / 4}, "to"));
+        if (i == 0)
+            fill_random(meter_.device(), from[0]);
+        else
+            meter_.device().copy(from.back().data, from[0].data, static_cast<std::size_t>(reads));
+    }
+    double best = 0;
+    for (const int depth : {2, 4, 8}) {
+        const Subject subject{.call =
+                                  [&](int64_t set) {
+                                      const auto at = static_cast<std::size_t>(set);
+                                      meter_.probe().stream_traffic({.from = from[at].data,
+                                                                     .bytes_read = reads,
+                                                                     .to = to[at].data,
+                                                                     .bytes_written = writes,
+                                                                     .depth = depth});
+                                  },
+                              .num_sets = sets,
+                              .cache = meter_.cache_of(reads + writes, sets)};
+        const double seconds = meter_.time_burst(subject).median;
+        if (best == 0 || seconds < best) best = seconds;
+    }
+    return found->second = best;
+}
+
+const ProductRate& Ceilings::product(ProductKind kind) {
+    const auto [found, unknown] = products_.try_emplace(kind);
+    if (!unknown) return found->second;
+    Device& device = meter_.device();
+    Arena arena(device, "ceilings");
+    const auto operand = [&](uint64_t seed) {
+        if (kind == ProductKind::bf16) {
+            const TensorView values = arena.tensor(DType::bf16, {side_, side_}, "operand");
+            fill_random(device, values, {.seed = seed});
+            return Fp8Tensor{values, {}, ScaleLayout::none};
+        }
+        const Fp8Tensor tensor = arena.fp8(DType::e4m3, {side_, side_}, ScaleLayout::tensor, "operand");
+        fill_random(device, tensor.codes, {.seed = seed});
+        fill_random(device, tensor.scales, {.distribution = Distribution::pow2, .spread = 0, .seed = seed});
+        return tensor;
+    };
+    const Fp8Tensor a = operand(1), b = operand(2);
+    const TensorView d = arena.tensor(DType::bf16, {side_, side_}, "product");
+    const Timing timing = meter_.time({.call = [&](int64_t) { dense_.gemm({.a = a, .b = b, .d = d}); }});
+    const double flops =
+        2.0 * static_cast<double>(side_) * static_cast<double>(side_) * static_cast<double>(side_);
+    found->second = {flops / timing.median, flops / timing.sustained.value_or(timing.median)};
+    return found->second;
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,39 @@
+// Ceilings: the rates that this very machine reaches on the simplest work of a kind, measured when first asked for: memory traffic with the
+// same bytes and mix of reads and writes, and a large dense product. What an operation's time is compared with.
+#pragma once
+
+#include "kernels/measure.h"
+#include "kernels/ops.h"
+
+#include <map>
+#include <utility>
+
+namespace fp8flow {
+
+enum class ProductKind : uint8_t { bf16, fp8 };  // fp8: E4M3 with one scale per operand
+
+// FLOP/s
+struct ProductRate {
+    double burst = 0;
+    double sustained = 0;
+};
+
+class Ceilings {
+public:
+    // `dense` computes the products (on a GPU: cuBLASLt), [side, side] by [side, side]. Both outlive the ceilings.
+    Ceilings(Meter& meter, Ops& dense, int64_t side);
+
+    // Seconds that moving so many bytes takes, cache cold. Known counts are not measured again.
+    double traffic_seconds(int64_t bytes_read, int64_t bytes_written);
+    const ProductRate& product(ProductKind kind);
+    int64_t side() const { return side_; }
+
+private:
+    Meter& meter_;
+    Ops& dense_;
+    int64_t side_;
+    std::map<std::pair<int64_t, int64_t>, double> traffic_;
+    std::map<ProductKind, ProductRate> products_;
+};
+
+}  // namespace fp8flow
