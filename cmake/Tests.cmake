@@ -135,3 +135,20 @@ foreach(source ${gpu_tests} ${gpu_cuda_tests})
     set_tests_properties(${test_name} PROPERTIES LABELS gpu TIMEOUT 300 SKIP_RETURN_CODE ${fp8flow_skipped_code}
         RESOURCE_LOCK gpu ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=2")
 endforeach()
+
+# tests/gpu_mpi/*.cu run under mpirun; ranks beyond the GPUs of a machine share them.
+if(FP8FLOW_CUDA_ENABLED)
+    file(GLOB gpu_mpi_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/gpu_mpi/*_test.cu)
+    foreach(source ${gpu_mpi_tests})
+        fp8flow_test_executable(${source} ${PROJECT_SOURCE_DIR}/tests/gpu_mpi/gpu_mpi_main.cpp)
+        target_compile_definitions(${test_name} PRIVATE FP8FLOW_SKIPPED_CODE=${fp8flow_skipped_code})
+        target_link_libraries(${test_name} PRIVATE fp8flow_comm fp8flow_reference fp8flow_hopper MPI::MPI_CXX)
+        foreach(ranks 1 2 4)
+            add_test(NAME ${test_name}_${ranks} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks}
+                     --oversubscribe --bind-to none $<TARGET_FILE:${test_name}>)
+            set_tests_properties(${test_name}_${ranks} PROPERTIES LABELS gpu TIMEOUT 300 PROCESSORS ${ranks}
+                SKIP_RETURN_CODE ${fp8flow_skipped_code} RESOURCE_LOCK gpu
+                ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=1;NCCL_NVLS_ENABLE=0")
+        endforeach()
+    endforeach()
+endif()

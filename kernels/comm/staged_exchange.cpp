@@ -112,9 +112,11 @@ void StagedExchange::do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan&
     ArenaScope scope(arena_);
     Fp8Tensor out{
         .codes = mirror(received.codes), .scales = mirror(received.scales), .layout = received.layout};
-    host_.dispatch_rows(copy_out(rows, launch), host_plan(plan, launch), out, arena_);
-    copy_in(out.codes, received.codes, launch);
-    if (received.scales) copy_in(out.scales, received.scales, launch);
+    const DispatchPlan host = host_plan(plan, launch);
+    host_.dispatch_rows(copy_out(rows, launch), host, out, arena_);
+    const int64_t arrived = host.recv_offsets.as<int64_t>()[size()];  // rows past these are nobody's to write
+    copy_in(out.codes.slice(0, arrived), received.codes, launch);
+    if (received.scales) copy_in(out.scales.slice(0, arrived), received.scales, launch);
     device_.synchronize();
     add_wire_bytes();
 }

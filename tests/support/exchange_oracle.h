@@ -20,7 +20,12 @@
 namespace fp8flow::test {
 
 enum class Wire { plain, fp8, fp8_free_scales };
-enum class Skew { none, hot_expert, hot_rank };
+enum class Skew {
+    none,
+    hot_expert,
+    hot_rank,
+    empty_rank
+};  // empty_rank: nobody asks for the last rank's experts
 
 struct ExchangeCase {
     std::vector<int64_t> tokens;  // by rank
@@ -64,20 +69,18 @@ inline float value(uint64_t stream, int64_t token, int64_t expert, int64_t h) {
                       -static_cast<int>(bits >> 60));
 }
 
-// The experts of every token: the topk of a random order in which hot experts come first.
+// The experts of every token: the topk of a random order in which hot experts come first and unwanted ones last.
 inline Routing make_routing(const ExchangeCase& c) {
     Routing routing(c.ranks(), c.slots(), c.topk, c.experts);
     std::vector<int64_t> order(static_cast<std::size_t>(c.experts));
     for (int64_t g = 0; g < c.ranks(); ++g) {
         for (int64_t t = 0; t < c.tokens[static_cast<std::size_t>(g)]; ++t) {
             const auto key = [&](int64_t e) {
-                const bool hot = c.skew == Skew::hot_expert
-                                     ? e == 0
-                                     : c.skew == Skew::hot_rank && e / c.local_experts() == c.ranks() - 1;
-                return hot ? uint64_t{0}
-                           : mix(mix(c.seed, static_cast<uint64_t>(c.token(g, t))),
-                                 static_cast<uint64_t>(e)) |
-                                 1;
+                const bool last_rank = e / c.local_experts() == c.ranks() - 1;
+                if (c.skew == Skew::hot_expert ? e == 0 : c.skew == Skew::hot_rank && last_rank)
+                    return uint64_t{0};
+                if (c.skew == Skew::empty_rank && last_rank) return ~uint64_t{0};
+                return mix(mix(c.seed, static_cast<uint64_t>(c.token(g, t))), static_cast<uint64_t>(e)) | 1;
             };
             std::iota(order.begin(), order.end(), int64_t{0});
             std::sort(order.begin(), order.end(),
@@ -158,27 +161,38 @@ public:
             << c_.text();
     }
 
-    // src rows of pads are poison: they must not be read. Returns y.
-    HostTensor combine(Exchange& exchange, Arena& scratch, uint64_t leg, bool with_residual,
-                       bool with_dprob) const {
-        const int64_t rows = c_.row_base + plan_.groups.row_capacity, tokens = num_tokens();
-        HostTensor src(c_.dtype, {rows, c_.hidden}), drow_prob(DType::f32, {rows});
+    // What this rank's experts give back in a leg. src rows of pads are poison: they must not be read.
+    struct CombineInputs {
+        HostTensor src, drow_prob, residual;
+    };
+    CombineInputs combine_inputs(uint64_t leg) const {
+        const int64_t rows = c_.row_base + plan_.groups.row_capacity;
+        CombineInputs in{HostTensor(c_.dtype, {rows, c_.hidden}), HostTensor(DType::f32, {rows}),
+                         HostTensor(c_.dtype, {num_tokens(), c_.hidden})};
         for (std::size_t r = 0; r < rows_.size(); ++r) {
             if (rows_[r].rank < 0) continue;
             const int64_t row = c_.row_base + static_cast<int64_t>(r),
                           token = c_.token(rows_[r].rank, rows_[r].token);
             for (int64_t h = 0; h < c_.hidden; ++h)
-                set(src, row * c_.hidden + h, value(c_.seed + leg, token, rows_[r].expert, h));
-            set(drow_prob, row, value(c_.seed + leg + 50, token, rows_[r].expert, 0));
+                set(in.src, row * c_.hidden + h, value(c_.seed + leg, token, rows_[r].expert, h));
+            set(in.drow_prob, row, value(c_.seed + leg + 50, token, rows_[r].expert, 0));
         }
         if (c_.row_base > 0) {
-            src.set_row_base(c_.row_base);
-            drow_prob.set_row_base(c_.row_base);
+            in.src.set_row_base(c_.row_base);
+            in.drow_prob.set_row_base(c_.row_base);
         }
-        HostTensor residual(c_.dtype, {tokens, c_.hidden}), y(c_.dtype, {tokens, c_.hidden}),
-            dprob(DType::f32, {tokens, c_.topk});
-        for (int64_t i = 0; i < residual.numel(); ++i)
-            set(residual, i, value(c_.seed + leg + 60, c_.token(rank_, i / c_.hidden), -1, i % c_.hidden));
+        for (int64_t i = 0; i < in.residual.numel(); ++i)
+            set(in.residual, i, value(c_.seed + leg + 60, c_.token(rank_, i / c_.hidden), -1, i % c_.hidden));
+        return in;
+    }
+
+    // Returns y.
+    HostTensor combine(Exchange& exchange, Arena& scratch, uint64_t leg, bool with_residual,
+                       bool with_dprob) const {
+        const int64_t tokens = num_tokens();
+        const CombineInputs in = combine_inputs(leg);
+        const HostTensor &src = in.src, &drow_prob = in.drow_prob, &residual = in.residual;
+        HostTensor y(c_.dtype, {tokens, c_.hidden}), dprob(DType::f32, {tokens, c_.topk});
         const double before = exchange.wire_bytes().combine;
         exchange.combine({.src = src,
                           .residual = with_residual ? residual.view() : TensorView{},
@@ -218,6 +232,37 @@ public:
         return y;
     }
 
+    // Rows of rank `g` as they are sent.
+    HostFp8 wire_rows(uint64_t leg, int64_t g) const {
+        const int64_t tokens = c_.tokens[static_cast<std::size_t>(g)];
+        const bool plain = c_.wire == Wire::plain;
+        HostFp8 rows(plain ? c_.dtype : DType::e4m3, {tokens, c_.hidden},
+                     plain ? ScaleLayout::none : ScaleLayout::vec128_wire, 0,
+                     c_.wire == Wire::fp8 ? DType::e8m0 : DType::f32);
+        for (int64_t i = 0; i < rows.codes.numel(); ++i) {
+            const int64_t token = c_.token(g, i / c_.hidden), h = i % c_.hidden;
+            if (plain) {
+                set(rows.codes, i, value(c_.seed + leg, token, 0, h));
+            } else {
+                rows.codes.view().bytes_ptr()[i] = code_of(c_.seed + leg, token, h);
+            }
+        }
+        if (plain) return rows;
+        const int64_t blocks = c_.hidden / 128;
+        for (int64_t i = 0; i < tokens * blocks; ++i)
+            set(rows.scales, i, scale_of(leg, c_.token(g, i / blocks), i % blocks));
+        return rows;
+    }
+    // The M rows of this rank, poisoned, up to the end of what the plan may use.
+    HostFp8 rows_tensor() const {
+        const int64_t rows = c_.row_base + plan_.groups.row_capacity;
+        const bool plain = c_.wire == Wire::plain;
+        HostFp8 result(plain ? c_.dtype : DType::e4m3, {rows, c_.hidden},
+                       plain ? ScaleLayout::none : ScaleLayout::vec128);
+        if (c_.row_base > 0) result.set_row_base(c_.row_base);
+        return result;
+    }
+
 private:
     struct Row {
         int64_t rank, token, expert;  // -1: a pad
@@ -253,35 +298,6 @@ private:
             mix(mix(c_.seed + leg + 30, static_cast<uint64_t>(token)), static_cast<uint64_t>(block));
         if (c_.wire == Wire::fp8) return e8m0_to_float(static_cast<uint8_t>(1 + bits % 254));
         return bits_float(static_cast<uint32_t>(bits % 0x7F000000u) + 0x00800000u);
-    }
-    // Rows of rank `g` as they are sent.
-    HostFp8 wire_rows(uint64_t leg, int64_t g) const {
-        const int64_t tokens = c_.tokens[static_cast<std::size_t>(g)];
-        const bool plain = c_.wire == Wire::plain;
-        HostFp8 rows(plain ? c_.dtype : DType::e4m3, {tokens, c_.hidden},
-                     plain ? ScaleLayout::none : ScaleLayout::vec128_wire, 0,
-                     c_.wire == Wire::fp8 ? DType::e8m0 : DType::f32);
-        for (int64_t i = 0; i < rows.codes.numel(); ++i) {
-            const int64_t token = c_.token(g, i / c_.hidden), h = i % c_.hidden;
-            if (plain) {
-                set(rows.codes, i, value(c_.seed + leg, token, 0, h));
-            } else {
-                rows.codes.view().bytes_ptr()[i] = code_of(c_.seed + leg, token, h);
-            }
-        }
-        if (plain) return rows;
-        const int64_t blocks = c_.hidden / 128;
-        for (int64_t i = 0; i < tokens * blocks; ++i)
-            set(rows.scales, i, scale_of(leg, c_.token(g, i / blocks), i % blocks));
-        return rows;
-    }
-    HostFp8 rows_tensor() const {
-        const int64_t rows = c_.row_base + plan_.groups.row_capacity;
-        const bool plain = c_.wire == Wire::plain;
-        HostFp8 result(plain ? c_.dtype : DType::e4m3, {rows, c_.hidden},
-                       plain ? ScaleLayout::none : ScaleLayout::vec128);
-        if (c_.row_base > 0) result.set_row_base(c_.row_base);
-        return result;
     }
     void put_row(uint64_t leg, const Row& from, const HostFp8& rows, int64_t row) const {
         const bool pad = from.rank < 0, plain = c_.wire == Wire::plain;
@@ -332,14 +348,17 @@ struct ExchangeRank {
 };
 
 // Forward and backward of one layer: out, back, out again with the gradient, back again; nothing is planned twice.
+inline void check_exchange(Exchange& exchange, Arena& scratch, const ExchangeCase& c) {
+    const ExchangeLayer layer(c, exchange.rank());
+    layer.gather(exchange);
+    layer.dispatch(exchange, scratch, 1);
+    layer.combine(exchange, scratch, 2, true, false);
+    layer.dispatch(exchange, scratch, 3);
+    layer.combine(exchange, scratch, 4, c.seed % 2 == 0, true);
+}
 inline void check_exchange(ProcessGroup& group, const ExchangeCase& c) {
     ExchangeRank self(group, c.order);
-    const ExchangeLayer layer(c, group.rank());
-    layer.gather(self.exchange);
-    layer.dispatch(self.exchange, self.scratch, 1);
-    layer.combine(self.exchange, self.scratch, 2, true, false);
-    layer.dispatch(self.exchange, self.scratch, 3);
-    layer.combine(self.exchange, self.scratch, 4, c.seed % 2 == 0, true);
+    check_exchange(self.exchange, self.scratch, c);
     EXPECT_EQ(self.exchange.num_dispatches(), 2);
     EXPECT_EQ(self.exchange.num_combines(), 2);
     EXPECT_EQ(self.scratch.bytes_in_use(), 0);

@@ -1,0 +1,472 @@
+// Every exchange between GPUs against the brute-force oracle and the reference exchange, byte for byte: shapes, skews, row types, both
+// combine orders, reductions, layers in flight, an overflowed plan, a hunt for races, and a late and a lost peer.
+#include "kernels/hopper/launch.h"
+#include "tests/gpu_mpi/gpu_job.h"
+#include "tests/support/exchange_oracle.h"
+#include "tests/support/files.h"
+
+#include <chrono>
+#include <limits>
+#include <thread>
+
+namespace fp8flow::test {
+namespace {
+
+GpuJob* const job =
+    static_cast<GpuJob*>(testing::AddGlobalTestEnvironment(new GpuJob));  // NOLINT: gtest owns it
+
+constexpr CombineOrder kOrders[] = {CombineOrder::rank, CombineOrder::invariant};
+constexpr Wire kWires[] = {Wire::fp8, Wire::fp8_free_scales, Wire::plain};
+
+class GpuExchange : public testing::TestWithParam<Kind> {
+protected:
+    // Skips, on all ranks alike, where this exchange cannot run.
+    void SetUp() override {
+        const Rig& rig = job->rig(GetParam(), CombineOrder::rank, ranks());
+        if (!rig.exchange) GTEST_SKIP() << rig.reason;
+    }
+
+    static int ranks() { return job->world().size(); }
+    static int rank() { return job->world().rank(); }
+    Rig& rig(CombineOrder order, int expert_ranks = ranks()) {
+        return job->rig(GetParam(), order, expert_ranks);
+    }
+    void check(const ExchangeCase& c, int expert_ranks = ranks()) {
+        check_exchange(*rig(c.order, expert_ranks).on_device, unused_, c);
+    }
+
+private:
+    ReferenceOps host_;
+    Arena unused_{host_.device(), "unused"};
+};
+
+std::vector<int64_t> on_every_rank(int64_t ranks, int64_t tokens) {
+    return std::vector<int64_t>(static_cast<std::size_t>(ranks), tokens);
+}
+std::vector<int64_t> uneven(int64_t ranks) {  // the last of four ranks has none
+    std::vector<int64_t> tokens{17, 64, 1, 0};
+    tokens.resize(static_cast<std::size_t>(ranks));
+    return tokens;
+}
+
+TEST_P(GpuExchange, TokensTopKAndSkew) {
+    uint64_t seed = 0;
+    for (CombineOrder order : kOrders)
+        for (int64_t topk : {1, 2, 6, 8})
+            for (const auto& tokens : {on_every_rank(ranks(), 0), on_every_rank(ranks(), 1),
+                                       on_every_rank(ranks(), 17), uneven(ranks())})
+                for (Skew skew : {Skew::none, Skew::hot_expert, Skew::hot_rank, Skew::empty_rank}) {
+                    const ExchangeCase c{.tokens = tokens,
+                                         .topk = topk,
+                                         .experts = 16,
+                                         .alignment = 128,
+                                         .wire = kWires[seed % 3],
+                                         .order = order,
+                                         .skew = skew,
+                                         .seed = seed};
+                    check(c);
+                    if (HasFailure()) FAIL() << c.text();
+                    ++seed;
+                }
+}
+
+TEST_P(GpuExchange, RowTypes) {
+    for (CombineOrder order : kOrders)
+        for (Wire wire : kWires)
+            for (DType dtype : {DType::bf16, DType::f32})
+                for (int64_t row_base : {0, 128, 384})
+                    for (int64_t hidden : {256, 512})
+                        check({.tokens = uneven(ranks()),
+                               .topk = 3,
+                               .experts = 3 * ranks(),
+                               .hidden = hidden,
+                               .alignment = row_base == 384 ? 16 : 128,
+                               .dtype = dtype,
+                               .wire = wire,
+                               .order = order,
+                               .row_base = row_base,
+                               .seed = 3});
+}
+
+TEST_P(GpuExchange, EachRankAloneWithoutTokensAndAllButIt) {
+    for (int r = 0; r < ranks(); ++r)
+        for (const int64_t others : {0, 6}) {
+            std::vector<int64_t> tokens = on_every_rank(ranks(), others);
+            tokens[static_cast<std::size_t>(r)] = 6 - others;
+            for (CombineOrder order : kOrders)
+                check({.tokens = tokens, .experts = 8, .wire = Wire::fp8, .order = order});
+        }
+}
+
+TEST_P(GpuExchange, ManyTokens) {
+    check({.tokens = on_every_rank(ranks(), 4096),
+           .topk = 8,
+           .experts = 32,
+           .alignment = 128,
+           .wire = Wire::fp8,
+           .seed = 11});
+    check({.tokens = on_every_rank(ranks(), 1024),
+           .topk = 8,
+           .experts = 32,
+           .alignment = 128,
+           .wire = Wire::fp8,
+           .order = CombineOrder::invariant,
+           .skew = Skew::hot_rank,
+           .seed = 12});
+}
+
+TEST_P(GpuExchange, GroupsBesideEachOther) {
+    for (int expert_ranks = 1; expert_ranks < ranks(); expert_ranks *= 2)
+        for (CombineOrder order : kOrders)
+            check({.tokens = uneven(expert_ranks),
+                   .topk = 4,
+                   .experts = 8,
+                   .wire = Wire::fp8,
+                   .order = order,
+                   .seed = static_cast<uint64_t>(20 + rank() / expert_ranks)},
+                  expert_ranks);
+}
+
+TEST_P(GpuExchange, ReceivedRowsAreThoseOfTheReference) {
+    for (Wire wire : kWires) {
+        const ExchangeCase c{.tokens = uneven(ranks()), .topk = 2, .experts = 8, .wire = wire, .seed = 9};
+        const ExchangeLayer layer(c, rank());
+        ExchangeRank reference(*rig(c.order).expert_parallel, c.order);
+        const HostFp8 rows = layer.wire_rows(1, rank());
+        const auto buffer = [&] {
+            return HostFp8(rows.codes.view().dtype, {ranks() * c.slots(), c.hidden}, rows.layout, 0,
+                           wire == Wire::fp8_free_scales ? DType::f32 : DType::e8m0);
+        };
+        const HostFp8 want = buffer(), got = buffer();
+        reference.exchange.dispatch_rows(rows, layer.plan(), want, reference.scratch);
+        rig(c.order).on_device->dispatch_rows(rows, layer.plan(), got, reference.scratch);
+        // Rows past the received ones are poison in both.
+        EXPECT_TRUE(same_bytes(got.codes, want.codes)) << c.text();
+        EXPECT_TRUE(wire == Wire::plain || same_bytes(got.scales, want.scales)) << c.text();
+    }
+}
+
+// Rows that do not fit are cut off on one rank (the step is redone): the others do not know, and nothing is read or written outside.
+TEST_P(GpuExchange, OverflowedPlan) {
+    for (CombineOrder order : kOrders)
+        for (Wire wire : {Wire::plain, Wire::fp8}) {
+            const ExchangeCase c{.tokens = on_every_rank(ranks(), 40),
+                                 .topk = 4,
+                                 .experts = 4 * ranks(),
+                                 .wire = wire,
+                                 .order = order,
+                                 .seed = 10};
+            const Routing routing = make_routing(c);
+            const PlanFixture cut(routing, rank(), 16, rank() == 0 ? 32 : -1);
+            EXPECT_EQ(cut.overflow(0), rank() == 0 ? 1 : 0);
+            const ExchangeLayer layer(c, rank());
+            DispatchPlan plan = layer.plan();
+            plan.groups = cut.groups;
+            plan.row_source = cut.row_source;
+            plan.row_prob = cut.row_prob;
+            plan.recv_rows = cut.recv_rows;
+
+            const int64_t capacity = cut.groups.row_capacity;
+            HostTensor src(c.dtype, {capacity, c.hidden}), drow_prob(DType::f32, {capacity});
+            fill_normal(src, 5);
+            fill_normal(drow_prob, 6);
+            ExchangeRank reference(*rig(order).expert_parallel, order);
+            const auto run = [&](Exchange& exchange) {
+                HostFp8 dst(wire == Wire::plain ? c.dtype : DType::e4m3, {capacity, c.hidden},
+                            wire == Wire::plain ? ScaleLayout::none : ScaleLayout::vec128);
+                HostTensor y(c.dtype, {40, c.hidden}), dprob(DType::f32, {40, 4});
+                exchange.dispatch(layer.wire_rows(1, rank()), plan, dst, reference.scratch);
+                exchange.combine({.src = src, .residual = {}, .drow_prob = drow_prob, .y = y, .dprob = dprob},
+                                 plan, reference.scratch);
+                std::vector<uint8_t> bytes;
+                for (const TensorView& view : {dst.codes.view(), dst.scales.view(), y.view(), dprob.view()})
+                    if (view.bytes() > 0)
+                        bytes.insert(bytes.end(), view.bytes_ptr(), view.bytes_ptr() + view.bytes());
+                return bytes;
+            };
+            EXPECT_TRUE(run(*rig(order).on_device) == run(reference.exchange)) << c.text();
+        }
+}
+
+// ---- reductions -----------------------------------------------------------------------------------------------------------------
+
+float summand(int rank, int64_t i) { return value(31, rank, 0, i); }
+// NaN on some ranks, on all ranks, on none.
+float candidate(int rank, int64_t i, int num_ranks) {
+    const bool none = i % 7 == 3 && rank % 2 == 0, nowhere = i % 11 == 5;
+    return none || nowhere || (num_ranks == 1 && i % 5 == 0) ? std::numeric_limits<float>::quiet_NaN()
+                                                             : value(32, rank, 0, i);
+}
+
+TEST_P(GpuExchange, AllReduce) {
+    for (int expert_ranks = 1; expert_ranks <= ranks(); expert_ranks *= 2) {
+        OnDevice& exchange = *rig(CombineOrder::rank, expert_ranks).on_device;
+        EXPECT_EQ(exchange.num_ranks(Ranks::world), ranks());
+        EXPECT_EQ(exchange.num_ranks(Ranks::expert_replicas), ranks() / expert_ranks);
+        EXPECT_EQ(exchange.holds_first_replica(), rank() < expert_ranks);
+        for (Ranks which : {Ranks::world, Ranks::expert_replicas}) {
+            std::vector<int> members;
+            for (int r = 0; r < ranks(); ++r)
+                if (which == Ranks::world || r % expert_ranks == rank() % expert_ranks) members.push_back(r);
+            const int count = static_cast<int>(members.size());
+            for (int64_t length : {int64_t{1}, int64_t{3}, int64_t{1000}, int64_t{5'000'000}}) {
+                if (length > 1000 && expert_ranks != std::min(2, ranks())) continue;  // once is enough
+                SCOPED_TRACE(fmt::format("{} values over {} of {} ranks", length, count, ranks()));
+                HostTensor sum(DType::f32, {length}), max(DType::f32, {length}), words(DType::i64, {length}),
+                    want(DType::f32, {length}), want_max(DType::f32, {length}),
+                    want_words(DType::i64, {length});
+                for (int64_t i = 0; i < length; ++i) {
+                    sum.as<float>()[i] = summand(rank(), i);
+                    max.as<float>()[i] = candidate(rank(), i, ranks());
+                    words.as<int64_t>()[i] = (int64_t{1} << 40) * (rank() + 1) - i;
+                    float total = summand(members[0], i), largest = candidate(members[0], i, ranks());
+                    int64_t words_total = 0;
+                    for (int m = 0; m < count; ++m) {
+                        if (m > 0) {
+                            total += summand(members[static_cast<std::size_t>(m)], i);
+                            largest = max_ignore_nan(
+                                largest, candidate(members[static_cast<std::size_t>(m)], i, ranks()));
+                        }
+                        words_total += (int64_t{1} << 40) * (members[static_cast<std::size_t>(m)] + 1) - i;
+                    }
+                    want.as<float>()[i] = total;
+                    want_max.as<float>()[i] = largest;
+                    want_words.as<int64_t>()[i] = words_total;
+                }
+                exchange.all_reduce(Reduce::sum, which, sum);
+                EXPECT_TRUE(same_bytes(sum, want));
+                exchange.all_reduce(Reduce::max, which, max);
+                EXPECT_TRUE(same_bytes(max, want_max));
+                exchange.all_reduce(Reduce::sum, which, words);
+                EXPECT_TRUE(same_bytes(words, want_words));
+            }
+            HostTensor status = HostTensor::of<int32_t>({rank() == members.back() ? 5 : -2});
+            exchange.all_reduce(Reduce::max, which, status);
+            EXPECT_EQ(status(0), 5);
+        }
+    }
+}
+
+// ---- without the host in between ------------------------------------------------------------------------------------------------
+
+// Adds the number of bytes that differ to *count; an integer sum, so its order does not matter.
+__global__ void count_differences(const uint8_t* a, const uint8_t* b, int64_t bytes,
+                                  unsigned long long* count) {
+    unsigned long long mine = 0;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < bytes;
+         i += static_cast<int64_t>(gridDim.x) * blockDim.x)
+        mine += a[i] != b[i];
+    if (mine > 0) atomicAdd(count, mine);
+}
+
+// A layer whose tensors stay on the device, and what the reference makes of them. Calls are only queued: outputs are poisoned before, and
+// compared behind each call on the stream, so that nothing but the exchange itself holds the ranks together.
+class ResidentLayer {
+public:
+    static constexpr int kLegs = 2;  // sets of data
+
+    ResidentLayer(const ExchangeCase& c, ProcessGroup& group, Device& device, Arena& arena)
+        : device_(device), layer_(c, group.rank()) {
+        DeviceTensors tensors(device, arena);
+        plan_ = tensors.put(layer_.plan());
+        ExchangeRank reference(group, c.order);
+        for (int leg = 0; leg < kLegs; ++leg) {
+            const auto stream = static_cast<uint64_t>(1 + 2 * leg);
+            Data& data = data_[leg];
+            const HostFp8 rows = layer_.wire_rows(stream, group.rank()), dst = layer_.rows_tensor();
+            data.rows = tensors.put(rows);
+            data.dst = tensors.put(dst);
+            reference.exchange.dispatch(rows, layer_.plan(), dst, reference.scratch);
+            data.want_dst = tensors.put(dst);
+
+            const ExchangeLayer::CombineInputs in = layer_.combine_inputs(stream + 1);
+            const HostTensor y(c.dtype, {layer_.num_tokens(), c.hidden}),
+                dprob(DType::f32, {layer_.num_tokens(), c.topk});
+            data.args = {.src = tensors.put(in.src),
+                         .residual = tensors.put(in.residual),
+                         .drow_prob = tensors.put(in.drow_prob),
+                         .y = tensors.put(y),
+                         .dprob = tensors.put(dprob)};
+            reference.exchange.combine(
+                {.src = in.src, .residual = in.residual, .drow_prob = in.drow_prob, .y = y, .dprob = dprob},
+                layer_.plan(), reference.scratch);
+            data.want_y = tensors.put(y);
+            data.want_dprob = tensors.put(dprob);
+        }
+        differences_ = arena.tensor(DType::i64, {1}, "differences");
+        device.fill(differences_.data, 0, sizeof(int64_t));
+    }
+
+    void dispatch(Exchange& exchange, Arena& scratch, int leg) {
+        const Data& data = data_[leg];
+        poison(data.dst.codes);
+        poison(data.dst.scales);
+        exchange.dispatch(data.rows, plan_, data.dst, scratch);
+        compare(data.dst.codes, data.want_dst.codes);
+        compare(data.dst.scales, data.want_dst.scales);
+    }
+    void combine(Exchange& exchange, Arena& scratch, int leg) {
+        const Data& data = data_[leg];
+        poison(data.args.y);
+        poison(data.args.dprob);
+        exchange.combine(data.args, plan_, scratch);
+        compare(data.args.y, data.want_y);
+        compare(data.args.dprob, data.want_dprob);
+    }
+    // Waits for the device.
+    int64_t differences() {
+        int64_t count = 0;
+        device_.copy_out(&count, differences_.data, sizeof count);
+        return count;
+    }
+
+private:
+    struct Data {
+        Fp8Tensor rows, dst, want_dst;
+        Exchange::Combine args;
+        TensorView want_y, want_dprob;
+    };
+    void poison(const TensorView& view) {
+        if (view) device_.fill(view.data, 0xFF, static_cast<std::size_t>(view.bytes()));
+    }
+    void compare(const TensorView& got, const TensorView& want) {
+        if (!got || got.bytes() == 0) return;
+        count_differences<<<16, 256>>>(got.bytes_ptr(), want.bytes_ptr(), got.bytes(),
+                                       static_cast<unsigned long long*>(differences_.data));
+        hopper::check_launch("comparing");
+    }
+
+    Device& device_;
+    ExchangeLayer layer_;
+    DispatchPlan plan_;
+    Data data_[kLegs];
+    TensorView differences_;
+};
+
+// Layers of different sizes, all alive at once, on the exchange of one order.
+struct ResidentLayers {
+    Arena arena, scratch;
+    std::vector<std::unique_ptr<ResidentLayer>> layers;
+
+    ResidentLayers(Rig& rig, CombineOrder order)
+        : arena(job->ops().device(), "copies"), scratch(job->ops().device(), "scratch", true) {
+        const int64_t ranks = rig.exchange->size();
+        const std::vector<int64_t> few = uneven(ranks);
+        const std::vector<int64_t> more(few.rbegin(), few.rend());
+        const ExchangeCase cases[] = {
+            {.tokens = few, .topk = 2, .experts = 8, .hidden = 256, .alignment = 128, .wire = Wire::fp8},
+            {.tokens = more, .topk = 8, .experts = 16, .hidden = 512, .alignment = 128, .row_base = 128},
+            {.tokens = on_every_rank(ranks, 300), .topk = 6, .experts = 16, .wire = Wire::fp8_free_scales},
+            {.tokens = on_every_rank(ranks, 1), .topk = 1, .experts = 4, .wire = Wire::fp8},
+            {.tokens = on_every_rank(ranks, 90),
+             .topk = 4,
+             .experts = 8,
+             .hidden = 384,
+             .wire = Wire::fp8,
+             .skew = Skew::hot_rank},
+        };
+        uint64_t seed = 40;
+        for (ExchangeCase c : cases) {
+            c.order = order;
+            c.seed = seed++;
+            layers.push_back(
+                std::make_unique<ResidentLayer>(c, *rig.expert_parallel, job->ops().device(), arena));
+        }
+    }
+    void expect_no_difference() {
+        for (std::size_t i = 0; i < layers.size(); ++i)
+            EXPECT_EQ(layers[i]->differences(), 0) << "layer " << i;
+    }
+};
+
+// As in a training step: all layers forward, all layers backward in reverse order, with the plans made at first.
+TEST_P(GpuExchange, LayersInFlight) {
+    for (CombineOrder order : kOrders) {
+        Rig& rig = this->rig(order);
+        ResidentLayers all(rig, order);
+        for (int round = 0; round < 4; ++round) {
+            for (const auto& layer : all.layers) {
+                layer->dispatch(*rig.exchange, all.scratch, 0);
+                layer->combine(*rig.exchange, all.scratch, 0);
+            }
+            for (auto layer = all.layers.rbegin(); layer != all.layers.rend(); ++layer) {
+                (*layer)->dispatch(*rig.exchange, all.scratch, 1);
+                (*layer)->combine(*rig.exchange, all.scratch, 1);
+            }
+        }
+        all.expect_no_difference();
+        rig.exchange->check_peers();
+    }
+}
+
+// 200 rounds in which sizes, data and ranks' speeds change: a buffer that is used again too early shows as a difference.
+TEST_P(GpuExchange, HuntForRaces) {
+    Rig& rig = this->rig(CombineOrder::rank);
+    ResidentLayers all(rig, CombineOrder::rank);
+    Arena words(job->ops().device(), "words");
+    const TensorView word = words.tensor(DType::f32, {1}, "words");
+    for (uint64_t round = 0; round < 200; ++round) {
+        const uint64_t draw = mix(round, 1);  // the same on every rank
+        ResidentLayer& a = *all.layers[draw % all.layers.size()];
+        ResidentLayer& b = *all.layers[draw / 16 % all.layers.size()];
+        const int leg = static_cast<int>(round % 2);
+        if (mix(round, static_cast<uint64_t>(rank())) % 8 == 0)
+            std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        a.dispatch(*rig.exchange, all.scratch, leg);
+        b.dispatch(*rig.exchange, all.scratch, 1 - leg);
+        b.combine(*rig.exchange, all.scratch, 1 - leg);
+        a.combine(*rig.exchange, all.scratch, leg);
+        if (round % 10 == 9) {
+            job->ops().zero({.y = word});
+            rig.exchange->all_reduce(Reduce::sum, Ranks::world, word);
+        }
+    }
+    all.expect_no_difference();
+    rig.exchange->check_peers();
+}
+
+// ---- peers that are late or lost, in a layer with rows from every rank to every other ---------------------------------------------
+
+TEST_P(GpuExchange, ALateRankIsWaitedFor) {
+    if (ranks() == 1) GTEST_SKIP() << "one rank has no peers";
+    Rig& rig = this->rig(CombineOrder::rank);
+    ResidentLayers all(rig, CombineOrder::rank);
+    job->world().barrier();
+    if (rank() == ranks() - 1) std::this_thread::sleep_for(std::chrono::seconds(3));
+    all.layers[2]->dispatch(*rig.exchange, all.scratch, 0);
+    all.layers[2]->combine(*rig.exchange, all.scratch, 0);
+    all.expect_no_difference();
+    rig.exchange->check_peers();
+}
+
+TEST_P(GpuExchange, ALostRankIsNamedWithinTheDeadline) {
+    if (ranks() == 1) GTEST_SKIP() << "one rank has no peers";
+    constexpr double kDeadline = 3;
+    Rig lost(GetParam(), CombineOrder::rank, ranks(), kDeadline, job->ops());
+    {
+        ResidentLayers all(rig(CombineOrder::rank), CombineOrder::rank);
+        job->world().barrier();
+        all.layers[2]->dispatch(*lost.exchange, all.scratch, 0);
+        all.expect_no_difference();
+        job->world().barrier();
+        if (rank() != ranks() - 1) {
+            const auto start = std::chrono::steady_clock::now();
+            const std::string message = error_of(ExitCode::peer, [&] {
+                all.layers[2]->dispatch(*lost.exchange, all.scratch, 0);
+                job->ops().device().synchronize();
+                lost.exchange->check_peers();
+            });
+            EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+            expect_contains(message, fmt::format("rank {}", rank()));
+            expect_contains(message, std::to_string(ranks() - 1));
+            expect_contains(message, "dispatch");
+        }
+    }
+    job->world().barrier();  // the lost rank is there; every rank gives up the exchange now
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GpuExchange, testing::ValuesIn(kKinds),
+                         [](const auto& info) { return name_of(info.param); });
+
+}  // namespace
+}  // namespace fp8flow::test

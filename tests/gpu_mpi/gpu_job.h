@@ -1,0 +1,89 @@
+// The job that tests of exchanges between GPUs share: the ranks, one HopperOps each (several ranks may share a GPU), and every exchange
+// under test, made once.
+#pragma once
+
+#include "kernels/comm/staged_exchange.h"
+#include "kernels/hopper/device_query.h"
+#include "kernels/hopper/hopper_ops.h"
+#include "kernels/reference/reference_ops.h"
+#include "tests/support/device_exchange.h"
+
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+
+namespace fp8flow::test {
+
+enum class Kind { staged };
+inline const char* name_of(Kind) { return "staged"; }
+inline constexpr Kind kKinds[] = {Kind::staged};
+
+inline int local_rank() {
+    const char* rank = std::getenv("OMPI_COMM_WORLD_LOCAL_RANK");
+    return rank != nullptr ? std::atoi(rank) : 0;
+}
+
+// An exchange of expert-parallel groups of `expert_ranks` neighbouring ranks; null: not possible here, and why.
+struct Rig {
+    std::unique_ptr<ProcessGroup> world, expert_parallel, expert_replicas;
+    std::unique_ptr<Exchange> exchange;
+    std::unique_ptr<OnDevice> on_device;
+    std::string reason;
+
+    Rig(Kind kind, CombineOrder order, int expert_ranks, double deadline_seconds, Ops& ops)
+        : world(make_mpi_group(deadline_seconds)) {
+        world->set_activity("step 7, stage dispatch");
+        expert_parallel = world->split(world->rank() / expert_ranks);
+        expert_replicas = world->split(world->rank() % expert_ranks);
+        exchange = make(kind, order, deadline_seconds, ops);
+        if (exchange) on_device = std::make_unique<OnDevice>(*exchange, ops.device());
+    }
+
+private:
+    std::unique_ptr<Exchange> make(Kind kind, CombineOrder order, double, Ops& ops) {
+        switch (kind) {
+            case Kind::staged:
+                return std::make_unique<StagedExchange>(*expert_parallel, *world, *expert_replicas,
+                                                        ops.device(), std::make_unique<ReferenceOps>(),
+                                                        order);
+        }
+        return nullptr;
+    }
+};
+
+// Lives from the first test to the end of the last one, because MPI does.
+class GpuJob : public testing::Environment {
+public:
+    static constexpr double kDeadline = 60;
+
+    void SetUp() override {
+        current_ = this;
+        world_ = make_mpi_group(kDeadline);
+        ops_ = std::make_unique<HopperOps>(local_rank() % hopper::device_count());
+    }
+    void TearDown() override {
+        world_->barrier();
+        rigs_.clear();
+        ops_.reset();
+        world_.reset();
+    }
+
+    static GpuJob& current() { return *current_; }
+    ProcessGroup& world() { return *world_; }
+    Ops& ops() { return *ops_; }
+    Rig& rig(Kind kind, CombineOrder order, int expert_ranks) {
+        auto& rig = rigs_[{kind, order, expert_ranks}];
+        if (!rig) rig = std::make_unique<Rig>(kind, order, expert_ranks, kDeadline, *ops_);
+        return *rig;
+    }
+
+private:
+    static inline GpuJob* current_ = nullptr;
+    std::unique_ptr<ProcessGroup> world_;
+    std::unique_ptr<Ops> ops_;
+    std::map<std::tuple<Kind, CombineOrder, int>, std::unique_ptr<Rig>> rigs_;
+};
+
+}  // namespace fp8flow::test

@@ -1,0 +1,145 @@
+// The host checks of exchange_oracle.h on an exchange between GPUs: tensors go to the device with guard zones and whatever poison they
+// hold, the exchange runs there, and every byte of its outputs comes back, so a byte written outside is noticed.
+#pragma once
+
+#include "kernels/exchange.h"
+#include "tests/support/tensors.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <vector>
+
+namespace fp8flow::test {
+
+// Copies of host tensors in device memory; they last until the arena is rewound.
+class DeviceTensors {
+public:
+    DeviceTensors(Device& device, Arena& arena) : device_(device), arena_(arena) {}
+
+    TensorView put(const TensorView& host) {
+        if (!host) return host;
+        TensorView view = host;
+        auto* memory =
+            static_cast<uint8_t*>(arena_.tensor(DType::e8m0, {host.bytes() + 2 * kGuard}, "copies").data);
+        device_.fill(memory, kGuardByte, static_cast<std::size_t>(host.bytes() + 2 * kGuard));
+        device_.copy_in(memory + kGuard, host.data, static_cast<std::size_t>(host.bytes()));
+        view.data = memory + kGuard;
+        if (host.row_base != nullptr) {
+            void* word = arena_.tensor(DType::i64, {1}, "copies").data;
+            device_.copy_in(word, host.row_base, sizeof(int64_t));
+            view.row_base = static_cast<const int64_t*>(word);
+        }
+        return view;
+    }
+    Fp8Tensor put(const Fp8Tensor& host) { return {put(host.codes), put(host.scales), host.layout}; }
+    DispatchPlan put(DispatchPlan plan) {
+        for (TensorView* view : {&plan.all_ids, &plan.all_probs, &plan.groups.counts, &plan.groups.offsets,
+                                 &plan.row_source, &plan.row_prob, &plan.recv_rows, &plan.recv_offsets,
+                                 &plan.recv_source, &plan.send_tokens, &plan.send_counts})
+            *view = put(*view);
+        return plan;
+    }
+
+    // Waits for the device and copies back; the guard zones must be as they were.
+    void get(const TensorView& copy, const TensorView& host) {
+        if (!host) return;
+        std::vector<uint8_t> all(static_cast<std::size_t>(host.bytes() + 2 * kGuard));
+        device_.copy_out(all.data(), copy.bytes_ptr() - kGuard, all.size());
+        int64_t spoiled = 0;
+        for (std::size_t i = 0; i < kGuard; ++i)
+            spoiled += (all[i] != kGuardByte) + (all[all.size() - 1 - i] != kGuardByte);
+        EXPECT_EQ(spoiled, 0) << "guard zones of " << describe(host);
+        if (host.bytes() > 0)
+            std::memcpy(host.data, all.data() + kGuard, static_cast<std::size_t>(host.bytes()));
+    }
+    void get(const Fp8Tensor& copy, const Fp8Tensor& host) {
+        get(copy.codes, host.codes);
+        get(copy.scales, host.scales);
+    }
+
+private:
+    static constexpr int64_t kGuard = 256;
+    static constexpr uint8_t kGuardByte = 0xA5;
+    Device& device_;
+    Arena& arena_;
+};
+
+class OnDevice final : public Exchange {
+public:
+    // `inner` works on memory of `device`; both outlive this.
+    OnDevice(Exchange& inner, Device& device)
+        : inner_(inner), device_(device), arena_(device, "copies"), scratch_(device, "scratch", true) {}
+    int rank() const override { return inner_.rank(); }
+    int size() const override { return inner_.size(); }
+    int num_ranks(Ranks ranks) const override { return inner_.num_ranks(ranks); }
+    bool holds_first_replica() const override { return inner_.holds_first_replica(); }
+
+protected:
+    void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
+                           const TensorView& all_probs, const Launch& launch) override {
+        ArenaScope scope(arena_);
+        DeviceTensors tensors(device_, arena_);
+        const TensorView to_ids = tensors.put(all_ids), to_probs = tensors.put(all_probs);
+        inner_.gather_routing(tensors.put(ids), tensors.put(probs), to_ids, to_probs, launch);
+        tensors.get(to_ids, all_ids);
+        tensors.get(to_probs, all_probs);
+        end_call();
+    }
+    void do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena&,
+                     const Launch& launch) override {
+        ArenaScope scope(arena_);
+        DeviceTensors tensors(device_, arena_);
+        const Fp8Tensor to = tensors.put(dst);
+        inner_.dispatch(tensors.put(rows), tensors.put(plan), to, scratch_, launch);
+        tensors.get(to, dst);
+        end_call();
+    }
+    void do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received, Arena&,
+                          const Launch& launch) override {
+        ArenaScope scope(arena_);
+        DeviceTensors tensors(device_, arena_);
+        const Fp8Tensor to = tensors.put(received);
+        inner_.dispatch_rows(tensors.put(rows), tensors.put(plan), to, scratch_, launch);
+        tensors.get(to, received);
+        end_call();
+    }
+    void do_combine(const Combine& args, const DispatchPlan& plan, Arena&, const Launch& launch) override {
+        ArenaScope scope(arena_);
+        DeviceTensors tensors(device_, arena_);
+        const Combine copies{.src = tensors.put(args.src),
+                             .residual = tensors.put(args.residual),
+                             .drow_prob = tensors.put(args.drow_prob),
+                             .y = tensors.put(args.y),
+                             .dprob = tensors.put(args.dprob)};
+        inner_.combine(copies, tensors.put(plan), scratch_, launch);
+        tensors.get(copies.y, args.y);
+        tensors.get(copies.dprob, args.dprob);
+        end_call();
+    }
+    void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override {
+        ArenaScope scope(arena_);
+        DeviceTensors tensors(device_, arena_);
+        const TensorView copy = tensors.put(values);
+        inner_.all_reduce(reduce, ranks, copy, launch);
+        tensors.get(copy, values);
+        end_call();
+    }
+
+private:
+    void end_call() {
+        inner_.check_peers();
+        EXPECT_EQ(scratch_.bytes_in_use(), 0);
+        const WireBytes& sent = inner_.wire_bytes();
+        wire_.routing += sent.routing;
+        wire_.dispatch += sent.dispatch;
+        wire_.combine += sent.combine;
+        inner_.reset_counts();
+    }
+
+    Exchange& inner_;
+    Device& device_;
+    Arena arena_, scratch_;
+};
+
+}  // namespace fp8flow::test
