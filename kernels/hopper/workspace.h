@@ -1,6 +1,8 @@
-// Memory that operations need beside their arguments, allocated once: partial sums of two-stage reductions, cuBLASLt's handle and workspaces.
+// Memory that operations need beside their arguments, allocated once: partial sums of two-stage reductions, cuBLASLt's handle and workspaces,
+// cuDNN's plans.
 #pragma once
 
+#include "kernels/hopper/attention_cudnn.h"
 #include "kernels/hopper/gemm_lt.h"
 #include "kernels/hopper/hopper_ops.h"
 
@@ -9,7 +11,8 @@ namespace fp8flow {
 struct HopperOps::Workspace {
     static constexpr std::size_t kPartialsBytes = std::size_t{64} << 20;
 
-    explicit Workspace(Device& owner) : device(owner), partials(owner.allocate(kPartialsBytes)), lt(owner) {}
+    explicit Workspace(Device& owner)
+        : device(owner), partials(owner.allocate(kPartialsBytes)), lt(owner), cudnn(owner) {}
     ~Workspace() { device.free(partials); }
     Workspace(const Workspace&) = delete;
     Workspace& operator=(const Workspace&) = delete;
@@ -24,6 +27,7 @@ struct HopperOps::Workspace {
     Device& device;
     void* partials;
     hopper::LtLibrary lt;
+    hopper::CudnnAttention cudnn;
 };
 
 }  // namespace fp8flow
