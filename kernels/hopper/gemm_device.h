@@ -157,6 +157,12 @@ DeviceProduct product_of(const op::GroupedGemmWgrad& args);
 // Any product, summed exactly in the order of kernels/ops/gemm.h.
 void launch_simt(const DeviceProduct& product, const Launch& launch);
 
+// Grouped FP8 products with one scale per 128 of the contraction (gemm_wgmma.cu), where layouts and alignments allow. The operands are
+// stored [a_rows, a_cols] and [b_rows, b_cols].
+bool wgmma_takes(const DeviceProduct& product, int64_t group_alignment);
+void launch_wgmma(const DeviceProduct& product, int64_t a_rows, int64_t b_rows, int64_t a_cols,
+                  int64_t b_cols, const Launch& launch);
+
 // Any product by the kernel of this project that `backend` names: on tensor cores (gemm_mma.cu; f32 operands on CUDA cores all the
 // same), or with the reference's bits.
 void launch_product(const DeviceProduct& product, GemmBackend backend, const Launch& launch);

@@ -215,6 +215,18 @@ TEST(GroupedGemmParity, LayoutsGroupsAndBases) {
 }
 
 // ---- weight gradients ---------------------------------------------------------------------------------------------------------------
+// Transposed copies [dim, M]: zero codes in the pads of every group, as their producers write them.
+void zero_pads(HostFp8& t, const RowGroups& groups, int64_t base) {
+    const TensorView codes = Fp8Tensor(t).codes;
+    for (int64_t g = 0; g < groups.num_groups; ++g) {
+        const int64_t first = base + groups.offsets.as<int64_t>()[g] + groups.counts.as<int64_t>()[g],
+                      last = base + groups.offsets.as<int64_t>()[g + 1];
+        for (int64_t row = 0; row < codes.dim(0); ++row)
+            std::fill(codes.bytes_ptr() + row * codes.dim(1) + first,
+                      codes.bytes_ptr() + row * codes.dim(1) + last, uint8_t{0});
+    }
+}
+
 void run_wgrad(DType dy_dtype, DType x_dtype, L layout, int64_t alignment, const std::vector<int64_t>& counts,
                int64_t dy_base, int64_t x_base, Gradient mode, GemmBackend backend) {
     SCOPED_TRACE(fmt::format("{}: {} {} align {} base {} {} {} counts {}", name_of(backend), name_of(layout),
@@ -228,8 +240,12 @@ void run_wgrad(DType dy_dtype, DType x_dtype, L layout, int64_t alignment, const
                   x_rows = round_up(x_base + groups.capacity(), 128) + 128;
     HostFp8 dy = fp8 ? HostFp8(dy_dtype, {n, dy_rows}, layout, G) : HostFp8(dy_dtype, {dy_rows, n}, layout);
     HostFp8 x = fp8 ? HostFp8(x_dtype, {k, x_rows}, layout, G) : HostFp8(x_dtype, {x_rows, k}, layout);
-    fill_operand(dy, 21);  // pads too: what stands there must not count
+    fill_operand(dy, 21);  // plain pads too: what stands there must not count
     fill_operand(x, 22);
+    if (fp8) {
+        zero_pads(dy, groups, dy_base);
+        zero_pads(x, groups, x_base);
+    }
     if (dy_base > 0) dy.set_row_base(dy_base);
     if (x_base > 0) x.set_row_base(x_base);
     HostTensor dw(DType::f32, {G, n, k});
