@@ -157,11 +157,10 @@ DeviceProduct product_of(const op::GroupedGemmWgrad& args);
 // Any product, summed exactly in the order of kernels/ops/gemm.h.
 void launch_simt(const DeviceProduct& product, const Launch& launch);
 
-// Grouped FP8 products with one scale per 128 of the contraction (gemm_wgmma.cu), where layouts and alignments allow. The operands are
-// stored [a_rows, a_cols] and [b_rows, b_cols].
-bool wgmma_takes(const DeviceProduct& product, int64_t group_alignment);
-void launch_wgmma(const DeviceProduct& product, int64_t a_rows, int64_t b_rows, int64_t a_cols,
-                  int64_t b_cols, const Launch& launch);
+// Grouped products on warpgroup instructions (gemm_wgmma*.cu), of operands stored as a and b; false, and nothing done, where dtypes,
+// layouts or alignments do not allow.
+bool launch_wgmma(const DeviceProduct& product, const TensorView& a, const TensorView& b,
+                  int64_t group_alignment, const Launch& launch);
 
 // Any product by the kernel of this project that `backend` names: on tensor cores (gemm_mma.cu; f32 operands on CUDA cores all the
 // same), or with the reference's bits.

@@ -265,21 +265,17 @@ void launch_simt(const DeviceProduct& product, const Launch& launch) {
 
 void HopperOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch& launch) {
     const hopper::DeviceProduct product = hopper::product_of(args);
-    if (kernels_.gemm == GemmBackend::native && hopper::wgmma_takes(product, args.groups.alignment)) {
-        const TensorView &a = args.a.codes, &b = args.b.codes;
-        hopper::launch_wgmma(product, a.dim(0), b.dim(0) * b.dim(1), a.dim(1), b.dim(2), launch);
+    if (kernels_.gemm == GemmBackend::native &&
+        hopper::launch_wgmma(product, args.a.codes, args.b.codes, args.groups.alignment, launch))
         return;
-    }
     hopper::launch_product(product, kernels_.gemm, launch);
 }
 
 void HopperOps::do_grouped_gemm_wgrad(const op::GroupedGemmWgrad& args, const Launch& launch) {
     const hopper::DeviceProduct product = hopper::product_of(args);
-    if (kernels_.gemm == GemmBackend::native && hopper::wgmma_takes(product, args.groups.alignment)) {
-        const TensorView &dy = args.dy.codes, &x = args.x.codes;
-        hopper::launch_wgmma(product, dy.dim(0), x.dim(0), dy.dim(1), x.dim(1), launch);
+    if (kernels_.gemm == GemmBackend::native &&
+        hopper::launch_wgmma(product, args.dy.codes, args.x.codes, args.groups.alignment, launch))
         return;
-    }
     hopper::launch_product(product, kernels_.gemm, launch);
 }
 

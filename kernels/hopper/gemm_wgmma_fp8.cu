@@ -1,0 +1,152 @@
+// Grouped FP8 products with one scale per 128 elements of the contraction, on Hopper's warpgroup instructions: forward and data gradient
+// (rows grouped), and the weight gradient from transposed copies (contraction grouped). Group sizes are read on the device.
+// Read next: gemm_device.h (what a product is), device/wgmma.h, device/mbarrier.h.
+//
+// Floor: 2 m n k FLOPs at the tensor cores' FP8 rate; every operand read once and D written once (and read once, if accumulated).
+// One CTA: a loading warp and two computing warpgroups, on every multiprocessor, walking tiles of 128 x 256 of D in a fixed order. The
+// loader owns the walk over the groups: it puts a description of each tile into a ring of two and streams the tile's operands, 128 of
+// the contraction at a time, through a ring of four stages. Each warpgroup multiplies all 128 rows by its own 128 columns, 64 rows at a
+// time: tensor cores sum 128 products, then CUDA cores scale that sum and add it to the FP32 result in registers. While one
+// warpgroup adds, the other keeps the tensor cores busy.
+//
+// Shared memory: 4 stages of [128 rows of A | 256 rows of B] x 128 bytes, 128-byte swizzled; then barriers and the ring of tiles.
+// Barriers: full[s] one arrival + 48 KiB of copies, waited for by the computing warps; empty[s] one arrival a computing warp after
+// its last product from the stage; tile_full[r] one arrival of the loader, tile_empty[r] one a computing warp that has read it.
+// Deterministic: an element of D is one thread's sum over ascending k, whatever the other groups hold.
+#include "kernels/hopper/gemm_wgmma.h"
+
+namespace fp8flow::hopper {
+
+namespace {
+
+constexpr int kDepth = 128;                            // contraction elements of a stage, and per promotion
+constexpr int kColumns = kTileCols / kMathWarpgroups;  // of a warpgroup
+
+// ---- computing: one warpgroup -----------------------------------------------------------------------------------------------------------
+// kRowScales: A has a scale per row, otherwise one per 128 rows; B one per 128 columns.
+template <class Wgmma, bool kRowScales>
+__device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int warpgroup) {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
+    const int row0 = thread / 32 * 16 + lane / 4;  // this thread's rows: row0 + {0, 8} of each 64
+    const float* scales_a = static_cast<const float*>(p.a.scale.scales);
+    const float* scales_b = static_cast<const float*>(p.b.scale.scales);
+    constexpr int kRows = kRowScales ? 4 : 1;
+    RingPosition<kStages> stage;
+    RingPosition<kRing> ring;
+    for (;;) {
+        MathTile tile;
+        if (!next_tile(shared, ring, tile)) return;
+
+        const int64_t col0 = tile.b_output + warpgroup * kColumns;
+        const float* at_a = scales_a + tile.group * p.a.scale.group_stride +
+                            (tile.a_output + (kRowScales ? row0 : 0)) / p.a.scale.outputs_per_scale *
+                                p.a.scale.output_stride +
+                            tile.a_k / kDepth * p.a.scale.block_stride;
+        const float* at_b = scales_b + tile.group * p.b.scale.group_stride +
+                            min(col0, p.n - 1) / p.b.scale.outputs_per_scale * p.b.scale.output_stride +
+                            tile.b_k / kDepth * p.b.scale.block_stride;
+        float scale_a[kRows] = {}, scale_b = 0.0f;
+        const auto read_scales = [&] {
+#pragma unroll
+            for (int i = 0; i < kRows; ++i)
+                scale_a[i] = at_a[64 * (i / 2) + 8 * (i % 2)];  // rows lie side by side
+            scale_b = *at_b;
+            at_a += p.a.scale.block_stride;
+            at_b += p.b.scale.block_stride;
+        };
+        float sum[2][64];
+#pragma unroll
+        for (int i = 0; i < 64; ++i)
+            sum[0][i] = sum[1][i] = 0.0f;  // a loop that stays one would put them in local memory
+        if (tile.steps > 0) read_scales();
+        for (int step = 0; step < tile.steps; ++step) {
+            float factor[kRows];
+#pragma unroll
+            for (int i = 0; i < kRows; ++i) factor[i] = scale_a[i] * scale_b;
+            barrier_wait(&shared.full[stage.index], stage.parity);
+            const uint8_t* a = shared.stages[stage.index];
+            const uint64_t b = swizzled_rows(a + (kTileRows + warpgroup * kColumns) * kDepth);
+            // 64 rows: sums of 128 products, scaled and added. `meanwhile` runs while tensor cores work, `read` once they have the operands.
+            const auto multiply = [&](const uint8_t* rows, float(&result)[64], float above, float below,
+                                      auto meanwhile, auto read) {
+                float partial[64];
+                const uint64_t a = swizzled_rows(rows);
+                wgmma_fence();
+                keep_in_place(partial);
+#pragma unroll
+                for (int k = 0; k < kDepth / 32; ++k) Wgmma::multiply(partial, a + 2 * k, b + 2 * k, k > 0);
+                wgmma_commit();
+                meanwhile();
+                wgmma_wait<0>();
+                keep_in_place(partial);
+                read();
+#pragma unroll
+                for (int i = 0; i < 64; ++i)
+                    result[i] = fma_float(partial[i], i / 2 % 2 == 0 ? above : below, result[i]);
+            };
+            multiply(
+                a, sum[0], factor[0], factor[kRows > 1 ? 1 : 0],
+                [&] {
+                    if (step + 1 < tile.steps) read_scales();
+                },
+                [] {});
+            multiply(
+                a + 64 * kDepth, sum[1], factor[kRows / 2], factor[kRows - 1], [] {},
+                [&] {
+                    if (lane == 0) barrier_arrive(&shared.empty[stage.index]);
+                });
+            stage.advance();
+        }
+        store_rows(p, tile, row0, col0, sum[0]);
+        store_rows(p, tile, row0 + 64, col0, sum[1]);
+    }
+}
+
+template <class Wgmma, bool kRowScales>
+__global__ void __launch_bounds__(kWgmmaThreads, 1)
+    fp8_kernel(const __grid_constant__ DeviceProduct product, const __grid_constant__ CUtensorMap map_a,
+               const __grid_constant__ CUtensorMap map_b) {
+    WgmmaShared& shared = prepare_shared();
+    const int role = static_cast<int>(threadIdx.x) / kWarpgroup;
+    if (role == 0) {
+        give_registers<kLoaderRegisters>();
+        if (threadIdx.x != 0) return;
+        load_tiles<kDepth>(
+            product, shared, [&](const MathTile& tile, int step, uint8_t* stage, Barrier* full) {
+                const int64_t b_row =
+                    (product.grouped == Grouped::rows ? tile.group * product.n : 0) + tile.b_output;
+                tensor_load(&map_a, full, stage, static_cast<int>(tile.a_k) + step * kDepth,
+                            static_cast<int>(tile.a_output));
+                tensor_load(&map_b, full, stage + kTileRows * kStageRowBytes,
+                            static_cast<int>(tile.b_k) + step * kDepth, static_cast<int>(b_row));
+            });
+    } else {
+        take_registers<kMathRegisters>();
+        multiply_tiles<Wgmma, kRowScales>(product, shared, role - 1);
+    }
+}
+
+}  // namespace
+
+bool wgmma_takes_fp8(const DeviceProduct& p, int64_t alignment) {
+    const auto scaled_by_128 = [](const DeviceScale& s) {
+        return s.scales != nullptr && s.dtype == DType::f32 && s.block == kDepth;
+    };
+    const int per_scale = p.a.scale.outputs_per_scale;
+    return is_fp8(p.a.dtype) && p.b.dtype == DType::e4m3 && p.a.k_stride == 1 && p.b.k_stride == 1 &&
+           scaled_by_128(p.a.scale) && scaled_by_128(p.b.scale) && p.b.scale.outputs_per_scale == kDepth &&
+           (per_scale == kDepth || (per_scale == 1 && p.grouped == Grouped::rows)) &&
+           alignment % kTileRows == 0;
+}
+
+void launch_wgmma_fp8(const DeviceProduct& p, const StoredShape& a, const StoredShape& b,
+                      const Launch& launch) {
+    const CUtensorMap map_a = tensor_map(p.a.codes, p.a.dtype, a.rows, a.cols, kTileRows),
+                      map_b = tensor_map(p.b.codes, p.b.dtype, b.rows, b.cols, kTileCols);
+    const bool row_scales = p.a.scale.outputs_per_scale == 1, e5m2 = p.a.dtype == DType::e5m2;
+    const auto kernel = row_scales ? (e5m2 ? fp8_kernel<WgmmaE5m2, true> : fp8_kernel<WgmmaE4m3, true>)
+                                   : (e5m2 ? fp8_kernel<WgmmaE5m2, false> : fp8_kernel<WgmmaE4m3, false>);
+    launch_wgmma_kernel(kernel, p, map_a, map_b, launch);
+}
+
+}  // namespace fp8flow::hopper
