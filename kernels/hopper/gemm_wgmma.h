@@ -17,12 +17,16 @@ constexpr int kTileRows = 128, kTileCols = 256,
 constexpr int kWarpgroup = 128, kMathWarpgroups = 2, kMathWarps = kMathWarpgroups * 4;
 constexpr int kWgmmaThreads = (1 + kMathWarpgroups) * kWarpgroup;
 constexpr int kStages = 4, kRing = 2;
+constexpr int kPair = 2;  // CTAs of a cluster: they work on neighbouring tiles and share one operand
 // row tiles that are walked together: a wave of CTAs covers a square of D, so that operands are read from L2
 constexpr int kBand = 16;
 constexpr uint32_t kStageBytes = (kTileRows + kTileCols) * kStageRowBytes;
 constexpr int kLoaderRegisters = 56, kMathRegisters = 224;
 
-// What the computing warps need to know of a tile.
+// Which operand the pair has in common: two row tiles share B, two column tiles share A.
+enum class Common : int32_t { a, b };
+
+// One CTA's tile.
 struct MathTile {
     int64_t group;
     int64_t a_output, b_output;  // first row in A's scales, first column in B's
@@ -31,11 +35,13 @@ struct MathTile {
     int32_t steps;               // stages of the contraction
     int32_t depth;               // contraction elements; the last stage may be partly beyond them
     int32_t rows, valid;  // rows of D to write, of which the first `valid` hold products and the others zeros
+    Common common;
     int32_t past_end;
 };
 
 struct WgmmaShared {
     alignas(1024) uint8_t stages[kStages][kStageBytes];
+    alignas(16) float row_scales[kStages][kTileRows];  // FP8: of A
     MathTile tiles[kRing];
     Barrier full[kStages], empty[kStages], tile_full[kRing], tile_empty[kRing];
 };
@@ -53,26 +59,38 @@ template <int kSize> struct RingPosition {
     }
 };
 
-// The tiles of all groups in order; asked for ascending indices.
+// The tiles of all groups in order, by pairs; asked for ascending indices. A pair never spans two groups: it takes two row tiles of one
+// column; the last of an odd number of row tiles is taken two columns at a time.
 template <int kDepth> class TileWalk {
 public:
-    __device__ explicit TileWalk(const DeviceProduct& product)
-        : p_(product), col_tiles_((product.n + kTileCols - 1) / kTileCols) {
+    __device__ TileWalk(const DeviceProduct& product, int rank)
+        : p_(product), rank_(rank), col_tiles_((product.n + kTileCols - 1) / kTileCols) {
         enter_group();
     }
-    // False past the last tile.
+    // False past the last pair.
     __device__ bool find(int64_t index, MathTile& tile) {
-        while (index >= first_ + row_tiles_ * col_tiles_) {
-            first_ += row_tiles_ * col_tiles_;
+        while (index >= first_ + pairs_) {
+            first_ += pairs_;
             if (++group_ >= p_.groups.num_groups) return false;
             enter_group();
         }
-        const int64_t local = index - first_, band = local / (kBand * col_tiles_),
-                      in_band = local % (kBand * col_tiles_),
-                      height = min(int64_t{kBand}, row_tiles_ - band * kBand);
-        const int64_t row = (band * kBand + in_band % height) * kTileRows;
+        int64_t local = index - first_, row = 0, col = 0;
+        if (const int64_t even = row_tiles_ / kPair * col_tiles_; local < even) {
+            constexpr int kBandPairs = kBand / kPair;
+            const int64_t band = local / (kBandPairs * col_tiles_),
+                          in_band = local % (kBandPairs * col_tiles_),
+                          height = min(int64_t{kBandPairs}, row_tiles_ / kPair - band * kBandPairs);
+            row = (band * kBandPairs + in_band % height) * kPair + rank_;
+            col = in_band / height;
+            tile.common = Common::b;
+        } else {
+            row = row_tiles_ - 1;
+            col = (local - even) * kPair + rank_;
+            tile.common = Common::a;
+        }
+        row *= kTileRows;
         tile.group = group_;
-        tile.b_output = in_band / height * kTileCols;
+        tile.b_output = col * kTileCols;
         tile.rows = static_cast<int32_t>(min(rows_ - row, int64_t{kTileRows}));
         if (p_.grouped == Grouped::contraction) {
             tile.a_output = row;
@@ -101,21 +119,48 @@ private:
         else
             rows_ = p_.groups.offset(group_ + 1) - offset_;
         row_tiles_ = (rows_ + kTileRows - 1) / kTileRows;
+        pairs_ = row_tiles_ / kPair * col_tiles_ + row_tiles_ % kPair * ((col_tiles_ + 1) / kPair);
     }
 
     const DeviceProduct& p_;
+    int rank_;
     int64_t col_tiles_;
-    int64_t group_ = 0, first_ = 0;  // first tile of the group
-    int64_t count_ = 0, offset_ = 0, rows_ = 0, row_tiles_ = 0;
+    int64_t group_ = 0, first_ = 0;  // first pair of the group
+    int64_t count_ = 0, offset_ = 0, rows_ = 0, row_tiles_ = 0, pairs_ = 0;
 };
 
-// One thread of the loading warp: the way of every tile of this CTA. `load(tile, step, stage, full)` starts the copies of one stage.
-template <int kDepth, class Load>
-__device__ void load_tiles(const DeviceProduct& p, WgmmaShared& shared, Load load) {
-    TileWalk<kDepth> walk(p);
+// One operand of a stage in kBoxes boxes of equal size, one behind the other: box(i) is the pair of coordinates of box i. Of an operand that
+// the pair has in common each CTA loads half the boxes, for both.
+enum class Load { own, common };
+template <int kBoxes, class Box>
+__device__ __forceinline__ void load_operand(Load load, int rank, const CUtensorMap* map, Barrier* full,
+                                             uint8_t* to, int box_bytes, Box box) {
+    constexpr uint16_t kBoth = 0b11;
+    if (load == Load::common) {
+#pragma unroll
+        for (int i = 0; i < kBoxes / kPair; ++i) {
+            const int at = rank * (kBoxes / kPair) + i;
+            const int2 place = box(at);
+            tensor_load_to(kBoth, map, full, to + at * box_bytes, place.x, place.y);
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < kBoxes; ++i) {
+        const int2 place = box(i);
+        tensor_load(map, full, to + i * box_bytes, place.x, place.y);
+    }
+}
+
+// One thread of the loading warp: the way of every tile of this CTA. `load(tile, step, stage, full)` starts the copies of one stage; with
+// what the other CTA of the pair loads for both, stage_bytes arrive.
+template <int kDepth, class LoadStage>
+__device__ void load_tiles(const DeviceProduct& p, WgmmaShared& shared, uint32_t stage_bytes,
+                           LoadStage load) {
+    TileWalk<kDepth> walk(p, static_cast<int>(cluster_rank()));
     RingPosition<kStages> stage;
     RingPosition<kRing> ring;
-    for (int64_t index = blockIdx.x;; index += gridDim.x) {
+    for (int64_t index = blockIdx.x / kPair;; index += gridDim.x / kPair) {
         MathTile tile{};
         tile.past_end = !walk.find(index, tile);
         barrier_wait(&shared.tile_empty[ring.index], ring.parity ^ 1);
@@ -125,12 +170,18 @@ __device__ void load_tiles(const DeviceProduct& p, WgmmaShared& shared, Load loa
         ring.advance();
         for (int step = 0; step < tile.steps; ++step) {
             Barrier* full = &shared.full[stage.index];
-            barrier_wait(&shared.empty[stage.index], stage.parity ^ 1);
-            barrier_arrive_expect_bytes(full, kStageBytes);
-            load(tile, step, shared.stages[stage.index], full);
+            barrier_wait(&shared.empty[stage.index],
+                         stage.parity ^ 1);  // in both CTAs: they write to each other
+            barrier_arrive_expect_bytes(full, stage_bytes);
+            load(tile, step, stage.index, full);
             stage.advance();
         }
     }
+}
+
+// A computing warp is done with a stage: lanes 0 and 1 tell the two CTAs.
+__device__ __forceinline__ void release_stage(WgmmaShared& shared, int stage) {
+    if (const uint32_t lane = threadIdx.x % 32; lane < kPair) barrier_arrive_at(&shared.empty[stage], lane);
 }
 
 // A computing warp's next tile; false past the last.
@@ -151,7 +202,7 @@ __device__ inline WgmmaShared& prepare_shared() {
     if (threadIdx.x == 0) {
         for (int s = 0; s < kStages; ++s) {
             barrier_init(&shared.full[s], 1);
-            barrier_init(&shared.empty[s], kMathWarps);
+            barrier_init(&shared.empty[s], kMathWarps * kPair);
         }
         for (int r = 0; r < kRing; ++r) {
             barrier_init(&shared.tile_full[r], 1);
@@ -159,7 +210,7 @@ __device__ inline WgmmaShared& prepare_shared() {
         }
         fence_barrier_init();
     }
-    __syncthreads();
+    cluster_meet();
     return shared;
 }
 
@@ -224,11 +275,10 @@ __device__ __forceinline__ void store_row(const DeviceProduct& p, int64_t row, i
         const int at = 4 * j + 2 * kPair;
         float2* d = reinterpret_cast<float2*>(static_cast<float*>(p.d) + row * p.n + col);
         float2 value = use == RowUse::product ? float2{sum[at], sum[at + 1]} : float2{0.0f, 0.0f};
-        if (p.mode == Gradient::accumulate) {
-            const float2 before = *d;
-            value = {before.x + value.x, before.y + value.y};
-        }
-        *d = value;
+        if (p.mode == Gradient::accumulate)
+            add_in_memory(d, value);
+        else
+            *d = value;
     }
 }
 
@@ -265,9 +315,17 @@ void launch_wgmma_kernel(Kernel kernel, const DeviceProduct& product, const CUte
     if (tiles == 0) return;
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
                "shared memory of a product");
-    kernel<<<grid_for(tiles, launch, 1), kWgmmaThreads, kSharedBytes, stream_of(launch)>>>(product, map_a,
-                                                                                           map_b);
-    check_launch("product (wgmma)");
+    cudaLaunchAttribute pairs{};
+    pairs.id = cudaLaunchAttributeClusterDimension;
+    pairs.val.clusterDim = {kPair, 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = std::max(1u, grid_for(tiles, launch, 1) / kPair) * kPair;
+    config.blockDim = kWgmmaThreads;
+    config.dynamicSmemBytes = kSharedBytes;
+    config.stream = stream_of(launch);
+    config.attrs = &pairs;
+    config.numAttrs = 1;
+    check_cuda(cudaLaunchKernelEx(&config, kernel, product, map_a, map_b), "product (wgmma)");
 }
 
 }  // namespace fp8flow::hopper

@@ -61,13 +61,13 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
             wgmma_commit();
             keep_in_place(sum);
             wgmma_wait<1>();
-            if (previous >= 0 && lane == 0) barrier_arrive(&shared.empty[previous]);
+            if (previous >= 0) release_stage(shared, previous);
             previous = stage.index;
             stage.advance();
         }
         wgmma_wait<0>();
         keep_in_place(sum);
-        if (previous >= 0 && lane == 0) barrier_arrive(&shared.empty[previous]);
+        if (previous >= 0) release_stage(shared, previous);
         store_rows(p, tile, row0, tile.b_output, sum);
     }
 }
@@ -81,30 +81,38 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     if (role == 0) {
         give_registers<kLoaderRegisters>();
         if (threadIdx.x != 0) return;
+        const int rank = static_cast<int>(cluster_rank());
         load_tiles<kDepth>(
-            product, shared, [&](const MathTile& tile, int step, uint8_t* stage, Barrier* full) {
-                uint8_t* to_b = stage + kTileRows * kStageRowBytes;
+            product, shared, kStageBytes, [&](const MathTile& tile, int step, int index, Barrier* full) {
                 const int a_k = static_cast<int>(tile.a_k) + step * kDepth,
                           b_k = static_cast<int>(tile.b_k) + step * kDepth;
                 const int a = static_cast<int>(tile.a_output), b = static_cast<int>(tile.b_output);
                 const int group = product.grouped == Grouped::rows ? static_cast<int>(tile.group) : 0;
-                if (kAcrossA) {
-                    for (int i = 0; i < kTileRows / kPanel; ++i)
-                        tensor_load(&map_a, full, stage + i * kPanelBytes, a + i * kPanel, a_k);
-                } else {
-                    tensor_load(&map_a, full, stage, a_k, a);
-                }
+                const auto load_of = [&](Common operand) {
+                    return tile.common == operand ? Load::common : Load::own;
+                };
+                uint8_t *to_a = shared.stages[index], *to_b = to_a + kTileRows * kStageRowBytes;
+                load_operand<2>(load_of(Common::a), rank, &map_a, full, to_a, kPanelBytes, [&](int i) {
+                    return kAcrossA ? make_int2(a + i * kPanel, a_k) : make_int2(a_k, a + i * kTileRows / 2);
+                });
                 if (kAcrossB) {
-                    for (int i = 0; i < kTileCols / kPanel; ++i)
-                        tensor_load(&map_b, full, to_b + i * kPanelBytes, b + i * kPanel,
-                                    group * static_cast<int>(product.k) + b_k);
+                    load_operand<kTileCols / kPanel>(
+                        load_of(Common::b), rank, &map_b, full, to_b, kPanelBytes, [&](int i) {
+                            return make_int2(b + i * kPanel, group * static_cast<int>(product.k) + b_k);
+                        });
                 } else {
-                    tensor_load(&map_b, full, to_b, b_k, group * static_cast<int>(product.n) + b);
+                    load_operand<2>(load_of(Common::b), rank, &map_b, full, to_b,
+                                    kTileCols / 2 * kStageRowBytes, [&](int i) {
+                                        return make_int2(
+                                            b_k, group * static_cast<int>(product.n) + b + i * kTileCols / 2);
+                                    });
                 }
             });
+        cluster_meet_unaligned();
     } else {
         take_registers<kMathRegisters>();
         multiply_tiles<kAcrossA, kAcrossB>(product, shared, role - 1);
+        cluster_meet();  // nobody leaves while the other CTA may write here
     }
 }
 
@@ -121,8 +129,10 @@ bool wgmma_takes_bf16(const DeviceProduct& p) {
 void launch_wgmma_bf16(const DeviceProduct& p, const StoredShape& a, const StoredShape& b,
                        const Launch& launch) {
     const bool along_a = p.grouped == Grouped::rows, along_b = along_a && p.b.k_stride == 1;
-    const CUtensorMap map_a = tensor_map(p.a.codes, p.a.dtype, a.rows, a.cols, along_a ? kTileRows : kPanel),
-                      map_b = tensor_map(p.b.codes, p.b.dtype, b.rows, b.cols, along_b ? kTileCols : kPanel);
+    const CUtensorMap map_a =
+                          tensor_map(p.a.codes, p.a.dtype, a.rows, a.cols, along_a ? kTileRows / 2 : kPanel),
+                      map_b =
+                          tensor_map(p.b.codes, p.b.dtype, b.rows, b.cols, along_b ? kTileCols / 2 : kPanel);
     launch_wgmma_kernel(!along_a  ? bf16_kernel<1, 1>
                         : along_b ? bf16_kernel<0, 0>
                                   : bf16_kernel<0, 1>,

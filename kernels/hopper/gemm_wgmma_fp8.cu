@@ -38,37 +38,40 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
         if (!next_tile(shared, ring, tile)) return;
 
         const int64_t col0 = tile.b_output + warpgroup * kColumns;
-        const float* at_a = scales_a + tile.group * p.a.scale.group_stride +
-                            (tile.a_output + (kRowScales ? row0 : 0)) / p.a.scale.outputs_per_scale *
-                                p.a.scale.output_stride +
+        // scales that are constant over the warpgroup's part of the tile: lane l holds those of step l of every 32 steps
+        const float* at_a = scales_a + tile.a_output / p.a.scale.outputs_per_scale * p.a.scale.output_stride +
                             tile.a_k / kDepth * p.a.scale.block_stride;
         const float* at_b = scales_b + tile.group * p.b.scale.group_stride +
                             min(col0, p.n - 1) / p.b.scale.outputs_per_scale * p.b.scale.output_stride +
                             tile.b_k / kDepth * p.b.scale.block_stride;
-        float scale_a[kRows] = {}, scale_b = 0.0f;
-        const auto read_scales = [&] {
-#pragma unroll
-            for (int i = 0; i < kRows; ++i)
-                scale_a[i] = at_a[64 * (i / 2) + 8 * (i % 2)];  // rows lie side by side
-            scale_b = *at_b;
-            at_a += p.a.scale.block_stride;
-            at_b += p.b.scale.block_stride;
+        const auto read_scale = [&](int step) {
+            if (step >= tile.steps) return 0.0f;
+            const float b = at_b[step * p.b.scale.block_stride];
+            return kRowScales ? b : at_a[step * p.a.scale.block_stride] * b;
         };
+        float scales = read_scale(lane), next_scales = 0.0f;
         float sum[2][64];
 #pragma unroll
         for (int i = 0; i < 64; ++i)
             sum[0][i] = sum[1][i] = 0.0f;  // a loop that stays one would put them in local memory
-        if (tile.steps > 0) read_scales();
         for (int step = 0; step < tile.steps; ++step) {
-            float factor[kRows];
-#pragma unroll
-            for (int i = 0; i < kRows; ++i) factor[i] = scale_a[i] * scale_b;
+            if (step % 32 == 0) {
+                if (step > 0) scales = next_scales;
+                next_scales = read_scale(step + 32 + lane);
+            }
+            const float scale = __shfl_sync(0xFFFFFFFFu, scales, step % 32);
             barrier_wait(&shared.full[stage.index], stage.parity);
             const uint8_t* a = shared.stages[stage.index];
+            float factor[kRows] = {scale};
+            if (kRowScales) {
+#pragma unroll
+                for (int i = 0; i < kRows; ++i)
+                    factor[i] = shared.row_scales[stage.index][row0 + 64 * (i / 2) + 8 * (i % 2)] * scale;
+            }
             const uint64_t b = swizzled_rows(a + (kTileRows + warpgroup * kColumns) * kDepth);
-            // 64 rows: sums of 128 products, scaled and added. `meanwhile` runs while tensor cores work, `read` once they have the operands.
+            // 64 rows: sums of 128 products, scaled and added; `read` is called once tensor cores have read the operands
             const auto multiply = [&](const uint8_t* rows, float(&result)[64], float above, float below,
-                                      auto meanwhile, auto read) {
+                                      auto read) {
                 float partial[64];
                 const uint64_t a = swizzled_rows(rows);
                 wgmma_fence();
@@ -76,7 +79,6 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
 #pragma unroll
                 for (int k = 0; k < kDepth / 32; ++k) Wgmma::multiply(partial, a + 2 * k, b + 2 * k, k > 0);
                 wgmma_commit();
-                meanwhile();
                 wgmma_wait<0>();
                 keep_in_place(partial);
                 read();
@@ -84,17 +86,9 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
                 for (int i = 0; i < 64; ++i)
                     result[i] = fma_float(partial[i], i / 2 % 2 == 0 ? above : below, result[i]);
             };
-            multiply(
-                a, sum[0], factor[0], factor[kRows > 1 ? 1 : 0],
-                [&] {
-                    if (step + 1 < tile.steps) read_scales();
-                },
-                [] {});
-            multiply(
-                a + 64 * kDepth, sum[1], factor[kRows / 2], factor[kRows - 1], [] {},
-                [&] {
-                    if (lane == 0) barrier_arrive(&shared.empty[stage.index]);
-                });
+            multiply(a, sum[0], factor[0], factor[kRows > 1 ? 1 : 0], [] {});
+            multiply(a + 64 * kDepth, sum[1], factor[kRows / 2], factor[kRows - 1],
+                     [&] { release_stage(shared, stage.index); });
             stage.advance();
         }
         store_rows(p, tile, row0, col0, sum[0]);
@@ -111,18 +105,35 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     if (role == 0) {
         give_registers<kLoaderRegisters>();
         if (threadIdx.x != 0) return;
+        const int rank = static_cast<int>(cluster_rank());
+        constexpr uint32_t kScaleBytes = kRowScales ? kTileRows * sizeof(float) : 0;
         load_tiles<kDepth>(
-            product, shared, [&](const MathTile& tile, int step, uint8_t* stage, Barrier* full) {
-                const int64_t b_row =
-                    (product.grouped == Grouped::rows ? tile.group * product.n : 0) + tile.b_output;
-                tensor_load(&map_a, full, stage, static_cast<int>(tile.a_k) + step * kDepth,
-                            static_cast<int>(tile.a_output));
-                tensor_load(&map_b, full, stage + kTileRows * kStageRowBytes,
-                            static_cast<int>(tile.b_k) + step * kDepth, static_cast<int>(b_row));
+            product, shared, kStageBytes + kScaleBytes,
+            [&](const MathTile& tile, int step, int index, Barrier* full) {
+                const int a_k = static_cast<int>(tile.a_k) + step * kDepth,
+                          b_k = static_cast<int>(tile.b_k) + step * kDepth;
+                const int a = static_cast<int>(tile.a_output),
+                          b = static_cast<int>(
+                              (product.grouped == Grouped::rows ? tile.group * product.n : 0) +
+                              tile.b_output);
+                const auto load_of = [&](Common operand) {
+                    return tile.common == operand ? Load::common : Load::own;
+                };
+                uint8_t *to_a = shared.stages[index], *to_b = to_a + kTileRows * kStageRowBytes;
+                load_operand<2>(load_of(Common::a), rank, &map_a, full, to_a, kTileRows / 2 * kStageRowBytes,
+                                [&](int i) { return make_int2(a_k, a + i * kTileRows / 2); });
+                load_operand<2>(load_of(Common::b), rank, &map_b, full, to_b, kTileCols / 2 * kStageRowBytes,
+                                [&](int i) { return make_int2(b_k, b + i * kTileCols / 2); });
+                if (kRowScales)
+                    bulk_load(static_cast<const float*>(product.a.scale.scales) +
+                                  step * product.a.scale.block_stride + tile.a_output,
+                              full, shared.row_scales[index], kScaleBytes);
             });
+        cluster_meet_unaligned();
     } else {
         take_registers<kMathRegisters>();
         multiply_tiles<Wgmma, kRowScales>(product, shared, role - 1);
+        cluster_meet();  // nobody leaves while the other CTA may write here
     }
 }
 
@@ -135,14 +146,16 @@ bool wgmma_takes_fp8(const DeviceProduct& p, int64_t alignment) {
     const int per_scale = p.a.scale.outputs_per_scale;
     return is_fp8(p.a.dtype) && p.b.dtype == DType::e4m3 && p.a.k_stride == 1 && p.b.k_stride == 1 &&
            scaled_by_128(p.a.scale) && scaled_by_128(p.b.scale) && p.b.scale.outputs_per_scale == kDepth &&
-           (per_scale == kDepth || (per_scale == 1 && p.grouped == Grouped::rows)) &&
+           // row scales are copied in pieces of 16 bytes
+           (per_scale == kDepth ||
+            (per_scale == 1 && p.grouped == Grouped::rows && p.a.scale.block_stride % 4 == 0)) &&
            alignment % kTileRows == 0;
 }
 
 void launch_wgmma_fp8(const DeviceProduct& p, const StoredShape& a, const StoredShape& b,
                       const Launch& launch) {
-    const CUtensorMap map_a = tensor_map(p.a.codes, p.a.dtype, a.rows, a.cols, kTileRows),
-                      map_b = tensor_map(p.b.codes, p.b.dtype, b.rows, b.cols, kTileCols);
+    const CUtensorMap map_a = tensor_map(p.a.codes, p.a.dtype, a.rows, a.cols, kTileRows / 2),
+                      map_b = tensor_map(p.b.codes, p.b.dtype, b.rows, b.cols, kTileCols / 2);
     const bool row_scales = p.a.scale.outputs_per_scale == 1, e5m2 = p.a.dtype == DType::e5m2;
     const auto kernel = row_scales ? (e5m2 ? fp8_kernel<WgmmaE5m2, true> : fp8_kernel<WgmmaE4m3, true>)
                                    : (e5m2 ? fp8_kernel<WgmmaE5m2, false> : fp8_kernel<WgmmaE4m3, false>);

@@ -28,6 +28,17 @@ __device__ __forceinline__ void barrier_arrive_expect_bytes(Barrier* barrier, ui
                  "r"(bytes)
                  : "memory");
 }
+// Arrives at the barrier of the same place in the shared memory of CTA `rank` of the cluster.
+__device__ __forceinline__ void barrier_arrive_at(Barrier* barrier, uint32_t rank) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+        "}" ::"r"(shared_address(barrier)),
+        "r"(rank)
+        : "memory");
+}
 // Waits until the phase of this parity has completed.
 __device__ __forceinline__ void barrier_wait(Barrier* barrier, uint32_t parity) {
     asm volatile(
@@ -50,6 +61,41 @@ __device__ __forceinline__ void tensor_load(const CUtensorMap* map, Barrier* bar
         "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(barrier)), "r"(c0), "r"(c1)
         : "memory");
 }
+// The same box to the same place, and the same barrier, of every CTA of the cluster whose bit is set in `ctas`.
+__device__ __forceinline__ void tensor_load_to(uint16_t ctas, const CUtensorMap* map, Barrier* barrier,
+                                               void* to, int c0, int c1) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%3, "
+        "%4}], [%2], %5;" ::"r"(shared_address(to)),
+        "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "h"(ctas)
+        : "memory");
+}
+// `bytes` side by side (a multiple of 16; both ends 16-byte aligned).
+__device__ __forceinline__ void bulk_load(const void* from, Barrier* barrier, void* to, uint32_t bytes) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2];" ::"r"(
+            shared_address(to)),
+        "l"(from), "r"(shared_address(barrier)), "r"(bytes)
+        : "memory");
+}
+
+// ---- clusters -------------------------------------------------------------------------------------------------------------------------
+__device__ __forceinline__ uint32_t cluster_rank() {
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+// All threads of the cluster's CTAs that have not returned meet.
+__device__ __forceinline__ void cluster_meet() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+// The same from a part of a warp.
+__device__ __forceinline__ void cluster_meet_unaligned() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
 __device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(map)) : "memory");
 }

@@ -22,6 +22,11 @@ __device__ __forceinline__ uint64_t swizzled_columns(const void* panel) {
            kSwizzle128 << 62;
 }
 
+// *sum += value, done by the memory itself: nobody waits for the old value. Deterministic where each address has one writer.
+__device__ __forceinline__ void add_in_memory(float2* sum, float2 value) {
+    asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(sum), "f"(value.x), "f"(value.y) : "memory");
+}
+
 // Makes ordinary writes to shared memory visible to warpgroup products.
 __device__ __forceinline__ void fence_shared_for_wgmma() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
