@@ -21,7 +21,7 @@ constexpr int kPair = 2;  // CTAs of a cluster: they work on neighbouring tiles 
 // row tiles that are walked together: a wave of CTAs covers a square of D, so that operands are read from L2
 constexpr int kBand = 16;
 constexpr uint32_t kStageBytes = (kTileRows + kTileCols) * kStageRowBytes;
-constexpr int kLoaderRegisters = 56, kMathRegisters = 224;
+constexpr int kLoaderRegisters = 40, kMathRegisters = 232;
 
 // Which operand the pair has in common: two row tiles share B, two column tiles share A.
 enum class Common : int32_t { a, b };

@@ -169,7 +169,7 @@ void run_grouped(const GroupedCase& c, const std::vector<int64_t>& counts, int64
                              fmt::join(counts, ",")));
     const GroupsFixture groups(counts, c.alignment, 3);
     const int64_t G = groups.num_groups(), capacity = groups.capacity();
-    HostFp8 a(c.dtype, {a_base + capacity + 2, k}, c.a);
+    HostFp8 a(c.dtype, {round_up(a_base + capacity + 2, 4), k}, c.a);
     HostFp8 b = c.form == GemmForm::nt ? HostFp8(c.dtype, {G, n, k}, c.b) : HostFp8(c.dtype, {G, k, n}, c.b);
     fill_operand(a, 11);
     fill_operand(b, 12);
