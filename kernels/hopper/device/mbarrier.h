@@ -34,7 +34,7 @@ __device__ __forceinline__ void barrier_arrive_at(Barrier* barrier, uint32_t ran
         "{\n"
         ".reg .b32 there;\n"
         "mapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
         "}" ::"r"(shared_address(barrier)),
         "r"(rank)
         : "memory");
