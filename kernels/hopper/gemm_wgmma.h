@@ -15,6 +15,7 @@ namespace fp8flow::hopper {
 constexpr int kTileRows = 128, kTileCols = 256,
               kStageRowBytes = 128;  // of D; a stage holds 128 bytes of the contraction
 constexpr int kWarpgroup = 128, kMathWarpgroups = 2, kMathWarps = kMathWarpgroups * 4;
+constexpr int kMathThreads = kMathWarpgroups * kWarpgroup;
 constexpr int kWgmmaThreads = (1 + kMathWarpgroups) * kWarpgroup;
 constexpr int kStages = 4, kRing = 2;
 constexpr int kPair = 2;  // CTAs of a cluster: they work on neighbouring tiles and share one operand

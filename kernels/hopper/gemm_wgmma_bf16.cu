@@ -13,18 +13,17 @@ namespace {
 
 constexpr int kDepth = 64;                          // contraction elements of a stage
 constexpr int kPanel = 64, kPanelBytes = 64 * 128;  // outputs of a panel
-constexpr int kMathThreads = kMathWarpgroups * kWarpgroup;
 
 // The stage's contraction rows from `first` on become zero in all panels of A and B.
 __device__ void clear_rows(uint8_t* stage, int first) {
     const int thread = static_cast<int>(threadIdx.x) - kWarpgroup;
     const int words = (kDepth - first) * kStageRowBytes / 16;  // of a panel
-    meet(kMathThreads);                                        // both have seen the copies arrive
+    meet(1, kMathThreads);                                     // both have seen the copies arrive
     for (int i = thread; i < words * (kTileRows + kTileCols) / kPanel; i += kMathThreads)
         *reinterpret_cast<uint4*>(stage + i / words * kPanelBytes + first * kStageRowBytes + i % words * 16) =
             uint4{};
     fence_shared_for_wgmma();
-    meet(kMathThreads);
+    meet(1, kMathThreads);
 }
 
 template <int kAcrossA, int kAcrossB>

@@ -33,6 +33,8 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
     constexpr int kRows = kRowScales ? 4 : 1;
     RingPosition<kStages> stage;
     RingPosition<kRing> ring;
+    int turn =
+        0;  // one named barrier more than tiles in the ring: the first warpgroup is never further ahead
     for (;;) {
         MathTile tile;
         if (!next_tile(shared, ring, tile)) return;
@@ -54,6 +56,8 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
 #pragma unroll
         for (int i = 0; i < 64; ++i)
             sum[0][i] = sum[1][i] = 0.0f;  // a loop that stays one would put them in local memory
+        // The second warpgroup starts when the first has its first sums: from then on they take turns on the tensor cores.
+        if (warpgroup == 1 && tile.steps > 0) meet(1 + turn, kMathThreads);
         for (int step = 0; step < tile.steps; ++step) {
             if (step % 32 == 0) {
                 if (step > 0) scales = next_scales;
@@ -87,10 +91,12 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
                     result[i] = fma_float(partial[i], i / 2 % 2 == 0 ? above : below, result[i]);
             };
             multiply(a, sum[0], factor[0], factor[kRows > 1 ? 1 : 0], [] {});
+            if (step == 0 && warpgroup == 0) announce(1 + turn, kMathThreads);
             multiply(a + 64 * kDepth, sum[1], factor[kRows / 2], factor[kRows - 1],
                      [&] { release_stage(shared, stage.index); });
             stage.advance();
         }
+        if (tile.steps > 0) turn = turn == kRing ? 0 : turn + 1;
         store_rows(p, tile, row0, col0, sum[0]);
         store_rows(p, tile, row0 + 64, col0, sum[1]);
     }

@@ -31,9 +31,12 @@ __device__ __forceinline__ void add_in_memory(float2* sum, float2 value) {
 __device__ __forceinline__ void fence_shared_for_wgmma() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// Threads of both computing warpgroups meet (barrier 0 is __syncthreads).
-__device__ __forceinline__ void meet(int threads) {
-    asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
+// Threads of both computing warpgroups meet at a named barrier (0 is __syncthreads), or one of them only announces itself there.
+__device__ __forceinline__ void meet(int barrier, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void announce(int barrier, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 // Register shares of the warpgroups of a CTA: a loading one gives up what computing ones take. Executed by whole warpgroups.
