@@ -14,6 +14,13 @@ op::GemmForm form_of(const op::GroupedGemmWgrad& args) {
     return is_fp8(args.x.codes.dtype) ? op::GemmForm::nt : op::GemmForm::tn;
 }
 
+// On warpgroup instructions where they take the product, otherwise on the general kernels.
+void launch_own(const hopper::DeviceProduct& product, const TensorView& a, const TensorView& b, int64_t alignment,
+                GemmBackend backend, const Launch& launch) {
+    if (backend == GemmBackend::native && hopper::launch_wgmma(product, a, b, alignment, launch)) return;
+    hopper::launch_product(product, backend, launch);
+}
+
 }  // namespace
 
 LtCounts HopperOps::lt_counts() const { return workspace_->lt.counts; }
@@ -25,7 +32,8 @@ void HopperOps::do_gemm(const op::Gemm& args, const Launch& launch) {
         hopper::launch_lt(workspace_->lt, {product_of(args), args.form, args.a.layout, args.b.layout},
                           launch);
     else
-        hopper::launch_product(product_of(args), kernels_.gemm, launch);
+        launch_own(product_of(args), args.a.codes, args.b.codes, args.d.dim(0) % kBlock == 0 ? kBlock : 1,
+                   kernels_.gemm, launch);
 }
 
 void HopperOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch& launch) {
@@ -33,7 +41,7 @@ void HopperOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch& launc
         hopper::launch_lt(workspace_->lt, {product_of(args), args.form, args.a.layout, args.b.layout},
                           launch);
     else
-        hopper::launch_product(product_of(args), kernels_.gemm, launch);
+        launch_own(product_of(args), args.a.codes, args.b.codes, args.groups.alignment, kernels_.gemm, launch);
 }
 
 void HopperOps::do_grouped_gemm_wgrad(const op::GroupedGemmWgrad& args, const Launch& launch) {
@@ -41,7 +49,7 @@ void HopperOps::do_grouped_gemm_wgrad(const op::GroupedGemmWgrad& args, const La
         hopper::launch_lt(workspace_->lt, {product_of(args), form_of(args), args.dy.layout, args.x.layout},
                           launch);
     else
-        hopper::launch_product(product_of(args), kernels_.gemm, launch);
+        launch_own(product_of(args), args.dy.codes, args.x.codes, args.groups.alignment, kernels_.gemm, launch);
 }
 
 }  // namespace fp8flow

@@ -157,6 +157,11 @@ DeviceProduct product_of(const op::GroupedGemmWgrad& args);
 // Any product, summed exactly in the order of kernels/ops/gemm.h.
 void launch_simt(const DeviceProduct& product, const Launch& launch);
 
+// Grouped products on warpgroup instructions (gemm_wgmma*.cu), of operands stored as a and b; false, and nothing done, where dtypes,
+// layouts or alignments do not allow.
+bool launch_wgmma(const DeviceProduct& product, const TensorView& a, const TensorView& b,
+                  int64_t group_alignment, const Launch& launch);
+
 // Any product by the kernel of this project that `backend` names: on tensor cores (gemm_mma.cu; f32 operands on CUDA cores all the
 // same), or with the reference's bits.
 void launch_product(const DeviceProduct& product, GemmBackend backend, const Launch& launch);

@@ -1,0 +1,50 @@
+// Warpgroup products, host side: which products they take, and how operands are described to the copy engine.
+#include "kernels/hopper/gemm_wgmma.h"
+
+namespace fp8flow::hopper {
+
+CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64_t cols, int box_rows) {
+    using Encode = decltype(&cuTensorMapEncodeTiled);
+    // through the runtime, so that the program links without a driver
+    static const Encode encode = [] {
+        void* entry = nullptr;
+        cudaDriverEntryPointQueryResult found{};
+        check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
+                                                    cudaEnableDefault, &found),
+                   "looking for cuTensorMapEncodeTiled");
+        return reinterpret_cast<Encode>(entry);
+    }();
+    const int64_t size = size_of(dtype);
+    const cuuint64_t dims[2] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
+    const cuuint64_t strides[1] = {static_cast<cuuint64_t>(cols * size)};
+    const cuuint32_t box[2] = {static_cast<cuuint32_t>(kStageRowBytes / size),
+                               static_cast<cuuint32_t>(box_rows)};
+    const cuuint32_t steps[2] = {1, 1};
+    CUtensorMap map{};
+    const CUresult result = encode(
+        &map, size == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
+        const_cast<void*>(data), dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    FP8FLOW_CHECK(result == CUDA_SUCCESS, "describing a {} x {} operand to the copy engine: error {}", rows,
+                  cols, static_cast<int>(result));
+    return map;
+}
+
+// Rows that the copy engine can address, and pieces of D that one access can store.
+bool launch_wgmma(const DeviceProduct& p, const TensorView& a, const TensorView& b, int64_t alignment,
+                  const Launch& launch) {
+    const auto addressable = [](const TensorView& t) {
+        return reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && t.cols() * size_of(t.dtype) % 16 == 0;
+    };
+    const bool bf16 = wgmma_takes_bf16(p);
+    if (!bf16 && !wgmma_takes_fp8(p, alignment)) return false;
+    if (!addressable(a) || !addressable(b) || reinterpret_cast<uintptr_t>(p.d) % 16 != 0 ||
+        p.n % (p.d_dtype == DType::bf16 ? 8 : 2) != 0)
+        return false;
+    const StoredShape shape_a{a.rows(), a.cols()}, shape_b{b.rows(), b.cols()};
+    if (a.numel() == 0 || b.numel() == 0) return false;
+    bf16 ? launch_wgmma_bf16(p, shape_a, shape_b, launch) : launch_wgmma_fp8(p, shape_a, shape_b, launch);
+    return true;
+}
+
+}  // namespace fp8flow::hopper

@@ -1,0 +1,332 @@
+// What the warpgroup products share: tiles and the walk over them, shared memory and its barriers, the loader's hand-over, and the way of
+// sums from registers to D. Included by gemm_wgmma_fp8.cu and gemm_wgmma_bf16.cu, which hold the inner loops.
+#pragma once
+
+#include "kernels/hopper/device/wgmma.h"
+#include "kernels/hopper/gemm_device.h"
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+
+#include <type_traits>
+
+namespace fp8flow::hopper {
+
+constexpr int kTileRows = 128, kTileCols = 256,
+              kStageRowBytes = 128;  // of D; a stage holds 128 bytes of the contraction
+constexpr int kWarpgroup = 128, kMathWarpgroups = 2, kMathWarps = kMathWarpgroups * 4;
+constexpr int kMathThreads = kMathWarpgroups * kWarpgroup;
+constexpr int kWgmmaThreads = (1 + kMathWarpgroups) * kWarpgroup;
+constexpr int kStages = 4, kRing = 2;
+constexpr int kPair = 2;  // CTAs of a cluster: they work on neighbouring tiles and share one operand
+// row tiles that are walked together: a wave of CTAs covers a square of D, so that operands are read from L2
+constexpr int kBand = 16;
+constexpr uint32_t kStageBytes = (kTileRows + kTileCols) * kStageRowBytes;
+constexpr int kLoaderRegisters = 40, kMathRegisters = 232;
+
+// Which operand the pair has in common: two row tiles share B, two column tiles share A.
+enum class Common : int32_t { a, b };
+
+// One CTA's tile.
+struct MathTile {
+    int64_t group;
+    int64_t a_output, b_output;  // first row in A's scales, first column in B's
+    int64_t a_k, b_k;            // first contraction index in A's and B's scales
+    int64_t d_row;               // first row of D
+    int32_t steps;               // stages of the contraction
+    int32_t depth;               // contraction elements; the last stage may be partly beyond them
+    int32_t rows, valid;  // rows of D to write, of which the first `valid` hold products and the others zeros
+    Common common;
+    int32_t past_end;
+};
+
+struct WgmmaShared {
+    alignas(1024) uint8_t stages[kStages][kStageBytes];
+    alignas(16) float row_scales[kStages][kTileRows];  // FP8: of A
+    MathTile tiles[kRing];
+    Barrier full[kStages], empty[kStages], tile_full[kRing], tile_empty[kRing];
+};
+constexpr size_t kSharedBytes = sizeof(WgmmaShared) + 1024;  // the stages are aligned inside
+
+// A position in a ring and the parity of its current use.
+template <int kSize> struct RingPosition {
+    int index = 0;
+    uint32_t parity = 0;
+    __device__ void advance() {
+        if (++index == kSize) {
+            index = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// The tiles of all groups in order, by pairs; asked for ascending indices. A pair never spans two groups: it takes two row tiles of one
+// column; the last of an odd number of row tiles is taken two columns at a time.
+template <int kDepth> class TileWalk {
+public:
+    __device__ TileWalk(const DeviceProduct& product, int rank)
+        : p_(product), rank_(rank), col_tiles_((product.n + kTileCols - 1) / kTileCols) {
+        enter_group();
+    }
+    // False past the last pair.
+    __device__ bool find(int64_t index, MathTile& tile) {
+        while (index >= first_ + pairs_) {
+            first_ += pairs_;
+            if (++group_ >= p_.groups.num_groups) return false;
+            enter_group();
+        }
+        int64_t local = index - first_, row = 0, col = 0;
+        if (const int64_t even = row_tiles_ / kPair * col_tiles_; local < even) {
+            constexpr int kBandPairs = kBand / kPair;
+            const int64_t band = local / (kBandPairs * col_tiles_),
+                          in_band = local % (kBandPairs * col_tiles_),
+                          height = min(int64_t{kBandPairs}, row_tiles_ / kPair - band * kBandPairs);
+            row = (band * kBandPairs + in_band % height) * kPair + rank_;
+            col = in_band / height;
+            tile.common = Common::b;
+        } else {
+            row = row_tiles_ - 1;
+            col = (local - even) * kPair + rank_;
+            tile.common = Common::a;
+        }
+        row *= kTileRows;
+        tile.group = group_;
+        tile.b_output = col * kTileCols;
+        tile.rows = static_cast<int32_t>(min(rows_ - row, int64_t{kTileRows}));
+        if (p_.grouped == Grouped::contraction) {
+            tile.a_output = row;
+            tile.a_k = p_.a.base() + offset_;
+            tile.b_k = p_.b.base() + offset_;
+            tile.d_row = group_ * p_.m + row;
+            tile.valid = tile.rows;
+            tile.depth = static_cast<int32_t>(count_);
+        } else {
+            tile.a_output = p_.a.base() + offset_ + row;
+            tile.a_k = tile.b_k = 0;
+            tile.d_row = (p_.d_row_base != nullptr ? *p_.d_row_base : 0) + offset_ + row;
+            tile.valid = static_cast<int32_t>(max(min(count_ - row, int64_t{tile.rows}), int64_t{0}));
+            tile.depth = static_cast<int32_t>(p_.k);
+        }
+        tile.steps = (tile.depth + kDepth - 1) / kDepth;
+        return true;
+    }
+
+private:
+    __device__ void enter_group() {
+        count_ = p_.groups.count(group_);
+        offset_ = p_.groups.offset(group_);
+        if (p_.grouped == Grouped::contraction)  // a group without rows adds nothing
+            rows_ = count_ == 0 && p_.mode == Gradient::accumulate ? 0 : p_.m;
+        else
+            rows_ = p_.groups.offset(group_ + 1) - offset_;
+        row_tiles_ = (rows_ + kTileRows - 1) / kTileRows;
+        pairs_ = row_tiles_ / kPair * col_tiles_ + row_tiles_ % kPair * ((col_tiles_ + 1) / kPair);
+    }
+
+    const DeviceProduct& p_;
+    int rank_;
+    int64_t col_tiles_;
+    int64_t group_ = 0, first_ = 0;  // first pair of the group
+    int64_t count_ = 0, offset_ = 0, rows_ = 0, row_tiles_ = 0, pairs_ = 0;
+};
+
+// One operand of a stage in kBoxes boxes of equal size, one behind the other: box(i) is the pair of coordinates of box i. Of an operand that
+// the pair has in common each CTA loads half the boxes, for both.
+enum class Load { own, common };
+template <int kBoxes, class Box>
+__device__ __forceinline__ void load_operand(Load load, int rank, const CUtensorMap* map, Barrier* full,
+                                             uint8_t* to, int box_bytes, Box box) {
+    constexpr uint16_t kBoth = 0b11;
+    if (load == Load::common) {
+#pragma unroll
+        for (int i = 0; i < kBoxes / kPair; ++i) {
+            const int at = rank * (kBoxes / kPair) + i;
+            const int2 place = box(at);
+            tensor_load_to(kBoth, map, full, to + at * box_bytes, place.x, place.y);
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < kBoxes; ++i) {
+        const int2 place = box(i);
+        tensor_load(map, full, to + i * box_bytes, place.x, place.y);
+    }
+}
+
+// One thread of the loading warp: the way of every tile of this CTA. `load(tile, step, stage, full)` starts the copies of one stage; with
+// what the other CTA of the pair loads for both, stage_bytes arrive.
+template <int kDepth, class LoadStage>
+__device__ void load_tiles(const DeviceProduct& p, WgmmaShared& shared, uint32_t stage_bytes,
+                           LoadStage load) {
+    TileWalk<kDepth> walk(p, static_cast<int>(cluster_rank()));
+    RingPosition<kStages> stage;
+    RingPosition<kRing> ring;
+    for (int64_t index = blockIdx.x / kPair;; index += gridDim.x / kPair) {
+        MathTile tile{};
+        tile.past_end = !walk.find(index, tile);
+        barrier_wait(&shared.tile_empty[ring.index], ring.parity ^ 1);
+        shared.tiles[ring.index] = tile;
+        barrier_arrive(&shared.tile_full[ring.index]);
+        if (tile.past_end) return;
+        ring.advance();
+        for (int step = 0; step < tile.steps; ++step) {
+            Barrier* full = &shared.full[stage.index];
+            barrier_wait(&shared.empty[stage.index],
+                         stage.parity ^ 1);  // in both CTAs: they write to each other
+            barrier_arrive_expect_bytes(full, stage_bytes);
+            load(tile, step, stage.index, full);
+            stage.advance();
+        }
+    }
+}
+
+// A computing warp is done with a stage: lanes 0 and 1 tell the two CTAs.
+__device__ __forceinline__ void release_stage(WgmmaShared& shared, int stage) {
+    if (const uint32_t lane = threadIdx.x % 32; lane < kPair) barrier_arrive_at(&shared.empty[stage], lane);
+}
+
+// A computing warp's next tile; false past the last.
+__device__ inline bool next_tile(WgmmaShared& shared, RingPosition<kRing>& ring, MathTile& tile) {
+    barrier_wait(&shared.tile_full[ring.index], ring.parity);
+    tile = shared.tiles[ring.index];
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(&shared.tile_empty[ring.index]);
+    ring.advance();
+    return !tile.past_end;
+}
+
+// The shared memory of this CTA, its barriers ready.
+__device__ inline WgmmaShared& prepare_shared() {
+    extern __shared__ uint8_t raw[];
+    WgmmaShared& shared =
+        *reinterpret_cast<WgmmaShared*>((reinterpret_cast<uintptr_t>(raw) + 1023) / 1024 * 1024);
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < kStages; ++s) {
+            barrier_init(&shared.full[s], 1);
+            barrier_init(&shared.empty[s], kMathWarps * kPair);
+        }
+        for (int r = 0; r < kRing; ++r) {
+            barrier_init(&shared.tile_full[r], 1);
+            barrier_init(&shared.tile_empty[r], kMathWarps);
+        }
+        fence_barrier_init();
+    }
+    cluster_meet();
+    return shared;
+}
+
+// ---- storing: from registers, 16 bytes (BF16) or 8 bytes (FP32) a thread and access ---------------------------------------------------
+// A quad of lanes holds 4 chunks of 8 columns, each lane 2 columns of every chunk; afterwards lane q holds all of chunk q.
+__device__ __forceinline__ uint4 gather_chunk(uint32_t (&w)[4]) {
+    const unsigned lane = threadIdx.x % 4;
+#pragma unroll
+    for (int c = 0; c < 4; c += 2) {
+        const bool odd = lane & 1;
+        const uint32_t received = __shfl_xor_sync(0xFFFFFFFFu, odd ? w[c] : w[c + 1], 1);
+        if (odd)
+            w[c] = received;
+        else
+            w[c + 1] = received;
+    }
+    const bool high = lane & 2;
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+        const uint32_t received = __shfl_xor_sync(0xFFFFFFFFu, high ? w[c] : w[c + 2], 2);
+        if (high)
+            w[c] = received;
+        else
+            w[c + 2] = received;
+    }
+    return {w[0], w[1], w[2], w[3]};
+}
+
+__device__ __forceinline__ uint32_t pack_bf16(float x, float y) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);  // one instruction; to_bf16's rounding
+    return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+enum class RowUse { none, zero, product };
+
+// One of the two rows that a thread holds of a block of sums: `values` is the first, d[4 * j] and d[4 * j + 1] its columns 8 * j + 2 * quad.
+template <int kPair, int kSums>
+__device__ __forceinline__ void store_row(const DeviceProduct& p, int64_t row, int64_t col0,
+                                          const float (&sum)[kSums], RowUse use) {
+    const int quad = static_cast<int>(threadIdx.x % 4);
+    if (p.d_dtype == DType::bf16) {
+#pragma unroll
+        for (int j = 0; j < kSums / 4; j += 4) {
+            uint32_t words[4];
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                const int at = 4 * (j + c) + 2 * kPair;
+                words[c] = use == RowUse::product ? pack_bf16(sum[at], sum[at + 1]) : 0;
+            }
+            const uint4 chunk = gather_chunk(words);
+            const int64_t col = col0 + 8 * (j + quad);
+            if (use != RowUse::none && col < p.n)
+                *reinterpret_cast<uint4*>(static_cast<Bf16*>(p.d) + row * p.n + col) = chunk;
+        }
+        return;
+    }
+    if (use == RowUse::none) return;
+#pragma unroll
+    for (int j = 0; j < kSums / 4; ++j) {
+        const int64_t col = col0 + 8 * j + 2 * quad;
+        if (col >= p.n) continue;
+        const int at = 4 * j + 2 * kPair;
+        float2* d = reinterpret_cast<float2*>(static_cast<float*>(p.d) + row * p.n + col);
+        float2 value = use == RowUse::product ? float2{sum[at], sum[at + 1]} : float2{0.0f, 0.0f};
+        if (p.mode == Gradient::accumulate)
+            add_in_memory(d, value);
+        else
+            *d = value;
+    }
+}
+
+template <int kSums>
+__device__ __forceinline__ void store_rows(const DeviceProduct& p, const MathTile& tile, int row,
+                                           int64_t col0, const float (&sum)[kSums]) {
+    const auto use = [&](int r) {
+        return r >= tile.rows ? RowUse::none : r >= tile.valid ? RowUse::zero : RowUse::product;
+    };
+    store_row<0>(p, tile.d_row + row, col0, sum, use(row));
+    store_row<1>(p, tile.d_row + row + 8, col0, sum, use(row + 8));
+}
+
+// ---- host side (gemm_wgmma.cu) --------------------------------------------------------------------------------------------------------
+// A row-major tensor as the copy engine sees it: boxes of `box_rows` rows x 128 bytes, 128-byte swizzled.
+CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64_t cols, int box_rows);
+
+// An operand as stored, all leading dimensions taken together.
+struct StoredShape {
+    int64_t rows, cols;
+};
+// FP8 with a scale per 128 of the contraction, and BF16.
+bool wgmma_takes_fp8(const DeviceProduct& product, int64_t group_alignment);
+void launch_wgmma_fp8(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
+                      const Launch& launch);
+bool wgmma_takes_bf16(const DeviceProduct& product);
+void launch_wgmma_bf16(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
+                       const Launch& launch);
+
+template <class Kernel>
+void launch_wgmma_kernel(Kernel kernel, const DeviceProduct& product, const CUtensorMap& map_a,
+                         const CUtensorMap& map_b, const Launch& launch) {
+    const int64_t tiles = row_tiles_bound(product, kTileRows) * ceil_div(product.n, kTileCols);
+    if (tiles == 0) return;
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+               "shared memory of a product");
+    cudaLaunchAttribute pairs{};
+    pairs.id = cudaLaunchAttributeClusterDimension;
+    pairs.val.clusterDim = {kPair, 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = std::max(1u, grid_for(tiles, launch, 1) / kPair) * kPair;
+    config.blockDim = kWgmmaThreads;
+    config.dynamicSmemBytes = kSharedBytes;
+    config.stream = stream_of(launch);
+    config.attrs = &pairs;
+    config.numAttrs = 1;
+    check_cuda(cudaLaunchKernelEx(&config, kernel, product, map_a, map_b), "product (wgmma)");
+}
+
+}  // namespace fp8flow::hopper

@@ -1,0 +1,171 @@
+// Grouped FP8 products with one scale per 128 elements of the contraction, on Hopper's warpgroup instructions: forward and data gradient
+// (rows grouped), and the weight gradient from transposed copies (contraction grouped). Group sizes are read on the device.
+// Read next: gemm_device.h (what a product is), device/wgmma.h, device/mbarrier.h.
+//
+// Floor: 2 m n k FLOPs at the tensor cores' FP8 rate; every operand read once and D written once (and read once, if accumulated).
+// One CTA: a loading warp and two computing warpgroups, on every multiprocessor, walking tiles of 128 x 256 of D in a fixed order. The
+// loader owns the walk over the groups: it puts a description of each tile into a ring of two and streams the tile's operands, 128 of
+// the contraction at a time, through a ring of four stages. Each warpgroup multiplies all 128 rows by its own 128 columns, 64 rows at a
+// time: tensor cores sum 128 products, then CUDA cores scale that sum and add it to the FP32 result in registers. While one
+// warpgroup adds, the other keeps the tensor cores busy.
+//
+// Shared memory: 4 stages of [128 rows of A | 256 rows of B] x 128 bytes, 128-byte swizzled; then barriers and the ring of tiles.
+// Barriers: full[s] one arrival + 48 KiB of copies, waited for by the computing warps; empty[s] one arrival a computing warp after
+// its last product from the stage; tile_full[r] one arrival of the loader, tile_empty[r] one a computing warp that has read it.
+// Deterministic: an element of D is one thread's sum over ascending k, whatever the other groups hold.
+#include "kernels/hopper/gemm_wgmma.h"
+
+namespace fp8flow::hopper {
+
+namespace {
+
+constexpr int kDepth = 128;                            // contraction elements of a stage, and per promotion
+constexpr int kColumns = kTileCols / kMathWarpgroups;  // of a warpgroup
+
+// ---- computing: one warpgroup -----------------------------------------------------------------------------------------------------------
+// kRowScales: A has a scale per row, otherwise one per 128 rows; B one per 128 columns.
+template <class Wgmma, bool kRowScales>
+__device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int warpgroup) {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
+    const int row0 = thread / 32 * 16 + lane / 4;  // this thread's rows: row0 + {0, 8} of each 64
+    const float* scales_a = static_cast<const float*>(p.a.scale.scales);
+    const float* scales_b = static_cast<const float*>(p.b.scale.scales);
+    constexpr int kRows = kRowScales ? 4 : 1;
+    RingPosition<kStages> stage;
+    RingPosition<kRing> ring;
+    int turn =
+        0;  // one named barrier more than tiles in the ring: the first warpgroup is never further ahead
+    for (;;) {
+        MathTile tile;
+        if (!next_tile(shared, ring, tile)) return;
+
+        const int64_t col0 = tile.b_output + warpgroup * kColumns;
+        // scales that are constant over the warpgroup's part of the tile: lane l holds those of step l of every 32 steps
+        const float* at_a = scales_a + tile.a_output / p.a.scale.outputs_per_scale * p.a.scale.output_stride +
+                            tile.a_k / kDepth * p.a.scale.block_stride;
+        const float* at_b = scales_b + tile.group * p.b.scale.group_stride +
+                            min(col0, p.n - 1) / p.b.scale.outputs_per_scale * p.b.scale.output_stride +
+                            tile.b_k / kDepth * p.b.scale.block_stride;
+        const auto read_scale = [&](int step) {
+            if (step >= tile.steps) return 0.0f;
+            const float b = at_b[step * p.b.scale.block_stride];
+            return kRowScales ? b : at_a[step * p.a.scale.block_stride] * b;
+        };
+        float scales = read_scale(lane), next_scales = 0.0f;
+        float sum[2][64];
+#pragma unroll
+        for (int i = 0; i < 64; ++i)
+            sum[0][i] = sum[1][i] = 0.0f;  // a loop that stays one would put them in local memory
+        // The second warpgroup starts when the first has its first sums: from then on they take turns on the tensor cores.
+        if (warpgroup == 1 && tile.steps > 0) meet(1 + turn, kMathThreads);
+        for (int step = 0; step < tile.steps; ++step) {
+            if (step % 32 == 0) {
+                if (step > 0) scales = next_scales;
+                next_scales = read_scale(step + 32 + lane);
+            }
+            const float scale = __shfl_sync(0xFFFFFFFFu, scales, step % 32);
+            barrier_wait(&shared.full[stage.index], stage.parity);
+            const uint8_t* a = shared.stages[stage.index];
+            float factor[kRows] = {scale};
+            if (kRowScales) {
+#pragma unroll
+                for (int i = 0; i < kRows; ++i)
+                    factor[i] = shared.row_scales[stage.index][row0 + 64 * (i / 2) + 8 * (i % 2)] * scale;
+            }
+            const uint64_t b = swizzled_rows(a + (kTileRows + warpgroup * kColumns) * kDepth);
+            // 64 rows: sums of 128 products, scaled and added; `read` is called once tensor cores have read the operands
+            const auto multiply = [&](const uint8_t* rows, float(&result)[64], float above, float below,
+                                      auto read) {
+                float partial[64];
+                const uint64_t a = swizzled_rows(rows);
+                wgmma_fence();
+                keep_in_place(partial);
+#pragma unroll
+                for (int k = 0; k < kDepth / 32; ++k) Wgmma::multiply(partial, a + 2 * k, b + 2 * k, k > 0);
+                wgmma_commit();
+                wgmma_wait<0>();
+                keep_in_place(partial);
+                read();
+#pragma unroll
+                for (int i = 0; i < 64; ++i)
+                    result[i] = fma_float(partial[i], i / 2 % 2 == 0 ? above : below, result[i]);
+            };
+            multiply(a, sum[0], factor[0], factor[kRows > 1 ? 1 : 0], [] {});
+            if (step == 0 && warpgroup == 0) announce(1 + turn, kMathThreads);
+            multiply(a + 64 * kDepth, sum[1], factor[kRows / 2], factor[kRows - 1],
+                     [&] { release_stage(shared, stage.index); });
+            stage.advance();
+        }
+        if (tile.steps > 0) turn = turn == kRing ? 0 : turn + 1;
+        store_rows(p, tile, row0, col0, sum[0]);
+        store_rows(p, tile, row0 + 64, col0, sum[1]);
+    }
+}
+
+template <class Wgmma, bool kRowScales>
+__global__ void __launch_bounds__(kWgmmaThreads, 1)
+    fp8_kernel(const __grid_constant__ DeviceProduct product, const __grid_constant__ CUtensorMap map_a,
+               const __grid_constant__ CUtensorMap map_b) {
+    WgmmaShared& shared = prepare_shared();
+    const int role = static_cast<int>(threadIdx.x) / kWarpgroup;
+    if (role == 0) {
+        give_registers<kLoaderRegisters>();
+        if (threadIdx.x != 0) return;
+        const int rank = static_cast<int>(cluster_rank());
+        constexpr uint32_t kScaleBytes = kRowScales ? kTileRows * sizeof(float) : 0;
+        load_tiles<kDepth>(
+            product, shared, kStageBytes + kScaleBytes,
+            [&](const MathTile& tile, int step, int index, Barrier* full) {
+                const int a_k = static_cast<int>(tile.a_k) + step * kDepth,
+                          b_k = static_cast<int>(tile.b_k) + step * kDepth;
+                const int a = static_cast<int>(tile.a_output),
+                          b = static_cast<int>(
+                              (product.grouped == Grouped::rows ? tile.group * product.n : 0) +
+                              tile.b_output);
+                const auto load_of = [&](Common operand) {
+                    return tile.common == operand ? Load::common : Load::own;
+                };
+                uint8_t *to_a = shared.stages[index], *to_b = to_a + kTileRows * kStageRowBytes;
+                load_operand<2>(load_of(Common::a), rank, &map_a, full, to_a, kTileRows / 2 * kStageRowBytes,
+                                [&](int i) { return make_int2(a_k, a + i * kTileRows / 2); });
+                load_operand<2>(load_of(Common::b), rank, &map_b, full, to_b, kTileCols / 2 * kStageRowBytes,
+                                [&](int i) { return make_int2(b_k, b + i * kTileCols / 2); });
+                if (kRowScales)
+                    bulk_load(static_cast<const float*>(product.a.scale.scales) +
+                                  step * product.a.scale.block_stride + tile.a_output,
+                              full, shared.row_scales[index], kScaleBytes);
+            });
+        cluster_meet_unaligned();
+    } else {
+        take_registers<kMathRegisters>();
+        multiply_tiles<Wgmma, kRowScales>(product, shared, role - 1);
+        cluster_meet();  // nobody leaves while the other CTA may write here
+    }
+}
+
+}  // namespace
+
+bool wgmma_takes_fp8(const DeviceProduct& p, int64_t alignment) {
+    const auto scaled_by_128 = [](const DeviceScale& s) {
+        return s.scales != nullptr && s.dtype == DType::f32 && s.block == kDepth;
+    };
+    const int per_scale = p.a.scale.outputs_per_scale;
+    return is_fp8(p.a.dtype) && p.b.dtype == DType::e4m3 && p.a.k_stride == 1 && p.b.k_stride == 1 &&
+           scaled_by_128(p.a.scale) && scaled_by_128(p.b.scale) && p.b.scale.outputs_per_scale == kDepth &&
+           // row scales are copied in pieces of 16 bytes
+           (per_scale == kDepth ||
+            (per_scale == 1 && p.grouped == Grouped::rows && p.a.scale.block_stride % 4 == 0)) &&
+           alignment % kTileRows == 0;
+}
+
+void launch_wgmma_fp8(const DeviceProduct& p, const StoredShape& a, const StoredShape& b,
+                      const Launch& launch) {
+    const CUtensorMap map_a = tensor_map(p.a.codes, p.a.dtype, a.rows, a.cols, kTileRows / 2),
+                      map_b = tensor_map(p.b.codes, p.b.dtype, b.rows, b.cols, kTileCols / 2);
+    const bool row_scales = p.a.scale.outputs_per_scale == 1, e5m2 = p.a.dtype == DType::e5m2;
+    const auto kernel = row_scales ? (e5m2 ? fp8_kernel<WgmmaE5m2, true> : fp8_kernel<WgmmaE4m3, true>)
+                                   : (e5m2 ? fp8_kernel<WgmmaE5m2, false> : fp8_kernel<WgmmaE4m3, false>);
+    launch_wgmma_kernel(kernel, p, map_a, map_b, launch);
+}
+
+}  // namespace fp8flow::hopper
