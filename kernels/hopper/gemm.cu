@@ -15,8 +15,8 @@ op::GemmForm form_of(const op::GroupedGemmWgrad& args) {
 }
 
 // On warpgroup instructions where they take the product, otherwise on the general kernels.
-void launch_own(const hopper::DeviceProduct& product, const TensorView& a, const TensorView& b, int64_t alignment,
-                GemmBackend backend, const Launch& launch) {
+void launch_own(const hopper::DeviceProduct& product, const TensorView& a, const TensorView& b,
+                int64_t alignment, GemmBackend backend, const Launch& launch) {
     if (backend == GemmBackend::native && hopper::launch_wgmma(product, a, b, alignment, launch)) return;
     hopper::launch_product(product, backend, launch);
 }
@@ -41,7 +41,8 @@ void HopperOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch& launc
         hopper::launch_lt(workspace_->lt, {product_of(args), args.form, args.a.layout, args.b.layout},
                           launch);
     else
-        launch_own(product_of(args), args.a.codes, args.b.codes, args.groups.alignment, kernels_.gemm, launch);
+        launch_own(product_of(args), args.a.codes, args.b.codes, args.groups.alignment, kernels_.gemm,
+                   launch);
 }
 
 void HopperOps::do_grouped_gemm_wgrad(const op::GroupedGemmWgrad& args, const Launch& launch) {
@@ -49,7 +50,8 @@ void HopperOps::do_grouped_gemm_wgrad(const op::GroupedGemmWgrad& args, const La
         hopper::launch_lt(workspace_->lt, {product_of(args), form_of(args), args.dy.layout, args.x.layout},
                           launch);
     else
-        launch_own(product_of(args), args.dy.codes, args.x.codes, args.groups.alignment, kernels_.gemm, launch);
+        launch_own(product_of(args), args.dy.codes, args.x.codes, args.groups.alignment, kernels_.gemm,
+                   launch);
 }
 
 }  // namespace fp8flow
