@@ -180,8 +180,9 @@ __device__ void load_tiles(const DeviceProduct& p, WgmmaShared& shared, uint32_t
     }
 }
 
-// A computing warp is done with a stage: lanes 0 and 1 tell the two CTAs.
+// A computing warp is done with a stage, in all its lanes: two of them tell the two CTAs.
 __device__ __forceinline__ void release_stage(WgmmaShared& shared, int stage) {
+    __syncwarp();
     if (const uint32_t lane = threadIdx.x % 32; lane < kPair) barrier_arrive_at(&shared.empty[stage], lane);
 }
 
