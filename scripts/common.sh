@@ -47,10 +47,10 @@ configure() {
     fi
 }
 
-# build PRESET [TARGET]: builds build/PRESET with all usable cores.
+# build PRESET [TARGET...]: builds build/PRESET with all usable cores.
 build() {
-    local started=$SECONDS
+    local started=$SECONDS targets=("${@:2}")
     say "building build/$1 with $(usable_cores) jobs"
-    cmake --build "$root/build/$1" --parallel "$(usable_cores)" ${2:+--target "$2"} || die 1 "the build failed"
+    cmake --build "$root/build/$1" --parallel "$(usable_cores)" ${targets[0]:+--target "${targets[@]}"} || die 1 "the build failed"
     say "built in $((SECONDS - started)) s"
 }

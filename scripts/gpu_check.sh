@@ -1,67 +1,136 @@
 #!/usr/bin/env bash
-# On a machine with Hopper GPUs, in one call: builds, runs every GPU test, compute-sanitizer over the parity tests, and short train and
-# validate runs on 1, 2, ... GPUs. Prints one table and writes gpu_check.json. Installs nothing.
-# Usage: gpu_check.sh [FOLDER for logs and gpu_check.json; default runs/gpu_check]
+# On a machine with Hopper GPUs, in one call: builds, then runs every GPU test on one GPU and on several, short training, validation and
+# measuring runs on 1, 2, 4 GPUs, and compute-sanitizer over every operation. Small checks run side by side on all GPUs. Prints one table
+# and writes gpu_check.json; exit status 1 if a check failed. Installs nothing (dependencies: scripts/setup_deps.sh).
+# Usage: gpu_check.sh [--budget SECONDS] [--only REGEX] [--skip REGEX] [FOLDER]
+#   --budget  no check starts later than this after the start, build included; what no longer fits is "not run"
+#   --only    only checks whose name matches, e.g. --only gemm, --only '^memcheck'
+#   --skip    without checks whose name matches; --skip sanitizers stands for all runs under compute-sanitizer
+#   FOLDER    for logs and gpu_check.json; default runs/gpu_check
 set -uo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+# shellcheck source=scripts/check_queue.sh
+source "$root/scripts/check_queue.sh"
 
-out=${1:-$root/runs/gpu_check}
-mkdir -p "$out"
-gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader 2> /dev/null | wc -l)
+command="./scripts/gpu_check.sh${*:+ $*}"
+only='' skip='' out=$root/runs/gpu_check
+while (($# > 0)); do
+    case $1 in
+        -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0" && exit ;;
+        --budget | --only | --skip)
+            (($# >= 2)) || die 2 "$1: a value is missing"
+            printf -v "${1#--}" %s "$2"
+            shift
+            ;;
+        -*) die 2 "unknown argument $1; see --help" ;;
+        *) out=$1 ;;
+    esac
+    shift
+done
+[[ $budget =~ ^[0-9]+$ ]] || die 2 "--budget: got '$budget', want seconds"
+tools=(memcheck initcheck racecheck synccheck)
+if [[ $skip == sanitizers ]]; then skip="^($(IFS='|' && echo "${tools[*]}")) "; fi
+wanted() { [[ $1 =~ $only ]] && [[ -z $skip || ! $1 =~ $skip ]]; }
+
+mkdir -p "$out" || die 2 "cannot create $out"
+out=$(cd "$out" && pwd)
+mapfile -t gpu_ids < <(nvidia-smi --query-gpu=index --format=csv,noheader 2> /dev/null)
+if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then IFS=, read -ra gpu_ids <<< "$CUDA_VISIBLE_DEVICES"; fi
+gpus=${#gpu_ids[@]}
 ((gpus > 0)) || die 2 "no GPU is visible here"
+cores=$(usable_cores)
 problem=$(cuda_toolkit_problem)
 [[ -z $problem ]] || die 2 "the CUDA backend cannot be built: $problem"
-export OMPI_MCA_btl_vader_single_copy_mechanism=none
+export OMPI_MCA_btl_vader_single_copy_mechanism=none OMPI_MCA_btl_base_warn_component_unused=0 OMPI_MCA_mpi_yield_when_idle=1
+export OMP_WAIT_POLICY=passive
 if (($(id -u) == 0)); then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
+rank_counts=()
+for ranks in 1 2 4; do if ((ranks <= gpus)); then rank_counts+=("$ranks"); fi; done
 
-configure cuda-release && build cuda-release || exit
+# tests_of FOLDER: the executables of tests/FOLDER of which a check is wanted; those that take longest first, so that they do not end last
+tests_of() {
+    local file test name names=()
+    for file in "$root/tests/$1"/*{quantize,gemm,permute,token}*_test.{cpp,cu} "$root/tests/$1"/*_test.{cpp,cu}; do
+        if [[ -f $file ]]; then names+=("$1_$(basename "${file%.*}")"); fi
+    done
+    for test in $(printf '%s\n' "${names[@]}" | awk '!seen[$0]++'); do
+        for name in "$test" "${rank_counts[@]/#/$test on }" "${tools[@]/%/ $test}"; do
+            if wanted "$name"; then echo "$test" && break; fi
+        done
+    done
+}
+mapfile -t gpu_tests < <(tests_of gpu)
+mapfile -t mpi_tests < <(tests_of gpu_mpi)
+configure cuda-release && build cuda-release fp8flow "${gpu_tests[@]}" "${mpi_tests[@]}" || exit
 bin=$root/build/cuda-release
-rows=() failed=0
-record() {  # record NAME RESULT SECONDS DETAIL
-    rows+=("{\"check\": \"$1\", \"result\": \"$2\", \"seconds\": $3, \"detail\": \"$4\"}")
-    printf '%-34s %-8s %6s s  %s\n' "$1" "$2" "$3" "$4"
-    [[ $2 != failed ]] || failed=1
-}
-# check NAME SECONDS COMMAND...: the detail is the last line that matches $pattern.
-check() {
-    local name=$1 limit=$2 log start=$SECONDS result=passed detail
-    shift 2
-    log=$out/${name// /_}.log
-    timeout "$limit" "$@" > "$log" 2>&1 || result=failed
-    detail=$(grep -E "$pattern" "$log" | tail -n 1 | tr -d '"\\' | sed 's/^ *//')
-    record "$name" "$result" $((SECONDS - start)) "${detail:0:110}"
-}
 
-pattern='\[  (PASSED|FAILED)  \]'
-for test in "$bin"/tests/gpu_*_test; do check "$(basename "$test")" 300 "$test"; done
-pattern='ERROR SUMMARY'
-for test in "$bin"/tests/gpu_*_parity_test; do
-    name="memcheck $(basename "$test")"
-    if command -v compute-sanitizer > /dev/null; then
-        check "$name" 300 compute-sanitizer --tool memcheck --error-exitcode 1 "$test" --gtest_brief=1
-    else
-        record "$name" "not run" 0 "compute-sanitizer is not here"
+# ---- the checks, the most telling first -----------------------------------------------------------------------------------------------
+# add [options of add_check] NAME COMMAND...: unless --only or --skip say otherwise
+add() {
+    local option=1
+    while [[ ${!option} == --* ]]; do ((option += 2)); done
+    if wanted "${!option}"; then add_check "$@"; fi
+}
+has_command() { "$bin/fp8flow" --help | grep -qE "^ +$1 "; }
+on_ranks() { run=(mpirun -n "$1" --quiet --bind-to none --oversubscribe); }
+
+test_line='\[  (PASSED|FAILED)  \]|skipped'
+for test in "${gpu_tests[@]}"; do add --detail "$test_line" "$test" "$bin/tests/$test"; done
+
+for ranks in "${rank_counts[@]}"; do
+    on_ranks "$ranks"
+    for test in "${mpi_tests[@]}"; do
+        add --gpus "$ranks" --detail "$test_line" "$test on $ranks" "${run[@]}" "$bin/tests/$test"
+    done
+    split=(--set "parallel.expert_model_parallel_size=$ranks" --set "training.micro_batch_size=$((16 / ranks))")
+    quickstart=("$root/configs/quickstart.yaml" --backend hopper --set output.log_interval=50 "${split[@]}")
+    add --gpus "$ranks" --detail 'held-out loss' "train on $ranks" "${run[@]}" "$bin/fp8flow" train "${quickstart[@]}" \
+        --out "$out/train$ranks"
+    if ((ranks == rank_counts[-1])); then
+        add --gpus "$ranks" --detail 'verdict:' "validate on $ranks" "${run[@]}" "$bin/fp8flow" validate "${quickstart[@]}" \
+            --out "$out/validate$ranks" --set 'validate.recipes=[bf16,fp8_tensorwise,fp8_blockwise,fp8_flow,fp8_rowwise,mxfp8]'
+    fi
+    if has_command profile; then
+        add --gpus "$ranks" "profile on $ranks" "${run[@]}" "$bin/fp8flow" profile "$root/configs/layer_qwen3_30b_a3b.yaml" \
+            --backend hopper --out "$out/profile$ranks" --set "parallel.expert_model_parallel_size=$ranks" \
+            --set "training.global_batch_size=$ranks" --set model.seq_length=1024
     fi
 done
-pattern='held-out loss|verdict:'
-quickstart=("$root/configs/quickstart.yaml" --backend hopper --set output.log_interval=50)
-one=(--set parallel.expert_model_parallel_size=1 --set training.micro_batch_size=16)
-check "train on 1 GPU" 200 "$bin/fp8flow" train "${quickstart[@]}" "${one[@]}" --out "$out/train1"
-for ranks in 2 4; do
-    ((ranks <= gpus)) || continue
-    check "train on $ranks GPUs" 200 mpirun -n $ranks --quiet --bind-to none --oversubscribe "$bin/fp8flow" train "${quickstart[@]}" \
-        --set parallel.expert_model_parallel_size=$ranks --set training.micro_batch_size=$((16 / ranks)) --out "$out/train$ranks"
-done
-check "validate on 1 GPU" 300 "$bin/fp8flow" validate "${quickstart[@]}" "${one[@]}" --out "$out/validate1" \
-    --set "validate.recipes=[bf16,fp8_tensorwise,fp8_blockwise,fp8_flow,fp8_rowwise,mxfp8]"
+if has_command bench; then add --gpus 1 bench "$bin/fp8flow" bench --suite layer --out "$out/bench"; fi
 
+# sanitize TOOL COMMAND...: sets `run`. Exit status 77 where the tool is missing. memcheck runs the whole test, which costs little; the
+# others the small shapes (tests/support/cases.h).
+sanitize() {
+    run=(compute-sanitizer --tool "$1" --error-exitcode 1 --print-limit 20)
+    if [[ $1 == memcheck ]]; then run+=(--leak-check no); else run=(env FP8FLOW_SMALL_SHAPES=1 "${run[@]}"); fi
+    if ! command -v compute-sanitizer > /dev/null; then run=(sh -c 'echo compute-sanitizer is not here; exit 77'); fi
+}
+for tool in "${tools[@]}"; do
+    sanitize "$tool"
+    for test in "${gpu_tests[@]}"; do
+        [[ $test == *_parity_test ]] || continue
+        add --patience 120 --detail '(ERROR|RACECHECK) SUMMARY|is not here' "$tool $test" "${run[@]}" "$bin/tests/$test" --gtest_brief=1
+    done
+done
+if ((gpus >= 2)); then
+    sanitize memcheck
+    for test in "${mpi_tests[@]}"; do
+        add --gpus 2 --patience 120 --detail 'ERROR SUMMARY|is not here' "memcheck $test" mpirun -n 2 --quiet --bind-to none --oversubscribe \
+            "${run[@]}" "$bin/tests/$test" --gtest_brief=1
+    done
+fi
+
+say "${#check_names[@]} checks on $gpus GPUs with $cores cores, $SECONDS s after the start"
+status=0
+run_checks || status=1
 {
-    printf '{\n  "command": "./scripts/gpu_check.sh", "date": "%s", "commit": "%s",\n' "$(date +%F)" \
+    printf '{\n  "command": "%s", "date": "%s", "commit": "%s",\n' "${command//[\"\\]/}" "$(date +%F)" \
         "$(git -C "$root" rev-parse --short HEAD 2> /dev/null || echo unknown)"
-    printf '  "gpu": "%s", "gpus": %d,\n  "checks": [\n' "$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)" "$gpus"
-    (IFS=$'\n'; echo "${rows[*]}") | sed 's/^/    /; $!s/$/,/'
+    printf '  "gpu": "%s", "gpus": %d, "seconds": %d,\n  "checks": [\n' \
+        "$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)" "$gpus" "$SECONDS"
+    (IFS=$'\n' && echo "${check_rows[*]}") | sed 's/^/    /; $!s/$/,/'
     printf '  ]\n}\n'
 } > "$out/gpu_check.json"
-say "written: $out/gpu_check.json"
-exit $failed
+say "written: $out/gpu_check.json, $SECONDS s in all"
+exit $status
