@@ -47,13 +47,30 @@ BackendChoice choose_backend(BackendKind wanted, const Placement& placement, Pro
     return {.note = "backend: reference (another rank has no GPU of its own)"};
 }
 
+namespace {
+
+AttentionBackend attention_of(AttentionBackendKey key) {
+    switch (key) {
+        case AttentionBackendKey::automatic: return AttentionBackend::native;
+        case AttentionBackendKey::native: return AttentionBackend::native;
+        case AttentionBackendKey::cudnn: break;
+    }
+    const std::string problem = hopper::cudnn_problem();
+    require(problem.empty(), ExitCode::usage, "kernels.attention_backend: cudnn is asked for, but {}",
+            problem);
+    return AttentionBackend::cudnn;
+}
+
+}  // namespace
+
 std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic, const KernelSpec& kernels) {
     const bool stated = arithmetic == Arithmetic::stated;
     if (choice.kind == BackendKind::hopper) {
         const bool cublaslt = kernels.gemm_backend == GemmBackendKey::cublaslt;
         const KernelChoice chosen{.gemm = !stated    ? GemmBackend::simt
                                           : cublaslt ? GemmBackend::cublaslt
-                                                     : GemmBackend::native};
+                                                     : GemmBackend::native,
+                                  .attention = attention_of(kernels.attention_backend)};
         return hopper::make_ops(choice.device, chosen);
     }
     ReferenceOptions options;

@@ -32,16 +32,28 @@ gpu_visible() { compgen -G '/dev/nvidia[0-9]*' > /dev/null; }
 # Prints why the CUDA toolkit cannot build the CUDA backend; nothing when it can.
 cuda_toolkit_problem() { cmake -P "$root/cmake/CudaToolkit.cmake"; }
 
+# Prints the prefix with dependencies (scripts/fetch_deps.sh) that builds use: $FP8FLOW_DEPS, else .deps; nothing where there is none.
+deps_prefix() {
+    local prefix=${FP8FLOW_DEPS:-$root/.deps}
+    if [[ -d $prefix ]]; then
+        (cd "$prefix" && pwd)
+    elif [[ -n ${FP8FLOW_DEPS:-} ]]; then
+        die 2 "FP8FLOW_DEPS: $FP8FLOW_DEPS is not a folder"
+    fi
+}
+
 # configure PRESET: configures build/PRESET (CMakePresets.json), quietly unless it fails.
 configure() {
-    local folder=$root/build/$1 log launchers=()
+    local folder=$root/build/$1 log prefix options=()
     log=$folder/configure.log
     mkdir -p "$folder"
     if command -v ccache > /dev/null; then
-        launchers=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
+        options=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
     fi
-    say "configuring build/$1"
-    if ! cmake -S "$root" --preset "$1" "${launchers[@]}" --no-warn-unused-cli > "$log" 2>&1; then
+    prefix=$(deps_prefix) || exit
+    if [[ -n $prefix ]]; then options+=("-DFP8FLOW_DEPS=$prefix"); fi
+    say "configuring build/$1${prefix:+ with the libraries in $prefix}"
+    if ! cmake -S "$root" --preset "$1" "${options[@]}" --no-warn-unused-cli > "$log" 2>&1; then
         cat "$log" >&2
         die 1 "cmake failed; its output is above and in $log"
     fi

@@ -2,15 +2,18 @@
 # Installs the distribution's packages that fp8flow is built from (Debian 12, Ubuntu 24.04), if any is missing.
 # Usage: setup_deps.sh [build] [format]     (default: build)
 # When nothing is missing it does nothing and needs no network. Without root and without passwordless sudo it prints the
-# line to run and exits with status 2. FP8FLOW_SKIP_SETUP=1 skips the check (for toolchains that are not from packages).
+# line to run and exits with status 2. FP8FLOW_SKIP_SETUP=1 skips the check (for toolchains that are not from packages); libraries that
+# fetch_deps.sh has put into a prefix are not asked for.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-build_packages=(cmake ninja-build g++ openmpi-bin libopenmpi-dev libfmt-dev libyaml-cpp-dev
-    nlohmann-json3-dev libcli11-dev libgtest-dev)
+build_packages=(cmake ninja-build g++ openmpi-bin libopenmpi-dev)
+libraries=(libfmt-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev libgtest-dev)
 format_packages=(clang-format-14)
 
+prefix=$(deps_prefix) || exit
+if [[ ! -f $prefix/.complete ]]; then build_packages+=("${libraries[@]}"); fi
 wanted=()
 for group in "${@:-build}"; do
     case $group in

@@ -1,5 +1,6 @@
 // Attention on CUDA cores, tile by tile through shared memory, in the reference's order of summation and with its bits: scores are not
-// kept, the backward rebuilds them from the saved log-sum-exp. Rotary embedding and the packed projection: attention_layout.cu.
+// kept, the backward rebuilds them from the saved log-sum-exp. Rotary embedding and the packed projection: attention_layout.cu; attention on
+// cuDNN, where it is chosen and takes the shape: attention_cudnn.h.
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/launch.h"
 #include "kernels/hopper/workspace.h"
@@ -407,6 +408,9 @@ void launch_tiles(void (*kernel)(Args, int64_t), const Args& args, int64_t num_t
 
 void HopperOps::do_attention(const op::Attention& args, const Launch& launch) {
     if (args.q.numel() == 0) return;
+    if (kernels_.attention == AttentionBackend::cudnn &&
+        CudnnAttention::takes(args.q, args.k, args.seq_length))
+        return workspace_->cudnn.forward(args, launch);
     const Shape shape = shape_of(args.q, args.k, args.seq_length, args.scale);
     const ForwardArgs forward{.shape = shape,
                               .q = args.q.data,
@@ -420,6 +424,9 @@ void HopperOps::do_attention(const op::Attention& args, const Launch& launch) {
 
 void HopperOps::do_attention_backward(const op::AttentionBackward& args, const Launch& launch) {
     if (args.q.numel() == 0) return;
+    if (kernels_.attention == AttentionBackend::cudnn &&
+        CudnnAttention::takes(args.q, args.k, args.seq_length))
+        return workspace_->cudnn.backward(args, launch);
     const Shape shape = shape_of(args.q, args.k, args.seq_length, args.scale);
     const int64_t rows = args.lse.numel();
     const BackwardArgs backward{.shape = shape,

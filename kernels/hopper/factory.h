@@ -15,7 +15,8 @@ namespace fp8flow {
 // the device. cublaslt: all of them on cuBLASLt, experts one by one with sizes read by the host (the baseline). simt: all on CUDA cores, in
 // the reference's order of summation and with its bits.
 enum class GemmBackend { native, cublaslt, simt };
-// Who computes attention. native: this project's kernel. cudnn: cuDNN, in builds that found it.
+// Who computes attention. native: this project's kernel. cudnn: cuDNN, in builds that found it; shapes that it does not take run on native
+// (attention_cudnn.h).
 enum class AttentionBackend { native, cudnn };
 
 struct KernelChoice {
@@ -40,6 +41,8 @@ namespace hopper {
 
 // Operations on CUDA device `device`. Throws Error(usage) without a usable Hopper GPU.
 std::unique_ptr<Ops> make_ops(int device, const KernelChoice& kernels = {});
+// Why attention cannot run on cuDNN in this program; empty where it can.
+std::string cudnn_problem();
 // Of the GPU that `ops` run on; must not outlive them.
 std::unique_ptr<Probe> make_probe(Ops& ops);
 // The exchange of a job of one rank: every expert is here, so dispatch and combine are row movers on the GPU.

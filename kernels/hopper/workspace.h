@@ -1,6 +1,8 @@
-// Memory that operations need beside their arguments, allocated once: partial sums of two-stage reductions, cuBLASLt's handle and scratch.
+// Memory that operations need beside their arguments, allocated once: partial sums of two-stage reductions, cuBLASLt's handle and scratch,
+// cuDNN's plans.
 #pragma once
 
+#include "kernels/hopper/attention_cudnn.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/launch.h"
 
@@ -29,7 +31,10 @@ struct HopperOps::Workspace {
     static constexpr std::size_t kLtBytes = std::size_t{64} << 20;
 
     explicit Workspace(Device& owner)
-        : device(owner), partials(owner.allocate(kPartialsBytes)), lt_scratch(owner.allocate(kLtBytes)) {
+        : device(owner),
+          partials(owner.allocate(kPartialsBytes)),
+          lt_scratch(owner.allocate(kLtBytes)),
+          cudnn(owner) {
         FP8FLOW_CHECK(cublasLtCreate(&lt) == CUBLAS_STATUS_SUCCESS, "cublasLtCreate");
     }
     ~Workspace() {
@@ -58,6 +63,7 @@ struct HopperOps::Workspace {
     void* lt_scratch;
     cublasLtHandle_t lt = nullptr;
     std::map<hopper::LtKey, hopper::LtPlan> lt_plans;
+    hopper::CudnnAttention cudnn;
 };
 
 }  // namespace fp8flow

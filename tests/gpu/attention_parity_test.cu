@@ -1,5 +1,6 @@
 // Attention, rotary embedding and the packed projection of the Hopper backend against the reference, bit by bit: both sum in the order
-// of kernels/ops/attention.h.
+// of kernels/ops/attention.h. Attention on cuDNN against the reference within bounds.
+#include "kernels/hopper/attention_cudnn.h"
 #include "tests/support/parity.h"
 
 #include <gtest/gtest.h>
@@ -22,9 +23,13 @@ const std::vector<Shape> kShapes = {{0, 16, 2, 1, 32},   {1, 1, 1, 1, 2},    {3,
                                     {2, 63, 2, 2, 64},   {2, 64, 4, 1, 64},  {2, 65, 3, 3, 33},
                                     {1, 127, 8, 2, 128}, {1, 129, 2, 1, 96}, {1, 300, 4, 2, 128}};
 
-void run_attention(const Shape& s, DType dtype) {
-    SCOPED_TRACE(fmt::format("{}: {} sequences of {}, heads {}/{}, depth {}", name_of(dtype), s.sequences,
-                             s.length, s.heads, s.kv_heads, s.depth));
+std::string describe(const Shape& s, DType dtype) {
+    return fmt::format("{}: {} sequences of {}, heads {}/{}, depth {}", name_of(dtype), s.sequences, s.length,
+                       s.heads, s.kv_heads, s.depth);
+}
+
+void run_attention(const Shape& s, DType dtype, AttentionBackend backend = AttentionBackend::native) {
+    SCOPED_TRACE(describe(s, dtype));
     HostTensor q(dtype, {s.tokens(), s.heads, s.depth}), k(dtype, {s.tokens(), s.kv_heads, s.depth}),
         v(dtype, {s.tokens(), s.kv_heads, s.depth}), dout(dtype, {s.tokens(), s.heads, s.depth});
     HostTensor o(dtype, {s.tokens(), s.heads, s.depth}), lse(DType::f32, {s.tokens(), s.heads});
@@ -36,6 +41,7 @@ void run_attention(const Shape& s, DType dtype) {
     fill_normal(dout, 4);
 
     Parity parity;
+    parity.gpu.choose_kernels({.attention = backend});
     parity.gpu.attention({.q = parity.to_gpu(q),
                           .k = parity.to_gpu(k),
                           .v = parity.to_gpu(v),
@@ -78,6 +84,112 @@ void run_attention(const Shape& s, DType dtype) {
 TEST(AttentionParity, ForwardAndBackward) {
     for (const Shape& s : kShapes)
         for (DType dtype : {DType::bf16, DType::f32}) run_attention(s, dtype);
+}
+
+// What one run on cuDNN wrote.
+struct Outputs {
+    HostTensor o, lse, dq, dk, dv;
+};
+struct Inputs {
+    explicit Inputs(const Shape& s)
+        : q(DType::bf16, {s.tokens(), s.heads, s.depth}),
+          k(DType::bf16, {s.tokens(), s.kv_heads, s.depth}),
+          v(DType::bf16, {s.tokens(), s.kv_heads, s.depth}),
+          dout(DType::bf16, {s.tokens(), s.heads, s.depth}) {
+        fill_normal(q, 1, 2.0);
+        fill_normal(k, 2, 2.0);
+        fill_normal(v, 3);
+        fill_normal(dout, 4);
+    }
+    HostTensor q, k, v, dout;
+};
+Outputs poisoned(const Shape& s) {
+    return {.o = HostTensor(DType::bf16, {s.tokens(), s.heads, s.depth}),
+            .lse = HostTensor(DType::f32, {s.tokens(), s.heads}),
+            .dq = HostTensor(DType::bf16, {s.tokens(), s.heads, s.depth}),
+            .dk = HostTensor(DType::bf16, {s.tokens(), s.kv_heads, s.depth}),
+            .dv = HostTensor(DType::bf16, {s.tokens(), s.kv_heads, s.depth})};
+}
+// Forward, then backward from what the forward wrote; `place` is where the backend sees a tensor.
+template <class Place> void run_both(Ops& ops, Place place, const Shape& s, Inputs& in, Outputs& out) {
+    ops.attention({.q = place(in.q),
+                   .k = place(in.k),
+                   .v = place(in.v),
+                   .seq_length = s.length,
+                   .scale = s.scale(),
+                   .o = place(out.o),
+                   .lse = place(out.lse)});
+    ops.attention_backward({.dout = place(in.dout),
+                            .q = place(in.q),
+                            .k = place(in.k),
+                            .v = place(in.v),
+                            .o = place(out.o),
+                            .lse = place(out.lse),
+                            .seq_length = s.length,
+                            .scale = s.scale(),
+                            .dq = place(out.dq),
+                            .dk = place(out.dk),
+                            .dv = place(out.dv)});
+}
+
+// Probabilities and score gradients are rounded to bf16 before their products, so the bounds are those of a block (reliability: NMSE
+// 1e-4) and a fifth of it for the output. Where a gradient is zero but for rounding, 1e-5 an element is left to it.
+void expect_near(const HostTensor& got, const HostTensor& want, double bound, const char* what) {
+    double error = 0, energy = 0;
+    for (int64_t i = 0; i < want.numel(); ++i) {
+        ASSERT_TRUE(std::isfinite(got(i))) << what << "[" << i << "]";
+        error += (got(i) - want(i)) * (got(i) - want(i));
+        energy += want(i) * want(i);
+    }
+    EXPECT_LE(error, bound * energy + 1e-10 * static_cast<double>(want.numel()))
+        << what << ": NMSE " << error / energy;
+}
+
+// head sizes 64 and 128; one query head a key head, and groups of 2, 4 and 8; whole and partial tiles; several sequences
+const std::vector<Shape> kCudnnShapes = {{2, 17, 8, 2, 64},   {3, 17, 4, 1, 128},  {2, 128, 4, 4, 128},
+                                         {3, 128, 8, 4, 64},  {2, 129, 8, 2, 128}, {1, 129, 8, 1, 64},
+                                         {1, 1024, 4, 2, 64}, {2, 1024, 8, 1, 128}};
+
+TEST(AttentionOnCudnn, WithinBoundsOfTheReferenceAndTheSameBitsTwice) {
+    if (const std::string problem = hopper::cudnn_problem(); !problem.empty()) GTEST_SKIP() << problem;
+    for (const Shape& s : kCudnnShapes) {
+        SCOPED_TRACE(describe(s, DType::bf16));
+        Inputs in(s);
+        ASSERT_TRUE(hopper::CudnnAttention::takes(in.q, in.k, s.length));
+        Outputs first = poisoned(s), second = poisoned(s), want = poisoned(s);
+        Parity parity;
+        parity.gpu.choose_kernels({.attention = AttentionBackend::cudnn});
+        const auto on_gpu = [&](const HostTensor& tensor) { return parity.to_gpu(tensor.view()); };
+        run_both(parity.gpu, on_gpu, s, in, first);
+        run_both(parity.gpu, on_gpu, s, in, second);
+        run_both(
+            parity.cpu, [](const HostTensor& tensor) { return tensor.view(); }, s, in, want);
+
+        using Which = HostTensor Outputs::*;
+        const auto check = [&](Which which, double bound, const char* what) {
+            const HostTensor got = parity.from_gpu((first.*which).view());
+            EXPECT_EQ(got.bytes(), parity.from_gpu((second.*which).view()).bytes()) << what << " twice";
+            expect_near(got, want.*which, bound, what);
+        };
+        check(&Outputs::o, 2e-5, "o");
+        check(&Outputs::dq, 1e-4, "dq");
+        check(&Outputs::dk, 1e-4, "dk");
+        check(&Outputs::dv, 1e-4, "dv");
+        const HostTensor lse = parity.from_gpu(first.lse.view());
+        EXPECT_EQ(lse.bytes(), parity.from_gpu(second.lse.view()).bytes()) << "lse twice";
+        for (int64_t i = 0; i < lse.numel(); ++i)
+            ASSERT_NEAR(lse(i), want.lse(i), 1e-4) << "lse[" << i << "]: natural log of the scaled scores";
+    }
+}
+
+// One token, f32, other head sizes, an odd row: the native kernel takes them, with the reference's bits.
+TEST(AttentionOnCudnn, OtherShapesRunOnTheNativeKernel) {
+    const Shape one{4, 1, 8, 2, 128}, depth{1, 65, 4, 2, 96}, odd{1, 129, 3, 3, 64};
+    for (const Shape& s : {one, depth, odd}) {
+        EXPECT_FALSE(hopper::CudnnAttention::takes(Inputs(s).q, Inputs(s).k, s.length));
+        run_attention(s, DType::bf16, AttentionBackend::cudnn);
+    }
+    run_attention({1, 128, 4, 2, 64}, DType::f32, AttentionBackend::cudnn);
 }
 
 // A NaN of the future must not reach the past, inside a tile or across tiles.

@@ -1,0 +1,21 @@
+// Log-sum-exps between this project's layout and cuDNN's, which ignores the strides it is given for them (cudnn-frontend pull request 304).
+#pragma once
+
+#include "kernels/core/stream.h"
+
+#include <cstdint>
+
+namespace fp8flow::hopper {
+
+// A part of lse [T, heads]: `sequences` of `length` rows from row `first_row`, `part_heads` heads from `first_head`. Packed: contiguous
+// [sequences, part_heads, length].
+struct LsePart {
+    int64_t sequences, length;
+    int64_t heads;
+    int64_t first_row, first_head, part_heads;
+};
+
+void pack_lse(const float* lse, const LsePart& part, float* packed, const Launch& launch);
+void unpack_lse(const float* packed, const LsePart& part, float* lse, const Launch& launch);
+
+}  // namespace fp8flow::hopper
