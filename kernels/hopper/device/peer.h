@@ -1,0 +1,38 @@
+// Words that the GPUs of one host show each other: stores and loads with system-wide order, the GPU's clock, and a wait that gives up.
+// Source of the orders: PTX ISA, "Memory Consistency Model": when an acquire reads what a release wrote, everything that came before the
+// release, on any GPU of the host, is visible after the acquire. Read next: kernels/hopper/peer_exchange.h.
+#pragma once
+
+#include <cstdint>
+
+namespace fp8flow::hopper {
+
+__device__ __forceinline__ void store_release_system(uint64_t* word, uint64_t value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ uint64_t load_acquire_system(const uint64_t* word) {
+    uint64_t value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+}
+
+// Nanoseconds; the same rate on all multiprocessors.
+__device__ __forceinline__ uint64_t device_nanoseconds() {
+    uint64_t time;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
+    return time;
+}
+
+// Waits until *word >= value; false if that took longer than `limit` nanoseconds.
+__device__ __forceinline__ bool wait_until_reached(const uint64_t* word, uint64_t value, uint64_t limit) {
+    constexpr unsigned kNap = 40;  // nanoseconds between polls: short beside the 1-2 us of a barrier
+    const uint64_t start = device_nanoseconds();
+    while (load_acquire_system(word) < value) {
+        if (device_nanoseconds() - start > limit) return false;
+        __nanosleep(kNap);
+    }
+    return true;
+}
+
+}  // namespace fp8flow::hopper

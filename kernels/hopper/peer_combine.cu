@@ -1,0 +1,213 @@
+// combine over peer memory: the rank that hosts the experts stores sums (order `rank`) or single rows (order `invariant`) into fixed slots of
+// the owner's box; after one meeting the owner adds them in ascending expert order, which is also ascending rank order, plus the residual,
+// and rounds once. The bits are those of the reference exchange.
+#include "kernels/hopper/peer_exchange.h"
+#include "kernels/hopper/vector_io.h"
+
+namespace fp8flow {
+
+using namespace hopper;
+
+namespace {
+
+// A box, order rank: rows [G, S, H]; order invariant: rows [S, K, H], a token's in ascending expert order. Then dprob [S, K] f32.
+struct CombineArgs {
+    PeerGroup group;
+    const int32_t* all_ids;
+    int64_t slots, topk, local_experts;
+    ReceivedRows received;
+    const int32_t* recv_rows;
+    DeviceView src, drow_prob;
+    int64_t hidden, row_bytes;
+    bool vectorised;  // src and the boxes
+    int64_t prob_offset;
+    // the owner's side
+    int64_t tokens;
+    CombineOrder order;
+    DeviceView residual, y;
+    bool vectorised_y;
+    float* dprob;
+
+    __device__ TokenChoices choices(int rank, int64_t token) const {
+        return {all_ids + (rank * slots + token) * topk, topk, group.size * local_experts, local_experts};
+    }
+    __device__ float* box_probs(uint8_t* box) const { return reinterpret_cast<float*>(box + prob_offset); }
+};
+
+// Order rank. Moves: the M-rows of every received row once, one row out, remote ones over NVLink; ceiling: stores to three peers while all
+// GPUs store, 355 GB/s on H200s. A warp takes a received row, a thread eight columns at a time, adding in fp32 in the order of recv_rows
+// and rounding once; rows of all owners are dealt out evenly. No barriers, one writer a byte.
+__global__ __launch_bounds__(kPeerThreads) void push_sums_kernel(const CombineArgs args) {
+    const PeerGroup& group = args.group;
+    if (group.lost()) return;
+    const int64_t base = args.src.base();
+    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    args.received.deal(group.rank, group.size, [&](int64_t i, int owner, int64_t token) {
+        const int32_t* rows = args.recv_rows + i * args.topk;
+        int count = 0;
+        while (count < args.topk && rows[count] >= 0) ++count;
+        uint8_t* to = group.next_box(owner) + (group.rank * args.slots + token) * args.row_bytes;
+        for (int64_t column = lane * kVector; column < args.hidden; column += kPeerWarp * kVector) {
+            const int64_t width = args.hidden - column;
+            float sum[kVector] = {};
+#pragma unroll 4
+            for (int k = 0; k < count; ++k) {
+                float values[kVector];
+                load_up_to_8(args.src.data, args.src.dtype, (base + rows[k]) * args.hidden + column, width,
+                             args.vectorised, values);
+#pragma unroll
+                for (int j = 0; j < kVector; ++j) sum[j] += values[j];
+            }
+            store_up_to_8(to, args.src.dtype, column, width, args.vectorised, sum);
+        }
+    });
+    if (grid_thread() != 0) return;
+    int64_t sent = 0;
+    for (int r = 0; r < group.size; ++r)
+        if (r != group.rank) sent += args.received.offsets[r + 1] - args.received.offsets[r];
+    count_wire(&group.words->wire[2], sent * args.row_bytes);
+}
+
+// Order invariant. Moves: every M-row once in and once out, remote ones over NVLink. A warp takes a received row and copies the M-row of each
+// of its experts here to the owner's slot of that (token, expert); zeros where an overflow cut the row off. Copies only, one writer a byte.
+__global__ __launch_bounds__(kPeerThreads) void push_choices_kernel(const CombineArgs args) {
+    const PeerGroup& group = args.group;
+    if (group.lost()) return;
+    const int64_t base = args.src.base();
+    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    int64_t sent = 0;
+    args.received.deal(group.rank, group.size, [&](int64_t i, int owner, int64_t token) {
+        const TokenChoices choices = args.choices(owner, token);
+        uint8_t* slots = group.next_box(owner) + token * args.topk * args.row_bytes;
+        for (int64_t k = 0; k < args.topk; ++k) {
+            if (!choices.exists(k) || choices.host(k) != group.rank) continue;
+            const int32_t row = args.recv_rows[i * args.topk + choices.place_on(k, group.rank)];
+            uint8_t* to = slots + choices.place(k) * args.row_bytes;
+            if (row >= 0) {
+                copy_contiguous(to,
+                                static_cast<const uint8_t*>(args.src.data) + (base + row) * args.row_bytes,
+                                args.row_bytes, lane, kPeerWarp);
+            } else {
+                for (int64_t at = lane; at < args.row_bytes; at += kPeerWarp) to[at] = 0;
+            }
+            if (owner != group.rank) ++sent;
+        }
+    });
+    if (lane == 0) count_wire(&group.words->wire[2], sent * args.row_bytes);
+}
+
+// Moves: 4 bytes a (token, expert) to its owner. A thread takes one (received row, k). The row of an expert is the one whose place equals the
+// number of the token's smaller experts here.
+__global__ __launch_bounds__(kPeerThreads) void push_probs_kernel(const CombineArgs args) {
+    const PeerGroup& group = args.group;
+    if (group.lost()) return;
+    const int64_t base = args.drow_prob.base(), items = args.received.offsets[group.size] * args.topk;
+    const float* values = static_cast<const float*>(args.drow_prob.data);
+    unsigned sent = 0;
+    for (int64_t item = grid_thread(); item < items; item += grid_threads()) {
+        const int64_t i = item / args.topk, k = item % args.topk, source = args.received.source[i];
+        const int owner = static_cast<int>(source / args.slots);
+        const int64_t token = source % args.slots;
+        const TokenChoices choices = args.choices(owner, token);
+        if (!choices.exists(k) || choices.host(k) != group.rank) continue;
+        const int32_t row = args.recv_rows[i * args.topk + choices.place_on(k, group.rank)];
+        args.box_probs(group.next_box(owner))[token * args.topk + k] = row >= 0 ? values[base + row] : 0.0f;
+        if (owner != group.rank) ++sent;
+    }
+    const unsigned of_warp = __reduce_add_sync(0xFFFFFFFFu, sent);
+    if (threadIdx.x % kPeerWarp == 0) count_wire(&group.words->wire[2], int64_t{of_warp} * 4);
+}
+
+// Moves: every returned row of this rank's tokens and the residual once, y out, all of it local. Ceiling: copy bandwidth. A warp takes a
+// token, a thread eight columns at a time: fp32 sum over the slots that were written, in ascending order, plus the residual, one rounding.
+// No barriers, one writer a byte.
+__global__ __launch_bounds__(kPeerThreads) void add_returned_kernel(const CombineArgs args) {
+    const PeerGroup& group = args.group;
+    if (group.lost()) return;
+    uint8_t* box = group.current_box(group.rank);
+    const bool by_rank = args.order == CombineOrder::rank;
+    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    for (int64_t token = grid_thread() / kPeerWarp; token < args.tokens;
+         token += grid_threads() / kPeerWarp) {
+        const TokenChoices choices = args.choices(group.rank, token);
+        // Bit n: slot n of the token holds a row. Order rank: from rank n. Order invariant: of its n-th expert.
+        uint32_t written = 0;
+        for (int64_t k = 0; k < args.topk; ++k)
+            if (choices.exists(k)) written |= by_rank ? 1u << choices.host(k) : written << 1 | 1u;
+        for (int64_t column = lane * kVector; column < args.hidden; column += kPeerWarp * kVector) {
+            const int64_t width = args.hidden - column;
+            float sum[kVector] = {};
+#pragma unroll 4
+            for (uint32_t left = written; left != 0; left &= left - 1) {
+                const int64_t slot = __ffs(static_cast<int>(left)) - 1;
+                const int64_t row = by_rank ? slot * args.slots + token : token * args.topk + slot;
+                float values[kVector];
+                load_up_to_8(box, args.src.dtype, row * args.hidden + column, width, args.vectorised, values);
+#pragma unroll
+                for (int j = 0; j < kVector; ++j) sum[j] += values[j];
+            }
+            if (args.residual.data != nullptr) {
+                float values[kVector];
+                load_up_to_8(args.residual.data, args.residual.dtype, token * args.hidden + column, width,
+                             args.vectorised_y, values);
+#pragma unroll
+                for (int j = 0; j < kVector; ++j) sum[j] += values[j];
+            }
+            store_up_to_8(args.y.data, args.y.dtype, token * args.hidden + column, width, args.vectorised_y,
+                          sum);
+        }
+        if (args.dprob == nullptr) continue;
+        for (int64_t k = lane; k < args.topk; k += kPeerWarp)
+            args.dprob[token * args.topk + k] =
+                choices.exists(k) ? args.box_probs(box)[token * args.topk + k] : 0.0f;
+    }
+}
+
+}  // namespace
+
+void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Arena&, const Launch& launch) {
+    last_stream_ = launch.stream;
+    const int64_t slots = plan.all_ids.dim(1), topk = plan.topk, hidden = args.src.cols(),
+                  row_bytes = hidden * size_of(args.src.dtype);
+    const bool by_rank = order_ == CombineOrder::rank;
+    const int64_t prob_offset = peer_aligned((by_rank ? size() : topk) * slots * row_bytes);
+    check_fits(prob_offset + slots * topk * 4, "a combine");
+    const CombineArgs kernel_args{
+        .group = device_groups_[kExpertParallel],
+        .all_ids = plan.all_ids.as<int32_t>(),
+        .slots = slots,
+        .topk = topk,
+        .local_experts = plan.groups.num_groups,
+        .received = {plan.recv_offsets.as<int64_t>(), plan.recv_source.as<int32_t>(), slots},
+        .recv_rows = plan.recv_rows.as<int32_t>(),
+        .src = device_view(args.src),
+        .drow_prob = device_view(args.drow_prob),
+        .hidden = hidden,
+        .row_bytes = row_bytes,
+        .vectorised = is_vectorisable(args.src.data, hidden),
+        .prob_offset = prob_offset,
+        .tokens = plan.num_tokens,
+        .order = order_,
+        .residual = device_view(args.residual),
+        .y = device_view(args.y),
+        .vectorised_y = is_vectorisable(args.y.data, hidden) &&
+                        (!args.residual || is_vectorisable(args.residual.data, hidden)),
+        .dprob = args.dprob ? args.dprob.as<float>() : nullptr};
+    const cudaStream_t stream = stream_of(launch);
+    const int64_t received = size() * slots;
+    if (by_rank)
+        push_sums_kernel<<<peer_grid(received, launch), kPeerThreads, 0, stream>>>(kernel_args);
+    else
+        push_choices_kernel<<<peer_grid(received, launch), kPeerThreads, 0, stream>>>(kernel_args);
+    check_launch("returning rows to peers");
+    if (args.dprob) {
+        push_probs_kernel<<<peer_grid(ceil_div(received * topk, kPeerWarp), launch), kPeerThreads, 0,
+                            stream>>>(kernel_args);
+        check_launch("returning the gradients of the probabilities");
+    }
+    meet(kExpertParallel, PeerOperation::combine, launch);
+    add_returned_kernel<<<peer_grid(plan.num_tokens, launch), kPeerThreads, 0, stream>>>(kernel_args);
+    check_launch("adding returned rows");
+}
+
+}  // namespace fp8flow
