@@ -34,31 +34,68 @@ struct CombineArgs {
     __device__ float* box_probs(uint8_t* box) const { return reinterpret_cast<float*>(box + prob_offset); }
 };
 
+// How rows of numbers are accessed: any dtype and alignment, or bf16 in whole vectors, where nothing branches and loads stay in flight.
+enum class Access { any, bf16_vectors };
+
+template <Access kAccess> struct Rows {
+    void* data;
+    DType dtype;
+    bool vectorised;
+    int64_t hidden;
+
+    __device__ __forceinline__ void load(int64_t row, int64_t column, float (&values)[kVector]) const {
+        if constexpr (kAccess == Access::bf16_vectors)
+            load8(data, DType::bf16, row * hidden + column, values);
+        else
+            load_up_to_8(data, dtype, row * hidden + column, hidden - column, vectorised, values);
+    }
+    __device__ __forceinline__ void store(int64_t row, int64_t column, const float (&values)[kVector]) const {
+        if constexpr (kAccess == Access::bf16_vectors)
+            store8(data, DType::bf16, row * hidden + column, values);
+        else
+            store_up_to_8(data, dtype, row * hidden + column, hidden - column, vectorised, values);
+    }
+    // sum += the eight columns of `count` rows, one after the other; next_row() names them. Four loads are in flight.
+    template <class NextRow>
+    __device__ __forceinline__ void add(int count, NextRow next_row, int64_t column,
+                                        float (&sum)[kVector]) const {
+        constexpr int kInFlight = 4;
+        for (int first = 0; first < count; first += kInFlight) {
+            float values[kInFlight][kVector];
+#pragma unroll
+            for (int j = 0; j < kInFlight; ++j)
+                if (first + j < count) load(next_row(), column, values[j]);
+#pragma unroll
+            for (int j = 0; j < kInFlight; ++j) {
+                if (first + j >= count) continue;
+#pragma unroll
+                for (int e = 0; e < kVector; ++e) sum[e] += values[j][e];
+            }
+        }
+    }
+};
+
 // Order rank. Moves: the M-rows of every received row once, one row out, remote ones over NVLink; ceiling: stores to three peers while all
 // GPUs store, 355 GB/s on H200s. A warp takes a received row, a thread eight columns at a time, adding in fp32 in the order of recv_rows
 // and rounding once; rows of all owners are dealt out evenly. No barriers, one writer a byte.
+template <Access kAccess>
 __global__ __launch_bounds__(kPeerThreads) void push_sums_kernel(const CombineArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
     const int64_t base = args.src.base();
     const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    const Rows<kAccess> src{args.src.data, args.src.dtype, args.vectorised, args.hidden};
     args.received.deal(group.rank, group.size, [&](int64_t i, int owner, int64_t token) {
         const int32_t* rows = args.recv_rows + i * args.topk;
         int count = 0;
         while (count < args.topk && rows[count] >= 0) ++count;
-        uint8_t* to = group.next_box(owner) + (group.rank * args.slots + token) * args.row_bytes;
+        const Rows<kAccess> slots{group.next_box(owner), args.src.dtype, args.vectorised, args.hidden};
         for (int64_t column = lane * kVector; column < args.hidden; column += kPeerWarp * kVector) {
-            const int64_t width = args.hidden - column;
             float sum[kVector] = {};
-#pragma unroll 4
-            for (int k = 0; k < count; ++k) {
-                float values[kVector];
-                load_up_to_8(args.src.data, args.src.dtype, (base + rows[k]) * args.hidden + column, width,
-                             args.vectorised, values);
-#pragma unroll
-                for (int j = 0; j < kVector; ++j) sum[j] += values[j];
-            }
-            store_up_to_8(to, args.src.dtype, column, width, args.vectorised, sum);
+            int next = 0;
+            src.add(
+                count, [&] { return base + rows[next++]; }, column, sum);
+            slots.store(group.rank * args.slots + token, column, sum);
         }
     });
     if (grid_thread() != 0) return;
@@ -121,12 +158,16 @@ __global__ __launch_bounds__(kPeerThreads) void push_probs_kernel(const CombineA
 // Moves: every returned row of this rank's tokens and the residual once, y out, all of it local. Ceiling: copy bandwidth. A warp takes a
 // token, a thread eight columns at a time: fp32 sum over the slots that were written, in ascending order, plus the residual, one rounding.
 // No barriers, one writer a byte.
+template <Access kAccess>
 __global__ __launch_bounds__(kPeerThreads) void add_returned_kernel(const CombineArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
     uint8_t* box = group.current_box(group.rank);
     const bool by_rank = args.order == CombineOrder::rank;
     const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    const Rows<kAccess> slots{box, args.src.dtype, args.vectorised, args.hidden},
+        residual{args.residual.data, args.residual.dtype, args.vectorised_y, args.hidden},
+        y{args.y.data, args.y.dtype, args.vectorised_y, args.hidden};
     for (int64_t token = grid_thread() / kPeerWarp; token < args.tokens;
          token += grid_threads() / kPeerWarp) {
         const TokenChoices choices = args.choices(group.rank, token);
@@ -135,26 +176,21 @@ __global__ __launch_bounds__(kPeerThreads) void add_returned_kernel(const Combin
         for (int64_t k = 0; k < args.topk; ++k)
             if (choices.exists(k)) written |= by_rank ? 1u << choices.host(k) : written << 1 | 1u;
         for (int64_t column = lane * kVector; column < args.hidden; column += kPeerWarp * kVector) {
-            const int64_t width = args.hidden - column;
             float sum[kVector] = {};
-#pragma unroll 4
-            for (uint32_t left = written; left != 0; left &= left - 1) {
+            uint32_t left = written;
+            const auto next_slot = [&] {
                 const int64_t slot = __ffs(static_cast<int>(left)) - 1;
-                const int64_t row = by_rank ? slot * args.slots + token : token * args.topk + slot;
+                left &= left - 1;
+                return by_rank ? slot * args.slots + token : token * args.topk + slot;
+            };
+            slots.add(__popc(written), next_slot, column, sum);
+            if (residual.data != nullptr) {
                 float values[kVector];
-                load_up_to_8(box, args.src.dtype, row * args.hidden + column, width, args.vectorised, values);
+                residual.load(token, column, values);
 #pragma unroll
-                for (int j = 0; j < kVector; ++j) sum[j] += values[j];
+                for (int e = 0; e < kVector; ++e) sum[e] += values[e];
             }
-            if (args.residual.data != nullptr) {
-                float values[kVector];
-                load_up_to_8(args.residual.data, args.residual.dtype, token * args.hidden + column, width,
-                             args.vectorised_y, values);
-#pragma unroll
-                for (int j = 0; j < kVector; ++j) sum[j] += values[j];
-            }
-            store_up_to_8(args.y.data, args.y.dtype, token * args.hidden + column, width, args.vectorised_y,
-                          sum);
+            y.store(token, column, sum);
         }
         if (args.dprob == nullptr) continue;
         for (int64_t k = lane; k < args.topk; k += kPeerWarp)
@@ -195,10 +231,15 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
         .dprob = args.dprob ? args.dprob.as<float>() : nullptr};
     const cudaStream_t stream = stream_of(launch);
     const int64_t received = size() * slots;
-    if (by_rank)
-        push_sums_kernel<<<peer_grid(received, launch), kPeerThreads, 0, stream>>>(kernel_args);
-    else
-        push_choices_kernel<<<peer_grid(received, launch), kPeerThreads, 0, stream>>>(kernel_args);
+    const auto is_fast = [](bool vectorised, const TensorView& view) {
+        return vectorised && view.dtype == DType::bf16;
+    };
+    const bool fast_src = is_fast(kernel_args.vectorised, args.src),
+               fast_y = fast_src && is_fast(kernel_args.vectorised_y, args.y);
+    const auto push = !by_rank   ? push_choices_kernel
+                      : fast_src ? push_sums_kernel<Access::bf16_vectors>
+                                 : push_sums_kernel<Access::any>;
+    push<<<peer_grid(received, launch), kPeerThreads, 0, stream>>>(kernel_args);
     check_launch("returning rows to peers");
     if (args.dprob) {
         push_probs_kernel<<<peer_grid(ceil_div(received * topk, kPeerWarp), launch), kPeerThreads, 0,
@@ -206,7 +247,8 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
         check_launch("returning the gradients of the probabilities");
     }
     meet(kExpertParallel, PeerOperation::combine, launch);
-    add_returned_kernel<<<peer_grid(plan.num_tokens, launch), kPeerThreads, 0, stream>>>(kernel_args);
+    const auto add = fast_y ? add_returned_kernel<Access::bf16_vectors> : add_returned_kernel<Access::any>;
+    add<<<peer_grid(plan.num_tokens, launch), kPeerThreads, 0, stream>>>(kernel_args);
     check_launch("adding returned rows");
 }
 

@@ -17,9 +17,9 @@ constexpr int64_t kPeerAlign = 256;  // of everything inside a region
 
 inline int64_t peer_aligned(int64_t bytes) { return round_up(bytes, kPeerAlign); }
 
-// CTAs for `warps` warps of work: one on each of a limited number of SMs, else two.
+// CTAs for `warps` warps of work, at most one on every SM that the launch may use.
 inline unsigned peer_grid(int64_t warps, const Launch& launch) {
-    return grid_for(ceil_div(warps, kPeerWarps), launch, launch.sm_limit > 0 ? 1 : 2);
+    return grid_for(ceil_div(warps, kPeerWarps), launch, 1);
 }
 
 enum class PeerOperation : uint32_t { routing, dispatch, combine, all_reduce };
