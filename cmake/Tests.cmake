@@ -108,6 +108,17 @@ foreach(source ${mpi_tests})
     endforeach()
 endforeach()
 
+# Four ranks on two hosts, both of them this machine. The daemons and the ranks talk over loopback, so no network is needed.
+foreach(name mpi_exchange_test mpi_training_test)
+    add_test(NAME ${name}_two_hosts COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} 4 --host nodea:2,nodeb:2
+             --mca plm_rsh_agent ${PROJECT_SOURCE_DIR}/tests/mpi/daemon_here.sh --bind-to none $<TARGET_FILE:${name}>)
+    set(environment ${fp8flow_test_environment})
+    list(REMOVE_ITEM environment OMPI_MCA_btl=self,vader)
+    list(APPEND environment OMP_NUM_THREADS=1 FP8FLOW_TEST_HOSTS=2 OMPI_MCA_plm=rsh OMPI_MCA_btl=self,vader,tcp
+         OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_oob_tcp_if_include=lo)
+    set_tests_properties(${name}_two_hosts PROPERTIES LABELS mpi TIMEOUT 300 PROCESSORS 4 ENVIRONMENT "${environment}")
+endforeach()
+
 file(GLOB cli_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/cli/*_test.cpp)
 if(TARGET fp8flow)
     foreach(source ${cli_tests})

@@ -23,7 +23,10 @@ namespace {
 
 std::string reason(int error) { return std::strerror(error); }
 
-bool has_wildcard(const std::string& text) { return text.find_first_of("*?[") != std::string::npos; }
+bool has_wildcard(const std::string& text) { return text.find_first_of("*?[{") != std::string::npos; }
+
+// Called for a folder of a pattern that cannot be opened; not zero ends the search. One that is not there holds no match.
+int refuse_unreadable(const char*, int error) { return error == ENOENT || error == ENOTDIR ? 0 : 1; }
 
 class Lister {
 public:
@@ -77,7 +80,7 @@ private:
             base /= part;
         }
         glob_t matches{};
-        const int status = ::glob(pattern.c_str(), GLOB_ERR, nullptr, &matches);
+        const int status = ::glob(pattern.c_str(), GLOB_BRACE, refuse_unreadable, &matches);
         std::vector<std::string> paths;
         for (size_t i = 0; status == 0 && i < matches.gl_pathc; ++i) paths.emplace_back(matches.gl_pathv[i]);
         ::globfree(&matches);

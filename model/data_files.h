@@ -20,7 +20,8 @@ struct FileListOptions {
     std::vector<std::string> extensions = {};
 };
 
-// Expands files, folders (recursive) and globs (*, ?, [..]; a wildcard does not cross '/'). Sorted by
+// Expands files, folders (recursive) and globs (*, ?, [..], {a,b}; a wildcard does not cross '/'). Of braces,
+// one alternative that matches is enough, so that a list can name places of several systems. Sorted by
 // relative path, then by path; a file reached twice (same device and inode) is listed once. Inside folders,
 // names that begin with '.' are skipped, links to files are followed and links to folders are not, so that no
 // loop of links matters. Throws ExitCode::data for an entry that does not exist, matches nothing, or cannot

@@ -228,6 +228,15 @@ std::string counted(int64_t count, std::string_view noun) {
     return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
 
+std::string data_text(const Config& config, const TokenSource& data) {
+    const TrainingSpec& t = config.training;
+    const int64_t samples = t.train_iters * t.global_batch_size, epoch = data.samples_per_epoch(Split::train);
+    if (epoch == kUnlimited) return data.description();
+    return fmt::format("{}; {} read {} tokens, {:.3g} epochs", data.description(),
+                       counted(t.train_iters, "iteration"), samples * config.model.seq_length,
+                       static_cast<double>(samples) / static_cast<double>(epoch));
+}
+
 std::string evaluation_text(const Config& config, double nats) {
     if (config.data.data_kind == DataKind::text)
         return fmt::format("held-out loss {:.4f} nats = {:.4f} bits per byte", nats, nats / std::log(2.0));

@@ -28,6 +28,9 @@ private:
 // Ranks, model, recipe, wire, configuration: what is about to run. Comes before memory is taken, and warns where it is short.
 void report_start(RunLog& log, const Config& config, const BackendChoice& backend, int world_size,
                   int64_t ranks_on_host);
+// What the data is and how often the iterations of this run go through it.
+std::string data_text(const Config& config, const TokenSource& data);
+
 // Bytes of one rank by category, at the peak of a step.
 struct MemoryUse {
     std::map<std::string, int64_t> parameters;  // weights, their copies, masters, moments, gradients

@@ -69,7 +69,7 @@ public:
         }
         report_start(log_, config_, backend_, world.size(), options.placement.ranks_on_host);
         data_ = open_data(config_);
-        log_.line("data: " + data_->description());
+        log_.line("data: " + data_text(config_, *data_));
         trainer_ = std::make_unique<Trainer>(config_, world, backend_, Arithmetic::stated, data_);
         if (!trainer_->exchange_note().empty()) log_.line(trainer_->exchange_note());
         // the stage timer reads the host's clock, which sees only launches on a GPU

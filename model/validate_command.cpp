@@ -35,7 +35,7 @@ public:
         }
         report_start(log_, config_, backend_, world.size(), options.placement.ranks_on_host);
         data_ = open_data(config_);
-        log_.line("data: " + data_->description());
+        log_.line("data: " + data_text(config_, *data_));
     }
 
     int run() {

@@ -1,4 +1,5 @@
-// Log-sum-exps between this project's layout and cuDNN's, which ignores the strides it is given for them (cudnn-frontend pull request 304).
+// Log-sum-exps between this project's layout and the packed one: before 9.26 some of cuDNN's backward kernels ignore the strides they are given for
+// them, and newer cudnn-frontends refuse others than packed ones there (its pull request 304).
 #pragma once
 
 #include "kernels/core/stream.h"

@@ -208,6 +208,7 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
     const bool by_rank = order_ == CombineOrder::rank;
     const int64_t prob_offset = peer_aligned((by_rank ? size() : topk) * slots * row_bytes);
     check_fits(prob_offset + slots * topk * 4, "a combine");
+    FP8FLOW_CHECK(topk <= limits_.topk, "top-{}, the exchange was made for {}", topk, limits_.topk);
     const CombineArgs kernel_args{
         .group = device_groups_[kExpertParallel],
         .all_ids = plan.all_ids.as<int32_t>(),

@@ -175,11 +175,13 @@ void PeerExchange::pull(const Fp8Tensor& rows, const DispatchPlan& plan, const F
     check_fits(wire.scale_offset + slots * wire.scale_bytes, "a dispatch");
     const PeerGroup& group = device_groups_[kExpertParallel];
     const cudaStream_t stream = stream_of(launch);
-    const int64_t vectors = ceil_div(plan.num_tokens * row_bytes, kPeerVector * kPeerWarp);
-    publish_rows_kernel<<<peer_grid(vectors, launch), kPeerThreads, 0, stream>>>(
-        {group, wire, plan.num_tokens});
-    check_launch("showing rows to peers");
-    meet(kExpertParallel, PeerOperation::dispatch, launch);
+    if (size() > 1) {
+        const int64_t vectors = ceil_div(plan.num_tokens * row_bytes, kPeerVector * kPeerWarp);
+        publish_rows_kernel<<<peer_grid(vectors, launch), kPeerThreads, 0, stream>>>(
+            {group, wire, plan.num_tokens});
+        check_launch("showing rows to peers");
+        meet(kExpertParallel, PeerOperation::dispatch, launch);
+    }
 
     const bool aligned =
         (reinterpret_cast<uintptr_t>(wire.codes) | reinterpret_cast<uintptr_t>(dst.codes.data)) %

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <thread>
@@ -119,6 +120,24 @@ TEST_F(LongRun, CancelledJobEndsWithoutAResult) {
     EXPECT_FALSE(result.timed_out) << result.err;
     EXPECT_NE(result.status, 0);
     EXPECT_LE(error_lines(result.err).size(), 1u) << result.err;
+    expect_all_gone();
+}
+
+TEST_F(LongRun, LateRankIsWaitedFor) {
+    start(2, "60");
+    ASSERT_EQ(::kill(ranks_.back(), SIGSTOP), 0);
+    std::this_thread::sleep_for(std::chrono::seconds(3));
+    const auto lines = [&] {
+        const std::string out = run_->out_so_far();
+        return std::count(out.begin(), out.end(), '\n');
+    };
+    const auto before = lines();
+    ASSERT_EQ(::kill(ranks_.back(), SIGCONT), 0);
+    for (int i = 0; i < 3000 && lines() < before + 3; ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    EXPECT_GE(lines(), before + 3) << "no steps after the rank came back";
+    ASSERT_EQ(::kill(run_->pid(), SIGINT), 0);
+    EXPECT_FALSE(run_->wait(kSeconds).timed_out);
     expect_all_gone();
 }
 

@@ -1,9 +1,13 @@
-// Dispatch and combine between MPI processes against the same oracle as between threads; groups of 1, 2 and 4 ranks made by split.
+// Dispatch and combine between MPI processes against the same oracle as between threads; groups of 1, 2 and 4 ranks made by split; ranks on
+// one host, and on two that share no memory.
 #include "kernels/comm/group_exchange.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/exchange_oracle.h"
 
 #include <gtest/gtest.h>
+#include <mpi.h>
+
+#include <cstdlib>
 
 namespace fp8flow {
 namespace {
@@ -19,6 +23,18 @@ std::vector<int64_t> uneven(const ProcessGroup& group) {
     std::vector<int64_t> tokens{17, 64, 1, 0};
     tokens.resize(static_cast<std::size_t>(group.size()));
     return tokens;
+}
+
+// Otherwise what follows would not show what it says.
+TEST(MpiExchange, RanksStandOnAsManyHostsAsTheTestAskedFor) {
+    const char* asked = std::getenv("FP8FLOW_TEST_HOSTS");
+    MPI_Comm host = MPI_COMM_NULL;
+    int ranks = 0, on_host = 0;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    MPI_Comm_size(host, &on_host);
+    EXPECT_EQ(ranks / on_host, asked != nullptr ? std::atoi(asked) : 1);
+    MPI_Comm_free(&host);
 }
 
 TEST(MpiExchange, OrdersTypesAndTopK) {

@@ -72,6 +72,18 @@ TEST(DataFiles, ExpandsFilesFoldersAndGlobs) {
               3u);  // reached twice
 }
 
+TEST(DataFiles, BracesNameSeveralPlacesOfWhichSomeExist) {
+    const TemporaryFolder folder;
+    folder.write("c/a.txt", "a");
+    folder.write("lib/py3.12/os.py", "o");
+    folder.write("lib/py3.12/os.txt", "o");
+    EXPECT_EQ(relatives({folder.path("{none,c,nowhere/*/deep,lib/py3*}")}, {".txt"}),
+              (Paths{"c/a.txt", "lib/py3.12/os.txt"}));
+    EXPECT_EQ(relatives({"{" + folder.path("none") + "," + folder.path("c") + "}/a.*"}).size(), 1u);
+    expect_contains(error_of(ExitCode::data, [&] { list_data_files({folder.path("{none/*,c/*.md}")}, {}); }),
+                    "no file matches");
+}
+
 TEST(DataFiles, SurvivesLoopsOfLinksAndSpecialFiles) {
     const TemporaryFolder folder;
     folder.write("c/a.txt", "a");
