@@ -1,8 +1,6 @@
 // Every matrix product on CUDA cores, in the reference's order of summation and therefore with its bits: all layouts, forms and
 // groupings. The baseline that the tensor-core paths are compared with, and what runs where they do not apply.
 #include "kernels/hopper/gemm_device.h"
-#include "kernels/hopper/hopper_ops.h"
-#include "kernels/hopper/workspace.h"
 
 namespace fp8flow {
 
@@ -262,13 +260,5 @@ void launch_simt(const DeviceProduct& product, const Launch& launch) {
 }
 
 }  // namespace hopper
-
-void HopperOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch& launch) {
-    hopper::launch_product(hopper::product_of(args), kernels_.gemm, launch);
-}
-
-void HopperOps::do_grouped_gemm_wgrad(const op::GroupedGemmWgrad& args, const Launch& launch) {
-    hopper::launch_product(hopper::product_of(args), kernels_.gemm, launch);
-}
 
 }  // namespace fp8flow

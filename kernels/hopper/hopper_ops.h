@@ -9,6 +9,12 @@
 
 namespace fp8flow {
 
+// Products of the cuBLASLt path so far: those that cuBLASLt computed, and those that the native kernel had to take (sizes or addresses that
+// are no multiples of 16 bytes, kinds of operands that cuBLASLt does not know). Tests assert that a baseline is what it says it is.
+struct LtCounts {
+    int64_t cublaslt = 0, native = 0;
+};
+
 class HopperOps final : public Ops {
 public:
     // Uses CUDA device `device`; throws Error(usage) unless it is a Hopper GPU.
@@ -18,6 +24,8 @@ public:
 
     // Tests run one object through every choice.
     void choose_kernels(const KernelChoice& kernels) { kernels_ = kernels; }
+
+    LtCounts lt_counts() const;
 
     struct Workspace;  // cuBLASLt handle and scratch, reduction buffers: allocated once
 

@@ -36,7 +36,8 @@ struct GroupedGemm {
 
 // dW[g] (+)= dY_g^T X_g, contraction over the group's rows. Plain operands: dy [M, N], x [M, K] (rows in ascending order, fma).
 // FP8: the transposed copies dy [N, M], x [K, M], layouts tile128 | vec128 | group_row | mx32 | tensor; blocks of the contraction
-// are counted from the group's first row; pads contribute nothing. A group of 0 rows writes zeros (overwrite) or nothing.
+// are counted from the group's first row; pads contribute nothing: their codes are 0 by the contract of whoever wrote the copies (a
+// backend may multiply over them), plain rows there are not read. A group of 0 rows writes zeros (overwrite) or nothing.
 struct GroupedGemmWgrad {
     Fp8Tensor dy;
     Fp8Tensor x;

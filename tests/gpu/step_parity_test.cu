@@ -1,5 +1,6 @@
 // Whole training steps on the GPU against the reference: same data, weights and (forced) routing, every recipe, one rank. Loss and every
 // main gradient of the first step, losses of the steps after it, and the same bits when run twice.
+#include "kernels/hopper/hopper_ops.h"
 #include "model/trainer.h"
 #include "tests/support/tensors.h"
 
@@ -7,6 +8,7 @@
 
 #include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace fp8flow::test {
@@ -14,14 +16,16 @@ namespace {
 
 constexpr int kSteps = 3;
 
-Config tiny_config(const std::string& recipe) {
-    return load_config(std::string(FP8FLOW_SOURCE_DIR) + "/configs/test.yaml",
-                       {"precision.recipe=" + recipe, "moe.moe_router_force_load_balancing=true",
-                        "training.global_batch_size=2", "model.qk_layernorm=true"},
-                       1);
+Config tiny_config(const std::string& recipe, const std::string& gemm_backend) {
+    return load_config(
+        std::string(FP8FLOW_SOURCE_DIR) + "/configs/test.yaml",
+        {"precision.recipe=" + recipe, "moe.moe_router_force_load_balancing=true",
+         "training.global_batch_size=2", "model.qk_layernorm=true", "kernels.gemm_backend=" + gemm_backend},
+        1);
 }
 
 struct TrainingRun {
+    int64_t on_cublaslt = 0;  // products
     std::vector<double> losses;
     std::map<std::string, std::vector<float>> gradients;  // of the first step
 };
@@ -39,6 +43,8 @@ TrainingRun run_steps(const Config& config, BackendKind kind) {
             trainer.ops().device().copy_out(values.data(), p.main_grad.data, values.size() * sizeof(float));
         }
     }
+    if (const auto* ops = dynamic_cast<HopperOps*>(&trainer.ops()))
+        result.on_cublaslt = ops->lt_counts().cublaslt;
     return result;
 }
 
@@ -51,10 +57,14 @@ double nmse_of(const std::vector<float>& got, const std::vector<float>& want) {
     return energy > 0 ? error / energy : error;
 }
 
-class StepParity : public testing::TestWithParam<const char*> {};
+// recipe, kernels.gemm_backend
+class StepParity : public testing::TestWithParam<std::tuple<const char*, const char*>> {
+protected:
+    Config config() const { return tiny_config(std::get<0>(GetParam()), std::get<1>(GetParam())); }
+};
 
 TEST_P(StepParity, LossAndGradientsAgree) {
-    const Config config = tiny_config(GetParam());
+    const Config config = this->config();
     const TrainingRun reference = run_steps(config, BackendKind::reference);
     const TrainingRun hopper = run_steps(config, BackendKind::hopper);
     for (int step = 0; step < kSteps; ++step)
@@ -64,10 +74,11 @@ TEST_P(StepParity, LossAndGradientsAgree) {
     // BF16 roundings of different summation orders meet FP8 codes next to a rounding boundary: the bound of a whole block
     for (const auto& [name, want] : reference.gradients)
         EXPECT_LE(nmse_of(hopper.gradients.at(name), want), 1e-3) << name;
+    EXPECT_GT(hopper.on_cublaslt, 0);
 }
 
 TEST_P(StepParity, SameBitsTwice) {
-    const Config config = tiny_config(GetParam());
+    const Config config = this->config();
     const TrainingRun first = run_steps(config, BackendKind::hopper);
     const TrainingRun second = run_steps(config, BackendKind::hopper);
     EXPECT_EQ(first.losses, second.losses);
@@ -76,9 +87,12 @@ TEST_P(StepParity, SameBitsTwice) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Recipes, StepParity,
-                         testing::Values("bf16", "fp8_flow", "fp8_blockwise", "fp8_tensorwise", "fp8_rowwise",
-                                         "mxfp8"),
-                         [](const auto& info) { return std::string(info.param); });
+                         testing::Combine(testing::Values("bf16", "fp8_flow", "fp8_blockwise",
+                                                          "fp8_tensorwise", "fp8_rowwise", "mxfp8"),
+                                          testing::Values("native", "cublaslt")),
+                         [](const auto& info) {
+                             return std::string(std::get<0>(info.param)) + "_" + std::get<1>(info.param);
+                         });
 
 }  // namespace
 }  // namespace fp8flow::test
