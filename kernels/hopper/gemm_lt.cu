@@ -129,8 +129,10 @@ LtLibrary::Plan LtLibrary::choose(Description& description) {
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle_, &description.product, &description.first, &description.second,
                                        &description.d, &description.d, &preference, 1, &result, &found);
-    if (status != CUBLAS_STATUS_NOT_SUPPORTED) check_lt(status, "choosing an algorithm");
-    return {result.algo, status == CUBLAS_STATUS_SUCCESS && found > 0};
+    // both mean that this version has no kernel for such sizes, types and scales
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return {};
+    check_lt(status, "choosing an algorithm");
+    return {result.algo, found > 0 && result.state == CUBLAS_STATUS_SUCCESS};
 }
 
 // Bytes: A, B and D once at least; 2*m*n*k FLOPs on tensor cores. The algorithm of a shape is chosen at its first call and kept, so that
