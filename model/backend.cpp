@@ -22,11 +22,10 @@ BackendChoice choose_backend(BackendKind wanted, const Placement& placement) {
     if (wanted == BackendKind::reference) return {.note = "backend: reference (as asked)"};
     const int devices = hopper::device_count();
     if (devices > 0 && placement.ranks_on_host <= devices) {
-        const char* exchange =
-            placement.num_ranks > 1 ? "; rows between ranks are staged through host memory" : "";
         return {.kind = BackendKind::hopper,
                 .device = static_cast<int>(placement.rank_on_host),
-                .note = fmt::format("backend: hopper, one GPU per rank{}", exchange)};
+                .one_host = placement.ranks_on_host == placement.num_ranks,
+                .note = "backend: hopper, one GPU per rank"};
     }
     const std::string reason = devices > 0
                                    ? fmt::format("{} ranks on this host, {} Hopper GPU{}",
@@ -91,18 +90,53 @@ RankGroups make_rank_groups(ProcessGroup& world, int expert_parallel_size) {
     return groups;
 }
 
-std::unique_ptr<Exchange> make_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
-                                        const Config& config) {
+namespace {
+
+ExchangeLimits exchange_limits(const Config& config) {
+    return {.tokens_per_rank = config.training.micro_batch_size * config.model.seq_length,
+            .topk = config.moe.moe_router_topk,
+            .hidden = config.model.hidden_size,
+            .row = config.precision.recipe == Recipe::fp32 ? DType::f32 : DType::bf16};
+}
+
+// Peer memory, else NCCL, else staged; `why` collects what stood in the way.
+ExchangeChoice make_gpu_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
+                                 const Config& config) {
     const CombineOrder order = config.moe.moe_combine_order;
-    if (choice.kind == BackendKind::hopper && groups.world->size() == 1)
-        return hopper::make_local_exchange(ops, order);
-    if (choice.kind == BackendKind::hopper)
-        return std::make_unique<StagedExchange>(*groups.expert_parallel, *groups.world,
-                                                *groups.expert_replicas, ops.device(),
-                                                std::make_unique<ReferenceOps>(), order);
+    const double deadline = config.parallel.peer_deadline_seconds;
+    const ExchangeGroups ranks{*groups.world, *groups.expert_parallel, *groups.expert_replicas};
+    std::string why;
+    if (config.parallel.moe_token_dispatcher_type == TokenDispatcher::alltoall) {
+        why = "parallel.moe_token_dispatcher_type is alltoall";
+    } else if (!choice.one_host) {
+        why = "ranks on several hosts";
+    } else {
+        auto exchange = hopper::make_peer_exchange(ops, ranks, exchange_limits(config), order, deadline, why);
+        if (exchange) return {std::move(exchange), "exchange: peer memory (all ranks on one host)"};
+    }
+    if (hopper::built_with_nccl())
+        return {hopper::make_nccl_exchange(ops, ranks, order, deadline),
+                fmt::format("exchange: NCCL send and receive ({})", why)};
+    auto staged =
+        std::make_unique<StagedExchange>(*groups.expert_parallel, *groups.world, *groups.expert_replicas,
+                                         ops.device(), std::make_unique<ReferenceOps>(), order);
+    return {std::move(staged),
+            fmt::format("exchange: staged through host memory, slow ({}; built without NCCL)", why)};
+}
+
+}  // namespace
+
+ExchangeChoice make_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
+                             const Config& config) {
+    const CombineOrder order = config.moe.moe_combine_order;
+    if (choice.kind == BackendKind::hopper) {
+        if (groups.world->size() > 1) return make_gpu_exchange(choice, groups, ops, config);
+        return {hopper::make_local_exchange(ops, order), ""};
+    }
     auto exchange = std::make_unique<GroupExchange>(*groups.expert_parallel, ops, order);
     exchange->set_groups(*groups.world, *groups.expert_replicas);
-    return exchange;
+    return {std::move(exchange),
+            groups.world->size() > 1 ? "exchange: messages between processes (the reference backend)" : ""};
 }
 
 void check_processor() {

@@ -20,7 +20,8 @@ enum class Arithmetic { stated, alternative };
 // What `--backend` resolves to, and one line that says why.
 struct BackendChoice {
     BackendKind kind = BackendKind::reference;
-    int device = 0;  // of this rank
+    int device = 0;        // of this rank
+    bool one_host = true;  // all ranks of the job are on one
     std::string note;
 };
 // Where a rank runs: one rank a GPU, in the order of the ranks on a host.
@@ -44,8 +45,13 @@ struct RankGroups {
     std::unique_ptr<ProcessGroup> expert_parallel, expert_replicas;
 };
 RankGroups make_rank_groups(ProcessGroup& world, int expert_parallel_size);
-std::unique_ptr<Exchange> make_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
-                                        const Config& config);
+// How rows travel between the ranks, and one line that says why (empty for one rank). Collective: the same on every rank.
+struct ExchangeChoice {
+    std::unique_ptr<Exchange> exchange;
+    std::string note;
+};
+ExchangeChoice make_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
+                             const Config& config);
 
 // Exits with a clear line on processors without AVX2 + FMA, for which this program is not built.
 void check_processor();

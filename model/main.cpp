@@ -83,6 +83,8 @@ void choose_threads(int64_t ranks) {
 }
 
 int on_ranks(const RunOptions& options, int (*command)(const RunOptions&, ProcessGroup&)) {
+    // Before the first NCCL call: communicators need no multicast memory, which some machines refuse. A value of the user's stays.
+    ::setenv("NCCL_NVLS_ENABLE", "0", 0);
     MpiSession mpi;
     try {
         check_processor();

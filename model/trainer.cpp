@@ -81,9 +81,12 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
       world_(world),
       groups_(make_rank_groups(world, static_cast<int>(config.parallel.expert_model_parallel_size))),
       ops_(make_ops(backend, arithmetic, config.kernels)),
-      exchange_(make_exchange(backend, groups_, *ops_, config)),
       data_(std::move(data)),
       batcher_{config.training.global_batch_size, config.training.micro_batch_size, world.size()} {
+    ExchangeChoice exchange = make_exchange(backend, groups_, *ops_, config);
+    exchange_ = std::move(exchange.exchange);
+    exchange_note_ = std::move(exchange.note);
+
     // Ranks that see different data or another configuration would diverge silently.
     const uint64_t mine = data_->fingerprint() ^ fnv1a64(dump_config(config_));
     std::vector<uint64_t> all(static_cast<size_t>(world.size()));

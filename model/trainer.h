@@ -56,6 +56,7 @@ public:
     Transformer& transformer() { return *transformer_; }
     Ops& ops() { return *ops_; }
     Exchange& exchange() { return *exchange_; }
+    const std::string& exchange_note() const { return exchange_note_; }  // one line; empty for one rank
     // Bytes saved for the backward at the peak of the last step, by category, this rank; routed rows per category as capacity.
     std::map<std::string, int64_t> saved_bytes() const;
     std::map<std::string, int64_t> parameter_bytes() const { return transformer_->parameters().bytes(); }
@@ -77,6 +78,7 @@ private:
     RankGroups groups_;
     std::unique_ptr<Ops> ops_;
     std::unique_ptr<Exchange> exchange_;
+    std::string exchange_note_;
     std::shared_ptr<const TokenSource> data_;
     Batcher batcher_;
     std::unique_ptr<Transformer> transformer_;

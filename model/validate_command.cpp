@@ -53,6 +53,7 @@ public:
 private:
     Curve train_arm(const Arm& arm) {
         Trainer trainer(arm.config, world_, backend_, arm.arithmetic, data_);
+        if (curves_.empty() && !trainer.exchange_note().empty()) log_.line(trainer.exchange_note());
         Curve curve;
         curve.name = arm.name;
         std::vector<double> seconds;

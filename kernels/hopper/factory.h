@@ -54,6 +54,12 @@ std::unique_ptr<Exchange> make_peer_exchange(Ops& ops, const ExchangeGroups& gro
                                              const ExchangeLimits& limits, CombineOrder order,
                                              double deadline_seconds, std::string& reason);
 
+// The exchange between GPUs of any hosts over NCCL's sends and receives. Collective over the world; deadline as above. Throws Error(usage)
+// in a program built without NCCL.
+bool built_with_nccl();
+std::unique_ptr<Exchange> make_nccl_exchange(Ops& ops, const ExchangeGroups& groups, CombineOrder order,
+                                             double deadline_seconds);
+
 }  // namespace hopper
 
 }  // namespace fp8flow

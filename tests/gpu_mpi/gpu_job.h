@@ -4,6 +4,7 @@
 
 #include "kernels/comm/staged_exchange.h"
 #include "kernels/hopper/device_query.h"
+#include "kernels/hopper/factory.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/device_exchange.h"
@@ -16,9 +17,13 @@
 
 namespace fp8flow::test {
 
-enum class Kind { staged };
-inline const char* name_of(Kind) { return "staged"; }
-inline constexpr Kind kKinds[] = {Kind::staged};
+enum class Kind { staged, nccl, peer };
+inline const char* name_of(Kind kind) {
+    return kind == Kind::staged ? "staged" : kind == Kind::nccl ? "nccl" : "peer";
+}
+inline constexpr Kind kKinds[] = {Kind::staged, Kind::nccl, Kind::peer};
+// What every case fits into.
+inline constexpr ExchangeLimits kLimits{.tokens_per_rank = 4096, .topk = 8, .hidden = 512, .row = DType::f32};
 
 inline int local_rank() {
     const char* rank = std::getenv("OMPI_COMM_WORLD_LOCAL_RANK");
@@ -42,12 +47,23 @@ struct Rig {
     }
 
 private:
-    std::unique_ptr<Exchange> make(Kind kind, CombineOrder order, double, Ops& ops) {
+    std::unique_ptr<Exchange> make(Kind kind, CombineOrder order, double deadline_seconds, Ops& ops) {
+        const ExchangeGroups groups{*world, *expert_parallel, *expert_replicas};
         switch (kind) {
             case Kind::staged:
                 return std::make_unique<StagedExchange>(*expert_parallel, *world, *expert_replicas,
                                                         ops.device(), std::make_unique<ReferenceOps>(),
                                                         order);
+            case Kind::nccl:
+                if (!hopper::built_with_nccl())
+                    reason = "built without NCCL";
+                else if (world->size() > hopper::device_count())
+                    reason = "NCCL wants a GPU for every rank";
+                else
+                    return hopper::make_nccl_exchange(ops, groups, order, deadline_seconds);
+                return nullptr;
+            case Kind::peer:
+                return hopper::make_peer_exchange(ops, groups, kLimits, order, deadline_seconds, reason);
         }
         return nullptr;
     }

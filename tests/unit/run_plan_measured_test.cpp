@@ -44,7 +44,7 @@ Measured run_forward(const Config& config) {
     const auto ops = make_ops(backend, Arithmetic::stated);
     const auto world = make_thread_groups(1, 60.0);
     const RankGroups groups = make_rank_groups(*world[0], 1);
-    const auto exchange = make_exchange(backend, groups, *ops, config);
+    const auto exchange = make_exchange(backend, groups, *ops, config).exchange;
     Device& device = ops->device();
     ParameterStore store(*ops, 1);
     TransformerBlock block(store, device, config.model, config.moe, config.precision, config.recompute,

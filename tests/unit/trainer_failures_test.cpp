@@ -211,7 +211,8 @@ TEST(TrainingTransaction, StatusWordBlocksEveryPersistentWrite) {
             const RankGroups groups = make_rank_groups(world, 1);
             Config config = test_config(Recipe::fp8_tensorwise, {"moe.moe_router_score_function=sigmoid",
                                                                  "moe.moe_router_enable_expert_bias=true"});
-            const auto exchange = make_exchange(choose_backend(BackendKind::reference), groups, *ops, config);
+            const auto exchange =
+                make_exchange(choose_backend(BackendKind::reference), groups, *ops, config).exchange;
             Transformer model({.model = config.model,
                                .moe = config.moe,
                                .precision = config.precision,

@@ -1,0 +1,65 @@
+// NcclComm: one NCCL communicator whose waits have deadlines. Calls queue transfers on a stream; wait() returns when they are through, or
+// names who did not answer. A communicator that failed is given up: NCCL's kernels end, and every later call is the same error.
+// Plain sends, receives and all-gathers only, because their order of arithmetic is nobody's business but ours.
+#pragma once
+
+#include "kernels/comm/process_group.h"
+
+#include <cuda_runtime.h>
+#include <nccl.h>
+
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace fp8flow::hopper {
+
+class NcclComm {
+public:
+    struct Send {
+        const void* data = nullptr;
+        int64_t bytes = 0;
+        int peer = 0;
+    };
+    struct Receive {
+        void* data = nullptr;
+        int64_t bytes = 0;
+        int peer = 0;
+    };
+
+    // Collective over `group`, which outlives this; `world_rank` names this rank in messages.
+    NcclComm(ProcessGroup& group, int world_rank, double deadline_seconds);
+    ~NcclComm();
+    NcclComm(const NcclComm&) = delete;
+    NcclComm& operator=(const NcclComm&) = delete;
+
+    int rank() const { return group_.rank(); }
+    int size() const { return group_.size(); }
+
+    // All messages as one operation; those of no bytes are left out, on both sides alike. Messages between two ranks arrive in the order
+    // in which both list them.
+    void send_receive(const char* operation, std::span<const Send> sends, std::span<const Receive> receives,
+                      cudaStream_t stream);
+    // data[r * bytes ...] = what rank r holds there.
+    void all_gather(const char* operation, void* data, int64_t bytes, cudaStream_t stream);
+    // Waits on the host for everything queued on the stream. Throws Error(peer) past the deadline.
+    void wait(const char* operation, cudaStream_t stream);
+
+private:
+    using Clock = std::chrono::steady_clock;
+    void start(double deadline_seconds);
+    void check_alive(const char* operation) const;
+    void settle(ncclResult_t status, const char* operation, double deadline_seconds, cudaStream_t stream);
+    [[noreturn]] void give_up(const char* operation, const std::string& problem, cudaStream_t stream);
+    std::string others() const;
+
+    ProcessGroup& group_;
+    double deadline_seconds_;
+    std::vector<int> world_ranks_;  // of the group's ranks
+    ncclComm_t comm_ = nullptr;     // null once given up
+    cudaEvent_t done_ = nullptr;
+};
+
+}  // namespace fp8flow::hopper

@@ -1,0 +1,13 @@
+// The seam of the NCCL exchange in a build without it; CMake passes the reason as FP8FLOW_NO_NCCL_REASON.
+#include "kernels/core/error.h"
+#include "kernels/hopper/factory.h"
+
+namespace fp8flow::hopper {
+
+bool built_with_nccl() { return false; }
+
+std::unique_ptr<Exchange> make_nccl_exchange(Ops&, const ExchangeGroups&, CombineOrder, double) {
+    fail(ExitCode::usage, "the exchange over NCCL is not in this program: " FP8FLOW_NO_NCCL_REASON);
+}
+
+}  // namespace fp8flow::hopper
