@@ -84,6 +84,14 @@ public:
 
     // May wait for the device, where bytes that depend on routing are counted: for between steps.
     virtual WireBytes wire_bytes() const { return wire_; }
+    // The counters behind it as of this point of the stream, without stopping the host: bytes of routing, dispatch, combine to host[0..2]
+    // (page-locked, Device::allocate_host), to be read behind a wait for a later event. Differences between two copies count, since an
+    // exchange that counts on the device never resets its words; it overrides this with an asynchronous copy of them.
+    virtual void copy_wire_counters(uint64_t* host, const Launch&) {
+        host[0] = static_cast<uint64_t>(wire_.routing);
+        host[1] = static_cast<uint64_t>(wire_.dispatch);
+        host[2] = static_cast<uint64_t>(wire_.combine);
+    }
     int64_t num_dispatches() const { return num_dispatches_; }
     int64_t num_combines() const { return num_combines_; }
     virtual void reset_counts();

@@ -33,6 +33,7 @@ public:
                   const TensorView& dx) const;
 
     const Router& router() const { return *router_; }
+    Router& router() { return *router_; }
     // Rows a rank needs room for in this layer, for the given slots per rank.
     static int64_t row_capacity(const MoeSpec& moe, int64_t tokens_per_rank, int64_t expert_parallel_size);
 

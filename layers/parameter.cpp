@@ -37,7 +37,6 @@ Parameter& ParameterStore::add(const ParameterSpec& spec) {
     p.master = shaped(DType::f32, "master");
     p.m = shaped(DType::f32, "moments");
     p.v = shaped(DType::f32, "moments");
-    p.main_grad = shaped(DType::f32, "main_grad");
     const WeightFormat& format = spec.format;
     if (format.plain)
         p.plain = spec.plain_dtype == DType::f32 ? p.master : shaped(spec.plain_dtype, "copies");
@@ -50,10 +49,30 @@ Parameter& ParameterStore::add(const ParameterSpec& spec) {
     const std::vector<float> values = initial_values(spec, p.numel(), seed_);
     Device& device = ops_.device();
     device.copy_in(p.master.data, values.data(), values.size() * sizeof(float));
-    for (const TensorView& zeroed : {p.m, p.v, p.main_grad})
+    for (const TensorView& zeroed : {p.m, p.v})
         device.fill(zeroed.data, 0, static_cast<size_t>(zeroed.bytes()));
     write_copies(p);
     return p;
+}
+
+void ParameterStore::allocate_gradients() {
+    constexpr int64_t kAlignment = 256 / sizeof(float);
+    for (const bool expert : {false, true}) {
+        int64_t total = 0;
+        for (const Parameter& p : parameters_)
+            if (p.spec.expert == expert) total += round_up(p.numel(), kAlignment);
+        if (total == 0) continue;
+        TensorView& all = expert ? expert_gradients_ : dense_gradients_;
+        all = arena_.tensor(DType::f32, {total}, "main_grad");
+        ops_.device().fill(all.data, 0, static_cast<size_t>(all.bytes()));
+        float* next = all.as<float>();
+        for (Parameter& p : parameters_) {
+            if (p.spec.expert != expert) continue;
+            p.main_grad = p.master;
+            p.main_grad.data = next;
+            next += round_up(p.numel(), kAlignment);
+        }
+    }
 }
 
 void ParameterStore::write_copies(Parameter& p) {

@@ -51,8 +51,14 @@ class ParameterStore {
 public:
     ParameterStore(Ops& ops, uint64_t seed) : ops_(ops), seed_(seed), arena_(ops.device(), "parameters") {}
 
-    // Allocates, initialises from Philox(seed, hash(name), global element index), writes the working copies.
+    // Allocates all but the main gradient, initialises from Philox(seed, hash(name), global element index), writes the working copies.
     Parameter& add(const ParameterSpec& spec);
+    // Once, behind the last add: main gradients, those of the dense parameters side by side, and those of the expert parameters, so that
+    // one reduction over ranks takes each kind. Starts are aligned to 256 bytes; what lies between two gradients is 0.
+    void allocate_gradients();
+    // [N] f32; absent where there are none.
+    TensorView dense_gradients() const { return dense_gradients_; }
+    TensorView expert_gradients() const { return expert_gradients_; }
     std::deque<Parameter>& all() { return parameters_; }
     const std::deque<Parameter>& all() const { return parameters_; }
     // Writes the working copies of one parameter from its master.
@@ -65,6 +71,7 @@ private:
     uint64_t seed_;
     Arena arena_;
     std::deque<Parameter> parameters_;
+    TensorView dense_gradients_, expert_gradients_;
 };
 
 }  // namespace fp8flow

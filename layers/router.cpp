@@ -26,15 +26,19 @@ Router::Router(ParameterStore& store, Device& device, const ModelSpec& model, co
                           .plain_dtype = plain_dtype});
     state_ = std::make_unique<Arena>(device, "router state");
     counts_ = state_->tensor(DType::i64, {moe.num_experts}, "router");
-    aux_loss_ = state_->tensor(DType::f32, {1}, "router");
-    z_loss_ = state_->tensor(DType::f32, {1}, "router");
+    losses_ = state_->tensor(DType::f32, {2}, "router");
     global_counts_ = state_->tensor(DType::f32, {moe.num_experts}, "router");
-    for (const TensorView& view : {counts_, aux_loss_, z_loss_, global_counts_})
+    for (const TensorView& view : {counts_, losses_, global_counts_})
         device.fill(view.data, 0, static_cast<size_t>(view.bytes()));
     if (moe.moe_router_enable_expert_bias) {
         bias_ = state_->tensor(DType::f32, {moe.num_experts}, "router");
         device.fill(bias_.data, 0, static_cast<size_t>(bias_.bytes()));
     }
+}
+
+void Router::place_statistics(const TensorView& counts, const TensorView& losses) {
+    counts_ = counts;
+    losses_ = losses;
 }
 
 std::vector<int32_t> forced_assignment(int64_t tokens, int64_t first_token, int64_t num_experts, int64_t topk,
@@ -63,8 +67,10 @@ std::vector<int32_t> forced_assignment(int64_t tokens, int64_t first_token, int6
 TensorView Router::forced_ids(Context& ctx) const {
     const bool biased = moe_.moe_router_force_biased > 1.0;
     if (!moe_.moe_router_force_load_balancing && !biased) return {};
-    const TensorView ids = ctx.scratch.tensor(DType::i32, {ctx.tokens, moe_.moe_router_topk}, "route");
     const int64_t first = static_cast<int64_t>(ctx.exchange.rank()) * ctx.tokens_per_rank;
+    TensorView& ids = forced_ids_[{first, ctx.tokens}];
+    if (ids) return ids;
+    ids = state_->tensor(DType::i32, {ctx.tokens, moe_.moe_router_topk}, "route");
     const std::vector<int32_t> host =
         forced_assignment(ctx.tokens, first, moe_.num_experts, moe_.moe_router_topk,
                           biased ? moe_.moe_router_force_biased : 1.0, static_cast<uint64_t>(layer_));
@@ -125,7 +131,7 @@ void Router::balancing_gradients(Context& ctx, const TensorView& logits, const T
         ctx.ops.router_z_loss({.logits = logits,
                                .weight = static_cast<float>(weight),
                                .grad_weight = static_cast<float>(weight),
-                               .loss = z_loss_,
+                               .loss = z_loss(),
                                .dlogits = dlogits},
                               ctx.launch);
     }
@@ -146,7 +152,7 @@ void Router::balance(Context& ctx, BalancingLoss type, double coeff, const Tenso
                                           .score = score_,
                                           .weight = static_cast<float>(weight),
                                           .score_sums = sums,
-                                          .loss = aux_loss_,
+                                          .loss = balancing_loss(),
                                           .dlogits = dlogits.slice(first, tokens)},
                                          ctx.launch);
     };
@@ -182,12 +188,14 @@ void Router::balance(Context& ctx, BalancingLoss type, double coeff, const Tenso
 }
 
 void Router::begin_step(Context& ctx) const {
-    for (const TensorView& view : {counts_, aux_loss_, z_loss_, global_counts_})
-        ctx.ops.zero({.y = view}, ctx.launch);
+    for (const TensorView& view : {counts_, losses_, global_counts_}) ctx.ops.zero({.y = view}, ctx.launch);
 }
 
-void Router::end_step(Context& ctx) const {
+void Router::reduce_counts(Context& ctx) const {
     ctx.exchange.all_reduce(Reduce::sum, Ranks::world, counts_, ctx.launch);
+}
+
+void Router::update_bias(Context& ctx) const {
     if (bias_)
         ctx.ops.expert_bias_update({.counts = counts_,
                                     .rate = static_cast<float>(moe_.moe_router_bias_update_rate),

@@ -5,7 +5,9 @@
 #include "layers/parameter.h"
 #include "layers/spec.h"
 
+#include <map>
 #include <memory>
+#include <utility>
 
 namespace fp8flow {
 
@@ -25,14 +27,19 @@ public:
     void backward(Context& ctx, const TensorView& dprobs, const TensorView& xn, const RouterSaved& saved,
                   const TensorView& dx_in, const TensorView& dx) const;
 
-    // Start of a step: statistics to zero. End of a step: counts summed over all ranks, expert bias moved.
-    void begin_step(Context& ctx) const;
-    void end_step(Context& ctx) const;
+    // A model keeps the statistics of its layers side by side: counts [E] i64, losses [2] f32. Otherwise they are the router's own.
+    void place_statistics(const TensorView& counts, const TensorView& losses);
 
-    // Read by the host after end_step: tokens per expert of the global batch (all micro-batches and ranks), and the losses.
-    TensorView step_counts() const { return counts_; }       // [E] i64
-    TensorView balancing_loss() const { return aux_loss_; }  // [1] f32, coefficient included
-    TensorView z_loss() const { return z_loss_; }            // [1] f32, coefficient included
+    // Start of a step: statistics to zero. End of a step: counts summed over all ranks (here, or by the model for all layers at once),
+    // then the expert bias moved.
+    void begin_step(Context& ctx) const;
+    void reduce_counts(Context& ctx) const;
+    void update_bias(Context& ctx) const;
+
+    // After a step: tokens per expert of the global batch (all micro-batches and ranks), and the losses of this rank.
+    TensorView step_counts() const { return counts_; }                 // [E] i64
+    TensorView balancing_loss() const { return losses_.slice(0, 1); }  // [1] f32, coefficient included
+    TensorView z_loss() const { return losses_.slice(1, 1); }          // [1] f32, coefficient included
     TensorView expert_bias() const { return bias_; }  // [E] f32; absent without moe_router_enable_expert_bias
 
 private:
@@ -48,8 +55,10 @@ private:
     op::Score score_;
     Parameter* weight_;
     std::unique_ptr<Arena> state_;
-    TensorView counts_, bias_, aux_loss_, z_loss_;
+    TensorView counts_, bias_, losses_;
     TensorView global_counts_;  // [E] f32: global_aux_loss, summed over ranks and the micro-batches so far
+    // Forced assignments on the device by (first token, tokens): constants, copied in once.
+    mutable std::map<std::pair<int64_t, int64_t>, TensorView> forced_ids_;
 };
 
 // Assignments for benchmarks, the same on every backend: round robin (max_over_mean <= 1), or skewed so that the fullest expert gets

@@ -118,7 +118,12 @@ void TransformerBlock::begin_step(Context& ctx) const {
 }
 
 void TransformerBlock::end_step(Context& ctx, int64_t step) const {
-    if (moe_) moe_->router().end_step(ctx);
+    if (moe_) router()->reduce_counts(ctx);
+    update_state(ctx, step);
+}
+
+void TransformerBlock::update_state(Context& ctx, int64_t step) const {
+    if (moe_) router()->update_bias(ctx);
     ffn_norm_->update_state(ctx, step);
 }
 

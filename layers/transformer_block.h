@@ -36,9 +36,13 @@ public:
 
     bool is_moe() const { return moe_ != nullptr; }
     const Router* router() const { return moe_ ? &moe_->router() : nullptr; }
+    Router* router() { return moe_ ? &moe_->router() : nullptr; }
     SelfAttention* attention() { return attention_.get(); }
     void begin_step(Context& ctx) const;
+    // Router statistics reduced over ranks, then update_state. A model reduces those of all layers at once and calls the second part alone.
     void end_step(Context& ctx, int64_t step) const;
+    // Expert bias and delayed scales moved, unless the step status forbids it.
+    void update_state(Context& ctx, int64_t step) const;
 
 private:
     void forward_once(Context& ctx, const TensorView& x, BlockSaved& saved, const TensorView& y) const;

@@ -41,9 +41,10 @@ void Optimizer::global_norm(Context& ctx, ParameterStore& store) {
 
 void Optimizer::step(Context& ctx, ParameterStore& store, const TensorView& loss_sum, int64_t step) {
     auto timed = ctx.stage("optimizer");
-    for (Parameter& p : store.all())
-        ctx.exchange.all_reduce(Reduce::sum, p.spec.expert ? Ranks::expert_replicas : Ranks::world,
-                                p.main_grad, ctx.launch);
+    if (store.dense_gradients())
+        ctx.exchange.all_reduce(Reduce::sum, Ranks::world, store.dense_gradients(), ctx.launch);
+    if (store.expert_gradients())
+        ctx.exchange.all_reduce(Reduce::sum, Ranks::expert_replicas, store.expert_gradients(), ctx.launch);
     ctx.exchange.all_reduce(Reduce::sum, Ranks::world, loss_sum, ctx.launch);
     // Before loss and norm are judged: the numbers of a step that overflowed on any rank mean nothing, whatever they are. Both are the
     // same on every rank, so one that is not finite needs no second reduction.

@@ -79,10 +79,14 @@ public:
     int run() {
         const auto start = std::chrono::steady_clock::now();
         for (int64_t i = 0; i < config_.training.train_iters; ++i) {
-            one_step(i);
+            const bool observed =
+                config_.output.tensor_stats && (i + 1) % config_.output.tensor_stats_interval == 0;
+            trainer_->set_tensor_stats(observed ? &stats_ : nullptr);
+            if (const auto result = trainer_->step()) report(*result);
             const int64_t interval = config_.training.eval_interval;
             if (interval > 0 && (i + 1) % interval == 0 && i + 1 < config_.training.train_iters) evaluate();
         }
+        drain();
         if (config_.training.eval_iters > 0) evaluate();
         if (world_.rank() == 0)
             finish(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
@@ -97,24 +101,27 @@ private:
         return OutputFolder(config.output.out);
     }
 
-    void one_step(int64_t i) {
-        const bool observed =
-            config_.output.tensor_stats && (i + 1) % config_.output.tensor_stats_interval == 0;
-        trainer_->set_tensor_stats(observed ? &stats_ : nullptr);
-        const StepResult result = trainer_->step();
+    // Results arrive one step late.
+    void report(const StepResult& result) {
+        const int64_t iteration = result.step + 1;
         eta_.step_done(result.seconds);
         wire_ += result.wire.total();
-        losses_.x.push_back(static_cast<double>(i + 1));
+        losses_.x.push_back(static_cast<double>(iteration));
         losses_.y.push_back(result.lm_loss);
         last_ = result;
-        if (i + 1 == config_.training.train_iters)
+        if (iteration == config_.training.train_iters)
             memory_ = {trainer_->parameter_bytes(), trainer_->saved_bytes(), result.peak_bytes};
-        if ((i + 1) % config_.output.log_interval == 0 || i + 1 == config_.training.train_iters)
+        if (iteration % config_.output.log_interval == 0 || iteration == config_.training.train_iters)
             log_.line(step_line(config_, result, world_.size(), eta_.seconds_left()));
         if (metrics_) metrics_->write_json(step_json(config_, result, world_.size()));
     }
 
+    void drain() {
+        if (const auto result = trainer_->drain()) report(*result);
+    }
+
     void evaluate() {
+        drain();
         const double nats = trainer_->evaluate(config_.training.eval_iters);
         held_out_.x.push_back(static_cast<double>(trainer_->steps_done()));
         held_out_.y.push_back(nats);

@@ -7,14 +7,13 @@
 #include "model/data_text.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <numeric>
 #include <set>
 
 namespace fp8flow {
 
-LayerLoad load_of(int layer, const std::vector<int64_t>& tokens) {
+LayerLoad load_of(int layer, std::span<const int64_t> tokens) {
     LayerLoad load;
     load.layer = layer;
     const double mean = static_cast<double>(std::accumulate(tokens.begin(), tokens.end(), int64_t{0})) /
@@ -113,14 +112,12 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
     const int64_t slots = batcher_.samples(0, 0, 0).count * config.model.seq_length;
     status_ = state_->tensor(DType::i32, {1}, "step");
     loss_sum_ = state_->tensor(DType::f32, {1}, "step");
-    tokens_ = state_->tensor(DType::i32, {slots}, "batch");
-    labels_ = state_->tensor(DType::i32, {slots}, "batch");
-    all_tokens_ = {.num_groups = 1,
-                   .counts = state_->tensor(DType::i64, {1}, "batch"),
-                   .offsets = state_->tensor(DType::i64, {2}, "batch"),
-                   .alignment = kBlock};
-    host_tokens_.resize(static_cast<size_t>(slots));
-    host_labels_.resize(static_cast<size_t>(slots));
+    held_out_sum_ = state_->tensor(DType::f32, {1}, "step");
+    ops_->zero({.y = status_});
+    feed_.emplace(device, config.model.seq_length, slots, kStepsInFlight * batcher_.num_micro_batches());
+    for (auto& record : records_)
+        record = std::make_unique<StepRecord>(device, transformer_->router_counts(),
+                                              transformer_->router_losses());
     MoeSpec worst = config.moe;
     worst.moe_expert_rank_capacity_factor = 0.0;
     const int64_t ranks = groups_.expert_parallel->size();
@@ -128,7 +125,13 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
     layer_rows_ = MoeLayer::row_capacity(config.moe, slots, ranks);
 }
 
-Trainer::~Trainer() = default;
+// Copies may be under way to page-locked memory that dies now.
+Trainer::~Trainer() {
+    try {
+        ops_->device().synchronize();
+    } catch (const Error&) {  // the device is lost, and was reported
+    }
+}
 
 template <class T> T Trainer::read_word(const TensorView& word) const {
     T value{};
@@ -152,60 +155,44 @@ Context Trainer::make_context(int64_t micro_batch) {
                 .timer = timer_,
                 .activation = transformer_->activation()};
     ctx.seq_length = config_.model.seq_length;
-    ctx.tokens_per_rank = batcher_.samples(step_, micro_batch, 0).count * ctx.seq_length;
-    ctx.tokens = batcher_.samples(step_, micro_batch, world_.rank()).count * ctx.seq_length;
+    ctx.tokens_per_rank = batcher_.samples(0, micro_batch, 0).count * ctx.seq_length;
+    ctx.tokens = batcher_.samples(0, micro_batch, world_.rank()).count * ctx.seq_length;
     for (int r = 0; r < world_.size(); ++r)
-        ctx.global_tokens += batcher_.samples(step_, micro_batch, r).count * ctx.seq_length;
+        ctx.global_tokens += batcher_.samples(0, micro_batch, r).count * ctx.seq_length;
     ctx.num_micro_batches = batcher_.num_micro_batches();
     ctx.micro_batch = micro_batch;
     ctx.data_parallel_size = world_.size();
     ctx.layer_row_capacity = layer_rows_;
     ctx.grad_mode = micro_batch == 0 ? Gradient::overwrite : Gradient::accumulate;
     ctx.step_status = status_;
-    ctx.tensor_stats = tensor_stats_;
-    ctx.all_tokens = all_tokens_;
+    ctx.all_tokens = feed_->all_tokens();
     ctx.all_tokens.row_capacity = ctx.tokens;
     return ctx;
 }
 
-void Trainer::load_batch(Context& ctx, Split split, int64_t global_batch, int64_t micro_batch,
-                         TensorView& tokens, TensorView& labels) {
+BatchFeed::Batch Trainer::load_batch(Context& ctx, Split split, int64_t global_batch, int64_t slot) {
     auto timed = ctx.stage("data");
-    const Batcher::Range range = batcher_.samples(global_batch, micro_batch, world_.rank());
-    const int64_t seq = ctx.seq_length;
-    std::vector<int32_t> window(static_cast<size_t>(seq + 1));
-    for (int64_t i = 0; i < range.count; ++i) {
-        data_->sample(split, range.first + i, window);
-        std::copy_n(window.begin(), seq, host_tokens_.begin() + i * seq);
-        std::copy_n(window.begin() + 1, seq, host_labels_.begin() + i * seq);
-    }
-    const int64_t count = range.count * seq;
-    const int64_t group[3] = {count, 0, count};
-    Device& device = ops_->device();
-    device.copy_in(tokens_.data, host_tokens_.data(), static_cast<size_t>(count) * sizeof(int32_t));
-    device.copy_in(labels_.data, host_labels_.data(), static_cast<size_t>(count) * sizeof(int32_t));
-    device.copy_in(all_tokens_.counts.data, &group[0], sizeof(int64_t));
-    device.copy_in(all_tokens_.offsets.data, &group[1], 2 * sizeof(int64_t));
-    tokens = tokens_.slice(0, count);
-    labels = labels_.slice(0, count);
+    return feed_->load(*data_, split, batcher_.samples(global_batch, ctx.micro_batch, world_.rank()), slot,
+                       ctx.launch.stream);
 }
 
-void Trainer::run_micro_batches() {
-    ops_->zero({.y = status_});
+void Trainer::run_micro_batches(const Flight& flight) {
     ops_->zero({.y = loss_sum_});
     const float loss_scale =
         1.0f / static_cast<float>(config_.training.global_batch_size * config_.model.seq_length);
-    for (int64_t m = 0; m < batcher_.num_micro_batches(); ++m) {
+    const int64_t micro_batches = batcher_.num_micro_batches();
+    for (int64_t m = 0; m < micro_batches; ++m) {
         Context ctx = make_context(m);
+        ctx.tensor_stats = flight.tensor_stats;
         if (m == 0) transformer_->begin_step(ctx);
-        TensorView tokens, labels;
-        load_batch(ctx, Split::train, step_, m, tokens, labels);
-        transformer_->train_micro_batch(ctx, tokens, labels, loss_scale, loss_sum_);
+        const int64_t slot = static_cast<int64_t>(slot_of(flight.step)) * micro_batches + m;
+        const BatchFeed::Batch batch = load_batch(ctx, Split::train, flight.step, slot);
+        transformer_->train_micro_batch(ctx, batch.tokens, batch.labels, loss_scale, loss_sum_);
     }
     timer_.set_direction("update");
-    Context ctx = make_context(batcher_.num_micro_batches() - 1);
-    optimizer_->step(ctx, transformer_->parameters(), loss_sum_, step_);
-    transformer_->end_step(ctx, step_);
+    Context ctx = make_context(micro_batches - 1);
+    optimizer_->step(ctx, transformer_->parameters(), loss_sum_, flight.step);
+    transformer_->end_step(ctx, flight.step);
 }
 
 void Trainer::grow_rows() {
@@ -215,91 +202,143 @@ void Trainer::grow_rows() {
     rows_.reset();
 }
 
-StepResult Trainer::step() {
-    const auto start = std::chrono::steady_clock::now();
-    world_.set_activity(fmt::format("step {}", step_ + 1));
+std::optional<StepResult> Trainer::step() {
+    Flight& flight = flights_.emplace_back();
+    flight.step = next_step_++;
+    flight.tensor_stats = tensor_stats_;
+    flight.launched = Clock::now();
+    launch(flight);
+    if (static_cast<int64_t>(flights_.size()) < kStepsInFlight) return std::nullopt;
+    return take_result();
+}
+
+std::optional<StepResult> Trainer::drain() {
+    if (flights_.empty()) return std::nullopt;
+    return take_result();
+}
+
+StepResult Trainer::run_step() {
+    FP8FLOW_CHECK(flights_.empty(), "run_step with {} steps in flight", flights_.size());
+    step();
+    return take_result();
+}
+
+void Trainer::launch(Flight& flight) {
+    world_.set_activity(fmt::format("step {}", flight.step + 1));
     timer_.reset();
     ops_->reset_counts();
-    exchange_->reset_counts();
     saved_->reset_peak();
     scratch_->reset_peak();
-    StepResult result;
-    result.step = step_;
-    for (;;) {
-        run_micro_batches();
-        const int32_t status = read_word<int32_t>(status_);
-        if (status == 0) break;
-        if (status == op::kStepNonFinite) report_non_finite();
-        grow_rows();
-        ++result.redone;
+    if (flight.tensor_stats != nullptr) flight.stats_before = *flight.tensor_stats;
+    StepRecord& record = record_of(flight);
+    record.begin(*exchange_, {});
+    run_micro_batches(flight);
+    record.end({.status = status_, .loss_sum = loss_sum_, .grad_norm = optimizer_->grad_norm()}, *exchange_,
+               {});
+    flight.stage_seconds = timer_.seconds();
+    flight.casts = ops_->num_casts();
+    flight.peak_bytes = saved_->peak_bytes() + scratch_->peak_bytes() + rows_->reserved_bytes();
+    // on the host a step has ended when it is launched
+    flight.ended = record.has_passed() ? std::optional(Clock::now()) : std::nullopt;
+}
+
+int32_t Trainer::wait_for(Flight& flight) {
+    record_of(flight).wait();
+    if (!flight.ended) flight.ended = Clock::now();
+    exchange_->check_peers();
+    return record_of(flight).status();
+}
+
+StepResult Trainer::take_result() {
+    while (wait_for(flights_.front()) != 0) redo();
+    const Flight flight = std::move(flights_.front());
+    flights_.pop_front();
+    const StepRecord& record = record_of(flight);
+    StepResult result{
+        .step = flight.step,
+        .grad_norm = record.grad_norm(),
+        .learning_rate = learning_rate(config_.training, flight.step),
+        .seconds =
+            std::chrono::duration<double>(*flight.ended - std::max(flight.launched, last_end_)).count(),
+        .tokens = config_.training.global_batch_size * config_.model.seq_length,
+        .redone = flight.redone,
+        .stage_seconds = flight.stage_seconds,
+        .wire = record.wire(),
+        .casts = flight.casts,
+        .peak_bytes = flight.peak_bytes};
+    last_end_ = *flight.ended;
+    result.lm_loss = record.loss_sum() / static_cast<double>(result.tokens);
+    int64_t moe_layer = 0;
+    for (size_t i = 0; i < transformer_->blocks().size(); ++i) {
+        if (!transformer_->blocks()[i]->is_moe()) continue;
+        result.load.push_back(load_of(static_cast<int>(i), record.expert_counts(moe_layer)));
+        result.balancing_loss += static_cast<double>(record.router_losses(moe_layer)[0]);
+        result.z_loss += static_cast<double>(record.router_losses(moe_layer)[1]);
+        ++moe_layer;
     }
-    result.tokens = config_.training.global_batch_size * config_.model.seq_length;
-    result.lm_loss = read_word<float>(loss_sum_) / static_cast<double>(result.tokens);
-    result.grad_norm = read_word<float>(optimizer_->grad_norm());
-    result.learning_rate = learning_rate(config_.training, step_);
-    read_router_statistics(result);
-    result.stage_seconds = timer_.seconds();
-    result.wire = exchange_->wire_bytes();
-    result.casts = ops_->num_casts();
-    result.peak_bytes = saved_->peak_bytes() + scratch_->peak_bytes() + rows_->reserved_bytes();
-    ++step_;
-    result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return result;
 }
 
-void Trainer::read_router_statistics(StepResult& result) {
-    int layer = 0;
-    std::vector<float> losses;
-    for (const auto& block : transformer_->blocks()) {
-        if (const Router* router = block->router()) {
-            std::vector<int64_t> counts(static_cast<size_t>(config_.moe.num_experts));
-            ops_->device().copy_out(counts.data(), router->step_counts().data,
-                                    counts.size() * sizeof(int64_t));
-            result.load.push_back(load_of(layer, counts));
-            losses.push_back(read_word<float>(router->balancing_loss()));
-            losses.push_back(read_word<float>(router->z_loss()));
-        }
-        ++layer;
+// The oldest step in flight was not applied, nor was anything behind it. All ranks see the same status, so all of them come here.
+void Trainer::redo() {
+    for (Flight& flight : flights_) wait_for(flight);
+    Flight& bad = flights_.front();
+    if (record_of(bad).status() == op::kStepNonFinite) give_up();
+    grow_rows();
+    ++bad.redone;
+    ops_->zero({.y = status_});
+    for (auto flight = flights_.rbegin(); flight != flights_.rend(); ++flight)
+        if (flight->tensor_stats != nullptr) *flight->tensor_stats = flight->stats_before;
+    for (Flight& flight : flights_) launch(flight);
+}
+
+// Where another step ran behind the one that met a NaN, its gradients have replaced the guilty ones: they are computed again to be searched.
+void Trainer::give_up() {
+    const int64_t step = flights_.front().step;
+    if (flights_.size() > 1) {
+        flights_.resize(1);
+        ops_->zero({.y = status_});
+        launch(flights_.front());
+        wait_for(flights_.front());
     }
-    world_.all_reduce_sum(std::span<float>(losses));
-    for (size_t i = 0; i + 1 < losses.size(); i += 2) {
-        result.balancing_loss += losses[i];
-        result.z_loss += losses[i + 1];
-    }
+    flights_.clear();
+    next_step_ = step;
+    ops_->zero({.y = status_});
+    report_non_finite(step);
 }
 
 double Trainer::evaluate(int64_t batches) {
-    world_.set_activity(fmt::format("evaluation after step {}", step_));
-    Arena words(ops_->device(), "evaluation");
-    const TensorView loss = words.tensor(DType::f32, {1}, "evaluation");
+    FP8FLOW_CHECK(flights_.empty(), "an evaluation with {} steps in flight", flights_.size());
+    world_.set_activity(fmt::format("evaluation after step {}", next_step_));
     double sum = 0;
     for (int64_t b = 0; b < batches; ++b)
-        for (int64_t m = 0; m < batcher_.num_micro_batches(); ++m) sum += evaluate_micro_batch(b, m, loss);
+        for (int64_t m = 0; m < batcher_.num_micro_batches(); ++m) sum += evaluate_micro_batch(b, m);
     world_.all_reduce_sum(std::span<double>(&sum, 1));
-    require(std::isfinite(sum), ExitCode::numeric, "the held-out loss after step {} is not finite", step_);
+    require(std::isfinite(sum), ExitCode::numeric, "the held-out loss after step {} is not finite",
+            next_step_);
     return sum / static_cast<double>(batches * config_.training.global_batch_size * config_.model.seq_length);
 }
 
 // This rank's sum of losses. Like a step, it is done again where a rank ran out of rows.
-double Trainer::evaluate_micro_batch(int64_t batch, int64_t micro_batch, const TensorView& loss) {
+double Trainer::evaluate_micro_batch(int64_t batch, int64_t micro_batch) {
     for (;;) {
         timer_.set_direction("evaluation");
         Context ctx = make_context(micro_batch);
-        ctx.tensor_stats = nullptr;
-        TensorView tokens, labels;
-        load_batch(ctx, Split::held_out, batch, micro_batch, tokens, labels);
-        ops_->zero({.y = status_});
-        ops_->zero({.y = loss});
-        transformer_->evaluate(ctx, tokens, labels, loss);
+        const BatchFeed::Batch held_out = load_batch(ctx, Split::held_out, batch, 0);
+        ops_->zero({.y = held_out_sum_});
+        transformer_->evaluate(ctx, held_out.tokens, held_out.labels, held_out_sum_);
         exchange_->all_reduce(Reduce::max, Ranks::world, status_);
-        if (read_word<int32_t>(status_) == 0) return read_word<float>(loss);
+        const int32_t status = read_word<int32_t>(status_);
+        exchange_->check_peers();
+        if (status == 0) return read_word<float>(held_out_sum_);
         grow_rows();
+        ops_->zero({.y = status_});
     }
 }
 
 // The first tensor with a NaN or Inf, weights before gradients, low ranks before high ones. All ranks agree on it, since a bad weight of
 // one rank spoils gradients everywhere.
-void Trainer::report_non_finite() {
+void Trainer::report_non_finite(int64_t step) {
     struct Finding {
         int64_t kind = 2;  // 0: a weight, 1: a gradient, 2: none
         int64_t parameter = 0, count = 0, first = 0;
@@ -332,12 +371,12 @@ void Trainer::report_non_finite() {
         fail(ExitCode::numeric,
              "step {}: the loss or the norm of the gradients is not finite, though every weight and gradient "
              "is; the step was not applied; lower training.lr",
-             step_ + 1);
+             step + 1);
     const std::string& name = parameters[static_cast<size_t>(worst->parameter)].spec.name;
     fail(ExitCode::numeric,
          "step {}: rank {}: {}{} has {} values that are not finite, the first at index {}; the step was not "
          "applied{}",
-         step_ + 1, worst - all.begin(), worst->kind == 0 ? "" : "the gradient of ", name, worst->count,
+         step + 1, worst - all.begin(), worst->kind == 0 ? "" : "the gradient of ", name, worst->count,
          worst->first, worst->kind == 0 ? "" : "; lower training.lr or check the data");
 }
 

@@ -1,16 +1,27 @@
-// Trainer: one rank's part of a training run: data in, steps out. A step is a transaction: if a rank runs out of row capacity, nothing is
-// written and the step is redone with more room. Read next: train_command.cpp, validate_command.cpp.
+// Trainer: one rank's part of a training run: data in, steps out. The host runs one step ahead: it launches a step and then reads the result
+// of the step before, so that a warm step never waits for the device. Read next: train_command.cpp, validate_command.cpp.
+//
+// A step is a transaction. A device word, the step status, forbids every persistent write where it is not 0; a step that runs out of rows or
+// meets a NaN on any rank sets it on all of them, and it stays set, so that the step launched behind a bad one changes nothing either. The
+// host sees it one step late, waits for what is in flight, makes more room, clears the word and launches the same steps again, in order.
+// Everything a step depends on is the state it leaves and its index, so the run equals one that had the room from the start, bit for bit.
 #pragma once
 
+#include "layers/tensor_stats.h"
 #include "model/backend.h"
+#include "model/batch_feed.h"
 #include "model/config.h"
 #include "model/data.h"
 #include "model/optimizer.h"
+#include "model/step_record.h"
 #include "model/transformer.h"
 
+#include <chrono>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,21 +33,24 @@ struct LayerLoad {
     double max = 1, min = 1, cv = 0;
     int64_t dead_experts = 0;
 };
-LayerLoad load_of(int layer, const std::vector<int64_t>& tokens_per_expert);
+LayerLoad load_of(int layer, std::span<const int64_t> tokens_per_expert);
 
 struct StepResult {
     int64_t step = 0;  // 0-based
     double lm_loss = 0;
     double balancing_loss = 0, z_loss = 0;  // coefficients included, summed over layers
     double grad_norm = 0, learning_rate = 0;
-    double seconds = 0;
+    double seconds =
+        0;  // from the end of the step before (or its own launch, if later) to its end, as the host saw them
     int64_t tokens = 0;  // of the global batch
-    int64_t redone = 0;  // how often the step was redone with more room
+    int64_t redone =
+        0;  // how often it ran out of rows and was redone with more room; so was the step in flight behind it
     std::vector<LayerLoad> load;
-    std::map<std::string, double> stage_seconds;  // this rank
-    WireBytes wire;                               // this rank
-    int64_t casts = 0;                            // explicit casts, all layers and micro-batches
-    int64_t peak_bytes = 0;                       // activations and workspace of this rank
+    // Of this rank, of the attempt that counted.
+    std::map<std::string, double> stage_seconds;
+    WireBytes wire;
+    int64_t casts = 0;       // explicit casts, all layers and micro-batches
+    int64_t peak_bytes = 0;  // activations and workspace
 };
 
 class Trainer {
@@ -45,12 +59,18 @@ public:
             std::shared_ptr<const TokenSource> data);
     ~Trainer();
 
-    StepResult step();
-    // Mean held-out loss in nats per token over `batches` global batches.
+    // Launches the next step; the result is that of the step before, none if nothing was in flight. Throws Error(numeric), naming the step
+    // and the tensor, where a step met a NaN; then that step and what was behind it did not happen.
+    std::optional<StepResult> step();
+    // The result of the step in flight, if there is one. The state of the model is that of a step only when nothing is in flight.
+    std::optional<StepResult> drain();
+    // One step from launch to result, for measurements and tests. Nothing is in flight.
+    StepResult run_step();
+    // Mean held-out loss in nats per token over `batches` global batches. Nothing is in flight: drain() first.
     double evaluate(int64_t batches);
-    int64_t steps_done() const { return step_; }
+    int64_t steps_done() const { return next_step_ - static_cast<int64_t>(flights_.size()); }
 
-    // A diagnosis of the next step (--tensor-stats); null switches it off.
+    // A diagnosis of the steps launched from now on (--tensor-stats); null switches it off.
     void set_tensor_stats(TensorStats* stats) { tensor_stats_ = stats; }
     void time_stages(bool on) { timer_.enable(on); }
     Transformer& transformer() { return *transformer_; }
@@ -63,15 +83,36 @@ public:
     int64_t allocations() const;  // must not rise once warm
 
 private:
+    using Clock = std::chrono::steady_clock;
+    // A step that was launched and whose result is not taken yet.
+    struct Flight {
+        int64_t step = 0;
+        Clock::time_point launched;
+        std::optional<Clock::time_point> ended;
+        int64_t redone = 0;
+        std::map<std::string, double> stage_seconds;
+        int64_t casts = 0, peak_bytes = 0;
+        TensorStats* tensor_stats = nullptr;
+        TensorStats stats_before;  // what they go back to when the step is repeated
+    };
+    void launch(Flight& flight);
+    StepRecord& record_of(const Flight& flight) { return *records_[slot_of(flight.step)]; }
+    // Of the page-locked memory of a step. The step that used it before has been waited for.
+    static size_t slot_of(int64_t step) { return static_cast<size_t>(step % kStepsInFlight); }
+    int32_t wait_for(Flight& flight);  // its status
+    StepResult take_result();
+    void redo();
+    [[noreturn]] void give_up();
+
     Context make_context(int64_t micro_batch);
-    void run_micro_batches();
-    void load_batch(Context& ctx, Split split, int64_t global_batch, int64_t micro_batch, TensorView& tokens,
-                    TensorView& labels);
-    double evaluate_micro_batch(int64_t batch, int64_t micro_batch, const TensorView& loss);
+    void run_micro_batches(const Flight& flight);
+    BatchFeed::Batch load_batch(Context& ctx, Split split, int64_t global_batch, int64_t slot);
+    double evaluate_micro_batch(int64_t batch, int64_t micro_batch);
     void grow_rows();
-    void read_router_statistics(StepResult& result);
-    [[noreturn]] void report_non_finite();
+    [[noreturn]] void report_non_finite(int64_t step);
     template <class T> T read_word(const TensorView& word) const;
+
+    static constexpr int64_t kStepsInFlight = 2;
 
     Config config_;
     ProcessGroup& world_;
@@ -87,11 +128,13 @@ private:
     std::unique_ptr<RowArena> rows_;
     StageTimer timer_;
     TensorStats* tensor_stats_ = nullptr;
-    TensorView status_, loss_sum_, tokens_, labels_;
-    RowGroups all_tokens_;
-    std::vector<int32_t> host_tokens_, host_labels_;
+    TensorView status_, loss_sum_, held_out_sum_;
     int64_t layer_rows_ = 0, worst_layer_rows_ = 0;
-    int64_t step_ = 0;
+    std::optional<BatchFeed> feed_;
+    std::unique_ptr<StepRecord> records_[kStepsInFlight];
+    std::deque<Flight> flights_;  // oldest first
+    int64_t next_step_ = 0;
+    Clock::time_point last_end_;  // of the last step whose result was taken
 };
 
 // The data of a config: text, synthetic or shards.

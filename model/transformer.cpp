@@ -29,12 +29,32 @@ Transformer::Transformer(const TransformerSpec& spec, Ops& ops)
     final_norm_ =
         std::make_unique<Norm>(store_, ops.device(), model, plain, NormOutput::plain, "final_layernorm");
     output_ = model.untie_embeddings_and_output_weights ? table("output_layer.weight") : embedding_;
+    store_.allocate_gradients();
+    place_router_statistics();
     if (!model.attention) return;
     const std::vector<float> rope = SelfAttention::rope_table(model);
     const TensorView rope_view =
         constants_.tensor(DType::f32, {model.seq_length, model.kv_channels / 2, 2}, "rope");
     ops.device().copy_in(rope_view.data, rope.data(), rope.size() * sizeof(float));
     for (auto& block : blocks_) block->attention()->set_rope_table(rope_view);
+}
+
+// Side by side, so that one reduction and one copy to the host take them all.
+void Transformer::place_router_statistics() {
+    const int64_t layers = num_moe_layers(), experts = spec_.moe.num_experts;
+    if (layers == 0) return;
+    router_counts_ = constants_.tensor(DType::i64, {layers, experts}, "router");
+    router_losses_ = constants_.tensor(DType::f32, {layers, 2}, "router");
+    reduced_losses_ = constants_.tensor(DType::f32, {layers, 2}, "router");
+    for (const TensorView& view : {router_counts_, router_losses_, reduced_losses_})
+        ops_.device().fill(view.data, 0, static_cast<size_t>(view.bytes()));
+    int64_t layer = 0;
+    for (auto& block : blocks_) {
+        if (Router* router = block->router()) {
+            router->place_statistics(router_counts_[layer], router_losses_[layer]);
+            ++layer;
+        }
+    }
 }
 
 int64_t Transformer::num_moe_layers() const {
@@ -154,7 +174,13 @@ void Transformer::begin_step(Context& ctx) const {
 }
 
 void Transformer::end_step(Context& ctx, int64_t step) const {
-    for (const auto& block : blocks_) block->end_step(ctx, step);
+    if (router_counts_) {
+        ctx.exchange.all_reduce(Reduce::sum, Ranks::world, router_counts_, ctx.launch);
+        ctx.ops.device().copy(reduced_losses_.data, router_losses_.data,
+                              static_cast<size_t>(router_losses_.bytes()), ctx.launch.stream);
+        ctx.exchange.all_reduce(Reduce::sum, Ranks::world, reduced_losses_, ctx.launch);
+    }
+    for (const auto& block : blocks_) block->update_state(ctx, step);
 }
 
 }  // namespace fp8flow

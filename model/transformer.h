@@ -39,8 +39,13 @@ public:
     const std::vector<std::unique_ptr<TransformerBlock>>& blocks() const { return blocks_; }
     DType activation() const { return activation_; }
     int64_t num_moe_layers() const;
+    // Of the MoE layers in order, after end_step, over all ranks: tokens per expert [layers, E] i64; balancing loss and z-loss [layers, 2]
+    // f32, coefficients included. Absent without MoE layers.
+    TensorView router_counts() const { return router_counts_; }
+    TensorView router_losses() const { return reduced_losses_; }
 
 private:
+    void place_router_statistics();
     void forward_blocks(Context& ctx, const TensorView& tokens, std::vector<BlockSaved>& saved,
                         TensorView& out);
     // Loss of the final hidden states; with dx, its gradient too. Logits exist for kHeadChunk tokens at a time.
@@ -55,7 +60,8 @@ private:
     Parameter* output_;
     std::vector<std::unique_ptr<TransformerBlock>> blocks_;
     std::unique_ptr<Norm> final_norm_;
-    Arena constants_;
+    Arena constants_;  // and the words below
+    TensorView router_counts_, router_losses_, reduced_losses_;
 };
 
 }  // namespace fp8flow

@@ -57,22 +57,25 @@ private:
         Curve curve;
         curve.name = arm.name;
         std::vector<double> seconds;
-        for (int64_t i = 0; i < arm.config.training.train_iters; ++i) {
-            const StepResult step = trainer.step();
+        const auto report = [&](const StepResult& step) {
+            const int64_t iteration = step.step + 1;
             eta_.step_done(step.seconds);
             seconds.push_back(step.seconds);
             curve.loss.push_back(step.lm_loss);
             curve.grad_norm.push_back(step.grad_norm);
             curve.wire_bytes_per_step = step.wire.total();
             curve.casts_per_step = step.casts;
-            if ((i + 1) % config_.output.log_interval == 0 || i + 1 == arm.config.training.train_iters)
+            if (iteration % config_.output.log_interval == 0 || iteration == arm.config.training.train_iters)
                 log_.line(progress_line(curve));
             if (curve_file_)
                 curve_file_->write_json({{"arm", arm.name},
-                                         {"iteration", i + 1},
+                                         {"iteration", iteration},
                                          {"lm loss", step.lm_loss},
                                          {"grad norm", step.grad_norm}});
-        }
+        };
+        for (int64_t i = 0; i < arm.config.training.train_iters; ++i)
+            if (const auto result = trainer.step()) report(*result);
+        if (const auto result = trainer.drain()) report(*result);
         if (config_.training.eval_iters > 0) curve.held_out = trainer.evaluate(config_.training.eval_iters);
         std::nth_element(seconds.begin(), seconds.begin() + seconds.size() / 2, seconds.end());
         curve.seconds_per_step = seconds[seconds.size() / 2];

@@ -14,6 +14,11 @@ struct Stream {
     void* handle = nullptr;
 };
 
+// A point in a stream's work that the host can wait for. Made before the step, recorded in it.
+struct Event {
+    void* handle = nullptr;
+};
+
 struct Launch {
     Stream stream;
     // 0: all; otherwise at most so many multiprocessors, so that communication can run beside
@@ -21,11 +26,14 @@ struct Launch {
 };
 
 // Memory of one backend. allocate never returns null: it throws Error(memory) with the numbers.
+// What a warm step uses never stops the host: copy, fill, and the asynchronous copies from and to page-locked host memory, with events. Their
+// bodies here are those of a device that has finished each call when it returns (the host).
 class Device {
 public:
     virtual ~Device() = default;
     virtual void* allocate(std::size_t bytes) = 0;  // 256-byte aligned
     virtual void free(void* data) = 0;
+    // From ordinary host memory; may stop the host. The bytes may be reused on return.
     virtual void copy_in(void* device, const void* host, std::size_t bytes, Stream stream = {}) = 0;
     // Device to host; synchronises.
     virtual void copy_out(void* host, const void* device, std::size_t bytes, Stream stream = {}) = 0;
@@ -36,6 +44,31 @@ public:
     virtual int64_t free_bytes() const = 0;
     // A clock for the work of this device's streams; unless overridden, the host's.
     virtual std::unique_ptr<Timeline> make_timeline();
+
+    // Page-locked host memory: the host end of the asynchronous copies.
+    virtual void* allocate_host(std::size_t bytes) { return allocate(bytes); }
+    virtual void free_host(void* data) { free(data); }
+    // Return at once; `host` (from allocate_host) must stay, and must not be written or read, until an event recorded behind the copy passed.
+    virtual void copy_in_async(void* device, const void* host, std::size_t bytes, Stream stream = {}) {
+        copy(device, host, bytes, stream);
+    }
+    virtual void copy_out_async(void* host, const void* device, std::size_t bytes, Stream stream = {}) {
+        copy(host, device, bytes, stream);
+    }
+    virtual Event make_event() { return {}; }
+    virtual void free_event(Event) {}
+    // What was given to the stream so far is what a wait for the event waits for. An event never recorded has passed.
+    virtual void record(Event, Stream = {}) {}
+    virtual bool has_passed(Event) { return true; }
+    virtual void wait(Event) { ++num_waits_; }
+
+    // Calls so far that stop the host until the device has caught up, or may (allocate, free, copy_in, copy_out, synchronize), and waits for
+    // events: what a test of a warm step looks at.
+    int64_t num_synchronisations() const { return num_synchronisations_; }
+    int64_t num_waits() const { return num_waits_; }
+
+protected:
+    int64_t num_synchronisations_ = 0, num_waits_ = 0;
 };
 
 }  // namespace fp8flow

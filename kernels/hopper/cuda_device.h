@@ -1,4 +1,4 @@
-// The memory of one GPU as a Device: plain cudaMalloc, copies on the stream.
+// The memory of one GPU as a Device: plain cudaMalloc, copies on the stream, events that the host sleeps on.
 #pragma once
 
 #include "kernels/core/stream.h"
@@ -17,6 +17,15 @@ public:
     void synchronize() override;
     int64_t free_bytes() const override;
     std::unique_ptr<Timeline> make_timeline() override;
+    void* allocate_host(std::size_t bytes) override;
+    void free_host(void* data) override;
+    void copy_in_async(void* device, const void* host, std::size_t bytes, Stream stream) override;
+    void copy_out_async(void* host, const void* device, std::size_t bytes, Stream stream) override;
+    Event make_event() override;
+    void free_event(Event event) override;
+    void record(Event event, Stream stream) override;
+    bool has_passed(Event event) override;
+    void wait(Event event) override;
 };
 
 }  // namespace fp8flow

@@ -1,4 +1,4 @@
-// HostDevice: the memory of the reference backend is ordinary host memory.
+// HostDevice: the memory of the reference backend is ordinary host memory. It counts the calls at which a GPU would stop the host.
 #include "kernels/reference/host_device.h"
 
 #include "kernels/core/error.h"
@@ -15,6 +15,7 @@ int64_t HostDevice::free_bytes() const {
 }
 
 void* HostDevice::allocate(std::size_t bytes) {
+    ++num_synchronisations_;
     constexpr std::size_t kAlignment = 256;
     const std::size_t padded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
     void* data = std::aligned_alloc(kAlignment, padded == 0 ? kAlignment : padded);
@@ -25,12 +26,17 @@ void* HostDevice::allocate(std::size_t bytes) {
     return data;
 }
 
-void HostDevice::free(void* data) { std::free(data); }
+void HostDevice::free(void* data) {
+    ++num_synchronisations_;
+    std::free(data);
+}
 
 void HostDevice::copy_in(void* device, const void* host, std::size_t bytes, Stream) {
+    ++num_synchronisations_;
     if (bytes > 0) std::memcpy(device, host, bytes);
 }
 void HostDevice::copy_out(void* host, const void* device, std::size_t bytes, Stream) {
+    ++num_synchronisations_;
     if (bytes > 0) std::memcpy(host, device, bytes);
 }
 void HostDevice::copy(void* to, const void* from, std::size_t bytes, Stream) {

@@ -35,7 +35,7 @@ TrainingRun run_steps(const Config& config, BackendKind kind) {
     Trainer trainer(config, *groups[0], choose_backend(kind), Arithmetic::stated, open_data(config));
     TrainingRun result;
     for (int step = 0; step < kSteps; ++step) {
-        result.losses.push_back(trainer.step().lm_loss);
+        result.losses.push_back(trainer.run_step().lm_loss);
         if (step > 0) continue;
         for (const Parameter& p : trainer.transformer().parameters().all()) {
             std::vector<float>& values = result.gradients[p.spec.name];

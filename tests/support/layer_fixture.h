@@ -195,6 +195,7 @@ inline LayerResult run_block(ProcessGroup& group, const LayerCase& c, TensorStat
     ParameterStore store(rank.ops, c.seed);
     const TransformerBlock block(store, rank.poison, c.model, c.moe_spec(), c.precision, c.recompute,
                                  c.activation(), {0, group.rank(), group.size()});
+    store.allocate_gradients();
     Context ctx = rank.context();
     ctx.tensor_stats = stats;
     const int64_t hidden = c.model.hidden_size;

@@ -79,7 +79,8 @@ struct RunOptions {
     int64_t steps = 5;
     int64_t eval_batches = 0;
     Arithmetic arithmetic = Arithmetic::stated;
-    // Called by every rank before each step, and once after the last one.
+    // Called by every rank before each step, and once after the last one. With it, steps are run one by one, since it looks at the model;
+    // without it, one is always in flight.
     std::function<void(Trainer&, ProcessGroup&, int64_t)> before_step = {};
 };
 
@@ -88,9 +89,14 @@ inline TrainingRun train_on(ProcessGroup& world, const Config& config,
     Trainer trainer(config, world, choose_backend(BackendKind::reference), options.arithmetic, data);
     TrainingRun run;
     for (int64_t i = 0; i < options.steps; ++i) {
-        if (options.before_step) options.before_step(trainer, world, i);
-        run.steps.push_back(trainer.step());
+        if (options.before_step) {
+            options.before_step(trainer, world, i);
+            run.steps.push_back(trainer.run_step());
+        } else if (auto result = trainer.step()) {
+            run.steps.push_back(std::move(*result));
+        }
     }
+    if (auto result = trainer.drain()) run.steps.push_back(std::move(*result));
     if (options.before_step) options.before_step(trainer, world, options.steps);
     if (options.eval_batches > 0) run.held_out = trainer.evaluate(options.eval_batches);
     run.state = collect(trainer, world, static_cast<int>(config.parallel.expert_model_parallel_size));

@@ -246,13 +246,13 @@ TEST(Recompute, ASecondStepAllocatesNothing) {
         run_thread_ranks(2, 60, [&](ProcessGroup& group) {
             Trainer trainer(config, group, choose_backend(BackendKind::reference), Arithmetic::stated,
                             open_data(config));
-            trainer.step();
+            trainer.run_step();
             const int64_t warm = trainer.allocations();
             EXPECT_GT(warm, 0);
-            trainer.step();
+            trainer.run_step();
             EXPECT_EQ(trainer.allocations(), warm) << name;
             trainer.evaluate(1);
-            trainer.step();
+            trainer.run_step();
             EXPECT_EQ(trainer.allocations(), warm) << name << ", behind an evaluation";
         });
     }

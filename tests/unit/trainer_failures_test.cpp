@@ -63,19 +63,25 @@ TEST(TrainingTransaction, OverflowInAnEvaluationIsRedoneToo) {
     EXPECT_EQ(worst.held_out, tight.held_out);
 }
 
-// One expert takes all tokens: 128 rows fit into a capacity of 128, the 129th does not.
+// Every token of a rank is a row of its four experts: 256 rows fit into a capacity of 256, for the 257th there is one row too few.
 TEST(TrainingTransaction, CapacityIsExact) {
-    const struct { int64_t sequences, length, redone; } cases[] = {{4, 32, 0}, {3, 43, 1}};
+    const struct { int64_t sequences, length, redone; } cases[] = {{4, 64, 0}, {1, 257, 1}};
     for (const auto& c : cases) {
-        const TrainingRun run =
-            train(test_config(Recipe::bf16,
-                              {fmt::format("model.seq_length={}", c.length),
-                               fmt::format("training.micro_batch_size={}", c.sequences),
-                               fmt::format("training.global_batch_size={}", c.sequences), "moe.num_experts=1",
-                               "moe.moe_router_topk=1", "moe.moe_router_pre_softmax=true",
-                               "moe.moe_row_alignment=1", "moe.moe_expert_rank_capacity_factor=0.5"}),
-                  1, {.steps = 1});
+        std::vector<std::string> keys = {fmt::format("model.seq_length={}", c.length),
+                                         fmt::format("training.micro_batch_size={}", c.sequences),
+                                         fmt::format("training.global_batch_size={}", c.sequences),
+                                         "model.moe_layer_freq=[1, 1]",
+                                         "moe.moe_router_topk=1",
+                                         "moe.moe_router_pre_softmax=true",
+                                         "moe.moe_row_alignment=1",
+                                         "moe.moe_expert_rank_capacity_factor=0"};
+        const TrainingRun ample = train(test_config(Recipe::bf16, keys), 1, {.steps = 3});
+        keys.back() = "moe.moe_expert_rank_capacity_factor=0.9";
+        const TrainingRun run = train(test_config(Recipe::bf16, keys), 1, {.steps = 3});
         EXPECT_EQ(run.steps[0].redone, c.redone) << c.sequences * c.length << " rows";
+        EXPECT_EQ(total_redone(run), c.redone);
+        EXPECT_EQ(run.losses(), ample.losses());
+        test::expect_same_bits(run.state, ample.state);
     }
 }
 
@@ -117,7 +123,7 @@ TEST(TrainingTransaction, NanInAWeightStopsTheStep) {
             const auto messages = errors_of(2, ExitCode::numeric, [&](ProcessGroup& world) {
                 Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated,
                                 data);
-                trainer.step();
+                trainer.run_step();
                 for (Parameter& p : trainer.transformer().parameters().all()) {
                     if (p.spec.name != plant.name) continue;
                     const int64_t first =
@@ -130,7 +136,7 @@ TEST(TrainingTransaction, NanInAWeightStopsTheStep) {
                 const Values before = test::collect(trainer, world, 2);
                 std::string message;
                 try {
-                    trainer.step();
+                    trainer.run_step();
                 } catch (const Error& error) {
                     const Values after = test::collect(trainer, world, 2);
                     for (const char* kind : {"weight ", "m ", "v "})
@@ -167,7 +173,7 @@ TEST(TrainingTransaction, WhatExplodesIsNamedAndNotApplied) {
             }
             const Values before = test::collect(trainer, world, 1);
             try {
-                trainer.step();
+                trainer.run_step();
             } catch (const Error&) {
                 test::expect_same_bits(before, test::collect(trainer, world, 1), "weight ");
                 throw;

@@ -234,7 +234,7 @@ TEST(Training, ExpertBiasMovesAgainstTheLoad) {
 }
 
 TEST(Training, LoadOfALayer) {
-    const LayerLoad load = load_of(3, {2, 6, 0, 0});
+    const LayerLoad load = load_of(3, std::vector<int64_t>{2, 6, 0, 0});
     EXPECT_EQ(load.layer, 3);
     EXPECT_DOUBLE_EQ(load.max, 3.0);
     EXPECT_DOUBLE_EQ(load.min, 0.0);

@@ -1,0 +1,51 @@
+// StepRecord: what the host wants to know of a step, in page-locked memory. The device copies it there behind the step; the host reads it
+// when the event behind the copies has passed.
+#pragma once
+
+#include "kernels/core/pinned.h"
+#include "kernels/exchange.h"
+
+#include <span>
+
+namespace fp8flow {
+
+class StepRecord {
+public:
+    // Router statistics: counts [layers, E] i64 and losses [layers, 2] f32 of the model; absent without MoE layers.
+    StepRecord(Device& device, const TensorView& router_counts, const TensorView& router_losses);
+
+    // The order of a step: begin, the step's work, end.
+    void begin(Exchange& exchange, const Launch& launch);
+    struct Words {
+        TensorView status;               // [1] i32
+        TensorView loss_sum, grad_norm;  // [1] f32
+    };
+    void end(const Words& words, Exchange& exchange, const Launch& launch);
+    bool has_passed() const { return event_.has_passed(); }
+    void wait() { event_.wait(); }
+
+    // Valid once it has passed.
+    int32_t status() const { return head()->status; }
+    double loss_sum() const { return static_cast<double>(head()->loss_sum); }
+    double grad_norm() const { return static_cast<double>(head()->grad_norm); }
+    WireBytes wire() const;  // sent by this rank during the step
+    int64_t num_layers() const { return counts_.rank > 0 ? counts_.dim(0) : 0; }
+    std::span<const int64_t> expert_counts(int64_t layer) const;
+    std::span<const float> router_losses(int64_t layer) const;  // balancing loss, z-loss
+
+private:
+    struct Head {
+        int32_t status;
+        float loss_sum, grad_norm;
+        uint64_t wire_before[3], wire_after[3];  // Exchange::copy_wire_counters
+    };
+    Head* head() const { return memory_.at<Head>(0); }
+
+    Device& device_;
+    TensorView counts_, losses_;
+    std::size_t counts_at_, losses_at_;
+    PinnedBuffer memory_;
+    HostEvent event_;
+};
+
+}  // namespace fp8flow
