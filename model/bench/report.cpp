@@ -19,7 +19,7 @@ std::string rate(const Row& row) {
     const double seconds = row.timing.median;
     if (seconds <= 0) return "-";
     if (row.work.wire_bytes > 0) return fmt::format("{:.1f} GB/s wire", row.work.wire_bytes / seconds * 1e-9);
-    if (row.work.unit != Unit::none) return fmt::format("{:.2f} TFLOP/s", row.work.flops / seconds * 1e-12);
+    if (row.work.unit != Unit::none) return fmt::format("{:.3g} TFLOP/s", row.work.flops / seconds * 1e-12);
     return fmt::format("{:.1f} GB/s", row.work.bytes() / seconds * 1e-9);
 }
 

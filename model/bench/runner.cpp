@@ -137,7 +137,7 @@ void Runner::add_ceiling(Row& row, const Case& what) {
     row.ceiling_seconds = std::max(moving, multiplying);
     row.ceiling = moving >= multiplying
                       ? fmt::format("{:.0f} GB/s", row.work.bytes() / moving * 1e-9)
-                      : fmt::format("{:.0f} TFLOP/s {}", row.work.flops / multiplying * 1e-12,
+                      : fmt::format("{:.4g} TFLOP/s {}", row.work.flops / multiplying * 1e-12,
                                     row.work.unit == Unit::fp8 ? "FP8" : "BF16");
 }
 
