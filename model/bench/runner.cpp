@@ -17,12 +17,15 @@ bool is_product(const std::string& operation) {
     return operation == "gemm" || operation.starts_with("grouped_gemm");
 }
 
-// What a check of an operation's arguments says, without the place in the source.
-[[noreturn]] void refuse(const std::string& operation, const Shape& shape, const std::string& reason) {
+// What a check of an operation's arguments says, without the place in the source and the expression.
+[[noreturn]] void refuse(const std::string& operation, const Shape& shape, std::string reason) {
     const std::string mark = "check failed: ";
-    const size_t at = reason.find(mark);
-    fail(ExitCode::usage, "bench {}: this shape is refused: {} ({})", operation,
-         reason.substr(at + mark.size()), shape.text());
+    reason.erase(0, reason.find(mark) + mark.size());
+    size_t colon = reason.find(": ");  // behind the expression, unless it belongs to "a ? b : c"
+    while (colon != std::string::npos && colon > 0 && reason[colon - 1] == ' ')
+        colon = reason.find(": ", colon + 1);
+    if (colon != std::string::npos) reason.erase(0, colon + 2);
+    fail(ExitCode::usage, "bench {}: this shape is refused: {} ({})", operation, reason, shape.text());
 }
 
 }  // namespace
