@@ -19,11 +19,27 @@ struct RunOptions {
     Placement placement;
 };
 
+struct BenchOptions {
+    std::vector<std::string> operations;
+    std::vector<std::string> shapes;  // "T=4096,H=7168"
+    std::string suite;
+    std::string out;           // folder for bench.json; empty: only print
+    std::string gemm_backend;  // native | cublaslt | both; empty: the fastest, in suite gemm both
+    std::string command;       // as it was typed, for the results
+    int samples = 0;           // of a burst; 0: the protocol's
+    std::optional<double> idle_seconds, sustained_seconds;
+    BackendKind backend = BackendKind::automatic;
+    Placement placement;
+};
+
 int run_train(const RunOptions& options, ProcessGroup& world);
 // Same data, seed and initial weights under every recipe of validate.recipes, plus a control arm.
 int run_validate(const RunOptions& options, ProcessGroup& world);
 // Without `gpus`, for as many as share the experts.
 int run_plan(const RunOptions& options, std::optional<int64_t> gpus,
              const std::optional<std::string>& json_name);
+// Times single operations. Rows of the results schema go to <out>/bench.json.
+int run_bench(const BenchOptions& options, ProcessGroup& world);
+void print_bench_list();
 
 }  // namespace fp8flow

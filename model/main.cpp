@@ -82,21 +82,38 @@ void choose_threads(int64_t ranks) {
     omp_set_num_threads(std::max(1, omp_get_num_procs() / static_cast<int>(ranks)));
 }
 
-int on_ranks(const RunOptions& options, int (*command)(const RunOptions&, ProcessGroup&)) {
+// Runs `command` on every rank. deadline_of(ranks): the longest wait for another rank.
+template <class Options>
+int on_ranks(const Options& options, int (*command)(const Options&, ProcessGroup&), auto&& deadline_of) {
     // Before the first NCCL call: communicators need no multicast memory, which some machines refuse. A value of the user's stays.
     ::setenv("NCCL_NVLS_ENABLE", "0", 0);
     MpiSession mpi;
     try {
         check_processor();
         choose_threads(options.placement.ranks_on_host);
-        // Deadline of the first collectives, before the configuration is known.
-        const double deadline =
-            load_config(options.config_path, options.overrides, mpi.size()).parallel.peer_deadline_seconds;
-        const auto world = make_mpi_group(deadline);
+        const auto world = make_mpi_group(deadline_of(mpi.size()));
         return command(options, *world);
     } catch (...) {
         report_and_abort(mpi, std::current_exception());
     }
+}
+int on_ranks(const RunOptions& options, int (*command)(const RunOptions&, ProcessGroup&)) {
+    return on_ranks(options, command, [&](int ranks) {
+        return load_config(options.config_path, options.overrides, ranks).parallel.peer_deadline_seconds;
+    });
+}
+int bench_on_ranks(const BenchOptions& options) {
+    constexpr double kDeadline = 300;  // a rank may draw random data for minutes while the others wait
+    return on_ranks(options, run_bench, [](int) { return kDeadline; });
+}
+
+// The command as it was typed, with the ranks it was started on.
+std::string typed(int argc, char** argv) {
+    std::string text = "fp8flow";
+    const int64_t ranks = launcher_value("OMPI_COMM_WORLD_SIZE", 1);
+    if (ranks > 1) text = fmt::format("mpirun -n {} fp8flow", ranks);
+    for (int i = 1; i < argc; ++i) text += std::string(" ") + argv[i];
+    return text;
 }
 
 // For what needs no ranks. Returns the exit code.
@@ -121,10 +138,12 @@ struct CommandLine {
         app.add_subcommand("validate", "train under every recipe of validate.recipes and compare the losses");
     CLI::App* plan =
         app.add_subcommand("plan", "print parameters, FLOPs, memory and wire bytes without running");
+    CLI::App* bench = app.add_subcommand("bench", "time single operations against what the machine can do");
     RunOptions options;
+    BenchOptions bench_options;
     std::string backend = "auto", out, json;
     int64_t gpus = 0;
-    bool help_config = false, tensor_stats = false, ablate = false;
+    bool help_config = false, list = false, tensor_stats = false, ablate = false;
 
     CommandLine() {
         app.require_subcommand(0, 1);
@@ -151,7 +170,33 @@ struct CommandLine {
         train->add_flag("--tensor-stats", tensor_stats,
                         "report underflow, saturation, scales and error of every quantised tensor");
         plan->add_option("--gpus", gpus, "number of ranks (default: parallel.expert_model_parallel_size)");
+        add_bench_options();
         plan->add_option("--json", json, "also write the plan to this file below --out");
+    }
+
+    void add_bench_options() {
+        bench->add_option("operations", bench_options.operations, "operations to time (--list)");
+        bench
+            ->add_option("--shape", bench_options.shapes,
+                         "key=value,key=value of every named operation, repeatable")
+            ->allow_extra_args(false);
+        bench->add_option("--suite", bench_options.suite,
+                          "layer | gemm | upstream | small, or what it has of the named operations");
+        bench->add_flag("--list", list, "print operations, their keys and the suites");
+        bench->add_option("--out", bench_options.out, "folder for bench.json");
+        bench->add_option("--backend", backend, "auto | reference | hopper");
+        bench->add_option("--gemm-backend", bench_options.gemm_backend, "native | cublaslt | both")
+            ->check(CLI::IsMember({"native", "cublaslt", "both"}));
+        bench->add_option("--samples", bench_options.samples, "timed samples of a burst (default: 30)")
+            ->check(CLI::Range(1, 100000));
+        bench
+            ->add_option("--idle", bench_options.idle_seconds,
+                         "seconds of rest before a burst (default: 0.8)")
+            ->check(CLI::Range(0.0, 60.0));
+        bench
+            ->add_option("--sustain", bench_options.sustained_seconds,
+                         "seconds of calls back to back, 0: none (default: 0.8)")
+            ->check(CLI::Range(0.0, 60.0));
     }
 
     // Throws CLI::ParseError and Error.
@@ -166,6 +211,9 @@ struct CommandLine {
         if (tensor_stats) options.overrides.push_back("output.tensor_stats=true");
         options.backend = parse_backend(backend);
         options.placement = placement();
+        bench_options.backend = options.backend;
+        bench_options.placement = options.placement;
+        bench_options.command = typed(argc, argv);
     }
 };
 
@@ -189,6 +237,11 @@ int main(int argc, char** argv) {
     }
     if (*line.train) return on_ranks(line.options, run_train);
     if (*line.validate) return on_ranks(line.options, run_validate);
+    if (*line.bench && line.list) {
+        fp8flow::print_bench_list();
+        return 0;
+    }
+    if (*line.bench) return bench_on_ranks(line.bench_options);
     if (!*line.plan) {
         fmt::print("{}", line.app.help());
         return static_cast<int>(ExitCode::usage);

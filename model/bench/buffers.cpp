@@ -1,0 +1,185 @@
+// Tensors for benchmarked calls: drawn once, copied for the other sets; routed rows by distribution.
+#include "model/bench/buffers.h"
+
+#include "kernels/core/random.h"
+#include "kernels/core/random_fill.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace fp8flow::bench {
+
+struct Filler {
+    Distribution distribution;
+    double spread;
+};
+
+TensorView Buffers::allocate(DType dtype, Dims shape) {
+    const TensorView view = arena_.tensor(dtype, shape, "bench");
+    bytes_ += view.bytes();
+    return view;
+}
+
+TensorView Buffers::filled(const TensorView& view, const Filler& filler) {
+    const std::size_t at = inputs_.size();
+    inputs_.push_back(view);
+    if (first_ != nullptr)
+        device_.copy(view.data, first_->inputs_.at(at).data, static_cast<std::size_t>(view.bytes()));
+    else
+        fill_random(device_, view,
+                    {.distribution = filler.distribution, .spread = filler.spread, .seed = at + 1});
+    return view;
+}
+
+TensorView Buffers::output(DType dtype, Dims shape) { return allocate(dtype, shape); }
+
+TensorView Buffers::zeros(DType dtype, Dims shape) {
+    const TensorView view = allocate(dtype, shape);
+    device_.fill(view.data, 0, static_cast<std::size_t>(view.bytes()));
+    return view;
+}
+
+TensorView Buffers::normal(DType dtype, Dims shape, double spread) {
+    return filled(allocate(dtype, shape), {Distribution::normal, spread});
+}
+
+TensorView Buffers::pow2(DType dtype, Dims shape) {
+    return filled(allocate(dtype, shape), {Distribution::pow2, 3});
+}
+
+TensorView Buffers::integers(DType dtype, Dims shape, int64_t below) {
+    return filled(allocate(dtype, shape), {Distribution::integers, static_cast<double>(below)});
+}
+
+TensorView Buffers::values(const void* host, DType dtype, int64_t count) {
+    const TensorView view = allocate(dtype, {count});
+    device_.copy_in(view.data, host, static_cast<std::size_t>(view.bytes()));
+    device_.synchronize();  // the host's memory may end after the call
+    return view;
+}
+
+Fp8Tensor Buffers::scaled(const TensorView& codes, ScaleLayout layout, int64_t groups, ScaleFormat scale) {
+    Fp8Tensor tensor{codes, {}, layout};
+    ScaleShape s = scale_shape(layout, codes, groups);
+    if (layout == ScaleLayout::vec128_wire && scale == ScaleFormat::fp32) s.dtype = DType::f32;
+    if (s.rank == 1) tensor.scales = allocate(s.dtype, {s.dims[0]});
+    if (s.rank == 2) tensor.scales = allocate(s.dtype, {s.dims[0], s.dims[1]});
+    if (s.rank == 3) tensor.scales = allocate(s.dtype, {s.dims[0], s.dims[1], s.dims[2]});
+    return tensor;
+}
+
+Fp8Tensor Buffers::fp8_output(DType dtype, Dims shape, ScaleLayout layout, int64_t groups,
+                              ScaleFormat scale) {
+    return scaled(allocate(dtype, shape), layout, groups, scale);
+}
+
+Fp8Tensor Buffers::fp8_input(DType dtype, Dims shape, ScaleLayout layout, int64_t groups) {
+    const Fp8Tensor tensor = fp8_output(dtype, shape, layout, groups);
+    filled(tensor.codes, {Distribution::normal, 1});
+    if (tensor.scales) filled(tensor.scales, {Distribution::pow2, 3});
+    return tensor;
+}
+
+Fp8Tensor Buffers::operand(DType dtype, Dims shape, ScaleLayout layout, int64_t groups) {
+    if (is_fp8(dtype)) return fp8_input(dtype, shape, layout, groups);
+    return {normal(dtype, shape), {}, ScaleLayout::none};
+}
+
+RoutedRows Buffers::routed(const Shape& shape) {
+    const int64_t rows = shape.number("M"), groups = shape.number("G");
+    const int64_t distribution = shape.choice("rows", distribution_names());
+    const int64_t alignment = shape.positive("align");
+    if (groups == 0) return {{}, rows, rows};
+    return routed(group_counts(rows, groups, distribution), alignment);
+}
+
+RoutedRows Buffers::routed(const std::vector<int64_t>& counts, int64_t alignment) {
+    std::vector<int64_t> offsets{0};
+    for (int64_t count : counts) offsets.push_back(offsets.back() + round_up(count, alignment));
+    RoutedRows result;
+    result.groups = {static_cast<int64_t>(counts.size()), values(counts), values(offsets), offsets.back(),
+                     alignment};
+    result.valid = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+    result.padded = offsets.back();
+    return result;
+}
+
+const std::vector<std::string>& distribution_names() {
+    static const std::vector<std::string> names = {"balanced", "ragged", "skewed", "empty"};
+    return names;
+}
+
+std::vector<int64_t> group_counts(int64_t total, int64_t groups, int64_t distribution) {
+    std::vector<double> weights;
+    for (int64_t g = 0; g < groups; ++g) {
+        const double ragged = 0.4 + 1.35 * random_uniform(1, 0, static_cast<uint64_t>(g));
+        const double skewed =
+            groups > 1 ? 2.0 * static_cast<double>(groups - 1 - g) / static_cast<double>(groups - 1) : 1.0;
+        const double every_second = groups == 1 || g % 2 == 0 ? 1.0 : 0.0;
+        weights.push_back(
+            std::vector{1.0, ragged, skewed, every_second}.at(static_cast<std::size_t>(distribution)));
+    }
+    // shares of the running sum, so that the counts add up to `total`
+    const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+    std::vector<int64_t> counts;
+    double running = 0;
+    int64_t given = 0;
+    for (double weight : weights) {
+        running += weight;
+        const auto end = static_cast<int64_t>(static_cast<double>(total) * running / sum + 0.5);
+        counts.push_back(end - given);
+        given = end;
+    }
+    return counts;
+}
+
+std::vector<Key> group_keys(const char* alignment) {
+    return {{"M", "32768", "192", "rows in all groups, without pads"},
+            {"G", "32", "4", "groups of rows (local experts); 0: plain rows"},
+            {"rows", "balanced", "ragged", "rows of the groups: balanced | ragged | skewed | empty"},
+            {"align", alignment, alignment, "multiple of rows that a group is padded to"}};
+}
+
+std::vector<Key> operator+(std::vector<Key> first, const std::vector<Key>& more) {
+    first.insert(first.end(), more.begin(), more.end());
+    return first;
+}
+
+double plain_row_bytes(const TensorView& view, int64_t rows) {
+    return view ? static_cast<double>(rows * view.cols() * size_of(view.dtype)) : 0.0;
+}
+
+double row_bytes(const Fp8Tensor& tensor, int64_t rows) {
+    if (!tensor) return 0;
+    const int64_t columns = tensor.codes.cols(), scale = size_of(tensor.scales.dtype);
+    double scales = 0;
+    switch (tensor.layout) {
+        case ScaleLayout::vec128:
+        case ScaleLayout::vec128_wire:
+            scales = static_cast<double>(rows * ceil_div(columns, kBlock) * scale);
+            break;
+        case ScaleLayout::mx32:
+            scales = static_cast<double>(rows * ceil_div(columns, kMxBlock) * scale);
+            break;
+        case ScaleLayout::row: scales = static_cast<double>(rows * scale); break;
+        default: scales = static_cast<double>(tensor.scales.bytes()); break;
+    }
+    return plain_row_bytes(tensor.codes, rows) + scales;
+}
+
+double column_bytes(const Fp8Tensor& tensor, int64_t rows) {
+    if (!tensor) return 0;
+    const int64_t dim = tensor.codes.dim(0), scale = size_of(tensor.scales.dtype);
+    double scales = 0;
+    switch (tensor.layout) {
+        case ScaleLayout::vec128: scales = static_cast<double>(ceil_div(rows, kBlock) * dim * scale); break;
+        case ScaleLayout::mx32: scales = static_cast<double>(ceil_div(rows, kMxBlock) * dim * scale); break;
+        case ScaleLayout::tile128:
+            scales = static_cast<double>(ceil_div(rows, kBlock) * ceil_div(dim, kBlock) * scale);
+            break;
+        default: scales = static_cast<double>(tensor.scales.bytes()); break;
+    }
+    return static_cast<double>(rows * dim * size_of(tensor.codes.dtype)) + scales;
+}
+
+}  // namespace fp8flow::bench

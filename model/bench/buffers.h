@@ -1,0 +1,90 @@
+// The tensors of one benchmarked call. To keep the cache cold a call rotates over several sets of them: the first set is drawn on the host,
+// the others are copies of it on the device, made by running the same builder again.
+#pragma once
+
+#include "kernels/core/arena.h"
+#include "model/bench/shape.h"
+
+#include <memory>
+#include <vector>
+
+namespace fp8flow::bench {
+
+// Routed rows in groups, and what the host knows of them.
+struct RoutedRows {
+    RowGroups groups;    // num_groups 0: plain rows
+    int64_t valid = 0;   // rows that hold something
+    int64_t padded = 0;  // with the pads at the end of each group
+    int64_t capacity() const { return groups.num_groups > 0 ? groups.row_capacity : padded; }
+};
+
+class Buffers {
+public:
+    // `first`: the set to copy, null for the first one. The arena's memory must outlive all calls.
+    Buffers(Device& device, Arena& arena, const Buffers* first)
+        : device_(device), arena_(arena), first_(first) {}
+    Buffers(const Buffers&) = delete;
+    Buffers& operator=(const Buffers&) = delete;
+
+    using Dims = std::initializer_list<int64_t>;
+    TensorView output(DType dtype, Dims shape);  // uninitialised
+    TensorView zeros(DType dtype, Dims shape);   // for what is added to
+    TensorView normal(DType dtype, Dims shape, double spread = 1.0);
+    TensorView pow2(DType dtype, Dims shape);                          // positive, near 1
+    TensorView integers(DType dtype, Dims shape, int64_t below);       // 0 to below - 1
+    template <class T> TensorView values(const std::vector<T>& host);  // [n]
+
+    Fp8Tensor fp8_input(DType dtype, Dims shape, ScaleLayout layout, int64_t groups = 0);
+    // scale: fp32 stores f32 scales on the wire
+    Fp8Tensor fp8_output(DType dtype, Dims shape, ScaleLayout layout, int64_t groups = 0,
+                         ScaleFormat scale = ScaleFormat::pow2);
+    // Plain values or, of an FP8 dtype, codes with scales.
+    Fp8Tensor operand(DType dtype, Dims shape, ScaleLayout layout, int64_t groups = 0);
+
+    // Rows in groups after the keys M, G, rows, align (see group_keys); G = 0: plain rows.
+    RoutedRows routed(const Shape& shape);
+    RoutedRows routed(const std::vector<int64_t>& counts, int64_t alignment);
+
+    // What `make` returns, computed for the first set only.
+    template <class T, class Make> const T& once(Make make) {
+        const std::size_t at = made_.size();
+        made_.push_back(first_ != nullptr ? first_->made_.at(at) : std::make_shared<T>(make()));
+        return *static_cast<const T*>(made_.back().get());
+    }
+
+    int64_t bytes() const { return bytes_; }  // of all tensors of this set
+    Device& device() { return device_; }
+
+private:
+    TensorView allocate(DType dtype, Dims shape);
+    TensorView filled(const TensorView& view, const struct Filler& filler);
+    TensorView values(const void* host, DType dtype, int64_t count);
+    Fp8Tensor scaled(const TensorView& codes, ScaleLayout layout, int64_t groups, ScaleFormat scale);
+
+    Device& device_;
+    Arena& arena_;
+    const Buffers* first_;
+    std::vector<TensorView> inputs_;
+    std::vector<std::shared_ptr<void>> made_;
+    int64_t bytes_ = 0;
+};
+
+template <class T> TensorView Buffers::values(const std::vector<T>& host) {
+    return values(host.data(), dtype_of<T>::value, static_cast<int64_t>(host.size()));
+}
+
+// Counts of `total` rows in `groups` groups. balanced: equal; ragged: 0.4 to 1.75 of the mean, irregular; skewed: falling from twice the
+// mean to none; empty: every second group empty.
+std::vector<int64_t> group_counts(int64_t total, int64_t groups, int64_t distribution);
+const std::vector<std::string>& distribution_names();
+
+// The keys of routed rows: M, G, rows, align.
+std::vector<Key> group_keys(const char* alignment = "128");
+std::vector<Key> operator+(std::vector<Key> first, const std::vector<Key>& more);
+
+// Bytes of `rows` of a tensor with one row per routed row [rows, C], or, transposed, one column [C, rows]; with their scales.
+double row_bytes(const Fp8Tensor& tensor, int64_t rows);
+double column_bytes(const Fp8Tensor& tensor, int64_t rows);
+double plain_row_bytes(const TensorView& view, int64_t rows);
+
+}  // namespace fp8flow::bench

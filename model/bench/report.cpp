@@ -1,0 +1,87 @@
+// What `bench` prints and writes.
+#include "model/bench/runner.h"
+#include "model/table.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+
+namespace fp8flow::bench {
+
+namespace {
+
+std::string microseconds(double seconds) {
+    const double us = seconds * 1e6;
+    return format_fixed(us, us < 10 ? 2 : us < 1000 ? 1 : 0);
+}
+
+std::string rate(const Row& row) {
+    const double seconds = row.timing.median;
+    if (seconds <= 0) return "-";
+    if (row.work.wire_bytes > 0) return fmt::format("{:.1f} GB/s wire", row.work.wire_bytes / seconds * 1e-9);
+    if (row.work.unit != Unit::none) return fmt::format("{:.3g} TFLOP/s", row.work.flops / seconds * 1e-12);
+    return fmt::format("{:.1f} GB/s", row.work.bytes() / seconds * 1e-9);
+}
+
+}  // namespace
+
+nlohmann::json to_json(const Row& row, const Provenance& provenance) {
+    const auto us = [](const std::optional<double>& seconds) {
+        return seconds ? nlohmann::json(*seconds * 1e6) : nlohmann::json(nullptr);
+    };
+    nlohmann::json share = nullptr;
+    if (row.ceiling_seconds && row.timing.median > 0) share = *row.ceiling_seconds / row.timing.median;
+    return {{"op", row.operation},
+            {"shape", row.shape},
+            {"us", row.timing.median * 1e6},
+            {"us_min", row.timing.min * 1e6},
+            {"us_p90", row.timing.p90 * 1e6},
+            {"us_sustained", us(row.timing.sustained)},
+            {"bytes", row.work.bytes()},
+            {"wire_bytes", row.work.wire_bytes},
+            {"flops", row.work.flops},
+            {"ceiling_us", us(row.ceiling_seconds)},
+            {"ceiling_share", share},
+            {"peer", row.peer.empty() ? nlohmann::json(nullptr) : nlohmann::json(row.peer)},
+            {"peer_us", us(row.peer_seconds)},
+            {"regime", row.regime},
+            {"gpus", provenance.gpus},
+            {"gpu", provenance.gpu},
+            {"date", provenance.date},
+            {"commit", provenance.commit},
+            {"command", provenance.command}};
+}
+
+std::string tables(const std::vector<Row>& rows) {
+    std::vector<std::string> operations;
+    for (const Row& row : rows)
+        if (std::find(operations.begin(), operations.end(), row.operation) == operations.end())
+            operations.push_back(row.operation);
+    std::string text;
+    for (const std::string& operation : operations) {
+        Table table({{operation, Align::left},
+                     {"us"},
+                     {"min"},
+                     {"p90"},
+                     {"sustained"},
+                     {"rate"},
+                     {"ceiling"},
+                     {"share"},
+                     {"peer"}});
+        for (const Row& row : rows) {
+            if (row.operation != operation) continue;
+            table.add_row(
+                {row.short_shape.empty() ? "-" : row.short_shape, microseconds(row.timing.median),
+                 microseconds(row.timing.min), microseconds(row.timing.p90),
+                 row.timing.sustained ? microseconds(*row.timing.sustained) : "-", rate(row),
+                 row.ceiling.empty() ? "-" : row.ceiling,
+                 row.ceiling_seconds ? format_percent(*row.ceiling_seconds / row.timing.median, 1) : "-",
+                 row.peer_seconds ? fmt::format("{:.2f}x {}", *row.peer_seconds / row.timing.median, row.peer)
+                                  : "-"});
+        }
+        text += (text.empty() ? "" : "\n") + table.text();
+    }
+    return text;
+}
+
+}  // namespace fp8flow::bench

@@ -1,0 +1,147 @@
+// Measuring cases.
+#include "model/bench/runner.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+
+namespace fp8flow::bench {
+
+namespace {
+
+// A product large enough to reach a GPU's rate, and one that a processor finishes.
+constexpr int64_t kGpuProduct = 8192, kHostProduct = 128;
+
+// Only these depend on who computes products.
+bool is_product(const std::string& operation) {
+    return operation == "gemm" || operation.starts_with("grouped_gemm");
+}
+
+// What a check of an operation's arguments says, without the place in the source and the expression.
+[[noreturn]] void refuse(const std::string& operation, const Shape& shape, std::string reason) {
+    const std::string mark = "check failed: ";
+    reason.erase(0, reason.find(mark) + mark.size());
+    size_t colon = reason.find(": ");  // behind the expression, unless it belongs to "a ? b : c"
+    while (colon != std::string::npos && colon > 0 && reason[colon - 1] == ' ')
+        colon = reason.find(": ", colon + 1);
+    if (colon != std::string::npos) reason.erase(0, colon + 2);
+    fail(ExitCode::usage, "bench {}: this shape is refused: {} ({})", operation, reason, shape.text());
+}
+
+}  // namespace
+
+// The tensors of one case, as often as the cache asks for.
+struct Runner::Sets {
+    Sets(Device& device) : arena(device, "bench") {}
+    Arena arena;
+    std::vector<std::unique_ptr<Buffers>> buffers;
+    std::vector<Call> calls;
+    int64_t bytes() const { return buffers.front()->bytes(); }
+};
+
+Runner::Runner(std::vector<Backend> backends, const BackendChoice& choice, ProcessGroup& world,
+               const MeasureOptions& options)
+    : backends_(std::move(backends)), choice_(choice), world_(world) {
+    Ops& ops = *backends_.front().ops;
+    const bool gpu = choice.kind == BackendKind::hopper;
+    probe_ = make_probe(choice, ops);
+    if (gpu) dense_ = make_ops(choice, Arithmetic::stated, {.gemm_backend = GemmBackendKey::cublaslt});
+    meter_ = std::make_unique<Meter>(ops.device(), *probe_, options);
+    ceilings_ = std::make_unique<Ceilings>(*meter_, gpu ? *dense_ : ops, gpu ? kGpuProduct : kHostProduct);
+    together_ = {.meet = [this] { world_.barrier(); },
+                 .largest = [this](double seconds) { return largest(seconds); }};
+}
+
+Runner::~Runner() = default;
+
+double Runner::largest(double seconds) const {
+    int64_t picoseconds = static_cast<int64_t>(seconds * 1e12);
+    world_.all_reduce_max(std::span<int64_t>(&picoseconds, 1));
+    return static_cast<double>(picoseconds) * 1e-12;
+}
+
+std::vector<Row> Runner::measure(const Case& what, const Shape& shape) {
+    std::vector<Row> rows;
+    const size_t count = is_product(what.name) ? backends_.size() : 1;
+    for (size_t i = 0; i < count; ++i) {
+        rows.push_back(measure_on(*backends_[i].ops, what, shape));
+        add_ceiling(rows.back(), what);
+        if (count == 1) continue;
+        rows.back().shape += " gemm_backend=" + backends_[i].name;
+        rows.back().short_shape += " " + backends_[i].name;
+    }
+    if (rows.size() == 2) {
+        rows[0].peer = backends_[1].name;
+        rows[0].peer_seconds = rows[1].timing.median;
+    }
+    return rows;
+}
+
+Row Runner::measure_on(Ops& ops, const Case& what, const Shape& shape) {
+    Machine machine{ops, world_, choice_};
+    Sets sets(ops.device());
+    const auto build = [&] {
+        sets.buffers.push_back(std::make_unique<Buffers>(
+            ops.device(), sets.arena, sets.buffers.empty() ? nullptr : sets.buffers.front().get()));
+        sets.calls.push_back(what.build(machine, *sets.buffers.back(), shape));
+    };
+    try {
+        build();
+    } catch (const Error& error) {
+        if (error.code() != ExitCode::internal ||
+            std::string_view(error.what()).find("check failed: ") == std::string_view::npos)
+            throw;
+        refuse(what.name, shape, error.what());
+    }
+    // half of what is free: the ceilings need room, too; every rank makes as many
+    const int64_t room = 1 + ops.device().free_bytes() / 2 / std::max<int64_t>(sets.bytes(), 1);
+    int64_t fewer = -std::min(meter_->sets_for(sets.bytes()), room);
+    world_.all_reduce_max(std::span<int64_t>(&fewer, 1));
+    const int64_t num_sets = -fewer;
+    while (static_cast<int64_t>(sets.calls.size()) < num_sets) build();
+    ops.device().synchronize();
+
+    Subject subject{.call = [&](int64_t set) { sets.calls[static_cast<size_t>(set)].run(); },
+                    .num_sets = num_sets,
+                    .cache = meter_->cache_of(sets.bytes(), num_sets)};
+    if (num_sets == 1) subject.cache = Subject::Cache::cold_by_rotation;  // larger than the cache, or a host
+    if (what.runs == Runs::together && world_.size() > 1) subject.together = &together_;
+    world_.barrier();
+    Row row{.operation = what.name, .shape = shape.text(), .short_shape = shape.short_text()};
+    row.timing = meter_->time(subject);
+    row.timing.median = largest(row.timing.median);
+    row.timing.min = largest(row.timing.min);
+    row.timing.p90 = largest(row.timing.p90);
+    if (row.timing.sustained) row.timing.sustained = largest(*row.timing.sustained);
+    row.work = sets.calls.front().work;
+    if (probe_->cache_bytes() == 0)
+        row.regime = "host";
+    else
+        row.regime = subject.cache == Subject::Cache::flush ? "burst, cache flushed"
+                                                            : fmt::format("burst, {} buffers", num_sets);
+    return row;
+}
+
+// Whichever takes longer at its ceiling: moving the bytes or doing the products.
+void Runner::add_ceiling(Row& row, const Case& what) {
+    if (what.runs == Runs::together && world_.size() > 1) {
+        row.ceiling = "not measured: rate between peers";
+        return;
+    }
+    const auto bytes = [](double count) { return static_cast<int64_t>(count + 0.5); };
+    const double moving =
+        largest(ceilings_->traffic_seconds(bytes(row.work.bytes_read), bytes(row.work.bytes_written)));
+    double multiplying = 0;
+    if (row.work.unit != Unit::none) {
+        const ProductKind kind = row.work.unit == Unit::fp8 ? ProductKind::fp8 : ProductKind::bf16;
+        multiplying = largest(row.work.flops / ceilings_->product(kind).burst);
+    }
+    if (moving <= 0 && multiplying <= 0) return;
+    row.ceiling_seconds = std::max(moving, multiplying);
+    row.ceiling = moving >= multiplying
+                      ? fmt::format("{:.0f} GB/s", row.work.bytes() / moving * 1e-9)
+                      : fmt::format("{:.4g} TFLOP/s {}", row.work.flops / multiplying * 1e-12,
+                                    row.work.unit == Unit::fp8 ? "FP8" : "BF16");
+}
+
+}  // namespace fp8flow::bench

@@ -1,0 +1,69 @@
+// Measuring cases: builds the rotating sets of one case's tensors, times its calls, compares them with the ceilings, and keeps rows in the
+// schema of docs/results. Read next: case.h, kernels/measure.h.
+#pragma once
+
+#include "kernels/ceilings.h"
+#include "model/bench/case.h"
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fp8flow::bench {
+
+// One measured operation; times in seconds, of the slowest rank.
+struct Row {
+    std::string operation, shape, short_shape;
+    Timing timing;
+    Work work;
+    std::optional<double> ceiling_seconds;  // what the same work takes at the measured ceilings
+    std::string ceiling;                    // what that is
+    std::string peer;                       // who else was measured on this shape
+    std::optional<double> peer_seconds;
+    std::string regime;
+};
+
+// Where and how rows were measured: the same for all of them.
+struct Provenance {
+    std::string gpu, date, commit, command;
+    int64_t gpus = 0;
+};
+nlohmann::json to_json(const Row& row, const Provenance& provenance);
+// One table per operation, in order of first appearance.
+std::string tables(const std::vector<Row>& rows);
+
+class Runner {
+public:
+    // One Ops per kind of matrix product that is to be measured, the first being the program's own.
+    struct Backend {
+        std::string name;
+        std::unique_ptr<Ops> ops;
+    };
+    Runner(std::vector<Backend> backends, const BackendChoice& choice, ProcessGroup& world,
+           const MeasureOptions& options);
+    ~Runner();
+
+    // Collective over the world. Throws Error(usage) for shapes that the operation refuses.
+    std::vector<Row> measure(const Case& what, const Shape& shape);
+    std::string device_name() const { return probe_->device_name(); }
+
+private:
+    struct Sets;
+    Row measure_on(Ops& ops, const Case& what, const Shape& shape);
+    void add_ceiling(Row& row, const Case& what);
+    double largest(double seconds) const;
+
+    std::vector<Backend> backends_;
+    BackendChoice choice_;
+    ProcessGroup& world_;
+    std::unique_ptr<Probe> probe_;
+    std::unique_ptr<Ops> dense_;  // cuBLASLt's products, for the ceiling
+    std::unique_ptr<Meter> meter_;
+    std::unique_ptr<Ceilings> ceilings_;
+    Together together_;
+};
+
+}  // namespace fp8flow::bench

@@ -1,0 +1,122 @@
+// Reading the shapes of benchmarked operations.
+#include "model/bench/shape.h"
+
+#include "model/config_fields.h"
+
+#include <algorithm>
+#include <charconv>
+
+namespace fp8flow::bench {
+
+namespace {
+
+constexpr int64_t kLargest = int64_t{1} << 40;
+
+std::string joined(const std::vector<std::string>& words, const char* between) {
+    std::string text;
+    for (const std::string& word : words) text += (text.empty() ? "" : between) + word;
+    return text;
+}
+
+}  // namespace
+
+Shape::Shape(std::string operation, const std::vector<Key>& keys, Size size, std::string_view given)
+    : operation_(std::move(operation)) {
+    for (const Key& key : keys) {
+        values_.emplace_back(key.name, size == Size::small ? key.small : key.layer);
+        usual_.emplace_back(key.layer);
+    }
+    while (!given.empty()) {
+        const size_t comma = std::min(given.find(','), given.size());
+        const std::string_view part = given.substr(0, comma);
+        given.remove_prefix(std::min(comma + 1, given.size()));
+        const size_t equals = part.find('=');
+        require(equals != std::string_view::npos && equals > 0 && equals + 1 < part.size(), ExitCode::usage,
+                "bench {}: --shape: got '{}', want key=value", operation_, part);
+        const std::string_view name = part.substr(0, equals);
+        const auto found =
+            std::find_if(values_.begin(), values_.end(), [&](auto& v) { return v.first == name; });
+        if (found == values_.end()) {
+            std::vector<std::string> names;
+            for (const auto& [known, value] : values_) names.push_back(known);
+            const std::string near = nearest_name(name, names);
+            fail(ExitCode::usage, "bench {}: unknown key '{}'{}; it has {}", operation_, name,
+                 near.empty() ? "" : fmt::format(", did you mean '{}'", near), joined(names, ", "));
+        }
+        found->second = part.substr(equals + 1);
+    }
+}
+
+const std::string& Shape::value(std::string_view key) const {
+    for (const auto& [name, text] : values_)
+        if (name == key) return text;
+    fail(ExitCode::internal, "bench {} has no key {}", operation_, key);
+}
+
+void Shape::refuse(std::string_view key, const std::string& want) const {
+    fail(ExitCode::usage, "bench {}: {}: got '{}', want {}", operation_, key, value(key), want);
+}
+
+int64_t Shape::number(std::string_view key) const {
+    const std::string& text = value(key);
+    int64_t result = -1;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), result);
+    if (error != std::errc() || end != text.data() + text.size() || result < 0 || result > kLargest)
+        refuse(key, fmt::format("a whole number from 0 to {}", kLargest));
+    return result;
+}
+
+int64_t Shape::positive(std::string_view key) const {
+    const int64_t result = number(key);
+    if (result == 0) refuse(key, "at least 1");
+    return result;
+}
+
+int64_t Shape::choice(std::string_view key, const std::vector<std::string>& words) const {
+    const auto found = std::find(words.begin(), words.end(), value(key));
+    if (found == words.end()) refuse(key, joined(words, " | "));
+    return found - words.begin();
+}
+
+bool Shape::yes(std::string_view key) const { return choice(key, {"no", "yes"}) == 1; }
+
+DType Shape::dtype(std::string_view key, std::initializer_list<DType> allowed) const {
+    std::vector<std::string> names;
+    for (DType dtype : allowed) names.emplace_back(name_of(dtype));
+    return allowed.begin()[choice(key, names)];
+}
+
+ScaleLayout Shape::layout(std::string_view key, std::initializer_list<ScaleLayout> allowed) const {
+    std::vector<std::string> names;
+    for (ScaleLayout layout : allowed)
+        names.emplace_back(layout == ScaleLayout::none ? "no" : name_of(layout));
+    return allowed.begin()[choice(key, names)];
+}
+
+ScaleFormat Shape::scale_format() const {
+    return choice("scale", {"pow2", "fp32"}) == 0 ? ScaleFormat::pow2 : ScaleFormat::fp32;
+}
+MxRounding Shape::mx_rounding() const {
+    return choice("rounding", {"floor", "rceil"}) == 0 ? MxRounding::floor : MxRounding::rceil;
+}
+Gradient Shape::gradient() const {
+    return choice("mode", {"overwrite", "accumulate"}) == 0 ? Gradient::overwrite : Gradient::accumulate;
+}
+
+std::string Shape::text() const {
+    std::string text;
+    for (const auto& [name, given] : values_) text += (text.empty() ? "" : " ") + name + "=" + given;
+    return text;
+}
+
+std::string Shape::short_text() const {
+    std::string text;
+    for (size_t i = 0; i < values_.size(); ++i) {
+        const auto& [name, given] = values_[i];
+        const bool number = given.find_first_not_of("0123456789") == std::string::npos;
+        if (number || given != usual_[i]) text += (text.empty() ? "" : " ") + name + "=" + given;
+    }
+    return text;
+}
+
+}  // namespace fp8flow::bench
