@@ -43,7 +43,7 @@ std::shared_ptr<Wire> make_wire(Machine& machine, const Shape& shape, const Limi
     config.moe.moe_combine_order = limits.order;
     auto wire = std::make_shared<Wire>();
     wire->groups = make_rank_groups(machine.world, machine.world.size());
-    wire->exchange = make_exchange(machine.backend, wire->groups, machine.ops, config);
+    wire->exchange = make_exchange(machine.backend, wire->groups, machine.ops, config).exchange;
     wire->scratch = std::make_unique<Arena>(machine.ops.device(), "exchange");
     return wire;
 }
