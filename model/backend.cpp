@@ -66,7 +66,7 @@ std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic
     const bool stated = arithmetic == Arithmetic::stated;
     if (choice.kind == BackendKind::hopper) {
         const bool cublaslt = kernels.gemm_backend == GemmBackendKey::cublaslt;
-        const KernelChoice chosen{.gemm = !stated    ? GemmBackend::simt
+        const KernelChoice chosen{.gemm = !stated    ? GemmBackend::alternative
                                           : cublaslt ? GemmBackend::cublaslt
                                                      : GemmBackend::native,
                                   .attention = attention_of(kernels.attention_backend)};
