@@ -24,17 +24,17 @@ Texts bench(const Texts& more) {
     return line;
 }
 
-// The only row of an operation at one shape.
-json row_of(const std::string& operation, const std::string& shape) {
+// One row for each shape of an operation.
+json rows_at(const std::string& operation, const Texts& shapes) {
     TemporaryFolder folder;
     Texts line = bench({operation, "--out", folder.path("out"), "--samples", "1"});
-    if (!shape.empty()) line.insert(line.end(), {"--shape", shape});
+    for (const std::string& shape : shapes) line.insert(line.end(), {"--shape", shape});
     const CommandResult result = fp8flow_alone(line);
-    EXPECT_EQ(result.status, 0) << operation << " " << shape << "\n" << result.err;
-    if (result.status != 0) return {};
+    EXPECT_EQ(result.status, 0) << operation << "\n" << result.err;
+    if (result.status != 0) return json::array();
     const json rows = rows_of(folder.path("out"));
-    EXPECT_EQ(rows.size(), 1u);
-    return rows.at(0);
+    EXPECT_EQ(rows.size(), shapes.size());
+    return rows;
 }
 
 void expect_whole(const json& row) {
@@ -155,58 +155,52 @@ TEST(Bench, CountsTheBytesOfTheShape) {
         {"attention", "T=32,S=16,heads=4,kv_heads=2,D=64", 32 * 64 * 2 * (4 + 2 + 2 + 4) + 32 * 4 * 4,
          2 * 2.0 * (2 * 16 * 17 / 2) * 4 * 64},
     };
-    for (const Counted& want : counted) {
-        const json row = row_of(want.operation, want.shape);
-        ASSERT_FALSE(row.is_null());
-        EXPECT_EQ(row.at("bytes").get<double>(), want.bytes) << want.operation << " " << want.shape;
-        EXPECT_EQ(row.at("flops").get<double>(), want.flops) << want.operation << " " << want.shape;
+    std::map<std::string, std::vector<Counted>> by_operation;  // one run of the program for each
+    for (const Counted& want : counted) by_operation[want.operation].push_back(want);
+    for (const auto& [operation, wanted] : by_operation) {
+        Texts shapes;
+        for (const Counted& want : wanted) shapes.emplace_back(want.shape);
+        const json rows = rows_at(operation, shapes);
+        ASSERT_EQ(rows.size(), wanted.size()) << operation;
+        for (size_t i = 0; i < wanted.size(); ++i) {
+            EXPECT_EQ(rows[i].at("bytes").get<double>(), wanted[i].bytes)
+                << operation << " " << wanted[i].shape;
+            EXPECT_EQ(rows[i].at("flops").get<double>(), wanted[i].flops)
+                << operation << " " << wanted[i].shape;
+        }
     }
 }
 
 TEST(Bench, OptionsOfTheOperations) {
-    const std::pair<const char*, const char*> cases[] = {
-        {"rms_norm", "T=0,H=17"},
-        {"rms_norm", "dtype=f16,H=33,gamma=zero_centered"},
-        {"rms_norm_quantize", "y=no,fp8=tensor,transposed=tensor,amax=yes,H=33"},
-        {"rms_norm_quantize", "transposed=tile128,fp8=vec128"},
-        {"rms_norm_quantize", "scale=fp32,codes=e5m2"},
-        {"router_top_k", "score=sigmoid,bias=yes,num_groups=4,group_topk=2,K=4"},
-        {"quantize_rows", "layout=mx32,rounding=floor"},
-        {"quantize_rows", "layout=vec128_wire,scale=fp32,dtype=f32"},
-        {"quantize_columns", "layout=group_row,H2=128,align=16,rows=skewed"},
-        {"quantize_columns", "layout=mx32,align=32,rows=empty"},
-        {"quantize_dual", "layout=row,columns=group_row"},
-        {"quantize_weight", "layout=mx32,fprop=no,dtype=bf16"},
-        {"dequantize", "layout=tile128,rows=balanced"},
-        {"transpose_fp8", "rows=skewed"},
-        {"transpose_fp8", "G=0,M=70"},
-        {"permute_pad", "dtype=e5m2,scales=no,rows=skewed"},
-        {"permute_pad", "dtype=f32,align=16,rows=empty"},
-        {"permute_pad", "T=0"},
-        {"permute_pad", "E=1,K=1"},
-        {"plan_dispatch", "ranks=4,rows=skewed"},
-        {"gemm", "type=fp8_row"},
-        {"gemm", "type=mx"},
-        {"gemm", "type=f32,form=tn"},
-        {"grouped_gemm", "type=fp8_tensor,rows=empty"},
-        {"grouped_gemm", "type=bf16,form=nn,out=f32"},
-        {"grouped_gemm_wgrad", "type=fp8,tiles=no,mode=accumulate"},
-        {"grouped_gemm_wgrad", "type=fp8_row,align=16"},
-        {"grouped_gemm_wgrad", "type=bf16,rows=skewed"},
-        {"grouped_gemm_swiglu_quantize", "prob=no,save_h=no"},
-        {"swiglu_backward_quantize", "prob=no,dprob=no,dtype=f32"},
-        {"embedding_backward", "mode=overwrite"},
-        {"adamw", "copy=no"},
-        {"adamw_quantize", "layout=mx32"},
-        {"dispatch", "wire=fp8_casts"},
-        {"dispatch", "wire=bf16,rows=skewed"},
-        {"combine", "order=invariant,residual=no"},
+    const std::pair<const char*, Texts> cases[] = {
+        {"rms_norm", {"T=0,H=17", "dtype=f16,H=33,gamma=zero_centered"}},
+        {"rms_norm_quantize",
+         {"y=no,fp8=tensor,transposed=tensor,amax=yes,H=33", "transposed=tile128,fp8=vec128",
+          "scale=fp32,codes=e5m2"}},
+        {"router_top_k", {"score=sigmoid,bias=yes,num_groups=4,group_topk=2,K=4"}},
+        {"quantize_rows", {"layout=mx32,rounding=floor", "layout=vec128_wire,scale=fp32,dtype=f32"}},
+        {"quantize_columns",
+         {"layout=group_row,H2=128,align=16,rows=skewed", "layout=mx32,align=32,rows=empty"}},
+        {"quantize_dual", {"layout=row,columns=group_row"}},
+        {"quantize_weight", {"layout=mx32,fprop=no,dtype=bf16"}},
+        {"dequantize", {"layout=tile128,rows=balanced"}},
+        {"transpose_fp8", {"rows=skewed", "G=0,M=70"}},
+        {"permute_pad",
+         {"dtype=e5m2,scales=no,rows=skewed", "dtype=f32,align=16,rows=empty", "T=0", "E=1,K=1"}},
+        {"plan_dispatch", {"ranks=4,rows=skewed"}},
+        {"gemm", {"type=fp8_row", "type=mx", "type=f32,form=tn"}},
+        {"grouped_gemm", {"type=fp8_tensor,rows=empty", "type=bf16,form=nn,out=f32"}},
+        {"grouped_gemm_wgrad",
+         {"type=fp8,tiles=no,mode=accumulate", "type=fp8_row,align=16", "type=bf16,rows=skewed"}},
+        {"grouped_gemm_swiglu_quantize", {"prob=no,save_h=no"}},
+        {"swiglu_backward_quantize", {"prob=no,dprob=no,dtype=f32"}},
+        {"embedding_backward", {"mode=overwrite"}},
+        {"adamw", {"copy=no"}},
+        {"adamw_quantize", {"layout=mx32"}},
+        {"dispatch", {"wire=fp8_casts", "wire=bf16,rows=skewed"}},
+        {"combine", {"order=invariant,residual=no"}},
     };
-    for (const auto& [operation, shape] : cases) {
-        const json row = row_of(operation, shape);
-        ASSERT_FALSE(row.is_null()) << operation << " " << shape;
-        EXPECT_GE(row.at("bytes").get<double>(), 0.0);
-    }
+    for (const auto& [operation, shapes] : cases) EXPECT_EQ(rows_at(operation, shapes).size(), shapes.size());
 }
 
 TEST(Bench, ListNamesOperationsKeysAndSuites) {
