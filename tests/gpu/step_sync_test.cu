@@ -18,7 +18,7 @@ Config config_of(const std::string& recipe, std::vector<std::string> keys) {
 
 enum class Pace { ahead, one_by_one };
 
-struct Run {
+struct StepsRun {
     std::vector<StepResult> steps;
     std::vector<float> weights;               // of all parameters, after the last step
     int64_t synchronisations = 0, waits = 0;  // of the steps counted
@@ -26,12 +26,12 @@ struct Run {
 };
 
 // The first `warm` steps are not counted.
-Run run_steps(const Config& config, Pace pace, int warm, int counted) {
+StepsRun run_steps(const Config& config, Pace pace, int warm, int counted) {
     const auto groups = make_thread_groups(1, 60.0);
     Trainer trainer(config, *groups[0], choose_backend(BackendKind::hopper), Arithmetic::stated,
                     open_data(config));
     Device& device = trainer.ops().device();
-    Run run;
+    StepsRun run;
     const auto keep = [&](std::optional<StepResult> result) {
         if (!result) return;
         run.redone += result->redone;
@@ -56,7 +56,7 @@ Run run_steps(const Config& config, Pace pace, int warm, int counted) {
     return run;
 }
 
-void expect_same(const Run& a, const Run& b) {
+void expect_same(const StepsRun& a, const StepsRun& b) {
     ASSERT_EQ(a.steps.size(), b.steps.size());
     for (size_t i = 0; i < a.steps.size(); ++i) {
         EXPECT_EQ(a.steps[i].step, static_cast<int64_t>(i));
@@ -82,7 +82,7 @@ TEST_P(StepSync, AWarmStepStopsTheHostNowhereAndChangesNoBit) {
                                    "moe.moe_router_score_function=sigmoid",
                                    "moe.moe_router_enable_expert_bias=true", "moe.moe_z_loss_coeff=0.001",
                                    std::string("moe.moe_router_force_load_balancing=") + forced});
-        const Run ahead = run_steps(config, Pace::ahead, 3, 5);
+        const StepsRun ahead = run_steps(config, Pace::ahead, 3, 5);
         EXPECT_EQ(ahead.synchronisations, 0);
         EXPECT_EQ(ahead.waits, 5);  // one a step: for the result of the step before
         expect_same(ahead, run_steps(config, Pace::one_by_one, 3, 5));
@@ -116,9 +116,9 @@ TEST(StepOverflow, CapacityIsExact) {
                                          "moe.moe_router_pre_softmax=true",
                                          "moe.moe_row_alignment=1",
                                          "moe.moe_expert_rank_capacity_factor=0"};
-        const Run ample = run_steps(config_of("bf16", keys), Pace::ahead, 0, 4);
+        const StepsRun ample = run_steps(config_of("bf16", keys), Pace::ahead, 0, 4);
         keys.back() = "moe.moe_expert_rank_capacity_factor=0.9";
-        const Run tight = run_steps(config_of("bf16", keys), Pace::ahead, 0, 4);
+        const StepsRun tight = run_steps(config_of("bf16", keys), Pace::ahead, 0, 4);
         EXPECT_EQ(ample.redone, 0);
         EXPECT_EQ(tight.redone, c.redone);
         EXPECT_EQ(tight.steps[0].redone, c.redone);
@@ -132,9 +132,9 @@ TEST(StepOverflow, SkewedRoutingGrowsTheRoomAndLosesNothing) {
     std::vector<std::string> keys = {
         "model.seq_length=128", "training.micro_batch_size=8",     "model.moe_layer_freq=[1, 1]",
         "moe.num_experts=8",    "moe.moe_router_force_biased=2.0", "moe.moe_expert_rank_capacity_factor=0"};
-    const Run ample = run_steps(config_of("fp8_flow", keys), Pace::ahead, 0, 4);
+    const StepsRun ample = run_steps(config_of("fp8_flow", keys), Pace::ahead, 0, 4);
     keys.back() = "moe.moe_expert_rank_capacity_factor=0.01";
-    const Run tight = run_steps(config_of("fp8_flow", keys), Pace::ahead, 0, 4);
+    const StepsRun tight = run_steps(config_of("fp8_flow", keys), Pace::ahead, 0, 4);
     EXPECT_EQ(ample.redone, 0);
     EXPECT_GE(tight.steps[0].redone, 1);
     EXPECT_EQ(tight.redone, tight.steps[0].redone);  // the room stays
