@@ -193,6 +193,10 @@ WireBytes PeerExchange::wire_bytes() const {
             .combine = now.combine - at_reset_.combine};
 }
 
+void PeerExchange::copy_wire_counters(uint64_t* host, const Launch& launch) {
+    ops_.device().copy_out_async(host, words_->wire, sizeof words_->wire, launch.stream);
+}
+
 void PeerExchange::reset_counts() {
     Exchange::reset_counts();
     at_reset_ = wire_since_start();

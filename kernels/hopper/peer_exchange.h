@@ -56,6 +56,7 @@ public:
     void check_peers() override;
     // Waits for the stream of the latest call.
     WireBytes wire_bytes() const override;
+    void copy_wire_counters(uint64_t* host, const Launch& launch) override;
     void reset_counts() override;
 
 protected:
