@@ -73,7 +73,8 @@ protected:
 
 TEST_P(StepParity, LossAndGradientsAgree) {
     const Config config = this->config();
-    const TrainingRun& reference = reference_of(std::get<0>(GetParam()));
+    const std::string recipe = std::get<0>(GetParam());
+    const TrainingRun& reference = reference_of(recipe);
     const TrainingRun hopper = run_steps(config, BackendKind::hopper);
     for (int step = 0; step < kSteps; ++step)
         EXPECT_NEAR(hopper.losses[step], reference.losses[step], 2e-3 * reference.losses[step])
