@@ -49,15 +49,11 @@ BackendChoice choose_backend(BackendKind wanted, const Placement& placement, Pro
 namespace {
 
 AttentionBackend attention_of(AttentionBackendKey key) {
-    switch (key) {
-        case AttentionBackendKey::automatic: return AttentionBackend::native;
-        case AttentionBackendKey::native: return AttentionBackend::native;
-        case AttentionBackendKey::cudnn: break;
-    }
+    if (key == AttentionBackendKey::native) return AttentionBackend::native;
     const std::string problem = hopper::cudnn_problem();
-    require(problem.empty(), ExitCode::usage, "kernels.attention_backend: cudnn is asked for, but {}",
-            problem);
-    return AttentionBackend::cudnn;
+    require(problem.empty() || key == AttentionBackendKey::automatic, ExitCode::usage,
+            "kernels.attention_backend: cudnn is asked for, but {}", problem);
+    return problem.empty() ? AttentionBackend::cudnn : AttentionBackend::native;
 }
 
 }  // namespace
@@ -66,10 +62,11 @@ std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic
     const bool stated = arithmetic == Arithmetic::stated;
     if (choice.kind == BackendKind::hopper) {
         const bool cublaslt = kernels.gemm_backend == GemmBackendKey::cublaslt;
-        const KernelChoice chosen{.gemm = !stated    ? GemmBackend::alternative
-                                          : cublaslt ? GemmBackend::cublaslt
-                                                     : GemmBackend::native,
-                                  .attention = attention_of(kernels.attention_backend)};
+        const KernelChoice chosen{
+            .gemm = !stated    ? GemmBackend::alternative
+                    : cublaslt ? GemmBackend::cublaslt
+                               : GemmBackend::native,
+            .attention = stated ? attention_of(kernels.attention_backend) : AttentionBackend::native};
         return hopper::make_ops(choice.device, chosen);
     }
     ReferenceOptions options;

@@ -230,6 +230,9 @@ void Trainer::launch(Flight& flight) {
     saved_->reset_peak();
     scratch_->reset_peak();
     if (flight.tensor_stats != nullptr) flight.stats_before = *flight.tensor_stats;
+    // A step that has passed by now, unseen: it must not seem to end after the one that is launched here.
+    for (Flight& earlier : flights_)
+        if (!earlier.ended && record_of(earlier).has_passed()) earlier.ended = Clock::now();
     StepRecord& record = record_of(flight);
     record.begin(*exchange_, {});
     run_micro_batches(flight);

@@ -31,8 +31,6 @@ void HopperOps::do_gemm(const op::Gemm& args, const Launch& launch) {
     if (kernels_.gemm == GemmBackend::cublaslt || (kernels_.gemm == GemmBackend::native && !fp8))
         hopper::launch_lt(workspace_->lt, {product_of(args), args.form, args.a.layout, args.b.layout},
                           launch);
-    else if (kernels_.gemm == GemmBackend::alternative)
-        hopper::launch_simt(product_of(args), launch);
     else
         launch_own(product_of(args), args.a.codes, args.b.codes, args.d.dim(0) % kBlock == 0 ? kBlock : 1,
                    kernels_.gemm, launch);
