@@ -26,6 +26,7 @@ struct Rank {
     HopperOps ops;
     Arena arena{ops.device(), "copies"};
     cudaStream_t stream = nullptr;
+    int sm_limit = 0;
     std::unique_ptr<Exchange> exchange;
     std::string reason;
 
@@ -48,7 +49,7 @@ struct Rank {
         exchange.reset();
         cudaStreamDestroy(stream);
     }
-    Launch launch() const { return {.stream = {stream}}; }
+    Launch launch() const { return {.stream = {stream}, .sm_limit = sm_limit}; }
 };
 
 // The oracle's host tensors on the device: copied in, exchanged, copied back. Nothing is allocated.
@@ -156,6 +157,7 @@ void check_case(const ExchangeCase& c, int worlds = 1) {
         OnStream exchange(rank);
         Arena scratch(rank.ops.device(), "unused");
         for (int turn = 0; turn < 2; ++turn) {
+            rank.sm_limit = turn;  // all of them, then one: who moves a row does not change it
             layer.gather(exchange);
             layer.dispatch(exchange, scratch, 1);
             layer.combine(exchange, scratch, 2, true, false);
