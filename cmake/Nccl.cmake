@@ -1,4 +1,4 @@
-# Finds NCCL (nccl.h and the shared library) beside the CUDA toolkit, in NCCL_HOME or in the system. Defines the target fp8flow_nccl
+# Finds NCCL (nccl.h and the shared library) under FP8FLOW_DEPS, NCCL_HOME, beside the CUDA toolkit or in the system. Defines the target fp8flow_nccl
 # and sets FP8FLOW_NCCL_ENABLED, and FP8FLOW_NCCL_REASON (why it is not built).
 set(FP8FLOW_NCCL AUTO CACHE STRING "Build the exchange over NCCL: ON, OFF, or AUTO (where CUDA and NCCL are found)")
 set_property(CACHE FP8FLOW_NCCL PROPERTY STRINGS AUTO ON OFF)
@@ -11,9 +11,9 @@ if(FP8FLOW_NCCL STREQUAL "OFF")
 elseif(NOT FP8FLOW_CUDA_ENABLED)
     set(FP8FLOW_NCCL_REASON "it needs the CUDA backend")
 else()
-    find_path(FP8FLOW_NCCL_INCLUDE nccl.h HINTS ENV NCCL_HOME ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)
+    find_path(FP8FLOW_NCCL_INCLUDE nccl.h HINTS ${FP8FLOW_DEPS} ENV NCCL_HOME ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)
     find_library(FP8FLOW_NCCL_LIBRARY NAMES libnccl.so libnccl.so.2
-                 HINTS ENV NCCL_HOME ${CUDAToolkit_LIBRARY_DIR} ${CUDAToolkit_LIBRARY_ROOT} PATH_SUFFIXES lib lib64)
+                 HINTS ${FP8FLOW_DEPS} ENV NCCL_HOME ${CUDAToolkit_LIBRARY_DIR} ${CUDAToolkit_LIBRARY_ROOT} PATH_SUFFIXES lib lib64)
     mark_as_advanced(FP8FLOW_NCCL_INCLUDE FP8FLOW_NCCL_LIBRARY)
     set(version 0)
     if(FP8FLOW_NCCL_INCLUDE)

@@ -116,7 +116,7 @@ foreach(name mpi_exchange_test mpi_training_test)
     list(REMOVE_ITEM environment OMPI_MCA_btl=self,vader)
     list(APPEND environment OMP_NUM_THREADS=1 FP8FLOW_TEST_HOSTS=2 OMPI_MCA_plm=rsh OMPI_MCA_btl=self,vader,tcp
          OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_oob_tcp_if_include=lo)
-    set_tests_properties(${name}_two_hosts PROPERTIES LABELS mpi TIMEOUT 300 PROCESSORS 4 ENVIRONMENT "${environment}")
+    set_tests_properties(${name}_two_hosts PROPERTIES LABELS mpi TIMEOUT 600 PROCESSORS 4 ENVIRONMENT "${environment}")
 endforeach()
 
 file(GLOB cli_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/cli/*_test.cpp)

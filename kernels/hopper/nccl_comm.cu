@@ -78,8 +78,8 @@ NcclComm::~NcclComm() {
         const auto start = Clock::now();
         ncclResult_t status = ncclCommFinalize(comm_);
         while (status == ncclInProgress && Clock::now() - start < kFarewell) {
-            if (ncclCommGetAsyncError(comm_, &status) != ncclSuccess) status = ncclInternalError;
-            if (status == ncclInProgress) pause(start);
+            pause(start);
+            status = state();
         }
         if (status == ncclSuccess)
             ncclCommDestroy(comm_);
@@ -98,18 +98,29 @@ std::string NcclComm::others() const {
 
 void NcclComm::check_alive(const char* operation) const {
     require(comm_ != nullptr, ExitCode::peer, "rank {}: {} ({}) after another rank was lost",
-            world_ranks_[static_cast<std::size_t>(rank())], operation, group_.activity());
+            own_world_rank(), operation, group_.activity());
 }
 
 // Ends NCCL's kernels, so that waiting for the device ends too.
-void NcclComm::give_up(const char* operation, const std::string& problem, cudaStream_t stream) {
+void NcclComm::abandon(cudaStream_t stream) {
     if (comm_ != nullptr) ncclCommAbort(comm_);
     comm_ = nullptr;
     const auto start = Clock::now();
     while (cudaStreamQuery(stream) == cudaErrorNotReady && Clock::now() - start < kFarewell) pause(start);
     cudaGetLastError();
-    fail(ExitCode::peer, "rank {}: {} in {} ({})", world_ranks_[static_cast<std::size_t>(rank())], problem,
-         operation, group_.activity());
+}
+
+void NcclComm::fail_late(const char* operation, double seconds, cudaStream_t stream) {
+    abandon(stream);
+    fail(ExitCode::peer,
+         "rank {}: no answer from rank {} for {:g} s in {} ({}); parallel.peer_deadline_seconds is the limit",
+         own_world_rank(), others(), seconds, operation, group_.activity());
+}
+
+void NcclComm::fail_broken(const char* operation, ncclResult_t status, cudaStream_t stream) {
+    abandon(stream);
+    fail(ExitCode::peer, "rank {}: NCCL between this rank and rank {} failed in {} ({}): {}",
+         own_world_rank(), others(), operation, group_.activity(), ncclGetErrorString(status));
 }
 
 // Until the host's part of a call is done: connections are made in the background.
@@ -117,15 +128,17 @@ void NcclComm::settle(ncclResult_t status, const char* operation, double deadlin
                       cudaStream_t stream) {
     const auto start = Clock::now();
     while (status == ncclInProgress) {
-        if (is_past(start, deadline_seconds))
-            give_up(operation, fmt::format("no answer from rank {} for {:g} s", others(), deadline_seconds),
-                    stream);
+        if (is_past(start, deadline_seconds)) fail_late(operation, deadline_seconds, stream);
         pause(start);
-        const ncclResult_t asked = ncclCommGetAsyncError(comm_, &status);
-        if (asked != ncclSuccess) status = asked;
+        status = state();
     }
-    if (status != ncclSuccess)
-        give_up(operation, fmt::format("NCCL: {} (rank {})", ncclGetErrorString(status), others()), stream);
+    if (status != ncclSuccess) fail_broken(operation, status, stream);
+}
+
+ncclResult_t NcclComm::state() const {
+    ncclResult_t status = ncclSuccess;
+    const ncclResult_t asked = ncclCommGetAsyncError(comm_, &status);
+    return asked != ncclSuccess ? asked : status;
 }
 
 void NcclComm::send_receive(const char* operation, std::span<const Send> sends,
@@ -160,18 +173,9 @@ void NcclComm::wait(const char* operation, cudaStream_t stream) {
     check_cuda(cudaEventRecord(done_, stream), "recording an event");
     const auto start = Clock::now();
     while (!is_done(done_)) {
-        if (is_past(start, deadline_seconds_))
-            give_up(
-                operation,
-                fmt::format("no answer from rank {} for {:g} s; parallel.peer_deadline_seconds is the limit",
-                            others(), deadline_seconds_),
-                stream);
-        ncclResult_t status = ncclSuccess;
-        const ncclResult_t asked = ncclCommGetAsyncError(comm_, &status);
-        if (asked != ncclSuccess) status = asked;
-        if (status != ncclSuccess && status != ncclInProgress)
-            give_up(operation, fmt::format("NCCL: {} (rank {})", ncclGetErrorString(status), others()),
-                    stream);
+        if (is_past(start, deadline_seconds_)) fail_late(operation, deadline_seconds_, stream);
+        const ncclResult_t status = state();
+        if (status != ncclSuccess && status != ncclInProgress) fail_broken(operation, status, stream);
         pause(start);
     }
 }

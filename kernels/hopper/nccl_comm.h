@@ -52,7 +52,11 @@ private:
     void start(double deadline_seconds);
     void check_alive(const char* operation) const;
     void settle(ncclResult_t status, const char* operation, double deadline_seconds, cudaStream_t stream);
-    [[noreturn]] void give_up(const char* operation, const std::string& problem, cudaStream_t stream);
+    ncclResult_t state() const;
+    void abandon(cudaStream_t stream);
+    [[noreturn]] void fail_late(const char* operation, double seconds, cudaStream_t stream);
+    [[noreturn]] void fail_broken(const char* operation, ncclResult_t status, cudaStream_t stream);
+    int own_world_rank() const { return world_ranks_[static_cast<std::size_t>(rank())]; }
     std::string others() const;
 
     ProcessGroup& group_;

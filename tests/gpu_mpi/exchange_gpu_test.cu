@@ -442,6 +442,7 @@ TEST_P(GpuExchange, ALateRankIsWaitedFor) {
 TEST_P(GpuExchange, ALostRankIsNamedWithinTheDeadline) {
     if (ranks() == 1) GTEST_SKIP() << "one rank has no peers";
     constexpr double kDeadline = 3;
+    job->world().barrier();
     Rig lost(GetParam(), CombineOrder::rank, ranks(), kDeadline, job->ops());
     {
         ResidentLayers all(rig(CombineOrder::rank), CombineOrder::rank);
