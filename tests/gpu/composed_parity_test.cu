@@ -1,0 +1,128 @@
+// The fused operations against the reference, and against their parts on the same GPU, bit by bit.
+#include "tests/support/parity.h"
+
+#include <fmt/ranges.h>
+
+#include <vector>
+
+namespace fp8flow::test {
+namespace {
+
+using L = ScaleLayout;
+
+struct Case {
+    std::vector<int64_t> counts;
+    int64_t width, contraction, base;  // F, K
+};
+const std::vector<Case> kCases = {
+    {{0, 1, 127, 128, 129, 0}, 256, 256, 0},
+    {{300, 2, 0}, 128, 1152, 256},
+    {{0, 0}, 128, 128, 128},
+    {{40}, 2048, 384, 0},
+};
+
+TEST(ComposedParity, GroupedGemmSwigluQuantize) {
+    for (const Case& c : kCases)
+        for (const GemmBackend backend : {GemmBackend::simt, GemmBackend::native})
+            for (const ScaleFormat format : {ScaleFormat::pow2, ScaleFormat::fp32}) {
+                SCOPED_TRACE(fmt::format("counts {}, F {}, K {}, {}", fmt::join(c.counts, ","), c.width,
+                                         c.contraction, backend == GemmBackend::simt ? "simt" : "native"));
+                const GroupsFixture groups(c.counts, 128);
+                const int64_t rows = c.base + groups.capacity(), G = groups.num_groups();
+                if (too_large_here(rows * c.width * c.contraction / 32)) continue;
+                const bool with_prob = format == ScaleFormat::pow2;
+                HostFp8 a(DType::e4m3, {rows, c.contraction}, L::vec128),
+                    b(DType::e4m3, {G, 2 * c.width, c.contraction}, L::block128),
+                    act(DType::e4m3, {rows, c.width}, L::vec128),
+                    act_of_parts(DType::e4m3, {rows, c.width}, L::vec128);
+                HostTensor prob(DType::f32, {rows}), h(DType::bf16, {rows, 2 * c.width}),
+                    h_of_parts(DType::bf16, {rows, 2 * c.width});
+                fill_normal(a.codes, 1, 8.0);
+                fill_pow2(a.scales, 2, -4, 0);
+                fill_normal(b.codes, 3, 8.0);
+                fill_pow2(b.scales, 4, -6, -2);
+                fill_uniform(prob, 5, 0.0, 1.0);
+                if (c.base > 0) {
+                    for (HostFp8* t : {&a, &act, &act_of_parts}) t->set_row_base(c.base);
+                    for (HostTensor* t : {&prob, &h, &h_of_parts}) t->set_row_base(c.base);
+                }
+                const TensorView weights = with_prob ? prob.view() : TensorView{};
+                Parity p;
+                p.gpu.choose_kernels({.gemm = backend});
+                // the parts, on the GPU alone
+                const RowGroups gpu_groups = p.to_gpu(RowGroups(groups));
+                p.gpu.grouped_gemm({.a = p.to_gpu(Fp8Tensor(a)),
+                                    .b = p.to_gpu(Fp8Tensor(b)),
+                                    .groups = gpu_groups,
+                                    .d = p.to_gpu(h_of_parts.view())});
+                p.gpu.swiglu_quantize({.h = p.to_gpu(h_of_parts.view()),
+                                       .prob = p.to_gpu(weights),
+                                       .groups = gpu_groups,
+                                       .scale_format = format,
+                                       .a = p.to_gpu(Fp8Tensor(act_of_parts))});
+                p.run(op::GroupedGemmSwigluQuantize{.a = a,
+                                                    .b = b,
+                                                    .groups = groups,
+                                                    .prob = weights,
+                                                    .scale_format = format,
+                                                    .h = h,
+                                                    .act = act});
+                EXPECT_TRUE(same_bytes(p.from_gpu(h), p.from_gpu(h_of_parts)));
+                EXPECT_TRUE(same_bytes(p.from_gpu(act.codes), p.from_gpu(act_of_parts.codes)));
+                EXPECT_TRUE(same_bytes(p.from_gpu(act.scales), p.from_gpu(act_of_parts.scales)));
+                if (backend == GemmBackend::simt) {
+                    p.expect_same_bytes(h, "h");
+                    p.expect_same_bytes(Fp8Tensor(act), "act");
+                } else {
+                    p.expect_close(h, 4e-6, "h");
+                }
+            }
+}
+
+TEST(ComposedParity, AdamWQuantize) {
+    struct Weight {
+        int64_t experts, rows, cols;
+        L layout;
+    };
+    for (const Weight& w :
+         {Weight{1, 128, 128, L::block128}, Weight{3, 256, 384, L::block128}, Weight{2, 130, 72, L::row},
+          Weight{1, 1, 1, L::tensor}, Weight{2, 64, 96, L::mx32}})
+        for (const int32_t status_value : {0, op::kStepNonFinite}) {
+            SCOPED_TRACE(fmt::format("{} x {} x {} {}, status {}", w.experts, w.rows, w.cols,
+                                     name_of(w.layout), status_value));
+            const auto tensor = [&](DType dtype) { return HostTensor(dtype, {w.experts, w.rows, w.cols}); };
+            const HostTensor grad = tensor(DType::f32), master = tensor(DType::f32), m = tensor(DType::f32),
+                             v = tensor(DType::f32), copy = tensor(DType::bf16);
+            fill_normal(grad, 1, 1e-3);
+            fill_normal(master, 2, 0.02);
+            fill_normal(m, 3, 1e-4);
+            fill_uniform(v, 4, 0, 1e-6);
+            const HostTensor grad_scale = HostTensor::of<float>({0.37f}),
+                             status = HostTensor::of<int32_t>({status_value});
+            const HostFp8 fprop(DType::e4m3, {w.experts, w.rows, w.cols}, w.layout),
+                dgrad(DType::e4m3, {w.experts, w.cols, w.rows}, w.layout);
+            Parity p;
+            p.run(op::AdamWQuantize{.adamw = {.grad = grad,
+                                              .lr = 1e-3f,
+                                              .weight_decay = 0.1f,
+                                              .correction1 = 0.19f,
+                                              .correction2 = 0.0975f,
+                                              .grad_scale = grad_scale,
+                                              .status = status,
+                                              .master = master,
+                                              .m = m,
+                                              .v = v,
+                                              .copy = copy},
+                                    .fprop = fprop,
+                                    .dgrad = dgrad});
+            p.expect_same_bytes(master, "master");
+            p.expect_same_bytes(m, "m");
+            p.expect_same_bytes(v, "v");
+            p.expect_same_bytes(copy, "copy");
+            p.expect_same_bytes(Fp8Tensor(fprop), "fprop");
+            p.expect_same_bytes(Fp8Tensor(dgrad), "dgrad");
+        }
+}
+
+}  // namespace
+}  // namespace fp8flow::test
