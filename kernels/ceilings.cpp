@@ -9,6 +9,14 @@
 
 namespace fp8flow {
 
+PeerRates measure_peers(Meter& meter, PeerProbe& peers, const Together& together) {
+    const auto rate = [&](const std::function<void(int64_t)>& call) {
+        const double seconds = meter.time_burst({.call = call, .together = &together}).median;
+        return static_cast<double>(peers.bytes()) / together.largest(seconds);
+    };
+    return {.load = rate([&](int64_t) { peers.load(); }), .store = rate([&](int64_t) { peers.store(); })};
+}
+
 Ceilings::Ceilings(Meter& meter, Ops& dense, int64_t side) : meter_(meter), dense_(dense), side_(side) {}
 
 double Ceilings::traffic_seconds(int64_t bytes_read, int64_t bytes_written) {

@@ -18,6 +18,14 @@ struct ProductRate {
     double sustained = 0;
 };
 
+// Bytes per second between one rank and all others, all ranks active; of the slowest rank.
+struct PeerRates {
+    double load = 0;
+    double store = 0;
+};
+// Collective.
+PeerRates measure_peers(Meter& meter, PeerProbe& peers, const Together& together);
+
 class Ceilings {
 public:
     // `dense` computes the products (on a GPU: cuBLASLt), [side, side] by [side, side]. Both outlive the ceilings.

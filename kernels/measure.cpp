@@ -17,7 +17,8 @@ constexpr int64_t kMostSets = 64;
 constexpr int64_t kCacheMultiple = 3;                // bytes between two uses of a set, in units of the cache
 constexpr int64_t kFlushBytes = int64_t{256} << 20;  // over four times the L2 of an H200
 constexpr double kLongestDelay = 0.05;
-constexpr double kMeetDelay = 50e-6;  // covers how far ranks come apart after they have met
+constexpr double kQueueingOfSample = 1e-5;  // marks and flushing, on the host
+constexpr double kMeetDelay = 50e-6;        // covers how far ranks come apart after they have met
 
 double host_seconds() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -95,7 +96,8 @@ Timing Meter::time(const Subject& subject, const MeasureOptions& options) {
     std::vector<std::pair<int64_t, int64_t>> marks;
     timeline_->reset();
     if (subject.together == nullptr)
-        probe_.delay(std::min(kLongestDelay, 1e-4 + 1.5 * queueing * calls * options.samples));
+        probe_.delay(std::min(kLongestDelay, kQueueingOfSample * (options.samples + 10) +
+                                                 1.5 * queueing * calls * options.samples));
     for (int sample = 0; sample < options.samples; ++sample) {
         if (flush) flush_cache();
         if (subject.together != nullptr) {

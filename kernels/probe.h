@@ -32,4 +32,13 @@ public:
     virtual void delay(double seconds, Stream stream = {}) = 0;
 };
 
+// Traffic between the GPUs of a job, all ranks at the same time; collective, but ranks do not wait for each other inside.
+class PeerProbe {
+public:
+    virtual ~PeerProbe() = default;
+    virtual int64_t bytes() const = 0;  // that one call moves between this rank and all others
+    virtual void load(const Launch& launch = {}) = 0;
+    virtual void store(const Launch& launch = {}) = 0;
+};
+
 }  // namespace fp8flow

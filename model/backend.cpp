@@ -79,6 +79,13 @@ std::unique_ptr<Probe> make_probe(const BackendChoice& choice, Ops& ops) {
     return std::make_unique<HostProbe>();
 }
 
+std::unique_ptr<PeerProbe> make_peer_probe(const BackendChoice& choice, Ops& ops, ProcessGroup& world,
+                                           std::string& reason) {
+    if (choice.kind == BackendKind::hopper) return hopper::make_peer_probe(ops, world, reason);
+    reason = "no GPUs";
+    return nullptr;
+}
+
 RankGroups make_rank_groups(ProcessGroup& world, int expert_parallel_size) {
     RankGroups groups;
     groups.world = &world;

@@ -38,6 +38,9 @@ std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic
                               const KernelSpec& kernels = {});
 // Of the device that `ops`, made by the same choice, run on; must not outlive them.
 std::unique_ptr<Probe> make_probe(const BackendChoice& choice, Ops& ops);
+// Collective over `world`, as is the end of its life. Null on every rank where there is nothing to measure, and `reason` says why.
+std::unique_ptr<PeerProbe> make_peer_probe(const BackendChoice& choice, Ops& ops, ProcessGroup& world,
+                                           std::string& reason);
 
 // The ranks of a job: all of them, those that share the experts (an expert-parallel group), those that hold the same experts.
 struct RankGroups {

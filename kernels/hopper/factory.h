@@ -46,6 +46,8 @@ std::unique_ptr<Ops> make_ops(int device, const KernelChoice& kernels = {});
 std::string cudnn_problem();
 // Of the GPU that `ops` run on; must not outlive them.
 std::unique_ptr<Probe> make_probe(Ops& ops);
+// Collective over `world`, as is the end of its life; null on every rank, with the same `reason`, where GPUs cannot reach each other's memory.
+std::unique_ptr<PeerProbe> make_peer_probe(Ops& ops, ProcessGroup& world, std::string& reason);
 // The exchange of a job of one rank: every expert is here, so dispatch and combine are row movers on the GPU.
 std::unique_ptr<Exchange> make_local_exchange(Ops& ops, CombineOrder order);
 // The exchange between GPUs of one host through memory that all of them have mapped (NVLink). Collective over the world; null on every rank

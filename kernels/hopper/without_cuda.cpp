@@ -27,6 +27,9 @@ std::unique_ptr<Ops> make_ops(int, const KernelChoice&) {
 std::unique_ptr<Probe> make_probe(Ops&) {
     fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());
 }
+std::unique_ptr<PeerProbe> make_peer_probe(Ops&, ProcessGroup&, std::string&) {
+    fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());
+}
 std::unique_ptr<Exchange> make_local_exchange(Ops&, CombineOrder) {
     fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());
 }

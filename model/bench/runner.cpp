@@ -122,11 +122,25 @@ Row Runner::measure_on(Ops& ops, const Case& what, const Shape& shape) {
     return row;
 }
 
-// Whichever takes longer at its ceiling: moving the bytes or doing the products.
+const PeerRates& Runner::peer_rates() {
+    if (!peers_) {
+        const auto probe = make_peer_probe(choice_, *backends_.front().ops, world_, no_peers_);
+        peers_ = probe != nullptr ? measure_peers(*meter_, *probe, together_) : PeerRates{};
+    }
+    return *peers_;
+}
+
+// Whichever takes longest at its ceiling: moving the bytes, sending them, or doing the products.
 void Runner::add_ceiling(Row& row, const Case& what) {
+    double sending = 0;
     if (what.runs == Runs::together && world_.size() > 1) {
-        row.ceiling = "not measured: rate between peers";
-        return;
+        const PeerRates& peers = peer_rates();
+        const double rate = std::max(peers.load, peers.store);
+        if (rate <= 0) {
+            row.ceiling = fmt::format("not measured: {}", no_peers_);
+            return;
+        }
+        sending = largest(row.work.wire_bytes / rate);
     }
     const auto bytes = [](double count) { return static_cast<int64_t>(count + 0.5); };
     const double moving =
@@ -136,8 +150,12 @@ void Runner::add_ceiling(Row& row, const Case& what) {
         const ProductKind kind = row.work.unit == Unit::fp8 ? ProductKind::fp8 : ProductKind::bf16;
         multiplying = largest(row.work.flops / ceilings_->product(kind).burst);
     }
-    if (moving <= 0 && multiplying <= 0) return;
-    row.ceiling_seconds = std::max(moving, multiplying);
+    if (moving <= 0 && multiplying <= 0 && sending <= 0) return;
+    row.ceiling_seconds = std::max({moving, multiplying, sending});
+    if (sending >= std::max(moving, multiplying)) {
+        row.ceiling = fmt::format("{:.0f} GB/s wire", row.work.wire_bytes / sending * 1e-9);
+        return;
+    }
     row.ceiling = moving >= multiplying
                       ? fmt::format("{:.0f} GB/s", row.work.bytes() / moving * 1e-9)
                       : fmt::format("{:.4g} TFLOP/s {}", row.work.flops / multiplying * 1e-12,

@@ -55,6 +55,7 @@ private:
     Row measure_on(Ops& ops, const Case& what, const Shape& shape);
     void add_ceiling(Row& row, const Case& what);
     double largest(double seconds) const;
+    const PeerRates& peer_rates();  // zero where they cannot be measured
 
     std::vector<Backend> backends_;
     BackendChoice choice_;
@@ -64,6 +65,8 @@ private:
     std::unique_ptr<Meter> meter_;
     std::unique_ptr<Ceilings> ceilings_;
     Together together_;
+    std::optional<PeerRates> peers_;  // once asked for
+    std::string no_peers_;            // why they are zero
 };
 
 }  // namespace fp8flow::bench
