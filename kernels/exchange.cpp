@@ -1,19 +1,17 @@
 // Exchange: the checks every exchange shares, and the counts of its calls.
 #include "kernels/exchange.h"
 
+#include "kernels/ops/check_helpers.h"
+
 namespace fp8flow {
 
 namespace {
 
-void check_tensor(const TensorView& view, const char* what, DType dtype,
-                  std::initializer_list<int64_t> shape) {
-    const TensorView want = make_view(nullptr, dtype, shape);
-    bool same = view.rank == want.rank && view.dtype == dtype;
-    for (int i = 0; i < want.rank && same; ++i) same = view.dims[i] == want.dims[i];
-    FP8FLOW_CHECK(same, "{} is {}, must be {}", what, describe(view), describe(want));
+// Of one routed row, its scales included.
+double row_bytes(const Fp8Tensor& rows) {
+    const int64_t scales = rows.scales ? ceil_div(rows.codes.cols(), kBlock) * size_of(rows.scales.dtype) : 0;
+    return static_cast<double>(rows.codes.cols() * size_of(rows.codes.dtype) + scales);
 }
-
-bool is_real(DType dtype) { return dtype == DType::bf16 || dtype == DType::f32; }
 
 // M-tensors may be longer than one layer's rows (row arena).
 void check_rows(const TensorView& view, const char* what, const DispatchPlan& plan) {
@@ -51,6 +49,14 @@ void check_wire_rows(const Fp8Tensor& rows, const char* what, int64_t num_rows) 
 
 }  // namespace
 
+template <class Step> void Exchange::observed(const char* name, const OpCost& cost, Step step) {
+    if (observer_ == nullptr) return step();
+    observer_->exchange_began({.op = name, .cost = cost});
+    const double sent = wire_.total();
+    step();
+    observer_->exchange_ended(wire_.total() - sent);
+}
+
 void Exchange::gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
                               const TensorView& all_probs, const Launch& launch) {
     FP8FLOW_CHECK(ids.rank == 2 && all_ids.rank == 3, "ids {} into {}", describe(ids), describe(all_ids));
@@ -60,7 +66,10 @@ void Exchange::gather_routing(const TensorView& ids, const TensorView& probs, co
     check_tensor(all_ids, "all_ids", DType::i32, {size(), slots, topk});
     check_tensor(all_probs, "all_probs", DType::f32, {size(), slots, topk});
     FP8FLOW_CHECK(tokens <= slots, "{} tokens on rank {}, but {} slots per rank", tokens, rank(), slots);
-    do_gather_routing(ids, probs, all_ids, all_probs, launch);
+    observed(
+        "gather_routing",
+        with_writes({.bytes = bytes_of({ids, probs, all_ids, all_probs})}, bytes_of({all_ids, all_probs})),
+        [&] { do_gather_routing(ids, probs, all_ids, all_probs, launch); });
 }
 
 void Exchange::dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena& scratch,
@@ -77,7 +86,9 @@ void Exchange::dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const F
                   name_of(rows.layout), describe(dst.codes), name_of(dst.layout));
     if (!plain) check_fp8(dst, "dst");
     ++num_dispatches_;
-    do_dispatch(rows, plan, dst, scratch, launch);
+    const double written = static_cast<double>(plan.groups.cost_rows()) * row_bytes(dst);
+    observed("dispatch", with_writes({.bytes = bytes_of({rows.codes, rows.scales}) + written}, written),
+             [&] { do_dispatch(rows, plan, dst, scratch, launch); });
 }
 
 void Exchange::dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received,
@@ -91,14 +102,16 @@ void Exchange::dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, co
                   name_of(rows.layout), describe(rows.scales), describe(received.codes),
                   name_of(received.layout), describe(received.scales));
     ++num_dispatches_;
-    do_dispatch_rows(rows, plan, received, scratch, launch);
+    const double moved = bytes_of({rows.codes, rows.scales});
+    observed("dispatch_rows", with_writes({.bytes = 2 * moved}, moved),
+             [&] { do_dispatch_rows(rows, plan, received, scratch, launch); });
 }
 
 void Exchange::combine(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch) {
     check_plan(plan, size());
-    FP8FLOW_CHECK(args.src.rank == 2 && is_real(args.src.dtype), "src is {}", describe(args.src));
+    FP8FLOW_CHECK(args.src.rank == 2 && is_bf16_or_f32(args.src.dtype), "src is {}", describe(args.src));
     check_rows(args.src, "src", plan);
-    FP8FLOW_CHECK(is_real(args.y.dtype), "y is {}", describe(args.y));
+    FP8FLOW_CHECK(is_bf16_or_f32(args.y.dtype), "y is {}", describe(args.y));
     check_tensor(args.y, "y", args.y.dtype, {plan.num_tokens, args.src.dim(1)});
     if (args.residual) check_tensor(args.residual, "residual", args.y.dtype, {args.y.dim(0), args.y.dim(1)});
     FP8FLOW_CHECK(static_cast<bool>(args.drow_prob) == static_cast<bool>(args.dprob),
@@ -110,7 +123,21 @@ void Exchange::combine(const Combine& args, const DispatchPlan& plan, Arena& scr
         check_tensor(args.dprob, "dprob", DType::f32, {plan.num_tokens, plan.topk});
     }
     ++num_combines_;
-    do_combine(args, plan, scratch, launch);
+    const double row = row_bytes({.codes = args.src, .scales = {}}) + (args.drow_prob ? 4 : 0);
+    const double written = bytes_of({args.y, args.dprob});
+    const double read = static_cast<double>(plan.groups.cost_rows()) * row + bytes_of({args.residual});
+    observed("combine", with_writes({.bytes = read + written}, written),
+             [&] { do_combine(args, plan, scratch, launch); });
+}
+
+void Exchange::all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) {
+    if (observer_ == nullptr) return do_all_reduce(reduce, ranks, values, launch);
+    // Shards to their owners and sums back: each rank sends all but its own shard, twice.
+    const double others = static_cast<double>(num_ranks(ranks) - 1) / static_cast<double>(num_ranks(ranks));
+    const double sent = 2 * others * bytes_of({values});
+    observer_->exchange_began({.op = "all_reduce", .cost = with_writes({.bytes = 2 * sent}, sent)});
+    do_all_reduce(reduce, ranks, values, launch);
+    observer_->exchange_ended(sent);
 }
 
 void Exchange::reset_counts() {

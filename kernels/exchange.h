@@ -72,9 +72,7 @@ public:
     void combine(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch = {});
 
     // In place over more ranks than the expert-parallel group, in ascending rank order: f32 (sum, max), i64 (sum), i32 (max).
-    void all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch = {}) {
-        do_all_reduce(reduce, ranks, values, launch);
-    }
+    void all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch = {});
     virtual int num_ranks(Ranks ranks) const = 0;
     // Throws Error(peer) if a wait on another rank that was under way on the device passed its deadline. Call it after waiting for the
     // device; what was computed since is worthless then.
@@ -95,6 +93,8 @@ public:
     int64_t num_dispatches() const { return num_dispatches_; }
     int64_t num_combines() const { return num_combines_; }
     virtual void reset_counts();
+    // Told of every step and the bytes it sent from now on; null: nobody.
+    void observe(OpObserver* observer) { observer_ = observer; }
 
 protected:
     virtual void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
@@ -110,7 +110,10 @@ protected:
     WireBytes wire_;  // backends add what they send
 
 private:
+    template <class Step> void observed(const char* name, const OpCost& cost, Step step);
+
     int64_t num_dispatches_ = 0, num_combines_ = 0;
+    OpObserver* observer_ = nullptr;
 };
 
 }  // namespace fp8flow

@@ -3,13 +3,17 @@
 
 namespace fp8flow {
 
+bool is_cast(std::string_view op) {
+    for (const std::string_view cast : {"quantize_rows", "quantize_columns", "quantize_dual",
+                                        "quantize_tensor", "dequantize", "transpose_requantize"})
+        if (op == cast) return true;
+    return false;
+}
+
 int64_t Ops::num_casts() const {
     int64_t casts = 0;
-    for (const char* name : {"quantize_rows", "quantize_columns", "quantize_dual", "quantize_tensor",
-                             "dequantize", "transpose_requantize"}) {
-        const auto found = counts_.find(name);
-        if (found != counts_.end()) casts += found->second.calls;
-    }
+    for (const auto& [name, count] : counts_)
+        if (is_cast(name)) casts += count.calls;
     return casts;
 }
 

@@ -2,21 +2,16 @@
 // arguments once, count calls and bytes, time if asked, then call the backend's do_x. Read next: kernels/exchange.h.
 #pragma once
 
-#include "kernels/core/stage_timer.h"
+#include "kernels/core/op_observer.h"
 #include "kernels/core/stream.h"
 #include "kernels/ops/list.h"
 
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 
 namespace fp8flow {
-
-// Bytes an op must move and floating-point operations it must do, from its shapes alone (upper bounds for routed rows).
-struct OpCost {
-    double bytes = 0;
-    double flops = 0;
-};
 
 struct OpCount {
     int64_t calls = 0;
@@ -31,6 +26,9 @@ struct OpCount {
 FP8FLOW_FOR_EACH_OP(FP8FLOW_DECLARE)
 FP8FLOW_FOR_EACH_COMPOSED_OP(FP8FLOW_DECLARE)
 #undef FP8FLOW_DECLARE
+
+// Whether an op is an explicit cast: a stand-alone quantiser (or dequantiser) of activations.
+bool is_cast(std::string_view op);
 
 class Ops {
 public:
@@ -53,6 +51,8 @@ public:
     const std::map<std::string, OpCount>& counts() const { return counts_; }
     int64_t num_casts() const;
     void reset_counts() { counts_.clear(); }
+    // Told of every call from now on; null: nobody.
+    void observe(OpObserver* observer) { observer_ = observer; }
 
 protected:
 #define FP8FLOW_VIRTUAL(name, Args) virtual void do_##name(const op::Args& args, const Launch& launch) = 0;
@@ -70,8 +70,10 @@ private:
         ++count.calls;
         count.bytes += c.bytes;
         count.flops += c.flops;
+        if (observer_ != nullptr) observer_->op_called({.op = name, .cost = c, .cast = is_cast(name)});
     }
     std::map<std::string, OpCount> counts_;
+    OpObserver* observer_ = nullptr;
 };
 
 }  // namespace fp8flow

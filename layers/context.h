@@ -8,6 +8,8 @@
 #include "kernels/ops.h"
 #include "layers/row_arena.h"
 
+#include <vector>
+
 namespace fp8flow {
 
 class TensorStats;
@@ -26,7 +28,9 @@ struct Context {
     int64_t tokens_per_rank = 0;  // S: the largest T over all ranks
     int64_t seq_length = 0;
     int64_t layer_row_capacity = 0;  // routed rows one MoE layer has room for
-    RowGroups all_tokens;            // one group of the T rows: what shared experts and dense FFNs run on
+    const std::vector<int64_t>* known_rows =
+        nullptr;           // by layer, where the host knows them: of this rank's experts; for costs only
+    RowGroups all_tokens;  // one group of the T rows: what shared experts and dense FFNs run on
     int64_t num_micro_batches = 1;
     int64_t micro_batch = 0;  // index inside the step
     int64_t data_parallel_size = 1;
@@ -37,7 +41,9 @@ struct Context {
     TensorStats* tensor_stats = nullptr;
     Launch launch = {};
 
-    StageTimer::Scope stage(const char* name) { return StageTimer::Scope(timer, name); }
+    // Until the end of the scope this is a stage of the journey (norm, fc1, ...), or a part of the model (the MoE layer, the head, ...).
+    StageTimer::Scope stage(const char* name) { return {timer, StageLevel::stage, name, launch.stream}; }
+    StageTimer::Scope part(const char* name) { return {timer, StageLevel::part, name, launch.stream}; }
 };
 
 // A forward that is run again in the backward: until the end of the scope nothing is counted a second time.

@@ -9,7 +9,7 @@ namespace fp8flow {
 MoeLayer::MoeLayer(ParameterStore& store, Device& device, const ModelSpec& model, const MoeSpec& moe,
                    const PrecisionSpec& precision, const RecomputeSpec& recompute, DType plain_dtype,
                    int layer, int expert_parallel_rank, int expert_parallel_size)
-    : moe_(moe), precision_(precision), recompute_(recompute) {
+    : moe_(moe), precision_(precision), recompute_(recompute), layer_(layer) {
     const bool selective = recompute.recompute_granularity == RecomputeGranularity::selective;
     flow_ = make_flow(precision, {.activation = selective && recompute.moe_act,
                                   .experts = selective && recompute.moe_expert});
@@ -123,6 +123,7 @@ DispatchPlan MoeLayer::plan_for(Context& ctx, const TensorView& all_ids, const T
                    .offsets = ctx.saved.tensor(DType::i64, {local_experts_ + 1}, "plan"),
                    .row_capacity = capacity,
                    .alignment = alignment};
+    if (ctx.known_rows != nullptr) plan.groups.known_rows = ctx.known_rows->at(static_cast<size_t>(layer_));
     if (in_row_arena) {
         plan.row_source = ctx.rows.tensor(DType::i32, 1, "plan source").reshape({ctx.rows.capacity()});
         plan.row_prob = ctx.rows.vector(DType::f32, "plan prob");

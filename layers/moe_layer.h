@@ -53,6 +53,7 @@ private:
     std::unique_ptr<Router> router_;
     ExpertWeights experts_;
     std::unique_ptr<Ffn> shared_;
+    int layer_;
     int64_t first_expert_, local_experts_;
 };
 

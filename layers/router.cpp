@@ -1,11 +1,8 @@
 // Routing of one layer in the order of the formulas: logits, scores, choice, losses; their gradients upwards.
 #include "layers/router.h"
 
-#include "kernels/core/random.h"
+#include "layers/forced_routing.h"
 
-#include <algorithm>
-#include <cmath>
-#include <numeric>
 #include <vector>
 
 namespace fp8flow {
@@ -41,41 +38,23 @@ void Router::place_statistics(const TensorView& counts, const TensorView& losses
     losses_ = losses;
 }
 
-std::vector<int32_t> forced_assignment(int64_t tokens, int64_t first_token, int64_t num_experts, int64_t topk,
-                                       double max_over_mean, uint64_t seed) {
-    std::vector<int32_t> ids(static_cast<size_t>(tokens * topk));
-    // Expert 0 is chosen with probability p = topk/E * max_over_mean; the rest of the slots go round robin over the others.
-    const double mean = static_cast<double>(topk) / static_cast<double>(num_experts);
-    const double hot = std::min(1.0, mean * max_over_mean);
-    int64_t next = first_token * topk;
-    for (int64_t t = 0; t < tokens; ++t) {
-        int64_t k = 0;
-        if (max_over_mean > 1.0) {
-            if (random_uniform(seed, fnv1a64("forced routing"), static_cast<uint64_t>(first_token + t)) < hot)
-                ids[static_cast<size_t>(t * topk + k++)] = 0;
-            const int64_t others = num_experts - 1;
-            for (; k < topk; ++k)
-                ids[static_cast<size_t>(t * topk + k)] = static_cast<int32_t>(1 + next++ % others);
-        } else {
-            for (; k < topk; ++k)
-                ids[static_cast<size_t>(t * topk + k)] = static_cast<int32_t>(next++ % num_experts);
-        }
-    }
-    return ids;
-}
-
+// Made once: a step must neither compute on the host nor wait for copies from it.
 TensorView Router::forced_ids(Context& ctx) const {
-    const bool biased = moe_.moe_router_force_biased > 1.0;
-    if (!moe_.moe_router_force_load_balancing && !biased) return {};
-    const int64_t first = static_cast<int64_t>(ctx.exchange.rank()) * ctx.tokens_per_rank;
-    TensorView& ids = forced_ids_[{first, ctx.tokens}];
-    if (ids) return ids;
-    ids = state_->tensor(DType::i32, {ctx.tokens, moe_.moe_router_topk}, "route");
-    const std::vector<int32_t> host =
-        forced_assignment(ctx.tokens, first, moe_.num_experts, moe_.moe_router_topk,
-                          biased ? moe_.moe_router_force_biased : 1.0, static_cast<uint64_t>(layer_));
-    ctx.ops.device().copy_in(ids.data, host.data(), host.size() * sizeof(int32_t), ctx.launch.stream);
-    return ids;
+    const double skew = moe_.moe_router_force_load_balancing ? 1.0 : moe_.moe_router_force_biased;
+    if (skew == 0.0) return {};
+    if (!forced_ || forced_.dim(0) < ctx.tokens_per_rank) {
+        const std::vector<int32_t> ids = forced_assignment({.tokens = ctx.tokens_per_rank,
+                                                            .rank = ctx.exchange.rank(),
+                                                            .num_experts = moe_.num_experts,
+                                                            .topk = moe_.moe_router_topk,
+                                                            .num_groups = moe_.moe_router_num_groups,
+                                                            .group_topk = moe_.moe_router_group_topk,
+                                                            .max_over_mean = skew,
+                                                            .seed = static_cast<uint64_t>(layer_)});
+        forced_ = state_->tensor(DType::i32, {ctx.tokens_per_rank, moe_.moe_router_topk}, "router");
+        ctx.ops.device().copy_in(forced_.data, ids.data(), ids.size() * sizeof(int32_t), ctx.launch.stream);
+    }
+    return forced_.slice(0, ctx.tokens);
 }
 
 void Router::forward(Context& ctx, const TensorView& xn, RouterSaved& saved) const {

@@ -5,9 +5,7 @@
 #include "layers/parameter.h"
 #include "layers/spec.h"
 
-#include <map>
 #include <memory>
-#include <utility>
 
 namespace fp8flow {
 
@@ -57,13 +55,7 @@ private:
     std::unique_ptr<Arena> state_;
     TensorView counts_, bias_, losses_;
     TensorView global_counts_;  // [E] f32: global_aux_loss, summed over ranks and the micro-batches so far
-    // Forced assignments on the device by (first token, tokens): constants, copied in once.
-    mutable std::map<std::pair<int64_t, int64_t>, TensorView> forced_ids_;
+    mutable TensorView forced_;  // [S, K] i32, benchmarks: made by the first forward
 };
-
-// Assignments for benchmarks, the same on every backend: round robin (max_over_mean <= 1), or skewed so that the fullest expert gets
-// max_over_mean times the mean load. ids [tokens, topk], distinct inside a token.
-std::vector<int32_t> forced_assignment(int64_t tokens, int64_t first_token, int64_t num_experts, int64_t topk,
-                                       double max_over_mean, uint64_t seed);
 
 }  // namespace fp8flow

@@ -62,11 +62,13 @@ void TransformerBlock::forward_once(Context& ctx, const TensorView& x, BlockSave
     saved.x = x;
     saved.x_mid = x;
     if (attention_) {
+        auto timed = ctx.part("attention");
         saved.x_mid = ctx.saved.tensor(ctx.activation, {ctx.tokens, x.cols()}, "residual");
         attention_norm_->forward(ctx, x, norms, saved.attention_norm);
         attention_->forward(ctx, saved.attention_norm.out.plain, x, recompute_.core_attn, saved.attention,
                             saved.x_mid);
     }
+    auto timed = ctx.part(ffn_part());
     ffn_norm_->forward(ctx, saved.x_mid, norms, saved.ffn_norm);
     if (moe_)
         moe_->forward(ctx, saved.ffn_norm.out, saved.x_mid, saved.moe, y);
@@ -90,26 +92,28 @@ void TransformerBlock::backward(Context& ctx, const TensorView& dy, BlockSaved& 
 void TransformerBlock::backward_once(Context& ctx, const TensorView& dy, BlockSaved& saved,
                                      const TensorView& dx) const {
     ArenaScope scope(ctx.scratch);
-    if (recompute_.layernorm) {
-        ffn_norm_->recompute(ctx, ctx.scratch, saved.ffn_norm);
-        if (attention_) attention_norm_->recompute(ctx, ctx.scratch, saved.attention_norm);
-    }
     const TensorView dxn = ctx.scratch.tensor(ctx.activation, {ctx.tokens, dy.cols()}, "norm");
-    if (moe_) {
-        moe_->backward(ctx, saved.ffn_norm.out, dy, saved.moe, dxn);
-    } else {
-        TokenRows gradient{.plain = dy};
-        dense_flow_->prepare_gradient(ctx, gradient);
-        dense_->backward(ctx, saved.ffn_norm.out, gradient, false, saved.dense, dxn);
+    const TensorView dx_mid =
+        attention_ ? ctx.scratch.tensor(ctx.activation, {ctx.tokens, dy.cols()}, "residual") : dx;
+    {
+        auto timed = ctx.part(ffn_part());
+        if (recompute_.layernorm) ffn_norm_->recompute(ctx, ctx.scratch, saved.ffn_norm);
+        ffn_backward(ctx, dy, saved, dxn);
+        ffn_norm_->backward(ctx, dxn, dy, saved.ffn_norm, dx_mid);
     }
-    if (!attention_) {
-        ffn_norm_->backward(ctx, dxn, dy, saved.ffn_norm, dx);
-        return;
-    }
-    const TensorView dx_mid = ctx.scratch.tensor(ctx.activation, {ctx.tokens, dy.cols()}, "residual");
-    ffn_norm_->backward(ctx, dxn, dy, saved.ffn_norm, dx_mid);
+    if (!attention_) return;
+    auto timed = ctx.part("attention");
+    if (recompute_.layernorm) attention_norm_->recompute(ctx, ctx.scratch, saved.attention_norm);
     attention_->backward(ctx, dx_mid, saved.attention_norm.out.plain, saved.attention, dxn);
     attention_norm_->backward(ctx, dxn, dx_mid, saved.attention_norm, dx);
+}
+
+void TransformerBlock::ffn_backward(Context& ctx, const TensorView& dy, BlockSaved& saved,
+                                    const TensorView& dxn) const {
+    if (moe_) return moe_->backward(ctx, saved.ffn_norm.out, dy, saved.moe, dxn);
+    TokenRows gradient{.plain = dy};
+    dense_flow_->prepare_gradient(ctx, gradient);
+    dense_->backward(ctx, saved.ffn_norm.out, gradient, false, saved.dense, dxn);
 }
 
 void TransformerBlock::begin_step(Context& ctx) const {

@@ -48,6 +48,9 @@ private:
     void forward_once(Context& ctx, const TensorView& x, BlockSaved& saved, const TensorView& y) const;
     void backward_once(Context& ctx, const TensorView& dy, BlockSaved& saved, const TensorView& dx) const;
 
+    void ffn_backward(Context& ctx, const TensorView& dy, BlockSaved& saved, const TensorView& dxn) const;
+    const char* ffn_part() const { return moe_ ? "moe layer" : "dense layer"; }
+
     RecomputeSpec recompute_;
     std::unique_ptr<Norm> attention_norm_, ffn_norm_;
     std::unique_ptr<SelfAttention> attention_;

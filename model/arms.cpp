@@ -40,18 +40,14 @@ void check_same_run(const Arm& base, const Arm& arm) {
     for (const std::string& line : diff_configs(base.config, arm.config)) {
         const bool allowed = line.starts_with("precision.") || line.starts_with("recompute.") ||
                              line.starts_with("moe.moe_row_alignment");
-        require(allowed, ExitCode::usage,
-                "validate compares runs that differ in the recipe alone; {} and {} differ in {}", base.name,
-                arm.name, line);
+        require(allowed, ExitCode::usage, "arms must differ in the recipe alone; {} and {} differ in {}",
+                base.name, arm.name, line);
     }
 }
 
 }  // namespace
 
-std::vector<Arm> make_arms(const Config& config, Ablation ablation) {
-    std::vector<Recipe> recipes = {Recipe::bf16};
-    for (Recipe recipe : config.validate.recipes)
-        if (std::find(recipes.begin(), recipes.end(), recipe) == recipes.end()) recipes.push_back(recipe);
+std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& recipes, Ablation ablation) {
     std::vector<Arm> arms;
     for (Recipe recipe : recipes) {
         // the config's own precision options belong to its own recipe
@@ -66,9 +62,17 @@ std::vector<Arm> make_arms(const Config& config, Ablation ablation) {
             one.turn(arms.back().config);
         }
     }
+    for (const Arm& arm : arms) check_same_run(arms.front(), arm);
+    return arms;
+}
+
+std::vector<Arm> make_arms(const Config& config, Ablation ablation) {
+    std::vector<Recipe> recipes = {Recipe::bf16};
+    for (Recipe recipe : config.validate.recipes)
+        if (std::find(recipes.begin(), recipes.end(), recipe) == recipes.end()) recipes.push_back(recipe);
+    std::vector<Arm> arms = recipe_arms(config, recipes, ablation);
     if (config.validate.control_arm)
         arms.push_back({kControlArm, arms.front().config, Arithmetic::alternative});
-    for (const Arm& arm : arms) check_same_run(arms.front(), arm);
     return arms;
 }
 

@@ -1,4 +1,5 @@
-// The runs that `validate` compares: bf16, the recipes, with --ablate the flow with one optimisation off at a time, and the control arm.
+// The runs that `validate` and `profile` compare: the recipes, with --ablate the flow with one optimisation off at a time, and validate's
+// control arm.
 #pragma once
 
 #include "model/backend.h"
@@ -19,7 +20,10 @@ inline constexpr const char* kControlArm = "bf16 control";
 
 enum class Ablation { none, flow_switches };
 
-// The baseline first, the control arm last. Throws Error(usage) if two arms would differ in more than the recipe and its options.
+// One arm a recipe, in this order, then those of the ablation. Throws Error(usage) if two arms would differ in more than the recipe and
+// its options.
+std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& recipes, Ablation ablation);
+// Those of validate: the baseline first, the control arm last.
 std::vector<Arm> make_arms(const Config& config, Ablation ablation);
 
 }  // namespace fp8flow

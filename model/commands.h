@@ -15,7 +15,9 @@ struct RunOptions {
     std::string config_path;
     std::vector<std::string> overrides;  // section.key=value
     BackendKind backend = BackendKind::automatic;
-    Ablation ablation = Ablation::none;  // validate: also the flow with one optimisation off at a time
+    Ablation ablation =
+        Ablation::none;  // validate, profile: also the flow with one optimisation off at a time
+    std::optional<int64_t> measured_steps;  // profile
     Placement placement;
 };
 
@@ -35,6 +37,8 @@ struct BenchOptions {
 int run_train(const RunOptions& options, ProcessGroup& world);
 // Same data, seed and initial weights under every recipe of validate.recipes, plus a control arm.
 int run_validate(const RunOptions& options, ProcessGroup& world);
+// Where the time, the bytes and the memory of one layer go, stage by stage, under every recipe of profile.profile_recipes.
+int run_profile(const RunOptions& options, ProcessGroup& world);
 // Without `gpus`, for as many as share the experts.
 int run_plan(const RunOptions& options, std::optional<int64_t> gpus,
              const std::optional<std::string>& json_name);

@@ -71,6 +71,7 @@ struct OutputSpec {
     std::string out = "runs/out";  // every file of a run goes below this folder; `--out` overrides
     int64_t log_interval = 1;
     bool metrics = true;        // write metrics.jsonl
+    bool time_stages = false;   // seconds per stage of every step, in metrics.jsonl
     bool tensor_stats = false;  // per-tensor underflow, saturation and error against BF16
     int64_t tensor_stats_interval = 10;
 };
@@ -94,6 +95,16 @@ struct KernelSpec {
     AttentionBackendKey attention_backend = AttentionBackendKey::automatic;
 };
 
+// balanced and skewed: the router is ignored (layers/forced_routing.h); data: as it chooses.
+enum class ProfileRouting : uint8_t { balanced, skewed_1_25, skewed_2_0, data };
+
+struct ProfileSpec {
+    int64_t profile_step_start = 5;  // steps before it warm up
+    int64_t profile_step_end = 15;   // exclusive
+    std::vector<Recipe> profile_recipes = default_validate_recipes();
+    ProfileRouting routing = ProfileRouting::balanced;
+};
+
 struct Config {
     ModelSpec model;
     MoeSpec moe;
@@ -104,6 +115,7 @@ struct Config {
     DataSpec data;
     OutputSpec output;
     ValidateSpec validate;
+    ProfileSpec profile;
     KernelSpec kernels;
 
     std::string moe_layer_freq = "1";  // as written; resolve_config expands it into model.moe_layer_freq

@@ -75,6 +75,7 @@ public:
         check_training();
         check_data();
         check_validate();
+        check_profile();
     }
 
 private:
@@ -317,6 +318,14 @@ private:
              fmt::format(
                  "got {}, want synthetic_vocab_size^(synthetic_order + 1) at most {:.0f}; {} ^ {} = {:.3g}",
                  d.synthetic_order, kMaxEntries, d.synthetic_vocab_size, d.synthetic_order + 1, entries));
+    }
+
+    void check_profile() {
+        const ProfileSpec& p = c_.profile;
+        rule(p.profile_step_end > p.profile_step_start,
+             {"profile.profile_step_end", "profile.profile_step_start"},
+             fmt::format("got {}, want more than profile_step_start = {}", p.profile_step_end,
+                         p.profile_step_start));
     }
 
     void check_validate() {

@@ -302,6 +302,8 @@ void add_output(std::vector<ConfigField>& fields) {
     fields.push_back(
         integer(s, "log_interval", AT(output.log_interval), {.min = 1}, "steps between lines of the log"));
     fields.push_back(boolean(s, "metrics", AT(output.metrics), "write metrics.jsonl"));
+    fields.push_back(boolean(s, "time_stages", AT(output.time_stages),
+                             "seconds per stage of every step in metrics.jsonl, from device clocks"));
     fields.push_back(boolean(s, "tensor_stats", AT(output.tensor_stats),
                              "underflow, saturation, scale range and error of every FP8 tensor"));
     fields.push_back(integer(s, "tensor_stats_interval", AT(output.tensor_stats_interval), {.min = 1},
@@ -320,6 +322,19 @@ void add_validate(std::vector<ConfigField>& fields) {
         integer(s, "warmup_iters", AT(validate.warmup_iters), {.min = 0}, "steps left out of the verdict"));
     fields.push_back(boolean(s, "control_arm", AT(validate.control_arm),
                              "run bf16 again with another summation order: the noise floor"));
+}
+
+void add_profile(std::vector<ConfigField>& fields) {
+    const std::string s = "profile";
+    fields.push_back(integer(s, "profile_step_start", AT(profile.profile_step_start), {.min = 1},
+                             "first step that is measured, counted from 0; the steps before it warm up"));
+    fields.push_back(integer(s, "profile_step_end", AT(profile.profile_step_end), {.min = 2},
+                             "step behind the last one that is measured"));
+    fields.push_back(choices(s, "profile_recipes", AT(profile.profile_recipes), kRecipes,
+                             "recipes side by side; speed-ups are over the first"));
+    fields.push_back(
+        choice(s, "routing", AT(profile.routing), {"balanced", "skewed_1.25", "skewed_2.0", "data"},
+               "loads of experts: equal, or forced to that max/mean; data: as the router chooses"));
 }
 
 void add_kernels(std::vector<ConfigField>& fields) {
@@ -341,6 +356,7 @@ std::vector<ConfigField> build_table() {
     add_data(fields);
     add_output(fields);
     add_validate(fields);
+    add_profile(fields);
     add_kernels(fields);
     return fields;
 }
@@ -355,7 +371,7 @@ const std::vector<ConfigField>& config_fields() {
 const std::vector<std::string>& config_sections() {
     static const std::vector<std::string> sections = {"model",    "moe",      "precision", "recompute",
                                                       "parallel", "training", "data",      "output",
-                                                      "validate", "kernels"};
+                                                      "validate", "profile",  "kernels"};
     return sections;
 }
 

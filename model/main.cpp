@@ -136,13 +136,15 @@ struct CommandLine {
     CLI::App* train = app.add_subcommand("train", "train the model of a configuration");
     CLI::App* validate =
         app.add_subcommand("validate", "train under every recipe of validate.recipes and compare the losses");
+    CLI::App* profile = app.add_subcommand(
+        "profile", "time, bytes and memory of every stage of the MoE layer, recipes side by side");
     CLI::App* plan =
         app.add_subcommand("plan", "print parameters, FLOPs, memory and wire bytes without running");
     CLI::App* bench = app.add_subcommand("bench", "time single operations against what the machine can do");
     RunOptions options;
     BenchOptions bench_options;
-    std::string backend = "auto", out, json;
-    int64_t gpus = 0;
+    std::string backend = "auto", out, json, recipes;
+    int64_t gpus = 0, steps = 0;
     bool help_config = false, list = false, tensor_stats = false, ablate = false;
 
     CommandLine() {
@@ -155,7 +157,7 @@ struct CommandLine {
             "data, "
             "12 memory, 13 NaN or Inf,\n14 another rank was lost, 15 output folder, 70 a fault of fp8flow.\n"
             "Several ranks: mpirun -n N --quiet fp8flow train CONFIG (or scripts/train.sh -n N CONFIG)");
-        for (CLI::App* command : {train, validate, plan}) {
+        for (CLI::App* command : {train, validate, profile, plan}) {
             command->add_option("config", options.config_path, "YAML configuration (see configs/)")
                 ->required();
             command->add_option("--set", options.overrides, "section.key=value, repeatable")
@@ -163,10 +165,14 @@ struct CommandLine {
             command->add_option("--out", out, "folder for everything the run writes (default: output.out)")
                 ->take_last();
         }
-        for (CLI::App* command : {train, validate})
+        for (CLI::App* command : {train, validate, profile})
             command->add_option("--backend", backend, "auto | reference | hopper");
-        validate->add_flag("--ablate", ablate,
-                           "also run fp8_flow with each of its optimisations switched off in turn");
+        for (CLI::App* command : {validate, profile})
+            command->add_flag("--ablate", ablate,
+                              "also run fp8_flow with each of its optimisations switched off in turn");
+        profile->add_option("--recipes", recipes, "comma-separated (default: profile.profile_recipes)");
+        profile->add_option("--steps", steps,
+                            "steps that are measured (default: profile_step_end - profile_step_start)");
         train->add_flag("--tensor-stats", tensor_stats,
                         "report underflow, saturation, scales and error of every quantised tensor");
         plan->add_option("--gpus", gpus, "number of ranks (default: parallel.expert_model_parallel_size)");
@@ -202,11 +208,15 @@ struct CommandLine {
     // Throws CLI::ParseError and Error.
     void parse(int argc, char** argv) {
         app.parse(argc, argv);
-        constexpr int64_t kMostRanks = 1 << 20;
+        constexpr int64_t kMostRanks = 1 << 20, kMostSteps = 100000;
         require(plan->count("--gpus") == 0 || (gpus >= 1 && gpus <= kMostRanks), ExitCode::usage,
                 "--gpus: got {}, want 1 to {}",
                 plan->count("--gpus") > 0 ? plan->get_option("--gpus")->as<std::string>() : "", kMostRanks);
         if (!out.empty()) options.overrides.push_back("output.out=" + out);
+        if (!recipes.empty()) options.overrides.push_back("profile.profile_recipes=[" + recipes + "]");
+        require(profile->count("--steps") == 0 || (steps >= 1 && steps <= kMostSteps), ExitCode::usage,
+                "--steps: got {}, want 1 to {}", steps, kMostSteps);
+        if (steps > 0) options.measured_steps = steps;
         if (ablate) options.ablation = Ablation::flow_switches;
         if (tensor_stats) options.overrides.push_back("output.tensor_stats=true");
         options.backend = parse_backend(backend);
@@ -237,6 +247,7 @@ int main(int argc, char** argv) {
     }
     if (*line.train) return on_ranks(line.options, run_train);
     if (*line.validate) return on_ranks(line.options, run_validate);
+    if (*line.profile) return on_ranks(line.options, run_profile);
     if (*line.bench && line.list) {
         fp8flow::print_bench_list();
         return 0;

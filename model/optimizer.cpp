@@ -39,12 +39,17 @@ void Optimizer::global_norm(Context& ctx, ParameterStore& store) {
     ctx.ops.add({.a = dense_squares_, .b = expert_squares_, .y = dense_squares_}, ctx.launch);
 }
 
-void Optimizer::step(Context& ctx, ParameterStore& store, const TensorView& loss_sum, int64_t step) {
-    auto timed = ctx.stage("optimizer");
+void Optimizer::reduce_gradients(Context& ctx, ParameterStore& store) {
+    auto timed = ctx.part("gradient reduction");
     if (store.dense_gradients())
         ctx.exchange.all_reduce(Reduce::sum, Ranks::world, store.dense_gradients(), ctx.launch);
     if (store.expert_gradients())
         ctx.exchange.all_reduce(Reduce::sum, Ranks::expert_replicas, store.expert_gradients(), ctx.launch);
+}
+
+void Optimizer::step(Context& ctx, ParameterStore& store, const TensorView& loss_sum, int64_t step) {
+    reduce_gradients(ctx, store);
+    auto timed = ctx.part("optimizer");
     ctx.exchange.all_reduce(Reduce::sum, Ranks::world, loss_sum, ctx.launch);
     // Before loss and norm are judged: the numbers of a step that overflowed on any rank mean nothing, whatever they are. Both are the
     // same on every rank, so one that is not finite needs no second reduction.

@@ -22,6 +22,7 @@ public:
     TensorView grad_norm() const { return norm_; }  // [1] f32, before clipping; every rank has the same
 
 private:
+    void reduce_gradients(Context& ctx, ParameterStore& store);
     void global_norm(Context& ctx, ParameterStore& store);
 
     TrainingSpec training_;

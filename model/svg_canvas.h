@@ -16,9 +16,9 @@ inline constexpr double kMargin = 28.0;  // to the edge of the picture
 
 // Muted, told apart by people with the common colour deficiencies (blue first, orange second), readable on
 // white.
-inline constexpr std::array<std::string_view, 10> kPalette = {"#3b6fb6", "#d9703a", "#3f9a75", "#8c62aa",
+inline constexpr std::array<std::string_view, 12> kPalette = {"#3b6fb6", "#d9703a", "#3f9a75", "#8c62aa",
                                                               "#c2992b", "#4fa3b8", "#c25679", "#7f7f7f",
-                                                              "#6b8e3d", "#8b5e4b"};
+                                                              "#6b8e3d", "#8b5e4b", "#2f4a6d", "#b3a589"};
 
 enum class Anchor { start, middle, end };
 

@@ -72,8 +72,7 @@ public:
         log_.line("data: " + data_text(config_, *data_));
         trainer_ = std::make_unique<Trainer>(config_, world, backend_, Arithmetic::stated, data_);
         if (!trainer_->exchange_note().empty()) log_.line(trainer_->exchange_note());
-        // the stage timer reads the host's clock, which sees only launches on a GPU
-        trainer_->time_stages(backend_.kind == BackendKind::reference);
+        if (config_.output.time_stages) trainer_->time_stages(TimerDetail::stages);
     }
 
     int run() {

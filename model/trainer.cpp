@@ -133,13 +133,24 @@ Trainer::~Trainer() {
     }
 }
 
+void Trainer::time_stages(TimerDetail detail) {
+    FP8FLOW_CHECK(flights_.empty(), "stage timer switched with {} steps in flight", flights_.size());
+    for (StageTimer& timer : timers_) {
+        timer.watch({saved_.get(), scratch_.get()});
+        if (detail == TimerDetail::off)
+            timer.disable();
+        else
+            timer.enable(ops_->device().make_timeline(), detail);
+    }
+}
+
 template <class T> T Trainer::read_word(const TensorView& word) const {
     T value{};
     ops_->device().copy_out(&value, word.data, sizeof value);
     return value;
 }
 
-Context Trainer::make_context(int64_t micro_batch) {
+Context Trainer::make_context(int64_t micro_batch, StageTimer& timer) {
     if (!rows_) {
         const bool one_layer =
             config_.recompute.recompute_granularity == RecomputeGranularity::full || config_.recompute.moe;
@@ -152,7 +163,7 @@ Context Trainer::make_context(int64_t micro_batch) {
                 .saved = *saved_,
                 .scratch = *scratch_,
                 .rows = *rows_,
-                .timer = timer_,
+                .timer = timer,
                 .activation = transformer_->activation()};
     ctx.seq_length = config_.model.seq_length;
     ctx.tokens_per_rank = batcher_.samples(0, micro_batch, 0).count * ctx.seq_length;
@@ -163,6 +174,7 @@ Context Trainer::make_context(int64_t micro_batch) {
     ctx.micro_batch = micro_batch;
     ctx.data_parallel_size = world_.size();
     ctx.layer_row_capacity = layer_rows_;
+    ctx.known_rows = known_rows_.empty() ? nullptr : &known_rows_;
     ctx.grad_mode = micro_batch == 0 ? Gradient::overwrite : Gradient::accumulate;
     ctx.step_status = status_;
     ctx.all_tokens = feed_->all_tokens();
@@ -171,7 +183,8 @@ Context Trainer::make_context(int64_t micro_batch) {
 }
 
 BatchFeed::Batch Trainer::load_batch(Context& ctx, Split split, int64_t global_batch, int64_t slot) {
-    auto timed = ctx.stage("data");
+    ctx.timer.set_direction("forward");
+    auto timed = ctx.part("data");
     return feed_->load(*data_, split, batcher_.samples(global_batch, ctx.micro_batch, world_.rank()), slot,
                        ctx.launch.stream);
 }
@@ -182,15 +195,15 @@ void Trainer::run_micro_batches(const Flight& flight) {
         1.0f / static_cast<float>(config_.training.global_batch_size * config_.model.seq_length);
     const int64_t micro_batches = batcher_.num_micro_batches();
     for (int64_t m = 0; m < micro_batches; ++m) {
-        Context ctx = make_context(m);
+        Context ctx = make_context(m, timer_of(flight));
         ctx.tensor_stats = flight.tensor_stats;
         if (m == 0) transformer_->begin_step(ctx);
         const int64_t slot = static_cast<int64_t>(slot_of(flight.step)) * micro_batches + m;
         const BatchFeed::Batch batch = load_batch(ctx, Split::train, flight.step, slot);
         transformer_->train_micro_batch(ctx, batch.tokens, batch.labels, loss_scale, loss_sum_);
     }
-    timer_.set_direction("update");
-    Context ctx = make_context(micro_batches - 1);
+    Context ctx = make_context(micro_batches - 1, timer_of(flight));
+    ctx.timer.set_direction("update");
     optimizer_->step(ctx, transformer_->parameters(), loss_sum_, flight.step);
     transformer_->end_step(ctx, flight.step);
 }
@@ -225,7 +238,10 @@ StepResult Trainer::run_step() {
 
 void Trainer::launch(Flight& flight) {
     world_.set_activity(fmt::format("step {}", flight.step + 1));
-    timer_.reset();
+    StageTimer& timer = timer_of(flight);
+    timer.reset();
+    ops_->observe(timer.enabled() ? &timer : nullptr);
+    exchange_->observe(timer.enabled() ? &timer : nullptr);
     ops_->reset_counts();
     saved_->reset_peak();
     scratch_->reset_peak();
@@ -238,7 +254,6 @@ void Trainer::launch(Flight& flight) {
     run_micro_batches(flight);
     record.end({.status = status_, .loss_sum = loss_sum_, .grad_norm = optimizer_->grad_norm()}, *exchange_,
                {});
-    flight.stage_seconds = timer_.seconds();
     flight.casts = ops_->num_casts();
     flight.peak_bytes = saved_->peak_bytes() + scratch_->peak_bytes() + rows_->reserved_bytes();
     // on the host a step has ended when it is launched
@@ -265,11 +280,14 @@ StepResult Trainer::take_result() {
             std::chrono::duration<double>(*flight.ended - std::max(flight.launched, last_end_)).count(),
         .tokens = config_.training.global_batch_size * config_.model.seq_length,
         .redone = flight.redone,
-        .stage_seconds = flight.stage_seconds,
         .wire = record.wire(),
         .casts = flight.casts,
         .peak_bytes = flight.peak_bytes};
     last_end_ = *flight.ended;
+    if (StageTimer& timer = timer_of(flight); timer.enabled()) {
+        timer.resolve();
+        result.stage_seconds = timer.seconds();
+    }
     result.lm_loss = record.loss_sum() / static_cast<double>(result.tokens);
     int64_t moe_layer = 0;
     for (size_t i = 0; i < transformer_->blocks().size(); ++i) {
@@ -325,8 +343,7 @@ double Trainer::evaluate(int64_t batches) {
 // This rank's sum of losses. Like a step, it is done again where a rank ran out of rows.
 double Trainer::evaluate_micro_batch(int64_t batch, int64_t micro_batch) {
     for (;;) {
-        timer_.set_direction("evaluation");
-        Context ctx = make_context(micro_batch);
+        Context ctx = make_context(micro_batch, untimed_);
         const BatchFeed::Batch held_out = load_batch(ctx, Split::held_out, batch, 0);
         ops_->zero({.y = held_out_sum_});
         transformer_->evaluate(ctx, held_out.tokens, held_out.labels, held_out_sum_);

@@ -72,7 +72,12 @@ public:
 
     // A diagnosis of the steps launched from now on (--tensor-stats); null switches it off.
     void set_tensor_stats(TensorStats* stats) { tensor_stats_ = stats; }
-    void time_stages(bool on) { timer_.enable(on); }
+    // Seconds per stage of the steps launched from now on, and what each had to do; off costs nothing. Nothing is in flight.
+    void time_stages(TimerDetail detail);
+    // Of the step whose result was taken last, until another is launched in its place.
+    const StageTimer& timer() const { return timers_[slot_of(steps_done() - 1)]; }
+    // Routed rows by layer, as bytes and FLOPs of stages should count them (default: the rows there is room for).
+    void set_known_rows(std::vector<int64_t> rows) { known_rows_ = std::move(rows); }
     Transformer& transformer() { return *transformer_; }
     Ops& ops() { return *ops_; }
     Exchange& exchange() { return *exchange_; }
@@ -90,7 +95,6 @@ private:
         Clock::time_point launched;
         std::optional<Clock::time_point> ended;
         int64_t redone = 0;
-        std::map<std::string, double> stage_seconds;
         int64_t casts = 0, peak_bytes = 0;
         TensorStats* tensor_stats = nullptr;
         TensorStats stats_before;  // what they go back to when the step is repeated
@@ -104,7 +108,8 @@ private:
     void redo();
     [[noreturn]] void give_up();
 
-    Context make_context(int64_t micro_batch);
+    StageTimer& timer_of(const Flight& flight) { return timers_[slot_of(flight.step)]; }
+    Context make_context(int64_t micro_batch, StageTimer& timer);
     void run_micro_batches(const Flight& flight);
     BatchFeed::Batch load_batch(Context& ctx, Split split, int64_t global_batch, int64_t slot);
     double evaluate_micro_batch(int64_t batch, int64_t micro_batch);
@@ -126,7 +131,8 @@ private:
     std::unique_ptr<Optimizer> optimizer_;
     std::unique_ptr<Arena> state_, saved_, scratch_;
     std::unique_ptr<RowArena> rows_;
-    StageTimer timer_;
+    StageTimer timers_[kStepsInFlight], untimed_;
+    std::vector<int64_t> known_rows_;
     TensorStats* tensor_stats_ = nullptr;
     TensorView status_, loss_sum_, held_out_sum_;
     int64_t layer_rows_ = 0, worst_layer_rows_ = 0;

@@ -68,21 +68,23 @@ void Transformer::forward_blocks(Context& ctx, const TensorView& tokens, std::ve
     auto residual = [&] { return ctx.saved.tensor(ctx.activation, {ctx.tokens, hidden}, "residual"); };
     TensorView x = residual();
     {
-        auto timed = ctx.stage("embedding");
+        auto timed = ctx.part("embedding");
         ctx.ops.embedding({.ids = tokens, .table = embedding_->plain, .y = x}, ctx.launch);
     }
     saved.resize(blocks_.size());
     for (size_t i = 0; i < blocks_.size(); ++i) {
         const TensorView y = residual();
+        ctx.timer.set_layer(static_cast<int>(i));
         blocks_[i]->forward(ctx, x, saved[i], y);
         x = y;
     }
+    ctx.timer.set_layer(-1);
     out = x;
 }
 
 void Transformer::head(Context& ctx, const TensorView& xn, const TensorView& labels, float loss_scale,
                        const TensorView& loss_sum, const TensorView& dxn) {
-    auto timed = ctx.stage("head");
+    auto timed = ctx.part("head");
     const int64_t vocab = spec_.model.padded_vocab_size;
     Gradient mode = ctx.grad_mode;
     // An empty rank still has to overwrite its main gradient with zeros.
@@ -132,19 +134,27 @@ void Transformer::train_micro_batch(Context& ctx, const TensorView& tokens, cons
     forward_blocks(ctx, tokens, saved, out);
     const int64_t hidden = spec_.model.hidden_size;
     NormSaved norm;
-    final_norm_->forward(ctx, out, ctx.saved, norm);
+    {
+        auto timed = ctx.part("final norm");
+        final_norm_->forward(ctx, out, ctx.saved, norm);
+    }
     const TensorView dxn = ctx.scratch.tensor(ctx.activation, {ctx.tokens, hidden}, "residual");
     head(ctx, norm.out.plain, labels, loss_scale, loss_sum, dxn);
 
     ctx.timer.set_direction("backward");
     TensorView dy = ctx.scratch.tensor(ctx.activation, {ctx.tokens, hidden}, "residual");
     TensorView dx = dxn;  // two buffers take turns
-    final_norm_->backward(ctx, dxn, {}, norm, dy);
+    {
+        auto timed = ctx.part("final norm");
+        final_norm_->backward(ctx, dxn, {}, norm, dy);
+    }
     for (size_t i = blocks_.size(); i-- > 0;) {
+        ctx.timer.set_layer(static_cast<int>(i));
         blocks_[i]->backward(ctx, dy, saved[i], dx);
         std::swap(dy, dx);
     }
-    auto timed = ctx.stage("embedding");
+    ctx.timer.set_layer(-1);
+    auto timed = ctx.part("embedding");
     const bool tied = output_ == embedding_;
     ctx.ops.embedding_backward({.ids = tokens,
                                 .dy = dy,

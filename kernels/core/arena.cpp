@@ -2,6 +2,7 @@
 #include "kernels/core/arena.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace fp8flow {
 
@@ -32,6 +33,7 @@ void* Arena::allocate(std::size_t bytes, const char* category) {
     used_ += bytes;
     log_.push_back({category, static_cast<int64_t>(bytes)});
     bytes_in_use_ += static_cast<int64_t>(bytes);
+    interval_peak_ = std::max(interval_peak_, bytes_in_use_);
     if (bytes_in_use_ > peak_bytes_) {
         peak_bytes_ = bytes_in_use_;
         peak_by_category_.clear();  // the log holds it until the next rewind
@@ -93,5 +95,7 @@ void Arena::reset_peak() {
     peak_bytes_ = bytes_in_use_;
     peak_by_category_.clear();
 }
+
+int64_t Arena::take_interval_peak() { return std::exchange(interval_peak_, bytes_in_use_); }
 
 }  // namespace fp8flow

@@ -40,6 +40,8 @@ public:
     std::map<std::string, int64_t> peak_by_category() const;
     std::map<std::string, int64_t> by_category() const;
     void reset_peak();
+    // The most in use since the last call.
+    int64_t take_interval_peak();
 
 private:
     struct Chunk {
@@ -58,7 +60,7 @@ private:
     std::vector<Chunk> chunks_;
     std::vector<Entry> log_;
     std::size_t chunk_ = 0, used_ = 0;
-    int64_t bytes_in_use_ = 0, peak_bytes_ = 0, num_growths_ = 0;
+    int64_t bytes_in_use_ = 0, peak_bytes_ = 0, interval_peak_ = 0, num_growths_ = 0;
     std::map<std::string, int64_t> peak_by_category_;  // empty while the peak is what is in use
 };
 

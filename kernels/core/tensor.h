@@ -65,6 +65,12 @@ struct RowGroups {
     TensorView offsets;        // [num_groups + 1] i64
     int64_t row_capacity = 0;  // upper bound of offsets[num_groups]
     int64_t alignment = 1;
+    int64_t known_rows = 0;  // valid rows where the host happens to know them; for costs only
+
+    // Rows to count in bytes and FLOPs.
+    int64_t cost_rows() const {
+        return known_rows > 0 && known_rows < row_capacity ? known_rows : row_capacity;
+    }
 };
 
 // Whether a gradient replaces or adds to what the output holds.

@@ -18,6 +18,13 @@ public:
     virtual double seconds_between(int64_t a, int64_t b) = 0;
     // Forgets all marks and keeps their storage. Marks that are still under way may be forgotten, too.
     virtual void reset() = 0;
+
+    // Names what the calling thread launches until end_range, for profilers that listen (CUDA: an NVTX range "direction/name").
+    virtual void begin_range(const char* /*direction*/, const char* /*name*/) {}
+    virtual void end_range() {}
+    // Brackets the part of a run that a profiler should record (CUDA: cudaProfilerStart and Stop).
+    virtual void begin_capture() {}
+    virtual void end_capture() {}
 };
 
 }  // namespace fp8flow

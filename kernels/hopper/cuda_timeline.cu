@@ -4,6 +4,10 @@
 #include "kernels/hopper/cuda_check.h"
 #include "kernels/hopper/launch.h"
 
+#include <cuda_profiler_api.h>
+#include <nvtx3/nvToolsExt.h>
+
+#include <cstdio>
 #include <vector>
 
 namespace fp8flow {
@@ -42,6 +46,15 @@ public:
     }
 
     void reset() override { next_ = 0; }
+
+    void begin_range(const char* direction, const char* name) override {
+        char text[96];
+        std::snprintf(text, sizeof text, "%s/%s", direction, name);
+        nvtxRangePushA(text);  // copied
+    }
+    void end_range() override { nvtxRangePop(); }
+    void begin_capture() override { check_cuda(cudaProfilerStart(), "starting the profiler's capture"); }
+    void end_capture() override { check_cuda(cudaProfilerStop(), "ending the profiler's capture"); }
 
 private:
     cudaEvent_t at(int64_t index) const {

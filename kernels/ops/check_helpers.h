@@ -1,6 +1,7 @@
 // What the argument checks of several op families share: dtype and shape of a tensor, and the bytes of a list of tensors.
 #pragma once
 
+#include "kernels/core/op_observer.h"
 #include "kernels/core/tensor.h"
 
 #include <initializer_list>
@@ -55,6 +56,11 @@ inline double bytes_of(std::initializer_list<TensorView> views) {
     double total = 0;
     for (const TensorView& view : views) total += static_cast<double>(view.bytes());
     return total;
+}
+
+inline OpCost with_writes(OpCost cost, double written) {
+    cost.written = written;
+    return cost;
 }
 
 }  // namespace fp8flow

@@ -48,15 +48,18 @@ void check(const op::Rope& args) {
     check_tensor(args.table, "table", DType::f32, {args.table.dim(0), args.x.dim(2) / 2, 2});
 }
 OpCost cost(const op::Rope& args) {
-    return {2 * bytes_of({args.x}) + bytes_of({args.table}), 3.0 * static_cast<double>(args.x.numel())};
+    return with_writes(
+        {2 * bytes_of({args.x}) + bytes_of({args.table}), 3.0 * static_cast<double>(args.x.numel())},
+        bytes_of({args.x}));
 }
 
 void check(const op::Attention& args) {
     check_attention(args.q, args.k, args.v, args.o, args.lse, args.seq_length);
 }
 OpCost cost(const op::Attention& args) {
-    return {bytes_of({args.q, args.k, args.v, args.o, args.lse}),
-            2 * 2 * causal_products(args.q, args.seq_length)};
+    return with_writes({bytes_of({args.q, args.k, args.v, args.o, args.lse}),
+                        2 * 2 * causal_products(args.q, args.seq_length), Unit::bf16_product},
+                       bytes_of({args.o, args.lse}));
 }
 
 void check(const op::AttentionBackward& args) {
@@ -68,14 +71,20 @@ void check(const op::AttentionBackward& args) {
     check_tensor(args.dv, "dv", args.q.dtype, {tokens, args.k.dim(1), depth});
 }
 OpCost cost(const op::AttentionBackward& args) {
-    return {bytes_of({args.dout, args.q, args.k, args.v, args.o, args.lse, args.dq, args.dk, args.dv}),
-            5 * 2 * causal_products(args.q, args.seq_length)};
+    return with_writes(
+        {bytes_of({args.dout, args.q, args.k, args.v, args.o, args.lse, args.dq, args.dk, args.dv}),
+         5 * 2 * causal_products(args.q, args.seq_length), Unit::bf16_product},
+        bytes_of({args.dq, args.dk, args.dv}));
 }
 
 void check(const op::SplitQkv& args) { check_packed(args.qkv, args.q, args.k, args.v); }
-OpCost cost(const op::SplitQkv& args) { return {2 * bytes_of({args.qkv}), 0}; }
+OpCost cost(const op::SplitQkv& args) {
+    return with_writes({2 * bytes_of({args.qkv}), 0}, bytes_of({args.qkv}));
+}
 
 void check(const op::MergeQkv& args) { check_packed(args.qkv, args.q, args.k, args.v); }
-OpCost cost(const op::MergeQkv& args) { return {2 * bytes_of({args.qkv}), 0}; }
+OpCost cost(const op::MergeQkv& args) {
+    return with_writes({2 * bytes_of({args.qkv}), 0}, bytes_of({args.qkv}));
+}
 
 }  // namespace fp8flow

@@ -53,12 +53,16 @@ double product_flops(int64_t m, int64_t n, int64_t k) {
     return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
 }
 
+Unit unit_of(const Fp8Tensor& operand) {
+    return is_fp8(operand.codes.dtype) ? Unit::fp8_product : Unit::bf16_product;
+}
+
 double operand_bytes(const Fp8Tensor& operand) { return bytes_of({operand.codes, operand.scales}); }
 
 // Of an operand with one row (or column) per routed token copy: the share of this op's rows in a buffer of many layers.
 double operand_bytes(const Fp8Tensor& operand, const RowGroups& groups, int64_t stored_rows) {
     if (stored_rows == 0) return 0;
-    return operand_bytes(operand) * static_cast<double>(groups.row_capacity) /
+    return operand_bytes(operand) * static_cast<double>(groups.cost_rows()) /
            static_cast<double>(stored_rows);
 }
 
@@ -83,8 +87,9 @@ void check(const op::Gemm& args) {
 OpCost cost(const op::Gemm& args) {
     const int64_t k = args.a.codes.dim(args.form == op::GemmForm::tn ? 0 : 1);
     const double reads_d = args.mode == Gradient::accumulate ? 1 : 0;
-    return {operand_bytes(args.a) + operand_bytes(args.b) + (1 + reads_d) * bytes_of({args.d}),
-            product_flops(args.d.dim(0), args.d.dim(1), k)};
+    return with_writes({operand_bytes(args.a) + operand_bytes(args.b) + (1 + reads_d) * bytes_of({args.d}),
+                        product_flops(args.d.dim(0), args.d.dim(1), k), unit_of(args.a)},
+                       bytes_of({args.d}));
 }
 
 void check(const op::GroupedGemm& args) {
@@ -103,10 +108,12 @@ void check(const op::GroupedGemm& args) {
     check_routed_rows(args.d, "d", args.groups, {n});
 }
 OpCost cost(const op::GroupedGemm& args) {
-    const double rows = static_cast<double>(args.groups.row_capacity);
+    const double rows = static_cast<double>(args.groups.cost_rows());
     const double d_bytes = rows * static_cast<double>(args.d.cols() * size_of(args.d.dtype));
-    return {operand_bytes(args.a, args.groups, args.a.codes.dim(0)) + operand_bytes(args.b) + d_bytes,
-            product_flops(args.groups.row_capacity, args.d.dim(1), args.a.codes.dim(1))};
+    return with_writes(
+        {operand_bytes(args.a, args.groups, args.a.codes.dim(0)) + operand_bytes(args.b) + d_bytes,
+         product_flops(args.groups.cost_rows(), args.d.dim(1), args.a.codes.dim(1)), unit_of(args.a)},
+        d_bytes);
 }
 
 void check(const op::GroupedGemmWgrad& args) {
@@ -133,10 +140,12 @@ void check(const op::GroupedGemmWgrad& args) {
 OpCost cost(const op::GroupedGemmWgrad& args) {
     const int rows_dim = is_fp8(args.dy.codes.dtype) ? 1 : 0;
     const double reads_dw = args.mode == Gradient::accumulate ? 1 : 0;
-    return {operand_bytes(args.dy, args.groups, args.dy.codes.dim(rows_dim)) +
-                operand_bytes(args.x, args.groups, args.x.codes.dim(rows_dim)) +
-                (1 + reads_dw) * bytes_of({args.dw}),
-            product_flops(args.groups.row_capacity, args.dw.dim(1), args.dw.dim(2))};
+    return with_writes(
+        {operand_bytes(args.dy, args.groups, args.dy.codes.dim(rows_dim)) +
+             operand_bytes(args.x, args.groups, args.x.codes.dim(rows_dim)) +
+             (1 + reads_dw) * bytes_of({args.dw}),
+         product_flops(args.groups.cost_rows(), args.dw.dim(1), args.dw.dim(2)), unit_of(args.dy)},
+        bytes_of({args.dw}));
 }
 
 void check(const op::GroupedGemmSwigluQuantize& args) {
@@ -160,9 +169,10 @@ OpCost cost(const op::GroupedGemmSwigluQuantize& args) {
                                                       .scale_format = args.scale_format,
                                                       .a = args.act});
     const double h_bytes =
-        static_cast<double>(args.groups.row_capacity * args.h.cols() * size_of(args.h.dtype));
+        static_cast<double>(args.groups.cost_rows() * args.h.cols() * size_of(args.h.dtype));
     const double h_moves = args.save_h == op::SaveH::yes ? 1 : 0;  // the parts write it once and read it once
-    return {product.bytes + activation.bytes - (2 - h_moves) * h_bytes, product.flops + activation.flops};
+    return {product.bytes + activation.bytes - (2 - h_moves) * h_bytes, product.flops + activation.flops,
+            product.unit, product.written + activation.written - (1 - h_moves) * h_bytes};
 }
 
 }  // namespace fp8flow

@@ -29,7 +29,8 @@ void check(const op::RmsNorm& args) {
     check_rows(args.y, "y", args.x);
 }
 OpCost cost(const op::RmsNorm& args) {
-    return {bytes_of({args.x, args.gamma, args.y, args.rstd}), 4 * elements(args.x)};
+    return with_writes({bytes_of({args.x, args.gamma, args.y, args.rstd}), 4 * elements(args.x)},
+                       bytes_of({args.y, args.rstd}));
 }
 
 void check(const op::RmsNormQuantize& args) {
@@ -61,9 +62,11 @@ void check(const op::RmsNormQuantize& args) {
     if (args.amax) check_tensor(args.amax, "amax", DType::f32, {1});
 }
 OpCost cost(const op::RmsNormQuantize& args) {
-    return {bytes_of({args.x, args.gamma, args.y, args.rstd, args.rows.codes, args.rows.scales,
-                      args.transposed.codes, args.transposed.scales}),
-            6 * elements(args.x)};
+    return with_writes({bytes_of({args.x, args.gamma, args.y, args.rstd, args.rows.codes, args.rows.scales,
+                                  args.transposed.codes, args.transposed.scales}),
+                        6 * elements(args.x)},
+                       bytes_of({args.y, args.rstd, args.rows.codes, args.rows.scales, args.transposed.codes,
+                                 args.transposed.scales}));
 }
 
 void check(const op::RmsNormBackward& args) {
@@ -74,9 +77,10 @@ void check(const op::RmsNormBackward& args) {
     check_tensor(args.dgamma, "dgamma", DType::f32, {args.x.dim(1)});
 }
 OpCost cost(const op::RmsNormBackward& args) {
-    return {
-        bytes_of({args.dy, args.x, args.gamma, args.rstd, args.dresidual, args.dx, args.dgamma, args.dgamma}),
-        10 * elements(args.x)};
+    return with_writes({bytes_of({args.dy, args.x, args.gamma, args.rstd, args.dresidual, args.dx,
+                                  args.dgamma, args.dgamma}),
+                        10 * elements(args.x)},
+                       bytes_of({args.dx, args.dgamma}));
 }
 
 }  // namespace fp8flow

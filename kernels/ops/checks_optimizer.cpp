@@ -39,8 +39,9 @@ void check(const op::AdamW& args) {
     check_own_rows(args.copy, "copy");
 }
 OpCost cost(const op::AdamW& args) {
-    return {bytes_of({args.grad, args.copy}) + 2 * bytes_of({args.master, args.m, args.v}),
-            15 * static_cast<double>(args.master.numel())};
+    return with_writes({bytes_of({args.grad, args.copy}) + 2 * bytes_of({args.master, args.m, args.v}),
+                        15 * static_cast<double>(args.master.numel())},
+                       bytes_of({args.copy, args.master, args.m, args.v}));
 }
 
 void check(const op::AdamWQuantize& args) {
@@ -61,7 +62,10 @@ void check(const op::AdamWQuantize& args) {
 }
 OpCost cost(const op::AdamWQuantize& args) {
     OpCost total = cost(args.adamw);
-    total.bytes += bytes_of({args.fprop.codes, args.fprop.scales, args.dgrad.codes, args.dgrad.scales});
+    const double copies =
+        bytes_of({args.fprop.codes, args.fprop.scales, args.dgrad.codes, args.dgrad.scales});
+    total.bytes += copies;
+    total.written += copies;
     return total;
 }
 

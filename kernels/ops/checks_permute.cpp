@@ -75,10 +75,11 @@ void check(const op::PlanDispatch& args) {
 }
 
 OpCost cost(const op::PlanDispatch& args) {
-    const double rows = static_cast<double>(args.groups.row_capacity);
+    const double rows = static_cast<double>(args.groups.cost_rows());
     const double lists = bytes_of(
         {args.all_ids, args.all_ids, args.all_probs, args.recv_rows, args.recv_source, args.send_tokens});
-    return {.bytes = lists + rows * 8, .flops = 0};
+    return with_writes({.bytes = lists + rows * 8, .flops = 0},
+                       bytes_of({args.recv_rows, args.recv_source, args.send_tokens}) + rows * 8);
 }
 
 void check(const op::PermutePad& args) {
@@ -91,8 +92,9 @@ void check(const op::PermutePad& args) {
 }
 
 OpCost cost(const op::PermutePad& args) {
-    const double rows = static_cast<double>(args.groups.row_capacity);
-    return {.bytes = rows * (row_bytes(args.src) + row_bytes(args.dst) + 4), .flops = 0};
+    const double rows = static_cast<double>(args.groups.cost_rows());
+    return with_writes({.bytes = rows * (row_bytes(args.src) + row_bytes(args.dst) + 4), .flops = 0},
+                       rows * row_bytes(args.dst));
 }
 
 void check(const op::UnpermuteUnpad& args) {
@@ -110,9 +112,10 @@ void check(const op::UnpermuteUnpad& args) {
 OpCost cost(const op::UnpermuteUnpad& args) {
     const double rows = static_cast<double>(std::min(args.src.dim(0), args.recv_rows.numel()));
     const double elements = rows * static_cast<double>(args.src.cols());
-    return {.bytes = elements * static_cast<double>(size_of(args.src.dtype)) +
-                     bytes_of({args.dst, args.recv_rows}),
-            .flops = args.row_prob ? 2 * elements : elements};
+    return with_writes({.bytes = elements * static_cast<double>(size_of(args.src.dtype)) +
+                                 bytes_of({args.dst, args.recv_rows}),
+                        .flops = args.row_prob ? 2 * elements : elements},
+                       bytes_of({args.dst}));
 }
 
 void check(const op::UnpermuteProbsBackward& args) {
@@ -131,7 +134,7 @@ void check(const op::UnpermuteProbsBackward& args) {
 }
 
 OpCost cost(const op::UnpermuteProbsBackward& args) {
-    const double elements = static_cast<double>(args.groups.row_capacity * args.src.cols());
+    const double elements = static_cast<double>(args.groups.cost_rows() * args.src.cols());
     return {.bytes = elements * static_cast<double>(size_of(args.src.dtype) + size_of(args.ddst.dtype)),
             .flops = 2 * elements};
 }
@@ -147,9 +150,10 @@ void check(const op::PadRows& args) {
 }
 
 OpCost cost(const op::PadRows& args) {
-    return {.bytes = static_cast<double>(args.src_groups.row_capacity) * row_bytes(args.src) +
-                     static_cast<double>(args.dst_groups.row_capacity) * row_bytes(args.dst),
-            .flops = 0};
+    return with_writes({.bytes = static_cast<double>(args.src_groups.cost_rows()) * row_bytes(args.src) +
+                                 static_cast<double>(args.dst_groups.cost_rows()) * row_bytes(args.dst),
+                        .flops = 0},
+                       static_cast<double>(args.dst_groups.cost_rows()) * row_bytes(args.dst));
 }
 
 void check(const op::UnpadRows& args) {
@@ -164,7 +168,8 @@ void check(const op::UnpadRows& args) {
 
 OpCost cost(const op::UnpadRows& args) {
     const double row = static_cast<double>(args.dst.cols() * size_of(args.dst.dtype));
-    return {.bytes = 2 * row * static_cast<double>(args.dst_groups.row_capacity), .flops = 0};
+    return with_writes({.bytes = 2 * row * static_cast<double>(args.dst_groups.cost_rows()), .flops = 0},
+                       row * static_cast<double>(args.dst_groups.cost_rows()));
 }
 
 }  // namespace fp8flow

@@ -14,7 +14,7 @@ using L = ScaleLayout;
 bool is_value(DType dtype) { return is_bf16_or_f32(dtype) || dtype == DType::f16; }
 
 int64_t routed_rows(const RowGroups& groups, int64_t rows) {
-    return groups.num_groups > 0 ? groups.row_capacity : rows;
+    return groups.num_groups > 0 ? groups.cost_rows() : rows;
 }
 
 // The M dimension of a routed tensor: exactly the source's without groups, at least the row capacity with them. `wider`: a transposed
@@ -131,7 +131,9 @@ void check(const op::QuantizeRows& args) {
 }
 OpCost cost(const op::QuantizeRows& args) {
     const int64_t rows = routed_rows(args.groups, args.src.dim(0));
-    return {bytes_of_rows(args.src, rows) + bytes_of_fp8_rows(args.dst, rows), flops_of(rows, args.src)};
+    return with_writes(
+        {bytes_of_rows(args.src, rows) + bytes_of_fp8_rows(args.dst, rows), flops_of(rows, args.src)},
+        bytes_of_fp8_rows(args.dst, rows));
 }
 
 void check(const op::QuantizeColumns& args) {
@@ -146,9 +148,10 @@ void check(const op::QuantizeColumns& args) {
 }
 OpCost cost(const op::QuantizeColumns& args) {
     const int64_t rows = routed_rows(args.groups, args.src.dim(0));
-    return {bytes_of_rows(args.src, rows) + bytes_of_fp8_columns(args.dst, rows) +
-                bytes_of_rows(args.src2, rows) + bytes_of_fp8_columns(args.dst2, rows),
-            flops_of(rows, args.src) + flops_of(rows, args.src2)};
+    return with_writes({bytes_of_rows(args.src, rows) + bytes_of_fp8_columns(args.dst, rows) +
+                            bytes_of_rows(args.src2, rows) + bytes_of_fp8_columns(args.dst2, rows),
+                        flops_of(rows, args.src) + flops_of(rows, args.src2)},
+                       bytes_of_fp8_columns(args.dst, rows) + bytes_of_fp8_columns(args.dst2, rows));
 }
 
 void check(const op::QuantizeDual& args) {
@@ -158,9 +161,10 @@ void check(const op::QuantizeDual& args) {
 }
 OpCost cost(const op::QuantizeDual& args) {
     const int64_t rows = routed_rows(args.groups, args.src.dim(0));
-    return {bytes_of_rows(args.src, rows) + bytes_of_fp8_rows(args.rows, rows) +
-                bytes_of_fp8_columns(args.columns, rows),
-            2 * flops_of(rows, args.src)};
+    return with_writes({bytes_of_rows(args.src, rows) + bytes_of_fp8_rows(args.rows, rows) +
+                            bytes_of_fp8_columns(args.columns, rows),
+                        2 * flops_of(rows, args.src)},
+                       bytes_of_fp8_rows(args.rows, rows) + bytes_of_fp8_columns(args.columns, rows));
 }
 
 void check(const op::QuantizeTensor& args) {
@@ -173,9 +177,10 @@ void check(const op::QuantizeTensor& args) {
 }
 OpCost cost(const op::QuantizeTensor& args) {
     const int64_t rows = routed_rows(args.groups, args.src.dim(0));  // the source is read twice
-    return {2 * bytes_of_rows(args.src, rows) + bytes_of_fp8_rows(args.rows, rows) +
-                bytes_of_fp8_columns(args.transposed, rows),
-            flops_of(rows, args.src)};
+    return with_writes({2 * bytes_of_rows(args.src, rows) + bytes_of_fp8_rows(args.rows, rows) +
+                            bytes_of_fp8_columns(args.transposed, rows),
+                        flops_of(rows, args.src)},
+                       bytes_of_fp8_rows(args.rows, rows) + bytes_of_fp8_columns(args.transposed, rows));
 }
 
 void check(const op::QuantizeWeight& args) {
@@ -191,8 +196,10 @@ void check(const op::QuantizeWeight& args) {
                   describe(args.dgrad.codes), name_of(args.dgrad.layout));
 }
 OpCost cost(const op::QuantizeWeight& args) {
-    return {bytes_of({args.src, args.fprop.codes, args.fprop.scales, args.dgrad.codes, args.dgrad.scales}),
-            2.0 * static_cast<double>(args.src.numel())};
+    return with_writes(
+        {bytes_of({args.src, args.fprop.codes, args.fprop.scales, args.dgrad.codes, args.dgrad.scales}),
+         2.0 * static_cast<double>(args.src.numel())},
+        bytes_of({args.fprop.codes, args.fprop.scales, args.dgrad.codes, args.dgrad.scales}));
 }
 
 void check(const op::Dequantize& args) {
@@ -214,9 +221,10 @@ void check(const op::Dequantize& args) {
 OpCost cost(const op::Dequantize& args) {
     const int routed = args.src.layout == L::tile128 || args.src.layout == L::group_row ? 1 : 0;
     const int64_t rows = routed_rows(args.groups, args.src.codes.dim(routed));
-    return {bytes_of_fp8(args.src, rows, args.src.codes.dim(routed)) +
-                share(static_cast<double>(args.dst.bytes()), rows, args.dst.dim(routed)),
-            share(static_cast<double>(args.dst.numel()), rows, args.dst.dim(routed))};
+    return with_writes({bytes_of_fp8(args.src, rows, args.src.codes.dim(routed)) +
+                            share(static_cast<double>(args.dst.bytes()), rows, args.dst.dim(routed)),
+                        share(static_cast<double>(args.dst.numel()), rows, args.dst.dim(routed))},
+                       share(static_cast<double>(args.dst.bytes()), rows, args.dst.dim(routed)));
 }
 
 void check(const op::TransposeFp8& args) {
@@ -226,7 +234,8 @@ void check(const op::TransposeFp8& args) {
 }
 OpCost cost(const op::TransposeFp8& args) {
     const int64_t rows = routed_rows(args.groups, args.src.codes.dim(0));
-    return {bytes_of_fp8_rows(args.src, rows) + bytes_of_fp8_columns(args.dst, rows), 0};
+    return with_writes({bytes_of_fp8_rows(args.src, rows) + bytes_of_fp8_columns(args.dst, rows), 0},
+                       bytes_of_fp8_columns(args.dst, rows));
 }
 
 void check(const op::TransposeRequantize& args) {
@@ -234,8 +243,9 @@ void check(const op::TransposeRequantize& args) {
 }
 OpCost cost(const op::TransposeRequantize& args) {
     const int64_t rows = routed_rows(args.groups, args.src.codes.dim(0));
-    return {bytes_of_fp8_rows(args.src, rows) + bytes_of_fp8_columns(args.dst, rows),
-            flops_of(rows, args.src.codes) * 1.5};
+    return with_writes({bytes_of_fp8_rows(args.src, rows) + bytes_of_fp8_columns(args.dst, rows),
+                        flops_of(rows, args.src.codes) * 1.5},
+                       bytes_of_fp8_columns(args.dst, rows));
 }
 
 }  // namespace fp8flow

@@ -1,5 +1,6 @@
 // Checks and costs of relayout_scales and of the two state updates between steps, delayed_scale_update and clip_factor.
 #include "kernels/ops.h"
+#include "kernels/ops/check_helpers.h"
 
 namespace fp8flow {
 
@@ -12,7 +13,8 @@ void check(const op::RelayoutScales& args) {
 }
 
 OpCost cost(const op::RelayoutScales& args) {
-    return {.bytes = static_cast<double>(args.wire.bytes() + args.vec128.bytes()), .flops = 0};
+    return with_writes({.bytes = static_cast<double>(args.wire.bytes() + args.vec128.bytes()), .flops = 0},
+                       static_cast<double>(args.vec128.bytes()));
 }
 
 void check(const op::DelayedScaleUpdate& args) {

@@ -47,8 +47,10 @@ void check_options(const op::RouterOptions& options, int64_t topk, int64_t exper
 void check(const op::RouterLogits& args) { check_projection(args.x, args.weight, args.logits); }
 
 OpCost cost(const op::RouterLogits& args) {
-    return {.bytes = bytes_of({args.x, args.weight, args.logits}),
-            .flops = 2 * product(args.x.dim(0), args.x.dim(1), args.weight.dim(0))};
+    return with_writes({.bytes = bytes_of({args.x, args.weight, args.logits}),
+                        .flops = 2 * product(args.x.dim(0), args.x.dim(1), args.weight.dim(0)),
+                        .unit = Unit::bf16_product},
+                       bytes_of({args.logits}));
 }
 
 void check(const op::RouterLogitsBackward& args) {
@@ -63,8 +65,11 @@ void check(const op::RouterLogitsBackward& args) {
 }
 
 OpCost cost(const op::RouterLogitsBackward& args) {
-    return {.bytes = bytes_of({args.dlogits, args.x, args.weight, args.dx_in, args.dx, args.dweight}),
-            .flops = 4 * product(args.x.dim(0), args.x.dim(1), args.weight.dim(0))};
+    return with_writes(
+        {.bytes = bytes_of({args.dlogits, args.x, args.weight, args.dx_in, args.dx, args.dweight}),
+         .flops = 4 * product(args.x.dim(0), args.x.dim(1), args.weight.dim(0)),
+         .unit = Unit::bf16_product},
+        bytes_of({args.dx, args.dweight}));
 }
 
 void check(const op::RouterTopK& args) {
@@ -85,8 +90,9 @@ void check(const op::RouterTopK& args) {
 }
 
 OpCost cost(const op::RouterTopK& args) {
-    return {.bytes = bytes_of({args.logits, args.ids, args.probs, args.counts}),
-            .flops = 4.0 * static_cast<double>(args.logits.numel())};
+    return with_writes({.bytes = bytes_of({args.logits, args.ids, args.probs, args.counts}),
+                        .flops = 4.0 * static_cast<double>(args.logits.numel())},
+                       bytes_of({args.ids, args.probs}));
 }
 
 void check(const op::RouterTopKBackward& args) {
@@ -100,8 +106,9 @@ void check(const op::RouterTopKBackward& args) {
 }
 
 OpCost cost(const op::RouterTopKBackward& args) {
-    return {.bytes = bytes_of({args.logits, args.ids, args.dprobs, args.dlogits}),
-            .flops = 6.0 * static_cast<double>(args.logits.numel())};
+    return with_writes({.bytes = bytes_of({args.logits, args.ids, args.dprobs, args.dlogits}),
+                        .flops = 6.0 * static_cast<double>(args.logits.numel())},
+                       bytes_of({args.dlogits}));
 }
 
 void check(const op::RouterScoreSums& args) {
@@ -112,8 +119,9 @@ void check(const op::RouterScoreSums& args) {
 }
 
 OpCost cost(const op::RouterScoreSums& args) {
-    return {.bytes = bytes_of({args.logits, args.counts, args.score_sums}),
-            .flops = 5.0 * static_cast<double>(args.logits.numel())};
+    return with_writes({.bytes = bytes_of({args.logits, args.counts, args.score_sums}),
+                        .flops = 5.0 * static_cast<double>(args.logits.numel())},
+                       bytes_of({args.counts, args.score_sums}));
 }
 
 void check(const op::RouterAuxLossBackward& args) {
@@ -126,8 +134,9 @@ void check(const op::RouterAuxLossBackward& args) {
 }
 
 OpCost cost(const op::RouterAuxLossBackward& args) {
-    return {.bytes = bytes_of({args.logits, args.counts, args.dlogits, args.dlogits}),
-            .flops = 8.0 * static_cast<double>(args.logits.numel())};
+    return with_writes({.bytes = bytes_of({args.logits, args.counts, args.dlogits, args.dlogits}),
+                        .flops = 8.0 * static_cast<double>(args.logits.numel())},
+                       bytes_of({args.dlogits}));
 }
 
 void check(const op::RouterZLoss& args) {
@@ -138,8 +147,9 @@ void check(const op::RouterZLoss& args) {
 }
 
 OpCost cost(const op::RouterZLoss& args) {
-    return {.bytes = bytes_of({args.logits, args.loss, args.dlogits, args.dlogits}),
-            .flops = 6.0 * static_cast<double>(args.logits.numel())};
+    return with_writes({.bytes = bytes_of({args.logits, args.loss, args.dlogits, args.dlogits}),
+                        .flops = 6.0 * static_cast<double>(args.logits.numel())},
+                       bytes_of({args.dlogits}));
 }
 
 void check(const op::ExpertBiasUpdate& args) {
@@ -150,7 +160,8 @@ void check(const op::ExpertBiasUpdate& args) {
 }
 
 OpCost cost(const op::ExpertBiasUpdate& args) {
-    return {.bytes = bytes_of({args.counts, args.bias, args.bias}), .flops = 0};
+    return with_writes({.bytes = bytes_of({args.counts, args.bias, args.bias}), .flops = 0},
+                       bytes_of({args.bias}));
 }
 
 }  // namespace fp8flow

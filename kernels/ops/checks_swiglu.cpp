@@ -46,7 +46,7 @@ template <class Args> void check_backward(const Args& args) {
 }
 
 int64_t rows_of(const RowGroups& groups, const TensorView& h) {
-    return groups.num_groups > 0 ? groups.row_capacity : h.dim(0);
+    return groups.num_groups > 0 ? groups.cost_rows() : h.dim(0);
 }
 
 double row_bytes(const TensorView& view) {
@@ -58,9 +58,11 @@ double row_bytes(const Fp8Tensor& tensor) {
 }
 
 // Operations per column of `width`: exp counts as one.
-OpCost row_cost(const RowGroups& groups, const TensorView& h, double bytes_per_row, double flops_per_column) {
+OpCost row_cost(const RowGroups& groups, const TensorView& h, double bytes_per_row, double flops_per_column,
+                double written_per_row) {
     const double rows = static_cast<double>(rows_of(groups, h));
-    return {rows * bytes_per_row, rows * flops_per_column * static_cast<double>(h.cols()) / 2};
+    return {rows * bytes_per_row, rows * flops_per_column * static_cast<double>(h.cols()) / 2, Unit::vector,
+            rows * written_per_row};
 }
 
 constexpr double kForwardFlops = 6, kBackwardFlops = 15, kQuantizeFlops = 3;
@@ -74,7 +76,7 @@ void check(const op::Swiglu& args) {
 }
 OpCost cost(const op::Swiglu& args) {
     return row_cost(args.groups, args.h, row_bytes(args.h) + row_bytes(args.prob) + row_bytes(args.a),
-                    kForwardFlops);
+                    kForwardFlops, row_bytes(args.a));
 }
 
 void check(const op::SwigluQuantize& args) {
@@ -84,7 +86,7 @@ void check(const op::SwigluQuantize& args) {
 }
 OpCost cost(const op::SwigluQuantize& args) {
     return row_cost(args.groups, args.h, row_bytes(args.h) + row_bytes(args.prob) + row_bytes(args.a),
-                    kForwardFlops + kQuantizeFlops);
+                    kForwardFlops + kQuantizeFlops, row_bytes(args.a));
 }
 
 void check(const op::SwigluBackward& args) {
@@ -96,7 +98,7 @@ OpCost cost(const op::SwigluBackward& args) {
     return row_cost(args.groups, args.h,
                     row_bytes(args.da) + row_bytes(args.h) + row_bytes(args.prob) + row_bytes(args.dh) +
                         row_bytes(args.dprob),
-                    kBackwardFlops);
+                    kBackwardFlops, row_bytes(args.dh) + row_bytes(args.dprob));
 }
 
 void check(const op::SwigluBackwardQuantize& args) {
@@ -113,7 +115,7 @@ OpCost cost(const op::SwigluBackwardQuantize& args) {
     return row_cost(args.groups, args.h,
                     row_bytes(args.da) + row_bytes(args.h) + row_bytes(args.prob) + row_bytes(args.dh) +
                         row_bytes(args.dprob),
-                    kBackwardFlops + 2 * kQuantizeFlops);
+                    kBackwardFlops + 2 * kQuantizeFlops, row_bytes(args.dh) + row_bytes(args.dprob));
 }
 
 }  // namespace fp8flow

@@ -28,8 +28,9 @@ void check(const op::Embedding& args) {
     check_tensor(args.ids, "ids", DType::i32, {args.y.dim(0)});
 }
 OpCost cost(const op::Embedding& args) {
-    return {bytes_of({args.ids, args.y}) + count_of(args.y) * static_cast<double>(size_of(args.table.dtype)),
-            0};
+    return with_writes(
+        {bytes_of({args.ids, args.y}) + count_of(args.y) * static_cast<double>(size_of(args.table.dtype)), 0},
+        bytes_of({args.y}));
 }
 
 void check(const op::EmbeddingBackward& args) {
@@ -40,7 +41,9 @@ void check(const op::EmbeddingBackward& args) {
 }
 OpCost cost(const op::EmbeddingBackward& args) {
     const double cleared = args.mode == Gradient::overwrite ? bytes_of({args.dtable}) : 0;
-    return {bytes_of({args.ids, args.dy}) + 2 * 4 * count_of(args.dy) + cleared, count_of(args.dy)};
+    return with_writes(
+        {bytes_of({args.ids, args.dy}) + 2 * 4 * count_of(args.dy) + cleared, count_of(args.dy)},
+        4 * count_of(args.dy) + cleared);
 }
 
 void check(const op::CrossEntropy& args) {
@@ -56,7 +59,9 @@ void check(const op::CrossEntropy& args) {
     check_tensor(args.dlogits, "dlogits", args.dlogits.dtype, {tokens, columns});
 }
 OpCost cost(const op::CrossEntropy& args) {
-    return {bytes_of({args.logits, args.labels, args.loss, args.dlogits}), 5 * count_of(args.logits)};
+    return with_writes(
+        {bytes_of({args.logits, args.labels, args.loss, args.dlogits}), 5 * count_of(args.logits)},
+        bytes_of({args.loss, args.dlogits}));
 }
 
 void check(const op::Sum& args) {
@@ -65,7 +70,9 @@ void check(const op::Sum& args) {
     check_own_rows(args.values, "values");
     check_tensor(args.sum, "sum", DType::f32, {1});
 }
-OpCost cost(const op::Sum& args) { return {bytes_of({args.values, args.sum}), count_of(args.values)}; }
+OpCost cost(const op::Sum& args) {
+    return with_writes({bytes_of({args.values, args.sum}), count_of(args.values)}, bytes_of({args.sum}));
+}
 
 void check(const op::Add& args) {
     FP8FLOW_CHECK(
@@ -74,20 +81,22 @@ void check(const op::Add& args) {
     check_same_shape(args.a, args.y, "a");
     check_same_shape(args.b, args.y, "b");
 }
-OpCost cost(const op::Add& args) { return {bytes_of({args.a, args.b, args.y}), count_of(args.y)}; }
+OpCost cost(const op::Add& args) {
+    return with_writes({bytes_of({args.a, args.b, args.y}), count_of(args.y)}, bytes_of({args.y}));
+}
 
 void check(const op::Cast& args) {
     FP8FLOW_CHECK(is_plain_float(args.x.dtype) && is_plain_float(args.y.dtype), "{} -> {}", describe(args.x),
                   describe(args.y));
     check_same_shape(args.x, args.y, "x");
 }
-OpCost cost(const op::Cast& args) { return {bytes_of({args.x, args.y}), 0}; }
+OpCost cost(const op::Cast& args) { return with_writes({bytes_of({args.x, args.y}), 0}, bytes_of({args.y})); }
 
 void check(const op::Zero& args) {
     FP8FLOW_CHECK(static_cast<bool>(args.y), "nothing to zero");
     check_own_rows(args.y, "y");
 }
-OpCost cost(const op::Zero& args) { return {bytes_of({args.y}), 0}; }
+OpCost cost(const op::Zero& args) { return with_writes({bytes_of({args.y}), 0}, bytes_of({args.y})); }
 
 void check(const op::CountNonFinite& args) {
     FP8FLOW_CHECK(

@@ -84,8 +84,8 @@ private:
         const TensorView da = rows(ctx, saved, Life::call, ctx.activation, ffn, "fc2");          // [M, F]
         Fp8Tensor dh{.codes = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "swiglu")};  // [M, 2F]
 
-        weight_gradient(ctx, "fc2", dye, saved.a, saved.groups, *w.w2);
-        data_gradient(ctx, "fc2", dye, *w.w2, saved.groups, da);
+        weight_gradient(ctx, "fc2 wgrad", dye, saved.a, saved.groups, *w.w2);
+        data_gradient(ctx, "fc2 dgrad", dye, *w.w2, saved.groups, da);
         {
             auto timed = ctx.stage("swiglu");
             ctx.ops.swiglu_backward({.da = da,
@@ -96,8 +96,8 @@ private:
                                      .dprob = drow_prob},
                                     ctx.launch);
         }
-        weight_gradient(ctx, "fc1", dh, saved.x, saved.groups, *w.w1);
-        data_gradient(ctx, "fc1", dh, *w.w1, saved.groups, dxe);
+        weight_gradient(ctx, "fc1 wgrad", dh, saved.x, saved.groups, *w.w1);
+        data_gradient(ctx, "fc1 dgrad", dh, *w.w1, saved.groups, dxe);
     }
 
     void activation(Context& ctx, ExpertsSaved& saved) const {

@@ -117,9 +117,9 @@ void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const Exper
     const TensorView da = rows(ctx, saved, Life::call, ctx.activation, ffn, "fc2");         // [M, F] bf16
     const TensorView dh = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "swiglu");  // [M, 2F] bf16
     const Operands dy = gradient_operands(ctx, "dY", dye, saved);
-    weight_gradient(ctx, "fc2", dy.columns, precision_.fp8_wgrad ? saved.a_t : Fp8Tensor{.codes = saved.act},
-                    saved.groups, *w.w2);
-    data_gradient(ctx, "fc2", dy.rows, *w.w2, saved.groups, da);
+    weight_gradient(ctx, "fc2 wgrad", dy.columns,
+                    precision_.fp8_wgrad ? saved.a_t : Fp8Tensor{.codes = saved.act}, saved.groups, *w.w2);
+    data_gradient(ctx, "fc2 dgrad", dy.rows, *w.w2, saved.groups, da);
     {
         auto timed = ctx.stage("swiglu");
         ctx.ops.swiglu_backward({.da = da,
@@ -131,9 +131,9 @@ void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const Exper
                                 ctx.launch);
     }
     const Operands dh_operands = gradient_operands(ctx, "swiglu backward", dh, saved);
-    weight_gradient(ctx, "fc1", dh_operands.columns,
+    weight_gradient(ctx, "fc1 wgrad", dh_operands.columns,
                     precision_.fp8_wgrad ? saved.x_t : Fp8Tensor{.codes = saved.plain}, saved.groups, *w.w1);
-    data_gradient(ctx, "fc1", dh_operands.rows, *w.w1, saved.groups, dxe);
+    data_gradient(ctx, "fc1 dgrad", dh_operands.rows, *w.w1, saved.groups, dxe);
 }
 
 // One explicit cast of a gradient; with fp8_wgrad: false the weight gradient reads the plain rows.

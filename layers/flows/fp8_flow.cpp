@@ -123,11 +123,11 @@ private:
         const Fp8Tensor dh = fp8_rows(ctx, saved, Life::call, gradient_code(precision_), 2 * ffn,
                                       ScaleLayout::vec128, "swiglu");  // [M, 2F]
 
-        weight_gradient_of(ctx, "fc2", dye, saved.a, saved, *w.w2);
-        data_gradient(ctx, "fc2", dye, *w.w2, saved.groups, da);
+        weight_gradient_of(ctx, "fc2 wgrad", dye, saved.a, saved, *w.w2);
+        data_gradient(ctx, "fc2 dgrad", dye, *w.w2, saved.groups, da);
         activation_backward(ctx, saved, da, dh, drow_prob);
-        weight_gradient_of(ctx, "fc1", dh, saved.x, saved, *w.w1);
-        data_gradient(ctx, "fc1", dh, *w.w1, saved.groups, dxe);
+        weight_gradient_of(ctx, "fc1 wgrad", dh, saved.x, saved, *w.w1);
+        data_gradient(ctx, "fc1 dgrad", dh, *w.w1, saved.groups, dxe);
     }
 
     // dW (+)= dy^T x through the transposed copies of both operands.

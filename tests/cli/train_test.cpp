@@ -65,7 +65,7 @@ void expect_metrics(const std::string& out, size_t steps) {
         for (const char* key : {"lm loss", "grad norm", "learning rate", "tokens per second",
                                 "iteration-time", "tokens", "activation bytes"})
             EXPECT_GT(r.at(key).get<double>(), 0.0) << key;
-        for (const char* stage : {"forward/dispatch", "forward/fc1", "forward/combine", "backward/fc2",
+        for (const char* stage : {"forward/dispatch", "forward/fc1", "forward/combine", "backward/fc2 dgrad",
                                   "backward/swiglu", "update/optimizer"})
             EXPECT_GT(r.at("stage seconds").at(stage).get<double>(), 0.0) << stage;
         EXPECT_EQ(r.at("wire bytes").size(), 3u);
@@ -78,7 +78,7 @@ void expect_metrics(const std::string& out, size_t steps) {
 TEST(Train, PrintsStepsAndWritesItsFilesBelowOut) {
     for (const int ranks : {1, 2}) {
         TemporaryFolder folder;
-        const Texts line = train("runs/a", {"training.train_iters=6",
+        const Texts line = train("runs/a", {"training.train_iters=6", "output.time_stages=true",
                                             "parallel.expert_model_parallel_size=" + std::to_string(ranks)});
         const CommandResult run = fp8flow_on_ranks(ranks, line, folder.path());
         ASSERT_EQ(run.status, 0) << run.out << run.err;

@@ -1,5 +1,6 @@
 // Every recipe's MoE layer, forward and backward: against the fp32 recipe on the same weights and the same choice of experts; its casts,
 // transposes and bytes on the wire; and what each switch of the flow changes and what it must not change. All memory starts as NaN.
+#include "layers/forced_routing.h"
 #include "model/config.h"
 #include "model/transformer.h"
 #include "tests/support/layer_fixture.h"
@@ -258,7 +259,8 @@ TEST(Flows, WireBytes) {
             int64_t choices[2][2] = {}, pairs[2][2] = {};
             for (int64_t r = 0; r < 2; ++r) {
                 const int64_t tokens = c.tokens[static_cast<size_t>(r)];
-                const auto ids = forced_assignment(tokens, r * c.slots(), 6, 3, 1.0, 0);
+                const auto ids =
+                    forced_assignment({.tokens = c.slots(), .rank = r, .num_experts = 6, .topk = 3});
                 for (int64_t t = 0; t < tokens; ++t) {
                     bool goes[2] = {};
                     for (int64_t k = 0; k < 3; ++k) {

@@ -1,0 +1,50 @@
+// Ceilings by backend: large products and copies on a GPU, small ones on a host, where they only have to be there.
+#include "model/profile_ceilings.h"
+
+#include <algorithm>
+
+namespace fp8flow {
+
+namespace {
+
+constexpr int64_t kGpuSide = 8192, kHostSide = 256;
+constexpr int64_t kGpuLargest = int64_t{4} << 30, kHostLargest = int64_t{32} << 20;
+
+bool on_gpu(const BackendChoice& backend) { return backend.kind == BackendKind::hopper; }
+
+}  // namespace
+
+ProfileCeilings::ProfileCeilings(const BackendChoice& backend)
+    : ops_(make_ops(backend, Arithmetic::stated, {.gemm_backend = GemmBackendKey::cublaslt})),
+      probe_(make_probe(backend, *ops_)),
+      meter_(ops_->device(), *probe_, on_gpu(backend) ? MeasureOptions{} : MeasureOptions::for_host()),
+      ceilings_(meter_, *ops_, on_gpu(backend) ? kGpuSide : kHostSide),
+      largest_(on_gpu(backend) ? kGpuLargest : kHostLargest) {}
+
+double ProfileCeilings::traffic_seconds(const OpCost& cost) {
+    const double scale = std::max(1.0, cost.bytes / static_cast<double>(largest_));
+    const auto part = [&](double bytes) { return static_cast<int64_t>(bytes / scale); };
+    return scale * ceilings_.traffic_seconds(part(cost.bytes - cost.written), part(cost.written));
+}
+
+double ProfileCeilings::seconds_of(const OpCall& call) {
+    const OpCost& cost = call.cost;
+    double arithmetic = 0;
+    if (cost.unit != Unit::vector && cost.flops > 0) {
+        const ProductKind kind = cost.unit == Unit::fp8_product ? ProductKind::fp8 : ProductKind::bf16;
+        arithmetic = cost.flops / ceilings_.product(kind).sustained;
+    }
+    return std::max(traffic_seconds(cost), arithmetic);
+}
+
+MachineRates ProfileCeilings::rates() {
+    const auto half = static_cast<double>(largest_ / 2);
+    return {.device = probe_->device_name(),
+            .bytes_per_second =
+                2 * half /
+                traffic_seconds({.bytes = 2 * half, .flops = 0, .unit = Unit::vector, .written = half}),
+            .bf16_flops = ceilings_.product(ProductKind::bf16).sustained,
+            .fp8_flops = ceilings_.product(ProductKind::fp8).sustained};
+}
+
+}  // namespace fp8flow

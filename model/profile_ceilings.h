@@ -1,0 +1,31 @@
+// The ceilings of this machine as `profile` compares with them: how long each call of a stage would take at the rates that the machine
+// reaches on the simplest work of the same size. Read next: kernels/ceilings.h.
+#pragma once
+
+#include "kernels/ceilings.h"
+#include "model/backend.h"
+#include "model/profile.h"
+
+#include <memory>
+
+namespace fp8flow {
+
+class ProfileCeilings {
+public:
+    explicit ProfileCeilings(const BackendChoice& backend);
+
+    // The longer of its memory traffic and its arithmetic.
+    double seconds_of(const OpCall& call);
+    MachineRates rates();
+
+private:
+    double traffic_seconds(const OpCost& cost);
+
+    std::unique_ptr<Ops> ops_;
+    std::unique_ptr<Probe> probe_;
+    Meter meter_;
+    Ceilings ceilings_;
+    int64_t largest_;  // bytes of memory traffic that are measured; above, time grows with the bytes
+};
+
+}  // namespace fp8flow

@@ -1,0 +1,185 @@
+// `fp8flow profile`: its files, sums that agree, all recipes, the ablation, and routing as asked.
+#include "tests/cli/command.h"
+#include "tests/support/files.h"
+#include "tests/support/xml.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+namespace fp8flow {
+namespace {
+
+using nlohmann::json;
+using Texts = std::vector<std::string>;
+
+Texts profile(const std::string& out, const Texts& more) {
+    Texts line = {"profile",   config_file("test"),
+                  "--backend", "reference",
+                  "--out",     out,
+                  "--set",     "profile.profile_step_start=1",
+                  "--set",     "profile.profile_step_end=3"};
+    line.insert(line.end(), more.begin(), more.end());
+    return line;
+}
+
+std::map<std::string, json> recipes_of(const std::string& out) {
+    std::map<std::string, json> recipes;
+    const json result = json::parse(read_whole(out + "/profile.json"));
+    for (const json& recipe : result.at("recipes")) recipes[recipe.at("name")] = recipe;
+    return recipes;
+}
+
+double layer_sum(const json& recipe, const char* what) {
+    double sum = 0;
+    for (const json& row : recipe.at("rows"))
+        if (row.at("part") == "moe layer")
+            sum += row.at(what).is_object() ? row.at(what).at("median").get<double>()
+                                            : row.at(what).get<double>();
+    return sum;
+}
+
+const json* row_of(const json& recipe, const std::string& part, const std::string& stage,
+                   const std::string& direction) {
+    for (const json& row : recipe.at("rows"))
+        if (row.at("part") == part && row.at("stage") == stage && row.at("direction") == direction)
+            return &row;
+    return nullptr;
+}
+
+// Complete events of a thread nest, and come in order of their beginning.
+void expect_trace(const json& trace, int rank, const std::set<std::string>& threads) {
+    std::set<std::string> named;
+    std::map<int, std::vector<std::pair<double, double>>> open;
+    std::map<int, double> last;
+    std::map<int, int> events;
+    for (const json& event : trace.at("traceEvents")) {
+        EXPECT_EQ(event.at("pid"), rank);
+        if (event.at("ph") == "M") {
+            if (event.at("name") == "thread_name") named.insert(event.at("args").at("name"));
+            continue;
+        }
+        EXPECT_EQ(event.at("ph"), "X");
+        const int thread = event.at("tid");
+        const double begin = event.at("ts"), end = begin + event.at("dur").get<double>();
+        EXPECT_GE(end, begin);
+        EXPECT_GE(begin, last[thread]);
+        last[thread] = begin;
+        auto& stack = open[thread];
+        while (!stack.empty() && begin >= stack.back().second - 1e-9) stack.pop_back();
+        if (!stack.empty()) {
+            EXPECT_LE(end, stack.back().second + 1e-6) << event.dump();
+        }
+        stack.emplace_back(begin, end);
+        ++events[thread];
+    }
+    EXPECT_EQ(named, threads);
+    for (const auto& [thread, count] : events) EXPECT_GT(count, 30);
+}
+
+TEST(Profile, WritesItsFilesAndSumsAgree) {
+    for (const int ranks : {1, 2}) {
+        TemporaryFolder folder;
+        const std::string out = folder.path("out");
+        const CommandResult run = fp8flow_on_ranks(
+            ranks, profile(out, {"--set", "parallel.expert_model_parallel_size=" + std::to_string(ranks)}));
+        ASSERT_EQ(run.status, 0) << run.out << run.err;
+        EXPECT_EQ(run.err, "");
+        std::set<std::string> files, wanted = {"config.yaml", "profile.json", "profile.log", "profile.svg"};
+        for (int r = 0; r < ranks; ++r) wanted.insert("trace.rank" + std::to_string(r) + ".json");
+        for (const auto& entry : std::filesystem::directory_iterator(out))
+            files.insert(entry.path().filename());
+        EXPECT_EQ(files, wanted);
+        expect_well_formed(read_whole(out + "/profile.svg"));
+        for (int r = 0; r < ranks; ++r)
+            expect_trace(json::parse(read_whole(out + "/trace.rank" + std::to_string(r) + ".json")), r,
+                         {"bf16", "fp8_blockwise", "fp8_flow"});
+
+        const auto recipes = recipes_of(out);
+        ASSERT_EQ(recipes.size(), 3u);
+        for (const auto& [name, recipe] : recipes) {
+            const double stages = layer_sum(recipe, "seconds"), step = recipe.at("step seconds");
+            EXPECT_GT(stages, 0) << name;
+            EXPECT_LT(recipe.at("layer seconds").at("median").get<double>(), step) << name;
+            EXPECT_NEAR(layer_sum(recipe, "share"), 1.0, 1e-9) << name;
+            EXPECT_GT(recipe.at("flops per second per gpu").get<double>(), 0) << name;
+            EXPECT_NEAR(recipe.at("expert load max over mean").get<double>(), 1.0, 1e-9);
+            for (const json& row : recipe.at("rows")) {
+                EXPECT_LE(row.at("seconds").at("min").get<double>(),
+                          row.at("seconds").at("median").get<double>());
+                EXPECT_LE(row.at("seconds").at("median").get<double>(),
+                          row.at("seconds").at("max").get<double>());
+            }
+            // 64 tokens a rank to 2 of 4 experts: 128 rows a rank; W1 [256, 128], W2 [128, 128]
+            EXPECT_EQ(row_of(recipe, "moe layer", "fc1", "forward")->at("flops"), 2.0 * 128 * 256 * 128);
+            EXPECT_EQ(row_of(recipe, "moe layer", "fc2 wgrad", "backward")->at("flops"),
+                      2.0 * 128 * 128 * 128);
+            EXPECT_NE(row_of(recipe, "optimizer", "optimizer", "update"), nullptr);
+            EXPECT_NE(row_of(recipe, "gradient reduction", "gradient reduction", "update"), nullptr);
+            // what left the ranks in a step, by stage and as a whole; 8 sequences are 4 micro-batches of 2 on one rank, 2 on two
+            const json& wire = recipe.at("wire bytes");
+            const double total = wire.at("routing").get<double>() + wire.at("dispatch").get<double>() +
+                                 wire.at("combine").get<double>();
+            EXPECT_EQ(total > 0, ranks > 1);
+            EXPECT_NEAR(layer_sum(recipe, "wire bytes") * (4 / ranks), total, 0.1 * total) << name;
+        }
+        // explicit casts of the MoE layer, its shared expert included
+        EXPECT_EQ(recipes.at("bf16").at("casts"), 0.0);
+        EXPECT_EQ(recipes.at("fp8_flow").at("casts"), 1.0);
+        EXPECT_EQ(recipes.at("fp8_blockwise").at("casts"), 8.0);
+        if (ranks > 1) {
+            EXPECT_LT(recipes.at("fp8_flow").at("wire bytes").at("dispatch").get<double>(),
+                      0.6 * recipes.at("bf16").at("wire bytes").at("dispatch").get<double>());
+        }
+        expect_contains(run.out, "recipes side by side");
+        expect_contains(run.out, "| ETA ");
+        EXPECT_EQ(lines_of(read_whole(out + "/profile.log")), lines_of(run.out));
+    }
+}
+
+TEST(Profile, AblationAddsTheSwitchesOfTheFlow) {
+    TemporaryFolder folder;
+    const CommandResult run =
+        fp8flow_alone(profile("out", {"--recipes", "fp8_flow", "--ablate", "--steps", "1"}), folder.path());
+    ASSERT_EQ(run.status, 0) << run.out << run.err;
+    const auto recipes = recipes_of(folder.path("out"));
+    for (const char* name : {"fp8_flow", "no_quantize_first", "double_quant", "no_perm_pad", "no_act_fusion",
+                             "no_norm_fusion", "+ moe_expert"})
+        EXPECT_EQ(recipes.count(name), 1u) << name;
+    EXPECT_GT(recipes.at("double_quant").at("casts").get<double>(),
+              recipes.at("fp8_flow").at("casts").get<double>());
+    EXPECT_NE(row_of(recipes.at("+ moe_expert"), "moe layer", "fc1", "backward"), nullptr);
+    EXPECT_EQ(row_of(recipes.at("fp8_flow"), "moe layer", "fc1", "backward"), nullptr);
+}
+
+TEST(Profile, RoutingIsForcedAsAsked) {
+    for (const auto& [routing, low, high] :
+         {std::tuple{"skewed_1.25", 1.2, 1.3}, std::tuple{"skewed_2.0", 1.95, 2.05},
+          std::tuple{"data", 1.0, 2.0}}) {
+        TemporaryFolder folder;
+        const CommandResult run = fp8flow_alone(profile("out", {"--recipes", "bf16", "--steps", "1", "--set",
+                                                                std::string("profile.routing=") + routing}),
+                                                folder.path());
+        ASSERT_EQ(run.status, 0) << run.out << run.err;
+        const double load = recipes_of(folder.path("out")).at("bf16").at("expert load max over mean");
+        EXPECT_GE(load, low) << routing;
+        EXPECT_LE(load, high) << routing;
+    }
+}
+
+TEST(Profile, RefusesWhatItCannotMeasure) {
+    TemporaryFolder folder;
+    const CommandResult steps =
+        fp8flow_alone(profile("out", {"--set", "profile.profile_step_start=3"}), folder.path());
+    EXPECT_EQ(steps.status, 2);
+    expect_contains(steps.err, "profile.profile_step_end: got 3, want more than profile_step_start = 3");
+    const CommandResult recipes = fp8flow_alone(profile("out", {"--recipes", "fp8_flw"}), folder.path());
+    EXPECT_EQ(recipes.status, 2);
+    expect_contains(recipes.err, "did you mean 'fp8_flow'");
+}
+
+}  // namespace
+}  // namespace fp8flow
