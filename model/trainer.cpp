@@ -261,6 +261,7 @@ void Trainer::launch(Flight& flight) {
 }
 
 int32_t Trainer::wait_for(Flight& flight) {
+    world_.set_activity(fmt::format("step {}", flight.step + 1));  // a lost peer was lost here
     record_of(flight).wait();
     if (!flight.ended) flight.ended = Clock::now();
     exchange_->check_peers();
