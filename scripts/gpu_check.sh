@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # On a machine with Hopper GPUs, in one call: builds, then runs every GPU test on one GPU and on several, short training, validation and
 # measuring runs on 1, 2, 4 GPUs, and compute-sanitizer over every operation. Small checks run side by side on all GPUs. Prints one table
-# and writes gpu_check.json; exit status 1 if a check failed. Installs nothing (dependencies: scripts/setup_deps.sh).
+# and writes gpu_check.json; exit status 1 if a check failed. Installs nothing (dependencies: scripts/setup_deps.sh, fetch_deps.sh).
 # Usage: gpu_check.sh [--budget SECONDS] [--only REGEX] [--skip REGEX] [FOLDER]
 #   --budget  no check starts later than this after the start, build included; what no longer fits is "not run"
 #   --only    only checks whose name matches, e.g. --only gemm, --only '^memcheck'
@@ -43,7 +43,7 @@ cores=$(usable_cores)
 problem=$(cuda_toolkit_problem)
 [[ -z $problem ]] || die 2 "the CUDA backend cannot be built: $problem"
 export OMPI_MCA_btl_vader_single_copy_mechanism=none OMPI_MCA_btl_base_warn_component_unused=0 OMPI_MCA_mpi_yield_when_idle=1
-export OMP_WAIT_POLICY=passive
+export OMP_WAIT_POLICY=passive NCCL_NVLS_ENABLE=0
 if (($(id -u) == 0)); then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
 rank_counts=()
 for ranks in 1 2 4; do if ((ranks <= gpus)); then rank_counts+=("$ranks"); fi; done
@@ -93,11 +93,13 @@ for ranks in "${rank_counts[@]}"; do
     fi
     if has_command profile; then
         add --gpus "$ranks" "profile on $ranks" "${run[@]}" "$bin/fp8flow" profile "$root/configs/layer_qwen3_30b_a3b.yaml" \
-            --backend hopper --out "$out/profile$ranks" --set "parallel.expert_model_parallel_size=$ranks" \
+            --steps 3 --recipes bf16,fp8_flow --backend hopper --out "$out/profile$ranks" --set "parallel.expert_model_parallel_size=$ranks" \
             --set "training.global_batch_size=$ranks" --set model.seq_length=1024
     fi
 done
-if has_command bench; then add --gpus 1 bench "$bin/fp8flow" bench --suite layer --out "$out/bench"; fi
+if has_command bench; then
+    add --gpus 1 bench "$bin/fp8flow" bench --suite layer --samples 5 --idle 0 --sustain 0 --backend hopper --out "$out/bench"
+fi
 
 # sanitize TOOL COMMAND...: sets `run`. Exit status 77 where the tool is missing. memcheck runs the whole test, which costs little; the
 # others the small shapes (tests/support/cases.h).
@@ -109,7 +111,7 @@ sanitize() {
 for tool in "${tools[@]}"; do
     sanitize "$tool"
     for test in "${gpu_tests[@]}"; do
-        [[ $test == *_parity_test ]] || continue
+        [[ $test == *_parity_test || $test == *_exchange_test ]] || continue
         add --patience 120 --detail '(ERROR|RACECHECK) SUMMARY|is not here' "$tool $test" "${run[@]}" "$bin/tests/$test" --gtest_brief=1
     done
 done
