@@ -10,17 +10,26 @@ namespace fp8flow {
 
 namespace {
 
-std::vector<float> initial_values(const ParameterSpec& spec, int64_t numel, uint64_t seed) {
-    std::vector<float> values(static_cast<size_t>(numel), spec.init == Init::ones ? 1.0f : 0.0f);
-    if (spec.init != Init::normal) return values;
-    const int64_t per_expert = spec.expert ? numel / spec.shape[0] : 0;
-    const int64_t first = spec.first_expert * per_expert;  // global index of element 0
-    const uint64_t stream = fnv1a64(spec.name);
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < numel; ++i)
-        values[static_cast<size_t>(i)] =
-            static_cast<float>(spec.init_std) * random_normal(seed, stream, static_cast<uint64_t>(first + i));
-    return values;
+// Drawn by global index, so that an expert's weights do not depend on who holds it.
+void write_initial_values(const ParameterSpec& spec, const TensorView& master, uint64_t seed, Ops& ops) {
+    switch (spec.init) {
+        case Init::normal: {
+            const int64_t per_expert = spec.expert ? master.numel() / spec.shape[0] : 0;
+            ops.fill_normal({.seed = seed,
+                             .stream = fnv1a64(spec.name),
+                             .first = spec.first_expert * per_expert,
+                             .standard_deviation = spec.init_std,
+                             .y = master});
+            return;
+        }
+        case Init::zeros: ops.zero({.y = master}); return;
+        case Init::ones: {
+            const std::vector<float> ones(static_cast<size_t>(master.numel()), 1.0f);
+            ops.device().copy_in(master.data, ones.data(), ones.size() * sizeof(float));
+            ops.device().synchronize();  // the source goes out of scope
+            return;
+        }
+    }
 }
 
 }  // namespace
@@ -46,9 +55,8 @@ Parameter& ParameterStore::add(const ParameterSpec& spec) {
         p.fprop = arena_.fp8(DType::e4m3, {e, n, k}, format.fp8_layout, "copies");
         p.dgrad = arena_.fp8(DType::e4m3, {e, k, n}, format.fp8_layout, "copies");
     }
-    const std::vector<float> values = initial_values(spec, p.numel(), seed_);
     Device& device = ops_.device();
-    device.copy_in(p.master.data, values.data(), values.size() * sizeof(float));
+    write_initial_values(spec, p.master, seed_, ops_);
     for (const TensorView& zeroed : {p.m, p.v})
         device.fill(zeroed.data, 0, static_cast<size_t>(zeroed.bytes()));
     write_copies(p);

@@ -54,7 +54,7 @@ private:
     Parameter* weight_;
     std::unique_ptr<Arena> state_;
     TensorView counts_, bias_, losses_;
-    TensorView global_counts_;  // [E] f32: global_aux_loss, summed over ranks and the micro-batches so far
+    TensorView global_counts_;   // [E] f32: global_aux_loss, summed over ranks and the micro-batches so far
     mutable TensorView forced_;  // [S, K] i32, benchmarks: made by the first forward
 };
 

@@ -1,5 +1,6 @@
 // Element-wise operations and small reductions on activations: sum, add, cast, zero, and the count of NaN and infinity. All bit-equal to the
 // reference.
+#include "kernels/core/random.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/vector_io.h"
 
@@ -84,7 +85,24 @@ __global__ __launch_bounds__(kThreads) void count_non_finite_kernel(DeviceView x
     atomicMin(first, lowest);
 }
 
+// Bytes: y once. One thread draws one element: about 100 double-precision operations, shared with the host bit for bit.
+__global__ void fill_normal_kernel(uint64_t seed, uint64_t stream, uint64_t first, float scale, float* y,
+                                   int64_t count) {
+    for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
+         i += int64_t{gridDim.x} * blockDim.x)
+        y[i] = scale * random_normal(seed, stream, first + static_cast<uint64_t>(i));
+}
+
 }  // namespace
+
+void HopperOps::do_fill_normal(const op::FillNormal& args, const Launch& launch) {
+    const int64_t count = args.y.numel();
+    if (count == 0) return;
+    fill_normal_kernel<<<grid_for(ceil_div(count, kThreads), launch), kThreads, 0, stream_of(launch)>>>(
+        args.seed, args.stream, static_cast<uint64_t>(args.first),
+        static_cast<float>(args.standard_deviation), args.y.as<float>(), count);
+    check_launch("fill_normal");
+}
 
 void HopperOps::do_add(const op::Add& args, const Launch& launch) {
     launch_add(args.a, args.b, args.y, launch, "add");

@@ -98,6 +98,13 @@ void check(const op::Zero& args) {
 }
 OpCost cost(const op::Zero& args) { return with_writes({bytes_of({args.y}), 0}, bytes_of({args.y})); }
 
+void check(const op::FillNormal& args) {
+    FP8FLOW_CHECK(args.y.dtype == DType::f32, "y is {}, must be f32", describe(args.y));
+    FP8FLOW_CHECK(args.first >= 0, "first element {}", args.first);
+    check_own_rows(args.y, "y");
+}
+OpCost cost(const op::FillNormal& args) { return with_writes({bytes_of({args.y}), 0}, bytes_of({args.y})); }
+
 void check(const op::CountNonFinite& args) {
     FP8FLOW_CHECK(
         args.x && (is_plain_float(args.x.dtype) || is_fp8(args.x.dtype) || args.x.dtype == DType::e8m0),

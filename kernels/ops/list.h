@@ -67,6 +67,7 @@
     X(add, Add)                                         \
     X(cast, Cast)                                       \
     X(zero, Zero)                                       \
+    X(fill_normal, FillNormal)                          \
     X(count_non_finite, CountNonFinite)                 \
     /* optimizer */                                     \
     X(norm_squared, NormSquared)                        \

@@ -49,6 +49,14 @@ struct Zero {
     TensorView y;
 };
 
+// y[i] = fp32(standard_deviation) * random_normal(seed, stream, first + i): the same bits wherever element first + i is drawn.
+struct FillNormal {
+    uint64_t seed = 0, stream = 0;
+    int64_t first = 0;  // global index of y's first element
+    double standard_deviation = 1;
+    TensorView y;  // out f32
+};
+
 // Counts NaN/Inf of x into count (+=) and remembers the first index. For the first-NaN locator and the step status.
 struct CountNonFinite {
     TensorView x;      // any float dtype or FP8

@@ -1,4 +1,5 @@
 // The two ends of the model and the element-wise operations of the reference backend.
+#include "kernels/core/random.h"
 #include "kernels/reference/reference_ops.h"
 #include "kernels/reference/rows.h"
 
@@ -133,6 +134,14 @@ void ReferenceOps::do_cast(const op::Cast& args, const Launch&) {
 
 void ReferenceOps::do_zero(const op::Zero& args, const Launch&) {
     if (args.y.bytes() > 0) std::memset(args.y.data, 0, static_cast<std::size_t>(args.y.bytes()));
+}
+
+void ReferenceOps::do_fill_normal(const op::FillNormal& args, const Launch&) {
+    const auto scale = static_cast<float>(args.standard_deviation);
+    float* y = args.y.as<float>();
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < args.y.numel(); ++i)
+        y[i] = scale * random_normal(args.seed, args.stream, static_cast<uint64_t>(args.first + i));
 }
 
 void ReferenceOps::do_count_non_finite(const op::CountNonFinite& args, const Launch&) {

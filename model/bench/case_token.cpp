@@ -100,6 +100,11 @@ Call zero(Machine& machine, Buffers& buffers, const Shape& shape) {
     return call_of(machine, &Ops::zero, args, Work{}.writes_all(args.y));
 }
 
+Call fill_normal(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const op::FillNormal args{.y = buffers.output(DType::f32, {shape.number("T"), shape.positive("H")})};
+    return call_of(machine, &Ops::fill_normal, args, Work{}.writes_all(args.y));
+}
+
 Call count_non_finite(Machine& machine, Buffers& buffers, const Shape& shape) {
     const DType dtype = shape.dtype("dtype", {DType::bf16, DType::f16, DType::f32, DType::e4m3, DType::e5m2});
     const op::CountNonFinite args{.x = buffers.normal(dtype, {shape.number("T"), shape.positive("H")}),
@@ -138,6 +143,9 @@ Case cast_case() {
             kElements + std::vector<Key>{{"from", "f32", "f32", "bf16 | f16 | f32"},
                                          {"to", "bf16", "bf16", "bf16 | f16 | f32"}},
             cast};
+}
+Case fill_normal_case() {
+    return {"fill_normal", "normal random numbers by global index", kElements, fill_normal};
 }
 Case zero_case() { return {"zero", "zeros", kElements + std::vector<Key>{kAnyPlain}, zero}; }
 Case count_non_finite_case() {

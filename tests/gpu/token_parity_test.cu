@@ -153,6 +153,19 @@ TEST(TokenParity, AddCastZero) {
     }
 }
 
+TEST(TokenParity, FillNormal) {
+    for (const int64_t count : {0, 1, 127, 70001}) {
+        for (const int64_t first : {int64_t{0}, int64_t{5}, int64_t{1} << 40}) {
+            SCOPED_TRACE(std::to_string(count) + " from " + std::to_string(first));
+            Parity parity;
+            HostTensor y(DType::f32, {count});
+            parity.run(
+                op::FillNormal{.seed = 7, .stream = 123, .first = first, .standard_deviation = 0.02, .y = y});
+            parity.expect_same_bytes(y, "y");
+        }
+    }
+}
+
 TEST(TokenParity, CountNonFinite) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::e4m3, DType::e5m2, DType::e8m0}) {
         for (const int64_t count : {0, 1, 127, 1000, 70001}) {

@@ -1,4 +1,5 @@
 // Embedding, cross-entropy and the element-wise ops against double-precision formulas and plain loops.
+#include "kernels/core/random.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/tensors.h"
 
@@ -7,6 +8,7 @@
 
 #include <cmath>
 #include <limits>
+#include <numbers>
 #include <vector>
 
 namespace fp8flow {
@@ -353,6 +355,34 @@ TEST(Zero, ClearsExactlyTheTensor) {
     }
     HostTensor none(DType::f32, {0, 4});
     ops.zero({.y = none});
+}
+
+TEST(FillNormal, IsNormalAndTheSameFromAnyFirstElement) {
+    ReferenceOps ops;
+    constexpr int64_t kCount = 400000;
+    HostTensor y(DType::f32, {kCount}), part(DType::f32, {1000});
+    ops.fill_normal({.seed = 3, .stream = 9, .first = 0, .standard_deviation = 0.5, .y = y});
+    double moments[5] = {};
+    for (int64_t i = 0; i < kCount; ++i)
+        for (int m = 1; m <= 4; ++m) moments[m] += std::pow(2.0 * y(i), m) / static_cast<double>(kCount);
+    // bounds: five standard errors
+    EXPECT_NEAR(moments[1], 0.0, 5 / std::sqrt(kCount));
+    EXPECT_NEAR(moments[2], 1.0, 5 * std::sqrt(2.0 / kCount));
+    EXPECT_NEAR(moments[3], 0.0, 5 * std::sqrt(15.0 / kCount));
+    EXPECT_NEAR(moments[4], 3.0, 5 * std::sqrt(96.0 / kCount));
+    ops.fill_normal({.seed = 3, .stream = 9, .first = 777, .standard_deviation = 0.5, .y = part});
+    for (int64_t i = 0; i < 1000; ++i) EXPECT_EQ(part(i), y(777 + i));
+}
+
+// log and cos of kernels/core/random.h against the standard library's.
+TEST(FillNormal, DrawsWhatTheTextbookSays) {
+    for (uint64_t i = 0; i < 200000; ++i) {
+        const auto w = random_words(5, 6, i);
+        const double u = (static_cast<double>(((uint64_t{w[0]} << 32) | w[1]) >> 11) + 1.0) * 0x1.0p-53;
+        const double v = static_cast<double>(((uint64_t{w[2]} << 32) | w[3]) >> 11) * 0x1.0p-53;
+        const double want = std::sqrt(-2.0 * std::log(u)) * std::cos(2.0 * std::numbers::pi * v);
+        EXPECT_NEAR(random_normal(5, 6, i), want, 1e-7 * std::max(std::abs(want), 1e-6)) << i;
+    }
 }
 
 struct Found {
