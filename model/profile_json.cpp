@@ -1,4 +1,5 @@
 // profile.json: every number of the tables, with what is needed to read them later.
+#include "model/build_info.h"
 #include "model/profile.h"
 
 #include <nlohmann/json.hpp>
@@ -39,6 +40,7 @@ json json_of(const ProfileRow& row) {
 std::string profile_json(const Profile& profile, const Config& config) {
     json result = {{"command", profile.command},
                    {"date", profile.date},
+                   {"commit", build_commit()},
                    {"ranks", profile.ranks},
                    {"steps", profile.steps},
                    {"routing", profile.routing},
