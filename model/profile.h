@@ -82,7 +82,7 @@ struct MachineRates {
     std::string device;
     double bytes_per_second = 0;  // copies, read plus written
     double bf16_flops = 0, fp8_flops = 0;
-    double wire_bytes_per_second = 0;  // to other ranks, all ranks sending
+    double peer_load = 0, peer_store = 0;  // bytes per second between one GPU and all others, all active
 };
 
 struct Profile {

@@ -14,12 +14,25 @@ bool on_gpu(const BackendChoice& backend) { return backend.kind == BackendKind::
 
 }  // namespace
 
-ProfileCeilings::ProfileCeilings(const BackendChoice& backend)
+ProfileCeilings::ProfileCeilings(const BackendChoice& backend, ProcessGroup& world)
     : ops_(make_ops(backend, Arithmetic::stated, {.gemm_backend = GemmBackendKey::cublaslt})),
       probe_(make_probe(backend, *ops_)),
       meter_(ops_->device(), *probe_, on_gpu(backend) ? MeasureOptions{} : MeasureOptions::for_host()),
       ceilings_(meter_, *ops_, on_gpu(backend) ? kGpuSide : kHostSide),
-      largest_(on_gpu(backend) ? kGpuLargest : kHostLargest) {}
+      largest_(on_gpu(backend) ? kGpuLargest : kHostLargest) {
+    std::string reason;
+    const auto peers =
+        world.size() > 1 ? make_peer_probe(backend, *ops_, world, reason) : std::unique_ptr<PeerProbe>();
+    if (peers == nullptr) return;
+    const Together together{.meet = [&] { world.barrier(); },
+                            .largest =
+                                [&](double seconds) {
+                                    auto longest = static_cast<float>(seconds);
+                                    world.all_reduce_max(std::span<float>(&longest, 1));
+                                    return static_cast<double>(longest);
+                                }};
+    peers_ = measure_peers(meter_, *peers, together);
+}
 
 double ProfileCeilings::traffic_seconds(const OpCost& cost) {
     const double scale = std::max(1.0, cost.bytes / static_cast<double>(largest_));
@@ -27,14 +40,15 @@ double ProfileCeilings::traffic_seconds(const OpCost& cost) {
     return scale * ceilings_.traffic_seconds(part(cost.bytes - cost.written), part(cost.written));
 }
 
-double ProfileCeilings::seconds_of(const OpCall& call) {
+double ProfileCeilings::seconds_of(const OpCall& call, double wire_bytes) {
     const OpCost& cost = call.cost;
     double arithmetic = 0;
     if (cost.unit != Unit::vector && cost.flops > 0) {
         const ProductKind kind = cost.unit == Unit::fp8_product ? ProductKind::fp8 : ProductKind::bf16;
         arithmetic = cost.flops / ceilings_.product(kind).sustained;
     }
-    return std::max(traffic_seconds(cost), arithmetic);
+    const double rate = std::max(peers_.load, peers_.store);
+    return std::max({traffic_seconds(cost), arithmetic, rate > 0 ? wire_bytes / rate : 0.0});
 }
 
 MachineRates ProfileCeilings::rates() {
@@ -44,7 +58,9 @@ MachineRates ProfileCeilings::rates() {
                 2 * half /
                 traffic_seconds({.bytes = 2 * half, .flops = 0, .unit = Unit::vector, .written = half}),
             .bf16_flops = ceilings_.product(ProductKind::bf16).sustained,
-            .fp8_flops = ceilings_.product(ProductKind::fp8).sustained};
+            .fp8_flops = ceilings_.product(ProductKind::fp8).sustained,
+            .peer_load = peers_.load,
+            .peer_store = peers_.store};
 }
 
 }  // namespace fp8flow

@@ -12,10 +12,11 @@ namespace fp8flow {
 
 class ProfileCeilings {
 public:
-    explicit ProfileCeilings(const BackendChoice& backend);
+    // Collective; the rates between GPUs are measured at once.
+    ProfileCeilings(const BackendChoice& backend, ProcessGroup& world);
 
-    // The longer of its memory traffic and its arithmetic.
-    double seconds_of(const OpCall& call);
+    // The longest of its memory traffic, its arithmetic and the bytes it sends to other ranks.
+    double seconds_of(const OpCall& call, double wire_bytes);
     MachineRates rates();
 
 private:
@@ -25,6 +26,7 @@ private:
     std::unique_ptr<Probe> probe_;
     Meter meter_;
     Ceilings ceilings_;
+    PeerRates peers_;  // 0: not measured
     int64_t largest_;  // bytes of memory traffic that are measured; above, time grows with the bytes
 };
 

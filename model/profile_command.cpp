@@ -44,8 +44,8 @@ public:
         log_.line(fmt::format(
             "routing: {}; {} to warm up, {} timed stage by stage, {} timed as a whole, for each recipe",
             profile_.routing, counted(spec.profile_step_start, "step"), profile_.steps, profile_.steps));
-        ProfileCeilings ceilings(backend_);
         world_.set_activity("measuring the machine");
+        ProfileCeilings ceilings(backend_, world_);
         profile_.machine = ceilings.rates();
         report_machine();
         for (const Arm& arm : arms_) {
@@ -75,6 +75,9 @@ private:
         log_.line(fmt::format(
             "ceilings of this machine ({}): copies {}B/s, products {}FLOP/s BF16, {}FLOP/s FP8", m.device,
             format_si(m.bytes_per_second), format_si(m.bf16_flops), format_si(m.fp8_flops)));
+        if (m.peer_load > 0)
+            log_.line(fmt::format("  between one GPU and all others, all active: loads {}B/s, stores {}B/s",
+                                  format_si(m.peer_load), format_si(m.peer_store)));
     }
 
     void progress(const std::string& arm, const char* phase, int64_t step, int64_t of) {

@@ -49,7 +49,8 @@ std::string profile_json(const Profile& profile, const Config& config) {
                      {"copy bytes per second", profile.machine.bytes_per_second},
                      {"bf16 flops per second", profile.machine.bf16_flops},
                      {"fp8 flops per second", profile.machine.fp8_flops},
-                     {"wire bytes per second", profile.machine.wire_bytes_per_second}}},
+                     {"peer load bytes per second", profile.machine.peer_load},
+                     {"peer store bytes per second", profile.machine.peer_store}}},
                    {"config", dump_config(config)},
                    {"recipes", json::array()}};
     const double base = profile.arms.empty() ? 0 : profile.arms.front().layer.median;

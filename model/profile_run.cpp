@@ -110,7 +110,8 @@ public:
     ArmProfile finish(ProfileCeilings& ceilings) {
         trainer_.reset();
         charge_wire(config_, result_.wire, samples_);
-        add_ceilings([&](const OpCall& call, double) { return ceilings.seconds_of(call); }, samples_);
+        add_ceilings([&](const OpCall& call, double wire) { return ceilings.seconds_of(call, wire); },
+                     samples_);
         result_.rows = merge_rows(samples_, world_);
         for (const ProfileRow& row : result_.rows) {
             if (row.part != kMoeLayer) continue;
