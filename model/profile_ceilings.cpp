@@ -2,6 +2,7 @@
 #include "model/profile_ceilings.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace fp8flow {
 
@@ -9,6 +10,7 @@ namespace {
 
 constexpr int64_t kGpuSide = 8192, kHostSide = 256;
 constexpr int64_t kGpuLargest = int64_t{4} << 30, kHostLargest = int64_t{32} << 20;
+constexpr double kSmallestGrain = 65536;
 
 bool on_gpu(const BackendChoice& backend) { return backend.kind == BackendKind::hopper; }
 
@@ -35,9 +37,20 @@ ProfileCeilings::ProfileCeilings(const BackendChoice& backend, ProcessGroup& wor
 }
 
 double ProfileCeilings::traffic_seconds(const OpCost& cost) {
-    const double scale = std::max(1.0, cost.bytes / static_cast<double>(largest_));
-    const auto part = [&](double bytes) { return static_cast<int64_t>(bytes / scale); };
-    return scale * ceilings_.traffic_seconds(part(cost.bytes - cost.written), part(cost.written));
+    if (cost.bytes <= 0) return 0;
+    // Sizes that differ by less than an eighth share a measurement, and time grows with the bytes between them; so it does above the
+    // largest size.
+    const double size = std::min(cost.bytes, static_cast<double>(largest_)), shrink = size / cost.bytes;
+    const double grain = std::max(kSmallestGrain, std::exp2(std::floor(std::log2(size)) - 3));
+    const auto rounded = [&](double bytes) {
+        return static_cast<int64_t>(grain * std::round(bytes * shrink / grain));
+    };
+    const int64_t written = rounded(cost.written), read = rounded(cost.bytes - cost.written);
+    if (read + written == 0) return ceilings_.traffic_seconds(static_cast<int64_t>(kSmallestGrain), 0);
+    const double seconds = ceilings_.traffic_seconds(read, written);
+    // launches, not bytes, take the time of small ones
+    if (size < 8 * kSmallestGrain) return seconds;
+    return seconds * cost.bytes / static_cast<double>(read + written);
 }
 
 double ProfileCeilings::seconds_of(const OpCall& call, double wire_bytes) {

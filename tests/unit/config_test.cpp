@@ -114,7 +114,7 @@ TEST(Config, FieldErrorsAreExact) {
         {"modle: {num_layers: 2}",
          "t.yaml:1:1: modle: got an unknown section, want one of model, moe, precision, recompute, parallel, "
          "training, "
-         "data, output, validate, kernels; did you mean 'model'"},
+         "data, output, validate, profile, kernels; did you mean 'model'"},
         {"num_layers: 2", "t.yaml:1:1: num_layers: got a key of another section, want model.num_layers"},
         {"moe: {hidden_size: 256}",
          "t.yaml:1:7: moe.hidden_size: got a key of another section, want model.hidden_size"},
