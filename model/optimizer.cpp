@@ -29,12 +29,10 @@ Optimizer::Optimizer(const TrainingSpec& training, Device& device)
 void Optimizer::global_norm(Context& ctx, ParameterStore& store) {
     ctx.ops.zero({.y = dense_squares_}, ctx.launch);
     ctx.ops.zero({.y = expert_squares_}, ctx.launch);
-    const bool counts_experts = ctx.exchange.holds_first_replica();
-    for (Parameter& p : store.all()) {
-        if (p.spec.expert && !counts_experts) continue;
-        ctx.ops.norm_squared({.x = p.main_grad, .sum = p.spec.expert ? expert_squares_ : dense_squares_},
-                             ctx.launch);
-    }
+    if (store.dense_gradients())
+        ctx.ops.norm_squared({.x = store.dense_gradients(), .sum = dense_squares_}, ctx.launch);
+    if (store.expert_gradients() && ctx.exchange.holds_first_replica())
+        ctx.ops.norm_squared({.x = store.expert_gradients(), .sum = expert_squares_}, ctx.launch);
     ctx.exchange.all_reduce(Reduce::sum, Ranks::world, expert_squares_, ctx.launch);
     ctx.ops.add({.a = dense_squares_, .b = expert_squares_, .y = dense_squares_}, ctx.launch);
 }
