@@ -41,20 +41,28 @@ void launch_add(const TensorView& a, const TensorView& b, const TensorView& y, c
     check_launch(op);
 }
 
-// *sum += the values in ascending order, in double. One CTA: tiles pass through shared memory, thread 0 adds, because the order is one
-// chain (about 5 ns a value; the op is meant for one value a token). Two barriers a tile, reached by all threads.
+// *sum += the values, in double: blocks of 64 in ascending order, one a thread, then the block sums, which thread 0 adds (about 5 ns each;
+// the op is meant for one value a token). One CTA: another would have to wait for this one's sums. Two barriers a turn, reached by all threads.
 __global__ __launch_bounds__(kThreads) void sum_kernel(const float* values, int64_t count, float* sum) {
-    constexpr int kTile = 2048;
-    __shared__ float tile[kTile];
+    constexpr int kBlockValues = static_cast<int>(op::kSumBlock);
+    __shared__ double block_sums[kThreads];
     double total = 0;
-    for (int64_t first = 0; first < count; first += kTile) {
-        for (int i = threadIdx.x; i < kTile; i += kThreads)
-            tile[i] = first + i < count ? values[first + i] : 0.0f;
+    for (int64_t first = 0; first < count; first += kThreads * kBlockValues) {
+        const int64_t start = first + threadIdx.x * kBlockValues;
+        double block = 0;
+        if (start + kBlockValues <= count) {
+#pragma unroll 16
+            for (int i = 0; i < kBlockValues; ++i) block += static_cast<double>(values[start + i]);
+        } else {
+            for (int64_t i = start; i < count; ++i) block += static_cast<double>(values[i]);
+        }
+        block_sums[threadIdx.x] = block;
         __syncthreads();
         if (threadIdx.x == 0) {
-            const int end = static_cast<int>(count - first < kTile ? count - first : kTile);
+            const int64_t left = (count - first + kBlockValues - 1) / kBlockValues;
+            const int blocks = left < kThreads ? static_cast<int>(left) : kThreads;
 #pragma unroll 16
-            for (int i = 0; i < end; ++i) total += static_cast<double>(tile[i]);
+            for (int i = 0; i < blocks; ++i) total += block_sums[i];
         }
         __syncthreads();
     }

@@ -10,13 +10,12 @@ using namespace hopper;
 namespace {
 
 constexpr int kWarpSize = 32;
-constexpr int kChain =
-    4096;  // terms of one sum: elements of a block, block sums of a group (kernels/ops/optimizer.h)
+constexpr int kChain = static_cast<int>(op::kNormSquaredBlock);  // terms of one sum
 
 __device__ __forceinline__ double term(float x) { return static_cast<double>(x) * static_cast<double>(x); }
 __device__ __forceinline__ double term(double block_sum) { return block_sum; }
 
-// out[i] = sum of the terms of values[i * 4096 ... ] in ascending order. Moves: the values once. A warp takes 32 neighbouring chains, one a
+// out[i] = sum of the terms of values[i * kChain ... ] in ascending order. Moves: the values once. A warp takes 32 neighbouring chains, one a
 // thread; 32 columns of all of them pass through shared memory (rows padded by one word), so that global reads are whole 128-byte lines
 // while each thread adds its own chain in order. Warps are independent; only __syncwarp. One writer a sum: deterministic, and the bits of
 // the reference. float: squares of the elements; double: sums of sums.
@@ -57,8 +56,8 @@ __global__ __launch_bounds__(kWarps* kWarpSize) void chain_sums_kernel(const Val
     }
 }
 
-// sum += the block sums in ascending order, rounded once. One CTA; the values pass through shared memory, thread 0 adds. At most a few
-// thousand of them, read once; the chain of dependent additions decides the time (about 5 ns each).
+// sum += the sums of the last block, in ascending order, rounded once. One CTA; the values pass through shared memory, thread 0 adds. At
+// most kChain of them, read once; the chain of dependent additions decides the time (about 5 ns each).
 constexpr int kFinishThreads = 256;
 __global__ __launch_bounds__(kFinishThreads) void finish_sum_kernel(const double* sums, int64_t count,
                                                                     float* result) {
@@ -148,19 +147,16 @@ void HopperOps::do_norm_squared(const op::NormSquared& args, const Launch& launc
     constexpr int kFloatWarps = 8, kDoubleWarps = 4;
     const int64_t count = args.x.numel();
     if (count == 0) return;
-    int64_t sums = ceil_div(count, kChain);
-    const int64_t groups = sums > kChain ? ceil_div(sums, kChain) : 0;
-    double* partials = workspace_->partials_for<double>(sums + groups);
+    int64_t sums = ceil_div(count, kChain), room = sums;
+    for (int64_t level = sums; level > kChain; room += level) level = ceil_div(level, kChain);
+    double* partials = workspace_->partials_for<double>(room);
     chain_sums_kernel<float, kFloatWarps>
         <<<grid_for(ceil_div(sums, kFloatWarps * kWarpSize), launch, 6), kFloatWarps * kWarpSize, 0,
            stream_of(launch)>>>(args.x.as<float>(), count, partials);
-    if (groups > 0) {
+    for (; sums > kChain; partials += sums, sums = ceil_div(sums, kChain))
         chain_sums_kernel<double, kDoubleWarps>
-            <<<grid_for(ceil_div(groups, kDoubleWarps * kWarpSize), launch), kDoubleWarps * kWarpSize, 0,
-               stream_of(launch)>>>(partials, sums, partials + sums);
-        partials += sums;
-        sums = groups;
-    }
+            <<<grid_for(ceil_div(ceil_div(sums, kChain), kDoubleWarps * kWarpSize), launch),
+               kDoubleWarps * kWarpSize, 0, stream_of(launch)>>>(partials, sums, partials + sums);
     finish_sum_kernel<<<1, kFinishThreads, 0, stream_of(launch)>>>(partials, sums, args.sum.as<float>());
     check_launch("norm_squared");
 }

@@ -50,26 +50,37 @@ __global__ void scores_kernel(const ScoreArgs args) {
         if (counts[e] != 0) atomicAdd(&args.chosen[e], static_cast<unsigned long long>(counts[e]));
 }
 
-// Moves: the scores once. One thread an expert adds its column in ascending token order, 16 loads in flight; narrow CTAs, so that the
-// experts spread over the SMs. The chain of additions (about 4 ns a token with its loads) is what the stated order costs.
-constexpr int kColumnThreads = 32;
-__global__ __launch_bounds__(kColumnThreads) void column_sums_kernel(const float* __restrict__ scores,
-                                                                     int64_t tokens, int experts,
-                                                                     const unsigned long long* chosen,
-                                                                     bool first, float* sums, float* counts) {
-    const int e = static_cast<int>(blockIdx.x) * kColumnThreads + static_cast<int>(threadIdx.x);
+// block_sums[b, e] = the scores of expert e over the 64 tokens of block b, ascending. Moves: the scores once. One thread a sum, neighbouring
+// threads neighbouring experts; 16 loads in flight. One writer a sum: deterministic.
+constexpr int kColumnThreads = 128;
+__global__ __launch_bounds__(kColumnThreads) void block_score_sums_kernel(const float* __restrict__ scores,
+                                                                          int64_t tokens, int experts,
+                                                                          float* block_sums) {
+    constexpr int64_t kTokens = op::kScoreSumsBlock;
+    const int64_t sums = (tokens + kTokens - 1) / kTokens * experts;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kColumnThreads + threadIdx.x; i < sums;
+         i += static_cast<int64_t>(gridDim.x) * kColumnThreads) {
+        const int64_t first = i / experts * kTokens, e = i % experts;
+        const int64_t end = first + kTokens < tokens ? first + kTokens : tokens;
+        float sum = 0;
+#pragma unroll 16
+        for (int64_t t = first; t < end; ++t) sum += scores[t * experts + e];
+        block_sums[i] = sum;
+    }
+}
+
+// sums[e] (+)= the block sums of expert e, ascending, and the counts as floats. One thread an expert, in narrow CTAs, so that the experts
+// spread over the SMs; a chain of tokens / 64 additions.
+constexpr int kExpertThreads = 32;
+__global__ __launch_bounds__(kExpertThreads) void score_sums_kernel(const float* __restrict__ block_sums,
+                                                                    int64_t blocks, int experts,
+                                                                    const unsigned long long* chosen,
+                                                                    bool first, float* sums, float* counts) {
+    const int e = static_cast<int>(blockIdx.x) * kExpertThreads + static_cast<int>(threadIdx.x);
     if (e >= experts) return;
     float sum = first ? 0.0f : sums[e];
-    constexpr int kInFlight = 16;
-    int64_t t = 0;
-    for (; t + kInFlight <= tokens; t += kInFlight) {
-        float values[kInFlight];
-#pragma unroll
-        for (int j = 0; j < kInFlight; ++j) values[j] = scores[(t + j) * experts + e];
-#pragma unroll
-        for (int j = 0; j < kInFlight; ++j) sum += values[j];
-    }
-    for (; t < tokens; ++t) sum += scores[t * experts + e];
+#pragma unroll 16
+    for (int64_t b = 0; b < blocks; ++b) sum += block_sums[b * experts + e];
     sums[e] = sum;
     counts[e] = static_cast<float>(static_cast<int64_t>(chosen[e]));
 }
@@ -191,12 +202,16 @@ void HopperOps::do_router_score_sums(const op::RouterScoreSums& args, const Laun
     const cudaStream_t stream = stream_of(launch);
     const int warps = token_warps(3 * experts);  // scores and keys of each warp; the counts of the CTA
     const std::size_t bytes = static_cast<std::size_t>(experts + warps * 2 * experts) * sizeof(float);
-    // The workspace holds the counts and the scores of so many tokens; more tokens are further rounds, which go on with the sums.
+    // The workspace holds the counts, and the scores and sums of so many blocks of tokens; more are further rounds, which go on with the sums.
+    constexpr int64_t kTokens = op::kScoreSumsBlock;
     const int64_t words = static_cast<int64_t>(Workspace::kPartialsBytes / sizeof(float)) - 2 * experts;
-    const int64_t round_tokens = std::max<int64_t>(1, std::min(tokens, words / experts));
-    unsigned long long* chosen =
-        workspace_->partials_for<unsigned long long>(experts + ceil_div(round_tokens * experts, 2));
+    const int64_t round_blocks =
+        std::max<int64_t>(1, std::min(ceil_div(tokens, kTokens), words / (experts * (kTokens + 1))));
+    const int64_t round_tokens = round_blocks * kTokens;
+    unsigned long long* chosen = workspace_->partials_for<unsigned long long>(
+        experts + ceil_div(round_blocks * (kTokens + 1) * experts, 2));
     float* scores = reinterpret_cast<float*>(chosen + experts);
+    float* block_sums = scores + round_tokens * experts;
     check_cuda(cudaMemsetAsync(chosen, 0, static_cast<std::size_t>(experts) * sizeof(*chosen), stream),
                "router_score_sums");
     int64_t first = 0;
@@ -213,9 +228,15 @@ void HopperOps::do_router_score_sums(const op::RouterScoreSums& args, const Laun
             scores_kernel<<<grid_for(ceil_div(count, warps), launch, kCtasPerSm), warps * kWarpSize, bytes,
                             stream>>>(kernel_args);
         }
-        column_sums_kernel<<<static_cast<unsigned>(ceil_div(experts, kColumnThreads)), kColumnThreads, 0,
-                             stream>>>(scores, count, static_cast<int>(experts), chosen, first == 0,
-                                       args.score_sums.as<float>(), args.counts.as<float>());
+        const int64_t blocks = ceil_div(std::max<int64_t>(count, 0), kTokens);
+        if (blocks > 0)
+            block_score_sums_kernel<<<grid_for(ceil_div(blocks * experts, kColumnThreads), launch,
+                                               kCtasPerSm),
+                                      kColumnThreads, 0, stream>>>(scores, count, static_cast<int>(experts),
+                                                                   block_sums);
+        score_sums_kernel<<<static_cast<unsigned>(ceil_div(experts, kExpertThreads)), kExpertThreads, 0,
+                            stream>>>(block_sums, blocks, static_cast<int>(experts), chosen, first == 0,
+                                      args.score_sums.as<float>(), args.counts.as<float>());
         first += round_tokens;
     } while (first < tokens);
     check_launch("router_score_sums");

@@ -5,8 +5,9 @@
 
 namespace fp8flow::op {
 
-// sum += sum of squares of x: products and sums in double, blocks of 4096 elements in ascending order, then groups of 4096 block sums in
-// ascending order, then the group sums in ascending order; rounded to f32 once per call.
+// sum += sum of squares of x: products and sums in double; blocks of 512 elements in ascending order, then blocks of 512 block sums, and so
+// on until one is left; rounded to f32 once per call. The blocks keep chains of dependent additions short.
+constexpr int64_t kNormSquaredBlock = 512;
 struct NormSquared {
     TensorView x;    // f32, any shape
     TensorView sum;  // in/out [1] f32

@@ -31,7 +31,9 @@ struct CrossEntropy {
     TensorView loss;     // out [T] f32
     TensorView dlogits;  // out [T, V] bf16 | f32, optional
 };
-// sum (in/out [1] f32) += values in ascending order; in double, rounded to f32 once per call.
+// sum (in/out [1] f32) += values: blocks of 64 in ascending order, then the block sums in ascending order; in double, rounded to f32 once
+// per call.
+constexpr int64_t kSumBlock = 64;
 struct Sum {
     TensorView values;  // [N] f32
     TensorView sum;

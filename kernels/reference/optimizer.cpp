@@ -7,28 +7,34 @@
 
 namespace fp8flow {
 
-void ReferenceOps::do_norm_squared(const op::NormSquared& args, const Launch&) {
-    constexpr int64_t kBlockElements = 4096;
-    const float* x = args.x.as<float>();
-    const int64_t count = args.x.numel(), blocks = ceil_div(count, kBlockElements);
-    std::vector<double> block_sums(static_cast<std::size_t>(blocks));
+namespace {
+
+// The sums of blocks of kNormSquaredBlock terms, each in ascending order.
+template <class Term> std::vector<double> block_sums(int64_t count, Term term) {
+    const int64_t blocks = ceil_div(count, op::kNormSquaredBlock);
+    std::vector<double> sums(static_cast<std::size_t>(blocks));
 #pragma omp parallel for
     for (int64_t block = 0; block < blocks; ++block) {
-        const int64_t end = std::min(count, (block + 1) * kBlockElements);
+        const int64_t end = std::min(count, (block + 1) * op::kNormSquaredBlock);
         double sum = 0;
-        for (int64_t i = block * kBlockElements; i < end; ++i)
-            sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
-        block_sums[static_cast<std::size_t>(block)] = sum;
+        for (int64_t i = block * op::kNormSquaredBlock; i < end; ++i) sum += term(i);
+        sums[static_cast<std::size_t>(block)] = sum;
     }
-    double total = 0;
-    for (int64_t group = 0; group < blocks; group += kBlockElements) {
-        double group_sum = 0;
-        for (int64_t block = group; block < std::min(blocks, group + kBlockElements); ++block)
-            group_sum += block_sums[static_cast<std::size_t>(block)];
-        total += group_sum;
-    }
+    return sums;
+}
+
+}  // namespace
+
+void ReferenceOps::do_norm_squared(const op::NormSquared& args, const Launch&) {
+    const float* x = args.x.as<float>();
+    if (args.x.numel() == 0) return;
+    std::vector<double> sums = block_sums(
+        args.x.numel(), [&](int64_t i) { return static_cast<double>(x[i]) * static_cast<double>(x[i]); });
+    while (sums.size() > 1)
+        sums = block_sums(static_cast<int64_t>(sums.size()),
+                          [&](int64_t i) { return sums[static_cast<std::size_t>(i)]; });
     float* sum = args.sum.as<float>();
-    *sum = static_cast<float>(static_cast<double>(*sum) + total);
+    *sum = static_cast<float>(static_cast<double>(*sum) + sums[0]);
 }
 
 void ReferenceOps::do_adamw(const op::AdamW& args, const Launch&) {

@@ -35,8 +35,13 @@ void ReferenceOps::do_router_score_sums(const op::RouterScoreSums& args, const L
     }
     for (int64_t e = 0; e < experts; ++e) counts[e] = static_cast<float>(chosen[e]);
     std::fill_n(sums, experts, 0.0f);
-    for (int64_t t = 0; t < tokens; ++t)
-        for (int64_t e = 0; e < experts; ++e) sums[e] += scores[t * experts + e];
+    std::vector<float> block(static_cast<std::size_t>(experts));
+    for (int64_t first = 0; first < tokens; first += op::kScoreSumsBlock) {
+        std::fill(block.begin(), block.end(), 0.0f);
+        for (int64_t t = first; t < std::min(tokens, first + op::kScoreSumsBlock); ++t)
+            for (int64_t e = 0; e < experts; ++e) block[e] += scores[t * experts + e];
+        for (int64_t e = 0; e < experts; ++e) sums[e] += block[e];
+    }
 }
 
 void ReferenceOps::do_router_aux_loss_backward(const op::RouterAuxLossBackward& args, const Launch&) {

@@ -108,8 +108,14 @@ void ReferenceOps::do_cross_entropy(const op::CrossEntropy& args, const Launch&)
 
 void ReferenceOps::do_sum(const op::Sum& args, const Launch&) {
     const float* values = args.values.as<float>();
+    const int64_t count = args.values.numel();
     double total = 0;
-    for (int64_t i = 0; i < args.values.numel(); ++i) total += static_cast<double>(values[i]);
+    for (int64_t first = 0; first < count; first += op::kSumBlock) {
+        double block = 0;
+        for (int64_t i = first; i < std::min(count, first + op::kSumBlock); ++i)
+            block += static_cast<double>(values[i]);
+        total += block;
+    }
     float* sum = args.sum.as<float>();
     *sum = static_cast<float>(static_cast<double>(*sum) + total);
 }

@@ -8,9 +8,9 @@ namespace fp8flow::test {
 namespace {
 
 TEST(OptimizerParity, NormSquared) {
-    // around the ends of blocks of 4096, of a warp's 32 blocks, and past the 4096 blocks of one group
-    for (const int64_t count :
-         {0, 1, 127, 4095, 4096, 4097, 32 * 4096 - 1, 32 * 4096 + 1, 300 * 4096 + 77, 4096 * 4096 + 5000}) {
+    // around the ends of blocks of 512, of a warp's 32 blocks, and of 512 blocks and their sums (three levels)
+    for (const int64_t count : {0, 1, 127, 511, 512, 513, 32 * 512 - 1, 32 * 512 + 1, 512 * 512 - 1,
+                                512 * 512 + 1, 300 * 4096 + 77, 4096 * 4096 + 5000}) {
         SCOPED_TRACE(count);
         if (too_large_here(count / 16)) continue;
         Parity parity;

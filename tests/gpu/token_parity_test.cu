@@ -113,7 +113,7 @@ TEST(TokenParity, CrossEntropy) {
 }
 
 TEST(TokenParity, Sum) {
-    for (const int64_t count : {0, 1, 127, 2048, 2049, 20000}) {
+    for (const int64_t count : {0, 1, 63, 64, 65, 127, 2049, 16384, 16385, 40000}) {
         SCOPED_TRACE(count);
         Parity parity;
         HostTensor values(DType::f32, {count});

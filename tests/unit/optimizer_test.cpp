@@ -165,15 +165,20 @@ TEST(AdamW, ChecksItsArguments) {
 // ---- gradient norm ------------------------------------------------------------------------------------------------------------------
 
 TEST(NormSquared, FollowsTheStatedOrder) {
-    for (int64_t count : {0, 1, 4096, 4097, 100000}) {
+    for (int64_t count : {0, 1, 512, 513, 100000, 512 * 512 + 5}) {
         HostTensor x(DType::f32, {count});
         fill_normal(x, 3);
-        double total = 0;
-        for (int64_t first = 0; first < count; first += 4096) {
-            double block = 0;
-            for (int64_t i = first; i < std::min(count, first + 4096); ++i) block += x(i) * x(i);
-            total += block;
+        std::vector<double> terms;
+        for (int64_t i = 0; i < count; ++i) terms.push_back(x(i) * x(i));
+        while (terms.size() > 1) {
+            std::vector<double> sums;
+            for (size_t i = 0; i < terms.size(); ++i) {
+                if (i % 512 == 0) sums.push_back(0);
+                sums.back() += terms[i];
+            }
+            terms = sums;
         }
+        const double total = count == 0 ? 0 : terms[0];
         const int saved = omp_get_max_threads();
         for (int threads : {1, 4}) {
             ReferenceOps ops;

@@ -4,8 +4,10 @@
 #include "tests/support/tensors.h"
 
 #include <gtest/gtest.h>
+
 #include <omp.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numbers>
@@ -291,6 +293,16 @@ TEST(Sum, AddsInDoubleAndAccumulates) {
     HostTensor none(DType::f32, {0});
     ops.sum({.values = none, .sum = sum});
     EXPECT_EQ(sum(0), 16777216.0 + 4096 + 8);
+}
+
+TEST(Sum, AddsBlocksOf64First) {
+    std::vector<float> values(192, 0.0f);
+    values[0] = 0x1p60f;                          // neighbouring doubles are 256 apart
+    std::fill_n(values.begin() + 64, 64, 2.01f);  // 128.64 together; one by one each would be lost
+    values[128] = -0x1p60f;
+    const HostTensor sum = HostTensor::of<float>({0.0f});
+    ReferenceOps().sum({.values = HostTensor::of(values), .sum = sum});
+    EXPECT_EQ(sum(0), 256.0);
 }
 
 TEST(Add, RoundsOnceAndMayWorkInPlace) {
