@@ -13,8 +13,10 @@
 namespace fp8flow::test {
 namespace {
 
-// Threads of one process share a GPU here: a kernel that is loaded while another rank's kernel waits for this rank would never start.
+// Threads of one process share a GPU here. A kernel that is loaded while another rank's kernel waits for this rank would never start, nor
+// one behind it in a queue that two streams share; so kernels are loaded at the start, and there are more queues than the default 8.
 const int eager_loading = setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+const int many_queues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 
 constexpr double kDeadline = 20;
 constexpr int64_t kCopyBytes = int64_t{64} << 20;  // of all tensors of one call
