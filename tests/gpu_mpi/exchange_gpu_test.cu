@@ -88,6 +88,19 @@ TEST_P(GpuExchange, RowTypes) {
                                .seed = 3});
 }
 
+// Rows that are no whole vectors, and rows longer than what a thread holds at once.
+TEST_P(GpuExchange, OddWidths) {
+    for (CombineOrder order : kOrders)
+        for (int64_t hidden : {3, 100, 8320})
+            for (DType dtype : {DType::bf16, DType::f32})
+                check({.tokens = uneven(ranks()),
+                       .topk = 2,
+                       .experts = 4 * ranks(),
+                       .hidden = hidden,
+                       .dtype = dtype,
+                       .order = order});
+}
+
 TEST_P(GpuExchange, EachRankAloneWithoutTokensAndAllButIt) {
     for (int r = 0; r < ranks(); ++r)
         for (const int64_t others : {0, 6}) {
