@@ -180,10 +180,12 @@ __device__ void load_tiles(const DeviceProduct& p, WgmmaShared& shared, uint32_t
     }
 }
 
-// A computing warp is done with a stage, in all its lanes: two of them tell the two CTAs.
+// A computing warp is done with a stage, in all its lanes: it tells both CTAs.
 __device__ __forceinline__ void release_stage(WgmmaShared& shared, int stage) {
     __syncwarp();
-    if (const uint32_t lane = threadIdx.x % 32; lane < kPair) barrier_arrive_at(&shared.empty[stage], lane);
+    const uint32_t lane = threadIdx.x % 32;
+    if (lane == 0) barrier_arrive(&shared.empty[stage]);
+    if (lane == 1) barrier_arrive_at(&shared.empty[stage], cluster_rank() ^ 1);
 }
 
 // A computing warp's next tile; false past the last.
