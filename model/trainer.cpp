@@ -246,9 +246,6 @@ void Trainer::launch(Flight& flight) {
     saved_->reset_peak();
     scratch_->reset_peak();
     if (flight.tensor_stats != nullptr) flight.stats_before = *flight.tensor_stats;
-    // A step that has passed by now, unseen: it must not seem to end after the one that is launched here.
-    for (Flight& earlier : flights_)
-        if (!earlier.ended && record_of(earlier).has_passed()) earlier.ended = Clock::now();
     StepRecord& record = record_of(flight);
     record.begin(*exchange_, {});
     run_micro_batches(flight);
@@ -256,6 +253,10 @@ void Trainer::launch(Flight& flight) {
                {});
     flight.casts = ops_->num_casts();
     flight.peak_bytes = saved_->peak_bytes() + scratch_->peak_bytes() + rows_->reserved_bytes();
+    // Steps that the device finished while this one was launched: the host was the slower of the two, so a step took what a launch takes.
+    for (Flight& earlier : flights_)
+        if (&earlier != &flight && !earlier.ended && record_of(earlier).has_passed())
+            earlier.ended = flight.launched;
     // on the host a step has ended when it is launched
     flight.ended = record.has_passed() ? std::optional(Clock::now()) : std::nullopt;
 }

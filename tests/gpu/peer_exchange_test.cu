@@ -1,6 +1,6 @@
-// Peer memory and the exchange over it between threads of this process that share one GPU, each with a stream of its own: against the
-// brute-force oracle, run twice; with groups inside a world, reductions, a replayed graph, and a rank that does not come. (Between
-// processes and GPUs the tests under mpirun run the same code.)
+// Peer memory and the exchange over it in one process: one rank against the brute-force oracle, and threads that share one GPU, each with a
+// stream of its own: a replayed graph, a rank that does not come, memory that comes and goes. What several ranks exchange is tested
+// under mpirun.
 #include "kernels/hopper/device_query.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/peer_exchange.h"
@@ -147,12 +147,10 @@ private:
     Exchange& inner_;
 };
 
-// `worlds` expert-parallel groups of c.ranks() ranks, all with the same case.
-void check_case(const ExchangeCase& c, int worlds = 1) {
-    const int expert_ranks = static_cast<int>(c.ranks());
-    run_thread_ranks(expert_ranks * worlds, kDeadline, [&](ProcessGroup& world) {
-        const ExchangeLayer layer(c, world.rank() % expert_ranks);
-        Rank rank(world, expert_ranks,
+void check_case(const ExchangeCase& c) {
+    run_thread_ranks(1, kDeadline, [&](ProcessGroup& world) {
+        const ExchangeLayer layer(c, 0);
+        Rank rank(world, 1,
                   {.tokens_per_rank = c.slots(), .topk = c.topk, .hidden = c.hidden, .row = c.dtype}, c.order,
                   kDeadline);
         ASSERT_TRUE(rank.exchange) << rank.reason;
@@ -173,8 +171,8 @@ void check_case(const ExchangeCase& c, int worlds = 1) {
 
 constexpr CombineOrder kOrders[] = {CombineOrder::rank, CombineOrder::invariant};
 
-// Several ranks as threads of one process share copy queues, in which a copy can stand behind another rank's that waits for it; more than
-// the few calls below are the business of the tests under mpirun.
+// Several ranks as threads of one process share copy queues, in which a copy can stand behind another rank's that waits for it; so what
+// several ranks exchange is the business of the tests under mpirun.
 TEST(PeerExchange, OneRankAgreesWithTheOracle) {
     for (CombineOrder order : kOrders) {
         for (Wire wire : {Wire::plain, Wire::fp8, Wire::fp8_free_scales})
@@ -196,64 +194,6 @@ TEST(PeerExchange, OneRankAgreesWithTheOracle) {
                             .dtype = dtype,
                             .order = order});
     }
-}
-
-TEST(PeerExchange, GroupsInsideAWorld) {
-    check_case({.tokens = {17, 40}, .topk = 2, .experts = 8, .wire = Wire::fp8}, 2);
-    check_case({.tokens = {17}, .topk = 2, .experts = 8, .wire = Wire::fp8}, 3);
-}
-
-TEST(PeerExchange, ReducesAsTheProcessGroup) {
-    constexpr int kRanks = 4, kExpertRanks = 2;
-    // Around the limit of one meeting, the size of a chunk, and lengths that are no whole vectors.
-    const int64_t small = PeerLayout::kSmallBytes / 4, chunk = PeerLayout::kChunkBytes / 4;
-    run_thread_ranks(kRanks, kDeadline, [&](ProcessGroup& world) {
-        Rank rank(world, kExpertRanks, {.tokens_per_rank = 1, .topk = 1, .hidden = 128}, CombineOrder::rank,
-                  kDeadline);
-        ASSERT_TRUE(rank.exchange) << rank.reason;
-        OnStream exchange(rank);
-        for (Ranks ranks : {Ranks::world, Ranks::expert_replicas}) {
-            ProcessGroup& group = ranks == Ranks::world ? world : *rank.expert_replicas;
-            for (int64_t count : {int64_t{1}, int64_t{7}, small, small + 1, chunk + 5}) {
-                const uint64_t seed = static_cast<uint64_t>(100 * world.rank() + 1);
-                HostTensor sum(DType::f32, {count}), want(DType::f32, {count}), largest(DType::f32, {count}),
-                    want_largest(DType::f32, {count});
-                fill_normal(sum, seed);
-                set(sum, 0, -0.0);
-                const auto copy_to = [&](const HostTensor& to) {
-                    std::memcpy(to.view().data, sum.view().data,
-                                static_cast<std::size_t>(sum.view().bytes()));
-                };
-                copy_to(want);
-                copy_to(largest);
-                if (count > 3) set(largest, 3, group.rank() == 0 ? std::nan("") : 2.0 - group.rank());
-                std::memcpy(want_largest.view().data, largest.view().data,
-                            static_cast<std::size_t>(largest.view().bytes()));
-                const auto values = [&](const HostTensor& tensor) {
-                    return std::span<float>(tensor.as<float>(), static_cast<std::size_t>(count));
-                };
-                exchange.all_reduce(Reduce::sum, ranks, sum);
-                group.all_reduce_sum(values(want));
-                exchange.all_reduce(Reduce::max, ranks, largest);
-                group.all_reduce_max(values(want_largest));
-                EXPECT_TRUE(same_bytes(sum, want)) << count;
-                EXPECT_TRUE(same_bytes(largest, want_largest)) << count;
-                EXPECT_TRUE(sum.guards_intact() && largest.guards_intact());
-            }
-            HostTensor words(DType::i64, {9000}), want_words(DType::i64, {9000}), status(DType::i32, {1});
-            for (int64_t i = 0; i < 9000; ++i) {
-                words.as<int64_t>()[i] = (int64_t{1} << 40) * (world.rank() + 1) - i;
-                want_words.as<int64_t>()[i] = words.as<int64_t>()[i];
-            }
-            exchange.all_reduce(Reduce::sum, ranks, words);
-            group.all_reduce_sum(std::span<int64_t>(want_words.as<int64_t>(), 9000));
-            EXPECT_TRUE(same_bytes(words, want_words));
-            status.as<int32_t>()[0] = group.rank() == group.size() - 1 ? 3 : -1;
-            exchange.all_reduce(Reduce::max, ranks, status);
-            EXPECT_EQ(status(0), 3);
-        }
-        exchange.check_peers();
-    });
 }
 
 // The meetings are counted on the device, so a captured exchange can be run again.
