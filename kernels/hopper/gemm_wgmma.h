@@ -12,8 +12,8 @@
 
 namespace fp8flow::hopper {
 
-constexpr int kTileRows = 128, kTileCols = 256,
-              kStageRowBytes = 128;  // of D; a stage holds 128 bytes of the contraction
+constexpr int kTileRows = 128, kTileCols = 256;  // of D
+constexpr int kStageRowBytes = 128;              // of the contraction in a stage
 constexpr int kWarpgroup = 128, kMathWarpgroups = 2, kMathWarps = kMathWarpgroups * 4;
 constexpr int kMathThreads = kMathWarpgroups * kWarpgroup;
 constexpr int kWgmmaThreads = (1 + kMathWarpgroups) * kWarpgroup;

@@ -1,17 +1,20 @@
 // Grouped FP8 products with one scale per 128 elements of the contraction, on Hopper's warpgroup instructions: forward and data gradient
 // (rows grouped), and the weight gradient from transposed copies (contraction grouped). Group sizes are read on the device.
-// Read next: gemm_device.h (what a product is), device/wgmma.h, device/mbarrier.h.
+// Read next: gemm_wgmma.h (tiles, barriers, storing), gemm_device.h (what a product is), docs/gemm_worklog.md (what was tried and measured).
 //
 // Floor: 2 m n k FLOPs at the tensor cores' FP8 rate; every operand read once and D written once (and read once, if accumulated).
 // One CTA: a loading warp and two computing warpgroups, on every multiprocessor, walking tiles of 128 x 256 of D in a fixed order. The
 // loader owns the walk over the groups: it puts a description of each tile into a ring of two and streams the tile's operands, 128 of
-// the contraction at a time, through a ring of four stages. Each warpgroup multiplies all 128 rows by its own 128 columns, 64 rows at a
-// time: tensor cores sum 128 products, then CUDA cores scale that sum and add it to the FP32 result in registers. While one
-// warpgroup adds, the other keeps the tensor cores busy.
+// the contraction at a time, through a ring of four stages. The two CTAs of a cluster work on neighbouring tiles of one group: each loads
+// half of the operand that they have in common, for both. Each warpgroup multiplies all 128 rows by its own 128 columns, 64 rows at a
+// time: tensor cores sum 128 products, then CUDA cores scale that sum and add it to the FP32 result in registers. The second warpgroup
+// starts half a turn late, so that one adds while the other keeps the tensor cores busy.
 //
-// Shared memory: 4 stages of [128 rows of A | 256 rows of B] x 128 bytes, 128-byte swizzled; then barriers and the ring of tiles.
-// Barriers: full[s] one arrival + 48 KiB of copies, waited for by the computing warps; empty[s] one arrival a computing warp after
-// its last product from the stage; tile_full[r] one arrival of the loader, tile_empty[r] one a computing warp that has read it.
+// Shared memory: 4 stages of [128 rows of A | 256 rows of B] x 128 bytes, 128-byte swizzled; the stages' row scales; the ring of tiles; barriers.
+// Barriers: full[s] one arrival + 48 KiB of copies (+ 512 bytes of row scales), waited for by the computing warps; empty[s] one arrival
+// a computing warp of either CTA after its last product from the stage, waited for by the loader that writes there; tile_full[r] one
+// arrival of the loader, tile_empty[r] one a computing warp that has read the tile; named barriers 1 to 3, by turns: the first warpgroup has
+// its first sums of a tile. The CTAs of a cluster meet before the first copy and before they leave.
 // Deterministic: an element of D is one thread's sum over ascending k, whatever the other groups hold.
 #include "kernels/hopper/gemm_wgmma.h"
 
@@ -33,8 +36,8 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
     constexpr int kRows = kRowScales ? 4 : 1;
     RingPosition<kStages> stage;
     RingPosition<kRing> ring;
-    int turn =
-        0;  // one named barrier more than tiles in the ring: the first warpgroup is never further ahead
+    // one named barrier more than tiles in the ring: the first warpgroup is never further ahead
+    int turn = 0;
     for (;;) {
         MathTile tile;
         if (!next_tile(shared, ring, tile)) return;
