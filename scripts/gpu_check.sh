@@ -66,6 +66,20 @@ configure cuda-release && build cuda-release fp8flow "${gpu_tests[@]}" "${mpi_te
 bin=$root/build/cuda-release
 
 # ---- the checks, the most telling first -----------------------------------------------------------------------------------------------
+# train_twice RANKS OUT ARGUMENTS...: trains twice with the same seed; the losses and gradient norms of all iterations have to be the same bits.
+# shellcheck disable=SC2317  # called by the check of that name
+train_twice() {
+    local out=$2 ranks=$1 turn
+    shift 2
+    for turn in first second; do
+        mpirun -n "$ranks" --quiet --bind-to none --oversubscribe "$bin/fp8flow" train "$@" --out "$out/$turn" || return
+        grep -oE '"(iteration|lm loss|grad norm)":[^,}]*' "$out/$turn/metrics.jsonl" > "$out/$turn.txt" || return
+    done
+    cmp "$out/first.txt" "$out/second.txt" && echo "the same bits twice: $(grep -c iteration "$out/first.txt") iterations"
+}
+export -f train_twice
+export bin
+
 # add [options of add_check] NAME COMMAND...: unless --only or --skip say otherwise
 add() {
     local option=1
@@ -88,6 +102,8 @@ for ranks in "${rank_counts[@]}"; do
     add --gpus "$ranks" --detail 'held-out loss' "train on $ranks" "${run[@]}" "$bin/fp8flow" train "${quickstart[@]}" \
         --out "$out/train$ranks"
     if ((ranks == rank_counts[-1])); then
+        add --gpus "$ranks" --detail 'same bits|differ' "train twice on $ranks" bash -c 'train_twice "$@"' _ "$ranks" "$out/twice" \
+            "${quickstart[@]}" --set training.train_iters=100 --set training.eval_iters=0
         add --gpus "$ranks" --detail 'verdict:' "validate on $ranks" "${run[@]}" "$bin/fp8flow" validate "${quickstart[@]}" \
             --out "$out/validate$ranks" --set 'validate.recipes=[bf16,fp8_tensorwise,fp8_blockwise,fp8_flow,fp8_rowwise,mxfp8]'
     fi
