@@ -71,7 +71,7 @@ public:
     };
     void combine(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch = {});
 
-    // In place over more ranks than the expert-parallel group, in ascending rank order: f32 (sum, max), i64 (sum), i32 (max).
+    // In place over more ranks than the expert-parallel group, in ascending rank order: f32 (sum, max), i64 (sum), one i32 (max).
     void all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch = {});
     virtual int num_ranks(Ranks ranks) const = 0;
     // Throws Error(peer) if a wait on another rank that was under way on the device passed its deadline. Call it after waiting for the
@@ -93,7 +93,7 @@ public:
     int64_t num_dispatches() const { return num_dispatches_; }
     int64_t num_combines() const { return num_combines_; }
     virtual void reset_counts();
-    // Told of every step and the bytes it sent from now on; null: nobody.
+    // Told of every step from now on and of its bytes sent, 0 where the device counts them (copy_wire_counters); null: nobody.
     void observe(OpObserver* observer) { observer_ = observer; }
 
 protected:

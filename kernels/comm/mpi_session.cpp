@@ -1,6 +1,8 @@
 // MPI of this process: initialise, finalise, abort.
 #include "kernels/comm/mpi_session.h"
 
+#include "kernels/core/error.h"
+
 #include <mpi.h>
 #include <unistd.h>
 
@@ -26,11 +28,10 @@ void on_termination(int) {
     constexpr char kText[] =
         "fp8flow: error: another rank was lost (it crashed, or was killed for lack of memory), or the job "
         "was cancelled\n";
-    constexpr int kPeerLost = 14;  // ExitCode::peer
     if (claim()) {
         [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kText, sizeof kText - 1);
     }
-    ::_exit(kPeerLost);
+    ::_exit(static_cast<int>(ExitCode::peer));
 }
 
 }  // namespace

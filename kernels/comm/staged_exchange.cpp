@@ -65,7 +65,7 @@ DispatchPlan StagedExchange::host_plan(const DispatchPlan& plan, const Launch& l
 }
 
 void StagedExchange::add_wire_bytes() {
-    const WireBytes& sent = host_.wire_bytes();
+    const WireBytes sent = host_.wire_bytes();
     wire_.routing += sent.routing;
     wire_.dispatch += sent.dispatch;
     wire_.combine += sent.combine;

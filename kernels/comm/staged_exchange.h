@@ -1,6 +1,6 @@
 // StagedExchange: the exchange between ranks whose tensors live on a device, staged through host memory: rows are copied out, exchanged by
 // the reference exchange, and copied back. Correct on any number of GPUs and nodes, and slow: every call synchronises with the host. It is
-// the fallback that faster exchanges are compared with, byte for byte.
+// the fallback of builds without NCCL where GPUs cannot reach each other's memory.
 #pragma once
 
 #include "kernels/comm/group_exchange.h"

@@ -29,7 +29,7 @@ public:
     virtual void op_called(const OpCall& call) = 0;
     // A step of the exchange as a whole; the ops that it is made of follow, up to the end, and are part of it.
     virtual void exchange_began(const OpCall& call) = 0;
-    virtual void exchange_ended(double wire_bytes) = 0;  // bytes that left this rank
+    virtual void exchange_ended(double wire_bytes) = 0;  // that left this rank; 0: counted on the device
 
 protected:
     ~OpObserver() = default;

@@ -50,9 +50,9 @@ std::unique_ptr<Probe> make_probe(Ops& ops);
 std::unique_ptr<PeerProbe> make_peer_probe(Ops& ops, ProcessGroup& world, std::string& reason);
 // The exchange of a job of one rank: every expert is here, so dispatch and combine are row movers on the GPU.
 std::unique_ptr<Exchange> make_local_exchange(Ops& ops, CombineOrder order);
-// The exchange between GPUs of one host through memory that all of them have mapped (NVLink). Collective over the world; null on every rank
-// alike where that memory cannot be used, and `reason` says why. Waits on another rank give up after `deadline_seconds`
-// (Exchange::check_peers). `ops` and the groups outlive the exchange.
+// The exchange between GPUs of one host through memory that all of them have mapped (NVLink), for up to 32 experts a token. Collective
+// over the world; null on every rank alike where it cannot be had, and `reason` says why. Waits on another rank give up after
+// `deadline_seconds` (Exchange::check_peers). `ops` and the groups outlive the exchange.
 std::unique_ptr<Exchange> make_peer_exchange(Ops& ops, const ExchangeGroups& groups,
                                              const ExchangeLimits& limits, CombineOrder order,
                                              double deadline_seconds, std::string& reason);

@@ -16,4 +16,12 @@ HopperOps::HopperOps(int device, const KernelChoice& kernels) : kernels_(kernels
 
 HopperOps::~HopperOps() = default;
 
+namespace hopper {
+
+std::unique_ptr<Ops> make_ops(int device, const KernelChoice& kernels) {
+    return std::make_unique<HopperOps>(device, kernels);
+}
+
+}  // namespace hopper
+
 }  // namespace fp8flow

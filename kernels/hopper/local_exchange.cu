@@ -1,7 +1,6 @@
 // The exchange of a job of one rank, on the GPU: dispatch is permute_pad, combine is unpermute_unpad plus the residual, with the roundings
 // of the ordering contract (kernels/exchange.h), so that it equals the reference exchange bit for bit. No host synchronisation.
 #include "kernels/hopper/factory.h"
-#include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/launch.h"
 
 namespace fp8flow {
@@ -105,9 +104,6 @@ private:
 
 namespace hopper {
 
-std::unique_ptr<Ops> make_ops(int device, const KernelChoice& kernels) {
-    return std::make_unique<HopperOps>(device, kernels);
-}
 std::unique_ptr<Exchange> make_local_exchange(Ops& ops, CombineOrder order) {
     return std::make_unique<LocalExchange>(ops, order);
 }

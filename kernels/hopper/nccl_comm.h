@@ -1,5 +1,6 @@
 // NcclComm: one NCCL communicator whose waits have deadlines. Calls queue transfers on a stream; wait() returns when they are through, or
-// names who did not answer. A communicator that failed is given up: NCCL's kernels end, and every later call is the same error.
+// throws. NCCL does not tell who is late, so the error names all others. A communicator that failed is given up: NCCL's kernels end, and
+// every later call is the same error.
 // Plain sends, receives and all-gathers only, because their order of arithmetic is nobody's business but ours.
 #pragma once
 

@@ -1,6 +1,6 @@
 // The exchange between GPUs over NCCL's sends and receives: the way across nodes, and the fallback where peer memory is not usable. It
 // equals the reference exchange byte for byte: the same messages in the same order, the same sums.
-// Every call that moves rows waits for the host twice: the sizes of messages depend on routing and are read before (one pinned copy), and
+// In every call that moves rows the host waits twice: the sizes of messages depend on routing and are read before (one pinned copy), and
 // the transfer is waited for afterwards, because only the host can tell a late peer from a lost one. That is this path's price.
 #include "kernels/hopper/nccl_comm.h"
 
@@ -256,6 +256,7 @@ uint8_t* NcclExchange::reduce_buffer(int64_t bytes) {
     if (bytes > reduce_buffer_bytes_) {
         if (reduce_buffer_ != nullptr) ops_.device().free(reduce_buffer_);
         reduce_buffer_ = nullptr;
+        reduce_buffer_bytes_ = 0;  // in case there is no memory for the larger one
         reduce_buffer_ = static_cast<uint8_t*>(ops_.device().allocate(static_cast<std::size_t>(bytes)));
         reduce_buffer_bytes_ = bytes;
     }

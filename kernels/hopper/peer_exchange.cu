@@ -207,8 +207,12 @@ namespace hopper {
 std::unique_ptr<Exchange> make_peer_exchange(Ops& ops, const ExchangeGroups& groups,
                                              const ExchangeLimits& limits, CombineOrder order,
                                              double deadline_seconds, std::string& reason) {
-    FP8FLOW_CHECK(limits.topk <= kPeerWarp, "top-{}, at most {}", limits.topk, kPeerWarp);
     FP8FLOW_CHECK(deadline_seconds > 0, "deadline {} s", deadline_seconds);
+    if (limits.topk > kPeerWarp) {  // bits of a word name a token's experts
+        reason =
+            fmt::format("moe.moe_router_topk is {}, at most {} over peer memory", limits.topk, kPeerWarp);
+        return nullptr;
+    }
     const PeerLayout layout(limits, order, groups.expert_parallel.size(), groups.world.size(),
                             groups.expert_replicas.size());
     auto memory = PeerMemory::create(groups.world, layout.bytes, reason);

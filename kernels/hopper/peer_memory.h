@@ -20,7 +20,8 @@ public:
 
     // Collective over `world`, which outlives the result; `bytes` is the same on all ranks. The region is on the calling thread's current
     // GPU and zeroed. Before anything else uses it, every rank writes into every other's region, and all read back what they wrote and
-    // what they got. Null, with the same reason on every rank, where a rank is on another host, cannot map a peer or reads wrong bytes.
+    // what they got. Null, with the same reason on every rank, where there are more than kMaxRanks, or one of them is on another
+    // host, has no memory left, cannot map a peer or reads wrong bytes.
     static std::unique_ptr<PeerMemory> create(ProcessGroup& world, int64_t bytes, std::string& reason);
 
     // Collective as well: nobody frees what another may still read. It waits for late ranks at most as long as the group does; while an

@@ -1,6 +1,5 @@
 // What GPUs of one host reach between each other: all ranks load from, or store to, the memory of all others at the same time. The ceiling
 // of the exchange.
-#include "kernels/core/fp8_tensor.h"
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/launch.h"
 #include "kernels/hopper/peer_memory.h"

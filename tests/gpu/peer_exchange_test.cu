@@ -264,6 +264,16 @@ TEST(PeerExchange, NamesARankThatDoesNotCome) {
     });
 }
 
+// One more expert a token than the owner's word has bits: another exchange has to do, and the job goes on.
+TEST(PeerExchange, SaysWhyItIsNotToBeHad) {
+    run_thread_ranks(1, kDeadline, [&](ProcessGroup& world) {
+        const Rank rank(world, 1, {.tokens_per_rank = 1, .topk = 33, .hidden = 128}, CombineOrder::rank,
+                        kDeadline);
+        EXPECT_FALSE(rank.exchange);
+        EXPECT_EQ(rank.reason, "moe.moe_router_topk is 33, at most 32 over peer memory");
+    });
+}
+
 TEST(PeerMemory, ComesAndGoesManyTimes) {
     std::size_t free_before = 0, free_after = 0, total = 0;
     run_thread_ranks(3, kDeadline, [&](ProcessGroup& world) {

@@ -130,7 +130,7 @@ private:
     void end_call() {
         inner_.check_peers();
         EXPECT_EQ(scratch_.bytes_in_use(), 0);
-        const WireBytes& sent = inner_.wire_bytes();
+        const WireBytes sent = inner_.wire_bytes();
         wire_.routing += sent.routing;
         wire_.dispatch += sent.dispatch;
         wire_.combine += sent.combine;

@@ -1,5 +1,5 @@
 // Dispatch and combine between thread ranks against the brute-force oracle, at every shape and skew that has broken others.
-#include "kernels/comm/group_exchange.h"
+#include "kernels/comm/staged_exchange.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/exchange_oracle.h"
 #include "tests/support/files.h"
@@ -270,6 +270,57 @@ TEST(Exchange, AllReduceRunsOverTheNamedRanks) {
         EXPECT_EQ(self.exchange.num_ranks(Ranks::world), 4);
         EXPECT_EQ(self.exchange.num_ranks(Ranks::expert_replicas), 2);
         EXPECT_EQ(self.exchange.holds_first_replica(), world.rank() < 2);
+    });
+}
+
+// Memory of the host stands for a GPU's: what is tested is which bytes are copied out and in.
+TEST(StagedExchange, AgreesWithTheOracle) {
+    for (CombineOrder order : kOrders)
+        for (Wire wire : {Wire::plain, Wire::fp8, Wire::fp8_free_scales})
+            for (int64_t row_base : {0, 128}) {
+                const ExchangeCase c{.tokens = {17, 0, 40},
+                                     .topk = 3,
+                                     .experts = 6,
+                                     .hidden = 256,
+                                     .alignment = 128,
+                                     .wire = wire,
+                                     .order = order,
+                                     .row_base = row_base,
+                                     .seed = 14};
+                run_thread_ranks(3, 60, [&](ProcessGroup& group) {
+                    ReferenceOps host;
+                    Arena unused(host.device(), "unused");
+                    const auto replicas = group.split(group.rank());
+                    StagedExchange exchange(group, group, *replicas, host.device(),
+                                            std::make_unique<ReferenceOps>(), order);
+                    test::check_exchange(exchange, unused, c);
+                    EXPECT_EQ(unused.num_growths(), 0);
+                });
+            }
+}
+
+TEST(StagedExchange, ReceivedRowsAndReductionsAreThoseOfTheReference) {
+    const ExchangeCase c{.tokens = {6, 3, 11}, .topk = 2, .experts = 6, .wire = Wire::fp8, .seed = 15};
+    run_thread_ranks(3, 60, [&](ProcessGroup& group) {
+        test::ExchangeRank reference(group, c.order);
+        const auto replicas = group.split(group.rank());
+        StagedExchange exchange(group, group, *replicas, reference.ops.device(),
+                                std::make_unique<ReferenceOps>(), c.order);
+        const test::ExchangeLayer layer(c, group.rank());
+        const test::HostFp8 rows = layer.wire_rows(1, group.rank());
+        test::HostFp8 want(DType::e4m3, {3 * c.slots(), c.hidden}, ScaleLayout::vec128_wire),
+            got(DType::e4m3, {3 * c.slots(), c.hidden}, ScaleLayout::vec128_wire);
+        reference.exchange.dispatch_rows(rows, layer.plan(), want, reference.scratch);
+        exchange.dispatch_rows(rows, layer.plan(), got, reference.scratch);
+        // rows past the received ones are poison in both
+        EXPECT_TRUE(test::same_bytes(got.codes, want.codes) && test::same_bytes(got.scales, want.scales));
+
+        float value = static_cast<float>(group.rank() + 1);
+        const TensorView view = make_view(&value, DType::f32, {1});
+        exchange.all_reduce(Reduce::sum, Ranks::expert_replicas, view);
+        EXPECT_EQ(value, static_cast<float>(group.rank() + 1));
+        exchange.all_reduce(Reduce::sum, Ranks::world, view);
+        EXPECT_EQ(value, 6.0f);
     });
 }
 
