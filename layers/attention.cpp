@@ -1,5 +1,5 @@
 // Self-attention as a list of steps: one product for QKV, split, rotate, attend, project; the same list read
-// upwards in backward.
+// upwards in backward. Its stages: qkv, core attention, proj.
 #include "layers/attention.h"
 
 #include <cmath>
@@ -51,7 +51,6 @@ std::vector<float> SelfAttention::rope_table(const ModelSpec& model) {
 
 void SelfAttention::forward(Context& ctx, const TensorView& xn, const TensorView& residual,
                             bool recompute_core, AttentionSaved& saved, const TensorView& y) const {
-    auto timed = ctx.stage("attention");
     const int64_t tokens = xn.rows(), heads = model_.num_attention_heads, kv = model_.num_query_groups,
                   dim = model_.kv_channels;
     auto keep = [&](int64_t count) {
@@ -67,29 +66,34 @@ void SelfAttention::forward(Context& ctx, const TensorView& xn, const TensorView
         saved.k_rstd = ctx.saved.tensor(DType::f32, {tokens * kv}, "attention");
     }
     ArenaScope scope(ctx.scratch);
-    const TensorView qkv = ctx.scratch.tensor(ctx.activation, {tokens, (heads + 2 * kv) * dim}, "attention");
-    ctx.ops.gemm({.a = {.codes = xn}, .b = {.codes = qkv_->plain}, .d = qkv}, ctx.launch);
-    ctx.ops.split_qkv({.qkv = qkv,
-                       .q = q_norm_ != nullptr ? saved.q_raw : saved.q,
-                       .k = q_norm_ != nullptr ? saved.k_raw : saved.k,
-                       .v = saved.v},
-                      ctx.launch);
-    if (q_norm_ != nullptr) {
-        const auto norm = [&](const TensorView& raw, const Parameter& gamma, const TensorView& rstd,
-                              const TensorView& out, int64_t count) {
-            ctx.ops.rms_norm({.x = raw.reshape({tokens * count, dim}),
-                              .gamma = gamma.master,
-                              .eps = static_cast<float>(model_.norm_epsilon),
-                              .y = out.reshape({tokens * count, dim}),
-                              .rstd = rstd},
-                             ctx.launch);
-        };
-        norm(saved.q_raw, *q_norm_, saved.q_rstd, saved.q, heads);
-        norm(saved.k_raw, *k_norm_, saved.k_rstd, saved.k, kv);
+    {
+        auto timed = ctx.stage("qkv");
+        const TensorView qkv =
+            ctx.scratch.tensor(ctx.activation, {tokens, (heads + 2 * kv) * dim}, "attention");
+        ctx.ops.gemm({.a = {.codes = xn}, .b = {.codes = qkv_->plain}, .d = qkv}, ctx.launch);
+        ctx.ops.split_qkv({.qkv = qkv,
+                           .q = q_norm_ != nullptr ? saved.q_raw : saved.q,
+                           .k = q_norm_ != nullptr ? saved.k_raw : saved.k,
+                           .v = saved.v},
+                          ctx.launch);
+        if (q_norm_ != nullptr) {
+            const auto norm = [&](const TensorView& raw, const Parameter& gamma, const TensorView& rstd,
+                                  const TensorView& out, int64_t count) {
+                ctx.ops.rms_norm({.x = raw.reshape({tokens * count, dim}),
+                                  .gamma = gamma.master,
+                                  .eps = static_cast<float>(model_.norm_epsilon),
+                                  .y = out.reshape({tokens * count, dim}),
+                                  .rstd = rstd},
+                                 ctx.launch);
+            };
+            norm(saved.q_raw, *q_norm_, saved.q_rstd, saved.q, heads);
+            norm(saved.k_raw, *k_norm_, saved.k_rstd, saved.k, kv);
+        }
+        ctx.ops.rope({.table = rope_table_, .x = saved.q}, ctx.launch);
+        ctx.ops.rope({.table = rope_table_, .x = saved.k}, ctx.launch);
     }
-    ctx.ops.rope({.table = rope_table_, .x = saved.q}, ctx.launch);
-    ctx.ops.rope({.table = rope_table_, .x = saved.k}, ctx.launch);
     core(ctx, saved, recompute_core ? ctx.scratch : ctx.saved);
+    auto timed = ctx.stage("proj");
     const TensorView out = ctx.scratch.tensor(ctx.activation, {tokens, model_.hidden_size}, "attention");
     ctx.ops.gemm(
         {.a = {.codes = saved.o.reshape({tokens, heads * dim})}, .b = {.codes = proj_->plain}, .d = out},
@@ -103,6 +107,7 @@ void SelfAttention::forward(Context& ctx, const TensorView& xn, const TensorView
 
 // o and lse in `arena`: core_attn drops them after the forward and rebuilds them in the backward.
 void SelfAttention::core(Context& ctx, AttentionSaved& saved, Arena& arena) const {
+    auto timed = ctx.stage("core attention");
     const int64_t tokens = saved.q.dim(0), heads = model_.num_attention_heads;
     saved.o = arena.tensor(ctx.activation, {tokens, heads, model_.kv_channels}, "attention");
     saved.lse = arena.tensor(DType::f32, {tokens, heads}, "attention");
@@ -118,7 +123,6 @@ void SelfAttention::core(Context& ctx, AttentionSaved& saved, Arena& arena) cons
 
 void SelfAttention::backward(Context& ctx, const TensorView& dy, const TensorView& xn, AttentionSaved& saved,
                              const TensorView& dxn) const {
-    auto timed = ctx.stage("attention");
     ArenaScope scope(ctx.scratch);
     const int64_t tokens = xn.rows(), heads = model_.num_attention_heads, kv = model_.num_query_groups,
                   dim = model_.kv_channels;
@@ -130,29 +134,36 @@ void SelfAttention::backward(Context& ctx, const TensorView& dy, const TensorVie
     const TensorView dout = scratch(heads), dq = scratch(heads), dk = scratch(kv), dv = scratch(kv);
     const TensorView dqkv = ctx.scratch.tensor(ctx.activation, {tokens, (heads + 2 * kv) * dim}, "attention");
 
-    ctx.ops.gemm({.a = {.codes = dy},
-                  .b = {.codes = o},
-                  .form = op::GemmForm::tn,
-                  .mode = ctx.grad_mode,
-                  .d = proj_->main_grad},
-                 ctx.launch);
-    ctx.ops.gemm({.a = {.codes = dy},
-                  .b = {.codes = proj_->plain},
-                  .form = op::GemmForm::nn,
-                  .d = dout.reshape({tokens, heads * dim})},
-                 ctx.launch);
-    ctx.ops.attention_backward({.dout = dout,
-                                .q = saved.q,
-                                .k = saved.k,
-                                .v = saved.v,
-                                .o = saved.o,
-                                .lse = saved.lse,
-                                .seq_length = ctx.seq_length,
-                                .scale = scale_,
-                                .dq = dq,
-                                .dk = dk,
-                                .dv = dv},
-                               ctx.launch);
+    {
+        auto timed = ctx.stage("proj");
+        ctx.ops.gemm({.a = {.codes = dy},
+                      .b = {.codes = o},
+                      .form = op::GemmForm::tn,
+                      .mode = ctx.grad_mode,
+                      .d = proj_->main_grad},
+                     ctx.launch);
+        ctx.ops.gemm({.a = {.codes = dy},
+                      .b = {.codes = proj_->plain},
+                      .form = op::GemmForm::nn,
+                      .d = dout.reshape({tokens, heads * dim})},
+                     ctx.launch);
+    }
+    {
+        auto timed = ctx.stage("core attention");
+        ctx.ops.attention_backward({.dout = dout,
+                                    .q = saved.q,
+                                    .k = saved.k,
+                                    .v = saved.v,
+                                    .o = saved.o,
+                                    .lse = saved.lse,
+                                    .seq_length = ctx.seq_length,
+                                    .scale = scale_,
+                                    .dq = dq,
+                                    .dk = dk,
+                                    .dv = dv},
+                                   ctx.launch);
+    }
+    auto timed = ctx.stage("qkv");
     ctx.ops.rope({.table = rope_table_, .direction = op::RopeDirection::backward, .x = dq}, ctx.launch);
     ctx.ops.rope({.table = rope_table_, .direction = op::RopeDirection::backward, .x = dk}, ctx.launch);
     TensorView dq_raw = dq, dk_raw = dk;

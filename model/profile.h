@@ -46,6 +46,12 @@ struct RowSamples {
 };
 // Adds one resolved step.
 void add_step(const StageTimer& timer, RowSamples& samples);
+// Bytes that the device counted for a whole step (`sent`), charged to the calls of the exchange by leg, and within a leg as `split` says.
+// Where the exchange told its bytes call by call, there is nothing to do.
+struct WireSplit {
+    double dispatch_forward = 1, dispatch_backward = 1, combine_forward = 1, combine_backward = 1;
+};
+void charge_wire(const WireBytes& sent, const WireSplit& split, RowSamples& samples);
 // Fills ideal_seconds: `ideal` gives the seconds of one call at the measured ceilings.
 using IdealSeconds = std::function<double(const OpCall& call, double wire_bytes)>;
 void add_ceilings(const IdealSeconds& ideal, RowSamples& samples);
@@ -77,12 +83,14 @@ struct ArmProfile {
     double flops_per_second() const { return layer.median > 0 ? useful_flops / layer.median : 0; }
 };
 
-// What the machine reaches at most, measured at the start; 0: not measured.
+// What the machine reaches, measured at the start; 0: not measured.
 struct MachineRates {
     std::string device;
     double bytes_per_second = 0;  // copies, read plus written
-    double bf16_flops = 0, fp8_flops = 0;
+    double bf16_flops = 0,
+           fp8_flops = 0;  // of products back to back, which a stage between lighter ones may pass
     double peer_load = 0, peer_store = 0;  // bytes per second between one GPU and all others, all active
+    std::string no_peers;                  // why they are 0, where there is more than one rank
 };
 
 struct Profile {

@@ -22,9 +22,8 @@ ProfileCeilings::ProfileCeilings(const BackendChoice& backend, ProcessGroup& wor
       meter_(ops_->device(), *probe_, on_gpu(backend) ? MeasureOptions{} : MeasureOptions::for_host()),
       ceilings_(meter_, *ops_, on_gpu(backend) ? kGpuSide : kHostSide),
       largest_(on_gpu(backend) ? kGpuLargest : kHostLargest) {
-    std::string reason;
     const auto peers =
-        world.size() > 1 ? make_peer_probe(backend, *ops_, world, reason) : std::unique_ptr<PeerProbe>();
+        world.size() > 1 ? make_peer_probe(backend, *ops_, world, no_peers_) : std::unique_ptr<PeerProbe>();
     if (peers == nullptr) return;
     const Together together{.meet = [&] { world.barrier(); },
                             .largest =
@@ -73,7 +72,8 @@ MachineRates ProfileCeilings::rates() {
             .bf16_flops = ceilings_.product(ProductKind::bf16).sustained,
             .fp8_flops = ceilings_.product(ProductKind::fp8).sustained,
             .peer_load = peers_.load,
-            .peer_store = peers_.store};
+            .peer_store = peers_.store,
+            .no_peers = no_peers_};
 }
 
 }  // namespace fp8flow

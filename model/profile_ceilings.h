@@ -27,6 +27,7 @@ private:
     Meter meter_;
     Ceilings ceilings_;
     PeerRates peers_;  // 0: not measured
+    std::string no_peers_;
     int64_t largest_;  // bytes of memory traffic that are measured; above, time grows with the bytes
 };
 

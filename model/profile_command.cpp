@@ -14,6 +14,20 @@ namespace {
 
 constexpr const char* kRoutings[] = {"balanced", "skewed_1.25", "skewed_2.0", "data"};
 
+// What the columns mean; takes the BF16 peak.
+constexpr const char* kLegend =
+    "  layer       forward + backward of one MoE layer without the stage timer, the slowest rank of each "
+    "step\n"
+    "  TFLOP/s     FLOPs of the model, no pads, no recomputation; BF16 peak: {}FLOP/s, a dense product "
+    "measured here\n"
+    "  wire/rank   sent by rank 0 in one step; wire ms: plan, dispatch and combine of one layer, all "
+    "exposed\n"
+    "  stages      share: of the time of their part; moves, FLOPs: what they cannot do without; memory: in "
+    "use at their peak\n"
+    "  of ceiling  their calls one by one at the ceilings measured here, over their time; products are "
+    "compared with calls\n"
+    "              back to back at the power limit, so a stage that runs between lighter ones may pass 100 %";
+
 class ProfileRun {
 public:
     ProfileRun(const RunOptions& options, ProcessGroup& world)
@@ -73,11 +87,15 @@ private:
     void report_machine() {
         const MachineRates& m = profile_.machine;
         log_.line(fmt::format(
-            "ceilings of this machine ({}): copies {}B/s, products {}FLOP/s BF16, {}FLOP/s FP8", m.device,
-            format_si(m.bytes_per_second), format_si(m.bf16_flops), format_si(m.fp8_flops)));
+            "ceilings of this machine ({}): copies {}B/s, products {}FLOP/s BF16, {}FLOP/s FP8{}", m.device,
+            format_si(m.bytes_per_second), format_si(m.bf16_flops), format_si(m.fp8_flops),
+            backend_.kind == BackendKind::hopper ? ", sustained" : " (small ones: a rough guide)"));
         if (m.peer_load > 0)
             log_.line(fmt::format("  between one GPU and all others, all active: loads {}B/s, stores {}B/s",
                                   format_si(m.peer_load), format_si(m.peer_store)));
+        else if (!m.no_peers.empty())
+            log_.line(
+                fmt::format("  between ranks: not measured ({}); the wire counts in no ceiling", m.no_peers));
     }
 
     void progress(const std::string& arm, const char* phase, int64_t step, int64_t of) {
@@ -113,13 +131,7 @@ private:
         log_.line("recipes side by side, stage by stage (median); end to end: without the stage timer");
         log_.line(side_by_side_table(profile_));
         log_.line(summary_table(profile_));
-        log_.line(
-            fmt::format("  layer: forward + backward of one MoE layer without the stage timer, the slowest "
-                        "rank of each step; "
-                        "TFLOP/s: FLOPs of the model, no pads, no recomputation; peak: {}FLOP/s, a dense "
-                        "BF16 product measured here; "
-                        "wire: sent by rank 0 per step; wire ms: plan, dispatch and combine, all exposed",
-                        format_si(profile_.machine.bf16_flops)));
+        log_.line(fmt::format(kLegend, format_si(profile_.machine.bf16_flops)));
         log_.line(fmt::format(
             "  files  {}/: profile.json, profile.svg, trace.rank*.json (ui.perfetto.dev), profile.log",
             folder_->path()));

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <string_view>
 #include <utility>
 
@@ -79,6 +80,35 @@ void add_step(const StageTimer& timer, RowSamples& samples) {
         samples.calls.push_back({r, call.call, std::exchange(wire_left[span], 0.0), runs[r]});
     }
     samples.seconds.push_back(std::move(seconds));
+}
+
+void charge_wire(const WireBytes& sent, const WireSplit& split, RowSamples& samples) {
+    struct Leg {
+        double total;
+        std::initializer_list<std::string_view> ops;
+        double forward, backward;
+    };
+    const auto weight = [&](const Leg& leg, const RowSamples::Call& call) {
+        if (std::find(leg.ops.begin(), leg.ops.end(), call.call.op) == leg.ops.end()) return 0.0;
+        return samples.rows[call.row].direction == "forward" ? leg.forward : leg.backward;
+    };
+    // not the reductions of gradients, whose bytes are always told
+    for (const Leg& leg :
+         {Leg{sent.routing, {"gather_routing"}, 1, 1},
+          Leg{sent.dispatch, {"dispatch", "dispatch_rows"}, split.dispatch_forward, split.dispatch_backward},
+          Leg{sent.combine, {"combine"}, split.combine_forward, split.combine_backward}}) {
+        double weights = 0, told = 0;
+        for (const RowSamples::Call& call : samples.calls) {
+            weights += weight(leg, call);
+            if (weight(leg, call) > 0) told += call.wire_bytes;
+        }
+        if (told > 0 || weights <= 0) continue;
+        for (RowSamples::Call& call : samples.calls) {
+            const double bytes = leg.total * weight(leg, call) / weights;
+            call.wire_bytes += bytes;
+            samples.rows[call.row].wire_bytes += bytes / call.runs;
+        }
+    }
 }
 
 void add_ceilings(const IdealSeconds& ideal, RowSamples& samples) {

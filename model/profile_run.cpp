@@ -21,30 +21,13 @@ double useful_flops(const Config& config, double tokens) {
     return tokens * flops / static_cast<double>(std::count(layers.begin(), layers.end(), 1));
 }
 
-// Bytes that the device counted for a whole step (`sent`), charged to the calls of the exchange: by leg, and within it as even routing
-// would divide them. Where the exchange told its bytes call by call, there is nothing to do.
-void charge_wire(const Config& config, const WireBytes& sent, RowSamples& samples) {
-    double charged = 0;
-    for (const RowSamples::Call& call : samples.calls) charged += call.wire_bytes;
-    if (charged > 0 || sent.total() <= 0) return;
-    const std::vector<WireItem> expected = wire_bytes(config);  // routing, dispatch, combine, prob gradients
-    const auto charge = [&](double total, std::initializer_list<std::string_view> ops, double forward,
-                            double backward) {
-        const auto weight = [&](const RowSamples::Call& call) {
-            if (std::find(ops.begin(), ops.end(), call.call.op) == ops.end()) return 0.0;
-            return samples.rows[call.row].direction == "forward" ? forward : backward;
-        };
-        double weights = 0;
-        for (const RowSamples::Call& call : samples.calls) weights += weight(call);
-        for (RowSamples::Call& call : samples.calls) {
-            if (weight(call) <= 0) continue;
-            call.wire_bytes = total * weight(call) / weights;
-            samples.rows[call.row].wire_bytes += call.wire_bytes / call.runs;
-        }
-    };
-    charge(sent.routing, {"gather_routing"}, 1, 1);
-    charge(sent.dispatch, {"dispatch", "dispatch_rows"}, expected[1].forward, expected[1].backward);
-    charge(sent.combine, {"combine"}, expected[2].forward, expected[2].backward + expected[3].backward);
+// How even routing divides the bytes of dispatch and combine between the passes.
+WireSplit wire_split(const Config& config) {
+    const std::vector<WireItem> items = wire_bytes(config);  // routing, dispatch, combine, prob gradients
+    return {.dispatch_forward = items[1].forward,
+            .dispatch_backward = items[1].backward,
+            .combine_forward = items[2].forward,
+            .combine_backward = items[2].backward + items[3].backward};
 }
 
 class ArmRun {
@@ -109,7 +92,7 @@ public:
     // After the model's memory is free again, since the ceilings need some.
     ArmProfile finish(ProfileCeilings& ceilings) {
         trainer_.reset();
-        charge_wire(config_, result_.wire, samples_);
+        charge_wire(result_.wire, wire_split(config_), samples_);
         add_ceilings([&](const OpCall& call, double wire) { return ceilings.seconds_of(call, wire); },
                      samples_);
         result_.rows = merge_rows(samples_, world_);

@@ -117,6 +117,18 @@ TEST(Profile, WritesItsFilesAndSumsAgree) {
             EXPECT_EQ(row_of(recipe, "moe layer", "fc1", "forward")->at("flops"), 2.0 * 128 * 256 * 128);
             EXPECT_EQ(row_of(recipe, "moe layer", "fc2 wgrad", "backward")->at("flops"),
                       2.0 * 128 * 128 * 128);
+            // two heads of 64 for queries, one each for keys and values: 256 columns from 128
+            for (const auto& [direction, products] : {std::pair{"forward", 1}, std::pair{"backward", 2}}) {
+                EXPECT_EQ(row_of(recipe, "attention", "qkv", direction)->at("product flops"),
+                          products * 2.0 * 64 * 128 * 256);
+                EXPECT_EQ(row_of(recipe, "attention", "proj", direction)->at("product flops"),
+                          products * 2.0 * 64 * 128 * 128);
+                const json* core = row_of(recipe, "attention", "core attention", direction);
+                ASSERT_NE(core, nullptr) << name;
+                EXPECT_GT(core->at("flops").get<double>(), 0);
+                // what lies between them is no work
+                EXPECT_EQ(row_of(recipe, "attention", "attention", direction)->at("bytes"), 0.0);
+            }
             EXPECT_NE(row_of(recipe, "optimizer", "optimizer", "update"), nullptr);
             EXPECT_NE(row_of(recipe, "gradient reduction", "gradient reduction", "update"), nullptr);
             // what left the ranks in a step, by stage and as a whole; 8 sequences are 4 micro-batches of 2 on one rank, 2 on two

@@ -111,6 +111,45 @@ TEST(Profile, CeilingsAddUpCallByCall) {
     EXPECT_EQ(find(played.samples.rows, "cast", "forward")->ideal_seconds, 4);
 }
 
+// One of two layers, as an exchange between GPUs leaves it: no bytes told but those of the gradients.
+RowSamples untold_exchange() {
+    RowSamples samples;
+    const auto add = [&](const char* part, const char* op, const char* direction, double runs,
+                         double wire_bytes) {
+        ProfileRow row;
+        row.part = part;
+        row.stage = op;
+        row.direction = direction;
+        row.wire_bytes = wire_bytes / runs;
+        samples.rows.push_back(row);
+        for (int call = 0; call < static_cast<int>(runs); ++call)
+            samples.calls.push_back(
+                {samples.rows.size() - 1, {.op = op, .cost = {.bytes = 1}}, wire_bytes / runs, runs});
+    };
+    add(kMoeLayer, "gather_routing", "forward", 2, 0);
+    add(kMoeLayer, "dispatch", "forward", 2, 0);
+    add(kMoeLayer, "grouped_gemm", "forward", 2, 0);
+    add(kMoeLayer, "combine", "forward", 2, 0);
+    add(kMoeLayer, "dispatch", "backward", 2, 0);
+    add(kMoeLayer, "combine", "backward", 2, 0);
+    add("gradient reduction", "all_reduce", "update", 1, 5000);
+    return samples;
+}
+
+TEST(Profile, WireBytesOfAStepAreChargedToTheCallsOfTheExchange) {
+    const WireBytes sent{.routing = 8, .dispatch = 300, .combine = 500};
+    const WireSplit split{
+        .dispatch_forward = 1, .dispatch_backward = 2, .combine_forward = 4, .combine_backward = 1};
+    RowSamples samples = untold_exchange();
+    charge_wire(sent, split, samples);
+    const std::vector<double> of_layer = {4, 50, 0, 200, 100, 50, 5000};
+    for (size_t r = 0; r < of_layer.size(); ++r) EXPECT_EQ(samples.rows[r].wire_bytes, of_layer[r]) << r;
+    for (const RowSamples::Call& call : samples.calls) EXPECT_EQ(call.wire_bytes, of_layer[call.row]);
+
+    charge_wire(sent, split, samples);  // told by now
+    for (size_t r = 0; r < of_layer.size(); ++r) EXPECT_EQ(samples.rows[r].wire_bytes, of_layer[r]) << r;
+}
+
 TEST(Profile, MergedRowsTakeTimesOverStepsAndRanksAndMeanCounts) {
     run_thread_ranks(2, 20, [&](ProcessGroup& world) {
         Played played(3);
