@@ -18,6 +18,7 @@ struct RunOptions {
     Ablation ablation =
         Ablation::none;  // validate, profile: also the flow with one optimisation off at a time
     std::optional<int64_t> measured_steps;  // profile
+    std::string command;                    // as it was typed, for the results
     Placement placement;
 };
 

@@ -223,7 +223,7 @@ struct CommandLine {
         options.placement = placement();
         bench_options.backend = options.backend;
         bench_options.placement = options.placement;
-        bench_options.command = typed(argc, argv);
+        options.command = bench_options.command = typed(argc, argv);
     }
 };
 

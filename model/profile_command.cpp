@@ -32,7 +32,7 @@ class ProfileRun {
 public:
     ProfileRun(const RunOptions& options, ProcessGroup& world)
         : world_(world),
-          config_path_(options.config_path),
+          command_(options.command),
           config_(profiled_config(load_config(options.config_path, options.overrides, world.size()),
                                   options.measured_steps)),
           backend_(choose_backend(options.backend, options.placement, world)),
@@ -54,7 +54,7 @@ public:
         profile_.steps = spec.profile_step_end - spec.profile_step_start;
         profile_.routing = kRoutings[static_cast<size_t>(spec.routing)];
         profile_.date = format_timestamp(std::chrono::system_clock::now());
-        profile_.command = command_line("profile", config_path_, world_.size());
+        profile_.command = command_;
         log_.line(fmt::format(
             "routing: {}; {} to warm up, {} timed stage by stage, {} timed as a whole, for each recipe",
             profile_.routing, counted(spec.profile_step_start, "step"), profile_.steps, profile_.steps));
@@ -138,7 +138,7 @@ private:
     }
 
     ProcessGroup& world_;
-    std::string config_path_;
+    std::string command_;
     Config config_;
     BackendChoice backend_;
     std::vector<Arm> arms_;

@@ -92,6 +92,8 @@ TEST(Profile, WritesItsFilesAndSumsAgree) {
         for (int r = 0; r < ranks; ++r) wanted.insert("trace.rank" + std::to_string(r) + ".json");
         for (const auto& entry : std::filesystem::directory_iterator(out))
             files.insert(entry.path().filename());
+        const std::string command = json::parse(read_whole(out + "/profile.json")).at("command");
+        expect_contains(command, "--set parallel.expert_model_parallel_size=" + std::to_string(ranks));
         EXPECT_EQ(files, wanted);
         expect_well_formed(read_whole(out + "/profile.svg"));
         for (int r = 0; r < ranks; ++r)
