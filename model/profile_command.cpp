@@ -26,7 +26,7 @@ constexpr const char* kLegend =
     "use at their peak\n"
     "  of ceiling  their calls one by one at the ceilings measured here, over their time; products are "
     "compared with calls\n"
-    "              back to back at the power limit, so a stage that runs between lighter ones may pass 100 %";
+    "              back to back for most of a second; a stage that runs between lighter ones may pass 100 %";
 
 class ProfileRun {
 public:
