@@ -6,11 +6,14 @@
 #include "model/run_report.h"
 #include "model/table.h"
 
+#include <chrono>
 #include <optional>
 
 namespace fp8flow {
 
 namespace {
+
+constexpr std::chrono::seconds kProgressPause{1};  // between lines within a phase
 
 constexpr const char* kRoutings[] = {"balanced", "skewed_1.25", "skewed_2.0", "data"};
 
@@ -24,9 +27,7 @@ constexpr const char* kLegend =
     "exposed\n"
     "  stages      share: of the time of their part; moves, FLOPs: what they cannot do without; memory: in "
     "use at their peak\n"
-    "  of ceiling  their calls one by one at the ceilings measured here, over their time; products are "
-    "compared with calls\n"
-    "              back to back for most of a second; a stage that runs between lighter ones may pass 100 %";
+    "  of ceiling  their calls one by one at the ceilings measured here after a rest, over their time";
 
 class ProfileRun {
 public:
@@ -89,7 +90,7 @@ private:
         log_.line(fmt::format(
             "ceilings of this machine ({}): copies {}B/s, products {}FLOP/s BF16, {}FLOP/s FP8{}", m.device,
             format_si(m.bytes_per_second), format_si(m.bf16_flops), format_si(m.fp8_flops),
-            backend_.kind == BackendKind::hopper ? ", sustained" : " (small ones: a rough guide)"));
+            backend_.kind == BackendKind::hopper ? "" : " (small ones: a rough guide)"));
         if (m.peer_load > 0)
             log_.line(fmt::format("  between one GPU and all others, all active: loads {}B/s, stores {}B/s",
                                   format_si(m.peer_load), format_si(m.peer_store)));
@@ -99,7 +100,10 @@ private:
     }
 
     void progress(const std::string& arm, const char* phase, int64_t step, int64_t of) {
-        if (step != of && step % config_.output.log_interval != 0) return;
+        const auto now = std::chrono::steady_clock::now();
+        if (step != of && (step % config_.output.log_interval != 0 || now - last_progress_ < kProgressPause))
+            return;
+        last_progress_ = now;
         log_.line(fmt::format(" {:<14} | {:<7} {:>{}}/{} | ETA {}", arm, phase, step,
                               std::to_string(of).size(), of, format_clock(eta_.seconds_left().value_or(0))));
     }
@@ -143,6 +147,7 @@ private:
     BackendChoice backend_;
     std::vector<Arm> arms_;
     EtaEstimator eta_;
+    std::chrono::steady_clock::time_point last_progress_;
     std::optional<OutputFolder> folder_;
     std::shared_ptr<const TokenSource> data_;
     RunLog log_;
