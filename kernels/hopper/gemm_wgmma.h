@@ -8,8 +8,6 @@
 #include <cuda.h>
 #include <cuda_bf16.h>
 
-#include <type_traits>
-
 namespace fp8flow::hopper {
 
 constexpr int kTileRows = 128, kTileCols = 256;  // of D

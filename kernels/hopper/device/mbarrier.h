@@ -96,8 +96,4 @@ __device__ __forceinline__ void cluster_meet_unaligned() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-__device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(map)) : "memory");
-}
-
 }  // namespace fp8flow::hopper
