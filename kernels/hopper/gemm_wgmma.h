@@ -216,6 +216,23 @@ __device__ inline WgmmaShared& prepare_shared() {
     return shared;
 }
 
+// The way of a CTA: `load(shared)` by one thread of the loading warpgroup, `multiply(shared, warpgroup)` by the computing ones.
+template <class LoadAll, class MultiplyAll>
+__device__ __forceinline__ void run_roles(LoadAll load, MultiplyAll multiply) {
+    WgmmaShared& shared = prepare_shared();
+    const int role = static_cast<int>(threadIdx.x) / kWarpgroup;
+    if (role == 0) {
+        give_registers<kLoaderRegisters>();
+        if (threadIdx.x != 0) return;
+        load(shared);
+        cluster_meet_unaligned();
+    } else {
+        take_registers<kMathRegisters>();
+        multiply(shared, role - 1);
+        cluster_meet();  // nobody leaves while the other CTA may write here
+    }
+}
+
 // ---- storing: from registers, 16 bytes (BF16) or 8 bytes (FP32) a thread and access ---------------------------------------------------
 // A quad of lanes holds 4 chunks of 8 columns, each lane 2 columns of every chunk; afterwards lane q holds all of chunk q.
 __device__ __forceinline__ uint4 gather_chunk(uint32_t (&w)[4]) {

@@ -75,11 +75,7 @@ template <int kAcrossA, int kAcrossB>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     bf16_kernel(const __grid_constant__ DeviceProduct product, const __grid_constant__ CUtensorMap map_a,
                 const __grid_constant__ CUtensorMap map_b) {
-    WgmmaShared& shared = prepare_shared();
-    const int role = static_cast<int>(threadIdx.x) / kWarpgroup;
-    if (role == 0) {
-        give_registers<kLoaderRegisters>();
-        if (threadIdx.x != 0) return;
+    const auto load = [&](WgmmaShared& shared) {
         const int rank = static_cast<int>(cluster_rank());
         load_tiles<kDepth>(
             product, shared, kStageBytes, [&](const MathTile& tile, int step, int index, Barrier* full) {
@@ -107,12 +103,10 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
                                     });
                 }
             });
-        cluster_meet_unaligned();
-    } else {
-        take_registers<kMathRegisters>();
-        multiply_tiles<kAcrossA, kAcrossB>(product, shared, role - 1);
-        cluster_meet();  // nobody leaves while the other CTA may write here
-    }
+    };
+    run_roles(load, [&](WgmmaShared& shared, int warpgroup) {
+        multiply_tiles<kAcrossA, kAcrossB>(product, shared, warpgroup);
+    });
 }
 
 }  // namespace

@@ -109,11 +109,7 @@ template <class Wgmma, bool kRowScales>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     fp8_kernel(const __grid_constant__ DeviceProduct product, const __grid_constant__ CUtensorMap map_a,
                const __grid_constant__ CUtensorMap map_b) {
-    WgmmaShared& shared = prepare_shared();
-    const int role = static_cast<int>(threadIdx.x) / kWarpgroup;
-    if (role == 0) {
-        give_registers<kLoaderRegisters>();
-        if (threadIdx.x != 0) return;
+    const auto load = [&](WgmmaShared& shared) {
         const int rank = static_cast<int>(cluster_rank());
         constexpr uint32_t kScaleBytes = kRowScales ? kTileRows * sizeof(float) : 0;
         load_tiles<kDepth>(
@@ -138,12 +134,10 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
                                   step * product.a.scale.block_stride + tile.a_output,
                               full, shared.row_scales[index], kScaleBytes);
             });
-        cluster_meet_unaligned();
-    } else {
-        take_registers<kMathRegisters>();
-        multiply_tiles<Wgmma, kRowScales>(product, shared, role - 1);
-        cluster_meet();  // nobody leaves while the other CTA may write here
-    }
+    };
+    run_roles(load, [&](WgmmaShared& shared, int warpgroup) {
+        multiply_tiles<Wgmma, kRowScales>(product, shared, warpgroup);
+    });
 }
 
 }  // namespace
