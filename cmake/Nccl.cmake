@@ -1,5 +1,7 @@
 # Finds NCCL (nccl.h and the shared library) under FP8FLOW_DEPS, NCCL_HOME, beside the CUDA toolkit or in the system. Defines the target fp8flow_nccl
 # and sets FP8FLOW_NCCL_ENABLED, and FP8FLOW_NCCL_REASON (why it is not built).
+include(HeaderVersion)
+
 set(FP8FLOW_NCCL AUTO CACHE STRING "Build the exchange over NCCL: ON, OFF, or AUTO (where CUDA and NCCL are found)")
 set_property(CACHE FP8FLOW_NCCL PROPERTY STRINGS AUTO ON OFF)
 if(NOT FP8FLOW_NCCL MATCHES "^(AUTO|ON|OFF)$")
@@ -17,8 +19,7 @@ else()
     mark_as_advanced(FP8FLOW_NCCL_INCLUDE FP8FLOW_NCCL_LIBRARY)
     set(version 0)
     if(FP8FLOW_NCCL_INCLUDE)
-        file(STRINGS ${FP8FLOW_NCCL_INCLUDE}/nccl.h lines REGEX "#define NCCL_(MAJOR|MINOR) +[0-9]+")
-        string(REGEX REPLACE ".*NCCL_MAJOR +([0-9]+).*NCCL_MINOR +([0-9]+).*" "\\1.\\2" version "${lines}")
+        fp8flow_header_version(version ${FP8FLOW_NCCL_INCLUDE}/nccl.h NCCL "MAJOR;MINOR")
     endif()
     if(NOT FP8FLOW_NCCL_INCLUDE OR NOT FP8FLOW_NCCL_LIBRARY)
         set(FP8FLOW_NCCL_REASON "nccl.h or libnccl.so not found")

@@ -145,4 +145,18 @@ void Exchange::reset_counts() {
     num_dispatches_ = num_combines_ = 0;
 }
 
+void Exchange::dispatch_through_rows(Ops& ops, const Fp8Tensor& rows, const DispatchPlan& plan,
+                                     const Fp8Tensor& dst, Arena& scratch, const Launch& launch) {
+    ArenaScope scope(scratch);
+    const int64_t capacity = plan.all_ids.dim(0) * plan.all_ids.dim(1);
+    Fp8Tensor received{.codes = scratch.tensor(rows.codes.dtype, {capacity, rows.codes.dim(1)}, "dispatch"),
+                       .scales = {},
+                       .layout = rows.layout};
+    if (rows.scales)
+        received.scales = scratch.tensor(rows.scales.dtype, {capacity, rows.scales.dim(1)}, "dispatch");
+    do_dispatch_rows(rows, plan, received, scratch, launch);
+    ops.permute_pad({.src = received, .row_source = plan.row_source, .groups = plan.groups, .dst = dst},
+                    launch);
+}
+
 }  // namespace fp8flow

@@ -107,6 +107,9 @@ protected:
                             const Launch& launch) = 0;
     virtual void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values,
                                const Launch& launch) = 0;
+    // do_dispatch of backends that receive rows first: do_dispatch_rows into scratch, then `ops` permutes and pads.
+    void dispatch_through_rows(Ops& ops, const Fp8Tensor& rows, const DispatchPlan& plan,
+                               const Fp8Tensor& dst, Arena& scratch, const Launch& launch);
     WireBytes wire_;  // backends add what they send
 
 private:

@@ -129,16 +129,7 @@ void NcclExchange::do_gather_routing(const TensorView& ids, const TensorView& pr
 
 void NcclExchange::do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst,
                                Arena& scratch, const Launch& launch) {
-    ArenaScope scope(scratch);
-    const int64_t capacity = plan.all_ids.dim(0) * plan.all_ids.dim(1);
-    Fp8Tensor received{.codes = scratch.tensor(rows.codes.dtype, {capacity, rows.codes.dim(1)}, "dispatch"),
-                       .scales = {},
-                       .layout = rows.layout};
-    if (rows.scales)
-        received.scales = scratch.tensor(rows.scales.dtype, {capacity, rows.scales.dim(1)}, "dispatch");
-    do_dispatch_rows(rows, plan, received, scratch, launch);
-    ops_.permute_pad({.src = received, .row_source = plan.row_source, .groups = plan.groups, .dst = dst},
-                     launch);
+    dispatch_through_rows(ops_, rows, plan, dst, scratch, launch);
 }
 
 // Codes and scales are two messages, so that both arrive where they belong: received rows stand in the order of the messages.

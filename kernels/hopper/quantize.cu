@@ -95,16 +95,8 @@ void HopperOps::do_quantize_tensor(const op::QuantizeTensor& args, const Launch&
     const TileShape shape = tile_shape(args.src, args.groups, args.transposed.codes);
     const TileSource source = {.values = row_view(args.src)};
     uint32_t* amax = workspace_->partials_for<uint32_t>(1);
-    launch_tile_amax(source, shape, AmaxOf::everything, amax, launch);
-    launch_table_scales({.amax = amax,
-                         .columns = 1,
-                         .counts = nullptr,
-                         .entries = 1,
-                         .dtype = dtype,
-                         .rule = {.scale_format = args.scale_format},
-                         .scales = args.rows ? args.rows.scales.as<float>() : nullptr,
-                         .scales2 = args.transposed ? args.transposed.scales.as<float>() : nullptr},
-                        launch);
+    launch_tensor_scale(source, shape, amax, dtype, {.scale_format = args.scale_format}, args.rows,
+                        args.transposed, launch);
     TileOutput rows = tile_rows(args.rows, Share::word), columns = tile_columns(args.transposed, Share::word);
     rows.multipliers = columns.multipliers = reinterpret_cast<const float*>(amax);
     launch_quantize_tiles(source, shape, rows, columns, {.scale_format = args.scale_format}, launch);

@@ -353,4 +353,19 @@ void launch_table_scales(const TableScales& table, const Launch& launch) {
     check_launch("table_scales");
 }
 
+void launch_tensor_scale(const TileSource& source, const TileShape& shape, uint32_t* amax, DType dtype,
+                         const QuantizeRule& rule, const Fp8Tensor& copy, const Fp8Tensor& other,
+                         const Launch& launch) {
+    launch_tile_amax(source, shape, AmaxOf::everything, amax, launch);
+    launch_table_scales({.amax = amax,
+                         .columns = 1,
+                         .counts = nullptr,
+                         .entries = 1,
+                         .dtype = dtype,
+                         .rule = rule,
+                         .scales = copy ? copy.scales.as<float>() : nullptr,
+                         .scales2 = other ? other.scales.as<float>() : nullptr},
+                        launch);
+}
+
 }  // namespace fp8flow::hopper

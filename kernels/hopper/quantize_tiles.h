@@ -74,4 +74,9 @@ struct TableScales {
 };
 void launch_table_scales(const TableScales& table, const Launch& launch);
 
+// One scale for everything, stored in both copies (either may be absent); `amax` (one word) holds its multiplier afterwards.
+void launch_tensor_scale(const TileSource& source, const TileShape& shape, uint32_t* amax, DType dtype,
+                         const QuantizeRule& rule, const Fp8Tensor& copy, const Fp8Tensor& other,
+                         const Launch& launch);
+
 }  // namespace fp8flow::hopper

@@ -43,16 +43,7 @@ void HopperOps::do_quantize_weight(const op::QuantizeWeight& args, const Launch&
         case ScaleLayout::mx32: share = Share::mx; break;
         case ScaleLayout::tensor: {
             uint32_t* amax = workspace_->partials_for<uint32_t>(1);
-            launch_tile_amax(source, shape, AmaxOf::everything, amax, launch);
-            launch_table_scales({.amax = amax,
-                                 .columns = 1,
-                                 .counts = nullptr,
-                                 .entries = 1,
-                                 .dtype = dtype,
-                                 .rule = rule,
-                                 .scales = args.fprop ? args.fprop.scales.as<float>() : nullptr,
-                                 .scales2 = args.dgrad ? args.dgrad.scales.as<float>() : nullptr},
-                                launch);
+            launch_tensor_scale(source, shape, amax, dtype, rule, args.fprop, args.dgrad, launch);
             share = Share::word;
             multipliers = reinterpret_cast<const float*>(amax);
             break;
