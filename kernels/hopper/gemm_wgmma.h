@@ -41,6 +41,7 @@ struct MathTile {
 struct WgmmaShared {
     alignas(1024) uint8_t stages[kStages][kStageBytes];
     alignas(16) float row_scales[kStages][kTileRows];  // FP8: of A
+    alignas(16) float col_scales[kStages][kTileCols];  // FP8: of B, where it has one a column
     MathTile tiles[kRing];
     Barrier full[kStages], empty[kStages], tile_full[kRing], tile_empty[kRing];
 };

@@ -25,14 +25,18 @@ namespace {
 constexpr int kDepth = 128;                            // contraction elements of a stage, and per promotion
 constexpr int kColumns = kTileCols / kMathWarpgroups;  // of a warpgroup
 
+// Scales of A by those of B: one per 128 rows and 128 columns; per row and 128 columns; per row and per column.
+enum class Scales { tiles, rows_tiles, rows_columns };
+constexpr bool has_row_scales(Scales scales) { return scales != Scales::tiles; }
+
 // ---- computing: one warpgroup -----------------------------------------------------------------------------------------------------------
-// kRowScales: A has a scale per row, otherwise one per 128 rows; B one per 128 columns.
-template <class Wgmma, bool kRowScales>
+template <class Wgmma, Scales kScales>
 __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int warpgroup) {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
     const int row0 = thread / 32 * 16 + lane / 4;  // this thread's rows: row0 + {0, 8} of each 64
     const float* scales_a = static_cast<const float*>(p.a.scale.scales);
     const float* scales_b = static_cast<const float*>(p.b.scale.scales);
+    constexpr bool kRowScales = has_row_scales(kScales);
     constexpr int kRows = kRowScales ? 4 : 1;
     RingPosition<kStages> stage;
     RingPosition<kRing> ring;
@@ -50,6 +54,7 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
                             min(col0, p.n - 1) / p.b.scale.outputs_per_scale * p.b.scale.output_stride +
                             tile.b_k / kDepth * p.b.scale.block_stride;
         const auto read_scale = [&](int step) {
+            if (kScales == Scales::rows_columns) return 1.0f;
             if (step >= tile.steps) return 0.0f;
             const float b = at_b[step * p.b.scale.block_stride];
             return kRowScales ? b : at_a[step * p.a.scale.block_stride] * b;
@@ -76,7 +81,9 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
                     factor[i] = shared.row_scales[stage.index][row0 + 64 * (i / 2) + 8 * (i % 2)] * scale;
             }
             const uint64_t b = swizzled_rows(a + (kTileRows + warpgroup * kColumns) * kDepth);
-            // 64 rows: sums of 128 products, scaled and added; `read` is called once tensor cores have read the operands
+            const float2* columns = reinterpret_cast<const float2*>(shared.col_scales[stage.index] +
+                                                                    warpgroup * kColumns + 2 * (lane % 4));
+            // 64 rows: sums of 128 products, scaled and added; `read` is called once nothing of the stage is needed any more
             const auto multiply = [&](const uint8_t* rows, float(&result)[64], float above, float below,
                                       auto read) {
                 float partial[64];
@@ -88,10 +95,22 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
                 wgmma_commit();
                 wgmma_wait<0>();
                 keep_in_place(partial);
-                read();
+                if (kScales == Scales::rows_columns) {
 #pragma unroll
-                for (int i = 0; i < 64; ++i)
-                    result[i] = fma_float(partial[i], i / 2 % 2 == 0 ? above : below, result[i]);
+                    for (int j = 0; j < 16; ++j) {
+                        const float2 b = columns[4 * j];  // of columns 8 * j + 2 * (lane % 4) and the next
+                        result[4 * j] = fma_float(partial[4 * j], above * b.x, result[4 * j]);
+                        result[4 * j + 1] = fma_float(partial[4 * j + 1], above * b.y, result[4 * j + 1]);
+                        result[4 * j + 2] = fma_float(partial[4 * j + 2], below * b.x, result[4 * j + 2]);
+                        result[4 * j + 3] = fma_float(partial[4 * j + 3], below * b.y, result[4 * j + 3]);
+                    }
+                    read();
+                } else {
+                    read();
+#pragma unroll
+                    for (int i = 0; i < 64; ++i)
+                        result[i] = fma_float(partial[i], i / 2 % 2 == 0 ? above : below, result[i]);
+                }
             };
             multiply(a, sum[0], factor[0], factor[kRows > 1 ? 1 : 0], [] {});
             if (step == 0 && warpgroup == 0) announce(1 + turn, kMathThreads);
@@ -105,15 +124,16 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
     }
 }
 
-template <class Wgmma, bool kRowScales>
+template <class Wgmma, Scales kScales>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     fp8_kernel(const __grid_constant__ DeviceProduct product, const __grid_constant__ CUtensorMap map_a,
                const __grid_constant__ CUtensorMap map_b) {
     const auto load = [&](WgmmaShared& shared) {
         const int rank = static_cast<int>(cluster_rank());
-        constexpr uint32_t kScaleBytes = kRowScales ? kTileRows * sizeof(float) : 0;
+        constexpr uint32_t kRowBytes = has_row_scales(kScales) ? kTileRows * sizeof(float) : 0,
+                           kColBytes = kScales == Scales::rows_columns ? kTileCols * sizeof(float) : 0;
         load_tiles<kDepth>(
-            product, shared, kStageBytes + kScaleBytes,
+            product, shared, kStageBytes + kRowBytes + kColBytes,
             [&](const MathTile& tile, int step, int index, Barrier* full) {
                 const int a_k = static_cast<int>(tile.a_k) + step * kDepth,
                           b_k = static_cast<int>(tile.b_k) + step * kDepth;
@@ -129,14 +149,20 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
                                 [&](int i) { return make_int2(a_k, a + i * kTileRows / 2); });
                 load_operand<2>(load_of(Common::b), rank, &map_b, full, to_b, kTileCols / 2 * kStageRowBytes,
                                 [&](int i) { return make_int2(b_k, b + i * kTileCols / 2); });
-                if (kRowScales)
-                    bulk_load(static_cast<const float*>(product.a.scale.scales) +
-                                  step * product.a.scale.block_stride + tile.a_output,
-                              full, shared.row_scales[index], kScaleBytes);
+                const auto scales_at = [step](const DeviceScale& s, int64_t k, int64_t output) {
+                    return static_cast<const float*>(s.scales) + (k / kDepth + step) * s.block_stride +
+                           output;
+                };
+                if (kRowBytes > 0)
+                    bulk_load(scales_at(product.a.scale, tile.a_k, tile.a_output), full,
+                              shared.row_scales[index], kRowBytes);
+                if (kColBytes > 0)
+                    bulk_load(scales_at(product.b.scale, tile.b_k, tile.b_output), full,
+                              shared.col_scales[index], kColBytes);
             });
     };
     run_roles(load, [&](WgmmaShared& shared, int warpgroup) {
-        multiply_tiles<Wgmma, kRowScales>(product, shared, warpgroup);
+        multiply_tiles<Wgmma, kScales>(product, shared, warpgroup);
     });
 }
 
@@ -144,25 +170,38 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
 
 bool wgmma_takes_fp8(const DeviceProduct& p, int64_t alignment) {
     const auto scaled_by_128 = [](const DeviceScale& s) {
-        return s.scales != nullptr && s.dtype == DType::f32 && s.block == kDepth;
+        return s.scales != nullptr && s.dtype == DType::f32 && s.block == kDepth &&
+               (s.outputs_per_scale == kDepth || s.outputs_per_scale == 1);
     };
-    const int per_scale = p.a.scale.outputs_per_scale;
+    const bool a_rows = p.a.scale.outputs_per_scale == 1, b_columns = p.b.scale.outputs_per_scale == 1;
     return is_fp8(p.a.dtype) && p.b.dtype == DType::e4m3 && p.a.k_stride == 1 && p.b.k_stride == 1 &&
-           scaled_by_128(p.a.scale) && scaled_by_128(p.b.scale) && p.b.scale.outputs_per_scale == kDepth &&
-           // row scales are copied in pieces of 16 bytes
-           (per_scale == kDepth ||
-            (per_scale == 1 && p.grouped == Grouped::rows && p.a.scale.block_stride % 4 == 0)) &&
-           alignment % kTileRows == 0;
+           scaled_by_128(p.a.scale) && scaled_by_128(p.b.scale) && alignment % kTileRows == 0 &&
+           // scales of single rows and columns are copied in pieces of 16 bytes, those of a whole tile
+           (!a_rows || p.a.scale.block_stride % 4 == 0) &&
+           (!a_rows || p.grouped == Grouped::rows || (b_columns && p.m % kTileRows == 0)) &&
+           (!b_columns || (a_rows && p.n % kTileCols == 0 && p.b.scale.block_stride % 4 == 0 &&
+                           (p.grouped == Grouped::contraction || p.groups.num_groups == 1)));
 }
 
-void launch_wgmma_fp8(const DeviceProduct& p, const StoredShape& a, const StoredShape& b,
-                      const Launch& launch) {
+namespace {
+
+template <class Wgmma>
+void launch(const DeviceProduct& p, const CUtensorMap& map_a, const CUtensorMap& map_b,
+            const Launch& launch) {
+    const bool a_rows = p.a.scale.outputs_per_scale == 1, b_columns = p.b.scale.outputs_per_scale == 1;
+    const auto kernel = b_columns ? fp8_kernel<Wgmma, Scales::rows_columns>
+                        : a_rows  ? fp8_kernel<Wgmma, Scales::rows_tiles>
+                                  : fp8_kernel<Wgmma, Scales::tiles>;
+    launch_wgmma_kernel(kernel, p, map_a, map_b, launch);
+}
+
+}  // namespace
+
+void launch_wgmma_fp8(const DeviceProduct& p, const StoredShape& a, const StoredShape& b, const Launch& how) {
     const CUtensorMap map_a = tensor_map(p.a.codes, p.a.dtype, a.rows, a.cols, kTileRows / 2),
                       map_b = tensor_map(p.b.codes, p.b.dtype, b.rows, b.cols, kTileCols / 2);
-    const bool row_scales = p.a.scale.outputs_per_scale == 1, e5m2 = p.a.dtype == DType::e5m2;
-    const auto kernel = row_scales ? (e5m2 ? fp8_kernel<WgmmaE5m2, true> : fp8_kernel<WgmmaE4m3, true>)
-                                   : (e5m2 ? fp8_kernel<WgmmaE5m2, false> : fp8_kernel<WgmmaE4m3, false>);
-    launch_wgmma_kernel(kernel, p, map_a, map_b, launch);
+    p.a.dtype == DType::e5m2 ? launch<WgmmaE5m2>(p, map_a, map_b, how)
+                             : launch<WgmmaE4m3>(p, map_a, map_b, how);
 }
 
 }  // namespace fp8flow::hopper
