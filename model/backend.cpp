@@ -62,11 +62,10 @@ std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic
     const bool stated = arithmetic == Arithmetic::stated;
     if (choice.kind == BackendKind::hopper) {
         const bool cublaslt = kernels.gemm_backend == GemmBackendKey::cublaslt;
-        const KernelChoice chosen{
-            .gemm = !stated    ? GemmBackend::alternative
-                    : cublaslt ? GemmBackend::cublaslt
-                               : GemmBackend::native,
-            .attention = stated ? attention_of(kernels.attention_backend) : AttentionBackend::native};
+        const KernelChoice chosen{.gemm = !stated    ? GemmBackend::alternative
+                                          : cublaslt ? GemmBackend::cublaslt
+                                                     : GemmBackend::native,
+                                  .attention = attention_of(kernels.attention_backend)};
         return hopper::make_ops(choice.device, chosen);
     }
     ReferenceOptions options;

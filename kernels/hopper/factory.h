@@ -14,7 +14,7 @@ namespace fp8flow {
 // Who computes matrix products. native: dense BF16 on cuBLASLt, all others on this project's tensor-core kernel, which reads group sizes on
 // the device. cublaslt: all of them on cuBLASLt, experts one by one with sizes read by the host (the baseline). simt: all on CUDA cores, in
 // the reference's order of summation and with its bits. alternative: all of them by one kernel on the tensor cores' older instructions,
-// in tiles of another size: another, equally valid order of summation.
+// plain operands from the end of the contraction to its start: another, equally valid order of summation.
 enum class GemmBackend { native, cublaslt, simt, alternative };
 // Who computes attention. native: this project's kernel. cudnn: cuDNN, in builds that found it; shapes that it does not take run on native
 // (attention_cudnn.h).

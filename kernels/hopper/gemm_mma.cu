@@ -153,6 +153,9 @@ __device__ __forceinline__ void write_pair(const DeviceProduct& product, int64_t
     }
 }
 
+// In which order the contraction is walked, 32 at a time; scaled operands always ascending.
+enum class ChunkOrder { ascending, descending };
+
 // Bytes: each operand tile once per tile of D across it (A n/128 times, B m/128 times, mostly from L2), D once; 2*m*n*k FLOPs.
 // One CTA: tiles of 128x128 of D, one after the other, 8 warps of 64x32; the next stage of 32 is read into registers while tensor cores
 // work on the current one. Barriers: two around the tile's description, then one a stage: after it, all writes to this stage are seen
@@ -160,7 +163,7 @@ __device__ __forceinline__ void write_pair(const DeviceProduct& product, int64_t
 // Deterministic: each output is one warp's sum over ascending k, promoted at every scale block; no output is touched twice.
 template <bool kScaled, bool kAlongA, bool kAlongB>
 __global__ void __launch_bounds__(kThreads, kScaled ? 1 : 2)
-    mma_kernel(DeviceProduct product, int64_t num_tiles) {
+    mma_kernel(DeviceProduct product, int64_t num_tiles, ChunkOrder order) {
     __shared__ Shared shared;
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
     const int row0 = warp / 4 * 64, col0 = warp % 4 * 32;
@@ -182,8 +185,10 @@ __global__ void __launch_bounds__(kThreads, kScaled ? 1 : 2)
         uint4 raw_a[kOcts], raw_b[kOcts];
         float scale = 0.0f;  // of row `thread` of A, or of column `thread - kTile` of B
         const auto read = [&](int64_t k0) {
-            fetch<kAlongA>(product.a, a_first + k0 * product.a.k_stride, tile.valid, depth - k0, raw_a);
-            fetch<kAlongB>(product.b, b_first + k0 * product.b.k_stride, cols, depth - k0, raw_b);
+            const int64_t at =
+                !kScaled && order == ChunkOrder::descending ? (depth - 1) / kChunk * kChunk - k0 : k0;
+            fetch<kAlongA>(product.a, a_first + at * product.a.k_stride, tile.valid, depth - at, raw_a);
+            fetch<kAlongB>(product.b, b_first + at * product.b.k_stride, cols, depth - at, raw_b);
             if (kScaled && starts_block(k0)) {
                 if (thread < kTile) {
                     if (thread < tile.valid)
@@ -266,7 +271,10 @@ void launch_product(const DeviceProduct& product, GemmBackend backend, const Lau
                         : along_a            ? mma_kernel<false, true, false>
                         : along_b            ? mma_kernel<false, false, true>
                                              : mma_kernel<false, false, false>;
-    kernel<<<grid_for(tiles, launch, scaled ? 1 : 2), kThreads, 0, stream_of(launch)>>>(product, tiles);
+    const ChunkOrder order =
+        backend == GemmBackend::alternative ? ChunkOrder::descending : ChunkOrder::ascending;
+    kernel<<<grid_for(tiles, launch, scaled ? 1 : 2), kThreads, 0, stream_of(launch)>>>(product, tiles,
+                                                                                        order);
     check_launch("product (mma)");
 }
 

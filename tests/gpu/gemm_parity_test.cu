@@ -30,10 +30,16 @@ double bound_of(const TensorView& d) {
     return d.numel() < 8192 ? 0x1.0p-16 : 4e-6;
 }
 
-const std::vector<GemmBackend> kBackends = {GemmBackend::native, GemmBackend::simt, GemmBackend::cublaslt};
+const std::vector<GemmBackend> kBackends = {GemmBackend::native, GemmBackend::simt, GemmBackend::cublaslt,
+                                            GemmBackend::alternative};
 const char* name_of(GemmBackend backend) {
-    if (backend == GemmBackend::simt) return "simt";
-    return backend == GemmBackend::native ? "native" : "cublaslt";
+    switch (backend) {
+        case GemmBackend::native: return "native";
+        case GemmBackend::cublaslt: return "cublaslt";
+        case GemmBackend::simt: return "simt";
+        case GemmBackend::alternative: return "alternative";
+    }
+    return "?";
 }
 using fp8flow::name_of;
 
