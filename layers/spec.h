@@ -35,6 +35,7 @@ struct ModelSpec {
     int64_t padded_vocab_size = 384;  // vocab_size rounded up to the line above
     bool untie_embeddings_and_output_weights = true;
     double init_method_std = 0.02;
+    double embedding_init_method_std = 0;  // 0: init_method_std
     int64_t seq_length = 256;
     std::vector<int> moe_layer_freq;  // one entry per layer: 1 MoE, 0 dense FFN
     int64_t num_layers_at_start_in_bf16 = 0;

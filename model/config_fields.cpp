@@ -108,6 +108,10 @@ void add_model(std::vector<ConfigField>& fields) {
     fields.push_back(number(s, "init_method_std", AT(model.init_method_std), {.min = 0, .max = 10},
                             "standard deviation of initial weights"));
     fields.push_back(
+        number(s, "embedding_init_method_std", AT(model.embedding_init_method_std), {.min = 0, .max = 10},
+               "of the embedding's; 0: init_method_std. Near 1 training is steadier (the first norm then "
+               "amplifies no small rows), with an untied head"));
+    fields.push_back(
         integer(s, "seq_length", AT(model.seq_length), {.min = 1, .max = 1 << 24}, "tokens of a sequence"));
     fields.push_back(integer(s, "num_layers_at_start_in_bf16", AT(model.num_layers_at_start_in_bf16),
                              {.min = 0, .max = kMaxLayers}, "first layers that ignore the FP8 recipe"));

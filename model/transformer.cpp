@@ -12,13 +12,15 @@ Transformer::Transformer(const TransformerSpec& spec, Ops& ops)
       store_(ops, spec.seed),
       constants_(ops.device(), "constants") {
     const ModelSpec& model = spec.model;
-    auto table = [&](const char* name) {
+    auto table = [&](const char* name, double init_std) {
         return &store_.add({.name = name,
                             .shape = {model.padded_vocab_size, model.hidden_size, 0},
-                            .init_std = model.init_method_std,
+                            .init_std = init_std,
                             .plain_dtype = activation_});
     };
-    embedding_ = table("embedding.word_embeddings.weight");
+    embedding_ =
+        table("embedding.word_embeddings.weight",
+              model.embedding_init_method_std > 0 ? model.embedding_init_method_std : model.init_method_std);
     for (int layer = 0; layer < model.num_layers; ++layer) {
         blocks_.push_back(std::make_unique<TransformerBlock>(
             store_, ops.device(), model, spec.moe, spec.precision, spec.recompute, activation_,
@@ -28,7 +30,8 @@ Transformer::Transformer(const TransformerSpec& spec, Ops& ops)
     plain.recipe = Recipe::bf16;
     final_norm_ =
         std::make_unique<Norm>(store_, ops.device(), model, plain, NormOutput::plain, "final_layernorm");
-    output_ = model.untie_embeddings_and_output_weights ? table("output_layer.weight") : embedding_;
+    output_ = model.untie_embeddings_and_output_weights ? table("output_layer.weight", model.init_method_std)
+                                                        : embedding_;
     store_.allocate_gradients();
     place_router_statistics();
     if (!model.attention) return;
