@@ -187,12 +187,12 @@ __device__ __forceinline__ void release_stage(WgmmaShared& shared, int stage) {
     if (lane == 1) barrier_arrive_at(&shared.empty[stage], cluster_rank() ^ 1);
 }
 
-// A computing warp's next tile; false past the last.
+// A computing thread's next tile; false past the last.
 __device__ inline bool next_tile(WgmmaShared& shared, RingPosition<kRing>& ring, MathTile& tile) {
     barrier_wait(&shared.tile_full[ring.index], ring.parity);
     tile = shared.tiles[ring.index];
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&shared.tile_empty[ring.index]);
+    barrier_arrive(&shared.tile_empty[ring.index]);
+    __syncwarp();  // products are issued by whole warps
     ring.advance();
     return !tile.past_end;
 }
@@ -209,7 +209,7 @@ __device__ inline WgmmaShared& prepare_shared() {
         }
         for (int r = 0; r < kRing; ++r) {
             barrier_init(&shared.tile_full[r], 1);
-            barrier_init(&shared.tile_empty[r], kMathWarps);
+            barrier_init(&shared.tile_empty[r], kMathThreads);
         }
         fence_barrier_init();
     }

@@ -13,7 +13,7 @@
 // Shared memory: 4 stages of [128 rows of A | 256 rows of B] x 128 bytes, 128-byte swizzled; the stages' row scales; the ring of tiles; barriers.
 // Barriers: full[s] one arrival + 48 KiB of copies (+ 512 bytes of row scales), waited for by the computing warps; empty[s] one arrival
 // a computing warp of either CTA after its last product from the stage, waited for by the loader that writes there; tile_full[r] one
-// arrival of the loader, tile_empty[r] one a computing warp that has read the tile; named barriers 1 to 3, by turns: the first warpgroup has
+// arrival of the loader, tile_empty[r] one a computing thread that has read the tile; named barriers 1 to 3, by turns: the first warpgroup has
 // its first sums of a tile. The CTAs of a cluster meet before the first copy and before they leave.
 // Deterministic: an element of D is one thread's sum over ascending k, whatever the other groups hold.
 #include "kernels/hopper/gemm_wgmma.h"
