@@ -78,9 +78,30 @@ std::unique_ptr<Probe> make_probe(const BackendChoice& choice, Ops& ops) {
     return std::make_unique<HostProbe>();
 }
 
+namespace {
+
+// make(mapping, reason) by the first of the wanted ways that works; null, and `why` says what stood in the way of each.
+template <class Make>
+auto by_first_mapping(FlexBackend wanted, std::string& why, Make make) -> decltype(make(PeerMapping{}, why)) {
+    constexpr std::pair<PeerMapping, FlexBackend> kWays[] = {
+        {PeerMapping::cuda_ipc, FlexBackend::cuda_ipc}, {PeerMapping::nccl_window, FlexBackend::nccl_window}};
+    for (const auto& [mapping, key] : kWays) {
+        if (wanted != FlexBackend::nvlink && wanted != key) continue;
+        std::string reason;
+        if (auto made = make(mapping, reason)) return made;
+        why += fmt::format("{}{}: {}", why.empty() ? "" : "; ", name_of(mapping), reason);
+    }
+    return nullptr;
+}
+
+}  // namespace
+
 std::unique_ptr<PeerProbe> make_peer_probe(const BackendChoice& choice, Ops& ops, ProcessGroup& world,
                                            std::string& reason) {
-    if (choice.kind == BackendKind::hopper) return hopper::make_peer_probe(ops, world, reason);
+    if (choice.kind == BackendKind::hopper)
+        return by_first_mapping(FlexBackend::nvlink, reason, [&](PeerMapping mapping, std::string& why) {
+            return hopper::make_peer_probe(ops, world, mapping, why);
+        });
     reason = "no GPUs";
     return nullptr;
 }
@@ -114,8 +135,16 @@ ExchangeChoice make_gpu_exchange(const BackendChoice& choice, const RankGroups& 
     } else if (!choice.one_host) {
         why = "ranks on several hosts";
     } else {
-        auto exchange = hopper::make_peer_exchange(ops, ranks, exchange_limits(config), order, deadline, why);
-        if (exchange) return {std::move(exchange), "exchange: peer memory (all ranks on one host)"};
+        const char* way = nullptr;
+        auto exchange = by_first_mapping(
+            config.parallel.moe_flex_dispatcher_backend, why, [&](PeerMapping mapping, std::string& reason) {
+                way = name_of(mapping);
+                return hopper::make_peer_exchange(ops, ranks, exchange_limits(config), order, deadline,
+                                                  mapping, reason);
+            });
+        if (exchange)
+            return {std::move(exchange),
+                    fmt::format("exchange: peer memory ({}, all ranks on one host)", way)};
     }
     if (hopper::built_with_nccl())
         return {hopper::make_nccl_exchange(ops, ranks, order, deadline),

@@ -24,11 +24,14 @@ enum class DataKind : uint8_t { text, synthetic, shards };
 // flex: rows straight into the memory of peers on the same host (NVLink), where a start-up test finds it usable on every rank; otherwise,
 // and with alltoall, NCCL send and receive. One rank, and the reference backend, need neither.
 enum class TokenDispatcher : uint8_t { alltoall, flex };
+// How flex maps peers' memory. nvlink: the first of the others that works.
+enum class FlexBackend : uint8_t { nvlink, cuda_ipc, nccl_window };
 
 // The world size comes from mpirun; data parallel size = world size, of which groups of EP ranks share the experts.
 struct ParallelSpec {
     int64_t expert_model_parallel_size = 1;
     TokenDispatcher moe_token_dispatcher_type = TokenDispatcher::flex;
+    FlexBackend moe_flex_dispatcher_backend = FlexBackend::nvlink;
     double peer_deadline_seconds =
         60.0;  // longest wait for another rank before the job is ended with a report
 };

@@ -232,7 +232,9 @@ void add_parallel(std::vector<ConfigField>& fields) {
     fields.push_back(choice(s, "moe_token_dispatcher_type", AT(parallel.moe_token_dispatcher_type),
                             {"alltoall", "flex"},
                             "GPUs: NCCL send and receive; or rows straight into peers' memory over NVLink"));
-    fields.push_back(fixed(s, "moe_flex_dispatcher_backend", "nvlink", "peer memory on one host"));
+    fields.push_back(choice(s, "moe_flex_dispatcher_backend", AT(parallel.moe_flex_dispatcher_backend),
+                            {"nvlink", "cuda_ipc", "nccl_window"},
+                            "how flex maps peers' memory; nvlink: the first of the others that works"));
     fields.push_back(number(s, "peer_deadline_seconds", AT(parallel.peer_deadline_seconds),
                             {.min = 0, .max = 86400, .above_min = true},
                             "longest wait for another rank; then the job ends with a report"));

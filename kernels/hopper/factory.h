@@ -25,6 +25,12 @@ struct KernelChoice {
     AttentionBackend attention = AttentionBackend::native;
 };
 
+// How ranks of one host reach each other's GPU memory.
+enum class PeerMapping { cuda_ipc, nccl_window };
+constexpr const char* name_of(PeerMapping mapping) {
+    return mapping == PeerMapping::cuda_ipc ? "CUDA IPC" : "NCCL window";
+}
+
 // What an exchange between GPUs must have room for; equal on all ranks.
 struct ExchangeLimits {
     int64_t tokens_per_rank = 0;  // S
@@ -47,7 +53,8 @@ std::string cudnn_problem();
 // Of the GPU that `ops` run on; must not outlive them.
 std::unique_ptr<Probe> make_probe(Ops& ops);
 // Collective over `world`, as is the end of its life; null on every rank, with the same `reason`, where GPUs cannot reach each other's memory.
-std::unique_ptr<PeerProbe> make_peer_probe(Ops& ops, ProcessGroup& world, std::string& reason);
+std::unique_ptr<PeerProbe> make_peer_probe(Ops& ops, ProcessGroup& world, PeerMapping mapping,
+                                           std::string& reason);
 // The exchange of a job of one rank: every expert is here, so dispatch and combine are row movers on the GPU.
 std::unique_ptr<Exchange> make_local_exchange(Ops& ops, CombineOrder order);
 // The exchange between GPUs of one host through memory that all of them have mapped (NVLink), for up to 32 experts a token. Collective
@@ -55,7 +62,8 @@ std::unique_ptr<Exchange> make_local_exchange(Ops& ops, CombineOrder order);
 // `deadline_seconds` (Exchange::check_peers). `ops` and the groups outlive the exchange.
 std::unique_ptr<Exchange> make_peer_exchange(Ops& ops, const ExchangeGroups& groups,
                                              const ExchangeLimits& limits, CombineOrder order,
-                                             double deadline_seconds, std::string& reason);
+                                             double deadline_seconds, PeerMapping mapping,
+                                             std::string& reason);
 
 // The exchange between GPUs of any hosts over NCCL's sends and receives. Collective over the world; deadline as above. Throws Error(usage)
 // in a program built without NCCL.

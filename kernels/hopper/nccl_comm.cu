@@ -168,6 +168,10 @@ void NcclComm::all_gather(const char* operation, void* data, int64_t bytes, cuda
            operation, deadline_seconds_, stream);
 }
 
+void NcclComm::finish(ncclResult_t status, const char* operation) {
+    settle(status, operation, deadline_seconds_, nullptr);
+}
+
 void NcclComm::wait(const char* operation, cudaStream_t stream) {
     check_alive(operation);
     check_cuda(cudaEventRecord(done_, stream), "recording an event");

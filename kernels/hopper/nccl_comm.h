@@ -45,6 +45,9 @@ public:
                       cudaStream_t stream);
     // data[r * bytes ...] = what rank r holds there.
     void all_gather(const char* operation, void* data, int64_t bytes, cudaStream_t stream);
+    // For calls that have no wrapper here: the communicator, and the wait until the host's part of such a call is done.
+    ncclComm_t handle() const { return comm_; }
+    void finish(ncclResult_t status, const char* operation);
     // Waits on the host for everything queued on the stream. Throws Error(peer) past the deadline.
     void wait(const char* operation, cudaStream_t stream);
 

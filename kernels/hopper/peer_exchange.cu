@@ -206,7 +206,8 @@ namespace hopper {
 
 std::unique_ptr<Exchange> make_peer_exchange(Ops& ops, const ExchangeGroups& groups,
                                              const ExchangeLimits& limits, CombineOrder order,
-                                             double deadline_seconds, std::string& reason) {
+                                             double deadline_seconds, PeerMapping mapping,
+                                             std::string& reason) {
     FP8FLOW_CHECK(deadline_seconds > 0, "deadline {} s", deadline_seconds);
     if (limits.topk > kPeerWarp) {  // bits of a word name a token's experts
         reason =
@@ -215,7 +216,7 @@ std::unique_ptr<Exchange> make_peer_exchange(Ops& ops, const ExchangeGroups& gro
     }
     const PeerLayout layout(limits, order, groups.expert_parallel.size(), groups.world.size(),
                             groups.expert_replicas.size());
-    auto memory = PeerMemory::create(groups.world, layout.bytes, reason);
+    auto memory = PeerMemory::create(groups.world, mapping, layout.bytes, reason);
     if (!memory) return nullptr;
     return std::make_unique<PeerExchange>(ops, groups, limits, order, deadline_seconds, std::move(memory));
 }

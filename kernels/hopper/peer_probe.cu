@@ -104,12 +104,13 @@ private:
 }  // namespace
 
 namespace hopper {
-std::unique_ptr<PeerProbe> make_peer_probe(Ops& ops, ProcessGroup& world, std::string& reason) {
+std::unique_ptr<PeerProbe> make_peer_probe(Ops& ops, ProcessGroup& world, PeerMapping mapping,
+                                           std::string& reason) {
     if (world.size() < 2 || world.size() > PeerMemory::kMaxRanks) {
         reason = fmt::format("{} ranks", world.size());
         return nullptr;
     }
-    auto memory = PeerMemory::create(world, kRegionBytes, reason);
+    auto memory = PeerMemory::create(world, mapping, kRegionBytes, reason);
     if (memory == nullptr) return nullptr;
     return std::make_unique<CudaPeerProbe>(ops.device(), world, std::move(memory));
 }

@@ -27,14 +27,14 @@ std::unique_ptr<Ops> make_ops(int, const KernelChoice&) {
 std::unique_ptr<Probe> make_probe(Ops&) {
     fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());
 }
-std::unique_ptr<PeerProbe> make_peer_probe(Ops&, ProcessGroup&, std::string&) {
+std::unique_ptr<PeerProbe> make_peer_probe(Ops&, ProcessGroup&, PeerMapping, std::string&) {
     fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());
 }
 std::unique_ptr<Exchange> make_local_exchange(Ops&, CombineOrder) {
     fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());
 }
 std::unique_ptr<Exchange> make_peer_exchange(Ops&, const ExchangeGroups&, const ExchangeLimits&, CombineOrder,
-                                             double, std::string&) {
+                                             double, PeerMapping, std::string&) {
     fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());
 }
 

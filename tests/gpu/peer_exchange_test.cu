@@ -43,7 +43,7 @@ struct Rank {
             arena.tensor(DType::e8m0, {kCopyBytes}, "warm-up");
         }
         exchange = hopper::make_peer_exchange(ops, {world, *expert_parallel, *expert_replicas}, limits, order,
-                                              deadline, reason);
+                                              deadline, PeerMapping::cuda_ipc, reason);
         world.barrier();
     }
     ~Rank() {
@@ -279,7 +279,8 @@ TEST(PeerMemory, ComesAndGoesManyTimes) {
     run_thread_ranks(3, kDeadline, [&](ProcessGroup& world) {
         for (int i = 0; i < 20; ++i) {
             std::string reason;
-            const auto memory = hopper::PeerMemory::create(world, (3 << 20) + 1, reason);
+            const auto memory =
+                hopper::PeerMemory::create(world, PeerMapping::cuda_ipc, (3 << 20) + 1, reason);
             ASSERT_TRUE(memory) << reason;
             EXPECT_EQ(memory->own(), memory->of(world.rank()));
             world.barrier();

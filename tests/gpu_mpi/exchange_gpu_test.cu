@@ -482,7 +482,24 @@ TEST_P(GpuExchange, ALostRankIsNamedWithinTheDeadline) {
     job->world().barrier();  // the lost rank is there; every rank gives up the exchange now
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GpuExchange, testing::ValuesIn(kKinds),
+INSTANTIATE_TEST_SUITE_P(All, GpuExchange, testing::Values(Kind::staged, Kind::nccl, Kind::peer),
+                         [](const auto& info) { return name_of(info.param); });
+
+// The kernels are those of Kind::peer; what differs is how they got their addresses.
+using ExchangeOverWindow = GpuExchange;
+TEST_P(ExchangeOverWindow, MovesTheSameBytes) {
+    for (CombineOrder order : kOrders)
+        check({.tokens = uneven(ranks()),
+               .topk = 6,
+               .experts = 16,
+               .alignment = 128,
+               .wire = Wire::fp8,
+               .order = order,
+               .skew = Skew::hot_expert,
+               .seed = 5});
+    check({.tokens = on_every_rank(ranks(), 4096), .topk = 8, .experts = 32, .wire = Wire::fp8, .seed = 11});
+}
+INSTANTIATE_TEST_SUITE_P(All, ExchangeOverWindow, testing::Values(Kind::window),
                          [](const auto& info) { return name_of(info.param); });
 
 }  // namespace

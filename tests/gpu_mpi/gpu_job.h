@@ -17,11 +17,17 @@
 
 namespace fp8flow::test {
 
-enum class Kind { staged, nccl, peer };
+// peer: memory mapped by CUDA IPC; window: by NCCL.
+enum class Kind { staged, nccl, peer, window };
 inline const char* name_of(Kind kind) {
-    return kind == Kind::staged ? "staged" : kind == Kind::nccl ? "nccl" : "peer";
+    switch (kind) {
+        case Kind::staged: return "staged";
+        case Kind::nccl: return "nccl";
+        case Kind::peer: return "peer";
+        case Kind::window: return "window";
+    }
+    return "?";
 }
-inline constexpr Kind kKinds[] = {Kind::staged, Kind::nccl, Kind::peer};
 // What every case fits into.
 inline constexpr ExchangeLimits kLimits{.tokens_per_rank = 4096, .topk = 8, .hidden = 512, .row = DType::f32};
 
@@ -63,7 +69,13 @@ private:
                     return hopper::make_nccl_exchange(ops, groups, order, deadline_seconds);
                 return nullptr;
             case Kind::peer:
-                return hopper::make_peer_exchange(ops, groups, kLimits, order, deadline_seconds, reason);
+                return hopper::make_peer_exchange(ops, groups, kLimits, order, deadline_seconds,
+                                                  PeerMapping::cuda_ipc, reason);
+            case Kind::window:
+                reason = "NCCL wants a GPU for every rank";
+                if (world->size() > hopper::device_count()) return nullptr;
+                return hopper::make_peer_exchange(ops, groups, kLimits, order, deadline_seconds,
+                                                  PeerMapping::nccl_window, reason);
         }
         return nullptr;
     }
