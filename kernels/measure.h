@@ -44,6 +44,7 @@ struct Subject {
     // The sets together fit into the cache: read other memory before each call.
     enum class Cache { cold_by_rotation, flush } cache = Cache::cold_by_rotation;
     const Together* together = nullptr;  // for what ranks do together
+    enum class Regimes { all, burst } regimes = Regimes::all;
 };
 
 class Meter {

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <regex>
 
 namespace fp8flow {
 
@@ -22,7 +23,21 @@ using namespace bench;
 struct Item {
     const Case* what;
     Shape shape;
+    Subject::Regimes regimes = Subject::Regimes::all;
 };
+
+// Keeps the items whose operation and shape, as progress prints them, have a match.
+void keep_matching(std::vector<Item>& items, const std::string& pattern) {
+    try {
+        const std::regex wanted(pattern);
+        std::erase_if(items, [&](const Item& item) {
+            return !std::regex_search(item.what->name + " " + item.shape.text(), wanted);
+        });
+    } catch (const std::regex_error& error) {
+        fail(ExitCode::usage, "--match: got '{}', want a regular expression ({})", pattern, error.what());
+    }
+    require(!items.empty(), ExitCode::usage, "--match: nothing that was asked for matches '{}'", pattern);
+}
 
 // A suite, cut down to the operations that are named; or the named operations at each given shape, or at their default.
 std::vector<Item> items_of(const BenchOptions& options, Size size) {
@@ -35,7 +50,7 @@ std::vector<Item> items_of(const BenchOptions& options, Size size) {
             if (!named.empty() && std::find(named.begin(), named.end(), entry.operation) == named.end())
                 continue;
             const Case& what = find_case(entry.operation);
-            items.push_back({&what, Shape(what.name, what.keys, entry.size, entry.shape)});
+            items.push_back({&what, Shape(what.name, what.keys, entry.size, entry.shape), entry.regimes});
         }
         require(!items.empty(), ExitCode::usage, "suite {} has none of the named operations", options.suite);
         return items;
@@ -71,6 +86,12 @@ std::vector<Runner::Backend> product_backends(const BenchOptions& options, const
 MeasureOptions measure_options(const BenchOptions& options, const BackendChoice& choice) {
     MeasureOptions measure =
         choice.kind == BackendKind::hopper ? MeasureOptions{} : MeasureOptions::for_host();
+    // almost 400 measurements in about three minutes
+    if (options.suite == "gemm" && choice.kind == BackendKind::hopper) {
+        measure.samples = 15;
+        measure.idle_seconds = 0.15;
+        measure.sustained_seconds = 0.25;
+    }
     if (options.samples > 0) measure.samples = options.samples;
     if (options.idle_seconds) measure.idle_seconds = *options.idle_seconds;
     if (options.sustained_seconds) measure.sustained_seconds = *options.sustained_seconds;
@@ -100,8 +121,9 @@ void print_bench_list() {
 
 int run_bench(const BenchOptions& options, ProcessGroup& world) {
     const BackendChoice choice = choose_backend(options.backend, options.placement, world);
-    const std::vector<Item> items =
+    std::vector<Item> items =
         items_of(options, choice.kind == BackendKind::hopper ? Size::layer : Size::small);
+    if (!options.match.empty()) keep_matching(items, options.match);
     const bool speaks = world.rank() == 0;
     std::optional<OutputFolder> folder;
     if (speaks && !options.out.empty()) folder.emplace(options.out);
@@ -124,7 +146,7 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
                        left ? ", " + format_clock(*left) + " left" : "", items[i].what->name,
                        items[i].shape.short_text());
         }
-        for (Row& row : runner.measure(*items[i].what, items[i].shape)) {
+        for (Row& row : runner.measure(*items[i].what, items[i].shape, items[i].regimes)) {
             written.push_back(to_json(row, provenance));
             rows.push_back(std::move(row));
         }

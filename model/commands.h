@@ -26,6 +26,7 @@ struct BenchOptions {
     std::vector<std::string> operations;
     std::vector<std::string> shapes;  // "T=4096,H=7168"
     std::string suite;
+    std::string match;         // regular expression over "operation key=value ..."; empty: everything
     std::string out;           // folder for bench.json; empty: only print
     std::string gemm_backend;  // native | cublaslt | both; empty: the fastest, in suite gemm both
     std::string command;       // as it was typed, for the results

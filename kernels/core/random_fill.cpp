@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <vector>
 
 namespace fp8flow {
 
@@ -51,13 +50,19 @@ double draw(const RandomFill& fill, DType dtype, uint64_t i) {
 }  // namespace
 
 void fill_random(Device& device, const TensorView& view, const RandomFill& fill) {
+    RandomFiller().fill(device, view, fill);
+}
+
+void RandomFiller::fill(Device& device, const TensorView& view, const RandomFill& fill) {
     const int64_t period = std::min(view.numel(), kPeriod), size = size_of(view.dtype);
     if (period == 0) return;
-    std::vector<uint8_t> drawn(static_cast<std::size_t>(period * size));
-    for (int64_t i = 0; i < period; ++i)
+    std::vector<uint8_t>& drawn = drawn_[{view.dtype, fill.distribution, fill.spread, fill.seed}];
+    const int64_t known = static_cast<int64_t>(drawn.size()) / size;
+    drawn.resize(static_cast<std::size_t>(std::max(known, period) * size));
+    for (int64_t i = known; i < period; ++i)
         store(drawn.data(), view.dtype, i, draw(fill, view.dtype, static_cast<uint64_t>(i)));
-    device.copy_in(view.data, drawn.data(), drawn.size());
-    device.synchronize();  // `drawn` ends here
+    device.copy_in(view.data, drawn.data(), static_cast<std::size_t>(period * size));
+    device.synchronize();  // `drawn` may move before the copy has been made
     for (int64_t done = period; done < view.numel();) {
         // what stands already is whole periods, or the end of the tensor
         const int64_t more = std::min(done, view.numel() - done);

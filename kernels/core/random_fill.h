@@ -6,6 +6,9 @@
 #include "kernels/core/tensor.h"
 
 #include <cstdint>
+#include <map>
+#include <tuple>
+#include <vector>
 
 namespace fp8flow {
 
@@ -21,5 +24,15 @@ struct RandomFill {
 
 // Fills `view` on `device`; element i depends on the seed, the kind of draw and i modulo the period alone.
 void fill_random(Device& device, const TensorView& view, const RandomFill& fill = {});
+
+// The same for who fills many tensors: a period is drawn once and kept on the host.
+class RandomFiller {
+public:
+    void fill(Device& device, const TensorView& view, const RandomFill& fill = {});
+
+private:
+    using Kind = std::tuple<DType, Distribution, double, uint64_t>;
+    std::map<Kind, std::vector<uint8_t>> drawn_;
+};
 
 }  // namespace fp8flow

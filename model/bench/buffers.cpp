@@ -2,7 +2,7 @@
 #include "model/bench/buffers.h"
 
 #include "kernels/core/random.h"
-#include "kernels/core/random_fill.h"
+#include "kernels/ops/transpose.h"
 
 #include <algorithm>
 #include <numeric>
@@ -26,8 +26,8 @@ TensorView Buffers::filled(const TensorView& view, const Filler& filler) {
     if (first_ != nullptr)
         device_.copy(view.data, first_->inputs_.at(at).data, static_cast<std::size_t>(view.bytes()));
     else
-        fill_random(device_, view,
-                    {.distribution = filler.distribution, .spread = filler.spread, .seed = at + 1});
+        filler_->fill(device_, view,
+                      {.distribution = filler.distribution, .spread = filler.spread, .seed = at + 1});
     return view;
 }
 
@@ -76,6 +76,32 @@ Fp8Tensor Buffers::fp8_output(DType dtype, Dims shape, ScaleLayout layout, int64
 Fp8Tensor Buffers::fp8_input(DType dtype, Dims shape, ScaleLayout layout, int64_t groups) {
     const Fp8Tensor tensor = fp8_output(dtype, shape, layout, groups);
     filled(tensor.codes, {Distribution::normal, 1});
+    if (tensor.scales) filled(tensor.scales, {Distribution::pow2, 3});
+    return tensor;
+}
+
+Fp8Tensor Buffers::transposed_input(Ops& ops, DType dtype, int64_t dim, ScaleLayout layout,
+                                    const RowGroups& groups) {
+    const int64_t rows = groups.row_capacity;
+    const Fp8Tensor tensor = fp8_output(dtype, {dim, rows}, layout, groups.num_groups);
+    const std::size_t at = inputs_.size();
+    inputs_.push_back(tensor.codes);
+    if (first_ != nullptr) {
+        device_.copy(tensor.codes.data, first_->inputs_.at(at).data,
+                     static_cast<std::size_t>(tensor.codes.bytes()));
+    } else {
+        // scales of 1 leave the codes as they were drawn
+        Arena scratch(device_, "bench rows");
+        const Fp8Tensor source = scratch.fp8(dtype, {rows, dim}, ScaleLayout::vec128, "rows");
+        const Fp8Tensor tiles{
+            tensor.codes,
+            scratch.tensor(DType::f32, {ceil_div(rows, kBlock), ceil_div(dim, kBlock)}, "tiles"),
+            ScaleLayout::tile128};
+        filler_->fill(device_, source.codes, {.seed = at + 1});
+        filler_->fill(device_, source.scales, {.distribution = Distribution::pow2, .spread = 0});
+        ops.transpose_fp8({.src = source, .groups = groups, .dst = tiles}, {});
+        device_.synchronize();
+    }
     if (tensor.scales) filled(tensor.scales, {Distribution::pow2, 3});
     return tensor;
 }

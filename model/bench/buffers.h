@@ -3,6 +3,8 @@
 #pragma once
 
 #include "kernels/core/arena.h"
+#include "kernels/core/random_fill.h"
+#include "kernels/ops.h"
 #include "model/bench/shape.h"
 
 #include <memory>
@@ -20,9 +22,9 @@ struct RoutedRows {
 
 class Buffers {
 public:
-    // `first`: the set to copy, null for the first one. The arena's memory must outlive all calls.
-    Buffers(Device& device, Arena& arena, const Buffers* first)
-        : device_(device), arena_(arena), first_(first) {}
+    // `first`: the set to copy, null for the first one. The arena's memory must outlive all calls. `filler`: what was drawn for others.
+    Buffers(Device& device, Arena& arena, const Buffers* first, RandomFiller* filler = nullptr)
+        : device_(device), arena_(arena), first_(first), filler_(filler != nullptr ? filler : &own_filler_) {}
     Buffers(const Buffers&) = delete;
     Buffers& operator=(const Buffers&) = delete;
 
@@ -38,6 +40,9 @@ public:
     // scale: fp32 stores f32 scales on the wire
     Fp8Tensor fp8_output(DType dtype, Dims shape, ScaleLayout layout, int64_t groups = 0,
                          ScaleFormat scale = ScaleFormat::pow2);
+    // A transposed copy [dim, M] of random rows: codes are zero in the pads of the groups. Whole blocks of 128 rows.
+    Fp8Tensor transposed_input(Ops& ops, DType dtype, int64_t dim, ScaleLayout layout,
+                               const RowGroups& groups);
     // Plain values or, of an FP8 dtype, codes with scales.
     Fp8Tensor operand(DType dtype, Dims shape, ScaleLayout layout, int64_t groups = 0);
 
@@ -64,6 +69,8 @@ private:
     Device& device_;
     Arena& arena_;
     const Buffers* first_;
+    RandomFiller own_filler_;
+    RandomFiller* filler_;
     std::vector<TensorView> inputs_;
     std::vector<std::shared_ptr<void>> made_;
     int64_t bytes_ = 0;

@@ -52,6 +52,8 @@ struct Work {
 struct Call {
     std::function<void()> run;
     Work work;
+    // After exactly one run: normalised mean square error against a double product, on a sample. Products only.
+    std::function<double()> error = {};
 };
 
 // Where the calls run. The exchange cases make an exchange of their own, for the shape's limits.
@@ -93,6 +95,7 @@ Call call_of(Machine& machine, void (Ops::*operation)(const Args&, const Launch&
 struct SuiteEntry {
     std::string operation, shape;
     Size size = Size::layer;
+    Subject::Regimes regimes = Subject::Regimes::all;
 };
 std::vector<SuiteEntry> suite(const std::string& name);  // throws Error(usage) with the nearest name
 const std::vector<std::pair<std::string, std::string>>& suite_names();  // and what they are for

@@ -23,6 +23,39 @@ std::string rate(const Row& row) {
     return fmt::format("{:.1f} GB/s", row.work.bytes() / seconds * 1e-9);
 }
 
+std::string per_second(const Row& row, const std::optional<double>& seconds) {
+    return seconds && *seconds > 0 ? format_fixed(row.work.flops / *seconds * 1e-12, 0) : "-";
+}
+std::string error_of(const Row& row) { return row.nmse ? fmt::format("{:.1e}", *row.nmse) : "-"; }
+
+// Products that two backends computed: each line is one of this project's rows and the one behind it.
+std::string side_by_side(const std::string& operation, const std::vector<const Row*>& rows) {
+    const std::string &own = rows[0]->backend, &peer = rows[0]->peer;
+    Table table({{operation + ", TFLOP/s", Align::left},
+                 {own},
+                 {"sustained"},
+                 {peer},
+                 {"sustained"},
+                 {"ratio"},
+                 {"sustained"},
+                 {"ceiling"},
+                 {"share"},
+                 {"NMSE"},
+                 {peer}});
+    for (size_t i = 0; i + 1 < rows.size(); i += 2) {
+        const Row &first = *rows[i], &second = *rows[i + 1];
+        const Timing &a = first.timing, &b = second.timing;
+        table.add_row({first.short_shape, per_second(first, a.median), per_second(first, a.sustained),
+                       per_second(second, b.median), per_second(second, b.sustained),
+                       fmt::format("{:.2f}x", b.median / a.median),
+                       a.sustained && b.sustained ? fmt::format("{:.2f}x", *b.sustained / *a.sustained) : "-",
+                       first.ceiling.empty() ? "-" : first.ceiling,
+                       first.ceiling_seconds ? format_percent(*first.ceiling_seconds / a.median, 1) : "-",
+                       error_of(first), error_of(second)});
+    }
+    return table.text();
+}
+
 }  // namespace
 
 nlohmann::json to_json(const Row& row, const Provenance& provenance) {
@@ -44,6 +77,7 @@ nlohmann::json to_json(const Row& row, const Provenance& provenance) {
             {"ceiling_share", share},
             {"peer", row.peer.empty() ? nlohmann::json(nullptr) : nlohmann::json(row.peer)},
             {"peer_us", us(row.peer_seconds)},
+            {"nmse", row.nmse ? nlohmann::json(*row.nmse) : nlohmann::json(nullptr)},
             {"regime", row.regime},
             {"gpus", provenance.gpus},
             {"gpu", provenance.gpu},
@@ -59,6 +93,13 @@ std::string tables(const std::vector<Row>& rows) {
             operations.push_back(row.operation);
     std::string text;
     for (const std::string& operation : operations) {
+        std::vector<const Row*> pairs;
+        for (const Row& row : rows)
+            if (row.operation == operation && !row.backend.empty()) pairs.push_back(&row);
+        if (!pairs.empty()) {
+            text += fmt::format("{}{}", text.empty() ? "" : "\n", side_by_side(operation, pairs));
+            continue;
+        }
         Table table({{operation, Align::left},
                      {"us"},
                      {"min"},
@@ -79,7 +120,7 @@ std::string tables(const std::vector<Row>& rows) {
                  row.peer_seconds ? fmt::format("{:.2f}x {}", *row.peer_seconds / row.timing.median, row.peer)
                                   : "-"});
         }
-        text += (text.empty() ? "" : "\n") + table.text();
+        text += fmt::format("{}{}", text.empty() ? "" : "\n", table.text());
     }
     return text;
 }

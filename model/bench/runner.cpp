@@ -60,15 +60,15 @@ double Runner::largest(double seconds) const {
     return static_cast<double>(picoseconds) * 1e-12;
 }
 
-std::vector<Row> Runner::measure(const Case& what, const Shape& shape) {
+std::vector<Row> Runner::measure(const Case& what, const Shape& shape, Subject::Regimes regimes) {
     std::vector<Row> rows;
     const size_t count = is_product(what.name) ? backends_.size() : 1;
     for (size_t i = 0; i < count; ++i) {
-        rows.push_back(measure_on(*backends_[i].ops, what, shape));
+        rows.push_back(measure_on(*backends_[i].ops, what, shape, regimes));
         add_ceiling(rows.back(), what);
         if (count == 1) continue;
         rows.back().shape += " gemm_backend=" + backends_[i].name;
-        rows.back().short_shape += " " + backends_[i].name;
+        rows.back().backend = backends_[i].name;
     }
     if (rows.size() == 2) {
         rows[0].peer = backends_[1].name;
@@ -77,12 +77,12 @@ std::vector<Row> Runner::measure(const Case& what, const Shape& shape) {
     return rows;
 }
 
-Row Runner::measure_on(Ops& ops, const Case& what, const Shape& shape) {
+Row Runner::measure_on(Ops& ops, const Case& what, const Shape& shape, Subject::Regimes regimes) {
     Machine machine{ops, world_, choice_};
     Sets sets(ops.device());
     const auto build = [&] {
         sets.buffers.push_back(std::make_unique<Buffers>(
-            ops.device(), sets.arena, sets.buffers.empty() ? nullptr : sets.buffers.front().get()));
+            ops.device(), sets.arena, sets.buffers.empty() ? nullptr : sets.buffers.front().get(), &filler_));
         sets.calls.push_back(what.build(machine, *sets.buffers.back(), shape));
     };
     try {
@@ -100,14 +100,20 @@ Row Runner::measure_on(Ops& ops, const Case& what, const Shape& shape) {
     const int64_t num_sets = -fewer;
     while (static_cast<int64_t>(sets.calls.size()) < num_sets) build();
     ops.device().synchronize();
+    Row row{.operation = what.name, .shape = shape.text(), .short_shape = shape.short_text()};
+    if (sets.calls.front().error) {
+        sets.calls.front().run();
+        ops.device().synchronize();
+        row.nmse = sets.calls.front().error();
+    }
 
     Subject subject{.call = [&](int64_t set) { sets.calls[static_cast<size_t>(set)].run(); },
                     .num_sets = num_sets,
-                    .cache = meter_->cache_of(sets.bytes(), num_sets)};
+                    .cache = meter_->cache_of(sets.bytes(), num_sets),
+                    .regimes = regimes};
     if (num_sets == 1) subject.cache = Subject::Cache::cold_by_rotation;  // larger than the cache, or a host
     if (what.runs == Runs::together && world_.size() > 1) subject.together = &together_;
     world_.barrier();
-    Row row{.operation = what.name, .shape = shape.text(), .short_shape = shape.short_text()};
     row.timing = meter_->time(subject);
     row.timing.median = largest(row.timing.median);
     row.timing.min = largest(row.timing.min);

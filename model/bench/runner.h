@@ -17,12 +17,14 @@ namespace fp8flow::bench {
 // One measured operation; times in seconds, of the slowest rank.
 struct Row {
     std::string operation, shape, short_shape;
+    std::string backend;  // of a product that was measured on several
     Timing timing;
     Work work;
     std::optional<double> ceiling_seconds;  // what the same work takes at the measured ceilings
     std::string ceiling;                    // what that is
     std::string peer;                       // who else was measured on this shape
     std::optional<double> peer_seconds;
+    std::optional<double> nmse;  // of a product, on a sample
     std::string regime;
 };
 
@@ -32,7 +34,7 @@ struct Provenance {
     int64_t gpus = 0;
 };
 nlohmann::json to_json(const Row& row, const Provenance& provenance);
-// One table per operation, in order of first appearance.
+// One table per operation, in order of first appearance; products that two backends computed stand side by side.
 std::string tables(const std::vector<Row>& rows);
 
 class Runner {
@@ -47,12 +49,13 @@ public:
     ~Runner();
 
     // Collective over the world. Throws Error(usage) for shapes that the operation refuses.
-    std::vector<Row> measure(const Case& what, const Shape& shape);
+    std::vector<Row> measure(const Case& what, const Shape& shape,
+                             Subject::Regimes regimes = Subject::Regimes::all);
     std::string device_name() const { return probe_->device_name(); }
 
 private:
     struct Sets;
-    Row measure_on(Ops& ops, const Case& what, const Shape& shape);
+    Row measure_on(Ops& ops, const Case& what, const Shape& shape, Subject::Regimes regimes);
     void add_ceiling(Row& row, const Case& what);
     double largest(double seconds) const;
     const PeerRates& peer_rates();  // zero where they cannot be measured
@@ -64,6 +67,7 @@ private:
     std::unique_ptr<Ops> dense_;  // cuBLASLt's products, for the ceiling
     std::unique_ptr<Meter> meter_;
     std::unique_ptr<Ceilings> ceilings_;
+    RandomFiller filler_;
     Together together_;
     std::optional<PeerRates> peers_;  // once asked for
     std::string no_peers_;            // why they are zero

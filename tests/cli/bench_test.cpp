@@ -203,6 +203,36 @@ TEST(Bench, OptionsOfTheOperations) {
     for (const auto& [operation, shapes] : cases) EXPECT_EQ(rows_at(operation, shapes).size(), shapes.size());
 }
 
+// Every type and form against a double product of the same codes: what rounding D leaves, in BF16 and in FP32.
+TEST(Bench, ProductsSayTheirError) {
+    const std::tuple<const char*, Texts, double> products[] = {
+        {"gemm", {"type=fp8", "type=mx", "type=bf16,form=nn", "type=bf16,form=tn"}, 1e-5},
+        {"grouped_gemm",
+         {"type=fp8,rows=empty", "type=fp8_row", "type=fp8_tensor", "type=bf16,form=nn"},
+         1e-5},
+        {"grouped_gemm_wgrad",
+         {"type=fp8,rows=ragged", "type=fp8,tiles=no,mode=accumulate", "type=fp8_row", "type=bf16,align=16"},
+         1e-12},
+    };
+    for (const auto& [operation, shapes, bound] : products)
+        for (const json& row : rows_at(operation, shapes)) {
+            EXPECT_LE(row.at("nmse").get<double>(), bound) << row;
+            EXPECT_GT(row.at("nmse").get<double>(), 0.0) << row;
+        }
+    // random codes in the pads: nothing to compare with
+    EXPECT_TRUE(rows_at("grouped_gemm_wgrad", {"type=fp8_row,align=16,rows=ragged"})[0].at("nmse").is_null());
+    EXPECT_TRUE(rows_at("swiglu", {"M=40"})[0].at("nmse").is_null());
+}
+
+TEST(Bench, MatchKeepsAPartOfASuite) {
+    TemporaryFolder folder;
+    const CommandResult result =
+        fp8flow_alone(bench({"--suite", "small", "--match", "^(swiglu|rms_norm) .*=bf16", "--samples", "1",
+                             "--out", folder.path("out")}));
+    ASSERT_EQ(result.status, 0) << result.err;
+    EXPECT_EQ(rows_of(folder.path("out")).size(), 2u);
+}
+
 TEST(Bench, ListNamesOperationsKeysAndSuites) {
     const CommandResult result = fp8flow_alone({"bench", "--list"});
     EXPECT_EQ(result.status, 0) << result.err;
@@ -241,6 +271,8 @@ TEST(Bench, WrongCommandLinesAreRefused) {
         {{"bench", "rms_norm", "--suite", "small", "--shape", "T=1"},
          "--shape and --suite exclude each other"},
         {{"bench", "rms_norm", "--samples", "0"}, "--samples"},
+        {{"bench", "--suite", "small", "--match", "N=("}, "--match: got 'N=(', want a regular expression"},
+        {{"bench", "--suite", "small", "--match", "no_such"}, "nothing that was asked for matches 'no_such'"},
         {{"bench", "gemm", "--gemm-backend", "mkl"}, "--gemm-backend"},
     };
     for (const Wrong& wrong : wrongs) {

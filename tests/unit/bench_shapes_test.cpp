@@ -1,5 +1,6 @@
 // What stands behind `fp8flow bench` and needs no clock: suites whose every shape can be read, made-up routing, distributions of rows,
 // and the fresh copy that each set of tensors is.
+#include "model/bench/product_error.h"
 #include "model/bench/routing.h"
 
 #include "kernels/reference/reference_ops.h"
@@ -132,6 +133,38 @@ TEST(BenchBuffers, OtherSetsAreCopiesOfTheFirst) {
     for (size_t i = 0; i < sets[0].size(); ++i) {
         EXPECT_NE(sets[0][i].data, sets[1][i].data);
         EXPECT_TRUE(test::same_bytes(sets[0][i], sets[1][i])) << i;
+    }
+}
+
+// The product's error against double precision: rounding for the reference's result, and what was planted for a wrong one.
+TEST(BenchProductError, SeesAWrongGroupAndAWrongScale) {
+    ReferenceOps ops;
+    Arena arena(ops.device(), "test");
+    Buffers buffers(ops.device(), arena, nullptr);
+    const RoutedRows routed = buffers.routed({100, 0, 70}, 128);
+    const Fp8Tensor a = buffers.fp8_input(DType::e4m3, {routed.capacity(), 256}, ScaleLayout::vec128),
+                    b = buffers.fp8_input(DType::e4m3, {3, 256, 256}, ScaleLayout::block128);
+    const op::GroupedGemm product{
+        .a = a, .b = b, .groups = routed.groups, .d = buffers.zeros(DType::f32, {routed.capacity(), 256})};
+    EXPECT_DOUBLE_EQ(product_error(ops.device(), product), 1.0);  // still zeros
+    ops.grouped_gemm(product);
+    EXPECT_LE(product_error(ops.device(), product), 1e-12);
+    product.d.as<float>()[0] *= 2;  // the first entry is in the sample
+    EXPECT_GT(product_error(ops.device(), product), 1e-6);
+
+    for (const ScaleLayout layout : {ScaleLayout::tile128, ScaleLayout::vec128, ScaleLayout::group_row}) {
+        const op::GroupedGemmWgrad gradient{
+            .dy = buffers.transposed_input(ops, DType::e4m3, 128, layout, routed.groups),
+            .x = buffers.transposed_input(ops, DType::e4m3, 256, layout, routed.groups),
+            .groups = routed.groups,
+            .dw = buffers.zeros(DType::f32, {3, 128, 256})};
+        for (int64_t row = 100; row < 128; ++row)
+            EXPECT_EQ(gradient.x.codes.bytes_ptr()[5 * routed.capacity() + row], 0) << row;
+        EXPECT_NE(gradient.x.codes.bytes_ptr()[5 * routed.capacity() + 99], 0);
+        ops.grouped_gemm_wgrad(gradient);
+        EXPECT_LE(product_error(ops.device(), gradient), 1e-12) << name_of(layout);
+        gradient.x.scales.as<float>()[0] *= 2;
+        EXPECT_GT(product_error(ops.device(), gradient), 1e-6) << name_of(layout);
     }
 }
 
