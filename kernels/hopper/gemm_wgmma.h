@@ -320,7 +320,7 @@ CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64_t cols
 struct StoredShape {
     int64_t rows, cols;
 };
-// FP8 with a scale per 128 of the contraction, and BF16.
+// FP8 with a scale per 128 of the contraction or scales that are constant along it, and BF16.
 bool wgmma_takes_fp8(const DeviceProduct& product, int64_t group_alignment);
 void launch_wgmma_fp8(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
                       const Launch& launch);

@@ -1,5 +1,5 @@
-// Grouped FP8 products with one scale per 128 elements of the contraction, on Hopper's warpgroup instructions: forward and data gradient
-// (rows grouped), and the weight gradient from transposed copies (contraction grouped). Group sizes are read on the device.
+// Grouped FP8 products on Hopper's warpgroup instructions, with one scale per 128 elements of the contraction or with scales that are
+// constant along it: forward and data gradient (rows grouped), and the weight gradient from transposed copies (contraction grouped). Group sizes are read on the device.
 // Read next: gemm_wgmma.h (tiles, barriers, storing), gemm_device.h (what a product is), docs/gemm_worklog.md (what was tried and measured).
 //
 // Floor: 2 m n k FLOPs at the tensor cores' FP8 rate; every operand read once and D written once (and read once, if accumulated).
@@ -8,13 +8,16 @@
 // the contraction at a time, through a ring of four stages. The two CTAs of a cluster work on neighbouring tiles of one group: each loads
 // half of the operand that they have in common, for both. Each warpgroup multiplies all 128 rows by its own 128 columns, 64 rows at a
 // time: tensor cores sum 128 products, then CUDA cores scale that sum and add it to the FP32 result in registers. The second warpgroup
-// starts half a turn late, so that one adds while the other keeps the tensor cores busy.
+// starts half a turn late, so that one adds while the other keeps the tensor cores busy. Scales that are constant along the contraction
+// (per row and column, or per tensor) are applied once, to the finished sums; the promotion every 128 stays, because tensor cores keep about
+// 14 bits of a running sum.
 //
 // Shared memory: 4 stages of [128 rows of A | 256 rows of B] x 128 bytes, 128-byte swizzled; the stages' row scales; the ring of tiles; barriers.
 // Barriers: full[s] one arrival + 48 KiB of copies (+ 512 bytes of row scales), waited for by the computing warps; empty[s] one arrival
 // a computing warp of either CTA after its last product from the stage, waited for by the loader that writes there; tile_full[r] one
 // arrival of the loader, tile_empty[r] one a computing thread that has read the tile; named barriers 1 to 3, by turns: the first warpgroup has
-// its first sums of a tile. The CTAs of a cluster meet before the first copy and before they leave.
+// its first sums of a tile; 4 to 6, by the same turns: it has cleared what stands behind the group in A's part of a stage; 7: all of the first
+// warpgroup have. The CTAs of a cluster meet before the first copy and before they leave.
 // Deterministic: an element of D is one thread's sum over ascending k, whatever the other groups hold.
 #include "kernels/hopper/gemm_wgmma.h"
 
@@ -25,9 +28,70 @@ namespace {
 constexpr int kDepth = 128;                            // contraction elements of a stage, and per promotion
 constexpr int kColumns = kTileCols / kMathWarpgroups;  // of a warpgroup
 
-// Scales of A by those of B: one per 128 rows and 128 columns; per row and 128 columns; per row and per column.
-enum class Scales { tiles, rows_tiles, rows_columns };
-constexpr bool has_row_scales(Scales scales) { return scales != Scales::tiles; }
+// Scales of A by those of B, for each 128 of the contraction: one per 128 rows and 128 columns; per row and 128 columns; per row and per
+// column. outputs: constant along the contraction, per row or one by per column or one.
+enum class Scales { tiles, rows_tiles, rows_columns, outputs };
+constexpr bool has_row_scales(Scales scales) {
+    return scales == Scales::rows_tiles || scales == Scales::rows_columns;
+}
+
+// 128 rows of a stage, one for each thread of the warpgroup, become zero from contraction element `first` (1 to 127) on.
+__device__ void clear_rows_behind(uint8_t* rows, int first) {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+    const int keep = first % 16;  // bytes of the piece that is half inside
+    const auto kept = [keep](uint32_t word, int index) {
+        const int bytes = min(max(keep - 4 * index, 0), 4);
+        return bytes == 4 ? word : word & ((1u << (8 * bytes)) - 1u);
+    };
+#pragma unroll 1
+    for (int piece = first / 16; piece < kStageRowBytes / 16; ++piece) {
+        uint4* at = reinterpret_cast<uint4*>(rows + thread * kStageRowBytes) +
+                    (piece ^ (thread % 8));  // as the copy engine swizzles
+        *at = piece > first / 16 || keep == 0
+                  ? uint4{}
+                  : uint4{kept(at->x, 0), kept(at->y, 1), kept(at->z, 2), kept(at->w, 3)};
+    }
+}
+
+// The last stage of a weight gradient whose group does not end with it. Each warpgroup clears its columns of B, the first one A, too; it
+// only announces that, so that it waits for nobody.
+__device__ void clear_behind(uint8_t* stage, int first, int warpgroup, int turn) {
+    clear_rows_behind(stage + (kTileRows + warpgroup * kColumns) * kStageRowBytes, first);
+    if (warpgroup == 0) clear_rows_behind(stage, first);
+    fence_shared_for_wgmma();
+    if (warpgroup == 0) {
+        meet(1 + 2 * (kRing + 1), kWarpgroup);
+        announce(1 + kRing + 1 + turn, kMathThreads);
+    } else {
+        meet(1 + kRing + 1 + turn, kMathThreads);
+    }
+}
+
+// Finished sums of 2 x 64 rows by 128 columns from col0 on, times the scales of their rows and columns.
+__device__ __forceinline__ void scale_outputs(const DeviceProduct& p, const MathTile& tile, int row0,
+                                              int64_t col0, float (&sum)[2][64]) {
+    const DeviceScale &a = p.a.scale, &b = p.b.scale;
+    const float* at_a =
+        static_cast<const float*>(a.scales) + tile.group * a.group_stride + tile.a_output * a.output_stride;
+    const float* at_b = static_cast<const float*>(b.scales) + tile.group * b.group_stride;
+    float of_row[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int row = row0 + 64 * (i / 2) + 8 * (i % 2);
+        of_row[i] = row < tile.valid ? at_a[row * a.output_stride] : 0.0f;
+    }
+    const int64_t first = col0 + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const int64_t col = first + 8 * j + e;
+            const float of_column = col < p.n ? at_b[col * b.output_stride] : 0.0f;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sum[i / 2][4 * j + 2 * (i % 2) + e] *= of_row[i] * of_column;
+        }
+    }
+}
 
 // ---- computing: one warpgroup -----------------------------------------------------------------------------------------------------------
 template <class Wgmma, Scales kScales>
@@ -54,7 +118,7 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
                             min(col0, p.n - 1) / p.b.scale.outputs_per_scale * p.b.scale.output_stride +
                             tile.b_k / kDepth * p.b.scale.block_stride;
         const auto read_scale = [&](int step) {
-            if (kScales == Scales::rows_columns) return 1.0f;
+            if (kScales == Scales::rows_columns || kScales == Scales::outputs) return 1.0f;
             if (step >= tile.steps) return 0.0f;
             const float b = at_b[step * p.b.scale.block_stride];
             return kRowScales ? b : at_a[step * p.a.scale.block_stride] * b;
@@ -71,9 +135,13 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
                 if (step > 0) scales = next_scales;
                 next_scales = read_scale(step + 32 + lane);
             }
-            const float scale = __shfl_sync(0xFFFFFFFFu, scales, step % 32);
+            const float scale =
+                kScales == Scales::outputs ? 1.0f : __shfl_sync(0xFFFFFFFFu, scales, step % 32);
             barrier_wait(&shared.full[stage.index], stage.parity);
             const uint8_t* a = shared.stages[stage.index];
+            if (kScales == Scales::outputs && p.grouped == Grouped::contraction &&
+                tile.depth - step * kDepth < kDepth)
+                clear_behind(shared.stages[stage.index], tile.depth - step * kDepth, warpgroup, turn);
             float factor[kRows] = {scale};
             if (kRowScales) {
 #pragma unroll
@@ -119,6 +187,8 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
             stage.advance();
         }
         if (tile.steps > 0) turn = turn == kRing ? 0 : turn + 1;
+        // a group without rows has no scales
+        if (kScales == Scales::outputs && tile.steps > 0) scale_outputs(p, tile, row0, col0, sum);
         store_rows(p, tile, row0, col0, sum[0]);
         store_rows(p, tile, row0 + 64, col0, sum[1]);
     }
@@ -166,9 +236,20 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     });
 }
 
+// Scales that are constant along the contraction.
+bool whole_sums(const DeviceProduct& p) {
+    const auto constant = [](const DeviceScale& s) {
+        return s.scales != nullptr && s.dtype == DType::f32 && s.block == 0 && s.outputs_per_scale == 1;
+    };
+    return constant(p.a.scale) && constant(p.b.scale);
+}
+
 }  // namespace
 
 bool wgmma_takes_fp8(const DeviceProduct& p, int64_t alignment) {
+    if (whole_sums(p))
+        return is_fp8(p.a.dtype) && p.b.dtype == DType::e4m3 && p.a.k_stride == 1 && p.b.k_stride == 1 &&
+               (p.grouped == Grouped::rows || alignment % 16 == 0);
     const auto scaled_by_128 = [](const DeviceScale& s) {
         return s.scales != nullptr && s.dtype == DType::f32 && s.block == kDepth &&
                (s.outputs_per_scale == kDepth || s.outputs_per_scale == 1);
@@ -189,9 +270,10 @@ template <class Wgmma>
 void launch(const DeviceProduct& p, const CUtensorMap& map_a, const CUtensorMap& map_b,
             const Launch& launch) {
     const bool a_rows = p.a.scale.outputs_per_scale == 1, b_columns = p.b.scale.outputs_per_scale == 1;
-    const auto kernel = b_columns ? fp8_kernel<Wgmma, Scales::rows_columns>
-                        : a_rows  ? fp8_kernel<Wgmma, Scales::rows_tiles>
-                                  : fp8_kernel<Wgmma, Scales::tiles>;
+    const auto kernel = whole_sums(p) ? fp8_kernel<Wgmma, Scales::outputs>
+                        : b_columns   ? fp8_kernel<Wgmma, Scales::rows_columns>
+                        : a_rows      ? fp8_kernel<Wgmma, Scales::rows_tiles>
+                                      : fp8_kernel<Wgmma, Scales::tiles>;
     launch_wgmma_kernel(kernel, p, map_a, map_b, launch);
 }
 

@@ -175,11 +175,9 @@ const std::vector<int64_t> kCounts = {0, 1, 127, 2500, 128, 0, 129, 300};
 
 TEST_F(GemmDouble, Grouped) {
     const int64_t cols = 1024, contraction = 7168;
-    const Formats formats[] = {{DType::bf16, L::none, L::none},
-                               {DType::e4m3, L::vec128, L::block128},
-                               {DType::e5m2, L::vec128, L::block128},
-                               {DType::e4m3, L::row, L::row},
-                               {DType::e4m3, L::mx32, L::mx32}};
+    const Formats formats[] = {{DType::bf16, L::none, L::none},       {DType::e4m3, L::vec128, L::block128},
+                               {DType::e5m2, L::vec128, L::block128}, {DType::e4m3, L::row, L::row},
+                               {DType::e4m3, L::tensor, L::tensor},   {DType::e4m3, L::mx32, L::mx32}};
     const GroupsFixture groups(kCounts, 128);
     if (too_large_here(groups.total() * cols * contraction / 32)) return;
     const RowGroups gpu_groups = on_gpu(RowGroups(groups));
@@ -211,11 +209,9 @@ TEST_F(GemmDouble, Grouped) {
 
 TEST_F(GemmDouble, GroupedWgrad) {
     const int64_t n = 512, k = 1024;
-    const Formats formats[] = {{DType::bf16, L::none, L::none},
-                               {DType::e4m3, L::tile128, L::tile128},
-                               {DType::e4m3, L::vec128, L::vec128},
-                               {DType::e4m3, L::group_row, L::group_row},
-                               {DType::e4m3, L::mx32, L::mx32}};
+    const Formats formats[] = {{DType::bf16, L::none, L::none},     {DType::e4m3, L::tile128, L::tile128},
+                               {DType::e4m3, L::vec128, L::vec128}, {DType::e4m3, L::group_row, L::group_row},
+                               {DType::e4m3, L::tensor, L::tensor}, {DType::e4m3, L::mx32, L::mx32}};
     const GroupsFixture groups(kCounts, 128);
     if (too_large_here(groups.total() * n * k / 32)) return;
     const RowGroups gpu_groups = on_gpu(RowGroups(groups));
