@@ -1,0 +1,247 @@
+// What must not change a bit of a grouped product: being run again, how many multiprocessors it may use, and how many rows the other
+// groups have. Kernels of this project, every kind of operand that has one of its own.
+#include "kernels/ops/gemm.h"
+
+#include "tests/support/parity.h"
+
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <tuple>
+#include <vector>
+
+namespace fp8flow::test {
+namespace {
+
+using L = ScaleLayout;
+using op::GemmForm;
+
+struct Rows {
+    const char* name;
+    DType dtype;
+    L a, b;
+    GemmForm form;
+    int64_t alignment;
+};
+const Rows kRows[] = {
+    {"bf16", DType::bf16, L::none, L::none, GemmForm::nt, 1},
+    {"bf16 nn", DType::bf16, L::none, L::none, GemmForm::nn, 16},
+    {"fp8 blocks", DType::e4m3, L::vec128, L::block128, GemmForm::nt, 128},
+    {"fp8 rows", DType::e4m3, L::row, L::row, GemmForm::nt, 16},
+    {"fp8 tensor", DType::e5m2, L::tensor, L::tensor, GemmForm::nt, 16},
+};
+struct Columns {
+    const char* name;
+    DType dtype;
+    L layout;
+    int64_t alignment;
+};
+const Columns kColumns[] = {
+    {"bf16", DType::bf16, L::none, 16},
+    {"fp8 tiles", DType::e4m3, L::tile128, 128},
+    {"fp8 columns of a block", DType::e4m3, L::vec128, 128},
+    {"fp8 columns of a group", DType::e4m3, L::group_row, 16},
+    {"fp8 tensor", DType::e4m3, L::tensor, 16},
+};
+constexpr int64_t kN = 520, kK = 768;
+
+void fill_operand(const HostFp8& t, uint64_t seed) {
+    fill_normal(t.codes, seed, is_fp8(t.codes.view().dtype) ? 8.0 : 1.0);
+    if (t.scales.view()) fill_uniform(t.scales, seed + 1, 0.25, 2.0);
+}
+
+// One grouped product with its operands on the host and on the GPU.
+struct RowsProduct {
+    RowsProduct(const Rows& rows, const std::vector<int64_t>& counts)
+        : groups(counts, rows.alignment),
+          form(rows.form),
+          a(rows.dtype, {round_up(groups.capacity(), 16), kK}, rows.a),
+          b(rows.form == GemmForm::nt ? HostFp8(rows.dtype, {groups.num_groups(), kN, kK}, rows.b)
+                                      : HostFp8(rows.dtype, {groups.num_groups(), kK, kN}, rows.b)),
+          d(DType::bf16, {groups.capacity(), kN}) {
+        fill_operand(a, 1);
+        fill_operand(b, 2);
+    }
+    HostTensor run(const Launch& launch = {}) {
+        const TensorView result = parity.to_gpu(d.view());
+        parity.gpu.device().fill(result.data, 0xFF, static_cast<std::size_t>(result.bytes()));
+        parity.gpu.grouped_gemm({.a = parity.to_gpu(a),
+                                 .b = parity.to_gpu(b),
+                                 .groups = parity.to_gpu(RowGroups(groups)),
+                                 .form = form,
+                                 .d = result},
+                                launch);
+        return parity.from_gpu(d);
+    }
+    GroupsFixture groups;
+    GemmForm form;
+    HostFp8 a, b;
+    HostTensor d;
+    Parity parity;
+};
+
+struct ColumnsProduct {
+    ColumnsProduct(const Columns& columns, const std::vector<int64_t>& counts)
+        : groups(counts, columns.alignment),
+          dy(operand(columns, kN)),
+          x(operand(columns, kK)),
+          dw(DType::f32, {groups.num_groups(), kN, kK}) {
+        fill_operand(dy, 1);
+        fill_operand(x, 2);
+        zero_pads();
+    }
+    HostFp8 operand(const Columns& columns, int64_t width) const {
+        const int64_t rows = round_up(groups.capacity(), 128);
+        return is_fp8(columns.dtype)
+                   ? HostFp8(columns.dtype, {width, rows}, columns.layout, groups.num_groups())
+                   : HostFp8(columns.dtype, {rows, width}, columns.layout);
+    }
+    // FP8 copies have codes of 0 in their pads.
+    void zero_pads() {
+        for (const HostFp8* t : {&dy, &x}) {
+            const TensorView& codes = t->codes.view();
+            if (!is_fp8(codes.dtype)) continue;
+            for (int64_t row = 0; row < groups.total(); ++row)
+                for (int64_t i = 0; groups.is_pad(row) && i < codes.dim(0); ++i)
+                    codes.bytes_ptr()[i * codes.dim(1) + row] = 0;
+        }
+    }
+    HostTensor run(Gradient mode = Gradient::overwrite, const Launch& launch = {}) {
+        const TensorView result = parity.to_gpu(dw.view());
+        parity.gpu.device().fill(result.data, mode == Gradient::overwrite ? 0xFF : 0x3F,
+                                 static_cast<std::size_t>(result.bytes()));
+        parity.gpu.grouped_gemm_wgrad({.dy = parity.to_gpu(dy),
+                                       .x = parity.to_gpu(x),
+                                       .groups = parity.to_gpu(RowGroups(groups)),
+                                       .mode = mode,
+                                       .dw = result},
+                                      launch);
+        return parity.from_gpu(dw);
+    }
+    GroupsFixture groups;
+    HostFp8 dy, x;
+    HostTensor dw;
+    Parity parity;
+};
+
+const std::vector<int64_t> kCounts = {300, 0, 129, 3, 260};
+constexpr int kLimits[] = {1, 2, 3, 5, 16, 31, 131, 132, 1000};
+
+TEST(GemmInvariance, LimitOfMultiprocessors) {
+    for (const Rows& rows : kRows) {
+        RowsProduct product(rows, kCounts);
+        const HostTensor all = product.run();
+        for (const int limit : kLimits)
+            EXPECT_TRUE(same_bytes(all, product.run({.sm_limit = limit}))) << rows.name << ", " << limit;
+    }
+    for (const Columns& columns : kColumns) {
+        ColumnsProduct product(columns, kCounts);
+        for (const Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {
+            const HostTensor all = product.run(mode);
+            for (const int limit : kLimits)
+                EXPECT_TRUE(same_bytes(all, product.run(mode, {.sm_limit = limit})))
+                    << columns.name << ", " << limit;
+        }
+    }
+}
+
+// The kernels that run where warpgroup instructions do not apply.
+TEST(GemmInvariance, LimitOfMultiprocessorsOnCudaCores) {
+    RowsProduct product(kRows[2], {150, 0, 129, 3});
+    product.parity.gpu.choose_kernels({.gemm = GemmBackend::simt});
+    const HostTensor all = product.run();
+    for (const int limit : {1, 2, 131})
+        EXPECT_TRUE(same_bytes(all, product.run({.sm_limit = limit}))) << limit;
+}
+
+TEST(GemmInvariance, TwoHundredRepeats) {
+    constexpr int kRepeats = 200;
+    for (const Rows& rows : kRows) {
+        RowsProduct product(rows, kCounts);
+        const HostTensor once = product.run();
+        int others = 0;
+        for (int i = 1; i < kRepeats; ++i) others += same_bytes(once, product.run()) ? 0 : 1;
+        EXPECT_EQ(others, 0) << rows.name;
+    }
+    for (const Columns& columns : kColumns) {
+        ColumnsProduct product(columns, {300, 129});
+        for (const Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {
+            const HostTensor once = product.run(mode);
+            int others = 0;
+            for (int i = 1; i < kRepeats; ++i) others += same_bytes(once, product.run(mode)) ? 0 : 1;
+            EXPECT_EQ(others, 0) << columns.name;
+        }
+    }
+}
+
+// `count` neighbouring values.
+void copy_values(const TensorView& from, int64_t from_first, const TensorView& to, int64_t to_first,
+                 int64_t count) {
+    const int64_t size = size_of(from.dtype);
+    std::memcpy(to.bytes_ptr() + to_first * size, from.bytes_ptr() + from_first * size,
+                static_cast<std::size_t>(count * size));
+}
+
+// Group 1 keeps its rows, weights and scales, the others have other sizes, so that its rows stand elsewhere and its tiles meet other ones in
+// their pair and their turn.
+constexpr int64_t kKept = 200;
+const std::vector<int64_t> kOthers[] = {{0, kKept, 0}, {1, kKept, 500}, {700, kKept, 3}, {129, kKept, 129}};
+
+TEST(GemmInvariance, RowsDoNotDependOnOtherGroups) {
+    for (const Rows& rows : kRows) {
+        RowsProduct first(rows, {40, kKept, 90});
+        const HostTensor wanted = first.run();
+        for (const auto& counts : kOthers) {
+            RowsProduct other(rows, counts);  // the same weights; rows by their place
+            const int64_t from = first.groups.first(1), to = other.groups.first(1);
+            copy_values(first.a.codes, from * kK, other.a.codes, to * kK, kKept * kK);
+            if (rows.a == L::row) copy_values(first.a.scales, from, other.a.scales, to, kKept);
+            if (rows.a == L::vec128)
+                for (int64_t block = 0; block < kK / kBlock; ++block)
+                    copy_values(first.a.scales, block * first.a.codes.view().dim(0) + from, other.a.scales,
+                                block * other.a.codes.view().dim(0) + to, kKept);
+            const HostTensor got = other.run();
+            EXPECT_EQ(
+                std::memcmp(wanted.view().bytes_ptr() + from * kN * 2, got.view().bytes_ptr() + to * kN * 2,
+                            static_cast<std::size_t>(kKept * kN * 2)),
+                0)
+                << rows.name << " beside " << counts[0] << " and " << counts[2];
+        }
+    }
+}
+
+TEST(GemmInvariance, WeightGradientsDoNotDependOnOtherGroups) {
+    for (const Columns& columns : kColumns) {
+        ColumnsProduct first(columns, {40, kKept, 90});
+        const HostTensor wanted = first.run();
+        for (const auto& counts : kOthers) {
+            ColumnsProduct other(columns, counts);
+            const int64_t from = first.groups.first(1), to = other.groups.first(1);
+            for (const auto& [source, target, width] :
+                 {std::tuple{&first.dy, &other.dy, kN}, std::tuple{&first.x, &other.x, kK}}) {
+                const TensorView &codes = source->codes.view(), &copy = target->codes.view();
+                if (columns.layout == L::none) {
+                    copy_values(codes, from * width, copy, to * width, kKept * width);
+                    continue;
+                }
+                for (int64_t i = 0; i < width; ++i)
+                    copy_values(codes, i * codes.dim(1) + from, copy, i * copy.dim(1) + to, kKept);
+                // blocks of the contraction by their place; scales of a group and of a tensor are where they were
+                const int64_t per_block = columns.layout == L::tile128  ? ceil_div(width, kBlock)
+                                          : columns.layout == L::vec128 ? width
+                                                                        : 0;
+                copy_values(source->scales, from / kBlock * per_block, target->scales,
+                            to / kBlock * per_block, ceil_div(kKept, kBlock) * per_block);
+            }
+            const HostTensor got = other.run();
+            EXPECT_EQ(
+                std::memcmp(wanted.as<float>() + kN * kK, got.as<float>() + kN * kK, kN * kK * sizeof(float)),
+                0)
+                << columns.name << " beside " << counts[0] << " and " << counts[2];
+        }
+    }
+}
+
+}  // namespace
+}  // namespace fp8flow::test
