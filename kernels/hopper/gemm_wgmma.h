@@ -339,6 +339,7 @@ void launch_wgmma_kernel(Kernel kernel, const DeviceProduct& product, const CUte
     pairs.id = cudaLaunchAttributeClusterDimension;
     pairs.val.clusterDim = {kPair, 1, 1};
     cudaLaunchConfig_t config{};
+    // whole pairs: an odd limit of multiprocessors is rounded down, a limit of one takes two
     config.gridDim = std::max(1u, grid_for(tiles, launch, 1) / kPair) * kPair;
     config.blockDim = kWgmmaThreads;
     config.dynamicSmemBytes = kSharedBytes;
