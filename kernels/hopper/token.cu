@@ -77,7 +77,7 @@ __global__ __launch_bounds__(kRankThreads) void sort_tokens_kernel(const int32_t
 // Four columns of a gradient row: on their way, and as floats.
 struct Bf16Rows {
     using Raw = uint2;
-    static constexpr int kCtasPerSm = 5;
+    static constexpr int kCtasPerSm = 4;
     static constexpr int kBatch = 16;  // rows that a thread has on their way
     static __device__ Raw load(const DeviceView& dy, int64_t at, int64_t) {
         return *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(dy.data) + at);
