@@ -13,18 +13,17 @@ constexpr int kWarpSize = 32;
 constexpr int kChain = static_cast<int>(op::kNormSquaredBlock);  // terms of one sum
 
 __device__ __forceinline__ double term(float x) { return static_cast<double>(x) * static_cast<double>(x); }
-__device__ __forceinline__ double term(double block_sum) { return block_sum; }
 
 // out[i] = sum of the terms of values[i * kChain ... ] in ascending order. Moves: the values once. A warp takes 32 neighbouring chains, one a
 // thread; 32 columns of all of them pass through shared memory (rows padded by one word), so that global reads are whole 128-byte lines
 // while each thread adds its own chain in order. Warps are independent; only __syncwarp. One writer a sum: deterministic, and the bits of
-// the reference. float: squares of the elements; double: sums of sums.
-template <class Value, int kWarps>
-__global__ __launch_bounds__(kWarps* kWarpSize) void chain_sums_kernel(const Value* values, int64_t count,
+// the reference.
+constexpr int kWarps = 8;
+__global__ __launch_bounds__(kWarps* kWarpSize) void chain_sums_kernel(const float* values, int64_t count,
                                                                        double* out) {
-    __shared__ Value tiles[kWarps][kWarpSize][kWarpSize + 1];
+    __shared__ float tiles[kWarps][kWarpSize][kWarpSize + 1];
     const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
-    Value(*tile)[kWarpSize + 1] = tiles[warp];
+    float(*tile)[kWarpSize + 1] = tiles[warp];
     const int64_t chains = (count + kChain - 1) / kChain;
     for (int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * kWarpSize; first < chains;
          first += static_cast<int64_t>(gridDim.x) * kWarps * kWarpSize) {
@@ -42,7 +41,7 @@ __global__ __launch_bounds__(kWarps* kWarpSize) void chain_sums_kernel(const Val
                 for (int row = 0; row < rows; ++row) {
                     const int64_t at = start + static_cast<int64_t>(row) * kChain + lane;
                     tile[row][lane] =
-                        at < count ? values[at] : Value{0};  // + 0 changes no bit of a sum of squares
+                        at < count ? values[at] : 0.0f;  // + 0 changes no bit of a sum of squares
                 }
             }
             __syncwarp();
@@ -53,6 +52,38 @@ __global__ __launch_bounds__(kWarps* kWarpSize) void chain_sums_kernel(const Val
             __syncwarp();
         }
         if (lane < rows) out[first + lane] = sum;
+    }
+}
+
+// The same for sums of sums, of which there are few: a CTA takes four chains at once into shared memory, all loads in flight, and the first
+// thread of each warp adds one of them (about 3 us a chain; 32 chains a warp would be many round trips to memory one behind another).
+// A barrier before the additions, and one before the next chains; the loop bounds are the same for the CTA.
+constexpr int kSumChains = 4, kSumThreads = kSumChains * kWarpSize;
+__global__ __launch_bounds__(kSumThreads) void double_chain_sums_kernel(const double* __restrict__ values,
+                                                                        int64_t count, double* out) {
+    __shared__ double tile[kSumChains * kChain];
+    const int thread = static_cast<int>(threadIdx.x);
+    const int64_t chains = (count + kChain - 1) / kChain;
+    for (int64_t first = static_cast<int64_t>(blockIdx.x) * kSumChains; first < chains;
+         first += static_cast<int64_t>(gridDim.x) * kSumChains) {
+        const int64_t start = first * kChain;
+#pragma unroll
+        for (int i = 0; i < kSumChains * kChain / kSumThreads; ++i) {
+            const int at = i * kSumThreads + thread;
+            if (start + at < count) tile[at] = values[start + at];
+        }
+        __syncthreads();
+        const int64_t chain = first + thread / kWarpSize;
+        if (thread % kWarpSize == 0 && chain < chains) {
+            const double* terms = tile + thread / kWarpSize * kChain;
+            const int64_t left = count - chain * kChain;
+            const int end = static_cast<int>(left < kChain ? left : kChain);
+            double sum = 0;
+#pragma unroll 16
+            for (int i = 0; i < end; ++i) sum += terms[i];
+            out[chain] = sum;
+        }
+        __syncthreads();
     }
 }
 
@@ -144,19 +175,16 @@ __global__ __launch_bounds__(kAdamWThreads) void adamw_kernel(const AdamWArgs ar
 }  // namespace
 
 void HopperOps::do_norm_squared(const op::NormSquared& args, const Launch& launch) {
-    constexpr int kFloatWarps = 8, kDoubleWarps = 4;
     const int64_t count = args.x.numel();
     if (count == 0) return;
     int64_t sums = ceil_div(count, kChain), room = sums;
     for (int64_t level = sums; level > kChain; room += level) level = ceil_div(level, kChain);
     double* partials = workspace_->partials_for<double>(room);
-    chain_sums_kernel<float, kFloatWarps>
-        <<<grid_for(ceil_div(sums, kFloatWarps * kWarpSize), launch, 6), kFloatWarps * kWarpSize, 0,
-           stream_of(launch)>>>(args.x.as<float>(), count, partials);
+    chain_sums_kernel<<<grid_for(ceil_div(sums, kWarps * kWarpSize), launch, 6), kWarps * kWarpSize, 0,
+                        stream_of(launch)>>>(args.x.as<float>(), count, partials);
     for (; sums > kChain; partials += sums, sums = ceil_div(sums, kChain))
-        chain_sums_kernel<double, kDoubleWarps>
-            <<<grid_for(ceil_div(ceil_div(sums, kChain), kDoubleWarps * kWarpSize), launch),
-               kDoubleWarps * kWarpSize, 0, stream_of(launch)>>>(partials, sums, partials + sums);
+        double_chain_sums_kernel<<<grid_for(ceil_div(ceil_div(sums, kChain), kSumChains), launch),
+                                   kSumThreads, 0, stream_of(launch)>>>(partials, sums, partials + sums);
     finish_sum_kernel<<<1, kFinishThreads, 0, stream_of(launch)>>>(partials, sums, args.sum.as<float>());
     check_launch("norm_squared");
 }

@@ -90,11 +90,10 @@ __device__ __forceinline__ uint64_t warp_next_best(const uint32_t* keys, int cou
         const uint64_t pair = static_cast<uint64_t>(keys[i]) << 32 | (0xFFFFFFFFu - static_cast<uint32_t>(i));
         if (keys[i] != kExcluded && pair < previous && pair > best) best = pair;
     }
-    for (int mask = kWarpSize / 2; mask > 0; mask /= 2) {
-        const uint64_t other = __shfl_xor_sync(kWholeWarp, best, mask);
-        best = other > best ? other : best;
-    }
-    return best;
+    const uint32_t key = static_cast<uint32_t>(best >> 32), largest = __reduce_max_sync(kWholeWarp, key);
+    const uint32_t place =
+        __reduce_max_sync(kWholeWarp, key == largest ? static_cast<uint32_t>(best) : uint32_t{0});
+    return static_cast<uint64_t>(largest) << 32 | place;
 }
 __device__ __forceinline__ int index_of(uint64_t pair) {
     return static_cast<int>(0xFFFFFFFFu - static_cast<uint32_t>(pair));

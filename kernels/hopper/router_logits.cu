@@ -1,7 +1,10 @@
-// The router's projection and its gradients on the GPU: fp32 fma over the contraction in ascending order, one accumulator an output, so
-// the bits are the reference's. No tensor cores and no split of the contraction: both would round elsewhere.
+// The router's projection and its gradients on the GPU: fp32 fma in blocks of the contraction, block sums added in ascending order by a
+// second kernel, so the bits are the reference's. BF16 rows go to router_products.cu; here are the second kernel, and a product for all
+// other types and alignments.
 #include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/router_products.h"
 #include "kernels/hopper/vector_io.h"
+#include "kernels/hopper/workspace.h"
 
 namespace fp8flow {
 
@@ -14,6 +17,7 @@ constexpr int kTile = 64;   // outputs of a CTA along m and n
 constexpr int kDepth = 32;  // terms in shared memory at a time
 constexpr int kPitch = kTile + 4;
 constexpr int kPerThread = 4;  // outputs of a thread along m and n
+constexpr int64_t kPartials = static_cast<int64_t>(HopperOps::Workspace::kPartialsBytes / sizeof(float));
 
 // A matrix operand as rows (m or n) by terms (k). Row-contiguous in k: element (r, k) at r * pitch + k; otherwise at k * pitch + r.
 struct Operand {
@@ -25,8 +29,8 @@ struct Operand {
 
 struct ProductArgs {
     Operand a, b;  // a: m, b: n
-    int64_t terms;
-    void* out;  // [m, n]
+    int64_t terms, block_terms, blocks;
+    void* out;  // [blocks, m, n]
     DType out_dtype;
     const void* addend;  // added to the finished sum, in fp32; may be out
     DType addend_dtype;
@@ -73,7 +77,7 @@ __device__ __forceinline__ void add_term(const float (&a)[kDepth][kPitch], const
         for (int j = 0; j < kPerThread; ++j) sum[i][j] = fma_float(x[i], y[j], sum[i][j]);
 }
 
-// out[m, n] = sum over k of a(m, k) * b(n, k), k ascending. 2 m n k FLOPs at fp32 rate; each operand is read once per 64 outputs of the
+// out[block, m, n] = sum over the block's k of a(m, k) * b(n, k), k ascending. 2 m n k FLOPs at fp32 rate; each operand is read once per 64 outputs of the
 // other side. A CTA owns a 64 x 64 tile, a thread 4 x 4 outputs; tiles of 32 terms go global -> registers (one tile ahead) -> shared
 // memory. Two barriers a tile: after the writes, and before the next writes; loop bounds are the same for all threads. The last terms are
 // not padded into the sums. One accumulator an output, one writer: deterministic.
@@ -83,23 +87,26 @@ __global__ __launch_bounds__(kThreads) void product_kernel(const ProductArgs arg
     __shared__ __align__(16) float b_tile[kDepth][kPitch];
     const int thread = static_cast<int>(threadIdx.x);
     const int m = thread / 16 * kPerThread, n = thread % 16 * kPerThread;
-    for (int64_t item = blockIdx.x; item < args.tiles_m * args.tiles_n; item += gridDim.x) {
-        const int64_t first_m = item / args.tiles_n * kTile, first_n = item % args.tiles_n * kTile;
+    const int64_t tiles = args.tiles_m * args.tiles_n;
+    for (int64_t item = blockIdx.x; item < tiles * args.blocks; item += gridDim.x) {
+        const int64_t block = item / tiles, tile = item % tiles;
+        const int64_t first_m = tile / args.tiles_n * kTile, first_n = tile % args.tiles_n * kTile;
+        const int64_t begin = block * args.block_terms, end = min(args.terms, begin + args.block_terms);
         float sum[kPerThread][kPerThread] = {};
         float a[kVector], b[kVector];
-        load_tile<kAAlongTerms>(args.a, first_m, 0, args.terms, a);
-        load_tile<kBAlongTerms>(args.b, first_n, 0, args.terms, b);
-        for (int64_t start = 0; start < args.terms; start += kDepth) {
+        load_tile<kAAlongTerms>(args.a, first_m, begin, end, a);
+        load_tile<kBAlongTerms>(args.b, first_n, begin, end, b);
+        for (int64_t start = begin; start < end; start += kDepth) {
             store_tile<kAAlongTerms>(a_tile, a);
             store_tile<kBAlongTerms>(b_tile, b);
             __syncthreads();
-            load_tile<kAAlongTerms>(args.a, first_m, start + kDepth, args.terms, a);
-            load_tile<kBAlongTerms>(args.b, first_n, start + kDepth, args.terms, b);
-            if (args.terms - start >= kDepth) {
+            load_tile<kAAlongTerms>(args.a, first_m, start + kDepth, end, a);
+            load_tile<kBAlongTerms>(args.b, first_n, start + kDepth, end, b);
+            if (end - start >= kDepth) {
 #pragma unroll 8
                 for (int k = 0; k < kDepth; ++k) add_term(a_tile, b_tile, k, m, n, sum);
             } else {
-                const int left = static_cast<int>(args.terms - start);
+                const int left = static_cast<int>(end - start);
 #pragma unroll 1
                 for (int k = 0; k < left; ++k) add_term(a_tile, b_tile, k, m, n, sum);
             }
@@ -111,7 +118,7 @@ __global__ __launch_bounds__(kThreads) void product_kernel(const ProductArgs arg
             for (int j = 0; j < kPerThread; ++j) {
                 const int64_t row = first_m + m + i, column = first_n + n + j;
                 if (row >= args.a.rows || column >= args.b.rows) continue;
-                const int64_t at = row * args.b.rows + column;
+                const int64_t at = (block * args.a.rows + row) * args.b.rows + column;
                 float value = sum[i][j];
                 if (args.addend != nullptr) value += load_float(args.addend, args.addend_dtype, at);
                 store_float(args.out, args.out_dtype, at, value);
@@ -120,46 +127,191 @@ __global__ __launch_bounds__(kThreads) void product_kernel(const ProductArgs arg
     }
 }
 
+// out[r, c] = the sums [blocks, rows, cols] over the blocks in ascending order, + what out holds. Moves: the sums once (14.7 MB at the
+// DeepSeek-V3 shape, from L2), out once. A thread takes kWidth neighbours and has eight of their blocks in flight. Rows of out are
+// out_pitch apart. One writer an element: deterministic.
+template <int kWidth>
+__global__ __launch_bounds__(kThreads) void add_blocks_kernel(const float* __restrict__ sums, int64_t blocks,
+                                                              int64_t rows, int64_t cols, int64_t out_pitch,
+                                                              Gradient mode, float* out) {
+    using Piece = std::conditional_t<kWidth == 4, float4, float>;
+    const int64_t count = rows * cols;
+    for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kWidth; i < count;
+         i += static_cast<int64_t>(gridDim.x) * kThreads * kWidth) {
+        union {
+            Piece whole;
+            float v[kWidth];
+        } sum, more;
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) sum.v[j] = 0.0f;
+        if (blocks > 0) sum.whole = *reinterpret_cast<const Piece*>(sums + i);
+#pragma unroll 8
+        for (int64_t block = 1; block < blocks; ++block) {
+            more.whole = *reinterpret_cast<const Piece*>(sums + block * count + i);
+#pragma unroll
+            for (int j = 0; j < kWidth; ++j) sum.v[j] += more.v[j];
+        }
+        Piece* to = reinterpret_cast<Piece*>(out + i / cols * out_pitch + i % cols);
+        if (mode == Gradient::accumulate) {
+            more.whole = *to;
+#pragma unroll
+            for (int j = 0; j < kWidth; ++j) sum.v[j] = more.v[j] + sum.v[j];
+        }
+        *to = sum.whole;
+    }
+}
+
+struct BlockSums {
+    const float* sums;
+    int64_t blocks, rows, cols, out_pitch;
+    Gradient mode;
+    float* out;
+};
+void add_blocks(const BlockSums& job, const Launch& launch) {
+    const bool wide =
+        job.cols % 4 == 0 && job.out_pitch % 4 == 0 && reinterpret_cast<uintptr_t>(job.out) % 16 == 0;
+    const unsigned grid = grid_for(ceil_div(job.rows * job.cols, kThreads * (wide ? 4 : 1)), launch);
+    const auto kernel = wide ? add_blocks_kernel<4> : add_blocks_kernel<1>;
+    kernel<<<grid, kThreads, 0, stream_of(launch)>>>(job.sums, job.blocks, job.rows, job.cols, job.out_pitch,
+                                                     job.mode, job.out);
+    check_launch("router: block sums");
+}
+
 Operand along_terms(const TensorView& view) {  // [rows, terms]
     return {view.data, view.dtype, view.dim(0), view.dim(1), is_vectorisable(view.data, view.dim(1))};
 }
-Operand along_rows(const TensorView& view) {  // [terms, rows]
-    return {view.data, view.dtype, view.dim(1), view.dim(1), is_vectorisable(view.data, view.dim(1))};
+// Columns [first, first + count) of [terms, rows].
+Operand along_rows(const TensorView& view, int64_t first, int64_t count) {
+    uint8_t* data = static_cast<uint8_t*>(view.data) + first * size_of(view.dtype);
+    return {data, view.dtype, count, view.dim(1), is_vectorisable(data, view.dim(1))};
 }
+Operand along_rows(const TensorView& view) { return along_rows(view, 0, view.dim(1)); }
 
 template <bool kAAlongTerms, bool kBAlongTerms>
-void launch_product(const Operand& a, const Operand& b, int64_t terms, const TensorView& out,
-                    const TensorView& addend, const Launch& launch, const char* op) {
-    if (out.numel() == 0) return;
-    const ProductArgs args{.a = a,
-                           .b = b,
-                           .terms = terms,
-                           .out = out.data,
-                           .out_dtype = out.dtype,
-                           .addend = addend ? addend.data : nullptr,
-                           .addend_dtype = addend.dtype,
-                           .tiles_m = ceil_div(a.rows, kTile),
-                           .tiles_n = ceil_div(b.rows, kTile)};
+void launch_product(ProductArgs args, const Launch& launch, const char* op) {
+    args.tiles_m = ceil_div(args.a.rows, kTile);
+    args.tiles_n = ceil_div(args.b.rows, kTile);
+    const int64_t items = args.tiles_m * args.tiles_n * args.blocks;
+    if (items == 0) return;
     constexpr int kCtasPerSm = 4;
     product_kernel<kAAlongTerms, kBAlongTerms>
-        <<<grid_for(args.tiles_m * args.tiles_n, launch, kCtasPerSm), kThreads, 0, stream_of(launch)>>>(args);
+        <<<grid_for(items, launch, kCtasPerSm), kThreads, 0, stream_of(launch)>>>(args);
     check_launch(op);
+}
+
+bool is_fast(const TensorView& view) {
+    return view.dtype == DType::bf16 && is_vectorisable(view.data, view.dim(1));
 }
 
 }  // namespace
 
+// Block sums that do not fit the workspace are made in rounds over the tokens (logits) or over the columns (dweight).
 void HopperOps::do_router_logits(const op::RouterLogits& args, const Launch& launch) {
-    launch_product<true, true>(along_terms(args.x), along_terms(args.weight), args.x.dim(1), args.logits, {},
-                               launch, "router_logits");
+    const int64_t tokens = args.x.dim(0), hidden = args.x.dim(1), experts = args.weight.dim(0);
+    const int64_t blocks = ceil_div(hidden, op::kRouterBlock);
+    const int64_t round =
+        blocks == 1 ? std::max<int64_t>(tokens, 1) : std::max<int64_t>(1, kPartials / (blocks * experts));
+    for (int64_t first = 0; first < tokens; first += round) {
+        const int64_t count = std::min(round, tokens - first);
+        const TensorView x = args.x.slice(first, count), out = args.logits.slice(first, count);
+        float* sums =
+            blocks == 1 ? out.as<float>() : workspace_->partials_for<float>(blocks * count * experts);
+        if (is_fast(x) && is_fast(args.weight))
+            launch_logit_sums({.x = x.data,
+                               .weight = args.weight.data,
+                               .tokens = count,
+                               .hidden = hidden,
+                               .experts = experts,
+                               .sums = sums},
+                              launch);
+        else
+            launch_product<true, true>({.a = along_terms(x),
+                                        .b = along_terms(args.weight),
+                                        .terms = hidden,
+                                        .block_terms = op::kRouterBlock,
+                                        .blocks = blocks,
+                                        .out = sums,
+                                        .out_dtype = DType::f32,
+                                        .addend = nullptr,
+                                        .addend_dtype = DType::f32,
+                                        .tiles_m = 0,
+                                        .tiles_n = 0},
+                                       launch, "router_logits");
+        if (blocks > 1)
+            add_blocks({.sums = sums,
+                        .blocks = blocks,
+                        .rows = count,
+                        .cols = experts,
+                        .out_pitch = experts,
+                        .mode = Gradient::overwrite,
+                        .out = out.as<float>()},
+                       launch);
+    }
 }
 
 void HopperOps::do_router_logits_backward(const op::RouterLogitsBackward& args, const Launch& launch) {
-    const int64_t tokens = args.x.dim(0), experts = args.weight.dim(0);
-    launch_product<true, false>(along_terms(args.dlogits), along_rows(args.weight), experts, args.dx,
-                                args.dx_in, launch, "router_logits_backward: dx");
-    const TensorView old = args.dweight_mode == Gradient::accumulate ? args.dweight : TensorView{};
-    launch_product<false, false>(along_rows(args.dlogits), along_rows(args.x), tokens, args.dweight, old,
-                                 launch, "router_logits_backward: dweight");
+    const int64_t tokens = args.x.dim(0), hidden = args.x.dim(1), experts = args.weight.dim(0);
+    if (is_fast(args.weight) && is_fast(args.dx) && (!args.dx_in || is_fast(args.dx_in)))
+        launch_input_gradient({.dlogits = args.dlogits.as<float>(),
+                               .weight = args.weight.data,
+                               .dx_in = args.dx_in ? args.dx_in.data : nullptr,
+                               .dx = args.dx.data,
+                               .tokens = tokens,
+                               .experts = experts,
+                               .hidden = hidden},
+                              launch);
+    else
+        launch_product<true, false>({.a = along_terms(args.dlogits),
+                                     .b = along_rows(args.weight),
+                                     .terms = experts,
+                                     .block_terms = experts,
+                                     .blocks = 1,
+                                     .out = args.dx.data,
+                                     .out_dtype = args.dx.dtype,
+                                     .addend = args.dx_in ? args.dx_in.data : nullptr,
+                                     .addend_dtype = args.dx_in.dtype,
+                                     .tiles_m = 0,
+                                     .tiles_n = 0},
+                                    launch, "router_logits_backward: dx");
+
+    const int64_t blocks = ceil_div(tokens, op::kRouterBlock);
+    const int64_t round =
+        std::max<int64_t>(kVector, kPartials / (std::max<int64_t>(blocks, 1) * experts) / kVector * kVector);
+    for (int64_t first = 0; first < hidden; first += round) {
+        const int64_t count = std::min(round, hidden - first);
+        float* sums = workspace_->partials_for<float>(blocks * experts * count);
+        const Operand x = along_rows(args.x, first, count);
+        if (is_fast(args.x))
+            launch_weight_sums({.dlogits = args.dlogits.as<float>(),
+                                .x = x.data,
+                                .tokens = tokens,
+                                .experts = experts,
+                                .columns = count,
+                                .pitch = hidden,
+                                .sums = sums},
+                               launch);
+        else
+            launch_product<false, false>({.a = along_rows(args.dlogits),
+                                          .b = x,
+                                          .terms = tokens,
+                                          .block_terms = op::kRouterBlock,
+                                          .blocks = blocks,
+                                          .out = sums,
+                                          .out_dtype = DType::f32,
+                                          .addend = nullptr,
+                                          .addend_dtype = DType::f32,
+                                          .tiles_m = 0,
+                                          .tiles_n = 0},
+                                         launch, "router_logits_backward: dweight");
+        add_blocks({.sums = sums,
+                    .blocks = blocks,
+                    .rows = experts,
+                    .cols = count,
+                    .out_pitch = hidden,
+                    .mode = args.dweight_mode,
+                    .out = args.dweight.as<float>() + first},
+                   launch);
+    }
 }
 
 }  // namespace fp8flow

@@ -9,8 +9,10 @@ namespace fp8flow::op {
 enum class GammaForm { plain, zero_centered };
 
 // y = x * rstd * g, rstd = 1/sqrt(mean(x^2) + eps), all in fp32, one rounding to y's dtype. Any H >= 1, any T >= 0.
-// The sum of squares runs in 8 interleaved lanes (element i to lane i % 8, fma, ascending), lanes added pairwise
+// A sum over a row runs in 256 strands: units of 8 neighbouring columns, unit u to strand u % 256 (fma, ascending; empty strands are 0).
+// Each 32 neighbouring strands are added in halves (s + (s+16), then + 8, 4, 2, 1), and the eight sums of these pairwise
 // ((0+4)+(2+6)) + ((1+5)+(3+7)); so that host and device agree.
+constexpr int64_t kNormStrands = 256, kNormUnit = 8;
 struct RmsNorm {
     TensorView x;      // [T, H] bf16 | f16 | f32
     TensorView gamma;  // [H] f32
@@ -38,8 +40,14 @@ struct RmsNormQuantize {
     TensorView rstd;  // out [T] f32
 };
 
-// dx = rstd * (dy*g - x*rstd^2*mean(dy*g*x)) + dresidual; dgamma_j = sum_t dy*x*rstd (rows in ascending order in chunks of 256
-// rows, chunk sums added in ascending order). One rounding of dx.
+// dx = rstd * (dy*g - x*rstd^2*mean(dy*g*x)) + dresidual; dgamma_j = sum_t dy*x*rstd: fma over the rows of a chunk in ascending order; the sums
+// of 32 consecutive chunks are added in ascending order, then these. Chunks depend on T alone: at most 256. One rounding of dx.
+constexpr int64_t kGammaChunks = 256, kGammaChunkGroup = 32;
+constexpr int64_t gamma_chunk_rows(int64_t rows) {
+    constexpr int64_t kFewest = 16;
+    const int64_t wanted = (rows + kGammaChunks - 1) / kGammaChunks;
+    return wanted > kFewest ? wanted : kFewest;
+}
 struct RmsNormBackward {
     TensorView dy;         // [T, H]
     TensorView x;          // [T, H]

@@ -8,14 +8,16 @@ namespace fp8flow::op {
 
 enum class Score { softmax, sigmoid };
 
-// logits[t, e] = sum_h bf16(x[t, h]) * bf16(w[e, h]), fp32 fma in ascending h (f32 inputs are not rounded).
+// logits[t, e] = sum_h bf16(x[t, h]) * bf16(w[e, h]) (f32 inputs are not rounded): blocks of 256 columns by fp32 fma in ascending h, then
+// the block sums in ascending order.
+constexpr int64_t kRouterBlock = 256;
 struct RouterLogits {
     TensorView x;       // [T, H]
     TensorView weight;  // [E, H] bf16 | f32
     TensorView logits;  // out [T, E] f32
 };
-// dx = dlogits W (fma, ascending e; then + dx_in, optional, in fp32 before the one rounding), dW (+)= dlogits^T x (fma, ascending t;
-// accumulate adds the finished sum).
+// dx = dlogits W (fma, ascending e; then + dx_in, optional, in fp32 before the one rounding), dW (+)= dlogits^T x (blocks of 256 tokens by
+// fma in ascending t, then the block sums in ascending order; accumulate adds the finished sum).
 struct RouterLogitsBackward {
     TensorView dlogits;  // [T, E] f32
     TensorView x;

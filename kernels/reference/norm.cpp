@@ -19,10 +19,29 @@ std::vector<float> effective_gamma(const TensorView& gamma, op::GammaForm form) 
     return g;
 }
 
+// The sum of a[i] * b[i] in strands, in the order that kernels/ops/norm.h states.
+float strand_dot(const float* a, const float* b, int64_t width) {
+    constexpr int64_t kStrands = op::kNormStrands, kUnit = op::kNormUnit, kNeighbours = 32;
+    float strands[kStrands] = {};
+    for (int64_t first = 0; first < width; first += kUnit) {
+        float& strand = strands[first / kUnit % kStrands];
+        for (int64_t i = first; i < std::min(width, first + kUnit); ++i)
+            strand = fma_float(a[i], b[i], strand);
+    }
+    float sums[kStrands / kNeighbours];
+    for (int64_t n = 0; n < kStrands / kNeighbours; ++n) {
+        float* part = strands + n * kNeighbours;
+        for (int64_t step = kNeighbours / 2; step > 0; step /= 2)
+            for (int64_t s = 0; s < step; ++s) part[s] += part[s + step];
+        sums[n] = part[0];
+    }
+    return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+}
+
 // y = x * rstd * g in place; returns rstd.
 float normalize(float* x, const std::vector<float>& g, float eps) {
     const int64_t width = static_cast<int64_t>(g.size());
-    const float mean = div_float(lane_dot(x, x, width), static_cast<float>(width));
+    const float mean = div_float(strand_dot(x, x, width), static_cast<float>(width));
     const float rstd = div_float(1.0f, sqrt_float(mean + eps));
     for (int64_t i = 0; i < width; ++i) x[i] = x[i] * rstd * g[static_cast<std::size_t>(i)];
     return rstd;
@@ -118,8 +137,8 @@ void ReferenceOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const L
 }
 
 void ReferenceOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Launch&) {
-    constexpr int64_t kChunk = 256;  // rows per partial sum of dgamma
-    const int64_t rows = args.x.rows(), width = args.x.cols(), chunks = ceil_div(rows, kChunk);
+    const int64_t rows = args.x.rows(), width = args.x.cols(), chunk_rows = op::gamma_chunk_rows(rows),
+                  chunks = ceil_div(rows, chunk_rows);
     const std::size_t w = static_cast<std::size_t>(width);
     const std::vector<float> g = effective_gamma(args.gamma, args.gamma_form);
     const float* rstd = args.rstd.as<float>();
@@ -130,7 +149,7 @@ void ReferenceOps::do_rms_norm_backward(const op::RmsNormBackward& args, const L
 #pragma omp for schedule(static)
         for (int64_t chunk = 0; chunk < chunks; ++chunk) {
             float* partial = partials.data() + chunk * width;
-            for (int64_t row = chunk * kChunk; row < std::min(rows, (chunk + 1) * kChunk); ++row) {
+            for (int64_t row = chunk * chunk_rows; row < std::min(rows, (chunk + 1) * chunk_rows); ++row) {
                 load_row(args.dy, row, dy.data());
                 load_row(args.x, row, x.data());
                 const float r = rstd[row];
@@ -139,7 +158,7 @@ void ReferenceOps::do_rms_norm_backward(const op::RmsNormBackward& args, const L
                     dyg[i] = dy[i] * g[i];
                 }
                 const float mean =
-                    div_float(lane_dot(dyg.data(), x.data(), width), static_cast<float>(width));
+                    div_float(strand_dot(dyg.data(), x.data(), width), static_cast<float>(width));
                 const float c = r * r * mean;
                 for (std::size_t i = 0; i < w; ++i) dyg[i] = r * (dyg[i] - x[i] * c);
                 if (args.dresidual) {
@@ -154,8 +173,12 @@ void ReferenceOps::do_rms_norm_backward(const op::RmsNormBackward& args, const L
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < width; ++i) {
         float sum = 0.0f;
-        for (int64_t chunk = 0; chunk < chunks; ++chunk)
-            sum += partials[static_cast<std::size_t>(chunk * width + i)];
+        for (int64_t first = 0; first < chunks; first += op::kGammaChunkGroup) {
+            float group = 0.0f;
+            for (int64_t chunk = first; chunk < std::min(chunks, first + op::kGammaChunkGroup); ++chunk)
+                group += partials[static_cast<std::size_t>(chunk * width + i)];
+            sum += group;
+        }
         dgamma[i] = args.dgamma_mode == Gradient::accumulate ? dgamma[i] + sum : sum;
     }
 }

@@ -1,5 +1,5 @@
-// The router's projection and its gradients: fp32 fma over the contraction in ascending order, vectorised across outputs. Four steps
-// of the contraction share one load and store of the accumulators; their order stays.
+// The router's projection and its gradients: fp32 fma over blocks of the contraction in ascending order, vectorised across outputs. Four
+// steps of the contraction share one load and store of the accumulators; their order stays.
 #include "kernels/reference/reference_ops.h"
 #include "kernels/reference/rows.h"
 
@@ -12,6 +12,7 @@ namespace {
 
 // A block of the weight (kColumns of all experts) is reused by kTokens tokens while it is in cache.
 constexpr int64_t kColumns = 128, kTokens = 64;
+static_assert(op::kRouterBlock % kColumns == 0 && op::kRouterBlock % kTokens == 0);
 
 // out[i] = fma chain over `terms` ascending: out[i] += sum_j factors[j] * rows[j][i], rows `stride` apart.
 void add_products(const float* factors, int64_t terms, const float* rows, int64_t stride, int64_t count,
@@ -26,6 +27,11 @@ void add_products(const float* factors, int64_t terms, const float* rows, int64_
     }
     for (; j < terms; ++j)
         for (int64_t i = 0; i < count; ++i) out[i] = fma_float(factors[j], rows[j * stride + i], out[i]);
+}
+
+// out = sums for the first block of a contraction, out += sums for the others.
+void add_block(Gradient mode, const float* sums, int64_t count, float* out) {
+    for (int64_t i = 0; i < count; ++i) out[i] = mode == Gradient::overwrite ? sums[i] : out[i] + sums[i];
 }
 
 std::vector<float> as_floats(const TensorView& view) {
@@ -43,19 +49,25 @@ void ReferenceOps::do_router_logits(const op::RouterLogits& args, const Launch&)
     for (int64_t e = 0; e < experts; ++e)
         for (int64_t h = 0; h < hidden; ++h) panel[h * experts + e] = weight[e * hidden + h];
     float* logits = args.logits.as<float>();
-    std::fill_n(logits, args.logits.numel(), 0.0f);
 #pragma omp parallel
     {
-        std::vector<float> x(kColumns);
+        std::vector<float> x(kColumns), sums(static_cast<std::size_t>(kTokens * experts));
 #pragma omp for schedule(static)
         for (int64_t start = 0; start < tokens; start += kTokens)
-            for (int64_t first = 0; first < hidden; first += kColumns)
-                for (int64_t t = start; t < std::min(tokens, start + kTokens); ++t) {
-                    const int64_t columns = std::min(kColumns, hidden - first);
-                    reference::load_floats(args.x, t * hidden + first, columns, x.data());
-                    add_products(x.data(), columns, panel.data() + first * experts, experts, experts,
-                                 logits + t * experts);
-                }
+            for (int64_t block = 0; block < hidden; block += op::kRouterBlock) {
+                const int64_t end = std::min(hidden, block + op::kRouterBlock),
+                              count = std::min(kTokens, tokens - start);
+                std::fill(sums.begin(), sums.end(), 0.0f);
+                for (int64_t first = block; first < end; first += kColumns)
+                    for (int64_t t = 0; t < count; ++t) {
+                        const int64_t columns = std::min(kColumns, end - first);
+                        reference::load_floats(args.x, (start + t) * hidden + first, columns, x.data());
+                        add_products(x.data(), columns, panel.data() + first * experts, experts, experts,
+                                     sums.data() + t * experts);
+                    }
+                add_block(block == 0 ? Gradient::overwrite : Gradient::accumulate, sums.data(),
+                          count * experts, logits + start * experts);
+            }
     }
 }
 
@@ -87,14 +99,15 @@ void ReferenceOps::do_router_logits_backward(const op::RouterLogitsBackward& arg
     float* dweight = args.dweight.as<float>();
 #pragma omp parallel
     {
-        std::vector<float> sums(static_cast<std::size_t>(experts * kColumns));
+        std::vector<float> sums(static_cast<std::size_t>(experts * kColumns)), totals(sums.size());
         std::vector<float> x(kTokens * kColumns), factors(kTokens);
 #pragma omp for schedule(static)
         for (int64_t block = 0; block < blocks; ++block) {
             const int64_t first = block * kColumns, columns = std::min(kColumns, hidden - first);
-            std::fill(sums.begin(), sums.end(), 0.0f);
+            std::fill(totals.begin(), totals.end(), 0.0f);
             for (int64_t start = 0; start < tokens; start += kTokens) {
                 const int64_t count = std::min(kTokens, tokens - start);
+                if (start % op::kRouterBlock == 0) std::fill(sums.begin(), sums.end(), 0.0f);
                 for (int64_t t = 0; t < count; ++t)
                     reference::load_floats(args.x, (start + t) * hidden + first, columns,
                                            x.data() + t * kColumns);
@@ -103,10 +116,13 @@ void ReferenceOps::do_router_logits_backward(const op::RouterLogitsBackward& arg
                     add_products(factors.data(), count, x.data(), kColumns, columns,
                                  sums.data() + e * kColumns);
                 }
+                if ((start + kTokens) % op::kRouterBlock == 0 || start + kTokens >= tokens)
+                    add_block(start < op::kRouterBlock ? Gradient::overwrite : Gradient::accumulate,
+                              sums.data(), experts * kColumns, totals.data());
             }
             for (int64_t e = 0; e < experts; ++e) {
                 float* out = dweight + e * hidden + first;
-                const float* sum = sums.data() + e * kColumns;
+                const float* sum = totals.data() + e * kColumns;
                 for (int64_t h = 0; h < columns; ++h)
                     out[h] = args.dweight_mode == Gradient::accumulate ? out[h] + sum[h] : sum[h];
             }

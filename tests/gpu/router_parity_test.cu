@@ -19,9 +19,11 @@ struct Projection {
     DType dtype;
 };
 const std::vector<Projection> kProjections = {
-    {0, 128, 8, DType::bf16},   {1, 1, 1, DType::bf16},       {127, 200, 8, DType::bf16},
-    {128, 256, 64, DType::f32}, {129, 1024, 65, DType::bf16}, {65, 7168, 256, DType::bf16},
-    {33, 77, 130, DType::f32},  {300, 96, 512, DType::bf16},
+    {0, 128, 8, DType::bf16},    {1, 1, 1, DType::bf16},         {127, 200, 8, DType::bf16},
+    {128, 256, 64, DType::f32},  {129, 1024, 65, DType::bf16},   {65, 7168, 256, DType::bf16},
+    {33, 77, 130, DType::f32},   {300, 96, 512, DType::bf16},    {515, 1288, 32, DType::bf16},
+    {700, 264, 40, DType::bf16}, {300, 520, 7, DType::bf16},     {600, 300, 33, DType::bf16},
+    {520, 16, 3, DType::f32},    {1200, 7168, 512, DType::bf16},  // block sums larger than the workspace: rounds
 };
 
 TEST(RouterParity, Logits) {

@@ -53,7 +53,7 @@ TEST(TokenParity, EmbeddingOfUnknownIdsIsNan) {
 }
 
 TEST(TokenParity, EmbeddingBackward) {
-    for (const int64_t tokens : {0, 1, 127, 255, 256, 257, 1500}) {
+    for (const int64_t tokens : {0, 1, 127, 255, 256, 257, 1500, 2100}) {
         for (const int64_t vocab : {1, 37, 4000}) {  // 1: every token has the same id
             for (const int64_t hidden : {3, 264, 2048}) {
                 for (const Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {
@@ -73,6 +73,20 @@ TEST(TokenParity, EmbeddingBackward) {
             }
         }
     }
+}
+
+TEST(TokenParity, GradientsOfUnknownIdsGoNowhere) {
+    Parity parity;
+    const HostTensor ids = HostTensor::of<int32_t>({1, -1, 4, 1 << 30, 1, -1});
+    HostTensor dy(DType::bf16, {6, 16}), dtable(DType::f32, {4, 16});
+    fill_normal(dy, 4);
+    parity.gpu.embedding_backward({.ids = parity.to_gpu(ids),
+                                   .dy = parity.to_gpu(dy),
+                                   .mode = Gradient::overwrite,
+                                   .dtable = parity.to_gpu(dtable)});
+    const HostTensor got = parity.from_gpu(dtable);
+    for (int64_t i = 0; i < dtable.numel(); ++i)
+        EXPECT_EQ(got(i), i / 16 == 1 ? dy(i - 16) + dy(4 * 16 + i - 16) : 0.0) << i;
 }
 
 TEST(TokenParity, CrossEntropy) {

@@ -113,18 +113,34 @@ TEST(RmsNorm, OutputTypeIsFreeAndZeroRowsAreZero) {
     ops.rms_norm({.x = none.x, .gamma = none.gamma, .y = none.y, .rstd = none.rstd});
 }
 
-// The order of the sum of squares is part of the contract: 8 lanes, fma, pairwise.
+// The order of the sum of squares is part of the contract: 256 strands of units of 8, fma, then halves and pairs.
+float sum_of_squares(const float* x, int64_t width) {
+    std::vector<float> strands(256, 0.0f);
+    for (int64_t i = 0; i < width; ++i) {
+        float& strand = strands[static_cast<std::size_t>(i / 8 % 256)];
+        strand = std::fma(x[i], x[i], strand);
+    }
+    std::vector<float> sums;
+    for (int64_t first = 0; first < 256; first += 32) {
+        std::vector<float> part(strands.begin() + first, strands.begin() + first + 32);
+        while (part.size() > 1) {
+            const std::size_t half = part.size() / 2;
+            for (std::size_t s = 0; s < half; ++s) part[s] += part[s + half];
+            part.resize(half);
+        }
+        sums.push_back(part[0]);
+    }
+    return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+}
+
 TEST(RmsNorm, SumOfSquaresInTheStatedOrder) {
     ReferenceOps ops;
-    for (int64_t width : {3, 8, 131, 4096}) {
+    for (int64_t width : {3, 8, 131, 2051, 4096}) {
         Inputs in(DType::f32, 4, width, GammaForm::plain, 23);
         ops.rms_norm({.x = in.x, .gamma = in.gamma, .eps = kEps, .y = in.y, .rstd = in.rstd});
         for (int64_t t = 0; t < 4; ++t) {
             const float* x = in.x.as<float>() + t * width;
-            float lane[8] = {};
-            for (int64_t i = 0; i < width; ++i) lane[i % 8] = std::fma(x[i], x[i], lane[i % 8]);
-            const float sum =
-                ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+            const float sum = sum_of_squares(x, width);
             const float rstd = 1.0f / std::sqrt(sum / static_cast<float>(width) + kEps);
             ASSERT_EQ(in.rstd.as<float>()[t], rstd);
             for (int64_t i = 0; i < width; ++i)
@@ -234,22 +250,29 @@ TEST(RmsNormBackward, Bf16AndOddWidthsAgainstTheFormulaInDouble) {
         }
 }
 
-// dgamma: chunks of 256 rows, ascending; the same bits for any number of threads.
+// dgamma: chunks that depend on the row count, groups of 32 of them, ascending; the same bits for any number of threads.
 TEST(RmsNormBackward, GammaGradientInTheStatedOrder) {
     ReferenceOps ops;
-    const int64_t rows = 700, width = 9;
-    Inputs in(DType::f32, rows, width, GammaForm::plain, 28);
-    const BackwardRun run(ops, in, GammaForm::plain, false, Gradient::accumulate, 0.25, 29);
-    for (int64_t i = 0; i < width; ++i) {
-        float total = 0.0f;
-        for (int64_t first = 0; first < rows; first += 256) {
-            float chunk = 0.0f;
-            for (int64_t t = first; t < std::min(rows, first + 256); ++t)
-                chunk = std::fma(run.dy.as<float>()[t * width + i],
-                                 in.x.as<float>()[t * width + i] * in.rstd.as<float>()[t], chunk);
-            total += chunk;
+    const int64_t width = 9;
+    for (const auto& [rows, chunk_rows] : {std::pair<int64_t, int64_t>{700, 16}, {4097, 17}}) {
+        Inputs in(DType::f32, rows, width, GammaForm::plain, 28);
+        const BackwardRun run(ops, in, GammaForm::plain, false, Gradient::accumulate, 0.25, 29);
+        for (int64_t i = 0; i < width; ++i) {
+            float total = 0.0f;
+            for (int64_t group_first = 0; group_first < rows; group_first += 32 * chunk_rows) {
+                float group = 0.0f;
+                for (int64_t first = group_first; first < std::min(rows, group_first + 32 * chunk_rows);
+                     first += chunk_rows) {
+                    float chunk = 0.0f;
+                    for (int64_t t = first; t < std::min(rows, first + chunk_rows); ++t)
+                        chunk = std::fma(run.dy.as<float>()[t * width + i],
+                                         in.x.as<float>()[t * width + i] * in.rstd.as<float>()[t], chunk);
+                    group += chunk;
+                }
+                total += group;
+            }
+            EXPECT_EQ(run.dgamma.as<float>()[i], 0.25f * static_cast<float>(i % 5 - 2) + total);
         }
-        EXPECT_EQ(run.dgamma.as<float>()[i], 0.25f * static_cast<float>(i % 5 - 2) + total);
     }
 }
 
