@@ -135,9 +135,11 @@ struct SwigluForward {
 };
 
 // Moves 2F values in and F values (or codes and F/128 scales) out a row: 5.03 bytes a column, 0.082 ms at 32768 x 2048 and 4.1 TB/s. A warp
-// owns neighbouring rows and takes 512 columns at a time, 16 a lane; the columns after these, of the next row too, are requested
-// first, so that they travel meanwhile: 48 KB an SM. A 128-column block belongs to eight lanes, whose maximum does not depend on
-// the order: deterministic. No barriers: warps do not meet.
+// owns neighbouring rows and takes 512 columns at a time, 16 a lane. As soon as these are products, the columns after them, of the
+// next row too, are requested and travel while the block is quantised and stored, and while other warps compute: 48 KB an SM.
+// A 128-column block belongs to eight lanes, whose maximum does not depend on the order: deterministic. No barriers.
+// Instructions: 525 for 16 columns (SASS, codes; 272 are the sigmoid), 33 a column. An SM issues 7.2 thread instructions for each byte at
+// 4.1 TB/s and 1.75 GHz, so 36 a column: 91 % of the slots (81 % at 1.98 GHz); values take 6 bytes and less than that.
 template <class Source, Output kOutput>
 __global__ void __launch_bounds__(kThreads, Source::kForwardCtas) swiglu_kernel(const SwigluForward args) {
     const RowRange rows(args.groups.total());
@@ -204,8 +206,9 @@ __device__ __forceinline__ float sum_over_block(float unit0, float unit1) {
 }
 
 // Moves 3F values in and 2F values (or codes and scales) out a row: 8.06 bytes a column, 0.132 ms at 32768 x 2048 and 4.1 TB/s. Rows, columns
-// and requests as in swiglu_kernel: 48 KB an SM on their way. dprob: a lane's units, the block's eight lanes, the row's blocks in
-// ascending order, all inside the warp: the sum knows nothing of the grid. Pads: zeros. No barriers.
+// and requests as in swiglu_kernel: 48 KB an SM. dprob: a lane's units, the block's eight lanes, the row's blocks in ascending
+// order, all inside the warp: the sum knows nothing of the grid. Pads: zeros. No barriers.
+// Instructions: 770 for 16 columns (SASS, codes), 48 a column of the 58 that an SM issues at 4.1 TB/s and 1.75 GHz: 83 % of the slots.
 template <class Source, Output kOutput>
 __global__ void __launch_bounds__(kThreads, Source::kBackwardCtas)
     swiglu_backward_kernel(const SwigluGradient args) {

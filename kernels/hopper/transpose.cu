@@ -1,8 +1,9 @@
 // The scaling-aware FP8 transpose for weight gradients, all experts in one launch. Contract: kernels/ops/transpose.h.
 #include "kernels/hopper/transpose.h"
 
+#include "kernels/hopper/device/groups.h"
+#include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/shift.h"
-#include "kernels/hopper/device/tiles.h"
 #include "kernels/hopper/hopper_ops.h"
 
 namespace fp8flow {
@@ -45,7 +46,7 @@ struct Place {
 __device__ __forceinline__ bool measure(const Transposer& args, int64_t end, Place& place) {
     const int64_t row = place.row();
     if (row >= end) return false;
-    const int64_t group = args.groups.group_of(row);
+    const int64_t group = warp_group_of(args.groups, row);
     const int64_t group_end = args.groups.counts != nullptr ? args.groups.offset(group + 1) : end,
                   valid_end = args.groups.offset(group) + args.groups.count(group);
     place.rows = static_cast<int>(min(int64_t{kTile}, group_end - row));
@@ -126,9 +127,11 @@ __device__ __forceinline__ void store_columns(const Transposer& args, const uint
 // Moves every code in and out (and 128 scales in, one out, a tile): 2.06 bytes a code, 0.118 ms at 32768 x 7168 and 4.1 TB/s. A CTA walks
 // over tiles, grid-stride, columns fastest: the tiles under way on the GPU read whole rows and write runs of about 12 lines a
 // column. The codes of a thread are requested as soon as those before have left its registers for shared memory, so that they
-// travel while that tile is stored: about 16 KB a CTA and five CTAs an SM at all times. Barrier 1: the tile's scales are in shared
-// memory, and the tile before has left it; every thread finds the target among four maxima, shifts 4 rows x 16 codes four at a
-// time and turns 4x4 squares of bytes in registers. Barrier 2: the tile is turned. Only maxima are reduced: deterministic.
+// travel while that tile is stored: 16 KB a CTA and five CTAs an SM. Barrier 1: the tile's scales are in shared memory, and the
+// tile before has left it; every thread finds the target among four maxima, shifts 4 rows x 16 codes four at a time and turns
+// 4x4 squares of bytes in registers. Barrier 2: the tile is turned. Only maxima are reduced: deterministic.
+// Instructions: 650 a thread and tile (SASS; 270 of them shift and turn, 160 find the next tile), 162 for 16 codes, which take 32 bytes of
+// traffic. An SM issues 7.2 thread instructions for each byte at 4.1 TB/s and 1.75 GHz, so 230: 70 % of the slots.
 template <DType kCodes>
 __global__ void __launch_bounds__(kThreads, kCtas) transpose_kernel(const Transposer args) {
     __shared__ uint4 warp_max;
