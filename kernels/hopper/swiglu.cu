@@ -23,7 +23,8 @@ struct WideBf16 {
     struct Raw {
         uint4 low, high;
     };
-    static constexpr int kForwardCtas = 6, kBackwardCtas = 4;  // of an SM: 48 KB of values on their way
+    static constexpr int kForwardCtas = 8,
+                         kBackwardCtas = 5;  // of an SM: 64 and 60 KB of values on their way
     static __device__ __forceinline__ Raw fetch(const RowView& t, int64_t at, int) {
         const uint4* in = reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(t.data) + at);
         return {in[0], in[1]};
@@ -136,7 +137,7 @@ struct SwigluForward {
 
 // Moves 2F values in and F values (or codes and F/128 scales) out a row: 5.03 bytes a column, 0.082 ms at 32768 x 2048 and 4.1 TB/s. A warp
 // owns neighbouring rows and takes 512 columns at a time, 16 a lane. As soon as these are products, the columns after them, of the
-// next row too, are requested and travel while the block is quantised and stored, and while other warps compute: 48 KB an SM.
+// next row too, are requested and travel while the block is quantised and stored, and while other warps compute: 64 KB an SM.
 // A 128-column block belongs to eight lanes, whose maximum does not depend on the order: deterministic. No barriers.
 // Instructions: 525 for 16 columns (SASS, codes; 272 are the sigmoid), 33 a column. An SM issues 7.2 thread instructions for each byte at
 // 4.1 TB/s and 1.75 GHz, so 36 a column: 91 % of the slots (81 % at 1.98 GHz); values take 6 bytes and less than that.
@@ -206,7 +207,7 @@ __device__ __forceinline__ float sum_over_block(float unit0, float unit1) {
 }
 
 // Moves 3F values in and 2F values (or codes and scales) out a row: 8.06 bytes a column, 0.132 ms at 32768 x 2048 and 4.1 TB/s. Rows, columns
-// and requests as in swiglu_kernel: 48 KB an SM. dprob: a lane's units, the block's eight lanes, the row's blocks in ascending
+// and requests as in swiglu_kernel: 60 KB an SM. dprob: a lane's units, the block's eight lanes, the row's blocks in ascending
 // order, all inside the warp: the sum knows nothing of the grid. Pads: zeros. No barriers.
 // Instructions: 770 for 16 columns (SASS, codes), 48 a column of the 58 that an SM issues at 4.1 TB/s and 1.75 GHz: 83 % of the slots.
 template <class Source, Output kOutput>
