@@ -26,8 +26,8 @@ struct SwigluQuantize {
 };
 
 // g' = da * prob; dgate = ((g' * up) * s) * (1 + gate * (1 - s)), s = sigmoid(gate); dup = g' * silu(gate), silu(gate) = gate * s;
-// dprob = sum_j da * (silu(gate) * up): partial sums of 128 columns (8 lanes and fma as in RmsNorm), partials added to 0 in ascending
-// order. No fma but in the lanes.
+// dprob = sum_j da * (silu(gate) * up): in 128 columns, 16 units of 8 neighbouring columns (a chain of fma from 0, ascending), neighbours
+// added first, then pairs, and so on; the sums of 128 columns are added to 0 in ascending order. No fma but in the units.
 struct SwigluBackward {
     TensorView da;    // [M, F] bf16 | f32
     TensorView h;     // [M, 2F]

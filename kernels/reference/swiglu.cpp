@@ -58,10 +58,20 @@ void backward_row(const float* __restrict da, const float* __restrict h, float p
     }
 }
 
+// The sum of products over at most 128 columns in the order of kernels/ops/swiglu.h.
+float block_dot(const float* a, const float* b, int64_t count) {
+    constexpr int64_t kUnit = 8, kUnits = kBlock / kUnit;
+    float units[kUnits] = {};
+    for (int64_t i = 0; i < count; ++i) units[i / kUnit] = fma_float(a[i], b[i], units[i / kUnit]);
+    for (int64_t step = 1; step < kUnits; step *= 2)
+        for (int64_t u = 0; u < kUnits; u += 2 * step) units[u] += units[u + step];
+    return units[0];
+}
+
 float prob_gradient(const float* da, const float* weighted, int64_t width) {
     float sum = 0.0f;
     for (int64_t j = 0; j < width; j += kBlock)
-        sum += lane_dot(da + j, weighted + j, std::min(kBlock, width - j));
+        sum += block_dot(da + j, weighted + j, std::min(kBlock, width - j));
     return sum;
 }
 

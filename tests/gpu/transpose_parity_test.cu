@@ -63,12 +63,33 @@ TEST(TransposeParity, ScalingAware) {
             for (const int spread : {0, 3, 80}) {
                 SCOPED_TRACE(text(c));
                 if (too_large_here(c.rows * c.dim)) continue;
-                Parity p;
-                const Tensors t(c, dtype, -8 - spread, -8);
-                const HostFp8 dst = t.output(c, dtype, ScaleLayout::tile128);
-                p.run(op::TransposeFp8{.src = t.src, .groups = t.row_groups, .dst = dst});
-                p.expect_same_bytes(Fp8Tensor(dst), "dst");
+                for (const int sms :
+                     {0, 1}) {  // 1: a CTA takes many tiles, the next one's codes on their way
+                    Parity p;
+                    const Tensors t(c, dtype, -8 - spread, -8);
+                    const HostFp8 dst = t.output(c, dtype, ScaleLayout::tile128);
+                    p.run(op::TransposeFp8{.src = t.src, .groups = t.row_groups, .dst = dst},
+                          Launch{.sm_limit = sms});
+                    p.expect_same_bytes(Fp8Tensor(dst), "dst");
+                }
             }
+}
+
+// Row r has the scale 2^-r of row 0's, column c the code c.
+TEST(TransposeParity, EveryCodeUnderEveryShift) {
+    for (const DType dtype : {DType::e4m3, DType::e5m2}) {
+        Parity p;
+        const HostFp8 src(dtype, {kBlock, 256}, ScaleLayout::vec128),
+            dst(dtype, {256, kBlock}, ScaleLayout::tile128);
+        for (int64_t r = 0; r < kBlock; ++r) {
+            for (int64_t c = 0; c < 256; ++c)
+                src.codes.view().bytes_ptr()[r * 256 + c] = static_cast<uint8_t>(c);
+            for (int64_t block = 0; block < 2; ++block)
+                set(src.scales, block * kBlock + r, std::ldexp(1.0, static_cast<int>(60 - r)));
+        }
+        p.run(op::TransposeFp8{.src = src, .groups = {}, .dst = dst});
+        p.expect_same_bytes(Fp8Tensor(dst), "dst");
+    }
 }
 
 TEST(TransposeParity, Requantize) {

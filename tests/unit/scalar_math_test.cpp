@@ -229,6 +229,24 @@ TEST(ScalarMath, E8m0IsThePowerOfTwo) {
     }
 }
 
+// The power-of-two form subtracts bits; dividing and cutting the mantissa off gives the same.
+TEST(ScalarMath, PowerOfTwoScaleIsTheQuotientCutToAPowerOfTwo) {
+    int64_t differences = 0;
+    const auto check = [&](uint32_t bits, DType dtype) {
+        const float amax = bits_float(bits);
+        const QuantScale got = quant_scale(amax, fp8_max(dtype), ScaleFormat::pow2);
+        const float quotient = fp8_max(dtype) / std::max(amax, kAmaxEps),
+                    wanted = bits_float(float_bits(quotient) & 0xFF800000u);
+        differences += got.multiplier != wanted || got.dequant != 1.0f / wanted;
+    };
+    for (const DType dtype : kFp8)
+        for (uint32_t bits = 0; bits < 0x7F800000u;
+             bits += 0x00200000u)  // around every quarter of a power of two
+            for (const uint32_t more : {0u, 1u, 2u, 0x1FFFFFu, 0x1FFFFEu, 0x012345u})
+                check(bits + more, dtype);
+    EXPECT_EQ(differences, 0);
+}
+
 // ---- the scaling-aware shift ------------------------------------------------------------------------------------------------------
 TEST(ScalarMath, ShiftDownIsRoundToNearestEvenForEveryCodeAndShift) {
     for (DType dtype : kFp8)

@@ -111,6 +111,34 @@ TEST(Swiglu, StatedOrderBitByBit) {
     }
 }
 
+// Sum of a block's units [first, first + count), count a power of two: the halves added, each summed so.
+float tree_sum(const std::vector<float>& units, std::size_t first, std::size_t count) {
+    if (count == 1) return units[first];
+    return tree_sum(units, first, count / 2) + tree_sum(units, first + count / 2, count / 2);
+}
+// dprob: 16 units of 8 columns a block, whatever the width leaves of the last block.
+TEST(Swiglu, ProbGradientInTheStatedOrder) {
+    for (int64_t width : {8, 128, 130, 500}) {
+        const Problem p({9, 1}, 8, width, DType::f32, 0);
+        ReferenceOps().swiglu_backward(p.backward());
+        for (int64_t row = 0; row < p.groups.total(); ++row) {
+            if (p.groups.is_pad(row)) continue;
+            float sum = 0.0f;
+            for (int64_t first = 0; first < width; first += 128) {
+                std::vector<float> units(16, 0.0f);
+                for (int64_t j = first; j < std::min(width, first + 128); ++j) {
+                    float& unit = units[static_cast<std::size_t>(j % 128 / 8)];
+                    const float gate = static_cast<float>(p.gate(row, j)),
+                                up = static_cast<float>(p.up(row, j));
+                    unit = std::fma(p.da.as<float>()[row * width + j], silu_float(gate) * up, unit);
+                }
+                sum += tree_sum(units, 0, units.size());
+            }
+            ASSERT_EQ(p.dprob.as<float>()[row], sum) << "width " << width << ", row " << row;
+        }
+    }
+}
+
 // More than 10,000 points; the error is measured against the size of the terms that cancel in dgate.
 TEST(Swiglu, BackwardMatchesCentralDifferences) {
     for (int64_t base : {0, 128}) {

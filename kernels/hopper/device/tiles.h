@@ -1,5 +1,5 @@
 // Tiles of 128 routed rows: which rows a tile has, found on the device, and the way a turned tile of codes leaves shared memory.
-// Shared by the tile quantiser and the FP8 transpose.
+// The tile quantiser's.
 #pragma once
 
 #include "kernels/hopper/launch.h"

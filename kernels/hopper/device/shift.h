@@ -1,0 +1,69 @@
+// The scaling-aware shift (fp8_shift_down of scalar_math.h) for four codes at a time, by way of FP16: the same bits for every code and
+// shift (tests/gpu/transpose_parity_test.cu; the arithmetic also on a CPU: tests/unit/shift_formula_test.cpp).
+// Why one multiplication will do: a code has at most 4 significant bits and FP16 reaches down to 2^-24, so code * 2^-k is exact
+// unless its last bit lies below 2^-24. Then it is below 2^-20, which rounds to 0 in either format (half the least code: 2^-10, 2^-17)
+// whatever FP16 made of it. So codes are rounded once, by the conversion back, to nearest even, into subnormals as well.
+#pragma once
+
+#include "kernels/core/scalar_math.h"
+
+namespace fp8flow::hopper {
+
+// What a row's codes are multiplied by: factor * second = 2^-k in both halves of each word; keep == 0 clears the row.
+struct RowShift {
+    uint32_t factor, second, keep;
+};
+
+__device__ __forceinline__ uint32_t half2_power(int k) {  // 2^-k, 0 <= k <= 24
+    const float power = __uint_as_float(static_cast<uint32_t>(127 - k) << 23);
+    uint32_t word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %1;" : "=r"(word) : "f"(power));
+    return word;
+}
+
+// target >= scale, both by their exponents; a scale that is not positive clears its row. E4M3 is 0 from k = 19 on, E5M2 from
+// k = 33 on, past the smallest FP16: its power comes in two factors.
+template <DType kCodes> __device__ __forceinline__ RowShift row_shift(float target, float scale) {
+    const int k =
+        static_cast<int>(__float_as_uint(target) >> 23) - static_cast<int>(__float_as_uint(scale) >> 23);
+    const uint32_t keep = scale > 0.0f ? 0xFFFFFFFFu : 0u;
+    if constexpr (kCodes == DType::e5m2) {
+        const int first = max(0, min(k, 16)), second = max(0, min(k - 16, 24));
+        return {half2_power(first), half2_power(second), keep};
+    }
+    return {half2_power(max(0, min(k, 24))), 0, keep};
+}
+
+template <DType kCodes> __device__ __forceinline__ uint16_t shift_two(uint16_t codes, const RowShift& shift) {
+    uint32_t values;
+    uint16_t shifted;
+    if constexpr (kCodes == DType::e5m2) {
+        asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(values) : "h"(codes));
+        asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(values) : "r"(values), "r"(shift.factor));
+        asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(values) : "r"(values), "r"(shift.second));
+        asm("cvt.rn.satfinite.e5m2x2.f16x2 %0, %1;" : "=h"(shifted) : "r"(values));
+    } else {
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(values) : "h"(codes));
+        asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(values) : "r"(values), "r"(shift.factor));
+        asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(shifted) : "r"(values));
+    }
+    return shifted;
+}
+
+// Four codes of one row. E4M3: a NaN comes back as 0x7F, so that its sign is all that is missing. E5M2: infinity and NaN (0x7C and above)
+// are put back as they were.
+template <DType kCodes>
+__device__ __forceinline__ uint32_t shift_four(uint32_t codes, const RowShift& shift) {
+    constexpr uint32_t kSigns = 0x80808080u;
+    codes &= shift.keep;
+    const uint32_t shifted =
+        static_cast<uint32_t>(shift_two<kCodes>(static_cast<uint16_t>(codes), shift)) |
+        static_cast<uint32_t>(shift_two<kCodes>(static_cast<uint16_t>(codes >> 16), shift)) << 16;
+    if constexpr (kCodes == DType::e5m2) {
+        const uint32_t special = ((codes & ~kSigns) + 0x04040404u) & kSigns, bytes = (special >> 7) * 0xFFu;
+        return (shifted & ~bytes) | (codes & bytes);
+    }
+    return shifted | (codes & kSigns);
+}
+
+}  // namespace fp8flow::hopper
