@@ -211,6 +211,16 @@ FP8FLOW_HD uint8_t fp8_shift_down(uint8_t code, int k, DType dtype) {
 }
 
 // ---- elementary functions -----------------------------------------------------------------------------------------------------
+// exp(r) for |r| <= ln(2) / 2.
+FP8FLOW_HD float exp_polynomial(float r) {
+    float p = 1.9875691500e-4f;
+    p = fma_float(p, r, 1.3981999507e-3f);
+    p = fma_float(p, r, 8.3334519073e-3f);
+    p = fma_float(p, r, 4.1665795894e-2f);
+    p = fma_float(p, r, 1.6666665459e-1f);
+    p = fma_float(p, r, 5.0000001201e-1f);
+    return fma_float(p, r * r, r) + 1.0f;
+}
 // exp: |relative error| below 2e-7 on the normal range; overflows to infinity, underflows to 0 below 2^-126.
 FP8FLOW_HD float exp_float(float x) {
     if (is_nan_bits(float_bits(x))) return x;
@@ -220,17 +230,19 @@ FP8FLOW_HD float exp_float(float x) {
     const float n = fma_float(x, 1.44269504f, 12582912.0f) - 12582912.0f;
     float r = fma_float(n, -0.693359375f, x);
     r = fma_float(n, 2.12194440e-4f, r);
-    float p = 1.9875691500e-4f;
-    p = fma_float(p, r, 1.3981999507e-3f);
-    p = fma_float(p, r, 8.3334519073e-3f);
-    p = fma_float(p, r, 4.1665795894e-2f);
-    p = fma_float(p, r, 1.6666665459e-1f);
-    p = fma_float(p, r, 5.0000001201e-1f);
-    p = fma_float(p, r * r, r) + 1.0f;
+    const float p = exp_polynomial(r);
     // n is in [-126, 128]: scale in two steps so that 2^128 is not needed
     const int exponent = static_cast<int>(n), half = exponent / 2;
     return p * bits_float(static_cast<uint32_t>(half + 127) << 23) *
            bits_float(static_cast<uint32_t>(exponent - half + 127) << 23);
+}
+// exp_float for |x| <= kNear, bit by bit and without its cases: n stands in the low bits of the shifted sum, and p * 2^n is a normal number.
+constexpr float kNear = 80.0f;
+FP8FLOW_HD float exp_near(float x) {
+    const float shifted = fma_float(x, 1.44269504f, 12582912.0f), n = shifted - 12582912.0f;
+    float r = fma_float(n, -0.693359375f, x);
+    r = fma_float(n, 2.12194440e-4f, r);
+    return bits_float(float_bits(exp_polynomial(r)) + (float_bits(shifted) << 23));
 }
 // log of a positive normal number; |error| below 2e-7 relative to max(1, |log x|).
 FP8FLOW_HD float log_float(float x) {
