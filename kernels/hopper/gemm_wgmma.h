@@ -201,8 +201,8 @@ __device__ inline bool next_tile(WgmmaShared& shared, RingPosition<kRing>& ring,
 // The shared memory of this CTA, its barriers ready.
 __device__ inline WgmmaShared& prepare_shared() {
     extern __shared__ uint8_t raw[];
-    WgmmaShared& shared =
-        *reinterpret_cast<WgmmaShared*>((reinterpret_cast<uintptr_t>(raw) + 1023) / 1024 * 1024);
+    // by the offset: through an integer the compiler would forget that this is shared memory
+    WgmmaShared& shared = *reinterpret_cast<WgmmaShared*>(raw + (0u - shared_address(raw)) % 1024);
     if (threadIdx.x == 0) {
         for (int s = 0; s < kStages; ++s) {
             barrier_init(&shared.full[s], 1);

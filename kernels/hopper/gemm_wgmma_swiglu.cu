@@ -25,7 +25,7 @@ constexpr int kDepth = 128;                     // contraction elements of a sta
 constexpr int kActs = kTileCols / 2;            // columns of the activation in a tile: one scale block
 constexpr int kPart = kActs / kMathWarpgroups;  // of them in a warpgroup, and rows of a box of B
 constexpr int kRowsHeld = 4;                    // by a thread: row0 + {0, 8, 64, 72}
-constexpr int kWords = kPart / 8;               // pairs of neighbouring columns that a thread holds of a row's gate, and of its up
+constexpr int kWords = kPart / 8;               // pairs of columns held of a row's gate, and of its up
 constexpr int kSteps = 16;                      // whose scales of B a warp holds
 constexpr int kMaximaBarrier = kRing + 2;       // behind those by which the warpgroups take turns
 static_assert(kActs == kBlock);
@@ -37,11 +37,6 @@ struct Activation {
     RowScales scales;  // [F / 128, M]
     ScaleFormat scale_format = ScaleFormat::pow2;
     op::SaveH save_h = op::SaveH::yes;
-};
-
-// Column of h: a part of the tile's gate, or the same part of up.
-struct HColumns {
-    int64_t gate, up;
 };
 
 // ---- epilogue ---------------------------------------------------------------------------------------------------------------------------
@@ -79,12 +74,13 @@ __device__ __forceinline__ float activate(const HalfRow& h, float prob, float (&
 }
 
 // From the sums of a tile to codes, scales and h. Called by all threads of both warpgroups for every tile; `turn` alternates.
-__device__ __forceinline__ void finish_tile(const DeviceProduct& p, const Activation& out, const MathTile& tile,
-                                            WgmmaShared& shared, int warpgroup, int turn, int row0,
-                                            const float (&sum)[2][64]) {
+__device__ __forceinline__ void finish_tile(const DeviceProduct& p, const Activation& out,
+                                            const MathTile& tile, WgmmaShared& shared, int warpgroup,
+                                            int turn, int row0, const float (&sum)[2][64]) {
     const int quad = static_cast<int>(threadIdx.x % 4);
-    const int64_t width = p.n / 2, block = tile.b_output / kTileCols, col0 = block * kActs + warpgroup * kPart;
-    const bool inside = tile.b_output < p.n;  // a pair may reach past the last column
+    const int64_t width = p.n / 2, block = tile.b_output / kTileCols,
+                  col0 = block * kActs + warpgroup * kPart;
+    const bool inside = tile.b_output < p.n;         // a pair may reach past the last column
     const int64_t row = tile.a_output - p.a.base(),  // relative to the row bases
         act_row = out.codes.base() + row, prob_row = out.prob.base() + row;
     const auto row_of = [&](int r) { return row0 + r / 2 * 64 + r % 2 * 8; };
@@ -149,8 +145,7 @@ __device__ __forceinline__ void finish_tile(const DeviceProduct& p, const Activa
 
     // of the quad's four rows, each lane makes the scale of one; both warpgroups do, and each stores those of 64 rows
     const int own = row_of(quad);
-    const QuantScale scale =
-        quant_scale(fmaxf(maxima[0][own], maxima[1][own]), kE4m3Max, out.scale_format);
+    const QuantScale scale = quant_scale(fmaxf(maxima[0][own], maxima[1][own]), kE4m3Max, out.scale_format);
     if (const RowUse use = use_of(tile, own); inside && use != RowUse::none && quad / 2 == warpgroup)
         static_cast<float*>(out.scales.data)[out.scales.index(act_row + own, block)] =
             use == RowUse::product ? scale.dequant : 0.0f;
@@ -164,18 +159,17 @@ __device__ __forceinline__ void finish_tile(const DeviceProduct& p, const Activa
                                 a[r][4 * c + 3] * m, DType::e4m3);
         const uint4 pieces = gather_chunk(words);
         constexpr uint32_t kLow = 0x5410, kHigh = 0x7632;  // halves of two words
-        const uint4 codes = {
-            __byte_perm(pieces.x, pieces.y, kLow), __byte_perm(pieces.z, pieces.w, kLow),
-            __byte_perm(pieces.x, pieces.y, kHigh), __byte_perm(pieces.z, pieces.w, kHigh)};
+        const uint4 codes = {__byte_perm(pieces.x, pieces.y, kLow), __byte_perm(pieces.z, pieces.w, kLow),
+                             __byte_perm(pieces.x, pieces.y, kHigh), __byte_perm(pieces.z, pieces.w, kHigh)};
         if (inside && use_of(tile, row_of(r)) != RowUse::none)
-            *reinterpret_cast<uint4*>(static_cast<uint8_t*>(out.codes.data) +
-                                      (act_row + row_of(r)) * width + col0 + 16 * quad) = codes;
+            *reinterpret_cast<uint4*>(static_cast<uint8_t*>(out.codes.data) + (act_row + row_of(r)) * width +
+                                      col0 + 16 * quad) = codes;
     }
 }
 
 // ---- computing: one warpgroup -----------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ void multiply_tiles(const DeviceProduct& p, const Activation& out, WgmmaShared& shared,
-                                               int warpgroup) {
+__device__ __forceinline__ void multiply_tiles(const DeviceProduct& p, const Activation& out,
+                                               WgmmaShared& shared, int warpgroup) {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
     const int row0 = thread / 32 * 16 + lane / 4;
     const float* scales_b = static_cast<const float*>(p.b.scale.scales);
@@ -246,7 +240,8 @@ __device__ __forceinline__ void multiply_tiles(const DeviceProduct& p, const Act
 }
 
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
-    swiglu_product_kernel(const __grid_constant__ DeviceProduct product, const __grid_constant__ CUtensorMap map_a,
+    swiglu_product_kernel(const __grid_constant__ DeviceProduct product,
+                          const __grid_constant__ CUtensorMap map_a,
                           const __grid_constant__ CUtensorMap map_b, const __grid_constant__ Activation out) {
     const auto load = [&](WgmmaShared& shared) {
         const int rank = static_cast<int>(cluster_rank());
@@ -270,7 +265,8 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
                           full, shared.row_scales[index], kRowBytes);
             });
     };
-    run_roles(load, [&](WgmmaShared& shared, int warpgroup) { multiply_tiles(product, out, shared, warpgroup); });
+    run_roles(load,
+              [&](WgmmaShared& shared, int warpgroup) { multiply_tiles(product, out, shared, warpgroup); });
 }
 
 }  // namespace
@@ -285,7 +281,8 @@ bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, const Launch
     if (a.dtype != DType::e4m3 || act.dtype != DType::e4m3 || act.cols() % kActs != 0) return false;
     const CUtensorMap map_a = tensor_map(p.a.codes, p.a.dtype, a.rows(), a.cols(), kTileRows / 2),
                       map_b = tensor_map(p.b.codes, p.b.dtype, b.rows(), b.cols(), kPart);
-    const Activation out{row_view(args.prob), row_view(act), row_scales(args.act), args.scale_format, args.save_h};
+    const Activation out{row_view(args.prob), row_view(act), row_scales(args.act), args.scale_format,
+                         args.save_h};
     launch_wgmma_kernel(swiglu_product_kernel, p, map_a, map_b, launch, out);
     return true;
 }

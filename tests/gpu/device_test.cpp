@@ -29,8 +29,7 @@ std::vector<float> test_values() {
 
 // Compares `function` on the device with `expected` on the host; NaN equals NaN.
 void compare(DeviceFunction function, const std::function<uint32_t(float)>& expected,
-             const std::function<bool(uint32_t)>& is_nan,
-             const std::vector<float>& values = test_values()) {
+             const std::function<bool(uint32_t)>& is_nan, const std::vector<float>& values = test_values()) {
     std::vector<uint32_t> results(values.size(), 0xFFFFFFFFu);
     evaluate_on_device(function, values, results);
     int64_t differences = 0;
