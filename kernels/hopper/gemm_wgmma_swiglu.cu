@@ -1,6 +1,6 @@
 // fc1 with its activation: the grouped FP8 product of gemm_wgmma_fp8.cu whose epilogue rounds h = [gate, up] to BF16, makes
 // silu(gate) * up * prob and quantises it in 1x128 blocks. Bit-equal to the product followed by swiglu_quantize (kernels/ops/gemm.h).
-// Read next: gemm_wgmma.h (tiles, barriers), device/silu.h, docs/gemm_worklog.md.
+// Read next: gemm_wgmma.h (tiles, barriers), device/sigmoid.h, docs/gemm_worklog.md.
 //
 // Floor: the product's FLOPs; x and W1 read once, F codes and F / 128 scales a row written (4 F bytes more where h is kept). At the DeepSeek-V3
 // shape (32 x 1024 rows, F 2048, K 7168) 0.24 + 0.94 + 0.07 GB for 1.92 TFLOP: bound by tensor cores, and 0.54 GB less than the parts move.
@@ -14,7 +14,7 @@
 // loader needs nothing of a tile whose stages are released, and the second warpgroup has been let in before the first can come here.
 // Deterministic: a sum is one thread's over ascending k, maxima are the same in any order.
 #include "kernels/hopper/device/scales.h"
-#include "kernels/hopper/device/silu.h"
+#include "kernels/hopper/device/sigmoid.h"
 #include "kernels/hopper/gemm_wgmma.h"
 
 namespace fp8flow::hopper {
@@ -56,18 +56,32 @@ __device__ __forceinline__ void store_half(Bf16* row, const uint32_t (&words)[kW
     }
 }
 
+__device__ __forceinline__ float bf16_of(uint32_t pair, int which) {
+    return __uint_as_float(which == 0 ? pair << 16 : pair & 0xFFFF0000u);
+}
+
+// How far the gates of a warp reach: up to kNear, or anywhere.
 enum class Range { near, any };
 
 // (silu(gate) * up) * prob of 16 columns; the largest magnitude of them that is a number.
 template <Range kRange>
 __device__ __forceinline__ float activate(const HalfRow& h, float prob, float (&a)[2 * kWords]) {
-    float largest = 0.0f;
+    float sigmoid[2 * kWords], largest = 0.0f;
+    if (kRange == Range::near) {
+#pragma unroll
+        for (int i = 0; i < 2 * kWords; ++i) sigmoid[i] = sigmoid_near(bf16_of(h.gate[i / 2], i % 2));
+    } else {
+#pragma unroll
+        for (int i = 0; i < 2 * kWords; ++i) sigmoid[i] = bf16_of(h.gate[i / 2], i % 2);
+#pragma unroll 1
+        for (int i = 0; i < 2 * kWords; ++i) {
+            sigmoid[0] = sigmoid_float(sigmoid[0]);
+            rotate(sigmoid);
+        }
+    }
 #pragma unroll
     for (int i = 0; i < 2 * kWords; ++i) {
-        const uint32_t gate_word = h.gate[i / 2], up_word = h.up[i / 2];
-        const float gate = __uint_as_float(i % 2 == 0 ? gate_word << 16 : gate_word & 0xFFFF0000u),
-                    up = __uint_as_float(i % 2 == 0 ? up_word << 16 : up_word & 0xFFFF0000u);
-        a[i] = (kRange == Range::near ? silu_near(gate) : silu_float(gate)) * up * prob;
+        a[i] = bf16_of(h.gate[i / 2], i % 2) * sigmoid[i] * bf16_of(h.up[i / 2], i % 2) * prob;
         largest = fmaxf(largest, fabsf(a[i]));  // of a number and NaN: the number
     }
     return largest;

@@ -8,7 +8,7 @@
 namespace fp8flow::hopper {
 
 // A function of one float: the hardware's own conversion, or the one of kernels/core/scalar_math.h compiled for the device.
-// silu_near: that of kernels/hopper/device/silu.h.
+// silu_near: with the sigmoid of kernels/hopper/device/sigmoid.h.
 enum class DeviceFunction {
     bf16_hardware,
     bf16,
