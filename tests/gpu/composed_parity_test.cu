@@ -24,6 +24,7 @@ const std::vector<Case> kCases = {
     {{0, 1, 127, 128, 129, 0}, 128, 128, 128, Gates::near},
     {{300, 2, 0}, 128, 1152, 256},
     {{0, 0}, 128, 128, 128},
+    {{3, 1}, 128, 128, 0},  // small enough for the sanitizers
     {{40}, 2048, 384, 0, Gates::near},
     {{129, 0, 260}, 384, 2304, 0, Gates::near},         // more steps than a warp holds scales of
     {{129, 64}, 256, 4352, 128},                        // and more than twice as many
