@@ -310,6 +310,8 @@ __device__ __forceinline__ void store_rows(const DeviceProduct& p, const MathTil
 }
 
 // ---- host side (gemm_wgmma.cu) --------------------------------------------------------------------------------------------------------
+// Rows that the copy engine can address.
+bool addressable(const TensorView& tensor);
 // A row-major tensor as the copy engine sees it: boxes of `box_rows` rows x 128 bytes, 128-byte swizzled.
 CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64_t cols, int box_rows);
 
@@ -317,8 +319,6 @@ CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64_t cols
 struct StoredShape {
     int64_t rows, cols;
 };
-// Rows that the copy engine can address.
-bool addressable(const TensorView& tensor);
 // FP8 with a scale per 128 of the contraction, and BF16.
 bool wgmma_takes_fp8(const DeviceProduct& product, int64_t group_alignment);
 void launch_wgmma_fp8(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
