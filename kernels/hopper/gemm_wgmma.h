@@ -2,11 +2,11 @@
 // sums from registers to D. Included by gemm_wgmma_fp8.cu and gemm_wgmma_bf16.cu, which hold the inner loops.
 #pragma once
 
+#include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/gemm_device.h"
 
 #include <cuda.h>
-#include <cuda_bf16.h>
 
 namespace fp8flow::hopper {
 
@@ -42,6 +42,7 @@ struct WgmmaShared {
     alignas(1024) uint8_t stages[kStages][kStageBytes];
     alignas(16) float row_scales[kStages][kTileRows];  // FP8: of A
     alignas(16) float col_scales[kStages][kTileCols];  // FP8: of B, where it has one a column
+    float row_maxima[2][kMathWarpgroups][kTileRows];   // SwiGLU: of a tile and the next
     MathTile tiles[kRing];
     Barrier full[kStages], empty[kStages], tile_full[kRing], tile_empty[kRing];
 };
@@ -200,8 +201,8 @@ __device__ inline bool next_tile(WgmmaShared& shared, RingPosition<kRing>& ring,
 // The shared memory of this CTA, its barriers ready.
 __device__ inline WgmmaShared& prepare_shared() {
     extern __shared__ uint8_t raw[];
-    WgmmaShared& shared =
-        *reinterpret_cast<WgmmaShared*>((reinterpret_cast<uintptr_t>(raw) + 1023) / 1024 * 1024);
+    // by the offset: through an integer the compiler would forget that this is shared memory
+    WgmmaShared& shared = *reinterpret_cast<WgmmaShared*>(raw + (0u - shared_address(raw)) % 1024);
     if (threadIdx.x == 0) {
         for (int s = 0; s < kStages; ++s) {
             barrier_init(&shared.full[s], 1);
@@ -259,11 +260,6 @@ __device__ __forceinline__ uint4 gather_chunk(uint32_t (&w)[4]) {
     return {w[0], w[1], w[2], w[3]};
 }
 
-__device__ __forceinline__ uint32_t pack_bf16(float x, float y) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);  // one instruction; to_bf16's rounding
-    return *reinterpret_cast<const uint32_t*>(&pair);
-}
-
 enum class RowUse { none, zero, product };
 
 // One of the two rows that a thread holds of a block of sums: `values` is the first, d[4 * j] and d[4 * j + 1] its columns 8 * j + 2 * quad.
@@ -302,17 +298,20 @@ __device__ __forceinline__ void store_row(const DeviceProduct& p, int64_t row, i
     }
 }
 
+__device__ __forceinline__ RowUse use_of(const MathTile& tile, int row) {
+    return row >= tile.rows ? RowUse::none : row >= tile.valid ? RowUse::zero : RowUse::product;
+}
+
 template <int kSums>
 __device__ __forceinline__ void store_rows(const DeviceProduct& p, const MathTile& tile, int row,
                                            int64_t col0, const float (&sum)[kSums]) {
-    const auto use = [&](int r) {
-        return r >= tile.rows ? RowUse::none : r >= tile.valid ? RowUse::zero : RowUse::product;
-    };
-    store_row<0>(p, tile.d_row + row, col0, sum, use(row));
-    store_row<1>(p, tile.d_row + row + 8, col0, sum, use(row + 8));
+    store_row<0>(p, tile.d_row + row, col0, sum, use_of(tile, row));
+    store_row<1>(p, tile.d_row + row + 8, col0, sum, use_of(tile, row + 8));
 }
 
 // ---- host side (gemm_wgmma.cu) --------------------------------------------------------------------------------------------------------
+// Rows that the copy engine can address.
+bool addressable(const TensorView& tensor);
 // A row-major tensor as the copy engine sees it: boxes of `box_rows` rows x 128 bytes, 128-byte swizzled.
 CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64_t cols, int box_rows);
 
@@ -328,9 +327,10 @@ bool wgmma_takes_bf16(const DeviceProduct& product);
 void launch_wgmma_bf16(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
                        const Launch& launch);
 
-template <class Kernel>
+// `more`: arguments of the kernel behind the product and its maps.
+template <class Kernel, class... More>
 void launch_wgmma_kernel(Kernel kernel, const DeviceProduct& product, const CUtensorMap& map_a,
-                         const CUtensorMap& map_b, const Launch& launch) {
+                         const CUtensorMap& map_b, const Launch& launch, const More&... more) {
     const int64_t tiles = row_tiles_bound(product, kTileRows) * ceil_div(product.n, kTileCols);
     if (tiles == 0) return;
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
@@ -346,7 +346,7 @@ void launch_wgmma_kernel(Kernel kernel, const DeviceProduct& product, const CUte
     config.stream = stream_of(launch);
     config.attrs = &pairs;
     config.numAttrs = 1;
-    check_cuda(cudaLaunchKernelEx(&config, kernel, product, map_a, map_b), "product (wgmma)");
+    check_cuda(cudaLaunchKernelEx(&config, kernel, product, map_a, map_b, more...), "product (wgmma)");
 }
 
 }  // namespace fp8flow::hopper

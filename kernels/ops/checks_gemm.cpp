@@ -171,8 +171,9 @@ OpCost cost(const op::GroupedGemmSwigluQuantize& args) {
     const double h_bytes =
         static_cast<double>(args.groups.cost_rows() * args.h.cols() * size_of(args.h.dtype));
     const double h_moves = args.save_h == op::SaveH::yes ? 1 : 0;  // the parts write it once and read it once
-    return {product.bytes + activation.bytes - (2 - h_moves) * h_bytes, product.flops + activation.flops,
-            product.unit, product.written + activation.written - (1 - h_moves) * h_bytes};
+    // FLOPs: the product's, which are of its unit; the activation's are not
+    return {product.bytes + activation.bytes - (2 - h_moves) * h_bytes, product.flops, product.unit,
+            product.written + activation.written - (1 - h_moves) * h_bytes};
 }
 
 }  // namespace fp8flow

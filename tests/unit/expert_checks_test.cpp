@@ -122,6 +122,8 @@ TEST(ExpertCosts, KnownCounts) {
     HostFp8 w(DType::e4m3, {2, 256, 256}, L::block128);
     op::GroupedGemmSwigluQuantize fused{.a = f.a, .b = w, .groups = f.groups, .h = f.h, .act = f.act};
     const double kept = cost(fused).bytes;
+    EXPECT_EQ(kept, rows * 256 + 2 * rows * 4 + 2 * 256 * 256 + 2 * 2 * 4 * 4 + rows * (256 * 2 + 128 + 4));
+    EXPECT_EQ(cost(fused).flops, 2 * rows * 256 * 256);  // those of the product's unit
     fused.save_h = op::SaveH::no;
     EXPECT_EQ(kept - cost(fused).bytes, rows * 256 * 2);
 }

@@ -290,6 +290,21 @@ TEST(ScalarMath, ExpAgainstDouble) {
     EXPECT_TRUE(is_nan(exp_float(std::nanf(""))));
 }
 
+// Every BF16 value in the range, which is what the gate of a SwiGLU is, and floats between them.
+TEST(ScalarMath, ExpNearHasTheBitsOfExp) {
+    int64_t differences = 0, values = 0;
+    for (uint32_t top = 0; top < 0x10000; ++top)
+        for (const uint32_t low : {0x0000u, 0x0001u, 0x5A5Au, 0x8000u, 0xFFFFu}) {
+            const float x = bits_float(top << 16 | low);
+            if (!(abs_float(x) <= kNear)) continue;
+            ++values;
+            differences += float_bits(exp_near(x)) != float_bits(exp_float(x));
+        }
+    EXPECT_EQ(differences, 0);
+    EXPECT_GT(values, 5 * 2 * (0x42A0 - 1));
+    EXPECT_EQ(to_bf16(kNear).bits, 0x42A0);  // the bound as the kernels compare it
+}
+
 TEST(ScalarMath, LogAgainstDouble) {
     double worst = 0;
     for (uint32_t exponent = 1; exponent < 255; ++exponent)
