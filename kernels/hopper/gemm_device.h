@@ -46,7 +46,7 @@ struct DeviceProduct {
     DeviceGroups groups{};
     int64_t m = 0;  // rows of D of one group; Grouped::rows: upper bound of the padded rows of all groups
     int64_t n = 0;
-    int64_t k = 0;  // Grouped::rows only
+    int64_t k = 0;  // Grouped::contraction: upper bound of the padded rows of all groups
     DeviceOperand a;
     DeviceOperand b;
     Gradient mode = Gradient::overwrite;
@@ -156,6 +156,10 @@ DeviceProduct product_of(const op::GroupedGemmWgrad& args);
 
 // Any product, summed exactly in the order of kernels/ops/gemm.h.
 void launch_simt(const DeviceProduct& product, const Launch& launch);
+
+// Up to this many rows a group, by the room for rows that the caller states, FP8 weight gradients take the kernel that stores one tile while
+// it multiplies another.
+constexpr int64_t kShortWgradRows = 2048;
 
 // Grouped products on warpgroup instructions (gemm_wgmma*.cu), of operands stored as a and b; false, and nothing done, where dtypes,
 // layouts or alignments do not allow.

@@ -60,8 +60,8 @@ template <int kSize> struct RingPosition {
 };
 
 // The tiles of all groups in order, by pairs; asked for ascending indices. A pair never spans two groups: it takes two row tiles of one
-// column; the last of an odd number of row tiles is taken two columns at a time.
-template <int kDepth> class TileWalk {
+// column; the last of an odd number of row tiles is taken two columns at a time. Bands of kBandRows row tiles, column by column.
+template <int kDepth, int kBandRows = kBand> class TileWalk {
 public:
     __device__ TileWalk(const DeviceProduct& product, int rank)
         : p_(product), rank_(rank), col_tiles_((product.n + kTileCols - 1) / kTileCols) {
@@ -76,7 +76,7 @@ public:
         }
         int64_t local = index - first_, row = 0, col = 0;
         if (const int64_t even = row_tiles_ / kPair * col_tiles_; local < even) {
-            constexpr int kBandPairs = kBand / kPair;
+            constexpr int kBandPairs = kBandRows / kPair;
             const int64_t band = local / (kBandPairs * col_tiles_),
                           in_band = local % (kBandPairs * col_tiles_),
                           height = min(int64_t{kBandPairs}, row_tiles_ / kPair - band * kBandPairs);
@@ -324,16 +324,24 @@ struct StoredShape {
 bool wgmma_takes_fp8(const DeviceProduct& product, int64_t group_alignment);
 void launch_wgmma_fp8(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
                       const Launch& launch);
+// Those of them that gather few rows a group, so that storing D must overlap with products (gemm_wgmma_wgrad.cu, which stores 16 bytes an
+// access); the bits are the same.
+inline bool is_short_wgrad(const DeviceProduct& p) {
+    return p.grouped == Grouped::contraction && p.k <= kShortWgradRows * p.groups.num_groups && p.n % 4 == 0;
+}
+void launch_wgmma_wgrad(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
+                        const Launch& launch);
 bool wgmma_takes_bf16(const DeviceProduct& product);
 void launch_wgmma_bf16(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
                        const Launch& launch);
 
 template <class Kernel>
 void launch_wgmma_kernel(Kernel kernel, const DeviceProduct& product, const CUtensorMap& map_a,
-                         const CUtensorMap& map_b, const Launch& launch) {
+                         const CUtensorMap& map_b, const Launch& launch, size_t shared_bytes = kSharedBytes) {
     const int64_t tiles = row_tiles_bound(product, kTileRows) * ceil_div(product.n, kTileCols);
     if (tiles == 0) return;
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(shared_bytes)),
                "shared memory of a product");
     cudaLaunchAttribute pairs{};
     pairs.id = cudaLaunchAttributeClusterDimension;
@@ -341,7 +349,7 @@ void launch_wgmma_kernel(Kernel kernel, const DeviceProduct& product, const CUte
     cudaLaunchConfig_t config{};
     config.gridDim = std::max(1u, grid_for(tiles, launch, 1) / kPair) * kPair;
     config.blockDim = kWgmmaThreads;
-    config.dynamicSmemBytes = kSharedBytes;
+    config.dynamicSmemBytes = shared_bytes;
     config.stream = stream_of(launch);
     config.attrs = &pairs;
     config.numAttrs = 1;
