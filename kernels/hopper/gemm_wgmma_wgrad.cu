@@ -7,7 +7,7 @@
 //
 // One CTA: three loading threads and two computing warpgroups, on every multiprocessor, walking tiles of 128 x 256 of D in a fixed order; each
 // warpgroup owns 128 x 128 of a tile: two blocks of 64 rows, 128 sums and 64 partial sums a thread. Storing takes a warpgroup about half of
-// the time of its 8 steps, during which the other has the tensor cores to itself. For that the two run half a tile apart, so what they
+// the time of its 8 steps, during which the other has the tensor cores to itself. For that the two stay some steps apart, so what they
 // read must not bind them to each other:
 //   - B (each its own 128 columns): a ring of three stages for each warpgroup, and a loading thread for each;
 //   - A (the 128 rows of both): one ring of eight stages, deep enough for the one ahead to do a tile of 1024 rows while the other stores.
@@ -26,9 +26,9 @@
 // Barriers: a_full[s], b_full[w][s] one arrival + 16 KiB of copies (+ 512 bytes of scales), waited for by the warps that read the stage;
 // a_empty[s], b_empty[w][s] one arrival a warp, of either CTA, that reads such a stage, after its last product from it, waited for by the
 // loading thread that writes there; tile_full[r] one arrival of A's loader, tile_empty[r] one a computing thread that has read the tile.
-// Named barriers, which keep the warpgroups apart: at 1 the first tells the second that it is kLead steps (and a half) into a tile (in shorter
-// ones half), before which the second does not start the same tile; at 2 the second tells the first the same, before which the first does not
-// start the next. Nobody waits for ever: kLead is less than the stages of A, so those steps need no stage that the waiting one holds.
+// Named barriers, which keep the warpgroups apart: at 1 the first tells the second that it is kLead steps and a half into a tile (half of the
+// steps of a short one), before which the second does not start the same tile; at 2 the second tells the first the same, before which the
+// first does not start the next. Nobody waits for ever: who waits holds no stage, and A has more of them than those steps need.
 // The CTAs of a cluster meet before the first copy and before they leave.
 // Deterministic: an element of D is one thread's sum over ascending k, written or added once, whatever the other groups hold.
 #include "kernels/hopper/gemm_wgmma_fp8.h"
@@ -44,7 +44,7 @@ constexpr uint32_t kScaleBytes = kStageSide * sizeof(float);
 constexpr int kBoxRows = kStageSide / 2;  // of a copy
 constexpr int kBandRows = 32;             // row tiles that are walked together
 constexpr int kStagesB = 3;
-constexpr int kLead = 4;
+constexpr int kLead = 3;
 static_assert(kTileRows == kStageSide && kColumns == kStageSide);
 
 template <Scales kScales> struct WgradShared {
