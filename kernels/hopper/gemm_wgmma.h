@@ -313,6 +313,16 @@ __device__ __forceinline__ void store_rows(const DeviceProduct& p, const MathTil
 }
 
 // ---- host side (gemm_wgmma.cu) --------------------------------------------------------------------------------------------------------
+// Of the FP8 products those with a scale per 128 of the contraction that gather few rows a group, so that storing D must overlap with
+// products (gemm_wgmma_wgrad.cu, which stores 16 bytes an access); the bits are the same.
+inline bool is_short_wgrad(const DeviceProduct& p) {
+    return p.grouped == Grouped::contraction && p.a.scale.block == kBlock && p.b.scale.block == kBlock &&
+           p.k <= kShortWgradRows * p.groups.num_groups && p.n % 4 == 0;
+}
+struct StoredShape;
+void launch_wgmma_wgrad(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
+                        const Launch& launch);
+
 // A row-major tensor as the copy engine sees it: boxes of `box_rows` rows x 128 bytes, 128-byte swizzled.
 CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64_t cols, int box_rows);
 
@@ -324,24 +334,16 @@ struct StoredShape {
 bool wgmma_takes_fp8(const DeviceProduct& product, int64_t group_alignment);
 void launch_wgmma_fp8(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
                       const Launch& launch);
-// Those of them that gather few rows a group, so that storing D must overlap with products (gemm_wgmma_wgrad.cu, which stores 16 bytes an
-// access); the bits are the same.
-inline bool is_short_wgrad(const DeviceProduct& p) {
-    return p.grouped == Grouped::contraction && p.k <= kShortWgradRows * p.groups.num_groups && p.n % 4 == 0;
-}
-void launch_wgmma_wgrad(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
-                        const Launch& launch);
 bool wgmma_takes_bf16(const DeviceProduct& product);
 void launch_wgmma_bf16(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
                        const Launch& launch);
 
 template <class Kernel>
 void launch_wgmma_kernel(Kernel kernel, const DeviceProduct& product, const CUtensorMap& map_a,
-                         const CUtensorMap& map_b, const Launch& launch, size_t shared_bytes = kSharedBytes) {
+                         const CUtensorMap& map_b, const Launch& launch) {
     const int64_t tiles = row_tiles_bound(product, kTileRows) * ceil_div(product.n, kTileCols);
     if (tiles == 0) return;
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(shared_bytes)),
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
                "shared memory of a product");
     cudaLaunchAttribute pairs{};
     pairs.id = cudaLaunchAttributeClusterDimension;
@@ -349,7 +351,7 @@ void launch_wgmma_kernel(Kernel kernel, const DeviceProduct& product, const CUte
     cudaLaunchConfig_t config{};
     config.gridDim = std::max(1u, grid_for(tiles, launch, 1) / kPair) * kPair;
     config.blockDim = kWgmmaThreads;
-    config.dynamicSmemBytes = shared_bytes;
+    config.dynamicSmemBytes = kSharedBytes;
     config.stream = stream_of(launch);
     config.attrs = &pairs;
     config.numAttrs = 1;

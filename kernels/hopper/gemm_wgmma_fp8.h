@@ -1,5 +1,5 @@
-// What the FP8 warpgroup products share: the forms of scales, and one block of sums scaled and added. Used by gemm_wgmma_fp8.cu and
-// gemm_wgmma_wgrad.cu, which hold the loops around it.
+// The forms of scales of FP8 warpgroup products, and one block of sums scaled and added: what a kernel's loop over stages is built from. Used
+// by gemm_wgmma_wgrad.cu.
 #pragma once
 
 #include "kernels/hopper/gemm_wgmma.h"

@@ -255,7 +255,8 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales>& sha
 template <Scales kScales> __device__ WgradShared<kScales>& prepare() {
     using Shared = WgradShared<kScales>;
     extern __shared__ uint8_t raw[];
-    Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(raw) + 1023) / 1024 * 1024);
+    // by the offset: through an integer the compiler would forget that this is shared memory
+    Shared& shared = *reinterpret_cast<Shared*>(raw + (0u - shared_address(raw)) % 1024);
     if (threadIdx.x == 0) {
         for (int s = 0; s < Shared::kStagesA; ++s) {
             barrier_init(&shared.a_full[s], 1);
@@ -299,14 +300,25 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     }
 }
 
-template <class Wgmma>
+template <class Wgmma, Scales kScales>
 void launch(const DeviceProduct& p, const CUtensorMap& map_a, const CUtensorMap& map_b, const Launch& how) {
-    if (p.a.scale.outputs_per_scale == 1)
-        launch_wgmma_kernel(wgrad_kernel<Wgmma, Scales::rows_columns>, p, map_a, map_b, how,
-                            kWgradBytes<Scales::rows_columns>);
-    else
-        launch_wgmma_kernel(wgrad_kernel<Wgmma, Scales::tiles>, p, map_a, map_b, how,
-                            kWgradBytes<Scales::tiles>);
+    const int64_t tiles = row_tiles_bound(p, kTileRows) * ceil_div(p.n, kTileCols);
+    if (tiles == 0) return;
+    const auto kernel = wgrad_kernel<Wgmma, kScales>;
+    constexpr size_t kBytes = kWgradBytes<kScales>;
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+               "shared memory of a weight gradient");
+    cudaLaunchAttribute pairs{};
+    pairs.id = cudaLaunchAttributeClusterDimension;
+    pairs.val.clusterDim = {kPair, 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = std::max(1u, grid_for(tiles, how, 1) / kPair) * kPair;
+    config.blockDim = kWgmmaThreads;
+    config.dynamicSmemBytes = kBytes;
+    config.stream = stream_of(how);
+    config.attrs = &pairs;
+    config.numAttrs = 1;
+    check_cuda(cudaLaunchKernelEx(&config, kernel, p, map_a, map_b), "weight gradient (wgmma)");
 }
 
 }  // namespace
@@ -315,8 +327,11 @@ void launch_wgmma_wgrad(const DeviceProduct& p, const StoredShape& a, const Stor
                         const Launch& how) {
     const CUtensorMap map_a = tensor_map(p.a.codes, p.a.dtype, a.rows, a.cols, kBoxRows),
                       map_b = tensor_map(p.b.codes, p.b.dtype, b.rows, b.cols, kBoxRows);
-    p.a.dtype == DType::e5m2 ? launch<WgmmaE5m2>(p, map_a, map_b, how)
-                             : launch<WgmmaE4m3>(p, map_a, map_b, how);
+    const bool columns = p.b.scale.outputs_per_scale == 1, e5m2 = p.a.dtype == DType::e5m2;
+    const auto run =
+        columns ? (e5m2 ? launch<WgmmaE5m2, Scales::rows_columns> : launch<WgmmaE4m3, Scales::rows_columns>)
+                : (e5m2 ? launch<WgmmaE5m2, Scales::tiles> : launch<WgmmaE4m3, Scales::tiles>);
+    run(p, map_a, map_b, how);
 }
 
 }  // namespace fp8flow::hopper
