@@ -313,16 +313,6 @@ __device__ __forceinline__ void store_rows(const DeviceProduct& p, const MathTil
 }
 
 // ---- host side (gemm_wgmma.cu) --------------------------------------------------------------------------------------------------------
-// Of the FP8 products those with a scale per 128 of the contraction that gather few rows a group, so that storing D must overlap with
-// products (gemm_wgmma_wgrad.cu, which stores 16 bytes an access); the bits are the same.
-inline bool is_short_wgrad(const DeviceProduct& p) {
-    return p.grouped == Grouped::contraction && p.a.scale.block == kBlock && p.b.scale.block == kBlock &&
-           p.k <= kShortWgradRows * p.groups.num_groups && p.n % 4 == 0;
-}
-struct StoredShape;
-void launch_wgmma_wgrad(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
-                        const Launch& launch);
-
 // A row-major tensor as the copy engine sees it: boxes of `box_rows` rows x 128 bytes, 128-byte swizzled.
 CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64_t cols, int box_rows);
 
