@@ -46,7 +46,7 @@ struct DeviceProduct {
     DeviceGroups groups{};
     int64_t m = 0;  // rows of D of one group; Grouped::rows: upper bound of the padded rows of all groups
     int64_t n = 0;
-    int64_t k = 0;  // Grouped::rows only
+    int64_t k = 0;  // Grouped::contraction: upper bound of the padded rows of all groups
     DeviceOperand a;
     DeviceOperand b;
     Gradient mode = Gradient::overwrite;
@@ -156,6 +156,17 @@ DeviceProduct product_of(const op::GroupedGemmWgrad& args);
 
 // Any product, summed exactly in the order of kernels/ops/gemm.h.
 void launch_simt(const DeviceProduct& product, const Launch& launch);
+
+// Of the FP8 weight gradients with a scale per 128 of the contraction, those of up to this many rows a group, by the room for rows that the
+// caller states, take gemm_wgmma_wgrad.cu, which stores one tile, 16 bytes an access, while it multiplies another. The bits are the same.
+constexpr int64_t kShortWgradRows = 2048;
+inline bool is_short_wgrad(const DeviceProduct& p) {
+    return p.grouped == Grouped::contraction && p.a.scale.block == kBlock && p.b.scale.block == kBlock &&
+           p.k <= kShortWgradRows * p.groups.num_groups && p.n % 4 == 0;
+}
+struct StoredShape;  // gemm_wgmma.h
+void launch_wgmma_wgrad(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
+                        const Launch& launch);
 
 // Grouped products on warpgroup instructions (gemm_wgmma*.cu), of operands stored as a and b; false, and nothing done, where dtypes,
 // layouts or alignments do not allow.

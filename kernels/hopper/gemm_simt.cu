@@ -244,6 +244,7 @@ DeviceProduct product_of(const op::GroupedGemmWgrad& args) {
             .groups = device_groups(args.groups, 0),
             .m = args.dw.dim(1),
             .n = args.dw.dim(2),
+            .k = args.groups.row_capacity,
             .a = operand(args.dy),
             .b = operand(args.x),
             .mode = args.mode,

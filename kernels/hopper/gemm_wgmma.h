@@ -61,8 +61,8 @@ template <int kSize> struct RingPosition {
 };
 
 // The tiles of all groups in order, by pairs; asked for ascending indices. A pair never spans two groups: it takes two row tiles of one
-// column; the last of an odd number of row tiles is taken two columns at a time.
-template <int kDepth> class TileWalk {
+// column; the last of an odd number of row tiles is taken two columns at a time. Bands of kBandRows row tiles, column by column.
+template <int kDepth, int kBandRows = kBand> class TileWalk {
 public:
     __device__ TileWalk(const DeviceProduct& product, int rank)
         : p_(product), rank_(rank), col_tiles_((product.n + kTileCols - 1) / kTileCols) {
@@ -77,7 +77,7 @@ public:
         }
         int64_t local = index - first_, row = 0, col = 0;
         if (const int64_t even = row_tiles_ / kPair * col_tiles_; local < even) {
-            constexpr int kBandPairs = kBand / kPair;
+            constexpr int kBandPairs = kBandRows / kPair;
             const int64_t band = local / (kBandPairs * col_tiles_),
                           in_band = local % (kBandPairs * col_tiles_),
                           height = min(int64_t{kBandPairs}, row_tiles_ / kPair - band * kBandPairs);

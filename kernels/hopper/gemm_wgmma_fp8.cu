@@ -280,6 +280,10 @@ void launch(const DeviceProduct& p, const CUtensorMap& map_a, const CUtensorMap&
 }  // namespace
 
 void launch_wgmma_fp8(const DeviceProduct& p, const StoredShape& a, const StoredShape& b, const Launch& how) {
+    if (is_short_wgrad(p)) {
+        launch_wgmma_wgrad(p, a, b, how);
+        return;
+    }
     const CUtensorMap map_a = tensor_map(p.a.codes, p.a.dtype, a.rows, a.cols, kTileRows / 2),
                       map_b = tensor_map(p.b.codes, p.b.dtype, b.rows, b.cols, kTileCols / 2);
     p.a.dtype == DType::e5m2 ? launch<WgmmaE5m2>(p, map_a, map_b, how)

@@ -22,9 +22,20 @@ __device__ __forceinline__ uint64_t swizzled_columns(const void* panel) {
            kSwizzle128 << 62;
 }
 
+// *to = value in one access; of an assignment the compiler may make four.
+__device__ __forceinline__ void store_in_memory(float4* to, float4 value) {
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(value.x), "f"(value.y),
+                 "f"(value.z), "f"(value.w)
+                 : "memory");
+}
 // *sum += value, done by the memory itself: nobody waits for the old value. Deterministic where each address has one writer.
 __device__ __forceinline__ void add_in_memory(float2* sum, float2 value) {
     asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(sum), "f"(value.x), "f"(value.y) : "memory");
+}
+__device__ __forceinline__ void add_in_memory(float4* sum, float4 value) {
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(sum), "f"(value.x), "f"(value.y),
+                 "f"(value.z), "f"(value.w)
+                 : "memory");
 }
 
 // Makes ordinary writes to shared memory visible to warpgroup products.

@@ -1,0 +1,48 @@
+// The forms of scales of FP8 warpgroup products, and one block of sums scaled and added: what a kernel's loop over stages is built from. Used
+// by gemm_wgmma_wgrad.cu.
+#pragma once
+
+#include "kernels/hopper/gemm_wgmma.h"
+
+namespace fp8flow::hopper {
+
+constexpr int kFp8Depth = 128;  // contraction elements of a stage, and per promotion
+
+// Scales of A by those of B: one per 128 rows and 128 columns; per row and 128 columns; per row and per column.
+enum class Scales { tiles, rows_tiles, rows_columns };
+constexpr bool has_row_scales(Scales scales) { return scales != Scales::tiles; }
+constexpr bool has_column_scales(Scales scales) { return scales == Scales::rows_columns; }
+
+// result += the products of 64 rows and 128 columns over one stage, scaled: `above` for a thread's upper row, `below` for its lower, times
+// `columns` (of this thread's first two columns, further ones 8 apart) where B has a scale a column. `read` is called once nothing of the
+// stage is needed any more.
+template <class Wgmma, Scales kScales, class Read>
+__device__ __forceinline__ void add_products(uint64_t a, uint64_t b, float (&result)[64], float above,
+                                             float below, const float2* columns, Read read) {
+    float partial[64];
+    wgmma_fence();
+    keep_in_place(partial);
+#pragma unroll
+    for (int k = 0; k < kFp8Depth / 32; ++k) Wgmma::multiply(partial, a + 2 * k, b + 2 * k, k > 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    keep_in_place(partial);
+    if (has_column_scales(kScales)) {
+#pragma unroll
+        for (int j = 0; j < 16; ++j) {
+            const float2 column = columns[4 * j];
+            result[4 * j] = fma_float(partial[4 * j], above * column.x, result[4 * j]);
+            result[4 * j + 1] = fma_float(partial[4 * j + 1], above * column.y, result[4 * j + 1]);
+            result[4 * j + 2] = fma_float(partial[4 * j + 2], below * column.x, result[4 * j + 2]);
+            result[4 * j + 3] = fma_float(partial[4 * j + 3], below * column.y, result[4 * j + 3]);
+        }
+        read();
+    } else {
+        read();
+#pragma unroll
+        for (int i = 0; i < 64; ++i)
+            result[i] = fma_float(partial[i], i / 2 % 2 == 0 ? above : below, result[i]);
+    }
+}
+
+}  // namespace fp8flow::hopper
