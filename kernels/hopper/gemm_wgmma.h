@@ -187,12 +187,18 @@ __device__ __forceinline__ void release_stage(WgmmaShared& shared, int stage) {
     if (lane == 1) barrier_arrive_at(&shared.empty[stage], cluster_rank() ^ 1);
 }
 
+// A value that all lanes have in common, so that the compiler knows it too: what follows from it (stages, descriptors, trips of loops) then
+// stays in uniform registers, instead of being moved there between the products.
+__device__ __forceinline__ int same_in_warp(int value) { return __shfl_sync(0xFFFFFFFFu, value, 0); }
+
 // A computing thread's next tile; false past the last.
 __device__ inline bool next_tile(WgmmaShared& shared, RingPosition<kRing>& ring, MathTile& tile) {
     barrier_wait(&shared.tile_full[ring.index], ring.parity);
     tile = shared.tiles[ring.index];
     barrier_arrive(&shared.tile_empty[ring.index]);
     __syncwarp();  // products are issued by whole warps
+    tile.steps = same_in_warp(tile.steps);
+    tile.past_end = same_in_warp(tile.past_end);
     ring.advance();
     return !tile.past_end;
 }
@@ -221,7 +227,7 @@ __device__ inline WgmmaShared& prepare_shared() {
 template <class LoadAll, class MultiplyAll>
 __device__ __forceinline__ void run_roles(LoadAll load, MultiplyAll multiply) {
     WgmmaShared& shared = prepare_shared();
-    const int role = static_cast<int>(threadIdx.x) / kWarpgroup;
+    const int role = same_in_warp(static_cast<int>(threadIdx.x) / kWarpgroup);
     if (role == 0) {
         give_registers<kLoaderRegisters>();
         if (threadIdx.x != 0) return;
