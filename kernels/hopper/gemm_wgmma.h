@@ -274,25 +274,32 @@ enum class RowUse { none, zero, product };
 
 // One of the two rows that a thread holds of a block of sums: `values` is the first, d[4 * j] and d[4 * j + 1] its columns 8 * j + 2 * quad.
 template <int kPair, int kSums>
+__device__ __forceinline__ void store_row_bf16(const DeviceProduct& p, int64_t row, int64_t col0,
+                                               const float (&sum)[kSums], RowUse use) {
+    const int quad = static_cast<int>(threadIdx.x % 4);
+#pragma unroll
+    for (int j = 0; j < kSums / 4; j += 4) {
+        uint32_t words[4];
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            const int at = 4 * (j + c) + 2 * kPair;
+            words[c] = use == RowUse::product ? pack_bf16(sum[at], sum[at + 1]) : 0;
+        }
+        const uint4 chunk = gather_chunk(words);
+        const int64_t col = col0 + 8 * (j + quad);
+        if (use != RowUse::none && col < p.n)
+            *reinterpret_cast<uint4*>(static_cast<Bf16*>(p.d) + row * p.n + col) = chunk;
+    }
+}
+// The same to D of either type.
+template <int kPair, int kSums>
 __device__ __forceinline__ void store_row(const DeviceProduct& p, int64_t row, int64_t col0,
                                           const float (&sum)[kSums], RowUse use) {
-    const int quad = static_cast<int>(threadIdx.x % 4);
     if (p.d_dtype == DType::bf16) {
-#pragma unroll
-        for (int j = 0; j < kSums / 4; j += 4) {
-            uint32_t words[4];
-#pragma unroll
-            for (int c = 0; c < 4; ++c) {
-                const int at = 4 * (j + c) + 2 * kPair;
-                words[c] = use == RowUse::product ? pack_bf16(sum[at], sum[at + 1]) : 0;
-            }
-            const uint4 chunk = gather_chunk(words);
-            const int64_t col = col0 + 8 * (j + quad);
-            if (use != RowUse::none && col < p.n)
-                *reinterpret_cast<uint4*>(static_cast<Bf16*>(p.d) + row * p.n + col) = chunk;
-        }
+        store_row_bf16<kPair>(p, row, col0, sum, use);
         return;
     }
+    const int quad = static_cast<int>(threadIdx.x % 4);
     if (use == RowUse::none) return;
 #pragma unroll
     for (int j = 0; j < kSums / 4; ++j) {
