@@ -188,12 +188,18 @@ __device__ __forceinline__ void release_stage(WgmmaShared& shared, int stage) {
     if (lane == 1) barrier_arrive_at(&shared.empty[stage], cluster_rank() ^ 1);
 }
 
+// A value that all lanes have in common, so that the compiler knows it too: what follows from it (stages, descriptors, trips of loops) then
+// stays in uniform registers, instead of being moved there between the products.
+__device__ __forceinline__ int same_in_warp(int value) { return __shfl_sync(0xFFFFFFFFu, value, 0); }
+
 // A computing thread's next tile; false past the last.
 __device__ inline bool next_tile(WgmmaShared& shared, RingPosition<kRing>& ring, MathTile& tile) {
     barrier_wait(&shared.tile_full[ring.index], ring.parity);
     tile = shared.tiles[ring.index];
     barrier_arrive(&shared.tile_empty[ring.index]);
     __syncwarp();  // products are issued by whole warps
+    tile.steps = same_in_warp(tile.steps);
+    tile.past_end = same_in_warp(tile.past_end);
     ring.advance();
     return !tile.past_end;
 }
@@ -222,7 +228,7 @@ __device__ inline WgmmaShared& prepare_shared() {
 template <class LoadAll, class MultiplyAll>
 __device__ __forceinline__ void run_roles(LoadAll load, MultiplyAll multiply) {
     WgmmaShared& shared = prepare_shared();
-    const int role = static_cast<int>(threadIdx.x) / kWarpgroup;
+    const int role = same_in_warp(static_cast<int>(threadIdx.x) / kWarpgroup);
     if (role == 0) {
         give_registers<kLoaderRegisters>();
         if (threadIdx.x != 0) return;
@@ -264,25 +270,32 @@ enum class RowUse { none, zero, product };
 
 // One of the two rows that a thread holds of a block of sums: `values` is the first, d[4 * j] and d[4 * j + 1] its columns 8 * j + 2 * quad.
 template <int kPair, int kSums>
+__device__ __forceinline__ void store_row_bf16(const DeviceProduct& p, int64_t row, int64_t col0,
+                                               const float (&sum)[kSums], RowUse use) {
+    const int quad = static_cast<int>(threadIdx.x % 4);
+#pragma unroll
+    for (int j = 0; j < kSums / 4; j += 4) {
+        uint32_t words[4];
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            const int at = 4 * (j + c) + 2 * kPair;
+            words[c] = use == RowUse::product ? pack_bf16(sum[at], sum[at + 1]) : 0;
+        }
+        const uint4 chunk = gather_chunk(words);
+        const int64_t col = col0 + 8 * (j + quad);
+        if (use != RowUse::none && col < p.n)
+            *reinterpret_cast<uint4*>(static_cast<Bf16*>(p.d) + row * p.n + col) = chunk;
+    }
+}
+// The same to D of either type.
+template <int kPair, int kSums>
 __device__ __forceinline__ void store_row(const DeviceProduct& p, int64_t row, int64_t col0,
                                           const float (&sum)[kSums], RowUse use) {
-    const int quad = static_cast<int>(threadIdx.x % 4);
     if (p.d_dtype == DType::bf16) {
-#pragma unroll
-        for (int j = 0; j < kSums / 4; j += 4) {
-            uint32_t words[4];
-#pragma unroll
-            for (int c = 0; c < 4; ++c) {
-                const int at = 4 * (j + c) + 2 * kPair;
-                words[c] = use == RowUse::product ? pack_bf16(sum[at], sum[at + 1]) : 0;
-            }
-            const uint4 chunk = gather_chunk(words);
-            const int64_t col = col0 + 8 * (j + quad);
-            if (use != RowUse::none && col < p.n)
-                *reinterpret_cast<uint4*>(static_cast<Bf16*>(p.d) + row * p.n + col) = chunk;
-        }
+        store_row_bf16<kPair>(p, row, col0, sum, use);
         return;
     }
+    const int quad = static_cast<int>(threadIdx.x % 4);
     if (use == RowUse::none) return;
 #pragma unroll
     for (int j = 0; j < kSums / 4; ++j) {

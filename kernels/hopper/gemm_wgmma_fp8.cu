@@ -21,6 +21,8 @@
 // Deterministic: an element of D is one thread's sum over ascending k, whatever the other groups hold.
 #include "kernels/hopper/gemm_wgmma.h"
 
+#include "kernels/hopper/gemm_wgmma_overlap.h"
+
 namespace fp8flow::hopper {
 
 namespace {
@@ -232,7 +234,10 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
             });
     };
     run_roles(load, [&](WgmmaShared& shared, int warpgroup) {
-        multiply_tiles<Wgmma, kScales>(product, shared, warpgroup);
+        if (kOverlap && kScales == Scales::rows_tiles && product.d_dtype == DType::bf16)
+            multiply_tiles_overlapped<Wgmma>(product, shared, warpgroup);
+        else
+            multiply_tiles<Wgmma, kScales>(product, shared, warpgroup);
     });
 }
 

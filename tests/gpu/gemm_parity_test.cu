@@ -163,6 +163,28 @@ TEST(GemmParity, DenseOnCublasLt) {
 const std::vector<std::vector<int64_t>> kCounts = {
     {0, 1, 127, 0, 128, 129, 5}, {300}, {0, 0}, {17, 0, 0, 40}, {3, 500, 0, 2}};
 
+// More steps than a warp holds scales of, and one pair of CTAs that walks all tiles: what is carried from a tile to the next.
+TEST(GroupedGemmParity, ManyStepsAndTiles) {
+    const GroupsFixture groups({300, 0, 129, 3}, 128);
+    const int64_t n = 320, k = 4352;
+    HostFp8 a(DType::e4m3, {groups.capacity(), k}, L::vec128), b(DType::e4m3, {4, n, k}, L::block128);
+    fill_operand(a, 21);
+    fill_operand(b, 22);
+    HostTensor d(DType::bf16, {groups.capacity(), n});
+    Parity parity;
+    parity.gpu.choose_kernels({.gemm = GemmBackend::native});
+    const auto run = [&] {
+        parity.gpu.grouped_gemm({.a = parity.to_gpu(a),
+                                 .b = parity.to_gpu(b),
+                                 .groups = parity.to_gpu(RowGroups(groups)),
+                                 .d = parity.to_gpu(d.view())},
+                                {.sm_limit = 2});
+    };
+    run();
+    parity.cpu.grouped_gemm({.a = a, .b = b, .groups = groups, .d = d});
+    expect_result(parity, d, Gradient::overwrite, GemmBackend::native, run);
+}
+
 struct GroupedCase {
     DType dtype;
     L a, b;

@@ -1,0 +1,123 @@
+// The computing warpgroups of FP8 products with row scales times tile scales, rows grouped, BF16 results (forward and data gradient): the
+// sums and the barriers of gemm_wgmma_fp8.cu, with nothing but additions between the products. Included by gemm_wgmma_fp8.cu.
+#pragma once
+
+#include "kernels/hopper/gemm_wgmma.h"
+
+namespace fp8flow::hopper {
+
+constexpr bool kOverlap = true;  // false: the order of gemm_wgmma_fp8.cu
+
+constexpr int kOverlapDepth = kStageRowBytes;  // contraction elements of a stage, and per promotion
+constexpr int kOverlapColumns = kTileCols / kMathWarpgroups;  // of a warpgroup
+
+// One warpgroup. Behind the first product of a stage: the release of the stage before, and this stage's factors; behind the second: the wait
+// for the next stage, and at a tile's end the next tile and its scales. A finished tile is stored behind the first two products of the
+// next one. Between the end of one product and the start of the next only the 64 additions of a thread remain. The last stage of all is
+// never released: nobody waits for it. The offset of half a turn is set once, at the first tile, and lasts.
+template <class Wgmma>
+__device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& shared, int warpgroup) {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
+    const int row0 = thread / 32 * 16 + lane / 4;  // this thread's rows: row0 + {0, 8} of each 64
+    const int steps = static_cast<int>((p.k + kOverlapDepth - 1) / kOverlapDepth);  // of every tile
+    RingPosition<kStages> stage;
+    RingPosition<kRing> ring;
+    MathTile tile{};
+    // of a tile that is multiplied and not stored yet
+    int64_t done_row = 0;
+    int done_col = 0, done_rows = 0, done_valid = 0;
+    const auto scales_of = [&](const MathTile& t) {
+        const int64_t col0 = t.b_output + warpgroup * kOverlapColumns;
+        return static_cast<const float*>(p.b.scale.scales) + t.group * p.b.scale.group_stride +
+               min(col0, p.n - 1) / p.b.scale.outputs_per_scale * p.b.scale.output_stride;
+    };
+    const float* at_b = nullptr;
+    // lane l holds the scale of step l of every 32 steps
+    const auto read_scale = [&](int step) {
+        return step < steps ? at_b[step * p.b.scale.block_stride] : 0.0f;
+    };
+    float sum[2][64];
+    const auto clear = [](float(&sums)[64]) {
+#pragma unroll
+        for (int i = 0; i < 64; ++i) sums[i] = 0.0f;
+    };
+    const auto store = [&](int half, const float(&sums)[64]) {
+        const int row = row0 + 64 * half;
+        const auto use = [&](int r) {
+            return r >= done_rows ? RowUse::none : r >= done_valid ? RowUse::zero : RowUse::product;
+        };
+        store_row_bf16<0>(p, done_row + row, done_col, sums, use(row));
+        store_row_bf16<1>(p, done_row + row + 8, done_col, sums, use(row + 8));
+    };
+    const auto start = [&](float(&partial)[64], int half) {
+        const uint8_t* rows = shared.stages[stage.index];
+        const uint64_t a = swizzled_rows(rows + half * 64 * kOverlapDepth),
+                       b = swizzled_rows(rows + (kTileRows + warpgroup * kOverlapColumns) * kOverlapDepth);
+        wgmma_fence();
+        keep_in_place(partial);
+#pragma unroll
+        for (int k = 0; k < kOverlapDepth / 32; ++k) Wgmma::multiply(partial, a + 2 * k, b + 2 * k, k > 0);
+        wgmma_commit();
+    };
+    const auto finish = [](float(&partial)[64], float(&sums)[64], float above, float below) {
+        wgmma_wait<0>();
+        keep_in_place(partial);
+#pragma unroll
+        for (int i = 0; i < 64; ++i) sums[i] = fma_float(partial[i], i / 2 % 2 == 0 ? above : below, sums[i]);
+    };
+
+    if (!next_tile(shared, ring, tile)) return;
+    at_b = scales_of(tile);
+    float scales = read_scale(lane), next_scales = 0.0f;
+    clear(sum[0]);
+    clear(sum[1]);
+    barrier_wait(&shared.full[stage.index], stage.parity);
+    if (warpgroup == 1) meet(1, kMathThreads);
+    bool first = true, more = true;
+    while (more) {
+        for (int step = 0; step < steps; ++step) {
+            float partial[64], factor[4];
+            start(partial, 0);
+            if (step > 0 || !first) release_stage(shared, (stage.index == 0 ? kStages : stage.index) - 1);
+            if (step == 0 && !first) {
+                store(0, sum[0]);
+                clear(sum[0]);
+            }
+            if (step % 32 == 0) {
+                if (step > 0) scales = next_scales;
+                next_scales = read_scale(step + 32 + lane);
+            }
+            const float scale = __shfl_sync(0xFFFFFFFFu, scales, step % 32);
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                factor[i] = shared.row_scales[stage.index][row0 + 64 * (i / 2) + 8 * (i % 2)] * scale;
+            finish(partial, sum[0], factor[0], factor[1]);
+            if (step == 0 && first && warpgroup == 0) announce(1, kMathThreads);
+
+            start(partial, 1);
+            if (step == 0 && !first) {
+                store(1, sum[1]);
+                clear(sum[1]);
+            }
+            if (step + 1 == steps) {
+                done_row = tile.d_row;
+                done_col = static_cast<int>(tile.b_output) + warpgroup * kOverlapColumns;
+                done_rows = tile.rows;
+                done_valid = tile.valid;
+                more = next_tile(shared, ring, tile);
+                if (more) {
+                    at_b = scales_of(tile);
+                    scales = read_scale(lane);
+                }
+            }
+            stage.advance();
+            if (more) barrier_wait(&shared.full[stage.index], stage.parity);
+            finish(partial, sum[1], factor[2], factor[3]);
+        }
+        first = false;
+    }
+    store(0, sum[0]);
+    store(1, sum[1]);
+}
+
+}  // namespace fp8flow::hopper
