@@ -229,8 +229,9 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
                     bulk_load(scales_at(product.a.scale, tile.a_k, tile.a_output), full,
                               shared.row_scales[index], kRowBytes);
                 if (kColBytes > 0)
-                    bulk_load(scales_at(product.b.scale, tile.b_k, tile.b_output), full,
-                              shared.col_scales[index], kColBytes);
+                    // the second CTA of a pair may be past the last column
+                    bulk_load(scales_at(product.b.scale, tile.b_k, min(tile.b_output, product.n - kTileCols)),
+                              full, shared.col_scales[index], kColBytes);
             });
     };
     run_roles(load, [&](WgmmaShared& shared, int warpgroup) {
