@@ -126,14 +126,17 @@ if has_command bench; then
 fi
 
 # sanitize TOOL TEST: sets `run` to TEST under compute-sanitizer's TOOL; exit status 77 where it is missing. memcheck runs the whole test, which
-# costs little; the others the small shapes (tests/support/cases.h). Watched are this project's kernels, not those of libraries.
+# costs little; the others the small shapes (tests/support/cases.h). Watched are this project's kernels, not those of libraries; racecheck
+# and initcheck do not follow what those write, so that they run the cases without.
 sanitize() {
     run=(compute-sanitizer --tool "$1" --error-exitcode 1 --print-limit 20 --kernel-name kns=fp8flow)
     case $1 in
         memcheck) run+=(--leak-check no) ;;
-        racecheck | synccheck) run+=(--num-cuda-barriers 256) ;;  # by itself the tool counts those of C++'s cuda::barrier only
+        # by itself the tool counts the barriers of C++'s cuda::barrier only
+        synccheck) run=(env FP8FLOW_SMALL_SHAPES=1 "${run[@]}" --num-cuda-barriers 256) ;;
+        racecheck) run=(env FP8FLOW_SMALL_SHAPES=1 FP8FLOW_OWN_KERNELS=1 "${run[@]}" --num-cuda-barriers 256) ;;
+        initcheck) run=(env FP8FLOW_SMALL_SHAPES=1 FP8FLOW_OWN_KERNELS=1 "${run[@]}") ;;
     esac
-    [[ $1 == memcheck ]] || run=(env FP8FLOW_SMALL_SHAPES=1 "${run[@]}")
     run+=("$bin/tests/$2" --gtest_brief=1)
     # of the whole step only the runs on this project's own kernels
     if [[ $2 == *_step_parity_test ]]; then run+=('--gtest_filter=*_native'); fi
@@ -142,8 +145,8 @@ sanitize() {
 for tool in "${tools[@]}"; do
     for test in "${gpu_tests[@]}"; do
         [[ $test == *_parity_test || $test == *_exchange_test ]] || continue
-        # initcheck does not see the copy engine's writes, by which libraries fill what the step's kernels read
-        [[ $tool != initcheck || $test != *_step_parity_test ]] || continue
+        # tests of libraries, and with them
+        [[ ! $tool =~ racecheck|initcheck || ! $test =~ _step_parity_test|_gemm_lt_ ]] || continue
         sanitize "$tool" "$test"
         place "$test"
         add "${place[@]}" --patience 240 --detail '(ERROR|RACECHECK) SUMMARY|is not here' "$tool $test" "${run[@]}"

@@ -42,7 +42,6 @@ struct WgmmaShared {
     alignas(1024) uint8_t stages[kStages][kStageBytes];
     alignas(16) float row_scales[kStages][kTileRows];  // FP8: of A
     alignas(16) float col_scales[kStages][kTileCols];  // FP8: of B, where it has one a column
-    float row_maxima[2][kMathWarpgroups][kTileRows];   // SwiGLU: of a tile and the next
     MathTile tiles[kRing];
     Barrier full[kStages], empty[kStages], tile_full[kRing], tile_empty[kRing];
 };
@@ -323,8 +322,6 @@ __device__ __forceinline__ void store_rows(const DeviceProduct& p, const MathTil
 }
 
 // ---- host side (gemm_wgmma.cu) --------------------------------------------------------------------------------------------------------
-// Rows that the copy engine can address.
-bool addressable(const TensorView& tensor);
 // A row-major tensor as the copy engine sees it: boxes of `box_rows` rows x 128 bytes, 128-byte swizzled.
 CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64_t cols, int box_rows);
 
@@ -340,10 +337,9 @@ bool wgmma_takes_bf16(const DeviceProduct& product);
 void launch_wgmma_bf16(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
                        const Launch& launch);
 
-// `more`: arguments of the kernel behind the product and its maps.
-template <class Kernel, class... More>
+template <class Kernel>
 void launch_wgmma_kernel(Kernel kernel, const DeviceProduct& product, const CUtensorMap& map_a,
-                         const CUtensorMap& map_b, const Launch& launch, const More&... more) {
+                         const CUtensorMap& map_b, const Launch& launch) {
     const int64_t tiles = row_tiles_bound(product, kTileRows) * ceil_div(product.n, kTileCols);
     if (tiles == 0) return;
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
@@ -359,7 +355,7 @@ void launch_wgmma_kernel(Kernel kernel, const DeviceProduct& product, const CUte
     config.stream = stream_of(launch);
     config.attrs = &pairs;
     config.numAttrs = 1;
-    check_cuda(cudaLaunchKernelEx(&config, kernel, product, map_a, map_b, more...), "product (wgmma)");
+    check_cuda(cudaLaunchKernelEx(&config, kernel, product, map_a, map_b), "product (wgmma)");
 }
 
 }  // namespace fp8flow::hopper

@@ -1,5 +1,5 @@
 // The computing warpgroups of FP8 products with row scales times tile scales, rows grouped, BF16 results (forward and data gradient): the
-// sums and the barriers of gemm_wgmma_fp8.cu, with nothing but additions between the products. Included by gemm_wgmma_fp8.cu.
+// sums and the barriers of gemm_wgmma_fp8.cu but the named ones, with nothing but additions between the products. Included by gemm_wgmma_fp8.cu.
 #pragma once
 
 #include "kernels/hopper/gemm_wgmma.h"
@@ -13,8 +13,8 @@ constexpr int kOverlapColumns = kTileCols / kMathWarpgroups;  // of a warpgroup
 
 // One warpgroup. Behind the first product of a stage: the release of the stage before, and this stage's factors; behind the second: the wait
 // for the next stage, and at a tile's end the next tile and its scales. A finished tile is stored behind the first two products of the
-// next one. Between the end of one product and the start of the next only the 64 additions of a thread remain. The last stage of all is
-// never released: nobody waits for it. The offset of half a turn is set once, at the first tile, and lasts.
+// next one. Between the end of one product and the start of the next only the 64 additions of a thread remain, so the warpgroups need no
+// offset. The last stage of all is never released: nobody waits for it.
 template <class Wgmma>
 __device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& shared, int warpgroup) {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
@@ -72,7 +72,6 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& s
     clear(sum[0]);
     clear(sum[1]);
     barrier_wait(&shared.full[stage.index], stage.parity);
-    if (warpgroup == 1) meet(1, kMathThreads);
     bool first = true, more = true;
     while (more) {
         for (int step = 0; step < steps; ++step) {
@@ -92,7 +91,6 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& s
             for (int i = 0; i < 4; ++i)
                 factor[i] = shared.row_scales[stage.index][row0 + 64 * (i / 2) + 8 * (i % 2)] * scale;
             finish(partial, sum[0], factor[0], factor[1]);
-            if (step == 0 && first && warpgroup == 0) announce(1, kMathThreads);
 
             start(partial, 1);
             if (step == 0 && !first) {

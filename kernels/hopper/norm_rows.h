@@ -69,9 +69,10 @@ __device__ __forceinline__ void merge_amax(const NormForward& args, uint32_t ama
     if (threadIdx.x % 32 == 0) atomicMax(args.amax, amax);
 }
 
-// Shared memory beyond the default 48 KiB has to be asked for.
+// Shared memory beyond the default 48 KiB, the kernel's own variables included, has to be asked for.
 template <class Kernel> void allow_shared_memory(Kernel kernel, int bytes) {
-    if (bytes > 48 * 1024)
+    constexpr int kDefault = 48 * 1024, kOwn = 4 * 1024;
+    if (bytes > kDefault - kOwn)
         check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                    "shared memory of rms_norm");
 }

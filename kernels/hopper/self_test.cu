@@ -2,7 +2,6 @@
 #include "kernels/core/error.h"
 #include "kernels/core/scalar_math.h"
 #include "kernels/hopper/cuda_check.h"
-#include "kernels/hopper/device/sigmoid.h"
 #include "kernels/hopper/device_query.h"
 #include "kernels/hopper/self_test.h"
 
@@ -26,7 +25,6 @@ __device__ uint32_t evaluate(DeviceFunction function, float x) {
         case DeviceFunction::exp: return float_bits(exp_float(x));
         case DeviceFunction::log: return float_bits(log_float(x));
         case DeviceFunction::silu: return float_bits(silu_float(x));
-        case DeviceFunction::silu_near: return float_bits(x * sigmoid_near(x));
     }
     return 0;
 }

@@ -8,19 +8,7 @@
 namespace fp8flow::hopper {
 
 // A function of one float: the hardware's own conversion, or the one of kernels/core/scalar_math.h compiled for the device.
-// silu_near: with the sigmoid of kernels/hopper/device/sigmoid.h.
-enum class DeviceFunction {
-    bf16_hardware,
-    bf16,
-    e4m3_hardware,
-    e4m3,
-    e5m2_hardware,
-    e5m2,
-    exp,
-    log,
-    silu,
-    silu_near
-};
+enum class DeviceFunction { bf16_hardware, bf16, e4m3_hardware, e4m3, e5m2_hardware, e5m2, exp, log, silu };
 
 // results[i] = bits of function(values[i]), evaluated on device 0. A narrow code stands in the low bits. Both spans have
 // the same length. Throws Error (usage) where no Hopper GPU can be used.

@@ -151,6 +151,7 @@ const std::vector<Shape> kCudnnShapes = {{2, 17, 8, 2, 64},   {3, 17, 4, 1, 128}
                                          {1, 1024, 4, 2, 64}, {2, 1024, 8, 1, 128}};
 
 TEST(AttentionOnCudnn, WithinBoundsOfTheReferenceAndTheSameBitsTwice) {
+    if (own_kernels_only()) GTEST_SKIP() << "a library's kernels";
     if (const std::string problem = hopper::cudnn_problem(); !problem.empty()) GTEST_SKIP() << problem;
     for (const Shape& s : kCudnnShapes) {
         SCOPED_TRACE(describe(s, DType::bf16));
@@ -184,6 +185,7 @@ TEST(AttentionOnCudnn, WithinBoundsOfTheReferenceAndTheSameBitsTwice) {
 
 // One token, f32, other head sizes, an odd row: the native kernel takes them, with the reference's bits.
 TEST(AttentionOnCudnn, OtherShapesRunOnTheNativeKernel) {
+    if (own_kernels_only()) GTEST_SKIP() << "a library's kernels";
     const Shape one{4, 1, 8, 2, 128}, depth{1, 65, 4, 2, 96}, odd{1, 129, 3, 3, 64};
     for (const Shape& s : {one, depth, odd}) {
         EXPECT_FALSE(hopper::CudnnAttention::takes(Inputs(s).q, Inputs(s).k, s.length));

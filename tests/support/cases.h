@@ -1,4 +1,4 @@
-// Which cases of a test's table run: all, or only small ones where every memory access is watched.
+// Which cases of a test's table run: all, or only small ones where every memory access is watched, or those without libraries.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,12 @@ inline bool too_large_here(int64_t elements) {
     static const bool small = std::getenv("FP8FLOW_SMALL_SHAPES") != nullptr;
     constexpr int64_t kSmall = int64_t{1} << 17;
     return small && elements > kSmall;
+}
+
+// True if FP8FLOW_OWN_KERNELS is set, as scripts/gpu_check.sh does under the tools that cannot follow the kernels of libraries.
+inline bool own_kernels_only() {
+    static const bool own = std::getenv("FP8FLOW_OWN_KERNELS") != nullptr;
+    return own;
 }
 
 }  // namespace fp8flow::test
