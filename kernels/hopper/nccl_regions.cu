@@ -58,7 +58,7 @@ public:
                           "making a window of memory for peers");
         });
         if (!wrong.empty()) return wrong;
-        if (window_ == nullptr) return "NCCL makes no window of this GPU's memory";
+        if (window_ == nullptr) return "NCCL makes no window of this GPU's memory (NCCL_DEBUG=INFO says why)";
         return ask_addresses();
     }
 
