@@ -19,23 +19,16 @@
 // its first sums of a tile; 4 to 6, by the same turns: it has cleared what stands behind the group in A's part of a stage; 7: all of the first
 // warpgroup have. The CTAs of a cluster meet before the first copy and before they leave.
 // Deterministic: an element of D is one thread's sum over ascending k, whatever the other groups hold.
-#include "kernels/hopper/gemm_wgmma.h"
 
+#include "kernels/hopper/gemm_wgmma_fp8.h"
 #include "kernels/hopper/gemm_wgmma_overlap.h"
 
 namespace fp8flow::hopper {
 
 namespace {
 
-constexpr int kDepth = 128;                            // contraction elements of a stage, and per promotion
+constexpr int kDepth = kFp8Depth;
 constexpr int kColumns = kTileCols / kMathWarpgroups;  // of a warpgroup
-
-// Scales of A by those of B, for each 128 of the contraction: one per 128 rows and 128 columns; per row and 128 columns; per row and per
-// column. outputs: constant along the contraction, per row or one by per column or one.
-enum class Scales { tiles, rows_tiles, rows_columns, outputs };
-constexpr bool has_row_scales(Scales scales) {
-    return scales == Scales::rows_tiles || scales == Scales::rows_columns;
-}
 
 // 128 rows of a stage, one for each thread of the warpgroup, become zero from contraction element `first` (1 to 127) on.
 __device__ void clear_rows_behind(uint8_t* rows, int first) {
@@ -153,39 +146,12 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
             const uint64_t b = swizzled_rows(a + (kTileRows + warpgroup * kColumns) * kDepth);
             const float2* columns = reinterpret_cast<const float2*>(shared.col_scales[stage.index] +
                                                                     warpgroup * kColumns + 2 * (lane % 4));
-            // 64 rows: sums of 128 products, scaled and added; `read` is called once nothing of the stage is needed any more
-            const auto multiply = [&](const uint8_t* rows, float(&result)[64], float above, float below,
-                                      auto read) {
-                float partial[64];
-                const uint64_t a = swizzled_rows(rows);
-                wgmma_fence();
-                keep_in_place(partial);
-#pragma unroll
-                for (int k = 0; k < kDepth / 32; ++k) Wgmma::multiply(partial, a + 2 * k, b + 2 * k, k > 0);
-                wgmma_commit();
-                wgmma_wait<0>();
-                keep_in_place(partial);
-                if (kScales == Scales::rows_columns) {
-#pragma unroll
-                    for (int j = 0; j < 16; ++j) {
-                        const float2 b = columns[4 * j];  // of columns 8 * j + 2 * (lane % 4) and the next
-                        result[4 * j] = fma_float(partial[4 * j], above * b.x, result[4 * j]);
-                        result[4 * j + 1] = fma_float(partial[4 * j + 1], above * b.y, result[4 * j + 1]);
-                        result[4 * j + 2] = fma_float(partial[4 * j + 2], below * b.x, result[4 * j + 2]);
-                        result[4 * j + 3] = fma_float(partial[4 * j + 3], below * b.y, result[4 * j + 3]);
-                    }
-                    read();
-                } else {
-                    read();
-#pragma unroll
-                    for (int i = 0; i < 64; ++i)
-                        result[i] = fma_float(partial[i], i / 2 % 2 == 0 ? above : below, result[i]);
-                }
-            };
-            multiply(a, sum[0], factor[0], factor[kRows > 1 ? 1 : 0], [] {});
+            add_products<Wgmma, kScales>(swizzled_rows(a), b, sum[0], factor[0], factor[kRows > 1 ? 1 : 0],
+                                         columns, [] {});
             if (step == 0 && warpgroup == 0) announce(1 + turn, kMathThreads);
-            multiply(a + 64 * kDepth, sum[1], factor[kRows / 2], factor[kRows - 1],
-                     [&] { release_stage(shared, stage.index); });
+            add_products<Wgmma, kScales>(swizzled_rows(a + 64 * kDepth), b, sum[1], factor[kRows / 2],
+                                         factor[kRows - 1], columns,
+                                         [&] { release_stage(shared, stage.index); });
             stage.advance();
         }
         if (tile.steps > 0) turn = turn == kRing ? 0 : turn + 1;
@@ -235,7 +201,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
             });
     };
     run_roles(load, [&](WgmmaShared& shared, int warpgroup) {
-        if (kOverlap && kScales == Scales::rows_tiles && product.d_dtype == DType::bf16)
+        if (kScales == Scales::rows_tiles && product.d_dtype == DType::bf16)
             multiply_tiles_overlapped<Wgmma>(product, shared, warpgroup);
         else
             multiply_tiles<Wgmma, kScales>(product, shared, warpgroup);

@@ -1,5 +1,4 @@
-// The forms of scales of FP8 warpgroup products, and one block of sums scaled and added: what a kernel's loop over stages is built from. Used
-// by gemm_wgmma_wgrad.cu.
+// The forms of scales of FP8 warpgroup products, and one block of sums scaled and added: what the loops over stages are built from.
 #pragma once
 
 #include "kernels/hopper/gemm_wgmma.h"
@@ -8,9 +7,12 @@ namespace fp8flow::hopper {
 
 constexpr int kFp8Depth = 128;  // contraction elements of a stage, and per promotion
 
-// Scales of A by those of B: one per 128 rows and 128 columns; per row and 128 columns; per row and per column.
-enum class Scales { tiles, rows_tiles, rows_columns };
-constexpr bool has_row_scales(Scales scales) { return scales != Scales::tiles; }
+// Scales of A by those of B, for each 128 of the contraction: one per 128 rows and 128 columns; per row and 128 columns; per row and per
+// column. outputs: constant along the contraction, per row or one by per column or one.
+enum class Scales { tiles, rows_tiles, rows_columns, outputs };
+constexpr bool has_row_scales(Scales scales) {
+    return scales == Scales::rows_tiles || scales == Scales::rows_columns;
+}
 constexpr bool has_column_scales(Scales scales) { return scales == Scales::rows_columns; }
 
 // result += the products of 64 rows and 128 columns over one stage, scaled: `above` for a thread's upper row, `below` for its lower, times

@@ -2,13 +2,10 @@
 // sums and the barriers of gemm_wgmma_fp8.cu but the named ones, with nothing but additions between the products. Included by gemm_wgmma_fp8.cu.
 #pragma once
 
-#include "kernels/hopper/gemm_wgmma.h"
+#include "kernels/hopper/gemm_wgmma_fp8.h"
 
 namespace fp8flow::hopper {
 
-constexpr bool kOverlap = true;  // false: the order of gemm_wgmma_fp8.cu
-
-constexpr int kOverlapDepth = kStageRowBytes;  // contraction elements of a stage, and per promotion
 constexpr int kOverlapColumns = kTileCols / kMathWarpgroups;  // of a warpgroup
 
 // One warpgroup. Behind the first product of a stage: the release of the stage before, and this stage's factors; behind the second: the wait
@@ -19,7 +16,7 @@ template <class Wgmma>
 __device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& shared, int warpgroup) {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
     const int row0 = thread / 32 * 16 + lane / 4;  // this thread's rows: row0 + {0, 8} of each 64
-    const int steps = static_cast<int>((p.k + kOverlapDepth - 1) / kOverlapDepth);  // of every tile
+    const int steps = static_cast<int>((p.k + kFp8Depth - 1) / kFp8Depth);  // of every tile
     RingPosition<kStages> stage;
     RingPosition<kRing> ring;
     MathTile tile{};
@@ -51,12 +48,12 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& s
     };
     const auto start = [&](float(&partial)[64], int half) {
         const uint8_t* rows = shared.stages[stage.index];
-        const uint64_t a = swizzled_rows(rows + half * 64 * kOverlapDepth),
-                       b = swizzled_rows(rows + (kTileRows + warpgroup * kOverlapColumns) * kOverlapDepth);
+        const uint64_t a = swizzled_rows(rows + half * 64 * kFp8Depth),
+                       b = swizzled_rows(rows + (kTileRows + warpgroup * kOverlapColumns) * kFp8Depth);
         wgmma_fence();
         keep_in_place(partial);
 #pragma unroll
-        for (int k = 0; k < kOverlapDepth / 32; ++k) Wgmma::multiply(partial, a + 2 * k, b + 2 * k, k > 0);
+        for (int k = 0; k < kFp8Depth / 32; ++k) Wgmma::multiply(partial, a + 2 * k, b + 2 * k, k > 0);
         wgmma_commit();
     };
     const auto finish = [](float(&partial)[64], float(&sums)[64], float above, float below) {
