@@ -339,10 +339,11 @@ void launch_wgmma_bf16(const DeviceProduct& product, const StoredShape& a, const
 
 template <class Kernel>
 void launch_wgmma_kernel(Kernel kernel, const DeviceProduct& product, const CUtensorMap& map_a,
-                         const CUtensorMap& map_b, const Launch& launch) {
+                         const CUtensorMap& map_b, const Launch& launch, size_t shared_bytes = kSharedBytes) {
     const int64_t tiles = row_tiles_bound(product, kTileRows) * ceil_div(product.n, kTileCols);
     if (tiles == 0) return;
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(shared_bytes)),
                "shared memory of a product");
     cudaLaunchAttribute pairs{};
     pairs.id = cudaLaunchAttributeClusterDimension;
@@ -351,7 +352,7 @@ void launch_wgmma_kernel(Kernel kernel, const DeviceProduct& product, const CUte
     // whole pairs: an odd limit of multiprocessors is rounded down, a limit of one takes two
     config.gridDim = std::max(1u, grid_for(tiles, launch, 1) / kPair) * kPair;
     config.blockDim = kWgmmaThreads;
-    config.dynamicSmemBytes = kSharedBytes;
+    config.dynamicSmemBytes = shared_bytes;
     config.stream = stream_of(launch);
     config.attrs = &pairs;
     config.numAttrs = 1;

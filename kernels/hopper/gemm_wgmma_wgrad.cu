@@ -302,23 +302,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
 
 template <class Wgmma, Scales kScales>
 void launch(const DeviceProduct& p, const CUtensorMap& map_a, const CUtensorMap& map_b, const Launch& how) {
-    const int64_t tiles = row_tiles_bound(p, kTileRows) * ceil_div(p.n, kTileCols);
-    if (tiles == 0) return;
-    const auto kernel = wgrad_kernel<Wgmma, kScales>;
-    constexpr size_t kBytes = kWgradBytes<kScales>;
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-               "shared memory of a weight gradient");
-    cudaLaunchAttribute pairs{};
-    pairs.id = cudaLaunchAttributeClusterDimension;
-    pairs.val.clusterDim = {kPair, 1, 1};
-    cudaLaunchConfig_t config{};
-    config.gridDim = std::max(1u, grid_for(tiles, how, 1) / kPair) * kPair;
-    config.blockDim = kWgmmaThreads;
-    config.dynamicSmemBytes = kBytes;
-    config.stream = stream_of(how);
-    config.attrs = &pairs;
-    config.numAttrs = 1;
-    check_cuda(cudaLaunchKernelEx(&config, kernel, p, map_a, map_b), "weight gradient (wgmma)");
+    launch_wgmma_kernel(wgrad_kernel<Wgmma, kScales>, p, map_a, map_b, how, kWgradBytes<kScales>);
 }
 
 }  // namespace
