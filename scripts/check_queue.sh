@@ -7,6 +7,7 @@
 out=.        # folder for logs
 gpu_ids=()   # as CUDA_VISIBLE_DEVICES names them
 cores=1      # to divide among the checks that run at a time
+root=${root:-.}  # of the project, left out of what is shown
 budget=0     # seconds of this shell's life after which nothing starts; 0: no end
 
 checks_per_gpu=3  # of the small ones
@@ -42,7 +43,7 @@ result_line() { printf '%-42s %-8s %5s s  %s\n' "$1" "$2" "$3" "$4"; }
 # first_match, last_match REGEX FILE: the line that matches, without what JSON would need escaped.
 first_match() { grep -aE -m 1 "$1" "$2" | plain_text; }
 last_match() { grep -aE "$1" "$2" | tail -n 1 | plain_text; }
-plain_text() { tr -d '"\134' | tr -c '[:print:]\n' ' ' | sed 's/^ *//' | cut -c 1-110; }
+plain_text() { sed "s|$root/||g" | tr -d '"\134' | tr -c '[:print:]\n' ' ' | sed 's/^ *//' | cut -c 1-110; }
 
 # run_check INDEX DEVICES THREADS: one check, in a process of its own; leaves RESULT, SECONDS and DETAIL, a line each, in results/INDEX,
 # then says INDEX through `finished`.

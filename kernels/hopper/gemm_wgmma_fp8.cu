@@ -1,5 +1,6 @@
 // Grouped FP8 products on Hopper's warpgroup instructions, with one scale per 128 elements of the contraction or with scales that are
-// constant along it: forward and data gradient (rows grouped), and the weight gradient from transposed copies (contraction grouped). Group sizes are read on the device.
+// constant along it: forward and data gradient (rows grouped), and the weight gradient from transposed copies (contraction grouped;
+// few rows a group: gemm_wgmma_wgrad.cu). Group sizes are read on the device.
 // Read next: gemm_wgmma.h (tiles, barriers, storing), gemm_device.h (what a product is), docs/gemm_worklog.md (what was tried and measured).
 //
 // Floor: 2 m n k FLOPs at the tensor cores' FP8 rate; every operand read once and D written once (and read once, if accumulated).
@@ -7,13 +8,15 @@
 // loader owns the walk over the groups: it puts a description of each tile into a ring of two and streams the tile's operands, 128 of
 // the contraction at a time, through a ring of four stages. The two CTAs of a cluster work on neighbouring tiles of one group: each loads
 // half of the operand that they have in common, for both. Each warpgroup multiplies all 128 rows by its own 128 columns, 64 rows at a
-// time: tensor cores sum 128 products, then CUDA cores scale that sum and add it to the FP32 result in registers. The second warpgroup
-// starts half a turn late, so that one adds while the other keeps the tensor cores busy. Scales that are constant along the contraction
+// time: tensor cores sum 128 products, then CUDA cores scale that sum and add it to the FP32 result in registers, while the other
+// warpgroup keeps the tensor cores busy: the second starts half a turn late. Forward and input gradient need no such turn: their warpgroups
+// do everything but the additions behind products (gemm_wgmma_overlap.h). Scales that are constant along the contraction
 // (per row and column, or per tensor) are applied once, to the finished sums; the promotion every 128 stays, because tensor cores keep about
 // 14 bits of a running sum.
 //
-// Shared memory: 4 stages of [128 rows of A | 256 rows of B] x 128 bytes, 128-byte swizzled; the stages' row scales; the ring of tiles; barriers.
-// Barriers: full[s] one arrival + 48 KiB of copies (+ 512 bytes of row scales), waited for by the computing warps; empty[s] one arrival
+// Shared memory: 4 stages of [128 rows of A | 256 rows of B] x 128 bytes, 128-byte swizzled; the stages' row and column scales; the ring of
+// tiles; barriers.
+// Barriers: full[s] one arrival + 48 KiB of copies (+ 512 bytes of row scales, 1024 of column scales), waited for by the computing warps; empty[s] one arrival
 // a computing warp of either CTA after its last product from the stage, waited for by the loader that writes there; tile_full[r] one
 // arrival of the loader, tile_empty[r] one a computing thread that has read the tile; named barriers 1 to 3, by turns: the first warpgroup has
 // its first sums of a tile; 4 to 6, by the same turns: it has cleared what stands behind the group in A's part of a stage; 7: all of the first

@@ -11,7 +11,8 @@ constexpr int kOverlapColumns = kTileCols / kMathWarpgroups;  // of a warpgroup
 // One warpgroup. Behind the first product of a stage: the release of the stage before, and this stage's factors; behind the second: the wait
 // for the next stage, and at a tile's end the next tile and its scales. A finished tile is stored behind the first two products of the
 // next one. Between the end of one product and the start of the next only the 64 additions of a thread remain, so the warpgroups need no
-// offset. The last stage of all is never released: nobody waits for it.
+// offset. The last stage of all is never released: nobody waits for it. A stage's row scales are read before its first sums are added, so long before its release. The
+// contraction is not empty (launch_wgmma).
 template <class Wgmma>
 __device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& shared, int warpgroup) {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;

@@ -100,6 +100,11 @@ TEST(Config, FieldErrorsAreExact) {
         {"model: {num_layers: [2]}", "t.yaml:1:21: model.num_layers: got [2], want an integer in [1, 4096]"},
         {"model:\n  num_layers:\n",
          "t.yaml:2:3: model.num_layers: got nothing, want an integer in [1, 4096]"},
+        {"model: {embedding_init_method_std: -1}",
+         "t.yaml:1:36: model.embedding_init_method_std: got -1, want a number in [0, 10]"},
+        {"parallel: {moe_flex_dispatcher_backend: nvshmem}",
+         "t.yaml:1:41: parallel.moe_flex_dispatcher_backend: got nvshmem, want one of nvlink | cuda_ipc | "
+         "nccl_window"},
         {"model: {qk_layernorm: yes}", "t.yaml:1:23: model.qk_layernorm: got yes, want true or false"},
         {"training: {lr: nan}", "t.yaml:1:16: training.lr: got nan, want a number >= 0"},
         {"training: {adam_beta1: 1.0}", "t.yaml:1:24: training.adam_beta1: got 1.0, want a number in [0, 1)"},

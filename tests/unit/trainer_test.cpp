@@ -38,6 +38,27 @@ TEST(Training, AnotherSeedGivesOtherWeights) {
     EXPECT_NE(a.state, b.state);
 }
 
+double root_mean_square(const std::vector<float>& values) {
+    double squares = 0;
+    for (const float v : values) squares += static_cast<double>(v) * v;
+    return std::sqrt(squares / static_cast<double>(values.size()));
+}
+
+// embedding_init_method_std is of the embedding alone; 0: it follows init_method_std, as the head does.
+TEST(Training, WidthOfTheInitialEmbedding) {
+    for (const double wanted : {0.0, 1.0}) {
+        const Config config =
+            test_config(Recipe::bf16, {fmt::format("model.embedding_init_method_std={}", wanted),
+                                       "model.init_method_std=0.03", "training.lr=0", "training.min_lr=0"});
+        const Values state = train(config, 1, {.steps = 1}).state;
+        const double embedding = root_mean_square(state.at("weight embedding.word_embeddings.weight")),
+                     head = root_mean_square(state.at("weight output_layer.weight"));
+        const double width = wanted > 0 ? wanted : 0.03;
+        EXPECT_NEAR(embedding, width, 0.03 * width);
+        EXPECT_NEAR(head, 0.03, 0.03 * 0.03);
+    }
+}
+
 // To bless new values after a change that is meant to move them: run this test, copy the losses that it prints.
 void expect_golden(Recipe recipe, const std::vector<double>& golden) {
     const std::vector<double> losses =
