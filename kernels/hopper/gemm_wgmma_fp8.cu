@@ -31,7 +31,6 @@ namespace fp8flow::hopper {
 namespace {
 
 constexpr int kDepth = kFp8Depth;
-constexpr int kColumns = kTileCols / kMathWarpgroups;  // of a warpgroup
 
 // 128 rows of a stage, one for each thread of the warpgroup, become zero from contraction element `first` (1 to 127) on.
 __device__ void clear_rows_behind(uint8_t* rows, int first) {

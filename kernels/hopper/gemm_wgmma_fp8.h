@@ -5,7 +5,8 @@
 
 namespace fp8flow::hopper {
 
-constexpr int kFp8Depth = 128;  // contraction elements of a stage, and per promotion
+constexpr int kFp8Depth = 128;                         // contraction elements of a stage, and per promotion
+constexpr int kColumns = kTileCols / kMathWarpgroups;  // of a warpgroup
 
 // Scales of A by those of B, for each 128 of the contraction: one per 128 rows and 128 columns; per row and 128 columns; per row and per
 // column. outputs: constant along the contraction, per row or one by per column or one.
@@ -15,20 +16,34 @@ constexpr bool has_row_scales(Scales scales) {
 }
 constexpr bool has_column_scales(Scales scales) { return scales == Scales::rows_columns; }
 
-// result += the products of 64 rows and 128 columns over one stage, scaled: `above` for a thread's upper row, `below` for its lower, times
-// `columns` (of this thread's first two columns, further ones 8 apart) where B has a scale a column. `read` is called once nothing of the
-// stage is needed any more.
-template <class Wgmma, Scales kScales, class Read>
-__device__ __forceinline__ void add_products(uint64_t a, uint64_t b, float (&result)[64], float above,
-                                             float below, const float2* columns, Read read) {
-    float partial[64];
+// Starts the products of 64 rows and 128 columns over one stage, and waits until the last that were started are done.
+template <class Wgmma>
+__device__ __forceinline__ void start_products(float (&partial)[64], uint64_t a, uint64_t b) {
     wgmma_fence();
     keep_in_place(partial);
 #pragma unroll
     for (int k = 0; k < kFp8Depth / 32; ++k) Wgmma::multiply(partial, a + 2 * k, b + 2 * k, k > 0);
     wgmma_commit();
+}
+__device__ __forceinline__ void wait_for_products(float (&partial)[64]) {
     wgmma_wait<0>();
     keep_in_place(partial);
+}
+// result += partial, scaled: `above` for a thread's upper row, `below` for its lower.
+__device__ __forceinline__ void add_scaled(const float (&partial)[64], float (&result)[64], float above,
+                                           float below) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) result[i] = fma_float(partial[i], i / 2 % 2 == 0 ? above : below, result[i]);
+}
+
+// All of it, and times `columns` (of this thread's first two columns, further ones 8 apart) where B has a scale a column. `read` is called
+// once nothing of the stage is needed any more.
+template <class Wgmma, Scales kScales, class Read>
+__device__ __forceinline__ void add_products(uint64_t a, uint64_t b, float (&result)[64], float above,
+                                             float below, const float2* columns, Read read) {
+    float partial[64];
+    start_products<Wgmma>(partial, a, b);
+    wait_for_products(partial);
     if (has_column_scales(kScales)) {
 #pragma unroll
         for (int j = 0; j < 16; ++j) {
@@ -41,9 +56,7 @@ __device__ __forceinline__ void add_products(uint64_t a, uint64_t b, float (&res
         read();
     } else {
         read();
-#pragma unroll
-        for (int i = 0; i < 64; ++i)
-            result[i] = fma_float(partial[i], i / 2 % 2 == 0 ? above : below, result[i]);
+        add_scaled(partial, result, above, below);
     }
 }
 

@@ -6,8 +6,6 @@
 
 namespace fp8flow::hopper {
 
-constexpr int kOverlapColumns = kTileCols / kMathWarpgroups;  // of a warpgroup
-
 // One warpgroup. Behind the first product of a stage: the release of the stage before, and this stage's factors; behind the second: the wait
 // for the next stage, and at a tile's end the next tile and its scales. A finished tile is stored behind the first two products of the
 // next one. Between the end of one product and the start of the next only the 64 additions of a thread remain, so the warpgroups need no
@@ -25,7 +23,7 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& s
     int64_t done_row = 0;
     int done_col = 0, done_rows = 0, done_valid = 0;
     const auto scales_of = [&](const MathTile& t) {
-        const int64_t col0 = t.b_output + warpgroup * kOverlapColumns;
+        const int64_t col0 = t.b_output + warpgroup * kColumns;
         return static_cast<const float*>(p.b.scale.scales) + t.group * p.b.scale.group_stride +
                min(col0, p.n - 1) / p.b.scale.outputs_per_scale * p.b.scale.output_stride;
     };
@@ -50,18 +48,12 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& s
     const auto start = [&](float(&partial)[64], int half) {
         const uint8_t* rows = shared.stages[stage.index];
         const uint64_t a = swizzled_rows(rows + half * 64 * kFp8Depth),
-                       b = swizzled_rows(rows + (kTileRows + warpgroup * kOverlapColumns) * kFp8Depth);
-        wgmma_fence();
-        keep_in_place(partial);
-#pragma unroll
-        for (int k = 0; k < kFp8Depth / 32; ++k) Wgmma::multiply(partial, a + 2 * k, b + 2 * k, k > 0);
-        wgmma_commit();
+                       b = swizzled_rows(rows + (kTileRows + warpgroup * kColumns) * kFp8Depth);
+        start_products<Wgmma>(partial, a, b);
     };
     const auto finish = [](float(&partial)[64], float(&sums)[64], float above, float below) {
-        wgmma_wait<0>();
-        keep_in_place(partial);
-#pragma unroll
-        for (int i = 0; i < 64; ++i) sums[i] = fma_float(partial[i], i / 2 % 2 == 0 ? above : below, sums[i]);
+        wait_for_products(partial);
+        add_scaled(partial, sums, above, below);
     };
 
     if (!next_tile(shared, ring, tile)) return;
@@ -97,7 +89,7 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& s
             }
             if (step + 1 == steps) {
                 done_row = tile.d_row;
-                done_col = static_cast<int>(tile.b_output) + warpgroup * kOverlapColumns;
+                done_col = static_cast<int>(tile.b_output) + warpgroup * kColumns;
                 done_rows = tile.rows;
                 done_valid = tile.valid;
                 more = next_tile(shared, ring, tile);

@@ -38,8 +38,7 @@ namespace fp8flow::hopper {
 
 namespace {
 
-constexpr int kColumns = kTileCols / kMathWarpgroups;  // of a warpgroup
-constexpr int kStageSide = 128;                        // rows of A, or columns of B, in a stage
+constexpr int kStageSide = 128;  // rows of A, or columns of B, in a stage
 constexpr uint32_t kSideBytes = kStageSide * kStageRowBytes;
 constexpr uint32_t kScaleBytes = kStageSide * sizeof(float);
 constexpr int kBoxRows = kStageSide / 2;  // of a copy

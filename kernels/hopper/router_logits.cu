@@ -31,10 +31,10 @@ struct ProductArgs {
     Operand a, b;  // a: m, b: n
     int64_t terms, block_terms, blocks;
     void* out;  // [blocks, m, n]
-    DType out_dtype;
-    const void* addend;  // added to the finished sum, in fp32; may be out
-    DType addend_dtype;
-    int64_t tiles_m, tiles_n;
+    DType out_dtype = DType::f32;
+    const void* addend = nullptr;  // added to the finished sum, in fp32; may be out
+    DType addend_dtype = DType::f32;
+    int64_t tiles_m = 0, tiles_n = 0;  // set by launch_product
 };
 
 // This thread's eight elements of a tile of kTile rows by kDepth terms; zero outside.
@@ -230,12 +230,7 @@ void HopperOps::do_router_logits(const op::RouterLogits& args, const Launch& lau
                                         .terms = hidden,
                                         .block_terms = op::kRouterBlock,
                                         .blocks = blocks,
-                                        .out = sums,
-                                        .out_dtype = DType::f32,
-                                        .addend = nullptr,
-                                        .addend_dtype = DType::f32,
-                                        .tiles_m = 0,
-                                        .tiles_n = 0},
+                                        .out = sums},
                                        launch, "router_logits");
         if (blocks > 1)
             add_blocks({.sums = sums,
@@ -269,9 +264,7 @@ void HopperOps::do_router_logits_backward(const op::RouterLogitsBackward& args, 
                                      .out = args.dx.data,
                                      .out_dtype = args.dx.dtype,
                                      .addend = args.dx_in ? args.dx_in.data : nullptr,
-                                     .addend_dtype = args.dx_in.dtype,
-                                     .tiles_m = 0,
-                                     .tiles_n = 0},
+                                     .addend_dtype = args.dx_in.dtype},
                                     launch, "router_logits_backward: dx");
 
     const int64_t blocks = ceil_div(tokens, op::kRouterBlock);
@@ -296,12 +289,7 @@ void HopperOps::do_router_logits_backward(const op::RouterLogitsBackward& args, 
                                           .terms = tokens,
                                           .block_terms = op::kRouterBlock,
                                           .blocks = blocks,
-                                          .out = sums,
-                                          .out_dtype = DType::f32,
-                                          .addend = nullptr,
-                                          .addend_dtype = DType::f32,
-                                          .tiles_m = 0,
-                                          .tiles_n = 0},
+                                          .out = sums},
                                          launch, "router_logits_backward: dweight");
         add_blocks({.sums = sums,
                     .blocks = blocks,
