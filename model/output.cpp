@@ -119,6 +119,47 @@ void LineFile::write_json(const nlohmann::json& record) {
     write_line(record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
+AtomicFile::AtomicFile(int folder, const std::string& folder_path, std::string_view name)
+    : folder_(folder),
+      name_(name),
+      temporary_("." + name_ + ".tmp." + std::to_string(::getpid())),
+      path_(folder_path + "/" + name_) {
+    const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+    descriptor_ = ::openat(folder_, temporary_.c_str(), flags, kFileMode);
+    if (descriptor_ < 0 && errno == EEXIST) {  // left by a process of the same id that died
+        ::unlinkat(folder_, temporary_.c_str(), 0);
+        descriptor_ = ::openat(folder_, temporary_.c_str(), flags, kFileMode);
+    }
+    require(descriptor_ >= 0, ExitCode::output, "{}: cannot create: {}", path_, reason(errno));
+}
+
+AtomicFile::AtomicFile(AtomicFile&& other) noexcept
+    : folder_(other.folder_),
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      name_(std::move(other.name_)),
+      temporary_(std::move(other.temporary_)),
+      path_(std::move(other.path_)) {}
+
+AtomicFile::~AtomicFile() {
+    if (descriptor_ < 0) return;
+    ::close(descriptor_);
+    ::unlinkat(folder_, temporary_.c_str(), 0);
+}
+
+void AtomicFile::write(const void* data, size_t bytes) {
+    const int error = write_all(descriptor_, {static_cast<const char*>(data), bytes});
+    require(error == 0, ExitCode::output, "{}: cannot write {} bytes: {}", path_, bytes, reason(error));
+}
+
+void AtomicFile::commit() {
+    int error = ::fsync(descriptor_) == 0 ? 0 : errno;
+    if (::close(std::exchange(descriptor_, -1)) != 0 && error == 0) error = errno;
+    if (error == 0 && ::renameat(folder_, temporary_.c_str(), folder_, name_.c_str()) != 0) error = errno;
+    if (error != 0) ::unlinkat(folder_, temporary_.c_str(), 0);
+    if (error == 0 && ::fsync(folder_) != 0) error = errno;
+    require(error == 0, ExitCode::output, "{}: cannot write: {}", path_, reason(error));
+}
+
 OutputFolder::OutputFolder(const std::string& path) {
     require(!path.empty(), ExitCode::output, "--out is empty; name a folder");
     std::error_code error;
@@ -173,26 +214,15 @@ void OutputFolder::check_writable() const {
             reason(error));
 }
 
-void OutputFolder::write_atomic(std::string_view name, std::string_view text) const {
+AtomicFile OutputFolder::create_atomic(std::string_view name) const {
     check_name(name, path_);
-    const std::string target(name);
-    const std::string temporary = "." + target + ".tmp." + std::to_string(::getpid());
-    const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-    int file = ::openat(descriptor_, temporary.c_str(), flags, kFileMode);
-    if (file < 0 && errno == EEXIST) {  // left by a process of the same id that died
-        ::unlinkat(descriptor_, temporary.c_str(), 0);
-        file = ::openat(descriptor_, temporary.c_str(), flags, kFileMode);
-    }
-    require(file >= 0, ExitCode::output, "{}: cannot create: {}", path_of(name), reason(errno));
-    int error = write_all(file, text);
-    if (error == 0 && ::fsync(file) != 0) error = errno;
-    if (::close(file) != 0 && error == 0) error = errno;
-    if (error == 0 && ::renameat(descriptor_, temporary.c_str(), descriptor_, target.c_str()) != 0)
-        error = errno;
-    if (error == 0 && ::fsync(descriptor_) != 0) error = errno;
-    if (error != 0) ::unlinkat(descriptor_, temporary.c_str(), 0);
-    require(error == 0, ExitCode::output, "{}: cannot write {} bytes: {}", path_of(name), text.size(),
-            reason(error));
+    return {descriptor_, path_, name};
+}
+
+void OutputFolder::write_atomic(std::string_view name, std::string_view text) const {
+    AtomicFile file = create_atomic(name);
+    file.write(text.data(), text.size());
+    file.commit();
 }
 
 LineFile OutputFolder::open_lines(std::string_view name, LineFile::Start start) const {

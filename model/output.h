@@ -35,6 +35,28 @@ private:
     std::string path_;
 };
 
+// A file that grows under a temporary name and gets its own when it is complete: a reader sees the old file or the new one, also after a
+// power cut. Without commit() nothing stays.
+class AtomicFile {
+public:
+    AtomicFile(AtomicFile&& other) noexcept;
+    AtomicFile& operator=(AtomicFile&&) = delete;
+    ~AtomicFile();
+
+    // Both throw ExitCode::output, e.g. on a full disk.
+    void write(const void* data, size_t bytes);
+    void commit();  // fsync, rename, fsync of the folder
+
+    const std::string& path() const { return path_; }
+
+private:
+    friend class OutputFolder;
+    AtomicFile(int folder, const std::string& folder_path, std::string_view name);
+
+    int folder_, descriptor_ = -1;
+    std::string name_, temporary_, path_;
+};
+
 class OutputFolder {
 public:
     // Creates the folder (and its parents) where missing. Throws ExitCode::output if it is a link, a file, a
@@ -51,8 +73,8 @@ public:
     // In all of these, `name` is a plain file name: letters, digits, '.', '_', '-', '+', '='; not beginning
     // with '.'.
 
-    // A reader sees the old text or the new one, also after a power cut: temporary name, fsync, rename, fsync
-    // of the folder.
+    // A whole file in parts of any size, and at once. The folder must outlive the file.
+    AtomicFile create_atomic(std::string_view name) const;
     void write_atomic(std::string_view name, std::string_view text) const;
 
     // `append` keeps what whole lines the file has (a torn last line is cut off); `truncate` begins anew.

@@ -1,0 +1,54 @@
+// One safetensors file, mapped into memory and checked as a whole when it is opened; reading a tensor is then a look at its bytes. Read
+// next: tensor_set.h for models spread over several files.
+#pragma once
+
+#include "model/safetensors/header.h"
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+namespace fp8flow {
+
+// refuse: for files of our own making, where a link means that somebody swapped a name. follow: for a user's downloads, which the Hugging
+// Face cache keeps behind links.
+enum class FileLinks { refuse, follow };
+
+struct OpenTensors {
+    ExitCode code = ExitCode::data;  // class of the errors
+    FileLinks links = FileLinks::follow;
+};
+
+class SafetensorsFile {
+public:
+    // Throws Error(options.code) with file, tensor and numbers unless the whole file is in order.
+    explicit SafetensorsFile(const std::string& path, const OpenTensors& options = {});
+    ~SafetensorsFile();
+    SafetensorsFile(const SafetensorsFile&) = delete;
+    SafetensorsFile& operator=(const SafetensorsFile&) = delete;
+
+    const std::string& path() const { return path_; }
+    int64_t size() const { return size_; }
+    const SafetensorsHeader& header() const { return header_; }
+    const std::vector<TensorEntry>& tensors() const { return header_.tensors; }
+    const TensorEntry* find(std::string_view name) const;  // null: not in this file
+    // As they lie in the file, at any alignment. A file that was cut since it was opened is refused here; one that is cut while the bytes
+    // are being read ends the process, as with every mapped file.
+    std::span<const uint8_t> bytes(const TensorEntry& entry) const;
+
+private:
+    std::string path_;
+    OpenTensors options_;
+    int descriptor_ = -1;
+    int64_t size_ = 0;
+    const uint8_t* data_ = nullptr;
+    SafetensorsHeader header_;
+    std::unordered_map<std::string_view, size_t> by_name_;  // into header_.tensors
+};
+
+// Elements first .. first + count of a tensor as floats. Throws Error(code) for integer and boolean tensors.
+void read_floats(const TensorEntry& entry, std::span<const uint8_t> bytes, int64_t first,
+                 std::span<float> out, ExitCode code);
+
+}  // namespace fp8flow
