@@ -33,6 +33,8 @@ protected:
 #define FP8FLOW_OVERRIDE(name, Args) void do_##name(const op::Args& args, const Launch& launch) override;
     FP8FLOW_FOR_EACH_OP(FP8FLOW_OVERRIDE)
 #undef FP8FLOW_OVERRIDE
+    void do_grouped_gemm_swiglu_quantize(const op::GroupedGemmSwigluQuantize& args,
+                                         const Launch& launch) override;
 
 private:
     KernelChoice kernels_;
