@@ -301,7 +301,7 @@ __device__ __forceinline__ void store_row_bf16(const Rows& p, int64_t row, int64
         const uint4 chunk = gather_chunk(words);
         const int64_t col = col0 + 8 * (j + quad);
         if (use != RowUse::none && col < p.n)
-            *reinterpret_cast<uint4*>(static_cast<Bf16*>(p.d) + row * p.n + col) = chunk;
+            store_in_memory(reinterpret_cast<uint4*>(static_cast<Bf16*>(p.d) + row * p.n + col), chunk);
     }
 }
 // The same to D of either type.

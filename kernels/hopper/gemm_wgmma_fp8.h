@@ -22,7 +22,8 @@ __device__ __forceinline__ void start_products(float (&partial)[64], uint64_t a,
     wgmma_fence();
     keep_in_place(partial);
 #pragma unroll
-    for (int k = 0; k < kFp8Depth / 32; ++k) Wgmma::multiply(partial, a + 2 * k, b + 2 * k, k > 0);
+    for (int k = 0; k < kFp8Depth / 32; ++k)
+        Wgmma::multiply(partial, descriptor_at(a, 32 * k), descriptor_at(b, 32 * k), k > 0);
     wgmma_commit();
 }
 __device__ __forceinline__ void wait_for_products(float (&partial)[64]) {

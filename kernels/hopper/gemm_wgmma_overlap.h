@@ -7,10 +7,10 @@
 
 namespace fp8flow::hopper {
 
-// A tile that is multiplied and not stored yet: its first row and a warpgroup's first column where it goes, rows to write, and products in them.
-struct DoneTile {
-    int64_t row = 0;
-    int32_t col = 0, rows = 0, valid = 0;
+// Where a warpgroup stores its half of a tile: first row and column, rows to write, and products in them.
+struct TileStore {
+    int64_t row;
+    int32_t col, rows, valid;
 };
 
 // Where finished tiles go: to D. A warpgroup's columns in B and in D, and what is done around a tile's stores, here nothing.
@@ -20,11 +20,11 @@ struct IntoD {
         return tile.b_output + warpgroup * kColumns;
     }
     __device__ const DeviceProduct& rows() const { return p; }
-    // at a tile's end, and once it is known whether another follows
-    __device__ DoneTile finished(const MathTile& tile, int warpgroup) const {
+    __device__ TileStore place(const MathTile& tile, int warpgroup) const {
         return {tile.d_row, static_cast<int32_t>(column(tile, warpgroup)), tile.rows, tile.valid};
     }
-    __device__ void known(bool) const {}
+    // towards the end of a tile, once it is known whether another follows
+    __device__ void known(const MathTile&, bool) const {}
     // around a tile's stores
     __device__ void before_stores() const {}
     __device__ void after_stores() const {}
@@ -33,109 +33,177 @@ struct IntoD {
     __device__ void after_last() const {}
 };
 
+// 64 rows by 128 columns of a finished tile, a thread's rows being `row` and row + 8; zeros where rows hold no products. The sums are zero
+// afterwards. Only a group's last row tile has rows without products: other tiles branch around what clears them. `to`: has d and n.
+template <class Rows>
+__device__ __forceinline__ void store_and_clear(const Rows& to, const TileStore& at, int row,
+                                                float (&sum)[64]) {
+    const int quad = static_cast<int>(threadIdx.x % 4);
+    const int columns = static_cast<int>(min(to.n - at.col, int64_t{kColumns})) - 8 * quad;
+    Bf16* const d = static_cast<Bf16*>(to.d) + (at.row + row) * to.n + at.col + 8 * quad;
+    if (same_in_warp(at.valid) < kTileRows) {
+#pragma unroll
+        for (int i = 0; i < 64; ++i)
+            if (row + 8 * (i / 2 % 2) >= at.valid) sum[i] = 0.0f;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int left = row + 8 * r < at.rows ? columns : 0;
+#pragma unroll
+        for (int j = 0; j < 16; j += 4) {
+            uint32_t words[4];
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                const int i = 4 * (j + c) + 2 * r;
+                words[c] = pack_bf16(sum[i], sum[i + 1]);
+            }
+            const uint4 chunk = gather_chunk(words);
+            if (8 * j < left) store_in_memory(reinterpret_cast<uint4*>(d + 8 * r * to.n + 8 * j), chunk);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 64; ++i) sum[i] = 0.0f;
+}
+
+// Which of a tile's steps: its first one stores the tile before, its last one goes over to the next tile. Each is code of its own, so that
+// the steps between them, nearly all, are a short loop: with their branches inside it took 9 % longer.
+enum class Step { only, first, between, last };
+
 // One warpgroup. Behind the first product of a stage: the release of the stage before, and this stage's factors; behind the second: the wait
-// for the next stage, and at a tile's end the next tile and its scales. A finished tile is stored behind the first two products of the
-// next one. Between the end of one product and the start of the next only the 64 additions of a thread remain, so the warpgroups need no
-// offset. The last stage of all is never released: nobody waits for it. A stage's row scales are read before its first sums are added, so long before its release. The
-// contraction is not empty (launch_wgmma).
+// for the next stage and the reading of its scales. A finished tile is stored behind the first two products of the next one, which has been found
+// one step before its first. Between the end of one product and the start of the next only the 64 additions of a thread remain, so the
+// warpgroups need no offset. A tile's place in the ring is given back when the tile is stored; the last stage of all is never
+// released: nobody waits for it. No deadlock: the loader announces a tile once it has asked for all stages of the one before, and has a place
+// for it since the first step of that one. The contraction is not empty (launch_wgmma).
 template <class Wgmma, class Out>
 __device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& shared, int warpgroup,
                                           Out out) {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
     const int row0 = thread / 32 * 16 + lane / 4;  // this thread's rows: row0 + {0, 8} of each 64
     const int steps = static_cast<int>((p.k + kFp8Depth - 1) / kFp8Depth);  // of every tile
+    const uint32_t other_empty = cluster_address(shared.empty, cluster_rank() ^ 1);
     RingPosition<kStages> stage;
-    RingPosition<kRing> ring;
-    MathTile tile{};
-    DoneTile done;
-    const auto scales_of = [&](const MathTile& t) {
-        const int64_t col0 = out.column(t, warpgroup);
-        return static_cast<const float*>(p.b.scale.scales) + t.group * p.b.scale.group_stride +
-               min(col0, p.n - 1) / p.b.scale.outputs_per_scale * p.b.scale.output_stride;
+    RingPosition<kRing> ring;  // of the next tile
+    const auto find_tile = [&] {
+        barrier_wait(&shared.tile_full[ring.index], ring.parity);
+        __syncwarp();  // products are issued by whole warps
+        return same_in_warp(shared.tiles[ring.index].past_end) == 0;
     };
-    const float* at_b = nullptr;
-    // lane l holds the scale of step l of every 32 steps
-    const auto read_scale = [&](int step) {
-        return step < steps ? at_b[step * p.b.scale.block_stride] : 0.0f;
-    };
-    float sum[2][64];
-    const auto clear = [](float(&sums)[64]) {
-#pragma unroll
-        for (int i = 0; i < 64; ++i) sums[i] = 0.0f;
-    };
-    const auto store = [&](int half, const float(&sums)[64]) {
-        const int row = row0 + 64 * half;
-        const auto use = [&](int r) {
-            return r >= done.rows ? RowUse::none : r >= done.valid ? RowUse::zero : RowUse::product;
-        };
-        store_row_bf16<0>(out.rows(), done.row + row, done.col, sums, use(row));
-        store_row_bf16<1>(out.rows(), done.row + row + 8, done.col, sums, use(row + 8));
-    };
-    const auto start = [&](float(&partial)[64], int half) {
-        const uint8_t* rows = shared.stages[stage.index];
-        const uint64_t a = swizzled_rows(rows + half * 64 * kFp8Depth),
-                       b = swizzled_rows(rows + (kTileRows + warpgroup * kColumns) * kFp8Depth);
-        start_products<Wgmma>(partial, a, b);
-    };
-    const auto finish = [](float(&partial)[64], float(&sums)[64], float above, float below) {
-        wait_for_products(partial);
-        add_scaled(partial, sums, above, below);
-    };
-
-    if (!next_tile(shared, ring, tile)) {
+    if (!find_tile()) {
         out.no_tile();
         return;
     }
-    at_b = scales_of(tile);
-    float scales = read_scale(lane), next_scales = 0.0f;
-    clear(sum[0]);
-    clear(sum[1]);
-    barrier_wait(&shared.full[stage.index], stage.parity);
+    int tile = 0, done = 0;  // places in the ring: of the tile that is multiplied, of the one before it
+    ring.advance();
     bool first = true, more = true;
-    while (more) {
-        for (int step = 0; step < steps; ++step) {
-            float partial[64], factor[4];
-            start(partial, 0);
-            if (step > 0 || !first) release_stage(shared, (stage.index == 0 ? kStages : stage.index) - 1);
-            if (step == 0 && !first) {
-                out.before_stores();
-                store(0, sum[0]);
-                clear(sum[0]);
-            }
-            if (step % 32 == 0) {
-                if (step > 0) scales = next_scales;
-                next_scales = read_scale(step + 32 + lane);
-            }
-            const float scale = __shfl_sync(0xFFFFFFFFu, scales, step % 32);
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                factor[i] = shared.row_scales[stage.index][row0 + 64 * (i / 2) + 8 * (i % 2)] * scale;
-            finish(partial, sum[0], factor[0], factor[1]);
 
-            start(partial, 1);
-            if (step == 0 && !first) {
-                store(1, sum[1]);
-                out.after_stores();
-                clear(sum[1]);
+    // B's scales: lane l holds those of step l of every 32 steps, of 64 steps; and the next tile's
+    const auto scales_of = [&](const MathTile& t) {
+        static_assert(kColumns == kFp8Depth, "a scale covers the columns of a warpgroup");
+        const int block = static_cast<int>(min(out.column(t, warpgroup), p.n - 1)) / kColumns;
+        return static_cast<const float*>(p.b.scale.scales) + t.group * p.b.scale.group_stride +
+               block * p.b.scale.output_stride;
+    };
+    const auto read_scales = [&](const float* at, int step) {
+        return step + lane < steps ? at[(step + lane) * p.b.scale.block_stride] : 0.0f;
+    };
+    const float *at_b = scales_of(shared.tiles[tile]), *next_at_b = nullptr;
+    float scales[2] = {read_scales(at_b, 0), read_scales(at_b, 32)}, next_scales[2];
+    // the scales of a step, read while the step before it is multiplied
+    float of_row[4], of_columns;
+    const auto read_step = [&](int step) {
+        of_columns = __shfl_sync(0xFFFFFFFFu, scales[0], step % 32);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) of_row[i] = shared.row_scales[stage.index][row0 + 64 * (i / 2) + 8 * (i % 2)];
+    };
+    const auto look_ahead = [&] {
+        more = find_tile();
+        out.known(shared.tiles[tile], more);
+        if (!more) return;
+        next_at_b = scales_of(shared.tiles[ring.index]);
+        for (int i = 0; i < 2; ++i) next_scales[i] = read_scales(next_at_b, 32 * i);
+    };
+
+    // operands of the stage that is multiplied next; moved on behind products, so that nothing is to be computed before the next ones
+    uint64_t a = swizzled_rows(shared.stages[0]),
+             b = swizzled_rows(shared.stages[0] + (kTileRows + warpgroup * kColumns) * kFp8Depth);
+    const auto next_stage = [&] {
+        stage.advance();
+        const int bytes = static_cast<int>(kStageBytes) * (stage.index == 0 ? 1 - kStages : 1);
+        a = descriptor_at(a, bytes);
+        b = descriptor_at(b, bytes);
+    };
+    const auto release_last_stage = [&] {
+        __syncwarp();
+        const int last = (stage.index == 0 ? kStages : stage.index) - 1;
+        if (lane == 0) barrier_arrive(&shared.empty[last]);
+        if (lane == 1) barrier_arrive_remote(other_empty + last * sizeof(Barrier));
+    };
+
+    float sum[2][64];
+#pragma unroll
+    for (int i = 0; i < 64; ++i) sum[0][i] = sum[1][i] = 0.0f;
+    const auto store = [&](int half) {
+        store_and_clear(out.rows(), out.place(shared.tiles[done], warpgroup), row0 + 64 * half, sum[half]);
+    };
+    const auto multiply = [&]<Step kStep>(int step) {
+        constexpr bool kFirst = kStep == Step::first || kStep == Step::only,
+                       kLast = kStep == Step::last || kStep == Step::only;
+        float partial[64], factor[4];
+        start_products<Wgmma>(partial, a, b);
+        if (!kFirst || !first) release_last_stage();
+        if (kFirst && !first) {
+            out.before_stores();
+            store(0);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) factor[i] = of_row[i] * of_columns;
+        wait_for_products(partial);
+        add_scaled(partial, sum[0], factor[0], factor[1]);
+
+        start_products<Wgmma>(partial, descriptor_at(a, 64 * kFp8Depth), b);
+        if (kFirst && !first) {
+            store(1);
+            out.after_stores();
+            barrier_arrive(&shared.tile_empty[done]);
+        }
+        if (kStep == Step::only) look_ahead();
+        next_stage();
+        if (!kLast || more) barrier_wait(&shared.full[stage.index], stage.parity);
+        if (!kLast) {
+            if ((step + 1) % 32 == 0) {
+                scales[0] = scales[1];
+                scales[1] = read_scales(at_b, step + 33);
             }
-            if (step + 1 == steps) {
-                done = out.finished(tile, warpgroup);
-                more = next_tile(shared, ring, tile);
-                out.known(more);
-                if (more) {
-                    at_b = scales_of(tile);
-                    scales = read_scale(lane);
-                }
-            }
-            stage.advance();
-            if (more) barrier_wait(&shared.full[stage.index], stage.parity);
-            finish(partial, sum[1], factor[2], factor[3]);
+            read_step(step + 1);
+        } else if (more) {
+            at_b = next_at_b;
+            for (int i = 0; i < 2; ++i) scales[i] = next_scales[i];
+            read_step(0);
+        }
+        wait_for_products(partial);
+        add_scaled(partial, sum[1], factor[2], factor[3]);
+    };
+
+    barrier_wait(&shared.full[stage.index], stage.parity);
+    read_step(0);
+    while (more) {
+        if (steps == 1) {
+            multiply.template operator()<Step::only>(0);
+        } else {
+            multiply.template operator()<Step::first>(0);
+            for (int step = 1; step + 1 < steps; ++step) multiply.template operator()<Step::between>(step);
+            look_ahead();
+            multiply.template operator()<Step::last>(steps - 1);
         }
         first = false;
+        done = tile;
+        tile = ring.index;
+        ring.advance();
     }
     out.before_stores();
-    store(0, sum[0]);
-    store(1, sum[1]);
+    store(0);
+    store(1);
     out.after_stores();
     out.after_last();
 }

@@ -151,17 +151,18 @@ template <op::SaveH kSave> struct IntoActivation {
     __device__ Rows rows() const { return kKept ? Rows{p.d, p.n} : Rows{scratch_of_cta(out), kTileCols}; }
     __device__ static bool describes() { return threadIdx.x == kWarpgroup; }  // the first computing thread
 
-    __device__ DoneTile finished(const MathTile& tile, int warpgroup) const {
-        const bool inside = tile.b_output < p.n;  // a pair may reach past the last column
+    // A pair may reach past the last column.
+    __device__ TileStore place(const MathTile& tile, int warpgroup) const {
+        const bool inside = tile.b_output < p.n;
         const int32_t rows = inside ? tile.rows : 0, valid = inside ? tile.valid : 0;
-        if (describes())
-            shared.done[turn] = {tile.a_output, tile.d_row, static_cast<int32_t>(tile.b_output / kTileCols),
-                                 rows,          valid,      0};
         if (kKept) return {tile.d_row, static_cast<int32_t>(column(tile, warpgroup)), rows, valid};
         return {0, warpgroup * kActs, rows, valid};
     }
-    __device__ void known(bool more) const {
-        if (describes()) shared.done[turn].last = !more;
+    __device__ void known(const MathTile& tile, bool more) const {
+        const TileStore stored = place(tile, 0);
+        if (describes())
+            shared.done[turn] = {tile.a_output, tile.d_row, static_cast<int32_t>(tile.b_output / kTileCols),
+                                 stored.rows,   stored.valid, more ? 0 : 1};
         __syncwarp();
     }
     __device__ void before_stores() const { barrier_wait(&shared.freed, turn ^ 1); }

@@ -39,6 +39,17 @@ __device__ __forceinline__ void barrier_arrive_at(Barrier* barrier, uint32_t ran
         "r"(rank)
         : "memory");
 }
+// Where the same place in the shared memory of CTA `rank` of the cluster is, for barrier_arrive_remote.
+__device__ __forceinline__ uint32_t cluster_address(const void* pointer, uint32_t rank) {
+    uint32_t there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(there)
+                 : "r"(shared_address(pointer)), "r"(rank));
+    return there;
+}
+__device__ __forceinline__ void barrier_arrive_remote(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 // Waits until the phase of this parity has completed.
 __device__ __forceinline__ void barrier_wait(Barrier* barrier, uint32_t parity) {
     asm volatile(

@@ -14,6 +14,11 @@ __device__ __forceinline__ uint64_t swizzled_rows(const void* tile) {
            kSwizzle128 << 62;
 }
 
+// The descriptor of what stands `bytes` further on. The address never leaves its word, so there is no carry to wait for.
+__device__ __forceinline__ uint64_t descriptor_at(uint64_t descriptor, int bytes) {
+    return (descriptor & 0xFFFFFFFF00000000u) | (static_cast<uint32_t>(descriptor) + bytes / 16);
+}
+
 // Describes 16-bit operands that lie across the contraction (MN-major): panels of 64 outputs (128 bytes) x 64 contraction rows, 128-byte
 // swizzled; 8 contraction rows are 1024 bytes, a panel is 8192. Step along the contraction by adding (rows * 128 / 16).
 __device__ __forceinline__ uint64_t swizzled_columns(const void* panel) {
@@ -26,6 +31,11 @@ __device__ __forceinline__ uint64_t swizzled_columns(const void* panel) {
 __device__ __forceinline__ void store_in_memory(float4* to, float4 value) {
     asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(value.x), "f"(value.y),
                  "f"(value.z), "f"(value.w)
+                 : "memory");
+}
+__device__ __forceinline__ void store_in_memory(uint4* to, uint4 value) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(value.x), "r"(value.y),
+                 "r"(value.z), "r"(value.w)
                  : "memory");
 }
 // *sum += value, done by the memory itself: nobody waits for the old value. Deterministic where each address has one writer.
