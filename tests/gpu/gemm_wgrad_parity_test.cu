@@ -75,17 +75,21 @@ void run_case(const WgradCase& c, Gradient mode) {
 }
 
 TEST(WgradKernels, FewAndManyRows) {
-    // contractions of 0, 1, 2, 6, 10 and 17 blocks of 128
-    const std::vector<int64_t> mixed = {0, 1153, 1, 256, 0, 130}, uneven = {700, 0, 0, 2100}, none = {0, 0};
+    // contractions of 0, 1, 2, 3, 6, 10, 17 and 34 blocks of 128
+    const std::vector<int64_t> mixed = {0, 1153, 1, 256, 0, 130}, uneven = {700, 0, 0, 2100}, none = {0, 0},
+                               long_one = {0, 4300, 1}, short_ones = {1, 384, 0, 0, 128, 300, 257, 1, 0};
     const std::vector<WgradCase> cases = {
         {DType::e4m3, L::tile128, 300, 520, mixed},   // odd numbers of row and column tiles, both cut
         {DType::e5m2, L::tile128, 256, 264, uneven},  // whole pairs; no columns for a warpgroup of the last
         {DType::e4m3, L::tile128, 40, 12, mixed},     // less than one warpgroup's part
         {DType::e4m3, L::tile128, 130, 134, uneven},  // rows of D of 8 bytes: one kernel for both
         {DType::e4m3, L::tile128, 300, 520, none},
-        {DType::e4m3, L::vec128, 128, 256, mixed},  // a second CTA past the last column
+        {DType::e5m2, L::tile128, 390, 780, short_ones},  // many tiles a CTA, each of one to three blocks
+        {DType::e4m3, L::tile128, 140, 300, long_one},    // scales of more than 32 blocks
+        {DType::e4m3, L::vec128, 128, 256, mixed},        // a second CTA past the last column
         {DType::e5m2, L::vec128, 256, 512, uneven},
         {DType::e4m3, L::vec128, 384, 768, none},
+        {DType::e5m2, L::vec128, 384, 768, short_ones},
     };
     for (const WgradCase& c : cases)
         for (const Gradient mode : {Gradient::overwrite, Gradient::accumulate}) run_case(c, mode);
