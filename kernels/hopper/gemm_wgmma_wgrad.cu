@@ -26,7 +26,7 @@
 // and their scales; the ring of tiles; barriers.
 // Barriers: a_full[s], b_full[w][s] one arrival + 16 KiB of copies (+ 512 bytes of scales), waited for by the warps that read the stage;
 // a_empty[s], b_empty[w][s] one arrival a warp, of either CTA, that reads such a stage, after its last product from it, waited for by the
-// loading thread that writes there; tile_full[r] one arrival of A's loader, tile_empty[r] one a computing thread that has read the tile.
+// loading thread that writes there; tile_full[r] one arrival of A's loader, tile_empty[r] one a thread that has read the tile (the computing ones; one that fetches D).
 // Named barriers, which keep the warpgroups apart: at 1 the first tells the second that it is kLead steps and a half into a tile (not
 // quite half of a short one), before which the second does not start the same tile; at 2 the second tells the first the same, before which
 // the first does not start the next. Nobody waits for ever: who waits holds one stage, and A has more of them than those steps need.
@@ -130,6 +130,24 @@ __device__ void load_b(const DeviceProduct& p, WgradShared<kScales>& shared, con
             stage.advance();
         }
     });
+}
+
+// One thread: D of each tile to L2 when A's loader comes to it, so that it is there when the warpgroups ask for it.
+template <Scales kScales> __device__ void fetch_tiles(const DeviceProduct& p, WgradShared<kScales>& shared) {
+    RingPosition<kRing> ring;
+    for (;;) {
+        barrier_wait(&shared.tile_full[ring.index], ring.parity);
+        const MathTile tile = shared.tiles[ring.index];
+        barrier_arrive(&shared.tile_empty[ring.index]);
+        if (tile.past_end) return;
+        ring.advance();
+        const int64_t columns = min(p.n - tile.b_output, int64_t{kTileCols});
+        if (columns <= 0) continue;
+        const float* row = static_cast<const float*>(p.d) + tile.d_row * p.n + tile.b_output;
+#pragma unroll 1  // not all at once: the operands of the warpgroups pass the same engine
+        for (int i = 0; i < tile.rows; ++i, row += p.n)
+            bulk_prefetch(row, static_cast<uint32_t>(columns * sizeof(float)));
+    }
 }
 
 // One warp: zeros to the tiles of groups without rows, 16 bytes a lane.
@@ -318,7 +336,7 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales>& sha
 }
 
 // ---- the CTA ----------------------------------------------------------------------------------------------------------------------------
-template <Scales kScales> __device__ WgradShared<kScales>& prepare() {
+template <Scales kScales> __device__ WgradShared<kScales>& prepare(const DeviceProduct& p) {
     using Shared = WgradShared<kScales>;
     extern __shared__ uint8_t raw[];
     // by the offset: through an integer the compiler would forget that this is shared memory
@@ -336,7 +354,7 @@ template <Scales kScales> __device__ WgradShared<kScales>& prepare() {
         }
         for (int r = 0; r < kRing; ++r) {
             barrier_init(&shared.tile_full[r], 1);
-            barrier_init(&shared.tile_empty[r], kMathThreads);
+            barrier_init(&shared.tile_empty[r], kMathThreads + (p.mode == Gradient::accumulate ? 1 : 0));
         }
         fence_barrier_init();
     }
@@ -348,13 +366,16 @@ template <class Wgmma, Scales kScales>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     wgrad_kernel(const __grid_constant__ DeviceProduct product, const __grid_constant__ CUtensorMap map_a,
                  const __grid_constant__ CUtensorMap map_b) {
-    WgradShared<kScales>& shared = prepare<kScales>();
+    WgradShared<kScales>& shared = prepare<kScales>(product);
     const int role = same_in_warp(static_cast<int>(threadIdx.x) / kWarpgroup);
     if (role == 0) {
         give_registers<kLoaderRegisters>();
         const int warp = static_cast<int>(threadIdx.x) / 32;
         if (warp > kMathWarpgroups) {
-            if (product.mode == Gradient::overwrite) clear_tiles(product);
+            if (product.mode == Gradient::overwrite)
+                clear_tiles(product);
+            else if (threadIdx.x % 32 == 0)
+                fetch_tiles(product, shared);
             return;
         }
         if (threadIdx.x % 32 != 0) return;
