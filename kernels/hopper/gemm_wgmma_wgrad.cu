@@ -1,10 +1,10 @@
 // FP8 weight gradients of groups of few rows (contraction grouped, D FP32), on Hopper's warpgroup instructions: one warpgroup stores its part
-// of D while the other multiplies. Group sizes are read on the device. For longer contractions: gemm_wgmma_fp8.cu, whose bits these are.
+// of D while the other multiplies. Group sizes are read on the device. For longer contractions: gemm_wgmma_fp8.cu, whose bits these are where D
+// is overwritten.
 // Read next: gemm_wgmma.h (tiles), gemm_wgmma_fp8.h (products of a stage), docs/gemm_worklog.md (what was tried and measured).
 //
 // Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 1.4 ms at the 1400 TFLOP/s that the power limit leaves; D is 3.76 GB, 0.92 ms to
 // write and 1.83 ms to read and write at 4.1 TB/s; operands are 0.37 GB. So the two must overlap: one after the other they take 2.3 and 3.3 ms.
-// Measured: 2.16 ms overwritten, 3.34 ms accumulated (2.53 and 3.64 in gemm_wgmma_fp8.cu); additions in memory run at 2.3 TB/s, whoever waits.
 //
 // One CTA: four loading warps and two computing warpgroups, on every multiprocessor, walking tiles of 128 x 256 of D in a fixed order; each
 // warpgroup owns 128 x 128 of a tile: two blocks of 64 rows, 128 sums and 64 partial sums a thread. A block is stored behind a product of the
@@ -17,21 +17,25 @@
 // Tiles of a group are walked in bands of 4096 rows: then one group's operands (11 MB) are read from memory once and stay in L2, and D is
 // touched once. Tiles of groups without rows never come to the warpgroups: a loading warp clears them.
 //
-// D leaves from registers. A quad of lanes holds two whole sectors of a row, so every store (or addition in memory) of 16 bytes a lane moves
-// 16 whole 32-byte sectors; 32 such instructions a thread and tile take less than a tenth of the issue slots of its products. Through shared
-// memory and the copy engine, the sums would pass shared memory twice more, 256 KiB a tile of both warpgroups, where products and copies
-// of operands already ask for 144 of the 128 bytes a cycle that it has; and a slab would cost a quarter of the stages.
+// D goes between registers and memory directly. A quad of lanes holds two whole sectors of a row, so every access of 16 bytes a lane moves 16
+// whole 32-byte sectors; 32 stores a thread and tile take less than a tenth of the issue slots of its products. Through shared memory and
+// the copy engine, the sums would pass shared memory twice more, 256 KiB a tile of both warpgroups, where products and copies of
+// operands already ask for 144 of the 128 bytes a cycle that it has; and a slab would cost a quarter of the stages.
+// Where D is added to, a tile's sums start from it: once a block is stored, the next tile's D is loaded into the registers of its sums, all
+// accesses under way at once, and needed a product or two later. A loading thread has brought it to L2 by then, half a tile before.
+// Additions in memory cost less of everything but time: they run at 2.3 TB/s, whoever waits for them (3.3 ms).
 //
 // Shared memory: 8 stages of A and 2 x 3 of B, [128 rows x 128 bytes] each, 128-byte swizzled (224 KiB); with a scale a row and a column 7 + 2 x 3
 // and their scales; the ring of tiles; barriers.
 // Barriers: a_full[s], b_full[w][s] one arrival + 16 KiB of copies (+ 512 bytes of scales), waited for by the warps that read the stage;
 // a_empty[s], b_empty[w][s] one arrival a warp, of either CTA, that reads such a stage, after its last product from it, waited for by the
-// loading thread that writes there; tile_full[r] one arrival of A's loader, tile_empty[r] one a thread that has read the tile (the computing ones; one that fetches D).
+// loading thread that writes there; tile_full[r] one arrival of A's loader, tile_empty[r] one a thread that has read the tile (all that compute,
+// and the one that fetches D).
 // Named barriers, which keep the warpgroups apart: at 1 the first tells the second that it is kLead steps and a half into a tile (not
 // quite half of a short one), before which the second does not start the same tile; at 2 the second tells the first the same, before which
 // the first does not start the next. Nobody waits for ever: who waits holds one stage, and A has more of them than those steps need.
 // The CTAs of a cluster meet before the first copy and before they leave.
-// Deterministic: an element of D is one thread's sum over ascending k, written or added once, whatever the other groups hold.
+// Deterministic: an element of D is one thread's sum, from its old value or zero on over ascending k, whatever the other groups hold.
 #include "kernels/hopper/gemm_wgmma_fp8.h"
 
 namespace fp8flow::hopper {
@@ -192,7 +196,7 @@ __device__ __forceinline__ Place place_of(const DeviceProduct& p, const MathTile
 }
 
 // Lanes 2i and 2i + 1 hold two neighbouring columns each of two chunks of 8; afterwards the even lane has all four of the first chunk, the
-// odd one all four of the second.
+// odd one all four of the second. Done twice, it leaves everything as it was.
 __device__ __forceinline__ float4 join_columns(float2 first, float2 second) {
     const bool odd = threadIdx.x % 2 == 1;
     const float2 give = odd ? first : second;
@@ -212,21 +216,34 @@ __device__ __forceinline__ void for_pieces(const Place& place, int64_t row_lengt
             at(reinterpret_cast<float4*>(d + 8 * j), 8 * j < left, 4 * j + 2 * r, 4 * (j + 1) + 2 * r);
     }
 }
-template <int kHalf, Gradient kMode>
+template <int kHalf>
 __device__ __forceinline__ void store_half(const Place& place, int64_t row_length, const float (&sum)[64]) {
     for_pieces<kHalf>(place, row_length, [&](float4* d, bool inside, int low, int high) {
         const float4 value = join_columns({sum[low], sum[low + 1]}, {sum[high], sum[high + 1]});
-        if (!inside) return;
-        if (kMode == Gradient::accumulate)
-            add_in_memory(d, value);
-        else
-            store_in_memory(d, value);
+        if (inside) store_in_memory(d, value);
     });
 }
+// What a block's sums start from: zeros, or D as its pieces lie in memory, which part_columns brings to the lanes that own them. Until then
+// nobody waits for it.
+template <int kHalf, Gradient kMode>
+__device__ __forceinline__ void start_half(const Place& place, int64_t row_length, float (&sum)[64]) {
+    for_pieces<kHalf>(place, row_length, [&](const float4* d, bool inside, int low, int high) {
+        const float4 value = kMode == Gradient::accumulate ? load_from_memory(d, inside) : float4{};
+        sum[low] = value.x, sum[low + 1] = value.y, sum[high] = value.z, sum[high + 1] = value.w;
+    });
+}
+__device__ __forceinline__ void part_columns(float (&sum)[64]) {
+#pragma unroll
+    for (int i = 0; i < 64; i += i % 8 == 0 ? 2 : 6) {
+        const float4 value = join_columns({sum[i], sum[i + 1]}, {sum[i + 4], sum[i + 5]});
+        sum[i] = value.x, sum[i + 1] = value.y, sum[i + 4] = value.z, sum[i + 5] = value.w;
+    }
+}
+
 // ---- computing: one warpgroup -----------------------------------------------------------------------------------------------------------
 // Behind the first product of a step: the release of the stage before, and this step's factors; behind the second: the wait for the next
 // stage. At a tile's end, behind the second product of its last step: the next tile and its scales, and the stores of the first block, whose
-// sums are finished; behind the next tile's first product: those of the second block. Between the end of one product and the start
+// sums are finished, and the loads of the next one's; behind the next tile's first product: those of the second block. Between the end of one product and the start
 // of the next only the 64 additions of a thread remain. The last stage of all is never released: nobody waits for it. What a step reads of
 // a stage's scales it has read before it starts the next.
 template <class Wgmma, Gradient kMode, Scales kScales>
@@ -261,10 +278,6 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales>& sha
         read_scales(lane);
         return true;
     };
-    const auto clear = [](float(&sums)[64]) {
-#pragma unroll
-        for (int i = 0; i < 64; ++i) sums[i] = 0.0f;
-    };
     const auto start = [&](float(&partial)[64], int half) {
         start_products<Wgmma>(partial, swizzled_rows(shared.a[a_stage.index] + half * 64 * kStageRowBytes),
                               swizzled_rows(shared.b[warpgroup][b_stage.index]));
@@ -283,8 +296,8 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales>& sha
     };
 
     if (!take_tile()) return;
-    clear(sum[0]);
-    clear(sum[1]);
+    start_half<0, kMode>(place, p.n, sum[0]);
+    start_half<1, Gradient::overwrite>(place, p.n, sum[1]);  // of no tile
     if (warpgroup == 1) meet(others, kMathThreads);
     wait_for_stage();
     bool first = true, more = true;
@@ -297,8 +310,8 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales>& sha
                 release(&shared.a_empty[(a_stage.index == 0 ? kStagesA : a_stage.index) - 1],
                         &shared.b_empty[warpgroup][(b_stage.index == 0 ? kStagesB : b_stage.index) - 1]);
             if (step == 0) {
-                store_half<1, kMode>(done, p.n, sum[1]);
-                clear(sum[1]);
+                store_half<1>(done, p.n, sum[1]);
+                start_half<1, kMode>(place, p.n, sum[1]);
             }
             if (step % 32 == 0) {
                 scales = next_a * next_b;
@@ -312,25 +325,29 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales>& sha
             }
             const float2* columns =
                 reinterpret_cast<const float2*>(shared.col_scales[warpgroup][b_stage.index] + 2 * (lane % 4));
+            if (kMode == Gradient::accumulate && step == 0) part_columns(sum[0]);
             finish(partial, sum[0], factor[0], factor[kRows > 1 ? 1 : 0], columns);
 
             start(partial, 1);
             if (step == lead) announce(mine, kMathThreads);
             if (step + 1 == steps) {
-                store_half<0, kMode>(place, p.n, sum[0]);
+                store_half<0>(place, p.n, sum[0]);
                 done = place;
                 more = take_tile();
-                clear(sum[0]);
-                if (more) meet(others, kMathThreads);
+                if (more) {
+                    start_half<0, kMode>(place, p.n, sum[0]);
+                    meet(others, kMathThreads);
+                }
             }
             a_stage.advance();
             b_stage.advance();
             if (more) wait_for_stage();
+            if (kMode == Gradient::accumulate && step == 0) part_columns(sum[1]);
             finish(partial, sum[1], factor[kRows / 2], factor[kRows - 1], columns);
         }
         first = false;
     }
-    store_half<1, kMode>(done, p.n, sum[1]);
+    store_half<1>(done, p.n, sum[1]);
     if (warpgroup == 0)
         meet(others, kMathThreads);  // every announcement is waited for, that of the last tile too
 }
