@@ -1,6 +1,5 @@
-// FP8 weight gradients of groups of few rows (contraction grouped, D FP32), on Hopper's warpgroup instructions: one warpgroup stores its part
-// of D while the other multiplies. Group sizes are read on the device. For longer contractions: gemm_wgmma_fp8.cu, whose bits these are where D
-// is overwritten.
+// FP8 weight gradients with a scale per 128 of the contraction (contraction grouped, D FP32), on Hopper's warpgroup instructions: one
+// warpgroup stores its part of D while the other multiplies. Group sizes are read on the device.
 // Read next: gemm_wgmma.h (tiles), gemm_wgmma_fp8.h (products of a stage), docs/gemm_worklog.md (what was tried and measured).
 //
 // Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 1.4 ms at the 1400 TFLOP/s that the power limit leaves; D is 3.76 GB, 0.92 ms to
