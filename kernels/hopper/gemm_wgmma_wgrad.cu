@@ -4,6 +4,7 @@
 //
 // Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 1.4 ms at the 1400 TFLOP/s that the power limit leaves; D is 3.76 GB, 0.92 ms to
 // write and 1.83 ms to read and write at 4.1 TB/s; operands are 0.37 GB. So the two must overlap: one after the other they take 2.3 and 3.3 ms.
+// Why this should come near: docs/gemm_worklog.md, step 7.
 //
 // One CTA: four loading warps and two computing warpgroups, on every multiprocessor, walking tiles of 128 x 256 of D in a fixed order; each
 // warpgroup owns 128 x 128 of a tile: two blocks of 64 rows, 128 sums and 64 partial sums a thread. A block is stored behind a product of the
@@ -241,10 +242,10 @@ __device__ __forceinline__ void part_columns(float (&sum)[64]) {
 
 // ---- computing: one warpgroup -----------------------------------------------------------------------------------------------------------
 // Behind the first product of a step: the release of the stage before, and this step's factors; behind the second: the wait for the next
-// stage. At a tile's end, behind the second product of its last step: the next tile and its scales, and the stores of the first block, whose
-// sums are finished, and the loads of the next one's; behind the next tile's first product: those of the second block. Between the end of one product and the start
-// of the next only the 64 additions of a thread remain. The last stage of all is never released: nobody waits for it. What a step reads of
-// a stage's scales it has read before it starts the next.
+// stage. At a tile's end, behind the second product of its last step: the stores of the first block, whose sums are finished, the next tile
+// and its scales, and what the first block's next sums start from; behind the next tile's first product: the stores of the second block,
+// and its next start. Between the end of one product and the start of the next only the 64 additions of a thread remain. The last stage of
+// all is never released: nobody waits for it. What a step reads of a stage's scales it has read before it starts the next.
 template <class Wgmma, Gradient kMode, Scales kScales>
 __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales>& shared, int warpgroup) {
     constexpr int kStagesA = WgradShared<kScales>::kStagesA;
