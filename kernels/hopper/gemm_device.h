@@ -157,12 +157,10 @@ DeviceProduct product_of(const op::GroupedGemmWgrad& args);
 // Any product, summed exactly in the order of kernels/ops/gemm.h.
 void launch_simt(const DeviceProduct& product, const Launch& launch);
 
-// Of the FP8 weight gradients with a scale per 128 of the contraction, those of up to this many rows a group, by the room for rows that the
-// caller states, take gemm_wgmma_wgrad.cu, which stores one tile, 16 bytes an access, while it multiplies another. The bits are the same.
-constexpr int64_t kShortWgradRows = 2048;
-inline bool is_short_wgrad(const DeviceProduct& p) {
+// FP8 weight gradients with a scale per 128 of the contraction, of rows of D that 16 bytes divide: gemm_wgmma_wgrad.cu.
+inline bool is_blockwise_wgrad(const DeviceProduct& p) {
     return p.grouped == Grouped::contraction && p.a.scale.block == kBlock && p.b.scale.block == kBlock &&
-           p.k <= kShortWgradRows * p.groups.num_groups && p.n % 4 == 0;
+           p.n % 4 == 0;
 }
 struct StoredShape;  // gemm_wgmma.h
 void launch_wgmma_wgrad(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,

@@ -1,6 +1,6 @@
 // Grouped FP8 products on Hopper's warpgroup instructions, with one scale per 128 elements of the contraction or with scales that are
 // constant along it: forward and data gradient (rows grouped), and the weight gradient from transposed copies (contraction grouped;
-// few rows a group: gemm_wgmma_wgrad.cu). Group sizes are read on the device.
+// with a scale per 128: gemm_wgmma_wgrad.cu). Group sizes are read on the device.
 // Read next: gemm_wgmma.h (tiles, barriers, storing), gemm_device.h (what a product is), docs/gemm_worklog.md (what was tried and measured).
 //
 // Floor: 2 m n k FLOPs at the tensor cores' FP8 rate; every operand read once and D written once (and read once, if accumulated).
@@ -254,7 +254,7 @@ void launch(const DeviceProduct& p, const CUtensorMap& map_a, const CUtensorMap&
 }  // namespace
 
 void launch_wgmma_fp8(const DeviceProduct& p, const StoredShape& a, const StoredShape& b, const Launch& how) {
-    if (is_short_wgrad(p)) {
+    if (is_blockwise_wgrad(p)) {
         launch_wgmma_wgrad(p, a, b, how);
         return;
     }

@@ -37,8 +37,20 @@ __device__ __forceinline__ void add_scaled(const float (&partial)[64], float (&r
     for (int i = 0; i < 64; ++i) result[i] = fma_float(partial[i], i / 2 % 2 == 0 ? above : below, result[i]);
 }
 
-// All of it, and times `columns` (of this thread's first two columns, further ones 8 apart) where B has a scale a column. `read` is called
-// once nothing of the stage is needed any more.
+// The same, also times `columns`: of this thread's first two columns, further ones 8 apart.
+__device__ __forceinline__ void add_scaled(const float (&partial)[64], float (&result)[64], float above,
+                                           float below, const float2* columns) {
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+        const float2 column = columns[4 * j];
+        result[4 * j] = fma_float(partial[4 * j], above * column.x, result[4 * j]);
+        result[4 * j + 1] = fma_float(partial[4 * j + 1], above * column.y, result[4 * j + 1]);
+        result[4 * j + 2] = fma_float(partial[4 * j + 2], below * column.x, result[4 * j + 2]);
+        result[4 * j + 3] = fma_float(partial[4 * j + 3], below * column.y, result[4 * j + 3]);
+    }
+}
+
+// All of it. `read` is called once nothing of the stage is needed any more.
 template <class Wgmma, Scales kScales, class Read>
 __device__ __forceinline__ void add_products(uint64_t a, uint64_t b, float (&result)[64], float above,
                                              float below, const float2* columns, Read read) {
@@ -46,14 +58,7 @@ __device__ __forceinline__ void add_products(uint64_t a, uint64_t b, float (&res
     start_products<Wgmma>(partial, a, b);
     wait_for_products(partial);
     if (has_column_scales(kScales)) {
-#pragma unroll
-        for (int j = 0; j < 16; ++j) {
-            const float2 column = columns[4 * j];
-            result[4 * j] = fma_float(partial[4 * j], above * column.x, result[4 * j]);
-            result[4 * j + 1] = fma_float(partial[4 * j + 1], above * column.y, result[4 * j + 1]);
-            result[4 * j + 2] = fma_float(partial[4 * j + 2], below * column.x, result[4 * j + 2]);
-            result[4 * j + 3] = fma_float(partial[4 * j + 3], below * column.y, result[4 * j + 3]);
-        }
+        add_scaled(partial, result, above, below, columns);
         read();
     } else {
         read();

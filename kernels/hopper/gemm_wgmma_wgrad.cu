@@ -1,37 +1,41 @@
-// FP8 weight gradients of groups of few rows (contraction grouped, D FP32), on Hopper's warpgroup instructions: one warpgroup stores its part
-// of D while the other multiplies. Group sizes are read on the device. For longer contractions: gemm_wgmma_fp8.cu, whose bits these are.
+// FP8 weight gradients with a scale per 128 of the contraction (contraction grouped, D FP32), on Hopper's warpgroup instructions: one
+// warpgroup stores its part of D while the other multiplies. Group sizes are read on the device.
 // Read next: gemm_wgmma.h (tiles), gemm_wgmma_fp8.h (products of a stage), docs/gemm_worklog.md (what was tried and measured).
 //
 // Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 1.4 ms at the 1400 TFLOP/s that the power limit leaves; D is 3.76 GB, 0.92 ms to
 // write and 1.83 ms to read and write at 4.1 TB/s; operands are 0.37 GB. So the two must overlap: one after the other they take 2.3 and 3.3 ms.
-// Measured: 2.16 ms overwritten, 3.34 ms accumulated (2.53 and 3.64 in gemm_wgmma_fp8.cu); additions in memory run at 2.3 TB/s, whoever waits.
+// Why this should come near: docs/gemm_worklog.md, step 7.
 //
-// One CTA: three loading threads and two computing warpgroups, on every multiprocessor, walking tiles of 128 x 256 of D in a fixed order; each
-// warpgroup owns 128 x 128 of a tile: two blocks of 64 rows, 128 sums and 64 partial sums a thread. Storing takes a warpgroup about half of
-// the time of its 8 steps, during which the other has the tensor cores to itself. For that the two stay some steps apart, so what they
-// read must not bind them to each other:
+// One CTA: four loading warps and two computing warpgroups, on every multiprocessor, walking tiles of 128 x 256 of D in a fixed order; each
+// warpgroup owns 128 x 128 of a tile: two blocks of 64 rows, 128 sums and 64 partial sums a thread. A block is stored behind a product of the
+// other block (multiply_tiles). That takes longer than the product; the other warpgroup, some steps apart, has the tensor cores to itself
+// then. What they read must not bind the two to each other:
 //   - B (each its own 128 columns): a ring of three stages for each warpgroup, and a loading thread for each;
-//   - A (the 128 rows of both): one ring of eight stages, deep enough for the one ahead to do a tile of 1024 rows while the other stores.
+//   - A (the 128 rows of both): one ring of eight stages, deep enough for the one ahead to go on while the other waits for memory.
 // With rings of their own for A too, 32 KiB would come from L2 for every 512 cycles of products (15 GB, 8.6 TB/s at the time wanted); shared
 // A and B common to the pair of CTAs of a cluster make that 16 KiB (7.5 GB), as in the other kernel.
 // Tiles of a group are walked in bands of 4096 rows: then one group's operands (11 MB) are read from memory once and stay in L2, and D is
-// touched once.
+// touched once. Tiles of groups without rows never come to the warpgroups: a loading warp clears them.
 //
-// D leaves from registers. A quad of lanes holds two whole sectors of a row, so every store (or addition in memory) of 16 bytes a lane moves
-// 16 whole 32-byte sectors; 32 such instructions a thread and tile take less than a tenth of the issue slots of its products. Through shared
-// memory and the copy engine, the sums would pass shared memory twice more, 256 KiB a tile of both warpgroups, where products and copies
-// of operands already ask for 144 of the 128 bytes a cycle that it has; and a slab would cost a quarter of the stages of A.
+// D goes between registers and memory directly. A quad of lanes holds two whole sectors of a row, so every access of 16 bytes a lane moves 16
+// whole 32-byte sectors; 32 stores a thread and tile take less than a tenth of the issue slots of its products. Through shared memory and
+// the copy engine, the sums would pass shared memory twice more, 256 KiB a tile of both warpgroups, where products and copies of
+// operands already ask for 144 of the 128 bytes a cycle that it has; and a slab would cost a quarter of the stages.
+// Where D is added to, a tile's sums start from it: once a block is stored, the next tile's D is loaded into the registers of its sums, all
+// accesses under way at once, and needed a product or two later. A loading thread has brought it to L2 by then, half a tile before.
+// Additions in memory cost less of everything but time: they run at 2.3 TB/s, whoever waits for them (3.3 ms).
 //
 // Shared memory: 8 stages of A and 2 x 3 of B, [128 rows x 128 bytes] each, 128-byte swizzled (224 KiB); with a scale a row and a column 7 + 2 x 3
 // and their scales; the ring of tiles; barriers.
 // Barriers: a_full[s], b_full[w][s] one arrival + 16 KiB of copies (+ 512 bytes of scales), waited for by the warps that read the stage;
 // a_empty[s], b_empty[w][s] one arrival a warp, of either CTA, that reads such a stage, after its last product from it, waited for by the
-// loading thread that writes there; tile_full[r] one arrival of A's loader, tile_empty[r] one a computing thread that has read the tile.
-// Named barriers, which keep the warpgroups apart: at 1 the first tells the second that it is kLead steps and a half into a tile (half of the
-// steps of a short one), before which the second does not start the same tile; at 2 the second tells the first the same, before which the
-// first does not start the next. Nobody waits for ever: who waits holds no stage, and A has more of them than those steps need.
+// loading thread that writes there; tile_full[r] one arrival of A's loader, tile_empty[r] one a thread that has read the tile (all that compute,
+// and the one that fetches D).
+// Named barriers, which keep the warpgroups apart: at 1 the first tells the second that it is kLead steps and a half into a tile (not
+// quite half of a short one), before which the second does not start the same tile; at 2 the second tells the first the same, before which
+// the first does not start the next. Nobody waits for ever: who waits holds one stage, and A has more of them than those steps need.
 // The CTAs of a cluster meet before the first copy and before they leave.
-// Deterministic: an element of D is one thread's sum over ascending k, written or added once, whatever the other groups hold.
+// Deterministic: an element of D is one thread's sum, from its old value or zero on over ascending k, whatever the other groups hold.
 #include "kernels/hopper/gemm_wgmma_fp8.h"
 
 namespace fp8flow::hopper {
@@ -44,12 +48,12 @@ constexpr uint32_t kScaleBytes = kStageSide * sizeof(float);
 constexpr int kBoxRows = kStageSide / 2;  // of a copy
 constexpr int kBandRows = 32;             // row tiles that are walked together
 constexpr int kStagesB = 3;
-constexpr int kLead = 3;
+constexpr int kLead = 2;
 static_assert(kTileRows == kStageSide && kColumns == kStageSide);
 
 template <Scales kScales> struct WgradShared {
     static constexpr int kStagesA = kScales == Scales::tiles ? 8 : 7;
-    static_assert(kLead < kStagesA);
+    static_assert(kLead + 2 <= kStagesA);
     alignas(1024) uint8_t a[kStagesA][kSideBytes];
     alignas(1024) uint8_t b[kMathWarpgroups][kStagesB][kSideBytes];
     // of the stages; scales of whole tiles are not kept here
@@ -63,7 +67,7 @@ template <Scales kScales> struct WgradShared {
 template <Scales kScales> constexpr size_t kWgradBytes = sizeof(WgradShared<kScales>) + 1024;
 static_assert(kWgradBytes<Scales::tiles> <= 232448 && kWgradBytes<Scales::rows_columns> <= 232448);
 
-// ---- loading: one thread for A and the ring of tiles, one for each warpgroup's B --------------------------------------------------------
+// ---- loading: one thread for A and the ring of tiles (of groups with rows), one for each warpgroup's B ----------------------------------
 template <class Each> __device__ __forceinline__ void walk_tiles(const DeviceProduct& p, Each each) {
     TileWalk<kFp8Depth, kBandRows> walk(p, static_cast<int>(cluster_rank()));
     for (int64_t index = blockIdx.x / kPair;; index += gridDim.x / kPair) {
@@ -91,6 +95,7 @@ __device__ void load_a(const DeviceProduct& p, WgradShared<kScales>& shared, con
     RingPosition<WgradShared<kScales>::kStagesA> stage;
     RingPosition<kRing> ring;
     walk_tiles(p, [&](const MathTile& tile) {
+        if (tile.steps == 0 && !tile.past_end) return;
         barrier_wait(&shared.tile_empty[ring.index], ring.parity ^ 1);
         shared.tiles[ring.index] = tile;
         barrier_arrive(&shared.tile_full[ring.index]);
@@ -131,7 +136,37 @@ __device__ void load_b(const DeviceProduct& p, WgradShared<kScales>& shared, con
     });
 }
 
-// ---- computing: one warpgroup -----------------------------------------------------------------------------------------------------------
+// One thread: D of each tile to L2 when A's loader comes to it, so that it is there when the warpgroups ask for it.
+template <Scales kScales> __device__ void fetch_tiles(const DeviceProduct& p, WgradShared<kScales>& shared) {
+    RingPosition<kRing> ring;
+    for (;;) {
+        barrier_wait(&shared.tile_full[ring.index], ring.parity);
+        const MathTile tile = shared.tiles[ring.index];
+        barrier_arrive(&shared.tile_empty[ring.index]);
+        if (tile.past_end) return;
+        ring.advance();
+        const int64_t columns = min(p.n - tile.b_output, int64_t{kTileCols});
+        if (columns <= 0) continue;
+        const float* row = static_cast<const float*>(p.d) + tile.d_row * p.n + tile.b_output;
+#pragma unroll 1  // not all at once: the operands of the warpgroups pass the same engine
+        for (int i = 0; i < tile.rows; ++i, row += p.n)
+            bulk_prefetch(row, static_cast<uint32_t>(columns * sizeof(float)));
+    }
+}
+
+// One warp: zeros to the tiles of groups without rows, 16 bytes a lane.
+__device__ void clear_tiles(const DeviceProduct& p) {
+    walk_tiles(p, [&](const MathTile& tile) {
+        if (tile.steps > 0 || tile.past_end) return;
+        const int lane = static_cast<int>(threadIdx.x % 32);
+        const int64_t end = min(tile.b_output + kTileCols, p.n);
+        float* row = static_cast<float*>(p.d) + tile.d_row * p.n;
+        for (int i = 0; i < tile.rows; ++i, row += p.n)
+            for (int64_t col = tile.b_output + 4 * lane; col < end; col += 4 * 32)
+                store_in_memory(reinterpret_cast<float4*>(row + col), float4{});
+    });
+}
+
 // A computing warp is done with a stage, in all its lanes: it tells both CTAs.
 __device__ __forceinline__ void release(Barrier* a_empty, Barrier* b_empty) {
     __syncwarp();
@@ -146,8 +181,22 @@ __device__ __forceinline__ void release(Barrier* a_empty, Barrier* b_empty) {
     }
 }
 
+// ---- D ----------------------------------------------------------------------------------------------------------------------------------
+// A thread's part of a tile: from its row of the first block and its first column on.
+struct Place {
+    float* d;
+    int rows, columns;  // of D from there on
+};
+__device__ __forceinline__ Place place_of(const DeviceProduct& p, const MathTile& tile, int64_t col0,
+                                          int row) {
+    const int quad = static_cast<int>(threadIdx.x % 4);
+    const int64_t col = col0 + quad % 2 * 8 + quad / 2 * 4;
+    return {static_cast<float*>(p.d) + (tile.d_row + row) * p.n + col, tile.rows - row,
+            static_cast<int>(min(p.n - col, int64_t{kColumns}))};
+}
+
 // Lanes 2i and 2i + 1 hold two neighbouring columns each of two chunks of 8; afterwards the even lane has all four of the first chunk, the
-// odd one all four of the second.
+// odd one all four of the second. Done twice, it leaves everything as it was.
 __device__ __forceinline__ float4 join_columns(float2 first, float2 second) {
     const bool odd = threadIdx.x % 2 == 1;
     const float2 give = odd ? first : second;
@@ -155,104 +204,156 @@ __device__ __forceinline__ float4 join_columns(float2 first, float2 second) {
     return odd ? float4{got.x, got.y, second.x, second.y} : float4{first.x, first.y, got.x, got.y};
 }
 
-// A thread's part of D: rows row0 + {0, 8} of each of the two blocks, 16 bytes an access: rows of D are a multiple of 16 bytes.
-template <Gradient kMode>
-__device__ __forceinline__ void store_tile(const DeviceProduct& p, const MathTile& tile, int row0,
-                                           int64_t col0, const float (&sum)[2][64]) {
-    const int quad = static_cast<int>(threadIdx.x % 4), first = quad % 2 * 8 + quad / 2 * 4;
-    float* const d = static_cast<float*>(p.d) + (tile.d_row + row0) * p.n + col0 + first;
-    const int columns = static_cast<int>(min(p.n - col0, int64_t{kColumns})) - first;  // of D from `first` on
+// Each of the thread's 2 x 8 pieces of 16 bytes of block kHalf: at(piece of D, whether it is inside, its first two sums and its last two).
+template <int kHalf, class At>
+__device__ __forceinline__ void for_pieces(const Place& place, int64_t row_length, At at) {
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {
-        const int row = 64 * (r / 2) + 8 * (r % 2);
-        float4* const to = reinterpret_cast<float4*>(d + row * p.n);
-        const int left = row0 + row < tile.rows ? columns : 0;
+    for (int r = 0; r < 2; ++r) {
+        const int row = 64 * kHalf + 8 * r, left = row < place.rows ? place.columns : 0;
+        float* const d = place.d + row * row_length;
 #pragma unroll
-        for (int j = 0; j < 16; j += 2) {
-            const float* at = sum[r / 2] + 4 * j + 2 * (r % 2);
-            const float4 value = join_columns({at[0], at[1]}, {at[4], at[5]});
-            if (8 * j >= left) continue;
-            if (kMode == Gradient::accumulate)
-                add_in_memory(to + 2 * j, value);
-            else
-                store_in_memory(to + 2 * j, value);
-        }
+        for (int j = 0; j < 16; j += 2)
+            at(reinterpret_cast<float4*>(d + 8 * j), 8 * j < left, 4 * j + 2 * r, 4 * (j + 1) + 2 * r);
+    }
+}
+template <int kHalf>
+__device__ __forceinline__ void store_half(const Place& place, int64_t row_length, const float (&sum)[64]) {
+    for_pieces<kHalf>(place, row_length, [&](float4* d, bool inside, int low, int high) {
+        const float4 value = join_columns({sum[low], sum[low + 1]}, {sum[high], sum[high + 1]});
+        if (inside) store_in_memory(d, value);
+    });
+}
+// What a block's sums start from: zeros, or D as its pieces lie in memory, which part_columns brings to the lanes that own them. Until then
+// nobody waits for it.
+template <int kHalf, Gradient kMode>
+__device__ __forceinline__ void start_half(const Place& place, int64_t row_length, float (&sum)[64]) {
+    for_pieces<kHalf>(place, row_length, [&](const float4* d, bool inside, int low, int high) {
+        const float4 value = kMode == Gradient::accumulate ? load_from_memory(d, inside) : float4{};
+        sum[low] = value.x, sum[low + 1] = value.y, sum[high] = value.z, sum[high + 1] = value.w;
+    });
+}
+__device__ __forceinline__ void part_columns(float (&sum)[64]) {
+#pragma unroll
+    for (int i = 0; i < 64; i += i % 8 == 0 ? 2 : 6) {
+        const float4 value = join_columns({sum[i], sum[i + 1]}, {sum[i + 4], sum[i + 5]});
+        sum[i] = value.x, sum[i + 1] = value.y, sum[i + 4] = value.z, sum[i + 5] = value.w;
     }
 }
 
-template <class Wgmma, Scales kScales>
+// ---- computing: one warpgroup -----------------------------------------------------------------------------------------------------------
+// Behind the first product of a step: the release of the stage before, and this step's factors; behind the second: the wait for the next
+// stage. At a tile's end, behind the second product of its last step: the stores of the first block, whose sums are finished, the next tile
+// and its scales, and what the first block's next sums start from; behind the next tile's first product: the stores of the second block,
+// and its next start. Between the end of one product and the start of the next only the 64 additions of a thread remain. The last stage of
+// all is never released: nobody waits for it. What a step reads of a stage's scales it has read before it starts the next.
+template <class Wgmma, Gradient kMode, Scales kScales>
 __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales>& shared, int warpgroup) {
+    constexpr int kStagesA = WgradShared<kScales>::kStagesA;
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
     const int row0 = thread / 32 * 16 + lane / 4;            // this thread's rows: row0 + {0, 8} of each 64
     const int mine = 1 + warpgroup, others = 2 - warpgroup;  // named barriers: announced at, waited for at
     constexpr bool kRowScales = has_row_scales(kScales);
     constexpr int kRows = kRowScales ? 4 : 1;
-    RingPosition<WgradShared<kScales>::kStagesA> a_stage;
+    RingPosition<kStagesA> a_stage;
     RingPosition<kStagesB> b_stage;
     RingPosition<kRing> ring;
-    for (bool first = true;; first = false) {
-        barrier_wait(&shared.tile_full[ring.index], ring.parity);
-        const MathTile tile = shared.tiles[ring.index];
-        barrier_arrive(&shared.tile_empty[ring.index]);
-        __syncwarp();
-        ring.advance();
-        // every announcement is waited for, that of the last tile too
-        if (warpgroup == 0 ? !first : !tile.past_end) meet(others, kMathThreads);
-        if (tile.past_end) return;
+    MathTile tile{};
+    Place place{}, done{};  // `done`: its second block is finished and not stored yet; at first no rows
+    const float *at_a = nullptr, *at_b = nullptr;
+    float sum[2][64];
+    // scales of whole tiles: lane l holds those of step l of every 32 steps, read long before they are multiplied
+    float scales = 0.0f, next_a = 0.0f, next_b = 0.0f;
+    const auto read_scales = [&](int step) {
+        if (kRowScales) return;
+        const bool inside = step < tile.steps;
+        next_a = inside ? at_a[step * p.a.scale.block_stride] : 0.0f;
+        next_b = inside ? at_b[step * p.b.scale.block_stride] : 0.0f;
+    };
+    const auto take_tile = [&] {
+        if (!next_tile(shared, ring, tile)) return false;
+        const int64_t col = tile.b_output + warpgroup * kColumns;
+        place = place_of(p, tile, col, row0);
+        at_a = scales_at(p.a.scale, tile.a_k, tile.a_output / kTileRows * p.a.scale.output_stride);
+        at_b = scales_at(p.b.scale, tile.b_k, min(col, p.n - 1) / kColumns * p.b.scale.output_stride);
+        read_scales(lane);
+        return true;
+    };
+    const auto start = [&](float(&partial)[64], int half) {
+        start_products<Wgmma>(partial, swizzled_rows(shared.a[a_stage.index] + half * 64 * kStageRowBytes),
+                              swizzled_rows(shared.b[warpgroup][b_stage.index]));
+    };
+    const auto finish = [](float(&partial)[64], float(&sums)[64], float above, float below,
+                           const float2* columns) {
+        wait_for_products(partial);
+        if (has_column_scales(kScales))
+            add_scaled(partial, sums, above, below, columns);
+        else
+            add_scaled(partial, sums, above, below);
+    };
+    const auto wait_for_stage = [&] {
+        barrier_wait(&shared.a_full[a_stage.index], a_stage.parity);
+        barrier_wait(&shared.b_full[warpgroup][b_stage.index], b_stage.parity);
+    };
 
-        const int64_t col0 = tile.b_output + warpgroup * kColumns;
-        // scales of whole tiles: lane l holds the product of those of step l of every 32 steps
-        const float* at_a =
-            scales_at(p.a.scale, tile.a_k, tile.a_output / kTileRows * p.a.scale.output_stride);
-        const float* at_b =
-            scales_at(p.b.scale, tile.b_k, min(col0, p.n - 1) / kColumns * p.b.scale.output_stride);
-        const auto read_scale = [&](int step) {
-            if (kRowScales) return 1.0f;
-            if (step >= tile.steps) return 0.0f;
-            return at_a[step * p.a.scale.block_stride] * at_b[step * p.b.scale.block_stride];
-        };
-        float scales = read_scale(lane), next_scales = 0.0f;
-        float sum[2][64];
-#pragma unroll
-        for (int i = 0; i < 64; ++i) sum[0][i] = sum[1][i] = 0.0f;
-        const int lead = min(tile.steps / 2, kLead);
-        if (tile.steps == 0) announce(mine, kMathThreads);
-        for (int step = 0; step < tile.steps; ++step) {
-            if (step % 32 == 0) {
-                if (step > 0) scales = next_scales;
-                next_scales = read_scale(step + 32 + lane);
+    if (!take_tile()) return;
+    start_half<0, kMode>(place, p.n, sum[0]);
+    start_half<1, Gradient::overwrite>(place, p.n, sum[1]);  // of no tile
+    if (warpgroup == 1) meet(others, kMathThreads);
+    wait_for_stage();
+    bool first = true, more = true;
+    while (more) {
+        const int steps = tile.steps, lead = min((steps - 1) / 2, kLead);
+        for (int step = 0; step < steps; ++step) {
+            float partial[64], factor[kRows];
+            start(partial, 0);
+            if (step > 0 || !first)
+                release(&shared.a_empty[(a_stage.index == 0 ? kStagesA : a_stage.index) - 1],
+                        &shared.b_empty[warpgroup][(b_stage.index == 0 ? kStagesB : b_stage.index) - 1]);
+            if (step == 0) {
+                store_half<1>(done, p.n, sum[1]);
+                start_half<1, kMode>(place, p.n, sum[1]);
             }
-            const float scale = __shfl_sync(0xFFFFFFFFu, scales, step % 32);
-            barrier_wait(&shared.a_full[a_stage.index], a_stage.parity);
-            barrier_wait(&shared.b_full[warpgroup][b_stage.index], b_stage.parity);
-            float factor[kRows] = {scale};
+            if (step % 32 == 0) {
+                scales = next_a * next_b;
+                read_scales(step + 32 + lane);
+            }
+            factor[0] = __shfl_sync(0xFFFFFFFFu, scales, step % 32);
             if (kRowScales) {
 #pragma unroll
                 for (int i = 0; i < kRows; ++i)
                     factor[i] = shared.row_scales[a_stage.index][row0 + 64 * (i / 2) + 8 * (i % 2)];
             }
-            const uint64_t a = swizzled_rows(shared.a[a_stage.index]),
-                           below = swizzled_rows(shared.a[a_stage.index] + 64 * kStageRowBytes),
-                           b = swizzled_rows(shared.b[warpgroup][b_stage.index]);
             const float2* columns =
                 reinterpret_cast<const float2*>(shared.col_scales[warpgroup][b_stage.index] + 2 * (lane % 4));
-            add_products<Wgmma, kScales>(a, b, sum[0], factor[0], factor[kRows > 1 ? 1 : 0], columns, [] {});
+            if (kMode == Gradient::accumulate && step == 0) part_columns(sum[0]);
+            finish(partial, sum[0], factor[0], factor[kRows > 1 ? 1 : 0], columns);
+
+            start(partial, 1);
             if (step == lead) announce(mine, kMathThreads);
-            add_products<Wgmma, kScales>(
-                below, b, sum[1], factor[kRows / 2], factor[kRows - 1], columns,
-                [&] { release(&shared.a_empty[a_stage.index], &shared.b_empty[warpgroup][b_stage.index]); });
+            if (step + 1 == steps) {
+                store_half<0>(place, p.n, sum[0]);
+                done = place;
+                more = take_tile();
+                if (more) {
+                    start_half<0, kMode>(place, p.n, sum[0]);
+                    meet(others, kMathThreads);
+                }
+            }
             a_stage.advance();
             b_stage.advance();
+            if (more) wait_for_stage();
+            if (kMode == Gradient::accumulate && step == 0) part_columns(sum[1]);
+            finish(partial, sum[1], factor[kRows / 2], factor[kRows - 1], columns);
         }
-        if (p.mode == Gradient::accumulate)
-            store_tile<Gradient::accumulate>(p, tile, row0, col0, sum);
-        else
-            store_tile<Gradient::overwrite>(p, tile, row0, col0, sum);
+        first = false;
     }
+    store_half<1>(done, p.n, sum[1]);
+    if (warpgroup == 0)
+        meet(others, kMathThreads);  // every announcement is waited for, that of the last tile too
 }
 
 // ---- the CTA ----------------------------------------------------------------------------------------------------------------------------
-template <Scales kScales> __device__ WgradShared<kScales>& prepare() {
+template <Scales kScales> __device__ WgradShared<kScales>& prepare(const DeviceProduct& p) {
     using Shared = WgradShared<kScales>;
     extern __shared__ uint8_t raw[];
     // by the offset: through an integer the compiler would forget that this is shared memory
@@ -270,7 +371,7 @@ template <Scales kScales> __device__ WgradShared<kScales>& prepare() {
         }
         for (int r = 0; r < kRing; ++r) {
             barrier_init(&shared.tile_full[r], 1);
-            barrier_init(&shared.tile_empty[r], kMathThreads);
+            barrier_init(&shared.tile_empty[r], kMathThreads + (p.mode == Gradient::accumulate ? 1 : 0));
         }
         fence_barrier_init();
     }
@@ -282,12 +383,19 @@ template <class Wgmma, Scales kScales>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     wgrad_kernel(const __grid_constant__ DeviceProduct product, const __grid_constant__ CUtensorMap map_a,
                  const __grid_constant__ CUtensorMap map_b) {
-    WgradShared<kScales>& shared = prepare<kScales>();
-    const int role = static_cast<int>(threadIdx.x) / kWarpgroup;
+    WgradShared<kScales>& shared = prepare<kScales>(product);
+    const int role = same_in_warp(static_cast<int>(threadIdx.x) / kWarpgroup);
     if (role == 0) {
         give_registers<kLoaderRegisters>();
         const int warp = static_cast<int>(threadIdx.x) / 32;
-        if (threadIdx.x % 32 != 0 || warp > kMathWarpgroups) return;
+        if (warp > kMathWarpgroups) {
+            if (product.mode == Gradient::overwrite)
+                clear_tiles(product);
+            else if (threadIdx.x % 32 == 0)
+                fetch_tiles(product, shared);
+            return;
+        }
+        if (threadIdx.x % 32 != 0) return;
         if (warp == 0)
             load_a(product, shared, &map_a);
         else
@@ -295,7 +403,10 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
         cluster_meet_unaligned();
     } else {
         take_registers<kMathRegisters>();
-        multiply_tiles<Wgmma>(product, shared, role - 1);
+        if (product.mode == Gradient::accumulate)
+            multiply_tiles<Wgmma, Gradient::accumulate>(product, shared, role - 1);
+        else
+            multiply_tiles<Wgmma, Gradient::overwrite>(product, shared, role - 1);
         cluster_meet();  // nobody leaves while the other CTA may write here
     }
 }
