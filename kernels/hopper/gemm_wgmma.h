@@ -192,7 +192,8 @@ __device__ __forceinline__ void release_stage(WgmmaShared& shared, int stage) {
 __device__ __forceinline__ int same_in_warp(int value) { return __shfl_sync(0xFFFFFFFFu, value, 0); }
 
 // A computing thread's next tile; false past the last.
-__device__ inline bool next_tile(WgmmaShared& shared, RingPosition<kRing>& ring, MathTile& tile) {
+template <class Shared>
+__device__ __forceinline__ bool next_tile(Shared& shared, RingPosition<kRing>& ring, MathTile& tile) {
     barrier_wait(&shared.tile_full[ring.index], ring.parity);
     tile = shared.tiles[ring.index];
     barrier_arrive(&shared.tile_empty[ring.index]);
@@ -336,6 +337,9 @@ void launch_wgmma_fp8(const DeviceProduct& product, const StoredShape& a, const 
 bool wgmma_takes_bf16(const DeviceProduct& product);
 void launch_wgmma_bf16(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
                        const Launch& launch);
+// of the weight gradients among them (gemm_wgmma_bf16_wgrad.cu)
+void launch_wgmma_bf16_wgrad(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
+                             const Launch& launch);
 
 template <class Kernel>
 void launch_wgmma_kernel(Kernel kernel, const DeviceProduct& product, const CUtensorMap& map_a,

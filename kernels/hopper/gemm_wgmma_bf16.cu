@@ -121,6 +121,10 @@ bool wgmma_takes_bf16(const DeviceProduct& p) {
 
 void launch_wgmma_bf16(const DeviceProduct& p, const StoredShape& a, const StoredShape& b,
                        const Launch& launch) {
+    if (p.grouped == Grouped::contraction) {
+        launch_wgmma_bf16_wgrad(p, a, b, launch);
+        return;
+    }
     const bool along_a = p.grouped == Grouped::rows, along_b = along_a && p.b.k_stride == 1;
     const CUtensorMap map_a =
                           tensor_map(p.a.codes, p.a.dtype, a.rows, a.cols, along_a ? kTileRows / 2 : kPanel),

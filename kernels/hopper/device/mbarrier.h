@@ -79,6 +79,12 @@ __device__ __forceinline__ void bulk_load(const void* from, Barrier* barrier, vo
         "l"(from), "r"(shared_address(barrier)), "r"(bytes)
         : "memory");
 }
+// `bytes` side by side to L2 only (as above, of the one end); nobody is told.
+__device__ __forceinline__ void bulk_prefetch(const void* from, uint32_t bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)),
+                 "r"(bytes)
+                 : "memory");
+}
 
 // ---- clusters -------------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ uint32_t cluster_rank() {
