@@ -71,6 +71,93 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
     }
 }
 
+// A finished tile's part of a thread, rounded: of its row r (of two, 8 apart) and chunk j of 8 columns, word 2 * j + r holds two columns.
+struct Finished {
+    uint32_t words[64];
+    int64_t row;
+    int col, rows, valid;  // as in MathTile
+    __device__ RowUse use(int at) const {
+        return at >= rows ? RowUse::none : at >= valid ? RowUse::zero : RowUse::product;
+    }
+};
+
+__device__ __forceinline__ void store_finished(const DeviceProduct& p, const Finished& f, int row0) {
+    const int quad = static_cast<int>(threadIdx.x % 4);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int row = row0 + 8 * r;
+        Bf16* const d = static_cast<Bf16*>(p.d) + (f.row + row) * p.n + f.col + 8 * quad;
+        const int columns = row < f.rows ? static_cast<int>(min(p.n - f.col, int64_t{kTileCols})) : 0;
+#pragma unroll
+        for (int j = 0; j < kTileCols / 8; j += 4) {
+            uint32_t words[4];
+#pragma unroll
+            for (int c = 0; c < 4; ++c) words[c] = row < f.valid ? f.words[2 * (j + c) + r] : 0;
+            const uint4 chunk = gather_chunk(words);
+            if (8 * (j + quad) < columns) store_in_memory(reinterpret_cast<uint4*>(d + 8 * j), chunk);
+        }
+    }
+}
+
+// One warpgroup. The contraction is not empty (launch_wgmma), so every tile has a stage.
+template <int kAcrossB>
+__device__ void multiply_row_tiles(const DeviceProduct& p, WgmmaShared& shared, int warpgroup) {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
+    const int row0 = warpgroup * 64 + thread / 32 * 16 + lane / 4;
+    const int steps = static_cast<int>((p.k + kDepth - 1) / kDepth);  // of every tile
+    const int store_at = min(1, steps - 1);  // two stages of products stand before the stores
+    RingPosition<kStages> stage;
+    RingPosition<kRing> ring;
+    MathTile tile;
+    Finished finished;
+    bool more = next_tile(shared, ring, tile), unstored = false;
+    while (more) {
+        float sum[128];
+        int before = 0;  // stage whose products may still be under way
+        for (int step = 0; step < steps; ++step) {
+            barrier_wait(&shared.full[stage.index], stage.parity);
+            const uint8_t* a = shared.stages[stage.index];
+            const uint8_t* b = a + kTileRows * kStageRowBytes;
+            const uint64_t at_a = swizzled_rows(a + warpgroup * 64 * kStageRowBytes),
+                           at_b = kAcrossB ? swizzled_columns(b) : swizzled_rows(b);
+            wgmma_fence();
+            keep_in_place(sum);
+#pragma unroll
+            for (int k = 0; k < kDepth / 16; ++k)
+                multiply_bf16<0, kAcrossB>(sum, at_a + 2 * k,
+                                           at_b + (kAcrossB ? 16 * kStageRowBytes / 16 : 2) * k,
+                                           step > 0 || k > 0);
+            wgmma_commit();
+            keep_in_place(sum);
+            if (unstored && step == store_at) {
+                store_finished(p, finished, row0);
+                unstored = false;
+            }
+            wgmma_wait<1>();
+            if (step > 0) release_stage(shared, before);
+            before = stage.index;
+            stage.advance();
+        }
+        finished.row = tile.d_row;
+        finished.col = static_cast<int>(tile.b_output);
+        finished.rows = tile.rows;
+        finished.valid = tile.valid;
+        more = next_tile(shared, ring, tile);  // behind the last products
+        wgmma_wait<0>();
+        keep_in_place(sum);
+        release_stage(shared, before);
+        if (p.d_dtype == DType::f32) {
+            store_row_f32<0>(p, finished.row + row0, finished.col, sum, finished.use(row0));
+            store_row_f32<1>(p, finished.row + row0 + 8, finished.col, sum, finished.use(row0 + 8));
+        }
+        // in any case, so that the old words need no registers up to here
+#pragma unroll
+        for (int i = 0; i < 64; ++i) finished.words[i] = pack_bf16(sum[2 * i], sum[2 * i + 1]);
+        unstored = p.d_dtype == DType::bf16;
+    }
+    if (unstored) store_finished(p, finished, row0);
+}
+
 template <int kAcrossA, int kAcrossB>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     bf16_kernel(const __grid_constant__ DeviceProduct product, const __grid_constant__ CUtensorMap map_a,
@@ -105,7 +192,10 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
             });
     };
     run_roles(load, [&](WgmmaShared& shared, int warpgroup) {
-        multiply_tiles<kAcrossA, kAcrossB>(product, shared, warpgroup);
+        if constexpr (kAcrossA == 0)
+            multiply_row_tiles<kAcrossB>(product, shared, warpgroup);
+        else
+            multiply_tiles<kAcrossA, kAcrossB>(product, shared, warpgroup);
     });
 }
 

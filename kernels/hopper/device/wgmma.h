@@ -23,6 +23,11 @@ template <int kRows = 64> __device__ __forceinline__ uint64_t swizzled_columns(c
 }
 
 // *to = value in one access; of an assignment the compiler may make four.
+__device__ __forceinline__ void store_in_memory(uint4* to, uint4 value) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(value.x), "r"(value.y),
+                 "r"(value.z), "r"(value.w)
+                 : "memory");
+}
 __device__ __forceinline__ void store_in_memory(float4* to, float4 value) {
     asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(value.x), "f"(value.y),
                  "f"(value.z), "f"(value.w)
