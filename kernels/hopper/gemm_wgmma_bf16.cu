@@ -1,75 +1,21 @@
-// Grouped BF16 products on Hopper's warpgroup instructions: forward, data gradient (weights as stored) and weight gradient. Group sizes
-// are read on the device. The skeleton, its shared memory and its barriers: gemm_wgmma.h; the FP8 products: gemm_wgmma_fp8.cu.
+// Grouped BF16 products on Hopper's warpgroup instructions: forward and data gradient (weights as stored). Group sizes are read on the
+// device. The skeleton, its shared memory and its barriers: gemm_wgmma.h; weight gradients: gemm_wgmma_bf16_wgrad.cu; FP8: gemm_wgmma_fp8.cu.
 //
-// Floor: 2 m n k FLOPs at the tensor cores' BF16 rate; every operand read once and D written once (and read once, if accumulated).
-// Each of the two computing warpgroups multiplies 64 rows by all 256 columns of the tile, 64 of the contraction a stage, and keeps the
-// sums in registers. An operand that lies along the contraction is one box of rows x 128 bytes; one that lies across it is a row of panels of
-// 64 outputs x 64 contraction rows. Rows of the contraction beyond a group (weight gradient) are overwritten by zeros in shared memory.
+// Floor: 2 m n k FLOPs at the tensor cores' BF16 rate; every operand read once and D written once.
+// Each of the two computing warpgroups multiplies 64 rows by all 256 columns of the tile, 64 of the contraction a stage (512 cycles), and keeps
+// the sums in registers: 128 a thread. The next stage's products are started before the last one's are waited for. BF16 results of a
+// finished tile are rounded into 64 registers, which takes about 100 cycles, and stored behind the next tile's first products.
+// An operand that lies along the contraction is one box of rows x 128 bytes; weights that lie across it are panels of 64 outputs x 64
+// contraction rows.
+// Deterministic: an element of D is one thread's sum over ascending k, written once.
 #include "kernels/hopper/gemm_wgmma.h"
 
 namespace fp8flow::hopper {
 
 namespace {
 
-constexpr int kDepth = 64;                          // contraction elements of a stage
-constexpr int kPanel = 64, kPanelBytes = 64 * 128;  // outputs of a panel
-
-// The stage's contraction rows from `first` on become zero in all panels of A and B.
-__device__ void clear_rows(uint8_t* stage, int first) {
-    const int thread = static_cast<int>(threadIdx.x) - kWarpgroup;
-    const int words = (kDepth - first) * kStageRowBytes / 16;  // of a panel
-    meet(1, kMathThreads);                                     // both have seen the copies arrive
-    for (int i = thread; i < words * (kTileRows + kTileCols) / kPanel; i += kMathThreads)
-        *reinterpret_cast<uint4*>(stage + i / words * kPanelBytes + first * kStageRowBytes + i % words * 16) =
-            uint4{};
-    fence_shared_for_wgmma();
-    meet(1, kMathThreads);
-}
-
-template <int kAcrossA, int kAcrossB>
-__device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int warpgroup) {
-    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
-    const int row0 = warpgroup * 64 + thread / 32 * 16 + lane / 4;
-    RingPosition<kStages> stage;
-    RingPosition<kRing> ring;
-    for (;;) {
-        MathTile tile;
-        if (!next_tile(shared, ring, tile)) return;
-        float sum[128];
-#pragma unroll
-        for (int i = 0; i < 128; ++i) sum[i] = 0.0f;
-        int previous = -1;  // stage whose products may still be under way
-        for (int step = 0; step < tile.steps; ++step) {
-            uint8_t* a = shared.stages[stage.index];
-            barrier_wait(&shared.full[stage.index], stage.parity);
-            if (kAcrossA && kAcrossB && tile.depth - step * kDepth < kDepth)
-                clear_rows(a, tile.depth - step * kDepth);
-            // 64 rows of A are one panel, or 64 rows of 128 bytes: the same number of bytes
-            const uint8_t* b = a + kTileRows * kStageRowBytes;
-            const uint64_t at_a = kAcrossA ? swizzled_columns(a + warpgroup * kPanelBytes)
-                                           : swizzled_rows(a + warpgroup * 64 * kStageRowBytes);
-            const uint64_t at_b = kAcrossB ? swizzled_columns(b) : swizzled_rows(b);
-            constexpr int kStepA = kAcrossA ? 16 * kStageRowBytes / 16 : 2,
-                          kStepB = kAcrossB ? 16 * kStageRowBytes / 16 : 2;
-            wgmma_fence();
-            keep_in_place(sum);
-#pragma unroll
-            for (int k = 0; k < kDepth / 16; ++k)
-                multiply_bf16<kAcrossA, kAcrossB>(sum, at_a + kStepA * k, at_b + kStepB * k,
-                                                  step > 0 || k > 0);
-            wgmma_commit();
-            keep_in_place(sum);
-            wgmma_wait<1>();
-            if (previous >= 0) release_stage(shared, previous);
-            previous = stage.index;
-            stage.advance();
-        }
-        wgmma_wait<0>();
-        keep_in_place(sum);
-        if (previous >= 0) release_stage(shared, previous);
-        store_rows(p, tile, row0, tile.b_output, sum);
-    }
-}
+constexpr int kDepth = 64;                                         // contraction elements of a stage
+constexpr int kPanel = 64, kPanelBytes = kDepth * kStageRowBytes;  // outputs of a panel
 
 // A finished tile's part of a thread, rounded: of its row r (of two, 8 apart) and chunk j of 8 columns, word 2 * j + r holds two columns.
 struct Finished {
@@ -101,7 +47,7 @@ __device__ __forceinline__ void store_finished(const DeviceProduct& p, const Fin
 
 // One warpgroup. The contraction is not empty (launch_wgmma), so every tile has a stage.
 template <int kAcrossB>
-__device__ void multiply_row_tiles(const DeviceProduct& p, WgmmaShared& shared, int warpgroup) {
+__device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int warpgroup) {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
     const int row0 = warpgroup * 64 + thread / 32 * 16 + lane / 4;
     const int steps = static_cast<int>((p.k + kDepth - 1) / kDepth);  // of every tile
@@ -158,7 +104,7 @@ __device__ void multiply_row_tiles(const DeviceProduct& p, WgmmaShared& shared, 
     if (unstored) store_finished(p, finished, row0);
 }
 
-template <int kAcrossA, int kAcrossB>
+template <int kAcrossB>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     bf16_kernel(const __grid_constant__ DeviceProduct product, const __grid_constant__ CUtensorMap map_a,
                 const __grid_constant__ CUtensorMap map_b) {
@@ -169,14 +115,13 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
                 const int a_k = static_cast<int>(tile.a_k) + step * kDepth,
                           b_k = static_cast<int>(tile.b_k) + step * kDepth;
                 const int a = static_cast<int>(tile.a_output), b = static_cast<int>(tile.b_output);
-                const int group = product.grouped == Grouped::rows ? static_cast<int>(tile.group) : 0;
+                const int group = static_cast<int>(tile.group);
                 const auto load_of = [&](Common operand) {
                     return tile.common == operand ? Load::common : Load::own;
                 };
                 uint8_t *to_a = shared.stages[index], *to_b = to_a + kTileRows * kStageRowBytes;
-                load_operand<2>(load_of(Common::a), rank, &map_a, full, to_a, kPanelBytes, [&](int i) {
-                    return kAcrossA ? make_int2(a + i * kPanel, a_k) : make_int2(a_k, a + i * kTileRows / 2);
-                });
+                load_operand<2>(load_of(Common::a), rank, &map_a, full, to_a, kTileRows / 2 * kStageRowBytes,
+                                [&](int i) { return make_int2(a_k, a + i * kTileRows / 2); });
                 if (kAcrossB) {
                     load_operand<kTileCols / kPanel>(
                         load_of(Common::b), rank, &map_b, full, to_b, kPanelBytes, [&](int i) {
@@ -192,10 +137,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
             });
     };
     run_roles(load, [&](WgmmaShared& shared, int warpgroup) {
-        if constexpr (kAcrossA == 0)
-            multiply_row_tiles<kAcrossB>(product, shared, warpgroup);
-        else
-            multiply_tiles<kAcrossA, kAcrossB>(product, shared, warpgroup);
+        multiply_tiles<kAcrossB>(product, shared, warpgroup);
     });
 }
 
@@ -215,15 +157,11 @@ void launch_wgmma_bf16(const DeviceProduct& p, const StoredShape& a, const Store
         launch_wgmma_bf16_wgrad(p, a, b, launch);
         return;
     }
-    const bool along_a = p.grouped == Grouped::rows, along_b = along_a && p.b.k_stride == 1;
-    const CUtensorMap map_a =
-                          tensor_map(p.a.codes, p.a.dtype, a.rows, a.cols, along_a ? kTileRows / 2 : kPanel),
+    const bool along_b = p.b.k_stride == 1;
+    const CUtensorMap map_a = tensor_map(p.a.codes, p.a.dtype, a.rows, a.cols, kTileRows / 2),
                       map_b =
                           tensor_map(p.b.codes, p.b.dtype, b.rows, b.cols, along_b ? kTileCols / 2 : kPanel);
-    launch_wgmma_kernel(!along_a  ? bf16_kernel<1, 1>
-                        : along_b ? bf16_kernel<0, 0>
-                                  : bf16_kernel<0, 1>,
-                        p, map_a, map_b, launch);
+    launch_wgmma_kernel(along_b ? bf16_kernel<0> : bf16_kernel<1>, p, map_a, map_b, launch);
 }
 
 }  // namespace fp8flow::hopper
