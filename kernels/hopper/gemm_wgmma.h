@@ -305,14 +305,10 @@ __device__ __forceinline__ void store_row_bf16(const Rows& p, int64_t row, int64
             store_in_memory(reinterpret_cast<uint4*>(static_cast<Bf16*>(p.d) + row * p.n + col), chunk);
     }
 }
-// The same to D of either type.
+// The same to D in FP32, overwritten or accumulated.
 template <int kPair, int kSums>
-__device__ __forceinline__ void store_row(const DeviceProduct& p, int64_t row, int64_t col0,
-                                          const float (&sum)[kSums], RowUse use) {
-    if (p.d_dtype == DType::bf16) {
-        store_row_bf16<kPair>(p, row, col0, sum, use);
-        return;
-    }
+__device__ __forceinline__ void store_row_f32(const DeviceProduct& p, int64_t row, int64_t col0,
+                                              const float (&sum)[kSums], RowUse use) {
     const int quad = static_cast<int>(threadIdx.x % 4);
     if (use == RowUse::none) return;
 #pragma unroll
@@ -327,6 +323,15 @@ __device__ __forceinline__ void store_row(const DeviceProduct& p, int64_t row, i
         else
             *d = value;
     }
+}
+// The same to D of either type.
+template <int kPair, int kSums>
+__device__ __forceinline__ void store_row(const DeviceProduct& p, int64_t row, int64_t col0,
+                                          const float (&sum)[kSums], RowUse use) {
+    if (p.d_dtype == DType::bf16)
+        store_row_bf16<kPair>(p, row, col0, sum, use);
+    else
+        store_row_f32<kPair>(p, row, col0, sum, use);
 }
 
 __device__ __forceinline__ RowUse use_of(const MathTile& tile, int row) {
@@ -357,6 +362,9 @@ void launch_wgmma_fp8(const DeviceProduct& product, const StoredShape& a, const 
 bool wgmma_takes_bf16(const DeviceProduct& product);
 void launch_wgmma_bf16(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
                        const Launch& launch);
+// of the weight gradients among them (gemm_wgmma_bf16_wgrad.cu)
+void launch_wgmma_bf16_wgrad(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
+                             const Launch& launch);
 
 // `more`: arguments of the kernel behind the product and its maps.
 template <class Kernel, class... More>

@@ -1,77 +1,110 @@
-// Grouped BF16 products on Hopper's warpgroup instructions: forward, data gradient (weights as stored) and weight gradient. Group sizes
-// are read on the device. The skeleton, its shared memory and its barriers: gemm_wgmma.h; the FP8 products: gemm_wgmma_fp8.cu.
+// Grouped BF16 products on Hopper's warpgroup instructions: forward and data gradient (weights as stored). Group sizes are read on the
+// device. The skeleton, its shared memory and its barriers: gemm_wgmma.h; weight gradients: gemm_wgmma_bf16_wgrad.cu; FP8: gemm_wgmma_fp8.cu.
 //
-// Floor: 2 m n k FLOPs at the tensor cores' BF16 rate; every operand read once and D written once (and read once, if accumulated).
-// Each of the two computing warpgroups multiplies 64 rows by all 256 columns of the tile, 64 of the contraction a stage, and keeps the
-// sums in registers. An operand that lies along the contraction is one box of rows x 128 bytes; one that lies across it is a row of panels of
-// 64 outputs x 64 contraction rows. Rows of the contraction beyond a group (weight gradient) are overwritten by zeros in shared memory.
+// Floor: 2 m n k FLOPs at the tensor cores' BF16 rate; every operand read once and D written once.
+// Each of the two computing warpgroups multiplies 64 rows by all 256 columns of the tile, 64 of the contraction a stage (512 cycles), and keeps
+// the sums in registers: 128 a thread. The next stage's products are started before the last one's are waited for. BF16 results of a
+// finished tile are rounded into 64 registers, which takes about 100 cycles, and stored behind the next tile's first products.
+// An operand that lies along the contraction is one box of rows x 128 bytes; weights that lie across it are panels of 64 outputs x 64
+// contraction rows.
+// Deterministic: an element of D is one thread's sum over ascending k, written once.
 #include "kernels/hopper/gemm_wgmma.h"
 
 namespace fp8flow::hopper {
 
 namespace {
 
-constexpr int kDepth = 64;                          // contraction elements of a stage
-constexpr int kPanel = 64, kPanelBytes = 64 * 128;  // outputs of a panel
+constexpr int kDepth = 64;                                         // contraction elements of a stage
+constexpr int kPanel = 64, kPanelBytes = kDepth * kStageRowBytes;  // outputs of a panel
 
-// The stage's contraction rows from `first` on become zero in all panels of A and B.
-__device__ void clear_rows(uint8_t* stage, int first) {
-    const int thread = static_cast<int>(threadIdx.x) - kWarpgroup;
-    const int words = (kDepth - first) * kStageRowBytes / 16;  // of a panel
-    meet(1, kMathThreads);                                     // both have seen the copies arrive
-    for (int i = thread; i < words * (kTileRows + kTileCols) / kPanel; i += kMathThreads)
-        *reinterpret_cast<uint4*>(stage + i / words * kPanelBytes + first * kStageRowBytes + i % words * 16) =
-            uint4{};
-    fence_shared_for_wgmma();
-    meet(1, kMathThreads);
+// A finished tile's part of a thread, rounded: of its row r (of two, 8 apart) and chunk j of 8 columns, word 2 * j + r holds two columns.
+struct Finished {
+    uint32_t words[64];
+    int64_t row;
+    int col, rows, valid;  // as in MathTile
+    __device__ RowUse use(int at) const {
+        return at >= rows ? RowUse::none : at >= valid ? RowUse::zero : RowUse::product;
+    }
+};
+
+__device__ __forceinline__ void store_finished(const DeviceProduct& p, const Finished& f, int row0) {
+    const int quad = static_cast<int>(threadIdx.x % 4);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int row = row0 + 8 * r;
+        Bf16* const d = static_cast<Bf16*>(p.d) + (f.row + row) * p.n + f.col + 8 * quad;
+        const int columns = row < f.rows ? static_cast<int>(min(p.n - f.col, int64_t{kTileCols})) : 0;
+#pragma unroll
+        for (int j = 0; j < kTileCols / 8; j += 4) {
+            uint32_t words[4];
+#pragma unroll
+            for (int c = 0; c < 4; ++c) words[c] = row < f.valid ? f.words[2 * (j + c) + r] : 0;
+            const uint4 chunk = gather_chunk(words);
+            if (8 * (j + quad) < columns) store_in_memory(reinterpret_cast<uint4*>(d + 8 * j), chunk);
+        }
+    }
 }
 
-template <int kAcrossA, int kAcrossB>
+// One warpgroup. The contraction is not empty (launch_wgmma), so every tile has a stage.
+template <int kAcrossB>
 __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int warpgroup) {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
     const int row0 = warpgroup * 64 + thread / 32 * 16 + lane / 4;
+    const int steps = static_cast<int>((p.k + kDepth - 1) / kDepth);  // of every tile
+    const int store_at = min(1, steps - 1);  // two stages of products stand before the stores
     RingPosition<kStages> stage;
     RingPosition<kRing> ring;
-    for (;;) {
-        MathTile tile;
-        if (!next_tile(shared, ring, tile)) return;
+    MathTile tile;
+    Finished finished;
+    bool more = next_tile(shared, ring, tile), unstored = false;
+    while (more) {
         float sum[128];
-#pragma unroll
-        for (int i = 0; i < 128; ++i) sum[i] = 0.0f;
-        int previous = -1;  // stage whose products may still be under way
-        for (int step = 0; step < tile.steps; ++step) {
-            uint8_t* a = shared.stages[stage.index];
+        int before = 0;  // stage whose products may still be under way
+        for (int step = 0; step < steps; ++step) {
             barrier_wait(&shared.full[stage.index], stage.parity);
-            if (kAcrossA && kAcrossB && tile.depth - step * kDepth < kDepth)
-                clear_rows(a, tile.depth - step * kDepth);
-            // 64 rows of A are one panel, or 64 rows of 128 bytes: the same number of bytes
+            const uint8_t* a = shared.stages[stage.index];
             const uint8_t* b = a + kTileRows * kStageRowBytes;
-            const uint64_t at_a = kAcrossA ? swizzled_columns(a + warpgroup * kPanelBytes)
-                                           : swizzled_rows(a + warpgroup * 64 * kStageRowBytes);
-            const uint64_t at_b = kAcrossB ? swizzled_columns(b) : swizzled_rows(b);
-            constexpr int kStepA = kAcrossA ? 16 * kStageRowBytes / 16 : 2,
-                          kStepB = kAcrossB ? 16 * kStageRowBytes / 16 : 2;
+            const uint64_t at_a = swizzled_rows(a + warpgroup * 64 * kStageRowBytes),
+                           at_b = kAcrossB ? swizzled_columns(b) : swizzled_rows(b);
             wgmma_fence();
             keep_in_place(sum);
 #pragma unroll
             for (int k = 0; k < kDepth / 16; ++k)
-                multiply_bf16<kAcrossA, kAcrossB>(sum, at_a + kStepA * k, at_b + kStepB * k,
-                                                  step > 0 || k > 0);
+                multiply_bf16<0, kAcrossB>(sum, at_a + 2 * k,
+                                           at_b + (kAcrossB ? 16 * kStageRowBytes / 16 : 2) * k,
+                                           step > 0 || k > 0);
             wgmma_commit();
             keep_in_place(sum);
+            if (unstored && step == store_at) {
+                store_finished(p, finished, row0);
+                unstored = false;
+            }
             wgmma_wait<1>();
-            if (previous >= 0) release_stage(shared, previous);
-            previous = stage.index;
+            if (step > 0) release_stage(shared, before);
+            before = stage.index;
             stage.advance();
         }
+        finished.row = tile.d_row;
+        finished.col = static_cast<int>(tile.b_output);
+        finished.rows = tile.rows;
+        finished.valid = tile.valid;
+        more = next_tile(shared, ring, tile);  // behind the last products
         wgmma_wait<0>();
         keep_in_place(sum);
-        if (previous >= 0) release_stage(shared, previous);
-        store_rows(p, tile, row0, tile.b_output, sum);
+        release_stage(shared, before);
+        if (p.d_dtype == DType::f32) {
+            store_row_f32<0>(p, finished.row + row0, finished.col, sum, finished.use(row0));
+            store_row_f32<1>(p, finished.row + row0 + 8, finished.col, sum, finished.use(row0 + 8));
+        }
+        // in any case, so that the old words need no registers up to here
+#pragma unroll
+        for (int i = 0; i < 64; ++i) finished.words[i] = pack_bf16(sum[2 * i], sum[2 * i + 1]);
+        unstored = p.d_dtype == DType::bf16;
     }
+    if (unstored) store_finished(p, finished, row0);
 }
 
-template <int kAcrossA, int kAcrossB>
+template <int kAcrossB>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     bf16_kernel(const __grid_constant__ DeviceProduct product, const __grid_constant__ CUtensorMap map_a,
                 const __grid_constant__ CUtensorMap map_b) {
@@ -82,14 +115,13 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
                 const int a_k = static_cast<int>(tile.a_k) + step * kDepth,
                           b_k = static_cast<int>(tile.b_k) + step * kDepth;
                 const int a = static_cast<int>(tile.a_output), b = static_cast<int>(tile.b_output);
-                const int group = product.grouped == Grouped::rows ? static_cast<int>(tile.group) : 0;
+                const int group = static_cast<int>(tile.group);
                 const auto load_of = [&](Common operand) {
                     return tile.common == operand ? Load::common : Load::own;
                 };
                 uint8_t *to_a = shared.stages[index], *to_b = to_a + kTileRows * kStageRowBytes;
-                load_operand<2>(load_of(Common::a), rank, &map_a, full, to_a, kPanelBytes, [&](int i) {
-                    return kAcrossA ? make_int2(a + i * kPanel, a_k) : make_int2(a_k, a + i * kTileRows / 2);
-                });
+                load_operand<2>(load_of(Common::a), rank, &map_a, full, to_a, kTileRows / 2 * kStageRowBytes,
+                                [&](int i) { return make_int2(a_k, a + i * kTileRows / 2); });
                 if (kAcrossB) {
                     load_operand<kTileCols / kPanel>(
                         load_of(Common::b), rank, &map_b, full, to_b, kPanelBytes, [&](int i) {
@@ -105,7 +137,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
             });
     };
     run_roles(load, [&](WgmmaShared& shared, int warpgroup) {
-        multiply_tiles<kAcrossA, kAcrossB>(product, shared, warpgroup);
+        multiply_tiles<kAcrossB>(product, shared, warpgroup);
     });
 }
 
@@ -121,15 +153,15 @@ bool wgmma_takes_bf16(const DeviceProduct& p) {
 
 void launch_wgmma_bf16(const DeviceProduct& p, const StoredShape& a, const StoredShape& b,
                        const Launch& launch) {
-    const bool along_a = p.grouped == Grouped::rows, along_b = along_a && p.b.k_stride == 1;
-    const CUtensorMap map_a =
-                          tensor_map(p.a.codes, p.a.dtype, a.rows, a.cols, along_a ? kTileRows / 2 : kPanel),
+    if (p.grouped == Grouped::contraction) {
+        launch_wgmma_bf16_wgrad(p, a, b, launch);
+        return;
+    }
+    const bool along_b = p.b.k_stride == 1;
+    const CUtensorMap map_a = tensor_map(p.a.codes, p.a.dtype, a.rows, a.cols, kTileRows / 2),
                       map_b =
                           tensor_map(p.b.codes, p.b.dtype, b.rows, b.cols, along_b ? kTileCols / 2 : kPanel);
-    launch_wgmma_kernel(!along_a  ? bf16_kernel<1, 1>
-                        : along_b ? bf16_kernel<0, 0>
-                                  : bf16_kernel<0, 1>,
-                        p, map_a, map_b, launch);
+    launch_wgmma_kernel(along_b ? bf16_kernel<0> : bf16_kernel<1>, p, map_a, map_b, launch);
 }
 
 }  // namespace fp8flow::hopper

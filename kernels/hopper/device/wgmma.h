@@ -1,4 +1,4 @@
-// Warpgroup matrix products (wgmma) of FP8 operands in shared memory with FP32 accumulators in registers.
+// Warpgroup matrix products (wgmma) of FP8 and BF16 operands in shared memory with FP32 accumulators in registers.
 // Source: PTX ISA, "Asynchronous warpgroup level matrix instructions" (fragment layout of D, matrix descriptors).
 #pragma once
 
@@ -19,15 +19,20 @@ __device__ __forceinline__ uint64_t descriptor_at(uint64_t descriptor, int bytes
     return (descriptor & 0xFFFFFFFF00000000u) | (static_cast<uint32_t>(descriptor) + bytes / 16);
 }
 
-// Describes 16-bit operands that lie across the contraction (MN-major): panels of 64 outputs (128 bytes) x 64 contraction rows, 128-byte
-// swizzled; 8 contraction rows are 1024 bytes, a panel is 8192. Step along the contraction by adding (rows * 128 / 16).
-__device__ __forceinline__ uint64_t swizzled_columns(const void* panel) {
-    constexpr uint64_t kPanel = 8192 / 16, kStride = 1024 / 16, kSwizzle128 = 1;
+// Describes 16-bit operands that lie across the contraction (MN-major): panels of 64 outputs (128 bytes) x kRows contraction rows, 128-byte
+// swizzled; 8 contraction rows are 1024 bytes, and a panel lies behind the other. Step along the contraction by adding (rows * 128 / 16).
+template <int kRows = 64> __device__ __forceinline__ uint64_t swizzled_columns(const void* panel) {
+    constexpr uint64_t kPanel = kRows * 128 / 16, kStride = 1024 / 16, kSwizzle128 = 1;
     return static_cast<uint64_t>((shared_address(panel) & 0x3FFFF) >> 4) | kPanel << 16 | kStride << 32 |
            kSwizzle128 << 62;
 }
 
 // *to = value in one access; of an assignment the compiler may make four.
+__device__ __forceinline__ void store_in_memory(uint4* to, uint4 value) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(value.x), "r"(value.y),
+                 "r"(value.z), "r"(value.w)
+                 : "memory");
+}
 __device__ __forceinline__ void store_in_memory(float4* to, float4 value) {
     asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(value.x), "f"(value.y),
                  "f"(value.z), "f"(value.w)
@@ -138,6 +143,16 @@ __device__ __forceinline__ void multiply_bf16(float (&d)[128], uint64_t a, uint6
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" FP8FLOW_NAMES_0_63 ", " FP8FLOW_NAMES_64_127
         "}, %128, %129, add, 1, 1, %131, %132;\n}"
         : FP8FLOW_SUMS_64(d, 0), FP8FLOW_SUMS_64(d, 64)
+        : "l"(a), "l"(b), "r"(add), "n"(kAcrossA), "n"(kAcrossB));
+}
+// The same of 128 columns, j up to 15.
+template <int kAcrossA, int kAcrossB>
+__device__ __forceinline__ void multiply_bf16(float (&d)[64], uint64_t a, uint64_t b, int add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" FP8FLOW_NAMES_0_63
+        "}, %64, %65, add, 1, 1, %67, %68;\n}"
+        : FP8FLOW_SUMS_64(d, 0)
         : "l"(a), "l"(b), "r"(add), "n"(kAcrossA), "n"(kAcrossB));
 }
 #undef FP8FLOW_NAMES_0_63
