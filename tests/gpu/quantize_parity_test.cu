@@ -28,6 +28,7 @@ const std::vector<Case>& cases() {
         {{}, 1, 40, 7, DType::f32, 0, 9},
         {{}, 1, 130, 1152, DType::bf16, 0, 0},
         {{}, 1, 3, 8192, DType::bf16, 0, 0},
+        {{}, 1, 19, 2432, DType::f16, 0, 0},
         {{}, 1, 600, 136, DType::bf16, 0, 0},
         {{0, 1, 0, 127, 128, 129, 0}, 128, 0, 384, DType::bf16, 0, 128},
         {{700, 3, 0}, 128, 0, 136, DType::bf16, 256, 0},
@@ -107,16 +108,19 @@ TEST(QuantizeParity, Rows) {
         for (const Formats& f : kFormats)
             for (const L layout : {L::vec128_wire, L::vec128, L::row, L::mx32, L::tensor}) {
                 SCOPED_TRACE(text(c) + " " + name_of(layout));
-                Parity p;
-                const Tensors t(c);
-                const HostFp8 dst =
-                    t.by_rows(c, f.dtype, layout, f.format == ScaleFormat::fp32 ? DType::f32 : DType::e8m0);
-                p.run(op::QuantizeRows{.src = t.src,
-                                       .groups = t.row_groups,
-                                       .scale_format = f.format,
-                                       .mx_rounding = f.rounding,
-                                       .dst = dst});
-                p.expect_same_bytes(Fp8Tensor(dst), "dst");
+                for (const int sms : {0, 1}) {  // 1: a CTA takes many rows
+                    Parity p;
+                    const Tensors t(c);
+                    const HostFp8 dst = t.by_rows(c, f.dtype, layout,
+                                                  f.format == ScaleFormat::fp32 ? DType::f32 : DType::e8m0);
+                    p.run(op::QuantizeRows{.src = t.src,
+                                           .groups = t.row_groups,
+                                           .scale_format = f.format,
+                                           .mx_rounding = f.rounding,
+                                           .dst = dst},
+                          Launch{.sm_limit = sms});
+                    p.expect_same_bytes(Fp8Tensor(dst), "dst");
+                }
             }
 }
 
