@@ -1,4 +1,5 @@
-// 128x128 tiles to FP8 in both orientations; see quantize_tiles.h. Contract: kernels/ops/quantize.h.
+// 128x128 tiles to FP8 in both orientations; see quantize_tiles.h. The usual ones take the form of quantize_wide_tiles.cu. Contract:
+// kernels/ops/quantize.h.
 #include "kernels/hopper/quantize_tiles.h"
 
 #include "kernels/hopper/device/tiles.h"
@@ -329,6 +330,7 @@ TileOutput tile_columns(const Fp8Tensor& transposed, Share share) {
 void launch_quantize_tiles(const TileSource& source, const TileShape& shape, const TileOutput& rows,
                            const TileOutput& columns, const QuantizeRule& rule, const Launch& launch) {
     if (shape.capacity == 0 || shape.cols == 0 || shape.batches == 0) return;
+    if (launch_quantize_wide_tiles(source, shape, rows, columns, rule, launch)) return;
     quantize_tiles_kernel<<<tile_grid(shape, launch), kThreads, 0, stream_of(launch)>>>(
         {source, shape, rows, columns, rule});
     check_launch("quantize_tiles");

@@ -56,6 +56,10 @@ TileOutput tile_columns(const Fp8Tensor& transposed, Share share);
 void launch_quantize_tiles(const TileSource& source, const TileShape& shape, const TileOutput& rows,
                            const TileOutput& columns, const QuantizeRule& rule, const Launch& launch);
 
+// The same where it has a form of its own (quantize_wide_tiles.cu): true if that was launched.
+bool launch_quantize_wide_tiles(const TileSource& source, const TileShape& shape, const TileOutput& rows,
+                                const TileOutput& columns, const QuantizeRule& rule, const Launch& launch);
+
 // max|x| as bits: of everything into amax[0], or of every column of every group (batch) into amax[group][column]. Sets all entries.
 enum class AmaxOf { everything, columns };
 void launch_tile_amax(const TileSource& source, const TileShape& shape, AmaxOf what, uint32_t* amax,
