@@ -150,6 +150,27 @@ TEST(QuantizeParity, Columns) {
             }
 }
 
+// Enough groups and columns for the form that keeps a strip of a group on chip; groups that fit and groups that do not.
+TEST(QuantizeParity, GroupColumnsOnChip) {
+    for (const int64_t alignment : {1, 16, 128})
+        for (const Formats& f : kFormats) {
+            Case c{{1300, 0, 3, 1152, 1, 129, 16, 2305, 40, 1}, alignment, 0, 1280, DType::bf16, 128, 5};
+            SCOPED_TRACE(text(c));
+            Parity p;
+            const Tensors t(c);
+            const HostFp8 dst = t.by_columns(c, f.dtype, L::group_row);
+            p.run(op::QuantizeColumns{.src = t.src,
+                                      .groups = t.row_groups,
+                                      .scale_format = f.format,
+                                      .mx_rounding = f.rounding,
+                                      .dst = dst,
+                                      .src2 = {},
+                                      .dst2 = {}},
+                  Launch{.sm_limit = f.dtype == DType::e5m2 ? 2 : 0});
+            p.expect_same_bytes(Fp8Tensor(dst), "dst");
+        }
+}
+
 TEST(QuantizeParity, Dual) {
     for (const Case& c : cases_here())
         for (const Formats& f : kFormats)
