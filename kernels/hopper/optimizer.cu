@@ -1,6 +1,7 @@
 // The optimizer on the GPU: sums of squares for the gradient norm, and AdamW on fp32 masters. Both bit-equal to the reference.
 #include "kernels/hopper/adamw.h"
 #include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/weight_tiles.h"
 #include "kernels/hopper/workspace.h"
 
 namespace fp8flow {
@@ -175,6 +176,13 @@ void HopperOps::do_adamw(const op::AdamW& args, const Launch& launch) {
     adamw_kernel<<<grid_for(ceil_div(count, 4 * kAdamWThreads), launch), kAdamWThreads, 0,
                    stream_of(launch)>>>(kernel_args, vectorised);
     check_launch("adamw");
+}
+
+// Weights in whole 128x128 blocks take the step and become codes in one kernel; others one after the other.
+void HopperOps::do_adamw_quantize(const op::AdamWQuantize& args, const Launch& launch) {
+    if (!launch_weight_tiles(args.adamw.master, &args.adamw, {args.scale_format, args.mx_rounding},
+                             args.fprop, args.dgrad, launch))
+        Ops::do_adamw_quantize(args, launch);
 }
 
 }  // namespace fp8flow
