@@ -3,6 +3,7 @@
 #include "kernels/hopper/quantize_tiles.h"
 
 #include "kernels/hopper/device/tiles.h"
+#include "kernels/hopper/quantize_rows.h"
 
 namespace fp8flow::hopper {
 
@@ -344,6 +345,9 @@ void launch_tile_amax(const TileSource& source, const TileShape& shape, AmaxOf w
         cudaMemsetAsync(amax, 0, static_cast<std::size_t>(entries) * sizeof(uint32_t), stream_of(launch)),
         "clearing amax");
     if (shape.capacity == 0 || shape.cols == 0 || shape.batches == 0) return;
+    if (what == AmaxOf::everything && shape.batches == 1 && source.block_scales == nullptr &&
+        source.rstd == nullptr && launch_rows_amax(source.values, shape.groups, shape.capacity, amax, launch))
+        return;
     tile_amax_kernel<<<tile_grid(shape, launch), kThreads, 0, stream_of(launch)>>>(
         {source, shape, what, amax});
     check_launch("tile_amax");
