@@ -32,6 +32,7 @@ const std::vector<Case>& cases() {
         {{}, 1, 600, 136, DType::bf16, 0, 0},
         {{0, 1, 0, 127, 128, 129, 0}, 128, 0, 384, DType::bf16, 0, 128},
         {{700, 3, 0}, 128, 0, 136, DType::bf16, 256, 0},
+        {{0, 130, 0, 1}, 128, 0, 1280, DType::bf16, 128, 0},
         {{0, 0}, 128, 0, 128, DType::bf16, 128, 128},
         {{33, 0, 64, 1}, 32, 0, 200, DType::f32, 64, 5},
         {{5, 0, 131, 1}, 1, 0, 256, DType::bf16, 3, 2},
@@ -154,8 +155,10 @@ TEST(QuantizeParity, Columns) {
 TEST(QuantizeParity, GroupColumnsOnChip) {
     for (const int64_t alignment : {1, 16, 128})
         for (const Formats& f : kFormats) {
-            Case c{{1300, 0, 3, 1152, 1, 129, 16, 2305, 40, 1}, alignment, 0, 1280, DType::bf16, 128, 5};
+            const Case c{
+                {1300, 0, 3, 1152, 1, 129, 16, 2305, 40, 1}, alignment, 0, 1280, DType::bf16, 128, 5};
             SCOPED_TRACE(text(c));
+            if (too_large_here(5000 * c.cols)) continue;
             Parity p;
             const Tensors t(c);
             const HostFp8 dst = t.by_columns(c, f.dtype, L::group_row);
