@@ -70,6 +70,10 @@ enum class AmaxOf { everything, columns };
 void launch_tile_amax(const TileSource& source, const TileShape& shape, AmaxOf what, uint32_t* amax,
                       const Launch& launch);
 
+// AmaxOf::columns of BF16, into entries that hold 0 (quantize_group_columns.cu): true if that was launched.
+bool launch_column_amax(const TileSource& source, const TileShape& shape, uint32_t* amax,
+                        const Launch& launch);
+
 // Turns amax bits into multipliers in place and stores the scales; a group of 0 rows gets scale 0.
 struct TableScales {
     uint32_t* amax;
