@@ -230,13 +230,16 @@ __global__ void __launch_bounds__(kThreads, kAmaxCtas)
 }
 
 template <DType kCodes> void launch(const GroupColumnsJob& job, const Launch& launch) {
-    check_cuda(cudaFuncSetAttribute(quantize_group_columns_kernel<kCodes>,
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize, kChunkBytes),
+    const auto kernel = quantize_group_columns_kernel<kCodes>;
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kChunkBytes),
+               "shared memory of quantize_group_columns");
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                    cudaSharedmemCarveoutMaxShared),
                "shared memory of quantize_group_columns");
     const int64_t items = job.groups.num_groups * job.strips;
     // unlimited: a CTA an item, since groups differ in size
     const unsigned grid = launch.sm_limit > 0 ? grid_for(items, launch, kCtas) : static_cast<unsigned>(items);
-    quantize_group_columns_kernel<kCodes><<<grid, kThreads, kChunkBytes, stream_of(launch)>>>(job);
+    kernel<<<grid, kThreads, kChunkBytes, stream_of(launch)>>>(job);
     check_launch("quantize_group_columns");
 }
 
