@@ -39,7 +39,60 @@ __device__ __forceinline__ float scale_of(const Dequantizer& args, int64_t batch
     return load_float(args.scales, args.scale_dtype, batch * args.scale_batch_stride + at);
 }
 
-// Reads a code and writes a value per element. A CTA takes blockDim.y rows at a time, grid-stride; a thread eight columns, which
+constexpr int kChunkUnits = 4;  // of a thread, all requested before the first is used
+constexpr int kChunkStep = 32 * kUnit, kChunkCols = kChunkUnits * kChunkStep;
+constexpr int kChunkRows = kRowThreads / 32;
+constexpr int kChunkCtas = 5;  // of an SM: 40 KB of codes on their way
+
+// Codes with 1x128 scales to BF16. Moves 1.03 bytes a value in and 2 out: 712 MB, 0.174 ms at 32768 x 7168 and 4.1 TB/s. A warp takes 1024
+// columns of one row, a CTA those of eight neighbouring rows; as many CTAs as there is work. With one load of 8 bytes and its scale
+// at a time a thread waited for memory most of its time. Nothing is reduced.
+template <DType kCodes>
+__global__ void __launch_bounds__(kRowThreads, kChunkCtas)
+    dequantize_blocks_kernel(const Dequantizer args, int chunks) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    const int64_t total = args.groups.total(), src_base = args.codes.base(), dst_base = args.dst.base();
+    const bool wire = args.layout == ScaleLayout::vec128_wire;
+    const int64_t row_stride = wire ? args.scale_cols : 1, block_stride = wire ? 1 : args.scale_cols;
+    const int width = args.codes.cols,
+              tasks = static_cast<int>((total + kChunkRows - 1) / kChunkRows) * chunks;
+    for (int task = static_cast<int>(blockIdx.x); task < tasks; task += static_cast<int>(gridDim.x)) {
+        const int64_t row = static_cast<int64_t>(task / chunks) * kChunkRows + warp;
+        if (row >= total) continue;
+        const int first_col = task % chunks * kChunkCols + lane * kUnit;
+        const uint8_t* in =
+            static_cast<const uint8_t*>(args.codes.data) + (src_base + row) * width + first_col;
+        const int64_t scale_at =
+            (src_base + row) * row_stride + first_col / static_cast<int>(kBlock) * block_stride;
+        uint2 codes[kChunkUnits];
+        float scales[kChunkUnits];
+#pragma unroll
+        for (int u = 0; u < kChunkUnits; ++u) {
+            if (first_col + u * kChunkStep >= width) continue;
+            codes[u] = *reinterpret_cast<const uint2*>(in + u * kChunkStep);
+            const int64_t at = scale_at + u * (kChunkStep / static_cast<int>(kBlock)) * block_stride;
+            scales[u] = args.scale_dtype == DType::e8m0
+                            ? e8m0_to_float(static_cast<const uint8_t*>(args.scales)[at])
+                            : static_cast<const float*>(args.scales)[at];
+        }
+        uint16_t* out = static_cast<uint16_t*>(args.dst.data) + (dst_base + row) * width + first_col;
+#pragma unroll
+        for (int u = 0; u < kChunkUnits; ++u) {
+            if (first_col + u * kChunkStep >= width) continue;
+            const uint32_t words[2] = {codes[u].x, codes[u].y};
+            uint32_t pairs[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float2 pair =
+                    unpack_fp8x2(static_cast<uint16_t>(words[i / 2] >> (16 * (i % 2))), kCodes);
+                pairs[i] = pack_bf16(pair.x * scales[u], pair.y * scales[u]);
+            }
+            *reinterpret_cast<uint4*>(out + u * kChunkStep) = uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
+        }
+    }
+}
+
+// The same for every other case. A CTA takes blockDim.y rows at a time, grid-stride; a thread eight columns, which
 // share their scale. Nothing is reduced.
 __global__ void __launch_bounds__(kRowThreads) dequantize_rows_kernel(const Dequantizer args) {
     const int64_t total = args.groups.total(), src_base = args.codes.base(), dst_base = args.dst.base(),
@@ -97,9 +150,24 @@ void HopperOps::do_dequantize(const op::Dequantize& args, const Launch& launch) 
     if (by_columns) {
         const dim3 grid(grid_for(rows, launch), static_cast<unsigned>(batches));
         dequantize_columns_kernel<<<grid, kRowThreads, 0, stream_of(launch)>>>(job);
+        check_launch("dequantize");
+        return;
+    }
+    const int64_t capacity = args.groups.num_groups > 0 ? args.groups.row_capacity : rows;
+    const bool blocks = args.src.layout == ScaleLayout::vec128 || args.src.layout == ScaleLayout::vec128_wire;
+    const bool fp8 = codes.dtype == DType::e4m3 || codes.dtype == DType::e5m2;
+    if (blocks && fp8 && batches == 1 && args.dst.dtype == DType::bf16 && job.codes.vector &&
+        job.dst.vector) {
+        const int64_t chunks = ceil_div(codes.cols(), kChunkCols),
+                      tasks = ceil_div(capacity, kChunkRows) * chunks;
+        const unsigned grid =
+            launch.sm_limit > 0 ? grid_for(tasks, launch, kChunkCtas) : static_cast<unsigned>(tasks);
+        if (tasks == 0) return;
+        const auto kernel = codes.dtype == DType::e5m2 ? dequantize_blocks_kernel<DType::e5m2>
+                                                       : dequantize_blocks_kernel<DType::e4m3>;
+        kernel<<<grid, kRowThreads, 0, stream_of(launch)>>>(job, static_cast<int>(chunks));
     } else {
         const dim3 block = row_block(codes.cols());
-        const int64_t capacity = args.groups.num_groups > 0 ? args.groups.row_capacity : rows;
         const dim3 grid(grid_for(ceil_div(capacity, block.y), launch), static_cast<unsigned>(batches));
         dequantize_rows_kernel<<<grid, block, 0, stream_of(launch)>>>(job);
     }

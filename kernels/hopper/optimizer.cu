@@ -1,6 +1,7 @@
 // The optimizer on the GPU: sums of squares for the gradient norm, and AdamW on fp32 masters. Both bit-equal to the reference.
+#include "kernels/hopper/adamw.h"
 #include "kernels/hopper/hopper_ops.h"
-#include "kernels/hopper/launch.h"
+#include "kernels/hopper/weight_tiles.h"
 #include "kernels/hopper/workspace.h"
 
 namespace fp8flow {
@@ -107,30 +108,6 @@ __global__ __launch_bounds__(kFinishThreads) void finish_sum_kernel(const double
     if (threadIdx.x == 0) *result = static_cast<float>(static_cast<double>(*result) + total);
 }
 
-struct AdamWArgs {
-    const float* grad;
-    float *master, *m, *v;
-    void* copy;
-    DType copy_dtype;
-    int64_t count;
-    const float* grad_scale;
-    const int32_t* status;
-    float lr, beta1, beta2, rest1, rest2, eps, weight_decay, correction1, correction2;
-};
-
-struct Element {
-    float master, m, v;
-};
-
-__device__ __forceinline__ Element updated(const AdamWArgs& args, float grad_scale, float grad, Element old) {
-    const float g = grad * grad_scale;
-    const float m = args.beta1 * old.m + args.rest1 * g;
-    const float v = args.beta2 * old.v + args.rest2 * (g * g);
-    const float step =
-        div_float(m, args.correction1) / (sqrt_float(div_float(v, args.correction2)) + args.eps);
-    return {old.master - args.lr * (step + args.weight_decay * old.master), m, v};
-}
-
 // Moves 28 bytes a parameter and the working copy (2 or 4). A thread takes four parameters at a time by 16-byte accesses; element-wise, so
 // deterministic; compiled without contraction, so every operation rounds as in the reference. Leaves at once when *status != 0.
 constexpr int kAdamWThreads = 256;
@@ -192,30 +169,20 @@ void HopperOps::do_norm_squared(const op::NormSquared& args, const Launch& launc
 void HopperOps::do_adamw(const op::AdamW& args, const Launch& launch) {
     const int64_t count = args.master.numel();
     if (count == 0) return;
-    const AdamWArgs kernel_args{.grad = args.grad.as<float>(),
-                                .master = args.master.as<float>(),
-                                .m = args.m.as<float>(),
-                                .v = args.v.as<float>(),
-                                .copy = args.copy ? args.copy.data : nullptr,
-                                .copy_dtype = args.copy.dtype,
-                                .count = count,
-                                .grad_scale = args.grad_scale.as<float>(),
-                                .status = args.status ? args.status.as<int32_t>() : nullptr,
-                                .lr = args.lr,
-                                .beta1 = args.beta1,
-                                .beta2 = args.beta2,
-                                .rest1 = 1.0f - args.beta1,
-                                .rest2 = 1.0f - args.beta2,
-                                .eps = args.eps,
-                                .weight_decay = args.weight_decay,
-                                .correction1 = args.correction1,
-                                .correction2 = args.correction2};
+    const AdamWArgs kernel_args = adamw_args(args);
     bool vectorised = true;
     for (const TensorView* view : {&args.grad, &args.master, &args.m, &args.v, &args.copy})
         vectorised = vectorised && reinterpret_cast<uintptr_t>(view->data) % 16 == 0;
     adamw_kernel<<<grid_for(ceil_div(count, 4 * kAdamWThreads), launch), kAdamWThreads, 0,
                    stream_of(launch)>>>(kernel_args, vectorised);
     check_launch("adamw");
+}
+
+// Weights in whole 128x128 blocks take the step and become codes in one kernel; others one after the other.
+void HopperOps::do_adamw_quantize(const op::AdamWQuantize& args, const Launch& launch) {
+    if (!launch_weight_tiles(args.adamw.master, &args.adamw, {args.scale_format, args.mx_rounding},
+                             args.fprop, args.dgrad, launch))
+        Ops::do_adamw_quantize(args, launch);
 }
 
 }  // namespace fp8flow

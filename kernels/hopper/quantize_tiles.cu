@@ -1,7 +1,9 @@
-// 128x128 tiles to FP8 in both orientations; see quantize_tiles.h. Contract: kernels/ops/quantize.h.
+// 128x128 tiles to FP8 in both orientations; see quantize_tiles.h. The usual ones take the form of quantize_wide_tiles.cu. Contract:
+// kernels/ops/quantize.h.
 #include "kernels/hopper/quantize_tiles.h"
 
 #include "kernels/hopper/device/tiles.h"
+#include "kernels/hopper/quantize_rows.h"
 
 namespace fp8flow::hopper {
 
@@ -67,12 +69,22 @@ __device__ __forceinline__ void load_values(const TileSource& source, const RowT
 __device__ __forceinline__ void column_magnitudes(const float (&v)[kRows][kUnit], uint32_t (&amax)[kUnit]) {
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) {
-        amax[i] = 0;
+        float largest = 0.0f;  // fmaxf passes over a NaN
 #pragma unroll
-        for (int k = 0; k < kRows; ++k) amax[i] = max(amax[i], magnitude_bits(v[k][i]));
+        for (int k = 0; k < kRows; ++k) largest = fmaxf(largest, fabsf(v[k][i]));
+        amax[i] = __float_as_uint(largest);
         amax[i] =
             max(amax[i], __shfl_xor_sync(0xFFFFFFFFu, amax[i], kBlockThreads));  // the warp's other four rows
     }
+}
+
+// One half of the warp puts them where over_warps() finds them.
+__device__ __forceinline__ void put_magnitudes(const uint32_t (&amax)[kUnit], uint32_t (&part)[kWarps][kTile],
+                                               const TileThread& at) {
+    if (threadIdx.x % 32 >= kBlockThreads) return;
+    uint4* to = reinterpret_cast<uint4*>(&part[threadIdx.x / 32][at.col]);
+    to[0] = uint4{amax[0], amax[1], amax[2], amax[3]};
+    to[1] = uint4{amax[4], amax[5], amax[6], amax[7]};
 }
 
 // Maxima of column `c` over warps [first, first + count), each of which holds 8 rows.
@@ -95,10 +107,10 @@ struct TileJob {
 // back (barrier 2); the codes of four rows make a word of the turned tile in shared memory (barrier 3), which leaves as 16-byte pieces
 // of columns. Only maxima are reduced: deterministic.
 __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJob job) {
-    __shared__ uint32_t part[kWarps][kTile];
+    __shared__ alignas(16) uint32_t part[kWarps][kTile];
     __shared__ float multipliers[kSubTiles][kTile];
     __shared__ uint32_t tile_amax[kTile / 32];
-    __shared__ uint32_t turned[kTile * kTurnedStride];
+    __shared__ alignas(16) uint32_t turned[kTurnedWords];
     const TileThread at = tile_thread();
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, cols = job.shape.cols;
     const int64_t col_tiles = (cols + kTile - 1) / kTile;
@@ -116,10 +128,7 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJ
         if (from_tile) {
             uint32_t amax[kUnit];
             column_magnitudes(v, amax);
-            if (thread % 32 < kBlockThreads) {
-#pragma unroll
-                for (int i = 0; i < kUnit; ++i) part[warp][at.col + i] = amax[i];
-            }
+            put_magnitudes(amax, part, at);
             __syncthreads();
             const int c = thread % kTile, sub = thread / kTile;
             const bool has_column = col0 + c < cols;
@@ -211,6 +220,7 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJ
                                      : tile.count <= at.first_row
                                          ? 0u
                                          : (1u << (8 * (tile.count - at.first_row))) - 1u;
+        uint32_t* const words = turned + turned_word(at.col, at.group);  // eight columns alike
 #pragma unroll
         for (int i = 0; i < kUnit; ++i) {
             float m = shared_multiplier;
@@ -218,7 +228,7 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJ
                 m = multipliers[sub][at.col + i];
             else if (columns.share == Share::table && col0 + at.col + i < cols)
                 m = columns.multipliers[(tile.batch + tile.group) * cols + col0 + at.col + i];
-            turned[(at.col + i) * kTurnedStride + at.group] =
+            words[i * (kTile / 4)] =
                 pack_fp8(v[0][i] * m, v[1][i] * m, v[2][i] * m, v[3][i] * m, columns.codes.dtype) &
                 valid_bytes;
         }
@@ -240,9 +250,9 @@ struct AmaxJob {
 
 // Reads every valid value once. Tiles as above; integer atomic maxima, whose order does not matter.
 __global__ void __launch_bounds__(kThreads, 2) tile_amax_kernel(const AmaxJob job) {
-    __shared__ uint32_t part[kWarps][kTile];
+    __shared__ alignas(16) uint32_t part[kWarps][kTile];
     const TileThread at = tile_thread();
-    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, cols = job.shape.cols;
+    const int thread = static_cast<int>(threadIdx.x), cols = job.shape.cols;
     const int64_t col_tiles = (cols + kTile - 1) / kTile;
     TileWalker walker(job.shape.groups, job.shape.extent, job.shape.batches);
     RowTile tile;
@@ -258,10 +268,7 @@ __global__ void __launch_bounds__(kThreads, 2) tile_amax_kernel(const AmaxJob jo
         }
         uint32_t amax[kUnit];
         column_magnitudes(v, amax);
-        if (thread % 32 < kBlockThreads) {
-#pragma unroll
-            for (int i = 0; i < kUnit; ++i) part[warp][at.col + i] = amax[i];
-        }
+        put_magnitudes(amax, part, at);
         __syncthreads();
         if (thread < kTile && col0 + thread < cols)
             atomicMax(job.amax + (tile.batch + tile.group) * cols + col0 + thread,
@@ -329,6 +336,7 @@ TileOutput tile_columns(const Fp8Tensor& transposed, Share share) {
 void launch_quantize_tiles(const TileSource& source, const TileShape& shape, const TileOutput& rows,
                            const TileOutput& columns, const QuantizeRule& rule, const Launch& launch) {
     if (shape.capacity == 0 || shape.cols == 0 || shape.batches == 0) return;
+    if (launch_quantize_wide_tiles(source, shape, rows, columns, rule, launch)) return;
     quantize_tiles_kernel<<<tile_grid(shape, launch), kThreads, 0, stream_of(launch)>>>(
         {source, shape, rows, columns, rule});
     check_launch("quantize_tiles");
@@ -342,6 +350,10 @@ void launch_tile_amax(const TileSource& source, const TileShape& shape, AmaxOf w
         cudaMemsetAsync(amax, 0, static_cast<std::size_t>(entries) * sizeof(uint32_t), stream_of(launch)),
         "clearing amax");
     if (shape.capacity == 0 || shape.cols == 0 || shape.batches == 0) return;
+    if (what == AmaxOf::everything && shape.batches == 1 && source.block_scales == nullptr &&
+        source.rstd == nullptr && launch_rows_amax(source.values, shape.groups, shape.capacity, amax, launch))
+        return;
+    if (what == AmaxOf::columns && launch_column_amax(source, shape, amax, launch)) return;
     tile_amax_kernel<<<tile_grid(shape, launch), kThreads, 0, stream_of(launch)>>>(
         {source, shape, what, amax});
     check_launch("tile_amax");

@@ -56,10 +56,23 @@ TileOutput tile_columns(const Fp8Tensor& transposed, Share share);
 void launch_quantize_tiles(const TileSource& source, const TileShape& shape, const TileOutput& rows,
                            const TileOutput& columns, const QuantizeRule& rule, const Launch& launch);
 
+// The same where it has a form of its own (quantize_wide_tiles.cu): true if that was launched.
+bool launch_quantize_wide_tiles(const TileSource& source, const TileShape& shape, const TileOutput& rows,
+                                const TileOutput& columns, const QuantizeRule& rule, const Launch& launch);
+
+// One scale for a column of a group from one read of BF16, if there are enough groups and columns for the GPU (quantize_group_columns.cu):
+// true if that was launched.
+bool launch_quantize_group_columns(const TileSource& source, const TileShape& shape, const Fp8Tensor& dst,
+                                   const QuantizeRule& rule, const Launch& launch);
+
 // max|x| as bits: of everything into amax[0], or of every column of every group (batch) into amax[group][column]. Sets all entries.
 enum class AmaxOf { everything, columns };
 void launch_tile_amax(const TileSource& source, const TileShape& shape, AmaxOf what, uint32_t* amax,
                       const Launch& launch);
+
+// AmaxOf::columns of BF16, into entries that hold 0 (quantize_group_columns.cu): true if that was launched.
+bool launch_column_amax(const TileSource& source, const TileShape& shape, uint32_t* amax,
+                        const Launch& launch);
 
 // Turns amax bits into multipliers in place and stores the scales; a group of 0 rows gets scale 0.
 struct TableScales {

@@ -1,25 +1,14 @@
 // Weights to FP8, once per optimizer step: the fprop copy and the dgrad copy from one read. Contract: kernels/ops/quantize.h.
-// The kernels are those of quantize_tiles.cu and quantize.cu; experts are batches of tiles, all in one launch.
+// The kernels are those of weight_tiles.cu, quantize_tiles.cu and quantize.cu; experts are batches of tiles, all in one launch.
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/quantize_rows.h"
 #include "kernels/hopper/quantize_tiles.h"
+#include "kernels/hopper/weight_tiles.h"
 #include "kernels/hopper/workspace.h"
 
 namespace fp8flow {
 
 using namespace hopper;
-
-namespace {
-
-// Scale tables are padded to a multiple of 4 columns: the pads hold 0.
-void clear_scales(const Fp8Tensor& copy, const Launch& launch) {
-    if (copy)
-        check_cuda(cudaMemsetAsync(copy.scales.data, 0, static_cast<std::size_t>(copy.scales.bytes()),
-                                   stream_of(launch)),
-                   "clearing scales");
-}
-
-}  // namespace
 
 void HopperOps::do_quantize_weight(const op::QuantizeWeight& args, const Launch& launch) {
     if (!args.fprop && !args.dgrad) return;
@@ -37,6 +26,7 @@ void HopperOps::do_quantize_weight(const op::QuantizeWeight& args, const Launch&
     const float* multipliers = nullptr;
     switch (layout) {
         case ScaleLayout::block128:
+            if (launch_weight_tiles(args.src, nullptr, rule, args.fprop, args.dgrad, launch)) return;
             clear_scales(args.fprop, launch);
             clear_scales(args.dgrad, launch);
             break;

@@ -1,7 +1,6 @@
 // The scaling-aware FP8 transpose for weight gradients, all experts in one launch. Contract: kernels/ops/transpose.h.
 #include "kernels/hopper/transpose.h"
 
-#include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/shift.h"
 #include "kernels/hopper/hopper_ops.h"
@@ -16,7 +15,7 @@ namespace {
 
 constexpr int kTile = static_cast<int>(kBlock);
 constexpr int kThreads = 256;  // 8 threads a row, 16 columns and 4 rows a thread
-constexpr int kCtas = 5;       // of an SM: 80 KB of codes on their way
+constexpr int kCtas = 4;       // of an SM: 128 KB of codes on their way
 constexpr int kRows = 4;
 constexpr int kPiece = 16;  // codes of one load or store
 constexpr int kPieceWords = kPiece / 4;
@@ -31,28 +30,55 @@ struct Transposer {
     float* tile_scales;
     int tile_cols;  // tiles side by side
     int scale_stride;
-    bool wide;  // 16-byte loads
+    int step_rows, step_cols;  // from a tile of a CTA to its next
+    bool wide;                 // 16-byte loads
 };
 
 // A tile of 128 columns x 128 rows. Rows are relative to the row base; `count` of them are valid, the other `rows` are pads.
 struct Place {
-    int64_t row_tile;
-    int col_tile, count, rows;
-    __device__ int64_t row() const { return row_tile * kTile; }
+    int row_tile, col_tile;
+    int count, rows;  // rows == 0: behind the last tile
+    __device__ int64_t row() const { return static_cast<int64_t>(row_tile) * kTile; }
     __device__ int first_col() const { return col_tile * kTile; }
 };
 
-// Fills in how many rows the tile has; false behind the last row. Groups are aligned to 128, so no tile has rows of two.
-__device__ __forceinline__ bool measure(const Transposer& args, int64_t end, Place& place) {
-    const int64_t row = place.row();
-    if (row >= end) return false;
-    const int64_t group = warp_group_of(args.groups, row);
-    const int64_t group_end = args.groups.counts != nullptr ? args.groups.offset(group + 1) : end,
-                  valid_end = args.groups.offset(group) + args.groups.count(group);
-    place.rows = static_cast<int>(min(int64_t{kTile}, group_end - row));
-    place.count = static_cast<int>(max(int64_t{0}, min(int64_t{place.rows}, valid_end - row)));
-    return true;
-}
+// The tiles of a CTA, every gridDim.x-th, columns fastest. Their rows rise, so that a walk over the groups finds each one's: one step
+// in a few tiles. Groups are aligned to 128, so no tile has rows of two.
+class Tiles {
+public:
+    __device__ explicit Tiles(const Transposer& args) : args_(args) {
+        const bool grouped = args.groups.counts != nullptr;
+        end_ = grouped ? args.groups.total() : args.extent;
+        group_end_ = grouped ? args.groups.offset(0) : args.extent;
+        valid_end_ = args.groups.rows;
+        row_tile_ = static_cast<int>(blockIdx.x) / args.tile_cols;
+        col_tile_ = static_cast<int>(blockIdx.x) % args.tile_cols;
+    }
+    __device__ __forceinline__ Place next() {
+        Place place{row_tile_, col_tile_, 0, 0};
+        const int64_t row = place.row();
+        if (row >= end_) return place;
+        while (row >= group_end_) {  // ends: the last group ends at end_
+            const int64_t count = args_.groups.counts[group_];
+            valid_end_ = group_end_ + count;
+            group_end_ = args_.groups.offsets[++group_];
+        }
+        place.rows = static_cast<int>(min(int64_t{kTile}, group_end_ - row));
+        place.count = static_cast<int>(max(int64_t{0}, min(int64_t{place.rows}, valid_end_ - row)));
+        row_tile_ += args_.step_rows;
+        col_tile_ += args_.step_cols;
+        if (col_tile_ >= args_.tile_cols) {
+            col_tile_ -= args_.tile_cols;
+            ++row_tile_;
+        }
+        return place;
+    }
+
+private:
+    const Transposer& args_;
+    int64_t end_, group_end_, valid_end_;
+    int group_ = 0, row_tile_, col_tile_;
+};
 
 // What a thread holds of a tile on its way: 16 columns of 4 rows, and the scale of row threadIdx.x (the first 128 threads).
 struct Held {
@@ -97,20 +123,29 @@ __device__ __forceinline__ int turned_index(int col, int piece) {
     return col * kColumnWords + (piece ^ (col / kPiece)) * kPieceWords;
 }
 
-// Columns leave shared memory in pieces of 16 rows, 8 threads a column: whole lines of 128 bytes.
+// Columns leave shared memory in pieces of 16 rows, 8 threads a column: whole lines of 128 bytes. `aligned`: so is every column's start.
 __device__ __forceinline__ void store_columns(const Transposer& args, const uint32_t* turned,
-                                              int64_t dst_base, const Place& place) {
+                                              int64_t dst_base, bool aligned, const Place& place) {
     const int piece = static_cast<int>(threadIdx.x) % kPieces, first = piece * kPiece,
               cols = min(kTile, args.src.cols - place.first_col());
     const int64_t stride = args.dst.cols;
     int col = static_cast<int>(threadIdx.x) / kPieces;
     uint8_t* out = static_cast<uint8_t*>(args.dst.data) + (place.first_col() + col) * stride + dst_base +
                    place.row() + first;
+    if (aligned && place.rows == kTile && cols == kTile) {
 #pragma unroll
+        for (int i = 0; i < kTile * kPieces / kThreads; ++i, col += kThreads / kPieces) {
+            *reinterpret_cast<uint4*>(out) =
+                *reinterpret_cast<const uint4*>(turned + turned_index(col, piece));
+            out += kThreads / kPieces * stride;
+        }
+        return;
+    }
+#pragma unroll 1
     for (int i = 0; i < kTile * kPieces / kThreads; ++i) {
         if (col < cols) {
             const uint4 codes = *reinterpret_cast<const uint4*>(turned + turned_index(col, piece));
-            if (first + kPiece <= place.rows && reinterpret_cast<uintptr_t>(out) % kPiece == 0) {
+            if (first + kPiece <= place.rows && aligned) {
                 *reinterpret_cast<uint4*>(out) = codes;
             } else {
                 const uint32_t words[kPieceWords] = {codes.x, codes.y, codes.z, codes.w};
@@ -124,76 +159,87 @@ __device__ __forceinline__ void store_columns(const Transposer& args, const uint
     }
 }
 
+// What the threads of a CTA share of the tile they turn.
+struct Shared {
+    uint4 warp_max, scales_of_rows[kTile / kRows], turned_pieces[kTile * kPieces];
+};
+
+// From the registers of all threads to `turned_pieces`, and the tile's scale to memory. One barrier inside.
+template <DType kCodes>
+__device__ __forceinline__ void turn(const Transposer& args, int64_t dst_base, const Place& place, Held& held,
+                                     Shared& shared) {
+    const int thread = static_cast<int>(threadIdx.x), part = thread % kPieces, quad = thread / kPieces;
+    if (thread < kTile) {
+        reinterpret_cast<float*>(shared.scales_of_rows)[thread] = held.scale;
+        const uint32_t largest =
+            __reduce_max_sync(0xFFFFFFFFu, held.scale > 0.0f ? __float_as_uint(held.scale) : 0u);
+        if (thread % 32 == 0) reinterpret_cast<uint32_t*>(&shared.warp_max)[thread / 32] = largest;
+    }
+    __syncthreads();
+    const uint4 largest = shared.warp_max;
+    const float target = __uint_as_float(max(max(largest.x, largest.y), max(largest.z, largest.w)));
+    const uint4 four = shared.scales_of_rows[quad];
+    const uint32_t scales[kRows] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+        const RowShift shift = row_shift<kCodes>(target, __uint_as_float(scales[k]));
+#pragma unroll
+        for (int i = 0; i < kPieceWords; ++i) held.words[k][i] = shift_four<kCodes>(held.words[k][i], shift);
+    }
+    uint32_t* const turned = reinterpret_cast<uint32_t*>(shared.turned_pieces);
+#pragma unroll
+    for (int i = 0; i < kPieceWords; ++i) {  // bytes of 4 columns x 4 rows
+        const uint32_t low01 = __byte_perm(held.words[0][i], held.words[1][i], 0x5140),
+                       high01 = __byte_perm(held.words[0][i], held.words[1][i], 0x7362);
+        const uint32_t low23 = __byte_perm(held.words[2][i], held.words[3][i], 0x5140),
+                       high23 = __byte_perm(held.words[2][i], held.words[3][i], 0x7362);
+        uint32_t* out = turned + turned_index(part * kPiece, quad / kPieceWords) + quad % kPieceWords +
+                        i * 4 * kColumnWords;
+        out[0 * kColumnWords] = __byte_perm(low01, low23, 0x5410);
+        out[1 * kColumnWords] = __byte_perm(low01, low23, 0x7632);
+        out[2 * kColumnWords] = __byte_perm(high01, high23, 0x5410);
+        out[3 * kColumnWords] = __byte_perm(high01, high23, 0x7632);
+    }
+    if (thread == 0)
+        args.tile_scales[(dst_base + place.row()) / kTile * args.scale_stride + place.col_tile] = target;
+}
+
 // Moves every code in and out (and 128 scales in, one out, a tile): 2.06 bytes a code, 0.118 ms at 32768 x 7168 and 4.1 TB/s. A CTA walks
-// over tiles, grid-stride, columns fastest: the tiles under way on the GPU read whole rows and write runs of about 12 lines a
-// column. The codes of a thread are requested as soon as those before have left its registers for shared memory, so that they
-// travel while that tile is stored: 16 KB a CTA and five CTAs an SM. Barrier 1: the tile's scales are in shared memory, and the
-// tile before has left it; every thread finds the target among four maxima, shifts 4 rows x 16 codes four at a time and turns
-// 4x4 squares of bytes in registers. Barrier 2: the tile is turned. Only maxima are reduced: deterministic.
-// Instructions: 650 a thread and tile (SASS; 270 of them shift and turn, 160 find the next tile), 162 for 16 codes, which take 32 bytes of
-// traffic. An SM issues 7.2 thread instructions for each byte at 4.1 TB/s and 1.75 GHz, so 230: 70 % of the slots.
+// over tiles, grid-stride, columns fastest: the tiles under way on the GPU read whole rows and write runs of about 9 lines a
+// column. Two tiles of a CTA are on their way, each in registers of its own: one is requested as soon as the tile two before
+// it has left its registers for shared memory, so that a whole turn of the loop, and not only the stores, covers the way to memory: 32
+// KB a CTA and four CTAs an SM. (With one tile ahead and five CTAs an iteration took 7.2 us, of which the SM issued instructions for
+// half: loads were awaited.) Barrier 1: the tile's scales are in shared memory, and the tile before has left it; every thread finds
+// the target among four maxima, shifts 4 rows x 16 codes four at a time and turns 4x4 squares of bytes in registers. Barrier
+// 2: the tile is turned. Only maxima are reduced: deterministic.
 template <DType kCodes>
 __global__ void __launch_bounds__(kThreads, kCtas) transpose_kernel(const Transposer args) {
-    __shared__ uint4 warp_max;
-    __shared__ float4 scales_of_rows[kTile / kRows];
-    __shared__ uint4 turned_pieces[kTile * kPieces];
-    uint32_t* const turned = reinterpret_cast<uint32_t*>(turned_pieces);
-    const int thread = static_cast<int>(threadIdx.x), part = thread % kPieces, quad = thread / kPieces;
-    const int64_t src_base = args.src.base(), dst_base = args.dst.base(),
-                  end = args.groups.counts != nullptr ? args.groups.total() : args.extent;
-    const int step_rows = static_cast<int>(gridDim.x) / args.tile_cols,
-              step_cols = static_cast<int>(gridDim.x) % args.tile_cols;
-    Place place{static_cast<int>(blockIdx.x) / args.tile_cols, static_cast<int>(blockIdx.x) % args.tile_cols,
-                0, 0};
-    Held held;
-    bool more = measure(args, end, place);
-    if (more) fetch(args, src_base, place, held);
-    while (more) {
-        if (thread < kTile) {
-            reinterpret_cast<float*>(scales_of_rows)[thread] = held.scale;
-            const uint32_t largest =
-                __reduce_max_sync(0xFFFFFFFFu, held.scale > 0.0f ? __float_as_uint(held.scale) : 0u);
-            if (thread % 32 == 0) reinterpret_cast<uint32_t*>(&warp_max)[thread / 32] = largest;
-        }
-        __syncthreads();
-        const uint4 largest = warp_max;
-        const float target = __uint_as_float(max(max(largest.x, largest.y), max(largest.z, largest.w)));
-        const float4 four = scales_of_rows[quad];
-        const float scales[kRows] = {four.x, four.y, four.z, four.w};
+    __shared__ Shared shared;
+    const uint32_t* const turned = reinterpret_cast<const uint32_t*>(shared.turned_pieces);
+    const int64_t src_base = args.src.base(), dst_base = args.dst.base();
+    const bool aligned =
+        (reinterpret_cast<uintptr_t>(args.dst.data) | static_cast<uintptr_t>(dst_base | args.dst.cols)) %
+            kPiece ==
+        0;
+    Tiles tiles(args);
+    Held held[2];
+    Place places[2];
 #pragma unroll
-        for (int k = 0; k < kRows; ++k) {
-            const RowShift shift = row_shift<kCodes>(target, scales[k]);
+    for (int i = 0; i < 2; ++i) {
+        places[i] = tiles.next();
+        if (places[i].rows > 0) fetch(args, src_base, places[i], held[i]);
+    }
+    while (true) {
 #pragma unroll
-            for (int i = 0; i < kPieceWords; ++i)
-                held.words[k][i] = shift_four<kCodes>(held.words[k][i], shift);
+        for (int i = 0; i < 2; ++i) {
+            if (places[i].rows == 0) return;  // so is every place behind it
+            turn<kCodes>(args, dst_base, places[i], held[i], shared);
+            const Place leaving = places[i];
+            places[i] = tiles.next();
+            if (places[i].rows > 0) fetch(args, src_base, places[i], held[i]);
+            __syncthreads();
+            store_columns(args, turned, dst_base, aligned, leaving);
         }
-#pragma unroll
-        for (int i = 0; i < kPieceWords; ++i) {  // bytes of 4 columns x 4 rows
-            const uint32_t low01 = __byte_perm(held.words[0][i], held.words[1][i], 0x5140),
-                           high01 = __byte_perm(held.words[0][i], held.words[1][i], 0x7362);
-            const uint32_t low23 = __byte_perm(held.words[2][i], held.words[3][i], 0x5140),
-                           high23 = __byte_perm(held.words[2][i], held.words[3][i], 0x7362);
-            uint32_t* out = turned + turned_index(part * kPiece, quad / kPieceWords) + quad % kPieceWords +
-                            i * 4 * kColumnWords;
-            out[0 * kColumnWords] = __byte_perm(low01, low23, 0x5410);
-            out[1 * kColumnWords] = __byte_perm(low01, low23, 0x7632);
-            out[2 * kColumnWords] = __byte_perm(high01, high23, 0x5410);
-            out[3 * kColumnWords] = __byte_perm(high01, high23, 0x7632);
-        }
-        if (thread == 0)
-            args.tile_scales[(dst_base + place.row()) / kTile * args.scale_stride + place.col_tile] = target;
-
-        const Place leaving = place;
-        place.row_tile += step_rows;
-        place.col_tile += step_cols;
-        if (place.col_tile >= args.tile_cols) {
-            place.col_tile -= args.tile_cols;
-            ++place.row_tile;
-        }
-        more = measure(args, end, place);
-        if (more) fetch(args, src_base, place, held);
-        __syncthreads();
-        store_columns(args, turned, dst_base, leaving);
     }
 }
 
@@ -208,9 +254,18 @@ void launch_transpose_tiles(const Fp8Tensor& src, const RowGroups& groups, const
     const bool wide = dim % kPiece == 0 && reinterpret_cast<uintptr_t>(src.codes.data) % kPiece == 0;
     const auto kernel =
         src.codes.dtype == DType::e5m2 ? transpose_kernel<DType::e5m2> : transpose_kernel<DType::e4m3>;
-    kernel<<<grid_for(tiles, launch, kCtas), kThreads, 0, stream_of(launch)>>>(
-        {row_view(src.codes), row_view(dst.codes), row_scales(src), device_groups(groups, rows), extent,
-         dst.scales.as<float>(), static_cast<int>(tile_cols), static_cast<int>(dst.scales.cols()), wide});
+    const unsigned grid = grid_for(tiles, launch, kCtas);
+    kernel<<<grid, kThreads, 0, stream_of(launch)>>>({.src = row_view(src.codes),
+                                                      .dst = row_view(dst.codes),
+                                                      .scales = row_scales(src),
+                                                      .groups = device_groups(groups, rows),
+                                                      .extent = extent,
+                                                      .tile_scales = dst.scales.as<float>(),
+                                                      .tile_cols = static_cast<int>(tile_cols),
+                                                      .scale_stride = static_cast<int>(dst.scales.cols()),
+                                                      .step_rows = static_cast<int>(grid / tile_cols),
+                                                      .step_cols = static_cast<int>(grid % tile_cols),
+                                                      .wide = wide});
     check_launch("transpose_fp8");
 }
 

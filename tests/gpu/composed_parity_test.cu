@@ -157,7 +157,8 @@ TEST(ComposedParity, AdamWQuantize) {
                                               .v = v,
                                               .copy = copy},
                                     .fprop = fprop,
-                                    .dgrad = dgrad});
+                                    .dgrad = dgrad},
+                  Launch{.sm_limit = status_value == 0 ? 1 : 0});
             p.expect_same_bytes(master, "master");
             p.expect_same_bytes(m, "m");
             p.expect_same_bytes(v, "v");

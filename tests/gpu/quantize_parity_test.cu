@@ -28,9 +28,11 @@ const std::vector<Case>& cases() {
         {{}, 1, 40, 7, DType::f32, 0, 9},
         {{}, 1, 130, 1152, DType::bf16, 0, 0},
         {{}, 1, 3, 8192, DType::bf16, 0, 0},
+        {{}, 1, 19, 2432, DType::f16, 0, 0},
         {{}, 1, 600, 136, DType::bf16, 0, 0},
         {{0, 1, 0, 127, 128, 129, 0}, 128, 0, 384, DType::bf16, 0, 128},
         {{700, 3, 0}, 128, 0, 136, DType::bf16, 256, 0},
+        {{0, 130, 0, 1}, 128, 0, 1280, DType::bf16, 128, 0},
         {{0, 0}, 128, 0, 128, DType::bf16, 128, 128},
         {{33, 0, 64, 1}, 32, 0, 200, DType::f32, 64, 5},
         {{5, 0, 131, 1}, 1, 0, 256, DType::bf16, 3, 2},
@@ -107,16 +109,19 @@ TEST(QuantizeParity, Rows) {
         for (const Formats& f : kFormats)
             for (const L layout : {L::vec128_wire, L::vec128, L::row, L::mx32, L::tensor}) {
                 SCOPED_TRACE(text(c) + " " + name_of(layout));
-                Parity p;
-                const Tensors t(c);
-                const HostFp8 dst =
-                    t.by_rows(c, f.dtype, layout, f.format == ScaleFormat::fp32 ? DType::f32 : DType::e8m0);
-                p.run(op::QuantizeRows{.src = t.src,
-                                       .groups = t.row_groups,
-                                       .scale_format = f.format,
-                                       .mx_rounding = f.rounding,
-                                       .dst = dst});
-                p.expect_same_bytes(Fp8Tensor(dst), "dst");
+                for (const int sms : {0, 1}) {  // 1: a CTA takes many rows
+                    Parity p;
+                    const Tensors t(c);
+                    const HostFp8 dst = t.by_rows(c, f.dtype, layout,
+                                                  f.format == ScaleFormat::fp32 ? DType::f32 : DType::e8m0);
+                    p.run(op::QuantizeRows{.src = t.src,
+                                           .groups = t.row_groups,
+                                           .scale_format = f.format,
+                                           .mx_rounding = f.rounding,
+                                           .dst = dst},
+                          Launch{.sm_limit = sms});
+                    p.expect_same_bytes(Fp8Tensor(dst), "dst");
+                }
             }
 }
 
@@ -126,6 +131,7 @@ TEST(QuantizeParity, Columns) {
             for (const L layout : {L::vec128, L::group_row, L::mx32}) {
                 if (!fits(c, layout)) continue;
                 SCOPED_TRACE(text(c) + " " + name_of(layout));
+                const Launch launch{.sm_limit = f.dtype == DType::e5m2 ? 1 : 0};  // 1: a CTA takes many tiles
                 Parity p;
                 const Tensors t(c);
                 const Case other{c.counts, c.alignment, c.rows, 144, c.dtype, c.base, c.extra};
@@ -138,10 +144,34 @@ TEST(QuantizeParity, Columns) {
                                           .mx_rounding = f.rounding,
                                           .dst = dst,
                                           .src2 = second.src,
-                                          .dst2 = dst2});
+                                          .dst2 = dst2},
+                      launch);
                 p.expect_same_bytes(Fp8Tensor(dst), "dst");
                 p.expect_same_bytes(Fp8Tensor(dst2), "dst2");
             }
+}
+
+// Enough groups and columns for the form that keeps a strip of a group on chip; groups that fit and groups that do not.
+TEST(QuantizeParity, GroupColumnsOnChip) {
+    for (const int64_t alignment : {1, 16, 128})
+        for (const Formats& f : kFormats) {
+            const Case c{
+                {1300, 0, 3, 1152, 1, 129, 16, 2305, 40, 1}, alignment, 0, 1280, DType::bf16, 128, 5};
+            SCOPED_TRACE(text(c));
+            if (too_large_here(5000 * c.cols)) continue;
+            Parity p;
+            const Tensors t(c);
+            const HostFp8 dst = t.by_columns(c, f.dtype, L::group_row);
+            p.run(op::QuantizeColumns{.src = t.src,
+                                      .groups = t.row_groups,
+                                      .scale_format = f.format,
+                                      .mx_rounding = f.rounding,
+                                      .dst = dst,
+                                      .src2 = {},
+                                      .dst2 = {}},
+                  Launch{.sm_limit = f.dtype == DType::e5m2 ? 2 : 0});
+            p.expect_same_bytes(Fp8Tensor(dst), "dst");
+        }
 }
 
 TEST(QuantizeParity, Dual) {
@@ -151,6 +181,7 @@ TEST(QuantizeParity, Dual) {
                 for (const L column_layout : {L::vec128, L::group_row, L::mx32}) {
                     if (!fits(c, column_layout)) continue;
                     SCOPED_TRACE(text(c) + " " + name_of(row_layout) + " " + name_of(column_layout));
+                    const Launch launch{.sm_limit = f.dtype == DType::e4m3 ? 1 : 0};
                     Parity p;
                     const Tensors t(c);
                     const HostFp8 rows = t.by_rows(c, f.dtype, row_layout),
@@ -160,7 +191,8 @@ TEST(QuantizeParity, Dual) {
                                            .scale_format = f.format,
                                            .mx_rounding = f.rounding,
                                            .rows = rows,
-                                           .columns = columns});
+                                           .columns = columns},
+                          launch);
                     p.expect_same_bytes(Fp8Tensor(rows), "rows");
                     p.expect_same_bytes(Fp8Tensor(columns), "columns");
                 }
@@ -191,7 +223,7 @@ struct Weight {
 };
 const Weight kWeights[] = {{0, 128, 128, DType::f32},  {1, 1, 1, DType::f32},     {3, 256, 384, DType::bf16},
                            {0, 200, 1000, DType::f32}, {2, 130, 72, DType::bf16}, {5, 64, 2048, DType::f32},
-                           {0, 520, 136, DType::bf16}};
+                           {2, 256, 384, DType::f32},  {0, 520, 136, DType::bf16}};
 
 HostTensor weight_like(const Weight& w, DType dtype, bool transposed) {
     const int64_t n = transposed ? w.cols : w.rows, k = transposed ? w.rows : w.cols;
@@ -220,7 +252,8 @@ TEST(QuantizeParity, Weight) {
                                              .scale_format = f.format,
                                              .mx_rounding = f.rounding,
                                              .fprop = first,
-                                             .dgrad = second});
+                                             .dgrad = second},
+                          Launch{.sm_limit = f.dtype == DType::e5m2 ? 1 : 0});
                     p.expect_same_bytes(first, "fprop");
                     p.expect_same_bytes(second, "dgrad");
                     if (!first) continue;

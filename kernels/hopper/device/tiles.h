@@ -51,21 +51,25 @@ private:
     int64_t batch_ = 0, group_ = 0, before_ = 0;
 };
 
-// A turned tile in shared memory: word w of column c, at c * kTurnedStride + w, holds the codes of rows 4w .. 4w + 3.
-constexpr int kTurnedStride =
-    static_cast<int>(kBlock) / 4 + 1;  // odd: neighbouring columns start in different banks
+// A turned tile in shared memory: where the word of rows 4w .. 4w + 3 of column c stands. Pieces of 16 rows change places by every eight
+// columns, so that the words of one row and the pieces of one column lie in different banks (but for two of 16 threads).
+constexpr int kTurnedWords = static_cast<int>(kBlock) * static_cast<int>(kBlock) / 4;
+__device__ __forceinline__ int turned_word(int c, int w) {
+    return c * static_cast<int>(kBlock) / 4 + (w / 4 ^ c / 8 % 8) * 4 + w % 4;
+}
 
-// Stores rows [0, rows) of `cols` columns at out[c * stride + r]; 16-byte pieces where the column is aligned and whole.
+// Stores rows [0, rows) of `cols` columns at out[c * stride + r]; 16-byte pieces where the column is aligned and whole. `turned` is aligned
+// to 16 bytes.
 template <int kThreads>
 __device__ __forceinline__ void store_turned(const uint32_t* turned, uint8_t* out, int64_t stride, int cols,
                                              int rows) {
     constexpr int kPiece = 16, kPieces = static_cast<int>(kBlock) / kPiece;
     const int piece = static_cast<int>(threadIdx.x) % kPieces, first = piece * kPiece;
     for (int c = static_cast<int>(threadIdx.x) / kPieces; c < cols; c += kThreads / kPieces) {
-        const uint32_t* words = turned + c * kTurnedStride + piece * (kPiece / 4);
+        const uint32_t* words = turned + turned_word(c, piece * (kPiece / 4));
         uint8_t* to = out + c * stride + first;
         if (first + kPiece <= rows && reinterpret_cast<uintptr_t>(to) % kPiece == 0) {
-            *reinterpret_cast<uint4*>(to) = uint4{words[0], words[1], words[2], words[3]};
+            *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(words);
         } else {
             for (int r = 0; r < kPiece && first + r < rows; ++r)
                 to[r] = static_cast<uint8_t>(words[r / 4] >> (8 * (r % 4)));

@@ -1,0 +1,31 @@
+// Maxima of two BF16 magnitudes at a time, and a word that the compiler forgets what it knew about: for kernels that keep raw words in registers.
+#pragma once
+
+#include <cstdint>
+
+namespace fp8flow::hopper {
+
+// |x| of both halves.
+__device__ __forceinline__ uint32_t abs_bf16x2(uint32_t pair) { return pair & 0x7FFF7FFFu; }
+// The larger of each half; a NaN yields to a number, two of them stay one.
+__device__ __forceinline__ uint32_t max_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t larger;
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    return larger;
+}
+// Both halves of a maximum as fp32 bits; NaN counts as 0.
+__device__ __forceinline__ uint32_t low_magnitude(uint32_t pair) {
+    const uint32_t bits = pair << 16;
+    return bits > 0x7F800000u ? 0u : bits;
+}
+__device__ __forceinline__ uint32_t high_magnitude(uint32_t pair) {
+    const uint32_t bits = pair & 0xFFFF0000u;
+    return bits > 0x7F800000u ? 0u : bits;
+}
+
+// What was computed from these words before is computed again behind this line instead of being kept in registers.
+__device__ __forceinline__ void forget(uint4& words) {
+    asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
+}
+
+}  // namespace fp8flow::hopper

@@ -1,0 +1,20 @@
+// The two FP8 copies of weights in 128x128 blocks as a function: quantize_weight and adamw_quantize share it.
+#pragma once
+
+#include "kernels/core/fp8_tensor.h"
+#include "kernels/core/stream.h"
+#include "kernels/hopper/device/scales.h"
+#include "kernels/ops/optimizer.h"
+
+namespace fp8flow::hopper {
+
+// src [N, K] or [E, N, K] f32 | bf16 -> fprop codes and their transpose, layout block128, either absent. With `step`, src is its master,
+// which takes the step first. False, and nothing launched, unless N and K are multiples
+// of 128 and all addresses of 16.
+bool launch_weight_tiles(const TensorView& src, const op::AdamW* step, const QuantizeRule& rule,
+                         const Fp8Tensor& fprop, const Fp8Tensor& dgrad, const Launch& launch);
+
+// Scale tables are padded to a multiple of 4 columns: the pads hold 0.
+void clear_scales(const Fp8Tensor& copy, const Launch& launch);
+
+}  // namespace fp8flow::hopper
