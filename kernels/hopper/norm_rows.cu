@@ -211,7 +211,7 @@ constexpr int kBackwardCtas = 2;
 // chunks there, all resident). Thread t owns the columns of strand t in every row, so that its dgamma sums stay in registers to the end
 // of the chunk and every byte is read once. Two slots for dy and x, refilled two rows ahead at the row's only barrier (the row is in
 // registers by then); two slots for dresidual, which is read behind the barrier and so is refilled one row ahead. Warp sums alternate as in the
-// forward kernel. dx may stand in the place of dy or dresidual: a row is written after it has come, and by the CTA that read it.
+// forward kernel. Thread 0 starts copies at once, without a division: two CTAs have no more than 86 KB under way each. dx may stand in the place of dy or dresidual: a row is written after it has come, and by the CTA that read it.
 template <int kUnits>
 __global__ __launch_bounds__(kThreads,
                              kBackwardCtas) void norm_backward_rows_kernel(const NormBackward args) {
@@ -224,49 +224,56 @@ __global__ __launch_bounds__(kThreads,
     const auto dy_slot = [&](int slot) { return slots + (2 * slot) * slot_size; };
     const auto x_slot = [&](int slot) { return slots + (2 * slot + 1) * slot_size; };
     const auto residual_slot = [&](int slot) { return slots + (4 + slot) * slot_size; };
-    // The CTA's n-th row, or one past the end.
-    const auto row_at = [&](int n) {
-        const int64_t chunk = blockIdx.x + n / args.chunk_rows * static_cast<int64_t>(gridDim.x);
-        return chunk < args.chunks ? chunk * args.chunk_rows + n % args.chunk_rows : args.rows;
+    // The CTA's rows one after the other: chunk by chunk, up to one past the end. Counted, not divided: the copies of the next rows wait for it.
+    struct Place {
+        int64_t row;
+        int in_chunk;
     };
-    const auto start = [&](int n) {
-        const int64_t row = row_at(n);
+    const int chunk_rows = static_cast<int>(args.chunk_rows);
+    const int64_t skipped = (gridDim.x - int64_t{1}) * chunk_rows;
+    const auto behind = [&](Place place) {
+        ++place.row;
+        if (++place.in_chunk == chunk_rows) place = {place.row + skipped, 0};
+        return place;
+    };
+    const auto start = [&](int64_t row, int slot) {
         if (row >= args.rows) return;
-        barrier_arrive_expect_bytes(&full[n % 2], static_cast<uint32_t>(4 * width));
-        start_row(args.dy, row, dy_slot(n % 2), &full[n % 2]);
-        start_row(args.x, row, x_slot(n % 2), &full[n % 2]);
+        barrier_arrive_expect_bytes(&full[slot], static_cast<uint32_t>(4 * width));
+        start_row(args.dy, row, dy_slot(slot), &full[slot]);
+        start_row(args.x, row, x_slot(slot), &full[slot]);
     };
-    const auto start_residual = [&](int n) {
-        const int64_t row = row_at(n);
+    const auto start_residual = [&](int64_t row, int slot) {
         if (row >= args.rows || !with_residual) return;
-        barrier_arrive_expect_bytes(&full_residual[n % 2], static_cast<uint32_t>(2 * width));
-        start_row(args.dresidual, row, residual_slot(n % 2), &full_residual[n % 2]);
+        barrier_arrive_expect_bytes(&full_residual[slot], static_cast<uint32_t>(2 * width));
+        start_row(args.dresidual, row, residual_slot(slot), &full_residual[slot]);
     };
+    Place here = {static_cast<int64_t>(blockIdx.x) * chunk_rows, 0}, next = behind(here);
     if (thread == 0) {
         for (int slot = 0; slot < 2; ++slot) {
             barrier_init(&full[slot], 1);
             barrier_init(&full_residual[slot], 1);
         }
         fence_barrier_init();
-        start(0);
-        start_residual(0);
-        start(1);
+        start(here.row, 0);
+        start_residual(here.row, 0);
+        start(next.row, 1);
     }
     float g[kUnits][kUnit] = {}, dgamma[kUnits][kUnit] = {};
 #pragma unroll
     for (int j = 0; j < kUnits; ++j)
         if (thread + j * kThreads < units)
-            load_gamma(args.gamma, args.gamma_offset, (thread + j * kThreads) * kUnit, g[j]);
+            load_wide_gamma(args.gamma, args.gamma_offset, thread + j * kThreads, g[j]);
     __syncthreads();  // the barriers are there
 
-    int64_t row = row_at(0);
-    float next_rstd = row < args.rows ? args.rstd[row] : 0.0f;
-    for (int n = 0; row < args.rows; ++n) {
+    int64_t chunk = blockIdx.x;
+    float next_rstd = here.row < args.rows ? args.rstd[here.row] : 0.0f;
+    for (int n = 0; here.row < args.rows; ++n) {
         const int slot = n % 2;
         const uint32_t parity = static_cast<uint32_t>(n / 2) & 1u;
-        const int64_t next = row_at(n + 1);
+        const int64_t row = here.row;
+        const Place second = behind(next);
         const float r = next_rstd;
-        if (next < args.rows) next_rstd = args.rstd[next];  // on its way during this row
+        if (next.row < args.rows) next_rstd = args.rstd[next.row];  // on its way during this row
         barrier_wait(&full[slot], parity);
         uint4 raw_dy[kUnits], raw_x[kUnits];
         float strand = 0.0f;
@@ -288,8 +295,8 @@ __global__ __launch_bounds__(kThreads,
         put_strand(strand, warp_sums[slot]);
         __syncthreads();
         if (thread == 0) {
-            start(n + 2);
-            start_residual(n + 1);
+            start(second.row, slot);
+            start_residual(next.row, slot ^ 1);
         }
         const float c = r * r * div_float(row_sum(warp_sums[slot]), static_cast<float>(width));
         if (with_residual) barrier_wait(&full_residual[slot], parity);
@@ -307,13 +314,12 @@ __global__ __launch_bounds__(kThreads,
 #pragma unroll
                 for (int i = 0; i < kUnit; ++i) dx[i] += x[i];
             }
-            store_unit(args.dx, row, unit * kUnit, dx);
+            *unit_of(args.dx, row, unit) = pack_unit(dx);
         }
-        if (next < args.rows && next % args.chunk_rows != 0) {
-            row = next;
-            continue;
-        }
-        const int64_t chunk = row / args.chunk_rows;  // the chunk is complete
+        const bool in_chunk = next.row < args.rows && next.in_chunk != 0;
+        here = next;
+        next = second;
+        if (in_chunk) continue;
 #pragma unroll
         for (int j = 0; j < kUnits; ++j) {
             const int unit = thread + j * kThreads;
@@ -324,7 +330,7 @@ __global__ __launch_bounds__(kThreads,
 #pragma unroll
             for (int i = 0; i < kUnit; ++i) dgamma[j][i] = 0.0f;
         }
-        row = next;
+        chunk += gridDim.x;
     }
 }
 
@@ -382,7 +388,7 @@ bool launch_norm_rows(const NormForward& args, const Launch& launch) {
 }
 
 bool launch_norm_backward_rows(const NormBackward& args, const Launch& launch) {
-    if (!is_wide_bf16(args.x) || !is_wide_bf16(args.dy) || !is_wide_bf16(args.dx))
+    if (!args.gamma.vector || !is_wide_bf16(args.x) || !is_wide_bf16(args.dy) || !is_wide_bf16(args.dx))
         return false;
     if (args.dresidual.data != nullptr && !is_wide_bf16(args.dresidual)) return false;
     const int bytes = 6 * slot_bytes(args.x.cols), units = units_a_thread(args.x.cols);
