@@ -106,6 +106,36 @@ TEST(PermuteParity, PermutePadFp8) {
     }
 }
 
+// What the local exchange runs instead of permute_pad: the same bytes from the tokens' side.
+TEST(PermuteParity, FanOut) {
+    for (const Case& c : kCases) {
+        for (const DType scale_dtype : {DType::bf16, DType::e8m0, DType::f32}) {
+            const bool plain = scale_dtype == DType::bf16;
+            if (c.skipped() || c.topk > 8 || c.hidden % (plain ? 8 : kBlock) != 0) continue;
+            SCOPED_TRACE(c.name() + (plain ? "" : " scales ") + name_of(scale_dtype));
+            Parity parity;
+            const Routing routing = c.routing();
+            const PlanFixture plan(routing, 0, c.alignment, -1, c.row_base);
+            const int64_t slots = routing.ranks * routing.slots;
+            const DType dtype = plain ? DType::bf16 : DType::e4m3;
+            HostFp8 src(dtype, {slots, c.hidden}, plain ? ScaleLayout::none : ScaleLayout::vec128_wire, 0,
+                        plain ? DType::e8m0 : scale_dtype),
+                dst(dtype, {c.row_base + plan.groups.row_capacity, c.hidden},
+                    plain ? ScaleLayout::none : ScaleLayout::vec128);
+            fill_tensor(src.codes, 5);
+            if (!plain && src.scales.numel() > 0) fill_pow2(src.scales, 6, -10, 10);
+            if (c.row_base > 0) dst.set_row_base(c.row_base);
+            const HostTensor num_rows = HostTensor::of<int64_t>({plan.received()});
+            const op::PermutePad args{
+                .src = src, .row_source = plan.row_source, .groups = plan.groups, .dst = dst};
+            ASSERT_TRUE(hopper::launch_fan_out(parity.on_gpu(args), parity.to_gpu(plan.recv_rows),
+                                               parity.to_gpu(num_rows), {.sm_limit = plain ? 1 : 0}));
+            parity.cpu.permute_pad(args);
+            parity.expect_same_bytes(args.dst, "dst");
+        }
+    }
+}
+
 TEST(PermuteParity, UnpermuteUnpad) {
     for (const Case& c : kCases) {
         if (c.skipped()) continue;
