@@ -1,7 +1,8 @@
-// The exchange of a job of one rank, on the GPU: dispatch is permute_pad, combine is unpermute_unpad plus the residual, with the roundings
+// The exchange of a job of one rank, on the GPU: dispatch is permute_pad, combine is unpermute_unpad plus the residual (one kernel where rows are BF16), with the roundings
 // of the ordering contract (kernels/exchange.h), so that it equals the reference exchange bit for bit. No host synchronisation.
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/launch.h"
+#include "kernels/hopper/permute.h"
 
 namespace fp8flow {
 
@@ -56,8 +57,11 @@ protected:
     // Every token has an expert here, so received row t is token t.
     void do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena&,
                      const Launch& launch) override {
-        ops_.permute_pad({.src = rows, .row_source = plan.row_source, .groups = plan.groups, .dst = dst},
-                         launch);
+        const op::PermutePad moves{
+            .src = rows, .row_source = plan.row_source, .groups = plan.groups, .dst = dst};
+        if (!hopper::launch_fan_out(moves, plan.recv_rows.slice(0, plan.num_tokens),
+                                    plan.recv_offsets.slice(1, 1), launch))
+            ops_.permute_pad(moves, launch);
     }
 
     void do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan&, const Fp8Tensor& received, Arena&,
@@ -72,19 +76,24 @@ protected:
 
     void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
                     const Launch& launch) override {
-        ArenaScope scope(scratch);
-        const int64_t tokens = plan.num_tokens, width = args.src.cols();
+        const int64_t tokens = plan.num_tokens;
         // rank: the rank's sum is rounded to the row dtype before the owner adds the residual; invariant: one rounding at the end
-        const DType sum_dtype = order_ == CombineOrder::rank ? args.src.dtype : DType::f32;
-        const TensorView sum = scratch.tensor(sum_dtype, {tokens, width}, "combine");
-        const TensorView num_rows = plan.recv_offsets.slice(1, 1);
-        ops_.unpermute_unpad(
-            {.src = args.src, .recv_rows = plan.recv_rows.slice(0, tokens), .num_rows = num_rows, .dst = sum},
-            launch);
-        if (args.residual)
-            ops_.add({.a = sum, .b = args.residual, .y = args.y}, launch);
-        else
-            ops_.cast({.x = sum, .y = args.y}, launch);
+        const bool by_rank = order_ == CombineOrder::rank;
+        op::UnpermuteUnpad sums{.src = args.src,
+                                .recv_rows = plan.recv_rows.slice(0, tokens),
+                                .num_rows = plan.recv_offsets.slice(1, 1),
+                                .dst = args.y};
+        const auto rounding = by_rank ? hopper::SumRounding::before_residual : hopper::SumRounding::once;
+        if (!hopper::launch_unpermute_sums(sums, args.residual, rounding, launch)) {
+            ArenaScope scope(scratch);
+            sums.dst =
+                scratch.tensor(by_rank ? args.src.dtype : DType::f32, {tokens, args.src.cols()}, "combine");
+            ops_.unpermute_unpad(sums, launch);
+            if (args.residual)
+                ops_.add({.a = sums.dst, .b = args.residual, .y = args.y}, launch);
+            else
+                ops_.cast({.x = sums.dst, .y = args.y}, launch);
+        }
         if (!args.dprob || tokens == 0) return;
         return_probs_kernel<<<grid_for(ceil_div(tokens * plan.topk, kThreads), launch), kThreads, 0,
                               stream_of(launch)>>>(plan.all_ids.as<int32_t>(), plan.recv_rows.as<int32_t>(),

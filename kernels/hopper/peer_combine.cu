@@ -1,6 +1,7 @@
 // combine over peer memory: the rank that hosts the experts stores sums (order `rank`) or single rows (order `invariant`) into fixed slots of
 // the owner's box; after one meeting the owner adds them in ascending expert order, which is also ascending rank order, plus the residual,
 // and rounds once. The bits are those of the reference exchange.
+#include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/peer_exchange.h"
 #include "kernels/hopper/vector_io.h"
 
@@ -45,31 +46,51 @@ template <Access kAccess> struct Rows {
 
     __device__ __forceinline__ void load(int64_t row, int64_t column, float (&values)[kVector]) const {
         if constexpr (kAccess == Access::bf16_vectors)
-            load8(data, DType::bf16, row * hidden + column, values);
+            unpack_unit(
+                *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(data) + row * hidden + column),
+                DType::bf16, values);
         else
             load_up_to_8(data, dtype, row * hidden + column, hidden - column, vectorised, values);
     }
     __device__ __forceinline__ void store(int64_t row, int64_t column, const float (&values)[kVector]) const {
         if constexpr (kAccess == Access::bf16_vectors)
-            store8(data, DType::bf16, row * hidden + column, values);
+            *reinterpret_cast<uint4*>(static_cast<uint16_t*>(data) + row * hidden + column) =
+                uint4{pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3]),
+                      pack_bf16(values[4], values[5]), pack_bf16(values[6], values[7])};
         else
             store_up_to_8(data, dtype, row * hidden + column, hidden - column, vectorised, values);
     }
-    // sum += the eight columns of `count` rows, one after the other; next_row() names them. Four loads are in flight.
+    // sum += the eight columns of `count` rows, one after the other; next_row() names them, and some number when there is none any more. Four
+    // loads are in flight: in whole vectors they stay as loaded until all have been asked for, or each would wait for the one before.
     template <class NextRow>
     __device__ __forceinline__ void add(int count, NextRow next_row, int64_t column,
                                         float (&sum)[kVector]) const {
         constexpr int kInFlight = 4;
         for (int first = 0; first < count; first += kInFlight) {
-            float values[kInFlight][kVector];
+            if constexpr (kAccess == Access::bf16_vectors) {
+                uint4 raw[kInFlight];
 #pragma unroll
-            for (int j = 0; j < kInFlight; ++j)
-                if (first + j < count) load(next_row(), column, values[j]);
+                for (int j = 0; j < kInFlight; ++j) {
+                    const int64_t row = next_row();
+                    if (first + j < count)
+                        raw[j] = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(data) +
+                                                                 row * hidden + column);
+                }
 #pragma unroll
-            for (int j = 0; j < kInFlight; ++j) {
-                if (first + j >= count) continue;
+                for (int j = 0; j < kInFlight; ++j) {
+                    if (first + j >= count) continue;
+                    float values[kVector];
+                    unpack_unit(raw[j], DType::bf16, values);
 #pragma unroll
-                for (int e = 0; e < kVector; ++e) sum[e] += values[j][e];
+                    for (int e = 0; e < kVector; ++e) sum[e] += values[e];
+                }
+            } else {
+                for (int j = 0; j < min(kInFlight, count - first); ++j) {
+                    float values[kVector];
+                    load(next_row(), column, values);
+#pragma unroll
+                    for (int e = 0; e < kVector; ++e) sum[e] += values[e];
+                }
             }
         }
     }
@@ -94,7 +115,7 @@ __global__ __launch_bounds__(kPeerThreads) void push_sums_kernel(const CombineAr
             float sum[kVector] = {};
             int next = 0;
             src.add(
-                count, [&] { return base + rows[next++]; }, column, sum);
+                count, [&] { return base + (next < count ? rows[next++] : 0); }, column, sum);
             slots.store(group.rank * args.slots + token, column, sum);
         }
     });
@@ -183,10 +204,10 @@ __global__ __launch_bounds__(kPeerThreads) void add_returned_kernel(const Combin
                 left &= left - 1;
                 return by_rank ? slot * args.slots + token : token * args.topk + slot;
             };
+            float values[kVector] = {};
+            if (residual.data != nullptr) residual.load(token, column, values);  // under way with the slots'
             slots.add(__popc(written), next_slot, column, sum);
             if (residual.data != nullptr) {
-                float values[kVector];
-                residual.load(token, column, values);
 #pragma unroll
                 for (int e = 0; e < kVector; ++e) sum[e] += values[e];
             }

@@ -58,7 +58,9 @@ struct UnpermuteUnpad {
     TensorView dst;        // out [R cap, H]
 };
 
-// Backward of UnpermuteUnpad with merging weights: dprob_r = <dst gradient row, src row r> (fp32, ascending columns in 8 lanes).
+// Backward of UnpermuteUnpad with merging weights: dprob_r = <dst gradient row, src row r> in fp32, in 32 strands: units of 8 neighbouring
+// columns, unit u to strand u % 32 (fma, ascending; empty strands are 0). The strands are added in halves: s + (s+16), then + 8, 4, 2, 1.
+constexpr int64_t kProbStrands = 32, kProbUnit = 8;
 struct UnpermuteProbsBackward {
     TensorView ddst;        // [R cap, H]
     TensorView src;         // [M, H]

@@ -48,6 +48,19 @@ void copy_row(const Fp8Tensor& src, int64_t src_row, const Fp8Tensor& dst, int64
     if (dst.layout != ScaleLayout::none) copy_scales(src, src_row, dst, dst_row);
 }
 
+// The sum of a[i] * b[i] in strands, in the order that kernels/ops/permute.h states.
+float strand_dot(const float* a, const float* b, int64_t width) {
+    float strands[op::kProbStrands] = {};
+    for (int64_t first = 0; first < width; first += op::kProbUnit) {
+        float& strand = strands[first / op::kProbUnit % op::kProbStrands];
+        for (int64_t i = first; i < std::min(width, first + op::kProbUnit); ++i)
+            strand = fma_float(a[i], b[i], strand);
+    }
+    for (int64_t step = op::kProbStrands / 2; step > 0; step /= 2)
+        for (int64_t s = 0; s < step; ++s) strands[s] += strands[s + step];
+    return strands[0];
+}
+
 // The same rows under other group offsets; what dst has beyond a group's count is zeroed.
 void regroup_rows(const Fp8Tensor& src, const RowGroups& src_groups, const Fp8Tensor& dst,
                   const RowGroups& dst_groups) {
@@ -112,7 +125,7 @@ void ReferenceOps::do_unpermute_probs_backward(const op::UnpermuteProbsBackward&
             }
             reference::load_row(args.ddst, row_source[r], gradient.data());
             reference::load_row(args.src, base + r, row.data());
-            drow_prob[r] = reference::lane_dot(gradient.data(), row.data(), hidden);
+            drow_prob[r] = strand_dot(gradient.data(), row.data(), hidden);
         }
     }
 }

@@ -9,10 +9,24 @@ struct Shape {
     DType dtype;
 };
 const Shape kShapes[] = {
-    {0, 128, DType::bf16},   {1, 1, DType::f32},       {1, 7168, DType::bf16},    {127, 384, DType::bf16},
-    {128, 2048, DType::f16}, {129, 100, DType::f32},   {600, 136, DType::bf16},   {5, 8192, DType::bf16},
-    {3, 16400, DType::bf16}, {2, 8201, DType::f32},    {4099, 1032, DType::bf16}, {1700, 7168, DType::bf16},
-    {40, 4096, DType::bf16}, {300, 5000, DType::bf16},
+    {0, 128, DType::bf16},
+    {1, 1, DType::f32},
+    {1, 7168, DType::bf16},
+    {127, 384, DType::bf16},
+    {128, 2048, DType::f16},
+    {129, 100, DType::f32},
+    {600, 136, DType::bf16},
+    {5, 8192, DType::bf16},
+    {3, 16400, DType::bf16},
+    {2, 8201, DType::f32},
+    {4099, 1032, DType::bf16},
+    {1700, 7168, DType::bf16},
+    {40, 4096, DType::bf16},
+    {300, 5000, DType::bf16},
+    // whole blocks whose last is half a warp's, with one, two and four units a thread
+    {70, 1152, DType::bf16},
+    {70, 2176, DType::bf16},
+    {450, 5248, DType::bf16},
 };
 std::vector<Shape> shapes_here() {
     std::vector<Shape> here;
@@ -56,6 +70,7 @@ struct Outputs {
     ScaleFormat format = ScaleFormat::pow2;
     DType scale_dtype = DType::e8m0;
     bool with_y = true;
+    bool with_amax = true;
 };
 
 TEST(NormParity, Quantized) {
@@ -72,6 +87,14 @@ TEST(NormParity, Quantized) {
         {.rows = L::tensor, .transposed = L::tensor},
         {.rows = L::none, .transposed = L::tensor, .dtype = DType::e5m2},
         {.rows = L::none, .transposed = L::none},
+        {.rows = L::vec128_wire, .transposed = L::none, .with_amax = false},
+        {.rows = L::vec128_wire,
+         .transposed = L::none,
+         .format = ScaleFormat::fp32,
+         .scale_dtype = DType::f32,
+         .with_amax = false},
+        {.rows = L::vec128, .transposed = L::none, .with_y = false, .with_amax = false},
+        {.rows = L::tensor, .transposed = L::none, .with_y = false, .with_amax = false},
     };
     for (const Shape& s : shapes_here())
         for (const Outputs& o : kOutputs) {
@@ -90,7 +113,8 @@ TEST(NormParity, Quantized) {
             if (o.transposed == L::none) transposed_view = {};
             if (o.rows == L::tensor) row_view.scales = scale;
             if (o.transposed == L::tensor) transposed_view.scales = scale;
-            const TensorView y_view = o.with_y ? y.view() : TensorView{};
+            const TensorView y_view = o.with_y ? y.view() : TensorView{},
+                             amax_view = o.with_amax ? amax.view() : TensorView{};
             p.run(op::RmsNormQuantize{.x = x,
                                       .gamma = gamma,
                                       .gamma_form = form,
@@ -98,12 +122,12 @@ TEST(NormParity, Quantized) {
                                       .y = y_view,
                                       .rows = row_view,
                                       .transposed = transposed_view,
-                                      .amax = amax,
+                                      .amax = amax_view,
                                       .rstd = rstd});
             p.expect_same_bytes(y_view, "y");
             p.expect_same_bytes(row_view, "rows");
             p.expect_same_bytes(transposed_view, "transposed");
-            p.expect_same_bytes(amax, "amax");
+            p.expect_same_bytes(amax_view, "amax");
             p.expect_same_bytes(rstd, "rstd");
         }
 }

@@ -1,4 +1,5 @@
 // The row movers on the GPU against the reference: every byte, over edge shapes, dtypes, scale layouts, row bases and overflowing groups.
+#include "kernels/hopper/permute.h"
 #include "tests/support/parity.h"
 #include "tests/support/plans.h"
 
@@ -39,6 +40,8 @@ const std::vector<Case> kCases = {
     {{40, 41}, 2, 16, 32, 7, 384, 9},  // rows that no vector fits
     {{120, 92}, 6, 32, 128, 640, 256, 64},
     {{9, 5}, 2, 4, 128, 7168, 128},  // wide rows
+    {{33}, 8, 16, 16, 8200, 128},    // whose last slab is one unit
+    {{30, 11}, 12, 16, 16, 256},     // more rows a token than are kept in registers
 };
 
 // Values of every bit pattern that are not NaN, so that bytes can be compared after arithmetic too.
@@ -103,6 +106,36 @@ TEST(PermuteParity, PermutePadFp8) {
     }
 }
 
+// What the local exchange runs instead of permute_pad: the same bytes from the tokens' side.
+TEST(PermuteParity, FanOut) {
+    for (const Case& c : kCases) {
+        for (const DType scale_dtype : {DType::bf16, DType::e8m0, DType::f32}) {
+            const bool plain = scale_dtype == DType::bf16;
+            if (c.skipped() || c.topk > 8 || c.hidden % (plain ? 8 : kBlock) != 0) continue;
+            SCOPED_TRACE(c.name() + (plain ? "" : " scales ") + name_of(scale_dtype));
+            Parity parity;
+            const Routing routing = c.routing();
+            const PlanFixture plan(routing, 0, c.alignment, -1, c.row_base);
+            const int64_t slots = routing.ranks * routing.slots;
+            const DType dtype = plain ? DType::bf16 : DType::e4m3;
+            HostFp8 src(dtype, {slots, c.hidden}, plain ? ScaleLayout::none : ScaleLayout::vec128_wire, 0,
+                        plain ? DType::e8m0 : scale_dtype),
+                dst(dtype, {c.row_base + plan.groups.row_capacity, c.hidden},
+                    plain ? ScaleLayout::none : ScaleLayout::vec128);
+            fill_tensor(src.codes, 5);
+            if (!plain && src.scales.numel() > 0) fill_pow2(src.scales, 6, -10, 10);
+            if (c.row_base > 0) dst.set_row_base(c.row_base);
+            const HostTensor num_rows = HostTensor::of<int64_t>({plan.received()});
+            const op::PermutePad args{
+                .src = src, .row_source = plan.row_source, .groups = plan.groups, .dst = dst};
+            ASSERT_TRUE(hopper::launch_fan_out(parity.on_gpu(args), parity.to_gpu(plan.recv_rows),
+                                               parity.to_gpu(num_rows), {.sm_limit = plain ? 1 : 0}));
+            parity.cpu.permute_pad(args);
+            parity.expect_same_bytes(args.dst, "dst");
+        }
+    }
+}
+
 TEST(PermuteParity, UnpermuteUnpad) {
     for (const Case& c : kCases) {
         if (c.skipped()) continue;
@@ -124,6 +157,41 @@ TEST(PermuteParity, UnpermuteUnpad) {
                                               .dst = dst};
                 parity.run(args);
                 parity.expect_same_bytes(args.dst, "dst");
+            }
+        }
+    }
+}
+
+// What the local exchange runs: the sum, rounded before the residual or not, in the residual's place or another.
+TEST(PermuteParity, SumsWithResidual) {
+    for (const Case& c : kCases) {
+        if (c.skipped() || c.hidden % 8 != 0 || c.topk > 8) continue;
+        for (const auto rounding : {hopper::SumRounding::once, hopper::SumRounding::before_residual}) {
+            for (const bool in_place : {false, true}) {
+                SCOPED_TRACE(c.name() + (in_place ? " in place" : ""));
+                Parity parity;
+                const Routing routing = c.routing();
+                const PlanFixture plan(routing, 0, c.alignment, -1, c.row_base);
+                const int64_t slots = routing.ranks * routing.slots, received = plan.received();
+                const HostTensor src = rows_of(DType::bf16, c, plan.groups.row_capacity, c.hidden),
+                                 residual(DType::bf16, {slots, c.hidden}),
+                                 dst(DType::bf16, {slots, c.hidden}),
+                                 num_rows = HostTensor::of<int64_t>({received}),
+                                 sum(rounding == hopper::SumRounding::once ? DType::f32 : DType::bf16,
+                                     {slots, c.hidden});
+                fill_tensor(src, 31);
+                fill_tensor(residual, 32);
+                const TensorView y = in_place ? residual.view() : dst.view();
+                op::UnpermuteUnpad args{
+                    .src = src, .recv_rows = plan.recv_rows, .num_rows = num_rows, .row_prob = {}, .dst = y};
+                ASSERT_TRUE(hopper::launch_unpermute_sums(parity.on_gpu(args), parity.to_gpu(residual),
+                                                          rounding, {.sm_limit = in_place ? 2 : 0}));
+                args.dst = sum;
+                parity.cpu.unpermute_unpad(args);
+                parity.cpu.add({.a = sum.view().slice(0, received),
+                                .b = residual.view().slice(0, received),
+                                .y = y.slice(0, received)});
+                parity.expect_same_bytes(y, "y");
             }
         }
     }

@@ -1,0 +1,22 @@
+// Routed rows and tokens' rows on the GPU when every expert is here: what local_exchange.cu asks of the row movers beyond the operations.
+#pragma once
+
+#include "kernels/core/stream.h"
+#include "kernels/ops/permute.h"
+
+namespace fp8flow::hopper {
+
+// Where a sum over routed rows is rounded: once, with the residual in it; or before the residual is added, and again after that.
+enum class SumRounding { once, before_residual };
+
+// unpermute_unpad, plus `residual` (optional; may be dst). False, and nothing happens, unless all rows are BF16 in whole vectors and a
+// token has at most 8 of them.
+bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const TensorView& residual, SumRounding rounding,
+                           const Launch& launch);
+
+// permute_pad of the rows that `recv_rows` [tokens, K] and `num_rows` [1] of the same plan name from the other side. False, and nothing
+// happens, unless rows are whole vectors, without scales or with wire scales, and a token has at most 8 places.
+bool launch_fan_out(const op::PermutePad& args, const TensorView& recv_rows, const TensorView& num_rows,
+                    const Launch& launch);
+
+}  // namespace fp8flow::hopper

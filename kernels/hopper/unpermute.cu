@@ -1,0 +1,296 @@
+// Routed rows back to tokens on the GPU: unpermute + unpad, also with a residual behind it, and the gradient of its merging weights. Sums
+// keep the reference's order, so both ops are bit-equal to the reference.
+#include "kernels/hopper/permute.h"
+
+#include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/tile_walk.h"
+#include "kernels/hopper/vector_io.h"
+
+namespace fp8flow {
+
+using namespace hopper;
+
+namespace {
+
+constexpr int kWarpSize = 32;
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * kWarpSize;
+
+// ---- sums, BF16 in whole vectors -------------------------------------------------------------------------------------------------------
+constexpr int kMostRows = 8;  // of a token
+constexpr int kSumThreads = 128;
+constexpr int kSumCtas = 6;   // of an SM
+constexpr int kSumTurns = 4;  // of a CTA on one row
+constexpr int kSlabUnits = kSumThreads * kSumTurns;
+
+enum class Weights { none, probs };
+struct SumArgs {
+    const uint16_t* src;
+    const int64_t* src_base;  // null: 0
+    const float* prob;        // with Weights::probs
+    const int64_t* prob_base;
+    const int32_t* recv_rows;
+    const int64_t* num_rows;
+    int topk, units;           // units of a row
+    unsigned slabs;            // of a row
+    const uint16_t* residual;  // optional
+    uint16_t* dst;
+    SumRounding rounding;
+};
+
+// Moves: every routed row once, every token's row once (and its residual): 529 (587) MB at T=4096, H=7168, K=8: 0.129 (0.143) ms at 4.1 TB/s. A
+// CTA takes half a token's row (4 turns of 1024 columns) and learns its K row numbers first, once; then a thread has the eight columns of
+// all K rows in flight at a time: 12 KB a CTA at K=6, 16 KB at 8, up to 96 KB an SM. Rows of one CTA are short and there are many, so
+// that SMs stay equally busy to the end. Sums in fp32 in the order of recv_rows. No barriers, one writer a byte. The residual may
+// stand where the result goes: a thread reads the unit that it writes.
+template <Weights kWeights>
+__global__ __launch_bounds__(kSumThreads, kSumCtas) void unpermute_sums_kernel(const SumArgs args) {
+    const int64_t items = *args.num_rows * args.slabs;
+    // row numbers are 32-bit integers, in plans too
+    const int base = static_cast<int>(args.src_base != nullptr ? *args.src_base : 0);
+    const int64_t prob_base = args.prob_base != nullptr ? *args.prob_base : 0;
+    for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+        const int64_t row = static_cast<unsigned>(item) / args.slabs;  // items are fewer than 2^31
+        const int slab = static_cast<int>(static_cast<unsigned>(item) % args.slabs);
+        int from[kMostRows];
+        float weight[kMostRows];
+        int count = 0;
+#pragma unroll
+        for (int k = 0; k < kMostRows; ++k) {
+            const int32_t source = k < args.topk ? args.recv_rows[row * args.topk + k] : -1;
+            if (source >= 0 && count == k) count = k + 1;
+            from[k] = base + source;
+            if constexpr (kWeights == Weights::probs)
+                weight[k] = source >= 0 ? args.prob[prob_base + source] : 0.0f;
+        }
+        const uint4* const in = reinterpret_cast<const uint4*>(args.src);
+        const int first = slab * kSlabUnits + static_cast<int>(threadIdx.x),
+                  end = min(args.units, (slab + 1) * kSlabUnits);
+        for (int unit = first; unit < end; unit += kSumThreads) {
+            uint4 raw[kMostRows], raw_residual;
+#pragma unroll
+            for (int k = 0; k < kMostRows; ++k)
+                if (k < count) raw[k] = in[static_cast<int64_t>(from[k]) * args.units + unit];
+            if (args.residual != nullptr)
+                raw_residual = reinterpret_cast<const uint4*>(args.residual)[row * args.units + unit];
+            float sum[kUnit] = {};
+#pragma unroll
+            for (int k = 0; k < kMostRows; ++k) {
+                if (k >= count) continue;
+                float v[kUnit];
+                unpack_unit(raw[k], DType::bf16, v);
+#pragma unroll
+                for (int i = 0; i < kUnit; ++i) {
+                    if constexpr (kWeights == Weights::probs)
+                        sum[i] = fma_float(weight[k], v[i], sum[i]);
+                    else
+                        sum[i] += v[i];
+                }
+            }
+            if (args.residual != nullptr) {
+                if (args.rounding == SumRounding::before_residual) {
+#pragma unroll
+                    for (int i = 0; i < kUnit; i += 2) {
+                        const uint32_t pair = pack_bf16(sum[i], sum[i + 1]);
+                        sum[i] = __uint_as_float(pair << 16);
+                        sum[i + 1] = __uint_as_float(pair & 0xFFFF0000u);
+                    }
+                }
+                float v[kUnit];
+                unpack_unit(raw_residual, DType::bf16, v);
+#pragma unroll
+                for (int i = 0; i < kUnit; ++i) sum[i] += v[i];
+            }
+            reinterpret_cast<uint4*>(args.dst)[row * args.units + unit] =
+                uint4{pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3]), pack_bf16(sum[4], sum[5]),
+                      pack_bf16(sum[6], sum[7])};
+        }
+    }
+}
+
+// ---- sums, any rows ----------------------------------------------------------------------------------------------------------------------
+struct UnpermuteArgs {
+    DeviceView src, dst, row_prob;
+    const int32_t* recv_rows;
+    const int64_t* num_rows;
+    int64_t topk, hidden;
+    bool vectorised;
+};
+
+// Moves: every received row's source rows once, every destination row once. A warp takes one destination row; a thread eight columns at a
+// time, adding the source rows in the order of recv_rows in registers and rounding once. No barriers; one writer a byte.
+__global__ __launch_bounds__(kThreads) void unpermute_kernel(const UnpermuteArgs args) {
+    const int64_t received = *args.num_rows, base = args.src.base(), prob_base = args.row_prob.base();
+    const float* prob = static_cast<const float*>(args.row_prob.data);
+    const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
+    for (int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + warp; row < received;
+         row += static_cast<int64_t>(gridDim.x) * kWarps) {
+        const int32_t* sources = args.recv_rows + row * args.topk;
+        int count = 0;
+        while (count < args.topk && sources[count] >= 0) ++count;
+        for (int64_t column = lane * kVector; column < args.hidden; column += kWarpSize * kVector) {
+            const int64_t width = args.hidden - column;
+            float sum[kVector] = {};
+#pragma unroll 4
+            for (int k = 0; k < count; ++k) {
+                const int64_t source = sources[k];
+                float values[kVector];
+                load_up_to_8(args.src.data, args.src.dtype, (base + source) * args.hidden + column, width,
+                             args.vectorised, values);
+                const float weight = prob != nullptr ? prob[prob_base + source] : 1.0f;
+#pragma unroll
+                for (int j = 0; j < kVector; ++j)
+                    sum[j] = prob != nullptr ? fma_float(weight, values[j], sum[j]) : sum[j] + values[j];
+            }
+            store_up_to_8(args.dst.data, args.dst.dtype, row * args.hidden + column, width, args.vectorised,
+                          sum);
+        }
+    }
+}
+
+// ---- gradient of the merging weights -----------------------------------------------------------------------------------------------------
+struct ProbsBackwardArgs {
+    DeviceView ddst, src, row_source, drow_prob;
+    DeviceGroups groups;
+    int64_t hidden;
+    bool vectorised;
+};
+enum class Access { any, bf16_vectors };
+
+// Moves: the rows of src and, for each, its gradient row, which K of them share; 4 bytes out a row: 529 MB at T=4096, H=7168, K=8, 0.129 ms at
+// 4.1 TB/s. A CTA takes the tiles of walk_tiles, a warp a row of them: a lane's strand is every 32nd unit, eight loads in flight, and
+// five shuffles add the strands in the order of the contract. Only shuffles synchronise; row numbers are the same in a whole warp.
+template <Access kAccess>
+__global__ __launch_bounds__(kThreads, 3) void unpermute_probs_backward_kernel(const ProbsBackwardArgs args) {
+    static_assert(kTileRows == kWarps && op::kProbStrands == kWarpSize && op::kProbUnit == kUnit);
+    const int64_t base = args.src.base(), prob_base = args.drow_prob.base();
+    const int32_t* row_source = static_cast<const int32_t*>(args.row_source.data) + args.row_source.base();
+    float* drow_prob = static_cast<float*>(args.drow_prob.data) + prob_base;
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
+              lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    walk_tiles(args.groups, [&](int64_t first_row, int64_t end_row) {
+        const int64_t row = first_row + warp;
+        if (row >= end_row) return;
+        const int64_t source = row_source[row];
+        float strand = 0.0f;
+        if (source >= 0) {
+            if constexpr (kAccess == Access::bf16_vectors) {
+                constexpr int kInFlight = 4;  // of either
+                const int units = static_cast<int>(args.hidden / kUnit);
+                const uint4 *gradients = static_cast<const uint4*>(args.ddst.data) + source * units,
+                            *values = static_cast<const uint4*>(args.src.data) + (base + row) * units;
+                for (int first = lane; first < units; first += kInFlight * kWarpSize) {
+                    uint4 raw_gradient[kInFlight], raw_value[kInFlight];
+#pragma unroll
+                    for (int j = 0; j < kInFlight; ++j) {
+                        const int unit = first + j * kWarpSize;
+                        if (unit >= units) continue;
+                        raw_gradient[j] = gradients[unit];
+                        raw_value[j] = values[unit];
+                    }
+#pragma unroll
+                    for (int j = 0; j < kInFlight; ++j) {
+                        if (first + j * kWarpSize >= units) continue;
+                        float gradient[kUnit], value[kUnit];
+                        unpack_unit(raw_gradient[j], DType::bf16, gradient);
+                        unpack_unit(raw_value[j], DType::bf16, value);
+#pragma unroll
+                        for (int i = 0; i < kUnit; ++i) strand = fma_float(gradient[i], value[i], strand);
+                    }
+                }
+            } else {
+                for (int64_t column = lane * kUnit; column < args.hidden; column += kWarpSize * kUnit) {
+                    const int64_t width = args.hidden - column;
+                    float gradient[kUnit], value[kUnit];
+                    load_up_to_8(args.ddst.data, args.ddst.dtype, source * args.hidden + column, width,
+                                 args.vectorised, gradient);
+                    load_up_to_8(args.src.data, args.src.dtype, (base + row) * args.hidden + column, width,
+                                 args.vectorised, value);
+#pragma unroll
+                    for (int i = 0; i < kUnit; ++i)
+                        if (i < width) strand = fma_float(gradient[i], value[i], strand);
+                }
+            }
+#pragma unroll
+            for (int step = kWarpSize / 2; step > 0; step /= 2)
+                strand += __shfl_xor_sync(0xFFFFFFFFu, strand, step);
+        }
+        if (lane == 0) drow_prob[row] = strand;
+    });
+}
+
+}  // namespace
+
+namespace hopper {
+
+bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const TensorView& residual, SumRounding rounding,
+                           const Launch& launch) {
+    const int64_t hidden = args.dst.cols(), capacity = args.recv_rows.dim(0), topk = args.recv_rows.dim(1);
+    const auto fits = [&](const TensorView& rows) {
+        return rows.dtype == DType::bf16 && is_vectorisable(rows.data, hidden);
+    };
+    if (topk > kMostRows || !fits(args.src) || !fits(args.dst) || (residual && !fits(residual))) return false;
+    const int64_t units = hidden / kUnit, slabs = ceil_div(units, kSlabUnits), items = capacity * slabs;
+    if (items >= int64_t{1} << 31) return false;
+    if (items == 0) return true;
+    const SumArgs kernel_args{.src = static_cast<const uint16_t*>(args.src.data),
+                              .src_base = args.src.row_base,
+                              .prob = args.row_prob ? args.row_prob.as<float>() : nullptr,
+                              .prob_base = args.row_prob.row_base,
+                              .recv_rows = args.recv_rows.as<int32_t>(),
+                              .num_rows = args.num_rows.as<int64_t>(),
+                              .topk = static_cast<int>(topk),
+                              .units = static_cast<int>(units),
+                              .slabs = static_cast<unsigned>(slabs),
+                              .residual = static_cast<const uint16_t*>(residual.data),
+                              .dst = static_cast<uint16_t*>(args.dst.data),
+                              .rounding = rounding};
+    const unsigned grid =
+        launch.sm_limit > 0 ? grid_for(items, launch, kSumCtas) : static_cast<unsigned>(items);
+    const auto kernel =
+        args.row_prob ? unpermute_sums_kernel<Weights::probs> : unpermute_sums_kernel<Weights::none>;
+    kernel<<<grid, kSumThreads, 0, stream_of(launch)>>>(kernel_args);
+    check_launch("unpermute_unpad");
+    return true;
+}
+
+}  // namespace hopper
+
+void HopperOps::do_unpermute_unpad(const op::UnpermuteUnpad& args, const Launch& launch) {
+    const int64_t hidden = args.dst.cols(), capacity = args.recv_rows.dim(0);
+    if (hidden == 0 || capacity == 0) return;
+    if (launch_unpermute_sums(args, {}, SumRounding::once, launch)) return;
+    const bool vectorised = is_vectorisable(args.src.data, hidden) && is_vectorisable(args.dst.data, hidden);
+    const UnpermuteArgs kernel_args{.src = device_view(args.src),
+                                    .dst = device_view(args.dst),
+                                    .row_prob = device_view(args.row_prob),
+                                    .recv_rows = args.recv_rows.as<int32_t>(),
+                                    .num_rows = args.num_rows.as<int64_t>(),
+                                    .topk = args.recv_rows.dim(1),
+                                    .hidden = hidden,
+                                    .vectorised = vectorised};
+    unpermute_kernel<<<grid_for(ceil_div(capacity, kWarps), launch), kThreads, 0, stream_of(launch)>>>(
+        kernel_args);
+    check_launch("unpermute_unpad");
+}
+
+void HopperOps::do_unpermute_probs_backward(const op::UnpermuteProbsBackward& args, const Launch& launch) {
+    const int64_t hidden = args.src.cols(), capacity = args.groups.row_capacity;
+    if (capacity == 0) return;
+    const bool vectorised = is_vectorisable(args.src.data, hidden) && is_vectorisable(args.ddst.data, hidden);
+    const ProbsBackwardArgs kernel_args{.ddst = device_view(args.ddst),
+                                        .src = device_view(args.src),
+                                        .row_source = device_view(args.row_source),
+                                        .drow_prob = device_view(args.drow_prob),
+                                        .groups = device_groups(args.groups, capacity),
+                                        .hidden = hidden,
+                                        .vectorised = vectorised};
+    const bool wide = vectorised && args.src.dtype == DType::bf16 && args.ddst.dtype == DType::bf16;
+    const auto kernel = wide ? unpermute_probs_backward_kernel<Access::bf16_vectors>
+                             : unpermute_probs_backward_kernel<Access::any>;
+    kernel<<<grid_for(ceil_div(capacity, kTileRows), launch), kThreads, 0, stream_of(launch)>>>(kernel_args);
+    check_launch("unpermute_probs_backward");
+}
+
+}  // namespace fp8flow
