@@ -1,5 +1,6 @@
-// The two ends of the model on the GPU: embedding, its gradient, cross-entropy. Bit-equal to the reference. Token ids cannot be reported
-// from a kernel: the data loader checks them; here an id outside the vocabulary becomes NaN (a step that is then skipped), never an address.
+// Where the model begins, on the GPU: embedding and its gradient (it ends in cross_entropy.cu). Bit-equal to the reference. Token ids cannot
+// be reported from a kernel: the data loader checks them; here an id outside the vocabulary becomes NaN (a step that is then skipped),
+// never an address.
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/vector_io.h"
 #include "kernels/hopper/workspace.h"
@@ -186,93 +187,6 @@ __global__ __launch_bounds__(kGradThreads, Rows::kCtasPerSm) void embedding_back
     }
 }
 
-// ---- cross-entropy --------------------------------------------------------------------------------------------------------------
-struct CrossEntropyArgs {
-    const float* logits;
-    const int32_t* labels;
-    float* loss;
-    void* dlogits;
-    DType dlogits_dtype;
-    int64_t tokens, columns, vocab;
-    float grad_scale;
-};
-
-constexpr int kLossThreads = 256;
-constexpr int kLossTile = 2048;  // elements whose exponentials wait in shared memory
-
-// Moves: a row of logits three times (of which two usually hit the L2), a row of gradients once. One CTA a token: (1) the largest logit;
-// (2) exponentials, a tile at a time into shared memory, from which eight threads add the eight lanes in ascending order: that chain is
-// the reference's and it hides behind the other CTAs of the SM; (3) the gradient from recomputed exponentials. Barriers stand around every
-// use of shared memory and all threads reach them: loop bounds depend on the token only. Fixed order: deterministic.
-__global__ __launch_bounds__(kLossThreads) void cross_entropy_kernel(const CrossEntropyArgs args) {
-    __shared__ float tile[kLossTile];
-    __shared__ float warp_largest[kLossThreads / kWarpSize];
-    __shared__ float row_sum;
-    const int thread = static_cast<int>(threadIdx.x);
-    for (int64_t t = blockIdx.x; t < args.tokens; t += gridDim.x) {
-        const float* row = args.logits + t * args.columns;
-        const int64_t label = args.labels[t];
-        if (label < 0) {  // ignored; the same branch for all threads
-            if (thread == 0) args.loss[t] = 0.0f;
-            if (args.dlogits != nullptr)
-                for (int64_t i = thread; i < args.columns; i += kLossThreads)
-                    store_float(args.dlogits, args.dlogits_dtype, t * args.columns + i, 0.0f);
-            continue;
-        }
-        float largest = bits_float(0xFF800000u);
-        for (int64_t i = thread; i < args.vocab; i += kLossThreads)
-            largest = row[i] > largest ? row[i] : largest;
-        for (int mask = kWarpSize / 2; mask > 0; mask /= 2) {
-            const float other = __shfl_xor_sync(0xFFFFFFFFu, largest, mask);
-            largest = other > largest ? other : largest;
-        }
-        if (thread % kWarpSize == 0) warp_largest[thread / kWarpSize] = largest;
-        __syncthreads();
-        largest = warp_largest[0];
-        for (int w = 1; w < kLossThreads / kWarpSize; ++w)
-            largest = warp_largest[w] > largest ? warp_largest[w] : largest;
-
-        float lane = 0.0f;
-        for (int64_t start = 0; start < args.vocab; start += kLossTile) {
-#pragma unroll
-            for (int j = 0; j < kLossTile / kLossThreads; ++j) {
-                const int64_t i = start + j * kLossThreads + thread;
-                tile[j * kLossThreads + thread] = i < args.vocab ? exp_float(row[i] - largest) : 0.0f;
-            }
-            __syncthreads();
-            if (thread < kLaneCount) {
-                const int64_t left = args.vocab - start;
-                const int end = static_cast<int>(left < kLossTile ? left : kLossTile);
-#pragma unroll 16
-                for (int i = thread; i < end; i += kLaneCount) lane += tile[i];
-            }
-            __syncthreads();
-        }
-        if (thread < kWarpSize) {
-            lane = combine_lanes(lane);
-            if (thread == 0) {
-                const bool known = label < args.vocab;
-                row_sum = known ? lane : bits_float(kNanBits);
-                args.loss[t] = known ? log_float(lane) + (largest - row[label]) : bits_float(kNanBits);
-            }
-        }
-        __syncthreads();
-        const float sum = row_sum;
-        if (args.dlogits != nullptr) {
-            for (int64_t i = thread; i < args.columns; i += kLossThreads) {
-                float p = 0.0f;
-                if (i < args.vocab) {
-                    p = div_float(exp_float(row[i] - largest), sum);
-                    if (i == label) p -= 1.0f;
-                    p *= args.grad_scale;
-                }
-                store_float(args.dlogits, args.dlogits_dtype, t * args.columns + i, p);
-            }
-        }
-        __syncthreads();  // warp_largest and row_sum belong to the next token now
-    }
-}
-
 }  // namespace
 
 void HopperOps::do_embedding(const op::Embedding& args, const Launch& launch) {
@@ -305,22 +219,6 @@ void HopperOps::do_embedding_backward(const op::EmbeddingBackward& args, const L
              stream>>>(sorted_ids, order, device_view(args.dy), args.mode, args.dtable.as<float>(),
                        args.dtable.dim(0));
     check_launch("embedding_backward");
-}
-
-void HopperOps::do_cross_entropy(const op::CrossEntropy& args, const Launch& launch) {
-    const CrossEntropyArgs kernel_args{.logits = args.logits.as<float>(),
-                                       .labels = args.labels.as<int32_t>(),
-                                       .loss = args.loss.as<float>(),
-                                       .dlogits = args.dlogits ? args.dlogits.data : nullptr,
-                                       .dlogits_dtype = args.dlogits.dtype,
-                                       .tokens = args.logits.dim(0),
-                                       .columns = args.logits.dim(1),
-                                       .vocab = args.vocab_size,
-                                       .grad_scale = args.grad_scale};
-    if (kernel_args.tokens == 0) return;
-    cross_entropy_kernel<<<grid_for(kernel_args.tokens, launch), kLossThreads, 0, stream_of(launch)>>>(
-        kernel_args);
-    check_launch("cross_entropy");
 }
 
 }  // namespace fp8flow
