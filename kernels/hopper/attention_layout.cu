@@ -101,8 +101,10 @@ template <class Word> __global__ void packed_kernel(Packed packed, Copy copy) {
     const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads, words = packed.tokens * packed.stride;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < words; i += step) {
         const int64_t token = i / packed.stride, column = i % packed.stride;
-        const Part& part =
-            packed.parts[(column >= packed.parts[1].first) + (column >= packed.parts[2].first)];
+        // by selection: an index would put the parts into local memory
+        const Part part = column >= packed.parts[2].first   ? packed.parts[2]
+                          : column >= packed.parts[1].first ? packed.parts[1]
+                                                            : packed.parts[0];
         Word* apart = reinterpret_cast<Word*>(part.data) + token * part.width + column - part.first;
         Word* together = reinterpret_cast<Word*>(packed.data) + i;
         if (copy == Copy::split)
