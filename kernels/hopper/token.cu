@@ -119,11 +119,12 @@ struct AnyRows {  // any dtype and alignment; `left` columns are inside the row
 };
 
 // dtable[id] (+)= the gradient rows of its tokens in ascending order. Moves: dy once (58.7 MB at T=4096, H=7168: 14 us), the touched table rows
-// once. A CTA takes 16 places of the sorted tokens and 512 columns, a thread four columns: the ids that begin among these places are
-// its own, to their last token, which may stand further on. All rows of the 16 places are loaded before the first is added, then
-// kBatch rows at a time, so that an id with many tokens (a byte of a text: some hundreds) waits for memory a few times only. No
-// barriers; one writer an element, the reference's order: deterministic.
-constexpr int kGradThreads = 128, kGradColumns = 4 * kGradThreads, kPlaces = 16;
+// once. A CTA takes 8 places of the sorted tokens and 512 columns, a thread four columns: the ids that begin among these places are
+// its own, to their last token, which may stand further on. All rows of the 8
+// places, of dy and of the table, are loaded before the first is added (a load of the table after a store would wait for it; 24 bytes a
+// place and thread: 98 KB on their way an SM), then kBatch rows at a time, so that an id with many tokens (a byte of a text: some
+// hundreds) waits for memory a few times only. No barriers; one writer an element, the reference's order: deterministic.
+constexpr int kGradThreads = 128, kGradColumns = 4 * kGradThreads, kPlaces = 8;
 template <class Rows>
 __global__ __launch_bounds__(kGradThreads, Rows::kCtasPerSm) void embedding_backward_kernel(
     const int32_t* __restrict__ sorted_ids, const int32_t* __restrict__ order, DeviceView dy, Gradient mode,
@@ -139,6 +140,14 @@ __global__ __launch_bounds__(kGradThreads, Rows::kCtasPerSm) void embedding_back
         // owners[i]: the id to whose sum place first + i belongs, if that sum begins among these places
         int32_t owners[kPlaces];
         typename Rows::Raw rows[kPlaces];
+        float before[kPlaces][4] = {};  // what the table holds for an id that begins here
+        int32_t ids[kPlaces], positions[kPlaces], previous = first > 0 ? sorted_ids[first - 1] : kNone;
+#pragma unroll
+        for (int i = 0; i < kPlaces; ++i) {
+            const bool inside = first + i < tokens;
+            ids[i] = inside ? sorted_ids[first + i] : kNone;
+            positions[i] = inside ? order[first + i] : 0;
+        }
         int32_t owner = kNone;
         uint32_t heads = 0;
 #pragma unroll
@@ -147,14 +156,17 @@ __global__ __launch_bounds__(kGradThreads, Rows::kCtasPerSm) void embedding_back
             if (place >= tokens) {
                 owner = kNone;
             } else {
-                const int32_t id = sorted_ids[place];
-                if (place == 0 || sorted_ids[place - 1] != id) {
-                    owner = id >= 0 && id < vocab ? id : kNone;
+                if (place == 0 || previous != ids[i]) {
+                    owner = ids[i] >= 0 && ids[i] < vocab ? ids[i] : kNone;
                     heads |= 1u << i;
                 }
+                previous = ids[i];
             }
             owners[i] = owner;
-            if (owner != kNone) rows[i] = Rows::load(dy, int64_t{order[place]} * hidden + column, left);
+            if (owner == kNone) continue;
+            rows[i] = Rows::load(dy, int64_t{positions[i]} * hidden + column, left);
+            if (mode == Gradient::accumulate && (heads >> i & 1u) != 0)
+                Rows::load_sum(dtable + int64_t{owner} * hidden + column, left, before[i]);
         }
         float sum[4] = {};
 #pragma unroll
@@ -162,8 +174,8 @@ __global__ __launch_bounds__(kGradThreads, Rows::kCtasPerSm) void embedding_back
             if (owners[i] == kNone) continue;
             float* const to = dtable + int64_t{owners[i]} * hidden + column;
             if ((heads >> i & 1u) != 0) {
-                sum[0] = sum[1] = sum[2] = sum[3] = 0.0f;
-                if (mode == Gradient::accumulate) Rows::load_sum(to, left, sum);
+#pragma unroll
+                for (int j = 0; j < 4; ++j) sum[j] = before[i][j];
             }
             Rows::add(rows[i], sum);
             if (i + 1 < kPlaces && owners[i + 1] != owners[i]) Rows::store_sum(sum, left, to);
