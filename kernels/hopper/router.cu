@@ -93,10 +93,10 @@ __host__ __device__ constexpr int64_t top_k_words(int64_t experts, int64_t topk)
 }
 
 // Moves: logits once, ids and probs once. A warp takes one token at a time and keeps it in shared memory: scores, then their order keys,
-// then K searches for the next best pair (key, index) by shuffles, so ties and NaN are decided as in the reference. The CTA counts choices
+// then K choices of the best pair (key, index) by warp reductions, so ties and NaN are decided as in the reference. The CTA counts choices
 // in shared memory and adds them to counts at its end by integer atomics, whose order does not matter. __syncwarp between a warp's steps;
 // two CTA barriers around the tokens, outside of any branch.
-__global__ void top_k_kernel(const TopKArgs args) {
+__global__ __launch_bounds__(kMaxTokenWarps* kWarpSize, 4) void top_k_kernel(const TopKArgs args) {
     extern __shared__ float shared[];
     const int experts = args.experts, topk = args.topk;
     unsigned int* counts = reinterpret_cast<unsigned int*>(shared);
@@ -121,11 +121,9 @@ __global__ void top_k_kernel(const TopKArgs args) {
                 keys[e] = to_key(args.bias != nullptr ? values[e] + args.bias[e] : values[e]);
             __syncwarp();
             if (args.options.num_groups > 0) exclude_groups(args.options, experts, topk, keys, group_keys);
-            uint64_t best = kNothingChosen;
-            for (int k = 0; k < topk; ++k) {
-                best = warp_next_best(keys, experts, best);
-                if (warp_lane() == 0) ids[k] = index_of(best);
-            }
+            warp_choose(keys, experts, topk, [&](int k, int expert) {
+                if (warp_lane() == 0) ids[k] = expert;
+            });
         }
         __syncwarp();
         chosen_probs(logits, ids, topk, args.options, scores, chosen);

@@ -101,4 +101,41 @@ __device__ __forceinline__ int index_of(uint64_t pair) {
 __device__ __forceinline__ uint32_t key_of(uint64_t pair) { return static_cast<uint32_t>(pair >> 32); }
 constexpr uint64_t kNothingChosen = ~uint64_t{0};
 
+// The topk best of the keys (shared memory, visible to the warp), best first, ties to the lowest index: use(k, index) in all threads. Up to
+// 256 keys stand in registers, eight a thread: a choice is a maximum of the keys, a minimum of the indices that have it, and the removal
+// of the chosen (about 35 instructions, where a search of pairs in shared memory takes over 100).
+constexpr int kKeysInRegisters = 8;
+template <class Use>
+__device__ __forceinline__ void warp_choose(const uint32_t* keys, int count, int topk, const Use& use) {
+    if (count > kKeysInRegisters * kWarpSize) {
+        uint64_t best = kNothingChosen;
+        for (int k = 0; k < topk; ++k) {
+            best = warp_next_best(keys, count, best);
+            use(k, index_of(best));
+        }
+        return;
+    }
+    uint32_t own[kKeysInRegisters];
+#pragma unroll
+    for (int j = 0; j < kKeysInRegisters; ++j) {
+        const int i = warp_lane() + j * kWarpSize;
+        own[j] = i < count ? keys[i] : kExcluded;
+    }
+    for (int k = 0; k < topk; ++k) {
+        uint32_t largest = own[0];
+#pragma unroll
+        for (int j = 1; j < kKeysInRegisters; ++j) largest = max(largest, own[j]);
+        largest = __reduce_max_sync(kWholeWarp, largest);
+        uint32_t place = 0xFFFFFFFFu;
+#pragma unroll
+        for (int j = kKeysInRegisters - 1; j >= 0; --j)
+            if (own[j] == largest) place = static_cast<uint32_t>(warp_lane() + j * kWarpSize);
+        place = __reduce_min_sync(kWholeWarp, place);
+#pragma unroll
+        for (int j = 0; j < kKeysInRegisters; ++j)
+            if (place == static_cast<uint32_t>(warp_lane() + j * kWarpSize)) own[j] = kExcluded;
+        use(k, static_cast<int>(place));
+    }
+}
+
 }  // namespace fp8flow::hopper

@@ -208,6 +208,16 @@ bool is_fast(const TensorView& view) {
 // Block sums that do not fit the workspace are made in rounds over the tokens (logits) or over the columns (dweight).
 void HopperOps::do_router_logits(const op::RouterLogits& args, const Launch& launch) {
     const int64_t tokens = args.x.dim(0), hidden = args.x.dim(1), experts = args.weight.dim(0);
+    if (is_fast(args.x) && is_fast(args.weight)) {
+        launch_logits({.x = args.x.data,
+                       .weight = args.weight.data,
+                       .tokens = tokens,
+                       .hidden = hidden,
+                       .experts = experts,
+                       .logits = args.logits.as<float>()},
+                      launch);
+        return;
+    }
     const int64_t blocks = ceil_div(hidden, op::kRouterBlock);
     const int64_t round =
         blocks == 1 ? std::max<int64_t>(tokens, 1) : std::max<int64_t>(1, kPartials / (blocks * experts));
@@ -216,22 +226,13 @@ void HopperOps::do_router_logits(const op::RouterLogits& args, const Launch& lau
         const TensorView x = args.x.slice(first, count), out = args.logits.slice(first, count);
         float* sums =
             blocks == 1 ? out.as<float>() : workspace_->partials_for<float>(blocks * count * experts);
-        if (is_fast(x) && is_fast(args.weight))
-            launch_logit_sums({.x = x.data,
-                               .weight = args.weight.data,
-                               .tokens = count,
-                               .hidden = hidden,
-                               .experts = experts,
-                               .sums = sums},
-                              launch);
-        else
-            launch_product<true, true>({.a = along_terms(x),
-                                        .b = along_terms(args.weight),
-                                        .terms = hidden,
-                                        .block_terms = op::kRouterBlock,
-                                        .blocks = blocks,
-                                        .out = sums},
-                                       launch, "router_logits");
+        launch_product<true, true>({.a = along_terms(x),
+                                    .b = along_terms(args.weight),
+                                    .terms = hidden,
+                                    .block_terms = op::kRouterBlock,
+                                    .blocks = blocks,
+                                    .out = sums},
+                                   launch, "router_logits");
         if (blocks > 1)
             add_blocks({.sums = sums,
                         .blocks = blocks,
@@ -244,15 +245,31 @@ void HopperOps::do_router_logits(const op::RouterLogits& args, const Launch& lau
     }
 }
 
+// The parts of dlogits take the workspace as long as both products read them; more tokens than fit take the CUDA cores.
 void HopperOps::do_router_logits_backward(const op::RouterLogitsBackward& args, const Launch& launch) {
     const int64_t tokens = args.x.dim(0), hidden = args.x.dim(1), experts = args.weight.dim(0);
-    if (is_fast(args.weight) && is_fast(args.dx) && (!args.dx_in || is_fast(args.dx_in)))
-        launch_input_gradient({.dlogits = args.dlogits.as<float>(),
+    const int64_t part_elements = GradientParts::elements(tokens, experts);
+    const bool fits = part_elements * static_cast<int64_t>(sizeof(uint16_t)) <=
+                      static_cast<int64_t>(HopperOps::Workspace::kPartialsBytes);
+    const bool fast_input =
+                   fits && is_fast(args.weight) && is_fast(args.dx) && (!args.dx_in || is_fast(args.dx_in)),
+               fast_weight = fits && is_fast(args.x);
+    GradientParts parts{};
+    if (fast_input || fast_weight)
+        parts = launch_gradient_parts(args.dlogits.as<float>(), tokens, experts,
+                                      workspace_->partials_for<uint16_t>(part_elements), launch);
+    if (fast_weight)
+        launch_weight_gradient({.dlogits = parts,
+                                .x = args.x.data,
+                                .hidden = hidden,
+                                .mode = args.dweight_mode,
+                                .dweight = args.dweight.as<float>()},
+                               launch);
+    if (fast_input)
+        launch_input_gradient({.dlogits = parts,
                                .weight = args.weight.data,
                                .dx_in = args.dx_in ? args.dx_in.data : nullptr,
                                .dx = args.dx.data,
-                               .tokens = tokens,
-                               .experts = experts,
                                .hidden = hidden},
                               launch);
     else
@@ -266,6 +283,7 @@ void HopperOps::do_router_logits_backward(const op::RouterLogitsBackward& args, 
                                      .addend = args.dx_in ? args.dx_in.data : nullptr,
                                      .addend_dtype = args.dx_in.dtype},
                                     launch, "router_logits_backward: dx");
+    if (fast_weight) return;
 
     const int64_t blocks = ceil_div(tokens, op::kRouterBlock);
     const int64_t round =
@@ -273,24 +291,13 @@ void HopperOps::do_router_logits_backward(const op::RouterLogitsBackward& args, 
     for (int64_t first = 0; first < hidden; first += round) {
         const int64_t count = std::min(round, hidden - first);
         float* sums = workspace_->partials_for<float>(blocks * experts * count);
-        const Operand x = along_rows(args.x, first, count);
-        if (is_fast(args.x))
-            launch_weight_sums({.dlogits = args.dlogits.as<float>(),
-                                .x = x.data,
-                                .tokens = tokens,
-                                .experts = experts,
-                                .columns = count,
-                                .pitch = hidden,
-                                .sums = sums},
-                               launch);
-        else
-            launch_product<false, false>({.a = along_rows(args.dlogits),
-                                          .b = x,
-                                          .terms = tokens,
-                                          .block_terms = op::kRouterBlock,
-                                          .blocks = blocks,
-                                          .out = sums},
-                                         launch, "router_logits_backward: dweight");
+        launch_product<false, false>({.a = along_rows(args.dlogits),
+                                      .b = along_rows(args.x, first, count),
+                                      .terms = tokens,
+                                      .block_terms = op::kRouterBlock,
+                                      .blocks = blocks,
+                                      .out = sums},
+                                     launch, "router_logits_backward: dweight");
         add_blocks({.sums = sums,
                     .blocks = blocks,
                     .rows = experts,

@@ -19,7 +19,7 @@ struct ScoreArgs {
     unsigned long long* chosen;  // [E]
 };
 
-// Moves: logits in, scores out. A warp takes a token: normalised scores, then K searches for the next best (ties to the lowest id).
+// Moves: logits in, scores out. A warp takes a token: normalised scores, then K choices of the best (ties to the lowest id).
 // Choices are counted in shared memory and added by integer atomics. Two CTA barriers around the tokens; __syncwarp inside.
 __global__ void scores_kernel(const ScoreArgs args) {
     extern __shared__ float shared[];
@@ -38,11 +38,9 @@ __global__ void scores_kernel(const ScoreArgs args) {
             keys[e] = to_key(scores[e]);
         }
         __syncwarp();
-        uint64_t best = kNothingChosen;
-        for (int k = 0; k < args.topk; ++k) {
-            best = warp_next_best(keys, experts, best);
-            if (warp_lane() == 0) atomicAdd(&counts[index_of(best)], 1u);
-        }
+        warp_choose(keys, experts, args.topk, [&](int, int expert) {
+            if (warp_lane() == 0) atomicAdd(&counts[expert], 1u);
+        });
         __syncwarp();  // the token's shared memory is free again
     }
     __syncthreads();

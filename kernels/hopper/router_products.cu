@@ -1,7 +1,8 @@
-// The router's products on BF16 rows. fp32 fma on the CUDA cores: tensor cores round their sums elsewhere than the contract. A thread owns
-// 64 outputs, so that a term costs it 64 fma, five loads from shared memory and four conversions. Contract: kernels/ops/router.h.
+// The router's products on tensor cores (mma.sync): BF16 operands give exact products, and dlogits go in as two BF16 parts. One kernel for
+// logits, dx and dweight: they differ in how operands lie in memory and in what becomes of a finished sum. Contract: kernels/ops/router.h.
 #include "kernels/hopper/router_products.h"
 
+#include "kernels/hopper/device/mma.h"
 #include "kernels/hopper/device/rows.h"
 #include "kernels/ops/router.h"
 
@@ -11,348 +12,372 @@ namespace fp8flow::hopper {
 
 namespace {
 
-constexpr int kThreads = 128, kWarp = 32;
-constexpr int kStage = 32;   // terms in a buffer
-constexpr int kLong = 256;   // outputs of a CTA on its wide side,
-constexpr int kShort = 32;   // and on its narrow side
-constexpr int kPerLong = 4;  // outputs of a thread on either side
-constexpr int kPerShort = 16;
-constexpr int kWarpLong = kLong / (kThreads / kWarp);
-constexpr int kCtasPerSm = 4;
-constexpr int kPiece = 8;  // BF16 values of a 16-byte copy
-static_assert(kWarpLong == kWarp / 2 * kPerLong && kShort == 2 * kPerShort);
-static_assert(kPiece == kUnit && op::kRouterBlock % kStage == 0);
+constexpr int kWarp = 32;
+constexpr int kPiece =
+    8;  // BF16 values of a 16-byte copy; also what keeps eight rows of a tile in different banks
+constexpr int kDepthOfMma = 16;
 
-__device__ __forceinline__ float low_half(uint32_t word) { return __uint_as_float(word << 16); }
-__device__ __forceinline__ float high_half(uint32_t word) { return __uint_as_float(word & 0xFFFF0000u); }
+enum class Kind { logits, weight, input };
 
-// 16 values of the narrow side at one term; two distinct addresses a warp.
-__device__ __forceinline__ void load_short(const float* from, float (&v)[kPerShort]) {
-#pragma unroll
-    for (int j = 0; j < kPerShort; j += 4) {
-        const float4 four = *reinterpret_cast<const float4*>(from + j);
-        v[j] = four.x, v[j + 1] = four.y, v[j + 2] = four.z, v[j + 3] = four.w;
-    }
-}
-
-// Starts a 16-byte copy; zeros where there is nothing to read.
-__device__ __forceinline__ void start_copy(uint16_t* to, const uint16_t* base, int64_t at, bool valid) {
-    __pipeline_memcpy_async(to, valid ? base + at : base, 2 * kPiece, valid ? 0 : 2 * kPiece);
-}
-
-// ---- logits -----------------------------------------------------------------------------------------------------------------------
-// Rows of x stand 80 bytes apart, so that eight neighbouring rows start in different banks.
-constexpr int kRowPitch = kStage + kPiece;
-constexpr int kPieces = kStage / kPiece;      // of a row in a buffer
-constexpr int kRowStep = kThreads / kPieces;  // rows that the CTA copies at a time
-
-// Bytes at T=4096, H=7168, E=32: x 58.7 MB once, the weight (0.46 MB) once per 256 tokens from L2, the sums 14.7 MB; 0.94 G fma: 30 us at
-// 31 T fma/s, which is more than the 18 us of the bytes. A CTA owns 256 tokens x 32 experts x one block of 256 columns (448 CTAs there, all
-// resident at once); a warp 64 tokens, a thread 4 tokens x 16 experts. x comes by asynchronous copies one buffer of 32 columns ahead, the
-// weight by registers, converted and turned to [term][expert]. Two barriers a buffer: it has arrived; all have read it. All loop bounds
-// are the same for the CTA. No term is padded into a sum; one accumulator a sum, one writer: deterministic.
-__global__ __launch_bounds__(kThreads, kCtasPerSm) void logit_sums_kernel(const LogitSums job, int blocks,
-                                                                          int expert_tiles, int64_t items) {
-    __shared__ __align__(16) uint16_t x_tile[2][kLong][kRowPitch];
-    __shared__ __align__(16) float w_tile[2][kStage][kShort];
-    const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
-    const int own_token = warp * kWarpLong + lane % 16, own_expert = lane / 16 * kPerShort;
-    const uint16_t* x = static_cast<const uint16_t*>(job.x);
-    for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
-        const int64_t first_expert = item % expert_tiles * kShort, rest = item / expert_tiles;
-        const int64_t block = rest % blocks, first_token = rest / blocks * kLong;
-        const int64_t begin = block * op::kRouterBlock, end = min(job.hidden, begin + op::kRouterBlock);
-        const int stages = static_cast<int>((end - begin + kStage - 1) / kStage);
-
-        const int64_t x_token = first_token + thread / kPieces;
-        const int x_col = thread % kPieces * kPiece;
-        const auto start_x = [&](int stage) {
-            const int64_t h = begin + stage * kStage + x_col;
-#pragma unroll
-            for (int i = 0; i < kLong / kRowStep; ++i) {
-                const int64_t token = x_token + i * kRowStep;
-                start_copy(&x_tile[stage % 2][thread / kPieces + i * kRowStep][x_col], x,
-                           token * job.hidden + h, token < job.tokens && h < end);
-            }
-        };
-        uint4 w;  // eight terms of one expert: warp u reads terms 8u .. 8u + 7
-        const int64_t w_expert = first_expert + lane;
-        const auto load_w = [&](int stage) {
-            const int64_t h = begin + stage * kStage + warp * kPiece;
-            w = uint4{};
-            if (w_expert < job.experts && h < end)
-                w = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(job.weight) +
-                                                    w_expert * job.hidden + h);
-        };
-        const auto store_w = [&](int stage) {
-            float v[kPiece];
-            unpack_unit(w, DType::bf16, v);
-#pragma unroll
-            for (int j = 0; j < kPiece; ++j) w_tile[stage % 2][warp * kPiece + j][lane] = v[j];
-        };
-
-        float sum[kPerLong][kPerShort] = {};
-        start_x(0);
-        __pipeline_commit();
-        load_w(0);
-        store_w(0);
-        for (int stage = 0; stage < stages; ++stage) {
-            const bool more = stage + 1 < stages;
-            if (more) start_x(stage + 1);
-            __pipeline_commit();
-            if (more) load_w(stage + 1);
-            __pipeline_wait_prior(1);
-            __syncthreads();
-            const int units = static_cast<int>(min(int64_t{kStage}, end - begin - stage * kStage)) / kPiece;
-#pragma unroll 1
-            for (int unit = 0; unit < units; ++unit) {
-                uint4 raw[kPerLong];
-#pragma unroll
-                for (int i = 0; i < kPerLong; ++i)
-                    raw[i] = *reinterpret_cast<const uint4*>(
-                        &x_tile[stage % 2][own_token + 16 * i][unit * kPiece]);
-#pragma unroll
-                for (int k = 0; k < kPiece; ++k) {
-                    float b[kPerShort];
-                    load_short(&w_tile[stage % 2][unit * kPiece + k][own_expert], b);
-#pragma unroll
-                    for (int i = 0; i < kPerLong; ++i) {
-                        const uint32_t word = k < 2   ? raw[i].x
-                                              : k < 4 ? raw[i].y
-                                              : k < 6 ? raw[i].z
-                                                      : raw[i].w;
-                        const float a = k % 2 == 0 ? low_half(word) : high_half(word);
-#pragma unroll
-                        for (int j = 0; j < kPerShort; ++j) sum[i][j] = fma_float(a, b[j], sum[i][j]);
-                    }
-                }
-            }
-            if (more) store_w(stage + 1);
-            __syncthreads();
-        }
-
-        const int64_t expert = first_expert + own_expert;
-        const bool wide = job.experts % 4 == 0 && reinterpret_cast<uintptr_t>(job.sums) % 16 == 0;
-#pragma unroll
-        for (int i = 0; i < kPerLong; ++i) {
-            const int64_t token = first_token + own_token + 16 * i;
-            if (token >= job.tokens) continue;
-            float* out = job.sums + (block * job.tokens + token) * job.experts + expert;
-#pragma unroll
-            for (int j = 0; j < kPerShort; j += 4) {
-                if (wide && expert + j < job.experts) {
-                    *reinterpret_cast<float4*>(out + j) =
-                        float4{sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]};
-                } else {
-#pragma unroll
-                    for (int n = j; n < j + 4; ++n)
-                        if (expert + n < job.experts) out[n] = sum[i][n];
-                }
-            }
-        }
-    }
-}
-
-// ---- gradients --------------------------------------------------------------------------------------------------------------------
-// A product whose narrow operand is dlogits and whose wide operand is rows of BF16 values, one row a term.
-struct RowProduct {
-    const float* dlogits;  // [tokens, experts]
-    const uint16_t* rows;  // row of a term: `pitch` apart
-    int64_t tokens, experts, columns, pitch;
-    float* sums;             // dweight
-    const uint16_t* addend;  // dx
-    uint16_t* out;
-    int64_t short_tiles, long_tiles, items;
+// What a CTA computes and how: kRows x kCols outputs, kDepth terms in a stage.
+template <Kind kKindOf, int kRowsOf, int kColsOf, int kWarpsDown, int kWarpsAcross, int kDepthOf,
+          int kStagesOf, int kCtasOf>
+struct Tiling {
+    static constexpr Kind kKind = kKindOf;
+    static constexpr int kRows = kRowsOf, kCols = kColsOf, kDepth = kDepthOf, kStages = kStagesOf,
+                         kCtasPerSm = kCtasOf;
+    static constexpr int kColWarps = kWarpsAcross, kThreads = kWarpsDown * kWarpsAcross * kWarp;
+    static constexpr int kWarpRows = kRows / kWarpsDown, kWarpCols = kCols / kWarpsAcross;
+    // An operand lies along the contraction ([output][term]) or across it ([term][output]), in memory as in its tile.
+    static constexpr bool kAlongA = kKind != Kind::weight, kAlongB = kKind == Kind::logits;
+    static constexpr int kParts = kKind == Kind::logits ? 1 : 2;  // of A
+    static constexpr bool kBlocks = kKind != Kind::input;         // sums of blocks of op::kRouterBlock
+    static constexpr int kLineA = (kAlongA ? kDepth : kRows) + kPiece,
+                         kLineB = (kAlongB ? kDepth : kCols) + kPiece;
+    static constexpr int kElementsA = (kAlongA ? kRows : kDepth) * kLineA,
+                         kElementsB = (kAlongB ? kCols : kDepth) * kLineB;
+    static constexpr int kStageElements = kParts * kElementsA + kElementsB;
+    static constexpr int kOutLine = kCols + kPiece;  // floats between the rows of the finished tile
+    static constexpr int kSharedBytes = kStages * kStageElements * 2;
+    static_assert(kWarpRows % 16 == 0 && kWarpCols % 16 == 0 && op::kRouterBlock % kDepth == 0);
+    static_assert(kRows * kDepth % (kPiece * kThreads) == 0 && kCols * kDepth % (kPiece * kThreads) == 0);
+    static_assert(kRows * kCols % (kPiece * kThreads) == 0 && kStageElements % kPiece == 0);
+    static_assert(kRows * kOutLine * 4 <= kSharedBytes, "the finished tile takes the place of the stages");
 };
 
-enum class Side {
-    weight,
-    input
-};  // dweight: terms are tokens, outputs experts; dx: terms are experts, outputs tokens
+struct Product {
+    const uint16_t* a;  // parts `a_part` elements apart, lines a_line apart
+    int64_t a_part, a_line;
+    const uint16_t* b;
+    int64_t b_line;
+    int64_t rows, cols, terms;
+    void* out;               // [rows, cols]: f32; of input: bf16
+    const uint16_t* addend;  // of input: bf16, or null
+    Gradient mode;
+    bool wide;  // f32 out: rows of whole, aligned 16-byte words
+    int64_t row_tiles, col_tiles;
+};
 
-// Bytes at T=4096, H=7168, E=32, each with 0.94 G fma (30 us). dweight: x 58.7 MB once, dlogits 0.5 MB per 256 columns from L2, the sums
-// 14.7 MB: 18 us. dx: dx_in and dx 117 MB: 29 us, the weight once per 32 tokens from L2. A CTA owns 32 experts (tokens) x 256 columns x one
-// block of 256 tokens (all experts); a warp 64 columns, a thread 16 x 4. Rows come by asynchronous copies one buffer of 32 terms ahead,
-// dlogits by registers to [term][output]. Four CTAs on an SM: one computes while another waits for memory. Barriers, bounds and determinism
-// as above.
-constexpr int kShortPitch = kShort + 4;  // 16-byte aligned rows; turned stores spread over eight banks
+// Starts the copy of one tile; zeros where there is nothing to read. Lines of A that hold experts go on in zeros to a multiple of eight.
+template <class T, bool kAlong, int kOutputs, int kLine>
+__device__ __forceinline__ void start_tile(uint16_t* tile, const uint16_t* from, int64_t line_length,
+                                           int64_t first_output, int64_t outputs, int64_t first_term,
+                                           int64_t terms) {
+    constexpr int kPerLine = (kAlong ? T::kDepth : kOutputs) / kPiece;
+#pragma unroll
+    for (int i = 0; i < kOutputs * T::kDepth / kPiece / T::kThreads; ++i) {
+        const int piece = static_cast<int>(threadIdx.x) + i * T::kThreads;
+        const int line = piece / kPerLine, at = piece % kPerLine * kPiece;
+        const int64_t output = first_output + (kAlong ? line : at), term = first_term + (kAlong ? at : line);
+        const bool valid = output < outputs && term < terms;
+        const int64_t offset = kAlong ? output * line_length + term : term * line_length + output;
+        __pipeline_memcpy_async(tile + line * kLine + at, from + (valid ? offset : 0), 2 * kPiece,
+                                valid ? 0 : 2 * kPiece);
+    }
+}
 
-template <Side kSide>
-__global__ __launch_bounds__(kThreads, kCtasPerSm) void row_product_kernel(const RowProduct job) {
-    __shared__ __align__(16) uint16_t row_tile[2][kStage][kLong];
-    __shared__ __align__(16) float short_tile[2][kStage][kShortPitch];
-    const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
-    const int own_column = warp * kWarpLong + lane % 16 * kPerLong, own_short = lane / 16 * kPerShort;
-    const int64_t shorts = kSide == Side::weight ? job.experts : job.tokens;
-    for (int64_t item = blockIdx.x; item < job.items; item += gridDim.x) {
-        const int64_t first_column = item % job.long_tiles * kLong, rest = item / job.long_tiles;
-        const int64_t first_short = rest % job.short_tiles * kShort, block = rest / job.short_tiles;
-        const int64_t begin = kSide == Side::weight ? block * op::kRouterBlock : 0;
-        const int64_t end = kSide == Side::weight ? min(job.tokens, begin + op::kRouterBlock) : job.experts;
-        const int stages = static_cast<int>((end - begin + kStage - 1) / kStage);
-
-        const auto start_rows = [&](int stage) {
+// sum += A B over one stage: of each 16 terms the smaller part of A first, then the larger.
+template <class T>
+__device__ __forceinline__ void multiply_stage(const uint16_t* stage, int row0, int col0,
+                                               float (&sum)[T::kWarpRows / 16][T::kWarpCols / 8][4]) {
+    const uint16_t* b_tile = stage + T::kParts * T::kElementsA;
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int low = lane % 8, middle = lane / 8 % 2 * 8, high = lane / 16 * 8;
 #pragma unroll
-            for (int i = 0; i < kStage * kLong / kPiece / kThreads; ++i) {
-                const int piece = thread + i * kThreads, row = piece / (kLong / kPiece),
-                          col = piece % (kLong / kPiece) * kPiece;
-                const int64_t term = begin + stage * kStage + row, column = first_column + col;
-                start_copy(&row_tile[stage % 2][row][col], job.rows, term * job.pitch + column,
-                           term < end && column < job.columns);
-            }
-        };
-        // A warp reads one row of dlogits a turn: 32 experts of a token.
-        constexpr int kTurns = kStage * kShort / kThreads;
-        float values[kTurns];
-        const auto load_short_tile = [&](int stage) {
+    for (int k = 0; k < T::kDepth; k += kDepthOfMma) {
+        uint32_t b[T::kWarpCols / 16][4];  // columns 0-7 at k and k + 8, then columns 8-15
 #pragma unroll
-            for (int i = 0; i < kTurns; ++i) {
-                const int row = warp + i * (kThreads / kWarp);
-                const int64_t first_term = begin + stage * kStage;
-                const int64_t token = (kSide == Side::weight ? first_term : first_short) + row,
-                              expert = (kSide == Side::weight ? first_short : first_term) + lane;
-                const bool valid = token < (kSide == Side::weight ? end : job.tokens) && expert < job.experts;
-                values[i] = valid ? job.dlogits[token * job.experts + expert] : 0.0f;
-            }
-        };
-        const auto store_short_tile = [&](int stage) {
-#pragma unroll
-            for (int i = 0; i < kTurns; ++i) {
-                const int row = warp + i * (kThreads / kWarp);
-                if (kSide == Side::weight)
-                    short_tile[stage % 2][row][lane] = values[i];
-                else
-                    short_tile[stage % 2][lane][row] = values[i];
-            }
-        };
-
-        float sum[kPerShort][kPerLong] = {};
-        start_rows(0);
-        __pipeline_commit();
-        load_short_tile(0);
-        store_short_tile(0);
-        for (int stage = 0; stage < stages; ++stage) {
-            const bool more = stage + 1 < stages;
-            if (more) start_rows(stage + 1);
-            __pipeline_commit();
-            if (more) load_short_tile(stage + 1);
-            __pipeline_wait_prior(1);
-            __syncthreads();
-            const auto add_term = [&](int k) {
-                float a[kPerShort];
-                load_short(&short_tile[stage % 2][k][own_short], a);
-                const uint2 raw = *reinterpret_cast<const uint2*>(&row_tile[stage % 2][k][own_column]);
-                const float b[kPerLong] = {low_half(raw.x), high_half(raw.x), low_half(raw.y),
-                                           high_half(raw.y)};
-#pragma unroll
-                for (int i = 0; i < kPerShort; ++i)
-#pragma unroll
-                    for (int j = 0; j < kPerLong; ++j) sum[i][j] = fma_float(a[i], b[j], sum[i][j]);
-            };
-            const int64_t left = end - begin - stage * kStage;
-            if (left >= kStage) {
-#pragma unroll 4
-                for (int k = 0; k < kStage; ++k) add_term(k);
-            } else {
-#pragma unroll 1
-                for (int k = 0; k < static_cast<int>(left); ++k) add_term(k);
-            }
-            if (more) store_short_tile(stage + 1);
-            __syncthreads();
+        for (int j = 0; j < T::kWarpCols / 16; ++j) {
+            const int col = col0 + 16 * j + high + (T::kAlongB ? low : 0),
+                      at_k = k + middle + (T::kAlongB ? 0 : low);
+            load_matrices<!T::kAlongB>(
+                b_tile + (T::kAlongB ? col * T::kLineB + at_k : at_k * T::kLineB + col), b[j]);
         }
-
-        const int64_t column = first_column + own_column;
-        if (column >= job.columns) continue;  // behind the item's last barrier
-        if (kSide == Side::weight) {
 #pragma unroll
-            for (int i = 0; i < kPerShort; ++i) {
-                const int64_t expert = first_short + own_short + i;
-                if (expert < job.experts)
-                    *reinterpret_cast<float4*>(job.sums + (block * job.experts + expert) * job.columns +
-                                               column) = float4{sum[i][0], sum[i][1], sum[i][2], sum[i][3]};
-            }
-            continue;
-        }
-        constexpr int kBatch =
-            8;  // rows of the addend in flight: loads cannot pass stores that may be to the same tensor
+        for (int part = T::kParts - 1; part >= 0; --part) {
+            const uint16_t* a_tile = stage + part * T::kElementsA;
 #pragma unroll
-        for (int i0 = 0; i0 < kPerShort; i0 += kBatch) {
-            uint2 more[kBatch] = {};
-            if (job.addend != nullptr) {
+            for (int i = 0; i < T::kWarpRows / 16; ++i) {
+                uint32_t a[4];  // rows 0-7 and 8-15 at k, then both at k + 8
+                const int row = row0 + 16 * i + middle + (T::kAlongA ? low : 0),
+                          at_k = k + high + (T::kAlongA ? 0 : low);
+                load_matrices<!T::kAlongA>(
+                    a_tile + (T::kAlongA ? row * T::kLineA + at_k : at_k * T::kLineA + row), a);
 #pragma unroll
-                for (int i = 0; i < kBatch; ++i) {
-                    const int64_t token = first_short + own_short + i0 + i;
-                    if (token < shorts)
-                        more[i] = *reinterpret_cast<const uint2*>(job.addend + token * job.columns + column);
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i) {
-                const int64_t token = first_short + own_short + i0 + i;
-                if (token >= shorts) continue;
-                float v[kPerLong] = {sum[i0 + i][0], sum[i0 + i][1], sum[i0 + i][2], sum[i0 + i][3]};
-                if (job.addend != nullptr) {
-                    v[0] += low_half(more[i].x), v[1] += high_half(more[i].x);
-                    v[2] += low_half(more[i].y), v[3] += high_half(more[i].y);
-                }
-                *reinterpret_cast<uint2*>(job.out + token * job.columns + column) =
-                    uint2{pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3])};
+                for (int j = 0; j < T::kWarpCols / 8; ++j)
+                    multiply_accumulate(a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1], sum[i][j]);
             }
         }
     }
 }
 
-template <Side kSide> void launch_row_product(const RowProduct& job, const Launch& launch, const char* op) {
-    if (job.items == 0) return;
-    row_product_kernel<kSide>
-        <<<grid_for(job.items, launch, kCtasPerSm), kThreads, 0, stream_of(launch)>>>(job);
+// Eight neighbouring outputs of a row; `left` > 0 columns remain in it.
+__device__ __forceinline__ void write_floats(const Product& job, int64_t at, int64_t left,
+                                             const float (&v)[kPiece]) {
+    float* out = static_cast<float*>(job.out) + at;
+#pragma unroll
+    for (int j = 0; j < kPiece; j += 4) {
+        if (job.wide && j < left) {
+            float4 four{v[j], v[j + 1], v[j + 2], v[j + 3]};
+            float4* const to = reinterpret_cast<float4*>(out + j);
+            if (job.mode == Gradient::accumulate) {
+                const float4 before = *to;
+                four = {before.x + four.x, before.y + four.y, before.z + four.z, before.w + four.w};
+            }
+            *to = four;
+        } else {
+#pragma unroll
+            for (int n = j; n < j + 4; ++n)
+                if (n < left) out[n] = job.mode == Gradient::accumulate ? out[n] + v[n] : v[n];
+        }
+    }
+}
+
+// Work at T=4096, H=7168, E=256: 15 GFLOP a part and product. logits: one part, x 58.7 MB once from HBM and once more from L2: 25 us at 600
+// TFLOP/s, 14 us for the bytes. dweight: two parts, 50 us. dx: two parts, 50 us, and 117 MB of dx_in and dx, 29 us. (The CUDA cores
+// need 240 us a product.) E=32: the bytes count: 14, 14 and 29 us. A CTA owns kRows x kCols outputs over the whole contraction, so that no
+// partial sums travel; 64 x 128 gives 128 (logits), 224 (dweight) and 3584 (dx) CTAs, and with few experts narrower tiles fill the chip.
+// Both operands come by asynchronous 16-byte copies, kStages - 1 stages ahead. One barrier a stage: its copies have arrived for all
+// threads, and all have computed the stage before it, whose memory the next copies take. After the last stage the finished tile goes
+// through shared memory, so that rows are written in 16-byte words; dx_in is fetched before the first stage. Loop bounds are the same
+// for the CTA. An output depends on its own row and column only (not on T), each has one writer, and the order of the instructions is
+// fixed: deterministic. Tensor cores add with a few bits more than fp32 and truncate; after a block of 256 terms the sum moves on to fp32
+// registers with rounding.
+template <class T>
+__global__ __launch_bounds__(T::kThreads, T::kCtasPerSm) void product_kernel(const Product job) {
+    extern __shared__ __align__(16) uint16_t shared[];
+    constexpr int kRowTiles = T::kWarpRows / 16, kColTiles = T::kWarpCols / 8;
+    constexpr int kOutPieces = T::kRows * T::kCols / kPiece / T::kThreads, kPerRow = T::kCols / kPiece;
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
+    const int row0 = warp / T::kColWarps * T::kWarpRows, col0 = warp % T::kColWarps * T::kWarpCols;
+    const int stages = static_cast<int>((job.terms + T::kDepth - 1) / T::kDepth);
+    for (int64_t item = blockIdx.x; item < job.row_tiles * job.col_tiles; item += gridDim.x) {
+        // neighbouring CTAs share the operand with the long lines: x, or the tokens of dx
+        const bool down = T::kKind == Kind::weight;
+        const int64_t row_tile = down ? item % job.row_tiles : item / job.col_tiles;
+        const int64_t col_tile = down ? item / job.row_tiles : item % job.col_tiles;
+        const int64_t first_row = row_tile * T::kRows, first_col = col_tile * T::kCols;
+        const auto start = [&](int stage) {
+            uint16_t* tile = shared + stage % T::kStages * T::kStageElements;
+            const int64_t term = static_cast<int64_t>(stage) * T::kDepth;
+#pragma unroll
+            for (int part = 0; part < T::kParts; ++part)
+                start_tile<T, T::kAlongA, T::kRows, T::kLineA>(tile + part * T::kElementsA,
+                                                               job.a + part * job.a_part, job.a_line,
+                                                               first_row, job.rows, term, job.terms);
+            start_tile<T, T::kAlongB, T::kCols, T::kLineB>(tile + T::kParts * T::kElementsA, job.b,
+                                                           job.b_line, first_col, job.cols, term, job.terms);
+        };
+#pragma unroll
+        for (int stage = 0; stage < T::kStages - 1; ++stage) {
+            if (stage < stages) start(stage);
+            __pipeline_commit();
+        }
+        uint4 more[kOutPieces] = {};  // dx_in
+        if (T::kKind == Kind::input && job.addend != nullptr) {
+#pragma unroll
+            for (int i = 0; i < kOutPieces; ++i) {
+                const int piece = thread + i * T::kThreads;
+                const int64_t row = first_row + piece / kPerRow, col = first_col + piece % kPerRow * kPiece;
+                if (row < job.rows && col < job.cols)
+                    more[i] = *reinterpret_cast<const uint4*>(job.addend + row * job.cols + col);
+            }
+        }
+
+        float sum[kRowTiles][kColTiles][4] = {}, total[kRowTiles][kColTiles][4] = {};
+        for (int stage = 0; stage < stages; ++stage) {
+            __pipeline_wait_prior(T::kStages - 2);
+            __syncthreads();
+            if (stage + T::kStages - 1 < stages) start(stage + T::kStages - 1);
+            __pipeline_commit();
+            multiply_stage<T>(shared + stage % T::kStages * T::kStageElements, row0, col0, sum);
+            if (!T::kBlocks) continue;
+            constexpr int kStagesOfBlock = static_cast<int>(op::kRouterBlock) / T::kDepth;
+            if ((stage + 1) % kStagesOfBlock != 0 && stage + 1 < stages) continue;
+#pragma unroll
+            for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+                for (int j = 0; j < kColTiles; ++j)
+#pragma unroll
+                    for (int n = 0; n < 4; ++n) {
+                        total[i][j][n] += sum[i][j][n];
+                        sum[i][j][n] = 0.0f;
+                    }
+        }
+        __pipeline_wait_prior(0);
+        __syncthreads();  // all have computed the last stage
+
+        float* const finished = reinterpret_cast<float*>(shared);
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int j = 0; j < kColTiles; ++j) {
+                const float(&v)[4] = T::kBlocks ? total[i][j] : sum[i][j];
+                float* to = finished + (row0 + 16 * i + lane / 4) * T::kOutLine + col0 + 8 * j + lane % 4 * 2;
+                *reinterpret_cast<float2*>(to) = float2{v[0], v[1]};
+                *reinterpret_cast<float2*>(to + 8 * T::kOutLine) = float2{v[2], v[3]};
+            }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < kOutPieces; ++i) {
+            const int piece = thread + i * T::kThreads;
+            const int row_in = piece / kPerRow, col_in = piece % kPerRow * kPiece;
+            const int64_t row = first_row + row_in, col = first_col + col_in;
+            if (row >= job.rows || col >= job.cols) continue;
+            const float4* from = reinterpret_cast<const float4*>(finished + row_in * T::kOutLine + col_in);
+            const float4 low = from[0], high = from[1];
+            float v[kPiece] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+            if (T::kKind == Kind::input) {
+                if (job.addend != nullptr) {
+                    float add[kPiece];
+                    unpack_unit(more[i], DType::bf16, add);
+#pragma unroll
+                    for (int n = 0; n < kPiece; ++n) v[n] += add[n];
+                }
+                *reinterpret_cast<uint4*>(static_cast<uint16_t*>(job.out) + row * job.cols + col) =
+                    uint4{pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]),
+                          pack_bf16(v[6], v[7])};
+            } else {
+                write_floats(job, row * job.cols + col, job.cols - col, v);
+            }
+        }
+        __syncthreads();  // the finished tile is read
+    }
+}
+
+//                                  rows cols warps depth stages CTAs
+using LogitsWide = Tiling<Kind::logits, 64, 128, 2, 4, 64, 4, 2>;
+using LogitsNarrow = Tiling<Kind::logits, 32, 32, 2, 2, 128, 4, 2>;
+using WeightWide = Tiling<Kind::weight, 64, 128, 2, 4, 32, 4, 2>;
+using WeightNarrow = Tiling<Kind::weight, 32, 64, 2, 2, 64, 4, 2>;
+using InputTiles = Tiling<Kind::input, 64, 128, 2, 4, 32, 3, 2>;
+constexpr int64_t kNarrowExperts = 32;  // up to here the bytes count, not the products
+
+template <class T> void launch(Product job, const Launch& launch, const char* op) {
+    job.row_tiles = ceil_div(job.rows, T::kRows);
+    job.col_tiles = ceil_div(job.cols, T::kCols);
+    const int64_t items = job.row_tiles * job.col_tiles;
+    if (items == 0) return;
+    check_cuda(
+        cudaFuncSetAttribute(product_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, T::kSharedBytes),
+        op);
+    product_kernel<T>
+        <<<grid_for(items, launch, T::kCtasPerSm), T::kThreads, T::kSharedBytes, stream_of(launch)>>>(job);
     check_launch(op);
+}
+
+bool has_wide_rows(const float* out, int64_t cols) {
+    return cols % 4 == 0 && reinterpret_cast<uintptr_t>(out) % 16 == 0;
+}
+
+// Moves: dlogits once, and as many bytes out (4.2 MB each at T=4096, E=256: 3 us). A thread takes eight experts of a token.
+constexpr int kSplitThreads = 256;
+__global__ __launch_bounds__(kSplitThreads) void gradient_parts_kernel(const float* __restrict__ dlogits,
+                                                                       int64_t tokens, int64_t experts,
+                                                                       int64_t pitch, bool wide,
+                                                                       uint16_t* __restrict__ parts) {
+    const int64_t per_token = pitch / kPiece, count = tokens * per_token;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kSplitThreads + threadIdx.x; i < count;
+         i += static_cast<int64_t>(gridDim.x) * kSplitThreads) {
+        const int64_t token = i / per_token, expert = i % per_token * kPiece;
+        const float* from = dlogits + token * experts + expert;
+        float v[kPiece];
+        if (wide) {
+            const float4 low = reinterpret_cast<const float4*>(from)[0],
+                         high = reinterpret_cast<const float4*>(from)[1];
+            v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
+            v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+        } else {
+#pragma unroll
+            for (int j = 0; j < kPiece; ++j) v[j] = expert + j < experts ? from[j] : 0.0f;
+        }
+        uint32_t large[kPiece / 2], small[kPiece / 2];
+#pragma unroll
+        for (int j = 0; j < kPiece / 2; ++j) {
+            large[j] = pack_bf16(v[2 * j], v[2 * j + 1]);
+            small[j] = pack_bf16(v[2 * j] - __uint_as_float(large[j] << 16),
+                                 v[2 * j + 1] - __uint_as_float(large[j] & 0xFFFF0000u));
+        }
+        uint4* to = reinterpret_cast<uint4*>(parts + token * pitch + expert);
+        *to = uint4{large[0], large[1], large[2], large[3]};
+        to[tokens * per_token] = uint4{small[0], small[1], small[2], small[3]};
+    }
 }
 
 }  // namespace
 
-void launch_logit_sums(const LogitSums& job, const Launch& launch) {
-    const int64_t blocks = ceil_div(job.hidden, op::kRouterBlock),
-                  expert_tiles = ceil_div(job.experts, kShort);
-    const int64_t items = ceil_div(job.tokens, kLong) * blocks * expert_tiles;
-    if (items == 0) return;
-    logit_sums_kernel<<<grid_for(items, launch, kCtasPerSm), kThreads, 0, stream_of(launch)>>>(
-        job, static_cast<int>(blocks), static_cast<int>(expert_tiles), items);
-    check_launch("router_logits");
+void launch_logits(const LogitProduct& job, const Launch& on) {
+    const Product product{.a = static_cast<const uint16_t*>(job.x),
+                          .a_part = 0,
+                          .a_line = job.hidden,
+                          .b = static_cast<const uint16_t*>(job.weight),
+                          .b_line = job.hidden,
+                          .rows = job.tokens,
+                          .cols = job.experts,
+                          .terms = job.hidden,
+                          .out = job.logits,
+                          .addend = nullptr,
+                          .mode = Gradient::overwrite,
+                          .wide = has_wide_rows(job.logits, job.experts),
+                          .row_tiles = 0,
+                          .col_tiles = 0};
+    if (job.experts <= kNarrowExperts)
+        launch<LogitsNarrow>(product, on, "router_logits");
+    else
+        launch<LogitsWide>(product, on, "router_logits");
 }
 
-void launch_weight_sums(const WeightSums& job, const Launch& launch) {
-    RowProduct product{.dlogits = job.dlogits,
-                       .rows = static_cast<const uint16_t*>(job.x),
-                       .tokens = job.tokens,
-                       .experts = job.experts,
-                       .columns = job.columns,
-                       .pitch = job.pitch,
-                       .sums = job.sums,
-                       .addend = nullptr,
-                       .out = nullptr,
-                       .short_tiles = ceil_div(job.experts, kShort),
-                       .long_tiles = ceil_div(job.columns, kLong),
-                       .items = 0};
-    product.items = product.short_tiles * product.long_tiles * ceil_div(job.tokens, op::kRouterBlock);
-    launch_row_product<Side::weight>(product, launch, "router_logits_backward: dweight");
+GradientParts launch_gradient_parts(const float* dlogits, int64_t tokens, int64_t experts, uint16_t* parts,
+                                    const Launch& on) {
+    const GradientParts result{.data = parts, .tokens = tokens, .experts = experts};
+    const int64_t pitch = GradientParts::pitch_of(experts), count = tokens * pitch / kPiece;
+    if (count == 0) return result;
+    const bool wide = experts % kPiece == 0 && reinterpret_cast<uintptr_t>(dlogits) % 16 == 0;
+    gradient_parts_kernel<<<grid_for(ceil_div(count, kSplitThreads), on), kSplitThreads, 0, stream_of(on)>>>(
+        dlogits, tokens, experts, pitch, wide, parts);
+    check_launch("router_logits_backward: parts");
+    return result;
 }
 
-void launch_input_gradient(const InputGradient& job, const Launch& launch) {
-    RowProduct product{.dlogits = job.dlogits,
-                       .rows = static_cast<const uint16_t*>(job.weight),
-                       .tokens = job.tokens,
-                       .experts = job.experts,
-                       .columns = job.hidden,
-                       .pitch = job.hidden,
-                       .sums = nullptr,
-                       .addend = static_cast<const uint16_t*>(job.dx_in),
-                       .out = static_cast<uint16_t*>(job.dx),
-                       .short_tiles = ceil_div(job.tokens, kShort),
-                       .long_tiles = ceil_div(job.hidden, kLong),
-                       .items = 0};
-    product.items = product.short_tiles * product.long_tiles;
-    launch_row_product<Side::input>(product, launch, "router_logits_backward: dx");
+void launch_weight_gradient(const WeightGradient& job, const Launch& on) {
+    const int64_t pitch = GradientParts::pitch_of(job.dlogits.experts);
+    const Product product{.a = job.dlogits.data,
+                          .a_part = job.dlogits.tokens * pitch,
+                          .a_line = pitch,
+                          .b = static_cast<const uint16_t*>(job.x),
+                          .b_line = job.hidden,
+                          .rows = job.dlogits.experts,
+                          .cols = job.hidden,
+                          .terms = job.dlogits.tokens,
+                          .out = job.dweight,
+                          .addend = nullptr,
+                          .mode = job.mode,
+                          .wide = has_wide_rows(job.dweight, job.hidden),
+                          .row_tiles = 0,
+                          .col_tiles = 0};
+    if (job.dlogits.experts <= kNarrowExperts)
+        launch<WeightNarrow>(product, on, "router_logits_backward: dweight");
+    else
+        launch<WeightWide>(product, on, "router_logits_backward: dweight");
+}
+
+void launch_input_gradient(const InputGradient& job, const Launch& on) {
+    const int64_t pitch = GradientParts::pitch_of(job.dlogits.experts);
+    launch<InputTiles>({.a = job.dlogits.data,
+                        .a_part = job.dlogits.tokens * pitch,
+                        .a_line = pitch,
+                        .b = static_cast<const uint16_t*>(job.weight),
+                        .b_line = job.hidden,
+                        .rows = job.dlogits.tokens,
+                        .cols = job.hidden,
+                        .terms = job.dlogits.experts,
+                        .out = job.dx,
+                        .addend = static_cast<const uint16_t*>(job.dx_in),
+                        .mode = Gradient::overwrite,
+                        .wide = false,
+                        .row_tiles = 0,
+                        .col_tiles = 0},
+                       on, "router_logits_backward: dx");
 }
 
 }  // namespace fp8flow::hopper

@@ -1,5 +1,6 @@
-// The two ends of the model on the GPU: embedding, its gradient, cross-entropy. Bit-equal to the reference. Token ids cannot be reported
-// from a kernel: the data loader checks them; here an id outside the vocabulary becomes NaN (a step that is then skipped), never an address.
+// Where the model begins, on the GPU: embedding and its gradient (it ends in cross_entropy.cu). Bit-equal to the reference. Token ids cannot
+// be reported from a kernel: the data loader checks them; here an id outside the vocabulary becomes NaN (a step that is then skipped),
+// never an address.
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/vector_io.h"
 #include "kernels/hopper/workspace.h"
@@ -118,11 +119,12 @@ struct AnyRows {  // any dtype and alignment; `left` columns are inside the row
 };
 
 // dtable[id] (+)= the gradient rows of its tokens in ascending order. Moves: dy once (58.7 MB at T=4096, H=7168: 14 us), the touched table rows
-// once. A CTA takes 16 places of the sorted tokens and 512 columns, a thread four columns: the ids that begin among these places are
-// its own, to their last token, which may stand further on. All rows of the 16 places are loaded before the first is added, then
-// kBatch rows at a time, so that an id with many tokens (a byte of a text: some hundreds) waits for memory a few times only. No
-// barriers; one writer an element, the reference's order: deterministic.
-constexpr int kGradThreads = 128, kGradColumns = 4 * kGradThreads, kPlaces = 16;
+// once. A CTA takes 8 places of the sorted tokens and 512 columns, a thread four columns: the ids that begin among these places are
+// its own, to their last token, which may stand further on. All rows of the 8
+// places, of dy and of the table, are loaded before the first is added (a load of the table after a store would wait for it; 24 bytes a
+// place and thread: 98 KB on their way an SM), then kBatch rows at a time, so that an id with many tokens (a byte of a text: some
+// hundreds) waits for memory a few times only. No barriers; one writer an element, the reference's order: deterministic.
+constexpr int kGradThreads = 128, kGradColumns = 4 * kGradThreads, kPlaces = 8;
 template <class Rows>
 __global__ __launch_bounds__(kGradThreads, Rows::kCtasPerSm) void embedding_backward_kernel(
     const int32_t* __restrict__ sorted_ids, const int32_t* __restrict__ order, DeviceView dy, Gradient mode,
@@ -138,6 +140,14 @@ __global__ __launch_bounds__(kGradThreads, Rows::kCtasPerSm) void embedding_back
         // owners[i]: the id to whose sum place first + i belongs, if that sum begins among these places
         int32_t owners[kPlaces];
         typename Rows::Raw rows[kPlaces];
+        float before[kPlaces][4] = {};  // what the table holds for an id that begins here
+        int32_t ids[kPlaces], positions[kPlaces], previous = first > 0 ? sorted_ids[first - 1] : kNone;
+#pragma unroll
+        for (int i = 0; i < kPlaces; ++i) {
+            const bool inside = first + i < tokens;
+            ids[i] = inside ? sorted_ids[first + i] : kNone;
+            positions[i] = inside ? order[first + i] : 0;
+        }
         int32_t owner = kNone;
         uint32_t heads = 0;
 #pragma unroll
@@ -146,14 +156,17 @@ __global__ __launch_bounds__(kGradThreads, Rows::kCtasPerSm) void embedding_back
             if (place >= tokens) {
                 owner = kNone;
             } else {
-                const int32_t id = sorted_ids[place];
-                if (place == 0 || sorted_ids[place - 1] != id) {
-                    owner = id >= 0 && id < vocab ? id : kNone;
+                if (place == 0 || previous != ids[i]) {
+                    owner = ids[i] >= 0 && ids[i] < vocab ? ids[i] : kNone;
                     heads |= 1u << i;
                 }
+                previous = ids[i];
             }
             owners[i] = owner;
-            if (owner != kNone) rows[i] = Rows::load(dy, int64_t{order[place]} * hidden + column, left);
+            if (owner == kNone) continue;
+            rows[i] = Rows::load(dy, int64_t{positions[i]} * hidden + column, left);
+            if (mode == Gradient::accumulate && (heads >> i & 1u) != 0)
+                Rows::load_sum(dtable + int64_t{owner} * hidden + column, left, before[i]);
         }
         float sum[4] = {};
 #pragma unroll
@@ -161,8 +174,8 @@ __global__ __launch_bounds__(kGradThreads, Rows::kCtasPerSm) void embedding_back
             if (owners[i] == kNone) continue;
             float* const to = dtable + int64_t{owners[i]} * hidden + column;
             if ((heads >> i & 1u) != 0) {
-                sum[0] = sum[1] = sum[2] = sum[3] = 0.0f;
-                if (mode == Gradient::accumulate) Rows::load_sum(to, left, sum);
+#pragma unroll
+                for (int j = 0; j < 4; ++j) sum[j] = before[i][j];
             }
             Rows::add(rows[i], sum);
             if (i + 1 < kPlaces && owners[i + 1] != owners[i]) Rows::store_sum(sum, left, to);
@@ -183,93 +196,6 @@ __global__ __launch_bounds__(kGradThreads, Rows::kCtasPerSm) void embedding_back
                 if ((mine >> i & 1u) != 0) Rows::add(batch[i], sum);
         }
         Rows::store_sum(sum, left, dtable + int64_t{owner} * hidden + column);
-    }
-}
-
-// ---- cross-entropy --------------------------------------------------------------------------------------------------------------
-struct CrossEntropyArgs {
-    const float* logits;
-    const int32_t* labels;
-    float* loss;
-    void* dlogits;
-    DType dlogits_dtype;
-    int64_t tokens, columns, vocab;
-    float grad_scale;
-};
-
-constexpr int kLossThreads = 256;
-constexpr int kLossTile = 2048;  // elements whose exponentials wait in shared memory
-
-// Moves: a row of logits three times (of which two usually hit the L2), a row of gradients once. One CTA a token: (1) the largest logit;
-// (2) exponentials, a tile at a time into shared memory, from which eight threads add the eight lanes in ascending order: that chain is
-// the reference's and it hides behind the other CTAs of the SM; (3) the gradient from recomputed exponentials. Barriers stand around every
-// use of shared memory and all threads reach them: loop bounds depend on the token only. Fixed order: deterministic.
-__global__ __launch_bounds__(kLossThreads) void cross_entropy_kernel(const CrossEntropyArgs args) {
-    __shared__ float tile[kLossTile];
-    __shared__ float warp_largest[kLossThreads / kWarpSize];
-    __shared__ float row_sum;
-    const int thread = static_cast<int>(threadIdx.x);
-    for (int64_t t = blockIdx.x; t < args.tokens; t += gridDim.x) {
-        const float* row = args.logits + t * args.columns;
-        const int64_t label = args.labels[t];
-        if (label < 0) {  // ignored; the same branch for all threads
-            if (thread == 0) args.loss[t] = 0.0f;
-            if (args.dlogits != nullptr)
-                for (int64_t i = thread; i < args.columns; i += kLossThreads)
-                    store_float(args.dlogits, args.dlogits_dtype, t * args.columns + i, 0.0f);
-            continue;
-        }
-        float largest = bits_float(0xFF800000u);
-        for (int64_t i = thread; i < args.vocab; i += kLossThreads)
-            largest = row[i] > largest ? row[i] : largest;
-        for (int mask = kWarpSize / 2; mask > 0; mask /= 2) {
-            const float other = __shfl_xor_sync(0xFFFFFFFFu, largest, mask);
-            largest = other > largest ? other : largest;
-        }
-        if (thread % kWarpSize == 0) warp_largest[thread / kWarpSize] = largest;
-        __syncthreads();
-        largest = warp_largest[0];
-        for (int w = 1; w < kLossThreads / kWarpSize; ++w)
-            largest = warp_largest[w] > largest ? warp_largest[w] : largest;
-
-        float lane = 0.0f;
-        for (int64_t start = 0; start < args.vocab; start += kLossTile) {
-#pragma unroll
-            for (int j = 0; j < kLossTile / kLossThreads; ++j) {
-                const int64_t i = start + j * kLossThreads + thread;
-                tile[j * kLossThreads + thread] = i < args.vocab ? exp_float(row[i] - largest) : 0.0f;
-            }
-            __syncthreads();
-            if (thread < kLaneCount) {
-                const int64_t left = args.vocab - start;
-                const int end = static_cast<int>(left < kLossTile ? left : kLossTile);
-#pragma unroll 16
-                for (int i = thread; i < end; i += kLaneCount) lane += tile[i];
-            }
-            __syncthreads();
-        }
-        if (thread < kWarpSize) {
-            lane = combine_lanes(lane);
-            if (thread == 0) {
-                const bool known = label < args.vocab;
-                row_sum = known ? lane : bits_float(kNanBits);
-                args.loss[t] = known ? log_float(lane) + (largest - row[label]) : bits_float(kNanBits);
-            }
-        }
-        __syncthreads();
-        const float sum = row_sum;
-        if (args.dlogits != nullptr) {
-            for (int64_t i = thread; i < args.columns; i += kLossThreads) {
-                float p = 0.0f;
-                if (i < args.vocab) {
-                    p = div_float(exp_float(row[i] - largest), sum);
-                    if (i == label) p -= 1.0f;
-                    p *= args.grad_scale;
-                }
-                store_float(args.dlogits, args.dlogits_dtype, t * args.columns + i, p);
-            }
-        }
-        __syncthreads();  // warp_largest and row_sum belong to the next token now
     }
 }
 
@@ -305,22 +231,6 @@ void HopperOps::do_embedding_backward(const op::EmbeddingBackward& args, const L
              stream>>>(sorted_ids, order, device_view(args.dy), args.mode, args.dtable.as<float>(),
                        args.dtable.dim(0));
     check_launch("embedding_backward");
-}
-
-void HopperOps::do_cross_entropy(const op::CrossEntropy& args, const Launch& launch) {
-    const CrossEntropyArgs kernel_args{.logits = args.logits.as<float>(),
-                                       .labels = args.labels.as<int32_t>(),
-                                       .loss = args.loss.as<float>(),
-                                       .dlogits = args.dlogits ? args.dlogits.data : nullptr,
-                                       .dlogits_dtype = args.dlogits.dtype,
-                                       .tokens = args.logits.dim(0),
-                                       .columns = args.logits.dim(1),
-                                       .vocab = args.vocab_size,
-                                       .grad_scale = args.grad_scale};
-    if (kernel_args.tokens == 0) return;
-    cross_entropy_kernel<<<grid_for(kernel_args.tokens, launch), kLossThreads, 0, stream_of(launch)>>>(
-        kernel_args);
-    check_launch("cross_entropy");
 }
 
 }  // namespace fp8flow

@@ -9,7 +9,8 @@ namespace fp8flow::op {
 enum class Score { softmax, sigmoid };
 
 // logits[t, e] = sum_h bf16(x[t, h]) * bf16(w[e, h]) (f32 inputs are not rounded): blocks of 256 columns by fp32 fma in ascending h, then
-// the block sums in ascending order.
+// the block sums in ascending order. Where every factor is BF16, a backend may add within a block as its tensor cores do (products exact,
+// sums fp32); the result then lies within 1e-5 (norm-wise) of the exact sum, and a token's logits depend on that token only.
 constexpr int64_t kRouterBlock = 256;
 struct RouterLogits {
     TensorView x;       // [T, H]
@@ -17,7 +18,8 @@ struct RouterLogits {
     TensorView logits;  // out [T, E] f32
 };
 // dx = dlogits W (fma, ascending e; then + dx_in, optional, in fp32 before the one rounding), dW (+)= dlogits^T x (blocks of 256 tokens by
-// fma in ascending t, then the block sums in ascending order; accumulate adds the finished sum).
+// fma in ascending t, then the block sums in ascending order; accumulate adds the finished sum). Tensor cores as above, and dlogits may go
+// in as two BF16 parts (16 bits): dW within 1e-5 (norm-wise) of the exact sum, dx within its rounding to BF16.
 struct RouterLogitsBackward {
     TensorView dlogits;  // [T, E] f32
     TensorView x;

@@ -20,9 +20,11 @@ struct EmbeddingBackward {
 };
 
 // Cross-entropy on fp32 logits of the first vocab_size columns (the padded rest gets probability and gradient 0).
-// loss[t] = logsumexp(logits_t) - logits_t[label]; label < 0: ignored (loss 0, gradient 0). Order: e = exp(logit - max); sum of e over
-// ascending columns in 8 lanes; loss = log(sum) + (max - logits_t[label]); dlogits = (e / sum - onehot) * grad_scale.
+// loss[t] = logsumexp(logits_t) - logits_t[label]; label < 0: ignored (loss 0, gradient 0). Order: e = exp(logit - max); sum of e in
+// blocks of 128 columns, where q_i = (e_4i + e_4i+1) + (e_4i+2 + e_4i+3) and the 32 q_i are halved (q_i += q_i+16, then 8, 4, 2, 1), then
+// the block sums in 8 lanes; loss = log(sum) + (max - logits_t[label]); dlogits = (e / sum - onehot) * grad_scale.
 // dlogits may alias nothing; absent: evaluation only.
+constexpr int64_t kLossBlock = 128;
 struct CrossEntropy {
     TensorView logits;  // [T, V] f32
     TensorView labels;  // [T] i32

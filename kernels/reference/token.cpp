@@ -25,6 +25,23 @@ template <class Body> void for_each_chunk(int64_t total, const Body& body) {
     for (int64_t first = 0; first < total; first += kChunk) body(first, std::min(kChunk, total - first));
 }
 
+// Sum of exponentials in the order of op::CrossEntropy: blocks of 128 by a tree, then the block sums in lanes.
+float sum_in_blocks(const float* values, int64_t count, std::vector<float>& block_sums) {
+    constexpr int64_t kQuads = op::kLossBlock / 4;
+    block_sums.resize(static_cast<std::size_t>(ceil_div(count, op::kLossBlock)));
+    for (std::size_t block = 0; block < block_sums.size(); ++block) {
+        float v[op::kLossBlock] = {}, quads[kQuads];
+        const int64_t first = static_cast<int64_t>(block) * op::kLossBlock;
+        std::copy_n(values + first, std::min(op::kLossBlock, count - first), v);
+        for (int64_t q = 0; q < kQuads; ++q)
+            quads[q] = (v[4 * q] + v[4 * q + 1]) + (v[4 * q + 2] + v[4 * q + 3]);
+        for (int64_t step = kQuads / 2; step > 0; step /= 2)
+            for (int64_t q = 0; q < step; ++q) quads[q] += quads[q + step];
+        block_sums[block] = quads[0];
+    }
+    return lane_sum(block_sums.data(), static_cast<int64_t>(block_sums.size()));
+}
+
 // Token ids come from data files, so they are checked before they become addresses.
 void require_ids(const TensorView& ids, int64_t vocab_size, bool ignored_allowed) {
     const int32_t* id = ids.as<int32_t>();
@@ -82,6 +99,7 @@ void ReferenceOps::do_cross_entropy(const op::CrossEntropy& args, const Launch&)
 #pragma omp parallel
     {
         std::vector<float> buffer(static_cast<std::size_t>(columns), 0.0f);  // stays zero past the vocabulary
+        std::vector<float> block_sums;
         float* p = buffer.data();
 #pragma omp for
         for (int64_t t = 0; t < args.logits.dim(0); ++t) {
@@ -94,7 +112,7 @@ void ReferenceOps::do_cross_entropy(const op::CrossEntropy& args, const Launch&)
                 float largest = -INFINITY;
                 for (int64_t i = 0; i < vocab; ++i) largest = row[i] > largest ? row[i] : largest;
                 for (int64_t i = 0; i < vocab; ++i) p[i] = exp_float(row[i] - largest);
-                const float sum = lane_sum(p, vocab);
+                const float sum = sum_in_blocks(p, vocab, block_sums);
                 loss[t] = log_float(sum) + (largest - row[label]);
                 if (!args.dlogits) continue;
                 for (int64_t i = 0; i < vocab; ++i) p[i] = div_float(p[i], sum);

@@ -8,7 +8,7 @@ namespace {
 const std::vector<Key> kTokens = {{"T", "4096", "24", "tokens"}, {"E", "256", "16", "experts"}};
 const std::vector<Key> kProduct = {{"H", "7168", "256", "columns"},
                                    {"dtype", "bf16", "bf16", "of x: bf16 | f32"},
-                                   {"weight", "f32", "f32", "of the weight: bf16 | f32"}};
+                                   {"weight", "bf16", "f32", "of the weight: bf16 | f32"}};
 const std::vector<Key> kOptions = {
     {"K", "8", "2", "experts of a token (top-k)"},
     {"score", "sigmoid", "softmax", "softmax | sigmoid"},

@@ -146,7 +146,7 @@ struct LossProblem {
 
 TEST(CrossEntropy, MatchesDoubleFormula) {
     for (const auto& [columns, vocab] :
-         {std::pair<int64_t, int64_t>{128, 128}, {128, 97}, {256, 256}, {384, 259}, {8, 1}}) {
+         {std::pair<int64_t, int64_t>{128, 128}, {128, 97}, {256, 256}, {384, 259}, {640, 513}, {8, 1}}) {
         for (DType dtype : {DType::f32, DType::bf16}) {
             SCOPED_TRACE(fmt::format("{} of {} columns, {}", vocab, columns, name_of(dtype)));
             ReferenceOps ops;
