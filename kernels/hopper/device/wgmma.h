@@ -38,11 +38,6 @@ __device__ __forceinline__ void store_in_memory(float4* to, float4 value) {
                  "f"(value.z), "f"(value.w)
                  : "memory");
 }
-__device__ __forceinline__ void store_in_memory(uint4* to, uint4 value) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(value.x), "r"(value.y),
-                 "r"(value.z), "r"(value.w)
-                 : "memory");
-}
 // *from in one access that leaves nothing in L1; zeros where it is not `inside`, without an access.
 __device__ __forceinline__ float4 load_from_memory(const float4* from, bool inside) {
     float4 value;
