@@ -4,7 +4,7 @@
 //   1 quantise before dispatch       FP8 rows and E8M0 scale bytes on the wire
 //   2 scaling-aware transpose        weight gradients read a transposed copy made by exponent arithmetic, never by dequantising
 //   3 fused permute + pad            part of dispatch
-//   4 fused activation + quantise    SwiGLU x prob writes FP8: forward as part of fc1, backward in its own kernel
+//   4 fused activation + quantise    SwiGLU x prob writes FP8, forward and backward
 //   5 moe_expert recompute           only the received FP8 rows are saved
 //
 // Explicit casts per layer, forward + backward: 1 (dY), the norm's output being quantised inside the norm. Each optimisation can be
@@ -99,7 +99,8 @@ private:
         saved.a = fp8_rows(ctx, saved, keep_unless(drop_a), DType::e4m3, w.w2->spec.shape[2],
                            ScaleLayout::vec128, "swiglu");
 
-        fc1_and_activation(ctx, w, saved, drop_h ? op::SaveH::no : op::SaveH::yes);
+        forward_product(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
+        activation(ctx, saved);
         forward_product(ctx, "fc2", saved.a, *w.w2, saved.groups, ye);
         if (drop_h) saved.h = {};
         if (drop_a) saved.a = {};
@@ -109,15 +110,14 @@ private:
     void experts_backward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved, const Fp8Tensor& dye,
                           const TensorView& drow_prob, const TensorView& dxe) const {
         const int64_t ffn = w.w2->spec.shape[2];
-        if (!saved.a) {  // moe_act; moe_expert: h too is rebuilt, from the received rows
+        if (!saved.h) {  // moe_expert: rebuilt from the received rows
+            saved.h = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "fc1");
+            forward_product(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
+        }
+        if (!saved.a) {  // moe_act, moe_expert
             const RecomputeScope again(ctx);
-            const bool rebuild_h = !saved.h;
-            if (rebuild_h) saved.h = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "fc1");
             saved.a = fp8_rows(ctx, saved, Life::call, DType::e4m3, ffn, ScaleLayout::vec128, "swiglu");
-            if (rebuild_h)
-                fc1_and_activation(ctx, w, saved, op::SaveH::yes);
-            else
-                activation(ctx, saved);
+            activation(ctx, saved);
         }
         const TensorView da = rows(ctx, saved, Life::call, ctx.activation, ffn, "fc2");  // [M, F] bf16
         const Fp8Tensor dh = fp8_rows(ctx, saved, Life::call, gradient_code(precision_), 2 * ffn,
@@ -200,31 +200,7 @@ private:
         return dst;
     }
 
-    // h and a; with switch 4 in one operation, all of it charged to fc1. Without save_h, h may be left unwritten.
-    void fc1_and_activation(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved,
-                            op::SaveH save_h) const {
-        if (!precision_.moe_act_quantize_fusion) {
-            forward_product(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
-            activation(ctx, saved);
-            return;
-        }
-        {
-            auto timed = ctx.stage("fc1");
-            ctx.ops.grouped_gemm_swiglu_quantize(
-                {.a = saved.x,
-                 .b = w.w1->for_fprop(),
-                 .groups = saved.groups,
-                 .prob = saved.prob,
-                 .scale_format = precision_.scale_format,
-                 .save_h = ctx.tensor_stats != nullptr ? op::SaveH::yes : save_h,
-                 .h = saved.h,
-                 .act = saved.a},
-                ctx.launch);
-        }
-        activation_made(ctx, saved);
-    }
-
-    // Switch 4 where h is there already: SwiGLU x prob + quantise in one kernel, or (off) SwiGLU, then a cast.
+    // Switch 4: SwiGLU x prob + quantise in one kernel, or (off) SwiGLU, then a cast.
     void activation(Context& ctx, ExpertsSaved& saved) const {
         if (precision_.moe_act_quantize_fusion) {
             auto timed = ctx.stage("swiglu");
@@ -245,10 +221,6 @@ private:
             }
             cast(ctx, plain, saved, saved.a);
         }
-        activation_made(ctx, saved);
-    }
-
-    void activation_made(Context& ctx, ExpertsSaved& saved) const {
         if (!ctx.recomputing) observe_swiglu(ctx, saved, saved.a);
         if (precision_.fault_wrong_scale_index) plant_fault(ctx, saved.a);
     }

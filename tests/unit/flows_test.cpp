@@ -228,28 +228,6 @@ TEST(Flows, CastsOfTheFlowsSwitches) {
     }
 }
 
-// fc1 and its activation are one operation, also where both are rebuilt; from a kept h the activation alone is rebuilt.
-TEST(Flows, Fc1AndActivationAreOneOperationOfTheFlow) {
-    const struct {
-        const char* name;
-        void (*set)(LayerCase&);
-        int64_t fused, activations;
-    } cases[] = {
-        {"as it is", [](LayerCase&) {}, 1, 0},
-        {"moe_act", [](LayerCase& c) { c.recompute.moe_act = true; }, 1, 1},
-        {"moe_expert", [](LayerCase& c) { c.recompute.moe_expert = true; }, 2, 0},
-        {"apart", [](LayerCase& c) { c.precision.moe_act_quantize_fusion = false; }, 0, 0},
-    };
-    for (const auto& test_case : cases) {
-        LayerCase c = LayerCase::of(Recipe::fp8_flow);
-        c.recompute.recompute_granularity = RecomputeGranularity::selective;
-        test_case.set(c);
-        const LayerResult r = test::run_block(c)[0];
-        EXPECT_EQ(r.calls("grouped_gemm_swiglu_quantize"), test_case.fused) << test_case.name;
-        EXPECT_EQ(r.calls("swiglu_quantize"), test_case.activations) << test_case.name;
-    }
-}
-
 // A shared expert reuses the norm's rows and the one cast of dY.
 TEST(Flows, SharedExpertAddsNoCastToTheFlow) {
     LayerCase c = LayerCase::of(Recipe::fp8_flow);
