@@ -45,14 +45,6 @@ void HopperOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch& launc
                    launch);
 }
 
-void HopperOps::do_grouped_gemm_swiglu_quantize(const op::GroupedGemmSwigluQuantize& args,
-                                                const Launch& launch) {
-    if (kernels_.gemm == GemmBackend::native &&
-        hopper::launch_wgmma_swiglu(args, workspace_->partials_for<Bf16>(hopper::kSwigluScratch), launch))
-        return;
-    Ops::do_grouped_gemm_swiglu_quantize(args, launch);
-}
-
 void HopperOps::do_grouped_gemm_wgrad(const op::GroupedGemmWgrad& args, const Launch& launch) {
     if (kernels_.gemm == GemmBackend::cublaslt)
         hopper::launch_lt(workspace_->lt, {product_of(args), form_of(args), args.dy.layout, args.x.layout},

@@ -171,11 +171,6 @@ void launch_wgmma_wgrad(const DeviceProduct& product, const StoredShape& a, cons
 bool launch_wgmma(const DeviceProduct& product, const TensorView& a, const TensorView& b,
                   int64_t group_alignment, const Launch& launch);
 
-// fc1 with SwiGLU and quantisation beside its products (gemm_wgmma_swiglu.cu); false, and nothing done, where the parts must do it. `scratch`:
-// kSwigluScratch elements.
-constexpr int64_t kSwigluScratch = int64_t{kNumSms} * 128 * 256;  // a tile for each CTA
-bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, Bf16* scratch, const Launch& launch);
-
 // Any product by the kernel of this project that `backend` names: on tensor cores (gemm_mma.cu; f32 operands on CUDA cores all the
 // same), or with the reference's bits.
 void launch_product(const DeviceProduct& product, GemmBackend backend, const Launch& launch);

@@ -30,13 +30,12 @@ CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64_t cols
     return map;
 }
 
-bool addressable(const TensorView& t) {
-    return reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && t.cols() * size_of(t.dtype) % 16 == 0;
-}
-
 // Rows that the copy engine can address, and pieces of D that one access can store.
 bool launch_wgmma(const DeviceProduct& p, const TensorView& a, const TensorView& b, int64_t alignment,
                   const Launch& launch) {
+    const auto addressable = [](const TensorView& t) {
+        return reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && t.cols() * size_of(t.dtype) % 16 == 0;
+    };
     const bool bf16 = wgmma_takes_bf16(p);
     if (!bf16 && !wgmma_takes_fp8(p, alignment)) return false;
     if (!addressable(a) || !addressable(b) || reinterpret_cast<uintptr_t>(p.d) % 16 != 0 ||

@@ -8,8 +8,6 @@
 
 #include <cuda.h>
 
-#include <type_traits>
-
 namespace fp8flow::hopper {
 
 constexpr int kTileRows = 128, kTileCols = 256;  // of D
@@ -206,53 +204,38 @@ __device__ __forceinline__ bool next_tile(Shared& shared, RingPosition<kRing>& r
     return !tile.past_end;
 }
 
-__device__ inline void init_barriers(WgmmaShared& shared) {
-    for (int s = 0; s < kStages; ++s) {
-        barrier_init(&shared.full[s], 1);
-        barrier_init(&shared.empty[s], kMathWarps * kPair);
-    }
-    for (int r = 0; r < kRing; ++r) {
-        barrier_init(&shared.tile_full[r], 1);
-        barrier_init(&shared.tile_empty[r], kMathThreads);
-    }
-}
-
 // The shared memory of this CTA, its barriers ready.
-template <class Shared> __device__ Shared& prepare_shared() {
+__device__ inline WgmmaShared& prepare_shared() {
     extern __shared__ uint8_t raw[];
     // by the offset: through an integer the compiler would forget that this is shared memory
-    Shared& shared = *reinterpret_cast<Shared*>(raw + (0u - shared_address(raw)) % 1024);
+    WgmmaShared& shared = *reinterpret_cast<WgmmaShared*>(raw + (0u - shared_address(raw)) % 1024);
     if (threadIdx.x == 0) {
-        init_barriers(shared);
+        for (int s = 0; s < kStages; ++s) {
+            barrier_init(&shared.full[s], 1);
+            barrier_init(&shared.empty[s], kMathWarps * kPair);
+        }
+        for (int r = 0; r < kRing; ++r) {
+            barrier_init(&shared.tile_full[r], 1);
+            barrier_init(&shared.tile_empty[r], kMathThreads);
+        }
         fence_barrier_init();
     }
     cluster_meet();
     return shared;
 }
 
-struct Leave {};  // what warps do that have nothing to do
-
-// The way of a CTA: `load(shared)` by one thread of the loading warpgroup, `multiply(shared, warpgroup)` by the computing ones, and
-// `beside(shared, warp)` by the other three warps of the loading one.
-template <class Shared = WgmmaShared, int kLoading = kLoaderRegisters, int kComputing = kMathRegisters,
-          class LoadAll, class MultiplyAll, class Beside = Leave>
-__device__ __forceinline__ void run_roles(LoadAll load, MultiplyAll multiply, Beside beside = {}) {
-    Shared& shared = prepare_shared<Shared>();
+// The way of a CTA: `load(shared)` by one thread of the loading warpgroup, `multiply(shared, warpgroup)` by the computing ones.
+template <class LoadAll, class MultiplyAll>
+__device__ __forceinline__ void run_roles(LoadAll load, MultiplyAll multiply) {
+    WgmmaShared& shared = prepare_shared();
     const int role = same_in_warp(static_cast<int>(threadIdx.x) / kWarpgroup);
     if (role == 0) {
-        give_registers<kLoading>();
-        if constexpr (!std::is_same_v<Beside, Leave>) {
-            if (const int warp = same_in_warp(static_cast<int>(threadIdx.x) / 32); warp > 0) {
-                beside(shared, warp - 1);
-                cluster_meet_unaligned();
-                return;
-            }
-        }
+        give_registers<kLoaderRegisters>();
         if (threadIdx.x != 0) return;
         load(shared);
         cluster_meet_unaligned();
     } else {
-        take_registers<kComputing>();
+        take_registers<kMathRegisters>();
         multiply(shared, role - 1);
         cluster_meet();  // nobody leaves while the other CTA may write here
     }
@@ -286,9 +269,8 @@ __device__ __forceinline__ uint4 gather_chunk(uint32_t (&w)[4]) {
 enum class RowUse { none, zero, product };
 
 // One of the two rows that a thread holds of a block of sums: `values` is the first, d[4 * j] and d[4 * j + 1] its columns 8 * j + 2 * quad.
-// `p` is a product, or has only its d and n.
-template <int kPair, class Rows, int kSums>
-__device__ __forceinline__ void store_row_bf16(const Rows& p, int64_t row, int64_t col0,
+template <int kPair, int kSums>
+__device__ __forceinline__ void store_row_bf16(const DeviceProduct& p, int64_t row, int64_t col0,
                                                const float (&sum)[kSums], RowUse use) {
     const int quad = static_cast<int>(threadIdx.x % 4);
 #pragma unroll
@@ -346,8 +328,6 @@ __device__ __forceinline__ void store_rows(const DeviceProduct& p, const MathTil
 }
 
 // ---- host side (gemm_wgmma.cu) --------------------------------------------------------------------------------------------------------
-// Rows that the copy engine can address.
-bool addressable(const TensorView& tensor);
 // A row-major tensor as the copy engine sees it: boxes of `box_rows` rows x 128 bytes, 128-byte swizzled.
 CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64_t cols, int box_rows);
 
@@ -366,11 +346,9 @@ void launch_wgmma_bf16(const DeviceProduct& product, const StoredShape& a, const
 void launch_wgmma_bf16_wgrad(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
                              const Launch& launch);
 
-// `more`: arguments of the kernel behind the product and its maps.
-template <class Kernel, class... More>
+template <class Kernel>
 void launch_wgmma_kernel(Kernel kernel, const DeviceProduct& product, const CUtensorMap& map_a,
-                         const CUtensorMap& map_b, const Launch& launch, size_t shared_bytes = kSharedBytes,
-                         const More&... more) {
+                         const CUtensorMap& map_b, const Launch& launch, size_t shared_bytes = kSharedBytes) {
     const int64_t tiles = row_tiles_bound(product, kTileRows) * ceil_div(product.n, kTileCols);
     if (tiles == 0) return;
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -387,7 +365,7 @@ void launch_wgmma_kernel(Kernel kernel, const DeviceProduct& product, const CUte
     config.stream = stream_of(launch);
     config.attrs = &pairs;
     config.numAttrs = 1;
-    check_cuda(cudaLaunchKernelEx(&config, kernel, product, map_a, map_b, more...), "product (wgmma)");
+    check_cuda(cudaLaunchKernelEx(&config, kernel, product, map_a, map_b), "product (wgmma)");
 }
 
 }  // namespace fp8flow::hopper

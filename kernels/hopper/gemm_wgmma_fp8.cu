@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     };
     run_roles(load, [&](WgmmaShared& shared, int warpgroup) {
         if (kScales == Scales::rows_tiles && product.d_dtype == DType::bf16)
-            multiply_tiles_overlapped<Wgmma>(product, shared, warpgroup, IntoD{product});
+            multiply_tiles_overlapped<Wgmma>(product, shared, warpgroup);
         else
             multiply_tiles<Wgmma, kScales>(product, shared, warpgroup);
     });

@@ -1,54 +1,26 @@
 // The computing warpgroups of FP8 products with row scales times tile scales, rows grouped, BF16 results (forward and data gradient): the
-// sums and the barriers of gemm_wgmma_fp8.cu but the named ones, with nothing but additions between the products. Included by gemm_wgmma_fp8.cu
-// and gemm_wgmma_swiglu.cu.
+// sums and the barriers of gemm_wgmma_fp8.cu but the named ones, with nothing but additions between the products. Included by gemm_wgmma_fp8.cu.
 #pragma once
 
 #include "kernels/hopper/gemm_wgmma_fp8.h"
 
 namespace fp8flow::hopper {
 
-// Where a warpgroup stores its half of a tile: first row and column, rows to write, and products in them.
-struct TileStore {
-    int64_t row;
-    int32_t col, rows, valid;
-};
-
-// Where finished tiles go: to D. A warpgroup's columns in B and in D, and what is done around a tile's stores, here nothing.
-struct IntoD {
-    const DeviceProduct& p;
-    __device__ int64_t column(const MathTile& tile, int warpgroup) const {
-        return tile.b_output + warpgroup * kColumns;
-    }
-    __device__ const DeviceProduct& rows() const { return p; }
-    __device__ TileStore place(const MathTile& tile, int warpgroup) const {
-        return {tile.d_row, static_cast<int32_t>(column(tile, warpgroup)), tile.rows, tile.valid};
-    }
-    // towards the end of a tile, once it is known whether another follows
-    __device__ void known(const MathTile&, bool) const {}
-    // around a tile's stores
-    __device__ void before_stores() const {}
-    __device__ void after_stores() const {}
-    // where the CTA has no tile; where its last one is stored
-    __device__ void no_tile() const {}
-    __device__ void after_last() const {}
-};
-
-// 64 rows by 128 columns of a finished tile, a thread's rows being `row` and row + 8; zeros where rows hold no products. The sums are zero
-// afterwards. Only a group's last row tile has rows without products: other tiles branch around what clears them. `to`: has d and n.
-template <class Rows>
-__device__ __forceinline__ void store_and_clear(const Rows& to, const TileStore& at, int row,
-                                                float (&sum)[64]) {
+// 64 rows by 128 columns of a finished tile from column col0 on, a thread's rows being `row` and row + 8; zeros where rows hold no products.
+// The sums are zero afterwards. Only a group's last row tile has rows without products: other tiles branch around what clears them.
+__device__ __forceinline__ void store_and_clear(const DeviceProduct& p, const MathTile& tile, int64_t col0,
+                                                int row, float (&sum)[64]) {
     const int quad = static_cast<int>(threadIdx.x % 4);
-    const int columns = static_cast<int>(min(to.n - at.col, int64_t{kColumns})) - 8 * quad;
-    Bf16* const d = static_cast<Bf16*>(to.d) + (at.row + row) * to.n + at.col + 8 * quad;
-    if (same_in_warp(at.valid) < kTileRows) {
+    const int columns = static_cast<int>(min(p.n - col0, int64_t{kColumns})) - 8 * quad;
+    Bf16* const d = static_cast<Bf16*>(p.d) + (tile.d_row + row) * p.n + col0 + 8 * quad;
+    if (same_in_warp(tile.valid) < kTileRows) {
 #pragma unroll
         for (int i = 0; i < 64; ++i)
-            if (row + 8 * (i / 2 % 2) >= at.valid) sum[i] = 0.0f;
+            if (row + 8 * (i / 2 % 2) >= tile.valid) sum[i] = 0.0f;
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const int left = row + 8 * r < at.rows ? columns : 0;
+        const int left = row + 8 * r < tile.rows ? columns : 0;
 #pragma unroll
         for (int j = 0; j < 16; j += 4) {
             uint32_t words[4];
@@ -58,7 +30,7 @@ __device__ __forceinline__ void store_and_clear(const Rows& to, const TileStore&
                 words[c] = pack_bf16(sum[i], sum[i + 1]);
             }
             const uint4 chunk = gather_chunk(words);
-            if (8 * j < left) store_in_memory(reinterpret_cast<uint4*>(d + 8 * r * to.n + 8 * j), chunk);
+            if (8 * j < left) store_in_memory(reinterpret_cast<uint4*>(d + 8 * r * p.n + 8 * j), chunk);
         }
     }
 #pragma unroll
@@ -75,9 +47,8 @@ enum class Step { only, first, between, last };
 // warpgroups need no offset. A tile's place in the ring is given back when the tile is stored; the last stage of all is never
 // released: nobody waits for it. No deadlock: the loader announces a tile once it has asked for all stages of the one before, and has a place
 // for it since the first step of that one. The contraction is not empty (launch_wgmma).
-template <class Wgmma, class Out>
-__device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& shared, int warpgroup,
-                                          Out out) {
+template <class Wgmma>
+__device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& shared, int warpgroup) {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
     const int row0 = thread / 32 * 16 + lane / 4;  // this thread's rows: row0 + {0, 8} of each 64
     const int steps = static_cast<int>((p.k + kFp8Depth - 1) / kFp8Depth);  // of every tile
@@ -89,10 +60,7 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& s
         __syncwarp();  // products are issued by whole warps
         return same_in_warp(shared.tiles[ring.index].past_end) == 0;
     };
-    if (!find_tile()) {
-        out.no_tile();
-        return;
-    }
+    if (!find_tile()) return;
     int tile = 0, done = 0;  // places in the ring: of the tile that is multiplied, of the one before it
     ring.advance();
     bool first = true, more = true;
@@ -100,7 +68,7 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& s
     // B's scales: lane l holds those of step l of every 32 steps, of 64 steps; and the next tile's
     const auto scales_of = [&](const MathTile& t) {
         static_assert(kColumns == kFp8Depth, "a scale covers the columns of a warpgroup");
-        const int block = static_cast<int>(min(out.column(t, warpgroup), p.n - 1)) / kColumns;
+        const int block = static_cast<int>(min(t.b_output + warpgroup * kColumns, p.n - 1)) / kColumns;
         return static_cast<const float*>(p.b.scale.scales) + t.group * p.b.scale.group_stride +
                block * p.b.scale.output_stride;
     };
@@ -114,11 +82,11 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& s
     const auto read_step = [&](int step) {
         of_columns = __shfl_sync(0xFFFFFFFFu, scales[0], step % 32);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) of_row[i] = shared.row_scales[stage.index][row0 + 64 * (i / 2) + 8 * (i % 2)];
+        for (int i = 0; i < 4; ++i)
+            of_row[i] = shared.row_scales[stage.index][row0 + 64 * (i / 2) + 8 * (i % 2)];
     };
     const auto look_ahead = [&] {
         more = find_tile();
-        out.known(shared.tiles[tile], more);
         if (!more) return;
         next_at_b = scales_of(shared.tiles[ring.index]);
         for (int i = 0; i < 2; ++i) next_scales[i] = read_scales(next_at_b, 32 * i);
@@ -144,7 +112,8 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& s
 #pragma unroll
     for (int i = 0; i < 64; ++i) sum[0][i] = sum[1][i] = 0.0f;
     const auto store = [&](int half) {
-        store_and_clear(out.rows(), out.place(shared.tiles[done], warpgroup), row0 + 64 * half, sum[half]);
+        const MathTile& t = shared.tiles[done];
+        store_and_clear(p, t, t.b_output + warpgroup * kColumns, row0 + 64 * half, sum[half]);
     };
     const auto multiply = [&]<Step kStep>(int step) {
         constexpr bool kFirst = kStep == Step::first || kStep == Step::only,
@@ -152,10 +121,7 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& s
         float partial[64], factor[4];
         start_products<Wgmma>(partial, a, b);
         if (!kFirst || !first) release_last_stage();
-        if (kFirst && !first) {
-            out.before_stores();
-            store(0);
-        }
+        if (kFirst && !first) store(0);
 #pragma unroll
         for (int i = 0; i < 4; ++i) factor[i] = of_row[i] * of_columns;
         wait_for_products(partial);
@@ -164,7 +130,6 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& s
         start_products<Wgmma>(partial, descriptor_at(a, 64 * kFp8Depth), b);
         if (kFirst && !first) {
             store(1);
-            out.after_stores();
             barrier_arrive(&shared.tile_empty[done]);
         }
         if (kStep == Step::only) look_ahead();
@@ -201,11 +166,8 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& s
         tile = ring.index;
         ring.advance();
     }
-    out.before_stores();
     store(0);
     store(1);
-    out.after_stores();
-    out.after_last();
 }
 
 }  // namespace fp8flow::hopper

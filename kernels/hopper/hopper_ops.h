@@ -34,8 +34,6 @@ protected:
     FP8FLOW_FOR_EACH_OP(FP8FLOW_OVERRIDE)
     FP8FLOW_OVERRIDE(adamw_quantize, AdamWQuantize)
 #undef FP8FLOW_OVERRIDE
-    void do_grouped_gemm_swiglu_quantize(const op::GroupedGemmSwigluQuantize& args,
-                                         const Launch& launch) override;
 
 private:
     KernelChoice kernels_;

@@ -53,9 +53,8 @@ public:
 
     std::string map() override {
         const std::string wrong = guarded([&] {
-            const ncclResult_t status =
-                ncclCommWindowRegister(comm_->handle(), own(), static_cast<std::size_t>(bytes_), &window_,
-                                       NCCL_WIN_COLL_SYMMETRIC);
+            const ncclResult_t status = ncclCommWindowRegister(
+                comm_->handle(), own(), static_cast<std::size_t>(bytes_), &window_, NCCL_WIN_COLL_SYMMETRIC);
             // NCCL 2.28 says success while its own thread still makes the window: ask until it is done
             comm_->finish(status == ncclSuccess ? ncclInProgress : status,
                           "making a window of memory for peers");

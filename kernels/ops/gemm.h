@@ -48,9 +48,8 @@ struct GroupedGemmWgrad {
     TensorView dw;  // out [G, N, K] f32
 };
 
-// fc1 with SwiGLU x prob + 1x128 quantise in one operation: h = A B^T rounded to BF16, a = quantise(swiglu(h) * prob); bit-equal to
-// the composed ops, grouped_gemm and swiglu_quantize, which are the reference. h is written in any case by the composed form; a fused backend
-// may leave it as it is where save_h says so. Costs count the product's FLOPs, which are of its unit.
+// fc1 with SwiGLU x prob + 1x128 quantise in its epilogue: h = A B^T rounded to BF16, a = quantise(swiglu(h) * prob); bit-equal to
+// the composed ops. h is written in any case by the composed form; a fused backend may skip it where save_h says so.
 enum class SaveH { yes, no };
 struct GroupedGemmSwigluQuantize {
     Fp8Tensor a;  // [M, K] vec128

@@ -50,14 +50,6 @@ Suite gemm() {
                                      {8, 4096, 7168, 2048},  {16, 2048, 3072, 4096}, {16, 2048, 4096, 1536},
                                      {4, 8192, 28672, 4096}, {64, 512, 4096, 7168}};
     Suite suite;
-    // fc1 with its activation, beside the plain product of the same shape
-    for (const auto& [groups, rows, n, k] :
-         {kProducts[0], kProducts[2], kProducts[4], kProducts[6], kProducts[7]})
-        for (const char* save_h : {"yes", "no"})
-            suite.push_back(
-                {"grouped_gemm_swiglu_quantize",
-                 fmt::format("M={},G={},F={},K={},save_h={}", groups * rows, groups, n / 2, k, save_h)});
-    suite.push_back({"grouped_gemm_swiglu_quantize", "M=32768,G=32,rows=ragged,F=2048,K=7168"});
     for (const char* type : {"fp8", "bf16"}) {
         for (const auto& [groups, rows, n, k] : kProducts)
             for (const char* distribution : {"balanced", "ragged", "empty"})
