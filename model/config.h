@@ -79,6 +79,15 @@ struct OutputSpec {
     int64_t tensor_stats_interval = 10;
 };
 
+struct CheckpointSpec {
+    std::string save;           // folder of this run's checkpoints; empty: checkpoints below output.out
+    int64_t save_interval = 0;  // steps between checkpoints, and one after the last step; 0: none
+    std::string load;  // where to go on from: `auto`, a folder of checkpoints, or one of them; empty: nowhere
+    int64_t most_recent_k = 2;  // checkpoints that are kept; 0: all
+    bool async_save = true;     // write while training goes on
+    bool finetune = false;      // load weights alone and begin at step 0
+};
+
 std::vector<Recipe> default_validate_recipes();  // bf16, fp8_blockwise, fp8_flow
 
 struct ValidateSpec {
@@ -120,6 +129,7 @@ struct Config {
     ValidateSpec validate;
     ProfileSpec profile;
     KernelSpec kernels;
+    CheckpointSpec checkpoint;
 
     std::string moe_layer_freq = "1";  // as written; resolve_config expands it into model.moe_layer_freq
     std::map<std::string, std::string> origin;  // "section.key" -> "file:line:col" of each key that was set

@@ -75,6 +75,7 @@ public:
         check_training();
         check_data();
         check_validate();
+        check_checkpoint();
         check_profile();
     }
 
@@ -326,6 +327,14 @@ private:
              {"profile.profile_step_end", "profile.profile_step_start"},
              fmt::format("got {}, want more than profile_step_start = {}", p.profile_step_end,
                          p.profile_step_start));
+    }
+
+    void check_checkpoint() {
+        const CheckpointSpec& c = c_.checkpoint;
+        rule(!c.finetune || !c.load.empty(), {"checkpoint.finetune", "checkpoint.load"},
+             "got true, want checkpoint.load with it: whose weights to take");
+        rule(!c.finetune || c.load != "auto", {"checkpoint.finetune", "checkpoint.load"},
+             "got true with load: auto, want the folder of a checkpoint: auto goes on with this run's own");
     }
 
     void check_validate() {

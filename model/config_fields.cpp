@@ -351,6 +351,23 @@ void add_kernels(std::vector<ConfigField>& fields) {
                             {"auto", "native", "cudnn"}, "GPUs: this project's attention, or cuDNN's"));
 }
 
+void add_checkpoint(std::vector<ConfigField>& fields) {
+    const std::string s = "checkpoint";
+    fields.push_back(optional_text(s, "save", AT(checkpoint.save),
+                                   "folder of this run's checkpoints; \"\": checkpoints below output.out"));
+    fields.push_back(integer(s, "save_interval", AT(checkpoint.save_interval), {.min = 0},
+                             "steps between checkpoints, and one after the last step; 0: none"));
+    fields.push_back(optional_text(s, "load", AT(checkpoint.load),
+                                   "go on from: auto (the newest whole one of this run, if any), a folder of "
+                                   "checkpoints, or one of them; --resume sets it"));
+    fields.push_back(integer(s, "most_recent_k", AT(checkpoint.most_recent_k), {.min = 0, .max = 1 << 20},
+                             "newest checkpoints that are kept; 0: all"));
+    fields.push_back(boolean(s, "async_save", AT(checkpoint.async_save),
+                             "write while training goes on; it pauses only for the copy to host memory"));
+    fields.push_back(boolean(s, "finetune", AT(checkpoint.finetune),
+                             "load weights alone: moments, step and data position begin anew"));
+}
+
 std::vector<ConfigField> build_table() {
     std::vector<ConfigField> fields;
     add_model(fields);
@@ -364,6 +381,7 @@ std::vector<ConfigField> build_table() {
     add_validate(fields);
     add_profile(fields);
     add_kernels(fields);
+    add_checkpoint(fields);
     return fields;
 }
 
@@ -377,7 +395,7 @@ const std::vector<ConfigField>& config_fields() {
 const std::vector<std::string>& config_sections() {
     static const std::vector<std::string> sections = {"model",    "moe",      "precision", "recompute",
                                                       "parallel", "training", "data",      "output",
-                                                      "validate", "profile",  "kernels"};
+                                                      "validate", "profile",  "kernels",   "checkpoint"};
     return sections;
 }
 

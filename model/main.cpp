@@ -143,7 +143,7 @@ struct CommandLine {
     CLI::App* bench = app.add_subcommand("bench", "time single operations against what the machine can do");
     RunOptions options;
     BenchOptions bench_options;
-    std::string backend = "auto", out, json, recipes;
+    std::string backend = "auto", out, json, recipes, resume;
     int64_t gpus = 0, steps = 0;
     bool help_config = false, list = false, tensor_stats = false, ablate = false;
 
@@ -154,7 +154,7 @@ struct CommandLine {
                      "print every configuration key with type, range, default and meaning");
         app.footer(
             "Exit status: 0 done, 1 validate's verdict is not pass, 2 command line or configuration, 10 "
-            "data, "
+            "data, 11 checkpoint, "
             "12 memory, 13 NaN or Inf,\n14 another rank was lost, 15 output folder, 70 a fault of fp8flow.\n"
             "Several ranks: mpirun -n N --quiet fp8flow train CONFIG (or scripts/train.sh -n N CONFIG)");
         for (CLI::App* command : {train, validate, profile, plan}) {
@@ -173,6 +173,12 @@ struct CommandLine {
         profile->add_option("--recipes", recipes, "comma-separated (default: profile.profile_recipes)");
         profile->add_option("--steps", steps,
                             "steps that are measured (default: profile_step_end - profile_step_start)");
+        train
+            ->add_option("--resume", resume,
+                         "go on from a checkpoint: auto (the newest whole one below --out, or begin anew), "
+                         "or a folder "
+                         "(checkpoint.load)")
+            ->take_last();
         train->add_flag("--tensor-stats", tensor_stats,
                         "report underflow, saturation, scales and error of every quantised tensor");
         plan->add_option("--gpus", gpus, "number of ranks (default: parallel.expert_model_parallel_size)");
@@ -215,6 +221,7 @@ struct CommandLine {
                 "--gpus: got {}, want 1 to {}",
                 plan->count("--gpus") > 0 ? plan->get_option("--gpus")->as<std::string>() : "", kMostRanks);
         if (!out.empty()) options.overrides.push_back("output.out=" + out);
+        if (!resume.empty()) options.overrides.push_back("checkpoint.load=" + resume);
         if (!recipes.empty()) options.overrides.push_back("profile.profile_recipes=[" + recipes + "]");
         require(profile->count("--steps") == 0 || (steps >= 1 && steps <= kMostSteps), ExitCode::usage,
                 "--steps: got {}, want 1 to {}", steps, kMostSteps);

@@ -19,8 +19,8 @@
 
 namespace fp8flow {
 
-RunLog::RunLog(const OutputFolder& folder, std::string_view name)
-    : file_(folder.open_lines(name, LineFile::Start::truncate)) {}
+RunLog::RunLog(const OutputFolder& folder, std::string_view name, LineFile::Start start)
+    : file_(folder.open_lines(name, start)) {}
 
 void RunLog::line(std::string_view text) {
     if (!file_) return;
@@ -107,6 +107,20 @@ double free_host_bytes() {
 }
 
 }  // namespace
+
+LineFile open_metrics(const OutputFolder& folder, int64_t steps) {
+    std::string kept;
+    if (steps > 0) {
+        std::ifstream file(folder.path_of("metrics.jsonl"), std::ios::binary);
+        for (std::string line; std::getline(file, line);) {
+            const nlohmann::json record = nlohmann::json::parse(line, nullptr, false);
+            if (!record.is_object() || record.value("iteration", steps + 1) > steps) break;
+            kept += line + "\n";
+        }
+    }
+    folder.write_atomic("metrics.jsonl", kept);
+    return folder.open_lines("metrics.jsonl", LineFile::Start::append);
+}
 
 std::string memory_table(const MemoryUse& memory) {
     Table table({{"memory of rank 0", Align::left}, {"bytes"}});

@@ -18,12 +18,16 @@ namespace fp8flow {
 class RunLog {
 public:
     RunLog() = default;  // silent
-    RunLog(const OutputFolder& folder, std::string_view name);
+    RunLog(const OutputFolder& folder, std::string_view name,
+           LineFile::Start start = LineFile::Start::truncate);
     void line(std::string_view text);
 
 private:
     std::optional<LineFile> file_;
 };
+
+// metrics.jsonl of a run that begins behind `steps`: records of later iterations, which this run writes again, are cut off.
+LineFile open_metrics(const OutputFolder& folder, int64_t steps);
 
 // Ranks, model, recipe, wire, configuration: what is about to run. Comes before memory is taken, and warns where it is short.
 void report_start(RunLog& log, const Config& config, const BackendChoice& backend, int world_size,

@@ -236,6 +236,14 @@ StepResult Trainer::run_step() {
     return take_result();
 }
 
+void Trainer::resume_at(int64_t steps) {
+    FP8FLOW_CHECK(flights_.empty(), "resumed with {} steps in flight", flights_.size());
+    for (Parameter& parameter : transformer_->parameters().all())
+        transformer_->parameters().write_copies(parameter);
+    ops_->device().synchronize();
+    next_step_ = steps;
+}
+
 void Trainer::launch(Flight& flight) {
     world_.set_activity(fmt::format("step {}", flight.step + 1));
     StageTimer& timer = timer_of(flight);

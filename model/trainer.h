@@ -68,6 +68,8 @@ public:
     StepResult run_step();
     // Mean held-out loss in nats per token over `batches` global batches. Nothing is in flight: drain() first.
     double evaluate(int64_t batches);
+    // The masters, moments and other state have been replaced by those after `steps` steps: the working copies follow. Nothing is in flight.
+    void resume_at(int64_t steps);
     int64_t steps_done() const { return next_step_ - static_cast<int64_t>(flights_.size()); }
 
     // A diagnosis of the steps launched from now on (--tensor-stats); null switches it off.
