@@ -14,6 +14,9 @@ namespace fp8flow {
 struct RunOptions {
     std::string config_path;
     std::vector<std::string> overrides;  // section.key=value
+    std::string hf_config;      // a Hugging Face config.json, read before the configuration; empty: none
+    std::string weights;        // train: safetensors to start from; empty: initial weights
+    std::string export_format;  // train: bf16 | f32 | fp8, written below out in the end; empty: nothing
     BackendKind backend = BackendKind::automatic;
     Ablation ablation =
         Ablation::none;  // validate, profile: also the flow with one optimisation off at a time

@@ -135,15 +135,24 @@ struct Config {
     std::map<std::string, std::string> origin;  // "section.key" -> "file:line:col" of each key that was set
 };
 
+// A key with its value as YAML and where it comes from, for messages.
+struct ConfigSetting {
+    std::string key;  // section.key
+    std::string value;
+    std::string where;
+};
+
 // Reads a YAML file and `section.key=value` (or `key=value`) overrides, resolves derived values and checks everything.
 // Every problem found is one line of one Error (ExitCode::usage): `file:line:col: section.key: got X, want Y`.
-// Without world_size the checks that need the number of ranks are left out.
+// Without world_size the checks that need the number of ranks are left out. hf_config: a Hugging Face config.json that is read first; the
+// YAML file and then the overrides change what it sets.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides = {},
-                   std::optional<int64_t> world_size = std::nullopt);
+                   std::optional<int64_t> world_size = std::nullopt, const std::string& hf_config = {});
 // The same for text in memory; `name` stands in for the file's name in messages.
 Config parse_config(std::string_view text, const std::string& name,
                     const std::vector<std::string>& overrides = {},
-                    std::optional<int64_t> world_size = std::nullopt);
+                    std::optional<int64_t> world_size = std::nullopt,
+                    const std::vector<ConfigSetting>& first = {});
 
 // Fills what follows from other fields: model.moe_layer_freq and model.padded_vocab_size.
 void resolve_config(Config& config);

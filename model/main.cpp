@@ -99,7 +99,8 @@ int on_ranks(const Options& options, int (*command)(const Options&, ProcessGroup
 }
 int on_ranks(const RunOptions& options, int (*command)(const RunOptions&, ProcessGroup&)) {
     return on_ranks(options, command, [&](int ranks) {
-        return load_config(options.config_path, options.overrides, ranks).parallel.peer_deadline_seconds;
+        return load_config(options.config_path, options.overrides, ranks, options.hf_config)
+            .parallel.peer_deadline_seconds;
     });
 }
 int bench_on_ranks(const BenchOptions& options) {
@@ -164,7 +165,17 @@ struct CommandLine {
                 ->allow_extra_args(false);
             command->add_option("--out", out, "folder for everything the run writes (default: output.out)")
                 ->take_last();
+            command->add_option(
+                "--hf-config", options.hf_config,
+                "config.json of deepseek_v3, qwen3_moe or mixtral: fills model and moe; the configuration "
+                "and --set come after it");
         }
+        train->add_option("--weights", options.weights,
+                          "start from a Hugging Face model: a .safetensors file, an index, or a folder");
+        train
+            ->add_option("--export", options.export_format,
+                         "bf16 | f32 | fp8: in the end write the weights with Hugging Face names to OUT/hf")
+            ->check(CLI::IsMember({"bf16", "f32", "fp8"}));
         for (CLI::App* command : {train, validate, profile})
             command->add_option("--backend", backend, "auto | reference | hopper");
         for (CLI::App* command : {validate, profile})

@@ -8,6 +8,7 @@
 #include "model/run_report.h"
 #include "model/svg.h"
 #include "model/table.h"
+#include "model/weights/export.h"
 
 #include <chrono>
 #include <cmath>
@@ -60,9 +61,10 @@ public:
     TrainRun(const RunOptions& options, ProcessGroup& world)
         : world_(world),
           config_path_(options.config_path),
-          config_(load_config(options.config_path, options.overrides, world.size())),
+          config_(load_config(options.config_path, options.overrides, world.size(), options.hf_config)),
           backend_(choose_backend(options.backend, options.placement, world)),
-          folder_(open_folder(config_, world)) {
+          folder_(open_folder(config_, world)),
+          export_(export_plan(config_, options.export_format)) {
         find_checkpoints();
         if (folder_) {
             log_ =
@@ -75,6 +77,9 @@ public:
         log_.line("data: " + data_text(config_, *data_));
         trainer_ = std::make_unique<Trainer>(config_, world, backend_, Arithmetic::stated, data_);
         if (!trainer_->exchange_note().empty()) log_.line(trainer_->exchange_note());
+        if (!options.weights.empty())
+            log_.line(
+                load_model(options.weights, config_, trainer_->transformer(), trainer_->ops().device()));
         if (config_.output.time_stages) trainer_->time_stages(TimerDetail::stages);
         open_checkpoints();
         first_step_ = trainer_->steps_done();
@@ -103,6 +108,7 @@ public:
         }
         drain();
         if (saver_) report(saver_->finish());
+        if (export_) export_model();
         if (world_.rank() == 0)
             finish(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
         world_.barrier();
@@ -176,6 +182,17 @@ private:
             " checkpoint after iteration {}: {} in {}, {} behind training, which paused {:.0f} ms",
             saved->step, format_bytes(saved->bytes), saved->path, format_duration(saved->seconds),
             saved->paused * 1e3));
+    }
+
+    void export_model() {
+        // the first ranks that share the experts hold everything
+        if (world_.rank() >= config_.parallel.expert_model_parallel_size) return;
+        const OutputFolder folder = OutputFolder(config_.output.out).subfolder("hf");
+        if (world_.rank() == 0 && !export_->config_json.empty())
+            folder.write_atomic("config.json", export_->config_json);
+        export_weights(folder, targets_of(trainer_->transformer()), {config_.model, config_.moe}, *export_,
+                       trainer_->expert_parallel_group(), trainer_->ops().device());
+        log_.line(fmt::format("weights: written to {}/", folder.path()));
     }
 
     // Results arrive one step late.
@@ -280,6 +297,7 @@ private:
     Config config_;
     BackendChoice backend_;
     std::optional<OutputFolder> folder_;
+    std::optional<ExportChoice> export_;
     std::shared_ptr<const TokenSource> data_;
     std::unique_ptr<Trainer> trainer_;
     std::string checkpoints_;  // folder of this run's checkpoints; empty: neither saved nor looked for

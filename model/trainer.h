@@ -82,6 +82,7 @@ public:
     void set_known_rows(std::vector<int64_t> rows) { known_rows_ = std::move(rows); }
     Transformer& transformer() { return *transformer_; }
     Ops& ops() { return *ops_; }
+    ProcessGroup& expert_parallel_group() { return *groups_.expert_parallel; }
     Exchange& exchange() { return *exchange_; }
     const std::string& exchange_note() const { return exchange_note_; }  // one line; empty for one rank
     // Bytes saved for the backward at the peak of the last step, by category, this rank; routed rows per category as capacity.
