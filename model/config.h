@@ -18,8 +18,8 @@ constexpr int64_t kByteVocabulary =
     257;  // tokens of byte-level text: one per byte value, and end of document
 
 enum class LrDecayStyle : uint8_t { constant, cosine };
-// text: bytes of the user's files; synthetic: seeded Markov chain; shards: llm.c `.bin` token files.
-enum class DataKind : uint8_t { text, synthetic, shards };
+// text: bytes of the user's files; synthetic: seeded Markov chain; shards: llm.c `.bin` token files; megatron: its `.bin` with `.idx`.
+enum class DataKind : uint8_t { text, synthetic, shards, megatron };
 
 // flex: rows straight into the memory of peers on the same host (NVLink), where a start-up test finds it usable on every rank; otherwise,
 // and with alltoall, NCCL send and receive. One rank, and the reference backend, need neither.
@@ -57,11 +57,12 @@ struct TrainingSpec {
 
 struct DataSpec {
     DataKind data_kind = DataKind::synthetic;
-    std::vector<std::string> data_path;  // text, shards: files, folders, globs
+    std::vector<std::string> data_path;  // text, shards, megatron: files, folders, globs
     std::vector<std::string>
-        file_extensions;             // text: only these in folders; "": names without one; empty: every file
-    double held_out_fraction = 0.1;  // text: share of the files kept for evaluation
-    int64_t max_bytes = 268435456;   // text: stop reading after this many bytes
+        file_extensions;  // text: only these in folders; "": names without one; empty: every file
+    double held_out_fraction =
+        0.1;  // text: share of the files kept for evaluation; megatron: of the documents
+    int64_t max_bytes = 268435456;         // text: stop reading after this many bytes
     int64_t synthetic_vocab_size = 64;     // V, states of the chain
     int64_t synthetic_order = 2;           // k; V^(k+1) is at most 2^22
     double synthetic_zipf_exponent = 1.0;  // of the unigram distribution

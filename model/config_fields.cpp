@@ -279,14 +279,17 @@ void add_training(std::vector<ConfigField>& fields) {
 
 void add_data(std::vector<ConfigField>& fields) {
     const std::string s = "data";
-    fields.push_back(choice(s, "data_kind", AT(data.data_kind), {"text", "synthetic", "shards"},
-                            "bytes of files; seeded Markov chain; llm.c .bin token shards"));
+    fields.push_back(choice(s, "data_kind", AT(data.data_kind), {"text", "synthetic", "shards", "megatron"},
+                            "bytes of files; seeded Markov chain; llm.c .bin token shards; Megatron's .bin "
+                            "and .idx"));
     fields.push_back(texts(s, "data_path", AT(data.data_path), "files, folders and globs"));
     fields.push_back(
         texts(s, "file_extensions", AT(data.file_extensions),
               "text: only these in folders, e.g. [.h, .txt]; \"\": names without one; []: every file"));
-    fields.push_back(number(s, "held_out_fraction", AT(data.held_out_fraction), {.min = 0, .max = 0.5},
-                            "text: share of the files that is evaluated on and never trained on"));
+    fields.push_back(
+        number(s, "held_out_fraction", AT(data.held_out_fraction), {.min = 0, .max = 0.5},
+               "text: share of the files that is evaluated on and never trained on; megatron: of the "
+               "documents, the last ones"));
     fields.push_back(integer(s, "max_bytes", AT(data.max_bytes), {.min = 1}, "text: read at most this much"));
     fields.push_back(integer(s, "synthetic_vocab_size", AT(data.synthetic_vocab_size),
                              {.min = 2, .max = 65536}, "states of the Markov chain"));
