@@ -103,6 +103,10 @@ int on_ranks(const RunOptions& options, int (*command)(const RunOptions&, Proces
             .parallel.peer_deadline_seconds;
     });
 }
+int replay_on_ranks(const ReplayOptions& options) {
+    constexpr double kDeadline = 300;  // a rank may read weights for minutes while the others wait
+    return on_ranks(options, run_replay, [](int) { return kDeadline; });
+}
 int bench_on_ranks(const BenchOptions& options) {
     constexpr double kDeadline = 300;  // a rank may draw random data for minutes while the others wait
     return on_ranks(options, run_bench, [](int) { return kDeadline; });
@@ -141,8 +145,12 @@ struct CommandLine {
         "profile", "time, bytes and memory of every stage of the MoE layer, recipes side by side");
     CLI::App* plan =
         app.add_subcommand("plan", "print parameters, FLOPs, memory and wire bytes without running");
+    CLI::App* replay = app.add_subcommand(
+        "replay",
+        "one MoE layer forward and backward on tensors from a safetensors file, to compare with yours");
     CLI::App* bench = app.add_subcommand("bench", "time single operations against what the machine can do");
     RunOptions options;
+    ReplayOptions replay_options;
     BenchOptions bench_options;
     std::string backend = "auto", out, json, recipes, resume;
     int64_t gpus = 0, steps = 0;
@@ -158,9 +166,9 @@ struct CommandLine {
             "data, 11 checkpoint, "
             "12 memory, 13 NaN or Inf,\n14 another rank was lost, 15 output folder, 70 a fault of fp8flow.\n"
             "Several ranks: mpirun -n N --quiet fp8flow train CONFIG (or scripts/train.sh -n N CONFIG)");
-        for (CLI::App* command : {train, validate, profile, plan}) {
+        for (CLI::App* command : {train, validate, profile, plan, replay}) {
             command->add_option("config", options.config_path, "YAML configuration (see configs/)")
-                ->required();
+                ->required(command != replay);
             command->add_option("--set", options.overrides, "section.key=value, repeatable")
                 ->allow_extra_args(false);
             command->add_option("--out", out, "folder for everything the run writes (default: output.out)")
@@ -176,7 +184,7 @@ struct CommandLine {
             ->add_option("--export", options.export_format,
                          "bf16 | f32 | fp8: in the end write the weights with Hugging Face names to OUT/hf")
             ->check(CLI::IsMember({"bf16", "f32", "fp8"}));
-        for (CLI::App* command : {train, validate, profile})
+        for (CLI::App* command : {train, validate, profile, replay})
             command->add_option("--backend", backend, "auto | reference | hopper");
         for (CLI::App* command : {validate, profile})
             command->add_flag("--ablate", ablate,
@@ -193,6 +201,17 @@ struct CommandLine {
         train->add_flag("--tensor-stats", tensor_stats,
                         "report underflow, saturation, scales and error of every quantised tensor");
         plan->add_option("--gpus", gpus, "number of ranks (default: parallel.expert_model_parallel_size)");
+        replay->add_option("--input", replay_options.input, "safetensors with hidden_states and grad_output")
+            ->required();
+        replay->add_option(
+            "--weights", options.weights,
+            "safetensors with the layer's weights: a file, an index, or a folder (default: --input)");
+        replay->add_option("--layer", replay_options.layer, "its number in the weights (default: 0)")
+            ->check(CLI::Range(0, 100000));
+        replay->add_flag("--norm", replay_options.norm,
+                         "apply post_attention_layernorm in front of the layer");
+        replay->add_flag("--intermediates", replay_options.intermediates,
+                         "also write what the experts received and computed, by stage");
         add_bench_options();
         plan->add_option("--json", json, "also write the plan to this file below --out");
     }
@@ -268,6 +287,10 @@ int main(int argc, char** argv) {
     if (*line.train) return on_ranks(line.options, run_train);
     if (*line.validate) return on_ranks(line.options, run_validate);
     if (*line.profile) return on_ranks(line.options, run_profile);
+    if (*line.replay) {
+        static_cast<RunOptions&>(line.replay_options) = line.options;
+        return replay_on_ranks(line.replay_options);
+    }
     if (*line.bench && line.list) {
         fp8flow::print_bench_list();
         return 0;

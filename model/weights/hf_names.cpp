@@ -122,7 +122,7 @@ std::string reason_of(const std::vector<std::string>& names) {
 }  // namespace
 
 std::string HfNames::layer(int64_t ours) const {
-    return fmt::format("{}layers.{}.", root, first_layer + ours);
+    return only_block ? "" : fmt::format("{}layers.{}.", root, first_layer + ours);
 }
 std::string HfNames::ffn(int64_t our_layer) const {
     return only_block ? block_prefix : layer(our_layer) + block + ".";

@@ -65,9 +65,10 @@ public:
         if (item.entry->dtype == FileDType::e4m3) want_scales(piece);
     }
 
-    void find_extra(const std::string& scope) {
+    void find_extra(const std::string& scope, const std::set<std::string>& others) {
         for (const std::string& name : set_.names())
-            if (name.starts_with(scope) && !wanted_.contains(name) && !is_ignorable(name, shapes_.model))
+            if (name.starts_with(scope) && !wanted_.contains(name) && !others.contains(name) &&
+                !is_ignorable(name, shapes_.model))
                 problem("tensor \"{}\" is extra: the configuration has no place for it", printable(name));
     }
 
@@ -166,13 +167,14 @@ std::vector<WeightTarget> targets_of(Transformer& model) {
 
 LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
                            const std::vector<WeightTarget>& targets, const WeightShapes& shapes,
-                           const std::string& scope, ParameterStore& store, Device& device) {
+                           const std::string& scope, ParameterStore& store, Device& device,
+                           const std::set<std::string>& others) {
     Check check(set, shapes);
     for (const WeightTarget& target : targets)
         for (const WeightPiece& piece :
              pieces_of(of_all_experts(target.spec, shapes.moe), shapes.model, shapes.moe, names))
             check.want(piece);
-    check.find_extra(scope);
+    check.find_extra(scope, others);
     check.finish();
 
     std::vector<std::string> problems;

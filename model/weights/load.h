@@ -6,6 +6,7 @@
 #include "model/transformer.h"
 #include "model/weights/hf_names.h"
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -31,11 +32,12 @@ struct LoadedWeights {
     int64_t tensors = 0, dequantised = 0;  // of the files, over all ranks' experts
 };
 
-// `scope`: names in the files that begin with it and that nothing wants are extra. Throws Error(set.code()) with a line per problem; in the
+// `scope`: names in the files that begin with it and that nothing wants are extra, but for `others`. Throws Error(set.code()) with a line per problem; in the
 // end also for values that are NaN or infinite. Each rank reads only what it holds.
 LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
                            const std::vector<WeightTarget>& targets, const WeightShapes& shapes,
-                           const std::string& scope, ParameterStore& store, Device& device);
+                           const std::string& scope, ParameterStore& store, Device& device,
+                           const std::set<std::string>& others = {});
 
 // A whole model (Qwen3-MoE, Mixtral) from a file, an index or a folder; a config.json beside the weights is asked for its model_type. Returns
 // a line for the log.
