@@ -74,9 +74,11 @@ struct DataSpec {
 struct OutputSpec {
     std::string out = "runs/out";  // every file of a run goes below this folder; `--out` overrides
     int64_t log_interval = 1;
-    bool metrics = true;        // write metrics.jsonl
-    bool time_stages = false;   // seconds per stage of every step, in metrics.jsonl
-    bool tensor_stats = false;  // per-tensor underflow, saturation and error against BF16
+    bool metrics = true;                   // write metrics.jsonl
+    std::string tensorboard_dir;           // event files in this folder below `out`; empty: none
+    int64_t tensorboard_log_interval = 1;  // steps between scalars
+    bool time_stages = false;              // seconds per stage of every step, in metrics.jsonl
+    bool tensor_stats = false;             // per-tensor underflow, saturation and error against BF16
     int64_t tensor_stats_interval = 10;
 };
 

@@ -311,6 +311,11 @@ void add_output(std::vector<ConfigField>& fields) {
     fields.push_back(
         integer(s, "log_interval", AT(output.log_interval), {.min = 1}, "steps between lines of the log"));
     fields.push_back(boolean(s, "metrics", AT(output.metrics), "write metrics.jsonl"));
+    fields.push_back(
+        optional_text(s, "tensorboard_dir", AT(output.tensorboard_dir),
+                      "name of a folder below output.out for TensorBoard's event files; \"\": none"));
+    fields.push_back(integer(s, "tensorboard_log_interval", AT(output.tensorboard_log_interval), {.min = 1},
+                             "steps between scalars in them"));
     fields.push_back(boolean(s, "time_stages", AT(output.time_stages),
                              "seconds per stage of every step in metrics.jsonl, from device clocks"));
     fields.push_back(boolean(s, "tensor_stats", AT(output.tensor_stats),

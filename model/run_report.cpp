@@ -190,7 +190,7 @@ std::string step_line(const Config& config, const StepResult& result, int world_
     line.consumed_samples = (result.step + 1) * config.training.global_batch_size;
     line.elapsed_ms = result.seconds * 1e3;
     const double tokens_per_second = static_cast<double>(result.tokens) / result.seconds / world_size;
-    line.tflops_per_gpu = tokens_per_second * flops_per_token(config) * 1e-12;
+    line.tflops_per_gpu = tflops_per_rank(config, result, world_size);
     line.tokens_per_second = tokens_per_second;
     line.learning_rate = result.learning_rate;
     line.global_batch_size = config.training.global_batch_size;
@@ -209,6 +209,10 @@ std::string step_line(const Config& config, const StepResult& result, int world_
     return format_step_line(line);
 }
 
+double tflops_per_rank(const Config& config, const StepResult& result, int world_size) {
+    return static_cast<double>(result.tokens) / result.seconds / world_size * flops_per_token(config) * 1e-12;
+}
+
 nlohmann::json step_json(const Config& config, const StepResult& result, int world_size) {
     nlohmann::json record = {{"iteration", result.step + 1},
                              {"lm loss", result.lm_loss},
@@ -219,8 +223,7 @@ nlohmann::json step_json(const Config& config, const StepResult& result, int wor
                              {"iteration-time", result.seconds},
                              {"tokens", result.tokens},
                              {"tokens per second", static_cast<double>(result.tokens) / result.seconds},
-                             {"TFLOP/s per rank", static_cast<double>(result.tokens) / result.seconds /
-                                                      world_size * flops_per_token(config) * 1e-12},
+                             {"TFLOP/s per rank", tflops_per_rank(config, result, world_size)},
                              {"stage seconds", result.stage_seconds},
                              {"wire bytes",
                               {{"routing", result.wire.routing},

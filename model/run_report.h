@@ -47,6 +47,7 @@ nlohmann::json memory_json(const MemoryUse& memory);
 // How to start `command` on a configuration as this run was started, ready to be typed.
 std::string command_line(std::string_view command, std::string_view config_path, int world_size);
 
+double tflops_per_rank(const Config& config, const StepResult& result, int world_size);  // model FLOPs
 nlohmann::json step_json(const Config& config, const StepResult& result, int world_size);
 // One Megatron-style line.
 std::string step_line(const Config& config, const StepResult& result, int world_size,

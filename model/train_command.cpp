@@ -8,6 +8,7 @@
 #include "model/run_report.h"
 #include "model/svg.h"
 #include "model/table.h"
+#include "model/tensorboard.h"
 #include "model/weights/export.h"
 
 #include <chrono>
@@ -83,8 +84,11 @@ public:
         if (config_.output.time_stages) trainer_->time_stages(TimerDetail::stages);
         open_checkpoints();
         first_step_ = trainer_->steps_done();
+        for (const auto& [category, bytes] : trainer_->parameter_bytes()) parameter_bytes_ += bytes;
         eta_.emplace(config_.training.train_iters - first_step_);
         if (folder_ && config_.output.metrics) metrics_.emplace(open_metrics(*folder_, first_step_));
+        if (folder_ && !config_.output.tensorboard_dir.empty())
+            events_.emplace(folder_->subfolder(config_.output.tensorboard_dir));
     }
 
     int run() {
@@ -208,6 +212,8 @@ private:
         if (iteration % config_.output.log_interval == 0 || iteration == config_.training.train_iters)
             log_.line(step_line(config_, result, world_.size(), eta_->seconds_left()));
         if (metrics_) metrics_->write_json(step_json(config_, result, world_.size()));
+        if (events_ && iteration % config_.output.tensorboard_log_interval == 0)
+            events_->step(config_, result, world_.size(), parameter_bytes_ + result.peak_bytes);
     }
 
     void drain() {
@@ -221,6 +227,7 @@ private:
         held_out_.y.push_back(nats);
         log_.line(fmt::format(" validation after iteration {}: {}", trainer_->steps_done(),
                               evaluation_text(config_, nats)));
+        if (events_) events_->evaluation(config_, trainer_->steps_done(), nats);
         if (metrics_)
             metrics_->write_json({{"iteration", trainer_->steps_done()},
                                   {"held-out loss", nats},
@@ -305,6 +312,8 @@ private:
     int64_t first_step_ = 0;
     std::optional<EtaEstimator> eta_;
     std::optional<LineFile> metrics_;
+    std::optional<EventFile> events_;
+    int64_t parameter_bytes_ = 0;
     RunLog log_;
     TensorStats stats_;
     Series losses_, held_out_;
