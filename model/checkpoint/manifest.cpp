@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include <charconv>
+#include <cstdint>
+#include <type_traits>
 
 namespace fp8flow {
 
@@ -47,19 +49,29 @@ template <class Word> Word hex_word(const std::string& text) {
     return word;
 }
 
+// Whole numbers only: a fraction, or one that is too large and therefore read as a fraction, must not be converted.
+template <class Number> Number whole(const Json& json) {
+    const bool fits = std::is_signed_v<Number>
+                          ? json.is_number_integer() &&
+                                (!json.is_number_unsigned() || json.get<uint64_t>() <= uint64_t{INT64_MAX})
+                          : json.is_number_unsigned();
+    if (!fits) throw std::invalid_argument("no whole number");
+    return json.get<Number>();
+}
+
 // Throws std::exception.
 CheckpointManifest read_fields(const Json& json) {
-    CheckpointManifest manifest;
-    json.at("step").get_to(manifest.step);
-    json.at("consumed_samples").get_to(manifest.consumed_samples);
-    json.at("expert_model_parallel_size").get_to(manifest.expert_parallel_size);
-    json.at("global_batch_size").get_to(manifest.global_batch_size);
-    json.at("seed").get_to(manifest.seed);
-    manifest.data_fingerprint = hex_word<uint64_t>(json.at("data_fingerprint").get<std::string>());
-    json.at("commit").get_to(manifest.commit);
-    json.at("config").get_to(manifest.config);
+    CheckpointManifest manifest{
+        .step = whole<int64_t>(json.at("step")),
+        .consumed_samples = whole<int64_t>(json.at("consumed_samples")),
+        .expert_parallel_size = whole<int64_t>(json.at("expert_model_parallel_size")),
+        .global_batch_size = whole<int64_t>(json.at("global_batch_size")),
+        .seed = whole<uint64_t>(json.at("seed")),
+        .data_fingerprint = hex_word<uint64_t>(json.at("data_fingerprint").get<std::string>()),
+        .commit = json.at("commit").get<std::string>(),
+        .config = json.at("config").get<std::string>()};
     for (const Json& file : json.at("files"))
-        manifest.files.push_back({file.at("bytes").get<int64_t>(),
+        manifest.files.push_back({whole<int64_t>(file.at("bytes")),
                                   hex_word<uint32_t>(file.at("header_crc32c").get<std::string>())});
     return manifest;
 }
@@ -86,7 +98,7 @@ CheckpointManifest parse_manifest(std::string_view text, const std::string& wher
     CheckpointManifest manifest;
     try {
         const Json json = Json::parse("{" + std::string(rest));
-        const auto version = json.at("version").get<int64_t>();
+        const auto version = whole<int64_t>(json.at("version"));
         refuse_if(json.at("format").get<std::string>() != kFormat, "not a manifest of this program");
         require(version == kVersion, ExitCode::checkpoint, "{}: version {}, this program reads {}", where,
                 version, kVersion);

@@ -99,6 +99,9 @@ TEST(CheckpointManifest, HandMadeOnes) {
     expect_contains(refusal(signed_text(replaced(body, "ffffffff", "fffffffff"))), "not in the form");
     expect_contains(refusal(signed_text(replaced(body, "0123456789abcdef", "0123456789ABCDEF"))),
                     "not in the form");
+    expect_contains(refusal(signed_text(replaced(body, "18446744073709551615", "18446744073709551616"))),
+                    "not in the form");  // read as a fraction; found by fuzzing
+    expect_contains(refusal(signed_text(replaced(body, "18446744073709551615", "-1"))), "not in the form");
     expect_contains(refusal(signed_text(replaced(body, " \"seed\"", " \"sead\""))), "not in the form");
     expect_contains(refusal(std::string(static_cast<size_t>(kMaxManifestBytes) + 1, 'x')),
                     "larger than any manifest");
