@@ -108,16 +108,23 @@ double free_host_bytes() {
 
 }  // namespace
 
-LineFile open_metrics(const OutputFolder& folder, int64_t steps) {
-    std::string kept;
-    if (steps > 0) {
-        std::ifstream file(folder.path_of("metrics.jsonl"), std::ios::binary);
-        for (std::string line; std::getline(file, line);) {
-            const nlohmann::json record = nlohmann::json::parse(line, nullptr, false);
-            if (!record.is_object() || record.value("iteration", steps + 1) > steps) break;
-            kept += line + "\n";
-        }
+std::vector<nlohmann::json> records_until(const OutputFolder& folder, int64_t steps) {
+    std::vector<nlohmann::json> records;
+    if (steps == 0) return records;
+    std::ifstream file(folder.path_of("metrics.jsonl"), std::ios::binary);
+    for (std::string line; std::getline(file, line);) {
+        nlohmann::json record = nlohmann::json::parse(line, nullptr, false);
+        const bool numbered =
+            record.is_object() && record.contains("iteration") && record["iteration"].is_number_integer();
+        if (!numbered || record["iteration"].get<int64_t>() > steps) break;
+        records.push_back(std::move(record));
     }
+    return records;
+}
+
+LineFile open_metrics(const OutputFolder& folder, const std::vector<nlohmann::json>& records) {
+    std::string kept;
+    for (const nlohmann::json& record : records) kept += record.dump() + "\n";
     folder.write_atomic("metrics.jsonl", kept);
     return folder.open_lines("metrics.jsonl", LineFile::Start::append);
 }

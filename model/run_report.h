@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace fp8flow {
 
@@ -26,8 +27,10 @@ private:
     std::optional<LineFile> file_;
 };
 
-// metrics.jsonl of a run that begins behind `steps`: records of later iterations, which this run writes again, are cut off.
-LineFile open_metrics(const OutputFolder& folder, int64_t steps);
+// The records of metrics.jsonl up to iteration `steps`: what a resumed run has behind it. None for 0.
+std::vector<nlohmann::json> records_until(const OutputFolder& folder, int64_t steps);
+// metrics.jsonl with these records, to go on behind them.
+LineFile open_metrics(const OutputFolder& folder, const std::vector<nlohmann::json>& records);
 
 // Ranks, model, recipe, wire, configuration: what is about to run. Comes before memory is taken, and warns where it is short.
 void report_start(RunLog& log, const Config& config, const BackendChoice& backend, int world_size,

@@ -86,7 +86,7 @@ public:
         first_step_ = trainer_->steps_done();
         for (const auto& [category, bytes] : trainer_->parameter_bytes()) parameter_bytes_ += bytes;
         eta_.emplace(config_.training.train_iters - first_step_);
-        if (folder_ && config_.output.metrics) metrics_.emplace(open_metrics(*folder_, first_step_));
+        if (folder_ && config_.output.metrics) open_records();
         if (folder_ && !config_.output.tensorboard_dir.empty())
             events_.emplace(folder_->subfolder(config_.output.tensorboard_dir));
     }
@@ -214,6 +214,21 @@ private:
         if (metrics_) metrics_->write_json(step_json(config_, result, world_.size()));
         if (events_ && iteration % config_.output.tensorboard_log_interval == 0)
             events_->step(config_, result, world_.size(), parameter_bytes_ + result.peak_bytes);
+    }
+
+    // What a resumed run has behind it stays in metrics.jsonl and in the picture.
+    void open_records() {
+        const std::vector<nlohmann::json> records = records_until(*folder_, first_step_);
+        metrics_.emplace(open_metrics(*folder_, records));
+        const auto add = [](Series& series, const nlohmann::json& record, const char* key) {
+            if (!record.contains(key) || !record[key].is_number()) return;
+            series.x.push_back(record["iteration"].get<double>());
+            series.y.push_back(record[key].get<double>());
+        };
+        for (const nlohmann::json& record : records) {
+            add(losses_, record, "lm loss");
+            add(held_out_, record, "held-out loss");
+        }
     }
 
     void drain() {
