@@ -106,6 +106,11 @@ void Norm::begin_step(Context& ctx) const {
     if (output_ == NormOutput::tensor_scaled) ctx.ops.zero({.y = amax_}, ctx.launch);
 }
 
+std::vector<NamedTensor> Norm::state() const {
+    if (output_ != NormOutput::tensor_scaled) return {};
+    return {{gamma_->spec.name + ".amax_history", history_}, {gamma_->spec.name + ".scale", scale_}};
+}
+
 void Norm::update_state(Context& ctx, int64_t step) const {
     if (output_ != NormOutput::tensor_scaled) return;
     ctx.exchange.all_reduce(Reduce::max, Ranks::world, amax_, ctx.launch);

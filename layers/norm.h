@@ -28,6 +28,8 @@ public:
     // Start of a step, also of one that is done again: the maximum seen so far to zero. End of step: the delayed scale of the next one.
     void begin_step(Context& ctx) const;
     void update_state(Context& ctx, int64_t step) const;
+    // History and scale, for checkpoints; none without a delayed scale.
+    std::vector<NamedTensor> state() const;
 
 private:
     void write(Context& ctx, Arena& arena, NormSaved& saved) const;

@@ -20,6 +20,12 @@ struct WeightFormat {
     MxRounding mx_rounding = MxRounding::rceil;
 };
 
+// What a step leaves behind beside the parameters and their moments; every rank has the same.
+struct NamedTensor {
+    std::string name;
+    TensorView view;
+};
+
 enum class Init { normal, zeros, ones };
 
 struct ParameterSpec {

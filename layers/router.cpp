@@ -9,7 +9,7 @@ namespace fp8flow {
 
 Router::Router(ParameterStore& store, Device& device, const ModelSpec& model, const MoeSpec& moe,
                DType plain_dtype, int layer)
-    : model_(model), moe_(moe), layer_(layer) {
+    : model_(model), moe_(moe), layer_(layer), name_(fmt::format("layers.{}.moe.router", layer)) {
     const bool sigmoid = moe.moe_router_score_function == ScoreFunction::sigmoid;
     score_ = sigmoid ? op::Score::sigmoid : op::Score::softmax;
     options_ = {.score = score_,
@@ -17,7 +17,7 @@ Router::Router(ParameterStore& store, Device& device, const ModelSpec& model, co
                 .num_groups = moe.moe_router_num_groups,
                 .group_topk = moe.moe_router_group_topk,
                 .scaling_factor = static_cast<float>(moe.moe_router_topk_scaling_factor)};
-    weight_ = &store.add({.name = fmt::format("layers.{}.moe.router.weight", layer),
+    weight_ = &store.add({.name = name_ + ".weight",
                           .shape = {moe.num_experts, model.hidden_size, 0},
                           .init_std = model.init_method_std,
                           .plain_dtype = plain_dtype});

@@ -39,6 +39,7 @@ public:
     TensorView balancing_loss() const { return losses_.slice(0, 1); }  // [1] f32, coefficient included
     TensorView z_loss() const { return losses_.slice(1, 1); }          // [1] f32, coefficient included
     TensorView expert_bias() const { return bias_; }  // [E] f32; absent without moe_router_enable_expert_bias
+    const std::string& name() const { return name_; }  // "layers.3.moe.router"
 
 private:
     void balancing_gradients(Context& ctx, const TensorView& logits, const TensorView& dlogits) const;
@@ -49,6 +50,7 @@ private:
     ModelSpec model_;
     MoeSpec moe_;
     int layer_;
+    std::string name_;
     op::RouterOptions options_;
     op::Score score_;
     Parameter* weight_;

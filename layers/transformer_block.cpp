@@ -131,4 +131,11 @@ void TransformerBlock::update_state(Context& ctx, int64_t step) const {
     ffn_norm_->update_state(ctx, step);
 }
 
+std::vector<NamedTensor> TransformerBlock::state() const {
+    std::vector<NamedTensor> state = ffn_norm_->state();
+    if (moe_ && router()->expert_bias())
+        state.push_back({router()->name() + ".expert_bias", router()->expert_bias()});
+    return state;
+}
+
 }  // namespace fp8flow

@@ -43,6 +43,8 @@ public:
     void end_step(Context& ctx, int64_t step) const;
     // Expert bias and delayed scales moved, unless the step status forbids it.
     void update_state(Context& ctx, int64_t step) const;
+    // What update_state moves, for checkpoints.
+    std::vector<NamedTensor> state() const;
 
 private:
     void forward_once(Context& ctx, const TensorView& x, BlockSaved& saved, const TensorView& y) const;

@@ -14,6 +14,9 @@ namespace fp8flow {
 struct RunOptions {
     std::string config_path;
     std::vector<std::string> overrides;  // section.key=value
+    std::string hf_config;      // a Hugging Face config.json, read before the configuration; empty: none
+    std::string weights;        // train, replay: safetensors with Hugging Face names; empty: initial weights
+    std::string export_format;  // train: bf16 | f32 | fp8, written below out in the end; empty: nothing
     BackendKind backend = BackendKind::automatic;
     Ablation ablation =
         Ablation::none;  // validate, profile: also the flow with one optimisation off at a time
@@ -36,6 +39,13 @@ struct BenchOptions {
     Placement placement;
 };
 
+struct ReplayOptions : RunOptions {  // config_path may be empty
+    std::string input;               // safetensors with hidden_states and, for the backward, grad_output
+    int64_t layer = 0;               // its number in the weights (RunOptions::weights; empty: in the input)
+    bool norm = false;               // the RMSNorm in front of the layer is part of it
+    bool intermediates = false;
+};
+
 int run_train(const RunOptions& options, ProcessGroup& world);
 // Same data, seed and initial weights under every recipe of validate.recipes, plus a control arm.
 int run_validate(const RunOptions& options, ProcessGroup& world);
@@ -44,6 +54,8 @@ int run_profile(const RunOptions& options, ProcessGroup& world);
 // Without `gpus`, for as many as share the experts.
 int run_plan(const RunOptions& options, std::optional<int64_t> gpus,
              const std::optional<std::string>& json_name);
+// One MoE layer forward and backward on given tensors.
+int run_replay(const ReplayOptions& options, ProcessGroup& world);
 // Times single operations. Rows of the results schema go to <out>/bench.json.
 int run_bench(const BenchOptions& options, ProcessGroup& world);
 void print_bench_list();

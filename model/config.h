@@ -18,8 +18,8 @@ constexpr int64_t kByteVocabulary =
     257;  // tokens of byte-level text: one per byte value, and end of document
 
 enum class LrDecayStyle : uint8_t { constant, cosine };
-// text: bytes of the user's files; synthetic: seeded Markov chain; shards: llm.c `.bin` token files.
-enum class DataKind : uint8_t { text, synthetic, shards };
+// text: bytes of the user's files; synthetic: seeded Markov chain; shards: llm.c `.bin` token files; megatron: its `.bin` with `.idx`.
+enum class DataKind : uint8_t { text, synthetic, shards, megatron };
 
 // flex: rows straight into the memory of peers on the same host (NVLink), where a start-up test finds it usable on every rank; otherwise,
 // and with alltoall, NCCL send and receive. One rank, and the reference backend, need neither.
@@ -57,11 +57,12 @@ struct TrainingSpec {
 
 struct DataSpec {
     DataKind data_kind = DataKind::synthetic;
-    std::vector<std::string> data_path;  // text, shards: files, folders, globs
+    std::vector<std::string> data_path;  // text, shards, megatron: files, folders, globs
     std::vector<std::string>
-        file_extensions;             // text: only these in folders; "": names without one; empty: every file
-    double held_out_fraction = 0.1;  // text: share of the files kept for evaluation
-    int64_t max_bytes = 268435456;   // text: stop reading after this many bytes
+        file_extensions;  // text: only these in folders; "": names without one; empty: every file
+    double held_out_fraction =
+        0.1;  // text: share of the files kept for evaluation; megatron: of the documents
+    int64_t max_bytes = 268435456;         // text: stop reading after this many bytes
     int64_t synthetic_vocab_size = 64;     // V, states of the chain
     int64_t synthetic_order = 2;           // k; V^(k+1) is at most 2^22
     double synthetic_zipf_exponent = 1.0;  // of the unigram distribution
@@ -73,10 +74,21 @@ struct DataSpec {
 struct OutputSpec {
     std::string out = "runs/out";  // every file of a run goes below this folder; `--out` overrides
     int64_t log_interval = 1;
-    bool metrics = true;        // write metrics.jsonl
-    bool time_stages = false;   // seconds per stage of every step, in metrics.jsonl
-    bool tensor_stats = false;  // per-tensor underflow, saturation and error against BF16
+    bool metrics = true;                   // write metrics.jsonl
+    std::string tensorboard_dir;           // event files in this folder below `out`; empty: none
+    int64_t tensorboard_log_interval = 1;  // steps between scalars
+    bool time_stages = false;              // seconds per stage of every step, in metrics.jsonl
+    bool tensor_stats = false;             // per-tensor underflow, saturation and error against BF16
     int64_t tensor_stats_interval = 10;
+};
+
+struct CheckpointSpec {
+    std::string save;           // folder of this run's checkpoints; empty: checkpoints below output.out
+    int64_t save_interval = 0;  // steps between checkpoints, and one after the last step; 0: none
+    std::string load;  // where to go on from: `auto`, a folder of checkpoints, or one of them; empty: nowhere
+    int64_t most_recent_k = 2;  // checkpoints that are kept; 0: all
+    bool async_save = true;     // write while training goes on
+    bool finetune = false;      // load weights alone and begin at step 0
 };
 
 std::vector<Recipe> default_validate_recipes();  // bf16, fp8_blockwise, fp8_flow
@@ -120,20 +132,30 @@ struct Config {
     ValidateSpec validate;
     ProfileSpec profile;
     KernelSpec kernels;
+    CheckpointSpec checkpoint;
 
     std::string moe_layer_freq = "1";  // as written; resolve_config expands it into model.moe_layer_freq
     std::map<std::string, std::string> origin;  // "section.key" -> "file:line:col" of each key that was set
 };
 
+// A key with its value as YAML and where it comes from, for messages.
+struct ConfigSetting {
+    std::string key;  // section.key
+    std::string value;
+    std::string where;
+};
+
 // Reads a YAML file and `section.key=value` (or `key=value`) overrides, resolves derived values and checks everything.
 // Every problem found is one line of one Error (ExitCode::usage): `file:line:col: section.key: got X, want Y`.
-// Without world_size the checks that need the number of ranks are left out.
+// Without world_size the checks that need the number of ranks are left out. hf_config: a Hugging Face config.json that is read first; the
+// YAML file and then the overrides change what it sets.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides = {},
-                   std::optional<int64_t> world_size = std::nullopt);
+                   std::optional<int64_t> world_size = std::nullopt, const std::string& hf_config = {});
 // The same for text in memory; `name` stands in for the file's name in messages.
 Config parse_config(std::string_view text, const std::string& name,
                     const std::vector<std::string>& overrides = {},
-                    std::optional<int64_t> world_size = std::nullopt);
+                    std::optional<int64_t> world_size = std::nullopt,
+                    const std::vector<ConfigSetting>& first = {});
 
 // Fills what follows from other fields: model.moe_layer_freq and model.padded_vocab_size.
 void resolve_config(Config& config);

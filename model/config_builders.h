@@ -156,6 +156,18 @@ template <class Access> ConfigField text(std::string section, std::string key, A
     return field;
 }
 
+template <class Access>
+ConfigField optional_text(std::string section, std::string key, Access at, std::string doc) {
+    ConfigField field{section, key, "text, or \"\"", std::move(doc), {}, {}, false, {}};
+    field.get = [at](const Config& config) { return quoted(at(config)); };
+    field.set = [at](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
+        if (written.is_list) return refuse("text, or \"\"");
+        at(config) = written.items.at(0);
+        return std::nullopt;
+    };
+    return field;
+}
+
 template <class Access> ConfigField texts(std::string section, std::string key, Access at, std::string doc) {
     ConfigField field{section, key, "a list of texts", std::move(doc), {}, {}, false, {}};
     field.get = [at](const Config& config) { return yaml_list(at(config), quoted); };

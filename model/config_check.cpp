@@ -75,6 +75,7 @@ public:
         check_training();
         check_data();
         check_validate();
+        check_checkpoint();
         check_profile();
     }
 
@@ -290,7 +291,7 @@ private:
         rule(!needs_path || !d.data_path.empty(), {"data.data_path", "data.data_kind"},
              "got no path, want files, folders or globs, e.g. --set data.data_path=/my/texts");
         rule(needs_path || d.data_path.empty(), {"data.data_path", "data.data_kind"},
-             "got a path, want data_kind: text or shards with it (synthetic data has none)");
+             "got a path, want data_kind: text, shards or megatron with it (synthetic data has none)");
         rule(d.data_kind != DataKind::text || c_.model.vocab_size >= kByteVocabulary,
              {"model.vocab_size", "data.data_kind"},
              fmt::format("got {}, want at least {} for data_kind: text", c_.model.vocab_size,
@@ -300,7 +301,8 @@ private:
              fmt::format("got {}, want at least synthetic_vocab_size = {}", c_.model.vocab_size,
                          d.synthetic_vocab_size));
         check_synthetic_table();
-        rule(c_.training.eval_iters == 0 || d.data_kind != DataKind::text || d.held_out_fraction > 0,
+        const bool cut_here = d.data_kind == DataKind::text || d.data_kind == DataKind::megatron;
+        rule(c_.training.eval_iters == 0 || !cut_here || d.held_out_fraction > 0,
              {"data.held_out_fraction", "training.eval_iters"},
              fmt::format("got 0, want more than 0 with eval_iters = {} (or eval_iters: 0)",
                          c_.training.eval_iters));
@@ -326,6 +328,14 @@ private:
              {"profile.profile_step_end", "profile.profile_step_start"},
              fmt::format("got {}, want more than profile_step_start = {}", p.profile_step_end,
                          p.profile_step_start));
+    }
+
+    void check_checkpoint() {
+        const CheckpointSpec& c = c_.checkpoint;
+        rule(!c.finetune || !c.load.empty(), {"checkpoint.finetune", "checkpoint.load"},
+             "got true, want checkpoint.load with it: whose weights to take");
+        rule(!c.finetune || c.load != "auto", {"checkpoint.finetune", "checkpoint.load"},
+             "got true with load: auto, want the folder of a checkpoint: auto goes on with this run's own");
     }
 
     void check_validate() {

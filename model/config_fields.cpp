@@ -279,14 +279,17 @@ void add_training(std::vector<ConfigField>& fields) {
 
 void add_data(std::vector<ConfigField>& fields) {
     const std::string s = "data";
-    fields.push_back(choice(s, "data_kind", AT(data.data_kind), {"text", "synthetic", "shards"},
-                            "bytes of files; seeded Markov chain; llm.c .bin token shards"));
+    fields.push_back(choice(s, "data_kind", AT(data.data_kind), {"text", "synthetic", "shards", "megatron"},
+                            "bytes of files; seeded Markov chain; llm.c .bin token shards; Megatron's .bin "
+                            "and .idx"));
     fields.push_back(texts(s, "data_path", AT(data.data_path), "files, folders and globs"));
     fields.push_back(
         texts(s, "file_extensions", AT(data.file_extensions),
               "text: only these in folders, e.g. [.h, .txt]; \"\": names without one; []: every file"));
-    fields.push_back(number(s, "held_out_fraction", AT(data.held_out_fraction), {.min = 0, .max = 0.5},
-                            "text: share of the files that is evaluated on and never trained on"));
+    fields.push_back(
+        number(s, "held_out_fraction", AT(data.held_out_fraction), {.min = 0, .max = 0.5},
+               "text: share of the files that is evaluated on and never trained on; megatron: of the "
+               "documents, the last ones"));
     fields.push_back(integer(s, "max_bytes", AT(data.max_bytes), {.min = 1}, "text: read at most this much"));
     fields.push_back(integer(s, "synthetic_vocab_size", AT(data.synthetic_vocab_size),
                              {.min = 2, .max = 65536}, "states of the Markov chain"));
@@ -308,6 +311,11 @@ void add_output(std::vector<ConfigField>& fields) {
     fields.push_back(
         integer(s, "log_interval", AT(output.log_interval), {.min = 1}, "steps between lines of the log"));
     fields.push_back(boolean(s, "metrics", AT(output.metrics), "write metrics.jsonl"));
+    fields.push_back(
+        optional_text(s, "tensorboard_dir", AT(output.tensorboard_dir),
+                      "name of a folder below output.out for TensorBoard's event files; \"\": none"));
+    fields.push_back(integer(s, "tensorboard_log_interval", AT(output.tensorboard_log_interval), {.min = 1},
+                             "steps between scalars in them"));
     fields.push_back(boolean(s, "time_stages", AT(output.time_stages),
                              "seconds per stage of every step in metrics.jsonl, from device clocks"));
     fields.push_back(boolean(s, "tensor_stats", AT(output.tensor_stats),
@@ -351,6 +359,23 @@ void add_kernels(std::vector<ConfigField>& fields) {
                             {"auto", "native", "cudnn"}, "GPUs: this project's attention, or cuDNN's"));
 }
 
+void add_checkpoint(std::vector<ConfigField>& fields) {
+    const std::string s = "checkpoint";
+    fields.push_back(optional_text(s, "save", AT(checkpoint.save),
+                                   "folder of this run's checkpoints; \"\": checkpoints below output.out"));
+    fields.push_back(integer(s, "save_interval", AT(checkpoint.save_interval), {.min = 0},
+                             "steps between checkpoints, and one after the last step; 0: none"));
+    fields.push_back(optional_text(s, "load", AT(checkpoint.load),
+                                   "go on from: auto (the newest whole one of this run, if any), a folder of "
+                                   "checkpoints, or one of them; --resume sets it"));
+    fields.push_back(integer(s, "most_recent_k", AT(checkpoint.most_recent_k), {.min = 0, .max = 1 << 20},
+                             "newest checkpoints that are kept; 0: all"));
+    fields.push_back(boolean(s, "async_save", AT(checkpoint.async_save),
+                             "write while training goes on; it pauses only for the copy to host memory"));
+    fields.push_back(boolean(s, "finetune", AT(checkpoint.finetune),
+                             "load weights alone: moments, step and data position begin anew"));
+}
+
 std::vector<ConfigField> build_table() {
     std::vector<ConfigField> fields;
     add_model(fields);
@@ -364,6 +389,7 @@ std::vector<ConfigField> build_table() {
     add_validate(fields);
     add_profile(fields);
     add_kernels(fields);
+    add_checkpoint(fields);
     return fields;
 }
 
@@ -377,7 +403,7 @@ const std::vector<ConfigField>& config_fields() {
 const std::vector<std::string>& config_sections() {
     static const std::vector<std::string> sections = {"model",    "moe",      "precision", "recompute",
                                                       "parallel", "training", "data",      "output",
-                                                      "validate", "profile",  "kernels"};
+                                                      "validate", "profile",  "kernels",   "checkpoint"};
     return sections;
 }
 

@@ -86,7 +86,10 @@ constexpr Known kForeign[] = {
     {"mock_data", "data_kind"},
     {"tokenizer_type", "data_kind"},
     {"split", "held_out_fraction"},
-    {"save", "out"},
+    {"keep_latest_k", "most_recent_k"},
+    {"keep_last_n", "most_recent_k"},
+    {"checkpoint_interval", "save_interval"},
+    {"resume", "load"},
 };
 
 constexpr const Known* find(const Known* first, const Known* last, std::string_view key) {

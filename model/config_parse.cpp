@@ -3,6 +3,7 @@
 #include "model/config_check.h"
 #include "model/config_fields.h"
 #include "model/layer_pattern.h"
+#include "model/weights/hf_config.h"
 #include "model/yaml_guard.h"
 
 #include "kernels/core/error.h"
@@ -41,6 +42,12 @@ public:
                 read_section(entry.first.Scalar(), entry.second, where, name);
             }
         }
+    }
+
+    void read_setting(const ConfigSetting& setting) {
+        const ConfigField* field = find_leaf(setting.key.substr(setting.key.find('.') + 1));
+        FP8FLOW_CHECK(field != nullptr && field->name() == setting.key, "setting {}", setting.key);
+        if (const auto value = load(setting.value, setting.where)) read_field(*field, *value, setting.where);
     }
 
     // `section.key=value`, or `key=value`: leaf keys are unique.
@@ -178,10 +185,11 @@ private:
 }  // namespace
 
 Config parse_config(std::string_view text, const std::string& name, const std::vector<std::string>& overrides,
-                    std::optional<int64_t> world_size) {
+                    std::optional<int64_t> world_size, const std::vector<ConfigSetting>& first) {
     Config config;
     ConfigProblems problems;
     Reader reader(config, problems);
+    for (const ConfigSetting& setting : first) reader.read_setting(setting);
     reader.read_document(text, name);
     for (const auto& override_text : overrides) reader.read_override(override_text);
     resolve_config(config);
@@ -191,7 +199,7 @@ Config parse_config(std::string_view text, const std::string& name, const std::v
 }
 
 Config load_config(const std::string& path, const std::vector<std::string>& overrides,
-                   std::optional<int64_t> world_size) {
+                   std::optional<int64_t> world_size, const std::string& hf_config) {
     std::error_code error;
     const auto status = std::filesystem::status(path, error);
     require(!error && std::filesystem::exists(status), ExitCode::usage,
@@ -203,7 +211,8 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
     std::string text(kMaxYamlBytes + 1, '\0');  // one byte more than is legal shows a file that is too long
     file.read(text.data(), static_cast<std::streamsize>(text.size()));
     text.resize(static_cast<size_t>(file.gcount()));
-    return parse_config(text, path, overrides, world_size);
+    const auto first = hf_config.empty() ? std::vector<ConfigSetting>{} : read_hf_config(hf_config);
+    return parse_config(text, path, overrides, world_size, first);
 }
 
 void resolve_config(Config& config) {

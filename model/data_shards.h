@@ -5,6 +5,7 @@
 #pragma once
 
 #include "model/data.h"
+#include "model/token_stream.h"
 
 #include <array>
 #include <string>
@@ -31,31 +32,19 @@ public:
     explicit ShardSource(const ShardOptions& options);
 
     int64_t vocab_size() const override { return vocab_size_; }
-    int64_t num_tokens(Split split) const override { return part(split).tokens; }
+    int64_t num_tokens(Split split) const override { return part(split).tokens(); }
     std::string description() const override;
     uint64_t fingerprint() const override { return fingerprint_; }
 
 protected:
-    // Opens the shards it needs, looks at their size again, and checks the ids.
-    void read(Split split, int64_t first, std::span<int32_t> tokens) const override;
+    void read(Split split, int64_t first, std::span<int32_t> tokens) const override {
+        part(split).read(first, tokens, vocab_size_);
+    }
 
 private:
-    struct Shard {
-        std::string path;
-        int64_t tokens = 0;
-        int64_t first = 0;  // position of the first token in the part's stream
-        int width = 0;      // bytes of a token
-    };
-    struct Part {
-        std::vector<Shard> shards;
-        int64_t tokens = 0;
-    };
+    const TokenStream& part(Split split) const { return parts_[static_cast<size_t>(split)]; }
 
-    Shard open_header(const std::string& path);
-    void read_shard(const Shard& shard, int64_t first, std::span<int32_t> tokens) const;
-    const Part& part(Split split) const { return parts_[static_cast<size_t>(split)]; }
-
-    std::array<Part, 2> parts_;
+    std::array<TokenStream, 2> parts_;
     int64_t vocab_size_ = 0;
     uint64_t fingerprint_ = 0;
 };

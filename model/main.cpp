@@ -99,8 +99,13 @@ int on_ranks(const Options& options, int (*command)(const Options&, ProcessGroup
 }
 int on_ranks(const RunOptions& options, int (*command)(const RunOptions&, ProcessGroup&)) {
     return on_ranks(options, command, [&](int ranks) {
-        return load_config(options.config_path, options.overrides, ranks).parallel.peer_deadline_seconds;
+        return load_config(options.config_path, options.overrides, ranks, options.hf_config)
+            .parallel.peer_deadline_seconds;
     });
+}
+int replay_on_ranks(const ReplayOptions& options) {
+    constexpr double kDeadline = 300;  // a rank may read weights for minutes while the others wait
+    return on_ranks(options, run_replay, [](int) { return kDeadline; });
 }
 int bench_on_ranks(const BenchOptions& options) {
     constexpr double kDeadline = 300;  // a rank may draw random data for minutes while the others wait
@@ -140,10 +145,14 @@ struct CommandLine {
         "profile", "time, bytes and memory of every stage of the MoE layer, recipes side by side");
     CLI::App* plan =
         app.add_subcommand("plan", "print parameters, FLOPs, memory and wire bytes without running");
+    CLI::App* replay = app.add_subcommand(
+        "replay",
+        "one MoE layer forward and backward on tensors from a safetensors file, to compare with yours");
     CLI::App* bench = app.add_subcommand("bench", "time single operations against what the machine can do");
     RunOptions options;
+    ReplayOptions replay_options;
     BenchOptions bench_options;
-    std::string backend = "auto", out, json, recipes;
+    std::string backend = "auto", out, json, recipes, resume;
     int64_t gpus = 0, steps = 0;
     bool help_config = false, list = false, tensor_stats = false, ablate = false;
 
@@ -154,18 +163,28 @@ struct CommandLine {
                      "print every configuration key with type, range, default and meaning");
         app.footer(
             "Exit status: 0 done, 1 validate's verdict is not pass, 2 command line or configuration, 10 "
-            "data, "
+            "data, 11 checkpoint, "
             "12 memory, 13 NaN or Inf,\n14 another rank was lost, 15 output folder, 70 a fault of fp8flow.\n"
             "Several ranks: mpirun -n N --quiet fp8flow train CONFIG (or scripts/train.sh -n N CONFIG)");
-        for (CLI::App* command : {train, validate, profile, plan}) {
+        for (CLI::App* command : {train, validate, profile, plan, replay}) {
             command->add_option("config", options.config_path, "YAML configuration (see configs/)")
-                ->required();
+                ->required(command != replay);
             command->add_option("--set", options.overrides, "section.key=value, repeatable")
                 ->allow_extra_args(false);
             command->add_option("--out", out, "folder for everything the run writes (default: output.out)")
                 ->take_last();
+            command->add_option(
+                "--hf-config", options.hf_config,
+                "config.json of deepseek_v3, qwen3_moe or mixtral: fills model and moe; the configuration "
+                "and --set come after it");
         }
-        for (CLI::App* command : {train, validate, profile})
+        train->add_option("--weights", options.weights,
+                          "start from a Hugging Face model: a .safetensors file, an index, or a folder");
+        train
+            ->add_option("--export", options.export_format,
+                         "bf16 | f32 | fp8: in the end write the weights with Hugging Face names to OUT/hf")
+            ->check(CLI::IsMember({"bf16", "f32", "fp8"}));
+        for (CLI::App* command : {train, validate, profile, replay})
             command->add_option("--backend", backend, "auto | reference | hopper");
         for (CLI::App* command : {validate, profile})
             command->add_flag("--ablate", ablate,
@@ -173,9 +192,26 @@ struct CommandLine {
         profile->add_option("--recipes", recipes, "comma-separated (default: profile.profile_recipes)");
         profile->add_option("--steps", steps,
                             "steps that are measured (default: profile_step_end - profile_step_start)");
+        train
+            ->add_option("--resume", resume,
+                         "go on from a checkpoint: auto (the newest whole one below --out, or begin anew), "
+                         "or a folder "
+                         "(checkpoint.load)")
+            ->take_last();
         train->add_flag("--tensor-stats", tensor_stats,
                         "report underflow, saturation, scales and error of every quantised tensor");
         plan->add_option("--gpus", gpus, "number of ranks (default: parallel.expert_model_parallel_size)");
+        replay->add_option("--input", replay_options.input, "safetensors with hidden_states and grad_output")
+            ->required();
+        replay->add_option(
+            "--weights", options.weights,
+            "safetensors with the layer's weights: a file, an index, or a folder (default: --input)");
+        replay->add_option("--layer", replay_options.layer, "its number in the weights (default: 0)")
+            ->check(CLI::Range(0, 100000));
+        replay->add_flag("--norm", replay_options.norm,
+                         "apply post_attention_layernorm in front of the layer");
+        replay->add_flag("--intermediates", replay_options.intermediates,
+                         "also write what the experts received and computed, by stage");
         add_bench_options();
         plan->add_option("--json", json, "also write the plan to this file below --out");
     }
@@ -215,6 +251,7 @@ struct CommandLine {
                 "--gpus: got {}, want 1 to {}",
                 plan->count("--gpus") > 0 ? plan->get_option("--gpus")->as<std::string>() : "", kMostRanks);
         if (!out.empty()) options.overrides.push_back("output.out=" + out);
+        if (!resume.empty()) options.overrides.push_back("checkpoint.load=" + resume);
         if (!recipes.empty()) options.overrides.push_back("profile.profile_recipes=[" + recipes + "]");
         require(profile->count("--steps") == 0 || (steps >= 1 && steps <= kMostSteps), ExitCode::usage,
                 "--steps: got {}, want 1 to {}", steps, kMostSteps);
@@ -250,6 +287,10 @@ int main(int argc, char** argv) {
     if (*line.train) return on_ranks(line.options, run_train);
     if (*line.validate) return on_ranks(line.options, run_validate);
     if (*line.profile) return on_ranks(line.options, run_profile);
+    if (*line.replay) {
+        static_cast<RunOptions&>(line.replay_options) = line.options;
+        return replay_on_ranks(line.replay_options);
+    }
     if (*line.bench && line.list) {
         fp8flow::print_bench_list();
         return 0;

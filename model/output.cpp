@@ -109,7 +109,11 @@ LineFile::~LineFile() {
 void LineFile::write_line(std::string_view line) {
     std::string text(line);
     text += '\n';
-    const int error = write_all(descriptor_, text);
+    write_bytes(text);
+}
+
+void LineFile::write_bytes(std::string_view bytes) {
+    const int error = write_all(descriptor_, bytes);
     require(error == 0, ExitCode::output, "{}: cannot write: {}", path_, reason(error));
 }
 

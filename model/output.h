@@ -23,6 +23,7 @@ public:
 
     // Appends `line` and a line end. Throws ExitCode::output, e.g. on a full disk.
     void write_line(std::string_view line);
+    void write_bytes(std::string_view bytes);       // as they are: records that are no lines
     void write_json(const nlohmann::json& record);  // JSON Lines: NaN and Inf become null
 
     const std::string& path() const { return path_; }

@@ -10,7 +10,7 @@ namespace fp8flow {
 
 int run_plan(const RunOptions& options, std::optional<int64_t> gpus,
              const std::optional<std::string>& json_name) {
-    const Config config = load_config(options.config_path, options.overrides, gpus);
+    const Config config = load_config(options.config_path, options.overrides, gpus, options.hf_config);
     const int64_t ranks = gpus.value_or(config.parallel.expert_model_parallel_size);
     check_config(config, ranks);
     const RunPlan plan = make_plan(config, ranks);

@@ -34,8 +34,9 @@ public:
     ProfileRun(const RunOptions& options, ProcessGroup& world)
         : world_(world),
           command_(options.command),
-          config_(profiled_config(load_config(options.config_path, options.overrides, world.size()),
-                                  options.measured_steps)),
+          config_(profiled_config(
+              load_config(options.config_path, options.overrides, world.size(), options.hf_config),
+              options.measured_steps)),
           backend_(choose_backend(options.backend, options.placement, world)),
           arms_(recipe_arms(config_, config_.profile.profile_recipes, options.ablation)),
           eta_(profiled_steps(config_.profile) * static_cast<int64_t>(arms_.size())) {

@@ -19,8 +19,8 @@
 
 namespace fp8flow {
 
-RunLog::RunLog(const OutputFolder& folder, std::string_view name)
-    : file_(folder.open_lines(name, LineFile::Start::truncate)) {}
+RunLog::RunLog(const OutputFolder& folder, std::string_view name, LineFile::Start start)
+    : file_(folder.open_lines(name, start)) {}
 
 void RunLog::line(std::string_view text) {
     if (!file_) return;
@@ -108,6 +108,27 @@ double free_host_bytes() {
 
 }  // namespace
 
+std::vector<nlohmann::json> records_until(const OutputFolder& folder, int64_t steps) {
+    std::vector<nlohmann::json> records;
+    if (steps == 0) return records;
+    std::ifstream file(folder.path_of("metrics.jsonl"), std::ios::binary);
+    for (std::string line; std::getline(file, line);) {
+        nlohmann::json record = nlohmann::json::parse(line, nullptr, false);
+        const bool numbered =
+            record.is_object() && record.contains("iteration") && record["iteration"].is_number_integer();
+        if (!numbered || record["iteration"].get<int64_t>() > steps) break;
+        records.push_back(std::move(record));
+    }
+    return records;
+}
+
+LineFile open_metrics(const OutputFolder& folder, const std::vector<nlohmann::json>& records) {
+    std::string kept;
+    for (const nlohmann::json& record : records) kept += record.dump() + "\n";
+    folder.write_atomic("metrics.jsonl", kept);
+    return folder.open_lines("metrics.jsonl", LineFile::Start::append);
+}
+
 std::string memory_table(const MemoryUse& memory) {
     Table table({{"memory of rank 0", Align::left}, {"bytes"}});
     add_memory_rows(table, "parameters", memory.parameters);
@@ -176,7 +197,7 @@ std::string step_line(const Config& config, const StepResult& result, int world_
     line.consumed_samples = (result.step + 1) * config.training.global_batch_size;
     line.elapsed_ms = result.seconds * 1e3;
     const double tokens_per_second = static_cast<double>(result.tokens) / result.seconds / world_size;
-    line.tflops_per_gpu = tokens_per_second * flops_per_token(config) * 1e-12;
+    line.tflops_per_gpu = tflops_per_rank(config, result, world_size);
     line.tokens_per_second = tokens_per_second;
     line.learning_rate = result.learning_rate;
     line.global_batch_size = config.training.global_batch_size;
@@ -195,6 +216,10 @@ std::string step_line(const Config& config, const StepResult& result, int world_
     return format_step_line(line);
 }
 
+double tflops_per_rank(const Config& config, const StepResult& result, int world_size) {
+    return static_cast<double>(result.tokens) / result.seconds / world_size * flops_per_token(config) * 1e-12;
+}
+
 nlohmann::json step_json(const Config& config, const StepResult& result, int world_size) {
     nlohmann::json record = {{"iteration", result.step + 1},
                              {"lm loss", result.lm_loss},
@@ -205,8 +230,7 @@ nlohmann::json step_json(const Config& config, const StepResult& result, int wor
                              {"iteration-time", result.seconds},
                              {"tokens", result.tokens},
                              {"tokens per second", static_cast<double>(result.tokens) / result.seconds},
-                             {"TFLOP/s per rank", static_cast<double>(result.tokens) / result.seconds /
-                                                      world_size * flops_per_token(config) * 1e-12},
+                             {"TFLOP/s per rank", tflops_per_rank(config, result, world_size)},
                              {"stage seconds", result.stage_seconds},
                              {"wire bytes",
                               {{"routing", result.wire.routing},

@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace fp8flow {
 
@@ -18,12 +19,18 @@ namespace fp8flow {
 class RunLog {
 public:
     RunLog() = default;  // silent
-    RunLog(const OutputFolder& folder, std::string_view name);
+    RunLog(const OutputFolder& folder, std::string_view name,
+           LineFile::Start start = LineFile::Start::truncate);
     void line(std::string_view text);
 
 private:
     std::optional<LineFile> file_;
 };
+
+// The records of metrics.jsonl up to iteration `steps`: what a resumed run has behind it. None for 0.
+std::vector<nlohmann::json> records_until(const OutputFolder& folder, int64_t steps);
+// metrics.jsonl with these records, to go on behind them.
+LineFile open_metrics(const OutputFolder& folder, const std::vector<nlohmann::json>& records);
 
 // Ranks, model, recipe, wire, configuration: what is about to run. Comes before memory is taken, and warns where it is short.
 void report_start(RunLog& log, const Config& config, const BackendChoice& backend, int world_size,
@@ -43,6 +50,7 @@ nlohmann::json memory_json(const MemoryUse& memory);
 // How to start `command` on a configuration as this run was started, ready to be typed.
 std::string command_line(std::string_view command, std::string_view config_path, int world_size);
 
+double tflops_per_rank(const Config& config, const StepResult& result, int world_size);  // model FLOPs
 nlohmann::json step_json(const Config& config, const StepResult& result, int world_size);
 // One Megatron-style line.
 std::string step_line(const Config& config, const StepResult& result, int world_size,

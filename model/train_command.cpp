@@ -1,10 +1,15 @@
 // `fp8flow train`: steps with progress, held-out evaluation, metrics, a picture and a summary.
 #include "layers/tensor_stats.h"
+#include "model/checkpoint/agree.h"
+#include "model/checkpoint/resume.h"
+#include "model/checkpoint/saver.h"
 #include "model/commands.h"
 #include "model/progress.h"
 #include "model/run_report.h"
 #include "model/svg.h"
 #include "model/table.h"
+#include "model/tensorboard.h"
+#include "model/weights/export.h"
 
 #include <chrono>
 #include <cmath>
@@ -57,36 +62,57 @@ public:
     TrainRun(const RunOptions& options, ProcessGroup& world)
         : world_(world),
           config_path_(options.config_path),
-          config_(load_config(options.config_path, options.overrides, world.size())),
+          config_(load_config(options.config_path, options.overrides, world.size(), options.hf_config)),
           backend_(choose_backend(options.backend, options.placement, world)),
           folder_(open_folder(config_, world)),
-          eta_(config_.training.train_iters) {
+          export_(export_plan(config_, options.export_format)) {
+        find_checkpoints();
         if (folder_) {
-            log_ = RunLog(*folder_, "train.log");
+            log_ =
+                RunLog(*folder_, "train.log",
+                       config_.checkpoint.load.empty() ? LineFile::Start::truncate : LineFile::Start::append);
             folder_->write_atomic("config.yaml", dump_config(config_));
-            if (config_.output.metrics)
-                metrics_.emplace(folder_->open_lines("metrics.jsonl", LineFile::Start::truncate));
         }
         report_start(log_, config_, backend_, world.size(), options.placement.ranks_on_host);
         data_ = open_data(config_);
         log_.line("data: " + data_text(config_, *data_));
         trainer_ = std::make_unique<Trainer>(config_, world, backend_, Arithmetic::stated, data_);
         if (!trainer_->exchange_note().empty()) log_.line(trainer_->exchange_note());
+        if (!options.weights.empty())
+            log_.line(
+                load_model(options.weights, config_, trainer_->transformer(), trainer_->ops().device()));
         if (config_.output.time_stages) trainer_->time_stages(TimerDetail::stages);
+        open_checkpoints();
+        first_step_ = trainer_->steps_done();
+        for (const auto& [category, bytes] : trainer_->parameter_bytes()) parameter_bytes_ += bytes;
+        eta_.emplace(config_.training.train_iters - first_step_);
+        if (folder_ && config_.output.metrics) open_records();
+        if (folder_ && !config_.output.tensorboard_dir.empty())
+            events_.emplace(folder_->subfolder(config_.output.tensorboard_dir));
     }
 
     int run() {
         const auto start = std::chrono::steady_clock::now();
-        for (int64_t i = 0; i < config_.training.train_iters; ++i) {
+        for (int64_t i = first_step_; i < config_.training.train_iters; ++i) {
             const bool observed =
                 config_.output.tensor_stats && (i + 1) % config_.output.tensor_stats_interval == 0;
             trainer_->set_tensor_stats(observed ? &stats_ : nullptr);
             if (const auto result = trainer_->step()) report(*result);
-            const int64_t interval = config_.training.eval_interval;
-            if (interval > 0 && (i + 1) % interval == 0 && i + 1 < config_.training.train_iters) evaluate();
+            if (saver_) report(saver_->poll());
+            const bool last = i + 1 == config_.training.train_iters;
+            const auto due = [&](int64_t interval) {
+                return last || (interval > 0 && (i + 1) % interval == 0);
+            };
+            // Before the checkpoint: a run that resumes from it has the record.
+            if (config_.training.eval_iters > 0 && due(config_.training.eval_interval)) evaluate();
+            if (saver_ && due(config_.checkpoint.save_interval)) {
+                drain();
+                report(saver_->save(*trainer_));
+            }
         }
         drain();
-        if (config_.training.eval_iters > 0) evaluate();
+        if (saver_) report(saver_->finish());
+        if (export_) export_model();
         if (world_.rank() == 0)
             finish(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
         world_.barrier();
@@ -100,10 +126,83 @@ private:
         return OutputFolder(config.output.out);
     }
 
+    // The folder of this run's checkpoints, made by the first rank and known to all.
+    std::string checkpoint_folder() {
+        std::string path;
+        on_all_ranks(world_, [&] {
+            if (!folder_) return;
+            path = config_.checkpoint.save.empty() ? folder_->subfolder("checkpoints").path()
+                                                   : OutputFolder(config_.checkpoint.save).path();
+        });
+        auto length = static_cast<int64_t>(path.size());
+        world_.broadcast(&length, sizeof length, 0);
+        path.resize(static_cast<size_t>(length));
+        world_.broadcast(path.data(), path.size(), 0);
+        return path;
+    }
+
+    // Before anything of an earlier run is overwritten.
+    void find_checkpoints() {
+        if (config_.checkpoint.save_interval == 0 && config_.checkpoint.load != "auto") return;
+        checkpoints_ = checkpoint_folder();
+        if (config_.checkpoint.load.empty()) refuse_newer_checkpoints(0);
+    }
+
+    // Older and newer by the step in its name: those of another run would be mixed with ours.
+    void refuse_newer_checkpoints(int64_t steps_done) {
+        on_all_ranks(world_, [&] {
+            if (world_.rank() != 0) return;
+            const std::vector<int64_t> steps =
+                CheckpointFolder(std::make_shared<Disk>(), checkpoints_).steps();
+            require(
+                steps.empty() || steps.back() <= steps_done, ExitCode::checkpoint,
+                "{} holds {} of an earlier run, up to iteration {}, and this one begins at {}: go on with "
+                "--resume auto, or choose another --out, or remove them",
+                checkpoints_, counted(static_cast<int64_t>(steps.size()), "checkpoint"), steps.back(),
+                steps_done);
+        });
+    }
+
+    void open_checkpoints() {
+        const CheckpointSpec& spec = config_.checkpoint;
+        if (const auto resumed = resume(*trainer_, config_, data_->fingerprint(), world_, checkpoints_)) {
+            for (const std::string& refused : resumed->refused)
+                log_.line("warning: not resumed from a newer checkpoint: " + refused);
+            log_.line(
+                fmt::format("resumed from {}, {} done", resumed->path, counted(resumed->step, "iteration")));
+            for (const std::string& changed : resumed->changed)
+                log_.line("  changed since it was saved: " + changed);
+        } else if (spec.load == "auto") {
+            log_.line("no checkpoint to resume from: beginning anew");
+        }
+        if (spec.save_interval == 0) return;
+        refuse_newer_checkpoints(trainer_->steps_done());
+        saver_ = std::make_unique<CheckpointSaver>(config_, data_->fingerprint(), world_, checkpoints_);
+    }
+
+    void report(const std::optional<CheckpointSaver::Published>& saved) {
+        if (!saved) return;
+        log_.line(fmt::format(
+            " checkpoint after iteration {}: {} in {}, {} behind training, which paused {:.0f} ms",
+            saved->step, format_bytes(saved->bytes), saved->path, format_duration(saved->seconds),
+            saved->paused * 1e3));
+    }
+
+    void export_model() {
+        // the first ranks that share the experts hold everything
+        if (world_.rank() >= config_.parallel.expert_model_parallel_size) return;
+        const OutputFolder folder = OutputFolder(config_.output.out).subfolder("hf");
+        if (world_.rank() == 0 && !export_->config_json.empty())
+            folder.write_atomic("config.json", export_->config_json);
+        export_weights(folder, targets_of(trainer_->transformer()), {config_.model, config_.moe}, *export_,
+                       trainer_->expert_parallel_group(), trainer_->ops().device());
+        log_.line(fmt::format("weights: written to {}/", folder.path()));
+    }
+
     // Results arrive one step late.
     void report(const StepResult& result) {
         const int64_t iteration = result.step + 1;
-        eta_.step_done(result.seconds);
+        eta_->step_done(result.seconds);
         wire_ += result.wire.total();
         losses_.x.push_back(static_cast<double>(iteration));
         losses_.y.push_back(result.lm_loss);
@@ -111,8 +210,25 @@ private:
         if (iteration == config_.training.train_iters)
             memory_ = {trainer_->parameter_bytes(), trainer_->saved_bytes(), result.peak_bytes};
         if (iteration % config_.output.log_interval == 0 || iteration == config_.training.train_iters)
-            log_.line(step_line(config_, result, world_.size(), eta_.seconds_left()));
+            log_.line(step_line(config_, result, world_.size(), eta_->seconds_left()));
         if (metrics_) metrics_->write_json(step_json(config_, result, world_.size()));
+        if (events_ && iteration % config_.output.tensorboard_log_interval == 0)
+            events_->step(config_, result, world_.size(), parameter_bytes_ + result.peak_bytes);
+    }
+
+    // What a resumed run has behind it stays in metrics.jsonl and in the picture.
+    void open_records() {
+        const std::vector<nlohmann::json> records = records_until(*folder_, first_step_);
+        metrics_.emplace(open_metrics(*folder_, records));
+        const auto add = [](Series& series, const nlohmann::json& record, const char* key) {
+            if (!record.contains(key) || !record[key].is_number()) return;
+            series.x.push_back(record["iteration"].get<double>());
+            series.y.push_back(record[key].get<double>());
+        };
+        for (const nlohmann::json& record : records) {
+            add(losses_, record, "lm loss");
+            add(held_out_, record, "held-out loss");
+        }
     }
 
     void drain() {
@@ -126,6 +242,7 @@ private:
         held_out_.y.push_back(nats);
         log_.line(fmt::format(" validation after iteration {}: {}", trainer_->steps_done(),
                               evaluation_text(config_, nats)));
+        if (events_) events_->evaluation(config_, trainer_->steps_done(), nats);
         if (metrics_)
             metrics_->write_json({{"iteration", trainer_->steps_done()},
                                   {"held-out loss", nats},
@@ -150,18 +267,19 @@ private:
     }
 
     void summary(double seconds) {
-        const double tokens = static_cast<double>(
-            config_.training.train_iters * config_.training.global_batch_size * config_.model.seq_length);
+        const int64_t steps = config_.training.train_iters - first_step_;
+        const double tokens =
+            static_cast<double>(steps * config_.training.global_batch_size * config_.model.seq_length);
         log_.line("");
         log_.line(fmt::format("done: {}, {} tokens, {} with {} on {} ({:.0f} tokens/s)",
-                              counted(config_.training.train_iters, "iteration"), format_si(tokens),
-                              format_duration(seconds), recipe_name(config_.precision.recipe),
-                              counted(world_.size(), "rank"), tokens / seconds));
+                              counted(steps, "iteration"), format_si(tokens), format_duration(seconds),
+                              recipe_name(config_.precision.recipe), counted(world_.size(), "rank"),
+                              tokens / seconds));
         if (!losses_.y.empty())
             log_.line(fmt::format("  train loss     {:.4f} -> {:.4f}", losses_.y.front(), losses_.y.back()));
         if (!held_out_.y.empty()) log_.line("  " + evaluation_text(config_, held_out_.y.back()));
         log_.line(fmt::format("  wire           {} per step, sent by rank 0 for MoE layers{}",
-                              format_bytes(wire_ / static_cast<double>(config_.training.train_iters)),
+                              format_bytes(wire_ / static_cast<double>(std::max<int64_t>(1, steps))),
                               config_.parallel.expert_model_parallel_size == 1
                                   ? " (expert parallel 1: every expert is on every rank)"
                                   : ""));
@@ -201,10 +319,16 @@ private:
     Config config_;
     BackendChoice backend_;
     std::optional<OutputFolder> folder_;
+    std::optional<ExportChoice> export_;
     std::shared_ptr<const TokenSource> data_;
     std::unique_ptr<Trainer> trainer_;
-    EtaEstimator eta_;
+    std::string checkpoints_;  // folder of this run's checkpoints; empty: neither saved nor looked for
+    std::unique_ptr<CheckpointSaver> saver_;
+    int64_t first_step_ = 0;
+    std::optional<EtaEstimator> eta_;
     std::optional<LineFile> metrics_;
+    std::optional<EventFile> events_;
+    int64_t parameter_bytes_ = 0;
     RunLog log_;
     TensorStats stats_;
     Series losses_, held_out_;

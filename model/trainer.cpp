@@ -2,6 +2,7 @@
 #include "model/trainer.h"
 
 #include "kernels/core/random.h"
+#include "model/data_megatron.h"
 #include "model/data_shards.h"
 #include "model/data_synthetic.h"
 #include "model/data_text.h"
@@ -58,6 +59,12 @@ std::shared_ptr<const TokenSource> make_source(const Config& config) {
                                                               .seq_length = seq,
                                                               .seed = seed,
                                                               .held_out = ShardOptions::HeldOut::optional});
+        case DataKind::megatron:
+            return std::make_shared<MegatronSource>(MegatronOptions{.data_path = d.data_path,
+                                                                    .held_out_fraction = d.held_out_fraction,
+                                                                    .vocab_size = config.model.vocab_size,
+                                                                    .seq_length = seq,
+                                                                    .seed = seed});
     }
     fail(ExitCode::internal, "unknown data kind {}", static_cast<int>(d.data_kind));
 }
@@ -234,6 +241,14 @@ StepResult Trainer::run_step() {
     FP8FLOW_CHECK(flights_.empty(), "run_step with {} steps in flight", flights_.size());
     step();
     return take_result();
+}
+
+void Trainer::resume_at(int64_t steps) {
+    FP8FLOW_CHECK(flights_.empty(), "resumed with {} steps in flight", flights_.size());
+    for (Parameter& parameter : transformer_->parameters().all())
+        transformer_->parameters().write_copies(parameter);
+    ops_->device().synchronize();
+    next_step_ = steps;
 }
 
 void Trainer::launch(Flight& flight) {

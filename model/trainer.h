@@ -68,6 +68,8 @@ public:
     StepResult run_step();
     // Mean held-out loss in nats per token over `batches` global batches. Nothing is in flight: drain() first.
     double evaluate(int64_t batches);
+    // The masters, moments and other state have been replaced by those after `steps` steps: the working copies follow. Nothing is in flight.
+    void resume_at(int64_t steps);
     int64_t steps_done() const { return next_step_ - static_cast<int64_t>(flights_.size()); }
 
     // A diagnosis of the steps launched from now on (--tensor-stats); null switches it off.
@@ -80,6 +82,7 @@ public:
     void set_known_rows(std::vector<int64_t> rows) { known_rows_ = std::move(rows); }
     Transformer& transformer() { return *transformer_; }
     Ops& ops() { return *ops_; }
+    ProcessGroup& expert_parallel_group() { return *groups_.expert_parallel; }
     Exchange& exchange() { return *exchange_; }
     const std::string& exchange_note() const { return exchange_note_; }  // one line; empty for one rank
     // Bytes saved for the backward at the peak of the last step, by category, this rank; routed rows per category as capacity.

@@ -182,6 +182,13 @@ void Transformer::evaluate(Context& ctx, const TensorView& tokens, const TensorV
     ctx.recomputing = false;
 }
 
+std::vector<NamedTensor> Transformer::state() const {
+    std::vector<NamedTensor> state;
+    for (const auto& block : blocks_)
+        for (NamedTensor& tensor : block->state()) state.push_back(std::move(tensor));
+    return state;
+}
+
 void Transformer::begin_step(Context& ctx) const {
     for (const auto& block : blocks_) block->begin_step(ctx);
 }

@@ -36,6 +36,8 @@ public:
     void end_step(Context& ctx, int64_t step) const;
 
     ParameterStore& parameters() { return store_; }
+    // What a step leaves behind beside the parameters and their moments: expert biases, delayed scales.
+    std::vector<NamedTensor> state() const;
     const std::vector<std::unique_ptr<TransformerBlock>>& blocks() const { return blocks_; }
     DType activation() const { return activation_; }
     int64_t num_moe_layers() const;

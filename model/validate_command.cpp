@@ -19,7 +19,7 @@ class ValidateRun {
 public:
     ValidateRun(const RunOptions& options, ProcessGroup& world)
         : world_(world),
-          config_(load_config(options.config_path, options.overrides, world.size())),
+          config_(load_config(options.config_path, options.overrides, world.size(), options.hf_config)),
           backend_(choose_backend(options.backend, options.placement, world)),
           arms_(make_arms(config_, options.ablation)),
           eta_(config_.training.train_iters * static_cast<int64_t>(arms_.size())) {

@@ -112,6 +112,19 @@ CommandResult fp8flow_on_ranks(int ranks, const std::vector<std::string>& argume
     return run(mpirun_line(ranks, arguments), cwd);
 }
 
+std::vector<int> ranks_below(int mpirun) {
+    std::vector<int> ranks;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+        const std::string name = entry.path().filename().string();
+        if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+        const std::string stat = read_whole(entry.path() / "stat");
+        const size_t end = stat.rfind(") ");  // "pid (name) state parent ..."
+        if (end == std::string::npos || stat.find("(fp8flow)") == std::string::npos) continue;
+        if (std::stoi(stat.substr(end + 4)) == mpirun) ranks.push_back(std::stoi(name));
+    }
+    return ranks;
+}
+
 std::string config_file(const std::string& name) {
     return std::string(FP8FLOW_SOURCE_DIR "/configs/") + name + ".yaml";
 }

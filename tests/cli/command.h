@@ -38,6 +38,9 @@ CommandResult fp8flow_on_ranks(int ranks, const std::vector<std::string>& argume
                                const std::string& cwd = "");
 std::vector<std::string> mpirun_line(int ranks, const std::vector<std::string>& arguments);
 
+// The process ids of the ranks: the processes below mpirun that run our program.
+std::vector<int> ranks_below(int mpirun);
+
 std::string config_file(const std::string& name);  // configs/NAME.yaml of the sources
 // The lines of `text` that begin with "fp8flow: error:".
 std::vector<std::string> error_lines(const std::string& text);

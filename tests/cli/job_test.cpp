@@ -44,20 +44,6 @@ TEST(Job, ErrorOfOneRankEndsTheOthers) {
             ExitCode::output, file);
 }
 
-// The process ids of the ranks: the processes below mpirun that run our program.
-std::vector<int> ranks_below(int mpirun) {
-    std::vector<int> ranks;
-    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-        const std::string name = entry.path().filename().string();
-        if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-        const std::string stat = read_whole(entry.path() / "stat");
-        const size_t end = stat.rfind(") ");  // "pid (name) state parent ..."
-        if (end == std::string::npos || stat.find("(fp8flow)") == std::string::npos) continue;
-        if (std::stoi(stat.substr(end + 4)) == mpirun) ranks.push_back(std::stoi(name));
-    }
-    return ranks;
-}
-
 class LongRun : public testing::Test {
 protected:
     // Starts a run that takes hours and waits for its first steps.

@@ -215,5 +215,24 @@ TEST(Train, StatisticsOfARecipeWithoutFp8SaySo) {
     expect_contains(run.out, "no quantised tensor was observed (recipe bf16");
 }
 
+// Their bytes: tests/unit/tensorboard_test.cpp.
+TEST(Train, WritesEventFilesWhereAsked) {
+    TemporaryFolder folder;
+    const Texts settings = {"training.train_iters=4", "output.tensorboard_dir=tb",
+                            "output.tensorboard_log_interval=2"};
+    ASSERT_EQ(fp8flow_alone(train("run", settings), folder.path()).status, 0);
+    std::set<std::string> files = files_below(folder.path("run/tb"));
+    ASSERT_EQ(files.size(), 1u);
+    EXPECT_EQ(files.begin()->rfind("events.out.tfevents.", 0), 0u);
+    const std::string bytes = read_whole(folder.path("run/tb/" + *files.begin()));
+    size_t losses = 0;
+    for (size_t at = 0; (at = bytes.find("\x0a\x07lm loss", at)) != std::string::npos; ++at) ++losses;
+    EXPECT_EQ(losses, 2u);
+    const CommandResult refused =
+        fp8flow_alone(train("run", {"output.tensorboard_dir=../tb"}), folder.path());
+    EXPECT_EQ(refused.status, static_cast<int>(ExitCode::output));
+    expect_contains(refused.err, "is no plain file name");
+}
+
 }  // namespace
 }  // namespace fp8flow

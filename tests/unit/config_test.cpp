@@ -119,7 +119,7 @@ TEST(Config, FieldErrorsAreExact) {
         {"modle: {num_layers: 2}",
          "t.yaml:1:1: modle: got an unknown section, want one of model, moe, precision, recompute, parallel, "
          "training, "
-         "data, output, validate, profile, kernels; did you mean 'model'"},
+         "data, output, validate, profile, kernels, checkpoint; did you mean 'model'"},
         {"num_layers: 2", "t.yaml:1:1: num_layers: got a key of another section, want model.num_layers"},
         {"moe: {hidden_size: 256}",
          "t.yaml:1:7: moe.hidden_size: got a key of another section, want model.hidden_size"},
@@ -188,6 +188,12 @@ TEST(Config, RuleErrorsAreExact) {
         {"moe: {moe_router_load_balancing_type: aux_loss}",
          "t.yaml:1:39: moe.moe_aux_loss_coeff: got 0 coefficients, want one for each of the 1 in "
          "moe_router_load_balancing_type"},
+        {"checkpoint: {finetune: true}",
+         "t.yaml:1:24: checkpoint.finetune: got true, want checkpoint.load with it: whose weights to take"},
+        {"checkpoint: {finetune: true, load: auto}",
+         "t.yaml:1:24: checkpoint.finetune: got true with load: auto, want the folder of a checkpoint: auto "
+         "goes "
+         "on with this run's own"},
         {"moe: {moe_row_alignment: 16}",
          "t.yaml:1:26: moe.moe_row_alignment: got 16, want 128 with recipe fp8_flow"},
         {"moe: {moe_row_alignment: 16}\nprecision: {recipe: mxfp8}",

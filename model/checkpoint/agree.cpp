@@ -1,0 +1,32 @@
+// The errors of all ranks gathered: first whether there is one, then its text.
+#include "model/checkpoint/agree.h"
+
+#include "kernels/core/error.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace fp8flow {
+
+void on_all_ranks(ProcessGroup& world, const std::function<void()>& work) {
+    struct Verdict {
+        int64_t code = 0, length = 0;
+    };
+    std::optional<Error> mine;
+    try {
+        work();
+    } catch (const Error& error) {
+        mine = error;
+    }
+    std::string text = mine ? mine->what() : "";
+    const Verdict verdict{mine ? static_cast<int64_t>(mine->code()) : 0, static_cast<int64_t>(text.size())};
+    std::vector<Verdict> all(static_cast<size_t>(world.size()));
+    world.all_gather(&verdict, sizeof verdict, all.data());
+    const auto first = std::find_if(all.begin(), all.end(), [](const Verdict& v) { return v.code != 0; });
+    if (first == all.end()) return;
+    text.resize(static_cast<size_t>(first->length));
+    world.broadcast(text.data(), text.size(), static_cast<int>(first - all.begin()));
+    throw Error(static_cast<ExitCode>(first->code), text);
+}
+
+}  // namespace fp8flow

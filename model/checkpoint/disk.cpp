@@ -1,0 +1,164 @@
+// The calls as the system has them, with its interruptions repeated.
+#include "model/checkpoint/disk.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <utility>
+
+namespace fp8flow {
+
+namespace {
+
+constexpr mode_t kFileMode = 0600;  // a model may be a secret
+constexpr mode_t kFolderMode = 0700;
+constexpr size_t kLargestTransfer = size_t{1} << 30;  // Linux moves at most 2 GiB a call
+
+template <class Result> Result or_error(Result result) { return result < 0 ? -errno : result; }
+
+template <class Call> auto uninterrupted(Call call) {
+    for (;;) {
+        const auto result = call();
+        if (result >= 0 || errno != EINTR) return or_error(result);
+    }
+}
+
+}  // namespace
+
+int Disk::open_folder(const std::string& path) {
+    return uninterrupted(
+        [&] { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC); });
+}
+
+int Disk::open_folder(int folder, const std::string& name) {
+    return uninterrupted(
+        [&] { return ::openat(folder, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC); });
+}
+
+int Disk::create_file(int folder, const std::string& name) {
+    return uninterrupted([&] {
+        return ::openat(folder, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+                        kFileMode);
+    });
+}
+
+int Disk::open_file(int folder, const std::string& name) {
+    // O_NONBLOCK: a pipe of that name must not wait for a writer.
+    const int file = uninterrupted(
+        [&] { return ::openat(folder, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC); });
+    if (file < 0) return file;
+    struct stat info {};
+    const int error = ::fstat(file, &info) != 0 ? errno : S_ISREG(info.st_mode) ? 0 : EINVAL;
+    if (error == 0) return file;
+    ::close(file);
+    return -error;
+}
+
+int64_t Disk::size(int file) {
+    struct stat info {};
+    return ::fstat(file, &info) == 0 ? static_cast<int64_t>(info.st_size) : -errno;
+}
+
+int64_t Disk::write(int file, const void* data, size_t bytes) {
+    return uninterrupted(
+        [&] { return static_cast<int64_t>(::write(file, data, std::min(bytes, kLargestTransfer))); });
+}
+
+int64_t Disk::read(int file, void* data, size_t bytes, int64_t offset) {
+    return uninterrupted(
+        [&] { return static_cast<int64_t>(::pread(file, data, std::min(bytes, kLargestTransfer), offset)); });
+}
+
+int Disk::sync(int file) {
+    return uninterrupted([&] { return ::fsync(file); });
+}
+
+int Disk::close(int file) { return or_error(::close(file)); }
+
+int Disk::make_folder(int folder, const std::string& name) {
+    return or_error(::mkdirat(folder, name.c_str(), kFolderMode));
+}
+
+int Disk::rename(int folder, const std::string& from, const std::string& to) {
+    // Where the file system cannot promise that (NFS), a look before: only a second run in the same folder could come between.
+    const int renamed = or_error(static_cast<int>(
+        ::syscall(SYS_renameat2, folder, from.c_str(), folder, to.c_str(), RENAME_NOREPLACE)));
+    if (renamed != -EINVAL && renamed != -ENOSYS) return renamed;
+    if (::faccessat(folder, to.c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0) return -EEXIST;
+    return or_error(::renameat(folder, from.c_str(), folder, to.c_str()));
+}
+
+int Disk::remove_file(int folder, const std::string& name) {
+    return or_error(::unlinkat(folder, name.c_str(), 0));
+}
+
+int Disk::remove_folder(int folder, const std::string& name) {
+    return or_error(::unlinkat(folder, name.c_str(), AT_REMOVEDIR));
+}
+
+int Disk::list(int folder, std::vector<std::string>& names) {
+    names.clear();
+    // A descriptor of its own: reading moves its position, and closedir closes it.
+    const int copy = ::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (copy < 0) return -errno;
+    DIR* entries = ::fdopendir(copy);
+    if (entries == nullptr) {
+        const int error = errno;
+        ::close(copy);
+        return -error;
+    }
+    errno = 0;
+    while (const dirent* entry = ::readdir(entries)) {
+        const std::string_view name = entry->d_name;
+        if (name != "." && name != "..") names.emplace_back(name);
+    }
+    const int error = errno;
+    ::closedir(entries);
+    std::sort(names.begin(), names.end());
+    return -error;
+}
+
+DiskHandle& DiskHandle::operator=(DiskHandle&& other) noexcept {
+    std::swap(disk_, other.disk_);
+    std::swap(file_, other.file_);
+    return *this;
+}
+
+DiskHandle::~DiskHandle() {
+    if (file_ >= 0) disk_->close(file_);
+}
+
+int DiskHandle::close() { return file_ < 0 ? 0 : disk_->close(std::exchange(file_, -1)); }
+
+int write_all(Disk& disk, int file, const void* data, size_t bytes) {
+    const auto* at = static_cast<const uint8_t*>(data);
+    while (bytes > 0) {
+        const int64_t done = disk.write(file, at, bytes);
+        if (done < 0) return static_cast<int>(done);
+        if (done == 0) return -EIO;
+        at += done;
+        bytes -= static_cast<size_t>(done);
+    }
+    return 0;
+}
+
+int read_all(Disk& disk, int file, void* data, size_t bytes, int64_t offset) {
+    auto* at = static_cast<uint8_t*>(data);
+    while (bytes > 0) {
+        const int64_t done = disk.read(file, at, bytes, offset);
+        if (done < 0) return static_cast<int>(done);
+        if (done == 0) return -EIO;
+        at += done;
+        offset += done;
+        bytes -= static_cast<size_t>(done);
+    }
+    return 0;
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,57 @@
+// Disk: the calls to the file system that checkpoints make, and nothing else, behind one thin class: a test makes each of them fail, or the
+// process die in it, in turn. All names are relative to an open folder, and no call follows a link. Read next: folder.h.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fp8flow {
+
+// Each call returns 0 or more, or minus the error number. From several threads at once.
+class Disk {
+public:
+    virtual ~Disk() = default;
+
+    virtual int open_folder(const std::string& path);
+    virtual int open_folder(int folder, const std::string& name);
+    virtual int create_file(int folder, const std::string& name);  // it must not exist
+    virtual int open_file(int folder, const std::string& name);    // to read; refuses all but regular files
+    virtual int64_t size(int file);
+    virtual int64_t write(int file, const void* data, size_t bytes);
+    virtual int64_t read(int file, void* data, size_t bytes, int64_t offset);
+    virtual int sync(int file);  // of a folder: the names in it
+    virtual int close(int file);
+    virtual int make_folder(int folder, const std::string& name);
+    virtual int rename(int folder, const std::string& from, const std::string& to);  // `to` must not exist
+    virtual int remove_file(int folder, const std::string& name);
+    virtual int remove_folder(int folder, const std::string& name);
+    virtual int list(int folder, std::vector<std::string>& names);  // without "." and ".."
+};
+
+// An open file or folder that closes itself; -1: none.
+class DiskHandle {
+public:
+    DiskHandle() = default;
+    DiskHandle(Disk& disk, int file) : disk_(&disk), file_(file) {}
+    DiskHandle(DiskHandle&& other) noexcept { *this = std::move(other); }
+    DiskHandle& operator=(DiskHandle&& other) noexcept;
+    ~DiskHandle();
+
+    int get() const { return file_; }
+    int close();  // the error number of close, which can be that of a write before it
+
+private:
+    Disk* disk_ = nullptr;
+    int file_ = -1;
+};
+
+// The whole of it, however the calls cut it. 0 or minus the error number; -EIO where a file ends too early.
+int write_all(Disk& disk, int file, const void* data, size_t bytes);
+int read_all(Disk& disk, int file, void* data, size_t bytes, int64_t offset);
+
+}  // namespace fp8flow

@@ -1,0 +1,158 @@
+// Every change of the folder, one call of Disk after the other.
+#include "model/checkpoint/folder.h"
+
+#include "model/checkpoint/manifest.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+
+namespace fp8flow {
+
+namespace {
+
+constexpr std::string_view kPrefix = "step_", kUnfinished = ".tmp", kRefused = ".refused";
+
+std::string unfinished(int64_t step) { return checkpoint_name(step) + std::string(kUnfinished); }
+
+std::string reason(int64_t result) { return std::strerror(static_cast<int>(-result)); }
+
+}  // namespace
+
+std::string checkpoint_name(int64_t step) { return fmt::format("{}{:08d}", kPrefix, step); }
+
+std::optional<int64_t> step_of_name(std::string_view name) {
+    if (!name.starts_with(kPrefix)) return std::nullopt;
+    const std::string_view digits = name.substr(kPrefix.size());
+    int64_t step = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
+    if (error != std::errc() || end != digits.data() + digits.size() || step < 0) return std::nullopt;
+    if (checkpoint_name(step) != name) return std::nullopt;
+    return step;
+}
+
+CheckpointFolder::CheckpointFolder(std::shared_ptr<Disk> disk, const std::string& path)
+    : disk_(std::move(disk)), path_(path) {
+    const int folder = disk_->open_folder(path);
+    require(folder >= 0, ExitCode::checkpoint, "{}: cannot open the folder of checkpoints: {}", path,
+            reason(folder));
+    folder_ = DiskHandle(*disk_, folder);
+}
+
+void CheckpointFolder::check(int64_t result, const std::string& name, std::string_view what) const {
+    require(result >= 0, ExitCode::checkpoint, "{}: cannot {}: {}", path_of(name), what, reason(result));
+}
+
+std::vector<int64_t> CheckpointFolder::steps() const {
+    std::vector<std::string> names;
+    check(disk_->list(folder_.get(), names), "", "list the folder");
+    std::vector<int64_t> steps;
+    for (const std::string& name : names)
+        if (const auto step = step_of_name(name)) steps.push_back(*step);
+    std::sort(steps.begin(), steps.end());
+    return steps;
+}
+
+DiskHandle CheckpointFolder::open_checkpoint(int64_t step) const {
+    const int opened = disk_->open_folder(folder_.get(), checkpoint_name(step));
+    check(opened, checkpoint_name(step), "open it");
+    return {*disk_, opened};
+}
+
+// Links and folders in it, which we never make, stop the removal with an error.
+void CheckpointFolder::remove_checkpoint(const std::string& name) {
+    const int opened = disk_->open_folder(folder_.get(), name);
+    check(opened, name, "open it");
+    const DiskHandle folder(*disk_, opened);
+    std::vector<std::string> files;
+    check(disk_->list(folder.get(), files), name, "list it");
+    for (const std::string& file : files)
+        check(disk_->remove_file(folder.get(), file), name + "/" + file, "remove it");
+    check(disk_->remove_folder(folder_.get(), name), name, "remove it");
+}
+
+void CheckpointFolder::clean_up() {
+    std::vector<std::string> names;
+    check(disk_->list(folder_.get(), names), "", "list the folder");
+    for (const std::string& name : names) {
+        if (!name.ends_with(kUnfinished)) continue;
+        if (step_of_name(std::string_view(name).substr(0, name.size() - kUnfinished.size())))
+            remove_checkpoint(name);
+    }
+}
+
+void CheckpointFolder::begin(int64_t step) {
+    check(disk_->make_folder(folder_.get(), unfinished(step)), unfinished(step), "make the folder");
+}
+
+void CheckpointFolder::write_manifest(int64_t step, std::string_view text) {
+    Part part(*this, step, kManifestName);
+    part.write(text.data(), text.size());
+    part.finish();
+}
+
+void CheckpointFolder::publish(int64_t step) {
+    check(disk_->rename(folder_.get(), unfinished(step), checkpoint_name(step)), unfinished(step),
+          "rename it to " + checkpoint_name(step));
+    check(disk_->sync(folder_.get()), "", "sync the folder");
+}
+
+void CheckpointFolder::abandon(int64_t step) {
+    try {
+        remove_checkpoint(unfinished(step));
+    } catch (const Error&) {  // the next run's clean_up removes it
+    }
+}
+
+void CheckpointFolder::keep_latest(int64_t count) {
+    std::vector<int64_t> all = steps();
+    for (size_t i = 0; i + static_cast<size_t>(count) < all.size(); ++i) {
+        check(disk_->rename(folder_.get(), checkpoint_name(all[i]), unfinished(all[i])),
+              checkpoint_name(all[i]), "rename it before its removal");
+        check(disk_->sync(folder_.get()), "", "sync the folder");
+        remove_checkpoint(unfinished(all[i]));
+    }
+}
+
+void CheckpointFolder::set_aside(int64_t step) {
+    const std::string name = checkpoint_name(step), aside = name + std::string(kRefused);
+    int renamed = disk_->rename(folder_.get(), name, aside);
+    if (renamed == -EEXIST) {  // the same step was refused before: the later one is the one to look at
+        remove_checkpoint(aside);
+        renamed = disk_->rename(folder_.get(), name, aside);
+    }
+    check(renamed, name, "rename it to " + aside);
+    check(disk_->sync(folder_.get()), "", "sync the folder");
+}
+
+CheckpointFolder::Part::Part(const CheckpointFolder& folder, int64_t step, const std::string& name)
+    : disk_(folder.disk()), path_(folder.path_of(unfinished(step) + "/" + name)) {
+    const int opened = disk_.open_folder(folder.folder_.get(), unfinished(step));
+    // Another rank has made it.
+    if (opened == -ENOENT)
+        fail(ExitCode::checkpoint,
+             "{}: its folder is not there: checkpoint.save must be on a file system that all ranks share",
+             path_);
+    if (opened < 0) fail_with(opened, "open its folder");
+    folder_ = DiskHandle(disk_, opened);
+    const int file = disk_.create_file(folder_.get(), name);
+    if (file < 0) fail_with(file, "create it");
+    file_ = DiskHandle(disk_, file);
+}
+
+void CheckpointFolder::Part::fail_with(int error, std::string_view what) const {
+    fail(ExitCode::checkpoint, "{}: cannot {}: {}", path_, what, reason(error));
+}
+
+void CheckpointFolder::Part::write(const void* data, size_t bytes) {
+    if (const int error = write_all(disk_, file_.get(), data, bytes)) fail_with(error, "write it");
+}
+
+void CheckpointFolder::Part::finish() {
+    if (const int error = disk_.sync(file_.get())) fail_with(error, "sync it");
+    if (const int error = file_.close()) fail_with(error, "close it");
+    if (const int error = disk_.sync(folder_.get())) fail_with(error, "sync its folder");
+}
+
+}  // namespace fp8flow

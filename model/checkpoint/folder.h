@@ -1,0 +1,65 @@
+// The folder of a run's checkpoints. A checkpoint is a folder of its own:
+//   step_00000020           whole: it got this name when everything in it was on the disk
+//   step_00000020.tmp       being written or being removed; what a run that died left is removed by the next one
+//   step_00000020.refused   failed its checks when a run wanted to resume from it; kept for the user to look at
+// The order that loses nothing: every file written and synced, the manifest last, the folder synced, renamed, its parent synced; and only then
+// the oldest checkpoint renamed to .tmp and removed. Read next: reader.h, saver.h.
+#pragma once
+
+#include "kernels/core/error.h"
+#include "model/checkpoint/disk.h"
+
+#include <memory>
+#include <optional>
+
+namespace fp8flow {
+
+std::string checkpoint_name(int64_t step);  // "step_00000020"
+// The step of such a name, exactly as checkpoint_name writes it; nothing for other names.
+std::optional<int64_t> step_of_name(std::string_view name);
+
+class CheckpointFolder {
+public:
+    // An existing folder. Throws Error(checkpoint).
+    CheckpointFolder(std::shared_ptr<Disk> disk, const std::string& path);
+
+    const std::string& path() const { return path_; }
+    std::string path_of(const std::string& name) const { return path_ + "/" + name; }
+    Disk& disk() const { return *disk_; }
+    std::vector<int64_t> steps() const;  // of whole checkpoints, ascending
+    DiskHandle open_checkpoint(int64_t step) const;
+
+    // All below: of one process at a time, the first rank of the run that saves here.
+    void clean_up();           // removes what runs that died left
+    void begin(int64_t step);  // makes step_N.tmp
+    void write_manifest(int64_t step, std::string_view text);
+    void publish(int64_t step);       // step_N.tmp becomes step_N
+    void abandon(int64_t step);       // removes step_N.tmp as far as that is possible
+    void keep_latest(int64_t count);  // removes the oldest whole checkpoints
+    void set_aside(int64_t step);     // step_N becomes step_N.refused
+
+    // A file of step_N.tmp, by any rank.
+    class Part {
+    public:
+        Part(const CheckpointFolder& folder, int64_t step, const std::string& name);
+        void write(const void* data, size_t bytes);
+        void finish();  // on the disk, with its name
+
+    private:
+        [[noreturn]] void fail_with(int error, std::string_view what) const;
+
+        Disk& disk_;
+        std::string path_;
+        DiskHandle folder_, file_;
+    };
+
+private:
+    void check(int64_t result, const std::string& name, std::string_view what) const;
+    void remove_checkpoint(const std::string& name);
+
+    std::shared_ptr<Disk> disk_;
+    std::string path_;
+    DiskHandle folder_;
+};
+
+}  // namespace fp8flow

@@ -1,0 +1,130 @@
+// The manifest as text and back. Strict by construction: what was read is written again and must give the same bytes.
+#include "model/checkpoint/manifest.h"
+
+#include "model/crc32c.h"
+
+#include <nlohmann/json.hpp>
+
+#include <charconv>
+#include <cstdint>
+#include <type_traits>
+
+namespace fp8flow {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kVersion = 1;
+constexpr const char* kFormat = "fp8flow checkpoint";
+
+std::string first_line(uint32_t crc) { return fmt::format("{{\"crc32c\": \"{:08x}\",\n", crc); }
+const size_t kFirstLine = first_line(0).size();
+
+std::string body(const CheckpointManifest& manifest) {
+    Json json;
+    json["format"] = kFormat;
+    json["version"] = kVersion;
+    json["step"] = manifest.step;
+    json["consumed_samples"] = manifest.consumed_samples;
+    json["expert_model_parallel_size"] = manifest.expert_parallel_size;
+    json["global_batch_size"] = manifest.global_batch_size;
+    json["seed"] = manifest.seed;
+    json["data_fingerprint"] = fmt::format("{:016x}", manifest.data_fingerprint);
+    json["commit"] = manifest.commit;
+    json["config"] = manifest.config;
+    Json files = Json::array();
+    for (const CheckpointManifest::File& file : manifest.files)
+        files.push_back({{"bytes", file.bytes}, {"header_crc32c", fmt::format("{:08x}", file.header_crc)}});
+    json["files"] = std::move(files);
+    // Without its opening brace, which stands before the checksum.
+    return json.dump(1, ' ', false, Json::error_handler_t::replace).substr(2) + "\n";
+}
+
+template <class Word> Word hex_word(const std::string& text) {
+    Word word = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), word, 16);
+    if (error != std::errc() || end != text.data() + text.size())
+        throw std::invalid_argument("no hexadecimal number");
+    return word;
+}
+
+// Whole numbers only: a fraction, or one that is too large and therefore read as a fraction, must not be converted.
+template <class Number> Number whole(const Json& json) {
+    const bool fits = std::is_signed_v<Number>
+                          ? json.is_number_integer() &&
+                                (!json.is_number_unsigned() || json.get<uint64_t>() <= uint64_t{INT64_MAX})
+                          : json.is_number_unsigned();
+    if (!fits) throw std::invalid_argument("no whole number");
+    return json.get<Number>();
+}
+
+// Throws std::exception.
+CheckpointManifest read_fields(const Json& json) {
+    CheckpointManifest manifest{
+        .step = whole<int64_t>(json.at("step")),
+        .consumed_samples = whole<int64_t>(json.at("consumed_samples")),
+        .expert_parallel_size = whole<int64_t>(json.at("expert_model_parallel_size")),
+        .global_batch_size = whole<int64_t>(json.at("global_batch_size")),
+        .seed = whole<uint64_t>(json.at("seed")),
+        .data_fingerprint = hex_word<uint64_t>(json.at("data_fingerprint").get<std::string>()),
+        .commit = json.at("commit").get<std::string>(),
+        .config = json.at("config").get<std::string>()};
+    for (const Json& file : json.at("files"))
+        manifest.files.push_back({whole<int64_t>(file.at("bytes")),
+                                  hex_word<uint32_t>(file.at("header_crc32c").get<std::string>())});
+    return manifest;
+}
+
+}  // namespace
+
+std::string rank_file_name(int64_t rank) { return fmt::format("rank_{:04d}.safetensors", rank); }
+
+std::string manifest_text(const CheckpointManifest& manifest) {
+    const std::string text = body(manifest);
+    return first_line(crc32c(text)) + text;
+}
+
+CheckpointManifest parse_manifest(std::string_view text, const std::string& where) {
+    const auto refuse_if = [&](bool bad, std::string_view why) {
+        require(!bad, ExitCode::checkpoint, "{}: {}", where, why);
+    };
+    refuse_if(static_cast<int64_t>(text.size()) > kMaxManifestBytes, "larger than any manifest (16 MiB)");
+    refuse_if(text.size() < kFirstLine || text.substr(0, 12) != first_line(0).substr(0, 12),
+              "no manifest of a checkpoint: it does not begin with a checksum");
+    const std::string_view rest = text.substr(kFirstLine);
+    refuse_if(text.substr(0, kFirstLine) != first_line(crc32c(rest)),
+              "the checksum does not fit: damaged, or changed by hand");
+    CheckpointManifest manifest;
+    try {
+        const Json json = Json::parse("{" + std::string(rest));
+        const auto version = whole<int64_t>(json.at("version"));
+        refuse_if(json.at("format").get<std::string>() != kFormat, "not a manifest of this program");
+        require(version == kVersion, ExitCode::checkpoint, "{}: version {}, this program reads {}", where,
+                version, kVersion);
+        manifest = read_fields(json);
+    } catch (const Error&) {
+        throw;
+    } catch (const std::exception&) {
+        refuse_if(true, "not in the form that this program writes");
+    }
+    refuse_if(body(manifest) != rest, "not in the form that this program writes");
+    const auto wrong = [&](const char* key, int64_t value) {
+        fail(ExitCode::checkpoint, "{}: {} is {}", where, key, value);
+    };
+    if (manifest.step < 0) wrong("step", manifest.step);
+    if (manifest.global_batch_size < 1) wrong("global_batch_size", manifest.global_batch_size);
+    int64_t samples = 0;
+    if (__builtin_mul_overflow(manifest.step, manifest.global_batch_size, &samples) ||
+        samples != manifest.consumed_samples)
+        wrong("consumed_samples", manifest.consumed_samples);
+    const auto ranks = static_cast<int64_t>(manifest.files.size());
+    if (manifest.expert_parallel_size < 1 || ranks < 1 || ranks % manifest.expert_parallel_size != 0)
+        fail(ExitCode::checkpoint, "{}: {} files for expert_model_parallel_size {}", where, ranks,
+             manifest.expert_parallel_size);
+    for (const CheckpointManifest::File& file : manifest.files)
+        if (file.bytes < 1) wrong("the size of a file", file.bytes);
+    return manifest;
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,46 @@
+// The manifest of a checkpoint: which step it is, how its tensors are spread over files, and what a resumed run must agree with. It is
+// written last, so a folder with a manifest that checks out is a whole checkpoint. It carries the checksum of each file's header, each header
+// carries those of its tensors, and the manifest its own: no bit of a checkpoint is outside. It names no files: names follow from the rank.
+// Read next: folder.h, reader.h.
+#pragma once
+
+#include "kernels/core/error.h"
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fp8flow {
+
+struct CheckpointManifest {
+    struct File {
+        int64_t bytes = 0;
+        uint32_t header_crc = 0;  // of everything before the first tensor
+
+        bool operator==(const File&) const = default;
+    };
+    int64_t step = 0;              // steps that were done
+    int64_t consumed_samples = 0;  // the position in the data: samples are drawn by index
+    int64_t expert_parallel_size = 1;
+    int64_t global_batch_size = 1;
+    uint64_t seed =
+        0;  // of the data order and of the initial weights: all random numbers are counters under it
+    uint64_t data_fingerprint = 0;  // TokenSource::fingerprint
+    std::string commit;             // of the program
+    std::string config;             // dump_config
+    std::vector<File> files;        // by rank
+
+    bool operator==(const CheckpointManifest&) const = default;
+};
+
+inline constexpr int64_t kMaxManifestBytes = int64_t{16} << 20;
+inline constexpr const char* kManifestName = "manifest.json";
+std::string rank_file_name(int64_t rank);  // "rank_0003.safetensors"
+
+// JSON; its first line is the checksum of the others.
+std::string manifest_text(const CheckpointManifest& manifest);
+// Throws Error(checkpoint) beginning with `where` for anything that manifest_text would not have written.
+CheckpointManifest parse_manifest(std::string_view text, const std::string& where);
+
+}  // namespace fp8flow

@@ -1,0 +1,115 @@
+// Sizes before contents, headers before tensors: nothing is allocated on the word of a file.
+#include "model/checkpoint/reader.h"
+
+#include "model/checkpoint/rank_file.h"
+#include "model/crc32c.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+
+namespace fp8flow {
+
+namespace {
+
+constexpr int64_t kBlock = int64_t{4} << 20;  // of a tensor in memory while it is verified
+
+std::string reason(int64_t result) { return std::strerror(static_cast<int>(-result)); }
+
+}  // namespace
+
+CheckpointReader::CheckpointReader(const CheckpointFolder& folder, int64_t step)
+    : disk_(folder.disk()),
+      path_(folder.path_of(checkpoint_name(step))),
+      folder_(folder.open_checkpoint(step)) {
+    read_manifest();
+    require(manifest_.step == step, ExitCode::checkpoint, "{}: the manifest is that of step {}", path_,
+            manifest_.step);
+    for (size_t file = 0; file < manifest_.files.size(); ++file) open_file(static_cast<int64_t>(file));
+}
+
+void CheckpointReader::read_manifest() {
+    const std::string where = path_ + "/" + kManifestName;
+    const int opened = disk_.open_file(folder_.get(), kManifestName);
+    require(opened >= 0, ExitCode::checkpoint, "{}: {}", where, reason(opened));
+    const DiskHandle file(disk_, opened);
+    const int64_t size = disk_.size(opened);
+    require(size >= 0 && size <= kMaxManifestBytes, ExitCode::checkpoint,
+            "{}: {} bytes, a manifest has at most {}", where, size, kMaxManifestBytes);
+    std::string text(static_cast<size_t>(size), '\0');
+    const int error = read_all(disk_, opened, text.data(), text.size(), 0);
+    require(error == 0, ExitCode::checkpoint, "{}: cannot read it: {}", where, reason(error));
+    manifest_ = parse_manifest(text, where);
+}
+
+void CheckpointReader::open_file(int64_t file) {
+    const std::string where = path_of_file(file);
+    const CheckpointManifest::File& expected = manifest_.files[static_cast<size_t>(file)];
+    const int opened = disk_.open_file(folder_.get(), rank_file_name(file));
+    require(opened >= 0, ExitCode::checkpoint, "{}: {}", where, reason(opened));
+    files_.emplace_back(disk_, opened);
+    const int64_t size = disk_.size(opened);
+    require(size == expected.bytes, ExitCode::checkpoint, "{}: {}: {} bytes, {} were written", where,
+            size < expected.bytes ? "truncated" : "grown", size, expected.bytes);
+    const auto read = [&](void* out, size_t bytes, int64_t offset) {
+        const int error = read_all(disk_, opened, out, bytes, offset);
+        require(error == 0, ExitCode::checkpoint, "{}: cannot read the header: {}", where, reason(error));
+    };
+    std::vector<uint8_t> first(static_cast<size_t>(std::min<int64_t>(8, size)));
+    read(first.data(), first.size(), 0);
+    const int64_t length = header_length(first, size, where, ExitCode::checkpoint);
+    std::string text(static_cast<size_t>(length), '\0');
+    read(text.data(), text.size(), 8);
+    require(crc32c(text, crc32c(first.data(), first.size())) == expected.header_crc, ExitCode::checkpoint,
+            "{}: the checksum of the header does not fit: damaged, or of another checkpoint", where);
+    const SafetensorsHeader header = parse_header(text, size, where, ExitCode::checkpoint);
+    const auto found = header.metadata.find(kChecksumsKey);
+    require(found != header.metadata.end() && found->second.size() == 8 * header.tensors.size(),
+            ExitCode::checkpoint, "{}: no checksums of its {} tensors", where, header.tensors.size());
+    for (size_t i = 0; i < header.tensors.size(); ++i) {
+        const TensorEntry& entry = header.tensors[i];
+        const char* digits = found->second.data() + 8 * i;
+        Place place{file, header.data_start + entry.begin, entry.bytes(), entry.dtype, entry.shape, 0};
+        const auto [end, error] = std::from_chars(digits, digits + 8, place.crc, 16);
+        require(error == std::errc() && end == digits + 8, ExitCode::checkpoint, "{}: tensor {}: no checksum",
+                where, entry.name);
+        const auto [at, inserted] = tensors_.emplace(entry.name, std::move(place));
+        require(inserted, ExitCode::checkpoint, "{}: tensor {} is in {} as well", where, entry.name,
+                rank_file_name(at->second.file));
+    }
+}
+
+void CheckpointReader::read(const std::string& name, const Place& place, std::span<uint8_t> out) const {
+    FP8FLOW_CHECK(static_cast<int64_t>(out.size()) == place.bytes, "{}: {} bytes for {}", name, out.size(),
+                  place.bytes);
+    const int error =
+        read_all(disk_, files_[static_cast<size_t>(place.file)].get(), out.data(), out.size(), place.offset);
+    require(error == 0, ExitCode::checkpoint, "{}: tensor {}: cannot read it: {}", path_of_file(place.file),
+            name, reason(error));
+    require(crc32c(out.data(), out.size()) == place.crc, ExitCode::checkpoint,
+            "{}: tensor {}: the checksum does not fit: damaged", path_of_file(place.file), name);
+}
+
+void CheckpointReader::verify_file(int64_t file) const {
+    std::vector<std::pair<std::string, Place>> in_file;
+    for (const auto& [name, place] : tensors_)
+        if (place.file == file) in_file.emplace_back(name, place);
+    std::sort(in_file.begin(), in_file.end(),
+              [](const auto& a, const auto& b) { return a.second.offset < b.second.offset; });
+    std::vector<uint8_t> block;
+    for (const auto& [name, place] : in_file) {
+        uint32_t crc = 0;
+        for (int64_t done = 0; done < place.bytes; done += kBlock) {
+            block.resize(static_cast<size_t>(std::min(kBlock, place.bytes - done)));
+            const int error = read_all(disk_, files_[static_cast<size_t>(file)].get(), block.data(),
+                                       block.size(), place.offset + done);
+            require(error == 0, ExitCode::checkpoint, "{}: tensor {}: cannot read it: {}", path_of_file(file),
+                    name, reason(error));
+            crc = crc32c(block.data(), block.size(), crc);
+        }
+        require(crc == place.crc, ExitCode::checkpoint, "{}: tensor {}: the checksum does not fit: damaged",
+                path_of_file(file), name);
+    }
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,196 @@
+// Choice, verification, fit, and the copy to the device.
+#include "model/checkpoint/resume.h"
+
+#include "model/checkpoint/agree.h"
+#include "model/checkpoint/reader.h"
+#include "model/checkpoint/state.h"
+#include "model/safetensors/tensor_set.h"
+
+#include <algorithm>
+#include <filesystem>
+
+namespace fp8flow {
+
+namespace {
+
+RankLayout layout_of(const Config& config, const ProcessGroup& world) {
+    return {world.rank(), world.size(), config.parallel.expert_model_parallel_size};
+}
+
+// As the first rank sees it; the others believe it.
+std::vector<int64_t> steps_of(const CheckpointFolder& folder, ProcessGroup& world) {
+    std::vector<int64_t> steps;
+    on_all_ranks(world, [&] {
+        if (world.rank() == 0) steps = folder.steps();
+    });
+    auto count = static_cast<int64_t>(steps.size());
+    world.broadcast(&count, sizeof count, 0);
+    steps.resize(static_cast<size_t>(count));
+    world.broadcast(steps.data(), steps.size() * sizeof(int64_t), 0);
+    return steps;
+}
+
+// The files are shared out, so that each byte is read once.
+std::unique_ptr<CheckpointReader> open_verified(const CheckpointFolder& folder, int64_t step,
+                                                ProcessGroup& world) {
+    std::unique_ptr<CheckpointReader> reader;
+    on_all_ranks(world, [&] {
+        reader = std::make_unique<CheckpointReader>(folder, step);
+        const auto files = static_cast<int64_t>(reader->manifest().files.size());
+        for (int64_t file = world.rank(); file < files; file += world.size()) reader->verify_file(file);
+    });
+    return reader;
+}
+
+std::string text_of(FileDType dtype, const std::vector<int64_t>& shape) {
+    return fmt::format("{}[{}]", name_of(dtype), fmt::join(shape, ", "));
+}
+
+// A line for each tensor that is missing, too many, or of another shape.
+void check_tensors(const CheckpointReader& reader, const std::vector<StateTensor>& state) {
+    std::vector<std::string> problems;
+    std::map<std::string, const StateTensor*> wanted;
+    for (const StateTensor& tensor : state) {
+        wanted.emplace(tensor.name, &tensor);
+        if (!reader.tensors().contains(tensor.name))
+            problems.push_back(fmt::format("{}: tensor {} is not there, this model has it as {}",
+                                           reader.path(), tensor.name,
+                                           text_of(FileDType::f32, tensor.shape)));
+    }
+    for (const auto& [name, place] : reader.tensors()) {
+        const auto found = wanted.find(name);
+        if (found == wanted.end())
+            problems.push_back(fmt::format("{}: tensor {}: this model has none of that name",
+                                           reader.path_of_file(place.file), name));
+        else if (place.dtype != FileDType::f32 || place.shape != found->second->shape)
+            problems.push_back(fmt::format(
+                "{}: tensor {} is {}, this model has it as {}", reader.path_of_file(place.file), name,
+                text_of(place.dtype, place.shape), text_of(FileDType::f32, found->second->shape)));
+    }
+    throw_problems(problems, ExitCode::checkpoint);
+}
+
+// The position in the data is a number of samples under a seed: it means something for the same data alone.
+void check_position(const CheckpointReader& reader, const Config& config, uint64_t data_fingerprint) {
+    const CheckpointManifest& saved = reader.manifest();
+    constexpr const char* kOtherwise =
+        "or take its weights alone and begin at step 0: checkpoint.finetune=true";
+    require(saved.seed == config.training.seed, ExitCode::checkpoint,
+            "{}: saved with training.seed {}, this run has {}; set it back, {}", reader.path(), saved.seed,
+            config.training.seed, kOtherwise);
+    require(saved.global_batch_size == config.training.global_batch_size, ExitCode::checkpoint,
+            "{}: saved with training.global_batch_size {}, this run has {}; set it back, {}", reader.path(),
+            saved.global_batch_size, config.training.global_batch_size, kOtherwise);
+    require(saved.data_fingerprint == data_fingerprint, ExitCode::checkpoint,
+            "{}: saved with other data (fingerprint {:016x}, data.data_path has {:016x} now); name the same "
+            "data, {}",
+            reader.path(), saved.data_fingerprint, data_fingerprint, kOtherwise);
+}
+
+// Keys that say where and how a run computes, not what.
+bool says_what_is_trained(const std::string& line) {
+    for (const char* section : {"output.", "checkpoint.", "validate.", "profile.", "kernels.", "parallel."})
+        if (line.starts_with(section)) return false;
+    return true;
+}
+
+std::vector<std::string> changed_keys(const CheckpointReader& reader, const Config& config) {
+    try {
+        std::vector<std::string> lines =
+            diff_configs(parse_config(reader.manifest().config, "checkpoint"), config);
+        std::erase_if(lines, [](const std::string& line) { return !says_what_is_trained(line); });
+        return lines;
+    } catch (const Error&) {
+        return {"the configuration in the checkpoint is not one of this version"};
+    }
+}
+
+void copy_to_device(const CheckpointReader& reader, const std::vector<StateTensor>& state, bool weights_alone,
+                    Device& device) {
+    std::vector<uint8_t> bytes;
+    for (const StateTensor& tensor : state) {
+        if (!tensor.view || (weights_alone && !is_weight(tensor.name))) continue;
+        bytes.resize(static_cast<size_t>(tensor.bytes()));
+        reader.read(tensor.name, reader.tensors().at(tensor.name), bytes);
+        device.copy_in(tensor.view.data, bytes.data(), bytes.size());
+    }
+}
+
+struct Chosen {
+    std::unique_ptr<CheckpointReader> reader;
+    std::vector<std::string> refused;
+};
+
+// The newest that passes; what does not is kept under another name, out of the way of this run's own checkpoints.
+std::optional<Chosen> newest_whole(const CheckpointFolder& folder, ProcessGroup& world) {
+    const std::vector<int64_t> steps = steps_of(folder, world);
+    if (steps.empty()) return std::nullopt;
+    Chosen chosen;
+    for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+        try {
+            chosen.reader = open_verified(folder, *step, world);
+        } catch (const Error& error) {
+            if (error.code() != ExitCode::checkpoint) throw;
+            chosen.refused.push_back(error.what());
+            continue;
+        }
+        return chosen;
+    }
+    fail(ExitCode::checkpoint, "{}: none of {} checkpoints is whole; the newest: {}", folder.path(),
+         steps.size(), chosen.refused.front());
+}
+
+// What checkpoint.load names.
+struct Target {
+    std::string folder;
+    std::optional<int64_t> step;  // a checkpoint itself
+};
+Target target_of(const std::string& load, const std::string& save_folder) {
+    if (load == "auto") return {save_folder, std::nullopt};
+    std::filesystem::path path = std::filesystem::absolute(load).lexically_normal();
+    if (!path.has_filename()) path = path.parent_path();  // "runs/a/" is "runs/a"
+    const auto step = step_of_name(path.filename().string());
+    return {step ? path.parent_path().string() : path.string(), step};
+}
+
+std::optional<Chosen> choose(const std::string& load, const Target& target, const CheckpointFolder& folder,
+                             ProcessGroup& world) {
+    if (load == "auto") return newest_whole(folder, world);
+    if (target.step) return Chosen{open_verified(folder, *target.step, world), {}};
+    const std::vector<int64_t> steps = steps_of(folder, world);
+    require(!steps.empty(), ExitCode::checkpoint, "{}: no checkpoint in it", folder.path());
+    return Chosen{open_verified(folder, steps.back(), world), {}};
+}
+
+}  // namespace
+
+std::optional<Resumed> resume(Trainer& trainer, const Config& config, uint64_t data_fingerprint,
+                              ProcessGroup& world, const std::string& save_folder,
+                              std::shared_ptr<Disk> disk) {
+    const std::string& load = config.checkpoint.load;
+    if (load.empty()) return std::nullopt;
+    const Target target = target_of(load, save_folder);
+    std::unique_ptr<CheckpointFolder> folder;
+    on_all_ranks(world, [&] { folder = std::make_unique<CheckpointFolder>(std::move(disk), target.folder); });
+    const auto chosen = choose(load, target, *folder, world);
+    if (!chosen) return std::nullopt;
+    const CheckpointReader& reader = *chosen->reader;
+    const bool weights_alone = config.checkpoint.finetune;
+    std::vector<StateTensor> state = training_state(trainer.transformer(), layout_of(config, world));
+    on_all_ranks(world, [&] {
+        check_tensors(reader, state);
+        if (!weights_alone) check_position(reader, config, data_fingerprint);
+    });
+    on_all_ranks(world, [&] { copy_to_device(reader, state, weights_alone, trainer.ops().device()); });
+    trainer.resume_at(weights_alone ? 0 : reader.manifest().step);
+    if (load == "auto") {
+        const std::vector<int64_t> steps = steps_of(*folder, world);
+        on_all_ranks(world, [&] {
+            for (const int64_t step : steps)
+                if (world.rank() == 0 && step > reader.manifest().step) folder->set_aside(step);
+        });
+    }
+    return Resumed{trainer.steps_done(), reader.path(), chosen->refused, changed_keys(reader, config)};
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,183 @@
+// Copy, write, report, publish.
+#include "model/checkpoint/saver.h"
+
+#include "kernels/core/fp8_tensor.h"
+#include "model/build_info.h"
+#include "model/checkpoint/agree.h"
+#include "model/checkpoint/state.h"
+
+#include <algorithm>
+#include <thread>
+
+namespace fp8flow {
+
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+template <class Result> bool is_ready(const std::future<Result>& future) {
+    return future.valid() && future.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
+}  // namespace
+
+CheckpointSaver::CheckpointSaver(const Config& config, uint64_t data_fingerprint, ProcessGroup& world,
+                                 const std::string& path, std::shared_ptr<Disk> disk)
+    : config_(config), data_fingerprint_(data_fingerprint), world_(world) {
+    on_all_ranks(world, [&] {
+        folder_ = std::make_unique<CheckpointFolder>(std::move(disk), path);
+        if (world.rank() == 0) folder_->clean_up();
+    });
+    // A folder that only one host sees is found now, not when the first checkpoint has been written.
+    const int64_t probe = 0;
+    on_all_ranks(world, [&] {
+        if (world.rank() == 0) folder_->begin(probe);
+    });
+    on_all_ranks(world,
+                 [&] { CheckpointFolder::Part(*folder_, probe, rank_file_name(world.rank())).finish(); });
+    if (world.rank() == 0) folder_->abandon(probe);
+}
+
+CheckpointSaver::~CheckpointSaver() { stop_ = true; }
+
+std::optional<CheckpointSaver::Published> CheckpointSaver::save(Trainer& trainer) {
+    const std::optional<Published> before = finish();
+    Pending& pending = pending_.emplace();
+    pending.step = trainer.steps_done();
+    pending.started = Clock::now();
+    try {
+        on_all_ranks(world_, [&] {
+            if (world_.rank() == 0) folder_->begin(pending.step);
+        });
+    } catch (...) {
+        pending_.reset();
+        throw;
+    }
+    copy_state(trainer);
+    pending.paused = seconds_since(pending.started);
+    pending.file = std::async(std::launch::async, [this, &pending] {
+        return write_rank_file(*folder_, pending.step, world_.rank(), pending.tensors, stop_);
+    });
+    if (config_.checkpoint.async_save) return before;
+    const std::optional<Published> now = finish();
+    return before ? before : now;
+}
+
+// All copies are queued, then waited for once: the device runs them at the speed of its link to the host.
+void CheckpointSaver::copy_state(Trainer& trainer) {
+    const RankLayout layout{world_.rank(), world_.size(), config_.parallel.expert_model_parallel_size};
+    std::vector<StateTensor> state = training_state(trainer.transformer(), layout);
+    std::erase_if(state, [&](const StateTensor& tensor) { return tensor.owner != layout.rank; });
+    constexpr int64_t kAlignment = 256;
+    int64_t total = 0;
+    for (const StateTensor& tensor : state) total += round_up(tensor.bytes(), kAlignment);
+    Device& device = trainer.ops().device();
+    if (!copy_ || static_cast<size_t>(total) > copy_bytes_) {
+        copy_.reset();
+        copy_bytes_ = static_cast<size_t>(total);
+        copy_ = std::make_unique<PinnedBuffer>(device, copy_bytes_);
+    }
+    HostEvent copied(device);
+    size_t at = 0;
+    for (const StateTensor& tensor : state) {
+        auto* to = copy_->at<uint8_t>(at);
+        device.copy_out_async(to, tensor.view.data, static_cast<size_t>(tensor.bytes()));
+        pending_->tensors.push_back({tensor.name, tensor.shape, to, tensor.bytes()});
+        at += static_cast<size_t>(round_up(tensor.bytes(), kAlignment));
+    }
+    copied.record({});
+    copied.wait();
+}
+
+// What the threads of this rank have done since the last look.
+void CheckpointSaver::look_at_threads() {
+    Pending& p = *pending_;
+    try {
+        if (is_ready(p.file)) {
+            const CheckpointManifest::File file = p.file.get();
+            p.report = {Phase::written, file.bytes, file.header_crc, 0};
+        }
+        if (is_ready(p.publication)) {
+            p.publication.get();
+            p.report.phase = Phase::published;
+        }
+    } catch (const Error& error) {
+        p.error = error.what();
+        p.report.phase = Phase::failed;
+        p.report.error_bytes = static_cast<int64_t>(p.error.size());
+    }
+}
+
+std::optional<CheckpointSaver::Published> CheckpointSaver::poll() {
+    if (!pending_) return std::nullopt;
+    return exchange_reports();
+}
+
+std::optional<CheckpointSaver::Published> CheckpointSaver::finish() {
+    constexpr std::chrono::milliseconds kBetweenLooks{2};
+    while (pending_) {
+        // A rank whose file takes longest would keep the others in a wait with a deadline: everybody looks, again and again.
+        if (auto published = exchange_reports()) return published;
+        std::this_thread::sleep_for(kBetweenLooks);
+    }
+    return std::nullopt;
+}
+
+// All ranks see the same reports and so do the same.
+std::optional<CheckpointSaver::Published> CheckpointSaver::exchange_reports() {
+    look_at_threads();
+    Pending& p = *pending_;
+    std::vector<Report> reports(static_cast<size_t>(world_.size()));
+    world_.all_gather(&p.report, sizeof p.report, reports.data());
+    const auto is = [](Phase phase) {
+        return [phase](const Report& report) { return report.phase == phase; };
+    };
+    if (std::any_of(reports.begin(), reports.end(), is(Phase::failed)) &&
+        std::none_of(reports.begin(), reports.end(), is(Phase::writing)))
+        give_up(reports);
+    if (std::all_of(reports.begin(), reports.end(), is(Phase::written)) && world_.rank() == 0)
+        start_publication(reports);
+    if (reports[0].phase != Phase::published) return std::nullopt;
+    Published published{.step = p.step,
+                        .paused = p.paused,
+                        .seconds = seconds_since(p.started),
+                        .path = folder_->path_of(checkpoint_name(p.step))};
+    for (const Report& report : reports) published.bytes += static_cast<double>(report.bytes);
+    pending_.reset();
+    return published;
+}
+
+void CheckpointSaver::start_publication(const std::vector<Report>& reports) {
+    Pending& p = *pending_;
+    CheckpointManifest manifest{.step = p.step,
+                                .consumed_samples = p.step * config_.training.global_batch_size,
+                                .expert_parallel_size = config_.parallel.expert_model_parallel_size,
+                                .global_batch_size = config_.training.global_batch_size,
+                                .seed = config_.training.seed,
+                                .data_fingerprint = data_fingerprint_,
+                                .commit = build_commit(),
+                                .config = dump_config(config_)};
+    for (const Report& report : reports) manifest.files.push_back({report.bytes, report.header_crc});
+    p.report.phase = Phase::publishing;
+    p.publication = std::async(std::launch::async, [this, step = p.step, text = manifest_text(manifest)] {
+        folder_->write_manifest(step, text);
+        folder_->publish(step);
+        if (config_.checkpoint.most_recent_k > 0) folder_->keep_latest(config_.checkpoint.most_recent_k);
+    });
+}
+
+// Nobody writes any more. The text of the lowest rank that failed goes to all.
+void CheckpointSaver::give_up(const std::vector<Report>& reports) {
+    const auto failed = std::find_if(reports.begin(), reports.end(),
+                                     [](const Report& report) { return report.phase == Phase::failed; });
+    std::string text = pending_->error;
+    text.resize(static_cast<size_t>(failed->error_bytes));
+    world_.broadcast(text.data(), text.size(), static_cast<int>(failed - reports.begin()));
+    if (world_.rank() == 0) folder_->abandon(pending_->step);
+    pending_.reset();
+    throw Error(ExitCode::checkpoint, text);
+}
+
+}  // namespace fp8flow

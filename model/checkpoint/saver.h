@@ -1,0 +1,83 @@
+// CheckpointSaver: takes the state of a run between two steps and writes it while training goes on. Training pauses only until the device has
+// copied the state to page-locked host memory; a thread of each rank writes that rank's file, the first rank then publishes the checkpoint.
+// Threads talk to the disk alone; what ranks say to each other is said by poll, between steps. Read next: folder.h, rank_file.h.
+#pragma once
+
+#include "kernels/core/pinned.h"
+#include "model/checkpoint/folder.h"
+#include "model/checkpoint/manifest.h"
+#include "model/checkpoint/rank_file.h"
+#include "model/trainer.h"
+
+#include <atomic>
+#include <future>
+#include <memory>
+#include <optional>
+
+namespace fp8flow {
+
+class CheckpointSaver {
+public:
+    // Called by all ranks, as everything here. `path`: an existing folder, the same on every rank. Removes what earlier runs left half-made.
+    // Throws Error(checkpoint) where a rank does not see the folder that the first rank sees.
+    CheckpointSaver(const Config& config, uint64_t data_fingerprint, ProcessGroup& world,
+                    const std::string& path, std::shared_ptr<Disk> disk = std::make_shared<Disk>());
+    // Waits for what is being written; without publish, which needs all ranks, it is lost.
+    ~CheckpointSaver();
+    CheckpointSaver(const CheckpointSaver&) = delete;
+    CheckpointSaver& operator=(const CheckpointSaver&) = delete;
+
+    struct Published {
+        int64_t step = 0;
+        double bytes = 0;    // of all ranks
+        double paused = 0;   // seconds that training stood still on this rank
+        double seconds = 0;  // from the start to the new name
+        std::string path;
+    };
+    // The state after trainer.steps_done() steps, of which none is in flight. Waits for the checkpoint before, if it is still being written.
+    // Throws Error(checkpoint) on every rank if the one before failed on any.
+    std::optional<Published> save(Trainer& trainer);
+    // Between steps: what has been published since the last call. Throws like save.
+    std::optional<Published> poll();
+    // Waits for what is being written. Throws like save.
+    std::optional<Published> finish();
+    const CheckpointFolder& folder() const { return *folder_; }
+
+private:
+    using Clock = std::chrono::steady_clock;
+    enum class Phase : int64_t { writing, written, publishing, published, failed };
+    // What a rank says of itself; gathered by poll.
+    struct Report {
+        Phase phase = Phase::writing;
+        int64_t bytes = 0;
+        uint32_t header_crc = 0;
+        int64_t error_bytes = 0;
+    };
+    struct Pending {
+        int64_t step = 0;
+        Clock::time_point started;
+        double paused = 0;
+        Report report;
+        std::string error;
+        std::future<CheckpointManifest::File> file;
+        std::future<void> publication;  // first rank
+        std::vector<HostTensor> tensors;
+    };
+
+    void copy_state(Trainer& trainer);
+    void look_at_threads();
+    std::optional<Published> exchange_reports();
+    void start_publication(const std::vector<Report>& reports);
+    [[noreturn]] void give_up(const std::vector<Report>& reports);
+
+    Config config_;
+    uint64_t data_fingerprint_;
+    ProcessGroup& world_;
+    std::unique_ptr<CheckpointFolder> folder_;
+    std::unique_ptr<PinnedBuffer> copy_;
+    size_t copy_bytes_ = 0;
+    std::atomic<bool> stop_ = false;
+    std::optional<Pending> pending_;  // last: its threads end before what they use
+};
+
+}  // namespace fp8flow

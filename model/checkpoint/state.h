@@ -1,0 +1,36 @@
+// The state of a training run as named tensors: FP32 weights, both moments, expert biases, delayed scales. Experts are tensors of their own
+// under their global number, so a name means the same for every number of ranks, and a checkpoint fits any. The working copies of weights
+// follow from the FP32 ones and are not part of it. Read next: saver.h, reader.h.
+#pragma once
+
+#include "model/transformer.h"
+
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+
+// Ranks that share the experts are neighbours: rank % expert_parallel_size says which experts a rank has.
+struct RankLayout {
+    int64_t rank = 0, world_size = 1, expert_parallel_size = 1;
+
+    int64_t expert_parallel_rank() const { return rank % expert_parallel_size; }
+};
+
+struct StateTensor {
+    std::string name;            // "exp_avg.layers.1.moe.experts.3.linear_fc1.weight"
+    std::vector<int64_t> shape;  // F32
+    int64_t holder = -1;         // the expert-parallel rank that has it; -1: all ranks
+    int64_t owner = 0;           // the rank that saves it; the sums of bytes are about equal
+    TensorView view;             // on this rank's device; absent where another rank holds it
+
+    int64_t bytes() const;
+};
+
+// All tensors of the model, those of other ranks too: the same list on every rank, but for the views. Prefixes as in Megatron's checkpoints:
+// fp32_param., exp_avg., exp_avg_sq.; none before expert biases and delayed scales.
+std::vector<StateTensor> training_state(Transformer& transformer, const RankLayout& layout);
+// What a start with weights alone takes (checkpoint.finetune): weights, and the expert biases, which choose experts as weights do.
+bool is_weight(const std::string& state_name);
+
+}  // namespace fp8flow

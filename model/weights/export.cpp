@@ -1,0 +1,259 @@
+// Each rank streams its own file from the device, a block of rows at a time; names and sizes follow from the configuration, so nothing is
+// exchanged for the index.
+#include "model/weights/export.h"
+
+#include "kernels/core/scalar_math.h"
+#include "model/safetensors/writer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <set>
+
+namespace fp8flow {
+
+namespace {
+
+constexpr int64_t kScaleBlock = 128;
+constexpr int64_t kElementsAtOnce = int64_t{1} << 22;
+
+// A tensor of the file: one piece, or, of fused experts, several.
+struct Stored {
+    TensorDeclaration tensor;
+    std::vector<WeightPiece> pieces;
+    TensorView values;
+};
+
+bool is_quantised(const ParameterSpec& spec, ExportFormat format) {
+    return format == ExportFormat::fp8 && spec.rank == 3;
+}
+
+FileDType stored_type(const WeightTarget& target, ExportFormat format) {
+    if (target.parameter == nullptr || format == ExportFormat::f32)
+        return FileDType::f32;  // the expert bias too
+    return is_quantised(target.spec, format) ? FileDType::e4m3 : FileDType::bf16;
+}
+
+std::string scale_name(const std::string& tensor) { return tensor + "_scale_inv"; }
+
+class Exporter {
+public:
+    Exporter(const std::vector<WeightTarget>& targets, const WeightShapes& shapes, const ExportChoice& choice,
+             Device& device)
+        : targets_(targets), shapes_(shapes), choice_(choice), device_(device) {}
+
+    // What `rank` of `ranks` writes: its experts, and rank 0 the rest.
+    std::vector<Stored> stored_by(int rank) const {
+        std::vector<Stored> all;
+        for (const WeightTarget& target : targets_) {
+            ParameterSpec spec = target.spec;
+            if (spec.expert) spec.first_expert = spec.shape[0] * rank;
+            if (!spec.expert && rank != 0) continue;
+            for (const WeightPiece& piece : pieces_of(spec, shapes_.model, shapes_.moe, choice_.names)) {
+                if (all.empty() || all.back().tensor.name != piece.tensor)
+                    all.push_back({{piece.tensor, stored_type(target, choice_.format), piece.shape},
+                                   {},
+                                   target.values});
+                all.back().pieces.push_back(piece);
+            }
+        }
+        return all;
+    }
+
+    std::vector<TensorDeclaration> declarations(const std::vector<Stored>& stored) const {
+        std::vector<TensorDeclaration> tensors;
+        for (const Stored& one : stored) {
+            tensors.push_back(one.tensor);
+            if (one.tensor.dtype != FileDType::e4m3) continue;
+            std::vector<int64_t> shape = one.tensor.shape;
+            for (size_t i = shape.size() - 2; i < shape.size(); ++i)
+                shape[i] = (shape[i] + kScaleBlock - 1) / kScaleBlock;
+            tensors.push_back({scale_name(one.tensor.name), FileDType::f32, shape});
+        }
+        return tensors;
+    }
+
+    void write(const std::vector<Stored>& stored, SafetensorsWriter& writer) {
+        for (const Stored& one : stored) {
+            scales_.clear();
+            for (const WeightPiece& piece : one.pieces) write_piece(one, piece, writer);
+            if (!scales_.empty())
+                writer.append(scale_name(one.tensor.name), scales_.data(),
+                              static_cast<int64_t>(scales_.size() * sizeof(float)));
+        }
+        writer.finish();
+    }
+
+private:
+    void write_piece(const Stored& one, const WeightPiece& piece, SafetensorsWriter& writer) {
+        // whole scale blocks; the rows of an expert begin a block of their own
+        const int64_t at_once =
+            std::max<int64_t>(1, kElementsAtOnce / piece.cols / kScaleBlock) * kScaleBlock;
+        for (int64_t first = 0; first < piece.rows; first += at_once) {
+            const int64_t rows = std::min(at_once, piece.rows - first);
+            values_.resize(static_cast<size_t>(rows * piece.cols));
+            device_.copy_out(values_.data(), one.values.as<float>() + (piece.row + first) * piece.cols,
+                             values_.size() * sizeof(float));
+            encode(one.tensor.dtype, rows, piece.cols);
+            writer.append(one.tensor.name, encoded_.data(), static_cast<int64_t>(encoded_.size()));
+        }
+    }
+
+    void encode(FileDType dtype, int64_t rows, int64_t cols) {
+        encoded_.resize(values_.size() * static_cast<size_t>(size_of(dtype)));
+        if (dtype == FileDType::f32) {
+            std::memcpy(encoded_.data(), values_.data(), encoded_.size());
+        } else if (dtype == FileDType::bf16) {
+            for (size_t i = 0; i < values_.size(); ++i) {
+                const Bf16 value = to_bf16(values_[i]);
+                std::memcpy(encoded_.data() + 2 * i, &value, 2);
+            }
+        } else {
+            quantise(rows, cols);
+        }
+    }
+
+    void quantise(int64_t rows, int64_t cols) {
+        for (int64_t r0 = 0; r0 < rows; r0 += kScaleBlock)
+            for (int64_t c0 = 0; c0 < cols; c0 += kScaleBlock) {
+                const auto each = [&](auto&& visit) {
+                    for (int64_t r = r0; r < std::min(rows, r0 + kScaleBlock); ++r)
+                        for (int64_t c = c0; c < std::min(cols, c0 + kScaleBlock); ++c)
+                            visit(static_cast<size_t>(r * cols + c));
+                };
+                float amax = 0;
+                each([&](size_t i) { amax = max_ignore_nan(amax, abs_float(values_[i])); });
+                const QuantScale scale = quant_scale(amax, kE4m3Max, ScaleFormat::pow2);
+                each([&](size_t i) { encoded_[i] = to_e4m3(values_[i] * scale.multiplier).bits; });
+                scales_.push_back(scale.dequant);
+            }
+    }
+
+    const std::vector<WeightTarget>& targets_;
+    const WeightShapes& shapes_;
+    const ExportChoice& choice_;
+    Device& device_;
+    std::vector<float> values_, scales_;
+    std::vector<uint8_t> encoded_;
+};
+
+std::string file_name(int rank, int ranks) {
+    if (ranks == 1) return "model.safetensors";
+    return fmt::format("model-{:05}-of-{:05}.safetensors", rank + 1, ranks);
+}
+
+}  // namespace
+
+void export_weights(const OutputFolder& folder, const std::vector<WeightTarget>& targets,
+                    const WeightShapes& shapes, const ExportChoice& choice, ProcessGroup& group,
+                    Device& device) {
+    const int rank = group.rank(), ranks = group.size();
+    FP8FLOW_CHECK(ranks == 1 || choice.names.experts != ExpertNames::fused, "fused experts from {} ranks",
+                  ranks);
+    Exporter exporter(targets, shapes, choice, device);
+    AtomicFile file = folder.create_atomic(file_name(rank, ranks));
+    const std::vector<Stored> stored = exporter.stored_by(rank);
+    SafetensorsWriter writer(exporter.declarations(stored), {{"format", "pt"}},
+                             [&](const void* data, size_t bytes) { file.write(data, bytes); });
+    exporter.write(stored, writer);
+    file.commit();
+    group.barrier();
+    if (rank != 0 || ranks == 1) return;
+    nlohmann::ordered_json map = nlohmann::ordered_json::object();
+    int64_t total = 0;
+    for (int r = 0; r < ranks; ++r)
+        for (const TensorDeclaration& tensor : exporter.declarations(exporter.stored_by(r))) {
+            map[tensor.name] = file_name(r, ranks);
+            total += checked_bytes(tensor.dtype, tensor.shape).value();
+        }
+    const nlohmann::ordered_json index = {{"metadata", {{"total_size", total}}},
+                                          {"weight_map", std::move(map)}};
+    folder.write_atomic("model.safetensors.index.json", index.dump(2) + "\n");
+}
+
+HfNames export_names(const Config& config) {
+    HfNames names;
+    if (config.model.qk_layernorm || !config.model.attention) return names;
+    names.block = "block_sparse_moe";
+    names.experts = ExpertNames::numbered;
+    return names;
+}
+
+std::optional<ExportChoice> export_plan(const Config& config, const std::string& format) {
+    if (format.empty()) return std::nullopt;
+    ExportChoice choice{.names = export_names(config)};
+    if (format == "f32") choice.format = ExportFormat::f32;
+    if (format == "fp8") choice.format = ExportFormat::fp8;
+    if (config.model.attention) choice.config_json = hf_config_of(config, choice.format);
+    return choice;
+}
+
+std::string hf_config_of(const Config& config, ExportFormat format) {
+    const ModelSpec& m = config.model;
+    const MoeSpec& moe = config.moe;
+    const auto& layers = m.moe_layer_freq;
+    const bool dense = std::find(layers.begin(), layers.end(), 0) != layers.end();
+    const bool fits = m.attention && !m.zero_centered_gamma &&
+                      moe.moe_router_score_function == ScoreFunction::softmax &&
+                      moe.moe_router_num_groups == 0 && moe.moe_router_topk_scaling_factor == 1.0 &&
+                      moe.moe_shared_expert_intermediate_size == 0;
+    require(fits && (m.qk_layernorm || (!dense && !moe.moe_router_pre_softmax)), ExitCode::usage,
+            "export: neither qwen3_moe (model.qk_layernorm: true) nor mixtral (qk_layernorm: false, MoE "
+            "layers only, "
+            "moe_router_pre_softmax: false) computes what this configuration says: both want "
+            "model.attention: true, a "
+            "softmax router without groups, shared experts or scaling, and plain norm weights");
+    nlohmann::ordered_json json = {
+        {"architectures", {m.qk_layernorm ? "Qwen3MoeForCausalLM" : "MixtralForCausalLM"}},
+        {"model_type", m.qk_layernorm ? "qwen3_moe" : "mixtral"},
+        {"hidden_act", "silu"},
+        {"hidden_size", m.hidden_size},
+        {"num_hidden_layers", m.num_layers},
+        {"num_attention_heads", m.num_attention_heads},
+        {"num_key_value_heads", m.num_query_groups},
+        {"head_dim", m.kv_channels},
+        {"max_position_embeddings", m.seq_length},
+        {"rms_norm_eps", m.norm_epsilon},
+        {"rope_theta", m.rotary_base},
+        {"vocab_size", m.vocab_size},
+        {"tie_word_embeddings", !m.untie_embeddings_and_output_weights},
+        {"initializer_range", m.init_method_std},
+        {"attention_bias", false},
+        {"num_experts_per_tok", moe.moe_router_topk}};
+    if (m.qk_layernorm) {
+        json["num_experts"] = moe.num_experts;
+        json["moe_intermediate_size"] = moe.moe_ffn_hidden_size;
+        json["intermediate_size"] = m.ffn_hidden_size;
+        json["norm_topk_prob"] = !moe.moe_router_pre_softmax;
+        json["decoder_sparse_step"] = 1;
+        nlohmann::ordered_json only_dense = nlohmann::ordered_json::array();
+        for (size_t i = 0; i < layers.size(); ++i)
+            if (layers[i] == 0) only_dense.push_back(i);
+        json["mlp_only_layers"] = only_dense;
+    } else {
+        json["num_local_experts"] = moe.num_experts;
+        json["intermediate_size"] = moe.moe_ffn_hidden_size;
+        json["sliding_window"] = nullptr;
+    }
+    if (format == ExportFormat::fp8) {
+        auto plain = nlohmann::ordered_json::array({"lm_head"});
+        for (size_t i = 0; i < layers.size(); ++i)
+            for (const char* module :
+                 {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"})
+                plain.push_back(fmt::format("model.layers.{}.{}", i, module));
+        for (size_t i = 0; i < layers.size(); ++i)
+            if (layers[i] != 0)
+                plain.push_back(
+                    fmt::format("model.layers.{}.{}.gate", i, m.qk_layernorm ? "mlp" : "block_sparse_moe"));
+        json["quantization_config"] = {{"quant_method", "fp8"},
+                                       {"fmt", "e4m3"},
+                                       {"activation_scheme", "dynamic"},
+                                       {"weight_block_size", {kScaleBlock, kScaleBlock}},
+                                       {"modules_to_not_convert", plain}};
+    }
+    json["torch_dtype"] = format == ExportFormat::f32 ? "float32" : "bfloat16";
+    return json.dump(2) + "\n";
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,53 @@
+// Where the values of our parameters stand in files with Hugging Face names: one list of pieces a parameter, read by loading and by export
+// alike. Read next: load.h, export.h.
+#pragma once
+
+#include "layers/parameter.h"
+#include "layers/spec.h"
+#include "model/safetensors/tensor_set.h"
+
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+
+// How the experts of a layer are stored.
+enum class ExpertNames {
+    projections,  // experts.E.gate_proj.weight, up_proj, down_proj (DeepSeek-V3, Qwen3-MoE)
+    numbered,     // experts.E.w1.weight (gate), w3 (up), w2 (down): Mixtral
+    fused         // experts.gate_up_proj [E, 2F, H], experts.down_proj [E, H, F]: Transformers 5
+};
+
+struct HfNames {
+    std::string root = "model.";  // in front of layers, embed_tokens and norm
+    std::string block = "mlp";    // of a layer's FFN; Mixtral: "block_sparse_moe"
+    ExpertNames experts = ExpertNames::projections;
+    int64_t first_layer = 0;   // the files' number of our layer 0
+    bool only_block = false;   // the files hold one MoE block alone; its names begin with block_prefix
+    std::string block_prefix;  // with only_block: "", "mlp.", "block_sparse_moe."
+
+    std::string layer(int64_t ours) const;     // "model.layers.3."
+    std::string ffn(int64_t our_layer) const;  // "model.layers.3.mlp."
+};
+
+// Finds out how the tensors of a MoE layer are named, by the place of its router. `layer`: its number in the files. Throws Error(set.code())
+// with the reason for layouts that we do not know.
+HfNames find_names(const TensorSet& set, int64_t layer);
+
+// Rows [file_row, file_row + rows) of a tensor in a file are rows [row, row + rows) of a parameter; both are seen as [all rows, cols], the
+// last dimension being contiguous. One-dimensional tensors have one column.
+struct WeightPiece {
+    std::string tensor;
+    std::vector<int64_t> shape;  // of the whole tensor in the file
+    int64_t file_row = 0, row = 0, rows = 0, cols = 0;
+};
+
+// The pieces of a parameter in the order of its rows (embedding and head: without the rows that pad the vocabulary). Experts are those
+// from spec.first_expert.
+std::vector<WeightPiece> pieces_of(const ParameterSpec& spec, const ModelSpec& model, const MoeSpec& moe,
+                                   const HfNames& names);
+
+// The parameter with the experts of all ranks.
+ParameterSpec of_all_experts(const ParameterSpec& spec, const MoeSpec& moe);
+
+}  // namespace fp8flow

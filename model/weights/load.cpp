@@ -1,0 +1,236 @@
+// The check of all names and shapes, then the copy, piece by piece in blocks of rows, so that no tensor stands in memory twice.
+#include "model/weights/load.h"
+
+#include "model/weights/hf_config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+namespace fp8flow {
+
+namespace {
+
+constexpr int64_t kScaleBlock = 128;
+constexpr int64_t kElementsAtOnce = int64_t{1} << 22;
+constexpr const char* kScaleEnding = "_scale_inv";
+
+int64_t blocks(int64_t n) { return (n + kScaleBlock - 1) / kScaleBlock; }
+
+bool is_floating(FileDType dtype) {
+    switch (dtype) {
+        case FileDType::f32:
+        case FileDType::f64:
+        case FileDType::bf16:
+        case FileDType::f16:
+        case FileDType::e4m3: return true;
+        default: return false;
+    }
+}
+
+// [.., N, K] -> [.., ceil(N/128), ceil(K/128)]
+std::vector<int64_t> scale_shape(std::vector<int64_t> shape) {
+    for (size_t i = shape.size() - 2; i < shape.size(); ++i) shape[i] = blocks(shape[i]);
+    return shape;
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+    return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+// Not parameters, though some files hold them.
+bool is_ignorable(const std::string& name, const ModelSpec& model) {
+    return name.ends_with("rotary_emb.inv_freq") ||
+           (name == "lm_head.weight" && !model.untie_embeddings_and_output_weights);
+}
+
+class Check {
+public:
+    Check(const TensorSet& set, const WeightShapes& shapes) : set_(set), shapes_(shapes) {}
+
+    void want(const WeightPiece& piece) {
+        if (!wanted_.insert(piece.tensor).second) return;
+        const TensorSet::Item item = set_.find(piece.tensor);
+        if (!item) return problem("tensor \"{}\" is missing, want {}", piece.tensor, shape_text(piece.shape));
+        if (item.entry->shape != piece.shape)
+            return problem("tensor \"{}\" is {}, want {}", piece.tensor, describe(*item.entry),
+                           shape_text(piece.shape));
+        if (!is_floating(item.entry->dtype))
+            return problem("tensor \"{}\" is {}, want BF16, F16, F32, or F8_E4M3 with scales", piece.tensor,
+                           describe(*item.entry));
+        if (item.entry->dtype == FileDType::e4m3) want_scales(piece);
+    }
+
+    void find_extra(const std::string& scope, const std::set<std::string>& others) {
+        for (const std::string& name : set_.names())
+            if (name.starts_with(scope) && !wanted_.contains(name) && !others.contains(name) &&
+                !is_ignorable(name, shapes_.model))
+                problem("tensor \"{}\" is extra: the configuration has no place for it", printable(name));
+    }
+
+    void finish() const { throw_problems(problems_, set_.code()); }
+    int64_t tensors() const { return static_cast<int64_t>(wanted_.size()); }
+    int64_t dequantised() const { return dequantised_; }
+
+private:
+    void want_scales(const WeightPiece& piece) {
+        const std::string name = piece.tensor + kScaleEnding;
+        wanted_.insert(name);
+        if (piece.shape.size() < 2)
+            return problem("tensor \"{}\" is F8_E4M3, want a matrix for that", piece.tensor);
+        const std::vector<int64_t> shape = scale_shape(piece.shape);
+        const TensorSet::Item item = set_.find(name);
+        if (!item)
+            return problem(
+                "tensor \"{}\" is missing: \"{}\" is F8_E4M3 and means nothing without its scales {}", name,
+                piece.tensor, shape_text(shape));
+        const FileDType dtype = item.entry->dtype;
+        if (item.entry->shape != shape ||
+            (dtype != FileDType::f32 && dtype != FileDType::bf16 && dtype != FileDType::e8m0))
+            return problem(
+                "tensor \"{}\" is {}, want F32, BF16 or F8_E8M0 {}: one scale for each block of {} x {}",
+                name, describe(*item.entry), shape_text(shape), kScaleBlock, kScaleBlock);
+        ++dequantised_;
+    }
+    template <class... Args> void problem(fmt::format_string<Args...> format, Args&&... args) {
+        problems_.push_back(set_.path() + ": " + fmt::format(format, std::forward<Args>(args)...));
+    }
+
+    const TensorSet& set_;
+    const WeightShapes& shapes_;
+    std::set<std::string> wanted_;
+    std::vector<std::string> problems_;
+    int64_t dequantised_ = 0;
+};
+
+// Values of a piece, a block of rows at a time.
+class PieceReader {
+public:
+    PieceReader(const TensorSet& set, const WeightPiece& piece)
+        : piece_(piece), code_(set.code()), item_(set.find(piece.tensor)), bytes_(item_.bytes()) {
+        if (item_.entry->dtype != FileDType::e4m3) return;
+        const TensorSet::Item scales = set.find(piece.tensor + kScaleEnding);
+        scales_.resize(static_cast<size_t>(scales.entry->numel()));
+        read_floats(*scales.entry, scales.bytes(), 0, scales_, code_);
+        matrix_rows_ = piece.shape[piece.shape.size() - 2];
+    }
+
+    void read(int64_t first, int64_t rows, std::span<float> out) const {
+        read_floats(*item_.entry, bytes_, (piece_.file_row + first) * piece_.cols,
+                    out.first(static_cast<size_t>(rows * piece_.cols)), code_);
+        if (scales_.empty()) return;
+        const int64_t scale_cols = blocks(piece_.cols), scale_rows = blocks(matrix_rows_);
+        for (int64_t r = 0; r < rows; ++r) {
+            const int64_t row = piece_.file_row + first + r, matrix = row / matrix_rows_;
+            const float* scales =
+                scales_.data() + (matrix * scale_rows + row % matrix_rows_ / kScaleBlock) * scale_cols;
+            float* values = out.data() + r * piece_.cols;
+            for (int64_t c = 0; c < piece_.cols; ++c) values[c] *= scales[c / kScaleBlock];
+        }
+    }
+
+private:
+    const WeightPiece& piece_;
+    ExitCode code_;
+    TensorSet::Item item_;
+    std::span<const uint8_t> bytes_;
+    std::vector<float> scales_;
+    int64_t matrix_rows_ = 1;
+};
+
+}  // namespace
+
+WeightTarget target_of(Parameter& parameter) { return {parameter.spec, parameter.master, &parameter}; }
+
+WeightTarget bias_target(int64_t layer, const TensorView& bias) {
+    ParameterSpec spec;
+    spec.name = fmt::format("layers.{}.moe.router.expert_bias", layer);
+    spec.shape[0] = bias.dim(0);
+    spec.rank = 1;
+    return {spec, bias, nullptr};
+}
+
+std::vector<WeightTarget> targets_of(Transformer& model) {
+    std::vector<WeightTarget> targets;
+    for (Parameter& parameter : model.parameters().all()) targets.push_back(target_of(parameter));
+    for (size_t i = 0; i < model.blocks().size(); ++i) {
+        const Router* router = model.blocks()[i]->router();
+        if (router != nullptr && router->expert_bias())
+            targets.push_back(bias_target(static_cast<int64_t>(i), router->expert_bias()));
+    }
+    return targets;
+}
+
+LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
+                           const std::vector<WeightTarget>& targets, const WeightShapes& shapes,
+                           const std::string& scope, ParameterStore& store, Device& device,
+                           const std::set<std::string>& others) {
+    Check check(set, shapes);
+    for (const WeightTarget& target : targets)
+        for (const WeightPiece& piece :
+             pieces_of(of_all_experts(target.spec, shapes.moe), shapes.model, shapes.moe, names))
+            check.want(piece);
+    check.find_extra(scope, others);
+    check.finish();
+
+    std::vector<std::string> problems;
+    std::vector<float> values;
+    for (const WeightTarget& target : targets) {
+        device.fill(target.values.data, 0,
+                    static_cast<size_t>(target.values.bytes()));  // what no file has: rows of padding
+        for (const WeightPiece& piece : pieces_of(target.spec, shapes.model, shapes.moe, names)) {
+            const PieceReader reader(set, piece);
+            const int64_t at_once = std::max<int64_t>(1, kElementsAtOnce / piece.cols);
+            int64_t bad = 0;
+            for (int64_t first = 0; first < piece.rows; first += at_once) {
+                const int64_t rows = std::min(at_once, piece.rows - first), count = rows * piece.cols;
+                values.resize(static_cast<size_t>(count));
+                reader.read(first, rows, values);
+                bad += std::count_if(values.begin(), values.end(), [](float x) { return !std::isfinite(x); });
+                device.copy_in(target.values.as<float>() + (piece.row + first) * piece.cols, values.data(),
+                               values.size() * sizeof(float));
+            }
+            if (bad > 0)
+                problems.push_back(fmt::format("{}: tensor \"{}\": {} of its values are NaN or infinite",
+                                               set.path(), piece.tensor, bad));
+        }
+        if (target.parameter != nullptr) store.write_copies(*target.parameter);
+    }
+    device.synchronize();
+    throw_problems(problems, set.code());
+    return {check.tensors(), check.dequantised()};
+}
+
+std::string load_model(const std::string& path, const Config& config, Transformer& model, Device& device) {
+    require(config.model.attention, ExitCode::usage,
+            "--weights {}: a whole model is loaded with model.attention: true only (multi-latent attention "
+            "is not "
+            "implemented); one MoE layer: fp8flow replay",
+            path);
+    require(!config.model.zero_centered_gamma, ExitCode::usage,
+            "model.zero_centered_gamma: got true, want false with --weights, whose norm weights are plain");
+    namespace fs = std::filesystem;
+    std::error_code error;
+    const fs::path folder = fs::is_directory(path, error) ? fs::path(path) : fs::path(path).parent_path();
+    if (fs::exists(folder / "config.json", error)) read_hf_config((folder / "config.json").string());
+    const TensorSet set(path);
+    const auto& layers = config.model.moe_layer_freq;
+    const auto first_moe = std::find(layers.begin(), layers.end(), 1) - layers.begin();
+    require(first_moe < static_cast<int64_t>(layers.size()), ExitCode::usage,
+            "model.moe_layer_freq: has no MoE layer, want one with --weights");
+    HfNames names = find_names(set, first_moe);
+    require(!names.only_block, set.code(),
+            "{}: holds one MoE block alone, a model is wanted; one block: fp8flow replay", path);
+    names.first_layer = 0;
+    const LoadedWeights loaded = load_weights(set, names, targets_of(model), {config.model, config.moe}, "",
+                                              model.parameters(), device);
+    return fmt::format(
+        "weights: {} ({} tensors{})", path, loaded.tensors,
+        loaded.dequantised > 0 ? fmt::format(", {} of them FP8, dequantised", loaded.dequantised) : "");
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,46 @@
+// Weights from files with Hugging Face names into the FP32 masters. Everything is looked up first: missing, extra and misshaped tensors are
+// all listed at once, before the first value is changed. FP8 weights are dequantised with their scales, powers of two or not.
+#pragma once
+
+#include "model/config.h"
+#include "model/transformer.h"
+#include "model/weights/hf_names.h"
+
+#include <set>
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+
+// Something of ours that a file holds values for.
+struct WeightTarget {
+    ParameterSpec spec;  // name and shape; of state that is no parameter (the expert bias), only these
+    TensorView values;   // f32 on the device, spec.shape
+    Parameter* parameter = nullptr;  // whose working copies are written afterwards; null: state
+};
+// Of all parameters of the store, and the given expert bias of layer `bias_layer` where there is one.
+std::vector<WeightTarget> targets_of(Transformer& model);
+WeightTarget target_of(Parameter& parameter);
+WeightTarget bias_target(int64_t layer, const TensorView& bias);
+
+struct WeightShapes {
+    const ModelSpec& model;
+    const MoeSpec& moe;
+};
+
+struct LoadedWeights {
+    int64_t tensors = 0, dequantised = 0;  // of the files, over all ranks' experts
+};
+
+// `scope`: names in the files that begin with it and that nothing wants are extra, but for `others`. Throws Error(set.code()) with a line per problem; in the
+// end also for values that are NaN or infinite. Each rank reads only what it holds.
+LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
+                           const std::vector<WeightTarget>& targets, const WeightShapes& shapes,
+                           const std::string& scope, ParameterStore& store, Device& device,
+                           const std::set<std::string>& others = {});
+
+// A whole model (Qwen3-MoE, Mixtral) from a file, an index or a folder; a config.json beside the weights is asked for its model_type. Returns
+// a line for the log.
+std::string load_model(const std::string& path, const Config& config, Transformer& model, Device& device);
+
+}  // namespace fp8flow

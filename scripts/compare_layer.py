@@ -1,0 +1,304 @@
+#!/usr/bin/env python3
+"""Compares `fp8flow replay` with a MoE layer written here in numpy, in float64: output, routing, input gradient and every weight gradient,
+for the layers of DeepSeek-V3, Qwen3-MoE and Mixtral under several recipes. Needs numpy and a built fp8flow; safetensors files are read and
+written below, so that nothing else has to be installed. Take `reference` out and put your own layer in its place.
+
+  scripts/compare_layer.py                                       every family under bf16, fp8_blockwise and fp8_flow, small shapes
+  scripts/compare_layer.py --families mixtral --ranks 2          two ranks share the experts
+  scripts/compare_layer.py --norm                                the RMSNorm in front of the layer is part of it
+Exit status 0 if every error is below its bound, 1 if not, 77 without numpy.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+try:
+    import numpy as np
+except ImportError:
+    print("skipped: numpy is not installed")
+    sys.exit(77)
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+# ---- safetensors: 8 bytes of length, a JSON header, the bytes ------------------------------------------------------------------------
+
+NUMPY_OF = {"F32": np.float32, "F64": np.float64, "I32": np.int32, "I64": np.int64, "U8": np.uint8, "BF16": np.uint16, "F8_E4M3": np.uint8}
+
+
+def to_bf16(x):
+    """Bits of the nearest BF16 number, ties to even."""
+    bits = np.asarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def from_bf16(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def rounded(x):
+    """The nearest BF16 numbers, as floats."""
+    return from_bf16(to_bf16(x))
+
+
+E4M3 = np.array([(-1.0 if c & 0x80 else 1.0) * ((c & 7) / 8 * 2.0**-6 if (c >> 3 & 15) == 0 else (1 + (c & 7) / 8) * 2.0 ** ((c >> 3 & 15) - 7))
+                 for c in range(256)])
+E4M3[[0x7F, 0xFF]] = np.nan
+
+
+def save(path, tensors):
+    """tensors: name -> array of float32 (stored as BF16), float64 (stored as F32), or (dtype name, array of its bits)."""
+    header, parts, end = {}, [], 0
+    for name, value in tensors.items():
+        if isinstance(value, tuple):
+            dtype, value = value
+        elif value.dtype == np.float32:
+            dtype, value = "BF16", to_bf16(value)
+        else:
+            dtype, value = "F32", value.astype(np.float32)
+        data = np.ascontiguousarray(value).tobytes()
+        header[name] = {"dtype": dtype, "shape": list(value.shape), "data_offsets": [end, end + len(data)]}
+        parts.append(data)
+        end += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text + b"".join(parts))
+
+
+def load(path):
+    with open(path, "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        data = file.read()
+    tensors = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        begin, end = entry["data_offsets"]
+        array = np.frombuffer(data[begin:end], NUMPY_OF[entry["dtype"]]).reshape(entry["shape"])
+        tensors[name] = from_bf16(array) if entry["dtype"] == "BF16" else array
+    return tensors
+
+
+# ---- the layers ------------------------------------------------------------------------------------------------------------------------
+
+T, H, F, E, K = 96, 256, 128, 8, 2
+GROUPS, GROUP_TOPK, SCALING = 4, 1, 2.5  # deepseek_v3
+EPS, NORM = 1e-6, "model.layers.0.post_attention_layernorm.weight"
+
+
+def config_of(family):
+    common = dict(model_type=family, hidden_act="silu", hidden_size=H, num_hidden_layers=1, num_experts_per_tok=K, rms_norm_eps=EPS,
+                  vocab_size=1024, num_attention_heads=4, num_key_value_heads=2, head_dim=64, rope_theta=1e4)
+    if family == "mixtral":
+        return dict(common, intermediate_size=F, num_local_experts=E)
+    if family == "qwen3_moe":
+        return dict(common, intermediate_size=F, moe_intermediate_size=F, num_experts=E, norm_topk_prob=True)
+    return dict(common, intermediate_size=F, moe_intermediate_size=F, n_routed_experts=E, n_shared_experts=1, n_group=GROUPS,
+                topk_group=GROUP_TOPK, routed_scaling_factor=SCALING, scoring_func="sigmoid", topk_method="noaux_tc",
+                norm_topk_prob=True, first_k_dense_replace=0)
+
+
+def fp8_weight(name, values):
+    """Codes and 128x128 scales that are no powers of two, as DeepSeek-V3's; and what they stand for."""
+    rows, cols = values.shape
+    scales = np.zeros((-(-rows // 128), -(-cols // 128)), np.float32)
+    codes, real = np.zeros(values.shape, np.uint8), np.zeros(values.shape)
+    finite = np.arange(256)[np.isfinite(E4M3)]
+    finite = finite[np.argsort(E4M3[finite], kind="stable")]
+    table = E4M3[finite]
+    for i in range(scales.shape[0]):
+        for j in range(scales.shape[1]):
+            block = np.s_[i * 128:(i + 1) * 128, j * 128:(j + 1) * 128]
+            scales[i, j] = np.abs(values[block]).max() / 448
+            wanted = values[block] / scales[i, j]
+            right = np.clip(np.searchsorted(table, wanted), 1, len(table) - 1)
+            nearest = np.where(wanted - table[right - 1] < table[right] - wanted, right - 1, right)
+            codes[block] = finite[nearest]
+            real[block] = (table[nearest].astype(np.float32) * scales[i, j]).astype(np.float64)
+    return {name: ("F8_E4M3", codes), name + "_scale_inv": scales.astype(np.float64)}, real
+
+
+def weights_of(family, rng):
+    """(tensors for the file, name -> float64 values)."""
+    block = "model.layers.0." + ("block_sparse_moe." if family == "mixtral" else "mlp.")
+    gate, up, down = ("w1", "w3", "w2") if family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    stored, real = {}, {}
+
+    def add(name, shape, std):
+        values = rounded(rng.normal(0, std, shape))
+        stored[name], real[name] = values, values.astype(np.float64)
+
+    def add_matrix(name, shape, std):
+        if family != "deepseek_v3":
+            return add(name, shape, std)
+        tensors, real[name] = fp8_weight(name, rng.normal(0, std, shape))
+        stored.update(tensors)
+
+    add(block + "gate.weight", (E, H), 0.1)
+    places = [f"{block}experts.{e}." for e in range(E)]
+    if family == "deepseek_v3":
+        bias = rng.normal(0, 0.05, E).astype(np.float32)
+        stored[block + "gate.e_score_correction_bias"] = bias.astype(np.float64)
+        real["bias"] = bias.astype(np.float64)
+        places.append(block + "shared_experts.")
+    for place in places:
+        add_matrix(f"{place}{gate}.weight", (F, H), H**-0.5)
+        add_matrix(f"{place}{up}.weight", (F, H), H**-0.5)
+        add_matrix(f"{place}{down}.weight", (H, F), F**-0.5)
+    names = {"block": block, "gate": gate, "up": up, "down": down}
+    return stored, real, names
+
+
+def expert(real, place, names, x, dy, p):
+    """y = p * W2 (silu(W1 x) * (W3 x)) for the given rows, and its gradients."""
+    w1, w3, w2 = (real[f"{place}{names[which]}.weight"] for which in ("gate", "up", "down"))
+    g, u = x @ w1.T, x @ w3.T
+    s = 1 / (1 + np.exp(-g))
+    a = g * s * u
+    y = a @ w2.T
+    da = (p * dy) @ w2
+    dg, du = da * u * (s + g * s * (1 - s)), da * g * s
+    grads = {f"{place}{names['down']}.weight": (p * dy).T @ a, f"{place}{names['gate']}.weight": dg.T @ x,
+             f"{place}{names['up']}.weight": du.T @ x}
+    return p * y, dg @ w1 + du @ w3, (dy * y).sum(1), grads
+
+
+def reference(family, real, names, x, dy):
+    """The layer in float64: output, ids, weights, gradients."""
+    wg = real[names["block"] + "gate.weight"]
+    logits = x @ wg.T
+    rows = np.arange(T)[:, None]
+    if family == "deepseek_v3":
+        scores = 1 / (1 + np.exp(-logits))
+        choice = scores + real["bias"]
+        grouped = choice.reshape(T, GROUPS, E // GROUPS)
+        best = -np.sort(-grouped, axis=2)[:, :, :2].sum(2)
+        kept = np.argsort(-best, axis=1, kind="stable")[:, :GROUP_TOPK]
+        mask = np.zeros((T, GROUPS), bool)
+        mask[rows, kept] = True
+        choice = np.where(np.repeat(mask, E // GROUPS, axis=1), choice, -np.inf)
+        ids = np.argsort(-choice, axis=1, kind="stable")[:, :K]
+        chosen = scores[rows, ids]
+        total = chosen.sum(1, keepdims=True)
+        p = SCALING * chosen / total
+    else:
+        ids = np.argsort(-logits, axis=1, kind="stable")[:, :K]
+        chosen = np.exp(logits[rows, ids] - logits.max(1, keepdims=True))
+        p = chosen / chosen.sum(1, keepdims=True)
+    y, dx, dp, grads = np.zeros((T, H)), np.zeros((T, H)), np.zeros((T, K)), {}
+    for e in range(E):
+        t, k = np.nonzero(ids == e)
+        ye, dxe, dpe, ge = expert(real, f"{names['block']}experts.{e}.", names, x[t], dy[t], p[t, k][:, None])
+        np.add.at(y, t, ye)
+        np.add.at(dx, t, dxe)
+        dp[t, k] = dpe
+        grads.update(ge)
+    if family == "deepseek_v3":
+        ys, dxs, _, gs = expert(real, names["block"] + "shared_experts.", names, x, dy, np.ones((T, 1)))
+        y, dx = y + ys, dx + dxs
+        grads.update(gs)
+        ds = SCALING * (dp / total - (dp * chosen).sum(1, keepdims=True) / total**2)
+        dchosen = ds * chosen * (1 - chosen)
+    else:
+        dchosen = p * (dp - (p * dp).sum(1, keepdims=True))
+    dlogits = np.zeros((T, E))
+    dlogits[rows, ids] = dchosen
+    grads[names["block"] + "gate.weight"] = dlogits.T @ x
+    return {"output": y, "topk_ids": ids, "topk_weights": p, "grad_hidden_states": dx + dlogits @ wg}, grads
+
+
+def with_norm(layer, gamma, x, dy):
+    """The same behind an RMSNorm."""
+    r = 1 / np.sqrt((x * x).mean(1, keepdims=True) + EPS)
+    want, grads = layer(x * r * gamma, dy)
+    dxn = want["grad_hidden_states"]
+    want["grad_hidden_states"] = r * (dxn * gamma - x * r * r * (dxn * gamma * x).mean(1, keepdims=True))
+    grads[NORM] = (dxn * x * r).sum(0)
+    return want, grads
+
+
+# ---- the comparison --------------------------------------------------------------------------------------------------------------------
+
+# Largest norm-wise error ||got - want|| / ||want|| of output, input gradient, expert gradients and router gradient. One rounding to BF16 is
+# 1.6e-3, one quantisation to E4M3 2.6e-2, and independent ones add as squares: room for 13 of the one, about 10 of the other, in a row.
+# Behind a norm, whose output is rounded too, the router sees slightly other tokens.
+BOUNDS = {"bf16": (6e-3, 6e-3, 6e-3, 6e-3), None: (8e-2, 8e-2, 9e-2, 8e-2)}
+BOUND_WEIGHTS, BOUND_WEIGHTS_NORM, MORE_WITH_NORM = 1e-5, 5e-3, 1.3
+
+
+def error(got, want):
+    return np.linalg.norm(got - want) / np.linalg.norm(want)
+
+
+def replay(options, family, recipe, stored, x, dy, folder):
+    save(f"{folder}/layer.safetensors", dict(stored, hidden_states=x, grad_output=dy))
+    with open(f"{folder}/config.json", "w") as file:
+        json.dump(config_of(family), file)
+    out = f"{folder}/{recipe}"
+    command = [options.fp8flow, "replay", "--hf-config", f"{folder}/config.json", "--input", f"{folder}/layer.safetensors", "--out", out,
+               "--backend", options.backend, "--set", f"precision.recipe={recipe}"]
+    if options.norm:
+        command.append("--norm")
+    if options.ranks > 1:
+        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        command = ["mpirun", *root, "--oversubscribe", "--quiet", "-n", str(options.ranks), *command, "--set",
+                   f"parallel.expert_model_parallel_size={options.ranks}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+    gradients = {}
+    for name in os.listdir(f"{out}/gradients"):
+        if name.endswith(".safetensors"):
+            gradients.update(load(f"{out}/gradients/{name}"))
+    return load(f"{out}/replay.safetensors"), gradients
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fp8flow", default=f"{ROOT}/build/cpu/fp8flow", help="the program")
+    parser.add_argument("--families", default="deepseek_v3,qwen3_moe,mixtral")
+    parser.add_argument("--recipes", default="bf16,fp8_blockwise,fp8_flow")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--norm", action="store_true")
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    failed = False
+    print(f"norm-wise errors against float64; {T} tokens, hidden {H}, {E} experts of width {F}, top-{K}, {options.ranks} rank(s)")
+    print(f"{'family':<12} {'recipe':<14} {'routing':>8} {'weights':>9} {'output':>9} {'d hidden':>9} {'d experts':>9} {'d router':>9}")
+    for family in options.families.split(","):
+        rng = np.random.default_rng(options.seed)
+        stored, real, names = weights_of(family, rng)
+        x, dy = rounded(rng.normal(0, 1, (T, H))), rounded(rng.normal(0, 1, (T, H)))
+        layer = lambda x, dy: reference(family, real, names, x, dy)  # noqa: E731
+        if options.norm:
+            gamma = rounded(rng.normal(1, 0.2, H))
+            stored[NORM] = gamma
+            want, want_grads = with_norm(layer, gamma.astype(np.float64), x.astype(np.float64), dy.astype(np.float64))
+        else:
+            want, want_grads = layer(x.astype(np.float64), dy.astype(np.float64))
+        for recipe in options.recipes.split(","):
+            with tempfile.TemporaryDirectory() as folder:
+                got, grads = replay(options, family, recipe, stored, x, dy, folder)
+            if set(grads) != set(want_grads):
+                sys.exit(f"{family}: gradients differ in names: {set(grads) ^ set(want_grads)}")
+            same = (got["topk_ids"] == want["topk_ids"]).all(1)
+            router = names["block"] + "gate.weight"
+            errors = [error(got["output"], want["output"]), error(got["grad_hidden_states"], want["grad_hidden_states"]),
+                      max(error(grads[name], want_grads[name]) for name in grads if name != router),
+                      error(grads[router], want_grads[router])]
+            weights = np.abs(got["topk_weights"] - want["topk_weights"]).max()
+            print(f"{family:<12} {recipe:<14} {same.sum():>4}/{T:<3} {weights:9.1e} " + " ".join(f"{e:9.1e}" for e in errors))
+            bounds = BOUNDS.get(recipe, BOUNDS[None])
+            more, bound_weights = (MORE_WITH_NORM, BOUND_WEIGHTS_NORM) if options.norm else (1.0, BOUND_WEIGHTS)
+            failed |= not same.all() or weights > bound_weights or any(e > more * bound for e, bound in zip(errors, bounds))
+    print("above a bound" if failed else "all within their bounds")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

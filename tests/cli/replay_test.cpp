@@ -1,0 +1,257 @@
+// `fp8flow replay`: against numpy in float64 where python3 and numpy are here (scripts/compare_layer.py); and everywhere against a closed
+// form, bit by bit over ranks, with the files it writes and what it says about input that does not fit.
+#include "model/safetensors/tensor_set.h"
+#include "model/safetensors/writer.h"
+
+#include "kernels/core/random.h"
+#include "kernels/core/scalar_math.h"
+#include "tests/cli/command.h"
+#include "tests/support/files.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <map>
+
+namespace fp8flow {
+namespace {
+
+using Texts = std::vector<std::string>;
+using Tensors = std::map<std::string, std::pair<std::vector<int64_t>, std::vector<float>>>;
+
+constexpr int64_t kH = 128, kF = 128, kE = 4;
+
+const Texts kLayer = {"model.hidden_size=128", "moe.num_experts=4",
+                      "moe.moe_router_topk=2", "moe.moe_ffn_hidden_size=128",
+                      "precision.recipe=bf16", "moe.moe_combine_order=invariant"};
+
+void save(const std::string& path, const Tensors& tensors) {
+    std::ofstream file(path, std::ios::binary);
+    std::vector<TensorDeclaration> declarations;
+    for (const auto& [name, tensor] : tensors) declarations.push_back({name, FileDType::f32, tensor.first});
+    SafetensorsWriter writer(declarations, {}, [&](const void* data, size_t bytes) {
+        file.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
+    });
+    for (const auto& [name, tensor] : tensors)
+        writer.append(name, tensor.second.data(), static_cast<int64_t>(tensor.second.size() * sizeof(float)));
+    writer.finish();
+}
+
+std::vector<float> floats(const TensorSet& set, const std::string& name) {
+    const TensorSet::Item item = set.find(name);
+    EXPECT_TRUE(static_cast<bool>(item)) << name;
+    std::vector<float> values(static_cast<size_t>(item.entry->numel()));
+    read_floats(*item.entry, item.bytes(), 0, values, ExitCode::data);
+    return values;
+}
+
+// BF16 numbers, so that nothing is rounded on the way in.
+std::vector<float> normal(int64_t count, uint64_t seed, double deviation) {
+    std::vector<float> values(static_cast<size_t>(count));
+    for (size_t i = 0; i < values.size(); ++i)
+        values[i] = round_bf16(static_cast<float>(deviation * random_normal(seed, 0, i)));
+    return values;
+}
+
+// `tokens` tokens; all experts alike if asked for.
+enum class Experts { different, equal };
+Tensors layer_of(int64_t tokens, Experts experts) {
+    Tensors all;
+    all["hidden_states"] = {{tokens, kH}, normal(tokens * kH, 1, 1)};
+    all["grad_output"] = {{tokens, kH}, normal(tokens * kH, 2, 1)};
+    all["mlp.gate.weight"] = {{kE, kH}, normal(kE * kH, 3, 0.1)};
+    for (int64_t e = 0; e < kE; ++e) {
+        const uint64_t seed = experts == Experts::equal ? 10 : static_cast<uint64_t>(10 + 3 * e);
+        const std::string prefix = fmt::format("mlp.experts.{}.", e);
+        all[prefix + "gate_proj.weight"] = {{kF, kH}, normal(kF * kH, seed, 0.1)};
+        all[prefix + "up_proj.weight"] = {{kF, kH}, normal(kF * kH, seed + 1, 0.1)};
+        all[prefix + "down_proj.weight"] = {{kH, kF}, normal(kH * kF, seed + 2, 0.1)};
+    }
+    return all;
+}
+
+Texts replay(const std::string& input, const std::string& out, const Texts& settings = kLayer,
+             const Texts& more = {}) {
+    Texts line = {"replay", "--backend", "reference", "--input", input, "--out", out};
+    for (const std::string& setting : settings) {
+        line.push_back("--set");
+        line.push_back(setting);
+    }
+    line.insert(line.end(), more.begin(), more.end());
+    return line;
+}
+
+Texts with(Texts settings, const Texts& more) {
+    settings.insert(settings.end(), more.begin(), more.end());
+    return settings;
+}
+
+// With equal experts a token's output is that of one expert, whatever the routing, since the weights of the chosen add up to 1.
+TEST(Replay, EqualExpertsAreOneExpert) {
+    const TemporaryFolder folder;
+    const int64_t tokens = 10;
+    const Tensors layer = layer_of(tokens, Experts::equal);
+    save(folder.path("in.safetensors"), layer);
+    const CommandResult result = fp8flow_alone(replay(folder.path("in.safetensors"), folder.path("out")));
+    ASSERT_EQ(result.status, 0) << result.err;
+    const TensorSet set(folder.path("out/replay.safetensors"));
+    EXPECT_EQ(set.names(),
+              (Texts{"grad_hidden_states", "output", "router_logits", "topk_ids", "topk_weights"}));
+    const std::vector<float> output = floats(set, "output"), weights = floats(set, "topk_weights"),
+                             logits = floats(set, "router_logits");
+    const auto& x = layer.at("hidden_states").second;
+    const auto &w1 = layer.at("mlp.experts.0.gate_proj.weight").second,
+               &w3 = layer.at("mlp.experts.0.up_proj.weight").second,
+               &w2 = layer.at("mlp.experts.0.down_proj.weight").second,
+               &router = layer.at("mlp.gate.weight").second;
+    double error = 0, power = 0;
+    for (int64_t t = 0; t < tokens; ++t) {
+        EXPECT_NEAR(weights[static_cast<size_t>(2 * t)] + weights[static_cast<size_t>(2 * t + 1)], 1.0, 1e-6);
+        const auto dot = [&](const std::vector<float>& w, int64_t row) {
+            double sum = 0;
+            for (int64_t h = 0; h < kH; ++h)
+                sum += static_cast<double>(w[static_cast<size_t>(row * kH + h)]) *
+                       x[static_cast<size_t>(t * kH + h)];
+            return sum;
+        };
+        for (int64_t e = 0; e < kE; ++e)
+            EXPECT_NEAR(logits[static_cast<size_t>(t * kE + e)], dot(router, e), 1e-5);
+        std::vector<double> a(kF);
+        for (int64_t f = 0; f < kF; ++f) {
+            const double gate = dot(w1, f);
+            a[static_cast<size_t>(f)] = gate / (1 + std::exp(-gate)) * dot(w3, f);
+        }
+        for (int64_t h = 0; h < kH; ++h) {
+            double want = 0;
+            for (int64_t f = 0; f < kF; ++f)
+                want += w2[static_cast<size_t>(h * kF + f)] * a[static_cast<size_t>(f)];
+            error += std::pow(output[static_cast<size_t>(t * kH + h)] - want, 2);
+            power += want * want;
+        }
+    }
+    EXPECT_LT(std::sqrt(error / power), 6e-3);
+}
+
+// 1 token leaves ranks without any.
+TEST(Replay, RanksShareTokensAndExperts) {
+    for (const int64_t tokens : {int64_t{1}, int64_t{11}}) {
+        SCOPED_TRACE(tokens);
+        const TemporaryFolder folder;
+        const std::string input = folder.path("in.safetensors"), one = folder.path("one"),
+                          four = folder.path("four");
+        save(input, layer_of(tokens, Experts::different));
+        ASSERT_EQ(fp8flow_alone(replay(input, one)).status, 0);
+        // 2 ranks share the experts, twice
+        const CommandResult result =
+            fp8flow_on_ranks(4, replay(input, four, with(kLayer, {"parallel.expert_model_parallel_size=2"})));
+        ASSERT_EQ(result.status, 0) << result.err;
+        const TensorSet a(one + "/replay.safetensors"), b(four + "/replay.safetensors");
+        for (const char* name : {"output", "router_logits", "topk_weights", "grad_hidden_states"})
+            EXPECT_EQ(floats(a, name), floats(b, name)) << name;
+        const auto ids_a = a.find("topk_ids").bytes(), ids_b = b.find("topk_ids").bytes();
+        EXPECT_TRUE(std::equal(ids_a.begin(), ids_a.end(), ids_b.begin(), ids_b.end()));
+        const TensorSet gradients_a(one + "/gradients"), gradients_b(four + "/gradients");
+        ASSERT_EQ(gradients_a.names(), gradients_b.names());
+        EXPECT_EQ(gradients_a.names().size(), 13u);
+        for (const std::string& name : gradients_a.names()) {
+            const auto x = floats(gradients_a, name), y = floats(gradients_b, name);
+            double error = 0, power = 1e-30;
+            for (size_t i = 0; i < x.size(); ++i) {
+                error += std::pow(x[i] - y[i], 2);
+                power += std::pow(x[i], 2);
+            }
+            EXPECT_LT(error / power, 1e-10) << name;  // sums over tokens in another order
+        }
+    }
+}
+
+TEST(Replay, WithoutAGradientItGoesForwardOnly) {
+    const TemporaryFolder folder;
+    Tensors layer = layer_of(5, Experts::different);
+    layer.erase("grad_output");
+    save(folder.path("in.safetensors"), layer);
+    const CommandResult result =
+        fp8flow_alone(replay(folder.path("in.safetensors"), folder.path("out"),
+                             with(kLayer, {"precision.recipe=fp8_flow"}), {"--intermediates"}));
+    ASSERT_EQ(result.status, 0) << result.err;
+    expect_contains(result.out, "no grad_output in the input, so no backward");
+    EXPECT_FALSE(std::filesystem::exists(folder.path("out/gradients")));
+    EXPECT_FALSE(TensorSet(folder.path("out/replay.safetensors")).contains("grad_hidden_states"));
+    const TensorSet stages(folder.path("out/intermediates.rank0.safetensors"));
+    EXPECT_EQ(stages.names(), (Texts{"dispatch", "fc1", "plan.first_row_of_expert", "plan.row_weight",
+                                     "plan.rows_of_expert", "swiglu"}));
+    const std::vector<int64_t> rows = stages.find("fc1").entry->shape;
+    EXPECT_EQ(rows[0] % 128, 0);
+    EXPECT_EQ(rows[1], 2 * kF);
+    // 5 tokens, each twice; every received row is a token's, but for FP8
+    int32_t counts[kE];
+    std::memcpy(counts, stages.find("plan.rows_of_expert").bytes().data(), sizeof counts);
+    EXPECT_EQ(counts[0] + counts[1] + counts[2] + counts[3], 10);
+    const std::vector<float> received = floats(stages, "dispatch");
+    const auto& x = layer.at("hidden_states").second;
+    int32_t offsets[kE + 1];
+    std::memcpy(offsets, stages.find("plan.first_row_of_expert").bytes().data(), sizeof offsets);
+    for (int64_t e = 0; e < kE; ++e)
+        for (int64_t r = offsets[e]; r < offsets[e] + counts[e]; ++r) {
+            double nearest = 1e30;
+            for (int64_t t = 0; t < 5; ++t) {
+                double distance = 0;
+                for (int64_t h = 0; h < kH; ++h)
+                    distance += std::pow(
+                        received[static_cast<size_t>(r * kH + h)] - x[static_cast<size_t>(t * kH + h)], 2);
+                nearest = std::min(nearest, distance / kH);
+            }
+            EXPECT_LT(nearest, 0.002);
+        }
+}
+
+TEST(Replay, WhatDoesNotFitIsRefusedByName) {
+    const TemporaryFolder folder;
+    const auto refused = [&](const std::function<void(Tensors&)>& change, const Texts& more = {}) {
+        Tensors layer = layer_of(4, Experts::different);
+        change(layer);
+        save(folder.path("in.safetensors"), layer);
+        const CommandResult result =
+            fp8flow_alone(replay(folder.path("in.safetensors"), folder.path("out"), kLayer, more));
+        EXPECT_EQ(result.status, 10) << result.err;
+        return result.err;
+    };
+    expect_contains(refused([](Tensors& t) { t.erase("hidden_states"); }),
+                    "has no tensor \"hidden_states\" [tokens, hidden_size]");
+    expect_contains(refused([](Tensors& t) {
+                        t["hidden_states"].first = {2, 2 * kH};
+                    }),
+                    "\"hidden_states\" is F32[2, 256], want");
+    expect_contains(refused([](Tensors& t) {
+                        t["grad_output"] = {{1, kH}, normal(kH, 1, 1)};
+                    }),
+                    "\"grad_output\" has 1 tokens");
+    expect_contains(refused([](Tensors& t) { t["hidden_states"].second[3] = std::nanf(""); }),
+                    "1 of its values are NaN");
+    expect_contains(refused([](Tensors& t) { t.erase("mlp.experts.2.up_proj.weight"); }),
+                    "mlp.experts.2.up_proj.weight\" is missing");
+    expect_contains(refused([](Tensors& t) { t.erase("mlp.gate.weight"); }), "no router of layer 0");
+    expect_contains(refused([](Tensors&) {}, {"--weights", folder.path("none.safetensors")}),
+                    "none.safetensors: No such file");
+    expect_contains(refused([](Tensors&) {}, {"--norm"}), "post_attention_layernorm.weight\" is missing");
+}
+
+TEST(Replay, AgreesWithNumpyInFloat64) {
+    const std::string script = std::string(FP8FLOW_SOURCE_DIR) + "/scripts/compare_layer.py";
+    for (const Texts& options :
+         {Texts{"--ranks", "1"}, Texts{"--ranks", "1", "--norm"},
+          Texts{"--ranks", "2", "--recipes", "bf16,fp8_flow"},
+          Texts{"--recipes", "fp8_tensorwise,fp8_rowwise,mxfp8", "--families", "deepseek_v3"}}) {
+        Texts line = {"python3", script, "--fp8flow", FP8FLOW_EXECUTABLE, "--backend", "reference"};
+        line.insert(line.end(), options.begin(), options.end());
+        const CommandResult result = RunningCommand(line, "").wait(280);
+        if (result.status == 77 || result.status == 127) GTEST_SKIP() << "python3 with numpy is not here";
+        EXPECT_EQ(result.status, 0) << result.out << result.err;
+        expect_contains(result.out, "all within their bounds");
+    }
+}
+
+}  // namespace
+}  // namespace fp8flow

@@ -1,0 +1,146 @@
+// `fp8flow train --resume`: a run that is killed again and again ends with the numbers of one that was left alone; and what it says when it
+// cannot go on.
+#include "tests/cli/command.h"
+#include "tests/support/files.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <thread>
+
+namespace fp8flow {
+namespace {
+
+namespace fs = std::filesystem;
+using Texts = std::vector<std::string>;
+
+Texts train(const std::string& out, int ranks, const Texts& more = {}, const Texts& settings = {}) {
+    Texts line = {"train", config_file("test"), "--backend", "reference", "--out", out};
+    Texts all = {"checkpoint.save_interval=4", "training.train_iters=48", "training.eval_interval=20",
+                 "parallel.expert_model_parallel_size=" + std::to_string(ranks)};
+    all.insert(all.end(), settings.begin(), settings.end());
+    for (const std::string& setting : all) line.insert(line.end(), {"--set", setting});
+    line.insert(line.end(), more.begin(), more.end());
+    return line;
+}
+
+// What does not depend on the clock: iteration, losses, norms.
+Texts numbers_of(const std::string& out) {
+    Texts numbers;
+    for (const std::string& line : lines_of(read_whole(out + "/metrics.jsonl"))) {
+        const auto record = nlohmann::json::parse(line);
+        std::string text;
+        for (const char* key :
+             {"iteration", "lm loss", "load_balancing_loss", "grad norm", "learning rate", "held-out loss"})
+            if (record.contains(key)) text += std::string(key) + " " + record[key].dump() + ", ";
+        numbers.push_back(text);
+    }
+    return numbers;
+}
+
+// Starts the run and kills what is to be killed, `kills` times at moments drawn by `seed`, then lets it end.
+void run_with_kills(const std::string& out, int ranks, int kills, uint64_t seed) {
+    std::mt19937_64 random(seed);
+    int killed = 0;
+    for (int attempt = 0; attempt < 10 * kills && killed < kills; ++attempt) {
+        Texts line = train(out, ranks, {"--resume", "auto"});
+        if (ranks > 1)
+            line = mpirun_line(ranks, line);
+        else
+            line.insert(line.begin(), FP8FLOW_EXECUTABLE);
+        RunningCommand command(line, "");
+        std::this_thread::sleep_for(std::chrono::milliseconds(200 + random() % 900));
+        Texts victims;
+        if (ranks == 1) {
+            if (::kill(command.pid(), SIGKILL) == 0) ++killed;
+        } else if (const std::vector<int> pids = ranks_below(command.pid()); !pids.empty()) {
+            if (::kill(pids[random() % pids.size()], SIGKILL) == 0) ++killed;
+        }
+        command.wait(60);
+        if (fs::exists(out + "/memory.json")) break;  // it was faster than we
+    }
+    const Texts last = train(out, ranks, {"--resume", "auto"});
+    const CommandResult result = ranks > 1 ? fp8flow_on_ranks(ranks, last) : fp8flow_alone(last);
+    EXPECT_EQ(result.status, 0) << result.out << result.err;
+}
+
+TEST(Resume, KilledAgainAndAgainTheNumbersAreThoseOfAStraightRun) {
+    TemporaryFolder folder;
+    const std::string straight = folder.path("straight");
+    ASSERT_EQ(fp8flow_alone(train(straight, 1)).status, 0);
+    for (const uint64_t seed : {1, 2, 3}) {
+        const std::string out = folder.path("killed" + std::to_string(seed));
+        run_with_kills(out, 1, 5, seed);
+        EXPECT_EQ(numbers_of(out), numbers_of(straight)) << seed;
+    }
+}
+
+TEST(Resume, ALostRankOfTwoLosesNothing) {
+    TemporaryFolder folder;
+    const std::string straight = folder.path("straight"), out = folder.path("killed");
+    ASSERT_EQ(fp8flow_on_ranks(2, train(straight, 2)).status, 0);
+    run_with_kills(out, 2, 2, 7);
+    EXPECT_EQ(numbers_of(out), numbers_of(straight));
+}
+
+TEST(Resume, WhatItSays) {
+    TemporaryFolder folder;
+    const std::string out = folder.path("run");
+    const auto run = [&](const Texts& more, const Texts& settings = {}) {
+        return fp8flow_alone(train(out, 1, more, settings));
+    };
+    CommandResult result = run({"--resume", "auto"}, {"training.train_iters=6", "training.eval_interval=0"});
+    ASSERT_EQ(result.status, 0) << result.err;
+    expect_contains(result.out, "no checkpoint to resume from: beginning anew");
+    expect_contains(result.out, "checkpoint after iteration 4: ");
+    expect_contains(result.out, "checkpoint after iteration 6: ");
+    EXPECT_TRUE(fs::exists(out + "/checkpoints/step_00000006/manifest.json"));
+    const std::string log = read_whole(out + "/train.log");
+
+    // Begun anew by mistake: nothing of the earlier run is touched.
+    result = run({});
+    EXPECT_EQ(result.status, static_cast<int>(ExitCode::checkpoint));
+    expect_contains(result.err, "holds 2 checkpoints of an earlier run, up to iteration 6");
+    EXPECT_EQ(read_whole(out + "/train.log"), log);
+
+    // On, with more iterations; the key that changed the schedule is named.
+    result = run({"--resume", "auto"}, {"training.train_iters=9", "training.eval_interval=0"});
+    ASSERT_EQ(result.status, 0) << result.err;
+    expect_contains(result.out, "step_00000006, 6 iterations done");
+    expect_contains(result.out, "changed since it was saved: training.train_iters: 6 | 9");
+    expect_contains(result.out, "done: 3 iterations");
+    EXPECT_EQ(numbers_of(out).size(), 11u);  // 9 steps, and an evaluation behind the last one of each run
+    EXPECT_EQ(read_whole(out + "/train.log").substr(0, log.size()), log);
+
+    // Nothing left to do.
+    result = run({"--resume", "auto"}, {"training.train_iters=9", "training.eval_interval=0"});
+    EXPECT_EQ(result.status, 0) << result.err;
+    expect_contains(result.out, "done: 0 iterations");
+    EXPECT_EQ(numbers_of(out).size(), 11u);
+
+    // Another run's weights under another recipe.
+    result =
+        fp8flow_alone(train(folder.path("tuned"), 1, {"--resume", out + "/checkpoints"},
+                            {"checkpoint.finetune=true", "precision.recipe=bf16", "training.train_iters=2"}));
+    EXPECT_EQ(result.status, 0) << result.err;
+    expect_contains(result.out, "0 iterations done");
+
+    // A damaged one, named itself.
+    fs::resize_file(out + "/checkpoints/step_00000009/rank_0000.safetensors", 5000);
+    result = run({"--resume", out + "/checkpoints/step_00000009/"});
+    EXPECT_EQ(result.status, static_cast<int>(ExitCode::checkpoint));
+    expect_contains(result.err, "step_00000009/rank_0000.safetensors: truncated: 5000 bytes");
+
+    // Automatically: the one before, and the log says why.
+    result = run({"--resume", "auto"}, {"training.train_iters=9", "training.eval_interval=0"});
+    EXPECT_EQ(result.status, 0) << result.err;
+    expect_contains(result.out, "warning: not resumed from a newer checkpoint: ");
+    expect_contains(result.out, "step_00000008, 8 iterations done");
+    EXPECT_TRUE(fs::exists(out + "/checkpoints/step_00000009.refused"));
+}
+
+}  // namespace
+}  // namespace fp8flow

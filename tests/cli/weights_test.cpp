@@ -1,0 +1,96 @@
+// Weights in and out of the program: a run that starts from an exported model begins where that one ended, on another number of ranks and
+// with the configuration read from its config.json; and what the user is told when the weights do not fit.
+#include "model/safetensors/tensor_set.h"
+
+#include "tests/cli/command.h"
+#include "tests/support/files.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+namespace fp8flow {
+namespace {
+
+using Texts = std::vector<std::string>;
+
+// Qwen3's layers at the size of a test; nothing moves, so that every step has the loss of the weights.
+const Texts kModel = {"model.qk_layernorm=true", "moe.moe_shared_expert_intermediate_size=0",
+                      "training.train_iters=2",  "training.lr=0",
+                      "training.min_lr=0",       "training.eval_iters=0",
+                      "precision.recipe=bf16",   "moe.moe_combine_order=invariant"};
+
+Texts train(const std::string& out, Texts settings, const Texts& more = {}) {
+    Texts line = {"train", config_file("test"), "--backend", "reference", "--out", out};
+    for (const std::string& setting : settings) {
+        line.push_back("--set");
+        line.push_back(setting);
+    }
+    line.insert(line.end(), more.begin(), more.end());
+    return line;
+}
+
+double first_loss(const std::string& out) {
+    const std::string text = read_whole(out + "/metrics.jsonl");
+    return nlohmann::json::parse(text.substr(0, text.find('\n'))).at("lm loss");
+}
+
+TEST(Weights, ARunStartsFromAnExportedModel) {
+    const TemporaryFolder folder;
+    const std::string a = folder.path("a"), b = folder.path("b"), c = folder.path("c");
+    Texts settings = kModel;
+    settings.push_back("parallel.expert_model_parallel_size=2");
+    const CommandResult exported = fp8flow_on_ranks(2, train(a, settings, {"--export", "f32"}));
+    ASSERT_EQ(exported.status, 0) << exported.err;
+    expect_contains(exported.out, "weights: written to " + a + "/hf/");
+    EXPECT_TRUE(std::filesystem::exists(a + "/hf/model-00002-of-00002.safetensors"));
+    EXPECT_TRUE(std::filesystem::exists(a + "/hf/config.json"));
+
+    settings = kModel;
+    settings.push_back("training.seed=99");
+    const CommandResult other = fp8flow_alone(train(b, settings));
+    ASSERT_EQ(other.status, 0) << other.err;
+    settings.back() = "training.seed=1234";  // of the data; the weights come from the file
+    const CommandResult loaded =
+        fp8flow_alone(train(c, settings, {"--weights", a + "/hf", "--hf-config", a + "/hf"}));
+    ASSERT_EQ(loaded.status, 0) << loaded.err;
+    expect_contains(loaded.out, "weights: " + a + "/hf (");
+    EXPECT_NEAR(first_loss(c), first_loss(a), 1e-6);
+    EXPECT_GT(std::abs(first_loss(b) - first_loss(a)), 1e-4);
+}
+
+TEST(Weights, WhatDoesNotFitIsListed) {
+    const TemporaryFolder folder;
+    const std::string a = folder.path("a");
+    ASSERT_EQ(fp8flow_alone(train(a, kModel, {"--export", "bf16"})).status, 0);
+    Texts settings = kModel;
+    settings.push_back("moe.num_experts=8");
+    settings.push_back("model.ffn_hidden_size=128");
+    const CommandResult result = fp8flow_alone(train(folder.path("b"), settings, {"--weights", a + "/hf"}));
+    EXPECT_EQ(result.status, 10);
+    for (const char* part :
+         {"tensor \"model.layers.0.mlp.gate_proj.weight\" is BF16[256, 128], want [128, 128]",
+          "tensor \"model.layers.1.mlp.gate.weight\" is BF16[4, 128], want [8, 128]",
+          "tensor \"model.layers.1.mlp.experts.7.down_proj.weight\" is missing, want [128, 128]"})
+        expect_contains(result.err, part);
+    const CommandResult absent =
+        fp8flow_alone(train(folder.path("c"), kModel, {"--weights", folder.path("none")}));
+    EXPECT_EQ(absent.status, 10);
+    expect_contains(absent.err, "none: No such file");
+}
+
+TEST(Weights, AnExportThatNobodyCouldReadIsRefusedBeforeTraining) {
+    const TemporaryFolder folder;
+    const CommandResult shared = fp8flow_alone({"train", config_file("test"), "--backend", "reference",
+                                                "--out", folder.path("a"), "--export", "bf16"});
+    EXPECT_EQ(shared.status, 2);
+    expect_contains(shared.err, "export: neither qwen3_moe");
+    EXPECT_EQ(fp8flow_alone(train(folder.path("b"), kModel, {"--export", "int4"})).status, 2);
+    const CommandResult config =
+        fp8flow_alone(train(folder.path("c"), kModel, {"--hf-config", folder.path("none.json")}));
+    EXPECT_EQ(config.status, 2);
+    expect_contains(config.err, "--hf-config " + folder.path("none.json") + ": no such file");
+}
+
+}  // namespace
+}  // namespace fp8flow

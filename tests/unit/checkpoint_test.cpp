@@ -1,0 +1,267 @@
+// Save, end, resume: 20 steps in two parts are the 20 steps of one run, bit for bit, for every recipe and number of ranks, also where the
+// experts are shared by another number of ranks afterwards; and what may not be resumed from.
+#include "tests/support/checkpoints.h"
+#include "tests/support/files.h"
+
+#include "model/checkpoint/state.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+namespace fp8flow::test {
+namespace {
+
+namespace fs = std::filesystem;
+using Keys = std::vector<std::string>;
+
+// Everything that a step can leave behind: expert biases, delayed scales (in both blocks), moments.
+Config config_of(Recipe recipe, int64_t expert_ranks, Keys keys = {}) {
+    keys.insert(keys.begin(),
+                {fmt::format("parallel.expert_model_parallel_size={}", expert_ranks),
+                 "moe.moe_router_score_function=sigmoid", "moe.moe_router_enable_expert_bias=true",
+                 "training.train_iters=20", "checkpoint.save_interval=10"});
+    return test_config(recipe, keys);
+}
+Config resuming(Config config, const std::string& load = "auto") {
+    config.checkpoint.load = load;
+    return config;
+}
+
+// The losses of `whole` behind its first `skipped` steps are those of `rest`, and so are weights, moments, gradients and biases.
+void expect_rest(const TrainingRun& whole, const TrainingRun& rest, size_t skipped) {
+    ASSERT_EQ(rest.steps.size() + skipped, whole.steps.size());
+    for (size_t i = 0; i < rest.steps.size(); ++i) {
+        EXPECT_EQ(rest.steps[i].step, whole.steps[skipped + i].step);
+        EXPECT_EQ(rest.steps[i].lm_loss, whole.steps[skipped + i].lm_loss) << "step " << skipped + i;
+        EXPECT_EQ(rest.steps[i].grad_norm, whole.steps[skipped + i].grad_norm) << "step " << skipped + i;
+        EXPECT_EQ(rest.steps[i].learning_rate, whole.steps[skipped + i].learning_rate);
+    }
+    expect_same_bits(rest.state, whole.state);
+}
+
+class CheckpointRecipes : public testing::TestWithParam<Recipe> {};
+
+TEST_P(CheckpointRecipes, TwoHalvesAreTheWholeBitForBit) {
+    struct Layout {
+        int ranks;
+        int64_t expert_ranks;
+    };
+    const bool all = GetParam() == Recipe::fp8_flow;
+    const int64_t half = all ? 10 : 4;
+    for (const Layout& layout :
+         all ? std::vector<Layout>{{1, 1}, {2, 1}, {2, 2}, {4, 2}, {4, 4}} : std::vector<Layout>{{2, 2}}) {
+        SCOPED_TRACE(fmt::format("{} ranks, {} share the experts", layout.ranks, layout.expert_ranks));
+        TemporaryFolder folder;
+        Config config = config_of(GetParam(), layout.expert_ranks);
+        config.checkpoint.save_interval = half;
+        Config plain = config;
+        plain.checkpoint.save_interval = 0;
+        const TrainingRun whole = train_with_checkpoints(plain, layout.ranks, {folder.path(), 2 * half});
+        // Ends some steps behind its last checkpoint.
+        const TrainingRun first = train_with_checkpoints(config, layout.ranks, {folder.path(), half + 2});
+        EXPECT_EQ(first.steps.back().lm_loss, whole.steps[static_cast<size_t>(half) + 1].lm_loss);
+        EXPECT_TRUE(fs::exists(folder.path(checkpoint_name(half) + "/manifest.json")));
+        expect_rest(whole, train_with_checkpoints(resuming(config), layout.ranks, {folder.path(), 2 * half}),
+                    static_cast<size_t>(half));
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Recipes, CheckpointRecipes,
+                         testing::Values(Recipe::bf16, Recipe::fp8_tensorwise, Recipe::fp8_blockwise,
+                                         Recipe::fp8_flow, Recipe::fp8_rowwise, Recipe::mxfp8),
+                         [](const auto& info) { return std::string(recipe_name(info.param)); });
+
+// In the invariant order the number of ranks that share the experts changes no bit of a forward: the loss behind the change is that of the
+// run without it. (Later ones differ by the order in which replicas of an expert add their gradients.) Saved again, the state is the same.
+TEST(Checkpoint, AnotherNumberOfRanksShareTheExpertsAfterwards) {
+    const Keys keys = {"moe.moe_combine_order=invariant", "training.micro_batch_size=1"};
+    const struct { int64_t before, after; } changes[] = {{4, 1}, {1, 2}, {2, 4}};
+    for (const auto& change : changes) {
+        SCOPED_TRACE(fmt::format("{} -> {}", change.before, change.after));
+        TemporaryFolder folder;
+        Config before = config_of(Recipe::fp8_flow, change.before, keys);
+        Config after = config_of(Recipe::fp8_flow, change.after, keys);
+        before.checkpoint.save_interval = after.checkpoint.save_interval = 3;
+        const TrainingRun straight = train_with_checkpoints(before, 4, {folder.path(), 5});
+        const TrainingRun rest = train_with_checkpoints(resuming(after), 4, {folder.path(), 7});
+        ASSERT_EQ(rest.steps.size(), 4u);
+        EXPECT_EQ(rest.steps[0].step, 3);
+        EXPECT_EQ(rest.steps[0].lm_loss, straight.steps[3].lm_loss);
+        EXPECT_NEAR(rest.steps[1].lm_loss, straight.steps[4].lm_loss, 0.02);
+        const TrainingRun back = train_with_checkpoints(resuming(before), 4, {folder.path(), 6});
+        const TrainingRun again =
+            train_with_checkpoints(resuming(after, folder.path()), 4, {folder.path(), 7});
+        EXPECT_TRUE(back.steps.empty());
+        expect_rest(rest, again, 3);
+    }
+}
+
+// The state itself comes back for every change of the number of ranks, whatever the order of sums does afterwards.
+TEST(Checkpoint, StateComesBackOnAnyNumberOfRanks) {
+    TemporaryFolder folder;
+    const Config config = config_of(Recipe::fp8_tensorwise, 2);
+    const TrainingRun saved = train_with_checkpoints(config, 2, {folder.path(), 10});
+    for (const int ranks : {1, 2, 4}) {
+        SCOPED_TRACE(ranks);
+        const Config again = resuming(config_of(Recipe::fp8_tensorwise, ranks));
+        const TrainingRun loaded = train_with_checkpoints(again, ranks, {folder.path(), 10});
+        EXPECT_TRUE(loaded.steps.empty());
+        for (const char* kind : {"weight ", "m ", "v ", "bias "})
+            expect_same_bits(saved.state, loaded.state, kind);
+    }
+}
+
+// Each tensor in exactly one file; the files of the ranks about equally long.
+TEST(Checkpoint, RanksShareTheWriting) {
+    TemporaryFolder folder;
+    train_with_checkpoints(config_of(Recipe::fp8_flow, 2), 4, {folder.path(), 10});
+    const CheckpointFolder opened(std::make_shared<Disk>(), folder.path());
+    const CheckpointReader reader(opened, 10);
+    EXPECT_EQ(reader.manifest().step, 10);
+    EXPECT_EQ(reader.manifest().consumed_samples, 80);
+    ASSERT_EQ(reader.manifest().files.size(), 4u);
+    int64_t smallest = INT64_MAX, largest = 0;
+    for (const auto& file : reader.manifest().files) {
+        smallest = std::min(smallest, file.bytes);
+        largest = std::max(largest, file.bytes);
+    }
+    EXPECT_LT(static_cast<double>(largest), 1.2 * static_cast<double>(smallest));
+    for (const char* name :
+         {"fp32_param.embedding.word_embeddings.weight", "exp_avg.layers.1.moe.experts.3.linear_fc1.weight",
+          "exp_avg_sq.layers.1.moe.router.weight", "layers.1.moe.router.expert_bias"})
+        EXPECT_TRUE(reader.tensors().contains(name)) << name;
+    EXPECT_EQ(reader.tensors().at("fp32_param.layers.1.moe.experts.0.linear_fc1.weight").shape,
+              (std::vector<int64_t>{256, 128}));
+    const fs::perms mode = fs::status(folder.path("step_00000010/manifest.json")).permissions();
+    EXPECT_EQ(mode & (fs::perms::group_all | fs::perms::others_all), fs::perms::none);
+}
+
+TEST(Checkpoint, KeepsTheNewestAndRemovesWhatADeadRunLeft) {
+    for (const int64_t keep : {0, 1, 3}) {
+        TemporaryFolder folder;
+        folder.write("step_00000007.tmp/rank_0000.safetensors", "half");
+        folder.write("step_00000007.tmp.txt", "somebody's");
+        folder.write("notes/step_00000007.tmp", "somebody's");
+        Config config = config_of(Recipe::bf16, 1, {"checkpoint.save_interval=1"});
+        config.checkpoint.most_recent_k = keep;
+        train_with_checkpoints(config, 1, {folder.path(), 5});
+        std::set<std::string> expected = {"notes", "step_00000007.tmp.txt"};
+        for (int64_t step = keep == 0 ? 1 : 6 - keep; step <= 5; ++step)
+            expected.insert(checkpoint_name(step));
+        std::set<std::string> names;
+        for (const auto& entry : fs::directory_iterator(folder.path())) names.insert(entry.path().filename());
+        EXPECT_EQ(names, expected);
+    }
+}
+
+TEST(Checkpoint, WritingWaitsWhereItIsAskedTo) {
+    TemporaryFolder folder;
+    Config config = config_of(Recipe::bf16, 1);
+    config.checkpoint.async_save = false;
+    run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
+        const auto data = open_data(config);
+        Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
+        CheckpointSaver saver(config, data->fingerprint(), world, folder.path());
+        trainer.run_step();
+        const auto published = saver.save(trainer);
+        ASSERT_TRUE(published.has_value());
+        EXPECT_EQ(published->step, 1);
+        EXPECT_GT(published->bytes, 1e6);
+        EXPECT_LE(published->paused, published->seconds);
+        EXPECT_TRUE(fs::exists(published->path + "/manifest.json"));
+        EXPECT_FALSE(saver.poll().has_value());
+    });
+}
+
+// The copy is that of the step, although the next ones have changed the model before it is written.
+TEST(Checkpoint, StepsBehindTheCopyDoNotReachIt) {
+    TemporaryFolder slow, fast;
+    Config config = config_of(Recipe::fp8_flow, 1);
+    const auto save_at_3 = [&](const std::string& folder, bool wait) {
+        config.checkpoint.async_save = !wait;
+        run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
+            const auto data = open_data(config);
+            Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
+            CheckpointSaver saver(config, data->fingerprint(), world, folder);
+            for (int i = 0; i < 3; ++i) trainer.run_step();
+            saver.save(trainer);
+            for (int i = 0; i < 3; ++i) trainer.run_step();
+            saver.finish();
+        });
+    };
+    save_at_3(slow.path(), true);
+    save_at_3(fast.path(), false);
+    EXPECT_EQ(read_whole(slow.path("step_00000003/rank_0000.safetensors")),
+              read_whole(fast.path("step_00000003/rank_0000.safetensors")));
+}
+
+// ---- what is refused --------------------------------------------------------------------------------------------------------------
+
+std::string refusal_of(const Config& config, const std::string& folder, int ranks = 1) {
+    std::string text;
+    try {
+        train_with_checkpoints(config, ranks, {folder, 11});
+    } catch (const Error& error) {
+        EXPECT_EQ(static_cast<int>(error.code()), static_cast<int>(ExitCode::checkpoint)) << error.what();
+        return error.what();
+    }
+    ADD_FAILURE() << "it was resumed from";
+    return "";
+}
+
+TEST(Checkpoint, OneOfAnotherRunIsRefusedWithItsReason) {
+    TemporaryFolder folder;
+    train_with_checkpoints(config_of(Recipe::bf16, 2), 2, {folder.path(), 10});
+    const auto refusal = [&](const Keys& keys, int ranks = 1) {
+        return refusal_of(resuming(config_of(Recipe::bf16, 1, keys)), folder.path(), ranks);
+    };
+    // Another model: all tensors that do not fit, by name, with file and both shapes.
+    const std::string experts = refusal({"moe.num_experts=2"});
+    expect_contains(
+        experts,
+        "tensor fp32_param.layers.1.moe.experts.3.linear_fc1.weight: this model has none of that name");
+    expect_contains(experts, "tensor layers.1.moe.router.expert_bias is F32[4], this model has it as F32[2]");
+    expect_contains(experts, "rank_0001.safetensors");
+    const std::string layers = refusal({"model.num_layers=3", "model.moe_layer_freq=[0, 1, 1]"});
+    expect_contains(
+        layers, "tensor exp_avg.layers.2.moe.router.weight is not there, this model has it as F32[4, 128]");
+    // Other data, or another place in them.
+    expect_contains(refusal({"training.seed=7"}), "saved with training.seed 1234, this run has 7");
+    expect_contains(refusal({"training.global_batch_size=4"}),
+                    "saved with training.global_batch_size 8, this run has 4");
+    expect_contains(refusal({"data.synthetic_seed=7"}), "saved with other data");
+    // Ranks agree on the refusal.
+    expect_contains(refusal({"training.seed=7"}, 2), "checkpoint.finetune=true");
+    // Nothing to load.
+    TemporaryFolder empty;
+    const Config config = config_of(Recipe::bf16, 1);
+    expect_contains(refusal_of(resuming(config, empty.path()), folder.path()), "no checkpoint in it");
+    expect_contains(refusal_of(resuming(config, folder.path("step_00000011")), folder.path()),
+                    "No such file");
+    expect_contains(refusal_of(resuming(config, folder.path("nowhere")), folder.path()), "No such file");
+    // `auto` where nothing is yet: a new run.
+    EXPECT_EQ(train_with_checkpoints(resuming(config), 1, {empty.path(), 2}).steps.front().step, 0);
+}
+
+TEST(Checkpoint, FinetuneTakesWeightsAloneAndBeginsAnew) {
+    TemporaryFolder folder;
+    const Config config = config_of(Recipe::bf16, 1);
+    const TrainingRun saved = train_with_checkpoints(config, 1, {folder.path(), 10});
+    Config tuned = config_of(Recipe::fp8_flow, 1,
+                             {"checkpoint.save_interval=0", "training.seed=7", "data.synthetic_seed=5"});
+    tuned.checkpoint.load = folder.path();
+    tuned.checkpoint.finetune = true;
+    const TrainingRun loaded = train_with_checkpoints(tuned, 1, {folder.path(), 0});
+    expect_same_bits(saved.state, loaded.state, "weight ");
+    expect_same_bits(saved.state, loaded.state, "bias ");
+    for (const auto& [name, values] : loaded.state) {
+        if (!name.starts_with("m ") && !name.starts_with("v ")) continue;
+        for (const float value : values) ASSERT_EQ(value, 0.0f) << name;
+    }
+    const TrainingRun steps = train_with_checkpoints(tuned, 1, {folder.path(), 2});
+    EXPECT_EQ(steps.steps.front().step, 0);
+}
+
+}  // namespace
+}  // namespace fp8flow::test
