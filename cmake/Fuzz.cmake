@@ -1,0 +1,46 @@
+# Fuzz targets: tests/fuzz/NAME_fuzz.cpp with the seeds tests/fuzz/seeds/NAME, and the parsers they enter, all of it under ASan + UBSan in every
+# build. With Clang they are libFuzzer executables (preset fuzz; run them as long as you like: fuzz_NAME -max_total_time=600 seeds/NAME);
+# otherwise tests/fuzz/driver.cpp runs the same entry on the seeds and on mutations of them. Either way ctest runs each for seconds.
+set(fp8flow_fuzz_sanitizers -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g)
+if(FP8FLOW_SANITIZE)
+    set(fp8flow_fuzz_sanitizers)  # the whole build has its own, which may not go with these
+endif()
+
+file(GLOB fuzzed_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/model/safetensors/*.cpp ${PROJECT_SOURCE_DIR}/model/config*.cpp)
+list(APPEND fuzzed_sources ${PROJECT_SOURCE_DIR}/model/layer_pattern.cpp ${PROJECT_SOURCE_DIR}/model/yaml_guard.cpp
+     ${PROJECT_SOURCE_DIR}/model/weights/hf_config.cpp)
+add_library(fp8flow_fuzzed STATIC EXCLUDE_FROM_ALL ${fuzzed_sources})
+target_include_directories(fp8flow_fuzzed PUBLIC ${PROJECT_SOURCE_DIR})
+target_link_libraries(fp8flow_fuzzed PUBLIC fp8flow_flags fp8flow_core ${FP8FLOW_YAML} nlohmann_json::nlohmann_json)
+target_compile_options(fp8flow_fuzzed PUBLIC ${fp8flow_fuzz_sanitizers})
+target_link_options(fp8flow_fuzzed PUBLIC ${fp8flow_fuzz_sanitizers})
+
+file(GLOB fuzz_targets CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/fuzz/*_fuzz.cpp)
+foreach(source ${fuzz_targets})
+    get_filename_component(name ${source} NAME_WE)
+    string(REPLACE "_fuzz" "" name ${name})
+    set(seeds ${PROJECT_SOURCE_DIR}/tests/fuzz/seeds/${name})
+    set(extra_seeds)
+    set(runs 50000)
+    if(name STREQUAL "config")
+        set(extra_seeds ${PROJECT_SOURCE_DIR}/configs)
+        set(runs 5000)  # a configuration is read, printed and read again
+    endif()
+    set(limits)
+    add_executable(fuzz_${name} ${source})
+    target_link_libraries(fuzz_${name} PRIVATE fp8flow_fuzzed)
+    if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+        target_compile_options(fuzz_${name} PRIVATE -fsanitize=fuzzer)
+        target_link_options(fuzz_${name} PRIVATE -fsanitize=fuzzer)
+        target_compile_options(fp8flow_fuzzed PRIVATE -fsanitize=fuzzer-no-link)
+        set(limits -timeout=5 -rss_limit_mb=512 -artifact_prefix=${PROJECT_BINARY_DIR}/)
+    else()
+        target_sources(fuzz_${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests/fuzz/driver.cpp)
+    endif()
+    set_target_properties(fuzz_${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+    # libFuzzer adds what it finds to the first folder, which is not that of the seeds
+    set(found ${PROJECT_BINARY_DIR}/fuzz/${name})
+    file(MAKE_DIRECTORY ${found})
+    add_test(NAME fuzz_${name} COMMAND fuzz_${name} -runs=${runs} -seed=1 -max_len=4096 ${limits} ${found} ${seeds} ${extra_seeds})
+    set_tests_properties(fuzz_${name} PROPERTIES LABELS fuzz TIMEOUT 300 WORKING_DIRECTORY ${PROJECT_BINARY_DIR})
+endforeach()
