@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kRowThreads) dgamma_partial_kernel(const NormB
 }
 
 // dgamma from the chunk sums (7 MB of at most 256 chunks at H=7168, from L2). A warp takes one group of chunks, a thread one column of it,
-// with 16 loads in flight; then the first warp adds the groups in ascending order. One barrier, reached by all.
+// with all loads of its group in flight; then the first warp adds the groups in ascending order. One barrier, reached by all.
 constexpr int kGroups = static_cast<int>(op::kGammaChunks / op::kGammaChunkGroup), kColumns = 32;
 __global__ void __launch_bounds__(kGroups* kColumns)
     dgamma_kernel(const float* __restrict__ partials, int64_t chunks, int64_t width, Gradient mode,
@@ -135,11 +135,15 @@ __global__ void __launch_bounds__(kGroups* kColumns)
     const int group = static_cast<int>(threadIdx.x) / kColumns,
               lane = static_cast<int>(threadIdx.x) % kColumns;
     const int64_t col = static_cast<int64_t>(blockIdx.x) * kColumns + lane;
-    const int64_t first = group * op::kGammaChunkGroup, end = min(chunks, first + op::kGammaChunkGroup);
+    const int64_t first = group * op::kGammaChunkGroup;
     float sum = 0.0f;
     if (col < width) {
-#pragma unroll 16
-        for (int64_t chunk = first; chunk < end; ++chunk) sum += partials[chunk * width + col];
+        float values[op::kGammaChunkGroup];
+#pragma unroll
+        for (int i = 0; i < op::kGammaChunkGroup; ++i)
+            values[i] = first + i < chunks ? partials[(first + i) * width + col] : 0.0f;
+#pragma unroll
+        for (int i = 0; i < op::kGammaChunkGroup; ++i) sum += values[i];  // +0 behind the last chunk
     }
     group_sums[group][lane] = sum;
     __syncthreads();

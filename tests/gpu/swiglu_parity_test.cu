@@ -31,6 +31,9 @@ const std::vector<Case>& cases() {
          0,
          true},  // several rows a warp where SMs are few; columns in 2.75 steps
         {std::vector<int64_t>(70, 3), 0, 256, DType::bf16, 128, true},  // more groups than lanes
+        // enough columns for tables of sigmoids
+        {{}, 770, 1408, DType::bf16, 0, true},
+        {{1030, 0, 5, 200}, 0, 1024, DType::bf16, 256, true},
     };
     return all;
 }
@@ -111,6 +114,28 @@ TEST(SwigluParity, Plain) {
 TEST(SwigluParity, PlainOnOneSm) {
     for (const Case& c : cases()) compare_plain(c, Launch{.sm_limit = 1});
     for (const Case& c : ragged_cases()) compare_plain(c, Launch{.sm_limit = 1});
+}
+
+// Every BF16 value as a gate, 16 times; those that are not finite give what is not a number, or zero, in the same places.
+TEST(SwigluParity, EveryGate) {
+    constexpr int64_t kRows = 1024, kWidth = 1024;
+    if (too_large_here(kRows * kWidth)) return;
+    Parity p;
+    HostTensor h(DType::bf16, {kRows, 2 * kWidth}), da(DType::bf16, {kRows, kWidth}),
+        a(DType::bf16, {kRows, kWidth}), dh(DType::bf16, {kRows, 2 * kWidth}), dprob(DType::f32, {kRows}),
+        prob(DType::f32, {kRows});
+    fill_normal(h, 1, 3.0);
+    uint16_t* const words = static_cast<uint16_t*>(h.view().data);
+    for (int64_t row = 0; row < kRows; ++row)
+        for (int64_t col = 0; col < kWidth; ++col)
+            words[row * 2 * kWidth + col] = static_cast<uint16_t>(row * kWidth + col);
+    fill_normal(da, 2, 0.01);
+    fill_uniform(prob, 3, 0.0, 1.0);
+    p.run(op::Swiglu{.h = h, .prob = prob, .groups = {}, .a = a});
+    p.expect_same_values(a, "a");
+    p.run(op::SwigluBackward{.da = da, .h = h, .prob = prob, .groups = {}, .dh = dh, .dprob = dprob});
+    p.expect_same_values(dh, "dh");
+    p.expect_same_values(dprob, "dprob");
 }
 
 TEST(SwigluParity, Quantized) {

@@ -93,9 +93,10 @@ TEST(TokenParity, CrossEntropy) {
     struct Shape {
         int64_t tokens, columns, vocab;
     };
-    for (const Shape& shape : {Shape{0, 8, 8}, Shape{1, 1, 1}, Shape{127, 64, 61}, Shape{128, 257, 256},
-                               Shape{129, 2048, 2048}, Shape{5, 4224, 4097}, Shape{4, 4099, 4098},
-                               Shape{23, 1032, 900}, Shape{3, 50304, 50257}, Shape{9, 129280, 129280}}) {
+    for (const Shape& shape :
+         {Shape{0, 8, 8}, Shape{1, 1, 1}, Shape{127, 64, 61}, Shape{128, 257, 256}, Shape{129, 2048, 2048},
+          Shape{5, 4224, 4097}, Shape{4, 4099, 4098}, Shape{23, 1032, 900}, Shape{3, 50304, 50257},
+          Shape{23, 70016, 70001}, Shape{59, 8192, 8192}, Shape{9, 129280, 129280}}) {
         if (too_large_here(shape.tokens * shape.columns)) continue;
         for (const DType dtype : {DType::bf16, DType::f32}) {
             for (const bool with_gradient : {true, false}) {
@@ -112,6 +113,12 @@ TEST(TokenParity, CrossEntropy) {
                     logits.as<float>()[4 * shape.columns] = kInf;
                     logits.as<float>()[5 * shape.columns] = -kInf;
                     logits.as<float>()[6 * shape.columns] = 1e30f;
+                    for (int64_t i = 0; i < shape.vocab;
+                         i += 700) {  // far below the largest, farther, nothing
+                        logits.as<float>()[8 * shape.columns + i] = -45.0f;
+                        logits.as<float>()[9 * shape.columns + i] = -65.0f;
+                        logits.as<float>()[10 * shape.columns + i] = -kInf;
+                    }
                 }
                 const op::CrossEntropy args{.logits = logits,
                                             .labels = labels,
