@@ -11,6 +11,7 @@ namespace {
 constexpr int kTile = static_cast<int>(kBlock);
 constexpr int kRows = 4;  // of a thread; its columns: 16 bytes
 constexpr int kQuads = kTile / kRows;
+constexpr int kRowsOfCta = 4;                         // tiles of codes
 constexpr int kPiece = 16, kPieces = kTile / kPiece;  // of a turned column
 constexpr int kColumnWords = kTile / 4;
 
@@ -37,7 +38,10 @@ struct WideJob {
     const float* multipliers;  // [group, cols]: known before, no scales are stored; BF16 only
     DeviceGroups groups;
     int64_t extent;
-    int cols, col_tiles, step_rows, step_cols;
+    int cols, col_tiles;
+    int step_rows, step_cols;  // from a tile of a CTA to its next
+    int skip_rows,
+        first_rows;  // of codes, besides: behind every kRowsOfCta rows of tiles; from a CTA's first to that of the CTA below
     QuantizeRule rule;
 };
 
@@ -85,6 +89,8 @@ template <DType kSource> __device__ __forceinline__ void decode(uint32_t codes, 
 template <DType kSource> __device__ __forceinline__ int column_at(int position) {
     return Shape<kSource>::kFp8 ? position % 32 / 4 * 16 + position / 32 * 4 + position % 4 : position;
 }
+// The same for the multipliers of BF16 columns, by pairs.
+__device__ __forceinline__ int pair_place(int pair) { return pair % 4 * kBlockThreads + pair / 4; }
 
 // The word of rows 4 * quad .. 4 * quad + 3 of a column: pieces of 16 rows change places by the columns of a thread.
 template <DType kSource> __device__ __forceinline__ int turned_index(int col, int piece) {
@@ -121,38 +127,51 @@ __device__ __forceinline__ void store_columns(const WideJob& job, const uint32_t
     }
 }
 
-// The rows of the tile: maxima of 128 columns over 16 threads.
+// The rows of the tile: maxima of 128 columns over 16 threads. Four rows share the exchange: every step halves what a thread still has to
+// hand on, so that each of four neighbours ends with one row's maximum, finds its scale, and tells the others.
 template <DType kCodes>
 __device__ __forceinline__ void write_rows(const WideJob& job, const uint4 (&words)[kRows],
                                            const RowTile& tile, int col_tile) {
+    static_assert(kRows == 4 && kBlockThreads == 16);
+    constexpr uint32_t kAll = 0xFFFFFFFFu;
     const int quad = static_cast<int>(threadIdx.x) / kBlockThreads,
               part = static_cast<int>(threadIdx.x) % kBlockThreads;
     const int64_t row = job.rows.base() + tile.row + quad * kRows;
     uint8_t* out = static_cast<uint8_t*>(job.rows.data) + row * job.cols + col_tile * kTile + part * kUnit;
     // without groups the transposed copy alone has pads
     const int inside = job.groups.counts != nullptr ? tile.rows : tile.count;
+    uint32_t pairs[kRows];
+#pragma unroll
+    for (int k = 0; k < kRows; ++k)
+        pairs[k] = max_bf16x2(max_bf16x2(abs_bf16x2(words[k].x), abs_bf16x2(words[k].y)),
+                              max_bf16x2(abs_bf16x2(words[k].z), abs_bf16x2(words[k].w)));
+    const bool upper = part % 2 != 0, odd = part / 2 % 2 != 0;  // rows 2 and 3; of these the second
+    const uint32_t even_row = max_bf16x2(upper ? pairs[2] : pairs[0],
+                                         __shfl_xor_sync(kAll, upper ? pairs[0] : pairs[2], 1)),
+                   odd_row = max_bf16x2(upper ? pairs[3] : pairs[1],
+                                        __shfl_xor_sync(kAll, upper ? pairs[1] : pairs[3], 1));
+    uint32_t pair = max_bf16x2(odd ? odd_row : even_row, __shfl_xor_sync(kAll, odd ? even_row : odd_row, 2));
+    pair = max_bf16x2(pair, __shfl_xor_sync(kAll, pair, 4));
+    pair = max_bf16x2(pair, __shfl_xor_sync(kAll, pair, 8));
+    const int own = part % 2 * 2 + part / 2 % 2;
+    BlockScale scale = {0.0f, 0.0f, 0};
+    if (quad * kRows + own < tile.count)
+        scale = block_scale(max(low_magnitude(pair), high_magnitude(pair)), kCodes, false, job.rule);
+    if (part < kRows && quad * kRows + own < inside) job.row_scales.store(row + own, col_tile, scale);
 #pragma unroll
     for (int k = 0; k < kRows; ++k, out += job.cols) {
-        uint32_t pair = max_bf16x2(max_bf16x2(abs_bf16x2(words[k].x), abs_bf16x2(words[k].y)),
-                                   max_bf16x2(abs_bf16x2(words[k].z), abs_bf16x2(words[k].w)));
-#pragma unroll
-        for (int step = kBlockThreads / 2; step > 0; step /= 2)
-            pair = max_bf16x2(pair, __shfl_xor_sync(0xFFFFFFFFu, pair, step));
-        const uint32_t amax = max(low_magnitude(pair), high_magnitude(pair));
-        BlockScale scale = {0.0f, 0.0f, 0};
-        if (quad * kRows + k < tile.count) scale = block_scale(amax, kCodes, false, job.rule);
+        const float multiplier = __shfl_sync(kAll, scale.multiplier, k / 2 + k % 2 * 2, kBlockThreads);
         float v[kUnit];
         unpack_unit(words[k], DType::bf16, v);
-        if (quad * kRows + k < inside) {  // the values of a pad are 0: so are its codes
-            *reinterpret_cast<uint2*>(out) = encode_unit(v, scale.multiplier, kCodes);
-            if (part == 0) job.row_scales.store(row + k, col_tile, scale);
-        }
+        if (quad * kRows + k < inside)  // the values of a pad are 0: so are its codes
+            *reinterpret_cast<uint2*>(out) = encode_unit(v, multiplier, kCodes);
     }
 }
 
 // Moves a tile of values (or codes and their 128 scales) in and its codes out, once or twice, plus scales. From BF16 at 32768 x 7168: columns
 // 712 MB, 0.174 ms at 4.1 TB/s; both 954 MB, 0.233 ms. From codes: 484 MB, 0.118 ms.
-// A CTA walks over tiles, grid-stride, columns fastest. A thread keeps 4 rows x 16 bytes as they came, and those of the next tile are
+// A CTA walks over tiles, grid-stride, columns fastest; of codes over four tiles one below the other, so that SMs take CTAs as they
+// become free (transpose.cu). A thread keeps 4 rows x 16 bytes as they came, and those of the next tile are
 // requested as soon as these have left the registers: they travel while the tile is stored and until the other CTAs of the SM are done,
 // 64 KB an SM. (Before, values were unpacked to fp32 at once and all of a tile's steps followed its loads one after the other.) Maxima of
 // BF16 magnitudes are taken two at a time and stay BF16. Barrier 1: every warp's column maxima are in shared memory, and the tile before
@@ -171,17 +190,19 @@ __global__ void __launch_bounds__(Shape<kSource>::kThreads, Shape<kSource>::kCta
     const int thread = static_cast<int>(threadIdx.x), quad = thread / S::kRowThreads,
               part = thread % S::kRowThreads;
     const int64_t src_base = job.src.base(), dst_base = job.columns.base();
-    int row_tile = static_cast<int>(blockIdx.x) / job.col_tiles,
+    int row_tile = static_cast<int>(blockIdx.x) / job.col_tiles * (S::kFp8 ? job.first_rows : 1),
         col_tile = static_cast<int>(blockIdx.x) % job.col_tiles;
+    const bool known = !S::kFp8 && job.multipliers != nullptr;
     TileWalker walker(job.groups, job.extent, 1);
     RowTile tile;
     Held<S::kFp8> held;
     bool more = walker.seek(row_tile, tile);
     if (more) fetch<kSource>(job, src_base, tile, col_tile, held);
     while (more) {
-        if (job.multipliers != nullptr) {
+        if (known) {
             if (thread < kTile)
-                multipliers[thread] = job.multipliers[tile.group * job.cols + col_tile * kTile + thread];
+                multipliers[pair_place(thread / 2) * 2 + thread % 2] =
+                    job.multipliers[tile.group * job.cols + col_tile * kTile + thread];
         } else if constexpr (S::kFp8) {
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
@@ -219,7 +240,7 @@ __global__ void __launch_bounds__(Shape<kSource>::kThreads, Shape<kSource>::kCta
             for (int k = 0; k < kRows; ++k) forget(held.words[k]);
         }
         __syncthreads();
-        if (job.multipliers == nullptr) {
+        if (!known) {
             if (thread < S::kPartWords) {
                 const uint32_t* parts = reinterpret_cast<const uint32_t*>(part_pieces) + thread;
                 uint32_t largest = 0;
@@ -238,7 +259,7 @@ __global__ void __launch_bounds__(Shape<kSource>::kThreads, Shape<kSource>::kCta
                                                    : high_magnitude(largest);
                     BlockScale scale = {0.0f, 0.0f, 0};
                     if (tile.count > 0) scale = block_scale(amax, kCodes, false, job.rule);
-                    multipliers[thread * kFound + i] = scale.multiplier;
+                    multipliers[(S::kFp8 ? thread : pair_place(thread)) * kFound + i] = scale.multiplier;
                     scales[column_at<kSource>(thread * kFound + i)] = scale.dequant;
                 }
             }
@@ -263,7 +284,7 @@ __global__ void __launch_bounds__(Shape<kSource>::kThreads, Shape<kSource>::kCta
         } else {
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                const float2 m = reinterpret_cast<const float2*>(multipliers)[part * 4 + j];
+                const float2 m = reinterpret_cast<const float2*>(multipliers)[pair_place(part * 4 + j)];
                 float low[kRows], high[kRows];
 #pragma unroll
                 for (int k = 0; k < kRows; ++k) {
@@ -285,6 +306,7 @@ __global__ void __launch_bounds__(Shape<kSource>::kThreads, Shape<kSource>::kCta
             col_tile -= job.col_tiles;
             ++row_tile;
         }
+        if (S::kFp8 && row_tile % kRowsOfCta == 0) row_tile += job.skip_rows;
         more = walker.seek(row_tile, tile);
         if (more) fetch<kSource>(job, src_base, tile, col_tile, held);
         __syncthreads();
@@ -294,9 +316,22 @@ __global__ void __launch_bounds__(Shape<kSource>::kThreads, Shape<kSource>::kCta
 
 template <DType kSource, bool kBoth> void launch(WideJob job, int64_t row_tiles, const Launch& launch) {
     using S = Shape<kSource>;
-    const unsigned grid = grid_for(row_tiles * job.col_tiles, launch, S::kCtas);
-    job.step_rows = static_cast<int>(grid) / job.col_tiles;
-    job.step_cols = static_cast<int>(grid) % job.col_tiles;
+    unsigned grid;
+    if (S::kFp8 &&
+        launch.sm_limit == 0) {  // no more than kMostWaves: a capacity may be far above the rows there are
+        constexpr int64_t kMostWaves = 16;
+        const int64_t bands = std::clamp<int64_t>(kMostWaves * S::kCtas * kNumSms / job.col_tiles, 1,
+                                                  ceil_div(row_tiles, kRowsOfCta));
+        grid = static_cast<unsigned>(bands * job.col_tiles);
+        job.step_rows = 1;
+        job.skip_rows = static_cast<int>(bands - 1) * kRowsOfCta;
+        job.first_rows = kRowsOfCta;
+    } else {
+        grid = grid_for(row_tiles * job.col_tiles, launch, S::kCtas);
+        job.step_rows = static_cast<int>(grid) / job.col_tiles;
+        job.step_cols = static_cast<int>(grid) % job.col_tiles;
+        job.first_rows = 1;
+    }
     const auto kernel = job.columns.dtype == DType::e5m2
                             ? quantize_wide_tiles_kernel<kSource, DType::e5m2, kBoth>
                             : quantize_wide_tiles_kernel<kSource, DType::e4m3, kBoth>;
@@ -334,6 +369,8 @@ bool launch_quantize_wide_tiles(const TileSource& source, const TileShape& shape
                          .col_tiles = shape.cols / kTile,
                          .step_rows = 0,
                          .step_cols = 0,
+                         .skip_rows = 0,
+                         .first_rows = 1,
                          .rule = rule};
     const int64_t row_tiles = ceil_div(shape.capacity, kTile) + shape.groups.num_groups;
     if (from == DType::e4m3)

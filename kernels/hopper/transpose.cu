@@ -16,6 +16,7 @@ namespace {
 constexpr int kTile = static_cast<int>(kBlock);
 constexpr int kThreads = 256;  // 8 threads a row, 16 columns and 4 rows a thread
 constexpr int kCtas = 4;       // of an SM: 128 KB of codes on their way
+constexpr int kRowsOfCta = 4;  // tiles
 constexpr int kRows = 4;
 constexpr int kPiece = 16;  // codes of one load or store
 constexpr int kPieceWords = kPiece / 4;
@@ -31,6 +32,8 @@ struct Transposer {
     int tile_cols;  // tiles side by side
     int scale_stride;
     int step_rows, step_cols;  // from a tile of a CTA to its next
+    int skip_rows;             // besides, behind every kRowsOfCta rows of tiles
+    int first_rows;            // rows of tiles from a CTA's first to that of the CTA below
     bool wide;                 // 16-byte loads
 };
 
@@ -42,17 +45,22 @@ struct Place {
     __device__ int first_col() const { return col_tile * kTile; }
 };
 
-// The tiles of a CTA, every gridDim.x-th, columns fastest. Their rows rise, so that a walk over the groups finds each one's: one step
-// in a few tiles. Groups are aligned to 128, so no tile has rows of two.
+// The tiles of a CTA: a few one below the other, or every gridDim.x-th, columns fastest. Their rows rise, so that, after a search for the
+// first, a walk over the groups finds each one's: one step in a few tiles. Groups are aligned to 128, so no tile has rows of two.
 class Tiles {
 public:
     __device__ explicit Tiles(const Transposer& args) : args_(args) {
         const bool grouped = args.groups.counts != nullptr;
-        end_ = grouped ? args.groups.total() : args.extent;
-        group_end_ = grouped ? args.groups.offset(0) : args.extent;
-        valid_end_ = args.groups.rows;
-        row_tile_ = static_cast<int>(blockIdx.x) / args.tile_cols;
+        row_tile_ = static_cast<int>(blockIdx.x) / args.tile_cols * args.first_rows;
         col_tile_ = static_cast<int>(blockIdx.x) % args.tile_cols;
+        const int64_t first = static_cast<int64_t>(row_tile_) * kTile;
+        end_ = grouped ? args.groups.total() : args.extent;
+        group_end_ = end_;
+        valid_end_ = args.groups.rows;
+        if (grouped && first < end_) {
+            group_ = static_cast<int>(args.groups.group_of(first));
+            group_end_ = args.groups.offsets[group_];  // its start: next() goes on from here
+        }
     }
     __device__ __forceinline__ Place next() {
         Place place{row_tile_, col_tile_, 0, 0};
@@ -71,6 +79,7 @@ public:
             col_tile_ -= args_.tile_cols;
             ++row_tile_;
         }
+        if (row_tile_ % kRowsOfCta == 0) row_tile_ += args_.skip_rows;
         return place;
     }
 
@@ -204,11 +213,13 @@ __device__ __forceinline__ void turn(const Transposer& args, int64_t dst_base, c
         args.tile_scales[(dst_base + place.row()) / kTile * args.scale_stride + place.col_tile] = target;
 }
 
-// Moves every code in and out (and 128 scales in, one out, a tile): 2.06 bytes a code, 0.118 ms at 32768 x 7168 and 4.1 TB/s. A CTA walks
-// over tiles, grid-stride, columns fastest: the tiles under way on the GPU read whole rows and write runs of about 9 lines a
-// column. Two tiles of a CTA are on their way, each in registers of its own: one is requested as soon as the tile two before
-// it has left its registers for shared memory, so that a whole turn of the loop, and not only the stores, covers the way to memory: 32
-// KB a CTA and four CTAs an SM. (With one tile ahead and five CTAs an iteration took 7.2 us, of which the SM issued instructions for
+// Moves every code in and out (and 128 scales in, one out, a tile): 2.06 bytes a code, 0.118 ms at 32768 x 7168 and 4.1 TB/s. A CTA turns
+// four tiles one below the other, so that neighbouring CTAs read whole rows and each writes runs of 4 lines a column; CTAs are handed to
+// SMs as these become free. (In equal shares, fixed beforehand, a seventh of the warps had nothing left to do, on average
+// over the kernel: 3.15 TB/s.) Where the launch may not use all SMs, shares are fixed: grid-stride, columns fastest. Two tiles of a
+// CTA are on their way, each in registers of its own: one is requested as soon as the tile two before it has left its registers for
+// shared memory, so that a whole turn of the loop, and not only the stores, covers the way to memory: 32 KB a CTA and four
+// CTAs an SM. (With one tile ahead and five CTAs an iteration took 7.2 us, of which the SM issued instructions for
 // half: loads were awaited.) Barrier 1: the tile's scales are in shared memory, and the tile before has left it; every thread finds
 // the target among four maxima, shifts 4 rows x 16 codes four at a time and turns 4x4 squares of bytes in registers. Barrier
 // 2: the tile is turned. Only maxima are reduced: deterministic.
@@ -250,22 +261,37 @@ void launch_transpose_tiles(const Fp8Tensor& src, const RowGroups& groups, const
     const int64_t rows = src.codes.dim(0), dim = src.codes.cols(), extent = dst.codes.cols();
     const int64_t capacity = groups.num_groups > 0 ? groups.row_capacity : extent;
     if (capacity == 0 || dim == 0) return;
-    const int64_t tile_cols = ceil_div(dim, kTile), tiles = ceil_div(capacity, kTile) * tile_cols;
+    const int64_t tile_cols = ceil_div(dim, kTile), row_tiles = ceil_div(capacity, kTile);
     const bool wide = dim % kPiece == 0 && reinterpret_cast<uintptr_t>(src.codes.data) % kPiece == 0;
     const auto kernel =
         src.codes.dtype == DType::e5m2 ? transpose_kernel<DType::e5m2> : transpose_kernel<DType::e4m3>;
-    const unsigned grid = grid_for(tiles, launch, kCtas);
-    kernel<<<grid, kThreads, 0, stream_of(launch)>>>({.src = row_view(src.codes),
-                                                      .dst = row_view(dst.codes),
-                                                      .scales = row_scales(src),
-                                                      .groups = device_groups(groups, rows),
-                                                      .extent = extent,
-                                                      .tile_scales = dst.scales.as<float>(),
-                                                      .tile_cols = static_cast<int>(tile_cols),
-                                                      .scale_stride = static_cast<int>(dst.scales.cols()),
-                                                      .step_rows = static_cast<int>(grid / tile_cols),
-                                                      .step_cols = static_cast<int>(grid % tile_cols),
-                                                      .wide = wide});
+    Transposer job = {.src = row_view(src.codes),
+                      .dst = row_view(dst.codes),
+                      .scales = row_scales(src),
+                      .groups = device_groups(groups, rows),
+                      .extent = extent,
+                      .tile_scales = dst.scales.as<float>(),
+                      .tile_cols = static_cast<int>(tile_cols),
+                      .scale_stride = static_cast<int>(dst.scales.cols()),
+                      .step_rows = 1,
+                      .step_cols = 0,
+                      .skip_rows = 0,
+                      .first_rows = kRowsOfCta,
+                      .wide = wide};
+    unsigned grid;
+    if (launch.sm_limit > 0) {  // shares fixed beforehand
+        grid = grid_for(row_tiles * tile_cols, launch, kCtas);
+        job.step_rows = static_cast<int>(grid / tile_cols);
+        job.step_cols = static_cast<int>(grid % tile_cols);
+        job.first_rows = 1;
+    } else {  // no more than kMostWaves, since a capacity may be far above the rows there are
+        constexpr int64_t kMostWaves = 16;
+        const int64_t bands =
+            std::clamp<int64_t>(kMostWaves * kCtas * kNumSms / tile_cols, 1, ceil_div(row_tiles, kRowsOfCta));
+        grid = static_cast<unsigned>(bands * tile_cols);
+        job.skip_rows = static_cast<int>(bands - 1) * kRowsOfCta;
+    }
+    kernel<<<grid, kThreads, 0, stream_of(launch)>>>(job);
     check_launch("transpose_fp8");
 }
 

@@ -38,17 +38,29 @@ __device__ __forceinline__ Place place_of(const WeightJob& job, int tile) {
     return {row / job.row_tiles, row % job.row_tiles, tile % job.col_tiles};
 }
 
-// The step of four parameters: the new masters.
-__device__ __forceinline__ float4 step_four(const AdamWArgs& step, float grad_scale, int64_t at) {
-    const float4 grad = *reinterpret_cast<const float4*>(step.grad + at);
-    float4 master = *reinterpret_cast<const float4*>(step.master + at),
-           m = *reinterpret_cast<const float4*>(step.m + at),
-           v = *reinterpret_cast<const float4*>(step.v + at);
-    const Element x = updated(step, grad_scale, grad.x, {master.x, m.x, v.x});
-    const Element y = updated(step, grad_scale, grad.y, {master.y, m.y, v.y});
-    const Element z = updated(step, grad_scale, grad.z, {master.z, m.z, v.z});
-    const Element w = updated(step, grad_scale, grad.w, {master.w, m.w, v.w});
-    master = float4{x.master, y.master, z.master, w.master};
+// Four parameters on their way.
+struct FourParameters {
+    float4 grad, master, m, v;
+};
+__device__ __forceinline__ FourParameters fetch_four(const AdamWArgs& step, bool steps, int64_t at) {
+    FourParameters four;
+    four.master = *reinterpret_cast<const float4*>(step.master + at);
+    if (steps) {
+        four.grad = *reinterpret_cast<const float4*>(step.grad + at);
+        four.m = *reinterpret_cast<const float4*>(step.m + at);
+        four.v = *reinterpret_cast<const float4*>(step.v + at);
+    }
+    return four;
+}
+
+// Their step: the new masters.
+__device__ __forceinline__ float4 step_four(const AdamWArgs& step, float grad_scale,
+                                            const FourParameters& old, int64_t at) {
+    const Element x = updated(step, grad_scale, old.grad.x, {old.master.x, old.m.x, old.v.x});
+    const Element y = updated(step, grad_scale, old.grad.y, {old.master.y, old.m.y, old.v.y});
+    const Element z = updated(step, grad_scale, old.grad.z, {old.master.z, old.m.z, old.v.z});
+    const Element w = updated(step, grad_scale, old.grad.w, {old.master.w, old.m.w, old.v.w});
+    const float4 master = {x.master, y.master, z.master, w.master};
     *reinterpret_cast<float4*>(step.master + at) = master;
     *reinterpret_cast<float4*>(step.m + at) = float4{x.m, y.m, z.m, w.m};
     *reinterpret_cast<float4*>(step.v + at) = float4{x.v, y.v, z.v, w.v};
@@ -63,17 +75,50 @@ __device__ __forceinline__ float4 step_four(const AdamWArgs& step, float grad_sc
 }
 
 // The word of rows 4 * quad .. 4 * quad + 3 of a column of the turned tile; pieces of 16 rows change places by the columns of a thread.
-__device__ __forceinline__ int turned_index(int col, int piece) {
-    return col * kColumnWords + (piece ^ col / kUnit % kPieces) * (kPiece / 4);
+template <int kColumns> __device__ __forceinline__ int turned_index(int col, int piece) {
+    return col * kColumnWords + (piece ^ col / kColumns % kPieces) * (kPiece / 4);
 }
 
-// Moves 4 bytes a weight in and two codes out: 5.64 GB, 1.38 ms at 32 x 4096 x 7168 and 4.1 TB/s. With the step, 16 in and 14 out, and 2
-// for the BF16 copy (apart: 28 and 2, then 6): 7.05 GB, 1.72 ms at 8 x 4096 x 7168.
-// A CTA walks over tiles, grid-stride, columns fastest; a thread has 4 rows x 8 columns in registers. Without the step the values of the
-// next tile are requested as soon as these have become codes. Barrier 1: the maxima of the warps are in shared memory, and the tile before
-// has left it. Barrier 2: the turned tile is complete, and leaves in 16-byte pieces. Element-wise but for maxima: deterministic; operations
-// round as in the reference, since nothing is contracted. A step with *status != 0 writes no parameter, only the copies of those there are.
-template <DType kCodes, bool kStep>
+// The scale of a tile: from the maxima of the warps, behind a barrier.
+template <DType kCodes>
+__device__ __forceinline__ BlockScale tile_scale(const WeightJob& job, const uint4 (&warp_max)[kWarps / 4]) {
+    uint32_t amax = 0;
+#pragma unroll
+    for (int i = 0; i < kWarps / 4; ++i) {
+        const uint4 four = warp_max[i];
+        amax = max(amax, max(max(four.x, four.y), max(four.z, four.w)));
+    }
+    return block_scale(amax, kCodes, false, job.rule);
+}
+__device__ __forceinline__ void store_scale(const CopyTiles& copy, int batch, int row_tile, int col_tile,
+                                            float scale) {
+    copy.scales[batch * copy.scale_batch_stride + static_cast<int64_t>(row_tile) * copy.scale_stride +
+                col_tile] = scale;
+}
+
+// The turned tile leaves in 16-byte pieces, 8 threads a column. kColumns: neighbouring columns of one thread when it was turned.
+template <int kColumns>
+__device__ __forceinline__ void store_turned(const WeightJob& job, const Place& place,
+                                             const uint32_t* turned) {
+    const int rows = job.row_tiles * kTile, cols = job.col_tiles * kTile;
+    const int piece = static_cast<int>(threadIdx.x) % kPieces;
+    int col = static_cast<int>(threadIdx.x) / kPieces;
+    uint8_t* out = job.dgrad.codes +
+                   (static_cast<int64_t>(place.batch) * cols + place.col_tile * kTile + col) * rows +
+                   place.row_tile * kTile + piece * kPiece;
+#pragma unroll
+    for (int i = 0; i < kTile * kPieces / kThreads; ++i, col += kThreads / kPieces) {
+        *reinterpret_cast<uint4*>(out) =
+            *reinterpret_cast<const uint4*>(turned + turned_index<kColumns>(col, piece));
+        out += static_cast<int64_t>(kThreads / kPieces) * rows;
+    }
+}
+
+// Moves 4 bytes a weight in and two codes out: 5.64 GB, 1.38 ms at 32 x 4096 x 7168 and 4.1 TB/s.
+// A CTA walks over tiles, grid-stride, columns fastest; a thread has 4 rows x 8 columns in registers. The values of the next tile are
+// requested as soon as these have become codes. Barrier 1: the maxima of the warps are in shared memory, and the tile before has left it.
+// Barrier 2: the turned tile is complete, and leaves. Element-wise but for maxima: deterministic.
+template <DType kCodes>
 __global__ void __launch_bounds__(kThreads, kCtas) weight_tiles_kernel(const WeightJob job) {
     __shared__ uint4 warp_max[kWarps / 4];
     __shared__ uint4 turned_pieces[kTile * kPieces];
@@ -81,12 +126,6 @@ __global__ void __launch_bounds__(kThreads, kCtas) weight_tiles_kernel(const Wei
     const int thread = static_cast<int>(threadIdx.x), quad = thread / kBlockThreads,
               part = thread % kBlockThreads;
     const int rows = job.row_tiles * kTile, cols = job.col_tiles * kTile;
-    float grad_scale = 0.0f;
-    bool steps = false;
-    if constexpr (kStep) {
-        steps = job.step.status == nullptr || *job.step.status == 0;
-        grad_scale = *job.step.grad_scale;
-    }
     const auto first_row = [&](const Place& place) {
         return static_cast<int64_t>(place.batch) * rows + place.row_tile * kTile + quad * kRows;
     };
@@ -96,40 +135,21 @@ __global__ void __launch_bounds__(kThreads, kCtas) weight_tiles_kernel(const Wei
         for (int k = 0; k < kRows; ++k)
             load_unit(job.src, first_row(place) + k, place.col_tile * kTile + part * kUnit, v[k]);
     };
-    if (!kStep && blockIdx.x < job.tiles) fetch(place_of(job, static_cast<int>(blockIdx.x)));
+    if (blockIdx.x < job.tiles) fetch(place_of(job, static_cast<int>(blockIdx.x)));
     for (int tile = static_cast<int>(blockIdx.x); tile < job.tiles; tile += static_cast<int>(gridDim.x)) {
         const Place place = place_of(job, tile);
         const int64_t at = first_row(place) * cols + place.col_tile * kTile + part * kUnit;
-        if constexpr (kStep) {
-#pragma unroll
-            for (int i = 0; i < 2 * kRows; ++i) {
-                const int64_t four = at + static_cast<int64_t>(i / 2) * cols + i % 2 * 4;
-                const float4 now = steps ? step_four(job.step, grad_scale, four)
-                                         : *reinterpret_cast<const float4*>(job.step.master + four);
-                float* to = v[i / 2] + i % 2 * 4;
-                to[0] = now.x, to[1] = now.y, to[2] = now.z, to[3] = now.w;
-            }
-        }
         uint32_t amax = 0;
 #pragma unroll
         for (int k = 0; k < kRows; ++k) amax = max(amax, unit_magnitude(v[k]));
         amax = __reduce_max_sync(0xFFFFFFFFu, amax);
         if (thread % 32 == 0) reinterpret_cast<uint32_t*>(warp_max)[thread / 32] = amax;
         __syncthreads();
-        amax = 0;
-#pragma unroll
-        for (int i = 0; i < kWarps / 4; ++i) {
-            const uint4 four = warp_max[i];
-            amax = max(amax, max(max(four.x, four.y), max(four.z, four.w)));
-        }
-        const BlockScale scale = block_scale(amax, kCodes, false, job.rule);
+        const BlockScale scale = tile_scale<kCodes>(job, warp_max);
         const float multiplier = scale.multiplier;
         if (job.fprop.codes != nullptr) {
             if (thread == 0)
-                job.fprop
-                    .scales[place.batch * job.fprop.scale_batch_stride +
-                            static_cast<int64_t>(place.row_tile) * job.fprop.scale_stride + place.col_tile] =
-                    scale.dequant;
+                store_scale(job.fprop, place.batch, place.row_tile, place.col_tile, scale.dequant);
 #pragma unroll
             for (int k = 0; k < kRows; ++k)
                 *reinterpret_cast<uint2*>(job.fprop.codes + at + static_cast<int64_t>(k) * cols) =
@@ -137,31 +157,110 @@ __global__ void __launch_bounds__(kThreads, kCtas) weight_tiles_kernel(const Wei
         }
         if (job.dgrad.codes != nullptr) {
             if (thread == 0)
-                job.dgrad
-                    .scales[place.batch * job.dgrad.scale_batch_stride +
-                            static_cast<int64_t>(place.col_tile) * job.dgrad.scale_stride + place.row_tile] =
-                    scale.dequant;
+                store_scale(job.dgrad, place.batch, place.col_tile, place.row_tile, scale.dequant);
 #pragma unroll
             for (int i = 0; i < kUnit; ++i)
-                turned[turned_index(part * kUnit + i, quad / 4) + quad % 4] =
+                turned[turned_index<kUnit>(part * kUnit + i, quad / 4) + quad % 4] =
                     pack_fp8(v[0][i] * multiplier, v[1][i] * multiplier, v[2][i] * multiplier,
                              v[3][i] * multiplier, kCodes);
         }
-        if (!kStep && tile + static_cast<int>(gridDim.x) < job.tiles)
+        if (tile + static_cast<int>(gridDim.x) < job.tiles)
             fetch(place_of(job, tile + static_cast<int>(gridDim.x)));
         __syncthreads();
-        if (job.dgrad.codes == nullptr) continue;
-        const int piece = thread % kPieces;
-        int col = thread / kPieces;
-        uint8_t* out = job.dgrad.codes +
-                       (static_cast<int64_t>(place.batch) * cols + place.col_tile * kTile + col) * rows +
-                       place.row_tile * kTile + piece * kPiece;
-#pragma unroll
-        for (int i = 0; i < kTile * kPieces / kThreads; ++i, col += kThreads / kPieces) {
-            *reinterpret_cast<uint4*>(out) =
-                *reinterpret_cast<const uint4*>(turned + turned_index(col, piece));
-            out += static_cast<int64_t>(kThreads / kPieces) * rows;
+        if (job.dgrad.codes != nullptr) store_turned<kUnit>(job, place, turned);
+    }
+}
+
+// A tile of the step: the masters stay in shared memory until its scale is known.
+constexpr int kStepCols = 4, kStepRows = kTile * kTile / kStepCols / kThreads;  // of a thread
+struct StepShared {
+    float4 masters[kStepRows * kThreads];  // each thread's own
+    uint4 turned_pieces[kTile * kPieces];
+    uint4 warp_max[kWarps / 4];
+};
+
+// AdamW and both codes: 16 bytes a weight in and 14 out, and 2 for the BF16 copy (apart: 28 and 2, then 6): 7.05 GB, 1.72 ms at 8 x 4096 x
+// 7168 and 4.1 TB/s. A CTA walks over tiles, grid-stride, columns fastest. A warp takes 8 rows, one after the other, a thread 16 bytes of
+// each: every access is whole lines (with two accesses of 16 bytes beside each other in a thread, stores reached L2 as half sectors: 87 %
+// of its throughput at 63 % of DRAM's). The next row of a thread, of the next tile behind the last, is always on its way: 64 KB an
+// SM. New masters wait in shared memory, not in registers, which would spill. Barrier 1: the maxima of the warps are in shared
+// memory, and the tile before has left it. Every thread makes codes of its own masters, and turns 4x4 squares of them. Barrier 2: the
+// turned tile is complete, and leaves. Element-wise but for maxima: deterministic; operations round as in the reference, since
+// nothing is contracted. A step with *status != 0 writes no parameter, only the copies of those there are.
+template <DType kCodes>
+__global__ void __launch_bounds__(kThreads, kCtas) step_tiles_kernel(const WeightJob job) {
+    extern __shared__ uint4 step_memory[];
+    StepShared& shared = *reinterpret_cast<StepShared*>(step_memory);
+    uint32_t* const turned = reinterpret_cast<uint32_t*>(shared.turned_pieces);
+    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+    const int rows = job.row_tiles * kTile, cols = job.col_tiles * kTile;
+    const bool steps = job.step.status == nullptr || *job.step.status == 0;
+    const float grad_scale = *job.step.grad_scale;
+    const auto start = [&](int tile) {
+        const Place place = place_of(job, tile);
+        const int64_t row =
+            static_cast<int64_t>(place.batch) * rows + place.row_tile * kTile + warp * kStepRows;
+        return row * cols + place.col_tile * kTile + lane * kStepCols;
+    };
+    int64_t at = start(static_cast<int>(blockIdx.x));  // a CTA has at least one tile
+    FourParameters next = fetch_four(job.step, steps, at);
+    for (int tile = static_cast<int>(blockIdx.x); tile < job.tiles; tile += static_cast<int>(gridDim.x)) {
+        const int following = tile + static_cast<int>(gridDim.x);
+        float largest = 0.0f;
+#pragma unroll 1
+        for (int k = 0; k < kStepRows; ++k) {
+            const FourParameters now = next;
+            const int64_t here = at;
+            at += cols;
+            if (k + 1 == kStepRows)
+                at = start(following < job.tiles ? following : tile);  // the last is not used
+            next = fetch_four(job.step, steps, at);
+            const float4 master = steps ? step_four(job.step, grad_scale, now, here) : now.master;
+            shared.masters[k * kThreads + thread] = master;
+            largest = fmaxf(fmaxf(largest, fmaxf(fabsf(master.x), fabsf(master.y))),
+                            fmaxf(fabsf(master.z), fabsf(master.w)));
         }
+        const uint32_t amax = __reduce_max_sync(0xFFFFFFFFu, __float_as_uint(largest));
+        if (lane == 0) reinterpret_cast<uint32_t*>(shared.warp_max)[warp] = amax;
+        __syncthreads();
+        const BlockScale scale = tile_scale<kCodes>(job, shared.warp_max);
+        const Place place = place_of(job, tile);
+        if (thread == 0) {
+            if (job.fprop.codes != nullptr)
+                store_scale(job.fprop, place.batch, place.row_tile, place.col_tile, scale.dequant);
+            if (job.dgrad.codes != nullptr)
+                store_scale(job.dgrad, place.batch, place.col_tile, place.row_tile, scale.dequant);
+        }
+        uint32_t squares[kStepRows / 4][kStepCols];  // a word: four rows of a column
+#pragma unroll
+        for (int square = 0; square < kStepRows / 4; ++square) {
+            uint32_t codes[4];
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const float4 v = shared.masters[(square * 4 + k) * kThreads + thread];
+                codes[k] = pack_fp8(v.x * scale.multiplier, v.y * scale.multiplier, v.z * scale.multiplier,
+                                    v.w * scale.multiplier, kCodes);
+                if (job.fprop.codes != nullptr)
+                    *reinterpret_cast<uint32_t*>(job.fprop.codes + start(tile) +
+                                                 static_cast<int64_t>(square * 4 + k) * cols) = codes[k];
+            }
+            const uint32_t low01 = __byte_perm(codes[0], codes[1], 0x5140),
+                           high01 = __byte_perm(codes[0], codes[1], 0x7362),
+                           low23 = __byte_perm(codes[2], codes[3], 0x5140),
+                           high23 = __byte_perm(codes[2], codes[3], 0x7362);
+            squares[square][0] = __byte_perm(low01, low23, 0x5410);
+            squares[square][1] = __byte_perm(low01, low23, 0x7632);
+            squares[square][2] = __byte_perm(high01, high23, 0x5410);
+            squares[square][3] = __byte_perm(high01, high23, 0x7632);
+        }
+        if (job.dgrad.codes != nullptr) {
+#pragma unroll
+            for (int i = 0; i < kStepCols; ++i)  // 8 rows of a column: half a piece
+                *reinterpret_cast<uint2*>(turned + turned_index<kStepCols>(lane * kStepCols + i, warp / 2) +
+                                          warp % 2 * 2) = uint2{squares[0][i], squares[1][i]};
+        }
+        __syncthreads();
+        if (job.dgrad.codes != nullptr) store_turned<kStepCols>(job, place, turned);
     }
 }
 
@@ -173,11 +272,20 @@ CopyTiles copy_tiles(const Fp8Tensor& copy) {
             .scale_stride = static_cast<int>(copy.scales.cols())};
 }
 
-template <bool kStep> void launch(const WeightJob& job, DType codes, const Launch& launch) {
-    const auto kernel = codes == DType::e5m2 ? weight_tiles_kernel<DType::e5m2, kStep>
-                                             : weight_tiles_kernel<DType::e4m3, kStep>;
+void launch(const WeightJob& job, DType codes, const Launch& launch) {
+    const auto kernel =
+        codes == DType::e5m2 ? weight_tiles_kernel<DType::e5m2> : weight_tiles_kernel<DType::e4m3>;
     kernel<<<grid_for(job.tiles, launch, kCtas), kThreads, 0, stream_of(launch)>>>(job);
     check_launch("weight_tiles");
+}
+void launch_step(const WeightJob& job, DType codes, const Launch& launch) {
+    const auto kernel =
+        codes == DType::e5m2 ? step_tiles_kernel<DType::e5m2> : step_tiles_kernel<DType::e4m3>;
+    check_cuda(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int{sizeof(StepShared)}),
+        "shared memory of step_tiles");
+    kernel<<<grid_for(job.tiles, launch, kCtas), kThreads, sizeof(StepShared), stream_of(launch)>>>(job);
+    check_launch("step_tiles");
 }
 
 bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kPiece == 0; }
@@ -217,9 +325,9 @@ bool launch_weight_tiles(const TensorView& src, const op::AdamW* step, const Qua
     clear_scales(dgrad, launch_args);
     const DType codes = fprop ? fprop.codes.dtype : dgrad.codes.dtype;
     if (step != nullptr)
-        launch<true>(job, codes, launch_args);
+        launch_step(job, codes, launch_args);
     else
-        launch<false>(job, codes, launch_args);
+        launch(job, codes, launch_args);
     return true;
 }
 

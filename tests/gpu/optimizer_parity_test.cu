@@ -29,6 +29,21 @@ TEST(OptimizerParity, NormSquared) {
 // A view that begins `skip` elements into a tensor: pointers that no 16-byte access fits.
 TensorView tail_of(const TensorView& view, int64_t skip) { return view.slice(skip, view.dim(0) - skip); }
 
+// Several turns of a warp over 32 blocks, and pointers that no 16-byte access fits.
+TEST(OptimizerParity, NormSquaredOnOneSm) {
+    for (const int64_t skip : {0, 1})
+        for (const int64_t count : {40 * 32 * 512, 300 * 4096 + 77}) {
+            SCOPED_TRACE(std::to_string(count) + ", skip " + std::to_string(skip));
+            Parity parity;
+            HostTensor x(DType::f32, {count + skip});
+            fill_normal(x, 5, 1e-3);
+            const HostTensor sum = HostTensor::of<float>({0.5f});
+            const op::NormSquared args{.x = tail_of(x, skip), .sum = sum};
+            parity.run(args, Launch{.sm_limit = 1});
+            parity.expect_same_bytes(args.sum, "sum");
+        }
+}
+
 TEST(OptimizerParity, AdamW) {
     for (const int64_t count : {0, 1, 3, 127, 129, 5000, 300001}) {
         for (const DType copy_dtype : {DType::bf16, DType::f32}) {

@@ -23,6 +23,7 @@ const std::vector<Case>& cases() {
         {{700, 3, 0}, 0, 136, 256, 0},
         {{0, 0}, 0, 128, 128, 128},
         {{128, 128}, 0, 7168, 384, 0},
+        {{1100, 3, 900}, 0, 256, 128, 640},  // CTAs of several tiles, across groups and past the last
     };
     return all;
 }
