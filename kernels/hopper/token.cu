@@ -2,6 +2,7 @@
 // be reported from a kernel: the data loader checks them; here an id outside the vocabulary becomes NaN (a step that is then skipped),
 // never an address.
 #include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/sort_tokens.h"
 #include "kernels/hopper/vector_io.h"
 #include "kernels/hopper/workspace.h"
 
@@ -36,42 +37,6 @@ __global__ __launch_bounds__(kRowWarps* kWarpSize) void embedding_kernel(const i
             }
             store_up_to_8(y.data, y.dtype, t * hidden + column, hidden - column, vectorised, values);
         }
-    }
-}
-
-// Tokens by (id, position): sorted_ids and order, where order[i] is the position of the i-th. Moves: the ids, once a CTA (from L2). A token's
-// place is the number of tokens before it: eight threads count it, each an eighth of a tile of ids in shared memory (16.8 M comparisons at
-// T=4096: 3 us over the whole chip; quadratic, 0.5 ms at 65,536 tokens a rank and micro-batch). Two barriers a tile; all threads see all tiles. Every place is taken once: one writer a word.
-constexpr int kRankThreads = 256, kParts = 8, kRankTokens = kRankThreads / kParts, kRankTile = 2048;
-__device__ __forceinline__ int is_before(int32_t id, int at, int32_t own_id, int own) {
-    return id < own_id || (id == own_id && at < own);
-}
-__global__ __launch_bounds__(kRankThreads) void sort_tokens_kernel(const int32_t* ids, int tokens,
-                                                                   int32_t* sorted_ids, int32_t* order) {
-    __shared__ __align__(16) int32_t tile[kRankTile];
-    const int thread = static_cast<int>(threadIdx.x), part = thread % kParts;
-    for (int64_t own = static_cast<int64_t>(blockIdx.x) * kRankTokens; own < tokens;
-         own += static_cast<int64_t>(gridDim.x) * kRankTokens) {
-        const int t = static_cast<int>(own) + thread / kParts;
-        const int32_t id = t < tokens ? ids[t] : 0;
-        int place = 0;
-        for (int start = 0; start < tokens; start += kRankTile) {
-            __syncthreads();  // the last tile is read
-            for (int i = thread; i < kRankTile; i += kRankThreads)
-                tile[i] = start + i < tokens ? ids[start + i] : INT32_MAX;  // before nobody
-            __syncthreads();
-#pragma unroll 8
-            for (int i = part * 4; i < kRankTile; i += kParts * 4) {
-                const int4 other = *reinterpret_cast<const int4*>(&tile[i]);
-                const int at = start + i;
-                place += is_before(other.x, at, id, t) + is_before(other.y, at + 1, id, t) +
-                         is_before(other.z, at + 2, id, t) + is_before(other.w, at + 3, id, t);
-            }
-        }
-        for (int mask = kParts / 2; mask > 0; mask /= 2) place += __shfl_xor_sync(0xFFFFFFFFu, place, mask);
-        if (part != 0 || t >= tokens) continue;
-        sorted_ids[place] = id;
-        order[place] = t;
     }
 }
 
@@ -219,11 +184,17 @@ void HopperOps::do_embedding_backward(const op::EmbeddingBackward& args, const L
             cudaMemsetAsync(args.dtable.data, 0, static_cast<std::size_t>(args.dtable.bytes()), stream),
             "embedding_backward");
     if (tokens == 0 || hidden == 0) return;
-    FP8FLOW_CHECK(tokens <= INT32_MAX - kRankTile, "{} tokens: positions must fit 32 bits", tokens);
-    int32_t* sorted_ids = workspace_->partials_for<int32_t>(2 * tokens);
-    int32_t* order = sorted_ids + tokens;
-    sort_tokens_kernel<<<grid_for(ceil_div(tokens, kRankTokens), launch), kRankThreads, 0, stream>>>(
-        args.ids.as<int32_t>(), static_cast<int>(tokens), sorted_ids, order);
+    const int64_t list_bytes = round_up(tokens * static_cast<int64_t>(sizeof(int32_t)), 256);
+    uint8_t* const room =
+        workspace_->partials_for<uint8_t>(2 * list_bytes + static_cast<int64_t>(sort_tokens_scratch(tokens)));
+    int32_t* const sorted_ids = reinterpret_cast<int32_t*>(room);
+    int32_t* const order = reinterpret_cast<int32_t*>(room + list_bytes);
+    sort_tokens({.ids = args.ids.as<int32_t>(),
+                 .tokens = tokens,
+                 .sorted_ids = sorted_ids,
+                 .order = order,
+                 .scratch = room + 2 * list_bytes},
+                launch);
     const bool wide = args.dy.dtype == DType::bf16 && is_vectorisable(args.dy.data, hidden) &&
                       is_vectorisable(args.dtable.data, hidden);
     const auto kernel = wide ? embedding_backward_kernel<Bf16Rows> : embedding_backward_kernel<AnyRows>;

@@ -10,8 +10,9 @@ enum class Score { softmax, sigmoid };
 
 // logits[t, e] = sum_h bf16(x[t, h]) * bf16(w[e, h]) (f32 inputs are not rounded): blocks of 256 columns by fp32 fma in ascending h, then
 // the block sums in ascending order. Where every factor is BF16, a backend may add within a block as its tensor cores do (products exact,
-// sums fp32); the result then lies within 1e-5 (norm-wise) of the exact sum, and a token's logits depend on that token only.
-constexpr int64_t kRouterBlock = 256;
+// sums fp32), or in parts of whole blocks of 512, each part summed by itself and the parts then added in ascending order, cut by the
+// number of terms alone; the result then lies within 1e-5 (norm-wise) of the exact sum, and a token's logits depend on that token only.
+constexpr int64_t kRouterBlock = 256, kRouterSplitBlock = 512;
 struct RouterLogits {
     TensorView x;       // [T, H]
     TensorView weight;  // [E, H] bf16 | f32
@@ -65,14 +66,14 @@ struct RouterTopKBackward {
 // Balancing loss over a set of `num_tokens` tokens: coeff * E/(K * n^2) * sum_e P_e * c_e, P_e = column sum of the full scores
 // (softmax over E, or sigmoid normalised over E), c_e = how often e is among the plain top-K of those scores (unbiased, ungrouped).
 // Split in two so that counts can be reduced over ranks (global_aux_loss) or taken per sequence (seq_aux_loss).
-constexpr int64_t kScoreSumsBlock = 64;
+constexpr int64_t kScoreSumsBlock = 32;
 struct RouterScoreSums {
     TensorView logits;  // [T, E]
     Score score = Score::softmax;
     int64_t topk = 1;
     TensorView counts;  // out [E] f32: plain top-K counts (exact integers)
     TensorView
-        score_sums;  // out [E] f32: blocks of 64 tokens in ascending t, then the block sums in ascending order
+        score_sums;  // out [E] f32: blocks of 32 tokens in ascending t, then the block sums in ascending order
 };
 // dlogits += d/dlogits of weight * sum_e counts[e] * P_e: the loss's gradient with the counts held constant.
 struct RouterAuxLossBackward {

@@ -75,6 +75,25 @@ TEST(TokenParity, EmbeddingBackward) {
     }
 }
 
+// So many tokens are sorted in another way than few.
+TEST(TokenParity, EmbeddingBackwardOfManyTokens) {
+    for (const int64_t tokens : {8192, 8193, 50000}) {
+        for (const int64_t vocab : {1, 257, 4000}) {
+            SCOPED_TRACE(std::to_string(tokens) + " tokens, V " + std::to_string(vocab));
+            constexpr int64_t kHidden = 8;
+            Parity parity;
+            const HostTensor ids = random_ids(tokens, vocab, 3);
+            HostTensor dy(DType::bf16, {tokens, kHidden}), dtable(DType::f32, {vocab, kHidden});
+            fill_normal(dy, 4);
+            fill_uniform(dtable, 5, -1, 1);
+            const op::EmbeddingBackward args{
+                .ids = ids, .dy = dy, .mode = Gradient::accumulate, .dtable = dtable};
+            parity.run(args);
+            parity.expect_same_bytes(args.dtable, "dtable");
+        }
+    }
+}
+
 TEST(TokenParity, GradientsOfUnknownIdsGoNowhere) {
     Parity parity;
     const HostTensor ids = HostTensor::of<int32_t>({1, -1, 4, 1 << 30, 1, -1});
