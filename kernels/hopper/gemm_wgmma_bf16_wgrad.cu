@@ -1,21 +1,20 @@
-// BF16 weight gradients (contraction grouped, D FP32), on Hopper's warpgroup instructions: one warpgroup reads and stores its part of D while
-// the other multiplies. Group sizes are read on the device. Read next: gemm_wgmma.h (tiles), gemm_wgmma_wgrad.cu (the FP8 ones, same rings).
+// BF16 weight gradients (contraction grouped, D FP32), on Hopper's warpgroup instructions: one warpgroup stores its part of D while the other
+// multiplies. Group sizes are read on the device. Read next: gemm_wgmma.h (tiles), gemm_wgmma_wgrad.cu (the FP8 ones, same rings).
 //
 // Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 2.45 ms at the 785 TFLOP/s of a dense product; D is 3.76 GB, 0.92 ms to write and
 // 1.83 ms to read and write at 4.1 TB/s; operands are 0.74 GB. So the two must overlap.
 //
-// One CTA: three loading threads, a warp that asks for D, and two computing warpgroups, on every multiprocessor, walking tiles of 128 x 256 of
+// One CTA: three loading threads and two computing warpgroups, on every multiprocessor, walking tiles of 128 x 256 of
 // D in a fixed order. Each warpgroup owns 128 x 128 of a tile as two blocks of 64 rows: 128 sums a thread. A stage is 64 of the contraction,
 // 512 cycles of products a warpgroup; the next stage's are under way before the last one's are waited for, so that one warpgroup alone
 // keeps the tensor cores busy. What they read does not bind the two to each other:
 //   - B (each its own 128 columns): a ring of three stages for each warpgroup, and a loading thread for each;
 //   - A (the 128 rows of both): one ring of eight stages, so that they can be up to eight steps of 512 cycles apart.
 // A or B is common to the pair of CTAs of a cluster. A group's operands (23 MB at the shape above) are read from memory once and stay in L2:
-// tiles are walked in bands of 4096 rows. Accumulated sums begin with D, so D is read by plain loads into the registers of the sums and
-// written by plain stores; its rows are asked into L2 when the loaders come to the tile, about 4,000 cycles before the loads.
+// tiles are walked in bands of 4096 rows. Accumulated sums are added in memory (docs/gemm_worklog.md: sums that begin with D took longer).
 //
-// Cycles of a tile of 1024 rows: 16,384 of products. A warpgroup stores 64 KiB in 2,000-3,000 and loads them in about 2,000; the other has
-// kLead steps and a half, 2,800 cycles of products, before it comes to the same end.
+// Cycles of a tile of 1024 rows: 16,384 of products. A warpgroup stores 64 KiB in 2,000-3,000; the other has kLead steps and a half, 2,800
+// cycles of products, before it comes to the same end.
 //
 // Operands lie across the contraction: a side of a stage is two panels of 64 outputs x 64 contraction rows, 128-byte swizzled (16 KiB). Rows of
 // the contraction beyond the group are overwritten by zeros in shared memory: each warpgroup clears its B and A, A therefore twice, by the
@@ -23,14 +22,13 @@
 // Shared memory: 8 stages of A and 2 x 3 of B (224 KiB); the ring of tiles; barriers.
 // Barriers: a_full[s], b_full[w][s] one arrival + 16 KiB of copies, waited for by the warps that read the stage; a_empty[s], b_empty[w][s] one
 // arrival a warp, of either CTA, that reads such a stage, after its last product from it, waited for by the loading thread that writes
-// there; tile_full[r] one arrival of A's loader, tile_empty[r] one a thread that has read the tile: computing ones and those that ask for D.
+// there; tile_full[r] one arrival of A's loader, tile_empty[r] one a computing thread that has read the tile.
 // Named barriers, which keep the warpgroups apart: at 1 the first tells the second that it is kLead steps and a half into a tile (half of the
 // steps of a short one), before which the second does not start the same tile; at 2 the second tells the first the same, before which the
 // first does not start the next. Nobody waits for ever: who waits holds no stage, and A has more of them than those steps need. 3 and 4: the
 // threads of one warpgroup have cleared.
 // The CTAs of a cluster meet before the first copy and before they leave.
-// Deterministic: an element of D is one thread's sum, of D as it was (accumulated) or zero and the products over ascending k, whatever the
-// other groups hold.
+// Deterministic: an element of D is one thread's sum over ascending k, whatever the other groups hold.
 #include "kernels/hopper/gemm_wgmma.h"
 
 namespace fp8flow::hopper {
@@ -115,27 +113,7 @@ __device__ void load_b(const DeviceProduct& p, WgradShared& shared, const CUtens
     });
 }
 
-// A row a lane, with pauses: the copy engine that brings the operands serves these requests, too.
-__device__ void ask_for_d(const DeviceProduct& p, WgradShared& shared) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    RingPosition<kRing> ring;
-    for (;;) {
-        barrier_wait(&shared.tile_full[ring.index], ring.parity);
-        const MathTile tile = shared.tiles[ring.index];
-        barrier_arrive(&shared.tile_empty[ring.index]);
-        ring.advance();
-        if (tile.past_end) return;
-        const int64_t columns = min(p.n - tile.b_output, int64_t{kTileCols});
-        if (p.mode == Gradient::overwrite || columns <= 0) continue;
-        for (int row = lane; row < tile.rows; row += 32) {
-            bulk_prefetch(static_cast<const float*>(p.d) + (tile.d_row + row) * p.n + tile.b_output,
-                          static_cast<uint32_t>(columns * sizeof(float)));
-            __nanosleep(200);
-        }
-    }
-}
-
-// ---- D: registers to memory and back -----------------------------------------------------------------------------------------------------
+// ---- D: registers to memory --------------------------------------------------------------------------------------------------------------
 // Lanes 2i and 2i + 1 hold two neighbouring columns each of two chunks of 8; afterwards the even lane has all four of the first chunk, the
 // odd one all four of the second.
 __device__ __forceinline__ float4 join_columns(float2 first, float2 second) {
@@ -144,14 +122,6 @@ __device__ __forceinline__ float4 join_columns(float2 first, float2 second) {
     const float2 got = {__shfl_xor_sync(0xFFFFFFFFu, give.x, 1), __shfl_xor_sync(0xFFFFFFFFu, give.y, 1)};
     return odd ? float4{got.x, got.y, second.x, second.y} : float4{first.x, first.y, got.x, got.y};
 }
-// The way back: (x, y) of the first chunk, (z, w) of the second.
-__device__ __forceinline__ float4 split_columns(float4 joined) {
-    const bool odd = threadIdx.x % 2 == 1;
-    const float2 give = odd ? float2{joined.x, joined.y} : float2{joined.z, joined.w};
-    const float2 got = {__shfl_xor_sync(0xFFFFFFFFu, give.x, 1), __shfl_xor_sync(0xFFFFFFFFu, give.y, 1)};
-    return odd ? float4{got.x, got.y, joined.z, joined.w} : float4{joined.x, joined.y, got.x, got.y};
-}
-
 // A thread's part of D: four columns of every 16, in rows row0 + {0, 8} of each of the two blocks; a quad of lanes has two whole sectors of a row.
 // use(at, sums): four neighbouring elements and where the first of their sums is, those at +0, +1, +4, +5; `inside` says whether D has them.
 template <class Sums, class Use>
@@ -170,25 +140,16 @@ __device__ __forceinline__ void each_four(const DeviceProduct& p, const MathTile
     }
 }
 
-__device__ __forceinline__ void load_tile(const DeviceProduct& p, const MathTile& tile, int row0,
-                                          int64_t col0, float (&sum)[2][64]) {
-    const auto set = [](float* sums, float4 value) {
-        sums[0] = value.x, sums[1] = value.y, sums[4] = value.z, sums[5] = value.w;
-    };
-    // all loads before the first exchange
-    each_four(p, tile, row0, col0, sum, [&](const float4* at, bool inside, float* sums) {
-        set(sums, inside ? __ldcg(at) : float4{0.0f, 0.0f, 0.0f, 0.0f});
-    });
-    each_four(p, tile, row0, col0, sum, [&](const float4*, bool, float* sums) {
-        set(sums, split_columns({sums[0], sums[1], sums[4], sums[5]}));
-    });
-}
-
+template <Gradient kMode>
 __device__ __forceinline__ void store_tile(const DeviceProduct& p, const MathTile& tile, int row0,
                                            int64_t col0, float (&sum)[2][64]) {
     each_four(p, tile, row0, col0, sum, [](float4* at, bool inside, const float* sums) {
         const float4 value = join_columns({sums[0], sums[1]}, {sums[4], sums[5]});
-        if (inside) store_in_memory(at, value);
+        if (!inside) return;
+        if (kMode == Gradient::accumulate)
+            add_in_memory(at, value);
+        else
+            store_in_memory(at, value);
     });
 }
 
@@ -234,12 +195,8 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared& shared, int 
         const int depth = same_in_warp(tile.depth);
         const int64_t col0 = tile.b_output + warpgroup * kColumns;
         float sum[2][64];
-        if (kMode == Gradient::accumulate) {
-            load_tile(p, tile, row0, col0, sum);
-        } else {
 #pragma unroll
-            for (int i = 0; i < 64; ++i) sum[0][i] = sum[1][i] = 0.0f;
-        }
+        for (int i = 0; i < 64; ++i) sum[0][i] = sum[1][i] = 0.0f;
         // every announcement is waited for, that of the last tile too
         if (warpgroup == 0 ? !first : more) meet(others, kMathThreads);
         if (!more) return;
@@ -280,7 +237,7 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared& shared, int 
         keep_in_place(sum[0]);
         keep_in_place(sum[1]);
         if (tile.steps > 0) release_before();
-        store_tile(p, tile, row0, col0, sum);
+        store_tile<kMode>(p, tile, row0, col0, sum);
     }
 }
 
@@ -302,7 +259,7 @@ __device__ WgradShared& prepare() {
         }
         for (int r = 0; r < kRing; ++r) {
             barrier_init(&shared.tile_full[r], 1);
-            barrier_init(&shared.tile_empty[r], kMathThreads + 32);
+            barrier_init(&shared.tile_empty[r], kMathThreads);
         }
         fence_barrier_init();
     }
@@ -319,11 +276,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     if (role == 0) {
         give_registers<kLoaderRegisters>();
         const int warp = static_cast<int>(threadIdx.x) / 32;
-        if (warp > kMathWarpgroups) {
-            ask_for_d(product, shared);
-            return;
-        }
-        if (threadIdx.x % 32 != 0) return;
+        if (threadIdx.x % 32 != 0 || warp > kMathWarpgroups) return;
         if (warp == 0)
             load_a(product, shared, &map_a);
         else

@@ -57,6 +57,11 @@ __device__ __forceinline__ float4 load_from_memory(const float4* from, bool insi
 __device__ __forceinline__ void add_in_memory(float2* sum, float2 value) {
     asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(sum), "f"(value.x), "f"(value.y) : "memory");
 }
+__device__ __forceinline__ void add_in_memory(float4* sum, float4 value) {
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(sum), "f"(value.x), "f"(value.y),
+                 "f"(value.z), "f"(value.w)
+                 : "memory");
+}
 
 // Makes ordinary writes to shared memory visible to warpgroup products.
 __device__ __forceinline__ void fence_shared_for_wgmma() {
