@@ -467,8 +467,19 @@ TEST(HfWeights, WholeModelsSurviveTheRoundTripOnAnyNumberOfRanks) {
             const RoundTrip trip =
                 round_trip(c, {export_names(config_of(c)), ExportFormat::f32}, from, to, folder.path("hf"));
             EXPECT_EQ(trip.before, trip.after);
-            EXPECT_EQ(std::filesystem::exists(folder.path("hf/model.safetensors.index.json")), from > 1);
+            EXPECT_TRUE(std::filesystem::exists(
+                folder.path(fmt::format("hf/model-{0:05}-of-{0:05}.safetensors", from))));
         }
+}
+
+TEST(HfWeights, FilesOfAnEarlierExportAreNotMixedIn) {
+    const TemporaryFolder folder;
+    LayerCase c = whole_model(true);
+    const ExportChoice choice{export_names(config_of(c)), ExportFormat::f32};
+    round_trip(c, choice, 2, 1, folder.path("hf"));
+    c.model.init_method_std = 0.2;
+    const RoundTrip trip = round_trip(c, choice, 1, 1, folder.path("hf"));
+    EXPECT_EQ(trip.before, trip.after);
 }
 
 TEST(HfWeights, FusedExpertsSurviveTheRoundTrip) {
