@@ -79,8 +79,9 @@ public:
         trainer_ = std::make_unique<Trainer>(config_, world, backend_, Arithmetic::stated, data_);
         if (!trainer_->exchange_note().empty()) log_.line(trainer_->exchange_note());
         if (!options.weights.empty())
-            log_.line(
-                load_model(options.weights, config_, trainer_->transformer(), trainer_->ops().device()));
+            for (const std::string& line :
+                 load_model(options.weights, config_, trainer_->transformer(), trainer_->ops().device()))
+                log_.line(line);
         if (config_.output.time_stages) trainer_->time_stages(TimerDetail::stages);
         open_checkpoints();
         first_step_ = trainer_->steps_done();

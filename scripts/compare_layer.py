@@ -19,14 +19,13 @@ import tempfile
 try:
     import numpy as np
 except ImportError:
-    print("skipped: numpy is not installed")
-    sys.exit(77)
+    np = None
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 # ---- safetensors: 8 bytes of length, a JSON header, the bytes ------------------------------------------------------------------------
 
-NUMPY_OF = {"F32": np.float32, "F64": np.float64, "I32": np.int32, "I64": np.int64, "U8": np.uint8, "BF16": np.uint16, "F8_E4M3": np.uint8}
+NUMPY_OF = {"F32": "f4", "F64": "f8", "I32": "i4", "I64": "i8", "U8": "u1", "BF16": "u2", "F8_E4M3": "u1"}
 
 
 def to_bf16(x):
@@ -44,9 +43,12 @@ def rounded(x):
     return from_bf16(to_bf16(x))
 
 
-E4M3 = np.array([(-1.0 if c & 0x80 else 1.0) * ((c & 7) / 8 * 2.0**-6 if (c >> 3 & 15) == 0 else (1 + (c & 7) / 8) * 2.0 ** ((c >> 3 & 15) - 7))
-                 for c in range(256)])
-E4M3[[0x7F, 0xFF]] = np.nan
+def e4m3_values():
+    """What each of the 256 codes stands for."""
+    values = [(-1.0 if c & 0x80 else 1.0) * ((c & 7) / 8 * 2.0**-6 if (c >> 3 & 15) == 0 else (1 + (c & 7) / 8) * 2.0 ** ((c >> 3 & 15) - 7))
+              for c in range(256)]
+    values[0x7F] = values[0xFF] = np.nan
+    return np.array(values)
 
 
 def save(path, tensors):
@@ -107,9 +109,10 @@ def fp8_weight(name, values):
     rows, cols = values.shape
     scales = np.zeros((-(-rows // 128), -(-cols // 128)), np.float32)
     codes, real = np.zeros(values.shape, np.uint8), np.zeros(values.shape)
-    finite = np.arange(256)[np.isfinite(E4M3)]
-    finite = finite[np.argsort(E4M3[finite], kind="stable")]
-    table = E4M3[finite]
+    values_of = e4m3_values()
+    finite = np.arange(256)[np.isfinite(values_of)]
+    finite = finite[np.argsort(values_of[finite], kind="stable")]
+    table = values_of[finite]
     for i in range(scales.shape[0]):
         for j in range(scales.shape[1]):
             block = np.s_[i * 128:(i + 1) * 128, j * 128:(j + 1) * 128]
@@ -234,10 +237,14 @@ def error(got, want):
     return np.linalg.norm(got - want) / np.linalg.norm(want)
 
 
-def replay(options, family, recipe, stored, x, dy, folder):
+def write(family, stored, x, dy, folder):
+    os.makedirs(folder, exist_ok=True)
     save(f"{folder}/layer.safetensors", dict(stored, hidden_states=x, grad_output=dy))
     with open(f"{folder}/config.json", "w") as file:
         json.dump(config_of(family), file)
+
+
+def replay(options, recipe, folder):
     out = f"{folder}/{recipe}"
     command = [options.fp8flow, "replay", "--hf-config", f"{folder}/config.json", "--input", f"{folder}/layer.safetensors", "--out", out,
                "--backend", options.backend, "--set", f"precision.recipe={recipe}"]
@@ -250,9 +257,12 @@ def replay(options, family, recipe, stored, x, dy, folder):
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+
+
+def results(out):
     gradients = {}
-    for name in os.listdir(f"{out}/gradients"):
-        if name.endswith(".safetensors"):
+    with open(f"{out}/gradients/model.safetensors.index.json") as file:
+        for name in set(json.load(file)["weight_map"].values()):
             gradients.update(load(f"{out}/gradients/{name}"))
     return load(f"{out}/replay.safetensors"), gradients
 
@@ -266,11 +276,31 @@ def main():
     parser.add_argument("--norm", action="store_true")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--folder", help="keep inputs and results here")
+    parser.add_argument("--only", choices=["write", "run", "compare"], help="this step alone, in --folder; run needs no numpy")
     options = parser.parse_args()
+    if options.folder is None:
+        if options.only:
+            parser.error("--only needs --folder")
+        with tempfile.TemporaryDirectory() as options.folder:
+            return compare(options)
+    return compare(options)
+
+
+def compare(options):
+    families, recipes = options.families.split(","), options.recipes.split(",")
+    if options.only == "run":
+        for family in families:
+            for recipe in recipes:
+                replay(options, recipe, f"{options.folder}/{family}")
+        return 0
+    if np is None:
+        print("skipped: numpy is not installed")
+        return 77
     failed = False
     print(f"norm-wise errors against float64; {T} tokens, hidden {H}, {E} experts of width {F}, top-{K}, {options.ranks} rank(s)")
     print(f"{'family':<12} {'recipe':<14} {'routing':>8} {'weights':>9} {'output':>9} {'d hidden':>9} {'d experts':>9} {'d router':>9}")
-    for family in options.families.split(","):
+    for family in families:
         rng = np.random.default_rng(options.seed)
         stored, real, names = weights_of(family, rng)
         x, dy = rounded(rng.normal(0, 1, (T, H))), rounded(rng.normal(0, 1, (T, H)))
@@ -281,9 +311,13 @@ def main():
             want, want_grads = with_norm(layer, gamma.astype(np.float64), x.astype(np.float64), dy.astype(np.float64))
         else:
             want, want_grads = layer(x.astype(np.float64), dy.astype(np.float64))
-        for recipe in options.recipes.split(","):
-            with tempfile.TemporaryDirectory() as folder:
-                got, grads = replay(options, family, recipe, stored, x, dy, folder)
+        folder = f"{options.folder}/{family}"
+        if options.only != "compare":
+            write(family, stored, x, dy, folder)
+        for recipe in recipes if options.only != "write" else []:
+            if options.only != "compare":
+                replay(options, recipe, folder)
+            got, grads = results(f"{folder}/{recipe}")
             if set(grads) != set(want_grads):
                 sys.exit(f"{family}: gradients differ in names: {set(grads) ^ set(want_grads)}")
             same = (got["topk_ids"] == want["topk_ids"]).all(1)

@@ -139,7 +139,6 @@ private:
 };
 
 std::string file_name(int rank, int ranks) {
-    if (ranks == 1) return "model.safetensors";
     return fmt::format("model-{:05}-of-{:05}.safetensors", rank + 1, ranks);
 }
 
@@ -159,7 +158,7 @@ void export_weights(const OutputFolder& folder, const std::vector<WeightTarget>&
     exporter.write(stored, writer);
     file.commit();
     group.barrier();
-    if (rank != 0 || ranks == 1) return;
+    if (rank != 0) return;
     nlohmann::ordered_json map = nlohmann::ordered_json::object();
     int64_t total = 0;
     for (int r = 0; r < ranks; ++r)

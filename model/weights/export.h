@@ -1,4 +1,5 @@
-// Our FP32 masters as a Hugging Face model: config.json, safetensors and, where several ranks hold the experts, one file a rank and an index.
+// Our FP32 masters as a Hugging Face model: config.json, one safetensors file for each rank that holds experts, and an index, which says what
+// belongs together where a folder still has files of an earlier export.
 #pragma once
 
 #include "kernels/comm/process_group.h"

@@ -1,6 +1,7 @@
 // The check of all names and shapes, then the copy, piece by piece in blocks of rows, so that no tensor stands in memory twice.
 #include "model/weights/load.h"
 
+#include "model/config_fields.h"
 #include "model/weights/hf_config.h"
 
 #include <algorithm>
@@ -205,18 +206,43 @@ LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
     return {check.tensors(), check.dequantised()};
 }
 
-std::string load_model(const std::string& path, const Config& config, Transformer& model, Device& device) {
-    require(config.model.attention, ExitCode::usage,
-            "--weights {}: a whole model is loaded with model.attention: true only (multi-latent attention "
-            "is not "
-            "implemented); one MoE layer: fp8flow replay",
-            path);
+namespace {
+
+// Lines on what a config.json beside the weights says otherwise than the configuration: a model with another RoPE or norm loads, and is wrong.
+std::vector<std::string> differences(const std::string& hf_config, const Config& config) {
+    std::vector<std::string> lines;
+    const std::vector<ConfigSetting> settings = read_hf_config(hf_config);
+    const Config theirs =
+        parse_config("output: {log_interval: 1}", "config.json", {}, std::nullopt, settings);
+    for (const ConfigSetting& setting : settings) {
+        const ConfigField* field = find_leaf(setting.key.substr(setting.key.find('.') + 1));
+        const bool same = setting.key == "model.moe_layer_freq"
+                              ? theirs.model.moe_layer_freq == config.model.moe_layer_freq
+                              : field->get(theirs) == field->get(config);
+        if (!same && setting.key != "model.init_method_std")
+            lines.push_back(fmt::format("warning: {}: {} is {} there and {} here", setting.where, setting.key,
+                                        field->get(theirs), field->get(config)));
+    }
+    return lines;
+}
+
+}  // namespace
+
+std::vector<std::string> load_model(const std::string& path, const Config& config, Transformer& model,
+                                    Device& device) {
+    require(
+        config.model.attention, ExitCode::usage,
+        "--weights {}: a whole model is loaded with model.attention: true only (multi-latent attention is "
+        "not implemented); one MoE layer: fp8flow replay",
+        path);
     require(!config.model.zero_centered_gamma, ExitCode::usage,
             "model.zero_centered_gamma: got true, want false with --weights, whose norm weights are plain");
     namespace fs = std::filesystem;
     std::error_code error;
     const fs::path folder = fs::is_directory(path, error) ? fs::path(path) : fs::path(path).parent_path();
-    if (fs::exists(folder / "config.json", error)) read_hf_config((folder / "config.json").string());
+    std::vector<std::string> lines;
+    if (fs::exists(folder / "config.json", error))
+        lines = differences((folder / "config.json").string(), config);
     const TensorSet set(path);
     const auto& layers = config.model.moe_layer_freq;
     const auto first_moe = std::find(layers.begin(), layers.end(), 1) - layers.begin();
@@ -228,9 +254,10 @@ std::string load_model(const std::string& path, const Config& config, Transforme
     names.first_layer = 0;
     const LoadedWeights loaded = load_weights(set, names, targets_of(model), {config.model, config.moe}, "",
                                               model.parameters(), device);
-    return fmt::format(
+    lines.push_back(fmt::format(
         "weights: {} ({} tensors{})", path, loaded.tensors,
-        loaded.dequantised > 0 ? fmt::format(", {} of them FP8, dequantised", loaded.dequantised) : "");
+        loaded.dequantised > 0 ? fmt::format(", {} of them FP8, dequantised", loaded.dequantised) : ""));
+    return lines;
 }
 
 }  // namespace fp8flow

@@ -39,8 +39,9 @@ LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
                            const std::string& scope, ParameterStore& store, Device& device,
                            const std::set<std::string>& others = {});
 
-// A whole model (Qwen3-MoE, Mixtral) from a file, an index or a folder; a config.json beside the weights is asked for its model_type. Returns
-// a line for the log.
-std::string load_model(const std::string& path, const Config& config, Transformer& model, Device& device);
+// A whole model (Qwen3-MoE, Mixtral) from a file, an index or a folder; a config.json beside the weights is asked for its model_type
+// and compared with the configuration. Returns lines for the log.
+std::vector<std::string> load_model(const std::string& path, const Config& config, Transformer& model,
+                                    Device& device);
 
 }  // namespace fp8flow

@@ -68,6 +68,13 @@ TEST(Weights, WhatDoesNotFitIsListed) {
     settings.push_back("model.ffn_hidden_size=128");
     const CommandResult result = fp8flow_alone(train(folder.path("b"), settings, {"--weights", a + "/hf"}));
     EXPECT_EQ(result.status, 10);
+    settings = kModel;
+    settings.push_back("model.rotary_base=500000");
+    const CommandResult other = fp8flow_alone(train(folder.path("d"), settings, {"--weights", a + "/hf"}));
+    EXPECT_EQ(other.status, 0) << other.err;
+    expect_contains(other.out,
+                    "hf/config.json: rope_theta: model.rotary_base is 10000 there and 500000 here");
+    EXPECT_EQ(other.out.find("warning: " + a), other.out.rfind("warning: " + a));  // and nothing else
     for (const char* part :
          {"tensor \"model.layers.0.mlp.gate_proj.weight\" is BF16[256, 128], want [128, 128]",
           "tensor \"model.layers.1.mlp.gate.weight\" is BF16[4, 128], want [8, 128]",

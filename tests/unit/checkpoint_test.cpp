@@ -50,7 +50,7 @@ TEST_P(CheckpointRecipes, TwoHalvesAreTheWholeBitForBit) {
     const bool all = GetParam() == Recipe::fp8_flow;
     const int64_t half = all ? 10 : 4;
     for (const Layout& layout :
-         all ? std::vector<Layout>{{1, 1}, {2, 1}, {2, 2}, {4, 2}, {4, 4}} : std::vector<Layout>{{2, 2}}) {
+         all ? std::vector<Layout>{{1, 1}, {2, 2}, {4, 2}} : std::vector<Layout>{{2, 2}}) {
         SCOPED_TRACE(fmt::format("{} ranks, {} share the experts", layout.ranks, layout.expert_ranks));
         TemporaryFolder folder;
         Config config = config_of(GetParam(), layout.expert_ranks);
@@ -138,16 +138,16 @@ TEST(Checkpoint, RanksShareTheWriting) {
 }
 
 TEST(Checkpoint, KeepsTheNewestAndRemovesWhatADeadRunLeft) {
-    for (const int64_t keep : {0, 1, 3}) {
+    for (const int64_t keep : {0, 2}) {
         TemporaryFolder folder;
         folder.write("step_00000007.tmp/rank_0000.safetensors", "half");
         folder.write("step_00000007.tmp.txt", "somebody's");
         folder.write("notes/step_00000007.tmp", "somebody's");
         Config config = config_of(Recipe::bf16, 1, {"checkpoint.save_interval=1"});
         config.checkpoint.most_recent_k = keep;
-        train_with_checkpoints(config, 1, {folder.path(), 5});
+        train_with_checkpoints(config, 1, {folder.path(), 4});
         std::set<std::string> expected = {"notes", "step_00000007.tmp.txt"};
-        for (int64_t step = keep == 0 ? 1 : 6 - keep; step <= 5; ++step)
+        for (int64_t step = keep == 0 ? 1 : 5 - keep; step <= 4; ++step)
             expected.insert(checkpoint_name(step));
         std::set<std::string> names;
         for (const auto& entry : fs::directory_iterator(folder.path())) names.insert(entry.path().filename());

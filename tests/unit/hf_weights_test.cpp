@@ -1,80 +1,29 @@
-// Weights under Hugging Face names: every name and orientation against files made by hand, FP8 with scales, all problems listed at once and
-// before anything changes, and round trips of whole models bit by bit, over several ranks too.
-#include "model/weights/export.h"
-#include "model/weights/hf_config.h"
+// Weights under Hugging Face names into one MoE layer: every name and orientation against files made by hand, FP8 with scales, all problems
+// listed at once and before anything changes.
 #include "model/weights/load.h"
 
-#include "model/safetensors/writer.h"
-#include "tests/support/files.h"
-#include "tests/support/layer_fixture.h"
+#include "tests/support/hf_models.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 #include <functional>
 #include <limits>
 #include <set>
+#include <sstream>
 
 namespace fp8flow {
 namespace {
 
+using test::at;
+using test::HandMade;
+using test::kE;
+using test::kF;
+using test::kH;
 using test::LayerCase;
-using test::ModelFixture;
-
-// ---- files made by hand ----
-struct HandMade {
-    TensorDeclaration tensor;
-    std::function<double(int64_t row, int64_t col)> value;  // of the tensor seen as [all rows, cols]
-};
-
-std::string encoded(FileDType dtype, double value) {
-    std::string bytes(static_cast<size_t>(size_of(dtype)), '\0');
-    const auto f = static_cast<float>(value);
-    if (dtype == FileDType::bf16) {
-        const Bf16 b = to_bf16(f);
-        std::memcpy(bytes.data(), &b, sizeof b);
-    } else if (dtype == FileDType::e4m3) {
-        bytes[0] = static_cast<char>(to_e4m3(f).bits);
-    } else {
-        EXPECT_EQ(dtype, FileDType::f32);
-        std::memcpy(bytes.data(), &f, sizeof f);
-    }
-    return bytes;
-}
-
-std::string write_file(const TemporaryFolder& folder, const std::string& name,
-                       const std::vector<HandMade>& tensors) {
-    std::string file;
-    std::vector<TensorDeclaration> declarations;
-    for (const HandMade& made : tensors) declarations.push_back(made.tensor);
-    SafetensorsWriter writer(declarations, {{"format", "pt"}}, [&](const void* data, size_t bytes) {
-        file.append(static_cast<const char*>(data), bytes);
-    });
-    for (const HandMade& made : tensors) {
-        const int64_t cols = made.tensor.shape.size() < 2 ? 1 : made.tensor.shape.back();
-        const int64_t rows = *checked_bytes(FileDType::u8, made.tensor.shape) / cols;
-        for (int64_t r = 0; r < rows; ++r)
-            for (int64_t c = 0; c < cols; ++c) {
-                const std::string bytes = encoded(made.tensor.dtype, made.value(r, c));
-                writer.append(made.tensor.name, bytes.data(), static_cast<int64_t>(bytes.size()));
-            }
-    }
-    writer.finish();
-    return folder.write(name, file);
-}
-
-// Small integers that differ between tensors, rows and columns, and that BF16 holds.
-HandMade marked(const std::string& name, std::vector<int64_t> shape, int tag) {
-    return {{name, FileDType::bf16, std::move(shape)}, [tag](int64_t r, int64_t c) {
-                return static_cast<double>((tag * 37 + r * 5 + c * 3) % 251 - 125);
-            }};
-}
-float mark(int tag, int64_t r, int64_t c) {
-    return static_cast<float>((tag * 37 + r * 5 + c * 3) % 251 - 125);
-}
-
-constexpr int64_t kH = 128, kF = 128, kE = 4;
+using test::mark;
+using test::marked;
+using test::write_file;
 
 LayerCase moe_case() {
     LayerCase c = LayerCase::of(Recipe::fp8_flow);
@@ -122,8 +71,6 @@ private:
 
 void on_one_rank(const std::function<void(ProcessGroup&)>& body) { run_thread_ranks(1, 60, body); }
 
-float at(const TensorView& view, int64_t i) { return view.as<float>()[i]; }
-
 // What the experts must hold: gate rows, then up rows; tags by expert.
 void expect_experts(Layer& layer, int64_t first, int64_t count) {
     const TensorView w1 = layer.parameter(".experts.linear_fc1.weight").master,
@@ -141,23 +88,11 @@ void expect_experts(Layer& layer, int64_t first, int64_t count) {
     EXPECT_EQ(wrong, 0);
 }
 
-// gate, up, down of all experts under the given names; {} is the expert's number.
-std::vector<HandMade> experts(const std::string& gate, const std::string& up, const std::string& down) {
-    std::vector<HandMade> all;
-    for (int64_t e = 0; e < kE; ++e) {
-        const int tag = static_cast<int>(10 * e);
-        all.push_back(marked(fmt::format(fmt::runtime(gate), e), {kF, kH}, tag + 1));
-        all.push_back(marked(fmt::format(fmt::runtime(up), e), {kF, kH}, tag + 2));
-        all.push_back(marked(fmt::format(fmt::runtime(down), e), {kH, kF}, tag + 3));
-    }
-    return all;
-}
-
 TEST(HfWeights, MixtralByItsOwnNames) {
     const TemporaryFolder folder;
     const std::string p = "model.layers.7.block_sparse_moe.";
     auto tensors =
-        experts(p + "experts.{}.w1.weight", p + "experts.{}.w3.weight", p + "experts.{}.w2.weight");
+        test::experts(p + "experts.{}.w1.weight", p + "experts.{}.w3.weight", p + "experts.{}.w2.weight");
     tensors.push_back(marked(p + "gate.weight", {kE, kH}, 99));
     tensors.push_back(
         marked("model.layers.6.block_sparse_moe.gate.weight", {9, 9}, 1));  // another layer's business
@@ -174,8 +109,8 @@ TEST(HfWeights, MixtralByItsOwnNames) {
 TEST(HfWeights, Qwen3ByItsOwnNamesOnTwoRanks) {
     const TemporaryFolder folder;
     const std::string p = "model.layers.0.mlp.";
-    auto tensors = experts(p + "experts.{}.gate_proj.weight", p + "experts.{}.up_proj.weight",
-                           p + "experts.{}.down_proj.weight");
+    auto tensors = test::experts(p + "experts.{}.gate_proj.weight", p + "experts.{}.up_proj.weight",
+                                 p + "experts.{}.down_proj.weight");
     tensors.push_back(marked(p + "gate.weight", {kE, kH}, 99));
     const std::string path = write_file(folder, "m.safetensors", tensors);
     run_thread_ranks(2, 60, [&](ProcessGroup& group) {
@@ -384,194 +319,6 @@ TEST(HfWeights, UnknownLayoutsAreRefusedWithAReason) {
         reason({"wte.weight"}),
         "no router of layer 0 (model.layers.0.mlp.gate.weight) among 1 tensors, e.g. \"wte.weight\"");
     expect_contains(reason({}), "among 0 tensors: supported are");
-}
-
-// ---- whole models ----
-LayerCase whole_model(bool qwen) {
-    LayerCase c = LayerCase::of(Recipe::fp8_flow);
-    c.forced_routing = false;
-    c.model.attention = true;
-    c.model.num_layers = 2;
-    c.model.qk_layernorm = qwen;
-    c.model.moe_layer_freq = qwen ? std::vector<int>{0, 1} : std::vector<int>{1, 1};
-    return c;
-}
-Config config_of(const LayerCase& c) {
-    Config config;
-    config.model = c.model;
-    config.moe = c.moe;
-    return config;
-}
-
-// Every master, after both sides' experts are side by side.
-using Masters = std::map<std::string, std::vector<float>>;
-Masters masters(ModelFixture& fixture, ProcessGroup& group) {
-    Masters all;
-    for (const WeightTarget& target : targets_of(fixture.model())) {
-        const auto count = static_cast<size_t>(target.values.numel());
-        std::vector<float> mine(target.values.as<float>(), target.values.as<float>() + count);
-        if (target.spec.expert) {
-            std::vector<float> both(count * static_cast<size_t>(group.size()));
-            group.all_gather(mine.data(), count * sizeof(float), both.data());
-            mine = both;
-        } else if (target.spec.name.starts_with("embedding") ||
-                   target.spec.name.starts_with("output_layer")) {
-            mine.resize(static_cast<size_t>(100 * kH));  // the rows of the vocabulary
-        }
-        all[target.spec.name] = mine;
-    }
-    return all;
-}
-
-struct RoundTrip {
-    Masters before, after;
-    std::set<std::string> names;
-};
-
-// A model with its own seed is exported from `from` ranks and loaded into another one on `to` ranks.
-RoundTrip round_trip(LayerCase c, const ExportChoice& choice, int from, int to, const std::string& folder) {
-    RoundTrip result;
-    c.seed = 1;
-    c.tokens.assign(static_cast<size_t>(from), 16);
-    run_thread_ranks(from, 60, [&](ProcessGroup& group) {
-        ModelFixture model(group, c);
-        const Masters mine = masters(model, group);
-        if (group.rank() == 0) result.before = mine;
-        export_weights(OutputFolder(folder), targets_of(model.model()), {c.model, c.moe}, choice, group,
-                       model.rank().ops.device());
-    });
-    const TensorSet set(folder);
-    for (const std::string& name : set.names()) result.names.insert(name);
-    c.seed = 2;
-    c.tokens.assign(static_cast<size_t>(to), 16);
-    run_thread_ranks(to, 60, [&](ProcessGroup& group) {
-        ModelFixture model(group, c);
-        load_model(folder, config_of(c), model.model(), model.rank().ops.device());
-        const Masters mine = masters(model, group);
-        if (group.rank() == 0) result.after = mine;
-        // pads of the vocabulary are zero
-        for (const WeightTarget& target : targets_of(model.model())) {
-            if (!target.spec.name.starts_with("embedding")) continue;
-            EXPECT_EQ(at(target.values, 127 * kH), 0.0f);
-        }
-    });
-    return result;
-}
-
-TEST(HfWeights, WholeModelsSurviveTheRoundTripOnAnyNumberOfRanks) {
-    for (const bool qwen : {true, false})
-        for (const auto& [from, to] : {std::pair(1, 1), std::pair(2, 1), std::pair(1, 2), std::pair(2, 2)}) {
-            SCOPED_TRACE(fmt::format("{} {} -> {}", qwen ? "qwen3" : "mixtral", from, to));
-            const TemporaryFolder folder;
-            const LayerCase c = whole_model(qwen);
-            const RoundTrip trip =
-                round_trip(c, {export_names(config_of(c)), ExportFormat::f32}, from, to, folder.path("hf"));
-            EXPECT_EQ(trip.before, trip.after);
-            EXPECT_EQ(std::filesystem::exists(folder.path("hf/model.safetensors.index.json")), from > 1);
-        }
-}
-
-TEST(HfWeights, FusedExpertsSurviveTheRoundTrip) {
-    const TemporaryFolder folder;
-    HfNames names;
-    names.experts = ExpertNames::fused;
-    const RoundTrip trip = round_trip(whole_model(true), {names, ExportFormat::f32}, 1, 2, folder.path("hf"));
-    EXPECT_EQ(trip.before, trip.after);
-    EXPECT_TRUE(trip.names.contains("model.layers.1.mlp.experts.gate_up_proj"));
-}
-
-TEST(HfWeights, ExportedNamesAreThoseOfTheFamilies) {
-    const TemporaryFolder folder;
-    const std::set<std::string> mixtral =
-        round_trip(whole_model(false), {export_names(config_of(whole_model(false))), ExportFormat::bf16}, 1,
-                   1, folder.path("m"))
-            .names;
-    std::set<std::string> wanted = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"};
-    for (const std::string layer : {"model.layers.0.", "model.layers.1."}) {
-        for (const char* name :
-             {"input_layernorm.weight", "post_attention_layernorm.weight", "self_attn.q_proj.weight",
-              "self_attn.k_proj.weight", "self_attn.v_proj.weight", "self_attn.o_proj.weight",
-              "block_sparse_moe.gate.weight"})
-            wanted.insert(layer + name);
-        for (int e = 0; e < kE; ++e)
-            for (const char* w : {"w1", "w2", "w3"})
-                wanted.insert(fmt::format("{}block_sparse_moe.experts.{}.{}.weight", layer, e, w));
-    }
-    EXPECT_EQ(mixtral, wanted);
-    const std::set<std::string> qwen =
-        round_trip(whole_model(true), {export_names(config_of(whole_model(true))), ExportFormat::bf16}, 1, 1,
-                   folder.path("q"))
-            .names;
-    for (const char* name :
-         {"model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight",
-          "model.layers.0.mlp.down_proj.weight", "model.layers.1.mlp.gate.weight",
-          "model.layers.1.mlp.experts.3.down_proj.weight", "model.layers.0.self_attn.q_norm.weight",
-          "model.layers.0.self_attn.k_norm.weight"})
-        EXPECT_TRUE(qwen.contains(name)) << name;
-}
-
-// BF16 rounds once; FP8 with powers of two gives back what the flow computes with.
-TEST(HfWeights, NarrowFormatsRoundOnce) {
-    const TemporaryFolder folder;
-    const LayerCase c = whole_model(true);
-    const HfNames names = export_names(config_of(c));
-    const RoundTrip bf16 = round_trip(c, {names, ExportFormat::bf16}, 2, 1, folder.path("bf16"));
-    for (const auto& [name, values] : bf16.before)
-        for (size_t i = 0; i < values.size(); ++i)
-            ASSERT_EQ(bf16.after.at(name)[i], round_bf16(values[i])) << name;
-    const RoundTrip fp8 = round_trip(c, {names, ExportFormat::fp8}, 2, 2, folder.path("fp8"));
-    const std::string w2 = "layers.1.moe.experts.linear_fc2.weight";
-    const auto &before = fp8.before.at(w2), &after = fp8.after.at(w2);
-    for (size_t block = 0; block < before.size(); block += kH * kF) {  // one scale an expert at this size
-        float amax = 0;
-        for (size_t i = 0; i < kH * kF; ++i) amax = std::max(amax, std::abs(before[block + i]));
-        const float step = std::exp2(std::floor(std::log2(448.0f / amax)));
-        for (size_t i = block; i < block + kH * kF; ++i)
-            ASSERT_EQ(after[i], to_float(to_e4m3(before[i] * step)) / step);
-    }
-    EXPECT_TRUE(fp8.names.contains("model.layers.1.mlp.experts.0.up_proj.weight_scale_inv"));
-    EXPECT_FALSE(fp8.names.contains("model.layers.1.mlp.gate.weight_scale_inv"));
-}
-
-TEST(HfWeights, TheExportedConfigReadsBackAsTheSameModel) {
-    for (const bool qwen : {true, false}) {
-        const Config config = config_of(whole_model(qwen));
-        const Config back =
-            parse_config("training: {train_iters: 1}", "t.yaml", {}, std::nullopt,
-                         parse_hf_config(hf_config_of(config, ExportFormat::fp8), "config.json"));
-        EXPECT_EQ(back.model.moe_layer_freq, config.model.moe_layer_freq);
-        for (const char* key :
-             {"num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "kv_channels",
-              "qk_layernorm", "rotary_base", "norm_epsilon", "vocab_size", "num_experts", "moe_router_topk",
-              "moe_ffn_hidden_size", "moe_router_pre_softmax"})
-            for (const std::string& line : diff_configs(config, back))
-                EXPECT_EQ(line.find(std::string(".") + key + ":"), std::string::npos) << line;
-    }
-    Config sigmoid = config_of(whole_model(true));
-    sigmoid.moe.moe_router_score_function = ScoreFunction::sigmoid;
-    expect_contains(error_of(ExitCode::usage, [&] { hf_config_of(sigmoid, ExportFormat::bf16); }),
-                    "neither qwen3_moe");
-}
-
-TEST(HfWeights, AModelOfAnotherFamilyBesideTheWeightsIsRefused) {
-    const TemporaryFolder folder;
-    const LayerCase c = whole_model(true);
-    folder.write("hf/config.json", "{\"model_type\": \"gpt_oss\"}");
-    on_one_rank([&](ProcessGroup& group) {
-        ModelFixture model(group, c);
-        const auto load = [&](const Config& config) {
-            return error_of(ExitCode::usage, [&] {
-                load_model(folder.path("hf"), config, model.model(), model.rank().ops.device());
-            });
-        };
-        expect_contains(load(config_of(c)), "model_type gpt_oss is not supported");
-        Config other = config_of(c);
-        other.model.attention = false;
-        expect_contains(load(other), "multi-latent attention is not implemented");
-        other = config_of(c);
-        other.model.zero_centered_gamma = true;
-        expect_contains(load(other), "zero_centered_gamma: got true");
-    });
 }
 
 }  // namespace
