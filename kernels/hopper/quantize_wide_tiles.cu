@@ -11,7 +11,6 @@ namespace {
 constexpr int kTile = static_cast<int>(kBlock);
 constexpr int kRows = 4;  // of a thread; its columns: 16 bytes
 constexpr int kQuads = kTile / kRows;
-constexpr int kRowsOfCta = 4;                         // tiles of codes
 constexpr int kPiece = 16, kPieces = kTile / kPiece;  // of a turned column
 constexpr int kColumnWords = kTile / 4;
 
@@ -38,10 +37,7 @@ struct WideJob {
     const float* multipliers;  // [group, cols]: known before, no scales are stored; BF16 only
     DeviceGroups groups;
     int64_t extent;
-    int cols, col_tiles;
-    int step_rows, step_cols;  // from a tile of a CTA to its next
-    int skip_rows,
-        first_rows;  // of codes, besides: behind every kRowsOfCta rows of tiles; from a CTA's first to that of the CTA below
+    int cols, col_tiles, step_rows, step_cols;
     QuantizeRule rule;
 };
 
@@ -170,8 +166,7 @@ __device__ __forceinline__ void write_rows(const WideJob& job, const uint4 (&wor
 
 // Moves a tile of values (or codes and their 128 scales) in and its codes out, once or twice, plus scales. From BF16 at 32768 x 7168: columns
 // 712 MB, 0.174 ms at 4.1 TB/s; both 954 MB, 0.233 ms. From codes: 484 MB, 0.118 ms.
-// A CTA walks over tiles, grid-stride, columns fastest; of codes over four tiles one below the other, so that SMs take CTAs as they
-// become free (transpose.cu). A thread keeps 4 rows x 16 bytes as they came, and those of the next tile are
+// A CTA walks over tiles, grid-stride, columns fastest. A thread keeps 4 rows x 16 bytes as they came, and those of the next tile are
 // requested as soon as these have left the registers: they travel while the tile is stored and until the other CTAs of the SM are done,
 // 64 KB an SM. (Before, values were unpacked to fp32 at once and all of a tile's steps followed its loads one after the other.) Maxima of
 // BF16 magnitudes are taken two at a time and stay BF16. Barrier 1: every warp's column maxima are in shared memory, and the tile before
@@ -190,7 +185,7 @@ __global__ void __launch_bounds__(Shape<kSource>::kThreads, Shape<kSource>::kCta
     const int thread = static_cast<int>(threadIdx.x), quad = thread / S::kRowThreads,
               part = thread % S::kRowThreads;
     const int64_t src_base = job.src.base(), dst_base = job.columns.base();
-    int row_tile = static_cast<int>(blockIdx.x) / job.col_tiles * (S::kFp8 ? job.first_rows : 1),
+    int row_tile = static_cast<int>(blockIdx.x) / job.col_tiles,
         col_tile = static_cast<int>(blockIdx.x) % job.col_tiles;
     const bool known = !S::kFp8 && job.multipliers != nullptr;
     TileWalker walker(job.groups, job.extent, 1);
@@ -306,7 +301,6 @@ __global__ void __launch_bounds__(Shape<kSource>::kThreads, Shape<kSource>::kCta
             col_tile -= job.col_tiles;
             ++row_tile;
         }
-        if (S::kFp8 && row_tile % kRowsOfCta == 0) row_tile += job.skip_rows;
         more = walker.seek(row_tile, tile);
         if (more) fetch<kSource>(job, src_base, tile, col_tile, held);
         __syncthreads();
@@ -316,22 +310,9 @@ __global__ void __launch_bounds__(Shape<kSource>::kThreads, Shape<kSource>::kCta
 
 template <DType kSource, bool kBoth> void launch(WideJob job, int64_t row_tiles, const Launch& launch) {
     using S = Shape<kSource>;
-    unsigned grid;
-    if (S::kFp8 &&
-        launch.sm_limit == 0) {  // no more than kMostWaves: a capacity may be far above the rows there are
-        constexpr int64_t kMostWaves = 16;
-        const int64_t bands = std::clamp<int64_t>(kMostWaves * S::kCtas * kNumSms / job.col_tiles, 1,
-                                                  ceil_div(row_tiles, kRowsOfCta));
-        grid = static_cast<unsigned>(bands * job.col_tiles);
-        job.step_rows = 1;
-        job.skip_rows = static_cast<int>(bands - 1) * kRowsOfCta;
-        job.first_rows = kRowsOfCta;
-    } else {
-        grid = grid_for(row_tiles * job.col_tiles, launch, S::kCtas);
-        job.step_rows = static_cast<int>(grid) / job.col_tiles;
-        job.step_cols = static_cast<int>(grid) % job.col_tiles;
-        job.first_rows = 1;
-    }
+    const unsigned grid = grid_for(row_tiles * job.col_tiles, launch, S::kCtas);
+    job.step_rows = static_cast<int>(grid) / job.col_tiles;
+    job.step_cols = static_cast<int>(grid) % job.col_tiles;
     const auto kernel = job.columns.dtype == DType::e5m2
                             ? quantize_wide_tiles_kernel<kSource, DType::e5m2, kBoth>
                             : quantize_wide_tiles_kernel<kSource, DType::e4m3, kBoth>;
@@ -369,8 +350,6 @@ bool launch_quantize_wide_tiles(const TileSource& source, const TileShape& shape
                          .col_tiles = shape.cols / kTile,
                          .step_rows = 0,
                          .step_cols = 0,
-                         .skip_rows = 0,
-                         .first_rows = 1,
                          .rule = rule};
     const int64_t row_tiles = ceil_div(shape.capacity, kTile) + shape.groups.num_groups;
     if (from == DType::e4m3)
