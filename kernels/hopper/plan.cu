@@ -3,7 +3,6 @@
 // slots are stable, integers are exact, so the plan has the bytes of the reference's on every rank.
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/launch.h"
-#include "kernels/hopper/ticket.h"
 #include "kernels/hopper/workspace.h"
 
 namespace fp8flow {
@@ -124,11 +123,12 @@ __device__ __forceinline__ void scan_blocks(const PlanArgs& args, int* totals, i
     __syncthreads();
 }
 
-// Moves: the ids once; one count a block and column out, in and out again. A CTA takes blocks of 128 tokens. The CTA that finishes last (ticket.h)
-// scans the counts; then its first warp places
+// Moves: the ids once; one count a block and column out, in and out again. A CTA takes blocks of 128 tokens. The CTA that finishes last (an
+// integer ticket, which it sets back to 0; fences around it make the others' counts visible) scans the counts; then its first warp places
 // the groups, saturating at the rows that there are, by warp scans over 32 groups. Which CTA is last changes nothing: integers.
 __global__ __launch_bounds__(kScanThreads) void count_kernel(const PlanArgs args) {
     extern __shared__ uint32_t masks[];
+    __shared__ bool is_last;
     const int columns = args.columns();
     for (int block = static_cast<int>(blockIdx.x); block < args.blocks;
          block += static_cast<int>(gridDim.x)) {
@@ -138,7 +138,15 @@ __global__ __launch_bounds__(kScanThreads) void count_kernel(const PlanArgs args
             args.starts[static_cast<int64_t>(block) * columns + column] = marked(masks, column);
         __syncthreads();  // the masks belong to the next block now
     }
-    if (!is_last_cta(args.ticket)) return;
+    __threadfence();
+    __syncthreads();  // all threads' counts are visible to the chip
+    if (threadIdx.x == 0) {
+        is_last = atomicAdd(args.ticket, 1u) == gridDim.x - 1;
+        if (is_last) *args.ticket = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!is_last) return;
     int* const totals = reinterpret_cast<int*>(masks);  // [columns]
     scan_blocks(args, totals, totals + columns);
     for (int r = static_cast<int>(threadIdx.x); r <= args.ranks; r += kScanThreads) {

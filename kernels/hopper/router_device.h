@@ -11,15 +11,15 @@ constexpr int kWarpSize = 32;
 constexpr uint32_t kWholeWarp = 0xFFFFFFFFu;
 constexpr float kScoreSumEps = 1e-20f;  // Megatron-LM, as in the reference
 constexpr int kMaxTokenWarps = 8;
-constexpr int64_t kSharedBytes = (48 << 10) - 64;  // what a CTA gets without asking, beside a few words
+constexpr int64_t kSharedBytes = 48 << 10;  // what a CTA gets without asking
 
 // Warps of a CTA whose tokens need `floats` words of shared memory each.
-inline int token_warps(int64_t floats, int most = kMaxTokenWarps) {
+inline int token_warps(int64_t floats) {
     const int64_t bytes = floats * static_cast<int64_t>(sizeof(float));
     FP8FLOW_CHECK(bytes <= kSharedBytes,
                   "the router needs {} bytes of shared memory per token, has {}; lower num_experts", bytes,
                   kSharedBytes);
-    return static_cast<int>(std::min<int64_t>(most, kSharedBytes / std::max<int64_t>(bytes, 1)));
+    return static_cast<int>(std::min<int64_t>(kMaxTokenWarps, kSharedBytes / std::max<int64_t>(bytes, 1)));
 }
 
 __device__ __forceinline__ int warp_lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
