@@ -1,6 +1,6 @@
 // plan_dispatch on the GPU, without the host: from all ranks' routing to the expert-sorted, padded row order of this rank and the lists of
-// what travels, in two launches. Histograms per block of tokens, which the last CTA scans over the blocks; then every block places its rows:
-// slots are stable, integers are exact, so the plan has the bytes of the reference's on every rank.
+// what travels. Histograms per block of tokens, a scan over the blocks, then every block places its rows: slots are stable, integers are
+// exact, so the plan has the bytes of the reference's on every rank.
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/launch.h"
 #include "kernels/hopper/workspace.h"
@@ -14,8 +14,7 @@ namespace {
 constexpr int kBlockTokens =
     128;  // tokens of one block, one thread each; a block lies within one rank's tokens
 constexpr int kMaskWords = kBlockTokens / 32;
-constexpr int64_t kSharedBytes =
-    (48 << 10) - 64;  // what a CTA gets without asking, beside the kernels' own words
+constexpr int64_t kSharedBytes = 48 << 10;  // what a CTA gets without asking
 
 struct PlanArgs {
     const int32_t* ids;
@@ -23,8 +22,7 @@ struct PlanArgs {
     int ranks, slots, topk, rank, groups;
     int64_t first_expert;
     int blocks_per_rank, blocks;
-    int* starts;           // [blocks, columns]: counts of each block, then the counts of all earlier blocks
-    unsigned int* ticket;  // 0 between launches: how many CTAs have counted
+    int* starts;  // [blocks, columns]: counts of each block, then the counts of all earlier blocks
     int64_t alignment, row_capacity;
     const int64_t* row_base;
     DeviceView row_source, row_prob;
@@ -43,29 +41,28 @@ struct PlanArgs {
     }
 };
 
-// One bit a token of the block in every column that it counts for: masks[column][word]. A thread takes an id at a time, neighbours
-// neighbouring ids. Bits are set by atomic or, whose order does not matter. Ends with a barrier; all kThreads threads of the CTA call it.
-template <int kThreads>
-__device__ __forceinline__ void mark_tokens(const PlanArgs& args, int source_rank, int first_token,
+// One bit a token of the block in every column that it counts for: masks[column][word]. Bits are set by atomic or, whose order does not
+// matter. Ends with a barrier; all threads of the CTA call it.
+__device__ __forceinline__ void mark_tokens(const PlanArgs& args, int source_rank, int token,
                                             uint32_t* masks) {
-    const int thread = static_cast<int>(threadIdx.x);
-    for (int i = thread; i < args.columns() * kMaskWords; i += kThreads) masks[i] = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < args.columns() * kMaskWords; i += kBlockTokens)
+        masks[i] = 0;
     __syncthreads();
-    const int32_t* ids =
-        args.ids + (static_cast<int64_t>(source_rank) * args.slots + first_token) * args.topk;
-    const int tokens = min(kBlockTokens, args.slots - first_token);
-    for (int i = thread; i < tokens * args.topk; i += kThreads) {
-        const int32_t id = ids[i];
-        if (id < 0) continue;
-        const int token = i / args.topk, word = token / 32;
-        const uint32_t bit = 1u << token % 32;
-        if (const int group = args.local_expert(id); group >= 0) {
-            atomicOr(&masks[group * kMaskWords + word], bit);
-            atomicOr(&masks[args.received_column() * kMaskWords + word], bit);
+    if (token < args.slots) {
+        const int32_t* ids = args.ids + (static_cast<int64_t>(source_rank) * args.slots + token) * args.topk;
+        const int word = static_cast<int>(threadIdx.x) / 32;
+        const uint32_t bit = 1u << threadIdx.x % 32;
+        for (int k = 0; k < args.topk; ++k) {
+            const int32_t id = ids[k];
+            if (id < 0) continue;
+            if (const int group = args.local_expert(id); group >= 0) {
+                atomicOr(&masks[group * kMaskWords + word], bit);
+                atomicOr(&masks[args.received_column() * kMaskWords + word], bit);
+            }
+            const int to = id / args.groups;
+            if (source_rank == args.rank && to < args.ranks)
+                atomicOr(&masks[args.send_column(to) * kMaskWords + word], bit);
         }
-        const int to = id / args.groups;
-        if (source_rank == args.rank && to < args.ranks)
-            atomicOr(&masks[args.send_column(to) * kMaskWords + word], bit);
     }
     __syncthreads();
 }
@@ -83,76 +80,49 @@ __device__ __forceinline__ int marked(const uint32_t* masks, int column) {
     return count;
 }
 
-constexpr int kScanThreads = 1024;
+// Moves: the ids once; one count a block and column out. A CTA takes a block of 128 tokens, one a thread.
+__global__ __launch_bounds__(kBlockTokens) void count_kernel(const PlanArgs args) {
+    extern __shared__ uint32_t masks[];
+    for (int block = static_cast<int>(blockIdx.x); block < args.blocks;
+         block += static_cast<int>(gridDim.x)) {
+        const int token = block % args.blocks_per_rank * kBlockTokens + static_cast<int>(threadIdx.x);
+        mark_tokens(args, block / args.blocks_per_rank, token, masks);
+        for (int column = static_cast<int>(threadIdx.x); column < args.columns(); column += kBlockTokens)
+            args.starts[static_cast<int64_t>(block) * args.columns() + column] = marked(masks, column);
+        __syncthreads();  // the masks belong to the next block now
+    }
+}
 
-// starts[block] becomes the counts of all earlier blocks, totals[column] those of all. Threads stand side by side over the columns; where
-// there are more threads than columns, each takes a segment of the blocks: it adds them up, and after a barrier goes over them again from
-// the sum of the segments before. sums: a word a thread or column, whichever are more. 16 loads in flight. Ends with a barrier.
-__device__ __forceinline__ void scan_blocks(const PlanArgs& args, int* totals, int* sums) {
-    constexpr int kInFlight = 16;
-    const int columns = args.columns(), segments = max(1, kScanThreads / columns);
-    const int length = (args.blocks + segments - 1) / segments;
-    const auto each = [&](int i, const auto& use) {  // use(word of starts, value), blocks ascending
-        const int begin = i / columns * length, end = min(args.blocks, begin + length);
-        int* const starts = args.starts + i % columns;
-        for (int first = begin; first < end; first += kInFlight) {
+// Moves: the block counts in and out. One CTA: a thread scans a column (16 loads in flight) and leaves its totals in shared memory; then one
+// warp places the groups, saturating at the rows that there are, by warp scans over 32 groups. Barriers between the two halves only.
+constexpr int kScanThreads = 1024;
+__global__ __launch_bounds__(kScanThreads) void scan_kernel(const PlanArgs args) {
+    extern __shared__ int totals[];  // [columns]
+    const int columns = args.columns();
+    for (int column = static_cast<int>(threadIdx.x); column < columns; column += kScanThreads) {
+        constexpr int kInFlight = 16;
+        int total = 0;
+        for (int first = 0; first < args.blocks; first += kInFlight) {
             int values[kInFlight];
 #pragma unroll
             for (int j = 0; j < kInFlight; ++j)
-                values[j] = first + j < end ? __ldcg(starts + static_cast<int64_t>(first + j) * columns) : 0;
+                values[j] = first + j < args.blocks
+                                ? args.starts[static_cast<int64_t>(first + j) * columns + column]
+                                : 0;
 #pragma unroll
-            for (int j = 0; j < kInFlight; ++j)
-                if (first + j < end) use(starts + static_cast<int64_t>(first + j) * columns, values[j]);
+            for (int j = 0; j < kInFlight; ++j) {
+                if (first + j < args.blocks)
+                    args.starts[static_cast<int64_t>(first + j) * columns + column] = total;
+                total += values[j];
+            }
         }
-    };
-    for (int i = static_cast<int>(threadIdx.x); i < segments * columns; i += kScanThreads) {
-        int sum = 0;
-        if (segments > 1) each(i, [&](int*, int value) { sum += value; });
-        sums[i] = sum;
+        totals[column] = total;
     }
     __syncthreads();
-    for (int i = static_cast<int>(threadIdx.x); i < segments * columns; i += kScanThreads) {
-        int total = 0;
-        for (int before = i % columns; before < i; before += columns) total += sums[before];
-        each(i, [&](int* start, int value) {
-            *start = total;
-            total += value;
-        });
-        if (i / columns == segments - 1) totals[i % columns] = total;
-    }
-    __syncthreads();
-}
-
-// Moves: the ids once; one count a block and column out, in and out again. A CTA takes blocks of 128 tokens. The CTA that finishes last (an
-// integer ticket, which it sets back to 0; fences around it make the others' counts visible) scans the counts; then its first warp places
-// the groups, saturating at the rows that there are, by warp scans over 32 groups. Which CTA is last changes nothing: integers.
-__global__ __launch_bounds__(kScanThreads) void count_kernel(const PlanArgs args) {
-    extern __shared__ uint32_t masks[];
-    __shared__ bool is_last;
-    const int columns = args.columns();
-    for (int block = static_cast<int>(blockIdx.x); block < args.blocks;
-         block += static_cast<int>(gridDim.x)) {
-        mark_tokens<kScanThreads>(args, block / args.blocks_per_rank,
-                                  block % args.blocks_per_rank * kBlockTokens, masks);
-        for (int column = static_cast<int>(threadIdx.x); column < columns; column += kScanThreads)
-            args.starts[static_cast<int64_t>(block) * columns + column] = marked(masks, column);
-        __syncthreads();  // the masks belong to the next block now
-    }
-    __threadfence();
-    __syncthreads();  // all threads' counts are visible to the chip
-    if (threadIdx.x == 0) {
-        is_last = atomicAdd(args.ticket, 1u) == gridDim.x - 1;
-        if (is_last) *args.ticket = 0;
-        __threadfence();
-    }
-    __syncthreads();
-    if (!is_last) return;
-    int* const totals = reinterpret_cast<int*>(masks);  // [columns]
-    scan_blocks(args, totals, totals + columns);
     for (int r = static_cast<int>(threadIdx.x); r <= args.ranks; r += kScanThreads) {
         const int64_t block = static_cast<int64_t>(r) * args.blocks_per_rank;
         args.recv_offsets[r] = r < args.ranks && args.blocks > 0
-                                   ? __ldcg(args.starts + block * columns + args.received_column())
+                                   ? args.starts[block * columns + args.received_column()]
                                    : totals[args.received_column()];
         if (r < args.ranks) args.send_counts[r] = totals[args.send_column(r)];
     }
@@ -206,7 +176,7 @@ __global__ __launch_bounds__(kBlockTokens) void place_kernel(const PlanArgs args
          block += static_cast<int>(gridDim.x)) {
         const int source_rank = block / args.blocks_per_rank;
         const int token = block % args.blocks_per_rank * kBlockTokens + thread;
-        mark_tokens<kBlockTokens>(args, source_rank, token - thread, masks);
+        mark_tokens(args, source_rank, token, masks);
         const int* starts = args.starts + static_cast<int64_t>(block) * columns;
         const int word = thread / 32;
         const uint32_t bit = 1u << thread % 32;
@@ -282,7 +252,6 @@ void HopperOps::do_plan_dispatch(const op::PlanDispatch& args, const Launch& lau
                   .blocks_per_rank = static_cast<int>(blocks_per_rank),
                   .blocks = static_cast<int>(blocks),
                   .starts = nullptr,
-                  .ticket = nullptr,
                   .alignment = args.groups.alignment,
                   .row_capacity = args.groups.row_capacity,
                   .row_base = args.row_base,
@@ -303,12 +272,9 @@ void HopperOps::do_plan_dispatch(const op::PlanDispatch& args, const Launch& lau
                   "{} local experts and {} ranks: plan_dispatch holds {} of both in shared memory",
                   args.num_local_experts, ranks, kSharedBytes / (kMaskWords * sizeof(uint32_t)));
     plan.starts = workspace_->partials_for<int>(blocks * columns);
-    plan.ticket = workspace_->ticket();
     const cudaStream_t stream = stream_of(launch);
-    const std::size_t scan_bytes =
-        static_cast<std::size_t>(columns + std::max<int64_t>(columns, kScanThreads)) * sizeof(int);
-    count_kernel<<<grid_for(blocks, launch, 2), kScanThreads, std::max(mask_bytes, scan_bytes), stream>>>(
-        plan);
+    if (blocks > 0) count_kernel<<<grid_for(blocks, launch, 4), kBlockTokens, mask_bytes, stream>>>(plan);
+    scan_kernel<<<1, kScanThreads, static_cast<std::size_t>(columns) * sizeof(int), stream>>>(plan);
     if (blocks > 0) place_kernel<<<grid_for(blocks, launch, 4), kBlockTokens, mask_bytes, stream>>>(plan);
     check_launch("plan_dispatch");
 }

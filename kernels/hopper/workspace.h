@@ -12,17 +12,8 @@ struct HopperOps::Workspace {
     static constexpr std::size_t kPartialsBytes = std::size_t{64} << 20;
 
     explicit Workspace(Device& owner)
-        : device(owner),
-          partials(owner.allocate(kPartialsBytes)),
-          tickets(owner.allocate(sizeof(unsigned int))),
-          lt(owner),
-          cudnn(owner) {
-        device.fill(tickets, 0, sizeof(unsigned int));
-    }
-    ~Workspace() {
-        device.free(tickets);
-        device.free(partials);
-    }
+        : device(owner), partials(owner.allocate(kPartialsBytes)), lt(owner), cudnn(owner) {}
+    ~Workspace() { device.free(partials); }
     Workspace(const Workspace&) = delete;
     Workspace& operator=(const Workspace&) = delete;
 
@@ -33,12 +24,8 @@ struct HopperOps::Workspace {
         return static_cast<T*>(partials);
     }
 
-    // A word by which the CTAs of a kernel find the one that finishes last. It is 0 between kernels: that CTA sets it back.
-    unsigned int* ticket() const { return static_cast<unsigned int*>(tickets); }
-
     Device& device;
     void* partials;
-    void* tickets;
     hopper::LtLibrary lt;
     hopper::CudnnAttention cudnn;
 };
