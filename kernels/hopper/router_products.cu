@@ -6,14 +6,11 @@
 #include "kernels/hopper/device/rows.h"
 #include "kernels/ops/router.h"
 
-#include <cooperative_groups.h>
 #include <cuda_pipeline.h>
 
 namespace fp8flow::hopper {
 
 namespace {
-
-namespace cg = cooperative_groups;
 
 constexpr int kWarp = 32;
 constexpr int kPiece =
@@ -22,37 +19,30 @@ constexpr int kDepthOfMma = 16;
 
 enum class Kind { logits, weight, input };
 
-// What a CTA computes and how: kRows x kCols outputs, kDepth terms in a stage. kSplits > 1: so many CTAs of a cluster share the terms of a
-// tile, and the totals of each stand in shared memory, where the others read them.
+// What a CTA computes and how: kRows x kCols outputs, kDepth terms in a stage.
 template <Kind kKindOf, int kRowsOf, int kColsOf, int kWarpsDown, int kWarpsAcross, int kDepthOf,
-          int kStagesOf, int kCtasOf, int kSplitsOf = 1>
+          int kStagesOf, int kCtasOf>
 struct Tiling {
     static constexpr Kind kKind = kKindOf;
     static constexpr int kRows = kRowsOf, kCols = kColsOf, kDepth = kDepthOf, kStages = kStagesOf,
-                         kCtasPerSm = kCtasOf, kSplits = kSplitsOf;
+                         kCtasPerSm = kCtasOf;
     static constexpr int kColWarps = kWarpsAcross, kThreads = kWarpsDown * kWarpsAcross * kWarp;
     static constexpr int kWarpRows = kRows / kWarpsDown, kWarpCols = kCols / kWarpsAcross;
     // An operand lies along the contraction ([output][term]) or across it ([term][output]), in memory as in its tile.
     static constexpr bool kAlongA = kKind != Kind::weight, kAlongB = kKind == Kind::logits;
     static constexpr int kParts = kKind == Kind::logits ? 1 : 2;  // of A
     static constexpr bool kBlocks = kKind != Kind::input;         // sums of blocks of op::kRouterBlock
-    static constexpr bool kSharedTotals = kSplits > 1;
-    static constexpr int kStagesOfBlock =
-        static_cast<int>(kSharedTotals ? op::kRouterSplitBlock : op::kRouterBlock) / kDepth;
     static constexpr int kLineA = (kAlongA ? kDepth : kRows) + kPiece,
                          kLineB = (kAlongB ? kDepth : kCols) + kPiece;
     static constexpr int kElementsA = (kAlongA ? kRows : kDepth) * kLineA,
                          kElementsB = (kAlongB ? kCols : kDepth) * kLineB;
     static constexpr int kStageElements = kParts * kElementsA + kElementsB;
     static constexpr int kOutLine = kCols + kPiece;  // floats between the rows of the finished tile
-    static constexpr int kOutBytes = kRows * kOutLine * 4,
-                         kSharedBytes = kStages * kStageElements * 2 + (kSharedTotals ? kOutBytes : 0);
-    static_assert(kBlocks || !kSharedTotals);
+    static constexpr int kSharedBytes = kStages * kStageElements * 2;
     static_assert(kWarpRows % 16 == 0 && kWarpCols % 16 == 0 && op::kRouterBlock % kDepth == 0);
-    static_assert(kRows * kCols % (kPiece * kThreads * kSplits) == 0 && kStageElements % kPiece == 0);
-    static_assert(kRows % kSplits == 0 && kStages * kStageElements * 2 % 16 == 0);
-    static_assert(kOutBytes <= kSharedBytes, "a finished tile without splits takes the place of the stages");
-    static_assert(kSharedBytes * kCtasPerSm <= 227 << 10);
+    static_assert(kRows * kDepth % (kPiece * kThreads) == 0 && kCols * kDepth % (kPiece * kThreads) == 0);
+    static_assert(kRows * kCols % (kPiece * kThreads) == 0 && kStageElements % kPiece == 0);
+    static_assert(kRows * kOutLine * 4 <= kSharedBytes, "the finished tile takes the place of the stages");
 };
 
 struct Product {
@@ -73,12 +63,10 @@ template <class T, bool kAlong, int kOutputs, int kLine>
 __device__ __forceinline__ void start_tile(uint16_t* tile, const uint16_t* from, int64_t line_length,
                                            int64_t first_output, int64_t outputs, int64_t first_term,
                                            int64_t terms) {
-    constexpr int kPerLine = (kAlong ? T::kDepth : kOutputs) / kPiece,
-                  kPieces = kOutputs * T::kDepth / kPiece;
+    constexpr int kPerLine = (kAlong ? T::kDepth : kOutputs) / kPiece;
 #pragma unroll
-    for (int i = 0; i < (kPieces + T::kThreads - 1) / T::kThreads; ++i) {
+    for (int i = 0; i < kOutputs * T::kDepth / kPiece / T::kThreads; ++i) {
         const int piece = static_cast<int>(threadIdx.x) + i * T::kThreads;
-        if (kPieces % T::kThreads != 0 && piece >= kPieces) break;
         const int line = piece / kPerLine, at = piece % kPerLine * kPiece;
         const int64_t output = first_output + (kAlong ? line : at), term = first_term + (kAlong ? at : line);
         const bool valid = output < outputs && term < terms;
@@ -148,38 +136,22 @@ __device__ __forceinline__ void write_floats(const Product& job, int64_t at, int
 // Work at T=4096, H=7168, E=256: 15 GFLOP a part and product. logits: one part, x 58.7 MB once from HBM and once more from L2: 25 us at 600
 // TFLOP/s, 14 us for the bytes. dweight: two parts, 50 us. dx: two parts, 50 us, and 117 MB of dx_in and dx, 29 us. (The CUDA cores
 // need 240 us a product.) E=32: the bytes count: 14, 14 and 29 us. A CTA owns kRows x kCols outputs over the whole contraction, so that no
-// partial sums travel; with few experts narrow tiles fill the chip. With many experts the L2 is the bound (64 x 128 outputs a CTA made
-// it deliver 352 MB for logits and 470 MB for dweight and for dx: 83 and 264 us together, 4.2 TB/s), so tiles are large: logits
-// 128 x 256, dweight 128 x 256, dx 128 x 128: 176, 235 and 352 MB, 40, 55 and 95 us. So few tiles do not fill the chip: a cluster of 4
-// (logits) or 2 CTAs (dweight) takes the terms of a tile in parts of whole blocks, cut by the number of terms alone, and each of them
-// finishes its share of the rows, adding the totals in ascending order from the shared memory of all. Cluster barriers: totals are
-// written; and all are read, before a CTA leaves or takes the next tile.
+// partial sums travel; 64 x 128 gives 128 (logits), 224 (dweight) and 3584 (dx) CTAs, and with few experts narrower tiles fill the chip.
 // Both operands come by asynchronous 16-byte copies, kStages - 1 stages ahead. One barrier a stage: its copies have arrived for all
 // threads, and all have computed the stage before it, whose memory the next copies take. After the last stage the finished tile goes
-// through shared memory, so that rows are written in 16-byte words. Loop bounds are the same
+// through shared memory, so that rows are written in 16-byte words; dx_in is fetched before the first stage. Loop bounds are the same
 // for the CTA. An output depends on its own row and column only (not on T), each has one writer, and the order of the instructions is
-// fixed: deterministic. Tensor cores add with a few bits more than fp32 and truncate; after a block of 256 terms (512 with splits) the
-// sum is added to an fp32 total with rounding: in registers, or, where there are none left, in the thread's own words of shared memory.
+// fixed: deterministic. Tensor cores add with a few bits more than fp32 and truncate; after a block of 256 terms the sum moves on to fp32
+// registers with rounding.
 template <class T>
-__global__ __cluster_dims__(T::kSplits, 1, 1)
-    __launch_bounds__(T::kThreads, T::kCtasPerSm) void product_kernel(const Product job) {
+__global__ __launch_bounds__(T::kThreads, T::kCtasPerSm) void product_kernel(const Product job) {
     extern __shared__ __align__(16) uint16_t shared[];
     constexpr int kRowTiles = T::kWarpRows / 16, kColTiles = T::kWarpCols / 8;
-    constexpr int kOutPieces = T::kRows * T::kCols / kPiece / T::kThreads / T::kSplits,
-                  kPerRow = T::kCols / kPiece;
+    constexpr int kOutPieces = T::kRows * T::kCols / kPiece / T::kThreads, kPerRow = T::kCols / kPiece;
     const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
     const int row0 = warp / T::kColWarps * T::kWarpRows, col0 = warp % T::kColWarps * T::kWarpCols;
-    // this CTA's stages: its share of the blocks
-    const int split = static_cast<int>(blockIdx.x) % T::kSplits;
-    const int all_stages = static_cast<int>((job.terms + T::kDepth - 1) / T::kDepth);
-    const int blocks = (all_stages + T::kStagesOfBlock - 1) / T::kStagesOfBlock;
-    const int share =
-        T::kSplits == 1 ? all_stages : (blocks + T::kSplits - 1) / T::kSplits * T::kStagesOfBlock;
-    const int first_stage = min(split * share, all_stages), stages = min(share, all_stages - first_stage);
-    float* const finished =
-        reinterpret_cast<float*>(shared + (T::kSharedTotals ? T::kStages * T::kStageElements : 0));
-    for (int64_t item = blockIdx.x / T::kSplits; item < job.row_tiles * job.col_tiles;
-         item += gridDim.x / T::kSplits) {
+    const int stages = static_cast<int>((job.terms + T::kDepth - 1) / T::kDepth);
+    for (int64_t item = blockIdx.x; item < job.row_tiles * job.col_tiles; item += gridDim.x) {
         // neighbouring CTAs share the operand with the long lines: x, or the tokens of dx
         const bool down = T::kKind == Kind::weight;
         const int64_t row_tile = down ? item % job.row_tiles : item / job.col_tiles;
@@ -187,7 +159,7 @@ __global__ __cluster_dims__(T::kSplits, 1, 1)
         const int64_t first_row = row_tile * T::kRows, first_col = col_tile * T::kCols;
         const auto start = [&](int stage) {
             uint16_t* tile = shared + stage % T::kStages * T::kStageElements;
-            const int64_t term = static_cast<int64_t>(first_stage + stage) * T::kDepth;
+            const int64_t term = static_cast<int64_t>(stage) * T::kDepth;
 #pragma unroll
             for (int part = 0; part < T::kParts; ++part)
                 start_tile<T, T::kAlongA, T::kRows, T::kLineA>(tile + part * T::kElementsA,
@@ -201,22 +173,18 @@ __global__ __cluster_dims__(T::kSplits, 1, 1)
             if (stage < stages) start(stage);
             __pipeline_commit();
         }
-        float sum[kRowTiles][kColTiles][4] = {};
-        float total[T::kSharedTotals ? 1 : kRowTiles][T::kSharedTotals ? 1 : kColTiles][4] = {};
-        // where accumulator (i, j) of this thread stands in the finished tile: two words here, two eight rows below
-        const auto place = [&](int i, int j) {
-            return finished + (row0 + 16 * i + lane / 4) * T::kOutLine + col0 + 8 * j + lane % 4 * 2;
-        };
-        const auto store_tile = [&](const auto& values) {
+        uint4 more[kOutPieces] = {};  // dx_in
+        if (T::kKind == Kind::input && job.addend != nullptr) {
 #pragma unroll
-            for (int i = 0; i < kRowTiles; ++i)
-#pragma unroll
-                for (int j = 0; j < kColTiles; ++j) {
-                    float2* to = reinterpret_cast<float2*>(place(i, j));
-                    to[0] = float2{values[i][j][0], values[i][j][1]};
-                    to[4 * T::kOutLine] = float2{values[i][j][2], values[i][j][3]};
-                }
-        };
+            for (int i = 0; i < kOutPieces; ++i) {
+                const int piece = thread + i * T::kThreads;
+                const int64_t row = first_row + piece / kPerRow, col = first_col + piece % kPerRow * kPiece;
+                if (row < job.rows && col < job.cols)
+                    more[i] = *reinterpret_cast<const uint4*>(job.addend + row * job.cols + col);
+            }
+        }
+
+        float sum[kRowTiles][kColTiles][4] = {}, total[kRowTiles][kColTiles][4] = {};
         for (int stage = 0; stage < stages; ++stage) {
             __pipeline_wait_prior(T::kStages - 2);
             __syncthreads();
@@ -224,77 +192,45 @@ __global__ __cluster_dims__(T::kSplits, 1, 1)
             __pipeline_commit();
             multiply_stage<T>(shared + stage % T::kStages * T::kStageElements, row0, col0, sum);
             if (!T::kBlocks) continue;
-            if ((stage + 1) % T::kStagesOfBlock != 0 && stage + 1 < stages) continue;
-            if constexpr (T::kSharedTotals) {
-                if (stage >= T::kStagesOfBlock) {  // not the first block
-#pragma unroll
-                    for (int i = 0; i < kRowTiles; ++i)
-#pragma unroll
-                        for (int j = 0; j < kColTiles; ++j) {
-                            const float2* from = reinterpret_cast<const float2*>(place(i, j));
-                            const float2 upper = from[0], lower = from[4 * T::kOutLine];
-                            sum[i][j][0] = upper.x + sum[i][j][0], sum[i][j][1] = upper.y + sum[i][j][1];
-                            sum[i][j][2] = lower.x + sum[i][j][2], sum[i][j][3] = lower.y + sum[i][j][3];
-                        }
-                }
-                store_tile(sum);
-            }
+            constexpr int kStagesOfBlock = static_cast<int>(op::kRouterBlock) / T::kDepth;
+            if ((stage + 1) % kStagesOfBlock != 0 && stage + 1 < stages) continue;
 #pragma unroll
             for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
                 for (int j = 0; j < kColTiles; ++j)
 #pragma unroll
                     for (int n = 0; n < 4; ++n) {
-                        if constexpr (!T::kSharedTotals) total[i][j][n] += sum[i][j][n];
+                        total[i][j][n] += sum[i][j][n];
                         sum[i][j][n] = 0.0f;
                     }
         }
         __pipeline_wait_prior(0);
-        // dx_in: all of the thread's words before its first store, which may go to the same tensor
-        uint4 addend[T::kKind == Kind::input ? kOutPieces : 1] = {};
-        if constexpr (T::kSharedTotals) {
-            if (stages == 0) store_tile(sum);  // zeros: more CTAs than blocks
-            cg::this_cluster().sync();
-        } else {
-            __syncthreads();  // all have computed the last stage
-            if constexpr (T::kBlocks)
-                store_tile(total);
-            else
-                store_tile(sum);
-            if (T::kKind == Kind::input && job.addend != nullptr) {
+        __syncthreads();  // all have computed the last stage
+
+        float* const finished = reinterpret_cast<float*>(shared);
 #pragma unroll
-                for (int i = 0; i < kOutPieces; ++i) {
-                    const int piece = thread + i * T::kThreads;
-                    const int64_t row = first_row + piece / kPerRow,
-                                  col = first_col + piece % kPerRow * kPiece;
-                    if (row < job.rows && col < job.cols)
-                        addend[i] = *reinterpret_cast<const uint4*>(job.addend + row * job.cols + col);
-                }
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int j = 0; j < kColTiles; ++j) {
+                const float(&v)[4] = T::kBlocks ? total[i][j] : sum[i][j];
+                float* to = finished + (row0 + 16 * i + lane / 4) * T::kOutLine + col0 + 8 * j + lane % 4 * 2;
+                *reinterpret_cast<float2*>(to) = float2{v[0], v[1]};
+                *reinterpret_cast<float2*>(to + 8 * T::kOutLine) = float2{v[2], v[3]};
             }
-            __syncthreads();
-        }
+        __syncthreads();
 #pragma unroll
         for (int i = 0; i < kOutPieces; ++i) {
             const int piece = thread + i * T::kThreads;
-            const int row_in = split * (T::kRows / T::kSplits) + piece / kPerRow,
-                      col_in = piece % kPerRow * kPiece;
+            const int row_in = piece / kPerRow, col_in = piece % kPerRow * kPiece;
             const int64_t row = first_row + row_in, col = first_col + col_in;
             if (row >= job.rows || col >= job.cols) continue;
-            float v[kPiece];
-#pragma unroll
-            for (int part = 0; part < T::kSplits; ++part) {
-                float* from = finished + row_in * T::kOutLine + col_in;
-                if constexpr (T::kSharedTotals) from = cg::this_cluster().map_shared_rank(from, part);
-                const float4 low = reinterpret_cast<const float4*>(from)[0],
-                             high = reinterpret_cast<const float4*>(from)[1];
-                const float more[kPiece] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-                for (int n = 0; n < kPiece; ++n) v[n] = part == 0 ? more[n] : v[n] + more[n];
-            }
-            if constexpr (T::kKind == Kind::input) {
+            const float4* from = reinterpret_cast<const float4*>(finished + row_in * T::kOutLine + col_in);
+            const float4 low = from[0], high = from[1];
+            float v[kPiece] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+            if (T::kKind == Kind::input) {
                 if (job.addend != nullptr) {
                     float add[kPiece];
-                    unpack_unit(addend[i], DType::bf16, add);
+                    unpack_unit(more[i], DType::bf16, add);
 #pragma unroll
                     for (int n = 0; n < kPiece; ++n) v[n] += add[n];
                 }
@@ -305,23 +241,17 @@ __global__ __cluster_dims__(T::kSplits, 1, 1)
                 write_floats(job, row * job.cols + col, job.cols - col, v);
             }
         }
-        if constexpr (T::kSharedTotals)
-            cg::this_cluster().sync();  // the totals of all are read
-        else
-            __syncthreads();  // the finished tile is read
+        __syncthreads();  // the finished tile is read
     }
 }
 
-//                                  rows cols warps depth stages CTAs splits
+//                                  rows cols warps depth stages CTAs
 using LogitsWide = Tiling<Kind::logits, 64, 128, 2, 4, 64, 4, 2>;
-using LogitsSplit = Tiling<Kind::logits, 128, 256, 4, 4, 32, 3, 1, 4>;
 using LogitsNarrow = Tiling<Kind::logits, 32, 32, 2, 2, 128, 4, 2>;
 using WeightWide = Tiling<Kind::weight, 64, 128, 2, 4, 32, 4, 2>;
-using WeightSplit = Tiling<Kind::weight, 128, 256, 4, 4, 16, 5, 1, 2>;
 using WeightNarrow = Tiling<Kind::weight, 32, 64, 2, 2, 64, 4, 2>;
-using InputTiles = Tiling<Kind::input, 128, 128, 2, 4, 32, 3, 2>;
+using InputTiles = Tiling<Kind::input, 64, 128, 2, 4, 32, 3, 2>;
 constexpr int64_t kNarrowExperts = 32;  // up to here the bytes count, not the products
-constexpr int64_t kWideExperts = 128;   // from here on the L2 does: large tiles, their terms split
 
 template <class T> void launch(Product job, const Launch& launch, const char* op) {
     job.row_tiles = ceil_div(job.rows, T::kRows);
@@ -331,13 +261,8 @@ template <class T> void launch(Product job, const Launch& launch, const char* op
     check_cuda(
         cudaFuncSetAttribute(product_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, T::kSharedBytes),
         op);
-    // Clusters are launched for all tiles at once and placed as SMs get free: not all GPCs hold the same number of them.
-    const unsigned grid =
-        T::kSplits == 1 ? grid_for(items, launch, T::kCtasPerSm)
-        : launch.sm_limit > 0
-            ? static_cast<unsigned>(std::min(items, ceil_div(launch.sm_limit, T::kSplits)) * T::kSplits)
-            : static_cast<unsigned>(items * T::kSplits);
-    product_kernel<T><<<grid, T::kThreads, T::kSharedBytes, stream_of(launch)>>>(job);
+    product_kernel<T>
+        <<<grid_for(items, launch, T::kCtasPerSm), T::kThreads, T::kSharedBytes, stream_of(launch)>>>(job);
     check_launch(op);
 }
 
@@ -398,8 +323,6 @@ void launch_logits(const LogitProduct& job, const Launch& on) {
                           .col_tiles = 0};
     if (job.experts <= kNarrowExperts)
         launch<LogitsNarrow>(product, on, "router_logits");
-    else if (job.experts > kWideExperts)
-        launch<LogitsSplit>(product, on, "router_logits");
     else
         launch<LogitsWide>(product, on, "router_logits");
 }
@@ -434,8 +357,6 @@ void launch_weight_gradient(const WeightGradient& job, const Launch& on) {
                           .col_tiles = 0};
     if (job.dlogits.experts <= kNarrowExperts)
         launch<WeightNarrow>(product, on, "router_logits_backward: dweight");
-    else if (job.dlogits.experts > kWideExperts)
-        launch<WeightSplit>(product, on, "router_logits_backward: dweight");
     else
         launch<WeightWide>(product, on, "router_logits_backward: dweight");
 }

@@ -10,9 +10,8 @@ enum class Score { softmax, sigmoid };
 
 // logits[t, e] = sum_h bf16(x[t, h]) * bf16(w[e, h]) (f32 inputs are not rounded): blocks of 256 columns by fp32 fma in ascending h, then
 // the block sums in ascending order. Where every factor is BF16, a backend may add within a block as its tensor cores do (products exact,
-// sums fp32), or in parts of whole blocks of 512, each part summed by itself and the parts then added in ascending order, cut by the
-// number of terms alone; the result then lies within 1e-5 (norm-wise) of the exact sum, and a token's logits depend on that token only.
-constexpr int64_t kRouterBlock = 256, kRouterSplitBlock = 512;
+// sums fp32); the result then lies within 1e-5 (norm-wise) of the exact sum, and a token's logits depend on that token only.
+constexpr int64_t kRouterBlock = 256;
 struct RouterLogits {
     TensorView x;       // [T, H]
     TensorView weight;  // [E, H] bf16 | f32

@@ -19,12 +19,11 @@ struct Projection {
     DType dtype;
 };
 const std::vector<Projection> kProjections = {
-    {0, 128, 8, DType::bf16},      {1, 1, 1, DType::bf16},         {127, 200, 8, DType::bf16},
-    {128, 256, 64, DType::f32},    {129, 1024, 65, DType::bf16},   {65, 7168, 256, DType::bf16},
-    {33, 77, 130, DType::f32},     {300, 96, 512, DType::bf16},    {515, 1288, 32, DType::bf16},
-    {700, 264, 40, DType::bf16},   {300, 520, 7, DType::bf16},     {600, 300, 33, DType::bf16},
-    {260, 2056, 200, DType::bf16}, {130, 3592, 136, DType::bf16},  // terms in parts
-    {520, 16, 3, DType::f32},      {1200, 7168, 512, DType::bf16},  // block sums larger than the workspace: rounds
+    {0, 128, 8, DType::bf16},    {1, 1, 1, DType::bf16},         {127, 200, 8, DType::bf16},
+    {128, 256, 64, DType::f32},  {129, 1024, 65, DType::bf16},   {65, 7168, 256, DType::bf16},
+    {33, 77, 130, DType::f32},   {300, 96, 512, DType::bf16},    {515, 1288, 32, DType::bf16},
+    {700, 264, 40, DType::bf16}, {300, 520, 7, DType::bf16},     {600, 300, 33, DType::bf16},
+    {520, 16, 3, DType::f32},    {1200, 7168, 512, DType::bf16},  // block sums larger than the workspace: rounds
 };
 
 // Norm-wise 1e-5, squared. dx is rounded to BF16: where the sums differ in their last bits, few elements round to the other neighbour.
@@ -79,7 +78,7 @@ TEST(RouterParity, LogitsOfOneSignInDouble) {
 // A token's logits do not depend on the tokens beside it.
 TEST(RouterParity, LogitsOfATokenAlone) {
     constexpr int64_t kTokens = 100, kHidden = 1032;
-    for (const int64_t experts : {20, 72, 200}) {
+    for (const int64_t experts : {20, 72}) {
         SCOPED_TRACE(experts);
         Parity parity;
         HostTensor x(DType::bf16, {kTokens, kHidden}), weight(DType::bf16, {experts, kHidden}),
