@@ -78,7 +78,8 @@ TEST(TokenParity, EmbeddingBackward) {
 // So many tokens are sorted in another way than few.
 TEST(TokenParity, EmbeddingBackwardOfManyTokens) {
     for (const int64_t tokens : {8192, 8193, 50000}) {
-        if (too_large_here(tokens * tokens / 32)) continue;  // pairs of tokens are compared, or a library sorts
+        if (too_large_here(tokens * tokens / 32))
+            continue;  // pairs of tokens are compared, or a library sorts
         for (const int64_t vocab : {1, 257, 4000}) {
             SCOPED_TRACE(std::to_string(tokens) + " tokens, V " + std::to_string(vocab));
             constexpr int64_t kHidden = 8;
