@@ -59,7 +59,8 @@ public:
             comm_->finish(status == ncclSuccess ? ncclInProgress : status,
                           "making a window of memory for peers");
         });
-        if (!wrong.empty()) return wrong;
+        // of one rank NCCL makes no window that the GPU could ask, and there is nobody to ask for
+        if (!wrong.empty() || world_.size() == 1) return wrong;
         if (window_ == nullptr) return "NCCL makes no window of this GPU's memory (NCCL_DEBUG=INFO says why)";
         return ask_addresses();
     }
