@@ -187,6 +187,21 @@ __device__ __forceinline__ void release_stage(WgmmaShared& shared, int stage) {
     if (lane == 1) barrier_arrive_at(&shared.empty[stage], cluster_rank() ^ 1);
 }
 
+// A computing warp is done with a stage, in all its lanes: it tells both CTAs. Here with rings of A and B of
+// their own.
+__device__ __forceinline__ void release_stages(Barrier* a_empty, Barrier* b_empty) {
+    __syncwarp();
+    const uint32_t lane = threadIdx.x % 32, other = cluster_rank() ^ 1;
+    if (lane == 0) {
+        barrier_arrive(a_empty);
+        barrier_arrive(b_empty);
+    }
+    if (lane == 1) {
+        barrier_arrive_at(a_empty, other);
+        barrier_arrive_at(b_empty, other);
+    }
+}
+
 // A value that all lanes have in common, so that the compiler knows it too: what follows from it (stages, descriptors, trips of loops) then
 // stays in uniform registers, instead of being moved there between the products.
 __device__ __forceinline__ int same_in_warp(int value) { return __shfl_sync(0xFFFFFFFFu, value, 0); }
@@ -264,6 +279,15 @@ __device__ __forceinline__ uint4 gather_chunk(uint32_t (&w)[4]) {
             w[c + 2] = received;
     }
     return {w[0], w[1], w[2], w[3]};
+}
+
+// FP32: lanes 2i and 2i + 1 hold two neighbouring columns each of two chunks of 8; afterwards the even lane has all four of the first chunk, the
+// odd one all four of the second. Done twice, it leaves everything as it was.
+__device__ __forceinline__ float4 join_columns(float2 first, float2 second) {
+    const bool odd = threadIdx.x % 2 == 1;
+    const float2 give = odd ? first : second;
+    const float2 got = {__shfl_xor_sync(0xFFFFFFFFu, give.x, 1), __shfl_xor_sync(0xFFFFFFFFu, give.y, 1)};
+    return odd ? float4{got.x, got.y, second.x, second.y} : float4{first.x, first.y, got.x, got.y};
 }
 
 enum class RowUse { none, zero, product };

@@ -114,14 +114,6 @@ __device__ void load_b(const DeviceProduct& p, WgradShared& shared, const CUtens
 }
 
 // ---- D: registers to memory --------------------------------------------------------------------------------------------------------------
-// Lanes 2i and 2i + 1 hold two neighbouring columns each of two chunks of 8; afterwards the even lane has all four of the first chunk, the
-// odd one all four of the second.
-__device__ __forceinline__ float4 join_columns(float2 first, float2 second) {
-    const bool odd = threadIdx.x % 2 == 1;
-    const float2 give = odd ? first : second;
-    const float2 got = {__shfl_xor_sync(0xFFFFFFFFu, give.x, 1), __shfl_xor_sync(0xFFFFFFFFu, give.y, 1)};
-    return odd ? float4{got.x, got.y, second.x, second.y} : float4{first.x, first.y, got.x, got.y};
-}
 // A thread's part of D: four columns of every 16, in rows row0 + {0, 8} of each of the two blocks; a quad of lanes has two whole sectors of a row.
 // use(at, sums): four neighbouring elements and where the first of their sums is, those at +0, +1, +4, +5; `inside` says whether D has them.
 template <class Sums, class Use>
@@ -154,20 +146,6 @@ __device__ __forceinline__ void store_tile(const DeviceProduct& p, const MathTil
 }
 
 // ---- computing: one warpgroup -----------------------------------------------------------------------------------------------------------
-// A computing warp is done with a stage, in all its lanes: it tells both CTAs.
-__device__ __forceinline__ void release(Barrier* a_empty, Barrier* b_empty) {
-    __syncwarp();
-    const uint32_t lane = threadIdx.x % 32, other = cluster_rank() ^ 1;
-    if (lane == 0) {
-        barrier_arrive(a_empty);
-        barrier_arrive(b_empty);
-    }
-    if (lane == 1) {
-        barrier_arrive_at(a_empty, other);
-        barrier_arrive_at(b_empty, other);
-    }
-}
-
 // The stage's contraction rows from `first` on become zero in all panels of both sides. Each thread has seen the copies arrive.
 __device__ void clear_rows(uint8_t* a, uint8_t* b, int first, int warpgroup) {
     const int words = (kDepth - first) * kStageRowBytes / 16;  // of a panel
@@ -205,7 +183,7 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared& shared, int 
         if (tile.steps == 0) announce(mine, kMathThreads);
         int a_before = 0, b_before = 0;  // the stage whose products may still be under way
         const auto release_before = [&] {
-            release(&shared.a_empty[a_before], &shared.b_empty[warpgroup][b_before]);
+            release_stages(&shared.a_empty[a_before], &shared.b_empty[warpgroup][b_before]);
         };
         for (int step = 0; step < tile.steps; ++step) {
             barrier_wait(&shared.a_full[a_stage.index], a_stage.parity);

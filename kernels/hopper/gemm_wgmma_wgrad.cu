@@ -167,20 +167,6 @@ __device__ void clear_tiles(const DeviceProduct& p) {
     });
 }
 
-// A computing warp is done with a stage, in all its lanes: it tells both CTAs.
-__device__ __forceinline__ void release(Barrier* a_empty, Barrier* b_empty) {
-    __syncwarp();
-    const uint32_t lane = threadIdx.x % 32, other = cluster_rank() ^ 1;
-    if (lane == 0) {
-        barrier_arrive(a_empty);
-        barrier_arrive(b_empty);
-    }
-    if (lane == 1) {
-        barrier_arrive_at(a_empty, other);
-        barrier_arrive_at(b_empty, other);
-    }
-}
-
 // ---- D ----------------------------------------------------------------------------------------------------------------------------------
 // A thread's part of a tile: from its row of the first block and its first column on.
 struct Place {
@@ -193,15 +179,6 @@ __device__ __forceinline__ Place place_of(const DeviceProduct& p, const MathTile
     const int64_t col = col0 + quad % 2 * 8 + quad / 2 * 4;
     return {static_cast<float*>(p.d) + (tile.d_row + row) * p.n + col, tile.rows - row,
             static_cast<int>(min(p.n - col, int64_t{kColumns}))};
-}
-
-// Lanes 2i and 2i + 1 hold two neighbouring columns each of two chunks of 8; afterwards the even lane has all four of the first chunk, the
-// odd one all four of the second. Done twice, it leaves everything as it was.
-__device__ __forceinline__ float4 join_columns(float2 first, float2 second) {
-    const bool odd = threadIdx.x % 2 == 1;
-    const float2 give = odd ? first : second;
-    const float2 got = {__shfl_xor_sync(0xFFFFFFFFu, give.x, 1), __shfl_xor_sync(0xFFFFFFFFu, give.y, 1)};
-    return odd ? float4{got.x, got.y, second.x, second.y} : float4{first.x, first.y, got.x, got.y};
 }
 
 // Each of the thread's 2 x 8 pieces of 16 bytes of block kHalf: at(piece of D, whether it is inside, its first two sums and its last two).
@@ -307,8 +284,9 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales>& sha
             float partial[64], factor[kRows];
             start(partial, 0);
             if (step > 0 || !first)
-                release(&shared.a_empty[(a_stage.index == 0 ? kStagesA : a_stage.index) - 1],
-                        &shared.b_empty[warpgroup][(b_stage.index == 0 ? kStagesB : b_stage.index) - 1]);
+                release_stages(
+                    &shared.a_empty[(a_stage.index == 0 ? kStagesA : a_stage.index) - 1],
+                    &shared.b_empty[warpgroup][(b_stage.index == 0 ? kStagesB : b_stage.index) - 1]);
             if (step == 0) {
                 store_half<1>(done, p.n, sum[1]);
                 start_half<1, kMode>(place, p.n, sum[1]);
