@@ -219,20 +219,22 @@ __device__ __forceinline__ bool next_tile(Shared& shared, RingPosition<kRing>& r
     return !tile.past_end;
 }
 
-// The shared memory of this CTA, its barriers ready.
-__device__ inline WgmmaShared& prepare_shared() {
+// The barriers of a ring: a place is filled by one arrival (and copies), and free after `releases`.
+template <int kSize>
+__device__ __forceinline__ void init_ring(Barrier (&full)[kSize], Barrier (&empty)[kSize], int releases) {
+    for (int i = 0; i < kSize; ++i) {
+        barrier_init(&full[i], 1);
+        barrier_init(&empty[i], releases);
+    }
+}
+
+// The shared memory of this CTA, its barriers made ready by `init(shared)` in one thread.
+template <class Shared, class Init> __device__ __forceinline__ Shared& prepare_shared(Init init) {
     extern __shared__ uint8_t raw[];
     // by the offset: through an integer the compiler would forget that this is shared memory
-    WgmmaShared& shared = *reinterpret_cast<WgmmaShared*>(raw + (0u - shared_address(raw)) % 1024);
+    Shared& shared = *reinterpret_cast<Shared*>(raw + (0u - shared_address(raw)) % 1024);
     if (threadIdx.x == 0) {
-        for (int s = 0; s < kStages; ++s) {
-            barrier_init(&shared.full[s], 1);
-            barrier_init(&shared.empty[s], kMathWarps * kPair);
-        }
-        for (int r = 0; r < kRing; ++r) {
-            barrier_init(&shared.tile_full[r], 1);
-            barrier_init(&shared.tile_empty[r], kMathThreads);
-        }
+        init(shared);
         fence_barrier_init();
     }
     cluster_meet();
@@ -242,7 +244,10 @@ __device__ inline WgmmaShared& prepare_shared() {
 // The way of a CTA: `load(shared)` by one thread of the loading warpgroup, `multiply(shared, warpgroup)` by the computing ones.
 template <class LoadAll, class MultiplyAll>
 __device__ __forceinline__ void run_roles(LoadAll load, MultiplyAll multiply) {
-    WgmmaShared& shared = prepare_shared();
+    WgmmaShared& shared = prepare_shared<WgmmaShared>([](WgmmaShared& s) {
+        init_ring(s.full, s.empty, kMathWarps * kPair);
+        init_ring(s.tile_full, s.tile_empty, kMathThreads);
+    });
     const int role = same_in_warp(static_cast<int>(threadIdx.x) / kWarpgroup);
     if (role == 0) {
         give_registers<kLoaderRegisters>();

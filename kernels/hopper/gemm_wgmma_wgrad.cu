@@ -331,37 +331,18 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales>& sha
 }
 
 // ---- the CTA ----------------------------------------------------------------------------------------------------------------------------
-template <Scales kScales> __device__ WgradShared<kScales>& prepare(const DeviceProduct& p) {
-    using Shared = WgradShared<kScales>;
-    extern __shared__ uint8_t raw[];
-    // by the offset: through an integer the compiler would forget that this is shared memory
-    Shared& shared = *reinterpret_cast<Shared*>(raw + (0u - shared_address(raw)) % 1024);
-    if (threadIdx.x == 0) {
-        for (int s = 0; s < Shared::kStagesA; ++s) {
-            barrier_init(&shared.a_full[s], 1);
-            barrier_init(&shared.a_empty[s], kMathWarps * kPair);
-        }
-        for (int w = 0; w < kMathWarpgroups; ++w) {
-            for (int s = 0; s < kStagesB; ++s) {
-                barrier_init(&shared.b_full[w][s], 1);
-                barrier_init(&shared.b_empty[w][s], kMathWarps / kMathWarpgroups * kPair);
-            }
-        }
-        for (int r = 0; r < kRing; ++r) {
-            barrier_init(&shared.tile_full[r], 1);
-            barrier_init(&shared.tile_empty[r], kMathThreads + (p.mode == Gradient::accumulate ? 1 : 0));
-        }
-        fence_barrier_init();
-    }
-    cluster_meet();
-    return shared;
-}
-
 template <class Wgmma, Scales kScales>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     wgrad_kernel(const __grid_constant__ DeviceProduct product, const __grid_constant__ CUtensorMap map_a,
                  const __grid_constant__ CUtensorMap map_b) {
-    WgradShared<kScales>& shared = prepare<kScales>(product);
+    using Shared = WgradShared<kScales>;
+    Shared& shared = prepare_shared<Shared>([&](Shared& s) {
+        init_ring(s.a_full, s.a_empty, kMathWarps * kPair);
+        for (int w = 0; w < kMathWarpgroups; ++w)
+            init_ring(s.b_full[w], s.b_empty[w], kMathWarps / kMathWarpgroups * kPair);
+        // read by those that compute, and by the thread that fetches D
+        init_ring(s.tile_full, s.tile_empty, kMathThreads + (product.mode == Gradient::accumulate ? 1 : 0));
+    });
     const int role = same_in_warp(static_cast<int>(threadIdx.x) / kWarpgroup);
     if (role == 0) {
         give_registers<kLoaderRegisters>();

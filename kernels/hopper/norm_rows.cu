@@ -3,8 +3,7 @@
 #include "kernels/hopper/norm_rows.h"
 
 #include "kernels/hopper/device/mbarrier.h"
-
-#include <cuda_bf16.h>
+#include "kernels/hopper/device/packed.h"
 
 namespace fp8flow::hopper {
 
@@ -45,19 +44,10 @@ constexpr int kSlots = 4, kCtas = 3;
 // the maximum; any: whatever NormForward can ask for, decided unit by unit.
 enum class Form { values, blocks, tensor, any };
 
-// The larger of two pairs of BF16 magnitudes, half by half. NaN gives way to a number.
-__device__ __forceinline__ uint32_t larger_pair(uint32_t a, uint32_t b) {
-    __nv_bfloat162 x, y;
-    memcpy(&x, &a, sizeof(x));
-    memcpy(&y, &b, sizeof(y));
-    x = __hmax2(x, y);
-    memcpy(&a, &x, sizeof(a));
-    return a;
-}
+// The largest magnitudes of a unit, of its even and of its odd columns. NaN gives way to a number.
 __device__ __forceinline__ uint32_t largest_pair(const uint4& unit) {
-    constexpr uint32_t kNoSigns = 0x7FFF7FFFu;
-    return larger_pair(larger_pair(unit.x & kNoSigns, unit.y & kNoSigns),
-                       larger_pair(unit.z & kNoSigns, unit.w & kNoSigns));
+    return max_bf16x2(max_bf16x2(abs_bf16x2(unit.x), abs_bf16x2(unit.y)),
+                      max_bf16x2(abs_bf16x2(unit.z), abs_bf16x2(unit.w)));
 }
 __device__ __forceinline__ uint4 pack_unit(const float (&v)[kUnit]) {
     return {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
@@ -158,7 +148,7 @@ __global__ __launch_bounds__(kThreads, kCtas) void norm_rows_kernel(const NormFo
             for (int step = kBlockThreads / 2; step > 0; step /= 2)
 #pragma unroll
                 for (int j = 0; j < kUnits; ++j)
-                    largest[j] = larger_pair(largest[j], __shfl_xor_sync(0xFFFFFFFFu, largest[j], step));
+                    largest[j] = max_bf16x2(largest[j], __shfl_xor_sync(0xFFFFFFFFu, largest[j], step));
 #pragma unroll
             for (int j = 0; j < kUnits; ++j) {
                 const int unit = thread + j * kThreads;

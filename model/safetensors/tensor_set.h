@@ -32,7 +32,6 @@ public:
     Item find(const std::string& name) const;
 
 private:
-    void read_index(const std::string& path);
     const SafetensorsFile& open(const std::string& file) const;
 
     std::string path_, folder_;
