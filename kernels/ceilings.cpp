@@ -2,7 +2,6 @@
 #include "kernels/ceilings.h"
 
 #include "kernels/core/arena.h"
-#include "kernels/core/random_fill.h"
 
 #include <algorithm>
 #include <vector>
@@ -32,7 +31,7 @@ double Ceilings::traffic_seconds(int64_t bytes_read, int64_t bytes_written) {
         from.push_back(arena.tensor(DType::f32, {reads / 4}, "from"));
         to.push_back(arena.tensor(DType::f32, {writes / 4}, "to"));
         if (i == 0)
-            fill_random(meter_.device(), from[0]);
+            filler_.fill(meter_.device(), from[0]);
         else
             meter_.device().copy(from.back().data, from[0].data, static_cast<std::size_t>(reads));
     }

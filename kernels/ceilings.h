@@ -2,6 +2,7 @@
 // same bytes and mix of reads and writes, and a large dense product. What an operation's time is compared with.
 #pragma once
 
+#include "kernels/core/random_fill.h"
 #include "kernels/measure.h"
 #include "kernels/ops.h"
 
@@ -40,6 +41,7 @@ private:
     Meter& meter_;
     Ops& dense_;
     int64_t side_;
+    RandomFiller filler_;
     std::map<std::pair<int64_t, int64_t>, double> traffic_;
     std::map<ProductKind, ProductRate> products_;
 };

@@ -1,5 +1,6 @@
 // `fp8flow bench`: single operations, each at given shapes, against what the machine can do.
-#include "model/bench/runner.h"
+#include "model/bench/report.h"
+#include "model/bench/suite.h"
 #include "model/build_info.h"
 #include "model/commands.h"
 #include "model/output.h"
@@ -92,10 +93,23 @@ MeasureOptions measure_options(const BenchOptions& options, const BackendChoice&
         measure.idle_seconds = 0.15;
         measure.sustained_seconds = 0.25;
     }
+    // about 400 rows in about two minutes: memory traffic neither needs rest nor gets slower under load
+    if (options.suite == "upstream" && choice.kind == BackendKind::hopper) {
+        measure.samples = 15;
+        measure.calls_per_short_sample = 5;
+        measure.idle_seconds = 0.0;
+        measure.sustained_seconds = 0.0;
+    }
     if (options.samples > 0) measure.samples = options.samples;
     if (options.idle_seconds) measure.idle_seconds = *options.idle_seconds;
     if (options.sustained_seconds) measure.sustained_seconds = *options.sustained_seconds;
     return measure;
+}
+
+void write_rows(const OutputFolder& folder, const std::vector<Row>& rows, const Provenance& provenance) {
+    nlohmann::json written = nlohmann::json::array();
+    for (const Row& row : rows) written.push_back(to_json(row, provenance));
+    folder.write_atomic("bench.json", written.dump(1) + "\n");
 }
 
 }  // namespace
@@ -124,6 +138,8 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
     std::vector<Item> items =
         items_of(options, choice.kind == BackendKind::hopper ? Size::layer : Size::small);
     if (!options.match.empty()) keep_matching(items, options.match);
+    Peers peers;
+    if (!options.peers.empty()) peers.add_measured_here(options.peers);
     const bool speaks = world.rank() == 0;
     std::optional<OutputFolder> folder;
     if (speaks && !options.out.empty()) folder.emplace(options.out);
@@ -136,7 +152,6 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
                           .gpus = choice.kind == BackendKind::hopper ? world.size() : 0};
     if (speaks) fmt::print("{}\ndevice: {}\n", choice.note, runner.device_name());
     std::vector<Row> rows;
-    nlohmann::json written = nlohmann::json::array();
     EtaEstimator eta(static_cast<int64_t>(items.size()));
     for (size_t i = 0; i < items.size(); ++i) {
         const auto start = std::chrono::steady_clock::now();
@@ -147,15 +162,22 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
                        items[i].shape.short_text());
         }
         for (Row& row : runner.measure(*items[i].what, items[i].shape, items[i].regimes)) {
-            written.push_back(to_json(row, provenance));
+            add_peer(row, peers, provenance.gpu, world.size());
             rows.push_back(std::move(row));
         }
         // after each, so that a suite that is interrupted leaves what it has
-        if (folder) folder->write_atomic("bench.json", written.dump(1) + "\n");
+        judge(rows);
+        if (folder) write_rows(*folder, rows, provenance);
         eta.step_done(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
     }
-    if (speaks) fmt::print("\n{}", tables(rows));
-    if (folder) fmt::print("\nwritten: {}\n", folder->path_of("bench.json"));
+    const bool upstream = options.suite == "upstream";
+    const std::string table = upstream ? suite_table(rows) : tables(rows);
+    if (speaks) fmt::print("\n{}", table);
+    if (folder) {
+        fmt::print("\nwritten: {}\n", folder->path_of("bench.json"));
+        folder->write_atomic("bench.txt", table);
+        if (upstream) folder->write_atomic("bench.svg", suite_picture(rows, provenance));
+    }
     world.barrier();
     return 0;
 }

@@ -29,8 +29,9 @@ struct BenchOptions {
     std::vector<std::string> operations;
     std::vector<std::string> shapes;  // "T=4096,H=7168"
     std::string suite;
-    std::string match;         // regular expression over "operation key=value ..."; empty: everything
-    std::string out;           // folder for bench.json; empty: only print
+    std::string match;  // regular expression over "operation key=value ..."; empty: everything
+    std::string out;  // folder for bench.json, bench.txt and, of suite upstream, bench.svg; empty: only print
+    std::string peers;  // file with others' times, measured on this GPU; empty: the project's list alone
     std::string gemm_backend;  // native | cublaslt | both; empty: the fastest, in suite gemm both
     std::string command;       // as it was typed, for the results
     int samples = 0;           // of a burst; 0: the protocol's
@@ -56,7 +57,7 @@ int run_plan(const RunOptions& options, std::optional<int64_t> gpus,
              const std::optional<std::string>& json_name);
 // One MoE layer forward and backward on given tensors.
 int run_replay(const ReplayOptions& options, ProcessGroup& world);
-// Times single operations. Rows of the results schema go to <out>/bench.json.
+// Times single operations. Rows of the results schema go to <out>/bench.json, the table to bench.txt.
 int run_bench(const BenchOptions& options, ProcessGroup& world);
 void print_bench_list();
 

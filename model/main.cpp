@@ -227,7 +227,11 @@ struct CommandLine {
         bench->add_option("--match", bench_options.match,
                           "regular expression: only what matches in 'operation key=value key=value ...'");
         bench->add_flag("--list", list, "print operations, their keys and the suites");
-        bench->add_option("--out", bench_options.out, "folder for bench.json");
+        bench->add_option("--out", bench_options.out,
+                          "folder for bench.json, bench.txt and, of suite upstream, bench.svg");
+        bench->add_option(
+            "--peers", bench_options.peers,
+            "file with others' times on this GPU, a JSON object a line: operation, shape, us, peer, source");
         bench->add_option("--backend", backend, "auto | reference | hopper");
         bench->add_option("--gemm-backend", bench_options.gemm_backend, "native | cublaslt | both")
             ->check(CLI::IsMember({"native", "cublaslt", "both"}));

@@ -71,6 +71,13 @@ void SvgCanvas::rect(double x, double y, double width, double height, std::strin
                              : fmt::format("><title>{}</title></rect>\n", escape_xml(std::string(tooltip)));
 }
 
+void SvgCanvas::circle(double x, double y, double radius, std::string_view color, std::string_view tooltip) {
+    body_ += fmt::format(
+        "<circle cx=\"{:.2f}\" cy=\"{:.2f}\" r=\"{}\" fill=\"{}\" "
+        "fill-opacity=\"0.75\"><title>{}</title></circle>\n",
+        x, y, radius, attribute(color), escape_xml(std::string(tooltip)));
+}
+
 void SvgCanvas::text(double x, double y, std::string_view content, const TextStyle& style) {
     body_ += fmt::format(R"(<text x="{:.2f}" y="{:.2f}" font-size="{}" fill="{}")", x, y, style.size,
                          attribute(style.color));

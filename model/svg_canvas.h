@@ -46,6 +46,7 @@ public:
               std::string_view dash = "");
     void rect(double x, double y, double width, double height, std::string_view color,
               std::string_view tooltip = "");
+    void circle(double x, double y, double radius, std::string_view color, std::string_view tooltip);
     void text(double x, double y, std::string_view content, const TextStyle& style);
     void raw(std::string_view markup) { body_ += markup; }
 

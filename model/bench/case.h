@@ -50,7 +50,7 @@ struct Work {
 
 // One call on one set of tensors.
 struct Call {
-    std::function<void()> run;
+    std::function<void(const Launch&)> run;
     Work work;
     // After exactly one run: normalised mean square error against a double product, on a sample. Products only.
     std::function<double()> error = {};
@@ -80,6 +80,7 @@ const Case& find_case(const std::string& name);  // throws Error(usage) with the
 FP8FLOW_FOR_EACH_OP(FP8FLOW_DECLARE_CASE)
 FP8FLOW_FOR_EACH_COMPOSED_OP(FP8FLOW_DECLARE_CASE)
 #undef FP8FLOW_DECLARE_CASE
+Case route_case();  // several operations of a layer's router together
 std::vector<Case> exchange_cases();
 
 // A call of a local operation on the default stream. Checks the arguments at once.
@@ -88,16 +89,22 @@ Call call_of(Machine& machine, void (Ops::*operation)(const Args&, const Launch&
              const Work& work) {
     check(args);
     Ops& ops = machine.ops;
-    return {[&ops, operation, args] { (ops.*operation)(args, {}); }, work};
+    return {[&ops, operation, args](const Launch& launch) { (ops.*operation)(args, launch); }, work};
 }
 
-// Named operations for suites: shapes to run one after the other.
-struct SuiteEntry {
-    std::string operation, shape;
-    Size size = Size::layer;
-    Subject::Regimes regimes = Subject::Regimes::all;
-};
-std::vector<SuiteEntry> suite(const std::string& name);  // throws Error(usage) with the nearest name
-const std::vector<std::pair<std::string, std::string>>& suite_names();  // and what they are for
+// Two operations one after the other: what a fused form replaces. `work` is that of the whole.
+template <class First, class Second>
+Call two_calls(Machine& machine, void (Ops::*first)(const First&, const Launch&), const First& first_args,
+               void (Ops::*second)(const Second&, const Launch&), const Second& second_args,
+               const Work& work) {
+    check(first_args);
+    check(second_args);
+    Ops& ops = machine.ops;
+    return {[&ops, first, first_args, second, second_args](const Launch& launch) {
+                (ops.*first)(first_args, launch);
+                (ops.*second)(second_args, launch);
+            },
+            work};
+}
 
 }  // namespace fp8flow::bench

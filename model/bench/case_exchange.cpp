@@ -111,7 +111,9 @@ Call gather(Machine& machine, Buffers& buffers, const Shape& shape) {
     Work work;
     work.reads_all(ids, probs).writes_all(all_ids, all_probs);
     work.wire_bytes = static_cast<double>((ranks - 1) * (ids.bytes() + probs.bytes()));
-    return {[=] { wire->exchange->gather_routing(ids, probs, all_ids, all_probs); }, work};
+    return {
+        [=](const Launch& launch) { wire->exchange->gather_routing(ids, probs, all_ids, all_probs, launch); },
+        work};
 }
 
 // Rows that travel: bf16; fp8: codes and scales; fp8_casts: BF16 rows quantised before and dequantised behind the wire.
@@ -127,17 +129,17 @@ Call dispatch(Machine& machine, Buffers& buffers, const Shape& shape) {
                              kind == 0 ? ScaleLayout::none : ScaleLayout::vec128);
     Work work;
     work.wire_bytes = row_bytes(rows, in.counts.sent_away);
-    const auto send = [wire = in.wire, plan = in.plan, rows, dst] {
+    const auto send = [wire = in.wire, plan = in.plan, rows, dst](const Launch& launch) {
         const ArenaScope scope(*wire->scratch);
-        wire->exchange->dispatch(rows, plan, dst, *wire->scratch);
+        wire->exchange->dispatch(rows, plan, dst, *wire->scratch, launch);
     };
     if (kind < 2)
         return {send, work.reads(row_bytes(rows, in.tokens)).writes(row_bytes(dst, in.counts.padded))};
     const TensorView back = buffers.output(DType::bf16, {in.counts.padded, columns});
-    return {[=] {
-                ops->quantize_rows({.src = plain, .dst = rows});
-                send();
-                ops->dequantize({.src = dst, .groups = in.plan.groups, .dst = back});
+    return {[=](const Launch& launch) {
+                ops->quantize_rows({.src = plain, .dst = rows}, launch);
+                send(launch);
+                ops->dequantize({.src = dst, .groups = in.plan.groups, .dst = back}, launch);
             },
             work.reads(plain_row_bytes(plain, in.tokens)).writes(plain_row_bytes(back, in.counts.padded))};
 }
@@ -153,9 +155,9 @@ Call dispatch_rows(Machine& machine, Buffers& buffers, const Shape& shape) {
     Work work;
     work.reads(row_bytes(rows, in.tokens)).writes(row_bytes(received, in.counts.received));
     work.wire_bytes = row_bytes(rows, in.counts.sent_away);
-    return {[wire = in.wire, plan = in.plan, rows, received] {
+    return {[wire = in.wire, plan = in.plan, rows, received](const Launch& launch) {
                 const ArenaScope scope(*wire->scratch);
-                wire->exchange->dispatch_rows(rows, plan, received, *wire->scratch);
+                wire->exchange->dispatch_rows(rows, plan, received, *wire->scratch, launch);
             },
             work};
 }
@@ -195,9 +197,9 @@ Call combine(Machine& machine, Buffers& buffers, const Shape& shape) {
         work.reads(static_cast<double>(4 * in.counts.valid)).writes_all(args.dprob);
         work.wire_bytes += static_cast<double>(4 * (in.counts.valid - own_copies));
     }
-    return {[wire = in.wire, plan = in.plan, args] {
+    return {[wire = in.wire, plan = in.plan, args](const Launch& launch) {
                 const ArenaScope scope(*wire->scratch);
-                wire->exchange->combine(args, plan, *wire->scratch);
+                wire->exchange->combine(args, plan, *wire->scratch, launch);
             },
             work};
 }
@@ -213,7 +215,8 @@ Call all_reduce(Machine& machine, Buffers& buffers, const Shape& shape) {
     // each rank's shard is gathered by its owner and sent back
     work.wire_bytes = 2.0 * static_cast<double>(values.bytes()) * static_cast<double>(ranks - 1) /
                       static_cast<double>(ranks);
-    return {[=] { wire->exchange->all_reduce(reduce, Ranks::world, values); }, work};
+    return {[=](const Launch& launch) { wire->exchange->all_reduce(reduce, Ranks::world, values, launch); },
+            work};
 }
 
 }  // namespace

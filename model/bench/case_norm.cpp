@@ -29,6 +29,29 @@ Call norm(Machine& machine, Buffers& buffers, const Shape& shape) {
                    Work{}.reads_all(args.x, args.gamma).writes_all(args.y, args.rstd));
 }
 
+// The baseline of the transposed output: FP8 rows, then the stand-alone transpose. That reads a scale for each 1x128 block; where the rows
+// have one scale for all of them it gets a table of ones, which leaves the codes as they are.
+Call norm_then_transpose(Machine& machine, Buffers& buffers, op::RmsNormQuantize args, const Work& work) {
+    require(
+        args.rows && args.transposed && args.rows.layout != ScaleLayout::vec128_wire, ExitCode::usage,
+        "bench rms_norm_quantize: fused=no wants FP8 rows that can be transposed (fp8=vec128 or tensor) and "
+        "transposed=tile128 or tensor");
+    const int64_t rows = args.x.dim(0), columns = args.x.dim(1);
+    op::TransposeFp8 transpose{.src = args.rows, .dst = args.transposed};
+    if (args.rows.layout == ScaleLayout::tensor) {
+        const int64_t blocks = ceil_div(columns, kBlock);
+        const std::vector<float> ones(static_cast<std::size_t>(blocks * rows), 1.0f);
+        transpose.src.scales = buffers.values(ones).reshape({blocks, rows});
+        transpose.src.layout = ScaleLayout::vec128;
+    }
+    if (args.transposed.layout == ScaleLayout::tensor)
+        transpose.dst = {args.transposed.codes,
+                         buffers.output(DType::f32, {ceil_div(rows, kBlock), ceil_div(columns, kBlock)}),
+                         ScaleLayout::tile128};
+    args.transposed = {};
+    return two_calls(machine, &Ops::rms_norm_quantize, args, &Ops::transpose_fp8, transpose, work);
+}
+
 Call norm_quantize(Machine& machine, Buffers& buffers, const Shape& shape) {
     const int64_t rows = shape.number("T"), columns = shape.positive("H");
     const DType dtype = shape.dtype("dtype", kPlain),
@@ -70,7 +93,8 @@ Call norm_quantize(Machine& machine, Buffers& buffers, const Shape& shape) {
         args.amax = buffers.zeros(DType::f32, {1});
         work.reads_all(args.amax).writes_all(args.amax);
     }
-    return call_of(machine, &Ops::rms_norm_quantize, args, work);
+    if (shape.yes("fused")) return call_of(machine, &Ops::rms_norm_quantize, args, work);
+    return norm_then_transpose(machine, buffers, args, work);
 }
 
 Call norm_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -107,7 +131,8 @@ Case rms_norm_quantize_case() {
                     {"transposed", "no", "no", "transposed FP8: no | tile128 | tensor"},
                     {"codes", "e4m3", "e4m3", "e4m3 | e5m2"},
                     {"scale", "pow2", "pow2", "scales: pow2 | fp32"},
-                    {"amax", "no", "no", "write the largest magnitude back (delayed scaling): yes | no"}},
+                    {"amax", "no", "no", "write the largest magnitude back (delayed scaling): yes | no"},
+                    {"fused", "yes", "yes", "yes | no: transposed in a second pass over the FP8 rows"}},
             norm_quantize};
 }
 

@@ -11,8 +11,7 @@ struct Planned {
     PlanCounts counts;
     op::PlanDispatch plan;
 };
-Planned planned(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const int64_t alignment = shape.positive("align");
+Planned planned(Machine& machine, Buffers& buffers, const Shape& shape, int64_t alignment) {
     const auto& routing = buffers.once<Routing>([&] { return routing_of(shape); });
     const auto& counts = buffers.once<PlanCounts>([&] { return plan_counts({routing}, 0, alignment); });
     const TensorView ids = buffers.values(routing.ids).reshape({1, routing.tokens, routing.topk});
@@ -22,9 +21,14 @@ Planned planned(Machine& machine, Buffers& buffers, const Shape& shape) {
     machine.ops.plan_dispatch(result.plan);
     return result;
 }
+Planned planned(Machine& machine, Buffers& buffers, const Shape& shape) {
+    return planned(machine, buffers, shape, shape.positive("align"));
+}
 
 const std::vector<Key> kWidth = {{"H", "7168", "256", "columns of a row"}};
 const Key kReal = {"dtype", "bf16", "bf16", "bf16 | f32"};
+// The baseline that the fused form replaces: rows without pads in memory between two passes.
+const Key kFused = {"fused", "yes", "yes", "yes | no: two passes, pads in one of their own"};
 
 Call plan(Machine& machine, Buffers& buffers, const Shape& shape) {
     const int64_t ranks = shape.positive("ranks"), alignment = shape.positive("align"),
@@ -70,11 +74,19 @@ Call permute(Machine& machine, Buffers& buffers, const Shape& shape) {
         .groups = in.plan.groups,
         .dst = buffers.fp8_output(dtype, {in.counts.padded, columns},
                                   scaled ? ScaleLayout::vec128 : ScaleLayout::none)};
-    return call_of(
-        machine, &Ops::permute_pad, args,
-        Work{}
-            .reads(row_bytes(args.src, in.counts.received) + static_cast<double>(4 * in.counts.padded))
-            .writes(row_bytes(args.dst, in.counts.padded)));
+    Work work;
+    work.reads(row_bytes(args.src, in.counts.received) + static_cast<double>(4 * in.counts.padded));
+    work.writes(row_bytes(args.dst, in.counts.padded));
+    if (shape.yes("fused")) return call_of(machine, &Ops::permute_pad, args, work);
+    const Planned dense = planned(machine, buffers, shape, 1);
+    const op::PermutePad permuted{
+        .src = args.src,
+        .row_source = dense.plan.row_source,
+        .groups = dense.plan.groups,
+        .dst = buffers.fp8_output(dtype, {dense.counts.padded, columns}, args.dst.layout)};
+    const op::PadRows padded{
+        .src = permuted.dst, .src_groups = permuted.groups, .dst_groups = args.groups, .dst = args.dst};
+    return two_calls(machine, &Ops::permute_pad, permuted, &Ops::pad_rows, padded, work);
 }
 
 Call unpermute(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -94,7 +106,16 @@ Call unpermute(Machine& machine, Buffers& buffers, const Shape& shape) {
         args.row_prob = in.plan.row_prob;
         work.reads(static_cast<double>(4 * in.counts.valid));
     }
-    return call_of(machine, &Ops::unpermute_unpad, args, work);
+    if (shape.yes("fused")) return call_of(machine, &Ops::unpermute_unpad, args, work);
+    const Planned dense = planned(machine, buffers, shape, 1);
+    const op::UnpadRows unpadded{.src = args.src,
+                                 .src_groups = in.plan.groups,
+                                 .dst_groups = dense.plan.groups,
+                                 .dst = buffers.output(dtype, {dense.counts.padded, columns})};
+    args.src = unpadded.dst;
+    args.recv_rows = dense.plan.recv_rows;
+    if (args.row_prob) args.row_prob = dense.plan.row_prob;
+    return two_calls(machine, &Ops::unpad_rows, unpadded, &Ops::unpermute_unpad, args, work);
 }
 
 Call probs_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -166,14 +187,16 @@ Case permute_pad_case() {
     return {"permute_pad", "tokens to their experts' padded rows, fused",
             routing_keys() + kWidth +
                 std::vector<Key>{{"dtype", "e4m3", "e4m3", "bf16 | f32 | e4m3 | e5m2"},
-                                 {"scales", "yes", "yes", "FP8 codes with their 1x128 scales: yes | no"}},
+                                 {"scales", "yes", "yes", "FP8 codes with their 1x128 scales: yes | no"},
+                                 kFused},
             permute};
 }
 Case unpermute_unpad_case() {
-    return {"unpermute_unpad", "experts' rows summed for each token, fused",
-            routing_keys() + kWidth +
-                std::vector<Key>{kReal, {"prob", "no", "yes", "times merging probabilities: yes | no"}},
-            unpermute};
+    return {
+        "unpermute_unpad", "experts' rows summed for each token, fused",
+        routing_keys() + kWidth +
+            std::vector<Key>{kReal, {"prob", "no", "yes", "times merging probabilities: yes | no"}, kFused},
+        unpermute};
 }
 Case unpermute_probs_backward_case() {
     return {"unpermute_probs_backward", "gradient of merging probabilities",

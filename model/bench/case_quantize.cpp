@@ -170,9 +170,15 @@ Call requantize(Machine& machine, Buffers& buffers, const Shape& shape) {
         .groups = routed.groups,
         .scale_format = shape.scale_format(),
         .dst = buffers.fp8_output(code_dtype(shape), {columns, wide(routed)}, L::vec128)};
-    return call_of(
-        machine, &Ops::transpose_requantize, args,
-        Work{}.reads(row_bytes(args.src, routed.valid)).writes(column_bytes(args.dst, routed.padded)));
+    const Work work =
+        Work{}.reads(row_bytes(args.src, routed.valid)).writes(column_bytes(args.dst, routed.padded));
+    if (shape.yes("fused")) return call_of(machine, &Ops::transpose_requantize, args, work);
+    const op::Dequantize plain{.src = args.src,
+                               .groups = args.groups,
+                               .dst = buffers.output(DType::bf16, {routed.capacity(), columns})};
+    const op::QuantizeColumns again{
+        .src = plain.dst, .groups = args.groups, .scale_format = args.scale_format, .dst = args.dst};
+    return two_calls(machine, &Ops::dequantize, plain, &Ops::quantize_columns, again, work);
 }
 
 const std::vector<Key> kCodes = {{"H", "7168", "256", "columns"}, {"codes", "e4m3", "e4m3", "e4m3 | e5m2"}};
@@ -257,7 +263,9 @@ Case transpose_fp8_case() {
 }
 Case transpose_requantize_case() {
     return {"transpose_requantize", "the naive transpose: dequantise and quantise again",
-            group_keys() + kCodes + std::vector<Key>{{"scale", "fp32", "fp32", "scales: pow2 | fp32"}},
+            group_keys() + kCodes +
+                std::vector<Key>{{"scale", "fp32", "fp32", "scales: pow2 | fp32"},
+                                 {"fused", "yes", "yes", "yes | no: BF16 rows in memory between two passes"}},
             requantize};
 }
 

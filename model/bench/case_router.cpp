@@ -147,6 +147,47 @@ Call z_loss(Machine& machine, Buffers& buffers, const Shape& shape) {
     return call_of(machine, &Ops::router_z_loss, args, work);
 }
 
+// What a layer does with its logits, forward and backward, save the gradient of the choice: choose, count, sum scores, both losses with
+// their gradients.
+Call route(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const int64_t tokens = shape.number("T"), experts = shape.positive("E"), topk = shape.positive("K");
+    const TensorView logits = logits_of(buffers, shape),
+                     dlogits = buffers.zeros(DType::f32, {tokens, experts}),
+                     losses = buffers.zeros(DType::f32, {2});
+    const op::RouterTopK choice{.logits = logits,
+                                .options = options(shape),
+                                .ids = buffers.output(DType::i32, {tokens, topk}),
+                                .probs = buffers.output(DType::f32, {tokens, topk}),
+                                .counts = buffers.zeros(DType::i64, {experts})};
+    const op::RouterScoreSums sums{.logits = logits,
+                                   .score = score(shape),
+                                   .topk = topk,
+                                   .counts = buffers.output(DType::f32, {experts}),
+                                   .score_sums = buffers.output(DType::f32, {experts})};
+    const op::RouterAuxLossBackward balance{.logits = logits,
+                                            .counts = sums.counts,
+                                            .score = score(shape),
+                                            .weight = 1e-6f,
+                                            .score_sums = sums.score_sums,
+                                            .loss = losses.slice(0, 1),
+                                            .dlogits = dlogits};
+    const op::RouterZLoss z{.logits = logits,
+                            .weight = 1e-6f,
+                            .grad_weight = 1e-6f,
+                            .loss = losses.slice(1, 1),
+                            .dlogits = dlogits};
+    Ops& ops = machine.ops;
+    return {[&ops, choice, sums, balance, z](const Launch& launch) {
+                ops.router_top_k(choice, launch);
+                ops.router_score_sums(sums, launch);
+                ops.router_aux_loss_backward(balance, launch);
+                ops.router_z_loss(z, launch);
+            },
+            Work{}
+                .reads_all(logits, dlogits, choice.counts, losses)
+                .writes_all(dlogits, choice.ids, choice.probs, choice.counts, losses)};
+}
+
 Call bias_update(Machine& machine, Buffers& buffers, const Shape& shape) {
     const int64_t experts = shape.positive("E");
     const op::ExpertBiasUpdate args{.counts = buffers.integers(DType::i64, {experts}, 1000),
@@ -189,6 +230,10 @@ Case router_aux_loss_backward_case() {
 Case router_z_loss_case() {
     return {"router_z_loss", "z-loss and its gradient",
             kTokens + std::vector<Key>{{"gradient", "yes", "yes", "also the gradient: yes | no"}}, z_loss};
+}
+Case route_case() {
+    return {"route", "choice, counts, balancing and z-loss with their gradients, as a layer calls them",
+            kTokens + kOptions, route};
 }
 Case expert_bias_update_case() {
     return {"expert_bias_update",

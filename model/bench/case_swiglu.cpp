@@ -11,6 +11,7 @@ const std::vector<Key> kKeys =
 const Key kDtype = {"dtype", "bf16", "bf16", "bf16 | f32"};
 const std::vector<Key> kQuantized = {{"codes", "e4m3", "e4m3", "e4m3 | e5m2"},
                                      {"scale", "pow2", "pow2", "scales: pow2 | fp32"}};
+const Key kFused = {"fused", "yes", "yes", "yes | no: the plain result in memory, then quantised"};
 const Key kDprob = {"dprob", "yes", "yes", "gradient of the probability: yes | no"};
 
 // What all four share.
@@ -62,7 +63,15 @@ Call forward_quantized(Machine& machine, Buffers& buffers, const Shape& shape) {
         .groups = in.routed.groups,
         .scale_format = shape.scale_format(),
         .a = buffers.fp8_output(codes(shape), {in.routed.capacity(), in.width}, ScaleLayout::vec128)};
-    return call_of(machine, &Ops::swiglu_quantize, args, in.work.writes(row_bytes(args.a, in.routed.padded)));
+    in.work.writes(row_bytes(args.a, in.routed.padded));
+    if (shape.yes("fused")) return call_of(machine, &Ops::swiglu_quantize, args, in.work);
+    const op::Swiglu plain{.h = in.h,
+                           .prob = in.prob,
+                           .groups = in.routed.groups,
+                           .a = buffers.output(in.dtype, {in.routed.capacity(), in.width})};
+    const op::QuantizeRows quantized{
+        .src = plain.a, .groups = in.routed.groups, .scale_format = args.scale_format, .dst = args.a};
+    return two_calls(machine, &Ops::swiglu, plain, &Ops::quantize_rows, quantized, in.work);
 }
 
 Call backward(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -89,8 +98,17 @@ Call backward_quantized(Machine& machine, Buffers& buffers, const Shape& shape) 
         .scale_format = shape.scale_format(),
         .dh = buffers.fp8_output(codes(shape), {in.routed.capacity(), 2 * in.width}, ScaleLayout::vec128),
         .dprob = dprob_of(buffers, shape, in)};
-    return call_of(machine, &Ops::swiglu_backward_quantize, args,
-                   in.work.writes(row_bytes(args.dh, in.routed.padded)));
+    in.work.writes(row_bytes(args.dh, in.routed.padded));
+    if (shape.yes("fused")) return call_of(machine, &Ops::swiglu_backward_quantize, args, in.work);
+    const op::SwigluBackward plain{.da = da,
+                                   .h = in.h,
+                                   .prob = in.prob,
+                                   .groups = in.routed.groups,
+                                   .dh = buffers.output(in.dtype, {in.routed.capacity(), 2 * in.width}),
+                                   .dprob = args.dprob};
+    const op::QuantizeRows quantized{
+        .src = plain.dh, .groups = in.routed.groups, .scale_format = args.scale_format, .dst = args.dh};
+    return two_calls(machine, &Ops::swiglu_backward, plain, &Ops::quantize_rows, quantized, in.work);
 }
 
 }  // namespace
@@ -100,7 +118,7 @@ Case swiglu_case() {
 }
 Case swiglu_quantize_case() {
     return {"swiglu_quantize", "the same, quantised in 1x128 blocks in the kernel",
-            kKeys + std::vector<Key>{kDtype} + kQuantized, forward_quantized};
+            kKeys + std::vector<Key>{kDtype} + kQuantized + std::vector<Key>{kFused}, forward_quantized};
 }
 Case swiglu_backward_case() {
     return {"swiglu_backward", "gradients of gate, up and probability",
@@ -108,7 +126,8 @@ Case swiglu_backward_case() {
 }
 Case swiglu_backward_quantize_case() {
     return {"swiglu_backward_quantize", "the same, quantised in 1x128 blocks in the kernel",
-            kKeys + std::vector<Key>{kDtype, kDprob} + kQuantized, backward_quantized};
+            kKeys + std::vector<Key>{kDtype, kDprob} + kQuantized + std::vector<Key>{kFused},
+            backward_quantized};
 }
 
 }  // namespace fp8flow::bench

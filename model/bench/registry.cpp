@@ -1,4 +1,4 @@
-// The table of all cases, generated from the list of operations, so that none can be missing.
+// The table of all cases, generated from the list of operations, so that none can be missing; then those that are no single operation.
 #include "model/bench/case.h"
 #include "model/config_fields.h"
 
@@ -11,6 +11,7 @@ const std::vector<Case>& all_cases() {
         FP8FLOW_FOR_EACH_OP(FP8FLOW_ADD_CASE)
         FP8FLOW_FOR_EACH_COMPOSED_OP(FP8FLOW_ADD_CASE)
 #undef FP8FLOW_ADD_CASE
+        table.push_back(route_case());
         for (Case& exchange : exchange_cases()) table.push_back(std::move(exchange));
         return table;
     }();

@@ -1,5 +1,5 @@
 // What `bench` prints and writes.
-#include "model/bench/runner.h"
+#include "model/bench/report.h"
 #include "model/table.h"
 
 #include <nlohmann/json.hpp>
@@ -62,6 +62,9 @@ nlohmann::json to_json(const Row& row, const Provenance& provenance) {
     const auto us = [](const std::optional<double>& seconds) {
         return seconds ? nlohmann::json(*seconds * 1e6) : nlohmann::json(nullptr);
     };
+    const auto text = [](const std::string& words) {
+        return words.empty() ? nlohmann::json(nullptr) : nlohmann::json(words);
+    };
     nlohmann::json share = nullptr;
     if (row.ceiling_seconds && row.timing.median > 0) share = *row.ceiling_seconds / row.timing.median;
     return {{"op", row.operation},
@@ -75,8 +78,15 @@ nlohmann::json to_json(const Row& row, const Provenance& provenance) {
             {"flops", row.work.flops},
             {"ceiling_us", us(row.ceiling_seconds)},
             {"ceiling_share", share},
-            {"peer", row.peer.empty() ? nlohmann::json(nullptr) : nlohmann::json(row.peer)},
+            {"launches", row.launches ? nlohmann::json(*row.launches) : nlohmann::json(nullptr)},
+            {"tensor_bytes", row.tensor_bytes},
+            {"bar", text(row.bar ? row.bar->text() : "")},
+            {"holds_bar", row.holds_bar ? nlohmann::json(*row.holds_bar) : nlohmann::json(nullptr)},
+            {"missed", text(row.missed)},
+            {"peer", text(row.peer)},
             {"peer_us", us(row.peer_seconds)},
+            {"peer_gpu", text(row.peer_gpu)},
+            {"peer_source", text(row.peer_source)},
             {"nmse", row.nmse ? nlohmann::json(*row.nmse) : nlohmann::json(nullptr)},
             {"regime", row.regime},
             {"gpus", provenance.gpus},

@@ -1,8 +1,6 @@
 // Measuring cases.
 #include "model/bench/runner.h"
 
-#include <nlohmann/json.hpp>
-
 #include <algorithm>
 
 namespace fp8flow::bench {
@@ -102,12 +100,12 @@ Row Runner::measure_on(Ops& ops, const Case& what, const Shape& shape, Subject::
     ops.device().synchronize();
     Row row{.operation = what.name, .shape = shape.text(), .short_shape = shape.short_text()};
     if (sets.calls.front().error) {
-        sets.calls.front().run();
+        sets.calls.front().run({});
         ops.device().synchronize();
         row.nmse = sets.calls.front().error();
     }
 
-    Subject subject{.call = [&](int64_t set) { sets.calls[static_cast<size_t>(set)].run(); },
+    Subject subject{.call = [&](int64_t set) { sets.calls[static_cast<size_t>(set)].run({}); },
                     .num_sets = num_sets,
                     .cache = meter_->cache_of(sets.bytes(), num_sets),
                     .regimes = regimes};
@@ -120,6 +118,9 @@ Row Runner::measure_on(Ops& ops, const Case& what, const Shape& shape, Subject::
     row.timing.p90 = largest(row.timing.p90);
     if (row.timing.sustained) row.timing.sustained = largest(*row.timing.sustained);
     row.work = sets.calls.front().work;
+    row.tensor_bytes = sets.bytes();
+    if (const auto family = family_of(shape, world_.size())) row.family = family->name;
+    row.bar = bar_of(shape, row.work, world_.size());
     if (probe_->cache_bytes() == 0)
         row.regime = "host";
     else

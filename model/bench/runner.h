@@ -1,11 +1,10 @@
-// Measuring cases: builds the rotating sets of one case's tensors, times its calls, compares them with the ceilings, and keeps rows in the
-// schema of docs/results. Read next: case.h, kernels/measure.h.
+// Measuring cases: builds the rotating sets of one case's tensors, times its calls, counts its launches, and compares with the ceilings.
+// Read next: case.h, kernels/measure.h, report.h.
 #pragma once
 
 #include "kernels/ceilings.h"
+#include "model/bench/bars.h"
 #include "model/bench/case.h"
-
-#include <nlohmann/json_fwd.hpp>
 
 #include <memory>
 #include <optional>
@@ -24,18 +23,17 @@ struct Row {
     std::string ceiling;                    // what that is
     std::string peer;                       // who else was measured on this shape
     std::optional<double> peer_seconds;
-    std::optional<double> nmse;  // of a product, on a sample
+    std::string peer_gpu, peer_source;  // where, and who says so
+    bool peer_comparable = false;       // on such a GPU
+    std::optional<double> nmse;         // of a product, on a sample
     std::string regime;
+    std::optional<int64_t> launches;  // kernels, fills and copies of one call
+    int64_t tensor_bytes = 0;       // of all tensors of one call, also of what only stands between its passes
+    std::string family;             // what the row shows; empty: baselines, and operations without a bar
+    std::optional<Bar> bar;         // that it is held to
+    std::optional<bool> holds_bar;  // see judge
+    std::string missed;             // of the bar: share, time, launches, peer
 };
-
-// Where and how rows were measured: the same for all of them.
-struct Provenance {
-    std::string gpu, date, commit, command;
-    int64_t gpus = 0;
-};
-nlohmann::json to_json(const Row& row, const Provenance& provenance);
-// One table per operation, in order of first appearance; products that two backends computed stand side by side.
-std::string tables(const std::vector<Row>& rows);
 
 class Runner {
 public:

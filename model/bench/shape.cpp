@@ -53,6 +53,10 @@ const std::string& Shape::value(std::string_view key) const {
     fail(ExitCode::internal, "bench {} has no key {}", operation_, key);
 }
 
+bool Shape::has(std::string_view key) const {
+    return std::any_of(values_.begin(), values_.end(), [&](auto& v) { return v.first == key; });
+}
+
 void Shape::refuse(std::string_view key, const std::string& want) const {
     fail(ExitCode::usage, "bench {}: {}: got '{}', want {}", operation_, key, value(key), want);
 }

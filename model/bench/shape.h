@@ -38,6 +38,8 @@ public:
     MxRounding mx_rounding() const;    // key "rounding"
     Gradient gradient() const;         // key "mode"
 
+    bool has(std::string_view key) const;
+    const std::string& word(std::string_view key) const { return value(key); }
     const std::string& operation() const { return operation_; }
     std::string text() const;        // every key, "T=4096 H=7168 dtype=bf16"
     std::string short_text() const;  // numbers, and the words that are not the default's

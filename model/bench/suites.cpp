@@ -1,5 +1,5 @@
 // The suites of `bench --suite`: which operations at which shapes.
-#include "model/bench/case.h"
+#include "model/bench/suite.h"
 #include "model/config_fields.h"
 
 namespace fp8flow::bench {
@@ -61,74 +61,6 @@ Suite gemm() {
     return suite;
 }
 
-// The shapes that the projects published which this one grew from.
-Suite upstream() {
-    Suite suite;
-    constexpr std::pair<int64_t, int64_t> kNorms[] = {
-        {29, 17389},   {256, 65536}, {1024, 32768}, {2048, 16384}, {4096, 1024},
-        {4096, 12288}, {8192, 2048}, {8192, 4096},  {8192, 8192},  {16384, 4096}};
-    for (const char* dtype : {"bf16", "f16"}) {
-        for (const auto& [rows, columns] : kNorms) {
-            const std::string shape = fmt::format("T={},H={},dtype={}", rows, columns, dtype);
-            suite.push_back({"rms_norm_backward", shape + ",residual=no"});
-            suite.push_back({"rms_norm", shape});
-            suite.push_back({"rms_norm_quantize", shape + ",y=no,fp8=tensor,amax=yes"});
-            suite.push_back({"rms_norm_quantize", shape + ",y=no,fp8=tensor,transposed=tensor,amax=yes"});
-        }
-    }
-    struct Layer {
-        int64_t experts, hidden, topk, width;
-    };
-    constexpr Layer kLayers[] = {{64, 1280, 7, 1024},  {64, 2048, 6, 1408}, {160, 5120, 6, 1536},
-                                 {256, 7168, 8, 2048}, {384, 8192, 8, 0},   {512, 9216, 8, 0}};
-    for (const auto& [experts, hidden, topk, width] : kLayers) {
-        const std::string routed = fmt::format("T=4096,E={},H={},K={},rows=ragged", experts, hidden, topk);
-        const std::string groups = fmt::format("M={},G={},rows=ragged", 4096 * topk, experts);
-        for (const char* dtype : {"bf16", "e4m3"}) {
-            suite.push_back({"permute_pad", routed + ",dtype=" + dtype});
-            // the unfused pair
-            suite.push_back({"permute_pad", routed + ",align=1,dtype=" + dtype});
-            suite.push_back({"pad_rows", groups + fmt::format(",H={},dtype={}", hidden, dtype)});
-        }
-        suite.push_back({"unpermute_unpad", routed});
-        suite.push_back({"unpermute_unpad", routed + ",prob=yes"});
-        const std::string rows = fmt::format("M={},G=32,H={}", 4096 * topk, hidden);
-        suite.push_back({"transpose_fp8", rows});
-        suite.push_back({"transpose_fp8", rows + ",rows=ragged"});
-        suite.push_back({"transpose_requantize", rows});
-        if (width == 0) continue;
-        for (const char* operation :
-             {"swiglu", "swiglu_quantize", "swiglu_backward", "swiglu_backward_quantize"})
-            suite.push_back({operation, groups + fmt::format(",F={}", width)});
-        for (const int64_t columns : {width, 2 * width})  // what the unfused forms add
-            suite.push_back({"quantize_rows", groups + fmt::format(",H={}", columns)});
-        if (experts == 64 && hidden == 1280) continue;
-        for (const char* wire : {"bf16", "fp8", "fp8_casts"})
-            suite.push_back(
-                {"dispatch", fmt::format("T=4096,E={},H={},K={},wire={}", experts, hidden, topk, wire)});
-    }
-    for (const char* scale : {"pow2", "fp32"}) {
-        for (const int64_t groups : {1, 16, 64}) {
-            const std::string shape =
-                fmt::format("M=16640,G={},rows=ragged,align=16,scale={}", groups, scale);
-            suite.push_back({"quantize_columns", shape + ",H=5120"});
-            suite.push_back({"quantize_rows", shape + ",H=8192,layout=row"});
-        }
-        const std::string shape = fmt::format("M=32768,G=32,rows=ragged,align=16,scale={}", scale);
-        for (const char* columns : {",H=7168", ",H=2048", ",H=4096,H2=7168"})
-            suite.push_back({"quantize_columns", shape + columns});
-    }
-    for (const char* dtype : {"bf16", "f32"})
-        for (const char* rounding : {"floor", "rceil"})
-            for (const char* shape : {"N=8192,K=5120", "N=7168,K=2048"})
-                for (const int64_t experts : {1, 2, 8, 32})
-                    suite.push_back(
-                        {"quantize_weight",
-                         fmt::format("E={},{},dtype={},rounding={},layout=mx32,fprop=no,dgrad=yes", experts,
-                                     shape, dtype, rounding)});
-    return suite;
-}
-
 }  // namespace
 
 const std::vector<std::pair<std::string, std::string>>& suite_names() {
@@ -136,7 +68,9 @@ const std::vector<std::pair<std::string, std::string>>& suite_names() {
         {"layer", "every operation as in a DeepSeek-V3 layer with 4096 tokens on the GPU"},
         {"gemm",
          "the experts' matrix products, this project's kernels beside cuBLASLt; about 3 minutes on an H200"},
-        {"upstream", "the shapes published by the projects that this one grew from"},
+        {"upstream",
+         "published shapes with their baselines and the one-layer configurations, against bars and peers; "
+         "about 2 minutes"},
         {"small", "every operation once at a small shape: a quick look, also without a GPU"}};
     return names;
 }
@@ -144,7 +78,7 @@ const std::vector<std::pair<std::string, std::string>>& suite_names() {
 std::vector<SuiteEntry> suite(const std::string& name) {
     if (name == "layer") return layer();
     if (name == "gemm") return gemm();
-    if (name == "upstream") return upstream();
+    if (name == "upstream") return upstream_suite();
     if (name == "small") return every(Size::small);
     std::vector<std::string> names;
     for (const auto& [known, meaning] : suite_names()) names.push_back(known);

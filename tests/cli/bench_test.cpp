@@ -84,6 +84,7 @@ TEST(Bench, EveryOperationRunsOnce) {
     }
     std::set<std::string> wanted = local_operations();
     wanted.insert(kExchanges.begin(), kExchanges.end());
+    wanted.insert("route");  // several operations together
     EXPECT_EQ(measured, wanted);
 }
 
@@ -224,6 +225,58 @@ TEST(Bench, ProductsSayTheirError) {
     EXPECT_TRUE(rows_at("swiglu", {"M=40"})[0].at("nmse").is_null());
 }
 
+// What `--suite upstream` writes, on the few rows that a processor finishes, with a peer from a file.
+TEST(Bench, UpstreamWritesATableAndAPicture) {
+    TemporaryFolder folder;
+    folder.write("peers",
+                 "{\"operation\":\"rms_norm\",\"shape\":\"T=29,H=17389\",\"us\":0.001,\"peer\":\"them\"}\n");
+    const CommandResult result =
+        fp8flow_alone(bench({"--suite", "upstream", "--match", "T=29 ", "--samples", "1", "--peers",
+                             folder.path("peers"), "--out", folder.path("out")}));
+    ASSERT_EQ(result.status, 0) << result.err;
+    const json rows = rows_of(folder.path("out"));
+    ASSERT_EQ(rows.size(), 8u);
+    int peers = 0;
+    for (const json& row : rows) {
+        EXPECT_TRUE(row.at("launches").is_null()) << row;  // the host has none
+        EXPECT_TRUE(row.at("bar").is_null()) << row;       // less than 64 MB
+        if (row.at("peer").is_null()) continue;
+        ++peers;
+        EXPECT_EQ(row.at("peer"), "them");
+        EXPECT_EQ(row.at("missed"), "peer");
+        EXPECT_EQ(row.at("holds_bar"), false);
+    }
+    EXPECT_EQ(peers, 1);
+    const std::string table = read_whole(folder.path("out") + "/bench.txt");
+    expect_contains(table, "8 rows, 1 with a bar: 0 hold it, 1 miss it (peer 1)");
+    expect_contains(result.out, table);
+    expect_contains(read_whole(folder.path("out") + "/bench.svg"), "<svg ");
+}
+
+// A fused form and the two passes that it replaces: the same bytes to move, more memory.
+TEST(Bench, UnfusedFormsMoveTheSameAndHoldMore) {
+    const std::pair<const char*, const char*> forms[] = {
+        {"permute_pad", "dtype=bf16"},
+        {"permute_pad", "dtype=e4m3,rows=skewed"},
+        {"unpermute_unpad", "prob=yes"},
+        {"swiglu_quantize", ""},
+        {"swiglu_backward_quantize", ""},
+        {"transpose_requantize", "rows=balanced"},
+        {"rms_norm_quantize", "y=no,fp8=vec128,transposed=tile128"},
+        {"rms_norm_quantize", "y=no,fp8=tensor,transposed=tensor,amax=yes"},
+    };
+    for (const auto& [operation, shape] : forms) {
+        const std::string given = shape, comma = given.empty() ? "" : ",";
+        const json rows = rows_at(operation, {given + comma + "fused=yes", given + comma + "fused=no"});
+        ASSERT_EQ(rows.size(), 2u) << operation << " " << shape;
+        EXPECT_EQ(rows[0].at("bytes"), rows[1].at("bytes")) << operation << " " << shape;
+        // what RMSNorm transposes in its second pass are rows that stay
+        const double more = std::string(operation) == "rms_norm_quantize" ? 0 : 1;
+        EXPECT_GE(rows[1].at("tensor_bytes"), rows[0].at("tensor_bytes").get<double>() + more)
+            << operation << " " << shape;
+    }
+}
+
 TEST(Bench, MatchKeepsAPartOfASuite) {
     TemporaryFolder folder;
     const CommandResult result =
@@ -271,6 +324,9 @@ TEST(Bench, WrongCommandLinesAreRefused) {
         {{"bench", "rms_norm", "--suite", "small", "--shape", "T=1"},
          "--shape and --suite exclude each other"},
         {{"bench", "rms_norm", "--samples", "0"}, "--samples"},
+        {{"bench", "rms_norm", "--peers", "no_such_file"}, "--peers no_such_file: cannot be read"},
+        {{"bench", "rms_norm_quantize", "--shape", "fused=no"},
+         "fused=no wants FP8 rows that can be transposed"},
         {{"bench", "--suite", "small", "--match", "N=("}, "--match: got 'N=(', want a regular expression"},
         {{"bench", "--suite", "small", "--match", "no_such"}, "nothing that was asked for matches 'no_such'"},
         {{"bench", "gemm", "--gemm-backend", "mkl"}, "--gemm-backend"},

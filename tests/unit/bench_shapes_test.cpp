@@ -2,12 +2,17 @@
 // and the fresh copy that each set of tensors is.
 #include "model/bench/product_error.h"
 #include "model/bench/routing.h"
+#include "model/bench/suite.h"
 
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/tensors.h"
 
 #include <gtest/gtest.h>
 
+#include <sys/mman.h>
+
+#include <cstring>
+#include <map>
 #include <numeric>
 #include <set>
 
@@ -24,6 +29,65 @@ TEST(BenchSuites, EveryShapeCanBeRead) {
                 << name << " has twice: " << what.name << " " << shape.text();
         }
         EXPECT_GE(seen.size(), 10u) << name;
+    }
+}
+
+// Address space without memory behind it: what is large is neither copied nor filled, so that shapes of a GPU can be set up here.
+class EmptyDevice final : public Device {
+public:
+    ~EmptyDevice() override {
+        for (const auto& [data, bytes] : spaces_) munmap(data, bytes);
+    }
+    void* allocate(std::size_t bytes) override {
+        bytes = std::max<std::size_t>(bytes, 1);
+        void* data =
+            mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        require(data != MAP_FAILED, ExitCode::memory, "no address space for {} bytes", bytes);
+        spaces_[data] = bytes;
+        return data;
+    }
+    void free(void* data) override {
+        munmap(data, spaces_.at(data));
+        spaces_.erase(data);
+    }
+    void copy_in(void* to, const void* from, std::size_t bytes, Stream) override {
+        copy(to, from, bytes, {});
+    }
+    void copy_out(void* to, const void* from, std::size_t bytes, Stream) override {
+        copy(to, from, bytes, {});
+    }
+    void copy(void* to, const void* from, std::size_t bytes, Stream) override {
+        if (bytes <= kMost) std::memcpy(to, from, bytes);
+    }
+    void fill(void* data, uint8_t value, std::size_t bytes, Stream) override {
+        if (bytes <= kMost) std::memset(data, value, bytes);
+    }
+    void synchronize() override {}
+    int64_t free_bytes() const override { return int64_t{1} << 40; }
+
+private:
+    static constexpr std::size_t kMost = std::size_t{1} << 20;
+    std::map<void*, std::size_t> spaces_;
+};
+
+// A suite that an operation refuses in the middle has cost its time on a GPU for nothing.
+TEST(BenchSuites, NoOperationRefusesItsShapeInUpstream) {
+    ReferenceOps ops;
+    EmptyDevice device;
+    const auto world = make_thread_groups(1, 60.0);
+    Machine machine{ops, *world[0], {}};
+    RandomFiller filler;
+    for (const SuiteEntry& entry : suite("upstream")) {
+        const Case& what = find_case(entry.operation);
+        if (what.runs == Runs::together) continue;
+        const Shape shape(what.name, what.keys, entry.size, entry.shape);
+        Arena arena(device, "test");
+        Buffers buffers(device, arena, nullptr, &filler);
+        EXPECT_NO_THROW({
+            const Call call = what.build(machine, buffers, shape);
+            EXPECT_GT(call.work.bytes(), 0.0);
+        }) << what.name
+           << " " << shape.text();
     }
 }
 
