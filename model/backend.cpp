@@ -4,6 +4,7 @@
 
 #include "kernels/comm/group_exchange.h"
 #include "kernels/comm/staged_exchange.h"
+#include "kernels/hopper/count_launches.h"
 #include "kernels/hopper/device_query.h"
 #include "kernels/hopper/factory.h"
 #include "kernels/reference/host_probe.h"
@@ -71,6 +72,12 @@ std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic
     ReferenceOptions options;
     options.summation = stated ? SummationOrder::sequential : SummationOrder::split;
     return std::make_unique<ReferenceOps>(options);
+}
+
+std::optional<int64_t> count_launches(const BackendChoice& choice,
+                                      const std::function<void(const Launch&)>& call) {
+    if (choice.kind == BackendKind::hopper) return hopper::count_launches(call);
+    return {};
 }
 
 std::unique_ptr<Probe> make_probe(const BackendChoice& choice, Ops& ops) {

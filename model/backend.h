@@ -7,7 +7,9 @@
 #include "kernels/probe.h"
 #include "model/config.h"
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace fp8flow {
@@ -38,6 +40,9 @@ std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic
                               const KernelSpec& kernels = {});
 // Of the device that `ops`, made by the same choice, run on; must not outlive them.
 std::unique_ptr<Probe> make_probe(const BackendChoice& choice, Ops& ops);
+// How many kernels, fills and copies one call gives the GPU; nothing on the host, and where that cannot be counted. The call happens once.
+std::optional<int64_t> count_launches(const BackendChoice& choice,
+                                      const std::function<void(const Launch&)>& call);
 // Collective over `world`, as is the end of its life. Null on every rank where there is nothing to measure, and `reason` says why.
 std::unique_ptr<PeerProbe> make_peer_probe(const BackendChoice& choice, Ops& ops, ProcessGroup& world,
                                            std::string& reason);

@@ -1,6 +1,7 @@
 // The CUDA backend's seam in a build without CUDA: no devices, and the reason why. CMake passes that reason as
 // FP8FLOW_NO_CUDA_REASON and compiles this file instead of the .cu files.
 #include "kernels/core/error.h"
+#include "kernels/hopper/count_launches.h"
 #include "kernels/hopper/device_query.h"
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/self_test.h"
@@ -20,6 +21,8 @@ std::string unavailable_reason() {
 void evaluate_on_device(DeviceFunction, std::span<const float>, std::span<uint32_t>) {
     fail(ExitCode::usage, "the device self-test needs a Hopper GPU: {}", unavailable_reason());
 }
+
+std::optional<int64_t> count_launches(const std::function<void(const Launch&)>&) { return {}; }
 
 std::unique_ptr<Ops> make_ops(int, const KernelChoice&) {
     fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());

@@ -121,6 +121,8 @@ Row Runner::measure_on(Ops& ops, const Case& what, const Shape& shape, Subject::
     row.tensor_bytes = sets.bytes();
     if (const auto family = family_of(shape, world_.size())) row.family = family->name;
     row.bar = bar_of(shape, row.work, world_.size());
+    // ranks that wait for each other keep count of their calls, which a recording would put out of step
+    if (subject.together == nullptr) row.launches = count_launches(choice_, sets.calls.front().run);
     if (probe_->cache_bytes() == 0)
         row.regime = "host";
     else

@@ -1,6 +1,7 @@
 // Clock and probe of the GPU: events measure a delay of known length, streaming traffic writes what it should and nothing else, and the
 // ceilings are those of a GPU.
 #include "kernels/ceilings.h"
+#include "kernels/hopper/count_launches.h"
 #include "kernels/hopper/factory.h"
 
 #include <gtest/gtest.h>
@@ -71,6 +72,35 @@ TEST(GpuProbe, WritesItsBytesAndNoOthers) {
     }
     device.free(from);
     device.free(to);
+}
+
+TEST(GpuLaunches, AreCountedAndTheCallHappensOnce) {
+    const auto ops = hopper::make_ops(0);
+    Device& device = ops->device();
+    const auto probe = hopper::make_probe(*ops);
+    constexpr int64_t kBytes = 1 << 20;
+    void* first = device.allocate(kBytes);
+    void* second = device.allocate(kBytes);
+    device.fill(second, 0, kBytes);
+    const auto fill_stream_copy = [&](const Launch& launch) {
+        device.fill(first, 0x11, kBytes, launch.stream);
+        probe->stream_traffic({.from = first, .bytes_read = kBytes, .to = first, .bytes_written = kBytes},
+                              launch);
+        device.fill(first, 0x22, kBytes, launch.stream);
+        device.copy(second, first, kBytes, launch.stream);
+    };
+    EXPECT_EQ(hopper::count_launches(fill_stream_copy), 4);
+    std::vector<uint8_t> host(kBytes);
+    device.copy_out(host.data(), second, kBytes);
+    EXPECT_EQ(host, std::vector<uint8_t>(kBytes, 0x22));
+    EXPECT_EQ(hopper::count_launches([](const Launch&) {}), 0);
+    // calls that cannot be recorded: they wait for the device, or use the default stream
+    EXPECT_EQ(hopper::count_launches([&](const Launch&) { device.synchronize(); }), std::nullopt);
+    EXPECT_EQ(hopper::count_launches([&](const Launch&) { device.fill(first, 0, kBytes); }), std::nullopt);
+    // and neither leaves an error behind
+    EXPECT_EQ(hopper::count_launches(fill_stream_copy), 4);
+    device.free(first);
+    device.free(second);
 }
 
 TEST(GpuCeilings, AreThoseOfAGpu) {
