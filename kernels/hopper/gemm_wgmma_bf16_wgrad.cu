@@ -255,7 +255,7 @@ void launch_wgmma_bf16_wgrad(const DeviceProduct& p, const StoredShape& a, const
                       map_b = tensor_map(p.b.codes, p.b.dtype, b.rows, b.cols, kDepth);
     launch_wgmma_kernel(p.mode == Gradient::accumulate ? wgrad_kernel<Gradient::accumulate>
                                                        : wgrad_kernel<Gradient::overwrite>,
-                        p, map_a, map_b, launch, kWgradBytes);
+                        p, launch, kWgradBytes, map_a, map_b);
 }
 
 }  // namespace fp8flow::hopper

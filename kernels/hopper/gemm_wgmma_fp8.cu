@@ -261,7 +261,7 @@ void launch(const DeviceProduct& p, const CUtensorMap& map_a, const CUtensorMap&
                         : a_rows      ? (p.d_dtype == DType::bf16 ? fp8_overlapped_kernel<Wgmma>
                                                                   : fp8_kernel<Wgmma, Scales::rows_tiles>)
                                       : fp8_kernel<Wgmma, Scales::tiles>;
-    launch_wgmma_kernel(kernel, p, map_a, map_b, launch);
+    launch_wgmma_kernel(kernel, p, launch, kSharedBytes, map_a, map_b);
 }
 
 }  // namespace
