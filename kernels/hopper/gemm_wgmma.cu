@@ -28,10 +28,9 @@ CUtensorMap encode_map(const void* data, CUtensorMapDataType type, int64_t size,
         steps[i] = 1;
     }
     CUtensorMap map{};
-    const CUresult result =
-        encode(&map, type, kDims, const_cast<void*>(data), sizes, strides, boxes, steps,
-               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult result = encode(&map, type, kDims, const_cast<void*>(data), sizes, strides, boxes, steps,
+                                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     FP8FLOW_CHECK(result == CUDA_SUCCESS, "describing a tensor of {} to the copy engine: error {}",
                   fmt::join(dims, " x "), static_cast<int>(result));
     return map;

@@ -155,7 +155,7 @@ __device__ void clear_rows(uint8_t* a, uint8_t* b, int first, int warpgroup) {
         *reinterpret_cast<uint4*>(side + panel % kSidePanels * kPanelBytes + first * kStageRowBytes +
                                   i % words * 16) = uint4{};
     }
-    fence_shared_for_wgmma();
+    fence_shared_for_engines();
     meet(3 + warpgroup, kWarpgroup);
 }
 

@@ -55,7 +55,7 @@ __device__ void clear_rows_behind(uint8_t* rows, int first) {
 __device__ void clear_behind(uint8_t* stage, int first, int warpgroup, int turn) {
     clear_rows_behind(stage + (kTileRows + warpgroup * kColumns) * kStageRowBytes, first);
     if (warpgroup == 0) clear_rows_behind(stage, first);
-    fence_shared_for_wgmma();
+    fence_shared_for_engines();
     if (warpgroup == 0) {
         meet(1 + 2 * (kRing + 1), kWarpgroup);
         announce(1 + kRing + 1 + turn, kMathThreads);

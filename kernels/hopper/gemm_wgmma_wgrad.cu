@@ -1,41 +1,33 @@
-// FP8 weight gradients with a scale per 128 of the contraction (contraction grouped, D FP32), on Hopper's warpgroup instructions: one
-// warpgroup stores its part of D while the other multiplies. Group sizes are read on the device.
+// FP8 weight gradients with a scale per 128 of the contraction (contraction grouped, D FP32), on Hopper's warpgroup instructions; D leaves, and
+// is added to, through shared memory and the copy engine. Group sizes are read on the device.
 // Read next: gemm_wgmma.h (tiles), gemm_wgmma_fp8.h (products of a stage), docs/gemm_worklog.md (what was tried and measured).
 //
-// Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 1.4 ms at the 1400 TFLOP/s that the power limit leaves; D is 3.76 GB, 0.92 ms to
-// write and 1.83 ms to read and write at 4.1 TB/s; operands are 0.37 GB. So the two must overlap: one after the other they take 2.3 and 3.3 ms.
-// Why this should come near: docs/gemm_worklog.md, step 7.
+// Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 1.4 ms at the 1400 TFLOP/s that the power limit leaves; D is 3.76 GB, 0.87 ms to
+// write and 1.90 ms to read and write in these tiles; operands are 0.37 GB. So the two must overlap: one after the other they take 2.3 and 3.3 ms.
+// Measured: 2.07 and 2.76 ms; the same kernel with the copies to D left out 1.61 and 1.88, with D inside L2 1.84 and 2.07 (worklog, step 9).
 //
 // One CTA: four loading warps and two computing warpgroups, on every multiprocessor, walking tiles of 128 x 256 of D in a fixed order; each
-// warpgroup owns 128 x 128 of a tile: two blocks of 64 rows, 128 sums and 64 partial sums a thread. A block is stored behind a product of the
-// other block (multiply_tiles). That takes longer than the product; the other warpgroup, some steps apart, has the tensor cores to itself
-// then. What they read must not bind the two to each other:
-//   - B (each its own 128 columns): a ring of three stages for each warpgroup, and a loading thread for each;
-//   - A (the 128 rows of both): one ring of eight stages, deep enough for the one ahead to go on while the other waits for memory.
-// With rings of their own for A too, 32 KiB would come from L2 for every 512 cycles of products (15 GB, 8.6 TB/s at the time wanted); shared
-// A and B common to the pair of CTAs of a cluster make that 16 KiB (7.5 GB), as in the other kernel.
-// Tiles of a group are walked in bands of 4096 rows: then one group's operands (11 MB) are read from memory once and stay in L2, and D is
-// touched once. Tiles of groups without rows never come to the warpgroups: a loading warp clears them.
+// warpgroup owns 128 x 128 of a tile: two blocks of 64 rows, 128 sums and 64 partial sums a thread. B (each its own 128 columns) has a ring for each
+// warpgroup, and a loading thread for each; A (the 128 rows of both) one ring. B is common to the pair of CTAs of a cluster, which
+// makes 16 KiB from L2 for every 512 cycles of products (7.5 GB). Tiles of a group are walked in bands of 4096 rows: then one group's operands (11 MB)
+// are read from memory once and stay in L2, and D is touched once. Tiles of groups without rows never come to the warpgroups: a loading
+// warp clears them.
 //
-// D goes between registers and memory directly. A quad of lanes holds two whole sectors of a row, so every access of 16 bytes a lane moves 16
-// whole 32-byte sectors; 32 stores a thread and tile take less than a tenth of the issue slots of its products. Through shared memory and
-// the copy engine, the sums would pass shared memory twice more, 256 KiB a tile of both warpgroups, where products and copies of
-// operands already ask for 144 of the 128 bytes a cycle that it has; and a slab would cost a quarter of the stages.
-// Where D is added to, a tile's sums start from it: once a block is stored, the next tile's D is loaded into the registers of its sums, all
-// accesses under way at once, and needed a product or two later. A loading thread has brought it to L2 by then, half a tile before.
-// Additions in memory cost less of everything but time: they run at 2.3 TB/s, whoever waits for them (3.3 ms).
+// D: a warp owns 16 rows of a block, and a slab of shared memory for them, so it waits for nobody else. A block's sums go to the slab behind a product of the
+// other block, the first block's behind the tile's last product, the second's behind the next tile's first, and the copy engine takes them
+// to D. A multiprocessor writes at most 32 bytes a clock to L2, all together 19 each; from registers a warpgroup would wait for as long.
+// Where D is added to, the first block's part of it comes to the slab during the tile (kFetchStep), the sums are added there, and the whole
+// goes back; the second block is added to D by the memory itself: what is not read by the one way is read by the other. All by
+// additions in memory takes 3.4 ms (they run at 1.4 TB/s), loads into registers 3.06.
 //
-// Shared memory: 8 stages of A and 2 x 3 of B, [128 rows x 128 bytes] each, 128-byte swizzled (224 KiB); with a scale a row and a column 7 + 2 x 3
-// and their scales; the ring of tiles; barriers.
+// Shared memory: 4 stages of A and 2 x 3 of B, [128 rows x 128 bytes] each, 128-byte swizzled (160 KiB); with a scale a row and a column 3 + 2 x 3
+// and their scales; slabs of 8 KiB a warp (64 KiB); the ring of tiles; barriers.
 // Barriers: a_full[s], b_full[w][s] one arrival + 16 KiB of copies (+ 512 bytes of scales), waited for by the warps that read the stage;
 // a_empty[s], b_empty[w][s] one arrival a warp, of either CTA, that reads such a stage, after its last product from it, waited for by the
-// loading thread that writes there; tile_full[r] one arrival of A's loader, tile_empty[r] one a thread that has read the tile (all that compute,
-// and the one that fetches D).
-// Named barriers, which keep the warpgroups apart: at 1 the first tells the second that it is kLead steps and a half into a tile (not
-// quite half of a short one), before which the second does not start the same tile; at 2 the second tells the first the same, before which
-// the first does not start the next. Nobody waits for ever: who waits holds one stage, and A has more of them than those steps need.
+// loading thread that writes there; tile_full[r] one arrival of A's loader, tile_empty[r] one a computing thread that has read the tile;
+// d_full[warp] one arrival + 8 KiB of D. Lane 0 of a warp starts its copies to and from D, and waits until the slab may be written again.
 // The CTAs of a cluster meet before the first copy and before they leave.
-// Deterministic: an element of D is one thread's sum, from its old value or zero on over ascending k, whatever the other groups hold.
+// Deterministic: an element of D is one thread's sum over ascending k, added to its old value once, whatever the other groups hold.
 #include "kernels/hopper/gemm_wgmma_fp8.h"
 
 namespace fp8flow::hopper {
@@ -48,6 +40,8 @@ constexpr uint32_t kScaleBytes = kStageSide * sizeof(float);
 constexpr int kBoxRows = kStageSide / 2;  // of a copy of operands
 constexpr int kBandRows = 32;             // row tiles that are walked together
 constexpr int kStagesB = 3;
+constexpr int kFetchStep =
+    4;  // of a tile: behind it D comes to the slab, which the tile before has left by then
 static_assert(kTileRows == kStageSide && kColumns == kStageSide);
 
 // A warp's part of a block of sums on its way to D: boxes of 16 rows x 32 columns, 128-byte swizzled.
@@ -202,7 +196,7 @@ __device__ __forceinline__ void leave(const CUtensorMap* map, Slab& slab, const 
             }
             *to = value;
         });
-        fence_shared_for_copies();
+        fence_shared_for_engines();
         __syncwarp();
         if (leader) {
 #pragma unroll
@@ -227,11 +221,15 @@ __device__ __forceinline__ void fetch(const CUtensorMap* map, Slab& slab, Barrie
 }
 
 // ---- computing: one warpgroup -----------------------------------------------------------------------------------------------------------
+// Behind the first product of a step: the release of the stage before, and this step's factors; behind the second: the wait for the next
+// stage. A tile's blocks leave as the head of the file says; its first and last step are code of their own, so that the steps between them are
+// a short loop. Between the end of one product and the start of the next only the 64 additions of a thread remain. The last stage of all is never
+// released: nobody waits for it. What a step reads of a stage's scales it has read before it starts the next.
 template <class Wgmma, Gradient kMode, Scales kScales>
 __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales>& shared, const CUtensorMap* map_d,
                                int warpgroup) {
     using Shared = WgradShared<kScales>;
-    constexpr int kStagesA = Shared::kStagesA, kFetchStep = 2;
+    constexpr int kStagesA = Shared::kStagesA;
     constexpr bool kRowScales = has_row_scales(kScales), kAdds = kMode == Gradient::accumulate;
     constexpr int kRows = kRowScales ? 4 : 1;
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;

@@ -102,7 +102,8 @@ __device__ __forceinline__ void bulk_prefetch(const void* from, uint32_t bytes) 
 __device__ __forceinline__ void tensor_load(const CUtensorMap* map, Barrier* barrier, void* to, int c0,
                                             int c1, int c2) {
     asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
+        "%5}], "
         "[%2];" ::"r"(shared_address(to)),
         "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2)
         : "memory");
@@ -131,8 +132,8 @@ template <int kPending> __device__ __forceinline__ void copies_wait_read() {
 }
 // Waits until all of the thread's groups of copies are done.
 __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-// Makes a thread's ordinary writes to shared memory visible to copies that are started afterwards.
-__device__ __forceinline__ void fence_shared_for_copies() {
+// Makes a thread's ordinary writes to shared memory visible to copies and warpgroup products that are started afterwards.
+__device__ __forceinline__ void fence_shared_for_engines() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
