@@ -3,7 +3,12 @@
 
 namespace fp8flow::hopper {
 
-CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64_t cols, int box_rows) {
+namespace {
+
+// `dims` from the contiguous one on, `box` likewise.
+template <int kDims>
+CUtensorMap encode_map(const void* data, CUtensorMapDataType type, int64_t size, const int64_t (&dims)[kDims],
+                       const int (&box)[kDims]) {
     using Encode = decltype(&cuTensorMapEncodeTiled);
     // through the runtime, so that the program links without a driver
     static const Encode encode = [] {
@@ -14,20 +19,35 @@ CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64_t cols
                    "looking for cuTensorMapEncodeTiled");
         return reinterpret_cast<Encode>(entry);
     }();
-    const int64_t size = size_of(dtype);
-    const cuuint64_t dims[2] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
-    const cuuint64_t strides[1] = {static_cast<cuuint64_t>(cols * size)};
-    const cuuint32_t box[2] = {static_cast<cuuint32_t>(kStageRowBytes / size),
-                               static_cast<cuuint32_t>(box_rows)};
-    const cuuint32_t steps[2] = {1, 1};
+    cuuint64_t sizes[kDims], strides[kDims];  // strides: of the dimension after
+    cuuint32_t boxes[kDims], steps[kDims];
+    for (int i = 0; i < kDims; ++i) {
+        sizes[i] = static_cast<cuuint64_t>(dims[i]);
+        strides[i] = (i == 0 ? static_cast<cuuint64_t>(size) : strides[i - 1]) * sizes[i];
+        boxes[i] = static_cast<cuuint32_t>(box[i]);
+        steps[i] = 1;
+    }
     CUtensorMap map{};
-    const CUresult result = encode(
-        &map, size == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
-        const_cast<void*>(data), dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    FP8FLOW_CHECK(result == CUDA_SUCCESS, "describing a {} x {} operand to the copy engine: error {}", rows,
-                  cols, static_cast<int>(result));
+    const CUresult result = encode(&map, type, kDims, const_cast<void*>(data), sizes, strides, boxes, steps,
+                                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    FP8FLOW_CHECK(result == CUDA_SUCCESS, "describing a tensor of {} to the copy engine: error {}",
+                  fmt::join(dims, " x "), static_cast<int>(result));
     return map;
+}
+
+}  // namespace
+
+CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64_t cols, int box_rows) {
+    const int64_t size = size_of(dtype);
+    return encode_map<2>(data, size == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                         size, {cols, rows}, {static_cast<int>(kStageRowBytes / size), box_rows});
+}
+
+CUtensorMap tensor_map_f32(const void* data, int64_t groups, int64_t rows, int64_t cols, int box_rows) {
+    constexpr int kSize = sizeof(float);
+    return encode_map<3>(data, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, kSize, {cols, rows, groups},
+                         {kStageRowBytes / kSize, box_rows, 1});
 }
 
 // Rows that the copy engine can address, and pieces of D that one access can store.

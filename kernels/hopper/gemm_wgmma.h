@@ -359,6 +359,8 @@ __device__ __forceinline__ void store_rows(const DeviceProduct& p, const MathTil
 // ---- host side (gemm_wgmma.cu) --------------------------------------------------------------------------------------------------------
 // A row-major tensor as the copy engine sees it: boxes of `box_rows` rows x 128 bytes, 128-byte swizzled.
 CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64_t cols, int box_rows);
+// An FP32 tensor of three dimensions, the same way: boxes of 1 x box_rows rows x 128 bytes.
+CUtensorMap tensor_map_f32(const void* data, int64_t groups, int64_t rows, int64_t cols, int box_rows);
 
 // An operand as stored, all leading dimensions taken together.
 struct StoredShape {
@@ -375,9 +377,10 @@ void launch_wgmma_bf16(const DeviceProduct& product, const StoredShape& a, const
 void launch_wgmma_bf16_wgrad(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
                              const Launch& launch);
 
-template <class Kernel>
-void launch_wgmma_kernel(Kernel kernel, const DeviceProduct& product, const CUtensorMap& map_a,
-                         const CUtensorMap& map_b, const Launch& launch, size_t shared_bytes = kSharedBytes) {
+// `maps`: of A and B, and of what else the kernel copies.
+template <class Kernel, class... Maps>
+void launch_wgmma_kernel(Kernel kernel, const DeviceProduct& product, const Launch& launch,
+                         size_t shared_bytes, const Maps&... maps) {
     const int64_t tiles = row_tiles_bound(product, kTileRows) * ceil_div(product.n, kTileCols);
     if (tiles == 0) return;
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -394,7 +397,7 @@ void launch_wgmma_kernel(Kernel kernel, const DeviceProduct& product, const CUte
     config.stream = stream_of(launch);
     config.attrs = &pairs;
     config.numAttrs = 1;
-    check_cuda(cudaLaunchKernelEx(&config, kernel, product, map_a, map_b), "product (wgmma)");
+    check_cuda(cudaLaunchKernelEx(&config, kernel, product, maps...), "product (wgmma)");
 }
 
 }  // namespace fp8flow::hopper

@@ -155,7 +155,7 @@ __device__ void clear_rows(uint8_t* a, uint8_t* b, int first, int warpgroup) {
         *reinterpret_cast<uint4*>(side + panel % kSidePanels * kPanelBytes + first * kStageRowBytes +
                                   i % words * 16) = uint4{};
     }
-    fence_shared_for_wgmma();
+    fence_shared_for_engines();
     meet(3 + warpgroup, kWarpgroup);
 }
 
@@ -255,7 +255,7 @@ void launch_wgmma_bf16_wgrad(const DeviceProduct& p, const StoredShape& a, const
                       map_b = tensor_map(p.b.codes, p.b.dtype, b.rows, b.cols, kDepth);
     launch_wgmma_kernel(p.mode == Gradient::accumulate ? wgrad_kernel<Gradient::accumulate>
                                                        : wgrad_kernel<Gradient::overwrite>,
-                        p, map_a, map_b, launch, kWgradBytes);
+                        p, launch, kWgradBytes, map_a, map_b);
 }
 
 }  // namespace fp8flow::hopper

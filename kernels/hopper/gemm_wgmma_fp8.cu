@@ -55,7 +55,7 @@ __device__ void clear_rows_behind(uint8_t* rows, int first) {
 __device__ void clear_behind(uint8_t* stage, int first, int warpgroup, int turn) {
     clear_rows_behind(stage + (kTileRows + warpgroup * kColumns) * kStageRowBytes, first);
     if (warpgroup == 0) clear_rows_behind(stage, first);
-    fence_shared_for_wgmma();
+    fence_shared_for_engines();
     if (warpgroup == 0) {
         meet(1 + 2 * (kRing + 1), kWarpgroup);
         announce(1 + kRing + 1 + turn, kMathThreads);
@@ -261,7 +261,7 @@ void launch(const DeviceProduct& p, const CUtensorMap& map_a, const CUtensorMap&
                         : a_rows      ? (p.d_dtype == DType::bf16 ? fp8_overlapped_kernel<Wgmma>
                                                                   : fp8_kernel<Wgmma, Scales::rows_tiles>)
                                       : fp8_kernel<Wgmma, Scales::tiles>;
-    launch_wgmma_kernel(kernel, p, map_a, map_b, launch);
+    launch_wgmma_kernel(kernel, p, launch, kSharedBytes, map_a, map_b);
 }
 
 }  // namespace

@@ -16,6 +16,10 @@ constexpr bool has_row_scales(Scales scales) {
 }
 constexpr bool has_column_scales(Scales scales) { return scales == Scales::rows_columns; }
 
+// Which of a tile's steps: its first one stores the tile before, its last one goes over to the next tile. Each is code of its own, so that
+// the steps between them, nearly all, are a short loop: with their branches inside it took 6 % longer.
+enum class Step { only, first, between, last };
+
 // Starts the products of 64 rows and 128 columns over one stage, and waits until the last that were started are done.
 template <class Wgmma>
 __device__ __forceinline__ void start_products(float (&partial)[64], uint64_t a, uint64_t b) {

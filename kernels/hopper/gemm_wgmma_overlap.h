@@ -37,10 +37,6 @@ __device__ __forceinline__ void store_and_clear(const DeviceProduct& p, const Ma
     for (int i = 0; i < 64; ++i) sum[i] = 0.0f;
 }
 
-// Which of a tile's steps: its first one stores the tile before, its last one goes over to the next tile. Each is code of its own, so that
-// the steps between them, nearly all, are a short loop: with their branches inside it took 6 % longer.
-enum class Step { only, first, between, last };
-
 // One warpgroup. Behind the first product of a stage: the release of the stage before, and this stage's factors; behind the second: the wait
 // for the next stage and the reading of its scales. A finished tile is stored behind the first two products of the next one, which has been found
 // one step before its first. Between the end of one product and the start of the next only the 64 additions of a thread remain, so the

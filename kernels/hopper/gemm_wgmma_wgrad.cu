@@ -1,41 +1,33 @@
-// FP8 weight gradients with a scale per 128 of the contraction (contraction grouped, D FP32), on Hopper's warpgroup instructions: one
-// warpgroup stores its part of D while the other multiplies. Group sizes are read on the device.
+// FP8 weight gradients with a scale per 128 of the contraction (contraction grouped, D FP32), on Hopper's warpgroup instructions; D leaves, and
+// is added to, through shared memory and the copy engine. Group sizes are read on the device.
 // Read next: gemm_wgmma.h (tiles), gemm_wgmma_fp8.h (products of a stage), docs/gemm_worklog.md (what was tried and measured).
 //
-// Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 1.4 ms at the 1400 TFLOP/s that the power limit leaves; D is 3.76 GB, 0.92 ms to
-// write and 1.83 ms to read and write at 4.1 TB/s; operands are 0.37 GB. So the two must overlap: one after the other they take 2.3 and 3.3 ms.
-// Why this should come near: docs/gemm_worklog.md, step 7.
+// Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 1.4 ms at the 1400 TFLOP/s that the power limit leaves; D is 3.76 GB, 0.87 ms to
+// write and 1.90 ms to read and write in these tiles; operands are 0.37 GB. So the two must overlap: one after the other they take 2.3 and 3.3 ms.
+// Measured: 2.07 and 2.76 ms; the same kernel with the copies to D left out 1.61 and 1.88, with D inside L2 1.84 and 2.07 (worklog, step 9).
 //
 // One CTA: four loading warps and two computing warpgroups, on every multiprocessor, walking tiles of 128 x 256 of D in a fixed order; each
-// warpgroup owns 128 x 128 of a tile: two blocks of 64 rows, 128 sums and 64 partial sums a thread. A block is stored behind a product of the
-// other block (multiply_tiles). That takes longer than the product; the other warpgroup, some steps apart, has the tensor cores to itself
-// then. What they read must not bind the two to each other:
-//   - B (each its own 128 columns): a ring of three stages for each warpgroup, and a loading thread for each;
-//   - A (the 128 rows of both): one ring of eight stages, deep enough for the one ahead to go on while the other waits for memory.
-// With rings of their own for A too, 32 KiB would come from L2 for every 512 cycles of products (15 GB, 8.6 TB/s at the time wanted); shared
-// A and B common to the pair of CTAs of a cluster make that 16 KiB (7.5 GB), as in the other kernel.
-// Tiles of a group are walked in bands of 4096 rows: then one group's operands (11 MB) are read from memory once and stay in L2, and D is
-// touched once. Tiles of groups without rows never come to the warpgroups: a loading warp clears them.
+// warpgroup owns 128 x 128 of a tile: two blocks of 64 rows, 128 sums and 64 partial sums a thread. B (each its own 128 columns) has a ring for each
+// warpgroup, and a loading thread for each; A (the 128 rows of both) one ring. B is common to the pair of CTAs of a cluster, which
+// makes 16 KiB from L2 for every 512 cycles of products (7.5 GB). Tiles of a group are walked in bands of 4096 rows: then one group's operands (11 MB)
+// are read from memory once and stay in L2, and D is touched once. Tiles of groups without rows never come to the warpgroups: a loading
+// warp clears them.
 //
-// D goes between registers and memory directly. A quad of lanes holds two whole sectors of a row, so every access of 16 bytes a lane moves 16
-// whole 32-byte sectors; 32 stores a thread and tile take less than a tenth of the issue slots of its products. Through shared memory and
-// the copy engine, the sums would pass shared memory twice more, 256 KiB a tile of both warpgroups, where products and copies of
-// operands already ask for 144 of the 128 bytes a cycle that it has; and a slab would cost a quarter of the stages.
-// Where D is added to, a tile's sums start from it: once a block is stored, the next tile's D is loaded into the registers of its sums, all
-// accesses under way at once, and needed a product or two later. A loading thread has brought it to L2 by then, half a tile before.
-// Additions in memory cost less of everything but time: they run at 2.3 TB/s, whoever waits for them (3.3 ms).
+// D: a warp owns 16 rows of a block, and a slab of shared memory for them, so it waits for nobody else. A block's sums go to the slab behind a product of the
+// other block, the first block's behind the tile's last product, the second's behind the next tile's first, and the copy engine takes them
+// to D. A multiprocessor writes at most 32 bytes a clock to L2, all together 19 each; from registers a warpgroup would wait for as long.
+// Where D is added to, the first block's part of it comes to the slab during the tile (kFetchStep), the sums are added there, and the whole
+// goes back; the second block is added to D by the memory itself: what is not read by the one way is read by the other. All by
+// additions in memory takes 3.4 ms (they run at 1.4 TB/s), loads into registers 3.06.
 //
-// Shared memory: 8 stages of A and 2 x 3 of B, [128 rows x 128 bytes] each, 128-byte swizzled (224 KiB); with a scale a row and a column 7 + 2 x 3
-// and their scales; the ring of tiles; barriers.
+// Shared memory: 4 stages of A and 2 x 3 of B, [128 rows x 128 bytes] each, 128-byte swizzled (160 KiB); with a scale a row and a column 3 + 2 x 3
+// and their scales; slabs of 8 KiB a warp (64 KiB); the ring of tiles; barriers.
 // Barriers: a_full[s], b_full[w][s] one arrival + 16 KiB of copies (+ 512 bytes of scales), waited for by the warps that read the stage;
 // a_empty[s], b_empty[w][s] one arrival a warp, of either CTA, that reads such a stage, after its last product from it, waited for by the
-// loading thread that writes there; tile_full[r] one arrival of A's loader, tile_empty[r] one a thread that has read the tile (all that compute,
-// and the one that fetches D).
-// Named barriers, which keep the warpgroups apart: at 1 the first tells the second that it is kLead steps and a half into a tile (not
-// quite half of a short one), before which the second does not start the same tile; at 2 the second tells the first the same, before which
-// the first does not start the next. Nobody waits for ever: who waits holds one stage, and A has more of them than those steps need.
+// loading thread that writes there; tile_full[r] one arrival of A's loader, tile_empty[r] one a computing thread that has read the tile;
+// d_full[warp] one arrival + 8 KiB of D. Lane 0 of a warp starts its copies to and from D, and waits until the slab may be written again.
 // The CTAs of a cluster meet before the first copy and before they leave.
-// Deterministic: an element of D is one thread's sum, from its old value or zero on over ascending k, whatever the other groups hold.
+// Deterministic: an element of D is one thread's sum over ascending k, added to its old value once, whatever the other groups hold.
 #include "kernels/hopper/gemm_wgmma_fp8.h"
 
 namespace fp8flow::hopper {
@@ -45,17 +37,25 @@ namespace {
 constexpr int kStageSide = 128;  // rows of A, or columns of B, in a stage
 constexpr uint32_t kSideBytes = kStageSide * kStageRowBytes;
 constexpr uint32_t kScaleBytes = kStageSide * sizeof(float);
-constexpr int kBoxRows = kStageSide / 2;  // of a copy
+constexpr int kBoxRows = kStageSide / 2;  // of a copy of operands
 constexpr int kBandRows = 32;             // row tiles that are walked together
 constexpr int kStagesB = 3;
-constexpr int kLead = 2;
+constexpr int kFetchStep =
+    4;  // of a tile: behind it D comes to the slab, which the tile before has left by then
 static_assert(kTileRows == kStageSide && kColumns == kStageSide);
 
+// A warp's part of a block of sums on its way to D: boxes of 16 rows x 32 columns, 128-byte swizzled.
+constexpr int kWarpRows = 16, kBoxColumns = kStageRowBytes / sizeof(float), kBoxes = kColumns / kBoxColumns;
+constexpr uint32_t kPieceBytes = kWarpRows * kStageRowBytes;
+struct Slab {
+    uint8_t boxes[kBoxes][kPieceBytes];
+};
+
 template <Scales kScales> struct WgradShared {
-    static constexpr int kStagesA = kScales == Scales::tiles ? 8 : 7;
-    static_assert(kLead + 2 <= kStagesA);
+    static constexpr int kStagesA = kScales == Scales::tiles ? 4 : 3;
     alignas(1024) uint8_t a[kStagesA][kSideBytes];
     alignas(1024) uint8_t b[kMathWarpgroups][kStagesB][kSideBytes];
+    alignas(1024) Slab slabs[kMathWarps];
     // of the stages; scales of whole tiles are not kept here
     alignas(16) float row_scales[kStagesA][has_row_scales(kScales) ? kStageSide : 1];
     alignas(16) float col_scales[kMathWarpgroups][kStagesB][has_column_scales(kScales) ? kStageSide : 1];
@@ -63,6 +63,7 @@ template <Scales kScales> struct WgradShared {
     Barrier a_full[kStagesA], a_empty[kStagesA];
     Barrier b_full[kMathWarpgroups][kStagesB], b_empty[kMathWarpgroups][kStagesB];
     Barrier tile_full[kRing], tile_empty[kRing];
+    Barrier d_full[kMathWarps];
 };
 template <Scales kScales> constexpr size_t kWgradBytes = sizeof(WgradShared<kScales>) + 1024;
 static_assert(kWgradBytes<Scales::tiles> <= 232448 && kWgradBytes<Scales::rows_columns> <= 232448);
@@ -136,24 +137,6 @@ __device__ void load_b(const DeviceProduct& p, WgradShared<kScales>& shared, con
     });
 }
 
-// One thread: D of each tile to L2 when A's loader comes to it, so that it is there when the warpgroups ask for it.
-template <Scales kScales> __device__ void fetch_tiles(const DeviceProduct& p, WgradShared<kScales>& shared) {
-    RingPosition<kRing> ring;
-    for (;;) {
-        barrier_wait(&shared.tile_full[ring.index], ring.parity);
-        const MathTile tile = shared.tiles[ring.index];
-        barrier_arrive(&shared.tile_empty[ring.index]);
-        if (tile.past_end) return;
-        ring.advance();
-        const int64_t columns = min(p.n - tile.b_output, int64_t{kTileCols});
-        if (columns <= 0) continue;
-        const float* row = static_cast<const float*>(p.d) + tile.d_row * p.n + tile.b_output;
-#pragma unroll 1  // not all at once: the operands of the warpgroups pass the same engine
-        for (int i = 0; i < tile.rows; ++i, row += p.n)
-            bulk_prefetch(row, static_cast<uint32_t>(columns * sizeof(float)));
-    }
-}
-
 // One warp: zeros to the tiles of groups without rows, 16 bytes a lane.
 __device__ void clear_tiles(const DeviceProduct& p) {
     walk_tiles(p, [&](const MathTile& tile) {
@@ -168,96 +151,165 @@ __device__ void clear_tiles(const DeviceProduct& p) {
 }
 
 // ---- D ----------------------------------------------------------------------------------------------------------------------------------
-// A thread's part of a tile: from its row of the first block and its first column on.
+// Where a warp's part of a block is in D: first column, first row of its group, group.
 struct Place {
-    float* d;
-    int rows, columns;  // of D from there on
+    int column, row, group;
 };
-__device__ __forceinline__ Place place_of(const DeviceProduct& p, const MathTile& tile, int64_t col0,
-                                          int row) {
-    const int quad = static_cast<int>(threadIdx.x % 4);
-    const int64_t col = col0 + quad % 2 * 8 + quad / 2 * 4;
-    return {static_cast<float*>(p.d) + (tile.d_row + row) * p.n + col, tile.rows - row,
-            static_cast<int>(min(p.n - col, int64_t{kColumns}))};
+
+// Each pair of sums of a thread, in column blocks j and j + 2: at(address in the slab, sums of the one, sums of the other). Odd rows take the
+// two in the other order, so that the four rows of half a warp are in banks of their own.
+template <class At>
+__device__ __forceinline__ void for_pairs(Slab& slab, int half, const float (&sum)[64], At at) {
+    const int lane = static_cast<int>(threadIdx.x % 32), row = lane / 4, quad = lane % 4;
+    const bool odd = row % 2 == 1;
+    const int thread = row * kStageRowBytes + (((quad / 2) ^ row) * 16 ^ (odd ? 64 : 0)) + quad % 2 * 8;
+#pragma unroll
+    for (int box = 2 * half; box < 2 * half + 2; ++box)
+#pragma unroll
+        for (int j = 0; j < 2; ++j)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int low = 4 * (4 * box + j) + 2 * r, high = low + 8;
+                uint8_t* const to = slab.boxes[box] + 8 * r * kStageRowBytes;
+                const float2 first{sum[low], sum[low + 1]}, second{sum[high], sum[high + 1]};
+                at(reinterpret_cast<float2*>(to + (thread ^ 32 * j)), odd ? second : first);
+                at(reinterpret_cast<float2*>(to + (thread ^ 32 * (j + 2))), odd ? first : second);
+            }
 }
 
-// Each of the thread's 2 x 8 pieces of 16 bytes of block kHalf: at(piece of D, whether it is inside, its first two sums and its last two).
-template <int kHalf, class At>
-__device__ __forceinline__ void for_pieces(const Place& place, int64_t row_length, At at) {
+// How sums leave: over what is in D; added to it by the memory; or added to what the slab holds of it.
+enum class Leave { store, add, add_here };
+
+// A warp's part of a block, half of its columns after the other, each a group of copies of lane 0.
+template <Leave kLeave>
+__device__ __forceinline__ void leave(const CUtensorMap* map, Slab& slab, const Place& place,
+                                      const float (&sum)[64]) {
+    const bool leader = threadIdx.x % 32 == 0;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        const int row = 64 * kHalf + 8 * r, left = row < place.rows ? place.columns : 0;
-        float* const d = place.d + row * row_length;
+    for (int half = 0; half < 2; ++half) {
+        if (leader) copies_wait_read<1>();  // those of this half, of the block before
+        __syncwarp();
+        for_pairs(slab, half, sum, [&](float2* to, float2 value) {
+            if (kLeave == Leave::add_here) {
+                const float2 old = *to;
+                value = {old.x + value.x, old.y + value.y};
+            }
+            *to = value;
+        });
+        fence_shared_for_engines();
+        __syncwarp();
+        if (leader) {
 #pragma unroll
-        for (int j = 0; j < 16; j += 2)
-            at(reinterpret_cast<float4*>(d + 8 * j), 8 * j < left, 4 * j + 2 * r, 4 * (j + 1) + 2 * r);
+            for (int box = 2 * half; box < 2 * half + 2; ++box) {
+                const int column = place.column + box * kBoxColumns;
+                if (kLeave == Leave::add)
+                    tensor_add(map, slab.boxes[box], column, place.row, place.group);
+                else
+                    tensor_store(map, slab.boxes[box], column, place.row, place.group);
+            }
+            copies_commit();
+        }
     }
 }
-template <int kHalf>
-__device__ __forceinline__ void store_half(const Place& place, int64_t row_length, const float (&sum)[64]) {
-    for_pieces<kHalf>(place, row_length, [&](float4* d, bool inside, int low, int high) {
-        const float4 value = join_columns({sum[low], sum[low + 1]}, {sum[high], sum[high + 1]});
-        if (inside) store_in_memory(d, value);
-    });
-}
-// What a block's sums start from: zeros, or D as its pieces lie in memory, which part_columns brings to the lanes that own them. Until then
-// nobody waits for it.
-template <int kHalf, Gradient kMode>
-__device__ __forceinline__ void start_half(const Place& place, int64_t row_length, float (&sum)[64]) {
-    for_pieces<kHalf>(place, row_length, [&](const float4* d, bool inside, int low, int high) {
-        const float4 value = kMode == Gradient::accumulate ? load_from_memory(d, inside) : float4{};
-        sum[low] = value.x, sum[low + 1] = value.y, sum[high] = value.z, sum[high + 1] = value.w;
-    });
-}
-__device__ __forceinline__ void part_columns(float (&sum)[64]) {
+// D of a warp's part of a block to its slab, by one lane, once the slab's last content is on its way.
+__device__ __forceinline__ void fetch(const CUtensorMap* map, Slab& slab, Barrier* full, const Place& place) {
+    copies_wait_read<0>();
+    barrier_arrive_expect_bytes(full, sizeof(Slab));
 #pragma unroll
-    for (int i = 0; i < 64; i += i % 8 == 0 ? 2 : 6) {
-        const float4 value = join_columns({sum[i], sum[i + 1]}, {sum[i + 4], sum[i + 5]});
-        sum[i] = value.x, sum[i + 1] = value.y, sum[i + 4] = value.z, sum[i + 5] = value.w;
-    }
+    for (int box = 0; box < kBoxes; ++box)
+        tensor_load(map, full, slab.boxes[box], place.column + box * kBoxColumns, place.row, place.group);
 }
 
 // ---- computing: one warpgroup -----------------------------------------------------------------------------------------------------------
 // Behind the first product of a step: the release of the stage before, and this step's factors; behind the second: the wait for the next
-// stage. At a tile's end, behind the second product of its last step: the stores of the first block, whose sums are finished, the next tile
-// and its scales, and what the first block's next sums start from; behind the next tile's first product: the stores of the second block,
-// and its next start. Between the end of one product and the start of the next only the 64 additions of a thread remain. The last stage of
-// all is never released: nobody waits for it. What a step reads of a stage's scales it has read before it starts the next.
+// stage. A tile's blocks leave as the head of the file says; its first and last step are code of their own, so that the steps between them are
+// a short loop. Between the end of one product and the start of the next only the 64 additions of a thread remain. The last stage of all is never
+// released: nobody waits for it. What a step reads of a stage's scales it has read before it starts the next.
 template <class Wgmma, Gradient kMode, Scales kScales>
-__device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales>& shared, int warpgroup) {
-    constexpr int kStagesA = WgradShared<kScales>::kStagesA;
-    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
-    const int row0 = thread / 32 * 16 + lane / 4;            // this thread's rows: row0 + {0, 8} of each 64
-    const int mine = 1 + warpgroup, others = 2 - warpgroup;  // named barriers: announced at, waited for at
-    constexpr bool kRowScales = has_row_scales(kScales);
+__device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales>& shared, const CUtensorMap* map_d,
+                               int warpgroup) {
+    using Shared = WgradShared<kScales>;
+    constexpr int kStagesA = Shared::kStagesA;
+    constexpr bool kRowScales = has_row_scales(kScales), kAdds = kMode == Gradient::accumulate;
     constexpr int kRows = kRowScales ? 4 : 1;
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
+    const int row0 = thread / 32 * kWarpRows + lane / 4;  // this thread's rows: row0 + {0, 8} of each 64
+    const int warp = same_in_warp(warpgroup * 4 + thread / 32);
+    Slab& slab = shared.slabs[warp];
+    const uint32_t other = cluster_rank() ^ 1, other_a = cluster_address(shared.a_empty, other),
+                   other_b = cluster_address(shared.b_empty[warpgroup], other);
     RingPosition<kStagesA> a_stage;
     RingPosition<kStagesB> b_stage;
     RingPosition<kRing> ring;
     MathTile tile{};
-    Place place{}, done{};  // `done`: its second block is finished and not stored yet; at first no rows
+    int steps = 0;
+    // of block 0; `done`: of the tile whose block 1 has not left yet, at first of none
+    Place place{}, done{0, static_cast<int>(p.m), 0};
     const float *at_a = nullptr, *at_b = nullptr;
+    uint32_t d_parity = 0;
+    bool first = true, more = true;
     float sum[2][64];
     // scales of whole tiles: lane l holds those of step l of every 32 steps, read long before they are multiplied
     float scales = 0.0f, next_a = 0.0f, next_b = 0.0f;
     const auto read_scales = [&](int step) {
         if (kRowScales) return;
-        const bool inside = step < tile.steps;
+        const bool inside = step < steps;
         next_a = inside ? at_a[step * p.a.scale.block_stride] : 0.0f;
         next_b = inside ? at_b[step * p.b.scale.block_stride] : 0.0f;
     };
     const auto take_tile = [&] {
         if (!next_tile(shared, ring, tile)) return false;
+        steps = tile.steps;
         const int64_t col = tile.b_output + warpgroup * kColumns;
-        place = place_of(p, tile, col, row0);
+        place = {static_cast<int>(col), static_cast<int>(tile.a_output) + warp % 4 * kWarpRows,
+                 static_cast<int>(tile.group)};
         at_a = scales_at(p.a.scale, tile.a_k, tile.a_output / kTileRows * p.a.scale.output_stride);
         at_b = scales_at(p.b.scale, tile.b_k, min(col, p.n - 1) / kColumns * p.b.scale.output_stride);
         read_scales(lane);
         return true;
     };
-    const auto start = [&](float(&partial)[64], int half) {
-        start_products<Wgmma>(partial, swizzled_rows(shared.a[a_stage.index] + half * 64 * kStageRowBytes),
-                              swizzled_rows(shared.b[warpgroup][b_stage.index]));
+    // operands of the stage that is multiplied next; moved on behind products
+    uint64_t a = swizzled_rows(shared.a[0]), b = swizzled_rows(shared.b[warpgroup][0]);
+    const auto next_stage = [&] {
+        a_stage.advance();
+        b_stage.advance();
+        a = descriptor_at(a, static_cast<int>(kSideBytes) * (a_stage.index == 0 ? 1 - kStagesA : 1));
+        b = descriptor_at(b, static_cast<int>(kSideBytes) * (b_stage.index == 0 ? 1 - kStagesB : 1));
+    };
+    const auto wait_for_stage = [&] {
+        barrier_wait(&shared.a_full[a_stage.index], a_stage.parity);
+        barrier_wait(&shared.b_full[warpgroup][b_stage.index], b_stage.parity);
+    };
+    const auto release_last_stage = [&] {
+        __syncwarp();
+        const int last_a = (a_stage.index == 0 ? kStagesA : a_stage.index) - 1,
+                  last_b = (b_stage.index == 0 ? kStagesB : b_stage.index) - 1;
+        if (lane == 0) {
+            barrier_arrive(&shared.a_empty[last_a]);
+            barrier_arrive(&shared.b_empty[warpgroup][last_b]);
+        }
+        if (lane == 1) {
+            barrier_arrive_remote(other_a + last_a * sizeof(Barrier));
+            barrier_arrive_remote(other_b + last_b * sizeof(Barrier));
+        }
+    };
+    const auto clear = [](float(&sums)[64]) {
+#pragma unroll
+        for (int i = 0; i < 64; ++i) sums[i] = 0.0f;
+    };
+    const auto leave_second = [&] {
+        const Place second{done.column, done.row + 64, done.group};
+        leave<kAdds ? Leave::add : Leave::store>(map_d, slab, second, sum[1]);
+        clear(sum[1]);
+    };
+    const auto leave_first = [&] {
+        if (kAdds) {
+            barrier_wait(&shared.d_full[warp], d_parity);
+            d_parity ^= 1;
+        }
+        leave<kAdds ? Leave::add_here : Leave::store>(map_d, slab, place, sum[0]);
+        clear(sum[0]);
+        done = place;
     };
     const auto finish = [](float(&partial)[64], float(&sums)[64], float above, float below,
                            const float2* columns) {
@@ -267,91 +319,79 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales>& sha
         else
             add_scaled(partial, sums, above, below);
     };
-    const auto wait_for_stage = [&] {
-        barrier_wait(&shared.a_full[a_stage.index], a_stage.parity);
-        barrier_wait(&shared.b_full[warpgroup][b_stage.index], b_stage.parity);
+    const auto multiply = [&]<Step kStep>(int step) {
+        constexpr bool kFirst = kStep == Step::first || kStep == Step::only,
+                       kLast = kStep == Step::last || kStep == Step::only;
+        float partial[64], factor[kRows];
+        start_products<Wgmma>(partial, a, b);
+        if (!kFirst || !first) release_last_stage();
+        if (kFirst) leave_second();
+        if (step % 32 == 0) {
+            scales = next_a * next_b;
+            read_scales(step + 32 + lane);
+        }
+        factor[0] = __shfl_sync(0xFFFFFFFFu, scales, step % 32);
+        if (kRowScales) {
+#pragma unroll
+            for (int i = 0; i < kRows; ++i)
+                factor[i] = shared.row_scales[a_stage.index][row0 + 64 * (i / 2) + 8 * (i % 2)];
+        }
+        const float2* columns =
+            reinterpret_cast<const float2*>(shared.col_scales[warpgroup][b_stage.index] + 2 * (lane % 4));
+        finish(partial, sum[0], factor[0], factor[kRows > 1 ? 1 : 0], columns);
+
+        start_products<Wgmma>(partial, descriptor_at(a, 64 * kStageRowBytes), b);
+        if (kAdds && step == min(kFetchStep, steps - 1)) {
+            if (lane == 0) fetch(map_d, slab, &shared.d_full[warp], place);
+            __syncwarp();
+        }
+        next_stage();
+        if (kLast) {
+            leave_first();
+            more = take_tile();
+        }
+        if (!kLast || more) wait_for_stage();
+        finish(partial, sum[1], factor[kRows / 2], factor[kRows - 1], columns);
     };
 
     if (!take_tile()) return;
-    start_half<0, kMode>(place, p.n, sum[0]);
-    start_half<1, Gradient::overwrite>(place, p.n, sum[1]);  // of no tile
-    if (warpgroup == 1) meet(others, kMathThreads);
+    clear(sum[0]);
+    clear(sum[1]);
     wait_for_stage();
-    bool first = true, more = true;
     while (more) {
-        const int steps = tile.steps, lead = min((steps - 1) / 2, kLead);
-        for (int step = 0; step < steps; ++step) {
-            float partial[64], factor[kRows];
-            start(partial, 0);
-            if (step > 0 || !first)
-                release_stages(
-                    &shared.a_empty[(a_stage.index == 0 ? kStagesA : a_stage.index) - 1],
-                    &shared.b_empty[warpgroup][(b_stage.index == 0 ? kStagesB : b_stage.index) - 1]);
-            if (step == 0) {
-                store_half<1>(done, p.n, sum[1]);
-                start_half<1, kMode>(place, p.n, sum[1]);
-            }
-            if (step % 32 == 0) {
-                scales = next_a * next_b;
-                read_scales(step + 32 + lane);
-            }
-            factor[0] = __shfl_sync(0xFFFFFFFFu, scales, step % 32);
-            if (kRowScales) {
-#pragma unroll
-                for (int i = 0; i < kRows; ++i)
-                    factor[i] = shared.row_scales[a_stage.index][row0 + 64 * (i / 2) + 8 * (i % 2)];
-            }
-            const float2* columns =
-                reinterpret_cast<const float2*>(shared.col_scales[warpgroup][b_stage.index] + 2 * (lane % 4));
-            if (kMode == Gradient::accumulate && step == 0) part_columns(sum[0]);
-            finish(partial, sum[0], factor[0], factor[kRows > 1 ? 1 : 0], columns);
-
-            start(partial, 1);
-            if (step == lead) announce(mine, kMathThreads);
-            if (step + 1 == steps) {
-                store_half<0>(place, p.n, sum[0]);
-                done = place;
-                more = take_tile();
-                if (more) {
-                    start_half<0, kMode>(place, p.n, sum[0]);
-                    meet(others, kMathThreads);
-                }
-            }
-            a_stage.advance();
-            b_stage.advance();
-            if (more) wait_for_stage();
-            if (kMode == Gradient::accumulate && step == 0) part_columns(sum[1]);
-            finish(partial, sum[1], factor[kRows / 2], factor[kRows - 1], columns);
+        const int last = steps - 1;
+        if (last == 0) {
+            multiply.template operator()<Step::only>(0);
+        } else {
+            multiply.template operator()<Step::first>(0);
+            for (int step = 1; step < last; ++step) multiply.template operator()<Step::between>(step);
+            multiply.template operator()<Step::last>(last);
         }
         first = false;
     }
-    store_half<1>(done, p.n, sum[1]);
-    if (warpgroup == 0)
-        meet(others, kMathThreads);  // every announcement is waited for, that of the last tile too
+    leave_second();
+    if (lane == 0) copies_wait();
 }
 
 // ---- the CTA ----------------------------------------------------------------------------------------------------------------------------
 template <class Wgmma, Scales kScales>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     wgrad_kernel(const __grid_constant__ DeviceProduct product, const __grid_constant__ CUtensorMap map_a,
-                 const __grid_constant__ CUtensorMap map_b) {
+                 const __grid_constant__ CUtensorMap map_b, const __grid_constant__ CUtensorMap map_d) {
     using Shared = WgradShared<kScales>;
     Shared& shared = prepare_shared<Shared>([&](Shared& s) {
         init_ring(s.a_full, s.a_empty, kMathWarps * kPair);
         for (int w = 0; w < kMathWarpgroups; ++w)
             init_ring(s.b_full[w], s.b_empty[w], kMathWarps / kMathWarpgroups * kPair);
-        // read by those that compute, and by the thread that fetches D
-        init_ring(s.tile_full, s.tile_empty, kMathThreads + (product.mode == Gradient::accumulate ? 1 : 0));
+        init_ring(s.tile_full, s.tile_empty, kMathThreads);
+        for (Barrier& full : s.d_full) barrier_init(&full, 1);
     });
     const int role = same_in_warp(static_cast<int>(threadIdx.x) / kWarpgroup);
     if (role == 0) {
         give_registers<kLoaderRegisters>();
         const int warp = static_cast<int>(threadIdx.x) / 32;
         if (warp > kMathWarpgroups) {
-            if (product.mode == Gradient::overwrite)
-                clear_tiles(product);
-            else if (threadIdx.x % 32 == 0)
-                fetch_tiles(product, shared);
+            if (product.mode == Gradient::overwrite) clear_tiles(product);
             return;
         }
         if (threadIdx.x % 32 != 0) return;
@@ -363,16 +403,17 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     } else {
         take_registers<kMathRegisters>();
         if (product.mode == Gradient::accumulate)
-            multiply_tiles<Wgmma, Gradient::accumulate>(product, shared, role - 1);
+            multiply_tiles<Wgmma, Gradient::accumulate>(product, shared, &map_d, role - 1);
         else
-            multiply_tiles<Wgmma, Gradient::overwrite>(product, shared, role - 1);
+            multiply_tiles<Wgmma, Gradient::overwrite>(product, shared, &map_d, role - 1);
         cluster_meet();  // nobody leaves while the other CTA may write here
     }
 }
 
 template <class Wgmma, Scales kScales>
-void launch(const DeviceProduct& p, const CUtensorMap& map_a, const CUtensorMap& map_b, const Launch& how) {
-    launch_wgmma_kernel(wgrad_kernel<Wgmma, kScales>, p, map_a, map_b, how, kWgradBytes<kScales>);
+void launch(const DeviceProduct& p, const Launch& how, const CUtensorMap& map_a, const CUtensorMap& map_b,
+            const CUtensorMap& map_d) {
+    launch_wgmma_kernel(wgrad_kernel<Wgmma, kScales>, p, how, kWgradBytes<kScales>, map_a, map_b, map_d);
 }
 
 }  // namespace
@@ -380,12 +421,13 @@ void launch(const DeviceProduct& p, const CUtensorMap& map_a, const CUtensorMap&
 void launch_wgmma_wgrad(const DeviceProduct& p, const StoredShape& a, const StoredShape& b,
                         const Launch& how) {
     const CUtensorMap map_a = tensor_map(p.a.codes, p.a.dtype, a.rows, a.cols, kBoxRows),
-                      map_b = tensor_map(p.b.codes, p.b.dtype, b.rows, b.cols, kBoxRows);
+                      map_b = tensor_map(p.b.codes, p.b.dtype, b.rows, b.cols, kBoxRows),
+                      map_d = tensor_map_f32(p.d, p.groups.num_groups, p.m, p.n, kWarpRows);
     const bool columns = p.b.scale.outputs_per_scale == 1, e5m2 = p.a.dtype == DType::e5m2;
     const auto run =
         columns ? (e5m2 ? launch<WgmmaE5m2, Scales::rows_columns> : launch<WgmmaE4m3, Scales::rows_columns>)
                 : (e5m2 ? launch<WgmmaE5m2, Scales::tiles> : launch<WgmmaE4m3, Scales::tiles>);
-    run(p, map_a, map_b, how);
+    run(p, how, map_a, map_b, map_d);
 }
 
 }  // namespace fp8flow::hopper

@@ -38,8 +38,7 @@ struct GroupedGemm {
 // FP8: the transposed copies dy [N, M], x [K, M], layouts tile128 | vec128 | group_row | mx32 | tensor; blocks of the contraction
 // are counted from the group's first row; pads contribute nothing: their codes are 0 by the contract of whoever wrote the copies (a
 // backend may multiply over them), plain rows there are not read. A group of 0 rows writes zeros (overwrite) or nothing.
-// accumulate: dW = dW + product, one fp32 addition per element; with a scale per block of the contraction a backend may start acc from dW
-// instead, and add the blocks to it (Hopper does for tile128 and vec128).
+// accumulate: dW = dW + product, one fp32 addition per element.
 struct GroupedGemmWgrad {
     Fp8Tensor dy;
     Fp8Tensor x;

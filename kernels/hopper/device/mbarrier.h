@@ -97,6 +97,46 @@ __device__ __forceinline__ void bulk_prefetch(const void* from, uint32_t bytes) 
                  : "memory");
 }
 
+// ---- the copy engine's way back: boxes of a 3-D tensor ---------------------------------------------------------------------------------
+// One box to shared memory; outside the tensor: zeros.
+__device__ __forceinline__ void tensor_load(const CUtensorMap* map, Barrier* barrier, void* to, int c0,
+                                            int c1, int c2) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
+        "%5}], "
+        "[%2];" ::"r"(shared_address(to)),
+        "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+// One box from shared memory, what is outside the tensor left out. Part of the thread's current group of copies.
+__device__ __forceinline__ void tensor_store(const CUtensorMap* map, const void* from, int c0, int c1,
+                                             int c2) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
+                     reinterpret_cast<uint64_t>(map)),
+                 "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2)
+                 : "memory");
+}
+// The same, added to what is there. Deterministic where each element has one writer.
+__device__ __forceinline__ void tensor_add(const CUtensorMap* map, const void* from, int c0, int c1, int c2) {
+    asm volatile(
+        "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
+            reinterpret_cast<uint64_t>(map)),
+        "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+// Ends the thread's current group of copies.
+__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Waits until all of the thread's groups of copies but the last kPending have read their shared memory.
+template <int kPending> __device__ __forceinline__ void copies_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+// Waits until all of the thread's groups of copies are done.
+__device__ __forceinline__ void copies_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// Makes a thread's ordinary writes to shared memory visible to copies and warpgroup products that are started afterwards.
+__device__ __forceinline__ void fence_shared_for_engines() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 // ---- clusters -------------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ uint32_t cluster_rank() {
     uint32_t rank;

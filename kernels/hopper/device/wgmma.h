@@ -63,10 +63,6 @@ __device__ __forceinline__ void add_in_memory(float4* sum, float4 value) {
                  : "memory");
 }
 
-// Makes ordinary writes to shared memory visible to warpgroup products.
-__device__ __forceinline__ void fence_shared_for_wgmma() {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
 // Threads of both computing warpgroups meet at a named barrier (0 is __syncthreads), or one of them only announces itself there.
 __device__ __forceinline__ void meet(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
