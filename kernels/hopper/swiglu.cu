@@ -1,8 +1,7 @@
 // SwiGLU weighted by the routing probability, forward and backward, plain and quantised. Contract: kernels/ops/swiglu.h.
-#include "kernels/hopper/device/groups.h"
-#include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/sigmoid.h"
 #include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/swiglu_rows.h"
 
 namespace fp8flow {
 
@@ -53,7 +52,7 @@ struct WideBf16 {
 // other; all that is smaller has the sigmoid of 2^-25 (1/2), all that is larger that of 127.5 (0 or 1). NaN: any number, as sigmoids_of.
 struct TableBf16 : WideBf16 {
     static constexpr bool kTable = true;
-    static constexpr int kForwardWarps = 32, kForwardCtas = 1, kBackwardWarps = 20, kBackwardCtas = 1;
+    static constexpr int kBackwardWarps = 20, kBackwardCtas = 1;
     static constexpr int kFirst = 102 << 7, kMagnitudes = 32 << 7;  // in bits of BF16
     static constexpr int kEntries = 2 * kMagnitudes;
     static_assert(kMagnitudes == 1 << 12);
@@ -143,18 +142,6 @@ __device__ __forceinline__ void store_block(const float (&v)[kCols], bool valid,
     if (threadIdx.x % kBlockLanes == 0) *scale_at = valid ? scale.dequant : 0.0f;
 }
 
-// Scales of codes as vec128 has them: blocks of a row stand `pitch` apart, rows side by side.
-struct BlockScales {
-    float* data = nullptr;  // nullptr: the output holds values
-    int64_t pitch = 0;
-    ScaleFormat format = ScaleFormat::pow2;
-    __device__ float* at(int64_t row, int col) const {
-        return data + row + col / static_cast<int>(kBlock) * pitch;
-    }
-};
-enum class Output { values, e4m3, e5m2 };
-constexpr DType codes_of(Output output) { return output == Output::e5m2 ? DType::e5m2 : DType::e4m3; }
-
 // The rows of this warp: neighbours, and as many as any other warp's, give or take one.
 struct RowRange {
     int64_t first, end;
@@ -182,12 +169,6 @@ template <class Source, int kWarps> __device__ __forceinline__ const float* sigm
 __device__ __forceinline__ float prob_of(const RowView& prob, int64_t row, bool valid) {
     return valid && prob ? static_cast<const float*>(prob.data)[row] : 1.0f;
 }
-
-struct SwigluForward {
-    RowView h, prob, a;  // prob.data == nullptr: 1; a: values or codes
-    BlockScales scales;
-    DeviceGroups groups;
-};
 
 // Moves 2F values in and F values (or codes and F/128 scales) out a row: 5.03 bytes a column, 0.082 ms at 32768 x 2048 and 4.1 TB/s. A warp
 // owns neighbouring rows and takes 512 columns at a time, 16 a lane. As soon as these are products, the columns after them, of the
@@ -248,12 +229,6 @@ __global__ void __launch_bounds__(Source::kForwardWarps* kLanes, Source::kForwar
         prob = next_prob;
     }
 }
-
-struct SwigluGradient {
-    RowView da, h, prob, dh, dprob;
-    BlockScales scales;
-    DeviceGroups groups;
-};
 
 // The sum of a block's 16 units, two a lane, neighbours first; the same in all eight lanes.
 __device__ __forceinline__ float sum_over_block(float unit0, float unit1) {
@@ -378,8 +353,7 @@ template <Output kOutput> void launch_forward(const SwigluForward& args, int64_t
         run<WideBf16::kForwardWarps, WideBf16::kForwardCtas>(swiglu_kernel<WideBf16, kOutput>, args, rows,
                                                              launch, "swiglu");
     else
-        run<TableBf16::kForwardWarps, TableBf16::kForwardCtas>(swiglu_kernel<TableBf16, kOutput>, args, rows,
-                                                               launch, "swiglu");
+        launch_swiglu_rows(args, kOutput, rows, launch);
 }
 void launch_forward(const SwigluForward& args, int64_t rows, const Launch& launch) {
     if (rows == 0 || args.a.cols == 0) return;
