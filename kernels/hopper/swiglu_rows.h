@@ -31,5 +31,7 @@ struct SwigluGradient {
 
 // Every lane must have whole aligned units of BF16 (and of codes), or none: swiglu.cu asks.
 void launch_swiglu_rows(const SwigluForward& args, Output output, int64_t rows, const Launch& launch);
+void launch_swiglu_backward_rows(const SwigluGradient& args, Output output, int64_t rows,
+                                 const Launch& launch);
 
 }  // namespace fp8flow::hopper
