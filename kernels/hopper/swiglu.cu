@@ -1,8 +1,7 @@
 // SwiGLU weighted by the routing probability, forward and backward, plain and quantised. Contract: kernels/ops/swiglu.h.
-#include "kernels/hopper/device/groups.h"
-#include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/sigmoid.h"
 #include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/swiglu_rows.h"
 
 namespace fp8flow {
 
@@ -22,7 +21,6 @@ struct WideBf16 {
     struct Raw {
         uint4 low, high;
     };
-    static constexpr bool kTable = false;
     // warps of a CTA and CTAs of an SM: 64 and 60 KB of values on their way
     static constexpr int kForwardWarps = 4, kForwardCtas = 8, kBackwardWarps = 4, kBackwardCtas = 5;
     static __device__ __forceinline__ Raw fetch(const RowView& t, int64_t at, int) {
@@ -31,10 +29,6 @@ struct WideBf16 {
     }
     static __device__ __forceinline__ void values(const Raw& raw, int unit, float (&v)[kUnit]) {
         unpack_unit(unit == 0 ? raw.low : raw.high, DType::bf16, v);
-    }
-    static __device__ __forceinline__ void sigmoids(const Raw&, int, const float (&gate)[kUnit], const float*,
-                                                    float (&sigmoid)[kUnit]) {
-        sigmoids_of(gate, sigmoid);
     }
     static __device__ __forceinline__ void store(const RowView& t, int64_t at, int left, float (&v)[kCols]) {
         if (left <= 0) return;
@@ -48,44 +42,11 @@ struct WideBf16 {
         *reinterpret_cast<uint4*>(static_cast<uint8_t*>(t.data) + at) = codes;
     }
 };
-// The same where there are enough of them to pay for a table of their sigmoids in shared memory: four instructions a column instead of 17, and
-// three to four turns of the shared memory's banks a warp. Both signs and the magnitudes of [2^-25, 128), a binade after the
-// other; all that is smaller has the sigmoid of 2^-25 (1/2), all that is larger that of 127.5 (0 or 1). NaN: any number, as sigmoids_of.
-struct TableBf16 : WideBf16 {
-    static constexpr bool kTable = true;
-    static constexpr int kForwardWarps = 32, kForwardCtas = 1, kBackwardWarps = 20, kBackwardCtas = 1;
-    static constexpr int kFirst = 102 << 7, kMagnitudes = 32 << 7;  // in bits of BF16
-    static constexpr int kEntries = 2 * kMagnitudes;
-    static_assert(kMagnitudes == 1 << 12);
-    static __device__ __forceinline__ void fill(float* table, int thread, int threads) {
-#pragma unroll 4
-        for (int i = thread; i < kEntries; i += threads) {
-            const int magnitude = kFirst + i % kMagnitudes, sign = i / kMagnitudes;
-            const float x = bits_float(static_cast<uint32_t>(sign << 15 | magnitude) << 16);
-            table[i] = fabsf(x) <= kNear ? sigmoid_near(x) : sigmoid_float(x);
-        }
-    }
-    static __device__ __forceinline__ void sigmoids(const Raw& gate, int unit, const float (&)[kUnit],
-                                                    const float* table, float (&sigmoid)[kUnit]) {
-        constexpr uint32_t kBoth = 0x10001u, kMinusFirst = 0x10000u - kFirst;
-        const uint4 unit_words = unit == 0 ? gate.low : gate.high;
-        const uint32_t words[4] = {unit_words.x, unit_words.y, unit_words.z, unit_words.w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {  // two columns: max(0, min(magnitude - first, last)), then the sign
-            const uint32_t places = __viaddmin_s16x2_relu(words[i] & 0x7FFF7FFFu, kMinusFirst * kBoth,
-                                                          (kMagnitudes - 1) * kBoth) |
-                                    (words[i] >> 3 & kMagnitudes * kBoth);
-            sigmoid[2 * i] = table[places & 0xFFFFu];
-            sigmoid[2 * i + 1] = table[places >> 16];
-        }
-    }
-};
 // anything else as fp32.
 struct AnyValues {
     struct Raw {
         float v[kCols];
     };
-    static constexpr bool kTable = false;
     static constexpr int kForwardWarps = 4, kForwardCtas = 4, kBackwardWarps = 4, kBackwardCtas = 2;
     static __device__ __forceinline__ Raw fetch(const RowView& t, int64_t at, int left) {
         Raw raw = {};
@@ -99,10 +60,6 @@ struct AnyValues {
     static __device__ __forceinline__ void values(const Raw& raw, int unit, float (&v)[kUnit]) {
 #pragma unroll
         for (int i = 0; i < kUnit; ++i) v[i] = raw.v[unit * kUnit + i];
-    }
-    static __device__ __forceinline__ void sigmoids(const Raw&, int, const float (&gate)[kUnit], const float*,
-                                                    float (&sigmoid)[kUnit]) {
-        sigmoids_of(gate, sigmoid);
     }
     static __device__ __forceinline__ void store(const RowView& t, int64_t at, int left, float (&v)[kCols]) {
 #pragma unroll 1
@@ -143,18 +100,6 @@ __device__ __forceinline__ void store_block(const float (&v)[kCols], bool valid,
     if (threadIdx.x % kBlockLanes == 0) *scale_at = valid ? scale.dequant : 0.0f;
 }
 
-// Scales of codes as vec128 has them: blocks of a row stand `pitch` apart, rows side by side.
-struct BlockScales {
-    float* data = nullptr;  // nullptr: the output holds values
-    int64_t pitch = 0;
-    ScaleFormat format = ScaleFormat::pow2;
-    __device__ float* at(int64_t row, int col) const {
-        return data + row + col / static_cast<int>(kBlock) * pitch;
-    }
-};
-enum class Output { values, e4m3, e5m2 };
-constexpr DType codes_of(Output output) { return output == Output::e5m2 ? DType::e5m2 : DType::e4m3; }
-
 // The rows of this warp: neighbours, and as many as any other warp's, give or take one.
 struct RowRange {
     int64_t first, end;
@@ -166,40 +111,19 @@ struct RowRange {
     }
 };
 
-// The table of a CTA of kWarps warps, if its source has one; all threads call it.
-template <class Source, int kWarps> __device__ __forceinline__ const float* sigmoid_table() {
-    if constexpr (Source::kTable) {
-        __shared__ float table[Source::kEntries];
-        Source::fill(table, static_cast<int>(threadIdx.y) * kLanes + static_cast<int>(threadIdx.x),
-                     kWarps * kLanes);
-        __syncthreads();
-        return table;
-    } else {
-        return nullptr;
-    }
-}
-
 __device__ __forceinline__ float prob_of(const RowView& prob, int64_t row, bool valid) {
     return valid && prob ? static_cast<const float*>(prob.data)[row] : 1.0f;
 }
 
-struct SwigluForward {
-    RowView h, prob, a;  // prob.data == nullptr: 1; a: values or codes
-    BlockScales scales;
-    DeviceGroups groups;
-};
-
 // Moves 2F values in and F values (or codes and F/128 scales) out a row: 5.03 bytes a column, 0.082 ms at 32768 x 2048 and 4.1 TB/s. A warp
 // owns neighbouring rows and takes 512 columns at a time, 16 a lane. As soon as these are products, the columns after them, of the
 // next row too, are requested and travel while the block is quantised and stored, and while other warps compute: 64 KB an SM.
-// A 128-column block belongs to eight lanes, whose maximum does not depend on the order: deterministic. No barriers but behind the table.
-// Instructions of 16 columns (SASS, codes): 525, of which 272 are the sigmoid, or 318 with the table. An SM issues 36 thread instructions a
-// column at 4.1 TB/s and 1.75 GHz: 33 of them kept the scheduler busy and memory at 79 %; 20 leave memory the bound. The table costs
-// 16 lookups of a warp's turn, 3.5 bank turns each (30 us of the shared memory's time at this shape), and a microsecond at the start.
+// A 128-column block belongs to eight lanes, whose maximum does not depend on the order: deterministic. No barriers.
+// Instructions of 16 columns (SASS, codes): 525, of which 272 are the sigmoid; an SM issues 36 thread instructions a column at 4.1 TB/s and
+// 1.75 GHz, and 33 of them kept the scheduler busy and memory at 79 %: many BF16 rows go to swiglu_rows.cu.
 template <class Source, Output kOutput>
 __global__ void __launch_bounds__(Source::kForwardWarps* kLanes, Source::kForwardCtas)
     swiglu_kernel(const SwigluForward args) {
-    const float* const table = sigmoid_table<Source, Source::kForwardWarps>();
     const RowRange rows(args.groups.total());
     if (rows.first >= rows.end) return;
     const int width = args.a.cols, first_col = static_cast<int>(threadIdx.x) * kCols;
@@ -229,7 +153,7 @@ __global__ void __launch_bounds__(Source::kForwardWarps* kLanes, Source::kForwar
                 float gate[kUnit], up[kUnit], sigmoid[kUnit];
                 Source::values(raw_gate, unit, gate);
                 Source::values(raw_up, unit, up);
-                Source::sigmoids(raw_gate, unit, gate, table, sigmoid);
+                sigmoids_of(gate, sigmoid);
 #pragma unroll
                 for (int i = 0; i < kUnit; ++i) a[unit * kUnit + i] = gate[i] * sigmoid[i] * up[i] * prob;
             }
@@ -249,12 +173,6 @@ __global__ void __launch_bounds__(Source::kForwardWarps* kLanes, Source::kForwar
     }
 }
 
-struct SwigluGradient {
-    RowView da, h, prob, dh, dprob;
-    BlockScales scales;
-    DeviceGroups groups;
-};
-
 // The sum of a block's 16 units, two a lane, neighbours first; the same in all eight lanes.
 __device__ __forceinline__ float sum_over_block(float unit0, float unit1) {
     float sum = unit0 + unit1;
@@ -265,12 +183,11 @@ __device__ __forceinline__ float sum_over_block(float unit0, float unit1) {
 
 // Moves 3F values in and 2F values (or codes and scales) out a row: 8.06 bytes a column, 0.132 ms at 32768 x 2048 and 4.1 TB/s. Rows, columns
 // and requests as in swiglu_kernel: 60 KB an SM. dprob: a lane's units, the block's eight lanes, the row's blocks in ascending
-// order, all inside the warp: the sum knows nothing of the grid. Pads: zeros. No barriers but behind the table.
-// Instructions of 16 columns (SASS, codes): 770, 48 a column of the 58 that an SM issues at 4.1 TB/s and 1.75 GHz; 590 with the table.
+// order, all inside the warp: the sum knows nothing of the grid. Pads: zeros. No barriers.
+// Instructions of 16 columns (SASS, codes): 770, 48 a column of the 58 that an SM issues at 4.1 TB/s and 1.75 GHz.
 template <class Source, Output kOutput>
 __global__ void __launch_bounds__(Source::kBackwardWarps* kLanes, Source::kBackwardCtas)
     swiglu_backward_kernel(const SwigluGradient args) {
-    const float* const table = sigmoid_table<Source, Source::kBackwardWarps>();
     const RowRange rows(args.groups.total());
     if (rows.first >= rows.end) return;
     const int width = args.da.cols, first_col = static_cast<int>(threadIdx.x) * kCols;
@@ -303,7 +220,7 @@ __global__ void __launch_bounds__(Source::kBackwardWarps* kLanes, Source::kBackw
                 Source::values(raw_da, unit, da);
                 Source::values(raw_gate, unit, gate);
                 Source::values(raw_up, unit, up);
-                Source::sigmoids(raw_gate, unit, gate, table, sigmoids);
+                sigmoids_of(gate, sigmoids);
 #pragma unroll
                 for (int i = 0; i < kUnit; ++i) {
                     const float sigmoid = sigmoids[i], silu = gate[i] * sigmoid, da_prob = da[i] * prob;
@@ -359,7 +276,7 @@ Output output_of(const RowView& t, const BlockScales& scales) {
     return scales.data == nullptr ? Output::values : t.dtype == DType::e5m2 ? Output::e5m2 : Output::e4m3;
 }
 
-constexpr int64_t kTableColumns = int64_t{1} << 20;  // fewer of a launch do not pay for filling tables
+constexpr int64_t kManyColumns = int64_t{1} << 20;  // fewer of a launch do not pay for tables of sigmoids
 template <int kWarps, int kCtas, class Kernel, class Args>
 void run(Kernel kernel, const Args& args, int64_t rows, const Launch& launch, const char* op) {
     constexpr int64_t kRowsOfCta = 4;  // that a CTA is worth: large ones stay partly idle rather than be few
@@ -374,12 +291,11 @@ template <Output kOutput> void launch_forward(const SwigluForward& args, int64_t
     if (!wide)
         run<AnyValues::kForwardWarps, AnyValues::kForwardCtas>(swiglu_kernel<AnyValues, kOutput>, args, rows,
                                                                launch, "swiglu");
-    else if (rows * width < kTableColumns)
+    else if (rows * width < kManyColumns)
         run<WideBf16::kForwardWarps, WideBf16::kForwardCtas>(swiglu_kernel<WideBf16, kOutput>, args, rows,
                                                              launch, "swiglu");
     else
-        run<TableBf16::kForwardWarps, TableBf16::kForwardCtas>(swiglu_kernel<TableBf16, kOutput>, args, rows,
-                                                               launch, "swiglu");
+        launch_swiglu_rows(args, kOutput, rows, launch);
 }
 void launch_forward(const SwigluForward& args, int64_t rows, const Launch& launch) {
     if (rows == 0 || args.a.cols == 0) return;
@@ -397,12 +313,11 @@ void launch_backward(const SwigluGradient& args, int64_t rows, const Launch& lau
     if (!wide)
         run<AnyValues::kBackwardWarps, AnyValues::kBackwardCtas>(swiglu_backward_kernel<AnyValues, kOutput>,
                                                                  args, rows, launch, "swiglu_backward");
-    else if (rows * width < kTableColumns)
+    else if (rows * width < kManyColumns)
         run<WideBf16::kBackwardWarps, WideBf16::kBackwardCtas>(swiglu_backward_kernel<WideBf16, kOutput>,
                                                                args, rows, launch, "swiglu_backward");
     else
-        run<TableBf16::kBackwardWarps, TableBf16::kBackwardCtas>(swiglu_backward_kernel<TableBf16, kOutput>,
-                                                                 args, rows, launch, "swiglu_backward");
+        launch_swiglu_backward_rows(args, kOutput, rows, launch);
 }
 void launch_backward(const SwigluGradient& args, int64_t rows, const Launch& launch) {
     if (rows == 0) return;

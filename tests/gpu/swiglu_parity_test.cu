@@ -31,8 +31,10 @@ const std::vector<Case>& cases() {
          0,
          true},  // several rows a warp where SMs are few; columns in 2.75 steps
         {std::vector<int64_t>(70, 3), 0, 256, DType::bf16, 128, true},  // more groups than lanes
-        // enough columns for tables of sigmoids
+        // enough columns for rows through shared memory and a table of sigmoids: rows of one, several and many pieces
         {{}, 770, 1408, DType::bf16, 0, true},
+        {{}, 521, 2304, DType::bf16, 0, false},
+        {{}, 37, 28672, DType::bf16, 0, true},
         {{1030, 0, 5, 200}, 0, 1024, DType::bf16, 256, true},
     };
     return all;
@@ -40,9 +42,14 @@ const std::vector<Case>& cases() {
 // widths that are no multiples of a block, of a unit, or of 4: plain ops only
 const std::vector<Case>& ragged_cases() {
     static const std::vector<Case> all = {
-        {{}, 33, 1, DType::bf16, 0, true},   {{}, 7, 100, DType::bf16, 0, true},
-        {{}, 7, 130, DType::f32, 0, true},   {{5, 0, 140}, 0, 2052, DType::bf16, 128, true},
-        {{}, 9, 200, DType::bf16, 0, false}, {{40, 90}, 0, 528, DType::bf16, 0, true},
+        {{}, 33, 1, DType::bf16, 0, true},
+        {{}, 7, 100, DType::bf16, 0, true},
+        {{}, 7, 130, DType::f32, 0, true},
+        {{5, 0, 140}, 0, 2052, DType::bf16, 128, true},
+        {{}, 9, 200, DType::bf16, 0, false},
+        {{40, 90}, 0, 528, DType::bf16, 0, true},
+        {{700, 0, 1200}, 0, 528, DType::bf16, 0, true},
+        {{}, 65600, 16, DType::bf16, 0, true},
     };
     return all;
 }

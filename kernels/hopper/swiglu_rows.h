@@ -1,0 +1,37 @@
+// What SwiGLU's kernels share: arguments, places of scales, and the launchers of the kernels for many wide BF16 rows.
+#pragma once
+
+#include "kernels/hopper/device/groups.h"
+#include "kernels/hopper/device/rows.h"
+
+namespace fp8flow::hopper {
+
+// Scales of codes as vec128 has them: blocks of a row stand `pitch` apart, rows side by side.
+struct BlockScales {
+    float* data = nullptr;  // nullptr: the output holds values
+    int64_t pitch = 0;
+    ScaleFormat format = ScaleFormat::pow2;
+    __device__ float* at(int64_t row, int col) const {
+        return data + row + col / static_cast<int>(kBlock) * pitch;
+    }
+};
+enum class Output { values, e4m3, e5m2 };
+constexpr DType codes_of(Output output) { return output == Output::e5m2 ? DType::e5m2 : DType::e4m3; }
+
+struct SwigluForward {
+    RowView h, prob, a;  // prob.data == nullptr: 1; a: values or codes
+    BlockScales scales;
+    DeviceGroups groups;
+};
+struct SwigluGradient {
+    RowView da, h, prob, dh, dprob;
+    BlockScales scales;
+    DeviceGroups groups;
+};
+
+// Every lane must have whole aligned units of BF16 (and of codes), or none: swiglu.cu asks.
+void launch_swiglu_rows(const SwigluForward& args, Output output, int64_t rows, const Launch& launch);
+void launch_swiglu_backward_rows(const SwigluGradient& args, Output output, int64_t rows,
+                                 const Launch& launch);
+
+}  // namespace fp8flow::hopper
