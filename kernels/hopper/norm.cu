@@ -232,9 +232,20 @@ void HopperOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const Laun
         merge_amax_kernel<<<1, 1, 0, stream_of(launch)>>>(amax, args.amax.as<float>());
         check_launch("amax of rms_norm");
     }
-    if (args.transposed.layout == ScaleLayout::tile128)
+    // delayed scaling with one scale for both copies: the transposed codes are those of the rows
+    const bool same_codes = row_tensor && args.transposed.layout == ScaleLayout::tensor &&
+                            args.transposed.scales.data == args.rows.scales.data &&
+                            args.transposed.codes.dtype == args.rows.codes.dtype;
+    if (same_codes) {
+        const TensorView& codes = args.transposed.codes;
+        const int64_t tiles = ceil_div(codes.dim(0), kBlock) * ceil_div(codes.dim(1), kBlock);
+        Fp8Tensor tiled = args.transposed;  // every tile's scale is the one of the rows: written, not wanted
+        tiled.scales = make_view(workspace_->partials_for<float>(tiles), DType::f32,
+                                 {ceil_div(codes.dim(1), kBlock), ceil_div(codes.dim(0), kBlock)});
+        launch_transpose_tiles(args.rows, {}, tiled, launch);
+    } else if (args.transposed.layout == ScaleLayout::tile128) {
         launch_transpose_tiles(args.rows, {}, args.transposed, launch);
-    if (args.transposed.layout == ScaleLayout::tensor) {
+    } else if (args.transposed.layout == ScaleLayout::tensor) {
         // the rows' values once more, from x and rstd by the same formula
         TileOutput columns = tile_columns(args.transposed, Share::word);
         columns.multipliers = args.transposed.scales.as<float>();
