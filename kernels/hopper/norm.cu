@@ -46,7 +46,9 @@ __global__ void __launch_bounds__(kSumThreads) rms_norm_kernel(const NormForward
     const int padded_units =
         (width + static_cast<int>(kBlock) - 1) / static_cast<int>(kBlock) * kBlockThreads;
     const float multiplier = args.tensor_scale != nullptr ? div_float(1.0f, *args.tensor_scale) : 0.0f;
+    __shared__ uint32_t largest_of_cta;
     uint32_t amax = 0;
+    if (thread == 0) largest_of_cta = 0;
     if (thread < kWarpSums) warp_sums[thread] = 0.0f;
     __syncthreads();
     for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
@@ -74,11 +76,7 @@ __global__ void __launch_bounds__(kSumThreads) rms_norm_kernel(const NormForward
             write_unit(args, row, col, multiplier, v, amax);
         }
     }
-    merge_amax(args, amax);
-}
-
-__global__ void merge_amax_kernel(const uint32_t* amax, float* out) {
-    *out = max_ignore_nan(*out, __uint_as_float(*amax));
+    merge_amax(args, amax, &largest_of_cta);
 }
 
 // Any dtype, width and alignment: dx as rms_norm_kernel, with dy*g times x for the sum; reads dy and x twice.
@@ -210,9 +208,6 @@ void HopperOps::do_rms_norm(const op::RmsNorm& args, const Launch& launch) {
 
 void HopperOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const Launch& launch) {
     const bool row_tensor = args.rows.layout == ScaleLayout::tensor;
-    uint32_t* amax = args.amax ? workspace_->partials_for<uint32_t>(1) : nullptr;
-    if (amax != nullptr)
-        check_cuda(cudaMemsetAsync(amax, 0, sizeof(uint32_t), stream_of(launch)), "clearing amax");
     launch_norm({.x = row_view(args.x),
                  .gamma = row_view(args.gamma),
                  .y = row_view(args.y),
@@ -223,15 +218,11 @@ void HopperOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const Laun
                  .codes = row_view(args.rows.codes),
                  .scales = row_tensor ? RowScales{} : row_scales(args.rows),
                  .tensor_scale = row_tensor ? args.rows.scales.as<float>() : nullptr,
-                 .amax = amax,
+                 .amax = args.amax ? static_cast<int32_t*>(args.amax.data) : nullptr,
                  .rule = {.scale_format = args.scale_format},
                  .segments = static_cast<int>(op::norm_segments(args.x.cols())),
                  .segment_cols = segment_cols(args.x.cols())},
                 launch);
-    if (amax != nullptr) {
-        merge_amax_kernel<<<1, 1, 0, stream_of(launch)>>>(amax, args.amax.as<float>());
-        check_launch("amax of rms_norm");
-    }
     // delayed scaling with one scale for both copies: the transposed codes are those of the rows
     const bool same_codes = row_tensor && args.transposed.layout == ScaleLayout::tensor &&
                             args.transposed.scales.data == args.rows.scales.data &&

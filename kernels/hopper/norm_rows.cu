@@ -8,11 +8,16 @@ namespace fp8flow::hopper {
 
 namespace {
 
-constexpr int kSlots = 4, kCtas = 3;
+constexpr int kSlots = 4;
 
 // What the rows become. values: y of the same type. blocks: E4M3 with a scale every 128 columns, which are all there, and perhaps y; tensor: E4M3
 // by one scale, perhaps y and the maximum; any: whatever NormForward can ask for, decided unit by unit. Where there are codes, y is BF16.
 enum class Form { values, blocks, tensor, any };
+
+// CTAs of an SM: what registers allow; narrow rows need many, since a row takes about a microsecond from its arrival to its last store.
+constexpr int ctas_of(int units, Form form) {
+    return units == 1 && form != Form::any ? 6 : units == 2 && form != Form::any ? 4 : 3;
+}
 
 // The largest magnitudes of a unit, of its even and of its odd columns. NaN gives way to a number.
 __device__ __forceinline__ uint32_t largest_pair(const uint4& unit) {
@@ -40,11 +45,13 @@ __device__ __forceinline__ uint2* codes_of(const RowView& t, int64_t row, int un
 // maxima are taken as pairs (3/4 of an instruction a column), the four shuffles of all units travel together, and the codes are made
 // from the pairs. Deciding dtype, layout and bounds for each unit instead took 70 us where memory needs 36.
 template <int kUnits, Form kForm, DType kType>
-__global__ __launch_bounds__(kNormThreads, kCtas) void norm_rows_kernel(const NormForward args) {
+__global__ __launch_bounds__(kNormThreads,
+                             ctas_of(kUnits, kForm)) void norm_rows_kernel(const NormForward args) {
     extern __shared__ __align__(128) uint8_t slots[];
     __shared__ Barrier full[kSlots];
     __shared__ float warp_sums[2][kNormWarps];
     __shared__ SegmentSums segment_sums;
+    __shared__ uint32_t largest_of_cta;
     const int thread = static_cast<int>(threadIdx.x);
     const RowPart part = row_part<kUnits>(args.x.cols, args.segments, args.segment_cols);
     const int units = part.units, first_unit = part.first / kUnit;
@@ -58,6 +65,7 @@ __global__ __launch_bounds__(kNormThreads, kCtas) void norm_rows_kernel(const No
     if (thread == 0) {
         for (int slot = 0; slot < kSlots; ++slot) barrier_init(&full[slot], 1);
         prepare(segment_sums);
+        largest_of_cta = 0;
         fence_barrier_init();
         for (int slot = 0; slot < kSlots; ++slot)
             if (first_row + slot * step < args.rows) start(first_row + slot * step, slot);
@@ -120,25 +128,35 @@ __global__ __launch_bounds__(kNormThreads, kCtas) void norm_rows_kernel(const No
                 if (args.y && unit < units) *unit_of(args.y, row, first_unit + unit) = raw[j];
                 largest[j] = largest_pair(raw[j]);
             }
+            constexpr int kPairs = (kUnits + 1) / 2;
+            uint32_t pairs[kPairs];  // the maxima of two units, side by side
+#pragma unroll
+            for (int p = 0; p < kPairs; ++p) {
+                const uint32_t a = largest[2 * p], b = largest[2 * p + (kUnits > 1)];
+                pairs[p] = max_bf16x2(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
+            }
 #pragma unroll
             for (int step = kBlockThreads / 2; step > 0; step /= 2)
 #pragma unroll
-                for (int j = 0; j < kUnits; ++j)
-                    largest[j] = max_bf16x2(largest[j], __shfl_xor_sync(0xFFFFFFFFu, largest[j], step));
+                for (int p = 0; p < kPairs; ++p)
+                    pairs[p] = max_bf16x2(pairs[p], __shfl_xor_sync(0xFFFFFFFFu, pairs[p], step));
+            QuantScale mine = {};  // of unit `lane`, which this thread stores
+            const int lane = thread % kBlockThreads;
 #pragma unroll
             for (int j = 0; j < kUnits; ++j) {
                 const int unit = thread + j * kNormThreads;
+                const uint32_t bits = j % 2 == 0 ? pairs[j / 2] << 16 : pairs[j / 2] & 0xFFFF0000u;
+                const QuantScale scale = quant_scale(__uint_as_float(bits), kE4m3Max, args.rule.scale_format);
+                if (lane == j) mine = scale;
                 if (unit >= units) continue;
-                const float block_max =
-                    fmaxf(__uint_as_float(largest[j] << 16), __uint_as_float(largest[j] & 0xFFFF0000u));
-                const QuantScale scale = quant_scale(block_max, kE4m3Max, args.rule.scale_format);
                 float v[kUnit];
                 unpack_unit(raw[j], DType::bf16, v);
                 *codes_of(args.codes, row, first_unit + unit) = encode_unit(v, scale.multiplier, DType::e4m3);
-                if (unit % kBlockThreads == 0)
-                    args.scales.store(row, (first_unit + unit) / kBlockThreads,
-                                      {scale.multiplier, scale.dequant, float_to_e8m0(scale.dequant)});
             }
+            const int block = thread / kBlockThreads + lane * (kNormThreads / kBlockThreads);
+            if (lane < kUnits && block < units / kBlockThreads)
+                args.scales.store(row, first_unit / kBlockThreads + block,
+                                  {mine.multiplier, mine.dequant, float_to_e8m0(mine.dequant)});
         } else if constexpr (kForm == Form::tensor) {
 #pragma unroll
             for (int j = 0; j < kUnits; ++j) {
@@ -166,7 +184,7 @@ __global__ __launch_bounds__(kNormThreads, kCtas) void norm_rows_kernel(const No
         if (++slot == kSlots) slot = 0, parity ^= 1;
     }
     if constexpr (kForm == Form::tensor) amax = __float_as_uint(peak);
-    if constexpr (kForm == Form::tensor || kForm == Form::any) merge_amax(args, amax);
+    if constexpr (kForm == Form::tensor || kForm == Form::any) merge_amax(args, amax, &largest_of_cta);
     if (part.segments > 1) cluster_meet();  // no sum is on its way any more
 }
 
@@ -213,7 +231,8 @@ bool launch_norm_rows(const NormForward& args, const Launch& launch) {
                                  : units == 2 ? kernel_of<2>(args)
                                               : kernel_of<kMostUnits>(args);
     if (kernel == nullptr) return false;
-    launch_rows(kernel, args, args.rows, kCtas, kNormThreads, kSlots * slot_bytes(args.segment_cols), launch,
+    const int ctas = ctas_of(units <= 2 ? units : kMostUnits, form_of(args));
+    launch_rows(kernel, args, args.rows, ctas, kNormThreads, kSlots * slot_bytes(args.segment_cols), launch,
                 "rms_norm");
     return true;
 }

@@ -15,7 +15,7 @@ struct NormForward {
     RowView codes;              // optional
     RowScales scales;           // data == nullptr: per-tensor codes
     const float* tensor_scale;  // of per-tensor codes
-    uint32_t* amax;             // optional
+    int32_t* amax;              // optional: a float that is not NaN; not below 0 once something came
     QuantizeRule rule;
     int segments, segment_cols;  // of a row (kernels/ops/norm.h); one: all columns
 };
@@ -66,10 +66,14 @@ __device__ __forceinline__ void write_unit(const NormForward& args, int64_t row,
     }
     quantize_unit(v, true, args.codes, args.scales, row, col, args.rule);
 }
-__device__ __forceinline__ void merge_amax(const NormForward& args, uint32_t amax) {
+// The CTA's maximum into the word outside: one atomic a CTA, since all go to one place. `largest`: shared, 0 since before a barrier; all
+// threads call it. Magnitudes compare like their bits, also with what the word held, which may be negative.
+__device__ __forceinline__ void merge_amax(const NormForward& args, uint32_t amax, uint32_t* largest) {
     if (args.amax == nullptr) return;
-    for (int step = 16; step > 0; step /= 2) amax = max(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, step));
-    if (threadIdx.x % 32 == 0) atomicMax(args.amax, amax);
+    amax = __reduce_max_sync(0xFFFFFFFFu, amax);
+    if (threadIdx.x % 32 == 0) atomicMax(largest, amax);
+    __syncthreads();
+    if (threadIdx.x == 0) atomicMax(args.amax, static_cast<int32_t>(*largest));
 }
 
 // ---- wide rows ----------------------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ struct RmsNormQuantize {
     // view for both outputs). tile128 is transpose_fp8 of the rows, which must be present, with pow2 scales.
     Fp8Tensor rows;        // out [T, H]: vec128_wire, vec128 or tensor
     Fp8Tensor transposed;  // out [H, >= T], columns past T are pads: tile128 or tensor
-    // out [1] f32: max |y| of this call (maxed into what it holds), for delayed scaling; optional
+    // out [1] f32: max |y| of this call (maxed into what it holds, which is not NaN), for delayed scaling; optional
     TensorView amax;
     TensorView rstd;  // out [T] f32
 };
