@@ -148,9 +148,9 @@ constexpr int kGroupWarps = 12, kColumns = 32, kGroupPairs = static_cast<int>(op
               kMostGroups = static_cast<int>(2 * op::kGammaPairs) / kGroupPairs;
 static_assert(kMostGroups * kGroupPairs == 2 * op::kGammaPairs);
 __global__ void __launch_bounds__(kGroupWarps* kColumns)
-    dgamma_kernel(const float* __restrict__ partials, int pairs, int64_t width, Gradient mode,
-                  float* dgamma) {
+    dgamma_kernel(const float* partials, int pairs, int64_t width, Gradient mode, float* dgamma) {
     __shared__ float group_sums[kMostGroups][kColumns];
+    wait_for_kernel_before();
     const int warp = static_cast<int>(threadIdx.x) / kColumns,
               lane = static_cast<int>(threadIdx.x) % kColumns;
     const int64_t col = static_cast<int64_t>(blockIdx.x) * kColumns + lane;
@@ -159,7 +159,8 @@ __global__ void __launch_bounds__(kGroupWarps* kColumns)
         float values[kGroupPairs], sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < kGroupPairs; ++i)
-            values[i] = first + i < pairs && col < width ? partials[(first + i) * width + col] : 0.0f;
+            values[i] =
+                first + i < pairs && col < width ? __ldcg(partials + (first + i) * width + col) : 0.0f;
 #pragma unroll
         for (int i = 0; i < kGroupPairs; ++i) sum += values[i];  // +0 behind the last pair
         group_sums[group][lane] = sum;
@@ -272,9 +273,9 @@ void HopperOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Laun
         rms_norm_dx_kernel<<<grid_for(rows, launch, kWaveCtas), threads_for(width), 0, stream>>>(job);
         check_launch("rms_norm_backward");
     }
-    dgamma_kernel<<<static_cast<unsigned>(ceil_div(width, kColumns)), kGroupWarps * kColumns, 0, stream>>>(
-        job.partials, static_cast<int>(sums), width, args.dgamma_mode, args.dgamma.as<float>());
-    check_launch("rms_norm_backward, dgamma");
+    launch_behind(dgamma_kernel, static_cast<unsigned>(ceil_div(width, kColumns)), kGroupWarps * kColumns,
+                  launch, "rms_norm_backward, dgamma", job.partials, static_cast<int>(sums), width,
+                  args.dgamma_mode, args.dgamma.as<float>());
 }
 
 }  // namespace fp8flow

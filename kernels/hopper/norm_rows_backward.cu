@@ -23,6 +23,7 @@ constexpr int kTeamSlots = 6;  // of rows: two of dy, x and dresidual
 template <int kUnits, DType kType>
 __global__ __launch_bounds__(kTeams* kNormThreads,
                              kUnits == 1 ? 2 : 1) void norm_backward_rows_kernel(const NormBackward args) {
+    let_next_start();
     extern __shared__ __align__(128) uint8_t memory[];
     __shared__ Barrier full_of[kTeams][2], full_residual_of[kTeams][2];
     __shared__ float warp_sums_of[kTeams][2][kNormWarps];

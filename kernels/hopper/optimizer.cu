@@ -40,6 +40,7 @@ __device__ __forceinline__ double warp_sum(double sum) {
 
 __global__ __launch_bounds__(kSumThreads, kSumCtas) void block_sums_kernel(const float* values, int64_t count,
                                                                            bool vectorised, double* out) {
+    let_next_start();
     extern __shared__ __align__(128) float4 slot_memory[];
     __shared__ Barrier barriers[kWarps][kSlots];
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
@@ -101,16 +102,18 @@ __global__ __launch_bounds__(kSumThreads, kSumCtas) void block_sums_kernel(const
 // flight, its warp and then the first warp add the strands in halves. One barrier.
 constexpr int kFinishThreads = static_cast<int>(op::kNormSquaredBlockStrands), kAhead = 16;
 static_assert(kFinishThreads == kWarpSize * kWarpSize);
-__global__ __launch_bounds__(kFinishThreads) void finish_sum_kernel(const double* __restrict__ sums,
-                                                                    int64_t count, float* result) {
+__global__ __launch_bounds__(kFinishThreads) void finish_sum_kernel(const double* sums, int64_t count,
+                                                                    float* result) {
     __shared__ double warp_sums[kWarpSize];
+    wait_for_kernel_before();
     const int thread = static_cast<int>(threadIdx.x);
+    const double before = thread == 0 ? static_cast<double>(*result) : 0.0;  // on its way with the first sums
     double sum = 0;
     for (int64_t first = thread; first < count; first += kAhead * kFinishThreads) {
         double terms[kAhead];
 #pragma unroll
         for (int i = 0; i < kAhead; ++i)
-            terms[i] = first + i * kFinishThreads < count ? sums[first + i * kFinishThreads] : 0.0;
+            terms[i] = first + i * kFinishThreads < count ? __ldcg(sums + first + i * kFinishThreads) : 0.0;
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) sum += terms[i];
     }
@@ -119,7 +122,7 @@ __global__ __launch_bounds__(kFinishThreads) void finish_sum_kernel(const double
     __syncthreads();
     if (thread >= kWarpSize) return;
     sum = warp_sum(warp_sums[thread]);
-    if (thread == 0) *result = static_cast<float>(static_cast<double>(*result) + sum);
+    if (thread == 0) *result = static_cast<float>(before + sum);
 }
 
 // Moves 28 bytes a parameter and the working copy (2 or 4). A thread takes four parameters at a time by 16-byte accesses; element-wise, so
@@ -176,8 +179,9 @@ void HopperOps::do_norm_squared(const op::NormSquared& args, const Launch& launc
     const bool vectorised = reinterpret_cast<uintptr_t>(args.x.data) % 16 == 0;
     block_sums_kernel<<<grid_for(ceil_div(blocks, kWarps), launch, kSumCtas), kSumThreads, kSumBytes,
                         stream_of(launch)>>>(args.x.as<float>(), count, vectorised, sums);
-    finish_sum_kernel<<<1, kFinishThreads, 0, stream_of(launch)>>>(sums, blocks, args.sum.as<float>());
     check_launch("norm_squared");
+    launch_behind(finish_sum_kernel, 1, kFinishThreads, launch, "norm_squared, end", sums, blocks,
+                  args.sum.as<float>());
 }
 
 void HopperOps::do_adamw(const op::AdamW& args, const Launch& launch) {
