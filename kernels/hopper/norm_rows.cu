@@ -12,11 +12,13 @@ constexpr int kSlots = 4;
 
 // What the rows become. values: y of the same type. blocks: E4M3 with a scale every 128 columns, which are all there, and perhaps y; tensor: E4M3
 // by one scale, perhaps y and the maximum; any: whatever NormForward can ask for, decided unit by unit. Where there are codes, y is BF16.
-enum class Form { values, blocks, tensor, any };
+// odd: the same as any, of rows that are fetched element by element.
+enum class Form { values, blocks, tensor, any, odd };
 
 // CTAs of an SM: what registers allow; narrow rows need many, since a row takes about a microsecond from its arrival to its last store.
 constexpr int ctas_of(int units, Form form) {
-    return units == 1 && form != Form::any ? 6 : units == 2 && form != Form::any ? 4 : 3;
+    if (form == Form::any || form == Form::odd || units > 2) return 3;
+    return units == 1 ? 6 : 4;
 }
 
 // The largest magnitudes of a unit, of its even and of its odd columns. NaN gives way to a number.
@@ -47,6 +49,7 @@ __device__ __forceinline__ uint2* codes_of(const RowView& t, int64_t row, int un
 template <int kUnits, Form kForm, DType kType>
 __global__ __launch_bounds__(kNormThreads,
                              ctas_of(kUnits, kForm)) void norm_rows_kernel(const NormForward args) {
+    constexpr bool kFetched = kForm == Form::odd;
     extern __shared__ __align__(128) uint8_t slots[];
     __shared__ Barrier full[kSlots];
     __shared__ float warp_sums[2][kNormWarps];
@@ -68,13 +71,18 @@ __global__ __launch_bounds__(kNormThreads,
         largest_of_cta = 0;
         fence_barrier_init();
         for (int slot = 0; slot < kSlots; ++slot)
-            if (first_row + slot * step < args.rows) start(first_row + slot * step, slot);
+            if (!kFetched && first_row + slot * step < args.rows) start(first_row + slot * step, slot);
     }
     float g[kUnits][kUnit] = {};
 #pragma unroll
-    for (int j = 0; j < kUnits; ++j)
-        if (thread + j * kNormThreads < units)
-            load_wide_gamma(args.gamma, args.gamma_offset, first_unit + thread + j * kNormThreads, g[j]);
+    for (int j = 0; j < kUnits; ++j) {
+        const int unit = thread + j * kNormThreads;
+        if (unit >= units) continue;
+        if constexpr (kFetched)
+            load_gamma(args.gamma, args.gamma_offset, (first_unit + unit) * kUnit, g[j]);
+        else
+            load_wide_gamma(args.gamma, args.gamma_offset, first_unit + unit, g[j]);
+    }
     const float multiplier = args.tensor_scale != nullptr ? div_float(1.0f, *args.tensor_scale) : 0.0f;
     uint32_t amax = 0;
     float peak = 0.0f;  // with Form::tensor
@@ -87,7 +95,12 @@ __global__ __launch_bounds__(kNormThreads,
     int slot = 0, n = 0;
     uint32_t parity = 0;
     for (int64_t row = first_row; row < args.rows; row += step, ++n) {
-        barrier_wait(&full[slot], parity);
+        if constexpr (kFetched) {
+            fetch_row(args.x, row, part, slots + slot * slot_size);
+            __syncthreads();
+        } else {
+            barrier_wait(&full[slot], parity);
+        }
         uint4 raw[kUnits];
         float strand = 0.0f;
 #pragma unroll
@@ -102,7 +115,7 @@ __global__ __launch_bounds__(kNormThreads,
         }
         put_strand(strand, warp_sums[n % 2]);
         __syncthreads();
-        if (thread == 0 && row + kSlots * step < args.rows) start(row + kSlots * step, slot);
+        if (!kFetched && thread == 0 && row + kSlots * step < args.rows) start(row + kSlots * step, slot);
         float sum = row_sum(warp_sums[n % 2]);
         if (part.segments > 1) sum = sum_of_segments(segment_sums, n, part, sum);
         const float mean = div_float(sum, static_cast<float>(args.x.cols));
@@ -184,7 +197,8 @@ __global__ __launch_bounds__(kNormThreads,
         if (++slot == kSlots) slot = 0, parity ^= 1;
     }
     if constexpr (kForm == Form::tensor) amax = __float_as_uint(peak);
-    if constexpr (kForm == Form::tensor || kForm == Form::any) merge_amax(args, amax, &largest_of_cta);
+    if constexpr (kForm == Form::tensor || kForm == Form::any || kForm == Form::odd)
+        merge_amax(args, amax, &largest_of_cta);
     if (part.segments > 1) cluster_meet();  // no sum is on its way any more
 }
 
@@ -204,9 +218,8 @@ template <int kUnits> ForwardKernel bf16_kernel(Form form) {
         case Form::values: return norm_rows_kernel<kUnits, Form::values, DType::bf16>;
         case Form::blocks: return norm_rows_kernel<kUnits, Form::blocks, DType::bf16>;
         case Form::tensor: return norm_rows_kernel<kUnits, Form::tensor, DType::bf16>;
-        case Form::any: break;
+        default: return norm_rows_kernel<kUnits, Form::any, DType::bf16>;
     }
-    return norm_rows_kernel<kUnits, Form::any, DType::bf16>;
 }
 template <int kUnits> ForwardKernel f16_kernel(Form form) {
     switch (form) {
@@ -220,18 +233,25 @@ template <int kUnits> ForwardKernel kernel_of(const NormForward& args) {
     return args.x.dtype == DType::f16 ? f16_kernel<kUnits>(form) : bf16_kernel<kUnits>(form);
 }
 
+ForwardKernel copied_kernel(const NormForward& args) {
+    if (!args.gamma.vector || !(is_wide(args.x, DType::bf16) || is_wide(args.x, DType::f16))) return nullptr;
+    const DType y_type = form_of(args) == Form::values ? args.x.dtype : DType::bf16;
+    if (args.y.data != nullptr && !is_wide(args.y, y_type)) return nullptr;
+    const int units = units_a_thread(args.segment_cols);
+    return units == 1 ? kernel_of<1>(args) : units == 2 ? kernel_of<2>(args) : kernel_of<kMostUnits>(args);
+}
+
 }  // namespace
 
 bool launch_norm_rows(const NormForward& args, const Launch& launch) {
-    if (!args.gamma.vector || !(is_wide(args.x, DType::bf16) || is_wide(args.x, DType::f16))) return false;
-    const DType y_type = form_of(args) == Form::values ? args.x.dtype : DType::bf16;
-    if (args.y.data != nullptr && !is_wide(args.y, y_type)) return false;
-    const int units = units_a_thread(args.segment_cols);
-    const ForwardKernel kernel = units == 1   ? kernel_of<1>(args)
-                                 : units == 2 ? kernel_of<2>(args)
-                                              : kernel_of<kMostUnits>(args);
-    if (kernel == nullptr) return false;
-    const int ctas = ctas_of(units <= 2 ? units : kMostUnits, form_of(args));
+    ForwardKernel kernel = copied_kernel(args);
+    int ctas = ctas_of(units_a_thread(args.segment_cols), form_of(args));
+    if (kernel == nullptr) {
+        if (!is_fetchable(args.x)) return false;
+        kernel = args.x.dtype == DType::f16 ? norm_rows_kernel<kMostUnits, Form::odd, DType::f16>
+                                            : norm_rows_kernel<kMostUnits, Form::odd, DType::bf16>;
+        ctas = ctas_of(kMostUnits, Form::odd);
+    }
     launch_rows(kernel, args, args.rows, ctas, kNormThreads, kSlots * slot_bytes(args.segment_cols), launch,
                 "rms_norm");
     return true;

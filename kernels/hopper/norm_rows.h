@@ -91,9 +91,32 @@ struct RowPart {
     int first, units;  // first column
 };
 template <int kUnits> __device__ __forceinline__ RowPart row_part(int cols, int segments, int segment_cols) {
-    if (kUnits < kMostUnits || segments == 1) return {1, 0, 0, cols / kUnit};
+    if (kUnits < kMostUnits || segments == 1) return {1, 0, 0, (cols + kUnit - 1) / kUnit};
     const int rank = static_cast<int>(cluster_rank()), first = rank * segment_cols;
-    return {segments, rank, first, min(segment_cols, cols - first) / kUnit};
+    return {segments, rank, first, (min(segment_cols, cols - first) + kUnit - 1) / kUnit};
+}
+
+// How rows come: whole units by the copy engine, ahead of time, or element by element when their turn comes (odd widths, odd addresses).
+enum class Rows { copied, fetched };
+
+// A part of a row into a slot by the threads of x, element by element, zeros behind the row's end; a barrier has to follow.
+__device__ __forceinline__ void fetch_row(const RowView& from, int64_t row, const RowPart& part,
+                                          uint8_t* slot) {
+    constexpr int kBatch = 8;  // loads on their way
+    const uint16_t* in = static_cast<const uint16_t*>(from.data) + row * from.cols + part.first;
+    const int wanted = part.units * kUnit, width = min(wanted, from.cols - part.first);
+    for (int first = static_cast<int>(threadIdx.x); first < wanted; first += kBatch * kNormThreads) {
+        uint16_t values[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+            const int at = first + i * kNormThreads;
+            values[i] = at < width ? in[at] : uint16_t{0};
+        }
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i)
+            if (first + i * kNormThreads < wanted)
+                reinterpret_cast<uint16_t*>(slot)[first + i * kNormThreads] = values[i];
+    }
 }
 
 // Starts the copy of a part of a row into a slot; it completes on the barrier.
@@ -157,7 +180,13 @@ inline bool is_wide(const RowView& rows, DType dtype) {
     return rows.dtype == dtype && rows.vector && rows.cols >= kMinWidth &&
            op::norm_segments(rows.cols) <= kMostSegments;
 }
-inline int units_a_thread(int width) { return static_cast<int>(ceil_div(width / kUnit, kNormThreads)); }
+inline bool is_fetchable(const RowView& rows) {
+    return (rows.dtype == DType::bf16 || rows.dtype == DType::f16) && rows.cols >= kMinWidth &&
+           op::norm_segments(rows.cols) <= kMostSegments;
+}
+inline int units_a_thread(int width) {
+    return static_cast<int>(ceil_div(ceil_div(width, kUnit), kNormThreads));
+}
 
 // Shared memory beyond the default 48 KiB, the kernel's own variables included, has to be asked for.
 template <class Kernel> void allow_shared_memory(Kernel kernel, int bytes) {

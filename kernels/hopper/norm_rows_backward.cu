@@ -20,7 +20,7 @@ constexpr int kTeamSlots = 6;  // of rows: two of dy, x and dresidual
 // pairs follow). Rows of several segments: a cluster, as in the forward kernel; its CTAs take the same rows at the same time.
 // One writer a byte, stated orders: deterministic. dx may stand in the place of dy or dresidual: a row is written after it has come,
 // and by the CTA that read it.
-template <int kUnits, DType kType>
+template <int kUnits, DType kType, Rows kRows>
 __global__ __launch_bounds__(kTeams* kNormThreads,
                              kUnits == 1 ? 2 : 1) void norm_backward_rows_kernel(const NormBackward args) {
     let_next_start();
@@ -55,13 +55,13 @@ __global__ __launch_bounds__(kTeams* kNormThreads,
         return place.row < args.rows ? place : first_of(place.pair + clusters);
     };
     const auto start = [&](int64_t row, int slot) {
-        if (row >= args.rows) return;
+        if (kRows == Rows::fetched || row >= args.rows) return;
         barrier_arrive_expect_bytes(&full[slot], static_cast<uint32_t>(4 * kUnit * units));
         start_row(args.dy, row, part, dy_slot(slot), &full[slot]);
         start_row(args.x, row, part, x_slot(slot), &full[slot]);
     };
     const auto start_residual = [&](int64_t row, int slot) {
-        if (row >= args.rows || !with_residual) return;
+        if (kRows == Rows::fetched || row >= args.rows || !with_residual) return;
         barrier_arrive_expect_bytes(&full_residual[slot], static_cast<uint32_t>(2 * kUnit * units));
         start_row(args.dresidual, row, part, residual_slot(slot), &full_residual[slot]);
     };
@@ -79,9 +79,14 @@ __global__ __launch_bounds__(kTeams* kNormThreads,
     }
     float g[kUnits][kUnit] = {};
 #pragma unroll
-    for (int j = 0; j < kUnits; ++j)
-        if (thread + j * kNormThreads < units)
-            load_wide_gamma(args.gamma, args.gamma_offset, first_unit + thread + j * kNormThreads, g[j]);
+    for (int j = 0; j < kUnits; ++j) {
+        const int unit = thread + j * kNormThreads;
+        if (unit >= units) continue;
+        if constexpr (kRows == Rows::fetched)
+            load_gamma(args.gamma, args.gamma_offset, (first_unit + unit) * kUnit, g[j]);
+        else
+            load_wide_gamma(args.gamma, args.gamma_offset, first_unit + unit, g[j]);
+    }
     // the barriers are there
     if (part.segments > 1)
         cluster_meet();
@@ -99,7 +104,14 @@ __global__ __launch_bounds__(kTeams* kNormThreads,
             const Place second = behind(next);
             const float r = next_rstd;
             if (next.row < args.rows) next_rstd = args.rstd[next.row];  // on its way during this row
-            barrier_wait(&full[slot], parity);
+            if constexpr (kRows == Rows::fetched) {
+                fetch_row(args.dy, row, part, dy_slot(slot));
+                fetch_row(args.x, row, part, x_slot(slot));
+                if (with_residual) fetch_row(args.dresidual, row, part, residual_slot(slot));
+                meet(1 + team, kNormThreads);
+            } else {
+                barrier_wait(&full[slot], parity);
+            }
             uint4 raw_dy[kUnits], raw_x[kUnits];
             float strand = 0.0f;
 #pragma unroll
@@ -126,7 +138,7 @@ __global__ __launch_bounds__(kTeams* kNormThreads,
             float sum = row_sum(warp_sums_of[team][slot]);
             if (part.segments > 1) sum = sum_of_segments(segment_sums[team], n, part, sum);
             const float c = r * r * div_float(sum, static_cast<float>(args.x.cols));
-            if (with_residual) barrier_wait(&full_residual[slot], parity);
+            if (kRows == Rows::copied && with_residual) barrier_wait(&full_residual[slot], parity);
 #pragma unroll
             for (int j = 0; j < kUnits; ++j) {
                 const int unit = thread + j * kNormThreads;
@@ -141,7 +153,10 @@ __global__ __launch_bounds__(kTeams* kNormThreads,
 #pragma unroll
                     for (int i = 0; i < kUnit; ++i) dx[i] += x[i];
                 }
-                *unit_of(args.dx, row, first_unit + unit) = pack_unit<kType>(dx);
+                if constexpr (kRows == Rows::fetched)
+                    store_unit(args.dx, row, (first_unit + unit) * kUnit, dx);
+                else
+                    *unit_of(args.dx, row, first_unit + unit) = pack_unit<kType>(dx);
             }
             here = next;
             next = second;
@@ -157,17 +172,16 @@ __global__ __launch_bounds__(kTeams* kNormThreads,
         }
         __syncthreads();
         if (team == 0) {
-            float4* const to =
-                reinterpret_cast<float4*>(args.partials + int64_t{pair} * args.x.cols + part.first);
+            const RowView sums = {args.partials, nullptr, args.x.cols, DType::f32, kRows == Rows::copied};
 #pragma unroll
             for (int j = 0; j < kUnits; ++j) {
                 const int unit = thread + j * kNormThreads;
                 if (unit >= units) continue;
                 const float4 a = joined[2 * unit], b = joined[2 * unit + 1];
-                to[2 * unit] =
-                    float4{dgamma[j][0] + a.x, dgamma[j][1] + a.y, dgamma[j][2] + a.z, dgamma[j][3] + a.w};
-                to[2 * unit + 1] =
-                    float4{dgamma[j][4] + b.x, dgamma[j][5] + b.y, dgamma[j][6] + b.z, dgamma[j][7] + b.w};
+                const float other[kUnit] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+                for (int i = 0; i < kUnit; ++i) dgamma[j][i] += other[i];
+                store_unit(sums, pair, (first_unit + unit) * kUnit, dgamma[j]);
             }
         }
         if (pair + clusters < pairs) __syncthreads();
@@ -177,25 +191,32 @@ __global__ __launch_bounds__(kTeams* kNormThreads,
 
 using BackwardKernel = void (*)(NormBackward);
 template <DType kType> BackwardKernel kernel_of(int units) {
-    return units == 1   ? norm_backward_rows_kernel<1, kType>
-           : units == 2 ? norm_backward_rows_kernel<2, kType>
-                        : norm_backward_rows_kernel<kMostUnits, kType>;
+    return units == 1   ? norm_backward_rows_kernel<1, kType, Rows::copied>
+           : units == 2 ? norm_backward_rows_kernel<2, kType, Rows::copied>
+                        : norm_backward_rows_kernel<kMostUnits, kType, Rows::copied>;
 }
+template <DType kType>
+constexpr BackwardKernel kFetchingKernel = norm_backward_rows_kernel<kMostUnits, kType, Rows::fetched>;
 
 }  // namespace
 
 bool launch_norm_backward_rows(const NormBackward& args, const Launch& launch) {
     const DType type = args.x.dtype;
-    if (type != DType::bf16 && type != DType::f16) return false;
-    if (!args.gamma.vector || !is_wide(args.x, type) || !is_wide(args.dy, type) || !is_wide(args.dx, type))
-        return false;
-    if (args.dresidual.data != nullptr && !is_wide(args.dresidual, type)) return false;
+    const bool f16 = type == DType::f16;
+    if (!is_fetchable(args.x) || args.dy.dtype != type) return false;
+    if (args.dresidual.data != nullptr && args.dresidual.dtype != type) return false;
+    const bool copied = args.gamma.vector && is_wide(args.x, type) && is_wide(args.dy, type) &&
+                        is_wide(args.dx, type) &&
+                        (args.dresidual.data == nullptr || is_wide(args.dresidual, type));
     const int units = units_a_thread(args.segment_cols);
-    const int bytes = kTeams * kTeamSlots * slot_bytes(args.segment_cols) +
-                      args.segment_cols * static_cast<int>(sizeof(float));
-    launch_rows(type == DType::f16 ? kernel_of<DType::f16>(units) : kernel_of<DType::bf16>(units), args,
-                std::min<int64_t>(args.pairs, args.rows), units == 1 ? 2 : 1, dim3(kNormThreads, kTeams),
-                bytes, launch, "rms_norm_backward");
+    const BackwardKernel kernel = copied
+                                      ? (f16 ? kernel_of<DType::f16>(units) : kernel_of<DType::bf16>(units))
+                                  : f16 ? kFetchingKernel<DType::f16>
+                                        : kFetchingKernel<DType::bf16>;
+    const int slot = slot_bytes(args.segment_cols);
+    launch_rows(kernel, args, std::min<int64_t>(args.pairs, args.rows), copied && units == 1 ? 2 : 1,
+                dim3(kNormThreads, kTeams), kTeams * kTeamSlots * slot + 2 * slot, launch,
+                "rms_norm_backward");
     return true;
 }
 

@@ -32,7 +32,11 @@ const Shape kShapes[] = {
     // rows of several segments: a cluster of two, three, four and eight; the last segment shorter; few CTAs
     {300, 12288, DType::bf16},
     {150, 16400, DType::f16},
-    {3, 17389, DType::bf16},
+    // odd widths
+    {29, 17389, DType::bf16},
+    {400, 1025, DType::f16},
+    {29, 8191, DType::f16},
+    {300, 9001, DType::bf16},
     {70, 32768, DType::f16},
     {40, 65536, DType::bf16},
     {5, 65544, DType::bf16},
