@@ -1,4 +1,5 @@
-// RMSNorm forward, forward with FP8 outputs, backward; kernels for rows of any kind. Contract: kernels/ops/norm.h. Wide BF16 rows: norm_rows.cu.
+// RMSNorm forward, forward with FP8 outputs, backward; kernels for rows of any kind. Contract: kernels/ops/norm.h. Wide rows of BF16 and FP16:
+// norm_rows.cu, norm_rows_backward.cu.
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/norm_rows.h"
 #include "kernels/hopper/quantize_tiles.h"
@@ -15,9 +16,29 @@ constexpr int kWaveCtas = 8;  // CTAs of row kernels per multiprocessor
 constexpr int kSumThreads = static_cast<int>(op::kNormStrands), kWarpSums = kSumThreads / 32;
 static_assert(kSumThreads == kRowThreads && op::kNormUnit == kUnit);
 
+// The sum over a row of term(strand, col, last): strand plus the products of the unit at `col`, of which columns before `last` count. Segment by
+// segment, two barriers each: the warp sums are there, and free again. All threads get it.
+template <class Term> __device__ __forceinline__ float sum_over_row(int width, float* warp_sums, Term term) {
+    const int segment = static_cast<int>(op::norm_segment_cols(width));
+    float sum = 0.0f;
+    for (int first = 0; first < width; first += segment) {
+        const int last = min(width, first + segment);
+        float strand = 0.0f;
+        for (int col = first + static_cast<int>(threadIdx.x) * kUnit; col < last;
+             col += static_cast<int>(blockDim.x) * kUnit)
+            strand = term(strand, col, last);
+        put_strand(strand, warp_sums);
+        __syncthreads();
+        const float part = row_sum(warp_sums);
+        sum = first == 0 ? part : sum + part;
+        __syncthreads();
+    }
+    return sum;
+}
+
 // Any dtype, width and alignment. Reads a row twice (the second time from L1 or L2), writes y, codes, scales and rstd. A CTA takes one row
-// at a time, grid-stride: a thread adds its strand, warps theirs (barrier), all threads finish the sum alike and write the outputs
-// (barrier: the warp sums are free again). The order of every sum is fixed by the contract; amax is an integer atomic maximum.
+// at a time, grid-stride: all threads finish the sum alike and write the outputs. The order of every sum is fixed by the contract; amax is
+// an integer atomic maximum.
 __global__ void __launch_bounds__(kSumThreads) rms_norm_kernel(const NormForward args) {
     __shared__ float warp_sums[kWarpSums];
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x),
@@ -25,21 +46,21 @@ __global__ void __launch_bounds__(kSumThreads) rms_norm_kernel(const NormForward
     const int padded_units =
         (width + static_cast<int>(kBlock) - 1) / static_cast<int>(kBlock) * kBlockThreads;
     const float multiplier = args.tensor_scale != nullptr ? div_float(1.0f, *args.tensor_scale) : 0.0f;
+    __shared__ uint32_t largest_of_cta;
     uint32_t amax = 0;
+    if (thread == 0) largest_of_cta = 0;
     if (thread < kWarpSums) warp_sums[thread] = 0.0f;
     __syncthreads();
     for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
-        float strand = 0.0f;
-        for (int col = thread * kUnit; col < width; col += threads * kUnit) {
+        const float sum = sum_over_row(width, warp_sums, [&](float strand, int col, int last) {
             float v[kUnit];
             load_unit(args.x, row, col, v);
 #pragma unroll
             for (int i = 0; i < kUnit; ++i)
-                if (col + i < width) strand = fma_float(v[i], v[i], strand);
-        }
-        put_strand(strand, warp_sums);
-        __syncthreads();
-        const float mean = div_float(row_sum(warp_sums), static_cast<float>(width));
+                if (col + i < last) strand = fma_float(v[i], v[i], strand);
+            return strand;
+        });
+        const float mean = div_float(sum, static_cast<float>(width));
         const float rstd = div_float(1.0f, sqrt_float(mean + args.eps));
         if (thread == 0) args.rstd[row] = rstd;
         for (int unit = thread; unit < padded_units; unit += threads) {
@@ -54,13 +75,8 @@ __global__ void __launch_bounds__(kSumThreads) rms_norm_kernel(const NormForward
             }
             write_unit(args, row, col, multiplier, v, amax);
         }
-        __syncthreads();
     }
-    merge_amax(args, amax);
-}
-
-__global__ void merge_amax_kernel(const uint32_t* amax, float* out) {
-    *out = max_ignore_nan(*out, __uint_as_float(*amax));
+    merge_amax(args, amax, &largest_of_cta);
 }
 
 // Any dtype, width and alignment: dx as rms_norm_kernel, with dy*g times x for the sum; reads dy and x twice.
@@ -80,16 +96,15 @@ __global__ void __launch_bounds__(kSumThreads) rms_norm_dx_kernel(const NormBack
 #pragma unroll
             for (int i = 0; i < kUnit; ++i) dyg[i] *= g[i];
         };
-        float strand = 0.0f, dyg[kUnit], x[kUnit];
-        for (int col = thread * kUnit; col < width; col += threads * kUnit) {
+        float dyg[kUnit], x[kUnit];
+        const float sum = sum_over_row(width, warp_sums, [&](float strand, int col, int last) {
             load(col, dyg, x);
 #pragma unroll
             for (int i = 0; i < kUnit; ++i)
-                if (col + i < width) strand = fma_float(dyg[i], x[i], strand);
-        }
-        put_strand(strand, warp_sums);
-        __syncthreads();
-        const float c = r * r * div_float(row_sum(warp_sums), static_cast<float>(width));
+                if (col + i < last) strand = fma_float(dyg[i], x[i], strand);
+            return strand;
+        });
+        const float c = r * r * div_float(sum, static_cast<float>(width));
         for (int col = thread * kUnit; col < width; col += threads * kUnit) {
             load(col, dyg, x);
 #pragma unroll
@@ -101,58 +116,63 @@ __global__ void __launch_bounds__(kSumThreads) rms_norm_dx_kernel(const NormBack
             }
             store_unit(args.dx, row, col, dyg);
         }
-        __syncthreads();
     }
 }
 
-// The chunk sums of dgamma for these rows: reads dy and x once more; a thread adds one column over a chunk in ascending order.
+// The sums of pairs of dgamma's chunks for these rows: reads dy and x once more; a thread adds one column over both chunks, rows ascending.
 __global__ void __launch_bounds__(kRowThreads) dgamma_partial_kernel(const NormBackward args) {
     const int width = args.x.cols;
-    const int64_t panels = (width + kRowThreads - 1) / kRowThreads;
-    for (int64_t work = blockIdx.x; work < args.chunks * panels; work += gridDim.x) {
-        const int64_t chunk = work / panels, first = chunk * args.chunk_rows,
-                      end = min(args.rows, first + args.chunk_rows);
-        const int64_t col = work % panels * kRowThreads + threadIdx.x;
+    const int64_t panels = (width + kRowThreads - 1) / kRowThreads,
+                  pairs = min(static_cast<int64_t>(args.pairs), args.rows);
+    for (int64_t work = blockIdx.x; work < pairs * panels; work += gridDim.x) {
+        const int64_t pair = work / panels, col = work % panels * kRowThreads + threadIdx.x;
         if (col >= width) continue;
-        float sum = 0.0f;
+        const auto chunk = [&](int64_t first) {
+            float sum = 0.0f;
 #pragma unroll 8
-        for (int64_t row = first; row < end; ++row) {
-            const float dy = load_float(args.dy.data, args.dy.dtype, row * width + col);
-            const float x = load_float(args.x.data, args.x.dtype, row * width + col);
-            sum = fma_float(dy, x * args.rstd[row], sum);
-        }
-        args.partials[chunk * width + col] = sum;
+            for (int64_t row = first; row < args.rows; row += 2 * args.pairs) {
+                const float dy = load_float(args.dy.data, args.dy.dtype, row * width + col);
+                const float x = load_float(args.x.data, args.x.dtype, row * width + col);
+                sum = fma_float(dy, x * args.rstd[row], sum);
+            }
+            return sum;
+        };
+        const float sum = chunk(pair);
+        args.partials[pair * width + col] = sum + chunk(pair + args.pairs);
     }
 }
 
-// dgamma from the chunk sums (7 MB of at most 256 chunks at H=7168, from L2). A warp takes one group of chunks, a thread one column of it,
+// dgamma from the sums of pairs (4 MB of 132 at H=7168, from L2). A warp takes every kGroupWarps-th group of pairs, a thread one column of it,
 // with all loads of its group in flight; then the first warp adds the groups in ascending order. One barrier, reached by all.
-constexpr int kGroups = static_cast<int>(op::kGammaChunks / op::kGammaChunkGroup), kColumns = 32;
-__global__ void __launch_bounds__(kGroups* kColumns)
-    dgamma_kernel(const float* __restrict__ partials, int64_t chunks, int64_t width, Gradient mode,
-                  float* dgamma) {
-    __shared__ float group_sums[kGroups][kColumns];
-    const int group = static_cast<int>(threadIdx.x) / kColumns,
+constexpr int kGroupWarps = 12, kColumns = 32, kGroupPairs = static_cast<int>(op::kGammaGroup),
+              kMostGroups = static_cast<int>(2 * op::kGammaPairs) / kGroupPairs;
+static_assert(kMostGroups * kGroupPairs == 2 * op::kGammaPairs);
+__global__ void __launch_bounds__(kGroupWarps* kColumns)
+    dgamma_kernel(const float* partials, int pairs, int64_t width, Gradient mode, float* dgamma) {
+    __shared__ float group_sums[kMostGroups][kColumns];
+    wait_for_kernel_before();
+    const int warp = static_cast<int>(threadIdx.x) / kColumns,
               lane = static_cast<int>(threadIdx.x) % kColumns;
     const int64_t col = static_cast<int64_t>(blockIdx.x) * kColumns + lane;
-    const int64_t first = group * op::kGammaChunkGroup;
-    float sum = 0.0f;
-    if (col < width) {
-        float values[op::kGammaChunkGroup];
+    for (int group = warp; group * kGroupPairs < pairs; group += kGroupWarps) {
+        const int first = group * kGroupPairs;
+        float values[kGroupPairs], sum = 0.0f;
 #pragma unroll
-        for (int i = 0; i < op::kGammaChunkGroup; ++i)
-            values[i] = first + i < chunks ? partials[(first + i) * width + col] : 0.0f;
+        for (int i = 0; i < kGroupPairs; ++i)
+            values[i] =
+                first + i < pairs && col < width ? __ldcg(partials + (first + i) * width + col) : 0.0f;
 #pragma unroll
-        for (int i = 0; i < op::kGammaChunkGroup; ++i) sum += values[i];  // +0 behind the last chunk
+        for (int i = 0; i < kGroupPairs; ++i) sum += values[i];  // +0 behind the last pair
+        group_sums[group][lane] = sum;
     }
-    group_sums[group][lane] = sum;
     __syncthreads();
-    if (group > 0 || col >= width) return;
-    sum = 0.0f;
-    for (int64_t g = 0; g * op::kGammaChunkGroup < chunks; ++g) sum += group_sums[g][lane];
+    if (warp > 0 || col >= width) return;
+    float sum = 0.0f;
+    for (int group = 0; group * kGroupPairs < pairs; ++group) sum += group_sums[group][lane];
     dgamma[col] = mode == Gradient::accumulate ? dgamma[col] + sum : sum;
 }
 
+int segment_cols(int64_t cols) { return static_cast<int>(std::min(cols, op::norm_segment_cols(cols))); }
 float offset_of(op::GammaForm form) { return form == op::GammaForm::zero_centered ? 1.0f : 0.0f; }
 
 // All threads take part in barriers, whole warps in shuffles.
@@ -181,15 +201,14 @@ void HopperOps::do_rms_norm(const op::RmsNorm& args, const Launch& launch) {
                  .scales = {},
                  .tensor_scale = nullptr,
                  .amax = nullptr,
-                 .rule = {}},
+                 .rule = {},
+                 .segments = static_cast<int>(op::norm_segments(args.x.cols())),
+                 .segment_cols = segment_cols(args.x.cols())},
                 launch);
 }
 
 void HopperOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const Launch& launch) {
     const bool row_tensor = args.rows.layout == ScaleLayout::tensor;
-    uint32_t* amax = args.amax ? workspace_->partials_for<uint32_t>(1) : nullptr;
-    if (amax != nullptr)
-        check_cuda(cudaMemsetAsync(amax, 0, sizeof(uint32_t), stream_of(launch)), "clearing amax");
     launch_norm({.x = row_view(args.x),
                  .gamma = row_view(args.gamma),
                  .y = row_view(args.y),
@@ -200,16 +219,25 @@ void HopperOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const Laun
                  .codes = row_view(args.rows.codes),
                  .scales = row_tensor ? RowScales{} : row_scales(args.rows),
                  .tensor_scale = row_tensor ? args.rows.scales.as<float>() : nullptr,
-                 .amax = amax,
-                 .rule = {.scale_format = args.scale_format}},
+                 .amax = args.amax ? static_cast<int32_t*>(args.amax.data) : nullptr,
+                 .rule = {.scale_format = args.scale_format},
+                 .segments = static_cast<int>(op::norm_segments(args.x.cols())),
+                 .segment_cols = segment_cols(args.x.cols())},
                 launch);
-    if (amax != nullptr) {
-        merge_amax_kernel<<<1, 1, 0, stream_of(launch)>>>(amax, args.amax.as<float>());
-        check_launch("amax of rms_norm");
-    }
-    if (args.transposed.layout == ScaleLayout::tile128)
+    // delayed scaling with one scale for both copies: the transposed codes are those of the rows
+    const bool same_codes = row_tensor && args.transposed.layout == ScaleLayout::tensor &&
+                            args.transposed.scales.data == args.rows.scales.data &&
+                            args.transposed.codes.dtype == args.rows.codes.dtype;
+    if (same_codes) {
+        const TensorView& codes = args.transposed.codes;
+        const int64_t tiles = ceil_div(codes.dim(0), kBlock) * ceil_div(codes.dim(1), kBlock);
+        Fp8Tensor tiled = args.transposed;  // every tile's scale is the one of the rows: written, not wanted
+        tiled.scales = make_view(workspace_->partials_for<float>(tiles), DType::f32,
+                                 {ceil_div(codes.dim(1), kBlock), ceil_div(codes.dim(0), kBlock)});
+        launch_transpose_tiles(args.rows, {}, tiled, launch);
+    } else if (args.transposed.layout == ScaleLayout::tile128) {
         launch_transpose_tiles(args.rows, {}, args.transposed, launch);
-    if (args.transposed.layout == ScaleLayout::tensor) {
+    } else if (args.transposed.layout == ScaleLayout::tensor) {
         // the rows' values once more, from x and rstd by the same formula
         TileOutput columns = tile_columns(args.transposed, Share::word);
         columns.multipliers = args.transposed.scales.as<float>();
@@ -223,8 +251,8 @@ void HopperOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const Laun
 }
 
 void HopperOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Launch& launch) {
-    const int64_t rows = args.x.dim(0), width = args.x.cols(), chunk_rows = op::gamma_chunk_rows(rows),
-                  chunks = ceil_div(rows, chunk_rows);
+    const int64_t rows = args.x.dim(0), width = args.x.cols(), pairs = op::gamma_pairs(width),
+                  sums = std::min(pairs, rows);
     const cudaStream_t stream = stream_of(launch);
     const NormBackward job = {.dy = row_view(args.dy),
                               .x = row_view(args.x),
@@ -234,19 +262,20 @@ void HopperOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Laun
                               .rows = rows,
                               .gamma_offset = offset_of(args.gamma_form),
                               .rstd = args.rstd.as<float>(),
-                              .chunk_rows = chunk_rows,
-                              .chunks = chunks,
-                              .partials = workspace_->partials_for<float>(chunks * width)};
+                              .segments = static_cast<int>(op::norm_segments(width)),
+                              .segment_cols = segment_cols(width),
+                              .pairs = static_cast<int>(pairs),
+                              .partials = workspace_->partials_for<float>(sums * width)};
     if (rows > 0 && !launch_norm_backward_rows(job, launch)) {
         // dgamma first: dx may stand in the place of dy
-        dgamma_partial_kernel<<<grid_for(chunks * ceil_div(width, kRowThreads), launch), kRowThreads, 0,
+        dgamma_partial_kernel<<<grid_for(sums * ceil_div(width, kRowThreads), launch), kRowThreads, 0,
                                 stream>>>(job);
         rms_norm_dx_kernel<<<grid_for(rows, launch, kWaveCtas), threads_for(width), 0, stream>>>(job);
         check_launch("rms_norm_backward");
     }
-    dgamma_kernel<<<static_cast<unsigned>(ceil_div(width, kColumns)), kGroups * kColumns, 0, stream>>>(
-        job.partials, chunks, width, args.dgamma_mode, args.dgamma.as<float>());
-    check_launch("rms_norm_backward, dgamma");
+    launch_behind(dgamma_kernel, static_cast<unsigned>(ceil_div(width, kColumns)), kGroupWarps * kColumns,
+                  launch, "rms_norm_backward, dgamma", job.partials, static_cast<int>(sums), width,
+                  args.dgamma_mode, args.dgamma.as<float>());
 }
 
 }  // namespace fp8flow

@@ -1,6 +1,7 @@
-// What RMSNorm's kernels share: arguments, the order of a sum over a row, and the launchers of the kernels for wide BF16 rows.
+// What RMSNorm's kernels share: arguments, the order of a sum over a row, and what the kernels for wide rows of BF16 or FP16 do alike.
 #pragma once
 
+#include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/scales.h"
 #include "kernels/ops/norm.h"
 
@@ -14,8 +15,9 @@ struct NormForward {
     RowView codes;              // optional
     RowScales scales;           // data == nullptr: per-tensor codes
     const float* tensor_scale;  // of per-tensor codes
-    uint32_t* amax;             // optional
+    int32_t* amax;              // optional: a float that is not NaN; not below 0 once something came
     QuantizeRule rule;
+    int segments, segment_cols;  // of a row (kernels/ops/norm.h); one: all columns
 };
 
 struct NormBackward {
@@ -23,8 +25,9 @@ struct NormBackward {
     int64_t rows;
     float gamma_offset;
     const float* rstd;
-    int64_t chunk_rows, chunks;  // of dgamma
-    float* partials;             // [chunks, H]
+    int segments, segment_cols;
+    int pairs;        // of chunks of dgamma
+    float* partials;  // [min(pairs, rows), H]: sums of pairs
 };
 
 __device__ __forceinline__ void load_gamma(const RowView& gamma, float offset, int col, float (&g)[kUnit]) {
@@ -34,8 +37,8 @@ __device__ __forceinline__ void load_gamma(const RowView& gamma, float offset, i
     for (int i = 0; i < kUnit; ++i) g[i] = offset + g[i];
 }
 
-// The sum over a row: thread t holds strand t (units t, t + 256, ...). A barrier stands between the two functions; every thread gets the sum.
-// `warp_sums` are eight words, 0 where the CTA has no such warp.
+// The sum over a segment: thread t holds strand t (units t, t + 256, ...). A barrier stands between the two functions; every thread gets the
+// sum. `warp_sums` are eight words, 0 where the CTA has no such warp.
 __device__ __forceinline__ void put_strand(float strand, float* warp_sums) {
     for (int step = 16; step > 0; step /= 2) strand += __shfl_xor_sync(0xFFFFFFFFu, strand, step);
     if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = strand;
@@ -63,10 +66,126 @@ __device__ __forceinline__ void write_unit(const NormForward& args, int64_t row,
     }
     quantize_unit(v, true, args.codes, args.scales, row, col, args.rule);
 }
-__device__ __forceinline__ void merge_amax(const NormForward& args, uint32_t amax) {
+// The CTA's maximum into the word outside: one atomic a CTA, since all go to one place. `largest`: shared, 0 since before a barrier; all
+// threads call it. Magnitudes compare like their bits, also with what the word held, which may be negative.
+__device__ __forceinline__ void merge_amax(const NormForward& args, uint32_t amax, uint32_t* largest) {
     if (args.amax == nullptr) return;
-    for (int step = 16; step > 0; step /= 2) amax = max(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, step));
-    if (threadIdx.x % 32 == 0) atomicMax(args.amax, amax);
+    amax = __reduce_max_sync(0xFFFFFFFFu, amax);
+    if (threadIdx.x % 32 == 0) atomicMax(largest, amax);
+    __syncthreads();
+    if (threadIdx.x == 0) atomicMax(args.amax, static_cast<int32_t>(*largest));
+}
+
+// ---- wide rows ----------------------------------------------------------------------------------------------------------------------
+constexpr int kNormThreads = static_cast<int>(op::kNormStrands), kNormWarps = kNormThreads / 32;
+constexpr int kMinWidth = 1024;   // a CTA per row or segment
+constexpr int kMostSegments = 8;  // of a cluster that every GPU takes
+constexpr int kMostUnits = static_cast<int>(op::kNormSegment) / (kUnit * kNormThreads);  // of a thread
+static_assert(kNormThreads == kRowThreads && op::kNormUnit == kUnit);
+
+__host__ __device__ constexpr int slot_bytes(int width) { return (2 * width + 127) / 128 * 128; }
+
+// What a CTA has of every row: all of it, or one segment of it, the others' being in the CTAs of its cluster.
+struct RowPart {
+    int segments, rank;
+    int first, units;  // first column
+};
+template <int kUnits> __device__ __forceinline__ RowPart row_part(int cols, int segments, int segment_cols) {
+    if (kUnits < kMostUnits || segments == 1) return {1, 0, 0, (cols + kUnit - 1) / kUnit};
+    const int rank = static_cast<int>(cluster_rank()), first = rank * segment_cols;
+    return {segments, rank, first, (min(segment_cols, cols - first) + kUnit - 1) / kUnit};
+}
+
+// How rows come: whole units by the copy engine, ahead of time, or element by element when their turn comes (odd widths, odd addresses).
+enum class Rows { copied, fetched };
+
+// A part of a row into a slot by the threads of x, element by element, zeros behind the row's end; a barrier has to follow.
+__device__ __forceinline__ void fetch_row(const RowView& from, int64_t row, const RowPart& part,
+                                          uint8_t* slot) {
+    constexpr int kBatch = 8;  // loads on their way
+    const uint16_t* in = static_cast<const uint16_t*>(from.data) + row * from.cols + part.first;
+    const int wanted = part.units * kUnit, width = min(wanted, from.cols - part.first);
+    for (int first = static_cast<int>(threadIdx.x); first < wanted; first += kBatch * kNormThreads) {
+        uint16_t values[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+            const int at = first + i * kNormThreads;
+            values[i] = at < width ? in[at] : uint16_t{0};
+        }
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i)
+            if (first + i * kNormThreads < wanted)
+                reinterpret_cast<uint16_t*>(slot)[first + i * kNormThreads] = values[i];
+    }
+}
+
+// Starts the copy of a part of a row into a slot; it completes on the barrier.
+__device__ __forceinline__ void start_row(const RowView& from, int64_t row, const RowPart& part,
+                                          uint8_t* slot, Barrier* barrier) {
+    bulk_load(static_cast<const uint16_t*>(from.data) + row * from.cols + part.first, barrier, slot,
+              static_cast<uint32_t>(2 * kUnit * part.units));
+}
+__device__ __forceinline__ uint4 unit_of(const uint8_t* slot, int unit) {
+    return reinterpret_cast<const uint4*>(slot)[unit];
+}
+__device__ __forceinline__ uint4* unit_of(const RowView& t, int64_t row, int unit) {
+    return reinterpret_cast<uint4*>(static_cast<uint16_t*>(t.data) + row * t.cols) + unit;
+}
+template <DType kType> __device__ __forceinline__ uint4 pack_unit(const float (&v)[kUnit]) {
+    if constexpr (kType == DType::f16)
+        return {pack_f16(v[0], v[1]), pack_f16(v[2], v[3]), pack_f16(v[4], v[5]), pack_f16(v[6], v[7])};
+    return {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
+}
+// A unit of gamma, fp32 and aligned.
+__device__ __forceinline__ void load_wide_gamma(const RowView& gamma, float offset, int unit,
+                                                float (&g)[kUnit]) {
+    const float4* in = static_cast<const float4*>(gamma.data) + 2 * unit;
+    const float4 a = in[0], b = in[1];
+    g[0] = a.x, g[1] = a.y, g[2] = a.z, g[3] = a.w;
+    g[4] = b.x, g[5] = b.y, g[6] = b.z, g[7] = b.w;
+    if (offset == 0.0f) return;
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) g[i] = offset + g[i];
+}
+
+// The sums of a row's segments on their way to every CTA of the cluster. Rows alternate between two places: a CTA sends its sum behind a
+// barrier that all its threads reach behind their reading of the row before, and nobody goes on without it, so that a place
+// is written again only when it has been read everywhere. Each arms its own barrier; bytes that come earlier are counted all the same.
+struct SegmentSums {
+    float sums[2][kMostSegments];
+    Barrier full[2];
+};
+__device__ __forceinline__ void prepare(SegmentSums& shared) {
+    barrier_init(&shared.full[0], 1);
+    barrier_init(&shared.full[1], 1);
+}
+// Row n of the CTA. All threads (of x) call it and get the sum over the row.
+__device__ __forceinline__ float sum_of_segments(SegmentSums& shared, int n, const RowPart& part, float sum) {
+    const int place = n % 2, thread = static_cast<int>(threadIdx.x);
+    if (thread == 0)
+        barrier_arrive_expect_bytes(&shared.full[place],
+                                    static_cast<uint32_t>(part.segments * sizeof(float)));
+    if (thread < part.segments)
+        store_remote(cluster_address(&shared.sums[place][part.rank], static_cast<uint32_t>(thread)), sum,
+                     cluster_address(&shared.full[place], static_cast<uint32_t>(thread)));
+    barrier_wait(&shared.full[place], static_cast<uint32_t>(n / 2) & 1u);
+    float total = shared.sums[place][0];
+#pragma unroll 1
+    for (int i = 1; i < part.segments; ++i) total += shared.sums[place][i];
+    return total;
+}
+
+// Rows that the copy engine can bring, in as many segments as a cluster has CTAs.
+inline bool is_wide(const RowView& rows, DType dtype) {
+    return rows.dtype == dtype && rows.vector && rows.cols >= kMinWidth &&
+           op::norm_segments(rows.cols) <= kMostSegments;
+}
+inline bool is_fetchable(const RowView& rows) {
+    return (rows.dtype == DType::bf16 || rows.dtype == DType::f16) && rows.cols >= kMinWidth &&
+           op::norm_segments(rows.cols) <= kMostSegments;
+}
+inline int units_a_thread(int width) {
+    return static_cast<int>(ceil_div(ceil_div(width, kUnit), kNormThreads));
 }
 
 // Shared memory beyond the default 48 KiB, the kernel's own variables included, has to be asked for.
@@ -77,9 +196,35 @@ template <class Kernel> void allow_shared_memory(Kernel kernel, int bytes) {
                    "shared memory of rms_norm");
 }
 
+// `ctas` of an SM at most, a cluster for the segments of a row, no more clusters than rows or find room at once.
+template <class Args>
+void launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int ctas, dim3 block, int bytes,
+                 const Launch& launch, const char* op) {
+    allow_shared_memory(kernel, bytes);
+    const unsigned segments = static_cast<unsigned>(args.segments);
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {segments, 1, 1};
+    cudaLaunchConfig_t config{};
+    config.blockDim = block;
+    config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
+    config.stream = stream_of(launch);
+    config.attrs = &cluster;
+    config.numAttrs = segments > 1 ? 1 : 0;
+    unsigned clusters = std::max(1u, grid_for(rows * segments, launch, ctas) / segments);
+    config.gridDim = clusters * segments;
+    if (segments > 1) {
+        int room = 0;
+        check_cuda(cudaOccupancyMaxActiveClusters(&room, kernel, &config), op);
+        clusters = std::clamp(static_cast<unsigned>(room), 1u, clusters);
+        config.gridDim = clusters * segments;
+    }
+    check_cuda(cudaLaunchKernelEx(&config, kernel, args), op);
+}
+
 // False: these rows need the other kernels.
 bool launch_norm_rows(const NormForward& args, const Launch& launch);
 bool launch_norm_backward_rows(const NormBackward& args,
-                               const Launch& launch);  // dx and the partial sums of dgamma
+                               const Launch& launch);  // dx and the sums of pairs of dgamma's chunks
 
 }  // namespace fp8flow::hopper

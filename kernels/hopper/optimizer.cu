@@ -1,10 +1,9 @@
 // The optimizer on the GPU: sums of squares for the gradient norm, and AdamW on fp32 masters. Both bit-equal to the reference.
 #include "kernels/hopper/adamw.h"
+#include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/weight_tiles.h"
 #include "kernels/hopper/workspace.h"
-
-#include <cuda_pipeline.h>
 
 namespace fp8flow {
 
@@ -12,139 +11,118 @@ using namespace hopper;
 
 namespace {
 
-constexpr int kWarpSize = 32;
-constexpr int kChain = static_cast<int>(op::kNormSquaredBlock);  // terms of one sum
+constexpr int kWarpSize = 32, kFour = 4;
 
-// out[i] = sum of the squares of values[i * kChain ... ] in ascending order. Moves: the values once (1.07 GB, 0.25 ms, at 2^28 values and 4.3
-// TB/s). A warp takes 32 neighbouring chains, one a thread; 64 columns of all of them are a stage in shared memory, copied
-// there in pieces of 256 bytes without registers, so that two stages are always on their way while a third is added: 128 KB an SM
-// (through registers, a warp's loads and its additions took turns: 74 % of the ceiling). Rows are padded by 16 bytes: four values at
-// a time without bank conflicts. Warps are independent; a __syncwarp before a stage is read, which is also behind the last reading of
-// the stage that is requested then. A square is exact in double, so that one fused operation adds what a multiplication
-// and an addition would. One writer a sum: deterministic, and the bits of the reference.
-constexpr int kWarps = 4, kSumCtas = 2;
-constexpr int kColumns = 64, kPitch = kColumns + 4, kStages = 3;
-constexpr int kStageFloats = kWarpSize * kPitch, kSumBytes = kWarps * kStages * kStageFloats * 4;
-static_assert(kChain % kColumns == 0);
+// out[b] = sum of the squares of block b, in the order of kernels/ops/optimizer.h. Moves: the values once (1.07 GB, 0.23 ms, at 2^28 values and
+// 4.6 TB/s). A warp takes a block, a lane four strands of it: an access of the warp is one line of 128 elements. The copy engine
+// brings 4 KB side by side at a time, two to three such pieces of each of an SM's 16 warps are on their way (128 to 192 KB), and no
+// register waits for memory. Warps are independent: a barrier of one arrival a piece, a __syncwarp between the last reading of a
+// piece and the request of the next in its place. Pieces that are not whole (the end, or all where pointers do not fit) are read without it;
+// as they come last, a warp's barriers are used in turn. A square is exact in double, so that a fused operation adds what a multiplication
+// and an addition would; + 0 behind the last value changes no bit. One writer a sum: deterministic, and the bits of the reference.
+constexpr int kWarps = 8, kSumThreads = kWarps * kWarpSize, kSumCtas = 2;
+constexpr int kStrands = static_cast<int>(op::kNormSquaredStrands), kRows = 8, kPiece = kRows * kStrands,
+              kPieces = static_cast<int>(op::kNormSquaredBlock) / kPiece, kSlots = 3;
+constexpr int kSumBytes = kWarps * kSlots * kPiece * static_cast<int>(sizeof(float));
+static_assert(kStrands == kFour * kWarpSize && kPieces * kPiece == op::kNormSquaredBlock);
 
-// 64 columns of the 32 chains from `first` on, zeros behind the last value: + 0 changes no bit of a sum of squares.
-__device__ __forceinline__ void request_stage(const float* values, int64_t count, bool vectorised,
-                                              int64_t first, int column, float* stage) {
-    constexpr int kRowThreads = kColumns / 4, kRows = kWarpSize / kRowThreads;  // of one access of the warp
-    const int lane = static_cast<int>(threadIdx.x) % kWarpSize, row = lane / kRowThreads,
-              four = lane % kRowThreads * 4;
-    int64_t at = (first + row) * kChain + column + four;
-    float* to = stage + row * kPitch + four;
-    if (vectorised && (first + kWarpSize) * kChain <= count) {
-#pragma unroll
-        for (int i = 0; i < kWarpSize / kRows; ++i)
-            __pipeline_memcpy_async(to + i * kRows * kPitch, values + at + i * kRows * kChain, 16);
-        return;
-    }
-#pragma unroll 1
-    for (int i = 0; i < kWarpSize / kRows; ++i, at += kRows * kChain, to += kRows * kPitch)
-        for (int k = 0; k < 4; ++k) to[k] = at + k < count ? values[at + k] : 0.0f;
+__device__ __forceinline__ void add_squares(const float4& x, double (&sums)[kFour]) {
+    sums[0] = __fma_rn(static_cast<double>(x.x), static_cast<double>(x.x), sums[0]);
+    sums[1] = __fma_rn(static_cast<double>(x.y), static_cast<double>(x.y), sums[1]);
+    sums[2] = __fma_rn(static_cast<double>(x.z), static_cast<double>(x.z), sums[2]);
+    sums[3] = __fma_rn(static_cast<double>(x.w), static_cast<double>(x.w), sums[3]);
+}
+// The sum of 32 lanes in halves, to all of them.
+__device__ __forceinline__ double warp_sum(double sum) {
+    for (int step = kWarpSize / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
+    return sum;
 }
 
-__global__ __launch_bounds__(kWarps* kWarpSize) void chain_sums_kernel(const float* values, int64_t count,
-                                                                       bool vectorised, double* out) {
-    extern __shared__ float4 stage_memory[];
+__global__ __launch_bounds__(kSumThreads, kSumCtas) void block_sums_kernel(const float* values, int64_t count,
+                                                                           bool vectorised, double* out) {
+    let_next_start();
+    extern __shared__ __align__(128) float4 slot_memory[];
+    __shared__ Barrier barriers[kWarps][kSlots];
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
               lane = static_cast<int>(threadIdx.x) % kWarpSize;
-    float* const stages = reinterpret_cast<float*>(stage_memory) + warp * kStages * kStageFloats;
-    const int64_t chains = (count + kChain - 1) / kChain,
-                  step = static_cast<int64_t>(gridDim.x) * kWarps * kWarpSize,
-                  begin = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * kWarpSize;
-    int64_t ahead = begin;  // what is requested next
-    int ahead_column = 0;
-    const auto request = [&](int stage) {
-        if (ahead < chains) {
-            request_stage(values, count, vectorised, ahead, ahead_column, stages + stage * kStageFloats);
-            ahead_column += kColumns;
-            if (ahead_column == kChain) {
-                ahead_column = 0;
-                ahead += step;
-            }
+    float4* const slots = slot_memory + warp * kSlots * (kPiece / kFour);
+    Barrier* const full = barriers[warp];
+    const int64_t blocks = (count + op::kNormSquaredBlock - 1) / op::kNormSquaredBlock,
+                  step = static_cast<int64_t>(gridDim.x) * kWarps,
+                  begin = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
+    const int64_t whole = vectorised ? count / kPiece : 0;  // pieces that the copy engine brings
+    int64_t ahead = begin * kPieces;                        // the piece that is requested next
+    const auto request = [&](int slot) {
+        if (lane == 0 && ahead < whole) {
+            constexpr uint32_t kBytes = kPiece * sizeof(float);
+            barrier_arrive_expect_bytes(&full[slot], kBytes);
+            bulk_load(values + ahead * kPiece, &full[slot], slots + slot * (kPiece / kFour), kBytes);
         }
-        __pipeline_commit();  // also nothing: the waits below count
+        if (++ahead % kPieces == 0) ahead += (step - 1) * kPieces;
     };
-#pragma unroll
-    for (int stage = 0; stage < kStages - 1; ++stage) request(stage);
-    int stage = 0, free_stage = kStages - 1;
-    for (int64_t first = begin; first < chains; first += step) {
-        double sum = 0;
+    if (lane == 0) {
+        for (int slot = 0; slot < kSlots; ++slot) barrier_init(&full[slot], 1);
+        fence_barrier_init();
+    }
+    __syncwarp();
+    for (int slot = 0; slot < kSlots; ++slot) request(slot);
+
+    int slot = 0;
+    uint32_t parity = 0;
+    for (int64_t block = begin; block < blocks; block += step) {
+        double sums[kFour] = {};
 #pragma unroll 1
-        for (int column = 0; column < kChain; column += kColumns) {
-            __pipeline_wait_prior(kStages - 2);
-            __syncwarp();
-            request(free_stage);
-            const float4* row =
-                reinterpret_cast<const float4*>(stages + stage * kStageFloats + lane * kPitch);
+        for (int64_t piece = block * kPieces; piece < (block + 1) * kPieces; ++piece) {
+            if (piece < whole) {
+                barrier_wait(&full[slot], parity);
+                const float4* from = slots + slot * (kPiece / kFour) + lane;
 #pragma unroll
-            for (int i = 0; i < kColumns / 4; ++i) {
-                const float4 x = row[i];
-                sum = __fma_rn(static_cast<double>(x.x), static_cast<double>(x.x), sum);
-                sum = __fma_rn(static_cast<double>(x.y), static_cast<double>(x.y), sum);
-                sum = __fma_rn(static_cast<double>(x.z), static_cast<double>(x.z), sum);
-                sum = __fma_rn(static_cast<double>(x.w), static_cast<double>(x.w), sum);
+                for (int i = 0; i < kRows; ++i) add_squares(from[i * kWarpSize], sums);
+            } else {
+                const int64_t first = piece * kPiece + lane * kFour;
+#pragma unroll
+                for (int i = 0; i < kRows; ++i) {
+                    const int64_t at = first + i * kStrands;
+                    add_squares(
+                        {at < count ? values[at] : 0.0f, at + 1 < count ? values[at + 1] : 0.0f,
+                         at + 2 < count ? values[at + 2] : 0.0f, at + 3 < count ? values[at + 3] : 0.0f},
+                        sums);
+                }
             }
-            free_stage = stage;
-            stage = stage + 1 < kStages ? stage + 1 : 0;
+            __syncwarp();
+            request(slot);
+            if (++slot == kSlots) slot = 0, parity ^= 1;
         }
-        if (first + lane < chains) out[first + lane] = sum;
+        const double sum = warp_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+        if (lane == 0) out[block] = sum;
     }
 }
 
-// The same for sums of sums, of which there are few: a CTA takes four chains at once into shared memory, all loads in flight, and the first
-// thread of each warp adds one of them (about 3 us a chain; 32 chains a warp would be many round trips to memory one behind another).
-// A barrier before the additions, and one before the next chains; the loop bounds are the same for the CTA.
-constexpr int kSumChains = 4, kSumThreads = kSumChains * kWarpSize;
-__global__ __launch_bounds__(kSumThreads) void double_chain_sums_kernel(const double* __restrict__ values,
-                                                                        int64_t count, double* out) {
-    __shared__ double tile[kSumChains * kChain];
-    const int thread = static_cast<int>(threadIdx.x);
-    const int64_t chains = (count + kChain - 1) / kChain;
-    for (int64_t first = static_cast<int64_t>(blockIdx.x) * kSumChains; first < chains;
-         first += static_cast<int64_t>(gridDim.x) * kSumChains) {
-        const int64_t start = first * kChain;
-#pragma unroll
-        for (int i = 0; i < kSumChains * kChain / kSumThreads; ++i) {
-            const int at = i * kSumThreads + thread;
-            if (start + at < count) tile[at] = values[start + at];
-        }
-        __syncthreads();
-        const int64_t chain = first + thread / kWarpSize;
-        if (thread % kWarpSize == 0 && chain < chains) {
-            const double* terms = tile + thread / kWarpSize * kChain;
-            const int64_t left = count - chain * kChain;
-            const int end = static_cast<int>(left < kChain ? left : kChain);
-            double sum = 0;
-#pragma unroll 16
-            for (int i = 0; i < end; ++i) sum += terms[i];
-            out[chain] = sum;
-        }
-        __syncthreads();
-    }
-}
-
-// sum += the sums of the last block, in ascending order, rounded once. One CTA; the values pass through shared memory, thread 0 adds. At
-// most kChain of them, read once; the chain of dependent additions decides the time (about 5 ns each).
-constexpr int kFinishThreads = 256;
+// sum += the sums of the blocks (256 KB at 2^28 values, from L2: about 3 us), rounded once. One CTA; a thread adds its strand, kAhead loads in
+// flight, its warp and then the first warp add the strands in halves. One barrier.
+constexpr int kFinishThreads = static_cast<int>(op::kNormSquaredBlockStrands), kAhead = 16;
+static_assert(kFinishThreads == kWarpSize * kWarpSize);
 __global__ __launch_bounds__(kFinishThreads) void finish_sum_kernel(const double* sums, int64_t count,
                                                                     float* result) {
-    __shared__ double tile[kFinishThreads];
-    double total = 0;
-    for (int64_t first = 0; first < count; first += kFinishThreads) {
-        const int64_t at = first + threadIdx.x;
-        tile[threadIdx.x] = at < count ? sums[at] : 0.0;
-        __syncthreads();
-        if (threadIdx.x == 0) {
-#pragma unroll 16
-            for (int i = 0; i < kFinishThreads; ++i) total += tile[i];
-        }
-        __syncthreads();
+    __shared__ double warp_sums[kWarpSize];
+    wait_for_kernel_before();
+    const int thread = static_cast<int>(threadIdx.x);
+    const double before = thread == 0 ? static_cast<double>(*result) : 0.0;  // on its way with the first sums
+    double sum = 0;
+    for (int64_t first = thread; first < count; first += kAhead * kFinishThreads) {
+        double terms[kAhead];
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i)
+            terms[i] = first + i * kFinishThreads < count ? __ldcg(sums + first + i * kFinishThreads) : 0.0;
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) sum += terms[i];
     }
-    if (threadIdx.x == 0) *result = static_cast<float>(static_cast<double>(*result) + total);
+    sum = warp_sum(sum);
+    if (thread % kWarpSize == 0) warp_sums[thread / kWarpSize] = sum;
+    __syncthreads();
+    if (thread >= kWarpSize) return;
+    sum = warp_sum(warp_sums[thread]);
+    if (thread == 0) *result = static_cast<float>(before + sum);
 }
 
 // Moves 28 bytes a parameter and the working copy (2 or 4). A thread takes four parameters at a time by 16-byte accesses; element-wise, so
@@ -193,20 +171,17 @@ __global__ __launch_bounds__(kAdamWThreads) void adamw_kernel(const AdamWArgs ar
 void HopperOps::do_norm_squared(const op::NormSquared& args, const Launch& launch) {
     const int64_t count = args.x.numel();
     if (count == 0) return;
-    int64_t sums = ceil_div(count, kChain), room = sums;
-    for (int64_t level = sums; level > kChain; room += level) level = ceil_div(level, kChain);
-    double* partials = workspace_->partials_for<double>(room);
+    const int64_t blocks = ceil_div(count, op::kNormSquaredBlock);
+    double* sums = workspace_->partials_for<double>(blocks);
     check_cuda(
-        cudaFuncSetAttribute(chain_sums_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSumBytes),
+        cudaFuncSetAttribute(block_sums_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSumBytes),
         "shared memory of norm_squared");
     const bool vectorised = reinterpret_cast<uintptr_t>(args.x.data) % 16 == 0;
-    chain_sums_kernel<<<grid_for(ceil_div(sums, kWarps * kWarpSize), launch, kSumCtas), kWarps * kWarpSize,
-                        kSumBytes, stream_of(launch)>>>(args.x.as<float>(), count, vectorised, partials);
-    for (; sums > kChain; partials += sums, sums = ceil_div(sums, kChain))
-        double_chain_sums_kernel<<<grid_for(ceil_div(ceil_div(sums, kChain), kSumChains), launch),
-                                   kSumThreads, 0, stream_of(launch)>>>(partials, sums, partials + sums);
-    finish_sum_kernel<<<1, kFinishThreads, 0, stream_of(launch)>>>(partials, sums, args.sum.as<float>());
+    block_sums_kernel<<<grid_for(ceil_div(blocks, kWarps), launch, kSumCtas), kSumThreads, kSumBytes,
+                        stream_of(launch)>>>(args.x.as<float>(), count, vectorised, sums);
     check_launch("norm_squared");
+    launch_behind(finish_sum_kernel, 1, kFinishThreads, launch, "norm_squared, end", sums, blocks,
+                  args.sum.as<float>());
 }
 
 void HopperOps::do_adamw(const op::AdamW& args, const Launch& launch) {

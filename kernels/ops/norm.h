@@ -11,8 +11,16 @@ enum class GammaForm { plain, zero_centered };
 // y = x * rstd * g, rstd = 1/sqrt(mean(x^2) + eps), all in fp32, one rounding to y's dtype. Any H >= 1, any T >= 0.
 // A sum over a row runs in 256 strands: units of 8 neighbouring columns, unit u to strand u % 256 (fma, ascending; empty strands are 0).
 // Each 32 neighbouring strands are added in halves (s + (s+16), then + 8, 4, 2, 1), and the eight sums of these pairwise
-// ((0+4)+(2+6)) + ((1+5)+(3+7)); so that host and device agree.
-constexpr int64_t kNormStrands = 256, kNormUnit = 8;
+// ((0+4)+(2+6)) + ((1+5)+(3+7)); so that host and device agree. A row of more than 8192 columns falls into as few segments as have no
+// more, of norm_segment_cols columns (the last: the rest), each summed like this, and their sums are added in ascending order.
+constexpr int64_t kNormStrands = 256, kNormUnit = 8, kNormSegment = 8192;
+constexpr int64_t norm_segments(int64_t cols) {
+    return cols > kNormSegment ? (cols + kNormSegment - 1) / kNormSegment : 1;
+}
+constexpr int64_t norm_segment_cols(int64_t cols) {
+    const int64_t segments = norm_segments(cols), share = (cols + segments - 1) / segments;
+    return (share + kBlock - 1) / kBlock * kBlock;
+}
 struct RmsNorm {
     TensorView x;      // [T, H] bf16 | f16 | f32
     TensorView gamma;  // [H] f32
@@ -35,18 +43,20 @@ struct RmsNormQuantize {
     // view for both outputs). tile128 is transpose_fp8 of the rows, which must be present, with pow2 scales.
     Fp8Tensor rows;        // out [T, H]: vec128_wire, vec128 or tensor
     Fp8Tensor transposed;  // out [H, >= T], columns past T are pads: tile128 or tensor
-    // out [1] f32: max |y| of this call (maxed into what it holds), for delayed scaling; optional
+    // out [1] f32: max |y| of this call (maxed into what it holds, which is not NaN), for delayed scaling; optional
     TensorView amax;
     TensorView rstd;  // out [T] f32
 };
 
-// dx = rstd * (dy*g - x*rstd^2*mean(dy*g*x)) + dresidual; dgamma_j = sum_t dy*x*rstd: fma over the rows of a chunk in ascending order; the sums
-// of 32 consecutive chunks are added in ascending order, then these. Chunks depend on T alone: at most 256. One rounding of dx.
-constexpr int64_t kGammaChunks = 256, kGammaChunkGroup = 32;
-constexpr int64_t gamma_chunk_rows(int64_t rows) {
-    constexpr int64_t kFewest = 16;
-    const int64_t wanted = (rows + kGammaChunks - 1) / kGammaChunks;
-    return wanted > kFewest ? wanted : kFewest;
+// dx = rstd * (dy*g - x*rstd^2*mean(dy*g*x)) + dresidual, one rounding; dgamma_j = sum_t dy*x*rstd in 2P chunks, P = gamma_pairs(H): rows c,
+// c + 2P, c + 4P, ... of chunk c by fma, ascending. The sums of chunks p and p + P are added; then those of 11 neighbouring pairs, ascending; then
+// these, ascending. (132 multiprocessors, each with two rows at a time, or four narrow ones. Segments of a row need neighbouring
+// multiprocessors, so that a few are left over.)
+constexpr int64_t kGammaPairs = 132, kGammaSegments = 128, kGammaGroup = 11, kNarrowRow = 2048;
+constexpr int64_t gamma_pairs(int64_t cols) {
+    const int64_t segments = norm_segments(cols);
+    if (segments == 1) return cols <= kNarrowRow ? 2 * kGammaPairs : kGammaPairs;
+    return segments < kGammaSegments ? kGammaSegments / segments : 1;
 }
 struct RmsNormBackward {
     TensorView dy;         // [T, H]

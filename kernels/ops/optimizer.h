@@ -5,9 +5,10 @@
 
 namespace fp8flow::op {
 
-// sum += sum of squares of x: products and sums in double; blocks of 512 elements in ascending order, then blocks of 512 block sums, and so
-// on until one is left; rounded to f32 once per call. The blocks keep chains of dependent additions short.
-constexpr int64_t kNormSquaredBlock = 512;
+// sum += sum of squares of x, in double, rounded to f32 once per call. In a block of 8192 elements, element i goes to strand i % 128 (ascending); each
+// four neighbouring strands are added as (0+1) + (2+3), the 32 sums in halves (s + (s+16), then + 8, 4, 2, 1). The sum of block b goes to strand
+// b % 1024 (ascending); each 32 neighbouring strands are added in halves, then the 32 sums likewise.
+constexpr int64_t kNormSquaredBlock = 8192, kNormSquaredStrands = 128, kNormSquaredBlockStrands = 1024;
 struct NormSquared {
     TensorView x;    // f32, any shape
     TensorView sum;  // in/out [1] f32

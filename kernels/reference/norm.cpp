@@ -19,8 +19,8 @@ std::vector<float> effective_gamma(const TensorView& gamma, op::GammaForm form) 
     return g;
 }
 
-// The sum of a[i] * b[i] in strands, in the order that kernels/ops/norm.h states.
-float strand_dot(const float* a, const float* b, int64_t width) {
+// The sum of a[i] * b[i] over a segment in strands, in the order that kernels/ops/norm.h states.
+float segment_dot(const float* a, const float* b, int64_t width) {
     constexpr int64_t kStrands = op::kNormStrands, kUnit = op::kNormUnit, kNeighbours = 32;
     float strands[kStrands] = {};
     for (int64_t first = 0; first < width; first += kUnit) {
@@ -36,6 +36,13 @@ float strand_dot(const float* a, const float* b, int64_t width) {
         sums[n] = part[0];
     }
     return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+}
+float strand_dot(const float* a, const float* b, int64_t width) {
+    const int64_t segment = op::norm_segment_cols(width);
+    float sum = segment_dot(a, b, std::min(width, segment));
+    for (int64_t first = segment; first < width; first += segment)
+        sum += segment_dot(a + first, b + first, std::min(segment, width - first));
+    return sum;
 }
 
 // y = x * rstd * g in place; returns rstd.
@@ -137,8 +144,8 @@ void ReferenceOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const L
 }
 
 void ReferenceOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Launch&) {
-    const int64_t rows = args.x.rows(), width = args.x.cols(), chunk_rows = op::gamma_chunk_rows(rows),
-                  chunks = ceil_div(rows, chunk_rows);
+    const int64_t rows = args.x.rows(), width = args.x.cols(), pairs = op::gamma_pairs(width),
+                  chunks = 2 * pairs;
     const std::size_t w = static_cast<std::size_t>(width);
     const std::vector<float> g = effective_gamma(args.gamma, args.gamma_form);
     const float* rstd = args.rstd.as<float>();
@@ -149,7 +156,7 @@ void ReferenceOps::do_rms_norm_backward(const op::RmsNormBackward& args, const L
 #pragma omp for schedule(static)
         for (int64_t chunk = 0; chunk < chunks; ++chunk) {
             float* partial = partials.data() + chunk * width;
-            for (int64_t row = chunk * chunk_rows; row < std::min(rows, (chunk + 1) * chunk_rows); ++row) {
+            for (int64_t row = chunk; row < rows; row += chunks) {
                 load_row(args.dy, row, dy.data());
                 load_row(args.x, row, x.data());
                 const float r = rstd[row];
@@ -173,10 +180,11 @@ void ReferenceOps::do_rms_norm_backward(const op::RmsNormBackward& args, const L
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < width; ++i) {
         float sum = 0.0f;
-        for (int64_t first = 0; first < chunks; first += op::kGammaChunkGroup) {
+        for (int64_t first = 0; first < pairs; first += op::kGammaGroup) {
             float group = 0.0f;
-            for (int64_t chunk = first; chunk < std::min(chunks, first + op::kGammaChunkGroup); ++chunk)
-                group += partials[static_cast<std::size_t>(chunk * width + i)];
+            for (int64_t pair = first; pair < std::min(pairs, first + op::kGammaGroup); ++pair)
+                group += partials[static_cast<std::size_t>(pair * width + i)] +
+                         partials[static_cast<std::size_t>((pair + pairs) * width + i)];
             sum += group;
         }
         dgamma[i] = args.dgamma_mode == Gradient::accumulate ? dgamma[i] + sum : sum;

@@ -9,18 +9,26 @@ namespace fp8flow {
 
 namespace {
 
-// The sums of blocks of kNormSquaredBlock terms, each in ascending order.
-template <class Term> std::vector<double> block_sums(int64_t count, Term term) {
-    const int64_t blocks = ceil_div(count, op::kNormSquaredBlock);
-    std::vector<double> sums(static_cast<std::size_t>(blocks));
-#pragma omp parallel for
-    for (int64_t block = 0; block < blocks; ++block) {
-        const int64_t end = std::min(count, (block + 1) * op::kNormSquaredBlock);
-        double sum = 0;
-        for (int64_t i = block * op::kNormSquaredBlock; i < end; ++i) sum += term(i);
-        sums[static_cast<std::size_t>(block)] = sum;
+constexpr int64_t kHalved = 32;  // neighbouring sums that are added in halves
+
+double sum_in_halves(double* sums) {
+    for (int64_t step = kHalved / 2; step > 0; step /= 2)
+        for (int64_t s = 0; s < step; ++s) sums[s] += sums[s + step];
+    return sums[0];
+}
+
+// The squares of one block, in the order that kernels/ops/optimizer.h states.
+double block_of_squares(const float* x, int64_t count) {
+    constexpr int64_t kStrands = op::kNormSquaredStrands, kFour = kStrands / kHalved;
+    double strands[kStrands] = {}, sums[kHalved];
+    for (int64_t first = 0; first < count; first += kStrands)
+        for (int64_t s = 0; s < std::min(kStrands, count - first); ++s)
+            strands[s] += static_cast<double>(x[first + s]) * static_cast<double>(x[first + s]);
+    for (int64_t s = 0; s < kHalved; ++s) {
+        const double* four = strands + s * kFour;
+        sums[s] = (four[0] + four[1]) + (four[2] + four[3]);
     }
-    return sums;
+    return sum_in_halves(sums);
 }
 
 }  // namespace
@@ -28,13 +36,20 @@ template <class Term> std::vector<double> block_sums(int64_t count, Term term) {
 void ReferenceOps::do_norm_squared(const op::NormSquared& args, const Launch&) {
     const float* x = args.x.as<float>();
     if (args.x.numel() == 0) return;
-    std::vector<double> sums = block_sums(
-        args.x.numel(), [&](int64_t i) { return static_cast<double>(x[i]) * static_cast<double>(x[i]); });
-    while (sums.size() > 1)
-        sums = block_sums(static_cast<int64_t>(sums.size()),
-                          [&](int64_t i) { return sums[static_cast<std::size_t>(i)]; });
+    constexpr int64_t kBlockSize = op::kNormSquaredBlock, kStrands = op::kNormSquaredBlockStrands;
+    const int64_t count = args.x.numel(), blocks = ceil_div(count, kBlockSize);
+    std::vector<double> block_sums(static_cast<std::size_t>(blocks));
+#pragma omp parallel for
+    for (int64_t block = 0; block < blocks; ++block)
+        block_sums[static_cast<std::size_t>(block)] =
+            block_of_squares(x + block * kBlockSize, std::min(kBlockSize, count - block * kBlockSize));
+    double strands[kStrands] = {}, sums[kStrands / kHalved];
+    for (int64_t block = 0; block < blocks; ++block)
+        strands[block % kStrands] += block_sums[static_cast<std::size_t>(block)];
+    for (int64_t s = 0; s < kStrands / kHalved; ++s) sums[s] = sum_in_halves(strands + s * kHalved);
+    static_assert(kStrands / kHalved == kHalved);
     float* sum = args.sum.as<float>();
-    *sum = static_cast<float>(static_cast<double>(*sum) + sums[0]);
+    *sum = static_cast<float>(static_cast<double>(*sum) + sum_in_halves(sums));
 }
 
 void ReferenceOps::do_adamw(const op::AdamW& args, const Launch&) {

@@ -72,11 +72,16 @@ Call norm_quantize(Machine& machine, Buffers& buffers, const Shape& shape) {
         args.y = buffers.output(DType::bf16, {rows, columns});
         work.writes_all(args.y);
     }
-    // with delayed scaling the one scale is an input
+    // with delayed scaling the one scale is an input, the same for both copies
+    TensorView delayed;
     const auto account = [&](Fp8Tensor& tensor) {
         if (tensor.layout == ScaleLayout::tensor) {
-            tensor.scales = buffers.pow2(DType::f32, {1});
-            work.reads_all(tensor.scales).writes_all(tensor.codes);
+            if (!delayed) {
+                delayed = buffers.pow2(DType::f32, {1});
+                work.reads_all(delayed);
+            }
+            tensor.scales = delayed;
+            work.writes_all(tensor.codes);
         } else {
             work.writes_all(tensor.codes, tensor.scales);
         }

@@ -27,6 +27,19 @@ const Shape kShapes[] = {
     {70, 1152, DType::bf16},
     {70, 2176, DType::bf16},
     {450, 5248, DType::bf16},
+    {450, 5248, DType::f16},
+    {700, 1024, DType::f16},
+    // rows of several segments: a cluster of two, three, four and eight; the last segment shorter; few CTAs
+    {300, 12288, DType::bf16},
+    {150, 16400, DType::f16},
+    // odd widths
+    {29, 17389, DType::bf16},
+    {400, 1025, DType::f16},
+    {29, 8191, DType::f16},
+    {300, 9001, DType::bf16},
+    {70, 32768, DType::f16},
+    {40, 65536, DType::bf16},
+    {5, 65544, DType::bf16},
 };
 std::vector<Shape> shapes_here() {
     std::vector<Shape> here;

@@ -135,12 +135,27 @@ float sum_of_squares(const float* x, int64_t width) {
 
 TEST(RmsNorm, SumOfSquaresInTheStatedOrder) {
     ReferenceOps ops;
-    for (int64_t width : {3, 8, 131, 2051, 4096}) {
+    // segments: how wide rows of more than 8192 columns are cut
+    const std::pair<int64_t, std::vector<int64_t>> kRows[] = {
+        {3, {3}},
+        {8, {8}},
+        {131, {131}},
+        {2051, {2051}},
+        {8192, {8192}},
+        {8193, {4224, 3969}},
+        {12288, {6144, 6144}},
+        {17389, {5888, 5888, 5613}},
+        {65536, {8192, 8192, 8192, 8192, 8192, 8192, 8192, 8192}}};
+    for (const auto& [width, segments] : kRows) {
         Inputs in(DType::f32, 4, width, GammaForm::plain, 23);
         ops.rms_norm({.x = in.x, .gamma = in.gamma, .eps = kEps, .y = in.y, .rstd = in.rstd});
         for (int64_t t = 0; t < 4; ++t) {
             const float* x = in.x.as<float>() + t * width;
-            const float sum = sum_of_squares(x, width);
+            float sum = sum_of_squares(x, segments[0]);
+            int64_t first = segments[0];
+            for (std::size_t i = 1; i < segments.size(); first += segments[i++])
+                sum += sum_of_squares(x + first, segments[i]);
+            ASSERT_EQ(first, width);
             const float rstd = 1.0f / std::sqrt(sum / static_cast<float>(width) + kEps);
             ASSERT_EQ(in.rstd.as<float>()[t], rstd);
             for (int64_t i = 0; i < width; ++i)
@@ -250,25 +265,33 @@ TEST(RmsNormBackward, Bf16AndOddWidthsAgainstTheFormulaInDouble) {
         }
 }
 
-// dgamma: chunks that depend on the row count, groups of 32 of them, ascending; the same bits for any number of threads.
+// dgamma: two chunks for each of as many pairs as the width allows, pairs in groups of 11; the same bits for any number of threads.
 TEST(RmsNormBackward, GammaGradientInTheStatedOrder) {
     ReferenceOps ops;
-    const int64_t width = 9;
-    for (const auto& [rows, chunk_rows] : {std::pair<int64_t, int64_t>{700, 16}, {4097, 17}}) {
-        Inputs in(DType::f32, rows, width, GammaForm::plain, 28);
+    struct Case {
+        int64_t rows, width, pairs;
+    };
+    for (const Case& c : {Case{700, 9, 264},
+                          {4097, 9, 264},
+                          {100, 9, 264},
+                          {270, 2049, 132},
+                          {150, 8200, 64},
+                          {40, 65536, 16}}) {
+        Inputs in(DType::f32, c.rows, c.width, GammaForm::plain, 28);
         const BackwardRun run(ops, in, GammaForm::plain, false, Gradient::accumulate, 0.25, 29);
-        for (int64_t i = 0; i < width; ++i) {
+        for (int64_t i = 0; i<c.width; i += c.width> 100 ? 97 : 1) {
+            const auto chunk = [&](int64_t first) {
+                float sum = 0.0f;
+                for (int64_t t = first; t < c.rows; t += 2 * c.pairs)
+                    sum = std::fma(run.dy.as<float>()[t * c.width + i],
+                                   in.x.as<float>()[t * c.width + i] * in.rstd.as<float>()[t], sum);
+                return sum;
+            };
             float total = 0.0f;
-            for (int64_t group_first = 0; group_first < rows; group_first += 32 * chunk_rows) {
+            for (int64_t group_first = 0; group_first < c.pairs; group_first += 11) {
                 float group = 0.0f;
-                for (int64_t first = group_first; first < std::min(rows, group_first + 32 * chunk_rows);
-                     first += chunk_rows) {
-                    float chunk = 0.0f;
-                    for (int64_t t = first; t < std::min(rows, first + chunk_rows); ++t)
-                        chunk = std::fma(run.dy.as<float>()[t * width + i],
-                                         in.x.as<float>()[t * width + i] * in.rstd.as<float>()[t], chunk);
-                    group += chunk;
-                }
+                for (int64_t pair = group_first; pair < std::min(c.pairs, group_first + 11); ++pair)
+                    group += chunk(pair) + chunk(pair + c.pairs);
                 total += group;
             }
             EXPECT_EQ(run.dgamma.as<float>()[i], 0.25f * static_cast<float>(i % 5 - 2) + total);

@@ -164,28 +164,56 @@ TEST(AdamW, ChecksItsArguments) {
 
 // ---- gradient norm ------------------------------------------------------------------------------------------------------------------
 
-TEST(NormSquared, FollowsTheStatedOrder) {
-    for (int64_t count : {0, 1, 512, 513, 100000, 512 * 512 + 5}) {
-        HostTensor x(DType::f32, {count});
-        fill_normal(x, 3);
-        std::vector<double> terms;
-        for (int64_t i = 0; i < count; ++i) terms.push_back(x(i) * x(i));
-        while (terms.size() > 1) {
-            std::vector<double> sums;
-            for (size_t i = 0; i < terms.size(); ++i) {
-                if (i % 512 == 0) sums.push_back(0);
-                sums.back() += terms[i];
-            }
-            terms = sums;
+// A tree over 32 terms whose halves are added element by element.
+double halves(std::vector<double> terms) {
+    EXPECT_EQ(terms.size(), 32u);
+    while (terms.size() > 1) {
+        const size_t half = terms.size() / 2;
+        std::vector<double> sums;
+        for (size_t i = 0; i < half; ++i) sums.push_back(terms[i] + terms[half + i]);
+        terms = sums;
+    }
+    return terms[0];
+}
+
+double stated_sum_of_squares(const HostTensor& x, int64_t count) {
+    std::vector<double> last(1024, 0.0), all;
+    for (int64_t block = 0; block * 8192 < count; ++block) {
+        std::vector<double> fours;
+        for (int64_t lane = 0; lane < 32; ++lane) {
+            double strand[4] = {};
+            for (int64_t turn = 0; turn < 64; ++turn)
+                for (int64_t k = 0; k < 4; ++k) {
+                    const int64_t i = block * 8192 + turn * 128 + lane * 4 + k;
+                    if (i < count) strand[k] += x(i) * x(i);
+                }
+            fours.push_back((strand[0] + strand[1]) + (strand[2] + strand[3]));
         }
-        const double total = count == 0 ? 0 : terms[0];
+        last[static_cast<size_t>(block % 1024)] += halves(fours);
+    }
+    for (size_t first = 0; first < 1024; first += 32)
+        all.push_back(halves({last.begin() + static_cast<std::ptrdiff_t>(first),
+                              last.begin() + static_cast<std::ptrdiff_t>(first) + 32}));
+    return halves(all);
+}
+
+TEST(NormSquared, FollowsTheStatedOrder) {
+    // the last has more blocks than there are strands for their sums
+    for (int64_t count : {0, 1, 127, 129, 8191, 8192, 8193, 100000, 1030 * 8192 + 5}) {
+        HostTensor x(DType::f32, {count});
+        for (int64_t i = 0; i < count; ++i)  // magnitudes that differ, so that the order shows
+            x.as<float>()[i] =
+                static_cast<float>((i * 2654435761 % 2001 - 1000) * (i % 97 == 0 ? 1e6 : 1e-3));
+        const double total = stated_sum_of_squares(x, count);
         const int saved = omp_get_max_threads();
         for (int threads : {1, 4}) {
             ReferenceOps ops;
             omp_set_num_threads(threads);
-            HostTensor sum = HostTensor::of<float>({0.0f});
+            // what a float holds of the sum is taken away first, so that the last bits of the double show
+            const float before = -static_cast<float>(total);
+            const HostTensor sum = HostTensor::of<float>({before});
             ops.norm_squared({.x = x, .sum = sum});
-            EXPECT_EQ(sum(0), static_cast<float>(total));
+            EXPECT_EQ(sum(0), static_cast<float>(static_cast<double>(before) + total)) << count;
         }
         omp_set_num_threads(saved);
     }

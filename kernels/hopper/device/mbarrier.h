@@ -50,6 +50,12 @@ __device__ __forceinline__ uint32_t cluster_address(const void* pointer, uint32_
 __device__ __forceinline__ void barrier_arrive_remote(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// Stores a word where cluster_address said, and counts its bytes there at a barrier of the same CTA when it has arrived.
+__device__ __forceinline__ void store_remote(uint32_t to, float value, uint32_t barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
+                 "r"(__float_as_uint(value)), "r"(barrier)
+                 : "memory");
+}
 // Waits until the phase of this parity has completed.
 __device__ __forceinline__ void barrier_wait(Barrier* barrier, uint32_t parity) {
     asm volatile(

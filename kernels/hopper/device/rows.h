@@ -39,6 +39,12 @@ inline dim3 row_block(int64_t cols) {
 }
 
 // ---- conversions in hardware: the same bits as scalar_math.h (tests/gpu/device_test.cpp), NaN apart ---------------------------------
+__device__ __forceinline__ uint32_t pack_f16(float low, float high) {
+    const __half2 half = __floats2half2_rn(low, high);
+    uint32_t word;
+    memcpy(&word, &half, sizeof(word));
+    return word;
+}
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
     uint32_t word;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
@@ -122,6 +128,11 @@ __device__ __forceinline__ void store_unit(const RowView& t, int64_t row, int co
     if (t.vector && col + kUnit <= limit && t.dtype == DType::bf16) {
         *reinterpret_cast<uint4*>(static_cast<uint16_t*>(t.data) + first) =
             uint4{pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
+        return;
+    }
+    if (t.vector && col + kUnit <= limit && t.dtype == DType::f16) {
+        *reinterpret_cast<uint4*>(static_cast<uint16_t*>(t.data) + first) =
+            uint4{pack_f16(v[0], v[1]), pack_f16(v[2], v[3]), pack_f16(v[4], v[5]), pack_f16(v[6], v[7])};
         return;
     }
     if (t.vector && col + kUnit <= limit && t.dtype == DType::f32) {

@@ -56,6 +56,10 @@ inline RowScales row_scales(const Fp8Tensor& t) {
             scales.block_stride = 0;
             scales.block = 0;
             break;
+        case ScaleLayout::tensor:  // the one scale, wherever it is asked for
+            scales.row_stride = 0;
+            scales.block_stride = 0;
+            break;
         default: break;
     }
     return scales;
