@@ -159,7 +159,7 @@ struct ProbsBackwardArgs {
 enum class Access { any, bf16_vectors };
 
 // Moves: the rows of src and, for each, its gradient row, which K of them share; 4 bytes out a row: 529 MB at T=4096, H=7168, K=8, 0.129 ms at
-// 4.1 TB/s. A CTA takes the tiles of walk_tiles, a warp a row of them: a lane's strand is every 32nd unit, eight loads in flight, and
+// 4.1 TB/s. A CTA takes a tile of walk_tiles, a warp a row of it: a lane's strand is every 32nd unit, ten loads in flight (120 KB an SM), and
 // five shuffles add the strands in the order of the contract. Only shuffles synchronise; row numbers are the same in a whole warp.
 template <Access kAccess>
 __global__ __launch_bounds__(kThreads, 3) void unpermute_probs_backward_kernel(const ProbsBackwardArgs args) {
@@ -169,14 +169,14 @@ __global__ __launch_bounds__(kThreads, 3) void unpermute_probs_backward_kernel(c
     float* drow_prob = static_cast<float*>(args.drow_prob.data) + prob_base;
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
               lane = static_cast<int>(threadIdx.x) % kWarpSize;
-    walk_tiles(args.groups, [&](int64_t first_row, int64_t end_row) {
-        const int64_t row = first_row + warp;
+    walk_tiles(args.groups, [&](int, int, int first_row, int end_row) {
+        const int row = first_row + warp;
         if (row >= end_row) return;
         const int64_t source = row_source[row];
         float strand = 0.0f;
         if (source >= 0) {
             if constexpr (kAccess == Access::bf16_vectors) {
-                constexpr int kInFlight = 4;  // of either
+                constexpr int kInFlight = 5;  // of either
                 const int units = static_cast<int>(args.hidden / kUnit);
                 const uint4 *gradients = static_cast<const uint4*>(args.ddst.data) + source * units,
                             *values = static_cast<const uint4*>(args.src.data) + (base + row) * units;
@@ -289,7 +289,7 @@ void HopperOps::do_unpermute_probs_backward(const op::UnpermuteProbsBackward& ar
     const bool wide = vectorised && args.src.dtype == DType::bf16 && args.ddst.dtype == DType::bf16;
     const auto kernel = wide ? unpermute_probs_backward_kernel<Access::bf16_vectors>
                              : unpermute_probs_backward_kernel<Access::any>;
-    kernel<<<grid_for(ceil_div(capacity, kTileRows), launch), kThreads, 0, stream_of(launch)>>>(kernel_args);
+    kernel<<<walk_grid(capacity, launch), kThreads, 0, stream_of(launch)>>>(kernel_args);
     check_launch("unpermute_probs_backward");
 }
 
