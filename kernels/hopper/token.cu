@@ -40,6 +40,31 @@ __global__ __launch_bounds__(kRowWarps* kWarpSize) void embedding_kernel(const i
     }
 }
 
+// The same where table and y have one dtype and whole 16-byte words: a copy. Moves as above (117 MB of BF16 at T=4096, H=7168: 29 us). A CTA
+// takes up to 8 KB of a row, four words a thread on their way: 128 KB an SM. Element-wise.
+constexpr int kCopyThreads = 128, kCopyWords = 4, kSlabWords = kCopyThreads * kCopyWords;
+__global__ __launch_bounds__(kCopyThreads) void embedding_copy_kernel(const int32_t* ids, int64_t tokens,
+                                                                      int64_t vocab, const uint4* table,
+                                                                      uint4* y, int words, uint32_t nan) {
+    const unsigned slabs = static_cast<unsigned>((words + kSlabWords - 1) / kSlabWords);
+    for (int64_t item = blockIdx.x; item < tokens * slabs; item += gridDim.x) {
+        const int64_t t = static_cast<unsigned>(item) / slabs;  // items are fewer than 2^31
+        const int first = static_cast<int>(static_cast<unsigned>(item) % slabs) * kSlabWords +
+                          static_cast<int>(threadIdx.x);
+        const int64_t id = ids[t];
+        const bool known = id >= 0 && id < vocab;
+        const uint4* const from = table + (known ? id : 0) * words;
+        uint4 piece[kCopyWords];
+#pragma unroll
+        for (int j = 0; j < kCopyWords; ++j)
+            if (first + j * kCopyThreads < words)
+                piece[j] = known ? from[first + j * kCopyThreads] : uint4{nan, nan, nan, nan};
+#pragma unroll
+        for (int j = 0; j < kCopyWords; ++j)
+            if (first + j * kCopyThreads < words) y[t * words + first + j * kCopyThreads] = piece[j];
+    }
+}
+
 // Four columns of a gradient row: on their way, and as floats.
 struct Bf16Rows {
     using Raw = uint2;
@@ -176,6 +201,18 @@ void HopperOps::do_embedding(const op::Embedding& args, const Launch& launch) {
     const int64_t tokens = args.y.dim(0), hidden = args.table.dim(1);
     if (tokens == 0 || hidden == 0) return;
     const bool vectorised = is_vectorisable(args.table.data, hidden) && is_vectorisable(args.y.data, hidden);
+    const int64_t words = hidden * size_of(args.y.dtype) / 16, items = tokens * ceil_div(words, kSlabWords);
+    if (vectorised && args.table.dtype == args.y.dtype && items < int64_t{1} << 31 &&
+        (args.y.dtype == DType::bf16 || args.y.dtype == DType::f32)) {
+        const unsigned grid =
+            launch.sm_limit > 0 ? grid_for(items, launch, 16) : static_cast<unsigned>(items);
+        embedding_copy_kernel<<<grid, kCopyThreads, 0, stream_of(launch)>>>(
+            args.ids.as<int32_t>(), tokens, args.table.dim(0), static_cast<const uint4*>(args.table.data),
+            static_cast<uint4*>(args.y.data), static_cast<int>(words),
+            args.y.dtype == DType::f32 ? kNanBits : kNanBits | kNanBits >> 16);
+        check_launch("embedding");
+        return;
+    }
     embedding_kernel<<<grid_for(ceil_div(tokens, kRowWarps), launch), kRowWarps * kWarpSize, 0,
                        stream_of(launch)>>>(args.ids.as<int32_t>(), tokens, device_view(args.table),
                                             device_view(args.y), vectorised);
