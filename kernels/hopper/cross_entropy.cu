@@ -6,7 +6,7 @@
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/vector_io.h"
 
-#include <cooperative_groups.h>
+#include <cfloat>
 
 namespace fp8flow {
 
@@ -14,10 +14,12 @@ using namespace hopper;
 
 namespace {
 
-constexpr int kWarpSize = 32, kThreads = 256, kWarps = kThreads / kWarpSize;
-constexpr int kBlockColumns = static_cast<int>(op::kLossBlock);  // a warp sums a block, four columns a thread
-static_assert(kBlockColumns == 4 * kWarpSize);
-constexpr float kFarBelow = 55.0f;  // exp(-55) is above 2^-80
+constexpr int kWarpSize = 32;
+constexpr int kBlockColumns =
+    static_cast<int>(op::kLossBlock);                    // columns of a block; a warp works on one at a time
+constexpr int kQuads = kBlockColumns / (4 * kWarpSize);  // a thread has eight times four columns of it
+static_assert(op::kLossLanes == kWarpSize && kQuads == 8);
+constexpr unsigned kAll = 0xFFFFFFFFu;
 constexpr uint32_t kNanBits = 0x7FC00000u, kMinusInfinityBits = 0xFF800000u;
 
 struct CrossEntropyArgs {
@@ -30,319 +32,355 @@ struct CrossEntropyArgs {
     float grad_scale;
 };
 
+// ---- a block of 1024 columns in a warp: column 128 j + 4 lane + n of it stands in x[j][n] ------------------------------------------------
+using Columns = float[kQuads][4];
+
 __device__ __forceinline__ float warp_largest(float largest) {
-    for (int mask = kWarpSize / 2; mask > 0; mask /= 2) {
-        const float other = __shfl_xor_sync(0xFFFFFFFFu, largest, mask);
-        largest = other > largest ? other : largest;
+    for (int mask = kWarpSize / 2; mask > 0; mask /= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, mask));
+    return largest;
+}
+__device__ __forceinline__ float warp_sum(float sum) {
+    for (int mask = kWarpSize / 2; mask > 0; mask /= 2) sum += __shfl_xor_sync(kAll, sum, mask);
+    return sum;
+}
+// What does not count (`count` columns do) becomes minus infinity: exponential 0.
+__device__ __forceinline__ void drop_columns_from(Columns& x, int count, int lane) {
+#pragma unroll
+    for (int j = 0; j < kQuads; ++j)
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+            if (j * 4 * kWarpSize + lane * 4 + n >= count) x[j][n] = bits_float(kMinusInfinityBits);
+}
+// The largest of the block and its exponentials below that, which replace the logits. NaN is passed over by the maximum, but not by exp.
+__device__ __forceinline__ float block_exponentials(Columns& x) {
+    float largest = -FLT_MAX;
+#pragma unroll
+    for (int j = 0; j < kQuads; ++j)
+        largest = fmaxf(largest, fmaxf(fmaxf(x[j][0], x[j][1]), fmaxf(x[j][2], x[j][3])));
+    largest = warp_largest(largest);
+    uint32_t farthest = 0;  // the bits of the largest difference; NaN is above all
+#pragma unroll
+    for (int j = 0; j < kQuads; ++j)
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            x[j][n] = largest - x[j][n];
+            farthest = max(farthest, float_bits(x[j][n]));
+        }
+    if (farthest <= float_bits(kNear)) {
+#pragma unroll
+        for (int j = 0; j < kQuads; ++j)
+#pragma unroll
+            for (int n = 0; n < 4; ++n) x[j][n] = exp_near(-x[j][n]);
+    } else {
+#pragma unroll
+        for (int j = 0; j < kQuads; ++j)
+#pragma unroll 1
+            for (int n = 0; n < 4; ++n) {
+                x[j][0] = exp_float(-x[j][0]);
+                rotate(x[j]);
+            }
     }
     return largest;
 }
-// Sum of a block whose columns 4 l .. 4 l + 3 thread l holds; every thread of the warp gets it.
-__device__ __forceinline__ float block_sum(const float (&e)[4]) {
-    float sum = (e[0] + e[1]) + (e[2] + e[3]);
-    for (int mask = kWarpSize / 2; mask > 0; mask /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, mask);
-    return sum;
+__device__ __forceinline__ float block_sum(const Columns& e) {
+    float quads[kQuads];
+#pragma unroll
+    for (int j = 0; j < kQuads; ++j) quads[j] = (e[j][0] + e[j][1]) + (e[j][2] + e[j][3]);
+    return warp_sum(((quads[0] + quads[1]) + (quads[2] + quads[3])) +
+                    ((quads[4] + quads[5]) + (quads[6] + quads[7])));
 }
-// exp_float(x) of x <= 0: the short form covers all but what is next to nothing, and NaN.
-__device__ __forceinline__ float exp_of_difference(float x) {
-    return x >= -kNear ? exp_near(x) : exp_float(x);
+__device__ __forceinline__ void read_stage(const float* stage, Columns& x) {
+#pragma unroll
+    for (int j = 0; j < kQuads; ++j) {
+        const float4 word = *reinterpret_cast<const float4*>(stage + j * 4 * kWarpSize);
+        x[j][0] = word.x, x[j][1] = word.y, x[j][2] = word.z, x[j][3] = word.w;
+    }
 }
-// e / sum, correctly rounded where e is 0 or far enough above the least normal number for exact remainders. The reciprocal in two parts
-// gives the quotient to within little more than half a unit of its last place; one step by its exact remainder and the correctly
-// rounded reciprocal then gives the nearest number (Markstein).
-struct Divisor {
-    float value, reciprocal, rest;
-};
-__device__ __forceinline__ Divisor divisor(float sum) {
-    const float reciprocal = __frcp_rn(sum);
-    return {sum, reciprocal, fma_float(-reciprocal, sum, 1.0f) * reciprocal};
+__device__ __forceinline__ void store4(uint16_t* to, const float (&p)[4]) {
+    __stcs(reinterpret_cast<uint2*>(to), uint2{pack_bf16(p[0], p[1]), pack_bf16(p[2], p[3])});
 }
-__device__ __forceinline__ float divide_far(float e, const Divisor& by) {
-    const float q = fma_float(e, by.reciprocal, e * by.rest);
-    return fma_float(fma_float(-q, by.value, e), by.reciprocal, q);
-}
-__device__ __forceinline__ float divide(float e, const Divisor& by) {
-    constexpr uint32_t kFarBits = 0x17800000u;  // 2^-80
-    return float_bits(e) - 1u < kFarBits - 1u ? div_float(e, by.value) : divide_far(e, by);
+__device__ __forceinline__ void store4(float* to, const float (&p)[4]) {
+    __stcs(reinterpret_cast<float4*>(to), float4{p[0], p[1], p[2], p[3]});
 }
 
 // ---- rows in 16-byte words -----------------------------------------------------------------------------------------------------------
-namespace cg = cooperative_groups;
-constexpr int kClusterCtas = 8;
-constexpr int kGroupBlocks = 4, kGroupColumns = kGroupBlocks * kBlockColumns;  // what a warp takes at a time
-constexpr int64_t kResidentClusters = 48;                                      // about: three CTAs an SM
-constexpr int64_t kSharedLimit = (227 << 10) - 1024;  // of a CTA, less its static part
+constexpr int kWorkers = 16;  // warps that work on blocks; one more works on rows
+constexpr int kClusterThreads = (kWorkers + 1) * kWarpSize;
+constexpr int kStages = 3;               // blocks that a warp holds: loading, or waiting for their row
+constexpr int kMostTurns = kStages - 1;  // blocks of a row that a warp takes
+constexpr int kMostCtas = 8;             // of a cluster
+constexpr int kOwnBlocks = kWorkers * kMostTurns;    // of a row in a CTA, at most
+constexpr int kMostBlocks = kMostCtas * kOwnBlocks;  // of a row
+constexpr int kSlots = 4;  // rows in work: from their first block's sum to their last gradient
 
-struct Slices {
-    int columns;  // of a CTA, a multiple of kBlockColumns
-    int blocks;   // of the vocabulary
-    int64_t bytes() const { return (int64_t{columns} + blocks) * static_cast<int64_t>(sizeof(float)); }
+struct alignas(128) Shared {
+    float stages[kWorkers][kStages][kBlockColumns];
+    float2 blocks[kSlots][kMostBlocks];  // largest and sum of every block of a row, sent by the whole cluster
+    float factors[kSlots][kOwnBlocks];   // of this CTA's blocks: what turns exponentials into gradients
+    int labels[kSlots];
+    Barrier loaded[kWorkers][kStages], complete[kSlots], ready[kSlots];
+};
+static_assert(sizeof(Shared) <= 227 << 10);
+
+struct Split {
+    int ctas;        // of a cluster
+    int blocks;      // of a row
+    int cta_blocks;  // of a row in a CTA; the last has the rest, at least one
 };
 
-// Four columns of each block of a group, lane by lane: the place of (block b, lane) in the slice.
-__device__ __forceinline__ int place_of(int group, int b) {
-    return group * kGroupColumns + b * kBlockColumns + static_cast<int>(threadIdx.x) % kWarpSize * 4;
-}
-// block_sum of four blocks: eight lanes get that of block lane / 8. The first two steps halve what is left to add.
-__device__ __forceinline__ float group_sums(const float (&quads)[kGroupBlocks]) {
-    constexpr unsigned kAll = 0xFFFFFFFFu;
-    const bool upper = threadIdx.x & 16, second = threadIdx.x & 8;
-    const float even = (upper ? quads[2] : quads[0]) + __shfl_xor_sync(kAll, upper ? quads[0] : quads[2], 16);
-    const float odd = (upper ? quads[3] : quads[1]) + __shfl_xor_sync(kAll, upper ? quads[1] : quads[3], 16);
-    float sum = (second ? odd : even) + __shfl_xor_sync(kAll, second ? even : odd, 8);
-    for (int mask = 4; mask > 0; mask /= 2) sum += __shfl_xor_sync(kAll, sum, mask);
-    return sum;
-}
-__device__ __forceinline__ void store4(const CrossEntropyArgs& args, int64_t at, const float (&p)[4]) {
-    if (args.dlogits_dtype == DType::bf16) {
-        *reinterpret_cast<uint2*>(static_cast<uint16_t*>(args.dlogits) + at) =
-            uint2{pack_bf16(p[0], p[1]), pack_bf16(p[2], p[3])};
-    } else if (args.dlogits_dtype == DType::f32) {
-        *reinterpret_cast<float4*>(static_cast<float*>(args.dlogits) + at) = float4{p[0], p[1], p[2], p[3]};
-    } else {
-#pragma unroll
-        for (int n = 0; n < 4; ++n) store_float(args.dlogits, args.dlogits_dtype, at + n, p[n]);
+// A place in a ring of kCount, and the parity of the turn that it is in.
+template <int kCount> struct Ring {
+    int at = 0;
+    uint32_t parity = 0;
+    __device__ void advance() {
+        if (++at == kCount) at = 0, parity ^= 1;
     }
-}
+};
+// Where a warp stands in its sequence of blocks: all turns of a row, then the next row.
+struct Cursor {
+    Ring<kStages> stage;
+    int turn = 0;
+    int64_t offset = 0;  // of the row, in elements, from the first one's
+    // True when a row ends.
+    __device__ bool advance(int turns, int64_t row_step) {
+        stage.advance();
+        if (++turn < turns) return false;
+        turn = 0;
+        offset += row_step;
+        return true;
+    }
+};
 
-// Moves: logits once, dlogits once (V=129280, bf16: 776 KB a token, 190 us for 1024 tokens), and nothing twice, because a row stays on the
-// chip: a cluster of eight CTAs holds it in shared memory (65 KB a CTA; three CTAs an SM, so that one loads while others compute). The
-// clusters start in the order of their tokens; each asks, before it loads its own row, for that of the cluster which will follow it
-// into L2 (25 MB for all): memory works through all phases, and the loads wait for L2 only. A row: (1) logits to shared memory and
-// the largest of the CTA; (2) exponentials in place, and sums of blocks of 128 columns, which go to every CTA of the cluster;
-// (3) eight threads of each CTA add the block sums (1010) in lanes; (4) the gradient. A warp takes four blocks at a time, a thread
-// the same columns in all phases, and notes how far they are below the largest, so that whole groups take no element's special case: about
-// 32 instructions an element, of which exp has 13 and the division 4: 135 us of issue (62 and 260 us before, more than memory needs).
-// Barriers: of the cluster after (1), so that all largest are there, and after (2), so that all block sums are there; they also keep a
-// CTA from writing what others still read (largest, block sums) of the row before, and from leaving while others write to it: nobody
-// touches another CTA after the second. Of the CTA inside (1) and after (3). All CTAs of a cluster take the same rows and branches.
-// Fixed order: deterministic.
-__global__ __cluster_dims__(kClusterCtas, 1, 1)
-    __launch_bounds__(kThreads, 3) void row_cluster_kernel(const CrossEntropyArgs args, const Slices slices) {
-    extern __shared__ __align__(16) float shared[];
-    __shared__ float of_warps[kWarps];
-    __shared__ float of_cta;  // the largest of this CTA's slice
-    __shared__ float row_sum;
-    float* const slice = shared;                        // [slices.columns]
-    float* const block_sums = shared + slices.columns;  // [slices.blocks], of the whole row
-    const cg::cluster_group cluster = cg::this_cluster();
-    const int rank = static_cast<int>(cluster.block_rank());
+// Moves: logits once, dlogits once (V=129280, bf16: 776 KB a token, 190 us for 1024 tokens), and nothing twice: a cluster of up to eight CTAs
+// (one an SM) holds a row in shared memory from its exponentials to its gradient. The contract lets every block of 1024 columns be worked
+// on when it arrives. Each of 16 warps has blocks of its own and a ring of three stages for them (4 KB each), which it fills itself by
+// bulk copies: one block (at V=129280) waits for its row, two are on their way: 128 KB an SM. A step of a warp: (1) the next block: its
+// largest, exponentials in place, their sum; lanes send largest and sum to every CTA of the cluster; (2) the gradient of the block
+// `turns` steps back, and its stage loads again. About 26 instructions an element, of which exp has 13: 130 us of issue on 120 SMs. The
+// seventeenth warp gathers a row: largest and sum over its blocks (127) in lanes, loss, and a factor for each block of the CTA; the
+// workers have a step of other work meanwhile.
+// Barriers: loaded, of each stage: the bytes of its copy; a warp alone uses it. complete, of a slot of rows: the bytes of the blocks of
+// all CTAs (asynchronous stores count themselves); armed by the row warp for the row kSlots on, once it has seen the phase before: what
+// arrives earlier is counted below zero. ready, of a slot: one arrival of the row warp. No slot is written too early: a warp sends row
+// r + 4 when it is through with row r + 2, to which every CTA's workers had sent; they were through with row r, so their row warp was too.
+// A cluster meets before the first store to another CTA and before any of it leaves. Fixed order: deterministic.
+template <class Out>  // of a gradient
+__global__ __launch_bounds__(kClusterThreads, 1) void row_cluster_kernel(const CrossEntropyArgs args,
+                                                                         const Split split) {
+    extern __shared__ __align__(128) uint8_t shared_bytes[];
+    Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
     const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarpSize, warp = thread / kWarpSize;
-    const int first = rank * slices.columns;
-    // columns of this slice that are in the row, and in the vocabulary; 0 or less: none
-    const int columns = min(static_cast<int>(args.columns) - first, slices.columns),
-              known = min(static_cast<int>(args.vocab) - first, slices.columns);
-    const int64_t clusters = gridDim.x / kClusterCtas, ahead = min(clusters, kResidentClusters);
-    // where this lane's block sums of group 0 go: to CTA lane % 8, block lane / 8
-    float* const sums_there = cluster.map_shared_rank(block_sums, lane % kClusterCtas) +
-                              first / kBlockColumns + lane / kClusterCtas;
-    for (int64_t t = blockIdx.x / kClusterCtas; t < args.tokens; t += clusters) {
-        const float* const row = args.logits + t * args.columns + first;
-        const int64_t out = t * args.columns + first;
-        const int64_t label = args.labels[t];
-        if (thread == 0 && columns > 0 && t + ahead < args.tokens && args.labels[t + ahead] >= 0)
-            bulk_prefetch(row + ahead * args.columns, static_cast<uint32_t>(columns * sizeof(float)));
-        if (label < 0) {  // ignored; the same branch for the cluster
-            if (rank == 0 && thread == 0) args.loss[t] = 0.0f;
-            if (args.dlogits != nullptr) {
-                const float zeros[kVector] = {};
-                for (int i = thread * kVector; i < columns; i += kThreads * kVector)
-                    store8(args.dlogits, args.dlogits_dtype, out + i, zeros);
-            }
-            continue;
+    const int rank = static_cast<int>(cluster_rank());
+    const int first_block = rank * split.cta_blocks,
+              own_blocks = min(split.blocks - first_block, split.cta_blocks);
+    const int64_t clusters = gridDim.x / split.ctas, first_token = blockIdx.x / split.ctas;
+    const int rows = static_cast<int>((args.tokens - first_token + clusters - 1) / clusters);
+    const uint32_t row_bytes = static_cast<uint32_t>(split.blocks) * static_cast<uint32_t>(sizeof(float2));
+    if (thread == 0) {
+        for (int w = 0; w < kWorkers; ++w)
+            for (int stage = 0; stage < kStages; ++stage) barrier_init(&shared.loaded[w][stage], 1);
+        for (int slot = 0; slot < kSlots; ++slot) {
+            barrier_init(&shared.complete[slot], 1);
+            barrier_init(&shared.ready[slot], 1);
         }
+        fence_barrier_init();
+        for (int slot = 0; slot < min(kSlots, rows); ++slot)
+            barrier_arrive_expect_bytes(&shared.complete[slot], row_bytes);
+    }
+    cluster_meet();
 
-        float largest = bits_float(kMinusInfinityBits);
-        int group = warp;
-        for (; (group + kWarps + 1) * kGroupColumns <= known; group += 2 * kWarps) {
-            float4 words[2][kGroupBlocks];
-#pragma unroll
-            for (int j = 0; j < 2; ++j)
-#pragma unroll
-                for (int b = 0; b < kGroupBlocks; ++b)
-                    words[j][b] =
-                        __ldcs(reinterpret_cast<const float4*>(row + place_of(group + j * kWarps, b)));
-#pragma unroll
-            for (int j = 0; j < 2; ++j)
-#pragma unroll
-                for (int b = 0; b < kGroupBlocks; ++b) {
-                    const float4 word = words[j][b];
-                    *reinterpret_cast<float4*>(slice + place_of(group + j * kWarps, b)) = word;
-                    largest = fmaxf(fmaxf(largest, fmaxf(word.x, word.y)), fmaxf(word.z, word.w));
-                }
+    if (warp < kWorkers) {
+        const int turns = warp < own_blocks ? (own_blocks - warp + kWorkers - 1) / kWorkers : 0;
+        const int steps = rows * turns, lag = turns;
+        constexpr int kTurnColumns = kWorkers * kBlockColumns;
+        const int first_column = (first_block + warp) * kBlockColumns;
+        const int columns = static_cast<int>(args.columns) - first_column,
+                  vocab = static_cast<int>(args.vocab) - first_column;  // from there on
+        const int64_t row_step = clusters * args.columns;
+        const float* const source = args.logits + first_token * args.columns + first_column;
+        Out* const out =
+            static_cast<Out*>(args.dlogits) + first_token * args.columns + first_column + lane * 4;
+        float(*const stages)[kBlockColumns] = shared.stages[warp];
+        Barrier* const loaded = shared.loaded[warp];
+        const auto load = [&](const Cursor& to) {  // by one thread
+            const int column = to.turn * kTurnColumns;
+            const uint32_t bytes = static_cast<uint32_t>(min(kBlockColumns, columns - column)) * 4u;
+            barrier_arrive_expect_bytes(&loaded[to.stage.at], bytes);
+            bulk_load(source + to.offset + column, &loaded[to.stage.at], stages[to.stage.at], bytes);
+        };
+        uint32_t blocks_there = 0,
+                 complete_there = 0;  // of CTA `lane` of the cluster: of this warp's first block
+        if (lane < split.ctas) {
+            blocks_there =
+                cluster_address(&shared.blocks[0][first_block + warp], static_cast<uint32_t>(lane));
+            complete_there = cluster_address(&shared.complete[0], static_cast<uint32_t>(lane));
         }
-        for (; group * kGroupColumns < columns; group += kWarps) {
-            float4 words[kGroupBlocks];
-#pragma unroll
-            for (int b = 0; b < kGroupBlocks; ++b)
-                if (place_of(group, b) < columns)
-                    words[b] = __ldcs(reinterpret_cast<const float4*>(row + place_of(group, b)));
-#pragma unroll
-            for (int b = 0; b < kGroupBlocks; ++b) {
-                const int i = place_of(group, b);
-                if (i >= columns) continue;
-                *reinterpret_cast<float4*>(slice + i) = words[b];
-                const float v[4] = {words[b].x, words[b].y, words[b].z, words[b].w};
-#pragma unroll
-                for (int n = 0; n < 4; ++n)
-                    if (i + n < known) largest = fmaxf(largest, v[n]);
-            }
+        Cursor loading, working, finishing;
+        Ring<kSlots> sent, finished;
+        for (int step = 0; step < min(kStages, steps); ++step) {
+            if (lane == 0) load(loading);
+            loading.advance(turns, row_step);
         }
-        largest = warp_largest(largest);
-        if (lane == 0) of_warps[warp] = largest;
-        __syncthreads();
-        if (warp == 0) {
-            largest = warp_largest(of_warps[lane % kWarps]);
-            if (lane == 0) of_cta = largest;
-        }
-        cluster.sync();
-        largest = warp_largest(*cluster.map_shared_rank(&of_cta, lane % kClusterCtas));
-
-        uint32_t farthest = 0;  // the bits of the largest difference in whole groups; NaN is above all
-        for (group = warp; (group + 1) * kGroupColumns <= known; group += kWarps) {
-            float below[kGroupBlocks][4], e[kGroupBlocks][4], quads[kGroupBlocks];
-            uint32_t far_here = 0;
+        int label = 0;  // of the row that is being finished, from first_column on; none if it is ignored
+        bool ignored = false;
+        for (int step = 0; step < steps + lag; ++step) {
+            if (step < steps) {
+                float* const stage = stages[working.stage.at] + lane * 4;
+                barrier_wait(&loaded[working.stage.at], working.stage.parity);
+                Columns x;
+                read_stage(stage, x);
+                const int known = vocab - working.turn * kTurnColumns;
+                if (known < kBlockColumns) drop_columns_from(x, known, lane);
+                const float largest = block_exponentials(x);
 #pragma unroll
-            for (int b = 0; b < kGroupBlocks; ++b) {
-                const float4 word = *reinterpret_cast<const float4*>(slice + place_of(group, b));
-                below[b][0] = largest - word.x;
-                below[b][1] = largest - word.y;
-                below[b][2] = largest - word.z;
-                below[b][3] = largest - word.w;
-#pragma unroll
-                for (int n = 0; n < 4; ++n) far_here = max(far_here, float_bits(below[b][n]));
+                for (int j = 0; j < kQuads; ++j)
+                    *reinterpret_cast<float4*>(stage + j * 4 * kWarpSize) =
+                        float4{x[j][0], x[j][1], x[j][2], x[j][3]};
+                const float sum = block_sum(x);
+                if (lane < split.ctas)
+                    store_remote(
+                        blocks_there +
+                            static_cast<uint32_t>((sent.at * kMostBlocks + working.turn * kWorkers) *
+                                                  static_cast<int>(sizeof(float2))),
+                        float2{largest, sum},
+                        complete_there + static_cast<uint32_t>(sent.at * static_cast<int>(sizeof(Barrier))));
+                if (working.advance(turns, 0)) sent.advance();
             }
-            farthest = max(farthest, far_here);
-            if (far_here <= float_bits(kNear)) {
-#pragma unroll
-                for (int b = 0; b < kGroupBlocks; ++b)
-#pragma unroll
-                    for (int n = 0; n < 4; ++n) e[b][n] = exp_near(-below[b][n]);
-            } else {
-#pragma unroll
-                for (int b = 0; b < kGroupBlocks; ++b)
-#pragma unroll 1
-                    for (int n = 0; n < 4; ++n) {
-                        e[b][0] = exp_float(-below[b][0]);
-                        rotate(below[b]);
-                        rotate(e[b]);
-                    }
+            if (step < lag) continue;
+            if (finishing.turn == 0) {
+                barrier_wait(&shared.ready[finished.at], finished.parity);
+                label = shared.labels[finished.at];
+                ignored = label < 0;
+                label -= first_column;
             }
-#pragma unroll
-            for (int b = 0; b < kGroupBlocks; ++b) {
-                *reinterpret_cast<float4*>(slice + place_of(group, b)) =
-                    float4{e[b][0], e[b][1], e[b][2], e[b][3]};
-                quads[b] = (e[b][0] + e[b][1]) + (e[b][2] + e[b][3]);
+            Columns p;
+            read_stage(stages[finishing.stage.at] + lane * 4, p);
+            const float factor = shared.factors[finished.at][warp + finishing.turn * kWorkers];
+            if (step < steps + lag - kStages) {  // the stage is empty
+                fence_shared_for_copies();
+                __syncwarp();
+                if (lane == 0) load(loading);
+                loading.advance(turns, row_step);
             }
-            sums_there[group * kGroupBlocks] = group_sums(quads);
-        }
-        for (; group * kGroupColumns < known; group += kWarps) {  // the last one, if it is not whole
-            float quads[kGroupBlocks];
-#pragma unroll 1
-            for (int b = 0; b < kGroupBlocks; ++b) {
-                const int i = place_of(group, b);
-                float e[4] = {};
-                if (i < columns) {
-                    float4* const place = reinterpret_cast<float4*>(slice + i);
-                    const float4 word = *place;
-                    const float v[4] = {word.x, word.y, word.z, word.w};
+            const int column = finishing.turn * kTurnColumns, known = ignored ? 0 : vocab - column;
+            Out* const to = out + finishing.offset + column;
+            if (finishing.advance(turns, row_step)) finished.advance();
+            if (args.dlogits == nullptr) continue;
+#pragma unroll
+            for (int j = 0; j < kQuads; ++j)
+#pragma unroll
+                for (int n = 0; n < 4; ++n) p[j][n] *= factor;
+            const int label_here = label - column;
+            if (static_cast<unsigned>(label_here) < static_cast<unsigned>(kBlockColumns)) {
+#pragma unroll
+                for (int j = 0; j < kQuads; ++j)
 #pragma unroll
                     for (int n = 0; n < 4; ++n)
-                        e[n] = i + n < known ? exp_of_difference(v[n] - largest) : 0.0f;
-                    *place = float4{e[0], e[1], e[2], e[3]};
-                }
-                quads[0] = (e[0] + e[1]) + (e[2] + e[3]);
-                rotate(quads);
+                        if (label_here == j * 4 * kWarpSize + lane * 4 + n) p[j][n] -= args.grad_scale;
             }
-            const float sum = group_sums(quads);
-            if ((group * kGroupBlocks + lane / kClusterCtas) * kBlockColumns < known)
-                sums_there[group * kGroupBlocks] = sum;
+            if (known >= kBlockColumns) {
+#pragma unroll
+                for (int j = 0; j < kQuads; ++j) store4(to + j * 4 * kWarpSize, p[j]);
+            } else {  // the end of the vocabulary, or an ignored row
+#pragma unroll
+                for (int j = 0; j < kQuads; ++j) {
+                    const int at = j * 4 * kWarpSize + lane * 4;
+                    if (column + at >= columns) continue;
+#pragma unroll
+                    for (int n = 0; n < 4; ++n)
+                        if (at + n >= known) p[j][n] = 0.0f;
+                    store4(to + j * 4 * kWarpSize, p[j]);
+                }
+            }
         }
-        cluster.sync();
-
-        if (warp == 0) {
-            float sum = 0.0f;
-#pragma unroll 16
-            for (int i = lane % kLaneCount; i < slices.blocks; i += kLaneCount) sum += block_sums[i];
-            sum = combine_lanes(sum);
+    } else {
+        Ring<kSlots> slot;
+        for (int row = 0; row < rows; ++row, slot.advance()) {
+            const int64_t token = first_token + row * clusters;
+            const int label = args.labels[token];
+            const bool in_vocabulary = label < args.vocab;
+            const float at_label =
+                label >= 0 && in_vocabulary ? args.logits[token * args.columns + label] : 0.0f;
+            barrier_wait_cluster(&shared.complete[slot.at], slot.parity);
+            if (lane == 0 && row + kSlots < rows)
+                barrier_arrive_expect_bytes(&shared.complete[slot.at], row_bytes);
+            const float2* const blocks = shared.blocks[slot.at];
+            float largest = -FLT_MAX, sum = 0.0f;
+            for (int b = lane; b < split.blocks; b += kWarpSize) largest = fmaxf(largest, blocks[b].x);
+            largest = warp_largest(largest);
+            for (int b = lane; b < split.blocks; b += kWarpSize)
+                sum = fma_float(blocks[b].y, exp_float(blocks[b].x - largest), sum);
+            sum = warp_sum(sum);
+            if (!in_vocabulary) sum = bits_float(kNanBits);
+            const float scale = div_float(args.grad_scale, sum);
+            for (int b = lane; b < own_blocks; b += kWarpSize)
+                shared.factors[slot.at][b] = exp_float(blocks[first_block + b].x - largest) * scale;
             if (lane == 0) {
-                const bool in_vocabulary = label < args.vocab;
-                row_sum = in_vocabulary ? sum : bits_float(kNanBits);
-                if (rank == 0)
-                    args.loss[t] = in_vocabulary
-                                       ? log_float(sum) + (largest - args.logits[t * args.columns + label])
-                                       : bits_float(kNanBits);
+                shared.labels[slot.at] = max(label, -1);
+                if (rank == 0) args.loss[token] = label < 0 ? 0.0f : log_float(sum) + (largest - at_label);
             }
-        }
-        __syncthreads();
-        if (args.dlogits == nullptr) continue;
-        const Divisor sum = divisor(row_sum);
-        const int own_label = static_cast<int>(min(label - first, static_cast<int64_t>(slices.columns)));
-        const bool far = farthest <= float_bits(kFarBelow);
-        for (group = warp; (group + 1) * kGroupColumns <= known; group += kWarps) {
-            float p[kGroupBlocks][4];
-#pragma unroll
-            for (int b = 0; b < kGroupBlocks; ++b) {
-                const float4 word = *reinterpret_cast<const float4*>(slice + place_of(group, b));
-                p[b][0] = word.x, p[b][1] = word.y, p[b][2] = word.z, p[b][3] = word.w;
-            }
-            if (far) {
-#pragma unroll
-                for (int b = 0; b < kGroupBlocks; ++b)
-#pragma unroll
-                    for (int n = 0; n < 4; ++n) p[b][n] = divide_far(p[b][n], sum);
-            } else {
-#pragma unroll
-                for (int b = 0; b < kGroupBlocks; ++b)
-#pragma unroll 1
-                    for (int n = 0; n < 4; ++n) {
-                        p[b][0] = divide(p[b][0], sum);
-                        rotate(p[b]);
-                    }
-            }
-            if (own_label / kGroupColumns == group) {
-#pragma unroll
-                for (int b = 0; b < kGroupBlocks; ++b)
-#pragma unroll
-                    for (int n = 0; n < 4; ++n)
-                        if (own_label == place_of(group, b) + n) p[b][n] -= 1.0f;
-            }
-#pragma unroll
-            for (int b = 0; b < kGroupBlocks; ++b) {
-#pragma unroll
-                for (int n = 0; n < 4; ++n) p[b][n] *= args.grad_scale;
-                store4(args, out + place_of(group, b), p[b]);
-            }
-        }
-        for (; group * kGroupColumns < columns; group += kWarps) {
-#pragma unroll 1
-            for (int b = 0; b < kGroupBlocks; ++b) {
-                const int i = place_of(group, b);
-                if (i >= columns) break;
-                const float4 word = *reinterpret_cast<const float4*>(slice + i);
-                const float e[4] = {word.x, word.y, word.z, word.w};
-                float p[4];
-#pragma unroll
-                for (int n = 0; n < 4; ++n) {
-                    p[n] = divide(e[n], sum);
-                    if (own_label == i + n) p[n] -= 1.0f;
-                    p[n] = i + n < known ? p[n] * args.grad_scale : 0.0f;
-                }
-                store4(args, out + i, p);
-            }
+            __syncwarp();
+            if (lane == 0) barrier_arrive(&shared.ready[slot.at]);
         }
     }
+    __syncwarp();
+    cluster_meet();
+}
+
+// The smallest cluster whose warps take one block of a row each, or the largest.
+Split split_of(int64_t columns) {
+    const int64_t blocks = ceil_div(columns, op::kLossBlock);
+    int ctas = 1;
+    while (ctas < kMostCtas && blocks > int64_t{kWorkers} * ctas) ctas *= 2;
+    return {.ctas = ctas,
+            .blocks = static_cast<int>(blocks),
+            .cta_blocks = static_cast<int>(ceil_div(blocks, int64_t{ctas}))};
+}
+
+template <class Out> void launch_clusters(const CrossEntropyArgs& args, const Launch& launch) {
+    const Split split = split_of(args.columns);
+    const auto kernel = row_cluster_kernel<Out>;
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(sizeof(Shared))),
+               "cross_entropy");
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {static_cast<unsigned>(split.ctas), 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = static_cast<unsigned>(split.ctas);
+    config.blockDim = kClusterThreads;
+    config.dynamicSmemBytes = sizeof(Shared);
+    config.stream = stream_of(launch);
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    int clusters = 0;  // that the device holds at a time: its GPCs have different numbers of SMs
+    check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config), "cross_entropy");
+    if (launch.sm_limit > 0) clusters = std::min(clusters, launch.sm_limit / split.ctas);
+    clusters = static_cast<int>(std::min<int64_t>(std::max(1, clusters), args.tokens));
+    config.gridDim = static_cast<unsigned>(clusters * split.ctas);
+    check_cuda(cudaLaunchKernelEx(&config, kernel, args, split), "cross_entropy");
 }
 
 // ---- any row -------------------------------------------------------------------------------------------------------------------------
-// Moves: a row of logits three times, a row of gradients once. One CTA a token: the largest logit; block sums of the exponentials, two a
-// warp and turn; the gradient from recomputed exponentials. Barriers stand around every use of shared memory and all threads reach
-// them: loop bounds depend on the token only. Fixed order: deterministic.
-constexpr int kTurnBlocks = 2 * kWarps;
-static_assert(kTurnBlocks % kLaneCount == 0);
+// Moves: a row of logits three times, a row of gradients once. One CTA a token: the largest logit; the sum over blocks, 32 blocks a turn; the
+// gradient from recomputed exponentials. Barriers stand around every use of shared memory and all threads reach them: loop bounds
+// depend on the token only. Fixed order: deterministic.
+constexpr int kThreads = 256, kWarps = kThreads / kWarpSize;
+__device__ __forceinline__ void load_block(const CrossEntropyArgs& args, const float* row, int64_t column,
+                                           int lane, Columns& x) {
+#pragma unroll
+    for (int j = 0; j < kQuads; ++j)
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            const int64_t i = column + j * 4 * kWarpSize + lane * 4 + n;
+            x[j][n] = i < args.vocab ? row[i] : bits_float(kMinusInfinityBits);
+        }
+}
 __global__ __launch_bounds__(kThreads) void row_kernel(const CrossEntropyArgs args) {
-    __shared__ float of_warps[kWarps], block_sums[kTurnBlocks], row_sum;
+    __shared__ float of_warps[kWarps], largest_of[kWarpSize], sum_of[kWarpSize], row_sum;
     const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarpSize, warp = thread / kWarpSize;
+    const int64_t blocks = (args.vocab + kBlockColumns - 1) / kBlockColumns;
     for (int64_t t = blockIdx.x; t < args.tokens; t += gridDim.x) {
         const float* row = args.logits + t * args.columns;
         const int64_t label = args.labels[t];
@@ -353,32 +391,28 @@ __global__ __launch_bounds__(kThreads) void row_kernel(const CrossEntropyArgs ar
                     store_float(args.dlogits, args.dlogits_dtype, t * args.columns + i, 0.0f);
             continue;
         }
-        float largest = bits_float(kMinusInfinityBits);
-        for (int64_t i = thread; i < args.vocab; i += kThreads) largest = row[i] > largest ? row[i] : largest;
+        float largest = -FLT_MAX;
+        for (int64_t i = thread; i < args.vocab; i += kThreads) largest = fmaxf(largest, row[i]);
         largest = warp_largest(largest);
         if (lane == 0) of_warps[warp] = largest;
         __syncthreads();
         largest = warp_largest(of_warps[lane % kWarps]);
 
         float sum = 0.0f;  // a lane of the sum, in the threads of the first warp
-        for (int64_t start = 0; start < args.vocab; start += kTurnBlocks * kBlockColumns) {
-            for (int block = warp; block < kTurnBlocks; block += kWarps) {
-                const int64_t i = start + block * kBlockColumns + lane * 4;
-                float e[4];
-#pragma unroll
-                for (int n = 0; n < 4; ++n)
-                    e[n] = i + n < args.vocab ? exp_float(row[i + n] - largest) : 0.0f;
-                const float of_block = block_sum(e);
-                if (lane == 0) block_sums[block] = of_block;
+        for (int64_t start = 0; start < blocks; start += kWarpSize) {
+            for (int b = warp; b < kWarpSize && start + b < blocks; b += kWarps) {
+                Columns x;
+                load_block(args, row, (start + b) * kBlockColumns, lane, x);
+                const float of_block = block_exponentials(x), sum_here = block_sum(x);
+                if (lane == 0) largest_of[b] = of_block, sum_of[b] = sum_here;
             }
             __syncthreads();
-            if (warp == 0)
-                for (int block = lane % kLaneCount; block < kTurnBlocks; block += kLaneCount)
-                    sum += block_sums[block];
+            if (warp == 0 && start + lane < blocks)
+                sum = fma_float(sum_of[lane], exp_float(largest_of[lane] - largest), sum);
             __syncthreads();
         }
         if (warp == 0) {
-            sum = combine_lanes(sum);
+            sum = warp_sum(sum);
             if (lane == 0) {
                 const bool in_vocabulary = label < args.vocab;
                 row_sum = in_vocabulary ? sum : bits_float(kNanBits);
@@ -387,14 +421,22 @@ __global__ __launch_bounds__(kThreads) void row_kernel(const CrossEntropyArgs ar
         }
         __syncthreads();
         if (args.dlogits != nullptr) {
-            for (int64_t i = thread; i < args.columns; i += kThreads) {
-                float p = 0.0f;
-                if (i < args.vocab) {
-                    p = div_float(exp_float(row[i] - largest), row_sum);
-                    if (i == label) p -= 1.0f;
-                    p *= args.grad_scale;
-                }
-                store_float(args.dlogits, args.dlogits_dtype, t * args.columns + i, p);
+            const float scale = div_float(args.grad_scale, row_sum);
+            for (int64_t column = warp * kBlockColumns; column < args.columns;
+                 column += kWarps * kBlockColumns) {
+                Columns x;
+                load_block(args, row, column, lane, x);
+                const float factor = exp_float(block_exponentials(x) - largest) * scale;
+#pragma unroll
+                for (int j = 0; j < kQuads; ++j)
+#pragma unroll
+                    for (int n = 0; n < 4; ++n) {
+                        const int64_t i = column + j * 4 * kWarpSize + lane * 4 + n;
+                        if (i >= args.columns) continue;
+                        float p = i < args.vocab ? x[j][n] * factor : 0.0f;
+                        if (i == label) p -= args.grad_scale;
+                        store_float(args.dlogits, args.dlogits_dtype, t * args.columns + i, p);
+                    }
             }
         }
         __syncthreads();  // of_warps and row_sum belong to the next token now
@@ -415,30 +457,16 @@ void HopperOps::do_cross_entropy(const op::CrossEntropy& args, const Launch& lau
                                        .grad_scale = args.grad_scale};
     if (kernel_args.tokens == 0) return;
     const int64_t columns = kernel_args.columns;
-    constexpr int64_t kLongestRow = kClusterCtas * (kSharedLimit / static_cast<int64_t>(sizeof(float)));
-    const bool in_words = columns <= kLongestRow && is_vectorisable(args.logits.data, columns) &&
-                          (!args.dlogits || is_vectorisable(args.dlogits.data, columns));
-    const Slices slices =
-        in_words
-            ? Slices{.columns = static_cast<int>(round_up(ceil_div(columns, kClusterCtas), op::kLossBlock)),
-                     .blocks = static_cast<int>(ceil_div(args.vocab_size, op::kLossBlock))}
-            : Slices{};
-    if (in_words && slices.bytes() <= kSharedLimit) {
-        check_cuda(cudaFuncSetAttribute(row_cluster_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        static_cast<int>(slices.bytes())),
-                   "cross_entropy");
-        // A cluster a token, placed as SMs get free: not all GPCs hold the same number of clusters.
-        const int64_t clusters =
-            launch.sm_limit > 0
-                ? std::min<int64_t>(kernel_args.tokens, ceil_div(launch.sm_limit, kClusterCtas))
-                : std::min(kernel_args.tokens, int64_t{1} << 24);
-        row_cluster_kernel<<<static_cast<unsigned>(clusters * kClusterCtas), kThreads,
-                             static_cast<std::size_t>(slices.bytes()), stream_of(launch)>>>(kernel_args,
-                                                                                            slices);
+    if (columns <= int64_t{kMostBlocks} * kBlockColumns && is_vectorisable(args.logits.data, columns) &&
+        (!args.dlogits || is_vectorisable(args.dlogits.data, columns))) {
+        if (args.dlogits && args.dlogits.dtype == DType::f32)
+            launch_clusters<float>(kernel_args, launch);
+        else
+            launch_clusters<uint16_t>(kernel_args, launch);
     } else {
         row_kernel<<<grid_for(kernel_args.tokens, launch), kThreads, 0, stream_of(launch)>>>(kernel_args);
+        check_launch("cross_entropy");
     }
-    check_launch("cross_entropy");
 }
 
 }  // namespace fp8flow

@@ -15,17 +15,19 @@ constexpr int kThreads = kWarps * kWarpSize;
 static_assert(kTileRows == kWarps);  // one warp a row
 constexpr int64_t kCopyVector = 16;  // bytes
 
-// Which row of src becomes row r of dst: by list (permute), or by the place inside its group (pad, unpad). -1: a pad.
+// Which row of src becomes a row of dst: by list (permute), or by the place inside its group (pad, unpad). -1: a pad.
 struct RowMap {
     const int32_t* row_source;  // null: by groups
     const int64_t* source_base;
     const int64_t* counts;
     const int64_t* src_offsets;
     DeviceGroups dst;
-    __device__ int64_t source(int64_t row) const {
-        if (row_source != nullptr) return row_source[(source_base != nullptr ? *source_base : 0) + row];
-        const int64_t group = dst.group_of(row), place = row - dst.offset(group);
-        return place < counts[group] ? src_offsets[group] + place : -1;
+    // `list` is row_source from its base on; `start` is the first row of the group.
+    __device__ int source(const int32_t* list, int group, int start, int row) const {
+        if (list != nullptr) return list[row];
+        return row - start < static_cast<int>(counts[group])
+                   ? static_cast<int>(src_offsets[group]) + (row - start)
+                   : -1;
     }
 };
 
@@ -39,58 +41,75 @@ struct MoveArgs {
     DType src_scale_dtype;
     int64_t src_row_stride, src_block_stride;  // elements from row to row and from block to block
     float* dst_scales;
-    int64_t scale_blocks, dst_block_stride;
+    int scale_blocks;
+    int64_t dst_block_stride;
 };
 
 // Moves: every destination row once (row_bytes + 4 bytes a scale), every valid source row once: 272 MB of FP8 at T=4096, H=7168, K=8 (529 of
-// BF16), 0.066 (0.129) ms at 4.1 TB/s; nine tenths are writes. A CTA takes eight consecutive rows at a time, when permuting in the order
-// of walk_tiles, which lets the copies of a token find it in L2: one warp copies the codes of a row in 16-byte pieces (four in flight a
-// thread), then all threads write the scales with rows innermost, because dst has one row of scales per block. No barriers, nothing
-// shared; every byte has one writer, so it is deterministic. Source row numbers and the number of rows are read on the device.
-__global__ __launch_bounds__(kThreads) void move_rows_kernel(const MoveArgs args) {
+// BF16), 0.066 (0.129) ms at 4.1 TB/s; nine tenths are writes. A CTA takes a tile of walk_tiles, eight rows: one warp copies the codes of a
+// row in 16-byte pieces, kInFlight a thread on their way (seven for long rows: 112 KB an SM; four, and more warps, for short ones), and
+// every thread has scales of its own on their way at the same time, with rows innermost, because dst has one row of scales per block.
+// No barriers, nothing shared; every byte has one writer, so it is deterministic. Source row numbers and the number of rows are read on
+// the device.
+template <int kInFlight, int kCtasPerSm>
+__global__ __launch_bounds__(kThreads, kCtasPerSm) void move_rows_kernel(const MoveArgs args) {
+    constexpr int kScales = kInFlight / 4 + 1, kScaleThreads = kThreads / kTileRows;
     const int64_t src_base = args.src.base(), dst_base = args.dst.base();
-    const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
-    // rows that are padded or unpadded stay neighbours
-    const DeviceGroups order = args.map.row_source != nullptr
-                                   ? args.map.dst
-                                   : DeviceGroups{1, nullptr, nullptr, args.map.dst.total()};
-    walk_tiles(order, [&](int64_t first, int64_t rows) {
-        if (const int64_t row = first + warp; row < rows) {
-            const int64_t source = args.map.source(row);
+    const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarpSize, lane = thread % kWarpSize;
+    const int32_t* const list =
+        args.map.row_source == nullptr
+            ? nullptr
+            : args.map.row_source + (args.map.source_base != nullptr ? *args.map.source_base : 0);
+    walk_tiles(args.map.dst, [&](int group, int start, int first, int end) {
+        const int row = first + warp, scale_row = first + thread % kTileRows;
+        const bool scaled = args.scale_blocks > 0 && scale_row < end;
+        const int source = row < end ? args.map.source(list, group, start, row) : -1,
+                  scale_source = scaled ? args.map.source(list, group, start, scale_row) : -1;
+        const auto scale_of = [&](int block) {
+            if (scale_source < 0 || block >= args.scale_blocks) return 0.0f;
+            return load_float(
+                args.src_scales, args.src_scale_dtype,
+                (src_base + scale_source) * args.src_row_stride + block * args.src_block_stride);
+        };
+        const auto store_scale = [&](int block, float scale) {
+            if (block < args.scale_blocks)
+                args.dst_scales[block * args.dst_block_stride + dst_base + scale_row] = scale;
+        };
+        float scales[kScales];
+#pragma unroll
+        for (int j = 0; j < kScales; ++j) scales[j] = scale_of(thread / kTileRows + j * kScaleThreads);
+        if (row < end) {
             uint8_t* to = static_cast<uint8_t*>(args.dst.data) + (dst_base + row) * args.row_bytes;
             const uint8_t* from = static_cast<const uint8_t*>(args.src.data) +
                                   (src_base + (source < 0 ? 0 : source)) * args.row_bytes;
             if (args.vectorised) {
-                const uint4* from_vectors = reinterpret_cast<const uint4*>(from);
-                uint4* to_vectors = reinterpret_cast<uint4*>(to);
+                const uint4* const from_vectors = reinterpret_cast<const uint4*>(from);
+                uint4* const to_vectors = reinterpret_cast<uint4*>(to);
                 const int count = static_cast<int>(args.row_bytes / kCopyVector);
                 if (source < 0) {
                     for (int i = lane; i < count; i += kWarpSize) to_vectors[i] = make_uint4(0, 0, 0, 0);
                 } else {
-                    constexpr int kInFlight = 4;
-                    int i = lane;
-                    for (; i + (kInFlight - 1) * kWarpSize < count; i += kInFlight * kWarpSize) {
+                    for (int i = lane; i < count; i += kInFlight * kWarpSize) {
                         uint4 piece[kInFlight];
 #pragma unroll
-                        for (int j = 0; j < kInFlight; ++j) piece[j] = from_vectors[i + j * kWarpSize];
+                        for (int j = 0; j < kInFlight; ++j)
+                            if (i + j * kWarpSize < count) piece[j] = from_vectors[i + j * kWarpSize];
 #pragma unroll
-                        for (int j = 0; j < kInFlight; ++j) to_vectors[i + j * kWarpSize] = piece[j];
+                        for (int j = 0; j < kInFlight; ++j)
+                            if (i + j * kWarpSize < count) __stcs(&to_vectors[i + j * kWarpSize], piece[j]);
                     }
-                    for (; i < count; i += kWarpSize) to_vectors[i] = from_vectors[i];
                 }
             } else {
                 for (int64_t i = lane; i < args.row_bytes; i += kWarpSize)
                     to[i] = source < 0 ? uint8_t{0} : from[i];
             }
         }
-        for (int64_t i = threadIdx.x; i < args.scale_blocks * kTileRows; i += kThreads) {
-            const int64_t row = first + i % kTileRows, block = i / kTileRows;
-            if (row >= rows) continue;
-            const int64_t source = args.map.source(row);
-            const int64_t at = (src_base + source) * args.src_row_stride + block * args.src_block_stride;
-            args.dst_scales[block * args.dst_block_stride + dst_base + row] =
-                source < 0 ? 0.0f : load_float(args.src_scales, args.src_scale_dtype, at);
-        }
+        if (!scaled) return;
+#pragma unroll
+        for (int j = 0; j < kScales; ++j) store_scale(thread / kTileRows + j * kScaleThreads, scales[j]);
+        for (int block = thread / kTileRows + kScales * kScaleThreads; block < args.scale_blocks;
+             block += kScaleThreads)
+            store_scale(block, scale_of(block));
     });
 }
 
@@ -117,14 +136,15 @@ void move_rows(const Fp8Tensor& src, const Fp8Tensor& dst, const RowMap& map, in
     if (dst.layout != ScaleLayout::none) {
         args.src_scales = src.scales.data;
         args.src_scale_dtype = src.scales.dtype;
-        args.scale_blocks = dst.scales.dim(0);
+        args.scale_blocks = static_cast<int>(dst.scales.dim(0));
         args.src_row_stride = src.layout == ScaleLayout::vec128 ? 1 : args.scale_blocks;
         args.src_block_stride = src.layout == ScaleLayout::vec128 ? src.scales.dim(1) : 1;
         args.dst_scales = dst.scales.as<float>();
         args.dst_block_stride = dst.scales.dim(1);
     }
-    move_rows_kernel<<<grid_for(ceil_div(row_capacity, kTileRows), launch), kThreads, 0, stream_of(launch)>>>(
-        args);
+    constexpr int64_t kShortRow = 4096;
+    const auto kernel = row_bytes < kShortRow ? move_rows_kernel<4, 5> : move_rows_kernel<7, 4>;
+    kernel<<<walk_grid(row_capacity, launch), kThreads, 0, stream_of(launch)>>>(args);
     check_launch(op);
 }
 

@@ -10,44 +10,59 @@ namespace fp8flow::hopper {
 
 namespace {
 
+// Up to here comparing all pairs takes less time than the passes of a radix sort.
+constexpr int kMostCounted = 8192;
+
 // Tokens by (id, position): sorted_ids and order, where order[i] is the position of the i-th. Moves: the ids, once a CTA (from L2). A token's
-// place is the number of tokens before it: eight threads count it, each an eighth of a tile of ids in shared memory (16.8 M comparisons at
-// T=4096: 3 us over the whole chip). Two barriers a tile; all threads see all tiles. Every place is taken once: one writer a word.
-constexpr int kRankThreads = 256, kParts = 8, kRankTokens = kRankThreads / kParts, kRankTile = 2048;
-__device__ __forceinline__ int is_before(int32_t id, int at, int32_t own_id, int own) {
-    return id < own_id || (id == own_id && at < own);
-}
+// place is the number of tokens before it. A CTA holds all ids in shared memory; a warp counts for two tokens, a lane four ids at a time:
+// up to the tokens' own ids an equal one is before, behind them it is not, so that a pair takes one comparison (16.8 M at T=4096:
+// 1.5 us over the whole chip) except near the tokens. One barrier. Every place is taken once: one writer a word.
+constexpr int kRankThreads = 256, kRankWarp = 32, kWarpTokens = 2;
+constexpr int kRankTokens = kRankThreads / kRankWarp * kWarpTokens;  // of a CTA
+constexpr int kChunk = 4 * kRankWarp;                                // ids that a warp looks at together
 __global__ __launch_bounds__(kRankThreads) void count_before_kernel(const int32_t* ids, int tokens,
                                                                     int32_t* sorted_ids, int32_t* order) {
-    __shared__ __align__(16) int32_t tile[kRankTile];
-    const int thread = static_cast<int>(threadIdx.x), part = thread % kParts;
-    for (int64_t own = static_cast<int64_t>(blockIdx.x) * kRankTokens; own < tokens;
-         own += static_cast<int64_t>(gridDim.x) * kRankTokens) {
-        const int t = static_cast<int>(own) + thread / kParts;
-        const int32_t id = t < tokens ? ids[t] : 0;
-        int place = 0;
-        for (int start = 0; start < tokens; start += kRankTile) {
-            __syncthreads();  // the last tile is read
-            for (int i = thread; i < kRankTile; i += kRankThreads)
-                tile[i] = start + i < tokens ? ids[start + i] : INT32_MAX;  // before nobody
-            __syncthreads();
+    __shared__ __align__(16) int32_t all[kMostCounted];
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % kRankWarp;
+    const int padded = (tokens + kChunk - 1) / kChunk * kChunk;
 #pragma unroll 8
-            for (int i = part * 4; i < kRankTile; i += kParts * 4) {
-                const int4 other = *reinterpret_cast<const int4*>(&tile[i]);
-                const int at = start + i;
-                place += is_before(other.x, at, id, t) + is_before(other.y, at + 1, id, t) +
-                         is_before(other.z, at + 2, id, t) + is_before(other.w, at + 3, id, t);
-            }
+    for (int i = thread; i < padded; i += kRankThreads)
+        all[i] = i < tokens ? ids[i] : INT32_MAX;  // before nobody
+    __syncthreads();
+    for (int own = (static_cast<int>(blockIdx.x) * kRankThreads + thread) / kRankWarp * kWarpTokens;
+         own < tokens; own += static_cast<int>(gridDim.x) * kRankTokens) {
+        int id[kWarpTokens], place[kWarpTokens] = {};
+#pragma unroll
+        for (int n = 0; n < kWarpTokens; ++n) id[n] = all[min(own + n, tokens - 1)];
+        const auto count = [&](int start, const auto& is_before) {  // is_before(id, its position, n)
+            const int at = start + lane * 4;
+            const int4 four = *reinterpret_cast<const int4*>(&all[at]);
+#pragma unroll
+            for (int n = 0; n < kWarpTokens; ++n)
+                place[n] += is_before(four.x, at, n) + is_before(four.y, at + 1, n) +
+                            is_before(four.z, at + 2, n) + is_before(four.w, at + 3, n);
+        };
+        // two chunks around the tokens, from which either side is on one side of both
+        const int near = own / kChunk * kChunk, behind = min(near + 2 * kChunk, padded);
+#pragma unroll 4
+        for (int start = 0; start < near; start += kChunk)
+            count(start, [&](int other, int, int n) { return other <= id[n] ? 1 : 0; });
+        for (int start = near; start < behind; start += kChunk)
+            count(start, [&](int other, int at, int n) {
+                return other < id[n] || (other == id[n] && at < own + n) ? 1 : 0;
+            });
+#pragma unroll 4
+        for (int start = behind; start < padded; start += kChunk)
+            count(start, [&](int other, int, int n) { return other < id[n] ? 1 : 0; });
+#pragma unroll
+        for (int n = 0; n < kWarpTokens; ++n) {
+            place[n] = __reduce_add_sync(0xFFFFFFFFu, place[n]);
+            if (lane != n || own + n >= tokens) continue;
+            sorted_ids[place[n]] = id[n];
+            order[place[n]] = own + n;
         }
-        for (int mask = kParts / 2; mask > 0; mask /= 2) place += __shfl_xor_sync(0xFFFFFFFFu, place, mask);
-        if (part != 0 || t >= tokens) continue;
-        sorted_ids[place] = id;
-        order[place] = t;
     }
 }
-
-// Up to here comparing all pairs takes less time (12 us) than the passes of a radix sort.
-constexpr int64_t kMostCounted = 8192;
 
 // positions[t] = t. Moves 4 bytes a token.
 constexpr int kPositionThreads = 256;
@@ -84,7 +99,7 @@ std::size_t sort_tokens_scratch(int64_t tokens) {
 }
 
 void sort_tokens(const SortTokens& job, const Launch& launch) {
-    FP8FLOW_CHECK(job.tokens <= INT32_MAX - kRankTile, "{} tokens: positions must fit 32 bits", job.tokens);
+    FP8FLOW_CHECK(job.tokens <= INT32_MAX - kChunk, "{} tokens: positions must fit 32 bits", job.tokens);
     const cudaStream_t stream = stream_of(launch);
     if (job.tokens <= kMostCounted) {
         count_before_kernel<<<grid_for(ceil_div(job.tokens, kRankTokens), launch), kRankThreads, 0, stream>>>(

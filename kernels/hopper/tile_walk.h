@@ -6,25 +6,61 @@
 namespace fp8flow::hopper {
 
 constexpr int kTileRows = 8;  // neighbouring rows of a group; their scales of one block make a 32-byte sector
+constexpr int kWalkSteps = 8;
+constexpr int kRangeRows = kWalkSteps * kTileRows;
 
-// Calls visit(first row, end of rows) for this CTA's tiles. Rows of a group stand in ascending order of tokens, and a token feeds K groups: in
-// the order of rows its row would be read K times, long after each other, from memory. So neighbouring CTAs take different groups, at
-// the same fraction of each: what they read at a time is one part of the tokens' rows, which stays in L2.
-// A group is cut into parts, as many as a power of two, so that no long division is needed; a single group into its tiles.
+// CTAs for all tiles, one tile each on average; more leave at once.
+inline unsigned walk_grid(int64_t row_capacity, const Launch& launch) {
+    const int64_t items = ceil_div(row_capacity, int64_t{kRangeRows}) * kWalkSteps;
+    return launch.sm_limit > 0 ? grid_for(items, launch) : static_cast<unsigned>(items);
+}
+
+// The last group that begins at `row` or before (offsets ascend): 32 of them are compared at a time. By whole warps.
+__device__ __forceinline__ int group_at(const DeviceGroups& groups, int row) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    int low = 0;
+    for (int left = static_cast<int>(groups.num_groups); left > 1;) {
+        const int stride = (left + 31) / 32, at = lane * stride;
+        const unsigned begun = __ballot_sync(0xFFFFFFFFu, at < left && groups.offset(low + at) <= row);
+        const int skipped = (__popc(begun) - 1) * stride;
+        low += skipped;
+        left = min(stride, left - skipped);
+    }
+    return low;
+}
+// How many of a group's `tiles` belong to its first `row` rows of `rows`: ascends with row, from none to all of them.
+__device__ __forceinline__ int share_of(int row, int rows, int tiles) {
+    if (row == rows) return tiles;
+    const float part = static_cast<float>(row) / static_cast<float>(rows);
+    return min(tiles, static_cast<int>(part * static_cast<float>(tiles)));
+}
+
+// Calls visit(group, its first row, first row, end of rows) for this CTA's tiles; all threads of the CTA take the same ones. Rows are counted
+// in 32 bits, as in plans. Rows of a group stand in ascending order of tokens, and a token feeds K groups: in the order of rows its row
+// would be read K times, long after each other, from memory. So the walk has steps: in step s every group's s-th eighth is worked on,
+// hence about one eighth of the tokens, which stays in L2. In a step the CTAs divide the tiles as they divide all rows: CTA r stands for
+// the rows from kRangeRows r on, and takes of each group that it touches as large a part of the step's tiles as it has of the group's
+// rows. So CTAs have one tile each (none to two), whatever the sizes of the groups, and nobody needs a sum over groups.
 template <class Visit> __device__ __forceinline__ void walk_tiles(const DeviceGroups& groups, Visit visit) {
-    const unsigned count = static_cast<unsigned>(groups.num_groups);
-    const unsigned tiles = static_cast<unsigned>((groups.total() + kTileRows - 1) / kTileRows);
-    const int shift = 31 - __clz(static_cast<int>(max(1u, tiles / count)));
-    const unsigned items = count == 1 || tiles == 0 ? tiles : count << shift;
-    for (unsigned item = blockIdx.x; item < items; item += gridDim.x) {
-        const int64_t part = item / count, group = item % count;
-        const int64_t start = groups.offset(group), end = groups.offset(group + 1),
-                      in_group = (end - start + kTileRows - 1) / kTileRows;
-        const int64_t first_tile = count == 1 ? part : in_group * part >> shift,
-                      end_tile = count == 1 ? part + 1 : in_group * (part + 1) >> shift;
-        for (int64_t tile = first_tile; tile < end_tile; ++tile) {
-            const int64_t first = start + tile * kTileRows;
-            visit(first, min(end, first + kTileRows));
+    const int total = static_cast<int>(groups.total()), count = static_cast<int>(groups.num_groups);
+    const unsigned ranges = (static_cast<unsigned>(total) + kRangeRows - 1) / kRangeRows;
+    for (unsigned item = blockIdx.x; item < ranges * kWalkSteps; item += gridDim.x) {
+        const int step = static_cast<int>(item / ranges),
+                  begin = static_cast<int>(item % ranges) * kRangeRows, end = min(begin + kRangeRows, total);
+        for (int group = group_at(groups, begin); group < count; ++group) {
+            const int start = static_cast<int>(groups.offset(group)),
+                      stop = static_cast<int>(groups.offset(group + 1));
+            if (start >= end) break;
+            const int rows = stop - start, tiles = (rows + kTileRows - 1) / kTileRows;
+            const int turn = group % kWalkSteps;  // so that groups of few tiles have them in different steps
+            const int step_begin = (tiles * step + turn) / kWalkSteps,
+                      step_tiles = (tiles * (step + 1) + turn) / kWalkSteps - step_begin;
+            const int end_tile = step_begin + share_of(min(end, stop) - start, rows, step_tiles);
+            for (int tile = step_begin + share_of(max(begin, start) - start, rows, step_tiles);
+                 tile < end_tile; ++tile) {
+                const int first = start + tile * kTileRows;
+                visit(group, start, first, min(stop, first + kTileRows));
+            }
         }
     }
 }

@@ -18,11 +18,10 @@ constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
 
 // ---- sums, BF16 in whole vectors -------------------------------------------------------------------------------------------------------
-constexpr int kMostRows = 8;  // of a token
-constexpr int kSumThreads = 128;
-constexpr int kSumCtas = 6;   // of an SM
-constexpr int kSumTurns = 4;  // of a CTA on one row
-constexpr int kSlabUnits = kSumThreads * kSumTurns;
+constexpr int kMostRows = 8;                             // of a token
+constexpr int kSumThreads = 128, kMostSumThreads = 192;  // of rows up to so many units, all of them at once
+constexpr int kSumCtas = 6;                              // of an SM; of the widest fewer
+constexpr int kSumTurns = 4;                             // of a CTA on one row
 
 enum class Weights { none, probs };
 struct SumArgs {
@@ -32,20 +31,23 @@ struct SumArgs {
     const int64_t* prob_base;
     const int32_t* recv_rows;
     const int64_t* num_rows;
-    int topk, units;           // units of a row
-    unsigned slabs;            // of a row
+    int topk, units;  // units of a row
+    unsigned slabs;   // of a row
+    int slab_units;
     const uint16_t* residual;  // optional
     uint16_t* dst;
     SumRounding rounding;
 };
 
 // Moves: every routed row once, every token's row once (and its residual): 529 (587) MB at T=4096, H=7168, K=8: 0.129 (0.143) ms at 4.1 TB/s. A
-// CTA takes half a token's row (4 turns of 1024 columns) and learns its K row numbers first, once; then a thread has the eight columns of
-// all K rows in flight at a time: 12 KB a CTA at K=6, 16 KB at 8, up to 96 KB an SM. Rows of one CTA are short and there are many, so
-// that SMs stay equally busy to the end. Sums in fp32 in the order of recv_rows. No barriers, one writer a byte. The residual may
-// stand where the result goes: a thread reads the unit that it writes.
+// CTA takes half a token's row (4 turns of 1024 columns; of up to 1536 columns the whole row in one turn) and learns its K row numbers first,
+// once; then a thread has the eight columns of all K rows in flight at a time: 12 KB a CTA at K=6, 16 KB at 8, up to 96 KB an SM. Rows of
+// one CTA are short and there are many, so that SMs stay equally busy to the end. Sums in fp32 in the order of recv_rows. No barriers,
+// one writer a byte. The residual may stand where the result goes: a thread reads the unit that it writes.
 template <Weights kWeights>
-__global__ __launch_bounds__(kSumThreads, kSumCtas) void unpermute_sums_kernel(const SumArgs args) {
+__global__ __launch_bounds__(kMostSumThreads,
+                             kSumCtas* kSumThreads /
+                                 kMostSumThreads) void unpermute_sums_kernel(const SumArgs args) {
     const int64_t items = *args.num_rows * args.slabs;
     // row numbers are 32-bit integers, in plans too
     const int base = static_cast<int>(args.src_base != nullptr ? *args.src_base : 0);
@@ -53,21 +55,23 @@ __global__ __launch_bounds__(kSumThreads, kSumCtas) void unpermute_sums_kernel(c
     for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
         const int64_t row = static_cast<unsigned>(item) / args.slabs;  // items are fewer than 2^31
         const int slab = static_cast<int>(static_cast<unsigned>(item) % args.slabs);
+        // one load a warp: lane k has the k-th row
+        const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+        const int32_t own = lane < args.topk ? args.recv_rows[row * args.topk + lane] : -1;
+        const int count = __ffs(static_cast<int>(~__ballot_sync(0xFFFFFFFFu, own >= 0))) - 1;
         int from[kMostRows];
         float weight[kMostRows];
-        int count = 0;
 #pragma unroll
         for (int k = 0; k < kMostRows; ++k) {
-            const int32_t source = k < args.topk ? args.recv_rows[row * args.topk + k] : -1;
-            if (source >= 0 && count == k) count = k + 1;
+            const int32_t source = __shfl_sync(0xFFFFFFFFu, own, k);
             from[k] = base + source;
             if constexpr (kWeights == Weights::probs)
                 weight[k] = source >= 0 ? args.prob[prob_base + source] : 0.0f;
         }
         const uint4* const in = reinterpret_cast<const uint4*>(args.src);
-        const int first = slab * kSlabUnits + static_cast<int>(threadIdx.x),
-                  end = min(args.units, (slab + 1) * kSlabUnits);
-        for (int unit = first; unit < end; unit += kSumThreads) {
+        const int first = slab * args.slab_units + static_cast<int>(threadIdx.x),
+                  end = min(args.units, (slab + 1) * args.slab_units);
+        for (int unit = first; unit < end; unit += static_cast<int>(blockDim.x)) {
             uint4 raw[kMostRows], raw_residual;
 #pragma unroll
             for (int k = 0; k < kMostRows; ++k)
@@ -159,7 +163,7 @@ struct ProbsBackwardArgs {
 enum class Access { any, bf16_vectors };
 
 // Moves: the rows of src and, for each, its gradient row, which K of them share; 4 bytes out a row: 529 MB at T=4096, H=7168, K=8, 0.129 ms at
-// 4.1 TB/s. A CTA takes the tiles of walk_tiles, a warp a row of them: a lane's strand is every 32nd unit, eight loads in flight, and
+// 4.1 TB/s. A CTA takes a tile of walk_tiles, a warp a row of it: a lane's strand is every 32nd unit, ten loads in flight (120 KB an SM), and
 // five shuffles add the strands in the order of the contract. Only shuffles synchronise; row numbers are the same in a whole warp.
 template <Access kAccess>
 __global__ __launch_bounds__(kThreads, 3) void unpermute_probs_backward_kernel(const ProbsBackwardArgs args) {
@@ -169,14 +173,14 @@ __global__ __launch_bounds__(kThreads, 3) void unpermute_probs_backward_kernel(c
     float* drow_prob = static_cast<float*>(args.drow_prob.data) + prob_base;
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
               lane = static_cast<int>(threadIdx.x) % kWarpSize;
-    walk_tiles(args.groups, [&](int64_t first_row, int64_t end_row) {
-        const int64_t row = first_row + warp;
+    walk_tiles(args.groups, [&](int, int, int first_row, int end_row) {
+        const int row = first_row + warp;
         if (row >= end_row) return;
         const int64_t source = row_source[row];
         float strand = 0.0f;
         if (source >= 0) {
             if constexpr (kAccess == Access::bf16_vectors) {
-                constexpr int kInFlight = 4;  // of either
+                constexpr int kInFlight = 5;  // of either
                 const int units = static_cast<int>(args.hidden / kUnit);
                 const uint4 *gradients = static_cast<const uint4*>(args.ddst.data) + source * units,
                             *values = static_cast<const uint4*>(args.src.data) + (base + row) * units;
@@ -231,7 +235,10 @@ bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const TensorView& res
         return rows.dtype == DType::bf16 && is_vectorisable(rows.data, hidden);
     };
     if (topk > kMostRows || !fits(args.src) || !fits(args.dst) || (residual && !fits(residual))) return false;
-    const int64_t units = hidden / kUnit, slabs = ceil_div(units, kSlabUnits), items = capacity * slabs;
+    const int64_t units = hidden / kUnit;
+    const int threads = units <= kMostSumThreads ? static_cast<int>(round_up(units, kWarpSize)) : kSumThreads;
+    const int64_t slab_units = int64_t{threads} * kSumTurns, slabs = ceil_div(units, slab_units),
+                  items = capacity * slabs;
     if (items >= int64_t{1} << 31) return false;
     if (items == 0) return true;
     const SumArgs kernel_args{.src = static_cast<const uint16_t*>(args.src.data),
@@ -243,6 +250,7 @@ bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const TensorView& res
                               .topk = static_cast<int>(topk),
                               .units = static_cast<int>(units),
                               .slabs = static_cast<unsigned>(slabs),
+                              .slab_units = static_cast<int>(slab_units),
                               .residual = static_cast<const uint16_t*>(residual.data),
                               .dst = static_cast<uint16_t*>(args.dst.data),
                               .rounding = rounding};
@@ -250,7 +258,7 @@ bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const TensorView& res
         launch.sm_limit > 0 ? grid_for(items, launch, kSumCtas) : static_cast<unsigned>(items);
     const auto kernel =
         args.row_prob ? unpermute_sums_kernel<Weights::probs> : unpermute_sums_kernel<Weights::none>;
-    kernel<<<grid, kSumThreads, 0, stream_of(launch)>>>(kernel_args);
+    kernel<<<grid, threads, 0, stream_of(launch)>>>(kernel_args);
     check_launch("unpermute_unpad");
     return true;
 }
@@ -289,7 +297,7 @@ void HopperOps::do_unpermute_probs_backward(const op::UnpermuteProbsBackward& ar
     const bool wide = vectorised && args.src.dtype == DType::bf16 && args.ddst.dtype == DType::bf16;
     const auto kernel = wide ? unpermute_probs_backward_kernel<Access::bf16_vectors>
                              : unpermute_probs_backward_kernel<Access::any>;
-    kernel<<<grid_for(ceil_div(capacity, kTileRows), launch), kThreads, 0, stream_of(launch)>>>(kernel_args);
+    kernel<<<walk_grid(capacity, launch), kThreads, 0, stream_of(launch)>>>(kernel_args);
     check_launch("unpermute_probs_backward");
 }
 

@@ -20,11 +20,14 @@ struct EmbeddingBackward {
 };
 
 // Cross-entropy on fp32 logits of the first vocab_size columns (the padded rest gets probability and gradient 0).
-// loss[t] = logsumexp(logits_t) - logits_t[label]; label < 0: ignored (loss 0, gradient 0). Order: e = exp(logit - max); sum of e in
-// blocks of 128 columns, where q_i = (e_4i + e_4i+1) + (e_4i+2 + e_4i+3) and the 32 q_i are halved (q_i += q_i+16, then 8, 4, 2, 1), then
-// the block sums in 8 lanes; loss = log(sum) + (max - logits_t[label]); dlogits = (e / sum - onehot) * grad_scale.
+// loss[t] = logsumexp(logits_t) - logits_t[label]; label < 0: ignored (loss 0, gradient 0). Order, so that a row can be worked on as its
+// parts arrive: each block of 1024 columns has its largest logit m_b (no less than the lowest finite number), e_i = exp(logit_i - m_b),
+// and their sum s_b: lane l of 32 holds the columns 128 j + 4 l + n, adds q_j = (e_j0 + e_j1) + (e_j2 + e_j3), then
+// ((q_0 + q_1) + (q_2 + q_3)) + ((q_4 + q_5) + (q_6 + q_7)), and the lanes are halved (lane l += lane l + 16, then 8, 4, 2, 1).
+// With m = max m_b and w_b = exp(m_b - m), lane l adds w_b s_b (fused) of the blocks l, l + 32, ..., and the lanes are halved: sum.
+// loss = log(sum) + (m - logits_t[label]); dlogits_i = e_i (w_b (grad_scale / sum)), less grad_scale at the label.
 // dlogits may alias nothing; absent: evaluation only.
-constexpr int64_t kLossBlock = 128;
+constexpr int64_t kLossBlock = 1024, kLossLanes = 32;
 struct CrossEntropy {
     TensorView logits;  // [T, V] f32
     TensorView labels;  // [T] i32

@@ -13,7 +13,6 @@ namespace fp8flow {
 
 namespace {
 
-using reference::lane_sum;
 using reference::load_floats;
 using reference::store_floats;
 
@@ -25,21 +24,37 @@ template <class Body> void for_each_chunk(int64_t total, const Body& body) {
     for (int64_t first = 0; first < total; first += kChunk) body(first, std::min(kChunk, total - first));
 }
 
-// Sum of exponentials in the order of op::CrossEntropy: blocks of 128 by a tree, then the block sums in lanes.
-float sum_in_blocks(const float* values, int64_t count, std::vector<float>& block_sums) {
-    constexpr int64_t kQuads = op::kLossBlock / 4;
-    block_sums.resize(static_cast<std::size_t>(ceil_div(count, op::kLossBlock)));
-    for (std::size_t block = 0; block < block_sums.size(); ++block) {
-        float v[op::kLossBlock] = {}, quads[kQuads];
-        const int64_t first = static_cast<int64_t>(block) * op::kLossBlock;
-        std::copy_n(values + first, std::min(op::kLossBlock, count - first), v);
-        for (int64_t q = 0; q < kQuads; ++q)
-            quads[q] = (v[4 * q] + v[4 * q + 1]) + (v[4 * q + 2] + v[4 * q + 3]);
-        for (int64_t step = kQuads / 2; step > 0; step /= 2)
-            for (int64_t q = 0; q < step; ++q) quads[q] += quads[q + step];
-        block_sums[block] = quads[0];
+using LossLanes = float[op::kLossLanes];
+
+float halved(LossLanes& lanes) {
+    for (int64_t step = op::kLossLanes / 2; step > 0; step /= 2)
+        for (int64_t l = 0; l < step; ++l) lanes[l] += lanes[l + step];
+    return lanes[0];
+}
+
+struct LossBlock {
+    float largest, sum;
+};
+
+// The largest of a block's `count` logits and the sum of their exponentials below it, which are written to e.
+LossBlock loss_block(const float* logits, int64_t count, float* e) {
+    static_assert(op::kLossBlock == 8 * 4 * op::kLossLanes);
+    float largest = std::numeric_limits<float>::lowest();
+    for (int64_t i = 0; i < count; ++i) largest = logits[i] > largest ? logits[i] : largest;
+    float v[op::kLossBlock] = {};
+    for (int64_t i = 0; i < count; ++i) v[i] = exp_float(logits[i] - largest);
+    std::copy_n(v, count, e);
+    LossLanes lanes;
+    for (int64_t l = 0; l < op::kLossLanes; ++l) {
+        float quads[8];
+        for (int64_t j = 0; j < 8; ++j) {
+            const float* of_lane = v + (j * op::kLossLanes + l) * 4;
+            quads[j] = (of_lane[0] + of_lane[1]) + (of_lane[2] + of_lane[3]);
+        }
+        lanes[l] =
+            ((quads[0] + quads[1]) + (quads[2] + quads[3])) + ((quads[4] + quads[5]) + (quads[6] + quads[7]));
     }
-    return lane_sum(block_sums.data(), static_cast<int64_t>(block_sums.size()));
+    return {largest, halved(lanes)};
 }
 
 // Token ids come from data files, so they are checked before they become addresses.
@@ -99,7 +114,7 @@ void ReferenceOps::do_cross_entropy(const op::CrossEntropy& args, const Launch&)
 #pragma omp parallel
     {
         std::vector<float> buffer(static_cast<std::size_t>(columns), 0.0f);  // stays zero past the vocabulary
-        std::vector<float> block_sums;
+        std::vector<LossBlock> blocks(static_cast<std::size_t>(ceil_div(vocab, op::kLossBlock)));
         float* p = buffer.data();
 #pragma omp for
         for (int64_t t = 0; t < args.logits.dim(0); ++t) {
@@ -109,15 +124,28 @@ void ReferenceOps::do_cross_entropy(const op::CrossEntropy& args, const Launch&)
                 loss[t] = 0.0f;
                 std::fill_n(p, vocab, 0.0f);
             } else {
-                float largest = -INFINITY;
-                for (int64_t i = 0; i < vocab; ++i) largest = row[i] > largest ? row[i] : largest;
-                for (int64_t i = 0; i < vocab; ++i) p[i] = exp_float(row[i] - largest);
-                const float sum = sum_in_blocks(p, vocab, block_sums);
+                float largest = std::numeric_limits<float>::lowest();
+                for (int64_t first = 0; first < vocab; first += op::kLossBlock) {
+                    const LossBlock block =
+                        loss_block(row + first, std::min(op::kLossBlock, vocab - first), p + first);
+                    blocks[static_cast<std::size_t>(first / op::kLossBlock)] = block;
+                    largest = std::max(largest, block.largest);
+                }
+                LossLanes lanes = {};
+                for (std::size_t b = 0; b < blocks.size(); ++b) {
+                    float& lane = lanes[b % op::kLossLanes];
+                    lane = fma_float(blocks[b].sum, exp_float(blocks[b].largest - largest), lane);
+                }
+                const float sum = halved(lanes);
                 loss[t] = log_float(sum) + (largest - row[label]);
                 if (!args.dlogits) continue;
-                for (int64_t i = 0; i < vocab; ++i) p[i] = div_float(p[i], sum);
-                p[label] -= 1.0f;
-                for (int64_t i = 0; i < vocab; ++i) p[i] *= grad_scale;
+                const float scale = div_float(grad_scale, sum);
+                for (std::size_t b = 0; b < blocks.size(); ++b) {
+                    const float factor = exp_float(blocks[b].largest - largest) * scale;
+                    const int64_t first = static_cast<int64_t>(b) * op::kLossBlock;
+                    for (int64_t i = first; i < std::min(vocab, first + op::kLossBlock); ++i) p[i] *= factor;
+                }
+                p[label] -= grad_scale;
             }
             if (args.dlogits) store_floats(args.dlogits, t * columns, columns, p);
         }

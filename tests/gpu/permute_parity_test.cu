@@ -39,9 +39,12 @@ const std::vector<Case> kCases = {
     {{40, 41}, 2, 16, 1, 200},         // rows that end inside a warp's turn
     {{40, 41}, 2, 16, 32, 7, 384, 9},  // rows that no vector fits
     {{120, 92}, 6, 32, 128, 640, 256, 64},
-    {{9, 5}, 2, 4, 128, 7168, 128},  // wide rows
-    {{33}, 8, 16, 16, 8200, 128},    // whose last slab is one unit
-    {{30, 11}, 12, 16, 16, 256},     // more rows a token than are kept in registers
+    {{9, 5}, 2, 4, 128, 7168, 128},      // wide rows
+    {{33}, 8, 16, 16, 8200, 128},        // whose last slab is one unit
+    {{30, 11}, 12, 16, 16, 256},         // more rows a token than are kept in registers
+    {{600}, 8, 300, 1, 128},             // many groups, shorter than a range of the walk
+    {{700, 57}, 4, 40, 16, 1280, 0, 3},  // one group of many ranges
+    {{9}, 2, 4, 16, 9216},               // more blocks of scales than are loaded at once
 };
 
 // Values of every bit pattern that are not NaN, so that bytes can be compared after arithmetic too.
@@ -225,11 +228,16 @@ struct GroupCase {
     std::vector<int64_t> counts;
     int64_t alignment, hidden, base;
 };
+std::vector<int64_t> many_groups() {
+    std::vector<int64_t> counts;
+    for (int64_t g = 0; g < 70; ++g) counts.push_back(g * 37 % 101 - g % 3 * 40);
+    for (int64_t& count : counts) count = std::max<int64_t>(0, count);
+    return counts;
+}
 const std::vector<GroupCase> kGroupCases = {
-    {{0}, 128, 128, 0},
-    {{1, 0, 0, 127, 128, 129}, 128, 256, 128},
-    {{0, 0, 5}, 16, 512, 0},
-    {{1000, 3, 0, 77, 0}, 128, 1024, 256},
+    {{0}, 128, 128, 0},          {{1, 0, 0, 127, 128, 129}, 128, 256, 128},
+    {{0, 0, 5}, 16, 512, 0},     {{1000, 3, 0, 77, 0}, 128, 1024, 256},
+    {many_groups(), 32, 256, 0},
 };
 
 TEST(PermuteParity, PadAndUnpadRows) {

@@ -19,7 +19,7 @@ HostTensor random_ids(int64_t count, int64_t vocab, uint64_t seed) {
 
 TEST(TokenParity, Embedding) {
     for (const int64_t tokens : {0, 1, 127, 129}) {
-        for (const int64_t hidden : {1, 8, 250, 256, 8192}) {
+        for (const int64_t hidden : {1, 8, 250, 256, 4360, 8192}) {
             for (const DType table_dtype : {DType::bf16, DType::f32}) {
                 SCOPED_TRACE(std::to_string(tokens) + " x " + std::to_string(hidden) + " " +
                              name_of(table_dtype));
@@ -75,6 +75,20 @@ TEST(TokenParity, EmbeddingBackward) {
     }
 }
 
+// Work for several tiles of columns a CTA.
+TEST(TokenParity, EmbeddingBackwardOfWideRows) {
+    constexpr int64_t kTokens = 4500, kVocab = 900, kHidden = 4360;
+    if (too_large_here(kTokens * kHidden)) return;
+    Parity parity;
+    const HostTensor ids = random_ids(kTokens, kVocab, 3);
+    HostTensor dy(DType::bf16, {kTokens, kHidden}), dtable(DType::f32, {kVocab, kHidden});
+    fill_normal(dy, 4);
+    fill_uniform(dtable, 5, -1, 1);
+    const op::EmbeddingBackward args{.ids = ids, .dy = dy, .mode = Gradient::accumulate, .dtable = dtable};
+    parity.run(args);
+    parity.expect_same_bytes(args.dtable, "dtable");
+}
+
 // So many tokens are sorted in another way than few.
 TEST(TokenParity, EmbeddingBackwardOfManyTokens) {
     for (const int64_t tokens : {8192, 8193, 50000}) {
@@ -117,7 +131,8 @@ TEST(TokenParity, CrossEntropy) {
     for (const Shape& shape :
          {Shape{0, 8, 8}, Shape{1, 1, 1}, Shape{127, 64, 61}, Shape{128, 257, 256}, Shape{129, 2048, 2048},
           Shape{5, 4224, 4097}, Shape{4, 4099, 4098}, Shape{23, 1032, 900}, Shape{3, 50304, 50257},
-          Shape{23, 70016, 70001}, Shape{59, 8192, 8192}, Shape{9, 129280, 129280}}) {
+          Shape{23, 70016, 70001}, Shape{59, 8192, 8192}, Shape{700, 1032, 900}, Shape{300, 17408, 17000},
+          Shape{33, 140000, 139999}, Shape{70, 129280, 129280}}) {
         if (too_large_here(shape.tokens * shape.columns)) continue;
         for (const DType dtype : {DType::bf16, DType::f32}) {
             for (const bool with_gradient : {true, false}) {

@@ -173,6 +173,33 @@ TEST(CrossEntropy, MatchesDoubleFormula) {
     }
 }
 
+// More blocks than lanes, with maxima that differ from block to block.
+TEST(CrossEntropy, LongRowsMatchDoubleFormula) {
+    const int64_t tokens = 3, vocab = 40 * op::kLossBlock + 77, columns = vocab + 3;
+    LossProblem problem(tokens, columns, vocab, DType::f32);
+    float* logits = problem.logits.as<float>();
+    for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t i = 0; i < vocab; ++i)
+            logits[t * columns + i] += static_cast<float>(i / op::kLossBlock % 7) * 3.0f - 9.0f;
+    const float grad_scale = -0.37f;
+    ReferenceOps ops;
+    ops.cross_entropy(problem.args(grad_scale));
+    const std::vector<double> values = to_doubles(problem.logits);
+    std::vector<double> wanted, gradient(values.size());
+    for (int64_t t = 0; t < tokens; ++t) {
+        const double* row = values.data() + t * columns;
+        const int64_t label = problem.labels.as<int32_t>()[t];
+        const double loss = naive_loss(row, vocab, label);
+        wanted.push_back(loss);
+        for (int64_t i = 0; i < vocab; ++i)
+            gradient[static_cast<std::size_t>(t * columns + i)] =
+                (std::exp(row[i] - row[label] - loss) - (i == label)) * static_cast<double>(grad_scale);
+    }
+    EXPECT_LE(nmse(problem.loss, wanted), 1e-13);
+    EXPECT_LE(nmse(problem.dlogits, gradient), 1e-12);
+    EXPECT_TRUE(problem.loss.guards_intact() && problem.dlogits.guards_intact());
+}
+
 TEST(CrossEntropy, GradientMatchesCentralDifferences) {
     ReferenceOps ops;
     const int64_t tokens = 5, columns = 24, vocab = 19;

@@ -69,6 +69,31 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, uint32_t parity) 
         : "memory");
 }
 
+// The same where other CTAs of the cluster wrote what the phase stands for.
+__device__ __forceinline__ void barrier_wait_cluster(Barrier* barrier, uint32_t parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}" ::"r"(shared_address(barrier)),
+        "r"(parity)
+        : "memory");
+}
+// Two words to the shared memory of a CTA of the cluster; the barrier there counts eight bytes when they stand. Both places as
+// cluster_address gives them, `to` 8-byte aligned.
+__device__ __forceinline__ void store_remote(uint32_t to, float2 value, uint32_t barrier) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to),
+        "f"(value.x), "f"(value.y), "r"(barrier)
+        : "memory");
+}
+// Between a thread's own accesses to shared memory and a copy engine's write to the same place.
+__device__ __forceinline__ void fence_shared_for_copies() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 // One box of a 2-D tensor to shared memory; c0 counts elements along the contiguous dimension, c1 rows. Outside the tensor: zeros.
 __device__ __forceinline__ void tensor_load(const CUtensorMap* map, Barrier* barrier, void* to, int c0,
                                             int c1) {
