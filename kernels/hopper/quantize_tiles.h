@@ -60,6 +60,10 @@ void launch_quantize_tiles(const TileSource& source, const TileShape& shape, con
 bool launch_quantize_wide_tiles(const TileSource& source, const TileShape& shape, const TileOutput& rows,
                                 const TileOutput& columns, const QuantizeRule& rule, const Launch& launch);
 
+// The same of FP8 codes with 1x128 scales to columns (requantize_tiles.cu): true if that was launched.
+bool launch_requantize_tiles(const TileSource& source, const TileShape& shape, const TileOutput& columns,
+                             const QuantizeRule& rule, const Launch& launch);
+
 // One scale for a column of a group from one read of BF16, if there are enough groups and columns for the GPU (quantize_group_columns.cu):
 // true if that was launched.
 bool launch_quantize_group_columns(const TileSource& source, const TileShape& shape, const Fp8Tensor& dst,
