@@ -258,7 +258,7 @@ __global__ __launch_bounds__(kClusterThreads, 1) void row_cluster_kernel(const C
             read_stage(stages[finishing.stage.at] + lane * 4, p);
             const float factor = shared.factors[finished.at][warp + finishing.turn * kWorkers];
             if (step < steps + lag - kStages) {  // the stage is empty
-                fence_shared_for_copies();
+                fence_shared_for_engines();
                 __syncwarp();
                 if (lane == 0) load(loading);
                 loading.advance(turns, row_step);

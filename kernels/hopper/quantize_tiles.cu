@@ -337,6 +337,7 @@ void launch_quantize_tiles(const TileSource& source, const TileShape& shape, con
                            const TileOutput& columns, const QuantizeRule& rule, const Launch& launch) {
     if (shape.capacity == 0 || shape.cols == 0 || shape.batches == 0) return;
     if (launch_quantize_wide_tiles(source, shape, rows, columns, rule, launch)) return;
+    if (rows.share == Share::none && launch_requantize_tiles(source, shape, columns, rule, launch)) return;
     quantize_tiles_kernel<<<tile_grid(shape, launch), kThreads, 0, stream_of(launch)>>>(
         {source, shape, rows, columns, rule});
     check_launch("quantize_tiles");

@@ -1,5 +1,5 @@
 // Weights to FP8, once per optimizer step: the fprop copy and the dgrad copy from one read. Contract: kernels/ops/quantize.h.
-// The kernels are those of weight_tiles.cu, quantize_tiles.cu and quantize.cu; experts are batches of tiles, all in one launch.
+// The kernels are those of weight_tiles.cu, weight_mx.cu, quantize_tiles.cu and quantize.cu; experts are batches of tiles, all in one launch.
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/quantize_rows.h"
 #include "kernels/hopper/quantize_tiles.h"
@@ -30,7 +30,10 @@ void HopperOps::do_quantize_weight(const op::QuantizeWeight& args, const Launch&
             clear_scales(args.fprop, launch);
             clear_scales(args.dgrad, launch);
             break;
-        case ScaleLayout::mx32: share = Share::mx; break;
+        case ScaleLayout::mx32:
+            if (!args.fprop && launch_mx_columns(args.src, rule, args.dgrad, launch)) return;
+            share = Share::mx;
+            break;
         case ScaleLayout::tensor: {
             uint32_t* amax = workspace_->partials_for<uint32_t>(1);
             launch_tensor_scale(source, shape, amax, dtype, rule, args.fprop, args.dgrad, launch);

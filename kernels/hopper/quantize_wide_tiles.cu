@@ -1,5 +1,5 @@
-// The form of the 128x128 tiles for whole columns of BF16 values or FP8 codes: transposed codes with scales along the routed rows, alone or
-// together with the row copy. Everything else: quantize_tiles.cu. Contract: kernels/ops/quantize.h.
+// The form of the 128x128 tiles for whole columns of BF16 values: transposed codes with scales along the routed rows, alone or together with
+// the row copy. Everything else: quantize_tiles.cu. Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/tiles.h"
 #include "kernels/hopper/quantize_tiles.h"
@@ -14,90 +14,53 @@ constexpr int kQuads = kTile / kRows;
 constexpr int kPiece = 16, kPieces = kTile / kPiece;  // of a turned column
 constexpr int kColumnWords = kTile / 4;
 
-// 64 KB of loads on their way an SM: as many CTAs as there are registers for.
-template <DType kSource> struct Shape {
-    static constexpr bool kFp8 = kSource != DType::bf16;
-    static constexpr int kCols = kFp8 ? 16 : 8;  // of a thread
-    static constexpr int kRowThreads = kTile / kCols;
-    static constexpr int kThreads = kRowThreads * kQuads;
-    static constexpr int kCtas = 1024 / kThreads;
-    // column maxima before the last step: pairs of BF16 from every warp, or fp32 from every four rows
-    static constexpr int kParts = kFp8 ? kQuads : kThreads / 32;
-    static constexpr int kPartWords = kFp8 ? kTile : kTile / 2;
-};
+constexpr int kThreadsOfRow = kTile / kUnit, kThreads = kThreadsOfRow * kQuads;
+constexpr int kCtas = 2;  // of an SM: 64 KB of loads on their way
+// column maxima before the last step: pairs of BF16 from every warp
+constexpr int kParts = kThreads / 32, kPartWords = kTile / 2;
 
 struct WideJob {
     RowView src;
-    const float* block_scales;  // of codes
-    int64_t block_scale_stride;
     RowView rows;  // optional
     RowScales row_scales;
     RowView columns;
     float* column_scales;      // [tile of rows, cols]
-    const float* multipliers;  // [group, cols]: known before, no scales are stored; BF16 only
+    const float* multipliers;  // [group, cols]: known before, no scales are stored
     DeviceGroups groups;
     int64_t extent;
     int cols, col_tiles, step_rows, step_cols;
     QuantizeRule rule;
 };
 
-template <bool kFp8> struct Held { uint4 words[kRows]; };
-template <> struct Held<true> {
-    uint4 words[kRows];
-    float scales[kRows];
-};
-
 __device__ __forceinline__ uint32_t word_of(const uint4& words, int i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 
-template <DType kSource>
 __device__ __forceinline__ void fetch(const WideJob& job, int64_t src_base, const RowTile& tile, int col_tile,
-                                      Held<Shape<kSource>::kFp8>& held) {
-    using S = Shape<kSource>;
-    const int quad = static_cast<int>(threadIdx.x) / S::kRowThreads,
-              part = static_cast<int>(threadIdx.x) % S::kRowThreads;
-    const int64_t row = src_base + tile.row + quad * kRows;
-    const int64_t stride = static_cast<int64_t>(job.cols) * (S::kFp8 ? 1 : 2);
-    const uint8_t* in = static_cast<const uint8_t*>(job.src.data) + row * stride +
-                        col_tile * kTile * (S::kFp8 ? 1 : 2) + part * 16;
+                                      uint4 (&words)[kRows]) {
+    const int quad = static_cast<int>(threadIdx.x) / kThreadsOfRow,
+              part = static_cast<int>(threadIdx.x) % kThreadsOfRow;
+    const uint16_t* in = static_cast<const uint16_t*>(job.src.data) +
+                         (src_base + tile.row + quad * kRows) * job.cols + col_tile * kTile + part * kUnit;
 #pragma unroll
-    for (int k = 0; k < kRows; ++k, in += stride) {
-        held.words[k] = uint4{0, 0, 0, 0};
-        if (quad * kRows + k < tile.count) held.words[k] = *reinterpret_cast<const uint4*>(in);
-    }
-    if constexpr (S::kFp8) {
-        const float* scales = job.block_scales + col_tile * job.block_scale_stride + row;
-#pragma unroll
-        for (int k = 0; k < kRows; ++k) held.scales[k] = quad * kRows + k < tile.count ? scales[k] : 0.0f;
+    for (int k = 0; k < kRows; ++k, in += job.cols) {
+        words[k] = uint4{0, 0, 0, 0};
+        if (quad * kRows + k < tile.count) words[k] = *reinterpret_cast<const uint4*>(in);
     }
 }
 
-// Four neighbouring values of a row of codes.
-template <DType kSource> __device__ __forceinline__ void decode(uint32_t codes, float scale, float (&v)[4]) {
-    const float2 low = unpack_fp8x2(static_cast<uint16_t>(codes), kSource),
-                 high = unpack_fp8x2(static_cast<uint16_t>(codes >> 16), kSource);
-    v[0] = low.x * scale, v[1] = low.y * scale, v[2] = high.x * scale, v[3] = high.y * scale;
-}
-
-// Where a column's maximum and multiplier stand: of codes, the four columns of a word beside those of the next thread's, so that 16-byte
-// accesses of neighbouring threads touch neighbouring banks.
-template <DType kSource> __device__ __forceinline__ int column_at(int position) {
-    return Shape<kSource>::kFp8 ? position % 32 / 4 * 16 + position / 32 * 4 + position % 4 : position;
-}
-// The same for the multipliers of BF16 columns, by pairs.
+// Where the multipliers of a pair of columns stand: those of neighbouring threads in neighbouring banks.
 __device__ __forceinline__ int pair_place(int pair) { return pair % 4 * kBlockThreads + pair / 4; }
 
 // The word of rows 4 * quad .. 4 * quad + 3 of a column: pieces of 16 rows change places by the columns of a thread.
-template <DType kSource> __device__ __forceinline__ int turned_index(int col, int piece) {
-    return col * kColumnWords + (piece ^ col / Shape<kSource>::kCols % kPieces) * (kPiece / 4);
+__device__ __forceinline__ int turned_index(int col, int piece) {
+    return col * kColumnWords + (piece ^ col / kUnit % kPieces) * (kPiece / 4);
 }
 
 // Columns leave shared memory in pieces of 16 rows, 8 threads a column: whole lines of 128 bytes.
-template <DType kSource>
 __device__ __forceinline__ void store_columns(const WideJob& job, const uint32_t* turned, int64_t dst_base,
                                               const RowTile& tile, int col_tile) {
-    constexpr int kThreads = Shape<kSource>::kThreads, kSteps = kTile * kPieces / kThreads;
+    constexpr int kSteps = kTile * kPieces / kThreads;
     const int piece = static_cast<int>(threadIdx.x) % kPieces, first = piece * kPiece;
     const int64_t stride = job.columns.cols, row = dst_base + tile.row;
     int col = static_cast<int>(threadIdx.x) / kPieces;
@@ -109,14 +72,14 @@ __device__ __forceinline__ void store_columns(const WideJob& job, const uint32_t
 #pragma unroll
         for (int i = 0; i < kSteps; ++i, col += kThreads / kPieces) {
             *reinterpret_cast<uint4*>(out) =
-                *reinterpret_cast<const uint4*>(turned + turned_index<kSource>(col, piece));
+                *reinterpret_cast<const uint4*>(turned + turned_index(col, piece));
             out += kThreads / kPieces * stride;
         }
         return;
     }
 #pragma unroll 1
     for (int i = 0; i < kSteps; ++i, col += kThreads / kPieces) {
-        const uint32_t* words = turned + turned_index<kSource>(col, piece);
+        const uint32_t* words = turned + turned_index(col, piece);
         for (int r = 0; r < kPiece && first + r < tile.rows; ++r)
             out[r] = static_cast<uint8_t>(words[r / 4] >> (8 * (r % 4)));
         out += kThreads / kPieces * stride;
@@ -164,8 +127,8 @@ __device__ __forceinline__ void write_rows(const WideJob& job, const uint4 (&wor
     }
 }
 
-// Moves a tile of values (or codes and their 128 scales) in and its codes out, once or twice, plus scales. From BF16 at 32768 x 7168: columns
-// 712 MB, 0.174 ms at 4.1 TB/s; both 954 MB, 0.233 ms. From codes: 484 MB, 0.118 ms.
+// Moves a tile of values in and its codes out, once or twice, plus scales. At 32768 x 7168: columns 712 MB, 0.174 ms at 4.1 TB/s; both 954 MB,
+// 0.233 ms.
 // A CTA walks over tiles, grid-stride, columns fastest. A thread keeps 4 rows x 16 bytes as they came, and those of the next tile are
 // requested as soon as these have left the registers: they travel while the tile is stored and until the other CTAs of the SM are done,
 // 64 KB an SM. (Before, values were unpacked to fp32 at once and all of a tile's steps followed its loads one after the other.) Maxima of
@@ -173,124 +136,84 @@ __device__ __forceinline__ void write_rows(const WideJob& job, const uint4 (&wor
 // has left it. A quarter of the threads finds multipliers and stores scales. Barrier 2: multipliers are there; the codes of four rows make
 // a word of the turned tile. Barrier 3: it is complete, and leaves in 16-byte pieces of columns. Only maxima are reduced:
 // deterministic.
-template <DType kSource, DType kCodes, bool kBoth>
-__global__ void __launch_bounds__(Shape<kSource>::kThreads, Shape<kSource>::kCtas)
-    quantize_wide_tiles_kernel(const WideJob job) {
-    using S = Shape<kSource>;
-    __shared__ uint4 part_pieces[S::kParts * S::kPartWords / 4];
+template <DType kCodes, bool kBoth>
+__global__ void __launch_bounds__(kThreads, kCtas) quantize_wide_tiles_kernel(const WideJob job) {
+    __shared__ uint4 part_pieces[kParts * kPartWords / 4];
     __shared__ float4 multiplier_pieces[kTile / 4];
     __shared__ uint4 turned_pieces[kTile * kPieces];
     uint32_t* const turned = reinterpret_cast<uint32_t*>(turned_pieces);
     float* const multipliers = reinterpret_cast<float*>(multiplier_pieces);
-    const int thread = static_cast<int>(threadIdx.x), quad = thread / S::kRowThreads,
-              part = thread % S::kRowThreads;
+    const int thread = static_cast<int>(threadIdx.x), quad = thread / kThreadsOfRow,
+              part = thread % kThreadsOfRow;
     const int64_t src_base = job.src.base(), dst_base = job.columns.base();
     int row_tile = static_cast<int>(blockIdx.x) / job.col_tiles,
         col_tile = static_cast<int>(blockIdx.x) % job.col_tiles;
-    const bool known = !S::kFp8 && job.multipliers != nullptr;
+    const bool known = job.multipliers != nullptr;
     TileWalker walker(job.groups, job.extent, 1);
     RowTile tile;
-    Held<S::kFp8> held;
+    uint4 words[kRows];
     bool more = walker.seek(row_tile, tile);
-    if (more) fetch<kSource>(job, src_base, tile, col_tile, held);
+    if (more) fetch(job, src_base, tile, col_tile, words);
     while (more) {
         if (known) {
             if (thread < kTile)
                 multipliers[pair_place(thread / 2) * 2 + thread % 2] =
                     job.multipliers[tile.group * job.cols + col_tile * kTile + thread];
-        } else if constexpr (S::kFp8) {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                float largest[4] = {};
-#pragma unroll
-                for (int k = 0; k < kRows; ++k) {
-                    float v[4];
-                    decode<kSource>(word_of(held.words[k], j), held.scales[k], v);
-#pragma unroll
-                    for (int e = 0; e < 4; ++e) largest[e] = fmaxf(largest[e], fabsf(v[e]));
-                }
-                part_pieces[quad * (kTile / 4) + j * (32 / 4) + part] =
-                    uint4{__float_as_uint(largest[0]), __float_as_uint(largest[1]),
-                          __float_as_uint(largest[2]), __float_as_uint(largest[3])};
-            }
-#pragma unroll
-            for (int k = 0; k < kRows; ++k) forget(held.words[k]);
         } else {
             uint32_t largest[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                largest[j] = abs_bf16x2(word_of(held.words[0], j));
+                largest[j] = abs_bf16x2(word_of(words[0], j));
 #pragma unroll
                 for (int k = 1; k < kRows; ++k)
-                    largest[j] = max_bf16x2(largest[j], abs_bf16x2(word_of(held.words[k], j)));
-                largest[j] = max_bf16x2(largest[j], __shfl_xor_sync(0xFFFFFFFFu, largest[j], S::kRowThreads));
+                    largest[j] = max_bf16x2(largest[j], abs_bf16x2(word_of(words[k], j)));
+                largest[j] = max_bf16x2(largest[j], __shfl_xor_sync(0xFFFFFFFFu, largest[j], kThreadsOfRow));
             }
-            if (thread % 32 < S::kRowThreads)
-                part_pieces[thread / 32 * (S::kPartWords / 4) + part] =
+            if (thread % 32 < kThreadsOfRow)
+                part_pieces[thread / 32 * (kPartWords / 4) + part] =
                     uint4{largest[0], largest[1], largest[2], largest[3]};
         }
         if constexpr (kBoth) {
-            write_rows<kCodes>(job, held.words, tile, col_tile);
+            write_rows<kCodes>(job, words, tile, col_tile);
 #pragma unroll
-            for (int k = 0; k < kRows; ++k) forget(held.words[k]);
+            for (int k = 0; k < kRows; ++k) forget(words[k]);
         }
         __syncthreads();
         if (!known) {
-            if (thread < S::kPartWords) {
+            if (thread < kPartWords) {
                 const uint32_t* parts = reinterpret_cast<const uint32_t*>(part_pieces) + thread;
                 uint32_t largest = 0;
 #pragma unroll
-                for (int i = 0; i < S::kParts; ++i) {
-                    const uint32_t other = parts[i * S::kPartWords];
-                    largest = S::kFp8 ? max(largest, other) : max_bf16x2(largest, other);
-                }
-                constexpr int kFound = S::kFp8 ? 1 : 2;  // columns of this thread
-                float* scales =
-                    job.column_scales + (dst_base + tile.row) / kTile * job.cols + col_tile * kTile;
+                for (int i = 0; i < kParts; ++i) largest = max_bf16x2(largest, parts[i * kPartWords]);
+                float* scales = job.column_scales + (dst_base + tile.row) / kTile * job.cols +
+                                col_tile * kTile + 2 * thread;
 #pragma unroll
-                for (int i = 0; i < kFound; ++i) {
-                    const uint32_t amax = S::kFp8  ? largest
-                                          : i == 0 ? low_magnitude(largest)
-                                                   : high_magnitude(largest);
+                for (int i = 0; i < 2; ++i) {
                     BlockScale scale = {0.0f, 0.0f, 0};
-                    if (tile.count > 0) scale = block_scale(amax, kCodes, false, job.rule);
-                    multipliers[(S::kFp8 ? thread : pair_place(thread)) * kFound + i] = scale.multiplier;
-                    scales[column_at<kSource>(thread * kFound + i)] = scale.dequant;
+                    if (tile.count > 0)
+                        scale = block_scale(i == 0 ? low_magnitude(largest) : high_magnitude(largest), kCodes,
+                                            false, job.rule);
+                    multipliers[pair_place(thread) * 2 + i] = scale.multiplier;
+                    scales[i] = scale.dequant;
                 }
             }
             __syncthreads();
         }
 
         // the values of a pad are 0: so are its codes
-        if constexpr (S::kFp8) {
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const float4 four = multiplier_pieces[j * (32 / 4) + part];
-                const float m[4] = {four.x, four.y, four.z, four.w};
-                float v[kRows][4];
+        for (int j = 0; j < 4; ++j) {
+            const float2 m = reinterpret_cast<const float2*>(multipliers)[pair_place(part * 4 + j)];
+            float low[kRows], high[kRows];
 #pragma unroll
-                for (int k = 0; k < kRows; ++k)
-                    decode<kSource>(word_of(held.words[k], j), held.scales[k], v[k]);
-#pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    turned[turned_index<kSource>(part * S::kCols + j * 4 + e, quad / 4) + quad % 4] =
-                        pack_fp8(v[0][e] * m[e], v[1][e] * m[e], v[2][e] * m[e], v[3][e] * m[e], kCodes);
+            for (int k = 0; k < kRows; ++k) {
+                const uint32_t pair = word_of(words[k], j);
+                low[k] = __uint_as_float(pair << 16) * m.x;
+                high[k] = __uint_as_float(pair & 0xFFFF0000u) * m.y;
             }
-        } else {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const float2 m = reinterpret_cast<const float2*>(multipliers)[pair_place(part * 4 + j)];
-                float low[kRows], high[kRows];
-#pragma unroll
-                for (int k = 0; k < kRows; ++k) {
-                    const uint32_t pair = word_of(held.words[k], j);
-                    low[k] = __uint_as_float(pair << 16) * m.x;
-                    high[k] = __uint_as_float(pair & 0xFFFF0000u) * m.y;
-                }
-                uint32_t* out = turned + turned_index<kSource>(part * S::kCols + 2 * j, quad / 4) + quad % 4;
-                out[0] = pack_fp8(low[0], low[1], low[2], low[3], kCodes);
-                out[kColumnWords] = pack_fp8(high[0], high[1], high[2], high[3], kCodes);
-            }
+            uint32_t* out = turned + turned_index(part * kUnit + 2 * j, quad / 4) + quad % 4;
+            out[0] = pack_fp8(low[0], low[1], low[2], low[3], kCodes);
+            out[kColumnWords] = pack_fp8(high[0], high[1], high[2], high[3], kCodes);
         }
 
         const RowTile leaving = tile;
@@ -302,21 +225,19 @@ __global__ void __launch_bounds__(Shape<kSource>::kThreads, Shape<kSource>::kCta
             ++row_tile;
         }
         more = walker.seek(row_tile, tile);
-        if (more) fetch<kSource>(job, src_base, tile, col_tile, held);
+        if (more) fetch(job, src_base, tile, col_tile, words);
         __syncthreads();
-        store_columns<kSource>(job, turned, dst_base, leaving, leaving_col);
+        store_columns(job, turned, dst_base, leaving, leaving_col);
     }
 }
 
-template <DType kSource, bool kBoth> void launch(WideJob job, int64_t row_tiles, const Launch& launch) {
-    using S = Shape<kSource>;
-    const unsigned grid = grid_for(row_tiles * job.col_tiles, launch, S::kCtas);
+template <bool kBoth> void launch(WideJob job, int64_t row_tiles, const Launch& launch) {
+    const unsigned grid = grid_for(row_tiles * job.col_tiles, launch, kCtas);
     job.step_rows = static_cast<int>(grid) / job.col_tiles;
     job.step_cols = static_cast<int>(grid) % job.col_tiles;
-    const auto kernel = job.columns.dtype == DType::e5m2
-                            ? quantize_wide_tiles_kernel<kSource, DType::e5m2, kBoth>
-                            : quantize_wide_tiles_kernel<kSource, DType::e4m3, kBoth>;
-    kernel<<<grid, S::kThreads, 0, stream_of(launch)>>>(job);
+    const auto kernel = job.columns.dtype == DType::e5m2 ? quantize_wide_tiles_kernel<DType::e5m2, kBoth>
+                                                         : quantize_wide_tiles_kernel<DType::e4m3, kBoth>;
+    kernel<<<grid, kThreads, 0, stream_of(launch)>>>(job);
     check_launch("quantize_wide_tiles");
 }
 
@@ -326,19 +247,13 @@ bool launch_quantize_wide_tiles(const TileSource& source, const TileShape& shape
                                 const TileOutput& columns, const QuantizeRule& rule,
                                 const Launch& launch_args) {
     const bool both = rows.share != Share::none, table = columns.share == Share::table;
-    const DType from = source.values.dtype;
-    if (shape.batches != 1 || source.rstd != nullptr || shape.cols % kTile != 0 || !source.values.vector)
+    if (source.values.dtype != DType::bf16 || source.block_scales != nullptr || shape.batches != 1 ||
+        source.rstd != nullptr || shape.cols % kTile != 0 || !source.values.vector)
         return false;
     if (columns.share != Share::block && !table) return false;
     if (both && (rows.share != Share::block || !rows.codes.vector || rows.codes.dtype != columns.codes.dtype))
         return false;
-    const bool codes = from == DType::e4m3 || from == DType::e5m2;
-    if (codes ? source.block_scales == nullptr || both || table
-              : from != DType::bf16 || source.block_scales != nullptr)
-        return false;
     const WideJob job = {.src = source.values,
-                         .block_scales = source.block_scales,
-                         .block_scale_stride = source.scale_stride,
                          .rows = rows.codes,
                          .row_scales = rows.scales,
                          .columns = columns.codes,
@@ -352,14 +267,10 @@ bool launch_quantize_wide_tiles(const TileSource& source, const TileShape& shape
                          .step_cols = 0,
                          .rule = rule};
     const int64_t row_tiles = ceil_div(shape.capacity, kTile) + shape.groups.num_groups;
-    if (from == DType::e4m3)
-        launch<DType::e4m3, false>(job, row_tiles, launch_args);
-    else if (from == DType::e5m2)
-        launch<DType::e5m2, false>(job, row_tiles, launch_args);
-    else if (both)
-        launch<DType::bf16, true>(job, row_tiles, launch_args);
+    if (both)
+        launch<true>(job, row_tiles, launch_args);
     else
-        launch<DType::bf16, false>(job, row_tiles, launch_args);
+        launch<false>(job, row_tiles, launch_args);
     return true;
 }
 

@@ -1,4 +1,4 @@
-// The two FP8 copies of weights in 128x128 blocks as a function: quantize_weight and adamw_quantize share it.
+// The two FP8 copies of weights in 128x128 blocks as a function: quantize_weight and adamw_quantize share it. And the MX dgrad copy alone.
 #pragma once
 
 #include "kernels/core/fp8_tensor.h"
@@ -13,6 +13,11 @@ namespace fp8flow::hopper {
 // of 128 and all addresses of 16.
 bool launch_weight_tiles(const TensorView& src, const op::AdamW* step, const QuantizeRule& rule,
                          const Fp8Tensor& fprop, const Fp8Tensor& dgrad, const Launch& launch);
+
+// src [N, K] or [E, N, K] f32 | bf16 -> the transposed codes of layout mx32 alone (weight_mx.cu). False, and nothing launched, unless N is a
+// multiple of 128, K of 64 (f32: 32), and all addresses of 16.
+bool launch_mx_columns(const TensorView& src, const QuantizeRule& rule, const Fp8Tensor& dgrad,
+                       const Launch& launch);
 
 // Scale tables are padded to a multiple of 4 columns: the pads hold 0.
 void clear_scales(const Fp8Tensor& copy, const Launch& launch);

@@ -151,27 +151,44 @@ TEST(QuantizeParity, Columns) {
             }
 }
 
-// Enough groups and columns for the form that keeps a strip of a group on chip; groups that fit and groups that do not.
+void expect_group_columns(const Case& c, const Formats& f) {
+    SCOPED_TRACE(text(c));
+    const int64_t rows = std::accumulate(c.counts.begin(), c.counts.end(), c.rows);
+    if (too_large_here(rows * c.cols)) return;
+    Parity p;
+    const Tensors t(c);
+    const HostFp8 dst = t.by_columns(c, f.dtype, L::group_row);
+    p.run(op::QuantizeColumns{.src = t.src,
+                              .groups = t.row_groups,
+                              .scale_format = f.format,
+                              .mx_rounding = f.rounding,
+                              .dst = dst,
+                              .src2 = {},
+                              .dst2 = {}},
+          Launch{.sm_limit = f.dtype == DType::e5m2 ? 2 : 0});
+    p.expect_same_bytes(Fp8Tensor(dst), "dst");
+}
+
+// Enough groups and columns for the form that keeps a strip of a group on chip, with two CTAs an SM; groups that fit and groups that do not.
 TEST(QuantizeParity, GroupColumnsOnChip) {
     for (const int64_t alignment : {1, 16, 128})
-        for (const Formats& f : kFormats) {
-            const Case c{
-                {1300, 0, 3, 1152, 1, 129, 16, 2305, 40, 1}, alignment, 0, 1280, DType::bf16, 128, 5};
-            SCOPED_TRACE(text(c));
-            if (too_large_here(5000 * c.cols)) continue;
-            Parity p;
-            const Tensors t(c);
-            const HostFp8 dst = t.by_columns(c, f.dtype, L::group_row);
-            p.run(op::QuantizeColumns{.src = t.src,
-                                      .groups = t.row_groups,
-                                      .scale_format = f.format,
-                                      .mx_rounding = f.rounding,
-                                      .dst = dst,
-                                      .src2 = {},
-                                      .dst2 = {}},
-                  Launch{.sm_limit = f.dtype == DType::e5m2 ? 2 : 0});
-            p.expect_same_bytes(Fp8Tensor(dst), "dst");
-        }
+        for (const Formats& f : kFormats)
+            expect_group_columns(
+                {{1300, 0, 3, 1152, 1, 129, 16, 2305, 40, 1}, alignment, 0, 1280, DType::bf16, 128, 5}, f);
+}
+// The same with one CTA an SM.
+TEST(QuantizeParity, LargeGroupColumnsOnChip) {
+    for (const Formats& f : kFormats)
+        expect_group_columns({{3500, 128, 0, 900, 1000, 5, 1200}, 16, 0, 1280, DType::bf16, 48, 5}, f);
+}
+// Few groups: strips of columns by way of L2.
+TEST(QuantizeParity, GroupColumnsThroughL2) {
+    for (const Formats& f : kFormats) {
+        expect_group_columns({{2500}, 16, 0, 640, DType::bf16, 48, 0}, f);
+        expect_group_columns({{1700, 0, 2100, 3}, 1, 0, 192, DType::bf16, 3, 2}, f);
+        expect_group_columns({{}, 1, 1333, 448, DType::bf16, 0, 51}, f);
+        expect_group_columns({{0, 0}, 16, 0, 128, DType::bf16, 16, 0}, f);
+    }
 }
 
 TEST(QuantizeParity, Dual) {

@@ -18,6 +18,27 @@ __device__ __forceinline__ int64_t warp_group_of(const DeviceGroups& groups, int
     return group;
 }
 
+// The tile of 128 rows from `row` on, where groups are aligned to 128: its first `count` rows are valid, the other `rows` pads. `extent`: end of
+// the only group where there are no groups. All lanes of a warp call it with the same row.
+struct AlignedTile {
+    int count, rows;
+};
+__device__ __forceinline__ AlignedTile aligned_tile(const DeviceGroups& groups, int64_t extent, int64_t row) {
+    int64_t valid_end = groups.rows, end = extent;
+    if (groups.counts != nullptr) {
+        const int64_t group = warp_group_of(groups, row);
+        valid_end = groups.offsets[group] + groups.counts[group];
+        end = groups.offsets[group + 1];
+    }
+    const int rows = static_cast<int>(min(kBlock, end - row));
+    return {static_cast<int>(max(int64_t{0}, min(int64_t{rows}, valid_end - row))), rows};
+}
+// As many of its rows as lie in memory, known before the group is: pads among them may be read.
+__device__ __forceinline__ int readable_rows(const DeviceGroups& groups, int64_t row) {
+    return groups.counts != nullptr ? static_cast<int>(kBlock)
+                                    : static_cast<int>(max(int64_t{0}, min(kBlock, groups.rows - row)));
+}
+
 // Neighbouring rows of a warp, one after the other.
 class RowCursor {
 public:

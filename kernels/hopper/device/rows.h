@@ -59,7 +59,9 @@ __device__ __forceinline__ uint32_t pack_fp8(float a, float b, float c, float d,
         asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(b), "f"(a));
         asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(d), "f"(c));
     }
-    return static_cast<uint32_t>(low) | static_cast<uint32_t>(high) << 16;
+    uint32_t codes;  // so that ptxas lets the second conversion merge the first: no shift and no OR
+    asm("mov.b32 %0, {%1, %2};" : "=r"(codes) : "h"(low), "h"(high));
+    return codes;
 }
 __device__ __forceinline__ float2 unpack_half2(uint32_t word) {
     __half2 half;

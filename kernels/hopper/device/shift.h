@@ -34,18 +34,42 @@ template <DType kCodes> __device__ __forceinline__ RowShift row_shift(float targ
     return {half2_power(max(0, min(k, 24))), 0, keep};
 }
 
-template <DType kCodes> __device__ __forceinline__ uint16_t shift_two(uint16_t codes, const RowShift& shift) {
-    uint32_t values;
-    uint16_t shifted;
+// Both halves of a word in one piece of assembly: ptxas then reads and writes them in place.
+template <DType kCodes>
+__device__ __forceinline__ uint32_t shift_words(uint32_t codes, const RowShift& shift) {
+    uint32_t shifted;
     if constexpr (kCodes == DType::e5m2) {
-        asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(values) : "h"(codes));
-        asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(values) : "r"(values), "r"(shift.factor));
-        asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(values) : "r"(values), "r"(shift.second));
-        asm("cvt.rn.satfinite.e5m2x2.f16x2 %0, %1;" : "=h"(shifted) : "r"(values));
+        asm("{\n"
+            ".reg .b16 low, high;\n"
+            ".reg .b32 v, w;\n"
+            "mov.b32 {low, high}, %1;\n"
+            "cvt.rn.f16x2.e5m2x2 v, low;\n"
+            "cvt.rn.f16x2.e5m2x2 w, high;\n"
+            "mul.rn.f16x2 v, v, %2;\n"
+            "mul.rn.f16x2 w, w, %2;\n"
+            "mul.rn.f16x2 v, v, %3;\n"
+            "mul.rn.f16x2 w, w, %3;\n"
+            "cvt.rn.satfinite.e5m2x2.f16x2 low, v;\n"
+            "cvt.rn.satfinite.e5m2x2.f16x2 high, w;\n"
+            "mov.b32 %0, {low, high};\n"
+            "}"
+            : "=r"(shifted)
+            : "r"(codes), "r"(shift.factor), "r"(shift.second));
     } else {
-        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(values) : "h"(codes));
-        asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(values) : "r"(values), "r"(shift.factor));
-        asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(shifted) : "r"(values));
+        asm("{\n"
+            ".reg .b16 low, high;\n"
+            ".reg .b32 v, w;\n"
+            "mov.b32 {low, high}, %1;\n"
+            "cvt.rn.f16x2.e4m3x2 v, low;\n"
+            "cvt.rn.f16x2.e4m3x2 w, high;\n"
+            "mul.rn.f16x2 v, v, %2;\n"
+            "mul.rn.f16x2 w, w, %2;\n"
+            "cvt.rn.satfinite.e4m3x2.f16x2 low, v;\n"
+            "cvt.rn.satfinite.e4m3x2.f16x2 high, w;\n"
+            "mov.b32 %0, {low, high};\n"
+            "}"
+            : "=r"(shifted)
+            : "r"(codes), "r"(shift.factor));
     }
     return shifted;
 }
@@ -56,9 +80,7 @@ template <DType kCodes>
 __device__ __forceinline__ uint32_t shift_four(uint32_t codes, const RowShift& shift) {
     constexpr uint32_t kSigns = 0x80808080u;
     codes &= shift.keep;
-    const uint32_t shifted =
-        static_cast<uint32_t>(shift_two<kCodes>(static_cast<uint16_t>(codes), shift)) |
-        static_cast<uint32_t>(shift_two<kCodes>(static_cast<uint16_t>(codes >> 16), shift)) << 16;
+    const uint32_t shifted = shift_words<kCodes>(codes, shift);
     if constexpr (kCodes == DType::e5m2) {
         const uint32_t special = ((codes & ~kSigns) + 0x04040404u) & kSigns, bytes = (special >> 7) * 0xFFu;
         return (shifted & ~bytes) | (codes & bytes);
