@@ -1,6 +1,6 @@
 // plan_dispatch on the GPU, without the host: from all ranks' routing to the expert-sorted, padded row order of this rank and the lists of
-// what travels. Histograms per block of tokens, a scan over the blocks, then every block places its rows: slots are stable, integers are
-// exact, so the plan has the bytes of the reference's on every rank.
+// what travels, in two launches. Histograms per block of tokens; then every block adds up the histograms before its own, and all of them, and
+// places its rows: slots are stable, integers are exact, so the plan has the bytes of the reference's on every rank.
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/launch.h"
 #include "kernels/hopper/workspace.h"
@@ -11,9 +11,10 @@ using namespace hopper;
 
 namespace {
 
-constexpr int kBlockTokens =
-    128;  // tokens of one block, one thread each; a block lies within one rank's tokens
+constexpr int kBlockTokens = 128;  // tokens of one block, which lies within one rank's tokens
 constexpr int kMaskWords = kBlockTokens / 32;
+constexpr int kThreads = 512;
+static_assert(kThreads >= kBlockTokens);
 constexpr int64_t kSharedBytes = 48 << 10;  // what a CTA gets without asking
 
 struct PlanArgs {
@@ -22,14 +23,14 @@ struct PlanArgs {
     int ranks, slots, topk, rank, groups;
     int64_t first_expert;
     int blocks_per_rank, blocks;
-    int* starts;  // [blocks, columns]: counts of each block, then the counts of all earlier blocks
+    int* block_counts;  // [blocks, columns]
     int64_t alignment, row_capacity;
     const int64_t* row_base;
     DeviceView row_source, row_prob;
     int64_t *counts, *offsets, *recv_offsets, *send_counts, *next_row_base;
     int32_t *recv_rows, *recv_source, *send_tokens, *overflow;
 
-    // Columns of starts: rows of each local expert, received rows, rows sent to each rank (of this rank's own tokens).
+    // Columns of block_counts: rows of each local expert, received rows, rows sent to each rank (of this rank's own tokens).
     __host__ __device__ int received_column() const { return groups; }
     __host__ __device__ int send_column(int rank_to) const { return groups + 1 + rank_to; }
     __host__ __device__ int columns() const { return groups + 1 + ranks; }
@@ -41,33 +42,33 @@ struct PlanArgs {
     }
 };
 
-// One bit a token of the block in every column that it counts for: masks[column][word]. Bits are set by atomic or, whose order does not
-// matter. Ends with a barrier; all threads of the CTA call it.
-__device__ __forceinline__ void mark_tokens(const PlanArgs& args, int source_rank, int token,
+// One bit a token of the block in every column that it counts for: masks[column][word]. A thread takes an id at a time, neighbours
+// neighbouring ids. Bits are set by atomic or, whose order does not matter. Ends with a barrier; all threads of the CTA call it.
+__device__ __forceinline__ void mark_tokens(const PlanArgs& args, int source_rank, int first_token,
                                             uint32_t* masks) {
-    for (int i = static_cast<int>(threadIdx.x); i < args.columns() * kMaskWords; i += kBlockTokens)
-        masks[i] = 0;
+    const int thread = static_cast<int>(threadIdx.x);
+    for (int i = thread; i < args.columns() * kMaskWords; i += kThreads) masks[i] = 0;
     __syncthreads();
-    if (token < args.slots) {
-        const int32_t* ids = args.ids + (static_cast<int64_t>(source_rank) * args.slots + token) * args.topk;
-        const int word = static_cast<int>(threadIdx.x) / 32;
-        const uint32_t bit = 1u << threadIdx.x % 32;
-        for (int k = 0; k < args.topk; ++k) {
-            const int32_t id = ids[k];
-            if (id < 0) continue;
-            if (const int group = args.local_expert(id); group >= 0) {
-                atomicOr(&masks[group * kMaskWords + word], bit);
-                atomicOr(&masks[args.received_column() * kMaskWords + word], bit);
-            }
-            const int to = id / args.groups;
-            if (source_rank == args.rank && to < args.ranks)
-                atomicOr(&masks[args.send_column(to) * kMaskWords + word], bit);
+    const int32_t* ids =
+        args.ids + (static_cast<int64_t>(source_rank) * args.slots + first_token) * args.topk;
+    const int count = min(kBlockTokens, args.slots - first_token) * args.topk;
+    for (int i = thread; i < count; i += kThreads) {
+        const int32_t id = ids[i];
+        if (id < 0) continue;
+        const int token = i / args.topk, word = token / 32;
+        const uint32_t bit = 1u << token % 32;
+        if (const int group = args.local_expert(id); group >= 0) {
+            atomicOr(&masks[group * kMaskWords + word], bit);
+            atomicOr(&masks[args.received_column() * kMaskWords + word], bit);
         }
+        const int to = id / args.groups;
+        if (source_rank == args.rank && to < args.ranks)
+            atomicOr(&masks[args.send_column(to) * kMaskWords + word], bit);
     }
     __syncthreads();
 }
 
-// Bits of a column before this thread's token, or of all tokens.
+// Bits of a column before the token of this thread (one of the first kBlockTokens), or of all tokens.
 __device__ __forceinline__ int marked_before(const uint32_t* masks, int column) {
     const int word = static_cast<int>(threadIdx.x) / 32;
     int count = __popc(masks[column * kMaskWords + word] & ((1u << threadIdx.x % 32) - 1u));
@@ -80,65 +81,89 @@ __device__ __forceinline__ int marked(const uint32_t* masks, int column) {
     return count;
 }
 
-// Moves: the ids once; one count a block and column out. A CTA takes a block of 128 tokens, one a thread.
-__global__ __launch_bounds__(kBlockTokens) void count_kernel(const PlanArgs args) {
+// Moves: the ids once; one count a block and column out. A CTA takes a block of 128 tokens.
+__global__ __launch_bounds__(kThreads) void count_kernel(const PlanArgs args) {
     extern __shared__ uint32_t masks[];
     for (int block = static_cast<int>(blockIdx.x); block < args.blocks;
          block += static_cast<int>(gridDim.x)) {
-        const int token = block % args.blocks_per_rank * kBlockTokens + static_cast<int>(threadIdx.x);
-        mark_tokens(args, block / args.blocks_per_rank, token, masks);
-        for (int column = static_cast<int>(threadIdx.x); column < args.columns(); column += kBlockTokens)
-            args.starts[static_cast<int64_t>(block) * args.columns() + column] = marked(masks, column);
+        mark_tokens(args, block / args.blocks_per_rank, block % args.blocks_per_rank * kBlockTokens, masks);
+        for (int column = static_cast<int>(threadIdx.x); column < args.columns(); column += kThreads)
+            args.block_counts[static_cast<int64_t>(block) * args.columns() + column] = marked(masks, column);
         __syncthreads();  // the masks belong to the next block now
     }
 }
 
-// Moves: the block counts in and out. One CTA: a thread scans a column (16 loads in flight) and leaves its totals in shared memory; then one
-// warp places the groups, saturating at the rows that there are, by warp scans over 32 groups. Barriers between the two halves only.
-constexpr int kScanThreads = 1024;
-__global__ __launch_bounds__(kScanThreads) void scan_kernel(const PlanArgs args) {
-    extern __shared__ int totals[];  // [columns]
-    const int columns = args.columns();
-    for (int column = static_cast<int>(threadIdx.x); column < columns; column += kScanThreads) {
-        constexpr int kInFlight = 16;
-        int total = 0;
-        for (int first = 0; first < args.blocks; first += kInFlight) {
+// What a CTA knows while it places.
+struct PlaceShared {
+    int64_t *counts, *offsets;  // [groups], [groups + 1]
+    int *starts, *totals;       // [columns]: counts of all blocks before the CTA's, of all blocks
+    int *before, *all;          // a word a thread or column, whichever are more
+    uint32_t* masks;
+
+    static int64_t words(int64_t groups, int64_t columns) {
+        return 2 * (2 * groups + 1) + 2 * columns + 2 * std::max<int64_t>(kThreads, columns) +
+               columns * kMaskWords;
+    }
+    __device__ PlaceShared(int64_t* memory, int groups, int columns)
+        : counts(memory),
+          offsets(counts + groups),
+          starts(reinterpret_cast<int*>(offsets + groups + 1)),
+          totals(starts + columns),
+          before(totals + columns),
+          all(before + max(kThreads, columns)),
+          masks(reinterpret_cast<uint32_t*>(all + max(kThreads, columns))) {}
+};
+
+// starts and totals of `block`. Threads stand side by side over the columns; where there are more threads than columns, each takes a segment of
+// the blocks. 16 loads in flight. Barriers after the segments and at the end; all threads of the CTA call it.
+__device__ __forceinline__ void add_blocks(const PlanArgs& args, int block, const PlaceShared& shared) {
+    constexpr int kInFlight = 16;
+    const int columns = args.columns(), segments = max(1, kThreads / columns);
+    const int length = (args.blocks + segments - 1) / segments;
+    for (int i = static_cast<int>(threadIdx.x); i < segments * columns; i += kThreads) {
+        const int begin = i / columns * length, end = min(args.blocks, begin + length);
+        const int* const counts = args.block_counts + i % columns;
+        int before = 0, all = 0;
+        for (int first = begin; first < end; first += kInFlight) {
             int values[kInFlight];
 #pragma unroll
             for (int j = 0; j < kInFlight; ++j)
-                values[j] = first + j < args.blocks
-                                ? args.starts[static_cast<int64_t>(first + j) * columns + column]
-                                : 0;
+                values[j] = first + j < end ? counts[static_cast<int64_t>(first + j) * columns] : 0;
 #pragma unroll
             for (int j = 0; j < kInFlight; ++j) {
-                if (first + j < args.blocks)
-                    args.starts[static_cast<int64_t>(first + j) * columns + column] = total;
-                total += values[j];
+                all += values[j];
+                if (first + j < block) before += values[j];
             }
         }
-        totals[column] = total;
+        shared.before[i] = before;
+        shared.all[i] = all;
     }
     __syncthreads();
-    for (int r = static_cast<int>(threadIdx.x); r <= args.ranks; r += kScanThreads) {
-        const int64_t block = static_cast<int64_t>(r) * args.blocks_per_rank;
-        args.recv_offsets[r] = r < args.ranks && args.blocks > 0
-                                   ? args.starts[block * columns + args.received_column()]
-                                   : totals[args.received_column()];
-        if (r < args.ranks) args.send_counts[r] = totals[args.send_column(r)];
+    for (int column = static_cast<int>(threadIdx.x); column < columns; column += kThreads) {
+        int before = 0, all = 0;
+        for (int i = column; i < segments * columns; i += columns) {
+            before += shared.before[i];
+            all += shared.all[i];
+        }
+        shared.starts[column] = before;
+        shared.totals[column] = all;
     }
-    if (threadIdx.x >= 32) return;
+    __syncthreads();
+}
 
+// One warp: where the groups lie, saturating at the rows that there are, by warp scans over 32 groups. `tells`: also what the plan says of it.
+__device__ __forceinline__ void place_groups(const PlanArgs& args, const PlaceShared& shared, bool tells) {
     // Rows of this layer that M-tensors can hold, in whole alignment units: row_capacity, and what the buffers hold past their base.
     int64_t available = args.row_capacity;
     available = min(available, args.row_source.dims[0] - args.row_source.base());
     available = min(available, args.row_prob.dims[0] - args.row_prob.base());
     const int64_t units = (available > 0 ? available : 0) / args.alignment;
-    const int lane = static_cast<int>(threadIdx.x);
+    const int lane = static_cast<int>(threadIdx.x) % 32;
     int64_t before = 0;  // units that all earlier groups want
     bool cut = false;
     for (int first = 0; first < args.groups; first += 32) {
         const int group = first + lane;
-        const int64_t wanted = group < args.groups ? totals[group] : 0;
+        const int64_t wanted = group < args.groups ? shared.totals[group] : 0;
         int64_t sum = (wanted + args.alignment - 1) / args.alignment;
         const int64_t own = sum;
         for (int step = 1; step < 32; step *= 2) {
@@ -148,15 +173,22 @@ __global__ __launch_bounds__(kScanThreads) void scan_kernel(const PlanArgs args)
         const int64_t start = min(before + sum - own, units);
         const int64_t fitting = min(wanted, (units - start) * args.alignment);
         if (group < args.groups) {
-            args.counts[group] = fitting;
-            args.offsets[group] = start * args.alignment;
+            shared.counts[group] = fitting;
+            shared.offsets[group] = start * args.alignment;
+            if (tells) {
+                args.counts[group] = fitting;
+                args.offsets[group] = start * args.alignment;
+            }
             cut = cut || fitting < wanted;
         }
         before += __shfl_sync(0xFFFFFFFFu, sum, 31);
     }
     const int64_t total_rows = min(before, units) * args.alignment;
-    if (__any_sync(0xFFFFFFFFu, cut) && lane == 0) *args.overflow = 1;
+    const bool overflow = __any_sync(0xFFFFFFFFu, cut);
     if (lane != 0) return;
+    shared.offsets[args.groups] = total_rows;
+    if (!tells) return;
+    if (overflow) *args.overflow = 1;
     args.offsets[args.groups] = total_rows;
     if (args.next_row_base != nullptr) {
         const int64_t base = args.row_base != nullptr ? *args.row_base : 0;
@@ -164,23 +196,42 @@ __global__ __launch_bounds__(kScanThreads) void scan_kernel(const PlanArgs args)
     }
 }
 
-// Moves: ids and probs once, every list once. A CTA takes a block of 128 tokens, one a thread: a token's slot in a group is the block's start
+// Moves: ids and probs once, every list once, and the block counts (4.2 KB at T=4096, 32 experts on one rank) in every CTA, which takes two
+// rounds of loads, where a launch of its own took longer. A CTA takes a block of 128 tokens. It adds up the blocks before it, its first warp
+// places the groups (the first CTA's also writes them down), and a thread a token places rows: a token's slot in a group is the block's start
 // plus the earlier tokens of the block with that expert, counted from bit masks; its experts are visited in ascending order. Then all CTAs
-// fill what no token fills: pads, and the ends of the lists. One writer a word; barriers around the masks, outside of any branch.
-__global__ __launch_bounds__(kBlockTokens) void place_kernel(const PlanArgs args) {
-    extern __shared__ uint32_t masks[];
+// fill what no token fills: pads, and the ends of the lists. One writer a word; barriers between these steps, outside of any branch.
+__global__ __launch_bounds__(kThreads) void place_kernel(const PlanArgs args) {
+    extern __shared__ int64_t memory[];
     const int columns = args.columns(), thread = static_cast<int>(threadIdx.x);
+    const PlaceShared shared(memory, args.groups, columns);
     int32_t* row_source = static_cast<int32_t*>(args.row_source.data) + args.row_source.base();
     float* row_prob = static_cast<float*>(args.row_prob.data) + args.row_prob.base();
+    add_blocks(args, static_cast<int>(blockIdx.x), shared);
+    if (thread < 32) place_groups(args, shared, blockIdx.x == 0);
+    if (blockIdx.x == 0) {
+        for (int r = thread / 32; r <= args.ranks; r += kThreads / 32) {  // a warp a rank
+            int received = 0;
+            for (int block = thread % 32; block < r * args.blocks_per_rank; block += 32)
+                received += args.block_counts[static_cast<int64_t>(block) * columns + args.received_column()];
+            received = __reduce_add_sync(0xFFFFFFFFu, received);
+            if (thread % 32 != 0) continue;
+            args.recv_offsets[r] = received;
+            if (r < args.ranks) args.send_counts[r] = shared.totals[args.send_column(r)];
+        }
+    }
+    __syncthreads();  // the groups are placed
     for (int block = static_cast<int>(blockIdx.x); block < args.blocks;
          block += static_cast<int>(gridDim.x)) {
+        if (block >= static_cast<int>(gridDim.x)) add_blocks(args, block, shared);  // not the first
         const int source_rank = block / args.blocks_per_rank;
-        const int token = block % args.blocks_per_rank * kBlockTokens + thread;
-        mark_tokens(args, source_rank, token, masks);
-        const int* starts = args.starts + static_cast<int64_t>(block) * columns;
+        const int first_token = block % args.blocks_per_rank * kBlockTokens, token = first_token + thread;
+        mark_tokens(args, source_rank, first_token, shared.masks);
+        const uint32_t* const masks = shared.masks;
+        const int* const starts = shared.starts;
         const int word = thread / 32;
         const uint32_t bit = 1u << thread % 32;
-        if (token < args.slots) {
+        if (thread < kBlockTokens && token < args.slots) {
             const int64_t source = static_cast<int64_t>(source_rank) * args.slots + token;
             const int32_t* ids = args.ids + source * args.topk;
             if ((masks[args.received_column() * kMaskWords + word] & bit) != 0) {
@@ -191,6 +242,7 @@ __global__ __launch_bounds__(kBlockTokens) void place_kernel(const PlanArgs args
                 int listed = 0;
                 for (int last = -1;;) {  // the token's next local expert above the last
                     int group = args.groups, chosen = 0;
+#pragma unroll 8
                     for (int k = 0; k < args.topk; ++k) {
                         const int candidate = args.local_expert(ids[k]);
                         if (candidate > last && candidate < group) group = candidate, chosen = k;
@@ -198,8 +250,8 @@ __global__ __launch_bounds__(kBlockTokens) void place_kernel(const PlanArgs args
                     if (group == args.groups) break;
                     last = group;
                     const int64_t place = starts[group] + marked_before(masks, group);
-                    if (place >= args.counts[group]) continue;  // cut by overflow
-                    const int64_t row = args.offsets[group] + place;
+                    if (place >= shared.counts[group]) continue;  // cut by overflow
+                    const int64_t row = shared.offsets[group] + place;
                     row_source[row] = static_cast<int32_t>(received);
                     row_prob[row] = args.probs[source * args.topk + chosen];
                     rows[listed++] = static_cast<int32_t>(row);
@@ -215,25 +267,26 @@ __global__ __launch_bounds__(kBlockTokens) void place_kernel(const PlanArgs args
                 }
             }
         }
-        __syncthreads();  // the masks belong to the next block now
+        __syncthreads();  // the masks and starts belong to the next block now
     }
     for (int group = static_cast<int>(blockIdx.x); group < args.groups;
          group += static_cast<int>(gridDim.x)) {
-        for (int64_t row = args.offsets[group] + args.counts[group] + thread; row < args.offsets[group + 1];
-             row += kBlockTokens) {
+        for (int64_t row = shared.offsets[group] + shared.counts[group] + thread;
+             row < shared.offsets[group + 1]; row += kThreads) {
             row_source[row] = -1;
             row_prob[row] = 0.0f;
         }
     }
     const int64_t sources = static_cast<int64_t>(args.ranks) * args.slots;
-    const int64_t first = static_cast<int64_t>(blockIdx.x) * kBlockTokens + thread;
-    const int64_t threads = static_cast<int64_t>(gridDim.x) * kBlockTokens;
-    const int64_t received = args.recv_offsets[args.ranks];
+    const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + thread;
+    const int64_t threads = static_cast<int64_t>(gridDim.x) * kThreads;
+    const int64_t received = shared.totals[args.received_column()];
     for (int64_t i = received + first; i < sources; i += threads) args.recv_source[i] = -1;
     for (int64_t i = received * args.topk + first; i < sources * args.topk; i += threads)
         args.recv_rows[i] = -1;
     for (int64_t i = first; i < sources; i += threads)
-        if (i % args.slots >= args.send_counts[i / args.slots]) args.send_tokens[i] = -1;
+        if (i % args.slots >= shared.totals[args.send_column(static_cast<int>(i / args.slots))])
+            args.send_tokens[i] = -1;
 }
 
 }  // namespace
@@ -251,7 +304,7 @@ void HopperOps::do_plan_dispatch(const op::PlanDispatch& args, const Launch& lau
                   .first_expert = args.first_expert,
                   .blocks_per_rank = static_cast<int>(blocks_per_rank),
                   .blocks = static_cast<int>(blocks),
-                  .starts = nullptr,
+                  .block_counts = nullptr,
                   .alignment = args.groups.alignment,
                   .row_capacity = args.groups.row_capacity,
                   .row_base = args.row_base,
@@ -267,15 +320,17 @@ void HopperOps::do_plan_dispatch(const op::PlanDispatch& args, const Launch& lau
                   .send_tokens = args.send_tokens.as<int32_t>(),
                   .overflow = args.overflow.as<int32_t>()};
     const int64_t columns = plan.columns();
-    const std::size_t mask_bytes = static_cast<std::size_t>(columns) * kMaskWords * sizeof(uint32_t);
-    FP8FLOW_CHECK(mask_bytes <= kSharedBytes,
-                  "{} local experts and {} ranks: plan_dispatch holds {} of both in shared memory",
-                  args.num_local_experts, ranks, kSharedBytes / (kMaskWords * sizeof(uint32_t)));
-    plan.starts = workspace_->partials_for<int>(blocks * columns);
+    const std::size_t mask_bytes = static_cast<std::size_t>(columns) * kMaskWords * sizeof(uint32_t),
+                      place_bytes =
+                          static_cast<std::size_t>(PlaceShared::words(plan.groups, columns)) * sizeof(int);
+    FP8FLOW_CHECK(place_bytes <= kSharedBytes,
+                  "{} local experts and {} ranks: plan_dispatch needs {} bytes of shared memory, has {}",
+                  args.num_local_experts, ranks, place_bytes, kSharedBytes);
+    plan.block_counts = workspace_->partials_for<int>(blocks * columns);
     const cudaStream_t stream = stream_of(launch);
-    if (blocks > 0) count_kernel<<<grid_for(blocks, launch, 4), kBlockTokens, mask_bytes, stream>>>(plan);
-    scan_kernel<<<1, kScanThreads, static_cast<std::size_t>(columns) * sizeof(int), stream>>>(plan);
-    if (blocks > 0) place_kernel<<<grid_for(blocks, launch, 4), kBlockTokens, mask_bytes, stream>>>(plan);
+    constexpr int kPerSm = 2;
+    if (blocks > 0) count_kernel<<<grid_for(blocks, launch, kPerSm), kThreads, mask_bytes, stream>>>(plan);
+    place_kernel<<<grid_for(blocks, launch, kPerSm), kThreads, place_bytes, stream>>>(plan);
     check_launch("plan_dispatch");
 }
 

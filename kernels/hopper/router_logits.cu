@@ -1,6 +1,6 @@
 // The router's projection and its gradients on the GPU: fp32 fma in blocks of the contraction, block sums added in ascending order by a
-// second kernel, so the bits are the reference's. BF16 rows go to router_products.cu; here are the second kernel, and a product for all
-// other types and alignments.
+// second kernel, so the bits are the reference's. BF16 rows go to router_wgmma.cu and router_products.cu; here are the second kernel, and a product for
+// all other types and alignments.
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/router_products.h"
 #include "kernels/hopper/vector_io.h"
@@ -208,19 +208,45 @@ bool is_fast(const TensorView& view) {
 // Block sums that do not fit the workspace are made in rounds over the tokens (logits) or over the columns (dweight).
 void HopperOps::do_router_logits(const op::RouterLogits& args, const Launch& launch) {
     const int64_t tokens = args.x.dim(0), hidden = args.x.dim(1), experts = args.weight.dim(0);
+    const auto round_of = [&](int64_t blocks) {
+        return blocks == 1 ? std::max<int64_t>(tokens, 1)
+                           : std::max<int64_t>(1, kPartials / (blocks * experts));
+    };
+    const auto add = [&](const float* sums, int64_t blocks, const TensorView& out) {
+        add_blocks({.sums = sums,
+                    .blocks = blocks,
+                    .rows = out.dim(0),
+                    .cols = experts,
+                    .out_pitch = experts,
+                    .mode = Gradient::overwrite,
+                    .out = out.as<float>()},
+                   launch);
+    };
     if (is_fast(args.x) && is_fast(args.weight)) {
-        launch_logits({.x = args.x.data,
-                       .weight = args.weight.data,
-                       .tokens = tokens,
-                       .hidden = hidden,
-                       .experts = experts,
-                       .logits = args.logits.as<float>()},
-                      launch);
+        const auto product_of = [&](const TensorView& x, const TensorView& out) {
+            return LogitProduct{.x = x.data,
+                                .weight = args.weight.data,
+                                .tokens = x.dim(0),
+                                .hidden = hidden,
+                                .experts = experts,
+                                .logits = out.as<float>()};
+        };
+        if (!wgmma_takes_logits(product_of(args.x, args.logits))) {
+            launch_logits(product_of(args.x, args.logits), launch);
+            return;
+        }
+        const int64_t parts = logit_parts(hidden), round = round_of(parts);
+        for (int64_t first = 0; first < tokens; first += round) {
+            const int64_t count = std::min(round, tokens - first);
+            const TensorView out = args.logits.slice(first, count);
+            float* sums =
+                parts == 1 ? out.as<float>() : workspace_->partials_for<float>(parts * count * experts);
+            launch_wgmma_logits(product_of(args.x.slice(first, count), out), sums, launch);
+            if (parts > 1) add(sums, parts, out);
+        }
         return;
     }
-    const int64_t blocks = ceil_div(hidden, op::kRouterBlock);
-    const int64_t round =
-        blocks == 1 ? std::max<int64_t>(tokens, 1) : std::max<int64_t>(1, kPartials / (blocks * experts));
+    const int64_t blocks = ceil_div(hidden, op::kRouterBlock), round = round_of(blocks);
     for (int64_t first = 0; first < tokens; first += round) {
         const int64_t count = std::min(round, tokens - first);
         const TensorView x = args.x.slice(first, count), out = args.logits.slice(first, count);
@@ -233,45 +259,53 @@ void HopperOps::do_router_logits(const op::RouterLogits& args, const Launch& lau
                                     .blocks = blocks,
                                     .out = sums},
                                    launch, "router_logits");
-        if (blocks > 1)
-            add_blocks({.sums = sums,
-                        .blocks = blocks,
-                        .rows = count,
-                        .cols = experts,
-                        .out_pitch = experts,
-                        .mode = Gradient::overwrite,
-                        .out = out.as<float>()},
-                       launch);
+        if (blocks > 1) add(sums, blocks, out);
     }
 }
 
-// The parts of dlogits take the workspace as long as both products read them; more tokens than fit take the CUDA cores.
+// The parts of dlogits take the workspace as long as both products read them, the sums of dweight what is left of it; more tokens than fit
+// take the CUDA cores.
 void HopperOps::do_router_logits_backward(const op::RouterLogitsBackward& args, const Launch& launch) {
     const int64_t tokens = args.x.dim(0), hidden = args.x.dim(1), experts = args.weight.dim(0);
-    const int64_t part_elements = GradientParts::elements(tokens, experts);
-    const bool fits = part_elements * static_cast<int64_t>(sizeof(uint16_t)) <=
-                      static_cast<int64_t>(HopperOps::Workspace::kPartialsBytes);
+    constexpr int64_t kWorkspace = Workspace::kPartialsBytes, kAlignment = 256;
+    const auto aligned = [](int64_t bytes) { return ceil_div(bytes, kAlignment) * kAlignment; };
+    uint8_t* const scratch = workspace_->partials_for<uint8_t>(kWorkspace);
+    GradientParts parts{.data = reinterpret_cast<uint16_t*>(scratch), .tokens = tokens, .experts = experts};
+    const int64_t part_bytes =
+        aligned(GradientParts::elements(tokens, experts) * static_cast<int64_t>(sizeof(uint16_t)));
+    parts.blocks = token_blocks(tokens, hidden, experts);
+    parts.block_tokens = reinterpret_cast<int64_t*>(scratch + part_bytes);
+    parts.block_offsets = parts.block_tokens + parts.blocks.count;
+    const int64_t sums_from = part_bytes + aligned((2 * parts.blocks.count + 1) *
+                                                   static_cast<int64_t>(sizeof(*parts.block_offsets)));
+    const bool fits = sums_from <= kWorkspace;
     const bool fast_input =
                    fits && is_fast(args.weight) && is_fast(args.dx) && (!args.dx_in || is_fast(args.dx_in)),
                fast_weight = fits && is_fast(args.x);
-    GradientParts parts{};
-    if (fast_input || fast_weight)
-        parts = launch_gradient_parts(args.dlogits.as<float>(), tokens, experts,
-                                      workspace_->partials_for<uint16_t>(part_elements), launch);
-    if (fast_weight)
-        launch_weight_gradient({.dlogits = parts,
-                                .x = args.x.data,
-                                .hidden = hidden,
-                                .mode = args.dweight_mode,
-                                .dweight = args.dweight.as<float>()},
-                               launch);
-    if (fast_input)
-        launch_input_gradient({.dlogits = parts,
-                               .weight = args.weight.data,
-                               .dx_in = args.dx_in ? args.dx_in.data : nullptr,
-                               .dx = args.dx.data,
-                               .hidden = hidden},
-                              launch);
+    if (fast_input || fast_weight) launch_gradient_parts(args.dlogits.as<float>(), parts, launch);
+    if (fast_weight) {
+        const WeightGradient job{.dlogits = parts,
+                                 .x = args.x.data,
+                                 .hidden = hidden,
+                                 .mode = args.dweight_mode,
+                                 .dweight = args.dweight.as<float>()};
+        const WeightSums sums{.data = reinterpret_cast<float*>(scratch + sums_from),
+                              .blocks = (kWorkspace - sums_from) / static_cast<int64_t>(sizeof(float)) /
+                                        std::max<int64_t>(1, GradientParts::elements(hidden, experts))};
+        if (sums.blocks > 0 && wgmma_takes_weight_gradient(job))
+            launch_wgmma_weight_gradient(job, sums, launch);
+        else
+            launch_weight_gradient(job, launch);
+    }
+    const InputGradient input{.dlogits = parts,
+                              .weight = args.weight.data,
+                              .dx_in = args.dx_in ? args.dx_in.data : nullptr,
+                              .dx = args.dx.data,
+                              .hidden = hidden};
+    if (fast_input && wgmma_takes_input_gradient(input))
+        launch_wgmma_input_gradient(input, launch);
+    else if (fast_input)
+        launch_input_gradient(input, launch);
     else
         launch_product<true, false>({.a = along_terms(args.dlogits),
                                      .b = along_rows(args.weight),

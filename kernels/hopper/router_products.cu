@@ -1,10 +1,10 @@
-// The router's products on tensor cores (mma.sync): BF16 operands give exact products, and dlogits go in as two BF16 parts. One kernel for
-// logits, dx and dweight: they differ in how operands lie in memory and in what becomes of a finished sum. Contract: kernels/ops/router.h.
+// The router's products on tensor cores (mma.sync) where experts are few, or where router_wgmma.cu does not take them: BF16 operands give
+// exact products, and dlogits go in as two BF16 parts. One kernel for logits, dx and dweight: they differ in how operands lie in memory and
+// in what becomes of a finished sum. Contract: kernels/ops/router.h.
 #include "kernels/hopper/router_products.h"
 
 #include "kernels/hopper/device/mma.h"
 #include "kernels/hopper/device/rows.h"
-#include "kernels/ops/router.h"
 
 #include <cuda_pipeline.h>
 
@@ -133,10 +133,9 @@ __device__ __forceinline__ void write_floats(const Product& job, int64_t at, int
     }
 }
 
-// Work at T=4096, H=7168, E=256: 15 GFLOP a part and product. logits: one part, x 58.7 MB once from HBM and once more from L2: 25 us at 600
-// TFLOP/s, 14 us for the bytes. dweight: two parts, 50 us. dx: two parts, 50 us, and 117 MB of dx_in and dx, 29 us. (The CUDA cores
-// need 240 us a product.) E=32: the bytes count: 14, 14 and 29 us. A CTA owns kRows x kCols outputs over the whole contraction, so that no
-// partial sums travel; 64 x 128 gives 128 (logits), 224 (dweight) and 3584 (dx) CTAs, and with few experts narrower tiles fill the chip.
+// Work at T=4096, H=7168, E=32: the bytes count: x 58.7 MB for logits and for dweight, 14 us each; 117 MB of dx_in and dx, 29 us. (E=256 in
+// tiles of 64 x 128 took 83 us for logits and 264 us for the gradients: L2 had to deliver 352, 470 and 470 MB. Hence router_wgmma.cu.)
+// A CTA owns kRows x kCols outputs over the whole contraction, so that no partial sums travel; with few experts narrow tiles fill the chip.
 // Both operands come by asynchronous 16-byte copies, kStages - 1 stages ahead. One barrier a stage: its copies have arrived for all
 // threads, and all have computed the stage before it, whose memory the next copies take. After the last stage the finished tile goes
 // through shared memory, so that rows are written in 16-byte words; dx_in is fetched before the first stage. Loop bounds are the same
@@ -246,12 +245,9 @@ __global__ __launch_bounds__(T::kThreads, T::kCtasPerSm) void product_kernel(con
 }
 
 //                                  rows cols warps depth stages CTAs
-using LogitsWide = Tiling<Kind::logits, 64, 128, 2, 4, 64, 4, 2>;
-using LogitsNarrow = Tiling<Kind::logits, 32, 32, 2, 2, 128, 4, 2>;
-using WeightWide = Tiling<Kind::weight, 64, 128, 2, 4, 32, 4, 2>;
-using WeightNarrow = Tiling<Kind::weight, 32, 64, 2, 2, 64, 4, 2>;
+using LogitTiles = Tiling<Kind::logits, 32, 32, 2, 2, 128, 4, 2>;
+using WeightTiles = Tiling<Kind::weight, 32, 64, 2, 2, 64, 4, 2>;
 using InputTiles = Tiling<Kind::input, 64, 128, 2, 4, 32, 3, 2>;
-constexpr int64_t kNarrowExperts = 32;  // up to here the bytes count, not the products
 
 template <class T> void launch(Product job, const Launch& launch, const char* op) {
     job.row_tiles = ceil_div(job.rows, T::kRows);
@@ -270,17 +266,24 @@ bool has_wide_rows(const float* out, int64_t cols) {
     return cols % 4 == 0 && reinterpret_cast<uintptr_t>(out) % 16 == 0;
 }
 
-// Moves: dlogits once, and as many bytes out (4.2 MB each at T=4096, E=256: 3 us). A thread takes eight experts of a token.
+// Moves: dlogits once, and as many bytes out (4.2 MB each at T=4096, E=256: 3 us). A thread takes eight experts of a token; the first CTA
+// also writes where the blocks of tokens lie.
 constexpr int kSplitThreads = 256;
 __global__ __launch_bounds__(kSplitThreads) void gradient_parts_kernel(const float* __restrict__ dlogits,
-                                                                       int64_t tokens, int64_t experts,
-                                                                       int64_t pitch, bool wide,
-                                                                       uint16_t* __restrict__ parts) {
-    const int64_t per_token = pitch / kPiece, count = tokens * per_token;
+                                                                       const GradientParts parts,
+                                                                       int64_t pitch, bool wide) {
+    if (blockIdx.x == 0)
+        for (int64_t b = threadIdx.x; b <= parts.blocks.count; b += kSplitThreads) {
+            const int64_t first = min(b * parts.blocks.length, parts.tokens);
+            parts.block_offsets[b] = first;
+            if (b < parts.blocks.count)
+                parts.block_tokens[b] = min(parts.blocks.length, parts.tokens - first);
+        }
+    const int64_t per_token = pitch / kPiece, count = parts.tokens * per_token;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * kSplitThreads + threadIdx.x; i < count;
          i += static_cast<int64_t>(gridDim.x) * kSplitThreads) {
         const int64_t token = i / per_token, expert = i % per_token * kPiece;
-        const float* from = dlogits + token * experts + expert;
+        const float* from = dlogits + token * parts.experts + expert;
         float v[kPiece];
         if (wide) {
             const float4 low = reinterpret_cast<const float4*>(from)[0],
@@ -289,7 +292,7 @@ __global__ __launch_bounds__(kSplitThreads) void gradient_parts_kernel(const flo
             v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
         } else {
 #pragma unroll
-            for (int j = 0; j < kPiece; ++j) v[j] = expert + j < experts ? from[j] : 0.0f;
+            for (int j = 0; j < kPiece; ++j) v[j] = expert + j < parts.experts ? from[j] : 0.0f;
         }
         uint32_t large[kPiece / 2], small[kPiece / 2];
 #pragma unroll
@@ -298,9 +301,9 @@ __global__ __launch_bounds__(kSplitThreads) void gradient_parts_kernel(const flo
             small[j] = pack_bf16(v[2 * j] - __uint_as_float(large[j] << 16),
                                  v[2 * j + 1] - __uint_as_float(large[j] & 0xFFFF0000u));
         }
-        uint4* to = reinterpret_cast<uint4*>(parts + token * pitch + expert);
+        uint4* to = reinterpret_cast<uint4*>(parts.data + token * 2 * pitch + expert);
         *to = uint4{large[0], large[1], large[2], large[3]};
-        to[tokens * per_token] = uint4{small[0], small[1], small[2], small[3]};
+        to[per_token] = uint4{small[0], small[1], small[2], small[3]};
     }
 }
 
@@ -321,29 +324,23 @@ void launch_logits(const LogitProduct& job, const Launch& on) {
                           .wide = has_wide_rows(job.logits, job.experts),
                           .row_tiles = 0,
                           .col_tiles = 0};
-    if (job.experts <= kNarrowExperts)
-        launch<LogitsNarrow>(product, on, "router_logits");
-    else
-        launch<LogitsWide>(product, on, "router_logits");
+    launch<LogitTiles>(product, on, "router_logits");
 }
 
-GradientParts launch_gradient_parts(const float* dlogits, int64_t tokens, int64_t experts, uint16_t* parts,
-                                    const Launch& on) {
-    const GradientParts result{.data = parts, .tokens = tokens, .experts = experts};
-    const int64_t pitch = GradientParts::pitch_of(experts), count = tokens * pitch / kPiece;
-    if (count == 0) return result;
-    const bool wide = experts % kPiece == 0 && reinterpret_cast<uintptr_t>(dlogits) % 16 == 0;
+void launch_gradient_parts(const float* dlogits, const GradientParts& parts, const Launch& on) {
+    const int64_t pitch = GradientParts::pitch_of(parts.experts), count = parts.tokens * pitch / kPiece;
+    if (count == 0) return;
+    const bool wide = parts.experts % kPiece == 0 && reinterpret_cast<uintptr_t>(dlogits) % 16 == 0;
     gradient_parts_kernel<<<grid_for(ceil_div(count, kSplitThreads), on), kSplitThreads, 0, stream_of(on)>>>(
-        dlogits, tokens, experts, pitch, wide, parts);
+        dlogits, parts, pitch, wide);
     check_launch("router_logits_backward: parts");
-    return result;
 }
 
 void launch_weight_gradient(const WeightGradient& job, const Launch& on) {
     const int64_t pitch = GradientParts::pitch_of(job.dlogits.experts);
     const Product product{.a = job.dlogits.data,
-                          .a_part = job.dlogits.tokens * pitch,
-                          .a_line = pitch,
+                          .a_part = pitch,
+                          .a_line = 2 * pitch,
                           .b = static_cast<const uint16_t*>(job.x),
                           .b_line = job.hidden,
                           .rows = job.dlogits.experts,
@@ -355,17 +352,14 @@ void launch_weight_gradient(const WeightGradient& job, const Launch& on) {
                           .wide = has_wide_rows(job.dweight, job.hidden),
                           .row_tiles = 0,
                           .col_tiles = 0};
-    if (job.dlogits.experts <= kNarrowExperts)
-        launch<WeightNarrow>(product, on, "router_logits_backward: dweight");
-    else
-        launch<WeightWide>(product, on, "router_logits_backward: dweight");
+    launch<WeightTiles>(product, on, "router_logits_backward: dweight");
 }
 
 void launch_input_gradient(const InputGradient& job, const Launch& on) {
     const int64_t pitch = GradientParts::pitch_of(job.dlogits.experts);
     launch<InputTiles>({.a = job.dlogits.data,
-                        .a_part = job.dlogits.tokens * pitch,
-                        .a_line = pitch,
+                        .a_part = pitch,
+                        .a_line = 2 * pitch,
                         .b = static_cast<const uint16_t*>(job.weight),
                         .b_line = job.hidden,
                         .rows = job.dlogits.tokens,

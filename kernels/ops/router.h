@@ -9,9 +9,11 @@ namespace fp8flow::op {
 enum class Score { softmax, sigmoid };
 
 // logits[t, e] = sum_h bf16(x[t, h]) * bf16(w[e, h]) (f32 inputs are not rounded): blocks of 256 columns by fp32 fma in ascending h, then
-// the block sums in ascending order. Where every factor is BF16, a backend may add within a block as its tensor cores do (products exact,
-// sums fp32); the result then lies within 1e-5 (norm-wise) of the exact sum, and a token's logits depend on that token only.
-constexpr int64_t kRouterBlock = 256;
+// the block sums in ascending order. Where every factor is BF16, a backend may add as its tensor cores do (products exact, sums fp32) within
+// parts of up to 4096 terms, cut by the number of terms alone, which fp32 additions then join in ascending order. The result then lies within
+// 1e-5 (norm-wise) of the exact sum (5e-5 where all terms have one sign and a part is longer than 2048: tensor cores truncate), and a
+// token's logits depend on that token only.
+constexpr int64_t kRouterBlock = 256, kRouterPart = 4096;
 struct RouterLogits {
     TensorView x;       // [T, H]
     TensorView weight;  // [E, H] bf16 | f32
@@ -19,7 +21,8 @@ struct RouterLogits {
 };
 // dx = dlogits W (fma, ascending e; then + dx_in, optional, in fp32 before the one rounding), dW (+)= dlogits^T x (blocks of 256 tokens by
 // fma in ascending t, then the block sums in ascending order; accumulate adds the finished sum). Tensor cores as above, and dlogits may go
-// in as two BF16 parts (16 bits): dW within 1e-5 (norm-wise) of the exact sum, dx within its rounding to BF16.
+// in as two BF16 parts (16 bits), whose sums may be joined at the end; accumulate may then add the parts of the sum one after the other. dW
+// within 1e-5 (norm-wise) of the exact sum (5e-5 as above), dx within its rounding to BF16.
 struct RouterLogitsBackward {
     TensorView dlogits;  // [T, E] f32
     TensorView x;
@@ -65,14 +68,14 @@ struct RouterTopKBackward {
 // Balancing loss over a set of `num_tokens` tokens: coeff * E/(K * n^2) * sum_e P_e * c_e, P_e = column sum of the full scores
 // (softmax over E, or sigmoid normalised over E), c_e = how often e is among the plain top-K of those scores (unbiased, ungrouped).
 // Split in two so that counts can be reduced over ranks (global_aux_loss) or taken per sequence (seq_aux_loss).
-constexpr int64_t kScoreSumsBlock = 64;
+constexpr int64_t kScoreSumsBlock = 32;
 struct RouterScoreSums {
     TensorView logits;  // [T, E]
     Score score = Score::softmax;
     int64_t topk = 1;
     TensorView counts;  // out [E] f32: plain top-K counts (exact integers)
     TensorView
-        score_sums;  // out [E] f32: blocks of 64 tokens in ascending t, then the block sums in ascending order
+        score_sums;  // out [E] f32: blocks of 32 tokens in ascending t, then the block sums in ascending order
 };
 // dlogits += d/dlogits of weight * sum_e counts[e] * P_e: the loss's gradient with the counts held constant.
 struct RouterAuxLossBackward {

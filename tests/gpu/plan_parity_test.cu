@@ -52,6 +52,10 @@ const std::vector<Case> kCases = {
     {{400}, 400, 2, 512, 128},
     {{20}, 20, 512, 512, 128},  // K = E = 512
     {{5, 6, 7, 8, 9, 1, 0, 3}, 9, 1, 8, 1},
+    {{5000}, 5000, 2, 512, 128},          // more blocks than loads in flight, one segment
+    {{9000, 10}, 9000, 1, 512, 128, 77},  // several segments of more blocks than that
+    {{3000, 2999}, 3000, 2, 16, 16},      // many short segments
+    {{40000}, 40000, 1, 8, 128, 3},       // more blocks than CTAs
 };
 
 TEST(PlanParity, EdgeShapes) {

@@ -19,11 +19,27 @@ struct Projection {
     DType dtype;
 };
 const std::vector<Projection> kProjections = {
-    {0, 128, 8, DType::bf16},    {1, 1, 1, DType::bf16},         {127, 200, 8, DType::bf16},
-    {128, 256, 64, DType::f32},  {129, 1024, 65, DType::bf16},   {65, 7168, 256, DType::bf16},
-    {33, 77, 130, DType::f32},   {300, 96, 512, DType::bf16},    {515, 1288, 32, DType::bf16},
-    {700, 264, 40, DType::bf16}, {300, 520, 7, DType::bf16},     {600, 300, 33, DType::bf16},
-    {520, 16, 3, DType::f32},    {1200, 7168, 512, DType::bf16},  // block sums larger than the workspace: rounds
+    {0, 128, 8, DType::bf16},
+    {1, 1, 1, DType::bf16},
+    {127, 200, 8, DType::bf16},
+    {128, 256, 64, DType::f32},
+    {129, 1024, 65, DType::bf16},
+    {65, 7168, 256, DType::bf16},
+    {33, 77, 130, DType::f32},
+    {300, 96, 512, DType::bf16},
+    {515, 1288, 32, DType::bf16},
+    {700, 264, 40, DType::bf16},
+    {300, 520, 7, DType::bf16},
+    {600, 300, 33, DType::bf16},
+    {520, 16, 3, DType::f32},
+    {1200, 7168, 512, DType::bf16},  // block sums larger than the workspace: rounds
+    // tensor cores: parts of the columns, ragged; two column tiles; many blocks of tokens; several row tiles a CTA of dx; rounds of parts
+    {260, 2056, 200, DType::bf16},
+    {130, 3592, 136, DType::bf16},
+    {257, 4104, 264, DType::bf16},
+    {4200, 128, 64, DType::bf16},
+    {17000, 264, 40, DType::bf16},
+    {8200, 4096, 512, DType::bf16},
 };
 
 // Norm-wise 1e-5, squared. dx is rounded to BF16: where the sums differ in their last bits, few elements round to the other neighbour.
@@ -78,7 +94,7 @@ TEST(RouterParity, LogitsOfOneSignInDouble) {
 // A token's logits do not depend on the tokens beside it.
 TEST(RouterParity, LogitsOfATokenAlone) {
     constexpr int64_t kTokens = 100, kHidden = 1032;
-    for (const int64_t experts : {20, 72}) {
+    for (const int64_t experts : {20, 72, 200}) {
         SCOPED_TRACE(experts);
         Parity parity;
         HostTensor x(DType::bf16, {kTokens, kHidden}), weight(DType::bf16, {experts, kHidden}),
@@ -132,6 +148,32 @@ TEST(RouterParity, LogitsBackward) {
                 parity.expect_close(args.dweight, kSumBound, "dweight");
             else
                 parity.expect_same_bytes(args.dweight, "dweight");
+        }
+    }
+}
+
+// Against double, as above: dweight over parts of 4096 tokens, 24 experts x 48 columns of it.
+TEST(RouterParity, WeightGradientOfOneSignInDouble) {
+    constexpr int64_t kTokens = 4096, kHidden = 4608, kExperts = 256;
+    if (too_large_here(kTokens * kHidden)) return;
+    Parity parity;
+    HostTensor dlogits(DType::f32, {kTokens, kExperts}), x(DType::bf16, {kTokens, kHidden}),
+        weight(DType::bf16, {kExperts, kHidden}), dx(DType::bf16, {kTokens, kHidden}),
+        dweight(DType::f32, {kExperts, kHidden});
+    fill_uniform(dlogits, 1, 0.5, 1.0);
+    fill_uniform(x, 2, 0.5, 1.0);
+    fill_normal(weight, 3, 0.02);
+    parity.gpu.router_logits_backward({.dlogits = parity.to_gpu(dlogits.view()),
+                                       .x = parity.to_gpu(x.view()),
+                                       .weight = parity.to_gpu(weight.view()),
+                                       .dx = parity.to_gpu(dx.view()),
+                                       .dweight = parity.to_gpu(dweight.view())});
+    const HostTensor got = parity.from_gpu(dweight);
+    for (int64_t e = 5; e < kExperts; e += 11) {
+        for (int64_t h = 3; h < kHidden; h += 97) {
+            double want = 0;
+            for (int64_t t = 0; t < kTokens; ++t) want += dlogits(t * kExperts + e) * x(t * kHidden + h);
+            ASSERT_NEAR(got(e * kHidden + h), want, 5e-5 * want) << e << ", " << h;
         }
     }
 }
