@@ -24,6 +24,7 @@ inline unsigned grid_for(int64_t blocks_wanted, const Launch& launch, int per_sm
 
 inline void check_launch(const char* op) { check_cuda(cudaGetLastError(), op); }
 
+#ifdef __CUDACC__
 // A short second kernel whose start does not wait for the last CTA of the first: launched by launch_behind, it may get its place on a
 // multiprocessor as soon as all CTAs of the kernel before it in the stream have called let_next_start() or ended. All its threads call
 // wait_for_kernel_before() first: that one has ended then, and what it wrote is in L2 (__ldcg).
@@ -43,6 +44,7 @@ void launch_behind(void (*kernel)(Params...), unsigned grid, unsigned threads, c
     config.numAttrs = 1;
     check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), op);
 }
+#endif
 
 // A TensorView as a kernel argument: no checks, no names. base() is the first row of an M-tensor, read on the device.
 struct DeviceView {

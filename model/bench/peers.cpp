@@ -24,7 +24,8 @@ PeerFigure figure_of(const std::string& line, const std::string& place) {
             "{}: 'us': want a positive number", place);
     require(!json.contains("gpus") || json["gpus"].is_number_integer(), ExitCode::usage,
             "{}: 'gpus': want a whole number", place);
-    const Case& what = find_case(text("operation", nullptr));
+    const std::string operation = text("operation", nullptr);
+    const Case& what = find_case(operation);
     const Shape shape(what.name, what.keys, Size::layer, text("shape", nullptr));
     return {.operation = what.name,
             .shape = shape.text(),

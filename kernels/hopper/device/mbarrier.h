@@ -135,7 +135,12 @@ __device__ __forceinline__ void bulk_prefetch(const void* from, uint32_t bytes) 
                  : "memory");
 }
 
-// ---- the copy engine's way back: boxes of a 3-D tensor ---------------------------------------------------------------------------------
+// ---- the copy engine both ways: boxes of a 3-D tensor that passes once, and is the first to leave L2 --------------------------------------
+__device__ __forceinline__ uint64_t passing_once() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
 // One box to shared memory; outside the tensor: zeros.
 __device__ __forceinline__ void tensor_load(const CUtensorMap* map, Barrier* barrier, void* to, int c0,
                                             int c1, int c2) {
@@ -149,17 +154,18 @@ __device__ __forceinline__ void tensor_load(const CUtensorMap* map, Barrier* bar
 // One box from shared memory, what is outside the tensor left out. Part of the thread's current group of copies.
 __device__ __forceinline__ void tensor_store(const CUtensorMap* map, const void* from, int c0, int c1,
                                              int c2) {
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
-                     reinterpret_cast<uint64_t>(map)),
-                 "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%2, %3, %4}], [%1], "
+        "%5;" ::"l"(reinterpret_cast<uint64_t>(map)),
+        "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2), "l"(passing_once())
+        : "memory");
 }
 // The same, added to what is there. Deterministic where each element has one writer.
 __device__ __forceinline__ void tensor_add(const CUtensorMap* map, const void* from, int c0, int c1, int c2) {
     asm volatile(
-        "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
-            reinterpret_cast<uint64_t>(map)),
-        "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2)
+        "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.bulk_group.L2::cache_hint [%0, {%2, %3, %4}], "
+        "[%1], %5;" ::"l"(reinterpret_cast<uint64_t>(map)),
+        "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2), "l"(passing_once())
         : "memory");
 }
 // Ends the thread's current group of copies.
