@@ -24,6 +24,8 @@ inline unsigned peer_grid(int64_t warps, const Launch& launch) {
 
 enum class PeerOperation : uint32_t { routing, dispatch, combine, all_reduce };
 
+constexpr int kPeerSteps = 16;  // in which a sender tells how far it is: a line of words
+
 // What a wait that gave up tells the host. Written once, by the first such wait.
 struct LostPeers {
     uint32_t operation, group, members;  // members: bit r is rank r of the group
@@ -36,7 +38,14 @@ struct PeerWords {
     uint64_t epochs[4];  // meetings of each group so far
     uint64_t wire[3];    // bytes sent to other ranks: routing, dispatch, combine
     uint32_t lost;       // a wait gave up: nothing is read, written or waited for any more
+    uint32_t
+        arrivals[kPeerSteps];  // of a combine's warps at each step of the call under way; 0 between calls
 };
+
+// How far a sender is in the call that ends with meeting `epoch`: rows of the tokens below `tokens` have been stored. Only rises.
+__device__ __forceinline__ uint64_t peer_progress(uint64_t epoch, int64_t tokens) {
+    return epoch << 32 | static_cast<uint64_t>(tokens);
+}
 
 // A group of ranks as a kernel sees it.
 struct PeerGroup {
@@ -54,7 +63,12 @@ struct PeerGroup {
     __device__ uint64_t* flag(int region, int writer) const {
         return reinterpret_cast<uint64_t*>(regions[region] + flags + writer * kFlagLine);
     }
+    // Words of how far `writer` is with the rows for `region`'s tokens: kPeerSteps of them, each written once a call. `offset`: in a region.
+    __device__ uint64_t* progress(int64_t offset, int region, int writer) const {
+        return reinterpret_cast<uint64_t*>(regions[region] + offset + writer * kFlagLine);
+    }
     static constexpr int64_t kFlagLine = 128;
+    static_assert(kPeerSteps * sizeof(uint64_t) <= kFlagLine);
 
 private:
     __device__ uint8_t* box(int member, uint64_t number) const {
@@ -70,6 +84,9 @@ struct PeerMeeting {
     PeerOperation operation;
 };
 void launch_meeting(const PeerMeeting& meeting, const Launch& launch);
+// Before a meeting: waits until every member's rows of the tokens below `tokens` are here, or the member is at the meeting already.
+// `progress`: PeerGroup::progress.
+void launch_progress_wait(const PeerMeeting& meeting, int64_t progress, int64_t tokens, const Launch& launch);
 
 // ---- pieces of kernels ---------------------------------------------------------------------------------------------------------------
 
