@@ -399,7 +399,7 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
         .slots = slots,
         .topk = topk,
         .local_experts = plan.groups.num_groups,
-        .received = {plan.recv_offsets.as<int64_t>(), plan.recv_source.as<int32_t>(), slots},
+        .received = {plan.recv_offsets.as<int64_t>(), plan.recv_source.as<int32_t>(), slots, {}},
         .recv_rows = plan.recv_rows.as<int32_t>(),
         .src = device_view(args.src),
         .drow_prob = device_view(args.drow_prob),

@@ -15,7 +15,8 @@
 // first one, so neither needs a second copy.
 // Within a call of combine a sender also tells, 16 times, up to which of the owner's tokens its rows have been stored, in words of its own
 // at the owner. The owner adds chunks of tokens on a second stream as soon as every sender is behind them, and the last one behind the
-// meeting. Only kernels of one warp wait; those that send or add never do, so they may start in any order, one after the other.
+// meeting. A rank that shows its rows tells the same, and the first eighth of them is pulled while the others are still being copied.
+// Only kernels of one warp wait; those that send or add never do, so they may start in any order, one after the other.
 // A wait that passes the deadline sets the rank's `lost` word: from then on its kernels touch no peer and tell no peer that they have
 // arrived, so nobody uses data that was never written; check_peers() reports it.
 #pragma once
@@ -103,9 +104,9 @@ private:
     hopper::LostPeers* lost_ = nullptr;            // on the host
     WireBytes at_reset_;
     Stream last_stream_;
-    // Where owners add while rows still arrive; it begins and ends inside a call.
+    // Where half of a call's work goes that runs beside the other half; it begins and ends inside the call.
     cudaStream_t side_stream_ = nullptr;
-    cudaEvent_t forked_ = nullptr, joined_ = nullptr;
+    cudaEvent_t forked_ = nullptr, joined_ = nullptr, begun_ = nullptr;
 };
 
 }  // namespace fp8flow
