@@ -8,11 +8,23 @@
 #include "kernels/ops.h"
 #include "layers/row_arena.h"
 
+#include <string_view>
 #include <vector>
 
 namespace fp8flow {
 
 class TensorStats;
+struct Context;
+
+// Is shown what the products of the experts read and wrote, as they run: `replay --intermediates`.
+class ProductObserver {
+public:
+    virtual ~ProductObserver() = default;
+    // stage: "fc1", "fc2", "fc2 dgrad" or "fc1 dgrad". operand [M, .] as the product read it, FP8 or plain; result [M, .].
+    virtual void product(Context& ctx, std::string_view stage, const Fp8Tensor& operand,
+                         const TensorView& result, const RowGroups& groups) = 0;
+    virtual void router_gradient(Context& ctx, const TensorView& dprobs) = 0;  // [T, K]
+};
 
 struct Context {
     Ops& ops;
@@ -39,6 +51,7 @@ struct Context {
     bool recomputing = false;  // a forward re-run in the backward, or an evaluation: count no statistics
     TensorView step_status;    // [1] i32 device word: 0 fine; otherwise every persistent write is skipped
     TensorStats* tensor_stats = nullptr;
+    ProductObserver* products = nullptr;
     Launch launch = {};
 
     // Until the end of the scope this is a stage of the journey (norm, fc1, ...), or a part of the model (the MoE layer, the head, ...).

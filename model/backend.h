@@ -1,6 +1,7 @@
 // Which backend runs, decided once: the only place that names a concrete one. Read next: trainer.h.
 #pragma once
 
+#include "kernels/comm/messages.h"
 #include "kernels/comm/process_group.h"
 #include "kernels/exchange.h"
 #include "kernels/ops.h"
@@ -60,6 +61,11 @@ struct ExchangeChoice {
 };
 ExchangeChoice make_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
                              const Config& config);
+
+// Plain messages between all ranks, to compare exchanges with. Collective over `world`, as is the end of their life; null on every rank
+// where nothing sends from device to device, and `reason` says why. On GPUs they are NCCL's.
+std::unique_ptr<Messages> make_messages(const BackendChoice& choice, Ops& ops, ProcessGroup& world,
+                                        std::string& reason);
 
 // Exits with a clear line on processors without AVX2 + FMA, for which this program is not built.
 void check_processor();

@@ -178,9 +178,7 @@ MegatronIndex read_megatron_index(const std::string& path, double held_out_fract
 }
 
 MegatronSource::MegatronSource(const MegatronOptions& options)
-    : WindowedSource(options.seq_length, options.seed), vocab_size_(options.vocab_size) {
-    require(vocab_size_ > 0 && vocab_size_ <= INT32_MAX, ExitCode::usage,
-            "Megatron data: vocab_size must be in [1, 2^31), got {}", vocab_size_);
+    : StreamSource("Megatron data", options.vocab_size, options.seq_length, options.seed) {
     std::vector<std::string> entries;
     for (const std::string& entry : options.data_path) entries.push_back(index_entry(entry));
     for (const DataFile& file : list_data_files(entries, {.extensions = {".idx"}})) {
@@ -196,24 +194,22 @@ MegatronSource::MegatronSource(const MegatronOptions& options)
                 index.tokens, width, expected, bin.size());
         TokenRun run{
             .path = bin_path, .type = index.type, .tokens = index.held_out_from, .file_bytes = bin.size()};
-        parts_[static_cast<size_t>(Split::train)].add(run);
+        add(Split::train, run);
         run.skipped = index.held_out_from;
         run.tokens = index.tokens - index.held_out_from;
-        parts_[static_cast<size_t>(Split::held_out)].add(run);
+        add(Split::held_out, run);
         fingerprint_ = mix64(fingerprint_, index.checksum, static_cast<uint64_t>(index.held_out_from));
         documents_ += index.documents;
         ++files_;
     }
-    const std::string where = options.data_path.size() == 1 ? options.data_path[0] : "data.data_path";
-    require(files_ > 0, ExitCode::data, "{}: no .idx file", where);
-    require_one_window(Split::train, where);
-    for (const TokenStream& part : parts_) part.check_all(vocab_size_, options.check_at_start_bytes);
+    require(files_ > 0, ExitCode::data, "{}: no .idx file", where(options.data_path));
+    check({Split::train}, where(options.data_path), options.check_at_start_bytes);
 }
 
 std::string MegatronSource::description() const {
     return fmt::format(
         "Megatron data: {} files, {} documents; train {} tokens; held-out {} tokens; vocabulary {}", files_,
-        documents_, num_tokens(Split::train), num_tokens(Split::held_out), vocab_size_);
+        documents_, num_tokens(Split::train), num_tokens(Split::held_out), vocab_size());
 }
 
 }  // namespace fp8flow

@@ -6,10 +6,8 @@
 // as in Megatron's GPT data sets, but their shuffle is ours, not Megatron's. Read next: token_stream.h.
 #pragma once
 
-#include "model/data.h"
 #include "model/token_stream.h"
 
-#include <array>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,26 +35,14 @@ struct MegatronIndex {
 // Reads an index whole, a block at a time, and believes none of its numbers. Throws Error(data) with the file and the numbers.
 MegatronIndex read_megatron_index(const std::string& path, double held_out_fraction);
 
-class MegatronSource final : public WindowedSource {
+class MegatronSource final : public StreamSource {
 public:
     explicit MegatronSource(const MegatronOptions& options);
 
-    int64_t vocab_size() const override { return vocab_size_; }
-    int64_t num_tokens(Split split) const override { return part(split).tokens(); }
     std::string description() const override;
-    uint64_t fingerprint() const override { return fingerprint_; }
-
-protected:
-    void read(Split split, int64_t first, std::span<int32_t> tokens) const override {
-        part(split).read(first, tokens, vocab_size_);
-    }
 
 private:
-    const TokenStream& part(Split split) const { return parts_[static_cast<size_t>(split)]; }
-
-    std::array<TokenStream, 2> parts_;
-    int64_t vocab_size_ = 0, files_ = 0, documents_ = 0;
-    uint64_t fingerprint_ = 0;
+    int64_t files_ = 0, documents_ = 0;
 };
 
 }  // namespace fp8flow

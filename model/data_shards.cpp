@@ -57,9 +57,7 @@ TokenRun open_header(const std::string& path) {
 }  // namespace
 
 ShardSource::ShardSource(const ShardOptions& options)
-    : WindowedSource(options.seq_length, options.seed), vocab_size_(options.vocab_size) {
-    require(vocab_size_ > 0 && vocab_size_ <= INT32_MAX, ExitCode::usage,
-            "token shards: vocab_size must be in [1, 2^31), got {}", vocab_size_);
+    : StreamSource("token shards", options.vocab_size, options.seq_length, options.seed) {
     std::string first_path;
     int64_t width = 0;
     for (const DataFile& file : list_data_files(options.data_path, {.extensions = {".bin"}})) {
@@ -80,18 +78,17 @@ ShardSource::ShardSource(const ShardOptions& options)
                 size_of(shard.type), first_path, width);
         fingerprint_ =
             mix64(fingerprint_, fnv1a(name.data(), name.size()), static_cast<uint64_t>(shard.tokens));
-        parts_[static_cast<size_t>(train ? Split::train : Split::held_out)].add(std::move(shard));
+        add(train ? Split::train : Split::held_out, std::move(shard));
     }
-    const std::string where = options.data_path.size() == 1 ? options.data_path[0] : "data.data_path";
-    require_one_window(Split::train, where);
-    if (options.held_out == ShardOptions::HeldOut::required) require_one_window(Split::held_out, where);
-    for (const TokenStream& part : parts_) part.check_all(vocab_size_, options.check_at_start_bytes);
+    std::vector<Split> wanted = {Split::train};
+    if (options.held_out == ShardOptions::HeldOut::required) wanted.push_back(Split::held_out);
+    check(wanted, where(options.data_path), options.check_at_start_bytes);
 }
 
 std::string ShardSource::description() const {
     return fmt::format("token shards: train {} files, {} tokens; held-out {} files, {} tokens; vocabulary {}",
                        part(Split::train).num_runs(), num_tokens(Split::train),
-                       part(Split::held_out).num_runs(), num_tokens(Split::held_out), vocab_size_);
+                       part(Split::held_out).num_runs(), num_tokens(Split::held_out), vocab_size());
 }
 
 }  // namespace fp8flow

@@ -4,10 +4,8 @@
 // indexes with it. Read next: data.h.
 #pragma once
 
-#include "model/data.h"
 #include "model/token_stream.h"
 
-#include <array>
 #include <string>
 #include <vector>
 
@@ -26,27 +24,12 @@ struct ShardOptions {
     int64_t check_at_start_bytes = int64_t{64} << 20;
 };
 
-class ShardSource final : public WindowedSource {
+class ShardSource final : public StreamSource {
 public:
     // Checks every header and file size. Throws ExitCode::data naming the file and the numbers.
     explicit ShardSource(const ShardOptions& options);
 
-    int64_t vocab_size() const override { return vocab_size_; }
-    int64_t num_tokens(Split split) const override { return part(split).tokens(); }
     std::string description() const override;
-    uint64_t fingerprint() const override { return fingerprint_; }
-
-protected:
-    void read(Split split, int64_t first, std::span<int32_t> tokens) const override {
-        part(split).read(first, tokens, vocab_size_);
-    }
-
-private:
-    const TokenStream& part(Split split) const { return parts_[static_cast<size_t>(split)]; }
-
-    std::array<TokenStream, 2> parts_;
-    int64_t vocab_size_ = 0;
-    uint64_t fingerprint_ = 0;
 };
 
 }  // namespace fp8flow

@@ -222,8 +222,9 @@ struct CommandLine {
             ->add_option("--shape", bench_options.shapes,
                          "key=value,key=value of every named operation, repeatable")
             ->allow_extra_args(false);
-        bench->add_option("--suite", bench_options.suite,
-                          "layer | gemm | upstream | small, or what it has of the named operations");
+        bench->add_option(
+            "--suite", bench_options.suite,
+            "layer | gemm | exchange | upstream | small, or what it has of the named operations");
         bench->add_option("--match", bench_options.match,
                           "regular expression: only what matches in 'operation key=value key=value ...'");
         bench->add_flag("--list", list, "print operations, their keys and the suites");

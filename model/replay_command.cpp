@@ -62,7 +62,8 @@ public:
           folder_(config_.output.out) {
         if (world.rank() == 0) log_ = RunLog(folder_, "replay.log");
         share_tokens();
-        layer_.emplace(config_, world, backend_, options.norm ? ReplayNorm::apply : ReplayNorm::skip, own_,
+        layer_.emplace(config_, world, backend_, options.norm ? ReplayNorm::apply : ReplayNorm::skip,
+                       options.intermediates ? ReplayRecord::intermediates : ReplayRecord::results, own_,
                        slots_);
     }
 
@@ -77,13 +78,14 @@ public:
         add("router_logits", layer_->router_logits());
         add("topk_ids", layer_->topk_ids());
         add("topk_weights", layer_->topk_weights());
-        if (replay_.intermediates) write_intermediates();
         const bool backward = input_.contains(kGradient);
         if (backward) {
             layer_->backward(rows_of(kGradient));
             add("grad_hidden_states", layer_->grad_hidden());
         }
         if (world_.rank() == 0) write("replay.safetensors", results_);
+        if (replay_.intermediates)
+            write(fmt::format("intermediates.rank{}.safetensors", world_.rank()), layer_->intermediates());
         if (backward) write_gradients();
         world_.barrier();
         log_.line(fmt::format("written: {}/replay.safetensors{}{}", folder_.path(),
@@ -191,10 +193,6 @@ private:
         }
         writer.finish();
         file.commit();
-    }
-
-    void write_intermediates() {
-        write(fmt::format("intermediates.rank{}.safetensors", world_.rank()), layer_->intermediates());
     }
 
     // Under the names of the weights, from the ranks that hold everything together.

@@ -8,9 +8,10 @@
 namespace fp8flow {
 
 ReplayLayer::ReplayLayer(const Config& config, ProcessGroup& world, const BackendChoice& backend,
-                         ReplayNorm norm, int64_t tokens, int64_t tokens_per_rank)
+                         ReplayNorm norm, ReplayRecord record, int64_t tokens, int64_t tokens_per_rank)
     : config_(config),
       world_(world),
+      record_(record),
       groups_(make_rank_groups(world, static_cast<int>(config.parallel.expert_model_parallel_size))),
       ops_(make_ops(backend, Arithmetic::stated, config.kernels)),
       store_(*ops_, config.training.seed),
@@ -81,6 +82,7 @@ Context ReplayLayer::context() {
     ctx.all_tokens = all_tokens_;
     ctx.data_parallel_size = world_.size();
     ctx.step_status = status_;
+    if (record_ == ReplayRecord::intermediates) ctx.products = this;
     return ctx;
 }
 
@@ -113,6 +115,7 @@ void ReplayLayer::forward(std::span<const Bf16> hidden) {
     input_ = layer_input(ctx);
     layer_->forward(ctx, input_, zero_, saved_moe_, y_);
     device().synchronize();
+    if (record_ == ReplayRecord::intermediates) record_plan();
 }
 
 void ReplayLayer::backward(std::span<const Bf16> gradient) {
@@ -167,38 +170,63 @@ HostValues ReplayLayer::routed_rows(const TensorView& view, int64_t count) const
     return host;
 }
 
-std::map<std::string, HostValues> ReplayLayer::intermediates() {
-    const ExpertsSaved& experts = saved_moe_.experts;
+// A row of the experts by its place: whose it is, of which token, with which weight.
+void ReplayLayer::record_plan() {
     const DispatchPlan& plan = saved_moe_.plan.padded;
-    const int64_t groups = plan.groups.num_groups;
-    std::vector<int64_t> counts(static_cast<size_t>(groups)), offsets(static_cast<size_t>(groups + 1));
+    const auto groups = static_cast<size_t>(plan.groups.num_groups);
+    std::vector<int64_t> counts(groups), offsets(groups + 1);
     device().copy_out(counts.data(), plan.groups.counts.data, counts.size() * sizeof(int64_t));
     device().copy_out(offsets.data(), plan.groups.offsets.data, offsets.size() * sizeof(int64_t));
-    const int64_t rows = offsets.back();
-    std::map<std::string, HostValues> all;
-    const auto words = [&](const std::vector<int64_t>& values) {
+    const std::vector<int32_t> ids = integers_of(plan.all_ids, plan.all_ids.numel()).integers;
+    const auto topk = static_cast<size_t>(plan.topk);
+    const int64_t first_expert = groups_.expert_parallel->rank() * plan.groups.num_groups;
+    // the ranks that share the experts hold consecutive tokens, in the order of the ranks
+    const int64_t first_token = (world_.rank() - groups_.expert_parallel->rank()) * slots_;
+    HostValues token_of_row{.shape = {offsets.back()}};
+    token_of_row.integers.assign(static_cast<size_t>(offsets.back()), -1);
+    std::vector<int64_t> next = offsets;
+    for (size_t i = 0; i < ids.size(); ++i) {
+        const int64_t expert = ids[i] - first_expert;
+        if (ids[i] < 0 || expert < 0 || expert >= plan.groups.num_groups) continue;
+        token_of_row.integers[static_cast<size_t>(next[static_cast<size_t>(expert)]++)] =
+            static_cast<int32_t>(first_token + static_cast<int64_t>(i / topk));
+    }
+    const auto words = [](const std::vector<int64_t>& values) {
         return HostValues{.shape = {static_cast<int64_t>(values.size())},
                           .integers = {values.begin(), values.end()}};
     };
-    all["plan.rows_of_expert"] = words(counts);
-    all["plan.first_row_of_expert"] = words(offsets);
-    all["plan.row_weight"] = routed_rows(plan.row_prob, rows);
-    const auto add = [&](const char* name, const Fp8Tensor& tensor) {
-        if (!tensor) return;
-        if (tensor.layout == ScaleLayout::none) {
-            all[name] = routed_rows(tensor.codes, rows);
-            return;
-        }
-        ArenaScope scope(scratch_);
-        const TensorView plain =
-            scratch_.tensor(DType::f32, {tensor.codes.dim(0), tensor.codes.cols()}, "cast");
-        ops_->dequantize({.src = tensor, .groups = plan.groups, .dst = plain});
-        all[name] = routed_rows(plain, rows);
-    };
-    add("dispatch", experts.x);
-    add("fc1", {.codes = experts.h});
-    add("swiglu", experts.a);
-    return all;
+    intermediates_["plan.rows_of_expert"] = words(counts);
+    intermediates_["plan.first_row_of_expert"] = words(offsets);
+    intermediates_["plan.row_weight"] = routed_rows(plan.row_prob, offsets.back());
+    intermediates_["plan.token_of_row"] = std::move(token_of_row);
+}
+
+void ReplayLayer::product(Context& ctx, std::string_view stage, const Fp8Tensor& operand,
+                          const TensorView& result, const RowGroups& groups) {
+    static const std::map<std::string_view, std::pair<const char*, const char*>> kNames = {
+        {"fc1", {"dispatch", "fc1"}},
+        {"fc2", {"swiglu", "fc2"}},
+        {"fc2 dgrad", {"grad_fc2", "grad_swiglu"}},
+        {"fc1 dgrad", {"grad_fc1", "grad_dispatch"}}};
+    const auto& [read, written] = kNames.at(stage);
+    const char* const owner = groups.counts.data == all_tokens_.counts.data ? "shared." : "";
+    int64_t rows = 0;
+    device().copy_out(&rows, groups.offsets.as<int64_t>() + groups.num_groups, sizeof rows,
+                      ctx.launch.stream);
+    intermediates_[fmt::format("{}{}", owner, written)] = routed_rows(result, rows);
+    if (operand.layout == ScaleLayout::none) {
+        intermediates_[fmt::format("{}{}", owner, read)] = routed_rows(operand.codes, rows);
+        return;
+    }
+    ArenaScope scope(ctx.scratch);
+    const TensorView plain =
+        ctx.scratch.tensor(DType::f32, {operand.codes.dim(0), operand.codes.cols()}, "cast");
+    ctx.ops.dequantize({.src = operand, .groups = groups, .dst = plain}, ctx.launch);
+    intermediates_[fmt::format("{}{}", owner, read)] = routed_rows(plain, rows);
+}
+
+void ReplayLayer::router_gradient(Context&, const TensorView& dprobs) {
+    intermediates_["grad_topk_weights"] = floats_of(dprobs);
 }
 
 }  // namespace fp8flow

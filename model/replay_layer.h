@@ -16,6 +16,7 @@
 namespace fp8flow {
 
 enum class ReplayNorm { skip, apply };
+enum class ReplayRecord { results, intermediates };
 
 // A tensor on the host, floats or integers.
 struct HostValues {
@@ -24,11 +25,11 @@ struct HostValues {
     std::vector<int32_t> integers;
 };
 
-class ReplayLayer {
+class ReplayLayer final : ProductObserver {
 public:
     // `config`: one MoE layer without attention (replay_config). This rank has `tokens` of at most `tokens_per_rank` tokens.
     ReplayLayer(const Config& config, ProcessGroup& world, const BackendChoice& backend, ReplayNorm norm,
-                int64_t tokens, int64_t tokens_per_rank);
+                ReplayRecord record, int64_t tokens, int64_t tokens_per_rank);
 
     std::vector<WeightTarget> targets();
     std::vector<WeightTarget> gradients();  // values: the main gradients
@@ -43,8 +44,9 @@ public:
     HostValues router_logits() const { return floats_of(saved_moe_.route.logits); }
     HostValues topk_weights() const { return floats_of(saved_moe_.route.probs); }
     HostValues topk_ids() const;
-    // What the experts keep for the backward, by stage, of the rows routed to this rank; FP8 is dequantised. Between forward and backward.
-    std::map<std::string, HostValues> intermediates();
+    // With ReplayRecord::intermediates: the plan of the rows routed to this rank, and what each product of the experts read and wrote so far,
+    // FP8 dequantised; of the shared expert under "shared.". A name with grad_ is the gradient of what has the name without.
+    const std::map<std::string, HostValues>& intermediates() const { return intermediates_; }
     // Gradients of weights are summed over the ranks.
     void backward(std::span<const Bf16> gradient);
     HostValues grad_hidden() const { return floats_of(dx_); }
@@ -55,10 +57,15 @@ private:
     TensorView rows_on_device(std::span<const Bf16> values);
     HostValues floats_of(const TensorView& view) const;
     HostValues routed_rows(const TensorView& rows, int64_t count) const;
+    void record_plan();
+    void product(Context& ctx, std::string_view stage, const Fp8Tensor& operand, const TensorView& result,
+                 const RowGroups& groups) override;
+    void router_gradient(Context& ctx, const TensorView& dprobs) override;
     HostValues integers_of(const TensorView& view, int64_t count) const;
 
     Config config_;
     ProcessGroup& world_;
+    ReplayRecord record_;
     RankGroups groups_;
     std::unique_ptr<Ops> ops_;
     std::unique_ptr<Exchange> exchange_;
@@ -76,6 +83,7 @@ private:
     TokenRows input_;
     NormSaved saved_norm_;
     MoeSaved saved_moe_;
+    std::map<std::string, HostValues> intermediates_;
 };
 
 }  // namespace fp8flow

@@ -1,6 +1,8 @@
 // Opening, reading, and the check of ids.
 #include "model/token_stream.h"
 
+#include "kernels/core/error.h"
+
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -124,6 +126,17 @@ void TokenStream::check_all(int64_t vocab_size, int64_t limit) const {
         block.resize(static_cast<size_t>(std::min(kBlock, tokens_ - first)));
         read(first, block, vocab_size);
     }
+}
+
+StreamSource::StreamSource(std::string_view kind, int64_t vocab_size, int64_t seq_length, uint64_t seed)
+    : WindowedSource(seq_length, seed), vocab_size_(vocab_size) {
+    require(vocab_size_ > 0 && vocab_size_ <= INT32_MAX, ExitCode::usage,
+            "{}: vocab_size must be in [1, 2^31), got {}", kind, vocab_size_);
+}
+
+void StreamSource::check(const std::vector<Split>& wanted, const std::string& where, int64_t limit) const {
+    for (const Split split : wanted) require_one_window(split, where);
+    for (const TokenStream& part : parts_) part.check_all(vocab_size_, limit);
 }
 
 }  // namespace fp8flow

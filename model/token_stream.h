@@ -1,12 +1,12 @@
 // Tokens that lie in files one behind the other: opened when they are read, sizes looked at again, every id compared with the vocabulary
-// before anyone indexes with it. What the readers of tokenised data share. Read next: data_shards.h, data_megatron.h.
+// before anyone indexes with it; and the source whose parts are such streams. What the readers of tokenised data share. Read next: data_shards.h, data_megatron.h.
 #pragma once
 
-#include "kernels/core/error.h"
+#include "model/data.h"
 
-#include <cstdint>
-#include <span>
+#include <array>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace fp8flow {
@@ -62,6 +62,35 @@ private:
     };
     std::vector<Placed> runs_;
     int64_t tokens_ = 0;
+};
+
+// Tokens of files as a source; a reader of a format adds their runs and ends with check().
+class StreamSource : public WindowedSource {
+public:
+    int64_t vocab_size() const final { return vocab_size_; }
+    int64_t num_tokens(Split split) const final { return part(split).tokens(); }
+    uint64_t fingerprint() const final { return fingerprint_; }
+
+protected:
+    // `kind` begins the message about a vocabulary that int32 does not number.
+    StreamSource(std::string_view kind, int64_t vocab_size, int64_t seq_length, uint64_t seed);
+
+    void add(Split split, TokenRun run) { parts_[static_cast<size_t>(split)].add(std::move(run)); }
+    const TokenStream& part(Split split) const { return parts_[static_cast<size_t>(split)]; }
+    // One window in each of `wanted`; and every id of parts of up to `limit` bytes, those of larger ones when a sample is read.
+    void check(const std::vector<Split>& wanted, const std::string& where, int64_t limit) const;
+    static std::string where(const std::vector<std::string>& data_path) {
+        return data_path.size() == 1 ? data_path[0] : "data.data_path";
+    }
+    void read(Split split, int64_t first, std::span<int32_t> tokens) const final {
+        part(split).read(first, tokens, vocab_size_);
+    }
+
+    uint64_t fingerprint_ = 0;
+
+private:
+    std::array<TokenStream, 2> parts_;
+    int64_t vocab_size_;
 };
 
 }  // namespace fp8flow

@@ -6,6 +6,7 @@ written below, so that nothing else has to be installed. Take `reference` out an
   scripts/compare_layer.py                                       every family under bf16, fp8_blockwise and fp8_flow, small shapes
   scripts/compare_layer.py --families mixtral --ranks 2          two ranks share the experts
   scripts/compare_layer.py --norm                                the RMSNorm in front of the layer is part of it
+  scripts/compare_layer.py --stages                              also what each product of the experts read and wrote, stage by stage
 Exit status 0 if every error is below its bound, 1 if not, 77 without numpy.
 """
 
@@ -157,21 +158,24 @@ def weights_of(family, rng):
 
 
 def expert(real, place, names, x, dy, p):
-    """y = p * W2 (silu(W1 x) * (W3 x)) for the given rows, and its gradients."""
+    """y = p * W2 (silu(W1 x) * (W3 x)) for the given rows, its gradients, and what stands between, under the names of --intermediates."""
     w1, w3, w2 = (real[f"{place}{names[which]}.weight"] for which in ("gate", "up", "down"))
     g, u = x @ w1.T, x @ w3.T
     s = 1 / (1 + np.exp(-g))
     a = g * s * u
     y = a @ w2.T
-    da = (p * dy) @ w2
-    dg, du = da * u * (s + g * s * (1 - s)), da * g * s
+    da = dy @ w2
+    dg, du = p * da * u * (s + g * s * (1 - s)), p * da * g * s
     grads = {f"{place}{names['down']}.weight": (p * dy).T @ a, f"{place}{names['gate']}.weight": dg.T @ x,
              f"{place}{names['up']}.weight": du.T @ x}
-    return p * y, dg @ w1 + du @ w3, (dy * y).sum(1), grads
+    dx = dg @ w1 + du @ w3
+    stages = {"dispatch": x, "fc1": np.hstack([g, u]), "swiglu": p * a, "fc2": p * y,
+              "grad_fc2": dy, "grad_swiglu": da, "grad_fc1": np.hstack([dg, du]), "grad_dispatch": dx}
+    return p * y, dx, (dy * y).sum(1), grads, stages
 
 
 def reference(family, real, names, x, dy):
-    """The layer in float64: output, ids, weights, gradients."""
+    """The layer in float64: (output, ids, weights, input gradient), gradients of weights, and stages: of the experts by number, "shared."."""
     wg = real[names["block"] + "gate.weight"]
     logits = x @ wg.T
     rows = np.arange(T)[:, None]
@@ -192,16 +196,16 @@ def reference(family, real, names, x, dy):
         ids = np.argsort(-logits, axis=1, kind="stable")[:, :K]
         chosen = np.exp(logits[rows, ids] - logits.max(1, keepdims=True))
         p = chosen / chosen.sum(1, keepdims=True)
-    y, dx, dp, grads = np.zeros((T, H)), np.zeros((T, H)), np.zeros((T, K)), {}
+    y, dx, dp, grads, stages = np.zeros((T, H)), np.zeros((T, H)), np.zeros((T, K)), {}, {}
     for e in range(E):
         t, k = np.nonzero(ids == e)
-        ye, dxe, dpe, ge = expert(real, f"{names['block']}experts.{e}.", names, x[t], dy[t], p[t, k][:, None])
+        ye, dxe, dpe, ge, stages[e] = expert(real, f"{names['block']}experts.{e}.", names, x[t], dy[t], p[t, k][:, None])
         np.add.at(y, t, ye)
         np.add.at(dx, t, dxe)
         dp[t, k] = dpe
         grads.update(ge)
     if family == "deepseek_v3":
-        ys, dxs, _, gs = expert(real, names["block"] + "shared_experts.", names, x, dy, np.ones((T, 1)))
+        ys, dxs, _, gs, stages["shared."] = expert(real, names["block"] + "shared_experts.", names, x, dy, np.ones((T, 1)))
         y, dx = y + ys, dx + dxs
         grads.update(gs)
         ds = SCALING * (dp / total - (dp * chosen).sum(1, keepdims=True) / total**2)
@@ -211,17 +215,18 @@ def reference(family, real, names, x, dy):
     dlogits = np.zeros((T, E))
     dlogits[rows, ids] = dchosen
     grads[names["block"] + "gate.weight"] = dlogits.T @ x
-    return {"output": y, "topk_ids": ids, "topk_weights": p, "grad_hidden_states": dx + dlogits @ wg}, grads
+    results = {"output": y, "topk_ids": ids, "topk_weights": p, "grad_hidden_states": dx + dlogits @ wg, "grad_topk_weights": dp}
+    return results, grads, stages
 
 
 def with_norm(layer, gamma, x, dy):
     """The same behind an RMSNorm."""
     r = 1 / np.sqrt((x * x).mean(1, keepdims=True) + EPS)
-    want, grads = layer(x * r * gamma, dy)
+    want, grads, stages = layer(x * r * gamma, dy)
     dxn = want["grad_hidden_states"]
     want["grad_hidden_states"] = r * (dxn * gamma - x * r * r * (dxn * gamma * x).mean(1, keepdims=True))
     grads[NORM] = (dxn * x * r).sum(0)
-    return want, grads
+    return want, grads, stages
 
 
 # ---- the comparison --------------------------------------------------------------------------------------------------------------------
@@ -250,6 +255,8 @@ def replay(options, recipe, folder):
                "--backend", options.backend, "--set", f"precision.recipe={recipe}"]
     if options.norm:
         command.append("--norm")
+    if options.stages:
+        command.append("--intermediates")
     if options.ranks > 1:
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         command = ["mpirun", *root, "--oversubscribe", "--quiet", "-n", str(options.ranks), *command, "--set",
@@ -267,6 +274,26 @@ def results(out):
     return load(f"{out}/replay.safetensors"), gradients
 
 
+def stage_errors(options, want, want_stages, out):
+    """name -> error over all rows of all experts; where a row lies, its rank's file says."""
+    pairs, per_rank, of_shared = {}, E // options.ranks, []
+    for rank in range(options.ranks):
+        file = load(f"{out}/intermediates.rank{rank}.safetensors")
+        first, count = file["plan.first_row_of_expert"], file["plan.rows_of_expert"]
+        for e in range(per_rank):
+            rows = slice(first[e], first[e] + count[e])
+            tokens = np.nonzero((want["topk_ids"] == rank * per_rank + e).any(1))[0]
+            if not np.array_equal(file["plan.token_of_row"][rows], tokens):
+                sys.exit(f"{out}: rank {rank}: the rows of expert {rank * per_rank + e} are of other tokens")
+            for name, value in want_stages[rank * per_rank + e].items():
+                pairs.setdefault(name, []).append((file[name][rows], value))
+        of_shared.append(file)
+    for name, value in want_stages.get("shared.", {}).items():
+        pairs["shared." + name] = [(np.vstack([file["shared." + name] for file in of_shared]), value)]
+    pairs["grad_topk_weights"] = [(np.vstack([file["grad_topk_weights"] for file in of_shared]), want["grad_topk_weights"])]
+    return {name: error(np.vstack([got for got, _ in of]), np.vstack([value for _, value in of])) for name, of in pairs.items()}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fp8flow", default=f"{ROOT}/build/cpu/fp8flow", help="the program")
@@ -274,6 +301,7 @@ def main():
     parser.add_argument("--recipes", default="bf16,fp8_blockwise,fp8_flow")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--norm", action="store_true")
+    parser.add_argument("--stages", action="store_true")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", help="keep inputs and results here")
@@ -308,9 +336,9 @@ def compare(options):
         if options.norm:
             gamma = rounded(rng.normal(1, 0.2, H))
             stored[NORM] = gamma
-            want, want_grads = with_norm(layer, gamma.astype(np.float64), x.astype(np.float64), dy.astype(np.float64))
+            want, want_grads, want_stages = with_norm(layer, gamma.astype(np.float64), x.astype(np.float64), dy.astype(np.float64))
         else:
-            want, want_grads = layer(x.astype(np.float64), dy.astype(np.float64))
+            want, want_grads, want_stages = layer(x.astype(np.float64), dy.astype(np.float64))
         folder = f"{options.folder}/{family}"
         if options.only != "compare":
             write(family, stored, x, dy, folder)
@@ -330,6 +358,10 @@ def compare(options):
             bounds = BOUNDS.get(recipe, BOUNDS[None])
             more, bound_weights = (MORE_WITH_NORM, BOUND_WEIGHTS_NORM) if options.norm else (1.0, BOUND_WEIGHTS)
             failed |= not same.all() or weights > bound_weights or any(e > more * bound for e, bound in zip(errors, bounds))
+            if options.stages:
+                stages = stage_errors(options, want, want_stages, f"{folder}/{recipe}")
+                print(" " * 13 + ", ".join(f"{name} {e:.1e}" for name, e in stages.items()))
+                failed |= any(e > more * bounds[2] for e in stages.values())
     print("above a bound" if failed else "all within their bounds")
     return 1 if failed else 0
 

@@ -1,6 +1,7 @@
 // How the program gets the Hopper backend, in builds with and without CUDA (without_cuda.cpp), so that callers need no CUDA header.
 #pragma once
 
+#include "kernels/comm/messages.h"
 #include "kernels/comm/process_group.h"
 #include "kernels/exchange.h"
 #include "kernels/ops.h"
@@ -70,6 +71,8 @@ std::unique_ptr<Exchange> make_peer_exchange(Ops& ops, const ExchangeGroups& gro
 bool built_with_nccl();
 std::unique_ptr<Exchange> make_nccl_exchange(Ops& ops, const ExchangeGroups& groups, CombineOrder order,
                                              double deadline_seconds);
+// Plain messages between the ranks' GPUs over NCCL. Collective, deadline and throws as above; `ops` and the world outlive them.
+std::unique_ptr<Messages> make_nccl_messages(Ops& ops, ProcessGroup& world, double deadline_seconds);
 
 }  // namespace hopper
 

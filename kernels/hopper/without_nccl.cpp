@@ -11,6 +11,10 @@ std::unique_ptr<Exchange> make_nccl_exchange(Ops&, const ExchangeGroups&, Combin
     fail(ExitCode::usage, "the exchange over NCCL is not in this program: " FP8FLOW_NO_NCCL_REASON);
 }
 
+std::unique_ptr<Messages> make_nccl_messages(Ops&, ProcessGroup&, double) {
+    fail(ExitCode::usage, "messages over NCCL are not in this program: " FP8FLOW_NO_NCCL_REASON);
+}
+
 std::unique_ptr<PeerRegions> make_window_regions(ProcessGroup&, std::string& reason) {
     reason = "this program was built without NCCL: " FP8FLOW_NO_NCCL_REASON;
     return nullptr;

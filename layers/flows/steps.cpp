@@ -119,20 +119,26 @@ void combine(Context& ctx, const Exchange::Combine& args, const FlowPlan& plan, 
 
 void forward_product(Context& ctx, const char* stage, const Fp8Tensor& a, const Parameter& weight,
                      const RowGroups& groups, const TensorView& d) {
-    auto timed = ctx.stage(stage);
-    ctx.ops.grouped_gemm({.a = a, .b = weight.for_fprop(), .groups = groups, .d = d}, ctx.launch);
+    {
+        auto timed = ctx.stage(stage);
+        ctx.ops.grouped_gemm({.a = a, .b = weight.for_fprop(), .groups = groups, .d = d}, ctx.launch);
+    }
+    if (ctx.products != nullptr) ctx.products->product(ctx, stage, a, d, groups);
 }
 
 void data_gradient(Context& ctx, const char* stage, const Fp8Tensor& dy, const Parameter& weight,
                    const RowGroups& groups, const TensorView& dx) {
-    auto timed = ctx.stage(stage);
-    if (weight.dgrad) {
-        ctx.ops.grouped_gemm({.a = dy, .b = weight.dgrad, .groups = groups, .d = dx}, ctx.launch);
-    } else {
-        ctx.ops.grouped_gemm(
-            {.a = dy, .b = {.codes = weight.plain}, .groups = groups, .form = op::GemmForm::nn, .d = dx},
-            ctx.launch);
+    {
+        auto timed = ctx.stage(stage);
+        if (weight.dgrad) {
+            ctx.ops.grouped_gemm({.a = dy, .b = weight.dgrad, .groups = groups, .d = dx}, ctx.launch);
+        } else {
+            ctx.ops.grouped_gemm(
+                {.a = dy, .b = {.codes = weight.plain}, .groups = groups, .form = op::GemmForm::nn, .d = dx},
+                ctx.launch);
+        }
     }
+    if (ctx.products != nullptr) ctx.products->product(ctx, stage, dy, dx, groups);
 }
 
 void weight_gradient(Context& ctx, const char* stage, const Fp8Tensor& dy, const Fp8Tensor& x,

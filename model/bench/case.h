@@ -3,6 +3,7 @@
 // Read next: buffers.h, registry.cpp, then any case_*.cpp.
 #pragma once
 
+#include "kernels/comm/messages.h"
 #include "kernels/comm/process_group.h"
 #include "kernels/measure.h"
 #include "kernels/ops.h"
@@ -52,6 +53,11 @@ struct Work {
 struct Call {
     std::function<void(const Launch&)> run;
     Work work;
+    // The same result by other means, measured beside it; no name: there is none.
+    struct Peer {
+        std::string name = {};
+        std::function<void(const Launch&)> run = {};
+    } peer = {};
     // After exactly one run: normalised mean square error against a double product, on a sample. Products only.
     std::function<double()> error = {};
 };
@@ -61,6 +67,8 @@ struct Machine {
     Ops& ops;
     ProcessGroup& world;
     BackendChoice backend;
+    // Plain messages between all ranks, made when first asked for; null where there are none.
+    std::function<Messages*()> messages = [] { return nullptr; };
 };
 
 enum class Runs : uint8_t { on_each_rank, together };

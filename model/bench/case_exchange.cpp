@@ -1,6 +1,6 @@
 // Bench cases of what crosses ranks: routing, dispatch with three kinds of wire, combine, reductions. Ranks start each call together and
 // the slowest counts.
-#include "model/bench/routing.h"
+#include "model/bench/all_to_all.h"
 
 namespace fp8flow::bench {
 
@@ -16,6 +16,9 @@ const std::vector<Key> kTokens = {
     {"align", "128", "128", "multiple of rows that an expert's group is padded to"}};
 const std::vector<Key> kWidth = {{"H", "7168", "256", "columns of a row"}};
 const Key kDispatcher = {"dispatcher", "flex", "flex", "flex (memory of peers) | alltoall"};
+const Key kSms = {"sms", "0", "0", "multiprocessors that the exchange may use; 0: all"};
+const Key kPeer = {"peer", "none", "none",
+                   "also measure: none | alltoall (NCCL, one row a (token, expert), and permutes)"};
 const Key kOrder = {"order", "rank", "rank", "order of combine: rank | invariant"};
 
 // An exchange for the limits of one shape, shared by all sets.
@@ -54,6 +57,7 @@ struct Exchanged {
     int64_t tokens = 0, topk = 0;
     PlanCounts counts;
     DispatchPlan plan;
+    const std::vector<Routing>* all;  // by rank
 };
 Exchanged exchanged(Machine& machine, Buffers& buffers, const Shape& shape, CombineOrder order) {
     const int64_t ranks = machine.world.size(), rank = machine.world.rank(),
@@ -84,7 +88,10 @@ Exchanged exchanged(Machine& machine, Buffers& buffers, const Shape& shape, Comb
                                    all_probs);
     const op::PlanDispatch plan = plan_arguments(buffers, all_ids, all_probs, rank, counts, alignment);
     machine.ops.plan_dispatch(plan);
-    return {wire, tokens, topk, counts,
+    return {wire,
+            tokens,
+            topk,
+            counts,
             DispatchPlan{.all_ids = plan.all_ids,
                          .all_probs = plan.all_probs,
                          .groups = plan.groups,
@@ -96,8 +103,15 @@ Exchanged exchanged(Machine& machine, Buffers& buffers, const Shape& shape, Comb
                          .send_tokens = plan.send_tokens,
                          .send_counts = plan.send_counts,
                          .num_tokens = tokens,
-                         .topk = topk}};
+                         .topk = topk},
+            &all};
 }
+
+// Who sends plain messages, where the shape asks for that and somebody can.
+Messages* peer_of(Machine& machine, const Shape& shape) {
+    return shape.choice("peer", {"none", "alltoall"}) == 1 ? machine.messages() : nullptr;
+}
+constexpr const char* kPeerName = "plain all-to-all";
 
 Call gather(Machine& machine, Buffers& buffers, const Shape& shape) {
     const int64_t ranks = machine.world.size(), tokens = shape.number("T"), topk = shape.positive("K");
@@ -133,8 +147,16 @@ Call dispatch(Machine& machine, Buffers& buffers, const Shape& shape) {
         const ArenaScope scope(*wire->scratch);
         wire->exchange->dispatch(rows, plan, dst, *wire->scratch, launch);
     };
-    if (kind < 2)
-        return {send, work.reads(row_bytes(rows, in.tokens)).writes(row_bytes(dst, in.counts.padded))};
+    if (kind < 2) {
+        Call call{send, work.reads(row_bytes(rows, in.tokens)).writes(row_bytes(dst, in.counts.padded))};
+        if (Messages* messages = peer_of(machine, shape)) {
+            const PairExchange pairs(buffers, *in.all, machine.world.rank(), in.plan.groups);
+            const Fp8Tensor other =
+                buffers.fp8_output(rows.codes.dtype, {in.counts.padded, columns}, dst.layout);
+            call.peer = {kPeerName, pairs.dispatch(*ops, *messages, buffers, rows, other)};
+        }
+        return call;
+    }
     const TensorView back = buffers.output(DType::bf16, {in.counts.padded, columns});
     return {[=](const Launch& launch) {
                 ops->quantize_rows({.src = plain, .dst = rows}, launch);
@@ -197,11 +219,27 @@ Call combine(Machine& machine, Buffers& buffers, const Shape& shape) {
         work.reads(static_cast<double>(4 * in.counts.valid)).writes_all(args.dprob);
         work.wire_bytes += static_cast<double>(4 * (in.counts.valid - own_copies));
     }
-    return {[wire = in.wire, plan = in.plan, args](const Launch& launch) {
-                const ArenaScope scope(*wire->scratch);
-                wire->exchange->combine(args, plan, *wire->scratch, launch);
-            },
-            work};
+    DispatchPlan plan = in.plan;
+    if (shape.choice("part", {"whole", "sent"}) == 1 && machine.world.size() > 1) {
+        // nobody has tokens that wait for sums
+        plan.num_tokens = 0;
+        args.y = args.y.slice(0, 0);
+        args.residual = args.dprob = args.drow_prob = {};
+        work = Work{};
+        work.reads(plain_row_bytes(args.src, in.counts.valid));
+        work.wire_bytes = plain_row_bytes(args.y, sent);
+    }
+    Call call{[wire = in.wire, plan, args](const Launch& launch) {
+                  const ArenaScope scope(*wire->scratch);
+                  wire->exchange->combine(args, plan, *wire->scratch, launch);
+              },
+              work};
+    if (Messages* messages = peer_of(machine, shape)) {
+        const PairExchange pairs(buffers, *in.all, machine.world.rank(), in.plan.groups);
+        const TensorView other = buffers.output(DType::bf16, {in.tokens, columns});
+        call.peer = {kPeerName, pairs.combine(machine.ops, *messages, buffers, args.src, other)};
+    }
+    return call;
 }
 
 Call all_reduce(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -222,32 +260,38 @@ Call all_reduce(Machine& machine, Buffers& buffers, const Shape& shape) {
 }  // namespace
 
 std::vector<Case> exchange_cases() {
-    return {{"gather_routing",
-             "all ranks' routing to every rank",
-             {kTokens[0], kTokens[1], kTokens[2], kDispatcher},
-             gather,
-             Runs::together},
-            {"dispatch", "tokens to their experts' padded rows on all ranks",
-             kTokens + kWidth +
-                 std::vector<Key>{{"wire", "fp8", "fp8",
-                                   "rows: bf16 | fp8 | fp8_casts (quantise and dequantise included)"},
-                                  kDispatcher},
-             dispatch, Runs::together},
-            {"dispatch_rows", "first half of the unfused dispatch: rows as received",
-             kTokens + kWidth + std::vector<Key>{{"wire", "fp8", "fp8", "rows: bf16 | fp8"}, kDispatcher},
-             dispatch_rows, Runs::together},
-            {"combine", "experts' rows summed at their tokens' owners",
-             kTokens + kWidth +
-                 std::vector<Key>{kOrder,
-                                  {"residual", "yes", "yes", "add the residual: yes | no"},
-                                  {"dprob", "no", "yes", "also gradients of the probabilities: yes | no"},
-                                  kDispatcher},
-             combine, Runs::together},
-            {"all_reduce",
-             "sum or largest of a tensor over all ranks",
-             {{"N", "29360128", "1000", "values"}, {"reduce", "sum", "sum", "sum | max"}, kDispatcher},
-             all_reduce,
-             Runs::together}};
+    return {
+        {"gather_routing",
+         "all ranks' routing to every rank",
+         {kTokens[0], kTokens[1], kTokens[2], kDispatcher},
+         gather,
+         Runs::together},
+        {"dispatch", "tokens to their experts' padded rows on all ranks",
+         kTokens + kWidth +
+             std::vector<Key>{
+                 {"wire", "fp8", "fp8", "rows: bf16 | fp8 | fp8_casts (quantise and dequantise included)"},
+                 kSms,
+                 kPeer,
+                 kDispatcher},
+         dispatch, Runs::together},
+        {"dispatch_rows", "first half of the unfused dispatch: rows as received",
+         kTokens + kWidth + std::vector<Key>{{"wire", "fp8", "fp8", "rows: bf16 | fp8"}, kDispatcher},
+         dispatch_rows, Runs::together},
+        {"combine", "experts' rows summed at their tokens' owners",
+         kTokens + kWidth +
+             std::vector<Key>{kOrder,
+                              {"residual", "yes", "yes", "add the residual: yes | no"},
+                              {"dprob", "no", "yes", "also gradients of the probabilities: yes | no"},
+                              {"part", "whole", "whole", "whole | sent (owners do not add: the wire alone)"},
+                              kSms,
+                              kPeer,
+                              kDispatcher},
+         combine, Runs::together},
+        {"all_reduce",
+         "sum or largest of a tensor over all ranks",
+         {{"N", "29360128", "1000", "values"}, {"reduce", "sum", "sum", "sum | max"}, kDispatcher},
+         all_reduce,
+         Runs::together}};
 }
 
 }  // namespace fp8flow::bench

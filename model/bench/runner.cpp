@@ -76,7 +76,7 @@ std::vector<Row> Runner::measure(const Case& what, const Shape& shape, Subject::
 }
 
 Row Runner::measure_on(Ops& ops, const Case& what, const Shape& shape, Subject::Regimes regimes) {
-    Machine machine{ops, world_, choice_};
+    Machine machine{ops, world_, choice_, [this] { return messages(); }};
     Sets sets(ops.device());
     const auto build = [&] {
         sets.buffers.push_back(std::make_unique<Buffers>(
@@ -105,7 +105,9 @@ Row Runner::measure_on(Ops& ops, const Case& what, const Shape& shape, Subject::
         row.nmse = sets.calls.front().error();
     }
 
-    Subject subject{.call = [&](int64_t set) { sets.calls[static_cast<size_t>(set)].run({}); },
+    const Launch launch{.stream = {},
+                        .sm_limit = shape.has("sms") ? static_cast<int>(shape.number("sms")) : 0};
+    Subject subject{.call = [&](int64_t set) { sets.calls[static_cast<size_t>(set)].run(launch); },
                     .num_sets = num_sets,
                     .cache = meter_->cache_of(sets.bytes(), num_sets),
                     .regimes = regimes};
@@ -123,6 +125,13 @@ Row Runner::measure_on(Ops& ops, const Case& what, const Shape& shape, Subject::
     row.bar = bar_of(shape, row.work, world_.size());
     // ranks that wait for each other keep count of their calls, which a recording would put out of step
     if (subject.together == nullptr) row.launches = count_launches(choice_, sets.calls.front().run);
+    if (const Call::Peer& peer = sets.calls.front().peer; !peer.name.empty()) {
+        subject.call = [&](int64_t set) { sets.calls[static_cast<size_t>(set)].peer.run({}); };
+        subject.regimes = Subject::Regimes::burst;
+        world_.barrier();
+        row.peer = peer.name;
+        row.peer_seconds = largest(meter_->time(subject).median);
+    }
     if (probe_->cache_bytes() == 0)
         row.regime = "host";
     else
@@ -131,12 +140,27 @@ Row Runner::measure_on(Ops& ops, const Case& what, const Shape& shape, Subject::
     return row;
 }
 
+Messages* Runner::messages() {
+    if (!wire_) {
+        std::string reason;
+        wire_.emplace(make_messages(choice_, *backends_.front().ops, world_, reason));
+    }
+    return wire_->messages.get();
+}
+
 const PeerRates& Runner::peer_rates() {
     if (!peers_) {
         const auto probe = make_peer_probe(choice_, *backends_.front().ops, world_, no_peers_);
         peers_ = probe != nullptr ? measure_peers(*meter_, *probe, together_) : PeerRates{};
     }
     return *peers_;
+}
+
+std::string Runner::wire_note() const {
+    if (!peers_ || peers_->load <= 0) return {};
+    return fmt::format(
+        "wire, all GPUs at once: loads {:.0f} GB/s, stores {:.0f} GB/s a GPU; the ceiling is the larger",
+        peers_->load * 1e-9, peers_->store * 1e-9);
 }
 
 // Whichever takes longest at its ceiling: moving the bytes, sending them, or doing the products.

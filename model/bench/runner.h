@@ -50,6 +50,8 @@ public:
     std::vector<Row> measure(const Case& what, const Shape& shape,
                              Subject::Regimes regimes = Subject::Regimes::all);
     std::string device_name() const { return probe_->device_name(); }
+    // Rates between the GPUs, where a row was compared with them; else empty.
+    std::string wire_note() const;
 
 private:
     struct Sets;
@@ -57,6 +59,7 @@ private:
     void add_ceiling(Row& row, const Case& what);
     double largest(double seconds) const;
     const PeerRates& peer_rates();  // zero where they cannot be measured
+    Messages* messages();
 
     std::vector<Backend> backends_;
     BackendChoice choice_;
@@ -69,6 +72,10 @@ private:
     Together together_;
     std::optional<PeerRates> peers_;  // once asked for
     std::string no_peers_;            // why they are zero
+    struct Wire {
+        std::unique_ptr<Messages> messages;
+    };
+    std::optional<Wire> wire_;  // once asked for
 };
 
 }  // namespace fp8flow::bench

@@ -61,6 +61,31 @@ Suite gemm() {
     return suite;
 }
 
+// What crosses ranks, with messages beside it, and time against multiprocessors.
+Suite exchange() {
+    Suite suite;
+    const auto add = [&](const char* operation, const std::string& shape) {
+        suite.push_back({.operation = operation, .shape = shape, .regimes = Subject::Regimes::burst});
+    };
+    for (const int64_t tokens : {4096, 8192, 16384}) {
+        const std::string size = fmt::format("T={}", tokens);
+        for (const char* wire : {"fp8", "bf16", "fp8_casts"}) add("dispatch", size + ",wire=" + wire);
+        add("combine", size);
+        add("combine", size + ",part=sent");
+        if (tokens == 16384) continue;
+        for (const char* wire : {"fp8", "bf16"}) add("dispatch", size + ",peer=alltoall,wire=" + wire);
+        add("combine", size + ",peer=alltoall");
+    }
+    for (const int64_t sms : {8, 16, 24, 32, 64, 132}) {
+        add("dispatch", fmt::format("sms={}", sms));
+        add("combine", fmt::format("sms={}", sms));
+    }
+    add("combine", "dprob=yes");
+    add("gather_routing", "");
+    add("all_reduce", "");
+    return suite;
+}
+
 }  // namespace
 
 const std::vector<std::pair<std::string, std::string>>& suite_names() {
@@ -68,6 +93,8 @@ const std::vector<std::pair<std::string, std::string>>& suite_names() {
         {"layer", "every operation as in a DeepSeek-V3 layer with 4096 tokens on the GPU"},
         {"gemm",
          "the experts' matrix products, this project's kernels beside cuBLASLt; about 3 minutes on an H200"},
+        {"exchange",
+         "dispatch and combine beside messages, and against multiprocessors (mpirun -n N); about a minute"},
         {"upstream",
          "published shapes with their baselines and the one-layer configurations, against bars and peers; "
          "about 2 minutes"},
@@ -78,6 +105,7 @@ const std::vector<std::pair<std::string, std::string>>& suite_names() {
 std::vector<SuiteEntry> suite(const std::string& name) {
     if (name == "layer") return layer();
     if (name == "gemm") return gemm();
+    if (name == "exchange") return exchange();
     if (name == "upstream") return upstream_suite();
     if (name == "small") return every(Size::small);
     std::vector<std::string> names;

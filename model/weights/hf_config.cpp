@@ -90,7 +90,9 @@ private:
     }
 
     void qwen3() {
-        copy("num_experts", "moe.num_experts");
+        copy(present("num_local_experts") ? "num_local_experts"
+                                          : "num_experts",  // the former since Transformers 5
+             "moe.num_experts");
         copy("moe_intermediate_size", "moe.moe_ffn_hidden_size");
         copy("intermediate_size", "model.ffn_hidden_size");
         attention("true");

@@ -114,6 +114,34 @@ TEST(Bench, ExchangesOfTwoRanks) {
     EXPECT_EQ(rows.at("dispatch_rows").at("wire_bytes"), rows.at("dispatch").at("wire_bytes"));
 }
 
+TEST(Bench, ExchangesBesideMessagesAndOnFewMultiprocessors) {
+    TemporaryFolder folder;
+    Texts line = bench({"dispatch", "combine", "--out", folder.path("out"), "--samples", "2"});
+    for (const char* shape : {"peer=alltoall", "sms=8", "peer=alltoall,E=4,K=3,rows=skewed"})
+        line.insert(line.end(), {"--shape", shape});
+    const CommandResult result = fp8flow_on_ranks(2, line);
+    ASSERT_EQ(result.status, 0) << result.err;
+    const json rows = rows_of(folder.path("out"));
+    ASSERT_EQ(rows.size(), 6u);
+    for (const json& row : rows) {
+        const bool compared = row.at("shape").get<std::string>().find("peer=alltoall") != std::string::npos;
+        EXPECT_EQ(row.at("peer").is_null(), !compared) << row;
+        EXPECT_TRUE(!compared || row.at("peer_us").get<double>() > 0.0) << row;
+    }
+
+    // without the owners' sums: as many bytes on the wire, fewer in memory
+    Texts sent = bench({"combine", "--out", folder.path("sent"), "--samples", "2"});
+    for (const char* shape : {"part=whole", "part=sent"}) sent.insert(sent.end(), {"--shape", shape});
+    ASSERT_EQ(fp8flow_on_ranks(2, sent).status, 0);
+    const json parts = rows_of(folder.path("sent"));
+    ASSERT_EQ(parts.size(), 2u);
+    EXPECT_GT(parts[1].at("bytes").get<double>(), 0.0);
+    EXPECT_LT(parts[1].at("bytes").get<double>(), parts[0].at("bytes").get<double>());
+    // part=whole also returns 4 bytes a (token, expert) of gradients
+    EXPECT_GT(parts[1].at("wire_bytes").get<double>(), 0.0);
+    EXPECT_LT(parts[1].at("wire_bytes").get<double>(), parts[0].at("wire_bytes").get<double>());
+}
+
 struct Counted {
     const char* operation;
     const char* shape;
@@ -319,7 +347,7 @@ TEST(Bench, WrongCommandLinesAreRefused) {
         {{"bench", "permute_pad", "--shape", "E=2,K=3"}, "K: got 3, want at most E = 2"},
         {{"bench", "plan_dispatch", "--shape", "ranks=3"}, "ranks: got 3, want a divisor of E = 8"},
         {{"bench", "--suite", "laier"},
-         "--suite: got 'laier', want layer, gemm, upstream, small (did you mean 'layer')"},
+         "--suite: got 'laier', want layer, gemm, exchange, upstream, small (did you mean 'layer')"},
         {{"bench", "rms_norm", "--suite", "gemm"}, "suite gemm has none of the named operations"},
         {{"bench", "rms_norm", "--suite", "small", "--shape", "T=1"},
          "--shape and --suite exclude each other"},

@@ -180,8 +180,8 @@ TEST(Replay, WithoutAGradientItGoesForwardOnly) {
     EXPECT_FALSE(std::filesystem::exists(folder.path("out/gradients")));
     EXPECT_FALSE(TensorSet(folder.path("out/replay.safetensors")).contains("grad_hidden_states"));
     const TensorSet stages(folder.path("out/intermediates.rank0.safetensors"));
-    EXPECT_EQ(stages.names(), (Texts{"dispatch", "fc1", "plan.first_row_of_expert", "plan.row_weight",
-                                     "plan.rows_of_expert", "swiglu"}));
+    EXPECT_EQ(stages.names(), (Texts{"dispatch", "fc1", "fc2", "plan.first_row_of_expert", "plan.row_weight",
+                                     "plan.rows_of_expert", "plan.token_of_row", "swiglu"}));
     const std::vector<int64_t> rows = stages.find("fc1").entry->shape;
     EXPECT_EQ(rows[0] % 128, 0);
     EXPECT_EQ(rows[1], 2 * kF);
@@ -205,6 +205,117 @@ TEST(Replay, WithoutAGradientItGoesForwardOnly) {
             }
             EXPECT_LT(nearest, 0.002);
         }
+}
+
+// ||got - want|| / ||want||, the values given pair by pair.
+class Distance {
+public:
+    void add(double got, double want) {
+        error_ += (got - want) * (got - want);
+        power_ += want * want;
+    }
+    double relative() const { return std::sqrt(error_ / power_); }
+
+private:
+    double error_ = 0, power_ = 0;
+};
+
+// Every stage of every recipe follows from the stages before it: rows are the tokens that the plan says, fc1 and fc2 are products with the
+// weights, SwiGLU and its gradient are the closed forms, and the rows of a token add up to its output. Four ranks, two of which share the experts.
+TEST(Replay, IntermediatesFollowFromOneAnother) {
+    const TemporaryFolder folder;
+    const int64_t tokens = 22;
+    const Tensors layer = layer_of(tokens, Experts::different);
+    save(folder.path("in.safetensors"), layer);
+    const auto weight = [&](int64_t e, const char* which, int64_t row, int64_t column, int64_t columns) {
+        return layer.at(fmt::format("mlp.experts.{}.{}_proj.weight", e, which))
+            .second[static_cast<size_t>(row * columns + column)];
+    };
+    for (const char* recipe :
+         {"bf16", "fp8_flow", "fp8_blockwise", "fp8_tensorwise", "fp8_rowwise", "mxfp8"}) {
+        SCOPED_TRACE(recipe);
+        const std::string out = folder.path(recipe);
+        const CommandResult result =
+            fp8flow_on_ranks(4, replay(folder.path("in.safetensors"), out,
+                                       with(kLayer, {"parallel.expert_model_parallel_size=2",
+                                                     fmt::format("precision.recipe={}", recipe)}),
+                                       {"--intermediates"}));
+        ASSERT_EQ(result.status, 0) << result.err;
+        const TensorSet results(out + "/replay.safetensors");
+        const std::vector<float> output = floats(results, "output");
+        std::vector<double> summed(output.size());
+        std::map<std::string, Distance> off;
+        std::vector<int32_t> seen(static_cast<size_t>(tokens));
+        for (int rank = 0; rank < 4; ++rank) {
+            const TensorSet set(fmt::format("{}/intermediates.rank{}.safetensors", out, rank));
+            const auto at = [&](const char* name) { return floats(set, name); };
+            const auto integers = [&](const char* name) {
+                const auto bytes = set.find(name).bytes();
+                std::vector<int32_t> values(bytes.size() / sizeof(int32_t));
+                std::memcpy(values.data(), bytes.data(), bytes.size());
+                return values;
+            };
+            const auto x = at("dispatch"), h = at("fc1"), a = at("swiglu"), y = at("fc2"),
+                       dy = at("grad_fc2"), da = at("grad_swiglu"), dh = at("grad_fc1"),
+                       dx = at("grad_dispatch"), p = at("plan.row_weight");
+            const auto token_of_row = integers("plan.token_of_row"), counts = integers("plan.rows_of_expert"),
+                       offsets = integers("plan.first_row_of_expert");
+            EXPECT_EQ(floats(set, "grad_topk_weights").size(), rank < 3 ? 12u : 8u);  // 6, 6, 6, 4 tokens
+            for (int64_t local = 0; local < 2; ++local) {
+                const int64_t e = 2 * (rank % 2) + local;
+                for (int64_t r = offsets[static_cast<size_t>(local)];
+                     r < offsets[static_cast<size_t>(local + 1)]; ++r) {
+                    const int64_t t = token_of_row[static_cast<size_t>(r)];
+                    if (r >= offsets[static_cast<size_t>(local)] + counts[static_cast<size_t>(local)]) {
+                        EXPECT_EQ(t, -1);
+                        continue;
+                    }
+                    ASSERT_TRUE(t >= 0 && t < tokens);
+                    ++seen[static_cast<size_t>(t)];
+                    const auto i = [](int64_t row, int64_t column, int64_t columns) {
+                        return static_cast<size_t>(row * columns + column);
+                    };
+                    for (int64_t c = 0; c < kH; ++c) {
+                        off["dispatch"].add(x[i(r, c, kH)], layer.at("hidden_states").second[i(t, c, kH)]);
+                        off["grad_fc2"].add(dy[i(r, c, kH)], layer.at("grad_output").second[i(t, c, kH)]);
+                        summed[i(t, c, kH)] += y[i(r, c, kH)];
+                        double fc2 = 0, back = 0;
+                        for (int64_t f = 0; f < kF; ++f) {
+                            fc2 += static_cast<double>(a[i(r, f, kF)]) * weight(e, "down", c, f, kF);
+                            back += static_cast<double>(dh[i(r, f, 2 * kF)]) * weight(e, "gate", f, c, kH) +
+                                    static_cast<double>(dh[i(r, kF + f, 2 * kF)]) * weight(e, "up", f, c, kH);
+                        }
+                        off["fc2"].add(y[i(r, c, kH)], fc2);
+                        off["grad_dispatch"].add(dx[i(r, c, kH)], back);
+                    }
+                    const double prob = p[static_cast<size_t>(r)];
+                    for (int64_t f = 0; f < kF; ++f) {
+                        double gate = 0, up = 0, back = 0;
+                        for (int64_t c = 0; c < kH; ++c) {
+                            gate += static_cast<double>(x[i(r, c, kH)]) * weight(e, "gate", f, c, kH);
+                            up += static_cast<double>(x[i(r, c, kH)]) * weight(e, "up", f, c, kH);
+                            back += static_cast<double>(dy[i(r, c, kH)]) * weight(e, "down", c, f, kF);
+                        }
+                        const double g = h[i(r, f, 2 * kF)], u = h[i(r, kF + f, 2 * kF)], d = da[i(r, f, kF)],
+                                     s = 1 / (1 + std::exp(-g));
+                        off["fc1"].add(g, gate);
+                        off["fc1"].add(u, up);
+                        off["grad_swiglu"].add(d, back);
+                        off["swiglu"].add(a[i(r, f, kF)], prob * g * s * u);
+                        off["grad_fc1"].add(dh[i(r, f, 2 * kF)], prob * d * u * s * (1 + g * (1 - s)));
+                        off["grad_fc1"].add(dh[i(r, kF + f, 2 * kF)], prob * d * g * s);
+                    }
+                }
+            }
+        }
+        EXPECT_EQ(seen, std::vector<int32_t>(static_cast<size_t>(tokens), 2));
+        for (size_t i = 0; i < output.size(); ++i) off["output"].add(output[i], summed[i]);
+        const bool plain = std::string(recipe) == "bf16";
+        // a rounding to BF16 or to E4M3 in each step; weights are E4M3 too
+        for (const auto& [stage, distance] : off)
+            EXPECT_LT(distance.relative(), plain || stage == "output" ? 3e-3 : 3.5e-2) << stage;
+        EXPECT_EQ(off.size(), 9u);
+    }
 }
 
 TEST(Replay, WhatDoesNotFitIsRefusedByName) {
@@ -242,7 +353,7 @@ TEST(Replay, AgreesWithNumpyInFloat64) {
     const std::string script = std::string(FP8FLOW_SOURCE_DIR) + "/scripts/compare_layer.py";
     for (const Texts& options :
          {Texts{"--ranks", "1"}, Texts{"--ranks", "1", "--norm"},
-          Texts{"--ranks", "2", "--recipes", "bf16,fp8_flow"},
+          Texts{"--ranks", "2", "--recipes", "bf16,fp8_flow", "--stages"},
           Texts{"--recipes", "fp8_tensorwise,fp8_rowwise,mxfp8", "--families", "deepseek_v3"}}) {
         Texts line = {"python3", script, "--fp8flow", FP8FLOW_EXECUTABLE, "--backend", "reference"};
         line.insert(line.end(), options.begin(), options.end());

@@ -104,6 +104,21 @@ TEST_P(GpuExchange, OddWidths) {
                        .order = order});
 }
 
+// Rows longer than what a thread has under way at once, and more of them than it holds.
+TEST_P(GpuExchange, WideRows) {
+    for (CombineOrder order : kOrders)
+        for (Wire wire : {Wire::plain, Wire::fp8})
+            check({.tokens = uneven(ranks()),
+                   .topk = 8,
+                   .experts = 16,
+                   .hidden = 2304,
+                   .alignment = 128,
+                   .wire = wire,
+                   .order = order,
+                   .skew = Skew::hot_rank,
+                   .seed = 6});
+}
+
 TEST_P(GpuExchange, EachRankAloneWithoutTokensAndAllButIt) {
     for (int r = 0; r < ranks(); ++r)
         for (const int64_t others : {0, 6}) {
@@ -313,21 +328,29 @@ public:
         device.fill(differences_.data, 0, sizeof(int64_t));
     }
 
-    void dispatch(Exchange& exchange, Arena& scratch, int leg) {
+    void dispatch(Exchange& exchange, Arena& scratch, int leg, const Launch& launch = {}) {
         const Data& data = data_[leg];
         poison(data.dst.codes);
         poison(data.dst.scales);
-        exchange.dispatch(data.rows, plan_, data.dst, scratch);
+        exchange.dispatch(data.rows, plan_, data.dst, scratch, launch);
         compare(data.dst.codes, data.want_dst.codes);
         compare(data.dst.scales, data.want_dst.scales);
     }
-    void combine(Exchange& exchange, Arena& scratch, int leg) {
-        const Data& data = data_[leg];
-        poison(data.args.y);
-        poison(data.args.dprob);
-        exchange.combine(data.args, plan_, scratch);
-        compare(data.args.y, data.want_y);
-        compare(data.args.dprob, data.want_dprob);
+    void combine(Exchange& exchange, Arena& scratch, int leg, const Launch& launch = {}) {
+        poison_sums(leg);
+        queue_combine(exchange, scratch, leg, launch);
+        compare_sums(leg);
+    }
+    void poison_sums(int leg) {
+        poison(data_[leg].args.y);
+        poison(data_[leg].args.dprob);
+    }
+    void queue_combine(Exchange& exchange, Arena& scratch, int leg, const Launch& launch) {
+        exchange.combine(data_[leg].args, plan_, scratch, launch);
+    }
+    void compare_sums(int leg) {
+        compare(data_[leg].args.y, data_[leg].want_y);
+        compare(data_[leg].args.dprob, data_[leg].want_dprob);
     }
     // Waits for the device.
     int64_t differences() {
@@ -369,6 +392,8 @@ struct ResidentLayers {
         const int64_t ranks = rig.exchange->size();
         const std::vector<int64_t> few = uneven(ranks);
         const std::vector<int64_t> more(few.rbegin(), few.rend());
+        std::vector<int64_t> many{1100, 2048, 1, 0};  // enough that owners add while rows arrive, or too few
+        many.resize(static_cast<std::size_t>(ranks));
         const ExchangeCase cases[] = {
             {.tokens = few, .topk = 2, .experts = 8, .hidden = 256, .alignment = 128, .wire = Wire::fp8},
             {.tokens = more, .topk = 8, .experts = 16, .hidden = 512, .alignment = 128, .row_base = 128},
@@ -380,6 +405,7 @@ struct ResidentLayers {
              .hidden = 384,
              .wire = Wire::fp8,
              .skew = Skew::hot_rank},
+            {.tokens = many, .topk = 3, .experts = 16, .hidden = 256, .wire = Wire::fp8},
         };
         uint64_t seed = 40;
         for (ExchangeCase c : cases) {
@@ -413,6 +439,55 @@ TEST_P(GpuExchange, LayersInFlight) {
         all.expect_no_difference();
         rig.exchange->check_peers();
     }
+}
+
+// How many multiprocessors an exchange may use changes who moves a row, and nothing else.
+TEST_P(GpuExchange, FewMultiprocessors) {
+    for (CombineOrder order : kOrders) {
+        Rig& rig = this->rig(order);
+        ResidentLayers all(rig, order);
+        for (const int sms : {1, 5, 6, 24}) {
+            const Launch launch{.stream = {}, .sm_limit = sms};
+            for (const auto& layer : all.layers) {
+                layer->dispatch(*rig.exchange, all.scratch, sms % 2, launch);
+                layer->combine(*rig.exchange, all.scratch, sms % 2, launch);
+            }
+        }
+        all.expect_no_difference();
+        rig.exchange->check_peers();
+    }
+}
+
+// A combine whose owners add on a second stream, captured once: what it counts, it counts on the device.
+TEST_P(GpuExchange, CombineReplaysAsAGraph) {
+    if (GetParam() != Kind::peer) GTEST_SKIP() << "the host takes part in the others";
+    constexpr int kReplays = 20;
+    Rig& rig = this->rig(CombineOrder::rank);
+    ResidentLayers all(rig, CombineOrder::rank);
+    ResidentLayer& layer = *all.layers.back();
+    cudaStream_t stream = nullptr;
+    hopper::check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
+    layer.combine(*rig.exchange, all.scratch, 0);  // kernels are loaded
+    job->ops().device().synchronize();
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    hopper::check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+    layer.queue_combine(*rig.exchange, all.scratch, 0, {.stream = {stream}, .sm_limit = 0});
+    hopper::check_cuda(cudaStreamEndCapture(stream, &graph), "capture");
+    hopper::check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiating a graph");
+    for (int i = 0; i < kReplays; ++i) {
+        layer.poison_sums(0);
+        job->ops().device().synchronize();
+        hopper::check_cuda(cudaGraphLaunch(executable, stream), "launching a graph");
+        hopper::check_cuda(cudaStreamSynchronize(stream), "waiting");
+        layer.compare_sums(0);
+    }
+    layer.combine(*rig.exchange, all.scratch, 1);  // and on the ordinary stream again
+    all.expect_no_difference();
+    rig.exchange->check_peers();
+    cudaGraphExecDestroy(executable);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
 }
 
 // 200 rounds in which sizes, data and ranks' speeds change: a buffer that is used again too early shows as a difference.

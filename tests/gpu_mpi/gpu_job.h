@@ -29,7 +29,8 @@ inline const char* name_of(Kind kind) {
     return "?";
 }
 // What every case fits into.
-inline constexpr ExchangeLimits kLimits{.tokens_per_rank = 4096, .topk = 8, .hidden = 512, .row = DType::f32};
+inline constexpr ExchangeLimits kLimits{
+    .tokens_per_rank = 4096, .topk = 8, .hidden = 2304, .row = DType::f32};
 
 inline int local_rank() {
     const char* rank = std::getenv("OMPI_COMM_WORLD_LOCAL_RANK");

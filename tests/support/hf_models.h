@@ -68,6 +68,8 @@ inline float mark(int tag, int64_t r, int64_t c) {
 
 constexpr int64_t kH = 128, kF = 128, kE = 4;
 
+inline void on_one_rank(const std::function<void(ProcessGroup&)>& body) { run_thread_ranks(1, 60, body); }
+
 inline float at(const TensorView& view, int64_t i) { return view.as<float>()[i]; }
 
 // gate, up, down of all experts under the given names; {} is the expert's number.

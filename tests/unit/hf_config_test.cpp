@@ -139,6 +139,17 @@ TEST(HfConfig, Qwen3DenseLayers) {
                     "decoder_sparse_step: got 0, want at least 1");
 }
 
+// Transformers 5 writes Qwen3's number of experts under Mixtral's name.
+TEST(HfConfig, Qwen3AsTransformers5WritesIt) {
+    Json json = with(with(qwen3(), "num_local_experts", 64), "rope_parameters",
+                     {{"rope_theta", 10000.0}, {"rope_type", "default"}});
+    for (const char* old : {"num_experts", "rope_theta", "rope_scaling"}) json.erase(old);
+    EXPECT_EQ(config_of(json).moe.num_experts, 64);
+    EXPECT_EQ(config_of(json).model.rotary_base, 10000.0);
+    json.erase("num_local_experts");
+    expect_contains(refused(json), "num_experts: is missing");
+}
+
 TEST(HfConfig, Mixtral) {
     const Config c = config_of(mixtral());
     EXPECT_EQ(c.model.num_layers, 32);

@@ -24,10 +24,9 @@ using test::LayerCase;
 using test::mark;
 using test::marked;
 using test::ModelFixture;
+using test::on_one_rank;
 using test::whole_model;
 using test::write_file;
-
-void on_one_rank(const std::function<void(ProcessGroup&)>& body) { run_thread_ranks(1, 60, body); }
 
 // Every master, after both sides' experts are side by side.
 using Masters = std::map<std::string, std::vector<float>>;

@@ -23,6 +23,7 @@ using test::kH;
 using test::LayerCase;
 using test::mark;
 using test::marked;
+using test::on_one_rank;
 using test::write_file;
 
 LayerCase moe_case() {
@@ -68,8 +69,6 @@ private:
     ParameterStore store_;
     MoeLayer layer_;
 };
-
-void on_one_rank(const std::function<void(ProcessGroup&)>& body) { run_thread_ranks(1, 60, body); }
 
 // What the experts must hold: gate rows, then up rows; tags by expert.
 void expect_experts(Layer& layer, int64_t first, int64_t count) {

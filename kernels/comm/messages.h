@@ -1,0 +1,30 @@
+// Messages: plain messages between all ranks, as a program without a plan of its own would send them: what the exchanges are compared with.
+// Over the ProcessGroup in host memory here, over NCCL between GPUs (kernels/hopper/nccl_messages.cu).
+#pragma once
+
+#include "kernels/comm/process_group.h"
+#include "kernels/core/stream.h"
+
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace fp8flow {
+
+class Messages {
+public:
+    // Bytes out[r] of `from` go to rank r, where they become the bytes in[r] of `to`.
+    struct AllToAll {
+        const void* from = nullptr;
+        void* to = nullptr;
+        std::vector<ProcessGroup::Part> out, in;
+    };
+    virtual ~Messages() = default;
+    // Collective; all of them as one operation. On a GPU they are only queued.
+    virtual void all_to_all(std::span<const AllToAll> all, const Launch& launch) = 0;
+};
+
+// In host memory; `world` outlives it.
+std::unique_ptr<Messages> make_host_messages(ProcessGroup& world);
+
+}  // namespace fp8flow
