@@ -66,7 +66,8 @@ def run(block, x, dy):
         sys.exit(f"{type(block).__name__}: its gate gives no (logits, weights, ids) in transformers {transformers.__version__}; 5.x is wanted")
     results = {"output": y.detach(), "topk_weights": gate[1].detach(), "topk_ids": gate[2], "grad_hidden_states": x.grad}
     grads = {"mlp." + name: p.grad for name, p in block.named_parameters()}
-    return {n: t.double().cpu() for n, t in results.items()}, {n: t.double().cpu() for n, t in grads.items()}
+    # copies: `block.to` changes gradients in place
+    return {n: t.double().cpu() for n, t in results.items()}, {n: t.detach().cpu().to(torch.float64, copy=True) for n, t in grads.items()}
 
 
 def split(grads):
