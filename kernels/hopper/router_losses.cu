@@ -177,16 +177,7 @@ struct AuxArgs {
     op::Score score;
     float weight;
     float* dlogits;
-    const float* score_sums;
-    float* loss;  // or null
 };
-
-// loss += weight * sum_e counts[e] * score_sums[e], in eight lanes, by the first warp of all.
-__device__ __forceinline__ void add_aux_loss(const AuxArgs& args) {
-    if (args.loss == nullptr || blockIdx.x != 0 || threadIdx.x >= kWarpSize) return;
-    const float balance = warp_lane_dot(args.counts, args.score_sums, args.experts);
-    if (threadIdx.x == 0) *args.loss = fma_float(args.weight, balance, *args.loss);
-}
 
 // Moves: logits in, dlogits in and out. A warp takes a token; only __syncwarp; element-wise after the token's own sums.
 __global__ void aux_loss_backward_kernel(const AuxArgs args) {
@@ -194,7 +185,6 @@ __global__ void aux_loss_backward_kernel(const AuxArgs args) {
     const int experts = args.experts;
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
               warps = static_cast<int>(blockDim.x) / kWarpSize;
-    add_aux_loss(args);
     float* scores = shared + warp * experts;
     for (int64_t t = static_cast<int64_t>(blockIdx.x) * warps + warp; t < args.tokens;
          t += static_cast<int64_t>(gridDim.x) * warps) {
@@ -216,7 +206,6 @@ __global__ void aux_loss_backward_kernel(const AuxArgs args) {
 template <int N>
 __global__ __launch_bounds__(kLanesThreads, 2) void aux_loss_backward_lanes_kernel(const AuxArgs args) {
     const int experts = args.experts;
-    add_aux_loss(args);
     for (int64_t first = static_cast<int64_t>(blockIdx.x) * kLanesTokens; first < args.tokens;
          first += static_cast<int64_t>(gridDim.x) * kLanesTokens) {
         const int64_t t = first + static_cast<int>(threadIdx.x) / kTokenLanes;
@@ -240,6 +229,13 @@ __global__ __launch_bounds__(kLanesThreads, 2) void aux_loss_backward_lanes_kern
             dlogits[e] = fma_float(args.weight * slope, args.counts[e] - mean, dlogits[e]);
         }
     }
+}
+
+// loss += weight * sum_e counts[e] * score_sums[e]. One warp, eight lanes.
+__global__ void aux_loss_kernel(const float* counts, const float* score_sums, int experts, float weight,
+                                float* loss) {
+    const float balance = warp_lane_dot(counts, score_sums, experts);
+    if (threadIdx.x == 0) *loss = fma_float(weight, balance, *loss);
 }
 
 struct ZLossArgs {
@@ -412,24 +408,29 @@ void HopperOps::do_router_score_sums(const op::RouterScoreSums& args, const Laun
 
 void HopperOps::do_router_aux_loss_backward(const op::RouterAuxLossBackward& args, const Launch& launch) {
     const int64_t tokens = args.logits.dim(0), experts = args.logits.dim(1);
-    if (tokens == 0 && !args.loss) return;
-    const AuxArgs kernel_args{.logits = args.logits.as<float>(),
-                              .counts = args.counts.as<float>(),
-                              .tokens = tokens,
-                              .experts = static_cast<int>(experts),
-                              .score = args.score,
-                              .weight = args.weight,
-                              .dlogits = args.dlogits.as<float>(),
-                              .score_sums = args.loss ? args.score_sums.as<float>() : nullptr,
-                              .loss = args.loss ? args.loss.as<float>() : nullptr};
-    if (experts <= kMostExperts) {
-        launch_lanes(aux_loss_backward_lanes_kernel<kFew>, aux_loss_backward_lanes_kernel<kMost>, kernel_args,
-                     launch);
-    } else {
-        const int warps = token_warps(experts);
-        aux_loss_backward_kernel<<<grid_for(ceil_div(tokens, warps), launch, kCtasPerSm), warps * kWarpSize,
-                                   static_cast<std::size_t>(warps * experts) * sizeof(float),
-                                   stream_of(launch)>>>(kernel_args);
+    const cudaStream_t stream = stream_of(launch);
+    if (args.loss)
+        aux_loss_kernel<<<1, kWarpSize, 0, stream>>>(args.counts.as<float>(), args.score_sums.as<float>(),
+                                                     static_cast<int>(experts), args.weight,
+                                                     args.loss.as<float>());
+    if (tokens > 0) {
+        const AuxArgs kernel_args{.logits = args.logits.as<float>(),
+                                  .counts = args.counts.as<float>(),
+                                  .tokens = tokens,
+                                  .experts = static_cast<int>(experts),
+                                  .score = args.score,
+                                  .weight = args.weight,
+                                  .dlogits = args.dlogits.as<float>()};
+        if (experts <= kMostExperts) {
+            launch_lanes(aux_loss_backward_lanes_kernel<kFew>, aux_loss_backward_lanes_kernel<kMost>,
+                         kernel_args, launch);
+        } else {
+            const int warps = token_warps(experts);
+            aux_loss_backward_kernel<<<grid_for(ceil_div(tokens, warps), launch, kCtasPerSm),
+                                       warps * kWarpSize,
+                                       static_cast<std::size_t>(warps * experts) * sizeof(float), stream>>>(
+                kernel_args);
+        }
     }
     check_launch("router_aux_loss_backward");
 }
