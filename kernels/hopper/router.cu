@@ -2,7 +2,6 @@
 // reference: the same operations in the same order; ids by a total order of (value, lowest index).
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/router_device.h"
-#include "kernels/hopper/router_lanes.h"
 
 namespace fp8flow {
 
@@ -140,84 +139,6 @@ __global__ __launch_bounds__(kMaxTokenWarps* kWarpSize, 4) void top_k_kernel(con
         if (counts[e] != 0) atomicAdd(&args.counts[e], static_cast<unsigned long long>(counts[e]));
 }
 
-// The same with the token in registers, eight lanes a token (router_lanes.h), for up to 256 experts: about 2900 instructions a warp and four
-// tokens, of which 1400 are the choice of eight; 6 us at T=8192, E=256 if every scheduler had one at every cycle. A warp of the kernel above has
-// 900 a token, and waits for shared memory between its steps.
-template <int N> __global__ __launch_bounds__(kLanesThreads, 2) void top_k_lanes_kernel(const TopKArgs args) {
-    __shared__ unsigned int counts[N * kTokenLanes];
-    __shared__ int32_t ids[kLanesTokens][kMostChosen];
-    __shared__ uint32_t rows[kLanesTokens][kRowWords<N>];
-    const int experts = args.experts, topk = args.topk, thread = static_cast<int>(threadIdx.x);
-    for (int e = thread; e < experts; e += kLanesThreads) counts[e] = 0;
-    __syncthreads();
-    const int token = thread / kTokenLanes, lane = token_lane();
-    for (int64_t first = static_cast<int64_t>(blockIdx.x) * kLanesTokens; first < args.tokens;
-         first += static_cast<int64_t>(gridDim.x) * kLanesTokens) {
-        const int64_t t = first + token;
-        const bool valid = t < args.tokens;  // lanes without a token go along: the warp's sums need them
-        float scores[N];                     // of post-softmax the logits
-        lanes_load(args.logits + (valid ? t : 0) * experts, valid ? experts : 0, scores);
-        if (!is_post_softmax(args.options)) {
-            if (args.options.score == op::Score::softmax)
-                lanes_log_sum_exp(scores, experts, scores);
-            else
-                lanes_sigmoid(scores, experts, scores);
-        }
-        if (args.forced != nullptr) {
-            for (int k = lane; k < topk; k += kTokenLanes)
-                ids[token][k] = valid ? args.forced[t * topk + k] : 0;
-        } else {
-            uint32_t keys[N];
-            if (args.bias != nullptr) {
-                float biased[N];
-#pragma unroll
-                for (int j = 0; j < N; ++j)
-                    biased[j] = expert_of(j) < experts ? scores[j] + args.bias[expert_of(j)] : 0.0f;
-                lanes_keys(biased, experts, keys);
-            } else {
-                lanes_keys(scores, experts, keys);
-            }
-            if (args.options.num_groups > 0)
-                lanes_exclude_groups(args.options, experts, topk, rows[token], keys);
-            lanes_choose(keys, topk, [&](int k, int expert) {
-                if (lane == 0) ids[token][k] = expert;
-            });
-        }
-        float* const row = reinterpret_cast<float*>(rows[token]);
-#pragma unroll
-        for (int j = 0; j < N; ++j) row[row_word(expert_of(j))] = scores[j];
-        __syncwarp();
-        constexpr int kOwn = kMostChosen / kTokenLanes;  // lane l has the chosen l, l + 8, ...
-        float probs[kOwn];
-#pragma unroll
-        for (int i = 0; i < kOwn; ++i)
-            probs[i] =
-                expert_of(i) < topk ? row[row_word(ids[token][expert_of(i)])] : bits_float(0x7FC00000u);
-        if (is_post_softmax(args.options)) {
-            lanes_log_sum_exp(probs, topk, probs);
-        } else if (args.options.score == op::Score::sigmoid && topk > 1) {
-            float sum = 0.0f;  // in order of choice
-            for (int k = 0; k < topk; ++k) sum += row[row_word(ids[token][k])];
-            sum += kScoreSumEps;
-#pragma unroll
-            for (int i = 0; i < kOwn; ++i) probs[i] = div_float(probs[i], sum);
-        }
-#pragma unroll
-        for (int i = 0; i < kOwn; ++i) {
-            const int k = expert_of(i);
-            if (!valid || k >= topk) continue;
-            const int32_t id = ids[token][k];
-            args.ids[t * topk + k] = id;
-            args.probs[t * topk + k] = probs[i] * args.options.scaling_factor;
-            atomicAdd(&counts[id], 1u);
-        }
-        __syncwarp();  // the token's shared memory is free again
-    }
-    __syncthreads();
-    for (int e = thread; e < experts; e += kLanesThreads)
-        if (counts[e] != 0) atomicAdd(&args.counts[e], static_cast<unsigned long long>(counts[e]));
-}
-
 struct TopKBackwardArgs {
     const float* logits;
     const int32_t* ids;
@@ -288,14 +209,6 @@ void HopperOps::do_router_top_k(const op::RouterTopK& args, const Launch& launch
                                .experts = static_cast<int>(experts),
                                .topk = static_cast<int>(topk),
                                .options = args.options};
-    if (experts <= kMostExperts && topk <= kMostChosen && args.options.num_groups <= kTokenLanes) {
-        const auto kernel = experts <= kFewExperts ? top_k_lanes_kernel<kFewExperts / kTokenLanes>
-                                                   : top_k_lanes_kernel<kMostExperts / kTokenLanes>;
-        kernel<<<grid_for(ceil_div(tokens, kLanesTokens), launch, 4), kLanesThreads, 0, stream_of(launch)>>>(
-            kernel_args);
-        check_launch("router_top_k");
-        return;
-    }
     // the counts of the CTA are charged to every warp, which is more than they take
     const int warps = token_warps(top_k_words(experts, topk) + experts);
     const std::size_t bytes =

@@ -1,9 +1,7 @@
-// What keeps experts balanced, on the GPU: score sums and gradient of the auxiliary loss, z-loss, and the aux-loss-free bias update. A
-// token has eight lanes and its scores in registers (router_lanes.h), with more than 256 experts a warp and shared memory
-// (router_device.h); sums over tokens are a second kernel in ascending order. Bit-equal to the reference.
+// What keeps experts balanced, on the GPU: score sums and gradient of the auxiliary loss, z-loss, and the aux-loss-free bias update. One
+// warp works on one token (router_device.h); sums over tokens are a second kernel in ascending order. Bit-equal to the reference.
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/router_device.h"
-#include "kernels/hopper/router_lanes.h"
 #include "kernels/hopper/workspace.h"
 
 namespace fp8flow {
@@ -50,7 +48,7 @@ __global__ void scores_kernel(const ScoreArgs args) {
         if (counts[e] != 0) atomicAdd(&args.chosen[e], static_cast<unsigned long long>(counts[e]));
 }
 
-// block_sums[b, e] = the scores of expert e over the 32 tokens of block b, ascending. Moves: the scores once. One thread a sum, neighbouring
+// block_sums[b, e] = the scores of expert e over the 64 tokens of block b, ascending. Moves: the scores once. One thread a sum, neighbouring
 // threads neighbouring experts; 16 loads in flight. One writer a sum: deterministic.
 constexpr int kColumnThreads = 128;
 __global__ __launch_bounds__(kColumnThreads) void block_score_sums_kernel(const float* __restrict__ scores,
@@ -70,7 +68,7 @@ __global__ __launch_bounds__(kColumnThreads) void block_score_sums_kernel(const 
 }
 
 // sums[e] (+)= the block sums of expert e, ascending, and the counts as floats. One thread an expert, in narrow CTAs, so that the experts
-// spread over the SMs; a chain of tokens / 32 additions.
+// spread over the SMs; a chain of tokens / 64 additions.
 constexpr int kExpertThreads = 32;
 __global__ __launch_bounds__(kExpertThreads) void score_sums_kernel(const float* __restrict__ block_sums,
                                                                     int64_t blocks, int experts,
@@ -83,90 +81,6 @@ __global__ __launch_bounds__(kExpertThreads) void score_sums_kernel(const float*
     for (int64_t b = 0; b < blocks; ++b) sum += block_sums[b * experts + e];
     sums[e] = sum;
     counts[e] = static_cast<float>(static_cast<int64_t>(chosen[e]));
-}
-
-struct ScoreBlockArgs {
-    const float* logits;
-    int64_t tokens;
-    int experts, topk;
-    op::Score score;
-    float* block_sums;           // [blocks, E]
-    unsigned int* block_counts;  // [blocks, E]
-};
-
-// Moves: logits in, 8 bytes an expert and block of 32 tokens out. A CTA takes a block, eight lanes a token: normalised scores, then K choices of
-// the best, counted in shared memory. The scores go through shared memory to a thread an expert, which adds them in ascending order. Barriers
-// around the two halves, outside of any branch. One writer a word: deterministic.
-template <int N>
-__global__ __launch_bounds__(kLanesThreads, 2) void score_blocks_kernel(const ScoreBlockArgs args) {
-    static_assert(kLanesTokens == op::kScoreSumsBlock && N * kTokenLanes <= kLanesThreads);
-    constexpr int kLine = N * kTokenLanes + kTokenLanes;  // the four tokens of a warp in different banks
-    __shared__ float scores[kLanesTokens][kLine];
-    __shared__ unsigned int counts[N * kTokenLanes];
-    const int experts = args.experts, thread = static_cast<int>(threadIdx.x), token = thread / kTokenLanes;
-    for (int64_t block = blockIdx.x; block * kLanesTokens < args.tokens; block += gridDim.x) {
-        if (thread < experts) counts[thread] = 0;
-        __syncthreads();
-        const int64_t t = block * kLanesTokens + token;
-        const bool valid = t < args.tokens;  // lanes without a token go along: the warp's sums need them
-        float own[N];
-        lanes_load(args.logits + (valid ? t : 0) * experts, valid ? experts : 0, own);
-        lanes_normalized_scores(own, experts, args.score, own);
-#pragma unroll
-        for (int j = 0; j < N; ++j) scores[token][expert_of(j)] = own[j];
-        uint32_t keys[N];
-        lanes_keys(own, experts, keys);
-        lanes_choose(keys, args.topk, [&](int, int expert) {
-            if (valid && token_lane() == 0) atomicAdd(&counts[expert], 1u);
-        });
-        __syncthreads();
-        if (thread < experts) {
-            const int64_t left = args.tokens - block * kLanesTokens;
-            float sum = 0.0f;
-#pragma unroll
-            for (int i = 0; i < kLanesTokens; ++i)
-                if (i < left) sum += scores[i][thread];
-            args.block_sums[block * experts + thread] = sum;
-            args.block_counts[block * experts + thread] = counts[thread];
-        }
-        __syncthreads();  // the scores and counts are read
-    }
-}
-
-// sums[e] = the block sums of expert e, ascending, and counts[e]. A CTA takes 32 experts: its threads bring 128 blocks at a time into shared
-// memory, all loads under way, where the first warp adds them; two barriers a round. One writer a word, fixed order: deterministic.
-constexpr int kTotalRows = kLanesThreads / kWarpSize, kTotalBlocks = 128;
-__global__ __launch_bounds__(kLanesThreads) void score_totals_kernel(
-    const float* __restrict__ block_sums, const unsigned int* __restrict__ block_counts, int64_t blocks,
-    int experts, float* sums, float* counts) {
-    __shared__ float tile[kTotalBlocks][kWarpSize];
-    __shared__ unsigned int chosen[kTotalRows][kWarpSize];
-    const int lane = warp_lane(), row = static_cast<int>(threadIdx.x) / kWarpSize;
-    const int e = static_cast<int>(blockIdx.x) * kWarpSize + lane;
-    float sum = 0.0f;
-    unsigned int count = 0;
-    for (int64_t first = 0; first < blocks; first += kTotalBlocks) {
-#pragma unroll
-        for (int n = 0; n < kTotalBlocks / kTotalRows; ++n) {
-            const int i = row + n * kTotalRows;
-            const bool inside = e < experts && first + i < blocks;
-            tile[i][lane] = inside ? block_sums[(first + i) * experts + e] : 0.0f;
-            count += inside ? block_counts[(first + i) * experts + e] : 0u;
-        }
-        __syncthreads();
-        if (row == 0) {
-            const int left = static_cast<int>(min(blocks - first, int64_t{kTotalBlocks}));
-#pragma unroll 16
-            for (int i = 0; i < left; ++i) sum += tile[i][lane];
-        }
-        __syncthreads();
-    }
-    chosen[row][lane] = count;
-    __syncthreads();
-    if (row != 0 || e >= experts) return;
-    for (int i = 1; i < kTotalRows; ++i) count += chosen[i][lane];
-    sums[e] = sum;
-    counts[e] = static_cast<float>(count);
 }
 
 struct AuxArgs {
@@ -199,35 +113,6 @@ __global__ void aux_loss_backward_kernel(const AuxArgs args) {
             dlogits[e] = fma_float(args.weight * slope, args.counts[e] - mean, dlogits[e]);
         }
         __syncwarp();  // the token's shared memory is free again
-    }
-}
-
-// The same in registers, eight lanes a token.
-template <int N>
-__global__ __launch_bounds__(kLanesThreads, 2) void aux_loss_backward_lanes_kernel(const AuxArgs args) {
-    const int experts = args.experts;
-    for (int64_t first = static_cast<int64_t>(blockIdx.x) * kLanesTokens; first < args.tokens;
-         first += static_cast<int64_t>(gridDim.x) * kLanesTokens) {
-        const int64_t t = first + static_cast<int>(threadIdx.x) / kTokenLanes;
-        const bool valid = t < args.tokens;  // lanes without a token go along: the warp's sums need them
-        const float* const logits = args.logits + (valid ? t : 0) * experts;
-        float scores[N], mean = 0.0f;
-        lanes_load(logits, valid ? experts : 0, scores);
-        lanes_normalized_scores(scores, experts, args.score, scores);
-#pragma unroll
-        for (int j = 0; j < N; ++j)
-            if (expert_of(j) < experts) mean = fma_float(args.counts[expert_of(j)], scores[j], mean);
-        mean = combine_lanes(mean);
-        if (!valid) continue;
-        float* const dlogits = args.dlogits + t * experts;
-#pragma unroll
-        for (int j = 0; j < N; ++j) {
-            const int e = expert_of(j);
-            if (e >= experts) break;
-            float slope = scores[j];
-            if (args.score == op::Score::sigmoid) slope *= sigmoid_float(-logits[e]);
-            dlogits[e] = fma_float(args.weight * slope, args.counts[e] - mean, dlogits[e]);
-        }
     }
 }
 
@@ -265,29 +150,6 @@ __global__ void z_loss_kernel(const ZLossArgs args) {
                 dlogits[e] = fma_float(slope, softmax[e], dlogits[e]);
         }
         __syncwarp();  // the token's shared memory is free again
-    }
-}
-
-// The same in registers, eight lanes a token.
-template <int N>
-__global__ __launch_bounds__(kLanesThreads, 2) void z_loss_lanes_kernel(const ZLossArgs args) {
-    const int experts = args.experts;
-    for (int64_t first = static_cast<int64_t>(blockIdx.x) * kLanesTokens; first < args.tokens;
-         first += static_cast<int64_t>(gridDim.x) * kLanesTokens) {
-        const int64_t t = first + static_cast<int>(threadIdx.x) / kTokenLanes;
-        const bool valid = t < args.tokens;  // lanes without a token go along: the warp's sums need them
-        float softmax[N];
-        lanes_load(args.logits + (valid ? t : 0) * experts, valid ? experts : 0, softmax);
-        const float log_sum = lanes_log_sum_exp(softmax, experts, softmax);
-        if (!valid) continue;
-        if (args.squares != nullptr && token_lane() == 0) args.squares[t] = log_sum * log_sum;
-        if (args.dlogits == nullptr) continue;
-        float* const dlogits = args.dlogits + t * experts;
-        const float slope = 2.0f * args.grad_weight * log_sum;
-#pragma unroll
-        for (int j = 0; j < N; ++j)
-            if (expert_of(j) < experts)
-                dlogits[expert_of(j)] = fma_float(slope, softmax[j], dlogits[expert_of(j)]);
     }
 }
 
@@ -331,39 +193,11 @@ __global__ __launch_bounds__(kBiasThreads) void expert_bias_kernel(const int64_t
 
 constexpr int kCtasPerSm = 4;
 
-// The kernel for so many experts, in CTAs of 32 tokens.
-template <class Args>
-void launch_lanes(void (*few)(Args), void (*most)(Args), const Args& args, const Launch& launch) {
-    const auto kernel = args.experts <= kFewExperts ? few : most;
-    kernel<<<grid_for(ceil_div(args.tokens, kLanesTokens), launch, kCtasPerSm), kLanesThreads, 0,
-             stream_of(launch)>>>(args);
-}
-constexpr int kFew = kFewExperts / kTokenLanes, kMost = kMostExperts / kTokenLanes;
-
 }  // namespace
 
 void HopperOps::do_router_score_sums(const op::RouterScoreSums& args, const Launch& launch) {
     const int64_t tokens = args.logits.dim(0), experts = args.logits.dim(1);
     const cudaStream_t stream = stream_of(launch);
-    const int64_t all_blocks = ceil_div(tokens, op::kScoreSumsBlock);
-    if (experts <= kMostExperts && 2 * all_blocks * experts * sizeof(float) <= Workspace::kPartialsBytes) {
-        float* const sums = workspace_->partials_for<float>(2 * all_blocks * experts);
-        unsigned int* const counts = reinterpret_cast<unsigned int*>(sums + all_blocks * experts);
-        const ScoreBlockArgs kernel_args{.logits = args.logits.as<float>(),
-                                         .tokens = tokens,
-                                         .experts = static_cast<int>(experts),
-                                         .topk = static_cast<int>(args.topk),
-                                         .score = args.score,
-                                         .block_sums = sums,
-                                         .block_counts = counts};
-        if (tokens > 0)
-            launch_lanes(score_blocks_kernel<kFew>, score_blocks_kernel<kMost>, kernel_args, launch);
-        score_totals_kernel<<<static_cast<unsigned>(ceil_div(experts, kWarpSize)), kLanesThreads, 0,
-                              stream>>>(sums, counts, all_blocks, static_cast<int>(experts),
-                                        args.score_sums.as<float>(), args.counts.as<float>());
-        check_launch("router_score_sums");
-        return;
-    }
     const int warps = token_warps(3 * experts);  // scores and keys of each warp; the counts of the CTA
     const std::size_t bytes = static_cast<std::size_t>(experts + warps * 2 * experts) * sizeof(float);
     // The workspace holds the counts, and the scores and sums of so many blocks of tokens; more are further rounds, which go on with the sums.
@@ -421,16 +255,10 @@ void HopperOps::do_router_aux_loss_backward(const op::RouterAuxLossBackward& arg
                                   .score = args.score,
                                   .weight = args.weight,
                                   .dlogits = args.dlogits.as<float>()};
-        if (experts <= kMostExperts) {
-            launch_lanes(aux_loss_backward_lanes_kernel<kFew>, aux_loss_backward_lanes_kernel<kMost>,
-                         kernel_args, launch);
-        } else {
-            const int warps = token_warps(experts);
-            aux_loss_backward_kernel<<<grid_for(ceil_div(tokens, warps), launch, kCtasPerSm),
-                                       warps * kWarpSize,
-                                       static_cast<std::size_t>(warps * experts) * sizeof(float), stream>>>(
-                kernel_args);
-        }
+        const int warps = token_warps(experts);
+        aux_loss_backward_kernel<<<grid_for(ceil_div(tokens, warps), launch, kCtasPerSm), warps * kWarpSize,
+                                   static_cast<std::size_t>(warps * experts) * sizeof(float), stream>>>(
+            kernel_args);
     }
     check_launch("router_aux_loss_backward");
 }
@@ -445,14 +273,10 @@ void HopperOps::do_router_z_loss(const op::RouterZLoss& args, const Launch& laun
                                 .grad_weight = args.grad_weight,
                                 .dlogits = args.dlogits ? args.dlogits.as<float>() : nullptr,
                                 .squares = squares};
-    if (experts <= kMostExperts) {
-        launch_lanes(z_loss_lanes_kernel<kFew>, z_loss_lanes_kernel<kMost>, kernel_args, launch);
-    } else {
-        const int warps = token_warps(experts);
-        z_loss_kernel<<<grid_for(ceil_div(tokens, warps), launch, kCtasPerSm), warps * kWarpSize,
-                        static_cast<std::size_t>(warps * experts) * sizeof(float), stream_of(launch)>>>(
-            kernel_args);
-    }
+    const int warps = token_warps(experts);
+    z_loss_kernel<<<grid_for(ceil_div(tokens, warps), launch, kCtasPerSm), warps * kWarpSize,
+                    static_cast<std::size_t>(warps * experts) * sizeof(float), stream_of(launch)>>>(
+        kernel_args);
     if (args.loss)
         z_loss_sum_kernel<<<1, kLossThreads, 0, stream_of(launch)>>>(squares, tokens, args.weight,
                                                                      args.loss.as<float>());

@@ -68,14 +68,14 @@ struct RouterTopKBackward {
 // Balancing loss over a set of `num_tokens` tokens: coeff * E/(K * n^2) * sum_e P_e * c_e, P_e = column sum of the full scores
 // (softmax over E, or sigmoid normalised over E), c_e = how often e is among the plain top-K of those scores (unbiased, ungrouped).
 // Split in two so that counts can be reduced over ranks (global_aux_loss) or taken per sequence (seq_aux_loss).
-constexpr int64_t kScoreSumsBlock = 32;
+constexpr int64_t kScoreSumsBlock = 64;
 struct RouterScoreSums {
     TensorView logits;  // [T, E]
     Score score = Score::softmax;
     int64_t topk = 1;
     TensorView counts;  // out [E] f32: plain top-K counts (exact integers)
     TensorView
-        score_sums;  // out [E] f32: blocks of 32 tokens in ascending t, then the block sums in ascending order
+        score_sums;  // out [E] f32: blocks of 64 tokens in ascending t, then the block sums in ascending order
 };
 // dlogits += d/dlogits of weight * sum_e counts[e] * P_e: the loss's gradient with the counts held constant.
 struct RouterAuxLossBackward {
