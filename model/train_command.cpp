@@ -155,12 +155,12 @@ private:
             if (world_.rank() != 0) return;
             const std::vector<int64_t> steps =
                 CheckpointFolder(std::make_shared<Disk>(), checkpoints_).steps();
+            const int64_t newest = steps.empty() ? 0 : steps.back();
             require(
-                steps.empty() || steps.back() <= steps_done, ExitCode::checkpoint,
+                newest <= steps_done, ExitCode::checkpoint,
                 "{} holds {} of an earlier run, up to iteration {}, and this one begins at {}: go on with "
                 "--resume auto, or choose another --out, or remove them",
-                checkpoints_, counted(static_cast<int64_t>(steps.size()), "checkpoint"), steps.back(),
-                steps_done);
+                checkpoints_, counted(static_cast<int64_t>(steps.size()), "checkpoint"), newest, steps_done);
         });
     }
 
