@@ -14,6 +14,7 @@ constexpr int kTileRows = 128, kTileCols = 256;  // of D
 constexpr int kStageRowBytes = 128;              // of the contraction in a stage
 constexpr int kWarpgroup = 128, kMathWarpgroups = 2, kMathWarps = kMathWarpgroups * 4;
 constexpr int kMathThreads = kMathWarpgroups * kWarpgroup;
+constexpr int kColumns = kTileCols / kMathWarpgroups;  // of a warpgroup that has all rows of a tile
 constexpr int kWgmmaThreads = (1 + kMathWarpgroups) * kWarpgroup;
 constexpr int kStages = 4, kRing = 2;
 constexpr int kPair = 2;  // CTAs of a cluster: they work on neighbouring tiles and share one operand

@@ -5,8 +5,7 @@
 
 namespace fp8flow::hopper {
 
-constexpr int kFp8Depth = 128;                         // contraction elements of a stage, and per promotion
-constexpr int kColumns = kTileCols / kMathWarpgroups;  // of a warpgroup
+constexpr int kFp8Depth = 128;  // contraction elements of a stage, and per promotion
 
 // Scales of A by those of B, for each 128 of the contraction: one per 128 rows and 128 columns; per row and 128 columns; per row and per
 // column. outputs: constant along the contraction, per row or one by per column or one.

@@ -29,6 +29,7 @@
 // The CTAs of a cluster meet before the first copy and before they leave.
 // Deterministic: an element of D is one thread's sum over ascending k, added to its old value once, whatever the other groups hold.
 #include "kernels/hopper/gemm_wgmma_fp8.h"
+#include "kernels/hopper/gemm_wgmma_gradient.h"
 
 namespace fp8flow::hopper {
 
@@ -38,18 +39,10 @@ constexpr int kStageSide = 128;  // rows of A, or columns of B, in a stage
 constexpr uint32_t kSideBytes = kStageSide * kStageRowBytes;
 constexpr uint32_t kScaleBytes = kStageSide * sizeof(float);
 constexpr int kBoxRows = kStageSide / 2;  // of a copy of operands
-constexpr int kBandRows = 32;             // row tiles that are walked together
 constexpr int kStagesB = 3;
 constexpr int kFetchStep =
     4;  // of a tile: behind it D comes to the slab, which the tile before has left by then
 static_assert(kTileRows == kStageSide && kColumns == kStageSide);
-
-// A warp's part of a block of sums on its way to D: boxes of 16 rows x 32 columns, 128-byte swizzled.
-constexpr int kWarpRows = 16, kBoxColumns = kStageRowBytes / sizeof(float), kBoxes = kColumns / kBoxColumns;
-constexpr uint32_t kPieceBytes = kWarpRows * kStageRowBytes;
-struct Slab {
-    uint8_t boxes[kBoxes][kPieceBytes];
-};
 
 template <Scales kScales> struct WgradShared {
     static constexpr int kStagesA = kScales == Scales::tiles ? 4 : 3;
@@ -69,16 +62,6 @@ template <Scales kScales> constexpr size_t kWgradBytes = sizeof(WgradShared<kSca
 static_assert(kWgradBytes<Scales::tiles> <= 232448 && kWgradBytes<Scales::rows_columns> <= 232448);
 
 // ---- loading: one thread for A and the ring of tiles (of groups with rows), one for each warpgroup's B ----------------------------------
-template <class Each> __device__ __forceinline__ void walk_tiles(const DeviceProduct& p, Each each) {
-    TileWalk<kFp8Depth, kBandRows> walk(p, static_cast<int>(cluster_rank()));
-    for (int64_t index = blockIdx.x / kPair;; index += gridDim.x / kPair) {
-        MathTile tile{};
-        tile.past_end = !walk.find(index, tile);
-        each(tile);
-        if (tile.past_end) return;
-    }
-}
-
 __device__ __forceinline__ const float* scales_at(const DeviceScale& s, int64_t k, int64_t output) {
     return static_cast<const float*>(s.scales) + k / kFp8Depth * s.block_stride + output;
 }
@@ -95,7 +78,7 @@ template <Scales kScales>
 __device__ void load_a(const DeviceProduct& p, WgradShared<kScales>& shared, const CUtensorMap* map) {
     RingPosition<WgradShared<kScales>::kStagesA> stage;
     RingPosition<kRing> ring;
-    walk_tiles(p, [&](const MathTile& tile) {
+    walk_tiles<kFp8Depth>(p, [&](const MathTile& tile) {
         if (tile.steps == 0 && !tile.past_end) return;
         barrier_wait(&shared.tile_empty[ring.index], ring.parity ^ 1);
         shared.tiles[ring.index] = tile;
@@ -120,7 +103,7 @@ template <Scales kScales>
 __device__ void load_b(const DeviceProduct& p, WgradShared<kScales>& shared, const CUtensorMap* map,
                        int warpgroup) {
     RingPosition<kStagesB> stage;
-    walk_tiles(p, [&](const MathTile& tile) {
+    walk_tiles<kFp8Depth>(p, [&](const MathTile& tile) {
         const int64_t col = tile.b_output + warpgroup * kColumns;
 #pragma unroll 1
         for (int step = 0; step < tile.steps; ++step) {
@@ -135,89 +118,6 @@ __device__ void load_b(const DeviceProduct& p, WgradShared<kScales>& shared, con
             stage.advance();
         }
     });
-}
-
-// One warp: zeros to the tiles of groups without rows, 16 bytes a lane.
-__device__ void clear_tiles(const DeviceProduct& p) {
-    walk_tiles(p, [&](const MathTile& tile) {
-        if (tile.steps > 0 || tile.past_end) return;
-        const int lane = static_cast<int>(threadIdx.x % 32);
-        const int64_t end = min(tile.b_output + kTileCols, p.n);
-        float* row = static_cast<float*>(p.d) + tile.d_row * p.n;
-        for (int i = 0; i < tile.rows; ++i, row += p.n)
-            for (int64_t col = tile.b_output + 4 * lane; col < end; col += 4 * 32)
-                store_in_memory(reinterpret_cast<float4*>(row + col), float4{});
-    });
-}
-
-// ---- D ----------------------------------------------------------------------------------------------------------------------------------
-// Where a warp's part of a block is in D: first column, first row of its group, group.
-struct Place {
-    int column, row, group;
-};
-
-// Each pair of sums of a thread, in column blocks j and j + 2: at(address in the slab, sums of the one, sums of the other). Odd rows take the
-// two in the other order, so that the four rows of half a warp are in banks of their own.
-template <class At>
-__device__ __forceinline__ void for_pairs(Slab& slab, int half, const float (&sum)[64], At at) {
-    const int lane = static_cast<int>(threadIdx.x % 32), row = lane / 4, quad = lane % 4;
-    const bool odd = row % 2 == 1;
-    const int thread = row * kStageRowBytes + (((quad / 2) ^ row) * 16 ^ (odd ? 64 : 0)) + quad % 2 * 8;
-#pragma unroll
-    for (int box = 2 * half; box < 2 * half + 2; ++box)
-#pragma unroll
-        for (int j = 0; j < 2; ++j)
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                const int low = 4 * (4 * box + j) + 2 * r, high = low + 8;
-                uint8_t* const to = slab.boxes[box] + 8 * r * kStageRowBytes;
-                const float2 first{sum[low], sum[low + 1]}, second{sum[high], sum[high + 1]};
-                at(reinterpret_cast<float2*>(to + (thread ^ 32 * j)), odd ? second : first);
-                at(reinterpret_cast<float2*>(to + (thread ^ 32 * (j + 2))), odd ? first : second);
-            }
-}
-
-// How sums leave: over what is in D; added to it by the memory; or added to what the slab holds of it.
-enum class Leave { store, add, add_here };
-
-// A warp's part of a block, half of its columns after the other, each a group of copies of lane 0.
-template <Leave kLeave>
-__device__ __forceinline__ void leave(const CUtensorMap* map, Slab& slab, const Place& place,
-                                      const float (&sum)[64]) {
-    const bool leader = threadIdx.x % 32 == 0;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        if (leader) copies_wait_read<1>();  // those of this half, of the block before
-        __syncwarp();
-        for_pairs(slab, half, sum, [&](float2* to, float2 value) {
-            if (kLeave == Leave::add_here) {
-                const float2 old = *to;
-                value = {old.x + value.x, old.y + value.y};
-            }
-            *to = value;
-        });
-        fence_shared_for_engines();
-        __syncwarp();
-        if (leader) {
-#pragma unroll
-            for (int box = 2 * half; box < 2 * half + 2; ++box) {
-                const int column = place.column + box * kBoxColumns;
-                if (kLeave == Leave::add)
-                    tensor_add(map, slab.boxes[box], column, place.row, place.group);
-                else
-                    tensor_store(map, slab.boxes[box], column, place.row, place.group);
-            }
-            copies_commit();
-        }
-    }
-}
-// D of a warp's part of a block to its slab, by one lane, once the slab's last content is on its way.
-__device__ __forceinline__ void fetch(const CUtensorMap* map, Slab& slab, Barrier* full, const Place& place) {
-    copies_wait_read<0>();
-    barrier_arrive_expect_bytes(full, sizeof(Slab));
-#pragma unroll
-    for (int box = 0; box < kBoxes; ++box)
-        tensor_load(map, full, slab.boxes[box], place.column + box * kBoxColumns, place.row, place.group);
 }
 
 // ---- computing: one warpgroup -----------------------------------------------------------------------------------------------------------
@@ -391,7 +291,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
         give_registers<kLoaderRegisters>();
         const int warp = static_cast<int>(threadIdx.x) / 32;
         if (warp > kMathWarpgroups) {
-            if (product.mode == Gradient::overwrite) clear_tiles(product);
+            if (product.mode == Gradient::overwrite) clear_tiles<kFp8Depth>(product);
             return;
         }
         if (threadIdx.x % 32 != 0) return;

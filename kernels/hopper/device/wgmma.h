@@ -38,29 +38,9 @@ __device__ __forceinline__ void store_in_memory(float4* to, float4 value) {
                  "f"(value.z), "f"(value.w)
                  : "memory");
 }
-// *from in one access; zeros where it is not `inside`, without an access. Through L1: the other half of a line is often asked for next.
-__device__ __forceinline__ float4 load_from_memory(const float4* from, bool inside) {
-    float4 value;
-    asm volatile(
-        "{\n"
-        ".reg .pred inside;\n"
-        "setp.ne.s32 inside, %5, 0;\n"
-        "mov.f32 %0, 0f00000000;\nmov.f32 %1, 0f00000000;\nmov.f32 %2, 0f00000000;\nmov.f32 %3, 0f00000000;\n"
-        "@inside ld.global.v4.f32 {%0, %1, %2, %3}, [%4];\n"
-        "}"
-        : "=&f"(value.x), "=&f"(value.y), "=&f"(value.z), "=&f"(value.w)
-        : "l"(from), "r"(static_cast<int>(inside))
-        : "memory");
-    return value;
-}
 // *sum += value, done by the memory itself: nobody waits for the old value. Deterministic where each address has one writer.
 __device__ __forceinline__ void add_in_memory(float2* sum, float2 value) {
     asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(sum), "f"(value.x), "f"(value.y) : "memory");
-}
-__device__ __forceinline__ void add_in_memory(float4* sum, float4 value) {
-    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(sum), "f"(value.x), "f"(value.y),
-                 "f"(value.z), "f"(value.w)
-                 : "memory");
 }
 
 // Threads of both computing warpgroups meet at a named barrier (0 is __syncthreads), or one of them only announces itself there.
