@@ -128,12 +128,6 @@ __device__ __forceinline__ void bulk_load(const void* from, Barrier* barrier, vo
         "l"(from), "r"(shared_address(barrier)), "r"(bytes)
         : "memory");
 }
-// `bytes` side by side to L2 only (as above, of the one end); nobody is told.
-__device__ __forceinline__ void bulk_prefetch(const void* from, uint32_t bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)),
-                 "r"(bytes)
-                 : "memory");
-}
 
 // ---- the copy engine both ways: boxes of a 3-D tensor that passes once, and is the first to leave L2 --------------------------------------
 __device__ __forceinline__ uint64_t passing_once() {
@@ -145,10 +139,10 @@ __device__ __forceinline__ uint64_t passing_once() {
 __device__ __forceinline__ void tensor_load(const CUtensorMap* map, Barrier* barrier, void* to, int c0,
                                             int c1, int c2) {
     asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
-        "%5}], "
-        "[%2];" ::"r"(shared_address(to)),
-        "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2)
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+        "[%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
+        "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2),
+        "l"(passing_once())
         : "memory");
 }
 // One box from shared memory, what is outside the tensor left out. Part of the thread's current group of copies.
