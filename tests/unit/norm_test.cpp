@@ -276,7 +276,10 @@ TEST(RmsNormBackward, GammaGradientInTheStatedOrder) {
                           {100, 9, 264},
                           {270, 2049, 132},
                           {150, 8200, 64},
-                          {40, 65536, 16}}) {
+                          {90, 17389, 41},
+                          {70, 32768, 29},
+                          {40, 65536, 13},
+                          {30, 73736, 13}}) {
         Inputs in(DType::f32, c.rows, c.width, GammaForm::plain, 28);
         const BackwardRun run(ops, in, GammaForm::plain, false, Gradient::accumulate, 0.25, 29);
         for (int64_t i = 0; i<c.width; i += c.width> 100 ? 97 : 1) {
