@@ -169,17 +169,17 @@ void expect_group_columns(const Case& c, const Formats& f) {
     p.expect_same_bytes(Fp8Tensor(dst), "dst");
 }
 
-// Enough groups and columns for the form that keeps a strip of a group on chip, with two CTAs an SM; groups that fit and groups that do not.
+// Enough groups and columns for the form that keeps a strip of a group on chip; groups that fit and groups that do not.
 TEST(QuantizeParity, GroupColumnsOnChip) {
     for (const int64_t alignment : {1, 16, 128})
         for (const Formats& f : kFormats)
             expect_group_columns(
                 {{1300, 0, 3, 1152, 1, 129, 16, 2305, 40, 1}, alignment, 0, 1280, DType::bf16, 128, 5}, f);
 }
-// The same with one CTA an SM.
+// The same with groups of more rows.
 TEST(QuantizeParity, LargeGroupColumnsOnChip) {
     for (const Formats& f : kFormats)
-        expect_group_columns({{3500, 128, 0, 900, 1000, 5, 1200}, 16, 0, 1280, DType::bf16, 48, 5}, f);
+        expect_group_columns({{3500, 128, 0, 900, 1000, 5, 1200}, 16, 0, 2048, DType::bf16, 48, 5}, f);
 }
 // Few groups: strips of columns by way of L2.
 TEST(QuantizeParity, GroupColumnsThroughL2) {

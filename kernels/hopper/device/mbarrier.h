@@ -89,18 +89,6 @@ __device__ __forceinline__ void store_remote(uint32_t to, float2 value, uint32_t
         "f"(value.x), "f"(value.y), "r"(barrier)
         : "memory");
 }
-// 16 bytes to shared memory by this thread's own copies, of which the first `bytes` (0 or 16) are read and the rest are zeros.
-__device__ __forceinline__ void copy_async_16(void* to, const void* from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-                 "r"(bytes)
-                 : "memory");
-}
-// One of the barrier's arrivals, when all copies of this thread so far have landed.
-__device__ __forceinline__ void barrier_arrive_after_copies(Barrier* barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
-                 : "memory");
-}
-
 // One box of a 2-D tensor to shared memory; c0 counts elements along the contiguous dimension, c1 rows. Outside the tensor: zeros.
 __device__ __forceinline__ void tensor_load(const CUtensorMap* map, Barrier* barrier, void* to, int c0,
                                             int c1) {
