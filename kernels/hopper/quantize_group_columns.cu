@@ -11,22 +11,44 @@ namespace fp8flow::hopper {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kCtas = 3;                    // of an SM
 constexpr int kStripCols = 32;              // of a CTA: 64 bytes of a row
 constexpr int kUnits = kStripCols / kUnit;  // 16 bytes each
 constexpr int kPairs = kStripCols / 2;
+constexpr int kStepRows = kThreads / kUnits;  // 16 bytes a thread
 constexpr int kTileRows = static_cast<int>(kBlock);
-constexpr int kChunkRows = 9 * kTileRows;  // on chip: 72 KB
-constexpr int kChunkBytes = kChunkRows * kStripCols * 2;
-constexpr int kPiece = 16;  // rows of a column that a thread stores at once
+constexpr int kPiece = 16, kPieces = kTileRows / kPiece;  // rows of a column that a thread stores at once
+constexpr int kSector = 32;
+
+// CTAs of an SM, and the rows that one has on chip: `rows` in shared memory and `kept` more in registers.
+struct GeneralForm {
+    static constexpr int ctas = 3, rows = 9 * kTileRows, steps_kept = 9;
+};
+// Groups of a few hundred rows: more CTAs, as each has little on its way.
+struct SmallForm {
+    static constexpr int ctas = 6, rows = 4 * kTileRows, steps_kept = 0;
+};
 
 struct GroupColumnsJob {
     RowView src, dst;
     DeviceGroups groups;
     int64_t extent;  // without groups: rows and pads
-    int cols, strips;
+    int items, strips;
     float* scales;  // [group, cols]
     QuantizeRule rule;
+};
+
+// 32 columns of a group. Row 0 is at the start of a sector of the output: `lead` rows before the group's first.
+struct Strip {
+    const uint16_t* in;  // row 0, where it may not be read
+    int cols, lead, count, rows;
+    // Rows of the group and its pads end here; 0 without any.
+    __device__ int end() const { return rows > 0 ? lead + rows : 0; }
+    __device__ bool has(int row) const {
+        return static_cast<uint32_t>(row - lead) < static_cast<uint32_t>(count);
+    }
+    __device__ const uint16_t* at(int row, int unit) const {
+        return in + static_cast<int64_t>(row) * cols + unit * kUnit;
+    }
 };
 
 // Where 16 bytes of a row stand in the chunk, in units of 16 bytes: lines of 128 bytes and the units within them change places by the
@@ -35,23 +57,27 @@ __device__ __forceinline__ int slot(int row, int unit) {
     return (row ^ (row >> 4 & 1)) * kUnits + (unit ^ (row >> 5 & 3));
 }
 
-// Rows [first, first + kChunkRows) of a strip, zeros from `count` on up to a whole tile behind `rows`. A thread sees its own slots afterwards,
-// others' behind a barrier.
-__device__ __forceinline__ int chunk_rows(int64_t first, int64_t rows) {
-    const int64_t left = (rows - first + kTileRows - 1) / kTileRows * kTileRows;
-    return static_cast<int>(min(int64_t{kChunkRows}, left));
+__device__ __forceinline__ int whole_tiles(int rows) {
+    return (rows + kTileRows - 1) / kTileRows * kTileRows;
 }
-__device__ __forceinline__ void load_chunk(const uint16_t* in, int64_t stride, int64_t first, int64_t count,
-                                           int64_t rows, uint4* chunk) {
-    const int unit = static_cast<int>(threadIdx.x) % kUnits, end = chunk_rows(first, rows);
-    for (int r = static_cast<int>(threadIdx.x) / kUnits; r < end; r += kThreads / kUnits) {
-        if (first + r < count)
-            __pipeline_memcpy_async(chunk + slot(r, unit), in + (first + r) * stride + unit * kUnit, 16);
+// Requests rows [first, first + rows) of a strip; rows that it lacks are zeros. A thread sees its own slots when its copies have landed,
+// others' behind a barrier.
+__device__ __forceinline__ void request_rows(const Strip& strip, int first, int rows, uint4* chunk) {
+    const int unit = static_cast<int>(threadIdx.x) % kUnits;
+    for (int r = static_cast<int>(threadIdx.x) / kUnits; r < rows; r += kStepRows) {
+        if (strip.has(first + r))
+            __pipeline_memcpy_async(chunk + slot(r, unit), strip.at(first + r, unit), 16);
         else
             chunk[slot(r, unit)] = uint4{0, 0, 0, 0};
     }
     __pipeline_commit();
-    __pipeline_wait_prior(0);
+}
+
+__device__ __forceinline__ void take_maxima(uint32_t (&largest)[4], const uint4& words) {
+    largest[0] = max_bf16x2(largest[0], abs_bf16x2(words.x));
+    largest[1] = max_bf16x2(largest[1], abs_bf16x2(words.y));
+    largest[2] = max_bf16x2(largest[2], abs_bf16x2(words.z));
+    largest[3] = max_bf16x2(largest[3], abs_bf16x2(words.w));
 }
 
 // 16 rows of two neighbouring columns; `swap`: whether odd rows stand before even ones.
@@ -76,39 +102,55 @@ __device__ __forceinline__ void encode_piece(const uint32_t* words, int swap, fl
 }
 
 // Moves 2 bytes a value in and 1 out: 706 MB, 0.172 ms at 32768 x 7168 and 4.1 TB/s (two passes: 1.18 GB, 0.29 ms).
-// A CTA takes 32 columns of a group: all of its rows are requested at once and stay in shared memory (72 KB, three CTAs an SM: while one
-// stores, two load), maxima are taken over them, and codes made from them. Of a group of more than 1152 rows the last chunk stays, the
-// others are read again, the latest first, mostly from L2. Every thread looks at what it loaded itself; barrier: the warps' maxima are
-// there; barrier: multipliers are there. A warp turns 128 rows x 8 columns at a time: 16 rows of two columns a thread, so that a store
-// fills lines of 128 bytes. Barriers around every chunk that is read again, and behind the last. Only maxima are reduced: deterministic.
-template <DType kCodes>
-__global__ void __launch_bounds__(kThreads, kCtas) quantize_group_columns_kernel(const GroupColumnsJob job) {
+// A CTA takes 32 columns of a group: all of its rows are requested at once and stay on chip (three CTAs an SM: while one stores, two load;
+// 1152 rows in shared memory, 576 more in registers, which take the place of the first when those have left), maxima are taken over them,
+// and codes made from them. Of a group of more rows the last chunk stays, the others are read again, the latest first, mostly from L2.
+// Rows are counted from a multiple of 32 in the output, so that all but a group's ends are whole sectors. Every thread looks at what it loaded
+// itself; barrier: the warps' maxima are there; barrier: multipliers are there. A warp turns 128 rows x 8 columns at a time: 16 rows of two
+// columns a thread, 8 neighbouring threads store 128 bytes of a column. Barriers around all that takes the place of rows, and behind the
+// last. Only maxima are reduced: deterministic.
+template <DType kCodes, class Form>
+__global__ void __launch_bounds__(kThreads, Form::ctas)
+    quantize_group_columns_kernel(const GroupColumnsJob job) {
+    constexpr int kRows = Form::rows, kKept = Form::steps_kept;
     extern __shared__ uint4 chunk[];
     __shared__ uint4 parts[kWarps * kUnits];
     __shared__ float2 multipliers[kPairs];
-    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32,
+              unit_read = thread % kUnits, row_read = thread / kUnits;
     const int64_t src_base = job.src.base(), dst_base = job.dst.base(), stride = job.dst.cols;
-    const int64_t items = job.groups.num_groups * job.strips;
-    for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
-        const int group = static_cast<int>(item) / job.strips,
-                  col0 = static_cast<int>(item) % job.strips * kStripCols;
-        const int64_t offset = job.groups.offset(group), count = job.groups.count(group),
-                      end = job.groups.counts != nullptr ? job.groups.offset(group + 1) : job.extent,
-                      rows = end - offset, chunks = (rows + kChunkRows - 1) / kChunkRows;
-        const uint16_t* in =
-            static_cast<const uint16_t*>(job.src.data) + (src_base + offset) * job.cols + col0;
+    const bool aligned =
+        (reinterpret_cast<uintptr_t>(job.dst.data) | static_cast<uintptr_t>(stride)) % kPiece == 0;
+    for (int item = static_cast<int>(blockIdx.x); item < job.items; item += static_cast<int>(gridDim.x)) {
+        const int group = item / job.strips, col0 = item % job.strips * kStripCols;
+        const int64_t offset = job.groups.offset(group),
+                      end = job.groups.counts != nullptr ? job.groups.offset(group + 1) : job.extent;
+        Strip strip = {nullptr, job.src.cols, static_cast<int>((dst_base + offset) % kSector),
+                       static_cast<int>(job.groups.count(group)), static_cast<int>(end - offset)};
+        strip.in = static_cast<const uint16_t*>(job.src.data) +
+                   (src_base + offset - strip.lead) * job.src.cols + col0;
+        const int rows = strip.end();
+        const bool keeps = kKept > 0 && rows > kRows && rows <= kRows + kKept * kStepRows;
+        const int chunks = keeps ? 1 : (rows + kRows - 1) / kRows;
         uint32_t largest[4] = {};
-        for (int64_t c = 0; c < chunks; ++c) {
+        uint4 kept[kKept > 0 ? kKept : 1] = {};
+        for (int c = 0; c < chunks; ++c) {
+            const int here = min(kRows, whole_tiles(rows - c * kRows));
             if (c > 0) __syncthreads();
-            load_chunk(in, job.cols, c * kChunkRows, count, rows, chunk);
-            const int unit = thread % kUnits, valid_rows = chunk_rows(c * kChunkRows, rows);
+            request_rows(strip, c * kRows, here, chunk);
+            if (keeps) {
+#pragma unroll
+                for (int i = 0; i < kKept; ++i) {
+                    const int row = kRows + i * kStepRows + row_read;
+                    if (strip.has(row)) kept[i] = *reinterpret_cast<const uint4*>(strip.at(row, unit_read));
+                }
+            }
+            __pipeline_wait_prior(0);
 #pragma unroll 4
-            for (int r = thread / kUnits; r < valid_rows; r += kThreads / kUnits) {
-                const uint4 words = chunk[slot(r, unit)];
-                largest[0] = max_bf16x2(largest[0], abs_bf16x2(words.x));
-                largest[1] = max_bf16x2(largest[1], abs_bf16x2(words.y));
-                largest[2] = max_bf16x2(largest[2], abs_bf16x2(words.z));
-                largest[3] = max_bf16x2(largest[3], abs_bf16x2(words.w));
+            for (int r = row_read; r < here; r += kStepRows) take_maxima(largest, chunk[slot(r, unit_read)]);
+            if (keeps) {
+#pragma unroll
+                for (int i = 0; i < kKept; ++i) take_maxima(largest, kept[i]);
             }
         }
 #pragma unroll
@@ -125,40 +167,45 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_group_columns_kernel
             for (int w = 0; w < kWarps; ++w)
                 pair = max_bf16x2(pair, reinterpret_cast<const uint32_t*>(parts)[w * kPairs + thread]);
             BlockScale low = {0.0f, 0.0f, 0}, high = {0.0f, 0.0f, 0};
-            if (count > 0) {
+            if (strip.count > 0) {
                 low = block_scale(low_magnitude(pair), kCodes, false, job.rule);
                 high = block_scale(high_magnitude(pair), kCodes, false, job.rule);
             }
             multipliers[thread] = float2{low.multiplier, high.multiplier};
-            float* scales = job.scales + static_cast<int64_t>(group) * job.cols + col0 + 2 * thread;
+            float* scales = job.scales + static_cast<int64_t>(group) * job.src.cols + col0 + 2 * thread;
             scales[0] = low.dequant;
             scales[1] = high.dequant;
         }
         __syncthreads();
-        const bool aligned = (reinterpret_cast<uintptr_t>(job.dst.data) |
-                              static_cast<uintptr_t>(stride | (dst_base + offset))) %
-                                 kPiece ==
-                             0;
-        for (int64_t c = chunks - 1; c >= 0; --c) {
-            const int64_t first = c * kChunkRows;
-            if (c != chunks - 1) {
+        // chunks from the last to the first, or the first and what was kept
+        const int turns = keeps ? 2 : chunks;
+        for (int turn = 0; turn < turns; ++turn) {
+            const int first = (keeps ? turn : chunks - 1 - turn) * kRows,
+                      here = min(kRows, whole_tiles(rows - first));
+            if (turn > 0) {
                 __syncthreads();
-                load_chunk(in, job.cols, first, count, rows, chunk);
+                if (keeps) {
+#pragma unroll
+                    for (int i = 0; i < kKept; ++i)
+                        chunk[slot(row_read + i * kStepRows, unit_read)] = kept[i];
+                } else {
+                    request_rows(strip, first, here, chunk);
+                    __pipeline_wait_prior(0);
+                }
                 __syncthreads();
             }
-            const int tasks = chunk_rows(first, rows) / kTileRows * kUnits;
-            const int word = lane % 4, piece = lane / 4;
-            for (int task = warp; task < tasks; task += kWarps) {
+            const int word = lane / kPieces, piece = lane % kPieces;
+            for (int task = warp; task < here / kTileRows * kUnits; task += kWarps) {
                 const int unit = task % kUnits, row = task / kUnits * kTileRows + piece * kPiece;
                 const uint32_t* words = reinterpret_cast<const uint32_t*>(chunk) + row * kPairs +
                                         (unit ^ (piece >> 1)) * 4 + word;
                 uint4 low, high;
                 encode_piece<kCodes>(words, piece & 1, multipliers[unit * 4 + word], low, high);
-                const int left = static_cast<int>(min(int64_t{kPiece}, rows - first - row));
+                const int begin = strip.lead - first - row;
                 uint8_t* out = static_cast<uint8_t*>(job.dst.data) +
-                               (col0 + unit * kUnit + word * 2) * stride + dst_base + offset + first + row;
-                store_piece(out, low, 0, left, aligned);
-                store_piece(out + stride, high, 0, left, aligned);
+                               (col0 + unit * kUnit + word * 2) * stride + dst_base + offset - begin;
+                store_piece(out, low, begin, begin + strip.rows, aligned);
+                store_piece(out + stride, high, begin, begin + strip.rows, aligned);
             }
         }
         __syncthreads();
@@ -218,18 +265,28 @@ __global__ void __launch_bounds__(kThreads, kAmaxCtas)
     }
 }
 
-template <DType kCodes> void launch(const GroupColumnsJob& job, const Launch& launch) {
-    const auto kernel = quantize_group_columns_kernel<kCodes>;
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kChunkBytes),
+template <DType kCodes, class Form> void launch(const GroupColumnsJob& job, const Launch& launch) {
+    constexpr int kBytes = Form::rows * kStripCols * 2;
+    const auto kernel = quantize_group_columns_kernel<kCodes, Form>;
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
                "shared memory of quantize_group_columns");
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                     cudaSharedmemCarveoutMaxShared),
                "shared memory of quantize_group_columns");
-    const int64_t items = job.groups.num_groups * job.strips;
     // unlimited: a CTA an item, since groups differ in size
-    const unsigned grid = launch.sm_limit > 0 ? grid_for(items, launch, kCtas) : static_cast<unsigned>(items);
-    kernel<<<grid, kThreads, kChunkBytes, stream_of(launch)>>>(job);
+    const unsigned grid =
+        launch.sm_limit > 0 ? grid_for(job.items, launch, Form::ctas) : static_cast<unsigned>(job.items);
+    kernel<<<grid, kThreads, kBytes, stream_of(launch)>>>(job);
     check_launch("quantize_group_columns");
+}
+template <DType kCodes>
+void launch(const GroupColumnsJob& job, int64_t mean_rows, const Launch& launch_args) {
+    // groups differ: nearly all of them should fit into shared memory
+    constexpr int64_t kMeanOfSmall = SmallForm::rows * 5 / 8;
+    if (mean_rows <= kMeanOfSmall)
+        launch<kCodes, SmallForm>(job, launch_args);
+    else
+        launch<kCodes, GeneralForm>(job, launch_args);
 }
 
 }  // namespace
@@ -237,23 +294,24 @@ template <DType kCodes> void launch(const GroupColumnsJob& job, const Launch& la
 bool launch_quantize_group_columns(const TileSource& source, const TileShape& shape, const Fp8Tensor& dst,
                                    const QuantizeRule& rule, const Launch& launch_args) {
     constexpr int64_t kLeastItems =
-        int64_t{kNumSms} * kCtas;  // fewer leave SMs idle: tiles in two passes are faster
-    const int64_t strips = shape.cols / kStripCols;
+        int64_t{kNumSms} * GeneralForm::ctas;  // fewer leave SMs idle: strips by way of L2 are faster
+    const int64_t strips = shape.cols / kStripCols, items = shape.groups.num_groups * strips;
     if (source.values.dtype != DType::bf16 || !source.values.vector || shape.cols % kStripCols != 0 ||
-        shape.groups.num_groups * strips < kLeastItems)
+        items < kLeastItems || items > INT32_MAX / 2 || shape.capacity > INT32_MAX / 2)
         return false;
     const GroupColumnsJob job = {.src = source.values,
                                  .dst = row_view(dst.codes),
                                  .groups = shape.groups,
                                  .extent = shape.extent,
-                                 .cols = shape.cols,
+                                 .items = static_cast<int>(items),
                                  .strips = static_cast<int>(strips),
                                  .scales = dst.scales.as<float>(),
                                  .rule = rule};
+    const int64_t mean_rows = shape.capacity / shape.groups.num_groups;
     if (dst.codes.dtype == DType::e5m2)
-        launch<DType::e5m2>(job, launch_args);
+        launch<DType::e5m2>(job, mean_rows, launch_args);
     else
-        launch<DType::e4m3>(job, launch_args);
+        launch<DType::e4m3>(job, mean_rows, launch_args);
     return true;
 }
 

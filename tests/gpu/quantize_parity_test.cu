@@ -176,10 +176,19 @@ TEST(QuantizeParity, GroupColumnsOnChip) {
             expect_group_columns(
                 {{1300, 0, 3, 1152, 1, 129, 16, 2305, 40, 1}, alignment, 0, 1280, DType::bf16, 128, 5}, f);
 }
-// The same with groups of more rows.
+// The same with groups of more rows, of which the last ones wait in registers (up to 1728, counted from a sector of the output).
 TEST(QuantizeParity, LargeGroupColumnsOnChip) {
     for (const Formats& f : kFormats)
-        expect_group_columns({{3500, 128, 0, 900, 1000, 5, 1200}, 16, 0, 2048, DType::bf16, 48, 5}, f);
+        expect_group_columns({{3500, 16, 1728, 16, 1728, 1712, 0, 5, 1200}, 16, 0, 1408, DType::bf16, 48, 5},
+                             f);
+}
+// The same with groups of few rows on average.
+TEST(QuantizeParity, SmallGroupColumnsOnChip) {
+    for (const int64_t alignment : {1, 16, 128})
+        for (const Formats& f : kFormats)
+            expect_group_columns(
+                {{600, 0, 3, 480, 1, 129, 16, 900, 40, 1, 500, 30}, alignment, 0, 1280, DType::bf16, 128, 5},
+                f);
 }
 // Few groups: strips of columns by way of L2.
 TEST(QuantizeParity, GroupColumnsThroughL2) {
