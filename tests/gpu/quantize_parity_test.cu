@@ -190,14 +190,20 @@ TEST(QuantizeParity, SmallGroupColumnsOnChip) {
                 {{600, 0, 3, 480, 1, 129, 16, 900, 40, 1, 500, 30}, alignment, 0, 1280, DType::bf16, 128, 5},
                 f);
 }
-// Few groups: strips of columns by way of L2.
-TEST(QuantizeParity, GroupColumnsThroughL2) {
+// Few groups: clusters share a strip's rows.
+TEST(QuantizeParity, GroupColumnsOfClusters) {
     for (const Formats& f : kFormats) {
         expect_group_columns({{2500}, 16, 0, 640, DType::bf16, 48, 0}, f);
         expect_group_columns({{1700, 0, 2100, 3}, 1, 0, 192, DType::bf16, 3, 2}, f);
         expect_group_columns({{}, 1, 1333, 448, DType::bf16, 0, 51}, f);
         expect_group_columns({{0, 0}, 16, 0, 128, DType::bf16, 16, 0}, f);
+        expect_group_columns({{20001}, 16, 0, 160, DType::bf16, 16, 0}, f);
+        expect_group_columns({{1500, 40, 33}, 1, 0, 2880, DType::bf16, 7, 0}, f);
     }
+}
+// So many rows that clusters do not hold them: strips of columns by way of L2.
+TEST(QuantizeParity, GroupColumnsThroughL2) {
+    for (const Formats& f : kFormats) expect_group_columns({{28000}, 16, 0, 192, DType::bf16, 48, 0}, f);
 }
 
 TEST(QuantizeParity, Dual) {

@@ -175,6 +175,10 @@ __device__ __forceinline__ uint32_t cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
+// Stores a word where cluster_address said; seen there behind the next meeting.
+__device__ __forceinline__ void store_remote_word(uint32_t to, uint32_t word) {
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
+}
 // All threads of the cluster's CTAs that have not returned meet.
 __device__ __forceinline__ void cluster_meet() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
