@@ -69,12 +69,6 @@ bool launch_requantize_tiles(const TileSource& source, const TileShape& shape, c
 bool launch_quantize_group_columns(const TileSource& source, const TileShape& shape, const Fp8Tensor& dst,
                                    const QuantizeRule& rule, const Launch& launch);
 
-// The same for those, by way of strips of columns that stay in L2 (quantize_strips.cu); `words`: strip_words() of scratch. True if that was
-// launched.
-int64_t strip_words(const TileShape& shape);
-bool launch_quantize_strips(const TileSource& source, const TileShape& shape, const Fp8Tensor& dst,
-                            const QuantizeRule& rule, uint32_t* words, const Launch& launch);
-
 // max|x| as bits: of everything into amax[0], or of every column of every group (batch) into amax[group][column]. Sets all entries.
 enum class AmaxOf { everything, columns };
 void launch_tile_amax(const TileSource& source, const TileShape& shape, AmaxOf what, uint32_t* amax,

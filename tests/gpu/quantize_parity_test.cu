@@ -201,8 +201,8 @@ TEST(QuantizeParity, GroupColumnsOfClusters) {
         expect_group_columns({{1500, 40, 33}, 1, 0, 2880, DType::bf16, 7, 0}, f);
     }
 }
-// So many rows that clusters do not hold them: strips of columns by way of L2.
-TEST(QuantizeParity, GroupColumnsThroughL2) {
+// So many rows that clusters do not hold them: two passes.
+TEST(QuantizeParity, GroupColumnsInTwoPasses) {
     for (const Formats& f : kFormats) expect_group_columns({{28000}, 16, 0, 192, DType::bf16, 48, 0}, f);
 }
 
