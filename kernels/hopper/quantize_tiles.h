@@ -64,16 +64,10 @@ bool launch_quantize_wide_tiles(const TileSource& source, const TileShape& shape
 bool launch_requantize_tiles(const TileSource& source, const TileShape& shape, const TileOutput& columns,
                              const QuantizeRule& rule, const Launch& launch);
 
-// One scale for a column of a group from one read of BF16, if there are enough groups and columns for the GPU (quantize_group_columns.cu):
-// true if that was launched.
+// One scale for a column of a group from one read of BF16, unless its groups are few and of more than 27648 rows
+// (quantize_group_columns.cu): true if that was launched.
 bool launch_quantize_group_columns(const TileSource& source, const TileShape& shape, const Fp8Tensor& dst,
                                    const QuantizeRule& rule, const Launch& launch);
-
-// The same for few groups, by way of strips of columns that stay in L2 (quantize_strips.cu); `words`: strip_words() of scratch. True if that was
-// launched.
-int64_t strip_words(const TileShape& shape);
-bool launch_quantize_strips(const TileSource& source, const TileShape& shape, const Fp8Tensor& dst,
-                            const QuantizeRule& rule, uint32_t* words, const Launch& launch);
 
 // max|x| as bits: of everything into amax[0], or of every column of every group (batch) into amax[group][column]. Sets all entries.
 enum class AmaxOf { everything, columns };

@@ -169,26 +169,41 @@ void expect_group_columns(const Case& c, const Formats& f) {
     p.expect_same_bytes(Fp8Tensor(dst), "dst");
 }
 
-// Enough groups and columns for the form that keeps a strip of a group on chip, with two CTAs an SM; groups that fit and groups that do not.
+// Enough groups and columns for the form that keeps a strip of a group on chip; groups that fit and groups that do not.
 TEST(QuantizeParity, GroupColumnsOnChip) {
     for (const int64_t alignment : {1, 16, 128})
         for (const Formats& f : kFormats)
             expect_group_columns(
                 {{1300, 0, 3, 1152, 1, 129, 16, 2305, 40, 1}, alignment, 0, 1280, DType::bf16, 128, 5}, f);
 }
-// The same with one CTA an SM.
+// The same with groups of more rows, of which the last ones wait in registers (up to 1728, counted from a sector of the output).
 TEST(QuantizeParity, LargeGroupColumnsOnChip) {
     for (const Formats& f : kFormats)
-        expect_group_columns({{3500, 128, 0, 900, 1000, 5, 1200}, 16, 0, 1280, DType::bf16, 48, 5}, f);
+        expect_group_columns({{3500, 16, 1728, 16, 1728, 1712, 0, 5, 1200}, 16, 0, 1408, DType::bf16, 48, 5},
+                             f);
 }
-// Few groups: strips of columns by way of L2.
-TEST(QuantizeParity, GroupColumnsThroughL2) {
+// The same with groups of few rows on average.
+TEST(QuantizeParity, SmallGroupColumnsOnChip) {
+    for (const int64_t alignment : {1, 16, 128})
+        for (const Formats& f : kFormats)
+            expect_group_columns(
+                {{600, 0, 3, 480, 1, 129, 16, 900, 40, 1, 500, 30}, alignment, 0, 1280, DType::bf16, 128, 5},
+                f);
+}
+// Few groups: clusters share a strip's rows.
+TEST(QuantizeParity, GroupColumnsOfClusters) {
     for (const Formats& f : kFormats) {
         expect_group_columns({{2500}, 16, 0, 640, DType::bf16, 48, 0}, f);
         expect_group_columns({{1700, 0, 2100, 3}, 1, 0, 192, DType::bf16, 3, 2}, f);
         expect_group_columns({{}, 1, 1333, 448, DType::bf16, 0, 51}, f);
         expect_group_columns({{0, 0}, 16, 0, 128, DType::bf16, 16, 0}, f);
+        expect_group_columns({{20001}, 16, 0, 160, DType::bf16, 16, 0}, f);
+        expect_group_columns({{1500, 40, 33}, 1, 0, 2880, DType::bf16, 7, 0}, f);
     }
+}
+// So many rows that clusters do not hold them: two passes.
+TEST(QuantizeParity, GroupColumnsInTwoPasses) {
+    for (const Formats& f : kFormats) expect_group_columns({{28000}, 16, 0, 192, DType::bf16, 48, 0}, f);
 }
 
 TEST(QuantizeParity, Dual) {

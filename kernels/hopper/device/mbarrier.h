@@ -89,18 +89,6 @@ __device__ __forceinline__ void store_remote(uint32_t to, float2 value, uint32_t
         "f"(value.x), "f"(value.y), "r"(barrier)
         : "memory");
 }
-// 16 bytes to shared memory by this thread's own copies, of which the first `bytes` (0 or 16) are read and the rest are zeros.
-__device__ __forceinline__ void copy_async_16(void* to, const void* from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-                 "r"(bytes)
-                 : "memory");
-}
-// One of the barrier's arrivals, when all copies of this thread so far have landed.
-__device__ __forceinline__ void barrier_arrive_after_copies(Barrier* barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
-                 : "memory");
-}
-
 // One box of a 2-D tensor to shared memory; c0 counts elements along the contiguous dimension, c1 rows. Outside the tensor: zeros.
 __device__ __forceinline__ void tensor_load(const CUtensorMap* map, Barrier* barrier, void* to, int c0,
                                             int c1) {
@@ -180,6 +168,10 @@ __device__ __forceinline__ uint32_t cluster_rank() {
     uint32_t rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
+}
+// Stores a word where cluster_address said; seen there behind the next meeting.
+__device__ __forceinline__ void store_remote_word(uint32_t to, uint32_t word) {
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
 }
 // All threads of the cluster's CTAs that have not returned meet.
 __device__ __forceinline__ void cluster_meet() {

@@ -84,6 +84,7 @@ __device__ __forceinline__ void store_piece(uint8_t* out, uint4 codes, int first
         *reinterpret_cast<uint4*>(out) = codes;
         return;
     }
+    if (first >= kPiece || last <= 0) return;
     const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
 #pragma unroll
     for (int r = 0; r < kPiece; ++r)
