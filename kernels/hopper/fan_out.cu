@@ -93,9 +93,10 @@ __global__ __launch_bounds__(kThreads, kCtas) void fan_out_kernel(const FanOutAr
 
 }  // namespace
 
-bool launch_fan_out(const op::PermutePad& args, const TensorView& recv_rows, const TensorView& num_rows,
-                    const Launch& launch) {
+bool launch_fan_out(const op::PermutePad& args, const Launch& launch) {
+    if (!args.recv_rows) return false;
     constexpr int64_t kPiece = sizeof(uint4);
+    const TensorView& recv_rows = args.recv_rows;
     const Fp8Tensor &src = args.src, &dst = args.dst;
     const int64_t row_bytes = dst.codes.cols() * size_of(dst.codes.dtype), tokens = recv_rows.dim(0);
     const auto is_aligned = [](const TensorView& v) {
@@ -113,7 +114,7 @@ bool launch_fan_out(const op::PermutePad& args, const TensorView& recv_rows, con
                                  .dst_base = dst.codes.row_base,
                                  .pieces = static_cast<int>(row_bytes / kPiece),
                                  .recv_rows = recv_rows.as<int32_t>(),
-                                 .num_rows = num_rows.as<int64_t>(),
+                                 .num_rows = args.num_rows.as<int64_t>(),
                                  .topk = static_cast<int>(recv_rows.dim(1)),
                                  .row_source = args.row_source.as<int32_t>(),
                                  .source_base = args.row_source.row_base,

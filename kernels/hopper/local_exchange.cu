@@ -57,11 +57,13 @@ protected:
     // Every token has an expert here, so received row t is token t.
     void do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena&,
                      const Launch& launch) override {
-        const op::PermutePad moves{
-            .src = rows, .row_source = plan.row_source, .groups = plan.groups, .dst = dst};
-        if (!hopper::launch_fan_out(moves, plan.recv_rows.slice(0, plan.num_tokens),
-                                    plan.recv_offsets.slice(1, 1), launch))
-            ops_.permute_pad(moves, launch);
+        const op::PermutePad moves{.src = rows,
+                                   .row_source = plan.row_source,
+                                   .recv_rows = plan.recv_rows.slice(0, plan.num_tokens),
+                                   .num_rows = plan.recv_offsets.slice(1, 1),
+                                   .groups = plan.groups,
+                                   .dst = dst};
+        if (!hopper::launch_fan_out(moves, launch)) ops_.permute_pad(moves, launch);
     }
 
     void do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan&, const Fp8Tensor& received, Arena&,

@@ -1,5 +1,7 @@
 // The row movers on the GPU: permute + pad, and the unfused pair pad / unpad. Copies are bytes, so every op of this file is bit-equal to the
-// reference. Sums of rows: unpermute.cu.
+// reference. Permute + pad of plans that also say where each token's row goes: fan_out.cu. Sums of rows: unpermute.cu.
+#include "kernels/hopper/permute.h"
+
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/tile_walk.h"
 
@@ -151,6 +153,7 @@ void move_rows(const Fp8Tensor& src, const Fp8Tensor& dst, const RowMap& map, in
 }  // namespace
 
 void HopperOps::do_permute_pad(const op::PermutePad& args, const Launch& launch) {
+    if (launch_fan_out(args, launch)) return;
     const RowMap map{args.row_source.as<int32_t>(), args.row_source.row_base, nullptr, nullptr,
                      device_groups(args.groups, args.groups.row_capacity)};
     move_rows(args.src, args.dst, map, args.groups.row_capacity, launch, "permute_pad");

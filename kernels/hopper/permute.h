@@ -14,9 +14,8 @@ enum class SumRounding { once, before_residual };
 bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const TensorView& residual, SumRounding rounding,
                            const Launch& launch);
 
-// permute_pad of the rows that `recv_rows` [tokens, K] and `num_rows` [1] of the same plan name from the other side. False, and nothing
-// happens, unless rows are whole vectors, without scales or with wire scales, and a token has at most 8 places.
-bool launch_fan_out(const op::PermutePad& args, const TensorView& recv_rows, const TensorView& num_rows,
-                    const Launch& launch);
+// permute_pad from the tokens' side. False, and nothing happens, unless recv_rows is there, rows are whole vectors, without scales or with
+// wire scales, and a token has at most 8 places.
+bool launch_fan_out(const op::PermutePad& args, const Launch& launch);
 
 }  // namespace fp8flow::hopper

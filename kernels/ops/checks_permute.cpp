@@ -82,11 +82,20 @@ OpCost cost(const op::PlanDispatch& args) {
                        bytes_of({args.recv_rows, args.recv_source, args.send_tokens}) + rows * 8);
 }
 
+// The optional other side of a plan.
+void check_recv_rows(const TensorView& recv_rows, const TensorView& num_rows, const TensorView& received) {
+    if (!recv_rows && !num_rows) return;
+    FP8FLOW_CHECK(recv_rows.rank == 2 && recv_rows.dtype == DType::i32 && recv_rows.dim(0) <= received.dim(0),
+                  "recv_rows is {} for {} received rows", describe(recv_rows), received.dim(0));
+    check_tensor(num_rows, "num_rows", DType::i64, {1});
+}
+
 void check(const op::PermutePad& args) {
     check_groups(args.groups);
     check_movable(args.src, ScaleLayout::vec128_wire, args.dst);
     FP8FLOW_CHECK(args.row_source.rank == 1 && args.row_source.dtype == DType::i32, "row_source is {}",
                   describe(args.row_source));
+    check_recv_rows(args.recv_rows, args.num_rows, args.src.codes);
     check_rows(args.row_source, "row_source", args.groups);
     check_rows(args.dst.codes, "dst", args.groups);
 }

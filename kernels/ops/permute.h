@@ -43,6 +43,9 @@ struct PlanDispatch {
 struct PermutePad {
     Fp8Tensor src;          // [R, H]; layout none for plain tensors
     TensorView row_source;  // [M cap] i32, of a plan with the same alignment
+    // optional: the same plan seen from src's rows, so that one that feeds several rows is read once
+    TensorView recv_rows = {};  // [R cap, K] i32
+    TensorView num_rows = {};   // [1] i64, with recv_rows
     RowGroups groups;
     Fp8Tensor dst;  // out [M, H]
 };

@@ -71,6 +71,8 @@ Call permute(Machine& machine, Buffers& buffers, const Shape& shape) {
         .src = scaled ? buffers.fp8_input(dtype, {in.tokens, columns}, ScaleLayout::vec128_wire)
                       : Fp8Tensor{buffers.normal(dtype, {in.tokens, columns}), {}, ScaleLayout::none},
         .row_source = in.plan.row_source,
+        .recv_rows = in.plan.recv_rows,
+        .num_rows = buffers.values(std::vector<int64_t>{in.counts.received}),
         .groups = in.plan.groups,
         .dst = buffers.fp8_output(dtype, {in.counts.padded, columns},
                                   scaled ? ScaleLayout::vec128 : ScaleLayout::none)};
@@ -82,6 +84,8 @@ Call permute(Machine& machine, Buffers& buffers, const Shape& shape) {
     const op::PermutePad permuted{
         .src = args.src,
         .row_source = dense.plan.row_source,
+        .recv_rows = dense.plan.recv_rows,
+        .num_rows = args.num_rows,
         .groups = dense.plan.groups,
         .dst = buffers.fp8_output(dtype, {dense.counts.padded, columns}, args.dst.layout)};
     const op::PadRows padded{

@@ -109,7 +109,7 @@ TEST(PermuteParity, PermutePadFp8) {
     }
 }
 
-// What the local exchange runs instead of permute_pad: the same bytes from the tokens' side.
+// What permute_pad and the local exchange run where the plan's other side is known: the same bytes from the tokens' side.
 TEST(PermuteParity, FanOut) {
     for (const Case& c : kCases) {
         for (const DType scale_dtype : {DType::bf16, DType::e8m0, DType::f32}) {
@@ -129,10 +129,13 @@ TEST(PermuteParity, FanOut) {
             if (!plain && src.scales.numel() > 0) fill_pow2(src.scales, 6, -10, 10);
             if (c.row_base > 0) dst.set_row_base(c.row_base);
             const HostTensor num_rows = HostTensor::of<int64_t>({plan.received()});
-            const op::PermutePad args{
-                .src = src, .row_source = plan.row_source, .groups = plan.groups, .dst = dst};
-            ASSERT_TRUE(hopper::launch_fan_out(parity.on_gpu(args), parity.to_gpu(plan.recv_rows),
-                                               parity.to_gpu(num_rows), {.sm_limit = plain ? 1 : 0}));
+            const op::PermutePad args{.src = src,
+                                      .row_source = plan.row_source,
+                                      .recv_rows = plan.recv_rows,
+                                      .num_rows = num_rows,
+                                      .groups = plan.groups,
+                                      .dst = dst};
+            ASSERT_TRUE(hopper::launch_fan_out(parity.on_gpu(args), {.sm_limit = plain ? 1 : 0}));
             parity.cpu.permute_pad(args);
             parity.expect_same_bytes(args.dst, "dst");
         }
