@@ -137,6 +137,7 @@ void check(const op::UnpermuteProbsBackward& args) {
                   describe(args.row_source));
     FP8FLOW_CHECK(args.drow_prob.rank == 1 && args.drow_prob.dtype == DType::f32, "drow_prob is {}",
                   describe(args.drow_prob));
+    check_recv_rows(args.recv_rows, args.num_rows, args.ddst);
     check_rows(args.src, "src", args.groups);
     check_rows(args.row_source, "row_source", args.groups);
     check_rows(args.drow_prob, "drow_prob", args.groups);

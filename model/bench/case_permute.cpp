@@ -126,11 +126,14 @@ Call probs_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
     const Planned in = planned(machine, buffers, shape);
     const int64_t columns = shape.positive("H");
     const DType dtype = shape.dtype("dtype", {DType::bf16, DType::f32});
-    const op::UnpermuteProbsBackward args{.ddst = buffers.normal(dtype, {in.tokens, columns}),
-                                          .src = buffers.normal(dtype, {in.counts.padded, columns}),
-                                          .row_source = in.plan.row_source,
-                                          .groups = in.plan.groups,
-                                          .drow_prob = buffers.output(DType::f32, {in.counts.padded})};
+    const op::UnpermuteProbsBackward args{
+        .ddst = buffers.normal(dtype, {in.tokens, columns}),
+        .src = buffers.normal(dtype, {in.counts.padded, columns}),
+        .row_source = in.plan.row_source,
+        .recv_rows = in.plan.recv_rows,
+        .num_rows = buffers.values(std::vector<int64_t>{in.counts.received}),
+        .groups = in.plan.groups,
+        .drow_prob = buffers.output(DType::f32, {in.counts.padded})};
     return call_of(
         machine, &Ops::unpermute_probs_backward, args,
         Work{}

@@ -215,14 +215,21 @@ TEST(PermuteParity, UnpermuteProbsBackward) {
             fill_tensor(ddst, 12);
             HostTensor src = rows_of(dtype, c, plan.groups.row_capacity, c.hidden);
             fill_tensor(src, 13);
-            HostTensor drow_prob = rows_of(DType::f32, c, plan.groups.row_capacity, 0);
-            const op::UnpermuteProbsBackward args{.ddst = ddst,
-                                                  .src = src,
-                                                  .row_source = plan.row_source,
-                                                  .groups = plan.groups,
-                                                  .drow_prob = drow_prob};
+            HostTensor drow_prob = rows_of(DType::f32, c, plan.groups.row_capacity, 0),
+                       of_tokens = rows_of(DType::f32, c, plan.groups.row_capacity, 0);
+            const HostTensor num_rows = HostTensor::of<int64_t>({plan.received()});
+            op::UnpermuteProbsBackward args{.ddst = ddst,
+                                            .src = src,
+                                            .row_source = plan.row_source,
+                                            .groups = plan.groups,
+                                            .drow_prob = drow_prob};
             parity.run(args);
             parity.expect_same_bytes(args.drow_prob, "drow_prob");
+            args.recv_rows = plan.recv_rows;
+            args.num_rows = num_rows;
+            args.drow_prob = of_tokens;
+            parity.run(args, {.sm_limit = c.row_base > 0 ? 1 : 0});
+            parity.expect_same_bytes(args.drow_prob, "drow_prob from the tokens' side");
         }
     }
 }

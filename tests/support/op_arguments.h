@@ -48,7 +48,8 @@ FP8FLOW_VIEWS(PlanDispatch, a.all_ids, a.all_probs, a.row_base, a.groups, a.row_
               a.overflow)
 FP8FLOW_VIEWS(PermutePad, a.src, a.row_source, a.recv_rows, a.num_rows, a.groups, a.dst)
 FP8FLOW_VIEWS(UnpermuteUnpad, a.src, a.recv_rows, a.num_rows, a.row_prob, a.dst)
-FP8FLOW_VIEWS(UnpermuteProbsBackward, a.ddst, a.src, a.row_source, a.groups, a.drow_prob)
+FP8FLOW_VIEWS(UnpermuteProbsBackward, a.ddst, a.src, a.row_source, a.recv_rows, a.num_rows, a.groups,
+              a.drow_prob)
 FP8FLOW_VIEWS(PadRows, a.src, a.src_groups, a.dst_groups, a.dst)
 FP8FLOW_VIEWS(UnpadRows, a.src, a.src_groups, a.dst_groups, a.dst)
 FP8FLOW_VIEWS(Gemm, a.a, a.b, a.d)
