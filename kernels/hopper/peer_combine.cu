@@ -1,7 +1,6 @@
 // combine over peer memory: the rank that hosts the experts stores sums (order `rank`) or single rows (order `invariant`) into fixed slots of
-// the owner's box; the owner adds them in ascending expert order, which is also ascending rank order, plus the residual, and rounds once:
-// behind the meeting, or, order `rank`, chunks of tokens on a second stream while rows of later tokens still arrive (peer_exchange.h). The
-// bits are those of the reference exchange.
+// the owner's box; the owner adds them behind the meeting in ascending expert order, which is also ascending rank order, plus the residual,
+// and rounds once. The bits are those of the reference exchange.
 #include "kernels/hopper/device/peer.h"
 #include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/peer_exchange.h"
@@ -24,12 +23,8 @@ struct CombineArgs {
     int64_t hidden, row_bytes;
     bool vectorised;  // src and the boxes
     int64_t prob_offset;
-    // the sender's side: PeerGroup::progress words of this call, and how many warps are through with a step
-    int64_t progress;
-    uint32_t* arrivals;
-    // the owner's side: tokens [first_token, end_token), a warp a slab of columns
-    int64_t first_token, end_token, slabs;
-    enum class Box { before_meeting, behind_meeting } box;
+    // the owner's side: a warp takes a slab of a token's columns
+    int64_t tokens, slabs;
     CombineOrder order;
     DeviceView residual, y;
     bool vectorised_y;
@@ -140,7 +135,7 @@ constexpr int kPushUnits = 4;  // 16-byte pieces of a row that a thread has unde
 constexpr int kPushRows = 4;   // of so many rows at once
 
 // Received rows as items: item n belongs to the (n % G)-th owner behind this rank, so that all links are busy at once, and is the (n / G)-th
-// of its rows, which stand in the order of tokens. The items of a call fall into kPeerSteps steps.
+// of its rows, which stand in the order of tokens.
 struct PushItems {
     const int64_t* begin;  // [size + 1], of each owner's rows
     int rank, size;
@@ -148,48 +143,13 @@ struct PushItems {
 
     __device__ int owner(int64_t item) const { return (rank + 1 + static_cast<int>(item % size)) % size; }
     __device__ int64_t row(int64_t item) const { return begin[owner(item)] + item / size; }
-    __device__ int64_t end_of_step(int step) const { return (step + 1) * count / kPeerSteps; }
-    // The first row of an owner that is none of the items below `end`.
-    __device__ int64_t first_row_behind(int64_t end, int owner) const {
-        const int place = (owner + size - rank - 1) % size;
-        return begin[owner] + (end > place ? (end - place + size - 1) / size : 0);
-    }
 };
-
-// A warp is through with the items before its next one. The last warp of all that is through with a step tells every owner up to which of
-// its tokens rows have been stored. Each row is stored before its warp's fence, the fences come before the arrivals that the last
-// warp has counted, and these before its release. Returns the first step that the warp is not through with.
-__device__ __forceinline__ int pass_steps(const CombineArgs& args, const PushItems& items, int step,
-                                          int64_t next_item, uint32_t warps) {
-    const PeerGroup& group = args.group;
-    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
-    __syncwarp();
-    int last = -1;
-    if (lane == 0) {
-        __threadfence_system();
-        for (int passed = step; passed < kPeerSteps && items.end_of_step(passed) <= next_item; ++passed) {
-            if (atomicAdd(args.arrivals + passed, 1u) + 1 != warps) continue;
-            args.arrivals[passed] = 0;  // for the next call
-            last = passed;
-        }
-        if (last >= 0) __threadfence_system();
-    }
-    while (step < kPeerSteps && items.end_of_step(step) <= next_item) ++step;
-    last = __shfl_sync(0xFFFFFFFFu, last, 0);
-    if (last < 0 || lane >= group.size) return step;
-    const int64_t row = items.first_row_behind(items.end_of_step(last), lane);
-    const int64_t tokens =
-        row < items.begin[lane + 1] ? args.received.source[row] - lane * args.slots : args.slots;
-    store_release_system(group.progress(args.progress, lane, group.rank) + last,
-                         peer_progress(group.epoch() + 1, tokens));
-    return step;
-}
 
 // Order rank, bf16 in whole vectors. Moves: the M-rows of every received row once, one row out, remote ones over NVLink: at T=4096, H=7168,
 // K=8, G=4 159 MB remote of 355 GB/s that stores to three peers reach while all GPUs store, and 470 MB of local reads. A warp takes a
 // received row, a thread four pieces of up to four of its M-rows at a time (64 KB a CTA and more under way, which few SMs need), adding in
 // fp32 in the order of recv_rows and rounding once. The numbers of the next row's M-rows are under way meanwhile. Rows go in the order of
-// tokens, and owners are told how far they are (pass_steps). One barrier at the start; nobody waits for a peer; one writer a byte.
+// tokens. One barrier at the start; nobody waits for a peer; one writer a byte.
 __global__ __launch_bounds__(kPushThreads, 1) void push_bf16_sums_kernel(const CombineArgs args) {
     const PeerGroup& group = args.group;
     __shared__ int64_t begin[PeerMemory::kMaxRanks + 1];
@@ -222,12 +182,8 @@ __global__ __launch_bounds__(kPushThreads, 1) void push_bf16_sums_kernel(const C
         return row;
     };
     const int64_t first_item = grid_thread() / kPeerWarp, warps = grid_threads() / kPeerWarp;
-    int step = 0;
     Row next = fetch(first_item);
-    for (int64_t item = first_item;; item += warps) {
-        if (step < kPeerSteps && items.end_of_step(step) <= item)
-            step = pass_steps(args, items, step, item, static_cast<uint32_t>(warps));
-        if (item >= items.count) break;
+    for (int64_t item = first_item; item < items.count; item += warps) {
         const Row row = next;
         next = fetch(item + warps);
         if (row.source < 0) continue;
@@ -321,15 +277,14 @@ __global__ __launch_bounds__(kPeerThreads) void push_probs_kernel(const CombineA
     if (threadIdx.x % kPeerWarp == 0) count_wire(&group.words->wire[2], int64_t{of_warp} * 4);
 }
 
-// Moves: every returned row of these tokens and their residual once, y out, all of it local. Ceiling: copy bandwidth. A warp takes a slab of a
-// token's columns, a thread eight at a time: fp32 sum over the slots that were written, in ascending order, plus the residual, one
-// rounding. Slots are read past L1: peers write others meanwhile. No barriers, one writer a byte.
+// Moves: every returned row and the residual once, y out, all of it local. Ceiling: copy bandwidth. A warp takes a slab of a token's columns,
+// a thread eight at a time: fp32 sum over the slots that were written, in ascending order, plus the residual, one rounding. The latest
+// tokens come first: their rows arrived last and are in L2 still. No barriers, one writer a byte.
 template <Access kAccess>
 __global__ __launch_bounds__(kPeerThreads) void add_returned_kernel(const CombineArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
-    uint8_t* box = args.box == CombineArgs::Box::before_meeting ? group.next_box(group.rank)
-                                                                : group.current_box(group.rank);
+    uint8_t* box = group.current_box(group.rank);
     const bool by_rank = args.order == CombineOrder::rank;
     const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
     const Rows<kAccess> slots{box, args.src.dtype, args.vectorised, args.hidden},
@@ -337,9 +292,9 @@ __global__ __launch_bounds__(kPeerThreads) void add_returned_kernel(const Combin
         y{args.y.data, args.y.dtype, args.vectorised_y, args.hidden};
     constexpr int64_t kStep = kPeerWarp * kVector;
     const int64_t width = (args.hidden + args.slabs * kStep - 1) / (args.slabs * kStep) * kStep,
-                  items = (args.end_token - args.first_token) * args.slabs;
+                  items = args.tokens * args.slabs;
     for (int64_t item = grid_thread() / kPeerWarp; item < items; item += grid_threads() / kPeerWarp) {
-        const int64_t token = args.first_token + item / args.slabs, first = item % args.slabs * width;
+        const int64_t token = args.tokens - 1 - item / args.slabs, first = item % args.slabs * width;
         const TokenChoices choices = args.choices(group.rank, token);
         // Bit n: slot n of the token holds a row. Order rank: from rank n. Order invariant: of its n-th expert.
         uint32_t written = 0;
@@ -372,16 +327,13 @@ __global__ __launch_bounds__(kPeerThreads) void take_probs_kernel(const CombineA
     if (group.lost()) return;
     const float* probs = args.box_probs(group.current_box(group.rank));
     const int64_t own = group.rank * args.slots * args.topk;
-    for (int64_t i = grid_thread(); i < args.end_token * args.topk; i += grid_threads()) {
+    for (int64_t i = grid_thread(); i < args.tokens * args.topk; i += grid_threads()) {
         const int32_t id = args.all_ids[own + i];
         args.dprob[i] = id >= 0 && id < group.size * args.local_experts ? probs[i] : 0.0f;
     }
 }
 
-// Of the owner's sums: parts of a row, so that a chunk keeps all multiprocessors busy; chunks of tokens that are added while others arrive,
-// whose last one is all that is left to do behind the meeting. Fewer tokens or multiprocessors are not worth the launches.
-constexpr int64_t kSlabs = 4, kMostChunks = 8, kLeastChunk = 512;
-constexpr int kLeastSmsToOverlap = 6;
+constexpr int64_t kSlabs = 4;  // so that a few hundred tokens keep all multiprocessors busy
 
 }  // namespace
 
@@ -393,80 +345,53 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
     const int64_t prob_offset = peer_aligned((by_rank ? size() : topk) * slots * row_bytes);
     check_fits(prob_offset + slots * topk * 4, "a combine");
     FP8FLOW_CHECK(topk <= limits_.topk, "top-{}, the exchange was made for {}", topk, limits_.topk);
+    const auto is_fast = [](bool vectorised, const TensorView& view) {
+        return vectorised && view.dtype == DType::bf16;
+    };
+    const bool vectorised = is_vectorisable(args.src.data, hidden),
+               vectorised_y = is_vectorisable(args.y.data, hidden) &&
+                              (!args.residual || is_vectorisable(args.residual.data, hidden)),
+               fast_src = is_fast(vectorised, args.src), fast_y = fast_src && is_fast(vectorised_y, args.y);
     const CombineArgs kernel_args{
         .group = device_groups_[kExpertParallel],
         .all_ids = plan.all_ids.as<int32_t>(),
         .slots = slots,
         .topk = topk,
         .local_experts = plan.groups.num_groups,
-        .received = {plan.recv_offsets.as<int64_t>(), plan.recv_source.as<int32_t>(), slots, {}},
+        .received = {plan.recv_offsets.as<int64_t>(), plan.recv_source.as<int32_t>(), slots},
         .recv_rows = plan.recv_rows.as<int32_t>(),
         .src = device_view(args.src),
         .drow_prob = device_view(args.drow_prob),
         .hidden = hidden,
         .row_bytes = row_bytes,
-        .vectorised = is_vectorisable(args.src.data, hidden),
+        .vectorised = vectorised,
         .prob_offset = prob_offset,
-        .progress = layout_.progress,
-        .arrivals = words_->arrivals,
-        .first_token = 0,
-        .end_token = plan.num_tokens,
-        .slabs = 1,
-        .box = CombineArgs::Box::behind_meeting,
+        .tokens = plan.num_tokens,
+        .slabs = fast_y ? kSlabs : 1,
         .order = order_,
         .residual = device_view(args.residual),
         .y = device_view(args.y),
-        .vectorised_y = is_vectorisable(args.y.data, hidden) &&
-                        (!args.residual || is_vectorisable(args.residual.data, hidden)),
+        .vectorised_y = vectorised_y,
         .dprob = args.dprob ? args.dprob.as<float>() : nullptr};
     const cudaStream_t stream = stream_of(launch);
     const int64_t received = size() * slots, tokens = plan.num_tokens;
-    const auto is_fast = [](bool vectorised, const TensorView& view) {
-        return vectorised && view.dtype == DType::bf16;
-    };
-    const bool fast_src = is_fast(kernel_args.vectorised, args.src),
-               fast_y = fast_src && is_fast(kernel_args.vectorised_y, args.y);
-    const auto add = [&](int64_t first, int64_t end, CombineArgs::Box box, const Launch& where) {
-        CombineArgs chunk = kernel_args;
-        chunk.first_token = first;
-        chunk.end_token = end;
-        chunk.slabs = fast_y ? kSlabs : 1;
-        chunk.box = box;
-        const auto kernel =
-            fast_y ? add_returned_kernel<Access::bf16_vectors> : add_returned_kernel<Access::any>;
-        kernel<<<peer_grid((end - first) * chunk.slabs, where), kPeerThreads, 0, stream_of(where)>>>(chunk);
-        check_launch("adding returned rows");
-    };
-
-    // Multiprocessors that send while others add. Adding moves half the bytes.
-    const int sms = launch.sm_limit > 0 ? std::min(launch.sm_limit, kNumSms) : kNumSms, adding = sms / 3;
-    const int64_t chunk = std::max(kLeastChunk, ceil_div(tokens, kMostChunks));
-    const bool overlapped =
-        by_rank && fast_y && size() > 1 && tokens >= 2 * kLeastChunk && sms >= kLeastSmsToOverlap;
-    const Launch sender{.stream = launch.stream, .sm_limit = overlapped ? sms - adding : sms},
-        adder{.stream = {side_stream_}, .sm_limit = adding};
-    if (overlapped) wait_for(side_stream_, forked_, stream);
     if (!by_rank)
         push_choices_kernel<<<peer_grid(received, launch), kPeerThreads, 0, stream>>>(kernel_args);
     else if (fast_src)
-        push_bf16_sums_kernel<<<grid_for(ceil_div(received, kPushWarps), sender, 1), kPushThreads, 0,
+        push_bf16_sums_kernel<<<grid_for(ceil_div(received, kPushWarps), launch, 1), kPushThreads, 0,
                                 stream>>>(kernel_args);
     else
         push_sums_kernel<<<peer_grid(received, launch), kPeerThreads, 0, stream>>>(kernel_args);
     check_launch("returning rows to peers");
-    int64_t added = 0;
-    for (; overlapped && added + chunk < tokens; added += chunk) {
-        wait_for_progress(added + chunk, PeerOperation::combine, adder);
-        add(added, added + chunk, CombineArgs::Box::before_meeting, adder);
-    }
     if (args.dprob) {
         push_probs_kernel<<<peer_grid(ceil_div(received * topk, kPeerWarp), launch), kPeerThreads, 0,
                             stream>>>(kernel_args);
         check_launch("returning the gradients of the probabilities");
     }
-    if (overlapped) wait_for(stream, joined_, side_stream_);
     meet(kExpertParallel, PeerOperation::combine, launch);
-    add(added, tokens, CombineArgs::Box::behind_meeting, launch);
+    const auto add = fast_y ? add_returned_kernel<Access::bf16_vectors> : add_returned_kernel<Access::any>;
+    add<<<peer_grid(tokens * kernel_args.slabs, launch), kPeerThreads, 0, stream>>>(kernel_args);
+    check_launch("adding returned rows");
     if (!args.dprob) return;
     take_probs_kernel<<<peer_grid(ceil_div(tokens * topk, kPeerWarp), launch), kPeerThreads, 0, stream>>>(
         kernel_args);

@@ -1,5 +1,5 @@
-// dispatch over peer memory: every rank shows its rows in its own box, and after one meeting, a first part of them before it, pulls each
-// distinct row that its experts need once from the owner and writes it to all its places. The bytes are those of the reference
+// dispatch over peer memory: every rank shows its rows in its own box and after one meeting pulls each distinct row
+// that its experts need once from the owner and writes it to all its places. The bytes are those of the reference
 // exchange followed by permute_pad.
 #include "kernels/hopper/device/peer.h"
 #include "kernels/hopper/peer_exchange.h"
@@ -24,8 +24,6 @@ struct PublishArgs {
     PeerGroup group;
     WireRows rows;
     int64_t tokens;
-    int64_t progress;    // PeerGroup::progress
-    uint32_t* arrivals;  // at each step
 };
 
 // Moves: this rank's rows in and out once, all of it local. No barriers, one writer a byte.
@@ -38,47 +36,6 @@ __global__ __launch_bounds__(kPeerThreads) void publish_rows_kernel(const Publis
                     grid_threads());
 }
 
-constexpr int kPublishSteps = 8;  // the first is the part that is pulled early
-static_assert(kPublishSteps <= kPeerSteps);
-
-// The same in the order of tokens, an eighth of them at a time; the last warp that is through with a step tells everybody: each warp's bytes are
-// stored before its fence, the fences come before the arrivals that the last warp has counted, and these before its release. No
-// barriers, nobody waits, one writer a byte.
-__global__ __launch_bounds__(kPeerThreads) void publish_in_steps_kernel(const PublishArgs args) {
-    const PeerGroup& group = args.group;
-    if (__any_sync(0xFFFFFFFFu, group.lost())) return;
-    const WireRows& rows = args.rows;
-    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
-    const uint64_t epoch = group.epoch() + 1;
-    const auto warps = static_cast<uint32_t>(grid_threads() / kPeerWarp);
-    uint8_t* box = group.next_box(group.rank);
-    for (int step = 0; step < kPublishSteps; ++step) {
-        const int64_t first = args.tokens * step / kPublishSteps,
-                      end = args.tokens * (step + 1) / kPublishSteps;
-        const auto copy = [&](uint8_t* to, const uint8_t* from, int64_t bytes) {
-            copy_contiguous(to + first * bytes, from + first * bytes, (end - first) * bytes, grid_thread(),
-                            grid_threads());
-        };
-        copy(box, rows.codes, rows.row_bytes);
-        if (rows.blocks > 0) copy(box + rows.scale_offset, rows.scales, rows.scale_bytes);
-        __syncwarp();
-        int is_last = 0;
-        if (lane == 0) {
-            __threadfence_system();
-            is_last = atomicAdd(args.arrivals + step, 1u) + 1 == warps ? 1 : 0;
-            if (is_last != 0) {
-                args.arrivals[step] = 0;  // for the next call
-                __threadfence_system();
-            }
-        }
-        is_last = __shfl_sync(0xFFFFFFFFu, is_last, 0);
-        if (is_last != 0 && lane < group.size)
-            store_release_system(group.progress(args.progress, lane, group.rank) + step,
-                                 peer_progress(epoch, end));
-        __syncwarp();
-    }
-}
-
 struct PullArgs {
     PeerGroup group;
     WireRows rows;
@@ -86,8 +43,6 @@ struct PullArgs {
     const int32_t* recv_rows;  // [., topk]; null: received row i becomes row i of dst
     int64_t topk;
     const int64_t* send_counts;
-    enum class Box { current, early } box;
-    bool last_part;  // which zeroes the pads and counts what was sent
     DeviceView dst;
     bool vectorised;
     void* dst_scales;
@@ -121,8 +76,7 @@ __device__ __forceinline__ void pull_row(const PullArgs& args, int64_t i, int fr
     const WireRows& rows = args.rows;
     const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
     const bool own = from == args.group.rank;
-    const uint8_t* box =
-        args.box == PullArgs::Box::early ? args.group.early_box(from) : args.group.current_box(from);
+    const uint8_t* box = args.group.current_box(from);
     const uint8_t* codes = (own ? rows.codes : box) + token * rows.row_bytes;
     const uint8_t* scales = (own ? rows.scales : box + rows.scale_offset) + token * rows.scale_bytes;
     // in lane k the k-th place, under way with the row; the whole warp calls for_each_place
@@ -202,9 +156,8 @@ __global__ __launch_bounds__(kPullThreads, 1) void pull_rows_kernel(const PullAr
     if (__any_sync(0xFFFFFFFFu, group.lost())) return;
     const int64_t base = args.dst.base();
     // the (n % alignment)-th pad of group n / alignment
-    const int64_t warps = grid_threads() / kPeerWarp, pads = args.recv_rows != nullptr && args.last_part
-                                                                 ? args.groups.num_groups * args.alignment
-                                                                 : 0;
+    const int64_t warps = grid_threads() / kPeerWarp,
+                  pads = args.recv_rows != nullptr ? args.groups.num_groups * args.alignment : 0;
     int64_t pad = grid_thread() / kPeerWarp;
     const auto zero_next_pad = [&] {
         if (pad >= pads) return;
@@ -219,17 +172,12 @@ __global__ __launch_bounds__(kPullThreads, 1) void pull_rows_kernel(const PullAr
         zero_next_pad();
     });
     while (pad < pads) zero_next_pad();
-    if (grid_thread() != 0 || !args.last_part) return;
+    if (grid_thread() != 0) return;
     int64_t sent = 0;
     for (int r = 0; r < group.size; ++r)
         if (r != group.rank) sent += args.send_counts[r];
     count_wire(&group.words->wire[1], sent * (args.rows.row_bytes + args.rows.scale_bytes));
 }
-
-constexpr ReceivedRows::Part kWhole{}, kEarly{0, 1};
-// With fewer slots there is little to hide, and few multiprocessors cannot pull at the wire's rate by halves.
-constexpr int64_t kLeastSlotsToOverlap = 1024;
-constexpr int kLeastSmsToOverlap = 64;
 
 }  // namespace
 
@@ -255,12 +203,10 @@ void PeerExchange::pull(const Fp8Tensor& rows, const DispatchPlan& plan, const F
         0;
     PullArgs args{.group = group,
                   .rows = wire,
-                  .received = {plan.recv_offsets.as<int64_t>(), plan.recv_source.as<int32_t>(), slots, {}},
+                  .received = {plan.recv_offsets.as<int64_t>(), plan.recv_source.as<int32_t>(), slots},
                   .recv_rows = fan_out ? plan.recv_rows.as<int32_t>() : nullptr,
                   .topk = plan.topk,
                   .send_counts = plan.send_counts.as<int64_t>(),
-                  .box = PullArgs::Box::current,
-                  .last_part = true,
                   .dst = device_view(dst.codes),
                   .vectorised = row_bytes % kPeerVector == 0 && aligned,
                   .dst_scales = nullptr,
@@ -275,45 +221,16 @@ void PeerExchange::pull(const Fp8Tensor& rows, const DispatchPlan& plan, const F
         args.dst_row_stride = fan_out ? 1 : wire.blocks;
         args.dst_block_stride = fan_out ? dst.scales.dim(1) : 1;
     }
-    const auto pull = [&](ReceivedRows::Part part, PullArgs::Box box, const Launch& where) {
-        PullArgs some = args;
-        some.received.part = part;
-        some.box = box;
-        some.last_part = part.end == kWhole.end;
-        pull_rows_kernel<<<grid_for(ceil_div(size() * slots, kPullWarps), where, 1), kPullThreads, 0,
-                           stream_of(where)>>>(some);
-        check_launch("pulling rows from peers");
-    };
-    if (size() == 1) return pull(kWhole, PullArgs::Box::current, launch);
-    const PublishArgs publish{group, wire, plan.num_tokens, layout_.progress, words_->arrivals};
-    const auto publish_grid = [&](const Launch& where) {
-        return peer_grid(ceil_div(plan.num_tokens * row_bytes, kPeerVector * kPeerWarp), where);
-    };
-    const int sms = launch.sm_limit > 0 ? std::min(launch.sm_limit, kNumSms) : kNumSms;
-    if (slots < kLeastSlotsToOverlap || sms < kLeastSmsToOverlap || !args.vectorised) {
-        publish_rows_kernel<<<publish_grid(launch), kPeerThreads, 0, stream>>>(publish);
+    if (size() > 1) {
+        publish_rows_kernel<<<peer_grid(ceil_div(plan.num_tokens * row_bytes, kPeerVector * kPeerWarp),
+                                        launch),
+                              kPeerThreads, 0, stream>>>({group, wire, plan.num_tokens});
         check_launch("showing rows to peers");
         meet(kExpertParallel, PeerOperation::dispatch, launch);
-        return pull(kWhole, PullArgs::Box::current, launch);
     }
-
-    // The second stream shows all rows, meets and pulls seven eighths of them; this one pulls the first as soon as all show it. Both read the
-    // box of early_epoch, which is set before the meeting moves the epoch on.
-    const Launch first{.stream = launch.stream, .sm_limit = sms - sms / 2},
-        second{.stream = {side_stream_}, .sm_limit = sms / 2};
-    wait_for(side_stream_, forked_, stream);
-    publish_in_steps_kernel<<<publish_grid(second), kPeerThreads, 0, side_stream_>>>(publish);
-    check_launch("showing rows to peers");
-    args.received.part = kEarly;
-    launch_rows_wait(meeting_of(kExpertParallel, PeerOperation::dispatch), layout_.progress, args.received,
-                     launch);
-    wait_for(side_stream_, begun_, stream);
-    pull(kEarly, PullArgs::Box::early, first);
-    meet(kExpertParallel, PeerOperation::dispatch, second);
-    // unless that is more than allowed, with all multiprocessors: half of its CTAs begin when the first part is there
-    pull({kEarly.end, kWhole.end}, PullArgs::Box::early,
-         {.stream = second.stream, .sm_limit = launch.sm_limit > 0 ? second.sm_limit : 0});
-    wait_for(stream, joined_, side_stream_);
+    pull_rows_kernel<<<grid_for(ceil_div(size() * slots, kPullWarps), launch, 1), kPullThreads, 0, stream>>>(
+        args);
+    check_launch("pulling rows from peers");
 }
 
 void PeerExchange::do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena&,

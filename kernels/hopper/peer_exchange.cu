@@ -59,55 +59,6 @@ __global__ __launch_bounds__(kPeerWarp) void meet_kernel(const PeerMeeting meeti
     if (late_members != 0 && member == 0) give_up(meeting, late_members, epoch);
 }
 
-// Until every member has told that it is with the call of meeting `epoch` as far as wanted(member) tokens, or is at that meeting. By one
-// warp: lane n polls the word of step n, and the lane behind them the member's flag. What the member stored before a word that a lane
-// acquired is visible to later kernels of this stream.
-template <class Wanted>
-__device__ __forceinline__ void wait_for_members(const PeerMeeting& meeting, int64_t progress, uint64_t epoch,
-                                                 Wanted wanted) {
-    static_assert(kPeerSteps < kPeerWarp);
-    constexpr unsigned kNap = 200;  // nanoseconds between polls: a part takes tens of microseconds
-    const PeerGroup& group = meeting.group;
-    const int lane = static_cast<int>(threadIdx.x);
-    const uint64_t start = device_nanoseconds();
-    uint32_t late_members = 0;
-    for (int member = 0; member < group.size; ++member) {
-        const uint64_t* word = lane < kPeerSteps ? group.progress(progress, group.rank, member) + lane
-                                                 : group.flag(group.rank, member);
-        const uint64_t value = lane < kPeerSteps ? peer_progress(epoch, wanted(member)) : epoch;
-        while (!__any_sync(0xFFFFFFFFu, lane <= kPeerSteps && load_acquire_system(word) >= value)) {
-            if (__any_sync(0xFFFFFFFFu, device_nanoseconds() - start > meeting.limit)) {
-                late_members |= 1u << member;
-                break;
-            }
-            __nanosleep(kNap);
-        }
-    }
-    if (late_members != 0 && lane == 0) give_up(meeting, late_members, epoch);
-}
-
-// Moves: a few polled lines of this GPU's own memory, as the next one. One warp.
-__global__ __launch_bounds__(kPeerWarp) void wait_for_progress_kernel(const PeerMeeting meeting,
-                                                                      int64_t progress, int64_t tokens) {
-    if (__any_sync(0xFFFFFFFFu, meeting.group.lost())) return;
-    wait_for_members(meeting, progress, meeting.group.epoch() + 1, [&](int) { return tokens; });
-}
-
-// One warp. Own rows are read where they are.
-__global__ __launch_bounds__(kPeerWarp) void wait_for_rows_kernel(const PeerMeeting meeting, int64_t progress,
-                                                                  const ReceivedRows rows) {
-    const PeerGroup& group = meeting.group;
-    if (__any_sync(0xFFFFFFFFu, group.lost())) return;
-    const uint64_t epoch = group.epoch() + 1;
-    if (threadIdx.x == 0) group.words->early_epoch = epoch;
-    wait_for_members(meeting, progress, epoch, [&](int member) -> int64_t {
-        const int64_t end = rows.end_row(member);
-        return member == group.rank || end == rows.first_row(member)
-                   ? 0
-                   : rows.source[end - 1] - member * rows.slots + 1;
-    });
-}
-
 }  // namespace
 
 namespace hopper {
@@ -115,18 +66,6 @@ namespace hopper {
 void launch_meeting(const PeerMeeting& meeting, const Launch& launch) {
     meet_kernel<<<1, kPeerWarp, 0, stream_of(launch)>>>(meeting);
     check_launch("meeting of peers");
-}
-
-void launch_progress_wait(const PeerMeeting& meeting, int64_t progress, int64_t tokens,
-                          const Launch& launch) {
-    wait_for_progress_kernel<<<1, kPeerWarp, 0, stream_of(launch)>>>(meeting, progress, tokens);
-    check_launch("waiting for rows of peers");
-}
-
-void launch_rows_wait(const PeerMeeting& meeting, int64_t progress, const ReceivedRows& rows,
-                      const Launch& launch) {
-    wait_for_rows_kernel<<<1, kPeerWarp, 0, stream_of(launch)>>>(meeting, progress, rows);
-    check_launch("waiting for rows of peers");
 }
 
 }  // namespace hopper
@@ -143,7 +82,6 @@ PeerLayout::PeerLayout(const ExchangeLimits& limits, CombineOrder order, int exp
     words = take(sizeof(PeerWords));
     tables = take(3 * PeerMemory::kMaxRanks * static_cast<int64_t>(sizeof(uint8_t*)));
     flags = take(kFlagBytes);
-    progress = take(kFlagBytes);
 
     const int64_t routing = expert_parallel * slots * limits.topk * 8;
     const int64_t plain_rows = peer_aligned(slots * limits.hidden * element);
@@ -206,16 +144,6 @@ PeerExchange::PeerExchange(Ops& ops, const ExchangeGroups& groups, const Exchang
         device_groups_[g].boxes = reduction.boxes;
         device_groups_[g].box_bytes = reduction.size * PeerLayout::kSmallBytes;
     }
-    check_cuda(cudaStreamCreateWithFlags(&side_stream_, cudaStreamNonBlocking), "making a stream");
-    for (cudaEvent_t* event : {&forked_, &joined_, &begun_})
-        check_cuda(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "making an event");
-}
-
-PeerExchange::~PeerExchange() {
-    cudaEventDestroy(begun_);
-    cudaEventDestroy(joined_);
-    cudaEventDestroy(forked_);
-    cudaStreamDestroy(side_stream_);
 }
 
 int PeerExchange::num_ranks(Ranks ranks) const {
@@ -231,15 +159,6 @@ PeerMeeting PeerExchange::meeting_of(GroupIndex group, PeerOperation operation) 
 
 void PeerExchange::meet(GroupIndex group, PeerOperation operation, const Launch& launch) {
     launch_meeting(meeting_of(group, operation), launch);
-}
-
-void PeerExchange::wait_for_progress(int64_t tokens, PeerOperation operation, const Launch& launch) {
-    launch_progress_wait(meeting_of(kExpertParallel, operation), layout_.progress, tokens, launch);
-}
-
-void PeerExchange::wait_for(cudaStream_t waiter, cudaEvent_t event, cudaStream_t stream) {
-    check_cuda(cudaEventRecord(event, stream), "recording an event");
-    check_cuda(cudaStreamWaitEvent(waiter, event, 0), "waiting for an event");
 }
 
 void PeerExchange::check_fits(int64_t bytes, const char* what) const {

@@ -13,10 +13,6 @@
 // The expert-parallel group, the world and the replicas have flags, epochs and boxes of their own; the one stream orders their calls.
 // A large all-reduce meets twice a chunk: its inputs are read between the two meetings, its results between the second and the next
 // first one, so neither needs a second copy.
-// Within a call of combine a sender also tells, 16 times, up to which of the owner's tokens its rows have been stored, in words of its own
-// at the owner. The owner adds chunks of tokens on a second stream as soon as every sender is behind them, and the last one behind the
-// meeting. A rank that shows its rows tells the same, and the first eighth of them is pulled while the others are still being copied.
-// Only kernels of one warp wait; those that send or add never do, so they may start in any order, one after the other.
 // A wait that passes the deadline sets the rank's `lost` word: from then on its kernels touch no peer and tell no peer that they have
 // arrived, so nobody uses data that was never written; check_peers() reports it.
 #pragma once
@@ -41,7 +37,7 @@ struct PeerLayout {
                int replicas);
 
     int64_t words = 0, tables = 0;
-    int64_t flags = 0, progress = 0, boxes = 0, box_bytes = 0;  // of the expert-parallel group
+    int64_t flags = 0, boxes = 0, box_bytes = 0;  // of the expert-parallel group
     Reduction world, replicas;
     int64_t bytes = 0;
 };
@@ -53,7 +49,6 @@ public:
     //   all-reduce: 32 MiB * (1 + 1/n) + 128 KiB * n for each of world and replicas, n ranks.
     PeerExchange(Ops& ops, const ExchangeGroups& groups, const ExchangeLimits& limits, CombineOrder order,
                  double deadline_seconds, std::unique_ptr<hopper::PeerMemory> memory);
-    ~PeerExchange() override;
     int rank() const override { return groups_.expert_parallel.rank(); }
     int size() const override { return groups_.expert_parallel.size(); }
     int num_ranks(Ranks ranks) const override;
@@ -83,10 +78,6 @@ private:
               const Launch& launch);
     hopper::PeerMeeting meeting_of(GroupIndex group, hopper::PeerOperation operation) const;
     void meet(GroupIndex group, hopper::PeerOperation operation, const Launch& launch);
-    // Until all members' rows of this rank's tokens below `tokens` are here.
-    void wait_for_progress(int64_t tokens, hopper::PeerOperation operation, const Launch& launch);
-    // What `waiter` gets from now on begins when `stream` has done what it has now.
-    static void wait_for(cudaStream_t waiter, cudaEvent_t event, cudaStream_t stream);
     WireBytes wire_since_start() const;
     // Throws unless a call's message fits into the boxes.
     void check_fits(int64_t bytes, const char* what) const;
@@ -104,9 +95,6 @@ private:
     hopper::LostPeers* lost_ = nullptr;            // on the host
     WireBytes at_reset_;
     Stream last_stream_;
-    // Where half of a call's work goes that runs beside the other half; it begins and ends inside the call.
-    cudaStream_t side_stream_ = nullptr;
-    cudaEvent_t forked_ = nullptr, joined_ = nullptr, begun_ = nullptr;
 };
 
 }  // namespace fp8flow

@@ -24,8 +24,6 @@ inline unsigned peer_grid(int64_t warps, const Launch& launch) {
 
 enum class PeerOperation : uint32_t { routing, dispatch, combine, all_reduce };
 
-constexpr int kPeerSteps = 16;  // in which a sender tells how far it is: a line of words
-
 // What a wait that gave up tells the host. Written once, by the first such wait.
 struct LostPeers {
     uint32_t operation, group, members;  // members: bit r is rank r of the group
@@ -38,15 +36,7 @@ struct PeerWords {
     uint64_t epochs[4];  // meetings of each group so far
     uint64_t wire[3];    // bytes sent to other ranks: routing, dispatch, combine
     uint32_t lost;       // a wait gave up: nothing is read, written or waited for any more
-    // Of a kernel's warps at each step of the call under way; 0 between calls.
-    uint32_t arrivals[kPeerSteps];
-    uint64_t early_epoch;  // what epoch() will be behind the meeting of the call whose rows are pulled early
 };
-
-// How far a sender is in the call that ends with meeting `epoch`: rows of the tokens below `tokens` have been stored. Only rises.
-__device__ __forceinline__ uint64_t peer_progress(uint64_t epoch, int64_t tokens) {
-    return epoch << 32 | static_cast<uint64_t>(tokens);
-}
 
 // A group of ranks as a kernel sees it.
 struct PeerGroup {
@@ -61,17 +51,10 @@ struct PeerGroup {
     // The box of the meeting to come (before it: to write), and of the latest meeting (after it: to read).
     __device__ uint8_t* next_box(int member) const { return box(member, epoch() + 1); }
     __device__ uint8_t* current_box(int member) const { return box(member, epoch()); }
-    // The same box for kernels that run beside the meeting (launch_rows_wait).
-    __device__ uint8_t* early_box(int member) const { return box(member, words->early_epoch); }
     __device__ uint64_t* flag(int region, int writer) const {
         return reinterpret_cast<uint64_t*>(regions[region] + flags + writer * kFlagLine);
     }
-    // Words of how far `writer` is with the rows for `region`'s tokens: kPeerSteps of them, each written once a call. `offset`: in a region.
-    __device__ uint64_t* progress(int64_t offset, int region, int writer) const {
-        return reinterpret_cast<uint64_t*>(regions[region] + offset + writer * kFlagLine);
-    }
     static constexpr int64_t kFlagLine = 128;
-    static_assert(kPeerSteps * sizeof(uint64_t) <= kFlagLine);
 
 private:
     __device__ uint8_t* box(int member, uint64_t number) const {
@@ -87,31 +70,26 @@ struct PeerMeeting {
     PeerOperation operation;
 };
 void launch_meeting(const PeerMeeting& meeting, const Launch& launch);
+
 // The received rows of a plan: those of a source rank stand together, in the order of its tokens.
 struct ReceivedRows {
     const int64_t* offsets;  // [size + 1]
     const int32_t* source;   // rank * slots + token
     int64_t slots;
-    // Of the rows of every source: eighths [first, end).
-    struct Part {
-        int first = 0, end = 8;
-    } part;
 
-    __device__ int64_t first_row(int rank) const { return row_at(rank, part.first); }
-    __device__ int64_t end_row(int rank) const { return row_at(rank, part.end); }
     // Dealt out to the warps of the grid so that all source ranks are served at once, each rank beginning with its successor: visit(i, source
     // rank, token) for received row i.
     template <class Visit> __device__ __forceinline__ void deal(int rank, int size, Visit visit) const {
         int64_t longest = 0;
-        for (int r = 0; r < size; ++r) longest = max(longest, end_row(r) - first_row(r));
+        for (int r = 0; r < size; ++r) longest = max(longest, offsets[r + 1] - offsets[r]);
         const int64_t warps = static_cast<int64_t>(gridDim.x) * blockDim.x / kPeerWarp,
                       items = longest * size;
         const auto owner = [&](int64_t item) { return (rank + 1 + static_cast<int>(item % size)) % size; };
         const auto fetch = [&](int64_t item) -> int32_t {  // -1: no row
             if (item >= items) return -1;
             const int from = owner(item);
-            const int64_t i = first_row(from) + item / size;
-            return i < end_row(from) ? source[i] : -1;
+            const int64_t i = offsets[from] + item / size;
+            return i < offsets[from + 1] ? source[i] : -1;
         };
         int64_t item = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kPeerWarp;
         int32_t next = fetch(item);
@@ -120,22 +98,10 @@ struct ReceivedRows {
             next = fetch(item + warps);  // under way during the visit
             if (now < 0) continue;
             const int from = owner(item);
-            visit(first_row(from) + item / size, from, now - from * slots);
+            visit(offsets[from] + item / size, from, now - from * slots);
         }
     }
-
-private:
-    __device__ int64_t row_at(int rank, int eighths) const {
-        return offsets[rank] + (offsets[rank + 1] - offsets[rank]) * eighths / 8;
-    }
 };
-
-// Before a meeting: waits until every member's rows of the tokens below `tokens` are here, or the member is at the meeting already.
-// `progress`: PeerGroup::progress.
-void launch_progress_wait(const PeerMeeting& meeting, int64_t progress, int64_t tokens, const Launch& launch);
-// The same for rows that stay where they are: until every member shows the given part of what this rank pulls. Sets early_epoch.
-void launch_rows_wait(const PeerMeeting& meeting, int64_t progress, const ReceivedRows& rows,
-                      const Launch& launch);
 
 // ---- pieces of kernels ---------------------------------------------------------------------------------------------------------------
 

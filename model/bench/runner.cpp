@@ -130,6 +130,8 @@ Row Runner::measure_on(Ops& ops, const Case& what, const Shape& shape, Subject::
         subject.regimes = Subject::Regimes::burst;
         world_.barrier();
         row.peer = peer.name;
+        row.peer_source = "same run";
+        row.peer_comparable = true;
         row.peer_seconds = largest(meter_->time(subject).median);
     }
     if (probe_->cache_bytes() == 0)

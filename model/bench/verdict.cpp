@@ -10,7 +10,10 @@ constexpr std::string_view kFused = " fused=yes", kUnfused = " fused=no";
 }  // namespace
 
 void add_peer(Row& row, const Peers& peers, const std::string& gpu, int64_t ranks) {
-    if (!row.peer.empty()) return;
+    if (!row.peer.empty()) {  // measured in this run
+        row.peer_gpu = gpu;
+        return;
+    }
     const PeerFigure* figure = peers.best(row.operation, row.shape, gpu, ranks);
     if (figure == nullptr) return;
     row.peer = figure->peer;

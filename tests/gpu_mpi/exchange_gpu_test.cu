@@ -392,7 +392,7 @@ struct ResidentLayers {
         const int64_t ranks = rig.exchange->size();
         const std::vector<int64_t> few = uneven(ranks);
         const std::vector<int64_t> more(few.rbegin(), few.rend());
-        std::vector<int64_t> many{1100, 2048, 1, 0};  // enough that owners add while rows arrive, or too few
+        std::vector<int64_t> many{1100, 2048, 1, 0};  // very uneven
         many.resize(static_cast<std::size_t>(ranks));
         const ExchangeCase cases[] = {
             {.tokens = few, .topk = 2, .experts = 8, .hidden = 256, .alignment = 128, .wire = Wire::fp8},
@@ -458,7 +458,7 @@ TEST_P(GpuExchange, FewMultiprocessors) {
     }
 }
 
-// A combine whose owners add on a second stream, captured once: what it counts, it counts on the device.
+// A combine, captured once: what it counts, it counts on the device.
 TEST_P(GpuExchange, CombineReplaysAsAGraph) {
     if (GetParam() != Kind::peer) GTEST_SKIP() << "the host takes part in the others";
     constexpr int kReplays = 20;

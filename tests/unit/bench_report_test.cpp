@@ -282,6 +282,19 @@ TEST(BenchVerdicts, FollowFromBarsPeersAndBaselines) {
     expect("1.50x");
 }
 
+TEST(BenchVerdicts, APeerOfTheSameRunIsComparable) {
+    Row measured = with_peer(row_of("rms_norm", "T=2", 0.95), 95e-6, true);
+    measured.peer_source = "same run";
+    add_peer(measured, Peers(), "NVIDIA H200", 4);
+    EXPECT_EQ(measured.peer, "other");
+    EXPECT_EQ(measured.peer_gpu, "NVIDIA H200");
+    std::vector<Row> rows = {measured};
+    judge(rows);
+    EXPECT_EQ(rows[0].missed, "peer");
+    const std::string table = suite_table(rows);
+    EXPECT_NE(table.find("other (same run)"), std::string::npos) << table;
+}
+
 TEST(BenchPicture, ADotForEachRowAndAMarkForEachBar) {
     std::vector<Row> rows = {row_of("rms_norm", "", 0.93), row_of("rms_norm", "T=1", 0.91),
                              row_of("transpose_fp8", "H=2048", 0.9), row_of("swiglu", "", 0.5)};
