@@ -84,10 +84,10 @@ __device__ __forceinline__ void barrier_wait_cluster(Barrier* barrier, uint32_t 
 // Two words to the shared memory of a CTA of the cluster; the barrier there counts eight bytes when they stand. Both places as
 // cluster_address gives them, `to` 8-byte aligned.
 __device__ __forceinline__ void store_remote(uint32_t to, float2 value, uint32_t barrier) {
-    asm volatile(
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to),
-        "f"(value.x), "f"(value.y), "r"(barrier)
-        : "memory");
+    const uint64_t words = static_cast<uint64_t>(__float_as_uint(value.y)) << 32 | __float_as_uint(value.x);
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(to),
+                 "l"(words), "r"(barrier)
+                 : "memory");
 }
 // One box of a 2-D tensor to shared memory; c0 counts elements along the contiguous dimension, c1 rows. Outside the tensor: zeros.
 __device__ __forceinline__ void tensor_load(const CUtensorMap* map, Barrier* barrier, void* to, int c0,
