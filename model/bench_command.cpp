@@ -137,6 +137,10 @@ void print_bench_list() {
 }
 
 int run_bench(const BenchOptions& options, ProcessGroup& world) {
+    require(!options.capture || world.size() == 1, ExitCode::usage,
+            "--capture: got {} ranks, want one: a profiler repeats kernels, and those of an exchange wait "
+            "for each other",
+            world.size());
     const BackendChoice choice = choose_backend(options.backend, options.placement, world);
     std::vector<Item> items =
         items_of(options, choice.kind == BackendKind::hopper ? Size::layer : Size::small);
@@ -154,6 +158,11 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
                           .command = options.command,
                           .gpus = choice.kind == BackendKind::hopper ? world.size() : 0};
     if (speaks) fmt::print("{}\ndevice: {}\n", choice.note, runner.device_name());
+    if (options.capture) {
+        for (const Item& item : items) runner.capture(*item.what, item.shape);
+        fmt::print("captured: {} rows, one call each\n", items.size());
+        return 0;
+    }
     std::vector<Row> rows;
     EtaEstimator eta(static_cast<int64_t>(items.size()));
     for (size_t i = 0; i < items.size(); ++i) {

@@ -31,7 +31,8 @@ struct BenchOptions {
     std::string suite;
     std::string match;  // regular expression over "operation key=value ..."; empty: everything
     std::string out;  // folder for bench.json, bench.txt and, of suite upstream, bench.svg; empty: only print
-    std::string peers;  // file with others' times, measured on this GPU; empty: the project's list alone
+    std::string peers;     // file with others' times, measured on this GPU; empty: the project's list alone
+    bool capture = false;  // instead of timing: one call of each row, for a profiler that listens
     std::string gemm_backend;  // native | cublaslt | both; empty: the fastest, in suite gemm both
     std::string command;       // as it was typed, for the results
     int samples = 0;           // of a burst; 0: the protocol's

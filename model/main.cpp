@@ -230,6 +230,12 @@ struct CommandLine {
         bench->add_flag("--list", list, "print operations, their keys and the suites");
         bench->add_option("--out", bench_options.out,
                           "folder for bench.json, bench.txt and, of suite upstream, bench.svg");
+        bench
+            ->add_flag(
+                "--capture", bench_options.capture,
+                "do not time: run one call of each row between cudaProfilerStart and Stop, in an NVTX range "
+                "(scripts/kernel_profile.py reads what ncu says then)")
+            ->excludes("--out");
         bench->add_option(
             "--peers", bench_options.peers,
             "file with others' times on this GPU, a JSON object a line: operation, shape, us, peer, source");

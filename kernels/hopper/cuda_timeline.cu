@@ -48,7 +48,7 @@ public:
     void reset() override { next_ = 0; }
 
     void begin_range(const char* direction, const char* name) override {
-        char text[96];
+        char text[256];
         std::snprintf(text, sizeof text, "%s/%s", direction, name);
         nvtxRangePushA(text);  // copied
     }

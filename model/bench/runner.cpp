@@ -1,6 +1,8 @@
 // Measuring cases.
 #include "model/bench/runner.h"
 
+#include "kernels/core/timeline.h"
+
 #include <algorithm>
 
 namespace fp8flow::bench {
@@ -24,6 +26,10 @@ bool is_product(const std::string& operation) {
         colon = reason.find(": ", colon + 1);
     if (colon != std::string::npos) reason.erase(0, colon + 2);
     fail(ExitCode::usage, "bench {}: this shape is refused: {} ({})", operation, reason, shape.text());
+}
+
+Launch launch_of(const Shape& shape) {
+    return {.stream = {}, .sm_limit = shape.has("sms") ? static_cast<int>(shape.number("sms")) : 0};
 }
 
 }  // namespace
@@ -75,28 +81,49 @@ std::vector<Row> Runner::measure(const Case& what, const Shape& shape, Subject::
     return rows;
 }
 
-Row Runner::measure_on(Ops& ops, const Case& what, const Shape& shape, Subject::Regimes regimes) {
-    Machine machine{ops, world_, choice_, [this] { return messages(); }};
-    Sets sets(ops.device());
-    const auto build = [&] {
-        sets.buffers.push_back(std::make_unique<Buffers>(
-            ops.device(), sets.arena, sets.buffers.empty() ? nullptr : sets.buffers.front().get(), &filler_));
-        sets.calls.push_back(what.build(machine, *sets.buffers.back(), shape));
-    };
+void Runner::build(Sets& sets, Machine& machine, const Case& what, const Shape& shape) {
+    sets.buffers.push_back(
+        std::make_unique<Buffers>(machine.ops.device(), sets.arena,
+                                  sets.buffers.empty() ? nullptr : sets.buffers.front().get(), &filler_));
     try {
-        build();
+        sets.calls.push_back(what.build(machine, *sets.buffers.back(), shape));
     } catch (const Error& error) {
         if (error.code() != ExitCode::internal ||
             std::string_view(error.what()).find("check failed: ") == std::string_view::npos)
             throw;
         refuse(what.name, shape, error.what());
     }
+}
+
+void Runner::capture(const Case& what, const Shape& shape) {
+    Ops& ops = *backends_.front().ops;
+    Device& device = ops.device();
+    Machine machine{ops, world_, choice_, [this] { return messages(); }};
+    Sets sets(device);
+    build(sets, machine, what, shape);
+    const auto run = [&] {
+        sets.calls.front().run(launch_of(shape));
+        device.synchronize();
+    };
+    run();  // what is made at a first call shall not be recorded
+    const std::unique_ptr<Timeline> profiler = device.make_timeline();
+    profiler->begin_capture();
+    profiler->begin_range("bench", (what.name + " " + shape.text()).c_str());
+    run();
+    profiler->end_range();
+    profiler->end_capture();
+}
+
+Row Runner::measure_on(Ops& ops, const Case& what, const Shape& shape, Subject::Regimes regimes) {
+    Machine machine{ops, world_, choice_, [this] { return messages(); }};
+    Sets sets(ops.device());
+    build(sets, machine, what, shape);
     // half of what is free: the ceilings need room, too; every rank makes as many
     const int64_t room = 1 + ops.device().free_bytes() / 2 / std::max<int64_t>(sets.bytes(), 1);
     int64_t fewer = -std::min(meter_->sets_for(sets.bytes()), room);
     world_.all_reduce_max(std::span<int64_t>(&fewer, 1));
     const int64_t num_sets = -fewer;
-    while (static_cast<int64_t>(sets.calls.size()) < num_sets) build();
+    while (static_cast<int64_t>(sets.calls.size()) < num_sets) build(sets, machine, what, shape);
     ops.device().synchronize();
     Row row{.operation = what.name, .shape = shape.text(), .short_shape = shape.short_text()};
     if (sets.calls.front().error) {
@@ -105,8 +132,7 @@ Row Runner::measure_on(Ops& ops, const Case& what, const Shape& shape, Subject::
         row.nmse = sets.calls.front().error();
     }
 
-    const Launch launch{.stream = {},
-                        .sm_limit = shape.has("sms") ? static_cast<int>(shape.number("sms")) : 0};
+    const Launch launch = launch_of(shape);
     Subject subject{.call = [&](int64_t set) { sets.calls[static_cast<size_t>(set)].run(launch); },
                     .num_sets = num_sets,
                     .cache = meter_->cache_of(sets.bytes(), num_sets),

@@ -49,12 +49,16 @@ public:
     // Collective over the world. Throws Error(usage) for shapes that the operation refuses.
     std::vector<Row> measure(const Case& what, const Shape& shape,
                              Subject::Regimes regimes = Subject::Regimes::all);
+    // One call of the case instead of measurements, recorded by a profiler that listens; of a product the program's own. One rank.
+    void capture(const Case& what, const Shape& shape);
     std::string device_name() const { return probe_->device_name(); }
     // Rates between the GPUs, where a row was compared with them; else empty.
     std::string wire_note() const;
 
 private:
     struct Sets;
+    // Makes one more set of tensors. Throws Error(usage) for shapes that the operation refuses.
+    void build(Sets& sets, Machine& machine, const Case& what, const Shape& shape);
     Row measure_on(Ops& ops, const Case& what, const Shape& shape, Subject::Regimes regimes);
     void add_ceiling(Row& row, const Case& what);
     double largest(double seconds) const;

@@ -88,6 +88,20 @@ TEST(Bench, EveryOperationRunsOnce) {
     EXPECT_EQ(measured, wanted);
 }
 
+TEST(Bench, CaptureCallsEveryRowAndTimesNothing) {
+    const CommandResult result = fp8flow_alone(bench({"--suite", "small", "--capture"}));
+    ASSERT_EQ(result.status, 0) << result.err;
+    const size_t rows = local_operations().size() + kExchanges.size() + 1;  // and route
+    EXPECT_NE(result.out.find("captured: " + std::to_string(rows) + " rows"), std::string::npos)
+        << result.out;
+
+    TemporaryFolder folder;
+    EXPECT_EQ(fp8flow_alone(bench({"rms_norm", "--capture", "--out", folder.path("out")})).status, 2);
+    const CommandResult many = fp8flow_on_ranks(2, bench({"rms_norm", "--capture"}));
+    EXPECT_EQ(many.status, 2);
+    EXPECT_NE(many.err.find("--capture"), std::string::npos) << many.err;
+}
+
 TEST(Bench, ExchangesOfTwoRanks) {
     TemporaryFolder folder;
     Texts line = bench({"--suite", "small", "--out", folder.path("out"), "--samples", "2"});

@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""What the profiler says of the kernels behind rows of `fp8flow bench`: one cold call of each row under Nsight Compute (ncu), one line a kernel.
+
+  scripts/kernel_profile.py --suite upstream --match '^cross_entropy '
+  scripts/kernel_profile.py --json kernels.json rms_norm_backward --shape T=4096,H=7168
+Everything that is not an option of this script goes to `fp8flow bench --capture`. Clocks are left as they are, caches are flushed before a
+kernel; a kernel runs several times, alone, so its time is a little longer than in the bench. Columns:
+  us          duration
+  DRAM MB     read + written
+  DRAM, L2, L1  busy, of their peak over the kernel's time;  hit: of the L2's sectors
+  issue       clocks in which a scheduler issued, of those with a warp on the multiprocessor;  tensor: tensor cores busy, likewise
+  SMs         clocks with a warp on the multiprocessor, of the kernel's: mean and least (start, end, balance)
+  warps       on a multiprocessor, mean;  regs: a thread
+  waits       what warps wait for, by share of their time: the three largest
+Exit status: ncu's.
+"""
+
+import argparse
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
+REASONS = {  # ncu's name: ours
+    "long_scoreboard": "memory or L2", "short_scoreboard": "shared memory or special functions", "barrier": "barrier", "membar": "memory barrier",
+    "mio_throttle": "shared-memory queue", "lg_throttle": "memory queue", "wait": "fixed latency", "math_pipe_throttle": "arithmetic busy",
+    "gmma": "tensor cores", "sleeping": "sleeping", "no_instruction": "instruction fetch", "branch_resolving": "branch", "drain": "stores at exit",
+    "dispatch_stall": "dispatch", "not_selected": "other warps chosen", "selected": "issuing", "imc_miss": "constants", "misc": "other",
+    "tex_throttle": "texture queue",
+}
+METRICS = {
+    "us": "gpu__time_duration.sum",
+    "read": "dram__bytes_read.sum", "written": "dram__bytes_write.sum",
+    "dram": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "l2": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
+    "hit": "lts__t_sector_hit_rate.pct",
+    "l1": "l1tex__throughput.avg.pct_of_peak_sustained_elapsed",
+    "issue": "smsp__issue_active.avg.pct_of_peak_sustained_active",
+    "tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+    "active": "sm__cycles_active.avg", "least": "sm__cycles_active.min", "cycles": "sm__cycles_elapsed.max",
+    "warps": "sm__warps_active.avg.per_cycle_active",
+    "registers": "launch__registers_per_thread",
+}
+UNITS = {"ns": 1e-3, "nsecond": 1e-3, "us": 1, "usecond": 1, "ms": 1e3, "msecond": 1e3, "byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
+
+
+def profile(options, arguments):
+    wanted = list(METRICS.values()) + [STALL.format(reason) for reason in REASONS]
+    with tempfile.TemporaryDirectory() as folder:
+        report = os.path.join(folder, "kernels.ncu-rep")
+        line = [options.ncu, "--profile-from-start", "off", "--clock-control", "none", "--nvtx", "--metrics", ",".join(wanted), "--export", report,
+                options.fp8flow, "bench", "--capture", *arguments]
+        done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode != 0 or not os.path.exists(report):
+            sys.stderr.write(done.stdout)
+            sys.exit(done.returncode or 1)
+        shown = subprocess.run([options.ncu, "--import", report, "--csv", "--page", "raw", "--print-units", "base", "--nvtx"], stdout=subprocess.PIPE,
+                               text=True, check=True)
+    return list(csv.reader(io.StringIO(shown.stdout[shown.stdout.index('"ID"'):])))
+
+
+def number(text):
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
+
+
+def kernels_of(table):
+    """One dictionary a kernel, from ncu's table: names, units, then a line a kernel."""
+    names, units = table[0], table[1]
+    rows = []
+    for line in table[2:]:
+        cell = dict(zip(names, line))
+        unit = dict(zip(names, units))
+        get = lambda metric: None if number(cell.get(metric, "")) is None else number(cell[metric]) * UNITS.get(unit[metric], 1)
+        row = {key: get(metric) for key, metric in METRICS.items()}
+        ranges = [found.group(1) for text in line if (found := re.search(r"bench/([^\"]*?)(?::\w+)*(?:\n|$)", text))]
+        row["row"] = ranges[0].strip() if ranges else ""
+        row["kernel"] = re.sub(r"^void |fp8flow::hopper::|\(anonymous namespace\)::|<unnamed>::|\(.*$", "", cell["Kernel Name"])
+        row["grid"], row["block"] = cell.get("Grid Size", ""), cell.get("Block Size", "")
+        stalls = {name: get(STALL.format(reason)) or 0.0 for reason, name in REASONS.items()}
+        total = sum(stalls.values()) or 1.0
+        row["waits"] = {name: value / total for name, value in sorted(stalls.items(), key=lambda item: -item[1]) if value > 0.005 * total}
+        rows.append(row)
+    return rows
+
+
+def percent(value):
+    return "-" if value is None else f"{value:.0f} %"
+
+
+def text_of(rows):
+    head = ["row", "kernel", "us", "DRAM MB", "DRAM", "L2", "hit", "L1", "issue", "tensor", "SMs", "warps", "regs", "waits"]
+    lines, last = [head], None
+    for row in rows:
+        share = lambda key: None if not row["cycles"] or row[key] is None else 100 * row[key] / row["cycles"]
+        waits = [f"{name} {100 * part:.0f}" for name, part in row["waits"].items() if name != "issuing"][:3]
+        moved = None if row["read"] is None or row["written"] is None else (row["read"] + row["written"]) * 1e-6
+        lines.append(["" if row["row"] == last else row["row"], row["kernel"][:60], f"{row['us']:.1f}", "-" if moved is None else f"{moved:.0f}",
+                      percent(row["dram"]), percent(row["l2"]), percent(row["hit"]), percent(row["l1"]), percent(row["issue"]), percent(row["tensor"]),
+                      f"{percent(share('active'))}, {percent(share('least'))}", "-" if row["warps"] is None else f"{row['warps']:.0f}",
+                      f"{row['registers'] or 0:.0f}", ", ".join(waits)])
+        last = row["row"]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    left = {0, 1, len(head) - 1}
+    return "\n".join("  ".join(cell.ljust(w) if i in left else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths))).rstrip()
+                     for line in lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fp8flow", default=os.path.join(ROOT, "build/cuda-release/fp8flow"), help="the program (default: build/cuda-release/fp8flow)")
+    parser.add_argument("--ncu", default="ncu", help="the profiler (default: ncu)")
+    parser.add_argument("--json", help="also write everything to this file")
+    options, arguments = parser.parse_known_args()
+    if not arguments:
+        parser.error("name operations, or a --suite and --match, as for fp8flow bench")
+    rows = kernels_of(profile(options, arguments))
+    print(text_of(rows), end="")
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(rows, file, indent=1)
+            file.write("\n")
+
+
+if __name__ == "__main__":
+    main()
