@@ -12,7 +12,7 @@ kernel; a kernel runs several times, alone, so its time is a little longer than 
   SMs         clocks with a warp on the multiprocessor, of the kernel's: mean and least (start, end, balance)
   warps       on a multiprocessor, mean;  regs: a thread
   waits       what warps wait for, by share of their time: the three largest
-Exit status: ncu's.
+Exit status: ncu's, 1 if it recorded nothing.
 """
 
 import argparse
@@ -53,16 +53,15 @@ UNITS = {"ns": 1e-3, "nsecond": 1e-3, "us": 1, "usecond": 1, "ms": 1e3, "msecond
 def profile(options, arguments):
     wanted = list(METRICS.values()) + [STALL.format(reason) for reason in REASONS]
     with tempfile.TemporaryDirectory() as folder:
-        report = os.path.join(folder, "kernels.ncu-rep")
-        line = [options.ncu, "--profile-from-start", "off", "--clock-control", "none", "--nvtx", "--metrics", ",".join(wanted), "--export", report,
-                options.fp8flow, "bench", "--capture", *arguments]
+        log = os.path.join(folder, "ncu.csv")
+        line = [options.ncu, "--profile-from-start", "off", "--clock-control", "none", "--nvtx", "--metrics", ",".join(wanted), "--csv", "--page", "raw",
+                "--print-units", "base", "--log-file", log, options.fp8flow, "bench", "--capture", *arguments]
         done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        if done.returncode != 0 or not os.path.exists(report):
-            sys.stderr.write(done.stdout)
-            sys.exit(done.returncode or 1)
-        shown = subprocess.run([options.ncu, "--import", report, "--csv", "--page", "raw", "--print-units", "base", "--nvtx"], stdout=subprocess.PIPE,
-                               text=True, check=True)
-    return list(csv.reader(io.StringIO(shown.stdout[shown.stdout.index('"ID"'):])))
+        said = open(log).read() if os.path.exists(log) else ""
+    if done.returncode != 0 or '"ID"' not in said:
+        sys.stderr.write(done.stdout + said)
+        sys.exit(done.returncode or 1)
+    return list(csv.reader(io.StringIO(said[said.index('"ID"'):])))
 
 
 def number(text):
