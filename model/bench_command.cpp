@@ -159,8 +159,9 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
                           .gpus = choice.kind == BackendKind::hopper ? world.size() : 0};
     if (speaks) fmt::print("{}\ndevice: {}\n", choice.note, runner.device_name());
     if (options.capture) {
-        for (const Item& item : items) runner.capture(*item.what, item.shape);
-        fmt::print("captured: {} rows, one call each\n", items.size());
+        for (const Item& item : items)
+            fmt::print("captured {} kernels of {} {}\n", runner.capture(*item.what, item.shape),
+                       item.what->name, item.shape.text());
         return 0;
     }
     std::vector<Row> rows;

@@ -54,14 +54,15 @@ def profile(options, arguments):
     wanted = list(METRICS.values()) + [STALL.format(reason) for reason in REASONS]
     with tempfile.TemporaryDirectory() as folder:
         log = os.path.join(folder, "ncu.csv")
-        line = [options.ncu, "--profile-from-start", "off", "--clock-control", "none", "--nvtx", "--metrics", ",".join(wanted), "--csv", "--page", "raw",
+        line = [options.ncu, "--profile-from-start", "off", "--clock-control", "none", "--metrics", ",".join(wanted), "--csv", "--page", "raw",
                 "--print-units", "base", "--log-file", log, options.fp8flow, "bench", "--capture", *arguments]
         done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         said = open(log).read() if os.path.exists(log) else ""
     if done.returncode != 0 or '"ID"' not in said:
         sys.stderr.write(done.stdout + said)
         sys.exit(done.returncode or 1)
-    return list(csv.reader(io.StringIO(said[said.index('"ID"'):])))
+    counted = re.findall(r"^captured (\d+) kernels of (.*)$", done.stdout, re.MULTILINE)
+    return list(csv.reader(io.StringIO(said[said.index('"ID"'):]))), [row for count, row in counted for _ in range(int(count))]
 
 
 def number(text):
@@ -71,18 +72,19 @@ def number(text):
         return None
 
 
-def kernels_of(table):
-    """One dictionary a kernel, from ncu's table: names, units, then a line a kernel."""
+def kernels_of(table, sources):
+    """One dictionary a kernel, from ncu's table (names, units, then a line a kernel) and the bench's row behind each."""
     names, units = table[0], table[1]
+    if len(sources) != len(table) - 2:
+        sys.exit(f"error: ncu recorded {len(table) - 2} kernels, the rows have {len(sources)}: some are not this program's (cuBLASLt?), or not counted")
     rows = []
-    for line in table[2:]:
+    for line, source in zip(table[2:], sources):
         cell = dict(zip(names, line))
         unit = dict(zip(names, units))
         get = lambda metric: None if number(cell.get(metric, "")) is None else number(cell[metric]) * UNITS.get(unit[metric], 1)
         row = {key: get(metric) for key, metric in METRICS.items()}
-        ranges = [found.group(1) for text in line if (found := re.search(r"bench/([^\"]*?)(?::\w+)*(?:\n|$)", text))]
-        row["row"] = ranges[0].strip() if ranges else ""
-        row["kernel"] = re.sub(r"^void |fp8flow::hopper::|\(anonymous namespace\)::|<unnamed>::|\(.*$", "", cell["Kernel Name"])
+        row["row"] = source
+        row["kernel"] = re.sub(r"^void |(fp8flow::)?hopper::|\(anonymous namespace\)::|<?unnamed>::|\(.*$", "", cell["Kernel Name"])
         row["grid"], row["block"] = cell.get("Grid Size", ""), cell.get("Block Size", "")
         stalls = {name: get(STALL.format(reason)) or 0.0 for reason, name in REASONS.items()}
         total = sum(stalls.values()) or 1.0
@@ -121,7 +123,7 @@ def main():
     options, arguments = parser.parse_known_args()
     if not arguments:
         parser.error("name operations, or a --suite and --match, as for fp8flow bench")
-    rows = kernels_of(profile(options, arguments))
+    rows = kernels_of(*profile(options, arguments))
     print(text_of(rows), end="")
     if options.json:
         with open(options.json, "w") as file:

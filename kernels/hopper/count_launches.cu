@@ -3,29 +3,30 @@
 #include "kernels/hopper/cuda_check.h"
 
 #include <cuda_runtime.h>
-#include <algorithm>
 #include <vector>
 
 namespace fp8flow::hopper {
 
 namespace {
 
-int64_t launches_of(cudaGraph_t graph) {
-    std::size_t count = 0;
-    check_cuda(cudaGraphGetNodes(graph, nullptr, &count), "counting nodes");
-    std::vector<cudaGraphNode_t> nodes(count);
-    if (count > 0) check_cuda(cudaGraphGetNodes(graph, nodes.data(), &count), "reading nodes");
-    return std::count_if(nodes.begin(), nodes.end(), [](cudaGraphNode_t node) {
+LaunchCount launches_of(cudaGraph_t graph) {
+    std::size_t size = 0;
+    check_cuda(cudaGraphGetNodes(graph, nullptr, &size), "counting nodes");
+    std::vector<cudaGraphNode_t> nodes(size);
+    if (size > 0) check_cuda(cudaGraphGetNodes(graph, nodes.data(), &size), "reading nodes");
+    LaunchCount count;
+    for (cudaGraphNode_t node : nodes) {
         cudaGraphNodeType type = cudaGraphNodeTypeEmpty;
         check_cuda(cudaGraphNodeGetType(node, &type), "asking for a node's type");
-        return type == cudaGraphNodeTypeKernel || type == cudaGraphNodeTypeMemset ||
-               type == cudaGraphNodeTypeMemcpy;
-    });
+        if (type == cudaGraphNodeTypeKernel) ++count.kernels;
+        if (type == cudaGraphNodeTypeMemset || type == cudaGraphNodeTypeMemcpy) ++count.others;
+    }
+    return count;
 }
 
 }  // namespace
 
-std::optional<int64_t> count_launches(const std::function<void(const Launch&)>& call) {
+std::optional<LaunchCount> count_launches(const std::function<void(const Launch&)>& call) {
     // a stream that waits for the default one and makes it wait: what a call gives to that one ends the capture
     cudaStream_t stream = nullptr;
     check_cuda(cudaStreamCreate(&stream), "making a stream");
@@ -38,7 +39,7 @@ std::optional<int64_t> count_launches(const std::function<void(const Launch&)>& 
     }
     cudaGraph_t graph = nullptr;
     whole = cudaStreamEndCapture(stream, &graph) == cudaSuccess && whole && graph != nullptr;
-    std::optional<int64_t> launches;
+    std::optional<LaunchCount> launches;
     cudaGraphExec_t executable = nullptr;
     if (whole && cudaGraphInstantiate(&executable, graph, 0) == cudaSuccess) {
         launches = launches_of(graph);

@@ -11,6 +11,10 @@ namespace fp8flow::hopper {
 
 // Kernels, fills and copies that `call` gives the stream that it gets: recorded as a graph, which then runs once, so that the call has
 // happened. Nothing for calls that cannot be recorded because they wait for the device, allocate, or use another stream.
-std::optional<int64_t> count_launches(const std::function<void(const Launch&)>& call);
+struct LaunchCount {
+    int64_t kernels = 0, others = 0;  // fills and copies
+    int64_t all() const { return kernels + others; }
+};
+std::optional<LaunchCount> count_launches(const std::function<void(const Launch&)>& call);
 
 }  // namespace fp8flow::hopper

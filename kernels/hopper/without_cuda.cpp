@@ -22,7 +22,7 @@ void evaluate_on_device(DeviceFunction, std::span<const float>, std::span<uint32
     fail(ExitCode::usage, "the device self-test needs a Hopper GPU: {}", unavailable_reason());
 }
 
-std::optional<int64_t> count_launches(const std::function<void(const Launch&)>&) { return {}; }
+std::optional<LaunchCount> count_launches(const std::function<void(const Launch&)>&) { return {}; }
 
 std::unique_ptr<Ops> make_ops(int, const KernelChoice&) {
     fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());

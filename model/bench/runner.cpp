@@ -95,7 +95,7 @@ void Runner::build(Sets& sets, Machine& machine, const Case& what, const Shape& 
     }
 }
 
-void Runner::capture(const Case& what, const Shape& shape) {
+int64_t Runner::capture(const Case& what, const Shape& shape) {
     Ops& ops = *backends_.front().ops;
     Device& device = ops.device();
     Machine machine{ops, world_, choice_, [this] { return messages(); }};
@@ -105,13 +105,16 @@ void Runner::capture(const Case& what, const Shape& shape) {
         sets.calls.front().run(launch_of(shape));
         device.synchronize();
     };
-    run();  // what is made at a first call shall not be recorded
+    // a first call makes what later ones find
+    const auto launches = count_launches(choice_, sets.calls.front().run);
+    run();
     const std::unique_ptr<Timeline> profiler = device.make_timeline();
     profiler->begin_capture();
     profiler->begin_range("bench", (what.name + " " + shape.text()).c_str());
     run();
     profiler->end_range();
     profiler->end_capture();
+    return launches ? launches->kernels : 0;
 }
 
 Row Runner::measure_on(Ops& ops, const Case& what, const Shape& shape, Subject::Regimes regimes) {
@@ -150,7 +153,9 @@ Row Runner::measure_on(Ops& ops, const Case& what, const Shape& shape, Subject::
     if (const auto family = family_of(shape, world_.size())) row.family = family->name;
     row.bar = bar_of(shape, row.work, world_.size());
     // ranks that wait for each other keep count of their calls, which a recording would put out of step
-    if (subject.together == nullptr) row.launches = count_launches(choice_, sets.calls.front().run);
+    if (subject.together == nullptr)
+        if (const auto launches = count_launches(choice_, sets.calls.front().run))
+            row.launches = launches->all();
     if (const Call::Peer& peer = sets.calls.front().peer; !peer.name.empty()) {
         subject.call = [&](int64_t set) { sets.calls[static_cast<size_t>(set)].peer.run({}); };
         subject.regimes = Subject::Regimes::burst;

@@ -50,7 +50,8 @@ public:
     std::vector<Row> measure(const Case& what, const Shape& shape,
                              Subject::Regimes regimes = Subject::Regimes::all);
     // One call of the case instead of measurements, recorded by a profiler that listens; of a product the program's own. One rank.
-    void capture(const Case& what, const Shape& shape);
+    // Returns how many kernels that was, 0 where they are not counted.
+    int64_t capture(const Case& what, const Shape& shape);
     std::string device_name() const { return probe_->device_name(); }
     // Rates between the GPUs, where a row was compared with them; else empty.
     std::string wire_note() const;
