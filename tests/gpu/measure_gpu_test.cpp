@@ -103,10 +103,10 @@ TEST(GpuLaunches, AreCountedAndTheCallHappensOnce) {
     EXPECT_FALSE(hopper::count_launches([&](const Launch&) { device.synchronize(); }).has_value());
     EXPECT_FALSE(hopper::count_launches([&](const Launch&) { device.fill(first, 0, kBytes); }).has_value());
     // and neither leaves an error behind
-    const auto launches = hopper::count_launches(fill_stream_copy);
-    ASSERT_TRUE(launches.has_value());
-    EXPECT_EQ(launches->kernels, 1);
-    EXPECT_EQ(launches->others, 3);
+    const auto again = hopper::count_launches(fill_stream_copy);
+    ASSERT_TRUE(again.has_value());
+    EXPECT_EQ(again->kernels, 1);
+    EXPECT_EQ(again->others, 3);
     device.free(first);
     device.free(second);
 }
