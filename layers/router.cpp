@@ -3,6 +3,7 @@
 
 #include "layers/forced_routing.h"
 
+#include <algorithm>
 #include <vector>
 
 namespace fp8flow {
@@ -11,12 +12,14 @@ Router::Router(ParameterStore& store, Device& device, const ModelSpec& model, co
                DType plain_dtype, int layer)
     : model_(model), moe_(moe), layer_(layer), name_(fmt::format("layers.{}.moe.router", layer)) {
     const bool sigmoid = moe.moe_router_score_function == ScoreFunction::sigmoid;
-    score_ = sigmoid ? op::Score::sigmoid : op::Score::softmax;
-    options_ = {.score = score_,
+    options_ = {.score = sigmoid ? op::Score::sigmoid : op::Score::softmax,
                 .pre_softmax = moe.moe_router_pre_softmax,
                 .num_groups = moe.moe_router_num_groups,
                 .group_topk = moe.moe_router_group_topk,
                 .scaling_factor = static_cast<float>(moe.moe_router_topk_scaling_factor)};
+    FP8FLOW_CHECK(moe.moe_router_load_balancing_type.size() <= op::kBalanceTerms,
+                  "{} entries in moe_router_load_balancing_type, at most {} are supported",
+                  moe.moe_router_load_balancing_type.size(), op::kBalanceTerms);
     weight_ = &store.add({.name = name_ + ".weight",
                           .shape = {moe.num_experts, model.hidden_size, 0},
                           .init_std = model.init_method_std,
@@ -63,6 +66,7 @@ void Router::forward(Context& ctx, const TensorView& xn, RouterSaved& saved) con
     saved.logits = ctx.saved.tensor(DType::f32, {ctx.tokens, experts}, "route");
     saved.ids = ctx.saved.tensor(DType::i32, {ctx.tokens, topk}, "route");
     saved.probs = ctx.saved.tensor(DType::f32, {ctx.tokens, topk}, "route");
+    saved.balance = place_balance(ctx);
     ArenaScope scope(ctx.scratch);
     // A forward that is re-run in the backward must not count its tokens twice.
     TensorView counts = counts_;
@@ -77,8 +81,24 @@ void Router::forward(Context& ctx, const TensorView& xn, RouterSaved& saved) con
                           .forced_ids = forced_ids(ctx),
                           .ids = saved.ids,
                           .probs = saved.probs,
-                          .counts = counts},
+                          .counts = counts,
+                          .balance = saved.balance},
                          ctx.launch);
+}
+
+// Sets are sequences where a loss is taken by sequence.
+op::RouterBalance Router::place_balance(Context& ctx) const {
+    const auto& types = moe_.moe_router_load_balancing_type;
+    const bool by_sequence = std::find(types.begin(), types.end(), BalancingLoss::seq_aux_loss) != types.end();
+    op::RouterBalance balance{.set_tokens = by_sequence ? ctx.seq_length : 0};
+    const int64_t experts = moe_.num_experts, sets = op::balance_sets(ctx.tokens, balance.set_tokens),
+                  blocks = op::balance_blocks(ctx.tokens, balance.set_tokens);
+    if (!types.empty()) {
+        balance.counts = ctx.saved.tensor(DType::f32, {sets, experts}, "route");
+        balance.score_sums = ctx.saved.tensor(DType::f32, {blocks, experts}, "route");
+    }
+    if (moe_.moe_z_loss_coeff > 0.0) balance.log_squares = ctx.saved.tensor(DType::f32, {blocks}, "route");
+    return balance;
 }
 
 void Router::backward(Context& ctx, const TensorView& dprobs, const TensorView& xn, const RouterSaved& saved,
@@ -86,10 +106,22 @@ void Router::backward(Context& ctx, const TensorView& dprobs, const TensorView& 
     auto timed = ctx.stage("route");
     ArenaScope scope(ctx.scratch);
     const TensorView dlogits = ctx.scratch.tensor(DType::f32, {ctx.tokens, moe_.num_experts}, "route");
-    ctx.ops.router_top_k_backward(
-        {.logits = saved.logits, .ids = saved.ids, .dprobs = dprobs, .options = options_, .dlogits = dlogits},
-        ctx.launch);
-    balancing_gradients(ctx, saved.logits, dlogits);
+    op::RouterTopKBackward args{.logits = saved.logits,
+                                .ids = saved.ids,
+                                .dprobs = dprobs,
+                                .options = options_,
+                                .balance = saved.balance,
+                                .losses = losses_,
+                                .dlogits = dlogits};
+    for (size_t i = 0; i < moe_.moe_router_load_balancing_type.size(); ++i)
+        args.terms[i] = balance_term(ctx, moe_.moe_router_load_balancing_type[i], moe_.moe_aux_loss_coeff[i],
+                                     saved.balance);
+    if (moe_.moe_z_loss_coeff > 0.0 && ctx.tokens > 0) {
+        // mean over this rank's tokens, then over ranks and micro-batches, as the main loss is
+        const double share = 1.0 / static_cast<double>(ctx.num_micro_batches * ctx.data_parallel_size);
+        args.z_weight = static_cast<float>(moe_.moe_z_loss_coeff * share / static_cast<double>(ctx.tokens));
+    }
+    ctx.ops.router_top_k_backward(args, ctx.launch);
     ctx.ops.router_logits_backward({.dlogits = dlogits,
                                     .x = xn,
                                     .weight = weight_->plain,
@@ -100,70 +132,37 @@ void Router::backward(Context& ctx, const TensorView& dprobs, const TensorView& 
                                    ctx.launch);
 }
 
-void Router::balancing_gradients(Context& ctx, const TensorView& logits, const TensorView& dlogits) const {
-    for (size_t i = 0; i < moe_.moe_router_load_balancing_type.size(); ++i)
-        balance(ctx, moe_.moe_router_load_balancing_type[i], moe_.moe_aux_loss_coeff[i], logits, dlogits);
-    if (moe_.moe_z_loss_coeff > 0.0 && ctx.tokens > 0) {
-        // mean over this rank's tokens, then over ranks and micro-batches, as the main loss is
-        const double share = 1.0 / static_cast<double>(ctx.num_micro_batches * ctx.data_parallel_size);
-        const double weight = moe_.moe_z_loss_coeff * share / static_cast<double>(ctx.tokens);
-        ctx.ops.router_z_loss({.logits = logits,
-                               .weight = static_cast<float>(weight),
-                               .grad_weight = static_cast<float>(weight),
-                               .loss = z_loss(),
-                               .dlogits = dlogits},
-                              ctx.launch);
-    }
-}
-
 // coeff * E/(K n^2) * sum_e counts_e P_e over a set of n tokens: this rank's micro-batch (aux_loss), each sequence (seq_aux_loss), or the
 // global batch so far (global_aux_loss); averaged over ranks and micro-batches, as the main loss is.
-void Router::balance(Context& ctx, BalancingLoss type, double coeff, const TensorView& logits,
-                     const TensorView& dlogits) const {
-    const int64_t experts = moe_.num_experts, topk = moe_.moe_router_topk;
-    const TensorView counts = ctx.scratch.tensor(DType::f32, {experts}, "route");
-    const TensorView sums = ctx.scratch.tensor(DType::f32, {experts}, "route");
-    const double ranks = static_cast<double>(ctx.data_parallel_size);
-    const double share = 1.0 / (static_cast<double>(ctx.num_micro_batches) * ranks);
-    auto apply = [&](int64_t first, int64_t tokens, const TensorView& all_counts, double weight) {
-        ctx.ops.router_aux_loss_backward({.logits = logits.slice(first, tokens),
-                                          .counts = all_counts,
-                                          .score = score_,
-                                          .weight = static_cast<float>(weight),
-                                          .score_sums = sums,
-                                          .loss = balancing_loss(),
-                                          .dlogits = dlogits.slice(first, tokens)},
-                                         ctx.launch);
+op::BalanceTerm Router::balance_term(Context& ctx, BalancingLoss type, double coeff,
+                                     const op::RouterBalance& balance) const {
+    const auto weight_for = [&](double tokens) {
+        const double experts = static_cast<double>(moe_.num_experts), topk = static_cast<double>(moe_.moe_router_topk);
+        return coeff * experts / (topk * tokens * tokens);
     };
-    auto weight_for = [&](double tokens) {
-        return coeff * static_cast<double>(experts) / (static_cast<double>(topk) * tokens * tokens);
-    };
+    TensorView counts = balance.counts;
+    if (type == BalancingLoss::global_aux_loss || (type == BalancingLoss::aux_loss && counts.dim(0) > 1)) {
+        counts = ctx.scratch.tensor(DType::f32, {1, moe_.num_experts}, "route");
+        ctx.ops.zero({.y = counts}, ctx.launch);
+        for (int64_t s = 0; s < balance.counts.dim(0); ++s)
+            ctx.ops.add({.a = counts, .b = balance.counts.slice(s, 1), .y = counts}, ctx.launch);
+    }
+    const double tokens = static_cast<double>(ctx.tokens), micro_batches = static_cast<double>(ctx.num_micro_batches);
     if (type == BalancingLoss::global_aux_loss) {
         // every rank takes part in the reduction, also one without tokens
-        ctx.ops.router_score_sums(
-            {.logits = logits, .score = score_, .topk = topk, .counts = counts, .score_sums = sums},
-            ctx.launch);
         ctx.exchange.all_reduce(Reduce::sum, Ranks::world, counts, ctx.launch);
+        counts = counts.reshape({moe_.num_experts});
         ctx.ops.add({.a = global_counts_, .b = counts, .y = global_counts_}, ctx.launch);
-        const double tokens = static_cast<double>(ctx.global_tokens);
+        if (ctx.tokens == 0) return {};
         const double seen = static_cast<double>(ctx.micro_batch + 1);
-        if (ctx.tokens > 0 && tokens > 0)
-            apply(0, ctx.tokens, global_counts_,
-                  weight_for(tokens) / seen / static_cast<double>(ctx.num_micro_batches));
-        return;
+        return {.counts = global_counts_.reshape({1, moe_.num_experts}),
+                .weight = static_cast<float>(weight_for(static_cast<double>(ctx.global_tokens)) / seen / micro_batches)};
     }
-    const int64_t set = type == BalancingLoss::seq_aux_loss ? ctx.seq_length : ctx.tokens;
-    for (int64_t first = 0; first + set <= ctx.tokens && set > 0; first += set) {
-        ctx.ops.router_score_sums({.logits = logits.slice(first, set),
-                                   .score = score_,
-                                   .topk = topk,
-                                   .counts = counts,
-                                   .score_sums = sums},
-                                  ctx.launch);
-        apply(first, set, counts,
-              weight_for(static_cast<double>(set)) * share * static_cast<double>(set) /
-                  static_cast<double>(ctx.tokens));
-    }
+    if (ctx.tokens == 0) return {};
+    const double share = 1.0 / (micro_batches * static_cast<double>(ctx.data_parallel_size));
+    const bool by_sequence = type == BalancingLoss::seq_aux_loss;
+    const double set = static_cast<double>(by_sequence && balance.set_tokens > 0 ? std::min(balance.set_tokens, ctx.tokens) : ctx.tokens);
+    return {.counts = counts, .weight = static_cast<float>(weight_for(set) * share * set / tokens)};
 }
 
 void Router::begin_step(Context& ctx) const {

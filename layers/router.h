@@ -13,6 +13,7 @@ struct RouterSaved {
     TensorView logits;  // [T, E] f32
     TensorView ids;     // [T, K] i32
     TensorView probs;   // [T, K] f32
+    op::RouterBalance balance;  // what the losses need; nothing without losses
 };
 
 class Router {
@@ -42,9 +43,9 @@ public:
     const std::string& name() const { return name_; }  // "layers.3.moe.router"
 
 private:
-    void balancing_gradients(Context& ctx, const TensorView& logits, const TensorView& dlogits) const;
-    void balance(Context& ctx, BalancingLoss type, double coeff, const TensorView& logits,
-                 const TensorView& dlogits) const;
+    op::RouterBalance place_balance(Context& ctx) const;
+    op::BalanceTerm balance_term(Context& ctx, BalancingLoss type, double coeff,
+                                 const op::RouterBalance& balance) const;
     TensorView forced_ids(Context& ctx) const;
 
     ModelSpec model_;
@@ -52,7 +53,6 @@ private:
     int layer_;
     std::string name_;
     op::RouterOptions options_;
-    op::Score score_;
     Parameter* weight_;
     std::unique_ptr<Arena> state_;
     TensorView counts_, bias_, losses_;

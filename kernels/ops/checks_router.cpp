@@ -42,6 +42,16 @@ void check_options(const op::RouterOptions& options, int64_t topk, int64_t exper
                   options.group_topk, experts / options.num_groups, eligible);
 }
 
+// What router_top_k writes for balancing, or its backward reads.
+void check_balance(const op::RouterBalance& balance, int64_t tokens, int64_t experts) {
+    const int64_t sets = op::balance_sets(tokens, balance.set_tokens),
+                  blocks = op::balance_blocks(tokens, balance.set_tokens);
+    if (balance.counts) check_tensor(balance.counts, "balance.counts", DType::f32, {sets, experts});
+    if (balance.score_sums)
+        check_tensor(balance.score_sums, "balance.score_sums", DType::f32, {blocks, experts});
+    if (balance.log_squares) check_tensor(balance.log_squares, "balance.log_squares", DType::f32, {blocks});
+}
+
 }  // namespace
 
 void check(const op::RouterLogits& args) { check_projection(args.x, args.weight, args.logits); }
@@ -87,12 +97,17 @@ void check(const op::RouterTopK& args) {
         FP8FLOW_CHECK(args.options.score == op::Score::sigmoid,
                       "moe_router_enable_expert_bias needs moe_router_score_function = sigmoid");
     }
+    FP8FLOW_CHECK(!args.balance.counts == !args.balance.score_sums, "balance.counts without score_sums");
+    check_balance(args.balance, tokens, experts);
 }
 
 OpCost cost(const op::RouterTopK& args) {
-    return with_writes({.bytes = bytes_of({args.logits, args.ids, args.probs, args.counts}),
-                        .flops = 4.0 * static_cast<double>(args.logits.numel())},
-                       bytes_of({args.ids, args.probs}));
+    const op::RouterBalance& balance = args.balance;
+    const double written =
+        bytes_of({args.ids, args.probs, balance.counts, balance.score_sums, balance.log_squares});
+    return with_writes({.bytes = bytes_of({args.logits, args.counts}) + written,
+                        .flops = 9.0 * static_cast<double>(args.logits.numel())},
+                       written);
 }
 
 void check(const op::RouterTopKBackward& args) {
@@ -103,52 +118,25 @@ void check(const op::RouterTopKBackward& args) {
     check_tensor(args.ids, "ids", DType::i32, {tokens, args.ids.dim(1)});
     check_tensor(args.dprobs, "dprobs", DType::f32, {tokens, args.ids.dim(1)});
     check_tensor(args.dlogits, "dlogits", DType::f32, {tokens, experts});
+    check_balance(args.balance, tokens, experts);
+    const int64_t sets = op::balance_sets(tokens, args.balance.set_tokens);
+    for (const op::BalanceTerm& term : args.terms) {
+        if (!term.counts) continue;
+        FP8FLOW_CHECK(term.counts.rank == 2, "counts is {}", describe(term.counts));
+        check_tensor(term.counts, "counts", DType::f32, {term.counts.dim(0) == 1 ? 1 : sets, experts});
+        FP8FLOW_CHECK(!args.losses || args.balance.score_sums, "losses without score_sums");
+    }
+    if (!args.losses) return;
+    check_tensor(args.losses, "losses", DType::f32, {2});
+    FP8FLOW_CHECK(args.z_weight == 0.0f || args.balance.log_squares, "losses without log_squares");
 }
 
 OpCost cost(const op::RouterTopKBackward& args) {
-    return with_writes({.bytes = bytes_of({args.logits, args.ids, args.dprobs, args.dlogits}),
-                        .flops = 6.0 * static_cast<double>(args.logits.numel())},
-                       bytes_of({args.dlogits}));
-}
-
-void check(const op::RouterScoreSums& args) {
-    check_logits(args.logits);
-    check_topk(args.topk, args.logits.dim(1));
-    check_tensor(args.counts, "counts", DType::f32, {args.logits.dim(1)});
-    check_tensor(args.score_sums, "score_sums", DType::f32, {args.logits.dim(1)});
-}
-
-OpCost cost(const op::RouterScoreSums& args) {
-    return with_writes({.bytes = bytes_of({args.logits, args.counts, args.score_sums}),
-                        .flops = 5.0 * static_cast<double>(args.logits.numel())},
-                       bytes_of({args.counts, args.score_sums}));
-}
-
-void check(const op::RouterAuxLossBackward& args) {
-    check_logits(args.logits);
-    check_tensor(args.counts, "counts", DType::f32, {args.logits.dim(1)});
-    check_tensor(args.dlogits, "dlogits", DType::f32, {args.logits.dim(0), args.logits.dim(1)});
-    if (!args.loss) return;
-    check_tensor(args.loss, "loss", DType::f32, {1});
-    check_tensor(args.score_sums, "score_sums", DType::f32, {args.logits.dim(1)});
-}
-
-OpCost cost(const op::RouterAuxLossBackward& args) {
-    return with_writes({.bytes = bytes_of({args.logits, args.counts, args.dlogits, args.dlogits}),
-                        .flops = 8.0 * static_cast<double>(args.logits.numel())},
-                       bytes_of({args.dlogits}));
-}
-
-void check(const op::RouterZLoss& args) {
-    check_logits(args.logits);
-    if (args.loss) check_tensor(args.loss, "loss", DType::f32, {1});
-    if (args.dlogits)
-        check_tensor(args.dlogits, "dlogits", DType::f32, {args.logits.dim(0), args.logits.dim(1)});
-}
-
-OpCost cost(const op::RouterZLoss& args) {
-    return with_writes({.bytes = bytes_of({args.logits, args.loss, args.dlogits, args.dlogits}),
-                        .flops = 6.0 * static_cast<double>(args.logits.numel())},
+    const auto& terms = args.terms;
+    return with_writes({.bytes = bytes_of({args.logits, args.ids, args.dprobs, terms[0].counts, terms[1].counts,
+                                           terms[2].counts, args.balance.score_sums, args.balance.log_squares,
+                                           args.losses, args.dlogits}),
+                        .flops = 16.0 * static_cast<double>(args.logits.numel())},
                        bytes_of({args.dlogits}));
 }
 

@@ -23,9 +23,6 @@
     X(router_logits_backward, RouterLogitsBackward)     \
     X(router_top_k, RouterTopK)                         \
     X(router_top_k_backward, RouterTopKBackward)        \
-    X(router_score_sums, RouterScoreSums)               \
-    X(router_aux_loss_backward, RouterAuxLossBackward)  \
-    X(router_z_loss, RouterZLoss)                       \
     X(expert_bias_update, ExpertBiasUpdate)             \
     /* quantise and transpose */                        \
     X(quantize_rows, QuantizeRows)                      \

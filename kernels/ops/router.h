@@ -4,6 +4,9 @@
 
 #include "kernels/core/fp8_tensor.h"
 
+#include <algorithm>
+#include <array>
+
 namespace fp8flow::op {
 
 enum class Score { softmax, sigmoid };
@@ -41,11 +44,34 @@ struct RouterOptions {
     float scaling_factor = 1.0f;
 };
 
-// Choice: on logits (softmax, post), full scores (pre-softmax) or scores + expert_bias (sigmoid), largest first, ties to the lowest id;
-// NaN counts as the lowest value, so ids stay distinct and in range. Group-limited: group score = sum of the top K/group_topk (rounded
-// down) of these values in the group, largest first; all but group_topk groups are excluded, whatever their values. Probabilities:
-// softmax over the K chosen (post), the chosen full scores (pre), or s/(sum s + 1e-20) for K > 1 (sigmoid); times scaling_factor. ids
-// are in order of choice. Also: counts += how often each expert was chosen (a step's micro-batches add up).
+// Sums over a token's experts or over its choices go into 32 lanes (i % 32), each in ascending i; then the lanes are added to each other at
+// distance 16, 8, 4, 2, 1. Whatever is normalised is multiplied by the rounded reciprocal of its sum.
+//
+// What balancing needs of a micro-batch. Its tokens lie in sets of set_tokens (sequences; 0: one set), the last one may be shorter. The plain
+// choice is the K largest logits, without bias, groups or forced ids. Full scores are the softmax over E, or sigmoids normalised over E.
+// Scores are added in ascending t over pieces of 2 tokens, then the pieces of a block of 32 in ascending order; blocks start anew with a set.
+constexpr int64_t kScorePiece = 2, kScoreBlock = 32;
+struct RouterBalance {
+    int64_t set_tokens = 0;
+    TensorView counts;       // out [S, E] f32, optional: plain choices by set (exact integers)
+    TensorView score_sums;   // out [B, E] f32, with counts: full scores of a block
+    TensorView log_squares;  // out [B] f32, optional: sum (as over experts) of logsumexp(logits_t)^2 over a block
+};
+inline int64_t balance_sets(int64_t tokens, int64_t set_tokens) {  // S, at least 1
+    return set_tokens > 0 ? std::max<int64_t>(1, ceil_div(tokens, set_tokens)) : 1;
+}
+inline int64_t balance_blocks(int64_t tokens, int64_t set_tokens) {  // B
+    if (set_tokens <= 0 || set_tokens >= tokens) return ceil_div(tokens, kScoreBlock);
+    const int64_t whole = tokens / set_tokens;
+    return whole * ceil_div(set_tokens, kScoreBlock) + ceil_div(tokens - whole * set_tokens, kScoreBlock);
+}
+
+// Choice: the largest first, ties to the lowest id; NaN counts as the lowest value, so ids stay distinct and in range. It is made on the
+// logits, which rise with the scores and tie less; with groups or a bias on the full scores (pre-softmax), scores + expert_bias (sigmoid) or
+// logits (softmax, post). Group-limited: group score = sum of the top K/group_topk (rounded down) of these values in the group, one after
+// the other, largest first; all but group_topk groups are excluded, whatever their values. Probabilities: softmax over the K chosen
+// (post), the chosen full scores (pre), or s/(sum s + 1e-20) for K > 1 (sigmoid); times scaling_factor. ids are in order of choice. Also:
+// counts += how often each expert was chosen (a step's micro-batches add up).
 struct RouterTopK {
     TensorView logits;       // [T, E] f32
     TensorView expert_bias;  // [E] f32, optional (sigmoid only)
@@ -54,46 +80,31 @@ struct RouterTopK {
     TensorView ids;         // out [T, K] i32
     TensorView probs;       // out [T, K] f32
     TensorView counts;      // in/out [E] i64
+    RouterBalance balance;
 };
 
-// dlogits from dprobs through the same path (expert_bias and the choice itself get no gradient); overwrites dlogits.
+// One balancing loss: weight * sum over sets of sum_e counts[s, e] * P_se, P_se = the full scores of e in set s: coeff * E/(K n^2) times this,
+// where n tokens are counted. Its own counts, so that they may first be summed over ranks (global_aux_loss) or taken by sequence.
+struct BalanceTerm {
+    TensorView counts;  // [S, E] f32 by set, or [1, E] for all; absent: no such loss
+    float weight = 0.0f;
+};
+constexpr int kBalanceTerms = 3;
+
+// dlogits = the gradient from dprobs through the same path (expert_bias and the choices get none); then by fma, in this order, that of every
+// balancing loss with its counts held constant, and that of z_weight * sum_t logsumexp(logits_t)^2. losses[0] and losses[1] += the values of
+// these, from score_sums and log_squares as router_top_k wrote them: by fma, set after set, of the dot product of a set's counts and its
+// blocks' sums added in ascending order; blocks' log_squares are added as over experts.
 struct RouterTopKBackward {
     TensorView logits;
     TensorView ids;
     TensorView dprobs;  // [T, K] f32
     RouterOptions options;
-    TensorView dlogits;  // out [T, E] f32
-};
-
-// Balancing loss over a set of `num_tokens` tokens: coeff * E/(K * n^2) * sum_e P_e * c_e, P_e = column sum of the full scores
-// (softmax over E, or sigmoid normalised over E), c_e = how often e is among the plain top-K of those scores (unbiased, ungrouped).
-// Split in two so that counts can be reduced over ranks (global_aux_loss) or taken per sequence (seq_aux_loss).
-constexpr int64_t kScoreSumsBlock = 64;
-struct RouterScoreSums {
-    TensorView logits;  // [T, E]
-    Score score = Score::softmax;
-    int64_t topk = 1;
-    TensorView counts;  // out [E] f32: plain top-K counts (exact integers)
-    TensorView
-        score_sums;  // out [E] f32: blocks of 64 tokens in ascending t, then the block sums in ascending order
-};
-// dlogits += d/dlogits of weight * sum_e counts[e] * P_e: the loss's gradient with the counts held constant.
-struct RouterAuxLossBackward {
-    TensorView logits;
-    TensorView counts;  // [E] f32
-    Score score = Score::softmax;
-    float weight = 0.0f;
-    TensorView score_sums;  // [E] f32, with loss
-    TensorView loss;        // in/out [1] f32, optional: += weight * sum_e counts[e] * score_sums[e]
-    TensorView dlogits;     // in/out [T, E] f32
-};
-// loss += weight * sum_t logsumexp(logits_t)^2; dlogits += the gradient of the same with grad_weight. Forward only if dlogits is absent.
-struct RouterZLoss {
-    TensorView logits;
-    float weight = 0.0f;       // coeff / num_tokens, for the loss value
-    float grad_weight = 0.0f;  // the same times the gradient scale
-    TensorView loss;           // in/out [1] f32, optional
-    TensorView dlogits;        // in/out, optional
+    std::array<BalanceTerm, kBalanceTerms> terms = {};
+    float z_weight = 0.0f;  // coeff / num_tokens; 0: no z-loss
+    RouterBalance balance;  // set_tokens for terms by set; the sums with losses
+    TensorView losses;      // in/out [2] f32, optional
+    TensorView dlogits;     // out [T, E] f32
 };
 
 // Aux-loss-free balancing: bias += rate * sign(mean(counts) - counts). counts are of the whole global batch. Skipped when *status != 0.

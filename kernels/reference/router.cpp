@@ -1,7 +1,7 @@
 // router_top_k and its backward: choice, group limit, probabilities, and the gradient through the same path.
+#include "kernels/core/scalar_math.h"
 #include "kernels/reference/reference_ops.h"
 #include "kernels/reference/router_scores.h"
-#include "kernels/reference/rows.h"
 
 #include <algorithm>
 #include <limits>
@@ -13,6 +13,7 @@ namespace {
 
 using reference::choose_largest;
 using reference::kScoreSumEps;
+using reference::token_sum;
 
 // Buffers of one thread.
 struct Workspace {
@@ -67,7 +68,7 @@ void exclude_groups(const op::RouterOptions& options, int64_t experts, int64_t t
 }
 
 // Probabilities of the chosen before scaling, into work.chosen; work.scores holds the full scores. Returns what sigmoid scores were
-// divided by (1 where they were not).
+// multiplied by (1 where they were not).
 float chosen_probs(const float* logits, const int32_t* ids, int64_t topk, const op::RouterOptions& options,
                    Workspace& work) {
     if (is_post_softmax(options)) {
@@ -77,11 +78,9 @@ float chosen_probs(const float* logits, const int32_t* ids, int64_t topk, const 
     }
     for (int64_t k = 0; k < topk; ++k) work.chosen[k] = work.scores[ids[k]];
     if (options.score == op::Score::softmax || topk == 1) return 1.0f;
-    float sum = 0.0f;
-    for (int64_t k = 0; k < topk; ++k) sum += work.chosen[k];
-    sum += kScoreSumEps;
-    for (int64_t k = 0; k < topk; ++k) work.chosen[k] = div_float(work.chosen[k], sum);
-    return sum;
+    const float factor = div_float(1.0f, token_sum(work.chosen.data(), topk) + kScoreSumEps);
+    for (int64_t k = 0; k < topk; ++k) work.chosen[k] *= factor;
+    return factor;
 }
 
 }  // namespace
@@ -104,7 +103,8 @@ void ReferenceOps::do_router_top_k(const op::RouterTopK& args, const Launch&) {
             if (forced != nullptr) {
                 std::copy_n(forced + t * topk, topk, ids);
             } else {
-                const float* scores = is_post_softmax(options) ? logits : work.scores.data();
+                const bool plain = options.num_groups == 0 && bias == nullptr;
+                const float* scores = plain || is_post_softmax(options) ? logits : work.scores.data();
                 for (int64_t e = 0; e < experts; ++e) work.values[e] = bias ? scores[e] + bias[e] : scores[e];
                 std::fill(work.excluded.begin(), work.excluded.end(), 0);
                 if (options.num_groups > 0) exclude_groups(options, experts, topk, work);
@@ -118,6 +118,7 @@ void ReferenceOps::do_router_top_k(const op::RouterTopK& args, const Launch&) {
             }
         }
     }
+    reference::sum_balance(args.logits, options.score, topk, args.balance);
 }
 
 void ReferenceOps::do_router_top_k_backward(const op::RouterTopKBackward& args, const Launch&) {
@@ -134,23 +135,26 @@ void ReferenceOps::do_router_top_k_backward(const op::RouterTopKBackward& args, 
             const float* dprobs = args.dprobs.as<float>() + t * topk;
             float* dlogits = args.dlogits.as<float>() + t * experts;
             full_scores(logits, experts, options, work.scores.data());
-            const float divisor = chosen_probs(logits, ids, topk, options, work);
+            const float factor = chosen_probs(logits, ids, topk, options, work);
             for (int64_t k = 0; k < topk; ++k) dchosen[k] = dprobs[k] * options.scaling_factor;
-            const float mean = reference::lane_dot(dchosen.data(), work.chosen.data(), topk);
+            const float mean = reference::token_dot(dchosen.data(), work.chosen.data(), topk);
             std::fill_n(dlogits, experts, 0.0f);
             if (is_post_softmax(options)) {  // p_k = softmax over the chosen
                 for (int64_t k = 0; k < topk; ++k) dlogits[ids[k]] = work.chosen[k] * (dchosen[k] - mean);
             } else if (options.score == op::Score::softmax) {  // p_k = s_i of a softmax over all
                 for (int64_t k = 0; k < topk; ++k) dlogits[ids[k]] = dchosen[k];
                 for (int64_t e = 0; e < experts; ++e) dlogits[e] = work.scores[e] * (dlogits[e] - mean);
-            } else {  // p_k = s_k / divisor, where the divisor is their sum if K > 1
+            } else {  // p_k = s_k / sum of the chosen, if K > 1
                 for (int64_t k = 0; k < topk; ++k) {
-                    const float dscore = topk > 1 ? div_float(dchosen[k] - mean, divisor) : dchosen[k];
-                    dlogits[ids[k]] = dscore * work.scores[ids[k]] * sigmoid_float(-logits[ids[k]]);
+                    const float dscore = topk > 1 ? (dchosen[k] - mean) * factor : dchosen[k];
+                    const float score = work.scores[ids[k]];
+                    dlogits[ids[k]] = dscore * score * (1.0f - score);
                 }
             }
         }
     }
+    reference::add_balance_gradients(args);
+    reference::add_balance_losses(args);
 }
 
 }  // namespace fp8flow

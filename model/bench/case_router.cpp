@@ -1,4 +1,4 @@
-// Bench cases of the router: logits, top-k, balancing losses and their gradients, the bias update.
+// Bench cases of the router: logits, top-k with what balancing takes and gives, the bias update.
 #include "model/bench/case.h"
 
 namespace fp8flow::bench {
@@ -15,7 +15,8 @@ const std::vector<Key> kOptions = {
     {"pre_softmax", "no", "no", "softmax over all experts before the choice: yes | no"},
     {"num_groups", "0", "0", "groups of experts for group-limited routing; 0: none"},
     {"group_topk", "0", "0", "groups that a token may use"}};
-const Key kScore = {"score", "softmax", "softmax", "softmax | sigmoid"};
+const Key kBias = {"bias", "yes", "no", "expert bias (sigmoid only): yes | no"};
+const Key kBalance = {"balance", "no", "yes", "also what balancing and z-loss need: yes | no"};
 constexpr std::initializer_list<DType> kReal = {DType::bf16, DType::f32};
 
 op::Score score(const Shape& shape) {
@@ -68,20 +69,51 @@ Call logits_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
     return call_of(machine, &Ops::router_logits_backward, args, work);
 }
 
-Call top_k(Machine& machine, Buffers& buffers, const Shape& shape) {
+// Tokens in one set, as a layer without losses by sequence has them. The z-loss has no key of its own.
+op::RouterBalance balance_outputs(Buffers& buffers, int64_t tokens, int64_t experts) {
+    const int64_t blocks = op::balance_blocks(tokens, 0);
+    return {.counts = buffers.output(DType::f32, {1, experts}),
+            .score_sums = buffers.output(DType::f32, {blocks, experts}),
+            .log_squares = buffers.output(DType::f32, {blocks})};
+}
+
+op::RouterTopK top_k_arguments(Buffers& buffers, const Shape& shape) {
     const int64_t tokens = shape.number("T"), experts = shape.positive("E"), topk = shape.positive("K");
     op::RouterTopK args{.logits = logits_of(buffers, shape),
                         .options = options(shape),
                         .ids = buffers.output(DType::i32, {tokens, topk}),
                         .probs = buffers.output(DType::f32, {tokens, topk}),
                         .counts = buffers.zeros(DType::i64, {experts})};
+    if (shape.yes("bias")) args.expert_bias = buffers.normal(DType::f32, {experts}, 0.01);
+    return args;
+}
+
+Call top_k(Machine& machine, Buffers& buffers, const Shape& shape) {
+    op::RouterTopK args = top_k_arguments(buffers, shape);
     Work work;
     work.reads_all(args.logits, args.counts).writes_all(args.ids, args.probs, args.counts);
-    if (shape.yes("bias")) {
-        args.expert_bias = buffers.normal(DType::f32, {experts}, 0.01);
-        work.reads_all(args.expert_bias);
+    if (args.expert_bias) work.reads_all(args.expert_bias);
+    if (shape.yes("balance")) {
+        args.balance = balance_outputs(buffers, shape.number("T"), shape.positive("E"));
+        work.writes_all(args.balance.counts, args.balance.score_sums, args.balance.log_squares);
     }
     return call_of(machine, &Ops::router_top_k, args, work);
+}
+
+// Both losses, with their values, after a top-k of the same logits.
+op::RouterTopKBackward backward_arguments(Buffers& buffers, const Shape& shape, const TensorView& logits,
+                                          const TensorView& ids, const op::RouterBalance& balance) {
+    op::RouterTopKBackward args{.logits = logits,
+                                .ids = ids,
+                                .dprobs = buffers.normal(DType::f32, {ids.dim(0), ids.dim(1)}),
+                                .options = options(shape),
+                                .balance = balance,
+                                .dlogits = buffers.output(DType::f32, {ids.dim(0), logits.dim(1)})};
+    if (!balance.counts) return args;
+    args.terms[0] = {.counts = balance.counts, .weight = 1e-6f};
+    args.z_weight = 1e-6f;
+    args.losses = buffers.zeros(DType::f32, {2});
+    return args;
 }
 
 Call top_k_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -95,97 +127,37 @@ Call top_k_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
                     static_cast<int32_t>((t * 7 + k * 3 + k) % experts);
         return chosen;
     });
-    const op::RouterTopKBackward args{.logits = logits_of(buffers, shape),
-                                      .ids = buffers.values(ids).reshape({tokens, topk}),
-                                      .dprobs = buffers.normal(DType::f32, {tokens, topk}),
-                                      .options = options(shape),
-                                      .dlogits = buffers.output(DType::f32, {tokens, experts})};
-    return call_of(machine, &Ops::router_top_k_backward, args,
-                   Work{}.reads_all(args.logits, args.ids, args.dprobs).writes_all(args.dlogits));
-}
-
-Call score_sums(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const int64_t experts = shape.positive("E");
-    const op::RouterScoreSums args{.logits = logits_of(buffers, shape),
-                                   .score = score(shape),
-                                   .topk = shape.positive("K"),
-                                   .counts = buffers.output(DType::f32, {experts}),
-                                   .score_sums = buffers.output(DType::f32, {experts})};
-    return call_of(machine, &Ops::router_score_sums, args,
-                   Work{}.reads_all(args.logits).writes_all(args.counts, args.score_sums));
-}
-
-Call aux_loss_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const int64_t tokens = shape.number("T"), experts = shape.positive("E");
-    op::RouterAuxLossBackward args{.logits = logits_of(buffers, shape),
-                                   .counts = buffers.integers(DType::f32, {experts}, tokens + 1),
-                                   .score = score(shape),
-                                   .weight = 1e-6f,
-                                   .dlogits = buffers.zeros(DType::f32, {tokens, experts})};
-    Work work;
-    work.reads_all(args.logits, args.counts, args.dlogits).writes_all(args.dlogits);
-    if (shape.yes("loss")) {
-        args.score_sums = buffers.normal(DType::f32, {experts});
-        args.loss = buffers.zeros(DType::f32, {1});
-        work.reads_all(args.score_sums, args.loss).writes_all(args.loss);
+    op::RouterBalance balance;
+    if (shape.yes("balance")) {
+        const int64_t blocks = op::balance_blocks(tokens, 0);
+        balance = {.counts = buffers.integers(DType::f32, {1, experts}, tokens + 1),
+                   .score_sums = buffers.normal(DType::f32, {blocks, experts}),
+                   .log_squares = buffers.normal(DType::f32, {blocks})};
     }
-    return call_of(machine, &Ops::router_aux_loss_backward, args, work);
-}
-
-Call z_loss(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const int64_t tokens = shape.number("T"), experts = shape.positive("E");
-    op::RouterZLoss args{.logits = logits_of(buffers, shape),
-                         .weight = 1e-6f,
-                         .grad_weight = 1e-6f,
-                         .loss = buffers.zeros(DType::f32, {1})};
+    const op::RouterTopKBackward args = backward_arguments(
+        buffers, shape, logits_of(buffers, shape), buffers.values(ids).reshape({tokens, topk}), balance);
     Work work;
-    work.reads_all(args.logits, args.loss).writes_all(args.loss);
-    if (shape.yes("gradient")) {
-        args.dlogits = buffers.zeros(DType::f32, {tokens, experts});
-        work.reads_all(args.dlogits).writes_all(args.dlogits);
-    }
-    return call_of(machine, &Ops::router_z_loss, args, work);
+    work.reads_all(args.logits, args.ids, args.dprobs).writes_all(args.dlogits);
+    if (balance.counts)
+        work.reads_all(balance.counts, balance.score_sums, balance.log_squares, args.losses)
+            .writes_all(args.losses);
+    return call_of(machine, &Ops::router_top_k_backward, args, work);
 }
 
-// What a layer does with its logits, forward and backward, save the gradient of the choice: choose, count, sum scores, both losses with
-// their gradients.
+// What a layer does with its logits, forward and backward: choose, count, sum scores; both losses, and all gradients.
 Call route(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const int64_t tokens = shape.number("T"), experts = shape.positive("E"), topk = shape.positive("K");
-    const TensorView logits = logits_of(buffers, shape),
-                     dlogits = buffers.zeros(DType::f32, {tokens, experts}),
-                     losses = buffers.zeros(DType::f32, {2});
-    const op::RouterTopK choice{.logits = logits,
-                                .options = options(shape),
-                                .ids = buffers.output(DType::i32, {tokens, topk}),
-                                .probs = buffers.output(DType::f32, {tokens, topk}),
-                                .counts = buffers.zeros(DType::i64, {experts})};
-    const op::RouterScoreSums sums{.logits = logits,
-                                   .score = score(shape),
-                                   .topk = topk,
-                                   .counts = buffers.output(DType::f32, {experts}),
-                                   .score_sums = buffers.output(DType::f32, {experts})};
-    const op::RouterAuxLossBackward balance{.logits = logits,
-                                            .counts = sums.counts,
-                                            .score = score(shape),
-                                            .weight = 1e-6f,
-                                            .score_sums = sums.score_sums,
-                                            .loss = losses.slice(0, 1),
-                                            .dlogits = dlogits};
-    const op::RouterZLoss z{.logits = logits,
-                            .weight = 1e-6f,
-                            .grad_weight = 1e-6f,
-                            .loss = losses.slice(1, 1),
-                            .dlogits = dlogits};
+    op::RouterTopK choice = top_k_arguments(buffers, shape);
+    choice.balance = balance_outputs(buffers, shape.number("T"), shape.positive("E"));
+    const op::RouterTopKBackward back =
+        backward_arguments(buffers, shape, choice.logits, choice.ids, choice.balance);
     Ops& ops = machine.ops;
-    return {[&ops, choice, sums, balance, z](const Launch& launch) {
+    return {[&ops, choice, back](const Launch& launch) {
                 ops.router_top_k(choice, launch);
-                ops.router_score_sums(sums, launch);
-                ops.router_aux_loss_backward(balance, launch);
-                ops.router_z_loss(z, launch);
+                ops.router_top_k_backward(back, launch);
             },
             Work{}
-                .reads_all(logits, dlogits, choice.counts, losses)
-                .writes_all(dlogits, choice.ids, choice.probs, choice.counts, losses)};
+                .reads_all(choice.logits, back.dprobs, choice.counts, back.losses)
+                .writes_all(back.dlogits, choice.ids, choice.probs, choice.counts, back.losses)};
 }
 
 Call bias_update(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -209,31 +181,16 @@ Case router_logits_backward_case() {
             logits_backward};
 }
 Case router_top_k_case() {
-    return {
-        "router_top_k", "choice of experts, probabilities, counts",
-        kTokens + kOptions + std::vector<Key>{{"bias", "yes", "no", "expert bias (sigmoid only): yes | no"}},
-        top_k};
+    return {"router_top_k", "choice of experts, probabilities, counts",
+            kTokens + kOptions + std::vector<Key>{kBias, kBalance}, top_k};
 }
 Case router_top_k_backward_case() {
-    return {"router_top_k_backward", "gradient of the logits from the probabilities", kTokens + kOptions,
-            top_k_backward};
-}
-Case router_score_sums_case() {
-    return {"router_score_sums", "what the balancing loss needs: counts and sums of scores",
-            kTokens + std::vector<Key>{{"K", "8", "2", "experts of a token (top-k)"}, kScore}, score_sums};
-}
-Case router_aux_loss_backward_case() {
-    return {"router_aux_loss_backward", "balancing loss and its gradient",
-            kTokens + std::vector<Key>{kScore, {"loss", "yes", "yes", "also the loss: yes | no"}},
-            aux_loss_backward};
-}
-Case router_z_loss_case() {
-    return {"router_z_loss", "z-loss and its gradient",
-            kTokens + std::vector<Key>{{"gradient", "yes", "yes", "also the gradient: yes | no"}}, z_loss};
+    return {"router_top_k_backward", "gradient of the logits from probabilities and losses",
+            kTokens + kOptions + std::vector<Key>{kBalance}, top_k_backward};
 }
 Case route_case() {
-    return {"route", "choice, counts, balancing and z-loss with their gradients, as a layer calls them",
-            kTokens + kOptions, route};
+    return {"route", "choice, counts, balancing and z-loss, and all gradients, as a layer calls them",
+            kTokens + kOptions + std::vector<Key>{{"bias", "no", "no", kBias.meaning}}, route};
 }
 Case expert_bias_update_case() {
     return {"expert_bias_update",

@@ -27,11 +27,10 @@ FP8FLOW_VIEWS(RmsNormQuantize, a.x, a.gamma, a.y, a.rows, a.transposed, a.amax, 
 FP8FLOW_VIEWS(RmsNormBackward, a.dy, a.x, a.gamma, a.rstd, a.dresidual, a.dx, a.dgamma)
 FP8FLOW_VIEWS(RouterLogits, a.x, a.weight, a.logits)
 FP8FLOW_VIEWS(RouterLogitsBackward, a.dlogits, a.x, a.weight, a.dx_in, a.dx, a.dweight)
-FP8FLOW_VIEWS(RouterTopK, a.logits, a.expert_bias, a.forced_ids, a.ids, a.probs, a.counts)
-FP8FLOW_VIEWS(RouterTopKBackward, a.logits, a.ids, a.dprobs, a.dlogits)
-FP8FLOW_VIEWS(RouterScoreSums, a.logits, a.counts, a.score_sums)
-FP8FLOW_VIEWS(RouterAuxLossBackward, a.logits, a.counts, a.score_sums, a.loss, a.dlogits)
-FP8FLOW_VIEWS(RouterZLoss, a.logits, a.loss, a.dlogits)
+FP8FLOW_VIEWS(RouterTopK, a.logits, a.expert_bias, a.forced_ids, a.ids, a.probs, a.counts, a.balance.counts,
+              a.balance.score_sums, a.balance.log_squares)
+FP8FLOW_VIEWS(RouterTopKBackward, a.logits, a.ids, a.dprobs, a.terms[0].counts, a.terms[1].counts,
+              a.terms[2].counts, a.balance.score_sums, a.balance.log_squares, a.losses, a.dlogits)
 FP8FLOW_VIEWS(ExpertBiasUpdate, a.counts, a.status, a.bias)
 FP8FLOW_VIEWS(QuantizeRows, a.src, a.groups, a.dst)
 FP8FLOW_VIEWS(QuantizeColumns, a.src, a.groups, a.dst, a.src2, a.dst2)

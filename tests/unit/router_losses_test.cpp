@@ -17,6 +17,8 @@ constexpr op::Score kScores[] = {op::Score::softmax, op::Score::sigmoid};
 const std::pair<int64_t, int64_t> kShapes[] = {{1, 1},   {7, 2},  {16, 3},  {9, 8},  {5, 31}, {4, 32},
                                                {33, 33}, {3, 64}, {2, 257}, {2, 512}};  // tokens, experts
 
+const std::pair<int64_t, int64_t> kBalanceShapes[] = {{1, 1}, {7, 2}, {70, 3}, {33, 33}, {2, 257}};
+
 // ---- projection -------------------------------------------------------------------------------------------------------------------
 
 struct Projection {
@@ -186,161 +188,282 @@ void expect_gradient(const HostTensor& logits, const HostTensor& got, const std:
     EXPECT_LE(std::sqrt(error), 1e-5 * std::sqrt(size));
 }
 
-TEST(RouterScoreSums, CountsAndSums) {
-    for (auto [tokens, experts] : kShapes)
+// router_top_k and its backward on given logits, with everything that balancing needs.
+struct Balanced {
+    int64_t tokens, experts, topk, sets, blocks;
+    HostTensor logits, ids, probs, chosen, counts, sums, log_squares, dprobs, dlogits, losses;
+    op::RouterTopK forward;
+    op::RouterTopKBackward backward;
+
+    Balanced(HostTensor some, int64_t k, op::Score score, int64_t set_tokens = 0)
+        : tokens(some.view().dim(0)),
+          experts(some.view().dim(1)),
+          topk(k),
+          sets(op::balance_sets(tokens, set_tokens)),
+          blocks(op::balance_blocks(tokens, set_tokens)),
+          logits(std::move(some)),
+          ids(DType::i32, {tokens, topk}),
+          probs(DType::f32, {tokens, topk}),
+          chosen(DType::i64, {experts}),
+          counts(DType::f32, {sets, experts}),
+          sums(DType::f32, {blocks, experts}),
+          log_squares(DType::f32, {blocks}),
+          dprobs(DType::f32, {tokens, topk}),
+          dlogits(DType::f32, {tokens, experts}),
+          losses(DType::f32, {2}) {
+        chosen.zero();
+        fill_normal(dprobs, 5);
+        set(losses, 0, 2.0);
+        set(losses, 1, 3.0);
+        const op::RouterBalance balance{
+            .set_tokens = set_tokens, .counts = counts, .score_sums = sums, .log_squares = log_squares};
+        forward = {.logits = logits,
+                   .expert_bias = {},
+                   .options = {.score = score},
+                   .forced_ids = {},
+                   .ids = ids,
+                   .probs = probs,
+                   .counts = chosen,
+                   .balance = balance};
+        backward = {.logits = logits,
+                    .ids = ids,
+                    .dprobs = dprobs,
+                    .options = {.score = score},
+                    .balance = balance,
+                    .losses = losses,
+                    .dlogits = dlogits};
+        ReferenceOps().router_top_k(forward);
+        EXPECT_TRUE(counts.guards_intact() && sums.guards_intact() && log_squares.guards_intact());
+    }
+    // Runs the backward; what dlogits is then.
+    std::vector<double> gradient() {
+        ReferenceOps().router_top_k_backward(backward);
+        EXPECT_TRUE(dlogits.guards_intact() && losses.guards_intact());
+        return to_doubles(dlogits);
+    }
+    int64_t first_block(int64_t s) const {
+        return sets == 1 ? 0 : s * ceil_div(forward.balance.set_tokens, op::kScoreBlock);
+    }
+};
+
+constexpr int64_t kSetTokens[] = {0, 3, 40};
+
+TEST(RouterBalance, CountsAndSumsOfSets) {
+    for (auto [tokens, experts] : kBalanceShapes)
         for (op::Score score : kScores)
-            for (int64_t topk : {int64_t{1}, int64_t{2}, experts}) {
-                if (topk > experts) continue;
-                SCOPED_TRACE(
-                    fmt::format("T {} E {} K {} score {}", tokens, experts, topk, static_cast<int>(score)));
-                const HostTensor logits = some_logits(tokens, experts);
-                HostTensor counts(DType::f32, {experts}), sums(DType::f32, {experts});
-                ReferenceOps().router_score_sums(
-                    {.logits = logits, .score = score, .topk = topk, .counts = counts, .score_sums = sums});
-                ASSERT_TRUE(counts.guards_intact() && sums.guards_intact());
-                std::vector<double> want_counts(experts, 0), want_sums(experts, 0);
-                const std::vector<double> values = to_doubles(logits);
-                for (int64_t t = 0; t < tokens; ++t) {
-                    const std::vector<double> scores =
-                        normalized(values.data() + t * experts, experts, score);
-                    std::vector<std::pair<double, int64_t>> order;  // equal logits tie: lowest id first
-                    for (int64_t e = 0; e < experts; ++e) {
-                        want_sums[e] += scores[e];
-                        order.emplace_back(-values[t * experts + e], e);
+            for (int64_t set_tokens : kSetTokens)
+                for (int64_t topk : {int64_t{1}, int64_t{2}, experts}) {
+                    if (topk > experts) continue;
+                    SCOPED_TRACE(fmt::format("T {} E {} K {} score {} sets of {}", tokens, experts, topk,
+                                             static_cast<int>(score), set_tokens));
+                    const Balanced b(some_logits(tokens, experts), topk, score, set_tokens);
+                    ASSERT_EQ(b.sets, set_tokens == 0 ? 1 : (tokens + set_tokens - 1) / set_tokens);
+                    const std::vector<double> values = to_doubles(b.logits);
+                    for (int64_t s = 0; s < b.sets; ++s) {
+                        std::vector<double> want_counts(experts, 0), want_sums(experts, 0);
+                        const int64_t size = set_tokens == 0 ? tokens : set_tokens,
+                                      end = std::min(tokens, (s + 1) * size);
+                        for (int64_t t = s * size; t < end; ++t) {
+                            const std::vector<double> scores =
+                                normalized(values.data() + t * experts, experts, score);
+                            std::vector<std::pair<double, int64_t>> order;  // equal logits tie: lowest id first
+                            for (int64_t e = 0; e < experts; ++e) {
+                                want_sums[e] += scores[e];
+                                order.emplace_back(-values[t * experts + e], e);
+                            }
+                            std::sort(order.begin(), order.end());
+                            for (int64_t k = 0; k < topk; ++k) want_counts[order[k].second] += 1;
+                        }
+                        const int64_t last = s + 1 < b.sets ? b.first_block(s + 1) : b.blocks;
+                        for (int64_t e = 0; e < experts; ++e) {
+                            EXPECT_EQ(b.counts(s * experts + e), want_counts[e]);
+                            double sum = 0;
+                            for (int64_t i = b.first_block(s); i < last; ++i) sum += b.sums(i * experts + e);
+                            EXPECT_NEAR(sum, want_sums[e], 1e-5 * want_sums[e]);
+                        }
                     }
-                    std::sort(order.begin(), order.end());
-                    for (int64_t k = 0; k < topk; ++k) want_counts[order[k].second] += 1;
                 }
-                EXPECT_EQ(to_doubles(counts), want_counts);
-                for (int64_t e = 0; e < experts; ++e) EXPECT_NEAR(sums(e), want_sums[e], 1e-5 * want_sums[e]);
-                EXPECT_NEAR(std::accumulate(want_counts.begin(), want_counts.end(), 0.0), tokens * topk, 0);
-            }
 }
 
-TEST(RouterAuxLossBackward, CentralDifferencesAddedToWhatWasThere) {
+// A token alone is its own block, so that its scores can be read off; then pieces of two tokens and blocks of 32 as stated, bit by bit.
+TEST(RouterBalance, SumsInTheStatedOrder) {
+    constexpr int64_t kTokens = 77, kExperts = 40, kSet = 43;  // blocks of 32, 11 and 32, 2 tokens
+    const Balanced all(some_logits(kTokens, kExperts), 2, op::Score::softmax, kSet);
+    ASSERT_EQ(all.blocks, 4);
+    const int64_t starts[] = {0, 32, 43, 75, kTokens};
+    for (int64_t block = 0; block < 4; ++block) {
+        std::vector<float> want(kExperts, 0.0f), squares(32, 0.0f), piece;
+        for (int64_t t = starts[block]; t < starts[block + 1]; ++t) {
+            HostTensor one(DType::f32, {1, kExperts});
+            fill(one, [&](int64_t e) { return all.logits(t * kExperts + e); });
+            const Balanced alone(std::move(one), 2, op::Score::softmax);
+            squares[t - starts[block]] = static_cast<float>(alone.log_squares(0));
+            const bool first = (t - starts[block]) % 2 == 0;
+            if (first) piece.assign(kExperts, 0.0f);
+            for (int64_t e = 0; e < kExperts; ++e) piece[e] += static_cast<float>(alone.sums(e));
+            if (first && t + 1 < starts[block + 1]) continue;
+            for (int64_t e = 0; e < kExperts; ++e) want[e] += piece[e];
+        }
+        for (int64_t e = 0; e < kExperts; ++e)
+            ASSERT_EQ(all.sums(block * kExperts + e), want[e]) << block << ", " << e;
+        for (std::size_t distance = 16; distance > 0; distance /= 2)
+            for (std::size_t i = 0; i < distance; ++i) squares[i] += squares[i + distance];
+        ASSERT_EQ(all.log_squares(block), squares[0]) << block;
+    }
+}
+
+TEST(RouterBalance, PlainChoiceIgnoresBiasGroupsAndForcedIds) {
+    constexpr int64_t kTokens = 33, kExperts = 16;
+    const Balanced plain(some_logits(kTokens, kExperts), 4, op::Score::sigmoid);
+    HostTensor bias(DType::f32, {kExperts}), forced(DType::i32, {kTokens, 4});
+    fill(bias, [](int64_t e) { return e < 3 ? 5.0 : 0.0; });
+    for (int64_t i = 0; i < forced.numel(); ++i) forced.as<int32_t>()[i] = static_cast<int32_t>(i % 4);
+    for (int variant = 0; variant < 3; ++variant) {
+        Balanced other(some_logits(kTokens, kExperts), 4, op::Score::sigmoid);
+        if (variant == 0) other.forward.expert_bias = bias;
+        if (variant == 1) other.forward.options.num_groups = 4, other.forward.options.group_topk = 1;
+        if (variant == 2) other.forward.forced_ids = forced;
+        ReferenceOps().router_top_k(other.forward);
+        EXPECT_FALSE(same_bytes(other.ids, plain.ids)) << variant;
+        EXPECT_TRUE(same_bytes(other.counts, plain.counts)) << variant;
+        EXPECT_TRUE(same_bytes(other.sums, plain.sums)) << variant;
+    }
+}
+
+TEST(RouterTopKBackward, BalancingLossesByCentralDifferences) {
     for (auto [tokens, experts] : kShapes)
         for (op::Score score : kScores)
-            for (float weight : {0.01f, 3.0f}) {
-                SCOPED_TRACE(fmt::format("T {} E {} score {}", tokens, experts, static_cast<int>(score)));
-                const HostTensor logits = some_logits(tokens, experts);
-                HostTensor counts(DType::f32, {experts}), dlogits(DType::f32, {tokens, experts});
-                fill(counts, [](int64_t e) { return static_cast<double>((e * 37 + 5) % 23); });
-                for (double earlier : {0.0, 1.0}) {
-                    if (earlier == 0.0 && experts == 1)
-                        continue;  // the gradient is exactly zero: nothing to be relative to
-                    fill_normal(dlogits, 3, earlier);
-                    const std::vector<double> before = to_doubles(dlogits);
-                    ReferenceOps().router_aux_loss_backward({.logits = logits,
-                                                             .counts = counts,
-                                                             .score = score,
-                                                             .weight = weight,
-                                                             .dlogits = dlogits});
-                    ASSERT_TRUE(dlogits.guards_intact());
-                    expect_gradient(logits, dlogits, before, [&, n = experts](const double* token) {
-                        const std::vector<double> scores = normalized(token, n, score);
-                        double sum = 0;
-                        for (int64_t e = 0; e < n; ++e) sum += counts(e) * scores[e];
-                        return static_cast<double>(weight) * sum;
-                    });
-                }
+            for (int64_t set_tokens : {0, 3}) {
+                SCOPED_TRACE(fmt::format("T {} E {} score {} sets of {}", tokens, experts,
+                                         static_cast<int>(score), set_tokens));
+                if (experts == 1) continue;  // the gradient is exactly zero: nothing to be relative to
+                Balanced b(some_logits(tokens, experts), 1, score, set_tokens);
+                const std::vector<double> before = b.gradient();
+                HostTensor by_set(DType::f32, {b.sets, experts}), whole(DType::f32, {1, experts});
+                fill(by_set, [](int64_t i) { return static_cast<double>((i * 37 + 5) % 23); });
+                fill(whole, [](int64_t e) { return static_cast<double>((e * 11 + 3) % 17); });
+                b.backward.terms[0] = {.counts = by_set, .weight = 3.0f};
+                b.backward.terms[2] = {.counts = whole, .weight = 0.5f};
+                b.gradient();
+                int64_t calls = 0;  // two of every logit, in order
+                expect_gradient(b.logits, b.dlogits, before, [&, n = experts](const double* token) {
+                    const int64_t t = calls++ / (2 * n), set = set_tokens == 0 ? 0 : t / set_tokens;
+                    const std::vector<double> scores = normalized(token, n, score);
+                    double sum = 0;
+                    for (int64_t e = 0; e < n; ++e)
+                        sum += (3.0 * by_set(set * n + e) + 0.5 * whole(e)) * scores[e];
+                    return sum;
+                });
             }
 }
 
-// coeff * E / (K n^2) * sum_e P_e c_e is coeff when load and scores are even; it is added to the loss, for any load as in double.
-TEST(RouterAuxLossBackward, LossValue) {
+// coeff * E / (K * n^2) * sum_e P_e c_e is coeff when load and scores are even; it is added to the loss, for any load as in double.
+TEST(RouterTopKBackward, BalancingLossValue) {
     constexpr int64_t kTokens = 64, kExperts = 8, kTopk = 2;
     constexpr double kCoefficient = 0.5, kWeight = kCoefficient * kExperts / (kTopk * kTokens * kTokens);
-    HostTensor logits(DType::f32, {kTokens, kExperts}), dlogits(DType::f32, {kTokens, kExperts});
-    HostTensor counts(DType::f32, {kExperts}), sums(DType::f32, {kExperts}), loss(DType::f32, {1});
-    const auto loss_of = [&](op::Score score, const HostTensor& with) {
-        set(loss, 0, 2.0);
-        dlogits.zero();
-        ReferenceOps().router_score_sums(
-            {.logits = with, .score = score, .topk = kTopk, .counts = counts, .score_sums = sums});
-        ReferenceOps().router_aux_loss_backward({.logits = with,
-                                                 .counts = counts,
-                                                 .score = score,
-                                                 .weight = static_cast<float>(kWeight),
-                                                 .score_sums = sums,
-                                                 .loss = loss,
-                                                 .dlogits = dlogits});
-        return loss(0);
-    };
-    fill(logits, [](int64_t i) {  // each token prefers the next two experts
-        const int64_t distance = (i % kExperts - i / kExperts % kExperts + kExperts) % kExperts;
-        return distance < kTopk ? 1.0 : 0.0;
-    });
-    for (op::Score score : kScores) EXPECT_NEAR(loss_of(score, logits), 2.0 + kCoefficient, 1e-6);
-    const HostTensor uneven = some_logits(kTokens, kExperts);
     for (op::Score score : kScores) {
-        const double got = loss_of(score, uneven);
-        double want = 2.0;
-        for (int64_t e = 0; e < kExperts; ++e) want += kWeight * counts(e) * sums(e);
-        EXPECT_NEAR(got, want, 1e-6);
-        EXPECT_GT(std::abs(want - 2.0 - kCoefficient), 1e-4);
+        HostTensor even(DType::f32, {kTokens, kExperts});
+        fill(even, [](int64_t i) {  // each token prefers the next two experts
+            const int64_t distance = (i % kExperts - i / kExperts % kExperts + kExperts) % kExperts;
+            return distance < kTopk ? 1.0 : 0.0;
+        });
+        Balanced b(std::move(even), kTopk, score);
+        b.backward.terms[1] = {.counts = b.counts, .weight = static_cast<float>(kWeight)};
+        b.gradient();
+        EXPECT_NEAR(b.losses(0), 2.0 + kCoefficient, 1e-6);
+        EXPECT_EQ(b.losses(1), 3.0);
     }
+    for (op::Score score : kScores)
+        for (int64_t set_tokens : {0, 16, 40}) {
+            Balanced b(some_logits(kTokens, kExperts), kTopk, score, set_tokens);
+            HostTensor whole(DType::f32, {1, kExperts});
+            fill(whole, [](int64_t e) { return static_cast<double>(e); });
+            b.backward.terms[0] = {.counts = b.counts, .weight = static_cast<float>(kWeight)};
+            b.backward.terms[1] = {.counts = whole, .weight = 0.25f};
+            b.gradient();
+            double want = 2.0;
+            for (int64_t block = 0; block < b.blocks; ++block) {
+                int64_t s = b.sets - 1;
+                while (b.first_block(s) > block) --s;
+                for (int64_t e = 0; e < kExperts; ++e)
+                    want += (kWeight * b.counts(s * kExperts + e) + 0.25 * whole(e)) *
+                            b.sums(block * kExperts + e);
+            }
+            EXPECT_NEAR(b.losses(0), want, 1e-6 * want);
+        }
 }
 
-TEST(RouterZLoss, ValueAndGradient) {
-    for (auto [tokens, experts] : kShapes) {
-        SCOPED_TRACE(fmt::format("T {} E {}", tokens, experts));
-        const HostTensor logits = some_logits(tokens, experts);
-        const std::vector<double> values = to_doubles(logits);
-        constexpr float kWeight = 0.25f, kGradWeight = 0.5f;
-        const auto log_sum_squared = [&, n = experts](const double* token) {
-            double sum = 0;
-            for (int64_t e = 0; e < n; ++e) sum += std::exp(token[e]);
-            return std::log(sum) * std::log(sum);
-        };
-        double want = 2.0;
-        for (int64_t t = 0; t < tokens; ++t) want += kWeight * log_sum_squared(values.data() + t * experts);
-
-        HostTensor loss = HostTensor::of<float>({2.0f}), dlogits(DType::f32, {tokens, experts});
-        fill_normal(dlogits, 3);
-        const std::vector<double> before = to_doubles(dlogits);
-        ReferenceOps().router_z_loss({.logits = logits,
-                                      .weight = kWeight,
-                                      .grad_weight = kGradWeight,
-                                      .loss = loss,
-                                      .dlogits = dlogits});
-        ASSERT_TRUE(dlogits.guards_intact() && loss.guards_intact());
-        EXPECT_NEAR(loss(0), want, 1e-6 * want);
-        expect_gradient(logits, dlogits, before,
-                        [&](const double* token) { return kGradWeight * log_sum_squared(token); });
-
-        HostTensor again = HostTensor::of<float>({2.0f});  // forward only, and backward only
-        ReferenceOps().router_z_loss({.logits = logits, .weight = kWeight, .loss = again, .dlogits = {}});
-        EXPECT_EQ(again(0), loss(0));
-        HostTensor alone(DType::f32, {tokens, experts});
-        fill(alone, [&](int64_t i) { return before[i]; });
-        ReferenceOps().router_z_loss(
-            {.logits = logits, .weight = kWeight, .grad_weight = kGradWeight, .loss = {}, .dlogits = alone});
-        EXPECT_TRUE(same_bytes(alone, dlogits));
-    }
+TEST(RouterTopKBackward, ZLossValueAndGradient) {
+    for (op::Score score : kScores)
+        for (auto [tokens, experts] : kBalanceShapes) {
+            SCOPED_TRACE(fmt::format("T {} E {}", tokens, experts));
+            Balanced b(some_logits(tokens, experts), 1, score);
+            const std::vector<double> before = b.gradient(), values = to_doubles(b.logits);
+            constexpr float kWeight = 0.25f;
+            const auto log_sum_squared = [&, n = experts](const double* token) {
+                double sum = 0;
+                for (int64_t e = 0; e < n; ++e) sum += std::exp(token[e]);
+                return std::log(sum) * std::log(sum);
+            };
+            double want = 3.0;
+            for (int64_t t = 0; t < tokens; ++t) want += kWeight * log_sum_squared(values.data() + t * experts);
+            b.backward.z_weight = kWeight;
+            b.gradient();
+            EXPECT_EQ(b.losses(0), 2.0);
+            EXPECT_NEAR(b.losses(1), want, 1e-6 * want);
+            expect_gradient(b.logits, b.dlogits, before,
+                            [&](const double* token) { return kWeight * log_sum_squared(token); });
+            const std::vector<double> with_losses = to_doubles(b.dlogits);
+            b.backward.losses = {};  // gradients alone
+            EXPECT_EQ(b.gradient(), with_losses);
+        }
 }
 
-TEST(RouterZLoss, LargeLogitsDoNotOverflow) {
-    HostTensor logits(DType::f32, {1, 4}), loss = HostTensor::of<float>({0.0f}), dlogits(DType::f32, {1, 4});
+TEST(RouterTopKBackward, LargeLogitsDoNotOverflow) {
+    HostTensor logits(DType::f32, {1, 4});
     fill(logits, [](int64_t i) { return i == 2 ? 1000.0 : -1000.0; });
-    dlogits.zero();
-    ReferenceOps().router_z_loss(
-        {.logits = logits, .weight = 1, .grad_weight = 1, .loss = loss, .dlogits = dlogits});
-    EXPECT_EQ(loss(0), 1e6);
-    for (int64_t e = 0; e < 4; ++e) EXPECT_EQ(dlogits(e), e == 2 ? 2000.0 : 0.0);
+    Balanced b(std::move(logits), 1, op::Score::softmax);
+    b.backward.z_weight = 1;
+    b.gradient();
+    EXPECT_EQ(b.losses(1), 3.0 + 1e6);
+    for (int64_t e = 0; e < 4; ++e) EXPECT_EQ(b.dlogits(e), e == 2 ? 2000.0 : 0.0);
 }
 
-TEST(RouterLosses, NoTokens) {
-    const HostTensor logits(DType::f32, {0, 4}), counts(DType::f32, {4}), sums(DType::f32, {4});
-    const HostTensor loss = HostTensor::of<float>({3.0f});
-    ReferenceOps ops;
-    ops.router_score_sums({.logits = logits, .topk = 2, .counts = counts, .score_sums = sums});
-    for (int64_t e = 0; e < 4; ++e) {
-        EXPECT_EQ(counts(e), 0.0);
-        EXPECT_EQ(sums(e), 0.0);
+TEST(RouterBalance, NoTokens) {
+    for (int64_t set_tokens : {0, 8}) {
+        Balanced b(HostTensor(DType::f32, {0, 4}), 2, op::Score::softmax, set_tokens);
+        ASSERT_EQ(b.sets, 1);
+        ASSERT_EQ(b.blocks, 0);
+        for (int64_t e = 0; e < 4; ++e) EXPECT_EQ(b.counts(e), 0.0);  // written, not forgotten
+        b.backward.terms[0] = {.counts = b.counts, .weight = 1};
+        b.backward.z_weight = 1;
+        b.gradient();
+        EXPECT_EQ(b.losses(0), 2.0);
+        EXPECT_EQ(b.losses(1), 3.0);
     }
-    ops.router_aux_loss_backward({.logits = logits, .counts = counts, .weight = 1, .dlogits = logits});
-    ops.router_z_loss({.logits = logits, .weight = 1, .grad_weight = 1, .loss = loss, .dlogits = logits});
-    EXPECT_EQ(loss(0), 3.0);
+}
+
+TEST(RouterBalance, WrongArgumentsAreNamed) {
+    const auto message = [](auto run) -> std::string {
+        try {
+            run();
+        } catch (const Error& error) {
+            return error.what();
+        }
+        return "";
+    };
+    Balanced b(some_logits(40, 4), 2, op::Score::softmax, 20);
+    b.backward.terms[0] = {.counts = b.sums, .weight = 1};  // [2, E] as it happens
+    EXPECT_EQ(message([&] { b.gradient(); }), "");
+    HostTensor wrong(DType::f32, {3, 4});
+    b.backward.terms[0].counts = wrong;
+    EXPECT_NE(message([&] { b.gradient(); }).find("counts"), std::string::npos);
+    b.backward.terms[0].counts = b.counts;
+    b.backward.balance.score_sums = {};
+    EXPECT_NE(message([&] { b.gradient(); }).find("losses without score_sums"), std::string::npos);
+    b.forward.balance.score_sums = {};
+    EXPECT_NE(message([&] { ReferenceOps().router_top_k(b.forward); }).find("balance.counts without score_sums"),
+              std::string::npos);
 }
 
 TEST(ExpertBiasUpdate, SignOfTheExactMean) {
