@@ -1,141 +1,194 @@
-// What the router's kernels share: one warp works on one token, whose scores lie in shared memory. Scores, softmax and sums follow
-// kernels/reference/router_scores.cpp operation by operation, so they have its bits.
+// What the router's kernels share: one warp works on one token, whose logits stay in its registers. Scores and sums follow
+// kernels/reference/router_scores.cpp operation by operation, so they have its bits. Read next: router_choice.h, router_top_k.cu.
 #pragma once
 
-#include "kernels/hopper/vector_io.h"
+#include "kernels/hopper/device/sigmoid.h"
+#include "kernels/hopper/launch.h"
 #include "kernels/ops/router.h"
+
+#include <bit>
 
 namespace fp8flow::hopper {
 
 constexpr int kWarpSize = 32;
 constexpr uint32_t kWholeWarp = 0xFFFFFFFFu;
 constexpr float kScoreSumEps = 1e-20f;  // Megatron-LM, as in the reference
-constexpr int kMaxTokenWarps = 8;
-constexpr int64_t kSharedBytes = 48 << 10;  // what a CTA gets without asking
-
-// Warps of a CTA whose tokens need `floats` words of shared memory each.
-inline int token_warps(int64_t floats) {
-    const int64_t bytes = floats * static_cast<int64_t>(sizeof(float));
-    FP8FLOW_CHECK(bytes <= kSharedBytes,
-                  "the router needs {} bytes of shared memory per token, has {}; lower num_experts", bytes,
-                  kSharedBytes);
-    return static_cast<int>(std::min<int64_t>(kMaxTokenWarps, kSharedBytes / std::max<int64_t>(bytes, 1)));
-}
+constexpr int64_t kMostExperts = 1024;
+constexpr std::size_t kSharedBytes = 48 << 10;  // what a CTA gets without asking
 
 __device__ __forceinline__ int warp_lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
 
-// Sum of values[0..count) in the project's eight lanes; every thread gets it. The values must be visible to the warp.
-__device__ __forceinline__ float warp_lane_sum(const float* values, int count) {
-    float lane = 0.0f;
-    for (int i = warp_lane() % kLaneCount; i < count; i += kLaneCount) lane += values[i];
-    return combine_lanes(lane);
-}
-__device__ __forceinline__ float warp_lane_dot(const float* a, const float* b, int count) {
-    float lane = 0.0f;
-    for (int i = warp_lane() % kLaneCount; i < count; i += kLaneCount) lane = fma_float(a[i], b[i], lane);
-    return combine_lanes(lane);
-}
-
-// log(sum exp(values)) of a token; softmax (shared memory, visible to the warp afterwards) receives the probabilities. values may be
-// global or shared and may be the same array as softmax.
-__device__ __forceinline__ float warp_log_sum_exp(const float* values, int count, float* softmax) {
-    float largest = bits_float(0x7FC00000u);  // NaN: gives way to anything
-    for (int i = warp_lane(); i < count; i += kWarpSize) largest = max_ignore_nan(largest, values[i]);
-    for (int mask = kWarpSize / 2; mask > 0; mask /= 2)
-        largest = max_ignore_nan(largest, __shfl_xor_sync(kWholeWarp, largest, mask));
-    for (int i = warp_lane(); i < count; i += kWarpSize) softmax[i] = exp_float(values[i] - largest);
-    __syncwarp();
-    const float sum = warp_lane_sum(softmax, count);
-    __syncwarp();
-    for (int i = warp_lane(); i < count; i += kWarpSize) softmax[i] = div_float(softmax[i], sum);
-    __syncwarp();
-    return largest + log_float(sum);
-}
-
-// Scores as the balancing losses see them: softmax, or sigmoid / (sum + eps).
-__device__ __forceinline__ void warp_normalized_scores(const float* logits, int experts, op::Score score,
-                                                       float* scores) {
-    if (score == op::Score::softmax) {
-        warp_log_sum_exp(logits, experts, scores);
-        return;
+// Which experts a thread holds: lane, lane + 32, ... kFull: all of its places are experts.
+template <int kPlaces, bool kFull> struct Row {
+    static constexpr int kCount = kPlaces;
+    int experts;
+    __device__ __forceinline__ int expert(int j) const { return warp_lane() + j * kWarpSize; }
+    __device__ __forceinline__ bool has(int j) const { return kFull || expert(j) < experts; }
+    __device__ __forceinline__ void load(const float* values, float (&x)[kPlaces]) const {
+#pragma unroll
+        for (int j = 0; j < kPlaces; ++j) x[j] = has(j) ? values[expert(j)] : bits_float(0x7FC00000u);
     }
-    for (int e = warp_lane(); e < experts; e += kWarpSize) scores[e] = sigmoid_float(logits[e]);
-    __syncwarp();
-    const float sum = warp_lane_sum(scores, experts) + kScoreSumEps;
-    __syncwarp();
-    for (int e = warp_lane(); e < experts; e += kWarpSize) scores[e] = div_float(scores[e], sum);
-    __syncwarp();
+};
+
+// Calls f(Row) with the narrowest row that holds the experts.
+template <class F> void with_row(int64_t experts, F f) {
+    FP8FLOW_CHECK(experts <= kMostExperts, "num_experts is {}, the router's kernels take {}", experts,
+                  kMostExperts);
+    const int count = static_cast<int>(experts);
+    switch (std::bit_ceil(static_cast<uint64_t>(ceil_div(experts, kWarpSize)))) {
+        case 1: return f(Row<1, false>{count});
+        case 2: return experts == 64 ? f(Row<2, true>{count}) : f(Row<2, false>{count});
+        case 4: return experts == 128 ? f(Row<4, true>{count}) : f(Row<4, false>{count});
+        case 8: return experts == 256 ? f(Row<8, true>{count}) : f(Row<8, false>{count});
+        case 16: return experts == 512 ? f(Row<16, true>{count}) : f(Row<16, false>{count});
+        default: return f(Row<32, false>{count});
+    }
 }
 
-// ---- choice ---------------------------------------------------------------------------------------------------------------------
+// ---- sums -----------------------------------------------------------------------------------------------------------------------
+// The threads' lanes of a sum joined at distance 16, 8, 4, 2, 1; every thread gets the result.
+__device__ __forceinline__ float join_lanes(float lane) {
+#pragma unroll
+    for (int distance = kWarpSize / 2; distance > 0; distance /= 2)
+        lane += __shfl_xor_sync(kWholeWarp, lane, distance);
+    return lane;
+}
+template <int kCount> __device__ __forceinline__ float sum_of(const float (&values)[kCount]) {
+    float lane = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) lane += values[j];
+    return join_lanes(lane);
+}
+
+// ---- order ----------------------------------------------------------------------------------------------------------------------
 // A value as an unsigned number of the same order: NaN lowest (1), +0 = -0; 0 is kept for what may not be chosen.
 constexpr uint32_t kExcluded = 0;
 constexpr uint32_t kNanKey = 1;
 __device__ __forceinline__ uint32_t to_key(float value) {
-    uint32_t bits = float_bits(value);
-    if (is_nan_bits(bits)) return kNanKey;
-    if (value == 0.0f) bits = 0;
-    return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+    const uint32_t bits = float_bits(value + 0.0f);  // -0 + 0 = +0
+    const uint32_t negative = static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31);
+    return value == value ? bits ^ (negative | 0x80000000u) : kNanKey;
 }
 __device__ __forceinline__ float from_key(uint32_t key) {
     if (key == kNanKey) return bits_float(0x7FC00000u);
     return bits_float((key & 0x80000000u) != 0 ? key & 0x7FFFFFFFu : ~key);
 }
-
-// The place of the best key that comes after `previous` (a pair as returned; ~0: none yet): the largest, ties to the lowest index. The
-// pair is (key, ~index); all threads get it. 0: nothing left.
-__device__ __forceinline__ uint64_t warp_next_best(const uint32_t* keys, int count, uint64_t previous) {
-    uint64_t best = 0;
-    for (int i = warp_lane(); i < count; i += kWarpSize) {
-        const uint64_t pair = static_cast<uint64_t>(keys[i]) << 32 | (0xFFFFFFFFu - static_cast<uint32_t>(i));
-        if (keys[i] != kExcluded && pair < previous && pair > best) best = pair;
-    }
-    const uint32_t key = static_cast<uint32_t>(best >> 32), largest = __reduce_max_sync(kWholeWarp, key);
-    const uint32_t place =
-        __reduce_max_sync(kWholeWarp, key == largest ? static_cast<uint32_t>(best) : uint32_t{0});
-    return static_cast<uint64_t>(largest) << 32 | place;
+template <int kCount> __device__ __forceinline__ uint32_t largest_of(const uint32_t (&keys)[kCount]) {
+    uint32_t largest = keys[0];
+#pragma unroll
+    for (int j = 1; j < kCount; ++j) largest = max(largest, keys[j]);
+    return largest;
 }
-__device__ __forceinline__ int index_of(uint64_t pair) {
-    return static_cast<int>(0xFFFFFFFFu - static_cast<uint32_t>(pair));
-}
-__device__ __forceinline__ uint32_t key_of(uint64_t pair) { return static_cast<uint32_t>(pair >> 32); }
-constexpr uint64_t kNothingChosen = ~uint64_t{0};
 
-// The topk best of the keys (shared memory, visible to the warp), best first, ties to the lowest index: use(k, index) in all threads. Up to
-// 256 keys stand in registers, eight a thread: a choice is a maximum of the keys, a minimum of the indices that have it, and the removal
-// of the chosen (about 35 instructions, where a search of pairs in shared memory takes over 100).
-constexpr int kKeysInRegisters = 8;
-template <class Use>
-__device__ __forceinline__ void warp_choose(const uint32_t* keys, int count, int topk, const Use& use) {
-    if (count > kKeysInRegisters * kWarpSize) {
-        uint64_t best = kNothingChosen;
-        for (int k = 0; k < topk; ++k) {
-            best = warp_next_best(keys, count, best);
-            use(k, index_of(best));
+// The largest value of a token, NaN only where all are.
+template <int kCount> __device__ __forceinline__ float largest_logit(const float (&x)[kCount]) {
+    float largest = x[0];
+#pragma unroll
+    for (int j = 1; j < kCount; ++j) largest = fmaxf(largest, x[j]);
+    return from_key(__reduce_max_sync(kWholeWarp, to_key(largest)));
+}
+
+// ---- scores ---------------------------------------------------------------------------------------------------------------------
+// f of every place, one after the other, by way of shared memory (of the warp, [E]; zero again afterwards): for what is rare and long.
+template <class R, class F>
+__device__ __forceinline__ void map_slowly(const R& row, float (&v)[R::kCount], float* shared, const F& f) {
+#pragma unroll
+    for (int j = 0; j < R::kCount; ++j)
+        if (row.has(j)) shared[row.expert(j)] = v[j];
+#pragma unroll 1
+    for (int e = warp_lane(); e < row.experts; e += kWarpSize) shared[e] = f(shared[e]);
+#pragma unroll
+    for (int j = 0; j < R::kCount; ++j)
+        if (row.has(j)) {
+            v[j] = shared[row.expert(j)];
+            shared[row.expert(j)] = 0.0f;
         }
-        return;
+}
+
+// terms = exp(logits - largest), where largest is the row's; 0 in places without an expert. Returns their sum. Arguments within kNearScore
+// of 0 take the short exponential, which has the same bits.
+constexpr float kNearScore = 64.0f;
+static_assert(kNearScore <= kNear);
+template <class R>
+__device__ __forceinline__ float softmax_terms(const R& row, const float (&logits)[R::kCount], float largest,
+                                               float* shared, float (&terms)[R::kCount]) {
+    const float bound = largest - kNearScore;
+    bool near = largest <= 0x1p100f;
+#pragma unroll
+    for (int j = 0; j < R::kCount; ++j) {
+        near = near && (logits[j] >= bound || !row.has(j));
+        terms[j] = logits[j] - largest;
     }
-    uint32_t own[kKeysInRegisters];
+    if (__all_sync(kWholeWarp, near)) {
 #pragma unroll
-    for (int j = 0; j < kKeysInRegisters; ++j) {
-        const int i = warp_lane() + j * kWarpSize;
-        own[j] = i < count ? keys[i] : kExcluded;
+        for (int j = 0; j < R::kCount; ++j) terms[j] = row.has(j) ? exp_near(terms[j]) : 0.0f;
+    } else {
+        map_slowly(row, terms, shared, [](float x) { return exp_float(x); });
+#pragma unroll
+        for (int j = 0; j < R::kCount; ++j) terms[j] = row.has(j) ? terms[j] : 0.0f;
     }
-    for (int k = 0; k < topk; ++k) {
-        uint32_t largest = own[0];
+    return sum_of(terms);
+}
+
+// scores = sigmoid(logits); 0 in places without an expert. Returns their sum.
+template <class R>
+__device__ __forceinline__ float sigmoid_terms(const R& row, const float (&logits)[R::kCount], float* shared,
+                                               float (&scores)[R::kCount]) {
+    bool near = true;
 #pragma unroll
-        for (int j = 1; j < kKeysInRegisters; ++j) largest = max(largest, own[j]);
-        largest = __reduce_max_sync(kWholeWarp, largest);
-        uint32_t place = 0xFFFFFFFFu;
-#pragma unroll
-        for (int j = kKeysInRegisters - 1; j >= 0; --j)
-            if (own[j] == largest) place = static_cast<uint32_t>(warp_lane() + j * kWarpSize);
-        place = __reduce_min_sync(kWholeWarp, place);
-#pragma unroll
-        for (int j = 0; j < kKeysInRegisters; ++j)
-            if (place == static_cast<uint32_t>(warp_lane() + j * kWarpSize)) own[j] = kExcluded;
-        use(k, static_cast<int>(place));
+    for (int j = 0; j < R::kCount; ++j) {
+        near = near && (fabsf(logits[j]) <= kNearScore || !row.has(j));
+        scores[j] = logits[j];
     }
+    if (__all_sync(kWholeWarp, near)) {
+#pragma unroll
+        for (int j = 0; j < R::kCount; ++j) scores[j] = row.has(j) ? sigmoid_near(scores[j]) : 0.0f;
+    } else {
+        map_slowly(row, scores, shared, [](float x) { return sigmoid_float(x); });
+#pragma unroll
+        for (int j = 0; j < R::kCount; ++j) scores[j] = row.has(j) ? scores[j] : 0.0f;
+    }
+    return sum_of(scores);
+}
+
+__device__ __forceinline__ bool is_post_softmax(const op::RouterOptions& options) {
+    return options.score == op::Score::softmax && !options.pre_softmax;
+}
+
+// Probabilities of a token's choices before scaling: what a logit gives, times a factor that is common to them. Thread l has the choices l,
+// l + 32, ...; the first is at hand, others (more than 32 are rare) are computed again where they are wanted.
+struct ChosenProbs {
+    bool sigmoid;
+    float shift, factor;
+    float own;  // base of choice k = lane
+    __device__ __forceinline__ float base(float logit) const {
+        return sigmoid ? sigmoid_float(logit) : exp_float(logit - shift);
+    }
+    template <class LogitOf> __device__ __forceinline__ float base_of(int k, const LogitOf& logit_of) const {
+        return k < kWarpSize ? own : base(logit_of(k));
+    }
+};
+
+// own: the logit of choice k = lane, logit_of(k) that of any. largest and sum are of the token's softmax over all experts (pre-softmax).
+template <class LogitOf>
+__device__ __forceinline__ ChosenProbs chosen_probs(const op::RouterOptions& options, int topk, float largest,
+                                                    float sum, float own, const LogitOf& logit_of) {
+    const bool has_own = warp_lane() < topk;
+    ChosenProbs probs{options.score == op::Score::sigmoid, largest, 1.0f, 0.0f};
+    if (is_post_softmax(options)) {
+        uint32_t best = has_own ? to_key(own) : kExcluded;
+        for (int k = warp_lane() + kWarpSize; k < topk; k += kWarpSize) best = max(best, to_key(logit_of(k)));
+        probs.shift = from_key(__reduce_max_sync(kWholeWarp, best));
+    }
+    if (has_own) probs.own = probs.base(own);
+    if (!probs.sigmoid && options.pre_softmax) {
+        probs.factor = div_float(1.0f, sum);
+    } else if (!probs.sigmoid || topk > 1) {
+        float lane = probs.own;
+        for (int k = warp_lane() + kWarpSize; k < topk; k += kWarpSize) lane += probs.base(logit_of(k));
+        probs.factor = div_float(1.0f, join_lanes(lane) + (probs.sigmoid ? kScoreSumEps : 0.0f));
+    }
+    return probs;
 }
 
 }  // namespace fp8flow::hopper

@@ -11,9 +11,20 @@ namespace fp8flow {
 struct HopperOps::Workspace {
     static constexpr std::size_t kPartialsBytes = std::size_t{64} << 20;
 
+    static constexpr std::size_t kZerosBytes = std::size_t{4} << 20;
+
     explicit Workspace(Device& owner)
-        : device(owner), partials(owner.allocate(kPartialsBytes)), lt(owner), cudnn(owner) {}
-    ~Workspace() { device.free(partials); }
+        : device(owner),
+          partials(owner.allocate(kPartialsBytes)),
+          zeros(owner.allocate(kZerosBytes)),
+          lt(owner),
+          cudnn(owner) {
+        owner.fill(zeros, 0, kZerosBytes, {});
+    }
+    ~Workspace() {
+        device.free(partials);
+        device.free(zeros);
+    }
     Workspace(const Workspace&) = delete;
     Workspace& operator=(const Workspace&) = delete;
 
@@ -24,8 +35,16 @@ struct HopperOps::Workspace {
         return static_cast<T*>(partials);
     }
 
+    // Counters that are zero when an op starts, and that it leaves zero.
+    template <class T> T* zeros_for(int64_t count) const {
+        FP8FLOW_CHECK(static_cast<std::size_t>(count) * sizeof(T) <= kZerosBytes, "{} counters of {} bytes",
+                      count, sizeof(T));
+        return static_cast<T*>(zeros);
+    }
+
     Device& device;
     void* partials;
+    void* zeros;
     hopper::LtLibrary lt;
     hopper::CudnnAttention cudnn;
 };

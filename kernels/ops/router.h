@@ -92,9 +92,9 @@ struct BalanceTerm {
 constexpr int kBalanceTerms = 3;
 
 // dlogits = the gradient from dprobs through the same path (expert_bias and the choices get none); then by fma, in this order, that of every
-// balancing loss with its counts held constant, and that of z_weight * sum_t logsumexp(logits_t)^2. losses[0] and losses[1] += the values of
-// these, from score_sums and log_squares as router_top_k wrote them: by fma, set after set, of the dot product of a set's counts and its
-// blocks' sums added in ascending order; blocks' log_squares are added as over experts.
+// balancing loss with its counts held constant, and that of z_weight * sum_t logsumexp(logits_t)^2. losses[0] and losses[1] += their values
+// by fma, from score_sums and log_squares as router_top_k wrote them: dot products of blocks' sums with their counts, and the log_squares
+// themselves, added over blocks as other values are over experts.
 struct RouterTopKBackward {
     TensorView logits;
     TensorView ids;

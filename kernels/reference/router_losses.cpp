@@ -121,20 +121,14 @@ void add_balance_losses(const op::RouterTopKBackward& args) {
     const int64_t tokens = args.logits.dim(0), experts = args.logits.dim(1);
     const int64_t set_tokens = args.balance.set_tokens, blocks = op::balance_blocks(tokens, set_tokens);
     float* losses = args.losses.as<float>();
-    std::vector<float> sums(static_cast<std::size_t>(experts));
+    std::vector<float> dots(static_cast<std::size_t>(blocks));
     for (const op::BalanceTerm& term : args.terms) {
         if (!term.counts) continue;
-        const int64_t sets = term.counts.dim(0);
-        for (int64_t s = 0; s < sets; ++s) {
-            const int64_t first = sets > 1 ? token_set(s, tokens, set_tokens).block : 0,
-                          end = s + 1 < sets ? token_set(s + 1, tokens, set_tokens).block : blocks;
-            std::fill(sums.begin(), sums.end(), 0.0f);
-            for (int64_t b = first; b < end; ++b)
-                for (int64_t e = 0; e < experts; ++e)
-                    sums[e] += args.balance.score_sums.as<float>()[b * experts + e];
-            const float dot = token_dot(term.counts.as<float>() + s * experts, sums.data(), experts);
-            losses[0] = fma_float(term.weight, dot, losses[0]);
-        }
+        const int64_t set_blocks = term.counts.dim(0) > 1 ? ceil_div(set_tokens, op::kScoreBlock) : blocks;
+        for (int64_t b = 0; b < blocks; ++b)
+            dots[b] = token_dot(term.counts.as<float>() + b / set_blocks * experts,
+                                args.balance.score_sums.as<float>() + b * experts, experts);
+        losses[0] = fma_float(term.weight, token_sum(dots.data(), blocks), losses[0]);
     }
     if (args.z_weight != 0.0f)
         losses[1] =

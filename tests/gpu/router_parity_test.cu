@@ -3,6 +3,7 @@
 #include "tests/support/parity.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <numeric>
 #include <string>
@@ -227,111 +228,165 @@ void fill_logits(const HostTensor& logits) {
     }
 }
 
-TEST(RouterParity, TopKAndItsBackward) {
-    for (const Choice& c : choices()) {
-        if (too_large_here(4 * c.tokens * c.experts)) continue;
-        SCOPED_TRACE("T " + std::to_string(c.tokens) + ", E " + std::to_string(c.experts) + ", K " +
-                     std::to_string(c.topk) +
-                     (c.options.score == Score::sigmoid ? ", sigmoid"
-                      : c.options.pre_softmax           ? ", pre"
-                                                        : ", post") +
-                     ", groups " + std::to_string(c.options.num_groups) + "/" +
-                     std::to_string(c.options.group_topk));
-        Parity parity;
-        HostTensor logits(DType::f32, {c.tokens, c.experts}), bias(DType::f32, {c.experts}),
-            ids(DType::i32, {c.tokens, c.topk}), probs(DType::f32, {c.tokens, c.topk}),
-            counts(DType::i64, {c.experts});
+std::string name_of(const Choice& c) {
+    return "T " + std::to_string(c.tokens) + ", E " + std::to_string(c.experts) + ", K " + std::to_string(c.topk) +
+           (c.options.score == Score::sigmoid ? ", sigmoid"
+            : c.options.pre_softmax           ? ", pre"
+                                              : ", post") +
+           (c.with_bias ? ", bias" : "") + ", groups " + std::to_string(c.options.num_groups) + "/" +
+           std::to_string(c.options.group_topk);
+}
+
+// Both operations with everything that they can write, once as asked for and once without balancing, over sets of tokens.
+struct Routing {
+    Parity parity;
+    HostTensor logits, bias, ids, probs, counts, plain, sums, squares, dprobs, earlier, dlogits, losses;
+    op::RouterTopK forward;
+    op::RouterTopKBackward backward;
+
+    Routing(const Choice& c, int64_t set_tokens)
+        : logits(DType::f32, {c.tokens, c.experts}),
+          bias(DType::f32, {c.experts}),
+          ids(DType::i32, {c.tokens, c.topk}),
+          probs(DType::f32, {c.tokens, c.topk}),
+          counts(DType::i64, {c.experts}),
+          plain(DType::f32, {op::balance_sets(c.tokens, set_tokens), c.experts}),
+          sums(DType::f32, {op::balance_blocks(c.tokens, set_tokens), c.experts}),
+          squares(DType::f32, {op::balance_blocks(c.tokens, set_tokens)}),
+          dprobs(DType::f32, {c.tokens, c.topk}),
+          earlier(DType::f32, {1, c.experts}),
+          dlogits(DType::f32, {c.tokens, c.experts}),
+          losses(DType::f32, {2}) {
         fill_logits(logits);
         fill_uniform(bias, 32, -0.1, 0.1);
         fill(counts, [](int64_t e) { return static_cast<double>(100 * e); });
-        const op::RouterTopK args{.logits = logits,
-                                  .expert_bias = c.with_bias ? bias.view() : TensorView{},
-                                  .options = c.options,
-                                  .forced_ids = {},
-                                  .ids = ids,
-                                  .probs = probs,
-                                  .counts = counts};
-        parity.run(args);
-        parity.expect_same_bytes(args.ids, "ids");
-        parity.expect_same_values(args.probs, "probs");
-        parity.expect_same_bytes(args.counts, "counts");
-
-        HostTensor dprobs(DType::f32, {c.tokens, c.topk}), dlogits(DType::f32, {c.tokens, c.experts});
         fill_normal(dprobs, 33);
-        const op::RouterTopKBackward back{
-            .logits = logits, .ids = ids, .dprobs = dprobs, .options = c.options, .dlogits = dlogits};
-        parity.run(back);
-        parity.expect_same_values(back.dlogits, "dlogits");
+        fill(earlier, [](int64_t e) { return static_cast<double>(e * 31 % 17); });
+        fill(losses, [](int64_t i) { return 0.5 + static_cast<double>(i); });
+        const op::RouterBalance balance{
+            .set_tokens = set_tokens, .counts = plain, .score_sums = sums, .log_squares = squares};
+        forward = {.logits = logits,
+                   .expert_bias = c.with_bias ? bias.view() : TensorView{},
+                   .options = c.options,
+                   .forced_ids = {},
+                   .ids = ids,
+                   .probs = probs,
+                   .counts = counts,
+                   .balance = balance};
+        backward = {.logits = logits, .ids = ids, .dprobs = dprobs, .options = c.options, .dlogits = dlogits};
+    }
+    void run_forward() {
+        parity.run(forward);
+        parity.expect_same_bytes(forward.ids, "ids");
+        parity.expect_same_values(forward.probs, "probs");
+        parity.expect_same_bytes(forward.counts, "counts");
+        parity.expect_same_bytes(forward.balance.counts, "balance.counts");
+        parity.expect_same_values(forward.balance.score_sums, "score_sums");
+        parity.expect_same_values(forward.balance.log_squares, "log_squares");
+    }
+    void run_backward() {
+        parity.run(backward);
+        parity.expect_same_values(backward.dlogits, "dlogits");
+        parity.expect_same_values(backward.losses, "losses");
+    }
+    void add_losses() {
+        backward.balance = forward.balance;
+        backward.terms[0] = {.counts = plain, .weight = 0.013f};
+        backward.terms[2] = {.counts = earlier, .weight = 0.07f};
+        backward.z_weight = 0.7f;
+        backward.losses = losses;
+    }
+};
+
+TEST(RouterParity, TopKAndItsBackward) {
+    for (const Choice& c : choices()) {
+        if (too_large_here(4 * c.tokens * c.experts)) continue;
+        SCOPED_TRACE(name_of(c));
+        Routing routing(c, 0);
+        routing.forward.balance = {};
+        routing.run_forward();
+        routing.run_backward();
     }
 }
 
-TEST(RouterParity, ForcedIds) {
-    Parity parity;
-    constexpr int64_t kTokens = 70, kExperts = 24, kTopK = 3;
-    HostTensor logits(DType::f32, {kTokens, kExperts}), forced(DType::i32, {kTokens, kTopK}),
-        ids(DType::i32, {kTokens, kTopK}), probs(DType::f32, {kTokens, kTopK}),
-        counts(DType::i64, {kExperts});
-    fill_normal(logits, 1);
-    fill(forced, [](int64_t i) { return static_cast<double>((i / kTopK + i % kTopK * 7) % kExperts); });
-    counts.zero();
-    const op::RouterTopK args{.logits = logits,
-                              .expert_bias = {},
-                              .forced_ids = forced,
-                              .ids = ids,
-                              .probs = probs,
-                              .counts = counts};
-    parity.run(args);
-    parity.expect_same_bytes(args.ids, "ids");
-    parity.expect_same_bytes(args.probs, "probs");
-    parity.expect_same_bytes(args.counts, "counts");
+TEST(RouterParity, WithBalancing) {
+    for (const Choice& c : choices()) {
+        if (too_large_here(8 * c.tokens * c.experts)) continue;
+        for (const int64_t set_tokens : {0, 40, 64}) {
+            if (set_tokens > 0 && (c.tokens < 65 || c.topk == c.experts)) continue;
+            SCOPED_TRACE(name_of(c) + ", sets of " + std::to_string(set_tokens));
+            Routing routing(c, set_tokens);
+            routing.run_forward();
+            routing.add_losses();
+            routing.run_backward();
+            routing.backward.z_weight = 0.0f;  // each loss alone
+            routing.run_backward();
+            routing.backward.z_weight = 0.7f;
+            routing.backward.terms = {};
+            routing.backward.losses = {};
+            routing.run_backward();
+        }
+    }
 }
 
-TEST(RouterParity, BalancingLosses) {
-    for (const int64_t tokens : {0, 1, 127, 129, 3000}) {
-        for (const int64_t experts : {1, 8, 64, 256, 512}) {
-            for (const Score score : {Score::softmax, Score::sigmoid}) {
-                SCOPED_TRACE("T " + std::to_string(tokens) + ", E " + std::to_string(experts) +
-                             (score == Score::sigmoid ? ", sigmoid" : ", softmax"));
-                if (tokens == 3000 && (experts == 512 || too_large_here(4 * tokens * experts))) continue;
-                Parity parity;
-                HostTensor logits(DType::f32, {tokens, experts}), counts(DType::f32, {experts}),
-                    sums(DType::f32, {experts}), dlogits(DType::f32, {tokens, experts});
-                const HostTensor loss = HostTensor::of<float>({0.5f});
-                fill_logits(logits);
-                if (tokens > 127) fill_normal(logits, 41);  // finite, so that the sums say something
-                fill_normal(dlogits, 42, 1e-3);
-                const op::RouterScoreSums sums_args{.logits = logits,
-                                                    .score = score,
-                                                    .topk = std::min<int64_t>(experts, 6),
-                                                    .counts = counts,
-                                                    .score_sums = sums};
-                parity.run(sums_args);
-                parity.expect_same_bytes(sums_args.counts, "counts");
-                parity.expect_same_values(sums_args.score_sums, "score_sums");
+// Finite logits, so that the sums say something; and more sets, blocks and experts than above.
+TEST(RouterParity, BalancingOfMany) {
+    const op::RouterOptions post{}, sigmoid{.score = Score::sigmoid};
+    const Choice shapes[] = {{3000, 256, 8, post},    {3000, 256, 8, sigmoid, true}, {2049, 64, 6, sigmoid},
+                             {4096, 32, 4, post},     {1000, 160, 6, post},          {300, 512, 8, sigmoid, true},
+                             {200, 640, 8, post},     {70, 1024, 8, sigmoid, true},  {130, 1000, 40, post},
+                             {9000, 8, 2, sigmoid}};
+    for (const Choice& c : shapes) {
+        if (too_large_here(8 * c.tokens * c.experts)) continue;
+        for (const int64_t set_tokens : {int64_t{0}, int64_t{33}, c.tokens / 2}) {
+            SCOPED_TRACE(name_of(c) + ", sets of " + std::to_string(set_tokens));
+            Routing routing(c, set_tokens);
+            fill_normal(routing.logits, 41);
+            routing.run_forward();
+            routing.add_losses();
+            routing.run_backward();
+        }
+    }
+}
 
-                const op::RouterAuxLossBackward aux{.logits = logits,
-                                                    .counts = counts,
-                                                    .score = score,
-                                                    .weight = 0.013f,
-                                                    .score_sums = sums,
-                                                    .loss = loss,
-                                                    .dlogits = dlogits};
-                parity.run(aux);
-                parity.expect_same_values(aux.loss, "loss");
-                parity.expect_same_values(aux.dlogits, "dlogits of the auxiliary loss");
-
-                for (const bool with_gradient : {true, false}) {
-                    const op::RouterZLoss z{.logits = logits,
-                                            .weight = 0.7f,
-                                            .grad_weight = 0.07f,
-                                            .loss = loss,
-                                            .dlogits = with_gradient ? dlogits.view() : TensorView{}};
-                    parity.run(z);
-                    parity.expect_same_values(z.loss, "loss with the z-loss");
-                    parity.expect_same_values(dlogits, "dlogits with the z-loss");
+// Logits that differ in their last bits, or not at all, where a choice on shortened keys is not enough; all orders of equal ones.
+TEST(RouterParity, NearTies) {
+    const op::RouterOptions post{}, sigmoid{.score = Score::sigmoid};
+    for (const int64_t experts : {8, 64, 160, 256, 512, 600})
+        for (const int64_t topk : {int64_t{1}, int64_t{8}, std::min<int64_t>(experts, 31)}) {
+            for (const op::RouterOptions& options : {post, sigmoid}) {
+                const Choice c{96, experts, topk, options};
+                SCOPED_TRACE(name_of(c));
+                Routing routing(c, 0);
+                fill_uniform(routing.logits, 61, 0.0, 1.0);
+                float* values = routing.logits.as<float>();
+                for (int64_t i = 0; i < routing.logits.numel(); ++i) {
+                    const int64_t t = i / experts, steps = static_cast<int64_t>(values[i] * 1000.0f);
+                    const float bases[] = {1.0f, -3.0f, 0.0f, 1e-30f};
+                    // one to a few hundred units in the last place apart
+                    const int32_t bits = std::bit_cast<int32_t>(bases[t % 4]) +
+                                         static_cast<int32_t>(steps % (t % 3 == 0 ? 700 : t % 3 == 1 ? 40 : 2));
+                    values[i] = std::bit_cast<float>(bits);
                 }
+                routing.run_forward();
             }
         }
+}
+
+TEST(RouterParity, ForcedIds) {
+    for (const op::RouterOptions& options :
+         {op::RouterOptions{}, op::RouterOptions{.pre_softmax = true}, op::RouterOptions{.score = Score::sigmoid}}) {
+        const Choice c{70, 24, 3, options};
+        SCOPED_TRACE(name_of(c));
+        Routing routing(c, 0);
+        HostTensor forced(DType::i32, {c.tokens, c.topk});
+        fill(forced, [&](int64_t i) {
+            return static_cast<double>((i / c.topk + i % c.topk * 7) % c.experts);
+        });
+        routing.forward.forced_ids = forced;
+        routing.run_forward();
+        routing.add_losses();
+        routing.run_backward();
     }
 }
 

@@ -1,0 +1,242 @@
+// The gradient of the logits on the GPU: of the probabilities, the balancing losses and the z-loss in one pass, and the losses' values. One
+// launch; bit-equal to the reference.
+#include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/router_device.h"
+
+namespace fp8flow {
+
+using namespace hopper;
+
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * kWarpSize;
+constexpr int kCtasPerSm = 4;
+
+struct Term {
+    const float* counts;  // [sets, E] or [1, E]; null: none
+    bool by_set;
+    float weight;
+};
+
+struct BackwardArgs {
+    const float* logits;
+    const int32_t* ids;
+    const float* dprobs;
+    float* dlogits;
+    int64_t tokens;
+    int topk;
+    op::RouterOptions options;
+    Term terms[op::kBalanceTerms];
+    float z_weight;
+    int set_tokens;
+    // the losses' values
+    const float* score_sums;   // [blocks, E]
+    const float* log_squares;  // [blocks]
+    int64_t blocks, set_blocks;
+    float* losses;  // or null
+};
+
+// dlogits = the gradient of one token's logits from its probabilities, by way of shared memory of the warp, which is zero before and after.
+// scores, largest, sum: its softmax over all experts (pre-softmax).
+template <class R>
+__device__ __forceinline__ void take_choices(const R& row, const BackwardArgs& args, int64_t t,
+                                             const float (&scores)[R::kCount], float largest, float sum,
+                                             float* gradient, float (&dlogits)[R::kCount]) {
+    const int topk = args.topk;
+    const float* logits = args.logits + t * row.experts;
+    const int32_t* ids = args.ids + t * topk;
+    const float* dprobs = args.dprobs + t * topk;
+    const bool has_own = warp_lane() < topk;
+    const int own_id = has_own ? ids[warp_lane()] : 0;
+    const float own_d = has_own ? dprobs[warp_lane()] * args.options.scaling_factor : 0.0f;
+    const auto d_of = [&](int k) { return k < kWarpSize ? own_d : dprobs[k] * args.options.scaling_factor; };
+    const auto logit_of = [&](int k) { return logits[ids[k]]; };
+    const ChosenProbs probs = chosen_probs(args.options, topk, largest, sum, has_own ? logits[own_id] : 0.0f, logit_of);
+    float mean = 0.0f;
+    for (int k = warp_lane(); k < topk; k += kWarpSize)
+        mean = fma_float(d_of(k), probs.base_of(k, logit_of) * probs.factor, mean);
+    mean = join_lanes(mean);
+    __syncwarp();
+    for (int k = warp_lane(); k < topk; k += kWarpSize) {
+        const float d = d_of(k), base = probs.base_of(k, logit_of);
+        float g = d;  // pre-softmax: p_k = s_i of a softmax over all
+        if (probs.sigmoid) {
+            g = topk > 1 ? (d - mean) * probs.factor : d;
+            g = g * base * (1.0f - base);
+        } else if (!args.options.pre_softmax) {
+            g = base * probs.factor * (d - mean);
+        }
+        gradient[k < kWarpSize ? own_id : ids[k]] = g;
+    }
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < R::kCount; ++j) {
+        if (!row.has(j)) continue;
+        dlogits[j] = gradient[row.expert(j)];
+        gradient[row.expert(j)] = 0.0f;
+        if (!probs.sigmoid && args.options.pre_softmax) dlogits[j] = scores[j] * (dlogits[j] - mean);
+    }
+}
+
+// dlogits += the gradients of the balancing losses; slopes: d score / d logit but for the mean.
+template <class R>
+__device__ __forceinline__ void add_terms(const R& row, const BackwardArgs& args, int64_t t,
+                                          const float (&scores)[R::kCount], const float (&slopes)[R::kCount],
+                                          float (&dlogits)[R::kCount]) {
+#pragma unroll
+    for (const Term& term : args.terms) {
+        if (term.counts == nullptr) continue;
+        const int set = term.by_set ? static_cast<int>(t) / args.set_tokens : 0;
+        float counts[R::kCount], mean = 0.0f;
+        row.load(term.counts + static_cast<int64_t>(set) * row.experts, counts);
+#pragma unroll
+        for (int j = 0; j < R::kCount; ++j)
+            if (row.has(j)) mean = fma_float(counts[j], scores[j], mean);
+        mean = join_lanes(mean);
+#pragma unroll
+        for (int j = 0; j < R::kCount; ++j)
+            dlogits[j] = fma_float(term.weight * slopes[j], counts[j] - mean, dlogits[j]);
+    }
+}
+
+template <class R>
+__device__ __forceinline__ void add_sigmoid_terms(const R& row, const BackwardArgs& args, int64_t t,
+                                                  const float (&x)[R::kCount], float* shared,
+                                                  float (&dlogits)[R::kCount]) {
+    float scores[R::kCount], slopes[R::kCount];
+    const float factor = div_float(1.0f, sigmoid_terms(row, x, shared, slopes) + kScoreSumEps);
+#pragma unroll
+    for (int j = 0; j < R::kCount; ++j) {
+        scores[j] = slopes[j] * factor;
+        slopes[j] = scores[j] * (1.0f - slopes[j]);
+    }
+    add_terms(row, args, t, scores, slopes, dlogits);
+}
+
+struct Softmax {
+    float largest, sum;
+    __device__ __forceinline__ float log_sum() const { return largest + log_float(sum); }
+};
+template <class R>
+__device__ __forceinline__ Softmax softmax(const R& row, const float (&x)[R::kCount], float* shared,
+                                           float (&scores)[R::kCount]) {
+    const float largest = largest_logit(x), sum = softmax_terms(row, x, largest, shared, scores);
+    const float factor = div_float(1.0f, sum);
+#pragma unroll
+    for (int j = 0; j < R::kCount; ++j) scores[j] *= factor;
+    return {largest, sum};
+}
+
+// losses += the values: a warp takes a block's sums at a time, thirty-two blocks' dot products are a lane's each. One CTA; barriers outside of
+// branches.
+__device__ __forceinline__ void add_losses(const BackwardArgs& args, int experts) {
+    __shared__ float lanes[kWarpSize];
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+    for (const Term& term : args.terms) {
+        if (term.counts == nullptr) continue;
+        for (int lane = warp; lane < kWarpSize; lane += kWarps) {
+            float sum = 0.0f;
+#pragma unroll 4
+            for (int64_t b = lane; b < args.blocks; b += kWarpSize) {
+                const float* counts = term.counts + (term.by_set ? b / args.set_blocks * experts : 0);
+                const float* sums = args.score_sums + b * experts;
+                float dot = 0.0f;
+#pragma unroll 8
+                for (int e = warp_lane(); e < experts; e += kWarpSize) dot = fma_float(counts[e], sums[e], dot);
+                sum += join_lanes(dot);
+            }
+            if (warp_lane() == 0) lanes[lane] = sum;
+        }
+        __syncthreads();
+        if (warp == 0) {
+            const float sum = join_lanes(lanes[warp_lane()]);
+            if (warp_lane() == 0) args.losses[0] = fma_float(term.weight, sum, args.losses[0]);
+        }
+        __syncthreads();
+    }
+    if (args.z_weight == 0.0f || warp != 0) return;
+    float sum = 0.0f;
+    for (int64_t b = warp_lane(); b < args.blocks; b += kWarpSize) sum += args.log_squares[b];
+    sum = join_lanes(sum);
+    if (warp_lane() == 0) args.losses[1] = fma_float(args.z_weight, sum, args.losses[1]);
+}
+
+// Moves: logits, ids and dprobs once, dlogits once. A warp takes a token at a time; what the choices get goes through shared memory (ids of a
+// token are distinct, so every word has one writer). With losses, the first CTA has these and no tokens. Only __syncwarp around tokens.
+template <class R>
+__global__ __launch_bounds__(kThreads, R::kCount <= 8 ? kCtasPerSm : 2) void top_k_backward_kernel(
+    const __grid_constant__ BackwardArgs args, const R row) {
+    extern __shared__ float shared[];
+    if (args.losses != nullptr && blockIdx.x == 0) return add_losses(args, row.experts);
+    const int64_t cta = blockIdx.x - (args.losses != nullptr), ctas = gridDim.x - (args.losses != nullptr);
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+    float* gradient = shared + warp * row.experts;
+    for (int e = warp_lane(); e < row.experts; e += kWarpSize) gradient[e] = 0.0f;
+    const bool sigmoid = args.options.score == op::Score::sigmoid;
+    bool balances = false;
+#pragma unroll
+    for (const Term& term : args.terms) balances = balances || term.counts != nullptr;
+    const bool needs_softmax = args.z_weight != 0.0f || args.options.pre_softmax || balances;
+    for (int64_t t = cta * kWarps + warp; t < args.tokens; t += ctas * kWarps) {
+        float x[R::kCount], scores[R::kCount], dlogits[R::kCount], log_sum = 0.0f;
+        row.load(args.logits + t * row.experts, x);
+        if (sigmoid) {
+            take_choices(row, args, t, scores, 0.0f, 0.0f, gradient, dlogits);
+            if (balances) add_sigmoid_terms(row, args, t, x, gradient, dlogits);
+            if (args.z_weight != 0.0f) log_sum = softmax(row, x, gradient, scores).log_sum();
+        } else {
+            Softmax of_all{};
+            if (needs_softmax) of_all = softmax(row, x, gradient, scores);
+            take_choices(row, args, t, scores, of_all.largest, of_all.sum, gradient, dlogits);
+            if (balances) add_terms(row, args, t, scores, scores, dlogits);
+            log_sum = of_all.log_sum();
+        }
+        const float slope = 2.0f * args.z_weight * log_sum;
+#pragma unroll
+        for (int j = 0; j < R::kCount; ++j) {
+            if (args.z_weight != 0.0f) dlogits[j] = fma_float(slope, scores[j], dlogits[j]);
+            if (row.has(j)) args.dlogits[t * row.experts + row.expert(j)] = dlogits[j];
+        }
+    }
+}
+
+}  // namespace
+
+void HopperOps::do_router_top_k_backward(const op::RouterTopKBackward& args, const Launch& launch) {
+    const int64_t tokens = args.logits.dim(0), experts = args.logits.dim(1);
+    if (tokens == 0) return;
+    const int64_t sets = op::balance_sets(tokens, args.balance.set_tokens),
+                  set_tokens = sets > 1 ? args.balance.set_tokens : tokens;
+    BackwardArgs kernel_args{.logits = args.logits.as<float>(),
+                             .ids = args.ids.as<int32_t>(),
+                             .dprobs = args.dprobs.as<float>(),
+                             .dlogits = args.dlogits.as<float>(),
+                             .tokens = tokens,
+                             .topk = static_cast<int>(args.ids.dim(1)),
+                             .options = args.options,
+                             .z_weight = args.z_weight,
+                             .set_tokens = static_cast<int>(set_tokens),
+                             .blocks = op::balance_blocks(tokens, args.balance.set_tokens),
+                             .set_blocks = ceil_div(set_tokens, op::kScoreBlock)};
+    bool has_losses = args.z_weight != 0.0f;
+    for (int i = 0; i < op::kBalanceTerms; ++i) {
+        const op::BalanceTerm& term = args.terms[static_cast<std::size_t>(i)];
+        if (!term.counts) continue;
+        has_losses = true;
+        kernel_args.terms[i] = {term.counts.as<float>(), term.counts.dim(0) > 1, term.weight};
+    }
+    if (args.losses && has_losses) {
+        kernel_args.losses = args.losses.as<float>();
+        if (args.balance.score_sums) kernel_args.score_sums = args.balance.score_sums.as<float>();
+        if (args.balance.log_squares) kernel_args.log_squares = args.balance.log_squares.as<float>();
+    }
+    const std::size_t bytes = static_cast<std::size_t>(kWarps * experts) * sizeof(float);
+    const unsigned grid = grid_for(ceil_div(tokens, kWarps), launch, kCtasPerSm) + (kernel_args.losses != nullptr);
+    with_row(experts, [&](auto row) {
+        top_k_backward_kernel<<<grid, kThreads, bytes, stream_of(launch)>>>(kernel_args, row);
+    });
+    check_launch("router_top_k_backward");
+}
+
+}  // namespace fp8flow
