@@ -89,7 +89,8 @@ void Router::forward(Context& ctx, const TensorView& xn, RouterSaved& saved) con
 // Sets are sequences where a loss is taken by sequence.
 op::RouterBalance Router::place_balance(Context& ctx) const {
     const auto& types = moe_.moe_router_load_balancing_type;
-    const bool by_sequence = std::find(types.begin(), types.end(), BalancingLoss::seq_aux_loss) != types.end();
+    const bool by_sequence =
+        std::find(types.begin(), types.end(), BalancingLoss::seq_aux_loss) != types.end();
     op::RouterBalance balance{.set_tokens = by_sequence ? ctx.seq_length : 0};
     const int64_t experts = moe_.num_experts, sets = op::balance_sets(ctx.tokens, balance.set_tokens),
                   blocks = op::balance_blocks(ctx.tokens, balance.set_tokens);
@@ -137,7 +138,8 @@ void Router::backward(Context& ctx, const TensorView& dprobs, const TensorView& 
 op::BalanceTerm Router::balance_term(Context& ctx, BalancingLoss type, double coeff,
                                      const op::RouterBalance& balance) const {
     const auto weight_for = [&](double tokens) {
-        const double experts = static_cast<double>(moe_.num_experts), topk = static_cast<double>(moe_.moe_router_topk);
+        const double experts = static_cast<double>(moe_.num_experts),
+                     topk = static_cast<double>(moe_.moe_router_topk);
         return coeff * experts / (topk * tokens * tokens);
     };
     TensorView counts = balance.counts;
@@ -147,7 +149,8 @@ op::BalanceTerm Router::balance_term(Context& ctx, BalancingLoss type, double co
         for (int64_t s = 0; s < balance.counts.dim(0); ++s)
             ctx.ops.add({.a = counts, .b = balance.counts.slice(s, 1), .y = counts}, ctx.launch);
     }
-    const double tokens = static_cast<double>(ctx.tokens), micro_batches = static_cast<double>(ctx.num_micro_batches);
+    const double tokens = static_cast<double>(ctx.tokens),
+                 micro_batches = static_cast<double>(ctx.num_micro_batches);
     if (type == BalancingLoss::global_aux_loss) {
         // every rank takes part in the reduction, also one without tokens
         ctx.exchange.all_reduce(Reduce::sum, Ranks::world, counts, ctx.launch);
@@ -156,12 +159,14 @@ op::BalanceTerm Router::balance_term(Context& ctx, BalancingLoss type, double co
         if (ctx.tokens == 0) return {};
         const double seen = static_cast<double>(ctx.micro_batch + 1);
         return {.counts = global_counts_.reshape({1, moe_.num_experts}),
-                .weight = static_cast<float>(weight_for(static_cast<double>(ctx.global_tokens)) / seen / micro_batches)};
+                .weight = static_cast<float>(weight_for(static_cast<double>(ctx.global_tokens)) / seen /
+                                             micro_batches)};
     }
     if (ctx.tokens == 0) return {};
     const double share = 1.0 / (micro_batches * static_cast<double>(ctx.data_parallel_size));
     const bool by_sequence = type == BalancingLoss::seq_aux_loss;
-    const double set = static_cast<double>(by_sequence && balance.set_tokens > 0 ? std::min(balance.set_tokens, ctx.tokens) : ctx.tokens);
+    const double set = static_cast<double>(
+        by_sequence && balance.set_tokens > 0 ? std::min(balance.set_tokens, ctx.tokens) : ctx.tokens);
     return {.counts = counts, .weight = static_cast<float>(weight_for(set) * share * set / tokens)};
 }
 

@@ -10,9 +10,9 @@
 namespace fp8flow {
 
 struct RouterSaved {
-    TensorView logits;  // [T, E] f32
-    TensorView ids;     // [T, K] i32
-    TensorView probs;   // [T, K] f32
+    TensorView logits;          // [T, E] f32
+    TensorView ids;             // [T, K] i32
+    TensorView probs;           // [T, K] f32
     op::RouterBalance balance;  // what the losses need; nothing without losses
 };
 

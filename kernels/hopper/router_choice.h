@@ -59,7 +59,7 @@ constexpr int kSortedPlaces = 16;
 template <int kTokens, class R, class KeyAt, class KeyAgain, class Emit>
 __device__ __forceinline__ void choose(const R& row, int topk, const KeyAt& key_at, const KeyAgain& key_again,
                                        const Emit& emit) {
-    bool known[kTokens] = {};
+    uint32_t unknown = (1u << kTokens) - 1;
     if constexpr (R::kCount <= kSortedPlaces) {
         if (topk < kWarpSize) {
             constexpr uint32_t kPlaces = R::kCount * kWarpSize - 1;
@@ -86,15 +86,17 @@ __device__ __forceinline__ void choose(const R& row, int topk, const KeyAt& key_
 #pragma unroll
             for (int u = 0; u < kTokens; ++u) {
                 const uint32_t next = __shfl_down_sync(kWholeWarp, chosen[u], 1);
-                known[u] = __all_sync(kWholeWarp, warp_lane() >= topk || (chosen[u] | kPlaces) != (next | kPlaces));
-                if (known[u] && warp_lane() < topk)
+                if (__any_sync(kWholeWarp, warp_lane() < topk && (chosen[u] | kPlaces) == (next | kPlaces)))
+                    continue;
+                unknown ^= 1u << u;
+                if (warp_lane() < topk)
                     emit(u, warp_lane(), static_cast<int>(kPlaces - (chosen[u] & kPlaces)));
             }
         }
     }
-#pragma unroll
+#pragma unroll 1
     for (int u = 0; u < kTokens; ++u) {
-        if (known[u]) continue;
+        if ((unknown >> u & 1) == 0) continue;
         uint32_t keys[R::kCount];
 #pragma unroll
         for (int j = 0; j < R::kCount; ++j) keys[j] = key_again(u, j);

@@ -177,6 +177,7 @@ __device__ __forceinline__ ChosenProbs chosen_probs(const op::RouterOptions& opt
     ChosenProbs probs{options.score == op::Score::sigmoid, largest, 1.0f, 0.0f};
     if (is_post_softmax(options)) {
         uint32_t best = has_own ? to_key(own) : kExcluded;
+#pragma unroll 1
         for (int k = warp_lane() + kWarpSize; k < topk; k += kWarpSize) best = max(best, to_key(logit_of(k)));
         probs.shift = from_key(__reduce_max_sync(kWholeWarp, best));
     }
@@ -185,6 +186,7 @@ __device__ __forceinline__ ChosenProbs chosen_probs(const op::RouterOptions& opt
         probs.factor = div_float(1.0f, sum);
     } else if (!probs.sigmoid || topk > 1) {
         float lane = probs.own;
+#pragma unroll 1
         for (int k = warp_lane() + kWarpSize; k < topk; k += kWarpSize) lane += probs.base(logit_of(k));
         probs.factor = div_float(1.0f, join_lanes(lane) + (probs.sigmoid ? kScoreSumEps : 0.0f));
     }

@@ -2,6 +2,9 @@
 // launch; bit-equal to the reference.
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/router_device.h"
+#include "kernels/hopper/workspace.h"
+
+#include <cuda/atomic>
 
 namespace fp8flow {
 
@@ -12,6 +15,7 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kCtasPerSm = 4;
+constexpr int64_t kLossCtas = 32;
 
 struct Term {
     const float* counts;  // [sets, E] or [1, E]; null: none
@@ -34,7 +38,10 @@ struct BackwardArgs {
     const float* score_sums;   // [blocks, E]
     const float* log_squares;  // [blocks]
     int64_t blocks, set_blocks;
-    float* losses;  // or null
+    float* losses;
+    unsigned int loss_ctas;  // 0: no values are wanted
+    float* dots;             // [terms, blocks]
+    unsigned int* ticket;    // zero between launches
 };
 
 // dlogits = the gradient of one token's logits from its probabilities, by way of shared memory of the warp, which is zero before and after.
@@ -52,12 +59,15 @@ __device__ __forceinline__ void take_choices(const R& row, const BackwardArgs& a
     const float own_d = has_own ? dprobs[warp_lane()] * args.options.scaling_factor : 0.0f;
     const auto d_of = [&](int k) { return k < kWarpSize ? own_d : dprobs[k] * args.options.scaling_factor; };
     const auto logit_of = [&](int k) { return logits[ids[k]]; };
-    const ChosenProbs probs = chosen_probs(args.options, topk, largest, sum, has_own ? logits[own_id] : 0.0f, logit_of);
+    const ChosenProbs probs =
+        chosen_probs(args.options, topk, largest, sum, has_own ? logits[own_id] : 0.0f, logit_of);
     float mean = 0.0f;
+#pragma unroll 1
     for (int k = warp_lane(); k < topk; k += kWarpSize)
         mean = fma_float(d_of(k), probs.base_of(k, logit_of) * probs.factor, mean);
     mean = join_lanes(mean);
     __syncwarp();
+#pragma unroll 1
     for (int k = warp_lane(); k < topk; k += kWarpSize) {
         const float d = d_of(k), base = probs.base_of(k, logit_of);
         float g = d;  // pre-softmax: p_k = s_i of a softmax over all
@@ -84,8 +94,9 @@ template <class R>
 __device__ __forceinline__ void add_terms(const R& row, const BackwardArgs& args, int64_t t,
                                           const float (&scores)[R::kCount], const float (&slopes)[R::kCount],
                                           float (&dlogits)[R::kCount]) {
-#pragma unroll
-    for (const Term& term : args.terms) {
+#pragma unroll 1
+    for (int i = 0; i < op::kBalanceTerms; ++i) {
+        const Term& term = args.terms[i];
         if (term.counts == nullptr) continue;
         const int set = term.by_set ? static_cast<int>(t) / args.set_tokens : 0;
         float counts[R::kCount], mean = 0.0f;
@@ -128,48 +139,55 @@ __device__ __forceinline__ Softmax softmax(const R& row, const float (&x)[R::kCo
     return {largest, sum};
 }
 
-// losses += the values: a warp takes a block's sums at a time, thirty-two blocks' dot products are a lane's each. One CTA; barriers outside of
-// branches.
+// losses += the values. Every warp of these CTAs takes blocks and writes the dot products of their sums; the last CTA to come adds them.
+// Barriers and their branch are the same for all threads of a CTA.
 __device__ __forceinline__ void add_losses(const BackwardArgs& args, int experts) {
-    __shared__ float lanes[kWarpSize];
+    __shared__ bool is_last;
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-    for (const Term& term : args.terms) {
-        if (term.counts == nullptr) continue;
-        for (int lane = warp; lane < kWarpSize; lane += kWarps) {
-            float sum = 0.0f;
-#pragma unroll 4
-            for (int64_t b = lane; b < args.blocks; b += kWarpSize) {
-                const float* counts = term.counts + (term.by_set ? b / args.set_blocks * experts : 0);
-                const float* sums = args.score_sums + b * experts;
-                float dot = 0.0f;
+    for (int64_t b = blockIdx.x * kWarps + warp; b < args.blocks; b += args.loss_ctas * kWarps) {
+#pragma unroll 1
+        for (int i = 0; i < op::kBalanceTerms; ++i) {
+            const Term& term = args.terms[i];
+            if (term.counts == nullptr) continue;
+            const float* counts = term.counts + (term.by_set ? b / args.set_blocks * experts : 0);
+            float dot = 0.0f;
 #pragma unroll 8
-                for (int e = warp_lane(); e < experts; e += kWarpSize) dot = fma_float(counts[e], sums[e], dot);
-                sum += join_lanes(dot);
-            }
-            if (warp_lane() == 0) lanes[lane] = sum;
+            for (int e = warp_lane(); e < experts; e += kWarpSize)
+                dot = fma_float(counts[e], args.score_sums[b * experts + e], dot);
+            dot = join_lanes(dot);
+            if (warp_lane() == 0) args.dots[i * args.blocks + b] = dot;
         }
-        __syncthreads();
-        if (warp == 0) {
-            const float sum = join_lanes(lanes[warp_lane()]);
-            if (warp_lane() == 0) args.losses[0] = fma_float(term.weight, sum, args.losses[0]);
-        }
-        __syncthreads();
     }
-    if (args.z_weight == 0.0f || warp != 0) return;
-    float sum = 0.0f;
-    for (int64_t b = warp_lane(); b < args.blocks; b += kWarpSize) sum += args.log_squares[b];
-    sum = join_lanes(sum);
-    if (warp_lane() == 0) args.losses[1] = fma_float(args.z_weight, sum, args.losses[1]);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        cuda::atomic_ref<unsigned int, cuda::thread_scope_device> ticket(*args.ticket);
+        is_last = ticket.fetch_add(1u, cuda::memory_order_acq_rel) == args.loss_ctas - 1;
+        if (is_last) *args.ticket = 0;
+    }
+    __syncthreads();
+    if (!is_last || warp != 0) return;
+    const auto add = [&](const float* values, float weight, float* loss) {
+        float lane = 0.0f;
+#pragma unroll 4
+        for (int64_t b = warp_lane(); b < args.blocks; b += kWarpSize) lane += __ldcg(values + b);
+        const float sum = join_lanes(lane);
+        if (warp_lane() == 0) *loss = fma_float(weight, sum, *loss);
+    };
+#pragma unroll 1
+    for (int i = 0; i < op::kBalanceTerms; ++i)
+        if (args.terms[i].counts != nullptr)
+            add(args.dots + i * args.blocks, args.terms[i].weight, &args.losses[0]);
+    if (args.z_weight != 0.0f) add(args.log_squares, args.z_weight, &args.losses[1]);
 }
 
 // Moves: logits, ids and dprobs once, dlogits once. A warp takes a token at a time; what the choices get goes through shared memory (ids of a
-// token are distinct, so every word has one writer). With losses, the first CTA has these and no tokens. Only __syncwarp around tokens.
+// token are distinct, so every word has one writer). With losses, the first CTAs have these and no tokens. Only __syncwarp around tokens.
 template <class R>
 __global__ __launch_bounds__(kThreads, R::kCount <= 8 ? kCtasPerSm : 2) void top_k_backward_kernel(
     const __grid_constant__ BackwardArgs args, const R row) {
     extern __shared__ float shared[];
-    if (args.losses != nullptr && blockIdx.x == 0) return add_losses(args, row.experts);
-    const int64_t cta = blockIdx.x - (args.losses != nullptr), ctas = gridDim.x - (args.losses != nullptr);
+    if (blockIdx.x < args.loss_ctas) return add_losses(args, row.experts);
+    const int64_t cta = blockIdx.x - args.loss_ctas, ctas = gridDim.x - args.loss_ctas;
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
     float* gradient = shared + warp * row.experts;
     for (int e = warp_lane(); e < row.experts; e += kWarpSize) gradient[e] = 0.0f;
@@ -228,11 +246,15 @@ void HopperOps::do_router_top_k_backward(const op::RouterTopKBackward& args, con
     }
     if (args.losses && has_losses) {
         kernel_args.losses = args.losses.as<float>();
+        kernel_args.loss_ctas =
+            static_cast<unsigned>(std::clamp<int64_t>(kernel_args.blocks / kWarps, 1, kLossCtas));
+        kernel_args.dots = workspace_->partials_for<float>(op::kBalanceTerms * kernel_args.blocks);
+        kernel_args.ticket = workspace_->zeros_for<unsigned int>(1);
         if (args.balance.score_sums) kernel_args.score_sums = args.balance.score_sums.as<float>();
         if (args.balance.log_squares) kernel_args.log_squares = args.balance.log_squares.as<float>();
     }
     const std::size_t bytes = static_cast<std::size_t>(kWarps * experts) * sizeof(float);
-    const unsigned grid = grid_for(ceil_div(tokens, kWarps), launch, kCtasPerSm) + (kernel_args.losses != nullptr);
+    const unsigned grid = grid_for(ceil_div(tokens, kWarps), launch, kCtasPerSm) + kernel_args.loss_ctas;
     with_row(experts, [&](auto row) {
         top_k_backward_kernel<<<grid, kThreads, bytes, stream_of(launch)>>>(kernel_args, row);
     });

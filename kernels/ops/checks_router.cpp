@@ -133,9 +133,9 @@ void check(const op::RouterTopKBackward& args) {
 
 OpCost cost(const op::RouterTopKBackward& args) {
     const auto& terms = args.terms;
-    return with_writes({.bytes = bytes_of({args.logits, args.ids, args.dprobs, terms[0].counts, terms[1].counts,
-                                           terms[2].counts, args.balance.score_sums, args.balance.log_squares,
-                                           args.losses, args.dlogits}),
+    return with_writes({.bytes = bytes_of({args.logits, args.ids, args.dprobs, terms[0].counts,
+                                           terms[1].counts, terms[2].counts, args.balance.score_sums,
+                                           args.balance.log_squares, args.losses, args.dlogits}),
                         .flops = 16.0 * static_cast<double>(args.logits.numel())},
                        bytes_of({args.dlogits}));
 }

@@ -53,9 +53,10 @@ struct RouterOptions {
 constexpr int64_t kScorePiece = 2, kScoreBlock = 32;
 struct RouterBalance {
     int64_t set_tokens = 0;
-    TensorView counts;       // out [S, E] f32, optional: plain choices by set (exact integers)
-    TensorView score_sums;   // out [B, E] f32, with counts: full scores of a block
-    TensorView log_squares;  // out [B] f32, optional: sum (as over experts) of logsumexp(logits_t)^2 over a block
+    TensorView counts;      // out [S, E] f32, optional: plain choices by set (exact integers)
+    TensorView score_sums;  // out [B, E] f32, with counts: full scores of a block
+    TensorView
+        log_squares;  // out [B] f32, optional: sum (as over experts) of logsumexp(logits_t)^2 over a block
 };
 inline int64_t balance_sets(int64_t tokens, int64_t set_tokens) {  // S, at least 1
     return set_tokens > 0 ? std::max<int64_t>(1, ceil_div(tokens, set_tokens)) : 1;

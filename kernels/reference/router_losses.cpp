@@ -18,7 +18,8 @@ struct TokenSet {
 };
 TokenSet token_set(int64_t s, int64_t tokens, int64_t set_tokens) {
     if (set_tokens <= 0) return {0, tokens, 0};
-    return {s * set_tokens, std::min(tokens, (s + 1) * set_tokens), s * ceil_div(set_tokens, op::kScoreBlock)};
+    return {s * set_tokens, std::min(tokens, (s + 1) * set_tokens),
+            s * ceil_div(set_tokens, op::kScoreBlock)};
 }
 
 // The plain choices of a set, counted.

@@ -229,7 +229,8 @@ void fill_logits(const HostTensor& logits) {
 }
 
 std::string name_of(const Choice& c) {
-    return "T " + std::to_string(c.tokens) + ", E " + std::to_string(c.experts) + ", K " + std::to_string(c.topk) +
+    return "T " + std::to_string(c.tokens) + ", E " + std::to_string(c.experts) + ", K " +
+           std::to_string(c.topk) +
            (c.options.score == Score::sigmoid ? ", sigmoid"
             : c.options.pre_softmax           ? ", pre"
                                               : ", post") +
@@ -332,10 +333,11 @@ TEST(RouterParity, WithBalancing) {
 // Finite logits, so that the sums say something; and more sets, blocks and experts than above.
 TEST(RouterParity, BalancingOfMany) {
     const op::RouterOptions post{}, sigmoid{.score = Score::sigmoid};
-    const Choice shapes[] = {{3000, 256, 8, post},    {3000, 256, 8, sigmoid, true}, {2049, 64, 6, sigmoid},
-                             {4096, 32, 4, post},     {1000, 160, 6, post},          {300, 512, 8, sigmoid, true},
-                             {200, 640, 8, post},     {70, 1024, 8, sigmoid, true},  {130, 1000, 40, post},
-                             {9000, 8, 2, sigmoid}};
+    const Choice shapes[] = {{3000, 256, 8, post},   {3000, 256, 8, sigmoid, true},
+                             {2049, 64, 6, sigmoid}, {4096, 32, 4, post},
+                             {1000, 160, 6, post},   {300, 512, 8, sigmoid, true},
+                             {200, 640, 8, post},    {70, 1024, 8, sigmoid, true},
+                             {130, 1000, 40, post},  {9000, 8, 2, sigmoid}};
     for (const Choice& c : shapes) {
         if (too_large_here(8 * c.tokens * c.experts)) continue;
         for (const int64_t set_tokens : {int64_t{0}, int64_t{33}, c.tokens / 2}) {
@@ -365,7 +367,9 @@ TEST(RouterParity, NearTies) {
                     const float bases[] = {1.0f, -3.0f, 0.0f, 1e-30f};
                     // one to a few hundred units in the last place apart
                     const int32_t bits = std::bit_cast<int32_t>(bases[t % 4]) +
-                                         static_cast<int32_t>(steps % (t % 3 == 0 ? 700 : t % 3 == 1 ? 40 : 2));
+                                         static_cast<int32_t>(steps % (t % 3 == 0   ? 700
+                                                                       : t % 3 == 1 ? 40
+                                                                                    : 2));
                     values[i] = std::bit_cast<float>(bits);
                 }
                 routing.run_forward();
@@ -374,15 +378,14 @@ TEST(RouterParity, NearTies) {
 }
 
 TEST(RouterParity, ForcedIds) {
-    for (const op::RouterOptions& options :
-         {op::RouterOptions{}, op::RouterOptions{.pre_softmax = true}, op::RouterOptions{.score = Score::sigmoid}}) {
+    for (const op::RouterOptions& options : {op::RouterOptions{}, op::RouterOptions{.pre_softmax = true},
+                                             op::RouterOptions{.score = Score::sigmoid}}) {
         const Choice c{70, 24, 3, options};
         SCOPED_TRACE(name_of(c));
         Routing routing(c, 0);
         HostTensor forced(DType::i32, {c.tokens, c.topk});
-        fill(forced, [&](int64_t i) {
-            return static_cast<double>((i / c.topk + i % c.topk * 7) % c.experts);
-        });
+        fill(forced,
+             [&](int64_t i) { return static_cast<double>((i / c.topk + i % c.topk * 7) % c.experts); });
         routing.forward.forced_ids = forced;
         routing.run_forward();
         routing.add_losses();

@@ -266,7 +266,8 @@ TEST(RouterBalance, CountsAndSumsOfSets) {
                         for (int64_t t = s * size; t < end; ++t) {
                             const std::vector<double> scores =
                                 normalized(values.data() + t * experts, experts, score);
-                            std::vector<std::pair<double, int64_t>> order;  // equal logits tie: lowest id first
+                            std::vector<std::pair<double, int64_t>>
+                                order;  // equal logits tie: lowest id first
                             for (int64_t e = 0; e < experts; ++e) {
                                 want_sums[e] += scores[e];
                                 order.emplace_back(-values[t * experts + e], e);
@@ -406,7 +407,8 @@ TEST(RouterTopKBackward, ZLossValueAndGradient) {
                 return std::log(sum) * std::log(sum);
             };
             double want = 3.0;
-            for (int64_t t = 0; t < tokens; ++t) want += kWeight * log_sum_squared(values.data() + t * experts);
+            for (int64_t t = 0; t < tokens; ++t)
+                want += kWeight * log_sum_squared(values.data() + t * experts);
             b.backward.z_weight = kWeight;
             b.gradient();
             EXPECT_EQ(b.losses(0), 2.0);
@@ -462,8 +464,9 @@ TEST(RouterBalance, WrongArgumentsAreNamed) {
     b.backward.balance.score_sums = {};
     EXPECT_NE(message([&] { b.gradient(); }).find("losses without score_sums"), std::string::npos);
     b.forward.balance.score_sums = {};
-    EXPECT_NE(message([&] { ReferenceOps().router_top_k(b.forward); }).find("balance.counts without score_sums"),
-              std::string::npos);
+    EXPECT_NE(
+        message([&] { ReferenceOps().router_top_k(b.forward); }).find("balance.counts without score_sums"),
+        std::string::npos);
 }
 
 TEST(ExpertBiasUpdate, SignOfTheExactMean) {
