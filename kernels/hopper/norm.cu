@@ -1,7 +1,7 @@
 // RMSNorm forward, forward with FP8 outputs, backward; kernels for rows of any kind. Contract: kernels/ops/norm.h. Rows of BF16 and FP16:
-// norm_rows.cu, norm_bands.cu, norm_rows_backward.cu.
+// norm_held_rows.cu, norm_rows.cu, norm_rows_backward.cu.
 #include "kernels/hopper/hopper_ops.h"
-#include "kernels/hopper/norm_bands.h"
+#include "kernels/hopper/norm_forward.h"
 #include "kernels/hopper/quantize_tiles.h"
 #include "kernels/hopper/transpose.h"
 #include "kernels/hopper/workspace.h"
@@ -181,7 +181,7 @@ int threads_for(int64_t width) {
 }
 
 void launch_norm(const NormForward& args, const Launch& launch) {
-    if (args.rows == 0 || launch_norm_rows(args, launch)) return;
+    if (args.rows == 0 || launch_norm_held_rows(args, launch) || launch_norm_rows(args, launch)) return;
     rms_norm_kernel<<<grid_for(args.rows, launch, kWaveCtas), threads_for(args.x.cols), 0,
                       stream_of(launch)>>>(args);
     check_launch("rms_norm");
@@ -209,29 +209,25 @@ void HopperOps::do_rms_norm(const op::RmsNorm& args, const Launch& launch) {
 
 void HopperOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const Launch& launch) {
     const bool row_tensor = args.rows.layout == ScaleLayout::tensor;
-    const NormForward norm = {.x = row_view(args.x),
-                              .gamma = row_view(args.gamma),
-                              .y = row_view(args.y),
-                              .rows = args.x.dim(0),
-                              .eps = args.eps,
-                              .gamma_offset = offset_of(args.gamma_form),
-                              .rstd = args.rstd.as<float>(),
-                              .codes = row_view(args.rows.codes),
-                              .scales = row_tensor ? RowScales{} : row_scales(args.rows),
-                              .tensor_scale = row_tensor ? args.rows.scales.as<float>() : nullptr,
-                              .amax = args.amax ? static_cast<int32_t*>(args.amax.data) : nullptr,
-                              .rule = {.scale_format = args.scale_format},
-                              .segments = static_cast<int>(op::norm_segments(args.x.cols())),
-                              .segment_cols = segment_cols(args.x.cols())};
+    launch_norm({.x = row_view(args.x),
+                 .gamma = row_view(args.gamma),
+                 .y = row_view(args.y),
+                 .rows = args.x.dim(0),
+                 .eps = args.eps,
+                 .gamma_offset = offset_of(args.gamma_form),
+                 .rstd = args.rstd.as<float>(),
+                 .codes = row_view(args.rows.codes),
+                 .scales = row_tensor ? RowScales{} : row_scales(args.rows),
+                 .tensor_scale = row_tensor ? args.rows.scales.as<float>() : nullptr,
+                 .amax = args.amax ? static_cast<int32_t*>(args.amax.data) : nullptr,
+                 .rule = {.scale_format = args.scale_format},
+                 .segments = static_cast<int>(op::norm_segments(args.x.cols())),
+                 .segment_cols = segment_cols(args.x.cols())},
+                launch);
     // delayed scaling with one scale for both copies: the transposed codes are those of the rows
     const bool same_codes = row_tensor && args.transposed.layout == ScaleLayout::tensor &&
                             args.transposed.scales.data == args.rows.scales.data &&
                             args.transposed.codes.dtype == args.rows.codes.dtype;
-    if ((same_codes || args.transposed.layout == ScaleLayout::tile128) &&
-        launch_norm_bands(norm, args.rows, args.transposed, workspace_->band_progress, Workspace::kMostBands,
-                          launch))
-        return;
-    launch_norm(norm, launch);
     if (same_codes) {
         const TensorView& codes = args.transposed.codes;
         const int64_t tiles = ceil_div(codes.dim(0), kBlock) * ceil_div(codes.dim(1), kBlock);

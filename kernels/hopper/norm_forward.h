@@ -1,5 +1,5 @@
-// A row of RMSNorm's forward in registers: how it gets there, its sum, and what it becomes. For the kernel that takes rows one by one
-// (norm_rows.cu) and the one that turns them as well (norm_bands.cu). Contract: kernels/ops/norm.h.
+// A row of RMSNorm's forward in registers: its sum, and what it becomes. For the kernel that takes rows one by one
+// (norm_held_rows.cu) and the one that has several on their way (norm_rows.cu). Contract: kernels/ops/norm.h.
 #pragma once
 
 #include "kernels/hopper/device/packed.h"
@@ -7,46 +7,26 @@
 
 namespace fp8flow::hopper {
 
-// What the rows become. values: y of the same type. blocks: E4M3 with a power-of-two scale every 128 columns, which are all there, and perhaps y;
-// tensor: E4M3 by one scale, perhaps y and the maximum; any: whatever NormForward can ask for, decided unit by unit. Where there are
-// codes, y is BF16.
-enum class NormForm { values, blocks, tensor, any };
+// What the rows become. values: y of the same type. blocks: E4M3 with a scale every 128 columns, which are all there, and perhaps y; tensor: E4M3
+// by one scale, perhaps y and the maximum; any: whatever NormForward can ask for, decided unit by unit. Where there are codes, y is BF16.
+// odd: the same as any, of rows that are fetched element by element.
+enum class NormForm { values, blocks, tensor, any, odd };
 inline NormForm form_of(const NormForward& args) {
-    if (!args.x.vector || !args.gamma.vector || (args.y.data != nullptr && !args.y.vector))
-        return NormForm::any;
     if (args.codes.data == nullptr)
         return args.y.data != nullptr && args.y.dtype == args.x.dtype && args.amax == nullptr
                    ? NormForm::values
                    : NormForm::any;
     if (args.codes.dtype != DType::e4m3 || !args.codes.vector) return NormForm::any;
-    if (args.y.data != nullptr && args.y.dtype != DType::bf16) return NormForm::any;
     if (args.scales.data == nullptr) return NormForm::tensor;
     const bool whole_blocks = args.scales.block == kBlock && args.x.cols % kBlock == 0;
-    return whole_blocks && args.amax == nullptr && args.rule.scale_format == ScaleFormat::pow2
-               ? NormForm::blocks
-               : NormForm::any;
+    return whole_blocks && args.amax == nullptr ? NormForm::blocks : NormForm::any;
 }
-
-// A thread holds units thread, thread + kStride, ... of its part of a row; zeros behind its end.
-template <NormForm kForm, int kUnits, int kStride>
-__device__ __forceinline__ void load_row(const RowView& x, int64_t row, const RowPart& part, int thread,
-                                         uint4 (&raw)[kUnits]) {
-#pragma unroll
-    for (int j = 0; j < kUnits; ++j) {
-        const int unit = thread + j * kStride;
-        raw[j] = uint4{};
-        if (unit >= part.units) continue;
-        if (kForm != NormForm::any || x.vector) {
-            raw[j] = __ldcs(unit_of(x, row, part.first / kUnit + unit));
-            continue;
-        }
-        const uint16_t* in = static_cast<const uint16_t*>(x.data) + row * x.cols;
-        const int col = part.first + unit * kUnit;
-        uint32_t v[kUnit];
-#pragma unroll
-        for (int i = 0; i < kUnit; ++i) v[i] = col + i < x.cols ? in[col + i] : 0u;
-        raw[j] = uint4{v[0] | v[1] << 16, v[2] | v[3] << 16, v[4] | v[5] << 16, v[6] | v[7] << 16};
-    }
+constexpr bool is_any(NormForm form) { return form == NormForm::any || form == NormForm::odd; }
+// Whether units of x, gamma and y are whole and aligned.
+inline bool has_whole_units(const NormForward& args, NormForm form) {
+    const DType y_type = form == NormForm::values ? args.x.dtype : DType::bf16;
+    return args.x.vector && args.gamma.vector &&
+           (args.y.data == nullptr || (args.y.vector && args.y.dtype == y_type));
 }
 
 template <DType kType> __device__ __forceinline__ float add_squares(const uint4& raw, float strand) {
@@ -91,15 +71,6 @@ __device__ __forceinline__ float rstd_of(float sum, const NormForward& args) {
     return div_float(1.0f, sqrt_float(div_float(sum, static_cast<float>(args.x.cols)) + args.eps));
 }
 
-// E4M3 of BF16 values times a power of two (twice, side by side) that brings none of them above the largest code: their product is exact, or so
-// small that its code is 0.
-__device__ __forceinline__ uint2 encode_bf16_unit(const uint4& unit, uint32_t multipliers) {
-    float v[kUnit];
-    unpack_unit({mul_bf16x2(unit.x, multipliers), mul_bf16x2(unit.y, multipliers),
-                 mul_bf16x2(unit.z, multipliers), mul_bf16x2(unit.w, multipliers)},
-                DType::bf16, v);
-    return {pack_fp8(v[0], v[1], v[2], v[3], DType::e4m3), pack_fp8(v[4], v[5], v[6], v[7], DType::e4m3)};
-}
 // The largest magnitudes of a unit, of its even and of its odd columns. NaN gives way to a number.
 __device__ __forceinline__ uint32_t largest_pair(const uint4& unit) {
     return max_bf16x2(max_bf16x2(abs_bf16x2(unit.x), abs_bf16x2(unit.y)),
@@ -133,12 +104,14 @@ __device__ __forceinline__ void write_blocks(const NormForward& args, int64_t ro
     const uint32_t amax = lane % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u;
     const QuantScale mine =
         quant_scale(__uint_as_float(amax), kE4m3Max, ScaleFormat::pow2);  // of unit `lane`
-    const uint32_t multipliers = (__float_as_uint(mine.multiplier) >> 16) * 0x10001u;
 #pragma unroll
     for (int j = 0; j < kUnits; ++j) {
-        const uint32_t multiplier = __shfl_sync(kAll, multipliers, j, kBlockThreads);
+        const float multiplier = __shfl_sync(kAll, mine.multiplier, j, kBlockThreads);
         const int unit = thread + j * kStride;
-        if (unit < part.units) codes[unit] = encode_bf16_unit(units[j], multiplier);
+        if (unit >= part.units) continue;
+        float v[kUnit];
+        unpack_unit(units[j], DType::bf16, v);
+        codes[unit] = encode_unit(v, multiplier, DType::e4m3);
     }
     const int block = thread / kBlockThreads + lane * (kStride / kBlockThreads);
     if (lane < kUnits && block < part.units / kBlockThreads)
@@ -158,8 +131,7 @@ __device__ __forceinline__ void write_row(const NormForward& args, int64_t row, 
 #pragma unroll
     for (int j = 0; j < kUnits; ++j) {
         const int unit = thread + j * kStride, there = min(unit, part.units - 1);
-        if (kForm == NormForm::any ? unit >= padded : kForm != NormForm::blocks && unit >= part.units)
-            continue;
+        if (is_any(kForm) ? unit >= padded : kForm != NormForm::blocks && unit >= part.units) continue;
         float v[kUnit], g[kUnit];
         gamma(first_unit + there, j, g);
         unpack_unit(raw[j], kType, v);
@@ -186,16 +158,19 @@ __device__ __forceinline__ void write_row(const NormForward& args, int64_t row, 
     if constexpr (kForm == NormForm::tensor) largest = max(largest, __float_as_uint(peak));
 }
 
-// The CTA's maximum into the word outside, unless that is known to hold as much: `seen`, of thread 0. `largest_of_cta`: shared, 0 by thread 0.
-__device__ __forceinline__ void merge_amax_above(const NormForward& args, uint32_t largest, int32_t seen,
-                                                 uint32_t* largest_of_cta) {
+// As merge_amax, for kernels of many CTAs: nothing is sent where the word outside is known to hold as much. `seen`: what it held, of thread 0.
+__device__ __forceinline__ void merge_amax_above(const NormForward& args, uint32_t amax, int32_t seen,
+                                                 uint32_t* largest) {
     if (args.amax == nullptr) return;
-    largest = __reduce_max_sync(0xFFFFFFFFu, largest);
+    amax = __reduce_max_sync(0xFFFFFFFFu, amax);
+    __syncthreads();  // *largest is 0
+    if (threadIdx.x % 32 == 0) atomicMax(largest, amax);
     __syncthreads();
-    if (threadIdx.x % 32 == 0) atomicMax(largest_of_cta, largest);
-    __syncthreads();
-    if (threadIdx.x == 0 && static_cast<int32_t>(*largest_of_cta) > seen)
-        atomicMax(args.amax, static_cast<int32_t>(*largest_of_cta));
+    if (threadIdx.x == 0 && static_cast<int32_t>(*largest) > seen)
+        atomicMax(args.amax, static_cast<int32_t>(*largest));
 }
+
+// False: these rows need the other kernels.
+bool launch_norm_held_rows(const NormForward& args, const Launch& launch);
 
 }  // namespace fp8flow::hopper

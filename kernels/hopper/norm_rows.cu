@@ -1,116 +1,136 @@
-// RMSNorm forward on rows of BF16 or FP16, each held in registers by a warp, a CTA or a cluster. Contract: kernels/ops/norm.h. With a transposed
-// copy beside: norm_bands.cu. Backward: norm_rows_backward.cu. Other rows: norm.cu.
+// RMSNorm forward on rows of BF16 or FP16 of more than 2048 columns: rows come through shared memory by the copy engine, several ahead, so that
+// memory is busy while a row is summed and written. Contract: kernels/ops/norm.h. Backward: norm_rows_backward.cu. Rows that become values, and
+// narrower ones: norm_held_rows.cu. Other rows: norm.cu.
 #include "kernels/hopper/norm_forward.h"
 
 namespace fp8flow::hopper {
 
 namespace {
 
-constexpr int kWarpRowWidth = 2048;  // at most: a unit a strand
-constexpr int kWarpRowThreads = 128;
+constexpr int kSlots = 4;
 
-// Threads of a row: a warp or a CTA, which a cluster may have several of.
-constexpr int threads_of(int row_threads) { return row_threads == 32 ? kWarpRowThreads : row_threads; }
-// CTAs of an SM: what registers allow.
-constexpr int ctas_of(int units, NormForm form, int row_threads) {
-    if (row_threads == 32) return units > 4 ? 5 : 8;
-    if (form == NormForm::any || units > 2) return 4;
-    return units == 1 ? 8 : 6;
-}
+// CTAs of an SM: what registers allow; narrow rows need many, since a row takes about a microsecond from its arrival to its last store.
+constexpr int ctas_of(int units, NormForm form) { return is_any(form) || units > 2 ? 3 : 4; }
 
-// Bytes at T=4096, H=7168: x and y 117 MB (29 us), with FP8 rows 147 MB (36 us); each once. One row in the registers of its threads, of which
-// multiprocessors take new ones as soon as they have room: with rows for every CTA of a persistent grid, several on their way through
-// shared memory, the slowest multiprocessor was 7 % behind (16384 x 4096: 77 us instead of 70). gamma comes from L1, where all rows of a
-// multiprocessor share it. A CTA's warps put the sums of their strands together behind its only barrier; where a launch may not
-// use all SMs a CTA takes several rows, and these sums alternate between two places, so that the next row's are not written before this
-// row's are read. A row of several segments belongs to a cluster, a segment a CTA: behind the barrier their sums meet in all of them
-// (SegmentSums). Up to 2048 columns are one warp's, without any barrier: 4096 x 1024 took 11 us by CTAs. One writer a byte, the contract's order: deterministic;
-// amax is an integer maximum.
-template <int kUnits, NormForm kForm, DType kType, int kRowThreadsEach>
-__global__ __launch_bounds__(threads_of(kRowThreadsEach),
-                             ctas_of(kUnits, kForm,
-                                     kRowThreadsEach)) void norm_rows_kernel(const NormForward args) {
-    constexpr bool kByWarps = kRowThreadsEach == 32;
-    constexpr int kRowsOfCta = threads_of(kRowThreadsEach) / kRowThreadsEach;
+// Bytes at T=4096, H=7168: x and y 117 MB (29 us), with FP8 rows 147 MB (36 us); each once. A CTA takes every gridDim-th row; kSlots rows are
+// under way or waiting in shared memory (172 KB an SM). gamma stays in registers, and so does the row once it has come: a thread owns
+// kUnits units, sums its strand, and behind the row's only barrier (all have read the slot and put their sums) thread 0 starts the
+// slot's next row while all threads write. The warp sums alternate between two places, so that the next row's are not
+// written before this row's are read. One writer a byte, the contract's order: deterministic; amax is an integer maximum.
+// A row of several segments belongs to a cluster, a segment a CTA: behind the barrier their sums meet in all of them (SegmentSums).
+// FP8 blocks: an SM has 36 thread instructions a column at 4.1 TB/s. All units of a thread become BF16 pairs first, which y needs anyway; their
+// maxima are taken as pairs (3/4 of an instruction a column), the four shuffles of all units travel together, and the codes are made
+// from the pairs. Deciding dtype, layout and bounds for each unit instead took 70 us where memory needs 36.
+template <int kUnits, NormForm kForm, DType kType>
+__global__ __launch_bounds__(kNormThreads,
+                             ctas_of(kUnits, kForm)) void norm_rows_kernel(const NormForward args) {
+    constexpr bool kFetched = kForm == NormForm::odd;
+    extern __shared__ __align__(128) uint8_t slots[];
+    __shared__ Barrier full[kSlots];
     __shared__ float warp_sums[2][kNormWarps];
     __shared__ SegmentSums segment_sums;
     __shared__ uint32_t largest_of_cta;
-    const int thread = static_cast<int>(threadIdx.x) % kRowThreadsEach;
-    const RowPart part = row_part < kByWarps ? 1 : kUnits > (args.x.cols, args.segments, args.segment_cols);
-    const int64_t step = gridDim.x / part.segments * kRowsOfCta,
-                  first_row = blockIdx.x / part.segments * kRowsOfCta +
-                              static_cast<int>(threadIdx.x) / kRowThreadsEach;
-    int32_t seen = 0;  // of what amax's word holds: less must not be sent there
-    if (threadIdx.x == 0) {
-        largest_of_cta = 0;
-        if (args.amax != nullptr) seen = *static_cast<volatile int32_t*>(args.amax);
-        if (part.segments > 1) {
-            prepare(segment_sums);
-            fence_barrier_init();
-        }
-    }
-    if (part.segments > 1) cluster_meet();
-    const float multiplier = args.tensor_scale != nullptr ? div_float(1.0f, *args.tensor_scale) : 0.0f;
-    const auto gamma = [&](int unit, int, float(&g)[kUnit]) {
-        if (kForm == NormForm::any && !args.gamma.vector)
-            load_gamma(args.gamma, args.gamma_offset, unit * kUnit, g);
-        else
-            load_wide_gamma(args.gamma, args.gamma_offset, unit, g);
+    const int thread = static_cast<int>(threadIdx.x);
+    const RowPart part = row_part<kUnits>(args.x.cols, args.segments, args.segment_cols);
+    const int units = part.units, first_unit = part.first / kUnit;
+    const int slot_size = slot_bytes(args.segment_cols);
+    const int64_t first_row = blockIdx.x / part.segments, step = gridDim.x / part.segments;
+    const auto start = [&](int64_t row, int slot) {
+        barrier_arrive_expect_bytes(&full[slot], static_cast<uint32_t>(2 * kUnit * units));
+        start_row(args.x, row, part, slots + slot * slot_size, &full[slot]);
     };
-    uint32_t largest = 0;
-    int n = 0;
+    if (thread == 0) {
+        for (int slot = 0; slot < kSlots; ++slot) barrier_init(&full[slot], 1);
+        prepare(segment_sums);
+        largest_of_cta = 0;
+        fence_barrier_init();
+        for (int slot = 0; slot < kSlots; ++slot)
+            if (!kFetched && first_row + slot * step < args.rows) start(first_row + slot * step, slot);
+    }
+    float g[kUnits][kUnit] = {};
+#pragma unroll
+    for (int j = 0; j < kUnits; ++j) {
+        const int unit = thread + j * kNormThreads;
+        if (unit >= units) continue;
+        if constexpr (kFetched)
+            load_gamma(args.gamma, args.gamma_offset, (first_unit + unit) * kUnit, g[j]);
+        else
+            load_wide_gamma(args.gamma, args.gamma_offset, first_unit + unit, g[j]);
+    }
+    const float multiplier = args.tensor_scale != nullptr ? div_float(1.0f, *args.tensor_scale) : 0.0f;
+    uint32_t amax = 0;
+    const auto gamma = [&](int, int j, float(&out)[kUnit]) {
+#pragma unroll
+        for (int i = 0; i < kUnit; ++i) out[i] = g[j][i];
+    };
+    // the barriers are there
+    if (part.segments > 1)
+        cluster_meet();
+    else
+        __syncthreads();
+
+    int slot = 0, n = 0;
+    uint32_t parity = 0;
     for (int64_t row = first_row; row < args.rows; row += step, ++n) {
-        uint4 raw[kUnits];
-        load_row<kForm, kUnits, kRowThreadsEach>(args.x, row, part, thread, raw);
-        float sum;
-        if constexpr (kByWarps) {
-            sum = sum_over_warp<kType>(raw, thread);
-        } else {
-            put_strand(strand_of<kType>(raw), warp_sums[n % 2]);
+        if constexpr (kFetched) {
+            fetch_row(args.x, row, part, slots + slot * slot_size);
             __syncthreads();
-            sum = row_sum(warp_sums[n % 2]);
-            if (part.segments > 1) sum = sum_of_segments(segment_sums, n, part, sum);
+        } else {
+            barrier_wait(&full[slot], parity);
         }
+        uint4 raw[kUnits];
+#pragma unroll
+        for (int j = 0; j < kUnits; ++j) {
+            const int unit = thread + j * kNormThreads;
+            raw[j] = unit < units ? unit_of(slots + slot * slot_size, unit) : uint4{};
+        }
+        put_strand(strand_of<kType>(raw), warp_sums[n % 2]);
+        __syncthreads();
+        if (!kFetched && thread == 0 && row + kSlots * step < args.rows) start(row + kSlots * step, slot);
+        float sum = row_sum(warp_sums[n % 2]);
+        if (part.segments > 1) sum = sum_of_segments(segment_sums, n, part, sum);
         const float rstd = rstd_of(sum, args);
         if (thread == 0 && part.rank == 0) args.rstd[row] = rstd;
         uint2* codes =
             reinterpret_cast<uint2*>(static_cast<uint8_t*>(args.codes.data) + row * args.x.cols + part.first);
-        write_row<kForm, kType, kUnits, kRowThreadsEach>(args, row, part, thread, rstd, multiplier, gamma,
-                                                         codes, raw, largest);
+        write_row<kForm, kType, kUnits, kNormThreads>(args, row, part, thread, rstd, multiplier, gamma, codes,
+                                                      raw, amax);
+        if (++slot == kSlots) slot = 0, parity ^= 1;
     }
-    if (kForm == NormForm::tensor || kForm == NormForm::any)
-        merge_amax_above(args, largest, seen, &largest_of_cta);
+    if constexpr (kForm == NormForm::tensor || is_any(kForm)) merge_amax(args, amax, &largest_of_cta);
     if (part.segments > 1) cluster_meet();  // no sum is on its way any more
 }
 
 using ForwardKernel = void (*)(NormForward);
-template <int kUnits, DType kType, int kRowThreadsEach> ForwardKernel kernel_of(NormForm form) {
+template <int kUnits, DType kType> ForwardKernel kernel_of(NormForm form) {
     switch (form) {
-        case NormForm::values: return norm_rows_kernel<kUnits, NormForm::values, kType, kRowThreadsEach>;
-        case NormForm::blocks: return norm_rows_kernel<kUnits, NormForm::blocks, kType, kRowThreadsEach>;
-        case NormForm::tensor: return norm_rows_kernel<kUnits, NormForm::tensor, kType, kRowThreadsEach>;
-        default: return norm_rows_kernel<kUnits, NormForm::any, kType, kRowThreadsEach>;
+        case NormForm::blocks: return norm_rows_kernel<kUnits, NormForm::blocks, kType>;
+        case NormForm::tensor: return norm_rows_kernel<kUnits, NormForm::tensor, kType>;
+        default: return norm_rows_kernel<kUnits, NormForm::any, kType>;
     }
 }
-template <DType kType> ForwardKernel kernel_of(const NormForward& args) {
+template <DType kType> ForwardKernel copied_kernel(const NormForward& args) {
     const NormForm form = form_of(args);
-    if (args.x.cols <= kWarpRowWidth)
-        return args.x.cols <= 1024 ? kernel_of<4, kType, 32>(form) : kernel_of<8, kType, 32>(form);
-    return units_a_thread(args.segment_cols) <= 2 ? kernel_of<2, kType, kNormThreads>(form)
-                                                  : kernel_of<kMostUnits, kType, kNormThreads>(form);
+    if (!is_wide(args.x, kType) || !has_whole_units(args, form)) return nullptr;
+    if (form == NormForm::values)  // one segment is launch_norm_held_rows's
+        return norm_rows_kernel<kMostUnits, NormForm::values, kType>;
+    return units_a_thread(args.segment_cols) <= 2 ? kernel_of<2, kType>(form)
+                                                  : kernel_of<kMostUnits, kType>(form);
 }
 
 }  // namespace
 
 bool launch_norm_rows(const NormForward& args, const Launch& launch) {
     const bool f16 = args.x.dtype == DType::f16;
-    if ((!f16 && args.x.dtype != DType::bf16) || args.segments > kMostSegments) return false;
-    const ForwardKernel kernel = f16 ? kernel_of<DType::f16>(args) : kernel_of<DType::bf16>(args);
-    const bool by_warps = args.x.cols <= kWarpRowWidth;
-    const int threads = by_warps ? kWarpRowThreads : kNormThreads;
-    constexpr int kLimitedCtas = 8, kAllCtas = 1 << 20;  // of an SM: a CTA a row where no limit is set
-    launch_rows(kernel, args, by_warps ? ceil_div(args.rows, kWarpRowThreads / 32) : args.rows,
-                launch.sm_limit > 0 ? kLimitedCtas : kAllCtas, static_cast<unsigned>(threads), 0, launch,
+    ForwardKernel kernel = f16 ? copied_kernel<DType::f16>(args) : copied_kernel<DType::bf16>(args);
+    int ctas = ctas_of(units_a_thread(args.segment_cols), form_of(args));
+    if (kernel == nullptr) {
+        if (!is_fetchable(args.x)) return false;
+        kernel = f16 ? norm_rows_kernel<kMostUnits, NormForm::odd, DType::f16>
+                     : norm_rows_kernel<kMostUnits, NormForm::odd, DType::bf16>;
+        ctas = ctas_of(kMostUnits, NormForm::odd);
+    }
+    launch_rows(kernel, args, args.rows, ctas, kNormThreads, kSlots * slot_bytes(args.segment_cols), launch,
                 "rms_norm");
     return true;
 }

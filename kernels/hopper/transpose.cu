@@ -2,8 +2,9 @@
 #include "kernels/hopper/transpose.h"
 
 #include "kernels/hopper/device/groups.h"
+#include "kernels/hopper/device/scales.h"
+#include "kernels/hopper/device/shift.h"
 #include "kernels/hopper/hopper_ops.h"
-#include "kernels/hopper/turn_tile.h"
 
 namespace fp8flow {
 
@@ -14,17 +15,180 @@ namespace hopper {
 namespace {
 
 constexpr int kTile = static_cast<int>(kBlock);
-constexpr int kCtas = 8;  // of an SM: 128 KB of codes on their way
+constexpr int kThreads = 128;  // a warp: 32 rows; a thread: 16 columns of 8 rows
+constexpr int kCtas = 8;       // of an SM: 128 KB of codes on their way
+constexpr int kRows = 8;
+constexpr int kPiece = 16;  // codes of one load or store
+constexpr int kPieceWords = kPiece / 4;
+constexpr int kPieces = kTile / kPiece;
+constexpr int kColumnWords = kTile / 4;
+constexpr int kWarpRows = 32, kScales = kTile / kWarpRows;  // of a lane: rows lane, lane + 32, ..
+constexpr uint32_t kAll = 0xFFFFFFFFu;
 
 struct Transposer {
-    CodeRows src;
-    RowView dst;
+    RowView src, dst;
+    RowScales scales;
     DeviceGroups groups;
     int64_t extent;
     float* tile_scales;
     int tile_cols;  // tiles side by side
     int scale_stride;
+    bool wide;  // 16-byte loads
 };
+
+// A tile of 128 columns x 128 rows; its row is relative to the row base.
+struct Place {
+    int col_tile;
+    int64_t row;
+    __device__ int first_col() const { return col_tile * kTile; }
+};
+// What a thread holds of a tile: 16 columns of 8 rows, and the scales of rows lane + 32 * i of the whole tile. `readable`: as many rows lie in
+// memory; pads among them are read and cleared later, so that loads need not wait for the group's size.
+struct Held {
+    uint32_t words[kRows][kPieceWords];
+    float scales[kScales];
+};
+__device__ __forceinline__ void fetch(const Transposer& args, int64_t src_base, const Place& place,
+                                      int readable, Held& held) {
+    const int thread = static_cast<int>(threadIdx.x), first = thread / kPieces * kRows,
+              col = place.first_col() + thread % kPieces * kPiece, dim = args.src.cols;
+    const uint8_t* in =
+        static_cast<const uint8_t*>(args.src.data) + (src_base + place.row + first) * dim + col;
+    if (args.wide && col + kPiece <= dim) {
+#pragma unroll
+        for (int k = 0; k < kRows; ++k, in += dim) {
+            uint4 codes = {0, 0, 0, 0};
+            if (first + k < readable) codes = *reinterpret_cast<const uint4*>(in);
+            held.words[k][0] = codes.x, held.words[k][1] = codes.y;
+            held.words[k][2] = codes.z, held.words[k][3] = codes.w;
+        }
+    } else {
+#pragma unroll
+        for (int k = 0; k < kRows; ++k, in += dim) {
+            uint32_t(&words)[kPieceWords] = held.words[k];
+#pragma unroll 1
+            for (int i = kPiece - 1; i >= 0; --i) {  // one code after the other enters at the low end
+                const uint32_t code = first + k < readable && col + i < dim ? in[i] : 0;
+#pragma unroll
+                for (int w = kPieceWords - 1; w > 0; --w)
+                    words[w] = __funnelshift_l(words[w - 1], words[w], 8);
+                words[0] = words[0] << 8 | code;
+            }
+        }
+    }
+    const int lane = thread % kWarpRows;
+#pragma unroll
+    for (int i = 0; i < kScales; ++i) held.scales[i] = 0.0f;
+    if (args.scales.dtype == DType::f32) {
+        const float* scales = static_cast<const float*>(args.scales.data) +
+                              args.scales.index(src_base + place.row + lane, place.col_tile);
+#pragma unroll
+        for (int i = 0; i < kScales; ++i, scales += kWarpRows * args.scales.row_stride)
+            if (lane + i * kWarpRows < readable) held.scales[i] = *scales;
+    } else {
+#pragma unroll
+        for (int i = 0; i < kScales; ++i)
+            if (lane + i * kWarpRows < readable)
+                held.scales[i] =
+                    args.scales.load(src_base + place.row + lane + i * kWarpRows, place.col_tile);
+    }
+}
+
+// Where the word of rows 4 * quad .. 4 * quad + 3 of a column stands: pieces of 16 rows change places by the column's own piece, so that
+// 16 neighbouring pairs of words of one row and the 8 pieces of one column both lie in different banks.
+__device__ __forceinline__ int turned_index(int col, int piece) {
+    return col * kColumnWords + (piece ^ (col / kPiece)) * kPieceWords;
+}
+
+// From the registers of all threads to `turned`: scales are compared by every warp alone, rows shifted four codes at a time, and 4x4 squares of
+// bytes turned in registers. The target.
+template <DType kCodes> __device__ __forceinline__ float turn(Held& held, int count, uint32_t* turned) {
+    const int thread = static_cast<int>(threadIdx.x), part = thread % kPieces, octet = thread / kPieces,
+              lane = thread % kWarpRows, warp = thread / kWarpRows;
+    uint32_t largest = 0;
+    float own = 0.0f;  // of row thread
+#pragma unroll
+    for (int i = 0; i < kScales; ++i) {
+        const float scale = lane + i * kWarpRows < count ? held.scales[i] : 0.0f;
+        largest = max(largest, scale > 0.0f ? __float_as_uint(scale) : 0u);
+        if (i == warp) own = scale;
+    }
+    const float target = __uint_as_float(__reduce_max_sync(kAll, largest));
+    const RowShift shift = row_shift<kCodes>(target, own);
+    const int first = octet * kRows % kWarpRows;  // of this thread's rows, in the warp
+    const uint32_t kept = __ballot_sync(kAll, shift.keep != 0);
+    if (kept != kAll) {  // pads and rows without a scale
+#pragma unroll
+        for (int k = 0; k < kRows; ++k)
+            if ((kept >> (first + k) & 1) == 0)
+                held.words[k][0] = held.words[k][1] = held.words[k][2] = held.words[k][3] = 0;
+    }
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+        const RowShift row = {__shfl_sync(kAll, shift.factor, first + k),
+                              kCodes == DType::e5m2 ? __shfl_sync(kAll, shift.second, first + k) : 0, kAll};
+#pragma unroll
+        for (int i = 0; i < kPieceWords; ++i) held.words[k][i] = shift_four<kCodes>(held.words[k][i], row);
+    }
+#pragma unroll
+    for (int i = 0; i < kPieceWords; ++i) {  // bytes of 4 columns x 8 rows
+        uint32_t squares[2][4];
+#pragma unroll
+        for (int q = 0; q < 2; ++q) {
+            const uint32_t(*words)[kPieceWords] = held.words + 4 * q;
+            const uint32_t low01 = __byte_perm(words[0][i], words[1][i], 0x5140),
+                           high01 = __byte_perm(words[0][i], words[1][i], 0x7362);
+            const uint32_t low23 = __byte_perm(words[2][i], words[3][i], 0x5140),
+                           high23 = __byte_perm(words[2][i], words[3][i], 0x7362);
+            squares[q][0] = __byte_perm(low01, low23, 0x5410);
+            squares[q][1] = __byte_perm(low01, low23, 0x7632);
+            squares[q][2] = __byte_perm(high01, high23, 0x5410);
+            squares[q][3] = __byte_perm(high01, high23, 0x7632);
+        }
+        uint32_t* out =
+            turned + turned_index(part * kPiece, octet / 2) + octet % 2 * 2 + i * 4 * kColumnWords;
+#pragma unroll
+        for (int c = 0; c < 4; ++c)
+            *reinterpret_cast<uint2*>(out + c * kColumnWords) = uint2{squares[0][c], squares[1][c]};
+    }
+    return target;
+}
+
+// Columns leave shared memory in pieces of 16 rows, 8 threads a column: whole lines of 128 bytes. `aligned`: so is every column's start.
+__device__ __forceinline__ void store_columns(const Transposer& args, const uint32_t* turned,
+                                              int64_t dst_base, bool aligned, const Place& place, int rows) {
+    const int piece = static_cast<int>(threadIdx.x) % kPieces, first = piece * kPiece,
+              cols = min(kTile, args.src.cols - place.first_col());
+    const int64_t stride = args.dst.cols;
+    int col = static_cast<int>(threadIdx.x) / kPieces;
+    uint8_t* out = static_cast<uint8_t*>(args.dst.data) + (place.first_col() + col) * stride + dst_base +
+                   place.row + first;
+    if (aligned && rows == kTile && cols == kTile) {
+#pragma unroll
+        for (int i = 0; i < kTile * kPieces / kThreads; ++i, col += kThreads / kPieces) {
+            *reinterpret_cast<uint4*>(out) =
+                *reinterpret_cast<const uint4*>(turned + turned_index(col, piece));
+            out += kThreads / kPieces * stride;
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < kTile * kPieces / kThreads; ++i) {
+        if (col < cols) {
+            const uint4 codes = *reinterpret_cast<const uint4*>(turned + turned_index(col, piece));
+            if (first + kPiece <= rows && aligned) {
+                *reinterpret_cast<uint4*>(out) = codes;
+            } else {
+                const uint32_t words[kPieceWords] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+                for (int r = 0; r < kPiece; ++r)
+                    if (first + r < rows) out[r] = static_cast<uint8_t>(words[r / 4] >> (8 * (r % 4)));
+            }
+        }
+        col += kThreads / kPieces;
+        out += kThreads / kPieces * stride;
+    }
+}
 
 // Moves every code in and out (and 128 scales in, one out, a tile): 2.06 bytes a code, 0.118 ms at 32768 x 7168 and 4.1 TB/s. A CTA turns
 // one tile, and SMs take CTAs as these become free: columns fastest, so that CTAs under way together read whole rows and write runs of
@@ -34,28 +198,27 @@ struct Transposer {
 // all SMs, or has more tiles than kMostWaves, a CTA takes every gridDim.x-th tile; barrier: the tile before has left. Only maxima are
 // reduced: deterministic.
 template <DType kCodes>
-__global__ void __launch_bounds__(kTurnThreads, kCtas) transpose_kernel(const Transposer args) {
-    __shared__ TurnedTile turned;
-    const int thread = static_cast<int>(threadIdx.x);
-    const int64_t src_base = args.src.codes.base(), dst_base = args.dst.base();
+__global__ void __launch_bounds__(kThreads, kCtas) transpose_kernel(const Transposer args) {
+    __shared__ uint4 turned_pieces[kTile * kPieces];
+    uint32_t* const turned = reinterpret_cast<uint32_t*>(turned_pieces);
+    const int64_t src_base = args.src.base(), dst_base = args.dst.base();
     const int64_t end = args.groups.counts != nullptr ? args.groups.total() : args.extent;
-    const bool aligned = is_piece_aligned(args.dst, dst_base);
+    const bool aligned =
+        (reinterpret_cast<uintptr_t>(args.dst.data) | static_cast<uintptr_t>(dst_base | args.dst.cols)) %
+            kPiece ==
+        0;
     for (int tile = static_cast<int>(blockIdx.x);; tile += static_cast<int>(gridDim.x)) {
-        const int col_tile = tile % args.tile_cols;
-        const int64_t row = static_cast<int64_t>(tile / args.tile_cols) * kTile;
-        if (row >= end) return;
+        const Place place = {tile % args.tile_cols, static_cast<int64_t>(tile / args.tile_cols) * kTile};
+        if (place.row >= end) return;
         if (tile != static_cast<int>(blockIdx.x)) __syncthreads();
-        HeldTile held;
-        const int readable = readable_rows(args.groups, row);
-        fetch_codes(args.src, src_base + row, col_tile, readable, thread, held);
-        fetch_scales(args.src, src_base + row, col_tile, readable, thread, held);
-        const AlignedTile rows = aligned_tile(args.groups, end, row);
-        const float target = shift_tile<kCodes>(held, rows.count, thread);
-        turn_tile(held, thread, turned);
-        if (thread == 0) args.tile_scales[(dst_base + row) / kTile * args.scale_stride + col_tile] = target;
+        Held held;
+        fetch(args, src_base, place, readable_rows(args.groups, place.row), held);
+        const AlignedTile rows = aligned_tile(args.groups, end, place.row);
+        const float target = turn<kCodes>(held, rows.count, turned);
+        if (threadIdx.x == 0)
+            args.tile_scales[(dst_base + place.row) / kTile * args.scale_stride + place.col_tile] = target;
         __syncthreads();
-        store_columns(args.dst, args.src.codes.cols, col_tile, dst_base + row, rows.rows, aligned, thread,
-                      turned);
+        store_columns(args, turned, dst_base, aligned, place, rows.rows);
     }
 }
 
@@ -67,18 +230,21 @@ void launch_transpose_tiles(const Fp8Tensor& src, const RowGroups& groups, const
     const int64_t capacity = groups.num_groups > 0 ? groups.row_capacity : extent;
     if (capacity == 0 || dim == 0) return;
     const int64_t tile_cols = ceil_div(dim, kTile), tiles = tile_cols * ceil_div(capacity, kTile);
+    const bool wide = dim % kPiece == 0 && reinterpret_cast<uintptr_t>(src.codes.data) % kPiece == 0;
     const auto kernel =
         src.codes.dtype == DType::e5m2 ? transpose_kernel<DType::e5m2> : transpose_kernel<DType::e4m3>;
-    const Transposer job = {.src = code_rows(src),
+    const Transposer job = {.src = row_view(src.codes),
                             .dst = row_view(dst.codes),
+                            .scales = row_scales(src),
                             .groups = device_groups(groups, rows),
                             .extent = extent,
                             .tile_scales = dst.scales.as<float>(),
                             .tile_cols = static_cast<int>(tile_cols),
-                            .scale_stride = static_cast<int>(dst.scales.cols())};
+                            .scale_stride = static_cast<int>(dst.scales.cols()),
+                            .wide = wide};
     constexpr int kMostWaves = 32;  // a capacity may be far above the rows there are
     const unsigned grid = grid_for(tiles, launch, launch.sm_limit > 0 ? kCtas : kMostWaves * kCtas);
-    kernel<<<grid, kTurnThreads, 0, stream_of(launch)>>>(job);
+    kernel<<<grid, kThreads, 0, stream_of(launch)>>>(job);
     check_launch("transpose_fp8");
 }
 

@@ -10,20 +10,10 @@ namespace fp8flow {
 
 struct HopperOps::Workspace {
     static constexpr std::size_t kPartialsBytes = std::size_t{64} << 20;
-    static constexpr int64_t kMostBands = int64_t{1} << 16;  // of 128 rows
 
     explicit Workspace(Device& owner)
-        : device(owner),
-          partials(owner.allocate(kPartialsBytes)),
-          band_progress(static_cast<uint32_t*>(owner.allocate(kMostBands * sizeof(uint32_t)))),
-          lt(owner),
-          cudnn(owner) {
-        device.fill(band_progress, 0, kMostBands * sizeof(uint32_t));
-    }
-    ~Workspace() {
-        device.free(band_progress);
-        device.free(partials);
-    }
+        : device(owner), partials(owner.allocate(kPartialsBytes)), lt(owner), cudnn(owner) {}
+    ~Workspace() { device.free(partials); }
     Workspace(const Workspace&) = delete;
     Workspace& operator=(const Workspace&) = delete;
 
@@ -36,7 +26,6 @@ struct HopperOps::Workspace {
 
     Device& device;
     void* partials;
-    uint32_t* band_progress;  // [kMostBands]: 0 between kernels, by those that count in it
     hopper::LtLibrary lt;
     hopper::CudnnAttention cudnn;
 };

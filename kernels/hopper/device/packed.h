@@ -1,4 +1,4 @@
-// Maxima and products of two BF16 values at a time, and a word that the compiler forgets what it knew about: for kernels that keep raw words in registers.
+// Maxima of two BF16 magnitudes at a time, and a word that the compiler forgets what it knew about: for kernels that keep raw words in registers.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,6 @@ __device__ __forceinline__ uint32_t max_bf16x2(uint32_t a, uint32_t b) {
     uint32_t larger;
     asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
     return larger;
-}
-// Both products, rounded to BF16.
-__device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
-    uint32_t product;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-    return product;
 }
 // Both halves of a maximum as fp32 bits; NaN counts as 0.
 __device__ __forceinline__ uint32_t low_magnitude(uint32_t pair) {
