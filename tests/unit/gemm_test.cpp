@@ -98,17 +98,19 @@ std::vector<double> product_double(const Matrix& a, const Matrix& b) {
     return d;
 }
 
-// The stated order in fp32: partial sums by fma over each scale block, promoted with the product of the scales.
-std::vector<float> product_exact(const Matrix& a, const Matrix& b, bool scaled) {
+// The stated order in fp32: partial sums by fma over each scale block, promoted with the product of the scales. `sums`: what the
+// accumulators start from, for a contraction that goes on over further operands.
+std::vector<float> product_exact(const Matrix& a, const Matrix& b, bool scaled,
+                                 const std::vector<float>& sums = {}) {
     int64_t block = a.block == 0 ? b.block : (b.block == 0 ? a.block : std::min(a.block, b.block));
     if (block == 0) block = std::max<int64_t>(a.depth, 1);
     std::vector<float> d;
     for (int64_t i = 0; i < a.rows; ++i) {
         for (int64_t j = 0; j < b.rows; ++j) {
             const float *ca = a.code_row(i), *sa = a.scale_row(i), *cb = b.code_row(j), *sb = b.scale_row(j);
-            float acc = 0;
+            float acc = sums.empty() ? 0 : sums[d.size()];
             for (int64_t first = 0; first < a.depth; first += block) {
-                float partial = 0;
+                float partial = scaled ? 0 : acc;
                 for (int64_t k = first; k < std::min(first + block, a.depth); ++k)
                     partial = std::fma(ca[k], cb[k], partial);
                 acc = scaled ? std::fma(partial, sa[first] * sb[first], acc) : partial;
@@ -358,6 +360,76 @@ void run_wgrad(DType dy_dtype, DType x_dtype, ScaleLayout layout, int64_t alignm
                        read(x, wx), fp8, had);
     }
     EXPECT_TRUE(dw.guards_intact());
+}
+
+// Two sets of operands, whose groups have other sizes and whose rows begin elsewhere: one sum over both, then one addition.
+void run_two_wgrads(DType dy_dtype, DType x_dtype, ScaleLayout layout, int64_t alignment, Gradient mode) {
+    SCOPED_TRACE(fmt::format("{} {} {}", name_of(layout), name_of(dy_dtype),
+                             mode == Gradient::accumulate ? "accumulate" : "overwrite"));
+    const std::vector<int64_t> counts[2] = {{300, 0, 129, 0, 3}, {5, 140, 260, 0, 0}};
+    const int64_t G = 5, n = 30, k = 140, bases[2] = {0, 384};
+    const bool fp8 = is_fp8(x_dtype);
+    std::vector<GroupsFixture> groups;
+    std::vector<HostFp8> dy, x;
+    for (int i = 0; i < 2; ++i) {
+        const GroupsFixture& g = groups.emplace_back(counts[i], alignment, 2 + i);
+        const int64_t rows = round_up(bases[i] + g.capacity(), 128);
+        dy.push_back(fp8 ? HostFp8(dy_dtype, {n, rows}, layout, G) : HostFp8(dy_dtype, {rows, n}, layout));
+        x.push_back(fp8 ? HostFp8(x_dtype, {k, rows}, layout, G) : HostFp8(x_dtype, {rows, k}, layout));
+        for (HostFp8* operand : {&dy.back(), &x.back()}) {
+            fill_operand(*operand, 51 + static_cast<uint64_t>(2 * i) + (operand == &x.back() ? 1 : 0));
+            if (bases[i] > 0) operand->set_row_base(bases[i]);
+        }
+    }
+    HostTensor dw(DType::f32, {G, n, k});
+    if (mode == Gradient::accumulate) fill_normal(dw, 23, 5.0);
+    const std::vector<double> before = to_doubles(dw);
+    ReferenceOps().grouped_gemm_wgrad({.dy = dy[0],
+                                       .x = x[0],
+                                       .groups = groups[0],
+                                       .mode = mode,
+                                       .dw = dw,
+                                       .second = {dy[1], x[1], groups[1]}});
+    for (int64_t g = 0; g < G; ++g) {
+        SCOPED_TRACE(fmt::format("group {}", g));
+        std::vector<double> wanted(static_cast<size_t>(n * k)), exact;
+        std::vector<float> sums;
+        for (size_t i = 0; i < 2; ++i) {
+            Window window{.group = g,
+                          .first_k = bases[i] + groups[i].first(g),
+                          .rows = n,
+                          .depth = groups[i].count(g),
+                          .stored = fp8 ? Window::along : Window::across};
+            const Matrix a = read(dy[i], window);
+            window.rows = k;
+            const Matrix b = read(x[i], window);
+            sums = product_exact(a, b, fp8, sums);
+            const std::vector<double> part = product_double(a, b);
+            for (size_t j = 0; j < part.size(); ++j) wanted[j] += part[j];
+        }
+        for (size_t j = 0; j < sums.size(); ++j) {
+            const double had = mode == Gradient::accumulate ? before[static_cast<size_t>(g * n * k) + j] : 0;
+            wanted[j] += had;
+            exact.push_back(mode == Gradient::accumulate ? static_cast<float>(had) + sums[j] : sums[j]);
+        }
+        const std::vector<double> actual = rows_of(dw.view().reshape({G * n, k}), g * n, n);
+        EXPECT_LE(nmse(actual, wanted), kF32Bound);
+        EXPECT_EQ(actual, exact) << "not the stated order";
+    }
+    EXPECT_TRUE(dw.guards_intact());
+}
+
+TEST(GroupedGemmWgrad, TwoMicroBatches) {
+    using L = ScaleLayout;
+    for (Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {
+        run_two_wgrads(DType::bf16, DType::bf16, L::none, 1, mode);
+        run_two_wgrads(DType::f32, DType::f32, L::none, 16, mode);
+        run_two_wgrads(DType::e4m3, DType::e4m3, L::tile128, 128, mode);
+        run_two_wgrads(DType::e5m2, DType::e4m3, L::vec128, 128, mode);
+        run_two_wgrads(DType::e4m3, DType::e4m3, L::group_row, 16, mode);
+        run_two_wgrads(DType::e4m3, DType::e4m3, L::mx32, 32, mode);
+        run_two_wgrads(DType::e4m3, DType::e4m3, L::tensor, 1, mode);
+    }
 }
 
 TEST(GroupedGemmWgrad, LayoutsGroupsAndBases) {
