@@ -215,8 +215,8 @@ __device__ __forceinline__ void release_stages(Barrier* a_empty, Barrier* b_empt
 __device__ __forceinline__ int same_in_warp(int value) { return __shfl_sync(0xFFFFFFFFu, value, 0); }
 
 // A computing thread's next tile; false past the last.
-template <class Shared>
-__device__ __forceinline__ bool next_tile(Shared& shared, RingPosition<kRing>& ring, MathTile& tile) {
+template <class Shared, class Tile>
+__device__ __forceinline__ bool next_tile(Shared& shared, RingPosition<kRing>& ring, Tile& tile) {
     barrier_wait(&shared.tile_full[ring.index], ring.parity);
     tile = shared.tiles[ring.index];
     barrier_arrive(&shared.tile_empty[ring.index]);

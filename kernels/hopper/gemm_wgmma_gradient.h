@@ -25,16 +25,18 @@ __device__ __forceinline__ void walk_tiles(const DeviceProduct& p, Each each) {
         GradientTile<kSets> tile{};
         tile.past_end = !walk.find(index, tile);
         if constexpr (kSets == Sets::two) {
-            if (!tile.past_end && tile.group != group) {
-                group = tile.group;
-                count = p.second.groups.count(group);
-                offset = p.second.groups.offset(group);
+            if (!tile.past_end) {
+                if (tile.group != group) {
+                    group = tile.group;
+                    count = p.second.groups.count(group);
+                    offset = p.second.groups.offset(group);
+                }
+                tile.first_steps = tile.steps;
+                tile.steps += static_cast<int32_t>((count + kDepth - 1) / kDepth);
+                const int64_t before = offset - tile.first_steps * kDepth;
+                tile.second_a_k = p.second.a.base() + before;
+                tile.second_b_k = p.second.b.base() + before;
             }
-            tile.first_steps = tile.steps;
-            tile.steps += static_cast<int32_t>((count + kDepth - 1) / kDepth);
-            const int64_t before = offset - tile.first_steps * kDepth;
-            tile.second_a_k = p.second.a.base() + before;
-            tile.second_b_k = p.second.b.base() + before;
         }
         each(tile);
         if (tile.past_end) return;

@@ -110,8 +110,7 @@ Call wgrad(Machine& machine, Buffers& buffers, const Shape& shape) {
                               .x = operand(k),
                               .groups = routed.groups,
                               .mode = shape.gradient(),
-                              .dw = buffers.zeros(DType::f32, {groups, n, k}),
-                              .second = {}};
+                              .dw = buffers.zeros(DType::f32, {groups, n, k})};
     std::vector<const Fp8Tensor*> operands_read = {&args.dy, &args.x};
     if (micro_batches == 2) {
         args.second = {operand(n), operand(k), routed.groups};

@@ -75,12 +75,8 @@ void run_case(const WgradCase& c, Gradient mode, GemmBackend backend = GemmBacke
         if (mode == Gradient::accumulate) fill_normal(dw.back(), 45, 5.0);
     }
     const auto call = [&](const HostTensor& to) {
-        op::GroupedGemmWgrad args{.dy = sets[0].dy,
-                                  .x = sets[0].x,
-                                  .groups = sets[0].groups,
-                                  .mode = mode,
-                                  .dw = to.view(),
-                                  .second = {}};
+        op::GroupedGemmWgrad args{
+            .dy = sets[0].dy, .x = sets[0].x, .groups = sets[0].groups, .mode = mode, .dw = to.view()};
         if (sets.size() > 1) args.second = {sets[1].dy, sets[1].x, sets[1].groups};
         return args;
     };

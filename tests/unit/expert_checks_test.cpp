@@ -81,7 +81,7 @@ TEST(ExpertChecks, GroupedGemmWgrad) {
     EXPECT_REFUSED(f.ops.grouped_gemm_wgrad({.dy = f.dy, .x = f.x, .groups = f.groups, .dw = bf16}),
                    "must be f32");
     EXPECT_REFUSED(f.ops.grouped_gemm_wgrad({.dy = f.x, .x = f.dy, .groups = f.groups, .dw = f.dw}), "dy is");
-    op::GroupedGemmWgrad two{.dy = f.dy, .x = f.x, .groups = f.groups, .dw = f.dw, .second = {}};
+    op::GroupedGemmWgrad two{.dy = f.dy, .x = f.x, .groups = f.groups, .dw = f.dw};
     two.second = {f.x, f.dy, f.groups};
     EXPECT_REFUSED(f.ops.grouped_gemm_wgrad(two), "the second dy is");
     two.second = {f.dy, f.x, narrow};
