@@ -29,7 +29,8 @@ bool is_expert_gradient(const std::string& name) {
            name.find("shared") == std::string::npos;
 }
 
-// After one step: the same losses, the same bits of every gradient but those of the experts, which are the same sums in another order.
+// Here an expert has at most 128 rows of a micro-batch and scales are powers of two, so that a product is one block and no sum is rounded on its way into
+// dW: the first pair, which overwrites dW, and what is alone give the same bits. A pair that is added gives the same sum in another order.
 TEST(DelayedWgrads, GradientsAreThoseOfEachMicroBatchAlone) {
     for (const Recipe recipe : kPairing)
         for (const int64_t micro_batches : {1, 2, 3, 4}) {
@@ -41,7 +42,9 @@ TEST(DelayedWgrads, GradientsAreThoseOfEachMicroBatchAlone) {
             for (const auto& [name, values] : alone.state) {
                 if (!name.starts_with("gradient ")) continue;
                 const double error = test::norm_wise_error(paired.state.at(name), values);
-                EXPECT_LE(error, is_expert_gradient(name) && micro_batches > 1 ? 2e-7 : 0) << name;
+                const bool reordered = is_expert_gradient(name) && micro_batches == 4;
+                EXPECT_EQ(error > 0, reordered) << name;
+                EXPECT_LE(error, 1e-7) << name;
                 experts += is_expert_gradient(name);
             }
             EXPECT_EQ(experts, 4);
@@ -87,33 +90,33 @@ TEST(DelayedWgrads, RecomputationKeepsEveryBit) {
 TEST(DelayedWgrads, TrainsAsWithout) {
     const std::vector<std::vector<std::string>> variants = {
         {},
-        {"model.num_layers_at_end_in_bf16=1"},
-        {"precision.fp8_format=hybrid"},
+        {"model.num_layers_at_end_in_bf16=1", "precision.fp8_format=hybrid"},
         {"precision.moe_scaling_aware_transpose=false", "precision.moe_quantize_before_dispatch=false",
          "precision.moe_permute_padding_for_fp8=false", "precision.moe_act_quantize_fusion=false"}};
     for (const Recipe recipe : kPairing)
         for (size_t i = 0; i < variants.size(); ++i) {
-            if (i == 3 && recipe != Recipe::fp8_flow) continue;
+            if (i == 2 && recipe != Recipe::fp8_flow) continue;
             std::vector<std::string> keys = variants[i];
             keys.push_back("parallel.expert_model_parallel_size=2");
             SCOPED_TRACE(fmt::format("{} {}", recipe_name(recipe), fmt::join(keys, " ")));
-            const TrainingRun alone = train(config_of(recipe, false, 6, keys), 2, {.steps = 4}),
-                              paired = train(config_of(recipe, true, 6, keys), 2, {.steps = 4});
-            for (size_t step = 0; step < alone.steps.size(); ++step)
-                EXPECT_NEAR(paired.steps[step].lm_loss, alone.steps[step].lm_loss, 2e-3) << step;
-            EXPECT_EQ(paired.steps[0].lm_loss, alone.steps[0].lm_loss);
-            EXPECT_NE(paired.state, alone.state) << "the sums have the same order";
+            constexpr int64_t kThreeOfEachRank = 6;
+            const TrainingRun alone =
+                                  train(config_of(recipe, false, kThreeOfEachRank, keys), 2, {.steps = 3}),
+                              paired =
+                                  train(config_of(recipe, true, kThreeOfEachRank, keys), 2, {.steps = 3});
+            EXPECT_EQ(paired.losses(), alone.losses());
+            test::expect_same_bits(paired.state, alone.state);
         }
 }
 
-// A step that ran out of rows half-way leaves operands behind that nobody takes.
+// A step that ran out of rows half-way leaves operands behind that nobody takes, and the next attempt has more rows.
 TEST(DelayedWgrads, AnOverflowIsRedone) {
     for (const Recipe recipe : kPairing) {
         const auto run = [&](const char* factor) {
-            return train(config_of(recipe, true, 4,
-                                   {"model.seq_length=128",
+            return train(config_of(recipe, true, 2,
+                                   {"model.seq_length=256",
                                     fmt::format("moe.moe_expert_rank_capacity_factor={}", factor)}),
-                         1, {.steps = 3});
+                         1, {.steps = 2});
         };
         const TrainingRun ample = run("0"), tight = run("0.01");
         EXPECT_GT(tight.steps[0].redone, 0);
@@ -149,28 +152,28 @@ TEST(DelayedWgrads, PlanCountsTheirMemory) {
     };
     for (const Recipe recipe : kPairing)
         for (const char* first_in_bf16 : {"0", "1"}) {
-            const Config config = config_of(
-                recipe, true, 2,
-                {"model.seq_length=256", fmt::format("model.num_layers_at_start_in_bf16={}", first_in_bf16)});
-            double measured = 0, peak = 0, without = 0;
-            for (const bool delayed : {true, false}) {
-                Config one = config;
-                one.precision.moe_delay_wgrad_compute = delayed;
-                train(one, 1, {.steps = 2, .before_step = [&](Trainer& trainer, ProcessGroup&, int64_t step) {
-                                   if (step < 2) return;
-                                   const auto bytes = trainer.saved_bytes();
-                                   EXPECT_EQ(bytes.count("delayed weight gradients"), delayed ? 1u : 0u);
-                                   if (delayed)
-                                       measured = static_cast<double>(bytes.at("delayed weight gradients"));
-                               }});
-                const TrainingRun run = train(one, 1, {.steps = 1});
-                (delayed ? peak : without) = static_cast<double>(run.steps[0].peak_bytes);
+            const auto config = [&](bool delayed) {
+                return config_of(recipe, delayed, 2,
+                                 {"model.seq_length=256",
+                                  fmt::format("model.num_layers_at_start_in_bf16={}", first_in_bf16)});
+            };
+            double measured = 0, peaks[2] = {0, 0};
+            for (const bool delayed : {false, true}) {
+                const auto look = [&](Trainer& trainer, ProcessGroup&, int64_t step) {
+                    if (step == 0) return;
+                    const auto bytes = trainer.saved_bytes();
+                    const auto found = bytes.find("delayed weight gradients");
+                    EXPECT_EQ(found != bytes.end(), delayed);
+                    if (found != bytes.end()) measured = static_cast<double>(found->second);
+                };
+                const TrainingRun run = train(config(delayed), 1, {.steps = 1, .before_step = look});
+                peaks[delayed] = static_cast<double>(run.steps[0].peak_bytes);
             }
             // sizes of groups and alignment of the arena are not in the plan
-            EXPECT_NEAR(planned(config), measured, 0.01 * measured + 8192);
-            EXPECT_GT(peak, without + 0.9 * measured);
+            EXPECT_NEAR(planned(config(true)), measured, 0.01 * measured + 8192);
+            EXPECT_GT(peaks[1], peaks[0] + 0.9 * measured);
+            EXPECT_EQ(planned(config(false)), 0);
             EXPECT_EQ(planned(config_of(recipe, true, 1)), 0);
-            EXPECT_EQ(planned(config_of(recipe, false, 2)), 0);
         }
 }
 
