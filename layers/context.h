@@ -6,6 +6,7 @@
 #include "kernels/core/stage_timer.h"
 #include "kernels/exchange.h"
 #include "kernels/ops.h"
+#include "layers/delayed_wgrads.h"
 #include "layers/row_arena.h"
 
 #include <string_view>
@@ -48,6 +49,7 @@ struct Context {
     int64_t data_parallel_size = 1;
     int64_t global_tokens = 0;                 // tokens of this micro-batch over all ranks
     Gradient grad_mode = Gradient::overwrite;  // the first micro-batch overwrites main gradients
+    DelayedWgrads* delayed = nullptr;          // absent: every micro-batch computes its own weight gradients
     bool recomputing = false;  // a forward re-run in the backward, or an evaluation: count no statistics
     TensorView step_status;    // [1] i32 device word: 0 fine; otherwise every persistent write is skipped
     TensorStats* tensor_stats = nullptr;
@@ -57,6 +59,26 @@ struct Context {
     // Until the end of the scope this is a stage of the journey (norm, fc1, ...), or a part of the model (the MoE layer, the head, ...).
     StageTimer::Scope stage(const char* name) { return {timer, StageLevel::stage, name, launch.stream}; }
     StageTimer::Scope part(const char* name) { return {timer, StageLevel::part, name, launch.stream}; }
+    // Whether expert weight gradients of this micro-batch wait for the next one's.
+    bool delays_wgrads() const { return delayed != nullptr && delayed->waits(); }
+};
+
+// What a forward keeps for its backward, from here on; forgotten where the backward runs the forward again (recompute moe, full).
+class KeptSince {
+public:
+    explicit KeptSince(const Context& ctx)
+        : saved_(ctx.saved.mark()),
+          delayed_(ctx.delayed != nullptr ? ctx.delayed->arena().mark() : Arena::Mark{}),
+          depth_(ctx.rows.depth()) {}
+    void forget(Context& ctx) const {
+        ctx.saved.rewind(saved_);
+        if (ctx.delayed != nullptr) ctx.delayed->arena().rewind(delayed_);
+        ctx.rows.pop(depth_);
+    }
+
+private:
+    Arena::Mark saved_, delayed_;
+    int64_t depth_;
 };
 
 // A forward that is run again in the backward: until the end of the scope nothing is counted a second time.

@@ -39,12 +39,10 @@ int64_t MoeLayer::row_capacity(const MoeSpec& moe, int64_t tokens_per_rank, int6
 
 void MoeLayer::forward(Context& ctx, const TokenRows& x, const TensorView& residual, MoeSaved& saved,
                        const TensorView& y) const {
-    const Arena::Mark mark = ctx.saved.mark();
+    const KeptSince kept(ctx);
     saved.depth = ctx.rows.depth();
     forward_once(ctx, x, residual, saved, y);
-    if (!recompute_.moe) return;
-    ctx.saved.rewind(mark);  // recompute `moe`: only the layer's input stays
-    ctx.rows.pop(saved.depth);
+    if (recompute_.moe) kept.forget(ctx);  // only the layer's input stays
 }
 
 void MoeLayer::forward_once(Context& ctx, const TokenRows& x, const TensorView& residual, MoeSaved& saved,
@@ -114,14 +112,16 @@ DispatchPlan MoeLayer::plan_for(Context& ctx, const TensorView& all_ids, const T
     const bool in_row_arena = rows == PlanRows::routed;
     const int64_t ranks = all_ids.dim(0), slots = all_ids.dim(1), topk = all_ids.dim(2);
     const int64_t capacity = ctx.layer_row_capacity;
+    // weight gradients that wait read the sizes of their groups in the next micro-batch
+    Arena& sizes = in_row_arena && ctx.delays_wgrads() ? ctx.delayed->arena() : ctx.saved;
     DispatchPlan plan;
     plan.all_ids = all_ids;
     plan.all_probs = all_probs;
     plan.num_tokens = ctx.tokens;
     plan.topk = topk;
     plan.groups = {.num_groups = local_experts_,
-                   .counts = ctx.saved.tensor(DType::i64, {local_experts_}, "plan"),
-                   .offsets = ctx.saved.tensor(DType::i64, {local_experts_ + 1}, "plan"),
+                   .counts = sizes.tensor(DType::i64, {local_experts_}, "plan"),
+                   .offsets = sizes.tensor(DType::i64, {local_experts_ + 1}, "plan"),
                    .row_capacity = capacity,
                    .alignment = alignment};
     if (ctx.known_rows != nullptr) plan.groups.known_rows = ctx.known_rows->at(static_cast<size_t>(layer_));

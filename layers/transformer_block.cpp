@@ -45,12 +45,10 @@ TransformerBlock::TransformerBlock(ParameterStore& store, Device& device, const 
 
 void TransformerBlock::forward(Context& ctx, const TensorView& x, BlockSaved& saved,
                                const TensorView& y) const {
-    const Arena::Mark mark = ctx.saved.mark();
-    const int64_t depth = ctx.rows.depth();
+    const KeptSince kept(ctx);
     forward_once(ctx, x, saved, y);
     if (recompute_.recompute_granularity != RecomputeGranularity::full) return;
-    ctx.saved.rewind(mark);  // recompute full: only the block's input stays
-    ctx.rows.pop(depth);
+    kept.forget(ctx);  // only the block's input stays
     saved = {};
     saved.x = x;
 }

@@ -189,6 +189,9 @@ void add_precision(std::vector<ConfigField>& fields) {
     add(choice(s, "fp8_format", AT(precision.fp8_format), {"e4m3", "hybrid"}, "hybrid: gradients in E5M2"),
         fp8);
     add(boolean(s, "fp8_wgrad", AT(precision.fp8_wgrad), "false: weight gradients from BF16 operands"), fp8);
+    add(boolean(s, "moe_delay_wgrad_compute", AT(precision.moe_delay_wgrad_compute),
+                "expert weight gradients wait for the second of two micro-batches: one product for both"),
+        {Recipe::fp8_blockwise, Recipe::fp8_flow});
     add(choice(s, "scale_format", AT(precision.scale_format), {"pow2", "fp32"},
                "scales as powers of two, or free FP32 scales"),
         {Recipe::fp8_tensorwise, Recipe::fp8_blockwise, Recipe::fp8_flow, Recipe::fp8_rowwise});

@@ -81,7 +81,7 @@ double expected_distinct_ranks(const MoeSpec& moe, int64_t ranks);
 // Rows that a rank receives at most (ids are distinct), or that the capacity factor allows; pads included.
 double rank_row_capacity(const Config& config);
 std::vector<WireItem> wire_bytes(const Config& config);
-std::vector<MemoryItem> memory_items(const Config& config);
+std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus);
 // Saved activations in bytes: per token (all parts outside the experts) and per routed row, of one layer.
 struct SavedBytes {
     double per_token = 0;

@@ -128,6 +128,23 @@ double workspace_row_bytes(const Config& config) {
            saved_activation_bytes(config, layer, config.recompute).per_row;
 }
 
+// Bytes per row of all MoE layers that wait for the second of two micro-batches: transposed copies of dY [H] and a [F], dh [2F] and x [H].
+double delayed_row_bytes(const Config& config) {
+    const double per_row = f64(2 * config.model.hidden_size + 3 * config.moe.moe_ffn_hidden_size);
+    double bytes = 0;
+    for (int64_t layer = 0; layer < config.model.num_layers; ++layer) {
+        const PrecisionSpec precision =
+            precision_of_layer(config.model, config.precision, static_cast<int>(layer));
+        if (config.model.moe_layer_freq[static_cast<size_t>(layer)] == 0 ||
+            !precision.moe_delay_wgrad_compute)
+            continue;
+        // fp8_flow's scaling-aware transpose leaves one scale for each 128 x 128
+        const bool tiles = precision.recipe == Recipe::fp8_flow && precision.moe_scaling_aware_transpose;
+        bytes += per_row * (1 + 4.0 / f64(tiles ? kBlock * kBlock : kBlock));
+    }
+    return bytes;
+}
+
 // The peer-visible buffers of the pull-dispatch, push-combine design: two parities of everything a peer reads or writes.
 double exchange_bytes(const Config& config) {
     const int64_t ranks = config.parallel.expert_model_parallel_size;
@@ -209,7 +226,7 @@ double saved_bytes(const Config& config, const RecomputeSpec& recompute, double 
 
 }  // namespace
 
-std::vector<MemoryItem> memory_items(const Config& config) {
+std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
     const ModelSpec& m = config.model;
     const double tokens = f64(tokens_of(config)), capacity = rank_row_capacity(config);
     double parameters = 0;
@@ -220,7 +237,7 @@ std::vector<MemoryItem> memory_items(const Config& config) {
     const double vocabulary = f64(m.padded_vocab_size),
                  workspace_row = has_moe ? workspace_row_bytes(config) : 0;
     const std::string of = fmt::format("{:.4g} B parameters here", parameters / 1e9);
-    return {
+    std::vector<MemoryItem> items = {
         {"weights (BF16)", weights.bf16, "2 bytes for each parameter without FP8 copies"},
         {"weights (FP8 copies)", weights.fp8_copies,
          "fprop and dgrad copy with scales: experts, shared expert, dense FFN"},
@@ -236,6 +253,13 @@ std::vector<MemoryItem> memory_items(const Config& config) {
         {"exchange buffers", has_moe ? exchange_bytes(config) : 0,
          "two sets of everything that peers read or write"},
     };
+    const TrainingSpec& training = config.training;
+    const double waiting = delayed_row_bytes(config);
+    if (waiting > 0 && training.global_batch_size > training.micro_batch_size * gpus)
+        items.push_back({"delayed weight gradients", capacity * waiting,
+                         fmt::format("{:.0f} rows x {:.0f} bytes, operands of one micro-batch of all layers",
+                                     capacity, waiting)});
+    return items;
 }
 
 std::vector<RecomputeChoice> recompute_choices(const Config& config) {
@@ -298,7 +322,7 @@ RunPlan make_plan(const Config& config, int64_t gpus) {
     plan.flops = count_flops(config);
     plan.balanced_rows = balanced_rows(config);
     plan.row_capacity = rank_row_capacity(config);
-    plan.memory = memory_items(config);
+    plan.memory = memory_items(config, gpus);
     plan.recompute = recompute_choices(config);
     plan.wire = wire_bytes(config);
     plan.distinct_ranks = expected_distinct_ranks(config.moe, config.parallel.expert_model_parallel_size);

@@ -115,6 +115,7 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
     state_ = std::make_unique<Arena>(device, "step");
     saved_ = std::make_unique<Arena>(device, "saved");
     scratch_ = std::make_unique<Arena>(device, "scratch");
+    if (config.precision.moe_delay_wgrad_compute) delayed_ = std::make_unique<DelayedWgrads>(device);
 
     const int64_t slots = batcher_.samples(0, 0, 0).count * config.model.seq_length;
     status_ = state_->tensor(DType::i32, {1}, "step");
@@ -142,8 +143,10 @@ Trainer::~Trainer() {
 
 void Trainer::time_stages(TimerDetail detail) {
     FP8FLOW_CHECK(flights_.empty(), "stage timer switched with {} steps in flight", flights_.size());
+    std::vector<Arena*> arenas = {saved_.get(), scratch_.get()};
+    if (delayed_) arenas.push_back(&delayed_->arena());
     for (StageTimer& timer : timers_) {
-        timer.watch({saved_.get(), scratch_.get()});
+        timer.watch(arenas);
         if (detail == TimerDetail::off)
             timer.disable();
         else
@@ -183,6 +186,7 @@ Context Trainer::make_context(int64_t micro_batch, StageTimer& timer) {
     ctx.layer_row_capacity = layer_rows_;
     ctx.known_rows = known_rows_.empty() ? nullptr : &known_rows_;
     ctx.grad_mode = micro_batch == 0 ? Gradient::overwrite : Gradient::accumulate;
+    ctx.delayed = delayed_.get();
     ctx.step_status = status_;
     ctx.all_tokens = feed_->all_tokens();
     ctx.all_tokens.row_capacity = ctx.tokens;
@@ -260,6 +264,7 @@ void Trainer::launch(Flight& flight) {
     ops_->reset_counts();
     saved_->reset_peak();
     scratch_->reset_peak();
+    if (delayed_) delayed_->arena().reset_peak();
     if (flight.tensor_stats != nullptr) flight.stats_before = *flight.tensor_stats;
     StepRecord& record = record_of(flight);
     record.begin(*exchange_, {});
@@ -268,6 +273,7 @@ void Trainer::launch(Flight& flight) {
                {});
     flight.casts = ops_->num_casts();
     flight.peak_bytes = saved_->peak_bytes() + scratch_->peak_bytes() + rows_->reserved_bytes();
+    if (delayed_) flight.peak_bytes += delayed_->arena().peak_bytes();
     // Steps that the device finished while this one was launched: the host was the slower of the two, so a step took what a launch takes.
     for (Flight& earlier : flights_)
         if (&earlier != &flight && !earlier.ended && record_of(earlier).has_passed())
@@ -419,6 +425,7 @@ void Trainer::report_non_finite(int64_t step) {
 
 std::map<std::string, int64_t> Trainer::saved_bytes() const {
     std::map<std::string, int64_t> bytes = saved_->peak_by_category();
+    if (delayed_) bytes["delayed weight gradients"] = delayed_->arena().peak_bytes();
     if (!rows_) return bytes;
     for (const auto& [kind, per_row] : rows_->bytes_per_row())
         bytes["routed rows: " + kind] =
@@ -427,7 +434,8 @@ std::map<std::string, int64_t> Trainer::saved_bytes() const {
 }
 
 int64_t Trainer::allocations() const {
-    return saved_->num_growths() + scratch_->num_growths() + (rows_ ? rows_->num_growths() : 0);
+    return saved_->num_growths() + scratch_->num_growths() + (rows_ ? rows_->num_growths() : 0) +
+           (delayed_ ? delayed_->arena().num_growths() : 0);
 }
 
 }  // namespace fp8flow

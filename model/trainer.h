@@ -134,6 +134,7 @@ private:
     std::unique_ptr<Optimizer> optimizer_;
     std::unique_ptr<Arena> state_, saved_, scratch_;
     std::unique_ptr<RowArena> rows_;
+    std::unique_ptr<DelayedWgrads> delayed_;  // with moe_delay_wgrad_compute
     StageTimer timers_[kStepsInFlight], untimed_;
     std::vector<int64_t> known_rows_;
     TensorStats* tensor_stats_ = nullptr;

@@ -132,6 +132,7 @@ void Transformer::train_micro_batch(Context& ctx, const TensorView& tokens, cons
     ArenaScope saved_scope(ctx.saved);
     ArenaScope scratch_scope(ctx.scratch);
     ctx.rows.pop(0);
+    if (ctx.delayed != nullptr) ctx.delayed->begin_micro_batch(ctx.micro_batch, ctx.num_micro_batches);
     std::vector<BlockSaved> saved;
     TensorView out;
     forward_blocks(ctx, tokens, saved, out);
@@ -172,6 +173,7 @@ void Transformer::evaluate(Context& ctx, const TensorView& tokens, const TensorV
     ArenaScope scratch_scope(ctx.scratch);
     ctx.rows.pop(0);
     ctx.recomputing = true;  // tokens of an evaluation count in no statistics
+    ctx.delayed = nullptr;
     std::vector<BlockSaved> saved;
     TensorView out;
     forward_blocks(ctx, tokens, saved, out);

@@ -46,6 +46,12 @@ void HopperOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch& launc
 }
 
 void HopperOps::do_grouped_gemm_wgrad(const op::GroupedGemmWgrad& args, const Launch& launch) {
+    if (args.second) {
+        if (kernels_.gemm == GemmBackend::native && hopper::launch_wgmma_two(args, launch)) return;
+        do_grouped_gemm_wgrad(first_call(args), launch);
+        do_grouped_gemm_wgrad(second_call(args), launch);
+        return;
+    }
     if (kernels_.gemm == GemmBackend::cublaslt)
         hopper::launch_lt(workspace_->lt, {product_of(args), form_of(args), args.dy.layout, args.x.layout},
                           launch);

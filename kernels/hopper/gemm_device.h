@@ -40,6 +40,13 @@ struct DeviceOperand {
 // Which axis the groups divide: the rows of A and D (a dense product is one group), or the contraction.
 enum class Grouped { rows, contraction };
 
+// Further rows that a grouped contraction goes on over, in operands and groups of their own; num_groups 0: none.
+struct DeviceRows {
+    DeviceGroups groups{};
+    DeviceOperand a;
+    DeviceOperand b;
+};
+
 // D(i, j) (+)= sum over k of A(i, k) B(j, k) for every group.
 struct DeviceProduct {
     Grouped grouped = Grouped::rows;
@@ -53,6 +60,7 @@ struct DeviceProduct {
     void* d = nullptr;
     DType d_dtype = DType::f32;
     const int64_t* d_row_base = nullptr;
+    DeviceRows second;  // taken by launch_wgmma_wgrad_two only
 };
 
 // What one CTA computes: a rectangle of D. `rows` of it are written, the first `valid` with products, the others (pads) with zeros.
@@ -162,14 +170,13 @@ inline bool is_blockwise_wgrad(const DeviceProduct& p) {
     return p.grouped == Grouped::contraction && p.a.scale.block == kBlock && p.b.scale.block == kBlock &&
            p.n % 4 == 0;
 }
-struct StoredShape;  // gemm_wgmma.h
-void launch_wgmma_wgrad(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
-                        const Launch& launch);
 
 // Grouped products on warpgroup instructions (gemm_wgmma*.cu), of operands stored as a and b; false, and nothing done, where dtypes,
 // layouts or alignments do not allow.
 bool launch_wgmma(const DeviceProduct& product, const TensorView& a, const TensorView& b,
                   int64_t group_alignment, const Launch& launch);
+// A weight gradient with a second set of operands in one pass over D; false, and nothing done, where they do not allow that.
+bool launch_wgmma_two(const op::GroupedGemmWgrad& args, const Launch& launch);
 
 // Any product by the kernel of this project that `backend` names: on tensor cores (gemm_mma.cu; f32 operands on CUDA cores all the
 // same), or with the reference's bits.

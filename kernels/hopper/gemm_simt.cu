@@ -240,16 +240,20 @@ DeviceProduct product_of(const op::GroupedGemmWgrad& args) {
         if (tensor.layout == ScaleLayout::group_row) result.scale.group_stride = tensor.codes.dim(0);
         return result;
     };
-    return {.grouped = Grouped::contraction,
-            .groups = device_groups(args.groups, 0),
-            .m = args.dw.dim(1),
-            .n = args.dw.dim(2),
-            .k = args.groups.row_capacity,
-            .a = operand(args.dy),
-            .b = operand(args.x),
-            .mode = args.mode,
-            .d = args.dw.data,
-            .d_dtype = args.dw.dtype};
+    DeviceProduct product{.grouped = Grouped::contraction,
+                          .groups = device_groups(args.groups, 0),
+                          .m = args.dw.dim(1),
+                          .n = args.dw.dim(2),
+                          .k = args.groups.row_capacity,
+                          .a = operand(args.dy),
+                          .b = operand(args.x),
+                          .mode = args.mode,
+                          .d = args.dw.data,
+                          .d_dtype = args.dw.dtype};
+    if (args.second)
+        product.second = {device_groups(args.second.groups, 0), operand(args.second.dy),
+                          operand(args.second.x)};
+    return product;
 }
 
 void launch_simt(const DeviceProduct& product, const Launch& launch) {

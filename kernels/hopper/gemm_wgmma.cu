@@ -50,20 +50,39 @@ CUtensorMap tensor_map_f32(const void* data, int64_t groups, int64_t rows, int64
                          {kStageRowBytes / kSize, box_rows, 1});
 }
 
+namespace {
+
 // Rows that the copy engine can address, and pieces of D that one access can store.
+bool addressable(const TensorView& t) {
+    return t.numel() > 0 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0 &&
+           t.cols() * size_of(t.dtype) % 16 == 0;
+}
+bool storable(const DeviceProduct& p) {
+    return reinterpret_cast<uintptr_t>(p.d) % 16 == 0 && p.n % (p.d_dtype == DType::bf16 ? 8 : 2) == 0;
+}
+StoredShape shape_of(const TensorView& t) { return {t.rows(), t.cols()}; }
+
+}  // namespace
+
 bool launch_wgmma(const DeviceProduct& p, const TensorView& a, const TensorView& b, int64_t alignment,
                   const Launch& launch) {
-    const auto addressable = [](const TensorView& t) {
-        return reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && t.cols() * size_of(t.dtype) % 16 == 0;
-    };
     const bool bf16 = wgmma_takes_bf16(p);
     if (!bf16 && !wgmma_takes_fp8(p, alignment)) return false;
-    if (!addressable(a) || !addressable(b) || reinterpret_cast<uintptr_t>(p.d) % 16 != 0 ||
-        p.n % (p.d_dtype == DType::bf16 ? 8 : 2) != 0)
-        return false;
-    const StoredShape shape_a{a.rows(), a.cols()}, shape_b{b.rows(), b.cols()};
-    if (a.numel() == 0 || b.numel() == 0) return false;
-    bf16 ? launch_wgmma_bf16(p, shape_a, shape_b, launch) : launch_wgmma_fp8(p, shape_a, shape_b, launch);
+    if (!addressable(a) || !addressable(b) || !storable(p)) return false;
+    bf16 ? launch_wgmma_bf16(p, shape_of(a), shape_of(b), launch)
+         : launch_wgmma_fp8(p, shape_of(a), shape_of(b), launch);
+    return true;
+}
+
+bool launch_wgmma_two(const op::GroupedGemmWgrad& args, const Launch& launch) {
+    for (const op::GroupedGemmWgrad& call : {first_call(args), second_call(args)}) {
+        const DeviceProduct p = product_of(call);
+        if (!is_blockwise_wgrad(p) || !wgmma_takes_fp8(p, call.groups.alignment) || !storable(p) ||
+            !addressable(call.dy.codes) || !addressable(call.x.codes))
+            return false;
+    }
+    launch_wgmma_wgrad_two(product_of(args), shape_of(args.dy.codes), shape_of(args.x.codes),
+                           shape_of(args.second.dy.codes), shape_of(args.second.x.codes), launch);
     return true;
 }
 

@@ -26,6 +26,9 @@ constexpr int kLoaderRegisters = 40, kMathRegisters = 232;
 // Which operand the pair has in common: two row tiles share B, two column tiles share A.
 enum class Common : int32_t { a, b };
 
+// Whether a contraction goes on over DeviceProduct::second.
+enum class Sets { one, two };
+
 // One CTA's tile.
 struct MathTile {
     int64_t group;
@@ -50,7 +53,7 @@ constexpr size_t kSharedBytes = sizeof(WgmmaShared) + 1024;  // the stages are a
 
 // The tiles of all groups in order, by pairs; asked for ascending indices. A pair never spans two groups: it takes two row tiles of one
 // column; the last of an odd number of row tiles is taken two columns at a time. Bands of kBandRows row tiles, column by column.
-template <int kDepth, int kBandRows = kBand> class TileWalk {
+template <int kDepth, int kBandRows = kBand, Sets kSets = Sets::one> class TileWalk {
 public:
     __device__ TileWalk(const DeviceProduct& product, int rank)
         : p_(product), rank_(rank), col_tiles_((product.n + kTileCols - 1) / kTileCols) {
@@ -104,11 +107,15 @@ private:
         count_ = p_.groups.count(group_);
         offset_ = p_.groups.offset(group_);
         if (p_.grouped == Grouped::contraction)  // a group without rows adds nothing
-            rows_ = count_ == 0 && p_.mode == Gradient::accumulate ? 0 : p_.m;
+            rows_ = is_empty() && p_.mode == Gradient::accumulate ? 0 : p_.m;
         else
             rows_ = p_.groups.offset(group_ + 1) - offset_;
         row_tiles_ = (rows_ + kTileRows - 1) / kTileRows;
         pairs_ = row_tiles_ / kPair * col_tiles_ + row_tiles_ % kPair * ((col_tiles_ + 1) / kPair);
+    }
+
+    __device__ bool is_empty() const {
+        return count_ == 0 && (kSets == Sets::one || p_.second.groups.count(group_) == 0);
     }
 
     const DeviceProduct& p_;
@@ -196,8 +203,8 @@ __device__ __forceinline__ void release_stages(Barrier* a_empty, Barrier* b_empt
 __device__ __forceinline__ int same_in_warp(int value) { return __shfl_sync(0xFFFFFFFFu, value, 0); }
 
 // A computing thread's next tile; false past the last.
-template <class Shared>
-__device__ __forceinline__ bool next_tile(Shared& shared, RingPosition<kRing>& ring, MathTile& tile) {
+template <class Shared, class Tile>
+__device__ __forceinline__ bool next_tile(Shared& shared, RingPosition<kRing>& ring, Tile& tile) {
     barrier_wait(&shared.tile_full[ring.index], ring.parity);
     tile = shared.tiles[ring.index];
     barrier_arrive(&shared.tile_empty[ring.index]);
@@ -359,6 +366,11 @@ struct StoredShape {
 bool wgmma_takes_fp8(const DeviceProduct& product, int64_t group_alignment);
 void launch_wgmma_fp8(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
                       const Launch& launch);
+// of the FP8 weight gradients with a scale per 128 of the contraction (gemm_wgmma_wgrad.cu); of two sets of operands
+void launch_wgmma_wgrad(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
+                        const Launch& launch);
+void launch_wgmma_wgrad_two(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
+                            const StoredShape& second_a, const StoredShape& second_b, const Launch& launch);
 bool wgmma_takes_bf16(const DeviceProduct& product);
 void launch_wgmma_bf16(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
                        const Launch& launch);

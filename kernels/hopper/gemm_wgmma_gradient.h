@@ -9,20 +9,43 @@ namespace fp8flow::hopper {
 constexpr int kBandRows = 32;  // row tiles that are walked together
 
 // ---- tiles --------------------------------------------------------------------------------------------------------------------------------
-template <int kDepth, class Each>
+// A tile over the rows of one set of operands, or of two: then `steps` are those of both, and a_k, b_k of MathTile those of the first set.
+template <Sets kSets> constexpr int kNumSets = kSets == Sets::two ? 2 : 1;
+template <Sets kSets> struct GradientTile : MathTile {};
+template <> struct GradientTile<Sets::two> : MathTile {
+    int32_t first_steps;             // of the first set
+    int64_t second_a_k, second_b_k;  // contraction index of step 0, if all steps were of the second set
+};
+
+template <int kDepth, Sets kSets = Sets::one, class Each>
 __device__ __forceinline__ void walk_tiles(const DeviceProduct& p, Each each) {
-    TileWalk<kDepth, kBandRows> walk(p, static_cast<int>(cluster_rank()));
+    TileWalk<kDepth, kBandRows, kSets> walk(p, static_cast<int>(cluster_rank()));
+    int64_t group = -1, count = 0, offset = 0;  // of the second set
     for (int64_t index = blockIdx.x / kPair;; index += gridDim.x / kPair) {
-        MathTile tile{};
+        GradientTile<kSets> tile{};
         tile.past_end = !walk.find(index, tile);
+        if constexpr (kSets == Sets::two) {
+            if (!tile.past_end) {
+                if (tile.group != group) {
+                    group = tile.group;
+                    count = p.second.groups.count(group);
+                    offset = p.second.groups.offset(group);
+                }
+                tile.first_steps = tile.steps;
+                tile.steps += static_cast<int32_t>((count + kDepth - 1) / kDepth);
+                const int64_t before = offset - tile.first_steps * kDepth;
+                tile.second_a_k = p.second.a.base() + before;
+                tile.second_b_k = p.second.b.base() + before;
+            }
+        }
         each(tile);
         if (tile.past_end) return;
     }
 }
 
 // One warp: zeros to the tiles of groups without rows, 16 bytes a lane.
-template <int kDepth> __device__ void clear_tiles(const DeviceProduct& p) {
-    walk_tiles<kDepth>(p, [&](const MathTile& tile) {
+template <int kDepth, Sets kSets = Sets::one> __device__ void clear_tiles(const DeviceProduct& p) {
+    walk_tiles<kDepth, kSets>(p, [&](const MathTile& tile) {
         if (tile.steps > 0 || tile.past_end) return;
         const int lane = static_cast<int>(threadIdx.x % 32);
         const int64_t end = min(tile.b_output + kTileCols, p.n);

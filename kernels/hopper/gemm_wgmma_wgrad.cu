@@ -44,7 +44,13 @@ constexpr int kFetchStep =
     4;  // of a tile: behind it D comes to the slab, which the tile before has left by then
 static_assert(kTileRows == kStageSide && kColumns == kStageSide);
 
-template <Scales kScales> struct WgradShared {
+// Where a warpgroup's scales of whole tiles are, one a step: those of step 0, in the second set as if all steps were of it.
+template <Sets kSets> struct TileScales {
+    const float *a[kNumSets<kSets>], *b[kNumSets<kSets>];
+    int first_steps, steps;
+};
+
+template <Scales kScales, Sets kSets> struct WgradShared {
     static constexpr int kStagesA = kScales == Scales::tiles ? 4 : 3;
     alignas(1024) uint8_t a[kStagesA][kSideBytes];
     alignas(1024) uint8_t b[kMathWarpgroups][kStagesB][kSideBytes];
@@ -52,18 +58,49 @@ template <Scales kScales> struct WgradShared {
     // of the stages; scales of whole tiles are not kept here
     alignas(16) float row_scales[kStagesA][has_row_scales(kScales) ? kStageSide : 1];
     alignas(16) float col_scales[kMathWarpgroups][kStagesB][has_column_scales(kScales) ? kStageSide : 1];
-    MathTile tiles[kRing];
+    GradientTile<kSets> tiles[kRing];
     Barrier a_full[kStagesA], a_empty[kStagesA];
     Barrier b_full[kMathWarpgroups][kStagesB], b_empty[kMathWarpgroups][kStagesB];
     Barrier tile_full[kRing], tile_empty[kRing];
     Barrier d_full[kMathWarps];
+    TileScales<kSets> tile_scales[kMathWarps];
 };
-template <Scales kScales> constexpr size_t kWgradBytes = sizeof(WgradShared<kScales>) + 1024;
-static_assert(kWgradBytes<Scales::tiles> <= 232448 && kWgradBytes<Scales::rows_columns> <= 232448);
+template <Scales kScales, Sets kSets>
+constexpr size_t kWgradBytes = sizeof(WgradShared<kScales, kSets>) + 1024;
+static_assert(kWgradBytes<Scales::tiles, Sets::two> <= 232448 &&
+              kWgradBytes<Scales::rows_columns, Sets::two> <= 232448);
+
+// The operands of each set, and D, as the copy engine sees them.
+template <Sets kSets> struct WgradMaps { CUtensorMap a[kNumSets<kSets>], b[kNumSets<kSets>], d; };
 
 // ---- loading: one thread for A and the ring of tiles (of groups with rows), one for each warpgroup's B ----------------------------------
-__device__ __forceinline__ const float* scales_at(const DeviceScale& s, int64_t k, int64_t output) {
-    return static_cast<const float*>(s.scales) + k / kFp8Depth * s.block_stride + output;
+// Of contraction index k; both sets have the same stride.
+__device__ __forceinline__ const float* scales_at(const DeviceScale& s, const void* scales, int64_t k,
+                                                  int64_t output) {
+    return static_cast<const float*>(scales) + k / kFp8Depth * s.block_stride + output;
+}
+
+// Where one operand of a step is.
+struct Source {
+    const CUtensorMap* map;
+    const void* scales;
+    int64_t k;
+};
+template <Sets kSets>
+__device__ __forceinline__ Source source_a(const DeviceProduct& p, const WgradMaps<kSets>& maps,
+                                           const GradientTile<kSets>& tile, int step) {
+    if constexpr (kSets == Sets::two)
+        if (step >= tile.first_steps)
+            return {&maps.a[1], p.second.a.scale.scales, tile.second_a_k + step * kFp8Depth};
+    return {&maps.a[0], p.a.scale.scales, tile.a_k + step * kFp8Depth};
+}
+template <Sets kSets>
+__device__ __forceinline__ Source source_b(const DeviceProduct& p, const WgradMaps<kSets>& maps,
+                                           const GradientTile<kSets>& tile, int step) {
+    if constexpr (kSets == Sets::two)
+        if (step >= tile.first_steps)
+            return {&maps.b[1], p.second.b.scale.scales, tile.second_b_k + step * kFp8Depth};
+    return {&maps.b[0], p.b.scale.scales, tile.b_k + step * kFp8Depth};
 }
 
 // One operand's part of a stage, from contraction index k and output index `first` on; half of it, for both CTAs, where it is common.
@@ -74,11 +111,12 @@ __device__ __forceinline__ void load_side(bool common, const CUtensorMap* map, B
                     kBoxRows * kStageRowBytes, [&](int i) { return make_int2(x, y + i * kBoxRows); });
 }
 
-template <Scales kScales>
-__device__ void load_a(const DeviceProduct& p, WgradShared<kScales>& shared, const CUtensorMap* map) {
-    RingPosition<WgradShared<kScales>::kStagesA> stage;
+template <Scales kScales, Sets kSets>
+__device__ void load_a(const DeviceProduct& p, WgradShared<kScales, kSets>& shared,
+                       const WgradMaps<kSets>& maps) {
+    RingPosition<WgradShared<kScales, kSets>::kStagesA> stage;
     RingPosition<kRing> ring;
-    walk_tiles<kFp8Depth>(p, [&](const MathTile& tile) {
+    walk_tiles<kFp8Depth, kSets>(p, [&](const GradientTile<kSets>& tile) {
         if (tile.steps == 0 && !tile.past_end) return;
         barrier_wait(&shared.tile_empty[ring.index], ring.parity ^ 1);
         shared.tiles[ring.index] = tile;
@@ -87,33 +125,34 @@ __device__ void load_a(const DeviceProduct& p, WgradShared<kScales>& shared, con
 #pragma unroll 1
         for (int step = 0; step < tile.steps; ++step) {
             Barrier* full = &shared.a_full[stage.index];
-            const int64_t k = tile.a_k + step * kFp8Depth;
+            const Source from = source_a<kSets>(p, maps, tile, step);
             barrier_wait(&shared.a_empty[stage.index], stage.parity ^ 1);  // in both CTAs
             barrier_arrive_expect_bytes(full, kSideBytes + (has_row_scales(kScales) ? kScaleBytes : 0));
-            load_side(tile.common == Common::a, map, full, shared.a[stage.index], k, tile.a_output);
+            load_side(tile.common == Common::a, from.map, full, shared.a[stage.index], from.k, tile.a_output);
             if (has_row_scales(kScales))
-                bulk_load(scales_at(p.a.scale, k, tile.a_output), full, shared.row_scales[stage.index],
-                          kScaleBytes);
+                bulk_load(scales_at(p.a.scale, from.scales, from.k, tile.a_output), full,
+                          shared.row_scales[stage.index], kScaleBytes);
             stage.advance();
         }
     });
 }
 
-template <Scales kScales>
-__device__ void load_b(const DeviceProduct& p, WgradShared<kScales>& shared, const CUtensorMap* map,
-                       int warpgroup) {
+template <Scales kScales, Sets kSets>
+__device__ void load_b(const DeviceProduct& p, WgradShared<kScales, kSets>& shared,
+                       const WgradMaps<kSets>& maps, int warpgroup) {
     RingPosition<kStagesB> stage;
-    walk_tiles<kFp8Depth>(p, [&](const MathTile& tile) {
+    walk_tiles<kFp8Depth, kSets>(p, [&](const GradientTile<kSets>& tile) {
         const int64_t col = tile.b_output + warpgroup * kColumns;
 #pragma unroll 1
         for (int step = 0; step < tile.steps; ++step) {
             Barrier* full = &shared.b_full[warpgroup][stage.index];
-            const int64_t k = tile.b_k + step * kFp8Depth;
+            const Source from = source_b<kSets>(p, maps, tile, step);
             barrier_wait(&shared.b_empty[warpgroup][stage.index], stage.parity ^ 1);  // in both CTAs
             barrier_arrive_expect_bytes(full, kSideBytes + (has_column_scales(kScales) ? kScaleBytes : 0));
-            load_side(tile.common == Common::b, map, full, shared.b[warpgroup][stage.index], k, col);
+            load_side(tile.common == Common::b, from.map, full, shared.b[warpgroup][stage.index], from.k,
+                      col);
             if (has_column_scales(kScales))  // columns past the last are not stored: any scales will do
-                bulk_load(scales_at(p.b.scale, k, min(col, p.n - kColumns)), full,
+                bulk_load(scales_at(p.b.scale, from.scales, from.k, min(col, p.n - kColumns)), full,
                           shared.col_scales[warpgroup][stage.index], kScaleBytes);
             stage.advance();
         }
@@ -125,10 +164,10 @@ __device__ void load_b(const DeviceProduct& p, WgradShared<kScales>& shared, con
 // stage. A tile's blocks leave as the head of the file says; its first and last step are code of their own, so that the steps between them are
 // a short loop. Between the end of one product and the start of the next only the 64 additions of a thread remain. The last stage of all is never
 // released: nobody waits for it. What a step reads of a stage's scales it has read before it starts the next.
-template <class Wgmma, Gradient kMode, Scales kScales>
-__device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales>& shared, const CUtensorMap* map_d,
-                               int warpgroup) {
-    using Shared = WgradShared<kScales>;
+template <class Wgmma, Gradient kMode, Scales kScales, Sets kSets>
+__device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSets>& shared,
+                               const CUtensorMap* map_d, int warpgroup) {
+    using Shared = WgradShared<kScales, kSets>;
     constexpr int kStagesA = Shared::kStagesA;
     constexpr bool kRowScales = has_row_scales(kScales), kAdds = kMode == Gradient::accumulate;
     constexpr int kRows = kRowScales ? 4 : 1;
@@ -141,11 +180,11 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales>& sha
     RingPosition<kStagesA> a_stage;
     RingPosition<kStagesB> b_stage;
     RingPosition<kRing> ring;
-    MathTile tile{};
+    GradientTile<kSets> tile{};
     int steps = 0;
     // of block 0; `done`: of the tile whose block 1 has not left yet, at first of none
     Place place{}, done{0, static_cast<int>(p.m), 0};
-    const float *at_a = nullptr, *at_b = nullptr;
+    TileScales<kSets>& places = shared.tile_scales[warp];
     uint32_t d_parity = 0;
     bool first = true, more = true;
     float sum[2][64];
@@ -153,9 +192,10 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales>& sha
     float scales = 0.0f, next_a = 0.0f, next_b = 0.0f;
     const auto read_scales = [&](int step) {
         if (kRowScales) return;
+        const int set = kSets == Sets::two && step >= places.first_steps ? 1 : 0;
         const bool inside = step < steps;
-        next_a = inside ? at_a[step * p.a.scale.block_stride] : 0.0f;
-        next_b = inside ? at_b[step * p.b.scale.block_stride] : 0.0f;
+        next_a = inside ? places.a[set][step * p.a.scale.block_stride] : 0.0f;
+        next_b = inside ? places.b[set][step * p.b.scale.block_stride] : 0.0f;
     };
     const auto take_tile = [&] {
         if (!next_tile(shared, ring, tile)) return false;
@@ -163,8 +203,20 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales>& sha
         const int64_t col = tile.b_output + warpgroup * kColumns;
         place = {static_cast<int>(col), static_cast<int>(tile.a_output) + warp % 4 * kWarpRows,
                  static_cast<int>(tile.group)};
-        at_a = scales_at(p.a.scale, tile.a_k, tile.a_output / kTileRows * p.a.scale.output_stride);
-        at_b = scales_at(p.b.scale, tile.b_k, min(col, p.n - 1) / kColumns * p.b.scale.output_stride);
+        if (!kRowScales) {
+            if (lane == 0) {
+                const int64_t tile_a = tile.a_output / kTileRows * p.a.scale.output_stride,
+                              tile_b = min(col, p.n - 1) / kColumns * p.b.scale.output_stride;
+                places.a[0] = scales_at(p.a.scale, p.a.scale.scales, tile.a_k, tile_a);
+                places.b[0] = scales_at(p.b.scale, p.b.scale.scales, tile.b_k, tile_b);
+                if constexpr (kSets == Sets::two) {
+                    places.a[1] = scales_at(p.a.scale, p.second.a.scale.scales, tile.second_a_k, tile_a);
+                    places.b[1] = scales_at(p.b.scale, p.second.b.scale.scales, tile.second_b_k, tile_b);
+                    places.first_steps = tile.first_steps;
+                }
+            }
+            __syncwarp();
+        }
         read_scales(lane);
         return true;
     };
@@ -274,11 +326,11 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales>& sha
 }
 
 // ---- the CTA ----------------------------------------------------------------------------------------------------------------------------
-template <class Wgmma, Scales kScales>
+template <class Wgmma, Scales kScales, Sets kSets>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
-    wgrad_kernel(const __grid_constant__ DeviceProduct product, const __grid_constant__ CUtensorMap map_a,
-                 const __grid_constant__ CUtensorMap map_b, const __grid_constant__ CUtensorMap map_d) {
-    using Shared = WgradShared<kScales>;
+    wgrad_kernel(const __grid_constant__ DeviceProduct product,
+                 const __grid_constant__ WgradMaps<kSets> maps) {
+    using Shared = WgradShared<kScales, kSets>;
     Shared& shared = prepare_shared<Shared>([&](Shared& s) {
         init_ring(s.a_full, s.a_empty, kMathWarps * kPair);
         for (int w = 0; w < kMathWarpgroups; ++w)
@@ -291,43 +343,60 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
         give_registers<kLoaderRegisters>();
         const int warp = static_cast<int>(threadIdx.x) / 32;
         if (warp > kMathWarpgroups) {
-            if (product.mode == Gradient::overwrite) clear_tiles<kFp8Depth>(product);
+            if (product.mode == Gradient::overwrite) clear_tiles<kFp8Depth, kSets>(product);
             return;
         }
         if (threadIdx.x % 32 != 0) return;
         if (warp == 0)
-            load_a(product, shared, &map_a);
+            load_a(product, shared, maps);
         else
-            load_b(product, shared, &map_b, warp - 1);
+            load_b(product, shared, maps, warp - 1);
         cluster_meet_unaligned();
     } else {
         take_registers<kMathRegisters>();
         if (product.mode == Gradient::accumulate)
-            multiply_tiles<Wgmma, Gradient::accumulate>(product, shared, &map_d, role - 1);
+            multiply_tiles<Wgmma, Gradient::accumulate>(product, shared, &maps.d, role - 1);
         else
-            multiply_tiles<Wgmma, Gradient::overwrite>(product, shared, &map_d, role - 1);
+            multiply_tiles<Wgmma, Gradient::overwrite>(product, shared, &maps.d, role - 1);
         cluster_meet();  // nobody leaves while the other CTA may write here
     }
 }
 
-template <class Wgmma, Scales kScales>
-void launch(const DeviceProduct& p, const Launch& how, const CUtensorMap& map_a, const CUtensorMap& map_b,
-            const CUtensorMap& map_d) {
-    launch_wgmma_kernel(wgrad_kernel<Wgmma, kScales>, p, how, kWgradBytes<kScales>, map_a, map_b, map_d);
+template <class Wgmma, Scales kScales, Sets kSets>
+void launch(const DeviceProduct& p, const Launch& how, const WgradMaps<kSets>& maps) {
+    launch_wgmma_kernel(wgrad_kernel<Wgmma, kScales, kSets>, p, how, kWgradBytes<kScales, kSets>, maps);
+}
+
+template <Sets kSets>
+void launch_sets(const DeviceProduct& p, const Launch& how, const WgradMaps<kSets>& maps) {
+    const bool columns = p.b.scale.outputs_per_scale == 1, e5m2 = p.a.dtype == DType::e5m2;
+    const auto run =
+        columns ? (e5m2 ? launch<WgmmaE5m2, Scales::rows_columns, kSets>
+                        : launch<WgmmaE4m3, Scales::rows_columns, kSets>)
+                : (e5m2 ? launch<WgmmaE5m2, Scales::tiles, kSets> : launch<WgmmaE4m3, Scales::tiles, kSets>);
+    run(p, how, maps);
+}
+
+CUtensorMap operand_map(const DeviceOperand& operand, const StoredShape& shape) {
+    return tensor_map(operand.codes, operand.dtype, shape.rows, shape.cols, kBoxRows);
+}
+CUtensorMap gradient_map(const DeviceProduct& p) {
+    return tensor_map_f32(p.d, p.groups.num_groups, p.m, p.n, kWarpRows);
 }
 
 }  // namespace
 
 void launch_wgmma_wgrad(const DeviceProduct& p, const StoredShape& a, const StoredShape& b,
                         const Launch& how) {
-    const CUtensorMap map_a = tensor_map(p.a.codes, p.a.dtype, a.rows, a.cols, kBoxRows),
-                      map_b = tensor_map(p.b.codes, p.b.dtype, b.rows, b.cols, kBoxRows),
-                      map_d = tensor_map_f32(p.d, p.groups.num_groups, p.m, p.n, kWarpRows);
-    const bool columns = p.b.scale.outputs_per_scale == 1, e5m2 = p.a.dtype == DType::e5m2;
-    const auto run =
-        columns ? (e5m2 ? launch<WgmmaE5m2, Scales::rows_columns> : launch<WgmmaE4m3, Scales::rows_columns>)
-                : (e5m2 ? launch<WgmmaE5m2, Scales::tiles> : launch<WgmmaE4m3, Scales::tiles>);
-    run(p, how, map_a, map_b, map_d);
+    launch_sets<Sets::one>(p, how, {{operand_map(p.a, a)}, {operand_map(p.b, b)}, gradient_map(p)});
+}
+
+void launch_wgmma_wgrad_two(const DeviceProduct& p, const StoredShape& a, const StoredShape& b,
+                            const StoredShape& second_a, const StoredShape& second_b, const Launch& how) {
+    launch_sets<Sets::two>(p, how,
+                           {{operand_map(p.a, a), operand_map(p.second.a, second_a)},
+                            {operand_map(p.b, b), operand_map(p.second.b, second_b)},
+                            gradient_map(p)});
 }
 
 }  // namespace fp8flow::hopper

@@ -66,6 +66,34 @@ double operand_bytes(const Fp8Tensor& operand, const RowGroups& groups, int64_t 
            static_cast<double>(stored_rows);
 }
 
+// Operands of a weight gradient; dy, x: what messages call them.
+void check_wgrad_operands(const op::WgradOperands& set, const TensorView& dw, const char* dy, const char* x) {
+    const auto layouts = {L::tile128, L::vec128, L::group_row, L::mx32, L::tensor};
+    check_operand(set.dy, dy, 2, layouts, set.groups.num_groups);
+    check_operand(set.x, x, 2, layouts, set.groups.num_groups);
+    check_same_kind(set.dy, set.x);
+    check_groups(set.groups, dw.dim(0));
+    const bool fp8 = is_fp8(set.dy.codes.dtype);
+    for (const auto& [operand, what, dim] :
+         {std::tuple{&set.dy, dy, dw.dim(1)}, std::tuple{&set.x, x, dw.dim(2)}}) {
+        const TensorView& codes = operand->codes;
+        FP8FLOW_CHECK(codes.dim(fp8 ? 0 : 1) == dim && codes.dim(fp8 ? 1 : 0) >= set.groups.row_capacity,
+                      "{} is {} for dw {} and a row capacity of {}", what, describe(codes), describe(dw),
+                      set.groups.row_capacity);
+        const int64_t block = rows_per_block(operand->layout);
+        FP8FLOW_CHECK(set.groups.alignment % block == 0,
+                      "{} has scales {}, so groups must start at multiples of {}, not {} (moe_row_alignment)",
+                      what, name_of(operand->layout), block, set.groups.alignment);
+    }
+}
+
+void check_alike(const Fp8Tensor& first, const Fp8Tensor& second, const char* what) {
+    FP8FLOW_CHECK(
+        first.codes.dtype == second.codes.dtype && first.layout == second.layout,
+        "{} is {} with scales {}, the second one {} with scales {}: both must have one dtype and layout",
+        what, describe(first.codes), name_of(first.layout), describe(second.codes), name_of(second.layout));
+}
+
 }  // namespace
 
 void check(const op::Gemm& args) {
@@ -117,35 +145,26 @@ OpCost cost(const op::GroupedGemm& args) {
 }
 
 void check(const op::GroupedGemmWgrad& args) {
-    const auto layouts = {L::tile128, L::vec128, L::group_row, L::mx32, L::tensor};
-    check_operand(args.dy, "dy", 2, layouts, args.groups.num_groups);
-    check_operand(args.x, "x", 2, layouts, args.groups.num_groups);
-    check_same_kind(args.dy, args.x);
     FP8FLOW_CHECK(args.dw.rank == 3 && args.dw.dtype == DType::f32, "dw is {}, must be f32 [groups, N, K]",
                   describe(args.dw));
-    check_groups(args.groups, args.dw.dim(0));
-    const bool fp8 = is_fp8(args.dy.codes.dtype);
-    for (const auto& [operand, what, dim] :
-         {std::tuple{&args.dy, "dy", args.dw.dim(1)}, std::tuple{&args.x, "x", args.dw.dim(2)}}) {
-        const TensorView& codes = operand->codes;
-        FP8FLOW_CHECK(codes.dim(fp8 ? 0 : 1) == dim && codes.dim(fp8 ? 1 : 0) >= args.groups.row_capacity,
-                      "{} is {} for dw {} and a row capacity of {}", what, describe(codes), describe(args.dw),
-                      args.groups.row_capacity);
-        const int64_t block = rows_per_block(operand->layout);
-        FP8FLOW_CHECK(args.groups.alignment % block == 0,
-                      "{} has scales {}, so groups must start at multiples of {}, not {} (moe_row_alignment)",
-                      what, name_of(operand->layout), block, args.groups.alignment);
-    }
+    check_wgrad_operands({args.dy, args.x, args.groups}, args.dw, "dy", "x");
+    if (!args.second) return;
+    check_wgrad_operands(args.second, args.dw, "the second dy", "the second x");
+    check_alike(args.dy, args.second.dy, "dy");
+    check_alike(args.x, args.second.x, "x");
 }
 OpCost cost(const op::GroupedGemmWgrad& args) {
     const int rows_dim = is_fp8(args.dy.codes.dtype) ? 1 : 0;
     const double reads_dw = args.mode == Gradient::accumulate ? 1 : 0;
-    return with_writes(
-        {operand_bytes(args.dy, args.groups, args.dy.codes.dim(rows_dim)) +
-             operand_bytes(args.x, args.groups, args.x.codes.dim(rows_dim)) +
-             (1 + reads_dw) * bytes_of({args.dw}),
-         product_flops(args.groups.cost_rows(), args.dw.dim(1), args.dw.dim(2)), unit_of(args.dy)},
-        bytes_of({args.dw}));
+    double operands = 0, flops = 0;
+    for (const op::WgradOperands& set : {op::WgradOperands{args.dy, args.x, args.groups}, args.second}) {
+        if (!set) continue;
+        operands += operand_bytes(set.dy, set.groups, set.dy.codes.dim(rows_dim)) +
+                    operand_bytes(set.x, set.groups, set.x.codes.dim(rows_dim));
+        flops += product_flops(set.groups.cost_rows(), args.dw.dim(1), args.dw.dim(2));
+    }
+    return with_writes({operands + (1 + reads_dw) * bytes_of({args.dw}), flops, unit_of(args.dy)},
+                       bytes_of({args.dw}));
 }
 
 void check(const op::GroupedGemmSwigluQuantize& args) {

@@ -34,18 +34,41 @@ struct GroupedGemm {
     TensorView d;  // out [M, N]
 };
 
+// dy, x and the rows of one micro-batch.
+struct WgradOperands {
+    Fp8Tensor dy;
+    Fp8Tensor x;
+    RowGroups groups;
+
+    explicit operator bool() const { return static_cast<bool>(dy); }
+};
+
 // dW[g] (+)= dY_g^T X_g, contraction over the group's rows. Plain operands: dy [M, N], x [M, K] (rows in ascending order, fma).
 // FP8: the transposed copies dy [N, M], x [K, M], layouts tile128 | vec128 | group_row | mx32 | tensor; blocks of the contraction
 // are counted from the group's first row; pads contribute nothing: their codes are 0 by the contract of whoever wrote the copies (a
 // backend may multiply over them), plain rows there are not read. A group of 0 rows writes zeros (overwrite) or nothing.
 // accumulate: dW = dW + product, one fp32 addition per element.
+//
+// second: further operands whose rows belong to the same groups, of another micro-batch: dW[g] (+)= dY_g^T X_g + dY2_g^T X2_g, so that dW is
+// touched once for both. Same dtypes and layouts, other capacities and groups of other sizes. One accumulator: the rows of the first, then those
+// of the second; a backend may instead add the second's product to dW as an accumulating call of its own would. A group is of 0 rows where
+// both are.
 struct GroupedGemmWgrad {
     Fp8Tensor dy;
     Fp8Tensor x;
     RowGroups groups;
     Gradient mode = Gradient::overwrite;
-    TensorView dw;  // out [G, N, K] f32
+    TensorView dw;         // out [G, N, K] f32
+    WgradOperands second;  // optional
 };
+// The calls that together give the same gradient as one with a second set of operands.
+inline GroupedGemmWgrad first_call(GroupedGemmWgrad args) {
+    args.second = {};
+    return args;
+}
+inline GroupedGemmWgrad second_call(const GroupedGemmWgrad& args) {
+    return {args.second.dy, args.second.x, args.second.groups, Gradient::accumulate, args.dw, {}};
+}
 
 // fc1 with SwiGLU x prob + 1x128 quantise in its epilogue: h = A B^T rounded to BF16, a = quantise(swiglu(h) * prob); bit-equal to
 // the composed ops. h is written in any case by the composed form; a fused backend may skip it where save_h says so.

@@ -82,6 +82,30 @@ Operand of_group(Operand operand, const Fp8Tensor& tensor, int64_t group) {
     return operand;
 }
 
+// The weight gradient of each group that has something to write or to add.
+std::vector<Product> gradients(const op::WgradOperands& set, const TensorView& dw, Gradient mode,
+                               Start start) {
+    const int64_t n = dw.dim(1), k = dw.dim(2);
+    const bool transposed = is_fp8(set.dy.codes.dtype);  // FP8 operands are the transposed copies
+    const Operand dy = transposed ? along_contraction(set.dy) : across_contraction(set.dy);
+    const Operand x = transposed ? along_contraction(set.x) : across_contraction(set.x);
+    const int64_t dy_base = base_of(set.dy.codes), x_base = base_of(set.x.codes);
+    std::vector<Product> products;
+    for (const GroupRange& range : group_ranges(set.groups, 0)) {
+        if (range.count == 0 && (mode == Gradient::accumulate || start == Start::d)) continue;
+        products.push_back({.m = n,
+                            .n = k,
+                            .k = range.count,
+                            .a = from_contraction(dy, set.dy, dy_base + range.first, range.group),
+                            .b = from_contraction(x, set.x, x_base + range.first, range.group),
+                            .mode = mode,
+                            .d = dw,
+                            .d_offset = range.group * n * k,
+                            .start = start});
+    }
+    return products;
+}
+
 }  // namespace
 
 void ReferenceOps::do_gemm(const op::Gemm& args, const Launch&) {
@@ -120,24 +144,28 @@ void ReferenceOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch&) {
 }
 
 void ReferenceOps::do_grouped_gemm_wgrad(const op::GroupedGemmWgrad& args, const Launch&) {
-    const int64_t n = args.dw.dim(1), k = args.dw.dim(2);
-    const bool transposed = is_fp8(args.dy.codes.dtype);  // FP8 operands are the transposed copies
-    const Operand dy = transposed ? along_contraction(args.dy) : across_contraction(args.dy);
-    const Operand x = transposed ? along_contraction(args.x) : across_contraction(args.x);
-    const int64_t dy_base = base_of(args.dy.codes), x_base = base_of(args.x.codes);
-    std::vector<Product> products;
-    for (const GroupRange& range : group_ranges(args.groups, 0)) {
-        if (range.count == 0 && args.mode == Gradient::accumulate) continue;
-        products.push_back({.m = n,
-                            .n = k,
-                            .k = range.count,
-                            .a = from_contraction(dy, args.dy, dy_base + range.first, range.group),
-                            .b = from_contraction(x, args.x, x_base + range.first, range.group),
-                            .mode = args.mode,
-                            .d = args.dw,
-                            .d_offset = range.group * n * k});
+    if (!args.second) {
+        multiply(gradients({args.dy, args.x, args.groups}, args.dw, args.mode, Start::zero),
+                 options_.summation);
+        return;
     }
-    multiply(products, options_.summation);
+    // both products into one sum, where dW is added to in memory of its own
+    const bool adds = args.mode == Gradient::accumulate;
+    std::vector<float> sums(adds ? static_cast<std::size_t>(args.dw.numel()) : 0);
+    TensorView dw = args.dw;
+    if (adds) dw.data = sums.data();
+    multiply(gradients({args.dy, args.x, args.groups}, dw, Gradient::overwrite, Start::zero),
+             options_.summation);
+    multiply(gradients(args.second, dw, Gradient::overwrite, Start::d), options_.summation);
+    if (!adds) return;
+    const int64_t each = args.dw.dim(1) * args.dw.dim(2);
+    const auto second = group_ranges(args.second.groups, 0);
+    for (const GroupRange& range : group_ranges(args.groups, 0)) {
+        if (range.count + second[static_cast<std::size_t>(range.group)].count == 0) continue;
+        const float* from = sums.data() + range.group * each;
+        float* to = args.dw.as<float>() + range.group * each;
+        for (int64_t i = 0; i < each; ++i) to[i] += from[i];
+    }
 }
 
 }  // namespace fp8flow

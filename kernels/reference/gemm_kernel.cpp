@@ -162,11 +162,23 @@ void load_scales(const OperandScale& scale, int64_t first, int64_t count, int64_
     }
 }
 
-// Rounds and writes the part of one tile that lies inside D.
-void store_tile(const Product& product, int64_t row, int64_t rows, int64_t col, int64_t cols,
-                const float* tile) {
-    for (int64_t i = 0; i < rows; ++i) {
-        const int64_t offset = product.d_offset + (row + i) * product.n + col;
+// The part of a tile that lies inside D.
+struct TilePart {
+    int64_t row, rows, col, cols;
+};
+
+// A tile's sums before the first product.
+void start_tile(const Product& product, const TilePart& part, float* tile) {
+    std::fill_n(tile, kTileSize, 0.0f);
+    for (int64_t i = 0; product.start == Start::d && i < part.rows; ++i)
+        load_floats(product.d, product.d_offset + (part.row + i) * product.n + part.col, part.cols,
+                    tile + i * kTileCols);
+}
+
+// Rounds and writes a tile.
+void store_tile(const Product& product, const TilePart& part, const float* tile) {
+    for (int64_t i = 0; i < part.rows; ++i) {
+        const int64_t offset = product.d_offset + (part.row + i) * product.n + part.col, cols = part.cols;
         const float* values = tile + i * kTileCols;
         if (product.mode == Gradient::accumulate) {
             float* d = static_cast<float*>(product.d.data) + offset;
@@ -181,6 +193,7 @@ void run_task(const Task& task, SummationOrder order, const Scratch& scratch) {
     const Product& product = *task.product;
     const Blocks blocks = blocks_of(product, order);
     const bool promoted = blocks.scale_block != 0;
+    const bool one_partial = !promoted && has_scales(product);  // the whole contraction
     const int64_t num_sums = order == SummationOrder::split ? 2 : 1;
     const int64_t col_tiles = ceil_div(task.num_cols, kTileCols), padded_cols = col_tiles * kTileCols;
     pack_b(product.b, task.col, task.num_cols, product.k, scratch.b);
@@ -192,7 +205,20 @@ void run_task(const Task& task, SummationOrder order, const Scratch& scratch) {
         const int64_t row_tiles = ceil_div(num_rows, kTileRows), padded_rows = row_tiles * kTileRows;
         const PackedRows a = decode_a(product.a, row, num_rows, product.k, scratch.a);
         load_scales(product.a.scale, row, num_rows, padded_rows, blocks, scratch.scales_a);
+        const auto each_tile = [&](auto visit) {
+            for (int64_t tj = 0; tj < col_tiles; ++tj)
+                for (int64_t ti = 0; ti < row_tiles; ++ti)
+                    visit(ti, tj,
+                          TilePart{row + ti * kTileRows, std::min(kTileRows, num_rows - ti * kTileRows),
+                                   task.col + tj * kTileCols,
+                                   std::min(kTileCols, task.num_cols - tj * kTileCols)},
+                          (tj * row_tiles + ti) * kTileSize);
+        };
         for (int64_t s = 0; s < num_sums; ++s) std::fill_n(scratch.tiles[s], padded_rows * padded_cols, 0.0f);
+        if (!one_partial)
+            each_tile([&](int64_t, int64_t, const TilePart& part, int64_t at) {
+                start_tile(product, part, scratch.tiles[0] + at);
+            });
 
         for (int64_t chunk = 0; chunk < blocks.num_chunks; ++chunk) {
             const int64_t k0 = chunk * blocks.chunk, depth = std::min(blocks.chunk, product.k - k0);
@@ -213,25 +239,18 @@ void run_task(const Task& task, SummationOrder order, const Scratch& scratch) {
                 }
             }
         }
-        for (int64_t tj = 0; tj < col_tiles; ++tj) {
-            for (int64_t ti = 0; ti < row_tiles; ++ti) {
-                float* tile = scratch.tiles[0] + (tj * row_tiles + ti) * kTileSize;
-                if (num_sums == 2) {
-                    const float* other = scratch.tiles[1] + (tj * row_tiles + ti) * kTileSize;
-                    for (int64_t i = 0; i < kTileSize; ++i) tile[i] += other[i];
-                }
-                if (!promoted && has_scales(product)) {  // one partial: the whole contraction
-                    float partial[kTileSize];
-                    std::copy_n(tile, kTileSize, partial);
-                    std::fill_n(tile, kTileSize, 0.0f);
-                    promote_tile(partial, scratch.scales_a + ti * kTileRows,
-                                 scratch.scales_b + tj * kTileCols, tile);
-                }
-                store_tile(product, row + ti * kTileRows, std::min(kTileRows, num_rows - ti * kTileRows),
-                           task.col + tj * kTileCols, std::min(kTileCols, task.num_cols - tj * kTileCols),
-                           tile);
+        each_tile([&](int64_t ti, int64_t tj, const TilePart& part, int64_t at) {
+            float* tile = scratch.tiles[0] + at;
+            for (int64_t i = 0; num_sums == 2 && i < kTileSize; ++i) tile[i] += scratch.tiles[1][at + i];
+            if (one_partial) {
+                float partial[kTileSize];
+                std::copy_n(tile, kTileSize, partial);
+                start_tile(product, part, tile);
+                promote_tile(partial, scratch.scales_a + ti * kTileRows, scratch.scales_b + tj * kTileCols,
+                             tile);
             }
-        }
+            store_tile(product, part, tile);
+        });
     }
 }
 

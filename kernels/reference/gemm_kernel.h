@@ -30,6 +30,9 @@ struct Operand {
     OperandScale scale;
 };
 
+// Where a sum starts: at zero, or at what D (f32) holds, as if the product that left it there went on.
+enum class Start { zero, d };
+
 // D[i, j] (+)= sum over k of A(i, k) B(j, k).
 struct Product {
     int64_t m = 0, n = 0, k = 0;
@@ -38,6 +41,7 @@ struct Product {
     Gradient mode = Gradient::overwrite;
     TensorView d;
     int64_t d_offset = 0;  // of D[0, 0]; rows are n apart
+    Start start = Start::zero;
 };
 
 // Computes the products, whose outputs do not overlap. Bits do not depend on the number of threads or on the tiling.

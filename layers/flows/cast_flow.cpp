@@ -70,7 +70,8 @@ void CastFlow::fc1_forward(Context& ctx, const TensorView& x, const ExpertWeight
         const int64_t hidden = x.cols();
         saved.x = fp8_rows(ctx, saved, Life::call, DType::e4m3, hidden, row_layout(), "fc1");
         if (keep_columns)
-            saved.x_t = fp8_columns(ctx, saved, Life::backward, DType::e4m3, hidden, column_layout(), "fc1");
+            saved.x_t = fp8_columns(ctx, saved, wgrad_life(ctx, saved, Life::backward), DType::e4m3, hidden,
+                                    column_layout(), "fc1");
         cast(ctx, "fc1 input", x, saved, {saved.x, keep_columns ? saved.x_t : Fp8Tensor{}});
     }
     forward_product(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
@@ -79,10 +80,10 @@ void CastFlow::fc1_forward(Context& ctx, const TensorView& x, const ExpertWeight
 
 // h -> a: the row copy for fc2, and what the weight gradient of fc2 will read (absent life: rebuilt in the backward).
 void CastFlow::activation(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved,
-                          std::optional<Life> wgrad_life) const {
+                          std::optional<Life> columns_life) const {
     const int64_t ffn = w.w2->spec.shape[2];
-    const bool columns = precision_.fp8_wgrad && wgrad_life;
-    const Life act_life = precision_.fp8_wgrad ? Life::call : wgrad_life.value_or(Life::call);
+    const bool columns = precision_.fp8_wgrad && columns_life;
+    const Life act_life = precision_.fp8_wgrad ? Life::call : columns_life.value_or(Life::call);
     saved.act = rows(ctx, saved, act_life, ctx.activation, ffn, "swiglu");
     {
         auto timed = ctx.stage("swiglu");
@@ -91,7 +92,8 @@ void CastFlow::activation(Context& ctx, const ExpertWeights& w, ExpertsSaved& sa
     }
     saved.a = fp8_rows(ctx, saved, Life::call, DType::e4m3, ffn, row_layout(), "swiglu");
     if (columns)
-        saved.a_t = fp8_columns(ctx, saved, *wgrad_life, DType::e4m3, ffn, column_layout(), "swiglu");
+        saved.a_t = fp8_columns(ctx, saved, wgrad_life(ctx, saved, *columns_life), DType::e4m3, ffn,
+                                column_layout(), "swiglu");
     cast(ctx, "swiglu", saved.act, saved, {saved.a, saved.a_t});
     if (columns) saved.act = {};
 }
@@ -105,7 +107,8 @@ void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const Exper
         const RecomputeScope again(ctx);
         saved.h = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "fc1");
         if (precision_.fp8_wgrad)
-            saved.x_t = fp8_columns(ctx, saved, Life::call, DType::e4m3, hidden, column_layout(), "fc1");
+            saved.x_t = fp8_columns(ctx, saved, wgrad_life(ctx, saved, Life::call), DType::e4m3, hidden,
+                                    column_layout(), "fc1");
         saved.x = fp8_rows(ctx, saved, Life::call, DType::e4m3, hidden, row_layout(), "fc1");
         cast(ctx, "fc1 input", saved.plain, saved, {saved.x, saved.x_t});
         fc1_forward(ctx, saved.plain, w, saved, false);
@@ -117,8 +120,8 @@ void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const Exper
     const TensorView da = rows(ctx, saved, Life::call, ctx.activation, ffn, "fc2");         // [M, F] bf16
     const TensorView dh = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "swiglu");  // [M, 2F] bf16
     const Operands dy = gradient_operands(ctx, "dY", dye, saved);
-    weight_gradient(ctx, "fc2 wgrad", dy.columns,
-                    precision_.fp8_wgrad ? saved.a_t : Fp8Tensor{.codes = saved.act}, saved.groups, *w.w2);
+    paired_weight_gradient(ctx, "fc2 wgrad", dy.columns,
+                           precision_.fp8_wgrad ? saved.a_t : Fp8Tensor{.codes = saved.act}, saved, *w.w2);
     data_gradient(ctx, "fc2 dgrad", dy.rows, *w.w2, saved.groups, da);
     {
         auto timed = ctx.stage("swiglu");
@@ -131,8 +134,8 @@ void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const Exper
                                 ctx.launch);
     }
     const Operands dh_operands = gradient_operands(ctx, "swiglu backward", dh, saved);
-    weight_gradient(ctx, "fc1 wgrad", dh_operands.columns,
-                    precision_.fp8_wgrad ? saved.x_t : Fp8Tensor{.codes = saved.plain}, saved.groups, *w.w1);
+    paired_weight_gradient(ctx, "fc1 wgrad", dh_operands.columns,
+                           precision_.fp8_wgrad ? saved.x_t : Fp8Tensor{.codes = saved.plain}, saved, *w.w1);
     data_gradient(ctx, "fc1 dgrad", dh_operands.rows, *w.w1, saved.groups, dxe);
 }
 
@@ -143,7 +146,8 @@ CastFlow::Operands CastFlow::gradient_operands(Context& ctx, const char* name, c
     const DType code = gradient_code(precision_);
     out.rows = fp8_rows(ctx, saved, Life::call, code, plain.cols(), row_layout(), "cast");
     if (precision_.fp8_wgrad)
-        out.columns = fp8_columns(ctx, saved, Life::call, code, plain.cols(), column_layout(), "cast");
+        out.columns = fp8_columns(ctx, saved, wgrad_life(ctx, saved, Life::call), code, plain.cols(),
+                                  column_layout(), "cast");
     cast(ctx, name, plain, saved, out);
     if (!precision_.fp8_wgrad) out.columns = {.codes = plain};
     return out;

@@ -41,7 +41,7 @@ private:
     void fc1_forward(Context& ctx, const TensorView& x, const ExpertWeights& w, ExpertsSaved& saved,
                      bool keep_columns) const;
     void activation(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved,
-                    std::optional<steps::Life> wgrad_life) const;
+                    std::optional<steps::Life> columns_life) const;
     void experts_backward(Context& ctx, const TensorView& dy, const ExpertWeights& w, ExpertsSaved& saved,
                           const TensorView& drow_prob, const TensorView& dx) const;
 };

@@ -140,21 +140,22 @@ private:
             return;
         }
         const Fp8Tensor dy_t = transposed(ctx, dy, saved), x_t = transposed(ctx, x, saved);
-        weight_gradient(ctx, stage, dy_t, x_t, saved.groups, weight);
+        paired_weight_gradient(ctx, stage, dy_t, x_t, saved, weight);
     }
 
     // Switch 2: scaling-aware (one scale per 128x128 tile) or, off, dequantise + requantise per column.
     Fp8Tensor transposed(Context& ctx, const Fp8Tensor& src, const ExpertsSaved& saved) const {
         auto timed = ctx.stage("transpose");
         const int64_t width = src.codes.cols();
+        const Life life = wgrad_life(ctx, saved, Life::call);
         if (precision_.moe_scaling_aware_transpose) {
-            const Fp8Tensor dst = fp8_columns(ctx, saved, Life::call, src.codes.dtype, width,
-                                              ScaleLayout::tile128, "transpose");
+            const Fp8Tensor dst =
+                fp8_columns(ctx, saved, life, src.codes.dtype, width, ScaleLayout::tile128, "transpose");
             ctx.ops.transpose_fp8({.src = src, .groups = saved.groups, .dst = dst}, ctx.launch);
             return dst;
         }
         const Fp8Tensor dst =
-            fp8_columns(ctx, saved, Life::call, src.codes.dtype, width, ScaleLayout::vec128, "transpose");
+            fp8_columns(ctx, saved, life, src.codes.dtype, width, ScaleLayout::vec128, "transpose");
         ctx.ops.transpose_requantize(
             {.src = src, .groups = saved.groups, .scale_format = precision_.scale_format, .dst = dst},
             ctx.launch);

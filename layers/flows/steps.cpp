@@ -8,17 +8,24 @@ namespace fp8flow::steps {
 
 namespace {
 
+Arena& arena_of(Context& ctx, Life life) {
+    switch (life) {
+        case Life::backward: return ctx.saved;
+        case Life::call: return ctx.scratch;
+        case Life::next: return ctx.delayed->arena();
+    }
+    fail(ExitCode::internal, "unknown life {}", static_cast<int>(life));
+}
+
 // Scales that belong to the layer rather than to its rows: one per tensor, or one per group and column.
 TensorView layer_scales(Context& ctx, const ExpertsSaved& saved, Life life, ScaleLayout layout, int64_t width,
                         const char* kind) {
-    Arena& arena = life == Life::backward ? ctx.saved : ctx.scratch;
+    Arena& arena = arena_of(ctx, life);
     if (layout == ScaleLayout::tensor) return arena.tensor(DType::f32, {1}, kind);
     return arena.tensor(DType::f32, {saved.groups.num_groups, width}, kind);
 }
 
 bool in_row_arena(const ExpertsSaved& saved, Life life) { return saved.routed && life == Life::backward; }
-
-Arena& arena_of(Context& ctx, Life life) { return life == Life::backward ? ctx.saved : ctx.scratch; }
 
 }  // namespace
 
@@ -146,6 +153,29 @@ void weight_gradient(Context& ctx, const char* stage, const Fp8Tensor& dy, const
     auto timed = ctx.stage(stage);
     ctx.ops.grouped_gemm_wgrad(
         {.dy = dy, .x = x, .groups = groups, .mode = ctx.grad_mode, .dw = weight.main_grad}, ctx.launch);
+}
+
+void paired_weight_gradient(Context& ctx, const char* stage, const Fp8Tensor& dy, const Fp8Tensor& x,
+                            const ExpertsSaved& saved, Parameter& weight) {
+    const op::WgradOperands own{dy, x, saved.groups};
+    if (saved.routed && ctx.delays_wgrads()) {
+        ctx.delayed->keep(weight, {own, ctx.grad_mode});
+        return;
+    }
+    const auto waiting = ctx.delayed != nullptr ? ctx.delayed->take(weight) : std::nullopt;
+    if (!waiting) {
+        weight_gradient(ctx, stage, dy, x, saved.groups, weight);
+        return;
+    }
+    auto timed = ctx.stage(stage);
+    const op::WgradOperands& first = waiting->operands;
+    ctx.ops.grouped_gemm_wgrad({.dy = first.dy,
+                                .x = first.x,
+                                .groups = first.groups,
+                                .mode = waiting->mode,
+                                .dw = weight.main_grad,
+                                .second = own},
+                               ctx.launch);
 }
 
 void observe(Context& ctx, const char* name, const Fp8Tensor& quantized, const RowGroups& groups,

@@ -6,10 +6,15 @@
 
 namespace fp8flow::steps {
 
-// backward: kept from the forward until the backward of the layer; call: scratch of this layer call.
-enum class Life { backward, call };
+// backward: kept from the forward until the backward of the layer; call: scratch of this layer call; next: until the weight gradients of the
+// next micro-batch (moe_delay_wgrad_compute).
+enum class Life { backward, call, next };
 
 inline Life keep_unless(bool dropped) { return dropped ? Life::call : Life::backward; }
+// Of an operand of an expert weight gradient: longer than `alone` where that waits for the next micro-batch.
+inline Life wgrad_life(const Context& ctx, const ExpertsSaved& saved, Life alone) {
+    return saved.routed && ctx.delays_wgrads() ? Life::next : alone;
+}
 
 // Tensors with one row per routed row (or per token, for dense FFNs): plain [M, width], FP8 [M, width], transposed FP8 [width, M].
 TensorView rows(Context& ctx, const ExpertsSaved& saved, Life life, DType dtype, int64_t width,
@@ -39,6 +44,10 @@ void data_gradient(Context& ctx, const char* stage, const Fp8Tensor& dy, const P
 // weight.main_grad (+)= dy^T x per group.
 void weight_gradient(Context& ctx, const char* stage, const Fp8Tensor& dy, const Fp8Tensor& x,
                      const RowGroups& groups, Parameter& weight);
+// The same of operands that live as long as wgrad_life says: kept where they wait for the next micro-batch, and one product with those of the
+// micro-batch before where they waited.
+void paired_weight_gradient(Context& ctx, const char* stage, const Fp8Tensor& dy, const Fp8Tensor& x,
+                            const ExpertsSaved& saved, Parameter& weight);
 
 inline DType gradient_code(const PrecisionSpec& precision) {
     return precision.fp8_format == Fp8Format::hybrid ? DType::e5m2 : DType::e4m3;

@@ -95,6 +95,7 @@ Call wgrad(Machine& machine, Buffers& buffers, const Shape& shape) {
     require(routed.groups.num_groups > 0, ExitCode::usage,
             "bench grouped_gemm_wgrad: G: got 0, want at least 1");
     const int64_t groups = routed.groups.num_groups, n = shape.positive("N"), k = shape.positive("K");
+    const int64_t micro_batches = shape.choice("micro_batches", {"1", "2"}) + 1;
     const Operands kind = operands(shape);
     // fp8_flow's operands carry one scale per 128x128 tile
     const bool tiles = shape.choice("tiles", {"no", "yes"}) == 1 && kind.transposed == L::vec128;
@@ -105,18 +106,23 @@ Call wgrad(Machine& machine, Buffers& buffers, const Shape& shape) {
         return clean_pads ? buffers.transposed_input(machine.ops, kind.dtype, dim, layout, routed.groups)
                           : buffers.operand(kind.dtype, {dim, routed.capacity()}, layout, groups);
     };
-    const op::GroupedGemmWgrad args{.dy = operand(n),
-                                    .x = operand(k),
-                                    .groups = routed.groups,
-                                    .mode = shape.gradient(),
-                                    .dw = buffers.zeros(DType::f32, {groups, n, k})};
+    op::GroupedGemmWgrad args{.dy = operand(n),
+                              .x = operand(k),
+                              .groups = routed.groups,
+                              .mode = shape.gradient(),
+                              .dw = buffers.zeros(DType::f32, {groups, n, k})};
+    std::vector<const Fp8Tensor*> operands_read = {&args.dy, &args.x};
+    if (micro_batches == 2) {
+        args.second = {operand(n), operand(k), routed.groups};
+        operands_read.insert(operands_read.end(), {&args.second.dy, &args.second.x});
+    }
     Work work;
-    for (const Fp8Tensor* tensor : {&args.dy, &args.x})
+    for (const Fp8Tensor* tensor : operands_read)
         work.reads(is_fp8(kind.dtype) ? column_bytes(*tensor, routed.valid)
                                       : row_bytes(*tensor, routed.valid));
     if (args.mode == Gradient::accumulate) work.reads_all(args.dw);
-    Call call = product_of(machine, &Ops::grouped_gemm_wgrad, args,
-                           work.writes_all(args.dw).computes(product_flops(routed.valid, n, k), kind.unit));
+    work.writes_all(args.dw).computes(product_flops(routed.valid * micro_batches, n, k), kind.unit);
+    Call call = product_of(machine, &Ops::grouped_gemm_wgrad, args, work);
     // what stands in other pads is random, and a backend may multiply over it
     if (is_fp8(kind.dtype) && !clean_pads && routed.padded > routed.valid) call.error = {};
     return call;
@@ -166,7 +172,10 @@ Case grouped_gemm_wgrad_case() {
     return {"grouped_gemm_wgrad", "one weight gradient [N, K] per expert, over its rows",
             group_keys() + kProduct +
                 std::vector<Key>{
-                    kType, kMode, {"tiles", "yes", "yes", "type fp8: one scale per 128x128 tile: yes | no"}},
+                    kType,
+                    kMode,
+                    {"tiles", "yes", "yes", "type fp8: one scale per 128x128 tile: yes | no"},
+                    {"micro_batches", "1", "1", "of M rows each, whose sum is written or added: 1 | 2"}},
             wgrad};
 }
 Case grouped_gemm_swiglu_quantize_case() {

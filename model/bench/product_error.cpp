@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <vector>
 
 namespace fp8flow::bench {
@@ -143,10 +144,14 @@ double error_of(Device& device, int64_t rows, const TensorView& d, int64_t d_row
     return energy > 0 ? error / energy : error;
 }
 
-// The group with the most rows.
 struct Group {
     int64_t index = 0, first = 0, rows = 0;
 };
+Group group_at(Device& device, const RowGroups& groups, int64_t index) {
+    return {index, element<int64_t>(fetch(device, groups.offsets, index, 1).data(), 0),
+            element<int64_t>(fetch(device, groups.counts, index, 1).data(), 0)};
+}
+// The group with the most rows.
 Group largest_group(Device& device, const RowGroups& groups) {
     const auto counts = fetch(device, groups.counts, 0, groups.num_groups),
                offsets = fetch(device, groups.offsets, 0, groups.num_groups);
@@ -180,14 +185,31 @@ double product_error(Device& device, const op::GroupedGemm& args) {
 
 double product_error(Device& device, const op::GroupedGemmWgrad& args) {
     const Group group = largest_group(device, args.groups);
-    Matrix dy(device, args.dy, group.index), x(device, args.x, group.index);
     const bool fp8 = is_fp8(args.x.codes.dtype);
-    const auto values = [&](Matrix& of, int64_t i) {
-        return fp8 ? of.along(i, group.first, group.rows) : of.across(i, group.first, group.rows);
+    const auto values = [&](Matrix& of, const Group& rows, int64_t i) {
+        return fp8 ? of.along(i, rows.first, rows.rows) : of.across(i, rows.first, rows.rows);
+    };
+    Matrix dy(device, args.dy, group.index), x(device, args.x, group.index);
+    std::optional<Matrix> second_dy, second_x;
+    Group second;
+    if (args.second) {
+        second_dy.emplace(device, args.second.dy, group.index);
+        second_x.emplace(device, args.second.x, group.index);
+        second = group_at(device, args.second.groups, group.index);
+    }
+    // contractions one behind the other
+    const auto all_values = [&](Matrix& of, std::optional<Matrix>& more, int64_t i) {
+        Values all = values(of, group, i);
+        if (more) {
+            const Values rest = values(*more, second, i);
+            all.insert(all.end(), rest.begin(), rest.end());
+        }
+        return all;
     };
     return error_of(
         device, args.dw.dim(1), args.dw, group.index * args.dw.dim(1),
-        [&](int64_t i) { return values(dy, i); }, [&](int64_t j) { return values(x, j); });
+        [&](int64_t i) { return all_values(dy, second_dy, i); },
+        [&](int64_t j) { return all_values(x, second_x, j); });
 }
 
 }  // namespace fp8flow::bench

@@ -21,6 +21,9 @@ void add_expert_products(Suite& suite, const std::string& groups, int64_t n, int
     add("grouped_gemm", fmt::format(",N={},K={}{}", k, n, type == "bf16" ? ",form=nn" : ""));
     for (const char* mode : {"overwrite", "accumulate"})
         add("grouped_gemm_wgrad", fmt::format(",N={},K={},mode={}", n, k, mode));
+    if (type == "fp8" && rows == "balanced")
+        for (const char* mode : {"overwrite", "accumulate"})
+            add("grouped_gemm_wgrad", fmt::format(",N={},K={},mode={},micro_batches=2", n, k, mode));
 }
 
 Suite every(Size size) {
@@ -35,6 +38,7 @@ Suite layer() {
     suite.push_back({"grouped_gemm", "N=2048,K=7168"});        // fc2, gradient of its input
     suite.push_back({"grouped_gemm", "N=7168,K=4096"});        // fc1, gradient of its input
     suite.push_back({"grouped_gemm_wgrad", "N=7168,K=2048"});  // fc2
+    suite.push_back({"grouped_gemm_wgrad", "micro_batches=2,mode=accumulate"});
     suite.push_back({"permute_pad", "dtype=bf16"});
     for (const char* wire : {"wire=bf16", "wire=fp8_casts"}) suite.push_back({"dispatch", wire});
     suite.push_back({"combine", "order=invariant"});

@@ -253,7 +253,8 @@ TEST(Bench, ProductsSayTheirError) {
          {"type=fp8,rows=empty", "type=fp8_row", "type=fp8_tensor", "type=bf16,form=nn"},
          1e-5},
         {"grouped_gemm_wgrad",
-         {"type=fp8,rows=ragged", "type=fp8,tiles=no,mode=accumulate", "type=fp8_row", "type=bf16,align=16"},
+         {"type=fp8,rows=ragged", "type=fp8,tiles=no,mode=accumulate", "type=fp8_row", "type=bf16,align=16",
+          "type=fp8,micro_batches=2,rows=ragged", "type=bf16,micro_batches=2,mode=accumulate"},
          1e-12},
     };
     for (const auto& [operation, shapes, bound] : products)

@@ -14,47 +14,76 @@ namespace {
 using L = ScaleLayout;
 using fp8flow::name_of;
 
-// The values of the reference, and the same bits from one pair of CTAs that walks all tiles and from every repetition. What lies past the last
-// group is NaN.
-struct WgradCase {
-    DType dy;
+struct Formats {
+    DType dy, x;
     L layout;
-    int64_t n, k;
-    std::vector<int64_t> counts;
 };
 
-void run_case(const WgradCase& c, Gradient mode) {
-    SCOPED_TRACE(fmt::format("{} {} {} x {} {} counts {}", name_of(c.layout), name_of(c.dy), c.n, c.k,
-                             mode == Gradient::accumulate ? "accumulate" : "overwrite",
-                             fmt::join(c.counts, ",")));
-    const GroupsFixture groups(c.counts, 128);
-    if (too_large_here(c.n * c.k * groups.total() / 32)) return;
-    const int64_t G = groups.num_groups(), rows = round_up(groups.capacity(), 128) + 128;
-    const auto operand = [&](DType dtype, int64_t dim, uint64_t seed) {
-        HostFp8 t(dtype, {dim, rows}, c.layout, G);
+// The rows of one micro-batch and their operands, from a row base on. FP8 copies have zeros in their pads; what lies in front of the first group and
+// behind the last is NaN.
+struct Rows {
+    GroupsFixture groups;
+    HostFp8 dy, x;
+
+    Rows(const std::vector<int64_t>& counts, int64_t base, const Formats& f, int64_t n, int64_t k,
+         uint64_t seed)
+        : groups(counts, 128),
+          dy(operand(base, f.dy, f.layout, n, seed)),
+          x(operand(base, f.x, f.layout, k, seed + 2)) {}
+
+    HostFp8 operand(int64_t base, DType dtype, L layout, int64_t dim, uint64_t seed) const {
+        const bool fp8 = is_fp8(dtype);
+        const int64_t rows = base + round_up(groups.capacity(), 128) + 128;
+        HostFp8 t = fp8 ? HostFp8(dtype, {dim, rows}, layout, groups.num_groups())
+                        : HostFp8(dtype, {rows, dim}, layout);
         fill(t.codes, [&](int64_t i) {
-            const int64_t row = i % rows;
-            if (row >= groups.total()) return std::nan("");
+            const int64_t row = (fp8 ? i % rows : i / dim) - base;
+            if (row < 0 || row >= groups.total() || (!fp8 && groups.is_pad(row))) return std::nan("");
             return groups.is_pad(row) ? 0.0 : 8.0 * random_normal(seed, 0, static_cast<uint64_t>(i));
         });
-        fill_uniform(t.scales, seed + 1, 0.25, 2.0);
+        if (t.scales.view().dtype == DType::e8m0)
+            fill_pow2(t.scales, seed + 1, -2, 2);
+        else if (t.scales.view())
+            fill_uniform(t.scales, seed + 1, 0.25, 2.0);
+        if (base > 0) t.set_row_base(base);
         return t;
-    };
-    const HostFp8 dy = operand(c.dy, c.n, 41), x = operand(DType::e4m3, c.k, 43);
+    }
+};
+
+struct WgradCase {
+    Formats formats;
+    int64_t n, k;
+    std::vector<int64_t> counts, second;  // of the second micro-batch; empty: there is none
+};
+
+// The values of the reference, and the same bits from one pair of CTAs that walks all tiles and from every repetition.
+void run_case(const WgradCase& c, Gradient mode, GemmBackend backend = GemmBackend::native) {
+    SCOPED_TRACE(fmt::format("{} {} {} x {} {} counts {} and {}", name_of(c.formats.layout),
+                             name_of(c.formats.dy), c.n, c.k,
+                             mode == Gradient::accumulate ? "accumulate" : "overwrite",
+                             fmt::join(c.counts, ","), fmt::join(c.second, ",")));
+    std::vector<Rows> sets;
+    sets.emplace_back(c.counts, 0, c.formats, c.n, c.k, 41);
+    if (!c.second.empty()) sets.emplace_back(c.second, 256, c.formats, c.n, c.k, 51);
+    int64_t total = 0;
+    for (const Rows& set : sets) total += set.groups.total();
+    if (too_large_here(c.n * c.k * total / 32)) return;
+    const auto G = static_cast<int64_t>(c.counts.size());
     std::vector<HostTensor> dw;
     for (int i = 0; i < 2; ++i) {
         dw.emplace_back(DType::f32, std::initializer_list<int64_t>{G, c.n, c.k});
         if (mode == Gradient::accumulate) fill_normal(dw.back(), 45, 5.0);
     }
+    const auto call = [&](const HostTensor& to) {
+        op::GroupedGemmWgrad args{
+            .dy = sets[0].dy, .x = sets[0].x, .groups = sets[0].groups, .mode = mode, .dw = to.view()};
+        if (sets.size() > 1) args.second = {sets[1].dy, sets[1].x, sets[1].groups};
+        return args;
+    };
     Parity parity;
-    parity.gpu.choose_kernels({.gemm = GemmBackend::native});
+    parity.gpu.choose_kernels({.gemm = backend});
     const auto run = [&](const HostTensor& to, int sm_limit) {
-        parity.gpu.grouped_gemm_wgrad({.dy = parity.to_gpu(dy),
-                                       .x = parity.to_gpu(x),
-                                       .groups = parity.to_gpu(RowGroups(groups)),
-                                       .mode = mode,
-                                       .dw = parity.to_gpu(to.view())},
-                                      {.sm_limit = sm_limit});
+        parity.gpu.grouped_gemm_wgrad(parity.on_gpu(call(to)), {.sm_limit = sm_limit});
     };
     run(dw[0], 0);
     run(dw[1], 2);
@@ -64,29 +93,71 @@ void run_case(const WgradCase& c, Gradient mode) {
         run(dw[1], repeat % 4 * 2);
         EXPECT_TRUE(same_bytes(first, parity.from_gpu(dw[1].view()))) << "repetition " << repeat;
     }
-    parity.cpu.grouped_gemm_wgrad({.dy = dy, .x = x, .groups = groups, .mode = mode, .dw = dw[0]});
+    parity.cpu.grouped_gemm_wgrad(call(dw[0]));
     parity.expect_close(dw[0], 1e-7, "dw");
 }
+
+constexpr Gradient kModes[] = {Gradient::overwrite, Gradient::accumulate};
+constexpr Formats kTilesE4m3 = {DType::e4m3, DType::e4m3, L::tile128},
+                  kTilesE5m2 = {DType::e5m2, DType::e4m3, L::tile128},
+                  kColumnsE4m3 = {DType::e4m3, DType::e4m3, L::vec128},
+                  kColumnsE5m2 = {DType::e5m2, DType::e4m3, L::vec128};
 
 TEST(WgradKernels, ShortAndLongContractions) {
     // contractions of 0, 1, 2, 3, 6, 10, 17 and 34 blocks of 128
     const std::vector<int64_t> mixed = {0, 1153, 1, 256, 0, 130}, uneven = {700, 0, 0, 2100}, none = {0, 0},
                                long_one = {0, 4300, 1}, short_ones = {1, 384, 0, 0, 128, 300, 257, 1, 0};
     const std::vector<WgradCase> cases = {
-        {DType::e4m3, L::tile128, 300, 520, mixed},   // odd numbers of row and column tiles, both cut
-        {DType::e5m2, L::tile128, 256, 264, uneven},  // whole pairs; no columns for a warpgroup of the last
-        {DType::e4m3, L::tile128, 40, 12, mixed},     // less than one warpgroup's part
-        {DType::e4m3, L::tile128, 130, 134, uneven},  // rows of D of 8 bytes: the common kernel
-        {DType::e4m3, L::tile128, 300, 520, none},
-        {DType::e5m2, L::tile128, 390, 780, short_ones},  // many tiles a CTA, each of one to three blocks
-        {DType::e4m3, L::tile128, 140, 300, long_one},    // scales of more than 32 blocks
-        {DType::e4m3, L::vec128, 128, 256, mixed},        // a second CTA past the last column
-        {DType::e5m2, L::vec128, 256, 512, uneven},
-        {DType::e4m3, L::vec128, 384, 768, none},
-        {DType::e5m2, L::vec128, 384, 768, short_ones},
+        {kTilesE4m3, 300, 520, mixed, {}},   // odd numbers of row and column tiles, both cut
+        {kTilesE5m2, 256, 264, uneven, {}},  // whole pairs; no columns for a warpgroup of the last
+        {kTilesE4m3, 40, 12, mixed, {}},     // less than one warpgroup's part
+        {kTilesE4m3, 130, 134, uneven, {}},  // rows of D of 8 bytes: the common kernel
+        {kTilesE4m3, 300, 520, none, {}},
+        {kTilesE5m2, 390, 780, short_ones, {}},  // many tiles a CTA, each of one to three blocks
+        {kTilesE4m3, 140, 300, long_one, {}},    // scales of more than 32 blocks
+        {kColumnsE4m3, 128, 256, mixed, {}},     // a second CTA past the last column
+        {kColumnsE5m2, 256, 512, uneven, {}},
+        {kColumnsE4m3, 384, 768, none, {}},
+        {kColumnsE5m2, 384, 768, short_ones, {}},
     };
     for (const WgradCase& c : cases)
-        for (const Gradient mode : {Gradient::overwrite, Gradient::accumulate}) run_case(c, mode);
+        for (const Gradient mode : kModes) run_case(c, mode);
+}
+
+// Groups that are empty in the first, in the second and in both; the border between the two in front of, at and behind the 32nd block.
+TEST(WgradKernels, TwoMicroBatches) {
+    const std::vector<int64_t> mixed = {0, 1153, 1, 256, 0, 130}, other = {0, 0, 700, 1, 128, 300},
+                               none = {0, 0, 0, 0, 0, 0}, short_ones = {1, 384, 0, 0, 128, 300},
+                               long_one = {4300, 100, 4096, 0, 3, 2050},
+                               long_other = {200, 4200, 130, 4500, 0, 2100};
+    const std::vector<WgradCase> cases = {
+        {kTilesE4m3, 300, 520, mixed, other},
+        {kTilesE5m2, 256, 264, other, mixed},
+        {kTilesE4m3, 300, 520, mixed, none},
+        {kTilesE5m2, 300, 520, none, mixed},
+        {kTilesE4m3, 300, 520, none, none},
+        {kTilesE5m2, 390, 780, short_ones, short_ones},
+        {kTilesE4m3, 130, 134, mixed, other},  // rows of D of 8 bytes: two calls of the common kernel
+        {kTilesE4m3, 40, 20, long_one, long_other},
+        {kColumnsE4m3, 128, 256, mixed, other},
+        {kColumnsE5m2, 256, 512, other, mixed},
+        {kColumnsE4m3, 384, 768, none, mixed},
+        {kColumnsE5m2, 384, 768, short_ones, short_ones},
+        {kColumnsE4m3, 128, 256, none, none},
+    };
+    for (const WgradCase& c : cases)
+        for (const Gradient mode : kModes) run_case(c, mode);
+}
+
+// Products that run as two calls.
+TEST(WgradKernels, TwoMicroBatchesOfOtherKinds) {
+    const std::vector<int64_t> counts = {0, 153, 1, 256, 0}, other = {0, 0, 300, 1, 128};
+    for (const GemmBackend backend : {GemmBackend::native, GemmBackend::cublaslt, GemmBackend::simt})
+        for (const Formats& f :
+             {Formats{DType::bf16, DType::bf16, L::none}, Formats{DType::f32, DType::f32, L::none},
+              Formats{DType::e4m3, DType::e4m3, L::tile128}, Formats{DType::e5m2, DType::e4m3, L::group_row},
+              Formats{DType::e4m3, DType::e4m3, L::mx32}, Formats{DType::e4m3, DType::e4m3, L::tensor}})
+            for (const Gradient mode : kModes) run_case({f, 136, 72, counts, other}, mode, backend);
 }
 
 }  // namespace

@@ -81,6 +81,16 @@ TEST(ExpertChecks, GroupedGemmWgrad) {
     EXPECT_REFUSED(f.ops.grouped_gemm_wgrad({.dy = f.dy, .x = f.x, .groups = f.groups, .dw = bf16}),
                    "must be f32");
     EXPECT_REFUSED(f.ops.grouped_gemm_wgrad({.dy = f.x, .x = f.dy, .groups = f.groups, .dw = f.dw}), "dy is");
+    op::GroupedGemmWgrad two{.dy = f.dy, .x = f.x, .groups = f.groups, .dw = f.dw};
+    two.second = {f.x, f.dy, f.groups};
+    EXPECT_REFUSED(f.ops.grouped_gemm_wgrad(two), "the second dy is");
+    two.second = {f.dy, f.x, narrow};
+    EXPECT_REFUSED(f.ops.grouped_gemm_wgrad(two), "moe_row_alignment");
+    two.second = {f.dy, f.x, GroupsFixture({100}, 128)};
+    EXPECT_REFUSED(f.ops.grouped_gemm_wgrad(two), "1 groups of rows for 2 weights");
+    const HostFp8 columns(DType::e4m3, {128, f.rows}, L::vec128);
+    two.second = {columns, f.x, f.groups};
+    EXPECT_REFUSED(f.ops.grouped_gemm_wgrad(two), "one dtype and layout");
 }
 
 TEST(ExpertChecks, Swiglu) {
@@ -110,6 +120,10 @@ TEST(ExpertCosts, KnownCounts) {
         .dy = f.dy, .x = f.x, .groups = f.groups, .mode = Gradient::accumulate, .dw = f.dw};
     EXPECT_EQ(cost(wgrad).flops, 2 * rows * 128 * 256);
     EXPECT_EQ(cost(wgrad).bytes, 128 * rows + 2 * 4 + 256 * rows + 2 * 2 * 4 + 2 * (2 * 128 * 256 * 4));
+    op::GroupedGemmWgrad two = wgrad;  // dw is read and written once for both
+    two.second = {f.dy, f.x, f.groups};
+    EXPECT_EQ(cost(two).flops, 2 * cost(wgrad).flops);
+    EXPECT_EQ(cost(two).bytes, 2 * cost(wgrad).bytes - 2 * (2 * 128 * 256 * 4));
     const OpCost swiglu = cost(op::SwigluQuantize{.h = f.h, .prob = f.prob, .groups = f.groups, .a = f.act});
     EXPECT_EQ(swiglu.bytes, rows * (256 * 2 + 4 + 128 + 4));
 

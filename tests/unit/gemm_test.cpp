@@ -1,9 +1,9 @@
 // Matrix products of the reference backend: against a double-precision product of the same codes and scales, and bit by bit against
-// a plain triple loop in the order that kernels/ops/gemm.h states.
+// a plain triple loop in the order that kernels/ops/gemm.h states. Weight gradients: gemm_wgrad_test.cpp.
 #include "kernels/ops/gemm.h"
 
 #include "kernels/reference/reference_ops.h"
-#include "tests/support/tensors.h"
+#include "tests/support/products.h"
 
 #include <gtest/gtest.h>
 #include <omp.h>
@@ -13,144 +13,6 @@
 
 namespace fp8flow::test {
 namespace {
-
-constexpr double kBf16Bound = 4e-6, kF32Bound = 1e-7;
-// The error of BF16 outputs is their rounding, 2.7e-6 on average; of few elements it may reach the worst case, (2^-8)^2.
-double bound_of(DType dtype, std::size_t elements) {
-    if (dtype == DType::f32) return kF32Bound;
-    return elements < 8192 ? 0x1.0p-16 : kBf16Bound;
-}
-
-// One operand of one product, looked up entry by entry from the layouts' descriptions: code and scale of (output i, contraction k).
-struct Matrix {
-    int64_t rows = 0, depth = 0, block = 0;  // block: contraction elements per scale, 0 where constant
-    std::vector<float> codes, scales;        // [rows, depth]
-    const float* code_row(int64_t i) const { return codes.data() + i * depth; }
-    const float* scale_row(int64_t i) const { return scales.data() + i * depth; }
-};
-
-// Where the product's entries stand in the stored tensor.
-struct Window {
-    int64_t expert = 0;     // leading index of rank-3 codes
-    int64_t group = 0;      // for group_row
-    int64_t first_row = 0;  // output index 0
-    int64_t first_k = 0;    // contraction index 0
-    int64_t rows = 0, depth = 0;
-    enum { along, across } stored = along;  // along: contraction contiguous
-};
-
-int64_t block_of(ScaleLayout layout) {
-    switch (layout) {
-        case ScaleLayout::vec128:
-        case ScaleLayout::vec128_wire:
-        case ScaleLayout::block128:
-        case ScaleLayout::tile128: return 128;
-        case ScaleLayout::mx32: return 32;
-        default: return 0;
-    }
-}
-
-// Scale of stored entry (expert e, row r, column c).
-double scale_at(const Fp8Tensor& t, int64_t e, int64_t group, int64_t r, int64_t c) {
-    const int64_t R = t.codes.dim(-2), C = t.codes.dim(-1);
-    const int64_t blocks = (C + 127) / 128, row_blocks = (R + 127) / 128;
-    switch (t.layout) {
-        case ScaleLayout::none: return 1;
-        case ScaleLayout::tensor: return get(t.scales, 0);
-        case ScaleLayout::row: return get(t.scales, e * R + r);
-        case ScaleLayout::vec128_wire: return get(t.scales, r * blocks + c / 128);
-        case ScaleLayout::vec128: return get(t.scales, (c / 128) * R + r);
-        case ScaleLayout::block128: {
-            const int64_t padded = (blocks + 3) / 4 * 4;
-            return get(t.scales, (e * row_blocks + r / 128) * padded + c / 128);
-        }
-        case ScaleLayout::tile128: return get(t.scales, (c / 128) * row_blocks + r / 128);
-        case ScaleLayout::group_row: return get(t.scales, group * R + r);
-        case ScaleLayout::mx32: return get(t.scales, (e * ((C + 31) / 32) + c / 32) * R + r);
-    }
-    return 0;
-}
-
-Matrix read(const Fp8Tensor& t, const Window& w) {
-    Matrix matrix{w.rows, w.depth, block_of(t.layout), {}, {}};
-    const int64_t R = t.codes.dim(-2), C = t.codes.dim(-1);
-    for (int64_t i = 0; i < w.rows; ++i) {
-        for (int64_t k = 0; k < w.depth; ++k) {
-            const int64_t r = w.stored == Window::along ? w.first_row + i : w.first_k + k;
-            const int64_t c = w.stored == Window::along ? w.first_k + k : w.first_row + i;
-            matrix.codes.push_back(static_cast<float>(get(t.codes, (w.expert * R + r) * C + c)));
-            matrix.scales.push_back(static_cast<float>(scale_at(t, w.expert, w.group, r, c)));
-        }
-    }
-    return matrix;
-}
-
-std::vector<double> product_double(const Matrix& a, const Matrix& b) {
-    std::vector<double> d;
-    for (int64_t i = 0; i < a.rows; ++i) {
-        for (int64_t j = 0; j < b.rows; ++j) {
-            const float *ca = a.code_row(i), *sa = a.scale_row(i), *cb = b.code_row(j), *sb = b.scale_row(j);
-            double sum = 0;
-            for (int64_t k = 0; k < a.depth; ++k) sum += double{ca[k]} * sa[k] * double{cb[k]} * sb[k];
-            d.push_back(sum);
-        }
-    }
-    return d;
-}
-
-// The stated order in fp32: partial sums by fma over each scale block, promoted with the product of the scales.
-std::vector<float> product_exact(const Matrix& a, const Matrix& b, bool scaled) {
-    int64_t block = a.block == 0 ? b.block : (b.block == 0 ? a.block : std::min(a.block, b.block));
-    if (block == 0) block = std::max<int64_t>(a.depth, 1);
-    std::vector<float> d;
-    for (int64_t i = 0; i < a.rows; ++i) {
-        for (int64_t j = 0; j < b.rows; ++j) {
-            const float *ca = a.code_row(i), *sa = a.scale_row(i), *cb = b.code_row(j), *sb = b.scale_row(j);
-            float acc = 0;
-            for (int64_t first = 0; first < a.depth; first += block) {
-                float partial = 0;
-                for (int64_t k = first; k < std::min(first + block, a.depth); ++k)
-                    partial = std::fma(ca[k], cb[k], partial);
-                acc = scaled ? std::fma(partial, sa[first] * sb[first], acc) : partial;
-            }
-            d.push_back(acc);
-        }
-    }
-    return d;
-}
-
-// Rows [first, first + rows) of a [*, n] tensor.
-std::vector<double> rows_of(const TensorView& view, int64_t first, int64_t rows) {
-    const int64_t n = view.dim(-1);
-    std::vector<double> values;
-    for (int64_t i = first * n; i < (first + rows) * n; ++i) values.push_back(get(view, i));
-    return values;
-}
-
-// Both comparisons of one product. `before`: what D held, for accumulate.
-void expect_product(const std::vector<double>& actual, DType dtype, const Matrix& a, const Matrix& b,
-                    bool scaled, const std::vector<double>& before = {}) {
-    std::vector<double> wanted = product_double(a, b), exact;
-    for (float x : product_exact(a, b, scaled)) exact.push_back(x);
-    for (std::size_t i = 0; i < before.size(); ++i) {
-        wanted[i] += before[i];
-        exact[i] = static_cast<float>(before[i]) + static_cast<float>(exact[i]);
-    }
-    if (dtype == DType::bf16)
-        for (double& x : exact) x = round_bf16(static_cast<float>(x));
-    EXPECT_LE(nmse(actual, wanted), bound_of(dtype, wanted.size()));
-    EXPECT_EQ(actual, exact) << "not the stated order";
-}
-
-// Codes and scales that make every entry matter; free (not power-of-two) fp32 scales, so that a wrong order of rounding shows.
-void fill_operand(const HostFp8& t, uint64_t seed) {
-    fill_normal(t.codes, seed,
-                is_fp8(t.codes.view().dtype) ? 8.0 : 1.0);  // wide enough that sums of codes are not exact
-    if (t.scales.view().dtype == DType::e8m0)
-        fill_pow2(t.scales, seed + 1, -3, 3);
-    else if (t.scales.view())
-        fill_uniform(t.scales, seed + 1, 0.25, 2.0);
-}
 
 // ---- dense ----------------------------------------------------------------------------------------------------------------------
 struct Shape {
@@ -244,9 +106,6 @@ TEST(Gemm, Fp8Layouts) {
 }
 
 // ---- grouped --------------------------------------------------------------------------------------------------------------------
-const std::vector<std::vector<int64_t>> kCounts = {
-    {0, 1, 127, 0, 128, 129, 5}, {300}, {0, 0}, {17, 0, 0, 40}};
-
 struct GroupedCase {
     DType dtype;
     ScaleLayout a, b;
@@ -309,71 +168,11 @@ TEST(GroupedGemm, LayoutsGroupsAndBases) {
         {DType::e4m3, L::mx32, L::mx32, op::GemmForm::nt, DType::bf16, 32},
     };
     for (const GroupedCase& c : cases) {
-        for (const auto& counts : kCounts) {
+        for (const auto& counts : kGroupCounts) {
             run_grouped(c, counts, 0, 0, 48, 160);
             run_grouped(c, counts, 256, 128, 48, 160);
         }
         run_grouped(c, {3, 0, 40}, 5, 7, 130, 259);  // nothing divides anything
-    }
-}
-
-// ---- weight gradients -------------------------------------------------------------------------------------------------------------
-void run_wgrad(DType dy_dtype, DType x_dtype, ScaleLayout layout, int64_t alignment,
-               const std::vector<int64_t>& counts, int64_t dy_base, int64_t x_base, Gradient mode) {
-    SCOPED_TRACE(fmt::format("{} {} align {} base {} {}", name_of(layout), name_of(dy_dtype), alignment,
-                             dy_base, mode == Gradient::accumulate ? "accumulate" : "overwrite"));
-    ReferenceOps ops;
-    const GroupsFixture groups(counts, alignment, 2);
-    const int64_t G = groups.num_groups(), n = 30, k = 140;
-    const bool fp8 = is_fp8(x_dtype);
-    const int64_t dy_rows = round_up(dy_base + groups.capacity(), 128),
-                  x_rows = round_up(x_base + groups.capacity(), 128) + 128;
-    HostFp8 dy = fp8 ? HostFp8(dy_dtype, {n, dy_rows}, layout, G) : HostFp8(dy_dtype, {dy_rows, n}, layout);
-    HostFp8 x = fp8 ? HostFp8(x_dtype, {k, x_rows}, layout, G) : HostFp8(x_dtype, {x_rows, k}, layout);
-    fill_operand(dy, 21);  // pads too: what stands there must not count
-    fill_operand(x, 22);
-    if (dy_base > 0) dy.set_row_base(dy_base);
-    if (x_base > 0) x.set_row_base(x_base);
-    HostTensor dw(DType::f32, {G, n, k});
-    if (mode == Gradient::accumulate) fill_normal(dw, 23, 5.0);
-    const std::vector<double> before = to_doubles(dw);
-    ops.grouped_gemm_wgrad({.dy = dy, .x = x, .groups = groups, .mode = mode, .dw = dw});
-    for (int64_t g = 0; g < G; ++g) {
-        SCOPED_TRACE(fmt::format("group {}", g));
-        const auto stored = fp8 ? Window::along : Window::across;
-        const Window wy{.group = g,
-                        .first_k = dy_base + groups.first(g),
-                        .rows = n,
-                        .depth = groups.count(g),
-                        .stored = stored};
-        const Window wx{.group = g,
-                        .first_k = x_base + groups.first(g),
-                        .rows = k,
-                        .depth = groups.count(g),
-                        .stored = stored};
-        std::vector<double> had;
-        if (mode == Gradient::accumulate)
-            had.assign(before.begin() + g * n * k, before.begin() + (g + 1) * n * k);
-        expect_product(rows_of(dw.view().reshape({G * n, k}), g * n, n), DType::f32, read(dy, wy),
-                       read(x, wx), fp8, had);
-    }
-    EXPECT_TRUE(dw.guards_intact());
-}
-
-TEST(GroupedGemmWgrad, LayoutsGroupsAndBases) {
-    using L = ScaleLayout;
-    for (const auto& counts : kCounts) {
-        for (Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {
-            run_wgrad(DType::bf16, DType::bf16, L::none, 1, counts, 0, 0, mode);
-            run_wgrad(DType::bf16, DType::bf16, L::none, 16, counts, 5, 33, mode);
-            run_wgrad(DType::f32, DType::f32, L::none, 16, counts, 0, 0, mode);
-            run_wgrad(DType::e4m3, DType::e4m3, L::tile128, 128, counts, 0, 0, mode);
-            run_wgrad(DType::e4m3, DType::e4m3, L::tile128, 128, counts, 256, 128, mode);
-            run_wgrad(DType::e5m2, DType::e4m3, L::vec128, 128, counts, 0, 384, mode);
-            run_wgrad(DType::e4m3, DType::e4m3, L::group_row, 16, counts, 0, 48, mode);
-            run_wgrad(DType::e4m3, DType::e4m3, L::mx32, 32, counts, 96, 32, mode);
-            run_wgrad(DType::e4m3, DType::e4m3, L::tensor, 1, counts, 7, 3, mode);
-        }
     }
 }
 
