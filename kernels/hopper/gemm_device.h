@@ -166,8 +166,11 @@ struct StoredShape;  // gemm_wgmma.h
 void launch_wgmma_wgrad(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
                         const Launch& launch);
 
-// Grouped products on warpgroup instructions (gemm_wgmma*.cu), of operands stored as a and b; false, and nothing done, where dtypes,
-// layouts or alignments do not allow.
+// Grouped products on warpgroup instructions (gemm_wgmma*.cu), of operands stored as a and b, where dtypes, layouts and alignments allow.
+bool wgmma_takes(const DeviceProduct& product, const TensorView& a, const TensorView& b,
+                 int64_t group_alignment);
+// false, and nothing done, where they do not; also of the fused op.
+bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, const Launch& launch);
 bool launch_wgmma(const DeviceProduct& product, const TensorView& a, const TensorView& b,
                   int64_t group_alignment, const Launch& launch);
 

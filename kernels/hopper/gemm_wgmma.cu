@@ -51,19 +51,21 @@ CUtensorMap tensor_map_f32(const void* data, int64_t groups, int64_t rows, int64
 }
 
 // Rows that the copy engine can address, and pieces of D that one access can store.
-bool launch_wgmma(const DeviceProduct& p, const TensorView& a, const TensorView& b, int64_t alignment,
-                  const Launch& launch) {
+bool wgmma_takes(const DeviceProduct& p, const TensorView& a, const TensorView& b, int64_t alignment) {
     const auto addressable = [](const TensorView& t) {
         return reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && t.cols() * size_of(t.dtype) % 16 == 0;
     };
-    const bool bf16 = wgmma_takes_bf16(p);
-    if (!bf16 && !wgmma_takes_fp8(p, alignment)) return false;
-    if (!addressable(a) || !addressable(b) || reinterpret_cast<uintptr_t>(p.d) % 16 != 0 ||
-        p.n % (p.d_dtype == DType::bf16 ? 8 : 2) != 0)
-        return false;
+    return (wgmma_takes_bf16(p) || wgmma_takes_fp8(p, alignment)) && addressable(a) && addressable(b) &&
+           reinterpret_cast<uintptr_t>(p.d) % 16 == 0 && p.n % (p.d_dtype == DType::bf16 ? 8 : 2) == 0 &&
+           a.numel() != 0 && b.numel() != 0;
+}
+
+bool launch_wgmma(const DeviceProduct& p, const TensorView& a, const TensorView& b, int64_t alignment,
+                  const Launch& launch) {
+    if (!wgmma_takes(p, a, b, alignment)) return false;
     const StoredShape shape_a{a.rows(), a.cols()}, shape_b{b.rows(), b.cols()};
-    if (a.numel() == 0 || b.numel() == 0) return false;
-    bf16 ? launch_wgmma_bf16(p, shape_a, shape_b, launch) : launch_wgmma_fp8(p, shape_a, shape_b, launch);
+    wgmma_takes_bf16(p) ? launch_wgmma_bf16(p, shape_a, shape_b, launch)
+                        : launch_wgmma_fp8(p, shape_a, shape_b, launch);
     return true;
 }
 
