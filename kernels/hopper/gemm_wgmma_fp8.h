@@ -81,7 +81,8 @@ __device__ __forceinline__ void add_products(uint64_t a, uint64_t b, float (&res
 }
 
 // ---- loading: one thread ----------------------------------------------------------------------------------------------------------------
-// B's part of a stage are rows of B that follow each other; where warpgroups own rows, half of them from either half of the group's B.
+// B's part of a stage are rows of B that follow each other; where warpgroups own rows, half of them from either half of the group's B, and
+// groups divide rows.
 template <Scales kScales, Owned kOwned = Owned::columns, class Shared>
 __device__ __forceinline__ void load_operands(const DeviceProduct& product, Shared& shared,
                                               const CUtensorMap* map_a, const CUtensorMap* map_b) {
@@ -89,15 +90,17 @@ __device__ __forceinline__ void load_operands(const DeviceProduct& product, Shar
     const int rank = static_cast<int>(cluster_rank());
     constexpr uint32_t kRowBytes = has_row_scales(kScales) ? kTileRows * sizeof(float) : 0,
                        kColBytes = kScales == Scales::rows_columns ? kTileCols * sizeof(float) : 0;
+    const int b_half = kRowsOwned ? static_cast<int>(product.n / 2) : kTileCols / 2;
     load_tiles<kFp8Depth>(
         product, shared, kStageBytes + kRowBytes + kColBytes,
         [&](const MathTile& tile, int step, int index, Barrier* full) {
-            const int a_k = static_cast<int>(tile.a_k) + step * kFp8Depth,
-                      b_k = static_cast<int>(tile.b_k) + step * kFp8Depth;
+            const int64_t first_a = kRowsOwned ? 0 : tile.a_k, first_b = kRowsOwned ? 0 : tile.b_k;
+            const int a_k = static_cast<int>(first_a) + step * kFp8Depth,
+                      b_k = static_cast<int>(first_b) + step * kFp8Depth;
+            const bool rows_grouped = kRowsOwned || product.grouped == Grouped::rows;
             const int a = static_cast<int>(tile.a_output),
-                      b = static_cast<int>((product.grouped == Grouped::rows ? tile.group * product.n : 0) +
+                      b = static_cast<int>((rows_grouped ? tile.group * product.n : 0) +
                                            (kRowsOwned ? tile.b_output / 2 : tile.b_output));
-            const int b_half = kRowsOwned ? static_cast<int>(product.n / 2) : kTileCols / 2;
             const auto load_of = [&](Common operand) {
                 return tile.common == operand ? Load::common : Load::own;
             };
@@ -110,11 +113,11 @@ __device__ __forceinline__ void load_operands(const DeviceProduct& product, Shar
                 return static_cast<const float*>(s.scales) + (k / kFp8Depth + step) * s.block_stride + output;
             };
             if (kRowBytes > 0)
-                bulk_load(scales_at(product.a.scale, tile.a_k, tile.a_output), full, shared.row_scales[index],
+                bulk_load(scales_at(product.a.scale, first_a, tile.a_output), full, shared.row_scales[index],
                           kRowBytes);
             if constexpr (kColBytes > 0)
                 // the second CTA of a pair may be past the last column
-                bulk_load(scales_at(product.b.scale, tile.b_k, min(tile.b_output, product.n - kTileCols)),
+                bulk_load(scales_at(product.b.scale, first_b, min(tile.b_output, product.n - kTileCols)),
                           full, shared.col_scales[index], kColBytes);
         });
 }
