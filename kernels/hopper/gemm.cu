@@ -45,6 +45,13 @@ void HopperOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch& launc
                    launch);
 }
 
+// In one kernel where h is not kept: behind a tile that leaves in BF16 anyway, the parts are faster (docs/gemm_worklog.md).
+void HopperOps::do_grouped_gemm_swiglu_quantize(const op::GroupedGemmSwigluQuantize& args,
+                                                const Launch& launch) {
+    if (kernels_.gemm == GemmBackend::native && hopper::launch_wgmma_swiglu(args, launch)) return;
+    Ops::do_grouped_gemm_swiglu_quantize(args, launch);
+}
+
 void HopperOps::do_grouped_gemm_wgrad(const op::GroupedGemmWgrad& args, const Launch& launch) {
     if (args.second) {
         if (kernels_.gemm == GemmBackend::native && hopper::launch_wgmma_two(args, launch)) return;

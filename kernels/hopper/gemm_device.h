@@ -171,8 +171,11 @@ inline bool is_blockwise_wgrad(const DeviceProduct& p) {
            p.n % 4 == 0;
 }
 
-// Grouped products on warpgroup instructions (gemm_wgmma*.cu), of operands stored as a and b; false, and nothing done, where dtypes,
-// layouts or alignments do not allow.
+// Grouped products on warpgroup instructions (gemm_wgmma*.cu), of operands stored as a and b, where dtypes, layouts and alignments allow.
+bool wgmma_takes(const DeviceProduct& product, const TensorView& a, const TensorView& b,
+                 int64_t group_alignment);
+// false, and nothing done, where they do not; also of the fused op.
+bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, const Launch& launch);
 bool launch_wgmma(const DeviceProduct& product, const TensorView& a, const TensorView& b,
                   int64_t group_alignment, const Launch& launch);
 // A weight gradient with a second set of operands in one pass over D; false, and nothing done, where they do not allow that.

@@ -64,21 +64,23 @@ StoredShape shape_of(const TensorView& t) { return {t.rows(), t.cols()}; }
 
 }  // namespace
 
+bool wgmma_takes(const DeviceProduct& p, const TensorView& a, const TensorView& b, int64_t alignment) {
+    return (wgmma_takes_bf16(p) || wgmma_takes_fp8(p, alignment)) && addressable(a) && addressable(b) &&
+           storable(p);
+}
+
 bool launch_wgmma(const DeviceProduct& p, const TensorView& a, const TensorView& b, int64_t alignment,
                   const Launch& launch) {
-    const bool bf16 = wgmma_takes_bf16(p);
-    if (!bf16 && !wgmma_takes_fp8(p, alignment)) return false;
-    if (!addressable(a) || !addressable(b) || !storable(p)) return false;
-    bf16 ? launch_wgmma_bf16(p, shape_of(a), shape_of(b), launch)
-         : launch_wgmma_fp8(p, shape_of(a), shape_of(b), launch);
+    if (!wgmma_takes(p, a, b, alignment)) return false;
+    wgmma_takes_bf16(p) ? launch_wgmma_bf16(p, shape_of(a), shape_of(b), launch)
+                        : launch_wgmma_fp8(p, shape_of(a), shape_of(b), launch);
     return true;
 }
 
 bool launch_wgmma_two(const op::GroupedGemmWgrad& args, const Launch& launch) {
     for (const op::GroupedGemmWgrad& call : {first_call(args), second_call(args)}) {
         const DeviceProduct p = product_of(call);
-        if (!is_blockwise_wgrad(p) || !wgmma_takes_fp8(p, call.groups.alignment) || !storable(p) ||
-            !addressable(call.dy.codes) || !addressable(call.x.codes))
+        if (!is_blockwise_wgrad(p) || !wgmma_takes(p, call.dy.codes, call.x.codes, call.groups.alignment))
             return false;
     }
     launch_wgmma_wgrad_two(product_of(args), shape_of(args.dy.codes), shape_of(args.x.codes),

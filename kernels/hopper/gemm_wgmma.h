@@ -150,9 +150,8 @@ __device__ __forceinline__ void load_operand(Load load, int rank, const CUtensor
 
 // One thread of the loading warp: the way of every tile of this CTA. `load(tile, step, stage, full)` starts the copies of one stage; with
 // what the other CTA of the pair loads for both, stage_bytes arrive.
-template <int kDepth, class LoadStage>
-__device__ void load_tiles(const DeviceProduct& p, WgmmaShared& shared, uint32_t stage_bytes,
-                           LoadStage load) {
+template <int kDepth, class Shared, class LoadStage>
+__device__ void load_tiles(const DeviceProduct& p, Shared& shared, uint32_t stage_bytes, LoadStage load) {
     TileWalk<kDepth> walk(p, static_cast<int>(cluster_rank()));
     RingPosition<kStages> stage;
     RingPosition<kRing> ring;
@@ -238,9 +237,9 @@ template <class Shared, class Init> __device__ __forceinline__ Shared& prepare_s
 }
 
 // The way of a CTA: `load(shared)` by one thread of the loading warpgroup, `multiply(shared, warpgroup)` by the computing ones.
-template <class LoadAll, class MultiplyAll>
+template <class Shared = WgmmaShared, class LoadAll, class MultiplyAll>
 __device__ __forceinline__ void run_roles(LoadAll load, MultiplyAll multiply) {
-    WgmmaShared& shared = prepare_shared<WgmmaShared>([](WgmmaShared& s) {
+    Shared& shared = prepare_shared<Shared>([](Shared& s) {
         init_ring(s.full, s.empty, kMathWarps * kPair);
         init_ring(s.tile_full, s.tile_empty, kMathThreads);
     });

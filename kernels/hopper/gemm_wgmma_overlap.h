@@ -1,26 +1,28 @@
-// The computing warpgroups of FP8 products with row scales times tile scales, rows grouped, BF16 results (forward and data gradient): the
-// sums and the barriers of gemm_wgmma_fp8.cu but the named ones, with nothing but additions between the products. Included by gemm_wgmma_fp8.cu.
+// The computing warpgroups of FP8 products with row scales times tile scales, rows grouped (forward and data gradient): the sums and the
+// barriers of gemm_wgmma_fp8.cu but the named ones, with nothing but additions between the products. Included by gemm_wgmma_fp8.cu, whose
+// tiles become rows of D in BF16, and gemm_wgmma_swiglu.cu, whose tiles are activated and quantised.
 #pragma once
 
 #include "kernels/hopper/gemm_wgmma_fp8.h"
 
 namespace fp8flow::hopper {
 
-// 64 rows by 128 columns of a finished tile from column col0 on, a thread's rows being `row` and row + 8; zeros where rows hold no products.
-// The sums are zero afterwards. Only a group's last row tile has rows without products: other tiles branch around what clears them.
-__device__ __forceinline__ void store_and_clear(const DeviceProduct& p, const MathTile& tile, int64_t col0,
-                                                int row, float (&sum)[64]) {
-    const int quad = static_cast<int>(threadIdx.x % 4);
-    const int columns = static_cast<int>(min(p.n - col0, int64_t{kColumns})) - 8 * quad;
-    Bf16* const d = static_cast<Bf16*>(p.d) + (tile.d_row + row) * p.n + col0 + 8 * quad;
-    if (same_in_warp(tile.valid) < kTileRows) {
+// Sums of a chain, whose rows in this thread are `row` and row + 8 of the tile, become zero where rows hold no products. Only a group's last row
+// tile has such rows: other tiles branch around what clears them.
+__device__ __forceinline__ void clear_pads(const MathTile& tile, int row, float (&sum)[64]) {
+    if (same_in_warp(tile.valid) == kTileRows) return;
 #pragma unroll
-        for (int i = 0; i < 64; ++i)
-            if (row + 8 * (i / 2 % 2) >= tile.valid) sum[i] = 0.0f;
-    }
+    for (int i = 0; i < 64; ++i)
+        if (row + 8 * (i / 2 % 2) >= tile.valid) sum[i] = 0.0f;
+}
+// They go to D in BF16, from column col0 on, as many of 128 as `columns` says.
+__device__ __forceinline__ void store_chain(const DeviceProduct& p, const MathTile& tile, int64_t col0,
+                                            int columns, int row, const float (&sum)[64]) {
+    const int quad = static_cast<int>(threadIdx.x % 4);
+    Bf16* const d = static_cast<Bf16*>(p.d) + (tile.d_row + row) * p.n + col0 + 8 * quad;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const int left = row + 8 * r < tile.rows ? columns : 0;
+        const int left = row + 8 * r < tile.rows ? columns - 8 * quad : 0;
 #pragma unroll
         for (int j = 0; j < 16; j += 4) {
             uint32_t words[4];
@@ -33,20 +35,45 @@ __device__ __forceinline__ void store_and_clear(const DeviceProduct& p, const Ma
             if (8 * j < left) store_in_memory(reinterpret_cast<uint4*>(d + 8 * r * p.n + 8 * j), chunk);
         }
     }
-#pragma unroll
-    for (int i = 0; i < 64; ++i) sum[i] = 0.0f;
 }
 
+// What becomes of finished tiles: BF16 rows of D. A warpgroup has the tile's rows of its own 128 columns.
+struct StoreTile {
+    static constexpr Owned kOwned = Owned::columns;
+    static constexpr bool kClears = true;
+    const DeviceProduct& p;
+    int warpgroup, row0;
+
+    __device__ __forceinline__ void prepare(const MathTile&) {}
+    template <int kChain>
+    __device__ __forceinline__ void behind(const MathTile& tile, float (&sums)[2][64]) const {
+        float(&sum)[64] = sums[kChain];
+        const int row = row0 + 64 * kChain;
+        const int64_t col0 = tile.b_output + warpgroup * kColumns;
+        clear_pads(tile, row, sum);
+        store_chain(p, tile, col0, static_cast<int>(min(p.n - col0, int64_t{kColumns})), row, sum);
+#pragma unroll
+        for (int i = 0; i < 64; ++i) sum[i] = 0.0f;
+    }
+};
+
 // One warpgroup. Behind the first product of a stage: the release of the stage before, and this stage's factors; behind the second: the wait
-// for the next stage and the reading of its scales. A finished tile is stored behind the first two products of the next one, which has been found
-// one step before its first. Between the end of one product and the start of the next only the 64 additions of a thread remain, so the
-// warpgroups need no offset. A tile's place in the ring is given back when the tile is stored; the last stage of all is never
+// for the next stage and the reading of its scales. A finished tile is worked up by `finish` behind the first two products of the next one, which
+// has been found one step before its first. Between the end of one product and the start of the next only the 64 additions of a thread
+// remain, so the warpgroups need no offset. A tile's place in the ring is given back when it is worked up; the last stage of all is never
 // released: nobody waits for it. No deadlock: the loader announces a tile once it has asked for all stages of the one before, and has a place
 // for it since the first step of that one. The contraction is not empty (launch_wgmma).
-template <class Wgmma>
-__device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& shared, int warpgroup) {
-    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
-    const int row0 = thread / 32 * 16 + lane / 4;  // this thread's rows: row0 + {0, 8} of each 64
+//
+// Finish: kOwned; kClears: whether it leaves zeros, or a tile's first products replace what it leaves; prepare(tile): behind the last
+// products of a tile; behind<i>(tile, sums): behind product i of the next one, or at the end. A thread's rows are row0 and row0 + 8.
+template <class Wgmma, class Shared, class Finish>
+__device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared, int warpgroup,
+                                          Finish finish) {
+    constexpr bool kRowsOwned = Finish::kOwned == Owned::rows;
+    // scales that a thread needs for a step: of its rows, and of the columns of its chains
+    constexpr int kRowScales = kRowsOwned ? 2 : 4, kColScales = kRowsOwned ? 2 : 1, kHeld = 32 / kColScales;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int row0 = first_row<Finish::kOwned>(warpgroup);
     const int steps = static_cast<int>((p.k + kFp8Depth - 1) / kFp8Depth);  // of every tile
     const uint32_t other_empty = cluster_address(shared.empty, cluster_rank() ^ 1);
     RingPosition<kStages> stage;
@@ -61,36 +88,41 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& s
     ring.advance();
     bool first = true, more = true;
 
-    // B's scales: lane l holds those of step l of every 32 steps, of 64 steps; and the next tile's
+    // B's scales: lane l holds those of step l % kHeld of every kHeld steps, of two times as many; and the next tile's
     const auto scales_of = [&](const MathTile& t) {
-        static_assert(kColumns == kFp8Depth, "a scale covers the columns of a warpgroup");
-        const int block = static_cast<int>(min(t.b_output + warpgroup * kColumns, p.n - 1)) / kColumns;
+        static_assert(kColumns == kFp8Depth, "a scale covers the columns of a chain");
+        const int64_t column = kRowsOwned ? min(t.b_output / 2, p.n / 2 - 1) + lane / kHeld * (p.n / 2)
+                                          : min(t.b_output + warpgroup * kColumns, p.n - 1);
         return static_cast<const float*>(p.b.scale.scales) + t.group * p.b.scale.group_stride +
-               block * p.b.scale.output_stride;
+               static_cast<int>(column) / kColumns * p.b.scale.output_stride;
     };
     const auto read_scales = [&](const float* at, int step) {
-        return step + lane < steps ? at[(step + lane) * p.b.scale.block_stride] : 0.0f;
+        step += lane % kHeld;
+        return step < steps ? at[step * p.b.scale.block_stride] : 0.0f;
     };
     const float *at_b = scales_of(shared.tiles[tile]), *next_at_b = nullptr;
-    float scales[2] = {read_scales(at_b, 0), read_scales(at_b, 32)}, next_scales[2];
+    float scales[2] = {read_scales(at_b, 0), read_scales(at_b, kHeld)}, next_scales[2];
     // the scales of a step, read while the step before it is multiplied
-    float of_row[4], of_columns;
+    float of_row[kRowScales], of_columns[kColScales];
     const auto read_step = [&](int step) {
-        of_columns = __shfl_sync(0xFFFFFFFFu, scales[0], step % 32);
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
+        for (int i = 0; i < kColScales; ++i)
+            of_columns[i] = __shfl_sync(0xFFFFFFFFu, scales[0], step % kHeld + i * kHeld);
+#pragma unroll
+        for (int i = 0; i < kRowScales; ++i)
             of_row[i] = shared.row_scales[stage.index][row0 + 64 * (i / 2) + 8 * (i % 2)];
     };
     const auto look_ahead = [&] {
         more = find_tile();
         if (!more) return;
         next_at_b = scales_of(shared.tiles[ring.index]);
-        for (int i = 0; i < 2; ++i) next_scales[i] = read_scales(next_at_b, 32 * i);
+        for (int i = 0; i < 2; ++i) next_scales[i] = read_scales(next_at_b, kHeld * i);
     };
 
     // operands of the stage that is multiplied next; moved on behind products, so that nothing is to be computed before the next ones
-    uint64_t a = swizzled_rows(shared.stages[0]),
-             b = swizzled_rows(shared.stages[0] + (kTileRows + warpgroup * kColumns) * kFp8Depth);
+    uint64_t a = swizzled_rows(shared.stages[0] + (kRowsOwned ? warpgroup * 64 : 0) * kFp8Depth),
+             b = swizzled_rows(shared.stages[0] +
+                               (kTileRows + (kRowsOwned ? 0 : warpgroup * kColumns)) * kFp8Depth);
     const auto next_stage = [&] {
         stage.advance();
         const int bytes = static_cast<int>(kStageBytes) * (stage.index == 0 ? 1 - kStages : 1);
@@ -107,34 +139,33 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& s
     float sum[2][64];
 #pragma unroll
     for (int i = 0; i < 64; ++i) sum[0][i] = sum[1][i] = 0.0f;
-    const auto store = [&](int half) {
-        const MathTile& t = shared.tiles[done];
-        store_and_clear(p, t, t.b_output + warpgroup * kColumns, row0 + 64 * half, sum[half]);
-    };
     const auto multiply = [&]<Step kStep>(int step) {
         constexpr bool kFirst = kStep == Step::first || kStep == Step::only,
-                       kLast = kStep == Step::last || kStep == Step::only;
+                       kLast = kStep == Step::last || kStep == Step::only,
+                       kBegins = kFirst && !Finish::kClears;
         float partial[64], factor[4];
         start_products<Wgmma>(partial, a, b);
         if (!kFirst || !first) release_last_stage();
-        if (kFirst && !first) store(0);
+        if (kFirst && !first) finish.template behind<0>(shared.tiles[done], sum);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) factor[i] = of_row[i] * of_columns;
+        for (int i = 0; i < 4; ++i) factor[i] = of_row[i % kRowScales] * of_columns[i / 2 % kColScales];
         wait_for_products(partial);
-        add_scaled(partial, sum[0], factor[0], factor[1]);
+        add_scaled<kBegins>(partial, sum[0], factor[0], factor[1]);
 
-        start_products<Wgmma>(partial, descriptor_at(a, 64 * kFp8Depth), b);
+        start_products<Wgmma>(partial, descriptor_at(a, kRowsOwned ? 0 : 64 * kFp8Depth),
+                              descriptor_at(b, kRowsOwned ? kColumns * kFp8Depth : 0));
         if (kFirst && !first) {
-            store(1);
+            finish.template behind<1>(shared.tiles[done], sum);
             barrier_arrive(&shared.tile_empty[done]);
         }
         if (kStep == Step::only) look_ahead();
+        if (kLast) finish.prepare(shared.tiles[tile]);
         next_stage();
         if (!kLast || more) barrier_wait(&shared.full[stage.index], stage.parity);
         if (!kLast) {
-            if ((step + 1) % 32 == 0) {
+            if ((step + 1) % kHeld == 0) {
                 scales[0] = scales[1];
-                scales[1] = read_scales(at_b, step + 33);
+                scales[1] = read_scales(at_b, step + 1 + kHeld);
             }
             read_step(step + 1);
         } else if (more) {
@@ -143,7 +174,7 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& s
             read_step(0);
         }
         wait_for_products(partial);
-        add_scaled(partial, sum[1], factor[2], factor[3]);
+        add_scaled<kBegins>(partial, sum[1], factor[2], factor[3]);
     };
 
     barrier_wait(&shared.full[stage.index], stage.parity);
@@ -162,8 +193,8 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& s
         tile = ring.index;
         ring.advance();
     }
-    store(0);
-    store(1);
+    finish.template behind<0>(shared.tiles[done], sum);
+    finish.template behind<1>(shared.tiles[done], sum);
 }
 
 }  // namespace fp8flow::hopper

@@ -32,7 +32,7 @@ public:
 protected:
 #define FP8FLOW_OVERRIDE(name, Args) void do_##name(const op::Args& args, const Launch& launch) override;
     FP8FLOW_FOR_EACH_OP(FP8FLOW_OVERRIDE)
-    FP8FLOW_OVERRIDE(adamw_quantize, AdamWQuantize)
+    FP8FLOW_FOR_EACH_COMPOSED_OP(FP8FLOW_OVERRIDE)
 #undef FP8FLOW_OVERRIDE
 
 private:

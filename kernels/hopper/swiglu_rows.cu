@@ -21,39 +21,6 @@ constexpr int kPieceBytes = 2 * kPiece;         // of one input
 constexpr int kForwardWarps = 24, kForwardInputs = 2, kBackwardWarps = 16, kBackwardInputs = 3;
 constexpr int ring_bytes(int warps, int inputs) { return warps * kSlots * inputs * kPieceBytes; }
 
-// Sigmoids of BF16 numbers: both signs and the magnitudes of [2^-25, 128), a binade after the other; all that is smaller has the sigmoid of
-// 2^-25 (1/2), all that is larger that of 127.5 (0 or 1). NaN: any number, as sigmoids_of. Four instructions a column and 3.5 turns of the
-// shared memory's banks a warp, instead of 17 instructions.
-struct SigmoidTable {
-    static constexpr int kFirst = 102 << 7, kMagnitudes = 32 << 7;  // in bits of BF16
-    float entries[2 * kMagnitudes];
-
-    __device__ __forceinline__ void fill(int thread, int threads) {
-#pragma unroll 1
-        for (int i = thread; i < 2 * kMagnitudes; i += threads) {
-            const int magnitude = kFirst + i % kMagnitudes, sign = i / kMagnitudes;
-            const float x = bits_float(static_cast<uint32_t>(sign << 15 | magnitude) << 16);
-            entries[i] = fabsf(x) <= kNear ? sigmoid_near(x) : sigmoid_float(x);
-        }
-    }
-    // Of a unit. Places are found for two columns at a time: max(0, min(magnitude - first, last)), then the sign, in bytes.
-    __device__ __forceinline__ void sigmoids(const uint4& gate, float (&sigmoid)[kUnit]) const {
-        static_assert(kMagnitudes == 1 << 12);
-        constexpr uint32_t kBoth = 0x10001u, kMinusFirst = 0x10000u - kFirst;
-        const uint32_t words[4] = {gate.x, gate.y, gate.z, gate.w};
-        const char* const bytes = reinterpret_cast<const char*>(entries);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const uint32_t places =
-                __viaddmin_s16x2_relu(words[i] & 0x7FFF7FFFu, kMinusFirst * kBoth, (kMagnitudes - 1) * kBoth)
-                    << 2 |
-                (words[i] >> 1 & 4 * kMagnitudes * kBoth);
-            sigmoid[2 * i] = *reinterpret_cast<const float*>(bytes + (places & 0xFFFFu));
-            sigmoid[2 * i + 1] = *reinterpret_cast<const float*>(bytes + (places >> 16));
-        }
-    }
-};
-
 template <int kWarps> struct Shared {
     SigmoidTable table;
     Barrier full[kWarps][kSlots];
@@ -282,7 +249,7 @@ __global__ void __launch_bounds__(kForwardWarps* kLanes, 1) swiglu_rows_kernel(c
                 float gate[kUnit], up[kUnit], sigmoid[kUnit];
                 unpack_unit(raw_gate[u], DType::bf16, gate);
                 unpack_unit(raw_up[u], DType::bf16, up);
-                shared.table.sigmoids(raw_gate[u], sigmoid);
+                shared.table.of_unit(raw_gate[u], sigmoid);
 #pragma unroll
                 for (int i = 0; i < kUnit; ++i) a[u][i] = gate[i] * sigmoid[i] * up[i] * piece.prob;
             }
@@ -379,7 +346,7 @@ __global__ void __launch_bounds__(kBackwardWarps* kLanes, 1)
                 unpack_unit(raw_gate[u], DType::bf16, gate);
                 unpack_unit(raw_up[u], DType::bf16, up);
                 unpack_unit(raw_da[u], DType::bf16, da);
-                shared.table.sigmoids(raw_gate[u], sigmoids);
+                shared.table.of_unit(raw_gate[u], sigmoids);
 #pragma unroll
                 for (int i = 0; i < kUnit; ++i) {
                     const float sigmoid = sigmoids[i], silu = gate[i] * sigmoid, da_prob = da[i] * piece.prob;

@@ -99,8 +99,12 @@ private:
         saved.a = fp8_rows(ctx, saved, keep_unless(drop_a), DType::e4m3, w.w2->spec.shape[2],
                            ScaleLayout::vec128, "swiglu");
 
-        forward_product(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
-        activation(ctx, saved);
+        if (drop_h && fuses_fc1(ctx)) {
+            fused_fc1(ctx, *w.w1, saved);
+        } else {
+            forward_product(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
+            activation(ctx, saved);
+        }
         forward_product(ctx, "fc2", saved.a, *w.w2, saved.groups, ye);
         if (drop_h) saved.h = {};
         if (drop_a) saved.a = {};
@@ -199,6 +203,26 @@ private:
         cast(ctx, tokens.plain, saved, dst);
         if (!ctx.recomputing) observe(ctx, name, dst, saved.groups, tokens.plain);
         return dst;
+    }
+
+    // Where nobody reads fc1's output but SwiGLU, it need not leave the product's registers.
+    bool fuses_fc1(const Context& ctx) const {
+        return precision_.moe_act_quantize_fusion && ctx.products == nullptr && ctx.tensor_stats == nullptr;
+    }
+    void fused_fc1(Context& ctx, const Parameter& w1, const ExpertsSaved& saved) const {
+        {
+            auto timed = ctx.stage("fc1");
+            ctx.ops.grouped_gemm_swiglu_quantize({.a = saved.x,
+                                                  .b = w1.for_fprop(),
+                                                  .groups = saved.groups,
+                                                  .prob = saved.prob,
+                                                  .scale_format = precision_.scale_format,
+                                                  .save_h = op::SaveH::no,
+                                                  .h = saved.h,
+                                                  .act = saved.a},
+                                                 ctx.launch);
+        }
+        if (precision_.fault_wrong_scale_index) plant_fault(ctx, saved.a);
     }
 
     // Switch 4: SwiGLU x prob + quantise in one kernel, or (off) SwiGLU, then a cast.

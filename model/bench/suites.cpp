@@ -39,6 +39,7 @@ Suite layer() {
     suite.push_back({"grouped_gemm", "N=7168,K=4096"});        // fc1, gradient of its input
     suite.push_back({"grouped_gemm_wgrad", "N=7168,K=2048"});  // fc2
     suite.push_back({"grouped_gemm_wgrad", "micro_batches=2,mode=accumulate"});
+    suite.push_back({"grouped_gemm_swiglu_quantize", "save_h=no"});
     suite.push_back({"permute_pad", "dtype=bf16"});
     for (const char* wire : {"wire=bf16", "wire=fp8_casts"}) suite.push_back({"dispatch", wire});
     suite.push_back({"combine", "order=invariant"});
@@ -59,6 +60,11 @@ Suite gemm() {
             for (const char* distribution : {"balanced", "ragged", "empty"})
                 add_expert_products(suite, fmt::format("M={},G={}", groups * rows, groups), n, k, type,
                                     distribution);
+        if (type == std::string_view("fp8"))  // fc1 and its activation, beside fc1 alone above
+            for (const char* save_h : {"yes", "no"})
+                for (const char* shape : {"M=32768,G=32,F=2048,K=7168", "M=32768,G=16,F=1536,K=4096"})
+                    suite.push_back(
+                        {"grouped_gemm_swiglu_quantize", fmt::format("{},save_h={}", shape, save_h)});
         suite.push_back({"gemm", fmt::format("M=8192,N=8192,K=8192,type={}", type)});
         suite.push_back({"gemm", fmt::format("M=4096,N=4096,K=7168,type={}", type)});
     }
