@@ -81,7 +81,7 @@ std::vector<Key> routing_keys() {
     return {{"T", "4096", "24", "tokens on this rank"},
             {"E", "32", "8", "experts"},
             {"K", "8", "2", "experts of a token (top-k)"},
-            {"rows", "balanced", "ragged", "rows of the experts: balanced | ragged | skewed | empty"},
+            {"rows", "balanced", "ragged", "rows of the experts: balanced | ragged | skewed | empty | ragged128"},
             {"align", "128", "128", "multiple of rows that an expert's group is padded to"}};
 }
 
