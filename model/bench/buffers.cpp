@@ -166,10 +166,11 @@ std::vector<int64_t> group_counts(int64_t total, int64_t groups, int64_t distrib
 }
 
 std::vector<Key> group_keys(const char* alignment) {
-    return {{"M", "32768", "192", "rows in all groups, without pads"},
-            {"G", "32", "4", "groups of rows (local experts); 0: plain rows"},
-            {"rows", "balanced", "ragged", "rows of the groups: balanced | ragged | skewed | empty | ragged128"},
-            {"align", alignment, alignment, "multiple of rows that a group is padded to"}};
+    return {
+        {"M", "32768", "192", "rows in all groups, without pads"},
+        {"G", "32", "4", "groups of rows (local experts); 0: plain rows"},
+        {"rows", "balanced", "ragged", "rows of the groups: balanced | ragged | skewed | empty | ragged128"},
+        {"align", alignment, alignment, "multiple of rows that a group is padded to"}};
 }
 
 std::vector<Key> operator+(std::vector<Key> first, const std::vector<Key>& more) {

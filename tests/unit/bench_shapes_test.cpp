@@ -124,8 +124,8 @@ TEST(BenchRows, DistributionsAddUp) {
     const auto empty = group_counts(32768, 32, 3);
     EXPECT_EQ(std::count(empty.begin(), empty.end(), 0), 16);
     // others are timed with the same list (docs/results)
-    const std::vector<int64_t> blocks = {13, 11, 6, 12, 6,  5, 8, 9, 12, 6, 6, 11, 7, 8, 12, 8,
-                                         10, 7,  10, 5, 11, 8, 5, 7, 4,  6, 6, 6,  4, 11, 5, 11};
+    const std::vector<int64_t> blocks = {13, 11, 6,  12, 6,  5, 8, 9, 12, 6, 6, 11, 7, 8,  12, 8,
+                                         10, 7,  10, 5,  11, 8, 5, 7, 4,  6, 6, 6,  4, 11, 5,  11};
     const auto ragged = group_counts(32768, 32, 4);
     for (size_t g = 0; g < ragged.size(); ++g) EXPECT_EQ(ragged[g], 128 * blocks[g]) << g;
 }
