@@ -131,11 +131,17 @@ RoutedRows Buffers::routed(const std::vector<int64_t>& counts, int64_t alignment
 }
 
 const std::vector<std::string>& distribution_names() {
-    static const std::vector<std::string> names = {"balanced", "ragged", "skewed", "empty"};
+    static const std::vector<std::string> names = {"balanced", "ragged", "skewed", "empty", "ragged128"};
     return names;
 }
 
 std::vector<int64_t> group_counts(int64_t total, int64_t groups, int64_t distribution) {
+    if (distribution == 4) {  // what is left of whole blocks goes to the last group
+        std::vector<int64_t> counts = group_counts(total / kBlock, groups, 1);
+        for (int64_t& count : counts) count *= kBlock;
+        if (groups > 0) counts.back() += total % kBlock;
+        return counts;
+    }
     std::vector<double> weights;
     for (int64_t g = 0; g < groups; ++g) {
         const double ragged = 0.4 + 1.35 * random_uniform(1, 0, static_cast<uint64_t>(g));
@@ -160,10 +166,11 @@ std::vector<int64_t> group_counts(int64_t total, int64_t groups, int64_t distrib
 }
 
 std::vector<Key> group_keys(const char* alignment) {
-    return {{"M", "32768", "192", "rows in all groups, without pads"},
-            {"G", "32", "4", "groups of rows (local experts); 0: plain rows"},
-            {"rows", "balanced", "ragged", "rows of the groups: balanced | ragged | skewed | empty"},
-            {"align", alignment, alignment, "multiple of rows that a group is padded to"}};
+    return {
+        {"M", "32768", "192", "rows in all groups, without pads"},
+        {"G", "32", "4", "groups of rows (local experts); 0: plain rows"},
+        {"rows", "balanced", "ragged", "rows of the groups: balanced | ragged | skewed | empty | ragged128"},
+        {"align", alignment, alignment, "multiple of rows that a group is padded to"}};
 }
 
 std::vector<Key> operator+(std::vector<Key> first, const std::vector<Key>& more) {

@@ -81,7 +81,7 @@ template <class T> TensorView Buffers::values(const std::vector<T>& host) {
 }
 
 // Counts of `total` rows in `groups` groups. balanced: equal; ragged: 0.4 to 1.75 of the mean, irregular; skewed: falling from twice the
-// mean to none; empty: every second group empty.
+// mean to none; empty: every second group empty; ragged128: as ragged, in multiples of 128.
 std::vector<int64_t> group_counts(int64_t total, int64_t groups, int64_t distribution);
 const std::vector<std::string>& distribution_names();
 

@@ -78,11 +78,12 @@ Routing make_routing(int64_t tokens, int64_t experts, int64_t topk, int64_t dist
 }
 
 std::vector<Key> routing_keys() {
-    return {{"T", "4096", "24", "tokens on this rank"},
-            {"E", "32", "8", "experts"},
-            {"K", "8", "2", "experts of a token (top-k)"},
-            {"rows", "balanced", "ragged", "rows of the experts: balanced | ragged | skewed | empty"},
-            {"align", "128", "128", "multiple of rows that an expert's group is padded to"}};
+    return {
+        {"T", "4096", "24", "tokens on this rank"},
+        {"E", "32", "8", "experts"},
+        {"K", "8", "2", "experts of a token (top-k)"},
+        {"rows", "balanced", "ragged", "rows of the experts: balanced | ragged | skewed | empty | ragged128"},
+        {"align", "128", "128", "multiple of rows that an expert's group is padded to"}};
 }
 
 Routing routing_of(const Shape& shape, uint64_t seed) {

@@ -231,7 +231,7 @@ TEST(Bench, OptionsOfTheOperations) {
          {"dtype=e5m2,scales=no,rows=skewed", "dtype=f32,align=16,rows=empty", "T=0", "E=1,K=1"}},
         {"plan_dispatch", {"ranks=4,rows=skewed"}},
         {"gemm", {"type=fp8_row", "type=mx", "type=f32,form=tn"}},
-        {"grouped_gemm", {"type=fp8_tensor,rows=empty", "type=bf16,form=nn,out=f32"}},
+        {"grouped_gemm", {"type=fp8_tensor,rows=empty", "type=bf16,form=nn,out=f32", "M=512,rows=ragged128"}},
         {"grouped_gemm_wgrad",
          {"type=fp8,tiles=no,mode=accumulate", "type=fp8_row,align=16", "type=bf16,rows=skewed"}},
         {"grouped_gemm_swiglu_quantize", {"prob=no,save_h=no"}},
