@@ -324,7 +324,6 @@ __global__ __launch_bounds__(kClusterThreads, 1) void row_cluster_kernel(const C
             if (lane == 0) barrier_arrive(&shared.ready[slot.at]);
         }
     }
-    __syncwarp();
     cluster_meet();
 }
 
