@@ -5,15 +5,27 @@
 #include "kernels/hopper/attention_cudnn.h"
 #include "kernels/hopper/gemm_lt.h"
 #include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/swiglu_rows.h"
 
 namespace fp8flow {
 
 struct HopperOps::Workspace {
-    static constexpr std::size_t kPartialsBytes = std::size_t{64} << 20;
+    static constexpr std::size_t kPartialsBytes = std::size_t{64} << 20,
+                                 kTicketBytes = sizeof(hopper::RowTicket) * hopper::RowTicket::kCount;
 
     explicit Workspace(Device& owner)
-        : device(owner), partials(owner.allocate(kPartialsBytes)), lt(owner), cudnn(owner) {}
-    ~Workspace() { device.free(partials); }
+        : device(owner),
+          partials(owner.allocate(kPartialsBytes)),
+          row_tickets(static_cast<hopper::RowTicket*>(owner.allocate(kTicketBytes))),
+          lt(owner),
+          cudnn(owner) {
+        device.fill(row_tickets, 0, kTicketBytes);
+        device.synchronize();
+    }
+    ~Workspace() {
+        device.free(row_tickets);
+        device.free(partials);
+    }
     Workspace(const Workspace&) = delete;
     Workspace& operator=(const Workspace&) = delete;
 
@@ -26,6 +38,7 @@ struct HopperOps::Workspace {
 
     Device& device;
     void* partials;
+    hopper::RowTicket* row_tickets;  // 0 between ops
     hopper::LtLibrary lt;
     hopper::CudnnAttention cudnn;
 };
