@@ -59,33 +59,6 @@ template <int kWarps> struct Shared {
     Barrier full[kWarps][kSlots];
 };
 
-// Of 32 neighbouring groups each lane knows one: whether rows are valid, at the price of a vote. All 32 lanes of a warp call everything together.
-class GroupWindow {
-public:
-    __device__ explicit GroupWindow(const DeviceGroups& groups) : groups_(groups) { look(); }
-    // Rows ascend, below total().
-    __device__ bool is_valid(int row) {
-        unsigned found;
-        while ((found = __ballot_sync(kWholeWarp, end_ > row)) == 0) {
-            first_ += kLanes;
-            look();
-        }
-        return row < __shfl_sync(kWholeWarp, valid_end_, __ffs(static_cast<int>(found)) - 1);
-    }
-
-private:
-    __device__ void look() {
-        const int64_t group = first_ + static_cast<int>(threadIdx.x);
-        end_ = valid_end_ = 0;
-        if (group >= groups_.num_groups) return;
-        end_ = static_cast<int>(groups_.offset(group + 1));
-        valid_end_ = static_cast<int>(groups_.offset(group) + groups_.count(group));
-    }
-
-    const DeviceGroups& groups_;
-    int first_ = 0, end_, valid_end_;  // of the rows, not of the groups
-};
-
 // Hands out an op's rows, pads too, in ascending order: row r belongs to warp r % kWarps of whichever CTA comes next. The first two rounds go by
 // the CTA's place in the grid, all others by that warp's ticket in memory (one for all warps could not keep up: 1.8 ns a row). A number is
 // asked for when the one before it is taken, and has come when it is needed. What comes out does not depend on who works on a row.
