@@ -112,17 +112,15 @@ public:
           full_(shared.full[threadIdx.y]),
           clear_(clear),
           window_(source.groups),
-          queue_(source.tickets) {
+          queue_(source.tickets),
+          col_(source.width) {
         if (threadIdx.x == 0) {
             for (int slot = 0; slot < kSlots; ++slot) barrier_init(&full_[slot], 1);
             fence_barrier_init();
         }
         __syncwarp();
-        take_row();
-#pragma unroll
-        for (int slot = 0; slot < kSlots; ++slot) pieces_[slot] = request(slot);
-#pragma unroll
-        for (int slot = 0; slot < kSlots; ++slot) pieces_[slot].prob = prob_of(pieces_[slot]);
+#pragma unroll 1
+        for (int slot = 0; slot < kSlots; ++slot) append(request(slot));
         shared.table.fill(static_cast<int>(threadIdx.y) * kLanes + static_cast<int>(threadIdx.x),
                           kWarps * kLanes);
         __syncthreads();
@@ -140,10 +138,7 @@ public:
         requested_ = request(static_cast<int>(turn_ % kSlots));
     }
     __device__ void advance() {
-#pragma unroll
-        for (int i = 0; i + 1 < kSlots; ++i) pieces_[i] = pieces_[i + 1];
-        pieces_[kSlots - 1] = requested_;
-        pieces_[kSlots - 1].prob = prob_of(requested_);
+        append(requested_);
         ++turn_;
     }
     __device__ void leave() const { queue_.leave(); }
@@ -152,6 +147,7 @@ private:
     static constexpr int kSlotBytes = kInputs * kPieceBytes;
 
     __device__ Piece request(int slot) {
+        if (col_ >= width_) take_row();
         const Piece piece = {row_, col_, 1.0f};
         if (row_ < 0) return piece;
         if (threadIdx.x == 0) {
@@ -166,16 +162,17 @@ private:
                 bulk_load(da_ + at, &full_[slot], to + 2 * kPieceBytes, bytes);
         }
         col_ += kStep;
-        if (col_ >= width_) {
-            col_ = 0;
-            take_row();
-        }
         return piece;
     }
-    __device__ float prob_of(const Piece& piece) const {
-        return piece.row >= 0 && prob_ != nullptr ? prob_[piece.row] : 1.0f;
+    // Its probability arrives by the time the pieces before it are done.
+    __device__ void append(const Piece& piece) {
+#pragma unroll
+        for (int i = 0; i + 1 < kSlots; ++i) pieces_[i] = pieces_[i + 1];
+        pieces_[kSlots - 1] = piece;
+        if (piece.row >= 0 && prob_ != nullptr) pieces_[kSlots - 1].prob = prob_[piece.row];
     }
     __device__ void take_row() {
+        col_ = 0;
         for (;;) {
             row_ = queue_.take();
             if (row_ >= total_) break;
@@ -195,7 +192,7 @@ private:
     RowQueue queue_;
     Piece pieces_[kSlots], requested_;
     uint32_t turn_ = 0;
-    int row_ = -1, col_ = 0;  // what is requested next
+    int row_ = -1, col_;  // what is requested next; from the row's end on: another row
 };
 
 // The row's codes or values, and its scales if there are any.
@@ -246,14 +243,13 @@ __device__ __forceinline__ void store_codes(const RowView& t, int64_t at, const 
 }
 
 // Moves 2F values in and F values (or codes and F/128 scales) out a row: 5.03 bytes a column, 0.082 ms at 32768 x 2048 and 4.1 TB/s. There
-// is a CTA an SM; each has as many valid rows as any other, and as many pads, which it clears at the end. A warp works on one row at a
-// time, 512 columns a step, 16 a lane, and has two pieces of 1024 columns of gate and up in shared memory: one that it works on, one on
-// its way; as soon as a piece is in registers, its slot is asked for the next one: up to 192 KB an SM. (Requested into registers, 64 KB
-// an SM at best and half of that on average, memory was at 83 %.)
+// is a CTA an SM. A warp works on one row at a time, 512 columns a step, 16 a lane, and has two steps of gate and up in shared memory: one that
+// it works on, one on its way; as soon as a step is in registers, its slot is asked for the next one: up to 96 KB an SM (twice as much fills
+// later at the start and is not faster). The whole GPU goes over the rows as one front (RowQueue): with neighbouring rows for every CTA, memory
+// gave 7 % less, and SMs ended between 67 and 91 us of 92.
 // Barriers: a slot's, which completes when its bytes have come, one arrival a phase; warps share nothing else but the table (one
-// __syncthreads) and the counters. A 128-column block belongs to eight lanes, whose maximum does not depend on the order:
-// deterministic. Of what an SM has for 512 columns at 4.1 TB/s and 1.75 GHz, 580 turns to issue and 145 of its shared memory, it uses 337
-// (SASS, codes; 16 columns a lane: 21 instructions a column) and 88 (56 of them the table's).
+// __syncthreads). A 128-column block belongs to eight lanes, whose maximum does not depend on the order: deterministic. Issue slots are 60 %
+// busy: fewer instructions (a probability folded into the multiplier) gain nothing.
 template <Output kOutput>
 __global__ void __launch_bounds__(kForwardWarps* kLanes, 1) swiglu_rows_kernel(const SwigluForward args) {
     extern __shared__ __align__(128) uint8_t ring[];
@@ -310,10 +306,9 @@ __device__ __forceinline__ float sum_over_block(const float (&units)[kUnits]) {
 }
 
 // Moves 3F values in and 2F values (or codes and scales) out a row: 8.06 bytes a column, 0.132 ms at 32768 x 2048 and 4.1 TB/s. Rows, slots and
-// barriers as in swiglu_rows_kernel: 192 KB an SM. dprob: a lane's units, the block's eight lanes, the row's blocks in ascending
-// order, all inside the warp: the sum knows nothing of the grid. Pads: zeros.
-// Of 930 turns to issue and 232 of shared memory it uses 570 and 104. The maxima of gate and up are found together: even lanes end with
-// gate's and odd ones with up's, make that scale, and exchange multipliers.
+// barriers as in swiglu_rows_kernel: 96 KB an SM. dprob: a lane's units, the block's eight lanes, the row's blocks in ascending
+// order, all inside the warp: the sum knows nothing of the grid. Pads: zeros. The maxima of gate and up are found together: even lanes end
+// with gate's and odd ones with up's, make that scale, and exchange multipliers.
 template <Output kOutput>
 __global__ void __launch_bounds__(kBackwardWarps* kLanes, 1)
     swiglu_backward_rows_kernel(const SwigluGradient args) {
