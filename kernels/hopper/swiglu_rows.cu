@@ -121,6 +121,8 @@ public:
         __syncwarp();
 #pragma unroll 1
         for (int slot = 0; slot < kSlots; ++slot) append(request(slot));
+#pragma unroll
+        for (Piece& piece : pieces_) piece.prob = prob_of(piece);
         shared.table.fill(static_cast<int>(threadIdx.y) * kLanes + static_cast<int>(threadIdx.x),
                           kWarps * kLanes);
         __syncthreads();
@@ -139,6 +141,7 @@ public:
     }
     __device__ void advance() {
         append(requested_);
+        pieces_[kSlots - 1].prob = prob_of(requested_);  // waited for some pieces later
         ++turn_;
     }
     __device__ void leave() const { queue_.leave(); }
@@ -164,12 +167,13 @@ private:
         col_ += kStep;
         return piece;
     }
-    // Its probability arrives by the time the pieces before it are done.
     __device__ void append(const Piece& piece) {
 #pragma unroll
         for (int i = 0; i + 1 < kSlots; ++i) pieces_[i] = pieces_[i + 1];
         pieces_[kSlots - 1] = piece;
-        if (piece.row >= 0 && prob_ != nullptr) pieces_[kSlots - 1].prob = prob_[piece.row];
+    }
+    __device__ float prob_of(const Piece& piece) const {
+        return piece.row >= 0 && prob_ != nullptr ? prob_[piece.row] : 1.0f;
     }
     __device__ void take_row() {
         col_ = 0;
