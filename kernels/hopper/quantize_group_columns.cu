@@ -200,7 +200,6 @@ __global__ void __launch_bounds__(kThreads, Form::ctas)
                 store_remote_word(cluster_address(&received[place][sharer][thread % kPairs],
                                                   static_cast<uint32_t>(thread / kPairs)),
                                   pair);
-            __syncwarp();  // the halves of a warp may have parted
             cluster_meet();
         }
         if (thread < kPairs) {

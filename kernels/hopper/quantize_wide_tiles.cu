@@ -11,7 +11,6 @@ namespace {
 constexpr int kTile = static_cast<int>(kBlock);
 constexpr int kRows = 4;  // of a thread; its columns: 16 bytes
 constexpr int kQuads = kTile / kRows;
-constexpr int kPiece = 16, kPieces = kTile / kPiece;  // of a turned column
 constexpr int kColumnWords = kTile / 4;
 
 constexpr int kThreadsOfRow = kTile / kUnit, kThreads = kThreadsOfRow * kQuads;
@@ -32,10 +31,6 @@ struct WideJob {
     QuantizeRule rule;
 };
 
-__device__ __forceinline__ uint32_t word_of(const uint4& words, int i) {
-    return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
-}
-
 __device__ __forceinline__ void fetch(const WideJob& job, int64_t src_base, const RowTile& tile, int col_tile,
                                       uint4 (&words)[kRows]) {
     const int quad = static_cast<int>(threadIdx.x) / kThreadsOfRow,
@@ -51,40 +46,6 @@ __device__ __forceinline__ void fetch(const WideJob& job, int64_t src_base, cons
 
 // Where the multipliers of a pair of columns stand: those of neighbouring threads in neighbouring banks.
 __device__ __forceinline__ int pair_place(int pair) { return pair % 4 * kBlockThreads + pair / 4; }
-
-// The word of rows 4 * quad .. 4 * quad + 3 of a column: pieces of 16 rows change places by the columns of a thread.
-__device__ __forceinline__ int turned_index(int col, int piece) {
-    return col * kColumnWords + (piece ^ col / kUnit % kPieces) * (kPiece / 4);
-}
-
-// Columns leave shared memory in pieces of 16 rows, 8 threads a column: whole lines of 128 bytes.
-__device__ __forceinline__ void store_columns(const WideJob& job, const uint32_t* turned, int64_t dst_base,
-                                              const RowTile& tile, int col_tile) {
-    constexpr int kSteps = kTile * kPieces / kThreads;
-    const int piece = static_cast<int>(threadIdx.x) % kPieces, first = piece * kPiece;
-    const int64_t stride = job.columns.cols, row = dst_base + tile.row;
-    int col = static_cast<int>(threadIdx.x) / kPieces;
-    uint8_t* out = static_cast<uint8_t*>(job.columns.data) +
-                   (static_cast<int64_t>(col_tile) * kTile + col) * stride + row + first;
-    const bool aligned =
-        (reinterpret_cast<uintptr_t>(job.columns.data) | static_cast<uintptr_t>(row | stride)) % kPiece == 0;
-    if (aligned && tile.rows == kTile) {
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i, col += kThreads / kPieces) {
-            *reinterpret_cast<uint4*>(out) =
-                *reinterpret_cast<const uint4*>(turned + turned_index(col, piece));
-            out += kThreads / kPieces * stride;
-        }
-        return;
-    }
-#pragma unroll 1
-    for (int i = 0; i < kSteps; ++i, col += kThreads / kPieces) {
-        const uint32_t* words = turned + turned_index(col, piece);
-        for (int r = 0; r < kPiece && first + r < tile.rows; ++r)
-            out[r] = static_cast<uint8_t>(words[r / 4] >> (8 * (r % 4)));
-        out += kThreads / kPieces * stride;
-    }
-}
 
 // The rows of the tile: maxima of 128 columns over 16 threads. Four rows share the exchange: every step halves what a thread still has to
 // hand on, so that each of four neighbours ends with one row's maximum, finds its scale, and tells the others.
@@ -140,7 +101,7 @@ template <DType kCodes, bool kBoth>
 __global__ void __launch_bounds__(kThreads, kCtas) quantize_wide_tiles_kernel(const WideJob job) {
     __shared__ uint4 part_pieces[kParts * kPartWords / 4];
     __shared__ float4 multiplier_pieces[kTile / 4];
-    __shared__ uint4 turned_pieces[kTile * kPieces];
+    __shared__ uint4 turned_pieces[kTurnedWords / 4];
     uint32_t* const turned = reinterpret_cast<uint32_t*>(turned_pieces);
     float* const multipliers = reinterpret_cast<float*>(multiplier_pieces);
     const int thread = static_cast<int>(threadIdx.x), quad = thread / kThreadsOfRow,
@@ -211,7 +172,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_wide_tiles_kernel(co
                 low[k] = __uint_as_float(pair << 16) * m.x;
                 high[k] = __uint_as_float(pair & 0xFFFF0000u) * m.y;
             }
-            uint32_t* out = turned + turned_index(part * kUnit + 2 * j, quad / 4) + quad % 4;
+            uint32_t* out = turned + turned_index<kUnit>(part * kUnit + 2 * j, quad / 4) + quad % 4;
             out[0] = pack_fp8(low[0], low[1], low[2], low[3], kCodes);
             out[kColumnWords] = pack_fp8(high[0], high[1], high[2], high[3], kCodes);
         }
@@ -227,7 +188,8 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_wide_tiles_kernel(co
         more = walker.seek(row_tile, tile);
         if (more) fetch(job, src_base, tile, col_tile, words);
         __syncthreads();
-        store_columns(job, turned, dst_base, leaving, leaving_col);
+        store_tile_columns<kThreads, kUnit>(job.columns, turned, dst_base + leaving.row, leaving.rows,
+                                            leaving_col);
     }
 }
 

@@ -2,6 +2,7 @@
 // do not fill whole tiles of columns: quantize_tiles.cu. Contract: kernels/ops/transpose.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/packed.h"
+#include "kernels/hopper/device/tiles.h"
 #include "kernels/hopper/quantize_tiles.h"
 
 namespace fp8flow::hopper {
@@ -29,9 +30,6 @@ struct RequantizeJob {
     QuantizeRule rule;
 };
 
-__device__ __forceinline__ uint32_t word_of(const uint4& words, int i) {
-    return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
-}
 // Four neighbouring values of a row.
 template <DType kSource> __device__ __forceinline__ void decode(uint32_t codes, float scale, float (&v)[4]) {
     const float2 low = unpack_fp8x2(static_cast<uint16_t>(codes), kSource),
@@ -44,40 +42,6 @@ template <DType kSource> __device__ __forceinline__ void decode(uint32_t codes, 
 __device__ __forceinline__ int column_at(int position) {
     return position % 32 / 4 * kPiece + position / 32 * 4 + position % 4;
 }
-// Where a column's 16 rows stand: pieces change places by the columns of a thread.
-__device__ __forceinline__ int turned_index(int col, int piece) {
-    return col * kColumnWords + (piece ^ (col / kPiece)) * (kPiece / 4);
-}
-
-// Columns leave shared memory in pieces of 16 rows, 8 threads a column: whole lines of 128 bytes.
-__device__ __forceinline__ void store_columns(const RequantizeJob& job, const uint32_t* turned, int64_t row,
-                                              int rows, int col_tile) {
-    constexpr int kSteps = kTile * kPieces / kThreads;
-    const int piece = static_cast<int>(threadIdx.x) % kPieces, first = piece * kPiece;
-    const int64_t stride = job.columns.cols;
-    int col = static_cast<int>(threadIdx.x) / kPieces;
-    uint8_t* out = static_cast<uint8_t*>(job.columns.data) +
-                   (static_cast<int64_t>(col_tile) * kTile + col) * stride + row + first;
-    const bool aligned =
-        (reinterpret_cast<uintptr_t>(job.columns.data) | static_cast<uintptr_t>(row | stride)) % kPiece == 0;
-    if (aligned && rows == kTile) {
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i, col += kThreads / kPieces) {
-            *reinterpret_cast<uint4*>(out) =
-                *reinterpret_cast<const uint4*>(turned + turned_index(col, piece));
-            out += kThreads / kPieces * stride;
-        }
-        return;
-    }
-#pragma unroll 1
-    for (int i = 0; i < kSteps; ++i, col += kThreads / kPieces) {
-        const uint32_t* words = turned + turned_index(col, piece);
-        for (int r = 0; r < kPiece && first + r < rows; ++r)
-            out[r] = static_cast<uint8_t>(words[r / 4] >> (8 * (r % 4)));
-        out += kThreads / kPieces * stride;
-    }
-}
-
 // Moves every code in and out, 128 scales in and 128 out a tile: 2.06 bytes a code, 0.118 ms at 32768 x 7168 and 4.1 TB/s. A CTA takes one tile
 // of 128 x 128, and SMs take CTAs as these become free (in equal shares, walking over the groups: 3.21 TB/s). All of its 16 KB are requested
 // at once, before it knows its group; six CTAs an SM hide what the others wait for. About 10 instructions a code, of which an SM can issue
@@ -164,14 +128,14 @@ __global__ void __launch_bounds__(kThreads, kCtas) requantize_kernel(const Requa
                 squares[q][2] = pack_fp8(v[0][2] * m.z, v[1][2] * m.z, v[2][2] * m.z, v[3][2] * m.z, kCodes);
                 squares[q][3] = pack_fp8(v[0][3] * m.w, v[1][3] * m.w, v[2][3] * m.w, v[3][3] * m.w, kCodes);
             }
-            uint32_t* out =
-                turned + turned_index(part * kPiece, octet / 2) + octet % 2 * 2 + j * 4 * kColumnWords;
+            uint32_t* out = turned + turned_index<kPiece>(part * kPiece, octet / 2) + octet % 2 * 2 +
+                            j * 4 * kColumnWords;
 #pragma unroll
             for (int c = 0; c < 4; ++c)
                 *reinterpret_cast<uint2*>(out + c * kColumnWords) = uint2{squares[0][c], squares[1][c]};
         }
         __syncthreads();
-        store_columns(job, turned, dst_base + row, rows.rows, col_tile);
+        store_tile_columns<kThreads, kPiece>(job.columns, turned, dst_base + row, rows.rows, col_tile);
     }
 }
 

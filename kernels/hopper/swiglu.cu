@@ -2,6 +2,7 @@
 #include "kernels/hopper/device/sigmoid.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/swiglu_rows.h"
+#include "kernels/hopper/workspace.h"
 
 namespace fp8flow {
 
@@ -336,15 +337,20 @@ BlockScales block_scales(const Fp8Tensor& t, ScaleFormat format) {
 
 void HopperOps::do_swiglu(const op::Swiglu& args, const Launch& launch) {
     const int64_t rows = rows_of(args.groups, args.h);
-    launch_forward(
-        {halves_view(args.h), row_view(args.prob), row_view(args.a), {}, device_groups(args.groups, rows)},
-        rows, launch);
+    launch_forward({halves_view(args.h),
+                    row_view(args.prob),
+                    row_view(args.a),
+                    {},
+                    device_groups(args.groups, rows),
+                    workspace_->zeros_for<RowTicket>(RowTicket::kCount)},
+                   rows, launch);
 }
 
 void HopperOps::do_swiglu_quantize(const op::SwigluQuantize& args, const Launch& launch) {
     const int64_t rows = rows_of(args.groups, args.h);
     launch_forward({halves_view(args.h), row_view(args.prob), row_view(args.a.codes),
-                    block_scales(args.a, args.scale_format), device_groups(args.groups, rows)},
+                    block_scales(args.a, args.scale_format), device_groups(args.groups, rows),
+                    workspace_->zeros_for<RowTicket>(RowTicket::kCount)},
                    rows, launch);
 }
 
@@ -356,16 +362,17 @@ void HopperOps::do_swiglu_backward(const op::SwigluBackward& args, const Launch&
                      halves_view(args.dh),
                      row_view(args.dprob),
                      {},
-                     device_groups(args.groups, rows)},
+                     device_groups(args.groups, rows),
+                     workspace_->zeros_for<RowTicket>(RowTicket::kCount)},
                     rows, launch);
 }
 
 void HopperOps::do_swiglu_backward_quantize(const op::SwigluBackwardQuantize& args, const Launch& launch) {
     const int64_t rows = rows_of(args.groups, args.h);
-    launch_backward(
-        {row_view(args.da), halves_view(args.h), row_view(args.prob), halves_view(args.dh.codes),
-         row_view(args.dprob), block_scales(args.dh, args.scale_format), device_groups(args.groups, rows)},
-        rows, launch);
+    launch_backward({row_view(args.da), halves_view(args.h), row_view(args.prob), halves_view(args.dh.codes),
+                     row_view(args.dprob), block_scales(args.dh, args.scale_format),
+                     device_groups(args.groups, rows), workspace_->zeros_for<RowTicket>(RowTicket::kCount)},
+                    rows, launch);
 }
 
 }  // namespace fp8flow

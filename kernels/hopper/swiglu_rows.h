@@ -18,15 +18,24 @@ struct BlockScales {
 enum class Output { values, e4m3, e5m2 };
 constexpr DType codes_of(Output output) { return output == Output::e5m2 ? DType::e5m2 : DType::e4m3; }
 
+// Of the rows that one warp of every CTA works on: how many have been taken, and how many of these warps have left. 0 between launches: the last
+// warp sees to it. A line of L2 each.
+struct alignas(128) RowTicket {
+    static constexpr int kCount = 32;  // a CTA has no more warps
+    uint32_t taken, left;
+};
+
 struct SwigluForward {
     RowView h, prob, a;  // prob.data == nullptr: 1; a: values or codes
     BlockScales scales;
     DeviceGroups groups;
+    RowTicket* tickets;
 };
 struct SwigluGradient {
     RowView da, h, prob, dh, dprob;
     BlockScales scales;
     DeviceGroups groups;
+    RowTicket* tickets;
 };
 
 // Every lane must have whole aligned units of BF16 (and of codes), or none: swiglu.cu asks.

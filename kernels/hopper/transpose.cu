@@ -2,8 +2,10 @@
 #include "kernels/hopper/transpose.h"
 
 #include "kernels/hopper/device/groups.h"
+#include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/shift.h"
+#include "kernels/hopper/device/tiles.h"
 #include "kernels/hopper/hopper_ops.h"
 
 namespace fp8flow {
@@ -94,12 +96,6 @@ __device__ __forceinline__ void fetch(const Transposer& args, int64_t src_base, 
     }
 }
 
-// Where the word of rows 4 * quad .. 4 * quad + 3 of a column stands: pieces of 16 rows change places by the column's own piece, so that
-// 16 neighbouring pairs of words of one row and the 8 pieces of one column both lie in different banks.
-__device__ __forceinline__ int turned_index(int col, int piece) {
-    return col * kColumnWords + (piece ^ (col / kPiece)) * kPieceWords;
-}
-
 // From the registers of all threads to `turned`: scales are compared by every warp alone, rows shifted four codes at a time, and 4x4 squares of
 // bytes turned in registers. The target.
 template <DType kCodes> __device__ __forceinline__ float turn(Held& held, int count, uint32_t* turned) {
@@ -136,17 +132,10 @@ template <DType kCodes> __device__ __forceinline__ float turn(Held& held, int co
 #pragma unroll
         for (int q = 0; q < 2; ++q) {
             const uint32_t(*words)[kPieceWords] = held.words + 4 * q;
-            const uint32_t low01 = __byte_perm(words[0][i], words[1][i], 0x5140),
-                           high01 = __byte_perm(words[0][i], words[1][i], 0x7362);
-            const uint32_t low23 = __byte_perm(words[2][i], words[3][i], 0x5140),
-                           high23 = __byte_perm(words[2][i], words[3][i], 0x7362);
-            squares[q][0] = __byte_perm(low01, low23, 0x5410);
-            squares[q][1] = __byte_perm(low01, low23, 0x7632);
-            squares[q][2] = __byte_perm(high01, high23, 0x5410);
-            squares[q][3] = __byte_perm(high01, high23, 0x7632);
+            turn_square({words[0][i], words[1][i], words[2][i], words[3][i]}, squares[q]);
         }
         uint32_t* out =
-            turned + turned_index(part * kPiece, octet / 2) + octet % 2 * 2 + i * 4 * kColumnWords;
+            turned + turned_index<kPiece>(part * kPiece, octet / 2) + octet % 2 * 2 + i * 4 * kColumnWords;
 #pragma unroll
         for (int c = 0; c < 4; ++c)
             *reinterpret_cast<uint2*>(out + c * kColumnWords) = uint2{squares[0][c], squares[1][c]};
@@ -167,7 +156,7 @@ __device__ __forceinline__ void store_columns(const Transposer& args, const uint
 #pragma unroll
         for (int i = 0; i < kTile * kPieces / kThreads; ++i, col += kThreads / kPieces) {
             *reinterpret_cast<uint4*>(out) =
-                *reinterpret_cast<const uint4*>(turned + turned_index(col, piece));
+                *reinterpret_cast<const uint4*>(turned + turned_index<kPiece>(col, piece));
             out += kThreads / kPieces * stride;
         }
         return;
@@ -175,7 +164,7 @@ __device__ __forceinline__ void store_columns(const Transposer& args, const uint
 #pragma unroll 1
     for (int i = 0; i < kTile * kPieces / kThreads; ++i) {
         if (col < cols) {
-            const uint4 codes = *reinterpret_cast<const uint4*>(turned + turned_index(col, piece));
+            const uint4 codes = *reinterpret_cast<const uint4*>(turned + turned_index<kPiece>(col, piece));
             if (first + kPiece <= rows && aligned) {
                 *reinterpret_cast<uint4*>(out) = codes;
             } else {

@@ -2,6 +2,7 @@
 // quantize_tiles.cu. Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/scales.h"
+#include "kernels/hopper/device/tiles.h"
 #include "kernels/hopper/weight_tiles.h"
 
 namespace fp8flow::hopper {
@@ -27,9 +28,6 @@ struct MxJob {
     MxRounding rounding;
 };
 
-__device__ __forceinline__ uint32_t word_of(const uint4& words, int i) {
-    return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
-}
 __device__ __forceinline__ uint32_t pick(const uint32_t (&words)[4], int i) {
     return i == 0 ? words[0] : i == 1 ? words[1] : i == 2 ? words[2] : words[3];
 }
@@ -73,9 +71,6 @@ __global__ void __launch_bounds__(kThreads, kCtas) mx_columns_kernel(const MxJob
     const int thread = static_cast<int>(threadIdx.x), octet = thread / kUnits, unit = thread % kUnits,
               quarter = octet % 4, warp = thread / 32;
     const int64_t rows = int64_t{job.row_tiles} * kTileRows, cols = int64_t{job.col_tiles} * kWidth;
-    const auto turned_index = [](int col, int piece) {  // pieces change places by the columns of a thread
-        return col * kColumnWords + (piece ^ (col / kCols % kPieces)) * (kPiece / 4);
-    };
     for (int tile = static_cast<int>(blockIdx.x); tile < job.tiles; tile += static_cast<int>(gridDim.x)) {
         if (tile != static_cast<int>(blockIdx.x)) __syncthreads();
         const int row_of_tiles = tile / job.col_tiles, batch = row_of_tiles / job.row_tiles,
@@ -106,7 +101,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) mx_columns_kernel(const MxJob
                                         __uint_as_float(word_of(words[4 * q + 1], j)) * m,
                                         __uint_as_float(word_of(words[4 * q + 2], j)) * m,
                                         __uint_as_float(word_of(words[4 * q + 3], j)) * m, kCodes);
-                *reinterpret_cast<uint2*>(turned + turned_index(unit * kCols + j, octet / 2) +
+                *reinterpret_cast<uint2*>(turned + turned_index<kCols>(unit * kCols + j, octet / 2) +
                                           octet % 2 * 2) = uint2{codes[0], codes[1]};
             }
         } else {
@@ -131,7 +126,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) mx_columns_kernel(const MxJob
                     codes_low[q] = pack_fp8(a[0], a[1], a[2], a[3], kCodes);
                     codes_high[q] = pack_fp8(b[0], b[1], b[2], b[3], kCodes);
                 }
-                uint32_t* out = turned + turned_index(unit * kCols + 2 * j, octet / 2) + octet % 2 * 2;
+                uint32_t* out = turned + turned_index<kCols>(unit * kCols + 2 * j, octet / 2) + octet % 2 * 2;
                 *reinterpret_cast<uint2*>(out) = uint2{codes_low[0], codes_low[1]};
                 *reinterpret_cast<uint2*>(out + kColumnWords) = uint2{codes_high[0], codes_high[1]};
             }
@@ -144,7 +139,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) mx_columns_kernel(const MxJob
 #pragma unroll
         for (int i = 0; i < kWidth * kPieces / kThreads; ++i, col += kThreads / kPieces) {
             *reinterpret_cast<uint4*>(out) =
-                *reinterpret_cast<const uint4*>(turned + turned_index(col, piece));
+                *reinterpret_cast<const uint4*>(turned + turned_index<kCols>(col, piece));
             out += kThreads / kPieces * rows;
         }
     }

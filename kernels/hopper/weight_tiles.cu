@@ -3,6 +3,8 @@
 #include "kernels/hopper/weight_tiles.h"
 
 #include "kernels/hopper/adamw.h"
+#include "kernels/hopper/device/packed.h"
+#include "kernels/hopper/device/tiles.h"
 
 namespace fp8flow::hopper {
 
@@ -12,8 +14,7 @@ constexpr int kTile = static_cast<int>(kBlock);
 constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kCtas = 2;
 constexpr int kRows = 4;  // of a thread, 8 columns of each
-constexpr int kPiece = 16, kPieces = kTile / kPiece;
-constexpr int kColumnWords = kTile / 4;
+constexpr int kPiece = kTurnedPiece, kPieces = kTurnedPieces;
 
 struct CopyTiles {
     uint8_t* codes;  // null: no such copy
@@ -72,11 +73,6 @@ __device__ __forceinline__ float4 step_four(const AdamWArgs& step, float grad_sc
         *reinterpret_cast<uint2*>(static_cast<uint16_t*>(step.copy) + at) = uint2{low, high};
     }
     return master;
-}
-
-// The word of rows 4 * quad .. 4 * quad + 3 of a column of the turned tile; pieces of 16 rows change places by the columns of a thread.
-template <int kColumns> __device__ __forceinline__ int turned_index(int col, int piece) {
-    return col * kColumnWords + (piece ^ col / kColumns % kPieces) * (kPiece / 4);
 }
 
 // The scale of a tile: from the maxima of the warps, behind a barrier.
@@ -244,14 +240,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) step_tiles_kernel(const Weigh
                     *reinterpret_cast<uint32_t*>(job.fprop.codes + start(tile) +
                                                  static_cast<int64_t>(square * 4 + k) * cols) = codes[k];
             }
-            const uint32_t low01 = __byte_perm(codes[0], codes[1], 0x5140),
-                           high01 = __byte_perm(codes[0], codes[1], 0x7362),
-                           low23 = __byte_perm(codes[2], codes[3], 0x5140),
-                           high23 = __byte_perm(codes[2], codes[3], 0x7362);
-            squares[square][0] = __byte_perm(low01, low23, 0x5410);
-            squares[square][1] = __byte_perm(low01, low23, 0x7632);
-            squares[square][2] = __byte_perm(high01, high23, 0x5410);
-            squares[square][3] = __byte_perm(high01, high23, 0x7632);
+            turn_square(codes, squares[square]);
         }
         if (job.dgrad.codes != nullptr) {
 #pragma unroll

@@ -9,9 +9,7 @@
 namespace fp8flow {
 
 struct HopperOps::Workspace {
-    static constexpr std::size_t kPartialsBytes = std::size_t{64} << 20;
-
-    static constexpr std::size_t kZerosBytes = std::size_t{4} << 20;
+    static constexpr std::size_t kPartialsBytes = std::size_t{64} << 20, kZerosBytes = std::size_t{4} << 20;
 
     explicit Workspace(Device& owner)
         : device(owner),
@@ -19,7 +17,8 @@ struct HopperOps::Workspace {
           zeros(owner.allocate(kZerosBytes)),
           lt(owner),
           cudnn(owner) {
-        owner.fill(zeros, 0, kZerosBytes, {});
+        owner.fill(zeros, 0, kZerosBytes);
+        owner.synchronize();
     }
     ~Workspace() {
         device.free(partials);

@@ -64,76 +64,33 @@ private:
     int group_, rows_, valid_rows_;  // what is left of the group
 };
 
-enum class RowKind { valid, pad };
-
-// The valid rows of all groups counted through, or all their pads: so that work can be shared out by what a row costs. All 32 lanes of a warp
-// call everything together. The first round of loads brings all that seek() needs.
-template <RowKind kKind> class CountedRows {
+// Whether rows that ascend are valid: of 32 neighbouring groups each lane knows one, and the warp votes. For warps whose rows lie so far apart that
+// they pass many groups. All 32 lanes call everything together.
+class GroupWindow {
 public:
-    __device__ explicit CountedRows(const DeviceGroups& groups) : groups_(groups) {
-        for (int64_t first = 0; first < groups.num_groups; first += 32) {
-            const int64_t group = first + lane();
-            if (group >= groups.num_groups) continue;
-            const int64_t valid = groups.count(group),
-                          pads = groups.offset(group + 1) - groups.offset(group) - valid;
-            total_ += kKind == RowKind::valid ? valid : pads;
-            any_pads_ = any_pads_ || pads != 0;
+    __device__ explicit GroupWindow(const DeviceGroups& groups) : groups_(groups) { look(); }
+    // Below total(), and not below the row asked for before.
+    __device__ bool is_valid(int row) {
+        unsigned found;
+        while ((found = __ballot_sync(0xFFFFFFFFu, end_ > row)) == 0) {
+            first_ += 32;
+            look();
         }
-        any_pads_ = __ballot_sync(0xFFFFFFFFu, any_pads_) != 0;
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2) total_ += __shfl_xor_sync(0xFFFFFFFFu, total_, step);
-    }
-    __device__ int64_t total() const { return total_; }
-    __device__ bool any_pads() const { return any_pads_; }
-
-    // Goes to the row that `index` others are before, index < total().
-    __device__ void seek(int64_t index) {
-        for (int64_t first = 0;; first += 32) {
-            const int64_t group = first + lane(), own = group < groups_.num_groups ? size(group) : 0;
-            int64_t end = own;  // of the group, behind this turn's first row
-#pragma unroll
-            for (int step = 1; step < 32; step *= 2) {
-                const int64_t before = __shfl_up_sync(0xFFFFFFFFu, end, step);
-                if (lane() >= step) end += before;
-            }
-            const unsigned found = __ballot_sync(0xFFFFFFFFu, end > index);
-            if (found == 0) {
-                index -= __shfl_sync(0xFFFFFFFFu, end, 31);
-                continue;
-            }
-            const int at = __ffs(static_cast<int>(found)) - 1;
-            group_ = static_cast<int>(first) + at;
-            left_ = static_cast<int>(__shfl_sync(0xFFFFFFFFu, end, at) - index);
-            row_ = static_cast<int>(first_row(group_) + size(group_)) - left_;
-            return;
-        }
-    }
-    // Goes `count` rows further, below total(); the row there.
-    __device__ int advance(int count) {
-        while (count >= left_) {
-            count -= left_;
-            ++group_;
-            left_ = static_cast<int>(size(group_));
-            row_ = static_cast<int>(first_row(group_));
-        }
-        left_ -= count;
-        return row_ += count;
+        return row < __shfl_sync(0xFFFFFFFFu, valid_end_, __ffs(static_cast<int>(found)) - 1);
     }
 
 private:
-    __device__ static int lane() { return static_cast<int>((threadIdx.y * blockDim.x + threadIdx.x) % 32); }
-    __device__ int64_t size(int64_t group) const {
-        const int64_t valid = groups_.count(group);
-        return kKind == RowKind::valid ? valid : groups_.offset(group + 1) - groups_.offset(group) - valid;
-    }
-    __device__ int64_t first_row(int64_t group) const {
-        return groups_.offset(group) + (kKind == RowKind::valid ? 0 : groups_.count(group));
+    __device__ void look() {
+        const int64_t group = first_ + (threadIdx.y * blockDim.x + threadIdx.x) % 32;
+        end_ = valid_end_ = 0;
+        if (group >= groups_.num_groups) return;
+        end_ = static_cast<int>(groups_.offset(group + 1));
+        valid_end_ = static_cast<int>(groups_.offset(group) + groups_.count(group));
     }
 
-    const DeviceGroups& groups_;
-    int64_t total_ = 0;
-    bool any_pads_ = false;
-    int group_ = 0, row_ = 0, left_ = 0;  // left_: of the group, this row included
+    DeviceGroups groups_;
+    int first_ = 0;        // of the 32 groups
+    int end_, valid_end_;  // of this lane's: its rows end, its valid rows end
 };
 
 }  // namespace fp8flow::hopper

@@ -185,8 +185,9 @@ __device__ __forceinline__ uint32_t cluster_rank() {
 __device__ __forceinline__ void store_remote_word(uint32_t to, uint32_t word) {
     asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
 }
-// All threads of the cluster's CTAs that have not returned meet.
+// All threads of the cluster's CTAs that have not returned meet, whole warps: lanes that have parted join first.
 __device__ __forceinline__ void cluster_meet() {
+    __syncwarp();
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
 }

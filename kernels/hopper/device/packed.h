@@ -1,9 +1,26 @@
-// Maxima of two BF16 magnitudes at a time, and a word that the compiler forgets what it knew about: for kernels that keep raw words in registers.
+// Words of several values: maxima of two BF16 magnitudes at a time, squares of bytes turned, and a word that the compiler forgets what it knew
+// about. For kernels that keep raw words in registers.
 #pragma once
 
 #include <cstdint>
 
 namespace fp8flow::hopper {
+
+// Word i of four, where i is known to the compiler.
+__device__ __forceinline__ uint32_t word_of(const uint4& words, int i) {
+    return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
+}
+// Four rows of four bytes become four columns.
+__device__ __forceinline__ void turn_square(const uint32_t (&rows)[4], uint32_t (&columns)[4]) {
+    const uint32_t low01 = __byte_perm(rows[0], rows[1], 0x5140),
+                   high01 = __byte_perm(rows[0], rows[1], 0x7362),
+                   low23 = __byte_perm(rows[2], rows[3], 0x5140),
+                   high23 = __byte_perm(rows[2], rows[3], 0x7362);
+    columns[0] = __byte_perm(low01, low23, 0x5410);
+    columns[1] = __byte_perm(low01, low23, 0x7632);
+    columns[2] = __byte_perm(high01, high23, 0x5410);
+    columns[3] = __byte_perm(high01, high23, 0x7632);
+}
 
 // |x| of both halves.
 __device__ __forceinline__ uint32_t abs_bf16x2(uint32_t pair) { return pair & 0x7FFF7FFFu; }

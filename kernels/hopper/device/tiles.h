@@ -1,8 +1,7 @@
-// Tiles of 128 routed rows: which rows a tile has, found on the device, and the way a turned tile of codes leaves shared memory.
-// The tile quantiser's.
+// Tiles of 128 routed rows: which rows a tile has, found on the device, where a turned tile of codes stands in shared memory, and how it leaves.
 #pragma once
 
-#include "kernels/hopper/launch.h"
+#include "kernels/hopper/device/rows.h"
 
 namespace fp8flow::hopper {
 
@@ -51,12 +50,17 @@ private:
     int64_t batch_ = 0, group_ = 0, before_ = 0;
 };
 
-// A turned tile in shared memory: where the word of rows 4w .. 4w + 3 of column c stands. Pieces of 16 rows change places by every eight
-// columns, so that the words of one row and the pieces of one column lie in different banks (but for two of 16 threads).
+// A turned tile in shared memory: where the word of rows 4w .. 4w + 3 of column c stands, and where 16 rows of it, a piece, begin. Pieces change
+// places by every kColumns columns, as many as a thread turns, so that the words of one row and the pieces of one column lie in different
+// banks (but for two of 16 threads).
 constexpr int kTurnedWords = static_cast<int>(kBlock) * static_cast<int>(kBlock) / 4;
-__device__ __forceinline__ int turned_word(int c, int w) {
-    return c * static_cast<int>(kBlock) / 4 + (w / 4 ^ c / 8 % 8) * 4 + w % 4;
+constexpr int kTurnedPiece = 16,
+              kTurnedPieces = static_cast<int>(kBlock) / kTurnedPiece;  // rows; of a column
+template <int kColumns> __device__ __forceinline__ int turned_index(int col, int piece) {
+    const int turn = kColumns * kTurnedPieces < kBlock ? col / kColumns % kTurnedPieces : col / kColumns;
+    return col * (static_cast<int>(kBlock) / 4) + (piece ^ turn) * (kTurnedPiece / 4);
 }
+__device__ __forceinline__ int turned_word(int c, int w) { return turned_index<8>(c, w / 4) + w % 4; }
 
 // Stores rows [0, rows) of `cols` columns at out[c * stride + r]; 16-byte pieces where the column is aligned and whole. `turned` is aligned
 // to 16 bytes.
@@ -74,6 +78,37 @@ __device__ __forceinline__ void store_turned(const uint32_t* turned, uint8_t* ou
             for (int r = 0; r < kPiece && first + r < rows; ++r)
                 to[r] = static_cast<uint8_t>(words[r / 4] >> (8 * (r % 4)));
         }
+    }
+}
+
+// Stores a turned tile of 128 columns, columns [col_tile * 128, ...) of `to`, rows [row, row + rows) of its contiguous dimension: 8 threads a
+// column, so that whole lines of 128 bytes leave where the tile is whole and its rows are aligned.
+template <int kThreads, int kColumns>
+__device__ __forceinline__ void store_tile_columns(const RowView& to, const uint32_t* turned, int64_t row,
+                                                   int rows, int col_tile) {
+    constexpr int kTile = static_cast<int>(kBlock), kSteps = kTile * kTurnedPieces / kThreads;
+    const int piece = static_cast<int>(threadIdx.x) % kTurnedPieces, first = piece * kTurnedPiece;
+    const int64_t stride = to.cols;
+    int col = static_cast<int>(threadIdx.x) / kTurnedPieces;
+    uint8_t* out = static_cast<uint8_t*>(to.data) + (static_cast<int64_t>(col_tile) * kTile + col) * stride +
+                   row + first;
+    const bool aligned =
+        (reinterpret_cast<uintptr_t>(to.data) | static_cast<uintptr_t>(row | stride)) % kTurnedPiece == 0;
+    if (aligned && rows == kTile) {
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i, col += kThreads / kTurnedPieces) {
+            *reinterpret_cast<uint4*>(out) =
+                *reinterpret_cast<const uint4*>(turned + turned_index<kColumns>(col, piece));
+            out += kThreads / kTurnedPieces * stride;
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < kSteps; ++i, col += kThreads / kTurnedPieces) {
+        const uint32_t* words = turned + turned_index<kColumns>(col, piece);
+        for (int r = 0; r < kTurnedPiece && first + r < rows; ++r)
+            out[r] = static_cast<uint8_t>(words[r / 4] >> (8 * (r % 4)));
+        out += kThreads / kTurnedPieces * stride;
     }
 }
 
