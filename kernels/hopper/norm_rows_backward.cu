@@ -7,8 +7,9 @@ namespace fp8flow::hopper {
 
 namespace {
 
-constexpr int kTeams = 2;
-constexpr int kTeamSlots = 6;  // of rows: two of dy, x and dresidual
+constexpr int kTeamSlots = 6;  // of rows: two of dy, x and dresidual or dx
+constexpr int teams_of(int units) { return units == 1 ? 4 : 2; }
+static_assert(op::kNarrowRow == kUnit * kNormThreads);  // of one unit a thread: as many teams as chunks
 
 // Bytes at T=4096, H=7168: dy, x, dresidual in, dx out: 235 MB, and 4 MB of sums: 56 us. A CTA, one an SM (two for narrow rows), takes pairs of
 // chunks, a chunk a team of 256 threads: neighbouring CTAs read neighbouring rows. (With a chunk of consecutive rows a CTA, 1024 places in
@@ -21,8 +22,9 @@ constexpr int kTeamSlots = 6;  // of rows: two of dy, x and dresidual
 // One writer a byte, stated orders: deterministic. dx may stand in the place of dy or dresidual: a row is written after it has come,
 // and by the CTA that read it.
 template <int kUnits, DType kType, Rows kRows>
-__global__ __launch_bounds__(kTeams* kNormThreads,
-                             kUnits == 1 ? 2 : 1) void norm_backward_rows_kernel(const NormBackward args) {
+__global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
+                             1) void norm_backward_rows_kernel(const NormBackward args) {
+    constexpr int kTeams = teams_of(kUnits), kJoin = 1 + kTeams;  // a barrier a team, and one of all
     let_next_start();
     extern __shared__ __align__(128) uint8_t memory[];
     __shared__ Barrier full_of[kTeams][2], full_residual_of[kTeams][2];
@@ -40,19 +42,19 @@ __global__ __launch_bounds__(kTeams* kNormThreads,
     const auto x_slot = [&](int slot) { return slots + (2 * slot + 1) * slot_size; };
     const auto residual_slot = [&](int slot) { return slots + (4 + slot) * slot_size; };
     // The team's rows one after the other, up to one past the end (args.rows or more).
-    const int pairs = static_cast<int>(min(static_cast<int64_t>(args.pairs), args.rows)),
+    const int parts = static_cast<int>(min(static_cast<int64_t>(args.parts), args.rows)),
               clusters = static_cast<int>(gridDim.x) / part.segments,
               cluster = static_cast<int>(blockIdx.x) / part.segments;
     struct Place {
         int64_t row;
-        int pair;
+        int sum_row;  // the part of dgamma, a row of its sums
     };
-    const auto first_of = [&](int pair) {
-        return Place{pair < pairs ? pair + int64_t{team} * args.pairs : args.rows, pair};
+    const auto first_of = [&](int sum_row) {
+        return Place{sum_row < parts ? sum_row + int64_t{team} * args.parts : args.rows, sum_row};
     };
     const auto behind = [&](Place place) {
-        place.row += kTeams * args.pairs;
-        return place.row < args.rows ? place : first_of(place.pair + clusters);
+        place.row += kTeams * args.parts;
+        return place.row < args.rows ? place : first_of(place.sum_row + clusters);
     };
     const auto start = [&](int64_t row, int slot) {
         if (kRows == Rows::fetched || row >= args.rows) return;
@@ -66,6 +68,18 @@ __global__ __launch_bounds__(kTeams* kNormThreads,
         start_row(args.dresidual, row, part, residual_slot(slot), &full_residual[slot]);
     };
     Place here = first_of(cluster), next = behind(here);
+    wait_for_kernel_before();
+    float g[kUnits][kUnit] = {};
+#pragma unroll
+    for (int j = 0; j < kUnits;
+         ++j) {  // asked for first: behind the rows of all multiprocessors it would come last
+        const int unit = thread + j * kNormThreads;
+        if (unit >= units) continue;
+        if constexpr (kRows == Rows::fetched)
+            load_gamma(args.gamma, 0.0f, (first_unit + unit) * kUnit, g[j]);
+        else
+            load_wide_gamma(args.gamma, 0.0f, first_unit + unit, g[j]);
+    }
     if (thread == 0) {
         for (int slot = 0; slot < 2; ++slot) {
             barrier_init(&full[slot], 1);
@@ -77,16 +91,11 @@ __global__ __launch_bounds__(kTeams* kNormThreads,
         start_residual(here.row, 0);
         start(next.row, 1);
     }
-    float g[kUnits][kUnit] = {};
+    if (args.gamma_offset != 0.0f)
 #pragma unroll
-    for (int j = 0; j < kUnits; ++j) {
-        const int unit = thread + j * kNormThreads;
-        if (unit >= units) continue;
-        if constexpr (kRows == Rows::fetched)
-            load_gamma(args.gamma, args.gamma_offset, (first_unit + unit) * kUnit, g[j]);
-        else
-            load_wide_gamma(args.gamma, args.gamma_offset, first_unit + unit, g[j]);
-    }
+        for (int j = 0; j < kUnits; ++j)
+#pragma unroll
+            for (int i = 0; i < kUnit; ++i) g[j][i] = args.gamma_offset + g[j][i];
     // the barriers are there
     if (part.segments > 1)
         cluster_meet();
@@ -95,9 +104,9 @@ __global__ __launch_bounds__(kTeams* kNormThreads,
 
     float next_rstd = here.row < args.rows ? args.rstd[here.row] : 0.0f;
     int n = 0;
-    for (int pair = cluster; pair < pairs; pair += clusters) {
+    for (int sum_row = cluster; sum_row < parts; sum_row += clusters) {
         float dgamma[kUnits][kUnit] = {};
-        for (; here.pair == pair && here.row < args.rows; ++n) {
+        for (; here.sum_row == sum_row && here.row < args.rows; ++n) {
             const int slot = n % 2;
             const uint32_t parity = static_cast<uint32_t>(n / 2) & 1u;
             const int64_t row = here.row;
@@ -130,6 +139,13 @@ __global__ __launch_bounds__(kTeams* kNormThreads,
                 }
             }
             put_strand(strand, warp_sums_of[team][slot]);
+            if (kRows == Rows::copied &&
+                thread == 0) {  // the slot of this row's dx is free, or the one to refill
+                if (with_residual)
+                    copies_wait_read<0>();
+                else
+                    copies_wait_read<1>();
+            }
             meet(1 + team, kNormThreads);
             if (thread == 0) {
                 start(second.row, slot);
@@ -156,36 +172,51 @@ __global__ __launch_bounds__(kTeams* kNormThreads,
                 if constexpr (kRows == Rows::fetched)
                     store_unit(args.dx, row, (first_unit + unit) * kUnit, dx);
                 else
-                    *unit_of(args.dx, row, first_unit + unit) = pack_unit<kType>(dx);
+                    reinterpret_cast<uint4*>(residual_slot(slot))[unit] = pack_unit<kType>(dx);
+            }
+            if constexpr (kRows == Rows::copied) {
+                fence_shared_for_engines();
+                meet(1 + team, kNormThreads);
+                if (thread == 0) {
+                    bulk_store(unit_of(args.dx, row, first_unit), residual_slot(slot),
+                               static_cast<uint32_t>(2 * kUnit * units));
+                    copies_commit();
+                }
             }
             here = next;
             next = second;
         }
-        if (team == 1) {
+        const auto joined_of = [&](int from) { return joined + (from - 1) * slot_size / 8; };
+        if (team > 0) {
 #pragma unroll
             for (int j = 0; j < kUnits; ++j) {
                 const int unit = thread + j * kNormThreads;
                 if (unit >= units) continue;
-                joined[2 * unit] = float4{dgamma[j][0], dgamma[j][1], dgamma[j][2], dgamma[j][3]};
-                joined[2 * unit + 1] = float4{dgamma[j][4], dgamma[j][5], dgamma[j][6], dgamma[j][7]};
+                const float(&v)[kUnit] = dgamma[j];
+                joined_of(team)[unit] = float4{v[0], v[1], v[2], v[3]};
+                joined_of(team)[units + unit] = float4{v[4], v[5], v[6], v[7]};
             }
-        }
-        __syncthreads();
-        if (team == 0) {
+            announce(kJoin, kTeams * kNormThreads);
+        } else {
+            meet(kJoin, kTeams * kNormThreads);
             const RowView sums = {args.partials, nullptr, args.x.cols, DType::f32, kRows == Rows::copied};
 #pragma unroll
             for (int j = 0; j < kUnits; ++j) {
                 const int unit = thread + j * kNormThreads;
                 if (unit >= units) continue;
-                const float4 a = joined[2 * unit], b = joined[2 * unit + 1];
-                const float other[kUnit] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 #pragma unroll
-                for (int i = 0; i < kUnit; ++i) dgamma[j][i] += other[i];
-                store_unit(sums, pair, (first_unit + unit) * kUnit, dgamma[j]);
+                for (int from = 1; from < kTeams; ++from) {
+                    const float4 a = joined_of(from)[unit], b = joined_of(from)[units + unit];
+                    const float other[kUnit] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+                    for (int i = 0; i < kUnit; ++i) dgamma[j][i] += other[i];
+                }
+                store_unit(sums, sum_row, (first_unit + unit) * kUnit, dgamma[j]);
             }
         }
-        if (pair + clusters < pairs) __syncthreads();
+        if (sum_row + clusters < parts) __syncthreads();
     }
+    if (kRows == Rows::copied && thread == 0) copies_wait();
     if (part.segments > 1) cluster_meet();  // no sum is on its way any more
 }
 
@@ -195,8 +226,10 @@ template <DType kType> BackwardKernel kernel_of(int units) {
            : units == 2 ? norm_backward_rows_kernel<2, kType, Rows::copied>
                         : norm_backward_rows_kernel<kMostUnits, kType, Rows::copied>;
 }
-template <DType kType>
-constexpr BackwardKernel kFetchingKernel = norm_backward_rows_kernel<kMostUnits, kType, Rows::fetched>;
+template <DType kType> BackwardKernel fetching_kernel_of(int units) {
+    return units == 1 ? norm_backward_rows_kernel<1, kType, Rows::fetched>
+                      : norm_backward_rows_kernel<kMostUnits, kType, Rows::fetched>;
+}
 
 }  // namespace
 
@@ -208,15 +241,14 @@ bool launch_norm_backward_rows(const NormBackward& args, const Launch& launch) {
     const bool copied = args.gamma.vector && is_wide(args.x, type) && is_wide(args.dy, type) &&
                         is_wide(args.dx, type) &&
                         (args.dresidual.data == nullptr || is_wide(args.dresidual, type));
-    const int units = units_a_thread(args.segment_cols);
+    const int units = units_a_thread(args.segment_cols), teams = teams_of(units);
     const BackwardKernel kernel = copied
                                       ? (f16 ? kernel_of<DType::f16>(units) : kernel_of<DType::bf16>(units))
-                                  : f16 ? kFetchingKernel<DType::f16>
-                                        : kFetchingKernel<DType::bf16>;
+                                  : f16 ? fetching_kernel_of<DType::f16>(units)
+                                        : fetching_kernel_of<DType::bf16>(units);
     const int slot = slot_bytes(args.segment_cols);
-    launch_rows(kernel, args, std::min<int64_t>(args.pairs, args.rows), copied && units == 1 ? 2 : 1,
-                dim3(kNormThreads, kTeams), kTeams * kTeamSlots * slot + 2 * slot, launch,
-                "rms_norm_backward");
+    launch_rows(kernel, args, std::min<int64_t>(args.parts, args.rows), 1, dim3(kNormThreads, teams),
+                (teams * kTeamSlots + (teams - 1) * 2) * slot, launch, "rms_norm_backward", true);
     return true;
 }
 
