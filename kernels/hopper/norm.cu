@@ -131,7 +131,8 @@ __global__ void __launch_bounds__(kRowThreads) dgamma_partial_kernel(const NormB
         const auto chunk = [&](int64_t first) {
             float sum = 0.0f;
 #pragma unroll 8
-            for (int64_t row = first; row < args.rows; row += chunks) {
+            for (int64_t n = 0; op::gamma_row(first, chunks, n) < args.rows; ++n) {
+                const int64_t row = op::gamma_row(first, chunks, n);
                 const float dy = load_float(args.dy.data, args.dy.dtype, row * width + col);
                 const float x = load_float(args.x.data, args.x.dtype, row * width + col);
                 sum = fma_float(dy, x * args.rstd[row], sum);

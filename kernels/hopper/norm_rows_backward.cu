@@ -7,20 +7,33 @@ namespace fp8flow::hopper {
 
 namespace {
 
-constexpr int kTeamSlots = 6;  // of rows: two of dy, x and dresidual or dx
+constexpr int kTeamSlots = 6;  // of rows: two of dy, x and dresidual
 constexpr int teams_of(int units) { return units == 1 ? 4 : 2; }
 static_assert(op::kNarrowRow == kUnit * kNormThreads);  // of one unit a thread: as many teams as chunks
 
-// Bytes at T=4096, H=7168: dy, x, dresidual in, dx out: 235 MB, and 4 MB of sums: 56 us. A CTA, one an SM (two for narrow rows), takes pairs of
-// chunks, a chunk a team of 256 threads: neighbouring CTAs read neighbouring rows. (With a chunk of consecutive rows a CTA, 1024 places in
-// memory were read or written at a time, and 256 chunks were summed afterwards from 7 MB: 72 us in all.) Thread t owns the columns
-// of strand t in every row, so that its dgamma sums stay in registers to the end of the chunk. Two slots a team for dy and
-// x, refilled two rows ahead at the row's only barrier (a named one of the team; the row is in registers by then); two slots for
-// dresidual, which is read behind the barrier and so is refilled one row ahead. Warp sums alternate as in the forward kernel. At the end of a
-// pair the second team leaves its sums in shared memory (barrier of the CTA), the first adds and writes them (barrier of the CTA, if more
-// pairs follow). Rows of several segments: a cluster, as in the forward kernel; its CTAs take the same rows at the same time.
-// One writer a byte, stated orders: deterministic. dx may stand in the place of dy or dresidual: a row is written after it has come,
-// and by the CTA that read it.
+// The rows of a chunk of dgamma (op::gamma_row), one after the other.
+struct ChunkRows {
+    int block, chunks;  // first row of those of which every chunk has one, and how many they are
+    int place;          // in the block
+    __device__ int ahead(int n) const {
+        const int at = place + n;
+        return block + n * chunks + (at < chunks ? at : at - chunks);
+    }
+    __device__ void advance() {
+        block += chunks;
+        place = place + 1 < chunks ? place + 1 : 0;
+    }
+};
+
+// Bytes at T=4096, H=7168: dy, x, dresidual in, dx out: 235 MB, and 4 MB of sums: 56 us. A CTA, one an SM, takes a part of dgamma, a chunk a team of
+// 256 threads: neighbouring CTAs read neighbouring rows. (With a chunk of consecutive rows a CTA, 1024 places in memory were read or written at a
+// time, and 256 chunks were summed afterwards from 7 MB: 72 us in all.) Thread t owns the columns of strand t in every row, so that its dgamma
+// sums stay in registers to the end of the chunk. Two slots a team for dy and x, refilled two rows ahead at the row's only barrier (a named one
+// of the team; the row is in registers by then); two slots for dresidual, which is read behind the barrier and so is refilled one row ahead. A
+// kernel starts with one row a team on its way, so that gamma does not come behind two. Warp sums alternate as in the forward kernel. At the end
+// of a part the other teams leave their sums in shared memory and go on, the first adds and writes them. Rows of several segments: a cluster, as
+// in the forward kernel; its CTAs take the same rows at the same time. One writer a byte, stated orders: deterministic. dx may stand in the place
+// of dy or dresidual: a row is written after it has come, and by the CTA that read it.
 template <int kUnits, DType kType, Rows kRows>
 __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
                              1) void norm_backward_rows_kernel(const NormBackward args) {
@@ -34,52 +47,29 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
     const RowPart part = row_part<kUnits>(args.x.cols, args.segments, args.segment_cols);
     const int units = part.units, first_unit = part.first / kUnit;
     const int slot_size = slot_bytes(args.segment_cols);
-    uint8_t* const slots = memory + team * kTeamSlots * slot_size;
-    float4* const joined = reinterpret_cast<float4*>(memory + kTeams * kTeamSlots * slot_size);
+    const auto slots_of = [&](int team) { return memory + team * kTeamSlots * slot_size; };
+    uint8_t* const slots = slots_of(team);
     Barrier *const full = full_of[team], *const full_residual = full_residual_of[team];
     const bool with_residual = static_cast<bool>(args.dresidual);
     const auto dy_slot = [&](int slot) { return slots + (2 * slot) * slot_size; };
     const auto x_slot = [&](int slot) { return slots + (2 * slot + 1) * slot_size; };
     const auto residual_slot = [&](int slot) { return slots + (4 + slot) * slot_size; };
-    // The team's rows one after the other, up to one past the end (args.rows or more).
-    const int parts = static_cast<int>(min(static_cast<int64_t>(args.parts), args.rows)),
-              clusters = static_cast<int>(gridDim.x) / part.segments,
-              cluster = static_cast<int>(blockIdx.x) / part.segments;
-    struct Place {
-        int64_t row;
-        int sum_row;  // the part of dgamma, a row of its sums
-    };
-    const auto first_of = [&](int sum_row) {
-        return Place{sum_row < parts ? sum_row + int64_t{team} * args.parts : args.rows, sum_row};
-    };
-    const auto behind = [&](Place place) {
-        place.row += kTeams * args.parts;
-        return place.row < args.rows ? place : first_of(place.sum_row + clusters);
-    };
-    const auto start = [&](int64_t row, int slot) {
-        if (kRows == Rows::fetched || row >= args.rows) return;
+    const int all_rows = static_cast<int>(args.rows);
+    const auto start = [&](int row, int slot) {
+        if (kRows == Rows::fetched || row >= all_rows) return;
         barrier_arrive_expect_bytes(&full[slot], static_cast<uint32_t>(4 * kUnit * units));
         start_row(args.dy, row, part, dy_slot(slot), &full[slot]);
         start_row(args.x, row, part, x_slot(slot), &full[slot]);
     };
-    const auto start_residual = [&](int64_t row, int slot) {
-        if (kRows == Rows::fetched || row >= args.rows || !with_residual) return;
+    const auto start_residual = [&](int row, int slot) {
+        if (kRows == Rows::fetched || row >= all_rows || !with_residual) return;
         barrier_arrive_expect_bytes(&full_residual[slot], static_cast<uint32_t>(2 * kUnit * units));
         start_row(args.dresidual, row, part, residual_slot(slot), &full_residual[slot]);
     };
-    Place here = first_of(cluster), next = behind(here);
+    const int parts = min(args.parts, all_rows), clusters = static_cast<int>(gridDim.x) / part.segments;
+    int sums = static_cast<int>(blockIdx.x) / part.segments;  // the part of dgamma, a row of its sums
+    const auto rows_of_part = [&] { return ChunkRows{0, kTeams * args.parts, sums + team * args.parts}; };
     wait_for_kernel_before();
-    float g[kUnits][kUnit] = {};
-#pragma unroll
-    for (int j = 0; j < kUnits;
-         ++j) {  // asked for first: behind the rows of all multiprocessors it would come last
-        const int unit = thread + j * kNormThreads;
-        if (unit >= units) continue;
-        if constexpr (kRows == Rows::fetched)
-            load_gamma(args.gamma, 0.0f, (first_unit + unit) * kUnit, g[j]);
-        else
-            load_wide_gamma(args.gamma, 0.0f, first_unit + unit, g[j]);
-    }
     if (thread == 0) {
         for (int slot = 0; slot < 2; ++slot) {
             barrier_init(&full[slot], 1);
@@ -87,32 +77,45 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
         }
         prepare(segment_sums[team]);
         fence_barrier_init();
-        start(here.row, 0);
-        start_residual(here.row, 0);
-        start(next.row, 1);
+        start(rows_of_part().ahead(0), 0);
     }
-    if (args.gamma_offset != 0.0f)
+    float g[kUnits][kUnit] = {};
 #pragma unroll
-        for (int j = 0; j < kUnits; ++j)
-#pragma unroll
-            for (int i = 0; i < kUnit; ++i) g[j][i] = args.gamma_offset + g[j][i];
+    for (int j = 0; j < kUnits; ++j) {
+        const int unit = thread + j * kNormThreads;
+        if (unit >= units) continue;
+        if constexpr (kRows == Rows::fetched)
+            load_gamma(args.gamma, 0.0f, (first_unit + unit) * kUnit, g[j]);
+        else
+            load_wide_gamma(args.gamma, 0.0f, first_unit + unit, g[j]);
+    }
     // the barriers are there
     if (part.segments > 1)
         cluster_meet();
     else
         __syncthreads();
+    if (args.gamma_offset != 0.0f)
+#pragma unroll
+        for (int j = 0; j < kUnits; ++j)
+#pragma unroll
+            for (int i = 0; i < kUnit; ++i) g[j][i] = args.gamma_offset + g[j][i];
 
-    float next_rstd = here.row < args.rows ? args.rstd[here.row] : 0.0f;
-    int n = 0;
-    for (int sum_row = cluster; sum_row < parts; sum_row += clusters) {
+    int n = 0;  // rows of the team
+    for (; sums < parts; sums += clusters) {
+        ChunkRows rows = rows_of_part();
+        if (thread == 0) {
+            if (sums >= clusters) start(rows.ahead(0), n % 2);  // of the first part it has been asked for
+            start_residual(rows.ahead(0), n % 2);
+            start(rows.ahead(1), (n + 1) % 2);
+        }
+        float next_rstd = rows.ahead(0) < all_rows ? args.rstd[rows.ahead(0)] : 0.0f;
         float dgamma[kUnits][kUnit] = {};
-        for (; here.sum_row == sum_row && here.row < args.rows; ++n) {
+        for (; rows.ahead(0) < all_rows; rows.advance(), ++n) {
             const int slot = n % 2;
             const uint32_t parity = static_cast<uint32_t>(n / 2) & 1u;
-            const int64_t row = here.row;
-            const Place second = behind(next);
+            const int row = rows.ahead(0), next = rows.ahead(1);
             const float r = next_rstd;
-            if (next.row < args.rows) next_rstd = args.rstd[next.row];  // on its way during this row
+            if (next < all_rows) next_rstd = args.rstd[next];  // on its way during this row
             if constexpr (kRows == Rows::fetched) {
                 fetch_row(args.dy, row, part, dy_slot(slot));
                 fetch_row(args.x, row, part, x_slot(slot));
@@ -139,17 +142,10 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
                 }
             }
             put_strand(strand, warp_sums_of[team][slot]);
-            if (kRows == Rows::copied &&
-                thread == 0) {  // the slot of this row's dx is free, or the one to refill
-                if (with_residual)
-                    copies_wait_read<0>();
-                else
-                    copies_wait_read<1>();
-            }
             meet(1 + team, kNormThreads);
             if (thread == 0) {
-                start(second.row, slot);
-                start_residual(next.row, slot ^ 1);
+                start(rows.ahead(2), slot);
+                start_residual(next, slot ^ 1);
             }
             float sum = row_sum(warp_sums_of[team][slot]);
             if (part.segments > 1) sum = sum_of_segments(segment_sums[team], n, part, sum);
@@ -172,51 +168,43 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
                 if constexpr (kRows == Rows::fetched)
                     store_unit(args.dx, row, (first_unit + unit) * kUnit, dx);
                 else
-                    reinterpret_cast<uint4*>(residual_slot(slot))[unit] = pack_unit<kType>(dx);
+                    *unit_of(args.dx, row, first_unit + unit) = pack_unit<kType>(dx);
             }
-            if constexpr (kRows == Rows::copied) {
-                fence_shared_for_engines();
-                meet(1 + team, kNormThreads);
-                if (thread == 0) {
-                    bulk_store(unit_of(args.dx, row, first_unit), residual_slot(slot),
-                               static_cast<uint32_t>(2 * kUnit * units));
-                    copies_commit();
-                }
-            }
-            here = next;
-            next = second;
         }
-        const auto joined_of = [&](int from) { return joined + (from - 1) * slot_size / 8; };
+        // A team's sums go where its first row stood: nothing is on its way to there, and its rows are in registers.
+        const auto left_by = [&](int team) { return reinterpret_cast<float4*>(slots_of(team)); };
         if (team > 0) {
 #pragma unroll
             for (int j = 0; j < kUnits; ++j) {
                 const int unit = thread + j * kNormThreads;
                 if (unit >= units) continue;
                 const float(&v)[kUnit] = dgamma[j];
-                joined_of(team)[unit] = float4{v[0], v[1], v[2], v[3]};
-                joined_of(team)[units + unit] = float4{v[4], v[5], v[6], v[7]};
+                left_by(team)[unit] = float4{v[0], v[1], v[2], v[3]};
+                left_by(team)[units + unit] = float4{v[4], v[5], v[6], v[7]};
             }
             announce(kJoin, kTeams * kNormThreads);
         } else {
             meet(kJoin, kTeams * kNormThreads);
-            const RowView sums = {args.partials, nullptr, args.x.cols, DType::f32, kRows == Rows::copied};
+            const RowView out = {args.partials, nullptr, args.x.cols, DType::f32, kRows == Rows::copied};
 #pragma unroll
             for (int j = 0; j < kUnits; ++j) {
                 const int unit = thread + j * kNormThreads;
                 if (unit >= units) continue;
 #pragma unroll
-                for (int from = 1; from < kTeams; ++from) {
-                    const float4 a = joined_of(from)[unit], b = joined_of(from)[units + unit];
-                    const float other[kUnit] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+                for (int other = 1; other < kTeams; ++other) {
+                    const float4 a = left_by(other)[unit], b = left_by(other)[units + unit];
+                    const float v[kUnit] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 #pragma unroll
-                    for (int i = 0; i < kUnit; ++i) dgamma[j][i] += other[i];
+                    for (int i = 0; i < kUnit; ++i) dgamma[j][i] += v[i];
                 }
-                store_unit(sums, sum_row, (first_unit + unit) * kUnit, dgamma[j]);
+                store_unit(out, sums, (first_unit + unit) * kUnit, dgamma[j]);
             }
         }
-        if (sum_row + clusters < parts) __syncthreads();
+        if (sums + clusters < parts) {  // the slots are free again, for the copy engine too
+            fence_shared_for_engines();
+            __syncthreads();
+        }
     }
-    if (kRows == Rows::copied && thread == 0) copies_wait();
     if (part.segments > 1) cluster_meet();  // no sum is on its way any more
 }
 
@@ -248,7 +236,7 @@ bool launch_norm_backward_rows(const NormBackward& args, const Launch& launch) {
                                         : fetching_kernel_of<DType::bf16>(units);
     const int slot = slot_bytes(args.segment_cols);
     launch_rows(kernel, args, std::min<int64_t>(args.parts, args.rows), 1, dim3(kNormThreads, teams),
-                (teams * kTeamSlots + (teams - 1) * 2) * slot, launch, "rms_norm_backward", true);
+                teams * kTeamSlots * slot, launch, "rms_norm_backward", true);
     return true;
 }
 

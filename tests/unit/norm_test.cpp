@@ -284,13 +284,15 @@ TEST(RmsNormBackward, GammaGradientInTheStatedOrder) {
         Inputs in(DType::f32, c.rows, c.width, GammaForm::plain, 28);
         const BackwardRun run(ops, in, GammaForm::plain, false, Gradient::accumulate, 0.25, 29);
         for (int64_t i = 0; i<c.width; i += c.width> 100 ? 97 : 1) {
-            const auto chunk = [&](int64_t first) {
-                float sum = 0.0f;
-                for (int64_t t = first; t < c.rows; t += c.chunks * c.parts)
-                    sum = std::fma(run.dy.as<float>()[t * c.width + i],
-                                   in.x.as<float>()[t * c.width + i] * in.rstd.as<float>()[t], sum);
-                return sum;
-            };
+            const int64_t all = c.chunks * c.parts;
+            std::vector<float> sums(static_cast<std::size_t>(all), 0.0f);
+            for (int64_t t = 0; t < c.rows; ++t) {
+                // a place further in every `all` rows
+                float& sum = sums[static_cast<std::size_t>((t % all + all - t / all % all) % all)];
+                sum = std::fma(run.dy.as<float>()[t * c.width + i],
+                               in.x.as<float>()[t * c.width + i] * in.rstd.as<float>()[t], sum);
+            }
+            const auto chunk = [&](int64_t at) { return sums[static_cast<std::size_t>(at)]; };
             float total = 0.0f;
             for (int64_t group_first = 0; group_first < c.parts; group_first += 11) {
                 float group = 0.0f;

@@ -116,12 +116,6 @@ __device__ __forceinline__ void bulk_load(const void* from, Barrier* barrier, vo
         "l"(from), "r"(shared_address(barrier)), "r"(bytes)
         : "memory");
 }
-// The same way back, part of the thread's current group of copies.
-__device__ __forceinline__ void bulk_store(void* to, const void* from, uint32_t bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
-                 "r"(shared_address(from)), "r"(bytes)
-                 : "memory");
-}
 
 // ---- the copy engine both ways: boxes of a 3-D tensor that passes once, and is the first to leave L2 --------------------------------------
 __device__ __forceinline__ uint64_t passing_once() {
