@@ -119,57 +119,65 @@ __global__ void __launch_bounds__(kSumThreads) rms_norm_dx_kernel(const NormBack
     }
 }
 
-// The sums of pairs of dgamma's chunks for these rows: reads dy and x once more; a thread adds one column over both chunks, rows ascending.
+// The sums of dgamma's parts for these rows: reads dy and x once more; a thread adds one column over the chunks of a part, rows ascending.
 __global__ void __launch_bounds__(kRowThreads) dgamma_partial_kernel(const NormBackward args) {
     const int width = args.x.cols;
     const int64_t panels = (width + kRowThreads - 1) / kRowThreads,
-                  pairs = min(static_cast<int64_t>(args.pairs), args.rows);
-    for (int64_t work = blockIdx.x; work < pairs * panels; work += gridDim.x) {
-        const int64_t pair = work / panels, col = work % panels * kRowThreads + threadIdx.x;
+                  chunks = int64_t{args.chunks} * args.parts,
+                  parts = min(static_cast<int64_t>(args.parts), args.rows);
+    for (int64_t work = blockIdx.x; work < parts * panels; work += gridDim.x) {
+        const int64_t part = work / panels, col = work % panels * kRowThreads + threadIdx.x;
         if (col >= width) continue;
         const auto chunk = [&](int64_t first) {
             float sum = 0.0f;
 #pragma unroll 8
-            for (int64_t row = first; row < args.rows; row += 2 * args.pairs) {
+            for (int64_t n = 0; op::gamma_row(first, chunks, n) < args.rows; ++n) {
+                const int64_t row = op::gamma_row(first, chunks, n);
                 const float dy = load_float(args.dy.data, args.dy.dtype, row * width + col);
                 const float x = load_float(args.x.data, args.x.dtype, row * width + col);
                 sum = fma_float(dy, x * args.rstd[row], sum);
             }
             return sum;
         };
-        const float sum = chunk(pair);
-        args.partials[pair * width + col] = sum + chunk(pair + args.pairs);
+        float sum = chunk(part);
+        for (int64_t next = part + args.parts; next < chunks; next += args.parts) sum += chunk(next);
+        args.partials[part * width + col] = sum;
     }
 }
 
-// dgamma from the sums of pairs (4 MB of 132 at H=7168, from L2). A warp takes every kGroupWarps-th group of pairs, a thread one column of it,
-// with all loads of its group in flight; then the first warp adds the groups in ascending order. One barrier, reached by all.
-constexpr int kGroupWarps = 12, kColumns = 32, kGroupPairs = static_cast<int>(op::kGammaGroup),
-              kMostGroups = static_cast<int>(2 * op::kGammaPairs) / kGroupPairs;
-static_assert(kMostGroups * kGroupPairs == 2 * op::kGammaPairs);
+// dgamma from the sums of parts (4 MB of 132 at H=7168, from L2). A warp takes one group of parts, a thread one column of it, with all loads of
+// its group in flight; a CTA as many panels of 32 columns as its warps reach, one where there are twelve groups. Then a warp a panel adds the
+// groups in ascending order. One barrier, reached by all. The kernel behind may take its place: it waits for this one's end.
+constexpr int kGroupWarps = 12, kColumns = 32, kGroupParts = static_cast<int>(op::kGammaGroup);
+static_assert(kGroupWarps * kGroupParts == op::kGammaParts);
+int groups_of(int64_t parts) {
+    return static_cast<int>(std::max<int64_t>(1, ceil_div(parts, op::kGammaGroup)));
+}
 __global__ void __launch_bounds__(kGroupWarps* kColumns)
-    dgamma_kernel(const float* partials, int pairs, int64_t width, Gradient mode, float* dgamma) {
-    __shared__ float group_sums[kMostGroups][kColumns];
-    wait_for_kernel_before();
+    dgamma_kernel(const float* partials, int parts, int groups, int64_t width, Gradient mode, float* dgamma) {
+    __shared__ float group_sums[kGroupWarps][kColumns];
+    let_next_start();
     const int warp = static_cast<int>(threadIdx.x) / kColumns,
-              lane = static_cast<int>(threadIdx.x) % kColumns;
-    const int64_t col = static_cast<int64_t>(blockIdx.x) * kColumns + lane;
-    for (int group = warp; group * kGroupPairs < pairs; group += kGroupWarps) {
-        const int first = group * kGroupPairs;
-        float values[kGroupPairs], sum = 0.0f;
+              lane = static_cast<int>(threadIdx.x) % kColumns, panels = kGroupWarps / groups;
+    const auto column = [&](int panel) {
+        return (static_cast<int64_t>(blockIdx.x) * panels + panel) * kColumns + lane;
+    };
+    const int first = warp % groups * kGroupParts;
+    const int64_t col = column(warp / groups);
+    wait_for_kernel_before();
+    float values[kGroupParts], group = 0.0f;
 #pragma unroll
-        for (int i = 0; i < kGroupPairs; ++i)
-            values[i] =
-                first + i < pairs && col < width ? __ldcg(partials + (first + i) * width + col) : 0.0f;
+    for (int i = 0; i < kGroupParts; ++i)
+        values[i] = first + i < parts && col < width ? __ldcg(partials + (first + i) * width + col) : 0.0f;
 #pragma unroll
-        for (int i = 0; i < kGroupPairs; ++i) sum += values[i];  // +0 behind the last pair
-        group_sums[group][lane] = sum;
-    }
+    for (int i = 0; i < kGroupParts; ++i) group += values[i];  // +0 behind the last part
+    group_sums[warp][lane] = group;
     __syncthreads();
-    if (warp > 0 || col >= width) return;
+    const int64_t mine = column(warp);
+    if (warp >= panels || mine >= width) return;
     float sum = 0.0f;
-    for (int group = 0; group * kGroupPairs < pairs; ++group) sum += group_sums[group][lane];
-    dgamma[col] = mode == Gradient::accumulate ? dgamma[col] + sum : sum;
+    for (int i = 0; i < groups; ++i) sum += group_sums[warp * groups + i][lane];
+    dgamma[mine] = mode == Gradient::accumulate ? dgamma[mine] + sum : sum;
 }
 
 int segment_cols(int64_t cols) { return static_cast<int>(std::min(cols, op::norm_segment_cols(cols))); }
@@ -251,8 +259,8 @@ void HopperOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const Laun
 }
 
 void HopperOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Launch& launch) {
-    const int64_t rows = args.x.dim(0), width = args.x.cols(), pairs = op::gamma_pairs(width),
-                  sums = std::min(pairs, rows);
+    const int64_t rows = args.x.dim(0), width = args.x.cols(), parts = op::gamma_parts(width),
+                  sums = std::min(parts, rows);
     const cudaStream_t stream = stream_of(launch);
     const NormBackward job = {.dy = row_view(args.dy),
                               .x = row_view(args.x),
@@ -264,7 +272,8 @@ void HopperOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Laun
                               .rstd = args.rstd.as<float>(),
                               .segments = static_cast<int>(op::norm_segments(width)),
                               .segment_cols = segment_cols(width),
-                              .pairs = static_cast<int>(pairs),
+                              .parts = static_cast<int>(parts),
+                              .chunks = static_cast<int>(op::gamma_chunks(width)),
                               .partials = workspace_->partials_for<float>(sums * width)};
     if (rows > 0 && !launch_norm_backward_rows(job, launch)) {
         // dgamma first: dx may stand in the place of dy
@@ -273,9 +282,10 @@ void HopperOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Laun
         rms_norm_dx_kernel<<<grid_for(rows, launch, kWaveCtas), threads_for(width), 0, stream>>>(job);
         check_launch("rms_norm_backward");
     }
-    launch_behind(dgamma_kernel, static_cast<unsigned>(ceil_div(width, kColumns)), kGroupWarps * kColumns,
-                  launch, "rms_norm_backward, dgamma", job.partials, static_cast<int>(sums), width,
-                  args.dgamma_mode, args.dgamma.as<float>());
+    const int groups = groups_of(sums);
+    launch_behind(dgamma_kernel, static_cast<unsigned>(ceil_div(width, kGroupWarps / groups * kColumns)),
+                  kGroupWarps * kColumns, launch, "rms_norm_backward, dgamma", job.partials,
+                  static_cast<int>(sums), groups, width, args.dgamma_mode, args.dgamma.as<float>());
 }
 
 }  // namespace fp8flow

@@ -26,8 +26,8 @@ struct NormBackward {
     float gamma_offset;
     const float* rstd;
     int segments, segment_cols;
-    int pairs;        // of chunks of dgamma
-    float* partials;  // [min(pairs, rows), H]: sums of pairs
+    int parts, chunks;  // of dgamma; chunks a part
+    float* partials;    // [min(parts, rows), H]: sums of parts
 };
 
 __device__ __forceinline__ void load_gamma(const RowView& gamma, float offset, int col, float (&g)[kUnit]) {
@@ -196,35 +196,40 @@ template <class Kernel> void allow_shared_memory(Kernel kernel, int bytes) {
                    "shared memory of rms_norm");
 }
 
-// `ctas` of an SM at most, a cluster for the segments of a row, no more clusters than rows or find room at once.
+// `ctas` of an SM at most, a cluster for the segments of a row, no more clusters than rows or find room at once. `behind`: all threads of the
+// kernel call wait_for_kernel_before() before they touch memory, so that it may start while the kernel before it ends.
 template <class Args>
 void launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int ctas, dim3 block, int bytes,
-                 const Launch& launch, const char* op) {
+                 const Launch& launch, const char* op, bool behind = false) {
     allow_shared_memory(kernel, bytes);
     const unsigned segments = static_cast<unsigned>(args.segments);
-    cudaLaunchAttribute cluster{};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {segments, 1, 1};
+    cudaLaunchAttribute attributes[2]{};
     cudaLaunchConfig_t config{};
     config.blockDim = block;
     config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
     config.stream = stream_of(launch);
-    config.attrs = &cluster;
-    config.numAttrs = segments > 1 ? 1 : 0;
+    config.attrs = attributes;
+    const auto add = [&](cudaLaunchAttributeID id) -> cudaLaunchAttributeValue& {
+        attributes[config.numAttrs].id = id;
+        return attributes[config.numAttrs++].val;
+    };
     unsigned clusters = std::max(1u, grid_for(rows * segments, launch, ctas) / segments);
     config.gridDim = clusters * segments;
     if (segments > 1) {
+        add(cudaLaunchAttributeClusterDimension).clusterDim = {segments, 1, 1};
         int room = 0;
         check_cuda(cudaOccupancyMaxActiveClusters(&room, kernel, &config), op);
         clusters = std::clamp(static_cast<unsigned>(room), 1u, clusters);
         config.gridDim = clusters * segments;
     }
+    if (behind)
+        add(cudaLaunchAttributeProgrammaticStreamSerialization).programmaticStreamSerializationAllowed = 1;
     check_cuda(cudaLaunchKernelEx(&config, kernel, args), op);
 }
 
 // False: these rows need the other kernels.
 bool launch_norm_rows(const NormForward& args, const Launch& launch);
 bool launch_norm_backward_rows(const NormBackward& args,
-                               const Launch& launch);  // dx and the sums of pairs of dgamma's chunks
+                               const Launch& launch);  // dx and the sums of dgamma's parts
 
 }  // namespace fp8flow::hopper

@@ -7,22 +7,37 @@ namespace fp8flow::hopper {
 
 namespace {
 
-constexpr int kTeams = 2;
 constexpr int kTeamSlots = 6;  // of rows: two of dy, x and dresidual
+constexpr int teams_of(int units) { return units == 1 ? 4 : 2; }
+static_assert(op::kNarrowRow == kUnit * kNormThreads);  // of one unit a thread: as many teams as chunks
 
-// Bytes at T=4096, H=7168: dy, x, dresidual in, dx out: 235 MB, and 4 MB of sums: 56 us. A CTA, one an SM (two for narrow rows), takes pairs of
-// chunks, a chunk a team of 256 threads: neighbouring CTAs read neighbouring rows. (With a chunk of consecutive rows a CTA, 1024 places in
-// memory were read or written at a time, and 256 chunks were summed afterwards from 7 MB: 72 us in all.) Thread t owns the columns
-// of strand t in every row, so that its dgamma sums stay in registers to the end of the chunk. Two slots a team for dy and
-// x, refilled two rows ahead at the row's only barrier (a named one of the team; the row is in registers by then); two slots for
-// dresidual, which is read behind the barrier and so is refilled one row ahead. Warp sums alternate as in the forward kernel. At the end of a
-// pair the second team leaves its sums in shared memory (barrier of the CTA), the first adds and writes them (barrier of the CTA, if more
-// pairs follow). Rows of several segments: a cluster, as in the forward kernel; its CTAs take the same rows at the same time.
-// One writer a byte, stated orders: deterministic. dx may stand in the place of dy or dresidual: a row is written after it has come,
-// and by the CTA that read it.
+// The rows of a chunk of dgamma (op::gamma_row), one after the other.
+struct ChunkRows {
+    int block, chunks;  // first row of those of which every chunk has one, and how many they are
+    int place;          // in the block
+    __device__ int ahead(int n) const {
+        const int at = place + n;
+        return block + n * chunks + (at < chunks ? at : at - chunks);
+    }
+    __device__ void advance() {
+        block += chunks;
+        place = place + 1 < chunks ? place + 1 : 0;
+    }
+};
+
+// Bytes at T=4096, H=7168: dy, x, dresidual in, dx out: 235 MB, and 4 MB of sums: 56 us. A CTA, one an SM, takes a part of dgamma, a chunk a team of
+// 256 threads: neighbouring CTAs read neighbouring rows. (With a chunk of consecutive rows a CTA, 1024 places in memory were read or written at a
+// time, and 256 chunks were summed afterwards from 7 MB: 72 us in all.) Thread t owns the columns of strand t in every row, so that its dgamma
+// sums stay in registers to the end of the chunk. Two slots a team for dy and x, refilled two rows ahead at the row's only barrier (a named one
+// of the team; the row is in registers by then); two slots for dresidual, which is read behind the barrier and so is refilled one row ahead. A
+// kernel starts with one row a team on its way, so that gamma does not come behind two. Warp sums alternate as in the forward kernel. At the end
+// of a part the other teams leave their sums in shared memory and go on, the first adds and writes them. Rows of several segments: a cluster, as
+// in the forward kernel; its CTAs take the same rows at the same time. One writer a byte, stated orders: deterministic. dx may stand in the place
+// of dy or dresidual: a row is written after it has come, and by the CTA that read it.
 template <int kUnits, DType kType, Rows kRows>
-__global__ __launch_bounds__(kTeams* kNormThreads,
-                             kUnits == 1 ? 2 : 1) void norm_backward_rows_kernel(const NormBackward args) {
+__global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
+                             1) void norm_backward_rows_kernel(const NormBackward args) {
+    constexpr int kTeams = teams_of(kUnits), kJoin = 1 + kTeams;  // a barrier a team, and one of all
     let_next_start();
     extern __shared__ __align__(128) uint8_t memory[];
     __shared__ Barrier full_of[kTeams][2], full_residual_of[kTeams][2];
@@ -32,40 +47,29 @@ __global__ __launch_bounds__(kTeams* kNormThreads,
     const RowPart part = row_part<kUnits>(args.x.cols, args.segments, args.segment_cols);
     const int units = part.units, first_unit = part.first / kUnit;
     const int slot_size = slot_bytes(args.segment_cols);
-    uint8_t* const slots = memory + team * kTeamSlots * slot_size;
-    float4* const joined = reinterpret_cast<float4*>(memory + kTeams * kTeamSlots * slot_size);
+    const auto slots_of = [&](int team) { return memory + team * kTeamSlots * slot_size; };
+    uint8_t* const slots = slots_of(team);
     Barrier *const full = full_of[team], *const full_residual = full_residual_of[team];
     const bool with_residual = static_cast<bool>(args.dresidual);
     const auto dy_slot = [&](int slot) { return slots + (2 * slot) * slot_size; };
     const auto x_slot = [&](int slot) { return slots + (2 * slot + 1) * slot_size; };
     const auto residual_slot = [&](int slot) { return slots + (4 + slot) * slot_size; };
-    // The team's rows one after the other, up to one past the end (args.rows or more).
-    const int pairs = static_cast<int>(min(static_cast<int64_t>(args.pairs), args.rows)),
-              clusters = static_cast<int>(gridDim.x) / part.segments,
-              cluster = static_cast<int>(blockIdx.x) / part.segments;
-    struct Place {
-        int64_t row;
-        int pair;
-    };
-    const auto first_of = [&](int pair) {
-        return Place{pair < pairs ? pair + int64_t{team} * args.pairs : args.rows, pair};
-    };
-    const auto behind = [&](Place place) {
-        place.row += kTeams * args.pairs;
-        return place.row < args.rows ? place : first_of(place.pair + clusters);
-    };
-    const auto start = [&](int64_t row, int slot) {
-        if (kRows == Rows::fetched || row >= args.rows) return;
+    const int all_rows = static_cast<int>(args.rows);
+    const auto start = [&](int row, int slot) {
+        if (kRows == Rows::fetched || row >= all_rows) return;
         barrier_arrive_expect_bytes(&full[slot], static_cast<uint32_t>(4 * kUnit * units));
         start_row(args.dy, row, part, dy_slot(slot), &full[slot]);
         start_row(args.x, row, part, x_slot(slot), &full[slot]);
     };
-    const auto start_residual = [&](int64_t row, int slot) {
-        if (kRows == Rows::fetched || row >= args.rows || !with_residual) return;
+    const auto start_residual = [&](int row, int slot) {
+        if (kRows == Rows::fetched || row >= all_rows || !with_residual) return;
         barrier_arrive_expect_bytes(&full_residual[slot], static_cast<uint32_t>(2 * kUnit * units));
         start_row(args.dresidual, row, part, residual_slot(slot), &full_residual[slot]);
     };
-    Place here = first_of(cluster), next = behind(here);
+    const int parts = min(args.parts, all_rows), clusters = static_cast<int>(gridDim.x) / part.segments;
+    int sums = static_cast<int>(blockIdx.x) / part.segments;  // the part of dgamma, a row of its sums
+    const auto rows_of_part = [&] { return ChunkRows{0, kTeams * args.parts, sums + team * args.parts}; };
+    wait_for_kernel_before();
     if (thread == 0) {
         for (int slot = 0; slot < 2; ++slot) {
             barrier_init(&full[slot], 1);
@@ -73,9 +77,7 @@ __global__ __launch_bounds__(kTeams* kNormThreads,
         }
         prepare(segment_sums[team]);
         fence_barrier_init();
-        start(here.row, 0);
-        start_residual(here.row, 0);
-        start(next.row, 1);
+        start(rows_of_part().ahead(0), 0);
     }
     float g[kUnits][kUnit] = {};
 #pragma unroll
@@ -83,27 +85,37 @@ __global__ __launch_bounds__(kTeams* kNormThreads,
         const int unit = thread + j * kNormThreads;
         if (unit >= units) continue;
         if constexpr (kRows == Rows::fetched)
-            load_gamma(args.gamma, args.gamma_offset, (first_unit + unit) * kUnit, g[j]);
+            load_gamma(args.gamma, 0.0f, (first_unit + unit) * kUnit, g[j]);
         else
-            load_wide_gamma(args.gamma, args.gamma_offset, first_unit + unit, g[j]);
+            load_wide_gamma(args.gamma, 0.0f, first_unit + unit, g[j]);
     }
     // the barriers are there
     if (part.segments > 1)
         cluster_meet();
     else
         __syncthreads();
+    if (args.gamma_offset != 0.0f)
+#pragma unroll
+        for (int j = 0; j < kUnits; ++j)
+#pragma unroll
+            for (int i = 0; i < kUnit; ++i) g[j][i] = args.gamma_offset + g[j][i];
 
-    float next_rstd = here.row < args.rows ? args.rstd[here.row] : 0.0f;
-    int n = 0;
-    for (int pair = cluster; pair < pairs; pair += clusters) {
+    int n = 0;  // rows of the team
+    for (; sums < parts; sums += clusters) {
+        ChunkRows rows = rows_of_part();
+        if (thread == 0) {
+            if (sums >= clusters) start(rows.ahead(0), n % 2);  // of the first part it has been asked for
+            start_residual(rows.ahead(0), n % 2);
+            start(rows.ahead(1), (n + 1) % 2);
+        }
+        float next_rstd = rows.ahead(0) < all_rows ? args.rstd[rows.ahead(0)] : 0.0f;
         float dgamma[kUnits][kUnit] = {};
-        for (; here.pair == pair && here.row < args.rows; ++n) {
+        for (; rows.ahead(0) < all_rows; rows.advance(), ++n) {
             const int slot = n % 2;
             const uint32_t parity = static_cast<uint32_t>(n / 2) & 1u;
-            const int64_t row = here.row;
-            const Place second = behind(next);
+            const int row = rows.ahead(0), next = rows.ahead(1);
             const float r = next_rstd;
-            if (next.row < args.rows) next_rstd = args.rstd[next.row];  // on its way during this row
+            if (next < all_rows) next_rstd = args.rstd[next];  // on its way during this row
             if constexpr (kRows == Rows::fetched) {
                 fetch_row(args.dy, row, part, dy_slot(slot));
                 fetch_row(args.x, row, part, x_slot(slot));
@@ -132,8 +144,8 @@ __global__ __launch_bounds__(kTeams* kNormThreads,
             put_strand(strand, warp_sums_of[team][slot]);
             meet(1 + team, kNormThreads);
             if (thread == 0) {
-                start(second.row, slot);
-                start_residual(next.row, slot ^ 1);
+                start(rows.ahead(2), slot);
+                start_residual(next, slot ^ 1);
             }
             float sum = row_sum(warp_sums_of[team][slot]);
             if (part.segments > 1) sum = sum_of_segments(segment_sums[team], n, part, sum);
@@ -158,33 +170,40 @@ __global__ __launch_bounds__(kTeams* kNormThreads,
                 else
                     *unit_of(args.dx, row, first_unit + unit) = pack_unit<kType>(dx);
             }
-            here = next;
-            next = second;
         }
-        if (team == 1) {
+        // A team's sums go where its first row stood: nothing is on its way to there, and its rows are in registers.
+        const auto left_by = [&](int team) { return reinterpret_cast<float4*>(slots_of(team)); };
+        if (team > 0) {
 #pragma unroll
             for (int j = 0; j < kUnits; ++j) {
                 const int unit = thread + j * kNormThreads;
                 if (unit >= units) continue;
-                joined[2 * unit] = float4{dgamma[j][0], dgamma[j][1], dgamma[j][2], dgamma[j][3]};
-                joined[2 * unit + 1] = float4{dgamma[j][4], dgamma[j][5], dgamma[j][6], dgamma[j][7]};
+                const float(&v)[kUnit] = dgamma[j];
+                left_by(team)[unit] = float4{v[0], v[1], v[2], v[3]};
+                left_by(team)[units + unit] = float4{v[4], v[5], v[6], v[7]};
             }
-        }
-        __syncthreads();
-        if (team == 0) {
-            const RowView sums = {args.partials, nullptr, args.x.cols, DType::f32, kRows == Rows::copied};
+            announce(kJoin, kTeams * kNormThreads);
+        } else {
+            meet(kJoin, kTeams * kNormThreads);
+            const RowView out = {args.partials, nullptr, args.x.cols, DType::f32, kRows == Rows::copied};
 #pragma unroll
             for (int j = 0; j < kUnits; ++j) {
                 const int unit = thread + j * kNormThreads;
                 if (unit >= units) continue;
-                const float4 a = joined[2 * unit], b = joined[2 * unit + 1];
-                const float other[kUnit] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 #pragma unroll
-                for (int i = 0; i < kUnit; ++i) dgamma[j][i] += other[i];
-                store_unit(sums, pair, (first_unit + unit) * kUnit, dgamma[j]);
+                for (int other = 1; other < kTeams; ++other) {
+                    const float4 a = left_by(other)[unit], b = left_by(other)[units + unit];
+                    const float v[kUnit] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+                    for (int i = 0; i < kUnit; ++i) dgamma[j][i] += v[i];
+                }
+                store_unit(out, sums, (first_unit + unit) * kUnit, dgamma[j]);
             }
         }
-        if (pair + clusters < pairs) __syncthreads();
+        if (sums + clusters < parts) {  // the slots are free again, for the copy engine too
+            fence_shared_for_engines();
+            __syncthreads();
+        }
     }
     if (part.segments > 1) cluster_meet();  // no sum is on its way any more
 }
@@ -195,8 +214,10 @@ template <DType kType> BackwardKernel kernel_of(int units) {
            : units == 2 ? norm_backward_rows_kernel<2, kType, Rows::copied>
                         : norm_backward_rows_kernel<kMostUnits, kType, Rows::copied>;
 }
-template <DType kType>
-constexpr BackwardKernel kFetchingKernel = norm_backward_rows_kernel<kMostUnits, kType, Rows::fetched>;
+template <DType kType> BackwardKernel fetching_kernel_of(int units) {
+    return units == 1 ? norm_backward_rows_kernel<1, kType, Rows::fetched>
+                      : norm_backward_rows_kernel<kMostUnits, kType, Rows::fetched>;
+}
 
 }  // namespace
 
@@ -208,15 +229,14 @@ bool launch_norm_backward_rows(const NormBackward& args, const Launch& launch) {
     const bool copied = args.gamma.vector && is_wide(args.x, type) && is_wide(args.dy, type) &&
                         is_wide(args.dx, type) &&
                         (args.dresidual.data == nullptr || is_wide(args.dresidual, type));
-    const int units = units_a_thread(args.segment_cols);
+    const int units = units_a_thread(args.segment_cols), teams = teams_of(units);
     const BackwardKernel kernel = copied
                                       ? (f16 ? kernel_of<DType::f16>(units) : kernel_of<DType::bf16>(units))
-                                  : f16 ? kFetchingKernel<DType::f16>
-                                        : kFetchingKernel<DType::bf16>;
+                                  : f16 ? fetching_kernel_of<DType::f16>(units)
+                                        : fetching_kernel_of<DType::bf16>(units);
     const int slot = slot_bytes(args.segment_cols);
-    launch_rows(kernel, args, std::min<int64_t>(args.pairs, args.rows), copied && units == 1 ? 2 : 1,
-                dim3(kNormThreads, kTeams), kTeams * kTeamSlots * slot + 2 * slot, launch,
-                "rms_norm_backward");
+    launch_rows(kernel, args, std::min<int64_t>(args.parts, args.rows), 1, dim3(kNormThreads, teams),
+                teams * kTeamSlots * slot, launch, "rms_norm_backward", true);
     return true;
 }
 

@@ -144,8 +144,8 @@ void ReferenceOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const L
 }
 
 void ReferenceOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Launch&) {
-    const int64_t rows = args.x.rows(), width = args.x.cols(), pairs = op::gamma_pairs(width),
-                  chunks = 2 * pairs;
+    const int64_t rows = args.x.rows(), width = args.x.cols(), parts = op::gamma_parts(width),
+                  chunks = op::gamma_chunks(width) * parts;
     const std::size_t w = static_cast<std::size_t>(width);
     const std::vector<float> g = effective_gamma(args.gamma, args.gamma_form);
     const float* rstd = args.rstd.as<float>();
@@ -156,7 +156,8 @@ void ReferenceOps::do_rms_norm_backward(const op::RmsNormBackward& args, const L
 #pragma omp for schedule(static)
         for (int64_t chunk = 0; chunk < chunks; ++chunk) {
             float* partial = partials.data() + chunk * width;
-            for (int64_t row = chunk; row < rows; row += chunks) {
+            for (int64_t n = 0; op::gamma_row(chunk, chunks, n) < rows; ++n) {
+                const int64_t row = op::gamma_row(chunk, chunks, n);
                 load_row(args.dy, row, dy.data());
                 load_row(args.x, row, x.data());
                 const float r = rstd[row];
@@ -180,11 +181,14 @@ void ReferenceOps::do_rms_norm_backward(const op::RmsNormBackward& args, const L
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < width; ++i) {
         float sum = 0.0f;
-        for (int64_t first = 0; first < pairs; first += op::kGammaGroup) {
+        for (int64_t first = 0; first < parts; first += op::kGammaGroup) {
             float group = 0.0f;
-            for (int64_t pair = first; pair < std::min(pairs, first + op::kGammaGroup); ++pair)
-                group += partials[static_cast<std::size_t>(pair * width + i)] +
-                         partials[static_cast<std::size_t>((pair + pairs) * width + i)];
+            for (int64_t part = first; part < std::min(parts, first + op::kGammaGroup); ++part) {
+                float of_part = partials[static_cast<std::size_t>(part * width + i)];
+                for (int64_t chunk = part + parts; chunk < chunks; chunk += parts)
+                    of_part += partials[static_cast<std::size_t>(chunk * width + i)];
+                group += of_part;
+            }
             sum += group;
         }
         dgamma[i] = args.dgamma_mode == Gradient::accumulate ? dgamma[i] + sum : sum;

@@ -35,6 +35,7 @@ const Shape kShapes[] = {
     // odd widths
     {29, 17389, DType::bf16},
     {400, 1025, DType::f16},
+    {300, 1536, DType::bf16},
     {29, 8191, DType::f16},
     {300, 9001, DType::bf16},
     {70, 32768, DType::f16},

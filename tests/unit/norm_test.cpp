@@ -265,36 +265,42 @@ TEST(RmsNormBackward, Bf16AndOddWidthsAgainstTheFormulaInDouble) {
         }
 }
 
-// dgamma: two chunks for each of as many pairs as the width allows, pairs in groups of 11; the same bits for any number of threads.
+// dgamma: as many parts as the width allows, of two chunks, or of four where rows are narrow; parts in groups of 11; the same bits for any number of threads.
 TEST(RmsNormBackward, GammaGradientInTheStatedOrder) {
     ReferenceOps ops;
     struct Case {
-        int64_t rows, width, pairs;
+        int64_t rows, width, parts, chunks;
     };
-    for (const Case& c : {Case{700, 9, 264},
-                          {4097, 9, 264},
-                          {100, 9, 264},
-                          {270, 2049, 132},
-                          {150, 8200, 64},
-                          {90, 17389, 41},
-                          {70, 32768, 29},
-                          {40, 65536, 13},
-                          {30, 73736, 13}}) {
+    for (const Case& c : {Case{700, 9, 132, 4},
+                          {4097, 9, 132, 4},
+                          {100, 9, 132, 4},
+                          {900, 2048, 132, 4},
+                          {270, 2049, 132, 2},
+                          {150, 8200, 64, 2},
+                          {90, 17389, 41, 2},
+                          {70, 32768, 29, 2},
+                          {40, 65536, 13, 2},
+                          {30, 73736, 13, 2}}) {
         Inputs in(DType::f32, c.rows, c.width, GammaForm::plain, 28);
         const BackwardRun run(ops, in, GammaForm::plain, false, Gradient::accumulate, 0.25, 29);
         for (int64_t i = 0; i<c.width; i += c.width> 100 ? 97 : 1) {
-            const auto chunk = [&](int64_t first) {
-                float sum = 0.0f;
-                for (int64_t t = first; t < c.rows; t += 2 * c.pairs)
-                    sum = std::fma(run.dy.as<float>()[t * c.width + i],
-                                   in.x.as<float>()[t * c.width + i] * in.rstd.as<float>()[t], sum);
-                return sum;
-            };
+            const int64_t all = c.chunks * c.parts;
+            std::vector<float> sums(static_cast<std::size_t>(all), 0.0f);
+            for (int64_t t = 0; t < c.rows; ++t) {
+                // a place further in every `all` rows
+                float& sum = sums[static_cast<std::size_t>((t % all + all - t / all % all) % all)];
+                sum = std::fma(run.dy.as<float>()[t * c.width + i],
+                               in.x.as<float>()[t * c.width + i] * in.rstd.as<float>()[t], sum);
+            }
+            const auto chunk = [&](int64_t at) { return sums[static_cast<std::size_t>(at)]; };
             float total = 0.0f;
-            for (int64_t group_first = 0; group_first < c.pairs; group_first += 11) {
+            for (int64_t group_first = 0; group_first < c.parts; group_first += 11) {
                 float group = 0.0f;
-                for (int64_t pair = group_first; pair < std::min(c.pairs, group_first + 11); ++pair)
-                    group += chunk(pair) + chunk(pair + c.pairs);
+                for (int64_t part = group_first; part < std::min(c.parts, group_first + 11); ++part) {
+                    float of_part = chunk(part);
+                    for (int64_t k = 1; k < c.chunks; ++k) of_part += chunk(part + k * c.parts);
+                    group += of_part;
+                }
                 total += group;
             }
             EXPECT_EQ(run.dgamma.as<float>()[i], 0.25f * static_cast<float>(i % 5 - 2) + total);
