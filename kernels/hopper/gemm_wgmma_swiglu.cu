@@ -1,5 +1,12 @@
 // fc1, SwiGLU x prob and the quantiser in one kernel: the FP8 product of gemm_wgmma_fp8.cu, whose tiles are activated and quantised in
-// registers. Contract: op::GroupedGemmSwigluQuantize (kernels/ops/gemm.h), bit-equal to its parts. Read next: gemm_wgmma_overlap.h.
+// registers, without h in memory. Contract: op::GroupedGemmSwigluQuantize (kernels/ops/gemm.h), bit-equal to its parts, which are faster where h
+// is kept. Read next: gemm_wgmma_overlap.h.
+//
+// Floor: the product's 2 m n k FLOPs; a tile leaves as 16 KiB of codes instead of 64 of BF16, and the 64 activations of a thread, about 1,000
+// instructions a warp and tile, stand where those stores stood, behind the next tile's first product. A warpgroup owns 64 rows of gate and
+// up: what SwiGLU and a 1x128 block need of a row is in four lanes.
+// Barriers: as gemm_wgmma_fp8.cu, without its turns; named barrier 1: the table of sigmoids is filled.
+// Measured (H200, burst; docs/gemm_worklog.md has the protocol): MEASURED
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/sigmoid.h"
 #include "kernels/hopper/gemm_wgmma_overlap.h"
@@ -19,7 +26,7 @@ struct SwigluShared {
 constexpr size_t kSwigluBytes = sizeof(SwigluShared) + 1024;  // the stages are aligned inside
 static_assert(kSwigluBytes <= 227 * 1024, "what a CTA may have");
 
-// What the product is multiplied by and becomes. Pointers are moved so that a row of h (DeviceProduct::d) counts for all.
+// What the activation is multiplied by, and where it goes.
 struct Activation {
     RowView prob, act;
     float* scales = nullptr;  // of act: blocks of a row stand `pitch` apart, rows side by side
