@@ -108,7 +108,7 @@ private:
     __device__ __forceinline__ void activate(const uint4& gates, const uint4& ups, float prob,
                                              float (&a)[kUnit]) const {
         float gate[kUnit], up[kUnit], sigmoid[kUnit];
-        table_.of_unit(gates, sigmoid);
+        table_.sigmoids(gates, sigmoid);
         unpack_unit(gates, DType::bf16, gate);
         unpack_unit(ups, DType::bf16, up);
 #pragma unroll
