@@ -7,22 +7,21 @@
 
 namespace fp8flow::hopper {
 
-// Sums of a chain, whose rows in this thread are `row` and row + 8 of the tile, become zero where rows hold no products. Only a group's last row
-// tile has such rows: other tiles branch around what clears them.
-__device__ __forceinline__ void clear_pads(const MathTile& tile, int row, float (&sum)[64]) {
-    if (same_in_warp(tile.valid) == kTileRows) return;
-#pragma unroll
-    for (int i = 0; i < 64; ++i)
-        if (row + 8 * (i / 2 % 2) >= tile.valid) sum[i] = 0.0f;
-}
-// They go to D in BF16, from column col0 on, as many of 128 as `columns` says.
-__device__ __forceinline__ void store_chain(const DeviceProduct& p, const MathTile& tile, int64_t col0,
-                                            int columns, int row, const float (&sum)[64]) {
+// 64 rows by 128 columns of a finished tile from column col0 on, a thread's rows being `row` and row + 8; zeros where rows hold no products.
+// The sums are zero afterwards. Only a group's last row tile has rows without products: other tiles branch around what clears them.
+__device__ __forceinline__ void store_and_clear(const DeviceProduct& p, const MathTile& tile, int64_t col0,
+                                                int row, float (&sum)[64]) {
     const int quad = static_cast<int>(threadIdx.x % 4);
+    const int columns = static_cast<int>(min(p.n - col0, int64_t{kColumns})) - 8 * quad;
     Bf16* const d = static_cast<Bf16*>(p.d) + (tile.d_row + row) * p.n + col0 + 8 * quad;
+    if (same_in_warp(tile.valid) < kTileRows) {
+#pragma unroll
+        for (int i = 0; i < 64; ++i)
+            if (row + 8 * (i / 2 % 2) >= tile.valid) sum[i] = 0.0f;
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const int left = row + 8 * r < tile.rows ? columns - 8 * quad : 0;
+        const int left = row + 8 * r < tile.rows ? columns : 0;
 #pragma unroll
         for (int j = 0; j < 16; j += 4) {
             uint32_t words[4];
@@ -35,6 +34,8 @@ __device__ __forceinline__ void store_chain(const DeviceProduct& p, const MathTi
             if (8 * j < left) store_in_memory(reinterpret_cast<uint4*>(d + 8 * r * p.n + 8 * j), chunk);
         }
     }
+#pragma unroll
+    for (int i = 0; i < 64; ++i) sum[i] = 0.0f;
 }
 
 // What becomes of finished tiles: BF16 rows of D. A warpgroup has the tile's rows of its own 128 columns.
@@ -47,13 +48,7 @@ struct StoreTile {
     __device__ __forceinline__ void prepare(const MathTile&) {}
     template <int kChain>
     __device__ __forceinline__ void behind(const MathTile& tile, float (&sums)[2][64]) const {
-        float(&sum)[64] = sums[kChain];
-        const int row = row0 + 64 * kChain;
-        const int64_t col0 = tile.b_output + warpgroup * kColumns;
-        clear_pads(tile, row, sum);
-        store_chain(p, tile, col0, static_cast<int>(min(p.n - col0, int64_t{kColumns})), row, sum);
-#pragma unroll
-        for (int i = 0; i < 64; ++i) sum[i] = 0.0f;
+        store_and_clear(p, tile, tile.b_output + warpgroup * kColumns, row0 + 64 * kChain, sums[kChain]);
     }
 };
 

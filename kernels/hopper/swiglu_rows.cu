@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(kForwardWarps* kLanes, 1) swiglu_rows_kernel(c
             float gate[kUnit], up[kUnit], sigmoid[kUnit];
             unpack_unit(raw_gate[u], DType::bf16, gate);
             unpack_unit(raw_up[u], DType::bf16, up);
-            shared.table.of_unit(raw_gate[u], sigmoid);
+            shared.table.sigmoids(raw_gate[u], sigmoid);
 #pragma unroll
             for (int i = 0; i < kUnit; ++i) a[u][i] = gate[i] * sigmoid[i] * up[i] * piece.prob;
         }
@@ -313,7 +313,7 @@ __global__ void __launch_bounds__(kBackwardWarps* kLanes, 1)
             unpack_unit(raw_gate[u], DType::bf16, gate);
             unpack_unit(raw_up[u], DType::bf16, up);
             unpack_unit(raw_da[u], DType::bf16, da);
-            shared.table.of_unit(raw_gate[u], sigmoids);
+            shared.table.sigmoids(raw_gate[u], sigmoids);
 #pragma unroll
             for (int i = 0; i < kUnit; ++i) {
                 const float sigmoid = sigmoids[i], silu = gate[i] * sigmoid, da_prob = da[i] * piece.prob;

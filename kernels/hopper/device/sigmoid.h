@@ -71,7 +71,7 @@ struct SigmoidTable {
         high = at(places >> 16);
     }
     // Of a unit of eight.
-    __device__ __forceinline__ void of_unit(const uint4& words, float (&sigmoid)[8]) const {
+    __device__ __forceinline__ void sigmoids(const uint4& words, float (&sigmoid)[8]) const {
         of_pair(words.x, sigmoid[0], sigmoid[1]);
         of_pair(words.y, sigmoid[2], sigmoid[3]);
         of_pair(words.z, sigmoid[4], sigmoid[5]);
