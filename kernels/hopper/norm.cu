@@ -1,7 +1,7 @@
-// RMSNorm forward, forward with FP8 outputs, backward; kernels for rows of any kind. Contract: kernels/ops/norm.h. Wide rows of BF16 and FP16:
-// norm_rows.cu, norm_rows_backward.cu.
+// RMSNorm forward, forward with FP8 outputs, backward; kernels for rows of any kind. Contract: kernels/ops/norm.h. Rows of BF16 and FP16:
+// norm_held_rows.cu, norm_rows.cu, norm_rows_backward.cu.
 #include "kernels/hopper/hopper_ops.h"
-#include "kernels/hopper/norm_rows.h"
+#include "kernels/hopper/norm_forward.h"
 #include "kernels/hopper/quantize_tiles.h"
 #include "kernels/hopper/transpose.h"
 #include "kernels/hopper/workspace.h"
@@ -181,7 +181,7 @@ int threads_for(int64_t width) {
 }
 
 void launch_norm(const NormForward& args, const Launch& launch) {
-    if (args.rows == 0 || launch_norm_rows(args, launch)) return;
+    if (args.rows == 0 || launch_norm_held_rows(args, launch) || launch_norm_rows(args, launch)) return;
     rms_norm_kernel<<<grid_for(args.rows, launch, kWaveCtas), threads_for(args.x.cols), 0,
                       stream_of(launch)>>>(args);
     check_launch("rms_norm");

@@ -1,8 +1,7 @@
-// RMSNorm forward on wide rows of BF16 or FP16: rows come through shared memory by the copy engine, several ahead, so that memory is busy
-// while a row is summed and written. Contract: kernels/ops/norm.h. Backward: norm_rows_backward.cu. Other rows: norm.cu.
-#include "kernels/hopper/norm_rows.h"
-
-#include "kernels/hopper/device/packed.h"
+// RMSNorm forward on rows of BF16 or FP16 of more than 2048 columns: rows come through shared memory by the copy engine, several ahead, so that
+// memory is busy while a row is summed and written. Contract: kernels/ops/norm.h. Backward: norm_rows_backward.cu. Rows that become values, and
+// narrower ones: norm_held_rows.cu. Other rows: norm.cu.
+#include "kernels/hopper/norm_forward.h"
 
 namespace fp8flow::hopper {
 
@@ -10,32 +9,8 @@ namespace {
 
 constexpr int kSlots = 4;
 
-// What the rows become. values: y of the same type. blocks: E4M3 with a scale every 128 columns, which are all there, and perhaps y; tensor: E4M3
-// by one scale, perhaps y and the maximum; any: whatever NormForward can ask for, decided unit by unit. Where there are codes, y is BF16.
-// odd: the same as any, of rows that are fetched element by element.
-enum class Form { values, blocks, tensor, any, odd };
-
 // CTAs of an SM: what registers allow; narrow rows need many, since a row takes about a microsecond from its arrival to its last store.
-constexpr int ctas_of(int units, Form form) {
-    if (form == Form::any || form == Form::odd || units > 2) return 3;
-    return units == 1 ? 6 : 4;
-}
-
-// The largest magnitudes of a unit, of its even and of its odd columns. NaN gives way to a number.
-__device__ __forceinline__ uint32_t largest_pair(const uint4& unit) {
-    return max_bf16x2(max_bf16x2(abs_bf16x2(unit.x), abs_bf16x2(unit.y)),
-                      max_bf16x2(abs_bf16x2(unit.z), abs_bf16x2(unit.w)));
-}
-template <DType kType>
-__device__ __forceinline__ void normalize_unit(const uint4& raw, float rstd, const float (&g)[kUnit],
-                                               float (&v)[kUnit]) {
-    unpack_unit(raw, kType, v);
-#pragma unroll
-    for (int i = 0; i < kUnit; ++i) v[i] = v[i] * rstd * g[i];
-}
-__device__ __forceinline__ uint2* codes_of(const RowView& t, int64_t row, int unit) {
-    return reinterpret_cast<uint2*>(static_cast<uint8_t*>(t.data) + row * t.cols) + unit;
-}
+constexpr int ctas_of(int units, NormForm form) { return is_any(form) || units > 2 ? 3 : 4; }
 
 // Bytes at T=4096, H=7168: x and y 117 MB (29 us), with FP8 rows 147 MB (36 us); each once. A CTA takes every gridDim-th row; kSlots rows are
 // under way or waiting in shared memory (172 KB an SM). gamma stays in registers, and so does the row once it has come: a thread owns
@@ -46,10 +21,10 @@ __device__ __forceinline__ uint2* codes_of(const RowView& t, int64_t row, int un
 // FP8 blocks: an SM has 36 thread instructions a column at 4.1 TB/s. All units of a thread become BF16 pairs first, which y needs anyway; their
 // maxima are taken as pairs (3/4 of an instruction a column), the four shuffles of all units travel together, and the codes are made
 // from the pairs. Deciding dtype, layout and bounds for each unit instead took 70 us where memory needs 36.
-template <int kUnits, Form kForm, DType kType>
+template <int kUnits, NormForm kForm, DType kType>
 __global__ __launch_bounds__(kNormThreads,
                              ctas_of(kUnits, kForm)) void norm_rows_kernel(const NormForward args) {
-    constexpr bool kFetched = kForm == Form::odd;
+    constexpr bool kFetched = kForm == NormForm::odd;
     extern __shared__ __align__(128) uint8_t slots[];
     __shared__ Barrier full[kSlots];
     __shared__ float warp_sums[2][kNormWarps];
@@ -58,7 +33,6 @@ __global__ __launch_bounds__(kNormThreads,
     const int thread = static_cast<int>(threadIdx.x);
     const RowPart part = row_part<kUnits>(args.x.cols, args.segments, args.segment_cols);
     const int units = part.units, first_unit = part.first / kUnit;
-    const int padded_units = (units + kBlockThreads - 1) / kBlockThreads * kBlockThreads;
     const int slot_size = slot_bytes(args.segment_cols);
     const int64_t first_row = blockIdx.x / part.segments, step = gridDim.x / part.segments;
     const auto start = [&](int64_t row, int slot) {
@@ -85,7 +59,10 @@ __global__ __launch_bounds__(kNormThreads,
     }
     const float multiplier = args.tensor_scale != nullptr ? div_float(1.0f, *args.tensor_scale) : 0.0f;
     uint32_t amax = 0;
-    float peak = 0.0f;  // with Form::tensor
+    const auto gamma = [&](int, int j, float(&out)[kUnit]) {
+#pragma unroll
+        for (int i = 0; i < kUnit; ++i) out[i] = g[j][i];
+    };
     // the barriers are there
     if (part.segments > 1)
         cluster_meet();
@@ -102,155 +79,56 @@ __global__ __launch_bounds__(kNormThreads,
             barrier_wait(&full[slot], parity);
         }
         uint4 raw[kUnits];
-        float strand = 0.0f;
 #pragma unroll
         for (int j = 0; j < kUnits; ++j) {
-            raw[j] = uint4{};
-            if (thread + j * kNormThreads >= units) continue;
-            raw[j] = unit_of(slots + slot * slot_size, thread + j * kNormThreads);
-            float v[kUnit];
-            unpack_unit(raw[j], kType, v);
-#pragma unroll
-            for (int i = 0; i < kUnit; ++i) strand = fma_float(v[i], v[i], strand);
+            const int unit = thread + j * kNormThreads;
+            raw[j] = unit < units ? unit_of(slots + slot * slot_size, unit) : uint4{};
         }
-        put_strand(strand, warp_sums[n % 2]);
+        put_strand(strand_of<kType>(raw), warp_sums[n % 2]);
         __syncthreads();
         if (!kFetched && thread == 0 && row + kSlots * step < args.rows) start(row + kSlots * step, slot);
         float sum = row_sum(warp_sums[n % 2]);
         if (part.segments > 1) sum = sum_of_segments(segment_sums, n, part, sum);
-        const float mean = div_float(sum, static_cast<float>(args.x.cols));
-        const float rstd = div_float(1.0f, sqrt_float(mean + args.eps));
+        const float rstd = rstd_of(sum, args);
         if (thread == 0 && part.rank == 0) args.rstd[row] = rstd;
-        if constexpr (kForm == Form::values) {
-#pragma unroll
-            for (int j = 0; j < kUnits; ++j) {
-                const int unit = thread + j * kNormThreads;
-                if (unit >= units) continue;
-                float v[kUnit];
-                normalize_unit<kType>(raw[j], rstd, g[j], v);
-                *unit_of(args.y, row, first_unit + unit) = pack_unit<kType>(v);
-            }
-        } else if constexpr (kForm == Form::blocks) {
-            uint32_t largest[kUnits];  // of the unit: two columns' magnitudes
-#pragma unroll
-            for (int j = 0; j < kUnits; ++j) {
-                const int unit = thread + j * kNormThreads;
-                float v[kUnit];
-                normalize_unit<kType>(raw[j], rstd, g[j], v);
-                raw[j] = pack_unit<DType::bf16>(v);
-                if (args.y && unit < units) *unit_of(args.y, row, first_unit + unit) = raw[j];
-                largest[j] = largest_pair(raw[j]);
-            }
-            constexpr int kPairs = (kUnits + 1) / 2;
-            uint32_t pairs[kPairs];  // the maxima of two units, side by side
-#pragma unroll
-            for (int p = 0; p < kPairs; ++p) {
-                const uint32_t a = largest[2 * p], b = largest[2 * p + (kUnits > 1)];
-                pairs[p] = max_bf16x2(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
-            }
-#pragma unroll
-            for (int step = kBlockThreads / 2; step > 0; step /= 2)
-#pragma unroll
-                for (int p = 0; p < kPairs; ++p)
-                    pairs[p] = max_bf16x2(pairs[p], __shfl_xor_sync(0xFFFFFFFFu, pairs[p], step));
-            QuantScale mine = {};  // of unit `lane`, which this thread stores
-            const int lane = thread % kBlockThreads;
-#pragma unroll
-            for (int j = 0; j < kUnits; ++j) {
-                const int unit = thread + j * kNormThreads;
-                const uint32_t bits = j % 2 == 0 ? pairs[j / 2] << 16 : pairs[j / 2] & 0xFFFF0000u;
-                const QuantScale scale = quant_scale(__uint_as_float(bits), kE4m3Max, args.rule.scale_format);
-                if (lane == j) mine = scale;
-                if (unit >= units) continue;
-                float v[kUnit];
-                unpack_unit(raw[j], DType::bf16, v);
-                *codes_of(args.codes, row, first_unit + unit) = encode_unit(v, scale.multiplier, DType::e4m3);
-            }
-            const int block = thread / kBlockThreads + lane * (kNormThreads / kBlockThreads);
-            if (lane < kUnits && block < units / kBlockThreads)
-                args.scales.store(row, first_unit / kBlockThreads + block,
-                                  {mine.multiplier, mine.dequant, float_to_e8m0(mine.dequant)});
-        } else if constexpr (kForm == Form::tensor) {
-#pragma unroll
-            for (int j = 0; j < kUnits; ++j) {
-                const int unit = thread + j * kNormThreads;
-                if (unit >= units) continue;
-                float v[kUnit];
-                normalize_unit<kType>(raw[j], rstd, g[j], v);
-                if (args.y) *unit_of(args.y, row, first_unit + unit) = pack_unit<DType::bf16>(v);
-                *codes_of(args.codes, row, first_unit + unit) = encode_unit(v, multiplier, DType::e4m3);
-#pragma unroll
-                for (int i = 0; i < kUnit; ++i) peak = fmaxf(peak, fabsf(v[i]));  // NaN ignored
-            }
-        } else {
-#pragma unroll
-            for (int j = 0; j < kUnits; ++j) {
-                const int unit = thread + j * kNormThreads;
-                if (unit >= padded_units) continue;  // the same for all threads of a 1x128 block
-                float v[kUnit];
-                unpack_unit(raw[j], kType, v);
-#pragma unroll
-                for (int i = 0; i < kUnit; ++i) v[i] = unit < units ? v[i] * rstd * g[j][i] : 0.0f;
-                write_unit(args, row, (first_unit + unit) * kUnit, multiplier, v, amax);
-            }
-        }
+        uint2* codes =
+            reinterpret_cast<uint2*>(static_cast<uint8_t*>(args.codes.data) + row * args.x.cols + part.first);
+        write_row<kForm, kType, kUnits, kNormThreads>(args, row, part, thread, rstd, multiplier, gamma, codes,
+                                                      raw, amax);
         if (++slot == kSlots) slot = 0, parity ^= 1;
     }
-    if constexpr (kForm == Form::tensor) amax = __float_as_uint(peak);
-    if constexpr (kForm == Form::tensor || kForm == Form::any || kForm == Form::odd)
-        merge_amax(args, amax, &largest_of_cta);
+    if constexpr (kForm == NormForm::tensor || is_any(kForm)) merge_amax(args, amax, &largest_of_cta);
     if (part.segments > 1) cluster_meet();  // no sum is on its way any more
 }
 
-Form form_of(const NormForward& args) {
-    if (args.codes.data == nullptr)
-        return args.y.data != nullptr && args.y.dtype == args.x.dtype && args.amax == nullptr ? Form::values
-                                                                                              : Form::any;
-    if (args.codes.dtype != DType::e4m3 || !args.codes.vector) return Form::any;
-    if (args.scales.data == nullptr) return Form::tensor;
-    const bool whole_blocks = args.scales.block == kBlock && args.x.cols % kBlock == 0;
-    return whole_blocks && args.amax == nullptr ? Form::blocks : Form::any;
-}
-
 using ForwardKernel = void (*)(NormForward);
-template <int kUnits> ForwardKernel bf16_kernel(Form form) {
+template <int kUnits, DType kType> ForwardKernel kernel_of(NormForm form) {
     switch (form) {
-        case Form::values: return norm_rows_kernel<kUnits, Form::values, DType::bf16>;
-        case Form::blocks: return norm_rows_kernel<kUnits, Form::blocks, DType::bf16>;
-        case Form::tensor: return norm_rows_kernel<kUnits, Form::tensor, DType::bf16>;
-        default: return norm_rows_kernel<kUnits, Form::any, DType::bf16>;
+        case NormForm::blocks: return norm_rows_kernel<kUnits, NormForm::blocks, kType>;
+        case NormForm::tensor: return norm_rows_kernel<kUnits, NormForm::tensor, kType>;
+        default: return norm_rows_kernel<kUnits, NormForm::any, kType>;
     }
 }
-template <int kUnits> ForwardKernel f16_kernel(Form form) {
-    switch (form) {
-        case Form::values: return norm_rows_kernel<kUnits, Form::values, DType::f16>;
-        case Form::tensor: return norm_rows_kernel<kUnits, Form::tensor, DType::f16>;
-        default: return nullptr;
-    }
-}
-template <int kUnits> ForwardKernel kernel_of(const NormForward& args) {
-    const Form form = form_of(args);
-    return args.x.dtype == DType::f16 ? f16_kernel<kUnits>(form) : bf16_kernel<kUnits>(form);
-}
-
-ForwardKernel copied_kernel(const NormForward& args) {
-    if (!args.gamma.vector || !(is_wide(args.x, DType::bf16) || is_wide(args.x, DType::f16))) return nullptr;
-    const DType y_type = form_of(args) == Form::values ? args.x.dtype : DType::bf16;
-    if (args.y.data != nullptr && !is_wide(args.y, y_type)) return nullptr;
-    const int units = units_a_thread(args.segment_cols);
-    return units == 1 ? kernel_of<1>(args) : units == 2 ? kernel_of<2>(args) : kernel_of<kMostUnits>(args);
+template <DType kType> ForwardKernel copied_kernel(const NormForward& args) {
+    const NormForm form = form_of(args);
+    if (!is_wide(args.x, kType) || !has_whole_units(args, form)) return nullptr;
+    if (form == NormForm::values)  // one segment is launch_norm_held_rows's
+        return norm_rows_kernel<kMostUnits, NormForm::values, kType>;
+    return units_a_thread(args.segment_cols) <= 2 ? kernel_of<2, kType>(form)
+                                                  : kernel_of<kMostUnits, kType>(form);
 }
 
 }  // namespace
 
 bool launch_norm_rows(const NormForward& args, const Launch& launch) {
-    ForwardKernel kernel = copied_kernel(args);
+    const bool f16 = args.x.dtype == DType::f16;
+    ForwardKernel kernel = f16 ? copied_kernel<DType::f16>(args) : copied_kernel<DType::bf16>(args);
     int ctas = ctas_of(units_a_thread(args.segment_cols), form_of(args));
     if (kernel == nullptr) {
         if (!is_fetchable(args.x)) return false;
-        kernel = args.x.dtype == DType::f16 ? norm_rows_kernel<kMostUnits, Form::odd, DType::f16>
-                                            : norm_rows_kernel<kMostUnits, Form::odd, DType::bf16>;
-        ctas = ctas_of(kMostUnits, Form::odd);
+        kernel = f16 ? norm_rows_kernel<kMostUnits, NormForm::odd, DType::f16>
+                     : norm_rows_kernel<kMostUnits, NormForm::odd, DType::bf16>;
+        ctas = ctas_of(kMostUnits, NormForm::odd);
     }
     launch_rows(kernel, args, args.rows, ctas, kNormThreads, kSlots * slot_bytes(args.segment_cols), launch,
                 "rms_norm");

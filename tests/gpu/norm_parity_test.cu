@@ -62,6 +62,8 @@ HostTensor gamma_of(const Shape& s, op::GammaForm form) {
     fill_uniform(g, 7, center - 0.5, center + 0.5);
     return g;
 }
+// Few CTAs have several rows, tiles or chunks each.
+Launch few_or_all(const Shape& s) { return {.sm_limit = s.rows == 300 ? 3 : 0}; }
 constexpr op::GammaForm kForms[] = {op::GammaForm::plain, op::GammaForm::zero_centered};
 
 TEST(NormParity, Plain) {
@@ -71,7 +73,8 @@ TEST(NormParity, Plain) {
             Parity p;
             const HostTensor x = normal(s, 1), gamma = gamma_of(s, form), y(s.dtype, {s.rows, s.width}),
                              rstd(DType::f32, {s.rows});
-            p.run(op::RmsNorm{.x = x, .gamma = gamma, .gamma_form = form, .y = y, .rstd = rstd});
+            p.run(op::RmsNorm{.x = x, .gamma = gamma, .gamma_form = form, .y = y, .rstd = rstd},
+                  few_or_all(s));
             p.expect_same_bytes(y, "y");
             p.expect_same_bytes(rstd, "rstd");
         }
@@ -107,6 +110,10 @@ TEST(NormParity, Quantized) {
          .scale_dtype = DType::f32,
          .with_amax = false},
         {.rows = L::vec128, .transposed = L::none, .with_y = false, .with_amax = false},
+        // rows and their transposed copy from one kernel
+        {.rows = L::vec128, .transposed = L::tile128, .with_y = false, .with_amax = false},
+        {.rows = L::vec128_wire, .transposed = L::tile128, .with_amax = false},
+        {.rows = L::tensor, .transposed = L::tensor, .with_y = false, .with_amax = false},
         {.rows = L::tensor, .transposed = L::none, .with_y = false, .with_amax = false},
     };
     for (const Shape& s : shapes_here())
@@ -136,7 +143,8 @@ TEST(NormParity, Quantized) {
                                       .rows = row_view,
                                       .transposed = transposed_view,
                                       .amax = amax_view,
-                                      .rstd = rstd});
+                                      .rstd = rstd},
+                  few_or_all(s));
             p.expect_same_bytes(y_view, "y");
             p.expect_same_bytes(row_view, "rows");
             p.expect_same_bytes(transposed_view, "transposed");
@@ -158,7 +166,6 @@ TEST(NormParity, Backward) {
             fill_uniform(rstd, 6, 0.5, 1.5);
             if (mode == Gradient::accumulate) fill_normal(dgamma, 8);
             const TensorView residual_view = mode == Gradient::accumulate ? residual.view() : TensorView{};
-            // few CTAs have several chunks each
             p.run(op::RmsNormBackward{.dy = dy,
                                       .x = x,
                                       .gamma = gamma,
@@ -168,7 +175,7 @@ TEST(NormParity, Backward) {
                                       .dgamma_mode = mode,
                                       .dx = dx,
                                       .dgamma = dgamma},
-                  {.sm_limit = s.rows == 300 ? 3 : 0});
+                  few_or_all(s));
             p.expect_same_bytes(dx, "dx");
             p.expect_same_bytes(dgamma, "dgamma");
         }
