@@ -14,7 +14,7 @@ constexpr int kWarpSize = 32;
 constexpr uint32_t kWholeWarp = 0xFFFFFFFFu;
 constexpr float kScoreSumEps = 1e-20f;  // Megatron-LM, as in the reference
 constexpr int64_t kMostExperts = 1024;
-constexpr std::size_t kSharedBytes = 48 << 10;  // what a CTA gets without asking
+constexpr std::size_t kSharedBytes = 40 << 10;  // what a CTA gets without asking, less static arrays
 
 __device__ __forceinline__ int warp_lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
 

@@ -44,23 +44,32 @@ struct BackwardArgs {
     unsigned int* ticket;    // zero between launches
 };
 
+// Choice k = lane of a token, asked for with its logits; d is the scaled gradient of its probability.
+struct Choice {
+    int id;
+    float d;
+};
+__device__ __forceinline__ Choice own_choice(const BackwardArgs& args, int64_t t) {
+    if (warp_lane() >= args.topk) return {0, 0.0f};
+    const int64_t at = t * args.topk + warp_lane();
+    return {args.ids[at], args.dprobs[at] * args.options.scaling_factor};
+}
+
 // dlogits = the gradient of one token's logits from its probabilities, by way of shared memory of the warp, which is zero before and after.
 // scores, largest, sum: its softmax over all experts (pre-softmax).
 template <class R>
 __device__ __forceinline__ void take_choices(const R& row, const BackwardArgs& args, int64_t t,
-                                             const float (&scores)[R::kCount], float largest, float sum,
-                                             float* gradient, float (&dlogits)[R::kCount]) {
+                                             const Choice& own, const float (&scores)[R::kCount],
+                                             float largest, float sum, float* gradient,
+                                             float (&dlogits)[R::kCount]) {
     const int topk = args.topk;
     const float* logits = args.logits + t * row.experts;
     const int32_t* ids = args.ids + t * topk;
     const float* dprobs = args.dprobs + t * topk;
-    const bool has_own = warp_lane() < topk;
-    const int own_id = has_own ? ids[warp_lane()] : 0;
-    const float own_d = has_own ? dprobs[warp_lane()] * args.options.scaling_factor : 0.0f;
-    const auto d_of = [&](int k) { return k < kWarpSize ? own_d : dprobs[k] * args.options.scaling_factor; };
+    const auto d_of = [&](int k) { return k < kWarpSize ? own.d : dprobs[k] * args.options.scaling_factor; };
     const auto logit_of = [&](int k) { return logits[ids[k]]; };
     const ChosenProbs probs =
-        chosen_probs(args.options, topk, largest, sum, has_own ? logits[own_id] : 0.0f, logit_of);
+        chosen_probs(args.options, topk, largest, sum, warp_lane() < topk ? logits[own.id] : 0.0f, logit_of);
     float mean = 0.0f;
 #pragma unroll 1
     for (int k = warp_lane(); k < topk; k += kWarpSize)
@@ -77,7 +86,7 @@ __device__ __forceinline__ void take_choices(const R& row, const BackwardArgs& a
         } else if (!args.options.pre_softmax) {
             g = base * probs.factor * (d - mean);
         }
-        gradient[k < kWarpSize ? own_id : ids[k]] = g;
+        gradient[k < kWarpSize ? own.id : ids[k]] = g;
     }
     __syncwarp();
 #pragma unroll
@@ -199,14 +208,15 @@ __global__ __launch_bounds__(kThreads, R::kCount <= 8 ? kCtasPerSm : 2) void top
     for (int64_t t = cta * kWarps + warp; t < args.tokens; t += ctas * kWarps) {
         float x[R::kCount], scores[R::kCount], dlogits[R::kCount], log_sum = 0.0f;
         row.load(args.logits + t * row.experts, x);
+        const Choice own = own_choice(args, t);
         if (sigmoid) {
-            take_choices(row, args, t, scores, 0.0f, 0.0f, gradient, dlogits);
+            take_choices(row, args, t, own, scores, 0.0f, 0.0f, gradient, dlogits);
             if (balances) add_sigmoid_terms(row, args, t, x, gradient, dlogits);
             if (args.z_weight != 0.0f) log_sum = softmax(row, x, gradient, scores).log_sum();
         } else {
             Softmax of_all{};
             if (needs_softmax) of_all = softmax(row, x, gradient, scores);
-            take_choices(row, args, t, scores, of_all.largest, of_all.sum, gradient, dlogits);
+            take_choices(row, args, t, own, scores, of_all.largest, of_all.sum, gradient, dlogits);
             if (balances) add_terms(row, args, t, scores, scores, dlogits);
             log_sum = of_all.log_sum();
         }
