@@ -4,7 +4,9 @@
 //
 // Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 1.4 ms at the 1400 TFLOP/s that the power limit leaves; D is 3.76 GB, 0.87 ms to
 // write and 1.90 ms to read and write in these tiles; operands are 0.37 GB. So the two must overlap: one after the other they take 2.3 and 3.3 ms.
-// Measured: 1.92 to 1.99 and 2.64 to 2.67 ms; with the copies to and from D left out 1.61 and 1.88, with D inside L2 1.84 and 2.07 (worklog, step 9).
+// Measured: 1.92 to 1.99 and 2.57 to 2.67 ms; with the copies to and from D left out 1.61 and 1.88, with D inside L2 1.84 and 2.07 (worklog, step 9).
+// Sets::two, 2 x 1024 rows a group: 3.83 (best 3.47) and 4.16 ms (3.89), where two calls take 4.50 and 5.14 (step 10). A tile's steps are then those of the
+// first set and those of the second: the loading threads choose map, index and scales by the step.
 //
 // One CTA: four loading warps and two computing warpgroups, on every multiprocessor, walking tiles of 128 x 256 of D in a fixed order; each
 // warpgroup owns 128 x 128 of a tile: two blocks of 64 rows, 128 sums and 64 partial sums a thread. B (each its own 128 columns) has a ring for each
