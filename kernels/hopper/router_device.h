@@ -113,7 +113,7 @@ template <class R>
 __device__ __forceinline__ float softmax_terms(const R& row, const float (&logits)[R::kCount], float largest,
                                                float* shared, float (&terms)[R::kCount]) {
     const float bound = largest - kNearScore;
-    bool near = largest <= 0x1p100f;
+    bool near = fabsf(largest) <= 0x1p100f;  // not where all are -infinity
 #pragma unroll
     for (int j = 0; j < R::kCount; ++j) {
         near = near && (logits[j] >= bound || !row.has(j));
