@@ -7,7 +7,7 @@
 
 namespace fp8flow::hopper {
 
-// What the rows become. values: y of the same type. blocks: E4M3 with a scale every 128 columns, which are all there, and perhaps y; tensor: E4M3
+// What the rows become. values: y of the same type. blocks: E4M3 with a power-of-two scale every 128 columns, which are all there, and perhaps y; tensor: E4M3
 // by one scale, perhaps y and the maximum; any: whatever NormForward can ask for, decided unit by unit. Where there are codes, y is BF16.
 // odd: the same as any, of rows that are fetched element by element.
 enum class NormForm { values, blocks, tensor, any, odd };
@@ -19,7 +19,9 @@ inline NormForm form_of(const NormForward& args) {
     if (args.codes.dtype != DType::e4m3 || !args.codes.vector) return NormForm::any;
     if (args.scales.data == nullptr) return NormForm::tensor;
     const bool whole_blocks = args.scales.block == kBlock && args.x.cols % kBlock == 0;
-    return whole_blocks && args.amax == nullptr ? NormForm::blocks : NormForm::any;
+    return whole_blocks && args.amax == nullptr && args.rule.scale_format == ScaleFormat::pow2
+               ? NormForm::blocks
+               : NormForm::any;
 }
 constexpr bool is_any(NormForm form) { return form == NormForm::any || form == NormForm::odd; }
 // Whether units of x, gamma and y are whole and aligned.

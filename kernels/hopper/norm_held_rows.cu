@@ -16,10 +16,10 @@ constexpr int ctas_of(int units, int row_threads) {
 }
 
 // Bytes at T=16384, H=4096: x and y 268 MB (68 us), each once. Multiprocessors take a row as soon as they have room for it: with rows dealt out to a
-// persistent grid beforehand the slowest was 7 % behind (77 us instead of 70). gamma comes from L1, where all rows of a multiprocessor
+// persistent grid beforehand the slowest was 7 % behind (77 us instead of 68). gamma comes from L1, where all rows of a multiprocessor
 // share it; nothing else is read twice, so loads and stores are the first to leave L2. A row's CTA puts the sums of its strands together behind
 // its only barrier; they alternate between two places where a CTA takes several rows (a launch that may not use all SMs), so that the next
-// row's are not written before this row's are read. Up to 2048 columns a warp has the row alone and meets nobody: 4096 x 1024 takes 7.2 us,
+// row's are not written before this row's are read. Up to 2048 columns a warp has the row alone and meets nobody: 4096 x 1024 takes 7.5 us,
 // with a CTA a row 10. FP8 codes from wider rows are bound by instructions, of which norm_rows_kernel needs fewer. One writer a byte, the
 // contract's order: deterministic; amax is an integer maximum.
 template <int kUnits, NormForm kForm, DType kType, int kRowThreadsEach, int kThreads>
