@@ -60,8 +60,7 @@ constexpr int64_t gamma_parts(int64_t cols) {
     return segments == 1 ? kGammaParts : kGammaClusters[segments < 8 ? segments - 2 : 6];
 }
 constexpr int64_t gamma_chunks(int64_t cols) { return cols <= kNarrowRow ? 4 : 2; }
-// Row n of a chunk. (Were it chunk + n * chunks, the rows of a multiprocessor would be a power of two apart where H is one, and stand in the same
-// few channels of memory.)
+// Row n of a chunk.
 constexpr int64_t gamma_row(int64_t chunk, int64_t chunks, int64_t n) {
     return n * chunks + (chunk + n) % chunks;
 }
