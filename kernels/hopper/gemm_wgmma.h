@@ -48,18 +48,6 @@ struct WgmmaShared {
 };
 constexpr size_t kSharedBytes = sizeof(WgmmaShared) + 1024;  // the stages are aligned inside
 
-// A position in a ring and the parity of its current use.
-template <int kSize> struct RingPosition {
-    int index = 0;
-    uint32_t parity = 0;
-    __device__ void advance() {
-        if (++index == kSize) {
-            index = 0;
-            parity ^= 1;
-        }
-    }
-};
-
 // The tiles of all groups in order, by pairs; asked for ascending indices. A pair never spans two groups: it takes two row tiles of one
 // column; the last of an odd number of row tiles is taken two columns at a time. Bands of kBandRows row tiles, column by column.
 template <int kDepth, int kBandRows = kBand> class TileWalk {

@@ -89,6 +89,18 @@ __device__ __forceinline__ void store_remote(uint32_t to, float2 value, uint32_t
                  "l"(words), "r"(barrier)
                  : "memory");
 }
+// A position in a ring of barriers and the parity of its current use.
+template <int kSize> struct RingPosition {
+    int index = 0;
+    uint32_t parity = 0;
+    __device__ void advance() {
+        if (++index == kSize) {
+            index = 0;
+            parity ^= 1;
+        }
+    }
+};
+
 // One box of a 2-D tensor to shared memory; c0 counts elements along the contiguous dimension, c1 rows. Outside the tensor: zeros.
 __device__ __forceinline__ void tensor_load(const CUtensorMap* map, Barrier* barrier, void* to, int c0,
                                             int c1) {
