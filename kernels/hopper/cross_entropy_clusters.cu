@@ -43,19 +43,20 @@ __host__ __device__ inline int lag_of(int own) { return own <= kWorkers + 1 ? 1 
 // What a CTA does: blocks of rows, as one sequence (all own blocks of its cluster's first row, then of the next).
 struct Part {
     int rank, lane, warp;
-    int first_block, own;  // of each row
+    int first_block, own;        // of each row
+    int step_rows, step_blocks;  // kWorkers blocks further
     int64_t first_token, clusters;
     int rows;
 };
 
-// A warp's place in that sequence; it takes every kWorkers-th block.
+// A warp's place in that sequence, of which it takes every kWorkers-th block.
 struct Place {
     int row, block;
     __device__ explicit Place(const Part& part) : row(part.warp / part.own), block(part.warp % part.own) {}
-    __device__ void advance(int own) {
-        row += kWorkers / own;
-        block += kWorkers % own;
-        if (block >= own) block -= own, ++row;
+    __device__ void advance(const Part& part) {
+        row += part.step_rows;
+        block += part.step_blocks;
+        if (block >= part.own) block -= part.own, ++row;
     }
 };
 // A row's slot, and the parity of the phase in which that serves it.
@@ -77,15 +78,20 @@ __device__ __forceinline__ void write_stage(float* stage, const Columns& x) {
         *reinterpret_cast<float4*>(stage + j * 4 * kWarpSize) = float4{x[j][0], x[j][1], x[j][2], x[j][3]};
 }
 __device__ __forceinline__ void store4(uint16_t* to, const float (&p)[4]) {
-    __stcs(reinterpret_cast<uint2*>(to), uint2{pack_bf16(p[0], p[1]), pack_bf16(p[2], p[3])});
+    *reinterpret_cast<uint2*>(to) = uint2{pack_bf16(p[0], p[1]), pack_bf16(p[2], p[3])};
 }
 __device__ __forceinline__ void store4(float* to, const float (&p)[4]) {
-    __stcs(reinterpret_cast<float4*>(to), float4{p[0], p[1], p[2], p[3]});
+    *reinterpret_cast<float4*>(to) = float4{p[0], p[1], p[2], p[3]};
 }
 // Columns [0, columns) of a block, those from `known` on as 0. `to` is this lane's.
 template <class Out>
 __device__ __forceinline__ void store_block(Out* to, Columns& p, int columns, int known, int lane) {
-    if (known < kBlockColumns) set_columns_from(p, known, lane, 0.0f);
+    if (known >= kBlockColumns) {
+#pragma unroll
+        for (int j = 0; j < kQuads; ++j) store4(to + j * 4 * kWarpSize, p[j]);
+        return;
+    }
+    set_columns_from(p, known, lane, 0.0f);
 #pragma unroll
     for (int j = 0; j < kQuads; ++j)
         if (j * 4 * kWarpSize + lane * 4 < columns) store4(to + j * 4 * kWarpSize, p[j]);
@@ -128,7 +134,7 @@ __device__ __forceinline__ void work_on_blocks(Shared& shared, const CrossEntrop
             bulk_load(args.logits + first + loading.row * row_step + column, &loaded[stage], stages[stage],
                       bytes);
         }
-        loading.advance(own);
+        loading.advance(part);
     };
     for (int stage = 0; stage < min(kStages, steps); ++stage) load(stage);
     RingPosition<kStages> fresh, held;
@@ -143,7 +149,7 @@ __device__ __forceinline__ void work_on_blocks(Shared& shared, const CrossEntrop
             send(shared, split, Slot(working.row, split.slots).at, part.first_block + working.block,
                  float2{largest, block_sum(x)}, lane);
             write_stage(stage, x);
-            working.advance(own);
+            working.advance(part);
         }
         if (step < lag) continue;
         const Slot slot(finishing.row, split.slots);
@@ -160,7 +166,7 @@ __device__ __forceinline__ void work_on_blocks(Shared& shared, const CrossEntrop
         held.advance();
         Out* const to =
             static_cast<Out*>(args.dlogits) + first + finishing.row * row_step + column + lane * 4;
-        finishing.advance(own);
+        finishing.advance(part);
         if (args.dlogits == nullptr) continue;
 #pragma unroll
         for (int j = 0; j < kQuads; ++j)
@@ -293,13 +299,16 @@ __global__ __launch_bounds__(kClusterThreads, 1) void row_cluster_kernel(const C
                                                                          const Split split) {
     extern __shared__ __align__(128) uint8_t shared_bytes[];
     Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
-    const int thread = static_cast<int>(threadIdx.x), rank = static_cast<int>(cluster_rank());
+    const int thread = static_cast<int>(threadIdx.x), rank = static_cast<int>(cluster_rank()),
+              own = split.own(rank);
     const int64_t clusters = gridDim.x / split.ctas, first_token = blockIdx.x / split.ctas;
     const Part part{.rank = rank,
                     .lane = thread % kWarpSize,
                     .warp = thread / kWarpSize,
                     .first_block = split.first(rank),
-                    .own = split.own(rank),
+                    .own = own,
+                    .step_rows = kWorkers / own,
+                    .step_blocks = kWorkers % own,
                     .first_token = first_token,
                     .clusters = clusters,
                     .rows = static_cast<int>((args.tokens - first_token + clusters - 1) / clusters)};
