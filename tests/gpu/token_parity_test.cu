@@ -124,15 +124,11 @@ TEST(TokenParity, GradientsOfUnknownIdsGoNowhere) {
         EXPECT_EQ(got(i), i / 16 == 1 ? dy(i - 16) + dy(4 * 16 + i - 16) : 0.0) << i;
 }
 
-TEST(TokenParity, CrossEntropy) {
-    struct Shape {
-        int64_t tokens, columns, vocab;
-    };
-    for (const Shape& shape :
-         {Shape{0, 8, 8}, Shape{1, 1, 1}, Shape{127, 64, 61}, Shape{128, 257, 256}, Shape{129, 2048, 2048},
-          Shape{5, 4224, 4097}, Shape{4, 4099, 4098}, Shape{23, 1032, 900}, Shape{3, 50304, 50257},
-          Shape{23, 70016, 70001}, Shape{59, 8192, 8192}, Shape{700, 1032, 900}, Shape{300, 17408, 17000},
-          Shape{33, 140000, 139999}, Shape{70, 129280, 129280}}) {
+struct Logits {
+    int64_t tokens, columns, vocab;
+};
+void expect_same_cross_entropy(std::initializer_list<Logits> shapes) {
+    for (const Logits& shape : shapes) {
         if (too_large_here(shape.tokens * shape.columns)) continue;
         for (const DType dtype : {DType::bf16, DType::f32}) {
             for (const bool with_gradient : {true, false}) {
@@ -168,6 +164,31 @@ TEST(TokenParity, CrossEntropy) {
             }
         }
     }
+}
+
+TEST(TokenParity, CrossEntropy) {
+    expect_same_cross_entropy({{0, 8, 8},
+                               {1, 1, 1},
+                               {127, 64, 61},
+                               {128, 257, 256},
+                               {129, 2048, 2048},
+                               {5, 4224, 4097},
+                               {4, 4099, 4098},
+                               {23, 1032, 900},
+                               {59, 8192, 8192},
+                               {700, 1032, 900}});
+}
+
+// A row is the work of 2, 4 or 8 CTAs; evenly split or not, one turn of their warps or more.
+TEST(TokenParity, CrossEntropyInClusters) {
+    expect_same_cross_entropy({{7, 16640, 16500},
+                               {300, 17408, 17000},
+                               {3, 50304, 50257},
+                               {200, 66560, 66000},
+                               {23, 70016, 70001},
+                               {33, 140000, 139999},
+                               {40, 262144, 262144},
+                               {70, 129280, 129280}});
 }
 
 TEST(TokenParity, Sum) {
