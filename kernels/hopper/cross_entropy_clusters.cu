@@ -103,6 +103,7 @@ __device__ __forceinline__ void send(Shared& shared, const Split& split, int slo
                                      int lane) {
     float2* const place = &shared.blocks[slot * split.blocks + block];
     Barrier* const barrier = &shared.complete[slot];
+    __syncwarp();  // all lanes have read what they needed of earlier rows' factors
     if (split.ctas == 1) {
         if (lane != 0) return;
         *place = value;
