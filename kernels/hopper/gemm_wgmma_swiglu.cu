@@ -2,11 +2,11 @@
 // registers, without h in memory. Contract: op::GroupedGemmSwigluQuantize (kernels/ops/gemm.h), bit-equal to its parts, which are faster where h
 // is kept. Read next: gemm_wgmma_overlap.h.
 //
-// Floor: the product's 2 m n k FLOPs; a tile leaves as 16 KiB of codes instead of 64 of BF16, and the 64 activations of a thread, about 1,000
+// Floor: the product's 2 m n k FLOPs; a tile leaves as 16 KiB of codes instead of 64 of BF16, and the 64 activations of a thread, about 1,100
 // instructions a warp and tile, stand where those stores stood, behind the next tile's first product. A warpgroup owns 64 rows of gate and
 // up: what SwiGLU and a 1x128 block need of a row is in four lanes.
 // Barriers: as gemm_wgmma_fp8.cu, without its turns; named barrier 1: the table of sigmoids is filled.
-// Measured (H200, burst; docs/gemm_worklog.md has the protocol): 1.416 ms at 32x1024 rows, F 2048, K 7168, where the
+// Measured (H200, burst, in the stand-alone program of docs/gemm_worklog.md): 1.416 ms at 32x1024 rows, F 2048, K 7168, where the
 // plain product takes 1.372 and the parts 1.463; 0.617 at 16x2048, 1536, 4096 (0.594, 0.665).
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/sigmoid.h"
