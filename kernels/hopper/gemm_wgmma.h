@@ -35,7 +35,6 @@ struct MathTile {
     int32_t steps;               // stages of the contraction
     int32_t depth;               // contraction elements; the last stage may be partly beyond them
     int32_t rows, valid;  // rows of D to write, of which the first `valid` hold products and the others zeros
-    int32_t blocks;       // of 64 rows that are multiplied: two, or one of a tile that is cut in two
     Common common;
     int32_t past_end;
 };
@@ -69,20 +68,8 @@ public:
         : p_(product), rank_(rank), col_tiles_((product.n + kTileCols - 1) / kTileCols) {
         enter_group();
     }
-    // From here on the pairs of a last wave that would leave half of `clusters` idle are cut in two along their rows: two indices each. Asked
-    // for before any index of that wave.
-    __device__ void cut_last_wave(int64_t clusters) {
-        int64_t pairs = 0;
-#pragma unroll 1
-        for (int64_t group = 0; group < p_.groups.num_groups; ++group)
-            pairs += pairs_of(row_tiles_of(p_.groups.offset(group + 1) - p_.groups.offset(group)));
-        const int64_t last = pairs % clusters;
-        if (pairs > clusters && 2 * last <= clusters) first_cut_ = static_cast<int32_t>(pairs - last);
-    }
     // False past the last pair.
     __device__ bool find(int64_t index, MathTile& tile) {
-        const int cut = static_cast<int>(index) - first_cut_;
-        if (cut >= 0) index = first_cut_ + cut / 2;
         while (index >= first_ + pairs_) {
             first_ += pairs_;
             if (++group_ >= p_.groups.num_groups) return false;
@@ -121,16 +108,6 @@ public:
             tile.depth = static_cast<int32_t>(p_.k);
         }
         tile.steps = (tile.depth + kDepth - 1) / kDepth;
-        tile.blocks = 2;
-        if (cut >= 0) {
-            constexpr int kBlockRows = kTileRows / 2;
-            const int skipped = static_cast<int>(cut % 2) * kBlockRows;
-            tile.blocks = 1;
-            tile.a_output += skipped;
-            tile.d_row += skipped;
-            tile.rows = max(min(tile.rows - skipped, kBlockRows), 0);
-            tile.valid = max(min(tile.valid - skipped, kBlockRows), 0);
-        }
         return true;
     }
 
@@ -142,19 +119,14 @@ private:
             rows_ = count_ == 0 && p_.mode == Gradient::accumulate ? 0 : p_.m;
         else
             rows_ = p_.groups.offset(group_ + 1) - offset_;
-        row_tiles_ = row_tiles_of(rows_);
-        pairs_ = pairs_of(row_tiles_);
-    }
-    __device__ static int64_t row_tiles_of(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
-    __device__ int64_t pairs_of(int64_t row_tiles) const {
-        return row_tiles / kPair * col_tiles_ + row_tiles % kPair * ((col_tiles_ + 1) / kPair);
+        row_tiles_ = (rows_ + kTileRows - 1) / kTileRows;
+        pairs_ = row_tiles_ / kPair * col_tiles_ + row_tiles_ % kPair * ((col_tiles_ + 1) / kPair);
     }
 
     const DeviceProduct& p_;
     int rank_;
     int64_t col_tiles_;
     int64_t group_ = 0, first_ = 0;  // first pair of the group
-    int32_t first_cut_ = INT32_MAX;  // index of the first half of a pair
     int64_t count_ = 0, offset_ = 0, rows_ = 0, row_tiles_ = 0, pairs_ = 0;
 };
 
@@ -181,16 +153,11 @@ __device__ __forceinline__ void load_operand(Load load, int rank, const CUtensor
     }
 }
 
-enum class LastWave { whole, cut };
-
 // One thread of the loading warp: the way of every tile of this CTA. `load(tile, step, stage, full)` starts the copies of one stage; with
 // what the other CTA of the pair loads for both, stage_bytes arrive.
-template <int kDepth, LastWave kLastWave = LastWave::whole, class LoadStage>
+template <int kDepth, class LoadStage>
 __device__ void load_tiles(const DeviceProduct& p, WgmmaShared& shared, uint32_t stage_bytes,
                            LoadStage load) {
-    // a tile that is cut has half the rows of A, and half their scales
-    const uint32_t cut_stage_bytes =
-        stage_bytes - static_cast<uint32_t>(kTileRows / 2 * (kStageRowBytes + sizeof(float)));
     TileWalk<kDepth> walk(p, static_cast<int>(cluster_rank()));
     RingPosition<kStages> stage;
     RingPosition<kRing> ring;
@@ -206,13 +173,10 @@ __device__ void load_tiles(const DeviceProduct& p, WgmmaShared& shared, uint32_t
             Barrier* full = &shared.full[stage.index];
             barrier_wait(&shared.empty[stage.index],
                          stage.parity ^ 1);  // in both CTAs: they write to each other
-            const bool cut = kLastWave == LastWave::cut && tile.blocks == 1;
-            barrier_arrive_expect_bytes(full, cut ? cut_stage_bytes : stage_bytes);
+            barrier_arrive_expect_bytes(full, stage_bytes);
             load(tile, step, stage.index, full);
             stage.advance();
         }
-        // behind the first tile's copies, so that nobody waits for it
-        if (kLastWave == LastWave::cut && index == blockIdx.x / kPair) walk.cut_last_wave(gridDim.x / kPair);
     }
 }
 

@@ -165,13 +165,13 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
 }
 
 // ---- loading: one thread ----------------------------------------------------------------------------------------------------------------
-template <Scales kScales, LastWave kLastWave = LastWave::whole>
+template <Scales kScales>
 __device__ __forceinline__ void load_operands(const DeviceProduct& product, WgmmaShared& shared,
                                               const CUtensorMap* map_a, const CUtensorMap* map_b) {
     const int rank = static_cast<int>(cluster_rank());
     constexpr uint32_t kRowBytes = has_row_scales(kScales) ? kTileRows * sizeof(float) : 0,
                        kColBytes = kScales == Scales::rows_columns ? kTileCols * sizeof(float) : 0;
-    load_tiles<kDepth, kLastWave>(
+    load_tiles<kDepth>(
         product, shared, kStageBytes + kRowBytes + kColBytes,
         [&](const MathTile& tile, int step, int index, Barrier* full) {
             const int a_k = static_cast<int>(tile.a_k) + step * kDepth,
@@ -183,11 +183,8 @@ __device__ __forceinline__ void load_operands(const DeviceProduct& product, Wgmm
                 return tile.common == operand ? Load::common : Load::own;
             };
             uint8_t *to_a = shared.stages[index], *to_b = to_a + kTileRows * kStageRowBytes;
-            if (kLastWave == LastWave::cut && tile.blocks == 1)
-                tensor_load(map_a, full, to_a, a_k, a);
-            else
-                load_operand<2>(load_of(Common::a), rank, map_a, full, to_a, kTileRows / 2 * kStageRowBytes,
-                                [&](int i) { return make_int2(a_k, a + i * kTileRows / 2); });
+            load_operand<2>(load_of(Common::a), rank, map_a, full, to_a, kTileRows / 2 * kStageRowBytes,
+                            [&](int i) { return make_int2(a_k, a + i * kTileRows / 2); });
             load_operand<2>(load_of(Common::b), rank, map_b, full, to_b, kTileCols / 2 * kStageRowBytes,
                             [&](int i) { return make_int2(b_k, b + i * kTileCols / 2); });
             const auto scales_at = [step](const DeviceScale& s, int64_t k, int64_t output) {
@@ -195,7 +192,7 @@ __device__ __forceinline__ void load_operands(const DeviceProduct& product, Wgmm
             };
             if (kRowBytes > 0)
                 bulk_load(scales_at(product.a.scale, tile.a_k, tile.a_output), full, shared.row_scales[index],
-                          kLastWave == LastWave::cut && tile.blocks == 1 ? kRowBytes / 2 : kRowBytes);
+                          kRowBytes);
             if (kColBytes > 0)
                 // the second CTA of a pair may be past the last column
                 bulk_load(scales_at(product.b.scale, tile.b_k, min(tile.b_output, product.n - kTileCols)),
@@ -219,9 +216,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
                           const __grid_constant__ CUtensorMap map_a,
                           const __grid_constant__ CUtensorMap map_b) {
     run_roles(
-        [&](WgmmaShared& shared) {
-            load_operands<Scales::rows_tiles, LastWave::cut>(product, shared, &map_a, &map_b);
-        },
+        [&](WgmmaShared& shared) { load_operands<Scales::rows_tiles>(product, shared, &map_a, &map_b); },
         [&](WgmmaShared& shared, int warpgroup) {
             multiply_tiles_overlapped<Wgmma>(product, shared, warpgroup);
         });

@@ -111,22 +111,6 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& s
         const MathTile& t = shared.tiles[done];
         store_and_clear(p, t, t.b_output + warpgroup * kColumns, row0 + 64 * half, sum[half]);
     };
-    // the stage of the step after `step`, or of the next tile's first
-    const auto go_on = [&]<bool kLast>(int step) {
-        next_stage();
-        if (!kLast || more) barrier_wait(&shared.full[stage.index], stage.parity);
-        if (!kLast) {
-            if ((step + 1) % 32 == 0) {
-                scales[0] = scales[1];
-                scales[1] = read_scales(at_b, step + 33);
-            }
-            read_step(step + 1);
-        } else if (more) {
-            at_b = next_at_b;
-            for (int i = 0; i < 2; ++i) scales[i] = next_scales[i];
-            read_step(0);
-        }
-    };
     const auto multiply = [&]<Step kStep>(int step) {
         constexpr bool kFirst = kStep == Step::first || kStep == Step::only,
                        kLast = kStep == Step::last || kStep == Step::only;
@@ -145,39 +129,27 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, WgmmaShared& s
             barrier_arrive(&shared.tile_empty[done]);
         }
         if (kStep == Step::only) look_ahead();
-        go_on.template operator()<kLast>(step);
+        next_stage();
+        if (!kLast || more) barrier_wait(&shared.full[stage.index], stage.parity);
+        if (!kLast) {
+            if ((step + 1) % 32 == 0) {
+                scales[0] = scales[1];
+                scales[1] = read_scales(at_b, step + 33);
+            }
+            read_step(step + 1);
+        } else if (more) {
+            at_b = next_at_b;
+            for (int i = 0; i < 2; ++i) scales[i] = next_scales[i];
+            read_step(0);
+        }
         wait_for_products(partial);
         add_scaled(partial, sum[1], factor[2], factor[3]);
-    };
-    // One of two blocks of a tile, in the last wave: rare, so with its branches inside.
-    const auto multiply_block = [&](int step) {
-        const bool last = step + 1 == steps;
-        float partial[64], factor[2];
-        start_products<Wgmma>(partial, a, b);
-        if (step > 0 || !first) release_last_stage();
-        if (step == 0 && !first) {
-            store(0);
-            store(1);
-            barrier_arrive(&shared.tile_empty[done]);
-        }
-#pragma unroll
-        for (int i = 0; i < 2; ++i) factor[i] = of_row[i] * of_columns;
-        if (last) {
-            look_ahead();
-            go_on.template operator()<true>(step);
-        } else {
-            go_on.template operator()<false>(step);
-        }
-        wait_for_products(partial);
-        add_scaled(partial, sum[0], factor[0], factor[1]);
     };
 
     barrier_wait(&shared.full[stage.index], stage.parity);
     read_step(0);
     while (more) {
-        if (same_in_warp(shared.tiles[tile].blocks) == 1) {
-            for (int step = 0; step < steps; ++step) multiply_block(step);
-        } else if (steps == 1) {
+        if (steps == 1) {
             multiply.template operator()<Step::only>(0);
         } else {
             multiply.template operator()<Step::first>(0);
