@@ -4,13 +4,11 @@
 // Floor: 2 m n k FLOPs at the tensor cores' BF16 rate; every operand read once and D written once.
 // Each of the two computing warpgroups multiplies 64 rows by all 256 columns of the tile, 64 of the contraction a stage (512 cycles), and keeps
 // the sums in registers: 128 a thread. The next stage's products are started before the last one's are waited for. BF16 results of a
-// finished tile are rounded into 64 registers, which takes about 100 cycles, and stored behind the next tile's first stages, a quarter each.
+// finished tile are rounded into 64 registers, which takes about 100 cycles, and stored behind the next tile's first products.
 // An operand that lies along the contraction is one box of rows x 128 bytes; weights that lie across it are panels of 64 outputs x 64
 // contraction rows.
 // Deterministic: an element of D is one thread's sum over ascending k, written once.
 #include "kernels/hopper/gemm_wgmma.h"
-
-#include <utility>
 
 namespace fp8flow::hopper {
 
@@ -29,25 +27,21 @@ struct Finished {
     }
 };
 
-// A finished tile is stored in parts, each behind a stage of the next one: all of it takes longer than the products that can be under way.
-constexpr int kParts = 4;
-using AllParts = std::make_integer_sequence<int, kParts>;
-
-template <int kPart>
 __device__ __forceinline__ void store_finished(const DeviceProduct& p, const Finished& f, int row0) {
-    constexpr int kAccesses = 2 * kTileCols / 32;  // of a thread: two rows, a quad of lanes holds 32 columns
     const int quad = static_cast<int>(threadIdx.x % 4);
 #pragma unroll
-    for (int at = kAccesses * kPart / kParts; at < kAccesses * (kPart + 1) / kParts; ++at) {
-        const int r = at / (kAccesses / 2), j = at % (kAccesses / 2) * 4;
+    for (int r = 0; r < 2; ++r) {
         const int row = row0 + 8 * r;
         Bf16* const d = static_cast<Bf16*>(p.d) + (f.row + row) * p.n + f.col + 8 * quad;
         const int columns = row < f.rows ? static_cast<int>(min(p.n - f.col, int64_t{kTileCols})) : 0;
-        uint32_t words[4];
 #pragma unroll
-        for (int c = 0; c < 4; ++c) words[c] = row < f.valid ? f.words[2 * (j + c) + r] : 0;
-        const uint4 chunk = gather_chunk(words);
-        if (8 * (j + quad) < columns) store_in_memory(reinterpret_cast<uint4*>(d + 8 * j), chunk);
+        for (int j = 0; j < kTileCols / 8; j += 4) {
+            uint32_t words[4];
+#pragma unroll
+            for (int c = 0; c < 4; ++c) words[c] = row < f.valid ? f.words[2 * (j + c) + r] : 0;
+            const uint4 chunk = gather_chunk(words);
+            if (8 * (j + quad) < columns) store_in_memory(reinterpret_cast<uint4*>(d + 8 * j), chunk);
+        }
     }
 }
 
@@ -57,6 +51,7 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
     const int row0 = warpgroup * 64 + thread / 32 * 16 + lane / 4;
     const int steps = static_cast<int>((p.k + kDepth - 1) / kDepth);  // of every tile
+    const int store_at = min(1, steps - 1);  // two stages of products stand before the stores
     RingPosition<kStages> stage;
     RingPosition<kRing> ring;
     MathTile tile;
@@ -65,7 +60,7 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
     while (more) {
         float sum[128];
         int before = 0;  // stage whose products may still be under way
-        const auto multiply = [&](int step, auto behind) {
+        for (int step = 0; step < steps; ++step) {
             barrier_wait(&shared.full[stage.index], stage.parity);
             const uint8_t* a = shared.stages[stage.index];
             const uint8_t* b = a + kTileRows * kStageRowBytes;
@@ -80,24 +75,15 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
                                            step > 0 || k > 0);
             wgmma_commit();
             keep_in_place(sum);
-            behind();
+            if (unstored && step == store_at) {
+                store_finished(p, finished, row0);
+                unstored = false;
+            }
             wgmma_wait<1>();
             if (step > 0) release_stage(shared, before);
             before = stage.index;
             stage.advance();
-        };
-        multiply(0, [] {});
-        const auto multiply_and_store = [&]<int kPart>() {
-            const auto store = [&] {
-                if (unstored) store_finished<kPart>(p, finished, row0);
-            };
-            kPart + 1 < steps ? multiply(kPart + 1, store) : store();
-        };
-        [&]<int... kPart>(std::integer_sequence<int, kPart...>) {
-            (multiply_and_store.template operator()<kPart>(), ...);
         }
-        (AllParts{});
-        for (int step = kParts + 1; step < steps; ++step) multiply(step, [] {});
         finished.row = tile.d_row;
         finished.col = static_cast<int>(tile.b_output);
         finished.rows = tile.rows;
@@ -115,10 +101,7 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
         for (int i = 0; i < 64; ++i) finished.words[i] = pack_bf16(sum[2 * i], sum[2 * i + 1]);
         unstored = p.d_dtype == DType::bf16;
     }
-    if (unstored) [&]<int... kPart>(std::integer_sequence<int, kPart...>) {
-            (store_finished<kPart>(p, finished, row0), ...);
-        }
-    (AllParts{});
+    if (unstored) store_finished(p, finished, row0);
 }
 
 template <int kAcrossB>
