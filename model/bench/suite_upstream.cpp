@@ -197,6 +197,8 @@ void add_layers(Upstream& suite) {
                                       {4096, 2048, 128, 8, 768}};
     for (const OneLayer& layer : kOneLayer) add_layer(suite, layer);
     suite.add("route", "T=8192,E=256,K=8");
+    for (const char* pass : {"router_top_k", "router_top_k_backward"})  // its two kernels
+        suite.add(pass, "T=8192,E=256,K=8,balance=yes");
     // once a step, and the ends of the network
     for (const char* weight : {"N=4096,K=7168", "N=7168,K=2048"}) {
         suite.add("quantize_weight", std::string("E=32,") + weight);
