@@ -74,8 +74,8 @@ std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic
     return std::make_unique<ReferenceOps>(options);
 }
 
-std::optional<hopper::LaunchCount> count_launches(const BackendChoice& choice,
-                                                  const std::function<void(const Launch&)>& call) {
+std::optional<LaunchCount> count_launches(const BackendChoice& choice,
+                                          const std::function<void(const Launch&)>& call) {
     if (choice.kind == BackendKind::hopper) return hopper::count_launches(call);
     return {};
 }

@@ -3,8 +3,8 @@
 
 #include "kernels/comm/messages.h"
 #include "kernels/comm/process_group.h"
+#include "kernels/core/launch_count.h"
 #include "kernels/exchange.h"
-#include "kernels/hopper/count_launches.h"
 #include "kernels/ops.h"
 #include "kernels/probe.h"
 #include "model/config.h"
@@ -43,8 +43,8 @@ std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic
 // Of the device that `ops`, made by the same choice, run on; must not outlive them.
 std::unique_ptr<Probe> make_probe(const BackendChoice& choice, Ops& ops);
 // How many kernels, fills and copies one call gives the GPU; nothing on the host, and where that cannot be counted. The call happens once.
-std::optional<hopper::LaunchCount> count_launches(const BackendChoice& choice,
-                                                  const std::function<void(const Launch&)>& call);
+std::optional<LaunchCount> count_launches(const BackendChoice& choice,
+                                          const std::function<void(const Launch&)>& call);
 // Collective over `world`, as is the end of its life. Null on every rank where there is nothing to measure, and `reason` says why.
 std::unique_ptr<PeerProbe> make_peer_probe(const BackendChoice& choice, Ops& ops, ProcessGroup& world,
                                            std::string& reason);

@@ -1,9 +1,9 @@
 // How many launches one call makes on the GPU in use. In builds without CUDA: a stub that knows nothing (without_cuda.cpp).
 #pragma once
 
+#include "kernels/core/launch_count.h"
 #include "kernels/core/stream.h"
 
-#include <cstdint>
 #include <functional>
 #include <optional>
 
@@ -11,10 +11,6 @@ namespace fp8flow::hopper {
 
 // Kernels, fills and copies that `call` gives the stream that it gets: recorded as a graph, which then runs once, so that the call has
 // happened. Nothing for calls that cannot be recorded because they wait for the device, allocate, or use another stream.
-struct LaunchCount {
-    int64_t kernels = 0, others = 0;  // fills and copies
-    int64_t all() const { return kernels + others; }
-};
 std::optional<LaunchCount> count_launches(const std::function<void(const Launch&)>& call);
 
 }  // namespace fp8flow::hopper
