@@ -6,8 +6,8 @@
 // instructions a warp and tile, stand where those stores stood, behind the next tile's first product. A warpgroup owns 64 rows of gate and
 // up: what SwiGLU and a 1x128 block need of a row is in four lanes.
 // Barriers: as gemm_wgmma_fp8.cu, without its turns; named barrier 1: the table of sigmoids is filled.
-// Measured (H200, burst, in the stand-alone program of docs/gemm_worklog.md): 1.416 ms at 32x1024 rows, F 2048, K 7168, where the
-// plain product takes 1.372 and the parts 1.463; 0.617 at 16x2048, 1536, 4096 (0.594, 0.665).
+// Measured (H200, burst): 1.396 ms at 32x1024 rows, F 2048, K 7168, where the plain product takes 1.341 and the parts 1.426; 0.611 at
+// 16x2048, 1536, 4096 (0.580, 0.645).
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/sigmoid.h"
 #include "kernels/hopper/gemm_wgmma_overlap.h"
@@ -171,9 +171,7 @@ bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, const Launch
                       map_b = tensor_map(b.data, b.dtype, b.rows(), b.cols(), kTileCols / 2);
     const Activation out{row_view(args.prob), row_view(args.act.codes), args.act.scales.as<float>(),
                          args.act.codes.dim(0), args.scale_format};
-    launch_wgmma_kernel(
-        args.save_h == op::SaveH::yes ? fp8_swiglu_kernel<op::SaveH::yes> : fp8_swiglu_kernel<op::SaveH::no>,
-        p, launch, kSwigluBytes, map_a, map_b, out);
+    launch_wgmma_kernel(fp8_swiglu_kernel, p, launch, kSwigluBytes, map_a, map_b, out);
     return true;
 }
 
