@@ -49,7 +49,6 @@ struct WgmmaShared {
     MathTile tiles[kRing];
     Barrier full[kStages], empty[kStages], tile_full[kRing], tile_empty[kRing];
 };
-constexpr size_t kSharedBytes = sizeof(WgmmaShared) + 1024;  // the stages are aligned inside
 
 // The tiles of all groups in order, by pairs; asked for ascending indices. A pair never spans two groups: it takes two row tiles of one
 // column; the last of an odd number of row tiles is taken two columns at a time. Bands of kBandRows row tiles, column by column.
@@ -148,12 +147,10 @@ __device__ __forceinline__ void load_operand(Load load, int rank, const CUtensor
     }
 }
 
-// One thread of the loading warp: the way of every tile of this CTA. `load(tile, step, stage, full)` starts the copies of one stage; with
-// what the other CTA of the pair loads for both, stage_bytes arrive.
-template <int kDepth, class Shared, class LoadStage>
-__device__ void load_tiles(const DeviceProduct& p, Shared& shared, uint32_t stage_bytes, LoadStage load) {
+// One thread: describes every tile of this CTA, as far ahead as the ring has places. A tile is found in 1,000 to 2,000 cycles (divisions,
+// sizes of the next group), which the thread that loads does not have.
+template <int kDepth, class Shared> __device__ void find_tiles(const DeviceProduct& p, Shared& shared) {
     TileWalk<kDepth> walk(p, static_cast<int>(cluster_rank()));
-    RingPosition<kStages> stage;
     RingPosition<kRing> ring;
     for (int64_t index = blockIdx.x / kPair;; index += gridDim.x / kPair) {
         MathTile tile{};
@@ -161,6 +158,21 @@ __device__ void load_tiles(const DeviceProduct& p, Shared& shared, uint32_t stag
         barrier_wait(&shared.tile_empty[ring.index], ring.parity ^ 1);
         shared.tiles[ring.index] = tile;
         barrier_arrive(&shared.tile_full[ring.index]);
+        if (tile.past_end) return;
+        ring.advance();
+    }
+}
+
+// One thread of another warp: the operands of every tile. `load(tile, step, stage, full)` starts the copies of one stage; with what the other
+// CTA of the pair loads for both, stage_bytes arrive.
+template <class Shared, class LoadStage>
+__device__ void load_tiles(Shared& shared, uint32_t stage_bytes, LoadStage load) {
+    RingPosition<kStages> stage;
+    RingPosition<kRing> ring;
+    for (;;) {
+        barrier_wait(&shared.tile_full[ring.index], ring.parity);
+        const MathTile tile = shared.tiles[ring.index];
+        barrier_arrive(&shared.tile_empty[ring.index]);
         if (tile.past_end) return;
         ring.advance();
         for (int step = 0; step < tile.steps; ++step) {
@@ -225,9 +237,8 @@ __device__ __forceinline__ void init_ring(Barrier (&full)[kSize], Barrier (&empt
 
 // The shared memory of this CTA, its barriers made ready by `init(shared)` in one thread.
 template <class Shared, class Init> __device__ __forceinline__ Shared& prepare_shared(Init init) {
-    extern __shared__ uint8_t raw[];
-    // by the offset: through an integer the compiler would forget that this is shared memory
-    Shared& shared = *reinterpret_cast<Shared*>(raw + (0u - shared_address(raw)) % 1024);
+    extern __shared__ __align__(1024) uint8_t raw[];  // as the swizzled stages need it
+    Shared& shared = *reinterpret_cast<Shared*>(raw);
     if (threadIdx.x == 0) {
         init(shared);
         fence_barrier_init();
@@ -236,16 +247,18 @@ template <class Shared, class Init> __device__ __forceinline__ Shared& prepare_s
     return shared;
 }
 
-// The way of a CTA: `load(shared)` by one thread of the loading warpgroup, `multiply(shared, warpgroup)` by the computing ones.
-template <class Shared = WgmmaShared, class LoadAll, class MultiplyAll>
-__device__ __forceinline__ void run_roles(LoadAll load, MultiplyAll multiply) {
+// The way of a CTA: `load(shared)` by one thread of the loading warpgroup while another one finds the tiles, `multiply(shared, warpgroup)` by
+// the computing ones. kDepth: contraction elements of a stage.
+template <int kDepth, class Shared = WgmmaShared, class LoadAll, class MultiplyAll>
+__device__ __forceinline__ void run_roles(const DeviceProduct& p, LoadAll load, MultiplyAll multiply) {
     Shared& shared = prepare_shared<Shared>([](Shared& s) {
         init_ring(s.full, s.empty, kMathWarps * kPair);
-        init_ring(s.tile_full, s.tile_empty, kMathThreads);
+        init_ring(s.tile_full, s.tile_empty, kMathThreads + 1);
     });
     const int role = same_in_warp(static_cast<int>(threadIdx.x) / kWarpgroup);
     if (role == 0) {
         give_registers<kLoaderRegisters>();
+        if (threadIdx.x == 32) find_tiles<kDepth>(p, shared);
         if (threadIdx.x != 0) return;
         load(shared);
         cluster_meet_unaligned();

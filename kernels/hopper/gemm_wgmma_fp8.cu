@@ -25,6 +25,7 @@
 
 #include "kernels/hopper/gemm_wgmma_fp8.h"
 #include "kernels/hopper/gemm_wgmma_overlap.h"
+#include "kernels/hopper/gemm_wgmma_rows.h"
 
 namespace fp8flow::hopper {
 
@@ -169,22 +170,36 @@ template <class Wgmma, Scales kScales>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     fp8_kernel(const __grid_constant__ DeviceProduct product, const __grid_constant__ CUtensorMap map_a,
                const __grid_constant__ CUtensorMap map_b) {
-    run_roles([&](WgmmaShared& shared) { load_operands<kScales>(product, shared, &map_a, &map_b); },
-              [&](WgmmaShared& shared, int warpgroup) {
-                  multiply_tiles<Wgmma, kScales>(product, shared, warpgroup);
-              });
+    run_roles<kDepth, WgmmaShared>(
+        product, [&](WgmmaShared& shared) { load_operands<kScales>(product, shared, &map_a, &map_b); },
+        [&](WgmmaShared& shared, int warpgroup) {
+            multiply_tiles<Wgmma, kScales>(product, shared, warpgroup);
+        });
 }
+
+// WgmmaShared with the slabs of D in place of scales of columns.
+struct OverlapShared {
+    alignas(1024) uint8_t stages[kStages][kStageBytes];
+    RowSlab slabs[kMathWarps];
+    alignas(16) float row_scales[kStages][kTileRows];
+    MathTile tiles[kRing];
+    Barrier full[kStages], empty[kStages], tile_full[kRing], tile_empty[kRing];
+};
+static_assert(sizeof(OverlapShared) <= 227 * 1024, "what a CTA may have");
+
 template <class Wgmma>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     fp8_overlapped_kernel(const __grid_constant__ DeviceProduct product,
                           const __grid_constant__ CUtensorMap map_a,
-                          const __grid_constant__ CUtensorMap map_b) {
-    run_roles(
-        [&](WgmmaShared& shared) { load_operands<Scales::rows_tiles>(product, shared, &map_a, &map_b); },
-        [&](WgmmaShared& shared, int warpgroup) {
-            multiply_tiles_overlapped<Wgmma>(
-                product, shared, warpgroup,
-                StoreTile{product, warpgroup, first_row<StoreTile::kOwned>(warpgroup)});
+                          const __grid_constant__ CUtensorMap map_b,
+                          const __grid_constant__ CUtensorMap map_d) {
+    run_roles<kDepth, OverlapShared>(
+        product,
+        [&](OverlapShared& shared) { load_operands<Scales::rows_tiles>(product, shared, &map_a, &map_b); },
+        [&](OverlapShared& shared, int warpgroup) {
+            RowSlab& slab = shared.slabs[threadIdx.x / 32 - kWarpgroup / 32];
+            multiply_tiles_overlapped<Wgmma>(product, shared, warpgroup,
+                                             StoreTile{product, &map_d, slab, warpgroup});
         });
 }
 
@@ -221,13 +236,18 @@ namespace {
 template <class Wgmma>
 void launch(const DeviceProduct& p, const CUtensorMap& map_a, const CUtensorMap& map_b,
             const Launch& launch) {
-    const bool a_rows = p.a.scale.outputs_per_scale == 1, b_columns = p.b.scale.outputs_per_scale == 1;
-    const auto kernel = whole_sums(p) ? fp8_kernel<Wgmma, Scales::outputs>
-                        : b_columns   ? fp8_kernel<Wgmma, Scales::rows_columns>
-                        : a_rows      ? (p.d_dtype == DType::bf16 ? fp8_overlapped_kernel<Wgmma>
-                                                                  : fp8_kernel<Wgmma, Scales::rows_tiles>)
-                                      : fp8_kernel<Wgmma, Scales::tiles>;
-    launch_wgmma_kernel(kernel, p, launch, kSharedBytes, map_a, map_b);
+    const bool a_rows = p.a.scale.outputs_per_scale == 1, b_columns = p.b.scale.outputs_per_scale == 1,
+               whole = whole_sums(p);
+    if (!whole && a_rows && !b_columns && p.d_dtype == DType::bf16) {
+        launch_wgmma_kernel(fp8_overlapped_kernel<Wgmma>, p, launch, sizeof(OverlapShared), map_a, map_b,
+                            rows_map(p));
+        return;
+    }
+    const auto kernel = whole       ? fp8_kernel<Wgmma, Scales::outputs>
+                        : b_columns ? fp8_kernel<Wgmma, Scales::rows_columns>
+                        : a_rows    ? fp8_kernel<Wgmma, Scales::rows_tiles>
+                                    : fp8_kernel<Wgmma, Scales::tiles>;
+    launch_wgmma_kernel(kernel, p, launch, sizeof(WgmmaShared), map_a, map_b);
 }
 
 }  // namespace

@@ -7,60 +7,15 @@
 
 namespace fp8flow::hopper {
 
-// 64 rows by 128 columns of a finished tile from column col0 on, a thread's rows being `row` and row + 8; zeros where rows hold no products.
-// The sums are zero afterwards. Only a group's last row tile has rows without products: other tiles branch around what clears them.
-__device__ __forceinline__ void store_and_clear(const DeviceProduct& p, const MathTile& tile, int64_t col0,
-                                                int row, float (&sum)[64]) {
-    const int quad = static_cast<int>(threadIdx.x % 4);
-    const int columns = static_cast<int>(min(p.n - col0, int64_t{kColumns})) - 8 * quad;
-    Bf16* const d = static_cast<Bf16*>(p.d) + (tile.d_row + row) * p.n + col0 + 8 * quad;
-    if (same_in_warp(tile.valid) < kTileRows) {
-#pragma unroll
-        for (int i = 0; i < 64; ++i)
-            if (row + 8 * (i / 2 % 2) >= tile.valid) sum[i] = 0.0f;
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        const int left = row + 8 * r < tile.rows ? columns : 0;
-#pragma unroll
-        for (int j = 0; j < 16; j += 4) {
-            uint32_t words[4];
-#pragma unroll
-            for (int c = 0; c < 4; ++c) {
-                const int i = 4 * (j + c) + 2 * r;
-                words[c] = pack_bf16(sum[i], sum[i + 1]);
-            }
-            const uint4 chunk = gather_chunk(words);
-            if (8 * j < left) store_in_memory(reinterpret_cast<uint4*>(d + 8 * r * p.n + 8 * j), chunk);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < 64; ++i) sum[i] = 0.0f;
-}
-
-// What becomes of finished tiles: BF16 rows of D. A warpgroup has the tile's rows of its own 128 columns.
-struct StoreTile {
-    static constexpr Owned kOwned = Owned::columns;
-    static constexpr bool kClears = true;
-    const DeviceProduct& p;
-    int warpgroup, row0;
-
-    __device__ __forceinline__ void prepare(const MathTile&) {}
-    template <int kChain>
-    __device__ __forceinline__ void behind(const MathTile& tile, float (&sums)[2][64]) const {
-        store_and_clear(p, tile, tile.b_output + warpgroup * kColumns, row0 + 64 * kChain, sums[kChain]);
-    }
-};
-
 // One warpgroup. Behind the first product of a stage: the release of the stage before, and this stage's factors; behind the second: the wait
-// for the next stage and the reading of its scales. A finished tile is worked up by `finish` behind the first two products of the next one, which
-// has been found one step before its first. Between the end of one product and the start of the next only the 64 additions of a thread
+// for the next stage and the reading of its scales. A finished tile is worked up by `finish` behind its last product and the first two of the
+// next one, which is looked up behind the first product of the last step. Between the end of one product and the start of the next only the 64 additions of a thread
 // remain, so the warpgroups need no offset. A tile's place in the ring is given back when it is worked up; the last stage of all is never
-// released: nobody waits for it. No deadlock: the loader announces a tile once it has asked for all stages of the one before, and has a place
-// for it since the first step of that one. The contraction is not empty (launch_wgmma).
+// released: nobody waits for it. No deadlock: a tile has a place in the ring since the first step of the one before. The contraction is not
+// empty (launch_wgmma).
 //
-// Finish: kOwned; kClears: whether it leaves zeros, or a tile's first products replace what it leaves; prepare(tile): behind the last
-// products of a tile; behind<i>(tile, sums): behind product i of the next one, or at the end. A thread's rows are row0 and row0 + 8.
+// Finish: kOwned; prepare(tile, sums): behind the last product of a tile, when the first chain's sums are finished; behind<i>(tile, sums):
+// behind product i of the next one, whose first step replaces the sums, or at the end; end(): behind all. A thread's rows are row0 and row0 + 8.
 template <class Wgmma, class Shared, class Finish>
 __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared, int warpgroup,
                                           Finish finish) {
@@ -132,20 +87,18 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
     };
 
     float sum[2][64];
-#pragma unroll
-    for (int i = 0; i < 64; ++i) sum[0][i] = sum[1][i] = 0.0f;
     const auto multiply = [&]<Step kStep>(int step) {
         constexpr bool kFirst = kStep == Step::first || kStep == Step::only,
-                       kLast = kStep == Step::last || kStep == Step::only,
-                       kBegins = kFirst && !Finish::kClears;
+                       kLast = kStep == Step::last || kStep == Step::only;
         float partial[64], factor[4];
         start_products<Wgmma>(partial, a, b);
         if (!kFirst || !first) release_last_stage();
         if (kFirst && !first) finish.template behind<0>(shared.tiles[done], sum);
+        if (kStep == Step::last) look_ahead();
 #pragma unroll
         for (int i = 0; i < 4; ++i) factor[i] = of_row[i % kRowScales] * of_columns[i / 2 % kColScales];
         wait_for_products(partial);
-        add_scaled<kBegins>(partial, sum[0], factor[0], factor[1]);
+        add_scaled<kFirst>(partial, sum[0], factor[0], factor[1]);
 
         start_products<Wgmma>(partial, descriptor_at(a, kRowsOwned ? 0 : 64 * kFp8Depth),
                               descriptor_at(b, kRowsOwned ? kColumns * kFp8Depth : 0));
@@ -154,7 +107,7 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
             barrier_arrive(&shared.tile_empty[done]);
         }
         if (kStep == Step::only) look_ahead();
-        if (kLast) finish.prepare(shared.tiles[tile]);
+        if (kLast) finish.prepare(shared.tiles[tile], sum);
         next_stage();
         if (!kLast || more) barrier_wait(&shared.full[stage.index], stage.parity);
         if (!kLast) {
@@ -169,7 +122,7 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
             read_step(0);
         }
         wait_for_products(partial);
-        add_scaled<kBegins>(partial, sum[1], factor[2], factor[3]);
+        add_scaled<kFirst>(partial, sum[1], factor[2], factor[3]);
     };
 
     barrier_wait(&shared.full[stage.index], stage.parity);
@@ -180,7 +133,6 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
         } else {
             multiply.template operator()<Step::first>(0);
             for (int step = 1; step + 1 < steps; ++step) multiply.template operator()<Step::between>(step);
-            look_ahead();
             multiply.template operator()<Step::last>(steps - 1);
         }
         first = false;
@@ -190,6 +142,7 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
     }
     finish.template behind<0>(shared.tiles[done], sum);
     finish.template behind<1>(shared.tiles[done], sum);
+    finish.end();
 }
 
 }  // namespace fp8flow::hopper

@@ -24,8 +24,7 @@ struct SwigluShared {
     MathTile tiles[kRing];
     Barrier full[kStages], empty[kStages], tile_full[kRing], tile_empty[kRing];
 };
-constexpr size_t kSwigluBytes = sizeof(SwigluShared) + 1024;  // the stages are aligned inside
-static_assert(kSwigluBytes <= 227 * 1024, "what a CTA may have");
+static_assert(sizeof(SwigluShared) <= 227 * 1024, "what a CTA may have");
 
 // What the activation is multiplied by, and where it goes.
 struct Activation {
@@ -45,7 +44,6 @@ __device__ __forceinline__ float quad_max(float value) {
 class ActivateTile {
 public:
     static constexpr Owned kOwned = Owned::rows;
-    static constexpr bool kClears = false;
 
     __device__ ActivateTile(const DeviceProduct& p, const Activation& out, const SigmoidTable& table,
                             int warpgroup)
@@ -55,13 +53,14 @@ public:
         act_from_ = out.act.base() - h_base;
     }
     // Probabilities, to be there when the tile is finished.
-    __device__ __forceinline__ void prepare(const MathTile& tile) {
+    __device__ __forceinline__ void prepare(const MathTile& tile, float (&)[2][64]) {
 #pragma unroll
         for (int r = 0; r < 2; ++r)
             prob_[r] = prob_from_ != nullptr && row0_ + 8 * r < tile.valid
                            ? prob_from_[tile.d_row + row0_ + 8 * r]
                            : 1.0f;
     }
+    __device__ __forceinline__ void end() const {}
     // One row after the other by the same code: half of what would otherwise be fetched once a tile.
     template <int kChain>
     __device__ __forceinline__ void behind(const MathTile& tile, float (&sums)[2][64]) const {
@@ -145,7 +144,8 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     fp8_swiglu_kernel(const __grid_constant__ DeviceProduct product,
                       const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
                       const __grid_constant__ Activation out) {
-    run_roles<SwigluShared>(
+    run_roles<kFp8Depth, SwigluShared>(
+        product,
         [&](SwigluShared& shared) {
             load_operands<Scales::rows_tiles, Owned::rows>(product, shared, &map_a, &map_b);
         },
@@ -171,7 +171,7 @@ bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, const Launch
                       map_b = tensor_map(b.data, b.dtype, b.rows(), b.cols(), kTileCols / 2);
     const Activation out{row_view(args.prob), row_view(args.act.codes), args.act.scales.as<float>(),
                          args.act.codes.dim(0), args.scale_format};
-    launch_wgmma_kernel(fp8_swiglu_kernel, p, launch, kSwigluBytes, map_a, map_b, out);
+    launch_wgmma_kernel(fp8_swiglu_kernel, p, launch, sizeof(SwigluShared), map_a, map_b, out);
     return true;
 }
 

@@ -67,8 +67,7 @@ template <Scales kScales, Sets kSets> struct WgradShared {
     Barrier d_full[kMathWarps];
     TileScales<kSets> tile_scales[kMathWarps];
 };
-template <Scales kScales, Sets kSets>
-constexpr size_t kWgradBytes = sizeof(WgradShared<kScales, kSets>) + 1024;
+template <Scales kScales, Sets kSets> constexpr size_t kWgradBytes = sizeof(WgradShared<kScales, kSets>);
 static_assert(kWgradBytes<Scales::tiles, Sets::two> <= 232448 &&
               kWgradBytes<Scales::rows_columns, Sets::two> <= 232448);
 

@@ -129,6 +129,14 @@ __device__ __forceinline__ void bulk_load(const void* from, Barrier* barrier, vo
         : "memory");
 }
 
+// One box of a 2-D tensor from shared memory, what is outside the tensor left out. Part of the thread's current group of copies.
+__device__ __forceinline__ void tensor_store(const CUtensorMap* map, const void* from, int c0, int c1) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
+                     reinterpret_cast<uint64_t>(map)),
+                 "r"(shared_address(from)), "r"(c0), "r"(c1)
+                 : "memory");
+}
+
 // ---- the copy engine both ways: boxes of a 3-D tensor that passes once, and is the first to leave L2 --------------------------------------
 __device__ __forceinline__ uint64_t passing_once() {
     uint64_t policy;

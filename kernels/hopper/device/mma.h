@@ -1,4 +1,4 @@
-// Warp-wide matrix instructions on BF16 operands with FP32 accumulators: loading 8x8 matrices from shared memory, and m16n8k16.
+// Warp-wide matrix instructions on BF16 operands with FP32 accumulators: loading 8x8 matrices from shared memory and storing them there, and m16n8k16.
 // Source of the fragment layouts: PTX ISA, "Matrix fragments for mma.m16n8k16" and "ldmatrix".
 #pragma once
 
@@ -21,6 +21,13 @@ __device__ __forceinline__ void load_matrices(const uint16_t* row, uint32_t (&fr
                      : "=r"(fragments[0]), "=r"(fragments[1]), "=r"(fragments[2]), "=r"(fragments[3])
                      : "r"(address)
                      : "memory");
+}
+
+// The way back: fragment i of lane l is stored to matrix i, lanes pass addresses in shared memory as above.
+__device__ __forceinline__ void store_matrices(uint32_t row, const uint32_t (&fragments)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
+                 "r"(fragments[0]), "r"(fragments[1]), "r"(fragments[2]), "r"(fragments[3])
+                 : "memory");
 }
 
 // c [16, 8] += a [16, 16] b [16, 8]. Lane l holds of c the elements (l / 4, 2 * (l % 4)) and the next, and the same eight rows below.

@@ -40,9 +40,10 @@ __device__ __forceinline__ uint32_t high_magnitude(uint32_t pair) {
     return bits > 0x7F800000u ? 0u : bits;
 }
 
-// What was computed from these words before is computed again behind this line instead of being kept in registers.
+// What is computed from these words behind this line is computed there, and not kept in registers from before.
 __device__ __forceinline__ void forget(uint4& words) {
     asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
 }
+__device__ __forceinline__ void forget(uint32_t& word) { asm volatile("" : "+r"(word)); }
 
 }  // namespace fp8flow::hopper
