@@ -127,11 +127,12 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
                 const __grid_constant__ CUtensorMap map_b) {
     const auto load = [&](WgmmaShared& shared) {
         const int rank = static_cast<int>(cluster_rank());
-        load_tiles(shared, kStageBytes, [&](const MathTile& tile, int step, int index, Barrier* full) {
+        load_tiles(shared, [&](const MathTile& tile, int step, int index, Barrier* full) {
             const int a_k = static_cast<int>(tile.a_k) + step * kDepth,
                       b_k = static_cast<int>(tile.b_k) + step * kDepth;
             const int a = static_cast<int>(tile.a_output), b = static_cast<int>(tile.b_output);
             const int group = static_cast<int>(tile.group);
+            barrier_arrive_expect_bytes(full, kStageBytes);
             const auto load_of = [&](Common operand) {
                 return tile.common == operand ? Load::common : Load::own;
             };

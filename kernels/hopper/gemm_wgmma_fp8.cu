@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
                           const __grid_constant__ CUtensorMap map_a,
                           const __grid_constant__ CUtensorMap map_b,
                           const __grid_constant__ CUtensorMap map_d) {
-    run_roles<kDepth, OverlapShared>(
+    run_roles<kDepth, OverlapShared, LastWave::cut>(
         product,
         [&](OverlapShared& shared) { load_operands<Scales::rows_tiles>(product, shared, &map_a, &map_b); },
         [&](OverlapShared& shared, int warpgroup) {

@@ -9,7 +9,7 @@ namespace fp8flow::hopper {
 
 // One warpgroup. Behind the first product of a stage: the release of the stage before, and this stage's factors; behind the second: the wait
 // for the next stage and the reading of its scales. A finished tile is worked up by `finish` behind its last product and the first two of the
-// next one, which is looked up behind the first product of the last step. Between the end of one product and the start of the next only the 64 additions of a thread
+// next one, which is looked up before its last step. Between the end of one product and the start of the next only the 64 additions of a thread
 // remain, so the warpgroups need no offset. A tile's place in the ring is given back when it is worked up; the last stage of all is never
 // released: nobody waits for it. No deadlock: a tile has a place in the ring since the first step of the one before. The contraction is not
 // empty (launch_wgmma).
@@ -19,7 +19,7 @@ namespace fp8flow::hopper {
 template <class Wgmma, class Shared, class Finish>
 __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared, int warpgroup,
                                           Finish finish) {
-    constexpr bool kRowsOwned = Finish::kOwned == Owned::rows;
+    constexpr bool kRowsOwned = Finish::kOwned == Owned::rows, kCuts = !kRowsOwned;
     // scales that a thread needs for a step: of its rows, and of the columns of its chains
     constexpr int kRowScales = kRowsOwned ? 2 : 4, kColScales = kRowsOwned ? 2 : 1, kHeld = 32 / kColScales;
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -86,7 +86,19 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
         if (lane == 1) barrier_arrive_remote(other_empty + last * sizeof(Barrier));
     };
 
+    // on to this step of the same tile
+    const auto go_on = [&](int step) {
+        barrier_wait(&shared.full[stage.index], stage.parity);
+        if (step % kHeld == 0) {
+            scales[0] = scales[1];
+            scales[1] = read_scales(at_b, step + kHeld);
+        }
+        read_step(step);
+    };
+
     float sum[2][64];
+#pragma unroll
+    for (int i = 0; i < 64; ++i) sum[0][i] = sum[1][i] = 0.0f;
     const auto multiply = [&]<Step kStep>(int step) {
         constexpr bool kFirst = kStep == Step::first || kStep == Step::only,
                        kLast = kStep == Step::last || kStep == Step::only;
@@ -94,7 +106,6 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
         start_products<Wgmma>(partial, a, b);
         if (!kFirst || !first) release_last_stage();
         if (kFirst && !first) finish.template behind<0>(shared.tiles[done], sum);
-        if (kStep == Step::last) look_ahead();
 #pragma unroll
         for (int i = 0; i < 4; ++i) factor[i] = of_row[i % kRowScales] * of_columns[i / 2 % kColScales];
         wait_for_products(partial);
@@ -109,14 +120,10 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
         if (kStep == Step::only) look_ahead();
         if (kLast) finish.prepare(shared.tiles[tile], sum);
         next_stage();
-        if (!kLast || more) barrier_wait(&shared.full[stage.index], stage.parity);
         if (!kLast) {
-            if ((step + 1) % kHeld == 0) {
-                scales[0] = scales[1];
-                scales[1] = read_scales(at_b, step + 1 + kHeld);
-            }
-            read_step(step + 1);
+            go_on(step + 1);
         } else if (more) {
+            barrier_wait(&shared.full[stage.index], stage.parity);
             at_b = next_at_b;
             for (int i = 0; i < 2; ++i) scales[i] = next_scales[i];
             read_step(0);
@@ -125,14 +132,32 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
         add_scaled<kFirst>(partial, sum[1], factor[2], factor[3]);
     };
 
+    // Half a tile has the first chain only.
+    const auto multiply_half = [&] {
+#pragma unroll
+        for (int i = 0; i < 64; ++i) sum[0][i] = 0.0f;
+#pragma unroll 1
+        for (int step = 0; step < steps; ++step) {
+            float partial[64];
+            start_products<Wgmma>(partial, a, b);
+            if (step > 0 || !first) release_last_stage();
+            const float above = of_row[0] * of_columns[0], below = of_row[1] * of_columns[0];
+            next_stage();
+            if (step + 1 < steps) go_on(step + 1);
+            wait_for_products(partial);
+            add_scaled(partial, sum[0], above, below);
+        }
+    };
+
     barrier_wait(&shared.full[stage.index], stage.parity);
     read_step(0);
-    while (more) {
+    while (more && (!kCuts || same_in_warp(shared.tiles[tile].blocks) == 2)) {
         if (steps == 1) {
             multiply.template operator()<Step::only>(0);
         } else {
             multiply.template operator()<Step::first>(0);
             for (int step = 1; step + 1 < steps; ++step) multiply.template operator()<Step::between>(step);
+            look_ahead();
             multiply.template operator()<Step::last>(steps - 1);
         }
         first = false;
@@ -140,8 +165,15 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
         tile = ring.index;
         ring.advance();
     }
-    finish.template behind<0>(shared.tiles[done], sum);
-    finish.template behind<1>(shared.tiles[done], sum);
+    if (!first) {
+        finish.template behind<0>(shared.tiles[done], sum);
+        finish.template behind<1>(shared.tiles[done], sum);
+    }
+    if (kCuts && more) {  // half a tile is a CTA's last
+        if (!first) barrier_arrive(&shared.tile_empty[done]);
+        multiply_half();
+        finish.prepare(shared.tiles[tile], sum);
+    }
     finish.end();
 }
 
