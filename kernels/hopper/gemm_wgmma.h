@@ -26,9 +26,6 @@ constexpr int kLoaderRegisters = 40, kMathRegisters = 232;
 // Which operand the pair has in common: two row tiles share B, two column tiles share A.
 enum class Common : int32_t { a, b };
 
-// Whether the tiles of a last wave that would leave half of the machine idle are cut in two.
-enum class LastWave { whole, cut };
-
 // Whether a contraction goes on over DeviceProduct::second.
 enum class Sets { one, two };
 
@@ -41,7 +38,6 @@ struct MathTile {
     int32_t steps;               // stages of the contraction
     int32_t depth;               // contraction elements; the last stage may be partly beyond them
     int32_t rows, valid;  // rows of D to write, of which the first `valid` hold products and the others zeros
-    int32_t blocks;       // of 64 rows that are multiplied: two, or one of a tile that is cut in two
     Common common;
     int32_t past_end;
 };
@@ -62,20 +58,8 @@ public:
         : p_(product), rank_(rank), col_tiles_((product.n + kTileCols - 1) / kTileCols) {
         enter_group();
     }
-    // From here on the pairs of a last wave that would leave half of `clusters` idle are cut in two along their rows: two indices each. Asked
-    // for before any index of that wave.
-    __device__ void cut_last_wave(int64_t clusters) {
-        int64_t pairs = 0;
-#pragma unroll 4
-        for (int64_t group = 0; group < p_.groups.num_groups; ++group)
-            pairs += pairs_of(row_tiles_of(p_.groups.offset(group + 1) - p_.groups.offset(group)));
-        const int64_t last = pairs % clusters;
-        if (pairs > clusters && 2 * last <= clusters) first_cut_ = pairs - last;
-    }
     // False past the last pair.
     __device__ bool find(int64_t index, MathTile& tile) {
-        const int64_t cut = index - first_cut_;
-        if (cut >= 0) index = first_cut_ + cut / 2;
         while (index >= first_ + pairs_) {
             first_ += pairs_;
             if (++group_ >= p_.groups.num_groups) return false;
@@ -114,8 +98,6 @@ public:
             tile.depth = static_cast<int32_t>(p_.k);
         }
         tile.steps = (tile.depth + kDepth - 1) / kDepth;
-        tile.blocks = 2;
-        if (cut >= 0) take_half(tile, static_cast<int>(cut % 2));
         return true;
     }
 
@@ -127,20 +109,8 @@ private:
             rows_ = is_empty() && p_.mode == Gradient::accumulate ? 0 : p_.m;
         else
             rows_ = p_.groups.offset(group_ + 1) - offset_;
-        row_tiles_ = row_tiles_of(rows_);
-        pairs_ = pairs_of(row_tiles_);
-    }
-    __device__ static int64_t row_tiles_of(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
-    __device__ int64_t pairs_of(int64_t row_tiles) const {
-        return row_tiles / kPair * col_tiles_ + row_tiles % kPair * ((col_tiles_ + 1) / kPair);
-    }
-    __device__ static void take_half(MathTile& tile, int half) {
-        constexpr int kHalf = kTileRows / 2;
-        tile.blocks = 1;
-        tile.a_output += half * kHalf;
-        tile.d_row += half * kHalf;
-        tile.rows = max(min(tile.rows - half * kHalf, kHalf), 0);
-        tile.valid = max(min(tile.valid - half * kHalf, kHalf), 0);
+        row_tiles_ = (rows_ + kTileRows - 1) / kTileRows;
+        pairs_ = row_tiles_ / kPair * col_tiles_ + row_tiles_ % kPair * ((col_tiles_ + 1) / kPair);
     }
 
     __device__ bool is_empty() const {
@@ -151,7 +121,6 @@ private:
     int rank_;
     int64_t col_tiles_;
     int64_t group_ = 0, first_ = 0;  // first pair of the group
-    int64_t first_cut_ = INT64_MAX;  // index of the first half of a pair
     int64_t count_ = 0, offset_ = 0, rows_ = 0, row_tiles_ = 0, pairs_ = 0;
 };
 
@@ -178,11 +147,12 @@ __device__ __forceinline__ void load_operand(Load load, int rank, const CUtensor
     }
 }
 
-// One thread: describes every tile of this CTA, as far ahead as the ring has places. A tile is found in 1,000 to 2,000 cycles (divisions,
-// sizes of the next group), which the thread that loads does not have.
-template <int kDepth, LastWave kLastWave, class Shared>
-__device__ void find_tiles(const DeviceProduct& p, Shared& shared) {
+// One thread of the loading warp: the way of every tile of this CTA. `load(tile, step, stage, full)` starts the copies of one stage; with
+// what the other CTA of the pair loads for both, stage_bytes arrive.
+template <int kDepth, class Shared, class LoadStage>
+__device__ void load_tiles(const DeviceProduct& p, Shared& shared, uint32_t stage_bytes, LoadStage load) {
     TileWalk<kDepth> walk(p, static_cast<int>(cluster_rank()));
+    RingPosition<kStages> stage;
     RingPosition<kRing> ring;
     for (int64_t index = blockIdx.x / kPair;; index += gridDim.x / kPair) {
         MathTile tile{};
@@ -192,26 +162,11 @@ __device__ void find_tiles(const DeviceProduct& p, Shared& shared) {
         barrier_arrive(&shared.tile_full[ring.index]);
         if (tile.past_end) return;
         ring.advance();
-        // behind the first tile, so that nobody waits for it
-        if (kLastWave == LastWave::cut && index == blockIdx.x / kPair) walk.cut_last_wave(gridDim.x / kPair);
-    }
-}
-
-// One thread of another warp: the operands of every tile. `load(tile, step, stage, full)` announces how many bytes of a stage arrive, from here and
-// from the other CTA of the pair, and starts the copies.
-template <class Shared, class LoadStage> __device__ void load_tiles(Shared& shared, LoadStage load) {
-    RingPosition<kStages> stage;
-    RingPosition<kRing> ring;
-    for (;;) {
-        barrier_wait(&shared.tile_full[ring.index], ring.parity);
-        const MathTile tile = shared.tiles[ring.index];
-        barrier_arrive(&shared.tile_empty[ring.index]);
-        if (tile.past_end) return;
-        ring.advance();
         for (int step = 0; step < tile.steps; ++step) {
             Barrier* full = &shared.full[stage.index];
             barrier_wait(&shared.empty[stage.index],
                          stage.parity ^ 1);  // in both CTAs: they write to each other
+            barrier_arrive_expect_bytes(full, stage_bytes);
             load(tile, step, stage.index, full);
             stage.advance();
         }
@@ -279,19 +234,16 @@ template <class Shared, class Init> __device__ __forceinline__ Shared& prepare_s
     return shared;
 }
 
-// The way of a CTA: `load(shared)` by one thread of the loading warpgroup while another one finds the tiles, `multiply(shared, warpgroup)` by
-// the computing ones. kDepth: contraction elements of a stage.
-template <int kDepth, class Shared = WgmmaShared, LastWave kLastWave = LastWave::whole, class LoadAll,
-          class MultiplyAll>
-__device__ __forceinline__ void run_roles(const DeviceProduct& p, LoadAll load, MultiplyAll multiply) {
+// The way of a CTA: `load(shared)` by one thread of the loading warpgroup, `multiply(shared, warpgroup)` by the computing ones.
+template <class Shared = WgmmaShared, class LoadAll, class MultiplyAll>
+__device__ __forceinline__ void run_roles(LoadAll load, MultiplyAll multiply) {
     Shared& shared = prepare_shared<Shared>([](Shared& s) {
         init_ring(s.full, s.empty, kMathWarps * kPair);
-        init_ring(s.tile_full, s.tile_empty, kMathThreads + 1);
+        init_ring(s.tile_full, s.tile_empty, kMathThreads);
     });
     const int role = same_in_warp(static_cast<int>(threadIdx.x) / kWarpgroup);
     if (role == 0) {
         give_registers<kLoaderRegisters>();
-        if (threadIdx.x == 32) find_tiles<kDepth, kLastWave>(p, shared);
         if (threadIdx.x != 0) return;
         load(shared);
         cluster_meet_unaligned();

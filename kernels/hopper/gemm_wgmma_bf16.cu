@@ -127,32 +127,33 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
                 const __grid_constant__ CUtensorMap map_b) {
     const auto load = [&](WgmmaShared& shared) {
         const int rank = static_cast<int>(cluster_rank());
-        load_tiles(shared, [&](const MathTile& tile, int step, int index, Barrier* full) {
-            const int a_k = static_cast<int>(tile.a_k) + step * kDepth,
-                      b_k = static_cast<int>(tile.b_k) + step * kDepth;
-            const int a = static_cast<int>(tile.a_output), b = static_cast<int>(tile.b_output);
-            const int group = static_cast<int>(tile.group);
-            barrier_arrive_expect_bytes(full, kStageBytes);
-            const auto load_of = [&](Common operand) {
-                return tile.common == operand ? Load::common : Load::own;
-            };
-            uint8_t *to_a = shared.stages[index], *to_b = to_a + kTileRows * kStageRowBytes;
-            load_operand<2>(load_of(Common::a), rank, &map_a, full, to_a, kTileRows / 2 * kStageRowBytes,
-                            [&](int i) { return make_int2(a_k, a + i * kTileRows / 2); });
-            if (kAcrossB) {
-                load_operand<kTileCols / kPanel>(
-                    load_of(Common::b), rank, &map_b, full, to_b, kPanelBytes, [&](int i) {
-                        return make_int2(b + i * kPanel, group * static_cast<int>(product.k) + b_k);
-                    });
-            } else {
-                load_operand<2>(
-                    load_of(Common::b), rank, &map_b, full, to_b, kTileCols / 2 * kStageRowBytes, [&](int i) {
-                        return make_int2(b_k, group * static_cast<int>(product.n) + b + i * kTileCols / 2);
-                    });
-            }
-        });
+        load_tiles<kDepth>(
+            product, shared, kStageBytes, [&](const MathTile& tile, int step, int index, Barrier* full) {
+                const int a_k = static_cast<int>(tile.a_k) + step * kDepth,
+                          b_k = static_cast<int>(tile.b_k) + step * kDepth;
+                const int a = static_cast<int>(tile.a_output), b = static_cast<int>(tile.b_output);
+                const int group = static_cast<int>(tile.group);
+                const auto load_of = [&](Common operand) {
+                    return tile.common == operand ? Load::common : Load::own;
+                };
+                uint8_t *to_a = shared.stages[index], *to_b = to_a + kTileRows * kStageRowBytes;
+                load_operand<2>(load_of(Common::a), rank, &map_a, full, to_a, kTileRows / 2 * kStageRowBytes,
+                                [&](int i) { return make_int2(a_k, a + i * kTileRows / 2); });
+                if (kAcrossB) {
+                    load_operand<kTileCols / kPanel>(
+                        load_of(Common::b), rank, &map_b, full, to_b, kPanelBytes, [&](int i) {
+                            return make_int2(b + i * kPanel, group * static_cast<int>(product.k) + b_k);
+                        });
+                } else {
+                    load_operand<2>(load_of(Common::b), rank, &map_b, full, to_b,
+                                    kTileCols / 2 * kStageRowBytes, [&](int i) {
+                                        return make_int2(
+                                            b_k, group * static_cast<int>(product.n) + b + i * kTileCols / 2);
+                                    });
+                }
+            });
     };
-    run_roles<kDepth>(product, load, [&](WgmmaShared& shared, int warpgroup) {
+    run_roles(load, [&](WgmmaShared& shared, int warpgroup) {
         multiply_tiles<kAcrossB>(product, shared, warpgroup);
     });
 }

@@ -170,11 +170,10 @@ template <class Wgmma, Scales kScales>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     fp8_kernel(const __grid_constant__ DeviceProduct product, const __grid_constant__ CUtensorMap map_a,
                const __grid_constant__ CUtensorMap map_b) {
-    run_roles<kDepth, WgmmaShared>(
-        product, [&](WgmmaShared& shared) { load_operands<kScales>(product, shared, &map_a, &map_b); },
-        [&](WgmmaShared& shared, int warpgroup) {
-            multiply_tiles<Wgmma, kScales>(product, shared, warpgroup);
-        });
+    run_roles([&](WgmmaShared& shared) { load_operands<kScales>(product, shared, &map_a, &map_b); },
+              [&](WgmmaShared& shared, int warpgroup) {
+                  multiply_tiles<Wgmma, kScales>(product, shared, warpgroup);
+              });
 }
 
 // WgmmaShared with the slabs of D in place of scales of columns.
@@ -193,8 +192,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
                           const __grid_constant__ CUtensorMap map_a,
                           const __grid_constant__ CUtensorMap map_b,
                           const __grid_constant__ CUtensorMap map_d) {
-    run_roles<kDepth, OverlapShared, LastWave::cut>(
-        product,
+    run_roles<OverlapShared>(
         [&](OverlapShared& shared) { load_operands<Scales::rows_tiles>(product, shared, &map_a, &map_b); },
         [&](OverlapShared& shared, int warpgroup) {
             RowSlab& slab = shared.slabs[threadIdx.x / 32 - kWarpgroup / 32];

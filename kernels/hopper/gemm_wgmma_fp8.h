@@ -91,39 +91,35 @@ __device__ __forceinline__ void load_operands(const DeviceProduct& product, Shar
     constexpr uint32_t kRowBytes = has_row_scales(kScales) ? kTileRows * sizeof(float) : 0,
                        kColBytes = kScales == Scales::rows_columns ? kTileCols * sizeof(float) : 0;
     const int b_half = kRowsOwned ? static_cast<int>(product.n / 2) : kTileCols / 2;
-    load_tiles(shared, [&](const MathTile& tile, int step, int index, Barrier* full) {
-        const int64_t first_a = kRowsOwned ? 0 : tile.a_k, first_b = kRowsOwned ? 0 : tile.b_k;
-        const int a_k = static_cast<int>(first_a) + step * kFp8Depth,
-                  b_k = static_cast<int>(first_b) + step * kFp8Depth;
-        const bool rows_grouped = kRowsOwned || product.grouped == Grouped::rows;
-        const int a = static_cast<int>(tile.a_output),
-                  b = static_cast<int>((rows_grouped ? tile.group * product.n : 0) +
-                                       (kRowsOwned ? tile.b_output / 2 : tile.b_output));
-        const auto load_of = [&](Common operand) {
-            return tile.common == operand ? Load::common : Load::own;
-        };
-        uint8_t *to_a = shared.stages[index], *to_b = to_a + kTileRows * kStageRowBytes;
-        const uint32_t row_bytes = tile.blocks == 2 ? kRowBytes : kRowBytes / 2;
-        barrier_arrive_expect_bytes(
-            full, (tile.blocks * (kTileRows / 2) + kTileCols) * kStageRowBytes + row_bytes + kColBytes);
-        if (tile.blocks == 1)
-            tensor_load(map_a, full, to_a, a_k, a);
-        else
+    load_tiles<kFp8Depth>(
+        product, shared, kStageBytes + kRowBytes + kColBytes,
+        [&](const MathTile& tile, int step, int index, Barrier* full) {
+            const int64_t first_a = kRowsOwned ? 0 : tile.a_k, first_b = kRowsOwned ? 0 : tile.b_k;
+            const int a_k = static_cast<int>(first_a) + step * kFp8Depth,
+                      b_k = static_cast<int>(first_b) + step * kFp8Depth;
+            const bool rows_grouped = kRowsOwned || product.grouped == Grouped::rows;
+            const int a = static_cast<int>(tile.a_output),
+                      b = static_cast<int>((rows_grouped ? tile.group * product.n : 0) +
+                                           (kRowsOwned ? tile.b_output / 2 : tile.b_output));
+            const auto load_of = [&](Common operand) {
+                return tile.common == operand ? Load::common : Load::own;
+            };
+            uint8_t *to_a = shared.stages[index], *to_b = to_a + kTileRows * kStageRowBytes;
             load_operand<2>(load_of(Common::a), rank, map_a, full, to_a, kTileRows / 2 * kStageRowBytes,
                             [&](int i) { return make_int2(a_k, a + i * kTileRows / 2); });
-        load_operand<2>(load_of(Common::b), rank, map_b, full, to_b, kTileCols / 2 * kStageRowBytes,
-                        [&](int i) { return make_int2(b_k, b + i * b_half); });
-        const auto scales_at = [step](const DeviceScale& s, int64_t k, int64_t output) {
-            return static_cast<const float*>(s.scales) + (k / kFp8Depth + step) * s.block_stride + output;
-        };
-        if (kRowBytes > 0)
-            bulk_load(scales_at(product.a.scale, first_a, tile.a_output), full, shared.row_scales[index],
-                      row_bytes);
-        if constexpr (kColBytes > 0)
-            // the second CTA of a pair may be past the last column
-            bulk_load(scales_at(product.b.scale, first_b, min(tile.b_output, product.n - kTileCols)), full,
-                      shared.col_scales[index], kColBytes);
-    });
+            load_operand<2>(load_of(Common::b), rank, map_b, full, to_b, kTileCols / 2 * kStageRowBytes,
+                            [&](int i) { return make_int2(b_k, b + i * b_half); });
+            const auto scales_at = [step](const DeviceScale& s, int64_t k, int64_t output) {
+                return static_cast<const float*>(s.scales) + (k / kFp8Depth + step) * s.block_stride + output;
+            };
+            if (kRowBytes > 0)
+                bulk_load(scales_at(product.a.scale, first_a, tile.a_output), full, shared.row_scales[index],
+                          kRowBytes);
+            if constexpr (kColBytes > 0)
+                // the second CTA of a pair may be past the last column
+                bulk_load(scales_at(product.b.scale, first_b, min(tile.b_output, product.n - kTileCols)),
+                          full, shared.col_scales[index], kColBytes);
+        });
 }
 
 }  // namespace fp8flow::hopper

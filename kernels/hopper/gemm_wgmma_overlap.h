@@ -9,17 +9,17 @@ namespace fp8flow::hopper {
 
 // One warpgroup. Behind the first product of a stage: the release of the stage before, and this stage's factors; behind the second: the wait
 // for the next stage and the reading of its scales. A finished tile is worked up by `finish` behind its last product and the first two of the
-// next one, which is looked up before its last step. Between the end of one product and the start of the next only the 64 additions of a thread
+// next one, which has been found one step before its first. Between the end of one product and the start of the next only the 64 additions of a thread
 // remain, so the warpgroups need no offset. A tile's place in the ring is given back when it is worked up; the last stage of all is never
-// released: nobody waits for it. No deadlock: a tile has a place in the ring since the first step of the one before. The contraction is not
-// empty (launch_wgmma).
+// released: nobody waits for it. No deadlock: the loader announces a tile once it has asked for all stages of the one before, and has a place
+// for it since the first step of that one. The contraction is not empty (launch_wgmma).
 //
 // Finish: kOwned; prepare(tile, sums): behind the last product of a tile, when the first chain's sums are finished; behind<i>(tile, sums):
 // behind product i of the next one, whose first step replaces the sums, or at the end; end(): behind all. A thread's rows are row0 and row0 + 8.
 template <class Wgmma, class Shared, class Finish>
 __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared, int warpgroup,
                                           Finish finish) {
-    constexpr bool kRowsOwned = Finish::kOwned == Owned::rows, kCuts = !kRowsOwned;
+    constexpr bool kRowsOwned = Finish::kOwned == Owned::rows;
     // scales that a thread needs for a step: of its rows, and of the columns of its chains
     constexpr int kRowScales = kRowsOwned ? 2 : 4, kColScales = kRowsOwned ? 2 : 1, kHeld = 32 / kColScales;
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -86,16 +86,6 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
         if (lane == 1) barrier_arrive_remote(other_empty + last * sizeof(Barrier));
     };
 
-    // on to this step of the same tile
-    const auto go_on = [&](int step) {
-        barrier_wait(&shared.full[stage.index], stage.parity);
-        if (step % kHeld == 0) {
-            scales[0] = scales[1];
-            scales[1] = read_scales(at_b, step + kHeld);
-        }
-        read_step(step);
-    };
-
     float sum[2][64];
 #pragma unroll
     for (int i = 0; i < 64; ++i) sum[0][i] = sum[1][i] = 0.0f;
@@ -120,10 +110,14 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
         if (kStep == Step::only) look_ahead();
         if (kLast) finish.prepare(shared.tiles[tile], sum);
         next_stage();
+        if (!kLast || more) barrier_wait(&shared.full[stage.index], stage.parity);
         if (!kLast) {
-            go_on(step + 1);
+            if ((step + 1) % kHeld == 0) {
+                scales[0] = scales[1];
+                scales[1] = read_scales(at_b, step + 1 + kHeld);
+            }
+            read_step(step + 1);
         } else if (more) {
-            barrier_wait(&shared.full[stage.index], stage.parity);
             at_b = next_at_b;
             for (int i = 0; i < 2; ++i) scales[i] = next_scales[i];
             read_step(0);
@@ -132,26 +126,9 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
         add_scaled<kFirst>(partial, sum[1], factor[2], factor[3]);
     };
 
-    // Half a tile has the first chain only.
-    const auto multiply_half = [&] {
-#pragma unroll
-        for (int i = 0; i < 64; ++i) sum[0][i] = 0.0f;
-#pragma unroll 1
-        for (int step = 0; step < steps; ++step) {
-            float partial[64];
-            start_products<Wgmma>(partial, a, b);
-            if (step > 0 || !first) release_last_stage();
-            const float above = of_row[0] * of_columns[0], below = of_row[1] * of_columns[0];
-            next_stage();
-            if (step + 1 < steps) go_on(step + 1);
-            wait_for_products(partial);
-            add_scaled(partial, sum[0], above, below);
-        }
-    };
-
     barrier_wait(&shared.full[stage.index], stage.parity);
     read_step(0);
-    while (more && (!kCuts || same_in_warp(shared.tiles[tile].blocks) == 2)) {
+    while (more) {
         if (steps == 1) {
             multiply.template operator()<Step::only>(0);
         } else {
@@ -165,15 +142,8 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
         tile = ring.index;
         ring.advance();
     }
-    if (!first) {
-        finish.template behind<0>(shared.tiles[done], sum);
-        finish.template behind<1>(shared.tiles[done], sum);
-    }
-    if (kCuts && more) {  // half a tile is a CTA's last
-        if (!first) barrier_arrive(&shared.tile_empty[done]);
-        multiply_half();
-        finish.prepare(shared.tiles[tile], sum);
-    }
+    finish.template behind<0>(shared.tiles[done], sum);
+    finish.template behind<1>(shared.tiles[done], sum);
     finish.end();
 }
 

@@ -144,8 +144,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     fp8_swiglu_kernel(const __grid_constant__ DeviceProduct product,
                       const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
                       const __grid_constant__ Activation out) {
-    run_roles<kFp8Depth, SwigluShared>(
-        product,
+    run_roles<SwigluShared>(
         [&](SwigluShared& shared) {
             load_operands<Scales::rows_tiles, Owned::rows>(product, shared, &map_a, &map_b);
         },
