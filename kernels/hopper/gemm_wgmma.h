@@ -49,6 +49,7 @@ struct WgmmaShared {
     MathTile tiles[kRing];
     Barrier full[kStages], empty[kStages], tile_full[kRing], tile_empty[kRing];
 };
+constexpr size_t kSharedBytes = sizeof(WgmmaShared) + 1024;  // the stages are aligned inside
 
 // The tiles of all groups in order, by pairs; asked for ascending indices. A pair never spans two groups: it takes two row tiles of one
 // column; the last of an odd number of row tiles is taken two columns at a time. Bands of kBandRows row tiles, column by column.
@@ -222,10 +223,20 @@ __device__ __forceinline__ void init_ring(Barrier (&full)[kSize], Barrier (&empt
     }
 }
 
-// The shared memory of this CTA, its barriers made ready by `init(shared)` in one thread.
+// The shared memory of this CTA, its barriers made ready by `init(shared)` in one thread. One that leaves no room to align the stages relies on
+// the base's declared alignment; declared for all, it makes the loader of the fused kernel spill.
+constexpr size_t kMostShared = 227 * 1024, kAlignment = 1024;
 template <class Shared, class Init> __device__ __forceinline__ Shared& prepare_shared(Init init) {
-    extern __shared__ __align__(1024) uint8_t raw[];  // as the swizzled stages need it
-    Shared& shared = *reinterpret_cast<Shared*>(raw);
+    uint8_t* raw;
+    if constexpr (sizeof(Shared) + kAlignment > kMostShared) {
+        extern __shared__ __align__(1024) uint8_t aligned[];
+        raw = aligned;
+    } else {
+        extern __shared__ uint8_t unaligned[];
+        raw = unaligned;
+    }
+    // by the offset: through an integer the compiler would forget that this is shared memory
+    Shared& shared = *reinterpret_cast<Shared*>(raw + (0u - shared_address(raw)) % kAlignment);
     if (threadIdx.x == 0) {
         init(shared);
         fence_barrier_init();

@@ -178,8 +178,7 @@ void launch_wgmma_bf16(const DeviceProduct& p, const StoredShape& a, const Store
     const CUtensorMap map_a = tensor_map(p.a.codes, p.a.dtype, a.rows, a.cols, kTileRows / 2),
                       map_b =
                           tensor_map(p.b.codes, p.b.dtype, b.rows, b.cols, along_b ? kTileCols / 2 : kPanel);
-    launch_wgmma_kernel(along_b ? bf16_kernel<0> : bf16_kernel<1>, p, launch, sizeof(WgmmaShared), map_a,
-                        map_b);
+    launch_wgmma_kernel(along_b ? bf16_kernel<0> : bf16_kernel<1>, p, launch, kSharedBytes, map_a, map_b);
 }
 
 }  // namespace fp8flow::hopper

@@ -65,7 +65,7 @@ struct WgradShared {
     Barrier tile_full[kRing], tile_empty[kRing];
     Barrier d_full[kMathWarps];
 };
-constexpr size_t kWgradBytes = sizeof(WgradShared);
+constexpr size_t kWgradBytes = sizeof(WgradShared) + 1024;
 static_assert(kWgradBytes <= 232448);
 
 // ---- loading: one thread for A and the ring of tiles (of groups with rows), one for each warpgroup's B ----------------------------------

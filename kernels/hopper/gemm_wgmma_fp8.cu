@@ -184,7 +184,7 @@ struct OverlapShared {
     MathTile tiles[kRing];
     Barrier full[kStages], empty[kStages], tile_full[kRing], tile_empty[kRing];
 };
-static_assert(sizeof(OverlapShared) <= 227 * 1024, "what a CTA may have");
+static_assert(sizeof(OverlapShared) <= kMostShared);
 
 template <class Wgmma>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
@@ -245,7 +245,7 @@ void launch(const DeviceProduct& p, const CUtensorMap& map_a, const CUtensorMap&
                         : b_columns ? fp8_kernel<Wgmma, Scales::rows_columns>
                         : a_rows    ? fp8_kernel<Wgmma, Scales::rows_tiles>
                                     : fp8_kernel<Wgmma, Scales::tiles>;
-    launch_wgmma_kernel(kernel, p, launch, sizeof(WgmmaShared), map_a, map_b);
+    launch_wgmma_kernel(kernel, p, launch, kSharedBytes, map_a, map_b);
 }
 
 }  // namespace

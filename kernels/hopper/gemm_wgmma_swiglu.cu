@@ -24,7 +24,8 @@ struct SwigluShared {
     MathTile tiles[kRing];
     Barrier full[kStages], empty[kStages], tile_full[kRing], tile_empty[kRing];
 };
-static_assert(sizeof(SwigluShared) <= 227 * 1024, "what a CTA may have");
+constexpr size_t kSwigluBytes = sizeof(SwigluShared) + 1024;  // the stages are aligned inside
+static_assert(kSwigluBytes <= 227 * 1024, "what a CTA may have");
 
 // What the activation is multiplied by, and where it goes.
 struct Activation {
@@ -170,7 +171,7 @@ bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, const Launch
                       map_b = tensor_map(b.data, b.dtype, b.rows(), b.cols(), kTileCols / 2);
     const Activation out{row_view(args.prob), row_view(args.act.codes), args.act.scales.as<float>(),
                          args.act.codes.dim(0), args.scale_format};
-    launch_wgmma_kernel(fp8_swiglu_kernel, p, launch, sizeof(SwigluShared), map_a, map_b, out);
+    launch_wgmma_kernel(fp8_swiglu_kernel, p, launch, kSwigluBytes, map_a, map_b, out);
     return true;
 }
 

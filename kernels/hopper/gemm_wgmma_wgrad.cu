@@ -67,7 +67,8 @@ template <Scales kScales, Sets kSets> struct WgradShared {
     Barrier d_full[kMathWarps];
     TileScales<kSets> tile_scales[kMathWarps];
 };
-template <Scales kScales, Sets kSets> constexpr size_t kWgradBytes = sizeof(WgradShared<kScales, kSets>);
+template <Scales kScales, Sets kSets>
+constexpr size_t kWgradBytes = sizeof(WgradShared<kScales, kSets>) + 1024;
 static_assert(kWgradBytes<Scales::tiles, Sets::two> <= 232448 &&
               kWgradBytes<Scales::rows_columns, Sets::two> <= 232448);
 

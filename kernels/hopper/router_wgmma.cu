@@ -120,7 +120,7 @@ struct InputShared {
     alignas(1024) uint8_t stages[kInputStages][kInputStageBytes];
     Barrier dlogits_full[1], dlogits_empty[1], full[kInputStages], empty[kInputStages];
 };
-constexpr size_t kInputShared = sizeof(InputShared);
+constexpr size_t kInputShared = sizeof(InputShared) + 1024;
 static_assert(kInputShared <= 232448);
 
 // A row tile by a chunk of its column tiles.
