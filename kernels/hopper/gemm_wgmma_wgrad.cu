@@ -42,8 +42,9 @@ constexpr uint32_t kSideBytes = kStageSide * kStageRowBytes;
 constexpr uint32_t kScaleBytes = kStageSide * sizeof(float);
 constexpr int kBoxRows = kStageSide / 2;  // of a copy of operands
 constexpr int kStagesB = 3;
-constexpr int kFetchStep =
-    4;  // of a tile: behind it D comes to the slab, which the tile before has left by then
+// Where D is added to: the steps behind which the second block's old values come to the slab, which the tile before has left by then, and are
+// added to its sums, when the first block's follow. Tiles of fewer steps than kLongSteps leave the second block's addition to the memory.
+constexpr int kFetchStep = 2, kAddStep = 5, kLongSteps = kFetchStep + 3;
 static_assert(kTileRows == kStageSide && kColumns == kStageSide);
 
 // Where a warpgroup's scales of whole tiles are, one a step: those of step 0, in the second set as if all steps were of it.
@@ -163,8 +164,8 @@ __device__ void load_b(const DeviceProduct& p, WgradShared<kScales, kSets>& shar
 
 // ---- computing: one warpgroup -----------------------------------------------------------------------------------------------------------
 // Behind the first product of a step: the release of the stage before, and this step's factors; behind the second: the wait for the next
-// stage. A tile's blocks leave as the head of the file says; its first and last step are code of their own, so that the steps between them are
-// a short loop. Between the end of one product and the start of the next only the 64 additions of a thread remain. The last stage of all is never
+// stage. A tile's blocks leave as the head of the file says; its first and last two steps are code of their own, so that the steps between them
+// are a short loop. Between the end of one product and the start of the next only the 64 additions of a thread remain. The last stage of all is never
 // released: nobody waits for it. What a step reads of a stage's scales it has read before it starts the next.
 template <class Wgmma, Gradient kMode, Scales kScales, Sets kSets>
 __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSets>& shared,
@@ -173,6 +174,8 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSet
     constexpr int kStagesA = Shared::kStagesA;
     constexpr bool kRowScales = has_row_scales(kScales), kAdds = kMode == Gradient::accumulate;
     constexpr int kRows = kRowScales ? 4 : 1;
+    // that multiply_end takes together; of two, the first block would leave before what is added to it has come
+    constexpr int kLastSteps = kAdds ? 1 : 2;
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
     const int row0 = thread / 32 * kWarpRows + lane / 4;  // this thread's rows: row0 + {0, 8} of each 64
     const int warp = same_in_warp(warpgroup * 4 + thread / 32);
@@ -188,16 +191,18 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSet
     Place place{}, done{0, static_cast<int>(p.m), 0};
     TileScales<kSets>& places = shared.tile_scales[warp];
     uint32_t d_parity = 0;
-    bool first = true, more = true;
+    bool first = true, more = true, done_short = false;
     float sum[2][64];
     // scales of whole tiles: lane l holds those of step l of every 32 steps, read long before they are multiplied
     float scales = 0.0f, next_a = 0.0f, next_b = 0.0f;
     const auto read_scales = [&](int step) {
         if (kRowScales) return;
+        step =
+            min(step,
+                steps - 1);  // without a branch: behind one, descriptors would not stay in uniform registers
         const int set = kSets == Sets::two && step >= places.first_steps ? 1 : 0;
-        const bool inside = step < steps;
-        next_a = inside ? places.a[set][step * p.a.scale.block_stride] : 0.0f;
-        next_b = inside ? places.b[set][step * p.b.scale.block_stride] : 0.0f;
+        next_a = places.a[set][step * p.a.scale.block_stride];
+        next_b = places.b[set][step * p.b.scale.block_stride];
     };
     const auto take_tile = [&] {
         if (!next_tile(shared, ring, tile)) return false;
@@ -251,19 +256,29 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSet
 #pragma unroll
         for (int i = 0; i < 64; ++i) sums[i] = 0.0f;
     };
-    const auto leave_second = [&] {
+    const auto take_place = [&](int block) {
+        if (lane == 0)
+            fetch(map_d, slab, &shared.d_full[warp], {place.column, place.row + 64 * block, place.group});
+        __syncwarp();
+    };
+    const auto wait_for_place = [&] {
+        barrier_wait(&shared.d_full[warp], d_parity);
+        d_parity ^= 1;
+    };
+    const auto leave_second = [&](int half) {
         const Place second{done.column, done.row + 64, done.group};
-        leave<kAdds ? Leave::add : Leave::store>(map_d, slab, second, sum[1]);
-        clear(sum[1]);
+        leave_half<Leave::store, Order::as_summed>(map_d, slab, second, sum[1], half, kAdds && done_short);
+        if (half == 1) clear(sum[1]);
     };
     const auto leave_first = [&] {
         if (kAdds) {
-            barrier_wait(&shared.d_full[warp], d_parity);
-            d_parity ^= 1;
+            if (steps < kLongSteps) take_place(0);
+            wait_for_place();
         }
         leave<kAdds ? Leave::add_here : Leave::store>(map_d, slab, place, sum[0]);
         clear(sum[0]);
         done = place;
+        if (kAdds) done_short = steps < kLongSteps;
     };
     const auto finish = [](float(&partial)[64], float(&sums)[64], float above, float below,
                            const float2* columns) {
@@ -273,13 +288,7 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSet
         else
             add_scaled(partial, sums, above, below);
     };
-    const auto multiply = [&]<Step kStep>(int step) {
-        constexpr bool kFirst = kStep == Step::first || kStep == Step::only,
-                       kLast = kStep == Step::last || kStep == Step::only;
-        float partial[64], factor[kRows];
-        start_products<Wgmma>(partial, a, b);
-        if (!kFirst || !first) release_last_stage();
-        if (kFirst) leave_second();
+    const auto read_factors = [&](int step, float(&factor)[kRows]) {
         if (step % 32 == 0) {
             scales = next_a * next_b;
             read_scales(step + 32 + lane);
@@ -290,21 +299,65 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSet
             for (int i = 0; i < kRows; ++i)
                 factor[i] = shared.row_scales[a_stage.index][row0 + 64 * (i / 2) + 8 * (i % 2)];
         }
-        const float2* columns =
-            reinterpret_cast<const float2*>(shared.col_scales[warpgroup][b_stage.index] + 2 * (lane % 4));
+        return reinterpret_cast<const float2*>(shared.col_scales[warpgroup][b_stage.index] + 2 * (lane % 4));
+    };
+    // A tile's first steps or its last, two where there are as many: the first block's products, then the second's.
+    const auto multiply_end = [&](int step, bool two, bool begins, bool ends) {
+        float partial[64], factor[2][kRows];
+        const float2* columns[2];
+        start_products<Wgmma>(partial, a, b);
+        if (!first) release_last_stage();
+        if (begins) {
+            leave_second(0);
+            if (!two) leave_second(1);
+        }
+        columns[0] = read_factors(step, factor[0]);
+        const uint64_t first_a = descriptor_at(a, 64 * kStageRowBytes), first_b = b;
+        if (two) {
+            next_stage();
+            wait_for_stage();
+        }
+        finish(partial, sum[0], factor[0][0], factor[0][kRows > 1 ? 1 : 0], columns[0]);
+        first = false;
+        if (two) {
+            start_products<Wgmma>(partial, a, b);
+            if (begins) leave_second(1);
+            columns[1] = read_factors(step + 1, factor[1]);
+            finish(partial, sum[0], factor[1][0], factor[1][kRows > 1 ? 1 : 0], columns[1]);
+        }
+        const auto go_on = [&] {
+            next_stage();
+            if (ends) more = take_tile();
+            if (!ends || more) wait_for_stage();
+        };
+        start_products<Wgmma>(partial, first_a, first_b);
+        if (ends) leave_first();
+        if (!two) go_on();
+        finish(partial, sum[1], factor[0][kRows / 2], factor[0][kRows - 1], columns[0]);
+        if (two) {
+            start_products<Wgmma>(partial, descriptor_at(a, 64 * kStageRowBytes), b);
+            release_last_stage();
+            go_on();
+            finish(partial, sum[1], factor[1][kRows / 2], factor[1][kRows - 1], columns[1]);
+        }
+    };
+    // A step between them.
+    const auto multiply = [&]<bool kAdding>(int step) {
+        float partial[64], factor[kRows];
+        start_products<Wgmma>(partial, a, b);
+        release_last_stage();
+        const float2* columns = read_factors(step, factor);
         finish(partial, sum[0], factor[0], factor[kRows > 1 ? 1 : 0], columns);
-
         start_products<Wgmma>(partial, descriptor_at(a, 64 * kStageRowBytes), b);
-        if (kAdds && step == min(kFetchStep, steps - 1)) {
-            if (lane == 0) fetch(map_d, slab, &shared.d_full[warp], place);
+        if (kAdds && !kAdding && step == kFetchStep && steps >= kLongSteps) take_place(1);
+        if (kAdding) {
+            wait_for_place();
+            add_held(slab, sum[1]);
             __syncwarp();
+            take_place(0);
         }
         next_stage();
-        if (kLast) {
-            leave_first();
-            more = take_tile();
-        }
-        if (!kLast || more) wait_for_stage();
+        wait_for_stage();
         finish(partial, sum[1], factor[kRows / 2], factor[kRows - 1], columns);
     };
 
@@ -313,17 +366,20 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSet
     clear(sum[1]);
     wait_for_stage();
     while (more) {
-        const int last = steps - 1;
-        if (last == 0) {
-            multiply.template operator()<Step::only>(0);
-        } else {
-            multiply.template operator()<Step::first>(0);
-            for (int step = 1; step < last; ++step) multiply.template operator()<Step::between>(step);
-            multiply.template operator()<Step::last>(last);
+        const int count = steps, last = max(count - kLastSteps, 2);
+        multiply_end(0, count > 1, true, count <= 2);
+        if (count <= 2) continue;
+        int step = 2;
+        if (kAdds && count >= kLongSteps) {
+            for (const int add_step = min(kAddStep, last - 1); step < add_step; ++step)
+                multiply.template operator()<false>(step);
+            multiply.template operator()<true>(step++);
         }
-        first = false;
+        for (; step < last; ++step) multiply.template operator()<false>(step);
+        multiply_end(last, kLastSteps == 2 && count > 3, false, true);
     }
-    leave_second();
+    leave_second(0);
+    leave_second(1);
     if (lane == 0) copies_wait();
 }
 
