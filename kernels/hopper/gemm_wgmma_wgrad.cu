@@ -4,9 +4,9 @@
 //
 // Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 1.4 ms at the 1400 TFLOP/s that the power limit leaves; D is 3.76 GB, 0.87 ms to
 // write and 1.90 ms to read and write in these tiles; operands are 0.37 GB. So the two must overlap: one after the other they take 2.3 and 3.3 ms.
-// Measured: 1.92 to 1.99 and 2.57 to 2.67 ms; with the copies to and from D left out 1.61 and 1.88, with D inside L2 1.84 and 2.07 (worklog, step 9).
-// Sets::two, 2 x 1024 rows a group: 3.83 (best 3.47) and 4.16 ms (3.89), where two calls take 4.50 and 5.14 (step 10). A tile's steps are then those of the
-// first set and those of the second: the loading threads choose map, index and scales by the step.
+// Measured (bursts): 1.82 and 2.30 ms, where the kernel of step 10 took 1.94 and 2.65 on the same machine (worklog, step 12; its bounds: step 9).
+// Sets::two: a tile's steps are those of the first set and those of the second: the loading threads choose map, index and scales by the
+// step.
 //
 // One CTA: four loading warps and two computing warpgroups, on every multiprocessor, walking tiles of 128 x 256 of D in a fixed order; each
 // warpgroup owns 128 x 128 of a tile: two blocks of 64 rows, 128 sums and 64 partial sums a thread. B (each its own 128 columns) has a ring for each
@@ -15,12 +15,13 @@
 // are read from memory once and stay in L2, and D is touched once. Tiles of groups without rows never come to the warpgroups: a loading
 // warp clears them.
 //
-// D: a warp owns 16 rows of a block, and a slab of shared memory for them, so it waits for nobody else. A block's sums go to the slab behind a product of the
-// other block, the first block's behind the tile's last product, the second's behind the next tile's first, and the copy engine takes them
-// to D. A multiprocessor writes at most 32 bytes a clock to L2, all together 19 each; from registers a warpgroup would wait for as long.
-// Where D is added to, the first block's part of it comes to the slab during the tile (kFetchStep), the sums are added there, and the whole
-// goes back; the second block is added to D by the memory itself: what is not read by the one way is read by the other. All by
-// additions in memory takes 3.4 ms (they run at 1.4 TB/s), loads into registers 3.06.
+// D: a warp owns 16 rows of a block, and a slab of shared memory for them, so it waits for nobody else. A block's sums go to the slab behind
+// products of the other block, and the copy engine takes them to D. A multiprocessor writes at most 32 bytes a clock to L2, all together 19
+// each, so the slab of the first block is not free for the second as soon as that is wanted. Hence a tile's first two steps, and where D is
+// overwritten its last two, are multiplied together, first block first: the first block leaves behind the products of the second that end the tile,
+// the second behind the first two of the next tile, a half behind each. From registers a warpgroup would wait for as long as the slab does.
+// Where D is added to, both blocks of it come through the slab while the tile is multiplied: the second's to be added to its sums at once
+// (kFetchStep, kAddStep), then the first's, to be added when it leaves. Additions in memory run at 1.4 TB/s, load and store at 3.9.
 //
 // Shared memory: 4 stages of A and 2 x 3 of B, [128 rows x 128 bytes] each, 128-byte swizzled (160 KiB); with a scale a row and a column 3 + 2 x 3
 // and their scales; slabs of 8 KiB a warp (64 KiB); the ring of tiles; barriers.
@@ -29,7 +30,8 @@
 // loading thread that writes there; tile_full[r] one arrival of A's loader, tile_empty[r] one a computing thread that has read the tile;
 // d_full[warp] one arrival + 8 KiB of D. Lane 0 of a warp starts its copies to and from D, and waits until the slab may be written again.
 // The CTAs of a cluster meet before the first copy and before they leave.
-// Deterministic: an element of D is one thread's sum over ascending k, added to its old value once, whatever the other groups hold.
+// Deterministic: an element of D is one thread's sum over ascending k, its old value added once and at a step that follows from its place and the
+// rows of its group, whatever the other groups hold.
 #include "kernels/hopper/gemm_wgmma_fp8.h"
 #include "kernels/hopper/gemm_wgmma_gradient.h"
 
