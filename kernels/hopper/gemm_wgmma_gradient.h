@@ -106,7 +106,8 @@ enum class Leave { store, add, add_here, add_boxes };
 // Half of the columns of a warp's part of a block; its copies are a group of lane 0. The halves leave in turn.
 template <Leave kLeave, Order kOrder>
 __device__ __forceinline__ void leave_half(const CUtensorMap* map, Slab& slab, const Place& place,
-                                           const float (&sum)[64], int half) {
+                                           const float (&sum)[64], int half,
+                                           bool by_memory = kLeave == Leave::add) {
     const bool leader = threadIdx.x % 32 == 0;
     if (leader) copies_wait_read<1>();  // those of this half, of the block before
     __syncwarp();
@@ -131,7 +132,7 @@ __device__ __forceinline__ void leave_half(const CUtensorMap* map, Slab& slab, c
 #pragma unroll
         for (int box = 2 * half; box < 2 * half + 2; ++box) {
             const int column = place.column + box * kBoxColumns;
-            if (kLeave == Leave::add)
+            if (by_memory)
                 tensor_add(map, slab.boxes[box], column, place.row, place.group);
             else
                 tensor_store(map, slab.boxes[box], column, place.row, place.group);
@@ -145,6 +146,30 @@ __device__ __forceinline__ void leave(const CUtensorMap* map, Slab& slab, const 
                                       const float (&sum)[64]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) leave_half<kLeave, Order::as_summed>(map, slab, place, sum, half);
+}
+// Adds what the slab holds of a warp's part of a block to its sums.
+__device__ __forceinline__ void add_held(Slab& slab, float (&sum)[64]) {
+    const bool swap = threadIdx.x / 4 % 2 == 1;
+#pragma unroll
+    for (int box = 0; box < kBoxes; ++box) {
+        int pair = 0;
+        float2 earlier{};
+        for_pairs<Order::as_summed>(slab, box, sum, [&](const float2* from, float2) {
+            const float2 held = *from;
+            if (pair++ % 2 == 0) {
+                earlier = held;
+                return;
+            }
+            const float2 low = swap ? held : earlier, high = swap ? earlier : held;
+            const int at = 4 * (4 * box + (pair - 1) / 4) + (pair - 1) / 2 % 2 * 2;
+            sum[at] += low.x;
+            sum[at + 1] += low.y;
+            sum[at + 8] += high.x;
+            sum[at + 9] += high.y;
+        });
+        keep_in_place(
+            sum);  // or it is added only where products have been waited for, and kept in local memory till then
+    }
 }
 // D of a warp's part of a block to its slab, by one lane, once the slab's last content is on its way.
 __device__ __forceinline__ void fetch(const CUtensorMap* map, Slab& slab, Barrier* full, const Place& place) {

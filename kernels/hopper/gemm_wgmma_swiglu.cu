@@ -2,7 +2,7 @@
 // registers, without h in memory. Contract: op::GroupedGemmSwigluQuantize (kernels/ops/gemm.h), bit-equal to its parts, which are faster where h
 // is kept. Read next: gemm_wgmma_overlap.h.
 //
-// Floor: the product's 2 m n k FLOPs; a tile leaves as 16 KiB of codes instead of 64 of BF16, and the 64 activations of a thread, about 1,100
+// Floor: the product's 2 m n k FLOPs; a tile leaves as 16 KiB of codes instead of 64 of BF16, and the 64 activations of a thread, about 1,200
 // instructions a warp and tile, stand where those stores stood, behind the next tile's first product. A warpgroup owns 64 rows of gate and
 // up: what SwiGLU and a 1x128 block need of a row is in four lanes.
 // Barriers: as gemm_wgmma_fp8.cu, without its turns; named barrier 1: the table of sigmoids is filled.
@@ -70,22 +70,32 @@ public:
         const int64_t col0 = tile.b_output / 2, row = tile.d_row + act_from_ + row0_;
         const bool inside = col0 < out_.act.cols;
         const int quad = static_cast<int>(threadIdx.x % 4);
-        uint8_t* codes = static_cast<uint8_t*>(out_.act.data) + row * out_.act.cols + col0 + 16 * quad;
+        uint8_t* codes = static_cast<uint8_t*>(out_.act.data) + row * out_.act.cols + col0 + 16 * (quad % 2) +
+                         4 * (quad / 2);
         float* scale_at = out_.scales + col0 / kBlock * out_.pitch + row;
         float prob = prob_[0];
         int of_tile = row0_;
 #pragma unroll 1
         for (int r = 0;; ++r) {
             const bool wanted = inside && of_tile < tile.rows, valid = of_tile < tile.valid;
-            float a[4][kUnit], largest = 0.0f;
+            float a[32];
+            float largest = 0.0f;
 #pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                activate(round_unit(sums[0], 16 * k), round_unit(sums[1], 16 * k), prob, a[k]);
-#pragma unroll
-                for (int i = 0; i < kUnit; ++i) largest = fmaxf(largest, fabsf(a[k][i]));  // NaN ignored
+            for (int i = 0; i < 32; i += 2) {
+                activate(pack_bf16(sums[0][2 * i], sums[0][2 * i + 1]),
+                         pack_bf16(sums[1][2 * i], sums[1][2 * i + 1]), a[i], a[i + 1]);
+                largest = fmaxf(fmaxf(largest, fabsf(a[i])), fabsf(a[i + 1]));  // NaN ignored
             }
-            const QuantScale scale = quant_scale(quad_max(largest), kE4m3Max, out_.format);
-            store_codes(a, scale.multiplier, codes, valid, wanted);
+            const QuantScale scale =
+                quant_scale(fmaxf(quad_max(largest) * fabsf(prob), 0.0f), kE4m3Max, out_.format);
+            float m = scale.multiplier;
+            if (out_.format == ScaleFormat::pow2 && fabsf(prob) < 0x1p64f) {
+                m *= prob;  // exact: the order of the two products does not matter
+            } else {
+#pragma unroll
+                for (int i = 0; i < 32; ++i) a[i] *= prob;
+            }
+            store_codes(a, m, codes, valid, wanted);
             if (quad == 0 && wanted) *scale_at = valid ? scale.dequant : 0.0f;
             if (r == 1) return;
             codes += 8 * out_.act.cols;
@@ -99,37 +109,31 @@ public:
     }
 
 private:
-    // Two neighbouring sums each from `first` on, and those of the next three chunks of columns.
-    __device__ __forceinline__ static uint4 round_unit(const float (&sum)[64], int first) {
-        return {pack_bf16(sum[first], sum[first + 1]), pack_bf16(sum[first + 4], sum[first + 5]),
-                pack_bf16(sum[first + 8], sum[first + 9]), pack_bf16(sum[first + 12], sum[first + 13])};
+    // silu(gate) * up of two neighbours
+    __device__ __forceinline__ void activate(uint32_t gates, uint32_t ups, float& first,
+                                             float& second) const {
+        float low, high;
+        table_.of_pair(gates, low, high);
+        first = bits_float(gates << 16) * low * bits_float(ups << 16);
+        second = bits_float(gates & 0xFFFF0000u) * high * bits_float(ups & 0xFFFF0000u);
     }
-    // a = silu(gate) * up * prob
-    __device__ __forceinline__ void activate(const uint4& gates, const uint4& ups, float prob,
-                                             float (&a)[kUnit]) const {
-        float gate[kUnit], up[kUnit], sigmoid[kUnit];
-        table_.sigmoids(gates, sigmoid);
-        unpack_unit(gates, DType::bf16, gate);
-        unpack_unit(ups, DType::bf16, up);
+    // One of the thread's rows, 4 bytes an access: of every two chunks of 16 columns a lane has four neighbours each from its own sums and from those
+    // of the next lane, the even one in the first chunk. Pads are zeros.
+    __device__ __forceinline__ static void store_codes(const float (&a)[32], float m, uint8_t* to, bool valid,
+                                                       bool wanted) {
+        const bool odd = threadIdx.x % 2 == 1;
+        const uint32_t first_halves = odd ? 0x1054 : 0x5410, second_halves = odd ? 0x3276 : 0x7632;
 #pragma unroll
-        for (int i = 0; i < kUnit; ++i) a[i] = gate[i] * sigmoid[i] * up[i] * prob;
-    }
-    // One of the thread's rows, 16 bytes an access, 64 of a quad; pads are zeros.
-    __device__ __forceinline__ static void store_codes(const float (&a)[4][kUnit], float m, uint8_t* to,
-                                                       bool valid, bool wanted) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            uint32_t
-                words[4];  // of every 16 columns, those of this thread: two neighbours, and two 8 further on
-#pragma unroll
-            for (int c = 0; c < 4; ++c) {
-                const float* v = &a[2 * half + c / 2][4 * (c % 2)];
-                words[c] = pack_fp8(v[0] * m, v[1] * m, v[2] * m, v[3] * m, DType::e4m3);
-            }
-            const uint4 got = gather_chunk(words);  // of 16 columns, those of the four threads
-            const uint4 codes = {__byte_perm(got.x, got.y, 0x5410), __byte_perm(got.z, got.w, 0x5410),
-                                 __byte_perm(got.x, got.y, 0x7632), __byte_perm(got.z, got.w, 0x7632)};
-            if (wanted) store_in_memory(reinterpret_cast<uint4*>(to + 64 * half), valid ? codes : uint4{});
+        for (int pair = 0; pair < 4; ++pair) {
+            const float* v = &a[8 * pair];
+            const uint32_t even_chunk = pack_fp8(v[0] * m, v[1] * m, v[2] * m, v[3] * m, DType::e4m3),
+                           odd_chunk = pack_fp8(v[4] * m, v[5] * m, v[6] * m, v[7] * m, DType::e4m3);
+            const uint32_t own = odd ? odd_chunk : even_chunk,
+                           got = __shfl_xor_sync(0xFFFFFFFFu, odd ? even_chunk : odd_chunk, 1);
+            if (!wanted) continue;
+            uint32_t* const at = reinterpret_cast<uint32_t*>(to + 32 * pair);
+            at[0] = valid ? __byte_perm(own, got, first_halves) : 0;
+            at[2] = valid ? __byte_perm(own, got, second_halves) : 0;
         }
     }
 

@@ -4,9 +4,9 @@
 //
 // Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 1.4 ms at the 1400 TFLOP/s that the power limit leaves; D is 3.76 GB, 0.87 ms to
 // write and 1.90 ms to read and write in these tiles; operands are 0.37 GB. So the two must overlap: one after the other they take 2.3 and 3.3 ms.
-// Measured: 1.92 to 1.99 and 2.57 to 2.67 ms; with the copies to and from D left out 1.61 and 1.88, with D inside L2 1.84 and 2.07 (worklog, step 9).
-// Sets::two, 2 x 1024 rows a group: 3.83 (best 3.47) and 4.16 ms (3.89), where two calls take 4.50 and 5.14 (step 10). A tile's steps are then those of the
-// first set and those of the second: the loading threads choose map, index and scales by the step.
+// Measured (bursts): 1.82 and 2.30 ms, where the kernel of step 10 took 1.94 and 2.65 on the same machine (worklog, step 12; its bounds: step 9).
+// Sets::two: a tile's steps are those of the first set and those of the second: the loading threads choose map, index and scales by the
+// step.
 //
 // One CTA: four loading warps and two computing warpgroups, on every multiprocessor, walking tiles of 128 x 256 of D in a fixed order; each
 // warpgroup owns 128 x 128 of a tile: two blocks of 64 rows, 128 sums and 64 partial sums a thread. B (each its own 128 columns) has a ring for each
@@ -15,12 +15,13 @@
 // are read from memory once and stay in L2, and D is touched once. Tiles of groups without rows never come to the warpgroups: a loading
 // warp clears them.
 //
-// D: a warp owns 16 rows of a block, and a slab of shared memory for them, so it waits for nobody else. A block's sums go to the slab behind a product of the
-// other block, the first block's behind the tile's last product, the second's behind the next tile's first, and the copy engine takes them
-// to D. A multiprocessor writes at most 32 bytes a clock to L2, all together 19 each; from registers a warpgroup would wait for as long.
-// Where D is added to, the first block's part of it comes to the slab during the tile (kFetchStep), the sums are added there, and the whole
-// goes back; the second block is added to D by the memory itself: what is not read by the one way is read by the other. All by
-// additions in memory takes 3.4 ms (they run at 1.4 TB/s), loads into registers 3.06.
+// D: a warp owns 16 rows of a block, and a slab of shared memory for them, so it waits for nobody else. A block's sums go to the slab behind
+// products of the other block, and the copy engine takes them to D. A multiprocessor writes at most 32 bytes a clock to L2, all together 19
+// each, so the slab of the first block is not free for the second as soon as that is wanted. Hence a tile's first two steps, and where D is
+// overwritten its last two, are multiplied together, first block first: the first block leaves behind the products of the second that end the tile,
+// the second behind the first two of the next tile, a half behind each. From registers a warpgroup would wait for as long as the slab does.
+// Where D is added to, both blocks of it come through the slab while the tile is multiplied: the second's to be added to its sums at once
+// (kFetchStep, kAddStep), then the first's, to be added when it leaves. Additions in memory run at 1.4 TB/s, load and store at 3.9.
 //
 // Shared memory: 4 stages of A and 2 x 3 of B, [128 rows x 128 bytes] each, 128-byte swizzled (160 KiB); with a scale a row and a column 3 + 2 x 3
 // and their scales; slabs of 8 KiB a warp (64 KiB); the ring of tiles; barriers.
@@ -29,7 +30,8 @@
 // loading thread that writes there; tile_full[r] one arrival of A's loader, tile_empty[r] one a computing thread that has read the tile;
 // d_full[warp] one arrival + 8 KiB of D. Lane 0 of a warp starts its copies to and from D, and waits until the slab may be written again.
 // The CTAs of a cluster meet before the first copy and before they leave.
-// Deterministic: an element of D is one thread's sum over ascending k, added to its old value once, whatever the other groups hold.
+// Deterministic: an element of D is one thread's sum over ascending k, its old value added once and at a step that follows from its place and the
+// rows of its group, whatever the other groups hold.
 #include "kernels/hopper/gemm_wgmma_fp8.h"
 #include "kernels/hopper/gemm_wgmma_gradient.h"
 
@@ -42,8 +44,9 @@ constexpr uint32_t kSideBytes = kStageSide * kStageRowBytes;
 constexpr uint32_t kScaleBytes = kStageSide * sizeof(float);
 constexpr int kBoxRows = kStageSide / 2;  // of a copy of operands
 constexpr int kStagesB = 3;
-constexpr int kFetchStep =
-    4;  // of a tile: behind it D comes to the slab, which the tile before has left by then
+// Where D is added to: the steps behind which the second block's old values come to the slab, which the tile before has left by then, and are
+// added to its sums, when the first block's follow. Tiles of fewer steps than kLongSteps leave the second block's addition to the memory.
+constexpr int kFetchStep = 2, kAddStep = 5, kLongSteps = kFetchStep + 3;
 static_assert(kTileRows == kStageSide && kColumns == kStageSide);
 
 // Where a warpgroup's scales of whole tiles are, one a step: those of step 0, in the second set as if all steps were of it.
@@ -163,8 +166,8 @@ __device__ void load_b(const DeviceProduct& p, WgradShared<kScales, kSets>& shar
 
 // ---- computing: one warpgroup -----------------------------------------------------------------------------------------------------------
 // Behind the first product of a step: the release of the stage before, and this step's factors; behind the second: the wait for the next
-// stage. A tile's blocks leave as the head of the file says; its first and last step are code of their own, so that the steps between them are
-// a short loop. Between the end of one product and the start of the next only the 64 additions of a thread remain. The last stage of all is never
+// stage. A tile's blocks leave as the head of the file says; its first and last two steps are code of their own, so that the steps between them
+// are a short loop. Between the end of one product and the start of the next only the 64 additions of a thread remain. The last stage of all is never
 // released: nobody waits for it. What a step reads of a stage's scales it has read before it starts the next.
 template <class Wgmma, Gradient kMode, Scales kScales, Sets kSets>
 __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSets>& shared,
@@ -173,6 +176,8 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSet
     constexpr int kStagesA = Shared::kStagesA;
     constexpr bool kRowScales = has_row_scales(kScales), kAdds = kMode == Gradient::accumulate;
     constexpr int kRows = kRowScales ? 4 : 1;
+    // that multiply_end takes together; of two, the first block would leave before what is added to it has come
+    constexpr int kLastSteps = kAdds ? 1 : 2;
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
     const int row0 = thread / 32 * kWarpRows + lane / 4;  // this thread's rows: row0 + {0, 8} of each 64
     const int warp = same_in_warp(warpgroup * 4 + thread / 32);
@@ -188,16 +193,18 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSet
     Place place{}, done{0, static_cast<int>(p.m), 0};
     TileScales<kSets>& places = shared.tile_scales[warp];
     uint32_t d_parity = 0;
-    bool first = true, more = true;
+    bool first = true, more = true, done_short = false;
     float sum[2][64];
     // scales of whole tiles: lane l holds those of step l of every 32 steps, read long before they are multiplied
     float scales = 0.0f, next_a = 0.0f, next_b = 0.0f;
     const auto read_scales = [&](int step) {
         if (kRowScales) return;
+        step =
+            min(step,
+                steps - 1);  // without a branch: behind one, descriptors would not stay in uniform registers
         const int set = kSets == Sets::two && step >= places.first_steps ? 1 : 0;
-        const bool inside = step < steps;
-        next_a = inside ? places.a[set][step * p.a.scale.block_stride] : 0.0f;
-        next_b = inside ? places.b[set][step * p.b.scale.block_stride] : 0.0f;
+        next_a = places.a[set][step * p.a.scale.block_stride];
+        next_b = places.b[set][step * p.b.scale.block_stride];
     };
     const auto take_tile = [&] {
         if (!next_tile(shared, ring, tile)) return false;
@@ -251,19 +258,29 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSet
 #pragma unroll
         for (int i = 0; i < 64; ++i) sums[i] = 0.0f;
     };
-    const auto leave_second = [&] {
+    const auto take_place = [&](int block) {
+        if (lane == 0)
+            fetch(map_d, slab, &shared.d_full[warp], {place.column, place.row + 64 * block, place.group});
+        __syncwarp();
+    };
+    const auto wait_for_place = [&] {
+        barrier_wait(&shared.d_full[warp], d_parity);
+        d_parity ^= 1;
+    };
+    const auto leave_second = [&](int half) {
         const Place second{done.column, done.row + 64, done.group};
-        leave<kAdds ? Leave::add : Leave::store>(map_d, slab, second, sum[1]);
-        clear(sum[1]);
+        leave_half<Leave::store, Order::as_summed>(map_d, slab, second, sum[1], half, kAdds && done_short);
+        if (half == 1) clear(sum[1]);
     };
     const auto leave_first = [&] {
         if (kAdds) {
-            barrier_wait(&shared.d_full[warp], d_parity);
-            d_parity ^= 1;
+            if (steps < kLongSteps) take_place(0);
+            wait_for_place();
         }
         leave<kAdds ? Leave::add_here : Leave::store>(map_d, slab, place, sum[0]);
         clear(sum[0]);
         done = place;
+        if (kAdds) done_short = steps < kLongSteps;
     };
     const auto finish = [](float(&partial)[64], float(&sums)[64], float above, float below,
                            const float2* columns) {
@@ -273,13 +290,7 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSet
         else
             add_scaled(partial, sums, above, below);
     };
-    const auto multiply = [&]<Step kStep>(int step) {
-        constexpr bool kFirst = kStep == Step::first || kStep == Step::only,
-                       kLast = kStep == Step::last || kStep == Step::only;
-        float partial[64], factor[kRows];
-        start_products<Wgmma>(partial, a, b);
-        if (!kFirst || !first) release_last_stage();
-        if (kFirst) leave_second();
+    const auto read_factors = [&](int step, float(&factor)[kRows]) {
         if (step % 32 == 0) {
             scales = next_a * next_b;
             read_scales(step + 32 + lane);
@@ -290,21 +301,65 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSet
             for (int i = 0; i < kRows; ++i)
                 factor[i] = shared.row_scales[a_stage.index][row0 + 64 * (i / 2) + 8 * (i % 2)];
         }
-        const float2* columns =
-            reinterpret_cast<const float2*>(shared.col_scales[warpgroup][b_stage.index] + 2 * (lane % 4));
+        return reinterpret_cast<const float2*>(shared.col_scales[warpgroup][b_stage.index] + 2 * (lane % 4));
+    };
+    // A tile's first steps or its last, two where there are as many: the first block's products, then the second's.
+    const auto multiply_end = [&](int step, bool two, bool begins, bool ends) {
+        float partial[64], factor[2][kRows];
+        const float2* columns[2];
+        start_products<Wgmma>(partial, a, b);
+        if (!first) release_last_stage();
+        if (begins) {
+            leave_second(0);
+            if (!two) leave_second(1);
+        }
+        columns[0] = read_factors(step, factor[0]);
+        const uint64_t first_a = descriptor_at(a, 64 * kStageRowBytes), first_b = b;
+        if (two) {
+            next_stage();
+            wait_for_stage();
+        }
+        finish(partial, sum[0], factor[0][0], factor[0][kRows > 1 ? 1 : 0], columns[0]);
+        first = false;
+        if (two) {
+            start_products<Wgmma>(partial, a, b);
+            if (begins) leave_second(1);
+            columns[1] = read_factors(step + 1, factor[1]);
+            finish(partial, sum[0], factor[1][0], factor[1][kRows > 1 ? 1 : 0], columns[1]);
+        }
+        const auto go_on = [&] {
+            next_stage();
+            if (ends) more = take_tile();
+            if (!ends || more) wait_for_stage();
+        };
+        start_products<Wgmma>(partial, first_a, first_b);
+        if (ends) leave_first();
+        if (!two) go_on();
+        finish(partial, sum[1], factor[0][kRows / 2], factor[0][kRows - 1], columns[0]);
+        if (two) {
+            start_products<Wgmma>(partial, descriptor_at(a, 64 * kStageRowBytes), b);
+            release_last_stage();
+            go_on();
+            finish(partial, sum[1], factor[1][kRows / 2], factor[1][kRows - 1], columns[1]);
+        }
+    };
+    // A step between them.
+    const auto multiply = [&]<bool kAdding>(int step) {
+        float partial[64], factor[kRows];
+        start_products<Wgmma>(partial, a, b);
+        release_last_stage();
+        const float2* columns = read_factors(step, factor);
         finish(partial, sum[0], factor[0], factor[kRows > 1 ? 1 : 0], columns);
-
         start_products<Wgmma>(partial, descriptor_at(a, 64 * kStageRowBytes), b);
-        if (kAdds && step == min(kFetchStep, steps - 1)) {
-            if (lane == 0) fetch(map_d, slab, &shared.d_full[warp], place);
+        if (kAdds && !kAdding && step == kFetchStep && steps >= kLongSteps) take_place(1);
+        if (kAdding) {
+            wait_for_place();
+            add_held(slab, sum[1]);
             __syncwarp();
+            take_place(0);
         }
         next_stage();
-        if (kLast) {
-            leave_first();
-            more = take_tile();
-        }
-        if (!kLast || more) wait_for_stage();
+        wait_for_stage();
         finish(partial, sum[1], factor[kRows / 2], factor[kRows - 1], columns);
     };
 
@@ -313,17 +368,20 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSet
     clear(sum[1]);
     wait_for_stage();
     while (more) {
-        const int last = steps - 1;
-        if (last == 0) {
-            multiply.template operator()<Step::only>(0);
-        } else {
-            multiply.template operator()<Step::first>(0);
-            for (int step = 1; step < last; ++step) multiply.template operator()<Step::between>(step);
-            multiply.template operator()<Step::last>(last);
+        const int count = steps, last = max(count - kLastSteps, 2);
+        multiply_end(0, count > 1, true, count <= 2);
+        if (count <= 2) continue;
+        int step = 2;
+        if (kAdds && count >= kLongSteps) {
+            for (const int add_step = min(kAddStep, last - 1); step < add_step; ++step)
+                multiply.template operator()<false>(step);
+            multiply.template operator()<true>(step++);
         }
-        first = false;
+        for (; step < last; ++step) multiply.template operator()<false>(step);
+        multiply_end(last, kLastSteps == 2 && count > 3, false, true);
     }
-    leave_second();
+    leave_second(0);
+    leave_second(1);
     if (lane == 0) copies_wait();
 }
 

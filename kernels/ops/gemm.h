@@ -47,7 +47,8 @@ struct WgradOperands {
 // FP8: the transposed copies dy [N, M], x [K, M], layouts tile128 | vec128 | group_row | mx32 | tensor; blocks of the contraction
 // are counted from the group's first row; pads contribute nothing: their codes are 0 by the contract of whoever wrote the copies (a
 // backend may multiply over them), plain rows there are not read. A group of 0 rows writes zeros (overwrite) or nothing.
-// accumulate: dW = dW + product, one fp32 addition per element.
+// accumulate: dW = dW + product, one fp32 addition of the old value per element, behind the last block of the contraction; a backend may add it
+// behind an earlier one.
 //
 // second: further operands whose rows belong to the same groups, of another micro-batch: dW[g] (+)= dY_g^T X_g + dY2_g^T X2_g, so that dW is
 // touched once for both. Same dtypes and layouts, other capacities and groups of other sizes. One accumulator: the rows of the first, then those
