@@ -39,11 +39,15 @@ __global__ __launch_bounds__(kNormThreads,
         barrier_arrive_expect_bytes(&full[slot], static_cast<uint32_t>(2 * kUnit * units));
         start_row(args.x, row, part, slots + slot * slot_size, &full[slot]);
     };
+    let_next_start();
     if (thread == 0) {
         for (int slot = 0; slot < kSlots; ++slot) barrier_init(&full[slot], 1);
         prepare(segment_sums);
         largest_of_cta = 0;
         fence_barrier_init();
+    }
+    wait_for_kernel_before();
+    if (thread == 0) {
         for (int slot = 0; slot < kSlots; ++slot)
             if (!kFetched && first_row + slot * step < args.rows) start(first_row + slot * step, slot);
     }
@@ -84,17 +88,16 @@ __global__ __launch_bounds__(kNormThreads,
             const int unit = thread + j * kNormThreads;
             raw[j] = unit < units ? unit_of(slots + slot * slot_size, unit) : uint4{};
         }
-        put_strand(strand_of<kType>(raw), warp_sums[n % 2]);
+        const float part_sum = sum_of_neighbours<kType, kNormWarps>(raw, thread % 32);
+        if (thread % 32 == 0) warp_sums[n % 2][thread / 32] = part_sum;
         __syncthreads();
         if (!kFetched && thread == 0 && row + kSlots * step < args.rows) start(row + kSlots * step, slot);
         float sum = row_sum(warp_sums[n % 2]);
         if (part.segments > 1) sum = sum_of_segments(segment_sums, n, part, sum);
         const float rstd = rstd_of(sum, args);
         if (thread == 0 && part.rank == 0) args.rstd[row] = rstd;
-        uint2* codes =
-            reinterpret_cast<uint2*>(static_cast<uint8_t*>(args.codes.data) + row * args.x.cols + part.first);
-        write_row<kForm, kType, kUnits, kNormThreads>(args, row, part, thread, rstd, multiplier, gamma, codes,
-                                                      raw, amax);
+        write_row<kForm, kType, kUnits, kNormThreads>(args, row, part, thread, rstd, multiplier, gamma, raw,
+                                                      amax);
         if (++slot == kSlots) slot = 0, parity ^= 1;
     }
     if constexpr (kForm == NormForm::tensor || is_any(kForm)) merge_amax(args, amax, &largest_of_cta);
@@ -131,7 +134,7 @@ bool launch_norm_rows(const NormForward& args, const Launch& launch) {
         ctas = ctas_of(kMostUnits, NormForm::odd);
     }
     launch_rows(kernel, args, args.rows, ctas, kNormThreads, kSlots * slot_bytes(args.segment_cols), launch,
-                "rms_norm");
+                "rms_norm", true);
     return true;
 }
 
