@@ -54,6 +54,8 @@ __global__ __launch_bounds__(kThreads,
     const auto gamma = [&](int unit, int, float(&g)[kUnit]) {
         load_wide_gamma(args.gamma, args.gamma_offset, unit, g);
     };
+    const int64_t first_row = static_cast<int64_t>(blockIdx.x) * kRowsOfCta + (kTeamWarps == 1 ? team : 0);
+    if (thread == 0 && first_row < args.rows) prefetch_row(args.x, first_row, part);
     wait_for_kernel_before();
     const float multiplier = args.tensor_scale != nullptr ? div_float(1.0f, *args.tensor_scale) : 0.0f;
     int32_t seen = 0;
@@ -63,8 +65,7 @@ __global__ __launch_bounds__(kThreads,
     }
     uint32_t largest = 0;
     int n = 0;
-    for (int64_t row = static_cast<int64_t>(blockIdx.x) * kRowsOfCta + (kTeamWarps == 1 ? team : 0);
-         row < args.rows; row += static_cast<int64_t>(gridDim.x) * kRowsOfCta, ++n) {
+    for (int64_t row = first_row; row < args.rows; row += static_cast<int64_t>(gridDim.x) * kRowsOfCta, ++n) {
         uint4 raw[kUnits];
         const uint4* x = unit_of(args.x, row, first / kUnit + thread);
 #pragma unroll

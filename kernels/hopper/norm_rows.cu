@@ -45,6 +45,9 @@ __global__ __launch_bounds__(kNormThreads,
         prepare(segment_sums);
         largest_of_cta = 0;
         fence_barrier_init();
+        for (int slot = 0; slot < kSlots; ++slot)
+            if (!kFetched && first_row + slot * step < args.rows)
+                prefetch_row(args.x, first_row + slot * step, part);
     }
     wait_for_kernel_before();
     if (thread == 0) {
