@@ -38,25 +38,23 @@ template <DType kType> __device__ __forceinline__ float add_squares(const uint4&
     for (int i = 0; i < kUnit; ++i) strand = fma_float(v[i], v[i], strand);
     return strand;
 }
-// The strand of a thread of 256 with this row.
-template <DType kType, int kUnits> __device__ __forceinline__ float strand_of(const uint4 (&raw)[kUnits]) {
-    float strand = 0.0f;
-#pragma unroll
-    for (int j = 0; j < kUnits; ++j) strand = add_squares<kType>(raw[j], strand);
-    return strand;
-}
-// The sum over a row that a warp has alone, a unit a strand: lane l has strand l of every 32 neighbours. In each of the first three steps a lane
-// gives half of its sums away and takes the other half's partners, so that ten shuffles do what would be forty.
-template <DType kType, int kUnits>
-__device__ __forceinline__ float sum_over_warp(const uint4 (&raw)[kUnits], int lane) {
-    static_assert(kUnits <= kNormWarps);
+// The sums of 32 neighbouring strands, of a segment that `kTeam` warps have: a thread has a strand of every kTeam * 32, 8 / kTeam in all. In each of
+// the first steps a lane gives half of its strands away and takes the other half's partners, so that six shuffles do what would be
+// ten, and ten what would be forty. A lane gets one of the eight sums, sum_of_lane.
+template <DType kType, int kTeam, int kUnits>
+__device__ __forceinline__ float sum_of_neighbours(const uint4 (&raw)[kUnits], int lane) {
     constexpr uint32_t kAll = 0xFFFFFFFFu;
-    float sums[kNormWarps];
+    constexpr int kStrands = kNormWarps / kTeam;
+    float sums[kStrands];
 #pragma unroll
-    for (int j = 0; j < kNormWarps; ++j)
-        sums[j] = j < kUnits ? add_squares<kType>(raw[j < kUnits ? j : 0], 0.0f) : 0.0f;
+    for (int s = 0; s < kStrands; ++s) {
+        sums[s] = 0.0f;
 #pragma unroll
-    for (int half = kNormWarps / 2, step = 16; half > 0; half /= 2, step /= 2) {
+        for (int j = s; j < kUnits; j += kStrands) sums[s] = add_squares<kType>(raw[j], sums[s]);
+    }
+    int step = 16;
+#pragma unroll
+    for (int half = kStrands / 2; half > 0; half /= 2, step /= 2) {
         const bool upper = (lane & step) != 0;
 #pragma unroll
         for (int i = 0; i < half; ++i) {
@@ -64,91 +62,110 @@ __device__ __forceinline__ float sum_over_warp(const uint4 (&raw)[kUnits], int l
             sums[i] = kept + __shfl_xor_sync(kAll, given, step);
         }
     }
-    float sum = sums[0];  // of the 32 neighbours that the lane's upper three bits name
 #pragma unroll
-    for (const int step : {2, 1, 16, 8, 4}) sum += __shfl_xor_sync(kAll, sum, step);
-    return sum;
+    for (int rest = 16 / kStrands; rest > 0; rest /= 2) sums[0] += __shfl_xor_sync(kAll, sums[0], rest);
+    return sums[0];
+}
+// Which of the eight it is, `warp` being the warp's place in the team.
+template <int kTeam> __device__ __forceinline__ int sum_of_lane(int warp, int lane) {
+    return warp + lane / (4 * kTeam) * kTeam;
 }
 __device__ __forceinline__ float rstd_of(float sum, const NormForward& args) {
     return div_float(1.0f, sqrt_float(div_float(sum, static_cast<float>(args.x.cols)) + args.eps));
 }
 
-// The largest magnitudes of a unit, of its even and of its odd columns. NaN gives way to a number.
+// The largest magnitudes of a unit's even and of its odd columns, with any sign. NaN gives way to a number.
 __device__ __forceinline__ uint32_t largest_pair(const uint4& unit) {
-    return max_bf16x2(max_bf16x2(abs_bf16x2(unit.x), abs_bf16x2(unit.y)),
-                      max_bf16x2(abs_bf16x2(unit.z), abs_bf16x2(unit.w)));
+    return max_abs_bf16x2(max_abs_bf16x2(unit.x, unit.y), max_abs_bf16x2(unit.z, unit.w));
+}
+// Codes of pairs that are multiplied by a power of two as such: exact but where the product is below BF16's normal numbers, whose code is 0.
+__device__ __forceinline__ uint2 encode_pairs(const uint4& unit, uint32_t multiplier) {
+    const uint4 scaled = {mul_bf16x2(unit.x, multiplier), mul_bf16x2(unit.y, multiplier),
+                          mul_bf16x2(unit.z, multiplier), mul_bf16x2(unit.w, multiplier)};
+    float v[kUnit];
+    unpack_unit(scaled, DType::bf16, v);
+    return {pack_fp8(v[0], v[1], v[2], v[3], DType::e4m3), pack_fp8(v[4], v[5], v[6], v[7], DType::e4m3)};
 }
 
-// Codes and scales of BF16 units, 16 threads a block. The maxima of two units travel together, a thread makes the scale of one unit of its block
-// for all, and the codes are made from pairs.
+// Codes and scales of BF16 units, 16 threads a block. The maxima of two units travel together, and in the first steps a thread gives half of its
+// words away, as in sum_of_neighbours; each makes the scale of one unit of its block for all, and the codes are made from pairs.
 template <int kUnits, int kStride>
 __device__ __forceinline__ void write_blocks(const NormForward& args, int64_t row, const RowPart& part,
                                              int thread, const uint4 (&units)[kUnits], uint2* codes) {
     constexpr uint32_t kAll = 0xFFFFFFFFu;
-    constexpr int kPairs = (kUnits + 1) / 2;
-    uint32_t pairs[kPairs];
+    constexpr int kWords = kUnits / 2;
+    static_assert(kUnits == 2 * kWords && kWords <= kBlockThreads / 2);
+    uint32_t words[kWords];
 #pragma unroll
-    for (int p = 0; p < kPairs; ++p) {
-        const uint32_t a = largest_pair(units[2 * p]),
-                       b = 2 * p + 1 < kUnits ? largest_pair(units[2 * p + 1 < kUnits ? 2 * p + 1 : 0]) : a;
-        pairs[p] = max_bf16x2(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
+    for (int w = 0; w < kWords; ++w) {
+        const uint32_t a = largest_pair(units[2 * w]), b = largest_pair(units[2 * w + 1]);
+        words[w] = max_abs_bf16x2(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
+    }
+    const int lane = thread % kBlockThreads;
+    int step = kBlockThreads / 2;
+#pragma unroll
+    for (int half = kWords / 2; half > 0; half /= 2, step /= 2) {
+        const bool upper = (lane & step) != 0;
+#pragma unroll
+        for (int i = 0; i < half; ++i) {
+            const uint32_t kept = upper ? words[half + i] : words[i],
+                           given = upper ? words[i] : words[half + i];
+            words[i] = max_abs_bf16x2(kept, __shfl_xor_sync(kAll, given, step));
+        }
     }
 #pragma unroll
-    for (int step = kBlockThreads / 2; step > 0; step /= 2)
-#pragma unroll
-        for (int p = 0; p < kPairs; ++p)
-            pairs[p] = max_bf16x2(pairs[p], __shfl_xor_sync(kAll, pairs[p], step));
-    const int lane = thread % kBlockThreads;
-    uint32_t pair = pairs[0];
-#pragma unroll
-    for (int p = 1; p < kPairs; ++p)
-        if (lane / 2 == p) pair = pairs[p];
-    const uint32_t amax = lane % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u;
-    const QuantScale mine =
-        quant_scale(__uint_as_float(amax), kE4m3Max, ScaleFormat::pow2);  // of unit `lane`
+    for (int rest = kBlockThreads / 2 / kWords; rest > 0; rest /= 2)
+        words[0] = max_abs_bf16x2(words[0], __shfl_xor_sync(kAll, words[0], rest));
+    // the word is that of the lane's upper bits; of its two units the lane takes one
+    constexpr int kLanesOfWord = kBlockThreads / kWords;
+    const uint32_t pair = abs_bf16x2(words[0]), amax = lane % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u;
+    const QuantScale mine = quant_scale(__uint_as_float(amax), kE4m3Max, ScaleFormat::pow2);
+    const uint32_t multiplier = __float_as_uint(mine.multiplier), both = __byte_perm(multiplier, 0, 0x3232);
 #pragma unroll
     for (int j = 0; j < kUnits; ++j) {
-        const float multiplier = __shfl_sync(kAll, mine.multiplier, j, kBlockThreads);
-        const int unit = thread + j * kStride;
-        if (unit >= part.units) continue;
-        float v[kUnit];
-        unpack_unit(units[j], DType::bf16, v);
-        codes[unit] = encode_unit(v, multiplier, DType::e4m3);
+        const uint32_t of_unit = __shfl_sync(kAll, both, j / 2 * kLanesOfWord + j % 2, kBlockThreads);
+        if (thread + j * kStride < part.units) codes[j * kStride] = encode_pairs(units[j], of_unit);
     }
-    const int block = thread / kBlockThreads + lane * (kStride / kBlockThreads);
-    if (lane < kUnits && block < part.units / kBlockThreads)
+    const int unit = lane / kLanesOfWord * 2 + lane % 2,
+              block = thread / kBlockThreads + unit * (kStride / kBlockThreads);
+    if (lane % kLanesOfWord < 2 && block < part.units / kBlockThreads)
         args.scales.store(row, part.first / kBlock + block,
                           {mine.multiplier, mine.dequant, float_to_e8m0(mine.dequant)});
 }
 
-// All outputs of a row but rstd. `codes`: where those of the part's first unit go (not with `any`, which knows itself); gamma(unit, g)
-// gives the effective weights of a unit of the row, which is there. All threads of the row call it. `largest`: bits.
+// All outputs of a row but rstd. gamma(unit, j, g) gives the effective weights of a unit of the row, which is there, the j-th of the thread. All
+// threads of the part call it, `thread` of kStride. `largest`: bits.
 template <NormForm kForm, DType kType, int kUnits, int kStride, class Gamma>
 __device__ __forceinline__ void write_row(const NormForward& args, int64_t row, const RowPart& part,
                                           int thread, float rstd, float multiplier, const Gamma& gamma,
-                                          uint2* codes, uint4 (&raw)[kUnits], uint32_t& largest) {
+                                          uint4 (&raw)[kUnits], uint32_t& largest) {
     const int first_unit = part.first / kUnit;
     const int padded = (part.units + kBlockThreads - 1) / kBlockThreads * kBlockThreads;
-    float peak = 0.0f;
+    const int64_t first = row * args.x.cols + part.first + thread * kUnit;
+    uint4* y = reinterpret_cast<uint4*>(static_cast<uint16_t*>(args.y.data) + first);
+    uint2* codes = reinterpret_cast<uint2*>(static_cast<uint8_t*>(args.codes.data) + first);
+    const bool with_y = args.y.data != nullptr;
+    float peaks[2] = {};
 #pragma unroll
     for (int j = 0; j < kUnits; ++j) {
         const int unit = thread + j * kStride, there = min(unit, part.units - 1);
-        if (is_any(kForm) ? unit >= padded : kForm != NormForm::blocks && unit >= part.units) continue;
+        if (unit >= (is_any(kForm) ? padded : part.units)) continue;
+        forget(raw[j]);  // as floats these would take twice the registers
         float v[kUnit], g[kUnit];
         gamma(first_unit + there, j, g);
         unpack_unit(raw[j], kType, v);
 #pragma unroll
         for (int i = 0; i < kUnit; ++i) v[i] = v[i] * rstd * g[i];
         if constexpr (kForm == NormForm::values) {
-            __stcs(unit_of(args.y, row, first_unit + unit), pack_unit<kType>(v));
+            __stcs(y + j * kStride, pack_unit<kType>(v));
         } else if constexpr (kForm == NormForm::tensor) {
-            if (args.y) *unit_of(args.y, row, first_unit + unit) = pack_unit<DType::bf16>(v);
-            codes[unit] = encode_unit(v, multiplier, DType::e4m3);
+            if (with_y) y[j * kStride] = pack_unit<DType::bf16>(v);
+            codes[j * kStride] = encode_unit(v, multiplier, DType::e4m3);
 #pragma unroll
-            for (int i = 0; i < kUnit; ++i) peak = fmaxf(peak, fabsf(v[i]));  // NaN ignored
+            for (int i = 0; i < kUnit; ++i) peaks[i % 2] = fmaxf(peaks[i % 2], fabsf(v[i]));  // NaN ignored
         } else if constexpr (kForm == NormForm::blocks) {
             raw[j] = pack_unit<DType::bf16>(v);
-            if (args.y && unit < part.units) *unit_of(args.y, row, first_unit + unit) = raw[j];
+            if (with_y) __stcs(y + j * kStride, raw[j]);
         } else {
 #pragma unroll
             for (int i = 0; i < kUnit; ++i) v[i] = unit < part.units ? v[i] : 0.0f;
@@ -157,7 +174,8 @@ __device__ __forceinline__ void write_row(const NormForward& args, int64_t row, 
     }
     if constexpr (kForm == NormForm::blocks)
         write_blocks<kUnits, kStride>(args, row, part, thread, raw, codes);
-    if constexpr (kForm == NormForm::tensor) largest = max(largest, __float_as_uint(peak));
+    if constexpr (kForm == NormForm::tensor)
+        largest = max(largest, __float_as_uint(fmaxf(peaks[0], peaks[1])));
 }
 
 // As merge_amax, for kernels of many CTAs: nothing is sent where the word outside is known to hold as much. `seen`: what it held, of thread 0.

@@ -1,6 +1,6 @@
-// RMSNorm forward on rows of BF16 or FP16 of more than 2048 columns: rows come through shared memory by the copy engine, several ahead, so that
-// memory is busy while a row is summed and written. Contract: kernels/ops/norm.h. Backward: norm_rows_backward.cu. Rows that become values, and
-// narrower ones: norm_held_rows.cu. Other rows: norm.cu.
+// RMSNorm forward on rows of BF16 or FP16 of more than 2048 columns that norm_held_rows.cu leaves: codes alone of up to 4096 columns, more than four
+// segments, outputs of any kind. Rows come through shared memory by the copy engine, several ahead, so that memory is busy while a row is
+// summed and written. Contract: kernels/ops/norm.h. Backward: norm_rows_backward.cu. Other rows: norm.cu.
 #include "kernels/hopper/norm_forward.h"
 
 namespace fp8flow::hopper {
@@ -12,7 +12,7 @@ constexpr int kSlots = 4;
 // CTAs of an SM: what registers allow; narrow rows need many, since a row takes about a microsecond from its arrival to its last store.
 constexpr int ctas_of(int units, NormForm form) { return is_any(form) || units > 2 ? 3 : 4; }
 
-// Bytes at T=4096, H=7168: x and y 117 MB (29 us), with FP8 rows 147 MB (36 us); each once. A CTA takes every gridDim-th row; kSlots rows are
+// Bytes at T=8192, H=4096: x and codes 101 MB (26 us), 27.7 us with one scale, 31.1 with block scales; each once. A CTA takes every gridDim-th row; kSlots rows are
 // under way or waiting in shared memory (172 KB an SM). gamma stays in registers, and so does the row once it has come: a thread owns
 // kUnits units, sums its strand, and behind the row's only barrier (all have read the slot and put their sums) thread 0 starts the
 // slot's next row while all threads write. The warp sums alternate between two places, so that the next row's are not
@@ -39,11 +39,18 @@ __global__ __launch_bounds__(kNormThreads,
         barrier_arrive_expect_bytes(&full[slot], static_cast<uint32_t>(2 * kUnit * units));
         start_row(args.x, row, part, slots + slot * slot_size, &full[slot]);
     };
+    let_next_start();
     if (thread == 0) {
         for (int slot = 0; slot < kSlots; ++slot) barrier_init(&full[slot], 1);
         prepare(segment_sums);
         largest_of_cta = 0;
         fence_barrier_init();
+        for (int slot = 0; slot < kSlots; ++slot)
+            if (!kFetched && first_row + slot * step < args.rows)
+                prefetch_row(args.x, first_row + slot * step, part);
+    }
+    wait_for_kernel_before();
+    if (thread == 0) {
         for (int slot = 0; slot < kSlots; ++slot)
             if (!kFetched && first_row + slot * step < args.rows) start(first_row + slot * step, slot);
     }
@@ -84,17 +91,16 @@ __global__ __launch_bounds__(kNormThreads,
             const int unit = thread + j * kNormThreads;
             raw[j] = unit < units ? unit_of(slots + slot * slot_size, unit) : uint4{};
         }
-        put_strand(strand_of<kType>(raw), warp_sums[n % 2]);
+        const float part_sum = sum_of_neighbours<kType, kNormWarps>(raw, thread % 32);
+        if (thread % 32 == 0) warp_sums[n % 2][thread / 32] = part_sum;
         __syncthreads();
         if (!kFetched && thread == 0 && row + kSlots * step < args.rows) start(row + kSlots * step, slot);
         float sum = row_sum(warp_sums[n % 2]);
         if (part.segments > 1) sum = sum_of_segments(segment_sums, n, part, sum);
         const float rstd = rstd_of(sum, args);
         if (thread == 0 && part.rank == 0) args.rstd[row] = rstd;
-        uint2* codes =
-            reinterpret_cast<uint2*>(static_cast<uint8_t*>(args.codes.data) + row * args.x.cols + part.first);
-        write_row<kForm, kType, kUnits, kNormThreads>(args, row, part, thread, rstd, multiplier, gamma, codes,
-                                                      raw, amax);
+        write_row<kForm, kType, kUnits, kNormThreads>(args, row, part, thread, rstd, multiplier, gamma, raw,
+                                                      amax);
         if (++slot == kSlots) slot = 0, parity ^= 1;
     }
     if constexpr (kForm == NormForm::tensor || is_any(kForm)) merge_amax(args, amax, &largest_of_cta);
@@ -131,7 +137,7 @@ bool launch_norm_rows(const NormForward& args, const Launch& launch) {
         ctas = ctas_of(kMostUnits, NormForm::odd);
     }
     launch_rows(kernel, args, args.rows, ctas, kNormThreads, kSlots * slot_bytes(args.segment_cols), launch,
-                "rms_norm");
+                "rms_norm", true);
     return true;
 }
 

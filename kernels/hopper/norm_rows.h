@@ -125,6 +125,11 @@ __device__ __forceinline__ void start_row(const RowView& from, int64_t row, cons
     bulk_load(static_cast<const uint16_t*>(from.data) + row * from.cols + part.first, barrier, slot,
               static_cast<uint32_t>(2 * kUnit * part.units));
 }
+// The same part to L2 only, which a kernel may ask for before it waits for the kernel before it.
+__device__ __forceinline__ void prefetch_row(const RowView& from, int64_t row, const RowPart& part) {
+    prefetch_to_l2(static_cast<const uint16_t*>(from.data) + row * from.cols + part.first,
+                   static_cast<uint32_t>(2 * kUnit * part.units));
+}
 __device__ __forceinline__ uint4 unit_of(const uint8_t* slot, int unit) {
     return reinterpret_cast<const uint4*>(slot)[unit];
 }

@@ -137,6 +137,12 @@ __device__ __forceinline__ void tensor_store(const CUtensorMap* map, const void*
                  : "memory");
 }
 
+// Asks for bytes side by side (as above) to come to L2, in front of the loads that want them. It reads nothing: a kernel may ask for what the kernel
+// before it may still be writing (wait_for_kernel_before), since what that one writes meets it in L2.
+__device__ __forceinline__ void prefetch_to_l2(const void* from, uint32_t bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 // ---- the copy engine both ways: boxes of a 3-D tensor that passes once, and is the first to leave L2 --------------------------------------
 __device__ __forceinline__ uint64_t passing_once() {
     uint64_t policy;

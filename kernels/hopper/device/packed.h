@@ -30,6 +30,18 @@ __device__ __forceinline__ uint32_t max_bf16x2(uint32_t a, uint32_t b) {
     asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
     return larger;
 }
+// The larger magnitude of each half, with any sign; NaN as above. One instruction, where max_bf16x2 of two abs_bf16x2 is three.
+__device__ __forceinline__ uint32_t max_abs_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t larger;
+    asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    return larger;
+}
+// Both halves multiplied, each rounded to nearest even.
+__device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t product;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+    return product;
+}
 // Both halves of a maximum as fp32 bits; NaN counts as 0.
 __device__ __forceinline__ uint32_t low_magnitude(uint32_t pair) {
     const uint32_t bits = pair << 16;
