@@ -64,17 +64,24 @@ bool launch_quantize_wide_tiles(const TileSource& source, const TileShape& shape
 bool launch_requantize_tiles(const TileSource& source, const TileShape& shape, const TileOutput& columns,
                              const QuantizeRule& rule, const Launch& launch);
 
-// One scale for a column of a group from one read of BF16, unless its groups are few and of more than 27648 rows
-// (quantize_group_columns.cu): true if that was launched.
-bool launch_quantize_group_columns(const TileSource& source, const TileShape& shape, const Fp8Tensor& dst,
-                                   const QuantizeRule& rule, const Launch& launch);
+// One scale for a column of a group from one read of BF16 rows of whole, aligned units (quantize_group_columns.cu): true if that was launched.
+// `zeros`: as many bytes as group_columns_zeros says, zero, and left so.
+struct GroupColumns {
+    const TensorView& src;
+    const TileShape& shape;
+    const Fp8Tensor& dst;
+    QuantizeRule rule;
+    void* zeros;
+};
+std::size_t group_columns_zeros(const TileShape& shape);
+bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launch);
 
 // max|x| as bits: of everything into amax[0], or of every column of every group (batch) into amax[group][column]. Sets all entries.
 enum class AmaxOf { everything, columns };
 void launch_tile_amax(const TileSource& source, const TileShape& shape, AmaxOf what, uint32_t* amax,
                       const Launch& launch);
 
-// AmaxOf::columns of BF16, into entries that hold 0 (quantize_group_columns.cu): true if that was launched.
+// AmaxOf::columns of BF16, into entries that hold 0 (column_amax.cu): true if that was launched.
 bool launch_column_amax(const TileSource& source, const TileShape& shape, uint32_t* amax,
                         const Launch& launch);
 
