@@ -1,5 +1,6 @@
 // Transposed FP8 with one scale for a column of a group from one read: tiles stay on chip until the maxima of their columns are known.
 // Contract: kernels/ops/quantize.h.
+#include "kernels/hopper/device/column_tiles.h"
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/tiles.h"
@@ -12,24 +13,17 @@ namespace fp8flow::hopper {
 
 namespace {
 
-constexpr unsigned kWholeWarp = 0xFFFFFFFFu;
-
-// A tile: 128 rows of the output x 64 columns, so that a row is a line of 128 bytes of the source, a column one of the output.
-constexpr int kTileColumns = 64, kRows = static_cast<int>(kBlock), kRowBytes = 2 * kTileColumns;
-constexpr int kUnits = kTileColumns / kUnit, kPairs = kTileColumns / 2, kUnitPairs = kUnit / 2;
-constexpr int kTileBytes = kRows * kRowBytes;
-constexpr int kPiece = 16,
-              kPieces = kRows / kPiece;  // rows of a column that a thread stores at once, and of a small copy
-constexpr int kPieceBytes = kPiece * kRowBytes;
-constexpr int kSlots = 13;  // tiles on chip: 208 KB
-constexpr int kRun = 4;     // neighbouring tiles that a CTA takes at once: 512 bytes of a row
+constexpr int kSlots = 13;    // tiles on chip: 208 KB
+constexpr int kTogether = 2;  // tiles of a run that are asked for at once
 
 // Warps of a CTA, in this order; the loader is the last.
-constexpr int kEncoders = kUnits, kLookers = kUnits, kSenders = 2, kReceivers = 4;
+constexpr int kEncoderSets = 1, kLookers = kUnits, kSenders = 4, kReceivers = 8;
+constexpr int kEncoders = kEncoderSets * kUnits;
 constexpr int kFirstLooker = kEncoders, kFirstSender = kFirstLooker + kLookers,
               kFirstReceiver = kFirstSender + kSenders, kLoader = kFirstReceiver + kReceivers;
 constexpr int kThreads = 32 * (kLoader + 1);
-constexpr int kMostInTurn = std::max(kSenders, kReceivers);  // warps that take a CTA's tiles in turn
+// Warps that take a CTA's tiles in turn.
+constexpr int kMostInTurn = std::max({kSenders, kReceivers, kEncoderSets});
 static_assert(kMostInTurn <= kSlots && kPairs == 32);
 
 using Counter = cuda::atomic_ref<uint32_t, cuda::thread_scope_device>;
@@ -59,92 +53,11 @@ struct ColumnMaps {
     CUtensorMap tile, piece;
 };
 
-// A tile of a group, in a slot. tiles == 0: nothing any more.
-struct TileTask {
-    int item, tiles;  // group and panel; tiles that it has
-    int col, row;     // the first ones; the row of the output
-    int begin, valid_end,
-        end;  // of the tile's rows: the group's first, behind its valid ones, behind its pads
-    bool sends, encodes, stores_scales;
-};
-
 struct Shared {
     Barrier full[kSlots], seen[kSlots], known[kSlots], free[kSlots];
     TileTask tasks[kSlots];
     uint32_t maxima[kSlots][kPairs];  // of two columns each
     float2 multipliers[kSlots][kPairs];
-};
-
-// Finds runs of tiles by rising numbers: group after group, kRun panels at a time, tile after tile. Of 32 groups each lane knows one, so that it takes
-// a vote. A group has at least one tile, for its scales. If its tiles are too many to wait for each other on chip, they come twice: first all
-// maxima are sent, then codes made.
-class RunFinder {
-public:
-    __device__ RunFinder(const GroupColumnsJob& job, int64_t dst_base)
-        : groups_(job.groups),
-          extent_(job.extent),
-          dst_base_(dst_base),
-          panels_(job.panels),
-          runs_((job.panels + kRun - 1) / kRun),
-          most_tiles_(static_cast<int>(gridDim.x) * kSlots / (2 * kRun)) {
-        look();
-    }
-    // The first task of a run, its row counted from the row base; false behind the last. All lanes call it with the same number.
-    __device__ bool find(int number, TileTask& task) {
-        unsigned found;
-        while ((found = __ballot_sync(kWholeWarp, number - before_ < upto_)) == 0) {
-            before_ += __shfl_sync(kWholeWarp, upto_, 31);
-            first_ += 32;
-            if (first_ >= groups_.num_groups) return false;
-            look();
-        }
-        const int lane = __ffs(static_cast<int>(found)) - 1;
-        const auto of = [lane](int value) { return __shfl_sync(kWholeWarp, value, lane); };
-        const int turns = of(turns_), tiles = of(tiles_);
-        const int index = number - before_ - (of(upto_) - turns * runs_), run = index / turns,
-                  turn = index - run * turns, tile = turn < tiles ? turn : turn - tiles;
-        const int first = tile * kRows - of(lead_);  // of the group's rows
-        task.item = (first_ + lane) * panels_ + run * kRun;
-        task.tiles = tiles;
-        task.col = run * kRun * kTileColumns;
-        task.row = of(offset_) + first;
-        task.begin = max(0, -first);
-        task.valid_end = max(task.begin, min(kRows, of(count_) - first));
-        task.end = max(task.begin, min(kRows, of(rows_) - first));
-        task.sends = turn < tiles;
-        task.encodes = turns - turn <= tiles;
-        task.stores_scales = task.encodes && tile == 0;
-        return true;
-    }
-
-private:
-    __device__ void look() {
-        const int lane = static_cast<int>(threadIdx.x) % 32, group = first_ + lane;
-        offset_ = count_ = rows_ = lead_ = tiles_ = 0;
-        if (group < groups_.num_groups) {
-            const int64_t begin = groups_.offset(group),
-                          end = groups_.counts != nullptr ? groups_.offset(group + 1) : extent_;
-            offset_ = static_cast<int>(begin);
-            rows_ = static_cast<int>(end - begin);
-            count_ = static_cast<int>(groups_.count(group));
-            lead_ = static_cast<int>((dst_base_ + begin) % kRows);
-            tiles_ = max(1, (lead_ + rows_ + kRows - 1) / kRows);
-        }
-        turns_ = tiles_ > most_tiles_ ? 2 * tiles_ : tiles_;
-        upto_ = turns_ * runs_;
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const int lower = __shfl_up_sync(kWholeWarp, upto_, step);
-            if (lane >= step) upto_ += lower;
-        }
-    }
-
-    const DeviceGroups& groups_;
-    const int64_t extent_, dst_base_;
-    const int panels_, runs_, most_tiles_;
-    int first_ = 0, before_ = 0;  // of the 32 groups; runs of those before
-    int offset_, count_, rows_, lead_, tiles_, turns_,
-        upto_;  // of this lane's; upto_: runs of the window, its own the last
 };
 
 // The tiles of a warp that takes every kWarps-th of its CTA's.
@@ -180,18 +93,17 @@ public:
 
     __device__ void run() {
         int number = take();
-        RunFinder finder(job_, dst_base_);
+        // half of what is on chip: a run holds up the tiles behind it
+        const int most_tiles = static_cast<int>(gridDim.x) * kSlots / (2 * kRun);
+        RunFinder finder(job_.groups, job_.extent, dst_base_, job_.panels, most_tiles);
         TileTask task = {};
         while (finder.find(__shfl_sync(kWholeWarp, number, 0), task)) {
             number = take();  // has come when it is needed
-            for (int i = 0; i < kRun && task.col < job_.src.cols; ++i) {
-                request(task);
-                task.col += kTileColumns;
-                ++task.item;
-            }
+            const int tiles = min(kRun, job_.panels - task.col / kTileColumns);
+            for (int i = 0; i < tiles; i += kTogether) request(task, i, min(kTogether, tiles - i));
         }
         task = {};
-        for (int i = 0; i < kMostInTurn; ++i) request(task);  // every warp finds an end
+        for (int i = 0; i < kMostInTurn; ++i) request(task, 0, 1);  // every warp finds an end
         if (lane_ != 0) return;
         __threadfence();
         if (atomicAdd(&job_.ticket->left, 1u) + 1 == gridDim.x) job_.ticket->taken = job_.ticket->left = 0;
@@ -201,26 +113,42 @@ private:
     __device__ int take() const {
         return lane_ == 0 ? static_cast<int>(atomicAdd(&job_.ticket->taken, 1u)) : 0;
     }
-    __device__ void request(const TileTask& task) {
-        if (is_used_) barrier_wait(&shared_.free[turn_.index], turn_.parity ^ 1);
-        Barrier* full = &shared_.full[turn_.index];
-        uint8_t* to = slots_ + turn_.index * kTileBytes;
-        const int first = task.begin / kPiece,
-                  last = task.valid_end > task.begin ? (task.valid_end - 1) / kPiece + 1 : first;
+    // Tiles [first, first + tiles) of a run, at most kTogether: 8 lanes each.
+    __device__ void request(TileTask task, int first, int tiles) {
+        const int tile = lane_ / kPieces, piece = lane_ % kPieces;
+        int slot = next_ + tile, round = round_;
+        if (slot >= kSlots) {
+            slot -= kSlots;
+            ++round;
+        }
+        const int first_piece = task.begin / kPiece,
+                  last_piece = task.valid_end > task.begin ? (task.valid_end - 1) / kPiece + 1 : first_piece;
         const int row = src_base_ + task.row;
-        const bool whole = first == 0 && last == kPieces;
-        if (lane_ == 0) {
-            TileTask& here = shared_.tasks[turn_.index];
-            here = task;
-            here.row += dst_base_;
-            barrier_arrive_expect_bytes(full, static_cast<uint32_t>((last - first) * kPieceBytes));
-            if (whole) tensor_load(&maps_.tile, full, to, task.col, row);
+        task.item += first + tile;
+        task.col += (first + tile) * kTileColumns;
+        task.row += dst_base_;
+        Barrier* full = &shared_.full[slot];
+        if (tile < tiles && piece == 0) {
+            if (round > 0) barrier_wait(&shared_.free[slot], static_cast<uint32_t>(round - 1) & 1);
+            shared_.tasks[slot] = task;
+            barrier_arrive_expect_bytes(full,
+                                        static_cast<uint32_t>((last_piece - first_piece) * kPieceBytes));
         }
         __syncwarp();
-        if (!whole && lane_ >= first && lane_ < last)
-            tensor_load(&maps_.piece, full, to + lane_ * kPieceBytes, task.col, row + lane_ * kPiece);
-        turn_.advance();
-        is_used_ |= turn_.index == 0;
+        if (tile < tiles) {
+            uint8_t* to = slots_ + slot * kTileBytes;
+            if (first_piece == 0 && last_piece == kPieces) {
+                if (piece == 0) tensor_load(&maps_.tile, full, to, task.col, row);
+            } else if (piece >= first_piece && piece < last_piece) {
+                tensor_load(&maps_.piece, full, to + piece * kPieceBytes, task.col, row + piece * kPiece);
+            }
+        }
+        __syncwarp();
+        next_ += tiles;
+        if (next_ >= kSlots) {
+            next_ -= kSlots;
+            ++round_;
+        }
     }
 
     const GroupColumnsJob& job_;
@@ -228,8 +156,7 @@ private:
     Shared& shared_;
     uint8_t* const slots_;
     const int lane_, src_base_, dst_base_;
-    TileTurn<1> turn_{0};
-    bool is_used_ = false;  // the slot, before
+    int next_ = 0, round_ = 0;  // slot; how often all have been used
 };
 
 __device__ __forceinline__ void take_maxima(uint32_t (&largest)[4], const uint4& words) {
@@ -242,15 +169,18 @@ __device__ __forceinline__ int unit_place(int row, int unit) {
     return row * kRowBytes + ((unit ^ (row % kUnits)) << 4);
 }
 
-// A warp sees 8 of the columns. Rows that are not the group's become zeros.
-__device__ __forceinline__ void look_at_tiles(Shared& shared, uint8_t* slots, int unit) {
-    constexpr int kSteps = kRows / 32, kStep = 32 * kRowBytes;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const bool high = (lane & 1) != 0, odd = (lane & 2) != 0;
+// A warp sees the columns of one or two units. Rows that are not the group's become zeros.
+__device__ __forceinline__ void look_at_tiles(Shared& shared, uint8_t* slots, int warp) {
+    constexpr int kOwn = kUnits / kLookers, kRowsAtOnce = 32 / kOwn, kSteps = kRows / kRowsAtOnce,
+                  kStep = kRowsAtOnce * kRowBytes;
+    const int lane = static_cast<int>(threadIdx.x) % 32, unit = kOwn * warp + lane % kOwn;
+    // eight lanes next to each other: all banks
+    const int line = lane / kOwn, row = kOwn == 1 ? line : line % 4 * 2 + line / 4 % 2 + line / 8 * 8;
+    const bool high = (lane & 2) != 0, odd = (lane & 4) != 0;
     for (TileTurn<1> turn(0);; turn.advance()) {
         const TileTask task = turn.landed(shared);
         if (task.tiles == 0) return;
-        uint8_t* column = slots + turn.index * kTileBytes + unit_place(lane, unit);
+        uint8_t* column = slots + turn.index * kTileBytes + unit_place(row, unit);
         uint32_t largest[4] = {};
         if (task.begin == 0 && task.valid_end == kRows) {
 #pragma unroll
@@ -259,7 +189,8 @@ __device__ __forceinline__ void look_at_tiles(Shared& shared, uint8_t* slots, in
         } else {
             for (int i = 0; i < kSteps; ++i) {
                 uint4& words = *reinterpret_cast<uint4*>(column + i * kStep);
-                if (i * 32 + lane >= task.begin && i * 32 + lane < task.valid_end)
+                const int here = i * kRowsAtOnce + row;
+                if (here >= task.begin && here < task.valid_end)
                     take_maxima(largest, words);
                 else
                     words = uint4{0, 0, 0, 0};
@@ -271,13 +202,13 @@ __device__ __forceinline__ void look_at_tiles(Shared& shared, uint8_t* slots, in
 #pragma unroll
         for (int i = 0; i < 2; ++i)
             half[i] = max_bf16x2(high ? largest[2 + i] : largest[i],
-                                 __shfl_xor_sync(kWholeWarp, high ? largest[i] : largest[2 + i], 1));
+                                 __shfl_xor_sync(kWholeWarp, high ? largest[i] : largest[2 + i], 2));
         uint32_t pair =
-            max_bf16x2(odd ? half[1] : half[0], __shfl_xor_sync(kWholeWarp, odd ? half[0] : half[1], 2));
-#pragma unroll
-        for (int step = 4; step < 32; step *= 2)
-            pair = max_bf16x2(pair, __shfl_xor_sync(kWholeWarp, pair, step));
-        if (lane < kUnitPairs)
+            max_bf16x2(odd ? half[1] : half[0], __shfl_xor_sync(kWholeWarp, odd ? half[0] : half[1], 4));
+        if (kOwn == 1) pair = max_bf16x2(pair, __shfl_xor_sync(kWholeWarp, pair, 1));
+        pair = max_bf16x2(pair, __shfl_xor_sync(kWholeWarp, pair, 8));
+        pair = max_bf16x2(pair, __shfl_xor_sync(kWholeWarp, pair, 16));
+        if (lane < 8 && lane % 2 < kOwn)
             shared.maxima[turn.index][unit * kUnitPairs + (high ? 2 : 0) + (odd ? 1 : 0)] = pair;
         __syncwarp();
         if (lane == 0) barrier_arrive(&shared.seen[turn.index]);
@@ -345,8 +276,9 @@ __device__ __forceinline__ void receive_maxima(const GroupColumnsJob& job, Share
 // than those of the seven others, and puts the codes in order.
 template <DType kCodes>
 __device__ __forceinline__ void encode_tiles(const GroupColumnsJob& job, Shared& shared, const uint8_t* slots,
-                                             int unit) {
-    const int lane = static_cast<int>(threadIdx.x) % 32, word = lane / kPieces, piece = lane % kPieces;
+                                             int warp) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, unit = warp % kUnits, word = lane / kPieces,
+              piece = lane % kPieces;
     const int64_t stride = job.dst.cols;
     const bool aligned =
         (reinterpret_cast<uintptr_t>(job.dst.data) | static_cast<uintptr_t>(stride)) % kPiece == 0;
@@ -364,7 +296,7 @@ __device__ __forceinline__ void encode_tiles(const GroupColumnsJob& job, Shared&
         return swaps ? uint4{codes[1], codes[0], codes[3], codes[2]}
                      : uint4{codes[0], codes[1], codes[2], codes[3]};
     };
-    for (TileTurn<1> turn(0);; turn.advance()) {
+    for (TileTurn<kEncoderSets> turn(warp / kUnits);; turn.advance()) {
         const TileTask task = turn.landed(shared);
         if (task.tiles == 0) return;
         barrier_wait(&shared.known[turn.index], turn.parity);
@@ -418,7 +350,7 @@ __global__ void __launch_bounds__(kThreads, 1)
             barrier_init(&shared.full[s], 1);
             barrier_init(&shared.seen[s], kLookers);
             barrier_init(&shared.known[s], 2);
-            barrier_init(&shared.free[s], kEncoders);
+            barrier_init(&shared.free[s], kUnits);
         }
         fence_barrier_init();
     }
