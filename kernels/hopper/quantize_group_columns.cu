@@ -34,11 +34,6 @@ struct alignas(32) ColumnMaxima {
     uint32_t even[kPairs], odd[kPairs];
     uint32_t arrived, left;
 };
-// Runs taken and CTAs that have left, likewise.
-struct alignas(128) RunTicket {
-    uint32_t taken, left;
-};
-
 struct GroupColumnsJob {
     RowView src, dst;
     DeviceGroups groups;
@@ -46,7 +41,6 @@ struct GroupColumnsJob {
     int panels;      // tiles side by side
     float* scales;   // [group, cols]
     QuantizeRule rule;
-    RunTicket* ticket;
     ColumnMaxima* maxima;  // [group, panel]
 };
 struct ColumnMaps {
@@ -79,7 +73,7 @@ template <int kWarps> struct TileTurn {
     }
 };
 
-// One warp takes runs, in ascending order, and asks for their rows: a whole tile at once, or 16 rows a lane.
+// One warp asks for the rows of the CTA's runs: a whole tile at once, or 16 rows a lane.
 class Loader {
 public:
     __device__ Loader(const GroupColumnsJob& job, const ColumnMaps& maps, Shared& shared, uint8_t* slots)
@@ -92,27 +86,19 @@ public:
           dst_base_(static_cast<int>(job.dst.base())) {}
 
     __device__ void run() {
-        int number = take();
         // half of what is on chip: a run holds up the tiles behind it
-        const int most_tiles = static_cast<int>(gridDim.x) * kSlots / (2 * kRun);
+        const int ctas = static_cast<int>(gridDim.x), most_tiles = ctas * kSlots / (2 * kRun);
         RunFinder finder(job_.groups, job_.extent, dst_base_, job_.panels, most_tiles);
         TileTask task = {};
-        while (finder.find(__shfl_sync(kWholeWarp, number, 0), task)) {
-            number = take();  // has come when it is needed
+        for (int run = static_cast<int>(blockIdx.x); finder.find(run, task); run += ctas) {
             const int tiles = min(kRun, job_.panels - task.col / kTileColumns);
             for (int i = 0; i < tiles; i += kTogether) request(task, i, min(kTogether, tiles - i));
         }
         task = {};
         for (int i = 0; i < kMostInTurn; ++i) request(task, 0, 1);  // every warp finds an end
-        if (lane_ != 0) return;
-        __threadfence();
-        if (atomicAdd(&job_.ticket->left, 1u) + 1 == gridDim.x) job_.ticket->taken = job_.ticket->left = 0;
     }
 
 private:
-    __device__ int take() const {
-        return lane_ == 0 ? static_cast<int>(atomicAdd(&job_.ticket->taken, 1u)) : 0;
-    }
     // Tiles [first, first + tiles) of a run, at most kTogether: 8 lanes each.
     __device__ void request(TileTask task, int first, int tiles) {
         const int tile = lane_ / kPieces, piece = lane_ % kPieces;
@@ -332,11 +318,10 @@ __device__ __forceinline__ void encode_tiles(const GroupColumnsJob& job, Shared&
 
 // Moves 2 bytes a value in and 1 out: 706 MB, 0.172 ms at 32768 x 7168 and 4.1 TB/s (two passes: 1.18 GB, 0.29 ms).
 // The shared memory of all multiprocessors holds some 1700 tiles, and a tile stays there until the maxima of its columns are known: those of all
-// tiles of a group's 64 columns, which CTAs send each other through L2 (atomic maxima, then a count: release; acquire). CTAs take
-// runs of tiles in ascending order, so that all tiles of the oldest group that is not complete are on chip or next: nobody waits for a tile
-// that waits for a place, as long as a group's tiles are at most half of the places (RunFinder; larger ones send first and are read
-// again, mostly from L2). No CTA has to be there for another one's sake.
-// Tiles are counted from multiples of 128 in the output, so that all but a group's ends are whole lines.
+// tiles of a group's 64 columns, which CTAs send each other through L2 (atomic maxima, then a count: release; acquire). Runs of tiles are dealt to the
+// CTAs in turn, and each works on its own in ascending order. A group's tiles fill at most half of the slots of any CTA (RunFinder: larger groups send
+// first and are read again, mostly from L2), those before them can leave; so a tile always finds a place, if all CTAs are there at once.
+// Tiles are counted from multiples of 32 rows of the output, so that all but a group's ends are whole sectors.
 // A slot passes from the loader (full: rows landed) to the lookers (seen: maxima of all columns, no rows of others), to a sender and a
 // receiver (known: sent, and multipliers are there), to the encoders (free: all words are in registers). Only maxima are reduced: deterministic.
 template <DType kCodes>
@@ -382,7 +367,7 @@ void launch(const GroupColumnsJob& job, const ColumnMaps& maps, unsigned ctas, c
 
 std::size_t group_columns_zeros(const TileShape& shape) {
     const int64_t items = shape.groups.num_groups * ceil_div(shape.cols, kTileColumns);
-    return sizeof(RunTicket) + static_cast<std::size_t>(items) * sizeof(ColumnMaxima);
+    return static_cast<std::size_t>(items) * sizeof(ColumnMaxima);
 }
 
 bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launch_args) {
@@ -395,7 +380,6 @@ bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launc
     if (values.dtype != DType::bf16 || !values.vector || src.numel() == 0 || most_runs > INT32_MAX / 2 ||
         src.dim(0) > INT32_MAX / 2)
         return false;
-    auto* ticket = static_cast<RunTicket*>(args.zeros);
     const GroupColumnsJob job = {.src = values,
                                  .dst = row_view(args.dst.codes),
                                  .groups = shape.groups,
@@ -403,8 +387,7 @@ bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launc
                                  .panels = static_cast<int>(panels),
                                  .scales = args.dst.scales.as<float>(),
                                  .rule = args.rule,
-                                 .ticket = ticket,
-                                 .maxima = reinterpret_cast<ColumnMaxima*>(ticket + 1)};
+                                 .maxima = static_cast<ColumnMaxima*>(args.zeros)};
     const auto map = [&src](int rows) {
         return tensor_map(src.data, src.dtype, src.dim(0), src.cols(), rows);
     };
