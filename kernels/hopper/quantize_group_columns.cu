@@ -1,402 +1,333 @@
-// Transposed FP8 with one scale for a column of a group from one read: tiles stay on chip until the maxima of their columns are known.
-// Contract: kernels/ops/quantize.h.
-#include "kernels/hopper/device/column_tiles.h"
-#include "kernels/hopper/device/mbarrier.h"
+// Transposed FP8 with one scale for a column of a group from one read: a strip of a group stays on chip, in one CTA. Few or large groups:
+// quantize_column_tiles.cu. Elsewhere: the maxima of its columns, for the tiles of a second read. Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/tiles.h"
-#include "kernels/hopper/gemm_wgmma.h"
 #include "kernels/hopper/quantize_tiles.h"
 
-#include <cuda/atomic>
+#include <cuda_pipeline.h>
 
 namespace fp8flow::hopper {
 
 namespace {
 
-constexpr int kSlots = 13;    // tiles on chip: 208 KB
-constexpr int kTogether = 2;  // tiles of a run that are asked for at once
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kStripCols = 32;              // of a CTA: 64 bytes of a row
+constexpr int kUnits = kStripCols / kUnit;  // 16 bytes each
+constexpr int kPairs = kStripCols / 2;
+constexpr int kStepRows = kThreads / kUnits;  // 16 bytes a thread
+constexpr int kTileRows = static_cast<int>(kBlock);
+constexpr int kPiece = 16, kPieces = kTileRows / kPiece;  // rows of a column that a thread stores at once
+constexpr int kSector = 32;
 
-// Warps of a CTA, in this order; the loader is the last.
-constexpr int kEncoderSets = 1, kLookers = kUnits, kSenders = 4, kReceivers = 8;
-constexpr int kEncoders = kEncoderSets * kUnits;
-constexpr int kFirstLooker = kEncoders, kFirstSender = kFirstLooker + kLookers,
-              kFirstReceiver = kFirstSender + kSenders, kLoader = kFirstReceiver + kReceivers;
-constexpr int kThreads = 32 * (kLoader + 1);
-// Warps that take a CTA's tiles in turn.
-constexpr int kMostInTurn = std::max({kSenders, kReceivers, kEncoderSets});
-static_assert(kMostInTurn <= kSlots && kPairs == 32);
-
-using Counter = cuda::atomic_ref<uint32_t, cuda::thread_scope_device>;
-
-// 64 columns of a group: maxima as fp32 bits, of even and of odd columns; how many tiles have sent theirs, and how many have read all. Zero between
-// launches: the last reader sees to it.
-struct alignas(32) ColumnMaxima {
-    uint32_t even[kPairs], odd[kPairs];
-    uint32_t arrived, left;
+// CTAs of an SM, and the rows that one has on chip: `rows` in shared memory and `kept` more in registers.
+struct GeneralForm {
+    static constexpr int ctas = 3, rows = 9 * kTileRows, steps_kept = 9;
 };
+// Groups of a few hundred rows: more CTAs, as each has little on its way.
+struct SmallForm {
+    static constexpr int ctas = 6, rows = 4 * kTileRows, steps_kept = 0;
+};
+
 struct GroupColumnsJob {
     RowView src, dst;
     DeviceGroups groups;
     int64_t extent;  // without groups: rows and pads
-    int panels;      // tiles side by side
-    float* scales;   // [group, cols]
+    int items, strips;
+    float* scales;  // [group, cols]
     QuantizeRule rule;
-    ColumnMaxima* maxima;  // [group, panel]
-};
-struct ColumnMaps {
-    CUtensorMap tile, piece;
 };
 
-struct Shared {
-    Barrier full[kSlots], seen[kSlots], known[kSlots], free[kSlots];
-    TileTask tasks[kSlots];
-    uint32_t maxima[kSlots][kPairs];  // of two columns each
-    float2 multipliers[kSlots][kPairs];
-};
-
-// The tiles of a warp that takes every kWarps-th of its CTA's.
-template <int kWarps> struct TileTurn {
-    int index;
-    uint32_t parity = 0;
-    __device__ explicit TileTurn(int first) : index(first) {}
-    __device__ void advance() {
-        index += kWarps;
-        if (index >= kSlots) {
-            index -= kSlots;
-            parity ^= 1;
-        }
+// 32 columns of a group. Row 0 is at the start of a sector of the output: `lead` rows before the group's first.
+struct Strip {
+    const uint16_t* in;  // row 0, where it may not be read
+    int cols, lead, count, rows;
+    // Rows of the group and its pads end here; 0 without any.
+    __device__ int end() const { return rows > 0 ? lead + rows : 0; }
+    __device__ bool has(int row) const {
+        return static_cast<uint32_t>(row - lead) < static_cast<uint32_t>(count);
     }
-    // The task of the slot, as soon as its rows are there.
-    __device__ TileTask landed(Shared& shared) const {
-        barrier_wait(&shared.full[index], parity);
-        return shared.tasks[index];
+    __device__ const uint16_t* at(int row, int unit) const {
+        return in + static_cast<int64_t>(row) * cols + unit * kUnit;
     }
 };
 
-// One warp asks for the rows of the CTA's runs: a whole tile at once, or 16 rows a lane.
-class Loader {
-public:
-    __device__ Loader(const GroupColumnsJob& job, const ColumnMaps& maps, Shared& shared, uint8_t* slots)
-        : job_(job),
-          maps_(maps),
-          shared_(shared),
-          slots_(slots),
-          lane_(static_cast<int>(threadIdx.x) % 32),
-          src_base_(static_cast<int>(job.src.base())),
-          dst_base_(static_cast<int>(job.dst.base())) {}
+// Where 16 bytes of a row stand in the chunk, in units of 16 bytes: lines of 128 bytes and the units within them change places by the
+// piece of 16 rows, so that the same row of 8 pieces lies in different banks.
+__device__ __forceinline__ int slot(int row, int unit) {
+    return (row ^ (row >> 4 & 1)) * kUnits + (unit ^ (row >> 5 & 3));
+}
 
-    __device__ void run() {
-        // half of what is on chip: a run holds up the tiles behind it
-        const int ctas = static_cast<int>(gridDim.x), most_tiles = ctas * kSlots / (2 * kRun);
-        RunFinder finder(job_.groups, job_.extent, dst_base_, job_.panels, most_tiles);
-        TileTask task = {};
-        for (int run = static_cast<int>(blockIdx.x); finder.find(run, task); run += ctas) {
-            const int tiles = min(kRun, job_.panels - task.col / kTileColumns);
-            for (int i = 0; i < tiles; i += kTogether) request(task, i, min(kTogether, tiles - i));
-        }
-        task = {};
-        for (int i = 0; i < kMostInTurn; ++i) request(task, 0, 1);  // every warp finds an end
+__device__ __forceinline__ int whole_tiles(int rows) {
+    return (rows + kTileRows - 1) / kTileRows * kTileRows;
+}
+// Requests rows [first, first + rows) of a strip; rows that it lacks are zeros. A thread sees its own slots when its copies have landed,
+// others' behind a barrier.
+__device__ __forceinline__ void request_rows(const Strip& strip, int first, int rows, uint4* chunk) {
+    const int unit = static_cast<int>(threadIdx.x) % kUnits;
+    for (int r = static_cast<int>(threadIdx.x) / kUnits; r < rows; r += kStepRows) {
+        if (strip.has(first + r))
+            __pipeline_memcpy_async(chunk + slot(r, unit), strip.at(first + r, unit), 16);
+        else
+            chunk[slot(r, unit)] = uint4{0, 0, 0, 0};
     }
-
-private:
-    // Tiles [first, first + tiles) of a run, at most kTogether: 8 lanes each.
-    __device__ void request(TileTask task, int first, int tiles) {
-        const int tile = lane_ / kPieces, piece = lane_ % kPieces;
-        int slot = next_ + tile, round = round_;
-        if (slot >= kSlots) {
-            slot -= kSlots;
-            ++round;
-        }
-        const int first_piece = task.begin / kPiece,
-                  last_piece = task.valid_end > task.begin ? (task.valid_end - 1) / kPiece + 1 : first_piece;
-        const int row = src_base_ + task.row;
-        task.item += first + tile;
-        task.col += (first + tile) * kTileColumns;
-        task.row += dst_base_;
-        Barrier* full = &shared_.full[slot];
-        if (tile < tiles && piece == 0) {
-            if (round > 0) barrier_wait(&shared_.free[slot], static_cast<uint32_t>(round - 1) & 1);
-            shared_.tasks[slot] = task;
-            barrier_arrive_expect_bytes(full,
-                                        static_cast<uint32_t>((last_piece - first_piece) * kPieceBytes));
-        }
-        __syncwarp();
-        if (tile < tiles) {
-            uint8_t* to = slots_ + slot * kTileBytes;
-            if (first_piece == 0 && last_piece == kPieces) {
-                if (piece == 0) tensor_load(&maps_.tile, full, to, task.col, row);
-            } else if (piece >= first_piece && piece < last_piece) {
-                tensor_load(&maps_.piece, full, to + piece * kPieceBytes, task.col, row + piece * kPiece);
-            }
-        }
-        __syncwarp();
-        next_ += tiles;
-        if (next_ >= kSlots) {
-            next_ -= kSlots;
-            ++round_;
-        }
-    }
-
-    const GroupColumnsJob& job_;
-    const ColumnMaps& maps_;
-    Shared& shared_;
-    uint8_t* const slots_;
-    const int lane_, src_base_, dst_base_;
-    int next_ = 0, round_ = 0;  // slot; how often all have been used
-};
+    __pipeline_commit();
+}
 
 __device__ __forceinline__ void take_maxima(uint32_t (&largest)[4], const uint4& words) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) largest[i] = max_bf16x2(largest[i], abs_bf16x2(word_of(words, i)));
+    largest[0] = max_bf16x2(largest[0], abs_bf16x2(words.x));
+    largest[1] = max_bf16x2(largest[1], abs_bf16x2(words.y));
+    largest[2] = max_bf16x2(largest[2], abs_bf16x2(words.z));
+    largest[3] = max_bf16x2(largest[3], abs_bf16x2(words.w));
 }
 
-// Where 16 bytes of a row stand in a tile: the copy engine changes the places of a line's by the row.
-__device__ __forceinline__ int unit_place(int row, int unit) {
-    return row * kRowBytes + ((unit ^ (row % kUnits)) << 4);
-}
-
-// A warp sees the columns of one or two units. Rows that are not the group's become zeros.
-__device__ __forceinline__ void look_at_tiles(Shared& shared, uint8_t* slots, int warp) {
-    constexpr int kOwn = kUnits / kLookers, kRowsAtOnce = 32 / kOwn, kSteps = kRows / kRowsAtOnce,
-                  kStep = kRowsAtOnce * kRowBytes;
-    const int lane = static_cast<int>(threadIdx.x) % 32, unit = kOwn * warp + lane % kOwn;
-    // eight lanes next to each other: all banks
-    const int line = lane / kOwn, row = kOwn == 1 ? line : line % 4 * 2 + line / 4 % 2 + line / 8 * 8;
-    const bool high = (lane & 2) != 0, odd = (lane & 4) != 0;
-    for (TileTurn<1> turn(0);; turn.advance()) {
-        const TileTask task = turn.landed(shared);
-        if (task.tiles == 0) return;
-        uint8_t* column = slots + turn.index * kTileBytes + unit_place(row, unit);
-        uint32_t largest[4] = {};
-        if (task.begin == 0 && task.valid_end == kRows) {
-#pragma unroll
-            for (int i = 0; i < kSteps; ++i)
-                take_maxima(largest, *reinterpret_cast<const uint4*>(column + i * kStep));
-        } else {
-            for (int i = 0; i < kSteps; ++i) {
-                uint4& words = *reinterpret_cast<uint4*>(column + i * kStep);
-                const int here = i * kRowsAtOnce + row;
-                if (here >= task.begin && here < task.valid_end)
-                    take_maxima(largest, words);
-                else
-                    words = uint4{0, 0, 0, 0};
-            }
-            fence_shared_for_engines();  // the copy engine fills the slot again
-        }
-        // four lanes share the four words, one each in the end
-        uint32_t half[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-            half[i] = max_bf16x2(high ? largest[2 + i] : largest[i],
-                                 __shfl_xor_sync(kWholeWarp, high ? largest[i] : largest[2 + i], 2));
-        uint32_t pair =
-            max_bf16x2(odd ? half[1] : half[0], __shfl_xor_sync(kWholeWarp, odd ? half[0] : half[1], 4));
-        if (kOwn == 1) pair = max_bf16x2(pair, __shfl_xor_sync(kWholeWarp, pair, 1));
-        pair = max_bf16x2(pair, __shfl_xor_sync(kWholeWarp, pair, 8));
-        pair = max_bf16x2(pair, __shfl_xor_sync(kWholeWarp, pair, 16));
-        if (lane < 8 && lane % 2 < kOwn)
-            shared.maxima[turn.index][unit * kUnitPairs + (high ? 2 : 0) + (odd ? 1 : 0)] = pair;
-        __syncwarp();
-        if (lane == 0) barrier_arrive(&shared.seen[turn.index]);
-    }
-}
-
-// A warp sends a tile's maxima, of two columns a lane. It waits for its own CTA only.
-__device__ __forceinline__ void send_maxima(const GroupColumnsJob& job, Shared& shared, int warp) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    for (TileTurn<kSenders> turn(warp);; turn.advance()) {
-        const TileTask task = turn.landed(shared);
-        if (task.tiles == 0) return;
-        barrier_wait(&shared.seen[turn.index], turn.parity);
-        if (task.sends) {
-            ColumnMaxima& maxima = job.maxima[task.item];
-            const uint32_t pair = shared.maxima[turn.index][lane];
-            atomicMax(&maxima.even[lane], low_magnitude(pair));
-            atomicMax(&maxima.odd[lane], high_magnitude(pair));
-            __syncwarp();
-            if (lane == 0) Counter(maxima.arrived).fetch_add(1, cuda::memory_order_release);
-        }
-        if (lane == 0) barrier_arrive(&shared.known[turn.index]);
-    }
-}
-
-// A warp waits until all tiles have sent theirs, and makes multipliers of two columns a lane.
+// 16 rows of two neighbouring columns; `swap`: whether odd rows stand before even ones.
 template <DType kCodes>
-__device__ __forceinline__ void receive_maxima(const GroupColumnsJob& job, Shared& shared, int warp) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    for (TileTurn<kReceivers> turn(warp);; turn.advance()) {
-        const TileTask task = turn.landed(shared);
-        if (task.tiles == 0) return;
-        if (!task.encodes) {
-            if (lane == 0) barrier_arrive(&shared.known[turn.index]);
-            continue;
+__device__ __forceinline__ void encode_piece(const uint32_t* words, int swap, float2 m, uint4& low,
+                                             uint4& high) {
+    uint32_t first[4], second[4];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+        float a[4], b[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            const uint32_t pair = words[((4 * q + k) ^ swap) * kPairs];
+            a[k] = __uint_as_float(pair << 16) * m.x;
+            b[k] = __uint_as_float(pair & 0xFFFF0000u) * m.y;
         }
-        ColumnMaxima& maxima = job.maxima[task.item];
-        const auto tiles = static_cast<uint32_t>(task.tiles);
-        while (Counter(maxima.arrived).load(cuda::memory_order_acquire) != tiles) {
-        }
-        const uint32_t even = __ldcg(&maxima.even[lane]), odd = __ldcg(&maxima.odd[lane]);
-        const int group = task.item / job.panels, col = task.col + 2 * lane;
-        BlockScale low = {0.0f, 0.0f, 0}, high = {0.0f, 0.0f, 0};
-        if (job.groups.count(group) > 0) {
-            low = block_scale(even, kCodes, false, job.rule);
-            high = block_scale(odd, kCodes, false, job.rule);
-        }
-        shared.multipliers[turn.index][lane] = float2{low.multiplier, high.multiplier};
-        __syncwarp();
-        if (lane == 0) barrier_arrive(&shared.known[turn.index]);
-        if (task.stores_scales && col < job.src.cols) {
-            float* scales = job.scales + static_cast<int64_t>(group) * job.src.cols + col;
-            scales[0] = low.dequant;
-            scales[1] = high.dequant;
-        }
-        uint32_t left = 0;
-        if (lane == 0) left = Counter(maxima.left).fetch_add(1, cuda::memory_order_acq_rel) + 1;
-        if (__shfl_sync(kWholeWarp, left, 0) != tiles) continue;
-        maxima.even[lane] = maxima.odd[lane] = 0;
-        if (lane == 0) maxima.arrived = maxima.left = 0;
+        first[q] = pack_fp8(a[0], a[1], a[2], a[3], kCodes);
+        second[q] = pack_fp8(b[0], b[1], b[2], b[3], kCodes);
     }
-}
-
-// A warp turns 8 columns, a thread 16 rows of two, so that 8 threads store a line. A thread reads its rows in an order of its own, in other banks
-// than those of the seven others, and puts the codes in order.
-template <DType kCodes>
-__device__ __forceinline__ void encode_tiles(const GroupColumnsJob& job, Shared& shared, const uint8_t* slots,
-                                             int warp) {
-    const int lane = static_cast<int>(threadIdx.x) % 32, unit = warp % kUnits, word = lane / kPieces,
-              piece = lane % kPieces;
-    const int64_t stride = job.dst.cols;
-    const bool aligned =
-        (reinterpret_cast<uintptr_t>(job.dst.data) | static_cast<uintptr_t>(stride)) % kPiece == 0;
-    int places[kPieces];  // of row i ^ piece
-    uint32_t order = 0;   // of four codes
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i)
-        places[i] = piece * kPieceBytes + unit_place(i ^ piece, unit) + word * 4;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) order |= static_cast<uint32_t>(i ^ (piece & 3)) << (4 * i);
-    const bool swaps = (piece & 4) != 0;
-    const auto in_order = [order, swaps](uint32_t(&codes)[4]) {
-#pragma unroll
-        for (uint32_t& four : codes) four = __byte_perm(four, 0, order);
-        return swaps ? uint4{codes[1], codes[0], codes[3], codes[2]}
-                     : uint4{codes[0], codes[1], codes[2], codes[3]};
-    };
-    for (TileTurn<kEncoderSets> turn(warp / kUnits);; turn.advance()) {
-        const TileTask task = turn.landed(shared);
-        if (task.tiles == 0) return;
-        barrier_wait(&shared.known[turn.index], turn.parity);
-        const uint8_t* tile = slots + turn.index * kTileBytes;
-        uint32_t words[kPiece];
-#pragma unroll
-        for (int i = 0; i < kPiece; ++i)
-            words[i] = *reinterpret_cast<const uint32_t*>(tile + places[i % kPieces] +
-                                                          i / kPieces * kPieces * kRowBytes);
-        const float2 m = shared.multipliers[turn.index][unit * kUnitPairs + word];
-        __syncwarp();
-        if (lane == 0) barrier_arrive(&shared.free[turn.index]);
-        const int col = task.col + unit * kUnit + 2 * word;
-        if (!task.encodes || col >= job.src.cols) continue;
-        uint32_t even[4], odd[4];
-#pragma unroll
-        for (int q = 0; q < 4; ++q) {
-            float a[4], b[4];
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                a[k] = __uint_as_float(words[4 * q + k] << 16) * m.x;
-                b[k] = __uint_as_float(words[4 * q + k] & 0xFFFF0000u) * m.y;
-            }
-            even[q] = pack_fp8(a[0], a[1], a[2], a[3], kCodes);
-            odd[q] = pack_fp8(b[0], b[1], b[2], b[3], kCodes);
-        }
-        uint8_t* out = static_cast<uint8_t*>(job.dst.data) + col * stride + task.row + piece * kPiece;
-        const int begin = task.begin - piece * kPiece, end = task.end - piece * kPiece;
-        store_piece(out, in_order(even), begin, end, aligned);
-        store_piece(out + stride, in_order(odd), begin, end, aligned);
-    }
+    low = uint4{first[0], first[1], first[2], first[3]};
+    high = uint4{second[0], second[1], second[2], second[3]};
 }
 
 // Moves 2 bytes a value in and 1 out: 706 MB, 0.172 ms at 32768 x 7168 and 4.1 TB/s (two passes: 1.18 GB, 0.29 ms).
-// The shared memory of all multiprocessors holds some 1700 tiles, and a tile stays there until the maxima of its columns are known: those of all
-// tiles of a group's 64 columns, which CTAs send each other through L2 (atomic maxima, then a count: release; acquire). Runs of tiles are dealt to the
-// CTAs in turn, and each works on its own in ascending order. A group's tiles fill at most half of the slots of any CTA (RunFinder: larger groups send
-// first and are read again, mostly from L2), those before them can leave; so a tile always finds a place, if all CTAs are there at once.
-// Tiles are counted from multiples of 32 rows of the output, so that all but a group's ends are whole sectors.
-// A slot passes from the loader (full: rows landed) to the lookers (seen: maxima of all columns, no rows of others), to a sender and a
-// receiver (known: sent, and multipliers are there), to the encoders (free: all words are in registers). Only maxima are reduced: deterministic.
-template <DType kCodes>
-__global__ void __launch_bounds__(kThreads, 1)
-    quantize_group_columns_kernel(const __grid_constant__ GroupColumnsJob job,
-                                  const __grid_constant__ ColumnMaps maps) {
-    extern __shared__ __align__(1024) uint8_t slots[];
-    __shared__ Shared shared;
-    if (threadIdx.x == 0) {
-        for (int s = 0; s < kSlots; ++s) {
-            barrier_init(&shared.full[s], 1);
-            barrier_init(&shared.seen[s], kLookers);
-            barrier_init(&shared.known[s], 2);
-            barrier_init(&shared.free[s], kUnits);
+// A CTA takes 32 columns of a group: all of its rows are requested at once and stay on chip (three CTAs an SM: while one stores, two load;
+// 1152 rows in shared memory, 576 more in registers, which take the place of the first when those have left), maxima are taken over them,
+// and codes made from them. Of a group of more rows the last chunk stays, the others are read again, the latest first, mostly from L2.
+// Rows are counted from a multiple of 32 in the output, so that all but a group's ends are whole sectors. Every thread looks at what it loaded
+// itself; barrier: the warps' maxima are there; barrier: multipliers are there. A warp turns 128 rows x 8 columns at a time: 16 rows of two
+// columns a thread, 8 neighbouring threads store 128 bytes of a column. Barriers around all that takes the place of rows, and behind the
+// last. Only maxima are reduced: deterministic.
+template <DType kCodes, class Form>
+__global__ void __launch_bounds__(kThreads, Form::ctas)
+    quantize_group_columns_kernel(const GroupColumnsJob job) {
+    constexpr int kRows = Form::rows, kKept = Form::steps_kept;
+    extern __shared__ uint4 chunk[];
+    __shared__ uint4 parts[kWarps * kUnits];
+    __shared__ float2 multipliers[kPairs];
+    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32,
+              unit_read = thread % kUnits, row_read = thread / kUnits;
+    const int64_t src_base = job.src.base(), dst_base = job.dst.base(), stride = job.dst.cols;
+    const bool aligned =
+        (reinterpret_cast<uintptr_t>(job.dst.data) | static_cast<uintptr_t>(stride)) % kPiece == 0;
+    for (int item = static_cast<int>(blockIdx.x); item < job.items; item += static_cast<int>(gridDim.x)) {
+        const int group = item / job.strips, col0 = item % job.strips * kStripCols;
+        const int64_t offset = job.groups.offset(group),
+                      end = job.groups.counts != nullptr ? job.groups.offset(group + 1) : job.extent;
+        const int count = static_cast<int>(job.groups.count(group));
+        Strip strip = {nullptr, job.src.cols, static_cast<int>((dst_base + offset) % kSector), count,
+                       static_cast<int>(end - offset)};
+        const int64_t row0 = offset - strip.lead;
+        strip.in = static_cast<const uint16_t*>(job.src.data) + (src_base + row0) * job.src.cols + col0;
+        const int rows = strip.end();
+        const bool keeps = kKept > 0 && rows > kRows && rows <= kRows + kKept * kStepRows;
+        const int chunks = keeps ? 1 : (rows + kRows - 1) / kRows;
+        uint32_t largest[4] = {};
+        uint4 kept[kKept > 0 ? kKept : 1] = {};
+        for (int c = 0; c < chunks; ++c) {
+            const int here = min(kRows, whole_tiles(rows - c * kRows));
+            if (c > 0) __syncthreads();
+            request_rows(strip, c * kRows, here, chunk);
+            if (keeps) {
+#pragma unroll
+                for (int i = 0; i < kKept; ++i) {
+                    const int row = kRows + i * kStepRows + row_read;
+                    if (strip.has(row)) kept[i] = *reinterpret_cast<const uint4*>(strip.at(row, unit_read));
+                }
+            }
+            __pipeline_wait_prior(0);
+#pragma unroll 4
+            for (int r = row_read; r < here; r += kStepRows) take_maxima(largest, chunk[slot(r, unit_read)]);
+            if (keeps) {
+#pragma unroll
+                for (int i = 0; i < kKept; ++i) take_maxima(largest, kept[i]);
+            }
         }
-        fence_barrier_init();
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+            for (int step = 16; step >= kUnits; step /= 2)
+                largest[j] = max_bf16x2(largest[j], __shfl_xor_sync(0xFFFFFFFFu, largest[j], step));
+        if (lane < kUnits)
+            parts[warp * kUnits + lane] = uint4{largest[0], largest[1], largest[2], largest[3]};
+        __syncthreads();
+        uint32_t pair = 0;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w)
+            pair = max_bf16x2(pair, reinterpret_cast<const uint32_t*>(parts)[w * kPairs + thread % kPairs]);
+        if (thread < kPairs) {
+            BlockScale low = {0.0f, 0.0f, 0}, high = {0.0f, 0.0f, 0};
+            if (count > 0) {
+                low = block_scale(low_magnitude(pair), kCodes, false, job.rule);
+                high = block_scale(high_magnitude(pair), kCodes, false, job.rule);
+            }
+            multipliers[thread] = float2{low.multiplier, high.multiplier};
+            float* scales = job.scales + static_cast<int64_t>(group) * job.src.cols + col0 + 2 * thread;
+            scales[0] = low.dequant;
+            scales[1] = high.dequant;
+        }
+        __syncthreads();
+        // chunks from the last to the first, or the first and what was kept
+        const int turns = keeps ? 2 : chunks;
+        for (int turn = 0; turn < turns; ++turn) {
+            const int first = (keeps ? turn : chunks - 1 - turn) * kRows,
+                      here = min(kRows, whole_tiles(rows - first));
+            if (turn > 0) {
+                __syncthreads();
+                if (keeps) {
+#pragma unroll
+                    for (int i = 0; i < kKept; ++i)
+                        chunk[slot(row_read + i * kStepRows, unit_read)] = kept[i];
+                } else {
+                    request_rows(strip, first, here, chunk);
+                    __pipeline_wait_prior(0);
+                }
+                __syncthreads();
+            }
+            const int word = lane / kPieces, piece = lane % kPieces;
+            for (int task = warp; task < here / kTileRows * kUnits; task += kWarps) {
+                const int unit = task % kUnits, row = task / kUnits * kTileRows + piece * kPiece;
+                const uint32_t* words = reinterpret_cast<const uint32_t*>(chunk) + row * kPairs +
+                                        (unit ^ (piece >> 1)) * 4 + word;
+                uint4 low, high;
+                encode_piece<kCodes>(words, piece & 1, multipliers[unit * 4 + word], low, high);
+                const int begin = strip.lead - first - row;
+                uint8_t* out = static_cast<uint8_t*>(job.dst.data) +
+                               (col0 + unit * kUnit + word * 2) * stride + dst_base + row0 + first + row;
+                store_piece(out, low, begin, begin + strip.rows, aligned);
+                store_piece(out + stride, high, begin, begin + strip.rows, aligned);
+            }
+        }
+        __syncthreads();
     }
-    __syncthreads();
-    const int warp = static_cast<int>(threadIdx.x) / 32;
-    if (warp < kFirstLooker)
-        encode_tiles<kCodes>(job, shared, slots, warp);
-    else if (warp < kFirstSender)
-        look_at_tiles(shared, slots, warp - kFirstLooker);
-    else if (warp < kFirstReceiver)
-        send_maxima(job, shared, warp - kFirstSender);
-    else if (warp < kLoader)
-        receive_maxima<kCodes>(job, shared, warp - kFirstReceiver);
-    else
-        Loader(job, maps, shared, slots).run();
 }
 
-template <DType kCodes>
-void launch(const GroupColumnsJob& job, const ColumnMaps& maps, unsigned ctas, const Launch& launch) {
+constexpr int kAmaxCols = 32 * kUnit;  // of a CTA
+constexpr int kAmaxRows = kTileRows / kWarps;
+constexpr int kAmaxLoads = 8;  // of a thread, under way at once
+constexpr int kAmaxCtas = 5;   // of an SM: 160 KB
+
+// The first of two passes, where a strip does not fit: 2 bytes a value in. A CTA takes 128 rows x 256 columns, a warp 16 rows, a thread 8
+// columns. Barrier: the warps' maxima are there; barrier: they were read. Integer atomic maxima, whose order does not matter.
+__global__ void __launch_bounds__(kThreads, kAmaxCtas)
+    column_amax_kernel(const RowView src, const DeviceGroups groups, int64_t extent, int chunks,
+                       uint32_t* amax) {
+    __shared__ uint4 parts[kWarps * 32];
+    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, cols = src.cols;
+    const int64_t src_base = src.base();
+    TileWalker walker(groups, extent, 1);
+    RowTile tile;
+    for (int work = static_cast<int>(blockIdx.x); walker.seek(work / chunks, tile);
+         work += static_cast<int>(gridDim.x)) {
+        const int col0 = work % chunks * kAmaxCols, col = col0 + lane * kUnit, first = warp * kAmaxRows;
+        const uint16_t* in =
+            static_cast<const uint16_t*>(src.data) + (src_base + tile.row + first) * cols + col;
+        uint32_t largest[4] = {};
+        for (int r = 0; r < kAmaxRows; r += kAmaxLoads) {
+            uint4 words[kAmaxLoads];
+#pragma unroll
+            for (int i = 0; i < kAmaxLoads; ++i) {
+                words[i] = uint4{0, 0, 0, 0};
+                if (col < cols && first + r + i < tile.count)
+                    words[i] = *reinterpret_cast<const uint4*>(in + static_cast<int64_t>(r + i) * cols);
+            }
+#pragma unroll
+            for (int i = 0; i < kAmaxLoads; ++i) {
+                largest[0] = max_bf16x2(largest[0], abs_bf16x2(words[i].x));
+                largest[1] = max_bf16x2(largest[1], abs_bf16x2(words[i].y));
+                largest[2] = max_bf16x2(largest[2], abs_bf16x2(words[i].z));
+                largest[3] = max_bf16x2(largest[3], abs_bf16x2(words[i].w));
+            }
+        }
+        parts[thread] = uint4{largest[0], largest[1], largest[2], largest[3]};
+        __syncthreads();
+        if (thread < kAmaxCols / 2 && col0 + 2 * thread < cols) {
+            uint32_t pair = 0;
+#pragma unroll
+            for (int w = 0; w < kWarps; ++w)
+                pair =
+                    max_bf16x2(pair, reinterpret_cast<const uint32_t*>(parts)[w * (kAmaxCols / 2) + thread]);
+            uint32_t* to = amax + tile.group * cols + col0 + 2 * thread;
+            atomicMax(to, low_magnitude(pair));
+            atomicMax(to + 1, high_magnitude(pair));
+        }
+        __syncthreads();
+    }
+}
+
+template <DType kCodes, class Form> void launch(const GroupColumnsJob& job, const Launch& launch) {
+    constexpr int kBytes = Form::rows * kStripCols * 2;
     constexpr const char* kWhat = "quantize_group_columns";
-    constexpr int kBytes = kSlots * kTileBytes;
-    const auto kernel = quantize_group_columns_kernel<kCodes>;
+    const auto kernel = quantize_group_columns_kernel<kCodes, Form>;
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), kWhat);
-    kernel<<<ctas, kThreads, kBytes, stream_of(launch)>>>(job, maps);
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                    cudaSharedmemCarveoutMaxShared),
+               kWhat);
+    // unlimited: a CTA an item, since groups differ in size
+    const unsigned ctas =
+        launch.sm_limit > 0 ? grid_for(job.items, launch, Form::ctas) : static_cast<unsigned>(job.items);
+    kernel<<<ctas, kThreads, kBytes, stream_of(launch)>>>(job);
     check_launch(kWhat);
+}
+template <DType kCodes>
+void launch(const GroupColumnsJob& job, int64_t mean_rows, const Launch& launch_args) {
+    // groups differ: nearly all of them should fit into shared memory
+    constexpr int64_t kMeanOfSmall = SmallForm::rows * 5 / 8;
+    if (mean_rows <= kMeanOfSmall)
+        launch<kCodes, SmallForm>(job, launch_args);
+    else
+        launch<kCodes, GeneralForm>(job, launch_args);
 }
 
 }  // namespace
 
-std::size_t group_columns_zeros(const TileShape& shape) {
-    const int64_t items = shape.groups.num_groups * ceil_div(shape.cols, kTileColumns);
-    return static_cast<std::size_t>(items) * sizeof(ColumnMaxima);
-}
-
 bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launch_args) {
-    const TensorView& src = args.src;
     const TileShape& shape = args.shape;
-    const RowView values = row_view(src);
-    const int64_t panels = ceil_div(shape.cols, kTileColumns);
-    const int64_t most_runs =
-        2 * (shape.capacity / kRows + 2 * shape.groups.num_groups) * ceil_div(panels, kRun);
-    if (values.dtype != DType::bf16 || !values.vector || src.numel() == 0 || most_runs > INT32_MAX / 2 ||
-        src.dim(0) > INT32_MAX / 2)
+    const RowView values = row_view(args.src);
+    const int64_t strips = shape.cols / kStripCols, items = shape.groups.num_groups * strips,
+                  mean_rows = shape.capacity / std::max<int64_t>(1, shape.groups.num_groups);
+    // too few strips for all multiprocessors, or none
+    if (items < int64_t{kNumSms} * GeneralForm::ctas || shape.cols % kStripCols != 0)
+        return launch_quantize_column_tiles(args, launch_args);
+    if (values.dtype != DType::bf16 || !values.vector || items > INT32_MAX / kThreads ||
+        shape.capacity > INT32_MAX / 2)
         return false;
     const GroupColumnsJob job = {.src = values,
                                  .dst = row_view(args.dst.codes),
                                  .groups = shape.groups,
                                  .extent = shape.extent,
-                                 .panels = static_cast<int>(panels),
+                                 .items = static_cast<int>(items),
+                                 .strips = static_cast<int>(strips),
                                  .scales = args.dst.scales.as<float>(),
-                                 .rule = args.rule,
-                                 .maxima = static_cast<ColumnMaxima*>(args.zeros)};
-    const auto map = [&src](int rows) {
-        return tensor_map(src.data, src.dtype, src.dim(0), src.cols(), rows);
-    };
-    const ColumnMaps maps = {map(kRows), map(kPiece)};
-    const unsigned ctas = grid_for(most_runs, launch_args, 1);
+                                 .rule = args.rule};
     if (args.dst.codes.dtype == DType::e5m2)
-        launch<DType::e5m2>(job, maps, ctas, launch_args);
+        launch<DType::e5m2>(job, mean_rows, launch_args);
     else
-        launch<DType::e4m3>(job, maps, ctas, launch_args);
+        launch<DType::e4m3>(job, mean_rows, launch_args);
+    return true;
+}
+
+bool launch_column_amax(const TileSource& source, const TileShape& shape, uint32_t* amax,
+                        const Launch& launch) {
+    if (source.values.dtype != DType::bf16 || !source.values.vector || shape.batches != 1 ||
+        source.block_scales != nullptr || source.rstd != nullptr)
+        return false;
+    const int64_t chunks = ceil_div(shape.cols, kAmaxCols),
+                  row_tiles = ceil_div(shape.capacity, kTileRows) + shape.groups.num_groups;
+    column_amax_kernel<<<grid_for(row_tiles * chunks, launch, kAmaxCtas), kThreads, 0, stream_of(launch)>>>(
+        source.values, shape.groups, shape.extent, static_cast<int>(chunks), amax);
+    check_launch("column_amax");
     return true;
 }
 

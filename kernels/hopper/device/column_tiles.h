@@ -1,4 +1,4 @@
-// Tiles of quantize_group_columns.cu: their shape, and which tile of which group comes next, found by a warp on the device.
+// Tiles of quantize_column_tiles.cu: their shape, and which tile of which group comes next, found by a warp on the device.
 #pragma once
 
 #include "kernels/hopper/device/rows.h"
