@@ -321,7 +321,8 @@ __device__ __forceinline__ void encode_tiles(const ColumnTilesJob& job, Shared& 
 // The shared memory of all multiprocessors holds some 1700 tiles, and a tile stays there until the maxima of its columns are known: those of all
 // tiles of a group's 64 columns, which CTAs send each other through L2 (atomic maxima, then a count: release; acquire). Runs of tiles are dealt to the
 // CTAs in turn, and each works on its own in ascending order. A group's tiles fill at most half of the slots of any CTA (RunFinder: larger groups send
-// first and are read again, mostly from L2), those before them can leave; so a tile always finds a place, if all CTAs are there at once.
+// first and are read again, mostly from L2), those before them can leave; so a tile always finds a place: all CTAs are there
+// at once (a cooperative launch).
 // Tiles are counted from multiples of 32 rows of the output, so that all but a group's ends are whole sectors.
 // A slot passes from the loader (full: rows landed) to the lookers (seen: maxima of all columns, no rows of others), to a sender and a
 // receiver (known: sent, and multipliers are there), to the encoders (free: all words are in registers). Only maxima are reduced: deterministic.
@@ -360,8 +361,17 @@ void launch(const ColumnTilesJob& job, const ColumnMaps& maps, unsigned ctas, co
     constexpr int kBytes = kSlots * kTileBytes;
     const auto kernel = quantize_column_tiles_kernel<kCodes>;
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), kWhat);
-    kernel<<<ctas, kThreads, kBytes, stream_of(launch)>>>(job, maps);
-    check_launch(kWhat);
+    cudaLaunchAttribute together{};  // or not at all
+    together.id = cudaLaunchAttributeCooperative;
+    together.val.cooperative = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = ctas;
+    config.blockDim = kThreads;
+    config.dynamicSmemBytes = kBytes;
+    config.stream = stream_of(launch);
+    config.attrs = &together;
+    config.numAttrs = 1;
+    check_cuda(cudaLaunchKernelEx(&config, kernel, job, maps), kWhat);
 }
 
 }  // namespace
