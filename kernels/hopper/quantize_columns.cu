@@ -1,5 +1,5 @@
 // Activations to transposed FP8 with scales along the rows, alone or together with the row copy. Contract: kernels/ops/quantize.h.
-// The kernels are those of quantize_tiles.cu, quantize_group_columns.cu and quantize.cu.
+// The kernels are those of quantize_tiles.cu, quantize_group_columns.cu, quantize_column_tiles.cu and quantize.cu.
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/quantize_rows.h"
 #include "kernels/hopper/quantize_tiles.h"
@@ -48,8 +48,10 @@ void HopperOps::do_quantize_columns(const op::QuantizeColumns& args, const Launc
     const auto quantize = [&](const TensorView& src, const Fp8Tensor& dst) {
         const TileSource source = {.values = row_view(src)};
         const TileShape shape = tile_shape(src, args.groups, dst.codes);
-        if (dst.layout == ScaleLayout::group_row &&
-            launch_quantize_group_columns(source, shape, dst, rule, launch))
+        const std::size_t zeros = column_tiles_zeros(shape);
+        if (dst.layout == ScaleLayout::group_row && zeros <= Workspace::kZerosBytes &&
+            launch_quantize_group_columns(
+                {src, shape, dst, rule, workspace_->zeros_for<uint8_t>(static_cast<int64_t>(zeros))}, launch))
             return;
         launch_quantize_tiles(source, shape, {}, column_output(source, shape, dst, rule, *workspace_, launch),
                               rule, launch);

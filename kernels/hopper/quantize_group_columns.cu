@@ -1,6 +1,5 @@
-// Transposed FP8 with one scale for a column of a group from one read: a strip of a group stays on chip, in one CTA or in those of a cluster.
-// Elsewhere: the maxima of its columns, for the tiles of a second read. Contract: kernels/ops/quantize.h.
-#include "kernels/hopper/device/mbarrier.h"
+// Transposed FP8 with one scale for a column of a group from one read: a strip of a group stays on chip, in one CTA. Few or large groups:
+// quantize_column_tiles.cu. Elsewhere: the maxima of its columns, for the tiles of a second read. Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/tiles.h"
 #include "kernels/hopper/quantize_tiles.h"
@@ -22,22 +21,18 @@ constexpr int kSector = 32;
 
 // CTAs of an SM, and the rows that one has on chip: `rows` in shared memory and `kept` more in registers.
 struct GeneralForm {
-    static constexpr int ctas = 3, rows = 9 * kTileRows, steps_kept = 9, most_sharers = 1;
-};
-// Few groups: the CTAs of a cluster share the rows of a strip and send each other their maxima.
-struct SharedForm : GeneralForm {
-    static constexpr int most_sharers = 16;
+    static constexpr int ctas = 3, rows = 9 * kTileRows, steps_kept = 9;
 };
 // Groups of a few hundred rows: more CTAs, as each has little on its way.
 struct SmallForm {
-    static constexpr int ctas = 6, rows = 4 * kTileRows, steps_kept = 0, most_sharers = 1;
+    static constexpr int ctas = 6, rows = 4 * kTileRows, steps_kept = 0;
 };
 
 struct GroupColumnsJob {
     RowView src, dst;
     DeviceGroups groups;
     int64_t extent;  // without groups: rows and pads
-    int items, strips, sharers;
+    int items, strips;
     float* scales;  // [group, cols]
     QuantizeRule rule;
 };
@@ -55,18 +50,6 @@ struct Strip {
         return in + static_cast<int64_t>(row) * cols + unit * kUnit;
     }
 };
-
-// Leaves one of equal shares of a strip's rows, whole sectors of the output; the answer: the share's first row.
-__device__ __forceinline__ int take_share(Strip& strip, int sharer, int sharers) {
-    const int step = kSector * sharers, share = (strip.end() + step - 1) / step * kSector,
-              first = share * sharer;
-    const int begin = max(0, strip.lead - first);  // > 0 in the first only
-    const auto rows_before = [&](int end) { return max(0, min(end - first, share) - begin); };
-    strip.count = rows_before(strip.lead + strip.count);
-    strip.rows = rows_before(strip.end());
-    strip.lead = begin;
-    return first;
-}
 
 // Where 16 bytes of a row stand in the chunk, in units of 16 bytes: lines of 128 bytes and the units within them change places by the
 // piece of 16 rows, so that the same row of 8 pieces lies in different banks.
@@ -126,37 +109,26 @@ __device__ __forceinline__ void encode_piece(const uint32_t* words, int swap, fl
 // itself; barrier: the warps' maxima are there; barrier: multipliers are there. A warp turns 128 rows x 8 columns at a time: 16 rows of two
 // columns a thread, 8 neighbouring threads store 128 bytes of a column. Barriers around all that takes the place of rows, and behind the
 // last. Only maxima are reduced: deterministic.
-// Of few groups the CTAs of a cluster, up to 16, each take a part of a strip's rows and write their maxima into all others' shared memory.
-// Clusters meet at the start (nobody is written to before) and when maxima have been sent; these alternate between two places, so that those of
-// the next item spare what somebody still reads.
 template <DType kCodes, class Form>
 __global__ void __launch_bounds__(kThreads, Form::ctas)
     quantize_group_columns_kernel(const GroupColumnsJob job) {
     constexpr int kRows = Form::rows, kKept = Form::steps_kept;
-    constexpr bool kShared = Form::most_sharers > 1;
     extern __shared__ uint4 chunk[];
     __shared__ uint4 parts[kWarps * kUnits];
     __shared__ float2 multipliers[kPairs];
-    __shared__ uint32_t received[kShared ? 2 : 1][Form::most_sharers][kPairs];  // maxima; items alternate
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32,
               unit_read = thread % kUnits, row_read = thread / kUnits;
     const int64_t src_base = job.src.base(), dst_base = job.dst.base(), stride = job.dst.cols;
     const bool aligned =
         (reinterpret_cast<uintptr_t>(job.dst.data) | static_cast<uintptr_t>(stride)) % kPiece == 0;
-    const int sharers = kShared ? job.sharers : 1,
-              sharer = kShared ? static_cast<int>(blockIdx.x) % sharers : 0;
-    int place = 0;                          // of `received`
-    if constexpr (kShared) cluster_meet();  // all are there before anybody sends
-    for (int item = static_cast<int>(blockIdx.x) / sharers; item < job.items;
-         item += static_cast<int>(gridDim.x) / sharers) {
+    for (int item = static_cast<int>(blockIdx.x); item < job.items; item += static_cast<int>(gridDim.x)) {
         const int group = item / job.strips, col0 = item % job.strips * kStripCols;
         const int64_t offset = job.groups.offset(group),
                       end = job.groups.counts != nullptr ? job.groups.offset(group + 1) : job.extent;
         const int count = static_cast<int>(job.groups.count(group));
         Strip strip = {nullptr, job.src.cols, static_cast<int>((dst_base + offset) % kSector), count,
                        static_cast<int>(end - offset)};
-        int64_t row0 = offset - strip.lead;
-        if constexpr (kShared) row0 += take_share(strip, sharer, sharers);
+        const int64_t row0 = offset - strip.lead;
         strip.in = static_cast<const uint16_t*>(job.src.data) + (src_base + row0) * job.src.cols + col0;
         const int rows = strip.end();
         const bool keeps = kKept > 0 && rows > kRows && rows <= kRows + kKept * kStepRows;
@@ -194,30 +166,17 @@ __global__ void __launch_bounds__(kThreads, Form::ctas)
 #pragma unroll
         for (int w = 0; w < kWarps; ++w)
             pair = max_bf16x2(pair, reinterpret_cast<const uint32_t*>(parts)[w * kPairs + thread % kPairs]);
-        if constexpr (kShared) {
-            static_assert(Form::most_sharers * kPairs == kThreads);
-            if (thread / kPairs < sharers)
-                store_remote_word(cluster_address(&received[place][sharer][thread % kPairs],
-                                                  static_cast<uint32_t>(thread / kPairs)),
-                                  pair);
-            cluster_meet();
-        }
         if (thread < kPairs) {
-            if constexpr (kShared)
-                for (int c = 0; c < sharers; ++c) pair = max_bf16x2(pair, received[place][c][thread]);
             BlockScale low = {0.0f, 0.0f, 0}, high = {0.0f, 0.0f, 0};
             if (count > 0) {
                 low = block_scale(low_magnitude(pair), kCodes, false, job.rule);
                 high = block_scale(high_magnitude(pair), kCodes, false, job.rule);
             }
             multipliers[thread] = float2{low.multiplier, high.multiplier};
-            if (sharer == 0) {
-                float* scales = job.scales + static_cast<int64_t>(group) * job.src.cols + col0 + 2 * thread;
-                scales[0] = low.dequant;
-                scales[1] = high.dequant;
-            }
+            float* scales = job.scales + static_cast<int64_t>(group) * job.src.cols + col0 + 2 * thread;
+            scales[0] = low.dequant;
+            scales[1] = high.dequant;
         }
-        place ^= kShared ? 1 : 0;
         __syncthreads();
         // chunks from the last to the first, or the first and what was kept
         const int turns = keeps ? 2 : chunks;
@@ -307,8 +266,7 @@ __global__ void __launch_bounds__(kThreads, kAmaxCtas)
     }
 }
 
-// False: no such cluster finds room.
-template <DType kCodes, class Form> bool launch(const GroupColumnsJob& job, const Launch& launch) {
+template <DType kCodes, class Form> void launch(const GroupColumnsJob& job, const Launch& launch) {
     constexpr int kBytes = Form::rows * kStripCols * 2;
     constexpr const char* kWhat = "quantize_group_columns";
     const auto kernel = quantize_group_columns_kernel<kCodes, Form>;
@@ -316,73 +274,48 @@ template <DType kCodes, class Form> bool launch(const GroupColumnsJob& job, cons
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                     cudaSharedmemCarveoutMaxShared),
                kWhat);
-    const unsigned sharers = static_cast<unsigned>(job.sharers);
-    cudaLaunchAttribute cluster{};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {sharers, 1, 1};
-    cudaLaunchConfig_t config{};
-    config.blockDim = kThreads;
-    config.dynamicSmemBytes = kBytes;
-    config.stream = stream_of(launch);
-    config.attrs = &cluster;
-    config.numAttrs = sharers > 1 ? 1 : 0;
-    // unlimited: a CTA or cluster an item, since groups differ in size
-    const unsigned ctas = grid_for(int64_t{job.items} * job.sharers, launch, Form::ctas);
-    config.gridDim =
-        (launch.sm_limit > 0 ? std::max(1u, ctas / sharers) : static_cast<unsigned>(job.items)) * sharers;
-    if (sharers > 1) {
-        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), kWhat);
-        int room = 0;
-        check_cuda(cudaOccupancyMaxActiveClusters(&room, kernel, &config), kWhat);
-        if (room == 0) return false;
-    }
-    check_cuda(cudaLaunchKernelEx(&config, kernel, job), kWhat);
-    return true;
+    // unlimited: a CTA an item, since groups differ in size
+    const unsigned ctas =
+        launch.sm_limit > 0 ? grid_for(job.items, launch, Form::ctas) : static_cast<unsigned>(job.items);
+    kernel<<<ctas, kThreads, kBytes, stream_of(launch)>>>(job);
+    check_launch(kWhat);
 }
 template <DType kCodes>
-bool launch(const GroupColumnsJob& job, int64_t mean_rows, const Launch& launch_args) {
+void launch(const GroupColumnsJob& job, int64_t mean_rows, const Launch& launch_args) {
     // groups differ: nearly all of them should fit into shared memory
     constexpr int64_t kMeanOfSmall = SmallForm::rows * 5 / 8;
-    if (job.sharers > 1) return launch<kCodes, SharedForm>(job, launch_args);
-    if (mean_rows <= kMeanOfSmall) return launch<kCodes, SmallForm>(job, launch_args);
-    return launch<kCodes, GeneralForm>(job, launch_args);
-}
-
-// How many CTAs share a strip: 1, where there are enough strips for all SMs.
-int sharers_of(int64_t items, int64_t mean_rows) {
-    constexpr int64_t kLeastCtas = int64_t{kNumSms} * GeneralForm::ctas;
-    if (items >= kLeastCtas) return 1;
-    int sharers = 2;
-    while (sharers < SharedForm::most_sharers &&
-           (items * sharers < kLeastCtas || mean_rows > int64_t{sharers} * SharedForm::rows))
-        sharers *= 2;
-    return sharers;
+    if (mean_rows <= kMeanOfSmall)
+        launch<kCodes, SmallForm>(job, launch_args);
+    else
+        launch<kCodes, GeneralForm>(job, launch_args);
 }
 
 }  // namespace
 
-bool launch_quantize_group_columns(const TileSource& source, const TileShape& shape, const Fp8Tensor& dst,
-                                   const QuantizeRule& rule, const Launch& launch_args) {
-    constexpr int64_t kMostRows =
-        int64_t{SharedForm::most_sharers} * (SharedForm::rows + SharedForm::steps_kept * kStepRows);
-    const int64_t strips = shape.cols / kStripCols, items = shape.groups.num_groups * strips;
-    if (source.values.dtype != DType::bf16 || !source.values.vector || shape.cols % kStripCols != 0 ||
-        items == 0 || items > INT32_MAX / kThreads || shape.capacity > INT32_MAX / 2)
+bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launch_args) {
+    const TileShape& shape = args.shape;
+    const RowView values = row_view(args.src);
+    const int64_t strips = shape.cols / kStripCols, items = shape.groups.num_groups * strips,
+                  mean_rows = shape.capacity / std::max<int64_t>(1, shape.groups.num_groups);
+    // too few strips for all multiprocessors, or none
+    if (items < int64_t{kNumSms} * GeneralForm::ctas || shape.cols % kStripCols != 0)
+        return launch_quantize_column_tiles(args, launch_args);
+    if (values.dtype != DType::bf16 || !values.vector || items > INT32_MAX / kThreads ||
+        shape.capacity > INT32_MAX / 2)
         return false;
-    const int64_t mean_rows = shape.capacity / shape.groups.num_groups;
-    const int sharers = sharers_of(items, mean_rows);
-    if (sharers > 1 && mean_rows > kMostRows) return false;
-    const GroupColumnsJob job = {.src = source.values,
-                                 .dst = row_view(dst.codes),
+    const GroupColumnsJob job = {.src = values,
+                                 .dst = row_view(args.dst.codes),
                                  .groups = shape.groups,
                                  .extent = shape.extent,
                                  .items = static_cast<int>(items),
                                  .strips = static_cast<int>(strips),
-                                 .sharers = sharers,
-                                 .scales = dst.scales.as<float>(),
-                                 .rule = rule};
-    return dst.codes.dtype == DType::e5m2 ? launch<DType::e5m2>(job, mean_rows, launch_args)
-                                          : launch<DType::e4m3>(job, mean_rows, launch_args);
+                                 .scales = args.dst.scales.as<float>(),
+                                 .rule = args.rule};
+    if (args.dst.codes.dtype == DType::e5m2)
+        launch<DType::e5m2>(job, mean_rows, launch_args);
+    else
+        launch<DType::e4m3>(job, mean_rows, launch_args);
+    return true;
 }
 
 bool launch_column_amax(const TileSource& source, const TileShape& shape, uint32_t* amax,

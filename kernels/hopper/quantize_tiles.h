@@ -64,10 +64,19 @@ bool launch_quantize_wide_tiles(const TileSource& source, const TileShape& shape
 bool launch_requantize_tiles(const TileSource& source, const TileShape& shape, const TileOutput& columns,
                              const QuantizeRule& rule, const Launch& launch);
 
-// One scale for a column of a group from one read of BF16, unless its groups are few and of more than 27648 rows
-// (quantize_group_columns.cu): true if that was launched.
-bool launch_quantize_group_columns(const TileSource& source, const TileShape& shape, const Fp8Tensor& dst,
-                                   const QuantizeRule& rule, const Launch& launch);
+// One scale for a column of a group from one read of BF16 rows of whole, aligned units: true if that was launched. Many groups whose strips fit into
+// a CTA (quantize_group_columns.cu; whole strips of 32 columns), or else by way of all multiprocessors (quantize_column_tiles.cu).
+// `zeros`: as many bytes as column_tiles_zeros says, zero, and left so.
+struct GroupColumns {
+    const TensorView& src;
+    const TileShape& shape;
+    const Fp8Tensor& dst;
+    QuantizeRule rule;
+    void* zeros;
+};
+std::size_t column_tiles_zeros(const TileShape& shape);
+bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launch);
+bool launch_quantize_column_tiles(const GroupColumns& args, const Launch& launch);
 
 // max|x| as bits: of everything into amax[0], or of every column of every group (batch) into amax[group][column]. Sets all entries.
 enum class AmaxOf { everything, columns };

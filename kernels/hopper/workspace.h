@@ -9,7 +9,7 @@
 namespace fp8flow {
 
 struct HopperOps::Workspace {
-    static constexpr std::size_t kPartialsBytes = std::size_t{64} << 20, kZerosBytes = std::size_t{4} << 20;
+    static constexpr std::size_t kPartialsBytes = std::size_t{64} << 20, kZerosBytes = std::size_t{16} << 20;
 
     explicit Workspace(Device& owner)
         : device(owner),

@@ -169,29 +169,15 @@ void expect_group_columns(const Case& c, const Formats& f) {
     p.expect_same_bytes(Fp8Tensor(dst), "dst");
 }
 
-// Enough groups and columns for the form that keeps a strip of a group on chip; groups that fit and groups that do not.
-TEST(QuantizeParity, GroupColumnsOnChip) {
+// Groups of no rows, of a part of a tile and of many tiles, whose first rows stand anywhere in a tile. On two multiprocessors (e5m2) the larger
+// ones do not fit on chip and are read twice.
+TEST(QuantizeParity, GroupColumns) {
     for (const int64_t alignment : {1, 16, 128})
         for (const Formats& f : kFormats)
             expect_group_columns(
                 {{1300, 0, 3, 1152, 1, 129, 16, 2305, 40, 1}, alignment, 0, 1280, DType::bf16, 128, 5}, f);
 }
-// The same with groups of more rows, of which the last ones wait in registers (up to 1728, counted from a sector of the output).
-TEST(QuantizeParity, LargeGroupColumnsOnChip) {
-    for (const Formats& f : kFormats)
-        expect_group_columns({{3500, 16, 1728, 16, 1728, 1712, 0, 5, 1200}, 16, 0, 1408, DType::bf16, 48, 5},
-                             f);
-}
-// The same with groups of few rows on average.
-TEST(QuantizeParity, SmallGroupColumnsOnChip) {
-    for (const int64_t alignment : {1, 16, 128})
-        for (const Formats& f : kFormats)
-            expect_group_columns(
-                {{600, 0, 3, 480, 1, 129, 16, 900, 40, 1, 500, 30}, alignment, 0, 1280, DType::bf16, 128, 5},
-                f);
-}
-// Few groups: clusters share a strip's rows.
-TEST(QuantizeParity, GroupColumnsOfClusters) {
+TEST(QuantizeParity, GroupColumnsOfFewGroups) {
     for (const Formats& f : kFormats) {
         expect_group_columns({{2500}, 16, 0, 640, DType::bf16, 48, 0}, f);
         expect_group_columns({{1700, 0, 2100, 3}, 1, 0, 192, DType::bf16, 3, 2}, f);
@@ -201,9 +187,18 @@ TEST(QuantizeParity, GroupColumnsOfClusters) {
         expect_group_columns({{1500, 40, 33}, 1, 0, 2880, DType::bf16, 7, 0}, f);
     }
 }
-// So many rows that clusters do not hold them: two passes.
-TEST(QuantizeParity, GroupColumnsInTwoPasses) {
-    for (const Formats& f : kFormats) expect_group_columns({{28000}, 16, 0, 192, DType::bf16, 48, 0}, f);
+// More groups than a warp has lanes, and columns that are no whole tile.
+TEST(QuantizeParity, GroupColumnsOfManyGroups) {
+    std::vector<int64_t> counts(75);
+    for (std::size_t g = 0; g < counts.size(); ++g)
+        counts[g] = g % 5 == 3 ? 0 : static_cast<int64_t>(g) * 37 % 300;
+    for (const int64_t alignment : {1, 16})
+        for (const Formats& f : kFormats)
+            expect_group_columns({counts, alignment, 0, 328, DType::bf16, 48, 5}, f);
+}
+// More rows than all multiprocessors hold: sent first, encoded after a second read.
+TEST(QuantizeParity, GroupColumnsReadTwice) {
+    for (const Formats& f : kFormats) expect_group_columns({{28000, 70}, 16, 0, 192, DType::bf16, 48, 0}, f);
 }
 
 TEST(QuantizeParity, Dual) {
