@@ -12,6 +12,7 @@ constexpr int kCtas = 8;               // of an SM
 constexpr int kMostPlaces = 8;         // of a token
 constexpr int kInFlight = 8;           // 16-byte pieces of a thread
 constexpr int kScaleRows = kWarpSize;  // rows of dst whose scales and pads a CTA writes at a time
+constexpr int kScales = 4;             // of a thread at a time
 
 struct FanOutArgs {
     const uint4* src;
@@ -40,11 +41,21 @@ __device__ __forceinline__ void write_scales_and_pads(const FanOutArgs& args, in
     const int64_t first = tile * kScaleRows, row = first + lane;
     const bool exists = row < args.groups.total();
     const int64_t source = exists ? row_source[row] : 0;
-    if (exists)
-        for (int block = warp; block < args.blocks; block += kWarps)
-            args.dst_scales[block * args.dst_block_stride + base + row] =
-                source < 0 ? 0.0f
-                           : load_float(args.src_scales, args.src_scale_dtype, source * args.blocks + block);
+    for (int first_block = warp; exists && first_block < args.blocks; first_block += kScales * kWarps) {
+        float scales[kScales];
+#pragma unroll
+        for (int j = 0; j < kScales; ++j) {
+            const int block = first_block + j * kWarps;
+            scales[j] = source < 0 || block >= args.blocks
+                            ? 0.0f
+                            : load_float(args.src_scales, args.src_scale_dtype, source * args.blocks + block);
+        }
+#pragma unroll
+        for (int j = 0; j < kScales; ++j) {
+            const int block = first_block + j * kWarps;
+            if (block < args.blocks) args.dst_scales[block * args.dst_block_stride + base + row] = scales[j];
+        }
+    }
     unsigned pads = __ballot_sync(0xFFFFFFFFu, exists && source < 0);
     for (; pads != 0; pads &= pads - 1) {
         uint4* to = args.dst + (base + first + __ffs(static_cast<int>(pads)) - 1) * args.pieces;
@@ -80,6 +91,7 @@ __device__ __forceinline__ void copy_to_places(const FanOutArgs& args, int64_t t
 // memory. First CTAs take 32 rows of dst each for scales and pads, the others a token: a thread's pieces are all in flight before the first
 // store. No barriers, nothing shared; every byte has one writer: tokens' places and pads are different rows.
 __global__ __launch_bounds__(kThreads, kCtas) void fan_out_kernel(const FanOutArgs args) {
+    wait_for_kernel_before();
     const int64_t base = args.dst_base != nullptr ? *args.dst_base : 0, tokens = *args.num_rows,
                   tiles = (args.groups.total() + kScaleRows - 1) / kScaleRows;
     const int32_t* row_source = args.row_source + (args.source_base != nullptr ? *args.source_base : 0);
@@ -126,8 +138,7 @@ bool launch_fan_out(const op::PermutePad& args, const Launch& launch) {
                                  .dst_block_stride = wire ? dst.scales.dim(1) : 0};
     // one item a CTA, so that SMs stay equally busy to the end
     const unsigned grid = launch.sm_limit > 0 ? grid_for(items, launch, kCtas) : static_cast<unsigned>(items);
-    fan_out_kernel<<<grid, kThreads, 0, stream_of(launch)>>>(kernel_args);
-    check_launch("permute_pad");
+    launch_behind(fan_out_kernel, grid, kThreads, 0, launch, "permute_pad", kernel_args);
     return true;
 }
 

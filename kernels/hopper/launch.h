@@ -31,18 +31,24 @@ inline void check_launch(const char* op) { check_cuda(cudaGetLastError(), op); }
 __device__ __forceinline__ void let_next_start() { cudaTriggerProgrammaticLaunchCompletion(); }
 __device__ __forceinline__ void wait_for_kernel_before() { cudaGridDependencySynchronize(); }
 template <class... Params, class... Args>
-void launch_behind(void (*kernel)(Params...), unsigned grid, unsigned threads, const Launch& launch,
-                   const char* op, Args... args) {
+void launch_behind(void (*kernel)(Params...), unsigned grid, dim3 threads, std::size_t shared_bytes,
+                   const Launch& launch, const char* op, const Args&... args) {
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
     config.blockDim = threads;
+    config.dynamicSmemBytes = shared_bytes;
     config.stream = stream_of(launch);
     config.attrs = &early;
     config.numAttrs = 1;
     check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), op);
+}
+template <class... Params, class... Args>
+void launch_behind(void (*kernel)(Params...), unsigned grid, unsigned threads, const Launch& launch,
+                   const char* op, const Args&... args) {
+    launch_behind(kernel, grid, dim3(threads), 0, launch, op, args...);
 }
 #endif
 
