@@ -247,9 +247,10 @@ __device__ __forceinline__ void store_codes(const RowView& t, int64_t at, const 
 }
 
 // Moves 2F values in and F values (or codes and F/128 scales) out a row: 5.03 bytes a column, 0.082 ms at 32768 x 2048 and 4.1 TB/s. There
-// is a CTA an SM. A warp works on one row at a time, 512 columns a step, 16 a lane, and has two steps of gate and up in shared memory: one that
-// it works on, one on its way; as soon as a step is in registers, its slot is asked for the next one: up to 96 KB an SM (twice as much fills
-// later at the start and is not faster). The whole GPU goes over the rows as one front (RowQueue): with neighbouring rows for every CTA, memory
+// is a CTA an SM. A warp works on rows one after the other, or on parts of wide ones, four blocks a step, 16 columns a lane (rows of 768 in
+// steps of their own, every other one half empty, took 10 % longer), and has two steps of gate and up in shared memory: one that it works on,
+// one on its way; as soon as a step is in registers, its slot is asked for the next one: up to 96 KB an SM (twice as much fills later at
+// the start and is not faster). The whole GPU goes over the rows as one front (RowQueue): with neighbouring rows for every CTA, memory
 // gave 7 % less, and SMs ended between 67 and 91 us of 92.
 // Barriers: a slot's, which completes when its bytes have come, one arrival a phase; warps share nothing else but the table (one
 // __syncthreads). A 128-column block belongs to eight lanes, whose maximum does not depend on the order: deterministic. Issue slots are 60 %
