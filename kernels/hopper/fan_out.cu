@@ -12,7 +12,6 @@ constexpr int kCtas = 8;               // of an SM
 constexpr int kMostPlaces = 8;         // of a token
 constexpr int kInFlight = 8;           // 16-byte pieces of a thread
 constexpr int kScaleRows = kWarpSize;  // rows of dst whose scales and pads a CTA writes at a time
-constexpr int kScales = 4;             // of a thread at a time
 
 struct FanOutArgs {
     const uint4* src;
@@ -41,21 +40,11 @@ __device__ __forceinline__ void write_scales_and_pads(const FanOutArgs& args, in
     const int64_t first = tile * kScaleRows, row = first + lane;
     const bool exists = row < args.groups.total();
     const int64_t source = exists ? row_source[row] : 0;
-    for (int first_block = warp; exists && first_block < args.blocks; first_block += kScales * kWarps) {
-        float scales[kScales];
-#pragma unroll
-        for (int j = 0; j < kScales; ++j) {
-            const int block = first_block + j * kWarps;
-            scales[j] = source < 0 || block >= args.blocks
-                            ? 0.0f
-                            : load_float(args.src_scales, args.src_scale_dtype, source * args.blocks + block);
-        }
-#pragma unroll
-        for (int j = 0; j < kScales; ++j) {
-            const int block = first_block + j * kWarps;
-            if (block < args.blocks) args.dst_scales[block * args.dst_block_stride + base + row] = scales[j];
-        }
-    }
+    if (exists)
+        for (int block = warp; block < args.blocks; block += kWarps)
+            args.dst_scales[block * args.dst_block_stride + base + row] =
+                source < 0 ? 0.0f
+                           : load_float(args.src_scales, args.src_scale_dtype, source * args.blocks + block);
     unsigned pads = __ballot_sync(0xFFFFFFFFu, exists && source < 0);
     for (; pads != 0; pads &= pads - 1) {
         uint4* to = args.dst + (base + first + __ffs(static_cast<int>(pads)) - 1) * args.pieces;

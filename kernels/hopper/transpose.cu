@@ -2,10 +2,10 @@
 #include "kernels/hopper/transpose.h"
 
 #include "kernels/hopper/device/groups.h"
-#include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/shift.h"
+#include "kernels/hopper/device/tiles.h"
 #include "kernels/hopper/hopper_ops.h"
 
 namespace fp8flow {
@@ -59,7 +59,7 @@ __device__ __forceinline__ void fetch(const Transposer& args, int64_t src_base, 
 #pragma unroll
         for (int k = 0; k < kRows; ++k, in += dim) {
             uint4 codes = {0, 0, 0, 0};
-            if (first + k < count) codes = *reinterpret_cast<const uint4*>(in);
+            if (first + k < count) codes = load_and_neighbour(in);
             held.words[k][0] = codes.x, held.words[k][1] = codes.y;
             held.words[k][2] = codes.z, held.words[k][3] = codes.w;
         }
@@ -93,13 +93,6 @@ __device__ __forceinline__ void fetch(const Transposer& args, int64_t src_base, 
                 held.scales[i] =
                     args.scales.load(src_base + place.row + lane + i * kWarpRows, place.col_tile);
     }
-}
-
-// Where a column of the turned tile begins in shared memory: its rows side by side, as the copy engine takes them; every 16 columns, those of
-// a thread, 16 bytes further than the ones before, so that neighbouring threads write to different banks.
-constexpr int kTurnedTileWords = kTile * kColumnWords + kTile / kPiece * kPieceWords;
-__device__ __forceinline__ int column_word(int col) {
-    return col * kColumnWords + col / kPiece * kPieceWords;
 }
 
 // From the registers of all threads to `turned`: scales are compared by every warp alone, rows shifted four codes at a time, and 4x4 squares of
@@ -140,7 +133,8 @@ template <DType kCodes> __device__ __forceinline__ float turn(Held& held, uint32
             const uint32_t(*words)[kPieceWords] = held.words + 4 * q;
             turn_square({words[0][i], words[1][i], words[2][i], words[3][i]}, squares[q]);
         }
-        uint32_t* out = turned + column_word(part * kPiece) + octet * 2 + i * 4 * kColumnWords;
+        uint32_t* out =
+            turned + turned_index<kPiece>(part * kPiece, octet / 2) + octet % 2 * 2 + i * 4 * kColumnWords;
 #pragma unroll
         for (int c = 0; c < 4; ++c)
             *reinterpret_cast<uint2*>(out + c * kColumnWords) = uint2{squares[0][c], squares[1][c]};
@@ -148,41 +142,54 @@ template <DType kCodes> __device__ __forceinline__ float turn(Held& held, uint32
     return target;
 }
 
-// A column a thread leaves by the copy engine, a line of 128 bytes, where all begin and end at multiples of 16 (`aligned`); else code by code.
+// Columns leave shared memory in pieces of 16 rows, 8 threads a column: whole lines of 128 bytes. `aligned`: so is every column's start.
 __device__ __forceinline__ void store_columns(const Transposer& args, const uint32_t* turned,
                                               int64_t dst_base, bool aligned, const Place& place, int rows) {
-    const int cols = min(kTile, args.src.cols - place.first_col()), thread = static_cast<int>(threadIdx.x);
+    const int piece = static_cast<int>(threadIdx.x) % kPieces, first = piece * kPiece,
+              cols = min(kTile, args.src.cols - place.first_col());
     const int64_t stride = args.dst.cols;
-    uint8_t* const first =
-        static_cast<uint8_t*>(args.dst.data) + place.first_col() * stride + dst_base + place.row;
-    if (aligned && rows % kPiece == 0) {
-        static_assert(kThreads == kTile);
-        if (thread >= cols) return;
-        bulk_store(turned + column_word(thread), first + thread * stride, static_cast<uint32_t>(rows));
-        copies_commit();
-        copies_wait_read<0>();
+    int col = static_cast<int>(threadIdx.x) / kPieces;
+    uint8_t* out = static_cast<uint8_t*>(args.dst.data) + (place.first_col() + col) * stride + dst_base +
+                   place.row + first;
+    if (aligned && rows == kTile && cols == kTile) {
+#pragma unroll
+        for (int i = 0; i < kTile * kPieces / kThreads; ++i, col += kThreads / kPieces) {
+            *reinterpret_cast<uint4*>(out) =
+                *reinterpret_cast<const uint4*>(turned + turned_index<kPiece>(col, piece));
+            out += kThreads / kPieces * stride;
+        }
         return;
     }
 #pragma unroll 1
-    for (int i = thread; i < cols * kPieces; i += kThreads) {
-        const int row = i % kPieces * kPiece;
-        const uint8_t* const from = reinterpret_cast<const uint8_t*>(turned + column_word(i / kPieces)) + row;
-        uint8_t* const out = first + i / kPieces * stride + row;
-        for (int r = 0; r < kPiece && row + r < rows; ++r) out[r] = from[r];
+    for (int i = 0; i < kTile * kPieces / kThreads; ++i) {
+        if (col < cols) {
+            const uint4 codes = *reinterpret_cast<const uint4*>(turned + turned_index<kPiece>(col, piece));
+            if (first + kPiece <= rows && aligned) {
+                *reinterpret_cast<uint4*>(out) = codes;
+            } else {
+                const uint32_t words[kPieceWords] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+                for (int r = 0; r < kPiece; ++r)
+                    if (first + r < rows) out[r] = static_cast<uint8_t>(words[r / 4] >> (8 * (r % 4)));
+            }
+        }
+        col += kThreads / kPieces;
+        out += kThreads / kPieces * stride;
     }
 }
 
 // Moves every code in and out (and 128 scales in, one out, a tile): 2.06 bytes a code, 0.118 ms at 32768 x 7168 and 4.1 TB/s. A CTA turns
-// one tile, and SMs take CTAs as these become free: rows fastest, so that CTAs under way together write long runs of every column; reading long
-// runs of rows instead takes 3 % longer, whatever the arithmetic (a kernel without any took as long). Eight CTAs an SM, each with all of its
-// 16 KB requested at once, behind one round of loads that says which rows are pads: what it waits for is hidden by the other seven. (With four
-// tiles a CTA, two of them on their way, behind a binary search of dependent loads: 3.48 TB/s. Loads that do not stay in L1, or leave L2
-// first: 4 % slower.) Every warp compares all scales of the tile itself; barrier: the tile is turned. Where the launch may not use all SMs, or
-// has more tiles than kMostWaves, a CTA takes every gridDim.x-th tile; barrier: the tile before has left. Only maxima are reduced:
-// deterministic.
+// one tile, and SMs take CTAs as these become free: rows fastest, so that CTAs under way together write long runs of every column (columns
+// fastest: 4 % slower, and so was a kernel that left out all arithmetic); what the tile to the right will read comes into L2 with this one's
+// requests, 256 bytes each (3 %). Eight CTAs an SM, each with all of its 16 KB requested at once, behind one round of loads that says which rows
+// are pads: what it waits for is hidden by the other seven. (With four tiles a CTA, two of them on their way, behind a binary search of
+// dependent loads: 3.48 TB/s. Loads that leave L1 or L2 first: 4 % slower. Columns by the copy engine: as fast, slower where a kernel is
+// short.) Every warp compares all scales of the tile itself; barrier: the tile is turned. Where the launch may not use all SMs, or has more
+// tiles than kMostWaves, a CTA takes every gridDim.x-th tile; barrier: the tile before has left. Only maxima are reduced: deterministic.
 template <DType kCodes>
 __global__ void __launch_bounds__(kThreads, kCtas) transpose_kernel(const Transposer args) {
-    __shared__ alignas(16) uint32_t turned[kTurnedTileWords];
+    __shared__ uint4 turned_pieces[kTile * kPieces];
+    uint32_t* const turned = reinterpret_cast<uint32_t*>(turned_pieces);
     wait_for_kernel_before();
     const int64_t src_base = args.src.base(), dst_base = args.dst.base();
     const int64_t end = args.groups.counts != nullptr ? args.groups.total() : args.extent;
@@ -201,7 +208,6 @@ __global__ void __launch_bounds__(kThreads, kCtas) transpose_kernel(const Transp
         const float target = turn<kCodes>(held, turned);
         if (threadIdx.x == 0)
             args.tile_scales[(dst_base + place.row) / kTile * args.scale_stride + place.col_tile] = target;
-        fence_shared_for_engines();
         __syncthreads();
         store_columns(args, turned, dst_base, aligned, place, rows.rows);
     }

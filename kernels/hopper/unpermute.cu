@@ -18,11 +18,10 @@ constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
 
 // ---- sums, BF16 in whole vectors -------------------------------------------------------------------------------------------------------
-constexpr int kMostRows = 8;                             // of a token
-constexpr int kFewRows = 2;                              // with so many, several turns at once
-constexpr int kSumThreads = 128, kMostSumThreads = 192;  // of rows up to so many units, all of them at once
-constexpr int kSumCtas = 6;                              // of an SM; of the widest fewer
-constexpr int kSumTurns = 4;                             // of a CTA on one row
+constexpr int kMostRows = 8;      // of a token
+constexpr int kFewRows = 2;       // with so many, several turns at once
+constexpr int kSumThreads = 128;  // at most
+constexpr int kSumCtas = 6;       // of an SM
 
 enum class Weights { none, probs };
 struct SumArgs {
@@ -57,15 +56,14 @@ __device__ __forceinline__ void add_residual(const uint4& residual, SumRounding 
 }
 
 // Moves: every routed row once, every token's row once (and its residual): 529 (587) MB at T=4096, H=7168, K=8: 0.129 (0.143) ms at 4.1 TB/s. A
-// CTA takes half a token's row (4 turns of 1024 columns; of up to 1536 columns the whole row in one turn) and learns its K row numbers first,
-// and their weights, a lane one of them; then a thread has the eight columns of all rows in flight at a time, and of few rows those of four
-// turns: 12 KB a CTA at K=6, 16 KB at 8 and 2, up to 96 KB an SM. Rows of one CTA are short and there are many, so that SMs stay equally busy
-// to the end. Sums in fp32 in the order of recv_rows. No barriers, one writer a byte. The residual may stand where the result goes: a
-// thread reads the units that it writes.
+// CTA takes two turns, of up to 1024 columns each, on a token's row and learns its K row numbers first, once, and their weights, a lane
+// one of them; then a thread has the eight columns of all rows in flight at a time, and of one or two rows those of four turns: 12 KB a CTA at
+// K=6, 16 KB at 8 and 2, up to 96 KB an SM (four turns one after the other: 1 % slower; two rows in flight instead of eight: 17 %). Rows of
+// one CTA are short and there are many, so that SMs stay equally busy to the end. Loads that leave L2 first: 5 % slower with weights. Sums in
+// fp32 in the order of recv_rows. No barriers, one writer a byte. The residual may stand where the result goes: a thread reads the units
+// that it writes.
 template <Weights kWeights, int kRows>
-__global__ __launch_bounds__(kMostSumThreads,
-                             kSumCtas* kSumThreads /
-                                 kMostSumThreads) void unpermute_sums_kernel(const SumArgs args) {
+__global__ __launch_bounds__(kSumThreads, kSumCtas) void unpermute_sums_kernel(const SumArgs args) {
     constexpr int kAtOnce = kMostRows / kRows;  // turns
     wait_for_kernel_before();
     const int64_t items = *args.num_rows * args.slabs;
@@ -326,12 +324,12 @@ bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const TensorView& res
     };
     if (topk > kMostRows || !fits(args.src) || !fits(args.dst) || (residual && !fits(residual))) return false;
     const int64_t units = hidden / kUnit;
+    // turns of a CTA on a row: two, of few rows four at once
     const bool few = topk <= kFewRows;
-    const int64_t at_once = few ? kMostRows / kFewRows : 1, columns = ceil_div(units, at_once);
-    const int threads =
-        columns <= kMostSumThreads ? static_cast<int>(round_up(columns, kWarpSize)) : kSumThreads;
-    const int64_t slab_units = int64_t{threads} * kSumTurns, slabs = ceil_div(units, slab_units),
-                  items = capacity * slabs;
+    const int64_t turns = few ? kMostRows / kFewRows : 2;
+    const int threads = static_cast<int>(
+        std::min<int64_t>(kSumThreads, round_up(ceil_div(units, turns), int64_t{kWarpSize})));
+    const int64_t slab_units = turns * threads, slabs = ceil_div(units, slab_units), items = capacity * slabs;
     if (items >= int64_t{1} << 31) return false;
     if (items == 0) return true;
     const SumArgs kernel_args{.src = static_cast<const uint16_t*>(args.src.data),

@@ -202,11 +202,11 @@ struct StepShared {
 };
 
 // AdamW and both codes: 16 bytes a weight in and 14 out, and 2 for the BF16 copy (apart: 28 and 2, then 6): 7.05 GB, 1.72 ms at 8 x 4096 x
-// 7168 and 4.1 TB/s. A CTA walks over tiles, grid-stride, columns fastest. A warp takes 8 rows, one after the other, a thread 16 bytes of
-// each: every access is whole lines (with two accesses of 16 bytes beside each other in a thread, stores reached L2 as half sectors: 87 %
-// of its throughput at 63 % of DRAM's). The next row of a thread, of the next tile behind the last, is always on its way: 64 KB an
-// SM. New masters wait in shared memory, not in registers, which would spill. Barrier 1: the maxima of the warps are in shared
-// memory, and the tile before has left it. Every thread makes codes of its own masters, and turns 4x4 squares of them. Barrier 2: the
+// 7168 and 4.1 TB/s. A CTA takes a tile, as above (CTAs that walked over tiles: 4 % slower). A warp takes 8 rows, one after the other, a
+// thread 16 bytes of each: every access is whole lines (with two accesses of 16 bytes beside each other in a thread, stores reached L2 as
+// half sectors: 87 % of its throughput at 63 % of DRAM's). The next row of a thread, of the CTA's next tile behind the last, is always on
+// its way: 64 KB an SM. New masters wait in shared memory, not in registers, which would spill. Barrier 1: the maxima of the warps are in
+// shared memory, and the tile before has left it. Every thread makes codes of its own masters, and turns 4x4 squares of them. Barrier 2: the
 // turned tile is complete, and leaves. Element-wise but for maxima: deterministic; operations round as in the reference, since
 // nothing is contracted. A step with *status != 0 writes no parameter, only the copies of those there are.
 template <DType kCodes>
@@ -234,9 +234,8 @@ __global__ void __launch_bounds__(kStepThreads, kCtas) step_tiles_kernel(const W
             const FourParameters now = next;
             const int64_t here = at;
             at += cols;
-            if (k + 1 == kStepRows)
-                at = start(following < job.tiles ? following : tile);  // the last is not used
-            next = fetch_four(job.step, steps, at);
+            if (k + 1 == kStepRows) at = start(following);
+            if (k + 1 < kStepRows || following < job.tiles) next = fetch_four(job.step, steps, at);
             const float4 master = steps ? step_four(job.step, grad_scale, now, here) : now.master;
             shared.masters[k * kStepThreads + thread] = master;
             largest = fmaxf(fmaxf(largest, fmaxf(fabsf(master.x), fabsf(master.y))),
@@ -289,12 +288,14 @@ CopyTiles copy_tiles(const Fp8Tensor& copy) {
             .scale_stride = static_cast<int>(copy.scales.cols())};
 }
 
+// A CTA a tile, unless the launch is limited.
+unsigned grid_of(const WeightJob& job, const Launch& launch) {
+    return launch.sm_limit > 0 ? grid_for(job.tiles, launch, kCtas) : static_cast<unsigned>(job.tiles);
+}
 void launch(const WeightJob& job, DType codes, const Launch& launch) {
     const auto kernel =
         codes == DType::e5m2 ? weight_tiles_kernel<DType::e5m2> : weight_tiles_kernel<DType::e4m3>;
-    const unsigned grid =
-        launch.sm_limit > 0 ? grid_for(job.tiles, launch, kCtas) : static_cast<unsigned>(job.tiles);
-    launch_behind(kernel, grid, kThreads, 0, launch, "weight_tiles", job);
+    launch_behind(kernel, grid_of(job, launch), kThreads, 0, launch, "weight_tiles", job);
 }
 void launch_step(const WeightJob& job, DType codes, const Launch& launch) {
     const auto kernel =
@@ -302,7 +303,7 @@ void launch_step(const WeightJob& job, DType codes, const Launch& launch) {
     check_cuda(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int{sizeof(StepShared)}),
         "shared memory of step_tiles");
-    kernel<<<grid_for(job.tiles, launch, kCtas), kStepThreads, sizeof(StepShared), stream_of(launch)>>>(job);
+    kernel<<<grid_of(job, launch), kStepThreads, sizeof(StepShared), stream_of(launch)>>>(job);
     check_launch("step_tiles");
 }
 

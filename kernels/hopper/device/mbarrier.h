@@ -129,13 +129,6 @@ __device__ __forceinline__ void bulk_load(const void* from, Barrier* barrier, vo
         : "memory");
 }
 
-// The same from shared memory. Part of the thread's current group of copies.
-__device__ __forceinline__ void bulk_store(const void* from, void* to, uint32_t bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
-                 "r"(shared_address(from)), "r"(bytes)
-                 : "memory");
-}
-
 // ---- the copy engine both ways: boxes of a 3-D tensor that passes once, and is the first to leave L2 --------------------------------------
 __device__ __forceinline__ uint64_t passing_once() {
     uint64_t policy;
