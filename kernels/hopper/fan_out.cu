@@ -80,6 +80,7 @@ __device__ __forceinline__ void copy_to_places(const FanOutArgs& args, int64_t t
 // memory. First CTAs take 32 rows of dst each for scales and pads, the others a token: a thread's pieces are all in flight before the first
 // store. No barriers, nothing shared; every byte has one writer: tokens' places and pads are different rows.
 __global__ __launch_bounds__(kThreads, kCtas) void fan_out_kernel(const FanOutArgs args) {
+    wait_for_kernel_before();
     const int64_t base = args.dst_base != nullptr ? *args.dst_base : 0, tokens = *args.num_rows,
                   tiles = (args.groups.total() + kScaleRows - 1) / kScaleRows;
     const int32_t* row_source = args.row_source + (args.source_base != nullptr ? *args.source_base : 0);
@@ -126,8 +127,7 @@ bool launch_fan_out(const op::PermutePad& args, const Launch& launch) {
                                  .dst_block_stride = wire ? dst.scales.dim(1) : 0};
     // one item a CTA, so that SMs stay equally busy to the end
     const unsigned grid = launch.sm_limit > 0 ? grid_for(items, launch, kCtas) : static_cast<unsigned>(items);
-    fan_out_kernel<<<grid, kThreads, 0, stream_of(launch)>>>(kernel_args);
-    check_launch("permute_pad");
+    launch_behind(fan_out_kernel, grid, kThreads, 0, launch, "permute_pad", kernel_args);
     return true;
 }
 

@@ -81,9 +81,12 @@ __device__ __forceinline__ int marked(const uint32_t* masks, int column) {
     return count;
 }
 
-// Moves: the ids once; one count a block and column out. A CTA takes a block of 128 tokens.
+// Moves: the ids once; one count a block and column out. A CTA takes a block of 128 tokens. Starts behind the kernel before it, and lets the next
+// start when that has ended.
 __global__ __launch_bounds__(kThreads) void count_kernel(const PlanArgs args) {
     extern __shared__ uint32_t masks[];
+    wait_for_kernel_before();
+    let_next_start();
     for (int block = static_cast<int>(blockIdx.x); block < args.blocks;
          block += static_cast<int>(gridDim.x)) {
         mark_tokens(args, block / args.blocks_per_rank, block % args.blocks_per_rank * kBlockTokens, masks);
@@ -200,11 +203,18 @@ __device__ __forceinline__ void place_groups(const PlanArgs& args, const PlaceSh
 // rounds of loads, where a launch of its own took longer. A CTA takes a block of 128 tokens. It adds up the blocks before it, its first warp
 // places the groups (the first CTA's also writes them down), and a thread a token places rows: a token's slot in a group is the block's start
 // plus the earlier tokens of the block with that expert, counted from bit masks; its experts are visited in ascending order. Then all CTAs
-// fill what no token fills: pads, and the ends of the lists. One writer a word; barriers between these steps, outside of any branch.
+// fill what no token fills: pads, and the ends of the lists. One writer a word; barriers between these steps, outside of any branch. Its
+// masks are made while count_kernel runs, which does not write the ids, and starts it only when all kernels before have ended.
 __global__ __launch_bounds__(kThreads) void place_kernel(const PlanArgs args) {
     extern __shared__ int64_t memory[];
     const int columns = args.columns(), thread = static_cast<int>(threadIdx.x);
     const PlaceShared shared(memory, args.groups, columns);
+    const auto mark = [&](int block) {
+        mark_tokens(args, block / args.blocks_per_rank, block % args.blocks_per_rank * kBlockTokens,
+                    shared.masks);
+    };
+    if (static_cast<int>(blockIdx.x) < args.blocks) mark(static_cast<int>(blockIdx.x));
+    wait_for_kernel_before();
     int32_t* row_source = static_cast<int32_t*>(args.row_source.data) + args.row_source.base();
     float* row_prob = static_cast<float*>(args.row_prob.data) + args.row_prob.base();
     add_blocks(args, static_cast<int>(blockIdx.x), shared);
@@ -223,10 +233,12 @@ __global__ __launch_bounds__(kThreads) void place_kernel(const PlanArgs args) {
     __syncthreads();  // the groups are placed
     for (int block = static_cast<int>(blockIdx.x); block < args.blocks;
          block += static_cast<int>(gridDim.x)) {
-        if (block >= static_cast<int>(gridDim.x)) add_blocks(args, block, shared);  // not the first
-        const int source_rank = block / args.blocks_per_rank;
-        const int first_token = block % args.blocks_per_rank * kBlockTokens, token = first_token + thread;
-        mark_tokens(args, source_rank, first_token, shared.masks);
+        if (block >= static_cast<int>(gridDim.x)) {  // not the first
+            mark(block);
+            add_blocks(args, block, shared);
+        }
+        const int source_rank = block / args.blocks_per_rank,
+                  token = block % args.blocks_per_rank * kBlockTokens + thread;
         const uint32_t* const masks = shared.masks;
         const int* const starts = shared.starts;
         const int word = thread / 32;
@@ -327,11 +339,10 @@ void HopperOps::do_plan_dispatch(const op::PlanDispatch& args, const Launch& lau
                   "{} local experts and {} ranks: plan_dispatch needs {} bytes of shared memory, has {}",
                   args.num_local_experts, ranks, place_bytes, kSharedBytes);
     plan.block_counts = workspace_->partials_for<int>(blocks * columns);
-    const cudaStream_t stream = stream_of(launch);
     constexpr int kPerSm = 2;
-    if (blocks > 0) count_kernel<<<grid_for(blocks, launch, kPerSm), kThreads, mask_bytes, stream>>>(plan);
-    place_kernel<<<grid_for(blocks, launch, kPerSm), kThreads, place_bytes, stream>>>(plan);
-    check_launch("plan_dispatch");
+    const unsigned grid = grid_for(blocks, launch, kPerSm);
+    if (blocks > 0) launch_behind(count_kernel, grid, kThreads, mask_bytes, launch, "plan_dispatch", plan);
+    launch_behind(place_kernel, grid, kThreads, place_bytes, launch, "plan_dispatch", plan);
 }
 
 }  // namespace fp8flow

@@ -62,6 +62,7 @@ __device__ __forceinline__ void each_chunk(const RowView& src, const DeviceGroup
 template <DType kSource, DType kCodes, ScaleFormat kFormat>
 __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     quantize_blocks_kernel(const RowQuantizer args, int chunks) {
+    wait_for_kernel_before();
     const int64_t dst_base = args.codes.base();
     each_chunk(args.src, args.groups, chunks,
                [&](int64_t row, bool valid, int first_col, const uint4(&words)[kChunkUnits]) {
@@ -141,6 +142,7 @@ template <DType kSource, DType kCodes>
 __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     quantize_whole_rows_kernel(const RowQuantizer args) {
     __shared__ uint32_t warp_max[2][kRowThreads / 32];
+    wait_for_kernel_before();
     const int thread = static_cast<int>(threadIdx.x), width = args.src.cols, first_col = thread * kUnit;
     const int64_t total = args.groups.total(), src_base = args.src.base(), dst_base = args.codes.base();
     int place = 0;
@@ -259,7 +261,7 @@ void launch_blocks(const RowQuantizer& args, int64_t rows, const Launch& launch)
                             : (e5m2 ? blocks_kernel<DType::bf16, DType::e5m2>(args.rule)
                                     : blocks_kernel<DType::bf16, DType::e4m3>(args.rule));
     const ChunkGrid grid = chunk_grid(rows, args.src.cols, Ctas::once, launch);
-    kernel<<<grid.ctas, kRowThreads, 0, stream_of(launch)>>>(args, grid.chunks);
+    launch_behind(kernel, grid.ctas, kRowThreads, 0, launch, "quantize_rows", args, grid.chunks);
 }
 
 void launch_whole_rows(const RowQuantizer& args, int64_t rows, const Launch& launch) {
@@ -269,7 +271,8 @@ void launch_whole_rows(const RowQuantizer& args, int64_t rows, const Launch& lau
                                     : quantize_whole_rows_kernel<DType::f16, DType::e4m3>)
                             : (e5m2 ? quantize_whole_rows_kernel<DType::bf16, DType::e5m2>
                                     : quantize_whole_rows_kernel<DType::bf16, DType::e4m3>);
-    kernel<<<grid_for(rows, launch, 4 * kChunkCtas), kRowThreads, 0, stream_of(launch)>>>(args);
+    launch_behind(kernel, grid_for(rows, launch, 4 * kChunkCtas), kRowThreads, 0, launch, "quantize_rows",
+                  args);
 }
 
 }  // namespace

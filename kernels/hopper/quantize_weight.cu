@@ -10,6 +10,18 @@ namespace fp8flow {
 
 using namespace hopper;
 
+namespace {
+
+// Scale tables are padded to a multiple of 4 columns: the pads hold 0.
+void clear_scales(const Fp8Tensor& copy, const Launch& launch) {
+    if (copy)
+        check_cuda(cudaMemsetAsync(copy.scales.data, 0, static_cast<std::size_t>(copy.scales.bytes()),
+                                   stream_of(launch)),
+                   "clearing scales");
+}
+
+}  // namespace
+
 void HopperOps::do_quantize_weight(const op::QuantizeWeight& args, const Launch& launch) {
     if (!args.fprop && !args.dgrad) return;
     const ScaleLayout layout = args.fprop ? args.fprop.layout : args.dgrad.layout;

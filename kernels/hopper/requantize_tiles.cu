@@ -56,6 +56,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) requantize_kernel(const Requa
     uint32_t* const turned = reinterpret_cast<uint32_t*>(pieces);
     const int thread = static_cast<int>(threadIdx.x), octet = thread / kPieces, part = thread % kPieces,
               first_of_warp = octet * kRows % 32;
+    wait_for_kernel_before();
     const int64_t src_base = job.src.base(), dst_base = job.columns.base();
     const int64_t end = job.groups.counts != nullptr ? job.groups.total() : job.extent;
     for (int tile = static_cast<int>(blockIdx.x);; tile += static_cast<int>(gridDim.x)) {
@@ -63,25 +64,18 @@ __global__ void __launch_bounds__(kThreads, kCtas) requantize_kernel(const Requa
         const int64_t row = static_cast<int64_t>(tile / job.col_tiles) * kTile;
         if (row >= end) return;
         if (tile != static_cast<int>(blockIdx.x)) __syncthreads();
+        const AlignedTile rows = aligned_tile(job.groups, job.extent, row);
         uint4 words[kRows];
-        const int readable = readable_rows(job.groups, row);
         const uint8_t* in = static_cast<const uint8_t*>(job.src.data) +
                             (src_base + row + octet * kRows) * job.cols + col_tile * kTile + part * kPiece;
 #pragma unroll
         for (int k = 0; k < kRows; ++k, in += job.cols) {
             words[k] = uint4{0, 0, 0, 0};
-            if (octet * kRows + k < readable) words[k] = *reinterpret_cast<const uint4*>(in);
+            if (octet * kRows + k < rows.count) words[k] = *reinterpret_cast<const uint4*>(in);
         }
         float own = 0.0f;  // the scale of row `thread`: one of this warp's
-        if (thread < readable)
+        if (thread < rows.count)
             own = job.block_scales[col_tile * job.block_scale_stride + src_base + row + thread];
-        const AlignedTile rows = aligned_tile(job.groups, job.extent, row);
-        if (rows.count < kTile) {
-            if (thread >= rows.count) own = 0.0f;
-#pragma unroll
-            for (int k = 0; k < kRows; ++k)
-                if (octet * kRows + k >= rows.count) words[k] = uint4{0, 0, 0, 0};
-        }
         float scales[kRows];
 #pragma unroll
         for (int k = 0; k < kRows; ++k) scales[k] = __shfl_sync(kAll, own, first_of_warp + k);
@@ -166,8 +160,7 @@ bool launch_requantize_tiles(const TileSource& source, const TileShape& shape, c
     constexpr int kMostWaves = 32;  // a capacity may be far above the rows there are
     const int64_t tiles = ceil_div(shape.capacity, kTile) * job.col_tiles;
     const unsigned grid = grid_for(tiles, launch, launch.sm_limit > 0 ? kCtas : kMostWaves * kCtas);
-    kernel<<<grid, kThreads, 0, stream_of(launch)>>>(job);
-    check_launch("requantize_tiles");
+    launch_behind(kernel, grid, kThreads, 0, launch, "requantize_tiles", job);
     return true;
 }
 

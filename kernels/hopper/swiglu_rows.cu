@@ -16,6 +16,7 @@ constexpr unsigned kWholeWarp = 0xFFFFFFFFu;
 constexpr int kUnits = 2, kBlockCols = static_cast<int>(kBlock), kBlockLanes = kBlockCols / kUnit / kUnits,
               kUnitStep = kBlockCols / kUnits;
 constexpr int kStep = kLanes * kUnits * kUnit;  // columns of a warp at a time
+constexpr int kStepBlocks = kStep / kBlockCols;
 constexpr int kSlots = 2;               // pieces of a warp, a step's columns each, on their way or in use
 constexpr int kPieceBytes = 2 * kStep;  // of one input
 constexpr int kForwardWarps = 24, kForwardInputs = 2, kBackwardWarps = 16, kBackwardInputs = 3;
@@ -24,6 +25,11 @@ constexpr int ring_bytes(int warps, int inputs) { return warps * kSlots * inputs
 template <int kWarps> struct Shared {
     SigmoidTable table;
     Barrier full[kWarps][kSlots];
+};
+
+// A row of the queue is a part of a row of the op, `cols` columns of it, of which there are 1 << shift.
+struct RowSegments {
+    int shift, cols;
 };
 
 // Hands out an op's rows, pads too, in ascending order: row r belongs to warp r % kWarps of whichever CTA comes next. The first two rounds go by
@@ -53,18 +59,23 @@ private:
     int round_ = 0, taken_ = 0;
 };
 
-// A step's columns of a row; row < 0: there is none.
+// What a lane has of a step: the block that its eight lanes work on, from `col` on; row < 0: none. The first `blocks` of the step's blocks have
+// one; none: the warp has met its last row.
 struct Piece {
     int row, col;
     float prob;
+    int blocks;
 };
 
-// What a warp reads, piece by piece, through its slots of shared memory; and the table. Pads that it meets are cleared by `clear(row)`.
+// What a warp reads, step by step, through its slots of shared memory; and the table. A step takes the next blocks of the warp's rows, of two or
+// more rows where one ends in it, so that short rows leave no lane without work. Pads that it meets are cleared by `clear(row, first column,
+// end)`.
 template <int kWarps, int kInputs, class Clear> class Feed {
 public:
     struct Source {
         RowView h, da, prob;  // da and prob may be absent
         int width;
+        RowSegments segments;
         DeviceGroups groups;
         RowTicket* tickets;
     };
@@ -74,13 +85,13 @@ public:
           da_(static_cast<const uint16_t*>(source.da.data) + source.da.base() * source.width),
           prob_(source.prob ? static_cast<const float*>(source.prob.data) + source.prob.base() : nullptr),
           width_(source.width),
+          segments_(source.segments),
           total_(static_cast<int>(source.groups.total())),
           slots_(ring + threadIdx.y * ring_bytes(1, kInputs)),
           full_(shared.full[threadIdx.y]),
           clear_(clear),
           window_(source.groups),
-          queue_(source.tickets),
-          col_(source.width) {
+          queue_(source.tickets) {
         if (threadIdx.x == 0) {
             for (int slot = 0; slot < kSlots; ++slot) barrier_init(&full_[slot], 1);
             fence_barrier_init();
@@ -117,21 +128,32 @@ private:
     static constexpr int kSlotBytes = kInputs * kPieceBytes;
 
     __device__ Piece request(int slot) {
-        if (col_ >= width_) take_row();
-        const Piece piece = {row_, col_, 1.0f};
-        if (row_ < 0) return piece;
-        if (threadIdx.x == 0) {
-            const uint32_t bytes = 2 * static_cast<uint32_t>(min(kStep, width_ - col_));
-            const int64_t at = int64_t{row_} * width_ + col_;
-            const uint16_t* const gate = h_ + at + int64_t{row_} * width_;
-            uint8_t* const to = slots_ + slot * kSlotBytes;
-            barrier_arrive_expect_bytes(&full_[slot], kInputs * bytes);
-            bulk_load(gate, &full_[slot], to, bytes);
-            bulk_load(gate + width_, &full_[slot], to + kPieceBytes, bytes);
-            if constexpr (kInputs == kBackwardInputs)
-                bulk_load(da_ + at, &full_[slot], to + 2 * kPieceBytes, bytes);
+        const int place = static_cast<int>(threadIdx.x) / kBlockLanes;
+        Piece piece = {-1, 0, 1.0f, 0};
+        uint32_t bytes = 0;
+#pragma unroll 1
+        while (piece.blocks < kStepBlocks) {
+            if (col_ >= end_ && !take_row()) break;
+            const int cols = min(end_ - col_, (kStepBlocks - piece.blocks) * kBlockCols);
+            if (threadIdx.x == 0) {
+                const int64_t at = int64_t{row_} * width_ + col_;
+                const uint16_t* const gate = h_ + at + int64_t{row_} * width_;
+                uint8_t* const to = slots_ + slot * kSlotBytes + 2 * kBlockCols * piece.blocks;
+                const uint32_t length = 2 * static_cast<uint32_t>(cols);
+                bulk_load(gate, &full_[slot], to, length);
+                bulk_load(gate + width_, &full_[slot], to + kPieceBytes, length);
+                if constexpr (kInputs == kBackwardInputs)
+                    bulk_load(da_ + at, &full_[slot], to + 2 * kPieceBytes, length);
+                bytes += kInputs * length;
+            }
+            if (place >= piece.blocks)
+                piece.row = row_, piece.col = col_ + (place - piece.blocks) * kBlockCols;
+            piece.blocks += (cols + kBlockCols - 1) / kBlockCols;
+            if (place >= piece.blocks) piece.row = -1;
+            col_ += cols;
         }
-        col_ += kStep;
+        // bytes may come before they are expected: the phase waits for the arrival
+        if (threadIdx.x == 0 && piece.blocks > 0) barrier_arrive_expect_bytes(&full_[slot], bytes);
         return piece;
     }
     __device__ void append(const Piece& piece) {
@@ -142,20 +164,28 @@ private:
     __device__ float prob_of(const Piece& piece) const {
         return piece.row >= 0 && prob_ != nullptr ? prob_[piece.row] : 1.0f;
     }
-    __device__ void take_row() {
-        col_ = 0;
-        for (;;) {
-            row_ = queue_.take();
+    // The next segment of a row, pads cleared on the way; false behind the last.
+    __device__ bool take_row() {
+        while (row_ < total_) {
+            const int item = queue_.take();
+            row_ = item >> segments_.shift;
+            col_ = (item & ((1 << segments_.shift) - 1)) * segments_.cols;
+            end_ = min(width_, col_ + segments_.cols);
             if (row_ >= total_) break;
-            if (window_.is_valid(row_)) return;
-            clear_(row_);
+            if (!window_.is_valid(row_))
+                clear_(row_, col_, end_);
+            else if (col_ < end_)
+                return true;
         }
-        row_ = -1;
+        end_ = col_;
+        return false;
     }
 
     const uint16_t *h_, *da_;
     const float* prob_;
-    int width_, total_;
+    int width_;
+    RowSegments segments_;
+    int total_;
     uint8_t* slots_;
     Barrier* full_;
     Clear clear_;
@@ -163,16 +193,19 @@ private:
     RowQueue queue_;
     Piece pieces_[kSlots], requested_;
     uint32_t turn_ = 0;
-    int row_ = -1, col_;  // what is requested next; from the row's end on: another row
+    int row_ = -1, col_ = 0, end_ = 0;  // what is requested next; from the end on: another row
 };
 
-// The row's codes or values, and its scales if there are any.
-__device__ __forceinline__ void clear_row(const RowView& t, int64_t row, const BlockScales& scales) {
+// Columns [first, end) of a row, codes or values, and their scales if there are any. `first` is a multiple of a block.
+__device__ __forceinline__ void clear_row(const RowView& t, int64_t row, int first, int end,
+                                          const BlockScales& scales) {
     const int lane = static_cast<int>(threadIdx.x), size = scales.data != nullptr ? 1 : 2;
     uint8_t* const to = static_cast<uint8_t*>(t.data) + row * t.cols * size;
-    for (int i = lane * 16; i < t.cols * size; i += kLanes * 16) *reinterpret_cast<uint4*>(to + i) = uint4{};
+    for (int i = first * size + lane * 16; i < end * size; i += kLanes * 16)
+        *reinterpret_cast<uint4*>(to + i) = uint4{};
     if (scales.data == nullptr) return;
-    for (int col = lane * kBlockCols; col < t.cols; col += kLanes * kBlockCols) *scales.at(row, col) = 0.0f;
+    for (int col = first + lane * kBlockCols; col < end; col += kLanes * kBlockCols)
+        *scales.at(row, col) = 0.0f;
 }
 
 // This lane's two units of one input, the first where `in` points to.
@@ -214,24 +247,29 @@ __device__ __forceinline__ void store_codes(const RowView& t, int64_t at, const 
 }
 
 // Moves 2F values in and F values (or codes and F/128 scales) out a row: 5.03 bytes a column, 0.082 ms at 32768 x 2048 and 4.1 TB/s. There
-// is a CTA an SM. A warp works on one row at a time, 512 columns a step, 16 a lane, and has two steps of gate and up in shared memory: one that
-// it works on, one on its way; as soon as a step is in registers, its slot is asked for the next one: up to 96 KB an SM (twice as much fills
-// later at the start and is not faster). The whole GPU goes over the rows as one front (RowQueue): with neighbouring rows for every CTA, memory
+// is a CTA an SM. A warp works on rows one after the other, or on parts of wide ones, four blocks a step, 16 columns a lane (rows of 768 in
+// steps of their own, every other one half empty, took 10 % longer), and has two steps of gate and up in shared memory: one that it works on,
+// one on its way; as soon as a step is in registers, its slot is asked for the next one: up to 96 KB an SM (twice as much fills later at
+// the start and is not faster). The whole GPU goes over the rows as one front (RowQueue): with neighbouring rows for every CTA, memory
 // gave 7 % less, and SMs ended between 67 and 91 us of 92.
 // Barriers: a slot's, which completes when its bytes have come, one arrival a phase; warps share nothing else but the table (one
 // __syncthreads). A 128-column block belongs to eight lanes, whose maximum does not depend on the order: deterministic. Issue slots are 60 %
 // busy: fewer instructions (a probability folded into the multiplier) gain nothing.
 template <Output kOutput>
-__global__ void __launch_bounds__(kForwardWarps* kLanes, 1) swiglu_rows_kernel(const SwigluForward args) {
+__global__ void __launch_bounds__(kForwardWarps* kLanes, 1)
+    swiglu_rows_kernel(const SwigluForward args, RowSegments segments) {
     extern __shared__ __align__(128) uint8_t ring[];
     __shared__ Shared<kForwardWarps> shared;
+    wait_for_kernel_before();
     const int width = args.a.cols, lane = static_cast<int>(threadIdx.x);
-    const int lane_col = lane / kBlockLanes * kBlockCols + lane % kBlockLanes * kUnit;
+    const int block_col = lane % kBlockLanes * kUnit, lane_col = lane / kBlockLanes * kBlockCols + block_col;
     const int64_t a_base = args.a.base();
-    const auto clear = [&](int row) { clear_row(args.a, a_base + row, args.scales); };
+    const auto clear = [&](int row, int first, int end) {
+        clear_row(args.a, a_base + row, first, end, args.scales);
+    };
     Feed<kForwardWarps, kForwardInputs, decltype(clear)> feed(
-        {args.h, {}, args.prob, width, args.groups, args.tickets}, ring, shared, clear);
-    for (; feed.piece().row >= 0; feed.advance()) {
+        {args.h, {}, args.prob, width, segments, args.groups, args.tickets}, ring, shared, clear);
+    for (; feed.piece().blocks > 0; feed.advance()) {
         const Piece piece = feed.piece();
         const uint8_t* in = feed.await() + 2 * lane_col;
         uint4 raw_gate[kUnits], raw_up[kUnits];
@@ -248,7 +286,7 @@ __global__ void __launch_bounds__(kForwardWarps* kLanes, 1) swiglu_rows_kernel(c
 #pragma unroll
             for (int i = 0; i < kUnit; ++i) a[u][i] = gate[i] * sigmoid[i] * up[i] * piece.prob;
         }
-        const int col = piece.col + lane_col, left = width - col;
+        const int col = piece.col + block_col, left = piece.row < 0 ? 0 : width - col;
         const int64_t row = a_base + piece.row, at = row * width + col;
         if constexpr (kOutput == Output::values) {
             store_values(args.a, at, left, a);
@@ -285,19 +323,21 @@ __global__ void __launch_bounds__(kBackwardWarps* kLanes, 1)
     swiglu_backward_rows_kernel(const SwigluGradient args) {
     extern __shared__ __align__(128) uint8_t ring[];
     __shared__ Shared<kBackwardWarps> shared;
+    wait_for_kernel_before();
     const int width = args.da.cols, lane = static_cast<int>(threadIdx.x);
-    const int lane_col = lane / kBlockLanes * kBlockCols + lane % kBlockLanes * kUnit;
+    const int block_col = lane % kBlockLanes * kUnit, lane_col = lane / kBlockLanes * kBlockCols + block_col;
     const int64_t dh_base = args.dh.base();
     float* const dprob = args.dprob ? static_cast<float*>(args.dprob.data) + args.dprob.base() : nullptr;
-    const auto clear = [&](int row) {
-        clear_row(args.dh, dh_base + row, args.scales);
+    const auto clear = [&](int row, int, int) {
+        clear_row(args.dh, dh_base + row, 0, args.dh.cols, args.scales);
         if (dprob != nullptr && lane == 0) dprob[row] = 0.0f;
     };
     Feed<kBackwardWarps, kBackwardInputs, decltype(clear)> feed(
-        {args.h, args.da, args.prob, width, args.groups, args.tickets}, ring, shared, clear);
+        {args.h, args.da, args.prob, width, {.shift = 0, .cols = width}, args.groups, args.tickets}, ring,
+        shared, clear);
     const bool odd = lane % 2 != 0;
     float sum = 0.0f;  // of the row, so far
-    for (; feed.piece().row >= 0; feed.advance()) {
+    for (; feed.piece().blocks > 0; feed.advance()) {
         const Piece piece = feed.piece();
         const uint8_t* in = feed.await() + 2 * lane_col;
         uint4 raw_gate[kUnits], raw_up[kUnits], raw_da[kUnits];
@@ -305,7 +345,7 @@ __global__ void __launch_bounds__(kBackwardWarps* kLanes, 1)
         load_units(in + kPieceBytes, raw_up);
         load_units(in + 2 * kPieceBytes, raw_da);
         feed.refill();
-        const int col = piece.col + lane_col, left = width - col;
+        const int col = piece.col + block_col, left = piece.row < 0 ? 0 : width - col;
         float dgate[kUnits][kUnit], dup[kUnits][kUnit], sums[kUnits];
 #pragma unroll
         for (int u = 0; u < kUnits; ++u) {
@@ -341,24 +381,34 @@ __global__ void __launch_bounds__(kBackwardWarps* kLanes, 1)
             }
         }
         if (dprob == nullptr) continue;
-        if (piece.col == 0) sum = 0.0f;
         const float block = sum_over_block(sums);
+        const unsigned begins = __ballot_sync(kWholeWarp, piece.col == 0),
+                       ends = __ballot_sync(kWholeWarp, piece.row >= 0 && piece.col + kBlockCols >= width);
 #pragma unroll
-        for (int first = 0; first < kLanes; first += kBlockLanes)
-            sum += __shfl_sync(kWholeWarp, block, first);  // +0 behind the row's last block
-        if (piece.col + kStep >= width && lane == 0) dprob[piece.row] = sum;
+        for (int first = 0; first < kLanes; first += kBlockLanes) {
+            if ((begins >> first & 1) != 0) sum = 0.0f;
+            sum += __shfl_sync(kWholeWarp, block, first);
+            if ((ends >> first & 1) != 0 && lane == first) dprob[piece.row] = sum;
+        }
     }
     feed.leave();
 }
 
-template <class Kernel, class Args>
-void run(Kernel kernel, int warps, int inputs, const Args& args, int64_t rows, const Launch& launch,
-         const char* op) {
+// In segments of up to kMostSegment columns a warp is done with a row soon, and the last rows do not leave most of the others waiting.
+constexpr int kMostSegment = 2048;
+RowSegments segments_of(int width) {
+    int shift = 0;
+    while (width > kMostSegment << shift) ++shift;
+    return {shift, static_cast<int>(round_up(ceil_div(width, 1 << shift), kBlockCols))};
+}
+
+template <class... Params, class... Args>
+void run(void (*kernel)(Params...), int warps, int inputs, int64_t rows, const Launch& launch, const char* op,
+         const Args&... args) {
     const int bytes = ring_bytes(warps, inputs);
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), op);
-    kernel<<<grid_for(rows, launch, 1), dim3(kLanes, static_cast<unsigned>(warps)),
-             static_cast<std::size_t>(bytes), stream_of(launch)>>>(args);
-    check_launch(op);
+    launch_behind(kernel, grid_for(rows, launch, 1), dim3(kLanes, static_cast<unsigned>(warps)),
+                  static_cast<std::size_t>(bytes), launch, op, args...);
 }
 
 }  // namespace
@@ -367,7 +417,8 @@ void launch_swiglu_rows(const SwigluForward& args, Output output, int64_t rows, 
     const auto kernel = output == Output::values ? swiglu_rows_kernel<Output::values>
                         : output == Output::e4m3 ? swiglu_rows_kernel<Output::e4m3>
                                                  : swiglu_rows_kernel<Output::e5m2>;
-    run(kernel, kForwardWarps, kForwardInputs, args, rows, launch, "swiglu");
+    const RowSegments segments = segments_of(args.a.cols);
+    run(kernel, kForwardWarps, kForwardInputs, rows << segments.shift, launch, "swiglu", args, segments);
 }
 
 void launch_swiglu_backward_rows(const SwigluGradient& args, Output output, int64_t rows,
@@ -375,7 +426,7 @@ void launch_swiglu_backward_rows(const SwigluGradient& args, Output output, int6
     const auto kernel = output == Output::values ? swiglu_backward_rows_kernel<Output::values>
                         : output == Output::e4m3 ? swiglu_backward_rows_kernel<Output::e4m3>
                                                  : swiglu_backward_rows_kernel<Output::e5m2>;
-    run(kernel, kBackwardWarps, kBackwardInputs, args, rows, launch, "swiglu_backward");
+    run(kernel, kBackwardWarps, kBackwardInputs, rows, launch, "swiglu_backward", args);
 }
 
 }  // namespace fp8flow::hopper

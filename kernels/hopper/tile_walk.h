@@ -1,7 +1,7 @@
 // The order in which kernels go over routed rows that are made from tokens' rows, so that a token's row is read from memory once.
 #pragma once
 
-#include "kernels/hopper/launch.h"
+#include "kernels/hopper/device/groups.h"
 
 namespace fp8flow::hopper {
 
@@ -15,19 +15,6 @@ inline unsigned walk_grid(int64_t row_capacity, const Launch& launch) {
     return launch.sm_limit > 0 ? grid_for(items, launch) : static_cast<unsigned>(items);
 }
 
-// The last group that begins at `row` or before (offsets ascend): 32 of them are compared at a time. By whole warps.
-__device__ __forceinline__ int group_at(const DeviceGroups& groups, int row) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    int low = 0;
-    for (int left = static_cast<int>(groups.num_groups); left > 1;) {
-        const int stride = (left + 31) / 32, at = lane * stride;
-        const unsigned begun = __ballot_sync(0xFFFFFFFFu, at < left && groups.offset(low + at) <= row);
-        const int skipped = (__popc(begun) - 1) * stride;
-        low += skipped;
-        left = min(stride, left - skipped);
-    }
-    return low;
-}
 // How many of a group's `tiles` belong to its first `row` rows of `rows`: ascends with row, from none to all of them.
 __device__ __forceinline__ int share_of(int row, int rows, int tiles) {
     if (row == rows) return tiles;
@@ -47,7 +34,7 @@ template <class Visit> __device__ __forceinline__ void walk_tiles(const DeviceGr
     for (unsigned item = blockIdx.x; item < ranges * kWalkSteps; item += gridDim.x) {
         const int step = static_cast<int>(item / ranges),
                   begin = static_cast<int>(item % ranges) * kRangeRows, end = min(begin + kRangeRows, total);
-        for (int group = group_at(groups, begin); group < count; ++group) {
+        for (int group = first_candidate(groups, begin, 1); group < count; ++group) {
             const int start = static_cast<int>(groups.offset(group)),
                       stop = static_cast<int>(groups.offset(group + 1));
             if (start >= end) break;

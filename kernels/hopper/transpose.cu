@@ -44,14 +44,13 @@ struct Place {
     int64_t row;
     __device__ int first_col() const { return col_tile * kTile; }
 };
-// What a thread holds of a tile: 16 columns of 8 rows, and the scales of rows lane + 32 * i of the whole tile. `readable`: as many rows lie in
-// memory; pads among them are read and cleared later, so that loads need not wait for the group's size.
+// What a thread holds of a tile: 16 columns of 8 rows, and the scales of rows lane + 32 * i of the whole tile; nothing of pads, which are zeros.
 struct Held {
     uint32_t words[kRows][kPieceWords];
     float scales[kScales];
 };
-__device__ __forceinline__ void fetch(const Transposer& args, int64_t src_base, const Place& place,
-                                      int readable, Held& held) {
+__device__ __forceinline__ void fetch(const Transposer& args, int64_t src_base, const Place& place, int count,
+                                      Held& held) {
     const int thread = static_cast<int>(threadIdx.x), first = thread / kPieces * kRows,
               col = place.first_col() + thread % kPieces * kPiece, dim = args.src.cols;
     const uint8_t* in =
@@ -60,7 +59,7 @@ __device__ __forceinline__ void fetch(const Transposer& args, int64_t src_base, 
 #pragma unroll
         for (int k = 0; k < kRows; ++k, in += dim) {
             uint4 codes = {0, 0, 0, 0};
-            if (first + k < readable) codes = *reinterpret_cast<const uint4*>(in);
+            if (first + k < count) codes = load_and_neighbour(in);
             held.words[k][0] = codes.x, held.words[k][1] = codes.y;
             held.words[k][2] = codes.z, held.words[k][3] = codes.w;
         }
@@ -70,7 +69,7 @@ __device__ __forceinline__ void fetch(const Transposer& args, int64_t src_base, 
             uint32_t(&words)[kPieceWords] = held.words[k];
 #pragma unroll 1
             for (int i = kPiece - 1; i >= 0; --i) {  // one code after the other enters at the low end
-                const uint32_t code = first + k < readable && col + i < dim ? in[i] : 0;
+                const uint32_t code = first + k < count && col + i < dim ? in[i] : 0;
 #pragma unroll
                 for (int w = kPieceWords - 1; w > 0; --w)
                     words[w] = __funnelshift_l(words[w - 1], words[w], 8);
@@ -86,11 +85,11 @@ __device__ __forceinline__ void fetch(const Transposer& args, int64_t src_base, 
                               args.scales.index(src_base + place.row + lane, place.col_tile);
 #pragma unroll
         for (int i = 0; i < kScales; ++i, scales += kWarpRows * args.scales.row_stride)
-            if (lane + i * kWarpRows < readable) held.scales[i] = *scales;
+            if (lane + i * kWarpRows < count) held.scales[i] = *scales;
     } else {
 #pragma unroll
         for (int i = 0; i < kScales; ++i)
-            if (lane + i * kWarpRows < readable)
+            if (lane + i * kWarpRows < count)
                 held.scales[i] =
                     args.scales.load(src_base + place.row + lane + i * kWarpRows, place.col_tile);
     }
@@ -98,14 +97,14 @@ __device__ __forceinline__ void fetch(const Transposer& args, int64_t src_base, 
 
 // From the registers of all threads to `turned`: scales are compared by every warp alone, rows shifted four codes at a time, and 4x4 squares of
 // bytes turned in registers. The target.
-template <DType kCodes> __device__ __forceinline__ float turn(Held& held, int count, uint32_t* turned) {
+template <DType kCodes> __device__ __forceinline__ float turn(Held& held, uint32_t* turned) {
     const int thread = static_cast<int>(threadIdx.x), part = thread % kPieces, octet = thread / kPieces,
-              lane = thread % kWarpRows, warp = thread / kWarpRows;
+              warp = thread / kWarpRows;
     uint32_t largest = 0;
     float own = 0.0f;  // of row thread
 #pragma unroll
     for (int i = 0; i < kScales; ++i) {
-        const float scale = lane + i * kWarpRows < count ? held.scales[i] : 0.0f;
+        const float scale = held.scales[i];
         largest = max(largest, scale > 0.0f ? __float_as_uint(scale) : 0u);
         if (i == warp) own = scale;
     }
@@ -113,7 +112,7 @@ template <DType kCodes> __device__ __forceinline__ float turn(Held& held, int co
     const RowShift shift = row_shift<kCodes>(target, own);
     const int first = octet * kRows % kWarpRows;  // of this thread's rows, in the warp
     const uint32_t kept = __ballot_sync(kAll, shift.keep != 0);
-    if (kept != kAll) {  // pads and rows without a scale
+    if (kept != kAll) {  // rows without a scale, and pads
 #pragma unroll
         for (int k = 0; k < kRows; ++k)
             if ((kept >> (first + k) & 1) == 0)
@@ -180,30 +179,33 @@ __device__ __forceinline__ void store_columns(const Transposer& args, const uint
 }
 
 // Moves every code in and out (and 128 scales in, one out, a tile): 2.06 bytes a code, 0.118 ms at 32768 x 7168 and 4.1 TB/s. A CTA turns
-// one tile, and SMs take CTAs as these become free: columns fastest, so that CTAs under way together read whole rows and write runs of
-// lines. Eight CTAs an SM, each with all of its 16 KB requested at once, before it knows its group: what it waits for is hidden by the other
-// seven. (With four tiles a CTA, two of them on their way, behind a binary search of dependent loads: 3.48 TB/s; every code took 7.4
-// instructions, now about 4.) Every warp compares all scales of the tile itself; barrier: the tile is turned. Where the launch may not use
-// all SMs, or has more tiles than kMostWaves, a CTA takes every gridDim.x-th tile; barrier: the tile before has left. Only maxima are
-// reduced: deterministic.
+// one tile, and SMs take CTAs as these become free: rows fastest, so that CTAs under way together write long runs of every column (columns
+// fastest: 4 % slower, and so was a kernel that left out all arithmetic); what the tile to the right will read comes into L2 with this one's
+// requests, 256 bytes each (3 %). Eight CTAs an SM, each with all of its 16 KB requested at once, behind one round of loads that says which rows
+// are pads: what it waits for is hidden by the other seven. (With four tiles a CTA, two of them on their way, behind a binary search of
+// dependent loads: 3.48 TB/s. Loads that leave L1 or L2 first: 4 % slower. Columns by the copy engine: as fast, slower where a kernel is
+// short.) Every warp compares all scales of the tile itself; barrier: the tile is turned. Where the launch may not use all SMs, or has more
+// tiles than kMostWaves, a CTA takes every gridDim.x-th tile; barrier: the tile before has left. Only maxima are reduced: deterministic.
 template <DType kCodes>
 __global__ void __launch_bounds__(kThreads, kCtas) transpose_kernel(const Transposer args) {
     __shared__ uint4 turned_pieces[kTile * kPieces];
     uint32_t* const turned = reinterpret_cast<uint32_t*>(turned_pieces);
+    wait_for_kernel_before();
     const int64_t src_base = args.src.base(), dst_base = args.dst.base();
     const int64_t end = args.groups.counts != nullptr ? args.groups.total() : args.extent;
     const bool aligned =
         (reinterpret_cast<uintptr_t>(args.dst.data) | static_cast<uintptr_t>(dst_base | args.dst.cols)) %
             kPiece ==
         0;
-    for (int tile = static_cast<int>(blockIdx.x);; tile += static_cast<int>(gridDim.x)) {
-        const Place place = {tile % args.tile_cols, static_cast<int64_t>(tile / args.tile_cols) * kTile};
-        if (place.row >= end) return;
-        if (tile != static_cast<int>(blockIdx.x)) __syncthreads();
-        Held held;
-        fetch(args, src_base, place, readable_rows(args.groups, place.row), held);
+    const unsigned row_tiles = static_cast<unsigned>((end + kTile - 1) / kTile),
+                   tiles = row_tiles * static_cast<unsigned>(args.tile_cols);
+    for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const Place place = {static_cast<int>(tile / row_tiles), int64_t{tile % row_tiles} * kTile};
+        if (tile != blockIdx.x) __syncthreads();
         const AlignedTile rows = aligned_tile(args.groups, end, place.row);
-        const float target = turn<kCodes>(held, rows.count, turned);
+        Held held;
+        fetch(args, src_base, place, rows.count, held);
+        const float target = turn<kCodes>(held, turned);
         if (threadIdx.x == 0)
             args.tile_scales[(dst_base + place.row) / kTile * args.scale_stride + place.col_tile] = target;
         __syncthreads();
@@ -233,8 +235,7 @@ void launch_transpose_tiles(const Fp8Tensor& src, const RowGroups& groups, const
                             .wide = wide};
     constexpr int kMostWaves = 32;  // a capacity may be far above the rows there are
     const unsigned grid = grid_for(tiles, launch, launch.sm_limit > 0 ? kCtas : kMostWaves * kCtas);
-    kernel<<<grid, kThreads, 0, stream_of(launch)>>>(job);
-    check_launch("transpose_fp8");
+    launch_behind(kernel, grid, kThreads, 0, launch, "transpose_fp8", job);
 }
 
 }  // namespace hopper

@@ -18,10 +18,10 @@ constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
 
 // ---- sums, BF16 in whole vectors -------------------------------------------------------------------------------------------------------
-constexpr int kMostRows = 8;                             // of a token
-constexpr int kSumThreads = 128, kMostSumThreads = 192;  // of rows up to so many units, all of them at once
-constexpr int kSumCtas = 6;                              // of an SM; of the widest fewer
-constexpr int kSumTurns = 4;                             // of a CTA on one row
+constexpr int kMostRows = 8;      // of a token
+constexpr int kFewRows = 2;       // with so many, several turns at once
+constexpr int kSumThreads = 128;  // at most
+constexpr int kSumCtas = 6;       // of an SM
 
 enum class Weights { none, probs };
 struct SumArgs {
@@ -39,15 +39,33 @@ struct SumArgs {
     SumRounding rounding;
 };
 
+__device__ __forceinline__ void add_residual(const uint4& residual, SumRounding rounding,
+                                             float (&sum)[kUnit]) {
+    if (rounding == SumRounding::before_residual) {
+#pragma unroll
+        for (int i = 0; i < kUnit; i += 2) {
+            const uint32_t pair = pack_bf16(sum[i], sum[i + 1]);
+            sum[i] = __uint_as_float(pair << 16);
+            sum[i + 1] = __uint_as_float(pair & 0xFFFF0000u);
+        }
+    }
+    float v[kUnit];
+    unpack_unit(residual, DType::bf16, v);
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) sum[i] += v[i];
+}
+
 // Moves: every routed row once, every token's row once (and its residual): 529 (587) MB at T=4096, H=7168, K=8: 0.129 (0.143) ms at 4.1 TB/s. A
-// CTA takes half a token's row (4 turns of 1024 columns; of up to 1536 columns the whole row in one turn) and learns its K row numbers first,
-// once; then a thread has the eight columns of all K rows in flight at a time: 12 KB a CTA at K=6, 16 KB at 8, up to 96 KB an SM. Rows of
-// one CTA are short and there are many, so that SMs stay equally busy to the end. Sums in fp32 in the order of recv_rows. No barriers,
-// one writer a byte. The residual may stand where the result goes: a thread reads the unit that it writes.
-template <Weights kWeights>
-__global__ __launch_bounds__(kMostSumThreads,
-                             kSumCtas* kSumThreads /
-                                 kMostSumThreads) void unpermute_sums_kernel(const SumArgs args) {
+// CTA takes two turns, of up to 1024 columns each, on a token's row and learns its K row numbers first, once, and their weights, a lane
+// one of them; then a thread has the eight columns of all rows in flight at a time, and of one or two rows those of four turns: 12 KB a CTA at
+// K=6, 16 KB at 8 and 2, up to 96 KB an SM (four turns one after the other: 1 % slower; two rows in flight instead of eight: 17 %). Rows of
+// one CTA are short and there are many, so that SMs stay equally busy to the end. Loads that leave L2 first: 5 % slower with weights. Sums in
+// fp32 in the order of recv_rows. No barriers, one writer a byte. The residual may stand where the result goes: a thread reads the units
+// that it writes.
+template <Weights kWeights, int kRows>
+__global__ __launch_bounds__(kSumThreads, kSumCtas) void unpermute_sums_kernel(const SumArgs args) {
+    constexpr int kAtOnce = kMostRows / kRows;  // turns
+    wait_for_kernel_before();
     const int64_t items = *args.num_rows * args.slabs;
     // row numbers are 32-bit integers, in plans too
     const int base = static_cast<int>(args.src_base != nullptr ? *args.src_base : 0);
@@ -55,62 +73,65 @@ __global__ __launch_bounds__(kMostSumThreads,
     for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
         const int64_t row = static_cast<unsigned>(item) / args.slabs;  // items are fewer than 2^31
         const int slab = static_cast<int>(static_cast<unsigned>(item) % args.slabs);
-        // one load a warp: lane k has the k-th row
-        const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+        // one load a warp: lane k has the k-th row, and its weight
+        const int lane = static_cast<int>(threadIdx.x) % kWarpSize, step = static_cast<int>(blockDim.x);
         const int32_t own = lane < args.topk ? args.recv_rows[row * args.topk + lane] : -1;
+        float own_weight = 0.0f;
+        if constexpr (kWeights == Weights::probs)
+            if (own >= 0) own_weight = args.prob[prob_base + own];
         const int count = __ffs(static_cast<int>(~__ballot_sync(0xFFFFFFFFu, own >= 0))) - 1;
-        int from[kMostRows];
-        float weight[kMostRows];
+        const uint4* from[kRows];
 #pragma unroll
-        for (int k = 0; k < kMostRows; ++k) {
-            const int32_t source = __shfl_sync(0xFFFFFFFFu, own, k);
-            from[k] = base + source;
-            if constexpr (kWeights == Weights::probs)
-                weight[k] = source >= 0 ? args.prob[prob_base + source] : 0.0f;
-        }
-        const uint4* const in = reinterpret_cast<const uint4*>(args.src);
+        for (int k = 0; k < kRows; ++k)
+            from[k] = reinterpret_cast<const uint4*>(args.src) +
+                      static_cast<int64_t>(base + __shfl_sync(0xFFFFFFFFu, own, k)) * args.units;
         const int first = slab * args.slab_units + static_cast<int>(threadIdx.x),
                   end = min(args.units, (slab + 1) * args.slab_units);
-        for (int unit = first; unit < end; unit += static_cast<int>(blockDim.x)) {
-            uint4 raw[kMostRows], raw_residual;
+        for (int unit = first; unit - lane < end; unit += kAtOnce * step) {  // by whole warps
+            uint4 raw[kAtOnce][kRows], raw_residual[kAtOnce];
 #pragma unroll
-            for (int k = 0; k < kMostRows; ++k)
-                if (k < count) raw[k] = in[static_cast<int64_t>(from[k]) * args.units + unit];
-            if (args.residual != nullptr)
-                raw_residual = reinterpret_cast<const uint4*>(args.residual)[row * args.units + unit];
-            float sum[kUnit] = {};
+            for (int t = 0; t < kAtOnce; ++t) {
+                if (unit + t * step >= end) continue;
 #pragma unroll
-            for (int k = 0; k < kMostRows; ++k) {
-                if (k >= count) continue;
-                float v[kUnit];
-                unpack_unit(raw[k], DType::bf16, v);
-#pragma unroll
-                for (int i = 0; i < kUnit; ++i) {
-                    if constexpr (kWeights == Weights::probs)
-                        sum[i] = fma_float(weight[k], v[i], sum[i]);
-                    else
-                        sum[i] += v[i];
-                }
+                for (int k = 0; k < kRows; ++k)
+                    if (k < count) raw[t][k] = from[k][unit + t * step];
+                if (args.residual != nullptr)
+                    raw_residual[t] =
+                        reinterpret_cast<const uint4*>(args.residual)[row * args.units + unit + t * step];
             }
-            if (args.residual != nullptr) {
-                if (args.rounding == SumRounding::before_residual) {
+            float weight[kRows];
 #pragma unroll
-                    for (int i = 0; i < kUnit; i += 2) {
-                        const uint32_t pair = pack_bf16(sum[i], sum[i + 1]);
-                        sum[i] = __uint_as_float(pair << 16);
-                        sum[i + 1] = __uint_as_float(pair & 0xFFFF0000u);
+            for (int k = 0; k < kRows; ++k)
+                if constexpr (kWeights == Weights::probs) weight[k] = __shfl_sync(0xFFFFFFFFu, own_weight, k);
+#pragma unroll
+            for (int t = 0; t < kAtOnce; ++t) {
+                if (unit + t * step >= end) continue;
+                float sum[kUnit] = {};
+#pragma unroll
+                for (int k = 0; k < kRows; ++k) {
+                    if (k >= count) continue;
+                    float v[kUnit];
+                    unpack_unit(raw[t][k], DType::bf16, v);
+#pragma unroll
+                    for (int i = 0; i < kUnit; ++i) {
+                        if constexpr (kWeights == Weights::probs)
+                            sum[i] = fma_float(weight[k], v[i], sum[i]);
+                        else
+                            sum[i] += v[i];
                     }
                 }
-                float v[kUnit];
-                unpack_unit(raw_residual, DType::bf16, v);
-#pragma unroll
-                for (int i = 0; i < kUnit; ++i) sum[i] += v[i];
+                if (args.residual != nullptr) add_residual(raw_residual[t], args.rounding, sum);
+                reinterpret_cast<uint4*>(args.dst)[row * args.units + unit + t * step] =
+                    uint4{pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3]), pack_bf16(sum[4], sum[5]),
+                          pack_bf16(sum[6], sum[7])};
             }
-            reinterpret_cast<uint4*>(args.dst)[row * args.units + unit] =
-                uint4{pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3]), pack_bf16(sum[4], sum[5]),
-                      pack_bf16(sum[6], sum[7])};
         }
     }
+}
+
+template <int kRows> auto sums_kernel(bool weighted) {
+    return weighted ? unpermute_sums_kernel<Weights::probs, kRows>
+                    : unpermute_sums_kernel<Weights::none, kRows>;
 }
 
 // ---- sums, any rows ----------------------------------------------------------------------------------------------------------------------
@@ -205,6 +226,7 @@ __device__ __forceinline__ float add_strands(float strand) {
 // word: tokens' places and pads are different rows.
 constexpr int kPadRows = 256;
 __global__ __launch_bounds__(kThreads, 4) void token_probs_backward_kernel(const ProbsBackwardArgs args) {
+    wait_for_kernel_before();
     const int64_t base = args.src.base(), rows = args.groups.total(),
                   tiles = (rows + kPadRows - 1) / kPadRows, items = tiles + *args.num_rows;
     const int32_t* row_source = static_cast<const int32_t*>(args.row_source.data) + args.row_source.base();
@@ -302,9 +324,12 @@ bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const TensorView& res
     };
     if (topk > kMostRows || !fits(args.src) || !fits(args.dst) || (residual && !fits(residual))) return false;
     const int64_t units = hidden / kUnit;
-    const int threads = units <= kMostSumThreads ? static_cast<int>(round_up(units, kWarpSize)) : kSumThreads;
-    const int64_t slab_units = int64_t{threads} * kSumTurns, slabs = ceil_div(units, slab_units),
-                  items = capacity * slabs;
+    // turns of a CTA on a row: two, of few rows four at once
+    const bool few = topk <= kFewRows;
+    const int64_t turns = few ? kMostRows / kFewRows : 2;
+    const int threads = static_cast<int>(
+        std::min<int64_t>(kSumThreads, round_up(ceil_div(units, turns), int64_t{kWarpSize})));
+    const int64_t slab_units = turns * threads, slabs = ceil_div(units, slab_units), items = capacity * slabs;
     if (items >= int64_t{1} << 31) return false;
     if (items == 0) return true;
     const SumArgs kernel_args{.src = static_cast<const uint16_t*>(args.src.data),
@@ -322,10 +347,9 @@ bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const TensorView& res
                               .rounding = rounding};
     const unsigned grid =
         launch.sm_limit > 0 ? grid_for(items, launch, kSumCtas) : static_cast<unsigned>(items);
-    const auto kernel =
-        args.row_prob ? unpermute_sums_kernel<Weights::probs> : unpermute_sums_kernel<Weights::none>;
-    kernel<<<grid, threads, 0, stream_of(launch)>>>(kernel_args);
-    check_launch("unpermute_unpad");
+    const bool weighted = static_cast<bool>(args.row_prob);
+    const auto kernel = few ? sums_kernel<kFewRows>(weighted) : sums_kernel<kMostRows>(weighted);
+    launch_behind(kernel, grid, static_cast<unsigned>(threads), launch, "unpermute_unpad", kernel_args);
     return true;
 }
 
@@ -367,9 +391,8 @@ void HopperOps::do_unpermute_probs_backward(const op::UnpermuteProbsBackward& ar
     if (wide && args.recv_rows && kernel_args.topk > 0 && kernel_args.topk <= kWarps) {
         const int64_t items = args.recv_rows.dim(0) + ceil_div(capacity, int64_t{kPadRows});
         const unsigned grid = launch.sm_limit > 0 ? grid_for(items, launch) : static_cast<unsigned>(items);
-        token_probs_backward_kernel<<<grid, kernel_args.topk * kWarpSize, 0, stream_of(launch)>>>(
-            kernel_args);
-        check_launch("unpermute_probs_backward");
+        launch_behind(token_probs_backward_kernel, grid, static_cast<unsigned>(kernel_args.topk * kWarpSize),
+                      launch, "unpermute_probs_backward", kernel_args);
         return;
     }
     const auto kernel = wide ? unpermute_probs_backward_kernel<Access::bf16_vectors>

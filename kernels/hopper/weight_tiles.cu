@@ -11,9 +11,9 @@ namespace fp8flow::hopper {
 namespace {
 
 constexpr int kTile = static_cast<int>(kBlock);
-constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kCtas = 2;
-constexpr int kRows = 4;  // of a thread, 8 columns of each
+constexpr int kThreads = 256, kStepThreads = 512;  // without, with a step
+constexpr int kRows = 8;                           // of a thread, 8 columns of each
 constexpr int kPiece = kTurnedPiece, kPieces = kTurnedPieces;
 
 struct CopyTiles {
@@ -75,25 +75,29 @@ __device__ __forceinline__ float4 step_four(const AdamWArgs& step, float grad_sc
     return master;
 }
 
-// The scale of a tile: from the maxima of the warps, behind a barrier.
-template <DType kCodes>
-__device__ __forceinline__ BlockScale tile_scale(const WeightJob& job, const uint4 (&warp_max)[kWarps / 4]) {
+// The scale of a tile: from the maxima of the warps, four in a word, behind a barrier.
+template <DType kCodes, int kWords>
+__device__ __forceinline__ BlockScale tile_scale(const WeightJob& job, const uint4 (&warp_max)[kWords]) {
     uint32_t amax = 0;
 #pragma unroll
-    for (int i = 0; i < kWarps / 4; ++i) {
+    for (int i = 0; i < kWords; ++i) {
         const uint4 four = warp_max[i];
         amax = max(amax, max(max(four.x, four.y), max(four.z, four.w)));
     }
     return block_scale(amax, kCodes, false, job.rule);
 }
+// A tile's scale, of a row of `tiles`; behind the last of the row the row's pads are cleared too. One thread calls it.
 __device__ __forceinline__ void store_scale(const CopyTiles& copy, int batch, int row_tile, int col_tile,
-                                            float scale) {
-    copy.scales[batch * copy.scale_batch_stride + static_cast<int64_t>(row_tile) * copy.scale_stride +
-                col_tile] = scale;
+                                            int tiles, float scale) {
+    float* const row =
+        copy.scales + batch * copy.scale_batch_stride + static_cast<int64_t>(row_tile) * copy.scale_stride;
+    row[col_tile] = scale;
+    if (col_tile + 1 == tiles)
+        for (int pad = tiles; pad < copy.scale_stride; ++pad) row[pad] = 0.0f;
 }
 
 // The turned tile leaves in 16-byte pieces, 8 threads a column. kColumns: neighbouring columns of one thread when it was turned.
-template <int kColumns>
+template <int kColumns, int kCtaThreads>
 __device__ __forceinline__ void store_turned(const WeightJob& job, const Place& place,
                                              const uint32_t* turned) {
     const int rows = job.row_tiles * kTile, cols = job.col_tiles * kTile;
@@ -103,38 +107,58 @@ __device__ __forceinline__ void store_turned(const WeightJob& job, const Place& 
                    (static_cast<int64_t>(place.batch) * cols + place.col_tile * kTile + col) * rows +
                    place.row_tile * kTile + piece * kPiece;
 #pragma unroll
-    for (int i = 0; i < kTile * kPieces / kThreads; ++i, col += kThreads / kPieces) {
+    for (int i = 0; i < kTile * kPieces / kCtaThreads; ++i, col += kCtaThreads / kPieces) {
         *reinterpret_cast<uint4*>(out) =
             *reinterpret_cast<const uint4*>(turned + turned_index<kColumns>(col, piece));
-        out += static_cast<int64_t>(kThreads / kPieces) * rows;
+        out += static_cast<int64_t>(kCtaThreads / kPieces) * rows;
     }
 }
 
+// Eight rows of a unit from `at` on, all requested before one is used.
+__device__ __forceinline__ void fetch_rows(const WeightJob& job, int64_t at, float (&v)[kRows][kUnit]) {
+    const int64_t stride = job.src.cols;
+    if (job.src.dtype == DType::f32) {
+        const float* in = static_cast<const float*>(job.src.data) + at;
+#pragma unroll
+        for (int k = 0; k < kRows; ++k, in += stride) {
+            const float4 a = reinterpret_cast<const float4*>(in)[0],
+                         b = reinterpret_cast<const float4*>(in)[1];
+            v[k][0] = a.x, v[k][1] = a.y, v[k][2] = a.z, v[k][3] = a.w;
+            v[k][4] = b.x, v[k][5] = b.y, v[k][6] = b.z, v[k][7] = b.w;
+        }
+        return;
+    }
+    const uint16_t* in = static_cast<const uint16_t*>(job.src.data) + at;
+    uint4 words[kRows];
+#pragma unroll
+    for (int k = 0; k < kRows; ++k, in += stride) words[k] = *reinterpret_cast<const uint4*>(in);
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) unpack_unit(words[k], job.src.dtype, v[k]);
+}
+
 // Moves 4 bytes a weight in and two codes out: 5.64 GB, 1.38 ms at 32 x 4096 x 7168 and 4.1 TB/s.
-// A CTA walks over tiles, grid-stride, columns fastest; a thread has 4 rows x 8 columns in registers. The values of the next tile are
-// requested as soon as these have become codes. Barrier 1: the maxima of the warps are in shared memory, and the tile before has left it.
-// Barrier 2: the turned tile is complete, and leaves. Element-wise but for maxima: deterministic.
+// A CTA turns a tile that it has in registers, 8 rows x 8 columns a thread, and SMs take CTAs as these become free, two at a time, 128 KB on
+// their way. (CTAs that walked over tiles, the next one's values on their way, ended apart: 0 to 26 % before the last. Loads or stores that
+// leave L2 first: 8 % slower.) Barrier 1: the maxima of the warps are in shared memory. Barrier 2: the turned tile is complete, and leaves.
+// Where the launch may not use all SMs, a CTA takes every gridDim.x-th tile; barrier 3: the tile before has left. Element-wise but for maxima:
+// deterministic.
 template <DType kCodes>
 __global__ void __launch_bounds__(kThreads, kCtas) weight_tiles_kernel(const WeightJob job) {
-    __shared__ uint4 warp_max[kWarps / 4];
+    __shared__ uint4 warp_max[kThreads / 128];
     __shared__ uint4 turned_pieces[kTile * kPieces];
     uint32_t* const turned = reinterpret_cast<uint32_t*>(turned_pieces);
-    const int thread = static_cast<int>(threadIdx.x), quad = thread / kBlockThreads,
+    const int thread = static_cast<int>(threadIdx.x), octet = thread / kBlockThreads,
               part = thread % kBlockThreads;
     const int rows = job.row_tiles * kTile, cols = job.col_tiles * kTile;
-    const auto first_row = [&](const Place& place) {
-        return static_cast<int64_t>(place.batch) * rows + place.row_tile * kTile + quad * kRows;
-    };
-    float v[kRows][kUnit];
-    const auto fetch = [&](const Place& place) {
-#pragma unroll
-        for (int k = 0; k < kRows; ++k)
-            load_unit(job.src, first_row(place) + k, place.col_tile * kTile + part * kUnit, v[k]);
-    };
-    if (blockIdx.x < job.tiles) fetch(place_of(job, static_cast<int>(blockIdx.x)));
+    wait_for_kernel_before();
     for (int tile = static_cast<int>(blockIdx.x); tile < job.tiles; tile += static_cast<int>(gridDim.x)) {
+        if (tile != static_cast<int>(blockIdx.x)) __syncthreads();
         const Place place = place_of(job, tile);
-        const int64_t at = first_row(place) * cols + place.col_tile * kTile + part * kUnit;
+        const int64_t first_row =
+            static_cast<int64_t>(place.batch) * rows + place.row_tile * kTile + octet * kRows;
+        const int64_t at = first_row * cols + place.col_tile * kTile + part * kUnit;
+        float v[kRows][kUnit];
+        fetch_rows(job, at, v);
         uint32_t amax = 0;
 #pragma unroll
         for (int k = 0; k < kRows; ++k) amax = max(amax, unit_magnitude(v[k]));
@@ -145,46 +169,48 @@ __global__ void __launch_bounds__(kThreads, kCtas) weight_tiles_kernel(const Wei
         const float multiplier = scale.multiplier;
         if (job.fprop.codes != nullptr) {
             if (thread == 0)
-                store_scale(job.fprop, place.batch, place.row_tile, place.col_tile, scale.dequant);
+                store_scale(job.fprop, place.batch, place.row_tile, place.col_tile, job.col_tiles,
+                            scale.dequant);
 #pragma unroll
             for (int k = 0; k < kRows; ++k)
                 *reinterpret_cast<uint2*>(job.fprop.codes + at + static_cast<int64_t>(k) * cols) =
                     encode_unit(v[k], multiplier, kCodes);
         }
-        if (job.dgrad.codes != nullptr) {
-            if (thread == 0)
-                store_scale(job.dgrad, place.batch, place.col_tile, place.row_tile, scale.dequant);
+        if (job.dgrad.codes == nullptr) continue;
+        if (thread == 0)
+            store_scale(job.dgrad, place.batch, place.col_tile, place.row_tile, job.row_tiles, scale.dequant);
 #pragma unroll
-            for (int i = 0; i < kUnit; ++i)
-                turned[turned_index<kUnit>(part * kUnit + i, quad / 4) + quad % 4] =
-                    pack_fp8(v[0][i] * multiplier, v[1][i] * multiplier, v[2][i] * multiplier,
-                             v[3][i] * multiplier, kCodes);
+        for (int i = 0; i < kUnit; ++i) {  // 8 rows of a column: half a piece
+            const auto four = [&](int k) {
+                return pack_fp8(v[k][i] * multiplier, v[k + 1][i] * multiplier, v[k + 2][i] * multiplier,
+                                v[k + 3][i] * multiplier, kCodes);
+            };
+            *reinterpret_cast<uint2*>(turned + turned_index<kUnit>(part * kUnit + i, octet / 2) +
+                                      octet % 2 * 2) = uint2{four(0), four(4)};
         }
-        if (tile + static_cast<int>(gridDim.x) < job.tiles)
-            fetch(place_of(job, tile + static_cast<int>(gridDim.x)));
         __syncthreads();
-        if (job.dgrad.codes != nullptr) store_turned<kUnit>(job, place, turned);
+        store_turned<kUnit, kThreads>(job, place, turned);
     }
 }
 
 // A tile of the step: the masters stay in shared memory until its scale is known.
-constexpr int kStepCols = 4, kStepRows = kTile * kTile / kStepCols / kThreads;  // of a thread
+constexpr int kStepCols = 4, kStepRows = kTile * kTile / kStepCols / kStepThreads;  // of a thread
 struct StepShared {
-    float4 masters[kStepRows * kThreads];  // each thread's own
+    float4 masters[kStepRows * kStepThreads];  // each thread's own
     uint4 turned_pieces[kTile * kPieces];
-    uint4 warp_max[kWarps / 4];
+    uint4 warp_max[kStepThreads / 128];
 };
 
 // AdamW and both codes: 16 bytes a weight in and 14 out, and 2 for the BF16 copy (apart: 28 and 2, then 6): 7.05 GB, 1.72 ms at 8 x 4096 x
-// 7168 and 4.1 TB/s. A CTA walks over tiles, grid-stride, columns fastest. A warp takes 8 rows, one after the other, a thread 16 bytes of
-// each: every access is whole lines (with two accesses of 16 bytes beside each other in a thread, stores reached L2 as half sectors: 87 %
-// of its throughput at 63 % of DRAM's). The next row of a thread, of the next tile behind the last, is always on its way: 64 KB an
-// SM. New masters wait in shared memory, not in registers, which would spill. Barrier 1: the maxima of the warps are in shared
-// memory, and the tile before has left it. Every thread makes codes of its own masters, and turns 4x4 squares of them. Barrier 2: the
+// 7168 and 4.1 TB/s. A CTA takes a tile, as above (CTAs that walked over tiles: 4 % slower). A warp takes 8 rows, one after the other, a
+// thread 16 bytes of each: every access is whole lines (with two accesses of 16 bytes beside each other in a thread, stores reached L2 as
+// half sectors: 87 % of its throughput at 63 % of DRAM's). The next row of a thread, of the CTA's next tile behind the last, is always on
+// its way: 64 KB an SM. New masters wait in shared memory, not in registers, which would spill. Barrier 1: the maxima of the warps are in
+// shared memory, and the tile before has left it. Every thread makes codes of its own masters, and turns 4x4 squares of them. Barrier 2: the
 // turned tile is complete, and leaves. Element-wise but for maxima: deterministic; operations round as in the reference, since
 // nothing is contracted. A step with *status != 0 writes no parameter, only the copies of those there are.
 template <DType kCodes>
-__global__ void __launch_bounds__(kThreads, kCtas) step_tiles_kernel(const WeightJob job) {
+__global__ void __launch_bounds__(kStepThreads, kCtas) step_tiles_kernel(const WeightJob job) {
     extern __shared__ uint4 step_memory[];
     StepShared& shared = *reinterpret_cast<StepShared*>(step_memory);
     uint32_t* const turned = reinterpret_cast<uint32_t*>(shared.turned_pieces);
@@ -208,11 +234,10 @@ __global__ void __launch_bounds__(kThreads, kCtas) step_tiles_kernel(const Weigh
             const FourParameters now = next;
             const int64_t here = at;
             at += cols;
-            if (k + 1 == kStepRows)
-                at = start(following < job.tiles ? following : tile);  // the last is not used
-            next = fetch_four(job.step, steps, at);
+            if (k + 1 == kStepRows) at = start(following);
+            if (k + 1 < kStepRows || following < job.tiles) next = fetch_four(job.step, steps, at);
             const float4 master = steps ? step_four(job.step, grad_scale, now, here) : now.master;
-            shared.masters[k * kThreads + thread] = master;
+            shared.masters[k * kStepThreads + thread] = master;
             largest = fmaxf(fmaxf(largest, fmaxf(fabsf(master.x), fabsf(master.y))),
                             fmaxf(fabsf(master.z), fabsf(master.w)));
         }
@@ -223,9 +248,11 @@ __global__ void __launch_bounds__(kThreads, kCtas) step_tiles_kernel(const Weigh
         const Place place = place_of(job, tile);
         if (thread == 0) {
             if (job.fprop.codes != nullptr)
-                store_scale(job.fprop, place.batch, place.row_tile, place.col_tile, scale.dequant);
+                store_scale(job.fprop, place.batch, place.row_tile, place.col_tile, job.col_tiles,
+                            scale.dequant);
             if (job.dgrad.codes != nullptr)
-                store_scale(job.dgrad, place.batch, place.col_tile, place.row_tile, scale.dequant);
+                store_scale(job.dgrad, place.batch, place.col_tile, place.row_tile, job.row_tiles,
+                            scale.dequant);
         }
         uint32_t squares[kStepRows / 4][kStepCols];  // a word: four rows of a column
 #pragma unroll
@@ -233,7 +260,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) step_tiles_kernel(const Weigh
             uint32_t codes[4];
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
-                const float4 v = shared.masters[(square * 4 + k) * kThreads + thread];
+                const float4 v = shared.masters[(square * 4 + k) * kStepThreads + thread];
                 codes[k] = pack_fp8(v.x * scale.multiplier, v.y * scale.multiplier, v.z * scale.multiplier,
                                     v.w * scale.multiplier, kCodes);
                 if (job.fprop.codes != nullptr)
@@ -249,7 +276,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) step_tiles_kernel(const Weigh
                                           warp % 2 * 2) = uint2{squares[0][i], squares[1][i]};
         }
         __syncthreads();
-        if (job.dgrad.codes != nullptr) store_turned<kStepCols>(job, place, turned);
+        if (job.dgrad.codes != nullptr) store_turned<kStepCols, kStepThreads>(job, place, turned);
     }
 }
 
@@ -261,11 +288,14 @@ CopyTiles copy_tiles(const Fp8Tensor& copy) {
             .scale_stride = static_cast<int>(copy.scales.cols())};
 }
 
+// A CTA a tile, unless the launch is limited.
+unsigned grid_of(const WeightJob& job, const Launch& launch) {
+    return launch.sm_limit > 0 ? grid_for(job.tiles, launch, kCtas) : static_cast<unsigned>(job.tiles);
+}
 void launch(const WeightJob& job, DType codes, const Launch& launch) {
     const auto kernel =
         codes == DType::e5m2 ? weight_tiles_kernel<DType::e5m2> : weight_tiles_kernel<DType::e4m3>;
-    kernel<<<grid_for(job.tiles, launch, kCtas), kThreads, 0, stream_of(launch)>>>(job);
-    check_launch("weight_tiles");
+    launch_behind(kernel, grid_of(job, launch), kThreads, 0, launch, "weight_tiles", job);
 }
 void launch_step(const WeightJob& job, DType codes, const Launch& launch) {
     const auto kernel =
@@ -273,20 +303,13 @@ void launch_step(const WeightJob& job, DType codes, const Launch& launch) {
     check_cuda(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int{sizeof(StepShared)}),
         "shared memory of step_tiles");
-    kernel<<<grid_for(job.tiles, launch, kCtas), kThreads, sizeof(StepShared), stream_of(launch)>>>(job);
+    kernel<<<grid_of(job, launch), kStepThreads, sizeof(StepShared), stream_of(launch)>>>(job);
     check_launch("step_tiles");
 }
 
 bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kPiece == 0; }
 
 }  // namespace
-
-void clear_scales(const Fp8Tensor& copy, const Launch& launch) {
-    if (copy)
-        check_cuda(cudaMemsetAsync(copy.scales.data, 0, static_cast<std::size_t>(copy.scales.bytes()),
-                                   stream_of(launch)),
-                   "clearing scales");
-}
 
 bool launch_weight_tiles(const TensorView& src, const op::AdamW* step, const QuantizeRule& rule,
                          const Fp8Tensor& fprop, const Fp8Tensor& dgrad, const Launch& launch_args) {
@@ -310,8 +333,6 @@ bool launch_weight_tiles(const TensorView& src, const op::AdamW* step, const Qua
             if (!is_aligned(view->data)) return false;
         job.step = adamw_args(*step);
     }
-    clear_scales(fprop, launch_args);
-    clear_scales(dgrad, launch_args);
     const DType codes = fprop ? fprop.codes.dtype : dgrad.codes.dtype;
     if (step != nullptr)
         launch_step(job, codes, launch_args);

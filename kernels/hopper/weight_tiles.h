@@ -10,7 +10,7 @@ namespace fp8flow::hopper {
 
 // src [N, K] or [E, N, K] f32 | bf16 -> fprop codes and their transpose, layout block128, either absent. With `step`, src is its master,
 // which takes the step first. False, and nothing launched, unless N and K are multiples
-// of 128 and all addresses of 16.
+// of 128 and all addresses of 16. Pads of the scale tables, up to a multiple of 4 columns, become 0.
 bool launch_weight_tiles(const TensorView& src, const op::AdamW* step, const QuantizeRule& rule,
                          const Fp8Tensor& fprop, const Fp8Tensor& dgrad, const Launch& launch);
 
@@ -18,8 +18,5 @@ bool launch_weight_tiles(const TensorView& src, const op::AdamW* step, const Qua
 // multiple of 128, K of 64 (f32: 32), and all addresses of 16.
 bool launch_mx_columns(const TensorView& src, const QuantizeRule& rule, const Fp8Tensor& dgrad,
                        const Launch& launch);
-
-// Scale tables are padded to a multiple of 4 columns: the pads hold 0.
-void clear_scales(const Fp8Tensor& copy, const Launch& launch);
 
 }  // namespace fp8flow::hopper

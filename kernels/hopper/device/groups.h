@@ -18,25 +18,40 @@ __device__ __forceinline__ int64_t warp_group_of(const DeviceGroups& groups, int
     return group;
 }
 
+// Up to `most` neighbouring groups, the last group that begins at `row` or before among them (offsets ascend), are those from here on: 32 of
+// them are compared at a time. All 32 lanes call it with the same row.
+__device__ __forceinline__ int first_candidate(const DeviceGroups& groups, int64_t row, int most) {
+    const int lane = static_cast<int>((threadIdx.y * blockDim.x + threadIdx.x) % 32);
+    int low = 0;
+    for (int left = static_cast<int>(groups.num_groups); left > most;) {
+        const int stride = (left + 31) / 32, at = lane * stride;
+        const unsigned begun = __ballot_sync(0xFFFFFFFFu, at < left && groups.offset(low + at) <= row);
+        const int skipped = (__popc(begun) - 1) * stride;
+        low += skipped;
+        left = min(stride, left - skipped);
+    }
+    return low;
+}
+
 // The tile of 128 rows from `row` on, where groups are aligned to 128: its first `count` rows are valid, the other `rows` pads. `extent`: end of
-// the only group where there are no groups. All lanes of a warp call it with the same row.
+// the only group where there are no groups. All lanes of a warp call it with the same row. Up to 32 groups: one round of loads.
 struct AlignedTile {
     int count, rows;
 };
 __device__ __forceinline__ AlignedTile aligned_tile(const DeviceGroups& groups, int64_t extent, int64_t row) {
-    int64_t valid_end = groups.rows, end = extent;
-    if (groups.counts != nullptr) {
-        const int64_t group = warp_group_of(groups, row);
-        valid_end = groups.offsets[group] + groups.counts[group];
-        end = groups.offsets[group + 1];
-    }
-    const int rows = static_cast<int>(min(kBlock, end - row));
-    return {static_cast<int>(max(int64_t{0}, min(int64_t{rows}, valid_end - row))), rows};
-}
-// As many of its rows as lie in memory, known before the group is: pads among them may be read.
-__device__ __forceinline__ int readable_rows(const DeviceGroups& groups, int64_t row) {
-    return groups.counts != nullptr ? static_cast<int>(kBlock)
-                                    : static_cast<int>(max(int64_t{0}, min(kBlock, groups.rows - row)));
+    const auto tile_of = [&](int64_t valid_end, int64_t end) {
+        const int rows = static_cast<int>(min(kBlock, end - row));
+        return AlignedTile{static_cast<int>(max(int64_t{0}, min(int64_t{rows}, valid_end - row))), rows};
+    };
+    if (groups.counts == nullptr) return tile_of(groups.rows, extent);
+    const int64_t group = first_candidate(groups, row, 32) + (threadIdx.y * blockDim.x + threadIdx.x) % 32;
+    int64_t begin = 0, valid = 0, end = 0;
+    if (group < groups.num_groups)
+        begin = groups.offsets[group], valid = groups.counts[group], end = groups.offsets[group + 1];
+    const unsigned found = __ballot_sync(0xFFFFFFFFu, begin <= row && row < end);
+    const int lane = __ffs(static_cast<int>(found)) - 1;
+    const AlignedTile own = tile_of(begin + valid, end);
+    return {__shfl_sync(0xFFFFFFFFu, own.count, lane), __shfl_sync(0xFFFFFFFFu, own.rows, lane)};
 }
 
 // Neighbouring rows of a warp, one after the other.

@@ -50,6 +50,15 @@ private:
     int64_t batch_ = 0, group_ = 0, before_ = 0;
 };
 
+// 16 bytes (aligned); the other half of their 256 bytes comes into L2 too, for the CTA that works on the tile beside this one.
+__device__ __forceinline__ uint4 load_and_neighbour(const void* from) {
+    uint4 words;
+    asm volatile("ld.global.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "l"(from));
+    return words;
+}
+
 // A turned tile in shared memory: where the word of rows 4w .. 4w + 3 of column c stands, and where 16 rows of it, a piece, begin. Pieces change
 // places by every kColumns columns, as many as a thread turns, so that the words of one row and the pieces of one column lie in different
 // banks (but for two of 16 threads).
