@@ -254,7 +254,8 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
     }
     if (by_rank && fast_y) {
         launch_combine_sums(kernel_args, meeting_of(kExpertParallel, PeerOperation::combine),
-                            reinterpret_cast<uint32_t*>(memory_->own() + layout_.arrivals), launch);
+                            reinterpret_cast<CombineWords*>(memory_->own() + layout_.combine_words),
+                            layout_.combine_steps, launch);
     } else {
         const auto push = by_rank ? push_sums_kernel : push_choices_kernel;
         push<<<peer_grid(received, launch), kPeerThreads, 0, stream>>>(kernel_args);

@@ -39,11 +39,15 @@ __device__ __forceinline__ void count_sums(const CombineArgs& args) {
     count_wire(&args.group.words->wire[2], sent * args.row_bytes);
 }
 
-// The whole of a combine but dprob, with its meeting. Order rank; src, residual and y BF16 in whole vectors. `arrivals`: kCombineArrivals
-// words of device memory, zeros before the first call and after every call.
+// The whole of a combine but dprob, with its meeting. Order rank; src, residual and y BF16 in whole vectors, on all ranks alike. `words`: zeros
+// before the first call and after every call. `steps`: where kCombineSteps bytes a member stand in a region, zeros before the first call.
 constexpr int kMostCombineChunks = 128;
-constexpr int kCombineArrivals = kMostCombineChunks + 1;
-void launch_combine_sums(const CombineArgs& args, const PeerMeeting& meeting, uint32_t* arrivals,
-                         const Launch& launch);
+constexpr int64_t kCombineSteps = kMostCombineChunks * static_cast<int64_t>(sizeof(uint64_t));
+struct CombineWords {
+    unsigned next_sent, next_own, ended;  // draws to send, draws to add, CTAs
+    unsigned stored[kMostCombineChunks];  // draws
+};
+void launch_combine_sums(const CombineArgs& args, const PeerMeeting& meeting, CombineWords* words,
+                         int64_t steps, const Launch& launch);
 
 }  // namespace fp8flow::hopper

@@ -26,8 +26,8 @@ const char* name_of(PeerOperation operation) {
     return "?";
 }
 
-// Moves: 8 bytes to and from every member. One warp, one thread a member: stores the new epoch's last step into this rank's line at the
-// member, then polls the member's line here. The fence and the release make what earlier kernels of this stream wrote, here or at a member, visible to
+// Moves: 8 bytes to and from every member. One warp, one thread a member: stores the new epoch into this rank's line at the member, then
+// polls the member's line here. The fence and the release make what earlier kernels of this stream wrote, here or at a member, visible to
 // whoever sees the flag. Integers that only rise: the outcome does not depend on who comes first.
 __global__ __launch_bounds__(kPeerWarp) void meet_kernel(const PeerMeeting meeting) {
     const PeerGroup& group = meeting.group;
@@ -38,10 +38,9 @@ __global__ __launch_bounds__(kPeerWarp) void meet_kernel(const PeerMeeting meeti
     if (member == 0) group.words->epochs[group.index] = epoch;
     bool late = false;
     if (member < group.size) {
-        const uint64_t step = PeerGroup::last_step(epoch);
         __threadfence_system();
-        store_release_system(group.flag(member, group.rank), step);
-        late = !wait_until_reached(group.flag(group.rank, member), step, meeting.limit);
+        store_release_system(group.flag(member, group.rank), epoch);
+        late = !wait_until_reached(group.flag(group.rank, member), epoch, meeting.limit);
     }
     const uint32_t late_members = __ballot_sync(0xFFFFFFFFu, late);
     if (late_members != 0) give_up(meeting, late_members, epoch);
@@ -70,7 +69,8 @@ PeerLayout::PeerLayout(const ExchangeLimits& limits, CombineOrder order, int exp
     words = take(sizeof(PeerWords));
     tables = take(3 * PeerMemory::kMaxRanks * static_cast<int64_t>(sizeof(uint8_t*)));
     flags = take(kFlagBytes);
-    arrivals = take(kCombineArrivals * static_cast<int64_t>(sizeof(uint32_t)));
+    combine_words = take(sizeof(CombineWords));
+    combine_steps = take(PeerMemory::kMaxRanks * kCombineSteps);
 
     const int64_t routing = expert_parallel * slots * limits.topk * 8;
     const int64_t plain_rows = peer_aligned(slots * limits.hidden * element);

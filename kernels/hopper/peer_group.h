@@ -56,9 +56,6 @@ struct PeerGroup {
         return reinterpret_cast<uint64_t*>(regions[region] + flags + writer * kFlagLine);
     }
     static constexpr int64_t kFlagLine = 128;
-    // What a flag holds when its writer has come to a meeting: kSteps for every one so far. A call may show on the way how far it is.
-    static constexpr uint64_t kSteps = uint64_t{1} << 16;
-    static __host__ __device__ constexpr uint64_t last_step(uint64_t meeting) { return meeting * kSteps; }
 
 private:
     __device__ uint8_t* box(int member, uint64_t number) const {
