@@ -2,7 +2,7 @@
 // peer_dispatch.cu, peer_combine.cu and peer_reduce.cu.
 #include "kernels/hopper/peer_exchange.h"
 
-#include "kernels/hopper/device/peer.h"
+#include "kernels/hopper/peer_combine.h"
 
 #include <fmt/ranges.h>
 
@@ -26,19 +26,6 @@ const char* name_of(PeerOperation operation) {
     return "?";
 }
 
-// Tells the host which members did not come in time. One thread, once.
-__device__ void give_up(const PeerMeeting& meeting, uint32_t late_members, uint64_t epoch) {
-    meeting.group.words->lost = 1;
-    volatile LostPeers* report = meeting.report;
-    report->operation = static_cast<uint32_t>(meeting.operation);
-    report->group = static_cast<uint32_t>(meeting.group.index);
-    report->members = late_members;
-    report->sequence = epoch;
-    __threadfence_system();
-    report->valid = 1;
-    __threadfence_system();
-}
-
 // Moves: 8 bytes to and from every member. One warp, one thread a member: stores the new epoch into this rank's line at the member, then
 // polls the member's line here. The fence and the release make what earlier kernels of this stream wrote, here or at a member, visible to
 // whoever sees the flag. Integers that only rise: the outcome does not depend on who comes first.
@@ -56,7 +43,7 @@ __global__ __launch_bounds__(kPeerWarp) void meet_kernel(const PeerMeeting meeti
         late = !wait_until_reached(group.flag(group.rank, member), epoch, meeting.limit);
     }
     const uint32_t late_members = __ballot_sync(0xFFFFFFFFu, late);
-    if (late_members != 0 && member == 0) give_up(meeting, late_members, epoch);
+    if (late_members != 0) give_up(meeting, late_members, epoch);
 }
 
 }  // namespace
@@ -82,6 +69,8 @@ PeerLayout::PeerLayout(const ExchangeLimits& limits, CombineOrder order, int exp
     words = take(sizeof(PeerWords));
     tables = take(3 * PeerMemory::kMaxRanks * static_cast<int64_t>(sizeof(uint8_t*)));
     flags = take(kFlagBytes);
+    combine_words = take(sizeof(CombineWords));
+    combine_steps = take(PeerMemory::kMaxRanks * kCombineSteps);
 
     const int64_t routing = expert_parallel * slots * limits.topk * 8;
     const int64_t plain_rows = peer_aligned(slots * limits.hidden * element);

@@ -2,6 +2,7 @@
 // region, and the meeting of a group. Read next: peer_exchange.h (the protocol), then any of peer_*.cu.
 #pragma once
 
+#include "kernels/hopper/device/peer.h"
 #include "kernels/hopper/launch.h"
 #include "kernels/hopper/peer_memory.h"
 
@@ -70,6 +71,21 @@ struct PeerMeeting {
     PeerOperation operation;
 };
 void launch_meeting(const PeerMeeting& meeting, const Launch& launch);
+
+#ifdef __CUDACC__
+// Tells the host which members did not come in time, the first time that any wait notices. By a whole warp.
+__device__ __forceinline__ void give_up(const PeerMeeting& meeting, uint32_t late_members, uint64_t epoch) {
+    if (threadIdx.x % kPeerWarp != 0 || atomicExch(&meeting.group.words->lost, 1u) != 0) return;
+    volatile LostPeers* report = meeting.report;
+    report->operation = static_cast<uint32_t>(meeting.operation);
+    report->group = static_cast<uint32_t>(meeting.group.index);
+    report->members = late_members;
+    report->sequence = epoch;
+    __threadfence_system();
+    report->valid = 1;
+    __threadfence_system();
+}
+#endif
 
 // The received rows of a plan: those of a source rank stand together, in the order of its tokens.
 struct ReceivedRows {

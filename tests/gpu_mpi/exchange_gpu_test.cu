@@ -119,6 +119,26 @@ TEST_P(GpuExchange, WideRows) {
                    .seed = 6});
 }
 
+// Numbers of tokens beside multiples of what combine sends in one go, more of them than it counts in small steps, and rows whose last piece
+// is short.
+TEST_P(GpuExchange, EdgesOfChunks) {
+    for (const int64_t tokens : {127, 128, 129, 1000}) {
+        std::vector<int64_t> all = on_every_rank(ranks(), tokens);
+        all.back() = 5;
+        for (const Skew skew : {Skew::none, Skew::hot_rank, Skew::empty_rank})
+            for (const int64_t hidden : {8, 1032})
+                check({.tokens = all,
+                       .topk = 2,
+                       .experts = 4 * ranks(),
+                       .hidden = hidden,
+                       .skew = skew,
+                       .seed = static_cast<uint64_t>(tokens)});
+    }
+    std::vector<int64_t> many = on_every_rank(ranks(), 300);
+    many.front() = 16500;
+    check({.tokens = many, .topk = 1, .experts = 2 * ranks(), .hidden = 16, .seed = 13});
+}
+
 TEST_P(GpuExchange, EachRankAloneWithoutTokensAndAllButIt) {
     for (int r = 0; r < ranks(); ++r)
         for (const int64_t others : {0, 6}) {
@@ -533,28 +553,35 @@ TEST_P(GpuExchange, ALateRankIsWaitedFor) {
 TEST_P(GpuExchange, ALostRankIsNamedWithinTheDeadline) {
     if (ranks() == 1) GTEST_SKIP() << "one rank has no peers";
     constexpr double kDeadline = 4.5;  // no digit of it is the lost rank's number
-    job->world().barrier();
-    Rig lost(GetParam(), CombineOrder::rank, ranks(), kDeadline, job->ops());
-    {
-        ResidentLayers all(rig(CombineOrder::rank), CombineOrder::rank);
+    for (const bool in_combine : {false, true}) {
         job->world().barrier();
-        all.layers[2]->dispatch(*lost.exchange, all.scratch, 0);
-        all.expect_no_difference();
-        job->world().barrier();
-        if (rank() != ranks() - 1) {
-            const auto start = std::chrono::steady_clock::now();
-            const std::string message = error_of(ExitCode::peer, [&] {
-                all.layers[2]->dispatch(*lost.exchange, all.scratch, 0);
-                job->ops().device().synchronize();
-                lost.exchange->check_peers();
-            });
-            EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
-            expect_contains(message, fmt::format("rank {}", rank()));
-            expect_contains(message, std::to_string(ranks() - 1));
-            expect_contains(message, "dispatch");
+        Rig lost(GetParam(), CombineOrder::rank, ranks(), kDeadline, job->ops());
+        {
+            ResidentLayers all(rig(CombineOrder::rank), CombineOrder::rank);
+            job->world().barrier();
+            all.layers[2]->dispatch(*lost.exchange, all.scratch, 0);
+            all.expect_no_difference();
+            job->world().barrier();
+            if (rank() != ranks() - 1) {
+                const auto start = std::chrono::steady_clock::now();
+                const std::string message = error_of(ExitCode::peer, [&] {
+                    if (in_combine)
+                        all.layers[2]->combine(*lost.exchange, all.scratch, 0);
+                    else
+                        all.layers[2]->dispatch(*lost.exchange, all.scratch, 0);
+                    job->ops().device().synchronize();
+                    lost.exchange->check_peers();
+                });
+                EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+                expect_contains(message, fmt::format("rank {}", rank()));
+                expect_contains(message, std::to_string(ranks() - 1));
+                // the other kinds name the step's stage
+                expect_contains(message,
+                                in_combine && GetParam() == Kind::peer ? "combine over peer" : "dispatch");
+            }
         }
+        job->world().barrier();  // the lost rank is there; every rank gives up the exchange now
     }
-    job->world().barrier();  // the lost rank is there; every rank gives up the exchange now
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GpuExchange, testing::Values(Kind::staged, Kind::nccl, Kind::peer),

@@ -11,6 +11,13 @@ __device__ __forceinline__ void store_release_system(uint64_t* word, uint64_t va
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
+// What this thread wrote, or has seen of others' writes behind a barrier or an atomic, comes before what it writes afterwards.
+__device__ __forceinline__ void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+// Behind that fence, as good as a release.
+__device__ __forceinline__ void store_relaxed_system(uint64_t* word, uint64_t value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
 __device__ __forceinline__ uint64_t load_acquire_system(const uint64_t* word) {
     uint64_t value;
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
