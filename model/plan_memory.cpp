@@ -145,7 +145,7 @@ double delayed_row_bytes(const Config& config) {
     return bytes;
 }
 
-// The peer-visible buffers of the pull-dispatch, push-combine design: two parities of everything a peer reads or writes.
+// The peer-visible buffers, an upper bound: two parities of everything a peer writes; rows on their way out and sums on their way back share them.
 double exchange_bytes(const Config& config) {
     const int64_t ranks = config.parallel.expert_model_parallel_size;
     if (ranks == 1) return 0;

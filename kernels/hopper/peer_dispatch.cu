@@ -1,7 +1,13 @@
-// dispatch over peer memory: every rank shows its rows in its own box and after one meeting pulls each distinct row
-// that its experts need once from the owner and writes it to all its places. The bytes are those of the reference
-// exchange followed by permute_pad.
-#include "kernels/hopper/device/peer.h"
+// dispatch over peer memory: every rank stores each row once into the box of every rank that needs it, and that rank writes it from there
+// to all its places. The bytes are those of the reference exchange followed by permute_pad.
+//
+// Protocol. One kernel sends and takes at the same time. There is no meeting: whoever begins call n + 1 needs the boxes of call n - 1 no
+// longer, and says so (with its scales, which go first) in the flag line of the meetings; nobody ends the call before all have. Each row has a
+// flag of its own that follows it, and is taken as soon as it is there. No warp waits longer than kPatience for anything: then the rest is
+// left to a kernel of one CTA that waits until the deadline and one behind it that takes, so that a late peer holds no multiprocessors.
+#include "kernels/hopper/peer_dispatch.h"
+
+#include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/peer_exchange.h"
 
 namespace fp8flow {
@@ -10,237 +16,398 @@ using namespace hopper;
 
 namespace {
 
-// Rows as they travel. In a box: the codes (or plain elements) of all slots, then the scales.
-struct WireRows {
-    const uint8_t* codes;  // of this rank's rows, where the caller has them
-    const uint8_t* scales;
-    int64_t row_bytes, scale_bytes;  // of one row
-    int64_t scale_offset;            // in a box
-    int64_t blocks;                  // scales a row
-    DType scale_dtype;
-};
+constexpr int kWarps = 10;             // of a CTA
+constexpr int kMostSenders = 16;       // CTAs; more do not send faster
+constexpr int kRing = 3;               // pieces of rows that a warp holds
+constexpr int kSendsPending = 1;       // of them on their way to a peer while the next one is asked for
+constexpr int kReadsPending = 1;       // that stores may still be reading while the next one is asked for
+constexpr int64_t kPieceBytes = 7424;  // at most
+constexpr int64_t kPieceAlign = 128;
+constexpr uint64_t kPatience = 300'000;  // nanoseconds
 
-struct PublishArgs {
-    PeerGroup group;
-    WireRows rows;
-    int64_t tokens;
-};
+// A warp's pieces of rows in shared memory. A row is args.pieces of them, one behind the other, so that piece number n is the
+// (n % pieces)-th of its row.
+struct Ring {
+    uint8_t* slots;
+    Barrier* arrived;  // [kRing]
+    int32_t* notes;    // [kRing, 32]: what becomes of a piece
+    int pieces, piece_bytes;
+    int64_t row_bytes;
+    uint32_t asked = 0, done = 0;
 
-// Moves: this rank's rows in and out once, all of it local. No barriers, one writer a byte.
-__global__ __launch_bounds__(kPeerThreads) void publish_rows_kernel(const PublishArgs args) {
-    if (args.group.lost()) return;
-    const WireRows& rows = args.rows;
-    uint8_t* box = args.group.next_box(args.group.rank);
-    copy_contiguous(box, rows.codes, args.tokens * rows.row_bytes, grid_thread(), grid_threads());
-    copy_contiguous(box + rows.scale_offset, rows.scales, args.tokens * rows.scale_bytes, grid_thread(),
-                    grid_threads());
-}
-
-struct PullArgs {
-    PeerGroup group;
-    WireRows rows;
-    ReceivedRows received;
-    const int32_t* recv_rows;  // [., topk]; null: received row i becomes row i of dst
-    int64_t topk;
-    const int64_t* send_counts;
-    DeviceView dst;
-    bool vectorised;
-    void* dst_scales;
-    DType dst_scale_dtype;
-    int64_t dst_row_stride, dst_block_stride;  // elements
-    DeviceGroups groups;                       // with recv_rows: whose pads are zeroed
-    int64_t alignment;
-};
-
-constexpr int kPullThreads = 512, kPullWarps = kPullThreads / kPeerWarp;
-constexpr int kPiecesHeld = 14;  // 16 bytes each, of a thread: a row of 7168 bytes in one go
-constexpr int kScalesHeld = 2;   // a thread; rows of up to 8192 columns need no second look
-
-__device__ __forceinline__ void store_scale(const PullArgs& args, int64_t row, int64_t block, float scale) {
-    const int64_t at = row * args.dst_row_stride + block * args.dst_block_stride;
-    if (args.dst_scale_dtype == DType::e8m0)
-        static_cast<uint8_t*>(args.dst_scales)[at] = float_to_e8m0(scale);  // back to the byte it was
-    else
-        static_cast<float*>(args.dst_scales)[at] = scale;
-}
-
-// Past L1, which may hold a line from before a neighbour's scales were there.
-__device__ __forceinline__ float load_scale(const uint8_t* scales, DType dtype, int64_t block) {
-    return dtype == DType::e8m0 ? e8m0_to_float(__ldcg(scales + block))
-                                : __ldcg(reinterpret_cast<const float*>(scales) + block);
-}
-
-// Received row i: one load of every byte, as many stores as the row has places. By one warp.
-__device__ __forceinline__ void pull_row(const PullArgs& args, int64_t i, int from, int64_t token,
-                                         int64_t base) {
-    const WireRows& rows = args.rows;
-    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
-    const bool own = from == args.group.rank;
-    const uint8_t* box = args.group.current_box(from);
-    const uint8_t* codes = (own ? rows.codes : box) + token * rows.row_bytes;
-    const uint8_t* scales = (own ? rows.scales : box + rows.scale_offset) + token * rows.scale_bytes;
-    // in lane k the k-th place, under way with the row; the whole warp calls for_each_place
-    const bool listed = args.recv_rows != nullptr;
-    const int32_t place = listed && lane < args.topk ? args.recv_rows[i * args.topk + lane] : -1;
-    const auto for_each_place = [&](auto visit) {
-        if (!listed) return visit(base + i);
-        const int places = __popc(__ballot_sync(0xFFFFFFFFu, place >= 0));
-        for (int k = 0; k < places; ++k) visit(base + __shfl_sync(0xFFFFFFFFu, place, k));
-    };
-
-    float held[kScalesHeld] = {};
-#pragma unroll
-    for (int j = 0; j < kScalesHeld; ++j)
-        if (const int64_t block = lane + j * kPeerWarp; block < rows.blocks)
-            held[j] = load_scale(scales, rows.scale_dtype, block);
-
-    uint8_t* dst = static_cast<uint8_t*>(args.dst.data);
-    if (args.vectorised) {
-        const int count = static_cast<int>(rows.row_bytes / kPeerVector);
-        const uint4* in = reinterpret_cast<const uint4*>(codes);
-        for (int begin = 0; begin < count; begin += kPiecesHeld * kPeerWarp) {
-            const int first = begin + lane;
-            uint4 piece[kPiecesHeld] = {};
-#pragma unroll
-            for (int j = 0; j < kPiecesHeld; ++j)
-                if (first + j * kPeerWarp < count) piece[j] = __ldcg(in + first + j * kPeerWarp);
-            for_each_place([&](int64_t row) {
-                uint4* out = reinterpret_cast<uint4*>(dst + row * rows.row_bytes);
-#pragma unroll
-                for (int j = 0; j < kPiecesHeld; ++j)
-                    if (first + j * kPeerWarp < count) out[first + j * kPeerWarp] = piece[j];
-            });
+    __device__ Ring(const DispatchArgs& args, uint8_t* slots, Barrier* arrived, int32_t* notes)
+        : slots(slots),
+          arrived(arrived),
+          notes(notes),
+          pieces(args.pieces),
+          piece_bytes(args.piece_bytes),
+          row_bytes(args.rows.row_bytes) {
+        if (threadIdx.x % kPeerWarp == 0) {
+            for (int i = 0; i < kRing; ++i) barrier_init(arrived + i, 1);
+            fence_barrier_init();
         }
-    } else {
-        for (int64_t begin = 0; begin < rows.row_bytes; begin += kPeerWarp) {
-            const int64_t at = begin + lane;
-            const uint8_t byte = at < rows.row_bytes ? codes[at] : uint8_t{0};
-            for_each_place([&](int64_t row) {
-                if (at < rows.row_bytes) dst[row * rows.row_bytes + at] = byte;
-            });
-        }
+        __syncwarp();
+    }
+    __device__ int32_t* note(uint32_t number) const { return notes + number % kRing * kPeerWarp; }
+    // In its row.
+    __device__ int64_t offset(uint32_t number) const {
+        return int64_t{number % static_cast<uint32_t>(pieces)} * piece_bytes;
+    }
+    __device__ uint32_t bytes(uint32_t number) const {
+        return static_cast<uint32_t>(min(int64_t{piece_bytes}, row_bytes - offset(number)));
+    }
+    __device__ bool ends_row(uint32_t number) const {
+        return number % static_cast<uint32_t>(pieces) == static_cast<uint32_t>(pieces) - 1;
+    }
+    __device__ uint8_t* slot(uint32_t number) const { return slots + number % kRing * piece_bytes; }
+    // The next piece of the row at `row`; by one thread.
+    __device__ void ask(const uint8_t* row) const {
+        Barrier* barrier = arrived + asked % kRing;
+        barrier_arrive_expect_bytes(barrier, bytes(asked));
+        bulk_load(row + offset(asked), barrier, slot(asked), bytes(asked));
+    }
+    __device__ void wait_for_oldest() const { barrier_wait(arrived + done % kRing, done / kRing & 1); }
+    // The oldest piece to its place in the row at `row`; part of the thread's current group of copies. In dst it is the first to leave L2, so
+    // that boxes stay there until they are read.
+    __device__ void put_in_box(uint8_t* row) const {
+        bulk_store(row + offset(done), slot(done), bytes(done));
+    }
+    __device__ void put_in_dst(uint8_t* row) const {
+        bulk_store_passing(row + offset(done), slot(done), bytes(done));
+    }
+};
+
+// The rows that this rank sends, one for each sender and then drawn one by one, so that they leave in order whoever is slow. For one thread.
+struct SentRows {
+    const DispatchArgs& args;
+    int64_t items;
+    uint32_t senders, upcoming;
+    bool any = true;
+    DispatchArgs::Item row{0, 0};
+
+    __device__ SentRows(const DispatchArgs& args, int64_t sender, int64_t senders)
+        : args(args),
+          items(args.sent_items()),
+          senders(static_cast<uint32_t>(senders)),
+          upcoming(static_cast<uint32_t>(sender)) {
+        next();
+    }
+    __device__ void next() {
+        do {
+            any = upcoming < items;
+            if (!any) return;
+            row = args.item(upcoming);
+            upcoming = draw();
+        } while (!args.is_sent(row));
     }
 
-    if (rows.blocks == 0) return;
-    for_each_place([&](int64_t row) {
-#pragma unroll
-        for (int j = 0; j < kScalesHeld; ++j)
-            if (const int64_t block = lane + j * kPeerWarp; block < rows.blocks)
-                store_scale(args, row, block, held[j]);
-        for (int64_t block = lane + kScalesHeld * kPeerWarp; block < rows.blocks; block += kPeerWarp)
-            store_scale(args, row, block, load_scale(scales, rows.scale_dtype, block));
-    });
-}
+private:
+    __device__ uint32_t draw() const { return senders + atomicAdd(&args.group().words->drawn, 1u); }
+};
 
-// A pad: zero codes and zero scales. By one warp.
-__device__ __forceinline__ void zero_row(const PullArgs& args, int64_t row) {
-    const WireRows& rows = args.rows;
-    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
-    uint8_t* to = static_cast<uint8_t*>(args.dst.data) + row * rows.row_bytes;
-    if (args.vectorised) {
-        for (int64_t at = lane; at < rows.row_bytes / kPeerVector; at += kPeerWarp)
-            reinterpret_cast<uint4*>(to)[at] = make_uint4(0, 0, 0, 0);
-    } else {
-        for (int64_t at = lane; at < rows.row_bytes; at += kPeerWarp) to[at] = 0;
-    }
-    for (int64_t block = lane; block < rows.blocks; block += kPeerWarp) store_scale(args, row, block, 0.0f);
-}
+// What a CTA's senders have sent, for the warp that tells: rows that have arrived, by sender.
+struct SentLog {
+    static constexpr uint32_t kRows = 8;  // that a sender may be ahead
+    volatile uint32_t sent[kWarps], told[kWarps], ended[kWarps];
+    volatile int32_t rank[kWarps][kRows], number[kWarps][kRows];
+};
 
-// Moves: every distinct remote row once over NVLink, every local one once, and every M-row out. Ceiling: loads from three peers while all
-// GPUs load, 332 GB/s on H200s, which takes about 0.7 MB under way; here 112 KB a CTA. A warp takes a row, all of it in flight, and stores
-// it to all its places; rows of all sources are dealt out evenly, so that no link waits for another. Scales go to their
-// transposed places four bytes at a time (L2 gathers the sectors). Behind each row a warp zeroes a pad, while the wire is what others wait
-// for. Copies only, one writer a byte.
-__global__ __launch_bounds__(kPullThreads, 1) void pull_rows_kernel(const PullArgs args) {
-    const PeerGroup& group = args.group;
-    if (__any_sync(0xFFFFFFFFu, group.lost())) return;
-    const int64_t base = args.dst.base();
-    // the (n % alignment)-th pad of group n / alignment
-    const int64_t warps = grid_threads() / kPeerWarp,
-                  pads = args.recv_rows != nullptr ? args.groups.num_groups * args.alignment : 0;
-    int64_t pad = grid_thread() / kPeerWarp;
-    const auto zero_next_pad = [&] {
-        if (pad >= pads) return;
-        const int64_t g = pad / args.alignment;
-        for (int64_t row = args.groups.offset(g) + args.groups.count(g) + pad % args.alignment;
-             row < args.groups.offset(g + 1); row += args.alignment)
-            zero_row(args, base + row);
-        pad += warps;
+// This rank's rows to the boxes of the ranks that need them. By one thread, as sender number `sender` of the log.
+__device__ __forceinline__ void send_rows(const DispatchArgs& args, uint64_t epoch, Ring& ring, SentRows rows,
+                                          SentLog& log, int sender) {
+    const PeerGroup& group = args.group();
+    enum { kTo, kNumber };  // of a note
+    uint32_t arrived = 0, sent = 0;
+    const auto count_oldest = [&] {
+        const int32_t* note = ring.note(arrived);
+        if (!ring.ends_row(arrived++)) return;
+        while (sent - log.told[sender] >= SentLog::kRows) {
+        }
+        log.rank[sender][sent % SentLog::kRows] = note[kTo];
+        log.number[sender][sent % SentLog::kRows] = note[kNumber];
+        __threadfence_block();
+        log.sent[sender] = ++sent;
     };
-    args.received.deal(group.rank, group.size, [&](int64_t i, int from, int64_t token) {
-        pull_row(args, i, from, token, base);
-        zero_next_pad();
-    });
-    while (pad < pads) zero_next_pad();
-    if (grid_thread() != 0) return;
-    int64_t sent = 0;
-    for (int r = 0; r < group.size; ++r)
-        if (r != group.rank) sent += args.send_counts[r];
-    count_wire(&group.words->wire[1], sent * (args.rows.row_bytes + args.rows.scale_bytes));
+    int64_t token = rows.any ? args.sent_token(rows.row) : 0;
+    while (true) {
+        while (rows.any && ring.asked - arrived < kRing) {
+            int32_t* note = ring.note(ring.asked);
+            note[kTo] = rows.row.rank;
+            note[kNumber] = static_cast<int32_t>(rows.row.n);
+            ring.ask(args.rows.codes + token * args.rows.row_bytes);
+            if (!ring.ends_row(ring.asked++)) continue;
+            rows.next();
+            if (rows.any) token = args.sent_token(rows.row);  // under way meanwhile
+        }
+        if (ring.done == ring.asked) break;
+        const int32_t* note = ring.note(ring.done);
+        ring.wait_for_oldest();
+        ring.put_in_box(args.rows.codes_in(group.box(note[kTo], epoch), group.rank, note[kNumber]));
+        copies_commit();
+        ++ring.done;
+        if (ring.done - arrived <= kSendsPending) continue;
+        copies_wait_but<kSendsPending>();
+        count_oldest();
+    }
+    copies_wait();
+    while (arrived != ring.done) count_oldest();
+    __threadfence_block();
+    log.ended[sender] = 1;
+}
+
+// Flags behind the rows that the CTA's `senders` senders have sent; lane k follows the k-th of them. A fence waits for the flags before, so it is
+// no work for those who send. By one warp.
+__device__ __forceinline__ void tell_sent_rows(const DispatchArgs& args, uint64_t epoch, SentLog& log,
+                                               int senders) {
+    constexpr unsigned kNap = 50;  // nanoseconds
+    const int rank = args.group().rank, lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    uint32_t told = 0;
+    bool open = lane < senders;
+    while (__any_sync(0xFFFFFFFFu, open)) {
+        const bool last = open && log.ended[lane] != 0;  // read in front of what it sent
+        const uint32_t sent = open ? log.sent[lane] : told;
+        if (!__any_sync(0xFFFFFFFFu, sent != told)) {
+            open = open && !last;
+            __nanosleep(kNap);
+            continue;
+        }
+        fence_system();
+        for (; told != sent; ++told)
+            store_relaxed_system(args.row_flag(log.rank[lane][told % SentLog::kRows], rank,
+                                               log.number[lane][told % SentLog::kRows]),
+                                 epoch);
+        if (open) log.told[lane] = told;
+        __syncwarp();
+    }
+}
+
+// True when all members have begun the call and sent their scales; false if that takes longer than kPatience. By one warp.
+__device__ __forceinline__ bool all_are_here(const DispatchArgs& args, uint64_t epoch) {
+    const PeerGroup& group = args.group();
+    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    const bool late = lane < group.size && lane != group.rank &&
+                      !wait_until_reached(group.flag(group.rank, lane), epoch, kPatience);
+    __syncwarp();
+    return !__any_sync(0xFFFFFFFFu, late);
+}
+
+// Received rows to all their places, every `step`-th of this rank's own and of the remote ones: remote rows as soon as they are here, own rows
+// meanwhile, and when there are none left the scales and pads. By one warp; false: something did not come within kPatience.
+__device__ __forceinline__ bool take_rows(const DispatchArgs& args, uint64_t epoch, Ring& ring, int64_t first,
+                                          int64_t step) {
+    struct Wanted {
+        bool any;  // of that kind
+        const uint8_t* codes;
+        const uint64_t* flag;
+        int64_t place;  // the lane's
+    };
+    const PeerGroup& group = args.group();
+    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    const int64_t own_end = args.received.offsets[group.rank + 1], items = args.received_items(),
+                  base = args.dst.base();
+    uint8_t* const box = group.box(group.rank, epoch);
+    uint8_t* const dst = static_cast<uint8_t*>(args.dst.data);
+    int64_t at_own = args.received.offsets[group.rank] + first, at_remote = first;
+    const auto find_own = [&]() -> Wanted {
+        if (at_own >= own_end) return {};
+        return {true, args.codes_of(group.rank, at_own, box), nullptr, args.place(at_own, lane)};
+    };
+    const auto find_remote = [&]() -> Wanted {
+        for (; at_remote < items; at_remote += step) {
+            const DispatchArgs::Item row = args.item(at_remote);
+            if (args.is_received(row))
+                return {true, args.rows.codes_in(box, row.rank, row.n),
+                        args.row_flag(group.rank, row.rank, row.n),
+                        args.place(args.received.offsets[row.rank] + row.n, lane)};
+        }
+        return {};
+    };
+    Wanted own = find_own(), remote = find_remote(), now{};
+    bool scales_due = true, all = true;
+    uint64_t idle_since = 0;  // 0: not idle
+    while (true) {
+        const bool room = ring.asked - ring.done < kRing - kReadsPending;
+        if (room && !now.any) {
+            const bool here = remote.any && load_acquire_system(remote.flag) >= epoch;
+            if (__all_sync(0xFFFFFFFFu, here)) {
+                fence_memory_for_engines();
+                now = remote;
+                at_remote += step;
+                remote = find_remote();
+            } else if (own.any) {
+                now = own;
+                at_own += step;
+                own = find_own();
+            }
+        }
+        if (room && now.any) {
+            idle_since = 0;
+            copies_wait_read<kReadsPending>();
+            __syncwarp();
+            ring.note(ring.asked)[lane] = static_cast<int32_t>(now.place);
+            if (lane == 0) ring.ask(now.codes);
+            if (ring.ends_row(ring.asked++)) now.any = false;
+        } else if (ring.asked != ring.done) {
+            ring.wait_for_oldest();
+            const int32_t place = ring.note(ring.done)[lane];
+            if (place >= 0) ring.put_in_dst(dst + (base + place) * args.rows.row_bytes);
+            copies_commit();
+            ++ring.done;
+        } else if (scales_due) {
+            scales_due = false;
+            if (all_are_here(args, epoch))
+                write_all_scales_and_pads(args, box, first, step);
+            else
+                all = false;
+        } else if (!remote.any) {
+            break;
+        } else if (const uint64_t time = device_nanoseconds(); idle_since == 0) {
+            idle_since = time;
+        } else if (time - idle_since > kPatience) {
+            all = false;
+            break;
+        }
+    }
+    copies_wait();
+    return all;
+}
+
+// What a warp does: it is number `number` of `count` warps that send, or that take. In a CTA with senders the last warp tells what the `number`
+// others have sent.
+struct Role {
+    enum Kind { send, take, tell } kind;
+    int64_t number, count;
+};
+// CTAs either send or take, because the stores of a multiprocessor leave it in order: those that the wire holds up would hold up the others.
+// They share the work by the rows that they store. A grid of one CTA does both. Neighbouring items are on different multiprocessors.
+__device__ __forceinline__ Role role_of_warp(const DispatchArgs& args) {
+    const int warp = static_cast<int>(threadIdx.x) / kPeerWarp, cta = static_cast<int>(blockIdx.x),
+              ctas = static_cast<int>(gridDim.x);
+    const int64_t sent = args.sent_rows(), taken = args.dst_rows();
+    if (sent == 0) return {Role::take, warp * ctas + cta, kWarps * ctas};
+    const bool both = ctas == 1;
+    const int shared = static_cast<int>((sent * ctas + sent + taken - 1) / (sent + taken)),
+              senders = both ? 1 : min(shared, min(kMostSenders, ctas - 1)),
+              send_warps = both ? kWarps / 4 : kWarps - 1;
+    if (cta < senders && warp == kWarps - 1) return {Role::tell, send_warps, 0};
+    if (cta < senders && warp < send_warps) return {Role::send, warp * senders + cta, send_warps * senders};
+    if (both) return {Role::take, warp - send_warps, kWarps - 1 - send_warps};
+    return {Role::take, warp * (ctas - senders) + cta - senders, kWarps * (ctas - senders)};
+}
+
+// Moves: every row that another rank needs once out of memory and over NVLink, every received row once out of memory (those of others mostly
+// out of L2), and every row of dst out. At T=4096, E=256, K=8, H=7168 and FP8: two GPUs 29 MB over the wire (360 GB/s: 82 us) and 330 MB
+// through memory; four GPUs 81 MB over the wire. A row goes through shared memory by the copy engine, one request in and one out for each of
+// its places, so that few multiprocessors suffice. Copies only, one writer a byte; barriers: only the warp's own with the copy engine, and
+// one at the end.
+__global__ __launch_bounds__(kWarps* kPeerWarp, 1) void dispatch_kernel(const DispatchArgs args) {
+    extern __shared__ __align__(128) uint8_t slots[];
+    __shared__ Barrier arrived[kWarps][kRing];
+    __shared__ int32_t notes[kWarps][kRing * kPeerWarp];
+    let_next_start();
+    if (args.group().lost()) return;
+    const uint64_t epoch = args.group().epoch() + 1;
+    const int warp = static_cast<int>(threadIdx.x) / kPeerWarp;
+    Ring ring(args, slots + int64_t{warp} * kRing * args.piece_bytes, arrived[warp], notes[warp]);
+    __shared__ SentLog log;
+    if (threadIdx.x < kWarps) {
+        log.sent[threadIdx.x] = 0;
+        log.told[threadIdx.x] = 0;
+        log.ended[threadIdx.x] = 0;
+    }
+    __syncthreads();
+    const Role role = role_of_warp(args);
+    if (role.kind == Role::send) {
+        if (threadIdx.x % kPeerWarp == 0)
+            send_rows(args, epoch, ring, SentRows(args, role.number, role.count), log, warp);
+    } else if (role.kind == Role::tell) {
+        tell_sent_rows(args, epoch, log, static_cast<int>(role.number));
+    } else {
+        send_scales(args, epoch, role.number, role.count);
+        if (!take_rows(args, epoch, ring, role.number, role.count)) args.group().words->left = epoch;
+    }
+    end_sending(args, epoch);
+}
+
+void launch_dispatch(const DispatchArgs& args, const Launch& launch) {
+    const int bytes = kWarps * kRing * args.piece_bytes;
+    check_cuda(cudaFuncSetAttribute(dispatch_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+               "shared memory of dispatch");
+    dispatch_kernel<<<grid_for(ceil_div(args.meeting.group.size * args.rows.slots, kWarps), launch, 1),
+                      kWarps * kPeerWarp, static_cast<std::size_t>(bytes), stream_of(launch)>>>(args);
+    check_launch("dispatch");
 }
 
 }  // namespace
 
-void PeerExchange::pull(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst,
-                        RowTarget target, const Launch& launch) {
+void PeerExchange::dispatch_to(RowTarget target, const Fp8Tensor& rows, const DispatchPlan& plan,
+                               const Fp8Tensor& dst, const Launch& launch) {
     last_stream_ = launch.stream;
     const int64_t slots = plan.all_ids.dim(1), row_bytes = rows.codes.cols() * size_of(rows.codes.dtype);
     if (row_bytes == 0) return;
     const bool scaled = rows.layout != ScaleLayout::none, fan_out = target == RowTarget::experts;
-    const WireRows wire{.codes = rows.codes.bytes_ptr(),
-                        .scales = scaled ? rows.scales.bytes_ptr() : nullptr,
-                        .row_bytes = row_bytes,
-                        .scale_bytes = scaled ? rows.scales.cols() * size_of(rows.scales.dtype) : 0,
-                        .scale_offset = peer_aligned(slots * row_bytes),
-                        .blocks = scaled ? rows.scales.cols() : 0,
-                        .scale_dtype = scaled ? rows.scales.dtype : DType::f32};
-    check_fits(wire.scale_offset + slots * wire.scale_bytes, "a dispatch");
-    const PeerGroup& group = device_groups_[kExpertParallel];
-    const cudaStream_t stream = stream_of(launch);
-    const bool aligned =
-        (reinterpret_cast<uintptr_t>(wire.codes) | reinterpret_cast<uintptr_t>(dst.codes.data)) %
-            kPeerVector ==
-        0;
-    PullArgs args{.group = group,
-                  .rows = wire,
-                  .received = {plan.recv_offsets.as<int64_t>(), plan.recv_source.as<int32_t>(), slots},
-                  .recv_rows = fan_out ? plan.recv_rows.as<int32_t>() : nullptr,
-                  .topk = plan.topk,
-                  .send_counts = plan.send_counts.as<int64_t>(),
-                  .dst = device_view(dst.codes),
-                  .vectorised = row_bytes % kPeerVector == 0 && aligned,
-                  .dst_scales = nullptr,
-                  .dst_scale_dtype = DType::f32,
-                  .dst_row_stride = 0,
-                  .dst_block_stride = 0,
-                  .groups = device_groups(plan.groups, plan.groups.row_capacity),
-                  .alignment = plan.groups.alignment};
+    const auto is_multiple = [](std::initializer_list<const void*> addresses, int64_t bytes, int64_t unit) {
+        for (const void* address : addresses)
+            bytes |= static_cast<int64_t>(reinterpret_cast<uintptr_t>(address));
+        return bytes % unit == 0;
+    };
+    const int64_t pieces = ceil_div(row_bytes, kPieceBytes),
+                  scale_bytes = scaled ? rows.scales.cols() * size_of(rows.scales.dtype) : 0;
+    DispatchArgs args{.meeting = meeting_of(kExpertParallel, PeerOperation::dispatch),
+                      .row_flags = layout_.row_flags,
+                      .row_flag_stride = layout_.flagged_rows,
+                      .rows = {.codes = rows.codes.bytes_ptr(),
+                               .scales = nullptr,
+                               .row_bytes = row_bytes,
+                               .scale_bytes = scale_bytes,
+                               .scale_offset = peer_aligned(size() * slots * row_bytes),
+                               .slots = slots,
+                               .blocks = 0,
+                               .scale_dtype = DType::f32,
+                               .scale_words = false},
+                      .send_tokens = plan.send_tokens.as<int32_t>(),
+                      .send_counts = plan.send_counts.as<int64_t>(),
+                      .received = {plan.recv_offsets.as<int64_t>(), plan.recv_source.as<int32_t>(), slots},
+                      .recv_rows = fan_out ? plan.recv_rows.as<int32_t>() : nullptr,
+                      .topk = plan.topk,
+                      .row_source = device_view(plan.row_source),
+                      .groups = device_groups(plan.groups, plan.groups.row_capacity),
+                      .dst = device_view(dst.codes),
+                      .dst_scales = nullptr,
+                      .dst_scale_dtype = DType::f32,
+                      .dst_row_stride = 0,
+                      .dst_block_stride = 0,
+                      .vectorised = is_multiple({rows.codes.data, dst.codes.data}, row_bytes, kPeerVector),
+                      .pieces = static_cast<int>(pieces),
+                      .piece_bytes = static_cast<int>(round_up(ceil_div(row_bytes, pieces), kPieceAlign))};
     if (scaled) {
+        args.rows.scales = rows.scales.bytes_ptr();
+        args.rows.blocks = rows.scales.cols();
+        args.rows.scale_dtype = rows.scales.dtype;
+        args.rows.scale_words = is_multiple({rows.scales.data}, scale_bytes, sizeof(uint32_t));
         args.dst_scales = dst.scales.data;
         args.dst_scale_dtype = dst.scales.dtype;
-        args.dst_row_stride = fan_out ? 1 : wire.blocks;
+        args.dst_row_stride = fan_out ? 1 : args.rows.blocks;
         args.dst_block_stride = fan_out ? dst.scales.dim(1) : 1;
     }
-    if (size() > 1) {
-        publish_rows_kernel<<<peer_grid(ceil_div(plan.num_tokens * row_bytes, kPeerVector * kPeerWarp),
-                                        launch),
-                              kPeerThreads, 0, stream>>>({group, wire, plan.num_tokens});
-        check_launch("showing rows to peers");
-        meet(kExpertParallel, PeerOperation::dispatch, launch);
-    }
-    pull_rows_kernel<<<grid_for(ceil_div(size() * slots, kPullWarps), launch, 1), kPullThreads, 0, stream>>>(
-        args);
-    check_launch("pulling rows from peers");
+    check_fits(args.rows.scale_offset + size() * slots * scale_bytes, "a dispatch");
+    FP8FLOW_CHECK(slots <= layout_.flagged_rows, "{} tokens per rank, the exchange has flags for {}", slots,
+                  layout_.flagged_rows);
+    if (args.vectorised)
+        launch_dispatch(args, launch);
+    else
+        launch_send_plain_rows(args, launch);
+    launch_take_left_rows(args, launch);
 }
 
 void PeerExchange::do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena&,
                                const Launch& launch) {
-    pull(rows, plan, dst, RowTarget::experts, launch);
+    dispatch_to(RowTarget::experts, rows, plan, dst, launch);
 }
 
 void PeerExchange::do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan,
                                     const Fp8Tensor& received, Arena&, const Launch& launch) {
-    pull(rows, plan, received, RowTarget::received, launch);
+    dispatch_to(RowTarget::received, rows, plan, received, launch);
 }
 
 }  // namespace fp8flow

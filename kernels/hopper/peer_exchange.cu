@@ -69,12 +69,15 @@ PeerLayout::PeerLayout(const ExchangeLimits& limits, CombineOrder order, int exp
     words = take(sizeof(PeerWords));
     tables = take(3 * PeerMemory::kMaxRanks * static_cast<int64_t>(sizeof(uint8_t*)));
     flags = take(kFlagBytes);
+    flagged_rows = std::max(slots, kFlaggedRows);
+    row_flags = take(expert_parallel * flagged_rows * static_cast<int64_t>(sizeof(uint64_t)));
     combine_words = take(sizeof(CombineWords));
     combine_steps = take(PeerMemory::kMaxRanks * kCombineSteps);
 
     const int64_t routing = expert_parallel * slots * limits.topk * 8;
-    const int64_t plain_rows = peer_aligned(slots * limits.hidden * element);
-    const int64_t fp8_rows = peer_aligned(slots * limits.hidden) + slots * blocks * 4;
+    const int64_t sent = expert_parallel * slots;
+    const int64_t plain_rows = peer_aligned(sent * limits.hidden * element);
+    const int64_t fp8_rows = peer_aligned(sent * limits.hidden) + sent * blocks * 4;
     const int64_t rows_of_token = order == CombineOrder::rank ? expert_parallel : limits.topk;
     const int64_t sums =
         peer_aligned(rows_of_token * slots * limits.hidden * element) + slots * limits.topk * 4;

@@ -1,8 +1,8 @@
-// PeerExchange: the exchange between GPUs of one host through peer memory. Rows are pulled: the rank that hosts the experts reads a row once
-// from its owner and writes it to all its padded, expert-sorted places, so that permute and pad are part of the wire. Sums are pushed: it
-// adds its rows of a token in fp32 and stores one row into the owner's memory, and the owner adds what has come. All sizes are read on the
-// device; nothing is allocated and the host waits for nothing. Sources: FlashComm and DeepGEMM's Mega MoE (pull), DeepEP (fixed slots).
-// Read next: peer_group.h, then peer_dispatch.cu and peer_combine.cu.
+// PeerExchange: the exchange between GPUs of one host through peer memory. Rows and sums are pushed: a rank stores each of its rows once into
+// the memory of every rank that hosts an expert of it, which writes it from there to all its padded, expert-sorted places, so that permute and
+// pad are part of the wire. Back it adds its rows of a token in fp32 and stores one row into the owner's memory, and the owner adds what has
+// come. All sizes are read on the device; nothing is allocated and the host waits for nothing. Sources: FlashComm and DeepGEMM's Mega MoE
+// (rows straight to their final places), DeepEP (fixed slots). Read next: peer_group.h, then peer_dispatch.cu and peer_combine.cu.
 //
 // Protocol. A call is: write (into own or peers' memory), meet, read. A meeting of a group is one small kernel: it adds 1 to the group's
 // epoch, a word in device memory (so that a captured graph can be replayed), stores the epoch with release order into this rank's flag line
@@ -10,6 +10,8 @@
 // Every member has two boxes, for even and odd meetings. Call n writes and reads boxes of parity n. They are free for call n + 2: a
 // member writes them only after meeting n + 1, at which every member arrives after it has read the boxes of call n (its kernels run in
 // one stream order). So one meeting a call is enough, but all calls of an exchange must be on one stream, or in one order of streams.
+// A dispatch is a call whose meeting begins with it: a member says that it has come, and waits for the others, inside the kernel that moves the
+// rows. What is read is guarded row by row: behind each row the writer stores the epoch into a flag of that row.
 // The expert-parallel group, the world and the replicas have flags, epochs and boxes of their own; the one stream orders their calls.
 // A large all-reduce meets twice a chunk: its inputs are read between the two meetings, its results between the second and the next
 // first one, so neither needs a second copy.
@@ -30,14 +32,16 @@ struct PeerLayout {
         int64_t flags = 0, boxes = 0, chunk = 0, result = 0;
         int size = 1;
     };
-    static constexpr int64_t kSmallBytes = int64_t{64} << 10;  // up to here an all-reduce is one meeting
-    static constexpr int64_t kChunkBytes = int64_t{32} << 20;  // of larger ones
+    static constexpr int64_t kSmallBytes = int64_t{64} << 10;   // up to here an all-reduce is one meeting
+    static constexpr int64_t kChunkBytes = int64_t{32} << 20;   // of larger ones
+    static constexpr int64_t kFlaggedRows = int64_t{32} << 10;  // at least: narrow rows may be more
 
     PeerLayout(const ExchangeLimits& limits, CombineOrder order, int expert_parallel, int world,
                int replicas);
 
     int64_t words = 0, tables = 0;
     int64_t flags = 0, boxes = 0, box_bytes = 0;  // of the expert-parallel group
+    int64_t row_flags = 0, flagged_rows = 0;      // of each of its ranks
     int64_t combine_words = 0, combine_steps = 0;
     Reduction world, replicas;
     int64_t bytes = 0;
@@ -75,8 +79,8 @@ private:
     enum GroupIndex { kExpertParallel, kWorld, kReplicas, kNumGroups };
     // Where fanned-out rows go: M-rows with pads, or one row per received row.
     enum class RowTarget { experts, received };
-    void pull(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, RowTarget target,
-              const Launch& launch);
+    void dispatch_to(RowTarget target, const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst,
+                     const Launch& launch);
     hopper::PeerMeeting meeting_of(GroupIndex group, hopper::PeerOperation operation) const;
     void meet(GroupIndex group, hopper::PeerOperation operation, const Launch& launch);
     WireBytes wire_since_start() const;

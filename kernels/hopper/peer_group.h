@@ -36,6 +36,10 @@ struct LostPeers {
 struct PeerWords {
     uint64_t epochs[4];  // meetings of each group so far
     uint64_t wire[3];    // bytes sent to other ranks: routing, dispatch, combine
+    uint64_t left;       // the latest dispatch whose first kernel did not take all rows
+    uint32_t drawn;      // rows of a dispatch that senders have drawn
+    uint32_t told;       // warps of a dispatch that have sent their scales
+    uint32_t ended;      // its CTAs that have ended
     uint32_t lost;       // a wait gave up: nothing is read, written or waited for any more
 };
 
@@ -55,12 +59,11 @@ struct PeerGroup {
     __device__ uint64_t* flag(int region, int writer) const {
         return reinterpret_cast<uint64_t*>(regions[region] + flags + writer * kFlagLine);
     }
-    static constexpr int64_t kFlagLine = 128;
-
-private:
+    // The box of meeting `number`.
     __device__ uint8_t* box(int member, uint64_t number) const {
         return regions[member] + boxes + static_cast<int64_t>(number & 1) * box_bytes;
     }
+    static constexpr int64_t kFlagLine = 128;
 };
 
 // The members meet: everything that each wrote before is visible to all afterwards. `report` is host memory; `limit` in nanoseconds.

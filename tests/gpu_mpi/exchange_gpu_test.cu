@@ -104,19 +104,20 @@ TEST_P(GpuExchange, OddWidths) {
                        .order = order});
 }
 
-// Rows longer than what a thread has under way at once, and more of them than it holds.
+// Rows longer than what a thread or a warp has under way at once: in several pieces, and in more than a warp holds.
 TEST_P(GpuExchange, WideRows) {
     for (CombineOrder order : kOrders)
-        for (Wire wire : {Wire::plain, Wire::fp8})
-            check({.tokens = uneven(ranks()),
-                   .topk = 8,
-                   .experts = 16,
-                   .hidden = 2304,
-                   .alignment = 128,
-                   .wire = wire,
-                   .order = order,
-                   .skew = Skew::hot_rank,
-                   .seed = 6});
+        for (Wire wire : kWires)
+            for (int64_t hidden : {2304, 18432})
+                check({.tokens = hidden == 2304 ? uneven(ranks()) : on_every_rank(ranks(), 5),
+                       .topk = 8,
+                       .experts = 16,
+                       .hidden = hidden,
+                       .alignment = 128,
+                       .wire = wire,
+                       .order = order,
+                       .skew = Skew::hot_rank,
+                       .seed = 6});
 }
 
 // Numbers of tokens beside multiples of what combine sends in one go, more of them than it counts in small steps, and rows whose last piece
@@ -349,17 +350,25 @@ public:
     }
 
     void dispatch(Exchange& exchange, Arena& scratch, int leg, const Launch& launch = {}) {
-        const Data& data = data_[leg];
-        poison(data.dst.codes);
-        poison(data.dst.scales);
-        exchange.dispatch(data.rows, plan_, data.dst, scratch, launch);
-        compare(data.dst.codes, data.want_dst.codes);
-        compare(data.dst.scales, data.want_dst.scales);
+        poison_rows(leg);
+        queue_dispatch(exchange, scratch, leg, launch);
+        compare_rows(leg);
     }
     void combine(Exchange& exchange, Arena& scratch, int leg, const Launch& launch = {}) {
         poison_sums(leg);
         queue_combine(exchange, scratch, leg, launch);
         compare_sums(leg);
+    }
+    void poison_rows(int leg) {
+        poison(data_[leg].dst.codes);
+        poison(data_[leg].dst.scales);
+    }
+    void queue_dispatch(Exchange& exchange, Arena& scratch, int leg, const Launch& launch) {
+        exchange.dispatch(data_[leg].rows, plan_, data_[leg].dst, scratch, launch);
+    }
+    void compare_rows(int leg) {
+        compare(data_[leg].dst.codes, data_[leg].want_dst.codes);
+        compare(data_[leg].dst.scales, data_[leg].want_dst.scales);
     }
     void poison_sums(int leg) {
         poison(data_[leg].args.y);
@@ -478,8 +487,8 @@ TEST_P(GpuExchange, FewMultiprocessors) {
     }
 }
 
-// A combine, captured once: what it counts, it counts on the device.
-TEST_P(GpuExchange, CombineReplaysAsAGraph) {
+// Both legs, captured once: what they count, they count on the device.
+TEST_P(GpuExchange, ReplaysAsAGraph) {
     if (GetParam() != Kind::peer) GTEST_SKIP() << "the host takes part in the others";
     constexpr int kReplays = 20;
     Rig& rig = this->rig(CombineOrder::rank);
@@ -487,22 +496,27 @@ TEST_P(GpuExchange, CombineReplaysAsAGraph) {
     ResidentLayer& layer = *all.layers.back();
     cudaStream_t stream = nullptr;
     hopper::check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
-    layer.combine(*rig.exchange, all.scratch, 0);  // kernels are loaded
+    layer.dispatch(*rig.exchange, all.scratch, 0);  // kernels are loaded
+    layer.combine(*rig.exchange, all.scratch, 0);
     job->ops().device().synchronize();
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
     hopper::check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+    layer.queue_dispatch(*rig.exchange, all.scratch, 0, {.stream = {stream}, .sm_limit = 0});
     layer.queue_combine(*rig.exchange, all.scratch, 0, {.stream = {stream}, .sm_limit = 0});
     hopper::check_cuda(cudaStreamEndCapture(stream, &graph), "capture");
     hopper::check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiating a graph");
     for (int i = 0; i < kReplays; ++i) {
+        layer.poison_rows(0);
         layer.poison_sums(0);
         job->ops().device().synchronize();
         hopper::check_cuda(cudaGraphLaunch(executable, stream), "launching a graph");
         hopper::check_cuda(cudaStreamSynchronize(stream), "waiting");
+        layer.compare_rows(0);
         layer.compare_sums(0);
     }
-    layer.combine(*rig.exchange, all.scratch, 1);  // and on the ordinary stream again
+    layer.dispatch(*rig.exchange, all.scratch, 1);  // and on the ordinary stream again
+    layer.combine(*rig.exchange, all.scratch, 1);
     all.expect_no_difference();
     rig.exchange->check_peers();
     cudaGraphExecDestroy(executable);
@@ -542,10 +556,15 @@ TEST_P(GpuExchange, ALateRankIsWaitedFor) {
     if (ranks() == 1) GTEST_SKIP() << "one rank has no peers";
     Rig& rig = this->rig(CombineOrder::rank);
     ResidentLayers all(rig, CombineOrder::rank);
-    job->world().barrier();
-    if (rank() == ranks() - 1) std::this_thread::sleep_for(std::chrono::seconds(3));
-    all.layers[2]->dispatch(*rig.exchange, all.scratch, 0);
-    all.layers[2]->combine(*rig.exchange, all.scratch, 0);
+    const auto exchange = [&](ResidentLayer& layer, int late_ms) {
+        job->world().barrier();
+        if (rank() == ranks() - 1) std::this_thread::sleep_for(std::chrono::milliseconds(late_ms));
+        layer.dispatch(*rig.exchange, all.scratch, 0);
+        layer.combine(*rig.exchange, all.scratch, 0);
+    };
+    exchange(*all.layers[2], 3000);
+    for (const int late_ms : {0, 1})  // about as long as the first kernel of dispatch waits
+        for (const auto& layer : all.layers) exchange(*layer, late_ms);
     all.expect_no_difference();
     rig.exchange->check_peers();
 }

@@ -176,17 +176,38 @@ __device__ __forceinline__ void tensor_add(const CUtensorMap* map, const void* f
         "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2), "l"(passing_once())
         : "memory");
 }
+// `bytes` side by side out of shared memory (a multiple of 16; both ends 16-byte aligned). Part of the thread's current group of copies.
+__device__ __forceinline__ void bulk_store(void* to, const void* from, uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+                 "r"(shared_address(from)), "r"(bytes)
+                 : "memory");
+}
+// The same for bytes that pass once, and are the first to leave L2.
+__device__ __forceinline__ void bulk_store_passing(void* to, const void* from, uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(to),
+                 "r"(shared_address(from)), "r"(bytes), "l"(passing_once())
+                 : "memory");
+}
 // Ends the thread's current group of copies.
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until all of the thread's groups of copies but the last kPending have read their shared memory.
 template <int kPending> __device__ __forceinline__ void copies_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
+// Waits until all of them but the last kPending are done.
+template <int kPending> __device__ __forceinline__ void copies_wait_but() {
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
+}
 // Waits until all of the thread's groups of copies are done.
 __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 // Makes a thread's ordinary writes to shared memory visible to copies and warpgroup products that are started afterwards.
 __device__ __forceinline__ void fence_shared_for_engines() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// The same for memory of the GPU: what the thread has seen of ordinary writes, copies that it starts afterwards see too.
+__device__ __forceinline__ void fence_memory_for_engines() {
+    asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 // ---- clusters -------------------------------------------------------------------------------------------------------------------------
@@ -205,7 +226,16 @@ __device__ __forceinline__ void cluster_meet() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
 }
-// The same from a part of a warp.
+// The same in two steps: others may come between them.
+__device__ __forceinline__ void cluster_announce() {
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_await() {
+    __syncwarp();
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// A meeting from a part of a warp.
 __device__ __forceinline__ void cluster_meet_unaligned() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
