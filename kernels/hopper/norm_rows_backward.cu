@@ -7,172 +7,236 @@ namespace fp8flow::hopper {
 
 namespace {
 
-constexpr int kTeamSlots = 6;  // of rows: two of dy, x and dresidual
-constexpr int teams_of(int units) { return units == 1 ? 4 : 2; }
-static_assert(op::kNarrowRow == kUnit * kNormThreads);  // of one unit a thread: as many teams as chunks
+constexpr int kMostSlots = 16, kLanes = 32, kMostPolls = 32;
+// Rows that a CTA works on at a time, each by a team of kNormThreads threads; one warp more brings them.
+constexpr int teams_of(int units) { return units == 1 ? 3 : units == 2 ? 2 : 1; }
+constexpr int threads_of(int units) { return teams_of(units) * kNormThreads + kLanes; }
+// Registers for so many threads, not as many as there are: a CTA of the kernel behind finds room beside this one.
+#ifndef NB_BOUND
+#define NB_BOUND(units) ((units) == 1 ? 1024 : (units) == 2 ? 768 : 512)
+#endif
+constexpr int bound_of(int units) { return NB_BOUND(units); }
+static_assert(op::gamma_chunks(kUnit * kNormThreads) == teams_of(1) &&
+              op::gamma_chunks(2 * kUnit * kNormThreads) == teams_of(2) &&
+              op::gamma_chunks(3 * kUnit * kNormThreads) == teams_of(3));
 
-// The rows of a chunk of dgamma (op::gamma_row), one after the other.
-struct ChunkRows {
-    int block, chunks;  // first row of those of which every chunk has one, and how many they are
-    int place;          // in the block
-    __device__ int ahead(int n) const {
-        const int at = place + n;
-        return block + n * chunks + (at < chunks ? at : at - chunks);
-    }
-    __device__ void advance() {
-        block += chunks;
-        place = place + 1 < chunks ? place + 1 : 0;
+template <int kTeams> struct Shared {
+    Barrier full[kMostSlots], empty[kMostSlots], gamma_here, gamma_read;
+    float warp_sums[2][kTeams * kNormWarps];
+    SegmentSums segment_sums;
+};
+
+// A place in the ring of slots.
+struct Place {
+    int slot;
+    uint32_t parity;
+    __device__ void advance(int by, int depth) {
+        slot += by;
+        if (slot < depth) return;
+        slot -= depth;
+        parity ^= 1u;
     }
 };
 
-// Bytes at T=4096, H=7168: dy, x, dresidual in, dx out: 235 MB, and 4 MB of sums: 56 us. A CTA, one an SM, takes a part of dgamma, a chunk a team of
-// 256 threads: neighbouring CTAs read neighbouring rows. (With a chunk of consecutive rows a CTA, 1024 places in memory were read or written at a
-// time, and 256 chunks were summed afterwards from 7 MB: 72 us in all.) Thread t owns the columns of strand t in every row, so that its dgamma
-// sums stay in registers to the end of the chunk. Two slots a team for dy and x, refilled two rows ahead at the row's only barrier (a named one
-// of the team; the row is in registers by then); two slots for dresidual, which is read behind the barrier and so is refilled one row ahead. A
-// kernel starts with one row a team on its way, so that gamma does not come behind two. Warp sums alternate as in the forward kernel. At the end
-// of a part the other teams leave their sums in shared memory and go on, the first adds and writes them. Rows of several segments: a cluster, as
-// in the forward kernel; its CTAs take the same rows at the same time. One writer a byte, stated orders: deterministic. dx may stand in the place
-// of dy or dresidual: a row is written after it has come, and by the CTA that read it.
+// The rows of a CTA's parts, one after the other; every team takes its share. One thread.
+template <int kTeams>
+__device__ __forceinline__ void bring_rows(const NormBackward& args, const RowPart& part, uint8_t* memory,
+                                           int slot_size, Shared<kTeams>& shared) {
+    const bool with_residual = static_cast<bool>(args.dresidual);
+    const int inputs = with_residual ? 3 : 2, rows = static_cast<int>(args.rows),
+              clusters = static_cast<int>(gridDim.x) / part.segments;
+    const uint32_t bytes = static_cast<uint32_t>(2 * kUnit * part.units);
+    const auto slot_of = [&](int slot) { return memory + slot * inputs * slot_size; };
+    const auto bring_gamma = [&] {
+        barrier_arrive_expect_bytes(&shared.gamma_here, 2 * bytes);
+        bulk_load(static_cast<const float*>(args.gamma.data) + part.first, &shared.gamma_here,
+                  slot_of(args.depth - 1), 2 * bytes);
+    };
+    Place place = {0, 1};
+    int n = 0;
+    uint32_t seen = 0;
+    const bool held = args.hold >= 0 && clusters >= args.parts;  // all have as many rows
+    bool patient = true;
+    for (int sums = static_cast<int>(blockIdx.x) / part.segments; sums < args.parts; sums += clusters)
+        for (int row = sums; row < rows; row += args.parts, ++n) {
+            if (n == kTeams) bring_gamma();
+            if (n == args.depth - 1) barrier_wait(&shared.gamma_read, 0);
+            barrier_wait(&shared.empty[place.slot], place.parity);
+            if (held) {
+                const int mean = (4 * n - args.hold) * clusters / 4;
+                for (int polls = 0; patient && n >= args.depth && static_cast<int>(seen) < mean; ++polls) {
+                    seen = *static_cast<volatile uint32_t*>(args.asked);
+                    if (static_cast<int>(seen) >= mean) break;
+                    __nanosleep(64);
+                    patient = polls < kMostPolls;
+                }
+                if (part.rank == 0) atomicAdd(args.asked, 1u);
+            }
+            uint8_t* const slot = slot_of(place.slot);
+            Barrier* const full = &shared.full[place.slot];
+            barrier_arrive_expect_bytes(full, static_cast<uint32_t>(inputs) * bytes);
+            start_row(args.dy, row, part, slot, full);
+            start_row(args.x, row, part, slot + slot_size, full);
+            if (with_residual) start_row(args.dresidual, row, part, slot + 2 * slot_size, full);
+            place.advance(1, args.depth);
+        }
+    if (n <= kTeams) bring_gamma();
+}
+
 template <int kUnits, DType kType, Rows kRows>
-__global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
-                             1) void norm_backward_rows_kernel(const NormBackward args) {
+__global__ __launch_bounds__(bound_of(kUnits), 1) void norm_backward_rows_kernel(const __grid_constant__ NormBackward args) {
     constexpr int kTeams = teams_of(kUnits), kJoin = 1 + kTeams;  // a barrier a team, and one of all
+    constexpr bool kFetched = kRows == Rows::fetched;
     let_next_start();
     extern __shared__ __align__(128) uint8_t memory[];
-    __shared__ Barrier full_of[kTeams][2], full_residual_of[kTeams][2];
-    __shared__ float warp_sums_of[kTeams][2][kNormWarps];
-    __shared__ SegmentSums segment_sums[kTeams];
-    const int thread = static_cast<int>(threadIdx.x), team = static_cast<int>(threadIdx.y);
+    __shared__ Shared<kTeams> shared;
+    const int thread = static_cast<int>(threadIdx.x) % kNormThreads,
+              team = static_cast<int>(threadIdx.x) / kNormThreads, lane = thread % kLanes;
     const RowPart part = row_part<kUnits>(args.x.cols, args.segments, args.segment_cols);
-    const int units = part.units, first_unit = part.first / kUnit;
+    const int units = part.units, first_unit = part.first / kUnit, depth = args.depth;
     const int slot_size = slot_bytes(args.segment_cols);
-    const auto slots_of = [&](int team) { return memory + team * kTeamSlots * slot_size; };
-    uint8_t* const slots = slots_of(team);
-    Barrier *const full = full_of[team], *const full_residual = full_residual_of[team];
     const bool with_residual = static_cast<bool>(args.dresidual);
-    const auto dy_slot = [&](int slot) { return slots + (2 * slot) * slot_size; };
-    const auto x_slot = [&](int slot) { return slots + (2 * slot + 1) * slot_size; };
-    const auto residual_slot = [&](int slot) { return slots + (4 + slot) * slot_size; };
-    const int all_rows = static_cast<int>(args.rows);
-    const auto start = [&](int row, int slot) {
-        if (kRows == Rows::fetched || row >= all_rows) return;
-        barrier_arrive_expect_bytes(&full[slot], static_cast<uint32_t>(4 * kUnit * units));
-        start_row(args.dy, row, part, dy_slot(slot), &full[slot]);
-        start_row(args.x, row, part, x_slot(slot), &full[slot]);
-    };
-    const auto start_residual = [&](int row, int slot) {
-        if (kRows == Rows::fetched || row >= all_rows || !with_residual) return;
-        barrier_arrive_expect_bytes(&full_residual[slot], static_cast<uint32_t>(2 * kUnit * units));
-        start_row(args.dresidual, row, part, residual_slot(slot), &full_residual[slot]);
-    };
-    const int parts = min(args.parts, all_rows), clusters = static_cast<int>(gridDim.x) / part.segments;
-    int sums = static_cast<int>(blockIdx.x) / part.segments;  // the part of dgamma, a row of its sums
-    const auto rows_of_part = [&] { return ChunkRows{0, kTeams * args.parts, sums + team * args.parts}; };
-    wait_for_kernel_before();
-    if (thread == 0) {
-        for (int slot = 0; slot < 2; ++slot) {
-            barrier_init(&full[slot], 1);
-            barrier_init(&full_residual[slot], 1);
+    const int inputs = with_residual ? 3 : 2;
+    const auto slot_of = [&](int slot) { return memory + slot * inputs * slot_size; };
+    if (threadIdx.x == 0) {
+        for (int slot = 0; slot < depth; ++slot) {
+            barrier_init(&shared.full[slot], 1);
+            barrier_init(&shared.empty[slot], kNormWarps);
         }
-        prepare(segment_sums[team]);
+        barrier_init(&shared.gamma_here, 1);
+        barrier_init(&shared.gamma_read, kTeams * kNormWarps);
+        prepare(shared.segment_sums);
         fence_barrier_init();
-        start(rows_of_part().ahead(0), 0);
     }
+    __syncthreads();
+    if (part.segments > 1) cluster_announce();
+    wait_for_kernel_before();
+    if (team == kTeams) {
+        if (!kFetched && lane == 0) bring_rows(args, part, memory, slot_size, shared);
+        __syncwarp();
+        if (part.segments > 1) {
+            cluster_await();
+            cluster_meet();
+        }
+        return;
+    }
+
     float g[kUnits][kUnit] = {};
+    if constexpr (!kFetched) barrier_wait(&shared.gamma_here, 0);
 #pragma unroll
     for (int j = 0; j < kUnits; ++j) {
         const int unit = thread + j * kNormThreads;
         if (unit >= units) continue;
-        if constexpr (kRows == Rows::fetched)
+        if constexpr (kFetched) {
             load_gamma(args.gamma, 0.0f, (first_unit + unit) * kUnit, g[j]);
-        else
-            load_wide_gamma(args.gamma, 0.0f, first_unit + unit, g[j]);
+        } else {
+            const float4* const in = reinterpret_cast<const float4*>(slot_of(depth - 1)) + 2 * unit;
+            const float4 a = in[0], b = in[1];
+            g[j][0] = a.x, g[j][1] = a.y, g[j][2] = a.z, g[j][3] = a.w;
+            g[j][4] = b.x, g[j][5] = b.y, g[j][6] = b.z, g[j][7] = b.w;
+        }
     }
-    // the barriers are there
-    if (part.segments > 1)
-        cluster_meet();
-    else
-        __syncthreads();
+    if constexpr (!kFetched) {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&shared.gamma_read);
+    }
     if (args.gamma_offset != 0.0f)
 #pragma unroll
         for (int j = 0; j < kUnits; ++j)
 #pragma unroll
             for (int i = 0; i < kUnit; ++i) g[j][i] = args.gamma_offset + g[j][i];
+    if (part.segments > 1) cluster_await();
 
-    int n = 0;  // rows of the team
-    for (; sums < parts; sums += clusters) {
-        ChunkRows rows = rows_of_part();
-        if (thread == 0) {
-            if (sums >= clusters) start(rows.ahead(0), n % 2);  // of the first part it has been asked for
-            start_residual(rows.ahead(0), n % 2);
-            start(rows.ahead(1), (n + 1) % 2);
-        }
-        float next_rstd = rows.ahead(0) < all_rows ? args.rstd[rows.ahead(0)] : 0.0f;
+    struct Turn {
+        int row, slot;
+        float r;
+    };
+    const int all_rows = static_cast<int>(args.rows), parts = min(args.parts, all_rows),
+              clusters = static_cast<int>(gridDim.x) / part.segments, step = kTeams * args.parts;
+    int n = 0, brought = 0;  // rows of the team, of the CTA up to this part
+    Place place = {team, 0};
+    for (int sums = static_cast<int>(blockIdx.x) / part.segments; sums < parts; sums += clusters) {
         float dgamma[kUnits][kUnit] = {};
-        for (; rows.ahead(0) < all_rows; rows.advance(), ++n) {
-            const int slot = n % 2;
-            const uint32_t parity = static_cast<uint32_t>(n / 2) & 1u;
-            const int row = rows.ahead(0), next = rows.ahead(1);
-            const float r = next_rstd;
-            if (next < all_rows) next_rstd = args.rstd[next];  // on its way during this row
-            if constexpr (kRows == Rows::fetched) {
-                fetch_row(args.dy, row, part, dy_slot(slot));
-                fetch_row(args.x, row, part, x_slot(slot));
-                if (with_residual) fetch_row(args.dresidual, row, part, residual_slot(slot));
-                meet(1 + team, kNormThreads);
+        const int first = sums + team * args.parts;
+        float next_rstd = first < all_rows ? args.rstd[first] : 0.0f;
+        const auto take = [&](int row) {
+            Turn turn = {row, place.slot, next_rstd};
+            if (row + step < all_rows) next_rstd = args.rstd[row + step];  // on its way during this row
+            if constexpr (kFetched) {
+                turn.slot = 2 * team + n % 2;
+                uint8_t* const slot = slot_of(turn.slot);
+                fetch_row(args.dy, row, part, slot, thread);
+                fetch_row(args.x, row, part, slot + slot_size, thread);
+                if (with_residual) fetch_row(args.dresidual, row, part, slot + 2 * slot_size, thread);
+                meet(kTeams == 1 ? 1 : 1 + team, kNormThreads);
             } else {
-                barrier_wait(&full[slot], parity);
+                barrier_wait(&shared.full[place.slot], place.parity);
+                place.advance(kTeams, depth);
             }
-            uint4 raw_dy[kUnits], raw_x[kUnits];
+            const uint8_t* const slot = slot_of(turn.slot);
             float strand = 0.0f;
 #pragma unroll
             for (int j = 0; j < kUnits; ++j) {
                 const int unit = thread + j * kNormThreads;
                 if (unit >= units) continue;
-                raw_dy[j] = unit_of(dy_slot(slot), unit);
-                raw_x[j] = unit_of(x_slot(slot), unit);
                 float dy[kUnit], x[kUnit];
-                unpack_unit(raw_dy[j], kType, dy);
-                unpack_unit(raw_x[j], kType, x);
+                unpack_unit(unit_of(slot, unit), kType, dy);
+                unpack_unit(unit_of(slot + slot_size, unit), kType, x);
 #pragma unroll
                 for (int i = 0; i < kUnit; ++i) {
                     strand = fma_float(dy[i] * g[j][i], x[i], strand);
-                    dgamma[j][i] = fma_float(dy[i], x[i] * r, dgamma[j][i]);
+                    dgamma[j][i] = fma_float(dy[i], x[i] * turn.r, dgamma[j][i]);
                 }
             }
-            put_strand(strand, warp_sums_of[team][slot]);
-            meet(1 + team, kNormThreads);
-            if (thread == 0) {
-                start(rows.ahead(2), slot);
-                start_residual(next, slot ^ 1);
-            }
-            float sum = row_sum(warp_sums_of[team][slot]);
-            if (part.segments > 1) sum = sum_of_segments(segment_sums[team], n, part, sum);
-            const float c = r * r * div_float(sum, static_cast<float>(args.x.cols));
-            if (kRows == Rows::copied && with_residual) barrier_wait(&full_residual[slot], parity);
+            put_strand(strand, shared.warp_sums[n % 2]);
+            ++n;
+            return turn;
+        };
+        const auto give = [&](const Turn& turn, float sum) {
+            const uint8_t* const slot = slot_of(turn.slot);
+            const float c = turn.r * turn.r * div_float(sum, static_cast<float>(args.x.cols));
 #pragma unroll
             for (int j = 0; j < kUnits; ++j) {
                 const int unit = thread + j * kNormThreads;
                 if (unit >= units) continue;
                 float dx[kUnit], x[kUnit];
-                unpack_unit(raw_dy[j], kType, dx);
-                unpack_unit(raw_x[j], kType, x);
+                unpack_unit(unit_of(slot, unit), kType, dx);
+                unpack_unit(unit_of(slot + slot_size, unit), kType, x);
 #pragma unroll
-                for (int i = 0; i < kUnit; ++i) dx[i] = r * (dx[i] * g[j][i] - x[i] * c);
+                for (int i = 0; i < kUnit; ++i) dx[i] = turn.r * (dx[i] * g[j][i] - x[i] * c);
                 if (with_residual) {
-                    unpack_unit(unit_of(residual_slot(slot), unit), kType, x);
+                    unpack_unit(unit_of(slot + 2 * slot_size, unit), kType, x);
 #pragma unroll
                     for (int i = 0; i < kUnit; ++i) dx[i] += x[i];
                 }
-                if constexpr (kRows == Rows::fetched)
-                    store_unit(args.dx, row, (first_unit + unit) * kUnit, dx);
+                if constexpr (kFetched)
+                    store_unit(args.dx, turn.row, (first_unit + unit) * kUnit, dx);
                 else
-                    *unit_of(args.dx, row, first_unit + unit) = pack_unit<kType>(dx);
+                    *unit_of(args.dx, turn.row, first_unit + unit) = pack_unit<kType>(dx);
+            }
+            if constexpr (!kFetched) {
+                __syncwarp();
+                if (lane == 0) barrier_arrive(&shared.empty[turn.slot]);
+            }
+        };
+        if (first < all_rows) {
+            Turn turn = take(first);
+            for (bool more = true; more;) {
+                meet(kTeams == 1 ? 1 : 1 + team, kNormThreads);
+                const int at = n - 1;
+                float sum = row_sum(shared.warp_sums[at % 2] + team * kNormWarps);
+                if (part.segments > 1) send_sum(shared.segment_sums, at, part, sum, thread);
+                Turn next = turn;
+                more = turn.row + step < all_rows;
+                if (more) next = take(turn.row + step);
+                if (part.segments > 1) sum = await_sums(shared.segment_sums, at, part);
+                give(turn, sum);
+                turn = next;
             }
         }
-        // A team's sums go where its first row stood: nothing is on its way to there, and its rows are in registers.
-        const auto left_by = [&](int team) { return reinterpret_cast<float4*>(slots_of(team)); };
+        const auto left_by = [&](int team) {
+            return reinterpret_cast<float4*>(slot_of(kFetched ? 2 * kTeams : depth)) + (team - 1) * 2 * units;
+        };
         if (team > 0) {
 #pragma unroll
             for (int j = 0; j < kUnits; ++j) {
@@ -184,7 +248,7 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
             }
             announce(kJoin, kTeams * kNormThreads);
         } else {
-            meet(kJoin, kTeams * kNormThreads);
+            if (kTeams > 1) meet(kJoin, kTeams * kNormThreads);
             const RowView out = {args.partials, nullptr, args.x.cols, DType::f32, kRows == Rows::copied};
 #pragma unroll
             for (int j = 0; j < kUnits; ++j) {
@@ -200,43 +264,44 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
                 store_unit(out, sums, (first_unit + unit) * kUnit, dgamma[j]);
             }
         }
-        if (sums + clusters < parts) {  // the slots are free again, for the copy engine too
-            fence_shared_for_engines();
-            __syncthreads();
+        if (kTeams > 1 && sums + clusters < parts) {  // what the teams left has been read
+            meet(kJoin + 1, kTeams * kNormThreads);
+            brought += (all_rows - sums + args.parts - 1) / args.parts;
+            const int at = brought + team;
+            place = {at % depth, static_cast<uint32_t>(at / depth) & 1u};
         }
     }
     if (part.segments > 1) cluster_meet();  // no sum is on its way any more
 }
 
 using BackwardKernel = void (*)(NormBackward);
-template <DType kType> BackwardKernel kernel_of(int units) {
-    return units == 1   ? norm_backward_rows_kernel<1, kType, Rows::copied>
-           : units == 2 ? norm_backward_rows_kernel<2, kType, Rows::copied>
-                        : norm_backward_rows_kernel<kMostUnits, kType, Rows::copied>;
-}
-template <DType kType> BackwardKernel fetching_kernel_of(int units) {
-    return units == 1 ? norm_backward_rows_kernel<1, kType, Rows::fetched>
-                      : norm_backward_rows_kernel<kMostUnits, kType, Rows::fetched>;
+template <DType kType, Rows kRows> BackwardKernel kernel_of(int units) {
+    return units == 1   ? norm_backward_rows_kernel<1, kType, kRows>
+           : units == 2 ? norm_backward_rows_kernel<2, kType, kRows>
+                        : norm_backward_rows_kernel<kMostUnits, kType, kRows>;
 }
 
 }  // namespace
 
-bool launch_norm_backward_rows(const NormBackward& args, const Launch& launch) {
+bool launch_norm_backward_rows(NormBackward args, const Launch& launch) {
     const DType type = args.x.dtype;
-    const bool f16 = type == DType::f16;
+    const bool f16 = type == DType::f16, with_residual = args.dresidual.data != nullptr;
     if (!is_fetchable(args.x) || args.dy.dtype != type) return false;
-    if (args.dresidual.data != nullptr && args.dresidual.dtype != type) return false;
+    if (with_residual && args.dresidual.dtype != type) return false;
     const bool copied = args.gamma.vector && is_wide(args.x, type) && is_wide(args.dy, type) &&
-                        is_wide(args.dx, type) &&
-                        (args.dresidual.data == nullptr || is_wide(args.dresidual, type));
+                        is_wide(args.dx, type) && (!with_residual || is_wide(args.dresidual, type));
     const int units = units_a_thread(args.segment_cols), teams = teams_of(units);
-    const BackwardKernel kernel = copied
-                                      ? (f16 ? kernel_of<DType::f16>(units) : kernel_of<DType::bf16>(units))
-                                  : f16 ? fetching_kernel_of<DType::f16>(units)
-                                        : fetching_kernel_of<DType::bf16>(units);
-    const int slot = slot_bytes(args.segment_cols);
-    launch_rows(kernel, args, std::min<int64_t>(args.parts, args.rows), 1, dim3(kNormThreads, teams),
-                teams * kTeamSlots * slot, launch, "rms_norm_backward", true);
+    const BackwardKernel kernel = copied ? (f16 ? kernel_of<DType::f16, Rows::copied>(units)
+                                                : kernel_of<DType::bf16, Rows::copied>(units))
+                                         : (f16 ? kernel_of<DType::f16, Rows::fetched>(units)
+                                                : kernel_of<DType::bf16, Rows::fetched>(units));
+    constexpr int kRoom = 220 * 1024;
+    const int row_bytes = (with_residual ? 3 : 2) * slot_bytes(args.segment_cols),
+              left = (teams - 1) * static_cast<int>(sizeof(float)) * static_cast<int>(round_up(args.segment_cols, kUnit)),
+              slots = std::min(kMostSlots, (kRoom - left) / row_bytes);
+    args.depth = copied ? (args.depth > 0 ? std::min(args.depth, slots) : slots) : 2 * teams;
+    launch_rows(kernel, args, std::min<int64_t>(args.parts, args.rows), 1, dim3(threads_of(units)),
+                args.depth * row_bytes + left, launch, "rms_norm_backward", true);
     return true;
 }
 
