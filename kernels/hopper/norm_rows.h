@@ -29,8 +29,9 @@ struct NormBackward {
     int parts, chunks;  // of dgamma; chunks a part
     float* partials;    // [min(parts, rows), H]: sums of parts
     int depth;          // rows in shared memory
-    int hold;           // a CTA asks for no row that is more quarters of a row ahead of the mean; < 0: for any
-    uint32_t* asked;    // rows asked for by all CTAs or clusters; 0 before and, by the kernel for dgamma, afterwards
+    int hold;  // a CTA asks for no row that is more quarters of a row ahead of the mean; < 0: for any
+    uint32_t*
+        asked;  // rows asked for by all CTAs or clusters; 0 before and, by the kernel for dgamma, afterwards
 };
 
 __device__ __forceinline__ void load_gamma(const RowView& gamma, float offset, int col, float (&g)[kUnit]) {
@@ -151,21 +152,22 @@ __device__ __forceinline__ void load_wide_gamma(const RowView& gamma, float offs
     for (int i = 0; i < kUnit; ++i) g[i] = offset + g[i];
 }
 
-// The sums of a row's segments on their way to every CTA of the cluster. Rows alternate between two places: a CTA sends its sum behind a
-// barrier that all its threads reach behind their reading of the row before, and nobody goes on without it, so that a place
-// is written again only when it has been read everywhere. Each arms its own barrier; bytes that come earlier are counted all the same.
+// The sums of a row's segments on their way to every CTA of the cluster. Rows take turns at four places: a CTA sends row n's behind a barrier
+// that all its threads reach behind their reading of row n - 2 (of row n - 1 where no row is taken between sending and awaiting). By then all
+// have sent that row, so that they have read row n - 4, and the place is free everywhere. Each arms its own barrier; bytes that come earlier
+// are counted all the same.
+constexpr int kSumPlaces = 4;
 struct SegmentSums {
-    float sums[2][kMostSegments];
-    Barrier full[2];
+    float sums[kSumPlaces][kMostSegments];
+    Barrier full[kSumPlaces];
 };
 __device__ __forceinline__ void prepare(SegmentSums& shared) {
-    barrier_init(&shared.full[0], 1);
-    barrier_init(&shared.full[1], 1);
+    for (Barrier& full : shared.full) barrier_init(&full, 1);
 }
 // Row n of the CTA: its segment's sum goes out, all of them come in. All kNormThreads threads call both.
 __device__ __forceinline__ void send_sum(SegmentSums& shared, int n, const RowPart& part, float sum,
                                          int thread) {
-    const int place = n % 2;
+    const int place = n % kSumPlaces;
     if (thread == 0)
         barrier_arrive_expect_bytes(&shared.full[place],
                                     static_cast<uint32_t>(part.segments * sizeof(float)));
@@ -174,8 +176,8 @@ __device__ __forceinline__ void send_sum(SegmentSums& shared, int n, const RowPa
                      cluster_address(&shared.full[place], static_cast<uint32_t>(thread)));
 }
 __device__ __forceinline__ float await_sums(SegmentSums& shared, int n, const RowPart& part) {
-    const int place = n % 2;
-    barrier_wait(&shared.full[place], static_cast<uint32_t>(n / 2) & 1u);
+    const int place = n % kSumPlaces;
+    barrier_wait(&shared.full[place], static_cast<uint32_t>(n / kSumPlaces) & 1u);
     float total = shared.sums[place][0];
 #pragma unroll 1
     for (int i = 1; i < part.segments; ++i) total += shared.sums[place][i];
