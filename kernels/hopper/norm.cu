@@ -144,52 +144,41 @@ __global__ void __launch_bounds__(kRowThreads) dgamma_partial_kernel(const NormB
     }
 }
 
-// dgamma from the sums of parts (4 MB of 132 at H=7168, from L2). A share of the work is a group of parts in 32 columns; a warp takes two, with
-// all their loads in flight, and a CTA twelve: one panel of columns where there are twelve groups, else more. Then a warp a panel adds the
-// groups in ascending order. One barrier, reached by all. Few threads: such CTAs find room beside those of the kernel before this one, whose
-// end they wait for. The kernel behind may take its place: it waits for this one's end.
-constexpr int kShares = 12, kSumWarps = 6, kColumns = 32, kGroupParts = static_cast<int>(op::kGammaGroup);
-static_assert(kShares * kGroupParts == op::kGammaParts && kShares % kSumWarps == 0);
+// dgamma from the sums of parts (4 MB of 132 at H=7168, from L2). A warp takes one group of parts, a thread one column of it, with all loads of
+// its group in flight; a CTA as many panels of 32 columns as its warps reach, one where there are twelve groups. Then a warp a panel adds the
+// groups in ascending order. One barrier, reached by all. The kernel behind may take its place: it waits for this one's end.
+constexpr int kGroupWarps = 12, kColumns = 32, kGroupParts = static_cast<int>(op::kGammaGroup);
+static_assert(kGroupWarps * kGroupParts == op::kGammaParts);
 int groups_of(int64_t parts) {
     return static_cast<int>(std::max<int64_t>(1, ceil_div(parts, op::kGammaGroup)));
 }
-__global__ void __launch_bounds__(kSumWarps* kColumns)
+__global__ void __launch_bounds__(kGroupWarps* kColumns)
     dgamma_kernel(const float* partials, int parts, int groups, int64_t width, Gradient mode, float* dgamma,
                   uint32_t* asked) {
-    __shared__ float group_sums[kShares][kColumns];
+    __shared__ float group_sums[kGroupWarps][kColumns];
     let_next_start();
     const int warp = static_cast<int>(threadIdx.x) / kColumns,
-              lane = static_cast<int>(threadIdx.x) % kColumns, panels = kShares / groups;
+              lane = static_cast<int>(threadIdx.x) % kColumns, panels = kGroupWarps / groups;
     const auto column = [&](int panel) {
         return (static_cast<int64_t>(blockIdx.x) * panels + panel) * kColumns + lane;
     };
+    const int first = warp % groups * kGroupParts;
+    const int64_t col = column(warp / groups);
     wait_for_kernel_before();
     if (blockIdx.x == 0 && threadIdx.x == 0) *asked = 0;  // for the next call
-    float values[kShares / kSumWarps][kGroupParts];
+    float values[kGroupParts], group = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kShares / kSumWarps; ++i) {
-        const int share = warp + i * kSumWarps, first = share % groups * kGroupParts;
-        const int64_t col = column(share / groups);
-        const bool mine = share / groups < panels && col < width;
+    for (int i = 0; i < kGroupParts; ++i)
+        values[i] = first + i < parts && col < width ? __ldcg(partials + (first + i) * width + col) : 0.0f;
 #pragma unroll
-        for (int p = 0; p < kGroupParts; ++p)
-            values[i][p] = mine && first + p < parts ? __ldcg(partials + (first + p) * width + col) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kShares / kSumWarps; ++i) {
-        float group = 0.0f;
-#pragma unroll
-        for (int p = 0; p < kGroupParts; ++p) group += values[i][p];  // +0 behind the last part
-        group_sums[warp + i * kSumWarps][lane] = group;
-    }
+    for (int i = 0; i < kGroupParts; ++i) group += values[i];  // +0 behind the last part
+    group_sums[warp][lane] = group;
     __syncthreads();
-    for (int panel = warp; panel < panels; panel += kSumWarps) {
-        const int64_t col = column(panel);
-        if (col >= width) continue;
-        float sum = 0.0f;
-        for (int i = 0; i < groups; ++i) sum += group_sums[panel * groups + i][lane];
-        dgamma[col] = mode == Gradient::accumulate ? dgamma[col] + sum : sum;
-    }
+    const int64_t mine = column(warp);
+    if (warp >= panels || mine >= width) return;
+    float sum = 0.0f;
+    for (int i = 0; i < groups; ++i) sum += group_sums[warp * groups + i][lane];
+    dgamma[mine] = mode == Gradient::accumulate ? dgamma[mine] + sum : sum;
 }
 
 int segment_cols(int64_t cols) { return static_cast<int>(std::min(cols, op::norm_segment_cols(cols))); }
@@ -287,10 +276,8 @@ void HopperOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Laun
                               .parts = static_cast<int>(parts),
                               .chunks = static_cast<int>(op::gamma_chunks(width)),
                               .partials = workspace_->partials_for<float>(sums * width),
-                              .depth = 0,
-                              .hold = 4,
                               .asked = workspace_->zeros_for<uint32_t>(1)};
-    if (rows > 0 && !launch_norm_backward_rows(job, launch)) {
+    if (rows > 0 && !launch_norm_backward_front(job, launch) && !launch_norm_backward_rows(job, launch)) {
         // dgamma first: dx may stand in the place of dy
         dgamma_partial_kernel<<<grid_for(sums * ceil_div(width, kRowThreads), launch), kRowThreads, 0,
                                 stream>>>(job);
@@ -298,8 +285,8 @@ void HopperOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Laun
         check_launch("rms_norm_backward");
     }
     const int groups = groups_of(sums);
-    launch_behind(dgamma_kernel, static_cast<unsigned>(ceil_div(width, kShares / groups * kColumns)),
-                  kSumWarps * kColumns, launch, "rms_norm_backward, dgamma", job.partials,
+    launch_behind(dgamma_kernel, static_cast<unsigned>(ceil_div(width, kGroupWarps / groups * kColumns)),
+                  kGroupWarps * kColumns, launch, "rms_norm_backward, dgamma", job.partials,
                   static_cast<int>(sums), groups, width, args.dgamma_mode, args.dgamma.as<float>(),
                   job.asked);
 }

@@ -28,10 +28,12 @@ struct NormBackward {
     int segments, segment_cols;
     int parts, chunks;  // of dgamma; chunks a part
     float* partials;    // [min(parts, rows), H]: sums of parts
-    int depth;          // rows in shared memory
-    int hold;  // a CTA asks for no row that is more quarters of a row ahead of the mean; < 0: for any
     uint32_t*
         asked;  // rows asked for by all CTAs or clusters; 0 before and, by the kernel for dgamma, afterwards
+    // norm_front_backward.cu
+    int depth = 0;  // rows in shared memory
+    int hold =
+        -1;  // a CTA asks for no row that is more quarters of a row ahead of the mean; below 0: for any
 };
 
 __device__ __forceinline__ void load_gamma(const RowView& gamma, float offset, int col, float (&g)[kUnit]) {
@@ -152,22 +154,21 @@ __device__ __forceinline__ void load_wide_gamma(const RowView& gamma, float offs
     for (int i = 0; i < kUnit; ++i) g[i] = offset + g[i];
 }
 
-// The sums of a row's segments on their way to every CTA of the cluster. Rows take turns at four places: a CTA sends row n's behind a barrier
-// that all its threads reach behind their reading of row n - 2 (of row n - 1 where no row is taken between sending and awaiting). By then all
-// have sent that row, so that they have read row n - 4, and the place is free everywhere. Each arms its own barrier; bytes that come earlier
-// are counted all the same.
-constexpr int kSumPlaces = 4;
+// The sums of a row's segments on their way to every CTA of the cluster. Rows alternate between two places: a CTA sends its sum behind a
+// barrier that all its threads reach behind their reading of the row before, and nobody goes on without it, so that a place
+// is written again only when it has been read everywhere. Each arms its own barrier; bytes that come earlier are counted all the same.
 struct SegmentSums {
-    float sums[kSumPlaces][kMostSegments];
-    Barrier full[kSumPlaces];
+    float sums[2][kMostSegments];
+    Barrier full[2];
 };
 __device__ __forceinline__ void prepare(SegmentSums& shared) {
-    for (Barrier& full : shared.full) barrier_init(&full, 1);
+    barrier_init(&shared.full[0], 1);
+    barrier_init(&shared.full[1], 1);
 }
 // Row n of the CTA: its segment's sum goes out, all of them come in. All kNormThreads threads call both.
 __device__ __forceinline__ void send_sum(SegmentSums& shared, int n, const RowPart& part, float sum,
                                          int thread) {
-    const int place = n % kSumPlaces;
+    const int place = n % 2;
     if (thread == 0)
         barrier_arrive_expect_bytes(&shared.full[place],
                                     static_cast<uint32_t>(part.segments * sizeof(float)));
@@ -176,8 +177,8 @@ __device__ __forceinline__ void send_sum(SegmentSums& shared, int n, const RowPa
                      cluster_address(&shared.full[place], static_cast<uint32_t>(thread)));
 }
 __device__ __forceinline__ float await_sums(SegmentSums& shared, int n, const RowPart& part) {
-    const int place = n % kSumPlaces;
-    barrier_wait(&shared.full[place], static_cast<uint32_t>(n / kSumPlaces) & 1u);
+    const int place = n % 2;
+    barrier_wait(&shared.full[place], static_cast<uint32_t>(n / 2) & 1u);
     float total = shared.sums[place][0];
 #pragma unroll 1
     for (int i = 1; i < part.segments; ++i) total += shared.sums[place][i];
@@ -192,6 +193,17 @@ inline bool is_wide(const RowView& rows, DType dtype) {
 inline bool is_fetchable(const RowView& rows) {
     return (rows.dtype == DType::bf16 || rows.dtype == DType::f16) && rows.cols >= kMinWidth &&
            op::norm_segments(rows.cols) <= kMostSegments;
+}
+// The same of all rows of a backward pass.
+inline bool is_backward_wide(const NormBackward& args) {
+    const DType type = args.x.dtype;
+    return args.gamma.vector && is_wide(args.x, type) && is_wide(args.dy, type) && is_wide(args.dx, type) &&
+           (args.dresidual.data == nullptr || is_wide(args.dresidual, type));
+}
+inline bool is_backward_fetchable(const NormBackward& args) {
+    const DType type = args.x.dtype;
+    return is_fetchable(args.x) && args.dy.dtype == type &&
+           (args.dresidual.data == nullptr || args.dresidual.dtype == type);
 }
 inline int units_a_thread(int width) {
     return static_cast<int>(ceil_div(ceil_div(width, kUnit), kNormThreads));
@@ -238,7 +250,8 @@ void launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int ctas,
 
 // False: these rows need the other kernels.
 bool launch_norm_rows(const NormForward& args, const Launch& launch);
-bool launch_norm_backward_rows(NormBackward args,
-                               const Launch& launch);  // dx and the sums of dgamma's parts
+// dx and the sums of dgamma's parts: rows of 2049 columns to four segments, and others
+bool launch_norm_backward_front(NormBackward args, const Launch& launch);
+bool launch_norm_backward_rows(const NormBackward& args, const Launch& launch);
 
 }  // namespace fp8flow::hopper
