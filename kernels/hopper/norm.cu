@@ -131,8 +131,7 @@ __global__ void __launch_bounds__(kRowThreads) dgamma_partial_kernel(const NormB
         const auto chunk = [&](int64_t first) {
             float sum = 0.0f;
 #pragma unroll 8
-            for (int64_t n = 0; op::gamma_row(first, chunks, n) < args.rows; ++n) {
-                const int64_t row = op::gamma_row(first, chunks, n);
+            for (int64_t row = first; row < args.rows; row += chunks) {
                 const float dy = load_float(args.dy.data, args.dy.dtype, row * width + col);
                 const float x = load_float(args.x.data, args.x.dtype, row * width + col);
                 sum = fma_float(dy, x * args.rstd[row], sum);
@@ -154,7 +153,8 @@ int groups_of(int64_t parts) {
     return static_cast<int>(std::max<int64_t>(1, ceil_div(parts, op::kGammaGroup)));
 }
 __global__ void __launch_bounds__(kGroupWarps* kColumns)
-    dgamma_kernel(const float* partials, int parts, int groups, int64_t width, Gradient mode, float* dgamma) {
+    dgamma_kernel(const float* partials, int parts, int groups, int64_t width, Gradient mode, float* dgamma,
+                  uint32_t* asked) {
     __shared__ float group_sums[kGroupWarps][kColumns];
     let_next_start();
     const int warp = static_cast<int>(threadIdx.x) / kColumns,
@@ -165,6 +165,7 @@ __global__ void __launch_bounds__(kGroupWarps* kColumns)
     const int first = warp % groups * kGroupParts;
     const int64_t col = column(warp / groups);
     wait_for_kernel_before();
+    if (blockIdx.x == 0 && threadIdx.x == 0) *asked = 0;  // for the next call
     float values[kGroupParts], group = 0.0f;
 #pragma unroll
     for (int i = 0; i < kGroupParts; ++i)
@@ -274,8 +275,9 @@ void HopperOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Laun
                               .segment_cols = segment_cols(width),
                               .parts = static_cast<int>(parts),
                               .chunks = static_cast<int>(op::gamma_chunks(width)),
-                              .partials = workspace_->partials_for<float>(sums * width)};
-    if (rows > 0 && !launch_norm_backward_rows(job, launch)) {
+                              .partials = workspace_->partials_for<float>(sums * width),
+                              .asked = workspace_->zeros_for<uint32_t>(1)};
+    if (rows > 0 && !launch_norm_backward_front(job, launch) && !launch_norm_backward_rows(job, launch)) {
         // dgamma first: dx may stand in the place of dy
         dgamma_partial_kernel<<<grid_for(sums * ceil_div(width, kRowThreads), launch), kRowThreads, 0,
                                 stream>>>(job);
@@ -285,7 +287,8 @@ void HopperOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Laun
     const int groups = groups_of(sums);
     launch_behind(dgamma_kernel, static_cast<unsigned>(ceil_div(width, kGroupWarps / groups * kColumns)),
                   kGroupWarps * kColumns, launch, "rms_norm_backward, dgamma", job.partials,
-                  static_cast<int>(sums), groups, width, args.dgamma_mode, args.dgamma.as<float>());
+                  static_cast<int>(sums), groups, width, args.dgamma_mode, args.dgamma.as<float>(),
+                  job.asked);
 }
 
 }  // namespace fp8flow

@@ -80,7 +80,7 @@ __global__ __launch_bounds__(kNormThreads,
     uint32_t parity = 0;
     for (int64_t row = first_row; row < args.rows; row += step, ++n) {
         if constexpr (kFetched) {
-            fetch_row(args.x, row, part, slots + slot * slot_size);
+            fetch_row(args.x, row, part, slots + slot * slot_size, thread);
             __syncthreads();
         } else {
             barrier_wait(&full[slot], parity);
@@ -96,7 +96,10 @@ __global__ __launch_bounds__(kNormThreads,
         __syncthreads();
         if (!kFetched && thread == 0 && row + kSlots * step < args.rows) start(row + kSlots * step, slot);
         float sum = row_sum(warp_sums[n % 2]);
-        if (part.segments > 1) sum = sum_of_segments(segment_sums, n, part, sum);
+        if (part.segments > 1) {
+            send_sum(segment_sums, n, part, sum, thread);
+            sum = await_sums(segment_sums, n, part);
+        }
         const float rstd = rstd_of(sum, args);
         if (thread == 0 && part.rank == 0) args.rstd[row] = rstd;
         write_row<kForm, kType, kUnits, kNormThreads>(args, row, part, thread, rstd, multiplier, gamma, raw,

@@ -28,6 +28,12 @@ struct NormBackward {
     int segments, segment_cols;
     int parts, chunks;  // of dgamma; chunks a part
     float* partials;    // [min(parts, rows), H]: sums of parts
+    uint32_t*
+        asked;  // rows asked for by all CTAs or clusters; 0 before and, by the kernel for dgamma, afterwards
+    // norm_front_backward.cu
+    int depth = 0;  // rows in shared memory
+    int hold =
+        -1;  // a CTA asks for no row that is more quarters of a row ahead of the mean; below 0: for any
 };
 
 __device__ __forceinline__ void load_gamma(const RowView& gamma, float offset, int col, float (&g)[kUnit]) {
@@ -99,13 +105,13 @@ template <int kUnits> __device__ __forceinline__ RowPart row_part(int cols, int 
 // How rows come: whole units by the copy engine, ahead of time, or element by element when their turn comes (odd widths, odd addresses).
 enum class Rows { copied, fetched };
 
-// A part of a row into a slot by the threads of x, element by element, zeros behind the row's end; a barrier has to follow.
+// A part of a row into a slot by kNormThreads threads, element by element, zeros behind the row's end; a barrier has to follow.
 __device__ __forceinline__ void fetch_row(const RowView& from, int64_t row, const RowPart& part,
-                                          uint8_t* slot) {
+                                          uint8_t* slot, int thread) {
     constexpr int kBatch = 8;  // loads on their way
     const uint16_t* in = static_cast<const uint16_t*>(from.data) + row * from.cols + part.first;
     const int wanted = part.units * kUnit, width = min(wanted, from.cols - part.first);
-    for (int first = static_cast<int>(threadIdx.x); first < wanted; first += kBatch * kNormThreads) {
+    for (int first = thread; first < wanted; first += kBatch * kNormThreads) {
         uint16_t values[kBatch];
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
@@ -164,15 +170,19 @@ __device__ __forceinline__ void prepare(SegmentSums& shared) {
     barrier_init(&shared.full[0], 1);
     barrier_init(&shared.full[1], 1);
 }
-// Row n of the CTA. All threads (of x) call it and get the sum over the row.
-__device__ __forceinline__ float sum_of_segments(SegmentSums& shared, int n, const RowPart& part, float sum) {
-    const int place = n % 2, thread = static_cast<int>(threadIdx.x);
+// Row n of the CTA: its segment's sum goes out, all of them come in. All kNormThreads threads call both.
+__device__ __forceinline__ void send_sum(SegmentSums& shared, int n, const RowPart& part, float sum,
+                                         int thread) {
+    const int place = n % 2;
     if (thread == 0)
         barrier_arrive_expect_bytes(&shared.full[place],
                                     static_cast<uint32_t>(part.segments * sizeof(float)));
     if (thread < part.segments)
         store_remote(cluster_address(&shared.sums[place][part.rank], static_cast<uint32_t>(thread)), sum,
                      cluster_address(&shared.full[place], static_cast<uint32_t>(thread)));
+}
+__device__ __forceinline__ float await_sums(SegmentSums& shared, int n, const RowPart& part) {
+    const int place = n % 2;
     barrier_wait(&shared.full[place], static_cast<uint32_t>(n / 2) & 1u);
     float total = shared.sums[place][0];
 #pragma unroll 1
@@ -188,6 +198,17 @@ inline bool is_wide(const RowView& rows, DType dtype) {
 inline bool is_fetchable(const RowView& rows) {
     return (rows.dtype == DType::bf16 || rows.dtype == DType::f16) && rows.cols >= kMinWidth &&
            op::norm_segments(rows.cols) <= kMostSegments;
+}
+// The same of all rows of a backward pass.
+inline bool is_backward_wide(const NormBackward& args) {
+    const DType type = args.x.dtype;
+    return args.gamma.vector && is_wide(args.x, type) && is_wide(args.dy, type) && is_wide(args.dx, type) &&
+           (args.dresidual.data == nullptr || is_wide(args.dresidual, type));
+}
+inline bool is_backward_fetchable(const NormBackward& args) {
+    const DType type = args.x.dtype;
+    return is_fetchable(args.x) && args.dy.dtype == type &&
+           (args.dresidual.data == nullptr || args.dresidual.dtype == type);
 }
 inline int units_a_thread(int width) {
     return static_cast<int>(ceil_div(ceil_div(width, kUnit), kNormThreads));
@@ -234,7 +255,8 @@ void launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int ctas,
 
 // False: these rows need the other kernels.
 bool launch_norm_rows(const NormForward& args, const Launch& launch);
-bool launch_norm_backward_rows(const NormBackward& args,
-                               const Launch& launch);  // dx and the sums of dgamma's parts
+// dx and the sums of dgamma's parts: rows of 2049 columns to four segments, and others
+bool launch_norm_backward_front(NormBackward args, const Launch& launch);
+bool launch_norm_backward_rows(const NormBackward& args, const Launch& launch);
 
 }  // namespace fp8flow::hopper

@@ -1,5 +1,5 @@
-// RMSNorm backward on wide rows of BF16 or FP16: every byte is read once, and the sums for gamma stay in registers. Contract:
-// kernels/ops/norm.h. Forward: norm_rows.cu. Other rows: norm.cu.
+// RMSNorm backward on rows of BF16 or FP16 of 1024 to 2048 columns or of more than four segments: every byte is read once, and the sums for gamma
+// stay in registers. Contract: kernels/ops/norm.h. Rows between these: norm_front_backward.cu. Forward: norm_rows.cu. Other rows: norm.cu.
 #include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/norm_rows.h"
 
@@ -9,21 +9,8 @@ namespace {
 
 constexpr int kTeamSlots = 6;  // of rows: two of dy, x and dresidual
 constexpr int teams_of(int units) { return units == 1 ? 4 : 2; }
-static_assert(op::kNarrowRow == kUnit * kNormThreads);  // of one unit a thread: as many teams as chunks
-
-// The rows of a chunk of dgamma (op::gamma_row), one after the other.
-struct ChunkRows {
-    int block, chunks;  // first row of those of which every chunk has one, and how many they are
-    int place;          // in the block
-    __device__ int ahead(int n) const {
-        const int at = place + n;
-        return block + n * chunks + (at < chunks ? at : at - chunks);
-    }
-    __device__ void advance() {
-        block += chunks;
-        place = place + 1 < chunks ? place + 1 : 0;
-    }
-};
+static_assert(op::gamma_chunks(kUnit * kNormThreads) == teams_of(1) &&
+              op::gamma_chunks(5 * op::kNormSegment) == teams_of(kMostUnits));
 
 // Bytes at T=4096, H=7168: dy, x, dresidual in, dx out: 235 MB, and 4 MB of sums: 56 us. A CTA, one an SM, takes a part of dgamma, a chunk a team of
 // 256 threads: neighbouring CTAs read neighbouring rows. (With a chunk of consecutive rows a CTA, 1024 places in memory were read or written at a
@@ -68,7 +55,8 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
     };
     const int parts = min(args.parts, all_rows), clusters = static_cast<int>(gridDim.x) / part.segments;
     int sums = static_cast<int>(blockIdx.x) / part.segments;  // the part of dgamma, a row of its sums
-    const auto rows_of_part = [&] { return ChunkRows{0, kTeams * args.parts, sums + team * args.parts}; };
+    const int step = kTeams * args.parts;
+    const auto first_row = [&] { return sums + team * args.parts; };
     wait_for_kernel_before();
     if (thread == 0) {
         for (int slot = 0; slot < 2; ++slot) {
@@ -77,7 +65,7 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
         }
         prepare(segment_sums[team]);
         fence_barrier_init();
-        start(rows_of_part().ahead(0), 0);
+        start(first_row(), 0);
     }
     float g[kUnits][kUnit] = {};
 #pragma unroll
@@ -102,24 +90,24 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
 
     int n = 0;  // rows of the team
     for (; sums < parts; sums += clusters) {
-        ChunkRows rows = rows_of_part();
+        const int first = first_row();
         if (thread == 0) {
-            if (sums >= clusters) start(rows.ahead(0), n % 2);  // of the first part it has been asked for
-            start_residual(rows.ahead(0), n % 2);
-            start(rows.ahead(1), (n + 1) % 2);
+            if (sums >= clusters) start(first, n % 2);  // of the first part it has been asked for
+            start_residual(first, n % 2);
+            start(first + step, (n + 1) % 2);
         }
-        float next_rstd = rows.ahead(0) < all_rows ? args.rstd[rows.ahead(0)] : 0.0f;
+        float next_rstd = first < all_rows ? args.rstd[first] : 0.0f;
         float dgamma[kUnits][kUnit] = {};
-        for (; rows.ahead(0) < all_rows; rows.advance(), ++n) {
+        for (int row = first; row < all_rows; row += step, ++n) {
             const int slot = n % 2;
             const uint32_t parity = static_cast<uint32_t>(n / 2) & 1u;
-            const int row = rows.ahead(0), next = rows.ahead(1);
+            const int next = row + step;
             const float r = next_rstd;
             if (next < all_rows) next_rstd = args.rstd[next];  // on its way during this row
             if constexpr (kRows == Rows::fetched) {
-                fetch_row(args.dy, row, part, dy_slot(slot));
-                fetch_row(args.x, row, part, x_slot(slot));
-                if (with_residual) fetch_row(args.dresidual, row, part, residual_slot(slot));
+                fetch_row(args.dy, row, part, dy_slot(slot), thread);
+                fetch_row(args.x, row, part, x_slot(slot), thread);
+                if (with_residual) fetch_row(args.dresidual, row, part, residual_slot(slot), thread);
                 meet(1 + team, kNormThreads);
             } else {
                 barrier_wait(&full[slot], parity);
@@ -144,11 +132,14 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
             put_strand(strand, warp_sums_of[team][slot]);
             meet(1 + team, kNormThreads);
             if (thread == 0) {
-                start(rows.ahead(2), slot);
+                start(next + step, slot);
                 start_residual(next, slot ^ 1);
             }
             float sum = row_sum(warp_sums_of[team][slot]);
-            if (part.segments > 1) sum = sum_of_segments(segment_sums[team], n, part, sum);
+            if (part.segments > 1) {
+                send_sum(segment_sums[team], n, part, sum, thread);
+                sum = await_sums(segment_sums[team], n, part);
+            }
             const float c = r * r * div_float(sum, static_cast<float>(args.x.cols));
             if (kRows == Rows::copied && with_residual) barrier_wait(&full_residual[slot], parity);
 #pragma unroll
@@ -210,9 +201,8 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
 
 using BackwardKernel = void (*)(NormBackward);
 template <DType kType> BackwardKernel kernel_of(int units) {
-    return units == 1   ? norm_backward_rows_kernel<1, kType, Rows::copied>
-           : units == 2 ? norm_backward_rows_kernel<2, kType, Rows::copied>
-                        : norm_backward_rows_kernel<kMostUnits, kType, Rows::copied>;
+    return units == 1 ? norm_backward_rows_kernel<1, kType, Rows::copied>
+                      : norm_backward_rows_kernel<kMostUnits, kType, Rows::copied>;
 }
 template <DType kType> BackwardKernel fetching_kernel_of(int units) {
     return units == 1 ? norm_backward_rows_kernel<1, kType, Rows::fetched>
@@ -222,13 +212,9 @@ template <DType kType> BackwardKernel fetching_kernel_of(int units) {
 }  // namespace
 
 bool launch_norm_backward_rows(const NormBackward& args, const Launch& launch) {
-    const DType type = args.x.dtype;
-    const bool f16 = type == DType::f16;
-    if (!is_fetchable(args.x) || args.dy.dtype != type) return false;
-    if (args.dresidual.data != nullptr && args.dresidual.dtype != type) return false;
-    const bool copied = args.gamma.vector && is_wide(args.x, type) && is_wide(args.dy, type) &&
-                        is_wide(args.dx, type) &&
-                        (args.dresidual.data == nullptr || is_wide(args.dresidual, type));
+    const bool f16 = args.x.dtype == DType::f16;
+    if (!is_backward_fetchable(args)) return false;
+    const bool copied = is_backward_wide(args);
     const int units = units_a_thread(args.segment_cols), teams = teams_of(units);
     const BackwardKernel kernel = copied
                                       ? (f16 ? kernel_of<DType::f16>(units) : kernel_of<DType::bf16>(units))

@@ -156,8 +156,7 @@ void ReferenceOps::do_rms_norm_backward(const op::RmsNormBackward& args, const L
 #pragma omp for schedule(static)
         for (int64_t chunk = 0; chunk < chunks; ++chunk) {
             float* partial = partials.data() + chunk * width;
-            for (int64_t n = 0; op::gamma_row(chunk, chunks, n) < rows; ++n) {
-                const int64_t row = op::gamma_row(chunk, chunks, n);
+            for (int64_t row = chunk; row < rows; row += chunks) {
                 load_row(args.dy, row, dy.data());
                 load_row(args.x, row, x.data());
                 const float r = rstd[row];
