@@ -10,12 +10,12 @@
 // half of the operand that they have in common, for both. Each warpgroup multiplies all 128 rows by its own 128 columns, 64 rows at a
 // time: tensor cores sum 128 products, then CUDA cores scale that sum and add it to the FP32 result in registers, while the other
 // warpgroup keeps the tensor cores busy: the second starts half a turn late. Forward and input gradient need no such turn: their warpgroups
-// do everything but the additions behind products (gemm_wgmma_overlap.h). Scales that are constant along the contraction
+// do everything but the additions behind products (gemm_wgmma_overlap.h), and their rows of D leave through shared memory (gemm_wgmma_rows.h). Scales that are constant along the contraction
 // (per row and column, or per tensor) are applied once, to the finished sums; the promotion every 128 stays, because tensor cores keep about
 // 14 bits of a running sum.
 //
-// Shared memory: 4 stages of [128 rows of A | 256 rows of B] x 128 bytes, 128-byte swizzled; the stages' row and column scales; the ring of
-// tiles; barriers.
+// Shared memory: 4 stages of [128 rows of A | 256 rows of B] x 128 bytes, 128-byte swizzled; the stages' row and column scales, or in place of
+// those of columns the slabs of D; the ring of tiles; barriers.
 // Barriers: full[s] one arrival + 48 KiB of copies (+ 512 bytes of row scales, 1024 of column scales), waited for by the computing warps; empty[s] one arrival
 // a computing warp of either CTA after its last product from the stage, waited for by the loader that writes there; tile_full[r] one
 // arrival of the loader, tile_empty[r] one a computing thread that has read the tile; named barriers 1 to 3, by turns: the first warpgroup has
