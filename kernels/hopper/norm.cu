@@ -1,5 +1,5 @@
 // RMSNorm forward, forward with FP8 outputs, backward; kernels for rows of any kind. Contract: kernels/ops/norm.h. Rows of BF16 and FP16:
-// norm_held_rows.cu, norm_rows.cu, norm_rows_backward.cu.
+// norm_held_rows.cu, norm_rows.cu, norm_front_backward.cu, norm_rows_backward.cu.
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/norm_forward.h"
 #include "kernels/hopper/quantize_tiles.h"

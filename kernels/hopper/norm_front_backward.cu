@@ -86,6 +86,60 @@ __device__ __forceinline__ void bring_rows(const NormBackward& args, const RowPa
     if (n <= kTeams) bring_gamma();
 }
 
+// A thread's units of gamma: from the slot that they have been brought to, which is free then, or from memory.
+template <int kUnits, bool kFetched, int kTeams>
+__device__ __forceinline__ void take_gamma(const NormBackward& args, const RowPart& part, const uint8_t* slot,
+                                           Shared<kTeams>& shared, float (&g)[kUnits][kUnit]) {
+    const int thread = static_cast<int>(threadIdx.x) % kNormThreads;
+    if constexpr (!kFetched) barrier_wait(&shared.gamma_here, 0);
+#pragma unroll
+    for (int j = 0; j < kUnits; ++j) {
+        const int unit = thread + j * kNormThreads;
+        if (unit >= part.units) continue;
+        if constexpr (kFetched) {
+            load_gamma(args.gamma, 0.0f, part.first + unit * kUnit, g[j]);
+        } else {
+            const float4* const in = reinterpret_cast<const float4*>(slot) + 2 * unit;
+            const float4 a = in[0], b = in[1];
+            g[j][0] = a.x, g[j][1] = a.y, g[j][2] = a.z, g[j][3] = a.w;
+            g[j][4] = b.x, g[j][5] = b.y, g[j][6] = b.z, g[j][7] = b.w;
+        }
+    }
+    if constexpr (!kFetched) {
+        __syncwarp();
+        if (thread % kLanes == 0) barrier_arrive(&shared.gamma_read);
+    }
+    if (args.gamma_offset == 0.0f) return;
+#pragma unroll
+    for (int j = 0; j < kUnits; ++j)
+#pragma unroll
+        for (int i = 0; i < kUnit; ++i) g[j][i] = args.gamma_offset + g[j][i];
+}
+
+// A team's sums of dgamma to shared memory, and added from there.
+template <int kUnits>
+__device__ __forceinline__ void leave_sums(const float (&sums)[kUnits][kUnit], int units, float4* to) {
+#pragma unroll
+    for (int j = 0; j < kUnits; ++j) {
+        const int unit = static_cast<int>(threadIdx.x) % kNormThreads + j * kNormThreads;
+        if (unit >= units) continue;
+        to[unit] = float4{sums[j][0], sums[j][1], sums[j][2], sums[j][3]};
+        to[units + unit] = float4{sums[j][4], sums[j][5], sums[j][6], sums[j][7]};
+    }
+}
+template <int kUnits>
+__device__ __forceinline__ void add_sums(const float4* from, int units, float (&sums)[kUnits][kUnit]) {
+#pragma unroll
+    for (int j = 0; j < kUnits; ++j) {
+        const int unit = static_cast<int>(threadIdx.x) % kNormThreads + j * kNormThreads;
+        if (unit >= units) continue;
+        const float4 a = from[unit], b = from[units + unit];
+        const float v[kUnit] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+        for (int i = 0; i < kUnit; ++i) sums[j][i] += v[i];
+    }
+}
+
 // Bytes at T=8192, H=8192: dy and x in, dx out: 403 MB, and 4 MB of sums: 95 us. A CTA, one an SM, takes a part of dgamma; rows of CTAs alternate.
 // A warp brings the rows through a ring of slots: where a thread of the team did it, more rows on their way made the team slower. It asks for
 // no row far ahead of the mean of all CTAs: otherwise some fall behind and stay there, probably since what they ask for stands in other pages
@@ -134,30 +188,9 @@ __global__ __launch_bounds__(bound_of(kUnits),
         return;
     }
 
+    const int meeting = kTeams == 1 ? 1 : 1 + team;  // a constant where there is one team
     float g[kUnits][kUnit] = {};
-    if constexpr (!kFetched) barrier_wait(&shared.gamma_here, 0);
-#pragma unroll
-    for (int j = 0; j < kUnits; ++j) {
-        const int unit = thread + j * kNormThreads;
-        if (unit >= units) continue;
-        if constexpr (kFetched) {
-            load_gamma(args.gamma, 0.0f, (first_unit + unit) * kUnit, g[j]);
-        } else {
-            const float4* const in = reinterpret_cast<const float4*>(slot_of(depth - 1)) + 2 * unit;
-            const float4 a = in[0], b = in[1];
-            g[j][0] = a.x, g[j][1] = a.y, g[j][2] = a.z, g[j][3] = a.w;
-            g[j][4] = b.x, g[j][5] = b.y, g[j][6] = b.z, g[j][7] = b.w;
-        }
-    }
-    if constexpr (!kFetched) {
-        __syncwarp();
-        if (lane == 0) barrier_arrive(&shared.gamma_read);
-    }
-    if (args.gamma_offset != 0.0f)
-#pragma unroll
-        for (int j = 0; j < kUnits; ++j)
-#pragma unroll
-            for (int i = 0; i < kUnit; ++i) g[j][i] = args.gamma_offset + g[j][i];
+    take_gamma<kUnits, kFetched>(args, part, slot_of(depth - 1), shared, g);
     if (part.segments > 1) cluster_await();
 
     struct Turn {
@@ -181,7 +214,7 @@ __global__ __launch_bounds__(bound_of(kUnits),
                 fetch_row(args.dy, row, part, slot, thread);
                 fetch_row(args.x, row, part, slot + slot_size, thread);
                 if (with_residual) fetch_row(args.dresidual, row, part, slot + 2 * slot_size, thread);
-                meet(kTeams == 1 ? 1 : 1 + team, kNormThreads);
+                meet(meeting, kNormThreads);
             } else {
                 barrier_wait(&shared.full[place.slot], place.parity);
                 place.advance(kTeams, depth);
@@ -235,7 +268,7 @@ __global__ __launch_bounds__(bound_of(kUnits),
         if (first < all_rows) {
             Turn turn = take(first);
             for (bool more = true; more;) {
-                meet(kTeams == 1 ? 1 : 1 + team, kNormThreads);
+                meet(meeting, kNormThreads);
                 const int at = n - 1;
                 float sum = row_sum(shared.warp_sums[at % 2] + team * kNormWarps);
                 if (part.segments > 1) send_sum(shared.segment_sums, at, part, sum, thread);
@@ -251,30 +284,17 @@ __global__ __launch_bounds__(bound_of(kUnits),
             return reinterpret_cast<float4*>(slot_of(kFetched ? 2 * kTeams : depth)) + (team - 1) * 2 * units;
         };
         if (team > 0) {
-#pragma unroll
-            for (int j = 0; j < kUnits; ++j) {
-                const int unit = thread + j * kNormThreads;
-                if (unit >= units) continue;
-                const float(&v)[kUnit] = dgamma[j];
-                left_by(team)[unit] = float4{v[0], v[1], v[2], v[3]};
-                left_by(team)[units + unit] = float4{v[4], v[5], v[6], v[7]};
-            }
+            leave_sums(dgamma, units, left_by(team));
             announce(kJoin, kTeams * kNormThreads);
         } else {
             if (kTeams > 1) meet(kJoin, kTeams * kNormThreads);
-            const RowView out = {args.partials, nullptr, args.x.cols, DType::f32, kRows == Rows::copied};
+#pragma unroll
+            for (int other = 1; other < kTeams; ++other) add_sums(left_by(other), units, dgamma);
+            const RowView out = {args.partials, nullptr, args.x.cols, DType::f32, !kFetched};
 #pragma unroll
             for (int j = 0; j < kUnits; ++j) {
                 const int unit = thread + j * kNormThreads;
-                if (unit >= units) continue;
-#pragma unroll
-                for (int other = 1; other < kTeams; ++other) {
-                    const float4 a = left_by(other)[unit], b = left_by(other)[units + unit];
-                    const float v[kUnit] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-#pragma unroll
-                    for (int i = 0; i < kUnit; ++i) dgamma[j][i] += v[i];
-                }
-                store_unit(out, sums, (first_unit + unit) * kUnit, dgamma[j]);
+                if (unit < units) store_unit(out, sums, (first_unit + unit) * kUnit, dgamma[j]);
             }
         }
         if (kTeams > 1 && sums + clusters < parts) {  // what the teams left has been read
