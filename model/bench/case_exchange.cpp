@@ -226,7 +226,7 @@ Call combine(Machine& machine, Buffers& buffers, const Shape& shape) {
         args.y = args.y.slice(0, 0);
         args.residual = args.dprob = args.drow_prob = {};
         work = Work{};
-        work.reads(plain_row_bytes(args.src, in.counts.valid - own_copies));
+        work.reads(plain_row_bytes(args.src, in.counts.valid - (by_rank ? own_copies : 0)));
         work.wire_bytes = plain_row_bytes(args.y, sent);
     }
     Call call{[wire = in.wire, plan, args](const Launch& launch) {
