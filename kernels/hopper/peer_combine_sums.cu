@@ -1,7 +1,10 @@
 // combine over peer memory, order `rank`, BF16 in whole vectors: one kernel sends this rank's sums to the tokens' owners and adds, while it
 // sends, what has come for its own tokens. The bits are those of the reference exchange.
 //
-// NOTE
+// Floor, a layer of DeepSeek-V3 (T = 4096 tokens a rank, E = 256, K = 8, H = 7168), MB a GPU, with two ranks; with four: wire 58; 159. Memory:
+// M-rows in 470; 470, peers' sums in and out of L2 117; 318, residual and y 117; 117. So 162 us of wire (361 GB/s of stores) and 168 of
+// memory (4.2 TB/s) that have to overlap; 449 and 215. When own sums went through the box as well, and were added behind the meeting, it
+// was 822 and 1011 MB. With few multiprocessors instructions bound it: 17 for 16 bytes of an M-row, and what a draw takes.
 //
 // Protocol. An owner's tokens stand in chunks. The working warps of all CTAs draw what is to be sent, chunk by chunk, from one counter;
 // sending waits for nobody. A warp of every CTA watches: it fences, adds what the CTA has stored of each chunk to the chunk's counter on
