@@ -6,8 +6,8 @@
 // instructions a warp and tile, stand where those stores stood, behind the next tile's first product. A warpgroup owns 64 rows of gate and
 // up: what SwiGLU and a 1x128 block need of a row is in four lanes.
 // Barriers: as gemm_wgmma_fp8.cu, without its turns; named barrier 1: the table of sigmoids is filled.
-// Measured (H200, burst): 1.396 ms at 32x1024 rows, F 2048, K 7168, where the plain product takes 1.341 and the parts 1.426; 0.611 at
-// 16x2048, 1536, 4096 (0.580, 0.645).
+// Measured (H200, burst): 1.409 ms (best 1.392) at 32x1024 rows, F 2048, K 7168, where the plain product takes 1.325 and the parts 1.408; 0.614 at
+// 16x2048, 1536, 4096 (0.572, 0.636).
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/sigmoid.h"
 #include "kernels/hopper/gemm_wgmma_overlap.h"
