@@ -120,8 +120,7 @@ TEST_P(GpuExchange, WideRows) {
                        .seed = 6});
 }
 
-// Numbers of tokens beside multiples of what combine sends in one go, more of them than it counts in small steps, and rows whose last piece
-// is short.
+// Numbers of tokens beside multiples of 128, many on one rank and few on the others, and rows whose last piece is short.
 TEST_P(GpuExchange, EdgesOfChunks) {
     for (const int64_t tokens : {127, 128, 129, 1000}) {
         std::vector<int64_t> all = on_every_rank(ranks(), tokens);
