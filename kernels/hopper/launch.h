@@ -25,6 +25,20 @@ inline unsigned grid_for(int64_t blocks_wanted, const Launch& launch, int per_sm
 inline void check_launch(const char* op) { check_cuda(cudaGetLastError(), op); }
 
 #ifdef __CUDACC__
+// A launch with one attribute, and its check.
+template <class... Params, class... Args>
+void launch_with(cudaLaunchAttribute attribute, void (*kernel)(Params...), unsigned grid, dim3 threads,
+                 std::size_t shared_bytes, const Launch& launch, const char* op, const Args&... args) {
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = threads;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream_of(launch);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), op);
+}
+
 // A kernel whose start does not wait until the one before it in the stream has quite ended: launched by launch_behind, it may get its places on
 // multiprocessors as soon as all CTAs of the kernel before it have ended or called let_next_start(); without that call, 1.5 us earlier than
 // an ordinary launch. All its threads call wait_for_kernel_before() before they touch what others write or read: that kernel has ended then,
@@ -37,14 +51,7 @@ void launch_behind(void (*kernel)(Params...), unsigned grid, dim3 threads, std::
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = grid;
-    config.blockDim = threads;
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream_of(launch);
-    config.attrs = &early;
-    config.numAttrs = 1;
-    check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), op);
+    launch_with(early, kernel, grid, threads, shared_bytes, launch, op, args...);
 }
 template <class... Params, class... Args>
 void launch_behind(void (*kernel)(Params...), unsigned grid, unsigned threads, const Launch& launch,

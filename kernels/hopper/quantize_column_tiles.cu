@@ -364,14 +364,7 @@ void launch(const ColumnTilesJob& job, const ColumnMaps& maps, unsigned ctas, co
     cudaLaunchAttribute together{};  // or not at all
     together.id = cudaLaunchAttributeCooperative;
     together.val.cooperative = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = ctas;
-    config.blockDim = kThreads;
-    config.dynamicSmemBytes = kBytes;
-    config.stream = stream_of(launch);
-    config.attrs = &together;
-    config.numAttrs = 1;
-    check_cuda(cudaLaunchKernelEx(&config, kernel, job, maps), kWhat);
+    launch_with(together, kernel, ctas, dim3(kThreads), kBytes, launch, kWhat, job, maps);
 }
 
 }  // namespace
