@@ -1,8 +1,9 @@
 // combine over peer memory: the rank that hosts the experts stores sums (order `rank`) or single rows (order `invariant`) into fixed slots of
-// the owner's box; the owner adds them behind the meeting in ascending expert order, which is also ascending rank order, plus the residual,
-// and rounds once. The bits are those of the reference exchange.
-#include "kernels/hopper/device/peer.h"
+// the owner's box; the owner adds them in ascending expert order, which is also ascending rank order, plus the residual, and rounds once.
+// The bits are those of the reference exchange. Here: the call, and kernels for any rows, in which owners add behind the meeting. Read next:
+// peer_combine_sums.cu.
 #include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/peer_combine.h"
 #include "kernels/hopper/peer_exchange.h"
 #include "kernels/hopper/vector_io.h"
 
@@ -11,30 +12,6 @@ namespace fp8flow {
 using namespace hopper;
 
 namespace {
-
-// A box, order rank: rows [G, S, H]; order invariant: rows [S, K, H], a token's in ascending expert order. Then dprob [S, K] f32.
-struct CombineArgs {
-    PeerGroup group;
-    const int32_t* all_ids;
-    int64_t slots, topk, local_experts;
-    ReceivedRows received;
-    const int32_t* recv_rows;
-    DeviceView src, drow_prob;
-    int64_t hidden, row_bytes;
-    bool vectorised;  // src and the boxes
-    int64_t prob_offset;
-    // the owner's side: a warp takes a slab of a token's columns
-    int64_t tokens, slabs;
-    CombineOrder order;
-    DeviceView residual, y;
-    bool vectorised_y;
-    float* dprob;
-
-    __device__ TokenChoices choices(int rank, int64_t token) const {
-        return {all_ids + (rank * slots + token) * topk, topk, group.size * local_experts, local_experts};
-    }
-    __device__ float* box_probs(uint8_t* box) const { return reinterpret_cast<float*>(box + prob_offset); }
-};
 
 // How rows of numbers are accessed: any dtype and alignment, or bf16 in whole vectors, where nothing branches and loads stay in flight.
 enum class Access { any, bf16_vectors };
@@ -97,14 +74,6 @@ template <Access kAccess> struct Rows {
     }
 };
 
-// Bytes that the sums of this rank's received rows are on the wire. By one thread.
-__device__ __forceinline__ void count_sums(const CombineArgs& args) {
-    int64_t sent = 0;
-    for (int r = 0; r < args.group.size; ++r)
-        if (r != args.group.rank) sent += args.received.offsets[r + 1] - args.received.offsets[r];
-    count_wire(&args.group.words->wire[2], sent * args.row_bytes);
-}
-
 // Order rank, any rows. Moves: the M-rows of every received row once, one row out, remote ones over NVLink. A warp takes a received row, a
 // thread eight columns at a time, adding in fp32 in the order of recv_rows and rounding once; rows of all owners are dealt out evenly. No
 // barriers, one writer a byte.
@@ -127,103 +96,6 @@ __global__ __launch_bounds__(kPeerThreads) void push_sums_kernel(const CombineAr
             slots.store(group.rank * args.slots + token, column, sum);
         }
     });
-    if (grid_thread() == 0) count_sums(args);
-}
-
-constexpr int kPushThreads = 512, kPushWarps = kPushThreads / kPeerWarp;
-constexpr int kPushUnits = 4;  // 16-byte pieces of a row that a thread has under way
-constexpr int kPushRows = 4;   // of so many rows at once
-
-// Received rows as items: item n belongs to the (n % G)-th owner behind this rank, so that all links are busy at once, and is the (n / G)-th
-// of its rows, which stand in the order of tokens.
-struct PushItems {
-    const int64_t* begin;  // [size + 1], of each owner's rows
-    int rank, size;
-    int64_t count;
-
-    __device__ int owner(int64_t item) const { return (rank + 1 + static_cast<int>(item % size)) % size; }
-    __device__ int64_t row(int64_t item) const { return begin[owner(item)] + item / size; }
-};
-
-// Order rank, bf16 in whole vectors. Moves: the M-rows of every received row once, one row out, remote ones over NVLink: at T=4096, H=7168,
-// K=8, G=4 159 MB remote of 355 GB/s that stores to three peers reach while all GPUs store, and 470 MB of local reads. A warp takes a
-// received row, a thread four pieces of up to four of its M-rows at a time (64 KB a CTA and more under way, which few SMs need), adding in
-// fp32 in the order of recv_rows and rounding once. The numbers of the next row's M-rows are under way meanwhile. Rows go in the order of
-// tokens. One barrier at the start; nobody waits for a peer; one writer a byte.
-__global__ __launch_bounds__(kPushThreads, 1) void push_bf16_sums_kernel(const CombineArgs args) {
-    const PeerGroup& group = args.group;
-    __shared__ int64_t begin[PeerMemory::kMaxRanks + 1];
-    __shared__ uint8_t* box[PeerMemory::kMaxRanks];
-    __shared__ bool lost;
-    const int thread = static_cast<int>(threadIdx.x), lane = thread % kPeerWarp;
-    if (thread <= group.size) begin[thread] = args.received.offsets[thread];
-    if (thread < group.size) box[thread] = group.next_box(thread);
-    if (thread == 0) lost = group.lost();
-    __syncthreads();
-    if (lost) return;
-    int64_t longest = 0;
-    for (int r = 0; r < group.size; ++r) longest = max(longest, begin[r + 1] - begin[r]);
-    const PushItems items{begin, group.rank, group.size, longest * group.size};
-    const int units = static_cast<int>(args.hidden / kVector);
-    const uint4* const src = static_cast<const uint4*>(args.src.data) + args.src.base() * units;
-    const int64_t slot_base = group.rank * args.slots;
-
-    // Of a received row: where it comes from, and in lane k the k-th of its M-rows. -1: none.
-    struct Row {
-        int32_t source, place;
-    };
-    const auto fetch = [&](int64_t item) {
-        Row row{-1, -1};
-        if (item >= items.count) return row;
-        const int64_t i = items.row(item);
-        if (i >= begin[items.owner(item) + 1]) return row;
-        row.source = args.received.source[i];
-        if (lane < args.topk) row.place = args.recv_rows[i * args.topk + lane];
-        return row;
-    };
-    const int64_t first_item = grid_thread() / kPeerWarp, warps = grid_threads() / kPeerWarp;
-    Row next = fetch(first_item);
-    for (int64_t item = first_item; item < items.count; item += warps) {
-        const Row row = next;
-        next = fetch(item + warps);
-        if (row.source < 0) continue;
-        const int owner = items.owner(item), count = __popc(__ballot_sync(0xFFFFFFFFu, row.place >= 0));
-        uint4* const out =
-            reinterpret_cast<uint4*>(box[owner]) + (slot_base + row.source - owner * args.slots) * units;
-        for (int first = lane; first - lane < units; first += kPushUnits * kPeerWarp) {
-            float sum[kPushUnits][kVector] = {};
-            for (int k = 0; k < count; k += kPushRows) {
-                uint4 raw[kPushRows][kPushUnits];
-#pragma unroll
-                for (int r = 0; r < kPushRows; ++r) {
-                    const int64_t place = __shfl_sync(0xFFFFFFFFu, row.place, k + r);
-                    if (k + r >= count) continue;
-#pragma unroll
-                    for (int j = 0; j < kPushUnits; ++j)
-                        if (first + j * kPeerWarp < units)
-                            raw[r][j] = __ldcg(src + place * units + first + j * kPeerWarp);
-                }
-#pragma unroll
-                for (int r = 0; r < kPushRows; ++r) {
-                    if (k + r >= count) continue;
-#pragma unroll
-                    for (int j = 0; j < kPushUnits; ++j) {
-                        if (first + j * kPeerWarp >= units) continue;
-                        float values[kVector];
-                        unpack_unit(raw[r][j], DType::bf16, values);
-#pragma unroll
-                        for (int e = 0; e < kVector; ++e) sum[j][e] += values[e];
-                    }
-                }
-            }
-#pragma unroll
-            for (int j = 0; j < kPushUnits; ++j)
-                if (first + j * kPeerWarp < units)
-                    out[first + j * kPeerWarp] =
-                        uint4{pack_bf16(sum[j][0], sum[j][1]), pack_bf16(sum[j][2], sum[j][3]),
-                              pack_bf16(sum[j][4], sum[j][5]), pack_bf16(sum[j][6], sum[j][7])};
-        }
-    }
     if (grid_thread() == 0) count_sums(args);
 }
 
@@ -375,23 +247,25 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
         .dprob = args.dprob ? args.dprob.as<float>() : nullptr};
     const cudaStream_t stream = stream_of(launch);
     const int64_t received = size() * slots, tokens = plan.num_tokens;
-    if (!by_rank)
-        push_choices_kernel<<<peer_grid(received, launch), kPeerThreads, 0, stream>>>(kernel_args);
-    else if (fast_src)
-        push_bf16_sums_kernel<<<grid_for(ceil_div(received, kPushWarps), launch, 1), kPushThreads, 0,
-                                stream>>>(kernel_args);
-    else
-        push_sums_kernel<<<peer_grid(received, launch), kPeerThreads, 0, stream>>>(kernel_args);
-    check_launch("returning rows to peers");
     if (args.dprob) {
         push_probs_kernel<<<peer_grid(ceil_div(received * topk, kPeerWarp), launch), kPeerThreads, 0,
                             stream>>>(kernel_args);
         check_launch("returning the gradients of the probabilities");
     }
-    meet(kExpertParallel, PeerOperation::combine, launch);
-    const auto add = fast_y ? add_returned_kernel<Access::bf16_vectors> : add_returned_kernel<Access::any>;
-    add<<<peer_grid(tokens * kernel_args.slabs, launch), kPeerThreads, 0, stream>>>(kernel_args);
-    check_launch("adding returned rows");
+    if (by_rank && fast_y) {
+        launch_combine_sums(kernel_args, meeting_of(kExpertParallel, PeerOperation::combine),
+                            reinterpret_cast<CombineWords*>(memory_->own() + layout_.combine_words),
+                            layout_.combine_steps, launch);
+    } else {
+        const auto push = by_rank ? push_sums_kernel : push_choices_kernel;
+        push<<<peer_grid(received, launch), kPeerThreads, 0, stream>>>(kernel_args);
+        check_launch("returning rows to peers");
+        meet(kExpertParallel, PeerOperation::combine, launch);
+        const auto add =
+            fast_y ? add_returned_kernel<Access::bf16_vectors> : add_returned_kernel<Access::any>;
+        add<<<peer_grid(tokens * kernel_args.slabs, launch), kPeerThreads, 0, stream>>>(kernel_args);
+        check_launch("adding returned rows");
+    }
     if (!args.dprob) return;
     take_probs_kernel<<<peer_grid(ceil_div(tokens * topk, kPeerWarp), launch), kPeerThreads, 0, stream>>>(
         kernel_args);

@@ -2,7 +2,7 @@
 // peer_dispatch.cu, peer_combine.cu and peer_reduce.cu.
 #include "kernels/hopper/peer_exchange.h"
 
-#include "kernels/hopper/device/peer.h"
+#include "kernels/hopper/peer_combine.h"
 
 #include <fmt/ranges.h>
 
@@ -71,6 +71,8 @@ PeerLayout::PeerLayout(const ExchangeLimits& limits, CombineOrder order, int exp
     flags = take(kFlagBytes);
     flagged_rows = std::max(slots, kFlaggedRows);
     row_flags = take(expert_parallel * flagged_rows * static_cast<int64_t>(sizeof(uint64_t)));
+    combine_words = take(sizeof(CombineWords));
+    combine_steps = take(PeerMemory::kMaxRanks * kCombineSteps);
 
     const int64_t routing = expert_parallel * slots * limits.topk * 8;
     const int64_t sent = expert_parallel * slots;

@@ -221,12 +221,12 @@ Call combine(Machine& machine, Buffers& buffers, const Shape& shape) {
     }
     DispatchPlan plan = in.plan;
     if (shape.choice("part", {"whole", "sent"}) == 1 && machine.world.size() > 1) {
-        // nobody has tokens that wait for sums
+        // nobody has tokens that wait for sums; own tokens' are not sent
         plan.num_tokens = 0;
         args.y = args.y.slice(0, 0);
         args.residual = args.dprob = args.drow_prob = {};
         work = Work{};
-        work.reads(plain_row_bytes(args.src, in.counts.valid));
+        work.reads(plain_row_bytes(args.src, in.counts.valid - (by_rank ? own_copies : 0)));
         work.wire_bytes = plain_row_bytes(args.y, sent);
     }
     Call call{[wire = in.wire, plan, args](const Launch& launch) {
