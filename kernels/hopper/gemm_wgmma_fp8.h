@@ -15,9 +15,9 @@ constexpr bool has_row_scales(Scales scales) {
 }
 constexpr bool has_column_scales(Scales scales) { return scales == Scales::rows_columns; }
 
-// Which of a tile's steps: its first one stores the tile before, its last one goes over to the next tile. Each is code of its own, so that
-// the steps between them, nearly all, are a short loop: with their branches inside it took 6 % longer.
-enum class Step { only, first, between, last };
+// Which of a tile's steps: its first one stores the tile before, its second one gives back what that took, its last one goes over to the next
+// tile. Each is code of its own, so that the steps between them, nearly all, are a short loop: with their branches inside it took 6 % longer.
+enum class Step { only, first, second, between, last };
 
 // What of a tile a warpgroup computes, as two chains of products of 64 rows and 128 columns. columns: all rows of its 128 columns. rows: its 64
 // rows, of 128 columns of the first half of D's and of the 128 of the second half that belong to them (gate and up).

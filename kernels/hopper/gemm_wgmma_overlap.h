@@ -14,12 +14,15 @@ namespace fp8flow::hopper {
 // released: nobody waits for it. No deadlock: the loader announces a tile once it has asked for all stages of the one before, and has a place
 // for it since the first step of that one. The contraction is not empty (launch_wgmma).
 //
-// Finish: kOwned; prepare(tile, sums): behind the last product of a tile, when the first chain's sums are finished; behind<i>(tile, sums):
+// Finish: kOwned; prepare(tile, sums): behind the last product of a tile, when the first chain's sums are finished; behind<i>(tile, sums, rows):
 // behind product i of the next one, whose first step replaces the sums, or at the end; end(): behind all. A thread's rows are row0 and row0 + 8.
+// kHoldsStage: `rows` are this warp's rows of A in the tile's last stage, which nobody else reads: room for what leaves through the copy engine.
+// The stage is released one step later, behind freed(). Such a contraction has at least kHoldingSteps steps.
+constexpr int kHoldingSteps = 3;
 template <class Wgmma, class Shared, class Finish>
 __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared, int warpgroup,
                                           Finish finish) {
-    constexpr bool kRowsOwned = Finish::kOwned == Owned::rows;
+    constexpr bool kRowsOwned = Finish::kOwned == Owned::rows, kHoldsStage = Finish::kHoldsStage;
     // scales that a thread needs for a step: of its rows, and of the columns of its chains
     constexpr int kRowScales = kRowsOwned ? 2 : 4, kColScales = kRowsOwned ? 2 : 1, kHeld = 32 / kColScales;
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -79,11 +82,15 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
         a = descriptor_at(a, bytes);
         b = descriptor_at(b, bytes);
     };
-    const auto release_last_stage = [&] {
+    const auto before = [](int index) { return (index == 0 ? kStages : index) - 1; };
+    const auto release = [&](int index) {
         __syncwarp();
-        const int last = (stage.index == 0 ? kStages : stage.index) - 1;
-        if (lane == 0) barrier_arrive(&shared.empty[last]);
-        if (lane == 1) barrier_arrive_remote(other_empty + last * sizeof(Barrier));
+        if (lane == 0) barrier_arrive(&shared.empty[index]);
+        if (lane == 1) barrier_arrive_remote(other_empty + index * sizeof(Barrier));
+    };
+    const auto last_rows = [&]() -> uint8_t* {
+        return kHoldsStage ? shared.stages[before(stage.index)] + same_in_warp(row0) * kStageRowBytes
+                           : nullptr;
     };
 
     float sum[2][64];
@@ -93,9 +100,17 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
         constexpr bool kFirst = kStep == Step::first || kStep == Step::only,
                        kLast = kStep == Step::last || kStep == Step::only;
         float partial[64], factor[4];
+        uint8_t* rows = nullptr;
         start_products<Wgmma>(partial, a, b);
-        if (!kFirst || !first) release_last_stage();
-        if (kFirst && !first) finish.template behind<0>(shared.tiles[done], sum);
+        if (kStep == Step::second && !first) {
+            finish.freed();
+            release(before(before(stage.index)));
+        }
+        if (!kFirst || (!kHoldsStage && !first)) release(before(stage.index));
+        if (kFirst && !first) {
+            rows = last_rows();
+            finish.template behind<0>(shared.tiles[done], sum, rows);
+        }
 #pragma unroll
         for (int i = 0; i < 4; ++i) factor[i] = of_row[i % kRowScales] * of_columns[i / 2 % kColScales];
         wait_for_products(partial);
@@ -104,7 +119,7 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
         start_products<Wgmma>(partial, descriptor_at(a, kRowsOwned ? 0 : 64 * kFp8Depth),
                               descriptor_at(b, kRowsOwned ? kColumns * kFp8Depth : 0));
         if (kFirst && !first) {
-            finish.template behind<1>(shared.tiles[done], sum);
+            finish.template behind<1>(shared.tiles[done], sum, rows);
             barrier_arrive(&shared.tile_empty[done]);
         }
         if (kStep == Step::only) look_ahead();
@@ -129,11 +144,13 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
     barrier_wait(&shared.full[stage.index], stage.parity);
     read_step(0);
     while (more) {
-        if (steps == 1) {
+        if (!kHoldsStage && steps == 1) {
             multiply.template operator()<Step::only>(0);
         } else {
             multiply.template operator()<Step::first>(0);
-            for (int step = 1; step + 1 < steps; ++step) multiply.template operator()<Step::between>(step);
+            if constexpr (kHoldsStage) multiply.template operator()<Step::second>(1);
+            for (int step = kHoldsStage ? 2 : 1; step + 1 < steps; ++step)
+                multiply.template operator()<Step::between>(step);
             look_ahead();
             multiply.template operator()<Step::last>(steps - 1);
         }
@@ -142,8 +159,8 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
         tile = ring.index;
         ring.advance();
     }
-    finish.template behind<0>(shared.tiles[done], sum);
-    finish.template behind<1>(shared.tiles[done], sum);
+    finish.template behind<0>(shared.tiles[done], sum, last_rows());
+    finish.template behind<1>(shared.tiles[done], sum, last_rows());
     finish.end();
 }
 

@@ -26,6 +26,7 @@ inline CUtensorMap rows_map(const DeviceProduct& p) {
 // have the time of two products in between.
 struct StoreTile {
     static constexpr Owned kOwned = Owned::columns;
+    static constexpr bool kHoldsStage = false;
     const DeviceProduct& p;
     const CUtensorMap* map;
     RowSlab& slab;  // of this warp
@@ -35,9 +36,10 @@ struct StoreTile {
         leave<0>(tile, sums[0]);
     }
     template <int kChain>
-    __device__ __forceinline__ void behind(const MathTile& tile, float (&sums)[2][64]) const {
+    __device__ __forceinline__ void behind(const MathTile& tile, float (&sums)[2][64], uint8_t*) const {
         if (kChain == 1) leave<1>(tile, sums[1]);
     }
+    __device__ __forceinline__ void freed() const {}
     // What is under way reads this CTA's shared memory.
     __device__ __forceinline__ void end() const {
         if (threadIdx.x % 32 == 0) copies_wait();

@@ -15,15 +15,11 @@ struct Case {
     std::vector<int64_t> counts;
     int64_t width, contraction, base;  // F, K
 };
-const std::
-    vector<Case>
-        kCases =
-            {
-                {{0, 1, 127, 128, 129, 0}, 256, 256, 0},
-                {{700, 0, 256, 1}, 384, 2432, 0},  // more steps than scales are held of
-                {{300, 2, 0}, 128, 1152, 256},
-                {{0, 0}, 128, 128, 128},
-                {{40}, 2048, 384, 0},
+const std::vector<Case> kCases = {
+    {{0, 1, 127, 128, 129, 0}, 256, 256, 0},  // two steps: never in one kernel
+    {{0, 1, 127, 128, 129, 0}, 256, 384, 0},  // three: the fewest of the kernel
+    {{700, 0, 256, 1}, 384, 2432, 0},         // more steps than scales are held of
+    {{300, 2, 0}, 128, 1152, 256},           {{0, 0}, 128, 128, 128}, {{40}, 2048, 384, 0},
 };
 
 // extreme: rows whose products are infinite, not a number, or overflow behind SwiGLU, and tiny ones; compared with the parts only.

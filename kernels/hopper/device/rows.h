@@ -50,14 +50,19 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
     return word;
 }
+__device__ __forceinline__ uint16_t pack_e4m3(float low, float high) {
+    uint16_t pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+}
 __device__ __forceinline__ uint32_t pack_fp8(float a, float b, float c, float d, DType dtype) {
     uint16_t low, high;
     if (dtype == DType::e5m2) {
         asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(b), "f"(a));
         asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(d), "f"(c));
     } else {
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(b), "f"(a));
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(d), "f"(c));
+        low = pack_e4m3(a, b);
+        high = pack_e4m3(c, d);
     }
     uint32_t codes;  // so that ptxas lets the second conversion merge the first: no shift and no OR
     asm("mov.b32 %0, {%1, %2};" : "=r"(codes) : "h"(low), "h"(high));

@@ -38,6 +38,10 @@ __device__ __forceinline__ void store_in_memory(float4* to, float4 value) {
                  "f"(value.z), "f"(value.w)
                  : "memory");
 }
+// Two bytes to an address of shared memory.
+__device__ __forceinline__ void store_pair(uint32_t to, uint16_t pair) {
+    asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"(pair) : "memory");
+}
 // *sum += value, done by the memory itself: nobody waits for the old value. Deterministic where each address has one writer.
 __device__ __forceinline__ void add_in_memory(float2* sum, float2 value) {
     asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(sum), "f"(value.x), "f"(value.y) : "memory");
