@@ -2,12 +2,13 @@
 // registers, without h in memory. Contract: op::GroupedGemmSwigluQuantize (kernels/ops/gemm.h), bit-equal to its parts, which are faster where h
 // is kept. Read next: gemm_wgmma_overlap.h.
 //
-// Floor: the product's 2 m n k FLOPs; a tile leaves as 16 KiB of codes instead of 64 of BF16, and the 64 activations of a thread, about 1,200
-// instructions a warp and tile, stand where those stores stood, behind the next tile's first product. A warpgroup owns 64 rows of gate and
+// Floor: the product's 2 m n k FLOPs; a tile leaves as 16 KiB of codes instead of 64 of BF16, and the 64 activations of a thread, about 1,000
+// instructions a warp and tile, stand behind the tile's last product and the first two of the next one. A warpgroup owns 64 rows of gate and
 // up: what SwiGLU and a 1x128 block need of a row is in four lanes.
-// Barriers: as gemm_wgmma_fp8.cu, without its turns; named barrier 1: the table of sigmoids is filled.
-// Measured (H200, burst): 1.409 ms (best 1.392) at 32x1024 rows, F 2048, K 7168, where the plain product takes 1.325 and the parts 1.408; 0.614 at
-// 16x2048, 1536, 4096 (0.572, 0.636).
+// Shared memory: as gemm_wgmma_fp8.cu, the table of sigmoids in place of slabs: codes leave from rows of A that have been multiplied.
+// Barriers: as gemm_wgmma_fp8.cu, without its turns; a tile's last stage goes back one step later, when its codes have left; named barrier 1: the
+// table is filled.
+// Measured (H200, burst): 1.383 ms at 32x1024 rows, F 2048, K 7168, where the plain product takes 1.355; 0.601 at 16x2048, 1536, 4096 (0.583).
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/sigmoid.h"
