@@ -196,6 +196,18 @@ TEST(QuantizeParity, GroupColumnsOfManyGroups) {
         for (const Formats& f : kFormats)
             expect_group_columns({counts, alignment, 0, 328, DType::bf16, 48, 5}, f);
 }
+// Columns of 64, 32 and 16 a CTA, by the rows of the groups, the last ones narrower; one group that is read twice beside many small ones.
+TEST(QuantizeParity, GroupColumnsOfEveryWidth) {
+    std::vector<int64_t> outlier(101, 150), large(20, 3);
+    outlier[40] = 1850;
+    large[2] = 4000;
+    large[11] = 3790;
+    for (const Formats& f : kFormats) {
+        expect_group_columns({{1750, 1700, 1500, 1, 1650, 128}, 16, 0, 2176, DType::bf16, 16, 0}, f);
+        expect_group_columns({outlier, 1, 0, 136, DType::bf16, 9, 0}, f);
+        expect_group_columns({large, 16, 0, 648, DType::bf16, 32, 0}, f);
+    }
+}
 // More rows than all multiprocessors hold: sent first, encoded after a second read.
 TEST(QuantizeParity, GroupColumnsReadTwice) {
     for (const Formats& f : kFormats) expect_group_columns({{28000, 70}, 16, 0, 192, DType::bf16, 48, 0}, f);
