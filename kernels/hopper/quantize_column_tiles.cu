@@ -1,5 +1,5 @@
 // Transposed FP8 with one scale for a column of a group from one read, for few or large groups: tiles stay on chip until the maxima of their
-// columns are known, wherever the other tiles are. Many groups of strips that fit into a CTA: quantize_group_columns.cu.
+// columns are known, wherever the other tiles are. Many groups that fit into a CTA: quantize_group_columns.cu.
 // Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/device/column_tiles.h"
 #include "kernels/hopper/device/mbarrier.h"
