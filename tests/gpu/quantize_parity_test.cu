@@ -195,6 +195,9 @@ TEST(QuantizeParity, GroupColumnsOfManyGroups) {
     for (const int64_t alignment : {1, 16})
         for (const Formats& f : kFormats)
             expect_group_columns({counts, alignment, 0, 328, DType::bf16, 48, 5}, f);
+    std::vector<int64_t> small(210);
+    for (std::size_t g = 0; g < small.size(); ++g) small[g] = static_cast<int64_t>(g % 7);
+    for (const Formats& f : kFormats) expect_group_columns({small, 1, 0, 64, DType::bf16, 2, 1}, f);
 }
 // Columns of 64, 32 and 16 a CTA, by the rows of the groups, the last ones narrower; one group that is read twice beside many small ones.
 TEST(QuantizeParity, GroupColumnsOfEveryWidth) {
