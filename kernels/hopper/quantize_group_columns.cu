@@ -1,5 +1,5 @@
-// Transposed FP8 with one scale for a column of a group from one read: a panel of a group stays on chip, in one CTA. Few or large groups:
-// quantize_column_tiles.cu. Contract: kernels/ops/quantize.h.
+// Transposed FP8 with one scale for a column of a group from one read: a panel of a group stays on chip, in one CTA. Small groups:
+// quantize_group_strips.cu; few or very large ones: quantize_column_tiles.cu. Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/device/column_codes.h"
 #include "kernels/hopper/device/column_panels.h"
 #include "kernels/hopper/device/tiles.h"
@@ -368,10 +368,11 @@ bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launc
     const RowView values = row_view(src);
     const int64_t panels = shape.groups.num_groups * ceil_div(shape.cols, panel_columns(kWidestTile)),
                   mean_rows = shape.capacity / std::max<int64_t>(1, shape.groups.num_groups);
-    // too few panels for all multiprocessors, or most of them larger than what is on chip at the least width
-    constexpr int64_t kMostRows = int64_t{kSlots} * panel_tile_rows(kNarrowestTile);
+    // too few panels for all multiprocessors, or most of them larger than what fits at half the width: 16 columns a CTA are slower than tiles
+    constexpr int64_t kMostRows = int64_t{kSlots} * panel_tile_rows(kWidestTile - 1);
     if (panels < int64_t{kNumSms} * 3 / 2 || mean_rows > kMostRows)
         return launch_quantize_column_tiles(args, launch_args);
+    if (launch_quantize_group_strips(args, launch_args)) return true;
     if (values.dtype != DType::bf16 || !values.vector || panels > INT32_MAX / 16 ||
         src.dim(0) > INT32_MAX / 2 || shape.capacity > INT32_MAX / 2)
         return false;
