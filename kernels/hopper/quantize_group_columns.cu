@@ -373,7 +373,7 @@ bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launc
     if (panels < int64_t{kNumSms} * 3 / 2 || mean_rows > kMostRows)
         return launch_quantize_column_tiles(args, launch_args);
     if (launch_quantize_group_strips(args, launch_args)) return true;
-    if (values.dtype != DType::bf16 || !values.vector || panels > INT32_MAX / 16 ||
+    if (values.dtype != DType::bf16 || !values.vector || src.numel() == 0 || panels > INT32_MAX / 16 ||
         src.dim(0) > INT32_MAX / 2 || shape.capacity > INT32_MAX / 2)
         return false;
     const PanelJob job = {.src = values,
