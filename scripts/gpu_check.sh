@@ -142,8 +142,8 @@ sanitize() {
     # overlapped FP8 product against the copies that refill them, as it does in a kernel of twenty lines of that kind, and is silent
     # there if all lanes arrive. This is the test in which stages are refilled; memcheck, initcheck and synccheck run it, too.
     if [[ $1 == racecheck && $2 == *gemm_parity_test ]]; then run+=('--gtest_filter=-GroupedGemmParity.ManyStepsAndTiles'); fi
-    # Nor, for the same reason, the ring of tiles in which columns of groups are quantised (quantize_column_tiles.cu), where one lane releases for its warp
-    # from those who look to those who encode.
+    # Nor the rings of tiles in which columns of groups are quantised (quantize_column_tiles.cu, quantize_group_columns.cu): an order between two roles
+    # of warps that comes by way of a third, as that maxima are read before the loader brings the tiles whose maxima take their place.
     if [[ $1 == racecheck && $2 == *quantize_parity_test ]]; then run+=('--gtest_filter=-QuantizeParity.*Columns*:QuantizeParity.Dual'); fi
     # Nor does it follow stores that complete another CTA's barrier (st.async): in the cross-entropy of rows that warps and CTAs share it reports
     # the factors of a row, which warps have read before they send their part of a later row, against the warp that waits for those parts

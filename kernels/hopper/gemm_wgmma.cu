@@ -9,6 +9,10 @@ namespace {
 template <int kDims>
 CUtensorMap encode_map(const void* data, CUtensorMapDataType type, int64_t size, const int64_t (&dims)[kDims],
                        const int (&box)[kDims]) {
+    const int64_t row_bytes = box[0] * size;
+    const CUtensorMapSwizzle swizzle = row_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                       : row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                         : CU_TENSOR_MAP_SWIZZLE_32B;
     using Encode = decltype(&cuTensorMapEncodeTiled);
     // through the runtime, so that the program links without a driver
     static const Encode encode = [] {
@@ -29,8 +33,8 @@ CUtensorMap encode_map(const void* data, CUtensorMapDataType type, int64_t size,
     }
     CUtensorMap map{};
     const CUresult result = encode(&map, type, kDims, const_cast<void*>(data), sizes, strides, boxes, steps,
-                                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                                   CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     FP8FLOW_CHECK(result == CUDA_SUCCESS, "describing a tensor of {} to the copy engine: error {}",
                   fmt::join(dims, " x "), static_cast<int>(result));
     return map;
@@ -38,10 +42,11 @@ CUtensorMap encode_map(const void* data, CUtensorMapDataType type, int64_t size,
 
 }  // namespace
 
-CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64_t cols, int box_rows) {
+CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64_t cols, int box_rows,
+                       int box_row_bytes) {
     const int64_t size = size_of(dtype);
     return encode_map<2>(data, size == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                         size, {cols, rows}, {static_cast<int>(kStageRowBytes / size), box_rows});
+                         size, {cols, rows}, {static_cast<int>(box_row_bytes / size), box_rows});
 }
 
 CUtensorMap tensor_map_f32(const void* data, int64_t groups, int64_t rows, int64_t cols, int box_rows) {

@@ -361,8 +361,9 @@ __device__ __forceinline__ void store_rows(const DeviceProduct& p, const MathTil
 }
 
 // ---- host side (gemm_wgmma.cu) --------------------------------------------------------------------------------------------------------
-// A row-major tensor as the copy engine sees it: boxes of `box_rows` rows x 128 bytes, 128-byte swizzled.
-CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64_t cols, int box_rows);
+// A row-major tensor as the copy engine sees it: boxes of `box_rows` rows x `box_row_bytes` (128, 64 or 32), swizzled as wide.
+CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64_t cols, int box_rows,
+                       int box_row_bytes = 128);
 // An FP32 tensor of three dimensions, the same way: boxes of 1 x box_rows rows x 128 bytes.
 CUtensorMap tensor_map_f32(const void* data, int64_t groups, int64_t rows, int64_t cols, int box_rows);
 

@@ -1,9 +1,8 @@
 // Transposed FP8 with one scale for a column of a group from one read, for few or large groups: tiles stay on chip until the maxima of their
-// columns are known, wherever the other tiles are. Many groups of strips that fit into a CTA: quantize_group_columns.cu.
+// columns are known, wherever the other tiles are. Many groups that fit into a CTA: quantize_group_columns.cu.
 // Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/device/column_tiles.h"
 #include "kernels/hopper/device/mbarrier.h"
-#include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/tiles.h"
 #include "kernels/hopper/gemm_wgmma.h"
 #include "kernels/hopper/quantize_tiles.h"
@@ -146,28 +145,14 @@ private:
     int next_ = 0, round_ = 0;  // slot; how often all have been used
 };
 
-__device__ __forceinline__ void take_maxima(uint32_t (&largest)[4], const uint4& words) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) largest[i] = max_bf16x2(largest[i], abs_bf16x2(word_of(words, i)));
-}
-
-// Where 16 bytes of a row stand in a tile: the copy engine changes the places of a line's by the row.
-__device__ __forceinline__ int unit_place(int row, int unit) {
-    return row * kRowBytes + ((unit ^ (row % kUnits)) << 4);
-}
-
-// A warp sees the columns of one or two units. Rows that are not the group's become zeros.
-__device__ __forceinline__ void look_at_tiles(Shared& shared, uint8_t* slots, int warp) {
-    constexpr int kOwn = kUnits / kLookers, kRowsAtOnce = 32 / kOwn, kSteps = kRows / kRowsAtOnce,
-                  kStep = kRowsAtOnce * kRowBytes;
-    const int lane = static_cast<int>(threadIdx.x) % 32, unit = kOwn * warp + lane % kOwn;
-    // eight lanes next to each other: all banks
-    const int line = lane / kOwn, row = kOwn == 1 ? line : line % 4 * 2 + line / 4 % 2 + line / 8 * 8;
-    const bool high = (lane & 2) != 0, odd = (lane & 4) != 0;
+// A warp sees the columns of one unit. Rows that are not the group's become zeros.
+__device__ __forceinline__ void look_at_tiles(Shared& shared, uint8_t* slots, int unit) {
+    constexpr int kSteps = kRows / 32, kStep = 32 * kRowBytes;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
     for (TileTurn<1> turn(0);; turn.advance()) {
         const TileTask task = turn.landed(shared);
         if (task.tiles == 0) return;
-        uint8_t* column = slots + turn.index * kTileBytes + unit_place(row, unit);
+        uint8_t* column = slots + turn.index * kTileBytes + unit_place(lane, unit, kWidestTile);
         uint32_t largest[4] = {};
         if (task.begin == 0 && task.valid_end == kRows) {
 #pragma unroll
@@ -176,7 +161,7 @@ __device__ __forceinline__ void look_at_tiles(Shared& shared, uint8_t* slots, in
         } else {
             for (int i = 0; i < kSteps; ++i) {
                 uint4& words = *reinterpret_cast<uint4*>(column + i * kStep);
-                const int here = i * kRowsAtOnce + row;
+                const int here = i * 32 + lane;
                 if (here >= task.begin && here < task.valid_end)
                     take_maxima(largest, words);
                 else
@@ -184,19 +169,8 @@ __device__ __forceinline__ void look_at_tiles(Shared& shared, uint8_t* slots, in
             }
             fence_shared_for_engines();  // the copy engine fills the slot again
         }
-        // four lanes share the four words, one each in the end
-        uint32_t half[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-            half[i] = max_bf16x2(high ? largest[2 + i] : largest[i],
-                                 __shfl_xor_sync(kWholeWarp, high ? largest[i] : largest[2 + i], 2));
-        uint32_t pair =
-            max_bf16x2(odd ? half[1] : half[0], __shfl_xor_sync(kWholeWarp, odd ? half[0] : half[1], 4));
-        if (kOwn == 1) pair = max_bf16x2(pair, __shfl_xor_sync(kWholeWarp, pair, 1));
-        pair = max_bf16x2(pair, __shfl_xor_sync(kWholeWarp, pair, 8));
-        pair = max_bf16x2(pair, __shfl_xor_sync(kWholeWarp, pair, 16));
-        if (lane < 8 && lane % 2 < kOwn)
-            shared.maxima[turn.index][unit * kUnitPairs + (high ? 2 : 0) + (odd ? 1 : 0)] = pair;
+        const uint32_t pair = maxima_over_lanes(largest, lane);
+        if (has_word(lane)) shared.maxima[turn.index][unit * kUnitPairs + word_of_lane(lane)] = pair;
         __syncwarp();
         if (lane == 0) barrier_arrive(&shared.seen[turn.index]);
     }
@@ -259,8 +233,7 @@ __device__ __forceinline__ void receive_maxima(const ColumnTilesJob& job, Shared
     }
 }
 
-// A warp turns 8 columns, a thread 16 rows of two, so that 8 threads store a line. A thread reads its rows in an order of its own, in other banks
-// than those of the seven others, and puts the codes in order.
+// A warp turns 8 columns, a thread 16 rows of two, so that 8 threads store a line.
 template <DType kCodes>
 __device__ __forceinline__ void encode_tiles(const ColumnTilesJob& job, Shared& shared, const uint8_t* slots,
                                              int warp) {
@@ -270,19 +243,10 @@ __device__ __forceinline__ void encode_tiles(const ColumnTilesJob& job, Shared& 
     const bool aligned =
         (reinterpret_cast<uintptr_t>(job.dst.data) | static_cast<uintptr_t>(stride)) % kPiece == 0;
     int places[kPieces];  // of row i ^ piece
-    uint32_t order = 0;   // of four codes
+    const PieceOrder order(piece);
 #pragma unroll
     for (int i = 0; i < kPieces; ++i)
-        places[i] = piece * kPieceBytes + unit_place(i ^ piece, unit) + word * 4;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) order |= static_cast<uint32_t>(i ^ (piece & 3)) << (4 * i);
-    const bool swaps = (piece & 4) != 0;
-    const auto in_order = [order, swaps](uint32_t(&codes)[4]) {
-#pragma unroll
-        for (uint32_t& four : codes) four = __byte_perm(four, 0, order);
-        return swaps ? uint4{codes[1], codes[0], codes[3], codes[2]}
-                     : uint4{codes[0], codes[1], codes[2], codes[3]};
-    };
+        places[i] = unit_place(piece * kPiece + (i ^ piece), unit, kWidestTile) + word * 4;
     for (TileTurn<kEncoderSets> turn(warp / kUnits);; turn.advance()) {
         const TileTask task = turn.landed(shared);
         if (task.tiles == 0) return;
@@ -298,22 +262,10 @@ __device__ __forceinline__ void encode_tiles(const ColumnTilesJob& job, Shared& 
         if (lane == 0) barrier_arrive(&shared.free[turn.index]);
         const int col = task.col + unit * kUnit + 2 * word;
         if (!task.encodes || col >= job.src.cols) continue;
-        uint32_t even[4], odd[4];
-#pragma unroll
-        for (int q = 0; q < 4; ++q) {
-            float a[4], b[4];
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                a[k] = __uint_as_float(words[4 * q + k] << 16) * m.x;
-                b[k] = __uint_as_float(words[4 * q + k] & 0xFFFF0000u) * m.y;
-            }
-            even[q] = pack_fp8(a[0], a[1], a[2], a[3], kCodes);
-            odd[q] = pack_fp8(b[0], b[1], b[2], b[3], kCodes);
-        }
         uint8_t* out = static_cast<uint8_t*>(job.dst.data) + col * stride + task.row + piece * kPiece;
         const int begin = task.begin - piece * kPiece, end = task.end - piece * kPiece;
-        store_piece(out, in_order(even), begin, end, aligned);
-        store_piece(out + stride, in_order(odd), begin, end, aligned);
+        store_piece(out, order.encode<kCodes, false>(words, m.x), begin, end, aligned);
+        store_piece(out + stride, order.encode<kCodes, true>(words, m.y), begin, end, aligned);
     }
 }
 

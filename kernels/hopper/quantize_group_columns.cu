@@ -1,333 +1,394 @@
-// Transposed FP8 with one scale for a column of a group from one read: a strip of a group stays on chip, in one CTA. Few or large groups:
-// quantize_column_tiles.cu. Elsewhere: the maxima of its columns, for the tiles of a second read. Contract: kernels/ops/quantize.h.
-#include "kernels/hopper/device/packed.h"
+// Transposed FP8 with one scale for a column of a group from one read: a panel of a group stays on chip, in one CTA. Small groups:
+// quantize_group_strips.cu; few or very large ones: quantize_column_tiles.cu. Contract: kernels/ops/quantize.h.
+#include "kernels/hopper/device/column_codes.h"
+#include "kernels/hopper/device/column_panels.h"
 #include "kernels/hopper/device/tiles.h"
+#include "kernels/hopper/device/wgmma.h"
+#include "kernels/hopper/gemm_wgmma.h"
 #include "kernels/hopper/quantize_tiles.h"
-
-#include <cuda_pipeline.h>
 
 namespace fp8flow::hopper {
 
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kStripCols = 32;              // of a CTA: 64 bytes of a row
-constexpr int kUnits = kStripCols / kUnit;  // 16 bytes each
-constexpr int kPairs = kStripCols / 2;
-constexpr int kStepRows = kThreads / kUnits;  // 16 bytes a thread
-constexpr int kTileRows = static_cast<int>(kBlock);
-constexpr int kPiece = 16, kPieces = kTileRows / kPiece;  // rows of a column that a thread stores at once
-constexpr int kSector = 32;
+constexpr int kSlots = kPanelSlots, kTileBytes = kPanelTileBytes;
+constexpr int kParts = 8;  // of a tile: units side by side times kPartRows rows below each other
+constexpr int kPiece = 16, kPieces = kPartRows / kPiece;  // rows of a column that a thread stores at once
+constexpr int kQuarters = 4,
+              kQuarterBytes = kTileBytes / kQuarters;  // of a tile: what is copied at the least
+constexpr int kKnown = 16;  // panels whose maxima are kept: more than there can be on chip
 
-// CTAs of an SM, and the rows that one has on chip: `rows` in shared memory and `kept` more in registers.
-struct GeneralForm {
-    static constexpr int ctas = 3, rows = 9 * kTileRows, steps_kept = 9;
-};
-// Groups of a few hundred rows: more CTAs, as each has little on its way.
-struct SmallForm {
-    static constexpr int ctas = 6, rows = 4 * kTileRows, steps_kept = 0;
-};
+// Warps of a CTA, in this order; the loader is the last. A warp turns two parts of a tile, sets of warps take tiles in turn.
+constexpr int kSets = 2, kSetWarps = kParts / 2, kLookers = 8;
+constexpr int kFirstLooker = kSets * kSetWarps, kLoader = kFirstLooker + kLookers,
+              kThreads = 32 * (kLoader + 1);
+// That meet when a tile may be replaced.
+constexpr int kSlotThreads = 32 * (kSetWarps + kLookers + 1);
+static_assert(kSlots < 16 && kSets <= kSlots - 2);
 
-struct GroupColumnsJob {
+struct PanelJob {
     RowView src, dst;
     DeviceGroups groups;
     int64_t extent;  // without groups: rows and pads
-    int items, strips;
-    float* scales;  // [group, cols]
+    float* scales;   // [group, cols]
     QuantizeRule rule;
+    uint32_t* drawn;  // panels that CTAs have drawn; 0 between launches
+};
+// Boxes of 16, 32 and 64 columns: half a tile, and a quarter.
+struct PanelMaps {
+    CUtensorMap half[3], quarter[3];
 };
 
-// 32 columns of a group. Row 0 is at the start of a sector of the output: `lead` rows before the group's first.
-struct Strip {
-    const uint16_t* in;  // row 0, where it may not be read
-    int cols, lead, count, rows;
-    // Rows of the group and its pads end here; 0 without any.
-    __device__ int end() const { return rows > 0 ? lead + rows : 0; }
-    __device__ bool has(int row) const {
-        return static_cast<uint32_t>(row - lead) < static_cast<uint32_t>(count);
-    }
-    __device__ const uint16_t* at(int row, int unit) const {
-        return in + static_cast<int64_t>(row) * cols + unit * kUnit;
-    }
+struct alignas(16) Task {
+    int item;                   // counts the CTA's panels; negative: none any more
+    int col, row, group;        // the tile's first ones; the row is one of the output
+    int begin, valid_end, end;  // of its rows: the first of the group, behind its valid ones, behind its pads
+    int shift;
+    bool looks, encodes, first, last, stores_scales, empty;
 };
 
-// Where 16 bytes of a row stand in the chunk, in units of 16 bytes: lines of 128 bytes and the units within them change places by the
-// piece of 16 rows, so that the same row of 8 pieces lies in different banks.
-__device__ __forceinline__ int slot(int row, int unit) {
-    return (row ^ (row >> 4 & 1)) * kUnits + (unit ^ (row >> 5 & 3));
-}
+struct Shared {
+    Barrier full[kSlots], known[kKnown];
+    Task tasks[kSlots];
+    uint32_t maxima[kKnown][kParts][kUnit / 2];  // of two columns each
+};
 
-__device__ __forceinline__ int whole_tiles(int rows) {
-    return (rows + kTileRows - 1) / kTileRows * kTileRows;
-}
-// Requests rows [first, first + rows) of a strip; rows that it lacks are zeros. A thread sees its own slots when its copies have landed,
-// others' behind a barrier.
-__device__ __forceinline__ void request_rows(const Strip& strip, int first, int rows, uint4* chunk) {
-    const int unit = static_cast<int>(threadIdx.x) % kUnits;
-    for (int r = static_cast<int>(threadIdx.x) / kUnits; r < rows; r += kStepRows) {
-        if (strip.has(first + r))
-            __pipeline_memcpy_async(chunk + slot(r, unit), strip.at(first + r, unit), 16);
-        else
-            chunk[slot(r, unit)] = uint4{0, 0, 0, 0};
-    }
-    __pipeline_commit();
-}
-
-__device__ __forceinline__ void take_maxima(uint32_t (&largest)[4], const uint4& words) {
-    largest[0] = max_bf16x2(largest[0], abs_bf16x2(words.x));
-    largest[1] = max_bf16x2(largest[1], abs_bf16x2(words.y));
-    largest[2] = max_bf16x2(largest[2], abs_bf16x2(words.z));
-    largest[3] = max_bf16x2(largest[3], abs_bf16x2(words.w));
-}
-
-// 16 rows of two neighbouring columns; `swap`: whether odd rows stand before even ones.
-template <DType kCodes>
-__device__ __forceinline__ void encode_piece(const uint32_t* words, int swap, float2 m, uint4& low,
-                                             uint4& high) {
-    uint32_t first[4], second[4];
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {
-        float a[4], b[4];
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            const uint32_t pair = words[((4 * q + k) ^ swap) * kPairs];
-            a[k] = __uint_as_float(pair << 16) * m.x;
-            b[k] = __uint_as_float(pair & 0xFFFF0000u) * m.y;
+template <int kTurn> struct SlotTurn {
+    int index;
+    uint32_t parity = 0;
+    __device__ explicit SlotTurn(int first) : index(first) {}
+    __device__ void advance() {
+        index += kTurn;
+        if (index >= kSlots) {
+            index -= kSlots;
+            parity ^= 1;
         }
-        first[q] = pack_fp8(a[0], a[1], a[2], a[3], kCodes);
-        second[q] = pack_fp8(b[0], b[1], b[2], b[3], kCodes);
     }
-    low = uint4{first[0], first[1], first[2], first[3]};
-    high = uint4{second[0], second[1], second[2], second[3]};
+    __device__ Task landed(Shared& shared) const {
+        barrier_wait(&shared.full[index], parity);
+        return shared.tasks[index];
+    }
+    __device__ void release() const {
+        __syncwarp();
+        announce(index + 1, kSlotThreads);
+    }
+};
+
+// One warp draws panels and asks for their rows.
+class Loader {
+public:
+    __device__ Loader(const PanelJob& job, const PanelMaps& maps, Shared& shared, uint8_t* slots)
+        : job_(job),
+          maps_(maps),
+          shared_(shared),
+          slots_(slots),
+          lane_(static_cast<int>(threadIdx.x) % 32),
+          src_base_(static_cast<int>(job.src.base())),
+          dst_base_(static_cast<int>(job.dst.base())) {}
+
+    // What the next two panels need is asked for while one is loaded.
+    __device__ void run() {
+        const PanelFinder finder(job_.groups, job_.extent, dst_base_, job_.src.cols);
+        const int ctas = static_cast<int>(gridDim.x), panels = finder.panels();
+        int number = static_cast<int>(blockIdx.x), next = number + ctas, item = 0;
+        PanelFinder::Asked asked = finder.ask(number);
+        for (; number < panels; ++item) {
+            const Panel panel = finder.answer(asked);
+            asked = finder.ask(next);
+            uint32_t drawn = 0;
+            if (lane_ == 0) drawn = atomicAdd(job_.drawn, 1u);
+            load(panel, item);
+            number = next;
+            drawn = __shfl_sync(kWholeWarp, drawn, 0);
+            next = static_cast<int>(drawn) + 2 * ctas;
+            // as many draws as panels
+            if (lane_ == 0 && drawn == static_cast<uint32_t>(panels) - 1) *job_.drawn = 0;
+        }
+        end();
+    }
+
+private:
+    // A panel that does not fit is read twice: tiles of the last rows stay, the others come again, the last of them first, mostly from L2.
+    __device__ void load(const Panel& panel, int item) {
+        const int held = panel.tiles <= kSlots ? panel.tiles : kSlots - 2, again = panel.tiles - held;
+        for (int i = 0; i < panel.tiles + again; ++i) {
+            const bool looks = i < panel.tiles;
+            Task task = {};
+            task.item = item;
+            task.looks = looks;
+            task.encodes = i >= again;
+            task.first = i == 0;
+            task.last = i == panel.tiles - 1;
+            task.stores_scales = i == again;
+            request(panel, looks ? i : panel.tiles + again - 1 - i, task);
+        }
+    }
+    // At most two copies, for they are issued one after the other: rows of the groups beside this one come along, and are not looked at.
+    __device__ void request(const Panel& panel, int tile, Task task) {
+        const int rows = panel_tile_rows(panel.shift), quarter_rows = rows / kQuarters,
+                  first = tile * rows - panel.lead;
+        task.col = panel.col;
+        task.row = dst_base_ + panel.offset + first;
+        task.group = panel.group;
+        task.begin = max(0, -first);
+        task.valid_end = max(task.begin, min(rows, panel.count - first));
+        task.end = max(task.begin, min(rows, panel.rows - first));
+        task.shift = panel.shift;
+        task.empty = panel.count == 0;
+        await_slot();
+        if (lane_ == 0) {
+            const int quarters = task.valid_end > task.begin ? (task.valid_end - 1) / quarter_rows + 1 : 0;
+            const int row = src_base_ + panel.offset + first, map = panel.shift - kNarrowestTile;
+            Barrier* full = &shared_.full[slot_];
+            uint8_t* to = slots_ + slot_ * kTileBytes;
+            shared_.tasks[slot_] = task;
+            barrier_arrive_expect_bytes(full, static_cast<uint32_t>(quarters * kQuarterBytes));
+            if (quarters >= 2) tensor_load(&maps_.half[map], full, to, task.col, row);
+            const int second = quarters / 2 * 2;  // quarters that come first
+            to += second % kQuarters * kQuarterBytes;
+            if (quarters % 2 != 0)
+                tensor_load(&maps_.quarter[map], full, to, task.col, row + second * quarter_rows);
+            else if (quarters == kQuarters)
+                tensor_load(&maps_.half[map], full, to + 2 * kQuarterBytes, task.col, row + 2 * quarter_rows);
+        }
+        __syncwarp();
+        advance();
+    }
+    __device__ void end() {
+        const int tiles = requested_;
+        for (int i = 0; i < kSets; ++i) {  // every warp finds an end
+            await_slot();
+            if (lane_ == 0) {
+                shared_.tasks[slot_].item = -1;
+                barrier_arrive(&shared_.full[slot_]);
+            }
+            __syncwarp();
+            advance();
+        }
+        for (int i = max(0, requested_ - kSlots); i < tiles; ++i) meet(i % kSlots + 1, kSlotThreads);
+    }
+    __device__ void await_slot() const {
+        if (requested_ >= kSlots) meet(slot_ + 1, kSlotThreads);
+    }
+    __device__ void advance() {
+        ++requested_;
+        if (++slot_ == kSlots) slot_ = 0;
+    }
+
+    const PanelJob& job_;
+    const PanelMaps& maps_;
+    Shared& shared_;
+    uint8_t* const slots_;
+    const int lane_, src_base_, dst_base_;
+    int slot_ = 0, requested_ = 0;
+};
+
+// A warp sees some parts of every tile, and keeps their maxima up to the panel's last.
+__device__ __forceinline__ void look_at_tiles(Shared& shared, const uint8_t* slots, int warp) {
+    constexpr int kOwn = kParts / kLookers, kSteps = kPartRows / 32;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    uint32_t largest[kOwn][4] = {};
+    for (SlotTurn<1> turn(0);; turn.advance()) {
+        const Task task = turn.landed(shared);
+        if (task.item < 0) return;
+        if (!task.looks) {
+            turn.release();
+            continue;
+        }
+        const uint8_t* tile = slots + turn.index * kTileBytes;
+        const int step = 32 << (4 + task.shift);
+        const bool whole = task.begin == 0 && task.valid_end == panel_tile_rows(task.shift);
+#pragma unroll
+        for (int own = 0; own < kOwn; ++own) {
+            const int part = warp * kOwn + own, unit = part & ((1 << task.shift) - 1),
+                      row = (part >> task.shift) * kPartRows + lane;
+            const uint8_t* column = tile + unit_place(row, unit, task.shift);
+            if (task.first) {
+#pragma unroll
+                for (uint32_t& word : largest[own]) word = 0;
+            }
+            uint4 words[kSteps] = {};
+#pragma unroll
+            for (int i = 0; i < kSteps; ++i)
+                if (whole || (row + 32 * i >= task.begin && row + 32 * i < task.valid_end))
+                    words[i] = *reinterpret_cast<const uint4*>(column + i * step);
+#pragma unroll
+            for (int i = 0; i < kSteps; ++i) take_maxima(largest[own], words[i]);
+        }
+        turn.release();
+        if (!task.last) continue;
+        const int known = task.item % kKnown;
+#pragma unroll
+        for (int own = 0; own < kOwn; ++own) {
+            const uint32_t pair = maxima_over_lanes(largest[own], lane);
+            if (has_word(lane)) shared.maxima[known][warp * kOwn + own][word_of_lane(lane)] = pair;
+        }
+        barrier_arrive(&shared.known[known]);  // each lane, for its own stores
+    }
+}
+
+// A warp turns two parts of a tile, a thread 16 rows of four columns, so that 8 threads store a line.
+template <DType kCodes>
+__device__ __forceinline__ void encode_tiles(const PanelJob& job, Shared& shared, const uint8_t* slots,
+                                             int warp) {
+    constexpr int kOwn = 4;  // columns of a thread
+    const int lane = static_cast<int>(threadIdx.x) % 32, piece = lane % kPieces, half = lane / kPieces % 2,
+              part = warp % kSetWarps * 2 + lane / (2 * kPieces);
+    const int64_t stride = job.dst.cols;
+    const bool aligned =
+        (reinterpret_cast<uintptr_t>(job.dst.data) | static_cast<uintptr_t>(stride)) % kPiece == 0;
+    const PieceOrder order(piece);
+    int current = -1, col = 0, first_row = 0, below = 0;
+    int places[kPieces];  // of row i ^ piece
+    float multipliers[kOwn];
+    for (SlotTurn<kSets> turn(warp / kSetWarps);; turn.advance()) {
+        const Task task = turn.landed(shared);
+        if (task.item < 0) return;
+        if (!task.encodes) {
+            turn.release();
+            continue;
+        }
+        if (task.item != current) {
+            current = task.item;
+            const int unit = part & ((1 << task.shift) - 1);
+            col = task.col + unit * kUnit + half * kOwn;
+            first_row = (part >> task.shift) * kPartRows + piece * kPiece;
+            below = kPieces << (4 + task.shift);
+#pragma unroll
+            for (int i = 0; i < kPieces; ++i)
+                places[i] = unit_place(first_row + (i ^ piece), unit, task.shift) + half * kOwn * 2;
+            const int known = task.item % kKnown;
+            barrier_wait(&shared.known[known], static_cast<uint32_t>(task.item / kKnown) & 1);
+            uint2 pairs = {0, 0};
+            for (int p = unit; p < kParts; p += 1 << task.shift) {
+                const uint2 other =
+                    *reinterpret_cast<const uint2*>(&shared.maxima[known][p][half * kOwn / 2]);
+                pairs.x = max_bf16x2(pairs.x, other.x);
+                pairs.y = max_bf16x2(pairs.y, other.y);
+            }
+            const uint32_t magnitudes[kOwn] = {low_magnitude(pairs.x), high_magnitude(pairs.x),
+                                               low_magnitude(pairs.y), high_magnitude(pairs.y)};
+            float dequant[kOwn];
+#pragma unroll
+            for (int i = 0; i < kOwn; ++i) {
+                const BlockScale scale = task.empty ? BlockScale{0.0f, 0.0f, 0}
+                                                    : block_scale(magnitudes[i], kCodes, false, job.rule);
+                multipliers[i] = scale.multiplier;
+                dequant[i] = scale.dequant;
+            }
+            if (task.stores_scales && first_row == 0 && col < job.src.cols) {
+                float* to = job.scales + static_cast<int64_t>(task.group) * job.src.cols + col;
+#pragma unroll
+                for (int i = 0; i < kOwn; ++i) to[i] = dequant[i];
+            }
+        }
+        const uint8_t* tile = slots + turn.index * kTileBytes;
+        uint32_t words[2][kPiece];
+#pragma unroll
+        for (int i = 0; i < kPiece; ++i) {
+            const uint2 both =
+                *reinterpret_cast<const uint2*>(tile + places[i % kPieces] + i / kPieces * below);
+            words[0][i] = both.x;
+            words[1][i] = both.y;
+        }
+        turn.release();
+        const int begin = task.begin - first_row, valid_end = task.valid_end - first_row,
+                  end = task.end - first_row;
+        if (task.valid_end < task.end) {
+#pragma unroll
+            for (int i = 0; i < kPiece; ++i)
+                if ((i % kPieces ^ piece) + i / kPieces * kPieces >= valid_end) words[0][i] = words[1][i] = 0;
+        }
+        if (col >= job.src.cols) continue;
+        uint8_t* out = static_cast<uint8_t*>(job.dst.data) + col * stride + task.row + first_row;
+#pragma unroll
+        for (int i = 0; i < 2; ++i, out += 2 * stride) {
+            store_piece(out, order.encode<kCodes, false>(words[i], multipliers[2 * i]), begin, end, aligned);
+            store_piece(out + stride, order.encode<kCodes, true>(words[i], multipliers[2 * i + 1]), begin,
+                        end, aligned);
+        }
+    }
 }
 
 // Moves 2 bytes a value in and 1 out: 706 MB, 0.172 ms at 32768 x 7168 and 4.1 TB/s (two passes: 1.18 GB, 0.29 ms).
-// A CTA takes 32 columns of a group: all of its rows are requested at once and stay on chip (three CTAs an SM: while one stores, two load;
-// 1152 rows in shared memory, 576 more in registers, which take the place of the first when those have left), maxima are taken over them,
-// and codes made from them. Of a group of more rows the last chunk stays, the others are read again, the latest first, mostly from L2.
-// Rows are counted from a multiple of 32 in the output, so that all but a group's ends are whole sectors. Every thread looks at what it loaded
-// itself; barrier: the warps' maxima are there; barrier: multipliers are there. A warp turns 128 rows x 8 columns at a time: 16 rows of two
-// columns a thread, 8 neighbouring threads store 128 bytes of a column. Barriers around all that takes the place of rows, and behind the
-// last. Only maxima are reduced: deterministic.
-template <DType kCodes, class Form>
-__global__ void __launch_bounds__(kThreads, Form::ctas)
-    quantize_group_columns_kernel(const GroupColumnsJob job) {
-    constexpr int kRows = Form::rows, kKept = Form::steps_kept;
-    extern __shared__ uint4 chunk[];
-    __shared__ uint4 parts[kWarps * kUnits];
-    __shared__ float2 multipliers[kPairs];
-    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32,
-              unit_read = thread % kUnits, row_read = thread / kUnits;
-    const int64_t src_base = job.src.base(), dst_base = job.dst.base(), stride = job.dst.cols;
-    const bool aligned =
-        (reinterpret_cast<uintptr_t>(job.dst.data) | static_cast<uintptr_t>(stride)) % kPiece == 0;
-    for (int item = static_cast<int>(blockIdx.x); item < job.items; item += static_cast<int>(gridDim.x)) {
-        const int group = item / job.strips, col0 = item % job.strips * kStripCols;
-        const int64_t offset = job.groups.offset(group),
-                      end = job.groups.counts != nullptr ? job.groups.offset(group + 1) : job.extent;
-        const int count = static_cast<int>(job.groups.count(group));
-        Strip strip = {nullptr, job.src.cols, static_cast<int>((dst_base + offset) % kSector), count,
-                       static_cast<int>(end - offset)};
-        const int64_t row0 = offset - strip.lead;
-        strip.in = static_cast<const uint16_t*>(job.src.data) + (src_base + row0) * job.src.cols + col0;
-        const int rows = strip.end();
-        const bool keeps = kKept > 0 && rows > kRows && rows <= kRows + kKept * kStepRows;
-        const int chunks = keeps ? 1 : (rows + kRows - 1) / kRows;
-        uint32_t largest[4] = {};
-        uint4 kept[kKept > 0 ? kKept : 1] = {};
-        for (int c = 0; c < chunks; ++c) {
-            const int here = min(kRows, whole_tiles(rows - c * kRows));
-            if (c > 0) __syncthreads();
-            request_rows(strip, c * kRows, here, chunk);
-            if (keeps) {
-#pragma unroll
-                for (int i = 0; i < kKept; ++i) {
-                    const int row = kRows + i * kStepRows + row_read;
-                    if (strip.has(row)) kept[i] = *reinterpret_cast<const uint4*>(strip.at(row, unit_read));
-                }
-            }
-            __pipeline_wait_prior(0);
-#pragma unroll 4
-            for (int r = row_read; r < here; r += kStepRows) take_maxima(largest, chunk[slot(r, unit_read)]);
-            if (keeps) {
-#pragma unroll
-                for (int i = 0; i < kKept; ++i) take_maxima(largest, kept[i]);
-            }
-        }
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-#pragma unroll
-            for (int step = 16; step >= kUnits; step /= 2)
-                largest[j] = max_bf16x2(largest[j], __shfl_xor_sync(0xFFFFFFFFu, largest[j], step));
-        if (lane < kUnits)
-            parts[warp * kUnits + lane] = uint4{largest[0], largest[1], largest[2], largest[3]};
-        __syncthreads();
-        uint32_t pair = 0;
-#pragma unroll
-        for (int w = 0; w < kWarps; ++w)
-            pair = max_bf16x2(pair, reinterpret_cast<const uint32_t*>(parts)[w * kPairs + thread % kPairs]);
-        if (thread < kPairs) {
-            BlockScale low = {0.0f, 0.0f, 0}, high = {0.0f, 0.0f, 0};
-            if (count > 0) {
-                low = block_scale(low_magnitude(pair), kCodes, false, job.rule);
-                high = block_scale(high_magnitude(pair), kCodes, false, job.rule);
-            }
-            multipliers[thread] = float2{low.multiplier, high.multiplier};
-            float* scales = job.scales + static_cast<int64_t>(group) * job.src.cols + col0 + 2 * thread;
-            scales[0] = low.dequant;
-            scales[1] = high.dequant;
-        }
-        __syncthreads();
-        // chunks from the last to the first, or the first and what was kept
-        const int turns = keeps ? 2 : chunks;
-        for (int turn = 0; turn < turns; ++turn) {
-            const int first = (keeps ? turn : chunks - 1 - turn) * kRows,
-                      here = min(kRows, whole_tiles(rows - first));
-            if (turn > 0) {
-                __syncthreads();
-                if (keeps) {
-#pragma unroll
-                    for (int i = 0; i < kKept; ++i)
-                        chunk[slot(row_read + i * kStepRows, unit_read)] = kept[i];
-                } else {
-                    request_rows(strip, first, here, chunk);
-                    __pipeline_wait_prior(0);
-                }
-                __syncthreads();
-            }
-            const int word = lane / kPieces, piece = lane % kPieces;
-            for (int task = warp; task < here / kTileRows * kUnits; task += kWarps) {
-                const int unit = task % kUnits, row = task / kUnits * kTileRows + piece * kPiece;
-                const uint32_t* words = reinterpret_cast<const uint32_t*>(chunk) + row * kPairs +
-                                        (unit ^ (piece >> 1)) * 4 + word;
-                uint4 low, high;
-                encode_piece<kCodes>(words, piece & 1, multipliers[unit * 4 + word], low, high);
-                const int begin = strip.lead - first - row;
-                uint8_t* out = static_cast<uint8_t*>(job.dst.data) +
-                               (col0 + unit * kUnit + word * 2) * stride + dst_base + row0 + first + row;
-                store_piece(out, low, begin, begin + strip.rows, aligned);
-                store_piece(out + stride, high, begin, begin + strip.rows, aligned);
-            }
-        }
-        __syncthreads();
-    }
-}
-
-constexpr int kAmaxCols = 32 * kUnit;  // of a CTA
-constexpr int kAmaxRows = kTileRows / kWarps;
-constexpr int kAmaxLoads = 8;  // of a thread, under way at once
-constexpr int kAmaxCtas = 5;   // of an SM: 160 KB
-
-// The first of two passes, where a strip does not fit: 2 bytes a value in. A CTA takes 128 rows x 256 columns, a warp 16 rows, a thread 8
-// columns. Barrier: the warps' maxima are there; barrier: they were read. Integer atomic maxima, whose order does not matter.
-__global__ void __launch_bounds__(kThreads, kAmaxCtas)
-    column_amax_kernel(const RowView src, const DeviceGroups groups, int64_t extent, int chunks,
-                       uint32_t* amax) {
-    __shared__ uint4 parts[kWarps * 32];
-    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, cols = src.cols;
-    const int64_t src_base = src.base();
-    TileWalker walker(groups, extent, 1);
-    RowTile tile;
-    for (int work = static_cast<int>(blockIdx.x); walker.seek(work / chunks, tile);
-         work += static_cast<int>(gridDim.x)) {
-        const int col0 = work % chunks * kAmaxCols, col = col0 + lane * kUnit, first = warp * kAmaxRows;
-        const uint16_t* in =
-            static_cast<const uint16_t*>(src.data) + (src_base + tile.row + first) * cols + col;
-        uint32_t largest[4] = {};
-        for (int r = 0; r < kAmaxRows; r += kAmaxLoads) {
-            uint4 words[kAmaxLoads];
-#pragma unroll
-            for (int i = 0; i < kAmaxLoads; ++i) {
-                words[i] = uint4{0, 0, 0, 0};
-                if (col < cols && first + r + i < tile.count)
-                    words[i] = *reinterpret_cast<const uint4*>(in + static_cast<int64_t>(r + i) * cols);
-            }
-#pragma unroll
-            for (int i = 0; i < kAmaxLoads; ++i) {
-                largest[0] = max_bf16x2(largest[0], abs_bf16x2(words[i].x));
-                largest[1] = max_bf16x2(largest[1], abs_bf16x2(words[i].y));
-                largest[2] = max_bf16x2(largest[2], abs_bf16x2(words[i].z));
-                largest[3] = max_bf16x2(largest[3], abs_bf16x2(words[i].w));
-            }
-        }
-        parts[thread] = uint4{largest[0], largest[1], largest[2], largest[3]};
-        __syncthreads();
-        if (thread < kAmaxCols / 2 && col0 + 2 * thread < cols) {
-            uint32_t pair = 0;
-#pragma unroll
-            for (int w = 0; w < kWarps; ++w)
-                pair =
-                    max_bf16x2(pair, reinterpret_cast<const uint32_t*>(parts)[w * (kAmaxCols / 2) + thread]);
-            uint32_t* to = amax + tile.group * cols + col0 + 2 * thread;
-            atomicMax(to, low_magnitude(pair));
-            atomicMax(to + 1, high_magnitude(pair));
-        }
-        __syncthreads();
-    }
-}
-
-template <DType kCodes, class Form> void launch(const GroupColumnsJob& job, const Launch& launch) {
-    constexpr int kBytes = Form::rows * kStripCols * 2;
-    constexpr const char* kWhat = "quantize_group_columns";
-    const auto kernel = quantize_group_columns_kernel<kCodes, Form>;
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), kWhat);
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                    cudaSharedmemCarveoutMaxShared),
-               kWhat);
-    // unlimited: a CTA an item, since groups differ in size
-    const unsigned ctas =
-        launch.sm_limit > 0 ? grid_for(job.items, launch, Form::ctas) : static_cast<unsigned>(job.items);
-    kernel<<<ctas, kThreads, kBytes, stream_of(launch)>>>(job);
-    check_launch(kWhat);
-}
+// A CTA draws a panel (64, 32 or 16 columns of a group) after the other; all rows of one come through a ring of 14 tiles and stay there until the
+// maxima of its columns are known, while rows of the next panel arrive where tiles have left. No CTA waits for another.
+// A slot passes from the loader (full: rows landed) to the lookers, whose maxima of a panel's last tile make it known (known: maxima of all
+// columns, one a panel), and to a set of encoders; it may be replaced when lookers and encoders have read it (named barrier slot + 1: they
+// announce themselves, the loader waits). Lanes arrive at `known` each for their own stores. A place for maxima is used again 16 panels later, of which
+// only 14 can be on chip. Only maxima are reduced: deterministic.
 template <DType kCodes>
-void launch(const GroupColumnsJob& job, int64_t mean_rows, const Launch& launch_args) {
-    // groups differ: nearly all of them should fit into shared memory
-    constexpr int64_t kMeanOfSmall = SmallForm::rows * 5 / 8;
-    if (mean_rows <= kMeanOfSmall)
-        launch<kCodes, SmallForm>(job, launch_args);
+__global__ void __launch_bounds__(kThreads, 1)
+    quantize_group_columns_kernel(const __grid_constant__ PanelJob job,
+                                  const __grid_constant__ PanelMaps maps) {
+    extern __shared__ __align__(1024) uint8_t slots[];
+    __shared__ Shared shared;
+    if (threadIdx.x == 0) {
+        for (Barrier& barrier : shared.full) barrier_init(&barrier, 1);
+        for (Barrier& barrier : shared.known) barrier_init(&barrier, 32 * kLookers);
+        fence_barrier_init();
+    }
+    __syncthreads();
+    wait_for_kernel_before();
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    if (warp < kFirstLooker)
+        encode_tiles<kCodes>(job, shared, slots, warp);
+    else if (warp < kLoader)
+        look_at_tiles(shared, slots, warp - kFirstLooker);
     else
-        launch<kCodes, GeneralForm>(job, launch_args);
+        Loader(job, maps, shared, slots).run();
+}
+
+template <DType kCodes>
+void launch(const PanelJob& job, const PanelMaps& maps, unsigned ctas, const Launch& launch) {
+    constexpr const char* kWhat = "quantize_group_columns";
+    constexpr int kBytes = kSlots * kTileBytes;
+    const auto kernel = quantize_group_columns_kernel<kCodes>;
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), kWhat);
+    launch_behind(kernel, ctas, dim3(kThreads), kBytes, launch, kWhat, job, maps);
+}
+
+PanelMaps panel_maps(const TensorView& src) {
+    PanelMaps maps;
+    for (int shift = kNarrowestTile; shift <= kWidestTile; ++shift) {
+        const int rows = panel_tile_rows(shift), row_bytes = 2 * panel_columns(shift),
+                  i = shift - kNarrowestTile;
+        maps.half[i] = tensor_map(src.data, src.dtype, src.dim(0), src.cols(), rows / 2, row_bytes);
+        maps.quarter[i] =
+            tensor_map(src.data, src.dtype, src.dim(0), src.cols(), rows / kQuarters, row_bytes);
+    }
+    return maps;
 }
 
 }  // namespace
 
 bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launch_args) {
+    const TensorView& src = args.src;
     const TileShape& shape = args.shape;
-    const RowView values = row_view(args.src);
-    const int64_t strips = shape.cols / kStripCols, items = shape.groups.num_groups * strips,
+    const RowView values = row_view(src);
+    const int64_t panels = shape.groups.num_groups * ceil_div(shape.cols, panel_columns(kWidestTile)),
                   mean_rows = shape.capacity / std::max<int64_t>(1, shape.groups.num_groups);
-    // too few strips for all multiprocessors, or none
-    if (items < int64_t{kNumSms} * GeneralForm::ctas || shape.cols % kStripCols != 0)
+    // too few panels for all multiprocessors, or most of them larger than what fits at half the width: 16 columns a CTA are slower than tiles
+    constexpr int64_t kMostRows = int64_t{kSlots} * panel_tile_rows(kWidestTile - 1);
+    if (panels < int64_t{kNumSms} * 3 / 2 || mean_rows > kMostRows)
         return launch_quantize_column_tiles(args, launch_args);
-    if (values.dtype != DType::bf16 || !values.vector || items > INT32_MAX / kThreads ||
-        shape.capacity > INT32_MAX / 2)
+    if (launch_quantize_group_strips(args, launch_args)) return true;
+    if (values.dtype != DType::bf16 || !values.vector || src.numel() == 0 || panels > INT32_MAX / 16 ||
+        src.dim(0) > INT32_MAX / 2 || shape.capacity > INT32_MAX / 2)
         return false;
-    const GroupColumnsJob job = {.src = values,
-                                 .dst = row_view(args.dst.codes),
-                                 .groups = shape.groups,
-                                 .extent = shape.extent,
-                                 .items = static_cast<int>(items),
-                                 .strips = static_cast<int>(strips),
-                                 .scales = args.dst.scales.as<float>(),
-                                 .rule = args.rule};
+    const PanelJob job = {.src = values,
+                          .dst = row_view(args.dst.codes),
+                          .groups = shape.groups,
+                          .extent = shape.extent,
+                          .scales = args.dst.scales.as<float>(),
+                          .rule = args.rule,
+                          .drawn = static_cast<uint32_t*>(args.zeros)};
+    const PanelMaps maps = panel_maps(src);
+    const unsigned ctas = grid_for(panels, launch_args, 1);
     if (args.dst.codes.dtype == DType::e5m2)
-        launch<DType::e5m2>(job, mean_rows, launch_args);
+        launch<DType::e5m2>(job, maps, ctas, launch_args);
     else
-        launch<DType::e4m3>(job, mean_rows, launch_args);
-    return true;
-}
-
-bool launch_column_amax(const TileSource& source, const TileShape& shape, uint32_t* amax,
-                        const Launch& launch) {
-    if (source.values.dtype != DType::bf16 || !source.values.vector || shape.batches != 1 ||
-        source.block_scales != nullptr || source.rstd != nullptr)
-        return false;
-    const int64_t chunks = ceil_div(shape.cols, kAmaxCols),
-                  row_tiles = ceil_div(shape.capacity, kTileRows) + shape.groups.num_groups;
-    column_amax_kernel<<<grid_for(row_tiles * chunks, launch, kAmaxCtas), kThreads, 0, stream_of(launch)>>>(
-        source.values, shape.groups, shape.extent, static_cast<int>(chunks), amax);
-    check_launch("column_amax");
+        launch<DType::e4m3>(job, maps, ctas, launch_args);
     return true;
 }
 

@@ -64,8 +64,8 @@ bool launch_quantize_wide_tiles(const TileSource& source, const TileShape& shape
 bool launch_requantize_tiles(const TileSource& source, const TileShape& shape, const TileOutput& columns,
                              const QuantizeRule& rule, const Launch& launch);
 
-// One scale for a column of a group from one read of BF16 rows of whole, aligned units: true if that was launched. Many groups whose strips fit into
-// a CTA (quantize_group_columns.cu; whole strips of 32 columns), or else by way of all multiprocessors (quantize_column_tiles.cu).
+// One scale for a column of a group from one read of BF16 rows of whole, aligned units: true if that was launched. Many groups that fit into a CTA
+// (quantize_group_columns.cu; of a few hundred rows: quantize_group_strips.cu), or else by way of all multiprocessors (quantize_column_tiles.cu).
 // `zeros`: as many bytes as column_tiles_zeros says, zero, and left so.
 struct GroupColumns {
     const TensorView& src;
@@ -76,6 +76,7 @@ struct GroupColumns {
 };
 std::size_t column_tiles_zeros(const TileShape& shape);
 bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launch);
+bool launch_quantize_group_strips(const GroupColumns& args, const Launch& launch);
 bool launch_quantize_column_tiles(const GroupColumns& args, const Launch& launch);
 
 // max|x| as bits: of everything into amax[0], or of every column of every group (batch) into amax[group][column]. Sets all entries.
@@ -83,7 +84,7 @@ enum class AmaxOf { everything, columns };
 void launch_tile_amax(const TileSource& source, const TileShape& shape, AmaxOf what, uint32_t* amax,
                       const Launch& launch);
 
-// AmaxOf::columns of BF16, into entries that hold 0 (quantize_group_columns.cu): true if that was launched.
+// AmaxOf::columns of BF16, into entries that hold 0 (quantize_column_amax.cu): true if that was launched.
 bool launch_column_amax(const TileSource& source, const TileShape& shape, uint32_t* amax,
                         const Launch& launch);
 

@@ -194,7 +194,25 @@ TEST(QuantizeParity, GroupColumnsOfManyGroups) {
         counts[g] = g % 5 == 3 ? 0 : static_cast<int64_t>(g) * 37 % 300;
     for (const int64_t alignment : {1, 16})
         for (const Formats& f : kFormats)
-            expect_group_columns({counts, alignment, 0, 328, DType::bf16, 48, 5}, f);
+            for (const int64_t cols : {328, 320})  // panels; strips
+                expect_group_columns({counts, alignment, 0, cols, DType::bf16, 48, 5}, f);
+    std::vector<int64_t> small(210);
+    for (std::size_t g = 0; g < small.size(); ++g) small[g] = static_cast<int64_t>(g % 7);
+    for (const Formats& f : kFormats)
+        for (const int64_t cols : {64, 72}) expect_group_columns({small, 1, 0, cols, DType::bf16, 2, 1}, f);
+}
+// Columns of 64, 32 and 16 a CTA, by the rows of the groups, the last ones narrower; one group that is read twice beside many small ones.
+TEST(QuantizeParity, GroupColumnsOfEveryWidth) {
+    std::vector<int64_t> outlier(101, 150), large(20, 3);
+    outlier[40] = 1850;
+    large[2] = 4000;
+    large[11] = 3790;
+    for (const Formats& f : kFormats) {
+        expect_group_columns({{1750, 1700, 1500, 1, 1650, 128}, 16, 0, 2176, DType::bf16, 16, 0}, f);
+        for (const int64_t cols : {136, 160})
+            expect_group_columns({outlier, 1, 0, cols, DType::bf16, 9, 0}, f);
+        expect_group_columns({large, 16, 0, 648, DType::bf16, 32, 0}, f);
+    }
 }
 // More rows than all multiprocessors hold: sent first, encoded after a second read.
 TEST(QuantizeParity, GroupColumnsReadTwice) {

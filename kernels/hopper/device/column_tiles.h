@@ -1,11 +1,9 @@
 // Tiles of quantize_column_tiles.cu: their shape, and which tile of which group comes next, found by a warp on the device.
 #pragma once
 
-#include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/device/column_codes.h"
 
 namespace fp8flow::hopper {
-
-constexpr unsigned kWholeWarp = 0xFFFFFFFFu;
 
 // A tile: 128 rows of the output x 64 columns, so that a row is a line of 128 bytes of the source, a column one of the output.
 constexpr int kTileColumns = 64, kRows = static_cast<int>(kBlock), kRowBytes = 2 * kTileColumns;
