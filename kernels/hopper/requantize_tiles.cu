@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kTile = static_cast<int>(kBlock);
 constexpr int kThreads = 128;  // a warp: 32 rows; a thread: 16 columns of 8 rows
-constexpr int kCtas = 6;       // of an SM: 96 KB of codes on their way
+constexpr int kCtas = 7;       // of an SM: 112 KB of codes on their way
 constexpr int kRows = 8;
 constexpr int kPiece = 16, kPieces = kTile / kPiece;  // codes of one load or store
 constexpr int kOctets = kTile / kRows;
@@ -59,23 +59,23 @@ __global__ void __launch_bounds__(kThreads, kCtas) requantize_kernel(const Requa
     wait_for_kernel_before();
     const int64_t src_base = job.src.base(), dst_base = job.columns.base();
     const int64_t end = job.groups.counts != nullptr ? job.groups.total() : job.extent;
-    for (int tile = static_cast<int>(blockIdx.x);; tile += static_cast<int>(gridDim.x)) {
-        const int col_tile = tile % job.col_tiles;
-        const int64_t row = static_cast<int64_t>(tile / job.col_tiles) * kTile;
-        if (row >= end) return;
-        if (tile != static_cast<int>(blockIdx.x)) __syncthreads();
+    const unsigned row_tiles = row_tiles_of(end), tiles = row_tiles * static_cast<unsigned>(job.col_tiles);
+    for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const TilePlace place = rows_fastest(tile, row_tiles);
+        const int64_t row = place.row;
+        if (tile != blockIdx.x) __syncthreads();
         const AlignedTile rows = aligned_tile(job.groups, job.extent, row);
         uint4 words[kRows];
         const uint8_t* in = static_cast<const uint8_t*>(job.src.data) +
-                            (src_base + row + octet * kRows) * job.cols + col_tile * kTile + part * kPiece;
+                            (src_base + row + octet * kRows) * job.cols + place.first_col() + part * kPiece;
 #pragma unroll
         for (int k = 0; k < kRows; ++k, in += job.cols) {
             words[k] = uint4{0, 0, 0, 0};
-            if (octet * kRows + k < rows.count) words[k] = *reinterpret_cast<const uint4*>(in);
+            if (octet * kRows + k < rows.count) words[k] = load_and_neighbour(in);
         }
         float own = 0.0f;  // the scale of row `thread`: one of this warp's
         if (thread < rows.count)
-            own = job.block_scales[col_tile * job.block_scale_stride + src_base + row + thread];
+            own = job.block_scales[place.col_tile * job.block_scale_stride + src_base + row + thread];
         float scales[kRows];
 #pragma unroll
         for (int k = 0; k < kRows; ++k) scales[k] = __shfl_sync(kAll, own, first_of_warp + k);
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) requantize_kernel(const Requa
             BlockScale scale = {0.0f, 0.0f, 0};
             if (rows.count > 0) scale = block_scale(amax, kCodes, false, job.rule);
             reinterpret_cast<float*>(multiplier_pieces)[thread] = scale.multiplier;
-            job.column_scales[(dst_base + row) / kTile * job.cols + col_tile * kTile + column_at(thread)] =
+            job.column_scales[(dst_base + row) / kTile * job.cols + place.first_col() + column_at(thread)] =
                 scale.dequant;
         }
         __syncthreads();
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) requantize_kernel(const Requa
                 *reinterpret_cast<uint2*>(out + c * kColumnWords) = uint2{squares[0][c], squares[1][c]};
         }
         __syncthreads();
-        store_tile_columns<kThreads, kPiece>(job.columns, turned, dst_base + row, rows.rows, col_tile);
+        store_tile_columns<kThreads, kPiece>(job.columns, turned, dst_base + row, rows.rows, place.col_tile);
     }
 }
 
