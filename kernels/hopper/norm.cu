@@ -2,7 +2,6 @@
 // norm_held_rows.cu, norm_rows.cu, norm_front_backward.cu, norm_rows_backward.cu.
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/norm_forward.h"
-#include "kernels/hopper/norm_transpose.h"
 #include "kernels/hopper/quantize_tiles.h"
 #include "kernels/hopper/transpose.h"
 #include "kernels/hopper/workspace.h"
@@ -219,39 +218,34 @@ void HopperOps::do_rms_norm(const op::RmsNorm& args, const Launch& launch) {
 
 void HopperOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const Launch& launch) {
     const bool row_tensor = args.rows.layout == ScaleLayout::tensor;
-    const NormForward job = {.x = row_view(args.x),
-                             .gamma = row_view(args.gamma),
-                             .y = row_view(args.y),
-                             .rows = args.x.dim(0),
-                             .eps = args.eps,
-                             .gamma_offset = offset_of(args.gamma_form),
-                             .rstd = args.rstd.as<float>(),
-                             .codes = row_view(args.rows.codes),
-                             .scales = row_tensor ? RowScales{} : row_scales(args.rows),
-                             .tensor_scale = row_tensor ? args.rows.scales.as<float>() : nullptr,
-                             .amax = args.amax ? static_cast<int32_t*>(args.amax.data) : nullptr,
-                             .rule = {.scale_format = args.scale_format},
-                             .segments = static_cast<int>(op::norm_segments(args.x.cols())),
-                             .segment_cols = segment_cols(args.x.cols())};
+    launch_norm({.x = row_view(args.x),
+                 .gamma = row_view(args.gamma),
+                 .y = row_view(args.y),
+                 .rows = args.x.dim(0),
+                 .eps = args.eps,
+                 .gamma_offset = offset_of(args.gamma_form),
+                 .rstd = args.rstd.as<float>(),
+                 .codes = row_view(args.rows.codes),
+                 .scales = row_tensor ? RowScales{} : row_scales(args.rows),
+                 .tensor_scale = row_tensor ? args.rows.scales.as<float>() : nullptr,
+                 .amax = args.amax ? static_cast<int32_t*>(args.amax.data) : nullptr,
+                 .rule = {.scale_format = args.scale_format},
+                 .segments = static_cast<int>(op::norm_segments(args.x.cols())),
+                 .segment_cols = segment_cols(args.x.cols())},
+                launch);
     // delayed scaling with one scale for both copies: the transposed codes are those of the rows
     const bool same_codes = row_tensor && args.transposed.layout == ScaleLayout::tensor &&
                             args.transposed.scales.data == args.rows.scales.data &&
                             args.transposed.codes.dtype == args.rows.codes.dtype;
-    Fp8Tensor turned;  // the rows' codes, turned
-    if (same_codes || args.transposed.layout == ScaleLayout::tile128) turned = args.transposed;
-    if (same_codes) {  // every tile's scale is the one of the rows: written, not wanted
-        const int64_t row_tiles = ceil_div(turned.codes.dim(1), kBlock),
-                      col_tiles = ceil_div(turned.codes.dim(0), kBlock);
-        turned.scales = make_view(workspace_->partials_for<float>(row_tiles * col_tiles), DType::f32,
-                                  {row_tiles, col_tiles});
-    }
-    if (turned) {
-        uint32_t* zeros = workspace_->zeros_for<uint32_t>(ceil_div(turned.codes.cols(), kBlock));
-        if (launch_norm_transpose(job, args.rows, turned, zeros, launch)) return;
-    }
-    launch_norm(job, launch);
-    if (turned) {
-        launch_transpose_tiles(args.rows, {}, turned, launch);
+    if (same_codes) {
+        const TensorView& codes = args.transposed.codes;
+        const int64_t tiles = ceil_div(codes.dim(0), kBlock) * ceil_div(codes.dim(1), kBlock);
+        Fp8Tensor tiled = args.transposed;  // every tile's scale is the one of the rows: written, not wanted
+        tiled.scales = make_view(workspace_->partials_for<float>(tiles), DType::f32,
+                                 {ceil_div(codes.dim(1), kBlock), ceil_div(codes.dim(0), kBlock)});
+        launch_transpose_tiles(args.rows, {}, tiled, launch);
+    } else if (args.transposed.layout == ScaleLayout::tile128) {
+        launch_transpose_tiles(args.rows, {}, args.transposed, launch);
     } else if (args.transposed.layout == ScaleLayout::tensor) {
         // the rows' values once more, from x and rstd by the same formula
         TileOutput columns = tile_columns(args.transposed, Share::word);

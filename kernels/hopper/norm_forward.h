@@ -5,11 +5,8 @@
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/norm_rows.h"
 
-#ifndef NT_X_LOAD
-#define NT_X_LOAD(p) __ldcs(p)
-#endif
-#ifndef NT_CODE_STORE
-#define NT_CODE_STORE(p, v) (*(p) = (v))
+#ifndef NT_Y_STORE
+#define NT_Y_STORE(p, v) __stcs(p, v)
 #endif
 
 namespace fp8flow::hopper {
@@ -131,8 +128,7 @@ __device__ __forceinline__ void write_blocks(const NormForward& args, int64_t ro
 #pragma unroll
     for (int j = 0; j < kUnits; ++j) {
         const uint32_t of_unit = __shfl_sync(kAll, both, j / 2 * kLanesOfWord + j % 2, kBlockThreads);
-        if (thread + j * kStride < part.units)
-            NT_CODE_STORE(codes + j * kStride, encode_pairs(units[j], of_unit));
+        if (thread + j * kStride < part.units) codes[j * kStride] = encode_pairs(units[j], of_unit);
     }
     const int unit = lane / kLanesOfWord * 2 + lane % 2,
               block = thread / kBlockThreads + unit * (kStride / kBlockThreads);
@@ -165,15 +161,15 @@ __device__ __forceinline__ void write_row(const NormForward& args, int64_t row, 
 #pragma unroll
         for (int i = 0; i < kUnit; ++i) v[i] = v[i] * rstd * g[i];
         if constexpr (kForm == NormForm::values) {
-            __stcs(y + j * kStride, pack_unit<kType>(v));
+            NT_Y_STORE(y + j * kStride, pack_unit<kType>(v));
         } else if constexpr (kForm == NormForm::tensor) {
             if (with_y) y[j * kStride] = pack_unit<DType::bf16>(v);
-            NT_CODE_STORE(codes + j * kStride, encode_unit(v, multiplier, DType::e4m3));
+            codes[j * kStride] = encode_unit(v, multiplier, DType::e4m3);
 #pragma unroll
             for (int i = 0; i < kUnit; ++i) peaks[i % 2] = fmaxf(peaks[i % 2], fabsf(v[i]));  // NaN ignored
         } else if constexpr (kForm == NormForm::blocks) {
             raw[j] = pack_unit<DType::bf16>(v);
-            if (with_y) __stcs(y + j * kStride, raw[j]);
+            if (with_y) NT_Y_STORE(y + j * kStride, raw[j]);
         } else {
 #pragma unroll
             for (int i = 0; i < kUnit; ++i) v[i] = unit < part.units ? v[i] : 0.0f;
@@ -184,72 +180,6 @@ __device__ __forceinline__ void write_row(const NormForward& args, int64_t row, 
         write_blocks<kUnits, kStride>(args, row, part, thread, raw, codes);
     if constexpr (kForm == NormForm::tensor)
         largest = max(largest, __float_as_uint(fmaxf(peaks[0], peaks[1])));
-}
-
-// ---- rows in registers --------------------------------------------------------------------------------------------------------------
-constexpr int kWarp = 32;
-constexpr int kTeam = 4;  // warps of a segment of up to 8192 columns, eight units a thread
-constexpr int kTeamUnits = static_cast<int>(op::kNormSegment) / (kUnit * kWarp * kTeam);
-constexpr int kMostTeams = 4;  // segments, or rows, of a CTA
-
-// What a thread of a CTA has to do with a row: fewer than kTeam warps have a row to themselves, kTeam or more a segment of it.
-struct HeldPart {
-    int thread, team, lane;  // thread: of the team
-    RowPart part;
-};
-template <int kTeamWarps> __device__ __forceinline__ HeldPart held_part(const NormForward& args) {
-    constexpr int kStride = kTeamWarps * kWarp;
-    const int thread = static_cast<int>(threadIdx.x) % kStride,
-              team = static_cast<int>(threadIdx.x) / kStride,
-              first = kTeamWarps == kTeam ? team * args.segment_cols : 0;
-    return {thread,
-            team,
-            thread % kWarp,
-            {args.segments, kTeamWarps == kTeam ? team : 0, first,
-             min(args.segment_cols, args.x.cols - first) / kUnit}};
-}
-
-// The sum over a row: segment s has eight sums from 8 * s on. All lanes of a warp call it.
-__device__ __forceinline__ float sum_of_teams(const float* sums, int segments) {
-    constexpr uint32_t kAll = 0xFFFFFFFFu;
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    if (segments == 1) return row_sum(sums);
-    const float sum = combine_lanes(sums[lane], kAll);
-    float total = __shfl_sync(kAll, sum, 0);
-    for (int s = 1; s < segments; ++s) total += __shfl_sync(kAll, sum, s * kNormWarps);
-    return total;
-}
-
-// A row from memory to its outputs. A team of one warp meets nobody; otherwise all threads of the CTA call it, each with `sums` of its row, and the
-// only barrier is in here. A row past the end is not there: it takes part in the barrier.
-template <int kUnits, NormForm kForm, DType kType, int kTeamWarps>
-__device__ __forceinline__ void held_row(const NormForward& args, int64_t row, const HeldPart& at,
-                                         float multiplier, float* sums, uint32_t& largest) {
-    constexpr int kStride = kTeamWarps * kWarp;
-    RowPart part = at.part;
-    if (kTeamWarps == 2 && row >= args.rows) part.units = 0;
-    uint4 raw[kUnits];
-    const uint4* x = unit_of(args.x, row, part.first / kUnit + at.thread);
-#pragma unroll
-    for (int j = 0; j < kUnits; ++j)
-        raw[j] = at.thread + j * kStride < part.units ? NT_X_LOAD(x + j * kStride) : uint4{};
-    float sum = sum_of_neighbours<kType, kTeamWarps>(raw, at.lane);
-    if constexpr (kTeamWarps == 1) {
-#pragma unroll
-        for (const int step : {16, 8, 4}) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-    } else {
-        if (at.lane % (kTeamWarps * kWarp / kNormWarps) == 0)
-            sums[part.rank * kNormWarps + sum_of_lane<kTeamWarps>(at.thread / kWarp, at.lane)] = sum;
-        __syncthreads();
-        sum = sum_of_teams(sums, part.segments);
-    }
-    const float rstd = rstd_of(sum, args);
-    if (at.thread == 0 && part.rank == 0 && part.units > 0) args.rstd[row] = rstd;
-    const auto gamma = [&](int unit, int, float(&g)[kUnit]) {
-        load_wide_gamma(args.gamma, args.gamma_offset, unit, g);
-    };
-    write_row<kForm, kType, kUnits, kStride>(args, row, part, at.thread, rstd, multiplier, gamma, raw,
-                                             largest);
 }
 
 // As merge_amax, for kernels of many CTAs: nothing is sent where the word outside is known to hold as much. `seen`: what it held, of thread 0.

@@ -2,18 +2,39 @@
 // kernels/ops/norm.h. Other rows: norm_rows.cu, norm.cu.
 #include "kernels/hopper/norm_forward.h"
 
+#ifndef NT_X_LOAD
+#define NT_X_LOAD(p) (kForm == NormForm::values ? __ldcs(p) : *(p))
+#endif
+#ifndef NT_CARVE
+#define NT_CARVE(kernel) cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 14)
+#endif
+
 namespace fp8flow::hopper {
 
 namespace {
 
-constexpr int kWarpRowCols = 2048;    // a unit a strand
-constexpr int kWarpRowThreads = 128;  // four rows
+constexpr int kWarp = 32, kWarpRowCols = 2048;  // a unit a strand
+constexpr int kWarpRowThreads = 128;            // four rows
+constexpr int kTeam = 4;  // warps of a segment of up to 8192 columns, eight units a thread
+constexpr int kTeamUnits = static_cast<int>(op::kNormSegment) / (kUnit * kWarp * kTeam);
+constexpr int kMostTeams = 4;  // segments
 
 // CTAs of an SM that registers have to leave room for.
 constexpr int ctas_of(int units, int team) {
     if (team == 1) return units > 4 ? 4 : 8;
     if (team == kTeam) return 2;  // of kMostTeams teams
     return units > 2 ? 4 : 6;
+}
+
+// The sum over a row: segment s has eight sums from 8 * s on. All lanes of a warp call it.
+__device__ __forceinline__ float sum_of_teams(const float* sums, int segments) {
+    constexpr uint32_t kAll = 0xFFFFFFFFu;
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    if (segments == 1) return row_sum(sums);
+    const float sum = combine_lanes(sums[lane], kAll);
+    float total = __shfl_sync(kAll, sum, 0);
+    for (int s = 1; s < segments; ++s) total += __shfl_sync(kAll, sum, s * kNormWarps);
+    return total;
 }
 
 // Bytes at T=16384, H=4096: x and y 268 MB (68 us), each once. Multiprocessors take a row as soon as they have room for it: with rows dealt out to a
@@ -29,18 +50,21 @@ constexpr int ctas_of(int units, int team) {
 template <int kUnits, NormForm kForm, DType kType, int kTeamWarps, int kThreads>
 __global__ __launch_bounds__(kThreads,
                              ctas_of(kUnits, kTeamWarps)) void held_rows_kernel(const NormForward args) {
-    constexpr int kRowsOfCta = kTeamWarps == 1 ? kThreads / kWarp : 1;
+    constexpr int kStride = kTeamWarps * kWarp, kRowsOfCta = kTeamWarps == 1 ? kThreads / kWarp : 1;
     __shared__ float warp_sums[2][kMostTeams * kNormWarps];
     __shared__ uint32_t largest_of_cta;
     let_next_start();
-    const HeldPart at = held_part<kTeamWarps>(args);
-    const int64_t first_row = static_cast<int64_t>(blockIdx.x) * kRowsOfCta + (kTeamWarps == 1 ? at.team : 0);
-    if (at.thread == 0 && first_row < args.rows) prefetch_row(args.x, first_row, at.part);
+    const int thread = static_cast<int>(threadIdx.x) % kStride,
+              team = static_cast<int>(threadIdx.x) / kStride, lane = thread % kWarp,
+              first = kTeamWarps == kTeam ? team * args.segment_cols : 0;
+    const RowPart part = {args.segments, kTeamWarps == kTeam ? team : 0, first,
+                          min(args.segment_cols, args.x.cols - first) / kUnit};
+    const auto gamma = [&](int unit, int, float(&g)[kUnit]) {
+        load_wide_gamma(args.gamma, args.gamma_offset, unit, g);
+    };
+    const int64_t first_row = static_cast<int64_t>(blockIdx.x) * kRowsOfCta + (kTeamWarps == 1 ? team : 0);
+    if (thread == 0 && first_row < args.rows) prefetch_row(args.x, first_row, part);
     wait_for_kernel_before();
-#ifdef NT_AHEAD
-    if (kTeamWarps == kTeam && at.thread == 0 && first_row + NT_AHEAD / args.segments < args.rows)
-        prefetch_row(args.x, first_row + NT_AHEAD / args.segments, at.part);
-#endif
     const float multiplier = args.tensor_scale != nullptr ? div_float(1.0f, *args.tensor_scale) : 0.0f;
     int32_t seen = 0;
     if (threadIdx.x == 0) {
@@ -50,7 +74,26 @@ __global__ __launch_bounds__(kThreads,
     uint32_t largest = 0;
     int n = 0;
     for (int64_t row = first_row; row < args.rows; row += static_cast<int64_t>(gridDim.x) * kRowsOfCta, ++n) {
-        held_row<kUnits, kForm, kType, kTeamWarps>(args, row, at, multiplier, warp_sums[n % 2], largest);
+        uint4 raw[kUnits];
+        const uint4* x = unit_of(args.x, row, first / kUnit + thread);
+#pragma unroll
+        for (int j = 0; j < kUnits; ++j)
+            raw[j] = thread + j * kStride < part.units ? NT_X_LOAD(x + j * kStride) : uint4{};
+        float sum = sum_of_neighbours<kType, kTeamWarps>(raw, lane);
+        if constexpr (kTeamWarps == 1) {
+#pragma unroll
+            for (const int step : {16, 8, 4}) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
+        } else {
+            float* sums = warp_sums[n % 2];
+            if (lane % (kTeamWarps * kWarp / kNormWarps) == 0)
+                sums[part.rank * kNormWarps + sum_of_lane<kTeamWarps>(thread / kWarp, lane)] = sum;
+            __syncthreads();
+            sum = sum_of_teams(sums, part.segments);
+        }
+        const float rstd = rstd_of(sum, args);
+        if (thread == 0 && part.rank == 0) args.rstd[row] = rstd;
+        write_row<kForm, kType, kUnits, kStride>(args, row, part, thread, rstd, multiplier, gamma, raw,
+                                                 largest);
     }
     if constexpr (kForm == NormForm::tensor || kForm == NormForm::any)
         merge_amax_above(args, largest, seen, &largest_of_cta);
@@ -103,6 +146,7 @@ bool launch_norm_held_rows(const NormForward& args, const Launch& launch) {
     if (!(f16 || args.x.dtype == DType::bf16) || !has_whole_units(args, form)) return false;
     const HeldLaunch held = f16 ? held_launch<DType::f16>(args, form) : held_launch<DType::bf16>(args, form);
     if (held.kernel == nullptr) return false;
+    NT_CARVE(held.kernel);
     constexpr int kLimitedThreads = 1024, kAnyNumber = 1 << 20;  // of an SM
     const int ctas = launch.sm_limit > 0 ? kLimitedThreads / held.threads : kAnyNumber;
     launch_behind(held.kernel, grid_for(ceil_div(args.rows, held.rows), launch, ctas),

@@ -151,10 +151,7 @@ template <DType kType> __device__ __forceinline__ uint4 pack_unit(const float (&
 __device__ __forceinline__ void load_wide_gamma(const RowView& gamma, float offset, int unit,
                                                 float (&g)[kUnit]) {
     const float4* in = static_cast<const float4*>(gamma.data) + 2 * unit;
-#ifndef NT_GAMMA_LOAD
-#define NT_GAMMA_LOAD(p) (*(p))
-#endif
-    const float4 a = NT_GAMMA_LOAD(in), b = NT_GAMMA_LOAD(in + 1);
+    const float4 a = in[0], b = in[1];
     g[0] = a.x, g[1] = a.y, g[2] = a.z, g[3] = a.w;
     g[4] = b.x, g[5] = b.y, g[6] = b.z, g[7] = b.w;
     if (offset == 0.0f) return;
