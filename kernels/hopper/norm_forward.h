@@ -157,7 +157,7 @@ __device__ __forceinline__ void write_row(const NormForward& args, int64_t row, 
 #pragma unroll
         for (int i = 0; i < kUnit; ++i) v[i] = v[i] * rstd * g[i];
         if constexpr (kForm == NormForm::values) {
-            __stcs(y + j * kStride, pack_unit<kType>(v));
+            y[j * kStride] = pack_unit<kType>(v);
         } else if constexpr (kForm == NormForm::tensor) {
             if (with_y) y[j * kStride] = pack_unit<DType::bf16>(v);
             codes[j * kStride] = encode_unit(v, multiplier, DType::e4m3);
@@ -165,7 +165,7 @@ __device__ __forceinline__ void write_row(const NormForward& args, int64_t row, 
             for (int i = 0; i < kUnit; ++i) peaks[i % 2] = fmaxf(peaks[i % 2], fabsf(v[i]));  // NaN ignored
         } else if constexpr (kForm == NormForm::blocks) {
             raw[j] = pack_unit<DType::bf16>(v);
-            if (with_y) __stcs(y + j * kStride, raw[j]);
+            if (with_y) y[j * kStride] = raw[j];
         } else {
 #pragma unroll
             for (int i = 0; i < kUnit; ++i) v[i] = unit < part.units ? v[i] : 0.0f;

@@ -32,7 +32,8 @@ __device__ __forceinline__ float sum_of_teams(const float* sums, int segments) {
 
 // Bytes at T=16384, H=4096: x and y 268 MB (68 us), each once. Multiprocessors take a row as soon as they have room for it: with rows dealt out to a
 // persistent grid beforehand the slowest was 7 % behind (77 us instead of 68). gamma comes from L1, where all rows of a multiprocessor
-// share it; nothing else is read twice, so loads and stores are the first to leave L2. A row's CTA puts the sums of its strands together behind
+// share it; nothing else is read twice. (Loads and stores that are the first to leave L2: 1 to 5 % slower, but for 1024 x 32768; most where only
+// some of them are.) A row's CTA puts the sums of its strands together behind
 // its only barrier; they alternate between two places where a CTA takes several rows (a launch that may not use all SMs), so that the next
 // row's are not written before this row's are read. Up to 2048 columns a warp has the row alone and meets nobody: 4096 x 1024 takes 7.5 us,
 // with a CTA a row 10. A segment belongs to kTeamWarps warps: eight that make values of a row of one segment, four otherwise, so that what a thread
@@ -71,7 +72,7 @@ __global__ __launch_bounds__(kThreads,
         const uint4* x = unit_of(args.x, row, first / kUnit + thread);
 #pragma unroll
         for (int j = 0; j < kUnits; ++j)
-            raw[j] = thread + j * kStride < part.units ? __ldcs(x + j * kStride) : uint4{};
+            raw[j] = thread + j * kStride < part.units ? x[j * kStride] : uint4{};
         float sum = sum_of_neighbours<kType, kTeamWarps>(raw, lane);
         if constexpr (kTeamWarps == 1) {
 #pragma unroll

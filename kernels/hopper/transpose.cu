@@ -38,19 +38,13 @@ struct Transposer {
     bool wide;  // 16-byte loads
 };
 
-// A tile of 128 columns x 128 rows; its row is relative to the row base.
-struct Place {
-    int col_tile;
-    int64_t row;
-    __device__ int first_col() const { return col_tile * kTile; }
-};
 // What a thread holds of a tile: 16 columns of 8 rows, and the scales of rows lane + 32 * i of the whole tile; nothing of pads, which are zeros.
 struct Held {
     uint32_t words[kRows][kPieceWords];
     float scales[kScales];
 };
-__device__ __forceinline__ void fetch(const Transposer& args, int64_t src_base, const Place& place, int count,
-                                      Held& held) {
+__device__ __forceinline__ void fetch(const Transposer& args, int64_t src_base, const TilePlace& place,
+                                      int count, Held& held) {
     const int thread = static_cast<int>(threadIdx.x), first = thread / kPieces * kRows,
               col = place.first_col() + thread % kPieces * kPiece, dim = args.src.cols;
     const uint8_t* in =
@@ -144,7 +138,8 @@ template <DType kCodes> __device__ __forceinline__ float turn(Held& held, uint32
 
 // Columns leave shared memory in pieces of 16 rows, 8 threads a column: whole lines of 128 bytes. `aligned`: so is every column's start.
 __device__ __forceinline__ void store_columns(const Transposer& args, const uint32_t* turned,
-                                              int64_t dst_base, bool aligned, const Place& place, int rows) {
+                                              int64_t dst_base, bool aligned, const TilePlace& place,
+                                              int rows) {
     const int piece = static_cast<int>(threadIdx.x) % kPieces, first = piece * kPiece,
               cols = min(kTile, args.src.cols - place.first_col());
     const int64_t stride = args.dst.cols;
@@ -197,10 +192,9 @@ __global__ void __launch_bounds__(kThreads, kCtas) transpose_kernel(const Transp
         (reinterpret_cast<uintptr_t>(args.dst.data) | static_cast<uintptr_t>(dst_base | args.dst.cols)) %
             kPiece ==
         0;
-    const unsigned row_tiles = static_cast<unsigned>((end + kTile - 1) / kTile),
-                   tiles = row_tiles * static_cast<unsigned>(args.tile_cols);
+    const unsigned row_tiles = row_tiles_of(end), tiles = row_tiles * static_cast<unsigned>(args.tile_cols);
     for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        const Place place = {static_cast<int>(tile / row_tiles), int64_t{tile % row_tiles} * kTile};
+        const TilePlace place = rows_fastest(tile, row_tiles);
         if (tile != blockIdx.x) __syncthreads();
         const AlignedTile rows = aligned_tile(args.groups, end, place.row);
         Held held;

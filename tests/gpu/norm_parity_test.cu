@@ -31,6 +31,7 @@ const Shape kShapes[] = {
     {700, 1024, DType::f16},
     // rows of several segments: a cluster of two, three, four and eight; the last segment shorter; few CTAs
     {300, 12288, DType::bf16},
+    {260, 12288, DType::bf16},
     {150, 16400, DType::f16},
     // odd widths
     {29, 17389, DType::bf16},

@@ -50,6 +50,19 @@ private:
     int64_t batch_ = 0, group_ = 0, before_ = 0;
 };
 
+// Where the index-th of many tiles of 128 x 128 stands, rows fastest: CTAs under way together write long runs of every column of what they turn.
+struct TilePlace {
+    int col_tile;
+    int64_t row;
+    __device__ int first_col() const { return col_tile * static_cast<int>(kBlock); }
+};
+__device__ __forceinline__ TilePlace rows_fastest(unsigned index, unsigned row_tiles) {
+    return {static_cast<int>(index / row_tiles), int64_t{index % row_tiles} * kBlock};
+}
+__device__ __forceinline__ unsigned row_tiles_of(int64_t rows) {
+    return static_cast<unsigned>((rows + kBlock - 1) / kBlock);
+}
+
 // 16 bytes (aligned); the other half of their 256 bytes comes into L2 too, for the CTA that works on the tile beside this one.
 __device__ __forceinline__ uint4 load_and_neighbour(const void* from) {
     uint4 words;
