@@ -5,7 +5,7 @@
 // Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 1.4 ms at the 1400 TFLOP/s that the power limit leaves; D is 3.76 GB, 0.87 ms to
 // write and 1.90 ms to read and write in these tiles; operands are 0.37 GB. So the two must overlap: one after the other they take 2.3 and 3.3 ms.
 // Measured (bursts): 1.79 and 2.50 ms in the program, 1.82 and 2.30 stand-alone on another machine, where step 10's kernel took 1.94 and 2.65
-// (worklog, step 12; bounds: step 9).
+// (worklog, step 12; bounds: steps 9 and 13).
 // Sets::two: a tile's steps are those of the first set and those of the second: the loading threads choose map, index and scales by the
 // step.
 //
