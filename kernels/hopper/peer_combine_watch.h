@@ -213,6 +213,7 @@ private:
         const int before = arrived_;
         while (arrived_ < args_.chunks && __all_sync(0xFFFFFFFFu, has_come(arrived_))) ++arrived_;
         if (arrived_ == before) return false;
+        __syncwarp();  // what all lanes have seen comes before what lane 0 tells
         __threadfence_block();
         if (lane_ == 0) atomicExch(&shared_.arrived, arrived_);
         return true;
