@@ -27,7 +27,8 @@ struct PieceSum {
     }
 };
 
-class PieceRing {
+// kWhole: the last piece of a row is no shorter than the others.
+template <bool kWhole> class PieceRing {
 public:
     static constexpr int kStages = 6;                                                  // pieces under way
     static constexpr int64_t kBytes = int64_t{kStages} * kPieceUnits * sizeof(uint4);  // of a warp
@@ -35,22 +36,23 @@ public:
     __device__ PieceRing(uint4* memory, int units)
         : units_(units), lane_(static_cast<int>(threadIdx.x) % kPeerWarp), memory_(memory + lane_) {}
 
-    // visit(j, unit of the row): the lane's units of a piece; the last piece of a row may be short.
+    // visit(j): the lane's j-th unit of a piece exists.
     template <class Visit> __device__ __forceinline__ void for_units(int piece, Visit visit) const {
         const int first = piece * kPieceUnits + lane_;
 #pragma unroll
         for (int j = 0; j < kLaneUnits; ++j)
-            if (first + j * kPeerWarp < units_) visit(j, first + j * kPeerWarp);
+            if (kWhole || first + j * kPeerWarp < units_) visit(j);
     }
     __device__ __forceinline__ bool has_room() const { return under_way_ < kStages; }
-    __device__ __forceinline__ void ask(const uint4* row, int piece) {
+    // `from`: the lane's first unit of the piece, number `piece` of its row.
+    __device__ __forceinline__ void ask(const uint4* from, int piece) {
         uint4* to = memory_ + newest_ * kPieceUnits;
-        for_units(piece, [&](int j, int at) { copy_async_16(to + j * kPeerWarp, row + at); });
+        for_units(piece, [&](int j) { copy_async_16(to + j * kPeerWarp, from + j * kPeerWarp); });
         copies_async_commit();
         newest_ = behind(newest_);
         ++under_way_;
     }
-    // The oldest piece under way, number `piece` of its row.
+    // The oldest piece under way.
     __device__ __forceinline__ void take(int piece, PieceSum& sum) {
         if (under_way_ == kStages)
             copies_async_wait_but<kStages - 1>();
@@ -60,7 +62,7 @@ public:
         oldest_ = behind(oldest_);
         --under_way_;
         uint4 raw[kLaneUnits] = {};
-        for_units(piece, [&](int j, int) { raw[j] = from[j * kPeerWarp]; });
+        for_units(piece, [&](int j) { raw[j] = from[j * kPeerWarp]; });
 #pragma unroll
         for (int j = 0; j < kLaneUnits; ++j) sum.add(j, raw[j]);
     }

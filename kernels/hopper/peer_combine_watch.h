@@ -16,7 +16,7 @@ struct CombineSumsArgs {
     int64_t steps;           // in a region: words of all members' chunks
     int chunk_bits, chunks;  // a chunk: 1 << chunk_bits tokens
     int units, pieces;       // of a row
-    int drawn, draws;        // pieces that are drawn at once, draws of a row
+    int drawn, draw_bits;    // pieces that are drawn at once; a row: 1 << draw_bits draws
 
     __device__ uint64_t* step(int region, int writer, int chunk) const {
         return reinterpret_cast<uint64_t*>(combine.group.regions[region] + steps) +
@@ -29,21 +29,23 @@ struct ChunkTables {
     int* begin;          // [G, chunks + 1]: first received row of an owner in a chunk or behind it
     int* first;          // [chunks + 1]: draws to send before a chunk
     int* stored;         // [chunks]: draws that this CTA has stored
-    uint32_t* has_rows;  // a bit for every own token: this rank hosts some of its experts
+    uint32_t* has_rows;  // [words]: a bit for every own token: this rank hosts some of its experts
+    int* first_row;      // [words]: first received row of those tokens, if there is one
 
-    __host__ __device__ static int64_t words(int size, const CombineSumsArgs& args) {
-        return static_cast<int64_t>(size + 2) * (args.chunks + 1) + bits(args);
+    __host__ __device__ static int64_t size_in_words(int size, const CombineSumsArgs& args) {
+        return static_cast<int64_t>(size + 2) * (args.chunks + 1) + 2 * words(args);
     }
     __device__ ChunkTables(int* memory, int size, const CombineSumsArgs& args)
         : begin(memory),
           first(begin + size * (args.chunks + 1)),
           stored(first + args.chunks + 1),
           has_rows(reinterpret_cast<uint32_t*>(stored + args.chunks + 1)),
+          first_row(stored + args.chunks + 1 + words(args)),
           stride_(args.chunks + 1) {}
     __device__ int& from(int owner, int chunk) const { return begin[owner * stride_ + chunk]; }
 
 private:
-    __host__ __device__ static int64_t bits(const CombineSumsArgs& args) {
+    __host__ __device__ static int64_t words(const CombineSumsArgs& args) {
         return (int64_t{args.chunks} << args.chunk_bits) / kWordBits;
     }
     int stride_;
@@ -53,49 +55,53 @@ private:
 struct CombineShared {
     uint8_t* box[PeerMemory::kMaxRanks];
     int senders;  // warps that still send
+    int told;     // 1: all that they have sent has been told
     int arrived;  // chunks that have come from all members
     int lost;
 };
 __device__ __forceinline__ int look_at(int* word) { return atomicAdd(word, 0); }
 
-// Fills the tables, by the whole CTA: a look at all received rows, 16 KB of 4096 tokens, half of it from L1. Barriers inside and at the end.
-__device__ __forceinline__ void find_rows(const CombineSumsArgs& args, const ChunkTables& tables) {
-    constexpr int kBatch = 8;  // loads under way
+// The received rows of one owner: where its chunks begin and, of this rank's own rows, which tokens they are. By the whole CTA.
+__device__ __forceinline__ void find_rows_of(const CombineSumsArgs& args, const ChunkTables& tables,
+                                             int owner) {
+    constexpr int kBatch = 8, kNobody = -1;  // loads under way
     const CombineArgs& combine = args.combine;
-    const int thread = static_cast<int>(threadIdx.x), size = combine.group.size, rank = combine.group.rank,
-              slots = static_cast<int>(combine.slots), keys = size * (args.chunks + 1),
-              total = static_cast<int>(combine.received.offsets[size]);
-    int32_t source[kBatch], before[kBatch];  // of neighbours in the list; past its ends a row of no owner
-    const auto load = [&](int first) {
+    const int begin = static_cast<int>(combine.received.offsets[owner]),
+              end = static_cast<int>(combine.received.offsets[owner + 1]),
+              base = owner * static_cast<int>(combine.slots);
+    for (int first = begin + static_cast<int>(threadIdx.x); first <= end; first += kBatch * kCombineThreads) {
+        int32_t token[kBatch], before[kBatch];  // of neighbours in the list
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
             const int i = first + j * kCombineThreads;
-            source[j] = i < total ? combine.received.source[i] : size * slots;
-            before[j] = i > 0 && i <= total ? combine.received.source[i - 1] : -1;
+            token[j] = i < end ? combine.received.source[i] - base : kNobody;
+            before[j] = i > begin && i <= end ? combine.received.source[i - 1] - base : kNobody;
         }
-    };
-    const auto key_of = [&](int from) {
-        if (from >= size * slots) return keys;
-        const int owner = from / slots;
-        return owner * (args.chunks + 1) + ((from - owner * slots) >> args.chunk_bits);
-    };
-    load(thread);
-    const int words = static_cast<int>(ChunkTables::words(size, args));
-    for (int i = thread; i < words; i += kCombineThreads) tables.begin[i] = 0;
-    __syncthreads();
-    for (int first = thread; first - thread <= total; first += kBatch * kCombineThreads) {
-        if (first != thread) load(first);
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
             const int i = first + j * kCombineThreads;
-            if (i > total) continue;
-            const int key = key_of(source[j]);
-            for (int k = before[j] < 0 ? 0 : key_of(before[j]) + 1; k < min(key + 1, keys); ++k)
-                tables.begin[k] = i;
-            if (const int token = source[j] - rank * slots; i < total && token >= 0 && token < slots)
-                atomicOr(tables.has_rows + token / kWordBits, 1u << token % kWordBits);
+            if (i > end) continue;
+            const int chunk = i < end ? token[j] >> args.chunk_bits : args.chunks;
+#pragma unroll 1
+            for (int k = i > begin ? (before[j] >> args.chunk_bits) + 1 : 0; k <= chunk; ++k)
+                tables.from(owner, k) = i;
+            if (owner != combine.group.rank || i == end) continue;
+            const int word = token[j] / kWordBits;
+            atomicOr(tables.has_rows + word, 1u << token[j] % kWordBits);
+            if (i == begin || before[j] / kWordBits != word) tables.first_row[word] = i;
         }
     }
+}
+
+// Fills the tables, by the whole CTA: a look at all received rows, 16 KB of 4096 tokens, half of it from L1. Barriers inside and at the end.
+__device__ __forceinline__ void find_rows(const CombineSumsArgs& args, const ChunkTables& tables) {
+    const int thread = static_cast<int>(threadIdx.x), size = args.combine.group.size,
+              rank = args.combine.group.rank;
+    const int words = static_cast<int>(ChunkTables::size_in_words(size, args));
+    for (int i = thread; i < words; i += kCombineThreads) tables.begin[i] = 0;
+    __syncthreads();
+#pragma unroll 1
+    for (int owner = 0; owner < size; ++owner) find_rows_of(args, tables, owner);
     __syncthreads();
     if (thread < kPeerWarp) {  // first: sums over the chunks before
         int sum = 0;
@@ -103,7 +109,7 @@ __device__ __forceinline__ void find_rows(const CombineSumsArgs& args, const Chu
             int longest = 0;
             for (int owner = 0; owner < size && c < args.chunks; ++owner)
                 if (owner != rank) longest = max(longest, tables.from(owner, c + 1) - tables.from(owner, c));
-            int draws = longest * (size - 1) * args.draws;
+            int draws = longest * (size - 1) << args.draw_bits;
             for (int step = 1; step < kPeerWarp; step *= 2) {
                 const int other = __shfl_up_sync(0xFFFFFFFFu, draws, step);
                 if (thread >= step) draws += other;
@@ -138,6 +144,7 @@ public:
                 __shfl_sync(0xFFFFFFFFu, lane_ == 0 ? look_at(&shared_.senders) : 0, 0) > 0;
             __syncwarp();
             const bool told = tell_what_is_stored(), came = look_at_members();
+            if (sending && !may_store && !told && lane_ == 0) atomicExch(&shared_.told, 1);
             sending = may_store || told;
             if (told || came) {
                 since = device_nanoseconds();
@@ -214,7 +221,7 @@ private:
         while (arrived_ < args_.chunks && __all_sync(0xFFFFFFFFu, has_come(arrived_))) ++arrived_;
         if (arrived_ == before) return false;
         __syncwarp();  // what all lanes have seen comes before what lane 0 tells
-        __threadfence_block();
+        fence_block();
         if (lane_ == 0) atomicExch(&shared_.arrived, arrived_);
         return true;
     }
