@@ -28,6 +28,8 @@ constexpr int kChunkBits = 7;     // chunks of 128 tokens, longer ones where the
 constexpr unsigned kFewCtas =
     40;  // up to here a warp draws whole rows: instructions are dear, the last row's time is not
 
+constexpr int64_t kWarpBytes = PieceRing<true>::kBytes + PieceSender<true>::kBytes;  // of shared memory
+
 int chunk_bits_for(int64_t slots) {
     int bits = kChunkBits;
     while (slots > int64_t{kMostCombineChunks} << bits) ++bits;
@@ -52,7 +54,7 @@ template <Work kWork, bool kWhole> class Worker {
 public:
     // The warp's first draw is number `given`, or drawn if that is negative; `behind`: how many have been given to all warps.
     __device__ Worker(const CombineSumsArgs& args, const ChunkTables& tables, CombineShared& shared,
-                      uint4* ring, int given, int behind)
+                      uint4* memory, int given, int behind)
         : args_(args),
           combine_(args.combine),
           tables_(tables),
@@ -64,7 +66,8 @@ public:
                                      : static_cast<int>(combine_.tokens) << args.draw_bits),
           inverse_(1.0f / static_cast<float>(kWork == Work::send ? combine_.group.size - 1
                                                                  : combine_.local_experts)),
-          ring_(ring, args.units) {
+          ring_(memory, args.units),
+          sender_(memory + PieceRing<kWhole>::kBytes / sizeof(uint4)) {
         if (given >= 0)
             number_ = given;
         else if (lane_ == 0)
@@ -86,6 +89,7 @@ public:
             else
                 add(draw);
         }
+        if constexpr (kWork == Work::send) sender_.finish([&](int chunk) { count_stored(chunk); });
     }
 
 private:
@@ -242,21 +246,24 @@ private:
     }
 
     // ---- sums: one row after the other in fp32, rounded once
+    // By the lane that has seen it stored.
+    __device__ __forceinline__ void count_stored(int chunk) const {
+        fence_block();
+        atomicAdd(tables_.stored + chunk, 1);
+    }
     __device__ __forceinline__ void send(const Draw& draw) {
         uint4* to = reinterpret_cast<uint4*>(shared_.box[draw.owner]) +
-                    (combine_.group.rank * combine_.slots + draw.token) * args_.units + lane_;
+                    (combine_.group.rank * combine_.slots + draw.token) * args_.units;
+        const auto count = [&](int chunk) { count_stored(chunk); };
+        if (draw.piece == draw.end && lane_ == 0) count_stored(draw.chunk);  // there was nothing to send
 #pragma unroll 1
         for (int piece = draw.piece; piece < draw.end; ++piece) {
             PieceSum sum;
 #pragma unroll 1
             for (int r = 0; r < draw.rows; ++r) take(piece, sum);
-            ring_.for_units(piece,
-                            [&](int j) { __stwb(to + piece * kPieceUnits + j * kPeerWarp, sum.rounded(j)); });
-        }
-        __syncwarp();
-        if (lane_ == 0) {
-            fence_block();
-            atomicAdd(tables_.stored + draw.chunk, 1);
+            const int first = piece * kPieceUnits;
+            sender_.send(to + first, sum, min(kPieceUnits, args_.units - first),
+                         piece + 1 == draw.end ? draw.chunk : sender_.kNothing, count);
         }
     }
     __device__ __forceinline__ void add(const Draw& draw) {
@@ -293,6 +300,7 @@ private:
     const int behind_, draws_;
     const float inverse_;  // of what is divided by: sent: other ranks; added: experts of a rank
     PieceRing<kWhole> ring_;
+    PieceSender<kWhole> sender_;
     int number_ = 0;  // in lane 0: of the draw behind the upcoming one
     int chunk_ = 0;   // of the latest draw to send
     Upcoming upcoming_{};
@@ -338,8 +346,8 @@ __global__ __launch_bounds__(kCombineThreads, 1) void combine_sums_kernel(const 
     const uint64_t epoch = group.epoch() + 1;
     __syncthreads();
     if (shared.lost != 0) return;
-    constexpr int kRingUnits = static_cast<int>(PieceRing<kWhole>::kBytes / sizeof(uint4));
-    const ChunkTables tables(reinterpret_cast<int*>(memory + kWorkers * kRingUnits), group.size, args);
+    constexpr int kWarpUnits = static_cast<int>(kWarpBytes / sizeof(uint4));
+    const ChunkTables tables(reinterpret_cast<int*>(memory + kWorkers * kWarpUnits), group.size, args);
     find_rows(args, tables);
     const int senders = sending_ctas(args, tables);
     const bool sends = cta < senders;
@@ -348,16 +356,17 @@ __global__ __launch_bounds__(kCombineThreads, 1) void combine_sums_kernel(const 
     if (warp == kWatcher) {
         ChunkWatcher(args, tables, shared, epoch).watch();
     } else {
-        uint4* ring = memory + warp * kRingUnits;
+        uint4* of_warp = memory + warp * kWarpUnits;
         if (sends) {
-            Worker<Work::send, kWhole>(args, tables, shared, ring, warp * senders + cta, kWorkers * senders)
+            Worker<Work::send, kWhole>(args, tables, shared, of_warp, warp * senders + cta,
+                                       kWorkers * senders)
                 .work();
             // behind the count of its last draw: a watcher leaves when nobody sends and all chunks have come
             fence_block();
             if (thread % kPeerWarp == 0) atomicAdd(&shared.senders, -1);
             wait_until_told(shared);
         }
-        Worker<Work::add, kWhole>(args, tables, shared, ring,
+        Worker<Work::add, kWhole>(args, tables, shared, of_warp,
                                   sends ? -1 : warp * (ctas - senders) + cta - senders,
                                   kWorkers * (ctas - senders))
             .work();
@@ -392,9 +401,8 @@ void launch_combine_sums(const CombineArgs& args, const PeerMeeting& meeting, Co
         .draw_bits = draw_bits};
     FP8FLOW_CHECK(std::max(args.src.dims[0], args.group.size * args.slots) * units <= int64_t{1} << 32,
                   "combine of {} rows of {} columns", args.src.dims[0], args.hidden);
-    const int64_t shared =
-        kWorkers * PieceRing<true>::kBytes +
-        ChunkTables::size_in_words(args.group.size, kernel_args) * static_cast<int64_t>(sizeof(int));
+    const int64_t shared = kWorkers * kWarpBytes + ChunkTables::size_in_words(args.group.size, kernel_args) *
+                                                       static_cast<int64_t>(sizeof(int));
     const auto kernel = units % kPieceUnits == 0 ? combine_sums_kernel<true> : combine_sums_kernel<false>;
     check_cuda(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),

@@ -61,25 +61,26 @@ struct CombineShared {
 };
 __device__ __forceinline__ int look_at(int* word) { return atomicAdd(word, 0); }
 
-// The received rows of one owner: where its chunks begin and, of this rank's own rows, which tokens they are. By the whole CTA.
+// The received rows of one owner: where its chunks begin and, of this rank's own rows, which tokens they are. By `threads` threads, of which
+// this is number `thread`.
 __device__ __forceinline__ void find_rows_of(const CombineSumsArgs& args, const ChunkTables& tables,
-                                             int owner) {
-    constexpr int kBatch = 8, kNobody = -1;  // loads under way
+                                             int owner, int thread, int threads) {
+    constexpr int kBatch = 16, kNobody = -1;  // loads under way
     const CombineArgs& combine = args.combine;
     const int begin = static_cast<int>(combine.received.offsets[owner]),
               end = static_cast<int>(combine.received.offsets[owner + 1]),
               base = owner * static_cast<int>(combine.slots);
-    for (int first = begin + static_cast<int>(threadIdx.x); first <= end; first += kBatch * kCombineThreads) {
+    for (int first = begin + thread; first <= end; first += kBatch * threads) {
         int32_t token[kBatch], before[kBatch];  // of neighbours in the list
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
-            const int i = first + j * kCombineThreads;
+            const int i = first + j * threads;
             token[j] = i < end ? combine.received.source[i] - base : kNobody;
             before[j] = i > begin && i <= end ? combine.received.source[i - 1] - base : kNobody;
         }
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
-            const int i = first + j * kCombineThreads;
+            const int i = first + j * threads;
             if (i > end) continue;
             const int chunk = i < end ? token[j] >> args.chunk_bits : args.chunks;
 #pragma unroll 1
@@ -100,8 +101,12 @@ __device__ __forceinline__ void find_rows(const CombineSumsArgs& args, const Chu
     const int words = static_cast<int>(ChunkTables::size_in_words(size, args));
     for (int i = thread; i < words; i += kCombineThreads) tables.begin[i] = 0;
     __syncthreads();
+    // warps share owners evenly, as far as there are owners, so that all loads wait together
+    const int teams = min(size, kCombineWarps), warp = thread / kPeerWarp, team = warp % teams,
+              warps = (kCombineWarps - team + teams - 1) / teams;
 #pragma unroll 1
-    for (int owner = 0; owner < size; ++owner) find_rows_of(args, tables, owner);
+    for (int owner = team; owner < size; owner += teams)
+        find_rows_of(args, tables, owner, warp / teams * kPeerWarp + thread % kPeerWarp, warps * kPeerWarp);
     __syncthreads();
     if (thread < kPeerWarp) {  // first: sums over the chunks before
         int sum = 0;
