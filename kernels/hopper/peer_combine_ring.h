@@ -3,7 +3,6 @@
 #pragma once
 
 #include "kernels/hopper/device/async_copy.h"
-#include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/peer_group.h"
 
@@ -28,8 +27,7 @@ struct PieceSum {
     }
 };
 
-// kWhole: the last piece of a row is no shorter than the others.
-template <bool kWhole> class PieceRing {
+class PieceRing {
 public:
     static constexpr int kStages = 4;                                                  // pieces under way
     static constexpr int64_t kBytes = int64_t{kStages} * kPieceUnits * sizeof(uint4);  // of a warp
@@ -37,23 +35,22 @@ public:
     __device__ PieceRing(uint4* memory, int units)
         : units_(units), lane_(static_cast<int>(threadIdx.x) % kPeerWarp), memory_(memory + lane_) {}
 
-    // visit(j): the lane's j-th unit of a piece exists.
+    // visit(j, unit of the row): the lane's units of a piece; the last piece of a row may be short.
     template <class Visit> __device__ __forceinline__ void for_units(int piece, Visit visit) const {
         const int first = piece * kPieceUnits + lane_;
 #pragma unroll
         for (int j = 0; j < kLaneUnits; ++j)
-            if (kWhole || first + j * kPeerWarp < units_) visit(j);
+            if (first + j * kPeerWarp < units_) visit(j, first + j * kPeerWarp);
     }
     __device__ __forceinline__ bool has_room() const { return under_way_ < kStages; }
-    // `from`: the lane's first unit of the piece, number `piece` of its row.
-    __device__ __forceinline__ void ask(const uint4* from, int piece) {
+    __device__ __forceinline__ void ask(const uint4* row, int piece) {
         uint4* to = memory_ + newest_ * kPieceUnits;
-        for_units(piece, [&](int j) { copy_async_16(to + j * kPeerWarp, from + j * kPeerWarp); });
+        for_units(piece, [&](int j, int at) { copy_async_16(to + j * kPeerWarp, row + at); });
         copies_async_commit();
         newest_ = behind(newest_);
         ++under_way_;
     }
-    // The oldest piece under way.
+    // The oldest piece under way, number `piece` of its row.
     __device__ __forceinline__ void take(int piece, PieceSum& sum) {
         if (under_way_ == kStages)
             copies_async_wait_but<kStages - 1>();
@@ -63,7 +60,7 @@ public:
         oldest_ = behind(oldest_);
         --under_way_;
         uint4 raw[kLaneUnits] = {};
-        for_units(piece, [&](int j) { raw[j] = from[j * kPeerWarp]; });
+        for_units(piece, [&](int j, int) { raw[j] = from[j * kPeerWarp]; });
 #pragma unroll
         for (int j = 0; j < kLaneUnits; ++j) sum.add(j, raw[j]);
     }
@@ -74,60 +71,6 @@ private:
     const int units_, lane_;
     uint4* const memory_;
     int newest_ = 0, oldest_ = 0, under_way_ = 0;
-};
-
-// Pieces of sums on their way out of shared memory to a peer, by the copy engine, which says when they are there: behind ordinary stores a fence
-// would wait for all that its multiprocessor has stored, and on a busy wire that takes tens of microseconds.
-template <bool kWhole> class PieceSender {
-public:
-    static constexpr int kSlots = 2;                                                  // pieces under way
-    static constexpr int64_t kBytes = int64_t{kSlots} * kPieceUnits * sizeof(uint4);  // of a warp
-    static constexpr int kNothing = -1;
-
-    __device__ explicit PieceSender(uint4* memory)
-        : memory_(memory), lane_(static_cast<int>(threadIdx.x) % kPeerWarp) {
-#pragma unroll
-        for (int i = 0; i < kSlots; ++i) notes_[i] = kNothing;
-    }
-    // A piece of `units` units to `to`. `note` says what is complete with it, or kNothing; count(note) is called, in lane 0, when it is there.
-    template <class Count>
-    __device__ __forceinline__ void send(uint4* to, const PieceSum& sum, int units, int note, Count count) {
-        if (lane_ == 0) {
-            copies_wait_but<kSlots - 1>();
-            count_oldest(note, count);
-        }
-        __syncwarp();
-        uint4* slot = memory_ + slot_ * kPieceUnits;
-        slot_ = slot_ + 1 == kSlots ? 0 : slot_ + 1;
-#pragma unroll
-        for (int j = 0; j < kLaneUnits; ++j) slot[lane_ + j * kPeerWarp] = sum.rounded(j);
-        fence_shared_for_engines();
-        __syncwarp();
-        if (lane_ != 0) return;
-        bulk_store(to, slot, static_cast<uint32_t>((kWhole ? kPieceUnits : units) * sizeof(uint4)));
-        copies_commit();
-    }
-    // Until everything is there.
-    template <class Count> __device__ __forceinline__ void finish(Count count) {
-        if (lane_ == 0) {
-            copies_wait();
-#pragma unroll
-            for (int i = 0; i < kSlots; ++i) count_oldest(kNothing, count);
-        }
-        __syncwarp();
-    }
-
-private:
-    template <class Count> __device__ __forceinline__ void count_oldest(int newest, Count count) {
-        if (notes_[0] != kNothing) count(notes_[0]);
-#pragma unroll
-        for (int i = 0; i + 1 < kSlots; ++i) notes_[i] = notes_[i + 1];
-        notes_[kSlots - 1] = newest;
-    }
-    uint4* const memory_;
-    const int lane_;
-    int slot_ = 0;
-    int notes_[kSlots];  // in lane 0: of the pieces under way, the oldest first
 };
 
 }  // namespace fp8flow::hopper

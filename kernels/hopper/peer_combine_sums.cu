@@ -4,7 +4,8 @@
 // Floor, a layer of DeepSeek-V3 (T = 4096 tokens a rank, E = 256, K = 8, H = 7168), MB a GPU, with two ranks; with four: wire 58; 159. Memory:
 // M-rows in 470; 470, peers' sums in and out of L2 117; 318, residual and y 117; 117. So 162 us of wire (361 GB/s of stores) and 168 of
 // memory (4.2 TB/s) that have to overlap; 449 and 215. When own sums went through the box as well, and were added behind the meeting, it
-// was 822 and 1011 MB.
+// was 822 and 1011 MB. A multiprocessor loads about 110 GB/s or stores 50, one
+// after the other, so that 24 of them need 416 us with four ranks.
 //
 // Protocol. An owner's tokens stand in chunks. Some CTAs send, the others add: stores leave a multiprocessor in order, so that those which the
 // wire holds up would hold up the others. Warps of sending CTAs draw what is to be sent, chunk by chunk, from one counter; sending waits for
@@ -25,22 +26,13 @@ constexpr int kWatcher = kCombineWarps - 1;  // this warp watches, all others wo
 constexpr int kWorkers = kCombineWarps - 1;
 constexpr int kMostSenders = 32;  // CTAs
 constexpr int kChunkBits = 7;     // chunks of 128 tokens, longer ones where there are many tokens
+constexpr int kDrawn = 2;         // pieces
 constexpr unsigned kFewCtas =
     40;  // up to here a warp draws whole rows: instructions are dear, the last row's time is not
-
-constexpr int64_t kWarpBytes = PieceRing<true>::kBytes + PieceSender<true>::kBytes;  // of shared memory
 
 int chunk_bits_for(int64_t slots) {
     int bits = kChunkBits;
     while (slots > int64_t{kMostCombineChunks} << bits) ++bits;
-    return bits;
-}
-
-// Draws of a row, of two pieces if it has as many: more than that when warps are few.
-int draw_bits_for(int pieces) {
-    constexpr int kDrawn = 2;
-    int bits = 0;
-    while (ceil_div(pieces, 2 << bits) >= kDrawn) ++bits;
     return bits;
 }
 
@@ -50,24 +42,21 @@ enum class Work { send, add };
 
 // A warp that makes sums: of one kind of work, to the end. It holds three draws: one that is worked on, one whose rows are asked for (often
 // the same) and one whose list of rows is on its way; and the number of a fourth.
-template <Work kWork, bool kWhole> class Worker {
+template <Work kWork> class Worker {
 public:
     // The warp's first draw is number `given`, or drawn if that is negative; `behind`: how many have been given to all warps.
     __device__ Worker(const CombineSumsArgs& args, const ChunkTables& tables, CombineShared& shared,
-                      uint4* memory, int given, int behind)
+                      uint4* ring, int given, int behind)
         : args_(args),
           combine_(args.combine),
           tables_(tables),
           shared_(shared),
           lane_(static_cast<int>(threadIdx.x) % kPeerWarp),
-          src_(static_cast<const uint4*>(combine_.src.data) + combine_.src.base() * args.units + lane_),
+          src_(static_cast<const uint4*>(combine_.src.data) + combine_.src.base() * args.units),
           behind_(behind),
           draws_(kWork == Work::send ? tables.first[args.chunks]
-                                     : static_cast<int>(combine_.tokens) << args.draw_bits),
-          inverse_(1.0f / static_cast<float>(kWork == Work::send ? combine_.group.size - 1
-                                                                 : combine_.local_experts)),
-          ring_(memory, args.units),
-          sender_(memory + PieceRing<kWhole>::kBytes / sizeof(uint4)) {
+                                     : static_cast<int>(combine_.tokens) * args.draws),
+          ring_(ring, args.units) {
         if (given >= 0)
             number_ = given;
         else if (lane_ == 0)
@@ -89,7 +78,6 @@ public:
             else
                 add(draw);
         }
-        if constexpr (kWork == Work::send) sender_.finish([&](int chunk) { count_stored(chunk); });
     }
 
 private:
@@ -97,8 +85,7 @@ private:
     // Some pieces of a token's sum.
     struct Draw {
         int token, piece, end;
-        uint32_t row;       // in lane k: units before the k-th of its M-rows here
-        int rows;           // how many there are
+        int row, rows;      // in lane k: the k-th of its M-rows here; how many
         int chunk, owner;   // sent
         uint32_t returned;  // added: ranks with rows of the token
     };
@@ -129,24 +116,16 @@ private:
         else
             look_at_own(number);
     }
-    // A draw's first piece. Rows are a power of two of draws, so that nobody has to divide; the last ones may be empty.
-    __device__ __forceinline__ int first_piece(int number) const {
-        return (number & ((1 << args_.draw_bits) - 1)) * args_.drawn;
-    }
-    // value / divisor, both below 2^20; `inverse`: 1 / divisor.
-    static __device__ __forceinline__ int divide(int value, float inverse) {
-        return static_cast<int>((static_cast<float>(value) + 0.5f) * inverse);
-    }
     // In the order of chunks, rows of a chunk, owners, pieces of a row.
     __device__ __forceinline__ void look_at_sent(int number) {
         while (number >= tables_.first[chunk_ + 1]) ++chunk_;
-        const int size = combine_.group.size, turn = (number - tables_.first[chunk_]) >> args_.draw_bits,
-                  row = divide(turn, inverse_), owner = combine_.group.rank + 1 + turn - row * (size - 1);
+        const int size = combine_.group.size, place = number - tables_.first[chunk_],
+                  turn = place / args_.draws;
         upcoming_.chunk = chunk_;
-        upcoming_.owner = owner < size ? owner : owner - size;
-        upcoming_.piece = first_piece(number);
+        upcoming_.owner = (combine_.group.rank + 1 + turn % (size - 1)) % size;
+        upcoming_.piece = place % args_.draws * args_.drawn;
         upcoming_.source = upcoming_.row = -1;
-        const int i = tables_.from(upcoming_.owner, chunk_) + row;
+        const int i = tables_.from(upcoming_.owner, chunk_) + turn / (size - 1);
         if (i < tables_.from(upcoming_.owner, chunk_ + 1)) {
             upcoming_.source = combine_.received.source[i];
             upcoming_.row = row_in_lane(i);
@@ -154,17 +133,21 @@ private:
     }
     // Tokens in ascending order.
     __device__ __forceinline__ void look_at_own(int number) {
-        const int token = number >> args_.draw_bits, word = token / kWordBits;
-        upcoming_.chunk = token >> args_.chunk_bits;
-        upcoming_.piece = first_piece(number);
+        const int rank = combine_.group.rank, token = number / args_.draws, chunk = token >> args_.chunk_bits,
+                  word = token / kWordBits;
+        upcoming_.chunk = chunk;
+        upcoming_.piece = number % args_.draws * args_.drawn;
         upcoming_.source = token;
         upcoming_.row = upcoming_.id = -1;
         if (lane_ < combine_.topk)
-            upcoming_.id =
-                combine_.all_ids[(combine_.group.rank * combine_.slots + token) * combine_.topk + lane_];
+            upcoming_.id = combine_.all_ids[(rank * combine_.slots + token) * combine_.topk + lane_];
         const uint32_t bits = tables_.has_rows[word], bit = 1u << token % kWordBits;
-        if ((bits & bit) != 0)
-            upcoming_.row = row_in_lane(tables_.first_row[word] + __popc(bits & (bit - 1)));
+        if ((bits & bit) != 0) {
+            int i = tables_.from(rank, chunk) + __popc(bits & (bit - 1));
+            for (int w = (chunk << args_.chunk_bits) / kWordBits; w < word; ++w)
+                i += __popc(tables_.has_rows[w]);
+            upcoming_.row = row_in_lane(i);
+        }
     }
     __device__ __forceinline__ State state_of(int chunk) const {
         int state = 0;
@@ -173,7 +156,7 @@ private:
         else if (lane_ == 0 && chunk >= look_at(&shared_.arrived))
             state = static_cast<int>(State::waiting);
         state = __shfl_sync(0xFFFFFFFFu, state, 0);
-        fence_block();  // behind the watcher's look at the words
+        __threadfence_block();  // behind the watcher's look at the words
         return static_cast<State>(state);
     }
     // The next draw becomes the one whose rows are asked for, if there is one and it may.
@@ -184,8 +167,8 @@ private:
             if (const State state = state_of(upcoming_.chunk); state != State::ready) return state;
         asked_ = {.token = upcoming_.source,
                   .piece = upcoming_.piece,
-                  .end = max(upcoming_.piece, min(args_.pieces, upcoming_.piece + args_.drawn)),
-                  .row = static_cast<uint32_t>(upcoming_.row) * static_cast<uint32_t>(args_.units),
+                  .end = min(args_.pieces, upcoming_.piece + args_.drawn),
+                  .row = upcoming_.row,
                   .rows = __popc(__ballot_sync(0xFFFFFFFFu, upcoming_.row >= 0)),
                   .chunk = upcoming_.chunk,
                   .owner = upcoming_.owner,
@@ -195,10 +178,9 @@ private:
             asked_.token -= asked_.owner * static_cast<int>(combine_.slots);
             if (upcoming_.source < 0) asked_.end = asked_.piece;
         } else {
-            const int id = upcoming_.id;
-            const bool exists =
-                id >= 0 && id < combine_.group.size * static_cast<int>(combine_.local_experts);
-            asked_.returned = __reduce_or_sync(0xFFFFFFFFu, exists ? 1u << divide(id, inverse_) : 0u);
+            const int id = upcoming_.id, local_experts = static_cast<int>(combine_.local_experts);
+            const bool exists = id >= 0 && id < combine_.group.size * local_experts;
+            asked_.returned = __reduce_or_sync(0xFFFFFFFFu, exists ? 1u << id / local_experts : 0u);
             sources_ += __popc(returned_by_others()) + (combine_.residual.data != nullptr ? 1 : 0);
         }
         look_ahead();
@@ -216,23 +198,21 @@ private:
         source_ = 0;
         others_left_ = returned_by_others();
     }
-    // The lane's first unit of the next piece. Of one row there are less than 2^32 units before it.
-    __device__ __forceinline__ const uint4* next_piece() {
-        const uint32_t in_row = static_cast<uint32_t>(piece_) * kPieceUnits;
-        if (source_ < asked_.rows) return src_ + (__shfl_sync(0xFFFFFFFFu, asked_.row, source_) + in_row);
-        const uint32_t units = static_cast<uint32_t>(args_.units),
-                       token = static_cast<uint32_t>(asked_.token);
+    // A row of a box of this rank.
+    __device__ __forceinline__ const uint4* next_row() {
+        if (source_ < asked_.rows)
+            return src_ + int64_t{__shfl_sync(0xFFFFFFFFu, asked_.row, source_)} * args_.units;
         if (others_left_ == 0)
-            return static_cast<const uint4*>(combine_.residual.data) + (token * units + in_row + lane_);
-        const uint32_t from = static_cast<uint32_t>(__ffs(static_cast<int>(others_left_)) - 1);
+            return static_cast<const uint4*>(combine_.residual.data) + int64_t{asked_.token} * args_.units;
+        const int from = __ffs(static_cast<int>(others_left_)) - 1;
         others_left_ &= others_left_ - 1;
         return reinterpret_cast<const uint4*>(shared_.box[combine_.group.rank]) +
-               ((from * static_cast<uint32_t>(combine_.slots) + token) * units + in_row + lane_);
+               (from * combine_.slots + asked_.token) * args_.units;
     }
     // False if there is nothing to ask for, or not yet.
     __device__ __forceinline__ bool ask() {
         if (piece_ == end_ && (asks_ahead_ || begin() != State::ready || piece_ == end_)) return false;
-        ring_.ask(next_piece(), piece_);
+        ring_.ask(next_row(), piece_);
         if (++source_ == sources_) {
             ++piece_;
             begin_piece();
@@ -246,28 +226,24 @@ private:
     }
 
     // ---- sums: one row after the other in fp32, rounded once
-    // By the lane that has seen it stored.
-    __device__ __forceinline__ void count_stored(int chunk) const {
-        fence_block();
-        atomicAdd(tables_.stored + chunk, 1);
-    }
     __device__ __forceinline__ void send(const Draw& draw) {
         uint4* to = reinterpret_cast<uint4*>(shared_.box[draw.owner]) +
                     (combine_.group.rank * combine_.slots + draw.token) * args_.units;
-        const auto count = [&](int chunk) { count_stored(chunk); };
-        if (draw.piece == draw.end && lane_ == 0) count_stored(draw.chunk);  // there was nothing to send
 #pragma unroll 1
         for (int piece = draw.piece; piece < draw.end; ++piece) {
             PieceSum sum;
 #pragma unroll 1
             for (int r = 0; r < draw.rows; ++r) take(piece, sum);
-            const int first = piece * kPieceUnits;
-            sender_.send(to + first, sum, min(kPieceUnits, args_.units - first),
-                         piece + 1 == draw.end ? draw.chunk : sender_.kNothing, count);
+            ring_.for_units(piece, [&](int j, int at) { to[at] = sum.rounded(j); });
+        }
+        __syncwarp();
+        if (lane_ == 0) {
+            __threadfence_block();
+            atomicAdd(tables_.stored + draw.chunk, 1);
         }
     }
     __device__ __forceinline__ void add(const Draw& draw) {
-        uint4* y = static_cast<uint4*>(combine_.y.data) + int64_t{draw.token} * args_.units + lane_;
+        uint4* y = static_cast<uint4*>(combine_.y.data) + int64_t{draw.token} * args_.units;
 #pragma unroll 1
         for (int piece = draw.piece; piece < draw.end; ++piece) {
             PieceSum own, sum;
@@ -286,8 +262,7 @@ private:
                 }
             }
             if (combine_.residual.data != nullptr) take(piece, sum);
-            ring_.for_units(piece,
-                            [&](int j) { __stcs(y + piece * kPieceUnits + j * kPeerWarp, sum.rounded(j)); });
+            ring_.for_units(piece, [&](int j, int at) { __stcs(y + at, sum.rounded(j)); });
         }
     }
 
@@ -298,9 +273,7 @@ private:
     const int lane_;
     const uint4* const src_;
     const int behind_, draws_;
-    const float inverse_;  // of what is divided by: sent: other ranks; added: experts of a rank
-    PieceRing<kWhole> ring_;
-    PieceSender<kWhole> sender_;
+    PieceRing ring_;
     int number_ = 0;  // in lane 0: of the draw behind the upcoming one
     int chunk_ = 0;   // of the latest draw to send
     Upcoming upcoming_{};
@@ -311,26 +284,18 @@ private:
     uint32_t others_left_ = 0;      // and the ranks whose rows are not asked for yet
 };
 
-// Warps of a CTA that has sent store nothing before its watcher has told: a fence waits for all stores of its multiprocessor.
-__device__ __forceinline__ void wait_until_told(CombineShared& shared) {
-    constexpr unsigned kNap = 200;  // nanoseconds
-    const auto may_go = [&] { return look_at(&shared.told) != 0 || look_at(&shared.lost) != 0; };
-    while (!__any_sync(0xFFFFFFFFu, threadIdx.x % kPeerWarp == 0 && may_go())) __nanosleep(kNap);
-}
-
-// How many CTAs send: by what there is to do (a row that is added takes longer), as far as more would send faster.
+// How many CTAs send: by draws, as far as more would send faster, and not so many that the others cannot keep up with adding.
 __device__ __forceinline__ int sending_ctas(const CombineSumsArgs& args, const ChunkTables& tables) {
-    constexpr int kSentCost = 2, kAddedCost = 3;
-    const int64_t sent = int64_t{tables.first[args.chunks]} * kSentCost,
-                  added = (args.combine.tokens << args.draw_bits) * kAddedCost;
+    const int64_t ctas = gridDim.x, sent = tables.first[args.chunks],
+                  added = args.combine.tokens * args.draws;
     if (sent == 0) return 0;
-    const int64_t share = (sent * gridDim.x + (sent + added) / 2) / (sent + added);
-    return static_cast<int>(max(int64_t{1}, min(share, int64_t{kMostSenders})));
+    const int64_t share = (sent * ctas + (sent + added) / 2) / (sent + added),
+                  most = min(int64_t{kMostSenders}, ctas * 2 / 3);
+    return static_cast<int>(max(int64_t{1}, min(share, most)));
 }
 
 // Moves per GPU: the M-rows in once; sums of peers' tokens out over NVLink; peers' sums and the residual in and y out. Every CTA has to get its
 // place on the GPU before the deadline; in which order does not matter. Barriers at the start and the end. One writer a byte.
-template <bool kWhole>
 __global__ __launch_bounds__(kCombineThreads, 1) void combine_sums_kernel(const CombineSumsArgs args) {
     extern __shared__ uint4 memory[];
     __shared__ CombineShared shared;
@@ -338,7 +303,6 @@ __global__ __launch_bounds__(kCombineThreads, 1) void combine_sums_kernel(const 
     const int thread = static_cast<int>(threadIdx.x), warp = thread / kPeerWarp,
               cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
     if (thread == 0) {
-        shared.told = 0;
         shared.arrived = 0;
         shared.lost = group.lost() ? 1 : 0;
     }
@@ -346,8 +310,8 @@ __global__ __launch_bounds__(kCombineThreads, 1) void combine_sums_kernel(const 
     const uint64_t epoch = group.epoch() + 1;
     __syncthreads();
     if (shared.lost != 0) return;
-    constexpr int kWarpUnits = static_cast<int>(kWarpBytes / sizeof(uint4));
-    const ChunkTables tables(reinterpret_cast<int*>(memory + kWorkers * kWarpUnits), group.size, args);
+    constexpr int kRingUnits = static_cast<int>(PieceRing::kBytes / sizeof(uint4));
+    const ChunkTables tables(reinterpret_cast<int*>(memory + kWorkers * kRingUnits), group.size, args);
     find_rows(args, tables);
     const int senders = sending_ctas(args, tables);
     const bool sends = cta < senders;
@@ -356,19 +320,15 @@ __global__ __launch_bounds__(kCombineThreads, 1) void combine_sums_kernel(const 
     if (warp == kWatcher) {
         ChunkWatcher(args, tables, shared, epoch).watch();
     } else {
-        uint4* of_warp = memory + warp * kWarpUnits;
+        uint4* ring = memory + warp * kRingUnits;
         if (sends) {
-            Worker<Work::send, kWhole>(args, tables, shared, of_warp, warp * senders + cta,
-                                       kWorkers * senders)
-                .work();
+            Worker<Work::send>(args, tables, shared, ring, warp * senders + cta, kWorkers * senders).work();
             // behind the count of its last draw: a watcher leaves when nobody sends and all chunks have come
-            fence_block();
+            __threadfence_block();
             if (thread % kPeerWarp == 0) atomicAdd(&shared.senders, -1);
-            wait_until_told(shared);
         }
-        Worker<Work::add, kWhole>(args, tables, shared, of_warp,
-                                  sends ? -1 : warp * (ctas - senders) + cta - senders,
-                                  kWorkers * (ctas - senders))
+        Worker<Work::add>(args, tables, shared, ring, sends ? -1 : warp * (ctas - senders) + cta - senders,
+                          kWorkers * (ctas - senders))
             .work();
     }
     __syncthreads();
@@ -387,7 +347,7 @@ void launch_combine_sums(const CombineArgs& args, const PeerMeeting& meeting, Co
     const int chunk_bits = chunk_bits_for(args.slots), units = static_cast<int>(args.hidden / kUnit),
               pieces = static_cast<int>(ceil_div(units, kPieceUnits));
     const unsigned grid = grid_for(ceil_div(args.slots * pieces, kWorkers), launch, 1);
-    const int draw_bits = grid <= kFewCtas ? 0 : draw_bits_for(pieces);
+    const int drawn = grid <= kFewCtas ? pieces : std::min(kDrawn, pieces);
     const CombineSumsArgs kernel_args{
         .combine = args,
         .meeting = meeting,
@@ -397,17 +357,15 @@ void launch_combine_sums(const CombineArgs& args, const PeerMeeting& meeting, Co
         .chunks = static_cast<int>(std::max<int64_t>(1, ceil_div(args.slots, int64_t{1} << chunk_bits))),
         .units = units,
         .pieces = pieces,
-        .drawn = static_cast<int>(ceil_div(pieces, 1 << draw_bits)),
-        .draw_bits = draw_bits};
-    FP8FLOW_CHECK(std::max(args.src.dims[0], args.group.size * args.slots) * units <= int64_t{1} << 32,
-                  "combine of {} rows of {} columns", args.src.dims[0], args.hidden);
-    const int64_t shared = kWorkers * kWarpBytes + ChunkTables::size_in_words(args.group.size, kernel_args) *
-                                                       static_cast<int64_t>(sizeof(int));
-    const auto kernel = units % kPieceUnits == 0 ? combine_sums_kernel<true> : combine_sums_kernel<false>;
-    check_cuda(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
-        "shared memory of combine");
-    kernel<<<grid, kCombineThreads, static_cast<std::size_t>(shared), stream_of(launch)>>>(kernel_args);
+        .drawn = drawn,
+        .draws = static_cast<int>(ceil_div(pieces, drawn))};
+    const int64_t shared = kWorkers * PieceRing::kBytes + ChunkTables::words(args.group.size, kernel_args) *
+                                                              static_cast<int64_t>(sizeof(int));
+    check_cuda(cudaFuncSetAttribute(combine_sums_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(shared)),
+               "shared memory of combine");
+    combine_sums_kernel<<<grid, kCombineThreads, static_cast<std::size_t>(shared), stream_of(launch)>>>(
+        kernel_args);
     check_launch("combine");
 }
 

@@ -16,7 +16,7 @@ struct CombineSumsArgs {
     int64_t steps;           // in a region: words of all members' chunks
     int chunk_bits, chunks;  // a chunk: 1 << chunk_bits tokens
     int units, pieces;       // of a row
-    int drawn, draw_bits;    // pieces that are drawn at once; a row: 1 << draw_bits draws
+    int drawn, draws;        // pieces that are drawn at once, draws of a row
 
     __device__ uint64_t* step(int region, int writer, int chunk) const {
         return reinterpret_cast<uint64_t*>(combine.group.regions[region] + steps) +
@@ -29,23 +29,21 @@ struct ChunkTables {
     int* begin;          // [G, chunks + 1]: first received row of an owner in a chunk or behind it
     int* first;          // [chunks + 1]: draws to send before a chunk
     int* stored;         // [chunks]: draws that this CTA has stored
-    uint32_t* has_rows;  // [words]: a bit for every own token: this rank hosts some of its experts
-    int* first_row;      // [words]: first received row of those tokens, if there is one
+    uint32_t* has_rows;  // a bit for every own token: this rank hosts some of its experts
 
-    __host__ __device__ static int64_t size_in_words(int size, const CombineSumsArgs& args) {
-        return static_cast<int64_t>(size + 2) * (args.chunks + 1) + 2 * words(args);
+    __host__ __device__ static int64_t words(int size, const CombineSumsArgs& args) {
+        return static_cast<int64_t>(size + 2) * (args.chunks + 1) + bits(args);
     }
     __device__ ChunkTables(int* memory, int size, const CombineSumsArgs& args)
         : begin(memory),
           first(begin + size * (args.chunks + 1)),
           stored(first + args.chunks + 1),
           has_rows(reinterpret_cast<uint32_t*>(stored + args.chunks + 1)),
-          first_row(stored + args.chunks + 1 + words(args)),
           stride_(args.chunks + 1) {}
     __device__ int& from(int owner, int chunk) const { return begin[owner * stride_ + chunk]; }
 
 private:
-    __host__ __device__ static int64_t words(const CombineSumsArgs& args) {
+    __host__ __device__ static int64_t bits(const CombineSumsArgs& args) {
         return (int64_t{args.chunks} << args.chunk_bits) / kWordBits;
     }
     int stride_;
@@ -55,7 +53,6 @@ private:
 struct CombineShared {
     uint8_t* box[PeerMemory::kMaxRanks];
     int senders;  // warps that still send
-    int told;     // 1: all that they have sent has been told
     int arrived;  // chunks that have come from all members
     int lost;
 };
@@ -89,7 +86,6 @@ __device__ __forceinline__ void find_rows_of(const CombineSumsArgs& args, const 
             if (owner != combine.group.rank || i == end) continue;
             const int word = token[j] / kWordBits;
             atomicOr(tables.has_rows + word, 1u << token[j] % kWordBits);
-            if (i == begin || before[j] / kWordBits != word) tables.first_row[word] = i;
         }
     }
 }
@@ -98,7 +94,7 @@ __device__ __forceinline__ void find_rows_of(const CombineSumsArgs& args, const 
 __device__ __forceinline__ void find_rows(const CombineSumsArgs& args, const ChunkTables& tables) {
     const int thread = static_cast<int>(threadIdx.x), size = args.combine.group.size,
               rank = args.combine.group.rank;
-    const int words = static_cast<int>(ChunkTables::size_in_words(size, args));
+    const int words = static_cast<int>(ChunkTables::words(size, args));
     for (int i = thread; i < words; i += kCombineThreads) tables.begin[i] = 0;
     __syncthreads();
     // warps share owners evenly, as far as there are owners, so that all loads wait together
@@ -114,7 +110,7 @@ __device__ __forceinline__ void find_rows(const CombineSumsArgs& args, const Chu
             int longest = 0;
             for (int owner = 0; owner < size && c < args.chunks; ++owner)
                 if (owner != rank) longest = max(longest, tables.from(owner, c + 1) - tables.from(owner, c));
-            int draws = longest * (size - 1) << args.draw_bits;
+            int draws = longest * (size - 1) * args.draws;
             for (int step = 1; step < kPeerWarp; step *= 2) {
                 const int other = __shfl_up_sync(0xFFFFFFFFu, draws, step);
                 if (thread >= step) draws += other;
@@ -149,7 +145,6 @@ public:
                 __shfl_sync(0xFFFFFFFFu, lane_ == 0 ? look_at(&shared_.senders) : 0, 0) > 0;
             __syncwarp();
             const bool told = tell_what_is_stored(), came = look_at_members();
-            if (sending && !may_store && !told && lane_ == 0) atomicExch(&shared_.told, 1);
             sending = may_store || told;
             if (told || came) {
                 since = device_nanoseconds();
@@ -226,7 +221,7 @@ private:
         while (arrived_ < args_.chunks && __all_sync(0xFFFFFFFFu, has_come(arrived_))) ++arrived_;
         if (arrived_ == before) return false;
         __syncwarp();  // what all lanes have seen comes before what lane 0 tells
-        fence_block();
+        __threadfence_block();
         if (lane_ == 0) atomicExch(&shared_.arrived, arrived_);
         return true;
     }

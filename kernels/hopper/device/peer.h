@@ -24,9 +24,6 @@ __device__ __forceinline__ uint64_t load_acquire_system(const uint64_t* word) {
     return value;
 }
 
-// As fence_system(), among the threads of a CTA; __threadfence_block() is fence.sc, which is more and takes longer.
-__device__ __forceinline__ void fence_block() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
-
 // Nanoseconds; the same rate on all multiprocessors.
 __device__ __forceinline__ uint64_t device_nanoseconds() {
     uint64_t time;
