@@ -4,8 +4,7 @@
 // Floor, a layer of DeepSeek-V3 (T = 4096 tokens a rank, E = 256, K = 8, H = 7168), MB a GPU, with two ranks; with four: wire 58; 159. Memory:
 // M-rows in 470; 470, peers' sums in and out of L2 117; 318, residual and y 117; 117. So 162 us of wire (361 GB/s of stores) and 168 of
 // memory (4.2 TB/s) that have to overlap; 449 and 215. When own sums went through the box as well, and were added behind the meeting, it
-// was 822 and 1011 MB. A multiprocessor loads about 110 GB/s or stores 50, one
-// after the other, so that 24 of them need 416 us with four ranks.
+// was 822 and 1011 MB. A multiprocessor loads about 110 GB/s or stores 50, one after the other, so that 24 of them need 416 us with four ranks.
 //
 // Protocol. An owner's tokens stand in chunks. Some CTAs send, the others add: stores leave a multiprocessor in order, so that those which the
 // wire holds up would hold up the others. Warps of sending CTAs draw what is to be sent, chunk by chunk, from one counter; sending waits for
