@@ -217,13 +217,13 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
     const int64_t prob_offset = peer_aligned((by_rank ? size() : topk) * slots * row_bytes);
     check_fits(prob_offset + slots * topk * 4, "a combine");
     FP8FLOW_CHECK(topk <= limits_.topk, "top-{}, the exchange was made for {}", topk, limits_.topk);
-    const auto is_fast = [](bool vectorised, const TensorView& view) {
-        return vectorised && view.dtype == DType::bf16;
-    };
     const bool vectorised = is_vectorisable(args.src.data, hidden),
                vectorised_y = is_vectorisable(args.y.data, hidden) &&
                               (!args.residual || is_vectorisable(args.residual.data, hidden)),
-               fast_src = is_fast(vectorised, args.src), fast_y = fast_src && is_fast(vectorised_y, args.y);
+               fast = args.src.dtype == DType::bf16 && args.y.dtype == DType::bf16 && hidden % kVector == 0;
+    // Which kernels run, and so how ranks meet, must not depend on one rank's addresses.
+    FP8FLOW_CHECK(!fast || (vectorised && vectorised_y),
+                  "rows of {} BF16 have to begin at multiples of 16 bytes", hidden);
     const CombineArgs kernel_args{
         .group = device_groups_[kExpertParallel],
         .all_ids = plan.all_ids.as<int32_t>(),
@@ -239,7 +239,7 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
         .vectorised = vectorised,
         .prob_offset = prob_offset,
         .tokens = plan.num_tokens,
-        .slabs = fast_y ? kSlabs : 1,
+        .slabs = fast ? kSlabs : 1,
         .order = order_,
         .residual = device_view(args.residual),
         .y = device_view(args.y),
@@ -252,7 +252,7 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
                             stream>>>(kernel_args);
         check_launch("returning the gradients of the probabilities");
     }
-    if (by_rank && fast_y) {
+    if (by_rank && fast) {
         launch_combine_sums(kernel_args, meeting_of(kExpertParallel, PeerOperation::combine),
                             reinterpret_cast<CombineWords*>(memory_->own() + layout_.combine_words),
                             layout_.combine_steps, launch);
@@ -261,8 +261,7 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
         push<<<peer_grid(received, launch), kPeerThreads, 0, stream>>>(kernel_args);
         check_launch("returning rows to peers");
         meet(kExpertParallel, PeerOperation::combine, launch);
-        const auto add =
-            fast_y ? add_returned_kernel<Access::bf16_vectors> : add_returned_kernel<Access::any>;
+        const auto add = fast ? add_returned_kernel<Access::bf16_vectors> : add_returned_kernel<Access::any>;
         add<<<peer_grid(tokens * kernel_args.slabs, launch), kPeerThreads, 0, stream>>>(kernel_args);
         check_launch("adding returned rows");
     }

@@ -4,16 +4,17 @@
 // Floor, a layer of DeepSeek-V3 (T = 4096 tokens a rank, E = 256, K = 8, H = 7168), MB a GPU, with two ranks; with four: wire 58; 159. Memory:
 // M-rows in 470; 470, peers' sums in and out of L2 117; 318, residual and y 117; 117. So 162 us of wire (361 GB/s of stores) and 168 of
 // memory (4.2 TB/s) that have to overlap; 449 and 215. When own sums went through the box as well, and were added behind the meeting, it
-// was 822 and 1011 MB. With few multiprocessors instructions bound it: 17 for 16 bytes of an M-row, and what a draw takes.
+// was 822 and 1011 MB. A multiprocessor loads about 110 GB/s or stores 50, one after the other, so that 24 of them need 416 us with four ranks.
 //
-// Protocol. An owner's tokens stand in chunks. The working warps of all CTAs draw what is to be sent, chunk by chunk, from one counter;
-// sending waits for nobody. A warp of every CTA watches: it fences, adds what the CTA has stored of each chunk to the chunk's counter on
-// this GPU, and whoever completes a chunk writes the meeting's number into the chunk's word at every owner. The same warp looks at the
-// words that the other ranks write here: up to the chunk where all of them have come, this rank's tokens may be added. All words of a member
-// together are its arrival at the meeting: they stand for everything that its stream has done before, and every CTA waits for them from
-// every member, tokens or not. Fences take microseconds, and a warp that sends must not stand in one.
+// Protocol. An owner's tokens stand in chunks. Some CTAs send, the others add: stores leave a multiprocessor in order, so that those which the
+// wire holds up would hold up the others. Warps of sending CTAs draw what is to be sent, chunk by chunk, from one counter; sending waits for
+// nobody, and who has nothing left to send adds. A warp of every CTA watches: it fences, adds what the CTA has stored of each chunk to the
+// chunk's counter on this GPU, and whoever completes a chunk writes the meeting's number into the chunk's word at every owner. The same warp
+// looks at the words that the other ranks write here: up to the chunk where all of them have come, this rank's tokens may be added. All words
+// of a member together are its arrival at the meeting: they stand for everything that its stream has done before, and every CTA waits for
+// them from every member, tokens or not. Fences take microseconds, and a warp that sends must not stand in one.
 // Sums of this rank's own tokens go straight from its M-rows into y, rounded to BF16 on the way as if they had been in a box.
-#include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/peer_combine_ring.h"
 #include "kernels/hopper/peer_combine_watch.h"
 
 namespace fp8flow::hopper {
@@ -21,14 +22,10 @@ namespace fp8flow::hopper {
 namespace {
 
 constexpr int kWatcher = kCombineWarps - 1;  // this warp watches, all others work
-constexpr int kSenders =
-    6;  // of the workers: these add when everything is sent, the others whenever they can
-constexpr int kWorkers = kCombineWarps - 1, kAdders = kWorkers - kSenders;
-constexpr int kLaneUnits = 4;                        // 16-byte units of a lane in a piece
-constexpr int kPieceUnits = kLaneUnits * kPeerWarp;  // a piece: 1024 columns of a row
-constexpr int kSentRows = 4, kOwnRows = 2;           // M-rows whose pieces a warp has under way
-constexpr int kChunkBits = 7;       // chunks of 128 tokens, longer ones where there are many tokens
-constexpr bool kAddersSend = true;  // while nothing has come
+constexpr int kWorkers = kCombineWarps - 1;
+constexpr int kMostSenders = 32;  // CTAs
+constexpr int kChunkBits = 7;     // chunks of 128 tokens, longer ones where there are many tokens
+constexpr int kDrawn = 2;         // pieces
 constexpr unsigned kFewCtas =
     40;  // up to here a warp draws whole rows: instructions are dear, the last row's time is not
 
@@ -40,264 +37,271 @@ int chunk_bits_for(int64_t slots) {
 
 // ---- the working warps ---------------------------------------------------------------------------------------------------------------------
 
-// Some pieces of a token's sum. `row` in lane k: the k-th of its M-rows here, or -1.
-struct Draw {
-    int token, first, row;  // the first piece
-    int chunk, owner;       // of what is sent; token -1: there is none after all
-    uint32_t host_bit;      // of what is added, in lane k: the rank of its k-th expert
-};
+enum class Work { send, add };
 
-class Worker {
+// A warp that makes sums: of one kind of work, to the end. It holds three draws: one that is worked on, one whose rows are asked for (often
+// the same) and one whose list of rows is on its way; and the number of a fourth.
+template <Work kWork> class Worker {
 public:
-    __device__ Worker(const CombineSumsArgs& args, const ChunkTables& tables, CombineShared& shared)
+    // The warp's first draw is number `given`, or drawn if that is negative; `behind`: how many have been given to all warps.
+    __device__ Worker(const CombineSumsArgs& args, const ChunkTables& tables, CombineShared& shared,
+                      uint4* ring, int given, int behind)
         : args_(args),
           combine_(args.combine),
           tables_(tables),
           shared_(shared),
-          src_(static_cast<const uint4*>(combine_.src.data) + combine_.src.base() * args.units),
           lane_(static_cast<int>(threadIdx.x) % kPeerWarp),
-          adds_first_(static_cast<int>(threadIdx.x) / kPeerWarp >= kSenders) {
-        const int warp = static_cast<int>(threadIdx.x) / kPeerWarp, cta = static_cast<int>(blockIdx.x);
-        if (adds_first_) {
-            next_own_ = cta * kAdders + warp - kSenders;
-            sends_left_ = kAddersSend;
-        } else {
-            next_sent_ = cta * kSenders + warp;
-            sends_left_ = true;
-        }
+          src_(static_cast<const uint4*>(combine_.src.data) + combine_.src.base() * args.units),
+          behind_(behind),
+          draws_(kWork == Work::send ? tables.first[args.chunks]
+                                     : static_cast<int>(combine_.tokens) * args.draws),
+          ring_(ring, args.units) {
+        if (given >= 0)
+            number_ = given;
+        else if (lane_ == 0)
+            number_ = draw();
+        look_ahead();
     }
 
-    // Everything that falls to this warp.
     __device__ __forceinline__ void work() {
         constexpr unsigned kNap = 50;  // nanoseconds
-        for (Own state = Own::later; state != Own::none || sends_left_;) {
-            if (sends_left_ && !(adds_first_ && can_add())) send_some();
-            state = add_some();
-            if (!sends_left_ && state == Own::later) __nanosleep(kNap);
+        for (State state = begin(); state != State::done; state = begin()) {
+            if (state == State::waiting) {
+                __nanosleep(kNap);
+                continue;
+            }
+            const Draw draw = asked_;
+            asks_ahead_ = false;
+            if constexpr (kWork == Work::send)
+                send(draw);
+            else
+                add(draw);
         }
     }
 
 private:
-    enum class Own { now, later, none };
-    static constexpr int kNotDrawn = -1;
+    enum class State { ready, waiting, done };
+    // Some pieces of a token's sum.
+    struct Draw {
+        int token, piece, end;
+        int row, rows;      // in lane k: the k-th of its M-rows here; how many
+        int chunk, owner;   // sent
+        uint32_t returned;  // added: ranks with rows of the token
+    };
+    // The draw behind; nothing looks at what is loaded before its turn comes.
+    struct Upcoming {
+        bool any;
+        int chunk, owner, piece;
+        int source;  // sent: what the list of received rows says, -1: there is no row after all; added: the token
+        int row, id;  // in lane k: the k-th of its M-rows here; added: its k-th expert
+    };
 
-    // The first draws of the warps that prefer a kind of work are given, further ones come from the kind's counter. In lane 0.
-    __device__ __forceinline__ int draw(unsigned* counter, int given) const {
-        return static_cast<int>(atomicAdd(counter, 1u)) + given * static_cast<int>(gridDim.x);
+    // ---- drawing
+    __device__ __forceinline__ int draw() const {
+        unsigned* counter = kWork == Work::send ? &args_.words->next_sent : &args_.words->next_own;
+        return static_cast<int>(atomicAdd(counter, 1u)) + behind_;
     }
-
-    // ---- sending, in the order of chunks, rows of a chunk, owners, pieces of a row
-    __device__ __forceinline__ bool draw_sent(Draw& drawn) {
-        if (!sends_left_) return false;
-        int number = next_sent_;
-        if (lane_ == 0) {
-            unsigned* counter = &args_.words->next_sent;
-            // A warp that sends to the end draws one ahead, unless this one is the last: what is under way when the CTA ends would be counted in
-            // the next call. One that may leave must not: what nobody sends holds its chunk back.
-            if (adds_first_)
-                number = draw(counter, kSenders);
-            else if (number < tables_.first[args_.chunks])
-                next_sent_ = draw(counter, kSenders);
-        }
-        number = __shfl_sync(0xFFFFFFFFu, number, 0);
-        if (number >= tables_.first[args_.chunks]) return sends_left_ = false;
+    __device__ __forceinline__ int row_in_lane(int64_t i) const {
+        return lane_ < combine_.topk ? combine_.recv_rows[i * combine_.topk + lane_] : -1;
+    }
+    // A warp draws a further number unless the one in hand is past the end: all numbers are used, and none is under way when the CTA ends.
+    __device__ __forceinline__ void look_ahead() {
+        const int number = __shfl_sync(0xFFFFFFFFu, number_, 0);
+        upcoming_.any = number < draws_;
+        if (!upcoming_.any) return;
+        if (lane_ == 0) number_ = draw();
+        if constexpr (kWork == Work::send)
+            look_at_sent(number);
+        else
+            look_at_own(number);
+    }
+    // In the order of chunks, rows of a chunk, owners, pieces of a row.
+    __device__ __forceinline__ void look_at_sent(int number) {
         while (number >= tables_.first[chunk_ + 1]) ++chunk_;
         const int size = combine_.group.size, place = number - tables_.first[chunk_],
                   turn = place / args_.draws;
-        drawn.first = place % args_.draws * args_.drawn;
-        drawn.chunk = chunk_;
-        drawn.owner = (combine_.group.rank + 1 + turn % (size - 1)) % size;
-        drawn.token = drawn.row = -1;
-        const int i = tables_.from(drawn.owner, chunk_) + turn / (size - 1);
-        if (i < tables_.from(drawn.owner, chunk_ + 1)) {
-            drawn.token = combine_.received.source[i] - drawn.owner * static_cast<int>(combine_.slots);
-            drawn.row = row_in_lane(i);
+        upcoming_.chunk = chunk_;
+        upcoming_.owner = (combine_.group.rank + 1 + turn % (size - 1)) % size;
+        upcoming_.piece = place % args_.draws * args_.drawn;
+        upcoming_.source = upcoming_.row = -1;
+        const int i = tables_.from(upcoming_.owner, chunk_) + turn / (size - 1);
+        if (i < tables_.from(upcoming_.owner, chunk_ + 1)) {
+            upcoming_.source = combine_.received.source[i];
+            upcoming_.row = row_in_lane(i);
         }
-        return true;
     }
-    // Until nothing is left to be sent, or something has come for a warp that adds first.
-    __device__ __forceinline__ void send_some() {
-        Draw drawn{};
-        bool more = draw_sent(drawn);
-#pragma unroll 1
-        while (more) {
-            Draw next{};  // its loads are under way while the other is sent
-            more = !(adds_first_ && can_add()) && draw_sent(next);
-            if (drawn.token >= 0) {
-                uint4* to = reinterpret_cast<uint4*>(shared_.box[drawn.owner]) +
-                            (combine_.group.rank * combine_.slots + drawn.token) * args_.units;
-                for_pieces(drawn, [&](int piece) {
-                    uint4 sum[kLaneUnits];
-                    sum_rows<kSentRows>(drawn, piece, sum);
-                    for_units(piece, [&](int j, int at) { to[at] = sum[j]; });
-                });
-            }
-            __syncwarp();
-            if (lane_ == 0) {
-                __threadfence_block();
-                atomicAdd(tables_.stored + drawn.chunk, 1);
-            }
-            drawn = next;
-        }
-        // not before its last draw is counted: a watcher leaves when nobody sends and all chunks have come
-        if (!sends_left_ && lane_ == 0) atomicAdd(&shared_.senders, -1);
-    }
-
-    // ---- adding, tokens in ascending order
-    __device__ __forceinline__ int own_draws() const {
-        return static_cast<int>(combine_.tokens) * args_.draws;
-    }
-    // In lane 0, of its next draw.
-    __device__ __forceinline__ bool has_come() const {
-        return next_own_ / args_.draws >> args_.chunk_bits < look_at(&shared_.arrived);
-    }
-    __device__ __forceinline__ bool can_add() const {
-        const bool can = lane_ == 0 && next_own_ < own_draws() && has_come();
-        return __shfl_sync(0xFFFFFFFFu, can ? 1 : 0, 0) != 0;
-    }
-    __device__ __forceinline__ Own draw_own(Draw& drawn) {
-        constexpr int kLater = -1, kNone = -2;
-        int number = kNone;
-        if (lane_ == 0 && look_at(&shared_.lost) == 0) {
-            unsigned* counter = &args_.words->next_own;
-            if (next_own_ == kNotDrawn) next_own_ = draw(counter, kAdders);
-            if (next_own_ < own_draws()) {
-                number = has_come() ? next_own_ : kLater;
-                if (number != kLater) next_own_ = draw(counter, kAdders);
-            }
-        }
-        number = __shfl_sync(0xFFFFFFFFu, number, 0);
-        if (number < 0) return number == kLater ? Own::later : Own::none;
-        __threadfence_block();  // behind the watcher's look at the words
+    // Tokens in ascending order.
+    __device__ __forceinline__ void look_at_own(int number) {
         const int rank = combine_.group.rank, token = number / args_.draws, chunk = token >> args_.chunk_bits,
                   word = token / kWordBits;
-        drawn.token = token;
-        drawn.first = number % args_.draws * args_.drawn;
-        drawn.row = -1;
-        drawn.host_bit = 0;
-        const int local_experts = static_cast<int>(combine_.local_experts);
-        if (lane_ < combine_.topk) {
-            const int id = combine_.all_ids[(rank * combine_.slots + token) * combine_.topk + lane_];
-            if (id >= 0 && id < combine_.group.size * local_experts)
-                drawn.host_bit = 1u << id / local_experts;
-        }
+        upcoming_.chunk = chunk;
+        upcoming_.piece = number % args_.draws * args_.drawn;
+        upcoming_.source = token;
+        upcoming_.row = upcoming_.id = -1;
+        if (lane_ < combine_.topk)
+            upcoming_.id = combine_.all_ids[(rank * combine_.slots + token) * combine_.topk + lane_];
         const uint32_t bits = tables_.has_rows[word], bit = 1u << token % kWordBits;
         if ((bits & bit) != 0) {
             int i = tables_.from(rank, chunk) + __popc(bits & (bit - 1));
             for (int w = (chunk << args_.chunk_bits) / kWordBits; w < word; ++w)
                 i += __popc(tables_.has_rows[w]);
-            drawn.row = row_in_lane(i);
+            upcoming_.row = row_in_lane(i);
         }
-        return Own::now;
     }
-    __device__ __forceinline__ Own add_some() {
-        Draw drawn{};
-        Own state = draw_own(drawn);
-#pragma unroll 1
-        while (state == Own::now) {
-            Draw next{};
-            state = draw_own(next);
-            const uint32_t hosts = __reduce_or_sync(0xFFFFFFFFu, drawn.host_bit);
-            for_pieces(drawn, [&](int piece) { add(drawn, hosts, piece); });
-            drawn = next;
-        }
-        return state;
+    __device__ __forceinline__ State state_of(int chunk) const {
+        int state = 0;
+        if (lane_ == 0 && look_at(&shared_.lost) != 0)
+            state = static_cast<int>(State::done);
+        else if (lane_ == 0 && chunk >= look_at(&shared_.arrived))
+            state = static_cast<int>(State::waiting);
+        state = __shfl_sync(0xFFFFFFFFu, state, 0);
+        __threadfence_block();  // behind the watcher's look at the words
+        return static_cast<State>(state);
     }
-    __device__ __forceinline__ void add(const Draw& drawn, uint32_t hosts, int piece) const {
-        const int rank = combine_.group.rank;
-        const int64_t row = int64_t{drawn.token} * args_.units;
-        const uint4* residual = static_cast<const uint4*>(combine_.residual.data) + row;
-        uint4* y = static_cast<uint4*>(combine_.y.data) + row;
-        uint4 own[kLaneUnits], kept[kLaneUnits] = {};
-        sum_rows<kOwnRows>(drawn, piece, own);
-        const bool has_residual = combine_.residual.data != nullptr;
-        if (has_residual) for_units(piece, [&](int j, int at) { kept[j] = __ldcs(residual + at); });
-        float sum[kLaneUnits][kUnit] = {};
-#pragma unroll 1
-        for (uint32_t left = hosts; left != 0; left &= left - 1) {
-            const int from = __ffs(static_cast<int>(left)) - 1;
-            const uint4* sums = reinterpret_cast<const uint4*>(shared_.box[rank]) +
-                                (from * combine_.slots + drawn.token) * args_.units;
-            uint4 raw[kLaneUnits] = {};
-            for_units(piece, [&](int j, int at) { raw[j] = from == rank ? own[j] : __ldcg(sums + at); });
-            for_units(piece, [&](int j, int) { add_unit(sum[j], raw[j]); });
+    // The next draw becomes the one whose rows are asked for, if there is one and it may.
+    __device__ __forceinline__ State begin() {
+        if (asks_ahead_) return State::ready;
+        if (!upcoming_.any) return State::done;
+        if constexpr (kWork == Work::add)
+            if (const State state = state_of(upcoming_.chunk); state != State::ready) return state;
+        asked_ = {.token = upcoming_.source,
+                  .piece = upcoming_.piece,
+                  .end = min(args_.pieces, upcoming_.piece + args_.drawn),
+                  .row = upcoming_.row,
+                  .rows = __popc(__ballot_sync(0xFFFFFFFFu, upcoming_.row >= 0)),
+                  .chunk = upcoming_.chunk,
+                  .owner = upcoming_.owner,
+                  .returned = 0};
+        sources_ = asked_.rows;
+        if constexpr (kWork == Work::send) {
+            asked_.token -= asked_.owner * static_cast<int>(combine_.slots);
+            if (upcoming_.source < 0) asked_.end = asked_.piece;
+        } else {
+            const int id = upcoming_.id, local_experts = static_cast<int>(combine_.local_experts);
+            const bool exists = id >= 0 && id < combine_.group.size * local_experts;
+            asked_.returned = __reduce_or_sync(0xFFFFFFFFu, exists ? 1u << id / local_experts : 0u);
+            sources_ += __popc(returned_by_others()) + (combine_.residual.data != nullptr ? 1 : 0);
         }
-        for_units(piece, [&](int j, int at) {
-            if (has_residual) add_unit(sum[j], kept[j]);
-            __stcs(y + at, round_unit(sum[j]));
-        });
+        look_ahead();
+        piece_ = asked_.piece;
+        end_ = sources_ > 0 ? asked_.end : piece_;
+        begin_piece();
+        return asks_ahead_ = true, State::ready;
     }
 
-    // ---- both
-    __device__ __forceinline__ int row_in_lane(int64_t i) const {
-        return lane_ < combine_.topk ? combine_.recv_rows[i * combine_.topk + lane_] : -1;
+    // ---- asking, in the order in which add() and send() take
+    __device__ __forceinline__ uint32_t returned_by_others() const {
+        return asked_.returned & ~(1u << combine_.group.rank);
     }
-    template <class Visit> __device__ __forceinline__ void for_pieces(const Draw& drawn, Visit visit) const {
-        const int end = min(args_.pieces, drawn.first + args_.drawn);
-#pragma unroll 1
-        for (int piece = drawn.first; piece < end; ++piece) visit(piece);
+    __device__ __forceinline__ void begin_piece() {
+        source_ = 0;
+        others_left_ = returned_by_others();
     }
-    template <class Visit> __device__ __forceinline__ void for_units(int piece, Visit visit) const {
-        const int first = piece * kPieceUnits + lane_;
-#pragma unroll
-        for (int j = 0; j < kLaneUnits; ++j)
-            if (first + j * kPeerWarp < args_.units) visit(j, first + j * kPeerWarp);
+    // A row of a box of this rank.
+    __device__ __forceinline__ const uint4* next_row() {
+        if (source_ < asked_.rows)
+            return src_ + int64_t{__shfl_sync(0xFFFFFFFFu, asked_.row, source_)} * args_.units;
+        if (others_left_ == 0)
+            return static_cast<const uint4*>(combine_.residual.data) + int64_t{asked_.token} * args_.units;
+        const int from = __ffs(static_cast<int>(others_left_)) - 1;
+        others_left_ &= others_left_ - 1;
+        return reinterpret_cast<const uint4*>(shared_.box[combine_.group.rank]) +
+               (from * combine_.slots + asked_.token) * args_.units;
     }
-    static __device__ __forceinline__ void add_unit(float (&sum)[kUnit], uint4 raw) {
-        float values[kUnit];
-        unpack_unit(raw, DType::bf16, values);
-#pragma unroll
-        for (int e = 0; e < kUnit; ++e) sum[e] += values[e];
-    }
-    static __device__ __forceinline__ uint4 round_unit(const float (&v)[kUnit]) {
-        return {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
-    }
-    // The sum of the piece's M-rows, one after the other in fp32, rounded once. kRows of them are under way at a time; they start as zeros, or
-    // registers would be kept for them where nothing is under way.
-    template <int kRows>
-    __device__ __forceinline__ void sum_rows(const Draw& drawn, int piece,
-                                             uint4 (&rounded)[kLaneUnits]) const {
-        const int count = __popc(__ballot_sync(0xFFFFFFFFu, drawn.row >= 0));
-        float sum[kLaneUnits][kUnit] = {};
-#pragma unroll 1
-        for (int first = 0; first < count; first += kRows) {
-            uint4 raw[kRows][kLaneUnits] = {};
-#pragma unroll
-            for (int r = 0; r < kRows; ++r) {
-                const int64_t row = __shfl_sync(0xFFFFFFFFu, drawn.row, first + r);
-                if (first + r < count)
-                    for_units(piece,
-                              [&](int j, int at) { raw[r][j] = __ldcg(src_ + row * args_.units + at); });
-            }
-#pragma unroll
-            for (int r = 0; r < kRows; ++r)
-                if (first + r < count) for_units(piece, [&](int j, int) { add_unit(sum[j], raw[r][j]); });
+    // False if there is nothing to ask for, or not yet.
+    __device__ __forceinline__ bool ask() {
+        if (piece_ == end_ && (asks_ahead_ || begin() != State::ready || piece_ == end_)) return false;
+        ring_.ask(next_row(), piece_);
+        if (++source_ == sources_) {
+            ++piece_;
+            begin_piece();
         }
+        return true;
+    }
+    __device__ __forceinline__ void take(int piece, PieceSum& sum) {
+        while (ring_.has_room() && ask()) {
+        }
+        ring_.take(piece, sum);
+    }
+
+    // ---- sums: one row after the other in fp32, rounded once
+    __device__ __forceinline__ void send(const Draw& draw) {
+        uint4* to = reinterpret_cast<uint4*>(shared_.box[draw.owner]) +
+                    (combine_.group.rank * combine_.slots + draw.token) * args_.units;
+#pragma unroll 1
+        for (int piece = draw.piece; piece < draw.end; ++piece) {
+            PieceSum sum;
+#pragma unroll 1
+            for (int r = 0; r < draw.rows; ++r) take(piece, sum);
+            ring_.for_units(piece, [&](int j, int at) { to[at] = sum.rounded(j); });
+        }
+        __syncwarp();
+        if (lane_ == 0) {
+            __threadfence_block();
+            atomicAdd(tables_.stored + draw.chunk, 1);
+        }
+    }
+    __device__ __forceinline__ void add(const Draw& draw) {
+        uint4* y = static_cast<uint4*>(combine_.y.data) + int64_t{draw.token} * args_.units;
+#pragma unroll 1
+        for (int piece = draw.piece; piece < draw.end; ++piece) {
+            PieceSum own, sum;
+#pragma unroll 1
+            for (int r = 0; r < draw.rows; ++r) take(piece, own);
+            uint4 of_own[kLaneUnits];
 #pragma unroll
-        for (int j = 0; j < kLaneUnits; ++j) rounded[j] = round_unit(sum[j]);
+            for (int j = 0; j < kLaneUnits; ++j) of_own[j] = own.rounded(j);
+#pragma unroll 1
+            for (uint32_t left = draw.returned; left != 0; left &= left - 1) {
+                if (__ffs(static_cast<int>(left)) - 1 != combine_.group.rank) {
+                    take(piece, sum);
+                } else {
+#pragma unroll
+                    for (int j = 0; j < kLaneUnits; ++j) sum.add(j, of_own[j]);
+                }
+            }
+            if (combine_.residual.data != nullptr) take(piece, sum);
+            ring_.for_units(piece, [&](int j, int at) { __stcs(y + at, sum.rounded(j)); });
+        }
     }
 
     const CombineSumsArgs& args_;
     const CombineArgs& combine_;
     const ChunkTables& tables_;
     CombineShared& shared_;
-    const uint4* const src_;
     const int lane_;
-    const bool adds_first_;
-    bool sends_left_;
-    int chunk_ = 0;                                     // of the latest draw to send
-    int next_sent_ = kNotDrawn, next_own_ = kNotDrawn;  // in lane 0
+    const uint4* const src_;
+    const int behind_, draws_;
+    PieceRing ring_;
+    int number_ = 0;  // in lane 0: of the draw behind the upcoming one
+    int chunk_ = 0;   // of the latest draw to send
+    Upcoming upcoming_{};
+    Draw asked_{};
+    bool asks_ahead_ = false;       // asked_ is not worked on yet
+    int piece_ = 0, end_ = 0;       // of asked_: what is asked for next
+    int source_ = 0, sources_ = 0;  // of the piece: rows
+    uint32_t others_left_ = 0;      // and the ranks whose rows are not asked for yet
 };
+
+// How many CTAs send: by draws, as far as more would send faster, and not so many that the others cannot keep up with adding.
+__device__ __forceinline__ int sending_ctas(const CombineSumsArgs& args, const ChunkTables& tables) {
+    const int64_t ctas = gridDim.x, sent = tables.first[args.chunks],
+                  added = args.combine.tokens * args.draws;
+    if (sent == 0) return 0;
+    const int64_t share = (sent * ctas + (sent + added) / 2) / (sent + added),
+                  most = min(int64_t{kMostSenders}, ctas * 2 / 3);
+    return static_cast<int>(max(int64_t{1}, min(share, most)));
+}
 
 // Moves per GPU: the M-rows in once; sums of peers' tokens out over NVLink; peers' sums and the residual in and y out. Every CTA has to get its
 // place on the GPU before the deadline; in which order does not matter. Barriers at the start and the end. One writer a byte.
 __global__ __launch_bounds__(kCombineThreads, 1) void combine_sums_kernel(const CombineSumsArgs args) {
-    extern __shared__ int memory[];
+    extern __shared__ uint4 memory[];
     __shared__ CombineShared shared;
     const PeerGroup& group = args.combine.group;
-    const int thread = static_cast<int>(threadIdx.x);
+    const int thread = static_cast<int>(threadIdx.x), warp = thread / kPeerWarp,
+              cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
     if (thread == 0) {
-        shared.senders = kAddersSend ? kWorkers : kSenders;
         shared.arrived = 0;
         shared.lost = group.lost() ? 1 : 0;
     }
@@ -305,12 +309,27 @@ __global__ __launch_bounds__(kCombineThreads, 1) void combine_sums_kernel(const 
     const uint64_t epoch = group.epoch() + 1;
     __syncthreads();
     if (shared.lost != 0) return;
-    const ChunkTables tables(memory, group.size, args);
+    constexpr int kRingUnits = static_cast<int>(PieceRing::kBytes / sizeof(uint4));
+    const ChunkTables tables(reinterpret_cast<int*>(memory + kWorkers * kRingUnits), group.size, args);
     find_rows(args, tables);
-    if (thread / kPeerWarp == kWatcher)
+    const int senders = sending_ctas(args, tables);
+    const bool sends = cta < senders;
+    if (thread == 0) shared.senders = sends ? kWorkers : 0;
+    __syncthreads();
+    if (warp == kWatcher) {
         ChunkWatcher(args, tables, shared, epoch).watch();
-    else
-        Worker(args, tables, shared).work();
+    } else {
+        uint4* ring = memory + warp * kRingUnits;
+        if (sends) {
+            Worker<Work::send>(args, tables, shared, ring, warp * senders + cta, kWorkers * senders).work();
+            // behind the count of its last draw: a watcher leaves when nobody sends and all chunks have come
+            __threadfence_block();
+            if (thread % kPeerWarp == 0) atomicAdd(&shared.senders, -1);
+        }
+        Worker<Work::add>(args, tables, shared, ring, sends ? -1 : warp * (ctas - senders) + cta - senders,
+                          kWorkers * (ctas - senders))
+            .work();
+    }
     __syncthreads();
     // The CTA that ends last: nobody draws any more, and all have read the epoch.
     if (thread == 0 && atomicInc(&args.words->ended, gridDim.x - 1) == gridDim.x - 1) {
@@ -327,7 +346,7 @@ void launch_combine_sums(const CombineArgs& args, const PeerMeeting& meeting, Co
     const int chunk_bits = chunk_bits_for(args.slots), units = static_cast<int>(args.hidden / kUnit),
               pieces = static_cast<int>(ceil_div(units, kPieceUnits));
     const unsigned grid = grid_for(ceil_div(args.slots * pieces, kWorkers), launch, 1);
-    const int drawn = grid <= kFewCtas ? pieces : 1;
+    const int drawn = grid <= kFewCtas ? pieces : std::min(kDrawn, pieces);
     const CombineSumsArgs kernel_args{
         .combine = args,
         .meeting = meeting,
@@ -339,8 +358,8 @@ void launch_combine_sums(const CombineArgs& args, const PeerMeeting& meeting, Co
         .pieces = pieces,
         .drawn = drawn,
         .draws = static_cast<int>(ceil_div(pieces, drawn))};
-    const int64_t shared =
-        ChunkTables::words(args.group.size, kernel_args) * static_cast<int64_t>(sizeof(int));
+    const int64_t shared = kWorkers * PieceRing::kBytes + ChunkTables::words(args.group.size, kernel_args) *
+                                                              static_cast<int64_t>(sizeof(int));
     check_cuda(cudaFuncSetAttribute(combine_sums_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(shared)),
                "shared memory of combine");

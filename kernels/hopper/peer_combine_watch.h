@@ -58,44 +58,51 @@ struct CombineShared {
 };
 __device__ __forceinline__ int look_at(int* word) { return atomicAdd(word, 0); }
 
-// Fills the tables, by the whole CTA: a look at all received rows, 16 KB of 4096 tokens, half of it from L1. Barriers inside and at the end.
-__device__ __forceinline__ void find_rows(const CombineSumsArgs& args, const ChunkTables& tables) {
-    constexpr int kBatch = 8;  // loads under way
+// The received rows of one owner: where its chunks begin and, of this rank's own rows, which tokens they are. By `threads` threads, of which
+// this is number `thread`.
+__device__ __forceinline__ void find_rows_of(const CombineSumsArgs& args, const ChunkTables& tables,
+                                             int owner, int thread, int threads) {
+    constexpr int kBatch = 16, kNobody = -1;  // loads under way
     const CombineArgs& combine = args.combine;
-    const int thread = static_cast<int>(threadIdx.x), size = combine.group.size, rank = combine.group.rank,
-              slots = static_cast<int>(combine.slots), keys = size * (args.chunks + 1),
-              total = static_cast<int>(combine.received.offsets[size]);
-    int32_t source[kBatch], before[kBatch];  // of neighbours in the list; past its ends a row of no owner
-    const auto load = [&](int first) {
+    const int begin = static_cast<int>(combine.received.offsets[owner]),
+              end = static_cast<int>(combine.received.offsets[owner + 1]),
+              base = owner * static_cast<int>(combine.slots);
+    for (int first = begin + thread; first <= end; first += kBatch * threads) {
+        int32_t token[kBatch], before[kBatch];  // of neighbours in the list
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
-            const int i = first + j * kCombineThreads;
-            source[j] = i < total ? combine.received.source[i] : size * slots;
-            before[j] = i > 0 && i <= total ? combine.received.source[i - 1] : -1;
+            const int i = first + j * threads;
+            token[j] = i < end ? combine.received.source[i] - base : kNobody;
+            before[j] = i > begin && i <= end ? combine.received.source[i - 1] - base : kNobody;
         }
-    };
-    const auto key_of = [&](int from) {
-        if (from >= size * slots) return keys;
-        const int owner = from / slots;
-        return owner * (args.chunks + 1) + ((from - owner * slots) >> args.chunk_bits);
-    };
-    load(thread);
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) {
+            const int i = first + j * threads;
+            if (i > end) continue;
+            const int chunk = i < end ? token[j] >> args.chunk_bits : args.chunks;
+#pragma unroll 1
+            for (int k = i > begin ? (before[j] >> args.chunk_bits) + 1 : 0; k <= chunk; ++k)
+                tables.from(owner, k) = i;
+            if (owner != combine.group.rank || i == end) continue;
+            const int word = token[j] / kWordBits;
+            atomicOr(tables.has_rows + word, 1u << token[j] % kWordBits);
+        }
+    }
+}
+
+// Fills the tables, by the whole CTA: a look at all received rows, 16 KB of 4096 tokens, half of it from L1. Barriers inside and at the end.
+__device__ __forceinline__ void find_rows(const CombineSumsArgs& args, const ChunkTables& tables) {
+    const int thread = static_cast<int>(threadIdx.x), size = args.combine.group.size,
+              rank = args.combine.group.rank;
     const int words = static_cast<int>(ChunkTables::words(size, args));
     for (int i = thread; i < words; i += kCombineThreads) tables.begin[i] = 0;
     __syncthreads();
-    for (int first = thread; first - thread <= total; first += kBatch * kCombineThreads) {
-        if (first != thread) load(first);
-#pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-            const int i = first + j * kCombineThreads;
-            if (i > total) continue;
-            const int key = key_of(source[j]);
-            for (int k = before[j] < 0 ? 0 : key_of(before[j]) + 1; k < min(key + 1, keys); ++k)
-                tables.begin[k] = i;
-            if (const int token = source[j] - rank * slots; i < total && token >= 0 && token < slots)
-                atomicOr(tables.has_rows + token / kWordBits, 1u << token % kWordBits);
-        }
-    }
+    // warps share owners evenly, as far as there are owners, so that all loads wait together
+    const int teams = min(size, kCombineWarps), warp = thread / kPeerWarp, team = warp % teams,
+              warps = (kCombineWarps - team + teams - 1) / teams;
+#pragma unroll 1
+    for (int owner = team; owner < size; owner += teams)
+        find_rows_of(args, tables, owner, warp / teams * kPeerWarp + thread % kPeerWarp, warps * kPeerWarp);
     __syncthreads();
     if (thread < kPeerWarp) {  // first: sums over the chunks before
         int sum = 0;
@@ -213,6 +220,7 @@ private:
         const int before = arrived_;
         while (arrived_ < args_.chunks && __all_sync(0xFFFFFFFFu, has_come(arrived_))) ++arrived_;
         if (arrived_ == before) return false;
+        __syncwarp();  // what all lanes have seen comes before what lane 0 tells
         __threadfence_block();
         if (lane_ == 0) atomicExch(&shared_.arrived, arrived_);
         return true;

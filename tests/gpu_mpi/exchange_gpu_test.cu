@@ -417,13 +417,29 @@ struct ResidentLayers {
     std::vector<std::unique_ptr<ResidentLayer>> layers;
 
     ResidentLayers(Rig& rig, CombineOrder order)
+        : ResidentLayers(rig, order, various(rig.exchange->size())) {}
+    ResidentLayers(Rig& rig, CombineOrder order, std::vector<ExchangeCase> cases)
         : arena(job->ops().device(), "copies"), scratch(job->ops().device(), "scratch", true) {
-        const int64_t ranks = rig.exchange->size();
+        uint64_t seed = 40;
+        for (ExchangeCase& c : cases) {
+            c.order = order;
+            c.seed = seed++;
+            layers.push_back(
+                std::make_unique<ResidentLayer>(c, *rig.expert_parallel, job->ops().device(), arena));
+        }
+    }
+    void expect_no_difference() {
+        for (std::size_t i = 0; i < layers.size(); ++i)
+            EXPECT_EQ(layers[i]->differences(), 0) << "layer " << i;
+    }
+
+private:
+    static std::vector<ExchangeCase> various(int64_t ranks) {
         const std::vector<int64_t> few = uneven(ranks);
         const std::vector<int64_t> more(few.rbegin(), few.rend());
         std::vector<int64_t> many{1100, 2048, 1, 0};  // very uneven
         many.resize(static_cast<std::size_t>(ranks));
-        const ExchangeCase cases[] = {
+        return {
             {.tokens = few, .topk = 2, .experts = 8, .hidden = 256, .alignment = 128, .wire = Wire::fp8},
             {.tokens = more, .topk = 8, .experts = 16, .hidden = 512, .alignment = 128, .row_base = 128},
             {.tokens = on_every_rank(ranks, 300), .topk = 6, .experts = 16, .wire = Wire::fp8_free_scales},
@@ -436,17 +452,6 @@ struct ResidentLayers {
              .skew = Skew::hot_rank},
             {.tokens = many, .topk = 3, .experts = 16, .hidden = 256, .wire = Wire::fp8},
         };
-        uint64_t seed = 40;
-        for (ExchangeCase c : cases) {
-            c.order = order;
-            c.seed = seed++;
-            layers.push_back(
-                std::make_unique<ResidentLayer>(c, *rig.expert_parallel, job->ops().device(), arena));
-        }
-    }
-    void expect_no_difference() {
-        for (std::size_t i = 0; i < layers.size(); ++i)
-            EXPECT_EQ(layers[i]->differences(), 0) << "layer " << i;
     }
 };
 
@@ -485,6 +490,37 @@ TEST_P(GpuExchange, FewMultiprocessors) {
         all.expect_no_difference();
         rig.exchange->check_peers();
     }
+}
+
+// Combines alone, on every number of multiprocessors and one right behind the other: few rows, so that most warps and CTAs have nothing to do,
+// and shapes in which some ranks send, get or own nothing. Who waits for what a neighbour never says stands still here.
+TEST_P(GpuExchange, SmallCombinesInARow) {
+    const int most_sms = GetParam() == Kind::peer ? hopper::kNumSms : 3;
+    std::vector<ExchangeCase> cases;
+    for (int r = 0; r < ranks(); ++r) {  // without rank r; rank r alone
+        std::vector<int64_t> all_but_one = on_every_rank(ranks(), 3), one = on_every_rank(ranks(), 0);
+        all_but_one[static_cast<std::size_t>(r)] = 0;
+        one[static_cast<std::size_t>(r)] = 2;
+        cases.push_back({.tokens = all_but_one, .topk = 1, .experts = 2 * ranks(), .hidden = 2056});
+        cases.push_back({.tokens = one, .topk = 2, .experts = 4 * ranks(), .hidden = 8});
+    }
+    for (const Skew skew : {Skew::hot_rank, Skew::empty_rank})
+        cases.push_back({.tokens = on_every_rank(ranks(), 130),
+                         .topk = 2,
+                         .experts = 4 * ranks(),
+                         .hidden = 1032,
+                         .skew = skew});
+    cases.push_back({.tokens = on_every_rank(ranks(), 40), .topk = 6, .experts = 16, .hidden = 2304});
+    Rig& rig = this->rig(CombineOrder::rank);
+    ResidentLayers all(rig, CombineOrder::rank, cases);
+    for (int sms = 1; sms <= most_sms; ++sms) {
+        if (mix(static_cast<uint64_t>(sms), static_cast<uint64_t>(rank())) % 16 == 0)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        for (const auto& layer : all.layers)
+            layer->combine(*rig.exchange, all.scratch, sms % 2, {.stream = {}, .sm_limit = sms});
+    }
+    all.expect_no_difference();
+    rig.exchange->check_peers();
 }
 
 // Both legs, captured once: what they count, they count on the device.
