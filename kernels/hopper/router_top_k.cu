@@ -97,7 +97,7 @@ __device__ __forceinline__ void store_keys(const R& row, const TopKArgs& args, c
     __syncwarp();
     if (args.options.num_groups > 0)
         exclude_groups(static_cast<int>(args.options.num_groups), static_cast<int>(args.options.group_topk),
-                       row.experts, args.topk, keys, keys + row.experts);
+                       row.experts(), args.topk, keys, keys + row.experts());
 }
 
 // Probabilities of a token whose choices stand in args.ids; own is that of k = lane.
@@ -132,7 +132,7 @@ __device__ __forceinline__ void choose_experts(const R& row, const TopKArgs& arg
     const auto logit_key = [&](int u, int j) { return to_key(tokens.x[u][j]); };
     const auto logit_key_again = [&](int u, int j) {
         const bool is_logit = row.has(j) && tokens.first + u < args.tokens;
-        return is_logit ? to_key(args.logits[(tokens.first + u) * row.experts + row.expert(j)]) : kNanKey;
+        return is_logit ? to_key(args.logits[(tokens.first + u) * row.experts() + row.expert(j)]) : kNanKey;
     };
     if constexpr (kPlain) {
         choose<kTokens>(row, topk, logit_key, logit_key_again, emit);
@@ -189,7 +189,7 @@ __global__ __launch_bounds__(kThreads,
                                                                        const R row) {
     extern __shared__ float shared[];
     __shared__ float2 largest_and_sum[op::kScoreBlock];
-    const int experts = row.experts, warp = static_cast<int>(threadIdx.x) / kWarpSize;
+    const int experts = row.experts(), warp = static_cast<int>(threadIdx.x) / kWarpSize;
     float* pieces = shared;
     unsigned int* counted = reinterpret_cast<unsigned int*>(pieces + kWarps * experts);
     unsigned int* plain = counted + experts;
@@ -200,9 +200,13 @@ __global__ __launch_bounds__(kThreads,
                   first = set * args.set_tokens + blockIdx.x % args.set_blocks * op::kScoreBlock;
     const int64_t set_end =
         (set + 1) * args.set_tokens < args.tokens ? (set + 1) * args.set_tokens : args.tokens;
-    for (int e = static_cast<int>(threadIdx.x); e < 2 * experts; e += kThreads) counted[e] = 0;
+    let_next_start();
     WarpTokens<R> tokens;
     tokens.first = first + warp * kTokens;
+    if (warp < kWarps)
+        prefetch_rows(args.logits, tokens.first, min(tokens.first + kTokens, args.tokens), experts);
+    for (int e = static_cast<int>(threadIdx.x); e < 2 * experts; e += kThreads) counted[e] = 0;
+    wait_for_kernel_before();
     if (warp < kWarps) {
 #pragma unroll
         for (int u = 0; u < kTokens; ++u) {
@@ -236,10 +240,7 @@ __global__ __launch_bounds__(kThreads,
         weigh_choices(args, experts, t, u == 0 ? own[0] : own[1], largest, sum);
         if (warp_lane() == 0) largest_and_sum[warp * kTokens + u] = make_float2(largest, sum);
     }
-    if (args.plain_counts != nullptr)
-#pragma unroll
-        for (int j = 0; j < R::kCount; ++j)
-            if (row.has(j)) piece[row.expert(j)] = sums[j];
+    if (args.plain_counts != nullptr) row.store(sums, piece);
     meet(2, kTokenThreads);
 
     for (int e = static_cast<int>(threadIdx.x);
@@ -298,9 +299,8 @@ void HopperOps::do_router_top_k(const op::RouterTopK& args, const Launch& launch
             check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             static_cast<int>(bytes)),
                        "router_top_k");
-        kernel<<<grid, kThreads, bytes, stream_of(launch)>>>(kernel_args, row);
+        launch_behind(kernel, grid, dim3(kThreads), bytes, launch, "router_top_k", kernel_args, row);
     });
-    check_launch("router_top_k");
 }
 
 }  // namespace fp8flow

@@ -27,6 +27,14 @@ template <int kWarps> struct Shared {
     Barrier full[kWarps][kSlots];
 };
 
+// The table is made while the kernel before ends, on multiprocessors that it has left.
+template <int kWarps> __device__ __forceinline__ void begin(Shared<kWarps>& shared) {
+    let_next_start();
+    shared.table.fill(static_cast<int>(threadIdx.y) * kLanes + static_cast<int>(threadIdx.x),
+                      kWarps * kLanes);
+    wait_for_kernel_before();
+}
+
 // A row of the queue is a part of a row of the op, `cols` columns of it, of which there are 1 << shift.
 struct RowSegments {
     int shift, cols;
@@ -67,7 +75,7 @@ struct Piece {
     int blocks;
 };
 
-// What a warp reads, step by step, through its slots of shared memory; and the table. A step takes the next blocks of the warp's rows, of two or
+// What a warp reads, step by step, through its slots of shared memory. A step takes the next blocks of the warp's rows, of two or
 // more rows where one ends in it, so that short rows leave no lane without work. Pads that it meets are cleared by `clear(row, first column,
 // end)`.
 template <int kWarps, int kInputs, class Clear> class Feed {
@@ -101,9 +109,7 @@ public:
         for (int slot = 0; slot < kSlots; ++slot) append(request(slot));
 #pragma unroll
         for (Piece& piece : pieces_) piece.prob = prob_of(piece);
-        shared.table.fill(static_cast<int>(threadIdx.y) * kLanes + static_cast<int>(threadIdx.x),
-                          kWarps * kLanes);
-        __syncthreads();
+        __syncthreads();  // the table is there
     }
     __device__ const Piece& piece() const { return pieces_[0]; }
     // Waits for the piece; where its first input begins, the others follow kPieceBytes apart.
@@ -260,7 +266,7 @@ __global__ void __launch_bounds__(kForwardWarps* kLanes, 1)
     swiglu_rows_kernel(const SwigluForward args, RowSegments segments) {
     extern __shared__ __align__(128) uint8_t ring[];
     __shared__ Shared<kForwardWarps> shared;
-    wait_for_kernel_before();
+    begin(shared);
     const int width = args.a.cols, lane = static_cast<int>(threadIdx.x);
     const int block_col = lane % kBlockLanes * kUnit, lane_col = lane / kBlockLanes * kBlockCols + block_col;
     const int64_t a_base = args.a.base();
@@ -323,7 +329,7 @@ __global__ void __launch_bounds__(kBackwardWarps* kLanes, 1)
     swiglu_backward_rows_kernel(const SwigluGradient args) {
     extern __shared__ __align__(128) uint8_t ring[];
     __shared__ Shared<kBackwardWarps> shared;
-    wait_for_kernel_before();
+    begin(shared);
     const int width = args.da.cols, lane = static_cast<int>(threadIdx.x);
     const int block_col = lane % kBlockLanes * kUnit, lane_col = lane / kBlockLanes * kBlockCols + block_col;
     const int64_t dh_base = args.dh.base();
