@@ -85,7 +85,6 @@ __device__ void multiply_logits(const LogitTiles& job, WgmmaShared& shared, int 
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     logits_kernel(const __grid_constant__ LogitTiles job, const __grid_constant__ CUtensorMap map_x,
                   const __grid_constant__ CUtensorMap map_w) {
-    wait_for_kernel_before();
     const auto load = [&](WgmmaShared& shared) {
         const int rank = static_cast<int>(cluster_rank());
         RingPosition<kStages> stage;
@@ -301,7 +300,6 @@ __device__ void multiply_input_tiles(const InputTiles& job, InputShared& shared,
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     input_kernel(const __grid_constant__ InputTiles job, const __grid_constant__ CUtensorMap map_dlogits,
                  const __grid_constant__ CUtensorMap map_w, const __grid_constant__ CUtensorMap map_in) {
-    wait_for_kernel_before();
     InputShared& shared = prepare_shared<InputShared>([](InputShared& s) {
         init_ring(s.dlogits_full, s.dlogits_empty, kMathWarps);
         init_ring(s.full, s.empty, kMathWarps);
@@ -381,11 +379,8 @@ void launch_wgmma_logits(const LogitProduct& job, float* sums, const Launch& on)
     const CUtensorMap map_x = tensor_map(job.x, DType::bf16, job.tokens, job.hidden, kTileRows / 2),
                       map_w = tensor_map(job.weight, DType::bf16, job.experts, job.hidden, kTileCols / 2);
     allow_shared(logits_kernel, kSharedBytes, kOp);
-    // whole pairs: an odd limit of multiprocessors is rounded down, a limit of one takes two
-    const unsigned grid = std::max(1u, grid_for(tiles.pairs * kPair, on, 1) / kPair) * kPair;
-    cudaLaunchAttribute attributes[] = {in_clusters(kPair), starts_early()};
-    launch_with(attributes, logits_kernel, grid, dim3(kWgmmaThreads), kSharedBytes, on, kOp, tiles, map_x,
-                map_w);
+    launch_wgmma_pairs(logits_kernel, grid_for(tiles.pairs * kPair, on, 1), kSharedBytes, on, kOp, tiles,
+                       map_x, map_w);
 }
 
 bool wgmma_takes_input_gradient(const InputGradient& job) {
