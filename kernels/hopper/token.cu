@@ -117,14 +117,12 @@ struct AnyRows {  // any dtype and alignment; `left` columns are inside the row
 constexpr int kGradThreads = 128, kGradColumns = 4 * kGradThreads, kPlaces = 8;
 template <class Rows>
 __global__ __launch_bounds__(kGradThreads, Rows::kCtasPerSm) void embedding_backward_kernel(
-    const int32_t* sorted_ids, const int32_t* order, DeviceView dy, Gradient mode, float* dtable,
-    int64_t vocab, int64_t splits) {
+    const int32_t* __restrict__ sorted_ids, const int32_t* __restrict__ order, DeviceView dy, Gradient mode,
+    float* dtable, int64_t vocab, int64_t splits) {
     const int64_t tokens = dy.dims[0], hidden = dy.dims[1];
     const int64_t column_tiles = (hidden + kGradColumns - 1) / kGradColumns,
                   ranges = (tokens + kPlaces - 1) / kPlaces;
     constexpr int32_t kNone = -1;  // no id, or one outside the vocabulary
-    let_next_start();
-    wait_for_kernel_before();
     for (int64_t item = blockIdx.x; item < ranges * splits; item += gridDim.x) {
         const int64_t first = item / splits * kPlaces;
         // owners[i]: the id to whose sum place first + i belongs, if that sum begins among these places
@@ -250,8 +248,9 @@ void HopperOps::do_embedding_backward(const op::EmbeddingBackward& args, const L
                   splits = ceil_div(column_tiles, tiles_each), items = ranges * splits;
     const unsigned grid = launch.sm_limit > 0 ? grid_for(items, launch)
                                               : static_cast<unsigned>(std::min(items, int64_t{1} << 30));
-    launch_behind(kernel, grid, kGradThreads, launch, "embedding_backward", sorted_ids, order,
-                  device_view(args.dy), args.mode, args.dtable.as<float>(), args.dtable.dim(0), splits);
+    kernel<<<grid, kGradThreads, 0, stream>>>(sorted_ids, order, device_view(args.dy), args.mode,
+                                              args.dtable.as<float>(), args.dtable.dim(0), splits);
+    check_launch("embedding_backward");
 }
 
 }  // namespace fp8flow
