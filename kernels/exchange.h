@@ -64,12 +64,15 @@ public:
     // one rounding. dprob: drow_prob [M] f32 -> dprob [T, K] f32 (optional): each (token, k) gets its row's value.
     struct Combine {
         TensorView src;
-        TensorView residual;   // optional
+        TensorView residual;  // optional
+        TensorView
+            addend;  // optional, with residual and adds_to_residual(): the residual is the sum of both, rounded to y's dtype
         TensorView drow_prob;  // optional
         TensorView y;          // out [T, H]
         TensorView dprob;      // out, with drow_prob
     };
     void combine(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch = {});
+    virtual bool adds_to_residual() const { return false; }
 
     // In place over more ranks than the expert-parallel group, in ascending rank order: f32 (sum, max), i64 (sum), one i32 (max).
     void all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch = {});

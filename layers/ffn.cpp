@@ -33,9 +33,10 @@ void Ffn::forward(Context& ctx, const TokenRows& x, const TensorView& residual, 
                   ExpertsSaved& saved, const TensorView& y) const {
     const Arena::Mark mark = ctx.saved.mark();
     ArenaScope scope(ctx.scratch);
-    const TensorView out = ctx.scratch.tensor(ctx.activation, {ctx.tokens, x.plain.cols()}, "shared expert");
+    const TensorView out =
+        residual ? ctx.scratch.tensor(ctx.activation, {ctx.tokens, x.plain.cols()}, "shared expert") : y;
     flow_.dense_forward(ctx, x, weights_, saved, out);
-    ctx.ops.add({.a = residual, .b = out, .y = y}, ctx.launch);
+    if (residual) ctx.ops.add({.a = residual, .b = out, .y = y}, ctx.launch);
     if (!recompute) return;
     ctx.saved.rewind(mark);
     saved = {};

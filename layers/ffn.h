@@ -11,7 +11,7 @@ public:
     Ffn(ParameterStore& store, const ModelSpec& model, const Flow& flow, DType plain_dtype, int64_t width,
         const std::string& name);
 
-    // y [T, H] = residual + ffn(x). recompute: keep nothing but x (shared_experts).
+    // y [T, H] = residual (optional) + ffn(x). recompute: keep nothing but x (shared_experts).
     void forward(Context& ctx, const TokenRows& x, const TensorView& residual, bool recompute,
                  ExpertsSaved& saved, const TensorView& y) const;
     // dx = the gradient with respect to x (overwrites).

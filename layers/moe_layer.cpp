@@ -50,14 +50,20 @@ void MoeLayer::forward_once(Context& ctx, const TokenRows& x, const TensorView& 
     ArenaScope scope(ctx.scratch);
     router_->forward(ctx, x.plain, saved.route);
     make_plan(ctx, saved);
-    TensorView with_shared = residual;
+    TensorView with_shared = residual, addend;
     if (shared_) {
-        with_shared = ctx.scratch.tensor(ctx.activation, {ctx.tokens, x.plain.cols()}, "shared expert");
+        // the combine adds the residual where it can: a pass over three tensors less
+        const bool later = ctx.exchange.adds_to_residual();
+        TensorView& out = later ? addend : with_shared;
+        out = ctx.scratch.tensor(ctx.activation, {ctx.tokens, x.plain.cols()}, "shared expert");
         auto timed = ctx.stage("shared expert");
-        shared_->forward(ctx, x, residual, recompute_.shared_experts, saved.shared, with_shared);
+        shared_->forward(ctx, x, later ? TensorView{} : residual, recompute_.shared_experts, saved.shared,
+                         out);
     }
-    flow_->forward(ctx, {.x = x, .plan = saved.plan, .weights = experts_, .residual = with_shared, .y = y},
-                   saved.experts);
+    flow_->forward(
+        ctx,
+        {.x = x, .plan = saved.plan, .weights = experts_, .residual = with_shared, .addend = addend, .y = y},
+        saved.experts);
     ctx.rows.push();
 }
 
@@ -99,9 +105,15 @@ void MoeLayer::backward(Context& ctx, const TokenRows& x, const TensorView& dy, 
 void MoeLayer::make_plan(Context& ctx, MoeSaved& saved) const {
     auto timed = ctx.stage("plan");
     const int64_t ranks = ctx.exchange.size(), slots = ctx.tokens_per_rank, topk = moe_.moe_router_topk;
-    const TensorView all_ids = ctx.saved.tensor(DType::i32, {ranks, slots, topk}, "plan");
-    const TensorView all_probs = ctx.saved.tensor(DType::f32, {ranks, slots, topk}, "plan");
-    ctx.exchange.gather_routing(saved.route.ids, saved.route.probs, all_ids, all_probs, ctx.launch);
+    TensorView all_ids, all_probs;
+    if (ranks == 1 && slots == ctx.tokens) {  // its own routing is all there is
+        all_ids = saved.route.ids.reshape({1, slots, topk});
+        all_probs = saved.route.probs.reshape({1, slots, topk});
+    } else {
+        all_ids = ctx.saved.tensor(DType::i32, {ranks, slots, topk}, "plan");
+        all_probs = ctx.saved.tensor(DType::f32, {ranks, slots, topk}, "plan");
+        ctx.exchange.gather_routing(saved.route.ids, saved.route.probs, all_ids, all_probs, ctx.launch);
+    }
     saved.plan.padded = plan_for(ctx, all_ids, all_probs, moe_.moe_row_alignment, PlanRows::routed);
     if (!precision_.moe_permute_padding_for_fp8)
         saved.plan.unpadded = plan_for(ctx, all_ids, all_probs, 1, PlanRows::layer);

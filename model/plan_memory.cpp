@@ -202,8 +202,8 @@ SavedBytes saved_activation_bytes(const Config& config, int64_t layer, const Rec
     if (recompute.moe) return saved;
     const double ranks = f64(config.parallel.expert_model_parallel_size), topk = f64(moe.moe_router_topk);
     saved.per_token += word * (f64(moe.num_experts) + 2 * topk);  // logits, ids, probs
-    saved.per_token +=
-        ranks * (2 * word * topk + word * (topk + 2));  // plan: all ranks' routing, received and sent rows
+    if (ranks > 1) saved.per_token += ranks * 2 * word * topk;    // plan: all ranks' routing,
+    saved.per_token += ranks * word * (topk + 2);                 // received and sent rows
     if (shared > 0 && !recompute.shared_experts) saved.per_token += local_ffn(shared);
     const double width = f64(moe.moe_ffn_hidden_size);
     // moe_expert keeps what was received: FP8 rows in the flow, BF16 rows in the cast recipes.

@@ -348,22 +348,16 @@ template <class Out> void launch_as(const CrossEntropyArgs& args, const Launch& 
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(sizeof(Shared))),
                "cross_entropy");
-    cudaLaunchAttribute cluster{};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {static_cast<unsigned>(split.ctas), 1, 1};
-    cudaLaunchConfig_t config{};
-    config.gridDim = static_cast<unsigned>(split.ctas);
-    config.blockDim = kClusterThreads;
-    config.dynamicSmemBytes = sizeof(Shared);
-    config.stream = stream_of(launch);
-    config.attrs = &cluster;
-    config.numAttrs = 1;
+    const unsigned ctas = static_cast<unsigned>(split.ctas);
+    cudaLaunchAttribute cluster = in_clusters(ctas);
+    const cudaLaunchConfig_t config =
+        launch_config(std::span(&cluster, 1), ctas, dim3(kClusterThreads), sizeof(Shared), launch);
     int clusters = 0;  // that the device holds at a time: its GPCs have different numbers of SMs
     check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config), "cross_entropy");
     if (launch.sm_limit > 0) clusters = std::min(clusters, launch.sm_limit / split.ctas);
     clusters = static_cast<int>(std::min<int64_t>(std::max(1, clusters), args.tokens));
-    config.gridDim = static_cast<unsigned>(clusters * split.ctas);
-    check_cuda(cudaLaunchKernelEx(&config, kernel, args, split), "cross_entropy");
+    launch_with(cluster, kernel, static_cast<unsigned>(clusters) * ctas, dim3(kClusterThreads),
+                sizeof(Shared), launch, "cross_entropy", args, split);
 }
 
 }  // namespace

@@ -16,6 +16,8 @@ constexpr int kThreads = 256;
 // because a thread writes what it alone has read.
 __global__ __launch_bounds__(kThreads) void add_kernel(DeviceView a, DeviceView b, DeviceView y,
                                                        int64_t count, bool vectorised) {
+    let_next_start();
+    wait_for_kernel_before();
     for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kVector; i < count;
          i += static_cast<int64_t>(gridDim.x) * kThreads * kVector) {
         float values[kVector];
@@ -36,9 +38,8 @@ void launch_add(const TensorView& a, const TensorView& b, const TensorView& y, c
     if (count == 0) return;
     const bool vectorised = is_vectorisable(a.data, kVector) && is_vectorisable(b.data, kVector) &&
                             is_vectorisable(y.data, kVector);
-    add_kernel<<<grid_for(ceil_div(count, kThreads * kVector), launch), kThreads, 0, stream_of(launch)>>>(
-        device_view(a), device_view(b), device_view(y), count, vectorised);
-    check_launch(op);
+    launch_behind(add_kernel, grid_for(ceil_div(count, kThreads * kVector), launch), kThreads, launch, op,
+                  device_view(a), device_view(b), device_view(y), count, vectorised);
 }
 
 // *sum += the values, in double: blocks of 64 in ascending order, one a thread, then the block sums, which thread 0 adds (about 5 ns each;

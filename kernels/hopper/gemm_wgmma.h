@@ -223,7 +223,7 @@ __device__ __forceinline__ void init_ring(Barrier (&full)[kSize], Barrier (&empt
     }
 }
 
-// The shared memory of this CTA, its barriers made ready by `init(shared)` in one thread. One that leaves no room to align the stages relies on
+// The shared memory of this CTA, its barriers made ready by `init(shared)` in one thread while the kernel before may still end. One that leaves no room to align the stages relies on
 // the base's declared alignment; declared for all, it makes the loader of the fused kernel spill.
 constexpr size_t kMostShared = 227 * 1024, kAlignment = 1024;
 template <class Shared, class Init> __device__ __forceinline__ Shared& prepare_shared(Init init) {
@@ -242,6 +242,7 @@ template <class Shared, class Init> __device__ __forceinline__ Shared& prepare_s
         fence_barrier_init();
     }
     cluster_meet();
+    wait_for_kernel_before();
     return shared;
 }
 
@@ -387,6 +388,14 @@ void launch_wgmma_bf16(const DeviceProduct& product, const StoredShape& a, const
 void launch_wgmma_bf16_wgrad(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
                              const Launch& launch);
 
+// In whole pairs: an odd limit of multiprocessors is rounded down, a limit of one takes two. The kernel begins with prepare_shared.
+template <class Kernel, class... Args>
+void launch_wgmma_pairs(Kernel kernel, unsigned ctas, size_t shared_bytes, const Launch& launch,
+                        const char* op, const Args&... args) {
+    cudaLaunchAttribute attributes[] = {in_clusters(kPair), starts_early()};
+    launch_with(attributes, kernel, std::max(1u, ctas / kPair) * kPair, dim3(kWgmmaThreads), shared_bytes,
+                launch, op, args...);
+}
 // `maps`: of A and B, and of what else the kernel copies.
 template <class Kernel, class... Maps>
 void launch_wgmma_kernel(Kernel kernel, const DeviceProduct& product, const Launch& launch,
@@ -396,18 +405,8 @@ void launch_wgmma_kernel(Kernel kernel, const DeviceProduct& product, const Laun
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(shared_bytes)),
                "shared memory of a product");
-    cudaLaunchAttribute pairs{};
-    pairs.id = cudaLaunchAttributeClusterDimension;
-    pairs.val.clusterDim = {kPair, 1, 1};
-    cudaLaunchConfig_t config{};
-    // whole pairs: an odd limit of multiprocessors is rounded down, a limit of one takes two
-    config.gridDim = std::max(1u, grid_for(tiles, launch, 1) / kPair) * kPair;
-    config.blockDim = kWgmmaThreads;
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream_of(launch);
-    config.attrs = &pairs;
-    config.numAttrs = 1;
-    check_cuda(cudaLaunchKernelEx(&config, kernel, product, maps...), "product (wgmma)");
+    launch_wgmma_pairs(kernel, grid_for(tiles, launch, 1), shared_bytes, launch, "product (wgmma)", product,
+                       maps...);
 }
 
 }  // namespace fp8flow::hopper

@@ -8,6 +8,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <span>
 
 namespace fp8flow::hopper {
 
@@ -25,18 +26,42 @@ inline unsigned grid_for(int64_t blocks_wanted, const Launch& launch, int per_sm
 inline void check_launch(const char* op) { check_cuda(cudaGetLastError(), op); }
 
 #ifdef __CUDACC__
-// A launch with one attribute, and its check.
-template <class... Params, class... Args>
-void launch_with(cudaLaunchAttribute attribute, void (*kernel)(Params...), unsigned grid, dim3 threads,
-                 std::size_t shared_bytes, const Launch& launch, const char* op, const Args&... args) {
+// A grid in clusters of `ctas`, or a kernel that starts early (launch_behind), for launch_with.
+inline cudaLaunchAttribute in_clusters(unsigned ctas) {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {ctas, 1, 1};
+    return attribute;
+}
+inline cudaLaunchAttribute starts_early() {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    return attribute;
+}
+inline cudaLaunchConfig_t launch_config(std::span<cudaLaunchAttribute> attributes, unsigned grid,
+                                        dim3 threads, std::size_t shared_bytes, const Launch& launch) {
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
     config.blockDim = threads;
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream_of(launch);
-    config.attrs = &attribute;
-    config.numAttrs = 1;
+    config.attrs = attributes.data();
+    config.numAttrs = static_cast<unsigned>(attributes.size());
+    return config;
+}
+// A launch with attributes, and its check.
+template <class... Params, class... Args>
+void launch_with(std::span<cudaLaunchAttribute> attributes, void (*kernel)(Params...), unsigned grid,
+                 dim3 threads, std::size_t shared_bytes, const Launch& launch, const char* op,
+                 const Args&... args) {
+    const cudaLaunchConfig_t config = launch_config(attributes, grid, threads, shared_bytes, launch);
     check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), op);
+}
+template <class... Params, class... Args>
+void launch_with(cudaLaunchAttribute attribute, void (*kernel)(Params...), unsigned grid, dim3 threads,
+                 std::size_t shared_bytes, const Launch& launch, const char* op, const Args&... args) {
+    launch_with(std::span(&attribute, 1), kernel, grid, threads, shared_bytes, launch, op, args...);
 }
 
 // A kernel whose start does not wait until the one before it in the stream has quite ended: launched by launch_behind, it may get its places on
@@ -48,10 +73,7 @@ __device__ __forceinline__ void wait_for_kernel_before() { cudaGridDependencySyn
 template <class... Params, class... Args>
 void launch_behind(void (*kernel)(Params...), unsigned grid, dim3 threads, std::size_t shared_bytes,
                    const Launch& launch, const char* op, const Args&... args) {
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    launch_with(early, kernel, grid, threads, shared_bytes, launch, op, args...);
+    launch_with(starts_early(), kernel, grid, threads, shared_bytes, launch, op, args...);
 }
 template <class... Params, class... Args>
 void launch_behind(void (*kernel)(Params...), unsigned grid, unsigned threads, const Launch& launch,

@@ -8,11 +8,10 @@ namespace fp8flow {
 
 namespace {
 
-using hopper::check_launch;
 using hopper::device_view;
 using hopper::DeviceView;
 using hopper::grid_for;
-using hopper::stream_of;
+using hopper::launch_behind;
 
 constexpr int kThreads = 256;
 
@@ -20,6 +19,7 @@ constexpr int kThreads = 256;
 // whose place equals the number of smaller expert ids of the token. One thread per (t, k), reads K ids; 12 + 4K bytes per value.
 __global__ void return_probs_kernel(const int32_t* ids, const int32_t* recv_rows, DeviceView drow_prob,
                                     float* dprob, int64_t tokens, int64_t topk) {
+    hopper::wait_for_kernel_before();
     const int64_t base = drow_prob.base();
     const float* values = static_cast<const float*>(drow_prob.data);
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < tokens * topk;
@@ -43,6 +43,7 @@ public:
     int size() const override { return 1; }
     int num_ranks(Ranks) const override { return 1; }
     bool holds_first_replica() const override { return true; }
+    bool adds_to_residual() const override { return true; }
 
 protected:
     void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
@@ -86,22 +87,26 @@ protected:
                                 .num_rows = plan.recv_offsets.slice(1, 1),
                                 .dst = args.y};
         const auto rounding = by_rank ? hopper::SumRounding::before_residual : hopper::SumRounding::once;
-        if (!hopper::launch_unpermute_sums(sums, args.residual, rounding, launch)) {
+        if (!hopper::launch_unpermute_sums(sums, {args.residual, args.addend, rounding}, launch)) {
             ArenaScope scope(scratch);
+            TensorView residual = args.residual;
+            if (args.addend) {
+                residual = scratch.tensor(args.y.dtype, {tokens, args.y.cols()}, "combine");
+                ops_.add({.a = args.residual, .b = args.addend, .y = residual}, launch);
+            }
             sums.dst =
                 scratch.tensor(by_rank ? args.src.dtype : DType::f32, {tokens, args.src.cols()}, "combine");
             ops_.unpermute_unpad(sums, launch);
-            if (args.residual)
-                ops_.add({.a = sums.dst, .b = args.residual, .y = args.y}, launch);
+            if (residual)
+                ops_.add({.a = sums.dst, .b = residual, .y = args.y}, launch);
             else
                 ops_.cast({.x = sums.dst, .y = args.y}, launch);
         }
         if (!args.dprob || tokens == 0) return;
-        return_probs_kernel<<<grid_for(ceil_div(tokens * plan.topk, kThreads), launch), kThreads, 0,
-                              stream_of(launch)>>>(plan.all_ids.as<int32_t>(), plan.recv_rows.as<int32_t>(),
-                                                   device_view(args.drow_prob), args.dprob.as<float>(),
-                                                   tokens, plan.topk);
-        check_launch("returning the gradients of the probabilities");
+        launch_behind(return_probs_kernel, grid_for(ceil_div(tokens * plan.topk, kThreads), launch), kThreads,
+                      launch, "returning the gradients of the probabilities", plan.all_ids.as<int32_t>(),
+                      plan.recv_rows.as<int32_t>(), device_view(args.drow_prob), args.dprob.as<float>(),
+                      tokens, plan.topk);
     }
 
     void do_all_reduce(Reduce, Ranks, const TensorView&, const Launch&) override {}  // a sum over one rank

@@ -9,10 +9,15 @@ namespace fp8flow::hopper {
 // Where a sum over routed rows is rounded: once, with the residual in it; or before the residual is added, and again after that.
 enum class SumRounding { once, before_residual };
 
-// unpermute_unpad, plus `residual` (optional; may be dst). False, and nothing happens, unless all rows are BF16 in whole vectors and a
-// token has at most 8 of them.
-bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const TensorView& residual, SumRounding rounding,
-                           const Launch& launch);
+// What is added to a sum: `rows` (optional; may be dst), or the sum of `rows` and `addend` (optional), rounded to BF16.
+struct SumResidual {
+    TensorView rows, addend;
+    SumRounding rounding = SumRounding::once;
+};
+
+// unpermute_unpad, plus a residual. False, and nothing happens, unless all rows are BF16 in whole vectors and a token has at most 8 of them;
+// and where weights meet an addend.
+bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const SumResidual& residual, const Launch& launch);
 
 // permute_pad from the tokens' side. False, and nothing happens, unless recv_rows is there, rows are whole vectors, without scales or with
 // wire scales, and a token has at most 8 places.

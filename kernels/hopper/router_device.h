@@ -18,15 +18,24 @@ constexpr std::size_t kSharedBytes = 40 << 10;  // what a CTA gets without askin
 
 __device__ __forceinline__ int warp_lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
 
-// Which experts a thread holds: lane, lane + 32, ... kFull: all of its places are experts.
+// Which experts a thread holds: lane, lane + 32, ... kFull: all of its places are experts. In memory a thread has one address, and its places
+// are constants in the instructions (an address for each place took a fifth of all instructions).
 template <int kPlaces, bool kFull> struct Row {
     static constexpr int kCount = kPlaces;
-    int experts;
+    int count;
+    __device__ __forceinline__ int experts() const { return kFull ? kPlaces * kWarpSize : count; }
     __device__ __forceinline__ int expert(int j) const { return warp_lane() + j * kWarpSize; }
-    __device__ __forceinline__ bool has(int j) const { return kFull || expert(j) < experts; }
+    __device__ __forceinline__ bool has(int j) const { return kFull || expert(j) < count; }
     __device__ __forceinline__ void load(const float* values, float (&x)[kPlaces]) const {
+        const float* const own = values + warp_lane();
 #pragma unroll
-        for (int j = 0; j < kPlaces; ++j) x[j] = has(j) ? values[expert(j)] : bits_float(0x7FC00000u);
+        for (int j = 0; j < kPlaces; ++j) x[j] = has(j) ? own[j * kWarpSize] : bits_float(0x7FC00000u);
+    }
+    __device__ __forceinline__ void store(const float (&x)[kPlaces], float* values) const {
+        float* const own = values + warp_lane();
+#pragma unroll
+        for (int j = 0; j < kPlaces; ++j)
+            if (has(j)) own[j * kWarpSize] = x[j];
     }
 };
 
@@ -43,6 +52,14 @@ template <class F> void with_row(int64_t experts, F f) {
         case 16: return experts == 512 ? f(Row<16, true>{count}) : f(Row<16, false>{count});
         default: return f(Row<32, false>{count});
     }
+}
+
+// Asks for a warp's tokens [first, end), their logits, in L2: in front of the wait for the kernel before.
+__device__ __forceinline__ void prefetch_rows(const float* logits, int64_t first, int64_t end, int experts) {
+    constexpr int kLine = 128 / sizeof(float);
+#pragma unroll 1
+    for (int64_t at = first * experts + warp_lane() * kLine; at < end * experts; at += kWarpSize * kLine)
+        prefetch_line_to_l2(logits + at);
 }
 
 // ---- sums -----------------------------------------------------------------------------------------------------------------------
@@ -96,7 +113,7 @@ __device__ __forceinline__ void map_slowly(const R& row, float (&v)[R::kCount], 
     for (int j = 0; j < R::kCount; ++j)
         if (row.has(j)) shared[row.expert(j)] = v[j];
 #pragma unroll 1
-    for (int e = warp_lane(); e < row.experts; e += kWarpSize) shared[e] = f(shared[e]);
+    for (int e = warp_lane(); e < row.experts(); e += kWarpSize) shared[e] = f(shared[e]);
 #pragma unroll
     for (int j = 0; j < R::kCount; ++j)
         if (row.has(j)) {
@@ -116,7 +133,7 @@ __device__ __forceinline__ float softmax_terms(const R& row, const float (&logit
     bool near = fabsf(largest) <= 0x1p100f;  // not where all are -infinity
 #pragma unroll
     for (int j = 0; j < R::kCount; ++j) {
-        near = near && (logits[j] >= bound || !row.has(j));
+        near = near & (logits[j] >= bound | !row.has(j));  // no branches
         terms[j] = logits[j] - largest;
     }
     if (__all_sync(kWholeWarp, near)) {
@@ -137,7 +154,7 @@ __device__ __forceinline__ float sigmoid_terms(const R& row, const float (&logit
     bool near = true;
 #pragma unroll
     for (int j = 0; j < R::kCount; ++j) {
-        near = near && (fabsf(logits[j]) <= kNearScore || !row.has(j));
+        near = near & (fabsf(logits[j]) <= kNearScore | !row.has(j));
         scores[j] = logits[j];
     }
     if (__all_sync(kWholeWarp, near)) {

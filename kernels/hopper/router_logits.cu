@@ -131,11 +131,13 @@ __global__ __launch_bounds__(kThreads) void product_kernel(const ProductArgs arg
 // DeepSeek-V3 shape, from L2), out once. A thread takes kWidth neighbours and has eight of their blocks in flight. Rows of out are
 // out_pitch apart. One writer an element: deterministic.
 template <int kWidth>
-__global__ __launch_bounds__(kThreads) void add_blocks_kernel(const float* __restrict__ sums, int64_t blocks,
-                                                              int64_t rows, int64_t cols, int64_t out_pitch,
-                                                              Gradient mode, float* out) {
+__global__ __launch_bounds__(kThreads) void add_blocks_kernel(const float* sums, int64_t blocks, int64_t rows,
+                                                              int64_t cols, int64_t out_pitch, Gradient mode,
+                                                              float* out) {
     using Piece = std::conditional_t<kWidth == 4, float4, float>;
     const int64_t count = rows * cols;
+    let_next_start();
+    wait_for_kernel_before();
     for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kWidth; i < count;
          i += static_cast<int64_t>(gridDim.x) * kThreads * kWidth) {
         union {
@@ -172,9 +174,8 @@ void add_blocks(const BlockSums& job, const Launch& launch) {
         job.cols % 4 == 0 && job.out_pitch % 4 == 0 && reinterpret_cast<uintptr_t>(job.out) % 16 == 0;
     const unsigned grid = grid_for(ceil_div(job.rows * job.cols, kThreads * (wide ? 4 : 1)), launch);
     const auto kernel = wide ? add_blocks_kernel<4> : add_blocks_kernel<1>;
-    kernel<<<grid, kThreads, 0, stream_of(launch)>>>(job.sums, job.blocks, job.rows, job.cols, job.out_pitch,
-                                                     job.mode, job.out);
-    check_launch("router: block sums");
+    launch_behind(kernel, grid, kThreads, launch, "router: block sums", job.sums, job.blocks, job.rows,
+                  job.cols, job.out_pitch, job.mode, job.out);
 }
 
 Operand along_terms(const TensorView& view) {  // [rows, terms]

@@ -269,9 +269,11 @@ bool has_wide_rows(const float* out, int64_t cols) {
 // Moves: dlogits once, and as many bytes out (4.2 MB each at T=4096, E=256: 3 us). A thread takes eight experts of a token; the first CTA
 // also writes where the blocks of tokens lie.
 constexpr int kSplitThreads = 256;
-__global__ __launch_bounds__(kSplitThreads) void gradient_parts_kernel(const float* __restrict__ dlogits,
+__global__ __launch_bounds__(kSplitThreads) void gradient_parts_kernel(const float* dlogits,
                                                                        const GradientParts parts,
                                                                        int64_t pitch, bool wide) {
+    let_next_start();
+    wait_for_kernel_before();
     if (blockIdx.x == 0)
         for (int64_t b = threadIdx.x; b <= parts.blocks.count; b += kSplitThreads) {
             const int64_t first = min(b * parts.blocks.length, parts.tokens);
@@ -331,9 +333,8 @@ void launch_gradient_parts(const float* dlogits, const GradientParts& parts, con
     const int64_t pitch = GradientParts::pitch_of(parts.experts), count = parts.tokens * pitch / kPiece;
     if (count == 0) return;
     const bool wide = parts.experts % kPiece == 0 && reinterpret_cast<uintptr_t>(dlogits) % 16 == 0;
-    gradient_parts_kernel<<<grid_for(ceil_div(count, kSplitThreads), on), kSplitThreads, 0, stream_of(on)>>>(
-        dlogits, parts, pitch, wide);
-    check_launch("router_logits_backward: parts");
+    launch_behind(gradient_parts_kernel, grid_for(ceil_div(count, kSplitThreads), on), kSplitThreads, on,
+                  "router_logits_backward: parts", dlogits, parts, pitch, wide);
 }
 
 void launch_weight_gradient(const WeightGradient& job, const Launch& on) {

@@ -1,6 +1,7 @@
 // router_top_k on the GPU: choice, group limit, probabilities, and what balancing needs of the same logits, in one launch. Bit-equal to the
 // reference: the same operations in the same order; ids by a total order of (value, lowest index).
-// Floor at T = 8192, E = 256: 8 MB, 2 us; the kernel is bound by its instructions (940 a token, 65 % of the issue slots; docs/memory_worklog.md).
+// Floor at T = 8192, E = 256: 8 MB, 2 us; the kernel is bound by its instructions and chains of warp-wide maxima (docs/memory_worklog.md). Logits asked for in L2
+// before the wait for the kernel before: -0.5 us.
 #include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/router_choice.h"
@@ -97,7 +98,7 @@ __device__ __forceinline__ void store_keys(const R& row, const TopKArgs& args, c
     __syncwarp();
     if (args.options.num_groups > 0)
         exclude_groups(static_cast<int>(args.options.num_groups), static_cast<int>(args.options.group_topk),
-                       row.experts, args.topk, keys, keys + row.experts);
+                       row.experts(), args.topk, keys, keys + row.experts());
 }
 
 // Probabilities of a token whose choices stand in args.ids; own is that of k = lane.
@@ -132,7 +133,7 @@ __device__ __forceinline__ void choose_experts(const R& row, const TopKArgs& arg
     const auto logit_key = [&](int u, int j) { return to_key(tokens.x[u][j]); };
     const auto logit_key_again = [&](int u, int j) {
         const bool is_logit = row.has(j) && tokens.first + u < args.tokens;
-        return is_logit ? to_key(args.logits[(tokens.first + u) * row.experts + row.expert(j)]) : kNanKey;
+        return is_logit ? to_key(args.logits[(tokens.first + u) * row.experts() + row.expert(j)]) : kNanKey;
     };
     if constexpr (kPlain) {
         choose<kTokens>(row, topk, logit_key, logit_key_again, emit);
@@ -189,7 +190,7 @@ __global__ __launch_bounds__(kThreads,
                                                                        const R row) {
     extern __shared__ float shared[];
     __shared__ float2 largest_and_sum[op::kScoreBlock];
-    const int experts = row.experts, warp = static_cast<int>(threadIdx.x) / kWarpSize;
+    const int experts = row.experts(), warp = static_cast<int>(threadIdx.x) / kWarpSize;
     float* pieces = shared;
     unsigned int* counted = reinterpret_cast<unsigned int*>(pieces + kWarps * experts);
     unsigned int* plain = counted + experts;
@@ -200,9 +201,13 @@ __global__ __launch_bounds__(kThreads,
                   first = set * args.set_tokens + blockIdx.x % args.set_blocks * op::kScoreBlock;
     const int64_t set_end =
         (set + 1) * args.set_tokens < args.tokens ? (set + 1) * args.set_tokens : args.tokens;
-    for (int e = static_cast<int>(threadIdx.x); e < 2 * experts; e += kThreads) counted[e] = 0;
+    let_next_start();
     WarpTokens<R> tokens;
     tokens.first = first + warp * kTokens;
+    if (warp < kWarps)
+        prefetch_rows(args.logits, tokens.first, min(tokens.first + kTokens, args.tokens), experts);
+    for (int e = static_cast<int>(threadIdx.x); e < 2 * experts; e += kThreads) counted[e] = 0;
+    wait_for_kernel_before();
     if (warp < kWarps) {
 #pragma unroll
         for (int u = 0; u < kTokens; ++u) {
@@ -236,10 +241,7 @@ __global__ __launch_bounds__(kThreads,
         weigh_choices(args, experts, t, u == 0 ? own[0] : own[1], largest, sum);
         if (warp_lane() == 0) largest_and_sum[warp * kTokens + u] = make_float2(largest, sum);
     }
-    if (args.plain_counts != nullptr)
-#pragma unroll
-        for (int j = 0; j < R::kCount; ++j)
-            if (row.has(j)) piece[row.expert(j)] = sums[j];
+    if (args.plain_counts != nullptr) row.store(sums, piece);
     meet(2, kTokenThreads);
 
     for (int e = static_cast<int>(threadIdx.x);
@@ -298,9 +300,8 @@ void HopperOps::do_router_top_k(const op::RouterTopK& args, const Launch& launch
             check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             static_cast<int>(bytes)),
                        "router_top_k");
-        kernel<<<grid, kThreads, bytes, stream_of(launch)>>>(kernel_args, row);
+        launch_behind(kernel, grid, dim3(kThreads), bytes, launch, "router_top_k", kernel_args, row);
     });
-    check_launch("router_top_k");
 }
 
 }  // namespace fp8flow

@@ -318,10 +318,11 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
 // dweight (+)= over the blocks of tokens, ascending, the larger part's product + the smaller part's. Moves: the products once, from L2 where
 // they fit (14.7 MB a block at H=7168, E=256), dweight once. A thread takes four neighbours; one writer an element: deterministic.
 constexpr int kAddThreads = 256;
-__global__ __launch_bounds__(kAddThreads) void add_weight_parts_kernel(const float4* __restrict__ sums,
-                                                                       int64_t blocks, int64_t part,
-                                                                       int64_t count, Gradient mode,
-                                                                       float4* dweight) {
+__global__ __launch_bounds__(kAddThreads) void add_weight_parts_kernel(const float4* sums, int64_t blocks,
+                                                                       int64_t part, int64_t count,
+                                                                       Gradient mode, float4* dweight) {
+    let_next_start();
+    wait_for_kernel_before();
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * kAddThreads + threadIdx.x; i < count;
          i += static_cast<int64_t>(gridDim.x) * kAddThreads) {
         float4 total{};
@@ -378,18 +379,8 @@ void launch_wgmma_logits(const LogitProduct& job, float* sums, const Launch& on)
     const CUtensorMap map_x = tensor_map(job.x, DType::bf16, job.tokens, job.hidden, kTileRows / 2),
                       map_w = tensor_map(job.weight, DType::bf16, job.experts, job.hidden, kTileCols / 2);
     allow_shared(logits_kernel, kSharedBytes, kOp);
-    cudaLaunchAttribute pair{};
-    pair.id = cudaLaunchAttributeClusterDimension;
-    pair.val.clusterDim = {kPair, 1, 1};
-    cudaLaunchConfig_t config{};
-    // whole pairs: an odd limit of multiprocessors is rounded down, a limit of one takes two
-    config.gridDim = std::max(1u, grid_for(tiles.pairs * kPair, on, 1) / kPair) * kPair;
-    config.blockDim = kWgmmaThreads;
-    config.dynamicSmemBytes = kSharedBytes;
-    config.stream = stream_of(on);
-    config.attrs = &pair;
-    config.numAttrs = 1;
-    check_cuda(cudaLaunchKernelEx(&config, logits_kernel, tiles, map_x, map_w), kOp);
+    launch_wgmma_pairs(logits_kernel, grid_for(tiles.pairs * kPair, on, 1), kSharedBytes, on, kOp, tiles,
+                       map_x, map_w);
 }
 
 bool wgmma_takes_input_gradient(const InputGradient& job) {
@@ -419,9 +410,8 @@ void launch_wgmma_input_gradient(const InputGradient& job, const Launch& on) {
                       map_in = tensor_map(job.dx_in != nullptr ? job.dx_in : job.dx, DType::bf16,
                                           parts.tokens, job.hidden, kTileRows);
     allow_shared(input_kernel, kInputShared, kOp);
-    input_kernel<<<grid_for(tiles.items, on, 1), kWgmmaThreads, kInputShared, stream_of(on)>>>(
-        tiles, map_dlogits, map_w, map_in);
-    check_launch(kOp);
+    launch_behind(input_kernel, grid_for(tiles.items, on, 1), dim3(kWgmmaThreads), kInputShared, on, kOp,
+                  tiles, map_dlogits, map_w, map_in);
 }
 
 bool wgmma_takes_weight_gradient(const WeightGradient& job) {
@@ -456,11 +446,10 @@ void launch_wgmma_weight_gradient(const WeightGradient& job, const WeightSums& s
         product.d = sums.data;
         launch_wgmma_bf16_wgrad(product, {parts.tokens, 2 * pitch}, {parts.tokens, job.hidden}, on);
         const int64_t count = parts.experts * job.hidden / 4;
-        add_weight_parts_kernel<<<grid_for(ceil_div(count, kAddThreads), on), kAddThreads, 0,
-                                  stream_of(on)>>>(
-            reinterpret_cast<const float4*>(sums.data), blocks, pitch * job.hidden / 4, count,
-            first == 0 ? job.mode : Gradient::accumulate, reinterpret_cast<float4*>(job.dweight));
-        check_launch("router_logits_backward: dweight");
+        launch_behind(add_weight_parts_kernel, grid_for(ceil_div(count, kAddThreads), on), kAddThreads, on,
+                      "router_logits_backward: dweight", reinterpret_cast<const float4*>(sums.data), blocks,
+                      pitch * job.hidden / 4, count, first == 0 ? job.mode : Gradient::accumulate,
+                      reinterpret_cast<float4*>(job.dweight));
     }
 }
 

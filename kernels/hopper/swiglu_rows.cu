@@ -32,6 +32,27 @@ struct RowSegments {
     int shift, cols;
 };
 
+// What a CTA does while the kernel before ends, on a multiprocessor that it has left: the table, and its warps' first steps are asked for in L2
+// (rows of an arena begin where that kernel may still say). `rows`: that there is room for.
+template <int kInputs, int kWarps>
+__device__ __forceinline__ void begin(Shared<kWarps>& shared, const RowView& h, const RowView& da, int width,
+                                      const RowSegments& segments, int64_t rows) {
+    let_next_start();
+    const int warp = static_cast<int>(threadIdx.y), lane = static_cast<int>(threadIdx.x);
+    const int item = static_cast<int>(blockIdx.x) * kWarps + warp, row = item >> segments.shift,
+              col = (item & ((1 << segments.shift) - 1)) * segments.cols,
+              cols = min(min(width, col + segments.cols) - col, kStep);
+    if (h.row_base == nullptr && row < rows && cols > 0 && lane < kInputs) {
+        const int64_t at = int64_t{row} * width + col;
+        const uint16_t* const from =
+            lane == kForwardInputs ? static_cast<const uint16_t*>(da.data) + at
+                                   : static_cast<const uint16_t*>(h.data) + at + int64_t{row + lane} * width;
+        prefetch_to_l2(from, static_cast<uint32_t>(sizeof(uint16_t)) * static_cast<uint32_t>(cols));
+    }
+    shared.table.fill(warp * kLanes + lane, kWarps * kLanes);
+    wait_for_kernel_before();
+}
+
 // Hands out an op's rows, pads too, in ascending order: row r belongs to warp r % kWarps of whichever CTA comes next. The first two rounds go by
 // the CTA's place in the grid, all others by that warp's ticket in memory (one for all warps could not keep up: 1.8 ns a row). A number is
 // asked for when the one before it is taken, and has come when it is needed. What comes out does not depend on who works on a row.
@@ -67,7 +88,7 @@ struct Piece {
     int blocks;
 };
 
-// What a warp reads, step by step, through its slots of shared memory; and the table. A step takes the next blocks of the warp's rows, of two or
+// What a warp reads, step by step, through its slots of shared memory. A step takes the next blocks of the warp's rows, of two or
 // more rows where one ends in it, so that short rows leave no lane without work. Pads that it meets are cleared by `clear(row, first column,
 // end)`.
 template <int kWarps, int kInputs, class Clear> class Feed {
@@ -101,9 +122,7 @@ public:
         for (int slot = 0; slot < kSlots; ++slot) append(request(slot));
 #pragma unroll
         for (Piece& piece : pieces_) piece.prob = prob_of(piece);
-        shared.table.fill(static_cast<int>(threadIdx.y) * kLanes + static_cast<int>(threadIdx.x),
-                          kWarps * kLanes);
-        __syncthreads();
+        __syncthreads();  // the table is there
     }
     __device__ const Piece& piece() const { return pieces_[0]; }
     // Waits for the piece; where its first input begins, the others follow kPieceBytes apart.
@@ -260,7 +279,7 @@ __global__ void __launch_bounds__(kForwardWarps* kLanes, 1)
     swiglu_rows_kernel(const SwigluForward args, RowSegments segments) {
     extern __shared__ __align__(128) uint8_t ring[];
     __shared__ Shared<kForwardWarps> shared;
-    wait_for_kernel_before();
+    begin<kForwardInputs>(shared, args.h, {}, args.a.cols, segments, args.groups.rows);
     const int width = args.a.cols, lane = static_cast<int>(threadIdx.x);
     const int block_col = lane % kBlockLanes * kUnit, lane_col = lane / kBlockLanes * kBlockCols + block_col;
     const int64_t a_base = args.a.base();
@@ -323,8 +342,9 @@ __global__ void __launch_bounds__(kBackwardWarps* kLanes, 1)
     swiglu_backward_rows_kernel(const SwigluGradient args) {
     extern __shared__ __align__(128) uint8_t ring[];
     __shared__ Shared<kBackwardWarps> shared;
-    wait_for_kernel_before();
     const int width = args.da.cols, lane = static_cast<int>(threadIdx.x);
+    const RowSegments whole_rows = {.shift = 0, .cols = width};
+    begin<kBackwardInputs>(shared, args.h, args.da, width, whole_rows, args.groups.rows);
     const int block_col = lane % kBlockLanes * kUnit, lane_col = lane / kBlockLanes * kBlockCols + block_col;
     const int64_t dh_base = args.dh.base();
     float* const dprob = args.dprob ? static_cast<float*>(args.dprob.data) + args.dprob.base() : nullptr;
@@ -333,8 +353,7 @@ __global__ void __launch_bounds__(kBackwardWarps* kLanes, 1)
         if (dprob != nullptr && lane == 0) dprob[row] = 0.0f;
     };
     Feed<kBackwardWarps, kBackwardInputs, decltype(clear)> feed(
-        {args.h, args.da, args.prob, width, {.shift = 0, .cols = width}, args.groups, args.tickets}, ring,
-        shared, clear);
+        {args.h, args.da, args.prob, width, whole_rows, args.groups, args.tickets}, ring, shared, clear);
     const bool odd = lane % 2 != 0;
     float sum = 0.0f;  // of the row, so far
     for (; feed.piece().blocks > 0; feed.advance()) {

@@ -18,10 +18,10 @@ constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
 
 // ---- sums, BF16 in whole vectors -------------------------------------------------------------------------------------------------------
-constexpr int kMostRows = 8;      // of a token
-constexpr int kFewRows = 2;       // with so many, several turns at once
-constexpr int kSumThreads = 128;  // at most
-constexpr int kSumCtas = 6;       // of an SM
+constexpr int kMostRows = 8;                                    // of a token
+constexpr int kFewRows = 2;                                     // with so many, several turns at once
+constexpr int kSumThreads = 128;                                // at most
+constexpr int sum_ctas(bool addend) { return addend ? 5 : 6; }  // of an SM
 
 enum class Weights { none, probs };
 struct SumArgs {
@@ -34,26 +34,21 @@ struct SumArgs {
     int topk, units;  // units of a row
     unsigned slabs;   // of a row
     int slab_units;
-    const uint16_t* residual;  // optional
+    const uint16_t *residual, *addend;  // optional; an addend has a residual
     uint16_t* dst;
     SumRounding rounding;
 };
 
-__device__ __forceinline__ void add_residual(const uint4& residual, SumRounding rounding,
-                                             float (&sum)[kUnit]) {
-    if (rounding == SumRounding::before_residual) {
-#pragma unroll
-        for (int i = 0; i < kUnit; i += 2) {
-            const uint32_t pair = pack_bf16(sum[i], sum[i + 1]);
-            sum[i] = __uint_as_float(pair << 16);
-            sum[i + 1] = __uint_as_float(pair & 0xFFFF0000u);
-        }
-    }
+__device__ __forceinline__ uint4 pack_unit(const float (&v)[kUnit]) {
+    return {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
+}
+__device__ __forceinline__ void add_unit(const uint4& unit, float (&sum)[kUnit]) {
     float v[kUnit];
-    unpack_unit(residual, DType::bf16, v);
+    unpack_unit(unit, DType::bf16, v);
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) sum[i] += v[i];
 }
+__device__ __forceinline__ void round_unit(float (&v)[kUnit]) { unpack_unit(pack_unit(v), DType::bf16, v); }
 
 // Moves: every routed row once, every token's row once (and its residual): 529 (587) MB at T=4096, H=7168, K=8: 0.129 (0.143) ms at 4.1 TB/s. A
 // CTA takes two turns, of up to 1024 columns each, on a token's row and learns its K row numbers first, once, and their weights, a lane
@@ -62,8 +57,8 @@ __device__ __forceinline__ void add_residual(const uint4& residual, SumRounding 
 // one CTA are short and there are many, so that SMs stay equally busy to the end. Loads that leave L2 first: 5 % slower with weights. Sums in
 // fp32 in the order of recv_rows. No barriers, one writer a byte. The residual may stand where the result goes: a thread reads the units
 // that it writes.
-template <Weights kWeights, int kRows>
-__global__ __launch_bounds__(kSumThreads, kSumCtas) void unpermute_sums_kernel(const SumArgs args) {
+template <Weights kWeights, int kRows, bool kAddend>
+__global__ __launch_bounds__(kSumThreads, sum_ctas(kAddend)) void unpermute_sums_kernel(const SumArgs args) {
     constexpr int kAtOnce = kMostRows / kRows;  // turns
     wait_for_kernel_before();
     const int64_t items = *args.num_rows * args.slabs;
@@ -88,16 +83,17 @@ __global__ __launch_bounds__(kSumThreads, kSumCtas) void unpermute_sums_kernel(c
         const int first = slab * args.slab_units + static_cast<int>(threadIdx.x),
                   end = min(args.units, (slab + 1) * args.slab_units);
         for (int unit = first; unit - lane < end; unit += kAtOnce * step) {  // by whole warps
-            uint4 raw[kAtOnce][kRows], raw_residual[kAtOnce];
+            uint4 raw[kAtOnce][kRows], raw_residual[kAtOnce], raw_addend[kAtOnce];
 #pragma unroll
             for (int t = 0; t < kAtOnce; ++t) {
                 if (unit + t * step >= end) continue;
 #pragma unroll
                 for (int k = 0; k < kRows; ++k)
                     if (k < count) raw[t][k] = from[k][unit + t * step];
+                const int64_t at = row * args.units + unit + t * step;
                 if (args.residual != nullptr)
-                    raw_residual[t] =
-                        reinterpret_cast<const uint4*>(args.residual)[row * args.units + unit + t * step];
+                    raw_residual[t] = reinterpret_cast<const uint4*>(args.residual)[at];
+                if constexpr (kAddend) raw_addend[t] = reinterpret_cast<const uint4*>(args.addend)[at];
             }
             float weight[kRows];
 #pragma unroll
@@ -120,18 +116,26 @@ __global__ __launch_bounds__(kSumThreads, kSumCtas) void unpermute_sums_kernel(c
                             sum[i] += v[i];
                     }
                 }
-                if (args.residual != nullptr) add_residual(raw_residual[t], args.rounding, sum);
-                reinterpret_cast<uint4*>(args.dst)[row * args.units + unit + t * step] =
-                    uint4{pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3]), pack_bf16(sum[4], sum[5]),
-                          pack_bf16(sum[6], sum[7])};
+                if (args.residual != nullptr) {
+                    if (args.rounding == SumRounding::before_residual) round_unit(sum);
+                    if constexpr (kAddend) {
+                        float both[kUnit];
+                        unpack_unit(raw_residual[t], DType::bf16, both);
+                        add_unit(raw_addend[t], both);
+                        raw_residual[t] = pack_unit(both);
+                    }
+                    add_unit(raw_residual[t], sum);
+                }
+                reinterpret_cast<uint4*>(args.dst)[row * args.units + unit + t * step] = pack_unit(sum);
             }
         }
     }
 }
 
-template <int kRows> auto sums_kernel(bool weighted) {
-    return weighted ? unpermute_sums_kernel<Weights::probs, kRows>
-                    : unpermute_sums_kernel<Weights::none, kRows>;
+template <int kRows> auto sums_kernel(bool weighted, bool addend) {
+    return weighted ? unpermute_sums_kernel<Weights::probs, kRows, false>
+           : addend ? unpermute_sums_kernel<Weights::none, kRows, true>
+                    : unpermute_sums_kernel<Weights::none, kRows, false>;
 }
 
 // ---- sums, any rows ----------------------------------------------------------------------------------------------------------------------
@@ -316,13 +320,17 @@ __global__ __launch_bounds__(kThreads, 3) void unpermute_probs_backward_kernel(c
 
 namespace hopper {
 
-bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const TensorView& residual, SumRounding rounding,
+bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const SumResidual& residual,
                            const Launch& launch) {
     const int64_t hidden = args.dst.cols(), capacity = args.recv_rows.dim(0), topk = args.recv_rows.dim(1);
     const auto fits = [&](const TensorView& rows) {
-        return rows.dtype == DType::bf16 && is_vectorisable(rows.data, hidden);
+        return !rows || (rows.dtype == DType::bf16 && is_vectorisable(rows.data, hidden));
     };
-    if (topk > kMostRows || !fits(args.src) || !fits(args.dst) || (residual && !fits(residual))) return false;
+    const bool weighted = static_cast<bool>(args.row_prob), addend = static_cast<bool>(residual.addend);
+    if (weighted && addend) return false;
+    if (topk > kMostRows || !fits(args.src) || !fits(args.dst) || !fits(residual.rows) ||
+        !fits(residual.addend))
+        return false;
     const int64_t units = hidden / kUnit;
     // turns of a CTA on a row: two, of few rows four at once
     const bool few = topk <= kFewRows;
@@ -342,13 +350,14 @@ bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const TensorView& res
                               .units = static_cast<int>(units),
                               .slabs = static_cast<unsigned>(slabs),
                               .slab_units = static_cast<int>(slab_units),
-                              .residual = static_cast<const uint16_t*>(residual.data),
+                              .residual = static_cast<const uint16_t*>(residual.rows.data),
+                              .addend = static_cast<const uint16_t*>(residual.addend.data),
                               .dst = static_cast<uint16_t*>(args.dst.data),
-                              .rounding = rounding};
+                              .rounding = residual.rounding};
     const unsigned grid =
-        launch.sm_limit > 0 ? grid_for(items, launch, kSumCtas) : static_cast<unsigned>(items);
-    const bool weighted = static_cast<bool>(args.row_prob);
-    const auto kernel = few ? sums_kernel<kFewRows>(weighted) : sums_kernel<kMostRows>(weighted);
+        launch.sm_limit > 0 ? grid_for(items, launch, sum_ctas(addend)) : static_cast<unsigned>(items);
+    const auto kernel =
+        few ? sums_kernel<kFewRows>(weighted, addend) : sums_kernel<kMostRows>(weighted, addend);
     launch_behind(kernel, grid, static_cast<unsigned>(threads), launch, "unpermute_unpad", kernel_args);
     return true;
 }
@@ -358,7 +367,7 @@ bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const TensorView& res
 void HopperOps::do_unpermute_unpad(const op::UnpermuteUnpad& args, const Launch& launch) {
     const int64_t hidden = args.dst.cols(), capacity = args.recv_rows.dim(0);
     if (hidden == 0 || capacity == 0) return;
-    if (launch_unpermute_sums(args, {}, SumRounding::once, launch)) return;
+    if (launch_unpermute_sums(args, {}, launch)) return;
     const bool vectorised = is_vectorisable(args.src.data, hidden) && is_vectorisable(args.dst.data, hidden);
     const UnpermuteArgs kernel_args{.src = device_view(args.src),
                                     .dst = device_view(args.dst),

@@ -17,7 +17,8 @@ void CastFlow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) con
     dispatch(ctx, {.codes = io.x.plain}, io.plan, PermutePadding::fused, {.codes = xe});
     if (keep_plain) saved.plain = xe;
     experts_forward(ctx, xe, io.weights, saved, ye);
-    combine(ctx, {.src = ye, .residual = io.residual, .y = io.y}, io.plan, PermutePadding::fused);
+    combine(ctx, {.src = ye, .residual = io.residual, .addend = io.addend, .y = io.y}, io.plan,
+            PermutePadding::fused);
 }
 
 void CastFlow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const {

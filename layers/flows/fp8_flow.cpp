@@ -51,7 +51,7 @@ public:
 
         receive(ctx, "dispatch", io.x, io.plan, saved, saved.x);
         experts_forward(ctx, io.weights, saved, ye);
-        combine(ctx, {.src = ye, .residual = io.residual, .y = io.y}, io.plan, padding_);
+        combine(ctx, {.src = ye, .residual = io.residual, .addend = io.addend, .y = io.y}, io.plan, padding_);
     }
 
     void backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const override {

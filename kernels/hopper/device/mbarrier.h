@@ -142,6 +142,10 @@ __device__ __forceinline__ void tensor_store(const CUtensorMap* map, const void*
 __device__ __forceinline__ void prefetch_to_l2(const void* from, uint32_t bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
+// The same for the 128 bytes around an address.
+__device__ __forceinline__ void prefetch_line_to_l2(const void* at) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory");
+}
 
 // ---- the copy engine both ways: boxes of a 3-D tensor that passes once, and is the first to leave L2 --------------------------------------
 __device__ __forceinline__ uint64_t passing_once() {
