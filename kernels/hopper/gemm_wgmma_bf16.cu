@@ -128,13 +128,14 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     const auto load = [&](WgmmaShared& shared) {
         const int rank = static_cast<int>(cluster_rank());
         load_tiles<kDepth>(
-            product, shared, kStageBytes, [&](const MathTile& tile, int step, int index, Barrier* full) {
+            product, shared, kStageBytes,
+            [&](const MathTile& tile, auto common, int step, int index, Barrier* full) {
                 const int a_k = static_cast<int>(tile.a_k) + step * kDepth,
                           b_k = static_cast<int>(tile.b_k) + step * kDepth;
                 const int a = static_cast<int>(tile.a_output), b = static_cast<int>(tile.b_output);
                 const int group = static_cast<int>(tile.group);
                 const auto load_of = [&](Common operand) {
-                    return tile.common == operand ? Load::common : Load::own;
+                    return common == operand ? Load::common : Load::own;
                 };
                 uint8_t *to_a = shared.stages[index], *to_b = to_a + kTileRows * kStageRowBytes;
                 load_operand<2>(load_of(Common::a), rank, &map_a, full, to_a, kTileRows / 2 * kStageRowBytes,

@@ -91,9 +91,10 @@ __device__ __forceinline__ void load_operands(const DeviceProduct& product, Shar
     constexpr uint32_t kRowBytes = has_row_scales(kScales) ? kTileRows * sizeof(float) : 0,
                        kColBytes = kScales == Scales::rows_columns ? kTileCols * sizeof(float) : 0;
     const int b_half = kRowsOwned ? static_cast<int>(product.n / 2) : kTileCols / 2;
-    load_tiles<kFp8Depth>(
+    // for two loops the one where warpgroups own rows has too few registers
+    load_tiles<kFp8Depth, kRowsOwned ? Asks::every_stage : Asks::once_a_tile>(
         product, shared, kStageBytes + kRowBytes + kColBytes,
-        [&](const MathTile& tile, int step, int index, Barrier* full) {
+        [&](const MathTile& tile, auto common, int step, int index, Barrier* full) {
             const int64_t first_a = kRowsOwned ? 0 : tile.a_k, first_b = kRowsOwned ? 0 : tile.b_k;
             const int a_k = static_cast<int>(first_a) + step * kFp8Depth,
                       b_k = static_cast<int>(first_b) + step * kFp8Depth;
@@ -101,9 +102,7 @@ __device__ __forceinline__ void load_operands(const DeviceProduct& product, Shar
             const int a = static_cast<int>(tile.a_output),
                       b = static_cast<int>((rows_grouped ? tile.group * product.n : 0) +
                                            (kRowsOwned ? tile.b_output / 2 : tile.b_output));
-            const auto load_of = [&](Common operand) {
-                return tile.common == operand ? Load::common : Load::own;
-            };
+            const auto load_of = [&](Common operand) { return common == operand ? Load::common : Load::own; };
             uint8_t *to_a = shared.stages[index], *to_b = to_a + kTileRows * kStageRowBytes;
             load_operand<2>(load_of(Common::a), rank, map_a, full, to_a, kTileRows / 2 * kStageRowBytes,
                             [&](int i) { return make_int2(a_k, a + i * kTileRows / 2); });
