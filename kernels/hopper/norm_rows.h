@@ -136,6 +136,12 @@ __device__ __forceinline__ void prefetch_row(const RowView& from, int64_t row, c
     prefetch_to_l2(static_cast<const uint16_t*>(from.data) + row * from.cols + part.first,
                    static_cast<uint32_t>(2 * kUnit * part.units));
 }
+// The same of all inputs of a backward row.
+__device__ __forceinline__ void prefetch_inputs(const NormBackward& args, int64_t row, const RowPart& part) {
+    prefetch_row(args.dy, row, part);
+    prefetch_row(args.x, row, part);
+    if (args.dresidual) prefetch_row(args.dresidual, row, part);
+}
 __device__ __forceinline__ uint4 unit_of(const uint8_t* slot, int unit) {
     return reinterpret_cast<const uint4*>(slot)[unit];
 }
