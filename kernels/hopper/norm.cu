@@ -263,22 +263,20 @@ void HopperOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Laun
     const int64_t rows = args.x.dim(0), width = args.x.cols(), parts = op::gamma_parts(width),
                   sums = std::min(parts, rows);
     const cudaStream_t stream = stream_of(launch);
-    const NormBackward job = {
-        .dy = row_view(args.dy),
-        .x = row_view(args.x),
-        .gamma = row_view(args.gamma),
-        .dresidual = row_view(args.dresidual),
-        .dx = row_view(args.dx),
-        .rows = rows,
-        .gamma_offset = offset_of(args.gamma_form),
-        .rstd = args.rstd.as<float>(),
-        .segments = static_cast<int>(op::norm_segments(width)),
-        .segment_cols = segment_cols(width),
-        .ctas = static_cast<int>(ceil_div(op::norm_segments(width), op::kGammaSegments)),
-        .parts = static_cast<int>(parts),
-        .chunks = static_cast<int>(op::gamma_chunks(width)),
-        .partials = workspace_->partials_for<float>(sums * width),
-        .asked = workspace_->zeros_for<uint32_t>(1)};
+    const NormBackward job = {.dy = row_view(args.dy),
+                              .x = row_view(args.x),
+                              .gamma = row_view(args.gamma),
+                              .dresidual = row_view(args.dresidual),
+                              .dx = row_view(args.dx),
+                              .rows = rows,
+                              .gamma_offset = offset_of(args.gamma_form),
+                              .rstd = args.rstd.as<float>(),
+                              .segments = static_cast<int>(op::norm_segments(width)),
+                              .segment_cols = segment_cols(width),
+                              .parts = static_cast<int>(parts),
+                              .chunks = static_cast<int>(op::gamma_chunks(width)),
+                              .partials = workspace_->partials_for<float>(sums * width),
+                              .asked = workspace_->zeros_for<uint32_t>(1)};
     if (rows > 0 && !launch_norm_backward_front(job, launch) && !launch_norm_backward_rows(job, launch)) {
         // dgamma first: dx may stand in the place of dy
         dgamma_partial_kernel<<<grid_for(sums * ceil_div(width, kRowThreads), launch), kRowThreads, 0,

@@ -1,5 +1,5 @@
-// RMSNorm backward on rows of BF16 or FP16 of more than 2048 columns, up to eight segments: all multiprocessors go over the rows as one front.
-// Contract: kernels/ops/norm.h. Narrower rows: norm_rows_backward.cu. Other rows: norm.cu.
+// RMSNorm backward on rows of BF16 or FP16 of 2049 columns to four segments: all multiprocessors go over the rows as one front. Contract:
+// kernels/ops/norm.h. Narrower rows, and rows of more segments: norm_rows_backward.cu. Other rows: norm.cu.
 #include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/norm_rows.h"
 
@@ -8,23 +8,19 @@ namespace fp8flow::hopper {
 namespace {
 
 constexpr int kMostSlots = 16, kLanes = 32, kMostPolls = 32;
-// A CTA's teams of kNormThreads threads: two rows of few units a thread at a time, a team each; a segment each of a row of several (kShare = 2);
-// one for other rows. One warp more brings the rows.
-constexpr int teams_of(int units, int share) { return units == 2 ? 2 : share; }
-constexpr int threads_of(int units, int share) { return teams_of(units, share) * kNormThreads + kLanes; }
+// Rows that a CTA works on at a time, each by a team of kNormThreads threads; one warp more brings them.
+constexpr int teams_of(int units) { return units == 2 ? 2 : 1; }
+constexpr int threads_of(int units) { return teams_of(units) * kNormThreads + kLanes; }
 // Registers for so many threads, not as many as there are: a CTA of the kernel behind finds room beside this one.
-constexpr int bound_of(int units, int share) {
-    return units == 2 ? 768 : share == 1 ? 512 : threads_of(units, share);
-}
-constexpr int kShares = static_cast<int>(op::kGammaSegments);
-static_assert(op::gamma_chunks(2 * kUnit * kNormThreads) == 2 &&
-              op::gamma_chunks(3 * kUnit * kNormThreads) == 1 && kMostSegments <= 8 * kShares);
+constexpr int bound_of(int units) { return units == 2 ? 768 : 512; }
+static_assert(op::gamma_chunks(2 * kUnit * kNormThreads) == teams_of(2) &&
+              op::gamma_chunks(3 * kUnit * kNormThreads) == teams_of(kMostUnits));
 
 // What was the fastest of what was tried. Shared memory for rows, and of rows without residuals no more than are of use; a CTA is held where a
 // part has many rows or a residual comes with them, to so many quarters of a row ahead of the mean.
 constexpr int kRoom = 220 * 1024, kFewRows = 4, kFirstRows = 2, kLongPart = 48;
-constexpr int hold_of(int rows_at_once, bool with_residual) {
-    return rows_at_once == 2 ? (with_residual ? 4 : 8) : (with_residual ? 1 : 4);
+constexpr int hold_of(int teams, bool with_residual) {
+    return teams == 2 ? (with_residual ? 4 : 8) : (with_residual ? 1 : 4);
 }
 
 template <int kTeams> struct Shared {
@@ -45,70 +41,56 @@ struct Place {
     }
 };
 
-// A piece of a row's inputs, what a team takes at a time, in L2 ahead of time. One thread.
-template <int kShare> __device__ __forceinline__ void prefetch_first(const NormBackward& args, int pieces) {
-    int row = static_cast<int>(blockIdx.x) / args.ctas;
-    for (int n = 0; n < pieces && row < args.rows; ++n) {
-        const RowPart part = team_part<kShare>(args, n % kShare);
-        if (part.units > 0) prefetch_inputs(args, row, part);
-        if (part.units > 0 && n < kShare)
-            prefetch_to_l2(static_cast<const float*>(args.gamma.data) + part.first,
-                           static_cast<uint32_t>(4 * kUnit * part.units));
-        if (n % kShare == kShare - 1) row += args.parts;
-    }
+// What the CTA's first rows need, asked for in L2 while the kernel before this one ends: the multiprocessors have nothing else to do. One thread.
+__device__ __forceinline__ void prefetch_first(const NormBackward& args, const RowPart& part, int rows) {
+    int row = static_cast<int>(blockIdx.x) / part.segments;
+    prefetch_to_l2(static_cast<const float*>(args.gamma.data) + part.first,
+                   static_cast<uint32_t>(4 * kUnit * part.units));
+    for (int n = 0; n < rows && row < args.rows; ++n, row += args.parts) prefetch_inputs(args, row, part);
 }
 
-// The rows of a CTA's parts, one after the other, in pieces; every team takes its share. One thread.
-template <int kTeams, int kShare>
-__device__ __forceinline__ void bring_rows(const NormBackward& args, uint8_t* memory, int slot_size,
-                                           Shared<kTeams>& shared) {
+// The rows of a CTA's parts, one after the other; every team takes its share. One thread.
+template <int kTeams>
+__device__ __forceinline__ void bring_rows(const NormBackward& args, const RowPart& part, uint8_t* memory,
+                                           int slot_size, Shared<kTeams>& shared) {
     const bool with_residual = static_cast<bool>(args.dresidual);
     const int inputs = with_residual ? 3 : 2, rows = static_cast<int>(args.rows),
-              clusters = static_cast<int>(gridDim.x) / args.ctas;
+              clusters = static_cast<int>(gridDim.x) / part.segments;
+    const uint32_t bytes = static_cast<uint32_t>(2 * kUnit * part.units);
     const auto slot_of = [&](int slot) { return memory + slot * inputs * slot_size; };
-    const auto bytes_of = [](const RowPart& part) { return static_cast<uint32_t>(2 * kUnit * part.units); };
     const auto bring_gamma = [&] {
-        for (int t = 0; t < kShare; ++t) {
-            const RowPart part = team_part<kShare>(args, t);
-            barrier_arrive_expect_bytes(&shared.gamma_here, 2 * bytes_of(part));
-            if (part.units > 0)
-                bulk_load(static_cast<const float*>(args.gamma.data) + part.first, &shared.gamma_here,
-                          slot_of(args.depth - kShare + t), 2 * bytes_of(part));
-        }
+        barrier_arrive_expect_bytes(&shared.gamma_here, 2 * bytes);
+        bulk_load(static_cast<const float*>(args.gamma.data) + part.first, &shared.gamma_here,
+                  slot_of(args.depth - 1), 2 * bytes);
     };
     Place place = {0, 1};
     int n = 0;
     uint32_t seen = 0;
     const bool held = args.hold >= 0 && clusters >= args.parts;  // all have as many rows
     bool patient = true;
-    const auto stay = [&](const RowPart& part) {
-        const int mean = (4 * (n / kShare) - args.hold) * clusters / 4;
-        for (int polls = 0; patient && n >= args.depth && static_cast<int>(seen) < mean; ++polls) {
-            seen = *static_cast<volatile uint32_t*>(args.asked);
-            if (static_cast<int>(seen) >= mean) break;
-            __nanosleep(64);
-            patient = polls < kMostPolls;
-        }
-        if (part.rank == 0) atomicAdd(args.asked, 1u);
-    };
-    for (int sums = static_cast<int>(blockIdx.x) / args.ctas; sums < args.parts; sums += clusters)
-        for (int row = sums; row < rows; row += args.parts)
-            for (int t = 0; t < kShare; ++t, ++n) {
-                const RowPart part = team_part<kShare>(args, t);
-                if (n == kTeams) bring_gamma();
-                if (n == args.depth - kShare) barrier_wait(&shared.gamma_read, 0);
-                barrier_wait(&shared.empty[place.slot], place.parity);
-                if (held && t == 0) stay(part);
-                uint8_t* const slot = slot_of(place.slot);
-                Barrier* const full = &shared.full[place.slot];
-                barrier_arrive_expect_bytes(full, static_cast<uint32_t>(inputs) * bytes_of(part));
-                if (part.units > 0) {
-                    start_row(args.dy, row, part, slot, full);
-                    start_row(args.x, row, part, slot + slot_size, full);
-                    if (with_residual) start_row(args.dresidual, row, part, slot + 2 * slot_size, full);
+    for (int sums = static_cast<int>(blockIdx.x) / part.segments; sums < args.parts; sums += clusters)
+        for (int row = sums; row < rows; row += args.parts, ++n) {
+            if (n == kTeams) bring_gamma();
+            if (n == args.depth - 1) barrier_wait(&shared.gamma_read, 0);
+            barrier_wait(&shared.empty[place.slot], place.parity);
+            if (held) {
+                const int mean = (4 * n - args.hold) * clusters / 4;
+                for (int polls = 0; patient && n >= args.depth && static_cast<int>(seen) < mean; ++polls) {
+                    seen = *static_cast<volatile uint32_t*>(args.asked);
+                    if (static_cast<int>(seen) >= mean) break;
+                    __nanosleep(64);
+                    patient = polls < kMostPolls;
                 }
-                place.advance(1, args.depth);
+                if (part.rank == 0) atomicAdd(args.asked, 1u);
             }
+            uint8_t* const slot = slot_of(place.slot);
+            Barrier* const full = &shared.full[place.slot];
+            barrier_arrive_expect_bytes(full, static_cast<uint32_t>(inputs) * bytes);
+            start_row(args.dy, row, part, slot, full);
+            start_row(args.x, row, part, slot + slot_size, full);
+            if (with_residual) start_row(args.dresidual, row, part, slot + 2 * slot_size, full);
+            place.advance(1, args.depth);
+        }
     if (n <= kTeams) bring_gamma();
 }
 
@@ -175,18 +157,17 @@ __device__ __forceinline__ void add_sums(const float4* from, int units, float (&
 // Gamma comes behind the first rows, to the last slot. Rows of several segments: a cluster, as in the forward kernel; its CTAs take the same rows
 // at the same time. One writer a byte, stated orders: deterministic. dx may stand in the place of dy or dresidual: a row is written after it has
 // come, and by the CTA that read it. Measured as the bench does, beside a streaming kernel with the same bytes: 104 us, before 115.
-template <int kUnits, int kShare, DType kType, Rows kRows>
-__global__ __launch_bounds__(bound_of(kUnits, kShare),
+template <int kUnits, DType kType, Rows kRows>
+__global__ __launch_bounds__(bound_of(kUnits),
                              1) void norm_backward_front_kernel(const __grid_constant__ NormBackward args) {
-    constexpr int kTeams = teams_of(kUnits, kShare), kRowTeams = kTeams / kShare;  // rows at a time
-    constexpr int kJoin = 1 + kTeams;  // a barrier a row, and one of all teams
+    constexpr int kTeams = teams_of(kUnits), kJoin = 1 + kTeams;  // a barrier a team, and one of all
     constexpr bool kFetched = kRows == Rows::fetched;
     let_next_start();
     extern __shared__ __align__(128) uint8_t memory[];
     __shared__ Shared<kTeams> shared;
     const int thread = static_cast<int>(threadIdx.x) % kNormThreads,
               team = static_cast<int>(threadIdx.x) / kNormThreads, lane = thread % kLanes;
-    const RowPart part = team_part<kShare>(args, team % kShare);
+    const RowPart part = row_part<kUnits>(args.x.cols, args.segments, args.segment_cols);
     const int units = part.units, first_unit = part.first / kUnit, depth = args.depth;
     const int slot_size = slot_bytes(args.segment_cols);
     const bool with_residual = static_cast<bool>(args.dresidual);
@@ -197,43 +178,41 @@ __global__ __launch_bounds__(bound_of(kUnits, kShare),
             barrier_init(&shared.full[slot], 1);
             barrier_init(&shared.empty[slot], kNormWarps);
         }
-        barrier_init(&shared.gamma_here, kShare);
+        barrier_init(&shared.gamma_here, 1);
         barrier_init(&shared.gamma_read, kTeams * kNormWarps);
         prepare(shared.segment_sums);
         fence_barrier_init();
     }
-    if (!kFetched && team == kTeams && lane == 0)
-        prefetch_first<kShare>(args, min(depth, kFirstRows * kTeams));
+    if (!kFetched && team == kTeams && lane == 0) prefetch_first(args, part, min(depth, kFirstRows * kTeams));
     __syncthreads();
-    if (kShare > 1 && args.ctas > 1) cluster_announce();
+    if (part.segments > 1) cluster_announce();
     wait_for_kernel_before();
     if (team == kTeams) {
-        if (!kFetched && lane == 0) bring_rows<kTeams, kShare>(args, memory, slot_size, shared);
+        if (!kFetched && lane == 0) bring_rows(args, part, memory, slot_size, shared);
         __syncwarp();
-        if (kShare > 1 && args.ctas > 1) {
+        if (part.segments > 1) {
             cluster_await();
             cluster_meet();
         }
         return;
     }
 
-    const int meeting = kRowTeams == 1 ? 1 : 1 + team;  // a constant where there is one row
-    constexpr int kMeeting = kShare * kNormThreads;
+    const int meeting = kTeams == 1 ? 1 : 1 + team;  // a constant where there is one team
     float g[kUnits][kUnit] = {};
-    take_gamma<kUnits, kFetched>(args, part, slot_of(depth - kShare + team % kShare), shared, g);
-    if (kShare > 1 && args.ctas > 1) cluster_await();
+    take_gamma<kUnits, kFetched>(args, part, slot_of(depth - 1), shared, g);
+    if (part.segments > 1) cluster_await();
 
     struct Turn {
         int row, slot;
         float r;
     };
     const int all_rows = static_cast<int>(args.rows), parts = min(args.parts, all_rows),
-              clusters = static_cast<int>(gridDim.x) / args.ctas, step = kRowTeams * args.parts;
+              clusters = static_cast<int>(gridDim.x) / part.segments, step = kTeams * args.parts;
     int n = 0, brought = 0;  // rows of the team, of the CTA up to this part
     Place place = {team, 0};
-    for (int sums = static_cast<int>(blockIdx.x) / args.ctas; sums < parts; sums += clusters) {
+    for (int sums = static_cast<int>(blockIdx.x) / part.segments; sums < parts; sums += clusters) {
         float dgamma[kUnits][kUnit] = {};
-        const int first = sums + team / kShare * args.parts;
+        const int first = sums + team * args.parts;
         float next_rstd = first < all_rows ? args.rstd[first] : 0.0f;
         const auto take = [&](int row) {
             Turn turn = {row, place.slot, next_rstd};
@@ -244,7 +223,7 @@ __global__ __launch_bounds__(bound_of(kUnits, kShare),
                 fetch_row(args.dy, row, part, slot, thread);
                 fetch_row(args.x, row, part, slot + slot_size, thread);
                 if (with_residual) fetch_row(args.dresidual, row, part, slot + 2 * slot_size, thread);
-                meet(meeting, kMeeting);
+                meet(meeting, kNormThreads);
             } else {
                 barrier_wait(&shared.full[place.slot], place.parity);
                 place.advance(kTeams, depth);
@@ -298,17 +277,14 @@ __global__ __launch_bounds__(bound_of(kUnits, kShare),
         if (first < all_rows) {
             Turn turn = take(first);
             for (bool more = true; more;) {
-                meet(meeting, kMeeting);
+                meet(meeting, kNormThreads);
                 const int at = n - 1;
-                const bool alone = kShare == 1 || args.ctas == 1;  // the row's other CTAs are none
-                const float* const sums_of_row = shared.warp_sums[at % 2];
-                float sum = row_sum(sums_of_row + (alone ? team / kShare : team) * kNormWarps);
-                if (kShare > 1 && alone) sum += row_sum(sums_of_row + kNormWarps);
-                if (!alone) send_sum(shared.segment_sums, at, part, sum, thread, args.ctas, team == 0);
+                float sum = row_sum(shared.warp_sums[at % 2] + team * kNormWarps);
+                if (part.segments > 1) send_sum(shared.segment_sums, at, part, sum, thread);
                 Turn next = turn;
                 more = turn.row + step < all_rows;
                 if (more) next = take(turn.row + step);
-                if (!alone) sum = await_sums(shared.segment_sums, at, part);
+                if (part.segments > 1) sum = await_sums(shared.segment_sums, at, part);
                 give(turn, sum);
                 turn = next;
             }
@@ -316,13 +292,13 @@ __global__ __launch_bounds__(bound_of(kUnits, kShare),
         const auto left_by = [&](int team) {
             return reinterpret_cast<float4*>(slot_of(kFetched ? 2 * kTeams : depth)) + (team - 1) * 2 * units;
         };
-        if (kRowTeams > 1 && team > 0) {
+        if (team > 0) {
             leave_sums(dgamma, units, left_by(team));
             announce(kJoin, kTeams * kNormThreads);
         } else {
-            if (kRowTeams > 1) meet(kJoin, kTeams * kNormThreads);
+            if (kTeams > 1) meet(kJoin, kTeams * kNormThreads);
 #pragma unroll
-            for (int other = 1; other < kRowTeams; ++other) add_sums(left_by(other), units, dgamma);
+            for (int other = 1; other < kTeams; ++other) add_sums(left_by(other), units, dgamma);
             const RowView out = {args.partials, nullptr, args.x.cols, DType::f32, !kFetched};
 #pragma unroll
             for (int j = 0; j < kUnits; ++j) {
@@ -330,21 +306,20 @@ __global__ __launch_bounds__(bound_of(kUnits, kShare),
                 if (unit < units) store_unit(out, sums, (first_unit + unit) * kUnit, dgamma[j]);
             }
         }
-        if (kRowTeams > 1 && sums + clusters < parts) {  // what the teams left has been read
+        if (kTeams > 1 && sums + clusters < parts) {  // what the teams left has been read
             meet(kJoin + 1, kTeams * kNormThreads);
             brought += (all_rows - sums + args.parts - 1) / args.parts;
             const int at = brought + team;
             place = {at % depth, static_cast<uint32_t>(at / depth) & 1u};
         }
     }
-    if (kShare > 1 && args.ctas > 1) cluster_meet();  // no sum is on its way any more
+    if (part.segments > 1) cluster_meet();  // no sum is on its way any more
 }
 
 using BackwardKernel = void (*)(NormBackward);
-template <DType kType, Rows kRows> BackwardKernel kernel_of(int units, int share) {
-    return share > 1    ? norm_backward_front_kernel<kMostUnits, kShares, kType, kRows>
-           : units == 2 ? norm_backward_front_kernel<2, 1, kType, kRows>
-                        : norm_backward_front_kernel<kMostUnits, 1, kType, kRows>;
+template <DType kType, Rows kRows> BackwardKernel kernel_of(int units) {
+    return units == 2 ? norm_backward_front_kernel<2, kType, kRows>
+                      : norm_backward_front_kernel<kMostUnits, kType, kRows>;
 }
 
 }  // namespace
@@ -352,24 +327,21 @@ template <DType kType, Rows kRows> BackwardKernel kernel_of(int units, int share
 bool launch_norm_backward_front(NormBackward args, const Launch& launch) {
     const DType type = args.x.dtype;
     const bool f16 = type == DType::f16, with_residual = args.dresidual.data != nullptr;
-    const int units = units_a_thread(args.segment_cols), share = std::min(args.segments, kShares),
-              teams = teams_of(units, share), rows = teams / share;  // at a time
-    if (units == 1 || !is_backward_fetchable(args)) return false;
+    const int units = units_a_thread(args.segment_cols), teams = teams_of(units);
+    if (units == 1 || args.chunks != teams || !is_backward_fetchable(args)) return false;
     const bool copied = is_backward_wide(args);
-    const BackwardKernel kernel = copied ? (f16 ? kernel_of<DType::f16, Rows::copied>(units, share)
-                                                : kernel_of<DType::bf16, Rows::copied>(units, share))
-                                         : (f16 ? kernel_of<DType::f16, Rows::fetched>(units, share)
-                                                : kernel_of<DType::bf16, Rows::fetched>(units, share));
-    const int piece = (with_residual ? 3 : 2) * slot_bytes(args.segment_cols),
-              left = (rows - 1) * static_cast<int>(sizeof(float)) *
+    const BackwardKernel kernel = copied ? (f16 ? kernel_of<DType::f16, Rows::copied>(units)
+                                                : kernel_of<DType::bf16, Rows::copied>(units))
+                                         : (f16 ? kernel_of<DType::f16, Rows::fetched>(units)
+                                                : kernel_of<DType::bf16, Rows::fetched>(units));
+    const int row_bytes = (with_residual ? 3 : 2) * slot_bytes(args.segment_cols),
+              left = (teams - 1) * static_cast<int>(sizeof(float)) *
                      static_cast<int>(round_up(args.segment_cols, kUnit)),
-              slots = std::min(kMostSlots, (kRoom - left) / piece);
-    args.depth = !copied                       ? 2 * teams
-                 : rows == 1 && !with_residual ? std::min(slots, kFewRows * share)
-                                               : slots;
-    args.hold = with_residual || args.rows >= kLongPart * args.parts ? hold_of(rows, with_residual) : -1;
-    launch_rows(kernel, args, std::min<int64_t>(args.parts, args.rows), 1, dim3(threads_of(units, share)),
-                args.depth * piece + left, launch, "rms_norm_backward", true);
+              slots = std::min(kMostSlots, (kRoom - left) / row_bytes);
+    args.depth = !copied ? 2 * teams : teams == 1 && !with_residual ? std::min(slots, kFewRows) : slots;
+    args.hold = with_residual || args.rows >= kLongPart * args.parts ? hold_of(teams, with_residual) : -1;
+    launch_rows(kernel, args, std::min<int64_t>(args.parts, args.rows), 1, dim3(threads_of(units)),
+                args.depth * row_bytes + left, launch, "rms_norm_backward", true);
     return true;
 }
 

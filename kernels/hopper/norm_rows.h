@@ -26,7 +26,6 @@ struct NormBackward {
     float gamma_offset;
     const float* rstd;
     int segments, segment_cols;
-    int ctas;           // of a row's cluster
     int parts, chunks;  // of dgamma; chunks a part
     float* partials;    // [min(parts, rows), H]: sums of parts
     uint32_t*
@@ -101,12 +100,6 @@ template <int kUnits> __device__ __forceinline__ RowPart row_part(int cols, int 
     if (kUnits < kMostUnits || segments == 1) return {1, 0, 0, (cols + kUnit - 1) / kUnit};
     const int rank = static_cast<int>(cluster_rank()), first = rank * segment_cols;
     return {segments, rank, first, (min(segment_cols, cols - first) + kUnit - 1) / kUnit};
-}
-// The part of one of kTeams teams that share a CTA's segments; none where a row's last CTA has one segment only.
-template <int kTeams> __device__ __forceinline__ RowPart team_part(const NormBackward& args, int team) {
-    const int rank = (args.ctas > 1 ? static_cast<int>(cluster_rank()) : 0) * kTeams + team,
-              first = rank * args.segment_cols, width = min(args.segment_cols, args.x.cols - first);
-    return {args.segments, rank, first, max(0, width + kUnit - 1) / kUnit};
 }
 
 // How rows come: whole units by the copy engine, ahead of time, or element by element when their turn comes (odd widths, odd addresses).
@@ -183,21 +176,16 @@ __device__ __forceinline__ void prepare(SegmentSums& shared) {
     barrier_init(&shared.full[0], 1);
     barrier_init(&shared.full[1], 1);
 }
-// Row n of the CTA: a segment's sum goes to all CTAs of the row, and all of them come in. All kNormThreads threads of the segment call both;
-// where a CTA has several segments, those of one of them arm the barrier.
-__device__ __forceinline__ void send_sum(SegmentSums& shared, int n, const RowPart& part, float sum,
-                                         int thread, int ctas, bool arms) {
-    const int place = n % 2;
-    if (arms && thread == 0)
-        barrier_arrive_expect_bytes(&shared.full[place],
-                                    static_cast<uint32_t>(part.segments * sizeof(float)));
-    if (thread < ctas && part.units > 0)
-        store_remote(cluster_address(&shared.sums[place][part.rank], static_cast<uint32_t>(thread)), sum,
-                     cluster_address(&shared.full[place], static_cast<uint32_t>(thread)));
-}
+// Row n of the CTA: its segment's sum goes out, all of them come in. All kNormThreads threads call both.
 __device__ __forceinline__ void send_sum(SegmentSums& shared, int n, const RowPart& part, float sum,
                                          int thread) {
-    send_sum(shared, n, part, sum, thread, part.segments, true);
+    const int place = n % 2;
+    if (thread == 0)
+        barrier_arrive_expect_bytes(&shared.full[place],
+                                    static_cast<uint32_t>(part.segments * sizeof(float)));
+    if (thread < part.segments)
+        store_remote(cluster_address(&shared.sums[place][part.rank], static_cast<uint32_t>(thread)), sum,
+                     cluster_address(&shared.full[place], static_cast<uint32_t>(thread)));
 }
 __device__ __forceinline__ float await_sums(SegmentSums& shared, int n, const RowPart& part) {
     const int place = n % 2;
@@ -240,17 +228,13 @@ template <class Kernel> void allow_shared_memory(Kernel kernel, int bytes) {
                    "shared memory of rms_norm");
 }
 
-// CTAs of a row
-inline int row_ctas(const NormForward& args) { return args.segments; }
-inline int row_ctas(const NormBackward& args) { return args.ctas; }
-
 // `ctas` of an SM at most, a cluster for the segments of a row, no more clusters than rows or find room at once. `behind`: all threads of the
 // kernel call wait_for_kernel_before() before they touch memory, so that it may start while the kernel before it ends.
 template <class Args>
 void launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int ctas, dim3 block, int bytes,
                  const Launch& launch, const char* op, bool behind = false) {
     allow_shared_memory(kernel, bytes);
-    const unsigned cluster = static_cast<unsigned>(row_ctas(args));
+    const unsigned segments = static_cast<unsigned>(args.segments);
     cudaLaunchAttribute attributes[2]{};
     cudaLaunchConfig_t config{};
     config.blockDim = block;
@@ -261,14 +245,14 @@ void launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int ctas,
         attributes[config.numAttrs].id = id;
         return attributes[config.numAttrs++].val;
     };
-    unsigned clusters = std::max(1u, grid_for(rows * cluster, launch, ctas) / cluster);
-    config.gridDim = clusters * cluster;
-    if (cluster > 1) {
-        add(cudaLaunchAttributeClusterDimension).clusterDim = {cluster, 1, 1};
+    unsigned clusters = std::max(1u, grid_for(rows * segments, launch, ctas) / segments);
+    config.gridDim = clusters * segments;
+    if (segments > 1) {
+        add(cudaLaunchAttributeClusterDimension).clusterDim = {segments, 1, 1};
         int room = 0;
         check_cuda(cudaOccupancyMaxActiveClusters(&room, kernel, &config), op);
         clusters = std::clamp(static_cast<unsigned>(room), 1u, clusters);
-        config.gridDim = clusters * cluster;
+        config.gridDim = clusters * segments;
     }
     if (behind)
         add(cudaLaunchAttributeProgrammaticStreamSerialization).programmaticStreamSerializationAllowed = 1;
@@ -277,7 +261,7 @@ void launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int ctas,
 
 // False: these rows need the other kernels.
 bool launch_norm_rows(const NormForward& args, const Launch& launch);
-// dx and the sums of dgamma's parts: rows of more than 2048 columns, and narrower ones
+// dx and the sums of dgamma's parts: rows of 2049 columns to four segments, and others
 bool launch_norm_backward_front(NormBackward args, const Launch& launch);
 bool launch_norm_backward_rows(const NormBackward& args, const Launch& launch);
 

@@ -1,5 +1,5 @@
-// RMSNorm backward on rows of BF16 or FP16 of 1024 to 2048 columns: every byte is read once, and the sums for gamma stay in registers. Contract:
-// kernels/ops/norm.h. Wider rows: norm_front_backward.cu. Forward: norm_held_rows.cu. Other rows: norm.cu.
+// RMSNorm backward on rows of BF16 or FP16 of 1024 to 2048 columns or of more than four segments: every byte is read once, and the sums for gamma
+// stay in registers. Contract: kernels/ops/norm.h. Rows between these: norm_front_backward.cu. Forward: norm_rows.cu. Other rows: norm.cu.
 #include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/norm_rows.h"
 
@@ -9,27 +9,32 @@ namespace {
 
 constexpr int kTeamSlots = 6;  // of rows: two of dy, x and dresidual
 constexpr int kFirstRows = 2;  // of a team, asked for in L2 while the kernel before this one ends
-constexpr int kTeams = 4;
-static_assert(op::gamma_chunks(kUnit * kNormThreads) == kTeams);
+constexpr int teams_of(int units) { return units == 1 ? 4 : 2; }
+static_assert(op::gamma_chunks(kUnit * kNormThreads) == teams_of(1) &&
+              op::gamma_chunks(5 * op::kNormSegment) == teams_of(kMostUnits));
 
-// Bytes at T=8192, H=2048: dy, x in, dx out: 101 MB, and 1 MB of sums: 26 us. A CTA, one an SM, takes a part of dgamma, a chunk a team of
-// 256 threads: neighbouring CTAs read neighbouring rows. Thread t owns the columns of strand t in every row, so that its dgamma sums stay in registers to the end of the chunk. Two slots a team for dy and x, refilled two rows ahead at the row's only barrier (a named one
+// Bytes at T=4096, H=7168: dy, x, dresidual in, dx out: 235 MB, and 4 MB of sums: 56 us. A CTA, one an SM, takes a part of dgamma, a chunk a team of
+// 256 threads: neighbouring CTAs read neighbouring rows. (With a chunk of consecutive rows a CTA, 1024 places in memory were read or written at a
+// time, and 256 chunks were summed afterwards from 7 MB: 72 us in all.) Thread t owns the columns of strand t in every row, so that its dgamma
+// sums stay in registers to the end of the chunk. Two slots a team for dy and x, refilled two rows ahead at the row's only barrier (a named one
 // of the team; the row is in registers by then); two slots for dresidual, which is read behind the barrier and so is refilled one row ahead. A
 // kernel starts with one row a team on its way, so that gamma does not come behind two. Warp sums alternate as in the forward kernel. At the end
-// of a part the other teams leave their sums in shared memory and go on, the first adds and writes them. One writer a byte, stated orders: deterministic. dx may stand in the place
+// of a part the other teams leave their sums in shared memory and go on, the first adds and writes them. Rows of several segments: a cluster, as
+// in the forward kernel; its CTAs take the same rows at the same time. One writer a byte, stated orders: deterministic. dx may stand in the place
 // of dy or dresidual: a row is written after it has come, and by the CTA that read it.
-template <DType kType, Rows kRows>
-__global__ __launch_bounds__(kTeams* kNormThreads,
+template <int kUnits, DType kType, Rows kRows>
+__global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
                              1) void norm_backward_rows_kernel(const NormBackward args) {
-    constexpr int kUnits = 1, kJoin = 1 + kTeams;  // a barrier a team, and one of all
+    constexpr int kTeams = teams_of(kUnits), kJoin = 1 + kTeams;  // a barrier a team, and one of all
     let_next_start();
     extern __shared__ __align__(128) uint8_t memory[];
     __shared__ Barrier full_of[kTeams][2], full_residual_of[kTeams][2];
     __shared__ float warp_sums_of[kTeams][2][kNormWarps];
+    __shared__ SegmentSums segment_sums[kTeams];
     const int thread = static_cast<int>(threadIdx.x), team = static_cast<int>(threadIdx.y);
-    const RowPart part = row_part<kUnits>(args.x.cols, 1, args.x.cols);
+    const RowPart part = row_part<kUnits>(args.x.cols, args.segments, args.segment_cols);
     const int units = part.units, first_unit = part.first / kUnit;
-    const int slot_size = slot_bytes(args.x.cols);
+    const int slot_size = slot_bytes(args.segment_cols);
     const auto slots_of = [&](int team) { return memory + team * kTeamSlots * slot_size; };
     uint8_t* const slots = slots_of(team);
     Barrier *const full = full_of[team], *const full_residual = full_residual_of[team];
@@ -49,8 +54,8 @@ __global__ __launch_bounds__(kTeams* kNormThreads,
         barrier_arrive_expect_bytes(&full_residual[slot], static_cast<uint32_t>(2 * kUnit * units));
         start_row(args.dresidual, row, part, residual_slot(slot), &full_residual[slot]);
     };
-    const int parts = min(args.parts, all_rows), ctas = static_cast<int>(gridDim.x);
-    int sums = static_cast<int>(blockIdx.x);  // the part of dgamma, a row of its sums
+    const int parts = min(args.parts, all_rows), clusters = static_cast<int>(gridDim.x) / part.segments;
+    int sums = static_cast<int>(blockIdx.x) / part.segments;  // the part of dgamma, a row of its sums
     const int step = kTeams * args.parts;
     const auto first_row = [&] { return sums + team * args.parts; };
     if (kRows == Rows::copied && thread == 0)
@@ -62,6 +67,7 @@ __global__ __launch_bounds__(kTeams* kNormThreads,
             barrier_init(&full[slot], 1);
             barrier_init(&full_residual[slot], 1);
         }
+        prepare(segment_sums[team]);
         fence_barrier_init();
         start(first_row(), 0);
     }
@@ -75,7 +81,11 @@ __global__ __launch_bounds__(kTeams* kNormThreads,
         else
             load_wide_gamma(args.gamma, 0.0f, first_unit + unit, g[j]);
     }
-    __syncthreads();  // the barriers are there
+    // the barriers are there
+    if (part.segments > 1)
+        cluster_meet();
+    else
+        __syncthreads();
     if (args.gamma_offset != 0.0f)
 #pragma unroll
         for (int j = 0; j < kUnits; ++j)
@@ -83,10 +93,10 @@ __global__ __launch_bounds__(kTeams* kNormThreads,
             for (int i = 0; i < kUnit; ++i) g[j][i] = args.gamma_offset + g[j][i];
 
     int n = 0;  // rows of the team
-    for (; sums < parts; sums += ctas) {
+    for (; sums < parts; sums += clusters) {
         const int first = first_row();
         if (thread == 0) {
-            if (sums >= ctas) start(first, n % 2);  // of the first part it has been asked for
+            if (sums >= clusters) start(first, n % 2);  // of the first part it has been asked for
             start_residual(first, n % 2);
             start(first + step, (n + 1) % 2);
         }
@@ -129,7 +139,11 @@ __global__ __launch_bounds__(kTeams* kNormThreads,
                 start(next + step, slot);
                 start_residual(next, slot ^ 1);
             }
-            const float sum = row_sum(warp_sums_of[team][slot]);
+            float sum = row_sum(warp_sums_of[team][slot]);
+            if (part.segments > 1) {
+                send_sum(segment_sums[team], n, part, sum, thread);
+                sum = await_sums(segment_sums[team], n, part);
+            }
             const float c = r * r * div_float(sum, static_cast<float>(args.x.cols));
             if (kRows == Rows::copied && with_residual) barrier_wait(&full_residual[slot], parity);
 #pragma unroll
@@ -181,27 +195,38 @@ __global__ __launch_bounds__(kTeams* kNormThreads,
                 store_unit(out, sums, (first_unit + unit) * kUnit, dgamma[j]);
             }
         }
-        if (sums + ctas < parts) {  // the slots are free again, for the copy engine too
+        if (sums + clusters < parts) {  // the slots are free again, for the copy engine too
             fence_shared_for_engines();
             __syncthreads();
         }
     }
+    if (part.segments > 1) cluster_meet();  // no sum is on its way any more
 }
 
-template <DType kType> auto kernel_of(bool copied) {
-    return copied ? norm_backward_rows_kernel<kType, Rows::copied>
-                  : norm_backward_rows_kernel<kType, Rows::fetched>;
+using BackwardKernel = void (*)(NormBackward);
+template <DType kType> BackwardKernel kernel_of(int units) {
+    return units == 1 ? norm_backward_rows_kernel<1, kType, Rows::copied>
+                      : norm_backward_rows_kernel<kMostUnits, kType, Rows::copied>;
+}
+template <DType kType> BackwardKernel fetching_kernel_of(int units) {
+    return units == 1 ? norm_backward_rows_kernel<1, kType, Rows::fetched>
+                      : norm_backward_rows_kernel<kMostUnits, kType, Rows::fetched>;
 }
 
 }  // namespace
 
 bool launch_norm_backward_rows(const NormBackward& args, const Launch& launch) {
-    if (!is_backward_fetchable(args) || units_a_thread(args.x.cols) > 1) return false;
+    const bool f16 = args.x.dtype == DType::f16;
+    if (!is_backward_fetchable(args)) return false;
     const bool copied = is_backward_wide(args);
-    const auto kernel =
-        args.x.dtype == DType::f16 ? kernel_of<DType::f16>(copied) : kernel_of<DType::bf16>(copied);
-    launch_rows(kernel, args, std::min<int64_t>(args.parts, args.rows), 1, dim3(kNormThreads, kTeams),
-                kTeams * kTeamSlots * slot_bytes(args.x.cols), launch, "rms_norm_backward", true);
+    const int units = units_a_thread(args.segment_cols), teams = teams_of(units);
+    const BackwardKernel kernel = copied
+                                      ? (f16 ? kernel_of<DType::f16>(units) : kernel_of<DType::bf16>(units))
+                                  : f16 ? fetching_kernel_of<DType::f16>(units)
+                                        : fetching_kernel_of<DType::bf16>(units);
+    const int slot = slot_bytes(args.segment_cols);
+    launch_rows(kernel, args, std::min<int64_t>(args.parts, args.rows), 1, dim3(kNormThreads, teams),
+                teams * kTeamSlots * slot, launch, "rms_norm_backward", true);
     return true;
 }
 
