@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kSumThreads) rms_norm_kernel(const NormForward
     merge_amax(args, amax, &largest_of_cta);
 }
 
-// Any dtype, width and alignment: dx as rms_norm_kernel, with dy*g times x for the sum; reads dy and x twice.
+// Any dtype, width and alignment: dx as rms_norm_kernel, with dy*x times g for the sum; reads dy and x twice.
 __global__ void __launch_bounds__(kSumThreads) rms_norm_dx_kernel(const NormBackward args) {
     __shared__ float warp_sums[kWarpSums];
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x),
@@ -88,33 +88,27 @@ __global__ void __launch_bounds__(kSumThreads) rms_norm_dx_kernel(const NormBack
     __syncthreads();
     for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
         const float r = args.rstd[row];
-        const auto load = [&](int col, float(&dyg)[kUnit], float(&x)[kUnit]) {
-            float g[kUnit];
-            load_unit(args.dy, row, col, dyg);
+        float dy[kUnit], x[kUnit], g[kUnit];
+        const auto load = [&](int col) {
+            load_unit(args.dy, row, col, dy);
             load_unit(args.x, row, col, x);
             load_gamma(args.gamma, args.gamma_offset, col, g);
-#pragma unroll
-            for (int i = 0; i < kUnit; ++i) dyg[i] *= g[i];
         };
-        float dyg[kUnit], x[kUnit];
         const float sum = sum_over_row(width, warp_sums, [&](float strand, int col, int last) {
-            load(col, dyg, x);
+            load(col);
 #pragma unroll
             for (int i = 0; i < kUnit; ++i)
-                if (col + i < last) strand = fma_float(dyg[i], x[i], strand);
+                if (col + i < last) strand = fma_float(dy[i] * x[i], g[i], strand);
             return strand;
         });
         const float c = r * r * div_float(sum, static_cast<float>(width));
         for (int col = thread * kUnit; col < width; col += threads * kUnit) {
-            load(col, dyg, x);
+            load(col);
 #pragma unroll
-            for (int i = 0; i < kUnit; ++i) dyg[i] = r * (dyg[i] - x[i] * c);
-            if (args.dresidual) {
-                load_unit(args.dresidual, row, col, x);
-#pragma unroll
-                for (int i = 0; i < kUnit; ++i) dyg[i] += x[i];
-            }
-            store_unit(args.dx, row, col, dyg);
+            for (int i = 0; i < kUnit; ++i) dy[i] = fma_float(x[i], -c, dy[i] * g[i]);
+            if (args.dresidual) load_unit(args.dresidual, row, col, x);
+            finish_dx(r, static_cast<bool>(args.dresidual), x, dy);
+            store_unit(args.dx, row, col, dy);
         }
     }
 }
@@ -134,7 +128,7 @@ __global__ void __launch_bounds__(kRowThreads) dgamma_partial_kernel(const NormB
             for (int64_t row = first; row < args.rows; row += chunks) {
                 const float dy = load_float(args.dy.data, args.dy.dtype, row * width + col);
                 const float x = load_float(args.x.data, args.x.dtype, row * width + col);
-                sum = fma_float(dy, x * args.rstd[row], sum);
+                sum = fma_float(dy * x, args.rstd[row], sum);
             }
             return sum;
         };
@@ -144,41 +138,55 @@ __global__ void __launch_bounds__(kRowThreads) dgamma_partial_kernel(const NormB
     }
 }
 
-// dgamma from the sums of parts (4 MB of 132 at H=7168, from L2). A warp takes one group of parts, a thread one column of it, with all loads of
-// its group in flight; a CTA as many panels of 32 columns as its warps reach, one where there are twelve groups. Then a warp a panel adds the
-// groups in ascending order. One barrier, reached by all. The kernel behind may take its place: it waits for this one's end.
-constexpr int kGroupWarps = 12, kColumns = 32, kGroupParts = static_cast<int>(op::kGammaGroup);
+// dgamma from the sums of parts (4 MB of 132 at H=7168, from L2). A warp takes one group of parts, a thread two neighbouring columns of it, with
+// all loads of its group in flight; a CTA as many panels of 64 columns as its warps reach, one where there are twelve groups. Then a warp a
+// panel adds the groups in ascending order. One barrier, reached by all. The kernel behind may take its place: it waits for this one's end.
+constexpr int kGroupWarps = 12, kLanes = 32, kColumns = 2 * kLanes,
+              kGroupParts = static_cast<int>(op::kGammaGroup);
 static_assert(kGroupWarps * kGroupParts == op::kGammaParts);
 int groups_of(int64_t parts) {
     return static_cast<int>(std::max<int64_t>(1, ceil_div(parts, op::kGammaGroup)));
 }
-__global__ void __launch_bounds__(kGroupWarps* kColumns)
+__global__ void __launch_bounds__(kGroupWarps* kLanes)
     dgamma_kernel(const float* partials, int parts, int groups, int64_t width, Gradient mode, float* dgamma,
                   uint32_t* asked) {
-    __shared__ float group_sums[kGroupWarps][kColumns];
+    __shared__ float2 group_sums[kGroupWarps][kLanes];
     let_next_start();
-    const int warp = static_cast<int>(threadIdx.x) / kColumns,
-              lane = static_cast<int>(threadIdx.x) % kColumns, panels = kGroupWarps / groups;
+    const int warp = static_cast<int>(threadIdx.x) / kLanes, lane = static_cast<int>(threadIdx.x) % kLanes,
+              panels = kGroupWarps / groups;
     const auto column = [&](int panel) {
-        return (static_cast<int64_t>(blockIdx.x) * panels + panel) * kColumns + lane;
+        return (static_cast<int64_t>(blockIdx.x) * panels + panel) * kColumns + 2 * lane;
     };
     const int first = warp % groups * kGroupParts;
     const int64_t col = column(warp / groups);
+    const bool pairs = width % 2 == 0;
+    const auto load = [&](int part) {
+        if (part >= parts || col >= width) return float2{0.0f, 0.0f};
+        const float* const from = partials + part * width + col;
+        if (pairs) return __ldcg(reinterpret_cast<const float2*>(from));
+        return float2{__ldcg(from), col + 1 < width ? __ldcg(from + 1) : 0.0f};
+    };
     wait_for_kernel_before();
     if (blockIdx.x == 0 && threadIdx.x == 0) *asked = 0;  // for the next call
-    float values[kGroupParts], group = 0.0f;
+    float2 values[kGroupParts], group = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < kGroupParts; ++i) values[i] = load(first + i);
 #pragma unroll
     for (int i = 0; i < kGroupParts; ++i)
-        values[i] = first + i < parts && col < width ? __ldcg(partials + (first + i) * width + col) : 0.0f;
-#pragma unroll
-    for (int i = 0; i < kGroupParts; ++i) group += values[i];  // +0 behind the last part
+        group.x += values[i].x, group.y += values[i].y;  // +0 behind the last part
     group_sums[warp][lane] = group;
     __syncthreads();
     const int64_t mine = column(warp);
     if (warp >= panels || mine >= width) return;
-    float sum = 0.0f;
-    for (int i = 0; i < groups; ++i) sum += group_sums[warp * groups + i][lane];
-    dgamma[mine] = mode == Gradient::accumulate ? dgamma[mine] + sum : sum;
+    float sums[2] = {};
+    for (int i = 0; i < groups; ++i) {
+        const float2 more = group_sums[warp * groups + i][lane];
+        sums[0] += more.x, sums[1] += more.y;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+        if (mine + i < width)
+            dgamma[mine + i] = mode == Gradient::accumulate ? dgamma[mine + i] + sums[i] : sums[i];
 }
 
 int segment_cols(int64_t cols) { return static_cast<int>(std::min(cols, op::norm_segment_cols(cols))); }
@@ -286,7 +294,7 @@ void HopperOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Laun
     }
     const int groups = groups_of(sums);
     launch_behind(dgamma_kernel, static_cast<unsigned>(ceil_div(width, kGroupWarps / groups * kColumns)),
-                  kGroupWarps * kColumns, launch, "rms_norm_backward, dgamma", job.partials,
+                  kGroupWarps * kLanes, launch, "rms_norm_backward, dgamma", job.partials,
                   static_cast<int>(sums), groups, width, args.dgamma_mode, args.dgamma.as<float>(),
                   job.asked);
 }

@@ -239,8 +239,9 @@ __global__ __launch_bounds__(bound_of(kUnits),
                 unpack_unit(unit_of(slot + slot_size, unit), kType, x);
 #pragma unroll
                 for (int i = 0; i < kUnit; ++i) {
-                    strand = fma_float(dy[i] * g[j][i], x[i], strand);
-                    dgamma[j][i] = fma_float(dy[i], x[i] * turn.r, dgamma[j][i]);
+                    const float product = dy[i] * x[i];
+                    strand = fma_float(product, g[j][i], strand);
+                    dgamma[j][i] = fma_float(product, turn.r, dgamma[j][i]);
                 }
             }
             put_strand(strand, shared.warp_sums[n % 2]);
@@ -258,12 +259,9 @@ __global__ __launch_bounds__(bound_of(kUnits),
                 unpack_unit(unit_of(slot, unit), kType, dx);
                 unpack_unit(unit_of(slot + slot_size, unit), kType, x);
 #pragma unroll
-                for (int i = 0; i < kUnit; ++i) dx[i] = turn.r * (dx[i] * g[j][i] - x[i] * c);
-                if (with_residual) {
-                    unpack_unit(unit_of(slot + 2 * slot_size, unit), kType, x);
-#pragma unroll
-                    for (int i = 0; i < kUnit; ++i) dx[i] += x[i];
-                }
+                for (int i = 0; i < kUnit; ++i) dx[i] = fma_float(x[i], -c, dx[i] * g[j][i]);
+                if (with_residual) unpack_unit(unit_of(slot + 2 * slot_size, unit), kType, x);
+                finish_dx(turn.r, with_residual, x, dx);
                 if constexpr (kFetched)
                     store_unit(args.dx, turn.row, (first_unit + unit) * kUnit, dx);
                 else

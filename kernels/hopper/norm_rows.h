@@ -43,6 +43,14 @@ __device__ __forceinline__ void load_gamma(const RowView& gamma, float offset, i
     for (int i = 0; i < kUnit; ++i) g[i] = offset + g[i];
 }
 
+// The last step of a unit of dx, which holds dy*g - x*c.
+__device__ __forceinline__ void finish_dx(float rstd, bool with_residual, const float (&residual)[kUnit],
+                                          float (&dx)[kUnit]) {
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i)
+        dx[i] = with_residual ? fma_float(rstd, dx[i], residual[i]) : rstd * dx[i];
+}
+
 // The sum over a segment: thread t holds strand t (units t, t + 256, ...). A barrier stands between the two functions; every thread gets the
 // sum. `warp_sums` are eight words, 0 where the CTA has no such warp.
 __device__ __forceinline__ void put_strand(float strand, float* warp_sums) {
