@@ -44,8 +44,7 @@ struct Place {
 // What the CTA's first rows need, asked for in L2 while the kernel before this one ends: the multiprocessors have nothing else to do. One thread.
 __device__ __forceinline__ void prefetch_first(const NormBackward& args, const RowPart& part, int rows) {
     int row = static_cast<int>(blockIdx.x) / part.segments;
-    prefetch_to_l2(static_cast<const float*>(args.gamma.data) + part.first,
-                   static_cast<uint32_t>(4 * kUnit * part.units));
+    prefetch_row<float>(args.gamma, 0, part);
     for (int n = 0; n < rows && row < args.rows; ++n, row += args.parts) prefetch_inputs(args, row, part);
 }
 
@@ -183,7 +182,7 @@ __global__ __launch_bounds__(bound_of(kUnits),
         prepare(shared.segment_sums);
         fence_barrier_init();
     }
-    if (!kFetched && team == kTeams && lane == 0) prefetch_first(args, part, min(depth, kFirstRows * kTeams));
+    if (team == kTeams && lane == 0) prefetch_first(args, part, min(depth, kFirstRows * kTeams));
     __syncthreads();
     if (part.segments > 1) cluster_announce();
     wait_for_kernel_before();
@@ -239,9 +238,8 @@ __global__ __launch_bounds__(bound_of(kUnits),
                 unpack_unit(unit_of(slot + slot_size, unit), kType, x);
 #pragma unroll
                 for (int i = 0; i < kUnit; ++i) {
-                    const float product = dy[i] * x[i];
-                    strand = fma_float(product, g[j][i], strand);
-                    dgamma[j][i] = fma_float(product, turn.r, dgamma[j][i]);
+                    strand = fma_float(dy[i] * g[j][i], x[i], strand);
+                    dgamma[j][i] = fma_float(dy[i], x[i] * turn.r, dgamma[j][i]);
                 }
             }
             put_strand(strand, shared.warp_sums[n % 2]);
@@ -259,9 +257,12 @@ __global__ __launch_bounds__(bound_of(kUnits),
                 unpack_unit(unit_of(slot, unit), kType, dx);
                 unpack_unit(unit_of(slot + slot_size, unit), kType, x);
 #pragma unroll
-                for (int i = 0; i < kUnit; ++i) dx[i] = fma_float(x[i], -c, dx[i] * g[j][i]);
-                if (with_residual) unpack_unit(unit_of(slot + 2 * slot_size, unit), kType, x);
-                finish_dx(turn.r, with_residual, x, dx);
+                for (int i = 0; i < kUnit; ++i) dx[i] = turn.r * (dx[i] * g[j][i] - x[i] * c);
+                if (with_residual) {
+                    unpack_unit(unit_of(slot + 2 * slot_size, unit), kType, x);
+#pragma unroll
+                    for (int i = 0; i < kUnit; ++i) dx[i] += x[i];
+                }
                 if constexpr (kFetched)
                     store_unit(args.dx, turn.row, (first_unit + unit) * kUnit, dx);
                 else

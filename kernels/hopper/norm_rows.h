@@ -43,14 +43,6 @@ __device__ __forceinline__ void load_gamma(const RowView& gamma, float offset, i
     for (int i = 0; i < kUnit; ++i) g[i] = offset + g[i];
 }
 
-// The last step of a unit of dx, which holds dy*g - x*c.
-__device__ __forceinline__ void finish_dx(float rstd, bool with_residual, const float (&residual)[kUnit],
-                                          float (&dx)[kUnit]) {
-#pragma unroll
-    for (int i = 0; i < kUnit; ++i)
-        dx[i] = with_residual ? fma_float(rstd, dx[i], residual[i]) : rstd * dx[i];
-}
-
 // The sum over a segment: thread t holds strand t (units t, t + 256, ...). A barrier stands between the two functions; every thread gets the
 // sum. `warp_sums` are eight words, 0 where the CTA has no such warp.
 __device__ __forceinline__ void put_strand(float strand, float* warp_sums) {
@@ -139,10 +131,20 @@ __device__ __forceinline__ void start_row(const RowView& from, int64_t row, cons
     bulk_load(static_cast<const uint16_t*>(from.data) + row * from.cols + part.first, barrier, slot,
               static_cast<uint32_t>(2 * kUnit * part.units));
 }
-// The same part to L2 only, which a kernel may ask for before it waits for the kernel before it.
+// The same part to L2 only, which a kernel may ask for before it waits for the kernel before it: the aligned 16 bytes of it, of any width.
+template <class T>
 __device__ __forceinline__ void prefetch_row(const RowView& from, int64_t row, const RowPart& part) {
-    prefetch_to_l2(static_cast<const uint16_t*>(from.data) + row * from.cols + part.first,
-                   static_cast<uint32_t>(2 * kUnit * part.units));
+    constexpr uintptr_t kWhole = 16;
+    const T* const data = static_cast<const T*>(from.data) + row * from.cols + part.first;
+    const uintptr_t first = (reinterpret_cast<uintptr_t>(data) + kWhole - 1) / kWhole * kWhole,
+                    last =
+                        reinterpret_cast<uintptr_t>(data + min(part.units * kUnit, from.cols - part.first)) /
+                        kWhole * kWhole;
+    if (first < last)
+        prefetch_to_l2(reinterpret_cast<const void*>(first), static_cast<uint32_t>(last - first));
+}
+__device__ __forceinline__ void prefetch_row(const RowView& from, int64_t row, const RowPart& part) {
+    prefetch_row<uint16_t>(from, row, part);
 }
 // The same of all inputs of a backward row.
 __device__ __forceinline__ void prefetch_inputs(const NormBackward& args, int64_t row, const RowPart& part) {

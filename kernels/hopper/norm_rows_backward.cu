@@ -58,7 +58,7 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
     int sums = static_cast<int>(blockIdx.x) / part.segments;  // the part of dgamma, a row of its sums
     const int step = kTeams * args.parts;
     const auto first_row = [&] { return sums + team * args.parts; };
-    if (kRows == Rows::copied && thread == 0)
+    if (thread == 0)
         for (int n = 0; n < kFirstRows && first_row() + n * step < all_rows; ++n)
             prefetch_inputs(args, first_row() + n * step, part);
     wait_for_kernel_before();
@@ -129,9 +129,8 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
                 unpack_unit(raw_x[j], kType, x);
 #pragma unroll
                 for (int i = 0; i < kUnit; ++i) {
-                    const float product = dy[i] * x[i];
-                    strand = fma_float(product, g[j][i], strand);
-                    dgamma[j][i] = fma_float(product, r, dgamma[j][i]);
+                    strand = fma_float(dy[i] * g[j][i], x[i], strand);
+                    dgamma[j][i] = fma_float(dy[i], x[i] * r, dgamma[j][i]);
                 }
             }
             put_strand(strand, warp_sums_of[team][slot]);
@@ -155,9 +154,12 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
                 unpack_unit(raw_dy[j], kType, dx);
                 unpack_unit(raw_x[j], kType, x);
 #pragma unroll
-                for (int i = 0; i < kUnit; ++i) dx[i] = fma_float(x[i], -c, dx[i] * g[j][i]);
-                if (with_residual) unpack_unit(unit_of(residual_slot(slot), unit), kType, x);
-                finish_dx(r, with_residual, x, dx);
+                for (int i = 0; i < kUnit; ++i) dx[i] = r * (dx[i] * g[j][i] - x[i] * c);
+                if (with_residual) {
+                    unpack_unit(unit_of(residual_slot(slot), unit), kType, x);
+#pragma unroll
+                    for (int i = 0; i < kUnit; ++i) dx[i] += x[i];
+                }
                 if constexpr (kRows == Rows::fetched)
                     store_unit(args.dx, row, (first_unit + unit) * kUnit, dx);
                 else

@@ -48,13 +48,11 @@ struct RmsNormQuantize {
     TensorView rstd;  // out [T] f32
 };
 
-// dx = rstd * (dy*g - x*c) + dresidual, c = rstd^2 * mean(dy*x*g), one rounding to dx's dtype: in fp32 u = fma(x, -c, dy*g), then rstd*u or
-// fma(rstd, u, dresidual). The mean's sum as above, of fma(dy*x, g); dy*x is exact in BF16 and FP16. dgamma_j = sum_t dy*x*rstd in P parts of K
-// chunks, P = gamma_parts(H), K = gamma_chunks(H). Chunk c has rows c, c + K*P, c + 2*K*P, ... and is summed by fma(dy*x, rstd), ascending. The
-// sums of chunks p, p + P, ... are added, ascending; then those of 11 neighbouring parts, ascending; then these, ascending. (132
-// multiprocessors, each with one, two or four rows at a time. The segments of a row need as many multiprocessors of one GPC, which has about 16:
-// as many parts as such clusters surely find room at once, lest a second wave waits for the first. Of 32 clusters of four, 30 fitted; of two,
-// all: a GPC has an even number.)
+// dx = rstd * (dy*g - x*rstd^2*mean(dy*g*x)) + dresidual, one rounding; dgamma_j = sum_t dy*x*rstd in P parts of K chunks, P = gamma_parts(H),
+// K = gamma_chunks(H). Chunk c has rows c, c + K*P, c + 2*K*P, ... and is summed by fma, ascending. The sums of chunks p, p + P, ... are added,
+// ascending; then those of 11 neighbouring parts, ascending; then these, ascending. (132 multiprocessors, each with one, two or four rows at a
+// time. The segments of a row need as many multiprocessors of one GPC, which has about 16: as many parts as such clusters surely find room at
+// once, lest a second wave waits for the first. Of 32 clusters of four, 30 fitted; of two, all: a GPC has an even number.)
 constexpr int64_t kGammaParts = 132, kGammaGroup = 11, kNarrowRow = 2048, kFewSegments = 4;
 constexpr int64_t kGammaClusters[] = {66, 41, 29, 22, 18, 14, 13};  // of 2 to 8 segments and more
 constexpr int64_t gamma_parts(int64_t cols) {

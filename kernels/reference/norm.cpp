@@ -152,7 +152,7 @@ void ReferenceOps::do_rms_norm_backward(const op::RmsNormBackward& args, const L
     std::vector<float> partials(static_cast<std::size_t>(chunks) * w, 0.0f);
 #pragma omp parallel
     {
-        std::vector<float> dy(w), x(w), products(w), residual(w);
+        std::vector<float> dy(w), x(w), dyg(w), residual(w);
 #pragma omp for schedule(static)
         for (int64_t chunk = 0; chunk < chunks; ++chunk) {
             float* partial = partials.data() + chunk * width;
@@ -161,18 +161,18 @@ void ReferenceOps::do_rms_norm_backward(const op::RmsNormBackward& args, const L
                 load_row(args.x, row, x.data());
                 const float r = rstd[row];
                 for (std::size_t i = 0; i < w; ++i) {
-                    products[i] = dy[i] * x[i];
-                    partial[i] = fma_float(products[i], r, partial[i]);
+                    partial[i] = fma_float(dy[i], x[i] * r, partial[i]);
+                    dyg[i] = dy[i] * g[i];
                 }
                 const float mean =
-                    div_float(strand_dot(products.data(), g.data(), width), static_cast<float>(width));
+                    div_float(strand_dot(dyg.data(), x.data(), width), static_cast<float>(width));
                 const float c = r * r * mean;
-                std::vector<float>& dx = dy;
-                for (std::size_t i = 0; i < w; ++i) dx[i] = fma_float(x[i], -c, dy[i] * g[i]);
-                if (args.dresidual) load_row(args.dresidual, row, residual.data());
-                for (std::size_t i = 0; i < w; ++i)
-                    dx[i] = args.dresidual ? fma_float(r, dx[i], residual[i]) : r * dx[i];
-                store_row(args.dx, row, dx.data());
+                for (std::size_t i = 0; i < w; ++i) dyg[i] = r * (dyg[i] - x[i] * c);
+                if (args.dresidual) {
+                    load_row(args.dresidual, row, residual.data());
+                    for (std::size_t i = 0; i < w; ++i) dyg[i] += residual[i];
+                }
+                store_row(args.dx, row, dyg.data());
             }
         }
     }

@@ -291,8 +291,8 @@ TEST(RmsNormBackward, GammaGradientInTheStatedOrder) {
             std::vector<float> sums(static_cast<std::size_t>(all), 0.0f);
             for (int64_t t = 0; t < c.rows; ++t) {
                 float& sum = sums[static_cast<std::size_t>(t % all)];
-                sum = std::fma(run.dy.as<float>()[t * c.width + i] * in.x.as<float>()[t * c.width + i],
-                               in.rstd.as<float>()[t], sum);
+                sum = std::fma(run.dy.as<float>()[t * c.width + i],
+                               in.x.as<float>()[t * c.width + i] * in.rstd.as<float>()[t], sum);
             }
             const auto chunk = [&](int64_t at) { return sums[static_cast<std::size_t>(at)]; };
             float total = 0.0f;
