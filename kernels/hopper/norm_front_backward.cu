@@ -18,7 +18,7 @@ static_assert(op::gamma_chunks(2 * kUnit * kNormThreads) == teams_of(2) &&
 
 // What was the fastest of what was tried. Shared memory for rows, and of rows without residuals no more than are of use; a CTA is held where a
 // part has many rows or a residual comes with them, to so many quarters of a row ahead of the mean.
-constexpr int kRoom = 220 * 1024, kFewRows = 4, kLongPart = 48;
+constexpr int kRoom = 220 * 1024, kFewRows = 4, kFirstRows = 2, kLongPart = 48;
 constexpr int hold_of(int teams, bool with_residual) {
     return teams == 2 ? (with_residual ? 4 : 8) : (with_residual ? 1 : 4);
 }
@@ -40,6 +40,13 @@ struct Place {
         parity ^= 1u;
     }
 };
+
+// What the CTA's first rows need, asked for in L2 while the kernel before this one ends: the multiprocessors have nothing else to do. One thread.
+__device__ __forceinline__ void prefetch_first(const NormBackward& args, const RowPart& part, int rows) {
+    int row = static_cast<int>(blockIdx.x) / part.segments;
+    prefetch_row<float>(args.gamma, 0, part);
+    for (int n = 0; n < rows && row < args.rows; ++n, row += args.parts) prefetch_inputs(args, row, part);
+}
 
 // The rows of a CTA's parts, one after the other; every team takes its share. One thread.
 template <int kTeams>
@@ -175,6 +182,7 @@ __global__ __launch_bounds__(bound_of(kUnits),
         prepare(shared.segment_sums);
         fence_barrier_init();
     }
+    if (team == kTeams && lane == 0) prefetch_first(args, part, min(depth, kFirstRows * kTeams));
     __syncthreads();
     if (part.segments > 1) cluster_announce();
     wait_for_kernel_before();

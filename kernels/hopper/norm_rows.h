@@ -131,10 +131,26 @@ __device__ __forceinline__ void start_row(const RowView& from, int64_t row, cons
     bulk_load(static_cast<const uint16_t*>(from.data) + row * from.cols + part.first, barrier, slot,
               static_cast<uint32_t>(2 * kUnit * part.units));
 }
-// The same part to L2 only, which a kernel may ask for before it waits for the kernel before it.
+// The same part to L2 only, which a kernel may ask for before it waits for the kernel before it: the aligned 16 bytes of it, of any width.
+template <class T>
 __device__ __forceinline__ void prefetch_row(const RowView& from, int64_t row, const RowPart& part) {
-    prefetch_to_l2(static_cast<const uint16_t*>(from.data) + row * from.cols + part.first,
-                   static_cast<uint32_t>(2 * kUnit * part.units));
+    constexpr uintptr_t kWhole = 16;
+    const T* const data = static_cast<const T*>(from.data) + row * from.cols + part.first;
+    const uintptr_t first = (reinterpret_cast<uintptr_t>(data) + kWhole - 1) / kWhole * kWhole,
+                    last =
+                        reinterpret_cast<uintptr_t>(data + min(part.units * kUnit, from.cols - part.first)) /
+                        kWhole * kWhole;
+    if (first < last)
+        prefetch_to_l2(reinterpret_cast<const void*>(first), static_cast<uint32_t>(last - first));
+}
+__device__ __forceinline__ void prefetch_row(const RowView& from, int64_t row, const RowPart& part) {
+    prefetch_row<uint16_t>(from, row, part);
+}
+// The same of all inputs of a backward row.
+__device__ __forceinline__ void prefetch_inputs(const NormBackward& args, int64_t row, const RowPart& part) {
+    prefetch_row(args.dy, row, part);
+    prefetch_row(args.x, row, part);
+    if (args.dresidual) prefetch_row(args.dresidual, row, part);
 }
 __device__ __forceinline__ uint4 unit_of(const uint8_t* slot, int unit) {
     return reinterpret_cast<const uint4*>(slot)[unit];

@@ -8,6 +8,7 @@ namespace fp8flow::hopper {
 namespace {
 
 constexpr int kTeamSlots = 6;  // of rows: two of dy, x and dresidual
+constexpr int kFirstRows = 2;  // of a team, asked for in L2 while the kernel before this one ends
 constexpr int teams_of(int units) { return units == 1 ? 4 : 2; }
 static_assert(op::gamma_chunks(kUnit * kNormThreads) == teams_of(1) &&
               op::gamma_chunks(5 * op::kNormSegment) == teams_of(kMostUnits));
@@ -57,6 +58,9 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
     int sums = static_cast<int>(blockIdx.x) / part.segments;  // the part of dgamma, a row of its sums
     const int step = kTeams * args.parts;
     const auto first_row = [&] { return sums + team * args.parts; };
+    if (thread == 0)
+        for (int n = 0; n < kFirstRows && first_row() + n * step < all_rows; ++n)
+            prefetch_inputs(args, first_row() + n * step, part);
     wait_for_kernel_before();
     if (thread == 0) {
         for (int slot = 0; slot < 2; ++slot) {
