@@ -149,26 +149,23 @@ __device__ __forceinline__ void load_operand(Load load, int rank, const CUtensor
     }
 }
 
-// When a loader asks which operand is common. Once a tile costs a stage fewer instructions, which its pair waits for, but has two loops.
-enum class Asks { once_a_tile, every_stage };
-
 // One thread of the loading warp: the way of every tile of this CTA. `load(tile, common, step, stage, full)` starts the copies of one stage; with
-// what the other CTA of the pair loads for both, stage_bytes arrive. `common` is tile.common, as a constant where that is asked once a tile.
-template <int kDepth, Asks kAsks = Asks::once_a_tile, class Shared, class LoadStage>
+// what the other CTA of the pair loads for both, stage_bytes arrive. `common` is tile.common, a constant: a stage waits for every instruction.
+template <int kDepth, class Shared, class LoadStage>
 __device__ void load_tiles(const DeviceProduct& p, Shared& shared, uint32_t stage_bytes, LoadStage load) {
     TileWalk<kDepth> walk(p, static_cast<int>(cluster_rank()));
     RingPosition<kStages> stage;
     RingPosition<kRing> ring;
-    const auto load_stage = [&](const MathTile& tile, auto common, int step) {
-        Barrier* full = &shared.full[stage.index];
-        barrier_wait(&shared.empty[stage.index], stage.parity ^ 1);  // in both CTAs: they write to each other
-        barrier_arrive_expect_bytes(full, stage_bytes);
-        load(tile, common, step, stage.index, full);
-        stage.advance();
-    };
     const auto load_tile = [&](const MathTile& tile, auto common) {
 #pragma unroll 1
-        for (int step = 0; step < tile.steps; ++step) load_stage(tile, common, step);
+        for (int step = 0; step < tile.steps; ++step) {
+            Barrier* full = &shared.full[stage.index];
+            barrier_wait(&shared.empty[stage.index],
+                         stage.parity ^ 1);  // in both CTAs: they write to each other
+            barrier_arrive_expect_bytes(full, stage_bytes);
+            load(tile, common, step, stage.index, full);
+            stage.advance();
+        }
     };
     for (int64_t index = blockIdx.x / kPair;; index += gridDim.x / kPair) {
         MathTile tile{};
@@ -178,13 +175,10 @@ __device__ void load_tiles(const DeviceProduct& p, Shared& shared, uint32_t stag
         barrier_arrive(&shared.tile_full[ring.index]);
         if (tile.past_end) return;
         ring.advance();
-        if constexpr (kAsks == Asks::every_stage) {
-            for (int step = 0; step < tile.steps; ++step) load_stage(tile, tile.common, step);
-        } else if (tile.common == Common::a) {
+        if (tile.common == Common::a)
             load_tile(tile, std::integral_constant<Common, Common::a>{});
-        } else {
+        else
             load_tile(tile, std::integral_constant<Common, Common::b>{});
-        }
     }
 }
 

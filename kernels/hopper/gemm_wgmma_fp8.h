@@ -91,8 +91,7 @@ __device__ __forceinline__ void load_operands(const DeviceProduct& product, Shar
     constexpr uint32_t kRowBytes = has_row_scales(kScales) ? kTileRows * sizeof(float) : 0,
                        kColBytes = kScales == Scales::rows_columns ? kTileCols * sizeof(float) : 0;
     const int b_half = kRowsOwned ? static_cast<int>(product.n / 2) : kTileCols / 2;
-    // for two loops the one where warpgroups own rows has too few registers
-    load_tiles<kFp8Depth, kRowsOwned ? Asks::every_stage : Asks::once_a_tile>(
+    load_tiles<kFp8Depth>(
         product, shared, kStageBytes + kRowBytes + kColBytes,
         [&](const MathTile& tile, auto common, int step, int index, Barrier* full) {
             const int64_t first_a = kRowsOwned ? 0 : tile.a_k, first_b = kRowsOwned ? 0 : tile.b_k;
