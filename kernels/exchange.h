@@ -65,8 +65,8 @@ public:
     struct Combine {
         TensorView src;
         TensorView residual;  // optional
-        TensorView
-            addend;  // optional, with residual and adds_to_residual(): the residual is the sum of both, rounded to y's dtype
+        // optional, with residual and adds_to_residual(): the residual is the sum of both, rounded to y's dtype
+        TensorView addend;
         TensorView drow_prob;  // optional
         TensorView y;          // out [T, H]
         TensorView dprob;      // out, with drow_prob

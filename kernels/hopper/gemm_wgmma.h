@@ -231,8 +231,8 @@ __device__ __forceinline__ void init_ring(Barrier (&full)[kSize], Barrier (&empt
     }
 }
 
-// The shared memory of this CTA, its barriers made ready by `init(shared)` in one thread while the kernel before may still end. One that leaves no room to align the stages relies on
-// the base's declared alignment; declared for all, it makes the loader of the fused kernel spill.
+// The shared memory of this CTA, its barriers made ready by `init(shared)` in one thread while the kernel before may still end. One that
+// leaves no room to align the stages relies on the base's declared alignment; declared for all, it makes the loader of the fused kernel spill.
 constexpr size_t kMostShared = 227 * 1024, kAlignment = 1024;
 template <class Shared, class Init> __device__ __forceinline__ Shared& prepare_shared(Init init) {
     uint8_t* raw;

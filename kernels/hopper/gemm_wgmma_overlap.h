@@ -16,7 +16,8 @@ namespace fp8flow::hopper {
 //
 // Finish: kOwned; prepare(tile, sums): behind the last product of a tile, when the first chain's sums are finished; behind<i>(tile, sums, rows):
 // behind product i of the next one, whose first step replaces the sums, or at the end; end(): behind all. A thread's rows are row0 and row0 + 8.
-// kHoldsStage: `rows` are this warp's rows of A in the tile's last stage, which nobody else reads: room for what leaves through the copy engine.
+// kHoldsStage: `rows` are this warp's rows of A in the tile's last stage, which nobody else reads (a warp of a wgmma
+// reads its own 16 rows of A, and has waited for it): room for what leaves through the copy engine.
 // The stage is released one step later, behind freed(). Such a contraction has at least kHoldingSteps steps.
 constexpr int kHoldingSteps = 3;
 template <class Wgmma, class Shared, class Finish>

@@ -66,8 +66,8 @@ void launch_with(cudaLaunchAttribute attribute, void (*kernel)(Params...), unsig
 
 // A kernel whose start does not wait until the one before it in the stream has quite ended: launched by launch_behind, it may get its places on
 // multiprocessors as soon as all CTAs of the kernel before it have ended or called let_next_start(); without that call, 1.5 us earlier than
-// an ordinary launch. All its threads call wait_for_kernel_before() before they touch what others write or read: that kernel has ended then,
-// and what it wrote is in L2 (__ldcg).
+// an ordinary launch. All its threads call wait_for_kernel_before() before they touch what others write or read (prefetches to L2
+// may come before): that kernel has ended then, and what it wrote is in L2 (__ldcg).
 __device__ __forceinline__ void let_next_start() { cudaTriggerProgrammaticLaunchCompletion(); }
 __device__ __forceinline__ void wait_for_kernel_before() { cudaGridDependencySynchronize(); }
 template <class... Params, class... Args>

@@ -161,7 +161,7 @@ __device__ __forceinline__ uint4* unit_of(const RowView& t, int64_t row, int uni
 template <DType kType> __device__ __forceinline__ uint4 pack_unit(const float (&v)[kUnit]) {
     if constexpr (kType == DType::f16)
         return {pack_f16(v[0], v[1]), pack_f16(v[2], v[3]), pack_f16(v[4], v[5]), pack_f16(v[6], v[7])};
-    return {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
+    return pack_unit_bf16(v);
 }
 // A unit of gamma, fp32 and aligned.
 __device__ __forceinline__ void load_wide_gamma(const RowView& gamma, float offset, int unit,
@@ -239,7 +239,7 @@ template <class Kernel> void allow_shared_memory(Kernel kernel, int bytes) {
 }
 
 // `ctas` of an SM at most, a cluster for the segments of a row, no more clusters than rows or find room at once. `behind`: all threads of the
-// kernel call wait_for_kernel_before() before they touch memory, so that it may start while the kernel before it ends.
+// kernel call wait_for_kernel_before() before they touch memory but by prefetches to L2, so that it may start while the kernel before it ends.
 template <class Args>
 void launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int ctas, dim3 block, int bytes,
                  const Launch& launch, const char* op, bool behind = false) {
@@ -251,21 +251,16 @@ void launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int ctas,
     config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
     config.stream = stream_of(launch);
     config.attrs = attributes;
-    const auto add = [&](cudaLaunchAttributeID id) -> cudaLaunchAttributeValue& {
-        attributes[config.numAttrs].id = id;
-        return attributes[config.numAttrs++].val;
-    };
     unsigned clusters = std::max(1u, grid_for(rows * segments, launch, ctas) / segments);
     config.gridDim = clusters * segments;
     if (segments > 1) {
-        add(cudaLaunchAttributeClusterDimension).clusterDim = {segments, 1, 1};
+        attributes[config.numAttrs++] = in_clusters(segments);
         int room = 0;
         check_cuda(cudaOccupancyMaxActiveClusters(&room, kernel, &config), op);
         clusters = std::clamp(static_cast<unsigned>(room), 1u, clusters);
         config.gridDim = clusters * segments;
     }
-    if (behind)
-        add(cudaLaunchAttributeProgrammaticStreamSerialization).programmaticStreamSerializationAllowed = 1;
+    if (behind) attributes[config.numAttrs++] = starts_early();
     check_cuda(cudaLaunchKernelEx(&config, kernel, args), op);
 }
 

@@ -33,8 +33,7 @@ template <Access kAccess> struct Rows {
     __device__ __forceinline__ void store(int64_t row, int64_t column, const float (&values)[kVector]) const {
         if constexpr (kAccess == Access::bf16_vectors)
             *reinterpret_cast<uint4*>(static_cast<uint16_t*>(data) + row * hidden + column) =
-                uint4{pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3]),
-                      pack_bf16(values[4], values[5]), pack_bf16(values[6], values[7])};
+                pack_unit_bf16(values);
         else
             store_up_to_8(data, dtype, row * hidden + column, hidden - column, vectorised, values);
     }

@@ -2,9 +2,10 @@
 // from one piece, row and token to the next. A thread reads only what it has asked for, so nobody waits for anybody.
 #pragma once
 
-#include "kernels/hopper/device/async_copy.h"
 #include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/peer_group.h"
+
+#include <cuda_pipeline.h>
 
 namespace fp8flow::hopper {
 
@@ -21,10 +22,7 @@ struct PieceSum {
 #pragma unroll
         for (int e = 0; e < kUnit; ++e) of[j][e] += values[e];
     }
-    __device__ __forceinline__ uint4 rounded(int j) const {
-        const float(&v)[kUnit] = of[j];
-        return {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
-    }
+    __device__ __forceinline__ uint4 rounded(int j) const { return pack_unit_bf16(of[j]); }
 };
 
 class PieceRing {
@@ -45,17 +43,19 @@ public:
     __device__ __forceinline__ bool has_room() const { return under_way_ < kStages; }
     __device__ __forceinline__ void ask(const uint4* row, int piece) {
         uint4* to = memory_ + newest_ * kPieceUnits;
-        for_units(piece, [&](int j, int at) { copy_async_16(to + j * kPeerWarp, row + at); });
-        copies_async_commit();
+        for_units(piece, [&](int j, int at) {
+            __pipeline_memcpy_async(to + j * kPeerWarp, row + at, sizeof(uint4));
+        });
+        __pipeline_commit();
         newest_ = behind(newest_);
         ++under_way_;
     }
     // The oldest piece under way, number `piece` of its row.
     __device__ __forceinline__ void take(int piece, PieceSum& sum) {
         if (under_way_ == kStages)
-            copies_async_wait_but<kStages - 1>();
+            __pipeline_wait_prior(kStages - 1);
         else
-            copies_async_wait_but<0>();
+            __pipeline_wait_prior(0);
         const uint4* from = memory_ + oldest_ * kPieceUnits;
         oldest_ = behind(oldest_);
         --under_way_;

@@ -310,7 +310,7 @@ __global__ __launch_bounds__(kCombineThreads, 1) void combine_sums_kernel(const 
     __syncthreads();
     if (shared.lost != 0) return;
     constexpr int kRingUnits = static_cast<int>(PieceRing::kBytes / sizeof(uint4));
-    const ChunkTables tables(reinterpret_cast<int*>(memory + kWorkers * kRingUnits), group.size, args);
+    const ChunkTables tables(reinterpret_cast<int*>(memory + kWorkers * kRingUnits), args);
     find_rows(args, tables);
     const int senders = sending_ctas(args, tables);
     const bool sends = cta < senders;
@@ -358,8 +358,8 @@ void launch_combine_sums(const CombineArgs& args, const PeerMeeting& meeting, Co
         .pieces = pieces,
         .drawn = drawn,
         .draws = static_cast<int>(ceil_div(pieces, drawn))};
-    const int64_t shared = kWorkers * PieceRing::kBytes + ChunkTables::words(args.group.size, kernel_args) *
-                                                              static_cast<int64_t>(sizeof(int));
+    const int64_t shared =
+        kWorkers * PieceRing::kBytes + ChunkTables::words(kernel_args) * static_cast<int64_t>(sizeof(int));
     check_cuda(cudaFuncSetAttribute(combine_sums_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(shared)),
                "shared memory of combine");

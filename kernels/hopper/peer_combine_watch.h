@@ -31,12 +31,12 @@ struct ChunkTables {
     int* stored;         // [chunks]: draws that this CTA has stored
     uint32_t* has_rows;  // a bit for every own token: this rank hosts some of its experts
 
-    __host__ __device__ static int64_t words(int size, const CombineSumsArgs& args) {
-        return static_cast<int64_t>(size + 2) * (args.chunks + 1) + bits(args);
+    __host__ __device__ static int64_t words(const CombineSumsArgs& args) {
+        return static_cast<int64_t>(args.combine.group.size + 2) * (args.chunks + 1) + bits(args);
     }
-    __device__ ChunkTables(int* memory, int size, const CombineSumsArgs& args)
+    __device__ ChunkTables(int* memory, const CombineSumsArgs& args)
         : begin(memory),
-          first(begin + size * (args.chunks + 1)),
+          first(begin + args.combine.group.size * (args.chunks + 1)),
           stored(first + args.chunks + 1),
           has_rows(reinterpret_cast<uint32_t*>(stored + args.chunks + 1)),
           stride_(args.chunks + 1) {}
@@ -94,7 +94,7 @@ __device__ __forceinline__ void find_rows_of(const CombineSumsArgs& args, const 
 __device__ __forceinline__ void find_rows(const CombineSumsArgs& args, const ChunkTables& tables) {
     const int thread = static_cast<int>(threadIdx.x), size = args.combine.group.size,
               rank = args.combine.group.rank;
-    const int words = static_cast<int>(ChunkTables::words(size, args));
+    const int words = static_cast<int>(ChunkTables::words(args));
     for (int i = thread; i < words; i += kCombineThreads) tables.begin[i] = 0;
     __syncthreads();
     // warps share owners evenly, as far as there are owners, so that all loads wait together

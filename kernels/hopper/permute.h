@@ -16,7 +16,7 @@ struct SumResidual {
 };
 
 // unpermute_unpad, plus a residual. False, and nothing happens, unless all rows are BF16 in whole vectors and a token has at most 8 of them;
-// and where weights meet an addend.
+// and where an addend has weights beside it, or no rows.
 bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const SumResidual& residual, const Launch& launch);
 
 // permute_pad from the tokens' side. False, and nothing happens, unless recv_rows is there, rows are whole vectors, without scales or with

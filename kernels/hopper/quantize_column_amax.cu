@@ -14,7 +14,7 @@ constexpr int kAmaxRows = kTileRows / kWarps;
 constexpr int kAmaxLoads = 8;  // of a thread, under way at once
 constexpr int kAmaxCtas = 5;   // of an SM: 160 KB
 
-// The first of two passes, where a strip does not fit: 2 bytes a value in. A CTA takes 128 rows x 256 columns, a warp 16 rows, a thread 8
+// The first of two passes, where no kernel of one read takes it: 2 bytes a value in. A CTA takes 128 rows x 256 columns, a warp 16 rows, a thread 8
 // columns. Barrier: the warps' maxima are there; barrier: they were read. Integer atomic maxima, whose order does not matter.
 __global__ void __launch_bounds__(kThreads, kAmaxCtas)
     column_amax_kernel(const RowView src, const DeviceGroups groups, int64_t extent, int chunks,

@@ -190,8 +190,8 @@ __device__ __forceinline__ void add_losses(const BackwardArgs& args, int experts
     if (args.z_weight != 0.0f) add(args.log_squares, args.z_weight, &args.losses[1]);
 }
 
-// Moves: logits, ids and dprobs once, dlogits once. A warp takes a token (all that a limited launch leaves it); what the choices get goes through shared memory (ids of a
-// token are distinct, so every word has one writer). With losses, the first CTAs have these and no tokens. Only __syncwarp around tokens.
+// Moves: logits, ids and dprobs once, dlogits once. A warp takes a token (all that a limited launch leaves it); what the choices get goes
+// through shared memory (ids of a token are distinct, so every word has one writer). With losses, the first CTAs have these and no tokens. Only __syncwarp around tokens.
 template <class R>
 __global__ __launch_bounds__(kThreads, R::kCount <= 8 ? kCtasPerSm : 2) void top_k_backward_kernel(
     const __grid_constant__ BackwardArgs args, const R row) {

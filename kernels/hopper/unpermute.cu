@@ -39,16 +39,15 @@ struct SumArgs {
     SumRounding rounding;
 };
 
-__device__ __forceinline__ uint4 pack_unit(const float (&v)[kUnit]) {
-    return {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
-}
 __device__ __forceinline__ void add_unit(const uint4& unit, float (&sum)[kUnit]) {
     float v[kUnit];
     unpack_unit(unit, DType::bf16, v);
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) sum[i] += v[i];
 }
-__device__ __forceinline__ void round_unit(float (&v)[kUnit]) { unpack_unit(pack_unit(v), DType::bf16, v); }
+__device__ __forceinline__ void round_unit(float (&v)[kUnit]) {
+    unpack_unit(pack_unit_bf16(v), DType::bf16, v);
+}
 
 // Moves: every routed row once, every token's row once (and its residual): 529 (587) MB at T=4096, H=7168, K=8: 0.129 (0.143) ms at 4.1 TB/s. A
 // CTA takes two turns, of up to 1024 columns each, on a token's row and learns its K row numbers first, once, and their weights, a lane
@@ -122,11 +121,11 @@ __global__ __launch_bounds__(kSumThreads, sum_ctas(kAddend)) void unpermute_sums
                         float both[kUnit];
                         unpack_unit(raw_residual[t], DType::bf16, both);
                         add_unit(raw_addend[t], both);
-                        raw_residual[t] = pack_unit(both);
+                        raw_residual[t] = pack_unit_bf16(both);
                     }
                     add_unit(raw_residual[t], sum);
                 }
-                reinterpret_cast<uint4*>(args.dst)[row * args.units + unit + t * step] = pack_unit(sum);
+                reinterpret_cast<uint4*>(args.dst)[row * args.units + unit + t * step] = pack_unit_bf16(sum);
             }
         }
     }
@@ -327,7 +326,7 @@ bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const SumResidual& re
         return !rows || (rows.dtype == DType::bf16 && is_vectorisable(rows.data, hidden));
     };
     const bool weighted = static_cast<bool>(args.row_prob), addend = static_cast<bool>(residual.addend);
-    if (weighted && addend) return false;
+    if (addend && (weighted || !residual.rows)) return false;
     if (topk > kMostRows || !fits(args.src) || !fits(args.dst) || !fits(residual.rows) ||
         !fits(residual.addend))
         return false;

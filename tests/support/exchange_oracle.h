@@ -189,13 +189,13 @@ public:
         return in;
     }
 
-    // Returns y. With a residual, an exchange that can do so adds another tensor to it.
+    // Returns y. With a residual, an exchange that can do so adds another tensor to it in half of the cases.
     HostTensor combine(Exchange& exchange, Arena& scratch, uint64_t leg, bool with_residual,
                        bool with_dprob) const {
         const int64_t tokens = num_tokens();
         const CombineInputs in = combine_inputs(leg);
         const HostTensor &src = in.src, &drow_prob = in.drow_prob, &residual = in.residual;
-        const bool with_addend = with_residual && exchange.adds_to_residual();
+        const bool with_addend = with_residual && exchange.adds_to_residual() && (leg / 2 + c_.seed) % 2 == 0;
         HostTensor y(c_.dtype, {tokens, c_.hidden}), dprob(DType::f32, {tokens, c_.topk});
         const double before = exchange.wire_bytes().combine;
         exchange.combine({.src = src,

@@ -1,5 +1,5 @@
-// Columns of a swizzled tile of BF16 rows in shared memory: their maxima, and 16 rows of a column as codes. For the kernels that keep tiles on chip until
-// a column's scale is known (quantize_group_columns.cu, quantize_column_tiles.cu).
+// Columns of a swizzled tile of BF16 rows in shared memory: their maxima, and 16 rows of a column as codes. For the kernels that keep
+// tiles on chip until a column's scale is known (quantize_group_columns.cu, quantize_column_tiles.cu).
 #pragma once
 
 #include "kernels/hopper/device/packed.h"

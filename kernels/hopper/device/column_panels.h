@@ -110,9 +110,9 @@ private:
         const bool narrow = number >= wide_items_;
         const int index = narrow ? number - wide_items_ : number, shift = narrow ? shift_ - 1 : shift_,
                   panels = narrow ? narrow_panels_ : wide_panels_, columns = panel_columns(shift),
-                  groups = static_cast<int>(groups_.num_groups),
-                  // many columns of few large groups: long pieces of rows
-            side = shift_ == kWidestTile ? kPanelBlockColumns / columns : panels,
+                  groups = static_cast<int>(groups_.num_groups);
+        // side by side: of few large groups many columns, so that long pieces of rows are read
+        const int side = shift_ == kWidestTile ? kPanelBlockColumns / columns : panels,
                   block = index / (groups * side), rest = index - block * groups * side,
                   here = min(side, panels - block * side), group = rest / here;
         Panel panel = {};

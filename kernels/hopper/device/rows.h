@@ -96,6 +96,10 @@ __device__ __forceinline__ void unpack_unit(uint4 words, DType dtype, float (&v)
     }
 }
 
+__device__ __forceinline__ uint4 pack_unit_bf16(const float (&v)[kUnit]) {
+    return {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
+}
+
 // Columns [col, col + 8) of a row as fp32; zeros from column `limit` on. The row is absolute in its buffer.
 __device__ __forceinline__ void load_unit(const RowView& t, int64_t row, int col, int limit,
                                           float (&v)[kUnit]) {
@@ -133,8 +137,7 @@ __device__ __forceinline__ void store_unit(const RowView& t, int64_t row, int co
                                            const float (&v)[kUnit]) {
     const int64_t first = row * t.cols + col;
     if (t.vector && col + kUnit <= limit && t.dtype == DType::bf16) {
-        *reinterpret_cast<uint4*>(static_cast<uint16_t*>(t.data) + first) =
-            uint4{pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
+        *reinterpret_cast<uint4*>(static_cast<uint16_t*>(t.data) + first) = pack_unit_bf16(v);
         return;
     }
     if (t.vector && col + kUnit <= limit && t.dtype == DType::f16) {
