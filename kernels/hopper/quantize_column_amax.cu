@@ -1,5 +1,5 @@
 // Maxima of the columns of groups, where codes are made in a second read. Contract: kernels/ops/quantize.h.
-#include "kernels/hopper/device/packed.h"
+#include "kernels/hopper/device/column_codes.h"
 #include "kernels/hopper/device/tiles.h"
 #include "kernels/hopper/quantize_tiles.h"
 
@@ -39,12 +39,7 @@ __global__ void __launch_bounds__(kThreads, kAmaxCtas)
                     words[i] = *reinterpret_cast<const uint4*>(in + static_cast<int64_t>(r + i) * cols);
             }
 #pragma unroll
-            for (int i = 0; i < kAmaxLoads; ++i) {
-                largest[0] = max_bf16x2(largest[0], abs_bf16x2(words[i].x));
-                largest[1] = max_bf16x2(largest[1], abs_bf16x2(words[i].y));
-                largest[2] = max_bf16x2(largest[2], abs_bf16x2(words[i].z));
-                largest[3] = max_bf16x2(largest[3], abs_bf16x2(words[i].w));
-            }
+            for (int i = 0; i < kAmaxLoads; ++i) take_magnitudes(largest, words[i]);
         }
         parts[thread] = uint4{largest[0], largest[1], largest[2], largest[3]};
         __syncthreads();

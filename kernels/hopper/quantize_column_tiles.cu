@@ -55,21 +55,12 @@ struct Shared {
 };
 
 // The tiles of a warp that takes every kWarps-th of its CTA's.
-template <int kWarps> struct TileTurn {
-    int index;
-    uint32_t parity = 0;
-    __device__ explicit TileTurn(int first) : index(first) {}
-    __device__ void advance() {
-        index += kWarps;
-        if (index >= kSlots) {
-            index -= kSlots;
-            parity ^= 1;
-        }
-    }
+template <int kWarps> struct TileTurn : RingTurn<kSlots, kWarps> {
+    using RingTurn<kSlots, kWarps>::RingTurn;
     // The task of the slot, as soon as its rows are there.
     __device__ TileTask landed(Shared& shared) const {
-        barrier_wait(&shared.full[index], parity);
-        return shared.tasks[index];
+        barrier_wait(&shared.full[this->index], this->parity);
+        return shared.tasks[this->index];
     }
 };
 

@@ -1,6 +1,5 @@
 // Transposed FP8 with one scale for a column of a group from one read: a panel of a group stays on chip, in one CTA. Small groups:
 // quantize_group_strips.cu; few or very large ones: quantize_column_tiles.cu. Contract: kernels/ops/quantize.h.
-#include "kernels/hopper/device/column_codes.h"
 #include "kernels/hopper/device/column_panels.h"
 #include "kernels/hopper/device/tiles.h"
 #include "kernels/hopper/device/wgmma.h"
@@ -53,24 +52,15 @@ struct Shared {
     uint32_t maxima[kKnown][kParts][kUnit / 2];  // of two columns each
 };
 
-template <int kTurn> struct SlotTurn {
-    int index;
-    uint32_t parity = 0;
-    __device__ explicit SlotTurn(int first) : index(first) {}
-    __device__ void advance() {
-        index += kTurn;
-        if (index >= kSlots) {
-            index -= kSlots;
-            parity ^= 1;
-        }
-    }
+template <int kTurn> struct SlotTurn : RingTurn<kSlots, kTurn> {
+    using RingTurn<kSlots, kTurn>::RingTurn;
     __device__ Task landed(Shared& shared) const {
-        barrier_wait(&shared.full[index], parity);
-        return shared.tasks[index];
+        barrier_wait(&shared.full[this->index], this->parity);
+        return shared.tasks[this->index];
     }
     __device__ void release() const {
         __syncwarp();
-        announce(index + 1, kSlotThreads);
+        announce(this->index + 1, kSlotThreads);
     }
 };
 

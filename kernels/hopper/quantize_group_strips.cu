@@ -1,6 +1,6 @@
 // Transposed FP8 with one scale for a column of a group from one read, for groups of a few hundred rows: a strip of a group stays on chip, many CTAs
 // a multiprocessor. Larger groups: quantize_group_columns.cu. Contract: kernels/ops/quantize.h.
-#include "kernels/hopper/device/packed.h"
+#include "kernels/hopper/device/column_codes.h"
 #include "kernels/hopper/device/tiles.h"
 #include "kernels/hopper/quantize_tiles.h"
 
@@ -66,13 +66,6 @@ __device__ __forceinline__ void request_rows(const Strip& strip, int first, int 
     __pipeline_commit();
 }
 
-__device__ __forceinline__ void take_maxima(uint32_t (&largest)[4], const uint4& words) {
-    largest[0] = max_bf16x2(largest[0], abs_bf16x2(words.x));
-    largest[1] = max_bf16x2(largest[1], abs_bf16x2(words.y));
-    largest[2] = max_bf16x2(largest[2], abs_bf16x2(words.z));
-    largest[3] = max_bf16x2(largest[3], abs_bf16x2(words.w));
-}
-
 // 16 rows of two neighbouring columns; `swap`: whether odd rows stand before even ones.
 template <DType kCodes>
 __device__ __forceinline__ void encode_piece(const uint32_t* words, int swap, float2 m, uint4& low,
@@ -129,7 +122,8 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_group_strips_kernel(
             request_rows(strip, c * kRows, here, chunk);
             __pipeline_wait_prior(0);
 #pragma unroll 4
-            for (int r = row_read; r < here; r += kStepRows) take_maxima(largest, chunk[slot(r, unit_read)]);
+            for (int r = row_read; r < here; r += kStepRows)
+                take_magnitudes(largest, chunk[slot(r, unit_read)]);
         }
 #pragma unroll
         for (int j = 0; j < 4; ++j)

@@ -10,14 +10,35 @@ namespace fp8flow::hopper {
 constexpr unsigned kWholeWarp = 0xFFFFFFFFu;
 constexpr int kWidestTile = 3;  // rows of 1 << 3 units: 128 bytes
 
+// The place of a warp that takes every kTurn-th slot of a ring, and which pass of the ring it is in.
+template <int kSlots, int kTurn> struct RingTurn {
+    int index;
+    uint32_t parity = 0;
+    __device__ explicit RingTurn(int first) : index(first) {}
+    __device__ void advance() {
+        index += kTurn;
+        if (index >= kSlots) {
+            index -= kSlots;
+            parity ^= 1;
+        }
+    }
+};
+
 // Where 16 bytes of a row stand in a tile whose rows have 1 << shift units: the copy engine changes the places of 128 bytes' units by the row.
 __device__ __forceinline__ int unit_place(int row, int unit, int shift) {
     return (row << (4 + shift)) + ((unit ^ (row >> (kWidestTile - shift) & ((1 << shift) - 1))) << 4);
 }
 
+// Largest magnitudes so far of the columns of a unit: with any sign, for maxima_over_lanes(); or without signs.
 __device__ __forceinline__ void take_maxima(uint32_t (&largest)[4], const uint4& words) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) largest[i] = max_abs_bf16x2(largest[i], word_of(words, i));
+}
+__device__ __forceinline__ void take_magnitudes(uint32_t (&largest)[4], const uint4& words) {
+    largest[0] = max_bf16x2(largest[0], abs_bf16x2(words.x));
+    largest[1] = max_bf16x2(largest[1], abs_bf16x2(words.y));
+    largest[2] = max_bf16x2(largest[2], abs_bf16x2(words.z));
+    largest[3] = max_bf16x2(largest[3], abs_bf16x2(words.w));
 }
 // The maxima of all lanes for the four words of a unit, each in one of lanes 0, 2, 4 and 6: that of word_of_lane().
 __device__ __forceinline__ uint32_t maxima_over_lanes(const uint32_t (&largest)[4], int lane) {
