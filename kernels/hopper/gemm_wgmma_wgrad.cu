@@ -200,9 +200,8 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSet
     float scales = 0.0f, next_a = 0.0f, next_b = 0.0f;
     const auto read_scales = [&](int step) {
         if (kRowScales) return;
-        step =
-            min(step,
-                steps - 1);  // without a branch: behind one, descriptors would not stay in uniform registers
+        // without a branch: behind one, descriptors would not stay in uniform registers
+        step = min(step, steps - 1);
         const int set = kSets == Sets::two && step >= places.first_steps ? 1 : 0;
         next_a = places.a[set][step * p.a.scale.block_stride];
         next_b = places.b[set][step * p.b.scale.block_stride];

@@ -13,8 +13,8 @@ namespace {
 constexpr int kSlots = kPanelSlots, kTileBytes = kPanelTileBytes;
 constexpr int kParts = 8;  // of a tile: units side by side times kPartRows rows below each other
 constexpr int kPiece = 16, kPieces = kPartRows / kPiece;  // rows of a column that a thread stores at once
-constexpr int kQuarters = 4,
-              kQuarterBytes = kTileBytes / kQuarters;  // of a tile: what is copied at the least
+// Of a tile: what is copied at the least.
+constexpr int kQuarters = 4, kQuarterBytes = kTileBytes / kQuarters;
 constexpr int kKnown = 16;  // panels whose maxima are kept: more than there can be on chip
 
 // Warps of a CTA, in this order; the loader is the last. A warp turns two parts of a tile, sets of warps take tiles in turn.

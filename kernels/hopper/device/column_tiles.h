@@ -19,8 +19,8 @@ constexpr int kRun = 4;  // neighbouring tiles that a CTA takes at once: 512 byt
 struct TileTask {
     int item, tiles;  // group and panel (64 columns side by side); how many tiles these have
     int col, row;     // the tile's first ones; the row is one of the output
-    int begin, valid_end,
-        end;  // of its 128 rows: the first of the group, behind its valid ones, behind its pads
+    // of its 128 rows: the first of the group, behind its valid ones, behind its pads
+    int begin, valid_end, end;
     bool sends, encodes, stores_scales;
 };
 
