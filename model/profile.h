@@ -57,9 +57,9 @@ using IdealSeconds = std::function<double(const OpCall& call, double wire_bytes)
 void add_ceilings(const IdealSeconds& ideal, RowSamples& samples);
 // The rows of all ranks in one: times over steps and ranks, mean counts, highest memory; shares of each part. Collective.
 std::vector<ProfileRow> merge_rows(const RowSamples& samples, ProcessGroup& world);
-// Seconds of one MoE layer and micro-batch of a resolved step; forward, backward.
+// Seconds of one MoE layer and micro-batch of a resolved step, and the device's clock meanwhile in Hz (0: not known).
 struct LayerSeconds {
-    double forward = 0, backward = 0;
+    double forward = 0, backward = 0, clock = 0;
 };
 LayerSeconds layer_seconds(const StageTimer& timer);
 
@@ -68,6 +68,7 @@ struct ArmProfile {
     std::vector<ProfileRow> rows;
     Spread layer, layer_forward,
         layer_backward;       // without marks between stages; of each step the slowest rank
+    Spread clock;             // Hz, in those times; of each step the lowest rank; 0: not known
     double step_seconds = 0;  // median, host clock, without marks between stages
     double tokens = 0;        // of one rank and micro-batch
     double useful_flops = 0;  // of one layer and rank: FLOPs of the model, pads and recomputation left out

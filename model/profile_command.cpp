@@ -21,6 +21,7 @@ constexpr const char* kRoutings[] = {"balanced", "skewed_1.25", "skewed_2.0", "d
 constexpr const char* kLegend =
     "  layer       forward + backward of one MoE layer without the stage timer, the slowest rank of each "
     "step\n"
+    "  MHz         the device's clock meanwhile (median): a GPU lowers it to keep to its power limit\n"
     "  TFLOP/s     FLOPs of the model, no pads, no recomputation; BF16 peak: {}FLOP/s, a dense product "
     "measured here\n"
     "  wire/rank   sent by rank 0 in one step; wire ms: plan, dispatch and combine of one layer, all "

@@ -63,6 +63,7 @@ std::string profile_json(const Profile& profile, const Config& config) {
             {"layer seconds", json_of(arm.layer)},
             {"layer forward seconds", json_of(arm.layer_forward)},
             {"layer backward seconds", json_of(arm.layer_backward)},
+            {"layer clock hertz", json_of(arm.clock)},
             {"step seconds", arm.step_seconds},
             {"tokens per second per gpu", arm.tokens_per_second()},
             {"useful flops", arm.useful_flops},

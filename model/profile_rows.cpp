@@ -176,7 +176,10 @@ LayerSeconds layer_seconds(const StageTimer& timer) {
         if (span.level != StageLevel::part || std::string_view(span.name) != kMoeLayer) continue;
         (std::string_view(span.direction) == "forward" ? layer.forward : layer.backward) +=
             span.seconds / runs;
+        layer.clock += span.clock * span.seconds / runs;
     }
+    const double seconds = layer.forward + layer.backward;
+    if (seconds > 0) layer.clock /= seconds;
     return layer;
 }
 

@@ -73,19 +73,21 @@ public:
             steps.push_back(step.seconds);
         });
         trainer_->time_stages(TimerDetail::off);
-        std::vector<double> forward, backward, layer;
+        std::vector<double> forward, backward, layer, clock;
         for (const LayerSeconds& seconds : own) {
-            std::vector<float> slowest = {static_cast<float>(seconds.forward),
-                                          static_cast<float>(seconds.backward),
-                                          static_cast<float>(seconds.forward + seconds.backward)};
+            std::vector<float> slowest = {
+                static_cast<float>(seconds.forward), static_cast<float>(seconds.backward),
+                static_cast<float>(seconds.forward + seconds.backward), static_cast<float>(-seconds.clock)};
             world_.all_reduce_max(slowest);
             forward.push_back(slowest[0]);
             backward.push_back(slowest[1]);
             layer.push_back(slowest[2]);
+            clock.push_back(-slowest[3]);
         }
         result_.layer = spread_of(layer);
         result_.layer_forward = spread_of(forward);
         result_.layer_backward = spread_of(backward);
+        result_.clock = spread_of(clock);
         result_.step_seconds = spread_of(steps).median;
     }
 

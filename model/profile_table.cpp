@@ -125,6 +125,7 @@ std::string summary_table(const Profile& profile) {
                  {"layer ms"},
                  {"min"},
                  {"max"},
+                 {"MHz"},
                  {"speed-up"},
                  {"tokens/s/GPU"},
                  {"TFLOP/s/GPU"},
@@ -143,6 +144,7 @@ std::string summary_table(const Profile& profile) {
         table.add_row(
             {arm.name, milliseconds(arm.layer.median), milliseconds(arm.layer.min),
              milliseconds(arm.layer.max),
+             or_dash(arm.clock.median > 0, format_fixed(arm.clock.median * 1e-6, 0)),
              or_dash(arm.layer.median > 0, format_fixed(base / arm.layer.median, 2) + "x"),
              format_si(arm.tokens_per_second()),
              tflops < 1 ? fmt::format("{:.3g}", tflops) : format_fixed(tflops, 1),

@@ -12,6 +12,7 @@ void StageTimer::enable(std::unique_ptr<Timeline> timeline, TimerDetail detail) 
     reset();
     timeline_ = std::move(timeline);
     detail_ = detail;
+    if (detail == TimerDetail::parts) timeline_->count_cycles();
 }
 
 void StageTimer::reset() {
@@ -57,6 +58,7 @@ void StageTimer::resolve() {
     for (StageSpan& span : spans_) {
         span.begin = timeline_->seconds_between(spans_.front().first, span.first);
         span.seconds = timeline_->seconds_between(span.first, span.last);
+        span.clock = timeline_->clock_between(span.first, span.last);
         span.own_seconds = span.seconds;
         // a child is never longer than what it lies in, but event times are rounded
         if (span.parent >= 0) {

@@ -18,7 +18,7 @@
 namespace fp8flow {
 
 enum class StageLevel : uint8_t { part = 1, stage = 2 };
-// parts: only parts leave marks, so that events between kernels do not count in the time of a whole layer.
+// parts: only parts leave marks, so that events between kernels do not count in the time of a whole layer; they tell the device's clock, too.
 enum class TimerDetail : uint8_t { off = 0, parts = 1, stages = 2 };
 
 struct StageSpan {
@@ -32,6 +32,7 @@ struct StageSpan {
     int64_t peak_bytes = 0;       // of the watched arenas while it was open, children counted
     double begin = 0, seconds = 0,
            own_seconds = 0;  // resolved: since the step's first mark; with and without children
+    double clock = 0;        // resolved: the device's mean clock in Hz; 0: not known
 };
 
 class StageTimer final : public OpObserver {

@@ -19,6 +19,11 @@ public:
     // Forgets all marks and keeps their storage. Marks that are still under way may be forgotten, too.
     virtual void reset() = 0;
 
+    // From now on marks count the device's cycles, too, which costs it some microseconds each. Not every device can.
+    virtual void count_cycles() {}
+    // The device's mean clock in Hz from mark a to mark b; waits until both have passed. 0: not counted.
+    virtual double clock_between(int64_t /*a*/, int64_t /*b*/) { return 0; }
+
     // Names what the calling thread launches until end_range, for profilers that listen (CUDA: an NVTX range "direction/name").
     virtual void begin_range(const char* /*direction*/, const char* /*name*/) {}
     virtual void end_range() {}

@@ -44,6 +44,32 @@ TEST(StageTimerGpu, SpansAreDeviceTimesAndRecordingWaitsForNobody) {
         EXPECT_GE(spans[0].seconds, spans[1].seconds + spans[2].seconds - 1e-5);
         EXPECT_GE(spans[2].begin, spans[1].begin + spans[1].seconds - 1e-5);
         EXPECT_LT(spans[0].own_seconds, 1e-3);
+        EXPECT_EQ(spans[0].clock, 0) << "no cycles are counted between stages";
+    }
+}
+
+// A second timer sees the clock that the first one sees in the same time, whichever of its marks are used again.
+TEST(StageTimerGpu, PartsTellTheClockOfTheMultiprocessors) {
+    const auto ops = hopper::make_ops(0);
+    const auto probe = hopper::make_probe(*ops);
+    StageTimer timer, other;
+    timer.enable(ops->device().make_timeline(), TimerDetail::parts);
+    other.enable(ops->device().make_timeline(), TimerDetail::parts);
+    for (int step = 0; step < 3; ++step) {
+        timer.reset();
+        {
+            StageTimer::Scope outer(timer, StageLevel::part, "moe layer", {});
+            StageTimer::Scope inner(other, StageLevel::part, "moe layer", {});
+            StageTimer::Scope stage(timer, StageLevel::stage, "fc1", {});
+            probe->delay(20e-3);
+        }
+        timer.resolve();
+        other.resolve();
+        ASSERT_EQ(timer.spans().size(), 1u);
+        const double clock = timer.spans()[0].clock;
+        EXPECT_GT(clock, 200e6);
+        EXPECT_LT(clock, 2.1e9);
+        EXPECT_NEAR(other.spans().back().clock, clock, 0.005 * clock);
     }
 }
 

@@ -16,6 +16,7 @@ class CountingTimeline final : public Timeline {
 public:
     int64_t mark(Stream) override { return marks_++; }
     double seconds_between(int64_t a, int64_t b) override { return static_cast<double>(b - a); }
+    double clock_between(int64_t a, int64_t b) override { return static_cast<double>(b - a); }
     void reset() override { marks_ = 0; }
 
 private:
@@ -83,6 +84,7 @@ TEST(Profile, RowsCountOneLayerAndEveryMomentOnce) {
     const LayerSeconds seconds = layer_seconds(played.timer);
     EXPECT_EQ(seconds.forward, 7);
     EXPECT_EQ(seconds.backward, 3);
+    EXPECT_DOUBLE_EQ(seconds.clock, (7 * 7 + 3 * 3) / 10.0);  // by time
     EXPECT_EQ(layer, 10);
 
     const ProfileRow* fc1 = find(samples.rows, "fc1", "forward");
