@@ -67,8 +67,9 @@ struct ArmProfile {
     std::string name, recipe;
     std::vector<ProfileRow> rows;
     Spread layer, layer_forward,
-        layer_backward;       // without marks between stages; of each step the slowest rank
-    Spread clock;             // Hz, in those times; of each step the lowest rank; 0: not known
+        layer_backward;  // without marks between stages; of each step the slowest rank
+    Spread clock;        // Hz, in those times; of each step the lowest rank; 0: not known
+    std::vector<double> layer_by_step, clock_by_step;
     double step_seconds = 0;  // median, host clock, without marks between stages
     double tokens = 0;        // of one rank and micro-batch
     double useful_flops = 0;  // of one layer and rank: FLOPs of the model, pads and recomputation left out

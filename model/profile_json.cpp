@@ -64,6 +64,8 @@ std::string profile_json(const Profile& profile, const Config& config) {
             {"layer forward seconds", json_of(arm.layer_forward)},
             {"layer backward seconds", json_of(arm.layer_backward)},
             {"layer clock hertz", json_of(arm.clock)},
+            {"layer seconds by step", arm.layer_by_step},
+            {"layer clock hertz by step", arm.clock_by_step},
             {"step seconds", arm.step_seconds},
             {"tokens per second per gpu", arm.tokens_per_second()},
             {"useful flops", arm.useful_flops},

@@ -88,6 +88,8 @@ public:
         result_.layer_forward = spread_of(forward);
         result_.layer_backward = spread_of(backward);
         result_.clock = spread_of(clock);
+        result_.layer_by_step = std::move(layer);
+        result_.clock_by_step = std::move(clock);
         result_.step_seconds = spread_of(steps).median;
     }
 

@@ -106,6 +106,7 @@ TEST(Profile, WritesItsFilesAndSumsAgree) {
             const double stages = layer_sum(recipe, "seconds"), step = recipe.at("step seconds");
             EXPECT_GT(stages, 0) << name;
             EXPECT_LT(recipe.at("layer seconds").at("median").get<double>(), step) << name;
+            EXPECT_EQ(recipe.at("layer seconds by step").size(), 2u);
             EXPECT_EQ(recipe.at("layer clock hertz").at("median"), 0.0) << "the host's clock is not known";
             EXPECT_NEAR(layer_sum(recipe, "share"), 1.0, 1e-9) << name;
             EXPECT_GT(recipe.at("flops per second per gpu").get<double>(), 0) << name;
