@@ -76,33 +76,29 @@ public:
           src_base_(static_cast<int>(job.src.base())),
           dst_base_(static_cast<int>(job.dst.base())) {}
 
-    // What the next two panels need is asked for while one is loaded.
     __device__ void run() {
-        const PanelFinder finder(job_.groups, job_.extent, dst_base_, job_.src.cols);
+        PanelFinder finder(job_.groups, job_.extent, dst_base_, job_.src.cols);
         const int ctas = static_cast<int>(gridDim.x), panels = finder.panels();
-        int number = static_cast<int>(blockIdx.x), next = number + ctas, item = 0;
-        PanelFinder::Asked asked = finder.ask(number);
-        for (; number < panels; ++item) {
-            const Panel panel = finder.answer(asked);
-            asked = finder.ask(next);
-            uint32_t drawn = 0;
-            if (lane_ == 0) drawn = atomicAdd(job_.drawn, 1u);
-            load(panel, item);
-            number = next;
-            drawn = __shfl_sync(kWholeWarp, drawn, 0);
-            next = static_cast<int>(drawn) + 2 * ctas;
+        for (int number = static_cast<int>(blockIdx.x), item = 0; number < panels; ++item) {
+            load(finder.find(number), item);
+            const uint32_t drawn = __shfl_sync(kWholeWarp, drawn_, 0);
             // as many draws as panels
             if (lane_ == 0 && drawn == static_cast<uint32_t>(panels) - 1) *job_.drawn = 0;
+            number = static_cast<int>(drawn) + ctas;
         }
         end();
     }
 
 private:
     // A panel that does not fit is read twice: tiles of the last rows stay, the others come again, the last of them first, mostly from L2.
+    // The next panel is drawn with the last request, no earlier: multiprocessors then end together, and read neighbouring panels at about the
+    // same time.
     __device__ void load(const Panel& panel, int item) {
-        const int held = panel.tiles <= kSlots ? panel.tiles : kSlots - 2, again = panel.tiles - held;
-        for (int i = 0; i < panel.tiles + again; ++i) {
+        const int held = panel.tiles <= kSlots ? panel.tiles : kSlots - 2, again = panel.tiles - held,
+                  requests = panel.tiles + again;
+        for (int i = 0; i < requests; ++i) {
             const bool looks = i < panel.tiles;
+            if (lane_ == 0 && i == requests - 1) drawn_ = atomicAdd(job_.drawn, 1u);
             Task task = {};
             task.item = item;
             task.looks = looks;
@@ -110,7 +106,7 @@ private:
             task.first = i == 0;
             task.last = i == panel.tiles - 1;
             task.stores_scales = i == again;
-            request(panel, looks ? i : panel.tiles + again - 1 - i, task);
+            request(panel, looks ? i : requests - 1 - i, task);
         }
     }
     // At most two copies, for they are issued one after the other: rows of the groups beside this one come along, and are not looked at.
@@ -171,6 +167,7 @@ private:
     uint8_t* const slots_;
     const int lane_, src_base_, dst_base_;
     int slot_ = 0, requested_ = 0;
+    uint32_t drawn_ = 0;  // lane 0's
 };
 
 // A warp sees some parts of every tile, and keeps their maxima up to the panel's last.
@@ -256,21 +253,17 @@ __device__ __forceinline__ void encode_tiles(const PanelJob& job, Shared& shared
                 pairs.x = max_bf16x2(pairs.x, other.x);
                 pairs.y = max_bf16x2(pairs.y, other.y);
             }
-            const uint32_t magnitudes[kOwn] = {low_magnitude(pairs.x), high_magnitude(pairs.x),
-                                               low_magnitude(pairs.y), high_magnitude(pairs.y)};
-            float dequant[kOwn];
+            // the eight threads of these columns compute a scale each
+            const uint32_t pair = (piece & 2) != 0 ? pairs.y : pairs.x;
+            const BlockScale scale =
+                task.empty ? BlockScale{0.0f, 0.0f, 0}
+                           : block_scale((piece & 1) != 0 ? high_magnitude(pair) : low_magnitude(pair),
+                                         kCodes, false, job.rule);
 #pragma unroll
-            for (int i = 0; i < kOwn; ++i) {
-                const BlockScale scale = task.empty ? BlockScale{0.0f, 0.0f, 0}
-                                                    : block_scale(magnitudes[i], kCodes, false, job.rule);
-                multipliers[i] = scale.multiplier;
-                dequant[i] = scale.dequant;
-            }
-            if (task.stores_scales && first_row == 0 && col < job.src.cols) {
-                float* to = job.scales + static_cast<int64_t>(task.group) * job.src.cols + col;
-#pragma unroll
-                for (int i = 0; i < kOwn; ++i) to[i] = dequant[i];
-            }
+            for (int i = 0; i < kOwn; ++i)
+                multipliers[i] = __shfl_sync(kWholeWarp, scale.multiplier, lane / kPieces * kPieces + i);
+            if (task.stores_scales && part >> task.shift == 0 && piece < kOwn && col < job.src.cols)
+                job.scales[static_cast<int64_t>(task.group) * job.src.cols + col + piece] = scale.dequant;
         }
         const uint8_t* tile = slots + turn.index * kTileBytes;
         uint32_t words[2][kPiece];
