@@ -20,6 +20,13 @@ struct NormForward {
     int segments, segment_cols;  // of a row (kernels/ops/norm.h); one: all columns
 };
 
+// 0 before a backward pass and, by the kernel for dgamma, afterwards; each in a line of its own.
+struct NormCounters {
+    alignas(128) uint32_t asked;   // rows asked for by all CTAs or clusters
+    alignas(128) uint32_t summed;  // CTAs whose sums of dgamma stand in memory
+    alignas(128) uint32_t added;   // CTAs of the kernel for dgamma that have ended
+};
+
 struct NormBackward {
     RowView dy, x, gamma, dresidual, dx;  // dresidual optional
     int64_t rows;
@@ -28,8 +35,7 @@ struct NormBackward {
     int segments, segment_cols;
     int parts, chunks;  // of dgamma; chunks a part
     float* partials;    // [min(parts, rows), H]: sums of parts
-    uint32_t*
-        asked;  // rows asked for by all CTAs or clusters; 0 before and, by the kernel for dgamma, afterwards
+    NormCounters* counters;
     // norm_front_backward.cu
     int depth = 0;  // rows in shared memory
     int hold =
@@ -240,9 +246,10 @@ template <class Kernel> void allow_shared_memory(Kernel kernel, int bytes) {
 
 // `ctas` of an SM at most, a cluster for the segments of a row, no more clusters than rows or find room at once. `behind`: all threads of the
 // kernel call wait_for_kernel_before() before they touch memory but by prefetches to L2, so that it may start while the kernel before it ends.
+// Returns the number of CTAs.
 template <class Args>
-void launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int ctas, dim3 block, int bytes,
-                 const Launch& launch, const char* op, bool behind = false) {
+unsigned launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int ctas, dim3 block, int bytes,
+                     const Launch& launch, const char* op, bool behind = false) {
     allow_shared_memory(kernel, bytes);
     const unsigned segments = static_cast<unsigned>(args.segments);
     cudaLaunchAttribute attributes[2]{};
@@ -262,12 +269,14 @@ void launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int ctas,
     }
     if (behind) attributes[config.numAttrs++] = starts_early();
     check_cuda(cudaLaunchKernelEx(&config, kernel, args), op);
+    return config.gridDim.x;
 }
 
 // False: these rows need the other kernels.
 bool launch_norm_rows(const NormForward& args, const Launch& launch);
-// dx and the sums of dgamma's parts: rows of 2049 columns to four segments, and others
-bool launch_norm_backward_front(NormBackward args, const Launch& launch);
+// dx and the sums of dgamma's parts: rows of 2049 columns to four segments (returns the CTAs that say in `counters` when their sums stand; 0 for other
+// rows), and others
+unsigned launch_norm_backward_front(NormBackward args, const Launch& launch);
 bool launch_norm_backward_rows(const NormBackward& args, const Launch& launch);
 
 }  // namespace fp8flow::hopper
