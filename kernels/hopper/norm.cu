@@ -313,8 +313,10 @@ void HopperOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Laun
                               .chunks = static_cast<int>(op::gamma_chunks(width)),
                               .partials = workspace_->partials_for<float>(sums * width),
                               .counters = workspace_->zeros_for<NormCounters>(1)};
-    const unsigned announced = rows > 0 ? launch_norm_backward_front(job, launch) : 0;
-    if (rows > 0 && announced == 0 && !launch_norm_backward_rows(job, launch)) {
+    std::optional<unsigned> announced;
+    if (rows > 0) announced = launch_norm_backward_front(job, launch);
+    if (rows > 0 && !announced) announced = launch_norm_backward_rows(job, launch);
+    if (rows > 0 && !announced) {
         // dgamma first: dx may stand in the place of dy
         dgamma_partial_kernel<<<grid_for(sums * ceil_div(width, kRowThreads), launch), kRowThreads, 0,
                                 stream>>>(job);
@@ -328,7 +330,7 @@ void HopperOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Laun
     const bool pairs = width % 2 == 0 && ctas(1) > static_cast<unsigned>(kNumSms);
     launch_behind(pairs ? dgamma_kernel<2> : dgamma_kernel<1>, ctas(pairs ? 2 : 1), kGroupWarps * kPanel,
                   launch, "rms_norm_backward, dgamma", job.partials, static_cast<int>(sums), groups, width,
-                  args.dgamma_mode, args.dgamma.as<float>(), job.counters, announced);
+                  args.dgamma_mode, args.dgamma.as<float>(), job.counters, announced.value_or(0));
 }
 
 }  // namespace fp8flow

@@ -5,6 +5,8 @@
 #include "kernels/hopper/device/scales.h"
 #include "kernels/ops/norm.h"
 
+#include <optional>
+
 namespace fp8flow::hopper {
 
 struct NormForward {
@@ -36,6 +38,8 @@ struct NormBackward {
     int parts, chunks;  // of dgamma; chunks a part
     float* partials;    // [min(parts, rows), H]: sums of parts
     NormCounters* counters;
+    bool announces =
+        true;  // the kernel for dgamma starts when all sums stand, not when all CTAs have started
     // norm_front_backward.cu
     int depth = 0;  // rows in shared memory
     int hold =
@@ -212,6 +216,14 @@ __device__ __forceinline__ float await_sums(SegmentSums& shared, int n, const Ro
     return total;
 }
 
+// The CTA's sums of dgamma stand in memory: the kernel that adds them may start, and finds this CTA among those counted. One thread, behind a
+// barrier of those that wrote them.
+__device__ __forceinline__ void announce_sums(const NormBackward& args) {
+    let_next_start();
+    __threadfence();
+    atomicAdd(&args.counters->summed, 1u);
+}
+
 // Rows that the copy engine can bring, in as many segments as a cluster has CTAs.
 inline bool is_wide(const RowView& rows, DType dtype) {
     return rows.dtype == dtype && rows.vector && rows.cols >= kMinWidth &&
@@ -274,9 +286,9 @@ unsigned launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int c
 
 // False: these rows need the other kernels.
 bool launch_norm_rows(const NormForward& args, const Launch& launch);
-// dx and the sums of dgamma's parts: rows of 2049 columns to four segments (returns the CTAs that say in `counters` when their sums stand; 0 for other
-// rows), and others
-unsigned launch_norm_backward_front(NormBackward args, const Launch& launch);
-bool launch_norm_backward_rows(const NormBackward& args, const Launch& launch);
+// dx and the sums of dgamma's parts: rows of 2049 columns to four segments, and others. None: the same, for rows that are not theirs. Otherwise
+// the CTAs that say in `counters` when their sums stand; 0: the kernel's end says so.
+std::optional<unsigned> launch_norm_backward_front(NormBackward args, const Launch& launch);
+std::optional<unsigned> launch_norm_backward_rows(const NormBackward& args, const Launch& launch);
 
 }  // namespace fp8flow::hopper
