@@ -33,7 +33,7 @@ const Shape kShapes[] = {
     {300, 12288, DType::bf16},
     {260, 8200, DType::f16},
     // rows of several segments: a cluster of two, three, four and eight; the last segment shorter; few CTAs
-    {150, 16384, DType::bf16},
+    {300, 16384, DType::bf16},
     {70, 12296, DType::bf16},
     {150, 16400, DType::f16},
     // odd widths
