@@ -191,10 +191,12 @@ __global__ void __launch_bounds__(kGroupWarps* kPanel)
             v[0] = __ldcg(from);
         }
     };
-    if (announced == 0)
-        wait_for_kernel_before();
-    else
+    if (announced > 0) {
         await_announced(counters, announced);
+    } else {
+        wait_for_kernel_before();
+        if (blockIdx.x == 0 && threadIdx.x == 0) counters->asked = 0;  // for the next call
+    }
     float values[kGroupParts][kCols] = {}, sums[kCols] = {};
 #pragma unroll
     for (int i = 0; i < kGroupParts; ++i) load(first + i, values[i]);
