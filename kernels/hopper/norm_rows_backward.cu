@@ -26,7 +26,6 @@ template <int kUnits, DType kType, Rows kRows>
 __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
                              1) void norm_backward_rows_kernel(const NormBackward args) {
     constexpr int kTeams = teams_of(kUnits), kJoin = 1 + kTeams;  // a barrier a team, and one of all
-    let_next_start();
     extern __shared__ __align__(128) uint8_t memory[];
     __shared__ Barrier full_of[kTeams][2], full_residual_of[kTeams][2];
     __shared__ float warp_sums_of[kTeams][2][kNormWarps];
@@ -194,6 +193,10 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
                 }
                 store_unit(out, sums, (first_unit + unit) * kUnit, dgamma[j]);
             }
+            if (sums + clusters >= parts) {
+                meet(1 + team, kNormThreads);
+                if (thread == 0) announce_sums(args);
+            }
         }
         if (sums + clusters < parts) {  // the slots are free again, for the copy engine too
             fence_shared_for_engines();
@@ -215,9 +218,9 @@ template <DType kType> BackwardKernel fetching_kernel_of(int units) {
 
 }  // namespace
 
-bool launch_norm_backward_rows(const NormBackward& args, const Launch& launch) {
+std::optional<unsigned> launch_norm_backward_rows(const NormBackward& args, const Launch& launch) {
     const bool f16 = args.x.dtype == DType::f16;
-    if (!is_backward_fetchable(args)) return false;
+    if (!is_backward_fetchable(args)) return {};
     const bool copied = is_backward_wide(args);
     const int units = units_a_thread(args.segment_cols), teams = teams_of(units);
     const BackwardKernel kernel = copied
@@ -225,9 +228,8 @@ bool launch_norm_backward_rows(const NormBackward& args, const Launch& launch) {
                                   : f16 ? fetching_kernel_of<DType::f16>(units)
                                         : fetching_kernel_of<DType::bf16>(units);
     const int slot = slot_bytes(args.segment_cols);
-    launch_rows(kernel, args, std::min<int64_t>(args.parts, args.rows), 1, dim3(kNormThreads, teams),
-                teams * kTeamSlots * slot, launch, "rms_norm_backward", true);
-    return true;
+    return launch_rows(kernel, args, std::min<int64_t>(args.parts, args.rows), 1, dim3(kNormThreads, teams),
+                       teams * kTeamSlots * slot, launch, "rms_norm_backward", true);
 }
 
 }  // namespace fp8flow::hopper

@@ -24,6 +24,7 @@ __global__ __launch_bounds__(kRankThreads) void count_before_kernel(const int32_
                                                                     int32_t* sorted_ids, int32_t* order) {
     __shared__ __align__(16) int32_t all[kMostCounted];
     const int thread = static_cast<int>(threadIdx.x), lane = thread % kRankWarp;
+    wait_for_kernel_before();
     const int padded = (tokens + kChunk - 1) / kChunk * kChunk;
 #pragma unroll 8
     for (int i = thread; i < padded; i += kRankThreads)
@@ -102,9 +103,9 @@ void sort_tokens(const SortTokens& job, const Launch& launch) {
     FP8FLOW_CHECK(job.tokens <= INT32_MAX - kChunk, "{} tokens: positions must fit 32 bits", job.tokens);
     const cudaStream_t stream = stream_of(launch);
     if (job.tokens <= kMostCounted) {
-        count_before_kernel<<<grid_for(ceil_div(job.tokens, kRankTokens), launch), kRankThreads, 0, stream>>>(
-            job.ids, static_cast<int>(job.tokens), job.sorted_ids, job.order);
-        check_launch("sorting tokens");
+        launch_behind(count_before_kernel, grid_for(ceil_div(job.tokens, kRankTokens), launch), kRankThreads,
+                      launch, "sorting tokens", job.ids, static_cast<int>(job.tokens), job.sorted_ids,
+                      job.order);
         return;
     }
     int32_t* const positions = static_cast<int32_t*>(job.scratch);
