@@ -148,7 +148,8 @@ __global__ void __launch_bounds__(kRowThreads) dgamma_partial_kernel(const NormB
 
 // dgamma from the sums of parts (4 MB of 132 at H=7168, from L2). A warp takes one group of parts, a thread kCols neighbouring columns of it, with
 // all loads of its group in flight; a CTA as many panels of 32 threads as its warps reach, one where there are twelve groups. Then a warp a panel
-// adds the groups in ascending order. One barrier, reached by all. The kernel behind may take its place: it waits for this one's end. Two columns
+// adds the groups in ascending order. It starts, and finds the sums, before the kernel before it ends where that one's CTAs announce them; it
+// does not end before that one. One barrier, reached by all. The kernel behind may take its place: it waits for this one's end. Two columns
 // a thread where one would need more CTAs than there are multiprocessors: 7168 -0.8 us, 12288 -0.5; but 4096 +1.
 constexpr int kGroupWarps = 12, kPanel = 32, kGroupParts = static_cast<int>(op::kGammaGroup);
 static_assert(kGroupWarps * kGroupParts == op::kGammaParts);

@@ -166,8 +166,10 @@ __device__ __forceinline__ void add_sums(const float4* from, int units, float (&
 // of memory. (Multiprocessors were active for 139 to 192 thousand cycles, now for 179 to 187.) A CTA that waits in vain, since others have
 // no place yet, gives it up: that decides times only. Thread t of a team owns the columns of strand t in every row, so that its dgamma sums
 // stay in registers to the end of a part. A row's dx is computed when the next row's sum has been started, from its slot, which is free then.
-// Gamma comes behind the first rows, to the last slot. Rows of several segments: a cluster, as in the forward kernel; its CTAs take the same rows
-// at the same time. One writer a byte, stated orders: deterministic. dx may stand in the place of dy or dresidual: a row is written after it has
+// Gamma comes behind the first rows, to the last slot. Rows of two segments of up to 6144 columns: a team each, which meet where a team's warps do
+// (12288: 78.5 us, as a cluster of two 83.7, bound by the exchange of sums). Rows of more: a cluster, as in the forward kernel; its CTAs take
+// the same rows at the same time. The sums for gamma go to memory when the last row has been taken: the kernel that adds them starts when
+// all CTAs have said so, while two rows are still written (16384: -2.1 us). One writer a byte, stated orders: deterministic. dx may stand in the place of dy or dresidual: a row is written after it has
 // come, and by the CTA that read it. Measured as the bench does, beside a streaming kernel with the same bytes: 104 us, before 115.
 template <int kUnits, DType kType, Rows kRows>
 __global__ __launch_bounds__(bound_of(kUnits),
