@@ -169,8 +169,9 @@ __device__ __forceinline__ void add_sums(const float4* from, int units, float (&
 // Gamma comes behind the first rows, to the last slot. Rows of two segments of up to 6144 columns: a team each, which meet where a team's warps do
 // (12288: 78.5 us, as a cluster of two 83.7, bound by the exchange of sums). Rows of more: a cluster, as in the forward kernel; its CTAs take
 // the same rows at the same time. The sums for gamma go to memory when the last row has been taken: the kernel that adds them starts when
-// all CTAs have said so, while two rows are still written (16384: -2.1 us). One writer a byte, stated orders: deterministic. dx may stand in the place of dy or dresidual: a row is written after it has
-// come, and by the CTA that read it. Measured as the bench does, beside a streaming kernel with the same bytes: 104 us, before 115.
+// all CTAs have said so, while two rows are still written (16384: -2.1 us). One writer a byte, stated orders: deterministic. dx may stand in
+// the place of dy or dresidual: a row is written after it has come, and by the CTA that read it. Measured as the bench does, beside a streaming
+// kernel with the same bytes: 100.4 us, at first 115.
 template <int kUnits, DType kType, Rows kRows>
 __global__ __launch_bounds__(bound_of(kUnits),
                              1) void norm_backward_front_kernel(const __grid_constant__ NormBackward args) {
