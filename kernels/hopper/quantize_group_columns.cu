@@ -296,6 +296,8 @@ __device__ __forceinline__ void encode_tiles(const PanelJob& job, Shared& shared
 // Moves 2 bytes a value in and 1 out: 706 MB, 0.172 ms at 32768 x 7168 and 4.1 TB/s (two passes: 1.18 GB, 0.29 ms).
 // A CTA draws a panel (64, 32 or 16 columns of a group) after the other; all rows of one come through a ring of 14 tiles and stay there until the
 // maxima of its columns are known, while rows of the next panel arrive where tiles have left. No CTA waits for another.
+// The next panel is drawn with a panel's last request: 32768 x 7168, ragged, 181.6 us, drawn two ahead 194.7 (alone, 20 calls back to back, three sets of
+// buffers, medians of 7): multiprocessors end together (active 97 % of the time instead of 95), and 477 MB come from memory instead of 506.
 // A slot passes from the loader (full: rows landed) to the lookers, whose maxima of a panel's last tile make it known (known: maxima of all
 // columns, one a panel), and to a set of encoders; it may be replaced when lookers and encoders have read it (named barrier slot + 1: they
 // announce themselves, the loader waits). Lanes arrive at `known` each for their own stores. A place for maxima is used again 16 panels later, of which
