@@ -6,8 +6,6 @@
 #include "kernels/hopper/transpose.h"
 #include "kernels/hopper/workspace.h"
 
-#include <cuda/atomic>
-
 namespace fp8flow {
 
 using namespace hopper;
@@ -148,31 +146,17 @@ __global__ void __launch_bounds__(kRowThreads) dgamma_partial_kernel(const NormB
 
 // dgamma from the sums of parts (4 MB of 132 at H=7168, from L2). A warp takes one group of parts, a thread kCols neighbouring columns of it, with
 // all loads of its group in flight; a CTA as many panels of 32 threads as its warps reach, one where there are twelve groups. Then a warp a panel
-// adds the groups in ascending order. It starts, and finds the sums, before the kernel before it ends where that one's CTAs announce them; it
-// does not end before that one. One barrier, reached by all. The kernel behind may take its place: it waits for this one's end. Two columns
+// adds the groups in ascending order. One barrier, reached by all. The kernel behind may take its place: it waits for this one's end. Two columns
 // a thread where one would need more CTAs than there are multiprocessors: 7168 -0.8 us, 12288 -0.5; but 4096 +1.
 constexpr int kGroupWarps = 12, kPanel = 32, kGroupParts = static_cast<int>(op::kGammaGroup);
 static_assert(kGroupWarps * kGroupParts == op::kGammaParts);
 int groups_of(int64_t parts) {
     return static_cast<int>(std::max<int64_t>(1, ceil_div(parts, op::kGammaGroup)));
 }
-using Counter = cuda::atomic_ref<uint32_t, cuda::thread_scope_device>;
-// The sums of all `announced` CTAs of the kernel before stand in memory, which may still be writing dx. All threads of the CTA.
-__device__ __forceinline__ void await_announced(NormCounters* counters, unsigned announced) {
-    constexpr unsigned kPause = 100;  // ns
-    if (threadIdx.x == 0)
-        while (Counter(counters->summed).load(cuda::memory_order_acquire) < announced) __nanosleep(kPause);
-    __syncthreads();
-}
-// A CTA ends, and not before the kernel before, so that who waits for this one has waited for both. The last one clears for the next call.
-__device__ __forceinline__ void clear_counters(NormCounters* counters) {
-    wait_for_kernel_before();
-    if (Counter(counters->added).fetch_add(1) == gridDim.x - 1) *counters = {};
-}
 template <int kCols>
 __global__ void __launch_bounds__(kGroupWarps* kPanel)
     dgamma_kernel(const float* partials, int parts, int groups, int64_t width, Gradient mode, float* dgamma,
-                  NormCounters* counters, unsigned announced) {
+                  uint32_t* asked) {
     __shared__ float group_sums[kGroupWarps][kCols][kPanel];
     let_next_start();
     const int warp = static_cast<int>(threadIdx.x) / kPanel, lane = static_cast<int>(threadIdx.x) % kPanel,
@@ -192,12 +176,8 @@ __global__ void __launch_bounds__(kGroupWarps* kPanel)
             v[0] = __ldcg(from);
         }
     };
-    if (announced > 0) {
-        await_announced(counters, announced);
-    } else {
-        wait_for_kernel_before();
-        if (blockIdx.x == 0 && threadIdx.x == 0) counters->asked = 0;  // for the next call
-    }
+    wait_for_kernel_before();
+    if (blockIdx.x == 0 && threadIdx.x == 0) *asked = 0;  // for the next call
     float values[kGroupParts][kCols] = {}, sums[kCols] = {};
 #pragma unroll
     for (int i = 0; i < kGroupParts; ++i) load(first + i, values[i]);
@@ -217,7 +197,6 @@ __global__ void __launch_bounds__(kGroupWarps* kPanel)
 #pragma unroll
     for (int c = 0; c < kCols; ++c)
         dgamma[mine + c] = mode == Gradient::accumulate ? dgamma[mine + c] + sums[c] : sums[c];
-    if (announced > 0 && threadIdx.x == 0) clear_counters(counters);  // it has a column
 }
 
 int segment_cols(int64_t cols) { return static_cast<int>(std::min(cols, op::norm_segment_cols(cols))); }
@@ -315,11 +294,8 @@ void HopperOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Laun
                               .parts = static_cast<int>(parts),
                               .chunks = static_cast<int>(op::gamma_chunks(width)),
                               .partials = workspace_->partials_for<float>(sums * width),
-                              .counters = workspace_->zeros_for<NormCounters>(1)};
-    std::optional<unsigned> announced;
-    if (rows > 0) announced = launch_norm_backward_front(job, launch);
-    if (rows > 0 && !announced) announced = launch_norm_backward_rows(job, launch);
-    if (rows > 0 && !announced) {
+                              .asked = workspace_->zeros_for<uint32_t>(1)};
+    if (rows > 0 && !launch_norm_backward_front(job, launch) && !launch_norm_backward_rows(job, launch)) {
         // dgamma first: dx may stand in the place of dy
         dgamma_partial_kernel<<<grid_for(sums * ceil_div(width, kRowThreads), launch), kRowThreads, 0,
                                 stream>>>(job);
@@ -333,7 +309,7 @@ void HopperOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Laun
     const bool pairs = width % 2 == 0 && ctas(1) > static_cast<unsigned>(kNumSms);
     launch_behind(pairs ? dgamma_kernel<2> : dgamma_kernel<1>, ctas(pairs ? 2 : 1), kGroupWarps * kPanel,
                   launch, "rms_norm_backward, dgamma", job.partials, static_cast<int>(sums), groups, width,
-                  args.dgamma_mode, args.dgamma.as<float>(), job.counters, announced.value_or(0));
+                  args.dgamma_mode, args.dgamma.as<float>(), job.asked);
 }
 
 }  // namespace fp8flow

@@ -8,24 +8,19 @@ namespace fp8flow::hopper {
 namespace {
 
 constexpr int kMostSlots = 16, kLanes = 32, kMostPolls = 32;
-// Teams of kNormThreads threads: two with two units a thread, a row each; two with three that share a row, a segment each; otherwise one. One warp
-// more brings the rows.
-constexpr int kSharedUnits = 3;
-constexpr int teams_of(int units) { return units < kMostUnits ? 2 : 1; }
-constexpr int share_of(int units) { return units == kSharedUnits ? 2 : 1; }     // teams of a row
-constexpr int rows_of(int units) { return teams_of(units) / share_of(units); }  // at a time
+// Rows that a CTA works on at a time, each by a team of kNormThreads threads; one warp more brings them.
+constexpr int teams_of(int units) { return units == 2 ? 2 : 1; }
 constexpr int threads_of(int units) { return teams_of(units) * kNormThreads + kLanes; }
 // Registers for so many threads, not as many as there are: a CTA of the kernel behind finds room beside this one.
-constexpr int bound_of(int units) { return rows_of(units) == 2 ? 768 : std::max(512, threads_of(units)); }
-static_assert(op::gamma_chunks(2 * kUnit * kNormThreads) == rows_of(2) &&
-              op::gamma_chunks(3 * kUnit * kNormThreads) == rows_of(kMostUnits) &&
-              op::kSharedRow == share_of(kSharedUnits) * kSharedUnits * kUnit * kNormThreads);
+constexpr int bound_of(int units) { return units == 2 ? 768 : 512; }
+static_assert(op::gamma_chunks(2 * kUnit * kNormThreads) == teams_of(2) &&
+              op::gamma_chunks(3 * kUnit * kNormThreads) == teams_of(kMostUnits));
 
 // What was the fastest of what was tried. Shared memory for rows, and of rows without residuals no more than are of use; a CTA is held where a
 // part has many rows or a residual comes with them, to so many quarters of a row ahead of the mean.
 constexpr int kRoom = 220 * 1024, kFewRows = 4, kFirstRows = 2, kLongPart = 48;
-constexpr int hold_of(int units, bool with_residual) {
-    return rows_of(units) == 2 ? (with_residual ? 4 : 8) : with_residual || share_of(units) > 1 ? 1 : 4;
+constexpr int hold_of(int teams, bool with_residual) {
+    return teams == 2 ? (with_residual ? 4 : 8) : (with_residual ? 1 : 4);
 }
 
 template <int kTeams> struct Shared {
@@ -53,8 +48,8 @@ __device__ __forceinline__ void prefetch_first(const NormBackward& args, const R
     for (int n = 0; n < rows && row < args.rows; ++n, row += args.parts) prefetch_inputs(args, row, part);
 }
 
-// The rows of a CTA's parts, one after the other, of which it takes kRowTeams at a time. One thread.
-template <int kRowTeams, int kTeams>
+// The rows of a CTA's parts, one after the other; every team takes its share. One thread.
+template <int kTeams>
 __device__ __forceinline__ void bring_rows(const NormBackward& args, const RowPart& part, uint8_t* memory,
                                            int slot_size, Shared<kTeams>& shared) {
     const bool with_residual = static_cast<bool>(args.dresidual);
@@ -74,18 +69,18 @@ __device__ __forceinline__ void bring_rows(const NormBackward& args, const RowPa
     bool patient = true;
     for (int sums = static_cast<int>(blockIdx.x) / part.segments; sums < args.parts; sums += clusters)
         for (int row = sums; row < rows; row += args.parts, ++n) {
-            if (n == kRowTeams) bring_gamma();
+            if (n == kTeams) bring_gamma();
             if (n == args.depth - 1) barrier_wait(&shared.gamma_read, 0);
             barrier_wait(&shared.empty[place.slot], place.parity);
             if (held) {
                 const int mean = (4 * n - args.hold) * clusters / 4;
                 for (int polls = 0; patient && n >= args.depth && static_cast<int>(seen) < mean; ++polls) {
-                    seen = *static_cast<volatile uint32_t*>(&args.counters->asked);
+                    seen = *static_cast<volatile uint32_t*>(args.asked);
                     if (static_cast<int>(seen) >= mean) break;
                     __nanosleep(64);
                     patient = polls < kMostPolls;
                 }
-                if (part.rank == 0) atomicAdd(&args.counters->asked, 1u);
+                if (part.rank == 0) atomicAdd(args.asked, 1u);
             }
             uint8_t* const slot = slot_of(place.slot);
             Barrier* const full = &shared.full[place.slot];
@@ -95,15 +90,7 @@ __device__ __forceinline__ void bring_rows(const NormBackward& args, const RowPa
             if (with_residual) start_row(args.dresidual, row, part, slot + 2 * slot_size, full);
             place.advance(1, args.depth);
         }
-    if (n <= kRowTeams) bring_gamma();
-}
-
-// A team's part of what its CTA has of every row: all of it, or its segment.
-template <int kUnits>
-__device__ __forceinline__ RowPart team_part(const NormBackward& args, const RowPart& whole, int team) {
-    if (share_of(kUnits) == 1) return whole;
-    const int first = team * args.segment_cols;
-    return {1, 0, first, (min(args.segment_cols, args.x.cols - first) + kUnit - 1) / kUnit};
+    if (n <= kTeams) bring_gamma();
 }
 
 // A thread's units of gamma: from the slot that they have been brought to, which is free then, or from memory.
@@ -166,51 +153,42 @@ __device__ __forceinline__ void add_sums(const float4* from, int units, float (&
 // of memory. (Multiprocessors were active for 139 to 192 thousand cycles, now for 179 to 187.) A CTA that waits in vain, since others have
 // no place yet, gives it up: that decides times only. Thread t of a team owns the columns of strand t in every row, so that its dgamma sums
 // stay in registers to the end of a part. A row's dx is computed when the next row's sum has been started, from its slot, which is free then.
-// Gamma comes behind the first rows, to the last slot. Rows of two segments of up to 6144 columns: a team each, which meet where a team's warps do
-// (12288: 78.5 us, as a cluster of two 83.7, bound by the exchange of sums). Rows of more: a cluster, as in the forward kernel; its CTAs take
-// the same rows at the same time. The sums for gamma go to memory when the last row has been taken: the kernel that adds them starts when
-// all CTAs have said so, while two rows are still written (16384: -2.1 us). One writer a byte, stated orders: deterministic. dx may stand in
-// the place of dy or dresidual: a row is written after it has come, and by the CTA that read it. Measured as the bench does, beside a streaming
-// kernel with the same bytes: 100.4 us, at first 115.
+// Gamma comes behind the first rows, to the last slot. Rows of several segments: a cluster, as in the forward kernel; its CTAs take the same rows
+// at the same time. One writer a byte, stated orders: deterministic. dx may stand in the place of dy or dresidual: a row is written after it has
+// come, and by the CTA that read it. Measured as the bench does, beside a streaming kernel with the same bytes: 104 us, before 115.
 template <int kUnits, DType kType, Rows kRows>
 __global__ __launch_bounds__(bound_of(kUnits),
                              1) void norm_backward_front_kernel(const __grid_constant__ NormBackward args) {
-    constexpr int kTeams = teams_of(kUnits), kShare = share_of(kUnits), kRowTeams = rows_of(kUnits);
-    // barriers: one a row, two of all teams, one of those whose sums go to memory and the warp that says so
-    constexpr int kJoin = 1 + kTeams, kWritten = kJoin + 2, kMeeting = kShare * kNormThreads;
+    constexpr int kTeams = teams_of(kUnits), kJoin = 1 + kTeams;  // a barrier a team, and one of all
     constexpr bool kFetched = kRows == Rows::fetched;
-    if (!args.announces) let_next_start();
+    let_next_start();
     extern __shared__ __align__(128) uint8_t memory[];
     __shared__ Shared<kTeams> shared;
     const int thread = static_cast<int>(threadIdx.x) % kNormThreads,
               team = static_cast<int>(threadIdx.x) / kNormThreads, lane = thread % kLanes;
-    const RowPart whole = row_part<kUnits>(args.x.cols, args.segments, args.segment_cols),
-                  part = team_part<kUnits>(args, whole, team);
+    const RowPart part = row_part<kUnits>(args.x.cols, args.segments, args.segment_cols);
     const int units = part.units, first_unit = part.first / kUnit, depth = args.depth;
-    const int slot_size = slot_bytes(kShare > 1 ? args.x.cols : args.segment_cols),
-              in_slot = kShare > 1 ? first_unit : 0;  // the team's first unit there
+    const int slot_size = slot_bytes(args.segment_cols);
     const bool with_residual = static_cast<bool>(args.dresidual);
     const int inputs = with_residual ? 3 : 2;
     const auto slot_of = [&](int slot) { return memory + slot * inputs * slot_size; };
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < depth; ++slot) {
             barrier_init(&shared.full[slot], 1);
-            barrier_init(&shared.empty[slot], kShare * kNormWarps);
+            barrier_init(&shared.empty[slot], kNormWarps);
         }
         barrier_init(&shared.gamma_here, 1);
         barrier_init(&shared.gamma_read, kTeams * kNormWarps);
         prepare(shared.segment_sums);
         fence_barrier_init();
     }
-    if (team == kTeams && lane == 0) prefetch_first(args, whole, min(depth, kFirstRows * kRowTeams));
+    if (team == kTeams && lane == 0) prefetch_first(args, part, min(depth, kFirstRows * kTeams));
     __syncthreads();
     if (part.segments > 1) cluster_announce();
     wait_for_kernel_before();
     if (team == kTeams) {
-        if (!kFetched && lane == 0) bring_rows<kRowTeams>(args, whole, memory, slot_size, shared);
+        if (!kFetched && lane == 0) bring_rows(args, part, memory, slot_size, shared);
         __syncwarp();
-        meet(kWritten, kMeeting + kLanes);
-        if (args.announces && lane == 0) announce_sums(args);
         if (part.segments > 1) {
             cluster_await();
             cluster_meet();
@@ -218,10 +196,9 @@ __global__ __launch_bounds__(bound_of(kUnits),
         return;
     }
 
-    const int row_team = kRowTeams == 1 ? 0 : team,
-              meeting = 1 + row_team;  // constants where there is one row
+    const int meeting = kTeams == 1 ? 1 : 1 + team;  // a constant where there is one team
     float g[kUnits][kUnit] = {};
-    take_gamma<kUnits, kFetched>(args, part, slot_of(depth - 1) + in_slot * kUnit * sizeof(float), shared, g);
+    take_gamma<kUnits, kFetched>(args, part, slot_of(depth - 1), shared, g);
     if (part.segments > 1) cluster_await();
 
     struct Turn {
@@ -229,28 +206,28 @@ __global__ __launch_bounds__(bound_of(kUnits),
         float r;
     };
     const int all_rows = static_cast<int>(args.rows), parts = min(args.parts, all_rows),
-              clusters = static_cast<int>(gridDim.x) / part.segments, step = kRowTeams * args.parts;
+              clusters = static_cast<int>(gridDim.x) / part.segments, step = kTeams * args.parts;
     int n = 0, brought = 0;  // rows of the team, of the CTA up to this part
-    Place place = {row_team, 0};
+    Place place = {team, 0};
     for (int sums = static_cast<int>(blockIdx.x) / part.segments; sums < parts; sums += clusters) {
         float dgamma[kUnits][kUnit] = {};
-        const int first = sums + row_team * args.parts;
+        const int first = sums + team * args.parts;
         float next_rstd = first < all_rows ? args.rstd[first] : 0.0f;
         const auto take = [&](int row) {
             Turn turn = {row, place.slot, next_rstd};
             if (row + step < all_rows) next_rstd = args.rstd[row + step];  // on its way during this row
             if constexpr (kFetched) {
-                turn.slot = 2 * row_team + n % 2;
-                uint8_t* const slot = slot_of(turn.slot) + in_slot * sizeof(uint4);
+                turn.slot = 2 * team + n % 2;
+                uint8_t* const slot = slot_of(turn.slot);
                 fetch_row(args.dy, row, part, slot, thread);
                 fetch_row(args.x, row, part, slot + slot_size, thread);
                 if (with_residual) fetch_row(args.dresidual, row, part, slot + 2 * slot_size, thread);
-                meet(meeting, kMeeting);
+                meet(meeting, kNormThreads);
             } else {
                 barrier_wait(&shared.full[place.slot], place.parity);
-                place.advance(kRowTeams, depth);
+                place.advance(kTeams, depth);
             }
-            const uint8_t* const slot = slot_of(turn.slot) + in_slot * sizeof(uint4);
+            const uint8_t* const slot = slot_of(turn.slot);
             float strand = 0.0f;
 #pragma unroll
             for (int j = 0; j < kUnits; ++j) {
@@ -270,7 +247,7 @@ __global__ __launch_bounds__(bound_of(kUnits),
             return turn;
         };
         const auto give = [&](const Turn& turn, float sum) {
-            const uint8_t* const slot = slot_of(turn.slot) + in_slot * sizeof(uint4);
+            const uint8_t* const slot = slot_of(turn.slot);
             const float c = turn.r * turn.r * div_float(sum, static_cast<float>(args.x.cols));
 #pragma unroll
             for (int j = 0; j < kUnits; ++j) {
@@ -296,51 +273,39 @@ __global__ __launch_bounds__(bound_of(kUnits),
                 if (lane == 0) barrier_arrive(&shared.empty[turn.slot]);
             }
         };
-        const auto left_by = [&](int team) {
-            return reinterpret_cast<float4*>(slot_of(depth)) + (team - 1) * 2 * units;
-        };
-        const auto put_sums = [&] {
-            if (row_team > 0) {
-                leave_sums(dgamma, units, left_by(team));
-                announce(kJoin, kTeams * kNormThreads);
-                return;
+        if (first < all_rows) {
+            Turn turn = take(first);
+            for (bool more = true; more;) {
+                meet(meeting, kNormThreads);
+                const int at = n - 1;
+                float sum = row_sum(shared.warp_sums[at % 2] + team * kNormWarps);
+                if (part.segments > 1) send_sum(shared.segment_sums, at, part, sum, thread);
+                Turn next = turn;
+                more = turn.row + step < all_rows;
+                if (more) next = take(turn.row + step);
+                if (part.segments > 1) sum = await_sums(shared.segment_sums, at, part);
+                give(turn, sum);
+                turn = next;
             }
-            if (kRowTeams > 1) meet(kJoin, kTeams * kNormThreads);
+        }
+        const auto left_by = [&](int team) {
+            return reinterpret_cast<float4*>(slot_of(kFetched ? 2 * kTeams : depth)) + (team - 1) * 2 * units;
+        };
+        if (team > 0) {
+            leave_sums(dgamma, units, left_by(team));
+            announce(kJoin, kTeams * kNormThreads);
+        } else {
+            if (kTeams > 1) meet(kJoin, kTeams * kNormThreads);
 #pragma unroll
-            for (int other = 1; other < kRowTeams; ++other) add_sums(left_by(other), units, dgamma);
+            for (int other = 1; other < kTeams; ++other) add_sums(left_by(other), units, dgamma);
             const RowView out = {args.partials, nullptr, args.x.cols, DType::f32, !kFetched};
 #pragma unroll
             for (int j = 0; j < kUnits; ++j) {
                 const int unit = thread + j * kNormThreads;
                 if (unit < units) store_unit(out, sums, (first_unit + unit) * kUnit, dgamma[j]);
             }
-            if (sums + clusters >= parts) announce(kWritten, kMeeting + kLanes);
-        };
-        if (kRowTeams > 1 && first >= all_rows) put_sums();
-        if (first < all_rows) {
-            Turn turn = take(first);
-            for (bool more = true, summed = false; more;) {
-                meet(meeting, kMeeting);
-                const int at = n - 1;
-                const float* const warp_sums = shared.warp_sums[at % 2];
-                float sum = row_sum(warp_sums + row_team * kNormWarps);
-                if (part.segments > 1) send_sum(shared.segment_sums, at, part, sum, thread);
-                Turn next = turn;
-                more = turn.row + step < all_rows;
-                if constexpr (kShare > 1) {  // faster than a row behind
-                    if (!more) put_sums();
-                    give(turn, sum + row_sum(warp_sums + kNormWarps));
-                    if (more) next = take(turn.row + step);
-                } else {
-                    if (more) next = take(turn.row + step);
-                    if (!summed && next.row + step >= all_rows) put_sums(), summed = true;
-                    if (part.segments > 1) sum = await_sums(shared.segment_sums, at, part);
-                    give(turn, sum);
-                }
-                turn = next;
-            }
         }
-        if (kRowTeams > 1 && sums + clusters < parts) {  // what the teams left has been read
+        if (kTeams > 1 && sums + clusters < parts) {  // what the teams left has been read
             meet(kJoin + 1, kTeams * kNormThreads);
             brought += (all_rows - sums + args.parts - 1) / args.parts;
             const int at = brought + team;
@@ -352,41 +317,31 @@ __global__ __launch_bounds__(bound_of(kUnits),
 
 using BackwardKernel = void (*)(NormBackward);
 template <DType kType, Rows kRows> BackwardKernel kernel_of(int units) {
-    return units == 2              ? norm_backward_front_kernel<2, kType, kRows>
-           : units == kSharedUnits ? norm_backward_front_kernel<kSharedUnits, kType, kRows>
-                                   : norm_backward_front_kernel<kMostUnits, kType, kRows>;
+    return units == 2 ? norm_backward_front_kernel<2, kType, kRows>
+                      : norm_backward_front_kernel<kMostUnits, kType, kRows>;
 }
 
 }  // namespace
 
-std::optional<unsigned> launch_norm_backward_front(NormBackward args, const Launch& launch) {
+bool launch_norm_backward_front(NormBackward args, const Launch& launch) {
     const DType type = args.x.dtype;
     const bool f16 = type == DType::f16, with_residual = args.dresidual.data != nullptr;
-    const bool shared_row = args.segments > 1 && args.x.cols <= op::kSharedRow;
-    if (shared_row) args.segments = 1;
-    const int wanted = units_a_thread(args.segment_cols),
-              units = shared_row   ? kSharedUnits
-                      : wanted > 2 ? kMostUnits
-                                   : wanted,
-              rows = rows_of(units);
-    if (units == 1 || args.chunks != rows || !is_backward_fetchable(args)) return {};
+    const int units = units_a_thread(args.segment_cols), teams = teams_of(units);
+    if (units == 1 || args.chunks != teams || !is_backward_fetchable(args)) return false;
     const bool copied = is_backward_wide(args);
     const BackwardKernel kernel = copied ? (f16 ? kernel_of<DType::f16, Rows::copied>(units)
                                                 : kernel_of<DType::bf16, Rows::copied>(units))
                                          : (f16 ? kernel_of<DType::f16, Rows::fetched>(units)
                                                 : kernel_of<DType::bf16, Rows::fetched>(units));
-    const int row_bytes = (with_residual ? 3 : 2) * slot_bytes(shared_row ? args.x.cols : args.segment_cols),
-              left = (rows - 1) * static_cast<int>(sizeof(float)) *
+    const int row_bytes = (with_residual ? 3 : 2) * slot_bytes(args.segment_cols),
+              left = (teams - 1) * static_cast<int>(sizeof(float)) *
                      static_cast<int>(round_up(args.segment_cols, kUnit)),
               slots = std::min(kMostSlots, (kRoom - left) / row_bytes);
-    args.depth = !copied ? 2 * rows : rows == 1 && !with_residual ? std::min(slots, kFewRows) : slots;
-    const bool held = with_residual || shared_row || args.rows >= kLongPart * args.parts;
-    args.hold = held ? hold_of(units, with_residual) : -1;
-    args.announces = rows == 1 || with_residual;  // 8192 x 4096: 53.9 us with, 53.2 without
-    const unsigned ctas =
-        launch_rows(kernel, args, std::min<int64_t>(args.parts, args.rows), 1, dim3(threads_of(units)),
-                    args.depth * row_bytes + left, launch, "rms_norm_backward", true);
-    return args.announces ? ctas : 0;
+    args.depth = !copied ? 2 * teams : teams == 1 && !with_residual ? std::min(slots, kFewRows) : slots;
+    args.hold = with_residual || args.rows >= kLongPart * args.parts ? hold_of(teams, with_residual) : -1;
+    launch_rows(kernel, args, std::min<int64_t>(args.parts, args.rows), 1, dim3(threads_of(units)),
+                args.depth * row_bytes + left, launch, "rms_norm_backward", true);
+    return true;
 }
 
 }  // namespace fp8flow::hopper

@@ -5,8 +5,6 @@
 #include "kernels/hopper/device/scales.h"
 #include "kernels/ops/norm.h"
 
-#include <optional>
-
 namespace fp8flow::hopper {
 
 struct NormForward {
@@ -22,13 +20,6 @@ struct NormForward {
     int segments, segment_cols;  // of a row (kernels/ops/norm.h); one: all columns
 };
 
-// 0 before a backward pass and, by the kernel for dgamma, afterwards; each in a line of its own.
-struct NormCounters {
-    alignas(128) uint32_t asked;   // rows asked for by all CTAs or clusters
-    alignas(128) uint32_t summed;  // CTAs whose sums of dgamma stand in memory
-    alignas(128) uint32_t added;   // CTAs of the kernel for dgamma that have ended
-};
-
 struct NormBackward {
     RowView dy, x, gamma, dresidual, dx;  // dresidual optional
     int64_t rows;
@@ -37,9 +28,8 @@ struct NormBackward {
     int segments, segment_cols;
     int parts, chunks;  // of dgamma; chunks a part
     float* partials;    // [min(parts, rows), H]: sums of parts
-    NormCounters* counters;
-    bool announces =
-        true;  // the kernel for dgamma starts when all sums stand, not when all CTAs have started
+    uint32_t*
+        asked;  // rows asked for by all CTAs or clusters; 0 before and, by the kernel for dgamma, afterwards
     // norm_front_backward.cu
     int depth = 0;  // rows in shared memory
     int hold =
@@ -216,14 +206,6 @@ __device__ __forceinline__ float await_sums(SegmentSums& shared, int n, const Ro
     return total;
 }
 
-// The CTA's sums of dgamma stand in memory: the kernel that adds them may start, and finds this CTA among those counted. One thread, behind a
-// barrier of those that wrote them.
-__device__ __forceinline__ void announce_sums(const NormBackward& args) {
-    let_next_start();
-    __threadfence();
-    atomicAdd(&args.counters->summed, 1u);
-}
-
 // Rows that the copy engine can bring, in as many segments as a cluster has CTAs.
 inline bool is_wide(const RowView& rows, DType dtype) {
     return rows.dtype == dtype && rows.vector && rows.cols >= kMinWidth &&
@@ -258,10 +240,9 @@ template <class Kernel> void allow_shared_memory(Kernel kernel, int bytes) {
 
 // `ctas` of an SM at most, a cluster for the segments of a row, no more clusters than rows or find room at once. `behind`: all threads of the
 // kernel call wait_for_kernel_before() before they touch memory but by prefetches to L2, so that it may start while the kernel before it ends.
-// Returns the number of CTAs.
 template <class Args>
-unsigned launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int ctas, dim3 block, int bytes,
-                     const Launch& launch, const char* op, bool behind = false) {
+void launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int ctas, dim3 block, int bytes,
+                 const Launch& launch, const char* op, bool behind = false) {
     allow_shared_memory(kernel, bytes);
     const unsigned segments = static_cast<unsigned>(args.segments);
     cudaLaunchAttribute attributes[2]{};
@@ -281,14 +262,12 @@ unsigned launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int c
     }
     if (behind) attributes[config.numAttrs++] = starts_early();
     check_cuda(cudaLaunchKernelEx(&config, kernel, args), op);
-    return config.gridDim.x;
 }
 
 // False: these rows need the other kernels.
 bool launch_norm_rows(const NormForward& args, const Launch& launch);
-// dx and the sums of dgamma's parts: rows of 2049 columns to four segments, and others. None: the same, for rows that are not theirs. Otherwise
-// the CTAs that say in `counters` when their sums stand; 0: the kernel's end says so.
-std::optional<unsigned> launch_norm_backward_front(NormBackward args, const Launch& launch);
-std::optional<unsigned> launch_norm_backward_rows(const NormBackward& args, const Launch& launch);
+// dx and the sums of dgamma's parts: rows of 2049 columns to four segments, and others
+bool launch_norm_backward_front(NormBackward args, const Launch& launch);
+bool launch_norm_backward_rows(const NormBackward& args, const Launch& launch);
 
 }  // namespace fp8flow::hopper

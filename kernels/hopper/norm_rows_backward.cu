@@ -19,14 +19,14 @@ static_assert(op::gamma_chunks(kUnit * kNormThreads) == teams_of(1) &&
 // sums stay in registers to the end of the chunk. Two slots a team for dy and x, refilled two rows ahead at the row's only barrier (a named one
 // of the team; the row is in registers by then); two slots for dresidual, which is read behind the barrier and so is refilled one row ahead. A
 // kernel starts with one row a team on its way, so that gamma does not come behind two. Warp sums alternate as in the forward kernel. At the end
-// of a part the other teams leave their sums in shared memory and go on, the first adds and writes them; the kernel for dgamma starts when all CTAs
-// have (2048: -0.9 us. Written ahead of the last row's dx they took longer: registers.) Rows of several segments: a cluster, as
+// of a part the other teams leave their sums in shared memory and go on, the first adds and writes them. Rows of several segments: a cluster, as
 // in the forward kernel; its CTAs take the same rows at the same time. One writer a byte, stated orders: deterministic. dx may stand in the place
 // of dy or dresidual: a row is written after it has come, and by the CTA that read it.
 template <int kUnits, DType kType, Rows kRows>
 __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
                              1) void norm_backward_rows_kernel(const NormBackward args) {
     constexpr int kTeams = teams_of(kUnits), kJoin = 1 + kTeams;  // a barrier a team, and one of all
+    let_next_start();
     extern __shared__ __align__(128) uint8_t memory[];
     __shared__ Barrier full_of[kTeams][2], full_residual_of[kTeams][2];
     __shared__ float warp_sums_of[kTeams][2][kNormWarps];
@@ -194,10 +194,6 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
                 }
                 store_unit(out, sums, (first_unit + unit) * kUnit, dgamma[j]);
             }
-            if (sums + clusters >= parts) {
-                meet(1 + team, kNormThreads);
-                if (thread == 0) announce_sums(args);
-            }
         }
         if (sums + clusters < parts) {  // the slots are free again, for the copy engine too
             fence_shared_for_engines();
@@ -219,9 +215,9 @@ template <DType kType> BackwardKernel fetching_kernel_of(int units) {
 
 }  // namespace
 
-std::optional<unsigned> launch_norm_backward_rows(const NormBackward& args, const Launch& launch) {
+bool launch_norm_backward_rows(const NormBackward& args, const Launch& launch) {
     const bool f16 = args.x.dtype == DType::f16;
-    if (!is_backward_fetchable(args)) return {};
+    if (!is_backward_fetchable(args)) return false;
     const bool copied = is_backward_wide(args);
     const int units = units_a_thread(args.segment_cols), teams = teams_of(units);
     const BackwardKernel kernel = copied
@@ -229,8 +225,9 @@ std::optional<unsigned> launch_norm_backward_rows(const NormBackward& args, cons
                                   : f16 ? fetching_kernel_of<DType::f16>(units)
                                         : fetching_kernel_of<DType::bf16>(units);
     const int slot = slot_bytes(args.segment_cols);
-    return launch_rows(kernel, args, std::min<int64_t>(args.parts, args.rows), 1, dim3(kNormThreads, teams),
-                       teams * kTeamSlots * slot, launch, "rms_norm_backward", true);
+    launch_rows(kernel, args, std::min<int64_t>(args.parts, args.rows), 1, dim3(kNormThreads, teams),
+                teams * kTeamSlots * slot, launch, "rms_norm_backward", true);
+    return true;
 }
 
 }  // namespace fp8flow::hopper

@@ -51,14 +51,13 @@ struct RmsNormQuantize {
 // dx = rstd * (dy*g - x*rstd^2*mean(dy*g*x)) + dresidual, one rounding; dgamma_j = sum_t dy*x*rstd in P parts of K chunks, P = gamma_parts(H),
 // K = gamma_chunks(H). Chunk c has rows c, c + K*P, c + 2*K*P, ... and is summed by fma, ascending. The sums of chunks p, p + P, ... are added,
 // ascending; then those of 11 neighbouring parts, ascending; then these, ascending. (132 multiprocessors, each with one, two or four rows at a
-// time, up to 12288 columns. The segments of a wider row need as many multiprocessors of one GPC, which has about 16: as many parts as such clusters surely find room at
+// time. The segments of a row need as many multiprocessors of one GPC, which has about 16: as many parts as such clusters surely find room at
 // once, lest a second wave waits for the first. Of 32 clusters of four, 30 fitted; of two, all: a GPC has an even number.)
-constexpr int64_t kGammaParts = 132, kGammaGroup = 11, kNarrowRow = 2048, kSharedRow = 12288,
-                  kFewSegments = 4;
+constexpr int64_t kGammaParts = 132, kGammaGroup = 11, kNarrowRow = 2048, kFewSegments = 4;
 constexpr int64_t kGammaClusters[] = {66, 41, 29, 22, 18, 14, 13};  // of 2 to 8 segments and more
 constexpr int64_t gamma_parts(int64_t cols) {
     const int64_t segments = norm_segments(cols);
-    return cols <= kSharedRow ? kGammaParts : kGammaClusters[segments < 8 ? segments - 2 : 6];
+    return segments == 1 ? kGammaParts : kGammaClusters[segments < 8 ? segments - 2 : 6];
 }
 constexpr int64_t gamma_chunks(int64_t cols) {
     return cols <= kNarrowRow ? 4 : cols <= 2 * kNarrowRow || norm_segments(cols) > kFewSegments ? 2 : 1;

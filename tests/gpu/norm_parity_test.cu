@@ -29,12 +29,9 @@ const Shape kShapes[] = {
     {450, 5248, DType::bf16},
     {450, 5248, DType::f16},
     {700, 1024, DType::f16},
-    // rows of two segments that a CTA shares in the backward pass
-    {300, 12288, DType::bf16},
-    {260, 8200, DType::f16},
     // rows of several segments: a cluster of two, three, four and eight; the last segment shorter; few CTAs
-    {300, 16384, DType::bf16},
-    {70, 12296, DType::bf16},
+    {300, 12288, DType::bf16},
+    {260, 12288, DType::bf16},
     {150, 16400, DType::f16},
     // odd widths
     {29, 17389, DType::bf16},
