@@ -55,14 +55,7 @@ struct Shared {
 };
 
 // The tiles of a warp that takes every kWarps-th of its CTA's.
-template <int kWarps> struct TileTurn : RingTurn<kSlots, kWarps> {
-    using RingTurn<kSlots, kWarps>::RingTurn;
-    // The task of the slot, as soon as its rows are there.
-    __device__ TileTask landed(Shared& shared) const {
-        barrier_wait(&shared.full[this->index], this->parity);
-        return shared.tasks[this->index];
-    }
-};
+template <int kWarps> using TileTurn = RingTurn<kSlots, kWarps>;
 
 // One warp asks for the rows of the CTA's runs: a whole tile at once, or 16 rows a lane.
 class Loader {

@@ -52,17 +52,11 @@ struct Shared {
     uint32_t maxima[kKnown][kParts][kUnit / 2];  // of two columns each
 };
 
-template <int kTurn> struct SlotTurn : RingTurn<kSlots, kTurn> {
-    using RingTurn<kSlots, kTurn>::RingTurn;
-    __device__ Task landed(Shared& shared) const {
-        barrier_wait(&shared.full[this->index], this->parity);
-        return shared.tasks[this->index];
-    }
-    __device__ void release() const {
-        __syncwarp();
-        announce(this->index + 1, kSlotThreads);
-    }
-};
+// A warp has read the tile in a slot.
+__device__ __forceinline__ void release(int slot) {
+    __syncwarp();
+    announce(slot + 1, kSlotThreads);
+}
 
 // One warp draws panels and asks for their rows.
 class Loader {
@@ -175,11 +169,11 @@ __device__ __forceinline__ void look_at_tiles(Shared& shared, const uint8_t* slo
     constexpr int kOwn = kParts / kLookers, kSteps = kPartRows / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     uint32_t largest[kOwn][4] = {};
-    for (SlotTurn<1> turn(0);; turn.advance()) {
+    for (RingTurn<kSlots, 1> turn(0);; turn.advance()) {
         const Task task = turn.landed(shared);
         if (task.item < 0) return;
         if (!task.looks) {
-            turn.release();
+            release(turn.index);
             continue;
         }
         const uint8_t* tile = slots + turn.index * kTileBytes;
@@ -202,7 +196,7 @@ __device__ __forceinline__ void look_at_tiles(Shared& shared, const uint8_t* slo
 #pragma unroll
             for (int i = 0; i < kSteps; ++i) take_maxima(largest[own], words[i]);
         }
-        turn.release();
+        release(turn.index);
         if (!task.last) continue;
         const int known = task.item % kKnown;
 #pragma unroll
@@ -228,11 +222,11 @@ __device__ __forceinline__ void encode_tiles(const PanelJob& job, Shared& shared
     int current = -1, col = 0, first_row = 0, below = 0;
     int places[kPieces];  // of row i ^ piece
     float multipliers[kOwn];
-    for (SlotTurn<kSets> turn(warp / kSetWarps);; turn.advance()) {
+    for (RingTurn<kSlots, kSets> turn(warp / kSetWarps);; turn.advance()) {
         const Task task = turn.landed(shared);
         if (task.item < 0) return;
         if (!task.encodes) {
-            turn.release();
+            release(turn.index);
             continue;
         }
         if (task.item != current) {
@@ -274,7 +268,7 @@ __device__ __forceinline__ void encode_tiles(const PanelJob& job, Shared& shared
             words[0][i] = both.x;
             words[1][i] = both.y;
         }
-        turn.release();
+        release(turn.index);
         const int begin = task.begin - first_row, valid_end = task.valid_end - first_row,
                   end = task.end - first_row;
         if (task.valid_end < task.end) {

@@ -2,6 +2,7 @@
 // tiles on chip until a column's scale is known (quantize_group_columns.cu, quantize_column_tiles.cu).
 #pragma once
 
+#include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/rows.h"
 
@@ -21,6 +22,11 @@ template <int kSlots, int kTurn> struct RingTurn {
             index -= kSlots;
             parity ^= 1;
         }
+    }
+    // The task of the tile in the slot, as soon as its rows are there.
+    template <class Shared> __device__ auto landed(Shared& shared) const {
+        barrier_wait(&shared.full[index], parity);
+        return shared.tasks[index];
     }
 };
 
