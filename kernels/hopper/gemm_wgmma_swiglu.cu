@@ -8,7 +8,7 @@
 // Shared memory: as gemm_wgmma_fp8.cu, the table of sigmoids in place of slabs: codes leave from rows of A that have been multiplied.
 // Barriers: as gemm_wgmma_fp8.cu, without its turns; a tile's last stage goes back one step later, when its codes have left; named barrier 1: the
 // table is filled.
-// Measured (H200, burst): 1.373 ms at 32x1024 rows, F 2048, K 7168, where the plain product takes 1.348; 0.593 at 16x2048, 1536, 4096 (0.576).
+// Measured (H200, burst): 1.336 ms at 32x1024 rows, F 2048, K 7168, where the plain product takes 1.341; 0.578 at 16x2048, 1536, 4096 (0.566).
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/sigmoid.h"
