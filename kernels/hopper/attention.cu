@@ -396,9 +396,7 @@ Shape shape_of(const TensorView& q, const TensorView& k, int64_t seq_length, flo
 template <class Args>
 void launch_tiles(void (*kernel)(Args, int64_t), const Args& args, int64_t num_tasks,
                   std::size_t shared_bytes, int per_sm, const Launch& launch, const char* name) {
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(shared_bytes)),
-               name);
+    allow_shared_memory(kernel, shared_bytes, name);
     kernel<<<grid_for(num_tasks, launch, per_sm), kThreads, shared_bytes, stream_of(launch)>>>(args,
                                                                                                num_tasks);
     check_launch(name);

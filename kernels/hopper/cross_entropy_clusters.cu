@@ -345,9 +345,7 @@ Split split_of(int64_t columns) {
 template <class Out> void launch_as(const CrossEntropyArgs& args, const Launch& launch) {
     const Split split = split_of(args.columns);
     const auto kernel = row_cluster_kernel<Out>;
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(sizeof(Shared))),
-               "cross_entropy");
+    allow_shared_memory(kernel, sizeof(Shared), "cross_entropy");
     const unsigned ctas = static_cast<unsigned>(split.ctas);
     cudaLaunchAttribute cluster = in_clusters(ctas);
     const cudaLaunchConfig_t config =

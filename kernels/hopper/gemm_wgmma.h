@@ -410,9 +410,7 @@ void launch_wgmma_kernel(Kernel kernel, const DeviceProduct& product, const Laun
                          size_t shared_bytes, const Maps&... maps) {
     const int64_t tiles = row_tiles_bound(product, kTileRows) * ceil_div(product.n, kTileCols);
     if (tiles == 0) return;
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(shared_bytes)),
-               "shared memory of a product");
+    allow_shared_memory(kernel, shared_bytes, "shared memory of a product");
     launch_wgmma_pairs(kernel, grid_for(tiles, launch, 1), shared_bytes, launch, "product (wgmma)", product,
                        maps...);
 }

@@ -230,20 +230,14 @@ inline int units_a_thread(int width) {
     return static_cast<int>(ceil_div(ceil_div(width, kUnit), kNormThreads));
 }
 
-// Shared memory beyond the default 48 KiB, the kernel's own variables included, has to be asked for.
-template <class Kernel> void allow_shared_memory(Kernel kernel, int bytes) {
-    constexpr int kDefault = 48 * 1024, kOwn = 4 * 1024;
-    if (bytes > kDefault - kOwn)
-        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-                   "shared memory of rms_norm");
-}
-
 // `ctas` of an SM at most, a cluster for the segments of a row, no more clusters than rows or find room at once. `behind`: all threads of the
 // kernel call wait_for_kernel_before() before they touch memory but by prefetches to L2, so that it may start while the kernel before it ends.
 template <class Args>
 void launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int ctas, dim3 block, int bytes,
                  const Launch& launch, const char* op, bool behind = false) {
-    allow_shared_memory(kernel, bytes);
+    constexpr int kDefault = 48 * 1024, kOwn = 4 * 1024;  // of the kernel's own variables, at most
+    if (bytes > kDefault - kOwn)
+        allow_shared_memory(kernel, static_cast<std::size_t>(bytes), "shared memory of rms_norm");
     const unsigned segments = static_cast<unsigned>(args.segments);
     cudaLaunchAttribute attributes[2]{};
     cudaLaunchConfig_t config{};

@@ -360,13 +360,10 @@ void launch_combine_sums(const CombineArgs& args, const PeerMeeting& meeting, Co
         .pieces = pieces,
         .drawn = drawn,
         .draws = static_cast<int>(ceil_div(pieces, drawn))};
-    const int64_t shared =
-        kWorkers * PieceRing::kBytes + ChunkTables::words(kernel_args) * static_cast<int64_t>(sizeof(int));
-    check_cuda(cudaFuncSetAttribute(combine_sums_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(shared)),
-               "shared memory of combine");
-    combine_sums_kernel<<<grid, kCombineThreads, static_cast<std::size_t>(shared), stream_of(launch)>>>(
-        kernel_args);
+    const std::size_t shared = static_cast<std::size_t>(
+        kWorkers * PieceRing::kBytes + ChunkTables::words(kernel_args) * static_cast<int64_t>(sizeof(int)));
+    allow_shared_memory(combine_sums_kernel, shared, "shared memory of combine");
+    combine_sums_kernel<<<grid, kCombineThreads, shared, stream_of(launch)>>>(kernel_args);
     check_launch("combine");
 }
 

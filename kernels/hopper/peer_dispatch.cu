@@ -330,11 +330,10 @@ __global__ __launch_bounds__(kWarps* kPeerWarp, 1) void dispatch_kernel(const Di
 }
 
 void launch_dispatch(const DispatchArgs& args, const Launch& launch) {
-    const int bytes = kWarps * kRing * args.piece_bytes;
-    check_cuda(cudaFuncSetAttribute(dispatch_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-               "shared memory of dispatch");
+    const std::size_t bytes = static_cast<std::size_t>(kWarps * kRing * args.piece_bytes);
+    allow_shared_memory(dispatch_kernel, bytes, "shared memory of dispatch");
     dispatch_kernel<<<grid_for(ceil_div(args.meeting.group.size * args.rows.slots, kWarps), launch, 1),
-                      kWarps * kPeerWarp, static_cast<std::size_t>(bytes), stream_of(launch)>>>(args);
+                      kWarps * kPeerWarp, bytes, stream_of(launch)>>>(args);
     check_launch("dispatch");
 }
 

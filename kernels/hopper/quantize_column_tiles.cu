@@ -296,7 +296,7 @@ void launch(const ColumnTilesJob& job, const ColumnMaps& maps, unsigned ctas, co
     constexpr const char* kWhat = "quantize_column_tiles";
     constexpr int kBytes = kSlots * kTileBytes;
     const auto kernel = quantize_column_tiles_kernel<kCodes>;
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), kWhat);
+    allow_shared_memory(kernel, kBytes, kWhat);
     cudaLaunchAttribute together{};  // or not at all
     together.id = cudaLaunchAttributeCooperative;
     together.val.cooperative = 1;

@@ -323,7 +323,7 @@ void launch(const PanelJob& job, const PanelMaps& maps, unsigned ctas, const Lau
     constexpr const char* kWhat = "quantize_group_columns";
     constexpr int kBytes = kSlots * kTileBytes;
     const auto kernel = quantize_group_columns_kernel<kCodes>;
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), kWhat);
+    allow_shared_memory(kernel, kBytes, kWhat);
     launch_behind(kernel, ctas, dim3(kThreads), kBytes, launch, kWhat, job, maps);
 }
 

@@ -179,7 +179,7 @@ template <DType kCodes> void launch(const StripsJob& job, const Launch& launch) 
     constexpr int kBytes = kRows * kStripCols * 2;
     constexpr const char* kWhat = "quantize_group_strips";
     const auto kernel = quantize_group_strips_kernel<kCodes>;
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), kWhat);
+    allow_shared_memory(kernel, kBytes, kWhat);
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                     cudaSharedmemCarveoutMaxShared),
                kWhat);

@@ -254,9 +254,7 @@ template <class T> void launch(Product job, const Launch& launch, const char* op
     job.col_tiles = ceil_div(job.cols, T::kCols);
     const int64_t items = job.row_tiles * job.col_tiles;
     if (items == 0) return;
-    check_cuda(
-        cudaFuncSetAttribute(product_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, T::kSharedBytes),
-        op);
+    allow_shared_memory(product_kernel<T>, T::kSharedBytes, op);
     product_kernel<T>
         <<<grid_for(items, launch, T::kCtasPerSm), T::kThreads, T::kSharedBytes, stream_of(launch)>>>(job);
     check_launch(op);

@@ -344,12 +344,6 @@ __global__ __launch_bounds__(kAddThreads) void add_weight_parts_kernel(const flo
 
 bool is_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
-template <class Kernel> void allow_shared(Kernel kernel, std::size_t bytes, const char* op) {
-    check_cuda(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-        op);
-}
-
 }  // namespace
 
 bool wgmma_takes_logits(const LogitProduct& job) {
@@ -378,7 +372,7 @@ void launch_wgmma_logits(const LogitProduct& job, float* sums, const Launch& on)
                            .sums = sums};
     const CUtensorMap map_x = tensor_map(job.x, DType::bf16, job.tokens, job.hidden, kTileRows / 2),
                       map_w = tensor_map(job.weight, DType::bf16, job.experts, job.hidden, kTileCols / 2);
-    allow_shared(logits_kernel, kSharedBytes, kOp);
+    allow_shared_memory(logits_kernel, kSharedBytes, kOp);
     launch_wgmma_pairs(logits_kernel, grid_for(tiles.pairs * kPair, on, 1), kSharedBytes, on, kOp, tiles,
                        map_x, map_w);
 }
@@ -409,7 +403,7 @@ void launch_wgmma_input_gradient(const InputGradient& job, const Launch& on) {
                       map_w = tensor_map(job.weight, DType::bf16, parts.experts, job.hidden, kDepth),
                       map_in = tensor_map(job.dx_in != nullptr ? job.dx_in : job.dx, DType::bf16,
                                           parts.tokens, job.hidden, kTileRows);
-    allow_shared(input_kernel, kInputShared, kOp);
+    allow_shared_memory(input_kernel, kInputShared, kOp);
     launch_behind(input_kernel, grid_for(tiles.items, on, 1), dim3(kWgmmaThreads), kInputShared, on, kOp,
                   tiles, map_dlogits, map_w, map_in);
 }

@@ -424,10 +424,10 @@ RowSegments segments_of(int width) {
 template <class... Params, class... Args>
 void run(void (*kernel)(Params...), int warps, int inputs, int64_t rows, const Launch& launch, const char* op,
          const Args&... args) {
-    const int bytes = ring_bytes(warps, inputs);
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), op);
-    launch_behind(kernel, grid_for(rows, launch, 1), dim3(kLanes, static_cast<unsigned>(warps)),
-                  static_cast<std::size_t>(bytes), launch, op, args...);
+    const std::size_t bytes = static_cast<std::size_t>(ring_bytes(warps, inputs));
+    allow_shared_memory(kernel, bytes, op);
+    launch_behind(kernel, grid_for(rows, launch, 1), dim3(kLanes, static_cast<unsigned>(warps)), bytes,
+                  launch, op, args...);
 }
 
 }  // namespace

@@ -300,9 +300,7 @@ void launch(const WeightJob& job, DType codes, const Launch& launch) {
 void launch_step(const WeightJob& job, DType codes, const Launch& launch) {
     const auto kernel =
         codes == DType::e5m2 ? step_tiles_kernel<DType::e5m2> : step_tiles_kernel<DType::e4m3>;
-    check_cuda(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int{sizeof(StepShared)}),
-        "shared memory of step_tiles");
+    allow_shared_memory(kernel, sizeof(StepShared), "shared memory of step_tiles");
     kernel<<<grid_of(job, launch), kStepThreads, sizeof(StepShared), stream_of(launch)>>>(job);
     check_launch("step_tiles");
 }
