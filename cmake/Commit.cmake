@@ -6,7 +6,7 @@ if(failed)
 endif()
 file(CONFIGURE OUTPUT ${OUTPUT} CONTENT [[
 // Written by cmake/Commit.cmake.
-#include "model/build_info.h"
+#include "model/base/build_info.h"
 
 namespace fp8flow {
 const char* build_commit() { return "@commit@"; }

@@ -6,10 +6,8 @@ if(FP8FLOW_SANITIZE)
     set(fp8flow_fuzz_sanitizers)  # the whole build has its own, which may not go with these
 endif()
 
-file(GLOB fuzzed_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/model/safetensors/*.cpp ${PROJECT_SOURCE_DIR}/model/config*.cpp)
-list(APPEND fuzzed_sources ${PROJECT_SOURCE_DIR}/model/layer_pattern.cpp ${PROJECT_SOURCE_DIR}/model/yaml_guard.cpp
-     ${PROJECT_SOURCE_DIR}/model/weights/hf_config.cpp)
-foreach(name crc32c checkpoint/manifest token_stream data data_files data_megatron data_shards)
+file(GLOB fuzzed_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/model/safetensors/*.cpp ${PROJECT_SOURCE_DIR}/model/config/*.cpp)
+foreach(name base/crc32c checkpoint/manifest data/token_stream data/data data/files data/megatron data/shards)
     list(APPEND fuzzed_sources ${PROJECT_SOURCE_DIR}/model/${name}.cpp)
 endforeach()
 add_library(fp8flow_fuzzed STATIC EXCLUDE_FROM_ALL ${fuzzed_sources})

@@ -18,7 +18,7 @@ namespace fp8flow {
 // plain operands from the end of the contraction to its start: another, equally valid order of summation.
 enum class GemmBackend { native, cublaslt, simt, alternative };
 // Who computes attention. native: this project's kernel. cudnn: cuDNN, in builds that found it; shapes that it does not take run on native
-// (attention_cudnn.h).
+// (attention/cudnn.h).
 enum class AttentionBackend { native, cudnn };
 
 struct KernelChoice {

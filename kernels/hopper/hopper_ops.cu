@@ -1,8 +1,8 @@
 // Construction of the Hopper backend: device, cuBLASLt handle, workspaces; all memory that operations need beside their arguments.
 #include "kernels/hopper/hopper_ops.h"
 
-#include "kernels/hopper/cuda_device.h"
-#include "kernels/hopper/device_query.h"
+#include "kernels/hopper/runtime/cuda_device.h"
+#include "kernels/hopper/runtime/device_query.h"
 #include "kernels/hopper/workspace.h"
 
 namespace fp8flow {

@@ -2,8 +2,8 @@
 // cuDNN's plans.
 #pragma once
 
-#include "kernels/hopper/attention_cudnn.h"
-#include "kernels/hopper/gemm_lt.h"
+#include "kernels/hopper/attention/cudnn.h"
+#include "kernels/hopper/gemm/cublaslt/cublaslt.h"
 #include "kernels/hopper/hopper_ops.h"
 
 namespace fp8flow {

@@ -1,7 +1,7 @@
 // The table of bars.
 #include "model/bench/bars.h"
 
-#include "model/table.h"
+#include "model/report/table.h"
 
 namespace fp8flow::bench {
 

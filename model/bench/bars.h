@@ -2,7 +2,7 @@
 // of launches, or a gain over the two passes that a fused kernel replaces. Read next: report.h, which judges rows by them.
 #pragma once
 
-#include "model/bench/case.h"
+#include "model/bench/cases/case.h"
 
 #include <optional>
 #include <string>

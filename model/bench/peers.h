@@ -2,7 +2,7 @@
 // in the same sitting and hands over with --peers.
 #pragma once
 
-#include "model/bench/case.h"
+#include "model/bench/cases/case.h"
 
 #include <optional>
 #include <string>

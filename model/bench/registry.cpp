@@ -1,6 +1,6 @@
 // The table of all cases, generated from the list of operations, so that none can be missing; then those that are no single operation.
-#include "model/bench/case.h"
-#include "model/config_fields.h"
+#include "model/bench/cases/case.h"
+#include "model/config/fields.h"
 
 namespace fp8flow::bench {
 

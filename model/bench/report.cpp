@@ -1,6 +1,6 @@
 // What `bench` prints and writes.
 #include "model/bench/report.h"
-#include "model/table.h"
+#include "model/report/table.h"
 
 #include <nlohmann/json.hpp>
 

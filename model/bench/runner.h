@@ -4,7 +4,7 @@
 
 #include "kernels/ceilings.h"
 #include "model/bench/bars.h"
-#include "model/bench/case.h"
+#include "model/bench/cases/case.h"
 
 #include <memory>
 #include <optional>

@@ -1,7 +1,7 @@
 // Reading the shapes of benchmarked operations.
 #include "model/bench/shape.h"
 
-#include "model/config_fields.h"
+#include "model/config/fields.h"
 
 #include <algorithm>
 #include <charconv>

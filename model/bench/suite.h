@@ -1,7 +1,7 @@
 // Suites: operations at shapes, measured one after the other. Read next: suites.cpp, suite_upstream.cpp.
 #pragma once
 
-#include "model/bench/case.h"
+#include "model/bench/cases/case.h"
 
 namespace fp8flow::bench {
 

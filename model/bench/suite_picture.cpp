@@ -1,7 +1,7 @@
 // The picture of a suite: shares of the ceiling as dots, one line for each kind of operation.
 #include "model/bench/report.h"
-#include "model/svg_canvas.h"
-#include "model/table.h"
+#include "model/report/svg_canvas.h"
+#include "model/report/table.h"
 
 #include <algorithm>
 

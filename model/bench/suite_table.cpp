@@ -1,6 +1,6 @@
 // The table of a whole suite, for people: every row with its bar, its peer and its launches, and what all of it comes to.
 #include "model/bench/report.h"
-#include "model/table.h"
+#include "model/report/table.h"
 
 #include <algorithm>
 #include <map>

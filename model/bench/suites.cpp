@@ -1,6 +1,6 @@
 // The suites of `bench --suite`: which operations at which shapes.
 #include "model/bench/suite.h"
-#include "model/config_fields.h"
+#include "model/config/fields.h"
 
 namespace fp8flow::bench {
 

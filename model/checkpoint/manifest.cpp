@@ -1,7 +1,7 @@
 // The manifest as text and back. Strict by construction: what was read is written again and must give the same bytes.
 #include "model/checkpoint/manifest.h"
 
-#include "model/crc32c.h"
+#include "model/base/crc32c.h"
 
 #include <nlohmann/json.hpp>
 

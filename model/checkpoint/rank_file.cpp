@@ -1,7 +1,7 @@
 // Checksums first, for they stand in the header; then the file as a stream.
 #include "model/checkpoint/rank_file.h"
 
-#include "model/crc32c.h"
+#include "model/base/crc32c.h"
 #include "model/safetensors/writer.h"
 
 #include <algorithm>

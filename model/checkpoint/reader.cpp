@@ -1,8 +1,8 @@
 // Sizes before contents, headers before tensors: nothing is allocated on the word of a file.
 #include "model/checkpoint/reader.h"
 
+#include "model/base/crc32c.h"
 #include "model/checkpoint/rank_file.h"
-#include "model/crc32c.h"
 
 #include <algorithm>
 #include <charconv>

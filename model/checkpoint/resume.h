@@ -2,7 +2,7 @@
 #pragma once
 
 #include "model/checkpoint/folder.h"
-#include "model/trainer.h"
+#include "model/train/trainer.h"
 
 #include <memory>
 #include <optional>

@@ -2,7 +2,7 @@
 #include "model/checkpoint/saver.h"
 
 #include "kernels/core/fp8_tensor.h"
-#include "model/build_info.h"
+#include "model/base/build_info.h"
 #include "model/checkpoint/agree.h"
 #include "model/checkpoint/state.h"
 

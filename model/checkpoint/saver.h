@@ -7,7 +7,7 @@
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/manifest.h"
 #include "model/checkpoint/rank_file.h"
-#include "model/trainer.h"
+#include "model/train/trainer.h"
 
 #include <atomic>
 #include <future>

@@ -3,7 +3,7 @@
 // follow from the FP32 ones and are not part of it. Read next: saver.h, reader.h.
 #pragma once
 
-#include "model/transformer.h"
+#include "model/train/transformer.h"
 
 #include <string>
 #include <vector>

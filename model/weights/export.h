@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/comm/process_group.h"
-#include "model/output.h"
+#include "model/base/output.h"
 #include "model/weights/load.h"
 
 #include <optional>

@@ -1,8 +1,8 @@
 // The check of all names and shapes, then the copy, piece by piece in blocks of rows, so that no tensor stands in memory twice.
 #include "model/weights/load.h"
 
-#include "model/config_fields.h"
-#include "model/weights/hf_config.h"
+#include "model/config/fields.h"
+#include "model/config/hf_config.h"
 
 #include <algorithm>
 #include <cmath>

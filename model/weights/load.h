@@ -2,8 +2,8 @@
 // all listed at once, before the first value is changed. FP8 weights are dequantised with their scales, powers of two or not.
 #pragma once
 
-#include "model/config.h"
-#include "model/transformer.h"
+#include "model/config/config.h"
+#include "model/train/transformer.h"
 #include "model/weights/hf_names.h"
 
 #include <set>

@@ -215,7 +215,7 @@ TEST(Train, StatisticsOfARecipeWithoutFp8SaySo) {
     expect_contains(run.out, "no quantised tensor was observed (recipe bf16");
 }
 
-// Their bytes: tests/unit/tensorboard_test.cpp.
+// Their bytes: tests/unit/model/report/tensorboard_test.cpp.
 TEST(Train, WritesEventFilesWhereAsked) {
     TemporaryFolder folder;
     const Texts settings = {"training.train_iters=4", "output.tensorboard_dir=tb",

@@ -1,5 +1,5 @@
 // Any text as a YAML configuration: refused with an error about usage, or it survives being printed and read again.
-#include "model/config.h"
+#include "model/config/config.h"
 
 #include "kernels/core/error.h"
 

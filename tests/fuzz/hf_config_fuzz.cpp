@@ -1,5 +1,5 @@
 // Any text as a Hugging Face config.json: refused with an error about usage, or its settings make a configuration.
-#include "model/weights/hf_config.h"
+#include "model/config/hf_config.h"
 
 #include "kernels/core/error.h"
 

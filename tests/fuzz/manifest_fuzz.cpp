@@ -2,8 +2,8 @@
 // be written again as it was read.
 #include "tests/fuzz/fuzz.h"
 
+#include "model/base/crc32c.h"
 #include "model/checkpoint/manifest.h"
-#include "model/crc32c.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     using namespace fp8flow;

@@ -2,8 +2,8 @@
 // that opens gives only tokens of the vocabulary.
 #include "tests/fuzz/fuzz.h"
 
-#include "model/data_megatron.h"
-#include "model/data_shards.h"
+#include "model/data/megatron.h"
+#include "model/data/shards.h"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 // main of every GPU test: without a Hopper GPU it says so and exits with the code that ctest shows as skipped.
-#include "kernels/hopper/device_query.h"
+#include "kernels/hopper/runtime/device_query.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // Every exchange between GPUs against the brute-force oracle and the reference exchange, byte for byte: shapes, skews, row types, both
 // combine orders, reductions, layers in flight, an overflowed plan, a hunt for races, and a late and a lost peer.
 // Long because one executable shares the peers' memory and the rigs: what stays resident between tests is part of what they test.
-#include "kernels/hopper/launch.h"
+#include "kernels/hopper/runtime/launch.h"
 #include "tests/gpu_mpi/gpu_job.h"
 #include "tests/support/exchange_oracle.h"
 #include "tests/support/files.h"

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "kernels/comm/staged_exchange.h"
-#include "kernels/hopper/device_query.h"
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/runtime/device_query.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/device_exchange.h"
 

@@ -1,5 +1,5 @@
 // main of every test that runs on GPUs under mpirun: without a Hopper GPU all ranks exit with the code that ctest shows as skipped.
-#include "kernels/hopper/device_query.h"
+#include "kernels/hopper/runtime/device_query.h"
 #include "tests/support/rank_listener.h"
 
 #include <cstdio>

@@ -1,6 +1,6 @@
 // Training over MPI processes against the same ranks as threads of one process: the transport must not change a bit; and what the ranks
 // report together adds up to the global batch.
-#include "model/trainer.h"
+#include "model/train/trainer.h"
 
 #include "tests/support/training.h"
 

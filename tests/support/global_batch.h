@@ -2,7 +2,7 @@
 // every weight gradient of the whole, to compare between layouts.
 #pragma once
 
-#include "model/backend.h"
+#include "model/base/backend.h"
 #include "tests/support/layer_fixture.h"
 #include "tests/support/training.h"
 

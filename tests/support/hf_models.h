@@ -1,7 +1,7 @@
 // Files with Hugging Face names made by hand, their values telling tensor, row and column; and the whole models that tests load and export.
 #pragma once
 
-#include "model/config.h"
+#include "model/config/config.h"
 #include "model/safetensors/writer.h"
 #include "tests/support/files.h"
 #include "tests/support/layer_fixture.h"

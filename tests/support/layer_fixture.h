@@ -4,7 +4,7 @@
 
 #include "kernels/comm/group_exchange.h"
 #include "kernels/reference/reference_ops.h"
-#include "model/transformer.h"
+#include "model/train/transformer.h"
 #include "tests/support/tensors.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-"""The other side of the round trip with the Python package `safetensors`; tests/unit/safetensors_python_test.cpp runs it.
+"""The other side of the round trip with the Python package `safetensors`; tests/unit/model/safetensors/safetensors_python_test.cpp runs it.
 
 write FILE: writes a file with the package.  check FILE: reads one of ours with the package and compares.
 Tensor i of dtype d, shape s holds the bytes (31 * j + 7 * i + 1) % 256.

@@ -2,7 +2,7 @@
 // whole model afterwards, experts of all ranks in their global order.
 #pragma once
 
-#include "model/trainer.h"
+#include "model/train/trainer.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // Which group a routed row belongs to, found by a whole warp at once, and walks over rows that ask only where a group ends.
 #pragma once
 
-#include "kernels/hopper/launch.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper {
 

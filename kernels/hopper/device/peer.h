@@ -1,6 +1,6 @@
 // Words that the GPUs of one host show each other: stores and loads with system-wide order, the GPU's clock, and a wait that gives up.
 // Source of the orders: PTX ISA, "Memory Consistency Model": when an acquire reads what a release wrote, everything that came before the
-// release, on any GPU of the host, is visible after the acquire. Read next: kernels/hopper/peer_exchange.h.
+// release, on any GPU of the host, is visible after the acquire. Read next: kernels/hopper/exchange/peer/exchange.h.
 #pragma once
 
 #include <cstdint>

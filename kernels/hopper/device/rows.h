@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/core/scalar_math.h"
-#include "kernels/hopper/launch.h"
+#include "kernels/hopper/runtime/launch.h"
 
 #include <cuda_fp16.h>
 
@@ -38,7 +38,7 @@ inline dim3 row_block(int64_t cols) {
     return {x, kRowThreads / x, 1};
 }
 
-// ---- conversions in hardware: the same bits as scalar_math.h (tests/gpu/device_test.cpp), NaN apart ---------------------------------
+// ---- conversions in hardware: the same bits as scalar_math.h (tests/gpu/runtime/device_test.cpp), NaN apart ---------------------------------
 __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
     const __half2 half = __floats2half2_rn(low, high);
     uint32_t word;

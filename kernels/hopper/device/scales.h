@@ -1,5 +1,5 @@
 // Scales on the device: from a block's amax to multiplier and stored factor, and the place of a scale in the row layouts.
-// The same rule as the reference (kernels/core/scalar_math.h). Read next: kernels/hopper/quantize.cu.
+// The same rule as the reference (kernels/core/scalar_math.h). Read next: kernels/hopper/quantize/rows.cu.
 #pragma once
 
 #include "kernels/hopper/device/rows.h"

@@ -1,5 +1,5 @@
 // The scaling-aware shift (fp8_shift_down of scalar_math.h) for four codes at a time, by way of FP16: the same bits for every code and
-// shift (tests/gpu/transpose_parity_test.cu; the arithmetic also on a CPU: tests/unit/shift_formula_test.cpp).
+// shift (tests/gpu/quantize/transpose_parity_test.cu; the arithmetic also on a CPU: tests/unit/core/shift_formula_test.cpp).
 // Why one multiplication will do: a code has at most 4 significant bits and FP16 reaches down to 2^-24, so code * 2^-k is exact
 // unless its last bit lies below 2^-24. Then it is below 2^-20, which rounds to 0 in either format (half the least code: 2^-10, 2^-17)
 // whatever FP16 made of it. So codes are rounded once, by the conversion back, to nearest even, into subnormals as well.

@@ -1,0 +1,322 @@
+// Attention on cuDNN through cudnn-frontend's graphs: the one file that sees their headers. A graph is built once for each shape and kept;
+// q, k, v, o and the gradients are read and written where they stand, as [sequences, heads, length, D] with the strides of [T, heads, D].
+#include "kernels/hopper/attention/cudnn.h"
+
+#include "kernels/hopper/attention/lse.h"
+#include "kernels/hopper/factory.h"
+#include "kernels/hopper/runtime/launch.h"
+
+#include <cudnn_frontend.h>
+
+#include <compare>
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+namespace fp8flow::hopper {
+
+namespace {
+
+namespace fe = cudnn_frontend;
+
+constexpr std::size_t kOldestCudnn = 90500;
+constexpr int64_t kTile = 128;  // rows and columns that cuDNN's tiles cover
+
+// The deterministic backward keeps a score gradient of 2 bytes for every query, key and head in scratch, so it runs part by part: parts of
+// at most kPartBytes where one group of heads of one sequence is smaller than that, and never of more than kMostBytes.
+constexpr int64_t kPartBytes = int64_t{1} << 30;
+constexpr int64_t kMostBytes = int64_t{4} << 30;
+int64_t score_bytes(int64_t heads, int64_t length) {
+    const int64_t padded = round_up(length, kTile);
+    return 2 * heads * padded * padded;
+}
+
+// The largest divisor of `count` that is at most `most`, at least 1.
+int64_t divisor_up_to(int64_t count, int64_t most) {
+    int64_t divisor = std::clamp<int64_t>(most, 1, count);
+    while (count % divisor != 0) --divisor;
+    return divisor;
+}
+
+enum class Pass { forward, backward };
+
+// What a graph is made for: `sequences` sequences and `kv_heads` key heads with their query heads, in rows of all_heads and all_kv_heads.
+struct Key {
+    Pass pass;
+    int64_t sequences, length, heads, kv_heads, all_heads, all_kv_heads, depth;
+    float scale;
+    auto operator<=>(const Key&) const = default;
+
+    int64_t lse_bytes() const { return round_up(4 * sequences * heads * length, 256); }
+    // Keys past the sequence's end are masked explicitly where cuDNN's tiles reach past it; cudnn-frontend would do the same, but with a
+    // copy from the host in every call.
+    bool is_padded() const { return pass == Pass::backward && length % kTile != 0; }
+};
+
+struct Plan {
+    std::unique_ptr<fe::graph::Graph> graph;
+    int64_t workspace_bytes = 0;
+    void* lengths = nullptr;  // [sequences] i32, where keys are masked
+};
+
+enum Uid : int64_t { kQ = 1, kK, kV, kO, kLse, kDout, kDq, kDk, kDv, kQueryLengths, kKeyLengths };
+
+using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
+
+std::string version_text(std::size_t version) {
+    return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
+void check(fe::error_t status, ExitCode code, const char* what, const Key& key) {
+    if (status.is_good()) return;
+    fail(code,
+         "cuDNN {}: {} of attention ({} sequences of {}, heads {}/{}, kv_channels {}): {}; "
+         "kernels.attention_backend=native avoids it",
+         version_text(cudnnGetVersion()), what, key.sequences, key.length, key.heads, key.kv_heads, key.depth,
+         status.get_message());
+}
+void check(cudnnStatus_t status, const char* what) {
+    require(status == CUDNN_STATUS_SUCCESS, ExitCode::internal,
+            "cuDNN {}: {}: {}; kernels.attention_backend=native avoids it", version_text(cudnnGetVersion()),
+            what, cudnnGetErrorString(status));
+}
+
+// [sequences, heads, length, D] in rows of `all_heads` heads.
+std::vector<int64_t> sizes(const Key& key, int64_t heads) {
+    return {key.sequences, heads, key.length, key.depth};
+}
+std::vector<int64_t> strides(const Key& key, int64_t all_heads) {
+    return {key.length * all_heads * key.depth, key.depth, all_heads * key.depth, 1};
+}
+
+class GraphBuilder {
+public:
+    explicit GraphBuilder(const Key& key) : key_(key), graph_(std::make_unique<fe::graph::Graph>()) {
+        graph_->set_io_data_type(fe::DataType_t::BFLOAT16)
+            .set_intermediate_data_type(fe::DataType_t::FLOAT)
+            .set_compute_data_type(fe::DataType_t::FLOAT);
+    }
+
+    std::unique_ptr<fe::graph::Graph> forward() {
+        const Tensor q = query_side("q", kQ), k = key_side("k", kK), v = key_side("v", kV);
+        auto options = fe::graph::SDPA_attributes().set_name("attention").set_generate_stats(true);
+        options.set_attn_scale(key_.scale)
+            .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
+            .set_diagonal_band_right_bound(0);
+        auto [o, lse] = graph_->sdpa(q, k, v, options);
+        output(o, kO, key_.heads, key_.all_heads);
+        lse->set_output(true)
+            .set_uid(kLse)
+            .set_data_type(fe::DataType_t::FLOAT)
+            .set_dim(lse_sizes())
+            .set_stride(lse_strides());
+        return std::move(graph_);
+    }
+
+    std::unique_ptr<fe::graph::Graph> backward() {
+        const Tensor q = query_side("q", kQ), k = key_side("k", kK), v = key_side("v", kV),
+                     o = query_side("o", kO), dout = query_side("dout", kDout);
+        const Tensor lse = graph_->tensor(fe::graph::Tensor_attributes()
+                                              .set_name("lse")
+                                              .set_uid(kLse)
+                                              .set_data_type(fe::DataType_t::FLOAT)
+                                              .set_dim(lse_sizes())
+                                              .set_stride(lse_strides()));
+        auto options =
+            fe::graph::SDPA_backward_attributes().set_name("attention backward").set_attn_scale(key_.scale);
+        options.set_deterministic_algorithm(true)
+            .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
+            .set_diagonal_band_right_bound(0);
+        if (key_.is_padded())
+            options.set_padding_mask(true)
+                .set_seq_len_q(lengths("query lengths", kQueryLengths))
+                .set_seq_len_kv(lengths("key lengths", kKeyLengths));
+        auto [dq, dk, dv] = graph_->sdpa_backward(q, k, v, o, dout, lse, options);
+        output(dq, kDq, key_.heads, key_.all_heads);
+        output(dk, kDk, key_.kv_heads, key_.all_kv_heads);
+        output(dv, kDv, key_.kv_heads, key_.all_kv_heads);
+        return std::move(graph_);
+    }
+
+private:
+    Tensor input(const char* name, Uid uid, int64_t heads, int64_t all_heads) {
+        return graph_->tensor(fe::graph::Tensor_attributes()
+                                  .set_name(name)
+                                  .set_uid(uid)
+                                  .set_dim(sizes(key_, heads))
+                                  .set_stride(strides(key_, all_heads)));
+    }
+    Tensor query_side(const char* name, Uid uid) { return input(name, uid, key_.heads, key_.all_heads); }
+    Tensor key_side(const char* name, Uid uid) { return input(name, uid, key_.kv_heads, key_.all_kv_heads); }
+    Tensor lengths(const char* name, Uid uid) {
+        return graph_->tensor(fe::graph::Tensor_attributes()
+                                  .set_name(name)
+                                  .set_uid(uid)
+                                  .set_data_type(fe::DataType_t::INT32)
+                                  .set_dim({key_.sequences, 1, 1, 1})
+                                  .set_stride({1, 1, 1, 1}));
+    }
+    void output(const Tensor& tensor, Uid uid, int64_t heads, int64_t all_heads) {
+        tensor->set_output(true)
+            .set_uid(uid)
+            .set_dim(sizes(key_, heads))
+            .set_stride(strides(key_, all_heads));
+    }
+    std::vector<int64_t> lse_sizes() const { return {key_.sequences, key_.heads, key_.length, 1}; }
+    std::vector<int64_t> lse_strides() const { return {key_.heads * key_.length, key_.length, 1, 1}; }
+
+    Key key_;
+    std::unique_ptr<fe::graph::Graph> graph_;
+};
+
+// Rows [row, ...) from head `head` on, of a tensor [T, all_heads, D] in bf16.
+void* at(const TensorView& tensor, int64_t row, int64_t head) {
+    return tensor.bytes_ptr() + 2 * (row * tensor.dim(1) + head) * tensor.dim(2);
+}
+
+}  // namespace
+
+std::string cudnn_problem() {
+    const std::size_t version = cudnnGetVersion();
+    if (version >= kOldestCudnn && version / 10000 == CUDNN_MAJOR) return {};
+    return fmt::format("the library loaded is cuDNN {}, want {}.x from {} on", version_text(version),
+                       CUDNN_MAJOR, version_text(kOldestCudnn));
+}
+
+struct CudnnAttention::State {
+    explicit State(Device& owner) : device(owner) {}
+    ~State() {
+        for (auto& [key, plan] : plans)
+            if (plan.lengths != nullptr) device.free(plan.lengths);
+        if (scratch != nullptr) device.free(scratch);
+        if (handle != nullptr) cudnnDestroy(handle);
+    }
+
+    // The plan of a shape; made, with all the memory it needs, at the first call.
+    const Plan& plan_of(const Key& key) {
+        const auto found = plans.find(key);
+        if (found != plans.end()) return found->second;
+        if (handle == nullptr) {
+            const std::string problem = cudnn_problem();
+            require(problem.empty(), ExitCode::usage, "kernels.attention_backend=cudnn: {}", problem);
+            check(cudnnCreate(&handle), "creating a handle");
+        }
+        Plan plan;
+        plan.graph = key.pass == Pass::forward ? GraphBuilder(key).forward() : GraphBuilder(key).backward();
+        check(plan.graph->build(handle, {fe::HeurMode_t::A}), ExitCode::usage, "planning", key);
+        check(plan.graph->get_workspace_size(plan.workspace_bytes), ExitCode::internal, "sizing", key);
+        reserve(key.lse_bytes() + plan.workspace_bytes);
+        if (key.is_padded()) {
+            const std::vector<int32_t> lengths(static_cast<std::size_t>(key.sequences),
+                                               static_cast<int32_t>(key.length));
+            plan.lengths = device.allocate(lengths.size() * sizeof(int32_t));
+            device.copy_in(plan.lengths, lengths.data(), lengths.size() * sizeof(int32_t));
+            device.synchronize();
+        }
+        return plans.emplace(key, std::move(plan)).first->second;
+    }
+
+    // The log-sum-exps as cuDNN wants them stand at the start of the scratch, its own workspace behind them.
+    float* packed_lse() const { return static_cast<float*>(scratch); }
+    void run(const Key& key, const Plan& plan, std::unordered_map<int64_t, void*> tensors,
+             const Launch& launch) {
+        tensors[kLse] = scratch;
+        if (key.is_padded()) tensors[kQueryLengths] = tensors[kKeyLengths] = plan.lengths;
+        check(cudnnSetStream(handle, stream_of(launch)), "setting the stream");
+        void* workspace = static_cast<uint8_t*>(scratch) + key.lse_bytes();
+        check(plan.graph->execute(handle, tensors, workspace), ExitCode::internal, "a launch", key);
+    }
+
+    Device& device;
+    cudnnHandle_t handle = nullptr;
+    std::map<Key, Plan> plans;
+    void* scratch = nullptr;  // one for all plans: ops of one stream follow each other
+
+private:
+    void reserve(int64_t bytes) {
+        if (bytes <= scratch_bytes_) return;
+        if (scratch != nullptr) device.free(scratch);  // waits for the kernels that use it
+        scratch = nullptr;
+        scratch_bytes_ = 0;
+        scratch = device.allocate(static_cast<std::size_t>(bytes));
+        scratch_bytes_ = bytes;
+    }
+    int64_t scratch_bytes_ = 0;
+};
+
+CudnnAttention::CudnnAttention(Device& device) : state_(std::make_unique<State>(device)) {}
+CudnnAttention::~CudnnAttention() = default;
+
+bool CudnnAttention::takes(const TensorView& q, const TensorView& k, int64_t seq_length) {
+    const int64_t group = q.dim(1) / k.dim(1);
+    // cudnn-frontend puts cuDNN's workspace behind a table of 4 bytes a row and head, which must not move it off 16 bytes
+    const bool aligned = group * seq_length % 4 == 0;
+    return q.dtype == DType::bf16 && (q.dim(2) == 64 || q.dim(2) == 128) && seq_length > 1 && aligned &&
+           score_bytes(group, seq_length) <= kMostBytes;
+}
+
+void CudnnAttention::forward(const op::Attention& args, const Launch& launch) {
+    const int64_t sequences = args.q.dim(0) / args.seq_length;
+    const Key key{.pass = Pass::forward,
+                  .sequences = sequences,
+                  .length = args.seq_length,
+                  .heads = args.q.dim(1),
+                  .kv_heads = args.k.dim(1),
+                  .all_heads = args.q.dim(1),
+                  .all_kv_heads = args.k.dim(1),
+                  .depth = args.q.dim(2),
+                  .scale = args.scale};
+    const Plan& plan = state_->plan_of(key);
+    state_->run(key, plan, {{kQ, args.q.data}, {kK, args.k.data}, {kV, args.v.data}, {kO, args.o.data}},
+                launch);
+    const LsePart all{.sequences = sequences,
+                      .length = args.seq_length,
+                      .heads = key.heads,
+                      .first_row = 0,
+                      .first_head = 0,
+                      .part_heads = key.heads};
+    unpack_lse(state_->packed_lse(), all, args.lse.as<float>(), launch);
+}
+
+void CudnnAttention::backward(const op::AttentionBackward& args, const Launch& launch) {
+    const int64_t length = args.seq_length, all_sequences = args.q.dim(0) / length;
+    const int64_t all_heads = args.q.dim(1), all_kv_heads = args.k.dim(1), group = all_heads / all_kv_heads;
+    const int64_t group_bytes = score_bytes(group, length);
+    const int64_t kv_heads = divisor_up_to(all_kv_heads, kPartBytes / group_bytes);
+    const int64_t sequences =
+        kv_heads < all_kv_heads ? 1 : divisor_up_to(all_sequences, kPartBytes / (group_bytes * kv_heads));
+    const Key key{.pass = Pass::backward,
+                  .sequences = sequences,
+                  .length = length,
+                  .heads = kv_heads * group,
+                  .kv_heads = kv_heads,
+                  .all_heads = all_heads,
+                  .all_kv_heads = all_kv_heads,
+                  .depth = args.q.dim(2),
+                  .scale = args.scale};
+    const Plan& plan = state_->plan_of(key);
+    for (int64_t sequence = 0; sequence < all_sequences; sequence += sequences) {
+        for (int64_t kv_head = 0; kv_head < all_kv_heads; kv_head += kv_heads) {
+            const int64_t row = sequence * length, head = kv_head * group;
+            const LsePart part{.sequences = sequences,
+                               .length = length,
+                               .heads = all_heads,
+                               .first_row = row,
+                               .first_head = head,
+                               .part_heads = key.heads};
+            pack_lse(args.lse.as<float>(), part, state_->packed_lse(), launch);
+            state_->run(key, plan,
+                        {{kQ, at(args.q, row, head)},
+                         {kK, at(args.k, row, kv_head)},
+                         {kV, at(args.v, row, kv_head)},
+                         {kO, at(args.o, row, head)},
+                         {kDout, at(args.dout, row, head)},
+                         {kDq, at(args.dq, row, head)},
+                         {kDk, at(args.dk, row, kv_head)},
+                         {kDv, at(args.dv, row, kv_head)}},
+                        launch);
+        }
+    }
+}
+
+}  // namespace fp8flow::hopper

@@ -1,0 +1,183 @@
+// Rotary embedding, and the copies between the packed projection and q, k, v: one pass over memory each, with the reference's bits.
+#include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/runtime/launch.h"
+
+namespace fp8flow {
+
+namespace {
+
+using namespace hopper;
+
+constexpr int kThreads = 256;
+
+struct RopeUnits {
+    uint16_t* x;
+    const float* table;
+    uint32_t length, heads, head_groups, units, items;  // units: of eight pairs, in half a head
+    float sign;
+};
+
+// Reads and writes x once (134 MB at T=4096, 64 heads of 128: 33 us), the table from L2; 3 FLOPs an element. One thread: the same eight pairs of
+// kRopeHeads heads of a token, so that the eight angles are fetched once and eight 16-byte loads are on their way together (three CTAs an SM:
+// 96 KB); neighbouring threads stand on neighbouring units and heads. No barriers; each pair belongs to one thread.
+constexpr int kRopeHeads = 4;
+__global__ __launch_bounds__(kThreads, 3) void rope_units_kernel(const RopeUnits args) {
+    const int64_t half = int64_t{args.units} * kUnit;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < args.items;
+         i += static_cast<int64_t>(gridDim.x) * kThreads) {
+        const uint32_t item = static_cast<uint32_t>(i), unit = item % args.units, rest = item / args.units;
+        const uint32_t group = rest % args.head_groups, token = rest / args.head_groups;
+        uint16_t* const first = args.x + int64_t{token} * args.heads * 2 * half + unit * kUnit;
+        uint4 low[kRopeHeads], high[kRopeHeads];
+#pragma unroll
+        for (int j = 0; j < kRopeHeads; ++j) {
+            const uint32_t head = group + static_cast<uint32_t>(j) * args.head_groups;
+            if (head >= args.heads) continue;
+            low[j] = *reinterpret_cast<const uint4*>(first + head * 2 * half);
+            high[j] = *reinterpret_cast<const uint4*>(first + head * 2 * half + half);
+        }
+        float cosine[kUnit], sine[kUnit];
+        const float4* angle =
+            reinterpret_cast<const float4*>(args.table + 2 * (token % args.length * half + unit * kUnit));
+#pragma unroll
+        for (int n = 0; n < kUnit / 2; ++n) {
+            const float4 two = angle[n];
+            cosine[2 * n] = two.x, sine[2 * n] = args.sign * two.y;
+            cosine[2 * n + 1] = two.z, sine[2 * n + 1] = args.sign * two.w;
+        }
+#pragma unroll
+        for (int j = 0; j < kRopeHeads; ++j) {
+            const uint32_t head = group + static_cast<uint32_t>(j) * args.head_groups;
+            if (head >= args.heads) continue;
+            float a[kUnit], b[kUnit];
+            unpack_unit(low[j], DType::bf16, a);
+            unpack_unit(high[j], DType::bf16, b);
+#pragma unroll
+            for (int n = 0; n < kUnit; ++n) {
+                const float x = a[n], y = b[n];
+                a[n] = fma_float(x, cosine[n], -(y * sine[n]));
+                b[n] = fma_float(y, cosine[n], x * sine[n]);
+            }
+            *reinterpret_cast<uint4*>(first + head * 2 * half) = uint4{
+                pack_bf16(a[0], a[1]), pack_bf16(a[2], a[3]), pack_bf16(a[4], a[5]), pack_bf16(a[6], a[7])};
+            *reinterpret_cast<uint4*>(first + head * 2 * half + half) = uint4{
+                pack_bf16(b[0], b[1]), pack_bf16(b[2], b[3]), pack_bf16(b[4], b[5]), pack_bf16(b[6], b[7])};
+        }
+    }
+}
+
+// The same for any dtype, depth and alignment. One thread: pairs (i, i + D/2), a grid apart.
+__global__ void rope_kernel(DeviceView x, const float* table, int64_t length, int64_t heads, int64_t half,
+                            float sign, int64_t pairs) {
+    const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+    for (int64_t pair = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; pair < pairs;
+         pair += step) {
+        const int64_t i = pair % half, row = pair / half, token = row / heads;
+        const float* angle = table + 2 * (token % length * half + i);
+        const float cosine = angle[0], sine = sign * angle[1];
+        const int64_t low = row * 2 * half + i, high = low + half;
+        const float a = load_float(x.data, x.dtype, low), b = load_float(x.data, x.dtype, high);
+        store_float(x.data, x.dtype, low, fma_float(a, cosine, -(b * sine)));
+        store_float(x.data, x.dtype, high, fma_float(b, cosine, a * sine));
+    }
+}
+
+// One part of the packed rows: columns [first, first + width) of rows of `stride`, and the contiguous tensor [T, width] beside it, counted in
+// words of kWord bytes.
+struct Part {
+    uint8_t* data;
+    int64_t first, width;
+};
+struct Packed {
+    uint8_t* data;
+    int64_t tokens, stride;
+    Part parts[3];
+};
+enum class Copy { split, merge };
+
+// Moves every byte once. One thread: words of a packed row, a grid apart. No barriers; each word belongs to one thread.
+template <class Word> __global__ void packed_kernel(Packed packed, Copy copy) {
+    const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads, words = packed.tokens * packed.stride;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < words; i += step) {
+        const int64_t token = i / packed.stride, column = i % packed.stride;
+        // by selection: an index would put the parts into local memory
+        const Part part = column >= packed.parts[2].first   ? packed.parts[2]
+                          : column >= packed.parts[1].first ? packed.parts[1]
+                                                            : packed.parts[0];
+        Word* apart = reinterpret_cast<Word*>(part.data) + token * part.width + column - part.first;
+        Word* together = reinterpret_cast<Word*>(packed.data) + i;
+        if (copy == Copy::split)
+            *apart = *together;
+        else
+            *together = *apart;
+    }
+}
+
+void copy_packed(const TensorView& qkv, const TensorView& q, const TensorView& k, const TensorView& v,
+                 Copy copy, const Launch& launch) {
+    if (qkv.numel() == 0) return;
+    const int64_t width = size_of(qkv.dtype), depth_bytes = q.dim(2) * width;
+    bool aligned = depth_bytes % 16 == 0;
+    for (const TensorView* view : {&qkv, &q, &k, &v})
+        aligned = aligned && reinterpret_cast<uintptr_t>(view->data) % 16 == 0;
+    const int64_t word = aligned ? 16 : width;
+    const auto words_of = [&](const TensorView& view) { return view.dim(1) * depth_bytes / word; };
+    const Packed packed{.data = qkv.bytes_ptr(),
+                        .tokens = qkv.dim(0),
+                        .stride = qkv.cols() * width / word,
+                        .parts = {{q.bytes_ptr(), 0, words_of(q)},
+                                  {k.bytes_ptr(), words_of(q), words_of(k)},
+                                  {v.bytes_ptr(), words_of(q) + words_of(k), words_of(v)}}};
+    const unsigned grid = grid_for(ceil_div(packed.tokens * packed.stride, kThreads), launch);
+    const cudaStream_t stream = stream_of(launch);
+    if (word == 16)
+        packed_kernel<uint4><<<grid, kThreads, 0, stream>>>(packed, copy);
+    else if (word == 4)
+        packed_kernel<uint32_t><<<grid, kThreads, 0, stream>>>(packed, copy);
+    else
+        packed_kernel<uint16_t><<<grid, kThreads, 0, stream>>>(packed, copy);
+    check_launch(copy == Copy::split ? "split_qkv" : "merge_qkv");
+}
+
+}  // namespace
+
+void HopperOps::do_rope(const op::Rope& args, const Launch& launch) {
+    const int64_t pairs = args.x.numel() / 2;
+    if (pairs == 0) return;
+    const float sign = args.direction == op::RopeDirection::forward ? 1.0f : -1.0f;
+    const int64_t heads = args.x.dim(1), half = args.x.dim(2) / 2;
+    const int64_t head_groups = ceil_div(heads, kRopeHeads),
+                  items = args.x.dim(0) * head_groups * (half / kUnit);
+    const auto is_aligned = [](const TensorView& view) {
+        return reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
+    };
+    if (args.x.dtype == DType::bf16 && half % kUnit == 0 && is_aligned(args.x) && is_aligned(args.table) &&
+        std::max(items, args.table.dim(0)) <= UINT32_MAX) {
+        rope_units_kernel<<<grid_for(ceil_div(items, kThreads), launch), kThreads, 0, stream_of(launch)>>>(
+            {.x = static_cast<uint16_t*>(args.x.data),
+             .table = args.table.as<float>(),
+             .length = static_cast<uint32_t>(args.table.dim(0)),
+             .heads = static_cast<uint32_t>(heads),
+             .head_groups = static_cast<uint32_t>(head_groups),
+             .units = static_cast<uint32_t>(half / kUnit),
+             .items = static_cast<uint32_t>(items),
+             .sign = sign});
+        check_launch("rope");
+        return;
+    }
+    rope_kernel<<<grid_for(ceil_div(pairs, kThreads), launch), kThreads, 0, stream_of(launch)>>>(
+        device_view(args.x), args.table.as<float>(), args.table.dim(0), args.x.dim(1), args.x.dim(2) / 2,
+        sign, pairs);
+    check_launch("rope");
+}
+
+void HopperOps::do_split_qkv(const op::SplitQkv& args, const Launch& launch) {
+    copy_packed(args.qkv, args.q, args.k, args.v, Copy::split, launch);
+}
+
+void HopperOps::do_merge_qkv(const op::MergeQkv& args, const Launch& launch) {
+    copy_packed(args.qkv, args.q, args.k, args.v, Copy::merge, launch);
+}
+
+}  // namespace fp8flow

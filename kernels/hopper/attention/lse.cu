@@ -1,0 +1,49 @@
+// Copies log-sum-exps between [T, heads] and cuDNN's [sequences, heads, length]: 4 bytes a row and head, read and written once.
+#include "kernels/hopper/attention/lse.h"
+
+#include "kernels/core/dtype.h"
+#include "kernels/hopper/runtime/launch.h"
+
+namespace fp8flow::hopper {
+
+namespace {
+
+constexpr int kThreads = 256;
+
+enum class LseCopy { pack, unpack };
+
+// Reads and writes every word once; the strided side stays in L2. One thread: words of the packed tensor, a grid apart. No barriers; each
+// word belongs to one thread.
+__global__ void __launch_bounds__(kThreads)
+    lse_kernel(float* lse, LsePart part, float* packed, LseCopy copy, int64_t words) {
+    const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < words; i += step) {
+        const int64_t position = i % part.length, head = i / part.length % part.part_heads,
+                      sequence = i / part.length / part.part_heads;
+        const int64_t row = part.first_row + sequence * part.length + position;
+        float* apart = lse + row * part.heads + part.first_head + head;
+        if (copy == LseCopy::pack)
+            packed[i] = *apart;
+        else
+            *apart = packed[i];
+    }
+}
+
+void copy_lse(float* lse, const LsePart& part, float* packed, LseCopy copy, const Launch& launch) {
+    const int64_t words = part.sequences * part.part_heads * part.length;
+    if (words == 0) return;
+    lse_kernel<<<grid_for(ceil_div(words, kThreads), launch), kThreads, 0, stream_of(launch)>>>(
+        lse, part, packed, copy, words);
+    check_launch("attention: log-sum-exps");
+}
+
+}  // namespace
+
+void pack_lse(const float* lse, const LsePart& part, float* packed, const Launch& launch) {
+    copy_lse(const_cast<float*>(lse), part, packed, LseCopy::pack, launch);  // read only
+}
+void unpack_lse(const float* packed, const LsePart& part, float* lse, const Launch& launch) {
+    copy_lse(lse, part, const_cast<float*>(packed), LseCopy::unpack, launch);  // read only
+}
+
+}  // namespace fp8flow::hopper

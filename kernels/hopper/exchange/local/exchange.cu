@@ -1,0 +1,129 @@
+// The exchange of a job of one rank, on the GPU: dispatch is permute_pad, combine is unpermute_unpad plus the residual (one kernel where rows are BF16), with the roundings
+// of the ordering contract (kernels/exchange.h), so that it equals the reference exchange bit for bit. No host synchronisation.
+#include "kernels/hopper/factory.h"
+#include "kernels/hopper/permute/permute.h"
+#include "kernels/hopper/runtime/launch.h"
+
+namespace fp8flow {
+
+namespace {
+
+using hopper::device_view;
+using hopper::DeviceView;
+using hopper::grid_for;
+using hopper::launch_behind;
+
+constexpr int kThreads = 256;
+
+// dprob[t, k] = drow_prob of the row of (t, k). The rows of a token stand in ascending expert order, so the row of choice k is the one
+// whose place equals the number of smaller expert ids of the token. One thread per (t, k), reads K ids; 12 + 4K bytes per value.
+__global__ void return_probs_kernel(const int32_t* ids, const int32_t* recv_rows, DeviceView drow_prob,
+                                    float* dprob, int64_t tokens, int64_t topk) {
+    hopper::wait_for_kernel_before();
+    const int64_t base = drow_prob.base();
+    const float* values = static_cast<const float*>(drow_prob.data);
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < tokens * topk;
+         i += static_cast<int64_t>(gridDim.x) * kThreads) {
+        const int64_t token = i / topk;
+        const int32_t expert = ids[i];
+        int64_t place = 0;
+        for (int64_t k = 0; k < topk; ++k) {
+            const int32_t other = ids[token * topk + k];
+            place += other >= 0 && other < expert;
+        }
+        const int32_t row = expert < 0 ? -1 : recv_rows[token * topk + place];
+        dprob[i] = row < 0 ? 0.0f : values[base + row];
+    }
+}
+
+class LocalExchange final : public Exchange {
+public:
+    LocalExchange(Ops& ops, CombineOrder order) : ops_(ops), order_(order) {}
+    int rank() const override { return 0; }
+    int size() const override { return 1; }
+    int num_ranks(Ranks) const override { return 1; }
+    bool holds_first_replica() const override { return true; }
+    bool adds_to_residual() const override { return true; }
+
+protected:
+    void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
+                           const TensorView& all_probs, const Launch& launch) override {
+        FP8FLOW_CHECK(ids.dim(0) == all_ids.dim(1), "one rank has {} tokens, {} slots", ids.dim(0),
+                      all_ids.dim(1));
+        Device& device = ops_.device();
+        device.copy(all_ids.data, ids.data, static_cast<std::size_t>(ids.bytes()), launch.stream);
+        device.copy(all_probs.data, probs.data, static_cast<std::size_t>(probs.bytes()), launch.stream);
+    }
+
+    // Every token has an expert here, so received row t is token t.
+    void do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena&,
+                     const Launch& launch) override {
+        const op::PermutePad moves{.src = rows,
+                                   .row_source = plan.row_source,
+                                   .recv_rows = plan.recv_rows.slice(0, plan.num_tokens),
+                                   .num_rows = plan.recv_offsets.slice(1, 1),
+                                   .groups = plan.groups,
+                                   .dst = dst};
+        if (!hopper::launch_fan_out(moves, launch)) ops_.permute_pad(moves, launch);
+    }
+
+    void do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan&, const Fp8Tensor& received, Arena&,
+                          const Launch& launch) override {
+        Device& device = ops_.device();
+        device.copy(received.codes.data, rows.codes.data, static_cast<std::size_t>(rows.codes.bytes()),
+                    launch.stream);
+        if (rows.scales)
+            device.copy(received.scales.data, rows.scales.data, static_cast<std::size_t>(rows.scales.bytes()),
+                        launch.stream);
+    }
+
+    void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
+                    const Launch& launch) override {
+        const int64_t tokens = plan.num_tokens;
+        // rank: the rank's sum is rounded to the row dtype before the owner adds the residual; invariant: one rounding at the end
+        const bool by_rank = order_ == CombineOrder::rank;
+        op::UnpermuteUnpad sums{.src = args.src,
+                                .recv_rows = plan.recv_rows.slice(0, tokens),
+                                .num_rows = plan.recv_offsets.slice(1, 1),
+                                .dst = args.y};
+        const auto rounding = by_rank ? hopper::SumRounding::before_residual : hopper::SumRounding::once;
+        if (!hopper::launch_unpermute_sums(sums, {args.residual, args.addend, rounding}, launch)) {
+            ArenaScope scope(scratch);
+            TensorView residual = args.residual;
+            if (args.addend) {
+                residual = scratch.tensor(args.y.dtype, {tokens, args.y.cols()}, "combine");
+                ops_.add({.a = args.residual, .b = args.addend, .y = residual}, launch);
+            }
+            sums.dst =
+                scratch.tensor(by_rank ? args.src.dtype : DType::f32, {tokens, args.src.cols()}, "combine");
+            ops_.unpermute_unpad(sums, launch);
+            if (residual)
+                ops_.add({.a = sums.dst, .b = residual, .y = args.y}, launch);
+            else
+                ops_.cast({.x = sums.dst, .y = args.y}, launch);
+        }
+        if (!args.dprob || tokens == 0) return;
+        launch_behind(return_probs_kernel, grid_for(ceil_div(tokens * plan.topk, kThreads), launch), kThreads,
+                      launch, "returning the gradients of the probabilities", plan.all_ids.as<int32_t>(),
+                      plan.recv_rows.as<int32_t>(), device_view(args.drow_prob), args.dprob.as<float>(),
+                      tokens, plan.topk);
+    }
+
+    void do_all_reduce(Reduce, Ranks, const TensorView&, const Launch&) override {}  // a sum over one rank
+
+private:
+    Ops& ops_;
+    CombineOrder order_;
+};
+
+}  // namespace
+
+namespace hopper {
+
+std::unique_ptr<Exchange> make_local_exchange(Ops& ops, CombineOrder order) {
+    return std::make_unique<LocalExchange>(ops, order);
+}
+
+}  // namespace hopper
+
+}  // namespace fp8flow

@@ -1,0 +1,319 @@
+// The exchange between GPUs over NCCL's sends and receives: the way across nodes, and the fallback where peer memory is not usable. It
+// equals the reference exchange byte for byte: the same messages in the same order, the same sums.
+// In every call that moves rows the host waits twice: the sizes of messages depend on routing and are read before (one pinned copy), and
+// the transfer is waited for afterwards, because only the host can tell a late peer from a lost one. That is this path's price.
+#include "kernels/hopper/exchange/nccl/comm.h"
+
+#include "kernels/hopper/exchange/nccl/kernels.h"
+#include "kernels/hopper/factory.h"
+#include "kernels/hopper/runtime/launch.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace fp8flow {
+
+namespace {
+
+using hopper::check_cuda;
+using hopper::NcclComm;
+using hopper::Positions;
+using hopper::stream_of;
+
+// Up to this many bytes per rank everybody gathers all values and reduces alone: one round instead of two.
+constexpr int64_t kSmallReduceBytes = 4096;
+// Larger tensors are reduced in pieces of this size, which bounds the buffer.
+constexpr int64_t kReducePieceBytes = int64_t{64} << 20;
+
+// Rows or values per rank, as the host knows them.
+struct Counts {
+    std::vector<int64_t> rows_sent, rows_received, choices_returned, choices_sent;
+};
+
+int64_t sum_of(const std::vector<int64_t>& counts) {
+    return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+}
+
+class NcclExchange final : public Exchange {
+public:
+    NcclExchange(Ops& ops, const ExchangeGroups& groups, CombineOrder order, double deadline_seconds)
+        : ops_(ops), groups_(groups), order_(order) {
+        const int world_rank = groups.world.rank();
+        const auto comm_of = [&](ProcessGroup& group) {
+            if (group.size() == 1) return std::shared_ptr<NcclComm>();
+            if (world_ != nullptr && group.size() == world_->size()) return world_;
+            return std::make_shared<NcclComm>(group, world_rank, deadline_seconds);
+        };
+        world_ = comm_of(groups.world);
+        expert_parallel_ = comm_of(groups.expert_parallel);
+        expert_replicas_ = comm_of(groups.expert_replicas);
+        void* memory = nullptr;
+        check_cuda(cudaMallocHost(&memory, static_cast<std::size_t>(4 * size()) * sizeof(int64_t)),
+                   "allocating pinned memory");
+        host_counts_ = static_cast<int64_t*>(memory);
+    }
+    ~NcclExchange() override {
+        cudaFreeHost(host_counts_);
+        if (reduce_buffer_ != nullptr) ops_.device().free(reduce_buffer_);
+    }
+    int rank() const override { return groups_.expert_parallel.rank(); }
+    int size() const override { return groups_.expert_parallel.size(); }
+    int num_ranks(Ranks ranks) const override {
+        return (ranks == Ranks::world ? groups_.world : groups_.expert_replicas).size();
+    }
+    bool holds_first_replica() const override { return groups_.expert_replicas.rank() == 0; }
+
+protected:
+    void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
+                           const TensorView& all_probs, const Launch& launch) override;
+    void do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena& scratch,
+                     const Launch& launch) override;
+    void do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received,
+                          Arena& scratch, const Launch& launch) override;
+    void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
+                    const Launch& launch) override;
+    void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override;
+
+private:
+    Counts read_counts(const Positions& positions, const Launch& launch);
+    // Segments by rank, one behind the other, from `sent` to `returned`; this rank's own is copied. Returns the bytes sent to others.
+    double return_segments(const char* operation, const TensorView& sent, const std::vector<int64_t>& sends,
+                           const TensorView& returned, const std::vector<int64_t>& receives,
+                           int64_t item_bytes, const Launch& launch);
+    void add_returned_dprob(const Combine& args, const DispatchPlan& plan, const Positions& positions,
+                            const Counts& counts, Arena& scratch, const Launch& launch);
+    void copy(void* to, const void* from, int64_t bytes, const Launch& launch) {
+        ops_.device().copy(to, from, static_cast<std::size_t>(bytes), launch.stream);
+    }
+    uint8_t* reduce_buffer(int64_t bytes);
+    void reduce_piece(NcclComm& comm, Reduce reduce, const TensorView& piece, const Launch& launch);
+
+    Ops& ops_;
+    ExchangeGroups groups_;
+    CombineOrder order_;
+    std::shared_ptr<NcclComm> world_, expert_parallel_, expert_replicas_;  // null: one rank; may be the same
+    int64_t* host_counts_ = nullptr;                                       // pinned [4, G]
+    uint8_t* reduce_buffer_ = nullptr;
+    int64_t reduce_buffer_bytes_ = 0;  // grows to one piece
+};
+
+Counts NcclExchange::read_counts(const Positions& positions, const Launch& launch) {
+    check_cuda(cudaMemcpyAsync(host_counts_, positions.counts.data,
+                               static_cast<std::size_t>(positions.counts.bytes()), cudaMemcpyDeviceToHost,
+                               stream_of(launch)),
+               "reading the sizes of messages");
+    check_cuda(cudaStreamSynchronize(stream_of(launch)), "reading the sizes of messages");
+    const auto row = [&](int i) {
+        return std::vector<int64_t>(host_counts_ + i * size(), host_counts_ + (i + 1) * size());
+    };
+    return {row(0), row(1), row(2), row(3)};
+}
+
+void NcclExchange::do_gather_routing(const TensorView& ids, const TensorView& probs,
+                                     const TensorView& all_ids, const TensorView& all_probs,
+                                     const Launch& launch) {
+    Device& device = ops_.device();
+    const int64_t own = all_ids.dim(1) * all_ids.dim(2) * static_cast<int64_t>(sizeof(int32_t)),
+                  present = ids.bytes();
+    uint8_t *own_ids = all_ids.bytes_ptr() + rank() * own, *own_probs = all_probs.bytes_ptr() + rank() * own;
+    copy(own_ids, ids.data, present, launch);
+    device.fill(own_ids + present, 0xFF, static_cast<std::size_t>(own - present), launch.stream);  // -1
+    copy(own_probs, probs.data, present, launch);
+    device.fill(own_probs + present, 0, static_cast<std::size_t>(own - present), launch.stream);
+    wire_.routing += static_cast<double>(size() - 1) * 2.0 * static_cast<double>(own);
+    if (expert_parallel_ == nullptr) return;
+    expert_parallel_->all_gather("gather_routing", all_ids.data, own, stream_of(launch));
+    expert_parallel_->all_gather("gather_routing", all_probs.data, own, stream_of(launch));
+    expert_parallel_->wait("gather_routing", stream_of(launch));
+}
+
+void NcclExchange::do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst,
+                               Arena& scratch, const Launch& launch) {
+    dispatch_through_rows(ops_, rows, plan, dst, scratch, launch);
+}
+
+// Codes and scales are two messages, so that both arrive where they belong: received rows stand in the order of the messages.
+void NcclExchange::do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan,
+                                    const Fp8Tensor& received, Arena& scratch, const Launch& launch) {
+    ArenaScope scope(scratch);
+    const Positions positions = hopper::make_positions(plan, scratch);
+    hopper::find_positions(plan, rank(), positions, launch);
+    const Counts counts = read_counts(positions, launch);
+    const int64_t num_rows = sum_of(counts.rows_sent);
+    const TensorView codes = scratch.tensor(rows.codes.dtype, {num_rows, rows.codes.dim(1)}, "dispatch");
+    TensorView scales;
+    if (rows.scales) scales = scratch.tensor(rows.scales.dtype, {num_rows, rows.scales.dim(1)}, "dispatch");
+    hopper::pack_rows(
+        {.rows = rows, .out_codes = codes, .out_scales = scales, .received = received, .num_rows = num_rows},
+        plan, positions, rank(), launch);
+    if (expert_parallel_ == nullptr) return;
+
+    std::vector<NcclComm::Send> sends;
+    std::vector<NcclComm::Receive> receives;
+    const auto add_messages = [&](const TensorView& out, const TensorView& in) {
+        if (!out) return;
+        const int64_t row_bytes = in.dim(1) * size_of(in.dtype);
+        int64_t sent = 0, arrived = 0;
+        for (int r = 0; r < size(); ++r) {
+            const auto peer = static_cast<std::size_t>(r);
+            const int64_t out_bytes = counts.rows_sent[peer] * row_bytes,
+                          in_bytes = counts.rows_received[peer] * row_bytes;
+            if (r != rank()) {
+                sends.push_back({out.bytes_ptr() + sent, out_bytes, r});
+                receives.push_back({in.bytes_ptr() + arrived, in_bytes, r});
+                wire_.dispatch += static_cast<double>(out_bytes);
+            }
+            sent += out_bytes;
+            arrived += in_bytes;
+        }
+    };
+    add_messages(codes, received.codes);
+    add_messages(scales, received.scales);
+    expert_parallel_->send_receive("dispatch", sends, receives, stream_of(launch));
+    expert_parallel_->wait("dispatch", stream_of(launch));
+}
+
+double NcclExchange::return_segments(const char* operation, const TensorView& sent,
+                                     const std::vector<int64_t>& sends, const TensorView& returned,
+                                     const std::vector<int64_t>& receives, int64_t item_bytes,
+                                     const Launch& launch) {
+    std::vector<NcclComm::Send> out;
+    std::vector<NcclComm::Receive> in;
+    int64_t from = 0, to = 0;
+    double bytes = 0;
+    for (int r = 0; r < size(); ++r) {
+        const auto peer = static_cast<std::size_t>(r);
+        const int64_t out_bytes = sends[peer] * item_bytes, in_bytes = receives[peer] * item_bytes;
+        if (r == rank()) {
+            copy(returned.bytes_ptr() + to, sent.bytes_ptr() + from, in_bytes, launch);
+        } else {
+            out.push_back({sent.bytes_ptr() + from, out_bytes, r});
+            in.push_back({returned.bytes_ptr() + to, in_bytes, r});
+            bytes += static_cast<double>(out_bytes);
+        }
+        from += out_bytes;
+        to += in_bytes;
+    }
+    if (expert_parallel_ != nullptr) expert_parallel_->send_receive(operation, out, in, stream_of(launch));
+    return bytes;
+}
+
+void NcclExchange::do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
+                              const Launch& launch) {
+    ArenaScope scope(scratch);
+    const bool by_rank = order_ == CombineOrder::rank;
+    const int64_t ranks = plan.all_ids.dim(0), slots = plan.all_ids.dim(1), width = args.src.dim(1),
+                  row_bytes = width * size_of(args.src.dtype);
+    const Positions positions = hopper::make_positions(plan, scratch);
+    hopper::find_positions(plan, rank(), positions, launch);
+    const Counts counts = read_counts(positions, launch);
+    const std::vector<int64_t>& sends = by_rank ? counts.rows_received : counts.choices_sent;
+    const std::vector<int64_t>& receives = by_rank ? counts.rows_sent : counts.choices_returned;
+
+    const TensorView sent = scratch.tensor(
+        args.src.dtype, {by_rank ? ranks * slots : sum_of(counts.choices_sent), width}, "combine");
+    if (by_rank)
+        ops_.unpermute_unpad({.src = args.src,
+                              .recv_rows = plan.recv_rows,
+                              .num_rows = plan.recv_offsets.slice(ranks, 1),
+                              .row_prob = {},
+                              .dst = sent},
+                             launch);
+    else
+        hopper::pack_choices(args.src, plan, positions, sent, launch);
+    const TensorView returned = scratch.tensor(args.src.dtype, {sum_of(receives), width}, "combine");
+    wire_.combine += return_segments("combine", sent, sends, returned, receives, row_bytes, launch);
+    hopper::add_returned({.returned = returned,
+                          .starts = by_rank ? positions.row_starts : positions.choice_starts,
+                          .residual = args.residual,
+                          .y = args.y},
+                         launch);
+    if (args.dprob) add_returned_dprob(args, plan, positions, counts, scratch, launch);
+    if (expert_parallel_ != nullptr) expert_parallel_->wait("combine", stream_of(launch));
+}
+
+void NcclExchange::add_returned_dprob(const Combine& args, const DispatchPlan& plan,
+                                      const Positions& positions, const Counts& counts, Arena& scratch,
+                                      const Launch& launch) {
+    const TensorView sent = scratch.tensor(DType::f32, {sum_of(counts.choices_sent)}, "combine"),
+                     returned = scratch.tensor(DType::f32, {sum_of(counts.choices_returned)}, "combine");
+    hopper::pack_choice_values(args.drow_prob, plan, positions, sent, launch);
+    wire_.combine += return_segments("combine", sent, counts.choices_sent, returned, counts.choices_returned,
+                                     sizeof(float), launch);
+    hopper::place_choice_values(returned, plan, positions, rank(), args.dprob, launch);
+}
+
+uint8_t* NcclExchange::reduce_buffer(int64_t bytes) {
+    if (bytes > reduce_buffer_bytes_) {
+        if (reduce_buffer_ != nullptr) ops_.device().free(reduce_buffer_);
+        reduce_buffer_ = nullptr;
+        reduce_buffer_bytes_ = 0;  // in case there is no memory for the larger one
+        reduce_buffer_ = static_cast<uint8_t*>(ops_.device().allocate(static_cast<std::size_t>(bytes)));
+        reduce_buffer_bytes_ = bytes;
+    }
+    return reduce_buffer_;
+}
+
+// Every rank receives its shard from all others, adds in ascending rank order, and sends the result to all others.
+void NcclExchange::reduce_piece(NcclComm& comm, Reduce reduce, const TensorView& piece,
+                                const Launch& launch) {
+    const int64_t element = size_of(piece.dtype), count = piece.numel(), ranks = comm.size();
+    const int64_t shard = ceil_div(count, ranks);
+    const auto begin = [&](int64_t r) { return std::min(r * shard, count); };
+    const int64_t own = comm.rank(), own_count = begin(own + 1) - begin(own);
+    const auto at = [&](int64_t r) { return piece.bytes_ptr() + begin(r) * element; };
+    const auto bytes_of = [&](int64_t r) { return (begin(r + 1) - begin(r)) * element; };
+    uint8_t* rows = reduce_buffer(ranks * shard * element);
+
+    std::vector<NcclComm::Send> sends;
+    std::vector<NcclComm::Receive> receives;
+    for (int r = 0; r < ranks; ++r) {
+        if (r == own) continue;
+        sends.push_back({at(r), bytes_of(r), r});
+        receives.push_back({rows + r * own_count * element, own_count * element, r});
+    }
+    copy(rows + own * own_count * element, at(own), own_count * element, launch);
+    comm.send_receive("all_reduce", sends, receives, stream_of(launch));
+    hopper::reduce_rows(reduce, piece.dtype, rows, ranks, own_count, at(own), launch);
+
+    sends.clear();
+    receives.clear();
+    for (int r = 0; r < ranks; ++r) {
+        if (r == own) continue;
+        sends.push_back({at(own), own_count * element, r});
+        receives.push_back({at(r), bytes_of(r), r});
+    }
+    comm.send_receive("all_reduce", sends, receives, stream_of(launch));
+}
+
+void NcclExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) {
+    if (num_ranks(ranks) == 1 || values.numel() == 0) return;
+    NcclComm& comm = *(ranks == Ranks::world ? world_ : expert_replicas_);
+    const TensorView flat = values.reshape({values.numel()});
+    if (values.bytes() <= kSmallReduceBytes) {
+        uint8_t* rows = reduce_buffer(kSmallReduceBytes * comm.size());
+        copy(rows + comm.rank() * values.bytes(), values.data, values.bytes(), launch);
+        comm.all_gather("all_reduce", rows, values.bytes(), stream_of(launch));
+        hopper::reduce_rows(reduce, values.dtype, rows, comm.size(), values.numel(), values.data, launch);
+    } else {
+        const int64_t piece = kReducePieceBytes / size_of(values.dtype);
+        for (int64_t first = 0; first < values.numel(); first += piece)
+            reduce_piece(comm, reduce, flat.slice(first, std::min(piece, values.numel() - first)), launch);
+    }
+    comm.wait("all_reduce", stream_of(launch));
+}
+
+}  // namespace
+
+namespace hopper {
+
+bool built_with_nccl() { return true; }
+
+std::unique_ptr<Exchange> make_nccl_exchange(Ops& ops, const ExchangeGroups& groups, CombineOrder order,
+                                             double deadline_seconds) {
+    return std::make_unique<NcclExchange>(ops, groups, order, deadline_seconds);
+}
+
+}  // namespace hopper
+
+}  // namespace fp8flow

@@ -1,0 +1,441 @@
+// Packing and unpacking for the NCCL exchange. Positions are prefix sums of integers, rows have one writer and sums a fixed order, so every
+// kernel is deterministic; there are no atomics. Memory-bound: each note says what must move.
+#include "kernels/hopper/exchange/nccl/kernels.h"
+
+#include "kernels/hopper/device/vector_io.h"
+
+namespace fp8flow::hopper {
+
+namespace {
+
+constexpr int kWarpSize = 32;
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * kWarpSize;
+constexpr int kScanThreads = 1024;
+
+// ---- positions ------------------------------------------------------------------------------------------------------------------
+
+// Counts of two kinds, scanned as one number; neither reaches 2^32.
+using Pair = unsigned long long;
+__device__ __forceinline__ Pair make_pair_of(int choices) {
+    return static_cast<Pair>(choices) | static_cast<Pair>(choices > 0) << 32;
+}
+__device__ __forceinline__ int32_t choices_of(Pair pair) { return static_cast<int32_t>(pair & 0xFFFFFFFFu); }
+__device__ __forceinline__ int32_t rows_of(Pair pair) { return static_cast<int32_t>(pair >> 32); }
+
+// Sum over the threads before this one, and over all of them. All 1024 threads call it; two barriers, the first of which protects the
+// shared words of the call before.
+__device__ Pair scan(Pair value, Pair& total, Pair* shared) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize,
+              warp = static_cast<int>(threadIdx.x) / kWarpSize;
+    Pair sum = value;
+#pragma unroll
+    for (int step = 1; step < kWarpSize; step *= 2) {
+        const Pair other = __shfl_up_sync(0xFFFFFFFFu, sum, step);
+        if (lane >= step) sum += other;
+    }
+    __syncthreads();
+    if (lane == kWarpSize - 1) shared[warp] = sum;
+    __syncthreads();
+    Pair before = 0;
+    total = 0;
+    for (int w = 0; w < kScanThreads / kWarpSize; ++w) {
+        if (w < warp) before += shared[w];
+        total += shared[w];
+    }
+    return before + sum - value;
+}
+
+struct PositionsArgs {
+    const int32_t* ids;          // [G, S, K]
+    const int32_t* recv_source;  // [G * S]
+    const int64_t *recv_offsets, *send_counts;
+    int ranks, slots, topk, local_experts, rank, tokens;
+    int32_t *choice_starts, *row_starts, *first_choice;
+    int64_t* counts;
+
+    __device__ int count_on(int64_t token, int host) const {  // token: source rank * S + token
+        int count = 0;
+        for (int k = 0; k < topk; ++k) {
+            const int32_t id = ids[token * topk + k];
+            count += id >= 0 && id / local_experts == host;
+        }
+        return count;
+    }
+};
+
+// Moves: the ids of own tokens once per rank and those of received rows once; two words a token and rank out. CTA g < G scans own tokens
+// against rank g, the last CTA the received rows; 1024 items a turn, with the scan's barriers in between.
+__global__ __launch_bounds__(kScanThreads) void positions_kernel(const PositionsArgs args) {
+    __shared__ Pair shared[kScanThreads / kWarpSize];
+    const int block = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
+    const bool own = block < args.ranks;
+    const int64_t items = own ? args.tokens : args.recv_offsets[args.ranks];
+    int32_t* choice_starts =
+        own ? args.choice_starts + static_cast<int64_t>(block) * (args.slots + 1) : args.first_choice;
+    int32_t* row_starts = own ? args.row_starts + static_cast<int64_t>(block) * (args.slots + 1) : nullptr;
+    Pair before = 0;  // of all earlier turns
+    for (int64_t first = 0; first < items; first += kScanThreads) {
+        const int64_t item = first + thread;
+        int count = 0;
+        if (item < items)
+            count = own ? args.count_on(static_cast<int64_t>(args.rank) * args.slots + item, block)
+                        : args.count_on(args.recv_source[item], args.rank);
+        Pair total = 0;
+        const Pair start = before + scan(make_pair_of(count), total, shared);
+        if (item < items) {
+            choice_starts[item] = choices_of(start);
+            if (own) row_starts[item] = rows_of(start);
+        }
+        before += total;
+    }
+    if (thread == 0) {
+        choice_starts[items] = choices_of(before);
+        if (own) {
+            row_starts[items] = rows_of(before);
+            args.counts[block] = args.send_counts[block];
+            args.counts[2 * args.ranks + block] = choices_of(before);
+        }
+    }
+    if (own) return;
+    __syncthreads();  // first_choice is read by other threads of this CTA than wrote it
+    for (int r = thread; r < args.ranks; r += kScanThreads) {
+        const int64_t begin = args.recv_offsets[r], end = args.recv_offsets[r + 1];
+        args.counts[args.ranks + r] = end - begin;
+        args.counts[3 * args.ranks + r] = args.first_choice[end] - args.first_choice[begin];
+    }
+}
+
+// ---- packing --------------------------------------------------------------------------------------------------------------------
+
+// One warp copies a row; from == nullptr: zeros.
+__device__ __forceinline__ void copy_row(uint8_t* to, const uint8_t* from, int64_t bytes, bool vectorised,
+                                         int lane) {
+    if (vectorised) {
+        const uint4* source = reinterpret_cast<const uint4*>(from);
+        uint4* target = reinterpret_cast<uint4*>(to);
+        const int64_t count = bytes / static_cast<int64_t>(sizeof(uint4));
+#pragma unroll 4
+        for (int64_t i = lane; i < count; i += kWarpSize)
+            target[i] = from != nullptr ? source[i] : make_uint4(0, 0, 0, 0);
+    } else {
+        for (int64_t i = lane; i < bytes; i += kWarpSize) to[i] = from != nullptr ? from[i] : uint8_t{0};
+    }
+}
+bool is_aligned(const void* data, int64_t row_bytes) {
+    return reinterpret_cast<uintptr_t>(data) % sizeof(uint4) == 0 &&
+           row_bytes % static_cast<int64_t>(sizeof(uint4)) == 0;
+}
+
+struct PackArgs {
+    const uint8_t *codes, *scales;
+    uint8_t *out_codes, *out_scales;    // in messages
+    uint8_t *self_codes, *self_scales;  // among the received rows
+    int64_t row_bytes, scale_bytes, num_rows;
+    bool vectorised;
+    const int32_t* send_tokens;  // [G, S]
+    const int64_t* send_counts;  // [G]
+    const int64_t* recv_offsets;
+    int ranks, slots, rank;
+};
+
+// Moves: every sent row in and out once. A warp takes one row: it finds the row's rank by walking the counts, then copies codes and scales.
+__global__ __launch_bounds__(kThreads) void pack_rows_kernel(const PackArgs args) {
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
+              lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    for (int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + warp; row < args.num_rows;
+         row += static_cast<int64_t>(gridDim.x) * kWarps) {
+        int to_rank = 0;
+        int64_t place = row;
+        while (to_rank < args.ranks - 1 && place >= args.send_counts[to_rank])
+            place -= args.send_counts[to_rank++];
+        const int64_t token = args.send_tokens[static_cast<int64_t>(to_rank) * args.slots + place];
+        const bool self = to_rank == args.rank;
+        const int64_t to = self ? args.recv_offsets[args.rank] + place : row;
+        copy_row((self ? args.self_codes : args.out_codes) + to * args.row_bytes,
+                 args.codes + token * args.row_bytes, args.row_bytes, args.vectorised, lane);
+        if (args.scale_bytes > 0)
+            copy_row((self ? args.self_scales : args.out_scales) + to * args.scale_bytes,
+                     args.scales + token * args.scale_bytes, args.scale_bytes, false, lane);
+    }
+}
+
+struct ChoiceArgs {
+    DeviceView src;
+    uint8_t* out;
+    const int32_t* recv_rows;     // [G * S, K]
+    const int32_t* first_choice;  // [G * S + 1]
+    const int64_t* num_received;
+    int topk;
+    int64_t row_bytes;
+    bool vectorised;
+};
+
+// Moves: the row of every local choice in and out once. A warp takes one received row and copies its choices one by one.
+__global__ __launch_bounds__(kThreads) void pack_choices_kernel(const ChoiceArgs args) {
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
+              lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    const int64_t received = *args.num_received, base = args.src.base();
+    const uint8_t* src = static_cast<const uint8_t*>(args.src.data);
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kWarps + warp; i < received;
+         i += static_cast<int64_t>(gridDim.x) * kWarps) {
+        const int64_t first = args.first_choice[i];
+        const int count = static_cast<int>(args.first_choice[i + 1] - first);
+        for (int j = 0; j < count; ++j) {
+            const int64_t row = args.recv_rows[i * args.topk + j];
+            copy_row(args.out + (first + j) * args.row_bytes,
+                     row >= 0 ? src + (base + row) * args.row_bytes : nullptr, args.row_bytes,
+                     args.vectorised, lane);
+        }
+    }
+}
+
+// Moves: 4 bytes a choice in and out. A thread takes one received row.
+__global__ __launch_bounds__(kThreads) void pack_values_kernel(const ChoiceArgs args) {
+    const int64_t received = *args.num_received, base = args.src.base();
+    const float* src = static_cast<const float*>(args.src.data);
+    float* out = reinterpret_cast<float*>(args.out);
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < received;
+         i += static_cast<int64_t>(gridDim.x) * kThreads) {
+        const int64_t first = args.first_choice[i];
+        const int count = static_cast<int>(args.first_choice[i + 1] - first);
+        for (int j = 0; j < count; ++j) {
+            const int64_t row = args.recv_rows[i * args.topk + j];
+            out[first + j] = row >= 0 ? src[base + row] : 0.0f;
+        }
+    }
+}
+
+ChoiceArgs choice_args(const TensorView& src, const DispatchPlan& plan, const Positions& positions,
+                       const TensorView& out, int64_t row_bytes) {
+    return {.src = device_view(src),
+            .out = out.bytes_ptr(),
+            .recv_rows = plan.recv_rows.as<int32_t>(),
+            .first_choice = positions.first_choice.as<int32_t>(),
+            .num_received = plan.recv_offsets.as<int64_t>() + plan.all_ids.dim(0),
+            .topk = static_cast<int>(plan.topk),
+            .row_bytes = row_bytes,
+            .vectorised = is_aligned(src.data, row_bytes) && is_aligned(out.data, row_bytes)};
+}
+
+// ---- the owner's side -----------------------------------------------------------------------------------------------------------
+
+struct AddArgs {
+    DeviceView returned, residual, y;
+    const int32_t* starts;  // [G, S + 1]
+    int ranks, slots;
+    int64_t tokens, hidden;
+    bool vectorised;
+};
+
+// Moves: every returned row once, the residual, y. A warp takes one token, a thread eight columns at a time: it adds the token's rows in
+// registers in the order in which the ranks' messages hold them, and rounds once.
+__global__ __launch_bounds__(kThreads) void add_returned_kernel(const AddArgs args) {
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
+              lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    for (int64_t token = static_cast<int64_t>(blockIdx.x) * kWarps + warp; token < args.tokens;
+         token += static_cast<int64_t>(gridDim.x) * kWarps) {
+        for (int64_t column = lane * kVector; column < args.hidden; column += kWarpSize * kVector) {
+            const int64_t width = args.hidden - column;
+            float sum[kVector] = {}, values[kVector];
+            int64_t message = 0;  // where this rank's rows begin
+            for (int g = 0; g < args.ranks; ++g) {
+                const int32_t* starts = args.starts + static_cast<int64_t>(g) * (args.slots + 1);
+                for (int64_t row = message + starts[token]; row < message + starts[token + 1]; ++row) {
+                    load_up_to_8(args.returned.data, args.returned.dtype, row * args.hidden + column, width,
+                                 args.vectorised, values);
+#pragma unroll
+                    for (int j = 0; j < kVector; ++j) sum[j] += values[j];
+                }
+                message += starts[args.tokens];
+            }
+            if (args.residual.data != nullptr) {
+                load_up_to_8(args.residual.data, args.residual.dtype, token * args.hidden + column, width,
+                             args.vectorised, values);
+#pragma unroll
+                for (int j = 0; j < kVector; ++j) sum[j] += values[j];
+            }
+            store_up_to_8(args.y.data, args.y.dtype, token * args.hidden + column, width, args.vectorised,
+                          sum);
+        }
+    }
+}
+
+// Moves: 4 bytes a choice in and out, and its token's ids. One thread a choice: among the choices that one rank returns for a token, its
+// place is the number of smaller expert ids.
+__global__ __launch_bounds__(kThreads) void place_values_kernel(const float* returned, const int32_t* ids,
+                                                                const int32_t* choice_starts, float* dprob,
+                                                                int64_t tokens, int topk, int slots,
+                                                                int local_experts) {
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < tokens * topk;
+         i += static_cast<int64_t>(gridDim.x) * kThreads) {
+        const int64_t token = i / topk;
+        const int32_t id = ids[i];
+        if (id < 0) {
+            dprob[i] = 0.0f;
+            continue;
+        }
+        const int host = id / local_experts;
+        int64_t at = choice_starts[static_cast<int64_t>(host) * (slots + 1) + token];
+        for (int g = 0; g < host; ++g) at += choice_starts[static_cast<int64_t>(g) * (slots + 1) + tokens];
+        for (int k = 0; k < topk; ++k) {
+            const int32_t other = ids[token * topk + k];
+            at += other >= 0 && other < id && other / local_experts == host;
+        }
+        dprob[i] = returned[at];
+    }
+}
+
+// ---- reductions -----------------------------------------------------------------------------------------------------------------
+
+struct Add {
+    template <class T> __device__ T operator()(T a, T b) const { return a + b; }
+};
+struct MaxIgnoringNan {
+    __device__ float operator()(float a, float b) const { return max_ignore_nan(a, b); }
+};
+struct Max {
+    __device__ int32_t operator()(int32_t a, int32_t b) const { return b > a ? b : a; }
+};
+
+// Moves: every row once, the result. One thread an element, from row to row.
+template <class T, class Combine>
+__global__ __launch_bounds__(kThreads) void reduce_rows_kernel(const T* rows, int64_t num_rows, int64_t count,
+                                                               T* result, Combine combine) {
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count;
+         i += static_cast<int64_t>(gridDim.x) * kThreads) {
+        T value = rows[i];
+        for (int64_t r = 1; r < num_rows; ++r) value = combine(value, rows[r * count + i]);
+        result[i] = value;
+    }
+}
+template <class T, class Combine>
+void launch_reduce(const void* rows, int64_t num_rows, int64_t count, void* result, Combine combine,
+                   const Launch& launch) {
+    reduce_rows_kernel<<<grid_for(ceil_div(count, kThreads), launch), kThreads, 0, stream_of(launch)>>>(
+        static_cast<const T*>(rows), num_rows, count, static_cast<T*>(result), combine);
+    check_launch("adding the ranks' values");
+}
+
+}  // namespace
+
+Positions make_positions(const DispatchPlan& plan, Arena& scratch) {
+    const int64_t ranks = plan.all_ids.dim(0), slots = plan.all_ids.dim(1);
+    return {.choice_starts = scratch.tensor(DType::i32, {ranks, slots + 1}, "exchange"),
+            .row_starts = scratch.tensor(DType::i32, {ranks, slots + 1}, "exchange"),
+            .first_choice = scratch.tensor(DType::i32, {ranks * slots + 1}, "exchange"),
+            .counts = scratch.tensor(DType::i64, {4, ranks}, "exchange")};
+}
+
+void find_positions(const DispatchPlan& plan, int64_t rank, const Positions& positions,
+                    const Launch& launch) {
+    const PositionsArgs args{.ids = plan.all_ids.as<int32_t>(),
+                             .recv_source = plan.recv_source.as<int32_t>(),
+                             .recv_offsets = plan.recv_offsets.as<int64_t>(),
+                             .send_counts = plan.send_counts.as<int64_t>(),
+                             .ranks = static_cast<int>(plan.all_ids.dim(0)),
+                             .slots = static_cast<int>(plan.all_ids.dim(1)),
+                             .topk = static_cast<int>(plan.topk),
+                             .local_experts = static_cast<int>(plan.groups.num_groups),
+                             .rank = static_cast<int>(rank),
+                             .tokens = static_cast<int>(plan.num_tokens),
+                             .choice_starts = positions.choice_starts.as<int32_t>(),
+                             .row_starts = positions.row_starts.as<int32_t>(),
+                             .first_choice = positions.first_choice.as<int32_t>(),
+                             .counts = positions.counts.as<int64_t>()};
+    positions_kernel<<<static_cast<unsigned>(args.ranks + 1), kScanThreads, 0, stream_of(launch)>>>(args);
+    check_launch("finding places in messages");
+}
+
+void pack_rows(const PackRows& args, const DispatchPlan& plan, const Positions& positions, int64_t rank,
+               const Launch& launch) {
+    if (args.num_rows == 0) return;
+    const int64_t row_bytes = args.rows.codes.cols() * size_of(args.rows.codes.dtype);
+    const bool scaled = static_cast<bool>(args.rows.scales);
+    const PackArgs kernel_args{
+        .codes = args.rows.codes.bytes_ptr(),
+        .scales = args.rows.scales.bytes_ptr(),
+        .out_codes = args.out_codes.bytes_ptr(),
+        .out_scales = args.out_scales.bytes_ptr(),
+        .self_codes = args.received.codes.bytes_ptr(),
+        .self_scales = args.received.scales.bytes_ptr(),
+        .row_bytes = row_bytes,
+        .scale_bytes = scaled ? args.rows.scales.cols() * size_of(args.rows.scales.dtype) : 0,
+        .num_rows = args.num_rows,
+        .vectorised = is_aligned(args.rows.codes.data, row_bytes) &&
+                      is_aligned(args.out_codes.data, row_bytes) &&
+                      is_aligned(args.received.codes.data, row_bytes),
+        .send_tokens = plan.send_tokens.as<int32_t>(),
+        .send_counts = positions.counts.as<int64_t>(),
+        .recv_offsets = plan.recv_offsets.as<int64_t>(),
+        .ranks = static_cast<int>(plan.all_ids.dim(0)),
+        .slots = static_cast<int>(plan.all_ids.dim(1)),
+        .rank = static_cast<int>(rank)};
+    pack_rows_kernel<<<grid_for(ceil_div(args.num_rows, kWarps), launch), kThreads, 0, stream_of(launch)>>>(
+        kernel_args);
+    check_launch("packing rows");
+}
+
+void pack_choices(const TensorView& src, const DispatchPlan& plan, const Positions& positions,
+                  const TensorView& out, const Launch& launch) {
+    const int64_t row_bytes = src.cols() * size_of(src.dtype);
+    const ChoiceArgs args = choice_args(src, plan, positions, out, row_bytes);
+    pack_choices_kernel<<<grid_for(ceil_div(plan.recv_rows.dim(0), kWarps), launch), kThreads, 0,
+                          stream_of(launch)>>>(args);
+    check_launch("packing the rows of choices");
+}
+
+void pack_choice_values(const TensorView& values, const DispatchPlan& plan, const Positions& positions,
+                        const TensorView& out, const Launch& launch) {
+    const ChoiceArgs args = choice_args(values, plan, positions, out, static_cast<int64_t>(sizeof(float)));
+    pack_values_kernel<<<grid_for(ceil_div(plan.recv_rows.dim(0), kThreads), launch), kThreads, 0,
+                         stream_of(launch)>>>(args);
+    check_launch("packing the values of choices");
+}
+
+void add_returned(const AddReturned& args, const Launch& launch) {
+    const int64_t tokens = args.y.dim(0), hidden = args.y.dim(1);
+    if (tokens == 0 || hidden == 0) return;
+    const AddArgs kernel_args{.returned = device_view(args.returned),
+                              .residual = device_view(args.residual),
+                              .y = device_view(args.y),
+                              .starts = args.starts.as<int32_t>(),
+                              .ranks = static_cast<int>(args.starts.dim(0)),
+                              .slots = static_cast<int>(args.starts.dim(1)) - 1,
+                              .tokens = tokens,
+                              .hidden = hidden,
+                              .vectorised = is_vectorisable(args.returned.data, hidden) &&
+                                            is_vectorisable(args.residual.data, hidden) &&
+                                            is_vectorisable(args.y.data, hidden)};
+    add_returned_kernel<<<grid_for(ceil_div(tokens, kWarps), launch), kThreads, 0, stream_of(launch)>>>(
+        kernel_args);
+    check_launch("adding returned rows");
+}
+
+void place_choice_values(const TensorView& returned, const DispatchPlan& plan, const Positions& positions,
+                         int64_t rank, const TensorView& dprob, const Launch& launch) {
+    const int64_t values = dprob.numel(), slots = plan.all_ids.dim(1);
+    if (values == 0) return;
+    place_values_kernel<<<grid_for(ceil_div(values, kThreads), launch), kThreads, 0, stream_of(launch)>>>(
+        returned.as<float>(), plan.all_ids.as<int32_t>() + rank * slots * plan.topk,
+        positions.choice_starts.as<int32_t>(), dprob.as<float>(), plan.num_tokens,
+        static_cast<int>(plan.topk), static_cast<int>(slots), static_cast<int>(plan.groups.num_groups));
+    check_launch("returning the gradients of the probabilities");
+}
+
+void reduce_rows(Reduce reduce, DType dtype, const void* rows, int64_t num_rows, int64_t count, void* result,
+                 const Launch& launch) {
+    if (count == 0) return;
+    if (dtype == DType::f32 && reduce == Reduce::sum)
+        launch_reduce<float>(rows, num_rows, count, result, Add{}, launch);
+    else if (dtype == DType::f32)
+        launch_reduce<float>(rows, num_rows, count, result, MaxIgnoringNan{}, launch);
+    else if (dtype == DType::i64 && reduce == Reduce::sum)
+        launch_reduce<int64_t>(rows, num_rows, count, result, Add{}, launch);
+    else if (dtype == DType::i32 && reduce == Reduce::max)
+        launch_reduce<int32_t>(rows, num_rows, count, result, Max{}, launch);
+    else
+        FP8FLOW_CHECK(false, "no {} of {}", reduce == Reduce::sum ? "sum" : "maximum", name_of(dtype));
+}
+
+}  // namespace fp8flow::hopper

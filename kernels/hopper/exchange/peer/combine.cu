@@ -1,0 +1,273 @@
+// combine over peer memory: the rank that hosts the experts stores sums (order `rank`) or single rows (order `invariant`) into fixed slots of
+// the owner's box; the owner adds them in ascending expert order, which is also ascending rank order, plus the residual, and rounds once.
+// The bits are those of the reference exchange. Here: the call, and kernels for any rows, in which owners add behind the meeting. Read next:
+// combine_sums.cu.
+#include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/device/vector_io.h"
+#include "kernels/hopper/exchange/peer/combine.h"
+#include "kernels/hopper/exchange/peer/exchange.h"
+
+namespace fp8flow {
+
+using namespace hopper;
+
+namespace {
+
+// How rows of numbers are accessed: any dtype and alignment, or bf16 in whole vectors, where nothing branches and loads stay in flight.
+enum class Access { any, bf16_vectors };
+
+template <Access kAccess> struct Rows {
+    void* data;
+    DType dtype;
+    bool vectorised;
+    int64_t hidden;
+
+    __device__ __forceinline__ void load(int64_t row, int64_t column, float (&values)[kVector]) const {
+        if constexpr (kAccess == Access::bf16_vectors)
+            unpack_unit(
+                *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(data) + row * hidden + column),
+                DType::bf16, values);
+        else
+            load_up_to_8(data, dtype, row * hidden + column, hidden - column, vectorised, values);
+    }
+    __device__ __forceinline__ void store(int64_t row, int64_t column, const float (&values)[kVector]) const {
+        if constexpr (kAccess == Access::bf16_vectors)
+            *reinterpret_cast<uint4*>(static_cast<uint16_t*>(data) + row * hidden + column) =
+                pack_unit_bf16(values);
+        else
+            store_up_to_8(data, dtype, row * hidden + column, hidden - column, vectorised, values);
+    }
+    // sum += the eight columns of `count` rows, one after the other; next_row() names them, and some number when there is none any more. Four
+    // loads are in flight: in whole vectors they stay as loaded until all have been asked for, or each would wait for the one before.
+    template <class NextRow>
+    __device__ __forceinline__ void add(int count, NextRow next_row, int64_t column,
+                                        float (&sum)[kVector]) const {
+        constexpr int kInFlight = 4;
+        for (int first = 0; first < count; first += kInFlight) {
+            if constexpr (kAccess == Access::bf16_vectors) {
+                uint4 raw[kInFlight];
+#pragma unroll
+                for (int j = 0; j < kInFlight; ++j) {
+                    const int64_t row = next_row();
+                    if (first + j < count)
+                        raw[j] = __ldcg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(data) +
+                                                                       row * hidden + column));
+                }
+#pragma unroll
+                for (int j = 0; j < kInFlight; ++j) {
+                    if (first + j >= count) continue;
+                    float values[kVector];
+                    unpack_unit(raw[j], DType::bf16, values);
+#pragma unroll
+                    for (int e = 0; e < kVector; ++e) sum[e] += values[e];
+                }
+            } else {
+                for (int j = 0; j < min(kInFlight, count - first); ++j) {
+                    float values[kVector];
+                    load(next_row(), column, values);
+#pragma unroll
+                    for (int e = 0; e < kVector; ++e) sum[e] += values[e];
+                }
+            }
+        }
+    }
+};
+
+// Order rank, any rows. Moves: the M-rows of every received row once, one row out, remote ones over NVLink. A warp takes a received row, a
+// thread eight columns at a time, adding in fp32 in the order of recv_rows and rounding once; rows of all owners are dealt out evenly. No
+// barriers, one writer a byte.
+__global__ __launch_bounds__(kPeerThreads) void push_sums_kernel(const CombineArgs args) {
+    const PeerGroup& group = args.group;
+    if (group.lost()) return;
+    const int64_t base = args.src.base();
+    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    const Rows<Access::any> src{args.src.data, args.src.dtype, args.vectorised, args.hidden};
+    args.received.deal(group.rank, group.size, [&](int64_t i, int owner, int64_t token) {
+        const int32_t* rows = args.recv_rows + i * args.topk;
+        int count = 0;
+        while (count < args.topk && rows[count] >= 0) ++count;
+        const Rows<Access::any> slots{group.next_box(owner), args.src.dtype, args.vectorised, args.hidden};
+        for (int64_t column = lane * kVector; column < args.hidden; column += kPeerWarp * kVector) {
+            float sum[kVector] = {};
+            int next = 0;
+            src.add(
+                count, [&] { return base + (next < count ? rows[next++] : 0); }, column, sum);
+            slots.store(group.rank * args.slots + token, column, sum);
+        }
+    });
+    if (grid_thread() == 0) count_sums(args);
+}
+
+// Order invariant. Moves: every M-row once in and once out, remote ones over NVLink. A warp takes a received row and copies the M-row of each
+// of its experts here to the owner's slot of that (token, expert); zeros where an overflow cut the row off. Copies only, one writer a byte.
+__global__ __launch_bounds__(kPeerThreads) void push_choices_kernel(const CombineArgs args) {
+    const PeerGroup& group = args.group;
+    if (group.lost()) return;
+    const int64_t base = args.src.base();
+    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    int64_t sent = 0;
+    args.received.deal(group.rank, group.size, [&](int64_t i, int owner, int64_t token) {
+        const TokenChoices choices = args.choices(owner, token);
+        uint8_t* slots = group.next_box(owner) + token * args.topk * args.row_bytes;
+        for (int64_t k = 0; k < args.topk; ++k) {
+            if (!choices.exists(k) || choices.host(k) != group.rank) continue;
+            const int32_t row = args.recv_rows[i * args.topk + choices.place_on(k, group.rank)];
+            uint8_t* to = slots + choices.place(k) * args.row_bytes;
+            if (row >= 0) {
+                copy_contiguous(to,
+                                static_cast<const uint8_t*>(args.src.data) + (base + row) * args.row_bytes,
+                                args.row_bytes, lane, kPeerWarp);
+            } else {
+                for (int64_t at = lane; at < args.row_bytes; at += kPeerWarp) to[at] = 0;
+            }
+            if (owner != group.rank) ++sent;
+        }
+    });
+    if (lane == 0) count_wire(&group.words->wire[2], sent * args.row_bytes);
+}
+
+// Moves: 4 bytes a (token, expert) to its owner. A thread takes one (received row, k). The row of an expert is the one whose place equals the
+// number of the token's smaller experts here.
+__global__ __launch_bounds__(kPeerThreads) void push_probs_kernel(const CombineArgs args) {
+    const PeerGroup& group = args.group;
+    if (group.lost()) return;
+    const int64_t base = args.drow_prob.base(), items = args.received.offsets[group.size] * args.topk;
+    const float* values = static_cast<const float*>(args.drow_prob.data);
+    unsigned sent = 0;
+    for (int64_t item = grid_thread(); item < items; item += grid_threads()) {
+        const int64_t i = item / args.topk, k = item % args.topk, source = args.received.source[i];
+        const int owner = static_cast<int>(source / args.slots);
+        const int64_t token = source % args.slots;
+        const TokenChoices choices = args.choices(owner, token);
+        if (!choices.exists(k) || choices.host(k) != group.rank) continue;
+        const int32_t row = args.recv_rows[i * args.topk + choices.place_on(k, group.rank)];
+        args.box_probs(group.next_box(owner))[token * args.topk + k] = row >= 0 ? values[base + row] : 0.0f;
+        if (owner != group.rank) ++sent;
+    }
+    const unsigned of_warp = __reduce_add_sync(0xFFFFFFFFu, sent);
+    if (threadIdx.x % kPeerWarp == 0) count_wire(&group.words->wire[2], int64_t{of_warp} * 4);
+}
+
+// Moves: every returned row and the residual once, y out, all of it local. Ceiling: copy bandwidth. A warp takes a slab of a token's columns,
+// a thread eight at a time: fp32 sum over the slots that were written, in ascending order, plus the residual, one rounding. The latest
+// tokens come first: their rows arrived last and are in L2 still. No barriers, one writer a byte.
+template <Access kAccess>
+__global__ __launch_bounds__(kPeerThreads) void add_returned_kernel(const CombineArgs args) {
+    const PeerGroup& group = args.group;
+    if (group.lost()) return;
+    uint8_t* box = group.current_box(group.rank);
+    const bool by_rank = args.order == CombineOrder::rank;
+    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    const Rows<kAccess> slots{box, args.src.dtype, args.vectorised, args.hidden},
+        residual{args.residual.data, args.residual.dtype, args.vectorised_y, args.hidden},
+        y{args.y.data, args.y.dtype, args.vectorised_y, args.hidden};
+    constexpr int64_t kStep = kPeerWarp * kVector;
+    const int64_t width = (args.hidden + args.slabs * kStep - 1) / (args.slabs * kStep) * kStep,
+                  items = args.tokens * args.slabs;
+    for (int64_t item = grid_thread() / kPeerWarp; item < items; item += grid_threads() / kPeerWarp) {
+        const int64_t token = args.tokens - 1 - item / args.slabs, first = item % args.slabs * width;
+        const TokenChoices choices = args.choices(group.rank, token);
+        // Bit n: slot n of the token holds a row. Order rank: from rank n. Order invariant: of its n-th expert.
+        uint32_t written = 0;
+        for (int64_t k = 0; k < args.topk; ++k)
+            if (choices.exists(k)) written |= by_rank ? 1u << choices.host(k) : written << 1 | 1u;
+        for (int64_t column = first + lane * kVector; column < min(args.hidden, first + width);
+             column += kStep) {
+            float sum[kVector] = {};
+            uint32_t left = written;
+            const auto next_slot = [&] {
+                const int64_t slot = __ffs(static_cast<int>(left)) - 1;
+                left &= left - 1;
+                return by_rank ? slot * args.slots + token : token * args.topk + slot;
+            };
+            float values[kVector] = {};
+            if (residual.data != nullptr) residual.load(token, column, values);  // under way with the slots'
+            slots.add(__popc(written), next_slot, column, sum);
+            if (residual.data != nullptr) {
+#pragma unroll
+                for (int e = 0; e < kVector; ++e) sum[e] += values[e];
+            }
+            y.store(token, column, sum);
+        }
+    }
+}
+
+// Moves: 4 bytes a (token, k) out of the box. A thread takes one at a time. No barriers, one writer a word.
+__global__ __launch_bounds__(kPeerThreads) void take_probs_kernel(const CombineArgs args) {
+    const PeerGroup& group = args.group;
+    if (group.lost()) return;
+    const float* probs = args.box_probs(group.current_box(group.rank));
+    const int64_t own = group.rank * args.slots * args.topk;
+    for (int64_t i = grid_thread(); i < args.tokens * args.topk; i += grid_threads()) {
+        const int32_t id = args.all_ids[own + i];
+        args.dprob[i] = id >= 0 && id < group.size * args.local_experts ? probs[i] : 0.0f;
+    }
+}
+
+constexpr int64_t kSlabs = 4;  // so that a few hundred tokens keep all multiprocessors busy
+
+}  // namespace
+
+void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Arena&, const Launch& launch) {
+    last_stream_ = launch.stream;
+    const int64_t slots = plan.all_ids.dim(1), topk = plan.topk, hidden = args.src.cols(),
+                  row_bytes = hidden * size_of(args.src.dtype);
+    const bool by_rank = order_ == CombineOrder::rank;
+    const int64_t prob_offset = peer_aligned((by_rank ? size() : topk) * slots * row_bytes);
+    check_fits(prob_offset + slots * topk * 4, "a combine");
+    FP8FLOW_CHECK(topk <= limits_.topk, "top-{}, the exchange was made for {}", topk, limits_.topk);
+    const bool vectorised = is_vectorisable(args.src.data, hidden),
+               vectorised_y = is_vectorisable(args.y.data, hidden) &&
+                              (!args.residual || is_vectorisable(args.residual.data, hidden)),
+               fast = args.src.dtype == DType::bf16 && args.y.dtype == DType::bf16 && hidden % kVector == 0;
+    // Which kernels run, and so how ranks meet, must not depend on one rank's addresses.
+    FP8FLOW_CHECK(!fast || (vectorised && vectorised_y),
+                  "rows of {} BF16 have to begin at multiples of 16 bytes", hidden);
+    const CombineArgs kernel_args{
+        .group = device_groups_[kExpertParallel],
+        .all_ids = plan.all_ids.as<int32_t>(),
+        .slots = slots,
+        .topk = topk,
+        .local_experts = plan.groups.num_groups,
+        .received = {plan.recv_offsets.as<int64_t>(), plan.recv_source.as<int32_t>(), slots},
+        .recv_rows = plan.recv_rows.as<int32_t>(),
+        .src = device_view(args.src),
+        .drow_prob = device_view(args.drow_prob),
+        .hidden = hidden,
+        .row_bytes = row_bytes,
+        .vectorised = vectorised,
+        .prob_offset = prob_offset,
+        .tokens = plan.num_tokens,
+        .slabs = fast ? kSlabs : 1,
+        .order = order_,
+        .residual = device_view(args.residual),
+        .y = device_view(args.y),
+        .vectorised_y = vectorised_y,
+        .dprob = args.dprob ? args.dprob.as<float>() : nullptr};
+    const cudaStream_t stream = stream_of(launch);
+    const int64_t received = size() * slots, tokens = plan.num_tokens;
+    if (args.dprob) {
+        push_probs_kernel<<<peer_grid(ceil_div(received * topk, kPeerWarp), launch), kPeerThreads, 0,
+                            stream>>>(kernel_args);
+        check_launch("returning the gradients of the probabilities");
+    }
+    if (by_rank && fast) {
+        launch_combine_sums(kernel_args, meeting_of(kExpertParallel, PeerOperation::combine),
+                            reinterpret_cast<CombineWords*>(memory_->own() + layout_.combine_words),
+                            layout_.combine_steps, launch);
+    } else {
+        const auto push = by_rank ? push_sums_kernel : push_choices_kernel;
+        push<<<peer_grid(received, launch), kPeerThreads, 0, stream>>>(kernel_args);
+        check_launch("returning rows to peers");
+        meet(kExpertParallel, PeerOperation::combine, launch);
+        const auto add = fast ? add_returned_kernel<Access::bf16_vectors> : add_returned_kernel<Access::any>;
+        add<<<peer_grid(tokens * kernel_args.slabs, launch), kPeerThreads, 0, stream>>>(kernel_args);
+        check_launch("adding returned rows");
+    }
+    if (!args.dprob) return;
+    take_probs_kernel<<<peer_grid(ceil_div(tokens * topk, kPeerWarp), launch), kPeerThreads, 0, stream>>>(
+        kernel_args);
+    check_launch("taking the gradients of the probabilities");
+}
+
+}  // namespace fp8flow

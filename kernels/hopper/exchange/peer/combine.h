@@ -1,0 +1,53 @@
+// What the kernels of combine over peer memory share: combine.cu has the call and the kernels for any rows and order, combine_sums.cu
+// the one kernel of BF16 rows in order `rank`.
+#pragma once
+
+#include "kernels/exchange.h"
+#include "kernels/hopper/exchange/peer/group.h"
+
+namespace fp8flow::hopper {
+
+// A box, order rank: rows [G, S, H]; order invariant: rows [S, K, H], a token's in ascending expert order. Then dprob [S, K] f32.
+struct CombineArgs {
+    PeerGroup group;
+    const int32_t* all_ids;
+    int64_t slots, topk, local_experts;
+    ReceivedRows received;
+    const int32_t* recv_rows;
+    DeviceView src, drow_prob;
+    int64_t hidden, row_bytes;
+    bool vectorised;  // src and the boxes
+    int64_t prob_offset;
+    // the owner's side: a warp takes a slab of a token's columns
+    int64_t tokens, slabs;
+    CombineOrder order;
+    DeviceView residual, y;
+    bool vectorised_y;
+    float* dprob;
+
+    __device__ TokenChoices choices(int rank, int64_t token) const {
+        return {all_ids + (rank * slots + token) * topk, topk, group.size * local_experts, local_experts};
+    }
+    __device__ float* box_probs(uint8_t* box) const { return reinterpret_cast<float*>(box + prob_offset); }
+};
+
+// Bytes that the sums of this rank's received rows are on the wire. By one thread.
+__device__ __forceinline__ void count_sums(const CombineArgs& args) {
+    int64_t sent = 0;
+    for (int r = 0; r < args.group.size; ++r)
+        if (r != args.group.rank) sent += args.received.offsets[r + 1] - args.received.offsets[r];
+    count_wire(&args.group.words->wire[2], sent * args.row_bytes);
+}
+
+// The whole of a combine but dprob, with its meeting. Order rank; src, residual and y BF16 in whole vectors, on all ranks alike. `words`: zeros
+// before the first call and after every call. `steps`: where kCombineSteps bytes a member stand in a region, zeros before the first call.
+constexpr int kMostCombineChunks = 128;
+constexpr int64_t kCombineSteps = kMostCombineChunks * static_cast<int64_t>(sizeof(uint64_t));
+struct CombineWords {
+    unsigned next_sent, next_own, ended;  // draws to send, draws to add, CTAs
+    unsigned stored[kMostCombineChunks];  // draws
+};
+void launch_combine_sums(const CombineArgs& args, const PeerMeeting& meeting, CombineWords* words,
+                         int64_t steps, const Launch& launch);
+
+}  // namespace fp8flow::hopper

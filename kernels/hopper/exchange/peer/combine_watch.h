@@ -1,0 +1,240 @@
+// What a CTA of combine_sums.cu knows and how it watches: where the received rows of a chunk stand, and the warp that tells the owners
+// which chunks have been stored and looks which ones have come. The protocol stands there.
+#pragma once
+
+#include "kernels/hopper/exchange/peer/combine.h"
+
+namespace fp8flow::hopper {
+
+constexpr int kCombineWarps = 16, kCombineThreads = kCombineWarps * kPeerWarp;
+constexpr int kWordBits = 32;
+
+struct CombineSumsArgs {
+    CombineArgs combine;
+    PeerMeeting meeting;
+    CombineWords* words;
+    int64_t steps;           // in a region: words of all members' chunks
+    int chunk_bits, chunks;  // a chunk: 1 << chunk_bits tokens
+    int units, pieces;       // of a row
+    int drawn, draws;        // pieces that are drawn at once, draws of a row
+
+    __device__ uint64_t* step(int region, int writer, int chunk) const {
+        return reinterpret_cast<uint64_t*>(combine.group.regions[region] + steps) +
+               writer * kMostCombineChunks + chunk;
+    }
+};
+
+// A CTA's picture of the received rows, in shared memory.
+struct ChunkTables {
+    int* begin;          // [G, chunks + 1]: first received row of an owner in a chunk or behind it
+    int* first;          // [chunks + 1]: draws to send before a chunk
+    int* stored;         // [chunks]: draws that this CTA has stored
+    uint32_t* has_rows;  // a bit for every own token: this rank hosts some of its experts
+
+    __host__ __device__ static int64_t words(const CombineSumsArgs& args) {
+        return static_cast<int64_t>(args.combine.group.size + 2) * (args.chunks + 1) + bits(args);
+    }
+    __device__ ChunkTables(int* memory, const CombineSumsArgs& args)
+        : begin(memory),
+          first(begin + args.combine.group.size * (args.chunks + 1)),
+          stored(first + args.chunks + 1),
+          has_rows(reinterpret_cast<uint32_t*>(stored + args.chunks + 1)),
+          stride_(args.chunks + 1) {}
+    __device__ int& from(int owner, int chunk) const { return begin[owner * stride_ + chunk]; }
+
+private:
+    __host__ __device__ static int64_t bits(const CombineSumsArgs& args) {
+        return (int64_t{args.chunks} << args.chunk_bits) / kWordBits;
+    }
+    int stride_;
+};
+
+// What the warps of a CTA tell each other while they run, by atomics only.
+struct CombineShared {
+    uint8_t* box[PeerMemory::kMaxRanks];
+    int senders;  // warps that still send
+    int arrived;  // chunks that have come from all members
+    int lost;
+};
+__device__ __forceinline__ int look_at(int* word) { return atomicAdd(word, 0); }
+
+// The received rows of one owner: where its chunks begin and, of this rank's own rows, which tokens they are. By `threads` threads, of which
+// this is number `thread`.
+__device__ __forceinline__ void find_rows_of(const CombineSumsArgs& args, const ChunkTables& tables,
+                                             int owner, int thread, int threads) {
+    constexpr int kBatch = 16, kNobody = -1;  // loads under way
+    const CombineArgs& combine = args.combine;
+    const int begin = static_cast<int>(combine.received.offsets[owner]),
+              end = static_cast<int>(combine.received.offsets[owner + 1]),
+              base = owner * static_cast<int>(combine.slots);
+    for (int first = begin + thread; first <= end; first += kBatch * threads) {
+        int32_t token[kBatch], before[kBatch];  // of neighbours in the list
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) {
+            const int i = first + j * threads;
+            token[j] = i < end ? combine.received.source[i] - base : kNobody;
+            before[j] = i > begin && i <= end ? combine.received.source[i - 1] - base : kNobody;
+        }
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) {
+            const int i = first + j * threads;
+            if (i > end) continue;
+            const int chunk = i < end ? token[j] >> args.chunk_bits : args.chunks;
+#pragma unroll 1
+            for (int k = i > begin ? (before[j] >> args.chunk_bits) + 1 : 0; k <= chunk; ++k)
+                tables.from(owner, k) = i;
+            if (owner != combine.group.rank || i == end) continue;
+            const int word = token[j] / kWordBits;
+            atomicOr(tables.has_rows + word, 1u << token[j] % kWordBits);
+        }
+    }
+}
+
+// Fills the tables, by the whole CTA: a look at all received rows, 16 KB of 4096 tokens, half of it from L1. Barriers inside and at the end.
+__device__ __forceinline__ void find_rows(const CombineSumsArgs& args, const ChunkTables& tables) {
+    const int thread = static_cast<int>(threadIdx.x), size = args.combine.group.size,
+              rank = args.combine.group.rank;
+    const int words = static_cast<int>(ChunkTables::words(args));
+    for (int i = thread; i < words; i += kCombineThreads) tables.begin[i] = 0;
+    __syncthreads();
+    // warps share owners evenly, as far as there are owners, so that all loads wait together
+    const int teams = min(size, kCombineWarps), warp = thread / kPeerWarp, team = warp % teams,
+              warps = (kCombineWarps - team + teams - 1) / teams;
+#pragma unroll 1
+    for (int owner = team; owner < size; owner += teams)
+        find_rows_of(args, tables, owner, warp / teams * kPeerWarp + thread % kPeerWarp, warps * kPeerWarp);
+    __syncthreads();
+    if (thread < kPeerWarp) {  // first: sums over the chunks before
+        int sum = 0;
+        for (int c = thread; c - thread < args.chunks; c += kPeerWarp) {
+            int longest = 0;
+            for (int owner = 0; owner < size && c < args.chunks; ++owner)
+                if (owner != rank) longest = max(longest, tables.from(owner, c + 1) - tables.from(owner, c));
+            int draws = longest * (size - 1) * args.draws;
+            for (int step = 1; step < kPeerWarp; step *= 2) {
+                const int other = __shfl_up_sync(0xFFFFFFFFu, draws, step);
+                if (thread >= step) draws += other;
+            }
+            if (c < args.chunks) tables.first[c + 1] = sum + draws;
+            sum += __shfl_sync(0xFFFFFFFFu, draws, kPeerWarp - 1);
+        }
+    }
+    __syncthreads();
+}
+
+// ---- the watching warp ---------------------------------------------------------------------------------------------------------------------
+
+class ChunkWatcher {
+public:
+    __device__ ChunkWatcher(const CombineSumsArgs& args, const ChunkTables& tables, CombineShared& shared,
+                            uint64_t epoch)
+        : args_(args),
+          group_(args.combine.group),
+          tables_(tables),
+          shared_(shared),
+          epoch_(epoch),
+          lane_(static_cast<int>(threadIdx.x) % kPeerWarp) {}
+
+    // Until everything of this CTA is sent and everything of the others has come, or nothing has come for as long as the limit.
+    __device__ __forceinline__ void watch() {
+        constexpr unsigned kNap = 100;  // nanoseconds
+        if (blockIdx.x == 0) tell_empty_chunks();
+        uint64_t since = device_nanoseconds();
+        for (bool sending = true; sending || arrived_ < args_.chunks;) {
+            const bool may_store =
+                __shfl_sync(0xFFFFFFFFu, lane_ == 0 ? look_at(&shared_.senders) : 0, 0) > 0;
+            __syncwarp();
+            const bool told = tell_what_is_stored(), came = look_at_members();
+            sending = may_store || told;
+            if (told || came) {
+                since = device_nanoseconds();
+            } else if (__any_sync(0xFFFFFFFFu, device_nanoseconds() - since > args_.meeting.limit)) {
+                const uint32_t late = __ballot_sync(0xFFFFFFFFu, !has_come(arrived_));
+                if (late == 0) continue;
+                give_up(args_.meeting, late, epoch_);
+                if (lane_ == 0) atomicExch(&shared_.lost, 1);
+                return;
+            } else {
+                __nanosleep(kNap);
+            }
+        }
+    }
+
+private:
+    __device__ __forceinline__ int draws_of(int chunk) const {
+        return tables_.first[chunk + 1] - tables_.first[chunk];
+    }
+    // Behind a fence.
+    __device__ __forceinline__ void tell(int chunk) const {
+        for (int member = 0; member < group_.size; ++member)
+            if (member != group_.rank) store_relaxed_system(args_.step(member, group_.rank, chunk), epoch_);
+    }
+    __device__ __forceinline__ void tell_empty_chunks() const {
+        fence_system();
+        for (int chunk = lane_; chunk < args_.chunks; chunk += kPeerWarp)
+            if (draws_of(chunk) == 0) tell(chunk);
+    }
+    // False if there was nothing new. The first fence orders the workers' stores before this CTA's part of the count, the second one all
+    // CTAs' before the word at the owners.
+    __device__ __forceinline__ bool tell_what_is_stored() {
+        int fresh[kLaneChunks];
+        bool any = false;
+#pragma unroll
+        for (int i = 0; i < kLaneChunks; ++i) {
+            const int chunk = lane_ + i * kPeerWarp;
+            fresh[i] = chunk < args_.chunks ? look_at(tables_.stored + chunk) - counted_[i] : 0;
+            counted_[i] += fresh[i];
+            any = any || fresh[i] != 0;
+        }
+        if (!__any_sync(0xFFFFFFFFu, any)) return false;
+        fence_system();
+        bool complete = false;
+#pragma unroll
+        for (int i = 0; i < kLaneChunks; ++i) {
+            const int chunk = lane_ + i * kPeerWarp;
+            if (fresh[i] == 0) continue;
+            const unsigned count = static_cast<unsigned>(fresh[i]);
+            fresh[i] = atomicAdd(args_.words->stored + chunk, count) + count ==
+                               static_cast<unsigned>(draws_of(chunk))
+                           ? 1
+                           : 0;
+            complete = complete || fresh[i] != 0;
+        }
+        if (!__any_sync(0xFFFFFFFFu, complete)) return true;
+        fence_system();
+#pragma unroll
+        for (int i = 0; i < kLaneChunks; ++i) {
+            const int chunk = lane_ + i * kPeerWarp;
+            if (fresh[i] == 0) continue;
+            args_.words->stored[chunk] = 0;  // for the next call
+            tell(chunk);
+        }
+        return true;
+    }
+    // The chunk, from the member that is this lane; lanes without a member to wait for agree.
+    __device__ __forceinline__ bool has_come(int chunk) const {
+        return lane_ >= group_.size || lane_ == group_.rank || chunk >= args_.chunks ||
+               load_acquire_system(args_.step(group_.rank, lane_, chunk)) >= epoch_;
+    }
+    __device__ __forceinline__ bool look_at_members() {
+        const int before = arrived_;
+        while (arrived_ < args_.chunks && __all_sync(0xFFFFFFFFu, has_come(arrived_))) ++arrived_;
+        if (arrived_ == before) return false;
+        __syncwarp();  // what all lanes have seen comes before what lane 0 tells
+        __threadfence_block();
+        if (lane_ == 0) atomicExch(&shared_.arrived, arrived_);
+        return true;
+    }
+
+    static constexpr int kLaneChunks = kMostCombineChunks / kPeerWarp;
+    const CombineSumsArgs& args_;
+    const PeerGroup& group_;
+    const ChunkTables& tables_;
+    CombineShared& shared_;
+    const uint64_t epoch_;
+    const int lane_;
+    int counted_[kLaneChunks] = {};  // of this lane's chunks, draws that have been told
+    int arrived_ = 0;                // chunks
+};
+
+}  // namespace fp8flow::hopper

@@ -1,0 +1,412 @@
+// dispatch over peer memory: every rank stores each row once into the box of every rank that needs it, and that rank writes it from there
+// to all its places. The bytes are those of the reference exchange followed by permute_pad.
+//
+// Protocol. One kernel sends and takes at the same time. There is no meeting: whoever begins call n + 1 needs the boxes of call n - 1 no
+// longer, and says so (with its scales, which go first) in the flag line of the meetings; nobody ends the call before all have. Each row has a
+// flag of its own that follows it, and is taken as soon as it is there. No warp waits longer than kPatience for anything: then the rest is
+// left to a kernel of one CTA that waits until the deadline and one behind it that takes, so that a late peer holds no multiprocessors.
+#include "kernels/hopper/exchange/peer/dispatch.h"
+
+#include "kernels/hopper/device/mbarrier.h"
+#include "kernels/hopper/exchange/peer/exchange.h"
+
+namespace fp8flow {
+
+using namespace hopper;
+
+namespace {
+
+constexpr int kWarps = 10;             // of a CTA
+constexpr int kMostSenders = 16;       // CTAs; more do not send faster
+constexpr int kRing = 3;               // pieces of rows that a warp holds
+constexpr int kSendsPending = 1;       // of them on their way to a peer while the next one is asked for
+constexpr int kReadsPending = 1;       // that stores may still be reading while the next one is asked for
+constexpr int64_t kPieceBytes = 7424;  // at most
+constexpr int64_t kPieceAlign = 128;
+constexpr uint64_t kPatience = 300'000;  // nanoseconds
+
+// A warp's pieces of rows in shared memory. A row is args.pieces of them, one behind the other, so that piece number n is the
+// (n % pieces)-th of its row.
+struct Ring {
+    uint8_t* slots;
+    Barrier* arrived;  // [kRing]
+    int32_t* notes;    // [kRing, 32]: what becomes of a piece
+    int pieces, piece_bytes;
+    int64_t row_bytes;
+    uint32_t asked = 0, done = 0;
+
+    __device__ Ring(const DispatchArgs& args, uint8_t* slots, Barrier* arrived, int32_t* notes)
+        : slots(slots),
+          arrived(arrived),
+          notes(notes),
+          pieces(args.pieces),
+          piece_bytes(args.piece_bytes),
+          row_bytes(args.rows.row_bytes) {
+        if (threadIdx.x % kPeerWarp == 0) {
+            for (int i = 0; i < kRing; ++i) barrier_init(arrived + i, 1);
+            fence_barrier_init();
+        }
+        __syncwarp();
+    }
+    __device__ int32_t* note(uint32_t number) const { return notes + number % kRing * kPeerWarp; }
+    // In its row.
+    __device__ int64_t offset(uint32_t number) const {
+        return int64_t{number % static_cast<uint32_t>(pieces)} * piece_bytes;
+    }
+    __device__ uint32_t bytes(uint32_t number) const {
+        return static_cast<uint32_t>(min(int64_t{piece_bytes}, row_bytes - offset(number)));
+    }
+    __device__ bool ends_row(uint32_t number) const {
+        return number % static_cast<uint32_t>(pieces) == static_cast<uint32_t>(pieces) - 1;
+    }
+    __device__ uint8_t* slot(uint32_t number) const { return slots + number % kRing * piece_bytes; }
+    // The next piece of the row at `row`; by one thread.
+    __device__ void ask(const uint8_t* row) const {
+        Barrier* barrier = arrived + asked % kRing;
+        barrier_arrive_expect_bytes(barrier, bytes(asked));
+        bulk_load(row + offset(asked), barrier, slot(asked), bytes(asked));
+    }
+    __device__ void wait_for_oldest() const { barrier_wait(arrived + done % kRing, done / kRing & 1); }
+    // The oldest piece to its place in the row at `row`; part of the thread's current group of copies. In dst it is the first to leave L2, so
+    // that boxes stay there until they are read.
+    __device__ void put_in_box(uint8_t* row) const {
+        bulk_store(row + offset(done), slot(done), bytes(done));
+    }
+    __device__ void put_in_dst(uint8_t* row) const {
+        bulk_store_passing(row + offset(done), slot(done), bytes(done));
+    }
+};
+
+// The rows that this rank sends, one for each sender and then drawn one by one, so that they leave in order whoever is slow. For one thread.
+struct SentRows {
+    const DispatchArgs& args;
+    int64_t items;
+    uint32_t senders, upcoming;
+    bool any = true;
+    DispatchArgs::Item row{0, 0};
+
+    __device__ SentRows(const DispatchArgs& args, int64_t sender, int64_t senders)
+        : args(args),
+          items(args.sent_items()),
+          senders(static_cast<uint32_t>(senders)),
+          upcoming(static_cast<uint32_t>(sender)) {
+        next();
+    }
+    __device__ void next() {
+        do {
+            any = upcoming < items;
+            if (!any) return;
+            row = args.item(upcoming);
+            upcoming = draw();
+        } while (!args.is_sent(row));
+    }
+
+private:
+    __device__ uint32_t draw() const { return senders + atomicAdd(&args.group().words->drawn, 1u); }
+};
+
+// What a CTA's senders have sent, for the warp that tells: rows that have arrived, by sender.
+struct SentLog {
+    static constexpr uint32_t kRows = 8;  // that a sender may be ahead
+    volatile uint32_t sent[kWarps], told[kWarps], ended[kWarps];
+    volatile int32_t rank[kWarps][kRows], number[kWarps][kRows];
+};
+
+// This rank's rows to the boxes of the ranks that need them. By one thread, as sender number `sender` of the log.
+__device__ __forceinline__ void send_rows(const DispatchArgs& args, uint64_t epoch, Ring& ring, SentRows rows,
+                                          SentLog& log, int sender) {
+    const PeerGroup& group = args.group();
+    enum { kTo, kNumber };  // of a note
+    uint32_t arrived = 0, sent = 0;
+    const auto count_oldest = [&] {
+        const int32_t* note = ring.note(arrived);
+        if (!ring.ends_row(arrived++)) return;
+        while (sent - log.told[sender] >= SentLog::kRows) {
+        }
+        log.rank[sender][sent % SentLog::kRows] = note[kTo];
+        log.number[sender][sent % SentLog::kRows] = note[kNumber];
+        __threadfence_block();
+        log.sent[sender] = ++sent;
+    };
+    int64_t token = rows.any ? args.sent_token(rows.row) : 0;
+    while (true) {
+        while (rows.any && ring.asked - arrived < kRing) {
+            int32_t* note = ring.note(ring.asked);
+            note[kTo] = rows.row.rank;
+            note[kNumber] = static_cast<int32_t>(rows.row.n);
+            ring.ask(args.rows.codes + token * args.rows.row_bytes);
+            if (!ring.ends_row(ring.asked++)) continue;
+            rows.next();
+            if (rows.any) token = args.sent_token(rows.row);  // under way meanwhile
+        }
+        if (ring.done == ring.asked) break;
+        const int32_t* note = ring.note(ring.done);
+        ring.wait_for_oldest();
+        ring.put_in_box(args.rows.codes_in(group.box(note[kTo], epoch), group.rank, note[kNumber]));
+        copies_commit();
+        ++ring.done;
+        if (ring.done - arrived <= kSendsPending) continue;
+        copies_wait_but<kSendsPending>();
+        count_oldest();
+    }
+    copies_wait();
+    while (arrived != ring.done) count_oldest();
+    __threadfence_block();
+    log.ended[sender] = 1;
+}
+
+// Flags behind the rows that the CTA's `senders` senders have sent; lane k follows the k-th of them. A fence waits for the flags before, so it is
+// no work for those who send. By one warp.
+__device__ __forceinline__ void tell_sent_rows(const DispatchArgs& args, uint64_t epoch, SentLog& log,
+                                               int senders) {
+    constexpr unsigned kNap = 50;  // nanoseconds
+    const int rank = args.group().rank, lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    uint32_t told = 0;
+    bool open = lane < senders;
+    while (__any_sync(0xFFFFFFFFu, open)) {
+        const bool last = open && log.ended[lane] != 0;  // read in front of what it sent
+        const uint32_t sent = open ? log.sent[lane] : told;
+        if (!__any_sync(0xFFFFFFFFu, sent != told)) {
+            open = open && !last;
+            __nanosleep(kNap);
+            continue;
+        }
+        fence_system();
+        for (; told != sent; ++told)
+            store_relaxed_system(args.row_flag(log.rank[lane][told % SentLog::kRows], rank,
+                                               log.number[lane][told % SentLog::kRows]),
+                                 epoch);
+        if (open) log.told[lane] = told;
+        __syncwarp();
+    }
+}
+
+// True when all members have begun the call and sent their scales; false if that takes longer than kPatience. By one warp.
+__device__ __forceinline__ bool all_are_here(const DispatchArgs& args, uint64_t epoch) {
+    const PeerGroup& group = args.group();
+    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    const bool late = lane < group.size && lane != group.rank &&
+                      !wait_until_reached(group.flag(group.rank, lane), epoch, kPatience);
+    __syncwarp();
+    return !__any_sync(0xFFFFFFFFu, late);
+}
+
+// Received rows to all their places, every `step`-th of this rank's own and of the remote ones: remote rows as soon as they are here, own rows
+// meanwhile, and when there are none left the scales and pads. By one warp; false: something did not come within kPatience.
+__device__ __forceinline__ bool take_rows(const DispatchArgs& args, uint64_t epoch, Ring& ring, int64_t first,
+                                          int64_t step) {
+    struct Wanted {
+        bool any;  // of that kind
+        const uint8_t* codes;
+        const uint64_t* flag;
+        int64_t place;  // the lane's
+    };
+    const PeerGroup& group = args.group();
+    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    const int64_t own_end = args.received.offsets[group.rank + 1], items = args.received_items(),
+                  base = args.dst.base();
+    uint8_t* const box = group.box(group.rank, epoch);
+    uint8_t* const dst = static_cast<uint8_t*>(args.dst.data);
+    int64_t at_own = args.received.offsets[group.rank] + first, at_remote = first;
+    const auto find_own = [&]() -> Wanted {
+        if (at_own >= own_end) return {};
+        return {true, args.codes_of(group.rank, at_own, box), nullptr, args.place(at_own, lane)};
+    };
+    const auto find_remote = [&]() -> Wanted {
+        for (; at_remote < items; at_remote += step) {
+            const DispatchArgs::Item row = args.item(at_remote);
+            if (args.is_received(row))
+                return {true, args.rows.codes_in(box, row.rank, row.n),
+                        args.row_flag(group.rank, row.rank, row.n),
+                        args.place(args.received.offsets[row.rank] + row.n, lane)};
+        }
+        return {};
+    };
+    Wanted own = find_own(), remote = find_remote(), now{};
+    bool scales_due = true, all = true;
+    uint64_t idle_since = 0;  // 0: not idle
+    while (true) {
+        const bool room = ring.asked - ring.done < kRing - kReadsPending;
+        if (room && !now.any) {
+            const bool here = remote.any && load_acquire_system(remote.flag) >= epoch;
+            if (__all_sync(0xFFFFFFFFu, here)) {
+                fence_memory_for_engines();
+                now = remote;
+                at_remote += step;
+                remote = find_remote();
+            } else if (own.any) {
+                now = own;
+                at_own += step;
+                own = find_own();
+            }
+        }
+        if (room && now.any) {
+            idle_since = 0;
+            copies_wait_read<kReadsPending>();
+            __syncwarp();
+            ring.note(ring.asked)[lane] = static_cast<int32_t>(now.place);
+            if (lane == 0) ring.ask(now.codes);
+            if (ring.ends_row(ring.asked++)) now.any = false;
+        } else if (ring.asked != ring.done) {
+            ring.wait_for_oldest();
+            const int32_t place = ring.note(ring.done)[lane];
+            if (place >= 0) ring.put_in_dst(dst + (base + place) * args.rows.row_bytes);
+            copies_commit();
+            ++ring.done;
+        } else if (scales_due) {
+            scales_due = false;
+            if (all_are_here(args, epoch))
+                write_all_scales_and_pads(args, box, first, step);
+            else
+                all = false;
+        } else if (!remote.any) {
+            break;
+        } else if (const uint64_t time = device_nanoseconds(); idle_since == 0) {
+            idle_since = time;
+        } else if (time - idle_since > kPatience) {
+            all = false;
+            break;
+        }
+    }
+    copies_wait();
+    return all;
+}
+
+// What a warp does: it is number `number` of `count` warps that send, or that take. In a CTA with senders the last warp tells what the `number`
+// others have sent.
+struct Role {
+    enum Kind { send, take, tell } kind;
+    int64_t number, count;
+};
+// CTAs either send or take, because the stores of a multiprocessor leave it in order: those that the wire holds up would hold up the others.
+// They share the work by the rows that they store. A grid of one CTA does both. Neighbouring items are on different multiprocessors.
+__device__ __forceinline__ Role role_of_warp(const DispatchArgs& args) {
+    const int warp = static_cast<int>(threadIdx.x) / kPeerWarp, cta = static_cast<int>(blockIdx.x),
+              ctas = static_cast<int>(gridDim.x);
+    const int64_t sent = args.sent_rows(), taken = args.dst_rows();
+    if (sent == 0) return {Role::take, warp * ctas + cta, kWarps * ctas};
+    const bool both = ctas == 1;
+    const int shared = static_cast<int>((sent * ctas + sent + taken - 1) / (sent + taken)),
+              senders = both ? 1 : min(shared, min(kMostSenders, ctas - 1)),
+              send_warps = both ? kWarps / 4 : kWarps - 1;
+    if (cta < senders && warp == kWarps - 1) return {Role::tell, send_warps, 0};
+    if (cta < senders && warp < send_warps) return {Role::send, warp * senders + cta, send_warps * senders};
+    if (both) return {Role::take, warp - send_warps, kWarps - 1 - send_warps};
+    return {Role::take, warp * (ctas - senders) + cta - senders, kWarps * (ctas - senders)};
+}
+
+// Moves: every row that another rank needs once out of memory and over NVLink, every received row once out of memory (those of others mostly
+// out of L2), and every row of dst out. At T=4096, E=256, K=8, H=7168 and FP8: two GPUs 29 MB over the wire (360 GB/s: 82 us) and 330 MB
+// through memory; four GPUs 81 MB over the wire. A row goes through shared memory by the copy engine, one request in and one out for each of
+// its places, so that few multiprocessors suffice. Copies only, one writer a byte; barriers: only the warp's own with the copy engine, and
+// one at the end.
+__global__ __launch_bounds__(kWarps* kPeerWarp, 1) void dispatch_kernel(const DispatchArgs args) {
+    extern __shared__ __align__(128) uint8_t slots[];
+    __shared__ Barrier arrived[kWarps][kRing];
+    __shared__ int32_t notes[kWarps][kRing * kPeerWarp];
+    let_next_start();
+    if (args.group().lost()) return;
+    const uint64_t epoch = args.group().epoch() + 1;
+    const int warp = static_cast<int>(threadIdx.x) / kPeerWarp;
+    Ring ring(args, slots + int64_t{warp} * kRing * args.piece_bytes, arrived[warp], notes[warp]);
+    __shared__ SentLog log;
+    if (threadIdx.x < kWarps) {
+        log.sent[threadIdx.x] = 0;
+        log.told[threadIdx.x] = 0;
+        log.ended[threadIdx.x] = 0;
+    }
+    __syncthreads();
+    const Role role = role_of_warp(args);
+    if (role.kind == Role::send) {
+        if (threadIdx.x % kPeerWarp == 0)
+            send_rows(args, epoch, ring, SentRows(args, role.number, role.count), log, warp);
+    } else if (role.kind == Role::tell) {
+        tell_sent_rows(args, epoch, log, static_cast<int>(role.number));
+    } else {
+        send_scales(args, epoch, role.number, role.count);
+        if (!take_rows(args, epoch, ring, role.number, role.count)) args.group().words->left = epoch;
+    }
+    end_sending(args, epoch);
+}
+
+void launch_dispatch(const DispatchArgs& args, const Launch& launch) {
+    const std::size_t bytes = static_cast<std::size_t>(kWarps * kRing * args.piece_bytes);
+    allow_shared_memory(dispatch_kernel, bytes, "shared memory of dispatch");
+    dispatch_kernel<<<grid_for(ceil_div(args.meeting.group.size * args.rows.slots, kWarps), launch, 1),
+                      kWarps * kPeerWarp, bytes, stream_of(launch)>>>(args);
+    check_launch("dispatch");
+}
+
+}  // namespace
+
+void PeerExchange::dispatch_to(RowTarget target, const Fp8Tensor& rows, const DispatchPlan& plan,
+                               const Fp8Tensor& dst, const Launch& launch) {
+    last_stream_ = launch.stream;
+    const int64_t slots = plan.all_ids.dim(1), row_bytes = rows.codes.cols() * size_of(rows.codes.dtype);
+    if (row_bytes == 0) return;
+    const bool scaled = rows.layout != ScaleLayout::none, fan_out = target == RowTarget::experts;
+    const auto is_multiple = [](std::initializer_list<const void*> addresses, int64_t bytes, int64_t unit) {
+        for (const void* address : addresses)
+            bytes |= static_cast<int64_t>(reinterpret_cast<uintptr_t>(address));
+        return bytes % unit == 0;
+    };
+    const int64_t pieces = ceil_div(row_bytes, kPieceBytes),
+                  scale_bytes = scaled ? rows.scales.cols() * size_of(rows.scales.dtype) : 0;
+    DispatchArgs args{.meeting = meeting_of(kExpertParallel, PeerOperation::dispatch),
+                      .row_flags = layout_.row_flags,
+                      .row_flag_stride = layout_.flagged_rows,
+                      .rows = {.codes = rows.codes.bytes_ptr(),
+                               .scales = nullptr,
+                               .row_bytes = row_bytes,
+                               .scale_bytes = scale_bytes,
+                               .scale_offset = peer_aligned(size() * slots * row_bytes),
+                               .slots = slots,
+                               .blocks = 0,
+                               .scale_dtype = DType::f32,
+                               .scale_words = false},
+                      .send_tokens = plan.send_tokens.as<int32_t>(),
+                      .send_counts = plan.send_counts.as<int64_t>(),
+                      .received = {plan.recv_offsets.as<int64_t>(), plan.recv_source.as<int32_t>(), slots},
+                      .recv_rows = fan_out ? plan.recv_rows.as<int32_t>() : nullptr,
+                      .topk = plan.topk,
+                      .row_source = device_view(plan.row_source),
+                      .groups = device_groups(plan.groups, plan.groups.row_capacity),
+                      .dst = device_view(dst.codes),
+                      .dst_scales = nullptr,
+                      .dst_scale_dtype = DType::f32,
+                      .dst_row_stride = 0,
+                      .dst_block_stride = 0,
+                      .vectorised = is_multiple({rows.codes.data, dst.codes.data}, row_bytes, kPeerVector),
+                      .pieces = static_cast<int>(pieces),
+                      .piece_bytes = static_cast<int>(round_up(ceil_div(row_bytes, pieces), kPieceAlign))};
+    if (scaled) {
+        args.rows.scales = rows.scales.bytes_ptr();
+        args.rows.blocks = rows.scales.cols();
+        args.rows.scale_dtype = rows.scales.dtype;
+        args.rows.scale_words = is_multiple({rows.scales.data}, scale_bytes, sizeof(uint32_t));
+        args.dst_scales = dst.scales.data;
+        args.dst_scale_dtype = dst.scales.dtype;
+        args.dst_row_stride = fan_out ? 1 : args.rows.blocks;
+        args.dst_block_stride = fan_out ? dst.scales.dim(1) : 1;
+    }
+    check_fits(args.rows.scale_offset + size() * slots * scale_bytes, "a dispatch");
+    FP8FLOW_CHECK(slots <= layout_.flagged_rows, "{} tokens per rank, the exchange has flags for {}", slots,
+                  layout_.flagged_rows);
+    if (args.vectorised)
+        launch_dispatch(args, launch);
+    else
+        launch_send_plain_rows(args, launch);
+    launch_take_left_rows(args, launch);
+}
+
+void PeerExchange::do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena&,
+                               const Launch& launch) {
+    dispatch_to(RowTarget::experts, rows, plan, dst, launch);
+}
+
+void PeerExchange::do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan,
+                                    const Fp8Tensor& received, Arena&, const Launch& launch) {
+    dispatch_to(RowTarget::received, rows, plan, received, launch);
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,225 @@
+// The exchange over peer memory: construction, meetings, what is counted and what goes wrong. The calls stand in routing.cu,
+// dispatch.cu, combine.cu and reduce.cu.
+#include "kernels/hopper/exchange/peer/exchange.h"
+
+#include "kernels/hopper/exchange/peer/combine.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace fp8flow {
+
+using namespace hopper;
+
+namespace {
+
+constexpr int64_t kFlagBytes = PeerMemory::kMaxRanks * PeerGroup::kFlagLine;
+
+const char* name_of(PeerOperation operation) {
+    switch (operation) {
+        case PeerOperation::routing: return "routing";
+        case PeerOperation::dispatch: return "dispatch";
+        case PeerOperation::combine: return "combine";
+        case PeerOperation::all_reduce: return "all-reduce";
+    }
+    return "?";
+}
+
+// Moves: 8 bytes to and from every member. One warp, one thread a member: stores the new epoch into this rank's line at the member, then
+// polls the member's line here. The fence and the release make what earlier kernels of this stream wrote, here or at a member, visible to
+// whoever sees the flag. Integers that only rise: the outcome does not depend on who comes first.
+__global__ __launch_bounds__(kPeerWarp) void meet_kernel(const PeerMeeting meeting) {
+    const PeerGroup& group = meeting.group;
+    if (group.lost()) return;  // the same for all threads
+    const uint64_t epoch = group.epoch() + 1;
+    __syncwarp();  // all have read the old epoch
+    const int member = static_cast<int>(threadIdx.x);
+    if (member == 0) group.words->epochs[group.index] = epoch;
+    bool late = false;
+    if (member < group.size) {
+        __threadfence_system();
+        store_release_system(group.flag(member, group.rank), epoch);
+        late = !wait_until_reached(group.flag(group.rank, member), epoch, meeting.limit);
+    }
+    const uint32_t late_members = __ballot_sync(0xFFFFFFFFu, late);
+    if (late_members != 0) give_up(meeting, late_members, epoch);
+}
+
+}  // namespace
+
+namespace hopper {
+
+void launch_meeting(const PeerMeeting& meeting, const Launch& launch) {
+    meet_kernel<<<1, kPeerWarp, 0, stream_of(launch)>>>(meeting);
+    check_launch("meeting of peers");
+}
+
+}  // namespace hopper
+
+PeerLayout::PeerLayout(const ExchangeLimits& limits, CombineOrder order, int expert_parallel, int world_size,
+                       int replicas_size) {
+    const auto take = [this](int64_t size) {
+        const int64_t at = bytes;
+        bytes += peer_aligned(size);
+        return at;
+    };
+    const int64_t slots = limits.tokens_per_rank, element = size_of(limits.row),
+                  blocks = ceil_div(limits.hidden, kBlock);
+    words = take(sizeof(PeerWords));
+    tables = take(3 * PeerMemory::kMaxRanks * static_cast<int64_t>(sizeof(uint8_t*)));
+    flags = take(kFlagBytes);
+    flagged_rows = std::max(slots, kFlaggedRows);
+    row_flags = take(expert_parallel * flagged_rows * static_cast<int64_t>(sizeof(uint64_t)));
+    combine_words = take(sizeof(CombineWords));
+    combine_steps = take(PeerMemory::kMaxRanks * kCombineSteps);
+
+    const int64_t routing = expert_parallel * slots * limits.topk * 8;
+    const int64_t sent = expert_parallel * slots;
+    const int64_t plain_rows = peer_aligned(sent * limits.hidden * element);
+    const int64_t fp8_rows = peer_aligned(sent * limits.hidden) + sent * blocks * 4;
+    const int64_t rows_of_token = order == CombineOrder::rank ? expert_parallel : limits.topk;
+    const int64_t sums =
+        peer_aligned(rows_of_token * slots * limits.hidden * element) + slots * limits.topk * 4;
+    box_bytes = peer_aligned(std::max({routing, plain_rows, fp8_rows, sums}));
+    boxes = take(2 * box_bytes);
+
+    world.size = world_size;
+    replicas.size = replicas_size;
+    for (Reduction* reduction : {&world, &replicas}) {
+        if (reduction->size == 1) continue;
+        reduction->flags = take(kFlagBytes);
+        reduction->boxes = take(2 * reduction->size * kSmallBytes);
+        reduction->chunk = take(kChunkBytes);
+        reduction->result = take(round_up(ceil_div(kChunkBytes, reduction->size), kPeerVector));
+    }
+}
+
+PeerExchange::PeerExchange(Ops& ops, const ExchangeGroups& groups, const ExchangeLimits& limits,
+                           CombineOrder order, double deadline_seconds, std::unique_ptr<PeerMemory> memory)
+    : ops_(ops),
+      groups_(groups),
+      limits_(limits),
+      order_(order),
+      layout_(limits, order, groups.expert_parallel.size(), groups.world.size(),
+              groups.expert_replicas.size()),
+      deadline_seconds_(deadline_seconds),
+      memory_(std::move(memory)),
+      words_(reinterpret_cast<PeerWords*>(memory_->own() + layout_.words)),
+      lost_(static_cast<LostPeers*>(memory_->host_words())) {
+    ProcessGroup* const processes[kNumGroups] = {&groups_.expert_parallel, &groups_.world,
+                                                 &groups_.expert_replicas};
+    const int world_rank = groups_.world.rank();
+    for (int g = 0; g < kNumGroups; ++g) {
+        ProcessGroup& group = *processes[g];
+        members_[g].resize(static_cast<std::size_t>(group.size()));
+        group.all_gather(&world_rank, sizeof world_rank, members_[g].data());
+        std::vector<uint8_t*> table;
+        for (const int member : members_[g]) table.push_back(memory_->of(member));
+        auto** device_table =
+            reinterpret_cast<uint8_t**>(memory_->own() + layout_.tables) + g * PeerMemory::kMaxRanks;
+        check_cuda(
+            cudaMemcpy(device_table, table.data(), table.size() * sizeof(uint8_t*), cudaMemcpyHostToDevice),
+            "storing the addresses of peers");
+        device_groups_[g] = {.regions = device_table,
+                             .words = words_,
+                             .rank = group.rank(),
+                             .size = group.size(),
+                             .index = g,
+                             .flags = layout_.flags,
+                             .boxes = layout_.boxes,
+                             .box_bytes = layout_.box_bytes};
+    }
+    for (const int g : {kWorld, kReplicas}) {
+        const PeerLayout::Reduction& reduction = g == kWorld ? layout_.world : layout_.replicas;
+        device_groups_[g].flags = reduction.flags;
+        device_groups_[g].boxes = reduction.boxes;
+        device_groups_[g].box_bytes = reduction.size * PeerLayout::kSmallBytes;
+    }
+}
+
+int PeerExchange::num_ranks(Ranks ranks) const {
+    return ranks == Ranks::world ? groups_.world.size() : groups_.expert_replicas.size();
+}
+
+PeerMeeting PeerExchange::meeting_of(GroupIndex group, PeerOperation operation) const {
+    return {.group = device_groups_[group],
+            .report = lost_,
+            .limit = static_cast<uint64_t>(deadline_seconds_ * 1e9),
+            .operation = operation};
+}
+
+void PeerExchange::meet(GroupIndex group, PeerOperation operation, const Launch& launch) {
+    launch_meeting(meeting_of(group, operation), launch);
+}
+
+void PeerExchange::check_fits(int64_t bytes, const char* what) const {
+    FP8FLOW_CHECK(
+        bytes <= layout_.box_bytes,
+        "{} needs {} bytes, the exchange was made for {} ({} tokens per rank, top-{}, {} columns of {})",
+        what, bytes, layout_.box_bytes, limits_.tokens_per_rank, limits_.topk, limits_.hidden,
+        fp8flow::name_of(limits_.row));
+}
+
+void PeerExchange::check_peers() {
+    const volatile LostPeers* report = lost_;
+    if (report->valid == 0) return;
+    memory_->abandon();
+    const uint32_t group = report->group, members = report->members;
+    const uint64_t sequence = report->sequence;
+    std::vector<int> late;
+    for (std::size_t r = 0; r < members_[group].size(); ++r)
+        if ((members >> r & 1) != 0) late.push_back(members_[group][r]);
+    fail(ExitCode::peer,
+         "rank {}: no answer from rank {} for {:g} s in {} over peer memory ({}; meeting {}); "
+         "parallel.peer_deadline_seconds is the limit",
+         groups_.world.rank(), fmt::join(late, ", "), deadline_seconds_,
+         name_of(static_cast<PeerOperation>(report->operation)), groups_.world.activity(), sequence);
+}
+
+WireBytes PeerExchange::wire_since_start() const {
+    uint64_t wire[3] = {};
+    ops_.device().copy_out(wire, words_->wire, sizeof wire, last_stream_);
+    return {.routing = static_cast<double>(wire[0]),
+            .dispatch = static_cast<double>(wire[1]),
+            .combine = static_cast<double>(wire[2])};
+}
+
+WireBytes PeerExchange::wire_bytes() const {
+    const WireBytes now = wire_since_start();
+    return {.routing = now.routing - at_reset_.routing,
+            .dispatch = now.dispatch - at_reset_.dispatch,
+            .combine = now.combine - at_reset_.combine};
+}
+
+void PeerExchange::copy_wire_counters(uint64_t* host, const Launch& launch) {
+    ops_.device().copy_out_async(host, words_->wire, sizeof words_->wire, launch.stream);
+}
+
+void PeerExchange::reset_counts() {
+    Exchange::reset_counts();
+    at_reset_ = wire_since_start();
+}
+
+namespace hopper {
+
+std::unique_ptr<Exchange> make_peer_exchange(Ops& ops, const ExchangeGroups& groups,
+                                             const ExchangeLimits& limits, CombineOrder order,
+                                             double deadline_seconds, PeerMapping mapping,
+                                             std::string& reason) {
+    FP8FLOW_CHECK(deadline_seconds > 0, "deadline {} s", deadline_seconds);
+    if (limits.topk > kPeerWarp) {  // bits of a word name a token's experts
+        reason =
+            fmt::format("moe.moe_router_topk is {}, at most {} over peer memory", limits.topk, kPeerWarp);
+        return nullptr;
+    }
+    const PeerLayout layout(limits, order, groups.expert_parallel.size(), groups.world.size(),
+                            groups.expert_replicas.size());
+    auto memory = PeerMemory::create(groups.world, mapping, layout.bytes, reason);
+    if (!memory) return nullptr;
+    return std::make_unique<PeerExchange>(ops, groups, limits, order, deadline_seconds, std::move(memory));
+}
+
+}  // namespace hopper
+
+}  // namespace fp8flow

@@ -1,0 +1,119 @@
+// What GPUs of one host reach between each other: all ranks load from, or store to, the memory of all others at the same time. The ceiling
+// of the exchange.
+#include "kernels/hopper/exchange/peer/memory.h"
+#include "kernels/hopper/factory.h"
+#include "kernels/hopper/runtime/launch.h"
+
+namespace fp8flow {
+
+namespace {
+
+using hopper::check_cuda;
+using hopper::check_launch;
+using hopper::PeerMemory;
+using hopper::stream_of;
+
+constexpr int kThreads = 256;
+constexpr int kDepth = 4;  // 16-byte accesses that one thread has under way
+constexpr int kCtasPerSm = 8;
+constexpr int64_t kRegionBytes = int64_t{256} << 20;  // of each rank; far more than a cache holds
+
+struct Regions {
+    uint4* of[PeerMemory::kMaxRanks];
+};
+
+enum class Direction { load, store };
+
+// Bytes: 16 * words for each other rank, over the wire, and as many in that rank's memory. A rank owns the rank-th part of `words` words
+// in every region, so no two ranks touch the same bytes. A CTA serves one peer, the blockIdx.x % (ranks-1)-th after this rank, so that
+// all links are busy at once, and strides over its part with the other CTAs of that peer. No barriers. Deterministic: a word is stored by
+// one thread; what is loaded ends as an exclusive or that could reach `sink`.
+template <Direction direction>
+__global__ void __launch_bounds__(kThreads)
+    peer_kernel(Regions regions, int rank, int ranks, int64_t words, uint4* sink) {
+    const int others = ranks - 1;
+    const int peer = (rank + 1 + static_cast<int>(blockIdx.x) % others) % ranks;
+    uint4* part = regions.of[peer] + rank * words;
+    const int64_t first = static_cast<int64_t>(blockIdx.x) / others * kThreads * kDepth + threadIdx.x;
+    const int64_t stride = static_cast<int64_t>(gridDim.x) / others * kThreads * kDepth;
+    uint4 sum = make_uint4(threadIdx.x, blockIdx.x, 0, 0);
+    for (int64_t base = first; base < words; base += stride) {
+        uint4 loaded[kDepth];
+#pragma unroll
+        for (int i = 0; i < kDepth; ++i) {
+            const int64_t at = base + i * kThreads;
+            if constexpr (direction == Direction::store) {
+                if (at < words) __stcs(part + at, sum);
+            } else {
+                loaded[i] = at < words ? __ldcs(part + at) : make_uint4(0, 0, 0, 0);
+            }
+        }
+        if constexpr (direction == Direction::load) {
+#pragma unroll
+            for (int i = 0; i < kDepth; ++i) {
+                sum.x ^= loaded[i].x;
+                sum.y ^= loaded[i].y;
+                sum.z ^= loaded[i].z;
+                sum.w ^= loaded[i].w;
+            }
+        }
+    }
+    constexpr uint32_t kNever = 0x9E3779B9u;
+    if (direction == Direction::load && sum.x == kNever && sum.y == kNever && sum.z == kNever &&
+        sum.w == kNever)
+        *sink = sum;
+}
+
+class CudaPeerProbe final : public PeerProbe {
+public:
+    CudaPeerProbe(Device& device, ProcessGroup& world, std::unique_ptr<PeerMemory> memory)
+        : device_(device),
+          rank_(world.rank()),
+          ranks_(world.size()),
+          words_(kRegionBytes / static_cast<int64_t>(sizeof(uint4)) / world.size()),
+          memory_(std::move(memory)) {
+        for (int r = 0; r < ranks_; ++r) regions_.of[r] = reinterpret_cast<uint4*>(memory_->of(r));
+        sink_ = static_cast<uint4*>(device_.allocate(sizeof(uint4)));
+    }
+    ~CudaPeerProbe() override { device_.free(sink_); }
+    CudaPeerProbe(const CudaPeerProbe&) = delete;
+    CudaPeerProbe& operator=(const CudaPeerProbe&) = delete;
+
+    int64_t bytes() const override { return (ranks_ - 1) * words_ * static_cast<int64_t>(sizeof(uint4)); }
+    void load(const Launch& launch) override { run<Direction::load>(launch); }
+    void store(const Launch& launch) override { run<Direction::store>(launch); }
+
+private:
+    template <Direction direction> void run(const Launch& launch) {
+        const int others = ranks_ - 1;
+        const int ctas =
+            others * std::max(1, hopper::kNumSms * kCtasPerSm / others);  // as many for each peer
+        peer_kernel<direction>
+            <<<ctas, kThreads, 0, stream_of(launch)>>>(regions_, rank_, ranks_, words_, sink_);
+        check_launch("peer traffic");
+    }
+
+    Device& device_;
+    int rank_, ranks_;
+    int64_t words_;
+    std::unique_ptr<PeerMemory> memory_;
+    Regions regions_{};
+    uint4* sink_ = nullptr;
+};
+
+}  // namespace
+
+namespace hopper {
+std::unique_ptr<PeerProbe> make_peer_probe(Ops& ops, ProcessGroup& world, PeerMapping mapping,
+                                           std::string& reason) {
+    if (world.size() < 2 || world.size() > PeerMemory::kMaxRanks) {
+        reason = fmt::format("{} ranks", world.size());
+        return nullptr;
+    }
+    auto memory = PeerMemory::create(world, mapping, kRegionBytes, reason);
+    if (memory == nullptr) return nullptr;
+    return std::make_unique<CudaPeerProbe>(ops.device(), world, std::move(memory));
+}
+}  // namespace hopper
+
+}  // namespace fp8flow

@@ -1,0 +1,76 @@
+// gather_routing over peer memory: every rank stores its ids and probabilities into every member's box; after one meeting each copies what
+// has come. From there all offsets are computed on the device, alike on all ranks (plan.cu).
+#include "kernels/hopper/exchange/peer/exchange.h"
+
+namespace fp8flow {
+
+using namespace hopper;
+
+namespace {
+
+// A box: ids [G, S, K], then probs [G, S, K].
+struct RoutingArgs {
+    PeerGroup group;
+    const int32_t* ids;
+    const float* probs;
+    int64_t present, values;  // of this rank: T * K, and S * K
+    int32_t* all_ids;
+    float* all_probs;
+};
+
+// Moves: 8 bytes a (token, k) to each of the other ranks. A thread takes one value at a time; the values of absent tokens are written too, as -1
+// and 0. No barriers, one writer a word.
+__global__ __launch_bounds__(kPeerThreads) void push_routing_kernel(const RoutingArgs args) {
+    const PeerGroup& group = args.group;
+    if (group.lost()) return;
+    for (int step = 1; step <= group.size; ++step) {
+        const int member = (group.rank + step) % group.size;
+        int32_t* ids = reinterpret_cast<int32_t*>(group.next_box(member)) + group.rank * args.values;
+        float* probs =
+            reinterpret_cast<float*>(group.next_box(member)) + (group.size + group.rank) * args.values;
+        for (int64_t i = grid_thread(); i < args.values; i += grid_threads()) {
+            ids[i] = i < args.present ? args.ids[i] : -1;
+            probs[i] = i < args.present ? args.probs[i] : 0.0f;
+        }
+    }
+    if (grid_thread() == 0) count_wire(&group.words->wire[0], (group.size - 1) * args.values * 8);
+}
+
+// Moves: 8 bytes a (rank, token, k) in and out, all of it local. If a peer was lost nobody is there, so that the plan is a valid one.
+__global__ __launch_bounds__(kPeerThreads) void take_routing_kernel(const RoutingArgs args) {
+    const PeerGroup& group = args.group;
+    const bool lost = group.lost();
+    const int64_t all = group.size * args.values;
+    const int32_t* ids = reinterpret_cast<const int32_t*>(group.current_box(group.rank));
+    const float* probs = reinterpret_cast<const float*>(ids) + all;
+    for (int64_t i = grid_thread(); i < all; i += grid_threads()) {
+        args.all_ids[i] = lost ? -1 : ids[i];
+        args.all_probs[i] = lost ? 0.0f : probs[i];
+    }
+}
+
+}  // namespace
+
+void PeerExchange::do_gather_routing(const TensorView& ids, const TensorView& probs,
+                                     const TensorView& all_ids, const TensorView& all_probs,
+                                     const Launch& launch) {
+    last_stream_ = launch.stream;
+    const int64_t values = all_ids.dim(1) * all_ids.dim(2);
+    check_fits(size() * values * 8, "the routing");
+    const RoutingArgs args{.group = device_groups_[kExpertParallel],
+                           .ids = ids.as<int32_t>(),
+                           .probs = probs.as<float>(),
+                           .present = ids.numel(),
+                           .values = values,
+                           .all_ids = all_ids.as<int32_t>(),
+                           .all_probs = all_probs.as<float>()};
+    const cudaStream_t stream = stream_of(launch);
+    push_routing_kernel<<<peer_grid(ceil_div(values, kPeerWarp), launch), kPeerThreads, 0, stream>>>(args);
+    check_launch("sending the routing");
+    meet(kExpertParallel, PeerOperation::routing, launch);
+    take_routing_kernel<<<peer_grid(ceil_div(size() * values, kPeerWarp), launch), kPeerThreads, 0, stream>>>(
+        args);
+    check_launch("taking the routing");
+}
+
+}  // namespace fp8flow

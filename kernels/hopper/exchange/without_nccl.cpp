@@ -1,0 +1,23 @@
+// The seam of the NCCL exchange in a build without it; CMake passes the reason as FP8FLOW_NO_NCCL_REASON.
+#include "kernels/core/error.h"
+#include "kernels/hopper/exchange/peer/regions.h"
+#include "kernels/hopper/factory.h"
+
+namespace fp8flow::hopper {
+
+bool built_with_nccl() { return false; }
+
+std::unique_ptr<Exchange> make_nccl_exchange(Ops&, const ExchangeGroups&, CombineOrder, double) {
+    fail(ExitCode::usage, "the exchange over NCCL is not in this program: " FP8FLOW_NO_NCCL_REASON);
+}
+
+std::unique_ptr<Messages> make_nccl_messages(Ops&, ProcessGroup&, double) {
+    fail(ExitCode::usage, "messages over NCCL are not in this program: " FP8FLOW_NO_NCCL_REASON);
+}
+
+std::unique_ptr<PeerRegions> make_window_regions(ProcessGroup&, std::string& reason) {
+    reason = "this program was built without NCCL: " FP8FLOW_NO_NCCL_REASON;
+    return nullptr;
+}
+
+}  // namespace fp8flow::hopper

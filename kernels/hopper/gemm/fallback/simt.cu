@@ -1,0 +1,269 @@
+// Every matrix product on CUDA cores, in the reference's order of summation and therefore with its bits: all layouts, forms and
+// groupings. The baseline that the tensor-core paths are compared with, and what runs where they do not apply.
+#include "kernels/hopper/gemm/problem.h"
+
+namespace fp8flow {
+
+namespace hopper {
+
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kTileM = 64, kTileN = 128;  // 8x8 outputs a thread
+constexpr int kChunk = 32;                // contraction per visit of shared memory; divides every scale block
+constexpr int kFragment = 8;
+static_assert(kTileM * kTileN == kThreads * kFragment * kFragment);
+static_assert(kBlock % kChunk == 0 && kMxBlock % kChunk == 0);
+
+// Column of output i in row k of a shared tile. Four neighbours stay together (vector reads); the swizzle spreads the quads of a row
+// of codes, which a warp writes down eight columns of k at once, over all banks.
+__device__ __forceinline__ int column(int k, int i) { return i ^ (((k >> 2) & 7) << 2); }
+
+// Entries [0, kOutputs) x [0, kChunk) of an operand, from element `first`, decoded into tile[k][output]; zeros outside.
+template <int kOutputs>
+__device__ void load_tile(const DeviceOperand& operand, int64_t first, int64_t outputs, int64_t depth,
+                          float (&tile)[kChunk][kOutputs]) {
+    constexpr int kQuads = kOutputs * kChunk / 4;
+    if (operand.k_stride == 1) {
+#pragma unroll 4
+        for (int q = static_cast<int>(threadIdx.x); q < kQuads; q += kThreads) {
+            const int output = q / (kChunk / 4), k = q % (kChunk / 4) * 4;
+            const float4 x =
+                load_quad(operand.codes, operand.dtype, first + output * operand.output_stride + k,
+                          output < outputs ? depth - k : 0);
+            const int at = column(k, output);
+            tile[k][at] = x.x;
+            tile[k + 1][at] = x.y;
+            tile[k + 2][at] = x.z;
+            tile[k + 3][at] = x.w;
+        }
+        return;
+    }
+#pragma unroll 4
+    for (int q = static_cast<int>(threadIdx.x); q < kQuads; q += kThreads) {
+        const int k = q / (kOutputs / 4), output = q % (kOutputs / 4) * 4;
+        *reinterpret_cast<float4*>(&tile[k][column(k, output)]) =
+            load_quad(operand.codes, operand.dtype, first + k * operand.k_stride + output,
+                      k < depth ? outputs - output : 0);
+    }
+}
+
+struct Shared {
+    float a[kChunk][kTileM];
+    float b[kChunk][kTileN];
+    float scale_a[kTileM];
+    float scale_b[kTileN];
+    Tile tile;
+};
+
+// Bytes: each operand tile once per tile of D across it (A n/128 times, B m/64 times), D once; 2*m*n*k FLOPs.
+// One CTA: tiles of 64x128 of D, one after the other; thread (y, x) owns rows 4y+{0..3}, 32+4y+{0..3} and columns 4x+{0..3}, 64+4x+{0..3}.
+// Barriers: one after the tile's description is written, then two a chunk of 32: before shared memory is overwritten, and before it is read.
+// Deterministic: each output is one thread's sum over ascending k, promoted at every scale block; no output is touched twice.
+__global__ void __launch_bounds__(kThreads) product_kernel(DeviceProduct product, int64_t num_tiles) {
+    __shared__ Shared shared;
+    const int thread = static_cast<int>(threadIdx.x), y = thread / 16, x = thread % 16;
+    const bool scaled = product.a.scale.scales != nullptr || product.b.scale.scales != nullptr;
+    const int64_t block = promotion_block(product);
+    for (int64_t index = blockIdx.x; index < num_tiles; index += gridDim.x) {
+        __syncthreads();
+        if (thread == 0) shared.tile = find_tile(product, index, kTileM, kTileN);
+        __syncthreads();
+        const Tile tile = shared.tile;
+        if (tile.past_end) return;
+        if (tile.rows <= 0) continue;
+        const int64_t cols = min(product.n - tile.b_output, int64_t{kTileN});
+        const int64_t depth = tile.valid > 0 ? tile.k : 0;
+        const int64_t a_first = tile.group * product.a.group_stride +
+                                tile.a_output * product.a.output_stride + tile.a_k * product.a.k_stride;
+        const int64_t b_first = tile.group * product.b.group_stride +
+                                tile.b_output * product.b.output_stride + tile.b_k * product.b.k_stride;
+        float sum[kFragment][kFragment] = {}, partial[kFragment][kFragment] = {};
+        for (int64_t k0 = 0; k0 < depth; k0 += kChunk) {
+            const int steps = static_cast<int>(min(depth - k0, int64_t{kChunk}));
+            __syncthreads();
+            load_tile(product.a, a_first + k0 * product.a.k_stride, tile.valid, steps, shared.a);
+            load_tile(product.b, b_first + k0 * product.b.k_stride, cols, steps, shared.b);
+            if (scaled && (k0 == 0 || (block != 0 && k0 % block == 0))) {
+                if (thread < kTileM && thread < tile.valid)
+                    shared.scale_a[thread] =
+                        load_scale(product.a.scale, tile.group, tile.a_output + thread, tile.a_k + k0);
+                if (thread < cols)
+                    shared.scale_b[thread] =
+                        load_scale(product.b.scale, tile.group, tile.b_output + thread, tile.b_k + k0);
+            }
+            __syncthreads();
+#pragma unroll 4
+            for (int k = 0; k < steps; ++k) {
+                float a[kFragment], b[kFragment];
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    *reinterpret_cast<float4*>(a + 4 * half) =
+                        *reinterpret_cast<const float4*>(&shared.a[k][column(k, 32 * half + 4 * y)]);
+                    *reinterpret_cast<float4*>(b + 4 * half) =
+                        *reinterpret_cast<const float4*>(&shared.b[k][column(k, 64 * half + 4 * x)]);
+                }
+#pragma unroll
+                for (int i = 0; i < kFragment; ++i)
+#pragma unroll
+                    for (int j = 0; j < kFragment; ++j) partial[i][j] = fma_float(a[i], b[j], partial[i][j]);
+            }
+            const int64_t done = k0 + steps;
+            if (done == depth || (block != 0 && done % block == 0)) {
+#pragma unroll
+                for (int i = 0; i < kFragment; ++i) {
+#pragma unroll
+                    for (int j = 0; j < kFragment; ++j) {
+                        const float scale = scaled ? shared.scale_a[i / 4 * 32 + 4 * y + i % 4] *
+                                                         shared.scale_b[j / 4 * 64 + 4 * x + j % 4]
+                                                   : 1.0f;
+                        sum[i][j] = scaled ? fma_float(partial[i][j], scale, sum[i][j]) : partial[i][j];
+                        partial[i][j] = 0.0f;
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kFragment; ++i) {
+            const int row = i / 4 * 32 + 4 * y + i % 4;
+            if (row >= tile.rows) continue;
+            const int64_t start = (tile.d_row + row) * product.n + tile.b_output;
+#pragma unroll
+            for (int j = 0; j < kFragment; ++j) {
+                const int col = j / 4 * 64 + 4 * x + j % 4;
+                if (col >= cols) continue;
+                const float value = row < tile.valid ? sum[i][j] : 0.0f;
+                if (product.mode == Gradient::accumulate)
+                    static_cast<float*>(product.d)[start + col] += value;
+                else
+                    store_float(product.d, product.d_dtype, start + col, value);
+            }
+        }
+    }
+}
+
+// Scales of codes stored [rows, contraction], counted from the first stored row and contraction element.
+DeviceScale scale_of(const Fp8Tensor& tensor) {
+    const int64_t rows = tensor.codes.dim(-2), blocks = ceil_div(tensor.codes.dim(-1), kBlock);
+    DeviceScale scale{.scales = tensor.scales.data, .dtype = tensor.scales.dtype};
+    switch (tensor.layout) {
+        case ScaleLayout::none: return {};
+        case ScaleLayout::tensor: break;
+        case ScaleLayout::row:
+        case ScaleLayout::group_row: scale.output_stride = 1; break;
+        case ScaleLayout::vec128_wire:
+            scale.output_stride = blocks;
+            scale.block = kBlock;
+            scale.block_stride = 1;
+            break;
+        case ScaleLayout::vec128:
+            scale.output_stride = 1;
+            scale.block = kBlock;
+            scale.block_stride = rows;
+            break;
+        case ScaleLayout::block128:
+            scale.outputs_per_scale = kBlock;
+            scale.output_stride = round_up(blocks, 4);
+            scale.block = kBlock;
+            scale.block_stride = 1;
+            break;
+        case ScaleLayout::tile128:
+            scale.outputs_per_scale = kBlock;
+            scale.output_stride = 1;
+            scale.block = kBlock;
+            scale.block_stride = ceil_div(rows, kBlock);
+            break;
+        case ScaleLayout::mx32:
+            scale.output_stride = 1;
+            scale.block = kMxBlock;
+            scale.block_stride = rows;
+            break;
+    }
+    return scale;
+}
+
+// Stored [rows, contraction].
+DeviceOperand along_contraction(const Fp8Tensor& tensor) {
+    return {.codes = tensor.codes.data,
+            .dtype = tensor.codes.dtype,
+            .output_stride = tensor.codes.dim(-1),
+            .k_stride = 1,
+            .row_base = tensor.codes.row_base,
+            .scale = scale_of(tensor)};
+}
+
+// Stored [contraction, rows]; plain tensors only. Equal strides of 1 (one column) read as contiguous along the contraction.
+DeviceOperand across_contraction(const Fp8Tensor& tensor) {
+    return {.codes = tensor.codes.data,
+            .dtype = tensor.codes.dtype,
+            .output_stride = 1,
+            .k_stride = tensor.codes.dim(-1),
+            .row_base = tensor.codes.row_base};
+}
+
+}  // namespace
+
+DeviceProduct product_of(const op::Gemm& args) {
+    const bool a_across = args.form == op::GemmForm::tn, b_across = args.form != op::GemmForm::nt;
+    return {.groups = device_groups({}, args.d.dim(0)),
+            .m = args.d.dim(0),
+            .n = args.d.dim(1),
+            .k = args.a.codes.dim(a_across ? 0 : 1),
+            .a = a_across ? across_contraction(args.a) : along_contraction(args.a),
+            .b = b_across ? across_contraction(args.b) : along_contraction(args.b),
+            .mode = args.mode,
+            .d = args.d.data,
+            .d_dtype = args.d.dtype};
+}
+
+DeviceProduct product_of(const op::GroupedGemm& args) {
+    DeviceOperand b = args.form == op::GemmForm::nt ? along_contraction(args.b) : across_contraction(args.b);
+    b.group_stride = args.b.codes.dim(1) * args.b.codes.dim(2);
+    if (args.b.scales && args.b.layout != ScaleLayout::tensor)
+        b.scale.group_stride = args.b.scales.numel() / args.b.codes.dim(0);
+    return {.groups = device_groups(args.groups, args.d.dim(0)),
+            .m = args.groups.row_capacity,
+            .n = args.d.dim(1),
+            .k = args.a.codes.dim(1),
+            .a = along_contraction(args.a),
+            .b = b,
+            .d = args.d.data,
+            .d_dtype = args.d.dtype,
+            .d_row_base = args.d.row_base};
+}
+
+DeviceProduct product_of(const op::GroupedGemmWgrad& args) {
+    // FP8 operands are the transposed copies
+    const auto operand = [](const Fp8Tensor& tensor) {
+        DeviceOperand result =
+            is_fp8(tensor.codes.dtype) ? along_contraction(tensor) : across_contraction(tensor);
+        if (tensor.layout == ScaleLayout::group_row) result.scale.group_stride = tensor.codes.dim(0);
+        return result;
+    };
+    DeviceProduct product{.grouped = Grouped::contraction,
+                          .groups = device_groups(args.groups, 0),
+                          .m = args.dw.dim(1),
+                          .n = args.dw.dim(2),
+                          .k = args.groups.row_capacity,
+                          .a = operand(args.dy),
+                          .b = operand(args.x),
+                          .mode = args.mode,
+                          .d = args.dw.data,
+                          .d_dtype = args.dw.dtype};
+    if (args.second)
+        product.second = {device_groups(args.second.groups, 0), operand(args.second.dy),
+                          operand(args.second.x)};
+    return product;
+}
+
+void launch_simt(const DeviceProduct& product, const Launch& launch) {
+    const int64_t tiles = row_tiles_bound(product, kTileM) * ceil_div(product.n, kTileN);
+    if (tiles == 0) return;
+    constexpr int kPerSm = 2;  // CTAs that the register file holds
+    product_kernel<<<grid_for(tiles, launch, kPerSm), kThreads, 0, stream_of(launch)>>>(product, tiles);
+    check_launch("product (simt)");
+}
+
+}  // namespace hopper
+
+}  // namespace fp8flow

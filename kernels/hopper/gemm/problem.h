@@ -1,0 +1,188 @@
+// Matrix products as kernel arguments: which entries, scales and rows of D each tile reads and writes, resolved on the device from the
+// group sizes. The counterpart of kernels/reference/gemm_kernel.h. Read next: gemm/fallback/simt.cu, gemm/fallback/mma.cu.
+#pragma once
+
+#include "kernels/core/fp8_tensor.h"
+#include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/runtime/launch.h"
+#include "kernels/ops/gemm.h"
+
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+namespace fp8flow::hopper {
+
+// Scale of entry (i, k) of an operand, i the output index (row of D for A, column for B), k along the contraction:
+// scales[group * group_stride + (i / outputs_per_scale) * output_stride + (k / block) * block_stride]; null scales mean 1.
+struct DeviceScale {
+    const void* scales = nullptr;
+    DType dtype = DType::f32;  // f32 | e8m0
+    int outputs_per_scale = 1;
+    int block = 0;  // contraction elements per scale; 0: constant along the contraction
+    int64_t output_stride = 0;
+    int64_t block_stride = 0;
+    int64_t group_stride = 0;
+};
+
+// Entry (i, k) stands at codes[group * group_stride + i * output_stride + k * k_stride]; one of the two strides is 1.
+struct DeviceOperand {
+    const void* codes = nullptr;
+    DType dtype = DType::f32;
+    int64_t output_stride = 0;
+    int64_t k_stride = 0;
+    int64_t group_stride = 0;
+    const int64_t* row_base = nullptr;
+    DeviceScale scale;
+
+    __device__ int64_t base() const { return row_base != nullptr ? *row_base : 0; }
+};
+
+// Which axis the groups divide: the rows of A and D (a dense product is one group), or the contraction.
+enum class Grouped { rows, contraction };
+
+// Further rows that a grouped contraction goes on over, in operands and groups of their own; num_groups 0: none.
+struct DeviceRows {
+    DeviceGroups groups{};
+    DeviceOperand a;
+    DeviceOperand b;
+};
+
+// D(i, j) (+)= sum over k of A(i, k) B(j, k) for every group.
+struct DeviceProduct {
+    Grouped grouped = Grouped::rows;
+    DeviceGroups groups{};
+    int64_t m = 0;  // rows of D of one group; Grouped::rows: upper bound of the padded rows of all groups
+    int64_t n = 0;
+    int64_t k = 0;  // Grouped::contraction: upper bound of the padded rows of all groups
+    DeviceOperand a;
+    DeviceOperand b;
+    Gradient mode = Gradient::overwrite;
+    void* d = nullptr;
+    DType d_dtype = DType::f32;
+    const int64_t* d_row_base = nullptr;
+    DeviceRows second;  // taken by launch_wgmma_wgrad_two only
+};
+
+// What one CTA computes: a rectangle of D. `rows` of it are written, the first `valid` with products, the others (pads) with zeros.
+struct Tile {
+    int64_t group;
+    int64_t a_output, b_output;  // output index of the tile's first row and column in A and B
+    int64_t a_k, b_k, k;         // contraction: its first index in A and B, its length
+    int64_t d_row;               // first row, in rows of n elements
+    int64_t rows, valid;         // rows <= 0: nothing to do
+    bool past_end;               // Grouped::rows: no group has a tile of this or any later index
+};
+
+// Upper bound of the number of row tiles; the exact number is known on the device only.
+inline int64_t row_tiles_bound(const DeviceProduct& p, int64_t tile_rows) {
+    if (p.grouped == Grouped::contraction) return p.groups.num_groups * ceil_div(p.m, tile_rows);
+    return p.groups.num_groups == 1 ? ceil_div(p.m, tile_rows) : p.m / tile_rows + p.groups.num_groups;
+}
+
+// Tile `index`, columns fastest. Groups are walked in order, so a tile never spans two of them.
+__device__ inline Tile find_tile(const DeviceProduct& p, int64_t index, int64_t tile_rows,
+                                 int64_t tile_cols) {
+    const int64_t col_tiles = (p.n + tile_cols - 1) / tile_cols;
+    int64_t row_tile = index / col_tiles;
+    Tile tile{};
+    tile.b_output = index % col_tiles * tile_cols;
+    if (p.grouped == Grouped::contraction) {
+        const int64_t row_tiles = (p.m + tile_rows - 1) / tile_rows;
+        tile.group = row_tile / row_tiles;
+        tile.a_output = row_tile % row_tiles * tile_rows;
+        tile.k = p.groups.count(tile.group);
+        tile.a_k = p.a.base() + p.groups.offset(tile.group);
+        tile.b_k = p.b.base() + p.groups.offset(tile.group);
+        tile.d_row = tile.group * p.m + tile.a_output;
+        // a group without rows adds nothing
+        tile.rows = tile.k == 0 && p.mode == Gradient::accumulate ? 0 : min(p.m - tile.a_output, tile_rows);
+        tile.valid = tile.rows;
+        return tile;
+    }
+    for (int64_t g = 0; g < p.groups.num_groups; ++g) {
+        const int64_t first = p.groups.offset(g), padded = p.groups.offset(g + 1) - first;
+        const int64_t tiles = (padded + tile_rows - 1) / tile_rows;
+        if (row_tile >= tiles) {
+            row_tile -= tiles;
+            continue;
+        }
+        const int64_t row = row_tile * tile_rows;
+        tile.group = g;
+        tile.a_output = p.a.base() + first + row;
+        tile.k = p.k;
+        tile.d_row = (p.d_row_base != nullptr ? *p.d_row_base : 0) + first + row;
+        tile.rows = min(padded - row, tile_rows);
+        tile.valid = max(min(p.groups.count(g) - row, tile.rows), int64_t{0});
+        return tile;
+    }
+    tile.past_end = true;
+    return tile;
+}
+
+// Contraction elements between promotions to the FP32 accumulator; 0: none before the end.
+__device__ __forceinline__ int64_t promotion_block(const DeviceProduct& p) {
+    const int a = p.a.scale.block, b = p.b.scale.block;
+    return a == 0 ? b : (b == 0 ? a : min(a, b));
+}
+
+__device__ __forceinline__ float load_scale(const DeviceScale& s, int64_t group, int64_t output, int64_t k) {
+    if (s.scales == nullptr) return 1.0f;
+    const int64_t at_k = s.block != 0 ? k / s.block * s.block_stride : 0;
+    return load_float(s.scales, s.dtype,
+                      group * s.group_stride + output / s.outputs_per_scale * s.output_stride + at_k);
+}
+
+// Four elements that stand next to each other, as fp32 without their scale; zeros from `count` on. One vector load where aligned.
+__device__ __forceinline__ float4 load_quad(const void* data, DType dtype, int64_t offset, int64_t count) {
+    const int64_t width = dtype == DType::f32 ? 4 : (dtype == DType::bf16 ? 2 : 1);
+    const uint8_t* at = static_cast<const uint8_t*>(data) + offset * width;
+    if (count >= 4 && reinterpret_cast<uintptr_t>(at) % static_cast<uintptr_t>(4 * width) == 0) {
+        if (dtype == DType::f32) return *reinterpret_cast<const float4*>(at);
+        if (dtype == DType::bf16) {
+            const uint2 bits = *reinterpret_cast<const uint2*>(at);
+            return {bits_float(bits.x << 16), bits_float(bits.x & 0xFFFF0000u), bits_float(bits.y << 16),
+                    bits_float(bits.y & 0xFFFF0000u)};
+        }
+        const uint32_t codes = *reinterpret_cast<const uint32_t*>(at);
+        const __nv_fp8_interpretation_t kind = dtype == DType::e5m2 ? __NV_E5M2 : __NV_E4M3;
+        const auto low = static_cast<__nv_fp8x2_storage_t>(codes & 0xFFFFu);
+        const auto high = static_cast<__nv_fp8x2_storage_t>(codes >> 16);
+        const float2 x = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(low, kind)));
+        const float2 y = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(high, kind)));
+        return {x.x, x.y, y.x, y.y};
+    }
+    return {count > 0 ? load_float(data, dtype, offset) : 0.0f,
+            count > 1 ? load_float(data, dtype, offset + 1) : 0.0f,
+            count > 2 ? load_float(data, dtype, offset + 2) : 0.0f,
+            count > 3 ? load_float(data, dtype, offset + 3) : 0.0f};
+}
+
+// ---- the ops as products (gemm/fallback/simt.cu) -------------------------------------------------------------------------------------------
+DeviceProduct product_of(const op::Gemm& args);
+DeviceProduct product_of(const op::GroupedGemm& args);
+DeviceProduct product_of(const op::GroupedGemmWgrad& args);
+
+// Any product, summed exactly in the order of kernels/ops/gemm.h.
+void launch_simt(const DeviceProduct& product, const Launch& launch);
+
+// FP8 weight gradients with a scale per 128 of the contraction, of rows of D that 16 bytes divide: gemm/sm90/fp8_wgrad.cu.
+inline bool is_blockwise_wgrad(const DeviceProduct& p) {
+    return p.grouped == Grouped::contraction && p.a.scale.block == kBlock && p.b.scale.block == kBlock &&
+           p.n % 4 == 0;
+}
+
+// Grouped products on warpgroup instructions (gemm_wgmma*.cu), of operands stored as a and b, where dtypes, layouts and alignments allow.
+bool wgmma_takes(const DeviceProduct& product, const TensorView& a, const TensorView& b,
+                 int64_t group_alignment);
+// false, and nothing done, where they do not; also of the fused op.
+bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, const Launch& launch);
+bool launch_wgmma(const DeviceProduct& product, const TensorView& a, const TensorView& b,
+                  int64_t group_alignment, const Launch& launch);
+// A weight gradient with a second set of operands in one pass over D; false, and nothing done, where they do not allow that.
+bool launch_wgmma_two(const op::GroupedGemmWgrad& args, const Launch& launch);
+
+// Any product by the kernel of this project that `backend` names: on tensor cores (gemm/fallback/mma.cu; f32 operands on CUDA cores all the
+// same), or with the reference's bits.
+void launch_product(const DeviceProduct& product, GemmBackend backend, const Launch& launch);
+
+}  // namespace fp8flow::hopper

@@ -1,0 +1,377 @@
+// Cross-entropy of rows that a cluster of CTAs holds on chip. Bit-equal to the reference. Read first: cross_entropy.h.
+#include "kernels/hopper/head/cross_entropy.h"
+
+#include "kernels/hopper/device/mbarrier.h"
+
+namespace fp8flow::hopper {
+
+namespace {
+
+constexpr int kWorkers = 16;  // warps that work on blocks; one more works on rows
+constexpr int kClusterThreads = (kWorkers + 1) * kWarpSize;
+constexpr int kStages = 3;             // blocks that a warp holds: loading, or waiting for their row
+constexpr int kMostLag = kStages - 1;  // of a gradient behind its exponentials, in steps of a warp
+constexpr int kMostCtas = 8;           // of a cluster
+constexpr int kOwnBlocks = kMostLag * kWorkers;      // of a row in a CTA, at most
+constexpr int kMostBlocks = kMostCtas * kOwnBlocks;  // of a row
+constexpr int kMostSlots = 64;            // rows in work: from their first block's sum to their last gradient
+constexpr int kPlaces = 8 * kMostBlocks;  // for blocks of rows in work
+
+struct alignas(128) Shared {
+    float stages[kWorkers][kStages][kBlockColumns];
+    float2 blocks[kPlaces];  // [slot][block of the row]: its largest and sum, sent by the whole cluster
+    float factors[8 * kOwnBlocks];  // [slot][block of this CTA]: what turns exponentials into gradients
+    int labels[kMostSlots];
+    Barrier loaded[kWorkers][kStages], complete[kMostSlots], ready[kMostSlots];
+};
+static_assert(sizeof(Shared) <= 227 << 10);
+
+struct Split {
+    int ctas;    // of a cluster
+    int blocks;  // of a row
+    int slots;   // a power of two
+    // The first blocks % ctas CTAs have one more.
+    __host__ __device__ int own(int rank) const { return blocks / ctas + (rank < blocks % ctas ? 1 : 0); }
+    __device__ uint32_t row_bytes() const {  // of what is sent
+        return static_cast<uint32_t>(blocks) * static_cast<uint32_t>(sizeof(float2));
+    }
+    __device__ int first(int rank) const { return rank * (blocks / ctas) + min(rank, blocks % ctas); }
+};
+// How many steps later a warp turns exponentials into gradients: all blocks of the row have been worked on in that step, at the latest.
+__host__ __device__ inline int lag_of(int own) { return own <= kWorkers + 1 ? 1 : kMostLag; }
+
+// What a CTA does: blocks of rows, as one sequence (all own blocks of its cluster's first row, then of the next).
+struct Part {
+    int rank, lane, warp;
+    int first_block, own;        // of each row
+    int step_rows, step_blocks;  // kWorkers blocks further
+    int64_t first_token, clusters;
+    int rows;
+};
+
+// A warp's place in that sequence, of which it takes every kWorkers-th block.
+struct Place {
+    int row, block;
+    __device__ explicit Place(const Part& part) : row(part.warp / part.own), block(part.warp % part.own) {}
+    __device__ void advance(const Part& part) {
+        row += part.step_rows;
+        block += part.step_blocks;
+        if (block >= part.own) block -= part.own, ++row;
+    }
+};
+// A row's slot, and the parity of the phase in which that serves it.
+struct Slot {
+    int at;
+    uint32_t parity;
+    __device__ Slot(int row, int slots) : at(row & (slots - 1)), parity((row & slots) != 0 ? 1u : 0u) {}
+};
+__device__ __forceinline__ void read_stage(const float* stage, Columns& x) {
+#pragma unroll
+    for (int j = 0; j < kQuads; ++j) {
+        const float4 word = *reinterpret_cast<const float4*>(stage + j * 4 * kWarpSize);
+        x[j][0] = word.x, x[j][1] = word.y, x[j][2] = word.z, x[j][3] = word.w;
+    }
+}
+__device__ __forceinline__ void write_stage(float* stage, const Columns& x) {
+#pragma unroll
+    for (int j = 0; j < kQuads; ++j)
+        *reinterpret_cast<float4*>(stage + j * 4 * kWarpSize) = float4{x[j][0], x[j][1], x[j][2], x[j][3]};
+}
+__device__ __forceinline__ void store4(uint16_t* to, const float (&p)[4]) {
+    *reinterpret_cast<uint2*>(to) = uint2{pack_bf16(p[0], p[1]), pack_bf16(p[2], p[3])};
+}
+__device__ __forceinline__ void store4(float* to, const float (&p)[4]) {
+    *reinterpret_cast<float4*>(to) = float4{p[0], p[1], p[2], p[3]};
+}
+// Columns [0, columns) of a block, those from `known` on as 0. `to` is this lane's.
+template <class Out>
+__device__ __forceinline__ void store_block(Out* to, Columns& p, int columns, int known, int lane) {
+    if (known >= kBlockColumns) {
+#pragma unroll
+        for (int j = 0; j < kQuads; ++j) store4(to + j * 4 * kWarpSize, p[j]);
+        return;
+    }
+    set_columns_from(p, known, lane, 0.0f);
+#pragma unroll
+    for (int j = 0; j < kQuads; ++j)
+        if (j * 4 * kWarpSize + lane * 4 < columns) store4(to + j * 4 * kWarpSize, p[j]);
+}
+
+// A block's largest and sum, to every CTA of the cluster, where they complete the row's barrier. In a cluster of one they are ordinary
+// stores and arrivals: those that count themselves (st.async) are for two CTAs and more.
+__device__ __forceinline__ void send(Shared& shared, const Split& split, int slot, int block, float2 value,
+                                     int lane) {
+    float2* const place = &shared.blocks[slot * split.blocks + block];
+    Barrier* const barrier = &shared.complete[slot];
+    __syncwarp();  // all lanes have read what they needed of earlier rows' factors
+    if (split.ctas == 1) {
+        if (lane != 0) return;
+        *place = value;
+        barrier_arrive(barrier);
+    } else if (lane < split.ctas) {
+        const auto to = static_cast<uint32_t>(lane);
+        store_remote(cluster_address(place, to), value, cluster_address(barrier, to));
+    }
+}
+
+template <class Out>
+__device__ __forceinline__ void work_on_blocks(Shared& shared, const CrossEntropyArgs& args,
+                                               const Split& split, const Part& part) {
+    const int own = part.own, lane = part.lane;
+    const int steps = max(0, (part.rows * own - part.warp + kWorkers - 1) / kWorkers), lag = lag_of(own);
+    const int64_t row_step = part.clusters * args.columns,
+                  first = part.first_token * args.columns + part.first_block * kBlockColumns;
+    // from the CTA's first column on
+    const int columns = static_cast<int>(args.columns) - part.first_block * kBlockColumns,
+              vocab = static_cast<int>(args.vocab) - part.first_block * kBlockColumns;
+    float(*const stages)[kBlockColumns] = shared.stages[part.warp];
+    Barrier* const loaded = shared.loaded[part.warp];
+    Place loading(part), working(part), finishing(part);
+    const auto load = [&](int stage) {
+        if (lane == 0) {
+            const int column = loading.block * kBlockColumns;
+            const uint32_t bytes = static_cast<uint32_t>(min(kBlockColumns, columns - column)) * 4u;
+            barrier_arrive_expect_bytes(&loaded[stage], bytes);
+            bulk_load(args.logits + first + loading.row * row_step + column, &loaded[stage], stages[stage],
+                      bytes);
+        }
+        loading.advance(part);
+    };
+    for (int stage = 0; stage < min(kStages, steps); ++stage) load(stage);
+    RingPosition<kStages> fresh, held;
+    for (int step = 0; step < steps + lag; ++step) {
+        if (step < steps) {
+            float* const stage = stages[fresh.index] + lane * 4;
+            barrier_wait(&loaded[fresh.index], fresh.parity);
+            fresh.advance();
+            Columns x;
+            read_stage(stage, x);
+            const float largest = block_exponentials(x, vocab - working.block * kBlockColumns, lane);
+            send(shared, split, Slot(working.row, split.slots).at, part.first_block + working.block,
+                 float2{largest, block_sum(x)}, lane);
+            write_stage(stage, x);
+            working.advance(part);
+        }
+        if (step < lag) continue;
+        const Slot slot(finishing.row, split.slots);
+        barrier_wait(&shared.ready[slot.at], slot.parity);
+        const int label = shared.labels[slot.at], column = finishing.block * kBlockColumns;
+        const float factor = shared.factors[slot.at * own + finishing.block];
+        Columns p;
+        read_stage(stages[held.index] + lane * 4, p);
+        if (step < steps + lag - kStages) {  // the stage is empty
+            fence_shared_for_engines();
+            __syncwarp();
+            load(held.index);
+        }
+        held.advance();
+        Out* const to =
+            static_cast<Out*>(args.dlogits) + first + finishing.row * row_step + column + lane * 4;
+        finishing.advance(part);
+        if (args.dlogits == nullptr) continue;
+#pragma unroll
+        for (int j = 0; j < kQuads; ++j)
+#pragma unroll
+            for (int n = 0; n < 4; ++n) p[j][n] *= factor;
+        const int label_here = label - part.first_block * kBlockColumns - column;
+        if (label >= 0 && static_cast<unsigned>(label_here) < static_cast<unsigned>(kBlockColumns)) {
+#pragma unroll
+            for (int j = 0; j < kQuads; ++j)
+#pragma unroll
+                for (int n = 0; n < 4; ++n)
+                    if (label_here == j * 4 * kWarpSize + lane * 4 + n) p[j][n] -= args.grad_scale;
+        }
+        store_block(to, p, columns - column, label < 0 ? 0 : vocab - column, lane);
+    }
+}
+
+// A lane's blocks of a row, each kWarpSize-th, in groups of four: what is past the row counts for nothing.
+struct LaneBlocks {
+    static constexpr int kGroups = 2, kGroup = kMostBlocks / kWarpSize / kGroups;
+    float largest[kGroups][kGroup], sum[kGroups][kGroup];
+
+    __device__ __forceinline__ float read(const float2* blocks, int count, int lane) {
+        float of_lane = -FLT_MAX;
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) {
+            if (g * kGroup * kWarpSize >= count) break;
+#pragma unroll
+            for (int k = 0; k < kGroup; ++k) {
+                const int b = (g * kGroup + k) * kWarpSize + lane;
+                const float2 block = b < count ? blocks[b] : float2{-FLT_MAX, 0.0f};
+                largest[g][k] = block.x, sum[g][k] = block.y;
+                of_lane = fmaxf(of_lane, block.x);
+            }
+        }
+        return of_lane;
+    }
+    // The weight of each against the row's largest takes the place of its own; the lane's sum.
+    __device__ __forceinline__ float weigh(float row_largest, int count, int lane) {
+        float total = 0.0f;
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) {
+            if (g * kGroup * kWarpSize >= count) break;
+            uint32_t farthest = 0;  // as in block_exponentials
+#pragma unroll
+            for (int k = 0; k < kGroup; ++k) {
+                const bool counts = (g * kGroup + k) * kWarpSize + lane < count;
+                largest[g][k] = counts ? row_largest - largest[g][k] : 0.0f;
+                farthest = max(farthest, float_bits(largest[g][k]));
+            }
+            if (farthest <= float_bits(kNear)) {
+#pragma unroll
+                for (int k = 0; k < kGroup; ++k) largest[g][k] = exp_near(-largest[g][k]);
+            } else {
+#pragma unroll 1
+                for (int k = 0; k < kGroup; ++k) {
+                    largest[g][0] = exp_float(-largest[g][0]);
+                    rotate(largest[g]);
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < kGroup; ++k) total = fma_float(sum[g][k], largest[g][k], total);
+        }
+        return total;
+    }
+    // The factors of the own blocks, which start at `first`.
+    __device__ __forceinline__ void write(float* factors, float scale, int first, int own, int count,
+                                          int lane) const {
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) {
+            if (g * kGroup * kWarpSize >= count) break;
+#pragma unroll
+            for (int k = 0; k < kGroup; ++k) {
+                const int b = (g * kGroup + k) * kWarpSize + lane - first;
+                if (static_cast<unsigned>(b) < static_cast<unsigned>(own)) factors[b] = largest[g][k] * scale;
+            }
+        }
+    }
+};
+
+// By one warp: sum, loss, and a factor for each own block, of every row of the cluster.
+__device__ __forceinline__ void gather_rows(Shared& shared, const CrossEntropyArgs& args, const Split& split,
+                                            const Part& part) {
+    const int lane = part.lane;
+    int next_label = args.labels[part.first_token];
+    for (int row = 0; row < part.rows; ++row) {
+        const int64_t token = part.first_token + row * part.clusters;
+        const int label = next_label;
+        if (row + 1 < part.rows) next_label = args.labels[token + part.clusters];
+        const bool in_vocabulary = label < args.vocab, writes_loss = part.rank == 0 && lane == 0;
+        float at_label = 0.0f;
+        if (writes_loss && label >= 0 && in_vocabulary) at_label = args.logits[token * args.columns + label];
+        const Slot slot(row, split.slots);
+        barrier_wait_cluster(&shared.complete[slot.at], slot.parity);
+        if (split.ctas > 1 && lane == 0 && row + split.slots < part.rows)
+            barrier_arrive_expect_bytes(&shared.complete[slot.at], split.row_bytes());
+        LaneBlocks blocks;
+        const float largest =
+            warp_largest(blocks.read(&shared.blocks[slot.at * split.blocks], split.blocks, lane));
+        float sum = warp_sum(blocks.weigh(largest, split.blocks, lane));
+        if (!in_vocabulary) sum = bits_float(kNanBits);
+        blocks.write(&shared.factors[slot.at * part.own], div_float(args.grad_scale, sum), part.first_block,
+                     part.own, split.blocks, lane);
+        if (lane == 0) shared.labels[slot.at] = max(label, -1);
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&shared.ready[slot.at]);
+        if (writes_loss) args.loss[token] = label < 0 ? 0.0f : log_float(sum) + (largest - at_label);
+    }
+}
+
+// Moves: logits once, dlogits once (V=129280, bf16: 776 KB a token, 190 us for 1024 tokens), and nothing twice: a cluster of up to eight CTAs
+// (one an SM) holds a row in shared memory from its exponentials to its gradient. The contract lets every block of 1024 columns be worked
+// on when it arrives. A CTA's blocks of all its rows are one sequence, of which each of 16 warps takes every 16th: no warp idles, whatever
+// the vocabulary. A warp has a ring of three stages (4 KB each), which it fills itself by bulk copies. A step of a warp: (1) the next
+// block: its largest, its exponentials in place, their sum; largest and sum go to every CTA of the cluster; (2) the gradient of the block
+// `lag` steps back, and its stage loads again. About 26 instructions an element, of which exp has 13: 130 us of issue on 120 SMs. The
+// seventeenth warp gathers a row: largest and sum over its blocks in lanes, a factor for each block of the CTA, loss; the workers have a
+// step of other work meanwhile. What it takes, and what the slowest warp of a row takes, is what all others wait for.
+// Barriers: loaded, of each stage: the bytes of its copy; a warp alone uses it. complete, of a slot of rows: the bytes of the blocks of
+// all CTAs (asynchronous stores count themselves); armed by the row warp for the row that has the slot next, once it has seen the phase
+// before: what arrives earlier is counted below zero. In a cluster of one: an arrival for each block. ready, of a slot: one arrival of the
+// row warp. A row is never waited for in vain: the last of its blocks in a CTA is at most `lag` steps later than the first, and a warp
+// works on a block before it waits. No slot is written too early: a warp that sends of row r has finished all that it did `lag` + 1 steps
+// earlier, behind rows r - d, d = the rows that 16 (lag + 1) blocks reach over; so every CTA's workers had sent those rows, and were
+// through with row r - 2d, and their row warps with them: 2d slots. The same holds for factors and labels, which the row warp
+// writes when all blocks of rows up to r are there. A cluster meets before the first store to another CTA and before any of it leaves.
+// Fixed order: deterministic.
+template <class Out>  // of a gradient
+__global__ __launch_bounds__(kClusterThreads, 1) void row_cluster_kernel(const CrossEntropyArgs args,
+                                                                         const Split split) {
+    extern __shared__ __align__(128) uint8_t shared_bytes[];
+    Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
+    const int thread = static_cast<int>(threadIdx.x), rank = static_cast<int>(cluster_rank()),
+              own = split.own(rank);
+    const int64_t clusters = gridDim.x / split.ctas, first_token = blockIdx.x / split.ctas;
+    const Part part{.rank = rank,
+                    .lane = thread % kWarpSize,
+                    .warp = thread / kWarpSize,
+                    .first_block = split.first(rank),
+                    .own = own,
+                    .step_rows = kWorkers / own,
+                    .step_blocks = kWorkers % own,
+                    .first_token = first_token,
+                    .clusters = clusters,
+                    .rows = static_cast<int>((args.tokens - first_token + clusters - 1) / clusters)};
+    if (thread < kWorkers)
+        for (int stage = 0; stage < kStages; ++stage) barrier_init(&shared.loaded[thread][stage], 1);
+    if (thread < split.slots) {
+        const bool alone = split.ctas == 1;
+        barrier_init(&shared.complete[thread], alone ? static_cast<uint32_t>(split.blocks) : 1);
+        barrier_init(&shared.ready[thread], 1);
+        if (!alone && thread < part.rows)
+            barrier_arrive_expect_bytes(&shared.complete[thread], split.row_bytes());
+    }
+    fence_barrier_init();
+    __syncwarp();
+    cluster_meet();
+    if (part.warp < kWorkers)
+        work_on_blocks<Out>(shared, args, split, part);
+    else
+        gather_rows(shared, args, split, part);
+    __syncwarp();
+    cluster_meet();
+}
+
+// The smallest cluster whose warps take one block of a row each, or the largest. Slots: twice the rows that a warp's lag reaches over.
+Split split_of(int64_t columns) {
+    Split split{.ctas = 1, .blocks = static_cast<int>(ceil_div(columns, op::kLossBlock)), .slots = 2};
+    while (split.ctas < kMostCtas && split.blocks > kWorkers * split.ctas) split.ctas *= 2;
+    const int behind = kWorkers * (lag_of(split.own(0)) + 1), fewest = split.own(split.ctas - 1);
+    while (split.slots < 2 * ((behind + fewest - 1) / fewest)) split.slots *= 2;
+    return split;
+}
+
+template <class Out> void launch_as(const CrossEntropyArgs& args, const Launch& launch) {
+    const Split split = split_of(args.columns);
+    const auto kernel = row_cluster_kernel<Out>;
+    allow_shared_memory(kernel, sizeof(Shared), "cross_entropy");
+    const unsigned ctas = static_cast<unsigned>(split.ctas);
+    cudaLaunchAttribute cluster = in_clusters(ctas);
+    const cudaLaunchConfig_t config =
+        launch_config(std::span(&cluster, 1), ctas, dim3(kClusterThreads), sizeof(Shared), launch);
+    int clusters = 0;  // that the device holds at a time: its GPCs have different numbers of SMs
+    check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config), "cross_entropy");
+    if (launch.sm_limit > 0) clusters = std::min(clusters, launch.sm_limit / split.ctas);
+    clusters = static_cast<int>(std::min<int64_t>(std::max(1, clusters), args.tokens));
+    launch_with(cluster, kernel, static_cast<unsigned>(clusters) * ctas, dim3(kClusterThreads),
+                sizeof(Shared), launch, "cross_entropy", args, split);
+}
+
+}  // namespace
+
+bool fits_clusters(const CrossEntropyArgs& args) {
+    constexpr int64_t kWord = 16 / sizeof(uint16_t);  // elements of a gradient
+    return args.columns <= int64_t{kMostBlocks} * kBlockColumns && args.columns % kWord == 0 &&
+           reinterpret_cast<uintptr_t>(args.logits) % 16 == 0 &&
+           reinterpret_cast<uintptr_t>(args.dlogits) % 16 == 0;
+}
+
+void launch_clusters(const CrossEntropyArgs& args, const Launch& launch) {
+    if (args.dlogits != nullptr && args.dlogits_dtype == DType::f32)
+        launch_as<float>(args, launch);
+    else
+        launch_as<uint16_t>(args, launch);
+}
+
+}  // namespace fp8flow::hopper

@@ -1,0 +1,149 @@
+// Element-wise operations and small reductions on activations: sum, add, cast, zero, and the count of NaN and infinity. All bit-equal to the
+// reference.
+#include "kernels/core/random.h"
+#include "kernels/hopper/device/vector_io.h"
+#include "kernels/hopper/hopper_ops.h"
+
+namespace fp8flow {
+
+using namespace hopper;
+
+namespace {
+
+constexpr int kThreads = 256;
+
+// y = a + b, or y = a in another dtype when b is absent. Moves every element once. Eight elements a thread and turn; y may be a or b,
+// because a thread writes what it alone has read.
+__global__ __launch_bounds__(kThreads) void add_kernel(DeviceView a, DeviceView b, DeviceView y,
+                                                       int64_t count, bool vectorised) {
+    let_next_start();
+    wait_for_kernel_before();
+    for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kVector; i < count;
+         i += static_cast<int64_t>(gridDim.x) * kThreads * kVector) {
+        float values[kVector];
+        load_up_to_8(a.data, a.dtype, i, count - i, vectorised, values);
+        if (b.data != nullptr) {
+            float more[kVector];
+            load_up_to_8(b.data, b.dtype, i, count - i, vectorised, more);
+#pragma unroll
+            for (int j = 0; j < kVector; ++j) values[j] += more[j];
+        }
+        store_up_to_8(y.data, y.dtype, i, count - i, vectorised, values);
+    }
+}
+
+void launch_add(const TensorView& a, const TensorView& b, const TensorView& y, const Launch& launch,
+                const char* op) {
+    const int64_t count = y.numel();
+    if (count == 0) return;
+    const bool vectorised = is_vectorisable(a.data, kVector) && is_vectorisable(b.data, kVector) &&
+                            is_vectorisable(y.data, kVector);
+    launch_behind(add_kernel, grid_for(ceil_div(count, kThreads * kVector), launch), kThreads, launch, op,
+                  device_view(a), device_view(b), device_view(y), count, vectorised);
+}
+
+// *sum += the values, in double: blocks of 64 in ascending order, one a thread, then the block sums, which thread 0 adds (about 5 ns each;
+// the op is meant for one value a token). One CTA: another would have to wait for this one's sums. Two barriers a turn, reached by all threads.
+__global__ __launch_bounds__(kThreads) void sum_kernel(const float* values, int64_t count, float* sum) {
+    constexpr int kBlockValues = static_cast<int>(op::kSumBlock);
+    __shared__ double block_sums[kThreads];
+    double total = 0;
+    for (int64_t first = 0; first < count; first += kThreads * kBlockValues) {
+        const int64_t start = first + threadIdx.x * kBlockValues;
+        double block = 0;
+        if (start + kBlockValues <= count) {
+#pragma unroll 16
+            for (int i = 0; i < kBlockValues; ++i) block += static_cast<double>(values[start + i]);
+        } else {
+            for (int64_t i = start; i < count; ++i) block += static_cast<double>(values[i]);
+        }
+        block_sums[threadIdx.x] = block;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            const int64_t left = (count - first + kBlockValues - 1) / kBlockValues;
+            const int blocks = left < kThreads ? static_cast<int>(left) : kThreads;
+#pragma unroll 16
+            for (int i = 0; i < blocks; ++i) total += block_sums[i];
+        }
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) *sum = static_cast<float>(static_cast<double>(*sum) + total);
+}
+
+// Moves x once. A thread counts what it meets and adds that with one integer atomic, if it is not 0: sums and minima of
+// integers do not depend on the order. -1 is the largest unsigned number, so "no index yet" loses every minimum.
+__global__ __launch_bounds__(kThreads) void count_non_finite_kernel(DeviceView x, int64_t count,
+                                                                    bool vectorised,
+                                                                    unsigned long long* found,
+                                                                    unsigned long long* first) {
+    unsigned long long mine = 0, lowest = ~0ull;
+    for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kVector; i < count;
+         i += static_cast<int64_t>(gridDim.x) * kThreads * kVector) {
+        float values[kVector];
+        load_up_to_8(x.data, x.dtype, i, count - i, vectorised, values);
+#pragma unroll
+        for (int j = kVector - 1; j >= 0; --j) {
+            if ((float_bits(values[j]) & 0x7F800000u) != 0x7F800000u) continue;
+            ++mine;
+            const unsigned long long at = static_cast<unsigned long long>(i + j);
+            lowest = at < lowest ? at : lowest;
+        }
+    }
+    if (mine == 0) return;
+    atomicAdd(found, mine);
+    atomicMin(first, lowest);
+}
+
+// Bytes: y once. One thread draws one element: about 100 double-precision operations, shared with the host bit for bit.
+__global__ void fill_normal_kernel(uint64_t seed, uint64_t stream, uint64_t first, float scale, float* y,
+                                   int64_t count) {
+    for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
+         i += int64_t{gridDim.x} * blockDim.x)
+        y[i] = scale * random_normal(seed, stream, first + static_cast<uint64_t>(i));
+}
+
+}  // namespace
+
+void HopperOps::do_fill_normal(const op::FillNormal& args, const Launch& launch) {
+    const int64_t count = args.y.numel();
+    if (count == 0) return;
+    fill_normal_kernel<<<grid_for(ceil_div(count, kThreads), launch), kThreads, 0, stream_of(launch)>>>(
+        args.seed, args.stream, static_cast<uint64_t>(args.first),
+        static_cast<float>(args.standard_deviation), args.y.as<float>(), count);
+    check_launch("fill_normal");
+}
+
+void HopperOps::do_add(const op::Add& args, const Launch& launch) {
+    launch_add(args.a, args.b, args.y, launch, "add");
+}
+
+void HopperOps::do_cast(const op::Cast& args, const Launch& launch) {
+    launch_add(args.x, {}, args.y, launch, "cast");
+}
+
+void HopperOps::do_zero(const op::Zero& args, const Launch& launch) {
+    if (args.y.bytes() == 0) return;
+    check_cuda(cudaMemsetAsync(args.y.data, 0, static_cast<std::size_t>(args.y.bytes()), stream_of(launch)),
+               "zero");
+}
+
+void HopperOps::do_sum(const op::Sum& args, const Launch& launch) {
+    if (args.values.numel() == 0) return;
+    sum_kernel<<<1, kThreads, 0, stream_of(launch)>>>(args.values.as<float>(), args.values.numel(),
+                                                      args.sum.as<float>());
+    check_launch("sum");
+}
+
+void HopperOps::do_count_non_finite(const op::CountNonFinite& args, const Launch& launch) {
+    const int64_t count = args.x.numel();
+    if (count == 0) return;
+    static_assert(sizeof(unsigned long long) == sizeof(int64_t));
+    count_non_finite_kernel<<<grid_for(ceil_div(count, kThreads * kVector), launch), kThreads, 0,
+                              stream_of(launch)>>>(
+        device_view(args.x), count, is_vectorisable(args.x.data, kVector),
+        reinterpret_cast<unsigned long long*>(args.count.as<int64_t>()),
+        reinterpret_cast<unsigned long long*>(args.first.as<int64_t>()));
+    check_launch("count_non_finite");
+}
+
+}  // namespace fp8flow

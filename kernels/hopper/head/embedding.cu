@@ -1,0 +1,259 @@
+// Where the model begins, on the GPU: embedding and its gradient (it ends in cross_entropy.cu). Bit-equal to the reference. Token ids cannot
+// be reported from a kernel: the data loader checks them; here an id outside the vocabulary becomes NaN (a step that is then skipped),
+// never an address.
+#include "kernels/hopper/device/vector_io.h"
+#include "kernels/hopper/head/sort_tokens.h"
+#include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/workspace.h"
+
+namespace fp8flow {
+
+using namespace hopper;
+
+namespace {
+
+constexpr int kWarpSize = 32;
+constexpr uint32_t kNanBits = 0x7FC00000u;
+
+// ---- embedding ------------------------------------------------------------------------------------------------------------------
+// Moves: one table row in, one activation row out a token. One warp a token, eight elements a thread and turn. Element-wise.
+constexpr int kRowWarps = 8;
+__global__ __launch_bounds__(kRowWarps* kWarpSize) void embedding_kernel(const int32_t* ids, int64_t tokens,
+                                                                         DeviceView table, DeviceView y,
+                                                                         bool vectorised) {
+    const int64_t vocab = table.dims[0], hidden = table.dims[1];
+    const int lane = threadIdx.x % kWarpSize;
+    for (int64_t t = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarpSize; t < tokens;
+         t += static_cast<int64_t>(gridDim.x) * kRowWarps) {
+        const int64_t id = ids[t];
+        const bool known = id >= 0 && id < vocab;
+        for (int64_t column = lane * kVector; column < hidden; column += kWarpSize * kVector) {
+            float values[kVector];
+            load_up_to_8(table.data, table.dtype, (known ? id : 0) * hidden + column, hidden - column,
+                         vectorised, values);
+            if (!known) {
+#pragma unroll
+                for (int j = 0; j < kVector; ++j) values[j] = bits_float(kNanBits);
+            }
+            store_up_to_8(y.data, y.dtype, t * hidden + column, hidden - column, vectorised, values);
+        }
+    }
+}
+
+// The same where table and y have one dtype and whole 16-byte words: a copy. Moves as above (117 MB of BF16 at T=4096, H=7168: 29 us). A CTA
+// takes up to 8 KB of a row, four words a thread on their way: 128 KB an SM. Element-wise.
+constexpr int kCopyThreads = 128, kCopyWords = 4, kSlabWords = kCopyThreads * kCopyWords;
+__global__ __launch_bounds__(kCopyThreads) void embedding_copy_kernel(const int32_t* ids, int64_t tokens,
+                                                                      int64_t vocab, const uint4* table,
+                                                                      uint4* y, int words, uint32_t nan) {
+    const unsigned slabs = static_cast<unsigned>((words + kSlabWords - 1) / kSlabWords);
+    for (int64_t item = blockIdx.x; item < tokens * slabs; item += gridDim.x) {
+        const int64_t t = static_cast<unsigned>(item) / slabs;  // items are fewer than 2^31
+        const int first = static_cast<int>(static_cast<unsigned>(item) % slabs) * kSlabWords +
+                          static_cast<int>(threadIdx.x);
+        const int64_t id = ids[t];
+        const bool known = id >= 0 && id < vocab;
+        const uint4* const from = table + (known ? id : 0) * words;
+        uint4 piece[kCopyWords];
+#pragma unroll
+        for (int j = 0; j < kCopyWords; ++j)
+            if (first + j * kCopyThreads < words)
+                piece[j] = known ? from[first + j * kCopyThreads] : uint4{nan, nan, nan, nan};
+#pragma unroll
+        for (int j = 0; j < kCopyWords; ++j)
+            if (first + j * kCopyThreads < words) y[t * words + first + j * kCopyThreads] = piece[j];
+    }
+}
+
+// Four columns of a gradient row: on their way, and as floats.
+struct Bf16Rows {
+    using Raw = uint2;
+    static constexpr int kCtasPerSm = 4;
+    static constexpr int kBatch = 16;  // rows that a thread has on their way
+    static __device__ Raw load(const DeviceView& dy, int64_t at, int64_t) {
+        return *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(dy.data) + at);
+    }
+    static __device__ void add(Raw raw, float (&sum)[4]) {
+        sum[0] += bits_float(raw.x << 16), sum[1] += bits_float(raw.x & 0xFFFF0000u);
+        sum[2] += bits_float(raw.y << 16), sum[3] += bits_float(raw.y & 0xFFFF0000u);
+    }
+    static __device__ void load_sum(const float* from, int64_t, float (&sum)[4]) {
+        const float4 four = *reinterpret_cast<const float4*>(from);
+        sum[0] = four.x, sum[1] = four.y, sum[2] = four.z, sum[3] = four.w;
+    }
+    static __device__ void store_sum(const float (&sum)[4], int64_t, float* to) {
+        *reinterpret_cast<float4*>(to) = float4{sum[0], sum[1], sum[2], sum[3]};
+    }
+};
+struct AnyRows {  // any dtype and alignment; `left` columns are inside the row
+    using Raw = float4;
+    static constexpr int kCtasPerSm = 3, kBatch = 8;
+    static __device__ Raw load(const DeviceView& dy, int64_t at, int64_t left) {
+        return float4{load_float(dy.data, dy.dtype, at),
+                      left > 1 ? load_float(dy.data, dy.dtype, at + 1) : 0.0f,
+                      left > 2 ? load_float(dy.data, dy.dtype, at + 2) : 0.0f,
+                      left > 3 ? load_float(dy.data, dy.dtype, at + 3) : 0.0f};
+    }
+    static __device__ void add(Raw raw, float (&sum)[4]) {
+        sum[0] += raw.x, sum[1] += raw.y, sum[2] += raw.z, sum[3] += raw.w;
+    }
+    static __device__ void load_sum(const float* from, int64_t left, float (&sum)[4]) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sum[j] = j < left ? from[j] : 0.0f;
+    }
+    static __device__ void store_sum(const float (&sum)[4], int64_t left, float* to) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+            if (j < left) to[j] = sum[j];
+    }
+};
+
+// dtable[id] (+)= the gradient rows of its tokens in ascending order. Moves: dy once (58.7 MB at T=4096, H=7168: 14 us), the touched table rows
+// once. A CTA takes 8 places of the sorted tokens and some tiles of 512 columns, a thread four columns of each: the ids that begin among
+// these places are its own, to their last token, which may stand further on. It learns ids and positions once for all its tiles. All rows of the 8
+// places, of dy and of the table, are loaded before the first is added (a load of the table after a store would wait for it; 24 bytes a
+// place and thread: 98 KB on their way an SM), then kBatch rows at a time, so that an id with many tokens (a byte of a text: some
+// hundreds) waits for memory a few times only. No barriers; one writer an element, the reference's order: deterministic.
+// It and the sort are launched behind what comes before them: 85.5 -> 82.3 us; without __restrict__, since the sort writes what it reads. (If the sort
+// lets it start early, 99: its CTAs wait where the sort's work. With __ldcg instead of ordinary loads 91.)
+constexpr int kTurns = 6;  // of CTAs on a multiprocessor, at least, where there is enough work
+constexpr int kGradThreads = 128, kGradColumns = 4 * kGradThreads, kPlaces = 8;
+template <class Rows>
+__global__ __launch_bounds__(kGradThreads, Rows::kCtasPerSm) void embedding_backward_kernel(
+    const int32_t* sorted_ids, const int32_t* order, DeviceView dy, Gradient mode, float* dtable,
+    int64_t vocab, int64_t splits) {
+    const int64_t tokens = dy.dims[0], hidden = dy.dims[1];
+    const int64_t column_tiles = (hidden + kGradColumns - 1) / kGradColumns,
+                  ranges = (tokens + kPlaces - 1) / kPlaces;
+    constexpr int32_t kNone = -1;  // no id, or one outside the vocabulary
+    wait_for_kernel_before();      // the sort
+    for (int64_t item = blockIdx.x; item < ranges * splits; item += gridDim.x) {
+        const int64_t first = item / splits * kPlaces;
+        // owners[i]: the id to whose sum place first + i belongs, if that sum begins among these places
+        int32_t owners[kPlaces], ids[kPlaces], positions[kPlaces],
+            previous = first > 0 ? sorted_ids[first - 1] : kNone;
+#pragma unroll
+        for (int i = 0; i < kPlaces; ++i) {
+            const bool inside = first + i < tokens;
+            ids[i] = inside ? sorted_ids[first + i] : kNone;
+            positions[i] = inside ? order[first + i] : 0;
+        }
+        int32_t owner = kNone;
+        uint32_t heads = 0;
+#pragma unroll
+        for (int i = 0; i < kPlaces; ++i) {
+            const int64_t place = first + i;
+            if (place >= tokens) {
+                owner = kNone;
+            } else {
+                if (place == 0 || previous != ids[i]) {
+                    owner = ids[i] >= 0 && ids[i] < vocab ? ids[i] : kNone;
+                    heads |= 1u << i;
+                }
+                previous = ids[i];
+            }
+            owners[i] = owner;
+        }
+        for (int64_t tile = item % splits; tile < column_tiles; tile += splits) {
+            const int64_t column = tile * kGradColumns + threadIdx.x * 4, left = hidden - column;
+            if (left <= 0) continue;
+            typename Rows::Raw rows[kPlaces];
+            float before[kPlaces][4] = {};  // what the table holds for an id that begins here
+#pragma unroll
+            for (int i = 0; i < kPlaces; ++i) {
+                if (owners[i] == kNone) continue;
+                rows[i] = Rows::load(dy, int64_t{positions[i]} * hidden + column, left);
+                if (mode == Gradient::accumulate && (heads >> i & 1u) != 0)
+                    Rows::load_sum(dtable + int64_t{owners[i]} * hidden + column, left, before[i]);
+            }
+            float sum[4] = {};
+#pragma unroll
+            for (int i = 0; i < kPlaces; ++i) {
+                if (owners[i] == kNone) continue;
+                float* const to = dtable + int64_t{owners[i]} * hidden + column;
+                if ((heads >> i & 1u) != 0) {
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) sum[j] = before[i][j];
+                }
+                Rows::add(rows[i], sum);
+                if (i + 1 < kPlaces && owners[i + 1] != owners[i]) Rows::store_sum(sum, left, to);
+            }
+            if (owner == kNone) continue;
+            constexpr int kBatch = Rows::kBatch;
+            for (int64_t place = first + kPlaces; place < tokens && sorted_ids[place] == owner;
+                 place += kBatch) {
+                typename Rows::Raw batch[kBatch];
+                uint32_t mine = 0;
+#pragma unroll
+                for (int i = 0; i < kBatch; ++i) {
+                    if (place + i >= tokens || sorted_ids[place + i] != owner) continue;
+                    mine |= 1u << i;
+                    batch[i] = Rows::load(dy, int64_t{order[place + i]} * hidden + column, left);
+                }
+#pragma unroll
+                for (int i = 0; i < kBatch; ++i)
+                    if ((mine >> i & 1u) != 0) Rows::add(batch[i], sum);
+            }
+            Rows::store_sum(sum, left, dtable + int64_t{owner} * hidden + column);
+        }
+    }
+}
+
+}  // namespace
+
+void HopperOps::do_embedding(const op::Embedding& args, const Launch& launch) {
+    const int64_t tokens = args.y.dim(0), hidden = args.table.dim(1);
+    if (tokens == 0 || hidden == 0) return;
+    const bool vectorised = is_vectorisable(args.table.data, hidden) && is_vectorisable(args.y.data, hidden);
+    const int64_t words = hidden * size_of(args.y.dtype) / 16, items = tokens * ceil_div(words, kSlabWords);
+    if (vectorised && args.table.dtype == args.y.dtype && items < int64_t{1} << 31 &&
+        (args.y.dtype == DType::bf16 || args.y.dtype == DType::f32)) {
+        const unsigned grid =
+            launch.sm_limit > 0 ? grid_for(items, launch, 16) : static_cast<unsigned>(items);
+        embedding_copy_kernel<<<grid, kCopyThreads, 0, stream_of(launch)>>>(
+            args.ids.as<int32_t>(), tokens, args.table.dim(0), static_cast<const uint4*>(args.table.data),
+            static_cast<uint4*>(args.y.data), static_cast<int>(words),
+            args.y.dtype == DType::f32 ? kNanBits : kNanBits | kNanBits >> 16);
+        check_launch("embedding");
+        return;
+    }
+    embedding_kernel<<<grid_for(ceil_div(tokens, kRowWarps), launch), kRowWarps * kWarpSize, 0,
+                       stream_of(launch)>>>(args.ids.as<int32_t>(), tokens, device_view(args.table),
+                                            device_view(args.y), vectorised);
+    check_launch("embedding");
+}
+
+void HopperOps::do_embedding_backward(const op::EmbeddingBackward& args, const Launch& launch) {
+    const int64_t tokens = args.dy.dim(0), hidden = args.dtable.dim(1);
+    const cudaStream_t stream = stream_of(launch);
+    if (args.mode == Gradient::overwrite && args.dtable.numel() > 0)
+        check_cuda(
+            cudaMemsetAsync(args.dtable.data, 0, static_cast<std::size_t>(args.dtable.bytes()), stream),
+            "embedding_backward");
+    if (tokens == 0 || hidden == 0) return;
+    const int64_t list_bytes = round_up(tokens * static_cast<int64_t>(sizeof(int32_t)), 256);
+    uint8_t* const room =
+        workspace_->partials_for<uint8_t>(2 * list_bytes + static_cast<int64_t>(sort_tokens_scratch(tokens)));
+    int32_t* const sorted_ids = reinterpret_cast<int32_t*>(room);
+    int32_t* const order = reinterpret_cast<int32_t*>(room + list_bytes);
+    sort_tokens({.ids = args.ids.as<int32_t>(),
+                 .tokens = tokens,
+                 .sorted_ids = sorted_ids,
+                 .order = order,
+                 .scratch = room + 2 * list_bytes},
+                launch);
+    const bool wide = args.dy.dtype == DType::bf16 && is_vectorisable(args.dy.data, hidden) &&
+                      is_vectorisable(args.dtable.data, hidden);
+    const auto kernel = wide ? embedding_backward_kernel<Bf16Rows> : embedding_backward_kernel<AnyRows>;
+    // a CTA takes several tiles of columns where enough CTAs are left to fill the device a few times
+    const int64_t ranges = ceil_div(tokens, kPlaces), column_tiles = ceil_div(hidden, kGradColumns),
+                  tiles_each = std::clamp<int64_t>(ranges * column_tiles / (int64_t{kNumSms} * 4 * kTurns), 1,
+                                                   column_tiles),
+                  splits = ceil_div(column_tiles, tiles_each), items = ranges * splits;
+    const unsigned grid = launch.sm_limit > 0 ? grid_for(items, launch)
+                                              : static_cast<unsigned>(std::min(items, int64_t{1} << 30));
+    launch_behind(kernel, grid, kGradThreads, launch, "embedding_backward", sorted_ids, order,
+                  device_view(args.dy), args.mode, args.dtable.as<float>(), args.dtable.dim(0), splits);
+}
+
+}  // namespace fp8flow

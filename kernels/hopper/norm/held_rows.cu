@@ -1,0 +1,150 @@
+// RMSNorm forward on rows of BF16 or FP16 that go straight to registers: up to 2048 columns to a warp's, wider ones to a CTA's. Contract:
+// kernels/ops/norm.h. Other rows: rows.cu, norm.cu.
+#include "kernels/hopper/norm/forward.h"
+
+namespace fp8flow::hopper {
+
+namespace {
+
+constexpr int kWarp = 32, kWarpRowCols = 2048;  // a unit a strand
+constexpr int kWarpRowThreads = 128;            // four rows
+constexpr int kTeam = 4;  // warps of a segment of up to 8192 columns, eight units a thread
+constexpr int kTeamUnits = static_cast<int>(op::kNormSegment) / (kUnit * kWarp * kTeam);
+constexpr int kMostTeams = 4;  // segments
+
+// CTAs of an SM that registers have to leave room for.
+constexpr int ctas_of(int units, int team) {
+    if (team == 1) return units > 4 ? 4 : 8;
+    if (team == kTeam) return 2;  // of kMostTeams teams
+    return units > 2 ? 4 : 6;
+}
+
+// The sum over a row: segment s has eight sums from 8 * s on. All lanes of a warp call it.
+__device__ __forceinline__ float sum_of_teams(const float* sums, int segments) {
+    constexpr uint32_t kAll = 0xFFFFFFFFu;
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    if (segments == 1) return row_sum(sums);
+    const float sum = combine_lanes(sums[lane], kAll);
+    float total = __shfl_sync(kAll, sum, 0);
+    for (int s = 1; s < segments; ++s) total += __shfl_sync(kAll, sum, s * kNormWarps);
+    return total;
+}
+
+// Bytes at T=16384, H=4096: x and y 268 MB (68 us), each once. Multiprocessors take a row as soon as they have room for it: with rows dealt out to a
+// persistent grid beforehand the slowest was 7 % behind (77 us instead of 68). gamma comes from L1, where all rows of a multiprocessor
+// share it; nothing else is read twice. (Loads and stores that are the first to leave L2: 1 to 5 % slower, but for 1024 x 32768; most where only
+// some of them are.) A row's CTA puts the sums of its strands together behind
+// its only barrier; they alternate between two places where a CTA takes several rows (a launch that may not use all SMs), so that the next
+// row's are not written before this row's are read. Up to 2048 columns a warp has the row alone and meets nobody: 4096 x 1024 takes 7.5 us,
+// with a CTA a row 10. A segment belongs to kTeamWarps warps: eight that make values of a row of one segment, four otherwise, so that what a thread
+// does once a row is shared by 64 values; segments stand side by side in a CTA of up to four: 4096 x 12288 with block scales takes 46 us, by
+// clusters of two CTAs 55. What starts a kernel is a tenth of its time, so it is launched behind the kernel before it, and a CTA that gets
+// room while that one ends asks for its first row in L2 before it waits: 8192 x 8192 with one scale in 55.1 us, without asking 57.7. Rows
+// asked for in L2 while others are worked on: 58. One writer a byte, the contract's order: deterministic; amax is an integer maximum.
+template <int kUnits, NormForm kForm, DType kType, int kTeamWarps, int kThreads>
+__global__ __launch_bounds__(kThreads,
+                             ctas_of(kUnits, kTeamWarps)) void held_rows_kernel(const NormForward args) {
+    constexpr int kStride = kTeamWarps * kWarp, kRowsOfCta = kTeamWarps == 1 ? kThreads / kWarp : 1;
+    __shared__ float warp_sums[2][kMostTeams * kNormWarps];
+    __shared__ uint32_t largest_of_cta;
+    let_next_start();
+    const int thread = static_cast<int>(threadIdx.x) % kStride,
+              team = static_cast<int>(threadIdx.x) / kStride, lane = thread % kWarp,
+              first = kTeamWarps == kTeam ? team * args.segment_cols : 0;
+    const RowPart part = {args.segments, kTeamWarps == kTeam ? team : 0, first,
+                          min(args.segment_cols, args.x.cols - first) / kUnit};
+    const auto gamma = [&](int unit, int, float(&g)[kUnit]) {
+        load_wide_gamma(args.gamma, args.gamma_offset, unit, g);
+    };
+    const int64_t first_row = static_cast<int64_t>(blockIdx.x) * kRowsOfCta + (kTeamWarps == 1 ? team : 0);
+    if (thread == 0 && first_row < args.rows) prefetch_row(args.x, first_row, part);
+    wait_for_kernel_before();
+    const float multiplier = args.tensor_scale != nullptr ? div_float(1.0f, *args.tensor_scale) : 0.0f;
+    int32_t seen = 0;
+    if (threadIdx.x == 0) {
+        largest_of_cta = 0;
+        if (args.amax != nullptr) seen = *static_cast<const volatile int32_t*>(args.amax);
+    }
+    uint32_t largest = 0;
+    int n = 0;
+    for (int64_t row = first_row; row < args.rows; row += static_cast<int64_t>(gridDim.x) * kRowsOfCta, ++n) {
+        uint4 raw[kUnits];
+        const uint4* x = unit_of(args.x, row, first / kUnit + thread);
+#pragma unroll
+        for (int j = 0; j < kUnits; ++j)
+            raw[j] = thread + j * kStride < part.units ? x[j * kStride] : uint4{};
+        float sum = sum_of_neighbours<kType, kTeamWarps>(raw, lane);
+        if constexpr (kTeamWarps == 1) {
+#pragma unroll
+            for (const int step : {16, 8, 4}) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
+        } else {
+            float* sums = warp_sums[n % 2];
+            if (lane % (kTeamWarps * kWarp / kNormWarps) == 0)
+                sums[part.rank * kNormWarps + sum_of_lane<kTeamWarps>(thread / kWarp, lane)] = sum;
+            __syncthreads();
+            sum = sum_of_teams(sums, part.segments);
+        }
+        const float rstd = rstd_of(sum, args);
+        if (thread == 0 && part.rank == 0) args.rstd[row] = rstd;
+        write_row<kForm, kType, kUnits, kStride>(args, row, part, thread, rstd, multiplier, gamma, raw,
+                                                 largest);
+    }
+    if constexpr (kForm == NormForm::tensor || kForm == NormForm::any)
+        merge_amax_above(args, largest, seen, &largest_of_cta);
+}
+
+using HeldKernel = void (*)(NormForward);
+template <int kUnits, DType kType> HeldKernel warp_kernel(NormForm form) {
+    switch (form) {
+        case NormForm::values: return held_rows_kernel<kUnits, NormForm::values, kType, 1, kWarpRowThreads>;
+        case NormForm::blocks: return held_rows_kernel<kUnits, NormForm::blocks, kType, 1, kWarpRowThreads>;
+        case NormForm::tensor: return held_rows_kernel<kUnits, NormForm::tensor, kType, 1, kWarpRowThreads>;
+        default: return held_rows_kernel<kUnits, NormForm::any, kType, 1, kWarpRowThreads>;
+    }
+}
+template <int kUnits, DType kType> HeldKernel values_kernel() {
+    return held_rows_kernel<kUnits, NormForm::values, kType, kNormWarps, kNormThreads>;
+}
+template <DType kType> HeldKernel team_kernel(NormForm form) {
+    constexpr int kThreads = kMostTeams * kTeam * kWarp;
+    switch (form) {
+        case NormForm::values: return held_rows_kernel<kTeamUnits, NormForm::values, kType, kTeam, kThreads>;
+        case NormForm::blocks: return held_rows_kernel<kTeamUnits, NormForm::blocks, kType, kTeam, kThreads>;
+        case NormForm::tensor: return held_rows_kernel<kTeamUnits, NormForm::tensor, kType, kTeam, kThreads>;
+        default: return nullptr;
+    }
+}
+
+struct HeldLaunch {
+    HeldKernel kernel = nullptr;  // none: these rows need the other kernels
+    int threads = 0, rows = 1;    // of a CTA
+};
+template <DType kType> HeldLaunch held_launch(const NormForward& args, NormForm form) {
+    const int cols = args.x.cols;
+    if (cols <= kWarpRowCols)
+        return {cols <= kWarpRowCols / 2 ? warp_kernel<4, kType>(form) : warp_kernel<8, kType>(form),
+                kWarpRowThreads, kWarpRowThreads / kWarp};
+    if (form == NormForm::values && args.segments == 1)
+        return {units_a_thread(cols) <= 2 ? values_kernel<2, kType>() : values_kernel<kMostUnits, kType>(),
+                kNormThreads};
+    constexpr int kNarrow = 4096;  // codes alone: up to here rows that come ahead of time are faster
+    if (args.segments > kMostTeams || (cols <= kNarrow && args.y.data == nullptr)) return {};
+    return {team_kernel<kType>(form), args.segments * kTeam * kWarp};
+}
+
+}  // namespace
+
+bool launch_norm_held_rows(const NormForward& args, const Launch& launch) {
+    const NormForm form = form_of(args);
+    const bool f16 = args.x.dtype == DType::f16;
+    if (!(f16 || args.x.dtype == DType::bf16) || !has_whole_units(args, form)) return false;
+    const HeldLaunch held = f16 ? held_launch<DType::f16>(args, form) : held_launch<DType::bf16>(args, form);
+    if (held.kernel == nullptr) return false;
+    constexpr int kLimitedThreads = 1024, kAnyNumber = 1 << 20;  // of an SM
+    const int ctas = launch.sm_limit > 0 ? kLimitedThreads / held.threads : kAnyNumber;
+    launch_behind(held.kernel, grid_for(ceil_div(args.rows, held.rows), launch, ctas),
+                  static_cast<unsigned>(held.threads), launch, "rms_norm", args);
+    return true;
+}
+
+}  // namespace fp8flow::hopper

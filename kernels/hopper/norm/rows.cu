@@ -1,0 +1,147 @@
+// RMSNorm forward on rows of BF16 or FP16 of more than 2048 columns that held_rows.cu leaves: codes alone of up to 4096 columns, more than four
+// segments, outputs of any kind. Rows come through shared memory by the copy engine, several ahead, so that memory is busy while a row is
+// summed and written. Contract: kernels/ops/norm.h. Backward: rows_backward.cu. Other rows: norm.cu.
+#include "kernels/hopper/norm/forward.h"
+
+namespace fp8flow::hopper {
+
+namespace {
+
+constexpr int kSlots = 4;
+
+// CTAs of an SM: what registers allow; narrow rows need many, since a row takes about a microsecond from its arrival to its last store.
+constexpr int ctas_of(int units, NormForm form) { return is_any(form) || units > 2 ? 3 : 4; }
+
+// Bytes at T=8192, H=4096: x and codes 101 MB (26 us), 27.7 us with one scale, 31.1 with block scales; each once. A CTA takes every gridDim-th row; kSlots rows are
+// under way or waiting in shared memory (172 KB an SM). gamma stays in registers, and so does the row once it has come: a thread owns
+// kUnits units, sums its strand, and behind the row's only barrier (all have read the slot and put their sums) thread 0 starts the
+// slot's next row while all threads write. The warp sums alternate between two places, so that the next row's are not
+// written before this row's are read. One writer a byte, the contract's order: deterministic; amax is an integer maximum.
+// A row of several segments belongs to a cluster, a segment a CTA: behind the barrier their sums meet in all of them (SegmentSums).
+// FP8 blocks: an SM has 36 thread instructions a column at 4.1 TB/s. All units of a thread become BF16 pairs first, which y needs anyway; their
+// maxima are taken as pairs (3/4 of an instruction a column), the four shuffles of all units travel together, and the codes are made
+// from the pairs. Deciding dtype, layout and bounds for each unit instead took 70 us where memory needs 36.
+template <int kUnits, NormForm kForm, DType kType>
+__global__ __launch_bounds__(kNormThreads,
+                             ctas_of(kUnits, kForm)) void norm_rows_kernel(const NormForward args) {
+    constexpr bool kFetched = kForm == NormForm::odd;
+    extern __shared__ __align__(128) uint8_t slots[];
+    __shared__ Barrier full[kSlots];
+    __shared__ float warp_sums[2][kNormWarps];
+    __shared__ SegmentSums segment_sums;
+    __shared__ uint32_t largest_of_cta;
+    const int thread = static_cast<int>(threadIdx.x);
+    const RowPart part = row_part<kUnits>(args.x.cols, args.segments, args.segment_cols);
+    const int units = part.units, first_unit = part.first / kUnit;
+    const int slot_size = slot_bytes(args.segment_cols);
+    const int64_t first_row = blockIdx.x / part.segments, step = gridDim.x / part.segments;
+    const auto start = [&](int64_t row, int slot) {
+        barrier_arrive_expect_bytes(&full[slot], static_cast<uint32_t>(2 * kUnit * units));
+        start_row(args.x, row, part, slots + slot * slot_size, &full[slot]);
+    };
+    let_next_start();
+    if (thread == 0) {
+        for (int slot = 0; slot < kSlots; ++slot) barrier_init(&full[slot], 1);
+        prepare(segment_sums);
+        largest_of_cta = 0;
+        fence_barrier_init();
+        for (int slot = 0; slot < kSlots; ++slot)
+            if (!kFetched && first_row + slot * step < args.rows)
+                prefetch_row(args.x, first_row + slot * step, part);
+    }
+    wait_for_kernel_before();
+    if (thread == 0) {
+        for (int slot = 0; slot < kSlots; ++slot)
+            if (!kFetched && first_row + slot * step < args.rows) start(first_row + slot * step, slot);
+    }
+    float g[kUnits][kUnit] = {};
+#pragma unroll
+    for (int j = 0; j < kUnits; ++j) {
+        const int unit = thread + j * kNormThreads;
+        if (unit >= units) continue;
+        if constexpr (kFetched)
+            load_gamma(args.gamma, args.gamma_offset, (first_unit + unit) * kUnit, g[j]);
+        else
+            load_wide_gamma(args.gamma, args.gamma_offset, first_unit + unit, g[j]);
+    }
+    const float multiplier = args.tensor_scale != nullptr ? div_float(1.0f, *args.tensor_scale) : 0.0f;
+    uint32_t amax = 0;
+    const auto gamma = [&](int, int j, float(&out)[kUnit]) {
+#pragma unroll
+        for (int i = 0; i < kUnit; ++i) out[i] = g[j][i];
+    };
+    // the barriers are there
+    if (part.segments > 1)
+        cluster_meet();
+    else
+        __syncthreads();
+
+    int slot = 0, n = 0;
+    uint32_t parity = 0;
+    for (int64_t row = first_row; row < args.rows; row += step, ++n) {
+        if constexpr (kFetched) {
+            fetch_row(args.x, row, part, slots + slot * slot_size, thread);
+            __syncthreads();
+        } else {
+            barrier_wait(&full[slot], parity);
+        }
+        uint4 raw[kUnits];
+#pragma unroll
+        for (int j = 0; j < kUnits; ++j) {
+            const int unit = thread + j * kNormThreads;
+            raw[j] = unit < units ? unit_of(slots + slot * slot_size, unit) : uint4{};
+        }
+        const float part_sum = sum_of_neighbours<kType, kNormWarps>(raw, thread % 32);
+        if (thread % 32 == 0) warp_sums[n % 2][thread / 32] = part_sum;
+        __syncthreads();
+        if (!kFetched && thread == 0 && row + kSlots * step < args.rows) start(row + kSlots * step, slot);
+        float sum = row_sum(warp_sums[n % 2]);
+        if (part.segments > 1) {
+            send_sum(segment_sums, n, part, sum, thread);
+            sum = await_sums(segment_sums, n, part);
+        }
+        const float rstd = rstd_of(sum, args);
+        if (thread == 0 && part.rank == 0) args.rstd[row] = rstd;
+        write_row<kForm, kType, kUnits, kNormThreads>(args, row, part, thread, rstd, multiplier, gamma, raw,
+                                                      amax);
+        if (++slot == kSlots) slot = 0, parity ^= 1;
+    }
+    if constexpr (kForm == NormForm::tensor || is_any(kForm)) merge_amax(args, amax, &largest_of_cta);
+    if (part.segments > 1) cluster_meet();  // no sum is on its way any more
+}
+
+using ForwardKernel = void (*)(NormForward);
+template <int kUnits, DType kType> ForwardKernel kernel_of(NormForm form) {
+    switch (form) {
+        case NormForm::blocks: return norm_rows_kernel<kUnits, NormForm::blocks, kType>;
+        case NormForm::tensor: return norm_rows_kernel<kUnits, NormForm::tensor, kType>;
+        default: return norm_rows_kernel<kUnits, NormForm::any, kType>;
+    }
+}
+template <DType kType> ForwardKernel copied_kernel(const NormForward& args) {
+    const NormForm form = form_of(args);
+    if (!is_wide(args.x, kType) || !has_whole_units(args, form)) return nullptr;
+    if (form == NormForm::values)  // one segment is launch_norm_held_rows's
+        return norm_rows_kernel<kMostUnits, NormForm::values, kType>;
+    return units_a_thread(args.segment_cols) <= 2 ? kernel_of<2, kType>(form)
+                                                  : kernel_of<kMostUnits, kType>(form);
+}
+
+}  // namespace
+
+bool launch_norm_rows(const NormForward& args, const Launch& launch) {
+    const bool f16 = args.x.dtype == DType::f16;
+    ForwardKernel kernel = f16 ? copied_kernel<DType::f16>(args) : copied_kernel<DType::bf16>(args);
+    int ctas = ctas_of(units_a_thread(args.segment_cols), form_of(args));
+    if (kernel == nullptr) {
+        if (!is_fetchable(args.x)) return false;
+        kernel = f16 ? norm_rows_kernel<kMostUnits, NormForm::odd, DType::f16>
+                     : norm_rows_kernel<kMostUnits, NormForm::odd, DType::bf16>;
+        ctas = ctas_of(kMostUnits, NormForm::odd);
+    }
+    launch_rows(kernel, args, args.rows, ctas, kNormThreads, kSlots * slot_bytes(args.segment_cols), launch,
+                "rms_norm", true);
+    return true;
+}
+
+}  // namespace fp8flow::hopper

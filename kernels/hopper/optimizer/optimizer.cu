@@ -1,0 +1,204 @@
+// The optimizer on the GPU: sums of squares for the gradient norm, and AdamW on fp32 masters. Both bit-equal to the reference.
+#include "kernels/hopper/device/adamw.h"
+#include "kernels/hopper/device/mbarrier.h"
+#include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/quantize/weight_tiles.h"
+#include "kernels/hopper/workspace.h"
+
+namespace fp8flow {
+
+using namespace hopper;
+
+namespace {
+
+constexpr int kWarpSize = 32, kFour = 4;
+
+// out[b] = sum of the squares of block b, in the order of kernels/ops/optimizer.h. Moves: the values once (1.07 GB, 0.23 ms, at 2^28 values and
+// 4.6 TB/s). A warp takes a block, a lane four strands of it: an access of the warp is one line of 128 elements. The copy engine
+// brings 4 KB side by side at a time, two to three such pieces of each of an SM's 16 warps are on their way (128 to 192 KB), and no
+// register waits for memory. Warps are independent: a barrier of one arrival a piece, a __syncwarp between the last reading of a
+// piece and the request of the next in its place. Pieces that are not whole (the end, or all where pointers do not fit) are read without it;
+// as they come last, a warp's barriers are used in turn. A square is exact in double, so that a fused operation adds what a multiplication
+// and an addition would; + 0 behind the last value changes no bit. One writer a sum: deterministic, and the bits of the reference.
+constexpr int kWarps = 8, kSumThreads = kWarps * kWarpSize, kSumCtas = 2;
+constexpr int kStrands = static_cast<int>(op::kNormSquaredStrands), kRows = 8, kPiece = kRows * kStrands,
+              kPieces = static_cast<int>(op::kNormSquaredBlock) / kPiece, kSlots = 3;
+constexpr int kSumBytes = kWarps * kSlots * kPiece * static_cast<int>(sizeof(float));
+static_assert(kStrands == kFour * kWarpSize && kPieces * kPiece == op::kNormSquaredBlock);
+
+__device__ __forceinline__ void add_squares(const float4& x, double (&sums)[kFour]) {
+    sums[0] = __fma_rn(static_cast<double>(x.x), static_cast<double>(x.x), sums[0]);
+    sums[1] = __fma_rn(static_cast<double>(x.y), static_cast<double>(x.y), sums[1]);
+    sums[2] = __fma_rn(static_cast<double>(x.z), static_cast<double>(x.z), sums[2]);
+    sums[3] = __fma_rn(static_cast<double>(x.w), static_cast<double>(x.w), sums[3]);
+}
+// The sum of 32 lanes in halves, to all of them.
+__device__ __forceinline__ double warp_sum(double sum) {
+    for (int step = kWarpSize / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
+    return sum;
+}
+
+__global__ __launch_bounds__(kSumThreads, kSumCtas) void block_sums_kernel(const float* values, int64_t count,
+                                                                           bool vectorised, double* out) {
+    let_next_start();
+    extern __shared__ __align__(128) float4 slot_memory[];
+    __shared__ Barrier barriers[kWarps][kSlots];
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
+              lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    float4* const slots = slot_memory + warp * kSlots * (kPiece / kFour);
+    Barrier* const full = barriers[warp];
+    const int64_t blocks = (count + op::kNormSquaredBlock - 1) / op::kNormSquaredBlock,
+                  step = static_cast<int64_t>(gridDim.x) * kWarps,
+                  begin = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
+    const int64_t whole = vectorised ? count / kPiece : 0;  // pieces that the copy engine brings
+    int64_t ahead = begin * kPieces;                        // the piece that is requested next
+    const auto request = [&](int slot) {
+        if (lane == 0 && ahead < whole) {
+            constexpr uint32_t kBytes = kPiece * sizeof(float);
+            barrier_arrive_expect_bytes(&full[slot], kBytes);
+            bulk_load(values + ahead * kPiece, &full[slot], slots + slot * (kPiece / kFour), kBytes);
+        }
+        if (++ahead % kPieces == 0) ahead += (step - 1) * kPieces;
+    };
+    if (lane == 0) {
+        for (int slot = 0; slot < kSlots; ++slot) barrier_init(&full[slot], 1);
+        fence_barrier_init();
+    }
+    __syncwarp();
+    for (int slot = 0; slot < kSlots; ++slot) request(slot);
+
+    int slot = 0;
+    uint32_t parity = 0;
+    for (int64_t block = begin; block < blocks; block += step) {
+        double sums[kFour] = {};
+#pragma unroll 1
+        for (int64_t piece = block * kPieces; piece < (block + 1) * kPieces; ++piece) {
+            if (piece < whole) {
+                barrier_wait(&full[slot], parity);
+                const float4* from = slots + slot * (kPiece / kFour) + lane;
+#pragma unroll
+                for (int i = 0; i < kRows; ++i) add_squares(from[i * kWarpSize], sums);
+            } else {
+                const int64_t first = piece * kPiece + lane * kFour;
+#pragma unroll
+                for (int i = 0; i < kRows; ++i) {
+                    const int64_t at = first + i * kStrands;
+                    add_squares(
+                        {at < count ? values[at] : 0.0f, at + 1 < count ? values[at + 1] : 0.0f,
+                         at + 2 < count ? values[at + 2] : 0.0f, at + 3 < count ? values[at + 3] : 0.0f},
+                        sums);
+                }
+            }
+            __syncwarp();
+            request(slot);
+            if (++slot == kSlots) slot = 0, parity ^= 1;
+        }
+        const double sum = warp_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+        if (lane == 0) out[block] = sum;
+    }
+}
+
+// sum += the sums of the blocks (256 KB at 2^28 values, from L2: about 3 us), rounded once. One CTA; a thread adds its strand, kAhead loads in
+// flight, its warp and then the first warp add the strands in halves. One barrier.
+constexpr int kFinishThreads = static_cast<int>(op::kNormSquaredBlockStrands), kAhead = 16;
+static_assert(kFinishThreads == kWarpSize * kWarpSize);
+__global__ __launch_bounds__(kFinishThreads) void finish_sum_kernel(const double* sums, int64_t count,
+                                                                    float* result) {
+    __shared__ double warp_sums[kWarpSize];
+    wait_for_kernel_before();
+    const int thread = static_cast<int>(threadIdx.x);
+    const double before = thread == 0 ? static_cast<double>(*result) : 0.0;  // on its way with the first sums
+    double sum = 0;
+    for (int64_t first = thread; first < count; first += kAhead * kFinishThreads) {
+        double terms[kAhead];
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i)
+            terms[i] = first + i * kFinishThreads < count ? __ldcg(sums + first + i * kFinishThreads) : 0.0;
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) sum += terms[i];
+    }
+    sum = warp_sum(sum);
+    if (thread % kWarpSize == 0) warp_sums[thread / kWarpSize] = sum;
+    __syncthreads();
+    if (thread >= kWarpSize) return;
+    sum = warp_sum(warp_sums[thread]);
+    if (thread == 0) *result = static_cast<float>(before + sum);
+}
+
+// Moves 28 bytes a parameter and the working copy (2 or 4). A thread takes four parameters at a time by 16-byte accesses; element-wise, so
+// deterministic; compiled without contraction, so every operation rounds as in the reference. Leaves at once when *status != 0.
+constexpr int kAdamWThreads = 256;
+__global__ __launch_bounds__(kAdamWThreads) void adamw_kernel(const AdamWArgs args, bool vectorised) {
+    if (args.status != nullptr && *args.status != 0) return;
+    const float grad_scale = *args.grad_scale;
+    const int64_t thread = static_cast<int64_t>(blockIdx.x) * kAdamWThreads + threadIdx.x;
+    const int64_t threads = static_cast<int64_t>(gridDim.x) * kAdamWThreads;
+    const int64_t vectors = vectorised ? args.count / 4 : 0;
+    for (int64_t i = thread; i < vectors; i += threads) {
+        const float4 grad = reinterpret_cast<const float4*>(args.grad)[i];
+        float4 master = reinterpret_cast<float4*>(args.master)[i];
+        float4 m = reinterpret_cast<float4*>(args.m)[i];
+        float4 v = reinterpret_cast<float4*>(args.v)[i];
+        const Element x = updated(args, grad_scale, grad.x, {master.x, m.x, v.x});
+        const Element y = updated(args, grad_scale, grad.y, {master.y, m.y, v.y});
+        const Element z = updated(args, grad_scale, grad.z, {master.z, m.z, v.z});
+        const Element w = updated(args, grad_scale, grad.w, {master.w, m.w, v.w});
+        master = make_float4(x.master, y.master, z.master, w.master);
+        reinterpret_cast<float4*>(args.master)[i] = master;
+        reinterpret_cast<float4*>(args.m)[i] = make_float4(x.m, y.m, z.m, w.m);
+        reinterpret_cast<float4*>(args.v)[i] = make_float4(x.v, y.v, z.v, w.v);
+        if (args.copy == nullptr) continue;
+        if (args.copy_dtype == DType::f32) {
+            reinterpret_cast<float4*>(args.copy)[i] = master;
+        } else {
+            const uint32_t low = to_bf16(master.x).bits | static_cast<uint32_t>(to_bf16(master.y).bits) << 16;
+            const uint32_t high = to_bf16(master.z).bits | static_cast<uint32_t>(to_bf16(master.w).bits)
+                                                               << 16;
+            reinterpret_cast<uint2*>(args.copy)[i] = make_uint2(low, high);
+        }
+    }
+    for (int64_t i = vectors * 4 + thread; i < args.count; i += threads) {
+        const Element now = updated(args, grad_scale, args.grad[i], {args.master[i], args.m[i], args.v[i]});
+        args.master[i] = now.master;
+        args.m[i] = now.m;
+        args.v[i] = now.v;
+        if (args.copy != nullptr) store_float(args.copy, args.copy_dtype, i, now.master);
+    }
+}
+
+}  // namespace
+
+void HopperOps::do_norm_squared(const op::NormSquared& args, const Launch& launch) {
+    const int64_t count = args.x.numel();
+    if (count == 0) return;
+    const int64_t blocks = ceil_div(count, op::kNormSquaredBlock);
+    double* sums = workspace_->partials_for<double>(blocks);
+    allow_shared_memory(block_sums_kernel, kSumBytes, "shared memory of norm_squared");
+    const bool vectorised = reinterpret_cast<uintptr_t>(args.x.data) % 16 == 0;
+    block_sums_kernel<<<grid_for(ceil_div(blocks, kWarps), launch, kSumCtas), kSumThreads, kSumBytes,
+                        stream_of(launch)>>>(args.x.as<float>(), count, vectorised, sums);
+    check_launch("norm_squared");
+    launch_behind(finish_sum_kernel, 1, kFinishThreads, launch, "norm_squared, end", sums, blocks,
+                  args.sum.as<float>());
+}
+
+void HopperOps::do_adamw(const op::AdamW& args, const Launch& launch) {
+    const int64_t count = args.master.numel();
+    if (count == 0) return;
+    const AdamWArgs kernel_args = adamw_args(args);
+    bool vectorised = true;
+    for (const TensorView* view : {&args.grad, &args.master, &args.m, &args.v, &args.copy})
+        vectorised = vectorised && reinterpret_cast<uintptr_t>(view->data) % 16 == 0;
+    adamw_kernel<<<grid_for(ceil_div(count, 4 * kAdamWThreads), launch), kAdamWThreads, 0,
+                   stream_of(launch)>>>(kernel_args, vectorised);
+    check_launch("adamw");
+}
+
+// Weights in whole 128x128 blocks take the step and become codes in one kernel; others one after the other.
+void HopperOps::do_adamw_quantize(const op::AdamWQuantize& args, const Launch& launch) {
+    if (!launch_weight_tiles(args.adamw.master, &args.adamw, {args.scale_format, args.mx_rounding},
+                             args.fprop, args.dgrad, launch))
+        Ops::do_adamw_quantize(args, launch);
+}
+
+}  // namespace fp8flow

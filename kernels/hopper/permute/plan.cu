@@ -1,0 +1,348 @@
+// plan_dispatch on the GPU, without the host: from all ranks' routing to the expert-sorted, padded row order of this rank and the lists of
+// what travels, in two launches. Histograms per block of tokens; then every block adds up the histograms before its own, and all of them, and
+// places its rows: slots are stable, integers are exact, so the plan has the bytes of the reference's on every rank.
+#include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/runtime/launch.h"
+#include "kernels/hopper/workspace.h"
+
+namespace fp8flow {
+
+using namespace hopper;
+
+namespace {
+
+constexpr int kBlockTokens = 128;  // tokens of one block, which lies within one rank's tokens
+constexpr int kMaskWords = kBlockTokens / 32;
+constexpr int kThreads = 512;
+static_assert(kThreads >= kBlockTokens);
+constexpr int64_t kSharedBytes = 48 << 10;  // what a CTA gets without asking
+
+struct PlanArgs {
+    const int32_t* ids;
+    const float* probs;
+    int ranks, slots, topk, rank, groups;
+    int64_t first_expert;
+    int blocks_per_rank, blocks;
+    int* block_counts;  // [blocks, columns]
+    int64_t alignment, row_capacity;
+    const int64_t* row_base;
+    DeviceView row_source, row_prob;
+    int64_t *counts, *offsets, *recv_offsets, *send_counts, *next_row_base;
+    int32_t *recv_rows, *recv_source, *send_tokens, *overflow;
+
+    // Columns of block_counts: rows of each local expert, received rows, rows sent to each rank (of this rank's own tokens).
+    __host__ __device__ int received_column() const { return groups; }
+    __host__ __device__ int send_column(int rank_to) const { return groups + 1 + rank_to; }
+    __host__ __device__ int columns() const { return groups + 1 + ranks; }
+
+    // -1: absent or on another rank
+    __device__ int local_expert(int32_t id) const {
+        const int64_t expert = id - first_expert;
+        return expert >= 0 && expert < groups ? static_cast<int>(expert) : -1;
+    }
+};
+
+// One bit a token of the block in every column that it counts for: masks[column][word]. A thread takes an id at a time, neighbours
+// neighbouring ids. Bits are set by atomic or, whose order does not matter. Ends with a barrier; all threads of the CTA call it.
+__device__ __forceinline__ void mark_tokens(const PlanArgs& args, int source_rank, int first_token,
+                                            uint32_t* masks) {
+    const int thread = static_cast<int>(threadIdx.x);
+    for (int i = thread; i < args.columns() * kMaskWords; i += kThreads) masks[i] = 0;
+    __syncthreads();
+    const int32_t* ids =
+        args.ids + (static_cast<int64_t>(source_rank) * args.slots + first_token) * args.topk;
+    const int count = min(kBlockTokens, args.slots - first_token) * args.topk;
+    for (int i = thread; i < count; i += kThreads) {
+        const int32_t id = ids[i];
+        if (id < 0) continue;
+        const int token = i / args.topk, word = token / 32;
+        const uint32_t bit = 1u << token % 32;
+        if (const int group = args.local_expert(id); group >= 0) {
+            atomicOr(&masks[group * kMaskWords + word], bit);
+            atomicOr(&masks[args.received_column() * kMaskWords + word], bit);
+        }
+        const int to = id / args.groups;
+        if (source_rank == args.rank && to < args.ranks)
+            atomicOr(&masks[args.send_column(to) * kMaskWords + word], bit);
+    }
+    __syncthreads();
+}
+
+// Bits of a column before the token of this thread (one of the first kBlockTokens), or of all tokens.
+__device__ __forceinline__ int marked_before(const uint32_t* masks, int column) {
+    const int word = static_cast<int>(threadIdx.x) / 32;
+    int count = __popc(masks[column * kMaskWords + word] & ((1u << threadIdx.x % 32) - 1u));
+    for (int w = 0; w < word; ++w) count += __popc(masks[column * kMaskWords + w]);
+    return count;
+}
+__device__ __forceinline__ int marked(const uint32_t* masks, int column) {
+    int count = 0;
+    for (int w = 0; w < kMaskWords; ++w) count += __popc(masks[column * kMaskWords + w]);
+    return count;
+}
+
+// Moves: the ids once; one count a block and column out. A CTA takes a block of 128 tokens. Starts behind the kernel before it, and lets the next
+// start when that has ended.
+__global__ __launch_bounds__(kThreads) void count_kernel(const PlanArgs args) {
+    extern __shared__ uint32_t masks[];
+    wait_for_kernel_before();
+    let_next_start();
+    for (int block = static_cast<int>(blockIdx.x); block < args.blocks;
+         block += static_cast<int>(gridDim.x)) {
+        mark_tokens(args, block / args.blocks_per_rank, block % args.blocks_per_rank * kBlockTokens, masks);
+        for (int column = static_cast<int>(threadIdx.x); column < args.columns(); column += kThreads)
+            args.block_counts[static_cast<int64_t>(block) * args.columns() + column] = marked(masks, column);
+        __syncthreads();  // the masks belong to the next block now
+    }
+}
+
+// What a CTA knows while it places.
+struct PlaceShared {
+    int64_t *counts, *offsets;  // [groups], [groups + 1]
+    int *starts, *totals;       // [columns]: counts of all blocks before the CTA's, of all blocks
+    int *before, *all;          // a word a thread or column, whichever are more
+    uint32_t* masks;
+
+    static int64_t words(int64_t groups, int64_t columns) {
+        return 2 * (2 * groups + 1) + 2 * columns + 2 * std::max<int64_t>(kThreads, columns) +
+               columns * kMaskWords;
+    }
+    __device__ PlaceShared(int64_t* memory, int groups, int columns)
+        : counts(memory),
+          offsets(counts + groups),
+          starts(reinterpret_cast<int*>(offsets + groups + 1)),
+          totals(starts + columns),
+          before(totals + columns),
+          all(before + max(kThreads, columns)),
+          masks(reinterpret_cast<uint32_t*>(all + max(kThreads, columns))) {}
+};
+
+// starts and totals of `block`. Threads stand side by side over the columns; where there are more threads than columns, each takes a segment of
+// the blocks. 16 loads in flight. Barriers after the segments and at the end; all threads of the CTA call it.
+__device__ __forceinline__ void add_blocks(const PlanArgs& args, int block, const PlaceShared& shared) {
+    constexpr int kInFlight = 16;
+    const int columns = args.columns(), segments = max(1, kThreads / columns);
+    const int length = (args.blocks + segments - 1) / segments;
+    for (int i = static_cast<int>(threadIdx.x); i < segments * columns; i += kThreads) {
+        const int begin = i / columns * length, end = min(args.blocks, begin + length);
+        const int* const counts = args.block_counts + i % columns;
+        int before = 0, all = 0;
+        for (int first = begin; first < end; first += kInFlight) {
+            int values[kInFlight];
+#pragma unroll
+            for (int j = 0; j < kInFlight; ++j)
+                values[j] = first + j < end ? counts[static_cast<int64_t>(first + j) * columns] : 0;
+#pragma unroll
+            for (int j = 0; j < kInFlight; ++j) {
+                all += values[j];
+                if (first + j < block) before += values[j];
+            }
+        }
+        shared.before[i] = before;
+        shared.all[i] = all;
+    }
+    __syncthreads();
+    for (int column = static_cast<int>(threadIdx.x); column < columns; column += kThreads) {
+        int before = 0, all = 0;
+        for (int i = column; i < segments * columns; i += columns) {
+            before += shared.before[i];
+            all += shared.all[i];
+        }
+        shared.starts[column] = before;
+        shared.totals[column] = all;
+    }
+    __syncthreads();
+}
+
+// One warp: where the groups lie, saturating at the rows that there are, by warp scans over 32 groups. `tells`: also what the plan says of it.
+__device__ __forceinline__ void place_groups(const PlanArgs& args, const PlaceShared& shared, bool tells) {
+    // Rows of this layer that M-tensors can hold, in whole alignment units: row_capacity, and what the buffers hold past their base.
+    int64_t available = args.row_capacity;
+    available = min(available, args.row_source.dims[0] - args.row_source.base());
+    available = min(available, args.row_prob.dims[0] - args.row_prob.base());
+    const int64_t units = (available > 0 ? available : 0) / args.alignment;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    int64_t before = 0;  // units that all earlier groups want
+    bool cut = false;
+    for (int first = 0; first < args.groups; first += 32) {
+        const int group = first + lane;
+        const int64_t wanted = group < args.groups ? shared.totals[group] : 0;
+        int64_t sum = (wanted + args.alignment - 1) / args.alignment;
+        const int64_t own = sum;
+        for (int step = 1; step < 32; step *= 2) {
+            const int64_t other = __shfl_up_sync(0xFFFFFFFFu, sum, step);
+            if (lane >= step) sum += other;
+        }
+        const int64_t start = min(before + sum - own, units);
+        const int64_t fitting = min(wanted, (units - start) * args.alignment);
+        if (group < args.groups) {
+            shared.counts[group] = fitting;
+            shared.offsets[group] = start * args.alignment;
+            if (tells) {
+                args.counts[group] = fitting;
+                args.offsets[group] = start * args.alignment;
+            }
+            cut = cut || fitting < wanted;
+        }
+        before += __shfl_sync(0xFFFFFFFFu, sum, 31);
+    }
+    const int64_t total_rows = min(before, units) * args.alignment;
+    const bool overflow = __any_sync(0xFFFFFFFFu, cut);
+    if (lane != 0) return;
+    shared.offsets[args.groups] = total_rows;
+    if (!tells) return;
+    if (overflow) *args.overflow = 1;
+    args.offsets[args.groups] = total_rows;
+    if (args.next_row_base != nullptr) {
+        const int64_t base = args.row_base != nullptr ? *args.row_base : 0;
+        *args.next_row_base = (base + total_rows + kBlock - 1) / kBlock * kBlock;
+    }
+}
+
+// Moves: ids and probs once, every list once, and the block counts (4.2 KB at T=4096, 32 experts on one rank) in every CTA, which takes two
+// rounds of loads, where a launch of its own took longer. A CTA takes a block of 128 tokens. It adds up the blocks before it, its first warp
+// places the groups (the first CTA's also writes them down), and a thread a token places rows: a token's slot in a group is the block's start
+// plus the earlier tokens of the block with that expert, counted from bit masks; its experts are visited in ascending order. Then all CTAs
+// fill what no token fills: pads, and the ends of the lists. One writer a word; barriers between these steps, outside of any branch. Its
+// masks are made while count_kernel runs, which does not write the ids, and starts it only when all kernels before have ended.
+__global__ __launch_bounds__(kThreads) void place_kernel(const PlanArgs args) {
+    extern __shared__ int64_t memory[];
+    const int columns = args.columns(), thread = static_cast<int>(threadIdx.x);
+    const PlaceShared shared(memory, args.groups, columns);
+    const auto mark = [&](int block) {
+        mark_tokens(args, block / args.blocks_per_rank, block % args.blocks_per_rank * kBlockTokens,
+                    shared.masks);
+    };
+    if (static_cast<int>(blockIdx.x) < args.blocks) mark(static_cast<int>(blockIdx.x));
+    wait_for_kernel_before();
+    int32_t* row_source = static_cast<int32_t*>(args.row_source.data) + args.row_source.base();
+    float* row_prob = static_cast<float*>(args.row_prob.data) + args.row_prob.base();
+    add_blocks(args, static_cast<int>(blockIdx.x), shared);
+    if (thread < 32) place_groups(args, shared, blockIdx.x == 0);
+    if (blockIdx.x == 0) {
+        for (int r = thread / 32; r <= args.ranks; r += kThreads / 32) {  // a warp a rank
+            int received = 0;
+            for (int block = thread % 32; block < r * args.blocks_per_rank; block += 32)
+                received += args.block_counts[static_cast<int64_t>(block) * columns + args.received_column()];
+            received = __reduce_add_sync(0xFFFFFFFFu, received);
+            if (thread % 32 != 0) continue;
+            args.recv_offsets[r] = received;
+            if (r < args.ranks) args.send_counts[r] = shared.totals[args.send_column(r)];
+        }
+    }
+    __syncthreads();  // the groups are placed
+    for (int block = static_cast<int>(blockIdx.x); block < args.blocks;
+         block += static_cast<int>(gridDim.x)) {
+        if (block >= static_cast<int>(gridDim.x)) {  // not the first
+            mark(block);
+            add_blocks(args, block, shared);
+        }
+        const int source_rank = block / args.blocks_per_rank,
+                  token = block % args.blocks_per_rank * kBlockTokens + thread;
+        const uint32_t* const masks = shared.masks;
+        const int* const starts = shared.starts;
+        const int word = thread / 32;
+        const uint32_t bit = 1u << thread % 32;
+        if (thread < kBlockTokens && token < args.slots) {
+            const int64_t source = static_cast<int64_t>(source_rank) * args.slots + token;
+            const int32_t* ids = args.ids + source * args.topk;
+            if ((masks[args.received_column() * kMaskWords + word] & bit) != 0) {
+                const int64_t received =
+                    starts[args.received_column()] + marked_before(masks, args.received_column());
+                args.recv_source[received] = static_cast<int32_t>(source);
+                int32_t* rows = args.recv_rows + received * args.topk;
+                int listed = 0;
+                for (int last = -1;;) {  // the token's next local expert above the last
+                    int group = args.groups, chosen = 0;
+#pragma unroll 8
+                    for (int k = 0; k < args.topk; ++k) {
+                        const int candidate = args.local_expert(ids[k]);
+                        if (candidate > last && candidate < group) group = candidate, chosen = k;
+                    }
+                    if (group == args.groups) break;
+                    last = group;
+                    const int64_t place = starts[group] + marked_before(masks, group);
+                    if (place >= shared.counts[group]) continue;  // cut by overflow
+                    const int64_t row = shared.offsets[group] + place;
+                    row_source[row] = static_cast<int32_t>(received);
+                    row_prob[row] = args.probs[source * args.topk + chosen];
+                    rows[listed++] = static_cast<int32_t>(row);
+                }
+                for (; listed < args.topk; ++listed) rows[listed] = -1;
+            }
+            if (source_rank == args.rank) {
+                for (int to = 0; to < args.ranks; ++to) {
+                    const int column = args.send_column(to);
+                    if ((masks[column * kMaskWords + word] & bit) == 0) continue;
+                    args.send_tokens[static_cast<int64_t>(to) * args.slots + starts[column] +
+                                     marked_before(masks, column)] = token;
+                }
+            }
+        }
+        __syncthreads();  // the masks and starts belong to the next block now
+    }
+    for (int group = static_cast<int>(blockIdx.x); group < args.groups;
+         group += static_cast<int>(gridDim.x)) {
+        for (int64_t row = shared.offsets[group] + shared.counts[group] + thread;
+             row < shared.offsets[group + 1]; row += kThreads) {
+            row_source[row] = -1;
+            row_prob[row] = 0.0f;
+        }
+    }
+    const int64_t sources = static_cast<int64_t>(args.ranks) * args.slots;
+    const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + thread;
+    const int64_t threads = static_cast<int64_t>(gridDim.x) * kThreads;
+    const int64_t received = shared.totals[args.received_column()];
+    for (int64_t i = received + first; i < sources; i += threads) args.recv_source[i] = -1;
+    for (int64_t i = received * args.topk + first; i < sources * args.topk; i += threads)
+        args.recv_rows[i] = -1;
+    for (int64_t i = first; i < sources; i += threads)
+        if (i % args.slots >= shared.totals[args.send_column(static_cast<int>(i / args.slots))])
+            args.send_tokens[i] = -1;
+}
+
+}  // namespace
+
+void HopperOps::do_plan_dispatch(const op::PlanDispatch& args, const Launch& launch) {
+    const int64_t ranks = args.all_ids.dim(0), slots = args.all_ids.dim(1), topk = args.all_ids.dim(2);
+    const int64_t blocks_per_rank = ceil_div(slots, kBlockTokens), blocks = ranks * blocks_per_rank;
+    PlanArgs plan{.ids = args.all_ids.as<int32_t>(),
+                  .probs = args.all_probs.as<float>(),
+                  .ranks = static_cast<int>(ranks),
+                  .slots = static_cast<int>(slots),
+                  .topk = static_cast<int>(topk),
+                  .rank = static_cast<int>(args.rank),
+                  .groups = static_cast<int>(args.num_local_experts),
+                  .first_expert = args.first_expert,
+                  .blocks_per_rank = static_cast<int>(blocks_per_rank),
+                  .blocks = static_cast<int>(blocks),
+                  .block_counts = nullptr,
+                  .alignment = args.groups.alignment,
+                  .row_capacity = args.groups.row_capacity,
+                  .row_base = args.row_base,
+                  .row_source = device_view(args.row_source),
+                  .row_prob = device_view(args.row_prob),
+                  .counts = args.groups.counts.as<int64_t>(),
+                  .offsets = args.groups.offsets.as<int64_t>(),
+                  .recv_offsets = args.recv_offsets.as<int64_t>(),
+                  .send_counts = args.send_counts.as<int64_t>(),
+                  .next_row_base = args.next_row_base ? args.next_row_base.as<int64_t>() : nullptr,
+                  .recv_rows = args.recv_rows.as<int32_t>(),
+                  .recv_source = args.recv_source.as<int32_t>(),
+                  .send_tokens = args.send_tokens.as<int32_t>(),
+                  .overflow = args.overflow.as<int32_t>()};
+    const int64_t columns = plan.columns();
+    const std::size_t mask_bytes = static_cast<std::size_t>(columns) * kMaskWords * sizeof(uint32_t),
+                      place_bytes =
+                          static_cast<std::size_t>(PlaceShared::words(plan.groups, columns)) * sizeof(int);
+    FP8FLOW_CHECK(place_bytes <= kSharedBytes,
+                  "{} local experts and {} ranks: plan_dispatch needs {} bytes of shared memory, has {}",
+                  args.num_local_experts, ranks, place_bytes, kSharedBytes);
+    plan.block_counts = workspace_->partials_for<int>(blocks * columns);
+    constexpr int kPerSm = 2;
+    const unsigned grid = grid_for(blocks, launch, kPerSm);
+    if (blocks > 0) launch_behind(count_kernel, grid, kThreads, mask_bytes, launch, "plan_dispatch", plan);
+    launch_behind(place_kernel, grid, kThreads, place_bytes, launch, "plan_dispatch", plan);
+}
+
+}  // namespace fp8flow

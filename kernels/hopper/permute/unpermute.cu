@@ -1,0 +1,412 @@
+// Routed rows back to tokens on the GPU: unpermute + unpad, also with a residual behind it, and the gradient of its merging weights. Sums
+// keep the reference's order, so both ops are bit-equal to the reference.
+#include "kernels/hopper/permute/permute.h"
+
+#include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/device/vector_io.h"
+#include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/permute/tile_walk.h"
+
+namespace fp8flow {
+
+using namespace hopper;
+
+namespace {
+
+constexpr int kWarpSize = 32;
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * kWarpSize;
+
+// ---- sums, BF16 in whole vectors -------------------------------------------------------------------------------------------------------
+constexpr int kMostRows = 8;                                    // of a token
+constexpr int kFewRows = 2;                                     // with so many, several turns at once
+constexpr int kSumThreads = 128;                                // at most
+constexpr int sum_ctas(bool addend) { return addend ? 5 : 6; }  // of an SM
+
+enum class Weights { none, probs };
+struct SumArgs {
+    const uint16_t* src;
+    const int64_t* src_base;  // null: 0
+    const float* prob;        // with Weights::probs
+    const int64_t* prob_base;
+    const int32_t* recv_rows;
+    const int64_t* num_rows;
+    int topk, units;  // units of a row
+    unsigned slabs;   // of a row
+    int slab_units;
+    const uint16_t *residual, *addend;  // optional; an addend has a residual
+    uint16_t* dst;
+    SumRounding rounding;
+};
+
+__device__ __forceinline__ void add_unit(const uint4& unit, float (&sum)[kUnit]) {
+    float v[kUnit];
+    unpack_unit(unit, DType::bf16, v);
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) sum[i] += v[i];
+}
+__device__ __forceinline__ void round_unit(float (&v)[kUnit]) {
+    unpack_unit(pack_unit_bf16(v), DType::bf16, v);
+}
+
+// Moves: every routed row once, every token's row once (and its residual): 529 (587) MB at T=4096, H=7168, K=8: 0.129 (0.143) ms at 4.1 TB/s. A
+// CTA takes two turns, of up to 1024 columns each, on a token's row and learns its K row numbers first, once, and their weights, a lane
+// one of them; then a thread has the eight columns of all rows in flight at a time, and of one or two rows those of four turns: 12 KB a CTA at
+// K=6, 16 KB at 8 and 2, up to 96 KB an SM (four turns one after the other: 1 % slower; two rows in flight instead of eight: 17 %). Rows of
+// one CTA are short and there are many, so that SMs stay equally busy to the end. Loads that leave L2 first: 5 % slower with weights. Sums in
+// fp32 in the order of recv_rows. No barriers, one writer a byte. The residual may stand where the result goes: a thread reads the units
+// that it writes.
+template <Weights kWeights, int kRows, bool kAddend>
+__global__ __launch_bounds__(kSumThreads, sum_ctas(kAddend)) void unpermute_sums_kernel(const SumArgs args) {
+    constexpr int kAtOnce = kMostRows / kRows;  // turns
+    wait_for_kernel_before();
+    const int64_t items = *args.num_rows * args.slabs;
+    // row numbers are 32-bit integers, in plans too
+    const int base = static_cast<int>(args.src_base != nullptr ? *args.src_base : 0);
+    const int64_t prob_base = args.prob_base != nullptr ? *args.prob_base : 0;
+    for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+        const int64_t row = static_cast<unsigned>(item) / args.slabs;  // items are fewer than 2^31
+        const int slab = static_cast<int>(static_cast<unsigned>(item) % args.slabs);
+        // one load a warp: lane k has the k-th row, and its weight
+        const int lane = static_cast<int>(threadIdx.x) % kWarpSize, step = static_cast<int>(blockDim.x);
+        const int32_t own = lane < args.topk ? args.recv_rows[row * args.topk + lane] : -1;
+        float own_weight = 0.0f;
+        if constexpr (kWeights == Weights::probs)
+            if (own >= 0) own_weight = args.prob[prob_base + own];
+        const int count = __ffs(static_cast<int>(~__ballot_sync(0xFFFFFFFFu, own >= 0))) - 1;
+        const uint4* from[kRows];
+#pragma unroll
+        for (int k = 0; k < kRows; ++k)
+            from[k] = reinterpret_cast<const uint4*>(args.src) +
+                      static_cast<int64_t>(base + __shfl_sync(0xFFFFFFFFu, own, k)) * args.units;
+        const int first = slab * args.slab_units + static_cast<int>(threadIdx.x),
+                  end = min(args.units, (slab + 1) * args.slab_units);
+        for (int unit = first; unit - lane < end; unit += kAtOnce * step) {  // by whole warps
+            uint4 raw[kAtOnce][kRows], raw_residual[kAtOnce], raw_addend[kAtOnce];
+#pragma unroll
+            for (int t = 0; t < kAtOnce; ++t) {
+                if (unit + t * step >= end) continue;
+#pragma unroll
+                for (int k = 0; k < kRows; ++k)
+                    if (k < count) raw[t][k] = from[k][unit + t * step];
+                const int64_t at = row * args.units + unit + t * step;
+                if (args.residual != nullptr)
+                    raw_residual[t] = reinterpret_cast<const uint4*>(args.residual)[at];
+                if constexpr (kAddend) raw_addend[t] = reinterpret_cast<const uint4*>(args.addend)[at];
+            }
+            float weight[kRows];
+#pragma unroll
+            for (int k = 0; k < kRows; ++k)
+                if constexpr (kWeights == Weights::probs) weight[k] = __shfl_sync(0xFFFFFFFFu, own_weight, k);
+#pragma unroll
+            for (int t = 0; t < kAtOnce; ++t) {
+                if (unit + t * step >= end) continue;
+                float sum[kUnit] = {};
+#pragma unroll
+                for (int k = 0; k < kRows; ++k) {
+                    if (k >= count) continue;
+                    float v[kUnit];
+                    unpack_unit(raw[t][k], DType::bf16, v);
+#pragma unroll
+                    for (int i = 0; i < kUnit; ++i) {
+                        if constexpr (kWeights == Weights::probs)
+                            sum[i] = fma_float(weight[k], v[i], sum[i]);
+                        else
+                            sum[i] += v[i];
+                    }
+                }
+                if (args.residual != nullptr) {
+                    if (args.rounding == SumRounding::before_residual) round_unit(sum);
+                    if constexpr (kAddend) {
+                        float both[kUnit];
+                        unpack_unit(raw_residual[t], DType::bf16, both);
+                        add_unit(raw_addend[t], both);
+                        raw_residual[t] = pack_unit_bf16(both);
+                    }
+                    add_unit(raw_residual[t], sum);
+                }
+                reinterpret_cast<uint4*>(args.dst)[row * args.units + unit + t * step] = pack_unit_bf16(sum);
+            }
+        }
+    }
+}
+
+template <int kRows> auto sums_kernel(bool weighted, bool addend) {
+    return weighted ? unpermute_sums_kernel<Weights::probs, kRows, false>
+           : addend ? unpermute_sums_kernel<Weights::none, kRows, true>
+                    : unpermute_sums_kernel<Weights::none, kRows, false>;
+}
+
+// ---- sums, any rows ----------------------------------------------------------------------------------------------------------------------
+struct UnpermuteArgs {
+    DeviceView src, dst, row_prob;
+    const int32_t* recv_rows;
+    const int64_t* num_rows;
+    int64_t topk, hidden;
+    bool vectorised;
+};
+
+// Moves: every received row's source rows once, every destination row once. A warp takes one destination row; a thread eight columns at a
+// time, adding the source rows in the order of recv_rows in registers and rounding once. No barriers; one writer a byte.
+__global__ __launch_bounds__(kThreads) void unpermute_kernel(const UnpermuteArgs args) {
+    const int64_t received = *args.num_rows, base = args.src.base(), prob_base = args.row_prob.base();
+    const float* prob = static_cast<const float*>(args.row_prob.data);
+    const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
+    for (int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + warp; row < received;
+         row += static_cast<int64_t>(gridDim.x) * kWarps) {
+        const int32_t* sources = args.recv_rows + row * args.topk;
+        int count = 0;
+        while (count < args.topk && sources[count] >= 0) ++count;
+        for (int64_t column = lane * kVector; column < args.hidden; column += kWarpSize * kVector) {
+            const int64_t width = args.hidden - column;
+            float sum[kVector] = {};
+#pragma unroll 4
+            for (int k = 0; k < count; ++k) {
+                const int64_t source = sources[k];
+                float values[kVector];
+                load_up_to_8(args.src.data, args.src.dtype, (base + source) * args.hidden + column, width,
+                             args.vectorised, values);
+                const float weight = prob != nullptr ? prob[prob_base + source] : 1.0f;
+#pragma unroll
+                for (int j = 0; j < kVector; ++j)
+                    sum[j] = prob != nullptr ? fma_float(weight, values[j], sum[j]) : sum[j] + values[j];
+            }
+            store_up_to_8(args.dst.data, args.dst.dtype, row * args.hidden + column, width, args.vectorised,
+                          sum);
+        }
+    }
+}
+
+// ---- gradient of the merging weights -----------------------------------------------------------------------------------------------------
+struct ProbsBackwardArgs {
+    DeviceView ddst, src, row_source, drow_prob;
+    DeviceGroups groups;
+    int64_t hidden;
+    bool vectorised;
+    // the tokens' side of the plan, for the kernel that goes over tokens
+    const int32_t* recv_rows;
+    const int64_t* num_rows;
+    int topk;
+};
+
+// The product of two rows of BF16 in the order of the contract: a lane's strand is every 32nd unit, eight loads in flight, and five shuffles
+// add the strands. By whole warps.
+__device__ __forceinline__ float strand_dot(const uint4* gradients, const uint4* values, int units) {
+    constexpr int kInFlight = 4;  // of either
+    float strand = 0.0f;
+    for (int first = static_cast<int>(threadIdx.x) % kWarpSize; first < units;
+         first += kInFlight * kWarpSize) {
+        uint4 raw_gradient[kInFlight], raw_value[kInFlight];
+#pragma unroll
+        for (int j = 0; j < kInFlight; ++j) {
+            const int unit = first + j * kWarpSize;
+            if (unit >= units) continue;
+            raw_gradient[j] = gradients[unit];
+            raw_value[j] = __ldcs(&values[unit]);
+        }
+#pragma unroll
+        for (int j = 0; j < kInFlight; ++j) {
+            if (first + j * kWarpSize >= units) continue;
+            float gradient[kUnit], value[kUnit];
+            unpack_unit(raw_gradient[j], DType::bf16, gradient);
+            unpack_unit(raw_value[j], DType::bf16, value);
+#pragma unroll
+            for (int i = 0; i < kUnit; ++i) strand = fma_float(gradient[i], value[i], strand);
+        }
+    }
+    return strand;
+}
+__device__ __forceinline__ float add_strands(float strand) {
+#pragma unroll
+    for (int step = kWarpSize / 2; step > 0; step /= 2) strand += __shfl_xor_sync(0xFFFFFFFFu, strand, step);
+    return strand;
+}
+
+// Moves: every routed row once, every token's gradient row once, 4 bytes out a row: 529 MB at T=4096, H=7168, K=8, 0.129 ms at 4.1 TB/s. Going over
+// the routed rows instead takes every gradient row K times from L2 (940 MB), whose rate is then the limit. A CTA takes a token, a warp
+// each of its rows: the gradient row comes from L2 to one warp and from L1 to the others. Eight loads a lane on their way, half of them
+// from memory (64 KB an SM). First CTAs look for pads among kPadRows rows each and clear them. No barriers, nothing shared; one writer a
+// word: tokens' places and pads are different rows.
+constexpr int kPadRows = 256;
+__global__ __launch_bounds__(kThreads, 4) void token_probs_backward_kernel(const ProbsBackwardArgs args) {
+    wait_for_kernel_before();
+    const int64_t base = args.src.base(), rows = args.groups.total(),
+                  tiles = (rows + kPadRows - 1) / kPadRows, items = tiles + *args.num_rows;
+    const int32_t* row_source = static_cast<const int32_t*>(args.row_source.data) + args.row_source.base();
+    float* drow_prob = static_cast<float*>(args.drow_prob.data) + args.drow_prob.base();
+    const int units = static_cast<int>(args.hidden / kUnit), threads = static_cast<int>(blockDim.x);
+    for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+        if (item < tiles) {
+            const int64_t first = item * kPadRows, end = min(rows, first + kPadRows);
+            for (int64_t row = first + static_cast<int>(threadIdx.x); row < end; row += threads)
+                if (row_source[row] < 0) drow_prob[row] = 0.0f;
+            continue;
+        }
+        const int64_t token = item - tiles;
+        const int place = args.recv_rows[token * args.topk + static_cast<int>(threadIdx.x) / kWarpSize];
+        if (place < 0) continue;  // the same in a whole warp
+        const float dot =
+            add_strands(strand_dot(static_cast<const uint4*>(args.ddst.data) + token * units,
+                                   static_cast<const uint4*>(args.src.data) + (base + place) * units, units));
+        if (threadIdx.x % kWarpSize == 0) drow_prob[place] = dot;
+    }
+}
+
+enum class Access { any, bf16_vectors };
+
+// Calls visit(first row, end of rows) for this CTA's tiles. Neighbouring CTAs take different groups, at the same fraction of each, so that the
+// gradient rows that they read at a time are one part of the tokens, which stays in L2. A group is cut into parts, as many as a power of
+// two, so that no long division is needed. Every row is read here, pads cost nothing: CTAs that stay and walk beat one tile a CTA.
+template <class Visit> __device__ __forceinline__ void walk_parts(const DeviceGroups& groups, Visit visit) {
+    const unsigned count = static_cast<unsigned>(groups.num_groups);
+    const unsigned tiles = static_cast<unsigned>((groups.total() + kTileRows - 1) / kTileRows);
+    const int shift = 31 - __clz(static_cast<int>(max(1u, tiles / count)));
+    const unsigned items = count == 1 || tiles == 0 ? tiles : count << shift;
+    for (unsigned item = blockIdx.x; item < items; item += gridDim.x) {
+        const int64_t part = item / count, group = item % count;
+        const int64_t start = groups.offset(group), end = groups.offset(group + 1),
+                      in_group = (end - start + kTileRows - 1) / kTileRows;
+        const int64_t first_tile = count == 1 ? part : in_group * part >> shift,
+                      end_tile = count == 1 ? part + 1 : in_group * (part + 1) >> shift;
+        for (int64_t tile = first_tile; tile < end_tile; ++tile) {
+            const int64_t first = start + tile * kTileRows;
+            visit(first, min(end, first + kTileRows));
+        }
+    }
+}
+
+// Moves: the rows of src and, for each, its gradient row, which K of them share; 4 bytes out a row: 529 MB at T=4096, H=7168, K=8, 0.129 ms at
+// 4.1 TB/s. A CTA takes the tiles of walk_parts, a warp a row of them: a lane's strand is every 32nd unit, eight loads in flight, and
+// five shuffles add the strands in the order of the contract. Only shuffles synchronise; row numbers are the same in a whole warp.
+template <Access kAccess>
+__global__ __launch_bounds__(kThreads, 3) void unpermute_probs_backward_kernel(const ProbsBackwardArgs args) {
+    static_assert(kTileRows == kWarps && op::kProbStrands == kWarpSize && op::kProbUnit == kUnit);
+    const int64_t base = args.src.base(), prob_base = args.drow_prob.base();
+    const int32_t* row_source = static_cast<const int32_t*>(args.row_source.data) + args.row_source.base();
+    float* drow_prob = static_cast<float*>(args.drow_prob.data) + prob_base;
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
+              lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    walk_parts(args.groups, [&](int64_t first_row, int64_t end_row) {
+        const int64_t row = first_row + warp;
+        if (row >= end_row) return;
+        const int64_t source = row_source[row];
+        float strand = 0.0f;
+        if (source >= 0) {
+            if constexpr (kAccess == Access::bf16_vectors) {
+                const int units = static_cast<int>(args.hidden / kUnit);
+                strand = strand_dot(static_cast<const uint4*>(args.ddst.data) + source * units,
+                                    static_cast<const uint4*>(args.src.data) + (base + row) * units, units);
+            } else {
+                for (int64_t column = lane * kUnit; column < args.hidden; column += kWarpSize * kUnit) {
+                    const int64_t width = args.hidden - column;
+                    float gradient[kUnit], value[kUnit];
+                    load_up_to_8(args.ddst.data, args.ddst.dtype, source * args.hidden + column, width,
+                                 args.vectorised, gradient);
+                    load_up_to_8(args.src.data, args.src.dtype, (base + row) * args.hidden + column, width,
+                                 args.vectorised, value);
+#pragma unroll
+                    for (int i = 0; i < kUnit; ++i)
+                        if (i < width) strand = fma_float(gradient[i], value[i], strand);
+                }
+            }
+            strand = add_strands(strand);
+        }
+        if (lane == 0) drow_prob[row] = strand;
+    });
+}
+
+}  // namespace
+
+namespace hopper {
+
+bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const SumResidual& residual,
+                           const Launch& launch) {
+    const int64_t hidden = args.dst.cols(), capacity = args.recv_rows.dim(0), topk = args.recv_rows.dim(1);
+    const auto fits = [&](const TensorView& rows) {
+        return !rows || (rows.dtype == DType::bf16 && is_vectorisable(rows.data, hidden));
+    };
+    const bool weighted = static_cast<bool>(args.row_prob), addend = static_cast<bool>(residual.addend);
+    if (addend && (weighted || !residual.rows)) return false;
+    if (topk > kMostRows || !fits(args.src) || !fits(args.dst) || !fits(residual.rows) ||
+        !fits(residual.addend))
+        return false;
+    const int64_t units = hidden / kUnit;
+    // turns of a CTA on a row: two, of few rows four at once
+    const bool few = topk <= kFewRows;
+    const int64_t turns = few ? kMostRows / kFewRows : 2;
+    const int threads = static_cast<int>(
+        std::min<int64_t>(kSumThreads, round_up(ceil_div(units, turns), int64_t{kWarpSize})));
+    const int64_t slab_units = turns * threads, slabs = ceil_div(units, slab_units), items = capacity * slabs;
+    if (items >= int64_t{1} << 31) return false;
+    if (items == 0) return true;
+    const SumArgs kernel_args{.src = static_cast<const uint16_t*>(args.src.data),
+                              .src_base = args.src.row_base,
+                              .prob = args.row_prob ? args.row_prob.as<float>() : nullptr,
+                              .prob_base = args.row_prob.row_base,
+                              .recv_rows = args.recv_rows.as<int32_t>(),
+                              .num_rows = args.num_rows.as<int64_t>(),
+                              .topk = static_cast<int>(topk),
+                              .units = static_cast<int>(units),
+                              .slabs = static_cast<unsigned>(slabs),
+                              .slab_units = static_cast<int>(slab_units),
+                              .residual = static_cast<const uint16_t*>(residual.rows.data),
+                              .addend = static_cast<const uint16_t*>(residual.addend.data),
+                              .dst = static_cast<uint16_t*>(args.dst.data),
+                              .rounding = residual.rounding};
+    const unsigned grid =
+        launch.sm_limit > 0 ? grid_for(items, launch, sum_ctas(addend)) : static_cast<unsigned>(items);
+    const auto kernel =
+        few ? sums_kernel<kFewRows>(weighted, addend) : sums_kernel<kMostRows>(weighted, addend);
+    launch_behind(kernel, grid, static_cast<unsigned>(threads), launch, "unpermute_unpad", kernel_args);
+    return true;
+}
+
+}  // namespace hopper
+
+void HopperOps::do_unpermute_unpad(const op::UnpermuteUnpad& args, const Launch& launch) {
+    const int64_t hidden = args.dst.cols(), capacity = args.recv_rows.dim(0);
+    if (hidden == 0 || capacity == 0) return;
+    if (launch_unpermute_sums(args, {}, launch)) return;
+    const bool vectorised = is_vectorisable(args.src.data, hidden) && is_vectorisable(args.dst.data, hidden);
+    const UnpermuteArgs kernel_args{.src = device_view(args.src),
+                                    .dst = device_view(args.dst),
+                                    .row_prob = device_view(args.row_prob),
+                                    .recv_rows = args.recv_rows.as<int32_t>(),
+                                    .num_rows = args.num_rows.as<int64_t>(),
+                                    .topk = args.recv_rows.dim(1),
+                                    .hidden = hidden,
+                                    .vectorised = vectorised};
+    unpermute_kernel<<<grid_for(ceil_div(capacity, kWarps), launch), kThreads, 0, stream_of(launch)>>>(
+        kernel_args);
+    check_launch("unpermute_unpad");
+}
+
+void HopperOps::do_unpermute_probs_backward(const op::UnpermuteProbsBackward& args, const Launch& launch) {
+    const int64_t hidden = args.src.cols(), capacity = args.groups.row_capacity;
+    if (capacity == 0) return;
+    const bool vectorised = is_vectorisable(args.src.data, hidden) && is_vectorisable(args.ddst.data, hidden);
+    const ProbsBackwardArgs kernel_args{.ddst = device_view(args.ddst),
+                                        .src = device_view(args.src),
+                                        .row_source = device_view(args.row_source),
+                                        .drow_prob = device_view(args.drow_prob),
+                                        .groups = device_groups(args.groups, capacity),
+                                        .hidden = hidden,
+                                        .vectorised = vectorised,
+                                        .recv_rows = args.recv_rows ? args.recv_rows.as<int32_t>() : nullptr,
+                                        .num_rows = args.num_rows ? args.num_rows.as<int64_t>() : nullptr,
+                                        .topk = args.recv_rows ? static_cast<int>(args.recv_rows.dim(1)) : 0};
+    const bool wide = vectorised && args.src.dtype == DType::bf16 && args.ddst.dtype == DType::bf16;
+    if (wide && args.recv_rows && kernel_args.topk > 0 && kernel_args.topk <= kWarps) {
+        const int64_t items = args.recv_rows.dim(0) + ceil_div(capacity, int64_t{kPadRows});
+        const unsigned grid = launch.sm_limit > 0 ? grid_for(items, launch) : static_cast<unsigned>(items);
+        launch_behind(token_probs_backward_kernel, grid, static_cast<unsigned>(kernel_args.topk * kWarpSize),
+                      launch, "unpermute_probs_backward", kernel_args);
+        return;
+    }
+    const auto kernel = wide ? unpermute_probs_backward_kernel<Access::bf16_vectors>
+                             : unpermute_probs_backward_kernel<Access::any>;
+    kernel<<<grid_for(ceil_div(capacity, kTileRows), launch), kThreads, 0, stream_of(launch)>>>(kernel_args);
+    check_launch("unpermute_probs_backward");
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,86 @@
+// Activations to transposed FP8 with scales along the rows, alone or together with the row copy. Contract: kernels/ops/quantize.h.
+// The kernels are those of tiles.cu, group_columns.cu, column_tiles.cu and rows.cu.
+#include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/quantize/rows.h"
+#include "kernels/hopper/quantize/tiles.h"
+#include "kernels/hopper/workspace.h"
+
+namespace fp8flow {
+
+using namespace hopper;
+
+namespace {
+
+// The column output of one source. One scale for a group needs its amax before the first code: a pass over the source of its own.
+TileOutput column_output(const TileSource& source, const TileShape& shape, const Fp8Tensor& dst,
+                         const QuantizeRule& rule, const HopperOps::Workspace& workspace,
+                         const Launch& launch) {
+    if (dst.layout == ScaleLayout::vec128) return tile_columns(dst, Share::block);
+    if (dst.layout == ScaleLayout::mx32) return tile_columns(dst, Share::mx);
+    const int64_t entries = shape.groups.num_groups * shape.cols;
+    const bool no_rows = shape.groups.counts == nullptr && shape.groups.rows == 0;
+    uint32_t* amax = workspace.partials_for<uint32_t>(entries);
+    launch_tile_amax(source, shape, AmaxOf::columns, amax, launch);
+    if (no_rows) {  // one group of 0 rows
+        check_cuda(cudaMemsetAsync(dst.scales.data, 0, static_cast<std::size_t>(dst.scales.bytes()),
+                                   stream_of(launch)),
+                   "clearing scales");
+    } else {
+        launch_table_scales({.amax = amax,
+                             .columns = shape.cols,
+                             .counts = shape.groups.counts,
+                             .entries = entries,
+                             .dtype = dst.codes.dtype,
+                             .rule = rule,
+                             .scales = dst.scales.as<float>(),
+                             .scales2 = nullptr},
+                            launch);
+    }
+    TileOutput output = tile_columns(dst, Share::table);
+    output.multipliers = reinterpret_cast<const float*>(amax);
+    return output;
+}
+
+}  // namespace
+
+void HopperOps::do_quantize_columns(const op::QuantizeColumns& args, const Launch& launch) {
+    const QuantizeRule rule = {args.scale_format, args.mx_rounding};
+    const auto quantize = [&](const TensorView& src, const Fp8Tensor& dst) {
+        const TileSource source = {.values = row_view(src)};
+        const TileShape shape = tile_shape(src, args.groups, dst.codes);
+        const std::size_t zeros = column_tiles_zeros(shape);
+        if (dst.layout == ScaleLayout::group_row && zeros <= Workspace::kZerosBytes &&
+            launch_quantize_group_columns(
+                {src, shape, dst, rule, workspace_->zeros_for<uint8_t>(static_cast<int64_t>(zeros))}, launch))
+            return;
+        launch_quantize_tiles(source, shape, {}, column_output(source, shape, dst, rule, *workspace_, launch),
+                              rule, launch);
+    };
+    quantize(args.src, args.dst);
+    if (args.src2) quantize(args.src2, args.dst2);
+}
+
+void HopperOps::do_quantize_dual(const op::QuantizeDual& args, const Launch& launch) {
+    const QuantizeRule rule = {args.scale_format, args.mx_rounding};
+    const TileSource source = {.values = row_view(args.src)};
+    const TileShape shape = tile_shape(args.src, args.groups, args.columns.codes);
+    TileOutput rows;
+    // a scale for a whole row does not fit into tiles: a launch of its own
+    if (args.rows.layout == ScaleLayout::row)
+        launch_quantize_rows(args.src, args.groups, rule, args.rows, launch);
+    else
+        rows = tile_rows(args.rows, args.rows.layout == ScaleLayout::mx32 ? Share::mx : Share::block);
+    launch_quantize_tiles(source, shape, rows,
+                          column_output(source, shape, args.columns, rule, *workspace_, launch), rule,
+                          launch);
+}
+
+void HopperOps::do_transpose_requantize(const op::TransposeRequantize& args, const Launch& launch) {
+    const TileSource source = {.values = row_view(args.src.codes),
+                               .block_scales = args.src.scales.as<float>(),
+                               .scale_stride = args.src.codes.dim(0)};
+    launch_quantize_tiles(source, tile_shape(args.src.codes, args.groups, args.dst.codes), {},
+                          tile_columns(args.dst, Share::block), {.scale_format = args.scale_format}, launch);
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,220 @@
+// Transposed FP8 with one scale for a column of a group from one read, for groups of a few hundred rows: a strip of a group stays on chip, many CTAs
+// a multiprocessor. Larger groups: group_columns.cu. Contract: kernels/ops/quantize.h.
+#include "kernels/hopper/device/tiles.h"
+#include "kernels/hopper/quantize/column_codes.h"
+#include "kernels/hopper/quantize/tiles.h"
+
+#include <cuda_pipeline.h>
+
+namespace fp8flow::hopper {
+
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kStripCols = 32;              // of a CTA: 64 bytes of a row
+constexpr int kUnits = kStripCols / kUnit;  // 16 bytes each
+constexpr int kPairs = kStripCols / 2;
+constexpr int kStepRows = kThreads / kUnits;  // 16 bytes a thread
+constexpr int kTileRows = static_cast<int>(kBlock);
+constexpr int kPiece = 16, kPieces = kTileRows / kPiece;  // rows of a column that a thread stores at once
+constexpr int kSector = 32;
+
+constexpr int kCtas = 6, kRows = 4 * kTileRows;  // CTAs of an SM, and the rows that one has on chip
+
+struct StripsJob {
+    RowView src, dst;
+    DeviceGroups groups;
+    int64_t extent;  // without groups: rows and pads
+    int items, strips;
+    float* scales;  // [group, cols]
+    QuantizeRule rule;
+};
+
+// 32 columns of a group. Row 0 is at the start of a sector of the output: `lead` rows before the group's first.
+struct Strip {
+    const uint16_t* in;  // row 0, where it may not be read
+    int cols, lead, count, rows;
+    // Rows of the group and its pads end here; 0 without any.
+    __device__ int end() const { return rows > 0 ? lead + rows : 0; }
+    __device__ bool has(int row) const {
+        return static_cast<uint32_t>(row - lead) < static_cast<uint32_t>(count);
+    }
+    __device__ const uint16_t* at(int row, int unit) const {
+        return in + static_cast<int64_t>(row) * cols + unit * kUnit;
+    }
+};
+
+// Where 16 bytes of a row stand in the chunk, in units of 16 bytes: lines of 128 bytes and the units within them change places by the
+// piece of 16 rows, so that the same row of 8 pieces lies in different banks.
+__device__ __forceinline__ int slot(int row, int unit) {
+    return (row ^ (row >> 4 & 1)) * kUnits + (unit ^ (row >> 5 & 3));
+}
+
+__device__ __forceinline__ int whole_tiles(int rows) {
+    return (rows + kTileRows - 1) / kTileRows * kTileRows;
+}
+// Requests rows [first, first + rows) of a strip; rows that it lacks are zeros. A thread sees its own slots when its copies have landed,
+// others' behind a barrier.
+__device__ __forceinline__ void request_rows(const Strip& strip, int first, int rows, uint4* chunk) {
+    const int unit = static_cast<int>(threadIdx.x) % kUnits;
+    for (int r = static_cast<int>(threadIdx.x) / kUnits; r < rows; r += kStepRows) {
+        if (strip.has(first + r))
+            __pipeline_memcpy_async(chunk + slot(r, unit), strip.at(first + r, unit), 16);
+        else
+            chunk[slot(r, unit)] = uint4{0, 0, 0, 0};
+    }
+    __pipeline_commit();
+}
+
+// 16 rows of two neighbouring columns; `swap`: whether odd rows stand before even ones.
+template <DType kCodes>
+__device__ __forceinline__ void encode_piece(const uint32_t* words, int swap, float2 m, uint4& low,
+                                             uint4& high) {
+    uint32_t first[4], second[4];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+        float a[4], b[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            const uint32_t pair = words[((4 * q + k) ^ swap) * kPairs];
+            a[k] = __uint_as_float(pair << 16) * m.x;
+            b[k] = __uint_as_float(pair & 0xFFFF0000u) * m.y;
+        }
+        first[q] = pack_fp8(a[0], a[1], a[2], a[3], kCodes);
+        second[q] = pack_fp8(b[0], b[1], b[2], b[3], kCodes);
+    }
+    low = uint4{first[0], first[1], first[2], first[3]};
+    high = uint4{second[0], second[1], second[2], second[3]};
+}
+
+// Moves 2 bytes a value in and 1 out: 256 MB, 62.5 us at 16640 x 5120 (64 groups: 79; by way of group_columns.cu 92).
+// A CTA takes 32 columns of a group: all of its rows are requested at once and stay on chip (six CTAs an SM, as each has little on its way), maxima
+// are taken over them, and codes made from them. Of a group of more than 512 rows the last chunk stays, the others are read again, the
+// latest first, mostly from L2. Rows are counted from a multiple of 32 in the output, so that all but a group's ends are whole sectors. Every thread
+// looks at what it loaded itself; barrier: the warps' maxima are there; barrier: multipliers are there. A warp turns 128 rows x 8 columns at a
+// time: 16 rows of two columns a thread, 8 neighbouring threads store 128 bytes of a column. Barriers around all that takes the place of
+// rows, and behind the last. Only maxima are reduced: deterministic.
+template <DType kCodes>
+__global__ void __launch_bounds__(kThreads, kCtas) quantize_group_strips_kernel(const StripsJob job) {
+    extern __shared__ uint4 chunk[];
+    __shared__ uint4 parts[kWarps * kUnits];
+    __shared__ float2 multipliers[kPairs];
+    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32,
+              unit_read = thread % kUnits, row_read = thread / kUnits;
+    const int64_t src_base = job.src.base(), dst_base = job.dst.base(), stride = job.dst.cols;
+    const bool aligned =
+        (reinterpret_cast<uintptr_t>(job.dst.data) | static_cast<uintptr_t>(stride)) % kPiece == 0;
+    for (int item = static_cast<int>(blockIdx.x); item < job.items; item += static_cast<int>(gridDim.x)) {
+        const int group = item / job.strips, col0 = item % job.strips * kStripCols;
+        const int64_t offset = job.groups.offset(group),
+                      end = job.groups.counts != nullptr ? job.groups.offset(group + 1) : job.extent;
+        const int count = static_cast<int>(job.groups.count(group));
+        Strip strip = {nullptr, job.src.cols, static_cast<int>((dst_base + offset) % kSector), count,
+                       static_cast<int>(end - offset)};
+        const int64_t row0 = offset - strip.lead;
+        strip.in = static_cast<const uint16_t*>(job.src.data) + (src_base + row0) * job.src.cols + col0;
+        const int rows = strip.end();
+        const int chunks = (rows + kRows - 1) / kRows;
+        uint32_t largest[4] = {};
+        for (int c = 0; c < chunks; ++c) {
+            const int here = min(kRows, whole_tiles(rows - c * kRows));
+            if (c > 0) __syncthreads();
+            request_rows(strip, c * kRows, here, chunk);
+            __pipeline_wait_prior(0);
+#pragma unroll 4
+            for (int r = row_read; r < here; r += kStepRows)
+                take_magnitudes(largest, chunk[slot(r, unit_read)]);
+        }
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+            for (int step = 16; step >= kUnits; step /= 2)
+                largest[j] = max_bf16x2(largest[j], __shfl_xor_sync(0xFFFFFFFFu, largest[j], step));
+        if (lane < kUnits)
+            parts[warp * kUnits + lane] = uint4{largest[0], largest[1], largest[2], largest[3]};
+        __syncthreads();
+        uint32_t pair = 0;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w)
+            pair = max_bf16x2(pair, reinterpret_cast<const uint32_t*>(parts)[w * kPairs + thread % kPairs]);
+        if (thread < kPairs) {
+            BlockScale low = {0.0f, 0.0f, 0}, high = {0.0f, 0.0f, 0};
+            if (count > 0) {
+                low = block_scale(low_magnitude(pair), kCodes, false, job.rule);
+                high = block_scale(high_magnitude(pair), kCodes, false, job.rule);
+            }
+            multipliers[thread] = float2{low.multiplier, high.multiplier};
+            float* scales = job.scales + static_cast<int64_t>(group) * job.src.cols + col0 + 2 * thread;
+            scales[0] = low.dequant;
+            scales[1] = high.dequant;
+        }
+        __syncthreads();
+        for (int c = chunks - 1; c >= 0; --c) {
+            const int first = c * kRows, here = min(kRows, whole_tiles(rows - first));
+            if (c < chunks - 1) {
+                __syncthreads();
+                request_rows(strip, first, here, chunk);
+                __pipeline_wait_prior(0);
+                __syncthreads();
+            }
+            const int word = lane / kPieces, piece = lane % kPieces;
+            for (int task = warp; task < here / kTileRows * kUnits; task += kWarps) {
+                const int unit = task % kUnits, row = task / kUnits * kTileRows + piece * kPiece;
+                const uint32_t* words = reinterpret_cast<const uint32_t*>(chunk) + row * kPairs +
+                                        (unit ^ (piece >> 1)) * 4 + word;
+                uint4 low, high;
+                encode_piece<kCodes>(words, piece & 1, multipliers[unit * 4 + word], low, high);
+                const int begin = strip.lead - first - row;
+                uint8_t* out = static_cast<uint8_t*>(job.dst.data) +
+                               (col0 + unit * kUnit + word * 2) * stride + dst_base + row0 + first + row;
+                store_piece(out, low, begin, begin + strip.rows, aligned);
+                store_piece(out + stride, high, begin, begin + strip.rows, aligned);
+            }
+        }
+        __syncthreads();
+    }
+}
+
+template <DType kCodes> void launch(const StripsJob& job, const Launch& launch) {
+    constexpr int kBytes = kRows * kStripCols * 2;
+    constexpr const char* kWhat = "quantize_group_strips";
+    const auto kernel = quantize_group_strips_kernel<kCodes>;
+    allow_shared_memory(kernel, kBytes, kWhat);
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                    cudaSharedmemCarveoutMaxShared),
+               kWhat);
+    // unlimited: a CTA an item, since groups differ in size
+    const unsigned ctas =
+        launch.sm_limit > 0 ? grid_for(job.items, launch, kCtas) : static_cast<unsigned>(job.items);
+    kernel<<<ctas, kThreads, kBytes, stream_of(launch)>>>(job);
+    check_launch(kWhat);
+}
+
+}  // namespace
+
+bool launch_quantize_group_strips(const GroupColumns& args, const Launch& launch_args) {
+    const TileShape& shape = args.shape;
+    const RowView values = row_view(args.src);
+    const int64_t strips = shape.cols / kStripCols, items = shape.groups.num_groups * strips,
+                  mean_rows = shape.capacity / std::max<int64_t>(1, shape.groups.num_groups);
+    // groups differ: nearly all of them should fit on chip
+    constexpr int64_t kMostRows = kRows * 5 / 8;
+    if (shape.cols % kStripCols != 0 || mean_rows > kMostRows || values.dtype != DType::bf16 ||
+        !values.vector || items > INT32_MAX / kThreads || shape.capacity > INT32_MAX / 2)
+        return false;
+    const StripsJob job = {.src = values,
+                           .dst = row_view(args.dst.codes),
+                           .groups = shape.groups,
+                           .extent = shape.extent,
+                           .items = static_cast<int>(items),
+                           .strips = static_cast<int>(strips),
+                           .scales = args.dst.scales.as<float>(),
+                           .rule = args.rule};
+    if (args.dst.codes.dtype == DType::e5m2)
+        launch<DType::e5m2>(job, launch_args);
+    else
+        launch<DType::e4m3>(job, launch_args);
+    return true;
+}
+
+}  // namespace fp8flow::hopper

@@ -1,0 +1,84 @@
+// The wire's scales in the order the GEMM reads them; and the state updates between steps: the norm's delayed scale, the clipping factor.
+// Contracts: kernels/ops/quantize.h, kernels/ops/optimizer.h.
+#include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/runtime/launch.h"
+
+namespace fp8flow {
+
+using namespace hopper;
+
+namespace {
+
+constexpr int kSide = 32, kSideRows = 8;
+
+// Reads [T, B] scales once and writes [B, T] fp32, both along their rows; a CTA turns 32 x 32 of them in shared memory (odd row stride),
+// grid-stride. Barriers before and behind the turned reads. A copy.
+__global__ void __launch_bounds__(kSide* kSideRows)
+    relayout_kernel(const void* wire, DType dtype, int64_t tokens, int64_t blocks, float* out) {
+    __shared__ float tile[kSide][kSide + 1];
+    const int64_t block_tiles = (blocks + kSide - 1) / kSide,
+                  tiles = block_tiles * ((tokens + kSide - 1) / kSide);
+    for (int64_t at = blockIdx.x; at < tiles; at += gridDim.x) {
+        const int64_t token0 = at / block_tiles * kSide, block0 = at % block_tiles * kSide;
+        for (int i = static_cast<int>(threadIdx.y); i < kSide; i += kSideRows) {
+            const int64_t token = token0 + i, block = block0 + threadIdx.x;
+            if (token < tokens && block < blocks)
+                tile[i][threadIdx.x] = load_float(wire, dtype, token * blocks + block);
+        }
+        __syncthreads();
+        for (int i = static_cast<int>(threadIdx.y); i < kSide; i += kSideRows) {
+            const int64_t token = token0 + threadIdx.x, block = block0 + i;
+            if (token < tokens && block < blocks) out[block * tokens + token] = tile[threadIdx.x][i];
+        }
+        __syncthreads();
+    }
+}
+
+// One thread: a history has a few dozen entries.
+__global__ void delayed_scale_kernel(int64_t slot, ScaleFormat format, const int32_t* status, float* amax,
+                                     float* history, int64_t length, float* scale) {
+    if (status != nullptr && *status != 0) return;
+    history[slot] = *amax;
+    float largest = 0.0f;
+    for (int64_t i = 0; i < length; ++i) largest = max_ignore_nan(largest, history[i]);
+    *scale = quant_scale(largest, kE4m3Max, format).dequant;
+    *amax = 0.0f;
+}
+
+// One thread: four words.
+__global__ void clip_factor_kernel(const float* norm_squared, float clip, int32_t* status, float* norm_out,
+                                   float* factor_out) {
+    const float norm = sqrt_float(*norm_squared);
+    if (!(norm < bits_float(0x7F800000u)) && *status == 0) *status = op::kStepNonFinite;
+    const float factor = div_float(clip, norm + 1e-6f);
+    *norm_out = norm;
+    *factor_out = clip > 0.0f && factor < 1.0f ? factor : 1.0f;
+}
+
+}  // namespace
+
+void HopperOps::do_relayout_scales(const op::RelayoutScales& args, const Launch& launch) {
+    const int64_t tokens = args.wire.dim(0), blocks = args.wire.dim(1);
+    if (tokens == 0 || blocks == 0) return;
+    relayout_kernel<<<grid_for(ceil_div(tokens, kSide) * ceil_div(blocks, kSide), launch),
+                      dim3(kSide, kSideRows), 0, stream_of(launch)>>>(args.wire.data, args.wire.dtype, tokens,
+                                                                      blocks, args.vec128.as<float>());
+    check_launch("relayout_scales");
+}
+
+void HopperOps::do_delayed_scale_update(const op::DelayedScaleUpdate& args, const Launch& launch) {
+    const int64_t length = args.history.numel();
+    delayed_scale_kernel<<<1, 1, 0, stream_of(launch)>>>(
+        args.position % length, args.scale_format, args.status ? args.status.as<int32_t>() : nullptr,
+        args.amax.as<float>(), args.history.as<float>(), length, args.scale.as<float>());
+    check_launch("delayed_scale_update");
+}
+
+void HopperOps::do_clip_factor(const op::ClipFactor& args, const Launch& launch) {
+    clip_factor_kernel<<<1, 1, 0, stream_of(launch)>>>(args.norm_squared.as<float>(), args.clip,
+                                                       args.status.as<int32_t>(), args.norm.as<float>(),
+                                                       args.factor.as<float>());
+    check_launch("clip_factor");
+}
+
+}  // namespace fp8flow

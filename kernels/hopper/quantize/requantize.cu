@@ -1,0 +1,168 @@
+// FP8 rows to transposed FP8 with new scales along the routed rows: the double quantisation that the scaling-aware transpose saves. Sources that
+// do not fill whole tiles of columns: tiles.cu. Contract: kernels/ops/transpose.h.
+#include "kernels/hopper/device/groups.h"
+#include "kernels/hopper/device/packed.h"
+#include "kernels/hopper/device/tiles.h"
+#include "kernels/hopper/quantize/tiles.h"
+
+namespace fp8flow::hopper {
+
+namespace {
+
+constexpr int kTile = static_cast<int>(kBlock);
+constexpr int kThreads = 128;  // a warp: 32 rows; a thread: 16 columns of 8 rows
+constexpr int kCtas = 7;       // of an SM: 112 KB of codes on their way
+constexpr int kRows = 8;
+constexpr int kPiece = 16, kPieces = kTile / kPiece;  // codes of one load or store
+constexpr int kOctets = kTile / kRows;
+constexpr int kColumnWords = kTile / 4;
+constexpr uint32_t kAll = 0xFFFFFFFFu;
+
+struct RequantizeJob {
+    RowView src;
+    const float* block_scales;
+    int64_t block_scale_stride;
+    RowView columns;
+    float* column_scales;  // [tile of rows, cols]
+    DeviceGroups groups;
+    int64_t extent;
+    int cols, col_tiles;
+    QuantizeRule rule;
+};
+
+// Four neighbouring values of a row.
+template <DType kSource> __device__ __forceinline__ void decode(uint32_t codes, float scale, float (&v)[4]) {
+    const float2 low = unpack_fp8x2(static_cast<uint16_t>(codes), kSource),
+                 high = unpack_fp8x2(static_cast<uint16_t>(codes >> 16), kSource);
+    v[0] = low.x * scale, v[1] = low.y * scale, v[2] = high.x * scale, v[3] = high.y * scale;
+}
+
+// Which column's maximum and multiplier stand at `position`: the four columns of a word lie beside those of the next thread's, so that 16-byte
+// accesses of neighbouring threads touch neighbouring banks.
+__device__ __forceinline__ int column_at(int position) {
+    return position % 32 / 4 * kPiece + position / 32 * 4 + position % 4;
+}
+// Moves every code in and out, 128 scales in and 128 out a tile: 2.06 bytes a code, 0.118 ms at 32768 x 7168 and 4.1 TB/s. A CTA takes one tile
+// of 128 x 128, and SMs take CTAs as these become free (in equal shares, walking over the groups: 3.21 TB/s), in the order and with the requests
+// of transpose.cu: rows fastest 6 %, 256 bytes a request 6.5 %. All of its 16 KB are requested at once; seven CTAs an SM hide what the others
+// wait for (six: 4.5 % slower, eight: 1 %). About 10 instructions a code, of which an SM can issue
+// 15 in that time. Codes stay codes in registers: they become values once for the maxima, and again for the new codes. Barrier 1:
+// the column maxima of every 8 rows are in shared memory. A thread finds the scale of one column. Barrier 2: multipliers are there, and the
+// maxima, whose place the turned tile takes, were read. Barrier 3: the turned tile is complete, and leaves in 16-byte pieces of
+// columns. Barrier 4, if the CTA has another tile: it has left. Only maxima are reduced: deterministic.
+template <DType kSource, DType kCodes>
+__global__ void __launch_bounds__(kThreads, kCtas) requantize_kernel(const RequantizeJob job) {
+    __shared__ uint4 pieces[kTile * kPieces];  // maxima of every 8 rows first
+    __shared__ float4 multiplier_pieces[kTile / 4];
+    uint32_t* const turned = reinterpret_cast<uint32_t*>(pieces);
+    const int thread = static_cast<int>(threadIdx.x), octet = thread / kPieces, part = thread % kPieces,
+              first_of_warp = octet * kRows % 32;
+    wait_for_kernel_before();
+    const int64_t src_base = job.src.base(), dst_base = job.columns.base();
+    const int64_t end = job.groups.counts != nullptr ? job.groups.total() : job.extent;
+    const unsigned row_tiles = row_tiles_of(end), tiles = row_tiles * static_cast<unsigned>(job.col_tiles);
+    for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const TilePlace place = rows_fastest(tile, row_tiles);
+        const int64_t row = place.row;
+        if (tile != blockIdx.x) __syncthreads();
+        const AlignedTile rows = aligned_tile(job.groups, job.extent, row);
+        uint4 words[kRows];
+        const uint8_t* in = static_cast<const uint8_t*>(job.src.data) +
+                            (src_base + row + octet * kRows) * job.cols + place.first_col() + part * kPiece;
+#pragma unroll
+        for (int k = 0; k < kRows; ++k, in += job.cols) {
+            words[k] = uint4{0, 0, 0, 0};
+            if (octet * kRows + k < rows.count) words[k] = load_and_neighbour(in);
+        }
+        float own = 0.0f;  // the scale of row `thread`: one of this warp's
+        if (thread < rows.count)
+            own = job.block_scales[place.col_tile * job.block_scale_stride + src_base + row + thread];
+        float scales[kRows];
+#pragma unroll
+        for (int k = 0; k < kRows; ++k) scales[k] = __shfl_sync(kAll, own, first_of_warp + k);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            float largest[4] = {};  // fmaxf passes over a NaN
+#pragma unroll
+            for (int k = 0; k < kRows; ++k) {
+                float v[4];
+                decode<kSource>(word_of(words[k], j), scales[k], v);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) largest[e] = fmaxf(largest[e], fabsf(v[e]));
+            }
+            pieces[octet * (kTile / 4) + j * 8 + part] =
+                uint4{__float_as_uint(largest[0]), __float_as_uint(largest[1]), __float_as_uint(largest[2]),
+                      __float_as_uint(largest[3])};
+        }
+#pragma unroll
+        for (int k = 0; k < kRows; ++k) forget(words[k]);
+        __syncthreads();
+        {
+            uint32_t amax = 0;
+#pragma unroll
+            for (int i = 0; i < kOctets; ++i) amax = max(amax, turned[i * kTile + thread]);
+            BlockScale scale = {0.0f, 0.0f, 0};
+            if (rows.count > 0) scale = block_scale(amax, kCodes, false, job.rule);
+            reinterpret_cast<float*>(multiplier_pieces)[thread] = scale.multiplier;
+            job.column_scales[(dst_base + row) / kTile * job.cols + place.first_col() + column_at(thread)] =
+                scale.dequant;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const float4 m = multiplier_pieces[j * 8 + part];
+            uint32_t squares[2][4];  // a word: four rows of a column
+#pragma unroll
+            for (int q = 0; q < 2; ++q) {
+                float v[4][4];
+#pragma unroll
+                for (int k = 0; k < 4; ++k)
+                    decode<kSource>(word_of(words[4 * q + k], j), scales[4 * q + k], v[k]);
+                squares[q][0] = pack_fp8(v[0][0] * m.x, v[1][0] * m.x, v[2][0] * m.x, v[3][0] * m.x, kCodes);
+                squares[q][1] = pack_fp8(v[0][1] * m.y, v[1][1] * m.y, v[2][1] * m.y, v[3][1] * m.y, kCodes);
+                squares[q][2] = pack_fp8(v[0][2] * m.z, v[1][2] * m.z, v[2][2] * m.z, v[3][2] * m.z, kCodes);
+                squares[q][3] = pack_fp8(v[0][3] * m.w, v[1][3] * m.w, v[2][3] * m.w, v[3][3] * m.w, kCodes);
+            }
+            uint32_t* out = turned + turned_index<kPiece>(part * kPiece, octet / 2) + octet % 2 * 2 +
+                            j * 4 * kColumnWords;
+#pragma unroll
+            for (int c = 0; c < 4; ++c)
+                *reinterpret_cast<uint2*>(out + c * kColumnWords) = uint2{squares[0][c], squares[1][c]};
+        }
+        __syncthreads();
+        store_tile_columns<kThreads, kPiece>(job.columns, turned, dst_base + row, rows.rows, place.col_tile);
+    }
+}
+
+}  // namespace
+
+bool launch_requantize_tiles(const TileSource& source, const TileShape& shape, const TileOutput& columns,
+                             const QuantizeRule& rule, const Launch& launch) {
+    const DType from = source.values.dtype;
+    if ((from != DType::e4m3 && from != DType::e5m2) || source.block_scales == nullptr ||
+        columns.share != Share::block || shape.batches != 1 || shape.cols % kTile != 0 ||
+        !source.values.vector)
+        return false;
+    const RequantizeJob job = {.src = source.values,
+                               .block_scales = source.block_scales,
+                               .block_scale_stride = source.scale_stride,
+                               .columns = columns.codes,
+                               .column_scales = static_cast<float*>(columns.scales.data),
+                               .groups = shape.groups,
+                               .extent = shape.extent,
+                               .cols = shape.cols,
+                               .col_tiles = shape.cols / kTile,
+                               .rule = rule};
+    const bool to_e5m2 = columns.codes.dtype == DType::e5m2;
+    const auto kernel = from == DType::e5m2 ? (to_e5m2 ? requantize_kernel<DType::e5m2, DType::e5m2>
+                                                       : requantize_kernel<DType::e5m2, DType::e4m3>)
+                                            : (to_e5m2 ? requantize_kernel<DType::e4m3, DType::e5m2>
+                                                       : requantize_kernel<DType::e4m3, DType::e4m3>);
+    constexpr int kMostWaves = 32;  // a capacity may be far above the rows there are
+    const int64_t tiles = ceil_div(shape.capacity, kTile) * job.col_tiles;
+    const unsigned grid = grid_for(tiles, launch, launch.sm_limit > 0 ? kCtas : kMostWaves * kCtas);
+    launch_behind(kernel, grid, kThreads, 0, launch, "requantize_tiles", job);
+    return true;
+}
+
+}  // namespace fp8flow::hopper

@@ -1,0 +1,359 @@
+// Activations to FP8 by rows, and with one scale for the whole tensor. Contract: kernels/ops/quantize.h.
+#include "kernels/hopper/device/groups.h"
+#include "kernels/hopper/device/scales.h"
+#include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/quantize/rows.h"
+#include "kernels/hopper/quantize/tiles.h"
+#include "kernels/hopper/workspace.h"
+
+namespace fp8flow {
+
+using namespace hopper;
+
+namespace hopper {
+
+namespace {
+
+struct RowQuantizer {
+    RowView src, codes;
+    RowScales scales;
+    DeviceGroups groups;
+    QuantizeRule rule;
+};
+
+constexpr int kTile = static_cast<int>(kBlock);
+constexpr int kChunkUnits = 4;          // of a thread, all requested before the first is used
+constexpr int kChunkStep = 32 * kUnit;  // columns of a warp's load
+constexpr int kChunkRows = kRowThreads / 32, kChunkCols = kChunkUnits * kChunkStep;
+constexpr int kChunkCtas = 5;  // of an SM: 80 KB of BF16 on their way
+
+// The work of all kernels that go over 16-bit rows in chunks: a warp takes 1024 columns of one row, a CTA those of eight neighbouring rows.
+// use(row, valid, first column of the thread, its words of columns 0, 256, 512 and 768 further; zeros in pads and past the row's end) for
+// each. 64 bytes of loads a thread are under way at once, 80 KB an SM: with one load, behind a binary search for the row's group, it was
+// 32 KB at best and mostly nothing. All threads of a warp come to the same calls.
+template <class Use>
+__device__ __forceinline__ void each_chunk(const RowView& src, const DeviceGroups& groups, int chunks,
+                                           Use use) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    const int64_t total = groups.total(), src_base = src.base();
+    const int width = src.cols, tasks = static_cast<int>((total + kChunkRows - 1) / kChunkRows) * chunks;
+    for (int task = static_cast<int>(blockIdx.x); task < tasks; task += static_cast<int>(gridDim.x)) {
+        const int64_t row = static_cast<int64_t>(task / chunks) * kChunkRows + warp;
+        if (row >= total) continue;
+        const int first_col = task % chunks * kChunkCols + lane * kUnit;
+        const int64_t group = warp_group_of(groups, row);
+        const bool valid = row - groups.offset(group) < groups.count(group);
+        const uint16_t* in = static_cast<const uint16_t*>(src.data) + (src_base + row) * width + first_col;
+        uint4 words[kChunkUnits];
+#pragma unroll
+        for (int u = 0; u < kChunkUnits; ++u) {
+            words[u] = uint4{0, 0, 0, 0};
+            if (valid && first_col + u * kChunkStep < width)
+                words[u] = *reinterpret_cast<const uint4*>(in + u * kChunkStep);
+        }
+        use(row, valid, first_col, words);
+    }
+}
+
+// 1x128 blocks. Moves 2 bytes a value in and 1.03 out: 712 MB, 0.174 ms at 32768 x 7168 and 4.1 TB/s. As many CTAs as there is work, so that
+// the last wave is short; the scales of a CTA's eight rows share a sector of the table. About 13 instructions a value (SASS), of which an
+// SM can issue 20 while 3 bytes pass at 4.1 TB/s and 1.75 GHz. A half-warp owns a block; maxima go through shuffles: no barrier. Only
+// maxima are reduced: deterministic.
+template <DType kSource, DType kCodes, ScaleFormat kFormat>
+__global__ void __launch_bounds__(kRowThreads, kChunkCtas)
+    quantize_blocks_kernel(const RowQuantizer args, int chunks) {
+    wait_for_kernel_before();
+    const int64_t dst_base = args.codes.base();
+    each_chunk(args.src, args.groups, chunks,
+               [&](int64_t row, bool valid, int first_col, const uint4(&words)[kChunkUnits]) {
+                   const int width = args.src.cols;
+                   uint8_t* out =
+                       static_cast<uint8_t*>(args.codes.data) + (dst_base + row) * width + first_col;
+                   int64_t scale_at = args.scales.index(dst_base + row, first_col / kTile);
+#pragma unroll
+                   for (int u = 0; u < kChunkUnits; ++u) {
+                       float v[kUnit];
+                       unpack_unit(words[u], kSource, v);
+                       uint32_t amax = unit_magnitude(v);
+#pragma unroll
+                       for (int step = kBlockThreads / 2; step > 0; step /= 2)
+                           amax = max(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, step));
+                       const QuantScale scale = quant_scale(__uint_as_float(amax), fp8_max(kCodes), kFormat);
+                       const float dequant =
+                           valid ? scale.dequant : 0.0f;  // the values of a pad are 0: so are its codes
+                       if (first_col + u * kChunkStep < width) {
+                           *reinterpret_cast<uint2*>(out + u * kChunkStep) =
+                               encode_unit(v, scale.multiplier, kCodes);
+                           if (first_col % kTile == 0) {
+                               if (args.scales.dtype == DType::e8m0)
+                                   static_cast<uint8_t*>(args.scales.data)[scale_at] = float_to_e8m0(dequant);
+                               else
+                                   static_cast<float*>(args.scales.data)[scale_at] = dequant;
+                           }
+                       }
+                       scale_at += kChunkStep / kTile * args.scales.block_stride;
+                   }
+               });
+}
+
+// The amax of all valid values: 2 bytes a value in. CTAs go over the rows, and every warp tells its maximum once; integer maxima, whose
+// order does not matter.
+template <DType kSource>
+__global__ void __launch_bounds__(kRowThreads, kChunkCtas)
+    amax_kernel(const RowView src, const DeviceGroups groups, int chunks, uint32_t* amax) {
+    uint32_t largest = 0;
+    each_chunk(src, groups, chunks, [&](int64_t, bool, int, const uint4(&words)[kChunkUnits]) {
+#pragma unroll
+        for (int u = 0; u < kChunkUnits; ++u) {
+            float v[kUnit];
+            unpack_unit(words[u], kSource, v);
+            largest = max(largest, unit_magnitude(v));
+        }
+    });
+    largest = __reduce_max_sync(0xFFFFFFFFu, largest);
+    if (threadIdx.x % 32 == 0) atomicMax(amax, largest);
+}
+
+// Codes of one multiplier: 2 bytes a value in, 1 out. Nothing is reduced.
+template <DType kSource, DType kCodes>
+__global__ void __launch_bounds__(kRowThreads, kChunkCtas)
+    scaled_codes_kernel(const RowView src, const RowView codes, const DeviceGroups groups, int chunks,
+                        const float* multiplier) {
+    const float m = *multiplier;
+    const int64_t dst_base = codes.base();
+    each_chunk(src, groups, chunks, [&](int64_t row, bool, int first_col, const uint4(&words)[kChunkUnits]) {
+        uint8_t* out = static_cast<uint8_t*>(codes.data) + (dst_base + row) * codes.cols + first_col;
+#pragma unroll
+        for (int u = 0; u < kChunkUnits; ++u) {
+            float v[kUnit];
+            unpack_unit(words[u], kSource, v);
+            if (first_col + u * kChunkStep < codes.cols)
+                *reinterpret_cast<uint2*>(out + u * kChunkStep) = encode_unit(v, m, kCodes);
+        }
+    });
+}
+
+// One scale a row, of rows of 16-bit values that fit into the registers of a CTA. Moves 2 bytes a value in and 1 out, each once; four loads
+// a thread under way, 80 KB an SM. One barrier a row: the warps' maxima are there, in one of two places, so that the next row's do not
+// wait for the readers of this one's. Only maxima are reduced: deterministic.
+constexpr int kWholeRowStep = kRowThreads * kUnit, kWholeRowLeast = 1024,
+              kWholeRowMost = kChunkUnits * kWholeRowStep;
+template <DType kSource, DType kCodes>
+__global__ void __launch_bounds__(kRowThreads, kChunkCtas)
+    quantize_whole_rows_kernel(const RowQuantizer args) {
+    __shared__ uint32_t warp_max[2][kRowThreads / 32];
+    wait_for_kernel_before();
+    const int thread = static_cast<int>(threadIdx.x), width = args.src.cols, first_col = thread * kUnit;
+    const int64_t total = args.groups.total(), src_base = args.src.base(), dst_base = args.codes.base();
+    int place = 0;
+    for (int64_t row = blockIdx.x; row < total; row += gridDim.x, place ^= 1) {
+        const int64_t group = warp_group_of(args.groups, row);
+        const bool valid = row - args.groups.offset(group) < args.groups.count(group);
+        const uint16_t* in =
+            static_cast<const uint16_t*>(args.src.data) + (src_base + row) * width + first_col;
+        uint4 words[kChunkUnits];
+#pragma unroll
+        for (int u = 0; u < kChunkUnits; ++u) {
+            words[u] = uint4{0, 0, 0, 0};
+            if (valid && first_col + u * kWholeRowStep < width)
+                words[u] = *reinterpret_cast<const uint4*>(in + u * kWholeRowStep);
+        }
+        uint32_t amax = 0;
+        float v[kUnit];
+#pragma unroll
+        for (int u = 0; u < kChunkUnits; ++u) {
+            unpack_unit(words[u], kSource, v);
+            amax = max(amax, unit_magnitude(v));
+        }
+        amax = __reduce_max_sync(0xFFFFFFFFu, amax);
+        if (thread % 32 == 0) warp_max[place][thread / 32] = amax;
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < kRowThreads / 32; ++i) amax = max(amax, warp_max[place][i]);
+        BlockScale scale = {0.0f, 0.0f, 0};
+        if (valid) scale = block_scale(amax, kCodes, false, args.rule);
+        uint8_t* out = static_cast<uint8_t*>(args.codes.data) + (dst_base + row) * width + first_col;
+#pragma unroll
+        for (int u = 0; u < kChunkUnits; ++u) {
+            unpack_unit(words[u], kSource, v);
+            if (first_col + u * kWholeRowStep < width)  // the values of a pad are 0: so are its codes
+                *reinterpret_cast<uint2*>(out + u * kWholeRowStep) = encode_unit(v, scale.multiplier, kCodes);
+        }
+        if (thread == 0) args.scales.store(dst_base + row, 0, scale);
+    }
+}
+
+// Every other case. Moves K values in, K codes and their scales out a row. A CTA takes blockDim.y rows at a time, grid-stride; a thread eight columns.
+// Blocks of 32 or 128 columns reduce by shuffles, a whole row (scales.block == 0) by way of shared memory, read again from L2 for the codes.
+// Only maxima are reduced: deterministic.
+__global__ void __launch_bounds__(kRowThreads) quantize_rows_kernel(const RowQuantizer args) {
+    __shared__ uint32_t block_amax[kRowThreads / kBlockThreads];
+    const int64_t total = args.groups.total(), src_base = args.src.base(), dst_base = args.codes.base();
+    const int width = args.src.cols, step = static_cast<int>(blockDim.x) * kUnit;
+    const int row_blocks = static_cast<int>(blockDim.x) / kBlockThreads,
+              first_block = static_cast<int>(threadIdx.y) * row_blocks;
+    const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.y;
+    for (int64_t row0 = static_cast<int64_t>(blockIdx.x) * blockDim.y; row0 < total; row0 += stride) {
+        const int64_t row = row0 + threadIdx.y;
+        const bool inside = row < total, valid = inside && args.groups.is_valid(row);
+        float v[kUnit] = {};
+        if (args.scales.block > 0) {
+            for (int col0 = 0; col0 < width && inside; col0 += step) {
+                const int col = col0 + static_cast<int>(threadIdx.x) * kUnit;
+                if (valid) load_unit(args.src, src_base + row, col, v);
+                quantize_unit(v, valid, args.codes, args.scales, dst_base + row, col, args.rule);
+            }
+            continue;
+        }
+        uint32_t amax = 0;
+        for (int col = static_cast<int>(threadIdx.x) * kUnit; col < width && valid; col += step) {
+            load_unit(args.src, src_base + row, col, v);
+            amax = max(amax, unit_magnitude(v));
+        }
+        amax = max_over(amax, kBlockThreads);
+        if (linear_thread() % kBlockThreads == 0) block_amax[linear_thread() / kBlockThreads] = amax;
+        __syncthreads();
+        for (int i = 0; i < row_blocks; ++i) amax = max(amax, block_amax[first_block + i]);
+        __syncthreads();
+        BlockScale scale = {0.0f, 0.0f, 0};
+        if (valid) scale = block_scale(amax, args.codes.dtype, false, args.rule);
+        for (int col = static_cast<int>(threadIdx.x) * kUnit; col < width && inside; col += step) {
+            if (valid) load_unit(args.src, src_base + row, col, v);
+            store_codes(args.codes, dst_base + row, col,
+                        valid ? encode_unit(v, scale.multiplier, args.codes.dtype) : uint2{0, 0});
+        }
+        if (inside && threadIdx.x == 0 && width > 0) args.scales.store(dst_base + row, 0, scale);
+    }
+}
+
+}  // namespace
+
+namespace {
+
+bool is_wide(const RowView& src) {
+    return (src.dtype == DType::bf16 || src.dtype == DType::f16) && src.vector;
+}
+
+struct ChunkGrid {
+    unsigned ctas;
+    int chunks;  // of a row
+};
+// once: a CTA a task, unless the launch is limited; staying: as many as the SMs hold.
+enum class Ctas { once, staying };
+ChunkGrid chunk_grid(int64_t rows, int64_t cols, Ctas ctas, const Launch& launch) {
+    const int64_t chunks = ceil_div(cols, kChunkCols), tasks = ceil_div(rows, kChunkRows) * chunks;
+    const bool once = ctas == Ctas::once && launch.sm_limit <= 0;
+    return {once ? static_cast<unsigned>(tasks) : grid_for(tasks, launch, kChunkCtas),
+            static_cast<int>(chunks)};
+}
+
+template <DType kSource, DType kCodes> auto blocks_kernel(const QuantizeRule& rule) {
+    return rule.scale_format == ScaleFormat::pow2
+               ? quantize_blocks_kernel<kSource, kCodes, ScaleFormat::pow2>
+               : quantize_blocks_kernel<kSource, kCodes, ScaleFormat::fp32>;
+}
+
+void launch_blocks(const RowQuantizer& args, int64_t rows, const Launch& launch) {
+    const bool e5m2 = args.codes.dtype == DType::e5m2;
+    const auto kernel = args.src.dtype == DType::f16
+                            ? (e5m2 ? blocks_kernel<DType::f16, DType::e5m2>(args.rule)
+                                    : blocks_kernel<DType::f16, DType::e4m3>(args.rule))
+                            : (e5m2 ? blocks_kernel<DType::bf16, DType::e5m2>(args.rule)
+                                    : blocks_kernel<DType::bf16, DType::e4m3>(args.rule));
+    const ChunkGrid grid = chunk_grid(rows, args.src.cols, Ctas::once, launch);
+    launch_behind(kernel, grid.ctas, kRowThreads, 0, launch, "quantize_rows", args, grid.chunks);
+}
+
+void launch_whole_rows(const RowQuantizer& args, int64_t rows, const Launch& launch) {
+    const bool e5m2 = args.codes.dtype == DType::e5m2;
+    const auto kernel = args.src.dtype == DType::f16
+                            ? (e5m2 ? quantize_whole_rows_kernel<DType::f16, DType::e5m2>
+                                    : quantize_whole_rows_kernel<DType::f16, DType::e4m3>)
+                            : (e5m2 ? quantize_whole_rows_kernel<DType::bf16, DType::e5m2>
+                                    : quantize_whole_rows_kernel<DType::bf16, DType::e4m3>);
+    launch_behind(kernel, grid_for(rows, launch, 4 * kChunkCtas), kRowThreads, 0, launch, "quantize_rows",
+                  args);
+}
+
+}  // namespace
+
+void launch_quantize_rows(const TensorView& src, const RowGroups& groups, const QuantizeRule& rule,
+                          const Fp8Tensor& dst, const Launch& launch) {
+    const int64_t rows = groups.num_groups > 0 ? groups.row_capacity : src.rows();
+    if (rows == 0 || src.cols() == 0) return;
+    const RowQuantizer args = {row_view(src), row_view(dst.codes), row_scales(dst),
+                               device_groups(groups, rows), rule};
+    if (is_wide(args.src) && args.codes.vector && args.scales.block == kBlock && src.cols() % kBlock == 0) {
+        launch_blocks(args, rows, launch);
+    } else if (is_wide(args.src) && args.codes.vector && args.scales.block == 0 &&
+               src.cols() >= kWholeRowLeast && src.cols() <= kWholeRowMost) {
+        launch_whole_rows(args, rows, launch);
+    } else {
+        const dim3 block = row_block(src.cols());
+        quantize_rows_kernel<<<grid_for(ceil_div(rows, block.y), launch), block, 0, stream_of(launch)>>>(
+            args);
+    }
+    check_launch("quantize_rows");
+}
+
+bool launch_rows_amax(const RowView& src, const DeviceGroups& groups, int64_t rows, uint32_t* amax,
+                      const Launch& launch) {
+    if (!is_wide(src)) return false;
+    const ChunkGrid grid = chunk_grid(rows, src.cols, Ctas::staying, launch);
+    const auto kernel = src.dtype == DType::f16 ? amax_kernel<DType::f16> : amax_kernel<DType::bf16>;
+    kernel<<<grid.ctas, kRowThreads, 0, stream_of(launch)>>>(src, groups, grid.chunks, amax);
+    check_launch("amax");
+    return true;
+}
+
+namespace {
+
+// False, and nothing launched, for rows that chunks do not suit.
+bool launch_scaled_codes(const RowView& src, const RowView& codes, const DeviceGroups& groups, int64_t rows,
+                         const float* multiplier, const Launch& launch) {
+    if (!is_wide(src) || !codes.vector) return false;
+    const ChunkGrid grid = chunk_grid(rows, src.cols, Ctas::once, launch);
+    const bool e5m2 = codes.dtype == DType::e5m2;
+    const auto kernel = src.dtype == DType::f16 ? (e5m2 ? scaled_codes_kernel<DType::f16, DType::e5m2>
+                                                        : scaled_codes_kernel<DType::f16, DType::e4m3>)
+                                                : (e5m2 ? scaled_codes_kernel<DType::bf16, DType::e5m2>
+                                                        : scaled_codes_kernel<DType::bf16, DType::e4m3>);
+    kernel<<<grid.ctas, kRowThreads, 0, stream_of(launch)>>>(src, codes, groups, grid.chunks, multiplier);
+    check_launch("quantize_tensor");
+    return true;
+}
+
+}  // namespace
+
+}  // namespace hopper
+
+void HopperOps::do_quantize_rows(const op::QuantizeRows& args, const Launch& launch) {
+    if (args.dst.layout == ScaleLayout::tensor) {
+        do_quantize_tensor({.src = args.src,
+                            .groups = args.groups,
+                            .scale_format = args.scale_format,
+                            .rows = args.dst,
+                            .transposed = {}},
+                           launch);
+        return;
+    }
+    launch_quantize_rows(args.src, args.groups, {args.scale_format, args.mx_rounding}, args.dst, launch);
+}
+
+void HopperOps::do_quantize_tensor(const op::QuantizeTensor& args, const Launch& launch) {
+    const DType dtype = args.rows ? args.rows.codes.dtype : args.transposed.codes.dtype;
+    const TileShape shape = tile_shape(args.src, args.groups, args.transposed.codes);
+    const TileSource source = {.values = row_view(args.src)};
+    uint32_t* amax = workspace_->partials_for<uint32_t>(1);
+    launch_tensor_scale(source, shape, amax, dtype, {.scale_format = args.scale_format}, args.rows,
+                        args.transposed, launch);
+    if (shape.capacity > 0 && shape.cols > 0 && args.rows && !args.transposed &&
+        launch_scaled_codes(source.values, row_view(args.rows.codes), shape.groups, shape.capacity,
+                            reinterpret_cast<const float*>(amax), launch))
+        return;
+    TileOutput rows = tile_rows(args.rows, Share::word), columns = tile_columns(args.transposed, Share::word);
+    rows.multipliers = columns.multipliers = reinterpret_cast<const float*>(amax);
+    launch_quantize_tiles(source, shape, rows, columns, {.scale_format = args.scale_format}, launch);
+}
+
+}  // namespace fp8flow

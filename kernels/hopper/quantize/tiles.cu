@@ -1,0 +1,384 @@
+// 128x128 tiles to FP8 in both orientations; see tiles.h. The usual ones take the form of wide_tiles.cu. Contract:
+// kernels/ops/quantize.h.
+#include "kernels/hopper/quantize/tiles.h"
+
+#include "kernels/hopper/device/tiles.h"
+#include "kernels/hopper/quantize/rows.h"
+
+namespace fp8flow::hopper {
+
+namespace {
+
+constexpr int kTile = static_cast<int>(kBlock);
+constexpr int kThreads = 512;  // 16 threads a row, 4 rows a thread: 32 values in registers
+constexpr int kRows = 4;
+constexpr int kSubTiles = kTile / static_cast<int>(kMxBlock);
+constexpr int kWarps = kThreads / 32;
+constexpr int kSubWarps = kWarps / kSubTiles;  // that hold the 32 rows of an MX block
+
+struct TileThread {
+    int group, first_row, col;  // group: rows 4 * group ..; first_row and col count from the tile
+};
+__device__ __forceinline__ TileThread tile_thread() {
+    const int thread = static_cast<int>(threadIdx.x), group = thread / kBlockThreads;
+    return {group, group * kRows, thread % kBlockThreads * kUnit};
+}
+
+// This thread's 4 x 8 values; zeros outside the valid rows and the columns.
+__device__ __forceinline__ void load_values(const TileSource& source, const RowTile& tile, int64_t col0,
+                                            const TileThread& at, float (&v)[kRows][kUnit]) {
+    RowView values = source.values;
+    const int col = static_cast<int>(col0) + at.col;
+    const int64_t base = values.base() + tile.row + at.first_row;
+    values.data =
+        static_cast<uint8_t*>(values.data) + tile.batch * source.batch_stride * size_of(values.dtype);
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+        if (at.first_row + k < tile.count && col < values.cols) {
+            load_unit(values, base + k, col, v[k]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < kUnit; ++i) v[k][i] = 0.0f;
+        }
+    }
+    if (col >= values.cols) return;
+    if (source.block_scales != nullptr) {
+        const float* scales = source.block_scales + col / kTile * source.scale_stride + base;
+#pragma unroll
+        for (int k = 0; k < kRows; ++k) {
+            const float scale = at.first_row + k < tile.count ? scales[k] : 0.0f;
+#pragma unroll
+            for (int i = 0; i < kUnit; ++i) v[k][i] *= scale;
+        }
+    }
+    if (source.rstd != nullptr) {
+        float gamma[kUnit];
+        load_unit(source.gamma, 0, col, gamma);
+#pragma unroll
+        for (int i = 0; i < kUnit; ++i)
+            gamma[i] = source.gamma_offset != 0.0f ? source.gamma_offset + gamma[i] : gamma[i];
+#pragma unroll
+        for (int k = 0; k < kRows; ++k) {
+            const float rstd = at.first_row + k < tile.count ? source.rstd[base + k] : 0.0f;
+#pragma unroll
+            for (int i = 0; i < kUnit; ++i) v[k][i] = v[k][i] * rstd * gamma[i];
+        }
+    }
+}
+
+__device__ __forceinline__ void column_magnitudes(const float (&v)[kRows][kUnit], uint32_t (&amax)[kUnit]) {
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) {
+        float largest = 0.0f;  // fmaxf passes over a NaN
+#pragma unroll
+        for (int k = 0; k < kRows; ++k) largest = fmaxf(largest, fabsf(v[k][i]));
+        amax[i] = __float_as_uint(largest);
+        amax[i] =
+            max(amax[i], __shfl_xor_sync(0xFFFFFFFFu, amax[i], kBlockThreads));  // the warp's other four rows
+    }
+}
+
+// One half of the warp puts them where over_warps() finds them.
+__device__ __forceinline__ void put_magnitudes(const uint32_t (&amax)[kUnit], uint32_t (&part)[kWarps][kTile],
+                                               const TileThread& at) {
+    if (threadIdx.x % 32 >= kBlockThreads) return;
+    uint4* to = reinterpret_cast<uint4*>(&part[threadIdx.x / 32][at.col]);
+    to[0] = uint4{amax[0], amax[1], amax[2], amax[3]};
+    to[1] = uint4{amax[4], amax[5], amax[6], amax[7]};
+}
+
+// Maxima of column `c` over warps [first, first + count), each of which holds 8 rows.
+__device__ __forceinline__ uint32_t over_warps(const uint32_t (&part)[kWarps][kTile], int c, int first,
+                                               int count) {
+    uint32_t amax = 0;
+    for (int w = 0; w < count; ++w) amax = max(amax, part[first + w][c]);
+    return amax;
+}
+
+struct TileJob {
+    TileSource source;
+    TileShape shape;
+    TileOutput rows, columns;
+    QuantizeRule rule;
+};
+
+// Moves a tile of values in and its codes out, once or in two orientations, plus scales. A CTA walks over tiles, grid-stride, columns
+// fastest. A thread keeps 4 rows x 8 columns in registers. Column maxima go through shared memory (barrier 1), multipliers come
+// back (barrier 2); the codes of four rows make a word of the turned tile in shared memory (barrier 3), which leaves as 16-byte pieces
+// of columns. Only maxima are reduced: deterministic.
+__global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJob job) {
+    __shared__ alignas(16) uint32_t part[kWarps][kTile];
+    __shared__ float multipliers[kSubTiles][kTile];
+    __shared__ uint32_t tile_amax[kTile / 32];
+    __shared__ alignas(16) uint32_t turned[kTurnedWords];
+    const TileThread at = tile_thread();
+    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, cols = job.shape.cols;
+    const int64_t col_tiles = (cols + kTile - 1) / kTile;
+    const TileOutput &rows = job.rows, &columns = job.columns;
+    TileWalker walker(job.shape.groups, job.shape.extent, job.shape.batches);
+    RowTile tile;
+    for (int64_t work = blockIdx.x; walker.seek(work / col_tiles, tile); work += gridDim.x) {
+        const int64_t col_tile = work % col_tiles, col0 = col_tile * kTile;
+        float v[kRows][kUnit];
+        load_values(job.source, tile, col0, at, v);
+
+        // multipliers of the columns, or of the tile
+        const bool from_tile = columns.share == Share::block || columns.share == Share::mx ||
+                               columns.share == Share::tile || rows.share == Share::tile;
+        if (from_tile) {
+            uint32_t amax[kUnit];
+            column_magnitudes(v, amax);
+            put_magnitudes(amax, part, at);
+            __syncthreads();
+            const int c = thread % kTile, sub = thread / kTile;
+            const bool has_column = col0 + c < cols;
+            if (columns.share == Share::mx) {
+                const int first = sub * static_cast<int>(kMxBlock);
+                BlockScale scale = {0.0f, 0.0f, 0};
+                if (first < tile.count)
+                    scale = block_scale(over_warps(part, c, sub * kSubWarps, kSubWarps), columns.codes.dtype,
+                                        true, job.rule);
+                multipliers[sub][c] = scale.multiplier;
+                if (has_column && first < tile.rows)
+                    static_cast<uint8_t*>(columns.scales.data)[tile.batch * columns.scale_batch_stride +
+                                                               (columns.codes.base() + tile.row + first) /
+                                                                   kMxBlock * columns.scales.block_stride +
+                                                               col0 + c] = scale.e8m0;
+            } else if (sub == 0) {
+                uint32_t column_amax = over_warps(part, c, 0, kWarps);
+                if (columns.share == Share::block) {
+                    BlockScale scale = {0.0f, 0.0f, 0};
+                    if (tile.count > 0)
+                        scale = block_scale(column_amax, columns.codes.dtype, false, job.rule);
+                    multipliers[0][c] = scale.multiplier;
+                    if (has_column)
+                        static_cast<float*>(columns.scales.data)[tile.batch * columns.scale_batch_stride +
+                                                                 (columns.codes.base() + tile.row) / kTile *
+                                                                     columns.scales.block_stride +
+                                                                 col0 + c] = scale.dequant;
+                } else {
+                    for (int step = 16; step > 0; step /= 2)
+                        column_amax = max(column_amax, __shfl_xor_sync(0xFFFFFFFFu, column_amax, step));
+                    if (thread % 32 == 0) tile_amax[warp] = column_amax;
+                }
+            }
+            __syncthreads();
+        }
+        float shared_multiplier = 0.0f;  // of Share::tile and Share::word
+        if (columns.share == Share::tile || rows.share == Share::tile) {
+            const uint32_t amax = max(max(tile_amax[0], tile_amax[1]), max(tile_amax[2], tile_amax[3]));
+            const DType dtype = rows.share == Share::tile ? rows.codes.dtype : columns.codes.dtype;
+            const BlockScale scale = block_scale(amax, dtype, false, job.rule);
+            shared_multiplier = scale.multiplier;
+            if (thread == 0) {
+                if (rows.share == Share::tile)
+                    static_cast<float*>(rows.scales.data)[tile.batch * rows.scale_batch_stride +
+                                                          rows.scales.index(tile.row / kTile, col_tile)] =
+                        scale.dequant;
+                if (columns.share == Share::tile)
+                    static_cast<float*>(
+                        columns.scales.data)[tile.batch * columns.scale_batch_stride +
+                                             columns.scales.index(tile.row / kTile, col_tile)] =
+                        scale.dequant;
+            }
+        }
+        if (rows.share == Share::word || columns.share == Share::word) {
+            const TileOutput& output = rows.share == Share::word ? rows : columns;
+            shared_multiplier = output.multipliers_are_scales ? div_float(1.0f, output.multipliers[0])
+                                                              : output.multipliers[0];
+        }
+
+        if (rows.share != Share::none) {
+            RowView codes = rows.codes;
+            RowScales scales = rows.scales;
+            codes.data = static_cast<uint8_t*>(codes.data) + tile.batch * rows.batch_stride;
+            const int64_t scale_shift = tile.batch * rows.scale_batch_stride;
+            scales.data = static_cast<uint8_t*>(scales.data) + scale_shift * size_of(scales.dtype);
+            const int col = static_cast<int>(col0) + at.col;
+            const int64_t base = codes.base() + tile.row + at.first_row;
+#pragma unroll
+            for (int k = 0; k < kRows; ++k) {
+                const int r = at.first_row + k;
+                // without groups the transposed copy alone has pads
+                const bool inside = r < (job.shape.groups.counts != nullptr ? tile.rows : tile.count),
+                           valid = r < tile.count;
+                if (rows.share == Share::block || rows.share == Share::mx) {
+                    // a half-warp owns the row: all of it is inside or none
+                    if (inside) quantize_unit(v[k], valid, codes, scales, base + k, col, job.rule);
+                } else if (inside && col < cols) {
+                    store_codes(codes, base + k, col,
+                                valid ? encode_unit(v[k], shared_multiplier, codes.dtype) : uint2{0, 0});
+                }
+            }
+        }
+        if (columns.share == Share::none) {
+            __syncthreads();  // tile_amax is free again
+            continue;
+        }
+        const int sub = columns.share == Share::mx ? at.first_row / static_cast<int>(kMxBlock) : 0;
+        const uint32_t valid_bytes = tile.count - at.first_row >= kRows ? 0xFFFFFFFFu
+                                     : tile.count <= at.first_row
+                                         ? 0u
+                                         : (1u << (8 * (tile.count - at.first_row))) - 1u;
+        uint32_t* const words = turned + turned_word(at.col, at.group);  // eight columns alike
+#pragma unroll
+        for (int i = 0; i < kUnit; ++i) {
+            float m = shared_multiplier;
+            if (columns.share == Share::block || columns.share == Share::mx)
+                m = multipliers[sub][at.col + i];
+            else if (columns.share == Share::table && col0 + at.col + i < cols)
+                m = columns.multipliers[(tile.batch + tile.group) * cols + col0 + at.col + i];
+            words[i * (kTile / 4)] =
+                pack_fp8(v[0][i] * m, v[1][i] * m, v[2][i] * m, v[3][i] * m, columns.codes.dtype) &
+                valid_bytes;
+        }
+        __syncthreads();
+        uint8_t* out = static_cast<uint8_t*>(columns.codes.data) + tile.batch * columns.batch_stride +
+                       col0 * columns.codes.cols + columns.codes.base() + tile.row;
+        store_turned<kThreads>(turned, out, columns.codes.cols,
+                               static_cast<int>(min(static_cast<int64_t>(kTile), cols - col0)), tile.rows);
+        __syncthreads();
+    }
+}
+
+struct AmaxJob {
+    TileSource source;
+    TileShape shape;
+    AmaxOf what;
+    uint32_t* amax;
+};
+
+// Reads every valid value once. Tiles as above; integer atomic maxima, whose order does not matter.
+__global__ void __launch_bounds__(kThreads, 2) tile_amax_kernel(const AmaxJob job) {
+    __shared__ alignas(16) uint32_t part[kWarps][kTile];
+    const TileThread at = tile_thread();
+    const int thread = static_cast<int>(threadIdx.x), cols = job.shape.cols;
+    const int64_t col_tiles = (cols + kTile - 1) / kTile;
+    TileWalker walker(job.shape.groups, job.shape.extent, job.shape.batches);
+    RowTile tile;
+    uint32_t largest = 0;
+    for (int64_t work = blockIdx.x; walker.seek(work / col_tiles, tile); work += gridDim.x) {
+        const int64_t col0 = work % col_tiles * kTile;
+        float v[kRows][kUnit];
+        load_values(job.source, tile, col0, at, v);
+        if (job.what == AmaxOf::everything) {
+#pragma unroll
+            for (int k = 0; k < kRows; ++k) largest = max(largest, unit_magnitude(v[k]));
+            continue;
+        }
+        uint32_t amax[kUnit];
+        column_magnitudes(v, amax);
+        put_magnitudes(amax, part, at);
+        __syncthreads();
+        if (thread < kTile && col0 + thread < cols)
+            atomicMax(job.amax + (tile.batch + tile.group) * cols + col0 + thread,
+                      over_warps(part, thread, 0, kWarps));
+        __syncthreads();
+    }
+    if (job.what == AmaxOf::columns) return;
+    for (int step = 16; step > 0; step /= 2)
+        largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, step));
+    if (thread % 32 == 0) atomicMax(job.amax, largest);
+}
+
+// A thread an entry: reads 4 bytes, writes 4 to 12. No reduction.
+__global__ void table_scales_kernel(const TableScales table) {
+    const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < table.entries;
+         i += stride) {
+        BlockScale scale = {0.0f, 0.0f, 0};
+        if (table.counts == nullptr || table.counts[i / table.columns] > 0)
+            scale = block_scale(table.amax[i], table.dtype, false, table.rule);
+        table.amax[i] = __float_as_uint(scale.multiplier);
+        if (table.scales != nullptr) table.scales[i] = scale.dequant;
+        if (table.scales2 != nullptr) table.scales2[i] = scale.dequant;
+    }
+}
+
+unsigned tile_grid(const TileShape& shape, const Launch& launch) {
+    const int64_t row_tiles = (ceil_div(shape.capacity, kTile) + shape.groups.num_groups) * shape.batches;
+    return grid_for(row_tiles * ceil_div(shape.cols, kTile), launch, 2);
+}
+
+}  // namespace
+
+TileShape tile_shape(const TensorView& src, const RowGroups& groups, const TensorView& transposed) {
+    const int64_t rows = src.dim(0), extent = transposed ? transposed.cols() : rows;
+    return {.groups = device_groups(groups, rows),
+            .extent = extent,
+            .capacity = groups.num_groups > 0 ? groups.row_capacity : extent,
+            .cols = static_cast<int>(src.cols())};
+}
+
+TileOutput tile_rows(const Fp8Tensor& rows, Share share) {
+    if (!rows) return {};
+    TileOutput output{.share = share, .codes = row_view(rows.codes), .scales = row_scales(rows)};
+    if (rows.codes.rank == 3) output.batch_stride = rows.codes.dim(1) * rows.codes.dim(2);
+    if (rows.scales.rank == 3) output.scale_batch_stride = rows.scales.dim(1) * rows.scales.dim(2);
+    if (share == Share::tile) {
+        output.scales.row_stride = rows.scales.cols();
+        output.scales.block_stride = 1;
+    }
+    return output;
+}
+
+TileOutput tile_columns(const Fp8Tensor& transposed, Share share) {
+    TileOutput output = tile_rows(transposed, share);
+    if (share == Share::tile) {
+        output.scales.row_stride = 1;
+        output.scales.block_stride = transposed.scales.cols();
+    } else if (transposed) {
+        output.scales.block_stride = transposed.codes.dim(-2);
+    }
+    return output;
+}
+
+void launch_quantize_tiles(const TileSource& source, const TileShape& shape, const TileOutput& rows,
+                           const TileOutput& columns, const QuantizeRule& rule, const Launch& launch) {
+    if (shape.capacity == 0 || shape.cols == 0 || shape.batches == 0) return;
+    if (launch_quantize_wide_tiles(source, shape, rows, columns, rule, launch)) return;
+    if (rows.share == Share::none && launch_requantize_tiles(source, shape, columns, rule, launch)) return;
+    quantize_tiles_kernel<<<tile_grid(shape, launch), kThreads, 0, stream_of(launch)>>>(
+        {source, shape, rows, columns, rule});
+    check_launch("quantize_tiles");
+}
+
+void launch_tile_amax(const TileSource& source, const TileShape& shape, AmaxOf what, uint32_t* amax,
+                      const Launch& launch) {
+    const int64_t entries =
+        what == AmaxOf::everything ? 1 : shape.batches * shape.groups.num_groups * shape.cols;
+    check_cuda(
+        cudaMemsetAsync(amax, 0, static_cast<std::size_t>(entries) * sizeof(uint32_t), stream_of(launch)),
+        "clearing amax");
+    if (shape.capacity == 0 || shape.cols == 0 || shape.batches == 0) return;
+    if (what == AmaxOf::everything && shape.batches == 1 && source.block_scales == nullptr &&
+        source.rstd == nullptr && launch_rows_amax(source.values, shape.groups, shape.capacity, amax, launch))
+        return;
+    if (what == AmaxOf::columns && launch_column_amax(source, shape, amax, launch)) return;
+    tile_amax_kernel<<<tile_grid(shape, launch), kThreads, 0, stream_of(launch)>>>(
+        {source, shape, what, amax});
+    check_launch("tile_amax");
+}
+
+void launch_table_scales(const TableScales& table, const Launch& launch) {
+    if (table.entries == 0) return;
+    table_scales_kernel<<<grid_for(ceil_div(table.entries, 256), launch), 256, 0, stream_of(launch)>>>(table);
+    check_launch("table_scales");
+}
+
+void launch_tensor_scale(const TileSource& source, const TileShape& shape, uint32_t* amax, DType dtype,
+                         const QuantizeRule& rule, const Fp8Tensor& copy, const Fp8Tensor& other,
+                         const Launch& launch) {
+    launch_tile_amax(source, shape, AmaxOf::everything, amax, launch);
+    launch_table_scales({.amax = amax,
+                         .columns = 1,
+                         .counts = nullptr,
+                         .entries = 1,
+                         .dtype = dtype,
+                         .rule = rule,
+                         .scales = copy ? copy.scales.as<float>() : nullptr,
+                         .scales2 = other ? other.scales.as<float>() : nullptr},
+                        launch);
+}
+
+}  // namespace fp8flow::hopper

@@ -1,0 +1,82 @@
+// Weights to FP8, once per optimizer step: the fprop copy and the dgrad copy from one read. Contract: kernels/ops/quantize.h.
+// The kernels are those of weight_tiles.cu, weight_mx.cu, tiles.cu and rows.cu; experts are batches of tiles, all in one launch.
+#include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/quantize/rows.h"
+#include "kernels/hopper/quantize/tiles.h"
+#include "kernels/hopper/quantize/weight_tiles.h"
+#include "kernels/hopper/workspace.h"
+
+namespace fp8flow {
+
+using namespace hopper;
+
+namespace {
+
+// Scale tables are padded to a multiple of 4 columns: the pads hold 0.
+void clear_scales(const Fp8Tensor& copy, const Launch& launch) {
+    if (copy)
+        check_cuda(cudaMemsetAsync(copy.scales.data, 0, static_cast<std::size_t>(copy.scales.bytes()),
+                                   stream_of(launch)),
+                   "clearing scales");
+}
+
+}  // namespace
+
+void HopperOps::do_quantize_weight(const op::QuantizeWeight& args, const Launch& launch) {
+    if (!args.fprop && !args.dgrad) return;
+    const ScaleLayout layout = args.fprop ? args.fprop.layout : args.dgrad.layout;
+    const DType dtype = args.fprop ? args.fprop.codes.dtype : args.dgrad.codes.dtype;
+    const QuantizeRule rule = {args.scale_format, args.mx_rounding};
+    const int64_t rows = args.src.dim(-2), cols = args.src.dim(-1);
+    const TileSource source = {.values = row_view(args.src), .batch_stride = rows * cols};
+    const TileShape shape = {.groups = device_groups({}, rows),
+                             .extent = rows,
+                             .capacity = rows,
+                             .batches = args.src.rank == 3 ? args.src.dim(0) : 1,
+                             .cols = static_cast<int>(cols)};
+    Share share = Share::tile;
+    const float* multipliers = nullptr;
+    switch (layout) {
+        case ScaleLayout::block128:
+            if (launch_weight_tiles(args.src, nullptr, rule, args.fprop, args.dgrad, launch)) return;
+            clear_scales(args.fprop, launch);
+            clear_scales(args.dgrad, launch);
+            break;
+        case ScaleLayout::mx32:
+            if (!args.fprop && launch_mx_columns(args.src, rule, args.dgrad, launch)) return;
+            share = Share::mx;
+            break;
+        case ScaleLayout::tensor: {
+            uint32_t* amax = workspace_->partials_for<uint32_t>(1);
+            launch_tensor_scale(source, shape, amax, dtype, rule, args.fprop, args.dgrad, launch);
+            share = Share::word;
+            multipliers = reinterpret_cast<const float*>(amax);
+            break;
+        }
+        default: {  // row: the fprop copy by rows, the dgrad copy with the amax of every column first
+            if (args.fprop) launch_quantize_rows(args.src, {}, rule, args.fprop, launch);
+            if (!args.dgrad) return;
+            const int64_t entries = shape.batches * cols;
+            uint32_t* amax = workspace_->partials_for<uint32_t>(entries);
+            launch_tile_amax(source, shape, AmaxOf::columns, amax, launch);
+            launch_table_scales({.amax = amax,
+                                 .columns = std::max<int64_t>(cols, 1),
+                                 .counts = nullptr,
+                                 .entries = entries,
+                                 .dtype = dtype,
+                                 .rule = rule,
+                                 .scales = args.dgrad.scales.as<float>(),
+                                 .scales2 = nullptr},
+                                launch);
+            TileOutput columns = tile_columns(args.dgrad, Share::table);
+            columns.multipliers = reinterpret_cast<const float*>(amax);
+            launch_quantize_tiles(source, shape, {}, columns, rule, launch);
+            return;
+        }
+    }
+    TileOutput fprop = tile_rows(args.fprop, share), dgrad = tile_columns(args.dgrad, share);
+    fprop.multipliers = dgrad.multipliers = multipliers;
+    launch_quantize_tiles(source, shape, fprop, dgrad, rule, launch);
+}
+
+}  // namespace fp8flow

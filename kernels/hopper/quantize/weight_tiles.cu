@@ -1,0 +1,342 @@
+// Weights to both FP8 copies in 128x128 blocks from one read, alone or as the end of an AdamW step. Contract: kernels/ops/quantize.h and
+// optimizer.h. Weights of other shapes: tiles.cu.
+#include "kernels/hopper/quantize/weight_tiles.h"
+
+#include "kernels/hopper/device/adamw.h"
+#include "kernels/hopper/device/packed.h"
+#include "kernels/hopper/device/tiles.h"
+
+namespace fp8flow::hopper {
+
+namespace {
+
+constexpr int kTile = static_cast<int>(kBlock);
+constexpr int kCtas = 2;
+constexpr int kThreads = 256, kStepThreads = 512;  // without, with a step
+constexpr int kRows = 8;                           // of a thread, 8 columns of each
+constexpr int kPiece = kTurnedPiece, kPieces = kTurnedPieces;
+
+struct CopyTiles {
+    uint8_t* codes;  // null: no such copy
+    float* scales;
+    int64_t scale_batch_stride;
+    int scale_stride;
+};
+
+struct WeightJob {
+    RowView src;
+    AdamWArgs step;
+    CopyTiles fprop, dgrad;
+    int tiles, row_tiles, col_tiles;
+    QuantizeRule rule;
+};
+
+struct Place {
+    int batch, row_tile, col_tile;
+};
+__device__ __forceinline__ Place place_of(const WeightJob& job, int tile) {
+    const int row = tile / job.col_tiles;
+    return {row / job.row_tiles, row % job.row_tiles, tile % job.col_tiles};
+}
+
+// Four parameters on their way.
+struct FourParameters {
+    float4 grad, master, m, v;
+};
+__device__ __forceinline__ FourParameters fetch_four(const AdamWArgs& step, bool steps, int64_t at) {
+    FourParameters four;
+    four.master = *reinterpret_cast<const float4*>(step.master + at);
+    if (steps) {
+        four.grad = *reinterpret_cast<const float4*>(step.grad + at);
+        four.m = *reinterpret_cast<const float4*>(step.m + at);
+        four.v = *reinterpret_cast<const float4*>(step.v + at);
+    }
+    return four;
+}
+
+// Their step: the new masters.
+__device__ __forceinline__ float4 step_four(const AdamWArgs& step, float grad_scale,
+                                            const FourParameters& old, int64_t at) {
+    const Element x = updated(step, grad_scale, old.grad.x, {old.master.x, old.m.x, old.v.x});
+    const Element y = updated(step, grad_scale, old.grad.y, {old.master.y, old.m.y, old.v.y});
+    const Element z = updated(step, grad_scale, old.grad.z, {old.master.z, old.m.z, old.v.z});
+    const Element w = updated(step, grad_scale, old.grad.w, {old.master.w, old.m.w, old.v.w});
+    const float4 master = {x.master, y.master, z.master, w.master};
+    *reinterpret_cast<float4*>(step.master + at) = master;
+    *reinterpret_cast<float4*>(step.m + at) = float4{x.m, y.m, z.m, w.m};
+    *reinterpret_cast<float4*>(step.v + at) = float4{x.v, y.v, z.v, w.v};
+    if (step.copy != nullptr && step.copy_dtype == DType::f32) {
+        *reinterpret_cast<float4*>(static_cast<float*>(step.copy) + at) = master;
+    } else if (step.copy != nullptr) {
+        const uint32_t low = to_bf16(master.x).bits | static_cast<uint32_t>(to_bf16(master.y).bits) << 16,
+                       high = to_bf16(master.z).bits | static_cast<uint32_t>(to_bf16(master.w).bits) << 16;
+        *reinterpret_cast<uint2*>(static_cast<uint16_t*>(step.copy) + at) = uint2{low, high};
+    }
+    return master;
+}
+
+// The scale of a tile: from the maxima of the warps, four in a word, behind a barrier.
+template <DType kCodes, int kWords>
+__device__ __forceinline__ BlockScale tile_scale(const WeightJob& job, const uint4 (&warp_max)[kWords]) {
+    uint32_t amax = 0;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+        const uint4 four = warp_max[i];
+        amax = max(amax, max(max(four.x, four.y), max(four.z, four.w)));
+    }
+    return block_scale(amax, kCodes, false, job.rule);
+}
+// A tile's scale, of a row of `tiles`; behind the last of the row the row's pads are cleared too. One thread calls it.
+__device__ __forceinline__ void store_scale(const CopyTiles& copy, int batch, int row_tile, int col_tile,
+                                            int tiles, float scale) {
+    float* const row =
+        copy.scales + batch * copy.scale_batch_stride + static_cast<int64_t>(row_tile) * copy.scale_stride;
+    row[col_tile] = scale;
+    if (col_tile + 1 == tiles)
+        for (int pad = tiles; pad < copy.scale_stride; ++pad) row[pad] = 0.0f;
+}
+
+// The turned tile leaves in 16-byte pieces, 8 threads a column. kColumns: neighbouring columns of one thread when it was turned.
+template <int kColumns, int kCtaThreads>
+__device__ __forceinline__ void store_turned(const WeightJob& job, const Place& place,
+                                             const uint32_t* turned) {
+    const int rows = job.row_tiles * kTile, cols = job.col_tiles * kTile;
+    const int piece = static_cast<int>(threadIdx.x) % kPieces;
+    int col = static_cast<int>(threadIdx.x) / kPieces;
+    uint8_t* out = job.dgrad.codes +
+                   (static_cast<int64_t>(place.batch) * cols + place.col_tile * kTile + col) * rows +
+                   place.row_tile * kTile + piece * kPiece;
+#pragma unroll
+    for (int i = 0; i < kTile * kPieces / kCtaThreads; ++i, col += kCtaThreads / kPieces) {
+        *reinterpret_cast<uint4*>(out) =
+            *reinterpret_cast<const uint4*>(turned + turned_index<kColumns>(col, piece));
+        out += static_cast<int64_t>(kCtaThreads / kPieces) * rows;
+    }
+}
+
+// Eight rows of a unit from `at` on, all requested before one is used.
+__device__ __forceinline__ void fetch_rows(const WeightJob& job, int64_t at, float (&v)[kRows][kUnit]) {
+    const int64_t stride = job.src.cols;
+    if (job.src.dtype == DType::f32) {
+        const float* in = static_cast<const float*>(job.src.data) + at;
+#pragma unroll
+        for (int k = 0; k < kRows; ++k, in += stride) {
+            const float4 a = reinterpret_cast<const float4*>(in)[0],
+                         b = reinterpret_cast<const float4*>(in)[1];
+            v[k][0] = a.x, v[k][1] = a.y, v[k][2] = a.z, v[k][3] = a.w;
+            v[k][4] = b.x, v[k][5] = b.y, v[k][6] = b.z, v[k][7] = b.w;
+        }
+        return;
+    }
+    const uint16_t* in = static_cast<const uint16_t*>(job.src.data) + at;
+    uint4 words[kRows];
+#pragma unroll
+    for (int k = 0; k < kRows; ++k, in += stride) words[k] = *reinterpret_cast<const uint4*>(in);
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) unpack_unit(words[k], job.src.dtype, v[k]);
+}
+
+// Moves 4 bytes a weight in and two codes out: 5.64 GB, 1.38 ms at 32 x 4096 x 7168 and 4.1 TB/s.
+// A CTA turns a tile that it has in registers, 8 rows x 8 columns a thread, and SMs take CTAs as these become free, two at a time, 128 KB on
+// their way. (CTAs that walked over tiles, the next one's values on their way, ended apart: 0 to 26 % before the last. Loads or stores that
+// leave L2 first: 8 % slower.) Barrier 1: the maxima of the warps are in shared memory. Barrier 2: the turned tile is complete, and leaves.
+// Where the launch may not use all SMs, a CTA takes every gridDim.x-th tile; barrier 3: the tile before has left. Element-wise but for maxima:
+// deterministic.
+template <DType kCodes>
+__global__ void __launch_bounds__(kThreads, kCtas) weight_tiles_kernel(const WeightJob job) {
+    __shared__ uint4 warp_max[kThreads / 128];
+    __shared__ uint4 turned_pieces[kTile * kPieces];
+    uint32_t* const turned = reinterpret_cast<uint32_t*>(turned_pieces);
+    const int thread = static_cast<int>(threadIdx.x), octet = thread / kBlockThreads,
+              part = thread % kBlockThreads;
+    const int rows = job.row_tiles * kTile, cols = job.col_tiles * kTile;
+    wait_for_kernel_before();
+    for (int tile = static_cast<int>(blockIdx.x); tile < job.tiles; tile += static_cast<int>(gridDim.x)) {
+        if (tile != static_cast<int>(blockIdx.x)) __syncthreads();
+        const Place place = place_of(job, tile);
+        const int64_t first_row =
+            static_cast<int64_t>(place.batch) * rows + place.row_tile * kTile + octet * kRows;
+        const int64_t at = first_row * cols + place.col_tile * kTile + part * kUnit;
+        float v[kRows][kUnit];
+        fetch_rows(job, at, v);
+        uint32_t amax = 0;
+#pragma unroll
+        for (int k = 0; k < kRows; ++k) amax = max(amax, unit_magnitude(v[k]));
+        amax = __reduce_max_sync(0xFFFFFFFFu, amax);
+        if (thread % 32 == 0) reinterpret_cast<uint32_t*>(warp_max)[thread / 32] = amax;
+        __syncthreads();
+        const BlockScale scale = tile_scale<kCodes>(job, warp_max);
+        const float multiplier = scale.multiplier;
+        if (job.fprop.codes != nullptr) {
+            if (thread == 0)
+                store_scale(job.fprop, place.batch, place.row_tile, place.col_tile, job.col_tiles,
+                            scale.dequant);
+#pragma unroll
+            for (int k = 0; k < kRows; ++k)
+                *reinterpret_cast<uint2*>(job.fprop.codes + at + static_cast<int64_t>(k) * cols) =
+                    encode_unit(v[k], multiplier, kCodes);
+        }
+        if (job.dgrad.codes == nullptr) continue;
+        if (thread == 0)
+            store_scale(job.dgrad, place.batch, place.col_tile, place.row_tile, job.row_tiles, scale.dequant);
+#pragma unroll
+        for (int i = 0; i < kUnit; ++i) {  // 8 rows of a column: half a piece
+            const auto four = [&](int k) {
+                return pack_fp8(v[k][i] * multiplier, v[k + 1][i] * multiplier, v[k + 2][i] * multiplier,
+                                v[k + 3][i] * multiplier, kCodes);
+            };
+            *reinterpret_cast<uint2*>(turned + turned_index<kUnit>(part * kUnit + i, octet / 2) +
+                                      octet % 2 * 2) = uint2{four(0), four(4)};
+        }
+        __syncthreads();
+        store_turned<kUnit, kThreads>(job, place, turned);
+    }
+}
+
+// A tile of the step: the masters stay in shared memory until its scale is known.
+constexpr int kStepCols = 4, kStepRows = kTile * kTile / kStepCols / kStepThreads;  // of a thread
+struct StepShared {
+    float4 masters[kStepRows * kStepThreads];  // each thread's own
+    uint4 turned_pieces[kTile * kPieces];
+    uint4 warp_max[kStepThreads / 128];
+};
+
+// AdamW and both codes: 16 bytes a weight in and 14 out, and 2 for the BF16 copy (apart: 28 and 2, then 6): 7.05 GB, 1.72 ms at 8 x 4096 x
+// 7168 and 4.1 TB/s. A CTA takes a tile, as above (CTAs that walked over tiles: 4 % slower). A warp takes 8 rows, one after the other, a
+// thread 16 bytes of each: every access is whole lines (with two accesses of 16 bytes beside each other in a thread, stores reached L2 as
+// half sectors: 87 % of its throughput at 63 % of DRAM's). The next row of a thread, of the CTA's next tile behind the last, is always on
+// its way: 64 KB an SM. New masters wait in shared memory, not in registers, which would spill. Barrier 1: the maxima of the warps are in
+// shared memory, and the tile before has left it. Every thread makes codes of its own masters, and turns 4x4 squares of them. Barrier 2: the
+// turned tile is complete, and leaves. Element-wise but for maxima: deterministic; operations round as in the reference, since
+// nothing is contracted. A step with *status != 0 writes no parameter, only the copies of those there are.
+template <DType kCodes>
+__global__ void __launch_bounds__(kStepThreads, kCtas) step_tiles_kernel(const WeightJob job) {
+    extern __shared__ uint4 step_memory[];
+    StepShared& shared = *reinterpret_cast<StepShared*>(step_memory);
+    uint32_t* const turned = reinterpret_cast<uint32_t*>(shared.turned_pieces);
+    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+    const int rows = job.row_tiles * kTile, cols = job.col_tiles * kTile;
+    const bool steps = job.step.status == nullptr || *job.step.status == 0;
+    const float grad_scale = *job.step.grad_scale;
+    const auto start = [&](int tile) {
+        const Place place = place_of(job, tile);
+        const int64_t row =
+            static_cast<int64_t>(place.batch) * rows + place.row_tile * kTile + warp * kStepRows;
+        return row * cols + place.col_tile * kTile + lane * kStepCols;
+    };
+    int64_t at = start(static_cast<int>(blockIdx.x));  // a CTA has at least one tile
+    FourParameters next = fetch_four(job.step, steps, at);
+    for (int tile = static_cast<int>(blockIdx.x); tile < job.tiles; tile += static_cast<int>(gridDim.x)) {
+        const int following = tile + static_cast<int>(gridDim.x);
+        float largest = 0.0f;
+#pragma unroll 1
+        for (int k = 0; k < kStepRows; ++k) {
+            const FourParameters now = next;
+            const int64_t here = at;
+            at += cols;
+            if (k + 1 == kStepRows) at = start(following);
+            if (k + 1 < kStepRows || following < job.tiles) next = fetch_four(job.step, steps, at);
+            const float4 master = steps ? step_four(job.step, grad_scale, now, here) : now.master;
+            shared.masters[k * kStepThreads + thread] = master;
+            largest = fmaxf(fmaxf(largest, fmaxf(fabsf(master.x), fabsf(master.y))),
+                            fmaxf(fabsf(master.z), fabsf(master.w)));
+        }
+        const uint32_t amax = __reduce_max_sync(0xFFFFFFFFu, __float_as_uint(largest));
+        if (lane == 0) reinterpret_cast<uint32_t*>(shared.warp_max)[warp] = amax;
+        __syncthreads();
+        const BlockScale scale = tile_scale<kCodes>(job, shared.warp_max);
+        const Place place = place_of(job, tile);
+        if (thread == 0) {
+            if (job.fprop.codes != nullptr)
+                store_scale(job.fprop, place.batch, place.row_tile, place.col_tile, job.col_tiles,
+                            scale.dequant);
+            if (job.dgrad.codes != nullptr)
+                store_scale(job.dgrad, place.batch, place.col_tile, place.row_tile, job.row_tiles,
+                            scale.dequant);
+        }
+        uint32_t squares[kStepRows / 4][kStepCols];  // a word: four rows of a column
+#pragma unroll
+        for (int square = 0; square < kStepRows / 4; ++square) {
+            uint32_t codes[4];
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const float4 v = shared.masters[(square * 4 + k) * kStepThreads + thread];
+                codes[k] = pack_fp8(v.x * scale.multiplier, v.y * scale.multiplier, v.z * scale.multiplier,
+                                    v.w * scale.multiplier, kCodes);
+                if (job.fprop.codes != nullptr)
+                    *reinterpret_cast<uint32_t*>(job.fprop.codes + start(tile) +
+                                                 static_cast<int64_t>(square * 4 + k) * cols) = codes[k];
+            }
+            turn_square(codes, squares[square]);
+        }
+        if (job.dgrad.codes != nullptr) {
+#pragma unroll
+            for (int i = 0; i < kStepCols; ++i)  // 8 rows of a column: half a piece
+                *reinterpret_cast<uint2*>(turned + turned_index<kStepCols>(lane * kStepCols + i, warp / 2) +
+                                          warp % 2 * 2) = uint2{squares[0][i], squares[1][i]};
+        }
+        __syncthreads();
+        if (job.dgrad.codes != nullptr) store_turned<kStepCols, kStepThreads>(job, place, turned);
+    }
+}
+
+CopyTiles copy_tiles(const Fp8Tensor& copy) {
+    if (!copy) return {};
+    return {.codes = static_cast<uint8_t*>(copy.codes.data),
+            .scales = copy.scales.as<float>(),
+            .scale_batch_stride = copy.scales.rank == 3 ? copy.scales.dim(1) * copy.scales.dim(2) : 0,
+            .scale_stride = static_cast<int>(copy.scales.cols())};
+}
+
+// A CTA a tile, unless the launch is limited.
+unsigned grid_of(const WeightJob& job, const Launch& launch) {
+    return launch.sm_limit > 0 ? grid_for(job.tiles, launch, kCtas) : static_cast<unsigned>(job.tiles);
+}
+void launch(const WeightJob& job, DType codes, const Launch& launch) {
+    const auto kernel =
+        codes == DType::e5m2 ? weight_tiles_kernel<DType::e5m2> : weight_tiles_kernel<DType::e4m3>;
+    launch_behind(kernel, grid_of(job, launch), kThreads, 0, launch, "weight_tiles", job);
+}
+void launch_step(const WeightJob& job, DType codes, const Launch& launch) {
+    const auto kernel =
+        codes == DType::e5m2 ? step_tiles_kernel<DType::e5m2> : step_tiles_kernel<DType::e4m3>;
+    allow_shared_memory(kernel, sizeof(StepShared), "shared memory of step_tiles");
+    kernel<<<grid_of(job, launch), kStepThreads, sizeof(StepShared), stream_of(launch)>>>(job);
+    check_launch("step_tiles");
+}
+
+bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kPiece == 0; }
+
+}  // namespace
+
+bool launch_weight_tiles(const TensorView& src, const op::AdamW* step, const QuantizeRule& rule,
+                         const Fp8Tensor& fprop, const Fp8Tensor& dgrad, const Launch& launch_args) {
+    const int64_t rows = src.dim(-2), cols = src.dim(-1), batches = src.rank == 3 ? src.dim(0) : 1;
+    const int64_t tiles = batches * (rows / kTile) * (cols / kTile);
+    if (tiles == 0 || tiles > INT32_MAX / 2 || rows % kTile != 0 || cols % kTile != 0) return false;
+    if ((!fprop && !dgrad) || (fprop && dgrad && fprop.codes.dtype != dgrad.codes.dtype)) return false;
+    for (const Fp8Tensor* copy : {&fprop, &dgrad})
+        if (*copy && (copy->layout != ScaleLayout::block128 || !is_aligned(copy->codes.data))) return false;
+    WeightJob job = {.src = row_view(src),
+                     .step = {},
+                     .fprop = copy_tiles(fprop),
+                     .dgrad = copy_tiles(dgrad),
+                     .tiles = static_cast<int>(tiles),
+                     .row_tiles = static_cast<int>(rows / kTile),
+                     .col_tiles = static_cast<int>(cols / kTile),
+                     .rule = rule};
+    if (!job.src.vector) return false;
+    if (step != nullptr) {
+        for (const TensorView* view : {&step->grad, &step->master, &step->m, &step->v, &step->copy})
+            if (!is_aligned(view->data)) return false;
+        job.step = adamw_args(*step);
+    }
+    const DType codes = fprop ? fprop.codes.dtype : dgrad.codes.dtype;
+    if (step != nullptr)
+        launch_step(job, codes, launch_args);
+    else
+        launch(job, codes, launch_args);
+    return true;
+}
+
+}  // namespace fp8flow::hopper

@@ -1,0 +1,148 @@
+// The choice of a token's experts by one warp: the K largest keys in order, ties to the lowest index, and the limit to the best groups.
+#pragma once
+
+#include "kernels/hopper/router/scores.h"
+
+namespace fp8flow::hopper {
+
+// (key, place) as one number: the larger, the better; ties to the lowest index.
+__device__ __forceinline__ uint64_t pair_of(uint32_t key, int index) {
+    return static_cast<uint64_t>(key) << 32 | (0xFFFFFFFFu - static_cast<uint32_t>(index));
+}
+__device__ __forceinline__ int index_of(uint64_t pair) {
+    return static_cast<int>(0xFFFFFFFFu - static_cast<uint32_t>(pair));
+}
+__device__ __forceinline__ uint32_t key_of(uint64_t pair) { return static_cast<uint32_t>(pair >> 32); }
+
+// The exact choice of one token, one after the other, each by a maximum of the keys and a minimum of the indices that have it: any K, any
+// ties. emit(k, index) in thread k % 32.
+template <class R, class Emit>
+__device__ __forceinline__ void choose_in_rounds(const R& row, uint32_t (&keys)[R::kCount], int topk,
+                                                 const Emit& emit) {
+#pragma unroll 1
+    for (int k = 0; k < topk; ++k) {
+        const uint32_t largest = __reduce_max_sync(kWholeWarp, largest_of(keys));
+        uint32_t place = 0xFFFFFFFFu;
+#pragma unroll
+        for (int j = R::kCount - 1; j >= 0; --j)
+            if (keys[j] == largest) place = static_cast<uint32_t>(row.expert(j));
+        place = __reduce_min_sync(kWholeWarp, place);
+#pragma unroll
+        for (int j = 0; j < R::kCount; ++j)
+            if (place == static_cast<uint32_t>(row.expert(j))) keys[j] = kExcluded;
+        if (warp_lane() == k % kWarpSize) emit(k, static_cast<int>(place));
+    }
+}
+
+// Batcher's odd-even merge sort, largest first; all indices are known to the compiler.
+template <int kCount> __device__ __forceinline__ void sort_descending(uint32_t (&v)[kCount]) {
+#pragma unroll
+    for (int p = 1; p < kCount; p *= 2)
+#pragma unroll
+        for (int k = p; k >= 1; k /= 2)
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) {
+                const bool starts = i >= k % p && (i - k % p) % (2 * k) < k;
+                if (!starts || i + k >= kCount || i / (2 * p) != (i + k) / (2 * p)) continue;
+                const uint32_t larger = max(v[i], v[i + k]);
+                v[i + k] = min(v[i], v[i + k]);
+                v[i] = larger;
+            }
+}
+
+// The topk best of each of a warp's tokens, best first, ties to the lowest index: emit(u, k, index) in thread k % 32; key_at(u, j) is the
+// key in place j, and key_again(u, j) the same where registers did not keep it. The low bits of a key give way to its place, so that one maximum over the warp finds both; each thread sorts its keys once
+// and then only its first one takes part. Where neighbours in that order differ in nothing but the place, their order is not known: then
+// the exact keys decide, in rounds (random logits of 256 experts: one token in a hundred). The tokens go side by side, since a choice is a
+// chain of warp-wide maxima.
+constexpr int kSortedPlaces = 16;
+template <int kTokens, class R, class KeyAt, class KeyAgain, class Emit>
+__device__ __forceinline__ void choose(const R& row, int topk, const KeyAt& key_at, const KeyAgain& key_again,
+                                       const Emit& emit) {
+    uint32_t unknown = (1u << kTokens) - 1;
+    if constexpr (R::kCount <= kSortedPlaces) {
+        if (topk < kWarpSize) {
+            constexpr uint32_t kPlaces = R::kCount * kWarpSize - 1;
+            uint32_t v[kTokens][R::kCount], chosen[kTokens];
+#pragma unroll
+            for (int u = 0; u < kTokens; ++u) {
+#pragma unroll
+                for (int j = 0; j < R::kCount; ++j)
+                    v[u][j] = (key_at(u, j) & ~kPlaces) | (kPlaces - static_cast<uint32_t>(row.expert(j)));
+                sort_descending(v[u]);
+            }
+#pragma unroll 1
+            for (int k = 0; k <= topk; ++k) {  // one more than are chosen
+#pragma unroll
+                for (int u = 0; u < kTokens; ++u) {
+                    const uint32_t best = __reduce_max_sync(kWholeWarp, v[u][0]);
+                    if (warp_lane() == k) chosen[u] = best;
+                    const bool mine = v[u][0] == best;
+#pragma unroll
+                    for (int j = 0; j + 1 < R::kCount; ++j) v[u][j] = mine ? v[u][j + 1] : v[u][j];
+                    v[u][R::kCount - 1] = mine ? 0 : v[u][R::kCount - 1];
+                }
+            }
+#pragma unroll
+            for (int u = 0; u < kTokens; ++u) {
+                const uint32_t next = __shfl_down_sync(kWholeWarp, chosen[u], 1);
+                if (__any_sync(kWholeWarp, warp_lane() < topk && (chosen[u] | kPlaces) == (next | kPlaces)))
+                    continue;
+                unknown ^= 1u << u;
+                if (warp_lane() < topk)
+                    emit(u, warp_lane(), static_cast<int>(kPlaces - (chosen[u] & kPlaces)));
+            }
+        }
+    }
+#pragma unroll 1
+    for (int u = 0; u < kTokens; ++u) {
+        if ((unknown >> u & 1) == 0) continue;
+        uint32_t keys[R::kCount];
+#pragma unroll
+        for (int j = 0; j < R::kCount; ++j) keys[j] = key_again(u, j);
+        choose_in_rounds(row, keys, topk, [&](int k, int index) { emit(u, k, index); });
+    }
+}
+
+// Excludes, among a token's keys, all groups but the group_topk best; a group's score is the sum of its best values, largest first.
+// Neighbouring threads share a group, each looking for the next best among its own. keys: shared memory, visible to the warp before and
+// after; group_keys: as many words of it as there are groups.
+__device__ __noinline__ void exclude_groups(int groups, int kept, int experts, int topk, uint32_t* keys,
+                                            uint32_t* group_keys) {
+    const int size = experts / groups, counted = topk / kept;
+    int threads = 1;  // of a group
+    while (2 * threads * groups <= kWarpSize) threads *= 2;
+    const int part = warp_lane() % threads, at_once = kWarpSize / threads;
+    const int turned = warp_lane() / threads * threads % size;  // groups start at different banks
+    for (int first = 0; first < groups; first += at_once) {
+        const int group = first + warp_lane() / threads;
+        float sum = 0.0f;
+        uint64_t last = ~uint64_t{0};
+        for (int i = 0; i < counted; ++i) {
+            uint64_t best = 0;
+            for (int m = part; m < size && group < groups; m += threads) {
+                const int e = group * size + (m + turned < size ? m + turned : m + turned - size);
+                const uint64_t pair = pair_of(keys[e], e);
+                if (pair < last && pair > best) best = pair;
+            }
+            for (int distance = 1; distance < threads; distance *= 2)
+                best = max(best, __shfl_xor_sync(kWholeWarp, best, distance));
+            last = best;
+            sum += from_key(key_of(best));
+        }
+        if (part == 0 && group < groups) group_keys[group] = to_key(sum);
+    }
+    __syncwarp();
+    for (int first = 0; first < groups; first += at_once) {
+        const int group = first + warp_lane() / threads;
+        if (group >= groups) continue;
+        const uint64_t pair = pair_of(group_keys[group], group);
+        int better = 0;
+        for (int g = 0; g < groups; ++g) better += pair_of(group_keys[g], g) > pair;
+        if (better < kept) continue;
+        for (int m = part; m < size; m += threads) keys[group * size + m] = kExcluded;
+    }
+    __syncwarp();
+}
+
+}  // namespace fp8flow::hopper

@@ -1,0 +1,37 @@
+// The aux-loss-free bias update on the GPU.
+#include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/runtime/launch.h"
+
+namespace fp8flow {
+
+using namespace hopper;
+
+namespace {
+
+// Moves 16 bytes an expert. Every thread adds all counts itself: integers, a few hundred, from the L1.
+constexpr int kBiasThreads = 256;
+__global__ __launch_bounds__(kBiasThreads) void expert_bias_kernel(const int64_t* counts, int64_t experts,
+                                                                   float rate, const int32_t* status,
+                                                                   float* bias) {
+    if (status != nullptr && *status != 0) return;
+    int64_t total = 0;
+    for (int64_t e = 0; e < experts; ++e) total += counts[e];
+    for (int64_t e = threadIdx.x; e < experts; e += kBiasThreads) {
+        const int64_t surplus = counts[e] * experts - total;  // E times (count - mean), exact
+        if (surplus < 0) bias[e] += rate;
+        if (surplus > 0) bias[e] -= rate;
+    }
+}
+
+}  // namespace
+
+void HopperOps::do_expert_bias_update(const op::ExpertBiasUpdate& args, const Launch& launch) {
+    const int64_t experts = args.counts.dim(0);
+    if (experts == 0) return;
+    expert_bias_kernel<<<1, kBiasThreads, 0, stream_of(launch)>>>(
+        args.counts.as<int64_t>(), experts, args.rate, args.status ? args.status.as<int32_t>() : nullptr,
+        args.bias.as<float>());
+    check_launch("expert_bias_update");
+}
+
+}  // namespace fp8flow

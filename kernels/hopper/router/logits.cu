@@ -1,0 +1,347 @@
+// The router's projection and its gradients on the GPU: fp32 fma in blocks of the contraction, block sums added in ascending order by a
+// second kernel, so the bits are the reference's. BF16 rows go to gemm_wgmma.cu and gemm_mma.cu; here are the second kernel, and a product for
+// all other types and alignments.
+#include "kernels/hopper/device/vector_io.h"
+#include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/router/gemm.h"
+#include "kernels/hopper/workspace.h"
+
+namespace fp8flow {
+
+using namespace hopper;
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kTile = 64;   // outputs of a CTA along m and n
+constexpr int kDepth = 32;  // terms in shared memory at a time
+constexpr int kPitch = kTile + 4;
+constexpr int kPerThread = 4;  // outputs of a thread along m and n
+constexpr int64_t kPartials = static_cast<int64_t>(HopperOps::Workspace::kPartialsBytes / sizeof(float));
+
+// A matrix operand as rows (m or n) by terms (k). Row-contiguous in k: element (r, k) at r * pitch + k; otherwise at k * pitch + r.
+struct Operand {
+    const void* data;
+    DType dtype;
+    int64_t rows, pitch;
+    bool vectorised;
+};
+
+struct ProductArgs {
+    Operand a, b;  // a: m, b: n
+    int64_t terms, block_terms, blocks;
+    void* out;  // [blocks, m, n]
+    DType out_dtype = DType::f32;
+    const void* addend = nullptr;  // added to the finished sum, in fp32; may be out
+    DType addend_dtype = DType::f32;
+    int64_t tiles_m = 0, tiles_n = 0;  // set by launch_product
+};
+
+// This thread's eight elements of a tile of kTile rows by kDepth terms; zero outside.
+template <bool kAlongTerms>
+__device__ __forceinline__ void load_tile(const Operand& from, int64_t first_row, int64_t first_term,
+                                          int64_t terms, float (&v)[kVector]) {
+    const int thread = static_cast<int>(threadIdx.x);
+    if (kAlongTerms) {  // a thread reads eight terms of one row; the threads of a warp read 32 rows
+        const int64_t row = first_row + thread % kTile, term = first_term + thread / kTile * kVector;
+        load_up_to_8(from.data, from.dtype, row * from.pitch + term, row < from.rows ? terms - term : 0,
+                     from.vectorised, v);
+    } else {  // a thread reads eight rows of one term
+        const int64_t row = first_row + thread % kVector * kVector, term = first_term + thread / kVector;
+        load_up_to_8(from.data, from.dtype, term * from.pitch + row, term < terms ? from.rows - row : 0,
+                     from.vectorised, v);
+    }
+}
+template <bool kAlongTerms>
+__device__ __forceinline__ void store_tile(float (&tile)[kDepth][kPitch], const float (&v)[kVector]) {
+    const int thread = static_cast<int>(threadIdx.x);
+    if (kAlongTerms) {
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) tile[thread / kTile * kVector + j][thread % kTile] = v[j];
+    } else {
+        float4* to = reinterpret_cast<float4*>(&tile[thread / kVector][thread % kVector * kVector]);
+        to[0] = make_float4(v[0], v[1], v[2], v[3]);
+        to[1] = make_float4(v[4], v[5], v[6], v[7]);
+    }
+}
+static_assert(kTile * kDepth == kThreads * kVector);
+
+__device__ __forceinline__ void add_term(const float (&a)[kDepth][kPitch], const float (&b)[kDepth][kPitch],
+                                         int k, int m, int n, float (&sum)[kPerThread][kPerThread]) {
+    const float4 va = *reinterpret_cast<const float4*>(&a[k][m]);
+    const float4 vb = *reinterpret_cast<const float4*>(&b[k][n]);
+    const float x[kPerThread] = {va.x, va.y, va.z, va.w}, y[kPerThread] = {vb.x, vb.y, vb.z, vb.w};
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i)
+#pragma unroll
+        for (int j = 0; j < kPerThread; ++j) sum[i][j] = fma_float(x[i], y[j], sum[i][j]);
+}
+
+// out[block, m, n] = sum over the block's k of a(m, k) * b(n, k), k ascending. 2 m n k FLOPs at fp32 rate; each operand is read once per 64 outputs of the
+// other side. A CTA owns a 64 x 64 tile, a thread 4 x 4 outputs; tiles of 32 terms go global -> registers (one tile ahead) -> shared
+// memory. Two barriers a tile: after the writes, and before the next writes; loop bounds are the same for all threads. The last terms are
+// not padded into the sums. One accumulator an output, one writer: deterministic.
+template <bool kAAlongTerms, bool kBAlongTerms>
+__global__ __launch_bounds__(kThreads) void product_kernel(const ProductArgs args) {
+    __shared__ __align__(16) float a_tile[kDepth][kPitch];
+    __shared__ __align__(16) float b_tile[kDepth][kPitch];
+    const int thread = static_cast<int>(threadIdx.x);
+    const int m = thread / 16 * kPerThread, n = thread % 16 * kPerThread;
+    const int64_t tiles = args.tiles_m * args.tiles_n;
+    for (int64_t item = blockIdx.x; item < tiles * args.blocks; item += gridDim.x) {
+        const int64_t block = item / tiles, tile = item % tiles;
+        const int64_t first_m = tile / args.tiles_n * kTile, first_n = tile % args.tiles_n * kTile;
+        const int64_t begin = block * args.block_terms, end = min(args.terms, begin + args.block_terms);
+        float sum[kPerThread][kPerThread] = {};
+        float a[kVector], b[kVector];
+        load_tile<kAAlongTerms>(args.a, first_m, begin, end, a);
+        load_tile<kBAlongTerms>(args.b, first_n, begin, end, b);
+        for (int64_t start = begin; start < end; start += kDepth) {
+            store_tile<kAAlongTerms>(a_tile, a);
+            store_tile<kBAlongTerms>(b_tile, b);
+            __syncthreads();
+            load_tile<kAAlongTerms>(args.a, first_m, start + kDepth, end, a);
+            load_tile<kBAlongTerms>(args.b, first_n, start + kDepth, end, b);
+            if (end - start >= kDepth) {
+#pragma unroll 8
+                for (int k = 0; k < kDepth; ++k) add_term(a_tile, b_tile, k, m, n, sum);
+            } else {
+                const int left = static_cast<int>(end - start);
+#pragma unroll 1
+                for (int k = 0; k < left; ++k) add_term(a_tile, b_tile, k, m, n, sum);
+            }
+            __syncthreads();
+        }
+#pragma unroll
+        for (int i = 0; i < kPerThread; ++i) {
+#pragma unroll
+            for (int j = 0; j < kPerThread; ++j) {
+                const int64_t row = first_m + m + i, column = first_n + n + j;
+                if (row >= args.a.rows || column >= args.b.rows) continue;
+                const int64_t at = (block * args.a.rows + row) * args.b.rows + column;
+                float value = sum[i][j];
+                if (args.addend != nullptr) value += load_float(args.addend, args.addend_dtype, at);
+                store_float(args.out, args.out_dtype, at, value);
+            }
+        }
+    }
+}
+
+// out[r, c] = the sums [blocks, rows, cols] over the blocks in ascending order, + what out holds. Moves: the sums once (14.7 MB at the
+// DeepSeek-V3 shape, from L2), out once. A thread takes kWidth neighbours and has eight of their blocks in flight. Rows of out are
+// out_pitch apart. One writer an element: deterministic.
+template <int kWidth>
+__global__ __launch_bounds__(kThreads) void add_blocks_kernel(const float* sums, int64_t blocks, int64_t rows,
+                                                              int64_t cols, int64_t out_pitch, Gradient mode,
+                                                              float* out) {
+    using Piece = std::conditional_t<kWidth == 4, float4, float>;
+    const int64_t count = rows * cols;
+    let_next_start();
+    wait_for_kernel_before();
+    for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kWidth; i < count;
+         i += static_cast<int64_t>(gridDim.x) * kThreads * kWidth) {
+        union {
+            Piece whole;
+            float v[kWidth];
+        } sum, more;
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) sum.v[j] = 0.0f;
+        if (blocks > 0) sum.whole = *reinterpret_cast<const Piece*>(sums + i);
+#pragma unroll 8
+        for (int64_t block = 1; block < blocks; ++block) {
+            more.whole = *reinterpret_cast<const Piece*>(sums + block * count + i);
+#pragma unroll
+            for (int j = 0; j < kWidth; ++j) sum.v[j] += more.v[j];
+        }
+        Piece* to = reinterpret_cast<Piece*>(out + i / cols * out_pitch + i % cols);
+        if (mode == Gradient::accumulate) {
+            more.whole = *to;
+#pragma unroll
+            for (int j = 0; j < kWidth; ++j) sum.v[j] = more.v[j] + sum.v[j];
+        }
+        *to = sum.whole;
+    }
+}
+
+struct BlockSums {
+    const float* sums;
+    int64_t blocks, rows, cols, out_pitch;
+    Gradient mode;
+    float* out;
+};
+void add_blocks(const BlockSums& job, const Launch& launch) {
+    const bool wide =
+        job.cols % 4 == 0 && job.out_pitch % 4 == 0 && reinterpret_cast<uintptr_t>(job.out) % 16 == 0;
+    const unsigned grid = grid_for(ceil_div(job.rows * job.cols, kThreads * (wide ? 4 : 1)), launch);
+    const auto kernel = wide ? add_blocks_kernel<4> : add_blocks_kernel<1>;
+    launch_behind(kernel, grid, kThreads, launch, "router: block sums", job.sums, job.blocks, job.rows,
+                  job.cols, job.out_pitch, job.mode, job.out);
+}
+
+Operand along_terms(const TensorView& view) {  // [rows, terms]
+    return {view.data, view.dtype, view.dim(0), view.dim(1), is_vectorisable(view.data, view.dim(1))};
+}
+// Columns [first, first + count) of [terms, rows].
+Operand along_rows(const TensorView& view, int64_t first, int64_t count) {
+    uint8_t* data = static_cast<uint8_t*>(view.data) + first * size_of(view.dtype);
+    return {data, view.dtype, count, view.dim(1), is_vectorisable(data, view.dim(1))};
+}
+Operand along_rows(const TensorView& view) { return along_rows(view, 0, view.dim(1)); }
+
+template <bool kAAlongTerms, bool kBAlongTerms>
+void launch_product(ProductArgs args, const Launch& launch, const char* op) {
+    args.tiles_m = ceil_div(args.a.rows, kTile);
+    args.tiles_n = ceil_div(args.b.rows, kTile);
+    const int64_t items = args.tiles_m * args.tiles_n * args.blocks;
+    if (items == 0) return;
+    constexpr int kCtasPerSm = 4;
+    product_kernel<kAAlongTerms, kBAlongTerms>
+        <<<grid_for(items, launch, kCtasPerSm), kThreads, 0, stream_of(launch)>>>(args);
+    check_launch(op);
+}
+
+bool is_fast(const TensorView& view) {
+    return view.dtype == DType::bf16 && is_vectorisable(view.data, view.dim(1));
+}
+
+}  // namespace
+
+// Block sums that do not fit the workspace are made in rounds over the tokens (logits) or over the columns (dweight).
+void HopperOps::do_router_logits(const op::RouterLogits& args, const Launch& launch) {
+    const int64_t tokens = args.x.dim(0), hidden = args.x.dim(1), experts = args.weight.dim(0);
+    const auto round_of = [&](int64_t blocks) {
+        return blocks == 1 ? std::max<int64_t>(tokens, 1)
+                           : std::max<int64_t>(1, kPartials / (blocks * experts));
+    };
+    const auto add = [&](const float* sums, int64_t blocks, const TensorView& out) {
+        add_blocks({.sums = sums,
+                    .blocks = blocks,
+                    .rows = out.dim(0),
+                    .cols = experts,
+                    .out_pitch = experts,
+                    .mode = Gradient::overwrite,
+                    .out = out.as<float>()},
+                   launch);
+    };
+    if (is_fast(args.x) && is_fast(args.weight)) {
+        const auto product_of = [&](const TensorView& x, const TensorView& out) {
+            return LogitProduct{.x = x.data,
+                                .weight = args.weight.data,
+                                .tokens = x.dim(0),
+                                .hidden = hidden,
+                                .experts = experts,
+                                .logits = out.as<float>()};
+        };
+        if (!wgmma_takes_logits(product_of(args.x, args.logits))) {
+            launch_logits(product_of(args.x, args.logits), launch);
+            return;
+        }
+        const int64_t parts = logit_parts(hidden), round = round_of(parts);
+        for (int64_t first = 0; first < tokens; first += round) {
+            const int64_t count = std::min(round, tokens - first);
+            const TensorView out = args.logits.slice(first, count);
+            float* sums =
+                parts == 1 ? out.as<float>() : workspace_->partials_for<float>(parts * count * experts);
+            launch_wgmma_logits(product_of(args.x.slice(first, count), out), sums, launch);
+            if (parts > 1) add(sums, parts, out);
+        }
+        return;
+    }
+    const int64_t blocks = ceil_div(hidden, op::kRouterBlock), round = round_of(blocks);
+    for (int64_t first = 0; first < tokens; first += round) {
+        const int64_t count = std::min(round, tokens - first);
+        const TensorView x = args.x.slice(first, count), out = args.logits.slice(first, count);
+        float* sums =
+            blocks == 1 ? out.as<float>() : workspace_->partials_for<float>(blocks * count * experts);
+        launch_product<true, true>({.a = along_terms(x),
+                                    .b = along_terms(args.weight),
+                                    .terms = hidden,
+                                    .block_terms = op::kRouterBlock,
+                                    .blocks = blocks,
+                                    .out = sums},
+                                   launch, "router_logits");
+        if (blocks > 1) add(sums, blocks, out);
+    }
+}
+
+// The parts of dlogits take the workspace as long as both products read them, the sums of dweight what is left of it; more tokens than fit
+// take the CUDA cores.
+void HopperOps::do_router_logits_backward(const op::RouterLogitsBackward& args, const Launch& launch) {
+    const int64_t tokens = args.x.dim(0), hidden = args.x.dim(1), experts = args.weight.dim(0);
+    constexpr int64_t kWorkspace = Workspace::kPartialsBytes, kAlignment = 256;
+    const auto aligned = [](int64_t bytes) { return ceil_div(bytes, kAlignment) * kAlignment; };
+    uint8_t* const scratch = workspace_->partials_for<uint8_t>(kWorkspace);
+    GradientParts parts{.data = reinterpret_cast<uint16_t*>(scratch), .tokens = tokens, .experts = experts};
+    const int64_t part_bytes =
+        aligned(GradientParts::elements(tokens, experts) * static_cast<int64_t>(sizeof(uint16_t)));
+    parts.blocks = token_blocks(tokens, hidden, experts);
+    parts.block_tokens = reinterpret_cast<int64_t*>(scratch + part_bytes);
+    parts.block_offsets = parts.block_tokens + parts.blocks.count;
+    const int64_t sums_from = part_bytes + aligned((2 * parts.blocks.count + 1) *
+                                                   static_cast<int64_t>(sizeof(*parts.block_offsets)));
+    const bool fits = sums_from <= kWorkspace;
+    const bool fast_input =
+                   fits && is_fast(args.weight) && is_fast(args.dx) && (!args.dx_in || is_fast(args.dx_in)),
+               fast_weight = fits && is_fast(args.x);
+    if (fast_input || fast_weight) launch_gradient_parts(args.dlogits.as<float>(), parts, launch);
+    if (fast_weight) {
+        const WeightGradient job{.dlogits = parts,
+                                 .x = args.x.data,
+                                 .hidden = hidden,
+                                 .mode = args.dweight_mode,
+                                 .dweight = args.dweight.as<float>()};
+        const WeightSums sums{.data = reinterpret_cast<float*>(scratch + sums_from),
+                              .blocks = (kWorkspace - sums_from) / static_cast<int64_t>(sizeof(float)) /
+                                        std::max<int64_t>(1, GradientParts::elements(hidden, experts))};
+        if (sums.blocks > 0 && wgmma_takes_weight_gradient(job))
+            launch_wgmma_weight_gradient(job, sums, launch);
+        else
+            launch_weight_gradient(job, launch);
+    }
+    const InputGradient input{.dlogits = parts,
+                              .weight = args.weight.data,
+                              .dx_in = args.dx_in ? args.dx_in.data : nullptr,
+                              .dx = args.dx.data,
+                              .hidden = hidden};
+    if (fast_input && wgmma_takes_input_gradient(input))
+        launch_wgmma_input_gradient(input, launch);
+    else if (fast_input)
+        launch_input_gradient(input, launch);
+    else
+        launch_product<true, false>({.a = along_terms(args.dlogits),
+                                     .b = along_rows(args.weight),
+                                     .terms = experts,
+                                     .block_terms = experts,
+                                     .blocks = 1,
+                                     .out = args.dx.data,
+                                     .out_dtype = args.dx.dtype,
+                                     .addend = args.dx_in ? args.dx_in.data : nullptr,
+                                     .addend_dtype = args.dx_in.dtype},
+                                    launch, "router_logits_backward: dx");
+    if (fast_weight) return;
+
+    const int64_t blocks = ceil_div(tokens, op::kRouterBlock);
+    const int64_t round =
+        std::max<int64_t>(kVector, kPartials / (std::max<int64_t>(blocks, 1) * experts) / kVector * kVector);
+    for (int64_t first = 0; first < hidden; first += round) {
+        const int64_t count = std::min(round, hidden - first);
+        float* sums = workspace_->partials_for<float>(blocks * experts * count);
+        launch_product<false, false>({.a = along_rows(args.dlogits),
+                                      .b = along_rows(args.x, first, count),
+                                      .terms = tokens,
+                                      .block_terms = op::kRouterBlock,
+                                      .blocks = blocks,
+                                      .out = sums},
+                                     launch, "router_logits_backward: dweight");
+        add_blocks({.sums = sums,
+                    .blocks = blocks,
+                    .rows = experts,
+                    .cols = count,
+                    .out_pitch = hidden,
+                    .mode = args.dweight_mode,
+                    .out = args.dweight.as<float>() + first},
+                   launch);
+    }
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,213 @@
+// What the router's kernels share: one warp works on one token, whose logits stay in its registers. Scores and sums follow
+// kernels/reference/router_scores.cpp operation by operation, so they have its bits. Read next: choice.h, top_k.cu.
+#pragma once
+
+#include "kernels/hopper/device/sigmoid.h"
+#include "kernels/hopper/runtime/launch.h"
+#include "kernels/ops/router.h"
+
+#include <bit>
+
+namespace fp8flow::hopper {
+
+constexpr int kWarpSize = 32;
+constexpr uint32_t kWholeWarp = 0xFFFFFFFFu;
+constexpr float kScoreSumEps = 1e-20f;  // Megatron-LM, as in the reference
+constexpr int64_t kMostExperts = 1024;
+constexpr std::size_t kSharedBytes = 40 << 10;  // what a CTA gets without asking, less static arrays
+
+__device__ __forceinline__ int warp_lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
+
+// Which experts a thread holds: lane, lane + 32, ... kFull: all of its places are experts. In memory a thread has one address, and its places
+// are constants in the instructions (an address for each place took a fifth of all instructions).
+template <int kPlaces, bool kFull> struct Row {
+    static constexpr int kCount = kPlaces;
+    int count;
+    __device__ __forceinline__ int experts() const { return kFull ? kPlaces * kWarpSize : count; }
+    __device__ __forceinline__ int expert(int j) const { return warp_lane() + j * kWarpSize; }
+    __device__ __forceinline__ bool has(int j) const { return kFull || expert(j) < count; }
+    __device__ __forceinline__ void load(const float* values, float (&x)[kPlaces]) const {
+        const float* const own = values + warp_lane();
+#pragma unroll
+        for (int j = 0; j < kPlaces; ++j) x[j] = has(j) ? own[j * kWarpSize] : bits_float(0x7FC00000u);
+    }
+    __device__ __forceinline__ void store(const float (&x)[kPlaces], float* values) const {
+        float* const own = values + warp_lane();
+#pragma unroll
+        for (int j = 0; j < kPlaces; ++j)
+            if (has(j)) own[j * kWarpSize] = x[j];
+    }
+};
+
+// Calls f(Row) with the narrowest row that holds the experts.
+template <class F> void with_row(int64_t experts, F f) {
+    FP8FLOW_CHECK(experts <= kMostExperts, "num_experts is {}, the router's kernels take {}", experts,
+                  kMostExperts);
+    const int count = static_cast<int>(experts);
+    switch (std::bit_ceil(static_cast<uint64_t>(ceil_div(experts, kWarpSize)))) {
+        case 1: return f(Row<1, false>{count});
+        case 2: return experts == 64 ? f(Row<2, true>{count}) : f(Row<2, false>{count});
+        case 4: return experts == 128 ? f(Row<4, true>{count}) : f(Row<4, false>{count});
+        case 8: return experts == 256 ? f(Row<8, true>{count}) : f(Row<8, false>{count});
+        case 16: return experts == 512 ? f(Row<16, true>{count}) : f(Row<16, false>{count});
+        default: return f(Row<32, false>{count});
+    }
+}
+
+// Asks for a warp's tokens [first, end), their logits, in L2: in front of the wait for the kernel before.
+__device__ __forceinline__ void prefetch_rows(const float* logits, int64_t first, int64_t end, int experts) {
+    constexpr int kLine = 128 / sizeof(float);
+#pragma unroll 1
+    for (int64_t at = first * experts + warp_lane() * kLine; at < end * experts; at += kWarpSize * kLine)
+        prefetch_line_to_l2(logits + at);
+}
+
+// ---- sums -----------------------------------------------------------------------------------------------------------------------
+// The threads' lanes of a sum joined at distance 16, 8, 4, 2, 1; every thread gets the result.
+__device__ __forceinline__ float join_lanes(float lane) {
+#pragma unroll
+    for (int distance = kWarpSize / 2; distance > 0; distance /= 2)
+        lane += __shfl_xor_sync(kWholeWarp, lane, distance);
+    return lane;
+}
+template <int kCount> __device__ __forceinline__ float sum_of(const float (&values)[kCount]) {
+    float lane = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) lane += values[j];
+    return join_lanes(lane);
+}
+
+// ---- order ----------------------------------------------------------------------------------------------------------------------
+// A value as an unsigned number of the same order: NaN lowest (1), +0 = -0; 0 is kept for what may not be chosen.
+constexpr uint32_t kExcluded = 0;
+constexpr uint32_t kNanKey = 1;
+__device__ __forceinline__ uint32_t to_key(float value) {
+    const uint32_t bits = float_bits(value + 0.0f);  // -0 + 0 = +0
+    const uint32_t negative = static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31);
+    return value == value ? bits ^ (negative | 0x80000000u) : kNanKey;
+}
+__device__ __forceinline__ float from_key(uint32_t key) {
+    if (key == kNanKey) return bits_float(0x7FC00000u);
+    return bits_float((key & 0x80000000u) != 0 ? key & 0x7FFFFFFFu : ~key);
+}
+template <int kCount> __device__ __forceinline__ uint32_t largest_of(const uint32_t (&keys)[kCount]) {
+    uint32_t largest = keys[0];
+#pragma unroll
+    for (int j = 1; j < kCount; ++j) largest = max(largest, keys[j]);
+    return largest;
+}
+
+// The largest value of a token, NaN only where all are.
+template <int kCount> __device__ __forceinline__ float largest_logit(const float (&x)[kCount]) {
+    float largest = x[0];
+#pragma unroll
+    for (int j = 1; j < kCount; ++j) largest = fmaxf(largest, x[j]);
+    return from_key(__reduce_max_sync(kWholeWarp, to_key(largest)));
+}
+
+// ---- scores ---------------------------------------------------------------------------------------------------------------------
+// f of every place, one after the other, by way of shared memory (of the warp, [E]; zero again afterwards): for what is rare and long.
+template <class R, class F>
+__device__ __forceinline__ void map_slowly(const R& row, float (&v)[R::kCount], float* shared, const F& f) {
+#pragma unroll
+    for (int j = 0; j < R::kCount; ++j)
+        if (row.has(j)) shared[row.expert(j)] = v[j];
+#pragma unroll 1
+    for (int e = warp_lane(); e < row.experts(); e += kWarpSize) shared[e] = f(shared[e]);
+#pragma unroll
+    for (int j = 0; j < R::kCount; ++j)
+        if (row.has(j)) {
+            v[j] = shared[row.expert(j)];
+            shared[row.expert(j)] = 0.0f;
+        }
+}
+
+// terms = exp(logits - largest), where largest is the row's; 0 in places without an expert. Returns their sum. Arguments within kNearScore
+// of 0 take the short exponential, which has the same bits.
+constexpr float kNearScore = 64.0f;
+static_assert(kNearScore <= kNear);
+template <class R>
+__device__ __forceinline__ float softmax_terms(const R& row, const float (&logits)[R::kCount], float largest,
+                                               float* shared, float (&terms)[R::kCount]) {
+    const float bound = largest - kNearScore;
+    bool near = fabsf(largest) <= 0x1p100f;  // not where all are -infinity
+#pragma unroll
+    for (int j = 0; j < R::kCount; ++j) {
+        near = near & (logits[j] >= bound | !row.has(j));  // no branches
+        terms[j] = logits[j] - largest;
+    }
+    if (__all_sync(kWholeWarp, near)) {
+#pragma unroll
+        for (int j = 0; j < R::kCount; ++j) terms[j] = row.has(j) ? exp_near(terms[j]) : 0.0f;
+    } else {
+        map_slowly(row, terms, shared, [](float x) { return exp_float(x); });
+#pragma unroll
+        for (int j = 0; j < R::kCount; ++j) terms[j] = row.has(j) ? terms[j] : 0.0f;
+    }
+    return sum_of(terms);
+}
+
+// scores = sigmoid(logits); 0 in places without an expert. Returns their sum.
+template <class R>
+__device__ __forceinline__ float sigmoid_terms(const R& row, const float (&logits)[R::kCount], float* shared,
+                                               float (&scores)[R::kCount]) {
+    bool near = true;
+#pragma unroll
+    for (int j = 0; j < R::kCount; ++j) {
+        near = near & (fabsf(logits[j]) <= kNearScore | !row.has(j));
+        scores[j] = logits[j];
+    }
+    if (__all_sync(kWholeWarp, near)) {
+#pragma unroll
+        for (int j = 0; j < R::kCount; ++j) scores[j] = row.has(j) ? sigmoid_near(scores[j]) : 0.0f;
+    } else {
+        map_slowly(row, scores, shared, [](float x) { return sigmoid_float(x); });
+#pragma unroll
+        for (int j = 0; j < R::kCount; ++j) scores[j] = row.has(j) ? scores[j] : 0.0f;
+    }
+    return sum_of(scores);
+}
+
+__device__ __forceinline__ bool is_post_softmax(const op::RouterOptions& options) {
+    return options.score == op::Score::softmax && !options.pre_softmax;
+}
+
+// Probabilities of a token's choices before scaling: what a logit gives, times a factor that is common to them. Thread l has the choices l,
+// l + 32, ...; the first is at hand, others (more than 32 are rare) are computed again where they are wanted.
+struct ChosenProbs {
+    bool sigmoid;
+    float shift, factor;
+    float own;  // base of choice k = lane
+    __device__ __forceinline__ float base(float logit) const {
+        return sigmoid ? sigmoid_float(logit) : exp_float(logit - shift);
+    }
+    template <class LogitOf> __device__ __forceinline__ float base_of(int k, const LogitOf& logit_of) const {
+        return k < kWarpSize ? own : base(logit_of(k));
+    }
+};
+
+// own: the logit of choice k = lane, logit_of(k) that of any. largest and sum are of the token's softmax over all experts (pre-softmax).
+template <class LogitOf>
+__device__ __forceinline__ ChosenProbs chosen_probs(const op::RouterOptions& options, int topk, float largest,
+                                                    float sum, float own, const LogitOf& logit_of) {
+    const bool has_own = warp_lane() < topk;
+    ChosenProbs probs{options.score == op::Score::sigmoid, largest, 1.0f, 0.0f};
+    if (is_post_softmax(options)) {
+        uint32_t best = has_own ? to_key(own) : kExcluded;
+#pragma unroll 1
+        for (int k = warp_lane() + kWarpSize; k < topk; k += kWarpSize) best = max(best, to_key(logit_of(k)));
+        probs.shift = from_key(__reduce_max_sync(kWholeWarp, best));
+    }
+    if (has_own) probs.own = probs.base(own);
+    if (!probs.sigmoid && options.pre_softmax) {
+        probs.factor = div_float(1.0f, sum);
+    } else if (!probs.sigmoid || topk > 1) {
+        float lane = probs.own;
+#pragma unroll 1
+        for (int k = warp_lane() + kWarpSize; k < topk; k += kWarpSize) lane += probs.base(logit_of(k));
+        probs.factor = div_float(1.0f, join_lanes(lane) + (probs.sigmoid ? kScoreSumEps : 0.0f));
+    }
+    return probs;
+}
+
+}  // namespace fp8flow::hopper

@@ -1,0 +1,44 @@
+// The CUDA backend's seam in a build without CUDA: no devices, and the reason why. CMake passes that reason as
+// FP8FLOW_NO_CUDA_REASON and compiles this file instead of the .cu files.
+#include "kernels/core/error.h"
+#include "kernels/hopper/factory.h"
+#include "kernels/hopper/runtime/count_launches.h"
+#include "kernels/hopper/runtime/device_query.h"
+#include "kernels/hopper/runtime/self_test.h"
+
+namespace fp8flow::hopper {
+
+bool built_with_cuda() { return false; }
+int device_count() { return 0; }
+std::string driver_version() { return {}; }
+std::string runtime_version() { return {}; }
+
+std::string unavailable_reason() {
+    if (!gpu_visible()) return "no device";
+    return "a GPU is visible, but this program was built without CUDA: " FP8FLOW_NO_CUDA_REASON;
+}
+
+void evaluate_on_device(DeviceFunction, std::span<const float>, std::span<uint32_t>) {
+    fail(ExitCode::usage, "the device self-test needs a Hopper GPU: {}", unavailable_reason());
+}
+
+std::optional<LaunchCount> count_launches(const std::function<void(const Launch&)>&) { return {}; }
+
+std::unique_ptr<Ops> make_ops(int, const KernelChoice&) {
+    fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());
+}
+std::unique_ptr<Probe> make_probe(Ops&) {
+    fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());
+}
+std::unique_ptr<PeerProbe> make_peer_probe(Ops&, ProcessGroup&, PeerMapping, std::string&) {
+    fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());
+}
+std::unique_ptr<Exchange> make_local_exchange(Ops&, CombineOrder) {
+    fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());
+}
+std::unique_ptr<Exchange> make_peer_exchange(Ops&, const ExchangeGroups&, const ExchangeLimits&, CombineOrder,
+                                             double, PeerMapping, std::string&) {
+    fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());
+}
+
+}  // namespace fp8flow::hopper

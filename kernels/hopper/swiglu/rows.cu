@@ -1,0 +1,451 @@
+// SwiGLU on many wide BF16 rows: gate, up and da come through shared memory by the copy engine, ahead of the work, and sigmoids from a table
+// beside them. Contract: kernels/ops/swiglu.h. Few rows, or others: swiglu.cu.
+#include "kernels/hopper/swiglu/rows.h"
+
+#include "kernels/hopper/device/mbarrier.h"
+#include "kernels/hopper/device/sigmoid.h"
+
+namespace fp8flow::hopper {
+
+namespace {
+
+constexpr int kLanes = 32;
+constexpr unsigned kWholeWarp = 0xFFFFFFFFu;
+// A lane takes two units at a time, 64 columns apart, and eight lanes a 1x128 block: 16-byte accesses of eight lanes are a whole line, in
+// shared memory without bank conflicts.
+constexpr int kUnits = 2, kBlockCols = static_cast<int>(kBlock), kBlockLanes = kBlockCols / kUnit / kUnits,
+              kUnitStep = kBlockCols / kUnits;
+constexpr int kStep = kLanes * kUnits * kUnit;  // columns of a warp at a time
+constexpr int kStepBlocks = kStep / kBlockCols;
+constexpr int kSlots = 2;               // pieces of a warp, a step's columns each, on their way or in use
+constexpr int kPieceBytes = 2 * kStep;  // of one input
+constexpr int kForwardWarps = 24, kForwardInputs = 2, kBackwardWarps = 16, kBackwardInputs = 3;
+constexpr int ring_bytes(int warps, int inputs) { return warps * kSlots * inputs * kPieceBytes; }
+
+template <int kWarps> struct Shared {
+    SigmoidTable table;
+    Barrier full[kWarps][kSlots];
+};
+
+// A row of the queue is a part of a row of the op, `cols` columns of it, of which there are 1 << shift.
+struct RowSegments {
+    int shift, cols;
+};
+
+// What a CTA does while the kernel before ends, on a multiprocessor that it has left: the table, and its warps' first steps are asked for in L2
+// (rows of an arena begin where that kernel may still say). `rows`: that there is room for.
+template <int kInputs, int kWarps>
+__device__ __forceinline__ void begin(Shared<kWarps>& shared, const RowView& h, const RowView& da, int width,
+                                      const RowSegments& segments, int64_t rows) {
+    let_next_start();
+    const int warp = static_cast<int>(threadIdx.y), lane = static_cast<int>(threadIdx.x);
+    const int item = static_cast<int>(blockIdx.x) * kWarps + warp, row = item >> segments.shift,
+              col = (item & ((1 << segments.shift) - 1)) * segments.cols,
+              cols = min(min(width, col + segments.cols) - col, kStep);
+    if (h.row_base == nullptr && row < rows && cols > 0 && lane < kInputs) {
+        const int64_t at = int64_t{row} * width + col;
+        const uint16_t* const from =
+            lane == kForwardInputs ? static_cast<const uint16_t*>(da.data) + at
+                                   : static_cast<const uint16_t*>(h.data) + at + int64_t{row + lane} * width;
+        prefetch_to_l2(from, static_cast<uint32_t>(sizeof(uint16_t)) * static_cast<uint32_t>(cols));
+    }
+    shared.table.fill(warp * kLanes + lane, kWarps * kLanes);
+    wait_for_kernel_before();
+}
+
+// Hands out an op's rows, pads too, in ascending order: row r belongs to warp r % kWarps of whichever CTA comes next. The first two rounds go by
+// the CTA's place in the grid, all others by that warp's ticket in memory (one for all warps could not keep up: 1.8 ns a row). A number is
+// asked for when the one before it is taken, and has come when it is needed. What comes out does not depend on who works on a row.
+class RowQueue {
+public:
+    __device__ explicit RowQueue(RowTicket* tickets) : ticket_(tickets + threadIdx.y) {}
+    __device__ int take() {
+        const int ctas = static_cast<int>(gridDim.x);
+        const int turn = round_ < 2 ? round_ * ctas + static_cast<int>(blockIdx.x)
+                                    : 2 * ctas + __shfl_sync(kWholeWarp, taken_, 0);
+        if (round_ > 0 && threadIdx.x == 0) taken_ = static_cast<int>(atomicAdd(&ticket_->taken, 1u));
+        ++round_;
+        return turn * static_cast<int>(blockDim.y) + static_cast<int>(threadIdx.y);
+    }
+    // The last of a ticket's warps makes it ready for the next launch.
+    __device__ void leave() const {
+        if (threadIdx.x != 0) return;
+        __threadfence();
+        if (atomicAdd(&ticket_->left, 1u) + 1 != gridDim.x) return;
+        ticket_->taken = ticket_->left = 0;
+    }
+
+private:
+    RowTicket* ticket_;
+    int round_ = 0, taken_ = 0;
+};
+
+// What a lane has of a step: the block that its eight lanes work on, from `col` on; row < 0: none. The first `blocks` of the step's blocks have
+// one; none: the warp has met its last row.
+struct Piece {
+    int row, col;
+    float prob;
+    int blocks;
+};
+
+// What a warp reads, step by step, through its slots of shared memory. A step takes the next blocks of the warp's rows, of two or
+// more rows where one ends in it, so that short rows leave no lane without work. Pads that it meets are cleared by `clear(row, first column,
+// end)`.
+template <int kWarps, int kInputs, class Clear> class Feed {
+public:
+    struct Source {
+        RowView h, da, prob;  // da and prob may be absent
+        int width;
+        RowSegments segments;
+        DeviceGroups groups;
+        RowTicket* tickets;
+    };
+    // All threads of the CTA call it.
+    __device__ Feed(const Source& source, uint8_t* ring, Shared<kWarps>& shared, Clear clear)
+        : h_(static_cast<const uint16_t*>(source.h.data) + source.h.base() * 2 * source.width),
+          da_(static_cast<const uint16_t*>(source.da.data) + source.da.base() * source.width),
+          prob_(source.prob ? static_cast<const float*>(source.prob.data) + source.prob.base() : nullptr),
+          width_(source.width),
+          segments_(source.segments),
+          total_(static_cast<int>(source.groups.total())),
+          slots_(ring + threadIdx.y * ring_bytes(1, kInputs)),
+          full_(shared.full[threadIdx.y]),
+          clear_(clear),
+          window_(source.groups),
+          queue_(source.tickets) {
+        if (threadIdx.x == 0) {
+            for (int slot = 0; slot < kSlots; ++slot) barrier_init(&full_[slot], 1);
+            fence_barrier_init();
+        }
+        __syncwarp();
+#pragma unroll 1
+        for (int slot = 0; slot < kSlots; ++slot) append(request(slot));
+#pragma unroll
+        for (Piece& piece : pieces_) piece.prob = prob_of(piece);
+        __syncthreads();  // the table is there
+    }
+    __device__ const Piece& piece() const { return pieces_[0]; }
+    // Waits for the piece; where its first input begins, the others follow kPieceBytes apart.
+    __device__ const uint8_t* await() const {
+        const int slot = static_cast<int>(turn_ % kSlots);
+        barrier_wait(&full_[slot], turn_ / kSlots % 2);
+        return slots_ + slot * kSlotBytes;
+    }
+    // The warp has read the piece: its slot is filled again, with all but the probability, which would be waited for.
+    __device__ void refill() {
+        __syncwarp();
+        requested_ = request(static_cast<int>(turn_ % kSlots));
+    }
+    __device__ void advance() {
+        append(requested_);
+        pieces_[kSlots - 1].prob = prob_of(requested_);  // waited for some pieces later
+        ++turn_;
+    }
+    __device__ void leave() const { queue_.leave(); }
+
+private:
+    static constexpr int kSlotBytes = kInputs * kPieceBytes;
+
+    __device__ Piece request(int slot) {
+        const int place = static_cast<int>(threadIdx.x) / kBlockLanes;
+        Piece piece = {-1, 0, 1.0f, 0};
+        uint32_t bytes = 0;
+#pragma unroll 1
+        while (piece.blocks < kStepBlocks) {
+            if (col_ >= end_ && !take_row()) break;
+            const int cols = min(end_ - col_, (kStepBlocks - piece.blocks) * kBlockCols);
+            if (threadIdx.x == 0) {
+                const int64_t at = int64_t{row_} * width_ + col_;
+                const uint16_t* const gate = h_ + at + int64_t{row_} * width_;
+                uint8_t* const to = slots_ + slot * kSlotBytes + 2 * kBlockCols * piece.blocks;
+                const uint32_t length = 2 * static_cast<uint32_t>(cols);
+                bulk_load(gate, &full_[slot], to, length);
+                bulk_load(gate + width_, &full_[slot], to + kPieceBytes, length);
+                if constexpr (kInputs == kBackwardInputs)
+                    bulk_load(da_ + at, &full_[slot], to + 2 * kPieceBytes, length);
+                bytes += kInputs * length;
+            }
+            if (place >= piece.blocks)
+                piece.row = row_, piece.col = col_ + (place - piece.blocks) * kBlockCols;
+            piece.blocks += (cols + kBlockCols - 1) / kBlockCols;
+            if (place >= piece.blocks) piece.row = -1;
+            col_ += cols;
+        }
+        // bytes may come before they are expected: the phase waits for the arrival
+        if (threadIdx.x == 0 && piece.blocks > 0) barrier_arrive_expect_bytes(&full_[slot], bytes);
+        return piece;
+    }
+    __device__ void append(const Piece& piece) {
+#pragma unroll
+        for (int i = 0; i + 1 < kSlots; ++i) pieces_[i] = pieces_[i + 1];
+        pieces_[kSlots - 1] = piece;
+    }
+    __device__ float prob_of(const Piece& piece) const {
+        return piece.row >= 0 && prob_ != nullptr ? prob_[piece.row] : 1.0f;
+    }
+    // The next segment of a row, pads cleared on the way; false behind the last.
+    __device__ bool take_row() {
+        while (row_ < total_) {
+            const int item = queue_.take();
+            row_ = item >> segments_.shift;
+            col_ = (item & ((1 << segments_.shift) - 1)) * segments_.cols;
+            end_ = min(width_, col_ + segments_.cols);
+            if (row_ >= total_) break;
+            if (!window_.is_valid(row_))
+                clear_(row_, col_, end_);
+            else if (col_ < end_)
+                return true;
+        }
+        end_ = col_;
+        return false;
+    }
+
+    const uint16_t *h_, *da_;
+    const float* prob_;
+    int width_;
+    RowSegments segments_;
+    int total_;
+    uint8_t* slots_;
+    Barrier* full_;
+    Clear clear_;
+    GroupWindow window_;
+    RowQueue queue_;
+    Piece pieces_[kSlots], requested_;
+    uint32_t turn_ = 0;
+    int row_ = -1, col_ = 0, end_ = 0;  // what is requested next; from the end on: another row
+};
+
+// Columns [first, end) of a row, codes or values, and their scales if there are any. `first` is a multiple of a block.
+__device__ __forceinline__ void clear_row(const RowView& t, int64_t row, int first, int end,
+                                          const BlockScales& scales) {
+    const int lane = static_cast<int>(threadIdx.x), size = scales.data != nullptr ? 1 : 2;
+    uint8_t* const to = static_cast<uint8_t*>(t.data) + row * t.cols * size;
+    for (int i = first * size + lane * 16; i < end * size; i += kLanes * 16)
+        *reinterpret_cast<uint4*>(to + i) = uint4{};
+    if (scales.data == nullptr) return;
+    for (int col = first + lane * kBlockCols; col < end; col += kLanes * kBlockCols)
+        *scales.at(row, col) = 0.0f;
+}
+
+// This lane's two units of one input, the first where `in` points to.
+__device__ __forceinline__ void load_units(const uint8_t* in, uint4 (&units)[kUnits]) {
+    const uint4* const at = reinterpret_cast<const uint4*>(in);
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) units[u] = at[u * (kUnitStep / kUnit)];
+}
+
+__device__ __forceinline__ float magnitude_of(const float (&v)[kUnits][kUnit]) {
+    float largest = 0.0f;
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u)
+#pragma unroll
+        for (int i = 0; i < kUnit; ++i) largest = fmaxf(largest, fabsf(v[u][i]));  // NaN ignored
+    return largest;
+}
+__device__ __forceinline__ float max_with(float value, int step) {
+    return fmaxf(value, __shfl_xor_sync(kWholeWarp, value, step));
+}
+
+// The units that begin before the row's half ends, `left` columns behind the first.
+__device__ __forceinline__ void store_values(const RowView& t, int64_t at, int left,
+                                             const float (&v)[kUnits][kUnit]) {
+    uint4* const out = reinterpret_cast<uint4*>(static_cast<uint16_t*>(t.data) + at);
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u)
+        if (u * kUnitStep < left)
+            out[u * (kUnitStep / kUnit)] = {pack_bf16(v[u][0], v[u][1]), pack_bf16(v[u][2], v[u][3]),
+                                            pack_bf16(v[u][4], v[u][5]), pack_bf16(v[u][6], v[u][7])};
+}
+// Blocks are whole.
+template <DType kCodes>
+__device__ __forceinline__ void store_codes(const RowView& t, int64_t at, const float (&v)[kUnits][kUnit],
+                                            float multiplier) {
+    uint2* const out = reinterpret_cast<uint2*>(static_cast<uint8_t*>(t.data) + at);
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) out[u * (kUnitStep / kUnit)] = encode_unit(v[u], multiplier, kCodes);
+}
+
+// Moves 2F values in and F values (or codes and F/128 scales) out a row: 5.03 bytes a column, 0.082 ms at 32768 x 2048 and 4.1 TB/s. There
+// is a CTA an SM. A warp works on rows one after the other, or on parts of wide ones, four blocks a step, 16 columns a lane (rows of 768 in
+// steps of their own, every other one half empty, took 10 % longer), and has two steps of gate and up in shared memory: one that it works on,
+// one on its way; as soon as a step is in registers, its slot is asked for the next one: up to 96 KB an SM (twice as much fills later at
+// the start and is not faster). The whole GPU goes over the rows as one front (RowQueue): with neighbouring rows for every CTA, memory
+// gave 7 % less, and SMs ended between 67 and 91 us of 92.
+// Barriers: a slot's, which completes when its bytes have come, one arrival a phase; warps share nothing else but the table (one
+// __syncthreads). A 128-column block belongs to eight lanes, whose maximum does not depend on the order: deterministic. Issue slots are 60 %
+// busy: fewer instructions (a probability folded into the multiplier) gain nothing.
+template <Output kOutput>
+__global__ void __launch_bounds__(kForwardWarps* kLanes, 1)
+    swiglu_rows_kernel(const SwigluForward args, RowSegments segments) {
+    extern __shared__ __align__(128) uint8_t ring[];
+    __shared__ Shared<kForwardWarps> shared;
+    begin<kForwardInputs>(shared, args.h, {}, args.a.cols, segments, args.groups.rows);
+    const int width = args.a.cols, lane = static_cast<int>(threadIdx.x);
+    const int block_col = lane % kBlockLanes * kUnit, lane_col = lane / kBlockLanes * kBlockCols + block_col;
+    const int64_t a_base = args.a.base();
+    const auto clear = [&](int row, int first, int end) {
+        clear_row(args.a, a_base + row, first, end, args.scales);
+    };
+    Feed<kForwardWarps, kForwardInputs, decltype(clear)> feed(
+        {args.h, {}, args.prob, width, segments, args.groups, args.tickets}, ring, shared, clear);
+    for (; feed.piece().blocks > 0; feed.advance()) {
+        const Piece piece = feed.piece();
+        const uint8_t* in = feed.await() + 2 * lane_col;
+        uint4 raw_gate[kUnits], raw_up[kUnits];
+        load_units(in, raw_gate);
+        load_units(in + kPieceBytes, raw_up);
+        feed.refill();
+        float a[kUnits][kUnit];
+#pragma unroll
+        for (int u = 0; u < kUnits; ++u) {
+            float gate[kUnit], up[kUnit], sigmoid[kUnit];
+            unpack_unit(raw_gate[u], DType::bf16, gate);
+            unpack_unit(raw_up[u], DType::bf16, up);
+            shared.table.sigmoids(raw_gate[u], sigmoid);
+#pragma unroll
+            for (int i = 0; i < kUnit; ++i) a[u][i] = gate[i] * sigmoid[i] * up[i] * piece.prob;
+        }
+        const int col = piece.col + block_col, left = piece.row < 0 ? 0 : width - col;
+        const int64_t row = a_base + piece.row, at = row * width + col;
+        if constexpr (kOutput == Output::values) {
+            store_values(args.a, at, left, a);
+        } else {
+            constexpr DType kCodes = codes_of(kOutput);
+            const float amax = max_with(max_with(max_with(magnitude_of(a), 4), 2), 1);
+            const QuantScale scale = quant_scale(amax, fp8_max(kCodes), args.scales.format);
+            if (left > 0) {
+                store_codes<kCodes>(args.a, at, a, scale.multiplier);
+                if (lane % kBlockLanes == 0) *args.scales.at(row, col) = scale.dequant;
+            }
+        }
+    }
+    feed.leave();
+}
+
+// The sum of a block's 16 units, of which a lane holds the sums of two: neighbours first, then pairs, and so on; the same in all eight
+// lanes. The lower halves of the block are added up in even lanes while the upper halves are in odd ones.
+__device__ __forceinline__ float sum_over_block(const float (&units)[kUnits]) {
+    const bool odd = threadIdx.x % 2 != 0;
+    float sum = odd ? units[1] : units[0];
+    sum += __shfl_xor_sync(kWholeWarp, odd ? units[0] : units[1], 1);
+    sum += __shfl_xor_sync(kWholeWarp, sum, 2);
+    sum += __shfl_xor_sync(kWholeWarp, sum, 4);
+    return sum + __shfl_xor_sync(kWholeWarp, sum, 1);
+}
+
+// Moves 3F values in and 2F values (or codes and scales) out a row: 8.06 bytes a column, 0.132 ms at 32768 x 2048 and 4.1 TB/s. Rows, slots and
+// barriers as in swiglu_rows_kernel: 96 KB an SM. dprob: a lane's units, the block's eight lanes, the row's blocks in ascending
+// order, all inside the warp: the sum knows nothing of the grid. Pads: zeros. The maxima of gate and up are found together: even lanes end
+// with gate's and odd ones with up's, make that scale, and exchange multipliers.
+template <Output kOutput>
+__global__ void __launch_bounds__(kBackwardWarps* kLanes, 1)
+    swiglu_backward_rows_kernel(const SwigluGradient args) {
+    extern __shared__ __align__(128) uint8_t ring[];
+    __shared__ Shared<kBackwardWarps> shared;
+    const int width = args.da.cols, lane = static_cast<int>(threadIdx.x);
+    const RowSegments whole_rows = {.shift = 0, .cols = width};
+    begin<kBackwardInputs>(shared, args.h, args.da, width, whole_rows, args.groups.rows);
+    const int block_col = lane % kBlockLanes * kUnit, lane_col = lane / kBlockLanes * kBlockCols + block_col;
+    const int64_t dh_base = args.dh.base();
+    float* const dprob = args.dprob ? static_cast<float*>(args.dprob.data) + args.dprob.base() : nullptr;
+    const auto clear = [&](int row, int, int) {
+        clear_row(args.dh, dh_base + row, 0, args.dh.cols, args.scales);
+        if (dprob != nullptr && lane == 0) dprob[row] = 0.0f;
+    };
+    Feed<kBackwardWarps, kBackwardInputs, decltype(clear)> feed(
+        {args.h, args.da, args.prob, width, whole_rows, args.groups, args.tickets}, ring, shared, clear);
+    const bool odd = lane % 2 != 0;
+    float sum = 0.0f;  // of the row, so far
+    for (; feed.piece().blocks > 0; feed.advance()) {
+        const Piece piece = feed.piece();
+        const uint8_t* in = feed.await() + 2 * lane_col;
+        uint4 raw_gate[kUnits], raw_up[kUnits], raw_da[kUnits];
+        load_units(in, raw_gate);
+        load_units(in + kPieceBytes, raw_up);
+        load_units(in + 2 * kPieceBytes, raw_da);
+        feed.refill();
+        const int col = piece.col + block_col, left = piece.row < 0 ? 0 : width - col;
+        float dgate[kUnits][kUnit], dup[kUnits][kUnit], sums[kUnits];
+#pragma unroll
+        for (int u = 0; u < kUnits; ++u) {
+            float gate[kUnit], up[kUnit], da[kUnit], sigmoids[kUnit], unit_sum = 0.0f;
+            unpack_unit(raw_gate[u], DType::bf16, gate);
+            unpack_unit(raw_up[u], DType::bf16, up);
+            unpack_unit(raw_da[u], DType::bf16, da);
+            shared.table.sigmoids(raw_gate[u], sigmoids);
+#pragma unroll
+            for (int i = 0; i < kUnit; ++i) {
+                const float sigmoid = sigmoids[i], silu = gate[i] * sigmoid, da_prob = da[i] * piece.prob;
+                unit_sum = fma_float(da[i], silu * up[i], unit_sum);
+                dgate[u][i] = da_prob * up[i] * sigmoid * (1.0f + gate[i] * (1.0f - sigmoid));
+                dup[u][i] = da_prob * silu;
+            }
+            sums[u] = u * kUnitStep < left ? unit_sum : 0.0f;
+        }
+        const int64_t row = dh_base + piece.row, at = row * 2 * width + col;
+        if constexpr (kOutput == Output::values) {
+            store_values(args.dh, at, left, dgate);
+            store_values(args.dh, at + width, left, dup);
+        } else {  // width is a multiple of 128: no block has both halves
+            constexpr DType kCodes = codes_of(kOutput);
+            const float of_gate = magnitude_of(dgate), of_up = magnitude_of(dup);
+            float amax = fmaxf(odd ? of_up : of_gate, __shfl_xor_sync(kWholeWarp, odd ? of_gate : of_up, 1));
+            amax = max_with(max_with(amax, 2), 4);
+            const QuantScale scale = quant_scale(amax, fp8_max(kCodes), args.scales.format);
+            const float other = __shfl_xor_sync(kWholeWarp, scale.multiplier, 1);
+            if (left > 0) {
+                store_codes<kCodes>(args.dh, at, dgate, odd ? other : scale.multiplier);
+                store_codes<kCodes>(args.dh, at + width, dup, odd ? scale.multiplier : other);
+                if (lane % kBlockLanes < 2) *args.scales.at(row, (odd ? width : 0) + col) = scale.dequant;
+            }
+        }
+        if (dprob == nullptr) continue;
+        const float block = sum_over_block(sums);
+        const unsigned begins = __ballot_sync(kWholeWarp, piece.col == 0),
+                       ends = __ballot_sync(kWholeWarp, piece.row >= 0 && piece.col + kBlockCols >= width);
+#pragma unroll
+        for (int first = 0; first < kLanes; first += kBlockLanes) {
+            if ((begins >> first & 1) != 0) sum = 0.0f;
+            sum += __shfl_sync(kWholeWarp, block, first);
+            if ((ends >> first & 1) != 0 && lane == first) dprob[piece.row] = sum;
+        }
+    }
+    feed.leave();
+}
+
+// In segments of up to kMostSegment columns a warp is done with a row soon, and the last rows do not leave most of the others waiting.
+constexpr int kMostSegment = 2048;
+RowSegments segments_of(int width) {
+    int shift = 0;
+    while (width > kMostSegment << shift) ++shift;
+    return {shift, static_cast<int>(round_up(ceil_div(width, 1 << shift), kBlockCols))};
+}
+
+template <class... Params, class... Args>
+void run(void (*kernel)(Params...), int warps, int inputs, int64_t rows, const Launch& launch, const char* op,
+         const Args&... args) {
+    const std::size_t bytes = static_cast<std::size_t>(ring_bytes(warps, inputs));
+    allow_shared_memory(kernel, bytes, op);
+    launch_behind(kernel, grid_for(rows, launch, 1), dim3(kLanes, static_cast<unsigned>(warps)), bytes,
+                  launch, op, args...);
+}
+
+}  // namespace
+
+void launch_swiglu_rows(const SwigluForward& args, Output output, int64_t rows, const Launch& launch) {
+    const auto kernel = output == Output::values ? swiglu_rows_kernel<Output::values>
+                        : output == Output::e4m3 ? swiglu_rows_kernel<Output::e4m3>
+                                                 : swiglu_rows_kernel<Output::e5m2>;
+    const RowSegments segments = segments_of(args.a.cols);
+    run(kernel, kForwardWarps, kForwardInputs, rows << segments.shift, launch, "swiglu", args, segments);
+}
+
+void launch_swiglu_backward_rows(const SwigluGradient& args, Output output, int64_t rows,
+                                 const Launch& launch) {
+    const auto kernel = output == Output::values ? swiglu_backward_rows_kernel<Output::values>
+                        : output == Output::e4m3 ? swiglu_backward_rows_kernel<Output::e4m3>
+                                                 : swiglu_backward_rows_kernel<Output::e5m2>;
+    run(kernel, kBackwardWarps, kBackwardInputs, rows, launch, "swiglu_backward", args);
+}
+
+}  // namespace fp8flow::hopper

@@ -1,0 +1,378 @@
+// SwiGLU weighted by the routing probability, forward and backward, plain and quantised. Contract: kernels/ops/swiglu.h.
+#include "kernels/hopper/device/sigmoid.h"
+#include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/swiglu/rows.h"
+#include "kernels/hopper/workspace.h"
+
+namespace fp8flow {
+
+using namespace hopper;
+
+namespace {
+
+constexpr int kLanes = 32;
+constexpr int kCols = 16;  // neighbouring columns a lane takes at a time
+constexpr int kUnits = kCols / kUnit;
+constexpr int kStep = kLanes * kCols;                          // and a warp
+constexpr int kBlockLanes = static_cast<int>(kBlock) / kCols;  // lanes of a 1x128 block
+constexpr unsigned kWholeWarp = 0xFFFFFFFFu;
+
+// How a lane's columns come and go, `left` of them before the row's half ends. BF16 in whole aligned pieces, kept as loaded until used;
+struct WideBf16 {
+    struct Raw {
+        uint4 low, high;
+    };
+    // warps of a CTA and CTAs of an SM: 64 and 60 KB of values on their way
+    static constexpr int kForwardWarps = 4, kForwardCtas = 8, kBackwardWarps = 4, kBackwardCtas = 5;
+    static __device__ __forceinline__ Raw fetch(const RowView& t, int64_t at, int) {
+        const uint4* in = reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(t.data) + at);
+        return {in[0], in[1]};
+    }
+    static __device__ __forceinline__ void values(const Raw& raw, int unit, float (&v)[kUnit]) {
+        unpack_unit(unit == 0 ? raw.low : raw.high, DType::bf16, v);
+    }
+    static __device__ __forceinline__ void store(const RowView& t, int64_t at, int left, float (&v)[kCols]) {
+        if (left <= 0) return;
+        uint4* out = reinterpret_cast<uint4*>(static_cast<uint16_t*>(t.data) + at);
+        out[0] = {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
+        out[1] = {pack_bf16(v[8], v[9]), pack_bf16(v[10], v[11]), pack_bf16(v[12], v[13]),
+                  pack_bf16(v[14], v[15])};
+    }
+    static __device__ __forceinline__ void store_codes(const RowView& t, int64_t at, int,
+                                                       const uint4& codes) {
+        *reinterpret_cast<uint4*>(static_cast<uint8_t*>(t.data) + at) = codes;
+    }
+};
+// anything else as fp32.
+struct AnyValues {
+    struct Raw {
+        float v[kCols];
+    };
+    static constexpr int kForwardWarps = 4, kForwardCtas = 4, kBackwardWarps = 4, kBackwardCtas = 2;
+    static __device__ __forceinline__ Raw fetch(const RowView& t, int64_t at, int left) {
+        Raw raw = {};
+#pragma unroll 1
+        for (int i = 0; i < kCols; ++i) {
+            raw.v[0] = i < left ? load_float(t.data, t.dtype, at + i) : 0.0f;
+            rotate(raw.v);
+        }
+        return raw;
+    }
+    static __device__ __forceinline__ void values(const Raw& raw, int unit, float (&v)[kUnit]) {
+#pragma unroll
+        for (int i = 0; i < kUnit; ++i) v[i] = raw.v[unit * kUnit + i];
+    }
+    static __device__ __forceinline__ void store(const RowView& t, int64_t at, int left, float (&v)[kCols]) {
+#pragma unroll 1
+        for (int i = 0; i < kCols; ++i) {
+            if (i < left) store_float(t.data, t.dtype, at + i, v[0]);
+            rotate(v);
+        }
+    }
+    static __device__ __forceinline__ void store_codes(const RowView& t, int64_t at, int left,
+                                                       const uint4& codes) {
+        const uint32_t words[kCols / 4] = {codes.x, codes.y, codes.z, codes.w};
+        uint8_t* out = static_cast<uint8_t*>(t.data) + at;
+#pragma unroll
+        for (int i = 0; i < kCols; ++i)
+            if (i < left) out[i] = static_cast<uint8_t>(words[i / 4] >> (8 * (i % 4)));
+    }
+};
+
+// Codes of kCodes and the scale of a 1x128 block, which eight lanes hold. All lanes must call it; those with nothing `left` hold zeros.
+// Pads: zeros and scale 0.
+template <class Source, DType kCodes>
+__device__ __forceinline__ void store_block(const float (&v)[kCols], bool valid, ScaleFormat format,
+                                            const RowView& codes, int64_t at, int left, float* scale_at) {
+    float amax = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kCols; ++i) amax = fmaxf(amax, fabsf(v[i]));  // NaN ignored
+#pragma unroll
+    for (int step = kBlockLanes / 2; step > 0; step /= 2)
+        amax = fmaxf(amax, __shfl_xor_sync(kWholeWarp, amax, step));
+    const QuantScale scale = quant_scale(amax, fp8_max(kCodes), format);
+    if (left <= 0) return;
+    const float m = scale.multiplier;
+    uint32_t words[kCols / 4];
+#pragma unroll
+    for (int i = 0; i < kCols / 4; ++i)
+        words[i] = pack_fp8(v[4 * i] * m, v[4 * i + 1] * m, v[4 * i + 2] * m, v[4 * i + 3] * m, kCodes);
+    Source::store_codes(codes, at, left, {words[0], words[1], words[2], words[3]});
+    if (threadIdx.x % kBlockLanes == 0) *scale_at = valid ? scale.dequant : 0.0f;
+}
+
+// The rows of this warp: neighbours, and as many as any other warp's, give or take one.
+struct RowRange {
+    int64_t first, end;
+    __device__ explicit RowRange(int64_t total) {
+        const int64_t warps = static_cast<int64_t>(gridDim.x) * blockDim.y,
+                      warp = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+        first = total * warp / warps;
+        end = total * (warp + 1) / warps;
+    }
+};
+
+__device__ __forceinline__ float prob_of(const RowView& prob, int64_t row, bool valid) {
+    return valid && prob ? static_cast<const float*>(prob.data)[row] : 1.0f;
+}
+
+// Moves 2F values in and F values (or codes and F/128 scales) out a row: 5.03 bytes a column, 0.082 ms at 32768 x 2048 and 4.1 TB/s. A warp
+// owns neighbouring rows and takes 512 columns at a time, 16 a lane. As soon as these are products, the columns after them, of the
+// next row too, are requested and travel while the block is quantised and stored, and while other warps compute: 64 KB an SM.
+// A 128-column block belongs to eight lanes, whose maximum does not depend on the order: deterministic. No barriers.
+// Instructions of 16 columns (SASS, codes): 525, of which 272 are the sigmoid; an SM issues 36 thread instructions a column at 4.1 TB/s and
+// 1.75 GHz, and 33 of them kept the scheduler busy and memory at 79 %: many BF16 rows go to rows.cu.
+template <class Source, Output kOutput>
+__global__ void __launch_bounds__(Source::kForwardWarps* kLanes, Source::kForwardCtas)
+    swiglu_kernel(const SwigluForward args) {
+    const RowRange rows(args.groups.total());
+    if (rows.first >= rows.end) return;
+    const int width = args.a.cols, first_col = static_cast<int>(threadIdx.x) * kCols;
+    const int64_t a_base = args.a.base(), prob_base = args.prob.base();
+    int64_t h_at =
+                (args.h.base() + rows.first) * 2 * width + first_col,  // this lane's first column of the row
+        a_at = (a_base + rows.first) * width + first_col;
+    typename Source::Raw raw_gate, raw_up;
+    const auto fetch = [&](int64_t at, bool valid, int left) {
+        raw_gate = raw_up = {};
+        if (!valid || left <= 0) return;
+        raw_gate = Source::fetch(args.h, at, left);
+        raw_up = Source::fetch(args.h, at + width, left);
+    };
+    RowCursor cursor(args.groups, rows.first);
+    bool valid = cursor.next_is_valid();
+    float prob = prob_of(args.prob, prob_base + rows.first, valid);
+    fetch(h_at, valid, width - first_col);
+    for (int64_t row = rows.first; row < rows.end; ++row) {
+        const bool next_valid = row + 1 < rows.end && cursor.next_is_valid();
+        const float next_prob = prob_of(args.prob, prob_base + row + 1, next_valid);
+        for (int step = 0; step < width; step += kStep) {
+            const int col = step + first_col, left = width - col;
+            float a[kCols];
+#pragma unroll
+            for (int unit = 0; unit < kUnits; ++unit) {
+                float gate[kUnit], up[kUnit], sigmoid[kUnit];
+                Source::values(raw_gate, unit, gate);
+                Source::values(raw_up, unit, up);
+                sigmoids_of(gate, sigmoid);
+#pragma unroll
+                for (int i = 0; i < kUnit; ++i) a[unit * kUnit + i] = gate[i] * sigmoid[i] * up[i] * prob;
+            }
+            const bool last = step + kStep >= width;
+            fetch(h_at + (last ? 2 * width : step + kStep), last ? next_valid : valid,
+                  last ? width - first_col : left - kStep);
+            if constexpr (kOutput == Output::values)
+                Source::store(args.a, a_at + step, left, a);
+            else
+                store_block<Source, codes_of(kOutput)>(a, valid, args.scales.format, args.a, a_at + step,
+                                                       left, args.scales.at(a_base + row, col));
+        }
+        h_at += 2 * width;
+        a_at += width;
+        valid = next_valid;
+        prob = next_prob;
+    }
+}
+
+// The sum of a block's 16 units, two a lane, neighbours first; the same in all eight lanes.
+__device__ __forceinline__ float sum_over_block(float unit0, float unit1) {
+    float sum = unit0 + unit1;
+#pragma unroll
+    for (int step = 1; step < kBlockLanes; step *= 2) sum += __shfl_xor_sync(kWholeWarp, sum, step);
+    return sum;
+}
+
+// Moves 3F values in and 2F values (or codes and scales) out a row: 8.06 bytes a column, 0.132 ms at 32768 x 2048 and 4.1 TB/s. Rows, columns
+// and requests as in swiglu_kernel: 60 KB an SM. dprob: a lane's units, the block's eight lanes, the row's blocks in ascending
+// order, all inside the warp: the sum knows nothing of the grid. Pads: zeros. No barriers.
+// Instructions of 16 columns (SASS, codes): 770, 48 a column of the 58 that an SM issues at 4.1 TB/s and 1.75 GHz.
+template <class Source, Output kOutput>
+__global__ void __launch_bounds__(Source::kBackwardWarps* kLanes, Source::kBackwardCtas)
+    swiglu_backward_kernel(const SwigluGradient args) {
+    const RowRange rows(args.groups.total());
+    if (rows.first >= rows.end) return;
+    const int width = args.da.cols, first_col = static_cast<int>(threadIdx.x) * kCols;
+    const int64_t prob_base = args.prob.base(), dh_base = args.dh.base(), dprob_base = args.dprob.base();
+    int64_t h_at = (args.h.base() + rows.first) * 2 * width + first_col,
+            da_at = (args.da.base() + rows.first) * width + first_col,
+            dh_at = (dh_base + rows.first) * 2 * width + first_col;
+    typename Source::Raw raw_da, raw_gate, raw_up;
+    const auto fetch = [&](int64_t from_da, int64_t from_h, bool valid, int left) {
+        raw_da = raw_gate = raw_up = {};
+        if (!valid || left <= 0) return;
+        raw_da = Source::fetch(args.da, from_da, left);
+        raw_gate = Source::fetch(args.h, from_h, left);
+        raw_up = Source::fetch(args.h, from_h + width, left);
+    };
+    RowCursor cursor(args.groups, rows.first);
+    bool valid = cursor.next_is_valid();
+    float prob = prob_of(args.prob, prob_base + rows.first, valid);
+    fetch(da_at, h_at, valid, width - first_col);
+    for (int64_t row = rows.first; row < rows.end; ++row) {
+        const bool next_valid = row + 1 < rows.end && cursor.next_is_valid();
+        const float next_prob = prob_of(args.prob, prob_base + row + 1, next_valid);
+        float sum = 0.0f;
+        for (int step = 0; step < width; step += kStep) {
+            const int col = step + first_col, left = width - col;
+            float dgate[kCols], dup[kCols], sums[kUnits] = {};
+#pragma unroll
+            for (int unit = 0; unit < kUnits; ++unit) {
+                float da[kUnit], gate[kUnit], up[kUnit], sigmoids[kUnit];
+                Source::values(raw_da, unit, da);
+                Source::values(raw_gate, unit, gate);
+                Source::values(raw_up, unit, up);
+                sigmoids_of(gate, sigmoids);
+#pragma unroll
+                for (int i = 0; i < kUnit; ++i) {
+                    const float sigmoid = sigmoids[i], silu = gate[i] * sigmoid, da_prob = da[i] * prob;
+                    sums[unit] = fma_float(da[i], silu * up[i], sums[unit]);
+                    dgate[unit * kUnit + i] = da_prob * up[i] * sigmoid * (1.0f + gate[i] * (1.0f - sigmoid));
+                    dup[unit * kUnit + i] = da_prob * silu;
+                }
+            }
+            const bool last = step + kStep >= width;
+            fetch(da_at + (last ? width : step + kStep), h_at + (last ? 2 * width : step + kStep),
+                  last ? next_valid : valid, last ? width - first_col : left - kStep);
+            if constexpr (kOutput == Output::values) {
+                Source::store(args.dh, dh_at + step, left, dgate);
+                Source::store(args.dh, dh_at + step + width, left, dup);
+            } else {  // width is a multiple of 128: no block has both halves
+                constexpr DType kCodes = codes_of(kOutput);
+                store_block<Source, kCodes>(dgate, valid, args.scales.format, args.dh, dh_at + step, left,
+                                            args.scales.at(dh_base + row, col));
+                store_block<Source, kCodes>(dup, valid, args.scales.format, args.dh, dh_at + step + width,
+                                            left, args.scales.at(dh_base + row, width + col));
+            }
+            if (!args.dprob) continue;
+            const float block = sum_over_block(sums[0], sums[1]);
+#pragma unroll
+            for (int lane = 0; lane < kLanes; lane += kBlockLanes)
+                sum += __shfl_sync(kWholeWarp, block, lane);  // +0 behind the row's last block
+        }
+        if (args.dprob && threadIdx.x == 0) static_cast<float*>(args.dprob.data)[dprob_base + row] = sum;
+        h_at += 2 * width;
+        dh_at += 2 * width;
+        da_at += width;
+        valid = next_valid;
+        prob = next_prob;
+    }
+}
+
+int64_t rows_of(const RowGroups& groups, const TensorView& h) {
+    return groups.num_groups > 0 ? groups.row_capacity : h.dim(0);
+}
+
+// The up half begins at column `width`: wide accesses need it aligned too.
+RowView halves_view(const TensorView& v) {
+    RowView view = row_view(v);
+    view.vector = view.vector && v.cols() / 2 % kUnit == 0;
+    return view;
+}
+
+// Whether every lane has whole aligned pieces of BF16, or of codes, or none.
+bool is_wide(const RowView& t, int width, Output output = Output::values) {
+    return t.vector && (t.dtype == DType::bf16 || output != Output::values) && width % kCols == 0;
+}
+Output output_of(const RowView& t, const BlockScales& scales) {
+    return scales.data == nullptr ? Output::values : t.dtype == DType::e5m2 ? Output::e5m2 : Output::e4m3;
+}
+
+constexpr int64_t kManyColumns = int64_t{1} << 20;  // fewer of a launch do not pay for tables of sigmoids
+template <int kWarps, int kCtas, class Kernel, class Args>
+void run(Kernel kernel, const Args& args, int64_t rows, const Launch& launch, const char* op) {
+    constexpr int64_t kRowsOfCta = 4;  // that a CTA is worth: large ones stay partly idle rather than be few
+    kernel<<<grid_for(ceil_div(rows, kRowsOfCta), launch, kCtas), dim3(kLanes, kWarps), 0,
+             stream_of(launch)>>>(args);
+    check_launch(op);
+}
+
+template <Output kOutput> void launch_forward(const SwigluForward& args, int64_t rows, const Launch& launch) {
+    const int width = args.a.cols;
+    const bool wide = is_wide(args.h, width) && is_wide(args.a, width, kOutput);
+    if (!wide)
+        run<AnyValues::kForwardWarps, AnyValues::kForwardCtas>(swiglu_kernel<AnyValues, kOutput>, args, rows,
+                                                               launch, "swiglu");
+    else if (rows * width < kManyColumns)
+        run<WideBf16::kForwardWarps, WideBf16::kForwardCtas>(swiglu_kernel<WideBf16, kOutput>, args, rows,
+                                                             launch, "swiglu");
+    else
+        launch_swiglu_rows(args, kOutput, rows, launch);
+}
+void launch_forward(const SwigluForward& args, int64_t rows, const Launch& launch) {
+    if (rows == 0 || args.a.cols == 0) return;
+    switch (output_of(args.a, args.scales)) {
+        case Output::values: return launch_forward<Output::values>(args, rows, launch);
+        case Output::e4m3: return launch_forward<Output::e4m3>(args, rows, launch);
+        case Output::e5m2: return launch_forward<Output::e5m2>(args, rows, launch);
+    }
+}
+
+template <Output kOutput>
+void launch_backward(const SwigluGradient& args, int64_t rows, const Launch& launch) {
+    const int width = args.da.cols;
+    const bool wide = is_wide(args.da, width) && is_wide(args.h, width) && is_wide(args.dh, width, kOutput);
+    if (!wide)
+        run<AnyValues::kBackwardWarps, AnyValues::kBackwardCtas>(swiglu_backward_kernel<AnyValues, kOutput>,
+                                                                 args, rows, launch, "swiglu_backward");
+    else if (rows * width < kManyColumns)
+        run<WideBf16::kBackwardWarps, WideBf16::kBackwardCtas>(swiglu_backward_kernel<WideBf16, kOutput>,
+                                                               args, rows, launch, "swiglu_backward");
+    else
+        launch_swiglu_backward_rows(args, kOutput, rows, launch);
+}
+void launch_backward(const SwigluGradient& args, int64_t rows, const Launch& launch) {
+    if (rows == 0) return;
+    switch (output_of(args.dh, args.scales)) {
+        case Output::values: return launch_backward<Output::values>(args, rows, launch);
+        case Output::e4m3: return launch_backward<Output::e4m3>(args, rows, launch);
+        case Output::e5m2: return launch_backward<Output::e5m2>(args, rows, launch);
+    }
+}
+
+BlockScales block_scales(const Fp8Tensor& t, ScaleFormat format) {
+    return {t.scales.as<float>(), t.codes.dim(0), format};
+}
+
+}  // namespace
+
+void HopperOps::do_swiglu(const op::Swiglu& args, const Launch& launch) {
+    const int64_t rows = rows_of(args.groups, args.h);
+    launch_forward({halves_view(args.h),
+                    row_view(args.prob),
+                    row_view(args.a),
+                    {},
+                    device_groups(args.groups, rows),
+                    workspace_->zeros_for<RowTicket>(RowTicket::kCount)},
+                   rows, launch);
+}
+
+void HopperOps::do_swiglu_quantize(const op::SwigluQuantize& args, const Launch& launch) {
+    const int64_t rows = rows_of(args.groups, args.h);
+    launch_forward({halves_view(args.h), row_view(args.prob), row_view(args.a.codes),
+                    block_scales(args.a, args.scale_format), device_groups(args.groups, rows),
+                    workspace_->zeros_for<RowTicket>(RowTicket::kCount)},
+                   rows, launch);
+}
+
+void HopperOps::do_swiglu_backward(const op::SwigluBackward& args, const Launch& launch) {
+    const int64_t rows = rows_of(args.groups, args.h);
+    launch_backward({row_view(args.da),
+                     halves_view(args.h),
+                     row_view(args.prob),
+                     halves_view(args.dh),
+                     row_view(args.dprob),
+                     {},
+                     device_groups(args.groups, rows),
+                     workspace_->zeros_for<RowTicket>(RowTicket::kCount)},
+                    rows, launch);
+}
+
+void HopperOps::do_swiglu_backward_quantize(const op::SwigluBackwardQuantize& args, const Launch& launch) {
+    const int64_t rows = rows_of(args.groups, args.h);
+    launch_backward({row_view(args.da), halves_view(args.h), row_view(args.prob), halves_view(args.dh.codes),
+                     row_view(args.dprob), block_scales(args.dh, args.scale_format),
+                     device_groups(args.groups, rows), workspace_->zeros_for<RowTicket>(RowTicket::kCount)},
+                    rows, launch);
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,196 @@
+// The only place that names a concrete backend: choosing it, and making its operations, exchanges and rank
+// groups.
+#include "model/base/backend.h"
+
+#include "kernels/comm/group_exchange.h"
+#include "kernels/comm/staged_exchange.h"
+#include "kernels/hopper/factory.h"
+#include "kernels/hopper/runtime/count_launches.h"
+#include "kernels/hopper/runtime/device_query.h"
+#include "kernels/reference/host_probe.h"
+#include "kernels/reference/reference_ops.h"
+
+namespace fp8flow {
+
+BackendKind parse_backend(const std::string& text) {
+    if (text == "auto") return BackendKind::automatic;
+    if (text == "reference") return BackendKind::reference;
+    if (text == "hopper") return BackendKind::hopper;
+    fail(ExitCode::usage, "--backend: got '{}', want auto, reference or hopper", text);
+}
+
+BackendChoice choose_backend(BackendKind wanted, const Placement& placement) {
+    if (wanted == BackendKind::reference) return {.note = "backend: reference (as asked)"};
+    const int devices = hopper::device_count();
+    if (devices > 0 && placement.ranks_on_host <= devices) {
+        return {.kind = BackendKind::hopper,
+                .device = static_cast<int>(placement.rank_on_host),
+                .one_host = placement.ranks_on_host == placement.num_ranks,
+                .note = "backend: hopper, one GPU per rank"};
+    }
+    const std::string reason = devices > 0
+                                   ? fmt::format("{} ranks on this host, {} Hopper GPU{}",
+                                                 placement.ranks_on_host, devices, devices == 1 ? "" : "s")
+                                   : hopper::unavailable_reason();
+    require(wanted != BackendKind::hopper, ExitCode::usage,
+            "--backend hopper: {}; use --backend auto or reference", reason);
+    return {.note = fmt::format("backend: reference ({})", reason)};
+}
+
+BackendChoice choose_backend(BackendKind wanted, const Placement& placement, ProcessGroup& world) {
+    const BackendChoice own = choose_backend(wanted, placement);
+    int64_t without = own.kind == BackendKind::hopper ? 0 : 1;
+    world.all_reduce_max(std::span<int64_t>(&without, 1));
+    if (without == 0 || own.kind != BackendKind::hopper) return own;
+    require(wanted != BackendKind::hopper, ExitCode::usage,
+            "--backend hopper: another rank has no GPU of its own");
+    return {.note = "backend: reference (another rank has no GPU of its own)"};
+}
+
+namespace {
+
+AttentionBackend attention_of(AttentionBackendKey key) {
+    if (key == AttentionBackendKey::native) return AttentionBackend::native;
+    const std::string problem = hopper::cudnn_problem();
+    require(problem.empty() || key == AttentionBackendKey::automatic, ExitCode::usage,
+            "kernels.attention_backend: cudnn is asked for, but {}", problem);
+    return problem.empty() ? AttentionBackend::cudnn : AttentionBackend::native;
+}
+
+}  // namespace
+
+std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic, const KernelSpec& kernels) {
+    const bool stated = arithmetic == Arithmetic::stated;
+    if (choice.kind == BackendKind::hopper) {
+        const bool cublaslt = kernels.gemm_backend == GemmBackendKey::cublaslt;
+        const KernelChoice chosen{.gemm = !stated    ? GemmBackend::alternative
+                                          : cublaslt ? GemmBackend::cublaslt
+                                                     : GemmBackend::native,
+                                  .attention = attention_of(kernels.attention_backend)};
+        return hopper::make_ops(choice.device, chosen);
+    }
+    ReferenceOptions options;
+    options.summation = stated ? SummationOrder::sequential : SummationOrder::split;
+    return std::make_unique<ReferenceOps>(options);
+}
+
+std::optional<LaunchCount> count_launches(const BackendChoice& choice,
+                                          const std::function<void(const Launch&)>& call) {
+    if (choice.kind == BackendKind::hopper) return hopper::count_launches(call);
+    return {};
+}
+
+std::unique_ptr<Probe> make_probe(const BackendChoice& choice, Ops& ops) {
+    if (choice.kind == BackendKind::hopper) return hopper::make_probe(ops);
+    return std::make_unique<HostProbe>();
+}
+
+namespace {
+
+// make(mapping, reason) by the first of the wanted ways that works; null, and `why` says what stood in the way of each.
+template <class Make>
+auto by_first_mapping(FlexBackend wanted, std::string& why, Make make) -> decltype(make(PeerMapping{}, why)) {
+    constexpr std::pair<PeerMapping, FlexBackend> kWays[] = {
+        {PeerMapping::cuda_ipc, FlexBackend::cuda_ipc}, {PeerMapping::nccl_window, FlexBackend::nccl_window}};
+    for (const auto& [mapping, key] : kWays) {
+        if (wanted != FlexBackend::nvlink && wanted != key) continue;
+        std::string reason;
+        if (auto made = make(mapping, reason)) return made;
+        why += fmt::format("{}{}: {}", why.empty() ? "" : "; ", name_of(mapping), reason);
+    }
+    return nullptr;
+}
+
+}  // namespace
+
+std::unique_ptr<PeerProbe> make_peer_probe(const BackendChoice& choice, Ops& ops, ProcessGroup& world,
+                                           std::string& reason) {
+    if (choice.kind == BackendKind::hopper)
+        return by_first_mapping(FlexBackend::nvlink, reason, [&](PeerMapping mapping, std::string& why) {
+            return hopper::make_peer_probe(ops, world, mapping, why);
+        });
+    reason = "no GPUs";
+    return nullptr;
+}
+
+RankGroups make_rank_groups(ProcessGroup& world, int expert_parallel_size) {
+    RankGroups groups;
+    groups.world = &world;
+    groups.expert_parallel = world.split(world.rank() / expert_parallel_size);
+    groups.expert_replicas = world.split(world.rank() % expert_parallel_size);
+    return groups;
+}
+
+namespace {
+
+ExchangeLimits exchange_limits(const Config& config) {
+    return {.tokens_per_rank = config.training.micro_batch_size * config.model.seq_length,
+            .topk = config.moe.moe_router_topk,
+            .hidden = config.model.hidden_size,
+            .row = config.precision.recipe == Recipe::fp32 ? DType::f32 : DType::bf16};
+}
+
+// Peer memory, else NCCL, else staged; `why` collects what stood in the way.
+ExchangeChoice make_gpu_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
+                                 const Config& config) {
+    const CombineOrder order = config.moe.moe_combine_order;
+    const double deadline = config.parallel.peer_deadline_seconds;
+    const ExchangeGroups ranks{*groups.world, *groups.expert_parallel, *groups.expert_replicas};
+    std::string why;
+    if (config.parallel.moe_token_dispatcher_type == TokenDispatcher::alltoall) {
+        why = "parallel.moe_token_dispatcher_type is alltoall";
+    } else if (!choice.one_host) {
+        why = "ranks on several hosts";
+    } else {
+        const char* way = nullptr;
+        auto exchange = by_first_mapping(
+            config.parallel.moe_flex_dispatcher_backend, why, [&](PeerMapping mapping, std::string& reason) {
+                way = name_of(mapping);
+                return hopper::make_peer_exchange(ops, ranks, exchange_limits(config), order, deadline,
+                                                  mapping, reason);
+            });
+        if (exchange)
+            return {std::move(exchange),
+                    fmt::format("exchange: peer memory ({}, all ranks on one host)", way)};
+    }
+    if (hopper::built_with_nccl())
+        return {hopper::make_nccl_exchange(ops, ranks, order, deadline),
+                fmt::format("exchange: NCCL send and receive ({})", why)};
+    auto staged =
+        std::make_unique<StagedExchange>(*groups.expert_parallel, *groups.world, *groups.expert_replicas,
+                                         ops.device(), std::make_unique<ReferenceOps>(), order);
+    return {std::move(staged),
+            fmt::format("exchange: staged through host memory, slow ({}; built without NCCL)", why)};
+}
+
+}  // namespace
+
+ExchangeChoice make_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
+                             const Config& config) {
+    const CombineOrder order = config.moe.moe_combine_order;
+    if (choice.kind == BackendKind::hopper) {
+        if (groups.world->size() > 1) return make_gpu_exchange(choice, groups, ops, config);
+        return {hopper::make_local_exchange(ops, order), ""};
+    }
+    auto exchange = std::make_unique<GroupExchange>(*groups.expert_parallel, ops, order);
+    exchange->set_groups(*groups.world, *groups.expert_replicas);
+    return {std::move(exchange),
+            groups.world->size() > 1 ? "exchange: messages between processes (the reference backend)" : ""};
+}
+
+std::unique_ptr<Messages> make_messages(const BackendChoice& choice, Ops& ops, ProcessGroup& world,
+                                        std::string& reason) {
+    if (choice.kind != BackendKind::hopper) return make_host_messages(world);
+    if (world.size() > 1 && hopper::built_with_nccl())
+        return hopper::make_nccl_messages(ops, world, ParallelSpec{}.peer_deadline_seconds);
+    reason = world.size() > 1 ? "this program was built without NCCL" : "one rank";
+    return nullptr;
+}
+
+void check_processor() {
+    require(
+        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"), ExitCode::usage,
+        "this processor has no AVX2 and FMA instructions; fp8flow is built for x86-64-v3 (2013 and later)");
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,74 @@
+// Which backend runs, decided once: the only place that names a concrete one. Read next: trainer.h.
+#pragma once
+
+#include "kernels/comm/messages.h"
+#include "kernels/comm/process_group.h"
+#include "kernels/core/launch_count.h"
+#include "kernels/exchange.h"
+#include "kernels/ops.h"
+#include "kernels/probe.h"
+#include "model/config/config.h"
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace fp8flow {
+
+enum class BackendKind { automatic, reference, hopper };
+
+// Order in which matrix products are summed: stated (the contract), or another, equally valid one (validate's control arm).
+enum class Arithmetic { stated, alternative };
+
+// What `--backend` resolves to, and one line that says why.
+struct BackendChoice {
+    BackendKind kind = BackendKind::reference;
+    int device = 0;        // of this rank
+    bool one_host = true;  // all ranks of the job are on one
+    std::string note;
+};
+// Where a rank runs: one rank a GPU, in the order of the ranks on a host.
+struct Placement {
+    int64_t num_ranks = 1, ranks_on_host = 1, rank_on_host = 0;
+};
+// Throws Error(usage) where the wanted backend cannot run.
+BackendChoice choose_backend(BackendKind wanted, const Placement& placement = {});
+// The same on every rank of a job: the reference backend everywhere if a GPU is missing anywhere.
+BackendChoice choose_backend(BackendKind wanted, const Placement& placement, ProcessGroup& world);
+BackendKind parse_backend(const std::string& text);
+
+std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic,
+                              const KernelSpec& kernels = {});
+// Of the device that `ops`, made by the same choice, run on; must not outlive them.
+std::unique_ptr<Probe> make_probe(const BackendChoice& choice, Ops& ops);
+// How many kernels, fills and copies one call gives the GPU; nothing on the host, and where that cannot be counted. The call happens once.
+std::optional<LaunchCount> count_launches(const BackendChoice& choice,
+                                          const std::function<void(const Launch&)>& call);
+// Collective over `world`, as is the end of its life. Null on every rank where there is nothing to measure, and `reason` says why.
+std::unique_ptr<PeerProbe> make_peer_probe(const BackendChoice& choice, Ops& ops, ProcessGroup& world,
+                                           std::string& reason);
+
+// The ranks of a job: all of them, those that share the experts (an expert-parallel group), those that hold the same experts.
+struct RankGroups {
+    ProcessGroup* world = nullptr;
+    std::unique_ptr<ProcessGroup> expert_parallel, expert_replicas;
+};
+RankGroups make_rank_groups(ProcessGroup& world, int expert_parallel_size);
+// How rows travel between the ranks, and one line that says why (empty for one rank). Collective: the same on every rank.
+struct ExchangeChoice {
+    std::unique_ptr<Exchange> exchange;
+    std::string note;
+};
+ExchangeChoice make_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
+                             const Config& config);
+
+// Plain messages between all ranks, to compare exchanges with. Collective over `world`, as is the end of their life; null on every rank
+// where nothing sends from device to device, and `reason` says why. On GPUs they are NCCL's.
+std::unique_ptr<Messages> make_messages(const BackendChoice& choice, Ops& ops, ProcessGroup& world,
+                                        std::string& reason);
+
+// Exits with a clear line on processors without AVX2 + FMA, for which this program is not built.
+void check_processor();
+
+}  // namespace fp8flow

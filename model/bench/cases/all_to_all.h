@@ -1,0 +1,47 @@
+// The exchange as it is without deduplication: a message of one row for every (token, expert) pair, and stand-alone permutes at both
+// ends. What dispatch and combine are compared with; the same bytes at the experts, and sums in the order of combine's order `invariant`.
+#pragma once
+
+#include "kernels/comm/messages.h"
+#include "model/bench/cases/routing.h"
+
+#include <functional>
+#include <vector>
+
+namespace fp8flow::bench {
+
+// One rank's side. Rows that are sent stand by (expert, token), so by rank, too; received ones by (source rank, expert, token).
+class PairExchange {
+public:
+    // Collective is nothing here: all is known from the routing of all ranks. `plan_groups`: those of this rank's M-rows.
+    PairExchange(Buffers& buffers, const std::vector<Routing>& all, int64_t rank,
+                 const RowGroups& plan_groups);
+
+    // rows [T, H], plain or with vec128_wire scales -> dst [M, H], pads zero. Buffers for what travels are taken at once.
+    std::function<void(const Launch&)> dispatch(Ops& ops, Messages& messages, Buffers& buffers,
+                                                const Fp8Tensor& rows, const Fp8Tensor& dst) const;
+    // src [M, H] bf16 -> y [T, H].
+    std::function<void(const Launch&)> combine(Ops& ops, Messages& messages, Buffers& buffers,
+                                               const TensorView& src, const TensorView& y) const;
+
+private:
+    // Lists of one routing, on the host.
+    struct Lists {
+        std::vector<int64_t> sent_to, received_from;  // rows by rank
+        std::vector<int64_t> expert_rows;             // own pairs of each expert
+        std::vector<int32_t> sent_token;              // of each sent row
+        std::vector<int32_t> place_source;            // of each M-row: received row, -1: a pad
+        std::vector<int32_t> received_place;          // of each received row: its M-row
+        std::vector<int32_t> sent_rows;               // [T, K]: sent rows of a token in ascending order
+        int64_t sent = 0, received = 0;               // this rank's own included
+    };
+    static Lists lists_of(const std::vector<Routing>& all, int64_t rank, int64_t alignment);
+
+    const Lists& lists_;
+    int64_t tokens_, topk_;
+    RowGroups plan_groups_;
+    RoutedRows by_expert_, in_one_group_;
+    TensorView sent_token_, place_source_, received_place_, sent_rows_, num_tokens_;
+};
+
+}  // namespace fp8flow::bench

@@ -1,0 +1,143 @@
+// Bench cases of attention and what stands around it.
+#include "model/bench/cases/case.h"
+
+#include <cmath>
+
+namespace fp8flow::bench {
+
+namespace {
+
+const std::vector<Key> kHeads = {{"T", "4096", "32", "tokens"},
+                                 {"heads", "64", "4", "query heads"},
+                                 {"kv_heads", "8", "2", "key and value heads"},
+                                 {"D", "128", "64", "columns of a head"},
+                                 {"dtype", "bf16", "bf16", "bf16 | f32"}};
+const Key kSequence = {"S", "4096", "16", "tokens of a sequence"};
+
+struct Heads {
+    int64_t tokens, heads, kv_heads, width;
+    DType dtype;
+    explicit Heads(const Shape& shape)
+        : tokens(shape.number("T")),
+          heads(shape.positive("heads")),
+          kv_heads(shape.positive("kv_heads")),
+          width(shape.positive("D")),
+          dtype(shape.dtype("dtype", {DType::bf16, DType::f32})) {}
+    Unit unit() const { return dtype == DType::bf16 ? Unit::bf16 : Unit::none; }
+};
+
+// FLOPs of one product of all visible (query, key) pairs with a head's columns.
+double causal_product(const Heads& in, int64_t sequence) {
+    const double pairs = static_cast<double>(in.tokens / sequence) * static_cast<double>(sequence) *
+                         static_cast<double>(sequence + 1) / 2;
+    return 2.0 * pairs * static_cast<double>(in.heads * in.width);
+}
+
+Call rotate(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const int64_t tokens = shape.number("T"), heads = shape.positive("heads"), width = shape.positive("D"),
+                  sequence = shape.positive("S");
+    const op::Rope args{
+        .table = buffers.normal(DType::f32, {sequence, width / 2, 2}, 0.5),
+        .direction = shape.choice("direction", {"forward", "backward"}) == 0 ? op::RopeDirection::forward
+                                                                             : op::RopeDirection::backward,
+        .x = buffers.normal(shape.dtype("dtype", {DType::bf16, DType::f32}), {tokens, heads, width})};
+    return call_of(machine, &Ops::rope, args, Work{}.reads_all(args.table, args.x).writes_all(args.x));
+}
+
+Call forward(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const Heads in(shape);
+    const int64_t sequence = shape.positive("S");
+    const op::Attention args{.q = buffers.normal(in.dtype, {in.tokens, in.heads, in.width}),
+                             .k = buffers.normal(in.dtype, {in.tokens, in.kv_heads, in.width}),
+                             .v = buffers.normal(in.dtype, {in.tokens, in.kv_heads, in.width}),
+                             .seq_length = sequence,
+                             .scale = 1.0f / std::sqrt(static_cast<float>(in.width)),
+                             .o = buffers.output(in.dtype, {in.tokens, in.heads, in.width}),
+                             .lse = buffers.output(DType::f32, {in.tokens, in.heads})};
+    return call_of(machine, &Ops::attention, args,
+                   Work{}
+                       .reads_all(args.q, args.k, args.v)
+                       .writes_all(args.o, args.lse)
+                       .computes(2 * causal_product(in, sequence), in.unit()));
+}
+
+Call backward(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const Heads in(shape);
+    const int64_t sequence = shape.positive("S");
+    const Buffers::Dims queries = {in.tokens, in.heads, in.width}, keys = {in.tokens, in.kv_heads, in.width};
+    op::AttentionBackward args{.dout = buffers.normal(in.dtype, queries),
+                               .q = buffers.normal(in.dtype, queries),
+                               .k = buffers.normal(in.dtype, keys),
+                               .v = buffers.normal(in.dtype, keys),
+                               .o = buffers.output(in.dtype, queries),
+                               .lse = buffers.output(DType::f32, {in.tokens, in.heads}),
+                               .seq_length = sequence,
+                               .scale = 1.0f / std::sqrt(static_cast<float>(in.width)),
+                               .dq = buffers.output(in.dtype, queries),
+                               .dk = buffers.output(in.dtype, keys),
+                               .dv = buffers.output(in.dtype, keys)};
+    check(args);
+    // what the forward pass saves, so that the probabilities are some
+    machine.ops.attention({.q = args.q,
+                           .k = args.k,
+                           .v = args.v,
+                           .seq_length = sequence,
+                           .scale = args.scale,
+                           .o = args.o,
+                           .lse = args.lse});
+    return call_of(machine, &Ops::attention_backward, args,
+                   Work{}
+                       .reads_all(args.dout, args.q, args.k, args.v, args.o, args.lse)
+                       .writes_all(args.dq, args.dk, args.dv)
+                       .computes(5 * causal_product(in, sequence), in.unit()));
+}
+
+Call split(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const Heads in(shape);
+    const Buffers::Dims keys = {in.tokens, in.kv_heads, in.width};
+    const op::SplitQkv args{
+        .qkv = buffers.normal(in.dtype, {in.tokens, (in.heads + 2 * in.kv_heads) * in.width}),
+        .q = buffers.output(in.dtype, {in.tokens, in.heads, in.width}),
+        .k = buffers.output(in.dtype, keys),
+        .v = buffers.output(in.dtype, keys)};
+    return call_of(machine, &Ops::split_qkv, args,
+                   Work{}.reads_all(args.qkv).writes_all(args.q, args.k, args.v));
+}
+
+Call merge(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const Heads in(shape);
+    const Buffers::Dims keys = {in.tokens, in.kv_heads, in.width};
+    const op::MergeQkv args{
+        .q = buffers.normal(in.dtype, {in.tokens, in.heads, in.width}),
+        .k = buffers.normal(in.dtype, keys),
+        .v = buffers.normal(in.dtype, keys),
+        .qkv = buffers.output(in.dtype, {in.tokens, (in.heads + 2 * in.kv_heads) * in.width})};
+    return call_of(machine, &Ops::merge_qkv, args,
+                   Work{}.reads_all(args.q, args.k, args.v).writes_all(args.qkv));
+}
+
+}  // namespace
+
+Case rope_case() {
+    return {"rope",
+            "rotary embedding, in place",
+            {{"T", "4096", "32", "tokens"},
+             {"heads", "64", "4", "heads"},
+             {"D", "128", "64", "columns of a head"},
+             kSequence,
+             {"dtype", "bf16", "bf16", "bf16 | f32"},
+             {"direction", "forward", "forward", "forward | backward"}},
+            rotate};
+}
+Case attention_case() {
+    return {"attention", "causal attention with grouped queries", kHeads + std::vector<Key>{kSequence},
+            forward};
+}
+Case attention_backward_case() {
+    return {"attention_backward", "gradients of queries, keys and values",
+            kHeads + std::vector<Key>{kSequence}, backward};
+}
+Case split_qkv_case() { return {"split_qkv", "one matrix to queries, keys, values", kHeads, split}; }
+Case merge_qkv_case() { return {"merge_qkv", "queries, keys, values to one matrix", kHeads, merge}; }
+
+}  // namespace fp8flow::bench

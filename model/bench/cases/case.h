@@ -1,0 +1,118 @@
+// What `bench` can measure: one case per operation, which makes its tensors for a shape, says which bytes and FLOPs the call cannot do
+// without, and calls it. Every operation of kernels/ops/list.h has one (a missing case does not link), and so has every exchange.
+// Read next: buffers.h, registry.cpp, then any case_*.cpp.
+#pragma once
+
+#include "kernels/comm/messages.h"
+#include "kernels/comm/process_group.h"
+#include "kernels/measure.h"
+#include "kernels/ops.h"
+#include "model/base/backend.h"
+#include "model/bench/buffers.h"
+#include "model/bench/shape.h"
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace fp8flow::bench {
+
+// Which units multiply, and so which ceiling holds. none: the arithmetic is not what limits.
+enum class Unit : uint8_t { none, bf16, fp8 };
+
+// The fewest bytes and FLOPs for the data at hand, each input read once and each output written once.
+struct Work {
+    double bytes_read = 0, bytes_written = 0;
+    double flops = 0;
+    Unit unit = Unit::none;
+    double wire_bytes = 0;  // sent to other ranks
+
+    double bytes() const { return bytes_read + bytes_written; }
+    Work& reads(double bytes) {
+        bytes_read += bytes;
+        return *this;
+    }
+    Work& writes(double bytes) {
+        bytes_written += bytes;
+        return *this;
+    }
+    template <class... Views> Work& reads_all(const Views&... views) {
+        return reads((0.0 + ... + static_cast<double>(views.bytes())));
+    }
+    template <class... Views> Work& writes_all(const Views&... views) {
+        return writes((0.0 + ... + static_cast<double>(views.bytes())));
+    }
+    Work& computes(double count, Unit by = Unit::none) {
+        flops += count;
+        unit = by;
+        return *this;
+    }
+};
+
+// One call on one set of tensors.
+struct Call {
+    std::function<void(const Launch&)> run;
+    Work work;
+    // The same result by other means, measured beside it; no name: there is none.
+    struct Peer {
+        std::string name = {};
+        std::function<void(const Launch&)> run = {};
+    } peer = {};
+    // After exactly one run: normalised mean square error against a double product, on a sample. Products only.
+    std::function<double()> error = {};
+};
+
+// Where the calls run. The exchange cases make an exchange of their own, for the shape's limits.
+struct Machine {
+    Ops& ops;
+    ProcessGroup& world;
+    BackendChoice backend;
+    // Plain messages between all ranks, made when first asked for; null where there are none.
+    std::function<Messages*()> messages = [] { return nullptr; };
+};
+
+enum class Runs : uint8_t { on_each_rank, together };
+
+struct Case {
+    std::string name;
+    std::string meaning;
+    std::vector<Key> keys;
+    Call (*build)(Machine& machine, Buffers& buffers, const Shape& shape);
+    Runs runs = Runs::on_each_rank;  // together: ranks wait for each other
+};
+
+const std::vector<Case>& all_cases();            // local operations in the order of the list, then exchanges
+const Case& find_case(const std::string& name);  // throws Error(usage) with the nearest name
+
+#define FP8FLOW_DECLARE_CASE(name, Args) Case name##_case();
+FP8FLOW_FOR_EACH_OP(FP8FLOW_DECLARE_CASE)
+FP8FLOW_FOR_EACH_COMPOSED_OP(FP8FLOW_DECLARE_CASE)
+#undef FP8FLOW_DECLARE_CASE
+Case route_case();  // several operations of a layer's router together
+std::vector<Case> exchange_cases();
+
+// A call of a local operation on the default stream. Checks the arguments at once.
+template <class Args>
+Call call_of(Machine& machine, void (Ops::*operation)(const Args&, const Launch&), const Args& args,
+             const Work& work) {
+    check(args);
+    Ops& ops = machine.ops;
+    return {[&ops, operation, args](const Launch& launch) { (ops.*operation)(args, launch); }, work};
+}
+
+// Two operations one after the other: what a fused form replaces. `work` is that of the whole.
+template <class First, class Second>
+Call two_calls(Machine& machine, void (Ops::*first)(const First&, const Launch&), const First& first_args,
+               void (Ops::*second)(const Second&, const Launch&), const Second& second_args,
+               const Work& work) {
+    check(first_args);
+    check(second_args);
+    Ops& ops = machine.ops;
+    return {[&ops, first, first_args, second, second_args](const Launch& launch) {
+                (ops.*first)(first_args, launch);
+                (ops.*second)(second_args, launch);
+            },
+            work};
+}
+
+}  // namespace fp8flow::bench

@@ -1,0 +1,297 @@
+// Bench cases of what crosses ranks: routing, dispatch with three kinds of wire, combine, reductions. Ranks start each call together and
+// the slowest counts.
+#include "model/bench/cases/all_to_all.h"
+
+namespace fp8flow::bench {
+
+namespace {
+
+std::size_t index(int64_t i) { return static_cast<std::size_t>(i); }
+
+const std::vector<Key> kTokens = {
+    {"T", "4096", "24", "tokens on each rank"},
+    {"E", "256", "8", "experts on all ranks together"},
+    {"K", "8", "2", "experts of a token (top-k)"},
+    {"rows", "balanced", "ragged", "rows of the experts: balanced | ragged | skewed | empty"},
+    {"align", "128", "128", "multiple of rows that an expert's group is padded to"}};
+const std::vector<Key> kWidth = {{"H", "7168", "256", "columns of a row"}};
+const Key kDispatcher = {"dispatcher", "flex", "flex", "flex (memory of peers) | alltoall"};
+const Key kSms = {"sms", "0", "0", "multiprocessors that the exchange may use; 0: all"};
+const Key kPeer = {"peer", "none", "none",
+                   "also measure: none | alltoall (NCCL, one row a (token, expert), and permutes)"};
+const Key kOrder = {"order", "rank", "rank", "order of combine: rank | invariant"};
+
+// An exchange for the limits of one shape, shared by all sets.
+struct Wire {
+    RankGroups groups;
+    std::unique_ptr<Exchange> exchange;
+    std::unique_ptr<Arena> scratch;
+};
+struct Limits {
+    int64_t tokens = 1, experts = 1, topk = 1, columns = kBlock;
+    CombineOrder order = CombineOrder::rank;
+};
+std::shared_ptr<Wire> make_wire(Machine& machine, const Shape& shape, const Limits& limits) {
+    Config config;
+    config.parallel.expert_model_parallel_size = machine.world.size();
+    config.parallel.moe_token_dispatcher_type = shape.choice("dispatcher", {"flex", "alltoall"}) == 0
+                                                    ? TokenDispatcher::flex
+                                                    : TokenDispatcher::alltoall;
+    config.training.micro_batch_size = 1;
+    config.training.global_batch_size = machine.world.size();
+    config.model.seq_length = limits.tokens;
+    config.model.hidden_size = limits.columns;
+    config.moe.num_experts = limits.experts;
+    config.moe.moe_router_topk = limits.topk;
+    config.moe.moe_combine_order = limits.order;
+    auto wire = std::make_shared<Wire>();
+    wire->groups = make_rank_groups(machine.world, machine.world.size());
+    wire->exchange = make_exchange(machine.backend, wire->groups, machine.ops, config).exchange;
+    wire->scratch = std::make_unique<Arena>(machine.ops.device(), "exchange");
+    return wire;
+}
+
+// The routing of all ranks on this rank, and its plan.
+struct Exchanged {
+    std::shared_ptr<Wire> wire;
+    int64_t tokens = 0, topk = 0;
+    PlanCounts counts;
+    DispatchPlan plan;
+    const std::vector<Routing>* all;  // by rank
+};
+Exchanged exchanged(Machine& machine, Buffers& buffers, const Shape& shape, CombineOrder order) {
+    const int64_t ranks = machine.world.size(), rank = machine.world.rank(),
+                  alignment = shape.positive("align");
+    const int64_t columns = shape.positive("H"), tokens = shape.number("T"), topk = shape.positive("K");
+    require(shape.positive("E") % ranks == 0, ExitCode::usage,
+            "bench {}: E: got {}, want a multiple of the {} ranks", shape.operation(), shape.number("E"),
+            ranks);
+    const auto& wire = buffers.once<std::shared_ptr<Wire>>([&] {
+        return make_wire(machine, shape,
+                         {.tokens = tokens,
+                          .experts = shape.positive("E"),
+                          .topk = topk,
+                          .columns = columns,
+                          .order = order});
+    });
+    const auto& all = buffers.once<std::vector<Routing>>([&] {
+        std::vector<Routing> routings;
+        for (int64_t r = 0; r < ranks; ++r)
+            routings.push_back(routing_of(shape, static_cast<uint64_t>(r + 1)));
+        return routings;
+    });
+    const auto& counts = buffers.once<PlanCounts>([&] { return plan_counts(all, rank, alignment); });
+    const TensorView all_ids = buffers.output(DType::i32, {ranks, tokens, topk});
+    const TensorView all_probs = buffers.output(DType::f32, {ranks, tokens, topk});
+    wire->exchange->gather_routing(buffers.values(all[index(rank)].ids).reshape({tokens, topk}),
+                                   buffers.values(all[index(rank)].probs).reshape({tokens, topk}), all_ids,
+                                   all_probs);
+    const op::PlanDispatch plan = plan_arguments(buffers, all_ids, all_probs, rank, counts, alignment);
+    machine.ops.plan_dispatch(plan);
+    return {wire,
+            tokens,
+            topk,
+            counts,
+            DispatchPlan{.all_ids = plan.all_ids,
+                         .all_probs = plan.all_probs,
+                         .groups = plan.groups,
+                         .row_source = plan.row_source,
+                         .row_prob = plan.row_prob,
+                         .recv_rows = plan.recv_rows,
+                         .recv_offsets = plan.recv_offsets,
+                         .recv_source = plan.recv_source,
+                         .send_tokens = plan.send_tokens,
+                         .send_counts = plan.send_counts,
+                         .num_tokens = tokens,
+                         .topk = topk},
+            &all};
+}
+
+// Who sends plain messages, where the shape asks for that and somebody can.
+Messages* peer_of(Machine& machine, const Shape& shape) {
+    return shape.choice("peer", {"none", "alltoall"}) == 1 ? machine.messages() : nullptr;
+}
+constexpr const char* kPeerName = "plain all-to-all";
+
+Call gather(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const int64_t ranks = machine.world.size(), tokens = shape.number("T"), topk = shape.positive("K");
+    const auto& wire = buffers.once<std::shared_ptr<Wire>>([&] {
+        return make_wire(machine, shape, {.tokens = tokens, .experts = shape.positive("E"), .topk = topk});
+    });
+    const TensorView ids = buffers.integers(DType::i32, {tokens, topk}, shape.positive("E"));
+    const TensorView probs = buffers.normal(DType::f32, {tokens, topk});
+    const TensorView all_ids = buffers.output(DType::i32, {ranks, tokens, topk});
+    const TensorView all_probs = buffers.output(DType::f32, {ranks, tokens, topk});
+    Work work;
+    work.reads_all(ids, probs).writes_all(all_ids, all_probs);
+    work.wire_bytes = static_cast<double>((ranks - 1) * (ids.bytes() + probs.bytes()));
+    return {
+        [=](const Launch& launch) { wire->exchange->gather_routing(ids, probs, all_ids, all_probs, launch); },
+        work};
+}
+
+// Rows that travel: bf16; fp8: codes and scales; fp8_casts: BF16 rows quantised before and dequantised behind the wire.
+Call dispatch(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const Exchanged in = exchanged(machine, buffers, shape, CombineOrder::rank);
+    const int64_t columns = shape.positive("H"), kind = shape.choice("wire", {"bf16", "fp8", "fp8_casts"});
+    Ops* ops = &machine.ops;
+    const TensorView plain = kind == 1 ? TensorView{} : buffers.normal(DType::bf16, {in.tokens, columns});
+    Fp8Tensor rows{plain, {}, ScaleLayout::none}, dst;
+    if (kind == 1) rows = buffers.fp8_input(DType::e4m3, {in.tokens, columns}, ScaleLayout::vec128_wire);
+    if (kind == 2) rows = buffers.fp8_output(DType::e4m3, {in.tokens, columns}, ScaleLayout::vec128_wire);
+    dst = buffers.fp8_output(rows.codes.dtype, {in.counts.padded, columns},
+                             kind == 0 ? ScaleLayout::none : ScaleLayout::vec128);
+    Work work;
+    work.wire_bytes = row_bytes(rows, in.counts.sent_away);
+    const auto send = [wire = in.wire, plan = in.plan, rows, dst](const Launch& launch) {
+        const ArenaScope scope(*wire->scratch);
+        wire->exchange->dispatch(rows, plan, dst, *wire->scratch, launch);
+    };
+    if (kind < 2) {
+        Call call{send, work.reads(row_bytes(rows, in.tokens)).writes(row_bytes(dst, in.counts.padded))};
+        if (Messages* messages = peer_of(machine, shape)) {
+            const PairExchange pairs(buffers, *in.all, machine.world.rank(), in.plan.groups);
+            const Fp8Tensor other =
+                buffers.fp8_output(rows.codes.dtype, {in.counts.padded, columns}, dst.layout);
+            call.peer = {kPeerName, pairs.dispatch(*ops, *messages, buffers, rows, other)};
+        }
+        return call;
+    }
+    const TensorView back = buffers.output(DType::bf16, {in.counts.padded, columns});
+    return {[=](const Launch& launch) {
+                ops->quantize_rows({.src = plain, .dst = rows}, launch);
+                send(launch);
+                ops->dequantize({.src = dst, .groups = in.plan.groups, .dst = back}, launch);
+            },
+            work.reads(plain_row_bytes(plain, in.tokens)).writes(plain_row_bytes(back, in.counts.padded))};
+}
+
+Call dispatch_rows(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const Exchanged in = exchanged(machine, buffers, shape, CombineOrder::rank);
+    const int64_t columns = shape.positive("H"), slots = in.plan.all_ids.dim(0) * in.plan.all_ids.dim(1);
+    const bool fp8 = shape.choice("wire", {"bf16", "fp8"}) == 1;
+    const DType dtype = fp8 ? DType::e4m3 : DType::bf16;
+    const ScaleLayout layout = fp8 ? ScaleLayout::vec128_wire : ScaleLayout::none;
+    const Fp8Tensor rows = buffers.operand(dtype, {in.tokens, columns}, layout);
+    const Fp8Tensor received = buffers.fp8_output(dtype, {slots, columns}, layout);
+    Work work;
+    work.reads(row_bytes(rows, in.tokens)).writes(row_bytes(received, in.counts.received));
+    work.wire_bytes = row_bytes(rows, in.counts.sent_away);
+    return {[wire = in.wire, plan = in.plan, rows, received](const Launch& launch) {
+                const ArenaScope scope(*wire->scratch);
+                wire->exchange->dispatch_rows(rows, plan, received, *wire->scratch, launch);
+            },
+            work};
+}
+
+Call combine(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const bool by_rank = shape.choice("order", {"rank", "invariant"}) == 0;
+    const Exchanged in =
+        exchanged(machine, buffers, shape, by_rank ? CombineOrder::rank : CombineOrder::invariant);
+    const int64_t columns = shape.positive("H");
+    Exchange::Combine args{.src = buffers.normal(DType::bf16, {in.counts.padded, columns}),
+                           .y = buffers.output(DType::bf16, {in.tokens, columns})};
+    Work work;
+    work.reads(plain_row_bytes(args.src, in.counts.valid)).writes_all(args.y);
+    // own tokens that have an expert on this rank need no wire
+    const int64_t own_copies = in.tokens * in.topk - in.counts.copies_away;
+    const auto& own_rows = buffers.once<int64_t>([&] {
+        const Routing mine = routing_of(shape, static_cast<uint64_t>(machine.world.rank() + 1));
+        const int64_t local = mine.experts / machine.world.size();
+        int64_t here = 0;
+        for (int64_t t = 0; t < mine.tokens; ++t) {
+            bool found = false;
+            for (int64_t k = 0; k < mine.topk; ++k)
+                found = found || mine.ids[index(t * mine.topk + k)] / local == machine.world.rank();
+            here += found ? 1 : 0;
+        }
+        return here;
+    });
+    const int64_t sent = by_rank ? in.counts.received - own_rows : in.counts.valid - own_copies;
+    work.wire_bytes = plain_row_bytes(args.y, sent);
+    if (shape.yes("residual")) {
+        args.residual = buffers.normal(DType::bf16, {in.tokens, columns});
+        work.reads_all(args.residual);
+    }
+    if (shape.yes("dprob")) {
+        args.drow_prob = buffers.normal(DType::f32, {in.counts.padded});
+        args.dprob = buffers.output(DType::f32, {in.tokens, in.topk});
+        work.reads(static_cast<double>(4 * in.counts.valid)).writes_all(args.dprob);
+        work.wire_bytes += static_cast<double>(4 * (in.counts.valid - own_copies));
+    }
+    DispatchPlan plan = in.plan;
+    if (shape.choice("part", {"whole", "sent"}) == 1 && machine.world.size() > 1) {
+        // nobody has tokens that wait for sums; own tokens' are not sent
+        plan.num_tokens = 0;
+        args.y = args.y.slice(0, 0);
+        args.residual = args.dprob = args.drow_prob = {};
+        work = Work{};
+        work.reads(plain_row_bytes(args.src, in.counts.valid - (by_rank ? own_copies : 0)));
+        work.wire_bytes = plain_row_bytes(args.y, sent);
+    }
+    Call call{[wire = in.wire, plan, args](const Launch& launch) {
+                  const ArenaScope scope(*wire->scratch);
+                  wire->exchange->combine(args, plan, *wire->scratch, launch);
+              },
+              work};
+    if (Messages* messages = peer_of(machine, shape)) {
+        const PairExchange pairs(buffers, *in.all, machine.world.rank(), in.plan.groups);
+        const TensorView other = buffers.output(DType::bf16, {in.tokens, columns});
+        call.peer = {kPeerName, pairs.combine(machine.ops, *messages, buffers, args.src, other)};
+    }
+    return call;
+}
+
+Call all_reduce(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const int64_t ranks = machine.world.size();
+    const auto& wire = buffers.once<std::shared_ptr<Wire>>([&] { return make_wire(machine, shape, {}); });
+    const Reduce reduce = shape.choice("reduce", {"sum", "max"}) == 0 ? Reduce::sum : Reduce::max;
+    // repeated sums over ranks grow without bound; what they cost does not depend on the values
+    const TensorView values = buffers.normal(DType::f32, {shape.number("N")}, 1e-6);
+    Work work;
+    work.reads_all(values).writes_all(values);
+    // each rank's shard is gathered by its owner and sent back
+    work.wire_bytes = 2.0 * static_cast<double>(values.bytes()) * static_cast<double>(ranks - 1) /
+                      static_cast<double>(ranks);
+    return {[=](const Launch& launch) { wire->exchange->all_reduce(reduce, Ranks::world, values, launch); },
+            work};
+}
+
+}  // namespace
+
+std::vector<Case> exchange_cases() {
+    return {
+        {"gather_routing",
+         "all ranks' routing to every rank",
+         {kTokens[0], kTokens[1], kTokens[2], kDispatcher},
+         gather,
+         Runs::together},
+        {"dispatch", "tokens to their experts' padded rows on all ranks",
+         kTokens + kWidth +
+             std::vector<Key>{
+                 {"wire", "fp8", "fp8", "rows: bf16 | fp8 | fp8_casts (quantise and dequantise included)"},
+                 kSms,
+                 kPeer,
+                 kDispatcher},
+         dispatch, Runs::together},
+        {"dispatch_rows", "first half of the unfused dispatch: rows as received",
+         kTokens + kWidth + std::vector<Key>{{"wire", "fp8", "fp8", "rows: bf16 | fp8"}, kDispatcher},
+         dispatch_rows, Runs::together},
+        {"combine", "experts' rows summed at their tokens' owners",
+         kTokens + kWidth +
+             std::vector<Key>{kOrder,
+                              {"residual", "yes", "yes", "add the residual: yes | no"},
+                              {"dprob", "no", "yes", "also gradients of the probabilities: yes | no"},
+                              {"part", "whole", "whole", "whole | sent (owners do not add: the wire alone)"},
+                              kSms,
+                              kPeer,
+                              kDispatcher},
+         combine, Runs::together},
+        {"all_reduce",
+         "sum or largest of a tensor over all ranks",
+         {{"N", "29360128", "1000", "values"}, {"reduce", "sum", "sum", "sum | max"}, kDispatcher},
+         all_reduce,
+         Runs::together}};
+}
+
+}  // namespace fp8flow::bench

@@ -1,0 +1,192 @@
+// Bench cases of the matrix products: dense, grouped by expert, weight gradients, and fc1 with its fused epilogue.
+#include "model/bench/cases/case.h"
+#include "model/bench/cases/product_error.h"
+
+namespace fp8flow::bench {
+
+namespace {
+
+using L = ScaleLayout;
+
+// What the operands are made of, by recipe: their scales.
+const std::vector<std::string> kTypes = {"bf16", "f32", "fp8", "fp8_row", "fp8_tensor", "mx"};
+constexpr const char* kTypeMeaning =
+    "operands: bf16 | f32 | fp8 (1x128 by 128x128) | fp8_row | fp8_tensor | mx (1x32)";
+
+struct Operands {
+    DType dtype;
+    L first, second, transposed;  // scales of activations, weights, transposed copies
+    Unit unit;
+};
+Operands operands(const Shape& shape) {
+    switch (shape.choice("type", kTypes)) {
+        case 0: return {DType::bf16, L::none, L::none, L::none, Unit::bf16};
+        case 1: return {DType::f32, L::none, L::none, L::none, Unit::none};
+        case 2: return {DType::e4m3, L::vec128, L::block128, L::vec128, Unit::fp8};
+        case 3: return {DType::e4m3, L::row, L::row, L::group_row, Unit::fp8};
+        case 4: return {DType::e4m3, L::tensor, L::tensor, L::tensor, Unit::fp8};
+        // Hopper has no such unit: it multiplies the same values as BF16
+        default: return {DType::e4m3, L::mx32, L::mx32, L::mx32, Unit::bf16};
+    }
+}
+
+// A call whose result can be compared with a double product.
+template <class Args>
+Call product_of(Machine& machine, void (Ops::*operation)(const Args&, const Launch&), const Args& args,
+                const Work& work) {
+    Call call = call_of(machine, operation, args, work);
+    Device& device = machine.ops.device();
+    call.error = [&device, args] { return product_error(device, args); };
+    return call;
+}
+
+double product_flops(int64_t m, int64_t n, int64_t k) {
+    return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+}
+const std::vector<Key> kProduct = {{"N", "4096", "256", "columns of the result"},
+                                   {"K", "7168", "256", "contraction"}};
+const Key kType = {"type", "fp8", "fp8", kTypeMeaning};
+const Key kMode = {"mode", "overwrite", "overwrite", "result: overwrite | accumulate (f32)"};
+const Key kOut = {"out", "bf16", "bf16", "result: bf16 | f32"};
+const Key kForm = {"form", "nt", "nt", "nt: rows by rows; nn | tn: plain operands only"};
+
+Call dense(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const int64_t m = shape.number("M"), n = shape.positive("N"), k = shape.positive("K");
+    const Operands kind = operands(shape);
+    const int64_t form = shape.choice("form", {"nt", "nn", "tn"});
+    const op::Gemm args{.a = form == 2 ? buffers.operand(kind.dtype, {k, m}, kind.first)
+                                       : buffers.operand(kind.dtype, {m, k}, kind.first),
+                        .b = form == 0 ? buffers.operand(kind.dtype, {n, k}, kind.second)
+                                       : buffers.operand(kind.dtype, {k, n}, kind.second),
+                        .form = form == 0   ? op::GemmForm::nt
+                                : form == 1 ? op::GemmForm::nn
+                                            : op::GemmForm::tn,
+                        .mode = shape.gradient(),
+                        .d = buffers.zeros(shape.dtype("out", {DType::bf16, DType::f32}), {m, n})};
+    Work work;
+    work.reads_all(args.a.codes, args.a.scales, args.b.codes, args.b.scales).writes_all(args.d);
+    if (args.mode == Gradient::accumulate) work.reads_all(args.d);
+    return product_of(machine, &Ops::gemm, args, work.computes(product_flops(m, n, k), kind.unit));
+}
+
+Call grouped(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const RoutedRows routed = buffers.routed(shape);
+    require(routed.groups.num_groups > 0, ExitCode::usage, "bench grouped_gemm: G: got 0, want at least 1");
+    const int64_t groups = routed.groups.num_groups, n = shape.positive("N"), k = shape.positive("K");
+    const Operands kind = operands(shape);
+    const bool nn = shape.choice("form", {"nt", "nn"}) == 1;
+    const op::GroupedGemm args{
+        .a = buffers.operand(kind.dtype, {routed.capacity(), k}, kind.first),
+        .b = nn ? buffers.operand(kind.dtype, {groups, k, n}, kind.second)
+                : buffers.operand(kind.dtype, {groups, n, k}, kind.second),
+        .groups = routed.groups,
+        .form = nn ? op::GemmForm::nn : op::GemmForm::nt,
+        .d = buffers.output(shape.dtype("out", {DType::bf16, DType::f32}), {routed.capacity(), n})};
+    return product_of(machine, &Ops::grouped_gemm, args,
+                      Work{}
+                          .reads(row_bytes(args.a, routed.valid))
+                          .reads_all(args.b.codes, args.b.scales)
+                          .writes(plain_row_bytes(args.d, routed.padded))
+                          .computes(product_flops(routed.valid, n, k), kind.unit));
+}
+
+Call wgrad(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const RoutedRows routed = buffers.routed(shape);
+    require(routed.groups.num_groups > 0, ExitCode::usage,
+            "bench grouped_gemm_wgrad: G: got 0, want at least 1");
+    const int64_t groups = routed.groups.num_groups, n = shape.positive("N"), k = shape.positive("K");
+    const int64_t micro_batches = shape.choice("micro_batches", {"1", "2"}) + 1;
+    const Operands kind = operands(shape);
+    // fp8_flow's operands carry one scale per 128x128 tile
+    const bool tiles = shape.choice("tiles", {"no", "yes"}) == 1 && kind.transposed == L::vec128;
+    const L layout = tiles ? L::tile128 : kind.transposed;
+    const bool clean_pads = routed.groups.alignment % kBlock == 0;
+    const auto operand = [&](int64_t dim) {
+        if (!is_fp8(kind.dtype)) return buffers.operand(kind.dtype, {routed.capacity(), dim}, L::none);
+        return clean_pads ? buffers.transposed_input(machine.ops, kind.dtype, dim, layout, routed.groups)
+                          : buffers.operand(kind.dtype, {dim, routed.capacity()}, layout, groups);
+    };
+    op::GroupedGemmWgrad args{.dy = operand(n),
+                              .x = operand(k),
+                              .groups = routed.groups,
+                              .mode = shape.gradient(),
+                              .dw = buffers.zeros(DType::f32, {groups, n, k})};
+    std::vector<const Fp8Tensor*> operands_read = {&args.dy, &args.x};
+    if (micro_batches == 2) {
+        args.second = {operand(n), operand(k), routed.groups};
+        operands_read.insert(operands_read.end(), {&args.second.dy, &args.second.x});
+    }
+    Work work;
+    for (const Fp8Tensor* tensor : operands_read)
+        work.reads(is_fp8(kind.dtype) ? column_bytes(*tensor, routed.valid)
+                                      : row_bytes(*tensor, routed.valid));
+    if (args.mode == Gradient::accumulate) work.reads_all(args.dw);
+    work.writes_all(args.dw).computes(product_flops(routed.valid * micro_batches, n, k), kind.unit);
+    Call call = product_of(machine, &Ops::grouped_gemm_wgrad, args, work);
+    // what stands in other pads is random, and a backend may multiply over it
+    if (is_fp8(kind.dtype) && !clean_pads && routed.padded > routed.valid) call.error = {};
+    return call;
+}
+
+Call fused(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const RoutedRows routed = buffers.routed(shape);
+    require(routed.groups.num_groups > 0, ExitCode::usage,
+            "bench grouped_gemm_swiglu_quantize: G: got 0, want at least 1");
+    const int64_t groups = routed.groups.num_groups, f = shape.positive("F"), k = shape.positive("K");
+    op::GroupedGemmSwigluQuantize args{
+        .a = buffers.fp8_input(DType::e4m3, {routed.capacity(), k}, L::vec128),
+        .b = buffers.fp8_input(DType::e4m3, {groups, 2 * f, k}, L::block128),
+        .groups = routed.groups,
+        .scale_format = shape.scale_format(),
+        .save_h = shape.yes("save_h") ? op::SaveH::yes : op::SaveH::no,
+        .h = buffers.output(DType::bf16, {routed.capacity(), 2 * f}),
+        .act = buffers.fp8_output(DType::e4m3, {routed.capacity(), f}, L::vec128)};
+    Work work;
+    work.reads(row_bytes(args.a, routed.valid))
+        .reads_all(args.b.codes, args.b.scales)
+        .writes(row_bytes(args.act, routed.padded));
+    if (args.save_h == op::SaveH::yes) work.writes(plain_row_bytes(args.h, routed.padded));
+    if (shape.yes("prob")) {
+        args.prob = buffers.normal(DType::f32, {routed.capacity()});
+        work.reads(static_cast<double>(4 * routed.valid));
+    }
+    return call_of(machine, &Ops::grouped_gemm_swiglu_quantize, args,
+                   work.computes(product_flops(routed.valid, 2 * f, k), Unit::fp8));
+}
+
+}  // namespace
+
+Case gemm_case() {
+    return {"gemm", "dense matrix product",
+            std::vector<Key>{{"M", "4096", "40", "rows of the result"}} + kProduct +
+                std::vector<Key>{kType, kForm, kOut, kMode},
+            dense};
+}
+Case grouped_gemm_case() {
+    return {"grouped_gemm", "one product per expert: fc1, fc2 and their input gradients",
+            group_keys() + kProduct +
+                std::vector<Key>{kType, {"form", "nt", "nt", "nt; nn: plain operands only"}, kOut},
+            grouped};
+}
+Case grouped_gemm_wgrad_case() {
+    return {"grouped_gemm_wgrad", "one weight gradient [N, K] per expert, over its rows",
+            group_keys() + kProduct +
+                std::vector<Key>{
+                    kType,
+                    kMode,
+                    {"tiles", "yes", "yes", "type fp8: one scale per 128x128 tile: yes | no"},
+                    {"micro_batches", "1", "1", "of M rows each, whose sum is written or added: 1 | 2"}},
+            wgrad};
+}
+Case grouped_gemm_swiglu_quantize_case() {
+    return {
+        "grouped_gemm_swiglu_quantize", "fc1 with SwiGLU and quantisation in its epilogue",
+        group_keys() + std::vector<Key>{{"F", "2048", "128", "columns of gate and of up"},
+                                        {"K", "7168", "256", "contraction"},
+                                        {"prob", "yes", "yes", "times a probability: yes | no"},
+                                        {"save_h", "yes", "yes", "keep the values before SwiGLU: yes | no"},
+                                        {"scale", "pow2", "pow2", "scales: pow2 | fp32"}},
+        fused};
+}
+
+}  // namespace fp8flow::bench

@@ -1,0 +1,151 @@
+// Bench cases of RMSNorm: plain, with FP8 outputs, backward.
+#include "model/bench/cases/case.h"
+
+namespace fp8flow::bench {
+
+namespace {
+
+const std::vector<Key> kRows = {{"T", "4096", "40", "rows"},
+                                {"H", "7168", "256", "columns"},
+                                {"dtype", "bf16", "bf16", "of x and y: bf16 | f16 | f32"},
+                                {"gamma", "plain", "plain", "weight: plain | zero_centered"}};
+
+constexpr std::initializer_list<DType> kPlain = {DType::bf16, DType::f16, DType::f32};
+
+op::GammaForm gamma_form(const Shape& shape) {
+    return shape.choice("gamma", {"plain", "zero_centered"}) == 0 ? op::GammaForm::plain
+                                                                  : op::GammaForm::zero_centered;
+}
+
+Call norm(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const int64_t rows = shape.number("T"), columns = shape.positive("H");
+    const DType dtype = shape.dtype("dtype", kPlain);
+    const op::RmsNorm args{.x = buffers.normal(dtype, {rows, columns}),
+                           .gamma = buffers.normal(DType::f32, {columns}),
+                           .gamma_form = gamma_form(shape),
+                           .y = buffers.output(dtype, {rows, columns}),
+                           .rstd = buffers.output(DType::f32, {rows})};
+    return call_of(machine, &Ops::rms_norm, args,
+                   Work{}.reads_all(args.x, args.gamma).writes_all(args.y, args.rstd));
+}
+
+// The baseline of the transposed output: FP8 rows, then the stand-alone transpose. That reads a scale for each 1x128 block; where the rows
+// have one scale for all of them it gets a table of ones, which leaves the codes as they are.
+Call norm_then_transpose(Machine& machine, Buffers& buffers, op::RmsNormQuantize args, const Work& work) {
+    require(
+        args.rows && args.transposed && args.rows.layout != ScaleLayout::vec128_wire, ExitCode::usage,
+        "bench rms_norm_quantize: fused=no wants FP8 rows that can be transposed (fp8=vec128 or tensor) and "
+        "transposed=tile128 or tensor");
+    const int64_t rows = args.x.dim(0), columns = args.x.dim(1);
+    op::TransposeFp8 transpose{.src = args.rows, .dst = args.transposed};
+    if (args.rows.layout == ScaleLayout::tensor) {
+        const int64_t blocks = ceil_div(columns, kBlock);
+        const std::vector<float> ones(static_cast<std::size_t>(blocks * rows), 1.0f);
+        transpose.src.scales = buffers.values(ones).reshape({blocks, rows});
+        transpose.src.layout = ScaleLayout::vec128;
+    }
+    if (args.transposed.layout == ScaleLayout::tensor)
+        transpose.dst = {args.transposed.codes,
+                         buffers.output(DType::f32, {ceil_div(rows, kBlock), ceil_div(columns, kBlock)}),
+                         ScaleLayout::tile128};
+    args.transposed = {};
+    return two_calls(machine, &Ops::rms_norm_quantize, args, &Ops::transpose_fp8, transpose, work);
+}
+
+Call norm_quantize(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const int64_t rows = shape.number("T"), columns = shape.positive("H");
+    const DType dtype = shape.dtype("dtype", kPlain),
+                codes = shape.dtype("codes", {DType::e4m3, DType::e5m2});
+    const ScaleFormat scale = shape.scale_format();
+    const ScaleLayout row_layout = shape.layout(
+        "fp8", {ScaleLayout::none, ScaleLayout::vec128_wire, ScaleLayout::vec128, ScaleLayout::tensor});
+    const ScaleLayout other =
+        shape.layout("transposed", {ScaleLayout::none, ScaleLayout::tile128, ScaleLayout::tensor});
+    op::RmsNormQuantize args{.x = buffers.normal(dtype, {rows, columns}),
+                             .gamma = buffers.normal(DType::f32, {columns}),
+                             .gamma_form = gamma_form(shape),
+                             .scale_format = scale,
+                             .rstd = buffers.output(DType::f32, {rows})};
+    Work work;
+    work.reads_all(args.x, args.gamma).writes_all(args.rstd);
+    if (shape.yes("y")) {
+        args.y = buffers.output(DType::bf16, {rows, columns});
+        work.writes_all(args.y);
+    }
+    // with delayed scaling the one scale is an input, the same for both copies
+    TensorView delayed;
+    const auto account = [&](Fp8Tensor& tensor) {
+        if (tensor.layout == ScaleLayout::tensor) {
+            if (!delayed) {
+                delayed = buffers.pow2(DType::f32, {1});
+                work.reads_all(delayed);
+            }
+            tensor.scales = delayed;
+            work.writes_all(tensor.codes);
+        } else {
+            work.writes_all(tensor.codes, tensor.scales);
+        }
+    };
+    if (row_layout != ScaleLayout::none) {
+        args.rows = buffers.fp8_output(codes, {rows, columns}, row_layout, 0, scale);
+        account(args.rows);
+    }
+    if (other != ScaleLayout::none) {
+        args.transposed = buffers.fp8_output(codes, {columns, round_up(rows, kBlock)}, other);
+        account(args.transposed);
+    }
+    if (shape.yes("amax")) {
+        args.amax = buffers.zeros(DType::f32, {1});
+        work.reads_all(args.amax).writes_all(args.amax);
+    }
+    if (shape.yes("fused")) return call_of(machine, &Ops::rms_norm_quantize, args, work);
+    return norm_then_transpose(machine, buffers, args, work);
+}
+
+Call norm_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const int64_t rows = shape.number("T"), columns = shape.positive("H");
+    const DType dtype = shape.dtype("dtype", kPlain);
+    op::RmsNormBackward args{.dy = buffers.normal(dtype, {rows, columns}),
+                             .x = buffers.normal(dtype, {rows, columns}),
+                             .gamma = buffers.normal(DType::f32, {columns}),
+                             .rstd = buffers.pow2(DType::f32, {rows}),
+                             .gamma_form = gamma_form(shape),
+                             .dgamma_mode = shape.gradient(),
+                             .dx = buffers.output(dtype, {rows, columns}),
+                             .dgamma = buffers.zeros(DType::f32, {columns})};
+    Work work;
+    work.reads_all(args.dy, args.x, args.gamma, args.rstd).writes_all(args.dx, args.dgamma);
+    if (shape.yes("residual")) {
+        args.dresidual = buffers.normal(dtype, {rows, columns});
+        work.reads_all(args.dresidual);
+    }
+    if (args.dgamma_mode == Gradient::accumulate) work.reads_all(args.dgamma);
+    return call_of(machine, &Ops::rms_norm_backward, args, work);
+}
+
+}  // namespace
+
+Case rms_norm_case() { return {"rms_norm", "RMSNorm forward", kRows, norm}; }
+
+Case rms_norm_quantize_case() {
+    return {"rms_norm_quantize", "RMSNorm forward with FP8 outputs from the same pass",
+            kRows +
+                std::vector<Key>{
+                    {"y", "yes", "yes", "also y in bf16: yes | no"},
+                    {"fp8", "vec128_wire", "vec128_wire", "FP8 rows: no | vec128_wire | vec128 | tensor"},
+                    {"transposed", "no", "no", "transposed FP8: no | tile128 | tensor"},
+                    {"codes", "e4m3", "e4m3", "e4m3 | e5m2"},
+                    {"scale", "pow2", "pow2", "scales: pow2 | fp32"},
+                    {"amax", "no", "no", "write the largest magnitude back (delayed scaling): yes | no"},
+                    {"fused", "yes", "yes", "yes | no: transposed in a second pass over the FP8 rows"}},
+            norm_quantize};
+}
+
+Case rms_norm_backward_case() {
+    return {"rms_norm_backward", "RMSNorm backward with the gradient of gamma",
+            kRows + std::vector<Key>{{"residual", "yes", "yes", "add the residual's gradient: yes | no"},
+                                     {"mode", "overwrite", "overwrite", "dgamma: overwrite | accumulate"}},
+            norm_backward};
+}
+
+}  // namespace fp8flow::bench

@@ -1,0 +1,105 @@
+// Bench cases of the optimizer: gradient norm, clipping, AdamW and the FP8 copies that it writes.
+#include "model/bench/cases/case.h"
+
+namespace fp8flow::bench {
+
+namespace {
+
+const std::vector<Key> kWeight = {{"E", "8", "2", "experts"},
+                                  {"N", "4096", "256", "rows of a weight"},
+                                  {"K", "7168", "384", "columns of a weight"}};
+
+Call norm_squared(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const op::NormSquared args{.x = buffers.normal(DType::f32, {shape.number("N")}),
+                               .sum = buffers.zeros(DType::f32, {1})};
+    return call_of(machine, &Ops::norm_squared, args,
+                   Work{}
+                       .reads_all(args.x, args.sum)
+                       .writes_all(args.sum)
+                       .computes(2.0 * static_cast<double>(args.x.numel())));
+}
+
+Call clip_factor(Machine& machine, Buffers& buffers, const Shape&) {
+    const op::ClipFactor args{.norm_squared = buffers.pow2(DType::f32, {1}),
+                              .clip = 1.0f,
+                              .status = buffers.zeros(DType::i32, {1}),
+                              .norm = buffers.output(DType::f32, {1}),
+                              .factor = buffers.output(DType::f32, {1})};
+    return call_of(machine, &Ops::clip_factor, args,
+                   Work{}.reads_all(args.norm_squared, args.status).writes_all(args.norm, args.factor));
+}
+
+op::AdamW adamw_arguments(Buffers& buffers, const Shape& shape, Work& work) {
+    const Buffers::Dims dims = {shape.positive("E"), shape.positive("N"), shape.positive("K")};
+    const op::AdamW args{.grad = buffers.normal(DType::f32, dims, 1e-3),
+                         .lr = 1e-5f,
+                         .weight_decay = 0.1f,
+                         .correction1 = 0.1f,
+                         .correction2 = 0.05f,
+                         .grad_scale = buffers.values(std::vector<float>{1.0f}),
+                         .status = buffers.zeros(DType::i32, {1}),
+                         .master = buffers.normal(DType::f32, dims, 0.02),
+                         .m = buffers.zeros(DType::f32, dims),
+                         .v = buffers.pow2(DType::f32, dims)};
+    work.reads_all(args.grad, args.grad_scale, args.status, args.master, args.m, args.v)
+        .writes_all(args.master, args.m, args.v);
+    work.computes(15.0 * static_cast<double>(args.master.numel()));
+    return args;
+}
+
+Call adamw(Machine& machine, Buffers& buffers, const Shape& shape) {
+    Work work;
+    op::AdamW args = adamw_arguments(buffers, shape, work);
+    if (shape.choice("copy", {"no", "bf16", "f32"}) > 0) {
+        args.copy =
+            buffers.output(shape.choice("copy", {"no", "bf16", "f32"}) == 1 ? DType::bf16 : DType::f32,
+                           {shape.positive("E"), shape.positive("N"), shape.positive("K")});
+        work.writes_all(args.copy);
+    }
+    return call_of(machine, &Ops::adamw, args, work);
+}
+
+Call adamw_quantize(Machine& machine, Buffers& buffers, const Shape& shape) {
+    Work work;
+    const int64_t experts = shape.positive("E"), n = shape.positive("N"), k = shape.positive("K");
+    const ScaleLayout layout = shape.layout(
+        "layout", {ScaleLayout::block128, ScaleLayout::row, ScaleLayout::tensor, ScaleLayout::mx32});
+    op::AdamWQuantize args{.adamw = adamw_arguments(buffers, shape, work),
+                           .scale_format = shape.scale_format(),
+                           .mx_rounding = shape.mx_rounding()};
+    if (shape.yes("fprop")) {
+        args.fprop = buffers.fp8_output(DType::e4m3, {experts, n, k}, layout);
+        work.writes_all(args.fprop.codes, args.fprop.scales);
+    }
+    if (shape.yes("dgrad")) {
+        args.dgrad = buffers.fp8_output(DType::e4m3, {experts, k, n}, layout);
+        work.writes_all(args.dgrad.codes, args.dgrad.scales);
+    }
+    return call_of(machine, &Ops::adamw_quantize, args, work);
+}
+
+}  // namespace
+
+Case norm_squared_case() {
+    return {"norm_squared",
+            "sum of squares of a gradient",
+            {{"N", "268435456", "10000", "values"}},
+            norm_squared};
+}
+Case clip_factor_case() { return {"clip_factor", "clipping by the global norm", {}, clip_factor}; }
+Case adamw_case() {
+    return {"adamw", "AdamW with FP32 masters",
+            kWeight + std::vector<Key>{{"copy", "bf16", "bf16", "working copy: no | bf16 | f32"}}, adamw};
+}
+Case adamw_quantize_case() {
+    return {"adamw_quantize", "AdamW, then both FP8 copies of the weights",
+            kWeight +
+                std::vector<Key>{{"layout", "block128", "block128", "scales: block128 | row | tensor | mx32"},
+                                 {"fprop", "yes", "yes", "copy for the forward pass: yes | no"},
+                                 {"dgrad", "yes", "yes", "transposed copy: yes | no"},
+                                 {"scale", "pow2", "pow2", "scales: pow2 | fp32"},
+                                 {"rounding", "rceil", "rceil", "scales of mx32: floor | rceil"}},
+            adamw_quantize};
+}
+
+}  // namespace fp8flow::bench

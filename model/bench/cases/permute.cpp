@@ -1,0 +1,222 @@
+// Bench cases of the dispatch plan and the row movers, on one rank that has all experts.
+#include "model/bench/cases/routing.h"
+
+namespace fp8flow::bench {
+
+namespace {
+
+// T tokens of this rank, planned.
+struct Planned {
+    int64_t tokens, topk;
+    PlanCounts counts;
+    op::PlanDispatch plan;
+};
+Planned planned(Machine& machine, Buffers& buffers, const Shape& shape, int64_t alignment) {
+    const auto& routing = buffers.once<Routing>([&] { return routing_of(shape); });
+    const auto& counts = buffers.once<PlanCounts>([&] { return plan_counts({routing}, 0, alignment); });
+    const TensorView ids = buffers.values(routing.ids).reshape({1, routing.tokens, routing.topk});
+    const TensorView probs = buffers.values(routing.probs).reshape({1, routing.tokens, routing.topk});
+    Planned result{routing.tokens, routing.topk, counts,
+                   plan_arguments(buffers, ids, probs, 0, counts, alignment)};
+    machine.ops.plan_dispatch(result.plan);
+    return result;
+}
+Planned planned(Machine& machine, Buffers& buffers, const Shape& shape) {
+    return planned(machine, buffers, shape, shape.positive("align"));
+}
+
+const std::vector<Key> kWidth = {{"H", "7168", "256", "columns of a row"}};
+const Key kReal = {"dtype", "bf16", "bf16", "bf16 | f32"};
+// The baseline that the fused form replaces: rows without pads in memory between two passes.
+const Key kFused = {"fused", "yes", "yes", "yes | no: two passes, pads in one of their own"};
+
+Call plan(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const int64_t ranks = shape.positive("ranks"), alignment = shape.positive("align"),
+                  experts = shape.positive("E");
+    require(experts % ranks == 0, ExitCode::usage,
+            "bench plan_dispatch: ranks: got {}, want a divisor of E = {}", ranks, experts);
+    const auto& all = buffers.once<std::vector<Routing>>([&] {
+        std::vector<Routing> routings;
+        for (int64_t rank = 0; rank < ranks; ++rank)
+            routings.push_back(routing_of(shape, static_cast<uint64_t>(rank + 1)));
+        return routings;
+    });
+    const auto& counts = buffers.once<PlanCounts>([&] { return plan_counts(all, 0, alignment); });
+    std::vector<int32_t> ids;
+    std::vector<float> probs;
+    for (const Routing& routing : all) {
+        ids.insert(ids.end(), routing.ids.begin(), routing.ids.end());
+        probs.insert(probs.end(), routing.probs.begin(), routing.probs.end());
+    }
+    const int64_t tokens = shape.number("T"), topk = shape.positive("K");
+    const op::PlanDispatch args =
+        plan_arguments(buffers, buffers.values(ids).reshape({ranks, tokens, topk}),
+                       buffers.values(probs).reshape({ranks, tokens, topk}), 0, counts, alignment);
+    // the lists are written as long as they have entries; both end marks are part of the contract for send_tokens
+    const double received = static_cast<double>(counts.received * topk * 4 + counts.received * 4);
+    return call_of(machine, &Ops::plan_dispatch, args,
+                   Work{}
+                       .reads_all(args.all_ids, args.all_probs)
+                       .writes_all(args.groups.counts, args.groups.offsets, args.row_source, args.row_prob,
+                                   args.recv_offsets, args.send_tokens, args.send_counts)
+                       .writes(received));
+}
+
+Call permute(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const Planned in = planned(machine, buffers, shape);
+    const int64_t columns = shape.positive("H");
+    const DType dtype = shape.dtype("dtype", {DType::bf16, DType::f32, DType::e4m3, DType::e5m2});
+    const bool scaled = is_fp8(dtype) && shape.yes("scales");
+    const op::PermutePad args{
+        .src = scaled ? buffers.fp8_input(dtype, {in.tokens, columns}, ScaleLayout::vec128_wire)
+                      : Fp8Tensor{buffers.normal(dtype, {in.tokens, columns}), {}, ScaleLayout::none},
+        .row_source = in.plan.row_source,
+        .recv_rows = in.plan.recv_rows,
+        .num_rows = buffers.values(std::vector<int64_t>{in.counts.received}),
+        .groups = in.plan.groups,
+        .dst = buffers.fp8_output(dtype, {in.counts.padded, columns},
+                                  scaled ? ScaleLayout::vec128 : ScaleLayout::none)};
+    Work work;
+    work.reads(row_bytes(args.src, in.counts.received) + static_cast<double>(4 * in.counts.padded));
+    work.writes(row_bytes(args.dst, in.counts.padded));
+    if (shape.yes("fused")) return call_of(machine, &Ops::permute_pad, args, work);
+    const Planned dense = planned(machine, buffers, shape, 1);
+    const op::PermutePad permuted{
+        .src = args.src,
+        .row_source = dense.plan.row_source,
+        .recv_rows = dense.plan.recv_rows,
+        .num_rows = args.num_rows,
+        .groups = dense.plan.groups,
+        .dst = buffers.fp8_output(dtype, {dense.counts.padded, columns}, args.dst.layout)};
+    const op::PadRows padded{
+        .src = permuted.dst, .src_groups = permuted.groups, .dst_groups = args.groups, .dst = args.dst};
+    return two_calls(machine, &Ops::permute_pad, permuted, &Ops::pad_rows, padded, work);
+}
+
+Call unpermute(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const Planned in = planned(machine, buffers, shape);
+    const int64_t columns = shape.positive("H");
+    const DType dtype = shape.dtype("dtype", {DType::bf16, DType::f32});
+    op::UnpermuteUnpad args{.src = buffers.normal(dtype, {in.counts.padded, columns}),
+                            .recv_rows = in.plan.recv_rows,
+                            .num_rows = buffers.values(std::vector<int64_t>{in.counts.received}),
+                            .dst = buffers.output(dtype, {in.tokens, columns})};
+    Work work;
+    work.reads(plain_row_bytes(args.src, in.counts.valid) +
+               static_cast<double>(4 * in.counts.received * in.topk + 8));
+    work.writes(plain_row_bytes(args.dst, in.counts.received));
+    work.computes(static_cast<double>(in.counts.valid * columns) * (shape.yes("prob") ? 2 : 1));
+    if (shape.yes("prob")) {
+        args.row_prob = in.plan.row_prob;
+        work.reads(static_cast<double>(4 * in.counts.valid));
+    }
+    if (shape.yes("fused")) return call_of(machine, &Ops::unpermute_unpad, args, work);
+    const Planned dense = planned(machine, buffers, shape, 1);
+    const op::UnpadRows unpadded{.src = args.src,
+                                 .src_groups = in.plan.groups,
+                                 .dst_groups = dense.plan.groups,
+                                 .dst = buffers.output(dtype, {dense.counts.padded, columns})};
+    args.src = unpadded.dst;
+    args.recv_rows = dense.plan.recv_rows;
+    if (args.row_prob) args.row_prob = dense.plan.row_prob;
+    return two_calls(machine, &Ops::unpad_rows, unpadded, &Ops::unpermute_unpad, args, work);
+}
+
+Call probs_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const Planned in = planned(machine, buffers, shape);
+    const int64_t columns = shape.positive("H");
+    const DType dtype = shape.dtype("dtype", {DType::bf16, DType::f32});
+    const op::UnpermuteProbsBackward args{
+        .ddst = buffers.normal(dtype, {in.tokens, columns}),
+        .src = buffers.normal(dtype, {in.counts.padded, columns}),
+        .row_source = in.plan.row_source,
+        .recv_rows = in.plan.recv_rows,
+        .num_rows = buffers.values(std::vector<int64_t>{in.counts.received}),
+        .groups = in.plan.groups,
+        .drow_prob = buffers.output(DType::f32, {in.counts.padded})};
+    return call_of(
+        machine, &Ops::unpermute_probs_backward, args,
+        Work{}
+            .reads(plain_row_bytes(args.ddst, in.counts.received) +
+                   plain_row_bytes(args.src, in.counts.valid) + static_cast<double>(4 * in.counts.padded))
+            .writes(static_cast<double>(4 * in.counts.padded))
+            .computes(2.0 * static_cast<double>(in.counts.valid * columns)));
+}
+
+// The same counts, once without and once with pads.
+struct Pair {
+    RoutedRows dense, padded;
+};
+Pair group_pair(Buffers& buffers, const Shape& shape) {
+    const std::vector<int64_t> counts =
+        group_counts(shape.number("M"), shape.positive("G"), shape.choice("rows", distribution_names()));
+    return {buffers.routed(counts, 1), buffers.routed(counts, shape.positive("align"))};
+}
+
+Call pad(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const Pair groups = group_pair(buffers, shape);
+    const int64_t columns = shape.positive("H");
+    const DType dtype = shape.dtype("dtype", {DType::bf16, DType::f32, DType::e4m3, DType::e5m2});
+    const ScaleLayout layout = is_fp8(dtype) ? ScaleLayout::vec128 : ScaleLayout::none;
+    const op::PadRows args{.src = buffers.operand(dtype, {groups.dense.padded, columns}, layout),
+                           .src_groups = groups.dense.groups,
+                           .dst_groups = groups.padded.groups,
+                           .dst = buffers.fp8_output(dtype, {groups.padded.padded, columns}, layout)};
+    return call_of(machine, &Ops::pad_rows, args,
+                   Work{}
+                       .reads(row_bytes(args.src, groups.dense.valid))
+                       .writes(row_bytes(args.dst, groups.padded.padded)));
+}
+
+Call unpad(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const Pair groups = group_pair(buffers, shape);
+    const int64_t columns = shape.positive("H");
+    const DType dtype = shape.dtype("dtype", {DType::bf16, DType::f32});
+    const op::UnpadRows args{.src = buffers.normal(dtype, {groups.padded.padded, columns}),
+                             .src_groups = groups.padded.groups,
+                             .dst_groups = groups.dense.groups,
+                             .dst = buffers.output(dtype, {groups.dense.padded, columns})};
+    return call_of(machine, &Ops::unpad_rows, args,
+                   Work{}
+                       .reads(plain_row_bytes(args.src, groups.dense.valid))
+                       .writes(plain_row_bytes(args.dst, groups.dense.valid)));
+}
+
+}  // namespace
+
+Case plan_dispatch_case() {
+    return {"plan_dispatch", "who receives what, from all ranks' routing",
+            routing_keys() + std::vector<Key>{{"ranks", "1", "2",
+                                               "ranks whose routing is planned (of E experts together)"}},
+            plan};
+}
+Case permute_pad_case() {
+    return {"permute_pad", "tokens to their experts' padded rows, fused",
+            routing_keys() + kWidth +
+                std::vector<Key>{{"dtype", "e4m3", "e4m3", "bf16 | f32 | e4m3 | e5m2"},
+                                 {"scales", "yes", "yes", "FP8 codes with their 1x128 scales: yes | no"},
+                                 kFused},
+            permute};
+}
+Case unpermute_unpad_case() {
+    return {
+        "unpermute_unpad", "experts' rows summed for each token, fused",
+        routing_keys() + kWidth +
+            std::vector<Key>{kReal, {"prob", "no", "yes", "times merging probabilities: yes | no"}, kFused},
+        unpermute};
+}
+Case unpermute_probs_backward_case() {
+    return {"unpermute_probs_backward", "gradient of merging probabilities",
+            routing_keys() + kWidth + std::vector<Key>{kReal}, probs_backward};
+}
+Case pad_rows_case() {
+    return {"pad_rows", "second half of the unfused permute and pad",
+            group_keys() + kWidth + std::vector<Key>{{"dtype", "e4m3", "e4m3", "bf16 | f32 | e4m3 | e5m2"}},
+            pad};
+}
+Case unpad_rows_case() {
+    return {"unpad_rows", "first half of the unfused unpad and unpermute",
+            group_keys() + kWidth + std::vector<Key>{kReal}, unpad};
+}
+
+}  // namespace fp8flow::bench

@@ -1,0 +1,272 @@
+// Bench cases of the quantisers and the FP8 transposes.
+#include "model/bench/cases/case.h"
+
+namespace fp8flow::bench {
+
+namespace {
+
+using L = ScaleLayout;
+
+const std::vector<Key> kSource = {{"H", "7168", "256", "columns"},
+                                  {"dtype", "bf16", "bf16", "of the source: bf16 | f16 | f32"},
+                                  {"codes", "e4m3", "e4m3", "e4m3 | e5m2"},
+                                  {"scale", "pow2", "pow2", "scales: pow2 | fp32"}};
+const Key kRounding = {"rounding", "rceil", "rceil", "scales of mx32: floor | rceil"};
+
+DType source_dtype(const Shape& shape) { return shape.dtype("dtype", {DType::bf16, DType::f16, DType::f32}); }
+DType code_dtype(const Shape& shape) { return shape.dtype("codes", {DType::e4m3, DType::e5m2}); }
+// Of a transposed copy: groups hold whole blocks, plain rows are padded to one.
+int64_t wide(const RoutedRows& routed) {
+    return routed.groups.num_groups > 0 ? routed.capacity() : round_up(routed.capacity(), kBlock);
+}
+int64_t scale_groups(const RoutedRows& routed) { return std::max<int64_t>(1, routed.groups.num_groups); }
+
+Call rows(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const RoutedRows routed = buffers.routed(shape);
+    const int64_t columns = shape.positive("H");
+    const L layout = shape.layout("layout", {L::vec128_wire, L::vec128, L::row, L::mx32, L::tensor});
+    const op::QuantizeRows args{.src = buffers.normal(source_dtype(shape), {routed.capacity(), columns}),
+                                .groups = routed.groups,
+                                .scale_format = shape.scale_format(),
+                                .mx_rounding = shape.mx_rounding(),
+                                .dst = buffers.fp8_output(code_dtype(shape), {routed.capacity(), columns},
+                                                          layout, 0, shape.scale_format())};
+    return call_of(
+        machine, &Ops::quantize_rows, args,
+        Work{}.reads(plain_row_bytes(args.src, routed.valid)).writes(row_bytes(args.dst, routed.padded)));
+}
+
+Call columns(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const RoutedRows routed = buffers.routed(shape);
+    const int64_t first = shape.positive("H"), second = shape.number("H2"), groups = scale_groups(routed);
+    const L layout = shape.layout("layout", {L::vec128, L::group_row, L::mx32});
+    op::QuantizeColumns args{
+        .src = buffers.normal(source_dtype(shape), {routed.capacity(), first}),
+        .groups = routed.groups,
+        .scale_format = shape.scale_format(),
+        .mx_rounding = shape.mx_rounding(),
+        .dst = buffers.fp8_output(code_dtype(shape), {first, wide(routed)}, layout, groups)};
+    Work work;
+    work.reads(plain_row_bytes(args.src, routed.valid)).writes(column_bytes(args.dst, routed.padded));
+    if (second > 0) {
+        args.src2 = buffers.normal(source_dtype(shape), {routed.capacity(), second});
+        args.dst2 = buffers.fp8_output(code_dtype(shape), {second, wide(routed)}, layout, groups);
+        work.reads(plain_row_bytes(args.src2, routed.valid)).writes(column_bytes(args.dst2, routed.padded));
+    }
+    return call_of(machine, &Ops::quantize_columns, args, work);
+}
+
+Call dual(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const RoutedRows routed = buffers.routed(shape);
+    const int64_t columns = shape.positive("H");
+    const L row_layout = shape.layout("layout", {L::vec128, L::row, L::mx32});
+    const L column_layout = shape.layout("columns", {L::vec128, L::group_row, L::mx32});
+    const op::QuantizeDual args{
+        .src = buffers.normal(source_dtype(shape), {routed.capacity(), columns}),
+        .groups = routed.groups,
+        .scale_format = shape.scale_format(),
+        .mx_rounding = shape.mx_rounding(),
+        .rows = buffers.fp8_output(code_dtype(shape), {routed.capacity(), columns}, row_layout),
+        .columns = buffers.fp8_output(code_dtype(shape), {columns, wide(routed)}, column_layout,
+                                      scale_groups(routed))};
+    return call_of(
+        machine, &Ops::quantize_dual, args,
+        Work{}
+            .reads(plain_row_bytes(args.src, routed.valid))
+            .writes(row_bytes(args.rows, routed.padded) + column_bytes(args.columns, routed.padded)));
+}
+
+Call whole(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const RoutedRows routed = buffers.routed(shape);
+    const int64_t columns = shape.positive("H");
+    op::QuantizeTensor args{.src = buffers.normal(source_dtype(shape), {routed.capacity(), columns}),
+                            .groups = routed.groups,
+                            .scale_format = shape.scale_format()};
+    if (shape.yes("plain"))
+        args.rows = buffers.fp8_output(code_dtype(shape), {routed.capacity(), columns}, L::tensor);
+    if (shape.yes("transposed"))
+        args.transposed = buffers.fp8_output(code_dtype(shape), {columns, wide(routed)}, L::tensor);
+    // the scale is known only when all has been read, so the source is read twice
+    return call_of(
+        machine, &Ops::quantize_tensor, args,
+        Work{}
+            .reads(2 * plain_row_bytes(args.src, routed.valid))
+            .writes(row_bytes(args.rows, routed.padded) + column_bytes(args.transposed, routed.padded)));
+}
+
+Call weight(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const int64_t experts = shape.positive("E"), n = shape.positive("N"), k = shape.positive("K");
+    const L layout = shape.layout("layout", {L::block128, L::row, L::tensor, L::mx32});
+    op::QuantizeWeight args{
+        .src = buffers.normal(shape.dtype("dtype", {DType::bf16, DType::f32}), {experts, n, k}, 0.02),
+        .scale_format = shape.scale_format(),
+        .mx_rounding = shape.mx_rounding()};
+    Work work;
+    work.reads_all(args.src);
+    // one scale for all experts needs a pass over all of them first
+    if (layout == L::tensor) work.reads_all(args.src);
+    if (shape.yes("fprop")) {
+        args.fprop = buffers.fp8_output(code_dtype(shape), {experts, n, k}, layout);
+        work.writes_all(args.fprop.codes, args.fprop.scales);
+    }
+    if (shape.yes("dgrad")) {
+        args.dgrad = buffers.fp8_output(code_dtype(shape), {experts, k, n}, layout);
+        work.writes_all(args.dgrad.codes, args.dgrad.scales);
+    }
+    return call_of(machine, &Ops::quantize_weight, args, work);
+}
+
+Call back(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const RoutedRows routed = buffers.routed(shape);
+    const int64_t columns = shape.positive("H");
+    const L layout = shape.layout(
+        "layout", {L::vec128_wire, L::vec128, L::row, L::mx32, L::tensor, L::tile128, L::group_row});
+    const bool transposed = layout == L::tile128 || layout == L::group_row;
+    const Buffers::Dims as_rows = {routed.capacity(), columns}, as_columns = {columns, routed.capacity()};
+    const Buffers::Dims dims = transposed ? as_columns : as_rows;
+    const op::Dequantize args{.src = buffers.fp8_input(code_dtype(shape), dims, layout, scale_groups(routed)),
+                              .groups = routed.groups,
+                              .dst = buffers.output(source_dtype(shape), dims)};
+    const double read = transposed ? column_bytes(args.src, routed.valid) : row_bytes(args.src, routed.valid);
+    return call_of(
+        machine, &Ops::dequantize, args,
+        Work{}.reads(read).writes(static_cast<double>(routed.padded * columns * size_of(args.dst.dtype))));
+}
+
+Call relayout(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const int64_t tokens = shape.number("T"), blocks = ceil_div(shape.positive("H"), kBlock);
+    const DType wire = shape.scale_format() == ScaleFormat::pow2 ? DType::e8m0 : DType::f32;
+    const op::RelayoutScales args{.wire = buffers.pow2(wire, {tokens, blocks}),
+                                  .vec128 = buffers.output(DType::f32, {blocks, tokens})};
+    return call_of(machine, &Ops::relayout_scales, args, Work{}.reads_all(args.wire).writes_all(args.vec128));
+}
+
+Call delayed(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const op::DelayedScaleUpdate args{.scale_format = shape.scale_format(),
+                                      .amax = buffers.pow2(DType::f32, {1}),
+                                      .history = buffers.pow2(DType::f32, {shape.positive("N")}),
+                                      .scale = buffers.output(DType::f32, {1})};
+    return call_of(machine, &Ops::delayed_scale_update, args,
+                   Work{}.reads_all(args.amax, args.history).writes_all(args.amax, args.scale).writes(4));
+}
+
+Call transpose(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const RoutedRows routed = buffers.routed(shape);
+    const int64_t columns = shape.positive("H");
+    const op::TransposeFp8 args{
+        .src = buffers.fp8_input(code_dtype(shape), {routed.capacity(), columns}, L::vec128),
+        .groups = routed.groups,
+        .dst = buffers.fp8_output(code_dtype(shape), {columns, wide(routed)}, L::tile128)};
+    return call_of(
+        machine, &Ops::transpose_fp8, args,
+        Work{}.reads(row_bytes(args.src, routed.valid)).writes(column_bytes(args.dst, routed.padded)));
+}
+
+Call requantize(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const RoutedRows routed = buffers.routed(shape);
+    const int64_t columns = shape.positive("H");
+    const op::TransposeRequantize args{
+        .src = buffers.fp8_input(code_dtype(shape), {routed.capacity(), columns}, L::vec128),
+        .groups = routed.groups,
+        .scale_format = shape.scale_format(),
+        .dst = buffers.fp8_output(code_dtype(shape), {columns, wide(routed)}, L::vec128)};
+    const Work work =
+        Work{}.reads(row_bytes(args.src, routed.valid)).writes(column_bytes(args.dst, routed.padded));
+    if (shape.yes("fused")) return call_of(machine, &Ops::transpose_requantize, args, work);
+    const op::Dequantize plain{.src = args.src,
+                               .groups = args.groups,
+                               .dst = buffers.output(DType::bf16, {routed.capacity(), columns})};
+    const op::QuantizeColumns again{
+        .src = plain.dst, .groups = args.groups, .scale_format = args.scale_format, .dst = args.dst};
+    return two_calls(machine, &Ops::dequantize, plain, &Ops::quantize_columns, again, work);
+}
+
+const std::vector<Key> kCodes = {{"H", "7168", "256", "columns"}, {"codes", "e4m3", "e4m3", "e4m3 | e5m2"}};
+
+}  // namespace
+
+Case quantize_rows_case() {
+    return {"quantize_rows", "activations to FP8 along the rows",
+            group_keys() + kSource +
+                std::vector<Key>{
+                    {"layout", "vec128", "vec128", "scales: vec128_wire | vec128 | row | mx32 | tensor"},
+                    kRounding},
+            rows};
+}
+Case quantize_columns_case() {
+    return {"quantize_columns", "activations to transposed FP8, scaled along the rows of a group",
+            group_keys() + kSource +
+                std::vector<Key>{{"layout", "group_row", "vec128", "scales: vec128 | group_row | mx32"},
+                                 {"H2", "0", "0", "columns of a second operand in the same call; 0: none"},
+                                 kRounding},
+            columns};
+}
+Case quantize_dual_case() {
+    return {"quantize_dual", "both orientations from one read",
+            group_keys() + kSource +
+                std::vector<Key>{
+                    {"layout", "vec128", "vec128", "scales of the rows: vec128 | row | mx32"},
+                    {"columns", "vec128", "vec128", "of the transposed copy: vec128 | group_row | mx32"},
+                    kRounding},
+            dual};
+}
+Case quantize_tensor_case() {
+    return {"quantize_tensor", "one scale for the whole tensor",
+            group_keys() + kSource +
+                std::vector<Key>{{"plain", "yes", "yes", "codes as the source: yes | no"},
+                                 {"transposed", "no", "yes", "transposed codes: yes | no"}},
+            whole};
+}
+Case quantize_weight_case() {
+    return {"quantize_weight",
+            "weights to FP8, for forward and for the gradient of the input",
+            {{"E", "32", "2", "experts"},
+             {"N", "4096", "256", "rows of a weight"},
+             {"K", "7168", "384", "columns of a weight"},
+             {"dtype", "f32", "f32", "of the source: bf16 | f32"},
+             {"codes", "e4m3", "e4m3", "e4m3 | e5m2"},
+             {"scale", "pow2", "pow2", "scales: pow2 | fp32"},
+             {"layout", "block128", "block128", "scales: block128 | row | tensor | mx32"},
+             {"fprop", "yes", "yes", "copy for the forward pass: yes | no"},
+             {"dgrad", "yes", "yes", "transposed copy (3-D column-wise): yes | no"},
+             kRounding},
+            weight};
+}
+Case dequantize_case() {
+    return {
+        "dequantize", "FP8 back to a plain type",
+        group_keys() +
+            std::vector<Key>{{"H", "7168", "256", "columns"},
+                             {"dtype", "bf16", "bf16", "of the result: bf16 | f16 | f32"},
+                             {"codes", "e4m3", "e4m3", "e4m3 | e5m2"},
+                             {"layout", "vec128", "vec128",
+                              "scales: vec128_wire | vec128 | row | mx32 | tensor | tile128 | group_row"}},
+        back};
+}
+Case relayout_scales_case() {
+    return {"relayout_scales",
+            "scales from the wire's layout to the product's",
+            {{"T", "4096", "40", "rows"},
+             {"H", "7168", "256", "columns"},
+             {"scale", "pow2", "pow2", "wire: pow2 | fp32"}},
+            relayout};
+}
+Case delayed_scale_update_case() {
+    return {"delayed_scale_update",
+            "the scale of the next step from a history of magnitudes",
+            {{"N", "1024", "16", "steps remembered"}, {"scale", "pow2", "pow2", "pow2 | fp32"}},
+            delayed};
+}
+Case transpose_fp8_case() {
+    return {"transpose_fp8", "scaling-aware transpose of FP8 rows, all experts in one call",
+            group_keys() + kCodes, transpose};
+}
+Case transpose_requantize_case() {
+    return {"transpose_requantize", "the naive transpose: dequantise and quantise again",
+            group_keys() + kCodes +
+                std::vector<Key>{{"scale", "fp32", "fp32", "scales: pow2 | fp32"},
+                                 {"fused", "yes", "yes", "yes | no: BF16 rows in memory between two passes"}},
+            requantize};
+}
+
+}  // namespace fp8flow::bench

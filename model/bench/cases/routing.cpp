@@ -1,0 +1,143 @@
+// Routing for bench cases, and what the host can say about its dispatch plan.
+#include "model/bench/cases/routing.h"
+
+#include "kernels/core/random.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace fp8flow::bench {
+
+namespace {
+
+uint64_t at(int64_t i) { return static_cast<uint64_t>(i); }
+std::size_t index(int64_t i) { return static_cast<std::size_t>(i); }
+
+// Random permutations of all experts one after the other; a token that straddles two of them may meet an expert again and then takes the
+// next one that it does not have yet.
+void deal_balanced(Routing& routing, uint64_t seed) {
+    std::vector<int32_t> deck(index(routing.experts));
+    std::iota(deck.begin(), deck.end(), 0);
+    uint64_t draw = 0;
+    int64_t next = routing.experts;
+    for (int64_t t = 0; t < routing.tokens; ++t) {
+        const auto begin = routing.ids.begin() + t * routing.topk;
+        for (int64_t k = 0; k < routing.topk; ++k) {
+            if (next == routing.experts) {
+                for (int64_t e = routing.experts - 1; e > 0; --e)
+                    std::swap(deck[index(e)], deck[random_words(seed, 3, draw++)[0] % at(e + 1)]);
+                next = 0;
+            }
+            int64_t from = next;
+            while (from < routing.experts && std::find(begin, begin + k, deck[index(from)]) != begin + k)
+                ++from;
+            if (from == routing.experts) {  // only such are left in this deck: any other expert
+                int32_t other = 0;
+                while (std::find(begin, begin + k, other) != begin + k) ++other;
+                *(begin + k) = other;
+                continue;
+            }
+            std::swap(deck[index(next)], deck[index(from)]);
+            *(begin + k) = deck[index(next++)];
+        }
+    }
+}
+
+// The largest of log(weight) + Gumbel noise: a draw without replacement.
+void draw_weighted(Routing& routing, int64_t distribution, uint64_t seed) {
+    constexpr int64_t kFine = 1 << 20;
+    const std::vector<int64_t> weights = group_counts(kFine, routing.experts, distribution);
+    std::vector<std::pair<double, int32_t>> keys(weights.size());
+    for (int64_t t = 0; t < routing.tokens; ++t) {
+        for (int64_t e = 0; e < routing.experts; ++e) {
+            const double u = random_uniform(seed, 4, at(t * routing.experts + e));
+            const double weight = std::max(static_cast<double>(weights[index(e)]), 1e-9);
+            keys[index(e)] = {std::log(weight) - std::log(-std::log(u + 1e-18)), static_cast<int32_t>(e)};
+        }
+        std::partial_sort(keys.begin(), keys.begin() + routing.topk, keys.end(), std::greater<>());
+        for (int64_t k = 0; k < routing.topk; ++k)
+            routing.ids[index(t * routing.topk + k)] = keys[index(k)].second;
+    }
+}
+
+}  // namespace
+
+Routing make_routing(int64_t tokens, int64_t experts, int64_t topk, int64_t distribution, uint64_t seed) {
+    require(topk <= experts, ExitCode::usage, "bench: K: got {}, want at most E = {}", topk, experts);
+    Routing routing{.tokens = tokens, .experts = experts, .topk = topk};
+    routing.ids.resize(index(tokens * topk));
+    routing.probs.resize(routing.ids.size());
+    for (std::size_t i = 0; i < routing.probs.size(); ++i)
+        routing.probs[i] = static_cast<float>(0.05 + 0.9 * random_uniform(seed, 5, i));
+    if (distribution == 0)
+        deal_balanced(routing, seed);
+    else
+        draw_weighted(routing, distribution, seed);
+    return routing;
+}
+
+std::vector<Key> routing_keys() {
+    return {
+        {"T", "4096", "24", "tokens on this rank"},
+        {"E", "32", "8", "experts"},
+        {"K", "8", "2", "experts of a token (top-k)"},
+        {"rows", "balanced", "ragged", "rows of the experts: balanced | ragged | skewed | empty | ragged128"},
+        {"align", "128", "128", "multiple of rows that an expert's group is padded to"}};
+}
+
+Routing routing_of(const Shape& shape, uint64_t seed) {
+    return make_routing(shape.number("T"), shape.positive("E"), shape.positive("K"),
+                        shape.choice("rows", distribution_names()), seed);
+}
+
+PlanCounts plan_counts(const std::vector<Routing>& ranks, int64_t rank, int64_t alignment) {
+    const auto num_ranks = static_cast<int64_t>(ranks.size());
+    const int64_t local = ranks[0].experts / num_ranks;
+    PlanCounts counts;
+    counts.rows.assign(index(local), 0);
+    std::vector<bool> seen(index(num_ranks));
+    for (int64_t source = 0; source < num_ranks; ++source) {
+        const Routing& routing = ranks[index(source)];
+        for (int64_t t = 0; t < routing.tokens; ++t) {
+            std::fill(seen.begin(), seen.end(), false);
+            for (int64_t k = 0; k < routing.topk; ++k) {
+                const int64_t expert = routing.ids[index(t * routing.topk + k)], owner = expert / local;
+                if (owner == rank) ++counts.rows[index(expert - rank * local)];
+                if (source == rank && owner != rank) ++counts.copies_away;
+                seen[index(owner)] = true;
+            }
+            if (seen[index(rank)]) ++counts.received;
+            if (source == rank)
+                counts.sent_away += std::count(seen.begin(), seen.end(), true) - (seen[index(rank)] ? 1 : 0);
+        }
+    }
+    for (const int64_t rows : counts.rows) {
+        counts.valid += rows;
+        counts.padded += round_up(rows, alignment);
+    }
+    return counts;
+}
+
+op::PlanDispatch plan_arguments(Buffers& buffers, const TensorView& all_ids, const TensorView& all_probs,
+                                int64_t rank, const PlanCounts& counts, int64_t alignment) {
+    const int64_t ranks = all_ids.dim(0), slots = all_ids.dim(1), topk = all_ids.dim(2);
+    const auto local = static_cast<int64_t>(counts.rows.size());
+    return {.all_ids = all_ids,
+            .all_probs = all_probs,
+            .rank = rank,
+            .first_expert = rank * local,
+            .num_local_experts = local,
+            .groups = {local, buffers.output(DType::i64, {local}), buffers.output(DType::i64, {local + 1}),
+                       counts.padded, alignment},
+            .row_source = buffers.output(DType::i32, {counts.padded}),
+            .row_prob = buffers.output(DType::f32, {counts.padded}),
+            .recv_rows = buffers.output(DType::i32, {ranks * slots, topk}),
+            .recv_offsets = buffers.output(DType::i64, {ranks + 1}),
+            .recv_source = buffers.output(DType::i32, {ranks * slots}),
+            .send_tokens = buffers.output(DType::i32, {ranks, slots}),
+            .send_counts = buffers.output(DType::i64, {ranks}),
+            .overflow = buffers.zeros(DType::i32, {1})};
+}
+
+}  // namespace fp8flow::bench

@@ -1,0 +1,133 @@
+// Bench cases of SwiGLU weighted by the routing probability, plain and with FP8 outputs.
+#include "model/bench/cases/case.h"
+
+namespace fp8flow::bench {
+
+namespace {
+
+const std::vector<Key> kKeys =
+    group_keys() + std::vector<Key>{{"F", "2048", "256", "columns of gate and of up"},
+                                    {"prob", "yes", "yes", "times a probability: yes | no"}};
+const Key kDtype = {"dtype", "bf16", "bf16", "bf16 | f32"};
+const std::vector<Key> kQuantized = {{"codes", "e4m3", "e4m3", "e4m3 | e5m2"},
+                                     {"scale", "pow2", "pow2", "scales: pow2 | fp32"}};
+const Key kFused = {"fused", "yes", "yes", "yes | no: the plain result in memory, then quantised"};
+const Key kDprob = {"dprob", "yes", "yes", "gradient of the probability: yes | no"};
+
+// What all four share.
+struct Input {
+    RoutedRows routed;
+    int64_t width;
+    DType dtype;
+    TensorView h, prob;
+    Work work;
+};
+Input input_of(Buffers& buffers, const Shape& shape) {
+    Input in{.routed = buffers.routed(shape),
+             .width = shape.positive("F"),
+             .dtype = shape.dtype("dtype", {DType::bf16, DType::f32})};
+    in.h = buffers.normal(in.dtype, {in.routed.capacity(), 2 * in.width});
+    in.work.reads(plain_row_bytes(in.h, in.routed.valid));
+    if (shape.yes("prob")) {
+        in.prob = buffers.normal(DType::f32, {in.routed.capacity()});
+        in.work.reads(static_cast<double>(4 * in.routed.valid));
+    }
+    return in;
+}
+DType codes(const Shape& shape) { return shape.dtype("codes", {DType::e4m3, DType::e5m2}); }
+TensorView dprob_of(Buffers& buffers, const Shape& shape, Input& in) {
+    if (!shape.yes("dprob")) return {};
+    in.work.writes(static_cast<double>(4 * in.routed.padded));
+    return buffers.output(DType::f32, {in.routed.capacity()});
+}
+TensorView da_of(Buffers& buffers, Input& in) {
+    const TensorView da = buffers.normal(in.dtype, {in.routed.capacity(), in.width});
+    in.work.reads(plain_row_bytes(da, in.routed.valid));
+    return da;
+}
+
+Call forward(Machine& machine, Buffers& buffers, const Shape& shape) {
+    Input in = input_of(buffers, shape);
+    const op::Swiglu args{.h = in.h,
+                          .prob = in.prob,
+                          .groups = in.routed.groups,
+                          .a = buffers.output(in.dtype, {in.routed.capacity(), in.width})};
+    return call_of(machine, &Ops::swiglu, args, in.work.writes(plain_row_bytes(args.a, in.routed.padded)));
+}
+
+Call forward_quantized(Machine& machine, Buffers& buffers, const Shape& shape) {
+    Input in = input_of(buffers, shape);
+    const op::SwigluQuantize args{
+        .h = in.h,
+        .prob = in.prob,
+        .groups = in.routed.groups,
+        .scale_format = shape.scale_format(),
+        .a = buffers.fp8_output(codes(shape), {in.routed.capacity(), in.width}, ScaleLayout::vec128)};
+    in.work.writes(row_bytes(args.a, in.routed.padded));
+    if (shape.yes("fused")) return call_of(machine, &Ops::swiglu_quantize, args, in.work);
+    const op::Swiglu plain{.h = in.h,
+                           .prob = in.prob,
+                           .groups = in.routed.groups,
+                           .a = buffers.output(in.dtype, {in.routed.capacity(), in.width})};
+    const op::QuantizeRows quantized{
+        .src = plain.a, .groups = in.routed.groups, .scale_format = args.scale_format, .dst = args.a};
+    return two_calls(machine, &Ops::swiglu, plain, &Ops::quantize_rows, quantized, in.work);
+}
+
+Call backward(Machine& machine, Buffers& buffers, const Shape& shape) {
+    Input in = input_of(buffers, shape);
+    const TensorView da = da_of(buffers, in);
+    const op::SwigluBackward args{.da = da,
+                                  .h = in.h,
+                                  .prob = in.prob,
+                                  .groups = in.routed.groups,
+                                  .dh = buffers.output(in.dtype, {in.routed.capacity(), 2 * in.width}),
+                                  .dprob = dprob_of(buffers, shape, in)};
+    return call_of(machine, &Ops::swiglu_backward, args,
+                   in.work.writes(plain_row_bytes(args.dh, in.routed.padded)));
+}
+
+Call backward_quantized(Machine& machine, Buffers& buffers, const Shape& shape) {
+    Input in = input_of(buffers, shape);
+    const TensorView da = da_of(buffers, in);
+    const op::SwigluBackwardQuantize args{
+        .da = da,
+        .h = in.h,
+        .prob = in.prob,
+        .groups = in.routed.groups,
+        .scale_format = shape.scale_format(),
+        .dh = buffers.fp8_output(codes(shape), {in.routed.capacity(), 2 * in.width}, ScaleLayout::vec128),
+        .dprob = dprob_of(buffers, shape, in)};
+    in.work.writes(row_bytes(args.dh, in.routed.padded));
+    if (shape.yes("fused")) return call_of(machine, &Ops::swiglu_backward_quantize, args, in.work);
+    const op::SwigluBackward plain{.da = da,
+                                   .h = in.h,
+                                   .prob = in.prob,
+                                   .groups = in.routed.groups,
+                                   .dh = buffers.output(in.dtype, {in.routed.capacity(), 2 * in.width}),
+                                   .dprob = args.dprob};
+    const op::QuantizeRows quantized{
+        .src = plain.dh, .groups = in.routed.groups, .scale_format = args.scale_format, .dst = args.dh};
+    return two_calls(machine, &Ops::swiglu_backward, plain, &Ops::quantize_rows, quantized, in.work);
+}
+
+}  // namespace
+
+Case swiglu_case() {
+    return {"swiglu", "silu(gate) * up * probability", kKeys + std::vector<Key>{kDtype}, forward};
+}
+Case swiglu_quantize_case() {
+    return {"swiglu_quantize", "the same, quantised in 1x128 blocks in the kernel",
+            kKeys + std::vector<Key>{kDtype} + kQuantized + std::vector<Key>{kFused}, forward_quantized};
+}
+Case swiglu_backward_case() {
+    return {"swiglu_backward", "gradients of gate, up and probability",
+            kKeys + std::vector<Key>{kDtype, kDprob}, backward};
+}
+Case swiglu_backward_quantize_case() {
+    return {"swiglu_backward_quantize", "the same, quantised in 1x128 blocks in the kernel",
+            kKeys + std::vector<Key>{kDtype, kDprob} + kQuantized + std::vector<Key>{kFused},
+            backward_quantized};
+}
+
+}  // namespace fp8flow::bench

@@ -1,0 +1,157 @@
+// Bench cases of the two ends of the model and of element-wise operations.
+#include "model/bench/cases/case.h"
+
+namespace fp8flow::bench {
+
+namespace {
+
+constexpr std::initializer_list<DType> kReal = {DType::bf16, DType::f32};
+constexpr std::initializer_list<DType> kPlain = {DType::bf16, DType::f16, DType::f32};
+const Key kDtype = {"dtype", "bf16", "bf16", "bf16 | f32"};
+const std::vector<Key> kTable = {{"T", "4096", "24", "tokens"},
+                                 {"V", "129280", "100", "rows of the table"},
+                                 {"H", "7168", "256", "columns"}};
+const std::vector<Key> kElements = {{"T", "4096", "40", "rows"}, {"H", "7168", "256", "columns"}};
+
+// Rows of a table that `ids` name at least once, as fill_random draws them: read back from the device.
+int64_t distinct(Buffers& buffers, const TensorView& ids, int64_t rows) {
+    return buffers.once<int64_t>([&] {
+        std::vector<int32_t> host(static_cast<std::size_t>(ids.numel()));
+        buffers.device().copy_out(host.data(), ids.data, static_cast<std::size_t>(ids.bytes()));
+        std::vector<bool> named(static_cast<std::size_t>(rows));
+        int64_t count = 0;
+        for (const int32_t id : host) {
+            count += named[static_cast<std::size_t>(id)] ? 0 : 1;
+            named[static_cast<std::size_t>(id)] = true;
+        }
+        return count;
+    });
+}
+
+Call look_up(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const int64_t tokens = shape.number("T"), rows = shape.positive("V"), columns = shape.positive("H");
+    const DType dtype = shape.dtype("dtype", kReal);
+    const op::Embedding args{.ids = buffers.integers(DType::i32, {tokens}, rows),
+                             .table = buffers.normal(dtype, {rows, columns}),
+                             .y = buffers.output(dtype, {tokens, columns})};
+    return call_of(machine, &Ops::embedding, args,
+                   Work{}
+                       .reads_all(args.ids)
+                       .reads(plain_row_bytes(args.table, distinct(buffers, args.ids, rows)))
+                       .writes_all(args.y));
+}
+
+Call look_up_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const int64_t tokens = shape.number("T"), rows = shape.positive("V"), columns = shape.positive("H");
+    const op::EmbeddingBackward args{.ids = buffers.integers(DType::i32, {tokens}, rows),
+                                     .dy = buffers.normal(shape.dtype("dtype", kReal), {tokens, columns}),
+                                     .mode = shape.gradient(),
+                                     .dtable = buffers.zeros(DType::f32, {rows, columns})};
+    Work work;
+    work.reads_all(args.ids, args.dy).computes(static_cast<double>(args.dy.numel()));
+    const double named = plain_row_bytes(args.dtable, distinct(buffers, args.ids, rows));
+    if (args.mode == Gradient::overwrite)
+        work.writes_all(args.dtable);
+    else
+        work.reads(named).writes(named);
+    return call_of(machine, &Ops::embedding_backward, args, work);
+}
+
+Call cross_entropy(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const int64_t tokens = shape.number("T"), columns = shape.positive("V");
+    op::CrossEntropy args{.logits = buffers.normal(DType::f32, {tokens, columns}),
+                          .labels = buffers.integers(DType::i32, {tokens}, columns),
+                          .vocab_size = columns,
+                          .loss = buffers.output(DType::f32, {tokens})};
+    Work work;
+    work.reads_all(args.logits, args.labels).writes_all(args.loss);
+    if (shape.yes("gradient")) {
+        args.dlogits = buffers.output(shape.dtype("dtype", kReal), {tokens, columns});
+        work.writes_all(args.dlogits);
+    }
+    return call_of(machine, &Ops::cross_entropy, args, work);
+}
+
+Call sum(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const op::Sum args{.values = buffers.normal(DType::f32, {shape.number("N")}),
+                       .sum = buffers.zeros(DType::f32, {1})};
+    return call_of(machine, &Ops::sum, args, Work{}.reads_all(args.values, args.sum).writes_all(args.sum));
+}
+
+Call add(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const int64_t rows = shape.number("T"), columns = shape.positive("H");
+    const DType dtype = shape.dtype("dtype", kPlain);
+    const op::Add args{.a = buffers.normal(dtype, {rows, columns}),
+                       .b = buffers.normal(dtype, {rows, columns}),
+                       .y = buffers.output(dtype, {rows, columns})};
+    return call_of(machine, &Ops::add, args, Work{}.reads_all(args.a, args.b).writes_all(args.y));
+}
+
+Call cast(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const int64_t rows = shape.number("T"), columns = shape.positive("H");
+    const op::Cast args{.x = buffers.normal(shape.dtype("from", kPlain), {rows, columns}),
+                        .y = buffers.output(shape.dtype("to", kPlain), {rows, columns})};
+    return call_of(machine, &Ops::cast, args, Work{}.reads_all(args.x).writes_all(args.y));
+}
+
+Call zero(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const op::Zero args{
+        .y = buffers.output(shape.dtype("dtype", kPlain), {shape.number("T"), shape.positive("H")})};
+    return call_of(machine, &Ops::zero, args, Work{}.writes_all(args.y));
+}
+
+Call fill_normal(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const op::FillNormal args{.y = buffers.output(DType::f32, {shape.number("T"), shape.positive("H")})};
+    return call_of(machine, &Ops::fill_normal, args, Work{}.writes_all(args.y));
+}
+
+Call count_non_finite(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const DType dtype = shape.dtype("dtype", {DType::bf16, DType::f16, DType::f32, DType::e4m3, DType::e5m2});
+    const op::CountNonFinite args{.x = buffers.normal(dtype, {shape.number("T"), shape.positive("H")}),
+                                  .count = buffers.zeros(DType::i64, {1}),
+                                  .first = buffers.values(std::vector<int64_t>{-1})};
+    return call_of(machine, &Ops::count_non_finite, args,
+                   Work{}.reads_all(args.x, args.count, args.first).writes_all(args.count, args.first));
+}
+
+const Key kAnyPlain = {"dtype", "bf16", "bf16", "bf16 | f16 | f32"};
+
+}  // namespace
+
+Case embedding_case() {
+    return {"embedding", "rows of a table by token", kTable + std::vector<Key>{kDtype}, look_up};
+}
+Case embedding_backward_case() {
+    return {"embedding_backward", "gradient of the table",
+            kTable + std::vector<Key>{kDtype,
+                                      {"mode", "accumulate", "accumulate", "dtable: overwrite | accumulate"}},
+            look_up_backward};
+}
+Case cross_entropy_case() {
+    return {"cross_entropy",
+            "loss and gradient of the logits",
+            {{"T", "1024", "24", "tokens"},
+             {"V", "129280", "300", "vocabulary"},
+             {"gradient", "yes", "yes", "also the gradient: yes | no"},
+             {"dtype", "bf16", "bf16", "of the gradient: bf16 | f32"}},
+            cross_entropy};
+}
+Case sum_case() { return {"sum", "sum of values, in order", {{"N", "4096", "100", "values"}}, sum}; }
+Case add_case() { return {"add", "y = a + b", kElements + std::vector<Key>{kAnyPlain}, add}; }
+Case cast_case() {
+    return {"cast", "another float type",
+            kElements + std::vector<Key>{{"from", "f32", "f32", "bf16 | f16 | f32"},
+                                         {"to", "bf16", "bf16", "bf16 | f16 | f32"}},
+            cast};
+}
+Case fill_normal_case() {
+    return {"fill_normal", "normal random numbers by global index", kElements, fill_normal};
+}
+Case zero_case() { return {"zero", "zeros", kElements + std::vector<Key>{kAnyPlain}, zero}; }
+Case count_non_finite_case() {
+    return {"count_non_finite", "NaN and Inf of a tensor",
+            kElements + std::vector<Key>{{"dtype", "bf16", "bf16", "bf16 | f16 | f32 | e4m3 | e5m2"}},
+            count_non_finite};
+}
+
+}  // namespace fp8flow::bench

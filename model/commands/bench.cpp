@@ -1,0 +1,199 @@
+// `fp8flow bench`: single operations, each at given shapes, against what the machine can do.
+#include "model/base/build_info.h"
+#include "model/base/output.h"
+#include "model/bench/report.h"
+#include "model/bench/suite.h"
+#include "model/commands/commands.h"
+#include "model/report/progress.h"
+#include "model/report/table.h"
+
+#include <fmt/core.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <regex>
+
+namespace fp8flow {
+
+namespace {
+
+using namespace bench;
+
+struct Item {
+    const Case* what;
+    Shape shape;
+    Subject::Regimes regimes = Subject::Regimes::all;
+};
+
+// Keeps the items whose operation and shape, as progress prints them, have a match.
+void keep_matching(std::vector<Item>& items, const std::string& pattern) {
+    try {
+        const std::regex wanted(pattern);
+        std::erase_if(items, [&](const Item& item) {
+            return !std::regex_search(item.what->name + " " + item.shape.text(), wanted);
+        });
+    } catch (const std::regex_error& error) {
+        fail(ExitCode::usage, "--match: got '{}', want a regular expression ({})", pattern, error.what());
+    }
+    require(!items.empty(), ExitCode::usage, "--match: nothing that was asked for matches '{}'", pattern);
+}
+
+// A suite, cut down to the operations that are named; or the named operations at each given shape, or at their default.
+std::vector<Item> items_of(const BenchOptions& options, Size size) {
+    std::vector<Item> items;
+    for (const std::string& name : options.operations) find_case(name);
+    if (!options.suite.empty()) {
+        require(options.shapes.empty(), ExitCode::usage, "--shape and --suite exclude each other");
+        for (const SuiteEntry& entry : suite(options.suite)) {
+            const auto& named = options.operations;
+            if (!named.empty() && std::find(named.begin(), named.end(), entry.operation) == named.end())
+                continue;
+            const Case& what = find_case(entry.operation);
+            items.push_back({&what, Shape(what.name, what.keys, entry.size, entry.shape), entry.regimes});
+        }
+        require(!items.empty(), ExitCode::usage, "suite {} has none of the named operations", options.suite);
+        return items;
+    }
+    require(!options.operations.empty(), ExitCode::usage,
+            "bench: name an operation or a --suite; see fp8flow bench --list");
+    for (const std::string& name : options.operations) {
+        const Case& what = find_case(name);
+        if (options.shapes.empty()) items.push_back({&what, Shape(what.name, what.keys, size, "")});
+        for (const std::string& shape : options.shapes)
+            items.push_back({&what, Shape(what.name, what.keys, size, shape)});
+    }
+    return items;
+}
+
+std::vector<Runner::Backend> product_backends(const BenchOptions& options, const BackendChoice& choice) {
+    std::vector<Runner::Backend> backends;
+    const auto add = [&](const char* name, GemmBackendKey key) {
+        backends.push_back({name, make_ops(choice, Arithmetic::stated, {.gemm_backend = key})});
+    };
+    if (choice.kind != BackendKind::hopper)
+        add("reference", GemmBackendKey::automatic);
+    else if (options.gemm_backend == "both" || (options.gemm_backend.empty() && options.suite == "gemm")) {
+        add("native", GemmBackendKey::native);
+        add("cublaslt", GemmBackendKey::cublaslt);
+    } else if (options.gemm_backend == "cublaslt")
+        add("cublaslt", GemmBackendKey::cublaslt);
+    else
+        add("native", options.gemm_backend == "native" ? GemmBackendKey::native : GemmBackendKey::automatic);
+    return backends;
+}
+
+MeasureOptions measure_options(const BenchOptions& options, const BackendChoice& choice) {
+    MeasureOptions measure =
+        choice.kind == BackendKind::hopper ? MeasureOptions{} : MeasureOptions::for_host();
+    const bool hopper = choice.kind == BackendKind::hopper;
+    // almost 400 measurements in about three minutes
+    if (options.suite == "gemm" && hopper) {
+        measure.samples = 15;
+        measure.idle_seconds = 0.15;
+        measure.sustained_seconds = 0.25;
+    }
+    // about 400 rows in about two minutes: memory traffic neither needs rest nor gets slower under load
+    if (options.suite == "upstream" && hopper) {
+        measure.samples = 15;
+        measure.calls_per_short_sample = 5;
+        measure.idle_seconds = 0.0;
+        measure.sustained_seconds = 0.0;
+    }
+    // calls that wait for the wire, far from the power limit: no need to rest
+    if (options.suite == "exchange" && hopper) measure.idle_seconds = 0.02;
+    if (options.samples > 0) measure.samples = options.samples;
+    if (options.idle_seconds) measure.idle_seconds = *options.idle_seconds;
+    if (options.sustained_seconds) measure.sustained_seconds = *options.sustained_seconds;
+    return measure;
+}
+
+void write_rows(const OutputFolder& folder, const std::vector<Row>& rows, const Provenance& provenance) {
+    nlohmann::json written = nlohmann::json::array();
+    for (const Row& row : rows) written.push_back(to_json(row, provenance));
+    folder.write_atomic("bench.json", written.dump(1) + "\n");
+}
+
+}  // namespace
+
+void print_bench_list() {
+    fmt::print("operations (keys of --shape with their defaults on a GPU / on the CPU):\n");
+    for (const Case& what : all_cases()) {
+        fmt::print("\n{}  {}{}\n", what.name, what.meaning,
+                   what.runs == Runs::together ? " (mpirun -n N)" : "");
+        Table table({{"key", Align::left},
+                     {"default", Align::left},
+                     {"small", Align::left},
+                     {"meaning", Align::left}});
+        for (const Key& key : what.keys) table.add_row({key.name, key.layer, key.small, key.meaning});
+        if (!what.keys.empty()) fmt::print("{}", table.text(2));
+    }
+    fmt::print("\nsuites:\n");
+    Table suites({{"name", Align::left}, {"cases"}, {"what", Align::left}});
+    for (const auto& [name, meaning] : suite_names())
+        suites.add_row({name, std::to_string(suite(name).size()), meaning});
+    fmt::print("{}", suites.text(2));
+}
+
+int run_bench(const BenchOptions& options, ProcessGroup& world) {
+    require(!options.capture || world.size() == 1, ExitCode::usage,
+            "--capture: got {} ranks, want one: a profiler repeats kernels, and those of an exchange wait "
+            "for each other",
+            world.size());
+    const BackendChoice choice = choose_backend(options.backend, options.placement, world);
+    std::vector<Item> items =
+        items_of(options, choice.kind == BackendKind::hopper ? Size::layer : Size::small);
+    if (!options.match.empty()) keep_matching(items, options.match);
+    Peers peers;
+    if (!options.peers.empty()) peers.add_measured_here(options.peers);
+    const bool speaks = world.rank() == 0;
+    std::optional<OutputFolder> folder;
+    if (speaks && !options.out.empty()) folder.emplace(options.out);
+    Runner runner(product_backends(options, choice), choice, world, measure_options(options, choice));
+
+    Provenance provenance{.gpu = choice.kind == BackendKind::hopper ? runner.device_name() : "",
+                          .date = format_timestamp(std::chrono::system_clock::now()).substr(0, 10),
+                          .commit = build_commit(),
+                          .command = options.command,
+                          .gpus = choice.kind == BackendKind::hopper ? world.size() : 0};
+    if (speaks) fmt::print("{}\ndevice: {}\n", choice.note, runner.device_name());
+    if (options.capture) {
+        for (const Item& item : items)
+            fmt::print("captured {} kernels of {} {}\n", runner.capture(*item.what, item.shape),
+                       item.what->name, item.shape.text());
+        return 0;
+    }
+    std::vector<Row> rows;
+    EtaEstimator eta(static_cast<int64_t>(items.size()));
+    for (size_t i = 0; i < items.size(); ++i) {
+        const auto start = std::chrono::steady_clock::now();
+        if (speaks && items.size() > 1) {
+            const auto left = eta.seconds_left();
+            fmt::print(stderr, "[{}/{}{}] {} {}\n", i + 1, items.size(),
+                       left ? ", " + format_clock(*left) + " left" : "", items[i].what->name,
+                       items[i].shape.short_text());
+        }
+        for (Row& row : runner.measure(*items[i].what, items[i].shape, items[i].regimes)) {
+            add_peer(row, peers, provenance.gpu, world.size());
+            rows.push_back(std::move(row));
+        }
+        // after each, so that a suite that is interrupted leaves what it has
+        judge(rows);
+        if (folder) write_rows(*folder, rows, provenance);
+        eta.step_done(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
+    const bool upstream = options.suite == "upstream";
+    std::string table = upstream || options.suite == "exchange" ? suite_table(rows) : tables(rows);
+    if (const std::string note = runner.wire_note(); !note.empty()) table += "\n" + note + "\n";
+    if (speaks) fmt::print("\n{}", table);
+    if (folder) {
+        fmt::print("\nwritten: {}\n", folder->path_of("bench.json"));
+        folder->write_atomic("bench.txt", table);
+        if (upstream) folder->write_atomic("bench.svg", suite_picture(rows, provenance));
+    }
+    world.barrier();
+    return 0;
+}
+
+}  // namespace fp8flow

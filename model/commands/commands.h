@@ -1,0 +1,65 @@
+// The program's commands. Each returns the exit status; errors are thrown as Error and reported once, in main.
+#pragma once
+
+#include "kernels/comm/process_group.h"
+#include "model/base/backend.h"
+#include "model/validate/arms.h"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+
+struct RunOptions {
+    std::string config_path;
+    std::vector<std::string> overrides;  // section.key=value
+    std::string hf_config;      // a Hugging Face config.json, read before the configuration; empty: none
+    std::string weights;        // train, replay: safetensors with Hugging Face names; empty: initial weights
+    std::string export_format;  // train: bf16 | f32 | fp8, written below out in the end; empty: nothing
+    BackendKind backend = BackendKind::automatic;
+    Ablation ablation =
+        Ablation::none;  // validate, profile: also the flow with one optimisation off at a time
+    std::optional<int64_t> measured_steps;  // profile
+    std::string command;                    // as it was typed, for the results
+    Placement placement;
+};
+
+struct BenchOptions {
+    std::vector<std::string> operations;
+    std::vector<std::string> shapes;  // "T=4096,H=7168"
+    std::string suite;
+    std::string match;  // regular expression over "operation key=value ..."; empty: everything
+    std::string out;  // folder for bench.json, bench.txt and, of suite upstream, bench.svg; empty: only print
+    std::string peers;     // file with others' times, measured on this GPU; empty: the project's list alone
+    bool capture = false;  // instead of timing: one call of each row, for a profiler that listens
+    std::string gemm_backend;  // native | cublaslt | both; empty: the fastest, in suite gemm both
+    std::string command;       // as it was typed, for the results
+    int samples = 0;           // of a burst; 0: the protocol's
+    std::optional<double> idle_seconds, sustained_seconds;
+    BackendKind backend = BackendKind::automatic;
+    Placement placement;
+};
+
+struct ReplayOptions : RunOptions {  // config_path may be empty
+    std::string input;               // safetensors with hidden_states and, for the backward, grad_output
+    int64_t layer = 0;               // its number in the weights (RunOptions::weights; empty: in the input)
+    bool norm = false;               // the RMSNorm in front of the layer is part of it
+    bool intermediates = false;
+};
+
+int run_train(const RunOptions& options, ProcessGroup& world);
+// Same data, seed and initial weights under every recipe of validate.recipes, plus a control arm.
+int run_validate(const RunOptions& options, ProcessGroup& world);
+// Where the time, the bytes and the memory of one layer go, stage by stage, under every recipe of profile.profile_recipes.
+int run_profile(const RunOptions& options, ProcessGroup& world);
+// Without `gpus`, for as many as share the experts.
+int run_plan(const RunOptions& options, std::optional<int64_t> gpus,
+             const std::optional<std::string>& json_name);
+// One MoE layer forward and backward on given tensors.
+int run_replay(const ReplayOptions& options, ProcessGroup& world);
+// Times single operations. Rows of the results schema go to <out>/bench.json, the table to bench.txt.
+int run_bench(const BenchOptions& options, ProcessGroup& world);
+void print_bench_list();
+
+}  // namespace fp8flow

@@ -1,0 +1,320 @@
+// The program: reads the command line, starts the ranks, reports errors once. The only place that reads the environment (MPI's own
+// variables apart). Read next: commands.h.
+#include "kernels/comm/mpi_session.h"
+#include "kernels/core/error.h"
+#include "model/commands/commands.h"
+#include "model/config/config.h"
+
+#include <fmt/core.h>
+#include <omp.h>
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <new>
+#include <optional>
+#include <string>
+#include <thread>
+
+namespace {
+
+using namespace fp8flow;
+
+int exit_code_of(std::exception_ptr error, std::string& message) {
+    try {
+        std::rethrow_exception(error);
+    } catch (const Error& e) {
+        message = e.what();
+        return static_cast<int>(e.code());
+    } catch (const std::bad_alloc&) {
+        message = "out of host memory; lower training.micro_batch_size or model.seq_length";
+        return static_cast<int>(ExitCode::memory);
+    } catch (const std::exception& e) {
+        message = e.what();
+    }
+    return static_cast<int>(ExitCode::internal);
+}
+
+// "fp8flow: error: " and the message; several problems stand on lines of their own below it.
+void print_error(const std::string& message) {
+    const auto lines = 1 + std::count(message.begin(), message.end(), '\n');
+    std::string text = lines > 1 ? fmt::format("{} problems\n{}", lines, message) : message;
+    for (size_t at = text.find('\n'); at != std::string::npos; at = text.find('\n', at + 3))
+        text.replace(at, 1, "\n  ");
+    fmt::print(stderr, "fp8flow: error: {}\n", text);
+    std::fflush(stderr);
+}
+
+// Ends the job with one report. Ranks speak in turn, and only the first one does: it takes the others down.
+[[noreturn]] void report_and_abort(MpiSession& mpi, std::exception_ptr error) {
+    constexpr std::chrono::milliseconds kTurn{150}, kLongestTurn{3000}, kForTheEnd{10000};
+    std::string message;
+    const int code = exit_code_of(error, message);
+    // A lost peer is the consequence of another rank's error: let that one speak first.
+    const int turn = mpi.rank() + (code == static_cast<int>(ExitCode::peer) ? mpi.size() : 0);
+    std::this_thread::sleep_for(std::min(kLongestTurn, kTurn * turn));
+    if (mpi.claim_report()) {
+        print_error(message);
+    } else {
+        std::this_thread::sleep_for(kForTheEnd);
+    }
+    mpi.abort(code);
+}
+
+// What mpirun tells its ranks; a process started alone is one rank on its host.
+int64_t launcher_value(const char* name, int64_t otherwise) {
+    const char* value = std::getenv(name);
+    return value != nullptr ? std::atoll(value) : otherwise;
+}
+Placement placement() {
+    return {.num_ranks = launcher_value("OMPI_COMM_WORLD_SIZE", 1),
+            .ranks_on_host = std::max<int64_t>(1, launcher_value("OMPI_COMM_WORLD_LOCAL_SIZE", 1)),
+            .rank_on_host = launcher_value("OMPI_COMM_WORLD_LOCAL_RANK", 0)};
+}
+
+// The ranks of a host share its cores, unless the user or mpirun's binding has decided already.
+void choose_threads(int64_t ranks) {
+    if (std::getenv("OMP_NUM_THREADS") != nullptr || std::getenv("OMPI_MCA_orte_bound_at_launch") != nullptr)
+        return;
+    omp_set_num_threads(std::max(1, omp_get_num_procs() / static_cast<int>(ranks)));
+}
+
+// Runs `command` on every rank. deadline_of(ranks): the longest wait for another rank.
+template <class Options>
+int on_ranks(const Options& options, int (*command)(const Options&, ProcessGroup&), auto&& deadline_of) {
+    // Before the first NCCL call: communicators need no multicast memory, which some machines refuse. A value of the user's stays.
+    ::setenv("NCCL_NVLS_ENABLE", "0", 0);
+    MpiSession mpi;
+    try {
+        check_processor();
+        choose_threads(options.placement.ranks_on_host);
+        const auto world = make_mpi_group(deadline_of(mpi.size()));
+        return command(options, *world);
+    } catch (...) {
+        report_and_abort(mpi, std::current_exception());
+    }
+}
+int on_ranks(const RunOptions& options, int (*command)(const RunOptions&, ProcessGroup&)) {
+    return on_ranks(options, command, [&](int ranks) {
+        return load_config(options.config_path, options.overrides, ranks, options.hf_config)
+            .parallel.peer_deadline_seconds;
+    });
+}
+int replay_on_ranks(const ReplayOptions& options) {
+    constexpr double kDeadline = 300;  // a rank may read weights for minutes while the others wait
+    return on_ranks(options, run_replay, [](int) { return kDeadline; });
+}
+int bench_on_ranks(const BenchOptions& options) {
+    constexpr double kDeadline = 300;  // a rank may draw random data for minutes while the others wait
+    return on_ranks(options, run_bench, [](int) { return kDeadline; });
+}
+
+// The command as it was typed, with the ranks it was started on.
+std::string typed(int argc, char** argv) {
+    std::string text = "fp8flow";
+    const int64_t ranks = launcher_value("OMPI_COMM_WORLD_SIZE", 1);
+    if (ranks > 1) text = fmt::format("mpirun -n {} fp8flow", ranks);
+    for (int i = 1; i < argc; ++i) text += std::string(" ") + argv[i];
+    return text;
+}
+
+// For what needs no ranks. Returns the exit code.
+int report(std::exception_ptr error) {
+    std::string message;
+    const int code = exit_code_of(error, message);
+    print_error(message);
+    return code;
+}
+
+// What is wrong with the command line, every rank of a job sees.
+int report_usage(std::exception_ptr error) {
+    if (!MpiSession::launched()) return report(error);
+    MpiSession mpi;
+    report_and_abort(mpi, error);
+}
+
+struct CommandLine {
+    CLI::App app{"fp8flow: trains a Mixture-of-Experts transformer with a casting-free FP8 flow"};
+    CLI::App* train = app.add_subcommand("train", "train the model of a configuration");
+    CLI::App* validate =
+        app.add_subcommand("validate", "train under every recipe of validate.recipes and compare the losses");
+    CLI::App* profile = app.add_subcommand(
+        "profile", "time, bytes and memory of every stage of the MoE layer, recipes side by side");
+    CLI::App* plan =
+        app.add_subcommand("plan", "print parameters, FLOPs, memory and wire bytes without running");
+    CLI::App* replay = app.add_subcommand(
+        "replay",
+        "one MoE layer forward and backward on tensors from a safetensors file, to compare with yours");
+    CLI::App* bench = app.add_subcommand("bench", "time single operations against what the machine can do");
+    RunOptions options;
+    ReplayOptions replay_options;
+    BenchOptions bench_options;
+    std::string backend = "auto", out, json, recipes, resume;
+    int64_t gpus = 0, steps = 0;
+    bool help_config = false, list = false, tensor_stats = false, ablate = false;
+
+    CommandLine() {
+        app.require_subcommand(0, 1);
+        app.set_version_flag("--version", "fp8flow " FP8FLOW_VERSION);
+        app.add_flag("--help-config", help_config,
+                     "print every configuration key with type, range, default and meaning");
+        app.footer(
+            "Exit status: 0 done, 1 validate's verdict is not pass, 2 command line or configuration, 10 "
+            "data, 11 checkpoint, "
+            "12 memory, 13 NaN or Inf,\n14 another rank was lost, 15 output folder, 70 a fault of fp8flow.\n"
+            "Several ranks: mpirun -n N --quiet fp8flow train CONFIG (or scripts/train.sh -n N CONFIG)");
+        for (CLI::App* command : {train, validate, profile, plan, replay}) {
+            command->add_option("config", options.config_path, "YAML configuration (see configs/)")
+                ->required(command != replay);
+            command->add_option("--set", options.overrides, "section.key=value, repeatable")
+                ->allow_extra_args(false);
+            command->add_option("--out", out, "folder for everything the run writes (default: output.out)")
+                ->take_last();
+            command->add_option(
+                "--hf-config", options.hf_config,
+                "config.json of deepseek_v3, qwen3_moe or mixtral: fills model and moe; the configuration "
+                "and --set come after it");
+        }
+        train->add_option("--weights", options.weights,
+                          "start from a Hugging Face model: a .safetensors file, an index, or a folder");
+        train
+            ->add_option("--export", options.export_format,
+                         "bf16 | f32 | fp8: in the end write the weights with Hugging Face names to OUT/hf")
+            ->check(CLI::IsMember({"bf16", "f32", "fp8"}));
+        for (CLI::App* command : {train, validate, profile, replay})
+            command->add_option("--backend", backend, "auto | reference | hopper");
+        for (CLI::App* command : {validate, profile})
+            command->add_flag("--ablate", ablate,
+                              "also run fp8_flow with each of its optimisations switched off in turn");
+        profile->add_option("--recipes", recipes, "comma-separated (default: profile.profile_recipes)");
+        profile->add_option("--steps", steps,
+                            "steps that are measured (default: profile_step_end - profile_step_start)");
+        train
+            ->add_option("--resume", resume,
+                         "go on from a checkpoint: auto (the newest whole one below --out, or begin anew), "
+                         "or a folder "
+                         "(checkpoint.load)")
+            ->take_last();
+        train->add_flag("--tensor-stats", tensor_stats,
+                        "report underflow, saturation, scales and error of every quantised tensor");
+        plan->add_option("--gpus", gpus, "number of ranks (default: parallel.expert_model_parallel_size)");
+        replay->add_option("--input", replay_options.input, "safetensors with hidden_states and grad_output")
+            ->required();
+        replay->add_option(
+            "--weights", options.weights,
+            "safetensors with the layer's weights: a file, an index, or a folder (default: --input)");
+        replay->add_option("--layer", replay_options.layer, "its number in the weights (default: 0)")
+            ->check(CLI::Range(0, 100000));
+        replay->add_flag("--norm", replay_options.norm,
+                         "apply post_attention_layernorm in front of the layer");
+        replay->add_flag("--intermediates", replay_options.intermediates,
+                         "also write what the experts received and computed, by stage");
+        add_bench_options();
+        plan->add_option("--json", json, "also write the plan to this file below --out");
+    }
+
+    void add_bench_options() {
+        bench->add_option("operations", bench_options.operations, "operations to time (--list)");
+        bench
+            ->add_option("--shape", bench_options.shapes,
+                         "key=value,key=value of every named operation, repeatable")
+            ->allow_extra_args(false);
+        bench->add_option(
+            "--suite", bench_options.suite,
+            "layer | gemm | exchange | upstream | small, or what it has of the named operations");
+        bench->add_option("--match", bench_options.match,
+                          "regular expression: only what matches in 'operation key=value key=value ...'");
+        bench->add_flag("--list", list, "print operations, their keys and the suites");
+        bench->add_option("--out", bench_options.out,
+                          "folder for bench.json, bench.txt and, of suite upstream, bench.svg");
+        bench
+            ->add_flag(
+                "--capture", bench_options.capture,
+                "do not time: run one call of each row between cudaProfilerStart and Stop, in an NVTX range "
+                "(scripts/kernel_profile.py reads what ncu says then)")
+            ->excludes("--out");
+        bench->add_option(
+            "--peers", bench_options.peers,
+            "file with others' times on this GPU, a JSON object a line: operation, shape, us, peer, source");
+        bench->add_option("--backend", backend, "auto | reference | hopper");
+        bench->add_option("--gemm-backend", bench_options.gemm_backend, "native | cublaslt | both")
+            ->check(CLI::IsMember({"native", "cublaslt", "both"}));
+        bench->add_option("--samples", bench_options.samples, "timed samples of a burst (default: 30)")
+            ->check(CLI::Range(1, 100000));
+        bench
+            ->add_option("--idle", bench_options.idle_seconds,
+                         "seconds of rest before a burst (default: 0.8)")
+            ->check(CLI::Range(0.0, 60.0));
+        bench
+            ->add_option("--sustain", bench_options.sustained_seconds,
+                         "seconds of calls back to back, 0: none (default: 0.8)")
+            ->check(CLI::Range(0.0, 60.0));
+    }
+
+    // Throws CLI::ParseError and Error.
+    void parse(int argc, char** argv) {
+        app.parse(argc, argv);
+        constexpr int64_t kMostRanks = 1 << 20, kMostSteps = 100000;
+        require(plan->count("--gpus") == 0 || (gpus >= 1 && gpus <= kMostRanks), ExitCode::usage,
+                "--gpus: got {}, want 1 to {}",
+                plan->count("--gpus") > 0 ? plan->get_option("--gpus")->as<std::string>() : "", kMostRanks);
+        if (!out.empty()) options.overrides.push_back("output.out=" + out);
+        if (!resume.empty()) options.overrides.push_back("checkpoint.load=" + resume);
+        if (!recipes.empty()) options.overrides.push_back("profile.profile_recipes=[" + recipes + "]");
+        require(profile->count("--steps") == 0 || (steps >= 1 && steps <= kMostSteps), ExitCode::usage,
+                "--steps: got {}, want 1 to {}", steps, kMostSteps);
+        if (steps > 0) options.measured_steps = steps;
+        if (ablate) options.ablation = Ablation::flow_switches;
+        if (tensor_stats) options.overrides.push_back("output.tensor_stats=true");
+        options.backend = parse_backend(backend);
+        options.placement = placement();
+        bench_options.backend = options.backend;
+        bench_options.placement = options.placement;
+        options.command = bench_options.command = typed(argc, argv);
+    }
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    CommandLine line;
+    try {
+        line.parse(argc, argv);
+    } catch (const CLI::Success& asked) {  // --help, --version
+        return line.app.exit(asked);
+    } catch (const CLI::ParseError& wrong) {
+        return report_usage(std::make_exception_ptr(
+            Error(ExitCode::usage, fmt::format("{}; see fp8flow --help", wrong.what()))));
+    } catch (const Error&) {
+        return report_usage(std::current_exception());
+    }
+    if (line.help_config) {
+        fmt::print("{}", fp8flow::help_config());
+        return 0;
+    }
+    if (*line.train) return on_ranks(line.options, run_train);
+    if (*line.validate) return on_ranks(line.options, run_validate);
+    if (*line.profile) return on_ranks(line.options, run_profile);
+    if (*line.replay) {
+        static_cast<RunOptions&>(line.replay_options) = line.options;
+        return replay_on_ranks(line.replay_options);
+    }
+    if (*line.bench && line.list) {
+        fp8flow::print_bench_list();
+        return 0;
+    }
+    if (*line.bench) return bench_on_ranks(line.bench_options);
+    if (!*line.plan) {
+        fmt::print("{}", line.app.help());
+        return static_cast<int>(ExitCode::usage);
+    }
+    try {
+        return run_plan(line.options, line.gpus > 0 ? std::optional(line.gpus) : std::nullopt,
+                        line.json.empty() ? std::nullopt : std::optional(line.json));
+    } catch (...) {
+        return report(std::current_exception());
+    }
+}

@@ -1,0 +1,163 @@
+// `fp8flow profile`: every recipe through the same steps; tables, profile.json, a trace per rank and a picture.
+#include "model/commands/commands.h"
+#include "model/profile/ceilings.h"
+#include "model/profile/run.h"
+#include "model/report/progress.h"
+#include "model/report/run_report.h"
+#include "model/report/table.h"
+
+#include <chrono>
+#include <optional>
+
+namespace fp8flow {
+
+namespace {
+
+constexpr std::chrono::seconds kProgressPause{1};  // between lines within a phase
+
+constexpr const char* kRoutings[] = {"balanced", "skewed_1.25", "skewed_2.0", "data"};
+
+// What the columns mean; takes the BF16 peak.
+constexpr const char* kLegend =
+    "  layer       forward + backward of one MoE layer without the stage timer, the slowest rank of each "
+    "step\n"
+    "  MHz         the device's clock meanwhile (median): a GPU lowers it to keep to its power limit\n"
+    "  TFLOP/s     FLOPs of the model, no pads, no recomputation; BF16 peak: {}FLOP/s, a dense product "
+    "measured here\n"
+    "  wire/rank   sent by rank 0 in one step; wire ms: plan, dispatch and combine of one layer, all "
+    "exposed\n"
+    "  stages      share: of the time of their part; moves, FLOPs: what they cannot do without; memory: in "
+    "use at their peak\n"
+    "  of ceiling  their calls one by one at the ceilings measured here after a rest, over their time";
+
+class ProfileRun {
+public:
+    ProfileRun(const RunOptions& options, ProcessGroup& world)
+        : world_(world),
+          command_(options.command),
+          config_(profiled_config(
+              load_config(options.config_path, options.overrides, world.size(), options.hf_config),
+              options.measured_steps)),
+          backend_(choose_backend(options.backend, options.placement, world)),
+          arms_(recipe_arms(config_, config_.profile.profile_recipes, options.ablation)),
+          eta_(profiled_steps(config_.profile) * static_cast<int64_t>(arms_.size())) {
+        for (const Arm& arm : arms_) check_config(arm.config, world.size());
+        if (world.rank() == 0) {
+            folder_.emplace(config_.output.out);
+            log_ = RunLog(*folder_, "profile.log");
+            folder_->write_atomic("config.yaml", dump_config(config_));
+        }
+        report_start(log_, config_, backend_, world.size(), options.placement.ranks_on_host);
+        data_ = open_data(config_);
+    }
+
+    int run() {
+        const ProfileSpec& spec = config_.profile;
+        profile_.ranks = world_.size();
+        profile_.steps = spec.profile_step_end - spec.profile_step_start;
+        profile_.routing = kRoutings[static_cast<size_t>(spec.routing)];
+        profile_.date = format_timestamp(std::chrono::system_clock::now());
+        profile_.command = command_;
+        log_.line(fmt::format(
+            "routing: {}; {} to warm up, {} timed stage by stage, {} timed as a whole, for each recipe",
+            profile_.routing, counted(spec.profile_step_start, "step"), profile_.steps, profile_.steps));
+        world_.set_activity("measuring the machine");
+        ProfileCeilings ceilings(backend_, world_);
+        profile_.machine = ceilings.rates();
+        report_machine();
+        for (const Arm& arm : arms_) {
+            profile_.arms.push_back(
+                profile_arm(arm, world_, backend_, data_, ceilings,
+                            [&](const char* phase, int64_t step, int64_t of, double seconds) {
+                                eta_.step_done(seconds);
+                                progress(arm.name, phase, step, of);
+                            }));
+            log_.line(fmt::format(
+                "\n{}: one layer and micro-batch (MoE layer, attention, dense layer), otherwise one step; "
+                "times over {} and {}",
+                arm.name, counted(profile_.steps, "step"), counted(world_.size(), "rank")));
+            log_.line(arm_table(profile_.arms.back()));
+            log_.line(memory_table({profile_.arms.back().parameters, profile_.arms.back().saved,
+                                    profile_.arms.back().activation_bytes}));
+        }
+        write_traces();
+        if (world_.rank() == 0) report();
+        world_.barrier();
+        return 0;
+    }
+
+private:
+    void report_machine() {
+        const MachineRates& m = profile_.machine;
+        log_.line(fmt::format(
+            "ceilings of this machine ({}): copies {}B/s, products {}FLOP/s BF16, {}FLOP/s FP8{}", m.device,
+            format_si(m.bytes_per_second), format_si(m.bf16_flops), format_si(m.fp8_flops),
+            backend_.kind == BackendKind::hopper ? "" : " (small ones: a rough guide)"));
+        if (m.peer_load > 0)
+            log_.line(fmt::format("  between one GPU and all others, all active: loads {}B/s, stores {}B/s",
+                                  format_si(m.peer_load), format_si(m.peer_store)));
+        else if (!m.no_peers.empty())
+            log_.line(
+                fmt::format("  between ranks: not measured ({}); the wire counts in no ceiling", m.no_peers));
+    }
+
+    void progress(const std::string& arm, const char* phase, int64_t step, int64_t of) {
+        const auto now = std::chrono::steady_clock::now();
+        if (step != of && (step % config_.output.log_interval != 0 || now - last_progress_ < kProgressPause))
+            return;
+        last_progress_ = now;
+        log_.line(fmt::format(" {:<14} | {:<7} {:>{}}/{} | ETA {}", arm, phase, step,
+                              std::to_string(of).size(), of, format_clock(eta_.seconds_left().value_or(0))));
+    }
+
+    // Rank 0 writes for all: only its host is sure to have the folder.
+    void write_traces() {
+        const std::string own = chrome_trace(profile_.arms, world_.rank());
+        const auto ranks = static_cast<size_t>(world_.size());
+        std::vector<int64_t> sizes(ranks);
+        const int64_t size = static_cast<int64_t>(own.size());
+        world_.all_gather(&size, sizeof size, sizes.data());
+        std::vector<ProcessGroup::Part> sent(ranks), received(ranks);
+        sent[0] = {0, own.size()};
+        size_t end = 0;
+        for (size_t r = 0; r < ranks && world_.rank() == 0; ++r) {
+            received[r] = {end, static_cast<size_t>(sizes[r])};
+            end += received[r].bytes;
+        }
+        std::string all(end, '\0');
+        world_.all_to_all(own.data(), sent, all.data(), received);
+        for (size_t r = 0; r < ranks && folder_; ++r)
+            folder_->write_atomic(fmt::format("trace.rank{}.json", r),
+                                  std::string_view(all).substr(received[r].offset, received[r].bytes));
+    }
+
+    void report() {
+        folder_->write_atomic("profile.json", profile_json(profile_, config_));
+        folder_->write_atomic("profile.svg", profile_picture(profile_));
+        log_.line("recipes side by side, stage by stage (median); end to end: without the stage timer");
+        log_.line(side_by_side_table(profile_));
+        log_.line(summary_table(profile_));
+        log_.line(fmt::format(kLegend, format_si(profile_.machine.bf16_flops)));
+        log_.line(fmt::format(
+            "  files  {}/: profile.json, profile.svg, trace.rank*.json (ui.perfetto.dev), profile.log",
+            folder_->path()));
+    }
+
+    ProcessGroup& world_;
+    std::string command_;
+    Config config_;
+    BackendChoice backend_;
+    std::vector<Arm> arms_;
+    EtaEstimator eta_;
+    std::chrono::steady_clock::time_point last_progress_;
+    std::optional<OutputFolder> folder_;
+    std::shared_ptr<const TokenSource> data_;
+    RunLog log_;
+    Profile profile_;
+};
+
+}  // namespace
+
+int run_profile(const RunOptions& options, ProcessGroup& world) { return ProfileRun(options, world).run(); }
+
+}  // namespace fp8flow

@@ -1,0 +1,345 @@
+// `fp8flow train`: steps with progress, held-out evaluation, metrics, a picture and a summary.
+#include "layers/tensor_stats.h"
+#include "model/checkpoint/agree.h"
+#include "model/checkpoint/resume.h"
+#include "model/checkpoint/saver.h"
+#include "model/commands/commands.h"
+#include "model/report/progress.h"
+#include "model/report/run_report.h"
+#include "model/report/svg.h"
+#include "model/report/table.h"
+#include "model/report/tensorboard.h"
+#include "model/weights/export.h"
+
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <optional>
+
+namespace fp8flow {
+
+namespace {
+
+std::string tensor_stats_table(const TensorStats& stats) {
+    Table table({{"tensor", Align::left},
+                 {"values"},
+                 {"zero codes"},
+                 {"underflow"},
+                 {"saturated"},
+                 {"scale min"},
+                 {"scale max"},
+                 {"NMSE vs BF16"}});
+    auto share = [](int64_t count, int64_t of) {
+        return format_percent(of > 0 ? static_cast<double>(count) / static_cast<double>(of) : 0.0, 3);
+    };
+    for (const TensorStatsRow& row : stats.rows()) {
+        table.add_row({row.tensor, format_si(static_cast<double>(row.values)), share(row.zeros, row.values),
+                       row.has_source ? share(row.underflows, row.values) : "-",
+                       share(row.saturations, row.values), format_scientific(row.scale_min),
+                       format_scientific(row.scale_max),
+                       row.has_source ? format_scientific(row.nmse()) : "-"});
+    }
+    return table.text(2);
+}
+
+nlohmann::json tensor_stats_json(const TensorStats& stats) {
+    nlohmann::json rows = nlohmann::json::array();
+    for (const TensorStatsRow& row : stats.rows()) {
+        rows.push_back({{"tensor", row.tensor},
+                        {"values", row.values},
+                        {"zeros", row.zeros},
+                        {"underflows", row.underflows},
+                        {"saturations", row.saturations},
+                        {"scale min", row.scale_min},
+                        {"scale max", row.scale_max}});
+        if (row.has_source) rows.back()["nmse"] = row.nmse();
+    }
+    return rows;
+}
+
+class TrainRun {
+public:
+    TrainRun(const RunOptions& options, ProcessGroup& world)
+        : world_(world),
+          config_path_(options.config_path),
+          config_(load_config(options.config_path, options.overrides, world.size(), options.hf_config)),
+          backend_(choose_backend(options.backend, options.placement, world)),
+          folder_(open_folder(config_, world)),
+          export_(export_plan(config_, options.export_format)) {
+        find_checkpoints();
+        if (folder_) {
+            log_ =
+                RunLog(*folder_, "train.log",
+                       config_.checkpoint.load.empty() ? LineFile::Start::truncate : LineFile::Start::append);
+            folder_->write_atomic("config.yaml", dump_config(config_));
+        }
+        report_start(log_, config_, backend_, world.size(), options.placement.ranks_on_host);
+        data_ = open_data(config_);
+        log_.line("data: " + data_text(config_, *data_));
+        trainer_ = std::make_unique<Trainer>(config_, world, backend_, Arithmetic::stated, data_);
+        if (!trainer_->exchange_note().empty()) log_.line(trainer_->exchange_note());
+        if (!options.weights.empty())
+            for (const std::string& line :
+                 load_model(options.weights, config_, trainer_->transformer(), trainer_->ops().device()))
+                log_.line(line);
+        if (config_.output.time_stages) trainer_->time_stages(TimerDetail::stages);
+        open_checkpoints();
+        first_step_ = trainer_->steps_done();
+        for (const auto& [category, bytes] : trainer_->parameter_bytes()) parameter_bytes_ += bytes;
+        eta_.emplace(config_.training.train_iters - first_step_);
+        if (folder_ && config_.output.metrics) open_records();
+        if (folder_ && !config_.output.tensorboard_dir.empty())
+            events_.emplace(folder_->subfolder(config_.output.tensorboard_dir));
+    }
+
+    int run() {
+        const auto start = std::chrono::steady_clock::now();
+        for (int64_t i = first_step_; i < config_.training.train_iters; ++i) {
+            const bool observed =
+                config_.output.tensor_stats && (i + 1) % config_.output.tensor_stats_interval == 0;
+            trainer_->set_tensor_stats(observed ? &stats_ : nullptr);
+            if (const auto result = trainer_->step()) report(*result);
+            if (saver_) report(saver_->poll());
+            const bool last = i + 1 == config_.training.train_iters;
+            const auto due = [&](int64_t interval) {
+                return last || (interval > 0 && (i + 1) % interval == 0);
+            };
+            // Before the checkpoint: a run that resumes from it has the record.
+            if (config_.training.eval_iters > 0 && due(config_.training.eval_interval)) evaluate();
+            if (saver_ && due(config_.checkpoint.save_interval)) {
+                drain();
+                report(saver_->save(*trainer_));
+            }
+        }
+        drain();
+        if (saver_) report(saver_->finish());
+        if (export_) export_model();
+        if (world_.rank() == 0)
+            finish(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+        world_.barrier();
+        return 0;
+    }
+
+private:
+    // Before the data are read and weights are made: a folder that cannot be written is found at once.
+    static std::optional<OutputFolder> open_folder(const Config& config, const ProcessGroup& world) {
+        if (world.rank() != 0) return std::nullopt;
+        return OutputFolder(config.output.out);
+    }
+
+    // The folder of this run's checkpoints, made by the first rank and known to all.
+    std::string checkpoint_folder() {
+        std::string path;
+        on_all_ranks(world_, [&] {
+            if (!folder_) return;
+            path = config_.checkpoint.save.empty() ? folder_->subfolder("checkpoints").path()
+                                                   : OutputFolder(config_.checkpoint.save).path();
+        });
+        auto length = static_cast<int64_t>(path.size());
+        world_.broadcast(&length, sizeof length, 0);
+        path.resize(static_cast<size_t>(length));
+        world_.broadcast(path.data(), path.size(), 0);
+        return path;
+    }
+
+    // Before anything of an earlier run is overwritten.
+    void find_checkpoints() {
+        if (config_.checkpoint.save_interval == 0 && config_.checkpoint.load != "auto") return;
+        checkpoints_ = checkpoint_folder();
+        if (config_.checkpoint.load.empty()) refuse_newer_checkpoints(0);
+    }
+
+    // Older and newer by the step in its name: those of another run would be mixed with ours.
+    void refuse_newer_checkpoints(int64_t steps_done) {
+        on_all_ranks(world_, [&] {
+            if (world_.rank() != 0) return;
+            const std::vector<int64_t> steps =
+                CheckpointFolder(std::make_shared<Disk>(), checkpoints_).steps();
+            const int64_t newest = steps.empty() ? 0 : steps.back();
+            require(
+                newest <= steps_done, ExitCode::checkpoint,
+                "{} holds {} of an earlier run, up to iteration {}, and this one begins at {}: go on with "
+                "--resume auto, or choose another --out, or remove them",
+                checkpoints_, counted(static_cast<int64_t>(steps.size()), "checkpoint"), newest, steps_done);
+        });
+    }
+
+    void open_checkpoints() {
+        const CheckpointSpec& spec = config_.checkpoint;
+        if (const auto resumed = resume(*trainer_, config_, data_->fingerprint(), world_, checkpoints_)) {
+            for (const std::string& refused : resumed->refused)
+                log_.line("warning: not resumed from a newer checkpoint: " + refused);
+            log_.line(
+                fmt::format("resumed from {}, {} done", resumed->path, counted(resumed->step, "iteration")));
+            for (const std::string& changed : resumed->changed)
+                log_.line("  changed since it was saved: " + changed);
+        } else if (spec.load == "auto") {
+            log_.line("no checkpoint to resume from: beginning anew");
+        }
+        if (spec.save_interval == 0) return;
+        refuse_newer_checkpoints(trainer_->steps_done());
+        saver_ = std::make_unique<CheckpointSaver>(config_, data_->fingerprint(), world_, checkpoints_);
+    }
+
+    void report(const std::optional<CheckpointSaver::Published>& saved) {
+        if (!saved) return;
+        log_.line(fmt::format(
+            " checkpoint after iteration {}: {} in {}, {} behind training, which paused {:.0f} ms",
+            saved->step, format_bytes(saved->bytes), saved->path, format_duration(saved->seconds),
+            saved->paused * 1e3));
+    }
+
+    void export_model() {
+        // the first ranks that share the experts hold everything
+        if (world_.rank() >= config_.parallel.expert_model_parallel_size) return;
+        const OutputFolder folder = OutputFolder(config_.output.out).subfolder("hf");
+        if (world_.rank() == 0 && !export_->config_json.empty())
+            folder.write_atomic("config.json", export_->config_json);
+        export_weights(folder, targets_of(trainer_->transformer()), {config_.model, config_.moe}, *export_,
+                       trainer_->expert_parallel_group(), trainer_->ops().device());
+        log_.line(fmt::format("weights: written to {}/", folder.path()));
+    }
+
+    // Results arrive one step late.
+    void report(const StepResult& result) {
+        const int64_t iteration = result.step + 1;
+        eta_->step_done(result.seconds);
+        wire_ += result.wire.total();
+        losses_.x.push_back(static_cast<double>(iteration));
+        losses_.y.push_back(result.lm_loss);
+        last_ = result;
+        if (iteration == config_.training.train_iters)
+            memory_ = {trainer_->parameter_bytes(), trainer_->saved_bytes(), result.peak_bytes};
+        if (iteration % config_.output.log_interval == 0 || iteration == config_.training.train_iters)
+            log_.line(step_line(config_, result, world_.size(), eta_->seconds_left()));
+        if (metrics_) metrics_->write_json(step_json(config_, result, world_.size()));
+        if (events_ && iteration % config_.output.tensorboard_log_interval == 0)
+            events_->step(config_, result, world_.size(), parameter_bytes_ + result.peak_bytes);
+    }
+
+    // What a resumed run has behind it stays in metrics.jsonl and in the picture.
+    void open_records() {
+        const std::vector<nlohmann::json> records = records_until(*folder_, first_step_);
+        metrics_.emplace(open_metrics(*folder_, records));
+        const auto add = [](Series& series, const nlohmann::json& record, const char* key) {
+            if (!record.contains(key) || !record[key].is_number()) return;
+            series.x.push_back(record["iteration"].get<double>());
+            series.y.push_back(record[key].get<double>());
+        };
+        for (const nlohmann::json& record : records) {
+            add(losses_, record, "lm loss");
+            add(held_out_, record, "held-out loss");
+        }
+    }
+
+    void drain() {
+        if (const auto result = trainer_->drain()) report(*result);
+    }
+
+    void evaluate() {
+        drain();
+        const double nats = trainer_->evaluate(config_.training.eval_iters);
+        held_out_.x.push_back(static_cast<double>(trainer_->steps_done()));
+        held_out_.y.push_back(nats);
+        log_.line(fmt::format(" validation after iteration {}: {}", trainer_->steps_done(),
+                              evaluation_text(config_, nats)));
+        if (events_) events_->evaluation(config_, trainer_->steps_done(), nats);
+        if (metrics_)
+            metrics_->write_json({{"iteration", trainer_->steps_done()},
+                                  {"held-out loss", nats},
+                                  {"bits", nats / std::log(2.0)}});
+    }
+
+    void finish(double seconds) {
+        LineChart chart;
+        chart.title = "Training loss";
+        chart.subtitle =
+            fmt::format("{}, {}", recipe_name(config_.precision.recipe), counted(world_.size(), "rank"));
+        chart.x_label = "iteration";
+        losses_.name = "train";
+        held_out_.name = "held out";
+        Panel panel{.y_label = "loss (nats per token)", .series = {losses_}};
+        if (!held_out_.x.empty()) panel.series.push_back(held_out_);
+        if (const auto floor = data_->entropy_floor_nats())
+            panel.lines.push_back({*floor, "entropy of the source"});
+        chart.panels = {panel};
+        folder_->write_atomic("loss.svg", render_svg(chart));
+        summary(seconds);
+    }
+
+    void summary(double seconds) {
+        const int64_t steps = config_.training.train_iters - first_step_;
+        const double tokens =
+            static_cast<double>(steps * config_.training.global_batch_size * config_.model.seq_length);
+        log_.line("");
+        log_.line(fmt::format("done: {}, {} tokens, {} with {} on {} ({:.0f} tokens/s)",
+                              counted(steps, "iteration"), format_si(tokens), format_duration(seconds),
+                              recipe_name(config_.precision.recipe), counted(world_.size(), "rank"),
+                              tokens / seconds));
+        if (!losses_.y.empty())
+            log_.line(fmt::format("  train loss     {:.4f} -> {:.4f}", losses_.y.front(), losses_.y.back()));
+        if (!held_out_.y.empty()) log_.line("  " + evaluation_text(config_, held_out_.y.back()));
+        log_.line(fmt::format("  wire           {} per step, sent by rank 0 for MoE layers{}",
+                              format_bytes(wire_ / static_cast<double>(std::max<int64_t>(1, steps))),
+                              config_.parallel.expert_model_parallel_size == 1
+                                  ? " (expert parallel 1: every expert is on every rank)"
+                                  : ""));
+        const int64_t micro_batches =
+            config_.training.global_batch_size / config_.training.micro_batch_size / world_.size();
+        log_.line(fmt::format(
+            "  casts          {} explicit per step on rank 0, in {}", last_.casts,
+            micro_batches == 1 ? "1 micro-batch" : fmt::format("{} micro-batches", micro_batches)));
+        log_.line(memory_table(memory_));
+        folder_->write_atomic("memory.json", memory_json(memory_).dump(2) + "\n");
+        if (config_.output.tensor_stats) {
+            log_.line(stats_.rows().empty()
+                          ? fmt::format("  no quantised tensor was observed (recipe {}, every {} iterations)",
+                                        recipe_name(config_.precision.recipe),
+                                        config_.output.tensor_stats_interval)
+                          : tensor_stats_table(stats_));
+            folder_->write_atomic("tensor_stats.json", tensor_stats_json(stats_).dump(2) + "\n");
+        }
+        log_.line(fmt::format("  files          {}/", folder_->path()));
+        log_.line(fmt::format("                 config.yaml, train.log, {}loss.svg, memory.json{}",
+                              config_.output.metrics ? "metrics.jsonl, " : "",
+                              config_.output.tensor_stats ? ", tensor_stats.json" : ""));
+        const auto next = [&](std::string_view what, std::string_view command, std::string_view config,
+                              std::string_view options) {
+            log_.line(fmt::format("  {:<13}  {:<20} {} {}", what.substr(0, 4) == "next" ? "next" : "",
+                                  what.substr(what.find(':') + 1),
+                                  command_line(command, config, world_.size()), options));
+        };
+        const std::string& out = config_.output.out;
+        next("next:compare recipes", "validate", config_path_, "--out " + out + "_validate");
+        next(":another recipe", "train", config_path_, "--out " + out + "_bf16 --set precision.recipe=bf16");
+        next(":your own text", "train", "configs/text.yaml", "--set data.data_path=FOLDER");
+    }
+
+    ProcessGroup& world_;
+    std::string config_path_;
+    Config config_;
+    BackendChoice backend_;
+    std::optional<OutputFolder> folder_;
+    std::optional<ExportChoice> export_;
+    std::shared_ptr<const TokenSource> data_;
+    std::unique_ptr<Trainer> trainer_;
+    std::string checkpoints_;  // folder of this run's checkpoints; empty: neither saved nor looked for
+    std::unique_ptr<CheckpointSaver> saver_;
+    int64_t first_step_ = 0;
+    std::optional<EtaEstimator> eta_;
+    std::optional<LineFile> metrics_;
+    std::optional<EventFile> events_;
+    int64_t parameter_bytes_ = 0;
+    RunLog log_;
+    TensorStats stats_;
+    Series losses_, held_out_;
+    StepResult last_;
+    MemoryUse memory_;
+    double wire_ = 0;
+};
+
+}  // namespace
+
+int run_train(const RunOptions& options, ProcessGroup& world) { return TrainRun(options, world).run(); }
+
+}  // namespace fp8flow

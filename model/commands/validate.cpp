@@ -1,0 +1,252 @@
+// `fp8flow validate`: the same data, seed and initial weights under every recipe, compared with BF16 and with a control arm.
+#include "model/validate/validate.h"
+#include "model/commands/commands.h"
+#include "model/report/progress.h"
+#include "model/report/run_report.h"
+#include "model/report/svg.h"
+#include "model/report/table.h"
+#include "model/validate/arms.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+namespace fp8flow {
+
+namespace {
+
+class ValidateRun {
+public:
+    ValidateRun(const RunOptions& options, ProcessGroup& world)
+        : world_(world),
+          config_(load_config(options.config_path, options.overrides, world.size(), options.hf_config)),
+          backend_(choose_backend(options.backend, options.placement, world)),
+          arms_(make_arms(config_, options.ablation)),
+          eta_(config_.training.train_iters * static_cast<int64_t>(arms_.size())) {
+        require(config_.validate.warmup_iters < config_.training.train_iters, ExitCode::usage,
+                "validate.warmup_iters is {} and training.train_iters {}: no step is left to compare",
+                config_.validate.warmup_iters, config_.training.train_iters);
+        for (const Arm& arm : arms_) check_config(arm.config, world.size());
+        if (world.rank() == 0) {
+            folder_.emplace(config_.output.out);
+            log_ = RunLog(*folder_, "validate.log");
+            folder_->write_atomic("config.yaml", dump_config(config_));
+            curve_file_.emplace(folder_->open_lines("loss.jsonl", LineFile::Start::truncate));
+        }
+        report_start(log_, config_, backend_, world.size(), options.placement.ranks_on_host);
+        data_ = open_data(config_);
+        log_.line("data: " + data_text(config_, *data_));
+    }
+
+    int run() {
+        std::string names;
+        for (const Arm& arm : arms_) names += (names.empty() ? "" : ", ") + arm.name;
+        log_.line(fmt::format("arms: {} ({} iterations each, same data, seed and initial weights)", names,
+                              config_.training.train_iters));
+        for (const Arm& arm : arms_) curves_.push_back(train_arm(arm));
+        int status = 0;
+        if (world_.rank() == 0) status = report();
+        world_.broadcast(&status, sizeof status, 0);
+        return status;
+    }
+
+private:
+    Curve train_arm(const Arm& arm) {
+        Trainer trainer(arm.config, world_, backend_, arm.arithmetic, data_);
+        if (curves_.empty() && !trainer.exchange_note().empty()) log_.line(trainer.exchange_note());
+        Curve curve;
+        curve.name = arm.name;
+        std::vector<double> seconds;
+        const auto report = [&](const StepResult& step) {
+            const int64_t iteration = step.step + 1;
+            eta_.step_done(step.seconds);
+            seconds.push_back(step.seconds);
+            curve.loss.push_back(step.lm_loss);
+            curve.grad_norm.push_back(step.grad_norm);
+            curve.wire_bytes_per_step = step.wire.total();
+            curve.casts_per_step = step.casts;
+            if (iteration % config_.output.log_interval == 0 || iteration == arm.config.training.train_iters)
+                log_.line(progress_line(curve));
+            if (curve_file_)
+                curve_file_->write_json({{"arm", arm.name},
+                                         {"iteration", iteration},
+                                         {"lm loss", step.lm_loss},
+                                         {"grad norm", step.grad_norm}});
+        };
+        for (int64_t i = 0; i < arm.config.training.train_iters; ++i)
+            if (const auto result = trainer.step()) report(*result);
+        if (const auto result = trainer.drain()) report(*result);
+        if (config_.training.eval_iters > 0) curve.held_out = trainer.evaluate(config_.training.eval_iters);
+        std::nth_element(seconds.begin(), seconds.begin() + seconds.size() / 2, seconds.end());
+        curve.seconds_per_step = seconds[seconds.size() / 2];
+        for (const auto& [category, bytes] : trainer.saved_bytes())
+            curve.saved_bytes += static_cast<double>(bytes);
+        return curve;
+    }
+
+    // "fp8_flow       | iteration   12/  100 | lm loss 3.2428 | relative error 0.0630 % | ETA 0:01:20"
+    std::string progress_line(const Curve& curve) const {
+        std::string error;
+        if (!curves_.empty()) {
+            Curve base = curves_.front();
+            base.loss.resize(curve.loss.size());
+            base.grad_norm.resize(curve.loss.size());
+            error = fmt::format(
+                " | relative error {}",
+                format_percent(compare(curve, base, config_.validate.ema_decay, 0).relative_error.back(), 4));
+        }
+        const int64_t iterations = config_.training.train_iters;
+        return fmt::format(" {:<14} | iteration {:>{}}/{} | lm loss {:.4f}{} | ETA {}", curve.name,
+                           curve.loss.size(), std::to_string(iterations).size(), iterations,
+                           curve.loss.back(), error, format_clock(eta_.seconds_left().value_or(0)));
+    }
+
+    int report() {
+        const ValidateSpec& v = config_.validate;
+        std::vector<Comparison> comparisons;
+        double noise = 0;
+        for (size_t i = 1; i < curves_.size(); ++i) {
+            comparisons.push_back(compare(curves_[i], curves_.front(), v.ema_decay, v.warmup_iters));
+            if (curves_[i].name == kControlArm) noise = comparisons.back().max;
+        }
+        bool all_pass = true;
+        std::vector<std::string> verdicts;
+        for (const Comparison& c : comparisons) {
+            const Verdict verdict = judge(c.max, noise, v.max_relative_loss_error);
+            const bool control = c.name == kControlArm;
+            if (!control) all_pass = all_pass && verdict == Verdict::pass;
+            verdicts.push_back(control ? "noise floor" : name_of(verdict));
+        }
+        folder_->write_atomic("validate.json", json(comparisons, verdicts, noise).dump(2) + "\n");
+        folder_->write_atomic("loss.svg", picture(comparisons));
+        log_.line("");
+        log_.line(fmt::format(
+            "relative loss error |EMA - EMA_bf16| / EMA_bf16 over iterations {} to {}, bar {}:",
+            v.warmup_iters + 1, config_.training.train_iters, format_percent(v.max_relative_loss_error)));
+        log_.line(table(comparisons, verdicts));
+        const bool noisy = noise > 0.5 * v.max_relative_loss_error;
+        if (!v.control_arm) log_.line("  no control arm: the noise floor is unknown (validate.control_arm)");
+        if (noisy)
+            log_.line(fmt::format(
+                "  inconclusive: another summation order of bf16 alone moves the loss by {}, more than half "
+                "the bar; use more tokens per step (training.global_batch_size), a lower training.lr, or "
+                "stronger smoothing (validate.ema_decay)",
+                format_percent(noise, 4)));
+        log_.line(
+            fmt::format("  files  {}/: loss.svg, loss.jsonl, validate.json, validate.log", folder_->path()));
+        log_.line(fmt::format("verdict: {}", all_pass ? "pass" : noisy ? "inconclusive" : "miss"));
+        return all_pass ? 0 : static_cast<int>(ExitCode::verdict_miss);
+    }
+
+    // One row per arm, the baseline first; per step and rank 0: casts, bytes sent, milliseconds; saved: bytes kept for the backward.
+    std::string table(const std::vector<Comparison>& comparisons,
+                      const std::vector<std::string>& verdicts) const {
+        Table table({{"arm", Align::left},
+                     {"final loss (EMA)"},
+                     {"held out"},
+                     {"max rel. error"},
+                     {"mean"},
+                     {"raw max"},
+                     {"signed, end"},
+                     {"grad norm ratio"},
+                     {"casts"},
+                     {"wire"},
+                     {"saved"},
+                     {"ms"},
+                     {"verdict", Align::left}});
+        for (size_t i = 0; i < curves_.size(); ++i) {
+            const Curve& curve = curves_[i];
+            std::vector<std::string> row = {
+                curve.name, format_fixed(ema(curve.loss, config_.validate.ema_decay).back(), 4),
+                curve.held_out > 0 ? format_fixed(curve.held_out, 4) : "-"};
+            if (i == 0) {
+                row.insert(row.end(), 5, "-");
+            } else {
+                const Comparison& c = comparisons[i - 1];
+                for (const double share : {c.max, c.mean, c.raw_max, c.signed_last})
+                    row.push_back(format_percent(share, 4));
+                row.push_back(format_fixed(c.grad_norm_ratio, 4));
+            }
+            row.push_back(format_count(curve.casts_per_step));
+            row.push_back(format_bytes(curve.wire_bytes_per_step));
+            row.push_back(format_bytes(curve.saved_bytes));
+            row.push_back(format_fixed(curve.seconds_per_step * 1e3, 0));
+            row.push_back(i == 0 ? "baseline" : verdicts[i - 1]);
+            table.add_row(row);
+        }
+        return table.text(2);
+    }
+
+    nlohmann::json json(const std::vector<Comparison>& comparisons, const std::vector<std::string>& verdicts,
+                        double noise) const {
+        const ValidateSpec& v = config_.validate;
+        nlohmann::json result = {
+            {"bar", v.max_relative_loss_error}, {"noise floor", noise},
+            {"warmup_iters", v.warmup_iters},   {"ema_decay", v.ema_decay},
+            {"ranks", world_.size()},           {"iterations", config_.training.train_iters}};
+        for (size_t i = 0; i < curves_.size(); ++i) {
+            const Curve& curve = curves_[i];
+            nlohmann::json arm = {{"arm", curve.name},
+                                  {"held out", curve.held_out},
+                                  {"casts per step", curve.casts_per_step},
+                                  {"wire bytes per step", curve.wire_bytes_per_step},
+                                  {"saved bytes", curve.saved_bytes},
+                                  {"seconds per step", curve.seconds_per_step},
+                                  {"verdict", i == 0 ? "baseline" : verdicts[i - 1]}};
+            if (i > 0) {
+                const Comparison& c = comparisons[i - 1];
+                arm.update({{"max relative error", c.max},
+                            {"mean relative error", c.mean},
+                            {"raw max", c.raw_max},
+                            {"signed, end", c.signed_last},
+                            {"grad norm ratio", c.grad_norm_ratio}});
+            }
+            result["arms"].push_back(arm);
+        }
+        return result;
+    }
+
+    std::string picture(const std::vector<Comparison>& comparisons) const {
+        LineChart chart;
+        chart.title = "Loss under every recipe";
+        chart.subtitle =
+            fmt::format("EMA {}, same data, seed and initial weights", config_.validate.ema_decay);
+        chart.x_label = "iteration";
+        Panel losses{.y_label = "loss (nats per token)"},
+            errors{.y_label = "relative error to bf16", .y_scale = AxisScale::log};
+        auto series = [](const std::string& name, const std::vector<double>& y, double factor) {
+            Series s{.name = name};
+            for (size_t i = 0; i < y.size(); ++i) {
+                s.x.push_back(static_cast<double>(i + 1));
+                s.y.push_back(y[i] * factor);
+            }
+            s.dashed = name == kControlArm;
+            return s;
+        };
+        for (const Curve& curve : curves_)
+            losses.series.push_back(series(curve.name, ema(curve.loss, config_.validate.ema_decay), 1.0));
+        for (const Comparison& c : comparisons)
+            errors.series.push_back(series(c.name, c.relative_error, 100.0));
+        errors.tick_suffix = " %";
+        errors.lines.push_back({config_.validate.max_relative_loss_error * 100.0, "bar"});
+        chart.panels = {losses, errors};
+        return render_svg(chart);
+    }
+
+    ProcessGroup& world_;
+    Config config_;
+    BackendChoice backend_;
+    std::vector<Arm> arms_;
+    EtaEstimator eta_;
+    std::optional<OutputFolder> folder_;
+    std::shared_ptr<const TokenSource> data_;
+    std::optional<LineFile> curve_file_;
+    RunLog log_;
+    std::vector<Curve> curves_;
+};
+
+}  // namespace
+
+int run_validate(const RunOptions& options, ProcessGroup& world) { return ValidateRun(options, world).run(); }
+
+}  // namespace fp8flow

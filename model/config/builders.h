@@ -1,0 +1,256 @@
+// Constructors of field-table entries: each turns an accessor of Config into the get and set of one type. Internal to
+// model/config/fields.cpp, apart so that the table itself reads as a table.
+#pragma once
+
+#include "model/config/fields.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+namespace fp8flow::builders {
+
+inline std::optional<Refusal> refuse(std::string want, std::string hint = {}) {
+    return Refusal{std::move(want), std::move(hint)};
+}
+
+template <class Number> std::optional<Number> read_number(const std::string& text) {
+    Number value{};
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+    if constexpr (std::is_floating_point_v<Number>) {
+        if (!std::isfinite(value)) return std::nullopt;
+    }
+    return value;
+}
+
+// Double quotes, so that any text survives the way through YAML.
+inline std::string quoted(const std::string& text) {
+    std::string out = "\"";
+    for (const char c : text) {
+        if (c == '"' || c == '\\') out += '\\';
+        out += c;
+    }
+    return out + "\"";
+}
+
+template <class Range, class Print> std::string yaml_list(const Range& values, Print print) {
+    std::string out = "[";
+    for (const auto& value : values) {
+        if (out.size() > 1) out += ", ";
+        out += print(value);
+    }
+    return out + "]";
+}
+
+struct IntegerRange {
+    int64_t min = 0;
+    int64_t max = std::numeric_limits<int64_t>::max();
+    int64_t multiple_of = 1;
+
+    std::string text() const {
+        if (multiple_of > 1) return fmt::format("a multiple of {} in [{}, {}]", multiple_of, min, max);
+        if (max == std::numeric_limits<int64_t>::max()) return fmt::format("an integer >= {}", min);
+        return fmt::format("an integer in [{}, {}]", min, max);
+    }
+};
+
+template <class Access>
+ConfigField integer(std::string section, std::string key, Access at, IntegerRange range, std::string doc) {
+    using Number = std::remove_reference_t<std::invoke_result_t<Access, Config&>>;
+    ConfigField field{section, key, range.text(), std::move(doc), {}, {}, false, {}};
+    field.get = [at](const Config& config) { return fmt::format("{}", at(config)); };
+    field.set = [at, range](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
+        const auto value = written.is_list ? std::nullopt : read_number<int64_t>(written.items.at(0));
+        if (!value || *value > range.max) return refuse(range.text());
+        if (range.multiple_of > 1 && (*value < range.min || *value % range.multiple_of != 0)) {
+            const int64_t below = std::max<int64_t>(*value, 0) / range.multiple_of * range.multiple_of;
+            const int64_t above = below + range.multiple_of;
+            return refuse(below >= range.min
+                              ? fmt::format("{} (nearest: {} and {})", range.text(), below, above)
+                              : fmt::format("{} (nearest: {})", range.text(), std::max(above, range.min)));
+        }
+        if (*value < range.min) return refuse(range.text());
+        at(config) = static_cast<Number>(*value);
+        return std::nullopt;
+    };
+    return field;
+}
+
+struct NumberRange {
+    double min = -std::numeric_limits<double>::max();
+    double max = std::numeric_limits<double>::max();
+    bool above_min = false;  // min itself is not legal
+    bool below_max = false;
+
+    bool holds(double value) const {
+        return (above_min ? value > min : value >= min) && (below_max ? value < max : value <= max);
+    }
+    std::string text() const {
+        if (max == std::numeric_limits<double>::max()) {
+            return fmt::format("a number {} {}", above_min ? ">" : ">=", min);
+        }
+        return fmt::format("a number in {}{}, {}{}", above_min ? "(" : "[", min, max, below_max ? ")" : "]");
+    }
+};
+
+template <class Access>
+ConfigField number(std::string section, std::string key, Access at, NumberRange range, std::string doc) {
+    ConfigField field{section, key, range.text(), std::move(doc), {}, {}, false, {}};
+    field.get = [at](const Config& config) { return fmt::format("{}", at(config)); };
+    field.set = [at, range](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
+        const auto value = written.is_list ? std::nullopt : read_number<double>(written.items.at(0));
+        if (!value || !range.holds(*value)) return refuse(range.text());
+        at(config) = *value;
+        return std::nullopt;
+    };
+    return field;
+}
+
+template <class Access>
+ConfigField numbers(std::string section, std::string key, Access at, NumberRange range, std::string doc) {
+    ConfigField field{section, key, "a list of numbers, each " + range.text(), std::move(doc), {}, {},
+                      false,   {}};
+    field.get = [at](const Config& config) {
+        return yaml_list(at(config), [](double value) { return fmt::format("{}", value); });
+    };
+    field.set = [at, range](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
+        std::vector<double> values;
+        for (const auto& item : written.items) {
+            const auto value = read_number<double>(item);
+            if (!value || !range.holds(*value)) return refuse("a list of numbers, each " + range.text());
+            values.push_back(*value);
+        }
+        at(config) = std::move(values);
+        return std::nullopt;
+    };
+    return field;
+}
+
+template <class Access>
+ConfigField boolean(std::string section, std::string key, Access at, std::string doc) {
+    ConfigField field{section, key, "true or false", std::move(doc), {}, {}, false, {}};
+    field.get = [at](const Config& config) { return at(config) ? "true" : "false"; };
+    field.set = [at](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
+        if (written.is_list || (written.items.at(0) != "true" && written.items.at(0) != "false")) {
+            return refuse("true or false");
+        }
+        at(config) = written.items.at(0) == "true";
+        return std::nullopt;
+    };
+    return field;
+}
+
+template <class Access> ConfigField text(std::string section, std::string key, Access at, std::string doc) {
+    ConfigField field{section, key, "text", std::move(doc), {}, {}, false, {}};
+    field.get = [at](const Config& config) { return quoted(at(config)); };
+    field.set = [at](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
+        if (written.is_list || written.items.at(0).empty()) return refuse("text");
+        at(config) = written.items.at(0);
+        return std::nullopt;
+    };
+    return field;
+}
+
+template <class Access>
+ConfigField optional_text(std::string section, std::string key, Access at, std::string doc) {
+    ConfigField field{section, key, "text, or \"\"", std::move(doc), {}, {}, false, {}};
+    field.get = [at](const Config& config) { return quoted(at(config)); };
+    field.set = [at](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
+        if (written.is_list) return refuse("text, or \"\"");
+        at(config) = written.items.at(0);
+        return std::nullopt;
+    };
+    return field;
+}
+
+template <class Access> ConfigField texts(std::string section, std::string key, Access at, std::string doc) {
+    ConfigField field{section, key, "a list of texts", std::move(doc), {}, {}, false, {}};
+    field.get = [at](const Config& config) { return yaml_list(at(config), quoted); };
+    field.set = [at](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
+        at(config) = written.items;
+        return std::nullopt;
+    };
+    return field;
+}
+
+// The position of a name is the value of its enumerator.
+using Names = std::vector<std::string>;
+
+inline std::string joined(const Names& names, const char* separator = " | ") {
+    return fmt::format("{}", fmt::join(names, separator));
+}
+
+inline Refusal refuse_name(const std::string& got, const Names& names, const std::string& want) {
+    const std::string nearest = nearest_name(got, names);
+    return Refusal{want, nearest.empty() ? "" : fmt::format("did you mean '{}'", nearest)};
+}
+
+inline std::optional<size_t> index_of(const std::string& name, const Names& names) {
+    for (size_t i = 0; i < names.size(); ++i) {
+        if (names[i] == name) return i;
+    }
+    return std::nullopt;
+}
+
+template <class Access>
+ConfigField choice(std::string section, std::string key, Access at, Names names, std::string doc) {
+    using Enum = std::remove_reference_t<std::invoke_result_t<Access, Config&>>;
+    ConfigField field{section, key, joined(names), std::move(doc), {}, {}, false, {}};
+    field.get = [at, names](const Config& config) {
+        const auto index = static_cast<size_t>(at(config));
+        return index < names.size() ? names[index]
+                                    : std::string("internal");  // recipe fp32 of the gradient tests
+    };
+    field.set = [at, names](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
+        const auto index = written.is_list ? std::nullopt : index_of(written.items.at(0), names);
+        if (!index) return refuse_name(written.text(), names, "one of " + joined(names));
+        at(config) = static_cast<Enum>(*index);
+        return std::nullopt;
+    };
+    return field;
+}
+
+// A list of distinct names; the scalar `none` is the empty list.
+template <class Access>
+ConfigField choices(std::string section, std::string key, Access at, Names names, std::string doc) {
+    using Enum = typename std::remove_reference_t<std::invoke_result_t<Access, Config&>>::value_type;
+    const std::string want = "a list of " + joined(names);
+    ConfigField field{section, key, want, std::move(doc), {}, {}, false, {}};
+    field.get = [at, names](const Config& config) {
+        return yaml_list(at(config), [&](Enum value) { return names[static_cast<size_t>(value)]; });
+    };
+    field.set = [at, names, want](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
+        std::vector<Enum> values;
+        if (written.is_list || written.items.at(0) != "none") {
+            for (const auto& item : written.items) {
+                const auto index = index_of(item, names);
+                if (!index) return refuse_name(item, names, want);
+                for (const Enum value : values) {
+                    if (static_cast<size_t>(value) == *index) return refuse(want + ", each once");
+                }
+                values.push_back(static_cast<Enum>(*index));
+            }
+        }
+        at(config) = std::move(values);
+        return std::nullopt;
+    };
+    return field;
+}
+
+// A key of Megatron's that has one legal value here.
+inline ConfigField fixed(std::string section, std::string key, std::string only, std::string reason) {
+    ConfigField field{section, key, "only " + only, reason, {}, {}, true, {}};
+    field.get = [only](const Config&) { return only; };
+    field.set = [only, reason](Config&, const WrittenValue& written) -> std::optional<Refusal> {
+        if (!written.is_list && written.items.at(0) == only) return std::nullopt;
+        return refuse(fmt::format("{} ({})", only, reason));
+    };
+    return field;
+}
+
+}  // namespace fp8flow::builders

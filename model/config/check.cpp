@@ -1,0 +1,369 @@
+// The rules between fields: every refusal names the key, what was got and what is wanted, with numbers.
+#include "model/config/check.h"
+
+#include "model/config/fields.h"
+
+#include "kernels/core/error.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace fp8flow {
+
+void ConfigProblems::add(const std::string& where, const std::string& text) {
+    lines_.push_back(where + ": " + text);
+}
+
+bool ConfigProblems::usable(std::initializer_list<const char*> names) const {
+    return std::none_of(names.begin(), names.end(), [&](const char* name) { return bad_.count(name) > 0; });
+}
+
+void ConfigProblems::throw_if_any() const {
+    if (!lines_.empty()) throw Error(ExitCode::usage, fmt::format("{}", fmt::join(lines_, "\n")));
+}
+
+namespace {
+
+// The nearest values below and above `got` among `legal` (ascending), as text: "4 or 8".
+std::string nearest_of(int64_t got, const std::vector<int64_t>& legal) {
+    const auto above = std::lower_bound(legal.begin(), legal.end(), got);
+    std::vector<int64_t> near;
+    if (above != legal.begin()) near.push_back(*(above - 1));
+    if (above != legal.end()) near.push_back(*above);
+    return fmt::format("{}", fmt::join(near, " or "));
+}
+
+template <class Legal> std::vector<int64_t> numbers_where(int64_t first, int64_t last, Legal legal) {
+    std::vector<int64_t> numbers;
+    for (int64_t n = first; n <= last; ++n) {
+        if (legal(n)) numbers.push_back(n);
+    }
+    return numbers;
+}
+
+// "1 or 4": the multiples of `step` around `got`.
+std::string multiples_near(int64_t got, int64_t step) {
+    const int64_t below = got / step * step;
+    return below > 0 ? fmt::format("{} or {}", below, below + step) : fmt::format("{}", below + step);
+}
+
+std::vector<int64_t> legal_alignments(Recipe recipe) {
+    switch (recipe) {
+        case Recipe::bf16:
+        case Recipe::fp32: return {1, 16, 32, 128};
+        case Recipe::fp8_tensorwise:
+        case Recipe::fp8_rowwise: return {16, 32, 128};  // FP8 leading dimensions are multiples of 16 bytes
+        case Recipe::mxfp8: return {32, 128};            // blocks of 32 along the rows
+        case Recipe::fp8_blockwise:
+        case Recipe::fp8_flow: return {128};  // tiles of 128 rows
+    }
+    return {128};
+}
+
+class Checker {
+public:
+    Checker(const Config& config, std::optional<int64_t> world_size, ConfigProblems& problems)
+        : c_(config), world_size_(world_size), problems_(problems) {}
+
+    void check() {
+        check_model();
+        check_router();
+        check_balancing();
+        check_precision();
+        check_recompute();
+        check_parallel();
+        check_training();
+        check_data();
+        check_validate();
+        check_checkpoint();
+        check_profile();
+    }
+
+private:
+    using Names = std::initializer_list<const char*>;
+
+    // Reports `text` about the first of `names`, unless one of them has no usable value. The place is that of the first
+    // name that was written down: a rule broken by a default points at the key that clashes with it.
+    void rule(bool holds, Names names, const std::string& text) {
+        if (holds || !problems_.usable(names)) return;
+        std::string where = "configuration";
+        for (const char* name : names) {
+            if (const auto found = c_.origin.find(name); found != c_.origin.end()) {
+                where = found->second;
+                break;
+            }
+        }
+        problems_.add(where, fmt::format("{}: {}", *names.begin(), text));
+    }
+
+    bool has_moe_layer() const {
+        const auto& layers = c_.model.moe_layer_freq;
+        return std::find(layers.begin(), layers.end(), 1) != layers.end();
+    }
+
+    void check_model() {
+        const ModelSpec& m = c_.model;
+        rule(static_cast<int64_t>(m.moe_layer_freq.size()) == m.num_layers,
+             {"model.moe_layer_freq", "model.num_layers"},
+             fmt::format("got {} entries, want num_layers = {}", m.moe_layer_freq.size(), m.num_layers));
+        if (m.attention) {
+            rule(m.num_attention_heads % m.num_query_groups == 0,
+                 {"model.num_query_groups", "model.num_attention_heads"},
+                 fmt::format(
+                     "got {}, want a divisor of num_attention_heads = {}; nearest {}", m.num_query_groups,
+                     m.num_attention_heads,
+                     nearest_of(m.num_query_groups, numbers_where(1, m.num_attention_heads, [&](int64_t n) {
+                                    return m.num_attention_heads % n == 0;
+                                }))));
+        }
+        rule(m.num_layers_at_start_in_bf16 + m.num_layers_at_end_in_bf16 <= m.num_layers,
+             {"model.num_layers_at_start_in_bf16", "model.num_layers_at_end_in_bf16", "model.num_layers"},
+             fmt::format("got {} at the start and {} at the end, want together at most num_layers = {}",
+                         m.num_layers_at_start_in_bf16, m.num_layers_at_end_in_bf16, m.num_layers));
+    }
+
+    void check_router() {
+        const MoeSpec& m = c_.moe;
+        rule(m.moe_router_topk <= m.num_experts, {"moe.moe_router_topk", "moe.num_experts"},
+             fmt::format("got {}, want at most num_experts = {}", m.moe_router_topk, m.num_experts));
+        const bool sigmoid = m.moe_router_score_function == ScoreFunction::sigmoid;
+        rule(sigmoid || m.moe_router_topk > 1 || m.moe_router_pre_softmax,
+             {"moe.moe_router_pre_softmax", "moe.moe_router_topk", "moe.moe_router_score_function"},
+             "got false, want true with moe_router_topk = 1: a softmax over one expert is always 1 and "
+             "teaches the router "
+             "nothing");
+        rule(!(sigmoid && m.moe_router_pre_softmax),
+             {"moe.moe_router_pre_softmax", "moe.moe_router_score_function"},
+             "got true, want false with moe_router_score_function: sigmoid");
+        rule(!m.moe_router_enable_expert_bias || sigmoid,
+             {"moe.moe_router_enable_expert_bias", "moe.moe_router_score_function"},
+             "got true, want moe_router_score_function: sigmoid with it (or false)");
+        check_groups();
+        rule(!(m.moe_router_force_load_balancing && m.moe_router_force_biased > 0),
+             {"moe.moe_router_force_biased", "moe.moe_router_force_load_balancing"},
+             fmt::format("got {}, want 0 with moe_router_force_load_balancing: true",
+                         m.moe_router_force_biased));
+        const double worst = static_cast<double>(m.num_experts) / static_cast<double>(m.moe_router_topk);
+        rule(m.moe_router_force_biased == 0 || m.moe_router_topk > m.num_experts ||
+                 (m.moe_router_force_biased >= 1 && m.moe_router_force_biased <= worst),
+             {"moe.moe_router_force_biased", "moe.num_experts", "moe.moe_router_topk"},
+             fmt::format("got {}, want 0 or a max/mean load in [1, num_experts / moe_router_topk = {}]",
+                         m.moe_router_force_biased, worst));
+    }
+
+    void check_groups() {
+        const MoeSpec& m = c_.moe;
+        rule((m.moe_router_num_groups > 0) == (m.moe_router_group_topk > 0),
+             {"moe.moe_router_num_groups", "moe.moe_router_group_topk"},
+             fmt::format("got {} with moe_router_group_topk = {}, want both above 0 or both 0",
+                         m.moe_router_num_groups, m.moe_router_group_topk));
+        if (m.moe_router_num_groups == 0 || m.moe_router_group_topk == 0) return;
+        rule(m.num_experts % m.moe_router_num_groups == 0, {"moe.moe_router_num_groups", "moe.num_experts"},
+             fmt::format("got {}, want a divisor of num_experts = {}; nearest {}", m.moe_router_num_groups,
+                         m.num_experts,
+                         nearest_of(m.moe_router_num_groups, numbers_where(1, m.num_experts, [&](int64_t n) {
+                                        return m.num_experts % n == 0;
+                                    }))));
+        rule(m.moe_router_group_topk <= m.moe_router_num_groups,
+             {"moe.moe_router_group_topk", "moe.moe_router_num_groups"},
+             fmt::format("got {}, want at most moe_router_num_groups = {}", m.moe_router_group_topk,
+                         m.moe_router_num_groups));
+        rule(m.moe_router_topk % m.moe_router_group_topk == 0,
+             {"moe.moe_router_group_topk", "moe.moe_router_topk"},
+             fmt::format("got {}, want a divisor of moe_router_topk = {} (a group is scored by its best "
+                         "topk / group_topk experts)",
+                         m.moe_router_group_topk, m.moe_router_topk));
+        const int64_t reachable = m.moe_router_group_topk * (m.num_experts / m.moe_router_num_groups);
+        rule(m.moe_router_topk <= reachable,
+             {"moe.moe_router_topk", "moe.moe_router_group_topk", "moe.moe_router_num_groups",
+              "moe.num_experts"},
+             fmt::format("got {}, want at most {}: moe_router_group_topk = {} groups of {} experts",
+                         m.moe_router_topk, reachable, m.moe_router_group_topk,
+                         m.num_experts / m.moe_router_num_groups));
+    }
+
+    void check_balancing() {
+        const MoeSpec& m = c_.moe;
+        rule(m.moe_aux_loss_coeff.size() == m.moe_router_load_balancing_type.size(),
+             {"moe.moe_aux_loss_coeff", "moe.moe_router_load_balancing_type"},
+             fmt::format("got {} coefficients, want one for each of the {} in moe_router_load_balancing_type",
+                         m.moe_aux_loss_coeff.size(), m.moe_router_load_balancing_type.size()));
+    }
+
+    void check_precision() {
+        const PrecisionSpec& p = c_.precision;
+        const Config defaults;
+        for (const auto& field : config_fields()) {
+            if (field.recipes.empty() || field.get(c_) == field.get(defaults)) continue;
+            std::vector<std::string_view> known;
+            for (const Recipe recipe : field.recipes) known.push_back(recipe_name(recipe));
+            rule(std::find(field.recipes.begin(), field.recipes.end(), p.recipe) != field.recipes.end(),
+                 {field.name().c_str(), "precision.recipe"},
+                 fmt::format("got {}, want {} with recipe {}: only {} knows this option", field.get(c_),
+                             field.get(defaults), recipe_name(p.recipe), fmt::join(known, ", ")));
+        }
+        rule(!(p.recipe == Recipe::fp8_flow && p.scale_format == ScaleFormat::fp32 &&
+               p.moe_scaling_aware_transpose),
+             {"precision.scale_format", "precision.moe_scaling_aware_transpose", "precision.recipe"},
+             "got fp32, want pow2 with moe_scaling_aware_transpose: true, which shifts exponents and ignores "
+             "mantissas of "
+             "scales (or set moe_scaling_aware_transpose: false)");
+        rule(!p.moe_delay_wgrad_compute || p.fp8_wgrad,
+             {"precision.moe_delay_wgrad_compute", "precision.fp8_wgrad"},
+             "got true, want false with fp8_wgrad: false, whose BF16 operands are not kept");
+        const auto legal = legal_alignments(p.recipe);
+        rule(std::find(legal.begin(), legal.end(), c_.moe.moe_row_alignment) != legal.end(),
+             {"moe.moe_row_alignment", "precision.recipe"},
+             fmt::format("got {}, want {} with recipe {}", c_.moe.moe_row_alignment, fmt::join(legal, " or "),
+                         recipe_name(p.recipe)));
+    }
+
+    void check_recompute() {
+        const RecomputeSpec& r = c_.recompute;
+        const char* const modules = "recompute.recompute_modules";
+        const bool any = r.core_attn || r.layernorm || r.moe_act || r.moe_expert || r.moe || r.shared_experts;
+        if (r.recompute_granularity != RecomputeGranularity::selective) {
+            const bool full = r.recompute_granularity == RecomputeGranularity::full;
+            rule(!any, {modules, "recompute.recompute_granularity"},
+                 full ? "got modules, want [] with recompute_granularity: full, which re-runs whole layers"
+                      : "got modules, want recompute_granularity: selective with them");
+            return;
+        }
+        rule(any, {modules, "recompute.recompute_granularity"},
+             "got [], want at least one module with recompute_granularity: selective");
+        rule(!r.core_attn || c_.model.attention, {modules, "model.attention"},
+             "got core_attn, want it left out with attention: false");
+        rule(!r.shared_experts || c_.moe.moe_shared_expert_intermediate_size > 0,
+             {modules, "moe.moe_shared_expert_intermediate_size"},
+             "got shared_experts, want it left out with moe_shared_expert_intermediate_size = 0");
+        rule(has_moe_layer() || !(r.moe_act || r.moe_expert || r.moe || r.shared_experts),
+             {modules, "model.moe_layer_freq"},
+             "got MoE modules, want them left out: moe_layer_freq has no MoE layer");
+        rule(!(r.moe_expert && r.moe), {modules},
+             "got moe_expert and moe, want one: moe re-runs the experts too");
+        rule(!(r.moe_expert && r.moe_act), {modules},
+             "got moe_expert and moe_act, want one: moe_expert re-runs the activation too");
+        rule(!(r.moe && r.moe_act), {modules},
+             "got moe and moe_act, want one: moe re-runs the activation too");
+        rule(!(r.moe && r.shared_experts), {modules},
+             "got moe and shared_experts, want one: moe re-runs the shared expert too");
+    }
+
+    void check_parallel() {
+        const int64_t ep = c_.parallel.expert_model_parallel_size;
+        const int64_t experts = c_.moe.num_experts;
+        const auto names = {"parallel.expert_model_parallel_size", "moe.num_experts"};
+        if (has_moe_layer()) {
+            rule(experts % ep == 0, names,
+                 fmt::format(
+                     "got {}, want a divisor of num_experts = {}; nearest {}", ep, experts,
+                     nearest_of(ep, numbers_where(1, experts, [&](int64_t n) { return experts % n == 0; }))));
+        }
+        if (!world_size_ || *world_size_ % ep == 0) return;
+        const int64_t world = *world_size_;
+        const auto legal = numbers_where(1, std::min(world, experts),
+                                         [&](int64_t n) { return world % n == 0 && experts % n == 0; });
+        rule(false, names,
+             fmt::format(
+                 "got {}, want a divisor of the world size {} (world = expert parallel x data parallel); "
+                 "nearest expert_model_parallel_size {}, or mpirun -n {}",
+                 ep, world, nearest_of(ep, legal), multiples_near(world, ep)));
+    }
+
+    void check_training() {
+        const TrainingSpec& t = c_.training;
+        const int64_t world = world_size_.value_or(1);
+        const int64_t step = t.micro_batch_size * world;
+        rule(t.global_batch_size % step == 0, {"training.global_batch_size", "training.micro_batch_size"},
+             fmt::format("got {}, want a multiple of micro_batch_size {} x world size {} = {}; nearest {}",
+                         t.global_batch_size, t.micro_batch_size, world, step,
+                         multiples_near(t.global_batch_size, step)));
+        rule(t.lr_decay_style == LrDecayStyle::constant || t.min_lr <= t.lr,
+             {"training.min_lr", "training.lr"}, fmt::format("got {}, want at most lr = {}", t.min_lr, t.lr));
+        rule(t.lr_warmup_iters <= t.train_iters, {"training.lr_warmup_iters", "training.train_iters"},
+             fmt::format("got {}, want at most train_iters = {}", t.lr_warmup_iters, t.train_iters));
+        rule(t.lr_decay_iters == 0 || t.lr_decay_iters >= t.lr_warmup_iters,
+             {"training.lr_decay_iters", "training.lr_warmup_iters"},
+             fmt::format("got {}, want 0 or at least lr_warmup_iters = {}", t.lr_decay_iters,
+                         t.lr_warmup_iters));
+    }
+
+    void check_data() {
+        const DataSpec& d = c_.data;
+        const bool needs_path = d.data_kind != DataKind::synthetic;
+        rule(!needs_path || !d.data_path.empty(), {"data.data_path", "data.data_kind"},
+             "got no path, want files, folders or globs, e.g. --set data.data_path=/my/texts");
+        rule(needs_path || d.data_path.empty(), {"data.data_path", "data.data_kind"},
+             "got a path, want data_kind: text, shards or megatron with it (synthetic data has none)");
+        rule(d.data_kind != DataKind::text || c_.model.vocab_size >= kByteVocabulary,
+             {"model.vocab_size", "data.data_kind"},
+             fmt::format("got {}, want at least {} for data_kind: text", c_.model.vocab_size,
+                         kByteVocabulary));
+        rule(d.data_kind != DataKind::synthetic || c_.model.vocab_size >= d.synthetic_vocab_size,
+             {"model.vocab_size", "data.synthetic_vocab_size"},
+             fmt::format("got {}, want at least synthetic_vocab_size = {}", c_.model.vocab_size,
+                         d.synthetic_vocab_size));
+        check_synthetic_table();
+        const bool cut_here = d.data_kind == DataKind::text || d.data_kind == DataKind::megatron;
+        rule(c_.training.eval_iters == 0 || !cut_here || d.held_out_fraction > 0,
+             {"data.held_out_fraction", "training.eval_iters"},
+             fmt::format("got 0, want more than 0 with eval_iters = {} (or eval_iters: 0)",
+                         c_.training.eval_iters));
+    }
+
+    // The chain's table has one row for every context of k tokens.
+    void check_synthetic_table() {
+        constexpr double kMaxEntries = 1 << 22;
+        const DataSpec& d = c_.data;
+        double entries = static_cast<double>(d.synthetic_vocab_size);
+        for (int64_t k = 0; k < d.synthetic_order; ++k)
+            entries *= static_cast<double>(d.synthetic_vocab_size);
+        rule(d.data_kind != DataKind::synthetic || entries <= kMaxEntries,
+             {"data.synthetic_order", "data.synthetic_vocab_size"},
+             fmt::format(
+                 "got {}, want synthetic_vocab_size^(synthetic_order + 1) at most {:.0f}; {} ^ {} = {:.3g}",
+                 d.synthetic_order, kMaxEntries, d.synthetic_vocab_size, d.synthetic_order + 1, entries));
+    }
+
+    void check_profile() {
+        const ProfileSpec& p = c_.profile;
+        rule(p.profile_step_end > p.profile_step_start,
+             {"profile.profile_step_end", "profile.profile_step_start"},
+             fmt::format("got {}, want more than profile_step_start = {}", p.profile_step_end,
+                         p.profile_step_start));
+    }
+
+    void check_checkpoint() {
+        const CheckpointSpec& c = c_.checkpoint;
+        rule(!c.finetune || !c.load.empty(), {"checkpoint.finetune", "checkpoint.load"},
+             "got true, want checkpoint.load with it: whose weights to take");
+        rule(!c.finetune || c.load != "auto", {"checkpoint.finetune", "checkpoint.load"},
+             "got true with load: auto, want the folder of a checkpoint: auto goes on with this run's own");
+    }
+
+    void check_validate() {
+        const ValidateSpec& v = c_.validate;
+        rule(std::find(v.recipes.begin(), v.recipes.end(), Recipe::bf16) != v.recipes.end(),
+             {"validate.recipes"},
+             "got a list without bf16, want bf16 in it: it is the baseline of every comparison");
+    }
+
+    const Config& c_;
+    std::optional<int64_t> world_size_;
+    ConfigProblems& problems_;
+};
+
+}  // namespace
+
+void collect_config_problems(const Config& config, std::optional<int64_t> world_size,
+                             ConfigProblems& problems) {
+    Checker(config, world_size, problems).check();
+}
+
+void check_config(const Config& config, std::optional<int64_t> world_size) {
+    ConfigProblems problems;
+    collect_config_problems(config, world_size, problems);
+    problems.throw_if_any();
+}
+
+}  // namespace fp8flow

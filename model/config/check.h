@@ -1,0 +1,31 @@
+// The rules between fields of a configuration (a single field's range stands in the field table), and the collector of
+// problems that lets all of them be reported at once.
+#pragma once
+
+#include "model/config/config.h"
+
+#include <initializer_list>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+
+class ConfigProblems {
+public:
+    void add(const std::string& where, const std::string& text);
+    // The named field has no usable value; rules that read it are skipped.
+    void mark_bad(const std::string& name) { bad_.insert(name); }
+    bool usable(std::initializer_list<const char*> names) const;
+    bool empty() const { return lines_.empty(); }
+    void throw_if_any() const;  // one Error(usage), a line per problem
+
+private:
+    std::vector<std::string> lines_;
+    std::set<std::string> bad_;
+};
+
+void collect_config_problems(const Config& config, std::optional<int64_t> world_size,
+                             ConfigProblems& problems);
+
+}  // namespace fp8flow

@@ -1,0 +1,176 @@
+// The resolved configuration of a run, and the functions that read, check, print and compare it. Leaf keys are
+// Megatron's names and equal the struct members, so one search leads from a YAML file to the code that uses a value.
+// One field table (model/config/fields.cpp) drives parsing, errors, `--help-config`, the dump and the diff.
+#pragma once
+
+#include "layers/spec.h"
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fp8flow {
+
+constexpr int64_t kByteVocabulary =
+    257;  // tokens of byte-level text: one per byte value, and end of document
+
+enum class LrDecayStyle : uint8_t { constant, cosine };
+// text: bytes of the user's files; synthetic: seeded Markov chain; shards: llm.c `.bin` token files; megatron: its `.bin` with `.idx`.
+enum class DataKind : uint8_t { text, synthetic, shards, megatron };
+
+// flex: rows straight into the memory of peers on the same host (NVLink), where a start-up test finds it usable on every rank; otherwise,
+// and with alltoall, NCCL send and receive. One rank, and the reference backend, need neither.
+enum class TokenDispatcher : uint8_t { alltoall, flex };
+// How flex maps peers' memory. nvlink: the first of the others that works.
+enum class FlexBackend : uint8_t { nvlink, cuda_ipc, nccl_window };
+
+// The world size comes from mpirun; data parallel size = world size, of which groups of EP ranks share the experts.
+struct ParallelSpec {
+    int64_t expert_model_parallel_size = 1;
+    TokenDispatcher moe_token_dispatcher_type = TokenDispatcher::flex;
+    FlexBackend moe_flex_dispatcher_backend = FlexBackend::nvlink;
+    double peer_deadline_seconds =
+        60.0;  // longest wait for another rank before the job is ended with a report
+};
+
+struct TrainingSpec {
+    int64_t micro_batch_size = 1;   // sequences per rank and forward pass
+    int64_t global_batch_size = 8;  // sequences per step over all ranks
+    int64_t train_iters = 100;
+    uint64_t seed = 1234;
+    double lr = 1e-3;
+    double min_lr = 1e-4;
+    LrDecayStyle lr_decay_style = LrDecayStyle::cosine;
+    int64_t lr_warmup_iters = 0;
+    int64_t lr_decay_iters = 0;  // 0: train_iters
+    double weight_decay = 0.1;
+    double adam_beta1 = 0.9;
+    double adam_beta2 = 0.95;
+    double adam_eps = 1e-8;
+    double clip_grad = 1.0;     // global gradient norm; 0: no clipping
+    int64_t eval_interval = 0;  // steps between held-out evaluations; 0: only after the last step
+    int64_t eval_iters = 10;    // global batches of one evaluation; 0: no evaluation
+};
+
+struct DataSpec {
+    DataKind data_kind = DataKind::synthetic;
+    std::vector<std::string> data_path;  // text, shards, megatron: files, folders, globs
+    std::vector<std::string>
+        file_extensions;  // text: only these in folders; "": names without one; empty: every file
+    double held_out_fraction =
+        0.1;  // text: share of the files kept for evaluation; megatron: of the documents
+    int64_t max_bytes = 268435456;         // text: stop reading after this many bytes
+    int64_t synthetic_vocab_size = 64;     // V, states of the chain
+    int64_t synthetic_order = 2;           // k; V^(k+1) is at most 2^22
+    double synthetic_zipf_exponent = 1.0;  // of the unigram distribution
+    int64_t synthetic_successors = 4;      // favoured next tokens of a context
+    double synthetic_noise = 0.2;          // share of draws that ignore the context
+    uint64_t synthetic_seed = 1;           // of the chain itself
+};
+
+struct OutputSpec {
+    std::string out = "runs/out";  // every file of a run goes below this folder; `--out` overrides
+    int64_t log_interval = 1;
+    bool metrics = true;                   // write metrics.jsonl
+    std::string tensorboard_dir;           // event files in this folder below `out`; empty: none
+    int64_t tensorboard_log_interval = 1;  // steps between scalars
+    bool time_stages = false;              // seconds per stage of every step, in metrics.jsonl
+    bool tensor_stats = false;             // per-tensor underflow, saturation and error against BF16
+    int64_t tensor_stats_interval = 10;
+};
+
+struct CheckpointSpec {
+    std::string save;           // folder of this run's checkpoints; empty: checkpoints below output.out
+    int64_t save_interval = 0;  // steps between checkpoints, and one after the last step; 0: none
+    std::string load;  // where to go on from: `auto`, a folder of checkpoints, or one of them; empty: nowhere
+    int64_t most_recent_k = 2;  // checkpoints that are kept; 0: all
+    bool async_save = true;     // write while training goes on
+    bool finetune = false;      // load weights alone and begin at step 0
+};
+
+std::vector<Recipe> default_validate_recipes();  // bf16, fp8_blockwise, fp8_flow
+
+struct ValidateSpec {
+    std::vector<Recipe> recipes = default_validate_recipes();
+    double max_relative_loss_error = 0.0025;  // the paper's acceptance bar
+    double ema_decay = 0.95;                  // smoothing of the loss curves that are compared
+    int64_t warmup_iters = 20;                // steps left out of the verdict
+    bool control_arm = true;                  // bf16 again with another summation order: the noise floor
+};
+
+// auto: the fastest that runs; the others are baselines, or checks of one kernel by another. The reference backend knows one of each.
+enum class GemmBackendKey : uint8_t { automatic, native, cublaslt };
+enum class AttentionBackendKey : uint8_t { automatic, native, cudnn };
+
+struct KernelSpec {
+    GemmBackendKey gemm_backend = GemmBackendKey::automatic;
+    AttentionBackendKey attention_backend = AttentionBackendKey::automatic;
+};
+
+// balanced and skewed: the router is ignored (layers/forced_routing.h); data: as it chooses.
+enum class ProfileRouting : uint8_t { balanced, skewed_1_25, skewed_2_0, data };
+
+struct ProfileSpec {
+    int64_t profile_step_start = 5;  // steps before it warm up
+    int64_t profile_step_end = 15;   // exclusive
+    std::vector<Recipe> profile_recipes = default_validate_recipes();
+    ProfileRouting routing = ProfileRouting::balanced;
+};
+
+struct Config {
+    ModelSpec model;
+    MoeSpec moe;
+    PrecisionSpec precision;
+    RecomputeSpec recompute;
+    ParallelSpec parallel;
+    TrainingSpec training;
+    DataSpec data;
+    OutputSpec output;
+    ValidateSpec validate;
+    ProfileSpec profile;
+    KernelSpec kernels;
+    CheckpointSpec checkpoint;
+
+    std::string moe_layer_freq = "1";  // as written; resolve_config expands it into model.moe_layer_freq
+    std::map<std::string, std::string> origin;  // "section.key" -> "file:line:col" of each key that was set
+};
+
+// A key with its value as YAML and where it comes from, for messages.
+struct ConfigSetting {
+    std::string key;  // section.key
+    std::string value;
+    std::string where;
+};
+
+// Reads a YAML file and `section.key=value` (or `key=value`) overrides, resolves derived values and checks everything.
+// Every problem found is one line of one Error (ExitCode::usage): `file:line:col: section.key: got X, want Y`.
+// Without world_size the checks that need the number of ranks are left out. hf_config: a Hugging Face config.json that is read first; the
+// YAML file and then the overrides change what it sets.
+Config load_config(const std::string& path, const std::vector<std::string>& overrides = {},
+                   std::optional<int64_t> world_size = std::nullopt, const std::string& hf_config = {});
+// The same for text in memory; `name` stands in for the file's name in messages.
+Config parse_config(std::string_view text, const std::string& name,
+                    const std::vector<std::string>& overrides = {},
+                    std::optional<int64_t> world_size = std::nullopt,
+                    const std::vector<ConfigSetting>& first = {});
+
+// Fills what follows from other fields: model.moe_layer_freq and model.padded_vocab_size.
+void resolve_config(Config& config);
+// Throws one Error with a line for every rule between fields that the (resolved) configuration breaks.
+void check_config(const Config& config, std::optional<int64_t> world_size = std::nullopt);
+
+// The same run under another recipe: precision options that the new recipe does not know return to their defaults.
+Config with_recipe(const Config& config, Recipe recipe);
+
+std::string dump_config(
+    const Config& config);  // YAML with every key; parse_config reads it back to an equal Config
+std::string help_config();  // every key with type, range, default and meaning
+// One line "section.key: a | b" per key whose value differs.
+std::vector<std::string> diff_configs(const Config& a, const Config& b);
+
+std::string_view recipe_name(Recipe recipe);
+
+}  // namespace fp8flow

@@ -1,0 +1,53 @@
+// The field table: every key of a configuration with type, range, default and meaning. Parsing, error texts,
+// `--help-config`, the dump of the resolved configuration and the diff of two are loops over this one table.
+#pragma once
+
+#include "model/config/config.h"
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fp8flow {
+
+// A value as written: one scalar, or a list of scalars.
+struct WrittenValue {
+    bool is_list = false;
+    std::vector<std::string> items;
+
+    std::string text() const;  // for messages: 5, [a, b]
+};
+
+// Why a value does not fit its field.
+struct Refusal {
+    std::string want;  // "an integer in [1, 64]"
+    std::string hint;  // "did you mean ...", or empty
+};
+
+struct ConfigField {
+    std::string section;
+    std::string key;
+    std::string type;  // with range: "integer >= 1", "bf16 | fp8_flow | ..."
+    std::string doc;
+    // The value as YAML; for a fixed key (one that has one legal value and stores nothing) that value.
+    std::function<std::string(const Config&)> get;
+    std::function<std::optional<Refusal>(Config&, const WrittenValue&)> set;
+    bool fixed = false;           // accepted so that Megatron's files can be pasted; not dumped
+    std::vector<Recipe> recipes;  // the recipes that know this option; empty: all
+
+    std::string name() const { return section + "." + key; }
+};
+
+const std::vector<ConfigField>& config_fields();
+const std::vector<std::string>& config_sections();
+const ConfigField* find_field(std::string_view section, std::string_view key);
+const ConfigField* find_leaf(std::string_view key);  // leaf keys are unique over all sections
+
+// For an unknown key: "did you mean 'hidden_size'", the reason why a known feature is refused, or empty.
+std::string explain_unknown_key(std::string_view key);
+// The candidate nearest to `word`, or empty when none is near.
+std::string nearest_name(std::string_view word, const std::vector<std::string>& candidates);
+
+}  // namespace fp8flow

@@ -1,0 +1,151 @@
+// What to say about a key that the field table does not have: the nearest key, what other trainers call it, or why the
+// feature behind it is refused.
+#include "model/config/fields.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace fp8flow {
+namespace {
+
+struct Known {
+    std::string_view key;
+    std::string_view answer;
+};
+
+constexpr std::string_view kNoMla =
+    "MLA is not implemented; use the one-layer configs, e.g. configs/layer_deepseek_v3.yaml";
+constexpr std::string_view kDropless =
+    "routing is dropless; moe_expert_rank_capacity_factor limits memory instead";
+
+constexpr Known kRefused[] = {
+    {"q_lora_rank", kNoMla},
+    {"kv_lora_rank", kNoMla},
+    {"qk_head_dim", kNoMla},
+    {"qk_nope_head_dim", kNoMla},
+    {"qk_pos_emb_head_dim", kNoMla},
+    {"qk_rope_head_dim", kNoMla},
+    {"v_head_dim", kNoMla},
+    {"mtp_num_layers", "multi-token prediction is not implemented"},
+    {"moe_expert_capacity_factor", kDropless},
+    {"moe_pad_expert_input_to_capacity", kDropless},
+    {"moe_token_drop_policy", kDropless},
+    {"moe_input_jitter_eps", "router jitter is not implemented"},
+    {"recompute_method", "recompute_granularity: full always re-runs every layer"},
+    {"recompute_num_layers", "recompute_granularity: full always re-runs every layer"},
+};
+
+// Names that other trainers (torchtitan, Hugging Face, Megatron's core and fork) use for our keys.
+constexpr Known kForeign[] = {
+    {"n_layers", "num_layers"},
+    {"num_hidden_layers", "num_layers"},
+    {"dim", "hidden_size"},
+    {"n_heads", "num_attention_heads"},
+    {"n_kv_heads", "num_query_groups"},
+    {"num_key_value_heads", "num_query_groups"},
+    {"head_dim", "kv_channels"},
+    {"norm_eps", "norm_epsilon"},
+    {"layernorm_epsilon", "norm_epsilon"},
+    {"rms_norm_eps", "norm_epsilon"},
+    {"apply_layernorm_1p", "zero_centered_gamma"},
+    {"rope_theta", "rotary_base"},
+    {"intermediate_size", "ffn_hidden_size"},
+    {"num_moe_experts", "num_experts"},
+    {"n_routed_experts", "num_experts"},
+    {"num_local_experts", "num_experts"},
+    {"top_k", "moe_router_topk"},
+    {"num_experts_per_tok", "moe_router_topk"},
+    {"moe_intermediate_size", "moe_ffn_hidden_size"},
+    {"n_shared_experts", "moe_shared_expert_intermediate_size"},
+    {"first_k_dense_replace", "moe_layer_freq"},
+    {"decoder_sparse_step", "moe_layer_freq"},
+    {"score_func", "moe_router_score_function"},
+    {"scoring_func", "moe_router_score_function"},
+    {"route_scale", "moe_router_topk_scaling_factor"},
+    {"routed_scaling_factor", "moe_router_topk_scaling_factor"},
+    {"n_group", "moe_router_num_groups"},
+    {"num_expert_groups", "moe_router_num_groups"},
+    {"topk_group", "moe_router_group_topk"},
+    {"num_limited_groups", "moe_router_group_topk"},
+    {"load_balance_coeff", "moe_router_bias_update_rate"},
+    {"router_aux_loss_coef", "moe_aux_loss_coeff"},
+    {"tie_word_embeddings", "untie_embeddings_and_output_weights"},
+    {"initializer_range", "init_method_std"},
+    {"moe_fp8_flow", "recipe"},
+    {"fp8_recipe", "recipe"},
+    {"fp8", "recipe"},
+    {"bf16", "recipe"},
+    {"moe_router_padding_for_quantization", "moe_row_alignment"},
+    {"moe_router_padding_for_fp8", "moe_row_alignment"},
+    {"expert_parallel_degree", "expert_model_parallel_size"},
+    {"tensor_parallel_degree", "tensor_model_parallel_size"},
+    {"steps", "train_iters"},
+    {"warmup_steps", "lr_warmup_iters"},
+    {"max_norm", "clip_grad"},
+    {"mock_data", "data_kind"},
+    {"tokenizer_type", "data_kind"},
+    {"split", "held_out_fraction"},
+    {"keep_latest_k", "most_recent_k"},
+    {"keep_last_n", "most_recent_k"},
+    {"checkpoint_interval", "save_interval"},
+    {"resume", "load"},
+};
+
+constexpr const Known* find(const Known* first, const Known* last, std::string_view key) {
+    for (; first != last; ++first) {
+        if (first->key == key) return first;
+    }
+    return nullptr;
+}
+
+// Edits (insert, delete, replace, swap of neighbours) that turn a into b.
+size_t edit_distance(std::string_view a, std::string_view b) {
+    std::vector<std::vector<size_t>> cost(a.size() + 1, std::vector<size_t>(b.size() + 1));
+    for (size_t i = 0; i <= a.size(); ++i) cost[i][0] = i;
+    for (size_t j = 0; j <= b.size(); ++j) cost[0][j] = j;
+    for (size_t i = 1; i <= a.size(); ++i) {
+        for (size_t j = 1; j <= b.size(); ++j) {
+            const size_t replace = cost[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+            cost[i][j] = std::min({cost[i - 1][j] + 1, cost[i][j - 1] + 1, replace});
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+                cost[i][j] = std::min(cost[i][j], cost[i - 2][j - 2] + 1);
+            }
+        }
+    }
+    return cost[a.size()][b.size()];
+}
+
+}  // namespace
+
+std::string nearest_name(std::string_view word, const std::vector<std::string>& candidates) {
+    constexpr size_t kLongest = 64;  // no key is longer; keeps hostile input cheap
+    if (word.empty() || word.size() > kLongest) return {};
+    std::string best;
+    size_t best_distance = std::max<size_t>(2, word.size() / 3) + 1;
+    for (const auto& candidate : candidates) {
+        const size_t distance = edit_distance(word, candidate);
+        if (distance < best_distance && distance < candidate.size()) {
+            best = candidate;
+            best_distance = distance;
+        }
+    }
+    return best;
+}
+
+std::string explain_unknown_key(std::string_view key) {
+    if (const Known* refused = find(std::begin(kRefused), std::end(kRefused), key))
+        return std::string(refused->answer);
+    std::string name;
+    if (const Known* foreign = find(std::begin(kForeign), std::end(kForeign), key)) {
+        name = foreign->answer;
+    } else {
+        std::vector<std::string> keys;
+        for (const auto& field : config_fields()) keys.push_back(field.key);
+        name = nearest_name(key, keys);
+    }
+    if (name.empty()) return {};
+    return fmt::format("did you mean '{}'", find_leaf(name)->name());
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,226 @@
+// YAML text and `--set` overrides to a Config. Problems are collected, never thrown one by one, so that a user sees all
+// of them at once.
+#include "model/config/check.h"
+#include "model/config/fields.h"
+#include "model/config/hf_config.h"
+#include "model/config/layer_pattern.h"
+#include "model/config/yaml_guard.h"
+
+#include "kernels/core/error.h"
+
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+namespace fp8flow {
+namespace {
+
+class Reader {
+public:
+    Reader(Config& config, ConfigProblems& problems) : config_(config), problems_(problems) {}
+
+    void read_document(std::string_view text, const std::string& name) {
+        const auto root = load(text, name);
+        if (!root) return;
+        if (!root->IsMap() || root->size() == 0) {
+            problems_.add(place(name, root->Mark()),
+                          fmt::format("got no settings, want sections {}", sections()));
+            return;
+        }
+        std::set<std::string> seen;
+        for (const auto& entry : *root) {
+            const std::string where = place(name, entry.first.Mark());
+            if (!entry.first.IsScalar()) {
+                problems_.add(where, "got a key that is no text, want key: value");
+            } else if (!seen.insert(entry.first.Scalar()).second) {
+                problems_.add(where,
+                              fmt::format("{}: got this section twice, want it once", entry.first.Scalar()));
+            } else {
+                read_section(entry.first.Scalar(), entry.second, where, name);
+            }
+        }
+    }
+
+    void read_setting(const ConfigSetting& setting) {
+        const ConfigField* field = find_leaf(setting.key.substr(setting.key.find('.') + 1));
+        FP8FLOW_CHECK(field != nullptr && field->name() == setting.key, "setting {}", setting.key);
+        if (const auto value = load(setting.value, setting.where)) read_field(*field, *value, setting.where);
+    }
+
+    // `section.key=value`, or `key=value`: leaf keys are unique.
+    void read_override(const std::string& text) {
+        const std::string where = "--set";
+        const size_t equals = text.find('=');
+        if (equals == std::string::npos || equals == 0) {
+            problems_.add(where, fmt::format("got {}, want section.key=value", text));
+            return;
+        }
+        const std::string name = text.substr(0, equals);
+        const size_t dot = name.find('.');
+        const std::string key = dot == std::string::npos ? name : name.substr(dot + 1);
+        const ConfigField* field = find_leaf(key);
+        if (!field || (dot != std::string::npos && field->section != name.substr(0, dot))) {
+            problems_.add(where, unknown_key(dot == std::string::npos ? "" : name.substr(0, dot), key));
+            return;
+        }
+        if (const auto value = load(text.substr(equals + 1), where + " " + field->name())) {
+            read_field(*field, *value, where);
+        }
+    }
+
+private:
+    static std::string place(const std::string& name, const YAML::Mark& mark) {
+        return mark.is_null() ? name : fmt::format("{}:{}:{}", name, mark.line + 1, mark.column + 1);
+    }
+
+    static std::string sections() { return fmt::format("{}", fmt::join(config_sections(), ", ")); }
+
+    std::optional<YAML::Node> load(std::string_view text, const std::string& name) {
+        if (const auto problem = scan_yaml(text)) {
+            problems_.add(fmt::format("{}:{}:{}", name, problem->line, problem->column), problem->text);
+            return std::nullopt;
+        }
+        try {
+            return YAML::Load(std::string(text));
+        } catch (const YAML::Exception& error) {
+            problems_.add(place(name, error.mark),
+                          fmt::format("got text that is no YAML ({}), want key: value", error.msg));
+            return std::nullopt;
+        }
+    }
+
+    static std::string unknown_key(const std::string& section, const std::string& key) {
+        const std::string name = section.empty() ? key : section + "." + key;
+        if (const ConfigField* field = find_leaf(key)) {
+            return fmt::format("{}: got a key of another section, want {}", name, field->name());
+        }
+        const std::string hint = explain_unknown_key(key);
+        return fmt::format("{}: got an unknown key, want one of --help-config{}{}", name,
+                           hint.empty() ? "" : "; ", hint);
+    }
+
+    void read_section(const std::string& section, const YAML::Node& node, const std::string& where,
+                      const std::string& name) {
+        const auto& known = config_sections();
+        if (std::find(known.begin(), known.end(), section) == known.end()) {
+            const std::string nearest = nearest_name(section, known);
+            if (nearest.empty() && (find_leaf(section) || !explain_unknown_key(section).empty())) {
+                problems_.add(where, unknown_key("", section));
+            } else {
+                problems_.add(
+                    where, fmt::format("{}: got an unknown section, want one of {}{}", section, sections(),
+                                       nearest.empty() ? "" : fmt::format("; did you mean '{}'", nearest)));
+            }
+            return;
+        }
+        if (node.IsNull()) return;
+        if (!node.IsMap()) {
+            problems_.add(where,
+                          fmt::format("{}: got {}, want key: value lines below it", section, describe(node)));
+            return;
+        }
+        std::set<std::string> seen;
+        for (const auto& entry : node) {
+            const std::string key_place = place(name, entry.first.Mark());
+            if (!entry.first.IsScalar()) {
+                problems_.add(key_place,
+                              fmt::format("{}: got a key that is no text, want key: value", section));
+                continue;
+            }
+            const std::string key = entry.first.Scalar();
+            const ConfigField* field = find_field(section, key);
+            if (!seen.insert(key).second) {
+                problems_.add(key_place,
+                              fmt::format("{}.{}: got this key twice, want it once", section, key));
+            } else if (!field) {
+                problems_.add(key_place, unknown_key(section, key));
+            } else {
+                const bool has_place = !entry.second.Mark().is_null() && !entry.second.IsNull();
+                read_field(*field, entry.second, has_place ? place(name, entry.second.Mark()) : key_place);
+            }
+        }
+    }
+
+    static std::string describe(const YAML::Node& node) {
+        if (node.IsNull()) return "nothing";
+        if (node.IsScalar()) return node.Scalar().empty() ? "empty text" : node.Scalar();
+        return node.IsMap() ? "a map" : "a list";
+    }
+
+    void read_field(const ConfigField& field, const YAML::Node& node, const std::string& where) {
+        std::optional<Refusal> refusal;
+        std::string got = describe(node);
+        if (const auto value = written(node)) {
+            refusal = field.set(config_, *value);
+            if (value->is_list) got = value->text();
+            if (!refusal && !field.fixed) config_.origin[field.name()] = where;
+        } else {
+            refusal = Refusal{field.type, ""};
+        }
+        if (!refusal) return;
+        problems_.add(where, fmt::format("{}: got {}, want {}{}{}", field.name(), got, refusal->want,
+                                         refusal->hint.empty() ? "" : "; ", refusal->hint));
+        problems_.mark_bad(field.name());
+    }
+
+    // A scalar or a list of scalars; nothing for null, maps and lists of lists.
+    static std::optional<WrittenValue> written(const YAML::Node& node) {
+        if (node.IsScalar()) return WrittenValue{false, {node.Scalar()}};
+        if (!node.IsSequence()) return std::nullopt;
+        WrittenValue value{true, {}};
+        for (const auto& item : node) {
+            if (!item.IsScalar()) return std::nullopt;
+            value.items.push_back(item.Scalar());
+        }
+        return value;
+    }
+
+    Config& config_;
+    ConfigProblems& problems_;
+};
+
+}  // namespace
+
+Config parse_config(std::string_view text, const std::string& name, const std::vector<std::string>& overrides,
+                    std::optional<int64_t> world_size, const std::vector<ConfigSetting>& first) {
+    Config config;
+    ConfigProblems problems;
+    Reader reader(config, problems);
+    for (const ConfigSetting& setting : first) reader.read_setting(setting);
+    reader.read_document(text, name);
+    for (const auto& override_text : overrides) reader.read_override(override_text);
+    resolve_config(config);
+    collect_config_problems(config, world_size, problems);
+    problems.throw_if_any();
+    return config;
+}
+
+Config load_config(const std::string& path, const std::vector<std::string>& overrides,
+                   std::optional<int64_t> world_size, const std::string& hf_config) {
+    std::error_code error;
+    const auto status = std::filesystem::status(path, error);
+    require(!error && std::filesystem::exists(status), ExitCode::usage,
+            "{}: got no such file, want a configuration (see configs/)", path);
+    require(std::filesystem::is_regular_file(status), ExitCode::usage,
+            "{}: got something other than a file, want a configuration (see configs/)", path);
+    std::ifstream file(path, std::ios::binary);
+    require(file.good(), ExitCode::usage, "{}: got a file that cannot be read, want read permission", path);
+    std::string text(kMaxYamlBytes + 1, '\0');  // one byte more than is legal shows a file that is too long
+    file.read(text.data(), static_cast<std::streamsize>(text.size()));
+    text.resize(static_cast<size_t>(file.gcount()));
+    const auto first = hf_config.empty() ? std::vector<ConfigSetting>{} : read_hf_config(hf_config);
+    return parse_config(text, path, overrides, world_size, first);
+}
+
+void resolve_config(Config& config) {
+    auto layers = expand_layer_pattern(config.moe_layer_freq, config.model.num_layers);
+    FP8FLOW_CHECK(layers.has_value(), "moe_layer_freq {}", config.moe_layer_freq);
+    config.model.moe_layer_freq = std::move(*layers);
+    config.model.padded_vocab_size =
+        round_up(config.model.vocab_size, config.model.make_vocab_size_divisible_by);
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,65 @@
+// The resolved configuration as YAML, the help text, and the difference of two configurations: loops over the field table.
+#include "model/config/fields.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace fp8flow {
+
+std::string dump_config(const Config& config) {
+    std::string yaml;
+    for (const auto& section : config_sections()) {
+        yaml += section + ":\n";
+        for (const auto& field : config_fields()) {
+            if (field.section == section && !field.fixed)
+                yaml += fmt::format("  {}: {}\n", field.key, field.get(config));
+        }
+    }
+    return yaml;
+}
+
+std::string help_config() {
+    const Config defaults;
+    std::string help =
+        "Configuration keys (YAML sections; --set section.key=value overrides; the name is Megatron's)\n";
+    for (const auto& section : config_sections()) {
+        help += "\n" + section + ":\n";
+        for (const auto& field : config_fields()) {
+            if (field.section != section) continue;
+            help += field.fixed
+                        ? fmt::format("  {}: {}\n", field.key, field.type)
+                        : fmt::format("  {}: {}; default {}\n", field.key, field.type, field.get(defaults));
+            help += fmt::format("      {}\n", field.doc);
+            if (!field.recipes.empty()) {
+                std::vector<std::string_view> names;
+                for (const Recipe recipe : field.recipes) names.push_back(recipe_name(recipe));
+                help += fmt::format("      recipes: {}\n", fmt::join(names, ", "));
+            }
+        }
+    }
+    return help;
+}
+
+std::vector<std::string> diff_configs(const Config& a, const Config& b) {
+    std::vector<std::string> lines;
+    for (const auto& field : config_fields()) {
+        const std::string of_a = field.get(a), of_b = field.get(b);
+        if (of_a != of_b) lines.push_back(fmt::format("{}: {} | {}", field.name(), of_a, of_b));
+    }
+    return lines;
+}
+
+Config with_recipe(const Config& config, Recipe recipe) {
+    Config other = config;
+    const Config defaults;
+    other.precision.recipe = recipe;
+    for (const auto& field : config_fields()) {
+        const auto& known = field.recipes;
+        if (known.empty() || std::find(known.begin(), known.end(), recipe) != known.end()) continue;
+        field.set(other, WrittenValue{false, {field.get(defaults)}});
+    }
+    return other;
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,61 @@
+// Windows over a stream of tokens, their shuffle, and the share of each rank in a global batch.
+#include "model/data/data.h"
+
+#include "kernels/core/error.h"
+#include "model/data/permutation.h"
+
+#include <algorithm>
+
+namespace fp8flow {
+
+const char* name_of(Split split) { return split == Split::train ? "train" : "held-out"; }
+
+WindowedSource::WindowedSource(int64_t seq_length, uint64_t seed) : seq_length_(seq_length), seed_(seed) {
+    FP8FLOW_CHECK(seq_length > 0, "seq_length {}", seq_length);
+}
+
+int64_t WindowedSource::samples_per_epoch(Split split) const {
+    return std::max<int64_t>(0, num_tokens(split) - 1) / seq_length_;
+}
+
+void WindowedSource::sample(Split split, int64_t sample_index, std::span<int32_t> tokens) const {
+    FP8FLOW_CHECK(static_cast<int64_t>(tokens.size()) == seq_length_ + 1, "{} tokens for seq_length {}",
+                  tokens.size(), seq_length_);
+    FP8FLOW_CHECK(sample_index >= 0, "sample index {}", sample_index);
+    const int64_t windows = samples_per_epoch(split);
+    require(windows > 0, ExitCode::data, "the data has no {} part: {}", name_of(split), description());
+    const int64_t epoch = sample_index / windows;
+    const Permutation order(windows,
+                            mix64(seed_, static_cast<uint64_t>(split), static_cast<uint64_t>(epoch)));
+    read(split, order(sample_index % windows) * seq_length_, tokens);
+}
+
+void WindowedSource::require_one_window(Split split, const std::string& where) const {
+    require(num_tokens(split) >= seq_length_ + 1, ExitCode::data,
+            "{}: the {} part has {} tokens, one sample needs seq_length + 1 = {}; add data or lower "
+            "model.seq_length",
+            where, name_of(split), num_tokens(split), seq_length_ + 1);
+}
+
+int64_t Batcher::num_micro_batches() const {
+    const int64_t width = micro_batch_size * data_parallel_size;
+    FP8FLOW_CHECK(width > 0 && global_batch_size > 0, "batch {} of micro-batch {} x {} ranks",
+                  global_batch_size, micro_batch_size, data_parallel_size);
+    return (global_batch_size + width - 1) / width;
+}
+
+Batcher::Range Batcher::samples(int64_t global_batch, int64_t micro_batch, int64_t rank) const {
+    FP8FLOW_CHECK(global_batch >= 0 && micro_batch >= 0 && micro_batch < num_micro_batches() && rank >= 0 &&
+                      rank < data_parallel_size,
+                  "batch {}, micro-batch {} of {}, rank {} of {}", global_batch, micro_batch,
+                  num_micro_batches(), rank, data_parallel_size);
+    const int64_t width = micro_batch_size * data_parallel_size;
+    const int64_t start = micro_batch * width;
+    const int64_t size = std::min(width, global_batch_size - start);
+    const int64_t share = size / data_parallel_size;
+    const int64_t extra = size % data_parallel_size;
+    return {global_batch * global_batch_size + start + rank * share + std::min(rank, extra),
+            share + (rank < extra ? 1 : 0)};
+}
+
+}  // namespace fp8flow

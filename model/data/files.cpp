@@ -1,0 +1,177 @@
+// Expansion of data_path entries, and reads that never hang on a pipe nor trust a size.
+#include "model/data/files.h"
+
+#include "kernels/core/error.h"
+
+#include <fcntl.h>
+#include <glob.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <set>
+#include <utility>
+
+namespace fp8flow {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+std::string reason(int error) { return std::strerror(error); }
+
+bool has_wildcard(const std::string& text) { return text.find_first_of("*?[{") != std::string::npos; }
+
+// Called for a folder of a pattern that cannot be opened; not zero ends the search. One that is not there holds no match.
+int refuse_unreadable(const char*, int error) { return error == ENOENT || error == ENOTDIR ? 0 : 1; }
+
+class Lister {
+public:
+    explicit Lister(const FileListOptions& options) : options_(options) {}
+
+    void add_entry(const std::string& entry) {
+        require(!entry.empty(), ExitCode::data, "data.data_path holds an empty entry");
+        struct stat info {};
+        if (::stat(entry.c_str(), &info) == 0) {
+            add_existing(entry, fs::path(entry).lexically_normal(), info);
+        } else if (errno == ENOENT && has_wildcard(entry)) {
+            add_glob(entry);
+        } else {
+            fail(ExitCode::data, "data.data_path: {}: {}", entry, reason(errno));
+        }
+    }
+
+    std::vector<DataFile> take() {
+        std::sort(files_.begin(), files_.end(), [](const DataFile& a, const DataFile& b) {
+            return std::tie(a.relative, a.path) < std::tie(b.relative, b.path);
+        });
+        // Only now that the order is fixed: which of two names of one file stays must not depend on the
+        // directory's order.
+        std::set<std::pair<dev_t, ino_t>> seen;
+        std::vector<DataFile> unique;
+        for (DataFile& file : files_) {
+            struct stat info {};
+            require(::stat(file.path.c_str(), &info) == 0, ExitCode::data, "data.data_path: {}: {}",
+                    file.path, reason(errno));
+            if (seen.emplace(info.st_dev, info.st_ino).second) unique.push_back(std::move(file));
+        }
+        return unique;
+    }
+
+private:
+    void add_existing(const std::string& entry, const fs::path& path, const struct stat& info) {
+        if (S_ISREG(info.st_mode)) {
+            files_.push_back({path.string(), path.filename().string()});
+        } else if (S_ISDIR(info.st_mode)) {
+            add_folder(path, path);
+        } else {
+            fail(ExitCode::data, "data.data_path: {}: neither a regular file nor a folder", entry);
+        }
+    }
+
+    void add_glob(const std::string& pattern) {
+        // Relative paths begin where the wildcards do: everything before is where the data happens to lie.
+        fs::path base;
+        for (const fs::path& part : fs::path(pattern)) {
+            if (has_wildcard(part.string())) break;
+            base /= part;
+        }
+        glob_t matches{};
+        const int status = ::glob(pattern.c_str(), GLOB_BRACE, refuse_unreadable, &matches);
+        std::vector<std::string> paths;
+        for (size_t i = 0; status == 0 && i < matches.gl_pathc; ++i) paths.emplace_back(matches.gl_pathv[i]);
+        ::globfree(&matches);
+        require(status == 0 || status == GLOB_NOMATCH, ExitCode::data,
+                "data.data_path: {}: cannot read a folder on the way", pattern);
+        require(!paths.empty(), ExitCode::data, "data.data_path: {}: no file matches", pattern);
+        for (const std::string& path : paths) {
+            struct stat info {};
+            require(::stat(path.c_str(), &info) == 0, ExitCode::data, "data.data_path: {}: {}", path,
+                    reason(errno));
+            if (S_ISDIR(info.st_mode)) add_folder(path, base);
+            if (S_ISREG(info.st_mode))
+                files_.push_back({path, fs::path(path).lexically_relative(base.lexically_normal()).string()});
+            if (S_ISREG(info.st_mode) && base.empty()) files_.back().relative = path;
+        }
+    }
+
+    void add_folder(const fs::path& folder, const fs::path& base) {
+        std::error_code error;
+        fs::directory_iterator entries(folder, error);
+        require(!error, ExitCode::data, "data.data_path: {}: {}", folder.string(), error.message());
+        for (const fs::directory_entry& entry : entries) {
+            const std::string name = entry.path().filename().string();
+            if (name.empty() || name[0] == '.') continue;
+            // A link that points nowhere, a pipe, a socket, a device: not text, not ours to open.
+            if (entry.is_directory(error) && !entry.is_symlink(error)) {
+                add_folder(entry.path(), base);
+            } else if (entry.is_regular_file(error) && wanted(entry.path())) {
+                files_.push_back({entry.path().string(), relative_to(entry.path(), base)});
+            }
+        }
+    }
+
+    static std::string relative_to(const fs::path& path, const fs::path& base) {
+        return base.empty() ? path.lexically_normal().string() : path.lexically_relative(base).string();
+    }
+
+    bool wanted(const fs::path& path) const {
+        if (options_.extensions.empty()) return true;
+        const std::string extension = path.extension().string();
+        return std::find(options_.extensions.begin(), options_.extensions.end(), extension) !=
+               options_.extensions.end();
+    }
+
+    const FileListOptions& options_;
+    std::vector<DataFile> files_;
+};
+
+}  // namespace
+
+std::vector<DataFile> list_data_files(const std::vector<std::string>& entries,
+                                      const FileListOptions& options) {
+    require(!entries.empty(), ExitCode::data,
+            "data.data_path is empty: name at least one file, folder or glob");
+    Lister lister(options);
+    for (const std::string& entry : entries) lister.add_entry(entry);
+    return lister.take();
+}
+
+std::vector<uint8_t> read_data_file(const std::string& path, int64_t limit) {
+    // O_NONBLOCK: opening a pipe that took the file's place must not wait for a writer.
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    require(fd >= 0, ExitCode::data, "{}: {}", path, reason(errno));
+    struct stat info {};
+    std::vector<uint8_t> bytes;
+    int error = 0;
+    if (::fstat(fd, &info) != 0) {
+        error = errno;
+    } else if (!S_ISREG(info.st_mode)) {
+        error = EINVAL;
+    } else {
+        bytes.resize(static_cast<size_t>(std::min<int64_t>(limit, info.st_size)));
+        size_t done = 0;
+        while (done < bytes.size()) {
+            const ssize_t got = ::read(fd, bytes.data() + done, bytes.size() - done);
+            if (got < 0 && errno == EINTR) continue;
+            if (got < 0) error = errno;
+            if (got <= 0) break;
+            done += static_cast<size_t>(got);
+        }
+        bytes.resize(done);
+    }
+    ::close(fd);
+    require(error == 0, ExitCode::data, "{}: {}", path, reason(error));
+    return bytes;
+}
+
+uint64_t fnv1a(const void* data, size_t size, uint64_t state) {
+    const auto* bytes = static_cast<const uint8_t*>(data);
+    for (size_t i = 0; i < size; ++i) state = (state ^ bytes[i]) * 0x100000001b3ULL;
+    return state;
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,39 @@
+// From `data_path` entries to a sorted list of regular files, and bounded reads of them. Shared by the text
+// and the shard reader. Read next: text.h.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+
+struct DataFile {
+    std::string path;  // as opened
+    // To its data_path entry: a file's name, or the path below the folder, or below the glob's part without wildcards.
+    std::string relative;
+};
+
+struct FileListOptions {
+    // Kept endings of file names, e.g. ".h"; "" stands for names without an extension. Empty list: every
+    // file. A file that an entry names itself is kept whatever its ending.
+    std::vector<std::string> extensions = {};
+};
+
+// Expands files, folders (recursive) and globs (*, ?, [..], {a,b}; a wildcard does not cross '/'). Of braces,
+// one alternative that matches is enough, so that a list can name places of several systems. Sorted by
+// relative path, then by path; a file reached twice (same device and inode) is listed once. Inside folders,
+// names that begin with '.' are skipped, links to files are followed and links to folders are not, so that no
+// loop of links matters. Throws ExitCode::data for an entry that does not exist, matches nothing, or cannot
+// be read.
+std::vector<DataFile> list_data_files(const std::vector<std::string>& entries,
+                                      const FileListOptions& options);
+
+// At most `limit` bytes from the start of a regular file. Throws ExitCode::data with the path and the
+// system's reason.
+std::vector<uint8_t> read_data_file(const std::string& path, int64_t limit);
+
+// FNV-1a, 64 bits, continued from `state`.
+uint64_t fnv1a(const void* data, size_t size, uint64_t state = 0xcbf29ce484222325ULL);
+
+}  // namespace fp8flow

@@ -1,0 +1,215 @@
+// The index read in blocks, and the .bin behind it.
+#include "model/data/megatron.h"
+
+#include "model/base/crc32c.h"
+#include "model/data/files.h"
+#include "model/data/permutation.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <optional>
+
+namespace fp8flow {
+
+namespace {
+
+constexpr std::string_view kMagic("MMIDIDX\0\0", 9);
+constexpr int64_t kVersion = 1;
+constexpr int64_t kHeaderBytes = 9 + 8 + 1 + 8 + 8;
+constexpr int64_t kMostEntries = int64_t{1} << 40;  // keeps the arithmetic on their number inside 63 bits
+constexpr int64_t kBlock = 1 << 16;                 // entries in memory
+
+// NumPy types under the numbers that Megatron gives them.
+struct NamedType {
+    const char* name;
+    std::optional<TokenType> type;
+};
+constexpr NamedType kTypes[] = {{"", {}},
+                                {"uint8", TokenType::u8},
+                                {"int8", {}},
+                                {"int16", TokenType::i16},
+                                {"int32", TokenType::i32},
+                                {"int64", TokenType::i64},
+                                {"float64", {}},
+                                {"float32", {}},
+                                {"uint16", TokenType::u16}};
+
+template <class T> T read_at(const TokenFile& file, int64_t offset) {
+    T value{};
+    file.read(offset, &value, sizeof value);
+    return value;
+}
+
+// An array in the file, read forwards.
+template <class T> class Column {
+public:
+    Column(const TokenFile& file, int64_t offset, int64_t count)
+        : file_(file), offset_(offset), left_(count) {}
+
+    T next() {
+        if (at_ == block_.size()) {
+            block_.resize(static_cast<size_t>(std::min(kBlock, left_)));
+            file_.read(offset_, block_.data(), static_cast<int64_t>(block_.size() * sizeof(T)));
+            offset_ += static_cast<int64_t>(block_.size() * sizeof(T));
+            left_ -= static_cast<int64_t>(block_.size());
+            at_ = 0;
+        }
+        return block_[at_++];
+    }
+
+private:
+    const TokenFile& file_;
+    int64_t offset_, left_;
+    std::vector<T> block_;
+    size_t at_ = 0;
+};
+
+uint32_t checksum_of(const TokenFile& file) {
+    std::vector<uint8_t> block(static_cast<size_t>(kBlock) * 8);
+    uint32_t crc = 0;
+    for (int64_t done = 0; done < file.size();) {
+        const int64_t count = std::min<int64_t>(static_cast<int64_t>(block.size()), file.size() - done);
+        file.read(done, block.data(), count);
+        crc = crc32c(block.data(), static_cast<size_t>(count), crc);
+        done += count;
+    }
+    return crc;
+}
+
+bool exists(const std::string& path) {
+    struct stat info {};
+    return ::stat(path.c_str(), &info) == 0;
+}
+
+bool is_number(const std::string& text) {
+    double value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    return error == std::errc() && end == text.data() + text.size();
+}
+
+// The entry as it names .idx files.
+std::string index_entry(const std::string& entry) {
+    require(!is_number(entry) || exists(entry), ExitCode::data,
+            "data.data_path: {}: a weight of a blend; blends are not supported: name the data sets alone, "
+            "each is "
+            "seen once an epoch",
+            entry);
+    if (entry.ends_with(".bin")) return entry.substr(0, entry.size() - 4) + ".idx";
+    if (!exists(entry) && exists(entry + ".idx")) return entry + ".idx";
+    return entry;
+}
+
+}  // namespace
+
+MegatronIndex read_megatron_index(const std::string& path, double held_out_fraction) {
+    const TokenFile file(path);
+    require(file.size() >= kHeaderBytes, ExitCode::data, "{}: {} bytes, an index begins with a header of {}",
+            path, file.size(), kHeaderBytes);
+    char magic[9];
+    file.read(0, magic, sizeof magic);
+    require(std::string_view(magic, sizeof magic) == kMagic, ExitCode::data,
+            "{}: no index of Megatron's: it does not begin with MMIDIDX", path);
+    const auto version = read_at<uint64_t>(file, 9);
+    require(version == kVersion, ExitCode::data, "{}: version {}, want {}", path, version, kVersion);
+    const auto code = read_at<uint8_t>(file, 17);
+    require(code >= 1 && code < std::size(kTypes), ExitCode::data, "{}: token type {}, want 1 to {}", path,
+            code, std::size(kTypes) - 1);
+    require(kTypes[code].type.has_value(), ExitCode::data,
+            "{}: tokens of type {}, want an integer of 8 unsigned or 16 to 64 bits", path, kTypes[code].name);
+    MegatronIndex index{.type = *kTypes[code].type};
+    const auto sequences = read_at<uint64_t>(file, 18), bounds = read_at<uint64_t>(file, 26);
+    require(sequences >= 1 && sequences <= kMostEntries && bounds >= 2 && bounds <= kMostEntries,
+            ExitCode::data, "{}: {} sequences and {} bounds of documents, want at least 1 and 2", path,
+            sequences, bounds);
+    index.sequences = static_cast<int64_t>(sequences);
+    index.documents = static_cast<int64_t>(bounds) - 1;
+    const int64_t lengths_at = kHeaderBytes, offsets_at = lengths_at + 4 * index.sequences,
+                  bounds_at = offsets_at + 8 * index.sequences,
+                  expected = bounds_at + 8 * static_cast<int64_t>(bounds);
+    require(file.size() != expected + index.sequences, ExitCode::data,
+            "{}: has a mode for each sequence: multimodal data, which this program does not train on", path);
+    require(file.size() == expected, ExitCode::data,
+            "{}: {} by {} bytes: {} sequences and {} bounds of documents take {} bytes, the file has {}",
+            path, file.size() < expected ? "truncated" : "too long", std::abs(file.size() - expected),
+            sequences, bounds, expected, file.size());
+
+    // Which sequence is the first that is held out.
+    int64_t kept = index.documents;
+    if (held_out_fraction > 0.0 && index.documents > 1)
+        kept -= std::clamp<int64_t>(std::llround(held_out_fraction * static_cast<double>(index.documents)), 1,
+                                    index.documents - 1);
+    int64_t held_out_sequence = index.sequences, before = 0;
+    Column<int64_t> document_bounds(file, bounds_at, index.documents + 1);
+    for (int64_t d = 0; d <= index.documents; ++d) {
+        const int64_t bound = document_bounds.next();
+        const bool ends = d == 0 ? bound == 0 : d < index.documents || bound == index.sequences;
+        require(ends && bound >= before && bound <= index.sequences, ExitCode::data,
+                "{}: document {} begins at sequence {}, want 0 first, {} last, and none before another", path,
+                d, bound, index.sequences);
+        if (d == kept) held_out_sequence = bound;
+        before = bound;
+    }
+
+    const int64_t width = size_of(index.type);
+    Column<int32_t> lengths(file, lengths_at, index.sequences);
+    Column<int64_t> offsets(file, offsets_at, index.sequences);
+    for (int64_t s = 0; s < index.sequences; ++s) {
+        if (s == held_out_sequence) index.held_out_from = index.tokens;
+        const int32_t length = lengths.next();
+        require(length >= 0, ExitCode::data, "{}: sequence {} has {} tokens", path, s, length);
+        const int64_t offset = offsets.next();
+        require(
+            offset == index.tokens * width, ExitCode::data,
+            "{}: sequence {} begins at byte {}, the one before ends at {}: sequences must lie one behind the "
+            "other, as preprocess_data writes them",
+            path, s, offset, index.tokens * width);
+        index.tokens += length;
+    }
+    if (held_out_sequence == index.sequences) index.held_out_from = index.tokens;
+    if (held_out_fraction > 0.0 && index.documents == 1)
+        index.held_out_from =
+            static_cast<int64_t>(static_cast<double>(index.tokens) * (1.0 - held_out_fraction));
+    index.checksum = checksum_of(file);
+    return index;
+}
+
+MegatronSource::MegatronSource(const MegatronOptions& options)
+    : StreamSource("Megatron data", options.vocab_size, options.seq_length, options.seed) {
+    std::vector<std::string> entries;
+    for (const std::string& entry : options.data_path) entries.push_back(index_entry(entry));
+    for (const DataFile& file : list_data_files(entries, {.extensions = {".idx"}})) {
+        require(file.path.ends_with(".idx"), ExitCode::data, "{}: neither an .idx nor a .bin file",
+                file.path);
+        const std::string bin_path = file.path.substr(0, file.path.size() - 4) + ".bin";
+        const MegatronIndex index = read_megatron_index(file.path, options.held_out_fraction);
+        const TokenFile bin(bin_path);
+        const int64_t width = size_of(index.type), expected = index.tokens * width;
+        require(bin.size() == expected, ExitCode::data,
+                "{}: {} by {} bytes: its index counts {} tokens x {} bytes = {} bytes, the file has {}",
+                bin_path, bin.size() < expected ? "truncated" : "too long", std::abs(bin.size() - expected),
+                index.tokens, width, expected, bin.size());
+        TokenRun run{
+            .path = bin_path, .type = index.type, .tokens = index.held_out_from, .file_bytes = bin.size()};
+        add(Split::train, run);
+        run.skipped = index.held_out_from;
+        run.tokens = index.tokens - index.held_out_from;
+        add(Split::held_out, run);
+        fingerprint_ = mix64(fingerprint_, index.checksum, static_cast<uint64_t>(index.held_out_from));
+        documents_ += index.documents;
+        ++files_;
+    }
+    require(files_ > 0, ExitCode::data, "{}: no .idx file", where(options.data_path));
+    check({Split::train}, where(options.data_path), options.check_at_start_bytes);
+}
+
+std::string MegatronSource::description() const {
+    return fmt::format(
+        "Megatron data: {} files, {} documents; train {} tokens; held-out {} tokens; vocabulary {}", files_,
+        documents_, num_tokens(Split::train), num_tokens(Split::held_out), vocab_size());
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,94 @@
+// Header checks of llm.c shards, and which part a file belongs to.
+#include "model/data/shards.h"
+
+#include "kernels/core/error.h"
+#include "model/data/files.h"
+#include "model/data/permutation.h"
+
+#include <cmath>
+#include <filesystem>
+
+namespace fp8flow {
+
+namespace {
+
+constexpr int64_t kHeaderBytes = 256 * 4;
+constexpr int32_t kMagicUint16 = 20240520, kVersionUint16 = 1;
+constexpr int32_t kMagicUint32 = 20240801, kVersionUint32 = 7;
+constexpr int32_t kMagicEval = 20240522;
+
+bool name_holds(const std::string& name, const std::string& word) {
+    for (size_t at = name.find(word); at != std::string::npos; at = name.find(word, at + 1)) {
+        const size_t next = at + word.size();
+        if (next == name.size() || name[next] == '_' || name[next] == '.') return true;
+    }
+    return false;
+}
+
+TokenRun open_header(const std::string& path) {
+    const TokenFile file(path);
+    require(file.size() >= kHeaderBytes, ExitCode::data,
+            "{}: {} bytes, a token shard begins with a header of {}", path, file.size(), kHeaderBytes);
+    int32_t header[256];
+    file.read(0, header, kHeaderBytes);
+    const int32_t magic = header[0], version = header[1], count = header[2];
+    require(magic != kMagicEval, ExitCode::data,
+            "{}: magic {} is an evaluation file of llm.c, not a token shard", path, magic);
+    require(magic == kMagicUint16 || magic == kMagicUint32, ExitCode::data,
+            "{}: magic {} is not that of a token shard ({} for uint16, {} for uint32 tokens)", path, magic,
+            kMagicUint16, kMagicUint32);
+    const int32_t wanted = magic == kMagicUint16 ? kVersionUint16 : kVersionUint32;
+    require(version == wanted, ExitCode::data, "{}: version {} under magic {}, want {}", path, version, magic,
+            wanted);
+    require(count > 0, ExitCode::data, "{}: the header counts {} tokens", path, count);
+    const TokenRun shard{.path = path,
+                         .type = magic == kMagicUint16 ? TokenType::u16 : TokenType::u32,
+                         .begin = kHeaderBytes,
+                         .tokens = count,
+                         .file_bytes = file.size()};
+    const int64_t width = size_of(shard.type), expected = kHeaderBytes + shard.tokens * width;
+    require(file.size() == expected, ExitCode::data,
+            "{}: {} by {} bytes: the header counts {} tokens x {} bytes + {} = {} bytes, the file has {}",
+            path, file.size() < expected ? "truncated" : "too long", std::abs(file.size() - expected),
+            shard.tokens, width, kHeaderBytes, expected, file.size());
+    return shard;
+}
+
+}  // namespace
+
+ShardSource::ShardSource(const ShardOptions& options)
+    : StreamSource("token shards", options.vocab_size, options.seq_length, options.seed) {
+    std::string first_path;
+    int64_t width = 0;
+    for (const DataFile& file : list_data_files(options.data_path, {.extensions = {".bin"}})) {
+        const std::string name = std::filesystem::path(file.path).filename().string();
+        const bool train = name_holds(name, "_train");
+        const bool held_out = name_holds(name, "_val");
+        require(train != held_out, ExitCode::data,
+                "{}: cannot tell its part from its name: it must hold either \"_train\" or \"_val\", e.g. "
+                "name_train_000001.bin",
+                file.path);
+        TokenRun shard = open_header(file.path);
+        if (first_path.empty()) {
+            first_path = file.path;
+            width = size_of(shard.type);
+        }
+        require(size_of(shard.type) == width, ExitCode::data,
+                "{}: {}-byte tokens, but {} has {}-byte tokens: two tokenisers", file.path,
+                size_of(shard.type), first_path, width);
+        fingerprint_ =
+            mix64(fingerprint_, fnv1a(name.data(), name.size()), static_cast<uint64_t>(shard.tokens));
+        add(train ? Split::train : Split::held_out, std::move(shard));
+    }
+    std::vector<Split> wanted = {Split::train};
+    if (options.held_out == ShardOptions::HeldOut::required) wanted.push_back(Split::held_out);
+    check(wanted, where(options.data_path), options.check_at_start_bytes);
+}
+
+std::string ShardSource::description() const {
+    return fmt::format("token shards: train {} files, {} tokens; held-out {} files, {} tokens; vocabulary {}",
+                       part(Split::train).num_runs(), num_tokens(Split::train),
+                       part(Split::held_out).num_runs(), num_tokens(Split::held_out), vocab_size());
+}
+
+}  // namespace fp8flow

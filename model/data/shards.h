@@ -1,0 +1,35 @@
+// Pre-tokenised data in llm.c's shard format: a header of 256 little-endian int32 (magic, version, token
+// count), then the tokens: uint16 under magic 20240520 version 1 (GPT-2), uint32 under magic 20240801 version
+// 7 (Llama 3). Files are read where they lie; every token id is compared with the vocabulary before anyone
+// indexes with it. Read next: data.h.
+#pragma once
+
+#include "model/data/token_stream.h"
+
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+
+struct ShardOptions {
+    // Files, folders, globs. A file belongs to the train part if its name holds "_train", to the held-out
+    // part if it holds "_val", each followed by '_' or '.', e.g. fineweb_train_000001.bin,
+    // tiny_shakespeare_val.bin.
+    std::vector<std::string> data_path = {};
+    int64_t vocab_size = 50257;
+    int64_t seq_length = 256;
+    uint64_t seed = 1;
+    enum class HeldOut : uint8_t { required, optional } held_out = HeldOut::required;
+    // Parts of up to this many bytes are checked whole at the start; larger ones when a sample is read.
+    int64_t check_at_start_bytes = int64_t{64} << 20;
+};
+
+class ShardSource final : public StreamSource {
+public:
+    // Checks every header and file size. Throws ExitCode::data naming the file and the numbers.
+    explicit ShardSource(const ShardOptions& options);
+
+    std::string description() const override;
+};
+
+}  // namespace fp8flow

@@ -1,0 +1,195 @@
+// Table, stationary distribution, entropies and draws of the synthetic source.
+#include "model/data/synthetic.h"
+
+#include "kernels/core/error.h"
+#include "model/data/permutation.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+namespace fp8flow {
+
+namespace {
+
+constexpr int64_t kMaxTableEntries = int64_t{1}
+                                     << 22;  // 16 MiB a rank, and about a second to find the entropy
+constexpr double kWords = 0x1p32;
+constexpr int kMaxPowerIterations = 20000;
+constexpr double kStationaryTolerance = 1e-13;  // L1 change per step
+
+double unit_interval(uint64_t hash) { return static_cast<double>(hash >> 11) * 0x1p-53; }
+
+double entropy_term(double p) { return p > 0.0 ? -p * std::log(p) : 0.0; }
+
+}  // namespace
+
+SyntheticSource::SyntheticSource(const SyntheticOptions& options) : options_(options) {
+    const auto& o = options_;
+    require(o.vocab_size >= 2 && o.vocab_size <= 65536, ExitCode::usage,
+            "synthetic data: vocab_size must be in [2, 65536], got {}", o.vocab_size);
+    require(o.order >= 1 && o.order <= 16, ExitCode::usage,
+            "synthetic data: order must be in [1, 16], got {}", o.order);
+    require(o.noise >= 0.01 && o.noise <= 1.0, ExitCode::usage,
+            "synthetic data: noise must be in [0.01, 1], got {}", o.noise);
+    require(o.zipf_exponent >= 0.0 && o.zipf_exponent <= 4.0, ExitCode::usage,
+            "synthetic data: zipf_exponent must be in [0, 4], got {}", o.zipf_exponent);
+    require(o.successors >= 1 && o.successors <= 32, ExitCode::usage,
+            "synthetic data: successors must be in [1, 32], got {}", o.successors);
+    require(o.seq_length >= 1, ExitCode::usage, "synthetic data: seq_length must be positive, got {}",
+            o.seq_length);
+    contexts_ = 1;
+    for (int64_t i = 0; i < o.order; ++i) {
+        contexts_ *= o.vocab_size;
+        require(contexts_ * o.vocab_size <= kMaxTableEntries, ExitCode::usage,
+                "synthetic data: vocab_size {} to the power of order + 1 = {} exceeds {} table entries; "
+                "lower either",
+                o.vocab_size, o.order + 1, kMaxTableEntries);
+    }
+    build_table();
+    find_stationary();
+    compute_entropies();
+    fingerprint_ = mix64(o.seed, static_cast<uint64_t>(o.vocab_size), static_cast<uint64_t>(o.order));
+    for (const double value : {o.zipf_exponent, o.noise, static_cast<double>(o.successors)})
+        fingerprint_ = mix64(fingerprint_, std::bit_cast<uint64_t>(value));
+}
+
+void SyntheticSource::build_table() {
+    const auto vocab = static_cast<size_t>(options_.vocab_size);
+    std::vector<double> zipf(vocab), zipf_end(vocab);
+    double sum = 0.0;
+    for (size_t x = 0; x < vocab; ++x)
+        sum += zipf[x] = std::pow(static_cast<double>(x + 1), -options_.zipf_exponent);
+    for (size_t x = 0; x < vocab; ++x) {
+        zipf[x] /= sum;
+        zipf_end[x] = zipf[x] + (x > 0 ? zipf_end[x - 1] : 0.0);
+    }
+    start_.resize(static_cast<size_t>(contexts_) * vocab);
+    std::vector<double> row(vocab);
+    for (int64_t context = 0; context < contexts_; ++context) {
+        for (size_t x = 0; x < vocab; ++x) row[x] = options_.noise * zipf[x];
+        double weight = 1.0 - options_.noise;
+        for (int64_t j = 0; j < options_.successors; ++j) {
+            if (j + 1 < options_.successors) weight *= 0.5;  // the last one takes what is left
+            const double u =
+                unit_interval(mix64(options_.seed, static_cast<uint64_t>(context), static_cast<uint64_t>(j)));
+            const auto drawn = std::upper_bound(zipf_end.begin(), zipf_end.end() - 1, u) - zipf_end.begin();
+            row[static_cast<size_t>(drawn)] += weight;
+        }
+        // Every symbol keeps at least one word, so that the chain stays ergodic; the last symbol takes the
+        // rounding.
+        double end = 0.0;
+        int64_t words = 0;
+        for (size_t x = 0; x < vocab; ++x) {
+            start_[static_cast<size_t>(context) * vocab + x] = static_cast<uint32_t>(words);
+            end += row[x];
+            const int64_t rest = static_cast<int64_t>(vocab - 1 - x);
+            words = std::clamp(static_cast<int64_t>(std::llround(end * kWords)), words + 1,
+                               static_cast<int64_t>(kWords) - rest);
+        }
+    }
+}
+
+double SyntheticSource::probability(int64_t context, int64_t symbol) const {
+    const size_t at = static_cast<size_t>(context * options_.vocab_size + symbol);
+    const double end = symbol + 1 < options_.vocab_size ? static_cast<double>(start_[at + 1]) : kWords;
+    return (end - static_cast<double>(start_[at])) / kWords;
+}
+
+// Power iteration over contexts: (c, x) leads to the context that drops c's oldest symbol and takes x.
+void SyntheticSource::find_stationary() {
+    const int64_t vocab = options_.vocab_size;
+    const int64_t tail = contexts_ / vocab;
+    std::vector<double> now(static_cast<size_t>(contexts_), 1.0 / static_cast<double>(contexts_)),
+        next(now.size());
+    double change = 1.0;
+    for (int i = 0; i < kMaxPowerIterations && change > kStationaryTolerance; ++i) {
+        std::fill(next.begin(), next.end(), 0.0);
+        for (int64_t context = 0; context < contexts_; ++context) {
+            const double mass = now[static_cast<size_t>(context)];
+            double* to = &next[static_cast<size_t>(context % tail * vocab)];
+            for (int64_t x = 0; x < vocab; ++x) to[x] += mass * probability(context, x);
+        }
+        double sum = 0.0;
+        for (const double p : next) sum += p;
+        change = 0.0;
+        for (size_t c = 0; c < next.size(); ++c) {
+            next[c] /= sum;
+            change += std::abs(next[c] - now[c]);
+        }
+        now.swap(next);
+    }
+    require(change <= kStationaryTolerance, ExitCode::usage,
+            "synthetic data: the stationary distribution did not settle in {} steps (change {:.1e}); raise "
+            "noise (now {}) or "
+            "lower order (now {})",
+            kMaxPowerIterations, change, options_.noise, options_.order);
+    stationary_ = std::move(now);
+    cumulative_.resize(stationary_.size());
+    double sum = 0.0;
+    for (size_t c = 0; c < stationary_.size(); ++c) cumulative_[c] = sum += stationary_[c];
+}
+
+void SyntheticSource::compute_entropies() {
+    const auto order = static_cast<size_t>(options_.order);
+    // H(X_1 .. X_j): the marginal of the stationary distribution over the j latest symbols (any j neighbours
+    // have that law).
+    block_entropy_.assign(order + 1, 0.0);
+    int64_t size = 1;
+    for (size_t j = 1; j <= order; ++j) {
+        size *= options_.vocab_size;
+        std::vector<double> marginal(static_cast<size_t>(size), 0.0);
+        for (int64_t c = 0; c < contexts_; ++c)
+            marginal[static_cast<size_t>(c % size)] += stationary_[static_cast<size_t>(c)];
+        for (const double p : marginal) block_entropy_[j] += entropy_term(p);
+    }
+    rate_ = 0.0;
+    for (int64_t c = 0; c < contexts_; ++c) {
+        double row = 0.0;
+        for (int64_t x = 0; x < options_.vocab_size; ++x) row += entropy_term(probability(c, x));
+        rate_ += stationary_[static_cast<size_t>(c)] * row;
+    }
+    // Target t of a window (1-based) has min(t, k) symbols before it that matter.
+    const int64_t short_targets = std::min<int64_t>(options_.order - 1, options_.seq_length);
+    const double first = block_entropy_[static_cast<size_t>(short_targets) + 1] - block_entropy_[1];
+    floor_ = (first + static_cast<double>(options_.seq_length - short_targets) * rate_) /
+             static_cast<double>(options_.seq_length);
+}
+
+void SyntheticSource::sample(Split split, int64_t sample_index, std::span<int32_t> tokens) const {
+    FP8FLOW_CHECK(static_cast<int64_t>(tokens.size()) == options_.seq_length + 1,
+                  "{} tokens for seq_length {}", tokens.size(), options_.seq_length);
+    FP8FLOW_CHECK(sample_index >= 0, "sample index {}", sample_index);
+    const int64_t vocab = options_.vocab_size;
+    const int64_t tail = contexts_ / vocab;
+    // The split and "sample" words keep this stream apart from the table's hashes of (seed, context, j).
+    const uint64_t key = mix64(mix64(options_.seed, 0x73616d706c65ULL, static_cast<uint64_t>(split)),
+                               static_cast<uint64_t>(sample_index));
+    const auto drawn =
+        std::upper_bound(cumulative_.begin(), cumulative_.end() - 1, unit_interval(mix64(key, 0)));
+    int64_t context = drawn - cumulative_.begin();
+    int64_t divisor = contexts_;
+    for (size_t t = 0; t < tokens.size(); ++t) {
+        if (divisor > 1) {  // the first k tokens are the context itself, oldest first
+            divisor /= vocab;
+            tokens[t] = static_cast<int32_t>(context / divisor % vocab);
+            continue;
+        }
+        const auto row = start_.begin() + context * vocab;
+        const auto word = static_cast<uint32_t>(mix64(key, t) >> 32);
+        const int64_t symbol = std::upper_bound(row, row + vocab, word) - row - 1;
+        tokens[t] = static_cast<int32_t>(symbol);
+        context = context % tail * vocab + symbol;
+    }
+}
+
+std::string SyntheticSource::description() const {
+    return fmt::format(
+        "synthetic Markov source of order {} over {} symbols (Zipf {}, {} successors, noise {}, seed {}): "
+        "entropy rate {:.4f} nats, "
+        "floor of the loss {:.4f} nats, unigram entropy {:.4f} nats",
+        options_.order, options_.vocab_size, options_.zipf_exponent, options_.successors, options_.noise,
+        options_.seed, rate_, floor_, unigram_entropy_nats());
+}
+
+}  // namespace fp8flow

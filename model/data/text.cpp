@@ -1,0 +1,154 @@
+// Loading, splitting and reading byte-level text.
+#include "model/data/text.h"
+
+#include "kernels/core/error.h"
+#include "model/data/files.h"
+#include "model/data/permutation.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <unordered_set>
+#include <utility>
+
+namespace fp8flow {
+
+namespace {
+
+constexpr size_t kSniffBytes =
+    4096;  // a zero byte in the first 4 KiB: binary (git and grep look at the start as well)
+
+// FNV-1a leaves the high bits of short strings poor; the finaliser spreads them before the comparison with a
+// fraction.
+uint64_t path_hash(const std::string& relative) { return mix64(fnv1a(relative.data(), relative.size())); }
+
+double unit_interval(uint64_t hash) { return static_cast<double>(hash >> 11) * 0x1p-53; }
+
+std::string join(const std::vector<std::string>& entries) {
+    std::string text;
+    for (const std::string& entry : entries) text += (text.empty() ? "" : ", ") + entry;
+    return text;
+}
+
+}  // namespace
+
+bool is_held_out(const std::string& relative_path, double held_out_fraction) {
+    return unit_interval(path_hash(relative_path)) < held_out_fraction;
+}
+
+TextSource::TextSource(const TextOptions& options)
+    : WindowedSource(options.seq_length, options.seed), where_(join(options.data_path)) {
+    require(options.held_out_fraction >= 0.0 && options.held_out_fraction < 1.0, ExitCode::usage,
+            "held_out_fraction must be in [0, 1), got {}", options.held_out_fraction);
+    require(options.max_bytes > 0, ExitCode::usage, "the limit of text bytes must be positive, got {}",
+            options.max_bytes);
+    split(load(options), options.held_out_fraction);
+    require_one_window(Split::train, where_);
+    if (options.held_out_fraction > 0.0) require_one_window(Split::held_out, where_);
+}
+
+std::vector<TextSource::Document> TextSource::load(const TextOptions& options) {
+    const std::vector<DataFile> files =
+        list_data_files(options.data_path, {.extensions = options.extensions});
+    std::vector<Document> documents;
+    std::unordered_set<uint64_t> contents;
+    int64_t left = options.max_bytes;
+    for (const DataFile& file : files) {
+        if (left == 0) {
+            cut_ = true;
+            break;
+        }
+        // One byte more than fits tells a file that ends here from one that is cut.
+        std::vector<uint8_t> bytes = read_data_file(file.path, left + 1);
+        if (bytes.empty()) {
+            ++empty_;
+            continue;
+        }
+        if (std::memchr(bytes.data(), 0, std::min(bytes.size(), kSniffBytes)) != nullptr) {
+            ++binary_;
+            continue;
+        }
+        const uint64_t content = mix64(fnv1a(bytes.data(), bytes.size()), bytes.size());
+        if (!contents.insert(content).second) {
+            ++copies_;
+            continue;
+        }
+        if (static_cast<int64_t>(bytes.size()) > left) {
+            bytes.resize(static_cast<size_t>(left));
+            cut_ = true;
+        }
+        left -= static_cast<int64_t>(bytes.size());
+        fingerprint_ = mix64(fingerprint_, path_hash(file.relative), content);
+        documents.push_back({file.relative, std::move(bytes)});
+    }
+    require(!documents.empty(), ExitCode::data,
+            "{}: no text: {} files found, of which {} binary (a zero byte in the first 4 KiB), {} empty; "
+            "name other files in "
+            "data.data_path or widen its list of extensions",
+            where_, files.size(), binary_, empty_);
+    return documents;
+}
+
+void TextSource::split(std::vector<Document> documents, double held_out_fraction) {
+    fingerprint_ = mix64(fingerprint_, static_cast<uint64_t>(std::llround(held_out_fraction * 1e9)));
+    if (documents.size() == 1 && held_out_fraction > 0.0) {
+        single_file_ = true;
+        std::vector<uint8_t>& bytes = documents[0].bytes;
+        auto cut = bytes.begin() +
+                   static_cast<int64_t>(static_cast<double>(bytes.size()) * (1.0 - held_out_fraction));
+        // At a line end if one is near: words stay whole. A file without lines is cut where it is.
+        const auto line_end = std::find(cut, std::min(cut + 4096, bytes.end()), '\n');
+        if (line_end != bytes.end() && *line_end == '\n' && line_end + 1 != bytes.end()) cut = line_end + 1;
+        append(Split::held_out, {documents[0].relative, {cut, bytes.end()}});
+        bytes.erase(cut, bytes.end());
+        append(Split::train, std::move(documents[0]));
+        return;
+    }
+    std::vector<bool> held_out(documents.size());
+    size_t lowest = 0, highest = 0;  // the files nearest to the other side of the threshold
+    size_t count = 0;
+    for (size_t i = 0; i < documents.size(); ++i) {
+        const uint64_t hash = path_hash(documents[i].relative);
+        held_out[i] = is_held_out(documents[i].relative, held_out_fraction);
+        count += held_out[i] ? 1 : 0;
+        if (hash < path_hash(documents[lowest].relative)) lowest = i;
+        if (hash > path_hash(documents[highest].relative)) highest = i;
+    }
+    if (held_out_fraction > 0.0 && count == 0) held_out[lowest] = true;
+    if (count == documents.size()) held_out[highest] = false;
+    for (size_t i = 0; i < documents.size(); ++i)
+        append(held_out[i] ? Split::held_out : Split::train, std::move(documents[i]));
+}
+
+void TextSource::append(Split split, Document document) {
+    Part& part = parts_[static_cast<size_t>(split)];
+    part.stream.insert(part.stream.end(), document.bytes.begin(), document.bytes.end());
+    part.ends.push_back(static_cast<int64_t>(part.stream.size()));
+    part.stream.push_back(0);
+    part.files.push_back(std::move(document.relative));
+}
+
+int64_t TextSource::num_tokens(Split split) const { return static_cast<int64_t>(part(split).stream.size()); }
+
+void TextSource::read(Split split, int64_t first, std::span<int32_t> tokens) const {
+    const Part& source = part(split);
+    const int64_t end = first + static_cast<int64_t>(tokens.size());
+    for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = source.stream[static_cast<size_t>(first) + i];
+    for (auto at = std::lower_bound(source.ends.begin(), source.ends.end(), first);
+         at != source.ends.end() && *at < end; ++at)
+        tokens[static_cast<size_t>(*at - first)] = kEndOfDocument;
+}
+
+std::string TextSource::description() const {
+    std::string text =
+        fmt::format("byte-level text of {}: train {} files, {} tokens; held-out {} files, {} tokens", where_,
+                    part(Split::train).files.size(), num_tokens(Split::train),
+                    part(Split::held_out).files.size(), num_tokens(Split::held_out));
+    if (single_file_) text += " (one file: its end is held out)";
+    if (binary_ + empty_ + copies_ > 0)
+        text += fmt::format("; left out {} binary, {} empty, {} copies", binary_, empty_, copies_);
+    if (cut_) text += "; cut at the limit of bytes";
+    return text;
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,79 @@
+// Byte-level text of files that the user names: tokens 0..255 are bytes, 256 ends a document (a file). Whole
+// files go to the train or to the held-out part by a fixed hash of their relative path, so that held-out text
+// is never trained on. Bits per byte = loss in nats / ln 2 per token; the end-of-document token counts as one
+// byte, in the loss and in the number of bytes (one in several thousand for usual files). Read next:
+// files.h.
+#pragma once
+
+#include "model/config/config.h"
+#include "model/data/data.h"
+
+#include <array>
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+
+inline constexpr int32_t kEndOfDocument = 256;
+
+struct TextOptions {
+    std::vector<std::string> data_path = {};  // files, folders, globs: files.h
+    // Kept inside folders; empty: all; "" stands for names without an extension.
+    std::vector<std::string> extensions = {};
+    // Text is kept in memory, in every rank; files are taken in the order of their relative path until this
+    // many bytes.
+    int64_t max_bytes = int64_t{1} << 30;
+    // Share of files (or, of a single file, of its bytes) that is held out; 0: no held-out part.
+    double held_out_fraction = 0.1;
+    int64_t seq_length = 256;
+    uint64_t seed = 1;
+};
+
+// Where a file goes if the data has many: a pure function of its relative path.
+bool is_held_out(const std::string& relative_path, double held_out_fraction);
+
+class TextSource final : public WindowedSource {
+public:
+    // Reads everything. Binary files (a zero byte in the first 4 KiB), empty files and byte-wise copies of an
+    // earlier file are left out: a copy could otherwise lie in both parts. If the hash leaves a part empty,
+    // the file nearest to the threshold changes sides; a single file is cut at a line end instead. Throws
+    // ExitCode::data with path and numbers.
+    explicit TextSource(const TextOptions& options);
+
+    int64_t vocab_size() const override { return kByteVocabulary; }
+    int64_t num_tokens(Split split) const override;
+    std::string description() const override;
+    uint64_t fingerprint() const override { return fingerprint_; }
+
+    // Relative paths of the files of a part, for the log and for tests.
+    const std::vector<std::string>& files(Split split) const { return part(split).files; }
+
+protected:
+    void read(Split split, int64_t first, std::span<int32_t> tokens) const override;
+
+private:
+    struct Document {
+        std::string relative;
+        std::vector<uint8_t> bytes;
+    };
+    // Documents one after the other, each followed by one placeholder byte whose position stands in `ends`.
+    struct Part {
+        std::vector<uint8_t> stream;
+        std::vector<int64_t> ends;
+        std::vector<std::string> files;
+    };
+
+    std::vector<Document> load(const TextOptions& options);
+    void split(std::vector<Document> documents, double held_out_fraction);
+    void append(Split split, Document document);
+    const Part& part(Split split) const { return parts_[static_cast<size_t>(split)]; }
+
+    std::array<Part, 2> parts_;
+    std::string where_;
+    uint64_t fingerprint_ = 0;
+    int64_t binary_ = 0, empty_ = 0, copies_ = 0;  // files left out, by reason
+    bool cut_ = false;                             // max_bytes was reached
+    bool single_file_ = false;
+};
+
+}  // namespace fp8flow

@@ -1,0 +1,142 @@
+// Opening, reading, and the check of ids.
+#include "model/data/token_stream.h"
+
+#include "kernels/core/error.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+
+namespace fp8flow {
+
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "tokens are read as they lie");
+
+constexpr int64_t kBlock = 1 << 16;  // tokens in memory while everything is checked
+
+// Ids keep all their bits until they are known to be small: llm.c 786 trained on token -1149026846.
+template <class Id>
+void read_ids(const TokenFile& file, const TokenRun& run, int64_t first, std::span<int32_t> out,
+              int64_t vocab_size) {
+    std::vector<Id> ids(out.size());
+    const auto width = static_cast<int64_t>(sizeof(Id));
+    file.read(run.begin + (run.skipped + first) * width, ids.data(),
+              static_cast<int64_t>(ids.size()) * width);
+    for (size_t i = 0; i < ids.size(); ++i) {
+        const auto id = static_cast<int64_t>(ids[i]);
+        require(id >= 0 && id < vocab_size, ExitCode::data, "{}: token {} is {}, the vocabulary has {} ids",
+                run.path, run.skipped + first + static_cast<int64_t>(i), id, vocab_size);
+        out[i] = static_cast<int32_t>(id);
+    }
+}
+
+void read_run(const TokenRun& run, int64_t first, std::span<int32_t> out, int64_t vocab_size) {
+    const TokenFile file(run.path);
+    require(file.size() == run.file_bytes, ExitCode::data, "{}: changed since the start: {} bytes, was {}",
+            run.path, file.size(), run.file_bytes);
+    switch (run.type) {
+        case TokenType::u8: return read_ids<uint8_t>(file, run, first, out, vocab_size);
+        case TokenType::u16: return read_ids<uint16_t>(file, run, first, out, vocab_size);
+        case TokenType::u32: return read_ids<uint32_t>(file, run, first, out, vocab_size);
+        case TokenType::i16: return read_ids<int16_t>(file, run, first, out, vocab_size);
+        case TokenType::i32: return read_ids<int32_t>(file, run, first, out, vocab_size);
+        case TokenType::i64: return read_ids<int64_t>(file, run, first, out, vocab_size);
+    }
+}
+
+}  // namespace
+
+TokenFile::TokenFile(const std::string& path) : path_(path) {
+    // O_NONBLOCK: a pipe that took the file's place must not wait for a writer.
+    fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    require(fd_ >= 0, ExitCode::data, "{}: {}", path, std::strerror(errno));
+    struct stat info {};
+    const bool regular = ::fstat(fd_, &info) == 0 && S_ISREG(info.st_mode);
+    if (!regular) ::close(fd_);
+    require(regular, ExitCode::data, "{}: not a regular file", path);
+    size_ = info.st_size;
+}
+
+TokenFile::~TokenFile() { ::close(fd_); }
+
+void TokenFile::read(int64_t offset, void* out, int64_t bytes) const {
+    auto* to = static_cast<uint8_t*>(out);
+    while (bytes > 0) {
+        const ssize_t got = ::pread(fd_, to, static_cast<size_t>(bytes), offset);
+        if (got < 0 && errno == EINTR) continue;
+        require(got >= 0, ExitCode::data, "{}: cannot read at byte {}: {}", path_, offset,
+                std::strerror(errno));
+        require(got > 0, ExitCode::data, "{}: the file ends at byte {}, expected {} bytes more", path_,
+                offset, bytes);
+        to += got;
+        offset += got;
+        bytes -= got;
+    }
+}
+
+int64_t size_of(TokenType type) {
+    switch (type) {
+        case TokenType::u8: return 1;
+        case TokenType::u16:
+        case TokenType::i16: return 2;
+        case TokenType::u32:
+        case TokenType::i32: return 4;
+        case TokenType::i64: return 8;
+    }
+    return 0;
+}
+
+void TokenStream::add(TokenRun run) {
+    if (run.tokens == 0) return;
+    const int64_t first = tokens_;
+    tokens_ += run.tokens;
+    runs_.push_back({std::move(run), first});
+}
+
+void TokenStream::read(int64_t first, std::span<int32_t> out, int64_t vocab_size) const {
+    FP8FLOW_CHECK(first >= 0 && first + static_cast<int64_t>(out.size()) <= tokens_, "tokens {} to {} of {}",
+                  first, first + static_cast<int64_t>(out.size()), tokens_);
+    if (out.empty()) return;
+    auto at = std::upper_bound(runs_.begin(), runs_.end(), first,
+                               [](int64_t position, const Placed& run) { return position < run.first; }) -
+              1;
+    while (!out.empty()) {  // what is asked for may span files
+        const int64_t inside = first - at->first;
+        const auto count =
+            static_cast<size_t>(std::min<int64_t>(at->run.tokens - inside, static_cast<int64_t>(out.size())));
+        read_run(at->run, inside, out.first(count), vocab_size);
+        out = out.subspan(count);
+        first += static_cast<int64_t>(count);
+        ++at;
+    }
+}
+
+void TokenStream::check_all(int64_t vocab_size, int64_t limit) const {
+    int64_t bytes = 0;
+    for (const Placed& placed : runs_) bytes += placed.run.tokens * size_of(placed.run.type);
+    if (bytes > limit) return;
+    std::vector<int32_t> block;
+    for (int64_t first = 0; first < tokens_; first += kBlock) {
+        block.resize(static_cast<size_t>(std::min(kBlock, tokens_ - first)));
+        read(first, block, vocab_size);
+    }
+}
+
+StreamSource::StreamSource(std::string_view kind, int64_t vocab_size, int64_t seq_length, uint64_t seed)
+    : WindowedSource(seq_length, seed), vocab_size_(vocab_size) {
+    require(vocab_size_ > 0 && vocab_size_ <= INT32_MAX, ExitCode::usage,
+            "{}: vocab_size must be in [1, 2^31), got {}", kind, vocab_size_);
+}
+
+void StreamSource::check(const std::vector<Split>& wanted, const std::string& where, int64_t limit) const {
+    for (const Split split : wanted) require_one_window(split, where);
+    for (const TokenStream& part : parts_) part.check_all(vocab_size_, limit);
+}
+
+}  // namespace fp8flow

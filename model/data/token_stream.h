@@ -1,0 +1,96 @@
+// Tokens that lie in files one behind the other: opened when they are read, sizes looked at again, every id compared with the vocabulary
+// before anyone indexes with it; and the source whose parts are such streams. What the readers of tokenised data share. Read next: shards.h, megatron.h.
+#pragma once
+
+#include "model/data/data.h"
+
+#include <array>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fp8flow {
+
+// A file open for reading; closes itself. pread, not mmap: a file that shrinks while we train must be an error with a name, not a signal.
+class TokenFile {
+public:
+    // Throws Error(data) for anything but a regular file.
+    explicit TokenFile(const std::string& path);
+    ~TokenFile();
+    TokenFile(const TokenFile&) = delete;
+    TokenFile& operator=(const TokenFile&) = delete;
+
+    int64_t size() const { return size_; }
+    // Throws Error(data) where the file ends before.
+    void read(int64_t offset, void* out, int64_t bytes) const;
+
+private:
+    std::string path_;
+    int fd_ = -1;
+    int64_t size_ = 0;
+};
+
+enum class TokenType : uint8_t { u8, u16, u32, i16, i32, i64 };
+int64_t size_of(TokenType type);
+
+// Tokens of one file.
+struct TokenRun {
+    std::string path;
+    TokenType type = TokenType::u16;
+    int64_t begin = 0;    // byte of the file's first token
+    int64_t skipped = 0;  // tokens of the file before the first of these
+    int64_t tokens = 0;
+    int64_t file_bytes = 0;  // another size later: the file has changed
+};
+
+class TokenStream {
+public:
+    void add(TokenRun run);
+    int64_t tokens() const { return tokens_; }
+    int64_t num_runs() const { return static_cast<int64_t>(runs_.size()); }
+
+    // Copies tokens [first, first + out.size()), which are inside. Throws Error(data) with file, position and id where one is not in
+    // [0, vocab_size).
+    void read(int64_t first, std::span<int32_t> out, int64_t vocab_size) const;
+    // Reads everything if that is at most `limit` bytes.
+    void check_all(int64_t vocab_size, int64_t limit) const;
+
+private:
+    struct Placed {
+        TokenRun run;
+        int64_t first = 0;  // position of the first token in the stream
+    };
+    std::vector<Placed> runs_;
+    int64_t tokens_ = 0;
+};
+
+// Tokens of files as a source; a reader of a format adds their runs and ends with check().
+class StreamSource : public WindowedSource {
+public:
+    int64_t vocab_size() const final { return vocab_size_; }
+    int64_t num_tokens(Split split) const final { return part(split).tokens(); }
+    uint64_t fingerprint() const final { return fingerprint_; }
+
+protected:
+    // `kind` begins the message about a vocabulary that int32 does not number.
+    StreamSource(std::string_view kind, int64_t vocab_size, int64_t seq_length, uint64_t seed);
+
+    void add(Split split, TokenRun run) { parts_[static_cast<size_t>(split)].add(std::move(run)); }
+    const TokenStream& part(Split split) const { return parts_[static_cast<size_t>(split)]; }
+    // One window in each of `wanted`; and every id of parts of up to `limit` bytes, those of larger ones when a sample is read.
+    void check(const std::vector<Split>& wanted, const std::string& where, int64_t limit) const;
+    static std::string where(const std::vector<std::string>& data_path) {
+        return data_path.size() == 1 ? data_path[0] : "data.data_path";
+    }
+    void read(Split split, int64_t first, std::span<int32_t> tokens) const final {
+        part(split).read(first, tokens, vocab_size_);
+    }
+
+    uint64_t fingerprint_ = 0;
+
+private:
+    std::array<TokenStream, 2> parts_;
+    int64_t vocab_size_;
+};
+
+}  // namespace fp8flow

@@ -1,0 +1,154 @@
+// Parameters, FLOPs and wire bytes of a configuration.
+#include "layers/transformer_block.h"
+#include "model/plan/plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace fp8flow {
+namespace {
+
+struct LayerCounts {
+    int64_t moe = 0;
+    int64_t dense = 0;
+};
+
+LayerCounts count_layers(const ModelSpec& model) {
+    const int64_t moe = std::count(model.moe_layer_freq.begin(), model.moe_layer_freq.end(), 1);
+    return {moe, model.num_layers - moe};
+}
+
+// Weights of the four attention projections of one layer.
+int64_t attention_weights(const ModelSpec& m) {
+    const int64_t q = m.num_attention_heads * m.kv_channels, kv = m.num_query_groups * m.kv_channels;
+    return m.attention ? m.hidden_size * (2 * q + 2 * kv) : 0;
+}
+
+// Gate, up and down projection.
+int64_t ffn_weights(int64_t hidden, int64_t width) { return 3 * hidden * width; }
+
+// log of the binomial coefficient.
+double log_choose(double n, double k) {
+    return std::lgamma(n + 1) - std::lgamma(k + 1) - std::lgamma(n - k + 1);
+}
+
+// Probability that `draws` distinct picks out of `all` avoid `marked` of them.
+double probability_of_none(int64_t all, int64_t marked, int64_t draws) {
+    if (draws > all - marked) return 0;
+    return std::exp(log_choose(static_cast<double>(all - marked), static_cast<double>(draws)) -
+                    log_choose(static_cast<double>(all), static_cast<double>(draws)));
+}
+
+// The same when a token first picks `group_topk` groups and then its experts inside them.
+double probability_of_none_grouped(const MoeSpec& moe, int64_t ranks) {
+    const int64_t groups = moe.moe_router_num_groups, picked = moe.moe_router_group_topk;
+    const int64_t group_size = moe.num_experts / groups, local = moe.num_experts / ranks;
+    const int64_t reachable = picked * group_size;
+    if (ranks >= groups) {  // a rank holds a part of one group
+        const double share = static_cast<double>(picked) / static_cast<double>(groups);
+        return 1 - share +
+               share * probability_of_none(reachable, std::min(local, group_size), moe.moe_router_topk);
+    }
+    const int64_t groups_here = groups / ranks;
+    double none = 0;
+    for (int64_t here = 0; here <= std::min(groups_here, picked); ++here) {
+        if (picked - here > groups - groups_here) continue;
+        const auto f = [](int64_t n) { return static_cast<double>(n); };
+        const double probability = std::exp(log_choose(f(groups_here), f(here)) +
+                                            log_choose(f(groups - groups_here), f(picked - here)) -
+                                            log_choose(f(groups), f(picked)));
+        none += probability * probability_of_none(reachable, here * group_size, moe.moe_router_topk);
+    }
+    return none;
+}
+
+}  // namespace
+
+Recipe layer_recipe(const Config& config, int64_t layer) {
+    return precision_of_layer(config.model, config.precision, static_cast<int>(layer)).recipe;
+}
+
+std::vector<ParameterPart> count_parameters(const Config& config) {
+    const ModelSpec& m = config.model;
+    const MoeSpec& moe = config.moe;
+    const auto [moe_layers, dense_layers] = count_layers(m);
+    const int64_t vocabulary = m.padded_vocab_size * m.hidden_size;
+    const int64_t qk_norms = m.attention && m.qk_layernorm ? 2 * m.kv_channels : 0;
+    const int64_t norms = m.num_layers * ((m.attention ? 2 : 1) * m.hidden_size + qk_norms) + m.hidden_size;
+    const int64_t expert = ffn_weights(m.hidden_size, moe.moe_ffn_hidden_size);
+    std::vector<ParameterPart> parts;
+    const auto replicated = [&](const char* part, int64_t count) {
+        parts.push_back({part, count, count, count});
+    };
+    replicated("embedding", vocabulary);
+    replicated("attention", m.num_layers * attention_weights(m));
+    replicated("norms", norms);
+    replicated("router", moe_layers * m.hidden_size * moe.num_experts);
+    parts.push_back({"experts", moe_layers * moe.num_experts * expert,
+                     moe_layers * moe.moe_router_topk * expert,
+                     moe_layers * (moe.num_experts / config.parallel.expert_model_parallel_size) * expert});
+    replicated("shared expert",
+               moe_layers * ffn_weights(m.hidden_size, moe.moe_shared_expert_intermediate_size));
+    replicated("dense FFN", dense_layers * ffn_weights(m.hidden_size, m.ffn_hidden_size));
+    replicated("head", m.untie_embeddings_and_output_weights ? vocabulary : 0);
+    return parts;
+}
+
+std::vector<FlopPart> count_flops(const Config& config) {
+    const ModelSpec& m = config.model;
+    const auto [moe_layers, dense_layers] = count_layers(m);
+    const auto d = [](int64_t n) { return static_cast<double>(n); };
+    const double expert = d(ffn_weights(m.hidden_size, config.moe.moe_ffn_hidden_size));
+    const double keys = (d(m.seq_length) + 1) / 2;
+    std::vector<FlopPart> parts;
+    const auto add = [&](const char* part, double multiply_adds) {
+        parts.push_back({part, 2 * multiply_adds, 4 * multiply_adds});
+    };
+    add("attention projections", d(m.num_layers) * d(attention_weights(m)));
+    add("attention core (causal)",
+        m.attention ? d(m.num_layers) * 2 * d(m.num_attention_heads * m.kv_channels) * keys : 0);
+    add("router", d(moe_layers) * d(m.hidden_size) * d(config.moe.num_experts));
+    add("experts", d(moe_layers) * d(config.moe.moe_router_topk) * expert);
+    add("shared expert",
+        d(moe_layers) * d(ffn_weights(m.hidden_size, config.moe.moe_shared_expert_intermediate_size)));
+    add("dense FFN", d(dense_layers) * d(ffn_weights(m.hidden_size, m.ffn_hidden_size)));
+    add("head", d(m.padded_vocab_size) * d(m.hidden_size));
+    return parts;
+}
+
+double expected_distinct_ranks(const MoeSpec& moe, int64_t ranks) {
+    const int64_t groups = moe.moe_router_num_groups;
+    const bool grouped = groups > 0 && (groups % ranks == 0 || ranks % groups == 0);
+    const double none =
+        grouped ? probability_of_none_grouped(moe, ranks)
+                : probability_of_none(moe.num_experts, moe.num_experts / ranks, moe.moe_router_topk);
+    return static_cast<double>(ranks) * (1 - none);
+}
+
+std::vector<WireItem> wire_bytes(const Config& config) {
+    const ModelSpec& m = config.model;
+    const MoeSpec& moe = config.moe;
+    const PrecisionSpec& p = config.precision;
+    const auto ranks = static_cast<double>(config.parallel.expert_model_parallel_size);
+    const auto tokens = static_cast<double>(config.training.micro_batch_size * m.seq_length);
+    const auto hidden = static_cast<double>(m.hidden_size);
+    const auto topk = static_cast<double>(moe.moe_router_topk);
+    const double remote = (ranks - 1) / ranks;
+    const double rows =
+        tokens * remote * expected_distinct_ranks(moe, config.parallel.expert_model_parallel_size);
+    const double copies = tokens * remote * topk;
+    const double scale_bytes = p.scale_format == ScaleFormat::pow2 ? 1 : 4;  // E8M0 or FP32 per 128 values
+    const bool fp8_wire = p.recipe == Recipe::fp8_flow && p.moe_quantize_before_dispatch;
+    const double dispatched =
+        fp8_wire ? hidden + scale_bytes * hidden / static_cast<double>(kBlock) : 2 * hidden;
+    const double combined = (moe.moe_combine_order == CombineOrder::rank ? rows : copies) * 2 * hidden;
+    const double id_and_prob = 4 + 4;
+    return {
+        {"routing", (ranks - 1) * tokens * topk * id_and_prob, 0},
+        {"dispatch", rows * dispatched, rows * dispatched},
+        {"combine", combined, combined},
+        {"prob gradients", 0, copies * 4},
+    };
+}
+
+}  // namespace fp8flow

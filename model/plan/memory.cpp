@@ -1,0 +1,332 @@
+// Memory per GPU by category: what each parameter and each saved activation costs under each recipe and recompute mode.
+#include "layers/moe_layer.h"
+#include "layers/transformer_block.h"
+#include "model/config/check.h"
+#include "model/plan/plan.h"
+#include "model/train/transformer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace fp8flow {
+namespace {
+
+double f64(int64_t n) { return static_cast<double>(n); }
+
+// Bytes of one element of a saved weight-gradient operand, scales included. The flow keeps the row codes (and transposes them in
+// the backward), the cast recipes keep the column copy; per-tensor and per-group scales weigh nothing.
+double operand_bytes(Recipe recipe) {
+    switch (recipe) {
+        case Recipe::fp8_tensorwise:
+        case Recipe::fp8_rowwise: return 1;
+        case Recipe::mxfp8: return 1 + 1.0 / f64(kMxBlock);
+        case Recipe::fp8_blockwise:
+        case Recipe::fp8_flow: return 1 + 4.0 / f64(kBlock);
+        default: return 2;
+    }
+}
+
+// FP8 copies of one weight [N, K] for fprop and dgrad, scales included; 0 for recipes without.
+double weight_copies_bytes(Recipe recipe, int64_t n, int64_t k) {
+    const double codes = 2 * f64(n * k);
+    switch (recipe) {
+        case Recipe::fp8_tensorwise: return codes + 4;
+        case Recipe::fp8_rowwise: return codes + 4 * f64(n + k);
+        case Recipe::mxfp8: return codes + codes / f64(kMxBlock);
+        case Recipe::fp8_blockwise:
+        case Recipe::fp8_flow:
+            return codes + 4 * f64(ceil_div(n, kBlock) * round_up(ceil_div(k, kBlock), 4) +
+                                   ceil_div(k, kBlock) * round_up(ceil_div(n, kBlock), 4));
+        default: return 0;
+    }
+}
+
+// FP8 copies of the weights W1 [2F, H] and W2 [H, F] of one gated FFN.
+double ffn_copies_bytes(Recipe recipe, int64_t hidden, int64_t width) {
+    if (width == 0) return 0;
+    return weight_copies_bytes(recipe, 2 * width, hidden) + weight_copies_bytes(recipe, hidden, width);
+}
+
+bool is_fp8(Recipe recipe) { return recipe != Recipe::bf16 && recipe != Recipe::fp32; }
+
+struct WeightBytes {
+    double bf16 = 0;        // copies that the BF16 GEMMs, the embedding and the head read
+    double fp8_copies = 0;  // what the FP8 GEMMs read instead
+};
+
+WeightBytes weight_bytes(const Config& config) {
+    const ModelSpec& m = config.model;
+    const MoeSpec& moe = config.moe;
+    const int64_t local_experts = moe.num_experts / config.parallel.expert_model_parallel_size;
+    double quantised = 0;  // parameters that exist as FP8 copies only
+    WeightBytes bytes;
+    for (int64_t layer = 0; layer < m.num_layers; ++layer) {
+        const Recipe recipe = layer_recipe(config, layer);
+        if (!is_fp8(recipe)) continue;
+        const auto add = [&](int64_t count, int64_t width) {
+            bytes.fp8_copies += f64(count) * ffn_copies_bytes(recipe, m.hidden_size, width);
+            quantised += f64(count * 3 * m.hidden_size * width);
+        };
+        if (m.moe_layer_freq[static_cast<size_t>(layer)] == 1) {
+            add(local_experts, moe.moe_ffn_hidden_size);
+            add(1, moe.moe_shared_expert_intermediate_size);
+        } else {
+            add(1, m.ffn_hidden_size);
+        }
+    }
+    double parameters = 0;
+    for (const auto& part : count_parameters(config)) parameters += f64(part.per_rank);
+    bytes.bf16 = 2 * (parameters - quantised);
+    return bytes;
+}
+
+int64_t tokens_of(const Config& config) { return config.training.micro_batch_size * config.model.seq_length; }
+
+double balanced_rows(const Config& config) {
+    const MoeSpec& moe = config.moe;
+    const int64_t local_experts = moe.num_experts / config.parallel.expert_model_parallel_size;
+    const double pads = f64(local_experts) * f64(moe.moe_row_alignment - 1) / 2;  // half a block an expert
+    return f64(tokens_of(config) * moe.moe_router_topk) + pads;
+}
+
+int64_t first_moe_layer(const Config& config) {
+    const auto& layers = config.model.moe_layer_freq;
+    return std::find(layers.begin(), layers.end(), 1) - layers.begin();
+}
+
+bool keeps_fp8_operands(const PrecisionSpec& p) {
+    return is_fp8(p.recipe) && (p.fp8_wgrad || p.recipe == Recipe::fp8_flow);
+}
+
+// Per token, of the norm in front of a MoE layer or FFN: BF16 rows, and the FP8 rows that the recipe takes from the norm.
+double norm_output_bytes(const PrecisionSpec& p, double hidden, bool only_routed) {
+    const double plain = 2 * hidden;
+    if (p.recipe == Recipe::fp8_flow && p.moe_quantize_before_dispatch) {
+        const double scale = p.scale_format == ScaleFormat::pow2 ? 1 : 4;
+        return plain + hidden + scale * hidden / f64(kBlock);
+    }
+    return p.recipe == Recipe::fp8_tensorwise && !only_routed ? plain + 2 * hidden
+                                                              : plain;  // both orientations
+}
+
+// Bytes per row that live only while one MoE layer runs backward: dY [H], dA [F], dh [2F] and dX [H]; the FP8 copies of dY and dh
+// (the flow has them in FP8 alone, and transposes h's gradient and X for the weight gradient); and what recomputation makes again.
+double workspace_row_bytes(const Config& config) {
+    const double hidden = f64(config.model.hidden_size), width = f64(config.moe.moe_ffn_hidden_size);
+    const Recipe recipe = config.precision.recipe;
+    const double operand = operand_bytes(recipe), plain = 2;
+    double bytes = plain * (width + hidden);  // dA, dX
+    if (recipe == Recipe::fp8_flow) {
+        bytes += operand * (hidden + 2 * width) + operand * (2 * width + hidden);
+    } else {
+        bytes += plain * (hidden + 2 * width);
+        if (is_fp8(recipe)) bytes += (config.precision.fp8_wgrad ? 2 : 1) * operand * (hidden + 2 * width);
+    }
+    const int64_t layer = first_moe_layer(config);
+    return bytes + saved_activation_bytes(config, layer, {}).per_row -
+           saved_activation_bytes(config, layer, config.recompute).per_row;
+}
+
+// Bytes per row of all MoE layers that wait for the second of two micro-batches: transposed copies of dY [H] and a [F], dh [2F] and x [H].
+double delayed_row_bytes(const Config& config) {
+    const double per_row = f64(2 * config.model.hidden_size + 3 * config.moe.moe_ffn_hidden_size);
+    double bytes = 0;
+    for (int64_t layer = 0; layer < config.model.num_layers; ++layer) {
+        const PrecisionSpec precision =
+            precision_of_layer(config.model, config.precision, static_cast<int>(layer));
+        if (config.model.moe_layer_freq[static_cast<size_t>(layer)] == 0 ||
+            !precision.moe_delay_wgrad_compute)
+            continue;
+        // fp8_flow's scaling-aware transpose leaves one scale for each 128 x 128
+        const bool tiles = precision.recipe == Recipe::fp8_flow && precision.moe_scaling_aware_transpose;
+        bytes += per_row * (1 + 4.0 / f64(tiles ? kBlock * kBlock : kBlock));
+    }
+    return bytes;
+}
+
+// The peer-visible buffers, an upper bound: two parities of everything a peer writes; rows on their way out and sums on their way back share them.
+double exchange_bytes(const Config& config) {
+    const int64_t ranks = config.parallel.expert_model_parallel_size;
+    if (ranks == 1) return 0;
+    const double tokens = f64(tokens_of(config)), hidden = f64(config.model.hidden_size);
+    const double topk = f64(config.moe.moe_router_topk), peers = f64(ranks);
+    const bool fp8_wire =
+        config.precision.recipe == Recipe::fp8_flow && config.precision.moe_quantize_before_dispatch;
+    const double row = fp8_wire ? hidden + hidden / f64(kBlock) : 2 * hidden;
+    return 2 *
+           (peers * tokens * topk * (2 + 4) + tokens * row + peers * tokens * 2 * hidden + tokens * topk * 4);
+}
+
+}  // namespace
+
+double rank_row_capacity(const Config& config) {
+    return f64(
+        MoeLayer::row_capacity(config.moe, tokens_of(config), config.parallel.expert_model_parallel_size));
+}
+
+SavedBytes saved_activation_bytes(const Config& config, int64_t layer, const RecomputeSpec& recompute) {
+    const ModelSpec& m = config.model;
+    const MoeSpec& moe = config.moe;
+    const PrecisionSpec precision = precision_of_layer(m, config.precision, static_cast<int>(layer));
+    const Recipe recipe = precision.recipe;
+    const double hidden = f64(m.hidden_size), plain = 2, word = 4;
+    const double operand = keeps_fp8_operands(precision) ? operand_bytes(recipe) : plain;
+    const bool routed = m.moe_layer_freq[static_cast<size_t>(layer)] == 1;
+    const double shared = routed ? f64(moe.moe_shared_expert_intermediate_size) : 0;
+    SavedBytes saved;
+    saved.per_token = plain * hidden;  // the layer's input, in every mode
+    if (recompute.recompute_granularity == RecomputeGranularity::full) return saved;
+    if (m.attention) {
+        const double heads = f64(m.num_attention_heads), groups = f64(m.num_query_groups),
+                     dim = f64(m.kv_channels);
+        saved.per_token += word + (recompute.layernorm ? 0 : plain * hidden);  // norm: 1/rms, output
+        saved.per_token += plain * (heads + 2 * groups) * dim;                 // q, k, v
+        if (m.qk_layernorm)
+            saved.per_token += (heads + groups) * (plain * dim + word);             // q, k before their norm
+        if (!recompute.core_attn) saved.per_token += heads * (plain * dim + word);  // output, log-sum-exp
+        saved.per_token += plain * hidden;  // input of the second norm
+    }
+    saved.per_token +=
+        word + (recompute.layernorm ? 0 : norm_output_bytes(precision, hidden, routed && shared == 0));
+    // An FFN on local rows: gate and up in BF16, fc2's operand; cast recipes also fc1's column copy, unless the norm wrote it.
+    const bool casts_input = is_fp8(recipe) && precision.fp8_wgrad && recipe != Recipe::fp8_flow &&
+                             recipe != Recipe::fp8_tensorwise;
+    const auto local_ffn = [&](double width) {
+        return plain * 2 * width + operand * width + (casts_input ? operand * hidden : 0);
+    };
+    if (!routed) {
+        saved.per_token += local_ffn(f64(m.ffn_hidden_size));
+        return saved;
+    }
+    if (recompute.moe) return saved;
+    const double ranks = f64(config.parallel.expert_model_parallel_size), topk = f64(moe.moe_router_topk);
+    saved.per_token += word * (f64(moe.num_experts) + 2 * topk);  // logits, ids, probs
+    if (ranks > 1) saved.per_token += ranks * 2 * word * topk;    // plan: all ranks' routing,
+    saved.per_token += ranks * word * (topk + 2);                 // received and sent rows
+    if (shared > 0 && !recompute.shared_experts) saved.per_token += local_ffn(shared);
+    const double width = f64(moe.moe_ffn_hidden_size);
+    // moe_expert keeps what was received: FP8 rows in the flow, BF16 rows in the cast recipes.
+    const bool received_only = recompute.moe_expert && recipe != Recipe::fp8_flow;
+    saved.per_row = 2 * word + (received_only ? plain : operand) * hidden;  // source and prob of a row
+    if (!recompute.moe_expert) saved.per_row += plain * 2 * width + (recompute.moe_act ? 0 : operand * width);
+    return saved;
+}
+
+namespace {
+
+double saved_bytes(const Config& config, const RecomputeSpec& recompute, double rows) {
+    double bytes = 0;
+    for (int64_t layer = 0; layer < config.model.num_layers; ++layer) {
+        const SavedBytes saved = saved_activation_bytes(config, layer, recompute);
+        bytes += f64(tokens_of(config)) * saved.per_token + rows * saved.per_row;
+    }
+    return bytes;
+}
+
+}  // namespace
+
+std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
+    const ModelSpec& m = config.model;
+    const double tokens = f64(tokens_of(config)), capacity = rank_row_capacity(config);
+    double parameters = 0;
+    for (const auto& part : count_parameters(config)) parameters += f64(part.per_rank);
+    const WeightBytes weights = weight_bytes(config);
+    const bool has_moe = std::count(m.moe_layer_freq.begin(), m.moe_layer_freq.end(), 1) > 0;
+    const double head_tokens = f64(std::min(kHeadChunk, tokens_of(config)));
+    const double vocabulary = f64(m.padded_vocab_size),
+                 workspace_row = has_moe ? workspace_row_bytes(config) : 0;
+    const std::string of = fmt::format("{:.4g} B parameters here", parameters / 1e9);
+    std::vector<MemoryItem> items = {
+        {"weights (BF16)", weights.bf16, "2 bytes for each parameter without FP8 copies"},
+        {"weights (FP8 copies)", weights.fp8_copies,
+         "fprop and dgrad copy with scales: experts, shared expert, dense FFN"},
+        {"master weights (FP32)", 4 * parameters, "4 bytes x " + of},
+        {"Adam moments (FP32)", 8 * parameters, "8 bytes x " + of},
+        {"main gradients (FP32)", 4 * parameters, "4 bytes x " + of},
+        {"saved activations", saved_bytes(config, config.recompute, capacity),
+         fmt::format("{:.0f} tokens and room for {:.0f} rows, {} layers", tokens, capacity, m.num_layers)},
+        {"logits and their gradient", head_tokens * vocabulary * (4 + 2),
+         fmt::format("{:.0f} tokens at a time x {:.0f} x 6", head_tokens, vocabulary)},
+        {"MoE workspace", capacity * workspace_row,
+         fmt::format("{:.0f} rows x {:.0f} bytes, one layer's backward", capacity, workspace_row)},
+        {"exchange buffers", has_moe ? exchange_bytes(config) : 0,
+         "two sets of everything that peers read or write"},
+    };
+    const TrainingSpec& training = config.training;
+    const double waiting = delayed_row_bytes(config);
+    if (waiting > 0 && training.global_batch_size > training.micro_batch_size * gpus)
+        items.push_back({"delayed weight gradients", capacity * waiting,
+                         fmt::format("{:.0f} rows x {:.0f} bytes, operands of one micro-batch of all layers",
+                                     capacity, waiting)});
+    return items;
+}
+
+std::vector<RecomputeChoice> recompute_choices(const Config& config) {
+    using enum RecomputeGranularity;
+    std::vector<RecomputeChoice> choices = {
+        {"none", {.recompute_granularity = none}, 0, 0, 0},
+        {"core_attn", {.recompute_granularity = selective, .core_attn = true}, 0, 0, 0},
+        {"layernorm", {.recompute_granularity = selective, .layernorm = true}, 0, 0, 0},
+        {"moe_act", {.recompute_granularity = selective, .moe_act = true}, 0, 0, 0},
+        {"shared_experts", {.recompute_granularity = selective, .shared_experts = true}, 0, 0, 0},
+        {"moe_expert", {.recompute_granularity = selective, .moe_expert = true}, 0, 0, 0},
+        {"core_attn, layernorm, moe_expert",
+         {.recompute_granularity = selective, .core_attn = true, .layernorm = true, .moe_expert = true},
+         0,
+         0,
+         0},
+        {"moe", {.recompute_granularity = selective, .moe = true}, 0, 0, 0},
+        {"full", {.recompute_granularity = full}, 0, 0, 0},
+    };
+    // Modes that the configuration's model and recipe refuse are left out.
+    std::erase_if(choices, [&](const RecomputeChoice& choice) {
+        Config with = config;
+        with.recompute = choice.spec;
+        ConfigProblems problems;
+        collect_config_problems(with, std::nullopt, problems);
+        return !problems.empty();
+    });
+    const auto flops = count_flops(config);
+    const auto forward = [&](std::initializer_list<const char*> parts) {
+        double sum = 0;
+        for (const auto& part : flops) {
+            if (std::find(parts.begin(), parts.end(), part.part) != parts.end()) sum += part.forward;
+        }
+        return sum;
+    };
+    double wire_forward = 0;
+    for (const auto& leg : wire_bytes(config)) wire_forward += leg.forward;
+    for (auto& choice : choices) {
+        const RecomputeSpec& r = choice.spec;
+        choice.saved_bytes = saved_bytes(config, r, balanced_rows(config));
+        const bool full_run = r.recompute_granularity == full;
+        if (full_run) choice.extra_flops_per_token += forward({"attention projections", "dense FFN"});
+        if (full_run || r.core_attn) choice.extra_flops_per_token += forward({"attention core (causal)"});
+        if (full_run || r.moe)
+            choice.extra_flops_per_token += forward({"router", "experts", "shared expert"});
+        // The backward needs fc1's output again, two thirds of an expert; fc2's it never needs.
+        if (r.moe_expert) choice.extra_flops_per_token += forward({"experts"}) * 2 / 3;
+        if (r.shared_experts) choice.extra_flops_per_token += forward({"shared expert"}) * 2 / 3;
+        if (full_run || r.moe) choice.extra_wire_bytes = wire_forward;
+    }
+    return choices;
+}
+
+RunPlan make_plan(const Config& config, int64_t gpus) {
+    check_config(config, gpus);
+    RunPlan plan;
+    plan.gpus = gpus;
+    plan.tokens = tokens_of(config);
+    plan.parameters = count_parameters(config);
+    plan.flops = count_flops(config);
+    plan.balanced_rows = balanced_rows(config);
+    plan.row_capacity = rank_row_capacity(config);
+    plan.memory = memory_items(config, gpus);
+    plan.recompute = recompute_choices(config);
+    plan.wire = wire_bytes(config);
+    plan.distinct_ranks = expected_distinct_ranks(config.moe, config.parallel.expert_model_parallel_size);
+    return plan;
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,95 @@
+// What a run will need, computed from the configuration alone, without running anything: parameters, FLOPs per token,
+// memory per GPU by category, wire bytes per rank. Every figure is a closed formula that the tests check by hand counts.
+#pragma once
+
+#include "model/config/config.h"
+
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+
+struct ParameterPart {
+    std::string part;
+    int64_t total = 0;   // whole model
+    int64_t active = 0;  // that one token uses
+    int64_t per_rank =
+        0;  // stored on one GPU: experts are divided by expert_model_parallel_size, the rest replicated
+};
+
+// Per token; a multiply-add counts 2. Attention counts the causal half: (seq_length + 1) / 2 keys a query on average.
+struct FlopPart {
+    std::string part;
+    double forward = 0;
+    double backward =
+        0;  // twice forward: one product for each operand's gradient; recomputation is not in it
+};
+
+struct MemoryItem {
+    std::string category;
+    double bytes = 0;
+    std::string formula;  // in words, with numbers
+};
+
+// Bytes to other ranks for one layer and one micro-batch, experts chosen evenly.
+struct WireItem {
+    std::string leg;
+    double forward = 0;
+    double backward = 0;
+};
+
+// Saved activations of one micro-batch over all layers, evenly loaded experts.
+struct RecomputeChoice {
+    std::string mode;
+    RecomputeSpec spec;
+    double saved_bytes = 0;
+    double extra_flops_per_token = 0;  // of the second run in the backward
+    double extra_wire_bytes = 0;       // per layer
+};
+
+struct RunPlan {
+    int64_t gpus = 1;
+    int64_t tokens = 0;  // per rank and micro-batch
+    std::vector<ParameterPart> parameters;
+    std::vector<FlopPart> flops;
+    double balanced_rows = 0;  // received rows of one rank and layer with even load, pads included
+    double row_capacity = 0;   // rows that memory is set aside for
+    std::vector<MemoryItem> memory;
+    std::vector<RecomputeChoice> recompute;
+    std::vector<WireItem> wire;
+    double distinct_ranks = 0;  // expected number of ranks a token is sent to, its own included
+
+    int64_t total_parameters() const;
+    int64_t active_parameters() const;
+    double total_bytes() const;
+    double forward_flops() const;
+    double backward_flops() const;
+    double wire_bytes() const;  // per layer and micro-batch, forward and backward
+};
+
+// Throws Error(usage) if the configuration is not legal on that many GPUs.
+RunPlan make_plan(const Config& config, int64_t gpus);
+
+std::string plan_text(const Config& config, const RunPlan& plan);
+std::string plan_json(const Config& config, const RunPlan& plan);
+
+// The parts, for tests and for `profile`.
+std::vector<ParameterPart> count_parameters(const Config& config);
+std::vector<FlopPart> count_flops(const Config& config);
+// Expected number of distinct ranks that hold at least one of a token's experts.
+double expected_distinct_ranks(const MoeSpec& moe, int64_t ranks);
+// Rows that a rank receives at most (ids are distinct), or that the capacity factor allows; pads included.
+double rank_row_capacity(const Config& config);
+std::vector<WireItem> wire_bytes(const Config& config);
+std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus);
+// Saved activations in bytes: per token (all parts outside the experts) and per routed row, of one layer.
+struct SavedBytes {
+    double per_token = 0;
+    double per_row = 0;
+};
+SavedBytes saved_activation_bytes(const Config& config, int64_t layer, const RecomputeSpec& recompute);
+std::vector<RecomputeChoice> recompute_choices(const Config& config);
+// Recipe of one layer: the first and last layers may be kept in BF16.
+Recipe layer_recipe(const Config& config, int64_t layer);
+
+}  // namespace fp8flow

@@ -1,0 +1,178 @@
+// The plan as a table for people and as JSON for programs.
+#include "model/plan/plan.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <numeric>
+
+namespace fp8flow {
+namespace {
+
+std::string size_text(double bytes) {
+    if (bytes >= 1e9) return fmt::format("{:.2f} GB", bytes / 1e9);
+    if (bytes >= 1e6) return fmt::format("{:.2f} MB", bytes / 1e6);
+    return fmt::format("{:.2f} kB", bytes / 1e3);
+}
+
+std::string count_text(double count) {
+    if (count >= 1e12) return fmt::format("{:.2f} T", count / 1e12);
+    if (count >= 1e9) return fmt::format("{:.2f} G", count / 1e9);
+    if (count >= 1e6) return fmt::format("{:.2f} M", count / 1e6);
+    return fmt::format("{:.2f} k", count / 1e3);
+}
+
+std::string parameter_table(const RunPlan& plan) {
+    std::string out = fmt::format("{:<28}{:>18}{:>18}{:>18}\n", "Parameters", "total", "active", "per GPU");
+    int64_t per_rank = 0;
+    for (const auto& part : plan.parameters) {
+        per_rank += part.per_rank;
+        if (part.total > 0)
+            out += fmt::format("  {:<26}{:>18}{:>18}{:>18}\n", part.part, part.total, part.active,
+                               part.per_rank);
+    }
+    return out + fmt::format("  {:<26}{:>18}{:>18}{:>18}\n", "sum", plan.total_parameters(),
+                             plan.active_parameters(), per_rank);
+}
+
+std::string flop_table(const RunPlan& plan) {
+    std::string out = fmt::format("{:<28}{:>18}{:>18}\n", "FLOPs per token", "forward", "backward");
+    for (const auto& part : plan.flops) {
+        if (part.forward > 0) {
+            out += fmt::format("  {:<26}{:>18}{:>18}\n", part.part, count_text(part.forward),
+                               count_text(part.backward));
+        }
+    }
+    return out + fmt::format("  {:<26}{:>18}{:>18}\n", "sum", count_text(plan.forward_flops()),
+                             count_text(plan.backward_flops()));
+}
+
+std::string memory_table(const Config& config, const RunPlan& plan) {
+    const double factor = config.moe.moe_expert_rank_capacity_factor;
+    std::string out = fmt::format("Memory per GPU, rows {} (even load would need {:.0f})\n",
+                                  factor > 0 ? fmt::format("by moe_expert_rank_capacity_factor {}", factor)
+                                             : std::string("for the worst case of routing"),
+                                  plan.balanced_rows);
+    for (const auto& item : plan.memory) {
+        if (item.bytes > 0)
+            out += fmt::format("  {:<26}{:>18}   {}\n", item.category, size_text(item.bytes), item.formula);
+    }
+    return out + fmt::format("  {:<26}{:>18}\n", "sum", size_text(plan.total_bytes()));
+}
+
+std::string recompute_table(const RunPlan& plan) {
+    std::string out = fmt::format("{:<38}{:>16}{:>16}{:>16}\n", "Recompute (even load)", "saved",
+                                  "FLOPs/token", "wire/layer");
+    for (const auto& choice : plan.recompute) {
+        out += fmt::format(
+            "  {:<36}{:>16}{:>16}{:>16}\n", choice.mode, size_text(choice.saved_bytes),
+            choice.extra_flops_per_token > 0 ? fmt::format("+{}", count_text(choice.extra_flops_per_token))
+                                             : std::string(),
+            choice.extra_wire_bytes > 0 ? fmt::format("+{}", size_text(choice.extra_wire_bytes))
+                                        : std::string());
+    }
+    return out;
+}
+
+// Wire bytes of the recipes side by side; the configured one first.
+std::string wire_table(const Config& config, const RunPlan& plan) {
+    std::string out =
+        fmt::format("{:<28}{:>18}{:>18}\n", "Wire per rank and MoE layer", "forward", "backward");
+    double sum = 0;
+    for (const auto& leg : plan.wire) {
+        out +=
+            fmt::format("  {:<26}{:>18}{:>18}\n", leg.leg, size_text(leg.forward), size_text(leg.backward));
+        sum += leg.forward + leg.backward;
+    }
+    out += fmt::format("  a token goes to {:.2f} of {} ranks on average; together {}", plan.distinct_ranks,
+                       config.parallel.expert_model_parallel_size, size_text(sum));
+    if (config.precision.recipe != Recipe::bf16) {
+        double bf16 = 0;
+        for (const auto& leg : wire_bytes(with_recipe(config, Recipe::bf16)))
+            bf16 += leg.forward + leg.backward;
+        out += fmt::format(", with recipe bf16 {}", size_text(bf16));
+    }
+    return out + "\n";
+}
+
+}  // namespace
+
+int64_t RunPlan::total_parameters() const {
+    return std::accumulate(parameters.begin(), parameters.end(), int64_t{0},
+                           [](int64_t n, const auto& p) { return n + p.total; });
+}
+int64_t RunPlan::active_parameters() const {
+    return std::accumulate(parameters.begin(), parameters.end(), int64_t{0},
+                           [](int64_t n, const auto& p) { return n + p.active; });
+}
+double RunPlan::total_bytes() const {
+    return std::accumulate(memory.begin(), memory.end(), 0.0,
+                           [](double n, const auto& item) { return n + item.bytes; });
+}
+double RunPlan::forward_flops() const {
+    return std::accumulate(flops.begin(), flops.end(), 0.0,
+                           [](double n, const auto& part) { return n + part.forward; });
+}
+double RunPlan::backward_flops() const {
+    return std::accumulate(flops.begin(), flops.end(), 0.0,
+                           [](double n, const auto& part) { return n + part.backward; });
+}
+double RunPlan::wire_bytes() const {
+    return std::accumulate(wire.begin(), wire.end(), 0.0,
+                           [](double n, const auto& leg) { return n + leg.forward + leg.backward; });
+}
+
+std::string plan_text(const Config& config, const RunPlan& plan) {
+    const int64_t ep = config.parallel.expert_model_parallel_size;
+    std::string out = fmt::format(
+        "Plan: recipe {}, {} GPU{} = expert parallel {} x data parallel {}; {} tokens per rank and "
+        "micro-batch, {} per step\n\n",
+        recipe_name(config.precision.recipe), plan.gpus, plan.gpus == 1 ? "" : "s", ep, plan.gpus / ep,
+        plan.tokens, config.training.global_batch_size * config.model.seq_length);
+    out += fmt::format("{}\n{}\n{}\n{}", parameter_table(plan), flop_table(plan), memory_table(config, plan),
+                       recompute_table(plan));
+    if (ep > 1 && plan.wire_bytes() > 0) out += fmt::format("\n{}", wire_table(config, plan));
+    return out;
+}
+
+std::string plan_json(const Config& config, const RunPlan& plan) {
+    using nlohmann::ordered_json;
+    ordered_json json;
+    json["recipe"] = std::string(recipe_name(config.precision.recipe));
+    json["gpus"] = plan.gpus;
+    json["expert_model_parallel_size"] = config.parallel.expert_model_parallel_size;
+    json["tokens_per_rank"] = plan.tokens;
+    json["parameters"] = {{"total", plan.total_parameters()}, {"active", plan.active_parameters()}};
+    for (const auto& part : plan.parameters) {
+        json["parameters"]["parts"].push_back({{"part", part.part},
+                                               {"total", part.total},
+                                               {"active", part.active},
+                                               {"per_rank", part.per_rank}});
+    }
+    json["flops_per_token"] = {{"forward", plan.forward_flops()}, {"backward", plan.backward_flops()}};
+    for (const auto& part : plan.flops) {
+        json["flops_per_token"]["parts"].push_back(
+            {{"part", part.part}, {"forward", part.forward}, {"backward", part.backward}});
+    }
+    json["memory_bytes"] = {{"total", plan.total_bytes()},
+                            {"balanced_rows", plan.balanced_rows},
+                            {"row_capacity", plan.row_capacity}};
+    for (const auto& item : plan.memory) {
+        json["memory_bytes"]["categories"].push_back({{"category", item.category}, {"bytes", item.bytes}});
+    }
+    json["recompute"] = ordered_json::array();
+    for (const auto& choice : plan.recompute) {
+        json["recompute"].push_back({{"mode", choice.mode},
+                                     {"saved_bytes", choice.saved_bytes},
+                                     {"extra_flops_per_token", choice.extra_flops_per_token},
+                                     {"extra_wire_bytes_per_layer", choice.extra_wire_bytes}});
+    }
+    json["wire_bytes_per_layer"] = {{"total", plan.wire_bytes()}, {"distinct_ranks", plan.distinct_ranks}};
+    for (const auto& leg : plan.wire) {
+        json["wire_bytes_per_layer"]["legs"].push_back(
+            {{"leg", leg.leg}, {"forward", leg.forward}, {"backward", leg.backward}});
+    }
+    return json.dump(2);
+}
+
+}  // namespace fp8flow

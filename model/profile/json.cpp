@@ -1,0 +1,90 @@
+// profile.json: every number of the tables, with what is needed to read them later.
+#include "model/base/build_info.h"
+#include "model/profile/profile.h"
+
+#include <nlohmann/json.hpp>
+
+namespace fp8flow {
+
+namespace {
+
+using nlohmann::json;
+
+json json_of(const Spread& spread) {
+    return {{"median", spread.median}, {"min", spread.min}, {"max", spread.max}};
+}
+
+json json_of(const ProfileRow& row) {
+    json result = {{"part", row.part},
+                   {"stage", row.stage},
+                   {"direction", row.direction},
+                   {"seconds", json_of(row.seconds)},
+                   {"share", row.share},
+                   {"bytes", row.bytes},
+                   {"flops", row.flops},
+                   {"product flops", row.product_flops},
+                   {"casts", row.casts},
+                   {"wire bytes", row.wire_bytes},
+                   {"memory in use", row.peak_bytes}};
+    const double seconds = row.seconds.median;
+    if (seconds > 0) {
+        result["bytes per second"] = row.bytes / seconds;
+        result["flops per second"] = row.flops / seconds;
+        if (row.ideal_seconds > 0) result["ceiling share"] = row.ideal_seconds / seconds;
+    }
+    return result;
+}
+
+}  // namespace
+
+std::string profile_json(const Profile& profile, const Config& config) {
+    json result = {{"command", profile.command},
+                   {"date", profile.date},
+                   {"commit", build_commit()},
+                   {"ranks", profile.ranks},
+                   {"steps", profile.steps},
+                   {"routing", profile.routing},
+                   {"machine",
+                    {{"device", profile.machine.device},
+                     {"copy bytes per second", profile.machine.bytes_per_second},
+                     {"bf16 flops per second", profile.machine.bf16_flops},
+                     {"fp8 flops per second", profile.machine.fp8_flops},
+                     {"peer load bytes per second", profile.machine.peer_load},
+                     {"peer store bytes per second", profile.machine.peer_store}}},
+                   {"config", dump_config(config)},
+                   {"recipes", json::array()}};
+    const double base = profile.arms.empty() ? 0 : profile.arms.front().layer.median;
+    for (const ArmProfile& arm : profile.arms) {
+        json rows = json::array();
+        for (const ProfileRow& row : arm.rows) rows.push_back(json_of(row));
+        json one = {
+            {"name", arm.name},
+            {"recipe", arm.recipe},
+            {"layer seconds", json_of(arm.layer)},
+            {"layer forward seconds", json_of(arm.layer_forward)},
+            {"layer backward seconds", json_of(arm.layer_backward)},
+            {"layer clock hertz", json_of(arm.clock)},
+            {"layer seconds by step", arm.layer_by_step},
+            {"layer clock hertz by step", arm.clock_by_step},
+            {"step seconds", arm.step_seconds},
+            {"tokens per second per gpu", arm.tokens_per_second()},
+            {"useful flops", arm.useful_flops},
+            {"flops per second per gpu", arm.flops_per_second()},
+            {"peak flops per second", profile.machine.bf16_flops},
+            {"casts", arm.casts},
+            {"wire bytes",
+             {{"routing", arm.wire.routing}, {"dispatch", arm.wire.dispatch}, {"combine", arm.wire.combine}}},
+            {"exposed wire seconds", arm.wire_seconds},
+            {"expert load max over mean", arm.expert_load},
+            {"rank load max over mean", arm.rank_load},
+            {"saved bytes", arm.saved},
+            {"parameter bytes", arm.parameters},
+            {"activation bytes", arm.activation_bytes},
+            {"rows", rows}};
+        if (arm.layer.median > 0) one["speed-up"] = base / arm.layer.median;
+        result["recipes"].push_back(std::move(one));
+    }
+    return result.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,113 @@
+// What `profile` measures: for each recipe the stages of the token's journey with time, bytes, FLOPs and how near they come to what the
+// machine can do, and the whole layer without the stage timer. Read next: commands/profile.cpp.
+#pragma once
+
+#include "kernels/comm/process_group.h"
+#include "kernels/core/stage_timer.h"
+#include "model/config/config.h"
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+
+inline constexpr const char* kMoeLayer = "moe layer";
+
+struct Spread {
+    double median = 0, min = 0, max = 0;
+};
+Spread spread_of(std::vector<double> samples);
+
+// One stage in one direction. Of a layer's parts (MoE layer, dense layer, attention): one layer and micro-batch; of all others: one step.
+// Times over steps and ranks; counts are means over ranks.
+struct ProfileRow {
+    std::string part, stage, direction;
+    Spread seconds;
+    double bytes = 0, flops = 0;  // that it must move and do
+    double product_flops = 0;     // of them, matrix products
+    double ideal_seconds = 0;     // its calls one by one at the measured ceilings; 0: nothing to compare with
+    double casts = 0, wire_bytes = 0, peak_bytes = 0;
+    double share = 0;  // of its part's time, both directions
+};
+
+// What one rank saw: rows in order of first appearance, the same on every rank, with the counts of the last step; and its times.
+struct RowSamples {
+    struct Call {
+        size_t row = 0;
+        OpCall call;
+        double wire_bytes = 0;
+        double runs = 1;  // of the row's part in the step
+    };
+    std::vector<ProfileRow> rows;
+    std::vector<std::vector<double>> seconds;  // [step][row]
+    std::vector<Call> calls;                   // of the last step
+};
+// Adds one resolved step.
+void add_step(const StageTimer& timer, RowSamples& samples);
+// Bytes that the device counted for a whole step (`sent`), charged to the calls of the exchange by leg, and within a leg as `split` says.
+// Where the exchange told its bytes call by call, there is nothing to do.
+struct WireSplit {
+    double dispatch_forward = 1, dispatch_backward = 1, combine_forward = 1, combine_backward = 1;
+};
+void charge_wire(const WireBytes& sent, const WireSplit& split, RowSamples& samples);
+// Fills ideal_seconds: `ideal` gives the seconds of one call at the measured ceilings.
+using IdealSeconds = std::function<double(const OpCall& call, double wire_bytes)>;
+void add_ceilings(const IdealSeconds& ideal, RowSamples& samples);
+// The rows of all ranks in one: times over steps and ranks, mean counts, highest memory; shares of each part. Collective.
+std::vector<ProfileRow> merge_rows(const RowSamples& samples, ProcessGroup& world);
+// Seconds of one MoE layer and micro-batch of a resolved step, and the device's clock meanwhile in Hz (0: not known).
+struct LayerSeconds {
+    double forward = 0, backward = 0, clock = 0;
+};
+LayerSeconds layer_seconds(const StageTimer& timer);
+
+struct ArmProfile {
+    std::string name, recipe;
+    std::vector<ProfileRow> rows;
+    Spread layer, layer_forward,
+        layer_backward;  // without marks between stages; of each step the slowest rank
+    Spread clock;        // Hz, in those times; of each step the lowest rank; 0: not known
+    std::vector<double> layer_by_step, clock_by_step;
+    double step_seconds = 0;  // median, host clock, without marks between stages
+    double tokens = 0;        // of one rank and micro-batch
+    double useful_flops = 0;  // of one layer and rank: FLOPs of the model, pads and recomputation left out
+    double expert_load = 1, rank_load = 1;  // most rows over the mean, first MoE layer
+    WireBytes wire;                         // that rank 0 sent in one step
+    double wire_seconds = 0;  // plan, dispatch and combine of one layer: nothing runs beside them
+    double casts = 0;         // of one layer
+    std::map<std::string, int64_t> saved, parameters;  // bytes of rank 0 by category
+    int64_t activation_bytes = 0;
+    std::vector<StageSpan> trace;  // this rank's last step
+
+    double tokens_per_second() const { return layer.median > 0 ? tokens / layer.median : 0; }
+    double flops_per_second() const { return layer.median > 0 ? useful_flops / layer.median : 0; }
+};
+
+// What the machine reaches, measured at the start; 0: not measured.
+struct MachineRates {
+    std::string device;
+    double bytes_per_second = 0;  // copies, read plus written
+    double bf16_flops = 0,
+           fp8_flops = 0;  // of products back to back, which a stage between lighter ones may pass
+    double peer_load = 0, peer_store = 0;  // bytes per second between one GPU and all others, all active
+    std::string no_peers;                  // why they are 0, where there is more than one rank
+};
+
+struct Profile {
+    std::vector<ArmProfile> arms;  // speed-ups are over the first
+    MachineRates machine;
+    int64_t ranks = 1, steps = 0;
+    std::string routing, date, command;
+};
+
+std::string arm_table(const ArmProfile& arm);            // every stage of one recipe
+std::string side_by_side_table(const Profile& profile);  // milliseconds by stage, recipes as columns
+std::string summary_table(const Profile& profile);       // one line a recipe
+std::string profile_json(const Profile& profile, const Config& config);
+std::string profile_picture(const Profile& profile);  // stacked bars, SVG
+// Complete events in Chrome's trace format, for Perfetto: one process a rank, one thread a recipe.
+std::string chrome_trace(const std::vector<ArmProfile>& arms, int rank);
+
+}  // namespace fp8flow

@@ -1,0 +1,186 @@
+// From the spans of one step to rows: which moment and which call belongs to which stage.
+#include "model/profile/profile.h"
+
+#include "kernels/core/error.h"
+
+#include <algorithm>
+#include <array>
+#include <initializer_list>
+#include <string_view>
+#include <utility>
+
+namespace fp8flow {
+
+namespace {
+
+// Layers and micro-batches that a part ran for in a step.
+double runs_of(const std::vector<StageSpan>& spans, std::string_view part) {
+    if (part != kMoeLayer && part != "dense layer" && part != "attention") return 1;
+    const auto runs = std::count_if(spans.begin(), spans.end(), [&](const StageSpan& span) {
+        return span.level == StageLevel::part && span.name == part &&
+               std::string_view(span.direction) == "forward";
+    });
+    return std::max(1.0, static_cast<double>(runs));
+}
+
+}  // namespace
+
+Spread spread_of(std::vector<double> samples) {
+    if (samples.empty()) return {};
+    std::sort(samples.begin(), samples.end());
+    const size_t middle = samples.size() / 2;
+    const double median =
+        samples.size() % 2 == 1 ? samples[middle] : (samples[middle - 1] + samples[middle]) / 2;
+    return {median, samples.front(), samples.back()};
+}
+
+void add_step(const StageTimer& timer, RowSamples& samples) {
+    const std::vector<StageSpan>& spans = timer.spans();
+    std::vector<ProfileRow>& rows = samples.rows;
+    const auto row_of = [&](int span) {
+        const StageName name = stage_of(spans, span);
+        const char* direction = spans[static_cast<size_t>(span)].direction;
+        const auto found = std::find_if(rows.begin(), rows.end(), [&](const ProfileRow& row) {
+            return row.part == name.part && row.stage == name.stage && row.direction == direction;
+        });
+        if (found != rows.end()) return static_cast<size_t>(found - rows.begin());
+        FP8FLOW_CHECK(samples.seconds.empty(), "stage {} {} appears in a later step only", direction,
+                      name.stage);
+        ProfileRow row;
+        row.part = name.part;
+        row.stage = name.stage;
+        row.direction = direction;
+        rows.push_back(row);
+        return rows.size() - 1;
+    };
+    std::vector<size_t> row_by_span;
+    for (size_t i = 0; i < spans.size(); ++i) row_by_span.push_back(row_of(static_cast<int>(i)));
+    std::vector<double> runs;
+    for (ProfileRow& row : rows) {
+        runs.push_back(runs_of(spans, row.part));
+        row.bytes = row.flops = row.product_flops = row.casts = row.wire_bytes = row.peak_bytes = 0;
+    }
+    std::vector<double> seconds(rows.size(), 0.0), wire_left;  // by span: bytes not charged to a call yet
+    for (size_t i = 0; i < spans.size(); ++i) {
+        const size_t r = row_by_span[i];
+        seconds[r] += spans[i].own_seconds / runs[r];
+        rows[r].wire_bytes += spans[i].wire_bytes / runs[r];
+        rows[r].peak_bytes = std::max(rows[r].peak_bytes, static_cast<double>(spans[i].peak_bytes));
+        wire_left.push_back(spans[i].wire_bytes);
+    }
+    samples.calls.clear();
+    for (const StageTimer::Call& call : timer.calls()) {
+        const auto span = static_cast<size_t>(call.span);
+        const size_t r = row_by_span[span];
+        const OpCost& cost = call.call.cost;
+        rows[r].bytes += cost.bytes / runs[r];
+        rows[r].flops += cost.flops / runs[r];
+        if (cost.unit != Unit::vector) rows[r].product_flops += cost.flops / runs[r];
+        if (call.call.cast) rows[r].casts += 1 / runs[r];
+        samples.calls.push_back({r, call.call, std::exchange(wire_left[span], 0.0), runs[r]});
+    }
+    samples.seconds.push_back(std::move(seconds));
+}
+
+void charge_wire(const WireBytes& sent, const WireSplit& split, RowSamples& samples) {
+    struct Leg {
+        double total;
+        std::initializer_list<std::string_view> ops;
+        double forward, backward;
+    };
+    const auto weight = [&](const Leg& leg, const RowSamples::Call& call) {
+        if (std::find(leg.ops.begin(), leg.ops.end(), call.call.op) == leg.ops.end()) return 0.0;
+        return samples.rows[call.row].direction == "forward" ? leg.forward : leg.backward;
+    };
+    // not the reductions of gradients, whose bytes are always told
+    for (const Leg& leg :
+         {Leg{sent.routing, {"gather_routing"}, 1, 1},
+          Leg{sent.dispatch, {"dispatch", "dispatch_rows"}, split.dispatch_forward, split.dispatch_backward},
+          Leg{sent.combine, {"combine"}, split.combine_forward, split.combine_backward}}) {
+        double weights = 0, told = 0;
+        for (const RowSamples::Call& call : samples.calls) {
+            weights += weight(leg, call);
+            if (weight(leg, call) > 0) told += call.wire_bytes;
+        }
+        if (told > 0 || weights <= 0) continue;
+        for (RowSamples::Call& call : samples.calls) {
+            const double bytes = leg.total * weight(leg, call) / weights;
+            call.wire_bytes += bytes;
+            samples.rows[call.row].wire_bytes += bytes / call.runs;
+        }
+    }
+}
+
+void add_ceilings(const IdealSeconds& ideal, RowSamples& samples) {
+    for (const RowSamples::Call& call : samples.calls)
+        samples.rows[call.row].ideal_seconds += ideal(call.call, call.wire_bytes) / call.runs;
+}
+
+std::vector<ProfileRow> merge_rows(const RowSamples& samples, ProcessGroup& world) {
+    const auto counts = std::array{&ProfileRow::bytes, &ProfileRow::flops,      &ProfileRow::product_flops,
+                                   &ProfileRow::casts, &ProfileRow::wire_bytes, &ProfileRow::ideal_seconds};
+    std::vector<double> mine;
+    for (const std::vector<double>& step : samples.seconds) mine.insert(mine.end(), step.begin(), step.end());
+    for (const ProfileRow& row : samples.rows) {
+        for (const auto count : counts) mine.push_back(row.*count);
+        mine.push_back(row.peak_bytes);
+    }
+    const auto ranks = static_cast<size_t>(world.size());
+    std::vector<double> all(mine.size() * ranks);
+    world.all_gather(mine.data(), mine.size() * sizeof(double), all.data());
+
+    std::vector<ProfileRow> rows = samples.rows;
+    const size_t num_rows = rows.size(), first_count = samples.seconds.size() * num_rows;
+    for (size_t r = 0; r < num_rows; ++r) {
+        std::vector<double> seconds;
+        for (const auto count : counts) rows[r].*count = 0;
+        for (size_t rank = 0; rank < ranks; ++rank) {
+            const double* theirs = all.data() + rank * mine.size();
+            for (size_t step = 0; step < samples.seconds.size(); ++step)
+                seconds.push_back(theirs[step * num_rows + r]);
+            const double* numbers = theirs + first_count + r * (counts.size() + 1);
+            for (size_t i = 0; i < counts.size(); ++i)
+                rows[r].*counts[i] += numbers[i] / static_cast<double>(ranks);
+            rows[r].peak_bytes = std::max(rows[r].peak_bytes, numbers[counts.size()]);
+        }
+        rows[r].seconds = spread_of(std::move(seconds));
+    }
+    // parts of layers first, then in order of appearance
+    const auto place = [](const ProfileRow& row) {
+        return row.part == kMoeLayer ? 0 : row.part == "attention" ? 1 : row.part == "dense layer" ? 2 : 3;
+    };
+    std::vector<ProfileRow> sorted;
+    for (int p = 0; p < 4; ++p)
+        for (size_t i = 0; i < rows.size(); ++i) {
+            if (place(rows[i]) != p || rows[i].part.empty()) continue;
+            const std::string part = rows[i].part;
+            for (size_t j = i; j < rows.size(); ++j)
+                if (rows[j].part == part) {
+                    sorted.push_back(rows[j]);
+                    rows[j].part.clear();
+                }
+        }
+    rows = std::move(sorted);
+    for (ProfileRow& row : rows) {
+        double part = 0;
+        for (const ProfileRow& other : rows) part += other.part == row.part ? other.seconds.median : 0;
+        row.share = part > 0 ? row.seconds.median / part : 0;
+    }
+    return rows;
+}
+
+LayerSeconds layer_seconds(const StageTimer& timer) {
+    LayerSeconds layer;
+    const double runs = runs_of(timer.spans(), kMoeLayer);
+    for (const StageSpan& span : timer.spans()) {
+        if (span.level != StageLevel::part || std::string_view(span.name) != kMoeLayer) continue;
+        (std::string_view(span.direction) == "forward" ? layer.forward : layer.backward) +=
+            span.seconds / runs;
+        layer.clock += span.clock * span.seconds / runs;
+    }
+    const double seconds = layer.forward + layer.backward;
+    if (seconds > 0) layer.clock /= seconds;
+    return layer;
+}
+
+}  // namespace fp8flow

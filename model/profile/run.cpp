@@ -1,0 +1,200 @@
+// Two passes over a recipe: one that times every stage, and one that leaves the device alone between them and times the whole layer.
+#include "model/profile/run.h"
+
+#include "model/plan/plan.h"
+#include "model/profile/ceilings.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace fp8flow {
+
+namespace {
+
+// Of one MoE layer, forward and backward, as a model's FLOPs are counted: router, top-k experts and shared expert of every token.
+double useful_flops(const Config& config, double tokens) {
+    double flops = 0;
+    for (const FlopPart& part : count_flops(config))
+        if (part.part == "router" || part.part == "experts" || part.part == "shared expert")
+            flops += part.forward + part.backward;
+    const auto& layers = config.model.moe_layer_freq;
+    return tokens * flops / static_cast<double>(std::count(layers.begin(), layers.end(), 1));
+}
+
+// How even routing divides the bytes of dispatch and combine between the passes.
+WireSplit wire_split(const Config& config) {
+    const std::vector<WireItem> items = wire_bytes(config);  // routing, dispatch, combine, prob gradients
+    return {.dispatch_forward = items[1].forward,
+            .dispatch_backward = items[1].backward,
+            .combine_forward = items[2].forward,
+            .combine_backward = items[2].backward + items[3].backward};
+}
+
+class ArmRun {
+public:
+    ArmRun(const Arm& arm, ProcessGroup& world, const BackendChoice& backend,
+           const std::shared_ptr<const TokenSource>& data, const OnStep& on_step)
+        : config_(arm.config),
+          world_(world),
+          trainer_(std::make_unique<Trainer>(arm.config, world, backend, arm.arithmetic, data)),
+          on_step_(on_step) {
+        result_.name = arm.name;
+        result_.recipe = recipe_name(arm.config.precision.recipe);
+        result_.tokens = static_cast<double>(config_.training.micro_batch_size * config_.model.seq_length);
+        result_.useful_flops = useful_flops(config_, result_.tokens);
+    }
+
+    void warm_up() {
+        run_steps("warm-up", config_.profile.profile_step_start, [](const StepResult&) {});
+        read_rows();
+    }
+
+    void time_stages() {
+        trainer_->time_stages(TimerDetail::stages);
+        const std::unique_ptr<Timeline> capture = trainer_->ops().device().make_timeline();
+        capture->begin_capture();
+        run_steps("stages", measured_steps(), [&](const StepResult& step) {
+            add_step(trainer_->timer(), samples_);
+            result_.trace = trainer_->timer().spans();
+            result_.wire = step.wire;
+            result_.activation_bytes = step.peak_bytes;
+        });
+        capture->end_capture();
+        result_.saved = trainer_->saved_bytes();
+        result_.parameters = trainer_->parameter_bytes();
+    }
+
+    void time_layer() {
+        trainer_->time_stages(TimerDetail::parts);
+        std::vector<double> steps;
+        std::vector<LayerSeconds> own;
+        run_steps("layer", measured_steps(), [&](const StepResult& step) {
+            own.push_back(layer_seconds(trainer_->timer()));
+            steps.push_back(step.seconds);
+        });
+        trainer_->time_stages(TimerDetail::off);
+        std::vector<double> forward, backward, layer, clock;
+        for (const LayerSeconds& seconds : own) {
+            std::vector<float> slowest = {
+                static_cast<float>(seconds.forward), static_cast<float>(seconds.backward),
+                static_cast<float>(seconds.forward + seconds.backward), static_cast<float>(-seconds.clock)};
+            world_.all_reduce_max(slowest);
+            forward.push_back(slowest[0]);
+            backward.push_back(slowest[1]);
+            layer.push_back(slowest[2]);
+            clock.push_back(-slowest[3]);
+        }
+        result_.layer = spread_of(layer);
+        result_.layer_forward = spread_of(forward);
+        result_.layer_backward = spread_of(backward);
+        result_.clock = spread_of(clock);
+        result_.layer_by_step = std::move(layer);
+        result_.clock_by_step = std::move(clock);
+        result_.step_seconds = spread_of(steps).median;
+    }
+
+    // After the model's memory is free again, since the ceilings need some.
+    ArmProfile finish(ProfileCeilings& ceilings) {
+        trainer_.reset();
+        charge_wire(result_.wire, wire_split(config_), samples_);
+        add_ceilings([&](const OpCall& call, double wire) { return ceilings.seconds_of(call, wire); },
+                     samples_);
+        result_.rows = merge_rows(samples_, world_);
+        for (const ProfileRow& row : result_.rows) {
+            if (row.part != kMoeLayer) continue;
+            result_.casts += row.casts;
+            if (row.stage == "plan" || row.stage == "dispatch" || row.stage == "combine")
+                result_.wire_seconds += row.seconds.median;
+        }
+        return std::move(result_);
+    }
+
+private:
+    // One step is launched while the one before it runs, as in training.
+    void run_steps(const char* phase, int64_t steps, const std::function<void(const StepResult&)>& take) {
+        for (int64_t launched = 0, taken = 0; taken < steps; ++launched) {
+            const std::optional<StepResult> result = launched < steps ? trainer_->step() : trainer_->drain();
+            if (!result) continue;
+            take(*result);
+            on_step_(phase, ++taken, steps, result->seconds);
+        }
+    }
+
+    int64_t measured_steps() const {
+        return config_.profile.profile_step_end - config_.profile.profile_step_start;
+    }
+
+    // Rows of this rank's experts in every layer, from the counts of the last warm-up step (the mean, where several micro-batches or
+    // several groups of ranks share them), so that costs count real rows.
+    void read_rows() {
+        const int64_t experts = config_.moe.num_experts, ranks = config_.parallel.expert_model_parallel_size;
+        const int64_t local = experts / ranks, own = world_.rank() % ranks;
+        const int64_t sharers =
+            config_.training.global_batch_size / (config_.training.micro_batch_size * ranks);
+        std::vector<int64_t> rows;
+        bool first = true;
+        for (const auto& block : trainer_->transformer().blocks()) {
+            rows.push_back(0);
+            if (block->router() == nullptr) continue;
+            std::vector<int64_t> counts(static_cast<size_t>(experts));
+            trainer_->ops().device().copy_out(counts.data(), block->router()->step_counts().data,
+                                              counts.size() * sizeof(int64_t));
+            const auto begin = counts.begin() + own * local;
+            rows.back() = std::accumulate(begin, begin + local, int64_t{0}) / sharers;
+            if (first) set_load(counts, local);
+            first = false;
+        }
+        trainer_->set_known_rows(std::move(rows));
+    }
+
+    void set_load(const std::vector<int64_t>& counts, int64_t local) {
+        const double total = static_cast<double>(std::accumulate(counts.begin(), counts.end(), int64_t{0}));
+        if (total <= 0) return;
+        const auto experts = static_cast<int64_t>(counts.size());
+        int64_t most = 0;
+        for (int64_t first = 0; first < experts; first += local)
+            most = std::max(
+                most, std::accumulate(counts.begin() + first, counts.begin() + first + local, int64_t{0}));
+        result_.expert_load = static_cast<double>(*std::max_element(counts.begin(), counts.end())) *
+                              static_cast<double>(experts) / total;
+        result_.rank_load = static_cast<double>(most) * static_cast<double>(experts / local) / total;
+    }
+
+    Config config_;
+    ProcessGroup& world_;
+    std::unique_ptr<Trainer> trainer_;
+    const OnStep& on_step_;
+    RowSamples samples_;
+    ArmProfile result_;
+};
+
+}  // namespace
+
+Config profiled_config(const Config& config, std::optional<int64_t> measured_steps) {
+    Config result = config;
+    if (measured_steps) result.profile.profile_step_end = config.profile.profile_step_start + *measured_steps;
+    result.training.eval_iters = 0;
+    const ProfileRouting routing = config.profile.routing;
+    if (routing == ProfileRouting::data) return result;
+    result.moe.moe_router_force_load_balancing = routing == ProfileRouting::balanced;
+    result.moe.moe_router_force_biased = routing == ProfileRouting::skewed_1_25  ? 1.25
+                                         : routing == ProfileRouting::skewed_2_0 ? 2.0
+                                                                                 : 0.0;
+    return result;
+}
+
+int64_t profiled_steps(const ProfileSpec& spec) {
+    return spec.profile_step_start + 2 * (spec.profile_step_end - spec.profile_step_start);
+}
+
+ArmProfile profile_arm(const Arm& arm, ProcessGroup& world, const BackendChoice& backend,
+                       const std::shared_ptr<const TokenSource>& data, ProfileCeilings& ceilings,
+                       const OnStep& on_step) {
+    ArmRun run(arm, world, backend, data, on_step);
+    run.warm_up();
+    run.time_stages();
+    run.time_layer();
+    return run.finish(ceilings);
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,59 @@
+// One trace file a rank: what Perfetto and chrome://tracing open.
+#include "model/profile/profile.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+namespace fp8flow {
+
+std::string chrome_trace(const std::vector<ArmProfile>& arms, int rank) {
+    using nlohmann::json;
+    json events = json::array();
+    const auto metadata = [&](const char* what, int thread, const std::string& name) {
+        events.push_back(
+            {{"ph", "M"}, {"name", what}, {"pid", rank}, {"tid", thread}, {"args", {{"name", name}}}});
+    };
+    metadata("process_name", 0, "rank " + std::to_string(rank));
+    for (size_t a = 0; a < arms.size(); ++a) {
+        const int thread = static_cast<int>(a);
+        metadata("thread_name", thread, arms[a].name);
+        // Events of a thread must nest; device clocks round, so a span is cut to what it lies in, and begins where its elder ended.
+        struct Interval {
+            double begin, end;
+        };
+        std::vector<Interval> placed;
+        std::vector<double> free_from;  // by span: end of its last child so far
+        double top = 0;
+        for (const StageSpan& span : arms[a].trace) {
+            double begin = span.begin * 1e6, end = (span.begin + span.seconds) * 1e6;
+            if (span.parent >= 0) {
+                const auto parent = static_cast<size_t>(span.parent);
+                begin =
+                    std::clamp(begin, std::min(free_from[parent], placed[parent].end), placed[parent].end);
+                end = std::clamp(end, begin, placed[parent].end);
+                free_from[parent] = end;
+            } else {
+                begin = std::max(begin, top);
+                end = std::max(begin, end);
+                top = end;
+            }
+            placed.push_back({begin, end});
+            free_from.push_back(begin);
+            json args = {{"direction", span.direction}};
+            if (span.layer >= 0) args["layer"] = span.layer;
+            if (span.wire_bytes > 0) args["wire bytes"] = span.wire_bytes;
+            if (span.peak_bytes > 0) args["memory in use"] = span.peak_bytes;
+            events.push_back({{"ph", "X"},
+                              {"name", span.name},
+                              {"cat", span.direction},
+                              {"pid", rank},
+                              {"tid", thread},
+                              {"ts", begin},
+                              {"dur", end - begin},
+                              {"args", args}});
+        }
+    }
+    return json{{"traceEvents", events}, {"displayTimeUnit", "ms"}}.dump(1) + "\n";
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,89 @@
+// One MoE layer of a configuration, alone on this rank's share of given tokens: what `fp8flow replay` runs. The caller fills the weights, then
+// calls forward and, with a gradient, backward. Read next: commands/replay.cpp.
+#pragma once
+
+#include "layers/moe_layer.h"
+#include "layers/norm.h"
+#include "model/base/backend.h"
+#include "model/weights/load.h"
+
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+
+enum class ReplayNorm { skip, apply };
+enum class ReplayRecord { results, intermediates };
+
+// A tensor on the host, floats or integers.
+struct HostValues {
+    std::vector<int64_t> shape;
+    std::vector<float> floats;
+    std::vector<int32_t> integers;
+};
+
+class ReplayLayer final : ProductObserver {
+public:
+    // `config`: one MoE layer without attention (replay_config). This rank has `tokens` of at most `tokens_per_rank` tokens.
+    ReplayLayer(const Config& config, ProcessGroup& world, const BackendChoice& backend, ReplayNorm norm,
+                ReplayRecord record, int64_t tokens, int64_t tokens_per_rank);
+
+    std::vector<WeightTarget> targets();
+    std::vector<WeightTarget> gradients();  // values: the main gradients
+    ParameterStore& parameters() { return store_; }
+    Device& device() { return ops_->device(); }
+    ProcessGroup& expert_parallel_group() { return *groups_.expert_parallel; }
+    const std::string& exchange_note() const { return exchange_note_; }
+
+    // Bits of BF16, [tokens, H]. Results are this rank's rows; BF16 values come as floats.
+    void forward(std::span<const Bf16> hidden);
+    HostValues output() const { return floats_of(y_); }
+    HostValues router_logits() const { return floats_of(saved_moe_.route.logits); }
+    HostValues topk_weights() const { return floats_of(saved_moe_.route.probs); }
+    HostValues topk_ids() const;
+    // With ReplayRecord::intermediates: the plan of the rows routed to this rank, and what each product of the experts read and wrote so far,
+    // FP8 dequantised; of the shared expert under "shared.". A name with grad_ is the gradient of what has the name without.
+    const std::map<std::string, HostValues>& intermediates() const { return intermediates_; }
+    // Gradients of weights are summed over the ranks.
+    void backward(std::span<const Bf16> gradient);
+    HostValues grad_hidden() const { return floats_of(dx_); }
+
+private:
+    Context context();
+    TokenRows layer_input(Context& ctx);
+    TensorView rows_on_device(std::span<const Bf16> values);
+    HostValues floats_of(const TensorView& view) const;
+    HostValues routed_rows(const TensorView& rows, int64_t count) const;
+    void record_plan();
+    void product(Context& ctx, std::string_view stage, const Fp8Tensor& operand, const TensorView& result,
+                 const RowGroups& groups) override;
+    void router_gradient(Context& ctx, const TensorView& dprobs) override;
+    HostValues integers_of(const TensorView& view, int64_t count) const;
+
+    Config config_;
+    ProcessGroup& world_;
+    ReplayRecord record_;
+    RankGroups groups_;
+    std::unique_ptr<Ops> ops_;
+    std::unique_ptr<Exchange> exchange_;
+    std::string exchange_note_;
+    ParameterStore store_;
+    Arena state_, saved_, scratch_;
+    int64_t tokens_, slots_, layer_rows_;
+    RowArena rows_;
+    StageTimer timer_;
+    std::unique_ptr<Flow> flow_;  // says what the experts want from the norm
+    std::unique_ptr<Norm> norm_;  // absent with ReplayNorm::skip
+    std::unique_ptr<MoeLayer> layer_;
+    RowGroups all_tokens_;
+    TensorView status_, zero_, x_, y_, dx_;
+    TokenRows input_;
+    NormSaved saved_norm_;
+    MoeSaved saved_moe_;
+    std::map<std::string, HostValues> intermediates_;
+};
+
+}  // namespace fp8flow

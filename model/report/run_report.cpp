@@ -1,0 +1,270 @@
+// Log lines, the step line, metrics records: what a run tells its user.
+#include "model/report/run_report.h"
+
+#include "model/config/fields.h"
+#include "model/plan/plan.h"
+#include "model/report/progress.h"
+#include "model/report/table.h"
+
+#include <fmt/core.h>
+#include <omp.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+
+namespace fp8flow {
+
+RunLog::RunLog(const OutputFolder& folder, std::string_view name, LineFile::Start start)
+    : file_(folder.open_lines(name, start)) {}
+
+void RunLog::line(std::string_view text) {
+    if (!file_) return;
+    fmt::print("{}\n", text);
+    std::fflush(stdout);
+    file_->write_line(text);
+}
+
+namespace {
+
+double flops_per_token(const Config& config) {
+    double flops = 0;
+    for (const FlopPart& part : count_flops(config)) flops += part.forward + part.backward;
+    return flops;
+}
+
+// Worst utilisation over the MoE layers of a step.
+struct LoadSummary {
+    double max = 1, min = 1, cv = 0;
+    int64_t dead = 0;
+};
+LoadSummary worst_load(const StepResult& result) {
+    LoadSummary worst;
+    if (result.load.empty()) return worst;
+    worst.max = 0;
+    for (const LayerLoad& load : result.load) {
+        worst.max = std::max(worst.max, load.max);
+        worst.min = std::min(worst.min, load.min);
+        worst.cv = std::max(worst.cv, load.cv);
+        worst.dead += load.dead_experts;
+    }
+    return worst;
+}
+
+int64_t sum_of(const std::map<std::string, int64_t>& bytes) {
+    int64_t sum = 0;
+    for (const auto& [category, count] : bytes) sum += count;
+    return sum;
+}
+
+// A line for the sum, one for each of the largest categories, one for the others.
+void add_memory_rows(Table& table, const std::string& name, const std::map<std::string, int64_t>& bytes) {
+    constexpr size_t kShown = 6;
+    std::vector<std::pair<std::string, int64_t>> sorted(bytes.begin(), bytes.end());
+    std::stable_sort(sorted.begin(), sorted.end(),
+                     [](const auto& a, const auto& b) { return a.second > b.second; });
+    table.add_row({name, format_bytes(static_cast<double>(sum_of(bytes)))});
+    int64_t others = 0;
+    for (size_t i = 0; i < sorted.size(); ++i) {
+        if (i < kShown)
+            table.add_row({"  " + sorted[i].first, format_bytes(static_cast<double>(sorted[i].second))});
+        else
+            others += sorted[i].second;
+    }
+    if (others > 0)
+        table.add_row(
+            {fmt::format("  {} others", sorted.size() - kShown), format_bytes(static_cast<double>(others))});
+}
+
+// The keys that differ from their defaults, a line for each section.
+void report_config(RunLog& log, const Config& config) {
+    const Config defaults;
+    log.line(
+        "configuration, where it differs from the defaults (every key: config.yaml, fp8flow --help-config):");
+    for (const std::string& section : config_sections()) {
+        std::string changed;
+        for (const ConfigField& field : config_fields()) {
+            if (field.section != section || field.fixed) continue;
+            const std::string value = field.get(config);
+            if (value != field.get(defaults))
+                changed += fmt::format("{}{}: {}", changed.empty() ? "" : ", ", field.key, value);
+        }
+        if (!changed.empty()) log.line(fmt::format("  {:<10} {}", section, changed));
+    }
+}
+
+// What the system would give without swapping; infinite where it does not say.
+double free_host_bytes() {
+    std::ifstream file("/proc/meminfo");
+    std::string key;
+    for (double kib = 0; file >> key >> kib; file.ignore(256, '\n'))
+        if (key == "MemAvailable:") return kib * 1024.0;
+    return std::numeric_limits<double>::infinity();
+}
+
+}  // namespace
+
+std::vector<nlohmann::json> records_until(const OutputFolder& folder, int64_t steps) {
+    std::vector<nlohmann::json> records;
+    if (steps == 0) return records;
+    std::ifstream file(folder.path_of("metrics.jsonl"), std::ios::binary);
+    for (std::string line; std::getline(file, line);) {
+        nlohmann::json record = nlohmann::json::parse(line, nullptr, false);
+        const bool numbered =
+            record.is_object() && record.contains("iteration") && record["iteration"].is_number_integer();
+        if (!numbered || record["iteration"].get<int64_t>() > steps) break;
+        records.push_back(std::move(record));
+    }
+    return records;
+}
+
+LineFile open_metrics(const OutputFolder& folder, const std::vector<nlohmann::json>& records) {
+    std::string kept;
+    for (const nlohmann::json& record : records) kept += record.dump() + "\n";
+    folder.write_atomic("metrics.jsonl", kept);
+    return folder.open_lines("metrics.jsonl", LineFile::Start::append);
+}
+
+std::string memory_table(const MemoryUse& memory) {
+    Table table({{"memory of rank 0", Align::left}, {"bytes"}});
+    add_memory_rows(table, "parameters", memory.parameters);
+    add_memory_rows(table, "saved for the backward", memory.saved);
+    table.add_row(
+        {"activations with workspace, peak", format_bytes(static_cast<double>(memory.activations))});
+    return table.text(2);
+}
+
+nlohmann::json memory_json(const MemoryUse& memory) {
+    return {{"parameters", memory.parameters},
+            {"parameters, sum", sum_of(memory.parameters)},
+            {"saved for backward", memory.saved},
+            {"saved for backward, sum", sum_of(memory.saved)},
+            {"activations, peak", memory.activations}};
+}
+
+std::string command_line(std::string_view command, std::string_view config_path, int world_size) {
+    std::error_code error;
+    std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+    if (error) program = "fp8flow";
+    const std::filesystem::path near = program.lexically_proximate(std::filesystem::current_path(error));
+    if (!near.empty() && near.begin()->string() != "..") program = near;
+    return fmt::format("mpirun -n {} --quiet --oversubscribe --bind-to none {}{} {} {}", world_size,
+                       ::geteuid() == 0 ? "--allow-run-as-root " : "", program.string(), command,
+                       config_path);
+}
+
+void report_start(RunLog& log, const Config& config, const BackendChoice& backend, int world_size,
+                  int64_t ranks_on_host) {
+    const ParallelSpec& parallel = config.parallel;
+    const RunPlan plan = make_plan(config, world_size);
+    log.line(backend.note);
+    const int64_t threads = omp_get_max_threads();
+    log.line(fmt::format("ranks: {} = expert parallel {} x data parallel {}; {} of {} experts and {} on each",
+                         world_size, parallel.expert_model_parallel_size,
+                         world_size / parallel.expert_model_parallel_size,
+                         config.moe.num_experts / parallel.expert_model_parallel_size, config.moe.num_experts,
+                         counted(threads, "thread")));
+    log.line(fmt::format(
+        "model: {} layers, hidden {}, {} experts top-{} of width {}, {} parameters, {} active per token",
+        config.model.num_layers, config.model.hidden_size, config.moe.num_experts, config.moe.moe_router_topk,
+        config.moe.moe_ffn_hidden_size, format_si(static_cast<double>(plan.total_parameters())),
+        format_si(static_cast<double>(plan.active_parameters()))));
+    const bool fp8_wire =
+        config.precision.recipe == Recipe::fp8_flow && config.precision.moe_quantize_before_dispatch;
+    log.line(fmt::format("recipe: {} ({} on the wire forward and backward, BF16 combine)",
+                         recipe_name(config.precision.recipe), fp8_wire ? "FP8 rows + scales" : "BF16 rows"));
+    report_config(log, config);
+    if (backend.kind != BackendKind::reference) return;  // host memory is not what such a run needs
+    const double needed = plan.total_bytes() * static_cast<double>(ranks_on_host), free = free_host_bytes();
+    if (needed > free)
+        log.line(
+            fmt::format("warning: {} on this host need up to {} of memory and {} are free; lower "
+                        "training.micro_batch_size or "
+                        "model.seq_length, or use more hosts (fp8flow plan shows what takes it)",
+                        counted(ranks_on_host, "rank"), format_bytes(needed), format_bytes(free)));
+}
+
+std::string step_line(const Config& config, const StepResult& result, int world_size,
+                      std::optional<double> eta_seconds) {
+    StepLine line;
+    line.time = std::chrono::system_clock::now();
+    line.iteration = result.step + 1;
+    line.train_iters = config.training.train_iters;
+    line.consumed_samples = (result.step + 1) * config.training.global_batch_size;
+    line.elapsed_ms = result.seconds * 1e3;
+    const double tokens_per_second = static_cast<double>(result.tokens) / result.seconds / world_size;
+    line.tflops_per_gpu = tflops_per_rank(config, result, world_size);
+    line.tokens_per_second = tokens_per_second;
+    line.learning_rate = result.learning_rate;
+    line.global_batch_size = config.training.global_batch_size;
+    line.losses = {{"lm loss", result.lm_loss}};
+    if (!config.moe.moe_router_load_balancing_type.empty())
+        line.losses.push_back({"load_balancing_loss", result.balancing_loss});
+    if (config.moe.moe_z_loss_coeff > 0) line.losses.push_back({"z_loss", result.z_loss});
+    line.grad_norm = result.grad_norm;
+    line.skipped_iterations = 0;
+    line.nan_iterations = 0;
+    const LoadSummary load = worst_load(result);
+    line.extra = {{"load max/mean", fmt::format("{:.2f}", load.max)}};
+    if (load.dead > 0) line.extra.push_back({"dead experts", fmt::format("{}", load.dead)});
+    if (result.redone > 0) line.extra.push_back({"redone", fmt::format("{}", result.redone)});
+    line.eta_seconds = eta_seconds;
+    return format_step_line(line);
+}
+
+double tflops_per_rank(const Config& config, const StepResult& result, int world_size) {
+    return static_cast<double>(result.tokens) / result.seconds / world_size * flops_per_token(config) * 1e-12;
+}
+
+nlohmann::json step_json(const Config& config, const StepResult& result, int world_size) {
+    nlohmann::json record = {{"iteration", result.step + 1},
+                             {"lm loss", result.lm_loss},
+                             {"load_balancing_loss", result.balancing_loss},
+                             {"z_loss", result.z_loss},
+                             {"grad norm", result.grad_norm},
+                             {"learning rate", result.learning_rate},
+                             {"iteration-time", result.seconds},
+                             {"tokens", result.tokens},
+                             {"tokens per second", static_cast<double>(result.tokens) / result.seconds},
+                             {"TFLOP/s per rank", tflops_per_rank(config, result, world_size)},
+                             {"stage seconds", result.stage_seconds},
+                             {"wire bytes",
+                              {{"routing", result.wire.routing},
+                               {"dispatch", result.wire.dispatch},
+                               {"combine", result.wire.combine}}},
+                             {"casts", result.casts},
+                             {"activation bytes", result.peak_bytes},
+                             {"redone", result.redone}};
+    for (const LayerLoad& load : result.load)
+        record["load"].push_back({{"layer", load.layer},
+                                  {"max", load.max},
+                                  {"min", load.min},
+                                  {"cv", load.cv},
+                                  {"dead", load.dead_experts}});
+    return record;
+}
+
+std::string counted(int64_t count, std::string_view noun) {
+    return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
+std::string data_text(const Config& config, const TokenSource& data) {
+    const TrainingSpec& t = config.training;
+    const int64_t samples = t.train_iters * t.global_batch_size, epoch = data.samples_per_epoch(Split::train);
+    if (epoch == kUnlimited) return data.description();
+    return fmt::format("{}; {} read {} tokens, {:.3g} epochs", data.description(),
+                       counted(t.train_iters, "iteration"), samples * config.model.seq_length,
+                       static_cast<double>(samples) / static_cast<double>(epoch));
+}
+
+std::string evaluation_text(const Config& config, double nats) {
+    if (config.data.data_kind == DataKind::text)
+        return fmt::format("held-out loss {:.4f} nats = {:.4f} bits per byte", nats, nats / std::log(2.0));
+    return fmt::format("held-out loss {:.4f} nats, perplexity {:.3f}", nats, std::exp(nats));
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,63 @@
+// What a run tells its user: log lines (terminal and file), metrics, the closing summary. Only rank 0 speaks.
+#pragma once
+
+#include "model/base/output.h"
+#include "model/config/config.h"
+#include "model/train/trainer.h"
+
+#include <nlohmann/json.hpp>
+
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fp8flow {
+
+// Prints on rank 0 and appends to <out>/<name>; silent elsewhere.
+class RunLog {
+public:
+    RunLog() = default;  // silent
+    RunLog(const OutputFolder& folder, std::string_view name,
+           LineFile::Start start = LineFile::Start::truncate);
+    void line(std::string_view text);
+
+private:
+    std::optional<LineFile> file_;
+};
+
+// The records of metrics.jsonl up to iteration `steps`: what a resumed run has behind it. None for 0.
+std::vector<nlohmann::json> records_until(const OutputFolder& folder, int64_t steps);
+// metrics.jsonl with these records, to go on behind them.
+LineFile open_metrics(const OutputFolder& folder, const std::vector<nlohmann::json>& records);
+
+// Ranks, model, recipe, wire, configuration: what is about to run. Comes before memory is taken, and warns where it is short.
+void report_start(RunLog& log, const Config& config, const BackendChoice& backend, int world_size,
+                  int64_t ranks_on_host);
+// What the data is and how often the iterations of this run go through it.
+std::string data_text(const Config& config, const TokenSource& data);
+
+// Bytes of one rank by category, at the peak of a step.
+struct MemoryUse {
+    std::map<std::string, int64_t> parameters;  // weights, their copies, masters, moments, gradients
+    std::map<std::string, int64_t> saved;       // kept from forward to backward
+    int64_t activations = 0;                    // saved + workspace
+};
+std::string memory_table(const MemoryUse& memory);  // the largest categories
+nlohmann::json memory_json(const MemoryUse& memory);
+
+// How to start `command` on a configuration as this run was started, ready to be typed.
+std::string command_line(std::string_view command, std::string_view config_path, int world_size);
+
+double tflops_per_rank(const Config& config, const StepResult& result, int world_size);  // model FLOPs
+nlohmann::json step_json(const Config& config, const StepResult& result, int world_size);
+// One Megatron-style line.
+std::string step_line(const Config& config, const StepResult& result, int world_size,
+                      std::optional<double> eta_seconds);
+// "1 rank", "2 ranks"
+std::string counted(int64_t count, std::string_view noun);
+// "held-out loss 2.10 nats = 3.03 bits per byte"
+std::string evaluation_text(const Config& config, double nats);
+
+}  // namespace fp8flow

@@ -1,0 +1,220 @@
+// Tables and number formatting.
+#include "model/report/table.h"
+
+#include "kernels/core/error.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+namespace fp8flow {
+
+namespace {
+
+// Decodes one UTF-8 character at `at` and moves past it; a stray byte counts as one character.
+uint32_t next_character(std::string_view text, size_t& at) {
+    const auto lead = static_cast<unsigned char>(text[at++]);
+    const int more = lead >= 0xf0 ? 3 : lead >= 0xe0 ? 2 : lead >= 0xc0 ? 1 : 0;
+    uint32_t code = more == 0 ? lead : lead & (0x3fU >> more);
+    for (int i = 0; i < more && at < text.size(); ++i) {
+        const auto next = static_cast<unsigned char>(text[at]);
+        if ((next & 0xc0) != 0x80) break;
+        code = code << 6 | (next & 0x3f);
+        ++at;
+    }
+    return code;
+}
+
+struct Range {
+    uint32_t first, last;
+};
+
+bool in(const auto& ranges, uint32_t code) {
+    return std::any_of(ranges.begin(), ranges.end(),
+                       [code](Range r) { return code >= r.first && code <= r.last; });
+}
+
+// Unicode 15, the blocks that matter: combining marks, joiners and variation selectors; East Asian Wide and
+// emoji.
+constexpr std::array<Range, 6> kZeroWidth = {{{0x0300, 0x036f},
+                                              {0x1ab0, 0x1aff},
+                                              {0x1dc0, 0x1dff},
+                                              {0x200b, 0x200f},
+                                              {0x20d0, 0x20ff},
+                                              {0xfe00, 0xfe0f}}};
+constexpr std::array<Range, 9> kWide = {{{0x1100, 0x115f},
+                                         {0x2e80, 0x303e},
+                                         {0x3041, 0xa4cf},
+                                         {0xac00, 0xd7a3},
+                                         {0xf900, 0xfaff},
+                                         {0xfe30, 0xfe6f},
+                                         {0xff00, 0xff60},
+                                         {0x1f300, 0x1faff},
+                                         {0x20000, 0x3fffd}}};
+
+std::string not_finite(double value) { return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf"; }
+
+std::string repeat(std::string_view text, size_t count) {
+    std::string out;
+    for (size_t i = 0; i < count; ++i) out += text;
+    return out;
+}
+
+// `value` scaled by `base` into [1, base), with `digits` significant digits.
+std::string scaled(double value, double base, int digits, const auto& units) {
+    if (!std::isfinite(value)) return not_finite(value);
+    size_t unit = 0;
+    const auto decimals = [digits](double size) {
+        return std::max(0, digits - (size < 10.0 ? 1 : size < 100.0 ? 2 : size < 1000.0 ? 3 : 4));
+    };
+    // Decided on the rounded value: 999.96 k is 1.00 M and not 1000 k, 9.999 is 10.0 and not 10.00.
+    const auto rounded = [&] {
+        return std::stod(fmt::format("{:.{}f}", std::abs(value), decimals(std::abs(value))));
+    };
+    while (unit + 1 < units.size() && rounded() >= base) {
+        value /= base;
+        ++unit;
+    }
+    const int places = decimals(rounded());
+    return fmt::format("{:.{}f}{}{}", value, places, units[unit].empty() ? "" : " ", units[unit]);
+}
+
+}  // namespace
+
+size_t display_width(std::string_view text) {
+    size_t width = 0;
+    for (size_t at = 0; at < text.size();) {
+        const uint32_t code = next_character(text, at);
+        if (!in(kZeroWidth, code)) width += in(kWide, code) ? 2 : 1;
+    }
+    return width;
+}
+
+std::string pad(std::string_view text, size_t width, Align align) {
+    const size_t own = display_width(text);
+    const std::string space(own < width ? width - own : 0, ' ');
+    return align == Align::left ? std::string(text) + space : space + std::string(text);
+}
+
+Table::Table(std::vector<Column> columns) : columns_(std::move(columns)) {
+    FP8FLOW_CHECK(!columns_.empty(), "a table without columns");
+}
+
+void Table::add_row(std::vector<std::string> cells) {
+    FP8FLOW_CHECK(cells.size() == columns_.size(), "{} cells for {} columns", cells.size(), columns_.size());
+    rows_.push_back(std::move(cells));
+}
+
+void Table::add_rule() { rows_.emplace_back(); }
+
+std::vector<size_t> Table::widths() const {
+    std::vector<size_t> widths;
+    for (size_t c = 0; c < columns_.size(); ++c) {
+        size_t width = display_width(columns_[c].header);
+        for (const auto& row : rows_)
+            if (!row.empty()) width = std::max(width, display_width(row[c]));
+        widths.push_back(width);
+    }
+    return widths;
+}
+
+std::string Table::text(int indent) const {
+    const std::vector<size_t> width = widths();
+    const std::string margin(static_cast<size_t>(indent), ' ');
+    std::string out;
+    const auto line = [&](const auto& cell_of) {
+        std::string text = margin;
+        for (size_t c = 0; c < columns_.size(); ++c) text += (c > 0 ? "  " : "") + cell_of(c);
+        text.erase(text.find_last_not_of(' ') + 1);
+        out += text + "\n";
+    };
+    const auto rule = [&] { line([&](size_t c) { return repeat("-", width[c]); }); };
+    line([&](size_t c) { return pad(columns_[c].header, width[c], columns_[c].align); });
+    rule();
+    for (const auto& row : rows_) {
+        if (row.empty())
+            rule();
+        else
+            line([&](size_t c) { return pad(row[c], width[c], columns_[c].align); });
+    }
+    return out;
+}
+
+std::string Table::markdown() const {
+    const auto escape = [](const std::string& cell) {
+        std::string out;
+        for (const char c : cell) out += c == '|' ? "\\|" : std::string(1, c);
+        return out;
+    };
+    std::string out = "|", rule = "|";
+    const auto cell = [&](const std::string& text) { out.append(" ").append(escape(text)).append(" |"); };
+    for (const Column& column : columns_) {
+        cell(column.header);
+        rule += column.align == Align::right ? "---:|" : "---|";
+    }
+    out += "\n" + rule + "\n";
+    for (const auto& row : rows_) {
+        if (row.empty()) continue;
+        out += "|";
+        for (const std::string& text : row) cell(text);
+        out += "\n";
+    }
+    return out;
+}
+
+std::string format_si(double value, int digits) {
+    static constexpr std::array<std::string_view, 7> kUnits = {"", "k", "M", "G", "T", "P", "E"};
+    return scaled(value, 1000.0, digits, kUnits);
+}
+
+std::string format_bytes(double bytes) {
+    static constexpr std::array<std::string_view, 7> kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    if (std::abs(bytes) < 1024.0)
+        return std::isfinite(bytes) ? fmt::format("{:.0f} B", bytes) : not_finite(bytes);
+    return scaled(bytes, 1024.0, 3, kUnits);
+}
+
+std::string format_count(int64_t value) {
+    const std::string digits = std::to_string(value);
+    std::string out;
+    for (size_t i = 0; i < digits.size(); ++i) {
+        const bool group_starts = i > 0 && digits[i - 1] != '-' && (digits.size() - i) % 3 == 0;
+        if (group_starts) out += ',';
+        out += digits[i];
+    }
+    return out;
+}
+
+std::string format_fixed(double value, int decimals) {
+    return std::isfinite(value) ? fmt::format("{:.{}f}", value, decimals) : not_finite(value);
+}
+
+std::string format_percent(double ratio, int decimals) {
+    return std::isfinite(ratio) ? fmt::format("{:.{}f} %", 100.0 * ratio, decimals) : not_finite(ratio);
+}
+
+std::string format_scientific(double value, int decimals) {
+    return std::isfinite(value) ? fmt::format("{:.{}E}", value, decimals) : not_finite(value);
+}
+
+std::string format_duration(double seconds) {
+    if (!std::isfinite(seconds)) return not_finite(seconds);
+    const double size = std::abs(seconds);
+    if (size == 0.0) return "0 s";
+    if (size < 0.9995e-3) return fmt::format("{:.3g} us", seconds * 1e6);
+    if (size < 0.9995) return fmt::format("{:.3g} ms", seconds * 1e3);
+    if (size < 59.95) return fmt::format("{:.3g} s", seconds);
+    const int64_t whole = std::llround(size);
+    const std::string_view sign = seconds < 0 ? "-" : "";
+    if (whole < 86400) return fmt::format("{}{}", sign, format_clock(size));
+    return fmt::format("{}{} d {:02}:{:02}:{:02}", sign, whole / 86400, whole / 3600 % 24, whole / 60 % 60,
+                       whole % 60);
+}
+
+std::string format_clock(double seconds) {
+    if (!std::isfinite(seconds) || seconds < 0.0 || seconds > 1e15) return "?";
+    const int64_t whole = std::llround(seconds);
+    return fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
+}
+
+}  // namespace fp8flow

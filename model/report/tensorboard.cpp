@@ -1,0 +1,130 @@
+// Framing, encoding, and which numbers of a step have which tag.
+#include "model/report/tensorboard.h"
+
+#include "model/base/crc32c.h"
+#include "model/report/run_report.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cmath>
+
+namespace fp8flow {
+
+namespace {
+
+template <class Word> std::string little_endian(Word word) {
+    std::string bytes;
+    for (size_t i = 0; i < sizeof word; ++i) bytes += static_cast<char>((word >> (8 * i)) & 0xFF);
+    return bytes;
+}
+
+std::string masked_crc(std::string_view bytes) {
+    const uint32_t crc = crc32c(bytes);
+    return little_endian(std::rotr(crc, 15) + 0xa282ead8u);
+}
+
+std::string varint(uint64_t value) {
+    std::string bytes;
+    for (; value >= 0x80; value >>= 7) bytes += static_cast<char>((value & 0x7F) | 0x80);
+    return bytes + static_cast<char>(value);
+}
+
+// Fields: number and wire type in one byte (0 varint, 1 eight bytes, 2 length and bytes, 5 four bytes), then the value.
+std::string key(int field, int wire_type) { return varint(static_cast<uint64_t>((field << 3) | wire_type)); }
+std::string field_varint(int field, uint64_t value) { return key(field, 0) + varint(value); }
+std::string field_double(int field, double value) {
+    return key(field, 1) + little_endian(std::bit_cast<uint64_t>(value));
+}
+std::string field_float(int field, float value) {
+    return key(field, 5) + little_endian(std::bit_cast<uint32_t>(value));
+}
+std::string field_bytes(int field, std::string_view bytes) {
+    return key(field, 2) + varint(bytes.size()) + std::string(bytes);
+}
+
+std::string event(double wall_time, int64_t step) {
+    return field_double(1, wall_time) + field_varint(2, static_cast<uint64_t>(step));
+}
+
+double now() {
+    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+std::string file_name() {
+    char host[256] = {};
+    std::string name = ::gethostname(host, sizeof host - 1) == 0 ? host : "host";
+    for (char& c : name)
+        if (!(c >= 'a' && c <= 'z') && !(c >= 'A' && c <= 'Z') && !(c >= '0' && c <= '9') && c != '-')
+            c = '_';
+    return fmt::format("events.out.tfevents.{}.{}.{}", static_cast<int64_t>(now()), name.substr(0, 100),
+                       ::getpid());
+}
+
+// Scalars of one iteration, by iteration and, where Megatron has it twice, by samples.
+class Scalars {
+public:
+    Scalars(int64_t iteration, int64_t samples) : iteration_(iteration), samples_(samples) {}
+    void add(const std::string& tag, double value) { add_at(iteration_, tag, value); }
+    void add_with_samples(const std::string& tag, double value) {
+        add(tag, value);
+        add_at(samples_, tag + " vs samples", value);
+    }
+    const std::string& records() const { return records_; }
+
+private:
+    void add_at(int64_t step, const std::string& tag, double value) {
+        records_ += tfrecord(scalar_event(time_, step, tag, static_cast<float>(value)));
+    }
+    int64_t iteration_, samples_;
+    double time_ = now();
+    std::string records_;
+};
+
+}  // namespace
+
+std::string tfrecord(std::string_view bytes) {
+    const std::string length = little_endian(static_cast<uint64_t>(bytes.size()));
+    return length + masked_crc(length) + std::string(bytes) + masked_crc(bytes);
+}
+
+std::string version_event(double wall_time) { return event(wall_time, 0) + field_bytes(3, "brain.Event:2"); }
+
+std::string scalar_event(double wall_time, int64_t step, std::string_view tag, float value) {
+    return event(wall_time, step) +
+           field_bytes(5, field_bytes(1, field_bytes(1, tag) + field_float(2, value)));
+}
+
+EventFile::EventFile(const OutputFolder& folder)
+    : file_(folder.open_lines(file_name(), LineFile::Start::truncate)) {
+    file_.write_bytes(tfrecord(version_event(now())));
+}
+
+void EventFile::step(const Config& config, const StepResult& result, int world_size,
+                     int64_t allocated_bytes) {
+    const int64_t iteration = result.step + 1;
+    Scalars scalars(iteration, iteration * config.training.global_batch_size);
+    scalars.add_with_samples("learning-rate", result.learning_rate);
+    scalars.add_with_samples("batch-size", static_cast<double>(config.training.global_batch_size));
+    scalars.add_with_samples("lm loss", result.lm_loss);
+    scalars.add_with_samples("world-size", world_size);
+    scalars.add_with_samples("grad-norm", result.grad_norm);
+    scalars.add("mem-max-allocated-bytes", static_cast<double>(allocated_bytes));
+    if (!config.moe.moe_router_load_balancing_type.empty())
+        scalars.add("load_balancing_loss", result.balancing_loss);
+    if (config.moe.moe_z_loss_coeff > 0) scalars.add("z_loss", result.z_loss);
+    scalars.add("iteration-time", result.seconds);
+    scalars.add("throughput", tflops_per_rank(config, result, world_size));
+    file_.write_bytes(scalars.records());
+}
+
+void EventFile::evaluation(const Config& config, int64_t iteration, double nats) {
+    Scalars scalars(iteration, iteration * config.training.global_batch_size);
+    scalars.add_with_samples("lm loss validation", nats);
+    scalars.add_with_samples("lm loss validation ppl", std::exp(std::min(20.0, nats)));  // Megatron's limit
+    file_.write_bytes(scalars.records());
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,97 @@
+// Learning-rate schedule, clipping by the global norm, and one AdamW call per parameter, all on the device.
+#include "model/train/optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace fp8flow {
+
+double learning_rate(const TrainingSpec& t, int64_t step) {
+    const int64_t decay_iters = t.lr_decay_iters > 0 ? t.lr_decay_iters : t.train_iters;
+    if (step < t.lr_warmup_iters)
+        return t.lr * static_cast<double>(step + 1) / static_cast<double>(t.lr_warmup_iters);
+    if (t.lr_decay_style == LrDecayStyle::constant) return t.lr;
+    if (step >= decay_iters) return t.min_lr;
+    const double done = static_cast<double>(step - t.lr_warmup_iters) /
+                        static_cast<double>(std::max<int64_t>(1, decay_iters - t.lr_warmup_iters));
+    return t.min_lr + 0.5 * (t.lr - t.min_lr) * (1.0 + std::cos(3.14159265358979323846 * done));
+}
+
+Optimizer::Optimizer(const TrainingSpec& training, Device& device)
+    : training_(training), state_(device, "optimizer") {
+    dense_squares_ = state_.tensor(DType::f32, {1}, "optimizer");
+    expert_squares_ = state_.tensor(DType::f32, {1}, "optimizer");
+    norm_ = state_.tensor(DType::f32, {1}, "optimizer");
+    factor_ = state_.tensor(DType::f32, {1}, "optimizer");
+}
+
+// Dense parameters are the same on all ranks and count once; expert parameters are counted by one of the ranks that hold them.
+void Optimizer::global_norm(Context& ctx, ParameterStore& store) {
+    ctx.ops.zero({.y = dense_squares_}, ctx.launch);
+    ctx.ops.zero({.y = expert_squares_}, ctx.launch);
+    if (store.dense_gradients())
+        ctx.ops.norm_squared({.x = store.dense_gradients(), .sum = dense_squares_}, ctx.launch);
+    if (store.expert_gradients() && ctx.exchange.holds_first_replica())
+        ctx.ops.norm_squared({.x = store.expert_gradients(), .sum = expert_squares_}, ctx.launch);
+    ctx.exchange.all_reduce(Reduce::sum, Ranks::world, expert_squares_, ctx.launch);
+    ctx.ops.add({.a = dense_squares_, .b = expert_squares_, .y = dense_squares_}, ctx.launch);
+}
+
+void Optimizer::reduce_gradients(Context& ctx, ParameterStore& store) {
+    auto timed = ctx.part("gradient reduction");
+    if (store.dense_gradients())
+        ctx.exchange.all_reduce(Reduce::sum, Ranks::world, store.dense_gradients(), ctx.launch);
+    if (store.expert_gradients())
+        ctx.exchange.all_reduce(Reduce::sum, Ranks::expert_replicas, store.expert_gradients(), ctx.launch);
+}
+
+void Optimizer::step(Context& ctx, ParameterStore& store, const TensorView& loss_sum, int64_t step) {
+    reduce_gradients(ctx, store);
+    auto timed = ctx.part("optimizer");
+    ctx.exchange.all_reduce(Reduce::sum, Ranks::world, loss_sum, ctx.launch);
+    // Before loss and norm are judged: the numbers of a step that overflowed on any rank mean nothing, whatever they are. Both are the
+    // same on every rank, so one that is not finite needs no second reduction.
+    ctx.exchange.all_reduce(Reduce::max, Ranks::world, ctx.step_status, ctx.launch);
+    global_norm(ctx, store);
+    auto judge = [&](const TensorView& value, double clip) {
+        ctx.ops.clip_factor({.norm_squared = value,
+                             .clip = static_cast<float>(clip),
+                             .status = ctx.step_status,
+                             .norm = norm_,
+                             .factor = factor_},
+                            ctx.launch);
+    };
+    judge(loss_sum, 0.0);  // for its status alone: gradients can be finite where the loss is not
+    judge(dense_squares_, training_.clip_grad);
+
+    const double t = static_cast<double>(step + 1);
+    for (Parameter& p : store.all()) {
+        const op::AdamW adamw{
+            .grad = p.main_grad,
+            .lr = static_cast<float>(learning_rate(training_, step)),
+            .beta1 = static_cast<float>(training_.adam_beta1),
+            .beta2 = static_cast<float>(training_.adam_beta2),
+            .eps = static_cast<float>(training_.adam_eps),
+            .weight_decay = p.spec.weight_decay ? static_cast<float>(training_.weight_decay) : 0.0f,
+            .correction1 = static_cast<float>(1.0 - std::pow(training_.adam_beta1, t)),
+            .correction2 = static_cast<float>(1.0 - std::pow(training_.adam_beta2, t)),
+            .grad_scale = factor_,
+            .status = ctx.step_status,
+            .master = p.master,
+            .m = p.m,
+            .v = p.v,
+            .copy = p.plain && p.plain.data != p.master.data ? p.plain : TensorView{}};
+        if (!p.fprop) {
+            ctx.ops.adamw(adamw, ctx.launch);
+            continue;
+        }
+        ctx.ops.adamw_quantize({.adamw = adamw,
+                                .scale_format = p.spec.format.scale_format,
+                                .mx_rounding = p.spec.format.mx_rounding,
+                                .fprop = p.fprop,
+                                .dgrad = p.dgrad},
+                               ctx.launch);
+    }
+}
+
+}  // namespace fp8flow

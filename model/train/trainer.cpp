@@ -1,0 +1,441 @@
+// One training step as a list: batch, forward, backward, reductions, update, statistics; and the evaluation.
+#include "model/train/trainer.h"
+
+#include "kernels/core/random.h"
+#include "model/data/megatron.h"
+#include "model/data/shards.h"
+#include "model/data/synthetic.h"
+#include "model/data/text.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <set>
+
+namespace fp8flow {
+
+LayerLoad load_of(int layer, std::span<const int64_t> tokens) {
+    LayerLoad load;
+    load.layer = layer;
+    const double mean = static_cast<double>(std::accumulate(tokens.begin(), tokens.end(), int64_t{0})) /
+                        static_cast<double>(tokens.size());
+    if (mean <= 0) return load;
+    double squares = 0;
+    for (int64_t count : tokens)
+        squares += (static_cast<double>(count) / mean - 1.0) * (static_cast<double>(count) / mean - 1.0);
+    load.max = static_cast<double>(*std::max_element(tokens.begin(), tokens.end())) / mean;
+    load.min = static_cast<double>(*std::min_element(tokens.begin(), tokens.end())) / mean;
+    load.cv = std::sqrt(squares / static_cast<double>(tokens.size()));
+    load.dead_experts = std::count(tokens.begin(), tokens.end(), 0);
+    return load;
+}
+
+namespace {
+
+std::shared_ptr<const TokenSource> make_source(const Config& config) {
+    const DataSpec& d = config.data;
+    const int64_t seq = config.model.seq_length;
+    const uint64_t seed = config.training.seed;
+    switch (d.data_kind) {
+        case DataKind::text:
+            return std::make_shared<TextSource>(TextOptions{.data_path = d.data_path,
+                                                            .extensions = d.file_extensions,
+                                                            .max_bytes = d.max_bytes,
+                                                            .held_out_fraction = d.held_out_fraction,
+                                                            .seq_length = seq,
+                                                            .seed = seed});
+        case DataKind::synthetic:
+            return std::make_shared<SyntheticSource>(
+                SyntheticOptions{.vocab_size = d.synthetic_vocab_size,
+                                 .order = d.synthetic_order,
+                                 .zipf_exponent = d.synthetic_zipf_exponent,
+                                 .successors = d.synthetic_successors,
+                                 .noise = d.synthetic_noise,
+                                 .seq_length = seq,
+                                 .seed = d.synthetic_seed});
+        case DataKind::shards:
+            return std::make_shared<ShardSource>(ShardOptions{.data_path = d.data_path,
+                                                              .vocab_size = config.model.vocab_size,
+                                                              .seq_length = seq,
+                                                              .seed = seed,
+                                                              .held_out = ShardOptions::HeldOut::optional});
+        case DataKind::megatron:
+            return std::make_shared<MegatronSource>(MegatronOptions{.data_path = d.data_path,
+                                                                    .held_out_fraction = d.held_out_fraction,
+                                                                    .vocab_size = config.model.vocab_size,
+                                                                    .seq_length = seq,
+                                                                    .seed = seed});
+    }
+    fail(ExitCode::internal, "unknown data kind {}", static_cast<int>(d.data_kind));
+}
+
+}  // namespace
+
+std::shared_ptr<const TokenSource> open_data(const Config& config) {
+    auto source = make_source(config);
+    // Now, not after the last step.
+    require(config.training.eval_iters == 0 || source->samples_per_epoch(Split::held_out) > 0, ExitCode::data,
+            "data.data_path: nothing to evaluate on with training.eval_iters = {} (set it to 0, or add "
+            "held-out files): {}",
+            config.training.eval_iters, source->description());
+    return source;
+}
+
+Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice& backend,
+                 Arithmetic arithmetic, std::shared_ptr<const TokenSource> data)
+    : config_(config),
+      world_(world),
+      groups_(make_rank_groups(world, static_cast<int>(config.parallel.expert_model_parallel_size))),
+      ops_(make_ops(backend, arithmetic, config.kernels)),
+      data_(std::move(data)),
+      batcher_{config.training.global_batch_size, config.training.micro_batch_size, world.size()} {
+    ExchangeChoice exchange = make_exchange(backend, groups_, *ops_, config);
+    exchange_ = std::move(exchange.exchange);
+    exchange_note_ = std::move(exchange.note);
+
+    // Ranks that see different data or another configuration would diverge silently.
+    const uint64_t mine = data_->fingerprint() ^ fnv1a64(dump_config(config_));
+    std::vector<uint64_t> all(static_cast<size_t>(world.size()));
+    world.all_gather(&mine, sizeof mine, all.data());
+    for (size_t r = 0; r < all.size(); ++r)
+        require(all[r] == all[0], ExitCode::peer,
+                "rank {} has other data or another configuration than rank 0; check data.data_path", r);
+
+    Device& device = ops_->device();
+    transformer_ =
+        std::make_unique<Transformer>(TransformerSpec{.model = config.model,
+                                                      .moe = config.moe,
+                                                      .precision = config.precision,
+                                                      .recompute = config.recompute,
+                                                      .expert_parallel_rank = groups_.expert_parallel->rank(),
+                                                      .expert_parallel_size = groups_.expert_parallel->size(),
+                                                      .seed = config.training.seed},
+                                      *ops_);
+    optimizer_ = std::make_unique<Optimizer>(config.training, device);
+    state_ = std::make_unique<Arena>(device, "step");
+    saved_ = std::make_unique<Arena>(device, "saved");
+    scratch_ = std::make_unique<Arena>(device, "scratch");
+    if (config.precision.moe_delay_wgrad_compute) delayed_ = std::make_unique<DelayedWgrads>(device);
+
+    const int64_t slots = batcher_.samples(0, 0, 0).count * config.model.seq_length;
+    status_ = state_->tensor(DType::i32, {1}, "step");
+    loss_sum_ = state_->tensor(DType::f32, {1}, "step");
+    held_out_sum_ = state_->tensor(DType::f32, {1}, "step");
+    ops_->zero({.y = status_});
+    feed_.emplace(device, config.model.seq_length, slots, kStepsInFlight * batcher_.num_micro_batches());
+    for (auto& record : records_)
+        record = std::make_unique<StepRecord>(device, transformer_->router_counts(),
+                                              transformer_->router_losses());
+    MoeSpec worst = config.moe;
+    worst.moe_expert_rank_capacity_factor = 0.0;
+    const int64_t ranks = groups_.expert_parallel->size();
+    worst_layer_rows_ = MoeLayer::row_capacity(worst, slots, ranks);
+    layer_rows_ = MoeLayer::row_capacity(config.moe, slots, ranks);
+}
+
+// Copies may be under way to page-locked memory that dies now.
+Trainer::~Trainer() {
+    try {
+        ops_->device().synchronize();
+    } catch (const Error&) {  // the device is lost, and was reported
+    }
+}
+
+void Trainer::time_stages(TimerDetail detail) {
+    FP8FLOW_CHECK(flights_.empty(), "stage timer switched with {} steps in flight", flights_.size());
+    std::vector<Arena*> arenas = {saved_.get(), scratch_.get()};
+    if (delayed_) arenas.push_back(&delayed_->arena());
+    for (StageTimer& timer : timers_) {
+        timer.watch(arenas);
+        if (detail == TimerDetail::off)
+            timer.disable();
+        else
+            timer.enable(ops_->device().make_timeline(), detail);
+    }
+}
+
+template <class T> T Trainer::read_word(const TensorView& word) const {
+    T value{};
+    ops_->device().copy_out(&value, word.data, sizeof value);
+    return value;
+}
+
+Context Trainer::make_context(int64_t micro_batch, StageTimer& timer) {
+    if (!rows_) {
+        const bool one_layer =
+            config_.recompute.recompute_granularity == RecomputeGranularity::full || config_.recompute.moe;
+        const int64_t layers = std::max<int64_t>(1, transformer_->num_moe_layers());
+        rows_ =
+            std::make_unique<RowArena>(ops_->device(), layer_rows_ * (one_layer ? 1 : layers), layers + 1);
+    }
+    Context ctx{.ops = *ops_,
+                .exchange = *exchange_,
+                .saved = *saved_,
+                .scratch = *scratch_,
+                .rows = *rows_,
+                .timer = timer,
+                .activation = transformer_->activation()};
+    ctx.seq_length = config_.model.seq_length;
+    ctx.tokens_per_rank = batcher_.samples(0, micro_batch, 0).count * ctx.seq_length;
+    ctx.tokens = batcher_.samples(0, micro_batch, world_.rank()).count * ctx.seq_length;
+    for (int r = 0; r < world_.size(); ++r)
+        ctx.global_tokens += batcher_.samples(0, micro_batch, r).count * ctx.seq_length;
+    ctx.num_micro_batches = batcher_.num_micro_batches();
+    ctx.micro_batch = micro_batch;
+    ctx.data_parallel_size = world_.size();
+    ctx.layer_row_capacity = layer_rows_;
+    ctx.known_rows = known_rows_.empty() ? nullptr : &known_rows_;
+    ctx.grad_mode = micro_batch == 0 ? Gradient::overwrite : Gradient::accumulate;
+    ctx.delayed = delayed_.get();
+    ctx.step_status = status_;
+    ctx.all_tokens = feed_->all_tokens();
+    ctx.all_tokens.row_capacity = ctx.tokens;
+    return ctx;
+}
+
+BatchFeed::Batch Trainer::load_batch(Context& ctx, Split split, int64_t global_batch, int64_t slot) {
+    ctx.timer.set_direction("forward");
+    auto timed = ctx.part("data");
+    return feed_->load(*data_, split, batcher_.samples(global_batch, ctx.micro_batch, world_.rank()), slot,
+                       ctx.launch.stream);
+}
+
+void Trainer::run_micro_batches(const Flight& flight) {
+    ops_->zero({.y = loss_sum_});
+    const float loss_scale =
+        1.0f / static_cast<float>(config_.training.global_batch_size * config_.model.seq_length);
+    const int64_t micro_batches = batcher_.num_micro_batches();
+    for (int64_t m = 0; m < micro_batches; ++m) {
+        Context ctx = make_context(m, timer_of(flight));
+        ctx.tensor_stats = flight.tensor_stats;
+        if (m == 0) transformer_->begin_step(ctx);
+        const int64_t slot = static_cast<int64_t>(slot_of(flight.step)) * micro_batches + m;
+        const BatchFeed::Batch batch = load_batch(ctx, Split::train, flight.step, slot);
+        transformer_->train_micro_batch(ctx, batch.tokens, batch.labels, loss_scale, loss_sum_);
+    }
+    Context ctx = make_context(micro_batches - 1, timer_of(flight));
+    ctx.timer.set_direction("update");
+    optimizer_->step(ctx, transformer_->parameters(), loss_sum_, flight.step);
+    transformer_->end_step(ctx, flight.step);
+}
+
+void Trainer::grow_rows() {
+    require(layer_rows_ < worst_layer_rows_, ExitCode::internal,
+            "routed rows exceed the worst case of {} rows a layer", worst_layer_rows_);
+    layer_rows_ = std::min(worst_layer_rows_, layer_rows_ * 2);
+    rows_.reset();
+}
+
+std::optional<StepResult> Trainer::step() {
+    Flight& flight = flights_.emplace_back();
+    flight.step = next_step_++;
+    flight.tensor_stats = tensor_stats_;
+    flight.launched = Clock::now();
+    launch(flight);
+    if (static_cast<int64_t>(flights_.size()) < kStepsInFlight) return std::nullopt;
+    return take_result();
+}
+
+std::optional<StepResult> Trainer::drain() {
+    if (flights_.empty()) return std::nullopt;
+    return take_result();
+}
+
+StepResult Trainer::run_step() {
+    FP8FLOW_CHECK(flights_.empty(), "run_step with {} steps in flight", flights_.size());
+    step();
+    return take_result();
+}
+
+void Trainer::resume_at(int64_t steps) {
+    FP8FLOW_CHECK(flights_.empty(), "resumed with {} steps in flight", flights_.size());
+    for (Parameter& parameter : transformer_->parameters().all())
+        transformer_->parameters().write_copies(parameter);
+    ops_->device().synchronize();
+    next_step_ = steps;
+}
+
+void Trainer::launch(Flight& flight) {
+    world_.set_activity(fmt::format("step {}", flight.step + 1));
+    StageTimer& timer = timer_of(flight);
+    timer.reset();
+    ops_->observe(timer.enabled() ? &timer : nullptr);
+    exchange_->observe(timer.enabled() ? &timer : nullptr);
+    ops_->reset_counts();
+    saved_->reset_peak();
+    scratch_->reset_peak();
+    if (delayed_) delayed_->arena().reset_peak();
+    if (flight.tensor_stats != nullptr) flight.stats_before = *flight.tensor_stats;
+    StepRecord& record = record_of(flight);
+    record.begin(*exchange_, {});
+    run_micro_batches(flight);
+    record.end({.status = status_, .loss_sum = loss_sum_, .grad_norm = optimizer_->grad_norm()}, *exchange_,
+               {});
+    flight.casts = ops_->num_casts();
+    flight.peak_bytes = saved_->peak_bytes() + scratch_->peak_bytes() + rows_->reserved_bytes();
+    if (delayed_) flight.peak_bytes += delayed_->arena().peak_bytes();
+    // Steps that the device finished while this one was launched: the host was the slower of the two, so a step took what a launch takes.
+    for (Flight& earlier : flights_)
+        if (&earlier != &flight && !earlier.ended && record_of(earlier).has_passed())
+            earlier.ended = flight.launched;
+    // on the host a step has ended when it is launched
+    flight.ended = record.has_passed() ? std::optional(Clock::now()) : std::nullopt;
+}
+
+int32_t Trainer::wait_for(Flight& flight) {
+    world_.set_activity(fmt::format("step {}", flight.step + 1));  // a lost peer was lost here
+    record_of(flight).wait();
+    if (!flight.ended) flight.ended = Clock::now();
+    exchange_->check_peers();
+    return record_of(flight).status();
+}
+
+StepResult Trainer::take_result() {
+    while (wait_for(flights_.front()) != 0) redo();
+    const Flight flight = std::move(flights_.front());
+    flights_.pop_front();
+    const StepRecord& record = record_of(flight);
+    StepResult result{
+        .step = flight.step,
+        .grad_norm = record.grad_norm(),
+        .learning_rate = learning_rate(config_.training, flight.step),
+        .seconds =
+            std::chrono::duration<double>(*flight.ended - std::max(flight.launched, last_end_)).count(),
+        .tokens = config_.training.global_batch_size * config_.model.seq_length,
+        .redone = flight.redone,
+        .wire = record.wire(),
+        .casts = flight.casts,
+        .peak_bytes = flight.peak_bytes};
+    last_end_ = *flight.ended;
+    if (StageTimer& timer = timer_of(flight); timer.enabled()) {
+        timer.resolve();
+        result.stage_seconds = timer.seconds();
+    }
+    result.lm_loss = record.loss_sum() / static_cast<double>(result.tokens);
+    int64_t moe_layer = 0;
+    for (size_t i = 0; i < transformer_->blocks().size(); ++i) {
+        if (!transformer_->blocks()[i]->is_moe()) continue;
+        result.load.push_back(load_of(static_cast<int>(i), record.expert_counts(moe_layer)));
+        result.balancing_loss += static_cast<double>(record.router_losses(moe_layer)[0]);
+        result.z_loss += static_cast<double>(record.router_losses(moe_layer)[1]);
+        ++moe_layer;
+    }
+    return result;
+}
+
+// The oldest step in flight was not applied, nor was anything behind it. All ranks see the same status, so all of them come here.
+void Trainer::redo() {
+    for (Flight& flight : flights_) wait_for(flight);
+    Flight& bad = flights_.front();
+    if (record_of(bad).status() == op::kStepNonFinite) give_up();
+    grow_rows();
+    ++bad.redone;
+    ops_->zero({.y = status_});
+    for (auto flight = flights_.rbegin(); flight != flights_.rend(); ++flight)
+        if (flight->tensor_stats != nullptr) *flight->tensor_stats = flight->stats_before;
+    for (Flight& flight : flights_) launch(flight);
+}
+
+// Where another step ran behind the one that met a NaN, its gradients have replaced the guilty ones: they are computed again to be searched.
+void Trainer::give_up() {
+    const int64_t step = flights_.front().step;
+    if (flights_.size() > 1) {
+        flights_.resize(1);
+        ops_->zero({.y = status_});
+        launch(flights_.front());
+        wait_for(flights_.front());
+    }
+    flights_.clear();
+    next_step_ = step;
+    ops_->zero({.y = status_});
+    report_non_finite(step);
+}
+
+double Trainer::evaluate(int64_t batches) {
+    FP8FLOW_CHECK(flights_.empty(), "an evaluation with {} steps in flight", flights_.size());
+    world_.set_activity(fmt::format("evaluation after step {}", next_step_));
+    double sum = 0;
+    for (int64_t b = 0; b < batches; ++b)
+        for (int64_t m = 0; m < batcher_.num_micro_batches(); ++m) sum += evaluate_micro_batch(b, m);
+    world_.all_reduce_sum(std::span<double>(&sum, 1));
+    require(std::isfinite(sum), ExitCode::numeric, "the held-out loss after step {} is not finite",
+            next_step_);
+    return sum / static_cast<double>(batches * config_.training.global_batch_size * config_.model.seq_length);
+}
+
+// This rank's sum of losses. Like a step, it is done again where a rank ran out of rows.
+double Trainer::evaluate_micro_batch(int64_t batch, int64_t micro_batch) {
+    for (;;) {
+        Context ctx = make_context(micro_batch, untimed_);
+        const BatchFeed::Batch held_out = load_batch(ctx, Split::held_out, batch, 0);
+        ops_->zero({.y = held_out_sum_});
+        transformer_->evaluate(ctx, held_out.tokens, held_out.labels, held_out_sum_);
+        exchange_->all_reduce(Reduce::max, Ranks::world, status_);
+        const int32_t status = read_word<int32_t>(status_);
+        exchange_->check_peers();
+        if (status == 0) return read_word<float>(held_out_sum_);
+        grow_rows();
+        ops_->zero({.y = status_});
+    }
+}
+
+// The first tensor with a NaN or Inf, weights before gradients, low ranks before high ones. All ranks agree on it, since a bad weight of
+// one rank spoils gradients everywhere.
+void Trainer::report_non_finite(int64_t step) {
+    struct Finding {
+        int64_t kind = 2;  // 0: a weight, 1: a gradient, 2: none
+        int64_t parameter = 0, count = 0, first = 0;
+    };
+    Arena words(ops_->device(), "search");
+    const TensorView count = words.tensor(DType::i64, {1}, "search"),
+                     first = words.tensor(DType::i64, {1}, "search");
+    const auto& parameters = transformer_->parameters().all();
+    const auto search = [&](int64_t kind) {
+        for (size_t i = 0; i < parameters.size(); ++i) {
+            const Parameter& p = parameters[i];
+            const int64_t zero = 0, none = -1;
+            ops_->device().copy_in(count.data, &zero, sizeof zero);
+            ops_->device().copy_in(first.data, &none, sizeof none);
+            ops_->count_non_finite({.x = kind == 0 ? p.master : p.main_grad, .count = count, .first = first});
+            const int64_t found = read_word<int64_t>(count);
+            if (found == 0) continue;
+            const int64_t offset = p.spec.expert ? p.spec.first_expert * (p.numel() / p.spec.shape[0]) : 0;
+            return Finding{kind, static_cast<int64_t>(i), found, offset + read_word<int64_t>(first)};
+        }
+        return Finding{};
+    };
+    Finding mine = search(0);
+    if (mine.kind == 2) mine = search(1);
+    std::vector<Finding> all(static_cast<size_t>(world_.size()));
+    world_.all_gather(&mine, sizeof mine, all.data());
+    const auto worst = std::min_element(all.begin(), all.end(),
+                                        [](const auto& a, const auto& b) { return a.kind < b.kind; });
+    if (worst->kind == 2)
+        fail(ExitCode::numeric,
+             "step {}: the loss or the norm of the gradients is not finite, though every weight and gradient "
+             "is; the step was not applied; lower training.lr",
+             step + 1);
+    const std::string& name = parameters[static_cast<size_t>(worst->parameter)].spec.name;
+    fail(ExitCode::numeric,
+         "step {}: rank {}: {}{} has {} values that are not finite, the first at index {}; the step was not "
+         "applied{}",
+         step + 1, worst - all.begin(), worst->kind == 0 ? "" : "the gradient of ", name, worst->count,
+         worst->first, worst->kind == 0 ? "" : "; lower training.lr or check the data");
+}
+
+std::map<std::string, int64_t> Trainer::saved_bytes() const {
+    std::map<std::string, int64_t> bytes = saved_->peak_by_category();
+    if (delayed_) bytes["delayed weight gradients"] = delayed_->arena().peak_bytes();
+    if (!rows_) return bytes;
+    for (const auto& [kind, per_row] : rows_->bytes_per_row())
+        bytes["routed rows: " + kind] =
+            static_cast<int64_t>(per_row * static_cast<double>(rows_->capacity()));
+    return bytes;
+}
+
+int64_t Trainer::allocations() const {
+    return saved_->num_growths() + scratch_->num_growths() + (rows_ ? rows_->num_growths() : 0) +
+           (delayed_ ? delayed_->arena().num_growths() : 0);
+}
+
+}  // namespace fp8flow

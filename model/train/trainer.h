@@ -1,0 +1,153 @@
+// Trainer: one rank's part of a training run: data in, steps out. The host runs one step ahead: it launches a step and then reads the result
+// of the step before, so that a warm step never waits for the device. Read next: commands/train.cpp, commands/validate.cpp.
+//
+// A step is a transaction. A device word, the step status, forbids every persistent write where it is not 0; a step that runs out of rows or
+// meets a NaN on any rank sets it on all of them, and it stays set, so that the step launched behind a bad one changes nothing either. The
+// host sees it one step late, waits for what is in flight, makes more room, clears the word and launches the same steps again, in order.
+// Everything a step depends on is the state it leaves and its index, so the run equals one that had the room from the start, bit for bit.
+#pragma once
+
+#include "layers/tensor_stats.h"
+#include "model/base/backend.h"
+#include "model/config/config.h"
+#include "model/data/batch_feed.h"
+#include "model/data/data.h"
+#include "model/train/optimizer.h"
+#include "model/train/step_record.h"
+#include "model/train/transformer.h"
+
+#include <chrono>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+
+// Utilisation of one MoE layer over the global batch: tokens of an expert over the mean (1 is fair, 0 a dead expert).
+struct LayerLoad {
+    int layer = 0;
+    double max = 1, min = 1, cv = 0;
+    int64_t dead_experts = 0;
+};
+LayerLoad load_of(int layer, std::span<const int64_t> tokens_per_expert);
+
+struct StepResult {
+    int64_t step = 0;  // 0-based
+    double lm_loss = 0;
+    double balancing_loss = 0, z_loss = 0;  // coefficients included, summed over layers
+    double grad_norm = 0, learning_rate = 0;
+    double seconds =
+        0;  // from the end of the step before (or its own launch, if later) to its end, as the host saw them
+    int64_t tokens = 0;  // of the global batch
+    int64_t redone =
+        0;  // how often it ran out of rows and was redone with more room; so was the step in flight behind it
+    std::vector<LayerLoad> load;
+    // Of this rank, of the attempt that counted.
+    std::map<std::string, double> stage_seconds;
+    WireBytes wire;
+    int64_t casts = 0;       // explicit casts, all layers and micro-batches
+    int64_t peak_bytes = 0;  // activations and workspace
+};
+
+class Trainer {
+public:
+    Trainer(const Config& config, ProcessGroup& world, const BackendChoice& backend, Arithmetic arithmetic,
+            std::shared_ptr<const TokenSource> data);
+    ~Trainer();
+
+    // Launches the next step; the result is that of the step before, none if nothing was in flight. Throws Error(numeric), naming the step
+    // and the tensor, where a step met a NaN; then that step and what was behind it did not happen.
+    std::optional<StepResult> step();
+    // The result of the step in flight, if there is one. The state of the model is that of a step only when nothing is in flight.
+    std::optional<StepResult> drain();
+    // One step from launch to result, for measurements and tests. Nothing is in flight.
+    StepResult run_step();
+    // Mean held-out loss in nats per token over `batches` global batches. Nothing is in flight: drain() first.
+    double evaluate(int64_t batches);
+    // The masters, moments and other state have been replaced by those after `steps` steps: the working copies follow. Nothing is in flight.
+    void resume_at(int64_t steps);
+    int64_t steps_done() const { return next_step_ - static_cast<int64_t>(flights_.size()); }
+
+    // A diagnosis of the steps launched from now on (--tensor-stats); null switches it off.
+    void set_tensor_stats(TensorStats* stats) { tensor_stats_ = stats; }
+    // Seconds per stage of the steps launched from now on, and what each had to do; off costs nothing. Nothing is in flight.
+    void time_stages(TimerDetail detail);
+    // Of the step whose result was taken last, until another is launched in its place.
+    const StageTimer& timer() const { return timers_[slot_of(steps_done() - 1)]; }
+    // Routed rows by layer, as bytes and FLOPs of stages should count them (default: the rows there is room for).
+    void set_known_rows(std::vector<int64_t> rows) { known_rows_ = std::move(rows); }
+    Transformer& transformer() { return *transformer_; }
+    Ops& ops() { return *ops_; }
+    ProcessGroup& expert_parallel_group() { return *groups_.expert_parallel; }
+    Exchange& exchange() { return *exchange_; }
+    const std::string& exchange_note() const { return exchange_note_; }  // one line; empty for one rank
+    // Bytes saved for the backward at the peak of the last step, by category, this rank; routed rows per category as capacity.
+    std::map<std::string, int64_t> saved_bytes() const;
+    std::map<std::string, int64_t> parameter_bytes() const { return transformer_->parameters().bytes(); }
+    int64_t allocations() const;  // must not rise once warm
+
+private:
+    using Clock = std::chrono::steady_clock;
+    // A step that was launched and whose result is not taken yet.
+    struct Flight {
+        int64_t step = 0;
+        Clock::time_point launched;
+        std::optional<Clock::time_point> ended;
+        int64_t redone = 0;
+        int64_t casts = 0, peak_bytes = 0;
+        TensorStats* tensor_stats = nullptr;
+        TensorStats stats_before;  // what they go back to when the step is repeated
+    };
+    void launch(Flight& flight);
+    StepRecord& record_of(const Flight& flight) { return *records_[slot_of(flight.step)]; }
+    // Of the page-locked memory of a step. The step that used it before has been waited for.
+    static size_t slot_of(int64_t step) { return static_cast<size_t>(step % kStepsInFlight); }
+    int32_t wait_for(Flight& flight);  // its status
+    StepResult take_result();
+    void redo();
+    [[noreturn]] void give_up();
+
+    StageTimer& timer_of(const Flight& flight) { return timers_[slot_of(flight.step)]; }
+    Context make_context(int64_t micro_batch, StageTimer& timer);
+    void run_micro_batches(const Flight& flight);
+    BatchFeed::Batch load_batch(Context& ctx, Split split, int64_t global_batch, int64_t slot);
+    double evaluate_micro_batch(int64_t batch, int64_t micro_batch);
+    void grow_rows();
+    [[noreturn]] void report_non_finite(int64_t step);
+    template <class T> T read_word(const TensorView& word) const;
+
+    static constexpr int64_t kStepsInFlight = 2;
+
+    Config config_;
+    ProcessGroup& world_;
+    RankGroups groups_;
+    std::unique_ptr<Ops> ops_;
+    std::unique_ptr<Exchange> exchange_;
+    std::string exchange_note_;
+    std::shared_ptr<const TokenSource> data_;
+    Batcher batcher_;
+    std::unique_ptr<Transformer> transformer_;
+    std::unique_ptr<Optimizer> optimizer_;
+    std::unique_ptr<Arena> state_, saved_, scratch_;
+    std::unique_ptr<RowArena> rows_;
+    std::unique_ptr<DelayedWgrads> delayed_;  // with moe_delay_wgrad_compute
+    StageTimer timers_[kStepsInFlight], untimed_;
+    std::vector<int64_t> known_rows_;
+    TensorStats* tensor_stats_ = nullptr;
+    TensorView status_, loss_sum_, held_out_sum_;
+    int64_t layer_rows_ = 0, worst_layer_rows_ = 0;
+    std::optional<BatchFeed> feed_;
+    std::unique_ptr<StepRecord> records_[kStepsInFlight];
+    std::deque<Flight> flights_;  // oldest first
+    int64_t next_step_ = 0;
+    Clock::time_point last_end_;  // of the last step whose result was taken
+};
+
+// The data of a config: text, synthetic or shards.
+std::shared_ptr<const TokenSource> open_data(const Config& config);
+
+}  // namespace fp8flow

@@ -1,0 +1,208 @@
+// The model end to end: embedding, blocks, head and loss; backward in the opposite order.
+#include "model/train/transformer.h"
+
+#include <algorithm>
+
+namespace fp8flow {
+
+Transformer::Transformer(const TransformerSpec& spec, Ops& ops)
+    : spec_(spec),
+      ops_(ops),
+      activation_(spec.precision.recipe == Recipe::fp32 ? DType::f32 : DType::bf16),
+      store_(ops, spec.seed),
+      constants_(ops.device(), "constants") {
+    const ModelSpec& model = spec.model;
+    auto table = [&](const char* name, double init_std) {
+        return &store_.add({.name = name,
+                            .shape = {model.padded_vocab_size, model.hidden_size, 0},
+                            .init_std = init_std,
+                            .plain_dtype = activation_});
+    };
+    embedding_ =
+        table("embedding.word_embeddings.weight",
+              model.embedding_init_method_std > 0 ? model.embedding_init_method_std : model.init_method_std);
+    for (int layer = 0; layer < model.num_layers; ++layer) {
+        blocks_.push_back(std::make_unique<TransformerBlock>(
+            store_, ops.device(), model, spec.moe, spec.precision, spec.recompute, activation_,
+            TransformerBlock::Place{layer, spec.expert_parallel_rank, spec.expert_parallel_size}));
+    }
+    PrecisionSpec plain;
+    plain.recipe = Recipe::bf16;
+    final_norm_ =
+        std::make_unique<Norm>(store_, ops.device(), model, plain, NormOutput::plain, "final_layernorm");
+    output_ = model.untie_embeddings_and_output_weights ? table("output_layer.weight", model.init_method_std)
+                                                        : embedding_;
+    store_.allocate_gradients();
+    place_router_statistics();
+    if (!model.attention) return;
+    const std::vector<float> rope = SelfAttention::rope_table(model);
+    const TensorView rope_view =
+        constants_.tensor(DType::f32, {model.seq_length, model.kv_channels / 2, 2}, "rope");
+    ops.device().copy_in(rope_view.data, rope.data(), rope.size() * sizeof(float));
+    for (auto& block : blocks_) block->attention()->set_rope_table(rope_view);
+}
+
+// Side by side, so that one reduction and one copy to the host take them all.
+void Transformer::place_router_statistics() {
+    const int64_t layers = num_moe_layers(), experts = spec_.moe.num_experts;
+    if (layers == 0) return;
+    router_counts_ = constants_.tensor(DType::i64, {layers, experts}, "router");
+    router_losses_ = constants_.tensor(DType::f32, {layers, 2}, "router");
+    reduced_losses_ = constants_.tensor(DType::f32, {layers, 2}, "router");
+    for (const TensorView& view : {router_counts_, router_losses_, reduced_losses_})
+        ops_.device().fill(view.data, 0, static_cast<size_t>(view.bytes()));
+    int64_t layer = 0;
+    for (auto& block : blocks_) {
+        if (Router* router = block->router()) {
+            router->place_statistics(router_counts_[layer], router_losses_[layer]);
+            ++layer;
+        }
+    }
+}
+
+int64_t Transformer::num_moe_layers() const {
+    return std::count_if(blocks_.begin(), blocks_.end(), [](const auto& block) { return block->is_moe(); });
+}
+
+void Transformer::forward_blocks(Context& ctx, const TensorView& tokens, std::vector<BlockSaved>& saved,
+                                 TensorView& out) {
+    ctx.timer.set_direction("forward");
+    const int64_t hidden = spec_.model.hidden_size;
+    auto residual = [&] { return ctx.saved.tensor(ctx.activation, {ctx.tokens, hidden}, "residual"); };
+    TensorView x = residual();
+    {
+        auto timed = ctx.part("embedding");
+        ctx.ops.embedding({.ids = tokens, .table = embedding_->plain, .y = x}, ctx.launch);
+    }
+    saved.resize(blocks_.size());
+    for (size_t i = 0; i < blocks_.size(); ++i) {
+        const TensorView y = residual();
+        ctx.timer.set_layer(static_cast<int>(i));
+        blocks_[i]->forward(ctx, x, saved[i], y);
+        x = y;
+    }
+    ctx.timer.set_layer(-1);
+    out = x;
+}
+
+void Transformer::head(Context& ctx, const TensorView& xn, const TensorView& labels, float loss_scale,
+                       const TensorView& loss_sum, const TensorView& dxn) {
+    auto timed = ctx.part("head");
+    const int64_t vocab = spec_.model.padded_vocab_size;
+    Gradient mode = ctx.grad_mode;
+    // An empty rank still has to overwrite its main gradient with zeros.
+    int64_t first = 0;
+    do {
+        ArenaScope scope(ctx.scratch);
+        const int64_t count = std::min(kHeadChunk, ctx.tokens - first);
+        const TensorView x = xn.slice(first, count);
+        const TensorView logits = ctx.scratch.tensor(DType::f32, {count, vocab}, "head");
+        const TensorView loss = ctx.scratch.tensor(DType::f32, {count}, "head");
+        const TensorView dlogits =
+            dxn ? ctx.scratch.tensor(ctx.activation, {count, vocab}, "head") : TensorView{};
+        ctx.ops.gemm({.a = {.codes = x}, .b = {.codes = output_->plain}, .d = logits}, ctx.launch);
+        ctx.ops.cross_entropy({.logits = logits,
+                               .labels = labels.slice(first, count),
+                               .vocab_size = spec_.model.vocab_size,
+                               .grad_scale = loss_scale,
+                               .loss = loss,
+                               .dlogits = dlogits},
+                              ctx.launch);
+        ctx.ops.sum({.values = loss, .sum = loss_sum}, ctx.launch);
+        if (dxn) {
+            ctx.ops.gemm({.a = {.codes = dlogits},
+                          .b = {.codes = x},
+                          .form = op::GemmForm::tn,
+                          .mode = mode,
+                          .d = output_->main_grad},
+                         ctx.launch);
+            ctx.ops.gemm({.a = {.codes = dlogits},
+                          .b = {.codes = output_->plain},
+                          .form = op::GemmForm::nn,
+                          .d = dxn.slice(first, count)},
+                         ctx.launch);
+            mode = Gradient::accumulate;
+        }
+        first += kHeadChunk;
+    } while (first < ctx.tokens);
+}
+
+void Transformer::train_micro_batch(Context& ctx, const TensorView& tokens, const TensorView& labels,
+                                    float loss_scale, const TensorView& loss_sum) {
+    ArenaScope saved_scope(ctx.saved);
+    ArenaScope scratch_scope(ctx.scratch);
+    ctx.rows.pop(0);
+    if (ctx.delayed != nullptr) ctx.delayed->begin_micro_batch(ctx.micro_batch, ctx.num_micro_batches);
+    std::vector<BlockSaved> saved;
+    TensorView out;
+    forward_blocks(ctx, tokens, saved, out);
+    const int64_t hidden = spec_.model.hidden_size;
+    NormSaved norm;
+    {
+        auto timed = ctx.part("final norm");
+        final_norm_->forward(ctx, out, ctx.saved, norm);
+    }
+    const TensorView dxn = ctx.scratch.tensor(ctx.activation, {ctx.tokens, hidden}, "residual");
+    head(ctx, norm.out.plain, labels, loss_scale, loss_sum, dxn);
+
+    ctx.timer.set_direction("backward");
+    TensorView dy = ctx.scratch.tensor(ctx.activation, {ctx.tokens, hidden}, "residual");
+    TensorView dx = dxn;  // two buffers take turns
+    {
+        auto timed = ctx.part("final norm");
+        final_norm_->backward(ctx, dxn, {}, norm, dy);
+    }
+    for (size_t i = blocks_.size(); i-- > 0;) {
+        ctx.timer.set_layer(static_cast<int>(i));
+        blocks_[i]->backward(ctx, dy, saved[i], dx);
+        std::swap(dy, dx);
+    }
+    ctx.timer.set_layer(-1);
+    auto timed = ctx.part("embedding");
+    const bool tied = output_ == embedding_;
+    ctx.ops.embedding_backward({.ids = tokens,
+                                .dy = dy,
+                                .mode = tied ? Gradient::accumulate : ctx.grad_mode,
+                                .dtable = embedding_->main_grad},
+                               ctx.launch);
+}
+
+void Transformer::evaluate(Context& ctx, const TensorView& tokens, const TensorView& labels,
+                           const TensorView& loss_sum) {
+    ArenaScope saved_scope(ctx.saved);
+    ArenaScope scratch_scope(ctx.scratch);
+    ctx.rows.pop(0);
+    ctx.recomputing = true;  // tokens of an evaluation count in no statistics
+    ctx.delayed = nullptr;
+    std::vector<BlockSaved> saved;
+    TensorView out;
+    forward_blocks(ctx, tokens, saved, out);
+    NormSaved norm;
+    final_norm_->forward(ctx, out, ctx.saved, norm);
+    head(ctx, norm.out.plain, labels, 0.0f, loss_sum, {});
+    ctx.rows.pop(0);
+    ctx.recomputing = false;
+}
+
+std::vector<NamedTensor> Transformer::state() const {
+    std::vector<NamedTensor> state;
+    for (const auto& block : blocks_)
+        for (NamedTensor& tensor : block->state()) state.push_back(std::move(tensor));
+    return state;
+}
+
+void Transformer::begin_step(Context& ctx) const {
+    for (const auto& block : blocks_) block->begin_step(ctx);
+}
+
+void Transformer::end_step(Context& ctx, int64_t step) const {
+    if (router_counts_) {
+        ctx.exchange.all_reduce(Reduce::sum, Ranks::world, router_counts_, ctx.launch);
+        ctx.ops.device().copy(reduced_losses_.data, router_losses_.data,
+                              static_cast<size_t>(router_losses_.bytes()), ctx.launch.stream);
+        ctx.exchange.all_reduce(Reduce::sum, Ranks::world, reduced_losses_, ctx.launch);
+    }
+    for (const auto& block : blocks_) block->update_state(ctx, step);
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,79 @@
+// One arm per recipe, one per switch of the flow, one for the noise floor.
+#include "model/validate/arms.h"
+
+#include <algorithm>
+#include <functional>
+
+namespace fp8flow {
+
+namespace {
+
+struct Switch {
+    const char* name;
+    std::function<void(Config&)> turn;
+};
+
+// Names as in the artefact of FP8-Flow-MoE where it has them.
+const std::vector<Switch>& flow_switches() {
+    static const std::vector<Switch> switches = {
+        {"no_quantize_first", [](Config& c) { c.precision.moe_quantize_before_dispatch = false; }},
+        {"double_quant",
+         [](Config& c) {
+             c.precision.moe_scaling_aware_transpose = false;
+             c.precision.scale_format = ScaleFormat::fp32;
+         }},
+        {"double_quant pow2", [](Config& c) { c.precision.moe_scaling_aware_transpose = false; }},
+        {"no_perm_pad", [](Config& c) { c.precision.moe_permute_padding_for_fp8 = false; }},
+        {"no_act_fusion", [](Config& c) { c.precision.moe_act_quantize_fusion = false; }},
+        {"no_norm_fusion", [](Config& c) { c.precision.moe_norm_quantize_fusion = false; }},
+        {"+ moe_expert",
+         [](Config& c) {
+             c.recompute = {};
+             c.recompute.recompute_granularity = RecomputeGranularity::selective;
+             c.recompute.moe_expert = true;
+         }},
+    };
+    return switches;
+}
+
+void check_same_run(const Arm& base, const Arm& arm) {
+    for (const std::string& line : diff_configs(base.config, arm.config)) {
+        const bool allowed = line.starts_with("precision.") || line.starts_with("recompute.") ||
+                             line.starts_with("moe.moe_row_alignment");
+        require(allowed, ExitCode::usage, "arms must differ in the recipe alone; {} and {} differ in {}",
+                base.name, arm.name, line);
+    }
+}
+
+}  // namespace
+
+std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& recipes, Ablation ablation) {
+    std::vector<Arm> arms;
+    for (Recipe recipe : recipes) {
+        // the config's own precision options belong to its own recipe
+        arms.push_back({std::string(recipe_name(recipe)),
+                        recipe == config.precision.recipe ? config : with_recipe(config, recipe)});
+    }
+    if (ablation == Ablation::flow_switches) {
+        const Config flow =
+            config.precision.recipe == Recipe::fp8_flow ? config : with_recipe(config, Recipe::fp8_flow);
+        for (const Switch& one : flow_switches()) {
+            arms.push_back({one.name, flow});
+            one.turn(arms.back().config);
+        }
+    }
+    for (const Arm& arm : arms) check_same_run(arms.front(), arm);
+    return arms;
+}
+
+std::vector<Arm> make_arms(const Config& config, Ablation ablation) {
+    std::vector<Recipe> recipes = {Recipe::bf16};
+    for (Recipe recipe : config.validate.recipes)
+        if (std::find(recipes.begin(), recipes.end(), recipe) == recipes.end()) recipes.push_back(recipe);
+    std::vector<Arm> arms = recipe_arms(config, recipes, ablation);
+    if (config.validate.control_arm)
+        arms.push_back({kControlArm, arms.front().config, Arithmetic::alternative});
+    return arms;
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,29 @@
+// The runs that `validate` and `profile` compare: the recipes, with --ablate the flow with one optimisation off at a time, and validate's
+// control arm.
+#pragma once
+
+#include "model/base/backend.h"
+#include "model/config/config.h"
+
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+
+struct Arm {
+    std::string name;
+    Config config;
+    Arithmetic arithmetic = Arithmetic::stated;
+};
+
+inline constexpr const char* kControlArm = "bf16 control";
+
+enum class Ablation { none, flow_switches };
+
+// One arm a recipe, in this order, then those of the ablation. Throws Error(usage) if two arms would differ in more than the recipe and
+// its options.
+std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& recipes, Ablation ablation);
+// Those of validate: the baseline first, the control arm last.
+std::vector<Arm> make_arms(const Config& config, Ablation ablation);
+
+}  // namespace fp8flow

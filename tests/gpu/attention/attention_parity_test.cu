@@ -1,0 +1,274 @@
+// Attention, rotary embedding and the packed projection of the Hopper backend against the reference, bit by bit: both sum in the order
+// of kernels/ops/attention.h. Attention on cuDNN against the reference within bounds.
+#include "kernels/hopper/attention/cudnn.h"
+#include "tests/support/parity.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+namespace fp8flow::test {
+namespace {
+
+struct Shape {
+    int64_t sequences, length, heads, kv_heads, depth;
+    int64_t tokens() const { return sequences * length; }
+    float scale() const { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(depth))); }
+};
+
+// lengths around the tiles of 64, odd depths, grouped queries, one and several sequences, no rows at all
+const std::vector<Shape> kShapes = {{0, 16, 2, 1, 32},   {1, 1, 1, 1, 2},    {3, 7, 4, 2, 12},
+                                    {2, 63, 2, 2, 64},   {2, 64, 4, 1, 64},  {2, 65, 3, 3, 33},
+                                    {1, 127, 8, 2, 128}, {1, 129, 2, 1, 96}, {1, 300, 4, 2, 128}};
+
+std::string describe(const Shape& s, DType dtype) {
+    return fmt::format("{}: {} sequences of {}, heads {}/{}, depth {}", name_of(dtype), s.sequences, s.length,
+                       s.heads, s.kv_heads, s.depth);
+}
+
+void run_attention(const Shape& s, DType dtype, AttentionBackend backend = AttentionBackend::native) {
+    SCOPED_TRACE(describe(s, dtype));
+    HostTensor q(dtype, {s.tokens(), s.heads, s.depth}), k(dtype, {s.tokens(), s.kv_heads, s.depth}),
+        v(dtype, {s.tokens(), s.kv_heads, s.depth}), dout(dtype, {s.tokens(), s.heads, s.depth});
+    HostTensor o(dtype, {s.tokens(), s.heads, s.depth}), lse(DType::f32, {s.tokens(), s.heads});
+    HostTensor dq(dtype, {s.tokens(), s.heads, s.depth}), dk(dtype, {s.tokens(), s.kv_heads, s.depth}),
+        dv(dtype, {s.tokens(), s.kv_heads, s.depth});
+    fill_normal(q, 1, 2.0);
+    fill_normal(k, 2, 2.0);
+    fill_normal(v, 3);
+    fill_normal(dout, 4);
+
+    Parity parity;
+    parity.gpu.choose_kernels({.attention = backend});
+    parity.gpu.attention({.q = parity.to_gpu(q),
+                          .k = parity.to_gpu(k),
+                          .v = parity.to_gpu(v),
+                          .seq_length = s.length,
+                          .scale = s.scale(),
+                          .o = parity.to_gpu(o.view()),
+                          .lse = parity.to_gpu(lse.view())});
+    parity.cpu.attention(
+        {.q = q, .k = k, .v = v, .seq_length = s.length, .scale = s.scale(), .o = o, .lse = lse});
+    parity.expect_same_bytes(o.view(), "o");
+    parity.expect_same_bytes(lse.view(), "lse");
+
+    parity.gpu.attention_backward({.dout = parity.to_gpu(dout),
+                                   .q = parity.to_gpu(q),
+                                   .k = parity.to_gpu(k),
+                                   .v = parity.to_gpu(v),
+                                   .o = parity.to_gpu(o),
+                                   .lse = parity.to_gpu(lse),
+                                   .seq_length = s.length,
+                                   .scale = s.scale(),
+                                   .dq = parity.to_gpu(dq.view()),
+                                   .dk = parity.to_gpu(dk.view()),
+                                   .dv = parity.to_gpu(dv.view())});
+    parity.cpu.attention_backward({.dout = dout,
+                                   .q = q,
+                                   .k = k,
+                                   .v = v,
+                                   .o = o,
+                                   .lse = lse,
+                                   .seq_length = s.length,
+                                   .scale = s.scale(),
+                                   .dq = dq,
+                                   .dk = dk,
+                                   .dv = dv});
+    parity.expect_same_bytes(dq.view(), "dq");
+    parity.expect_same_bytes(dk.view(), "dk");
+    parity.expect_same_bytes(dv.view(), "dv");
+}
+
+TEST(AttentionParity, ForwardAndBackward) {
+    for (const Shape& s : kShapes)
+        for (DType dtype : {DType::bf16, DType::f32}) run_attention(s, dtype);
+}
+
+// What one run on cuDNN wrote.
+struct Outputs {
+    HostTensor o, lse, dq, dk, dv;
+};
+struct Inputs {
+    explicit Inputs(const Shape& s)
+        : q(DType::bf16, {s.tokens(), s.heads, s.depth}),
+          k(DType::bf16, {s.tokens(), s.kv_heads, s.depth}),
+          v(DType::bf16, {s.tokens(), s.kv_heads, s.depth}),
+          dout(DType::bf16, {s.tokens(), s.heads, s.depth}) {
+        fill_normal(q, 1, 2.0);
+        fill_normal(k, 2, 2.0);
+        fill_normal(v, 3);
+        fill_normal(dout, 4);
+    }
+    HostTensor q, k, v, dout;
+};
+Outputs poisoned(const Shape& s) {
+    return {.o = HostTensor(DType::bf16, {s.tokens(), s.heads, s.depth}),
+            .lse = HostTensor(DType::f32, {s.tokens(), s.heads}),
+            .dq = HostTensor(DType::bf16, {s.tokens(), s.heads, s.depth}),
+            .dk = HostTensor(DType::bf16, {s.tokens(), s.kv_heads, s.depth}),
+            .dv = HostTensor(DType::bf16, {s.tokens(), s.kv_heads, s.depth})};
+}
+// Forward, then backward from what the forward wrote; `place` is where the backend sees a tensor.
+template <class Place> void run_both(Ops& ops, Place place, const Shape& s, Inputs& in, Outputs& out) {
+    ops.attention({.q = place(in.q),
+                   .k = place(in.k),
+                   .v = place(in.v),
+                   .seq_length = s.length,
+                   .scale = s.scale(),
+                   .o = place(out.o),
+                   .lse = place(out.lse)});
+    ops.attention_backward({.dout = place(in.dout),
+                            .q = place(in.q),
+                            .k = place(in.k),
+                            .v = place(in.v),
+                            .o = place(out.o),
+                            .lse = place(out.lse),
+                            .seq_length = s.length,
+                            .scale = s.scale(),
+                            .dq = place(out.dq),
+                            .dk = place(out.dk),
+                            .dv = place(out.dv)});
+}
+
+// Probabilities and score gradients are rounded to bf16 before their products, so the bounds are those of a block (reliability: NMSE
+// 1e-4) and a fifth of it for the output. Where a gradient is zero but for rounding, 1e-5 an element is left to it.
+void expect_near(const HostTensor& got, const HostTensor& want, double bound, const char* what) {
+    double error = 0, energy = 0;
+    for (int64_t i = 0; i < want.numel(); ++i) {
+        ASSERT_TRUE(std::isfinite(got(i))) << what << "[" << i << "]";
+        error += (got(i) - want(i)) * (got(i) - want(i));
+        energy += want(i) * want(i);
+    }
+    EXPECT_LE(error, bound * energy + 1e-10 * static_cast<double>(want.numel()))
+        << what << ": NMSE " << error / energy;
+}
+
+// head sizes 64 and 128; one query head a key head, and groups of 2, 4 and 8; whole and partial tiles; several sequences
+const std::vector<Shape> kCudnnShapes = {{2, 17, 8, 2, 64},   {3, 17, 4, 1, 128},  {2, 128, 4, 4, 128},
+                                         {3, 128, 8, 4, 64},  {2, 129, 8, 2, 128}, {1, 129, 8, 1, 64},
+                                         {1, 1024, 4, 2, 64}, {2, 1024, 8, 1, 128}};
+
+TEST(AttentionOnCudnn, WithinBoundsOfTheReferenceAndTheSameBitsTwice) {
+    if (own_kernels_only()) GTEST_SKIP() << "a library's kernels";
+    if (const std::string problem = hopper::cudnn_problem(); !problem.empty()) GTEST_SKIP() << problem;
+    for (const Shape& s : kCudnnShapes) {
+        SCOPED_TRACE(describe(s, DType::bf16));
+        Inputs in(s);
+        ASSERT_TRUE(hopper::CudnnAttention::takes(in.q, in.k, s.length));
+        Outputs first = poisoned(s), second = poisoned(s), want = poisoned(s);
+        Parity parity;
+        parity.gpu.choose_kernels({.attention = AttentionBackend::cudnn});
+        const auto on_gpu = [&](const HostTensor& tensor) { return parity.to_gpu(tensor.view()); };
+        run_both(parity.gpu, on_gpu, s, in, first);
+        run_both(parity.gpu, on_gpu, s, in, second);
+        run_both(
+            parity.cpu, [](const HostTensor& tensor) { return tensor.view(); }, s, in, want);
+
+        using Which = HostTensor Outputs::*;
+        const auto check = [&](Which which, double bound, const char* what) {
+            const HostTensor got = parity.from_gpu((first.*which).view());
+            EXPECT_EQ(got.bytes(), parity.from_gpu((second.*which).view()).bytes()) << what << " twice";
+            expect_near(got, want.*which, bound, what);
+        };
+        check(&Outputs::o, 2e-5, "o");
+        check(&Outputs::dq, 1e-4, "dq");
+        check(&Outputs::dk, 1e-4, "dk");
+        check(&Outputs::dv, 1e-4, "dv");
+        const HostTensor lse = parity.from_gpu(first.lse.view());
+        EXPECT_EQ(lse.bytes(), parity.from_gpu(second.lse.view()).bytes()) << "lse twice";
+        for (int64_t i = 0; i < lse.numel(); ++i)
+            ASSERT_NEAR(lse(i), want.lse(i), 1e-4) << "lse[" << i << "]: natural log of the scaled scores";
+    }
+}
+
+// One token, f32, other head sizes, an odd row: the native kernel takes them, with the reference's bits.
+TEST(AttentionOnCudnn, OtherShapesRunOnTheNativeKernel) {
+    if (own_kernels_only()) GTEST_SKIP() << "a library's kernels";
+    const Shape one{4, 1, 8, 2, 128}, depth{1, 65, 4, 2, 96}, odd{1, 129, 3, 3, 64};
+    for (const Shape& s : {one, depth, odd}) {
+        EXPECT_FALSE(hopper::CudnnAttention::takes(Inputs(s).q, Inputs(s).k, s.length));
+        run_attention(s, DType::bf16, AttentionBackend::cudnn);
+    }
+    run_attention({1, 128, 4, 2, 64}, DType::f32, AttentionBackend::cudnn);
+}
+
+// A NaN of the future must not reach the past, inside a tile or across tiles.
+TEST(AttentionParity, NoRowReadsTheFuture) {
+    const Shape s{1, 100, 2, 1, 64};
+    HostTensor q(DType::bf16, {s.tokens(), s.heads, s.depth}),
+        k(DType::bf16, {s.tokens(), s.kv_heads, s.depth}), v(DType::bf16, {s.tokens(), s.kv_heads, s.depth});
+    HostTensor o(DType::bf16, {s.tokens(), s.heads, s.depth}), lse(DType::f32, {s.tokens(), s.heads});
+    fill_normal(q, 1);
+    fill_normal(k, 2);
+    fill_normal(v, 3);
+    const int64_t from = 50 * s.kv_heads * s.depth;
+    for (int64_t i = from; i < k.numel(); ++i) {
+        set(k, i, std::numeric_limits<double>::quiet_NaN());
+        set(v, i, std::numeric_limits<double>::quiet_NaN());
+    }
+    Parity parity;
+    parity.gpu.attention({.q = parity.to_gpu(q),
+                          .k = parity.to_gpu(k),
+                          .v = parity.to_gpu(v),
+                          .seq_length = s.length,
+                          .scale = s.scale(),
+                          .o = parity.to_gpu(o.view()),
+                          .lse = parity.to_gpu(lse.view())});
+    const HostTensor got = parity.from_gpu(o);
+    for (int64_t i = 0; i < o.numel(); ++i)
+        ASSERT_EQ(std::isnan(got(i)), i >= 50 * s.heads * s.depth) << "element " << i;
+}
+
+TEST(RopeParity, BothDirections) {
+    std::vector<Shape> shapes = kShapes;
+    shapes.push_back({2, 33, 6, 1, 16});  // heads that do not fill the last group of four
+    shapes.push_back({3, 70, 13, 1, 128});
+    for (const Shape& s : shapes) {
+        for (DType dtype : {DType::bf16, DType::f32}) {
+            if (s.depth % 2 != 0) continue;
+            HostTensor table(DType::f32, {s.length, s.depth / 2, 2}),
+                x(dtype, {s.tokens(), s.heads, s.depth});
+            fill_uniform(table, 1, -1.0, 1.0);
+            fill_normal(x, 2);
+            for (op::RopeDirection direction : {op::RopeDirection::forward, op::RopeDirection::backward}) {
+                Parity parity;
+                parity.gpu.rope(
+                    {.table = parity.to_gpu(table), .direction = direction, .x = parity.to_gpu(x.view())});
+                parity.cpu.rope({.table = table, .direction = direction, .x = x});
+                parity.expect_same_bytes(x.view(), "x");
+            }
+        }
+    }
+}
+
+TEST(PackedProjectionParity, SplitAndMerge) {
+    for (const Shape& s : kShapes) {
+        for (DType dtype : {DType::bf16, DType::f32}) {
+            const int64_t columns = (s.heads + 2 * s.kv_heads) * s.depth;
+            HostTensor qkv(dtype, {s.tokens(), columns}), merged(dtype, {s.tokens(), columns});
+            HostTensor q(dtype, {s.tokens(), s.heads, s.depth}), k(dtype, {s.tokens(), s.kv_heads, s.depth}),
+                v(dtype, {s.tokens(), s.kv_heads, s.depth});
+            fill_normal(qkv, 5);
+            Parity parity;
+            parity.gpu.split_qkv({.qkv = parity.to_gpu(qkv.view()),
+                                  .q = parity.to_gpu(q.view()),
+                                  .k = parity.to_gpu(k.view()),
+                                  .v = parity.to_gpu(v.view())});
+            parity.cpu.split_qkv({.qkv = qkv, .q = q, .k = k, .v = v});
+            parity.expect_same_bytes(q.view(), "q");
+            parity.expect_same_bytes(k.view(), "k");
+            parity.expect_same_bytes(v.view(), "v");
+            parity.gpu.merge_qkv({.q = parity.to_gpu(q.view()),
+                                  .k = parity.to_gpu(k.view()),
+                                  .v = parity.to_gpu(v.view()),
+                                  .qkv = parity.to_gpu(merged.view())});
+            parity.cpu.merge_qkv({.q = q, .k = k, .v = v, .qkv = merged});
+            parity.expect_same_bytes(merged.view(), "qkv");
+        }
+    }
+}
+
+}  // namespace
+}  // namespace fp8flow::test

@@ -1,0 +1,213 @@
+// The output folder: what it refuses, atomic replacement, growing files, and that nothing outside is touched.
+#include "model/base/output.h"
+
+#include "tests/support/files.h"
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+namespace {
+
+std::set<std::string> names_in(const std::string& folder) {
+    std::set<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(folder))
+        names.insert(entry.path().filename().string());
+    return names;
+}
+
+std::string error_of_out(const std::string& path) {
+    return error_of(ExitCode::output, [&] { OutputFolder folder(path); });
+}
+
+TEST(OutputFolder, RefusesSystemFoldersAndWholeHomes) {
+    for (const std::string path : {"/etc", "/etc/run", "/usr", "/usr/local/share/run", "/lib64/x",
+                                   "/proc/self", "/sys", "/dev", "/boot/run", "/bin", "/sbin/a/b"})
+        expect_contains(refusal_of_output_path(path, "/home/ada"), "belongs to the system");
+    for (const std::string path :
+         {"/", "/home", "/tmp", "/var", "/var/tmp", "/opt", "/root", "/mnt", "/dev/shm"})
+        expect_contains(refusal_of_output_path(path, "/home/ada"), "more than one run's files");
+    expect_contains(refusal_of_output_path("/home/ada", "/home/ada"), "home folder");
+    for (const std::string path : {"/home/ada/run", "/tmp/run", "/root/run", "/var/tmp/x", "/dev/shm/x",
+                                   "/etcetera", "/usrlocal/run", "/data/usr"})
+        EXPECT_EQ(refusal_of_output_path(path, "/home/ada"), "") << path;
+    // The constructor applies it to what the path resolves to, however it is spelt, and creates nothing.
+    for (const std::string path :
+         {"/etc/fp8flow_run", "/etc/../etc/fp8flow_run/", "//etc//fp8flow_run", "/tmp/../usr/fp8flow_run"})
+        expect_contains(error_of_out(path), "belongs to the system");
+    EXPECT_FALSE(std::filesystem::exists("/etc/fp8flow_run"));
+    expect_contains(error_of_out("/"), "--out /");
+    expect_contains(error_of_out("/tmp/"), "more than one run's files");
+    expect_contains(error_of_out(""), "--out is empty");
+}
+
+TEST(OutputFolder, RefusesLinksFilesAndParentsThatLeadToTheSystem) {
+    const TemporaryFolder folder;
+    std::filesystem::create_directories(folder.path("real"));
+    std::filesystem::create_directory_symlink(folder.path("real"), folder.path("link"));
+    std::filesystem::create_directory_symlink("/etc", folder.path("etc_link"));
+    folder.write("file", "x");
+    expect_contains(error_of_out(folder.path("link")), "symbolic link");
+    expect_contains(error_of_out(folder.path("link/")), "symbolic link");
+    expect_contains(error_of_out(folder.path("etc_link/run")), "/etc belongs to the system");
+    expect_contains(error_of_out(folder.path("file")), folder.path("file"));
+    expect_contains(error_of_out(folder.path("file/run")), "cannot create");
+    // A link among the parents that leads to a harmless place is fine; path() is the real one.
+    EXPECT_EQ(OutputFolder(folder.path("link/run")).path(), folder.path("real/run"));
+}
+
+TEST(OutputFolder, RefusesWhereItCannotWrite) {
+    if (::geteuid() == 0) GTEST_SKIP() << "root may write everywhere";
+    const TemporaryFolder folder;
+    std::filesystem::create_directories(folder.path("locked"));
+    ::chmod(folder.path("locked").c_str(), 0500);
+    expect_contains(error_of_out(folder.path("locked")), "cannot write here: Permission denied");
+    expect_contains(error_of_out(folder.path("locked/run")), "cannot create: Permission denied");
+    ::chmod(folder.path("locked").c_str(), 0700);
+}
+
+TEST(OutputFolder, CreatesParentsAndLeavesNoProbeBehind) {
+    const TemporaryFolder folder;
+    const OutputFolder out(folder.path("a/b/c/"));
+    EXPECT_EQ(out.path(), folder.path("a/b/c"));
+    EXPECT_EQ(out.path_of("x.json"), folder.path("a/b/c/x.json"));
+    EXPECT_TRUE(names_in(folder.path("a/b/c")).empty());
+    const OutputFolder again(folder.path("a/b/c"));  // an existing folder is taken as it is
+    const OutputFolder sub = again.subfolder("trace");
+    sub.write_atomic("t.json", "1");
+    EXPECT_EQ(read_whole(folder.path("a/b/c/trace/t.json")), "1");
+    std::filesystem::create_directory_symlink("/tmp", folder.path("a/b/c/away"));
+    error_of(ExitCode::output, [&] { again.subfolder("away"); });
+}
+
+TEST(OutputFolder, ReplacesAtomically) {
+    const TemporaryFolder folder;
+    const OutputFolder out(folder.path("run"));
+    out.write_atomic("config.yaml", "old");
+    out.write_atomic("config.yaml", std::string(1 << 20, 'n'));
+    EXPECT_EQ(read_whole(folder.path("run/config.yaml")), std::string(1 << 20, 'n'));
+    EXPECT_EQ(names_in(folder.path("run")), (std::set<std::string>{"config.yaml"}));
+    struct stat info {};
+    ASSERT_EQ(::stat(folder.path("run/config.yaml").c_str(), &info), 0);
+    const mode_t mask = ::umask(0);
+    ::umask(mask);
+    EXPECT_EQ(info.st_mode & 0777, 0644u & ~mask);
+    // A reader that has the old file open keeps the old text: the file was replaced, not rewritten.
+    std::ifstream reader(folder.path("run/config.yaml"));
+    out.write_atomic("config.yaml", "newest");
+    EXPECT_EQ(reader.get(), 'n');
+    // What a dead process of our id left does not stop us.
+    folder.write("run/.config.yaml.tmp." + std::to_string(::getpid()), "torn");
+    out.write_atomic("config.yaml", "last");
+    EXPECT_EQ(read_whole(folder.path("run/config.yaml")), "last");
+    EXPECT_EQ(names_in(folder.path("run")), (std::set<std::string>{"config.yaml"}));
+}
+
+TEST(OutputFolder, WritesNothingOutside) {
+    const TemporaryFolder folder;
+    folder.write("outside.txt", "precious");
+    const OutputFolder out(folder.path("run"));
+    for (const std::string name :
+         {"../outside.txt", "/etc/passwd", "a/b", "..", ".", "", ".hidden", "a b", "new\nline"}) {
+        expect_contains(
+            error_of(ExitCode::output,
+                     [&] {
+                         try {
+                             out.write_atomic(name, "bad");
+                         } catch (
+                             const Error&
+                                 error) {  // a name may hold a line end; the test of one line is not about it
+                             std::string text = error.what();
+                             for (char& c : text) c = c == '\n' ? ' ' : c;
+                             throw Error(error.code(), text);
+                         }
+                     }),
+            "is no plain file name");
+        EXPECT_THROW(out.open_lines(name, LineFile::Start::append), Error);
+        EXPECT_THROW(out.subfolder(name), Error);
+    }
+    // Links below the folder are replaced (whole files) or refused (growing ones), never followed.
+    std::filesystem::create_symlink(folder.path("outside.txt"), folder.path("run/link"));
+    error_of(ExitCode::output, [&] { out.open_lines("link", LineFile::Start::truncate); });
+    out.write_atomic("link", "mine");
+    EXPECT_EQ(read_whole(folder.path("run/link")), "mine");
+    EXPECT_EQ(read_whole(folder.path("outside.txt")), "precious");
+    // A pipe does not block us, a folder of that name is an error.
+    ASSERT_EQ(::mkfifo(folder.path("run/pipe").c_str(), 0600), 0);
+    error_of(ExitCode::output, [&] { out.open_lines("pipe", LineFile::Start::append); });
+    std::filesystem::create_directories(folder.path("run/folder"));
+    error_of(ExitCode::output, [&] { out.write_atomic("folder", "x"); });
+    EXPECT_EQ(names_in(folder.path("run")), (std::set<std::string>{"folder", "link", "pipe"}));
+    // The folder stays the one that was opened, even if the path now leads elsewhere.
+    std::filesystem::rename(folder.path("run"), folder.path("moved"));
+    std::filesystem::create_directories(folder.path("run"));
+    out.write_atomic("late.txt", "x");
+    EXPECT_TRUE(names_in(folder.path("run")).empty());
+    EXPECT_EQ(names_in(folder.path("moved")).count("late.txt"), 1u);
+}
+
+TEST(OutputFolder, AFailedWriteKeepsTheOldFileAndSaysWhy) {
+    const TemporaryFolder folder;
+    const OutputFolder out(folder.path("run"));
+    out.write_atomic("metrics.json", "old");
+    // A limit of file size stands in for a full disk: the write is cut short and then fails.
+    const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+    rlimit old_limit{};
+    ::getrlimit(RLIMIT_FSIZE, &old_limit);
+    rlimit limit = old_limit;
+    limit.rlim_cur = 1000;
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    const std::string error =
+        error_of(ExitCode::output, [&] { out.write_atomic("metrics.json", std::string(5000, 'x')); });
+    ::setrlimit(RLIMIT_FSIZE, &old_limit);
+    std::signal(SIGXFSZ, old_handler);
+    expect_contains(error, folder.path("run/metrics.json") + ": cannot write 5000 bytes: File too large");
+    EXPECT_EQ(read_whole(folder.path("run/metrics.json")), "old");
+    EXPECT_EQ(names_in(folder.path("run")), (std::set<std::string>{"metrics.json"}));
+}
+
+TEST(LineFile, GrowsByWholeLinesThatAreThereAtOnce) {
+    const TemporaryFolder folder;
+    const OutputFolder out(folder.path("run"));
+    LineFile lines = out.open_lines("metrics.jsonl", LineFile::Start::truncate);
+    lines.write_json({{"step", 1}, {"loss", 2.5}});
+    EXPECT_EQ(read_whole(folder.path("run/metrics.jsonl")), "{\"loss\":2.5,\"step\":1}\n");
+    lines.write_json({{"loss", std::numeric_limits<double>::quiet_NaN()}, {"name", "bad \xff byte"}});
+    LineFile moved = std::move(lines);
+    moved.write_line("third");
+    const std::string text = read_whole(folder.path("run/metrics.jsonl"));
+    expect_contains(text, "\"loss\":null");
+    expect_contains(text, "third\n");
+}
+
+TEST(LineFile, AppendKeepsWholeLinesAndTruncateBeginsAnew) {
+    const TemporaryFolder folder;
+    const OutputFolder out(folder.path("run"));
+    const std::string long_line(10000, 'y');  // longer than a block of the search for the last line end
+    const std::vector<std::pair<std::string, std::string>> cases = {{"", ""},
+                                                                    {"one\n", "one\n"},
+                                                                    {"one\ntwo\n", "one\ntwo\n"},
+                                                                    {"one\ntorn", "one\n"},
+                                                                    {"torn", ""},
+                                                                    {"one\n" + long_line, "one\n"},
+                                                                    {long_line, ""},
+                                                                    {long_line + "\n", long_line + "\n"}};
+    for (const auto& [before, kept] : cases) {
+        folder.write("run/log.jsonl", before);
+        out.open_lines("log.jsonl", LineFile::Start::append).write_line("next");
+        EXPECT_EQ(read_whole(folder.path("run/log.jsonl")), kept + "next\n");
+    }
+    out.open_lines("log.jsonl", LineFile::Start::truncate).write_line("new");
+    EXPECT_EQ(read_whole(folder.path("run/log.jsonl")), "new\n");
+}
+
+}  // namespace
+}  // namespace fp8flow

@@ -1,0 +1,123 @@
+// The manifest's text: there and back, and nothing that differs from it in a bit.
+#include "model/base/crc32c.h"
+#include "model/checkpoint/folder.h"
+#include "model/checkpoint/manifest.h"
+#include "tests/support/files.h"
+
+#include <gtest/gtest.h>
+
+namespace fp8flow {
+namespace {
+
+CheckpointManifest sample() {
+    return {.step = 20,
+            .consumed_samples = 160,
+            .expert_parallel_size = 2,
+            .global_batch_size = 8,
+            .seed = 18446744073709551615ull,
+            .data_fingerprint = 0x0123456789abcdefull,
+            .commit = "aacced7-dirty",
+            .config = "model:\n  num_layers: 2\ndata:\n  data_path: [\"/a \\\"b\\\"\"]\n",
+            .files = {{5724400, 0x1ef2c125}, {8, 0xffffffff}}};
+}
+
+// A body under its right checksum.
+std::string signed_text(const std::string& body) {
+    return fmt::format("{{\"crc32c\": \"{:08x}\",\n", crc32c(body)) + body;
+}
+std::string body_of(const CheckpointManifest& manifest) {
+    const std::string text = manifest_text(manifest);
+    return text.substr(text.find('\n') + 1);
+}
+std::string refusal(const std::string& text) {
+    return error_of(ExitCode::checkpoint, [&] { parse_manifest(text, "c/manifest.json"); });
+}
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+    const size_t at = text.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    return text.replace(at, from.size(), to);
+}
+
+TEST(CheckpointManifest, ThereAndBack) {
+    EXPECT_EQ(parse_manifest(manifest_text(sample()), "m"), sample());
+    CheckpointManifest other = sample();
+    other.step = other.consumed_samples = 0;
+    other.config.clear();
+    EXPECT_EQ(parse_manifest(manifest_text(other), "m"), other);
+    const std::string text = manifest_text(sample());
+    EXPECT_EQ(text.substr(0, 12), "{\"crc32c\": \"");
+    EXPECT_EQ(text.find(".safetensors"), std::string::npos);  // names follow from the rank
+}
+
+TEST(CheckpointManifest, EveryFlippedBitAndEveryCutIsRefused) {
+    const std::string text = manifest_text(sample());
+    for (size_t i = 0; i < text.size(); ++i) {
+        for (int bit = 0; bit < 8; ++bit) {
+            std::string bad = text;
+            bad[i] = static_cast<char>(bad[i] ^ (1 << bit));
+            EXPECT_THROW(parse_manifest(bad, "m"), Error) << i << " " << bit;
+        }
+        EXPECT_THROW(parse_manifest(text.substr(0, i), "m"), Error) << i;
+    }
+    EXPECT_THROW(parse_manifest(text + " ", "m"), Error);
+    EXPECT_THROW(parse_manifest(std::string(text.size(), '\0'), "m"), Error);
+}
+
+// Made by hand, with a checksum that fits: each refused with its own reason.
+TEST(CheckpointManifest, HandMadeOnes) {
+    const std::string body = body_of(sample());
+    EXPECT_NO_THROW(parse_manifest(signed_text(body), "m"));
+    expect_contains(refusal(""), "does not begin with a checksum");
+    expect_contains(refusal("{\"step\": 1}"), "does not begin with a checksum");
+    expect_contains(refusal(manifest_text(sample()) + "x"), "the checksum does not fit");
+    expect_contains(refusal(signed_text("")), "not in the form");
+    expect_contains(refusal(signed_text("\"step\": 20}")), "not in the form");
+    expect_contains(refusal(signed_text(std::string(100000, '['))), "not in the form");
+    expect_contains(refusal(signed_text(replaced(body, "fp8flow checkpoint", "another program"))),
+                    "not a manifest of this program");
+    expect_contains(refusal(signed_text(replaced(body, "\"version\": 1", "\"version\": 2"))),
+                    "version 2, this program reads 1");
+    expect_contains(refusal(signed_text(replaced(body, "\"step\": 20", "\"step\": -1"))), "step is -1");
+    expect_contains(refusal(signed_text(replaced(body, "\"step\": 20", "\"step\": 20.5"))),
+                    "not in the form");
+    expect_contains(refusal(signed_text(replaced(body, "\"step\": 20", "\"step\": 20, \"step\": 20"))),
+                    "not in the form");
+    expect_contains(refusal(signed_text(replaced(body, "\"step\": 20", "\"step\": 99999999999999999999"))),
+                    "not in the form");
+    expect_contains(refusal(signed_text(replaced(body, "\"step\": 20", "\"step\": 9223372036854775807"))),
+                    "consumed_samples");
+    expect_contains(
+        refusal(signed_text(replaced(body, "\"consumed_samples\": 160", "\"consumed_samples\": 161"))),
+        "consumed_samples is 161");
+    expect_contains(
+        refusal(signed_text(replaced(body, "\"global_batch_size\": 8", "\"global_batch_size\": 0"))),
+        "global_batch_size is 0");
+    expect_contains(refusal(signed_text(replaced(body, "parallel_size\": 2", "parallel_size\": 4"))),
+                    "2 files for expert_model_parallel_size 4");
+    expect_contains(refusal(signed_text(replaced(body, "\"bytes\": 8,", "\"bytes\": -8,"))),
+                    "the size of a file");
+    expect_contains(refusal(signed_text(replaced(body, "ffffffff", "fffffffff"))), "not in the form");
+    expect_contains(refusal(signed_text(replaced(body, "0123456789abcdef", "0123456789ABCDEF"))),
+                    "not in the form");
+    expect_contains(refusal(signed_text(replaced(body, "18446744073709551615", "18446744073709551616"))),
+                    "not in the form");  // read as a fraction; found by fuzzing
+    expect_contains(refusal(signed_text(replaced(body, "18446744073709551615", "-1"))), "not in the form");
+    expect_contains(refusal(signed_text(replaced(body, " \"seed\"", " \"sead\""))), "not in the form");
+    expect_contains(refusal(std::string(static_cast<size_t>(kMaxManifestBytes) + 1, 'x')),
+                    "larger than any manifest");
+    expect_contains(refusal("x"), "c/manifest.json");
+}
+
+TEST(CheckpointManifest, NamesOfCheckpoints) {
+    EXPECT_EQ(checkpoint_name(20), "step_00000020");
+    EXPECT_EQ(checkpoint_name(1234567890), "step_1234567890");
+    for (const int64_t step : {int64_t{0}, int64_t{20}, int64_t{99999999}, int64_t{123456789012}})
+        EXPECT_EQ(step_of_name(checkpoint_name(step)), step);
+    for (const char* name :
+         {"", "step_", "step_20", "step_000000020", "step_00000020.tmp", "step_-0000020", "step_+0000020",
+          "step_0000002x", "Step_00000020", " step_00000020", "step_99999999999999999999", "step_00000020/"})
+        EXPECT_EQ(step_of_name(name), std::nullopt) << name;
+}
+
+}  // namespace
+}  // namespace fp8flow

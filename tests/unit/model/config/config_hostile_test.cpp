@@ -1,0 +1,167 @@
+// Hostile and broken YAML: each input is refused with its own message, and none crashes, hangs or is half accepted.
+#include "kernels/core/error.h"
+#include "model/config/config.h"
+#include "model/config/layer_pattern.h"
+#include "model/config/yaml_guard.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <iterator>
+#include <random>
+
+namespace fp8flow {
+namespace {
+
+std::string repeated(const std::string& text, size_t times) {
+    std::string out;
+    for (size_t i = 0; i < times; ++i) out += text;
+    return out;
+}
+
+// The error of reading `yaml`; "" where it is accepted. Anything but Error(usage) fails the test.
+std::string error_of(const std::string& yaml) {
+    try {
+        parse_config(yaml, "t");
+        return {};
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ExitCode::usage) << error.what();
+        return error.what();
+    }
+}
+
+struct BadInput {
+    std::string yaml;
+    std::string error;  // the beginning of the message
+};
+
+TEST(HostileConfig, EachInputIsRefusedWithItsOwnMessage) {
+    const std::string no_settings = "got no settings, want sections";
+    const std::vector<BadInput> inputs = {
+        // Size and depth.
+        {std::string(kMaxYamlBytes + 1, '#'), "t:1:1: got 65537 bytes, want at most 65536"},
+        {"a: " + repeated("[", 9), "t:1:11: got nesting deeper than 8"},
+        {"a: " + repeated("[", 60000), "t:1:11: got nesting deeper than 8"},
+        {repeated("{a: ", 20), "t:1:29: got nesting deeper than 8"},
+        {repeated("- ", 30000), "t:1:15: got nesting deeper than 8"},
+        {"a:\n b:\n  c:\n   d:\n    e:\n     f:\n      g:\n       h:\n        i: 1\n",
+         "t:9:9: got nesting deeper than 8"},
+        {"- [{a: [[[[[[1]]]]]]}]", "t:1:12: got nesting deeper than 8"},
+        // What YAML has and configurations do not need.
+        {"model: &a {num_layers: 2}", "t:1:8: got an anchor or alias"},
+        {"model: *a", "t:1:8: got an anchor or alias"},
+        {"model: {num_layers: *x}", "t:1:21: got an anchor or alias"},
+        {"a: &a [1,1]\nb: [*a,*a,*a]", "t:1:4: got an anchor or alias"},
+        {"model: !!map {num_layers: 2}", "t:1:8: got a tag"},
+        {"!<tag:x> model: 1", "t:1:1: got a tag"},
+        {"model: {num_layers: !!python/object 2}", "t:1:21: got a tag"},
+        {"%YAML 1.2\n---\nmodel: {}", "t:1:1: got a directive"},
+        {"model: {}\n---\nmoe: {}", "t:2:1: got a document mark, want one document"},
+        {"model: {}\n...\nmoe: {}", "t:2:1: got a document mark, want one document"},
+        {"--- model", "t:1:1: got a document mark, want one document"},
+        {"? model\n: {}", "t:1:1: got a complex key, want key: value"},
+        {"output:\n  out: |\n    a\n    b\n", "t:2:8: got a block scalar"},
+        {"output:\n  out: >-\n    a\n", "t:2:8: got a block scalar"},
+        {"model: {<<: {num_layers: 2}}", "t:1:9: model.<<: got an unknown key"},
+        // Characters.
+        {std::string("model: {}\0", 10), "t:1:10: got control character 0x00, want text"},
+        {"model:\n\tnum_layers: 2\n", "t:2:1: got a tab, want spaces"},
+        {"output: {out: \"a\x01\"}", "t:1:17: got control character 0x01, want text"},
+        {"output: {out: \xff\xfe}", "t:1:15: got byte 0xff, want UTF-8 text"},
+        {"output: {out: \xc0\xaf}", "t:1:15: got byte 0xc0, want UTF-8 text"},
+        {"output: {out: \xe2\x82", "t:1:15: got byte 0xe2, want UTF-8 text"},
+        // Quotes and brackets.
+        {"output: {out: \"abc}", "t:1:15: got a quote that is not closed on its line"},
+        {"output: {out: 'it''s}", "t:1:15: got a quote that is not closed on its line"},
+        {"output: {out: \"a\\\"}", "t:1:15: got a quote that is not closed on its line"},
+        {"output: {out: it's}", "t:1:17: got a quote inside a value"},
+        {"model: {num_layers: 2", "t:1:8: got a bracket that is never closed"},
+        {"model: ]", "t:1:8: got ']' without its opening bracket"},
+        {"model: [num_layers}", "t:1:19: got text that is no YAML"},
+        {"model: {num_layers: 2]", "t:1:22: got text that is no YAML"},
+        // Structure.
+        {"", "t: " + no_settings},
+        {"# only a comment\n", "t: " + no_settings},
+        {"- model\n- moe\n", "t:1:1: " + no_settings},
+        {"just text", "t:1:1: " + no_settings},
+        {"[]: 1", "t:1:1: got a key that is no text"},
+        {"model: {[a]: 1}", "t:1:9: model: got a key that is no text"},
+        {"model: [1, 2]", "t:1:1: model: got a list, want key: value lines below it"},
+        {"model: {num_layers: {a: 1}}", "t:1:21: model.num_layers: got a map, want an integer in [1, 4096]"},
+        {"data: {data_path: [[a], b]}", "t:1:19: data.data_path: got a list, want a list of texts"},
+        {"model: {num_layers: }", "t:1:9: model.num_layers: got nothing"},
+        {"model:\n  num_layers: 2\n moe:\n  num_experts: 4\n", "t:3:2: got text that is no YAML"},
+        {"model: num_layers: 2", "t:1:18: got text that is no YAML"},
+        // Numbers.
+        {"model: {num_layers: 99999999999999999999}", "t:1:21: model.num_layers: got 99999999999999999999"},
+        {"model: {num_layers: -1}", "t:1:21: model.num_layers: got -1, want an integer in [1, 4096]"},
+        {"model: {num_layers: 0x10}", "t:1:21: model.num_layers: got 0x10, want an integer in [1, 4096]"},
+        {"model: {hidden_size: 9223372036854775807}",
+         "t:1:22: model.hidden_size: got 9223372036854775807, want"},
+        {"training: {lr: .inf}", "t:1:16: training.lr: got .inf, want a number >= 0"},
+        {"training: {lr: 1e999}", "t:1:16: training.lr: got 1e999, want a number >= 0"},
+        {"training: {lr: \"\"}", "t:1:16: training.lr: got empty text, want a number >= 0"},
+        {"model:\n  moe_layer_freq: ([0]*99999999)\n",
+         "t:2:19: model.moe_layer_freq: got ([0]*99999999), want"},
+    };
+    EXPECT_GE(inputs.size(), 40u);
+    for (const auto& [yaml, error] : inputs) {
+        EXPECT_EQ(error_of(yaml).substr(0, error.size()), error) << yaml.substr(0, 80);
+    }
+}
+
+TEST(HostileConfig, HarmlessFormsPass) {
+    for (const char* yaml :
+         {"---\nmodel: {}\n", "model:\r\n  num_layers: 2\r\n", "# it's & *fine* !here [\nmodel: {}",
+          "model:\n", "output: {out: \"a [[[[[[[[[[ & * ! b\"}", "output: {out: a&b*c!d}",
+          "output: {out: 'it''s'}", "data:\n  data_path:\n  - /a#b\n  - \"/c # d\"\n  data_kind: text\n"}) {
+        EXPECT_EQ(error_of(yaml), "") << yaml;
+    }
+}
+
+// Bytes of a shipped file replaced, removed, doubled: accepted or refused, never anything else.
+TEST(HostileConfig, MutatedFilesNeverCrash) {
+    std::ifstream file(std::string(FP8FLOW_SOURCE_DIR) + "/configs/layer_deepseek_v3.yaml");
+    const std::string seed_text{std::istreambuf_iterator<char>(file), {}};
+    ASSERT_FALSE(seed_text.empty());
+    const std::string alphabet = "[]{}:,-?&*!|>'\"#%@` \n\t0a=~<.\\\x80\xff";
+    std::mt19937 random(1);
+    const auto below = [&](size_t n) { return static_cast<size_t>(random() % n); };
+    int accepted = 0;
+    for (int round = 0; round < 2000; ++round) {
+        std::string text = seed_text;
+        for (size_t edit = 0, edits = 1 + below(6); edit < edits; ++edit) {
+            const size_t at = below(text.size());
+            const size_t kind = below(4);
+            if (kind == 0) text[at] = alphabet[below(alphabet.size())];
+            if (kind == 1) text.insert(at, 1, alphabet[below(alphabet.size())]);
+            if (kind == 2) text.erase(at, 1 + below(8));
+            if (kind == 3) text.insert(at, text.substr(below(text.size()), below(40)));
+        }
+        accepted += error_of(text).empty() ? 1 : 0;
+    }
+    EXPECT_GT(accepted, 0);     // edits inside comments are harmless
+    EXPECT_LT(accepted, 2000);  // others are not
+}
+
+TEST(LayerPattern, Forms) {
+    using Layers = std::vector<int>;
+    EXPECT_EQ(expand_layer_pattern("1", 3), (Layers{1, 1, 1}));
+    EXPECT_EQ(expand_layer_pattern("2", 5), (Layers{1, 0, 1, 0, 1}));
+    EXPECT_EQ(expand_layer_pattern("[0,1]", 9), (Layers{0, 1}));
+    EXPECT_EQ(expand_layer_pattern(" ( [0] * 2 + [1, 0]*2 ) ", 6), (Layers{0, 0, 1, 0, 1, 0}));
+    EXPECT_EQ(expand_layer_pattern("([0]*1+([1]*2)*2)", 5), (Layers{0, 1, 1, 1, 1}));
+    const auto deepseek = expand_layer_pattern("([0]*3+[1]*58)", 61);
+    ASSERT_TRUE(deepseek.has_value());
+    EXPECT_EQ(deepseek->size(), 61u);
+    EXPECT_EQ((*deepseek)[2], 0);
+    EXPECT_EQ((*deepseek)[3], 1);
+    for (const char* bad :
+         {"", "0", "-1", "x", "[2]", "[0", "[0]]", "([0]", "[0]*", "[0]*-1", "[0]+", "[0,]", "1+1",
+          "[0]*4097", "([0]*4096)*4096", "((((((((((([0])))))))))))", "[0]*99999999999999999999"}) {
+        EXPECT_FALSE(expand_layer_pattern(bad, 2).has_value()) << bad;
+    }
+}
+
+}  // namespace
+}  // namespace fp8flow

@@ -1,0 +1,267 @@
+// A Hugging Face config.json becomes the configuration that computes the same, for the three families as their authors publish them; every
+// other model is refused by name, and what a layer of ours does not compute is listed, all of it at once.
+#include "model/config/hf_config.h"
+#include "model/config/config.h"
+
+#include "tests/support/files.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+namespace fp8flow {
+namespace {
+
+using Json = nlohmann::json;
+
+Json qwen3() {
+    return {{"model_type", "qwen3_moe"},
+            {"hidden_act", "silu"},
+            {"hidden_size", 2048},
+            {"num_hidden_layers", 48},
+            {"num_attention_heads", 32},
+            {"num_key_value_heads", 4},
+            {"head_dim", 128},
+            {"intermediate_size", 6144},
+            {"moe_intermediate_size", 768},
+            {"num_experts", 128},
+            {"num_experts_per_tok", 8},
+            {"norm_topk_prob", true},
+            {"decoder_sparse_step", 1},
+            {"mlp_only_layers", Json::array()},
+            {"rms_norm_eps", 1e-6},
+            {"rope_theta", 1000000.0},
+            {"rope_scaling", nullptr},
+            {"vocab_size", 151936},
+            {"tie_word_embeddings", false},
+            {"initializer_range", 0.02},
+            {"attention_bias", false},
+            {"sliding_window", nullptr},
+            {"use_sliding_window", false},
+            {"router_aux_loss_coef", 0.001}};
+}
+Json mixtral() {
+    return {{"model_type", "mixtral"},      {"hidden_act", "silu"},      {"hidden_size", 4096},
+            {"num_hidden_layers", 32},      {"num_attention_heads", 32}, {"num_key_value_heads", 8},
+            {"intermediate_size", 14336},   {"num_local_experts", 8},    {"num_experts_per_tok", 2},
+            {"rms_norm_eps", 1e-5},         {"rope_theta", 1000000.0},   {"vocab_size", 32000},
+            {"tie_word_embeddings", false}, {"sliding_window", nullptr}};
+}
+Json deepseek() {
+    return {{"model_type", "deepseek_v3"},
+            {"hidden_act", "silu"},
+            {"hidden_size", 7168},
+            {"num_hidden_layers", 61},
+            {"num_attention_heads", 128},
+            {"num_key_value_heads", 128},
+            {"intermediate_size", 18432},
+            {"moe_intermediate_size", 2048},
+            {"n_routed_experts", 256},
+            {"n_shared_experts", 1},
+            {"num_experts_per_tok", 8},
+            {"n_group", 8},
+            {"topk_group", 4},
+            {"topk_method", "noaux_tc"},
+            {"scoring_func", "sigmoid"},
+            {"norm_topk_prob", true},
+            {"routed_scaling_factor", 2.5},
+            {"first_k_dense_replace", 3},
+            {"moe_layer_freq", 1},
+            {"q_lora_rank", 1536},
+            {"rms_norm_eps", 1e-6},
+            {"rope_theta", 10000},
+            {"rope_scaling", {{"type", "yarn"}, {"factor", 40}}},
+            {"vocab_size", 129280},
+            {"tie_word_embeddings", false},
+            {"quantization_config",
+             {{"quant_method", "fp8"}, {"fmt", "e4m3"}, {"weight_block_size", {128, 128}}}}};
+}
+
+const std::string kYaml = "training: {train_iters: 1}";
+Config config_of(const Json& json, const std::string& yaml = kYaml,
+                 const std::vector<std::string>& overrides = {}) {
+    return parse_config(yaml, "t.yaml", overrides, std::nullopt, parse_hf_config(json.dump(), "config.json"));
+}
+std::string refused(const Json& json) {
+    try {
+        config_of(json);
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ExitCode::usage);
+        return error.what();
+    }
+    ADD_FAILURE() << "was not refused: " << json.dump();
+    return "";
+}
+Json with(Json json, const std::string& key, const Json& value) {
+    json[key] = value;
+    return json;
+}
+Json without(Json json, const std::string& key) {
+    json.erase(key);
+    return json;
+}
+
+TEST(HfConfig, Qwen3Moe) {
+    const Config c = config_of(qwen3());
+    EXPECT_EQ(c.model.num_layers, 48);
+    EXPECT_EQ(c.model.hidden_size, 2048);
+    EXPECT_EQ(c.model.num_attention_heads, 32);
+    EXPECT_EQ(c.model.num_query_groups, 4);
+    EXPECT_EQ(c.model.kv_channels, 128);
+    EXPECT_TRUE(c.model.attention && c.model.qk_layernorm);
+    EXPECT_EQ(c.model.rotary_base, 1e6);
+    EXPECT_EQ(c.model.norm_epsilon, 1e-6);
+    EXPECT_EQ(c.model.vocab_size, 151936);
+    EXPECT_EQ(c.model.padded_vocab_size, 151936);
+    EXPECT_TRUE(c.model.untie_embeddings_and_output_weights);
+    EXPECT_EQ(c.model.ffn_hidden_size, 6144);
+    EXPECT_EQ(c.model.moe_layer_freq, std::vector<int>(48, 1));
+    EXPECT_EQ(c.moe.num_experts, 128);
+    EXPECT_EQ(c.moe.moe_router_topk, 8);
+    EXPECT_EQ(c.moe.moe_ffn_hidden_size, 768);
+    EXPECT_EQ(c.moe.moe_router_score_function, ScoreFunction::softmax);
+    EXPECT_FALSE(c.moe.moe_router_pre_softmax);  // renormalised over the chosen: a softmax over their logits
+    EXPECT_EQ(c.moe.moe_shared_expert_intermediate_size, 0);
+    EXPECT_TRUE(config_of(with(qwen3(), "norm_topk_prob", false)).moe.moe_router_pre_softmax);
+    EXPECT_FALSE(
+        config_of(with(qwen3(), "tie_word_embeddings", true)).model.untie_embeddings_and_output_weights);
+}
+
+TEST(HfConfig, Qwen3DenseLayers) {
+    Json json = with(with(qwen3(), "num_hidden_layers", 6), "decoder_sparse_step", 2);
+    EXPECT_EQ(config_of(json).model.moe_layer_freq, (std::vector<int>{0, 1, 0, 1, 0, 1}));
+    EXPECT_EQ(config_of(with(json, "mlp_only_layers", {1, 2})).model.moe_layer_freq,
+              (std::vector<int>{0, 0, 0, 1, 0, 1}));
+    expect_contains(refused(with(json, "mlp_only_layers", {6})),
+                    "config.json: mlp_only_layers: got 6, want layers below 6");
+    expect_contains(refused(with(json, "mlp_only_layers", 3)), "want a list of layers");
+    expect_contains(refused(with(json, "decoder_sparse_step", 0)),
+                    "decoder_sparse_step: got 0, want at least 1");
+}
+
+// Transformers 5 writes Qwen3's number of experts under Mixtral's name.
+TEST(HfConfig, Qwen3AsTransformers5WritesIt) {
+    Json json = with(with(qwen3(), "num_local_experts", 64), "rope_parameters",
+                     {{"rope_theta", 10000.0}, {"rope_type", "default"}});
+    for (const char* old : {"num_experts", "rope_theta", "rope_scaling"}) json.erase(old);
+    EXPECT_EQ(config_of(json).moe.num_experts, 64);
+    EXPECT_EQ(config_of(json).model.rotary_base, 10000.0);
+    json.erase("num_local_experts");
+    expect_contains(refused(json), "num_experts: is missing");
+}
+
+TEST(HfConfig, Mixtral) {
+    const Config c = config_of(mixtral());
+    EXPECT_EQ(c.model.num_layers, 32);
+    EXPECT_EQ(c.model.kv_channels, 128);  // hidden_size / heads
+    EXPECT_FALSE(c.model.qk_layernorm);
+    EXPECT_EQ(c.moe.num_experts, 8);
+    EXPECT_EQ(c.moe.moe_router_topk, 2);
+    EXPECT_EQ(c.moe.moe_ffn_hidden_size, 14336);
+    EXPECT_FALSE(c.moe.moe_router_pre_softmax);
+    EXPECT_EQ(c.model.moe_layer_freq, std::vector<int>(32, 1));
+}
+
+TEST(HfConfig, DeepSeekV3IsItsMoeLayers) {
+    const Config c = config_of(deepseek());
+    EXPECT_FALSE(c.model.attention);
+    EXPECT_EQ(c.model.hidden_size, 7168);
+    EXPECT_EQ(c.moe.num_experts, 256);
+    EXPECT_EQ(c.moe.moe_router_topk, 8);
+    EXPECT_EQ(c.moe.moe_ffn_hidden_size, 2048);
+    EXPECT_EQ(c.moe.moe_shared_expert_intermediate_size, 2048);
+    EXPECT_EQ(c.moe.moe_router_score_function, ScoreFunction::sigmoid);
+    EXPECT_TRUE(c.moe.moe_router_enable_expert_bias);
+    EXPECT_EQ(c.moe.moe_router_num_groups, 8);
+    EXPECT_EQ(c.moe.moe_router_group_topk, 4);
+    EXPECT_EQ(c.moe.moe_router_topk_scaling_factor, 2.5);
+    std::vector<int> layers(61, 1);
+    layers[0] = layers[1] = layers[2] = 0;
+    EXPECT_EQ(c.model.moe_layer_freq, layers);
+    EXPECT_EQ(config_of(with(deepseek(), "n_shared_experts", 2)).moe.moe_shared_expert_intermediate_size,
+              4096);
+    EXPECT_EQ(config_of(with(with(deepseek(), "n_group", 1), "topk_group", 1)).moe.moe_router_num_groups, 0);
+    expect_contains(refused(with(deepseek(), "topk_group", 2)),
+                    "topk_group: got 2 with num_experts_per_tok = 8");
+    expect_contains(refused(with(deepseek(), "scoring_func", "softmax")),
+                    "scoring_func: got softmax, want sigmoid");
+    expect_contains(refused(with(deepseek(), "topk_method", "greedy")),
+                    "topk_method: got greedy, want noaux_tc");
+    expect_contains(refused(with(deepseek(), "norm_topk_prob", false)),
+                    "norm_topk_prob: got false, want true");
+    expect_contains(refused(with(deepseek(), "first_k_dense_replace", 62)), "first_k_dense_replace: got 62");
+    expect_contains(refused(with(deepseek(), "moe_layer_freq", 2)), "moe_layer_freq: got 2, want 1");
+}
+
+TEST(HfConfig, TheYamlFileAndTheCommandLineComeAfterIt) {
+    const Config c = config_of(qwen3(), "model: {num_layers: 2, moe_layer_freq: 1}\nmoe: {num_experts: 16}",
+                               {"moe.num_experts=32"});
+    EXPECT_EQ(c.model.num_layers, 2);
+    EXPECT_EQ(c.moe.num_experts, 32);
+    EXPECT_EQ(c.model.hidden_size, 2048);
+    // what it says is checked by the same rules, and named by its place
+    expect_contains(refused(with(qwen3(), "hidden_size", 2050)),
+                    "config.json: hidden_size: model.hidden_size: got 2050");
+    expect_contains(refused(with(qwen3(), "num_experts_per_tok", 300)),
+                    "moe.moe_router_topk: got 300, want at most num_experts = 128");
+}
+
+TEST(HfConfig, OtherModelsAreRefusedByNameWithTheReason) {
+    expect_contains(refused({{"model_type", "gpt_oss"}}),
+                    "config.json: model_type gpt_oss is not supported: its experts have biases");
+    expect_contains(refused({{"model_type", "deepseek_v2"}}), "deepseek_v2 is not supported: its router");
+    expect_contains(refused({{"model_type", "qwen2_moe"}}), "its shared expert is weighted by a gate");
+    expect_contains(refused({{"model_type", "llama"}}),
+                    "it has no experts; supported are deepseek_v3, qwen3_moe, mixtral");
+    expect_contains(refused({{"model_type", "something_new"}}),
+                    "model_type \"something_new\" is not supported");
+    expect_contains(refused(Json::object()), "has no model_type");
+    expect_contains(refused({{"model_type", 3}}), "has no model_type");
+    expect_contains(refused(Json::array()), "is no JSON object");
+}
+
+TEST(HfConfig, OptionsThatWeDoNotComputeAreAllListed) {
+    Json json = with(with(with(qwen3(), "hidden_act", "gelu"), "attention_bias", true), "rope_scaling",
+                     {{"rope_type", "yarn"}});
+    json["sliding_window"] = 4096;
+    json["use_sliding_window"] = true;
+    json["quantization_config"] = {{"quant_method", "awq"}};
+    json.erase("num_experts");
+    json["rms_norm_eps"] = "small";
+    json["num_key_value_heads"] = 4.5;
+    const std::string text = refused(json);
+    for (const char* part : {"hidden_act: got gelu, want silu", "attention_bias: got true, want false",
+                             "rope_scaling: got rope_type \"yarn\"", "sliding_window: got 4096, want null",
+                             "quantization_config: got {\"quant_method\":\"awq\"}, want quant_method fp8",
+                             "num_experts: is missing", "rms_norm_eps: got \"small\", want a number",
+                             "num_key_value_heads: got 4.5, want an integer"})
+        expect_contains(text, std::string("config.json: ") + part);
+    EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 7);
+    // a window that is not used is none
+    EXPECT_NO_THROW(config_of(with(qwen3(), "sliding_window", 4096)));
+    expect_contains(refused(with(mixtral(), "sliding_window", 4096)), "sliding_window: got 4096");
+    expect_contains(refused(without(mixtral(), "rope_theta")), "rope_theta: got null, want a number");
+    // where Transformers 5 puts it
+    const Json moved = with(without(mixtral(), "rope_theta"), "rope_parameters",
+                            {{"rope_type", "default"}, {"rope_theta", 5e5}});
+    EXPECT_EQ(config_of(moved).model.rotary_base, 5e5);
+}
+
+TEST(HfConfig, IsReadFromAFileOrAFolder) {
+    const TemporaryFolder folder;
+    folder.write("config.json", qwen3().dump());
+    const std::string yaml = folder.write("run.yaml", kYaml);
+    for (const std::string& path : {folder.path(), folder.path("config.json")})
+        EXPECT_EQ(load_config(yaml, {}, std::nullopt, path).moe.num_experts, 128);
+    const auto error = [&](const std::string& path) {
+        return error_of(ExitCode::usage, [&] { load_config(yaml, {}, std::nullopt, path); });
+    };
+    expect_contains(error(folder.path("absent.json")),
+                    "--hf-config " + folder.path("absent.json") + ": no such file");
+    expect_contains(error(folder.write("empty.json", "")), "is no JSON object");
+    expect_contains(error(folder.write("large.json", std::string((1 << 20) + 1, ' '))),
+                    "at most 1048576 are read");
+}
+
+}  // namespace
+}  // namespace fp8flow

@@ -1,0 +1,296 @@
+// Byte-level text: which files are read, how they are split, and that held-out text is never trained on.
+#include "model/data/text.h"
+
+#include "model/data/files.h"
+#include "tests/support/files.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+namespace {
+
+using Paths = std::vector<std::string>;
+
+std::vector<int32_t> tokens_of(const TokenSource& source, Split split, int64_t index) {
+    std::vector<int32_t> tokens(static_cast<size_t>(source.seq_length()) + 1, -1);
+    source.sample(split, index, tokens);
+    return tokens;
+}
+
+std::string as_text(const std::vector<int32_t>& tokens) {
+    std::string text;
+    for (const int32_t token : tokens) text += token == kEndOfDocument ? '|' : static_cast<char>(token);
+    return text;
+}
+
+std::vector<std::string> relatives(const Paths& entries, const Paths& extensions = {}) {
+    std::vector<std::string> names;
+    for (const DataFile& file : list_data_files(entries, {.extensions = extensions}))
+        names.push_back(file.relative);
+    return names;
+}
+
+// Every line of every file names its file, so that a token window tells where it comes from.
+void write_labelled_files(const TemporaryFolder& folder, int count) {
+    for (int i = 0; i < count; ++i) {
+        std::string text;
+        for (int line = 0; line < 40; ++line) text += "<f" + std::to_string(i) + ">";
+        folder.write("corpus/d" + std::to_string(i % 7) + "/f" + std::to_string(i) + ".txt", text);
+    }
+}
+
+std::set<std::string> labels_in(const std::string& text) {
+    std::set<std::string> labels;
+    for (size_t at = text.find('<'); at != std::string::npos; at = text.find('<', at + 1)) {
+        const size_t end = text.find('>', at);
+        if (end != std::string::npos) labels.insert(text.substr(at + 1, end - at - 1));
+    }
+    return labels;
+}
+
+TEST(DataFiles, ExpandsFilesFoldersAndGlobs) {
+    const TemporaryFolder folder;
+    folder.write("c/b.h", "b");
+    folder.write("c/a.txt", "a");
+    folder.write("c/sub/deep/vector", "v");
+    folder.write("c/.hidden", "x");
+    folder.write("c/.git/config", "x");
+    EXPECT_EQ(relatives({folder.path("c")}), (Paths{"a.txt", "b.h", "sub/deep/vector"}));
+    EXPECT_EQ(relatives({folder.path("c/")}), (Paths{"a.txt", "b.h", "sub/deep/vector"}));
+    EXPECT_EQ(relatives({folder.path("c")}, {".h", ""}), (Paths{"b.h", "sub/deep/vector"}));
+    EXPECT_EQ(relatives({folder.path("c/b.h")}, {".txt"}),
+              (Paths{"b.h"}));  // named itself: the filter does not apply
+    EXPECT_EQ(relatives({folder.path("c/*.?xt")}), (Paths{"a.txt"}));
+    EXPECT_EQ(relatives({folder.path("*/sub")}), (Paths{"c/sub/deep/vector"}));
+    EXPECT_EQ(relatives({folder.path("c"), folder.path("c/sub"), folder.path("c/a.txt")}).size(),
+              3u);  // reached twice
+}
+
+TEST(DataFiles, BracesNameSeveralPlacesOfWhichSomeExist) {
+    const TemporaryFolder folder;
+    folder.write("c/a.txt", "a");
+    folder.write("lib/py3.12/os.py", "o");
+    folder.write("lib/py3.12/os.txt", "o");
+    EXPECT_EQ(relatives({folder.path("{none,c,nowhere/*/deep,lib/py3*}")}, {".txt"}),
+              (Paths{"c/a.txt", "lib/py3.12/os.txt"}));
+    EXPECT_EQ(relatives({"{" + folder.path("none") + "," + folder.path("c") + "}/a.*"}).size(), 1u);
+    expect_contains(error_of(ExitCode::data, [&] { list_data_files({folder.path("{none/*,c/*.md}")}, {}); }),
+                    "no file matches");
+}
+
+TEST(DataFiles, SurvivesLoopsOfLinksAndSpecialFiles) {
+    const TemporaryFolder folder;
+    folder.write("c/a.txt", "a");
+    std::filesystem::create_directory_symlink(folder.path("c"), folder.path("c/loop"));
+    std::filesystem::create_directory_symlink("..", folder.path("c/up"));
+    std::filesystem::create_symlink("self", folder.path("c/self"));
+    std::filesystem::create_symlink("nowhere", folder.path("c/broken"));
+    std::filesystem::create_symlink("a.txt", folder.path("c/z.txt"));  // one file under two names
+    ASSERT_EQ(::mkfifo(folder.path("c/pipe").c_str(), 0600), 0);
+    EXPECT_EQ(relatives({folder.path("c")}), (Paths{"a.txt"}));
+    std::filesystem::create_directory_symlink(folder.path("c"), folder.path("link"));
+    EXPECT_EQ(relatives({folder.path("link")}), (Paths{"a.txt"}));  // an entry may be a link itself
+}
+
+TEST(DataFiles, RefusesWithPathAndReason) {
+    const TemporaryFolder folder;
+    folder.write("c/a.txt", "a");
+    ASSERT_EQ(::mkfifo(folder.path("pipe").c_str(), 0600), 0);
+    const auto list = [](Paths entries) { return [entries] { list_data_files(entries, {}); }; };
+    expect_contains(error_of(ExitCode::data, list({})), "data.data_path is empty");
+    expect_contains(error_of(ExitCode::data, list({""})), "empty entry");
+    expect_contains(error_of(ExitCode::data, list({folder.path("none")})),
+                    folder.path("none") + ": No such file");
+    expect_contains(error_of(ExitCode::data, list({folder.path("c/*.md")})), "no file matches");
+    expect_contains(error_of(ExitCode::data, list({folder.path("pipe")})),
+                    "neither a regular file nor a folder");
+    expect_contains(error_of(ExitCode::data, list({folder.path("c/a.txt/x")})), "Not a directory");
+    expect_contains(error_of(ExitCode::data, [&] { read_data_file(folder.path("pipe"), 10); }),
+                    folder.path("pipe"));
+}
+
+TEST(Text, HeldOutTextIsNeverTrainedOn) {
+    const TemporaryFolder folder;
+    write_labelled_files(folder, 120);
+    const TextSource source(
+        {.data_path = {folder.path("corpus")}, .held_out_fraction = 0.2, .seq_length = 50, .seed = 4});
+    std::set<std::string> seen[2];
+    for (const Split split : {Split::train, Split::held_out})
+        for (int64_t i = 0; i < 3 * source.samples_per_epoch(split); ++i)
+            seen[static_cast<size_t>(split)].merge(labels_in(as_text(tokens_of(source, split, i))));
+    EXPECT_EQ(seen[0].size() + seen[1].size(), 120u);
+    for (const std::string& label : seen[1]) EXPECT_EQ(seen[0].count(label), 0u) << label;
+    EXPECT_GE(seen[1].size(), 12u);  // 24 +- 2.7 sigma
+    EXPECT_LE(seen[1].size(), 36u);
+}
+
+TEST(Text, TheSplitDependsOnTheRelativePathOnly) {
+    const TemporaryFolder one, two;
+    write_labelled_files(one, 60);
+    write_labelled_files(two, 60);
+    two.write("corpus/zz/extra.txt", "some more text that the first folder does not have");
+    const TextSource a({.data_path = {one.path("corpus")}, .seq_length = 16});
+    const TextSource b({.data_path = {two.path("corpus")}, .seq_length = 16, .seed = 99});
+    for (const Split split : {Split::train, Split::held_out})
+        for (const std::string& file : a.files(split)) {
+            const auto& others = b.files(split);
+            EXPECT_NE(std::find(others.begin(), others.end(), file), others.end())
+                << file << " changed sides";
+            EXPECT_EQ(is_held_out(file, 0.1), split == Split::held_out);
+        }
+    EXPECT_NE(a.fingerprint(), b.fingerprint());
+    // Fixed for ever: a change of the hash would move held-out text of old runs into the train part of new
+    // ones.
+    EXPECT_EQ(fnv1a("a", 1), 0xaf63dc4c8601ec8cULL);
+    int held_out = 0;
+    for (int i = 0; i < 10000; ++i) held_out += is_held_out("dir/file" + std::to_string(i), 0.1) ? 1 : 0;
+    EXPECT_NEAR(held_out, 1000, 120);
+}
+
+TEST(Text, EveryTokenOfAnEpochIsVisitedOnceAndEpochsDiffer) {
+    const TemporaryFolder folder;
+    std::string text;
+    for (int i = 0; i < 400; ++i) text += static_cast<char>('a' + i % 26);
+    folder.write("t/one.txt", text);
+    folder.write("t/two.txt", text + "!");
+    const TextSource source({.data_path = {folder.path("t")}, .held_out_fraction = 0.0, .seq_length = 10});
+    EXPECT_EQ(source.num_tokens(Split::train), 400 + 401 + 2);
+    EXPECT_EQ(source.num_tokens(Split::held_out), 0);
+    const int64_t windows = source.samples_per_epoch(Split::train);
+    EXPECT_EQ(windows, 80);
+    std::vector<std::string> epochs[2];
+    for (int64_t i = 0; i < 2 * windows; ++i)
+        epochs[i / windows].push_back(as_text(tokens_of(source, Split::train, i)));
+    EXPECT_NE(epochs[0], epochs[1]);
+    std::sort(epochs[0].begin(), epochs[0].end());
+    std::sort(epochs[1].begin(), epochs[1].end());
+    EXPECT_EQ(epochs[0], epochs[1]);
+    const std::string stream = text + "|" + text + "!|";
+    std::vector<std::string> expected;
+    for (int64_t w = 0; w < windows; ++w) expected.push_back(stream.substr(static_cast<size_t>(w) * 10, 11));
+    std::sort(expected.begin(), expected.end());
+    EXPECT_EQ(epochs[0], expected);
+}
+
+TEST(Text, BytesAreTokensAndDocumentsEndWith256) {
+    const TemporaryFolder folder;
+    std::string bytes = "x";
+    for (int i = 1; i < 256; ++i) bytes += static_cast<char>(i);
+    folder.write("t/a", bytes);
+    const TextSource source({.data_path = {folder.path("t/a")}, .held_out_fraction = 0.0, .seq_length = 256});
+    EXPECT_EQ(source.vocab_size(), 257);
+    const std::vector<int32_t> tokens = tokens_of(source, Split::train, 0);
+    EXPECT_EQ(tokens[0], 'x');
+    for (int32_t i = 1; i < 256; ++i) EXPECT_EQ(tokens[static_cast<size_t>(i)], i);
+    EXPECT_EQ(tokens[256], kEndOfDocument);
+}
+
+TEST(Text, LeavesOutBinaryEmptyAndCopiedFiles) {
+    const TemporaryFolder folder;
+    folder.write("t/a.txt", std::string(100, 'a'));
+    folder.write("t/b.txt", std::string(100, 'b'));
+    folder.write("t/copy_of_b.txt", std::string(100, 'b'));
+    folder.write("t/empty.txt", "");
+    folder.write("t/binary.o", std::string("ELF\0code", 8) + std::string(100, 'c'));
+    folder.write("t/late_zero.txt",
+                 std::string(4096, 'd') + std::string(1, '\0'));  // past the first 4 KiB: text
+    const TextSource source({.data_path = {folder.path("t")}, .held_out_fraction = 0.0, .seq_length = 8});
+    EXPECT_EQ(source.files(Split::train), (Paths{"a.txt", "b.txt", "late_zero.txt"}));
+    expect_contains(source.description(), "left out 1 binary, 1 empty, 1 copies");
+}
+
+TEST(Text, CutsAtTheLimitOfBytes) {
+    const TemporaryFolder folder;
+    for (const char* name : {"t/a", "t/b", "t/c"}) folder.write(name, std::string(100, name[2]));
+    const auto tokens = [&](int64_t limit) {
+        const TextSource source(
+            {.data_path = {folder.path("t")}, .max_bytes = limit, .held_out_fraction = 0.0, .seq_length = 8});
+        const bool cut = source.description().find("cut at the limit") != std::string::npos;
+        return std::pair(source.num_tokens(Split::train), cut);
+    };
+    EXPECT_EQ(tokens(300), std::pair(int64_t{303}, false));
+    EXPECT_EQ(tokens(299), std::pair(int64_t{302}, true));
+    EXPECT_EQ(tokens(200), std::pair(int64_t{202}, true));
+    EXPECT_EQ(tokens(150), std::pair(int64_t{152}, true));
+}
+
+TEST(Text, BothPartsExistForAnyNumberOfFiles) {
+    for (int count = 1; count <= 12; ++count) {
+        const TemporaryFolder folder;
+        write_labelled_files(folder, count);
+        for (const double fraction : {0.01, 0.5, 0.99}) {
+            const TextSource source(
+                {.data_path = {folder.path("corpus")}, .held_out_fraction = fraction, .seq_length = 1});
+            EXPECT_GT(source.num_tokens(Split::train), 1) << count << " files, " << fraction;
+            EXPECT_GT(source.num_tokens(Split::held_out), 1) << count << " files, " << fraction;
+        }
+    }
+}
+
+TEST(Text, ASingleFileIsCutAtALineEnd) {
+    const TemporaryFolder folder;
+    std::string text;
+    for (int i = 0; i < 100; ++i) text += "line " + std::to_string(1000 + i) + "\n";  // 10 bytes each
+    folder.write("input.txt", text);
+    const TextSource source(
+        {.data_path = {folder.path("input.txt")}, .held_out_fraction = 0.095, .seq_length = 9});
+    EXPECT_EQ(source.num_tokens(Split::train), 910 + 1);  // byte 905 is inside line 91
+    EXPECT_EQ(source.num_tokens(Split::held_out), 90 + 1);
+    std::set<std::string> train;
+    for (int64_t i = 0; i < source.samples_per_epoch(Split::train); ++i)
+        train.insert(as_text(tokens_of(source, Split::train, i)));
+    for (int64_t i = 0; i < source.samples_per_epoch(Split::held_out); ++i)
+        EXPECT_EQ(train.count(as_text(tokens_of(source, Split::held_out, i))), 0u);
+    expect_contains(source.description(), "one file: its end is held out");
+}
+
+TEST(Text, SaysWhatIsWrongWithPathAndNumbers) {
+    const TemporaryFolder folder;
+    folder.write("bin/a.bin", std::string(10, '\0'));
+    folder.write("bin/b.bin", "");
+    folder.write("short/a.txt", "hello");
+    folder.write("mixed/a.txt", std::string(1000, 'a'));
+    folder.write("mixed/b.txt", std::string(10, 'b'));
+    std::filesystem::create_directories(folder.path("empty"));
+    const auto make = [](TextOptions options) { return [options] { TextSource source(options); }; };
+    expect_contains(error_of(ExitCode::data, make({.data_path = {folder.path("bin")}})),
+                    folder.path("bin") + ": no text: 2 files found, of which 1 binary");
+    expect_contains(error_of(ExitCode::data, make({.data_path = {folder.path("empty")}})),
+                    "no text: 0 files found");
+    expect_contains(error_of(ExitCode::data, make({.data_path = {folder.path("none")}})), "No such file");
+    expect_contains(
+        error_of(ExitCode::data,
+                 make({.data_path = {folder.path("short")}, .held_out_fraction = 0.0, .seq_length = 6})),
+        folder.path("short") + ": the train part has 6 tokens, one sample needs seq_length + 1 = 7");
+    const std::string error =
+        error_of(ExitCode::data, make({.data_path = {folder.path("mixed")}, .seq_length = 128}));
+    expect_contains(error, "part has 11 tokens, one sample needs seq_length + 1 = 129");
+    expect_contains(
+        error_of(ExitCode::usage, make({.data_path = {folder.path("mixed")}, .held_out_fraction = 1.0})),
+        "held_out_fraction must be in [0, 1), got 1");
+}
+
+TEST(Text, SamplesAreEqualInTwoProcessesAndChangeWithTheSeed) {
+    const TemporaryFolder folder;
+    write_labelled_files(folder, 30);
+    const TextOptions options{.data_path = {folder.path("corpus")}, .seq_length = 33, .seed = 1};
+    TextOptions other = options;
+    other.seed = 2;
+    const TextSource a(options), b(options), c(other);
+    EXPECT_EQ(a.fingerprint(), b.fingerprint());
+    int equal = 0;
+    for (int64_t i = 0; i < 50; ++i) {
+        EXPECT_EQ(tokens_of(a, Split::train, i), tokens_of(b, Split::train, i));
+        equal += tokens_of(a, Split::train, i) == tokens_of(c, Split::train, i) ? 1 : 0;
+    }
+    EXPECT_LT(equal, 10);
+}
+
+}  // namespace
+}  // namespace fp8flow

@@ -1,0 +1,278 @@
+// `plan` against hand counts: parameters of published models, FLOPs of small ones, bytes per routed row, wire rows.
+#include "model/plan/plan.h"
+
+#include "kernels/core/error.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <random>
+#include <set>
+
+namespace fp8flow {
+namespace {
+
+Config shipped(const std::string& name, const std::vector<std::string>& overrides = {}) {
+    return load_config(std::string(FP8FLOW_SOURCE_DIR) + "/configs/" + name, overrides);
+}
+
+int64_t total_of(const Config& config, const std::string& part) {
+    for (const auto& entry : count_parameters(config)) {
+        if (entry.part == part) return entry.total;
+    }
+    ADD_FAILURE() << part;
+    return 0;
+}
+
+TEST(RunPlan, ParametersOfMixtral8x7b) {
+    const Config config = shipped("mixtral_8x7b.yaml");
+    const RunPlan plan = make_plan(config, 8);
+    EXPECT_EQ(total_of(config, "embedding"), int64_t{32000} * 4096);
+    EXPECT_EQ(total_of(config, "attention"), int64_t{32} * (2 * 4096 * 4096 + 2 * 4096 * 1024));
+    EXPECT_EQ(total_of(config, "experts"), int64_t{32} * 8 * 3 * 4096 * 14336);
+    EXPECT_EQ(total_of(config, "norms"), int64_t{32} * 2 * 4096 + 4096);
+    EXPECT_EQ(plan.total_parameters(), 46702792704);   // the published checkpoint: 46.7 B
+    EXPECT_EQ(plan.active_parameters(), 12879925248);  // 12.9 B
+}
+
+TEST(RunPlan, ParametersOfQwen3) {
+    const RunPlan plan = make_plan(shipped("qwen3_30b_a3b.yaml"), 8);
+    EXPECT_EQ(plan.total_parameters(), 30532122624);  // the published checkpoint: 30.5 B
+    EXPECT_EQ(plan.active_parameters(), 3353032704);  // 3.3 B
+    int64_t per_rank = 0;
+    for (const auto& part : plan.parameters) per_rank += part.per_rank;
+    const int64_t experts = int64_t{48} * 128 * 3 * 2048 * 768;
+    EXPECT_EQ(per_rank, plan.total_parameters() - experts + experts / 8);
+}
+
+// One MoE layer of DeepSeek-V3: 256 routed experts and one shared expert of 3 x 7168 x 2048 weights.
+TEST(RunPlan, ParametersOfOneDeepSeekLayer) {
+    const Config config = shipped("layer_deepseek_v3.yaml");
+    const int64_t expert = int64_t{3} * 7168 * 2048;
+    EXPECT_EQ(total_of(config, "experts"), 256 * expert);
+    EXPECT_EQ(total_of(config, "shared expert"), expert);
+    EXPECT_EQ(total_of(config, "router"), int64_t{7168} * 256);
+    EXPECT_EQ(total_of(config, "attention"), 0);
+    EXPECT_EQ(total_of(config, "norms"), 2 * 7168);  // before the MoE layer, and the final one
+}
+
+TEST(RunPlan, DenseLayersAndTiedHead) {
+    const Config config = parse_config(
+        "model: {num_layers: 3, hidden_size: 128, moe_layer_freq: [0, 1, 0], ffn_hidden_size: 384, "
+        "untie_embeddings_and_output_weights: false}",
+        "t");
+    EXPECT_EQ(total_of(config, "dense FFN"), int64_t{2} * 3 * 128 * 384);
+    EXPECT_EQ(total_of(config, "experts"), int64_t{1} * 8 * 3 * 128 * 256);
+    EXPECT_EQ(total_of(config, "head"), 0);
+}
+
+// Counted product by product: every weight meets a token once, an expert's for each of its K experts.
+TEST(RunPlan, FlopsPerTokenByHand) {
+    const Config config = parse_config(
+        "model: {num_layers: 2, hidden_size: 256, num_attention_heads: 4, num_query_groups: 2, kv_channels: "
+        "64, "
+        "seq_length: 127, vocab_size: 257, moe_layer_freq: [0, 1], ffn_hidden_size: 512}\n"
+        "moe: {num_experts: 8, moe_router_topk: 2, moe_ffn_hidden_size: 128, "
+        "moe_shared_expert_intermediate_size: 384}",
+        "t");
+    std::map<std::string, double> forward;
+    for (const auto& part : count_flops(config)) {
+        forward[part.part] = part.forward;
+        EXPECT_EQ(part.backward, 2 * part.forward) << part.part;
+    }
+    EXPECT_EQ(forward.at("attention projections"), 2.0 * 2 * (256 * 256 + 256 * 128 + 256 * 128 + 256 * 256));
+    // Query i sees i + 1 keys; scores and values cost heads x channels multiply-adds a key each.
+    double pairs = 0;
+    for (int i = 0; i < 127; ++i) pairs += i + 1;
+    EXPECT_EQ(forward.at("attention core (causal)"), 2.0 * 2 * (2 * 4 * 64) * pairs / 127);
+    EXPECT_EQ(forward.at("router"), 2.0 * 256 * 8);
+    EXPECT_EQ(forward.at("experts"), 2.0 * 2 * 3 * 256 * 128);
+    EXPECT_EQ(forward.at("shared expert"), 2.0 * 3 * 256 * 384);
+    EXPECT_EQ(forward.at("dense FFN"), 2.0 * 3 * 256 * 512);
+    EXPECT_EQ(forward.at("head"), 2.0 * 256 * 384);
+}
+
+// The published bytes per routed row of DeepSeek-V3's shape: H 7168, F 2048.
+TEST(RunPlan, SavedBytesPerRoutedRow) {
+    const Config config = shipped("layer_deepseek_v3.yaml");
+    const auto row = [&](Recipe recipe, RecomputeSpec recompute) {
+        return saved_activation_bytes(with_recipe(config, recipe), 0, recompute).per_row;
+    };
+    using enum RecomputeGranularity;
+    constexpr double kSource = 4;  // beside the published figures: where a row came from
+    EXPECT_EQ(row(Recipe::bf16, {}), 26628 + kSource);
+    EXPECT_EQ(row(Recipe::fp8_blockwise, {}), 17700 + kSource);
+    EXPECT_EQ(row(Recipe::fp8_flow, {}), 17700 + kSource);
+    EXPECT_EQ(row(Recipe::fp8_flow, {.recompute_granularity = selective, .moe_act = true}), 15588 + kSource);
+    EXPECT_EQ(row(Recipe::fp8_flow, {.recompute_granularity = selective, .moe_expert = true}),
+              7396 + kSource);
+    EXPECT_EQ(row(Recipe::fp8_flow, {.recompute_granularity = selective, .moe = true}), 0);
+    EXPECT_EQ(row(Recipe::fp8_flow, {.recompute_granularity = full}), 0);
+    EXPECT_EQ(saved_activation_bytes(config, 0, {.recompute_granularity = full}).per_token, 2 * 7168);
+}
+
+TEST(RunPlan, Bf16LayersAtBothEnds) {
+    const Config config = parse_config(
+        "model: {num_layers: 4, num_layers_at_start_in_bf16: 1, num_layers_at_end_in_bf16: 2}", "t");
+    EXPECT_EQ(layer_recipe(config, 0), Recipe::bf16);
+    EXPECT_EQ(layer_recipe(config, 1), Recipe::fp8_flow);
+    EXPECT_EQ(layer_recipe(config, 2), Recipe::bf16);
+    EXPECT_EQ(layer_recipe(config, 3), Recipe::bf16);
+}
+
+// Against sampled routings, with and without group limits.
+TEST(RunPlan, DistinctRanksMatchSampling) {
+    struct Case {
+        int64_t experts, topk, groups, group_topk, ranks;
+    };
+    for (const auto& [experts, topk, groups, group_topk, ranks] :
+         {Case{256, 8, 0, 0, 4}, Case{8, 2, 0, 0, 2}, Case{64, 6, 0, 0, 8}, Case{256, 8, 8, 4, 4},
+          Case{64, 8, 4, 2, 8}, Case{16, 16, 0, 0, 4}, Case{8, 1, 0, 0, 8}, Case{12, 3, 0, 0, 1},
+          Case{64, 4, 8, 1, 2}}) {
+        MoeSpec moe;
+        moe.num_experts = experts;
+        moe.moe_router_topk = topk;
+        moe.moe_router_num_groups = groups;
+        moe.moe_router_group_topk = group_topk;
+        std::mt19937 random(7);
+        constexpr int kSamples = 20000;
+        double sum = 0;
+        std::vector<int64_t> group_order(static_cast<size_t>(std::max<int64_t>(groups, 1)));
+        for (int sample = 0; sample < kSamples; ++sample) {
+            std::iota(group_order.begin(), group_order.end(), 0);
+            std::shuffle(group_order.begin(), group_order.end(), random);
+            std::vector<int64_t> open;
+            for (int64_t expert = 0; expert < experts; ++expert) {
+                const int64_t group = groups > 0 ? expert / (experts / groups) : 0;
+                const auto at =
+                    std::find(group_order.begin(), group_order.end(), group) - group_order.begin();
+                if (groups == 0 || at < group_topk) open.push_back(expert);
+            }
+            std::shuffle(open.begin(), open.end(), random);
+            std::set<int64_t> hit;
+            for (int64_t k = 0; k < topk; ++k) hit.insert(open[static_cast<size_t>(k)] / (experts / ranks));
+            sum += static_cast<double>(hit.size());
+        }
+        EXPECT_NEAR(expected_distinct_ranks(moe, ranks), sum / kSamples, 0.02)
+            << experts << " " << topk << " " << groups;
+    }
+}
+
+// T = 4096, H = 7168, K = 8 over 4 ranks without group limits: 11103 remote rows a rank.
+TEST(RunPlan, WireBytesOfDeepSeekLayer) {
+    Config config = shipped("layer_deepseek_v3.yaml");
+    config.moe.moe_router_num_groups = config.moe.moe_router_group_topk = 0;
+    const auto legs = [&](Recipe recipe) {
+        std::map<std::string, WireItem> by_name;
+        for (const auto& leg : wire_bytes(with_recipe(config, recipe))) by_name[leg.leg] = leg;
+        return by_name;
+    };
+    auto flow = legs(Recipe::fp8_flow), bf16 = legs(Recipe::bf16);
+    EXPECT_NEAR(bf16["dispatch"].forward / (2 * 7168), 11103, 1);
+    EXPECT_NEAR(flow["dispatch"].forward / (7168 + 56), 11103, 1);  // codes and one E8M0 byte per 128
+    EXPECT_EQ(flow["dispatch"].backward, flow["dispatch"].forward);
+    EXPECT_EQ(flow["combine"].forward, bf16["combine"].forward);
+    EXPECT_EQ(flow["combine"].forward, bf16["dispatch"].forward);
+    EXPECT_EQ(flow["routing"].forward, 3.0 * 4096 * 8 * 8);
+    EXPECT_EQ(legs(Recipe::fp8_blockwise)["dispatch"].forward, bf16["dispatch"].forward);
+    config.moe.moe_combine_order = CombineOrder::invariant;
+    EXPECT_EQ(legs(Recipe::bf16)["combine"].forward, 4096.0 * 8 * 3 / 4 * 2 * 7168);
+    config.parallel.expert_model_parallel_size = 1;
+    EXPECT_EQ(legs(Recipe::bf16)["combine"].forward + legs(Recipe::bf16)["dispatch"].forward, 0);
+}
+
+TEST(RunPlan, RowCapacity) {
+    Config config = shipped("layer_deepseek_v3.yaml");
+    // Every token of every rank to 8 experts here, a pad of 127 each, up to a multiple of 128.
+    EXPECT_EQ(rank_row_capacity(config), 4 * 4096 * 8 + 127 * 64 + 64);
+    config.moe.moe_expert_rank_capacity_factor = 1.5;
+    EXPECT_EQ(rank_row_capacity(config), 1.5 * 4096 * 8 + 127 * 64 + 64);
+    config.moe.moe_expert_rank_capacity_factor = 100;
+    EXPECT_EQ(rank_row_capacity(config), 4 * 4096 * 8 + 127 * 64 + 64);
+}
+
+TEST(RunPlan, MemoryByCategory) {
+    const Config config = parse_config(
+        "model: {num_layers: 1, hidden_size: 128, attention: false, vocab_size: 256, seq_length: 64}\n"
+        "moe: {num_experts: 4, moe_router_topk: 2, moe_ffn_hidden_size: 128}\nprecision: {recipe: fp8_flow}\n"
+        "parallel: {expert_model_parallel_size: 2}",
+        "t");
+    std::map<std::string, double> bytes;
+    for (const auto& item : make_plan(config, 2).memory) bytes[item.category] = item.bytes;
+    const double dense = 2 * 256 * 128 + 2 * 128 + 128 * 4, experts = 2 * 3 * 128 * 128;
+    EXPECT_EQ(bytes.at("weights (BF16)"), 2 * dense);
+    // Two copies of the codes; scales of W1 [2,1] and W2 [1,1] blocks in both orientations, rows padded to 4.
+    EXPECT_EQ(bytes.at("weights (FP8 copies)"), 2 * experts + 2 * 4 * ((2 * 4 + 1 * 4) + (1 * 4 + 1 * 4)));
+    EXPECT_EQ(bytes.at("master weights (FP32)"), 4 * (dense + experts));
+    EXPECT_EQ(bytes.at("Adam moments (FP32)"), 8 * (dense + experts));
+    EXPECT_EQ(bytes.at("main gradients (FP32)"), 4 * (dense + experts));
+    EXPECT_EQ(bytes.at("logits and their gradient"), 64 * 256 * 6);
+    const double rows = 512;  // 2 ranks x 64 tokens x 2, two experts' pads of 127, up to a multiple of 128
+    const double norm = 2 * 128 + 128 + 1, plan = 2 * (2 * 4 * 2 + 4 * (2 + 2)), router = 4 * (4 + 2 * 2);
+    EXPECT_EQ(bytes.at("saved activations"),
+              rows * (132 + 4 * 128 + 132 + 8) + 64 * (2 * 128 + 4 + norm + router + plan));
+    const Config bf16 = with_recipe(config, Recipe::bf16);
+    std::map<std::string, double> plain;
+    for (const auto& item : make_plan(bf16, 2).memory) plain[item.category] = item.bytes;
+    EXPECT_EQ(plain.at("weights (FP8 copies)"), 0);
+    EXPECT_EQ(plain.at("weights (BF16)"), 2 * (dense + experts));
+}
+
+TEST(RunPlan, RecomputeModes) {
+    const Config config = shipped("layer_deepseek_v3.yaml");
+    const RunPlan plan = make_plan(config, 4);
+    std::map<std::string, RecomputeChoice> modes;
+    for (const auto& choice : plan.recompute) modes[choice.mode] = choice;
+    EXPECT_EQ(modes.count("core_attn"), 0u);  // no attention in this configuration
+    EXPECT_EQ(modes.count("shared_experts"), 1u);
+    EXPECT_LT(modes.at("moe_act").saved_bytes, modes.at("none").saved_bytes);
+    EXPECT_LT(modes.at("moe_expert").saved_bytes, modes.at("moe_act").saved_bytes);
+    EXPECT_LT(modes.at("moe").saved_bytes, modes.at("moe_expert").saved_bytes);
+    EXPECT_LT(modes.at("full").saved_bytes, modes.at("moe").saved_bytes);
+    EXPECT_EQ(modes.at("none").extra_flops_per_token, 0);
+    EXPECT_EQ(modes.at("moe_expert").extra_wire_bytes, 0);
+    EXPECT_EQ(modes.at("moe_expert").extra_flops_per_token, 2.0 * 8 * 2 * 7168 * 2048);  // fc1 of 8 experts
+    double forward_wire = 0;
+    for (const auto& leg : plan.wire) forward_wire += leg.forward;
+    EXPECT_EQ(modes.at("moe").extra_wire_bytes, forward_wire);
+    const RunPlan tensorwise = make_plan(with_recipe(config, Recipe::fp8_tensorwise), 4);
+    EXPECT_EQ(tensorwise.recompute.size(), plan.recompute.size());  // every mode is exact under every recipe
+}
+
+TEST(RunPlan, RefusesAnIllegalNumberOfGpus) {
+    try {
+        make_plan(shipped("mixtral_8x7b.yaml"), 12);
+        FAIL() << "accepted";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ExitCode::usage);
+        EXPECT_NE(
+            std::string(error.what())
+                .find("parallel.expert_model_parallel_size: got 8, want a divisor of the world size 12"),
+            std::string::npos)
+            << error.what();
+    }
+}
+
+TEST(RunPlan, TextAndJsonAgree) {
+    for (const char* file :
+         {"quickstart.yaml", "test.yaml", "qwen3_30b_a3b.yaml", "layer_deepseek_v3.yaml"}) {
+        const Config config = shipped(file);
+        const RunPlan plan = make_plan(config, config.parallel.expert_model_parallel_size);
+        const std::string text = plan_text(config, plan);
+        for (const auto& item : plan.memory) {
+            EXPECT_EQ(text.find("  " + item.category) != std::string::npos, item.bytes > 0) << item.category;
+        }
+        const auto json = nlohmann::json::parse(plan_json(config, plan));
+        EXPECT_EQ(json["parameters"]["total"], plan.total_parameters());
+        EXPECT_NE(text.find(std::to_string(plan.total_parameters())), std::string::npos) << text;
+        EXPECT_EQ(json["memory_bytes"]["categories"].size(), plan.memory.size());
+        EXPECT_EQ(json["memory_bytes"]["total"], plan.total_bytes());
+        EXPECT_EQ(json["wire_bytes_per_layer"]["total"], plan.wire_bytes());
+    }
+}
+
+}  // namespace
+}  // namespace fp8flow

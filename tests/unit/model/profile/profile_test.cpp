@@ -1,0 +1,249 @@
+// From spans to rows, tables, trace and picture, on a step made up by hand.
+#include "model/profile/profile.h"
+
+#include "tests/support/xml.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+namespace fp8flow {
+namespace {
+
+using nlohmann::json;
+
+class CountingTimeline final : public Timeline {
+public:
+    int64_t mark(Stream) override { return marks_++; }
+    double seconds_between(int64_t a, int64_t b) override { return static_cast<double>(b - a); }
+    double clock_between(int64_t a, int64_t b) override { return static_cast<double>(b - a); }
+    void reset() override { marks_ = 0; }
+
+private:
+    int64_t marks_ = 0;
+};
+
+StageTimer::Scope scope(StageTimer& timer, StageLevel level, const char* name) {
+    return {timer, level, name, {}};
+}
+
+// Two layers, forward and backward; each: 7 seconds forward (fc1 3, its cast 1), 3 backward; then the optimizer.
+void play_step(StageTimer& timer) {
+    timer.reset();
+    for (const char* direction : {"forward", "backward"}) {
+        timer.set_direction(direction);
+        for (int layer = 0; layer < 2; ++layer) {
+            timer.set_layer(layer);
+            auto part = scope(timer, StageLevel::part, kMoeLayer);
+            auto fc1 = scope(timer, StageLevel::stage, "fc1");
+            timer.op_called(
+                {.op = "grouped_gemm", .cost = {.bytes = 10, .flops = 100, .unit = Unit::fp8_product}});
+            timer.op_called({.op = "add", .cost = {.bytes = 6, .flops = 3}});
+            if (std::string(direction) == "backward") continue;
+            auto cast = scope(timer, StageLevel::stage, "cast");
+            timer.op_called({.op = "quantize_rows", .cost = {.bytes = 4}, .cast = true});
+            auto dispatch = scope(timer, StageLevel::stage, "dispatch");
+            timer.exchange_began({.op = "dispatch", .cost = {.bytes = 20}});
+            timer.exchange_ended(8);
+        }
+    }
+    timer.set_direction("update");
+    timer.set_layer(-1);
+    auto optimizer = scope(timer, StageLevel::part, "optimizer");
+    timer.op_called({.op = "adamw", .cost = {.bytes = 1000}});
+}
+
+struct Played {
+    StageTimer timer;
+    RowSamples samples;
+
+    explicit Played(int steps) {
+        timer.enable(std::make_unique<CountingTimeline>(), TimerDetail::stages);
+        for (int i = 0; i < steps; ++i) {
+            play_step(timer);
+            timer.resolve();
+            add_step(timer, samples);
+        }
+        timer.disable();
+    }
+};
+
+const ProfileRow* find(const std::vector<ProfileRow>& rows, const std::string& stage,
+                       const std::string& direction) {
+    for (const ProfileRow& row : rows)
+        if (row.stage == stage && row.direction == direction) return &row;
+    return nullptr;
+}
+
+TEST(Profile, RowsCountOneLayerAndEveryMomentOnce) {
+    const Played played(1);
+    const auto& samples = played.samples;
+    double layer = 0;
+    for (size_t r = 0; r < samples.rows.size(); ++r)
+        if (samples.rows[r].part == kMoeLayer) layer += samples.seconds[0][r];
+    const LayerSeconds seconds = layer_seconds(played.timer);
+    EXPECT_EQ(seconds.forward, 7);
+    EXPECT_EQ(seconds.backward, 3);
+    EXPECT_DOUBLE_EQ(seconds.clock, (7 * 7 + 3 * 3) / 10.0);  // by time
+    EXPECT_EQ(layer, 10);
+
+    const ProfileRow* fc1 = find(samples.rows, "fc1", "forward");
+    ASSERT_NE(fc1, nullptr);
+    EXPECT_EQ(fc1->bytes, 16 + 20);  // the exchange lies in fc1 here
+    EXPECT_EQ(fc1->flops, 103);
+    EXPECT_EQ(fc1->product_flops, 100);
+    EXPECT_EQ(fc1->wire_bytes, 8);
+    EXPECT_EQ(fc1->casts, 0);
+    const ProfileRow* cast = find(samples.rows, "cast", "forward");
+    ASSERT_NE(cast, nullptr);
+    EXPECT_EQ(cast->bytes, 4);
+    EXPECT_EQ(cast->casts, 1);
+    const ProfileRow* optimizer = find(samples.rows, "optimizer", "update");
+    ASSERT_NE(optimizer, nullptr);
+    EXPECT_EQ(optimizer->bytes, 1000);  // of a step, not of a layer
+    EXPECT_EQ(find(samples.rows, "cast", "backward"), nullptr);
+}
+
+TEST(Profile, CeilingsAddUpCallByCall) {
+    Played played(2);
+    add_ceilings(
+        [](const OpCall& call, double wire) { return std::max(call.cost.bytes, call.cost.flops / 2) + wire; },
+        played.samples);
+    EXPECT_EQ(find(played.samples.rows, "fc1", "forward")->ideal_seconds, 50 + 6 + 20 + 8);
+    EXPECT_EQ(find(played.samples.rows, "cast", "forward")->ideal_seconds, 4);
+}
+
+// One of two layers, as an exchange between GPUs leaves it: no bytes told but those of the gradients.
+RowSamples untold_exchange() {
+    RowSamples samples;
+    const auto add = [&](const char* part, const char* op, const char* direction, double runs,
+                         double wire_bytes) {
+        ProfileRow row;
+        row.part = part;
+        row.stage = op;
+        row.direction = direction;
+        row.wire_bytes = wire_bytes / runs;
+        samples.rows.push_back(row);
+        for (int call = 0; call < static_cast<int>(runs); ++call)
+            samples.calls.push_back(
+                {samples.rows.size() - 1, {.op = op, .cost = {.bytes = 1}}, wire_bytes / runs, runs});
+    };
+    add(kMoeLayer, "gather_routing", "forward", 2, 0);
+    add(kMoeLayer, "dispatch", "forward", 2, 0);
+    add(kMoeLayer, "grouped_gemm", "forward", 2, 0);
+    add(kMoeLayer, "combine", "forward", 2, 0);
+    add(kMoeLayer, "dispatch", "backward", 2, 0);
+    add(kMoeLayer, "combine", "backward", 2, 0);
+    add("gradient reduction", "all_reduce", "update", 1, 5000);
+    return samples;
+}
+
+TEST(Profile, WireBytesOfAStepAreChargedToTheCallsOfTheExchange) {
+    const WireBytes sent{.routing = 8, .dispatch = 300, .combine = 500};
+    const WireSplit split{
+        .dispatch_forward = 1, .dispatch_backward = 2, .combine_forward = 4, .combine_backward = 1};
+    RowSamples samples = untold_exchange();
+    charge_wire(sent, split, samples);
+    const std::vector<double> of_layer = {4, 50, 0, 200, 100, 50, 5000};
+    for (size_t r = 0; r < of_layer.size(); ++r) EXPECT_EQ(samples.rows[r].wire_bytes, of_layer[r]) << r;
+    for (const RowSamples::Call& call : samples.calls) EXPECT_EQ(call.wire_bytes, of_layer[call.row]);
+
+    charge_wire(sent, split, samples);  // told by now
+    for (size_t r = 0; r < of_layer.size(); ++r) EXPECT_EQ(samples.rows[r].wire_bytes, of_layer[r]) << r;
+}
+
+TEST(Profile, MergedRowsTakeTimesOverStepsAndRanksAndMeanCounts) {
+    run_thread_ranks(2, 20, [&](ProcessGroup& world) {
+        Played played(3);
+        for (auto& step : played.samples.seconds)
+            for (double& seconds : step) seconds *= world.rank() + 1;
+        for (ProfileRow& row : played.samples.rows) row.bytes *= 2 * world.rank() + 1;
+        const std::vector<ProfileRow> rows = merge_rows(played.samples, world);
+        EXPECT_EQ(rows.front().part, kMoeLayer);
+        const ProfileRow* cast = find(rows, "cast", "forward");
+        ASSERT_NE(cast, nullptr);
+        const ProfileRow* alone = find(played.samples.rows, "cast", "forward");
+        EXPECT_EQ(cast->bytes, 4 * (1 + 3) / 2.0);
+        EXPECT_EQ(cast->seconds.max, 2 * cast->seconds.min);
+        EXPECT_EQ(cast->seconds.median, 1.5 * cast->seconds.min);
+        EXPECT_EQ(alone->casts, cast->casts);
+        double share = 0;
+        for (const ProfileRow& row : rows)
+            if (row.part == kMoeLayer) share += row.share;
+        EXPECT_NEAR(share, 1, 1e-12);
+    });
+}
+
+TEST(Profile, SpreadsAreMediansWithBothEnds) {
+    EXPECT_EQ(spread_of({3, 1, 2}).median, 2);
+    EXPECT_EQ(spread_of({4, 1, 2, 3}).median, 2.5);
+    EXPECT_EQ(spread_of({4, 1}).min, 1);
+    EXPECT_EQ(spread_of({4, 1}).max, 4);
+    EXPECT_EQ(spread_of({}).median, 0);
+}
+
+ArmProfile arm_of(const std::string& name) {
+    const Played played(1);
+    ArmProfile arm;
+    arm.name = arm.recipe = name;
+    arm.rows = played.samples.rows;
+    for (size_t r = 0; r < arm.rows.size(); ++r) {
+        const double seconds = played.samples.seconds[0][r];
+        arm.rows[r].seconds = {seconds, seconds, seconds};
+    }
+    arm.layer = {10, 9, 11};
+    arm.tokens = 100;
+    arm.useful_flops = 5000;
+    arm.trace = played.timer.spans();
+    return arm;
+}
+
+TEST(Profile, TraceEventsNestEvenWhereClocksRound) {
+    ArmProfile arm = arm_of("fp8 <flow>");
+    for (StageSpan& span : arm.trace)
+        if (span.parent >= 0) {  // 3 microseconds outside of what they lie in
+            span.begin -= 3e-6;
+            span.seconds += 6e-6;
+        }
+    const json trace = json::parse(chrome_trace({arm, arm}, 5));
+    std::vector<double> ends;
+    double last = 0;
+    int events = 0;
+    for (const json& event : trace.at("traceEvents")) {
+        EXPECT_EQ(event.at("pid"), 5);
+        if (event.at("ph") != "X" || event.at("tid") != 1) continue;
+        const double begin = event.at("ts"), end = begin + event.at("dur").get<double>();
+        EXPECT_GE(begin, last);
+        last = begin;
+        while (!ends.empty() && begin >= ends.back()) ends.pop_back();
+        if (!ends.empty()) {
+            EXPECT_LE(end, ends.back() + 1e-9 * end);
+        }
+        ends.push_back(end);
+        ++events;
+    }
+    EXPECT_EQ(events, static_cast<int>(arm.trace.size()));
+}
+
+TEST(Profile, TablesJsonAndPictureHoldTheNumbers) {
+    Profile profile;
+    profile.arms = {arm_of("bf16"), arm_of("fp8_flow")};
+    profile.arms[1].layer = {5, 5, 5};
+    profile.machine = {.device = "a <machine>", .bytes_per_second = 1e9, .bf16_flops = 1000};
+    profile.routing = "balanced";
+    const std::string table = summary_table(profile);
+    EXPECT_NE(table.find("2.00x"), std::string::npos) << table;
+    EXPECT_NE(side_by_side_table(profile).find("fc1"), std::string::npos);
+    EXPECT_NE(arm_table(profile.arms[0]).find("optimizer"), std::string::npos);
+    const json result = json::parse(profile_json(profile, Config{}));
+    EXPECT_EQ(result.at("recipes").size(), 2u);
+    EXPECT_EQ(result.at("recipes")[1].at("speed-up"), 2.0);
+    EXPECT_EQ(result.at("recipes")[0].at("flops per second per gpu"), 500.0);
+    const std::string svg = profile_picture(profile);
+    expect_well_formed(svg);
+    EXPECT_NE(svg.find("fc1"), std::string::npos);
+    EXPECT_EQ(svg.find("transpose"), std::string::npos) << "no recipe spends time there";
+}
+
+}  // namespace
+}  // namespace fp8flow

@@ -1,0 +1,262 @@
+// Recomputation changes memory and nothing else: for every recipe and every legal set of modules the loss, all gradients and the router's
+// statistics keep their bits, on a batch where experts tie; what it costs on the wire and saves in memory is what the modes promise.
+#include "model/train/trainer.h"
+#include "model/train/transformer.h"
+#include "tests/support/layer_fixture.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+namespace fp8flow {
+namespace {
+
+using test::LayerCase;
+using test::LayerResult;
+using test::ModelFixture;
+
+constexpr Recipe kRecipes[] = {Recipe::bf16,     Recipe::fp8_tensorwise, Recipe::fp8_blockwise,
+                               Recipe::fp8_flow, Recipe::fp8_rowwise,    Recipe::mxfp8};
+constexpr int64_t kLayers = 2, kTokens = 32, kHidden = 128, kFfn = 128;
+
+LayerCase model_case(Recipe recipe, std::vector<int64_t> tokens = {kTokens}) {
+    LayerCase c = LayerCase::of(recipe);
+    c.tokens = std::move(tokens);
+    c.forced_routing = false;
+    c.model.attention = true;
+    c.model.num_layers = kLayers;
+    c.model.moe_layer_freq = {1, 1};
+    c.moe.moe_router_topk = 3;
+    c.moe.moe_shared_expert_intermediate_size = 128;
+    c.moe.moe_router_load_balancing_type = {BalancingLoss::aux_loss};
+    c.moe.moe_aux_loss_coeff = {0.01};
+    c.moe.moe_z_loss_coeff = 0.001;
+    return c;
+}
+
+// Experts 0 and 1, and 2 and 3, have the same router weights: the third choice of every token is a tie.
+void make_ties(ModelFixture& model) {
+    for (Parameter& p : model.parameters().all()) {
+        if (p.spec.name.find("router") == std::string::npos) continue;
+        float* rows = p.master.as<float>();
+        std::copy_n(rows, kHidden, rows + kHidden);
+        std::copy_n(rows + 2 * kHidden, kHidden, rows + 3 * kHidden);
+        model.parameters().write_copies(p);
+    }
+}
+
+std::vector<LayerResult> run(const LayerCase& c) {
+    std::vector<LayerResult> results(c.tokens.size());
+    run_thread_ranks(c.ranks(), 60, [&](ProcessGroup& group) {
+        ModelFixture model(group, c);
+        make_ties(model);
+        results[static_cast<size_t>(group.rank())] = model.step();
+    });
+    return results;
+}
+
+RecomputeSpec selective(unsigned bits) {
+    RecomputeSpec r;
+    r.recompute_granularity = bits == 0 ? RecomputeGranularity::none : RecomputeGranularity::selective;
+    r.core_attn = bits & 1;
+    r.layernorm = bits & 2;
+    r.shared_experts = bits & 4;
+    r.moe_act = bits & 8;
+    r.moe_expert = bits & 16;
+    r.moe = bits & 32;
+    return r;
+}
+RecomputeSpec full() {
+    RecomputeSpec r;
+    r.recompute_granularity = RecomputeGranularity::full;
+    return r;
+}
+std::string text(const RecomputeSpec& r) {
+    return fmt::format("granularity {} core_attn {} layernorm {} shared {} act {} expert {} moe {}",
+                       static_cast<int>(r.recompute_granularity), r.core_attn, r.layernorm, r.shared_experts,
+                       r.moe_act, r.moe_expert, r.moe);
+}
+
+// Every set that the configuration accepts, and full.
+std::vector<RecomputeSpec> legal_sets(const LayerCase& c) {
+    Config config;
+    config.model = c.model;
+    config.moe = c.moe;
+    config.precision = c.precision;
+    EXPECT_NO_THROW(check_config(config));
+    std::vector<RecomputeSpec> sets{full()};
+    for (unsigned bits = 1; bits < 64; ++bits) {
+        config.recompute = selective(bits);
+        try {
+            check_config(config);
+            sets.push_back(config.recompute);
+        } catch (const Error&) {
+        }
+    }
+    return sets;
+}
+
+void expect_same(const LayerResult& a, const LayerResult& b, const std::string& what) {
+    EXPECT_EQ(a.loss, b.loss) << what;
+    EXPECT_EQ(a.balancing_loss, b.balancing_loss) << what;
+    EXPECT_EQ(a.z_loss, b.z_loss) << what;
+    EXPECT_EQ(a.router_counts, b.router_counts) << what;
+    EXPECT_EQ(a.status, 0) << what;
+    EXPECT_EQ(a.in_use, 0) << what;
+    for (const auto& [name, gradient] : a.gradients)
+        EXPECT_TRUE(gradient == b.gradients.at(name)) << what << ": gradient of " << name;
+}
+
+class RecomputeOf : public testing::TestWithParam<Recipe> {};
+
+TEST_P(RecomputeOf, EveryLegalSetKeepsEveryBit) {
+    LayerCase c = model_case(GetParam());
+    const LayerResult plain = run(c)[0];
+    EXPECT_GT(plain.loss, 0);
+    const int64_t choices =
+        std::accumulate(plain.router_counts[0].begin(), plain.router_counts[0].end(), int64_t{0});
+    EXPECT_EQ(choices, kTokens * c.moe.moe_router_topk);
+    const std::vector<RecomputeSpec> sets = legal_sets(c);
+    EXPECT_GE(sets.size(), 28u);
+    for (const RecomputeSpec& set : sets) {
+        c.recompute = set;
+        const LayerResult result = run(c)[0];
+        expect_same(result, plain, text(set));
+        const bool again = set.moe || set.recompute_granularity == RecomputeGranularity::full;
+        EXPECT_EQ(result.dispatches, (again ? 3 : 2) * kLayers) << text(set);
+        EXPECT_EQ(result.combines, (again ? 3 : 2) * kLayers) << text(set);
+        if (HasFailure()) return;
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Recipes, RecomputeOf, testing::ValuesIn(kRecipes),
+                         [](const auto& info) { return std::string(recipe_name(info.param)); });
+
+TEST(Recompute, WireBytesOnTwoRanks) {
+    for (Recipe recipe : {Recipe::bf16, Recipe::fp8_flow}) {
+        LayerCase c = model_case(recipe, {16, 32});
+        const auto plain = run(c);
+        for (const RecomputeSpec& set : {selective(16), selective(8 | 4 | 2 | 1), selective(32), full()}) {
+            c.recompute = set;
+            const auto results = run(c);
+            const bool again = set.moe || set.recompute_granularity == RecomputeGranularity::full;
+            for (size_t r = 0; r < 2; ++r) {
+                expect_same(results[r], plain[r], text(set));
+                const WireBytes &got = results[r].wire, &base = plain[r].wire;
+                ASSERT_GT(base.dispatch, 0);
+                // forward and backward send the same rows out, so one more dispatch is half as much again
+                EXPECT_EQ(got.dispatch, (again ? 1.5 : 1.0) * base.dispatch) << text(set);
+                EXPECT_EQ(got.routing, (again ? 2 : 1) * base.routing) << text(set);
+                if (again)
+                    EXPECT_GT(got.combine, base.combine) << text(set);
+                else
+                    EXPECT_EQ(got.combine, base.combine) << text(set);
+            }
+        }
+    }
+}
+
+double row_bytes(const LayerResult& result) {
+    double bytes = 0;
+    for (const auto& [kind, per_row] : result.row_bytes) bytes += per_row;
+    return bytes;
+}
+
+// Per routed row: the received row, fc1's output, the activation, and 8 bytes of the plan (source row, probability).
+TEST(Recompute, SavedBytesPerRoutedRow) {
+    constexpr double kScale = 1 + 4.0 / 128;  // a code and its share of a 1x128 scale
+    struct {
+        Recipe recipe;
+        double x, h, a, x_alone;  // x_alone: what moe_expert keeps
+    } const cases[] = {
+        {Recipe::bf16, 2.0 * kHidden, 4.0 * kFfn, 2.0 * kFfn, 2.0 * kHidden},
+        {Recipe::fp8_flow, kScale * kHidden, 4.0 * kFfn, kScale * kFfn, kScale * kHidden},
+        {Recipe::fp8_blockwise, kScale * kHidden, 4.0 * kFfn, kScale * kFfn, 2.0 * kHidden},
+    };
+    for (const auto& kept : cases) {
+        auto bytes = [&](const RecomputeSpec& set) {
+            LayerCase c = model_case(kept.recipe);
+            c.recompute = set;
+            return row_bytes(run(c)[0]);
+        };
+        EXPECT_DOUBLE_EQ(bytes(selective(0)), kept.x + kept.h + kept.a + 8);
+        EXPECT_DOUBLE_EQ(bytes(selective(8)), kept.x + kept.h + 8);  // moe_act
+        EXPECT_DOUBLE_EQ(bytes(selective(16)), kept.x_alone + 8);    // moe_expert
+        EXPECT_DOUBLE_EQ(bytes(selective(3)), kept.x + kept.h + kept.a + 8);
+    }
+}
+
+TEST(Recompute, SavedBytesPerToken) {
+    auto saved = [&](const RecomputeSpec& set) {
+        LayerCase c = model_case(Recipe::fp8_flow);
+        c.recompute = set;
+        return run(c)[0].saved_bytes;
+    };
+    const int64_t none = saved(selective(0));
+    const int64_t plain_rows = kTokens * kHidden * 2;
+    // core_attn: the output of attention and its log-sum-exp
+    EXPECT_EQ(none - saved(selective(1)), kLayers * (plain_rows + kTokens * 4 * 4));
+    // layernorm: two BF16 outputs, and the FP8 rows with their scales (32 bytes in a slot of 256)
+    EXPECT_EQ(none - saved(selective(2)), kLayers * (2 * plain_rows + kTokens * kHidden + 256));
+    EXPECT_LT(saved(selective(4)), none);
+    EXPECT_LT(saved(selective(32)), saved(selective(4)));
+    EXPECT_LT(saved(full()), saved(selective(32)));
+}
+
+// Casts of a MoE layer when parts of it run twice: the flow quantises inside its operators, so it pays none; the casting recipes quantise
+// the activation (moe_act) and the received rows (moe_expert) again.
+TEST(Recompute, CastsPerMoeLayer) {
+    for (Recipe recipe : kRecipes) {
+        const int64_t base = recipe == Recipe::bf16 ? 0 : recipe == Recipe::fp8_flow ? 1 : 4;
+        const int64_t again = base == 4 ? 1 : 0;
+        auto casts = [&](const RecomputeSpec& set) {
+            LayerCase c = LayerCase::of(recipe);
+            c.recompute = set;
+            return test::run_block(c)[0].casts;
+        };
+        EXPECT_EQ(casts(selective(0)), base) << recipe_name(recipe);
+        EXPECT_EQ(casts(selective(2)), base) << recipe_name(recipe);               // layernorm
+        EXPECT_EQ(casts(selective(8)), base + again) << recipe_name(recipe);       // moe_act
+        EXPECT_EQ(casts(selective(16)), base + 2 * again) << recipe_name(recipe);  // moe_expert
+        EXPECT_EQ(casts(selective(32)), base + 2 * again) << recipe_name(recipe);  // moe
+        EXPECT_EQ(casts(full()), base + 2 * again) << recipe_name(recipe);
+    }
+}
+
+// The second step finds all memory in place, also behind an evaluation.
+TEST(Recompute, ASecondStepAllocatesNothing) {
+    for (const char* modules : {"none", "full", "core_attn, layernorm, moe_expert", "moe"}) {
+        const std::string name = modules;
+        const std::string recompute =
+            name == "none" || name == "full"
+                ? "recompute_granularity: " + name
+                : "recompute_granularity: selective\n  recompute_modules: [" + name + "]";
+        const Config config = parse_config(
+            "model:\n  num_layers: 2\n  hidden_size: 128\n  num_attention_heads: 4\n  num_query_groups: 2\n"
+            "  kv_channels: 32\n  seq_length: 16\n  vocab_size: 64\n"
+            "moe:\n  num_experts: 4\n  moe_router_topk: 2\n  moe_ffn_hidden_size: 128\n"
+            "parallel:\n  expert_model_parallel_size: 2\n"
+            "precision:\n  recipe: fp8_flow\n"
+            "recompute:\n  " +
+                recompute +
+                "\ntraining:\n  global_batch_size: 4\n  micro_batch_size: 1\n  train_iters: 3\n"
+                "data:\n  data_kind: synthetic\n  synthetic_vocab_size: 16\n",
+            "test", {}, 2);
+        run_thread_ranks(2, 60, [&](ProcessGroup& group) {
+            Trainer trainer(config, group, choose_backend(BackendKind::reference), Arithmetic::stated,
+                            open_data(config));
+            trainer.run_step();
+            const int64_t warm = trainer.allocations();
+            EXPECT_GT(warm, 0);
+            trainer.run_step();
+            EXPECT_EQ(trainer.allocations(), warm) << name;
+            trainer.evaluate(1);
+            trainer.run_step();
+            EXPECT_EQ(trainer.allocations(), warm) << name << ", behind an evaluation";
+        });
+    }
+}
+
+}  // namespace
+}  // namespace fp8flow

@@ -1,0 +1,113 @@
+// The verdict of `validate`: its averages, errors and judgement against closed forms; and that real curves of the recipes come out in the
+// right order: control arm below the flow, a planted fault far above it.
+#include "model/validate/validate.h"
+
+#include "model/train/trainer.h"
+#include "tests/support/training.h"
+
+namespace fp8flow {
+namespace {
+
+TEST(Validate, EmaIsTheCorrectedWeightedMean) {
+    for (double value : ema({2.5, 2.5, 2.5, 2.5}, 0.9)) EXPECT_DOUBLE_EQ(value, 2.5);
+    EXPECT_EQ(ema({}, 0.9), std::vector<double>{});
+    EXPECT_EQ(ema({3, 1, 4}, 0.0), (std::vector<double>{3, 1, 4}));
+    const std::vector<double> values = {5, 1, 3, 8, -2};
+    const std::vector<double> smooth = ema(values, 0.7);
+    for (size_t t = 0; t < values.size(); ++t) {
+        double sum = 0, weight = 0;
+        for (size_t i = 0; i <= t; ++i) {
+            const double w = std::pow(0.7, static_cast<double>(t - i));
+            sum += w * values[i];
+            weight += w;
+        }
+        EXPECT_NEAR(smooth[t], sum / weight, 1e-14);
+    }
+}
+
+TEST(Validate, ErrorsOfAScaledCurve) {
+    const Curve base{.name = "bf16", .loss = {5, 4, 3, 2}, .grad_norm = {1, 1, 2, 4}};
+    Curve arm{.name = "arm", .loss = base.loss, .grad_norm = base.grad_norm};
+    for (double& loss : arm.loss) loss *= 0.99;
+    for (double& norm : arm.grad_norm) norm *= 1.5;
+    const Comparison c = compare(arm, base, 0.5, 1);
+    EXPECT_EQ(c.name, "arm");
+    for (const auto& errors : {c.relative_error, c.raw_relative_error}) {
+        ASSERT_EQ(errors.size(), 4u);
+        for (double error : errors) EXPECT_NEAR(error, 0.01, 1e-14);
+    }
+    EXPECT_NEAR(c.max, 0.01, 1e-14);
+    EXPECT_NEAR(c.mean, 0.01, 1e-14);
+    EXPECT_NEAR(c.raw_max, 0.01, 1e-14);
+    EXPECT_NEAR(c.signed_last, -0.01, 1e-14);
+    EXPECT_NEAR(c.grad_norm_ratio, 1.5, 1e-14);
+}
+
+TEST(Validate, WarmUpIsLeftOutOfTheVerdictOnly) {
+    const Curve base{.loss = {4, 2, 2, 2}, .grad_norm = {1, 1, 1, 1}};
+    const Curve arm{.loss = {8, 2, 2.2, 2}, .grad_norm = {9, 1, 1, 3}};
+    const Comparison all = compare(arm, base, 0.0, 0), late = compare(arm, base, 0.0, 1);
+    EXPECT_DOUBLE_EQ(all.max, 1.0);
+    EXPECT_NEAR(late.max, 0.1, 1e-14);
+    EXPECT_NEAR(late.mean, 0.1 / 3, 1e-14);
+    EXPECT_NEAR(late.grad_norm_ratio, 5.0 / 3, 1e-14);
+    EXPECT_EQ(late.signed_last, 0);
+    EXPECT_DOUBLE_EQ(late.relative_error[0], 1.0);  // shown, not judged
+    EXPECT_THROW(compare(arm, base, 0.0, 4), Error);
+    EXPECT_THROW(compare({.loss = {1, 2}}, base, 0.0, 0), Error);
+}
+
+TEST(Validate, JudgementAtItsEdges) {
+    const double bar = 0.0025;
+    EXPECT_EQ(judge(bar, 0.0, bar), Verdict::pass);
+    EXPECT_EQ(judge(std::nextafter(bar, 1.0), 0.0, bar), Verdict::miss);
+    EXPECT_EQ(judge(0.0, bar / 2, bar), Verdict::pass);
+    EXPECT_EQ(judge(0.0, std::nextafter(bar / 2, 1.0), bar), Verdict::inconclusive);
+    EXPECT_EQ(judge(1.0, bar, bar), Verdict::inconclusive);
+    // a curve that is not a number never passes
+    EXPECT_EQ(judge(std::nan(""), 0.0, bar), Verdict::miss);
+    EXPECT_EQ(judge(0.0, std::nan(""), bar), Verdict::inconclusive);
+    EXPECT_STREQ(name_of(Verdict::pass), "pass");
+    EXPECT_STREQ(name_of(Verdict::miss), "miss");
+    EXPECT_STREQ(name_of(Verdict::inconclusive), "inconclusive");
+}
+
+TEST(Validate, ANaNInACurveReachesTheMaximum) {
+    const Curve base{.loss = {2, 2, 2}, .grad_norm = {1, 1, 1}};
+    const Curve arm{.loss = {2, std::nan(""), 2}, .grad_norm = {1, 1, 1}};
+    const Comparison c = compare(arm, base, 0.5, 0);
+    EXPECT_TRUE(std::isnan(c.max));
+    EXPECT_TRUE(std::isnan(c.raw_max));
+    EXPECT_EQ(judge(c.max, 0.0, 0.0025), Verdict::miss);
+}
+
+Curve curve_of(const Config& config, Arithmetic arithmetic) {
+    const test::TrainingRun run = test::train(config, 2, {.steps = 24, .arithmetic = arithmetic});
+    Curve curve;
+    curve.loss = run.losses();
+    for (const StepResult& step : run.steps) curve.grad_norm.push_back(step.grad_norm);
+    return curve;
+}
+
+TEST(Validate, ControlArmFlowAndPlantedFaultComeInThisOrder) {
+    const std::vector<std::string> keys = {"training.train_iters=24",
+                                           "parallel.expert_model_parallel_size=2"};
+    const Config bf16 = test::test_config(Recipe::bf16, keys),
+                 flow = test::test_config(Recipe::fp8_flow, keys);
+    Config faulty = flow;
+    faulty.precision.fault_wrong_scale_index = true;
+    const Curve base = curve_of(bf16, Arithmetic::stated);
+    const Comparison control = compare(curve_of(bf16, Arithmetic::alternative), base, 0.95, 5),
+                     fp8 = compare(curve_of(flow, Arithmetic::stated), base, 0.95, 5),
+                     fault = compare(curve_of(faulty, Arithmetic::stated), base, 0.95, 5);
+    RecordProperty("control", fmt::format("{:.2e}", control.max));
+    RecordProperty("fp8_flow", fmt::format("{:.2e}", fp8.max));
+    RecordProperty("fault", fmt::format("{:.2e}", fault.max));
+    EXPECT_GT(control.max, 0) << "the control arm computes the same bits: no control";
+    EXPECT_LT(control.max, fp8.max);
+    EXPECT_GT(fault.max, 3 * fp8.max);
+    EXPECT_NEAR(fp8.grad_norm_ratio, 1.0, 0.05);
+}
+
+}  // namespace
+}  // namespace fp8flow

@@ -1,0 +1,284 @@
+// Whole models under Hugging Face names: attention, embedding and dense layers by hand, round trips bit by bit over several ranks, the narrow
+// formats, config.json, and what is refused.
+#include "model/config/hf_config.h"
+#include "model/weights/export.h"
+#include "model/weights/load.h"
+
+#include "tests/support/hf_models.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <set>
+
+namespace fp8flow {
+namespace {
+
+using test::at;
+using test::HandMade;
+using test::kE;
+using test::kF;
+using test::kH;
+using test::LayerCase;
+using test::mark;
+using test::marked;
+using test::ModelFixture;
+using test::on_one_rank;
+using test::whole_model;
+using test::write_file;
+
+// Every master, after both sides' experts are side by side.
+using Masters = std::map<std::string, std::vector<float>>;
+Masters masters(ModelFixture& fixture, ProcessGroup& group) {
+    Masters all;
+    for (const WeightTarget& target : targets_of(fixture.model())) {
+        const auto count = static_cast<size_t>(target.values.numel());
+        std::vector<float> mine(target.values.as<float>(), target.values.as<float>() + count);
+        if (target.spec.expert) {
+            std::vector<float> both(count * static_cast<size_t>(group.size()));
+            group.all_gather(mine.data(), count * sizeof(float), both.data());
+            mine = both;
+        } else if (target.spec.name.starts_with("embedding") ||
+                   target.spec.name.starts_with("output_layer")) {
+            mine.resize(static_cast<size_t>(100 * kH));  // the rows of the vocabulary
+        }
+        all[target.spec.name] = mine;
+    }
+    return all;
+}
+
+struct RoundTrip {
+    Masters before, after;
+    std::set<std::string> names;
+};
+
+// A model with its own seed is exported from `from` ranks and loaded into another one on `to` ranks.
+RoundTrip round_trip(LayerCase c, const ExportChoice& choice, int from, int to, const std::string& folder) {
+    RoundTrip result;
+    c.seed = 1;
+    c.tokens.assign(static_cast<size_t>(from), 16);
+    run_thread_ranks(from, 60, [&](ProcessGroup& group) {
+        ModelFixture model(group, c);
+        const Masters mine = masters(model, group);
+        if (group.rank() == 0) result.before = mine;
+        export_weights(OutputFolder(folder), targets_of(model.model()), {c.model, c.moe}, choice, group,
+                       model.rank().ops.device());
+    });
+    const TensorSet set(folder);
+    for (const std::string& name : set.names()) result.names.insert(name);
+    c.seed = 2;
+    c.tokens.assign(static_cast<size_t>(to), 16);
+    run_thread_ranks(to, 60, [&](ProcessGroup& group) {
+        ModelFixture model(group, c);
+        load_model(folder, test::config_of(c), model.model(), model.rank().ops.device());
+        const Masters mine = masters(model, group);
+        if (group.rank() == 0) result.after = mine;
+        // pads of the vocabulary are zero
+        for (const WeightTarget& target : targets_of(model.model())) {
+            if (!target.spec.name.starts_with("embedding")) continue;
+            EXPECT_EQ(at(target.values, 127 * kH), 0.0f);
+        }
+    });
+    return result;
+}
+
+// Everything that is no MoE block, by hand: queries, keys and values in this order, gate above up, and the vocabulary without its padding.
+TEST(HfModels, AttentionEmbeddingAndDenseLayersByTheirNames) {
+    const TemporaryFolder folder;
+    LayerCase c = whole_model(true);
+    c.tokens = {16};
+    const int64_t ffn = c.model.ffn_hidden_size, query = 4 * 32, key = 2 * 32;
+    std::vector<HandMade> tensors = {marked("model.embed_tokens.weight", {100, kH}, 1),
+                                     marked("lm_head.weight", {100, kH}, 2),
+                                     marked("model.norm.weight", {kH}, 3)};
+    for (int layer = 0; layer < 2; ++layer) {
+        const std::string p = fmt::format("model.layers.{}.", layer);
+        const int tag = 10 + 20 * layer;
+        tensors.push_back(marked(p + "input_layernorm.weight", {kH}, tag));
+        tensors.push_back(marked(p + "post_attention_layernorm.weight", {kH}, tag + 1));
+        tensors.push_back(marked(p + "self_attn.q_proj.weight", {query, kH}, tag + 2));
+        tensors.push_back(marked(p + "self_attn.k_proj.weight", {key, kH}, tag + 3));
+        tensors.push_back(marked(p + "self_attn.v_proj.weight", {key, kH}, tag + 4));
+        tensors.push_back(marked(p + "self_attn.o_proj.weight", {kH, query}, tag + 5));
+        tensors.push_back(marked(p + "self_attn.q_norm.weight", {32}, tag + 6));
+        tensors.push_back(marked(p + "self_attn.k_norm.weight", {32}, tag + 7));
+    }
+    tensors.push_back(marked("model.layers.0.mlp.gate_proj.weight", {ffn, kH}, 51));
+    tensors.push_back(marked("model.layers.0.mlp.up_proj.weight", {ffn, kH}, 52));
+    tensors.push_back(marked("model.layers.0.mlp.down_proj.weight", {kH, ffn}, 53));
+    tensors.push_back(marked("model.layers.1.mlp.gate.weight", {kE, kH}, 99));
+    const std::string p = "model.layers.1.mlp.experts.{}.";
+    for (HandMade& expert :
+         test::experts(p + "gate_proj.weight", p + "up_proj.weight", p + "down_proj.weight"))
+        tensors.push_back(std::move(expert));
+    write_file(folder, "model.safetensors", tensors);
+    on_one_rank([&](ProcessGroup& group) {
+        ModelFixture model(group, c);
+        load_model(folder.path(), test::config_of(c), model.model(), model.rank().ops.device());
+        const auto rows_are = [&](const std::string& name, int64_t first, int64_t rows, int64_t cols,
+                                  int tag) {
+            for (const Parameter& parameter : model.parameters().all()) {
+                if (parameter.spec.name != name) continue;
+                int64_t wrong = 0;
+                for (int64_t i = 0; i < rows * cols; ++i)
+                    wrong += at(parameter.master, first * cols + i) != mark(tag, i / cols, i % cols);
+                EXPECT_EQ(wrong, 0) << name << " from row " << first;
+                return;
+            }
+            ADD_FAILURE() << "no parameter " << name;
+        };
+        rows_are("embedding.word_embeddings.weight", 0, 100, kH, 1);
+        rows_are("output_layer.weight", 0, 100, kH, 2);
+        rows_are("final_layernorm.weight", 0, kH, 1, 3);
+        for (int layer = 0; layer < 2; ++layer) {
+            const std::string ours = fmt::format("layers.{}.", layer);
+            const int tag = 10 + 20 * layer;
+            rows_are(ours + "input_layernorm.weight", 0, kH, 1, tag);
+            rows_are(ours + "pre_mlp_layernorm.weight", 0, kH, 1, tag + 1);
+            rows_are(ours + "self_attention.linear_qkv.weight", 0, query, kH, tag + 2);
+            rows_are(ours + "self_attention.linear_qkv.weight", query, key, kH, tag + 3);
+            rows_are(ours + "self_attention.linear_qkv.weight", query + key, key, kH, tag + 4);
+            rows_are(ours + "self_attention.linear_proj.weight", 0, kH, query, tag + 5);
+            rows_are(ours + "self_attention.q_layernorm.weight", 0, 32, 1, tag + 6);
+            rows_are(ours + "self_attention.k_layernorm.weight", 0, 32, 1, tag + 7);
+        }
+        rows_are("layers.0.mlp.linear_fc1.weight", 0, ffn, kH, 51);
+        rows_are("layers.0.mlp.linear_fc1.weight", ffn, ffn, kH, 52);
+        rows_are("layers.0.mlp.linear_fc2.weight", 0, kH, ffn, 53);
+        rows_are("layers.1.moe.router.weight", 0, kE, kH, 99);
+        rows_are("layers.1.moe.experts.linear_fc1.weight", 6 * kF, kF, kH, 31);
+        rows_are("layers.1.moe.experts.linear_fc2.weight", 3 * kH, kH, kF, 33);
+    });
+}
+
+TEST(HfModels, WholeModelsSurviveTheRoundTripOnAnyNumberOfRanks) {
+    for (const bool qwen : {true, false})
+        for (const auto& [from, to] : {std::pair(1, 1), std::pair(2, 1), std::pair(1, 2), std::pair(2, 2)}) {
+            SCOPED_TRACE(fmt::format("{} {} -> {}", qwen ? "qwen3" : "mixtral", from, to));
+            const TemporaryFolder folder;
+            const LayerCase c = whole_model(qwen);
+            const RoundTrip trip = round_trip(c, {export_names(test::config_of(c)), ExportFormat::f32}, from,
+                                              to, folder.path("hf"));
+            EXPECT_EQ(trip.before, trip.after);
+            EXPECT_TRUE(std::filesystem::exists(
+                folder.path(fmt::format("hf/model-{0:05}-of-{0:05}.safetensors", from))));
+        }
+}
+
+TEST(HfModels, FilesOfAnEarlierExportAreNotMixedIn) {
+    const TemporaryFolder folder;
+    LayerCase c = whole_model(true);
+    const ExportChoice choice{export_names(test::config_of(c)), ExportFormat::f32};
+    round_trip(c, choice, 2, 1, folder.path("hf"));
+    c.model.init_method_std = 0.2;
+    const RoundTrip trip = round_trip(c, choice, 1, 1, folder.path("hf"));
+    EXPECT_EQ(trip.before, trip.after);
+}
+
+TEST(HfModels, FusedExpertsSurviveTheRoundTrip) {
+    const TemporaryFolder folder;
+    HfNames names;
+    names.experts = ExpertNames::fused;
+    const RoundTrip trip = round_trip(whole_model(true), {names, ExportFormat::f32}, 1, 2, folder.path("hf"));
+    EXPECT_EQ(trip.before, trip.after);
+    EXPECT_TRUE(trip.names.contains("model.layers.1.mlp.experts.gate_up_proj"));
+}
+
+TEST(HfModels, ExportedNamesAreThoseOfTheFamilies) {
+    const TemporaryFolder folder;
+    const std::set<std::string> mixtral =
+        round_trip(whole_model(false),
+                   {export_names(test::config_of(whole_model(false))), ExportFormat::bf16}, 1, 1,
+                   folder.path("m"))
+            .names;
+    std::set<std::string> wanted = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"};
+    for (const std::string layer : {"model.layers.0.", "model.layers.1."}) {
+        for (const char* name :
+             {"input_layernorm.weight", "post_attention_layernorm.weight", "self_attn.q_proj.weight",
+              "self_attn.k_proj.weight", "self_attn.v_proj.weight", "self_attn.o_proj.weight",
+              "block_sparse_moe.gate.weight"})
+            wanted.insert(layer + name);
+        for (int e = 0; e < kE; ++e)
+            for (const char* w : {"w1", "w2", "w3"})
+                wanted.insert(fmt::format("{}block_sparse_moe.experts.{}.{}.weight", layer, e, w));
+    }
+    EXPECT_EQ(mixtral, wanted);
+    const std::set<std::string> qwen =
+        round_trip(whole_model(true), {export_names(test::config_of(whole_model(true))), ExportFormat::bf16},
+                   1, 1, folder.path("q"))
+            .names;
+    for (const char* name :
+         {"model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight",
+          "model.layers.0.mlp.down_proj.weight", "model.layers.1.mlp.gate.weight",
+          "model.layers.1.mlp.experts.3.down_proj.weight", "model.layers.0.self_attn.q_norm.weight",
+          "model.layers.0.self_attn.k_norm.weight"})
+        EXPECT_TRUE(qwen.contains(name)) << name;
+}
+
+// BF16 rounds once; FP8 with powers of two gives back what the flow computes with.
+TEST(HfModels, NarrowFormatsRoundOnce) {
+    const TemporaryFolder folder;
+    const LayerCase c = whole_model(true);
+    const HfNames names = export_names(test::config_of(c));
+    const RoundTrip bf16 = round_trip(c, {names, ExportFormat::bf16}, 2, 1, folder.path("bf16"));
+    for (const auto& [name, values] : bf16.before)
+        for (size_t i = 0; i < values.size(); ++i)
+            ASSERT_EQ(bf16.after.at(name)[i], round_bf16(values[i])) << name;
+    const RoundTrip fp8 = round_trip(c, {names, ExportFormat::fp8}, 2, 2, folder.path("fp8"));
+    const std::string w2 = "layers.1.moe.experts.linear_fc2.weight";
+    const auto &before = fp8.before.at(w2), &after = fp8.after.at(w2);
+    for (size_t block = 0; block < before.size(); block += kH * kF) {  // one scale an expert at this size
+        float amax = 0;
+        for (size_t i = 0; i < kH * kF; ++i) amax = std::max(amax, std::abs(before[block + i]));
+        const float step = std::exp2(std::floor(std::log2(448.0f / amax)));
+        for (size_t i = block; i < block + kH * kF; ++i)
+            ASSERT_EQ(after[i], to_float(to_e4m3(before[i] * step)) / step);
+    }
+    EXPECT_TRUE(fp8.names.contains("model.layers.1.mlp.experts.0.up_proj.weight_scale_inv"));
+    EXPECT_FALSE(fp8.names.contains("model.layers.1.mlp.gate.weight_scale_inv"));
+}
+
+TEST(HfModels, TheExportedConfigReadsBackAsTheSameModel) {
+    for (const bool qwen : {true, false}) {
+        const Config config = test::config_of(whole_model(qwen));
+        const Config back =
+            parse_config("training: {train_iters: 1}", "t.yaml", {}, std::nullopt,
+                         parse_hf_config(hf_config_of(config, ExportFormat::fp8), "config.json"));
+        EXPECT_EQ(back.model.moe_layer_freq, config.model.moe_layer_freq);
+        for (const char* key :
+             {"num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "kv_channels",
+              "qk_layernorm", "rotary_base", "norm_epsilon", "vocab_size", "num_experts", "moe_router_topk",
+              "moe_ffn_hidden_size", "moe_router_pre_softmax"})
+            for (const std::string& line : diff_configs(config, back))
+                EXPECT_EQ(line.find(std::string(".") + key + ":"), std::string::npos) << line;
+    }
+    Config sigmoid = test::config_of(whole_model(true));
+    sigmoid.moe.moe_router_score_function = ScoreFunction::sigmoid;
+    expect_contains(error_of(ExitCode::usage, [&] { hf_config_of(sigmoid, ExportFormat::bf16); }),
+                    "neither qwen3_moe");
+}
+
+TEST(HfModels, AModelOfAnotherFamilyBesideTheWeightsIsRefused) {
+    const TemporaryFolder folder;
+    const LayerCase c = whole_model(true);
+    folder.write("hf/config.json", "{\"model_type\": \"gpt_oss\"}");
+    on_one_rank([&](ProcessGroup& group) {
+        ModelFixture model(group, c);
+        const auto load = [&](const Config& config) {
+            return error_of(ExitCode::usage, [&] {
+                load_model(folder.path("hf"), config, model.model(), model.rank().ops.device());
+            });
+        };
+        expect_contains(load(test::config_of(c)), "model_type gpt_oss is not supported");
+        Config other = test::config_of(c);
+        other.model.attention = false;
+        expect_contains(load(other), "multi-latent attention is not implemented");
+        other = test::config_of(c);
+        other.model.zero_centered_gamma = true;
+        expect_contains(load(other), "zero_centered_gamma: got true");
+    });
+}
+
+}  // namespace
+}  // namespace fp8flow
