@@ -63,14 +63,14 @@ const ProductRate& Ceilings::product(ProductKind kind) {
         if (kind == ProductKind::bf16) {
             const TensorView values = arena.tensor(DType::bf16, {side_, side_}, "operand");
             fill_random(device, values, {.seed = seed});
-            return Fp8Tensor{values, {}, ScaleLayout::none};
+            return ScaledTensor{values, {}, ScaleLayout::none};
         }
-        const Fp8Tensor tensor = arena.fp8(DType::e4m3, {side_, side_}, ScaleLayout::tensor, "operand");
-        fill_random(device, tensor.codes, {.seed = seed});
+        const ScaledTensor tensor = arena.fp8(DType::e4m3, {side_, side_}, ScaleLayout::tensor, "operand");
+        fill_random(device, tensor.data, {.seed = seed});
         fill_random(device, tensor.scales, {.distribution = Distribution::pow2, .spread = 0, .seed = seed});
         return tensor;
     };
-    const Fp8Tensor a = operand(1), b = operand(2);
+    const ScaledTensor a = operand(1), b = operand(2);
     const TensorView d = arena.tensor(DType::bf16, {side_, side_}, "product");
     const Timing timing = meter_.time({.call = [&](int64_t) { dense_.gemm({.a = a, .b = b, .d = d}); }});
     const double flops =

@@ -8,9 +8,9 @@ namespace fp8flow {
 namespace {
 
 // Of one routed row, its scales included.
-double row_bytes(const Fp8Tensor& rows) {
-    const int64_t scales = rows.scales ? ceil_div(rows.codes.cols(), kBlock) * size_of(rows.scales.dtype) : 0;
-    return static_cast<double>(rows.codes.cols() * size_of(rows.codes.dtype) + scales);
+double row_bytes(const ScaledTensor& rows) {
+    const int64_t scales = rows.scales ? ceil_div(rows.data.cols(), kBlock) * size_of(rows.scales.dtype) : 0;
+    return static_cast<double>(rows.data.cols() * size_of(rows.data.dtype) + scales);
 }
 
 // M-tensors may be longer than one layer's rows (row arena).
@@ -36,15 +36,15 @@ void check_plan(const DispatchPlan& plan, int64_t ranks) {
 }
 
 // Rows as they travel: plain, or FP8 codes with 1x128 scales.
-void check_wire_rows(const Fp8Tensor& rows, const char* what, int64_t num_rows) {
-    FP8FLOW_CHECK(rows.codes.rank == 2 && rows.codes.dim(0) == num_rows && rows.codes.row_base == nullptr,
-                  "{} is {}, must have {} rows", what, describe(rows.codes), num_rows);
+void check_wire_rows(const ScaledTensor& rows, const char* what, int64_t num_rows) {
+    FP8FLOW_CHECK(rows.data.rank == 2 && rows.data.dim(0) == num_rows && rows.data.row_base == nullptr,
+                  "{} is {}, must have {} rows", what, describe(rows.data), num_rows);
     FP8FLOW_CHECK(rows.layout == ScaleLayout::none || rows.layout == ScaleLayout::vec128_wire,
                   "{} has scales {}, must be none or vec128_wire", what, name_of(rows.layout));
     if (rows.layout == ScaleLayout::none) return;
     check_fp8(rows, what);
-    FP8FLOW_CHECK(rows.codes.dim(1) % kBlock == 0, "hidden size {} is no multiple of {} (hidden_size)",
-                  rows.codes.dim(1), kBlock);
+    FP8FLOW_CHECK(rows.data.dim(1) % kBlock == 0, "hidden size {} is no multiple of {} (hidden_size)",
+                  rows.data.dim(1), kBlock);
 }
 
 }  // namespace
@@ -72,37 +72,37 @@ void Exchange::gather_routing(const TensorView& ids, const TensorView& probs, co
         [&] { do_gather_routing(ids, probs, all_ids, all_probs, launch); });
 }
 
-void Exchange::dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena& scratch,
-                        const Launch& launch) {
+void Exchange::dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
+                        Arena& scratch, const Launch& launch) {
     check_plan(plan, size());
     check_wire_rows(rows, "rows", plan.num_tokens);
-    check_rows(dst.codes, "dst", plan);
+    check_rows(dst.data, "dst", plan);
     check_rows(plan.row_source, "row_source", plan);
     const bool plain = rows.layout == ScaleLayout::none;
-    FP8FLOW_CHECK(dst.codes.rank == 2 && dst.codes.dim(1) == rows.codes.dim(1) &&
-                      dst.codes.dtype == rows.codes.dtype &&
+    FP8FLOW_CHECK(dst.data.rank == 2 && dst.data.dim(1) == rows.data.dim(1) &&
+                      dst.data.dtype == rows.data.dtype &&
                       dst.layout == (plain ? ScaleLayout::none : ScaleLayout::vec128),
-                  "rows {} with scales {} cannot become {} with scales {}", describe(rows.codes),
-                  name_of(rows.layout), describe(dst.codes), name_of(dst.layout));
+                  "rows {} with scales {} cannot become {} with scales {}", describe(rows.data),
+                  name_of(rows.layout), describe(dst.data), name_of(dst.layout));
     if (!plain) check_fp8(dst, "dst");
     ++num_dispatches_;
     const double written = static_cast<double>(plan.groups.cost_rows()) * row_bytes(dst);
-    observed("dispatch", with_writes({.bytes = bytes_of({rows.codes, rows.scales}) + written}, written),
+    observed("dispatch", with_writes({.bytes = bytes_of({rows.data, rows.scales}) + written}, written),
              [&] { do_dispatch(rows, plan, dst, scratch, launch); });
 }
 
-void Exchange::dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received,
+void Exchange::dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& received,
                              Arena& scratch, const Launch& launch) {
     check_plan(plan, size());
     check_wire_rows(rows, "rows", plan.num_tokens);
     check_wire_rows(received, "received", plan.all_ids.dim(0) * plan.all_ids.dim(1));
-    FP8FLOW_CHECK(received.codes.dim(1) == rows.codes.dim(1) && received.codes.dtype == rows.codes.dtype &&
+    FP8FLOW_CHECK(received.data.dim(1) == rows.data.dim(1) && received.data.dtype == rows.data.dtype &&
                       received.layout == rows.layout && received.scales.dtype == rows.scales.dtype,
-                  "rows {} with scales {} {} arrive as {} with scales {} {}", describe(rows.codes),
-                  name_of(rows.layout), describe(rows.scales), describe(received.codes),
+                  "rows {} with scales {} {} arrive as {} with scales {} {}", describe(rows.data),
+                  name_of(rows.layout), describe(rows.scales), describe(received.data),
                   name_of(received.layout), describe(received.scales));
     ++num_dispatches_;
-    const double moved = bytes_of({rows.codes, rows.scales});
+    const double moved = bytes_of({rows.data, rows.scales});
     observed("dispatch_rows", with_writes({.bytes = 2 * moved}, moved),
              [&] { do_dispatch_rows(rows, plan, received, scratch, launch); });
 }
@@ -128,7 +128,7 @@ void Exchange::combine(const Combine& args, const DispatchPlan& plan, Arena& scr
         check_tensor(args.dprob, "dprob", DType::f32, {plan.num_tokens, plan.topk});
     }
     ++num_combines_;
-    const double row = row_bytes({.codes = args.src, .scales = {}}) + (args.drow_prob ? 4 : 0);
+    const double row = row_bytes({.data = args.src, .scales = {}}) + (args.drow_prob ? 4 : 0);
     const double written = bytes_of({args.y, args.dprob});
     const double read =
         static_cast<double>(plan.groups.cost_rows()) * row + bytes_of({args.residual, args.addend});
@@ -151,13 +151,13 @@ void Exchange::reset_counts() {
     num_dispatches_ = num_combines_ = 0;
 }
 
-void Exchange::dispatch_through_rows(Ops& ops, const Fp8Tensor& rows, const DispatchPlan& plan,
-                                     const Fp8Tensor& dst, Arena& scratch, const Launch& launch) {
+void Exchange::dispatch_through_rows(Ops& ops, const ScaledTensor& rows, const DispatchPlan& plan,
+                                     const ScaledTensor& dst, Arena& scratch, const Launch& launch) {
     ArenaScope scope(scratch);
     const int64_t capacity = plan.all_ids.dim(0) * plan.all_ids.dim(1);
-    Fp8Tensor received{.codes = scratch.tensor(rows.codes.dtype, {capacity, rows.codes.dim(1)}, "dispatch"),
-                       .scales = {},
-                       .layout = rows.layout};
+    ScaledTensor received{.data = scratch.tensor(rows.data.dtype, {capacity, rows.data.dim(1)}, "dispatch"),
+                          .scales = {},
+                          .layout = rows.layout};
     if (rows.scales)
         received.scales = scratch.tensor(rows.scales.dtype, {capacity, rows.scales.dim(1)}, "dispatch");
     do_dispatch_rows(rows, plan, received, scratch, launch);

@@ -53,11 +53,11 @@ public:
 
     // rows [T, H] (plain, or FP8 with vec128_wire scales) -> dst [M, H] in the plan's groups, pads zero (FP8: vec128 scales).
     // `scratch` provides the received rows' buffer.
-    void dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena& scratch,
+    void dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst, Arena& scratch,
                   const Launch& launch = {});
 
     // The first half of dispatch alone, for the unfused ablation: received rows [G*S, H] in order (source rank, token), wire layout.
-    void dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received,
+    void dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& received,
                        Arena& scratch, const Launch& launch = {});
 
     // src [M, H] -> y [T, H]: sums over each token's experts in the stated order, + residual (optional, [T, H]) added in fp32 before the
@@ -102,17 +102,17 @@ public:
 protected:
     virtual void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
                                    const TensorView& all_probs, const Launch& launch) = 0;
-    virtual void do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst,
+    virtual void do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
                              Arena& scratch, const Launch& launch) = 0;
-    virtual void do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received,
-                                  Arena& scratch, const Launch& launch) = 0;
+    virtual void do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan,
+                                  const ScaledTensor& received, Arena& scratch, const Launch& launch) = 0;
     virtual void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
                             const Launch& launch) = 0;
     virtual void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values,
                                const Launch& launch) = 0;
     // do_dispatch of backends that receive rows first: do_dispatch_rows into scratch, then `ops` permutes and pads.
-    void dispatch_through_rows(Ops& ops, const Fp8Tensor& rows, const DispatchPlan& plan,
-                               const Fp8Tensor& dst, Arena& scratch, const Launch& launch);
+    void dispatch_through_rows(Ops& ops, const ScaledTensor& rows, const DispatchPlan& plan,
+                               const ScaledTensor& dst, Arena& scratch, const Launch& launch);
     WireBytes wire_;  // backends add what they send
 
 private:

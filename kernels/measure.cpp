@@ -1,8 +1,8 @@
 // The protocol: warm-up, pause, queued samples, then calls back to back.
 #include "kernels/measure.h"
 
-#include "kernels/core/fp8_tensor.h"
 #include "kernels/core/random_fill.h"
+#include "kernels/core/scaled_tensor.h"
 
 #include <algorithm>
 #include <chrono>

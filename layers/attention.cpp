@@ -70,7 +70,7 @@ void SelfAttention::forward(Context& ctx, const TensorView& xn, const TensorView
         auto timed = ctx.stage("qkv");
         const TensorView qkv =
             ctx.scratch.tensor(ctx.activation, {tokens, (heads + 2 * kv) * dim}, "attention");
-        ctx.ops.gemm({.a = {.codes = xn}, .b = {.codes = qkv_->plain}, .d = qkv}, ctx.launch);
+        ctx.ops.gemm({.a = {.data = xn}, .b = {.data = qkv_->plain}, .d = qkv}, ctx.launch);
         ctx.ops.split_qkv({.qkv = qkv,
                            .q = q_norm_ != nullptr ? saved.q_raw : saved.q,
                            .k = q_norm_ != nullptr ? saved.k_raw : saved.k,
@@ -96,7 +96,7 @@ void SelfAttention::forward(Context& ctx, const TensorView& xn, const TensorView
     auto timed = ctx.stage("proj");
     const TensorView out = ctx.scratch.tensor(ctx.activation, {tokens, model_.hidden_size}, "attention");
     ctx.ops.gemm(
-        {.a = {.codes = saved.o.reshape({tokens, heads * dim})}, .b = {.codes = proj_->plain}, .d = out},
+        {.a = {.data = saved.o.reshape({tokens, heads * dim})}, .b = {.data = proj_->plain}, .d = out},
         ctx.launch);
     ctx.ops.add({.a = residual, .b = out, .y = y}, ctx.launch);
     if (recompute_core) {
@@ -136,14 +136,14 @@ void SelfAttention::backward(Context& ctx, const TensorView& dy, const TensorVie
 
     {
         auto timed = ctx.stage("proj");
-        ctx.ops.gemm({.a = {.codes = dy},
-                      .b = {.codes = o},
+        ctx.ops.gemm({.a = {.data = dy},
+                      .b = {.data = o},
                       .form = op::GemmForm::tn,
                       .mode = ctx.grad_mode,
                       .d = proj_->main_grad},
                      ctx.launch);
-        ctx.ops.gemm({.a = {.codes = dy},
-                      .b = {.codes = proj_->plain},
+        ctx.ops.gemm({.a = {.data = dy},
+                      .b = {.data = proj_->plain},
                       .form = op::GemmForm::nn,
                       .d = dout.reshape({tokens, heads * dim})},
                      ctx.launch);
@@ -185,13 +185,13 @@ void SelfAttention::backward(Context& ctx, const TensorView& dy, const TensorVie
         norm_backward(dk, saved.k_raw, saved.k_rstd, *k_norm_, dk_raw, kv);
     }
     ctx.ops.merge_qkv({.q = dq_raw, .k = dk_raw, .v = dv, .qkv = dqkv}, ctx.launch);
-    ctx.ops.gemm({.a = {.codes = dqkv},
-                  .b = {.codes = xn},
+    ctx.ops.gemm({.a = {.data = dqkv},
+                  .b = {.data = xn},
                   .form = op::GemmForm::tn,
                   .mode = ctx.grad_mode,
                   .d = qkv_->main_grad},
                  ctx.launch);
-    ctx.ops.gemm({.a = {.codes = dqkv}, .b = {.codes = qkv_->plain}, .form = op::GemmForm::nn, .d = dxn},
+    ctx.ops.gemm({.a = {.data = dqkv}, .b = {.data = qkv_->plain}, .form = op::GemmForm::nn, .d = dxn},
                  ctx.launch);
 }
 

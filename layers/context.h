@@ -22,7 +22,7 @@ class ProductObserver {
 public:
     virtual ~ProductObserver() = default;
     // stage: "fc1", "fc2", "fc2 dgrad" or "fc1 dgrad". operand [M, .] as the product read it, FP8 or plain; result [M, .].
-    virtual void product(Context& ctx, std::string_view stage, const Fp8Tensor& operand,
+    virtual void product(Context& ctx, std::string_view stage, const ScaledTensor& operand,
                          const TensorView& result, const RowGroups& groups) = 0;
     virtual void router_gradient(Context& ctx, const TensorView& dprobs) = 0;  // [T, K]
 };

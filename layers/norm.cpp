@@ -57,10 +57,10 @@ void Norm::write(Context& ctx, Arena& arena, NormSaved& saved) const {
     };
     if (output_ == NormOutput::plain) return plain_norm();
     if (output_ == NormOutput::tensor_scaled) {
-        out.quantized = {.codes = arena.tensor(DType::e4m3, {tokens, hidden}, "norm"),
+        out.quantized = {.data = arena.tensor(DType::e4m3, {tokens, hidden}, "norm"),
                          .scales = scale_,
                          .layout = ScaleLayout::tensor};
-        out.transposed = {.codes = arena.tensor(DType::e4m3, {hidden, tokens}, "norm"),
+        out.transposed = {.data = arena.tensor(DType::e4m3, {hidden, tokens}, "norm"),
                           .scales = scale_,
                           .layout = ScaleLayout::tensor};
     } else {

@@ -45,10 +45,10 @@ struct Parameter {
     ParameterSpec spec;
     TensorView master, m, v, main_grad;  // f32, spec.shape
     TensorView plain;                    // working copy in the activation dtype
-    Fp8Tensor fprop, dgrad;
+    ScaledTensor fprop, dgrad;
 
     // As GEMM operands [E, N, K] of the grouped GEMM.
-    Fp8Tensor for_fprop() const { return fprop ? fprop : Fp8Tensor{.codes = plain}; }
+    ScaledTensor for_fprop() const { return fprop ? fprop : ScaledTensor{.data = plain}; }
     int64_t numel() const { return master.numel(); }
 };
 

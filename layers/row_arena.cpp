@@ -40,15 +40,15 @@ TensorView RowArena::vector(DType dtype, const char* kind) {
 }
 
 namespace {
-TensorView scale_view(const Fp8Tensor& tensor) {
-    const ScaleShape s = scale_shape(tensor.layout, tensor.codes);
+TensorView scale_view(const ScaledTensor& tensor) {
+    const ScaleShape s = scale_shape(tensor.layout, tensor.data);
     FP8FLOW_CHECK(s.rank == 2, "scale layout {} has no rows", name_of(tensor.layout));
     return make_view(nullptr, s.dtype, {s.dims[0], s.dims[1]});
 }
 }  // namespace
 
-Fp8Tensor RowArena::fp8(DType dtype, int64_t width, ScaleLayout layout, const char* kind) {
-    Fp8Tensor result{.codes = tensor(dtype, width, kind), .layout = layout};
+ScaledTensor RowArena::fp8(DType dtype, int64_t width, ScaleLayout layout, const char* kind) {
+    ScaledTensor result{.data = tensor(dtype, width, kind), .layout = layout};
     if (layout == ScaleLayout::row) {
         result.scales = vector(DType::f32, (std::string(kind) + " scales").c_str());
     } else if (layout != ScaleLayout::none && layout != ScaleLayout::tensor) {
@@ -60,12 +60,12 @@ Fp8Tensor RowArena::fp8(DType dtype, int64_t width, ScaleLayout layout, const ch
     return result;
 }
 
-Fp8Tensor RowArena::fp8_transposed(DType dtype, int64_t width, ScaleLayout layout, const char* kind) {
-    Fp8Tensor result;
+ScaledTensor RowArena::fp8_transposed(DType dtype, int64_t width, ScaleLayout layout, const char* kind) {
+    ScaledTensor result;
     result.layout = layout;
-    result.codes = make_view(nullptr, dtype, {width, capacity_});
-    result.codes.data = buffer(fmt::format("{} {} {}x", kind, name_of(dtype), width), result.codes.bytes());
-    result.codes.row_base = row_base();
+    result.data = make_view(nullptr, dtype, {width, capacity_});
+    result.data.data = buffer(fmt::format("{} {} {}x", kind, name_of(dtype), width), result.data.bytes());
+    result.data.row_base = row_base();
     if (layout == ScaleLayout::vec128 || layout == ScaleLayout::tile128 || layout == ScaleLayout::mx32) {
         result.scales = scale_view(result);
         result.scales.data =

@@ -29,8 +29,8 @@ public:
     // [capacity, width] (plain) or codes [capacity, width] + scales; transposed: codes [width, capacity]. row_base is the current layer's.
     TensorView tensor(DType dtype, int64_t width, const char* kind);
     TensorView vector(DType dtype, const char* kind);  // [capacity]
-    Fp8Tensor fp8(DType dtype, int64_t width, ScaleLayout layout, const char* kind);
-    Fp8Tensor fp8_transposed(DType dtype, int64_t width, ScaleLayout layout, const char* kind);
+    ScaledTensor fp8(DType dtype, int64_t width, ScaleLayout layout, const char* kind);
+    ScaledTensor fp8_transposed(DType dtype, int64_t width, ScaleLayout layout, const char* kind);
 
     // Bytes per row of every kind in use, and bytes reserved.
     const std::map<std::string, double>& bytes_per_row() const { return bytes_per_row_; }

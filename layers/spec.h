@@ -2,7 +2,7 @@
 // are Megatron's leaf keys, so that a reader can go from a config file to the code by searching for one word.
 #pragma once
 
-#include "kernels/core/fp8_tensor.h"
+#include "kernels/core/scaled_tensor.h"
 #include "kernels/exchange.h"
 
 #include <cstdint>

@@ -32,8 +32,8 @@ float value_at(const TensorView& view, const std::vector<uint8_t>& bytes, int64_
 }
 
 // Index of the scale of code (row, column) in `scales`; rows are absolute in the tensor.
-int64_t scale_index(const Fp8Tensor& tensor, int64_t row, int64_t column) {
-    const int64_t rows = tensor.codes.dim(0), columns = tensor.codes.dim(1);
+int64_t scale_index(const ScaledTensor& tensor, int64_t row, int64_t column) {
+    const int64_t rows = tensor.data.dim(0), columns = tensor.data.dim(1);
     switch (tensor.layout) {
         case ScaleLayout::tensor: return 0;
         case ScaleLayout::row: return row;
@@ -47,8 +47,8 @@ int64_t scale_index(const Fp8Tensor& tensor, int64_t row, int64_t column) {
 
 }  // namespace
 
-void TensorStats::observe(Context& ctx, const char* name, const Fp8Tensor& quantized, const RowGroups& groups,
-                          const TensorView& source) {
+void TensorStats::observe(Context& ctx, const char* name, const ScaledTensor& quantized,
+                          const RowGroups& groups, const TensorView& source) {
     auto found = std::find_if(rows_.begin(), rows_.end(),
                               [&](const TensorStatsRow& row) { return row.tensor == name; });
     if (found == rows_.end()) {
@@ -56,12 +56,12 @@ void TensorStats::observe(Context& ctx, const char* name, const Fp8Tensor& quant
             rows_.insert(rows_.end(), {.tensor = name, .scale_min = std::numeric_limits<double>::infinity()});
     }
     TensorStatsRow& row = *found;
-    const int64_t columns = quantized.codes.dim(1), base = base_of(ctx, quantized.codes);
+    const int64_t columns = quantized.data.dim(1), base = base_of(ctx, quantized.data);
     const int64_t source_base = source ? base_of(ctx, source) : 0;
-    const auto codes = to_host<uint8_t>(ctx, quantized.codes);
+    const auto codes = to_host<uint8_t>(ctx, quantized.data);
     const auto scales = to_host<uint8_t>(ctx, quantized.scales);
     const auto plain = source ? to_host<uint8_t>(ctx, source) : std::vector<uint8_t>{};
-    const uint8_t largest = quantized.codes.dtype == DType::e5m2 ? 0x7B : 0x7E;
+    const uint8_t largest = quantized.data.dtype == DType::e5m2 ? 0x7B : 0x7E;
     row.has_source = static_cast<bool>(source);
 
     auto visit_rows = [&](int64_t first, int64_t count) {
@@ -78,7 +78,7 @@ void TensorStats::observe(Context& ctx, const char* name, const Fp8Tensor& quant
                 if (!source) continue;
                 const double truth = value_at(source, plain, (source_base + r) * columns + c);
                 const double error =
-                    static_cast<double>(fp8_to_float(code, quantized.codes.dtype)) * scale - truth;
+                    static_cast<double>(fp8_to_float(code, quantized.data.dtype)) * scale - truth;
                 row.underflows += zero && truth != 0.0;
                 row.error_energy += error * error;
                 row.source_energy += truth * truth;
@@ -86,7 +86,7 @@ void TensorStats::observe(Context& ctx, const char* name, const Fp8Tensor& quant
         }
     };
     if (groups.num_groups == 0) {
-        visit_rows(0, quantized.codes.dim(0));
+        visit_rows(0, quantized.data.dim(0));
         return;
     }
     const auto counts = to_host<int64_t>(ctx, groups.counts);

@@ -24,7 +24,7 @@ struct TensorStatsRow {
 class TensorStats {
 public:
     // quantized [M, C] with row scales of any layout; groups as the ops take them (num_groups 0: all rows).
-    void observe(Context& ctx, const char* name, const Fp8Tensor& quantized, const RowGroups& groups,
+    void observe(Context& ctx, const char* name, const ScaledTensor& quantized, const RowGroups& groups,
                  const TensorView& source);
     const std::vector<TensorStatsRow>& rows() const { return rows_; }
     std::vector<TensorStatsRow>& rows() { return rows_; }

@@ -126,8 +126,8 @@ TensorView byte_buffer(Arena& scratch, int64_t bytes, const char* category) {
 struct MessageShape {
     int64_t row_bytes, scale_bytes;
 
-    explicit MessageShape(const Fp8Tensor& rows)
-        : row_bytes(rows.codes.cols() * size_of(rows.codes.dtype)),
+    explicit MessageShape(const ScaledTensor& rows)
+        : row_bytes(rows.data.cols() * size_of(rows.data.dtype)),
           scale_bytes(rows.scales ? rows.scales.cols() * size_of(rows.scales.dtype) : 0) {}
     int64_t total() const { return row_bytes + scale_bytes; }
 };
@@ -156,13 +156,13 @@ void GroupExchange::do_gather_routing(const TensorView& ids, const TensorView& p
     wire_.routing += static_cast<double>(size() - 1) * 2.0 * static_cast<double>(bytes);
 }
 
-void GroupExchange::do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst,
+void GroupExchange::do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
                                 Arena& scratch, const Launch& launch) {
     dispatch_through_rows(ops_, rows, plan, dst, scratch, launch);
 }
 
-void GroupExchange::do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan,
-                                     const Fp8Tensor& received, Arena& scratch, const Launch&) {
+void GroupExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan,
+                                     const ScaledTensor& received, Arena& scratch, const Launch&) {
     ArenaScope scope(scratch);
     const MessageShape shape(rows);
     const Sizes sizes(plan);
@@ -178,7 +178,7 @@ void GroupExchange::do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& 
         uint8_t* codes = outbox.bytes_ptr() + send_parts[static_cast<std::size_t>(r)].offset;
         uint8_t* scales = codes + count * shape.row_bytes;
         for (int64_t i = 0; i < count; ++i) {
-            copy_bytes(codes + i * shape.row_bytes, rows.codes.bytes_ptr() + tokens[i] * shape.row_bytes,
+            copy_bytes(codes + i * shape.row_bytes, rows.data.bytes_ptr() + tokens[i] * shape.row_bytes,
                        shape.row_bytes);
             copy_bytes(scales + i * shape.scale_bytes,
                        rows.scales.bytes_ptr() + tokens[i] * shape.scale_bytes, shape.scale_bytes);
@@ -187,7 +187,7 @@ void GroupExchange::do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& 
     // Plain rows arrive where they belong; FP8 messages are split into codes and scales.
     const bool plain = shape.scale_bytes == 0;
     const TensorView inbox =
-        plain ? received.codes : byte_buffer(scratch, received.codes.dim(0) * shape.total(), "dispatch");
+        plain ? received.data : byte_buffer(scratch, received.data.dim(0) * shape.total(), "dispatch");
     group_.all_to_all(outbox.data, send_parts, inbox.data, recv_parts);
     wire_.dispatch += bytes_to_others(send_parts, rank());
     if (plain) return;
@@ -195,7 +195,7 @@ void GroupExchange::do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& 
         const int64_t first = plan.recv_offsets.as<int64_t>()[r],
                       count = arriving[static_cast<std::size_t>(r)];
         const uint8_t* message = inbox.bytes_ptr() + recv_parts[static_cast<std::size_t>(r)].offset;
-        copy_bytes(received.codes.bytes_ptr() + first * shape.row_bytes, message, count * shape.row_bytes);
+        copy_bytes(received.data.bytes_ptr() + first * shape.row_bytes, message, count * shape.row_bytes);
         copy_bytes(received.scales.bytes_ptr() + first * shape.scale_bytes, message + count * shape.row_bytes,
                    count * shape.scale_bytes);
     }

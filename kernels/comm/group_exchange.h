@@ -26,9 +26,9 @@ public:
 protected:
     void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
                            const TensorView& all_probs, const Launch& launch) override;
-    void do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena& scratch,
-                     const Launch& launch) override;
-    void do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received,
+    void do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
+                     Arena& scratch, const Launch& launch) override;
+    void do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& received,
                           Arena& scratch, const Launch& launch) override;
     void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
                     const Launch& launch) override;

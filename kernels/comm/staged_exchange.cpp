@@ -37,8 +37,8 @@ TensorView StagedExchange::copy_out(const TensorView& view, const Launch& launch
     return host;
 }
 
-Fp8Tensor StagedExchange::copy_out(const Fp8Tensor& tensor, const Launch& launch) {
-    return {.codes = copy_out(tensor.codes, launch),
+ScaledTensor StagedExchange::copy_out(const ScaledTensor& tensor, const Launch& launch) {
+    return {.data = copy_out(tensor.data, launch),
             .scales = copy_out(tensor.scales, launch),
             .layout = tensor.layout};
 }
@@ -83,18 +83,18 @@ void StagedExchange::do_gather_routing(const TensorView& ids, const TensorView& 
     add_wire_bytes();
 }
 
-void StagedExchange::do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst,
+void StagedExchange::do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
                                  Arena&, const Launch& launch) {
     ArenaScope scope(arena_);
     const DispatchPlan host = host_plan(plan, launch);
-    const int64_t capacity = plan.groups.row_capacity, width = dst.codes.cols();
-    const Fp8Tensor out = arena_.fp8(dst.codes.dtype, {capacity, width}, dst.layout, "mirror");
+    const int64_t capacity = plan.groups.row_capacity, width = dst.data.cols();
+    const ScaledTensor out = arena_.fp8(dst.data.dtype, {capacity, width}, dst.layout, "mirror");
     host_.dispatch(copy_out(rows, launch), host, out, arena_);
 
     // Only the rows of this layer: the rest of a shared buffer belongs to others. vec128 scales have one stripe per block of columns.
     const int64_t total = host.groups.offsets.as<int64_t>()[host.groups.num_groups];
-    const int64_t base = row_base(dst.codes, launch), row_bytes = width * size_of(dst.codes.dtype);
-    device_.copy_in(dst.codes.bytes_ptr() + base * row_bytes, out.codes.data,
+    const int64_t base = row_base(dst.data, launch), row_bytes = width * size_of(dst.data.dtype);
+    device_.copy_in(dst.data.bytes_ptr() + base * row_bytes, out.data.data,
                     static_cast<std::size_t>(total * row_bytes), launch.stream);
     if (dst.scales) {
         for (int64_t block = 0; block < dst.scales.dim(0); ++block) {
@@ -107,15 +107,15 @@ void StagedExchange::do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan
     add_wire_bytes();
 }
 
-void StagedExchange::do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan,
-                                      const Fp8Tensor& received, Arena&, const Launch& launch) {
+void StagedExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan,
+                                      const ScaledTensor& received, Arena&, const Launch& launch) {
     ArenaScope scope(arena_);
-    Fp8Tensor out{
-        .codes = mirror(received.codes), .scales = mirror(received.scales), .layout = received.layout};
+    ScaledTensor out{
+        .data = mirror(received.data), .scales = mirror(received.scales), .layout = received.layout};
     const DispatchPlan host = host_plan(plan, launch);
     host_.dispatch_rows(copy_out(rows, launch), host, out, arena_);
     const int64_t arrived = host.recv_offsets.as<int64_t>()[size()];  // rows past these are nobody's to write
-    copy_in(out.codes.slice(0, arrived), received.codes, launch);
+    copy_in(out.data.slice(0, arrived), received.data, launch);
     if (received.scales) copy_in(out.scales.slice(0, arrived), received.scales, launch);
     device_.synchronize();
     add_wire_bytes();

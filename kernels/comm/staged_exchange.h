@@ -22,9 +22,9 @@ public:
 protected:
     void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
                            const TensorView& all_probs, const Launch& launch) override;
-    void do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena& scratch,
-                     const Launch& launch) override;
-    void do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received,
+    void do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
+                     Arena& scratch, const Launch& launch) override;
+    void do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& received,
                           Arena& scratch, const Launch& launch) override;
     void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
                     const Launch& launch) override;
@@ -34,7 +34,7 @@ private:
     // A host tensor of the same shape; with `rows` >= 0 the M axis (first) is cut to that many rows and begins at the row base.
     TensorView mirror(const TensorView& view, int64_t rows = -1);
     TensorView copy_out(const TensorView& view, const Launch& launch, int64_t rows = -1);
-    Fp8Tensor copy_out(const Fp8Tensor& tensor, const Launch& launch);
+    ScaledTensor copy_out(const ScaledTensor& tensor, const Launch& launch);
     void copy_in(const TensorView& host, const TensorView& device, const Launch& launch);
     DispatchPlan host_plan(const DispatchPlan& plan, const Launch& launch);
     int64_t row_base(const TensorView& view, const Launch& launch);

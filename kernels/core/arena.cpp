@@ -48,13 +48,13 @@ TensorView Arena::tensor(DType dtype, std::initializer_list<int64_t> shape, cons
     return view;
 }
 
-Fp8Tensor Arena::fp8(DType dtype, std::initializer_list<int64_t> shape, ScaleLayout layout,
-                     const char* category, int64_t groups) {
-    Fp8Tensor result;
-    result.codes = tensor(dtype, shape, category);
+ScaledTensor Arena::fp8(DType dtype, std::initializer_list<int64_t> shape, ScaleLayout layout,
+                        const char* category, int64_t groups) {
+    ScaledTensor result;
+    result.data = tensor(dtype, shape, category);
     result.layout = layout;
     if (layout == ScaleLayout::none) return result;
-    const ScaleShape s = scale_shape(layout, result.codes, groups);
+    const ScaleShape s = scale_shape(layout, result.data, groups);
     if (s.rank == 1) result.scales = tensor(s.dtype, {s.dims[0]}, category);
     if (s.rank == 2) result.scales = tensor(s.dtype, {s.dims[0], s.dims[1]}, category);
     if (s.rank == 3) result.scales = tensor(s.dtype, {s.dims[0], s.dims[1], s.dims[2]}, category);

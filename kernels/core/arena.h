@@ -2,7 +2,7 @@
 // Two of them serve a model: `saved` (forward to backward) and `scratch` (inside one layer call).
 #pragma once
 
-#include "kernels/core/fp8_tensor.h"
+#include "kernels/core/scaled_tensor.h"
 #include "kernels/core/stream.h"
 
 #include <map>
@@ -21,8 +21,8 @@ public:
 
     // 256-byte aligned, uninitialised. `category` groups bytes in reports ("norm", "fc1", ...); a string literal.
     TensorView tensor(DType dtype, std::initializer_list<int64_t> shape, const char* category);
-    Fp8Tensor fp8(DType dtype, std::initializer_list<int64_t> shape, ScaleLayout layout, const char* category,
-                  int64_t groups = 0);
+    ScaledTensor fp8(DType dtype, std::initializer_list<int64_t> shape, ScaleLayout layout,
+                     const char* category, int64_t groups = 0);
 
     struct Mark {
         std::size_t chunk = 0;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/core/dtype.h"
-#include "kernels/core/fp8_tensor.h"
+#include "kernels/core/scaled_tensor.h"
 
 #include <bit>
 #include <cmath>

@@ -11,6 +11,9 @@
 
 namespace fp8flow {
 
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
 // Borrowed and trivially copyable; owns nothing. A default-constructed view is "absent" (optional arguments).
 //
 // row_base: tensors with one row per routed token copy ([M, *], and transposed copies [*, M]) may share one buffer with

@@ -4,6 +4,7 @@
 #include "kernels/comm/messages.h"
 #include "kernels/comm/process_group.h"
 #include "kernels/exchange.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/ops.h"
 #include "kernels/probe.h"
 

@@ -2,7 +2,7 @@
 // Sources: Dao et al. 2022 (log-sum-exp saved, probabilities rebuilt in the backward), Su et al. 2021 (RoPE, half-split form).
 #pragma once
 
-#include "kernels/core/fp8_tensor.h"
+#include "kernels/core/scaled_tensor.h"
 
 namespace fp8flow::op {
 

@@ -10,9 +10,9 @@ namespace {
 
 using L = ScaleLayout;
 
-void check_operand(const Fp8Tensor& operand, const char* what, int rank, std::initializer_list<L> layouts,
+void check_operand(const ScaledTensor& operand, const char* what, int rank, std::initializer_list<L> layouts,
                    int64_t groups = 0) {
-    const TensorView& codes = operand.codes;
+    const TensorView& codes = operand.data;
     FP8FLOW_CHECK(codes.rank == rank, "{} is {}, must have rank {}", what, describe(codes), rank);
     if (!is_fp8(codes.dtype)) {
         FP8FLOW_CHECK(is_bf16_or_f32(codes.dtype) && operand.layout == L::none, "{} is {} with scales {}",
@@ -26,9 +26,9 @@ void check_operand(const Fp8Tensor& operand, const char* what, int rank, std::in
     check_fp8(operand, what, groups);
 }
 
-void check_same_kind(const Fp8Tensor& a, const Fp8Tensor& b) {
-    FP8FLOW_CHECK(is_fp8(a.codes.dtype) == is_fp8(b.codes.dtype),
-                  "operands {} and {}: both must be FP8, or neither", describe(a.codes), describe(b.codes));
+void check_same_kind(const ScaledTensor& a, const ScaledTensor& b) {
+    FP8FLOW_CHECK(is_fp8(a.data.dtype) == is_fp8(b.data.dtype),
+                  "operands {} and {}: both must be FP8, or neither", describe(a.data), describe(b.data));
 }
 
 void check_output(const TensorView& d, const char* what, Gradient mode) {
@@ -53,14 +53,14 @@ double product_flops(int64_t m, int64_t n, int64_t k) {
     return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
 }
 
-Unit unit_of(const Fp8Tensor& operand) {
-    return is_fp8(operand.codes.dtype) ? Unit::fp8_product : Unit::bf16_product;
+Unit unit_of(const ScaledTensor& operand) {
+    return is_fp8(operand.data.dtype) ? Unit::fp8_product : Unit::bf16_product;
 }
 
-double operand_bytes(const Fp8Tensor& operand) { return bytes_of({operand.codes, operand.scales}); }
+double operand_bytes(const ScaledTensor& operand) { return bytes_of({operand.data, operand.scales}); }
 
 // Of an operand with one row (or column) per routed token copy: the share of this op's rows in a buffer of many layers.
-double operand_bytes(const Fp8Tensor& operand, const RowGroups& groups, int64_t stored_rows) {
+double operand_bytes(const ScaledTensor& operand, const RowGroups& groups, int64_t stored_rows) {
     if (stored_rows == 0) return 0;
     return operand_bytes(operand) * static_cast<double>(groups.cost_rows()) /
            static_cast<double>(stored_rows);
@@ -73,10 +73,10 @@ void check_wgrad_operands(const op::WgradOperands& set, const TensorView& dw, co
     check_operand(set.x, x, 2, layouts, set.groups.num_groups);
     check_same_kind(set.dy, set.x);
     check_groups(set.groups, dw.dim(0));
-    const bool fp8 = is_fp8(set.dy.codes.dtype);
+    const bool fp8 = is_fp8(set.dy.data.dtype);
     for (const auto& [operand, what, dim] :
          {std::tuple{&set.dy, dy, dw.dim(1)}, std::tuple{&set.x, x, dw.dim(2)}}) {
-        const TensorView& codes = operand->codes;
+        const TensorView& codes = operand->data;
         FP8FLOW_CHECK(codes.dim(fp8 ? 0 : 1) == dim && codes.dim(fp8 ? 1 : 0) >= set.groups.row_capacity,
                       "{} is {} for dw {} and a row capacity of {}", what, describe(codes), describe(dw),
                       set.groups.row_capacity);
@@ -87,11 +87,11 @@ void check_wgrad_operands(const op::WgradOperands& set, const TensorView& dw, co
     }
 }
 
-void check_alike(const Fp8Tensor& first, const Fp8Tensor& second, const char* what) {
+void check_alike(const ScaledTensor& first, const ScaledTensor& second, const char* what) {
     FP8FLOW_CHECK(
-        first.codes.dtype == second.codes.dtype && first.layout == second.layout,
+        first.data.dtype == second.data.dtype && first.layout == second.layout,
         "{} is {} with scales {}, the second one {} with scales {}: both must have one dtype and layout",
-        what, describe(first.codes), name_of(first.layout), describe(second.codes), name_of(second.layout));
+        what, describe(first.data), name_of(first.layout), describe(second.data), name_of(second.layout));
 }
 
 }  // namespace
@@ -102,7 +102,7 @@ void check(const op::Gemm& args) {
     check_operand(args.a, "a", 2, layouts, 1);
     check_operand(args.b, "b", 2, layouts, 1);
     check_same_kind(args.a, args.b);
-    const TensorView &a = args.a.codes, &b = args.b.codes;
+    const TensorView &a = args.a.data, &b = args.b.data;
     FP8FLOW_CHECK(args.form == op::GemmForm::nt || !is_fp8(a.dtype),
                   "FP8 operands {} and {} need the form nt", describe(a), describe(b));
     const bool a_across = args.form == op::GemmForm::tn, b_across = args.form != op::GemmForm::nt;
@@ -113,7 +113,7 @@ void check(const op::Gemm& args) {
     for (const TensorView& view : {a, b, args.d}) check_own_rows(view, "an operand of a dense product");
 }
 OpCost cost(const op::Gemm& args) {
-    const int64_t k = args.a.codes.dim(args.form == op::GemmForm::tn ? 0 : 1);
+    const int64_t k = args.a.data.dim(args.form == op::GemmForm::tn ? 0 : 1);
     const double reads_d = args.mode == Gradient::accumulate ? 1 : 0;
     return with_writes({operand_bytes(args.a) + operand_bytes(args.b) + (1 + reads_d) * bytes_of({args.d}),
                         product_flops(args.d.dim(0), args.d.dim(1), k), unit_of(args.a)},
@@ -124,7 +124,7 @@ void check(const op::GroupedGemm& args) {
     check_operand(args.a, "a", 2, {L::none, L::tensor, L::row, L::vec128, L::mx32});
     check_operand(args.b, "b", 3, {L::none, L::tensor, L::row, L::block128, L::mx32});
     check_same_kind(args.a, args.b);
-    const TensorView &a = args.a.codes, &b = args.b.codes;
+    const TensorView &a = args.a.data, &b = args.b.data;
     FP8FLOW_CHECK(args.form == op::GemmForm::nt || (args.form == op::GemmForm::nn && !is_fp8(a.dtype)),
                   "a grouped product is nt, or nn with plain operands; here {} by {}", describe(a),
                   describe(b));
@@ -139,8 +139,8 @@ OpCost cost(const op::GroupedGemm& args) {
     const double rows = static_cast<double>(args.groups.cost_rows());
     const double d_bytes = rows * static_cast<double>(args.d.cols() * size_of(args.d.dtype));
     return with_writes(
-        {operand_bytes(args.a, args.groups, args.a.codes.dim(0)) + operand_bytes(args.b) + d_bytes,
-         product_flops(args.groups.cost_rows(), args.d.dim(1), args.a.codes.dim(1)), unit_of(args.a)},
+        {operand_bytes(args.a, args.groups, args.a.data.dim(0)) + operand_bytes(args.b) + d_bytes,
+         product_flops(args.groups.cost_rows(), args.d.dim(1), args.a.data.dim(1)), unit_of(args.a)},
         d_bytes);
 }
 
@@ -154,13 +154,13 @@ void check(const op::GroupedGemmWgrad& args) {
     check_alike(args.x, args.second.x, "x");
 }
 OpCost cost(const op::GroupedGemmWgrad& args) {
-    const int rows_dim = is_fp8(args.dy.codes.dtype) ? 1 : 0;
+    const int rows_dim = is_fp8(args.dy.data.dtype) ? 1 : 0;
     const double reads_dw = args.mode == Gradient::accumulate ? 1 : 0;
     double operands = 0, flops = 0;
     for (const op::WgradOperands& set : {op::WgradOperands{args.dy, args.x, args.groups}, args.second}) {
         if (!set) continue;
-        operands += operand_bytes(set.dy, set.groups, set.dy.codes.dim(rows_dim)) +
-                    operand_bytes(set.x, set.groups, set.x.codes.dim(rows_dim));
+        operands += operand_bytes(set.dy, set.groups, set.dy.data.dim(rows_dim)) +
+                    operand_bytes(set.x, set.groups, set.x.data.dim(rows_dim));
         flops += product_flops(set.groups.cost_rows(), args.dw.dim(1), args.dw.dim(2));
     }
     return with_writes({operands + (1 + reads_dw) * bytes_of({args.dw}), flops, unit_of(args.dy)},

@@ -43,29 +43,29 @@ void check(const op::RmsNormQuantize& args) {
         FP8FLOW_CHECK(blocks || args.rows.layout == ScaleLayout::tensor, "rows have scales {}",
                       name_of(args.rows.layout));
         check_fp8(args.rows, "rows");
-        check_tensor(args.rows.codes, "rows", args.rows.codes.dtype, {tokens, width});
+        check_tensor(args.rows.data, "rows", args.rows.data.dtype, {tokens, width});
         FP8FLOW_CHECK(args.scale_format == ScaleFormat::pow2 || args.rows.scales.dtype == DType::f32,
                       "scale_format fp32 does not fit into scales {}", describe(args.rows.scales));
     }
     if (args.transposed) {
-        const TensorView& codes = args.transposed.codes;
+        const TensorView& codes = args.transposed.data;
         check_fp8(args.transposed, "transposed");
         FP8FLOW_CHECK(codes.rank == 2 && codes.dim(0) == width && codes.dim(1) >= tokens,
                       "transposed is {}, x is {}", describe(codes), describe(args.x));
         const bool tiles = args.transposed.layout == ScaleLayout::tile128 && blocks &&
-                           args.scale_format == ScaleFormat::pow2 && codes.dtype == args.rows.codes.dtype;
+                           args.scale_format == ScaleFormat::pow2 && codes.dtype == args.rows.data.dtype;
         FP8FLOW_CHECK(tiles || args.transposed.layout == ScaleLayout::tensor,
                       "transposed has scales {}, rows {} {}: tile128 needs rows of the same type in 1x128 "
                       "blocks with power-of-two scales",
-                      name_of(args.transposed.layout), describe(args.rows.codes), name_of(args.rows.layout));
+                      name_of(args.transposed.layout), describe(args.rows.data), name_of(args.rows.layout));
     }
     if (args.amax) check_tensor(args.amax, "amax", DType::f32, {1});
 }
 OpCost cost(const op::RmsNormQuantize& args) {
-    return with_writes({bytes_of({args.x, args.gamma, args.y, args.rstd, args.rows.codes, args.rows.scales,
-                                  args.transposed.codes, args.transposed.scales}),
+    return with_writes({bytes_of({args.x, args.gamma, args.y, args.rstd, args.rows.data, args.rows.scales,
+                                  args.transposed.data, args.transposed.scales}),
                         6 * elements(args.x)},
-                       bytes_of({args.y, args.rstd, args.rows.codes, args.rows.scales, args.transposed.codes,
+                       bytes_of({args.y, args.rstd, args.rows.data, args.rows.scales, args.transposed.data,
                                  args.transposed.scales}));
 }
 

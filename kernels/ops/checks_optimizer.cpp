@@ -53,17 +53,16 @@ void check(const op::AdamWQuantize& args) {
     const int64_t experts = weight.dim(0), rows = weight.dim(1), columns = weight.dim(2);
     if (args.fprop) {
         check_fp8(args.fprop, "fprop copy");
-        check_tensor(args.fprop.codes, "fprop codes", args.fprop.codes.dtype, {experts, rows, columns});
+        check_tensor(args.fprop.data, "fprop codes", args.fprop.data.dtype, {experts, rows, columns});
     }
     if (args.dgrad) {
         check_fp8(args.dgrad, "dgrad copy");
-        check_tensor(args.dgrad.codes, "dgrad codes", args.dgrad.codes.dtype, {experts, columns, rows});
+        check_tensor(args.dgrad.data, "dgrad codes", args.dgrad.data.dtype, {experts, columns, rows});
     }
 }
 OpCost cost(const op::AdamWQuantize& args) {
     OpCost total = cost(args.adamw);
-    const double copies =
-        bytes_of({args.fprop.codes, args.fprop.scales, args.dgrad.codes, args.dgrad.scales});
+    const double copies = bytes_of({args.fprop.data, args.fprop.scales, args.dgrad.data, args.dgrad.scales});
     total.bytes += copies;
     total.written += copies;
     return total;

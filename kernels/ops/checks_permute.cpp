@@ -25,10 +25,10 @@ void check_rows(const TensorView& view, const char* what, const RowGroups& group
                   groups.row_capacity);
 }
 
-void check_movable(const Fp8Tensor& src, ScaleLayout src_layout, const Fp8Tensor& dst) {
-    FP8FLOW_CHECK(src.codes.rank == 2 && dst.codes.rank == 2 && src.codes.dim(1) == dst.codes.dim(1) &&
-                      src.codes.dtype == dst.codes.dtype,
-                  "rows {} cannot become {}", describe(src.codes), describe(dst.codes));
+void check_movable(const ScaledTensor& src, ScaleLayout src_layout, const ScaledTensor& dst) {
+    FP8FLOW_CHECK(src.data.rank == 2 && dst.data.rank == 2 && src.data.dim(1) == dst.data.dim(1) &&
+                      src.data.dtype == dst.data.dtype,
+                  "rows {} cannot become {}", describe(src.data), describe(dst.data));
     if (src.layout == ScaleLayout::none && dst.layout == ScaleLayout::none) return;
     FP8FLOW_CHECK(src.layout == src_layout && dst.layout == ScaleLayout::vec128,
                   "scales {} -> {}, must be {} -> vec128", name_of(src.layout), name_of(dst.layout),
@@ -37,9 +37,9 @@ void check_movable(const Fp8Tensor& src, ScaleLayout src_layout, const Fp8Tensor
     check_fp8(dst, "dst");
 }
 
-double row_bytes(const Fp8Tensor& rows) {
-    const int64_t scales = rows.layout == ScaleLayout::none ? 0 : ceil_div(rows.codes.cols(), kBlock);
-    return static_cast<double>(rows.codes.cols() * size_of(rows.codes.dtype) +
+double row_bytes(const ScaledTensor& rows) {
+    const int64_t scales = rows.layout == ScaleLayout::none ? 0 : ceil_div(rows.data.cols(), kBlock);
+    return static_cast<double>(rows.data.cols() * size_of(rows.data.dtype) +
                                scales * size_of(rows.scales.dtype));
 }
 
@@ -95,9 +95,9 @@ void check(const op::PermutePad& args) {
     check_movable(args.src, ScaleLayout::vec128_wire, args.dst);
     FP8FLOW_CHECK(args.row_source.rank == 1 && args.row_source.dtype == DType::i32, "row_source is {}",
                   describe(args.row_source));
-    check_recv_rows(args.recv_rows, args.num_rows, args.src.codes);
+    check_recv_rows(args.recv_rows, args.num_rows, args.src.data);
     check_rows(args.row_source, "row_source", args.groups);
-    check_rows(args.dst.codes, "dst", args.groups);
+    check_rows(args.dst.data, "dst", args.groups);
 }
 
 OpCost cost(const op::PermutePad& args) {
@@ -155,8 +155,8 @@ void check(const op::PadRows& args) {
     FP8FLOW_CHECK(args.src_groups.num_groups == args.dst_groups.num_groups, "{} groups become {}",
                   args.src_groups.num_groups, args.dst_groups.num_groups);
     check_movable(args.src, ScaleLayout::vec128, args.dst);
-    check_rows(args.src.codes, "src", args.src_groups);
-    check_rows(args.dst.codes, "dst", args.dst_groups);
+    check_rows(args.src.data, "src", args.src_groups);
+    check_rows(args.dst.data, "dst", args.dst_groups);
 }
 
 OpCost cost(const op::PadRows& args) {
@@ -171,7 +171,7 @@ void check(const op::UnpadRows& args) {
     check_groups(args.dst_groups);
     FP8FLOW_CHECK(args.src_groups.num_groups == args.dst_groups.num_groups, "{} groups become {}",
                   args.src_groups.num_groups, args.dst_groups.num_groups);
-    check_movable({.codes = args.src, .scales = {}}, ScaleLayout::none, {.codes = args.dst, .scales = {}});
+    check_movable({.data = args.src, .scales = {}}, ScaleLayout::none, {.data = args.dst, .scales = {}});
     check_rows(args.src, "src", args.src_groups);
     check_rows(args.dst, "dst", args.dst_groups);
 }

@@ -45,31 +45,31 @@ void check_source(const TensorView& src, const RowGroups& groups) {
     check_extent(src, "src", src.dim(0), groups, src.dim(0));
 }
 
-void check_layout(const Fp8Tensor& tensor, const char* what, std::initializer_list<L> layouts) {
+void check_layout(const ScaledTensor& tensor, const char* what, std::initializer_list<L> layouts) {
     FP8FLOW_CHECK(std::find(layouts.begin(), layouts.end(), tensor.layout) != layouts.end(),
                   "{} cannot have scales {} here", what, name_of(tensor.layout));
 }
 
 // dst [M, K] of src [M, K].
-void check_rows(const Fp8Tensor& dst, const char* what, const TensorView& src, const RowGroups& groups,
+void check_rows(const ScaledTensor& dst, const char* what, const TensorView& src, const RowGroups& groups,
                 ScaleFormat format, std::initializer_list<L> layouts) {
     check_layout(dst, what, layouts);
     check_fp8(dst, what);
-    FP8FLOW_CHECK(dst.codes.rank == 2 && dst.codes.dim(1) == src.dim(1), "{} is {}, src {}", what,
-                  describe(dst.codes), describe(src));
-    check_extent(dst.codes, what, dst.codes.dim(0), groups, src.dim(0));
+    FP8FLOW_CHECK(dst.data.rank == 2 && dst.data.dim(1) == src.dim(1), "{} is {}, src {}", what,
+                  describe(dst.data), describe(src));
+    check_extent(dst.data, what, dst.data.dim(0), groups, src.dim(0));
     FP8FLOW_CHECK(dst.layout == L::mx32 || format == ScaleFormat::pow2 || dst.scales.dtype == DType::f32,
                   "scale_format fp32 does not fit into scales {}", describe(dst.scales));
 }
 
 // dst [K, M] of src [M, K]; a block along M must not straddle two groups.
-void check_columns(const Fp8Tensor& dst, const char* what, const TensorView& src, const RowGroups& groups,
+void check_columns(const ScaledTensor& dst, const char* what, const TensorView& src, const RowGroups& groups,
                    std::initializer_list<L> layouts) {
     check_layout(dst, what, layouts);
     check_fp8(dst, what, std::max<int64_t>(groups.num_groups, 1));
-    FP8FLOW_CHECK(dst.codes.rank == 2 && dst.codes.dim(0) == src.dim(1), "{} is {}, src {}", what,
-                  describe(dst.codes), describe(src));
-    check_extent(dst.codes, what, dst.codes.dim(1), groups, src.dim(0), true);
+    FP8FLOW_CHECK(dst.data.rank == 2 && dst.data.dim(0) == src.dim(1), "{} is {}, src {}", what,
+                  describe(dst.data), describe(src));
+    check_extent(dst.data, what, dst.data.dim(1), groups, src.dim(0), true);
     const int64_t block = dst.layout == L::mx32                                 ? kMxBlock
                           : dst.layout == L::vec128 || dst.layout == L::tile128 ? kBlock
                                                                                 : 1;
@@ -86,40 +86,41 @@ double share(double bytes, int64_t rows, int64_t extent) {
 double bytes_of_rows(const TensorView& view, int64_t rows) {
     return view ? share(static_cast<double>(view.bytes()), rows, view.dim(0)) : 0;
 }
-double bytes_of_fp8(const Fp8Tensor& tensor, int64_t rows, int64_t extent) {
+double bytes_of_fp8(const ScaledTensor& tensor, int64_t rows, int64_t extent) {
     if (!tensor) return 0;
     const double scales = static_cast<double>(tensor.scales.bytes());
     const bool whole = tensor.layout == L::tensor || tensor.layout == L::group_row;
-    return share(static_cast<double>(tensor.codes.bytes()), rows, extent) +
+    return share(static_cast<double>(tensor.data.bytes()), rows, extent) +
            (whole ? scales : share(scales, rows, extent));
 }
-double bytes_of_fp8_rows(const Fp8Tensor& tensor, int64_t rows) {
-    return tensor ? bytes_of_fp8(tensor, rows, tensor.codes.dim(0)) : 0;
+double bytes_of_fp8_rows(const ScaledTensor& tensor, int64_t rows) {
+    return tensor ? bytes_of_fp8(tensor, rows, tensor.data.dim(0)) : 0;
 }
-double bytes_of_fp8_columns(const Fp8Tensor& tensor, int64_t rows) {
-    return tensor ? bytes_of_fp8(tensor, rows, tensor.codes.dim(-1)) : 0;
+double bytes_of_fp8_columns(const ScaledTensor& tensor, int64_t rows) {
+    return tensor ? bytes_of_fp8(tensor, rows, tensor.data.dim(-1)) : 0;
 }
 
 // Maximum and multiplication.
 double flops_of(int64_t rows, const TensorView& src) { return 2.0 * static_cast<double>(rows * src.cols()); }
 
-void check_transpose(const Fp8Tensor& src, const RowGroups& groups, const Fp8Tensor& dst, L layout) {
+void check_transpose(const ScaledTensor& src, const RowGroups& groups, const ScaledTensor& dst, L layout) {
     check_row_groups(groups);
     check_layout(src, "src", {L::vec128});
     check_fp8(src, "src");
-    FP8FLOW_CHECK(src.codes.rank == 2, "src is {}", describe(src.codes));
-    check_extent(src.codes, "src", src.codes.dim(0), groups, src.codes.dim(0));
-    check_columns(dst, "dst", src.codes, groups, {layout});
+    FP8FLOW_CHECK(src.data.rank == 2, "src is {}", describe(src.data));
+    check_extent(src.data, "src", src.data.dim(0), groups, src.data.dim(0));
+    check_columns(dst, "dst", src.data, groups, {layout});
 }
 
 int64_t batch_of(const TensorView& view) { return view.rank == 3 ? view.dim(0) : 1; }
 
-void check_copy(const Fp8Tensor& copy, const char* what, const TensorView& src, int64_t rows, int64_t cols) {
+void check_copy(const ScaledTensor& copy, const char* what, const TensorView& src, int64_t rows,
+                int64_t cols) {
     check_layout(copy, what, {L::block128, L::row, L::tensor, L::mx32});
     check_fp8(copy, what);
-    FP8FLOW_CHECK(batch_of(copy.codes) == batch_of(src) && copy.codes.dim(-2) == rows &&
-                      copy.codes.dim(-1) == cols && copy.codes.row_base == nullptr,
-                  "{} is {}, src {}", what, describe(copy.codes), describe(src));
+    FP8FLOW_CHECK(batch_of(copy.data) == batch_of(src) && copy.data.dim(-2) == rows &&
+                      copy.data.dim(-1) == cols && copy.data.row_base == nullptr,
+                  "{} is {}, src {}", what, describe(copy.data), describe(src));
 }
 
 }  // namespace
@@ -141,7 +142,7 @@ void check(const op::QuantizeColumns& args) {
     check_source(args.src, args.groups);
     check_columns(args.dst, "dst", args.src, args.groups, layouts);
     FP8FLOW_CHECK(static_cast<bool>(args.src2) == static_cast<bool>(args.dst2), "src2 is {}, dst2 is {}",
-                  describe(args.src2), describe(args.dst2.codes));
+                  describe(args.src2), describe(args.dst2.data));
     if (!args.src2) return;
     check_source(args.src2, args.groups);
     check_columns(args.dst2, "dst2", args.src2, args.groups, layouts);
@@ -172,8 +173,8 @@ void check(const op::QuantizeTensor& args) {
     FP8FLOW_CHECK(args.rows || args.transposed, "nothing to write");
     if (args.rows) check_rows(args.rows, "rows", args.src, args.groups, args.scale_format, {L::tensor});
     if (args.transposed) check_columns(args.transposed, "transposed", args.src, args.groups, {L::tensor});
-    FP8FLOW_CHECK(!args.rows || !args.transposed || args.rows.codes.dtype == args.transposed.codes.dtype,
-                  "rows are {}, transposed {}", describe(args.rows.codes), describe(args.transposed.codes));
+    FP8FLOW_CHECK(!args.rows || !args.transposed || args.rows.data.dtype == args.transposed.data.dtype,
+                  "rows are {}, transposed {}", describe(args.rows.data), describe(args.transposed.data));
 }
 OpCost cost(const op::QuantizeTensor& args) {
     const int64_t rows = routed_rows(args.groups, args.src.dim(0));  // the source is read twice
@@ -191,19 +192,19 @@ void check(const op::QuantizeWeight& args) {
     if (args.fprop) check_copy(args.fprop, "fprop", src, src.dim(-2), src.dim(-1));
     if (args.dgrad) check_copy(args.dgrad, "dgrad", src, src.dim(-1), src.dim(-2));
     if (!args.fprop || !args.dgrad) return;
-    FP8FLOW_CHECK(args.fprop.layout == args.dgrad.layout && args.fprop.codes.dtype == args.dgrad.codes.dtype,
-                  "copies differ: {} {} and {} {}", describe(args.fprop.codes), name_of(args.fprop.layout),
-                  describe(args.dgrad.codes), name_of(args.dgrad.layout));
+    FP8FLOW_CHECK(args.fprop.layout == args.dgrad.layout && args.fprop.data.dtype == args.dgrad.data.dtype,
+                  "copies differ: {} {} and {} {}", describe(args.fprop.data), name_of(args.fprop.layout),
+                  describe(args.dgrad.data), name_of(args.dgrad.layout));
 }
 OpCost cost(const op::QuantizeWeight& args) {
     return with_writes(
-        {bytes_of({args.src, args.fprop.codes, args.fprop.scales, args.dgrad.codes, args.dgrad.scales}),
+        {bytes_of({args.src, args.fprop.data, args.fprop.scales, args.dgrad.data, args.dgrad.scales}),
          2.0 * static_cast<double>(args.src.numel())},
-        bytes_of({args.fprop.codes, args.fprop.scales, args.dgrad.codes, args.dgrad.scales}));
+        bytes_of({args.fprop.data, args.fprop.scales, args.dgrad.data, args.dgrad.scales}));
 }
 
 void check(const op::Dequantize& args) {
-    const TensorView& codes = args.src.codes;
+    const TensorView& codes = args.src.data;
     check_row_groups(args.groups);
     check_fp8(args.src, "src", std::max<int64_t>(args.groups.num_groups, 1));
     FP8FLOW_CHECK(args.dst.rank == codes.rank && is_value(args.dst.dtype), "dst is {}, src {}",
@@ -220,8 +221,8 @@ void check(const op::Dequantize& args) {
 }
 OpCost cost(const op::Dequantize& args) {
     const int routed = args.src.layout == L::tile128 || args.src.layout == L::group_row ? 1 : 0;
-    const int64_t rows = routed_rows(args.groups, args.src.codes.dim(routed));
-    return with_writes({bytes_of_fp8(args.src, rows, args.src.codes.dim(routed)) +
+    const int64_t rows = routed_rows(args.groups, args.src.data.dim(routed));
+    return with_writes({bytes_of_fp8(args.src, rows, args.src.data.dim(routed)) +
                             share(static_cast<double>(args.dst.bytes()), rows, args.dst.dim(routed)),
                         share(static_cast<double>(args.dst.numel()), rows, args.dst.dim(routed))},
                        share(static_cast<double>(args.dst.bytes()), rows, args.dst.dim(routed)));
@@ -229,11 +230,11 @@ OpCost cost(const op::Dequantize& args) {
 
 void check(const op::TransposeFp8& args) {
     check_transpose(args.src, args.groups, args.dst, L::tile128);
-    FP8FLOW_CHECK(args.src.codes.dtype == args.dst.codes.dtype, "src is {}, dst {}", describe(args.src.codes),
-                  describe(args.dst.codes));
+    FP8FLOW_CHECK(args.src.data.dtype == args.dst.data.dtype, "src is {}, dst {}", describe(args.src.data),
+                  describe(args.dst.data));
 }
 OpCost cost(const op::TransposeFp8& args) {
-    const int64_t rows = routed_rows(args.groups, args.src.codes.dim(0));
+    const int64_t rows = routed_rows(args.groups, args.src.data.dim(0));
     return with_writes({bytes_of_fp8_rows(args.src, rows) + bytes_of_fp8_columns(args.dst, rows), 0},
                        bytes_of_fp8_columns(args.dst, rows));
 }
@@ -242,9 +243,9 @@ void check(const op::TransposeRequantize& args) {
     check_transpose(args.src, args.groups, args.dst, L::vec128);
 }
 OpCost cost(const op::TransposeRequantize& args) {
-    const int64_t rows = routed_rows(args.groups, args.src.codes.dim(0));
+    const int64_t rows = routed_rows(args.groups, args.src.data.dim(0));
     return with_writes({bytes_of_fp8_rows(args.src, rows) + bytes_of_fp8_columns(args.dst, rows),
-                        flops_of(rows, args.src.codes) * 1.5},
+                        flops_of(rows, args.src.data) * 1.5},
                        bytes_of_fp8_columns(args.dst, rows));
 }
 

@@ -28,12 +28,12 @@ void check_inputs(const TensorView& h, const TensorView& prob, const RowGroups& 
     check_rows(prob, "prob", groups, h, {});
 }
 
-void check_quantized(const Fp8Tensor& out, const char* what, const RowGroups& groups, const TensorView& h,
+void check_quantized(const ScaledTensor& out, const char* what, const RowGroups& groups, const TensorView& h,
                      int64_t cols) {
     FP8FLOW_CHECK(out.layout == ScaleLayout::vec128, "{} has scales {}, must be vec128", what,
                   name_of(out.layout));
     check_fp8(out, what);
-    check_rows(out.codes, what, groups, h, {cols});
+    check_rows(out.data, what, groups, h, {cols});
 }
 
 template <class Args> void check_backward(const Args& args) {
@@ -53,8 +53,8 @@ double row_bytes(const TensorView& view) {
     if (!view) return 0;
     return static_cast<double>((view.rank > 1 ? view.cols() : 1) * size_of(view.dtype));
 }
-double row_bytes(const Fp8Tensor& tensor) {
-    return row_bytes(tensor.codes) + static_cast<double>(tensor.scales.dim(0) * size_of(tensor.scales.dtype));
+double row_bytes(const ScaledTensor& tensor) {
+    return row_bytes(tensor.data) + static_cast<double>(tensor.scales.dim(0) * size_of(tensor.scales.dtype));
 }
 
 // Operations per column of `width`: exp counts as one.
@@ -80,7 +80,7 @@ OpCost cost(const op::Swiglu& args) {
 }
 
 void check(const op::SwigluQuantize& args) {
-    const int64_t width = args.a.codes.cols();
+    const int64_t width = args.a.data.cols();
     check_inputs(args.h, args.prob, args.groups, width);
     check_quantized(args.a, "a", args.groups, args.h, width);
 }

@@ -6,7 +6,7 @@
 // Sources: DeepSeek-V3 (FP32 promotion every 128), DeepGEMM, torchao.
 #pragma once
 
-#include "kernels/core/fp8_tensor.h"
+#include "kernels/core/scaled_tensor.h"
 
 namespace fp8flow::op {
 
@@ -15,8 +15,8 @@ namespace fp8flow::op {
 enum class GemmForm { nt, nn, tn };
 
 struct Gemm {
-    Fp8Tensor a;  // layout none for plain tensors
-    Fp8Tensor b;
+    ScaledTensor a;  // layout none for plain tensors
+    ScaledTensor b;
     GemmForm form = GemmForm::nt;
     // accumulate: D f32 only, D = D + product (one fp32 addition per element)
     Gradient mode = Gradient::overwrite;
@@ -27,8 +27,8 @@ struct Gemm {
 // Row scales: A vec128 | row | mx32 | tensor | none, B block128 | row | mx32 | tensor | none.
 // Pad rows of D are written as zeros; rows past offsets[G] are untouched.
 struct GroupedGemm {
-    Fp8Tensor a;  // [M, K]
-    Fp8Tensor b;  // [G, N, K]
+    ScaledTensor a;  // [M, K]
+    ScaledTensor b;  // [G, N, K]
     RowGroups groups;
     GemmForm form = GemmForm::nt;
     TensorView d;  // out [M, N]
@@ -36,8 +36,8 @@ struct GroupedGemm {
 
 // dy, x and the rows of one micro-batch.
 struct WgradOperands {
-    Fp8Tensor dy;
-    Fp8Tensor x;
+    ScaledTensor dy;
+    ScaledTensor x;
     RowGroups groups;
 
     explicit operator bool() const { return static_cast<bool>(dy); }
@@ -55,8 +55,8 @@ struct WgradOperands {
 // of the second; a backend may instead add the second's product to dW as an accumulating call of its own would. A group is of 0 rows where
 // both are.
 struct GroupedGemmWgrad {
-    Fp8Tensor dy;
-    Fp8Tensor x;
+    ScaledTensor dy;
+    ScaledTensor x;
     RowGroups groups;
     Gradient mode = Gradient::overwrite;
     TensorView dw;         // out [G, N, K] f32
@@ -75,14 +75,14 @@ inline GroupedGemmWgrad second_call(const GroupedGemmWgrad& args) {
 // the composed ops. h is written in any case by the composed form; a fused backend may skip it where save_h says so.
 enum class SaveH { yes, no };
 struct GroupedGemmSwigluQuantize {
-    Fp8Tensor a;  // [M, K] vec128
-    Fp8Tensor b;  // [G, 2F, K] block128
+    ScaledTensor a;  // [M, K] vec128
+    ScaledTensor b;  // [G, 2F, K] block128
     RowGroups groups;
     TensorView prob;  // [M] f32, optional
     ScaleFormat scale_format = ScaleFormat::pow2;
     SaveH save_h = SaveH::yes;
-    TensorView h;   // out [M, 2F] bf16
-    Fp8Tensor act;  // out [M, F] vec128
+    TensorView h;      // out [M, 2F] bf16
+    ScaledTensor act;  // out [M, F] vec128
 };
 
 }  // namespace fp8flow::op

@@ -1,7 +1,7 @@
 // RMSNorm: plain, with FP8 outputs, backward. Source: Zhang & Sennrich 2019; fused FP8 outputs after ROCm/TransformerEngine#593.
 #pragma once
 
-#include "kernels/core/fp8_tensor.h"
+#include "kernels/core/scaled_tensor.h"
 
 namespace fp8flow::op {
 
@@ -41,8 +41,8 @@ struct RmsNormQuantize {
     TensorView y;  // out [T, H] bf16, optional
     // FP8 outputs, both optional. Layout tensor is delayed scaling: `scales` is an INPUT, 1/multiplier (usually one
     // view for both outputs). tile128 is transpose_fp8 of the rows, which must be present, with pow2 scales.
-    Fp8Tensor rows;        // out [T, H]: vec128_wire, vec128 or tensor
-    Fp8Tensor transposed;  // out [H, >= T], columns past T are pads: tile128 or tensor
+    ScaledTensor rows;        // out [T, H]: vec128_wire, vec128 or tensor
+    ScaledTensor transposed;  // out [H, >= T], columns past T are pads: tile128 or tensor
     // out [1] f32: max |y| of this call (maxed into what it holds, which is not NaN), for delayed scaling; optional
     TensorView amax;
     TensorView rstd;  // out [T] f32

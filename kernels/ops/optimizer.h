@@ -1,7 +1,7 @@
 // AdamW with FP32 masters, gradient norm, and the writing of the working copies. Source: Loshchilov & Hutter 2019; Megatron-LM.
 #pragma once
 
-#include "kernels/core/fp8_tensor.h"
+#include "kernels/core/scaled_tensor.h"
 
 namespace fp8flow::op {
 
@@ -31,8 +31,8 @@ struct AdamWQuantize {
     AdamW adamw;
     ScaleFormat scale_format = ScaleFormat::pow2;
     MxRounding mx_rounding = MxRounding::rceil;
-    Fp8Tensor fprop;  // [E, N, K], optional
-    Fp8Tensor dgrad;  // [E, K, N], optional
+    ScaledTensor fprop;  // [E, N, K], optional
+    ScaledTensor dgrad;  // [E, K, N], optional
 };
 
 // Gradient clipping by global norm without a host round trip: norm = sqrt(sum of norm_squared); factor = clip / (norm + 1e-6) if that

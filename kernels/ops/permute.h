@@ -2,7 +2,7 @@
 // Source: NVIDIA/TransformerEngine#1921 (fused padding), DeepEP / FlashComm (deduplicated dispatch, deterministic slots).
 #pragma once
 
-#include "kernels/core/fp8_tensor.h"
+#include "kernels/core/scaled_tensor.h"
 
 namespace fp8flow::op {
 
@@ -41,13 +41,13 @@ struct PlanDispatch {
 // src is FP8 with vec128_wire scales and dst FP8 with vec128 (the GEMM's layout), or both plain tensors of one dtype (bf16, f32, or
 // codes without scales).
 struct PermutePad {
-    Fp8Tensor src;          // [R, H]; layout none for plain tensors
+    ScaledTensor src;       // [R, H]; layout none for plain tensors
     TensorView row_source;  // [M cap] i32, of a plan with the same alignment
     // optional: the same plan seen from src's rows, so that one that feeds several rows is read once
     TensorView recv_rows = {};  // [R cap, K] i32
     TensorView num_rows = {};   // [1] i64, with recv_rows
     RowGroups groups;
-    Fp8Tensor dst;  // out [M, H]
+    ScaledTensor dst;  // out [M, H]
 };
 
 // dst row i = sum over recv_rows[i] of src rows, fp32, in the order of recv_rows, one rounding. Optional merging weights
@@ -77,10 +77,10 @@ struct UnpermuteProbsBackward {
 
 // The unfused pair: permute with alignment 1 (PermutePad with unaligned groups), then pad. Both directions; plain or FP8 (vec128).
 struct PadRows {
-    Fp8Tensor src;  // [M1, H]
+    ScaledTensor src;  // [M1, H]
     RowGroups src_groups;
     RowGroups dst_groups;  // same counts, larger alignment
-    Fp8Tensor dst;         // out [M, H], pads zero
+    ScaledTensor dst;      // out [M, H], pads zero
 };
 struct UnpadRows {
     TensorView src;  // [M, H]

@@ -7,7 +7,7 @@
 // offsets[G] are untouched. A tensor without groups (groups.num_groups == 0) is one group of all its rows, without pads.
 #pragma once
 
-#include "kernels/core/fp8_tensor.h"
+#include "kernels/core/scaled_tensor.h"
 
 namespace fp8flow::op {
 
@@ -17,7 +17,7 @@ struct QuantizeRows {
     RowGroups groups;
     ScaleFormat scale_format = ScaleFormat::pow2;
     MxRounding mx_rounding = MxRounding::rceil;
-    Fp8Tensor dst;
+    ScaledTensor dst;
 };
 
 // [M, K] -> transposed codes [K, M] scaled along M inside each group. Layouts: vec128 (128x1 blocks) and mx32 (32x1 blocks), both
@@ -29,9 +29,9 @@ struct QuantizeColumns {
     RowGroups groups;
     ScaleFormat scale_format = ScaleFormat::pow2;
     MxRounding mx_rounding = MxRounding::rceil;
-    Fp8Tensor dst;    // out [K, M]
-    TensorView src2;  // [M, K2], optional
-    Fp8Tensor dst2;   // out [K2, M]
+    ScaledTensor dst;   // out [K, M]
+    TensorView src2;    // [M, K2], optional
+    ScaledTensor dst2;  // out [K2, M]
 };
 
 // Both orientations from one read: one cast. Row layout vec128, row or mx32 with column layout vec128, group_row or mx32.
@@ -40,8 +40,8 @@ struct QuantizeDual {
     RowGroups groups;
     ScaleFormat scale_format = ScaleFormat::pow2;
     MxRounding mx_rounding = MxRounding::rceil;
-    Fp8Tensor rows;     // out [M, K]
-    Fp8Tensor columns;  // out [K, M]
+    ScaledTensor rows;     // out [M, K]
+    ScaledTensor columns;  // out [K, M]
 };
 
 // One scale for the whole tensor (current scaling): amax over all valid rows first. Both outputs share the scale.
@@ -50,8 +50,8 @@ struct QuantizeTensor {
     TensorView src;  // [M, K]
     RowGroups groups;
     ScaleFormat scale_format = ScaleFormat::pow2;
-    Fp8Tensor rows;        // out [M, K] layout tensor, optional
-    Fp8Tensor transposed;  // out [K, M] layout tensor, optional
+    ScaledTensor rows;        // out [M, K] layout tensor, optional
+    ScaledTensor transposed;  // out [K, M] layout tensor, optional
 };
 
 // Weights [E, N, K] -> fprop copy [E, N, K] and dgrad copy [E, K, N]; both optional. Layouts: block128 (logical 128x128 blocks; the
@@ -62,14 +62,14 @@ struct QuantizeWeight {
     TensorView src;  // [E, N, K] f32 | bf16
     ScaleFormat scale_format = ScaleFormat::pow2;
     MxRounding mx_rounding = MxRounding::rceil;
-    Fp8Tensor fprop;
-    Fp8Tensor dgrad;
+    ScaledTensor fprop;
+    ScaledTensor dgrad;
 };
 
 // value = code * scale in fp32, one rounding to dst's dtype; any layout; dst has the shape of the codes. Pads give 0. With groups
 // the routed dimension is the columns for tile128 and group_row, the rows for the rest (other transposed copies: without groups).
 struct Dequantize {
-    Fp8Tensor src;
+    ScaledTensor src;
     RowGroups groups;  // needed for M-tensors
     TensorView dst;    // out
 };

@@ -2,7 +2,7 @@
 // Sources: Megatron-LM's moe_utils/router semantics (recipe.md section 5); DeepSeek-V3 (aux-loss-free bias); ST-MoE (z-loss).
 #pragma once
 
-#include "kernels/core/fp8_tensor.h"
+#include "kernels/core/scaled_tensor.h"
 
 #include <algorithm>
 #include <array>

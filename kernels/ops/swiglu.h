@@ -4,7 +4,7 @@
 // Pads: row_prob is 0 there; outputs are written as zeros (codes 0, scale 0.0f).
 #pragma once
 
-#include "kernels/core/fp8_tensor.h"
+#include "kernels/core/scaled_tensor.h"
 
 namespace fp8flow::op {
 
@@ -22,7 +22,7 @@ struct SwigluQuantize {
     TensorView prob;
     RowGroups groups;
     ScaleFormat scale_format = ScaleFormat::pow2;
-    Fp8Tensor a;  // out [M, F] vec128
+    ScaledTensor a;  // out [M, F] vec128
 };
 
 // g' = da * prob; dgate = ((g' * up) * s) * (1 + gate * (1 - s)), s = sigmoid(gate); dup = g' * silu(gate), silu(gate) = gate * s;
@@ -42,7 +42,7 @@ struct SwigluBackwardQuantize {
     TensorView prob;
     RowGroups groups;
     ScaleFormat scale_format = ScaleFormat::pow2;
-    Fp8Tensor dh;  // out [M, 2F] vec128: gate half and up half in their own blocks
+    ScaledTensor dh;  // out [M, 2F] vec128: gate half and up half in their own blocks
     TensorView dprob;
 };
 

@@ -1,7 +1,7 @@
 // The two ends of the model: embedding and cross-entropy; and small element-wise ops on activations.
 #pragma once
 
-#include "kernels/core/fp8_tensor.h"
+#include "kernels/core/scaled_tensor.h"
 
 namespace fp8flow::op {
 

@@ -3,7 +3,7 @@
 // corner cases: recipe.md 2.5 variant C (RNE into subnormals, k = 0 identity, NaN passes).
 #pragma once
 
-#include "kernels/core/fp8_tensor.h"
+#include "kernels/core/scaled_tensor.h"
 
 namespace fp8flow::op {
 
@@ -13,17 +13,17 @@ namespace fp8flow::op {
 // for the target, so a tile of them alone has scale 0.0f; all-zero rows carry the scale of kAmaxEps, which never exceeds that of
 // a real row. Without groups dst may be wider than M: the rest is pads. Every tile below offsets[G] is written, nothing past it.
 struct TransposeFp8 {
-    Fp8Tensor src;  // [M, dim] vec128
+    ScaledTensor src;  // [M, dim] vec128
     RowGroups groups;
-    Fp8Tensor dst;  // out [dim, M] tile128
+    ScaledTensor dst;  // out [dim, M] tile128
 };
 
 // Double quantisation: value = code*scale in fp32, then quantised again 128x1 along M (layout vec128 of [dim, M]).
 struct TransposeRequantize {
-    Fp8Tensor src;  // [M, dim] vec128
+    ScaledTensor src;  // [M, dim] vec128
     RowGroups groups;
     ScaleFormat scale_format = ScaleFormat::fp32;
-    Fp8Tensor dst;  // out [dim, M] vec128
+    ScaledTensor dst;  // out [dim, M] vec128
 };
 
 }  // namespace fp8flow::op

@@ -17,7 +17,7 @@ float scale_at(const TensorView& scales, int64_t index) {
 
 // Scale of code (row, col) of a 2-D tensor; both absolute in their buffers. `group`: of the routed rows, for
 // group_row.
-float scale_of(const Fp8Tensor& t, int64_t row, int64_t col, int64_t group) {
+float scale_of(const ScaledTensor& t, int64_t row, int64_t col, int64_t group) {
     const int64_t width = t.scales.cols();
     switch (t.layout) {
         case ScaleLayout::none: return 1.0f;
@@ -38,7 +38,7 @@ struct Span {
     int64_t row, first, end, group;
 };
 
-void dequantize_span(const Fp8Tensor& src, const Span& span, int64_t row_base, int64_t col_base,
+void dequantize_span(const ScaledTensor& src, const Span& span, int64_t row_base, int64_t col_base,
                      const TensorView& dst, int64_t dst_row_base, int64_t dst_col_base) {
     float values[kBlock];
     const int64_t src_row = row_base + span.row, dst_row = dst_row_base + span.row;
@@ -47,17 +47,17 @@ void dequantize_span(const Fp8Tensor& src, const Span& span, int64_t row_base, i
         const int64_t count =
             std::min(span.end - col, kMxBlock - src_col % kMxBlock);  // no layout changes scale inside 32
         const float scale = scale_of(src, src_row, src_col, span.group);
-        load_floats(src.codes, src_row * src.codes.cols() + src_col, count, values);
+        load_floats(src.data, src_row * src.data.cols() + src_col, count, values);
         for (int64_t i = 0; i < count; ++i) values[i] *= scale;
         store_floats(dst, dst_row * dst.cols() + dst_col_base + col, count, values);
         col += count;
     }
 }
 
-void dequantize_matrix(const Fp8Tensor& src, const RowGroups& groups, const TensorView& dst) {
-    const int64_t rows = src.codes.dim(0), cols = src.codes.dim(1);
+void dequantize_matrix(const ScaledTensor& src, const RowGroups& groups, const TensorView& dst) {
+    const int64_t rows = src.data.dim(0), cols = src.data.dim(1);
     const bool by_columns = src.layout == ScaleLayout::tile128 || src.layout == ScaleLayout::group_row;
-    const int64_t src_base = base_of(src.codes), dst_base = base_of(dst);
+    const int64_t src_base = base_of(src.data), dst_base = base_of(dst);
     for (const GroupRange& range : group_ranges(groups, by_columns ? cols : rows)) {
         const int64_t first = by_columns ? 0 : range.first, end = by_columns ? rows : range.end;
 #pragma omp parallel for schedule(static)
@@ -72,10 +72,10 @@ void dequantize_matrix(const Fp8Tensor& src, const RowGroups& groups, const Tens
 }  // namespace
 
 void ReferenceOps::do_dequantize(const op::Dequantize& args, const Launch&) {
-    if (args.src.codes.rank == 2) return dequantize_matrix(args.src, args.groups, args.dst);
-    for (int64_t e = 0; e < args.src.codes.dim(0); ++e) {
-        Fp8Tensor expert = args.src;
-        expert.codes = args.src.codes[e];
+    if (args.src.data.rank == 2) return dequantize_matrix(args.src, args.groups, args.dst);
+    for (int64_t e = 0; e < args.src.data.dim(0); ++e) {
+        ScaledTensor expert = args.src;
+        expert.data = args.src.data[e];
         if (args.src.layout != ScaleLayout::tensor && args.src.layout != ScaleLayout::none)
             expert.scales = args.src.scales[e];
         dequantize_matrix(expert, {}, args.dst[e]);

@@ -12,8 +12,8 @@ namespace {
 using namespace reference;
 
 // Scales of codes stored [rows, contraction], counted from the first stored row and contraction element.
-OperandScale scale_of(const Fp8Tensor& tensor) {
-    const int64_t rows = tensor.codes.dim(-2), blocks = ceil_div(tensor.codes.dim(-1), kBlock);
+OperandScale scale_of(const ScaledTensor& tensor) {
+    const int64_t rows = tensor.data.dim(-2), blocks = ceil_div(tensor.data.dim(-1), kBlock);
     const TensorView& scales = tensor.scales;
     switch (tensor.layout) {
         case ScaleLayout::none: break;
@@ -43,16 +43,14 @@ OperandScale scale_of(const Fp8Tensor& tensor) {
 }
 
 // Stored [rows, contraction].
-Operand along_contraction(const Fp8Tensor& tensor) {
-    return {.codes = tensor.codes,
-            .output_stride = tensor.codes.dim(-1),
-            .k_stride = 1,
-            .scale = scale_of(tensor)};
+Operand along_contraction(const ScaledTensor& tensor) {
+    return {
+        .data = tensor.data, .output_stride = tensor.data.dim(-1), .k_stride = 1, .scale = scale_of(tensor)};
 }
 
 // Stored [contraction, rows]; plain tensors only.
-Operand across_contraction(const Fp8Tensor& tensor) {
-    return {.codes = tensor.codes, .output_stride = 1, .k_stride = tensor.codes.dim(-1), .scale = {}};
+Operand across_contraction(const ScaledTensor& tensor) {
+    return {.data = tensor.data, .output_stride = 1, .k_stride = tensor.data.dim(-1), .scale = {}};
 }
 
 // The operand with its outputs counted from stored row `row`.
@@ -63,22 +61,22 @@ Operand from_row(Operand operand, int64_t row) {
 }
 
 // The operand with its contraction counted from element `k`, the first of group `group`.
-Operand from_contraction(Operand operand, const Fp8Tensor& tensor, int64_t k, int64_t group) {
+Operand from_contraction(Operand operand, const ScaledTensor& tensor, int64_t k, int64_t group) {
     OperandScale& scale = operand.scale;
     FP8FLOW_CHECK(scale.block == 0 || k % scale.block == 0,
                   "group {} starts at row {}, inside a {} block of {}", group, k, name_of(tensor.layout),
                   scale.block);
     operand.offset += k * operand.k_stride;
     if (scale.block != 0) scale.offset += k / scale.block * scale.block_stride;
-    if (tensor.layout == ScaleLayout::group_row) scale.offset += group * tensor.codes.dim(0);
+    if (tensor.layout == ScaleLayout::group_row) scale.offset += group * tensor.data.dim(0);
     return operand;
 }
 
 // Entry `group` of stacked weights.
-Operand of_group(Operand operand, const Fp8Tensor& tensor, int64_t group) {
-    operand.offset += group * tensor.codes.dim(1) * tensor.codes.dim(2);
+Operand of_group(Operand operand, const ScaledTensor& tensor, int64_t group) {
+    operand.offset += group * tensor.data.dim(1) * tensor.data.dim(2);
     if (tensor.scales && tensor.layout != ScaleLayout::tensor)
-        operand.scale.offset += group * (tensor.scales.numel() / tensor.codes.dim(0));
+        operand.scale.offset += group * (tensor.scales.numel() / tensor.data.dim(0));
     return operand;
 }
 
@@ -86,10 +84,10 @@ Operand of_group(Operand operand, const Fp8Tensor& tensor, int64_t group) {
 std::vector<Product> gradients(const op::WgradOperands& set, const TensorView& dw, Gradient mode,
                                Start start) {
     const int64_t n = dw.dim(1), k = dw.dim(2);
-    const bool transposed = is_fp8(set.dy.codes.dtype);  // FP8 operands are the transposed copies
+    const bool transposed = is_fp8(set.dy.data.dtype);  // FP8 operands are the transposed copies
     const Operand dy = transposed ? along_contraction(set.dy) : across_contraction(set.dy);
     const Operand x = transposed ? along_contraction(set.x) : across_contraction(set.x);
-    const int64_t dy_base = base_of(set.dy.codes), x_base = base_of(set.x.codes);
+    const int64_t dy_base = base_of(set.dy.data), x_base = base_of(set.x.data);
     std::vector<Product> products;
     for (const GroupRange& range : group_ranges(set.groups, 0)) {
         if (range.count == 0 && (mode == Gradient::accumulate || start == Start::d)) continue;
@@ -114,7 +112,7 @@ void ReferenceOps::do_gemm(const op::Gemm& args, const Launch&) {
     const Operand b = b_across ? across_contraction(args.b) : along_contraction(args.b);
     multiply({{.m = args.d.dim(0),
                .n = args.d.dim(1),
-               .k = args.a.codes.dim(a_across ? 0 : 1),
+               .k = args.a.data.dim(a_across ? 0 : 1),
                .a = a,
                .b = b,
                .mode = args.mode,
@@ -123,10 +121,10 @@ void ReferenceOps::do_gemm(const op::Gemm& args, const Launch&) {
 }
 
 void ReferenceOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch&) {
-    const int64_t n = args.d.dim(1), k = args.a.codes.dim(1);
+    const int64_t n = args.d.dim(1), k = args.a.data.dim(1);
     const Operand a = along_contraction(args.a);
     const Operand b = args.form == op::GemmForm::nt ? along_contraction(args.b) : across_contraction(args.b);
-    const int64_t a_base = base_of(args.a.codes), d_base = base_of(args.d);
+    const int64_t a_base = base_of(args.a.data), d_base = base_of(args.d);
     std::vector<Product> products;
     for (const GroupRange& range : group_ranges(args.groups, args.d.dim(0))) {
         products.push_back({.m = range.count,

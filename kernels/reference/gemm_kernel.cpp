@@ -109,14 +109,14 @@ void pack_b(const Operand& b, int64_t col, int64_t count, int64_t k, float* out)
         if (width < kTileCols) std::fill_n(out, k * kTileCols, 0.0f);
         if (b.output_stride == 1) {
             for (int64_t i = 0; i < k; ++i)
-                load_floats(b.codes, start + i * b.k_stride, width, out + i * kTileCols);
+                load_floats(b.data, start + i * b.k_stride, width, out + i * kTileCols);
             continue;
         }
         float rows[kTileCols][kChunk];
         for (int64_t k0 = 0; k0 < k; k0 += kChunk) {
             const int64_t depth = std::min(kChunk, k - k0);
             for (int64_t j = 0; j < width; ++j)
-                load_floats(b.codes, start + j * b.output_stride + k0, depth, rows[j]);
+                load_floats(b.data, start + j * b.output_stride + k0, depth, rows[j]);
             for (int64_t j = 0; j < width; ++j)
                 for (int64_t i = 0; i < depth; ++i) out[(k0 + i) * kTileCols + j] = rows[j][i];
         }
@@ -133,12 +133,12 @@ PackedRows decode_a(const Operand& a, int64_t row, int64_t count, int64_t k, flo
     if (a.k_stride == 1) {
         const int64_t stride = k + kRowPadding;
         for (int64_t i = 0; i < count; ++i)
-            load_floats(a.codes, a.offset + (row + i) * a.output_stride, k, out + i * stride);
+            load_floats(a.data, a.offset + (row + i) * a.output_stride, k, out + i * stride);
         for (int64_t i = count; i < padded; ++i) std::fill_n(out + i * stride, k, 0.0f);
         return {stride, 1};
     }
     for (int64_t i = 0; i < k; ++i) {
-        load_floats(a.codes, a.offset + row + i * a.k_stride, count, out + i * padded);
+        load_floats(a.data, a.offset + row + i * a.k_stride, count, out + i * padded);
         std::fill_n(out + i * padded + count, padded - count, 0.0f);
     }
     return {1, padded};

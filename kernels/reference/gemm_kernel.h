@@ -2,7 +2,7 @@
 // of Products over strided operands. gemm.cpp translates the ops into them; the order of summation is that of kernels/ops/gemm.h.
 #pragma once
 
-#include "kernels/core/fp8_tensor.h"
+#include "kernels/core/scaled_tensor.h"
 #include "kernels/reference/reference_ops.h"
 
 #include <cstdint>
@@ -21,9 +21,9 @@ struct OperandScale {
     int64_t block_stride = 0;
 };
 
-// Entry (i, k) stands at codes[offset + i * output_stride + k * k_stride]; one of the strides is 1.
+// Entry (i, k) stands at data[offset + i * output_stride + k * k_stride]; one of the strides is 1.
 struct Operand {
-    TensorView codes;  // f32 | bf16 | f16 | e4m3 | e5m2
+    TensorView data;  // f32 | bf16 | f16 | e4m3 | e5m2
     int64_t offset = 0;
     int64_t output_stride = 0;
     int64_t k_stride = 0;

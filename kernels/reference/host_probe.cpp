@@ -1,7 +1,7 @@
 // The probe of the reference backend: memory traffic of all threads of the host.
 #include "kernels/reference/host_probe.h"
 
-#include "kernels/core/fp8_tensor.h"
+#include "kernels/core/scaled_tensor.h"
 
 #include <fstream>
 

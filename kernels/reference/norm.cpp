@@ -54,13 +54,13 @@ float normalize(float* x, const std::vector<float>& g, float eps) {
     return rstd;
 }
 
-bool is_block_layout(const Fp8Tensor& t) {
+bool is_block_layout(const ScaledTensor& t) {
     return t.layout == ScaleLayout::vec128 || t.layout == ScaleLayout::vec128_wire;
 }
 
 // The scales of `rows` as fp32 [H/128, T], whichever layout they are stored in.
-std::vector<float> scales_by_block(const Fp8Tensor& rows) {
-    const int64_t tokens = rows.codes.dim(0), blocks = ceil_div(rows.codes.cols(), kBlock);
+std::vector<float> scales_by_block(const ScaledTensor& rows) {
+    const int64_t tokens = rows.data.dim(0), blocks = ceil_div(rows.data.cols(), kBlock);
     std::vector<float> stored(static_cast<std::size_t>(tokens * blocks));
     load_floats(rows.scales, 0, tokens * blocks, stored.data());
     if (rows.layout == ScaleLayout::vec128) return stored;
@@ -113,10 +113,10 @@ void ReferenceOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const L
             rstd[row] = normalize(values.data(), g, args.eps);
             if (args.amax) part = std::max(part, amax_of(values.data(), width));
             if (row_tensor)
-                encode(values.data(), width, row_multiplier, args.rows.codes.dtype,
-                       args.rows.codes.bytes_ptr() + row * width);
+                encode(values.data(), width, row_multiplier, args.rows.data.dtype,
+                       args.rows.data.bytes_ptr() + row * width);
             if (transposed_tensor) {
-                const TensorView& codes = args.transposed.codes;
+                const TensorView& codes = args.transposed.data;
                 encode(values.data(), width, column_multiplier, codes.dtype, column_codes.data());
                 for (int64_t i = 0; i < width; ++i)
                     codes.bytes_ptr()[i * codes.cols() + row] = column_codes[static_cast<std::size_t>(i)];
@@ -131,15 +131,15 @@ void ReferenceOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const L
     }
     if (args.amax) *args.amax.as<float>() = max_ignore_nan(*args.amax.as<float>(), amax);
     if (transposed_tensor) {
-        const TensorView& codes = args.transposed.codes;
+        const TensorView& codes = args.transposed.data;
         for (int64_t i = 0; i < width; ++i)
             std::fill(codes.bytes_ptr() + i * codes.cols() + tokens,
                       codes.bytes_ptr() + (i + 1) * codes.cols(), uint8_t{0});
     }
     if (args.transposed.layout == ScaleLayout::tile128) {
         const std::vector<float> scales = scales_by_block(args.rows);
-        transpose_tiles({args.rows.codes.bytes_ptr(), scales.data(), width, tokens}, args.rows.codes.dtype,
-                        column_ranges({}, tokens, args.transposed.codes), args.transposed);
+        transpose_tiles({args.rows.data.bytes_ptr(), scales.data(), width, tokens}, args.rows.data.dtype,
+                        column_ranges({}, tokens, args.transposed.data), args.transposed);
     }
 }
 

@@ -14,14 +14,14 @@ namespace {
 using reference::base_of;
 
 // Scales of one row (vec128_wire or vec128 in, vec128 out: one float per block, a whole row of scales apart); zeros for a pad.
-void copy_scales(const Fp8Tensor& src, int64_t src_row, const Fp8Tensor& dst, int64_t dst_row) {
+void copy_scales(const ScaledTensor& src, int64_t src_row, const ScaledTensor& dst, int64_t dst_row) {
     const int64_t blocks = dst.scales.dim(0), stride = dst.scales.dim(1);
-    float* to = dst.scales.as<float>() + base_of(dst.codes) + dst_row;
+    float* to = dst.scales.as<float>() + base_of(dst.data) + dst_row;
     if (src_row < 0) {
         for (int64_t b = 0; b < blocks; ++b) to[b * stride] = 0.0f;
         return;
     }
-    const int64_t row = base_of(src.codes) + src_row;
+    const int64_t row = base_of(src.data) + src_row;
     if (src.layout == ScaleLayout::vec128) {
         const float* from = src.scales.as<float>() + row;
         for (int64_t b = 0; b < blocks; ++b) to[b * stride] = from[b * src.scales.dim(1)];
@@ -36,13 +36,13 @@ void copy_scales(const Fp8Tensor& src, int64_t src_row, const Fp8Tensor& dst, in
 
 // Row dst_row of dst = row src_row of src, or zeros where src_row is negative. Rows are relative to the
 // row_base of each tensor's codes, which holds for their scales too.
-void copy_row(const Fp8Tensor& src, int64_t src_row, const Fp8Tensor& dst, int64_t dst_row) {
-    const int64_t row_bytes = dst.codes.cols() * size_of(dst.codes.dtype);
-    uint8_t* to = dst.codes.bytes_ptr() + (base_of(dst.codes) + dst_row) * row_bytes;
+void copy_row(const ScaledTensor& src, int64_t src_row, const ScaledTensor& dst, int64_t dst_row) {
+    const int64_t row_bytes = dst.data.cols() * size_of(dst.data.dtype);
+    uint8_t* to = dst.data.bytes_ptr() + (base_of(dst.data) + dst_row) * row_bytes;
     if (src_row < 0) {
         std::memset(to, 0, static_cast<std::size_t>(row_bytes));
     } else {
-        const uint8_t* from = src.codes.bytes_ptr() + (base_of(src.codes) + src_row) * row_bytes;
+        const uint8_t* from = src.data.bytes_ptr() + (base_of(src.data) + src_row) * row_bytes;
         std::memcpy(to, from, static_cast<std::size_t>(row_bytes));
     }
     if (dst.layout != ScaleLayout::none) copy_scales(src, src_row, dst, dst_row);
@@ -62,7 +62,7 @@ float strand_dot(const float* a, const float* b, int64_t width) {
 }
 
 // The same rows under other group offsets; what dst has beyond a group's count is zeroed.
-void regroup_rows(const Fp8Tensor& src, const RowGroups& src_groups, const Fp8Tensor& dst,
+void regroup_rows(const ScaledTensor& src, const RowGroups& src_groups, const ScaledTensor& dst,
                   const RowGroups& dst_groups) {
     const int64_t* counts = src_groups.counts.as<int64_t>();
     const int64_t* src_offsets = src_groups.offsets.as<int64_t>();
@@ -135,7 +135,7 @@ void ReferenceOps::do_pad_rows(const op::PadRows& args, const Launch&) {
 }
 
 void ReferenceOps::do_unpad_rows(const op::UnpadRows& args, const Launch&) {
-    regroup_rows({.codes = args.src, .scales = {}}, args.src_groups, {.codes = args.dst, .scales = {}},
+    regroup_rows({.data = args.src, .scales = {}}, args.src_groups, {.data = args.dst, .scales = {}},
                  args.dst_groups);
 }
 

@@ -12,9 +12,8 @@ using namespace reference;
 namespace {
 
 void quantize_columns_of(const TensorView& src, const RowGroups& groups, const QuantizeRule& rule,
-                         const Fp8Tensor& dst) {
-    quantize_by_columns(segments_of(src), src.cols(), column_ranges(groups, src.dim(0), dst.codes), rule,
-                        dst);
+                         const ScaledTensor& dst) {
+    quantize_by_columns(segments_of(src), src.cols(), column_ranges(groups, src.dim(0), dst.data), rule, dst);
 }
 
 float amax_of_rows(const TensorView& src, const std::vector<GroupRange>& ranges) {
@@ -67,7 +66,7 @@ void ReferenceOps::do_quantize_dual(const op::QuantizeDual& args, const Launch&)
 
 void ReferenceOps::do_quantize_tensor(const op::QuantizeTensor& args, const Launch&) {
     std::vector<GroupRange> ranges = group_ranges(args.groups, args.src.dim(0));
-    const DType dtype = args.rows ? args.rows.codes.dtype : args.transposed.codes.dtype;
+    const DType dtype = args.rows ? args.rows.data.dtype : args.transposed.data.dtype;
     const QuantScale scale = quant_scale(amax_of_rows(args.src, ranges), fp8_max(dtype), args.scale_format);
     if (args.rows) *args.rows.scales.as<float>() = scale.dequant;
     if (args.transposed) *args.transposed.scales.as<float>() = scale.dequant;
@@ -84,9 +83,9 @@ void ReferenceOps::do_quantize_tensor(const op::QuantizeTensor& args, const Laun
         }
     };
     // Without groups the transposed copy alone may have pads.
-    if (args.rows) store(ranges, args.rows.codes, {});
+    if (args.rows) store(ranges, args.rows.data, {});
     if (args.transposed)
-        store(column_ranges(args.groups, args.src.dim(0), args.transposed.codes), {}, args.transposed.codes);
+        store(column_ranges(args.groups, args.src.dim(0), args.transposed.data), {}, args.transposed.data);
 }
 
 }  // namespace fp8flow

@@ -52,10 +52,10 @@ int64_t block_length(ScaleLayout layout, int64_t whole) {
 }
 
 // Place of the scale of (row, block) for layouts that scale along the row.
-int64_t row_scale_index(const Fp8Tensor& t, int64_t row, int64_t block) {
+int64_t row_scale_index(const ScaledTensor& t, int64_t row, int64_t block) {
     if (t.layout == ScaleLayout::row) return row;
     if (t.layout == ScaleLayout::vec128_wire) return row * t.scales.cols() + block;
-    return block * t.codes.rows() + row;
+    return block * t.data.rows() + row;
 }
 
 // codes[r][c] = to_fp8(values[r][c] * multipliers[c]) for rows of kColumns.
@@ -71,8 +71,8 @@ struct ColumnBlock {
     int64_t first, count, end, scale_row;
 };
 
-std::vector<ColumnBlock> column_blocks(const std::vector<GroupRange>& ranges, const Fp8Tensor& dst) {
-    const int64_t base = base_of(dst.codes);
+std::vector<ColumnBlock> column_blocks(const std::vector<GroupRange>& ranges, const ScaledTensor& dst) {
+    const int64_t base = base_of(dst.data);
     std::vector<ColumnBlock> blocks;
     for (const GroupRange& range : ranges) {
         if (dst.layout == ScaleLayout::group_row || dst.layout == ScaleLayout::row) {
@@ -97,7 +97,7 @@ void load_chunk(const LoadSegment& load, int64_t row, int64_t rows, int64_t col,
 }
 
 void quantize_column_block(const LoadSegment& load, const ColumnBlock& block, int64_t col, int64_t cols,
-                           const QuantizeRule& rule, const Fp8Tensor& dst) {
+                           const QuantizeRule& rule, const ScaledTensor& dst) {
     float values[kBlock * kColumns];
     uint8_t codes[kBlock * kColumns];
     uint32_t amax[kColumns] = {};
@@ -109,18 +109,18 @@ void quantize_column_block(const LoadSegment& load, const ColumnBlock& block, in
             for (int64_t c = 0; c < kColumns; ++c)
                 amax[c] = std::max(amax[c], magnitude_bits(values[r * kColumns + c]));
     }
-    const int64_t dim = dst.codes.dim(0), stride = dst.codes.cols();
+    const int64_t dim = dst.data.dim(0), stride = dst.data.cols();
     for (int64_t c = 0; c < cols; ++c) {
         const BlockScale scale =
-            block.count > 0 ? block_scale(bits_float(amax[c]), dst.codes.dtype, dst.layout, rule) : kPadScale;
+            block.count > 0 ? block_scale(bits_float(amax[c]), dst.data.dtype, dst.layout, rule) : kPadScale;
         multipliers[c] = scale.multiplier;
         store_scale(dst.scales, block.scale_row * dim + col + c, scale);
     }
-    uint8_t* out = dst.codes.bytes_ptr() + col * stride + base_of(dst.codes) + block.first;
+    uint8_t* out = dst.data.bytes_ptr() + col * stride + base_of(dst.data) + block.first;
     for (int64_t row = 0; row < block.count; row += kBlock) {
         const int64_t rows = std::min(kBlock, block.count - row);
         if (block.count > kBlock) load_chunk(load, block.first + row, rows, col, cols, values);
-        if (dst.codes.dtype == DType::e5m2) {
+        if (dst.data.dtype == DType::e5m2) {
             encode_columns(values, rows, multipliers, codes, [](float x) { return to_e5m2(x); });
         } else {
             encode_columns(values, rows, multipliers, codes, [](float x) { return to_e4m3(x); });
@@ -153,27 +153,27 @@ void encode(const float* values, int64_t count, float multiplier, DType dtype, u
     }
 }
 
-void quantize_row(const float* values, const Fp8Tensor& dst, int64_t row, const QuantizeRule& rule) {
-    const int64_t cols = dst.codes.cols(), length = block_length(dst.layout, cols);
-    uint8_t* codes = dst.codes.bytes_ptr() + row * cols;
+void quantize_row(const float* values, const ScaledTensor& dst, int64_t row, const QuantizeRule& rule) {
+    const int64_t cols = dst.data.cols(), length = block_length(dst.layout, cols);
+    uint8_t* codes = dst.data.bytes_ptr() + row * cols;
     for (int64_t col = 0; col < cols; col += length) {
         const int64_t count = std::min(length, cols - col);
-        const BlockScale scale = block_scale(amax_of(values + col, count), dst.codes.dtype, dst.layout, rule);
-        encode(values + col, count, scale.multiplier, dst.codes.dtype, codes + col);
+        const BlockScale scale = block_scale(amax_of(values + col, count), dst.data.dtype, dst.layout, rule);
+        encode(values + col, count, scale.multiplier, dst.data.dtype, codes + col);
         store_scale(dst.scales, row_scale_index(dst, row, col / length), scale);
     }
 }
 
-void zero_row(const Fp8Tensor& dst, int64_t row) {
-    const int64_t cols = dst.codes.cols(), length = block_length(dst.layout, cols);
-    std::memset(dst.codes.bytes_ptr() + row * cols, 0, static_cast<std::size_t>(cols));
+void zero_row(const ScaledTensor& dst, int64_t row) {
+    const int64_t cols = dst.data.cols(), length = block_length(dst.layout, cols);
+    std::memset(dst.data.bytes_ptr() + row * cols, 0, static_cast<std::size_t>(cols));
     for (int64_t block = 0; block < ceil_div(cols, length); ++block)
         store_scale(dst.scales, row_scale_index(dst, row, block), kPadScale);
 }
 
 void quantize_by_rows(const TensorView& src, const std::vector<GroupRange>& ranges, const QuantizeRule& rule,
-                      const Fp8Tensor& dst) {
-    const int64_t src_base = base_of(src), dst_base = base_of(dst.codes);
+                      const ScaledTensor& dst) {
+    const int64_t src_base = base_of(src), dst_base = base_of(dst.data);
 #pragma omp parallel
     {
         std::vector<float> values(static_cast<std::size_t>(src.cols()));
@@ -240,7 +240,7 @@ std::vector<GroupRange> column_ranges(const RowGroups& groups, int64_t rows, con
 }
 
 void quantize_by_columns(const LoadSegment& load, int64_t num_cols, const std::vector<GroupRange>& ranges,
-                         const QuantizeRule& rule, const Fp8Tensor& dst) {
+                         const QuantizeRule& rule, const ScaledTensor& dst) {
     const std::vector<ColumnBlock> blocks = column_blocks(ranges, dst);
     const int64_t panels = ceil_div(num_cols, kColumns), tasks = panels * static_cast<int64_t>(blocks.size());
 #pragma omp parallel for schedule(dynamic)

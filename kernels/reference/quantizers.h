@@ -3,8 +3,8 @@
 // transpose.cpp) are walks over these.
 #pragma once
 
-#include "kernels/core/fp8_tensor.h"
 #include "kernels/core/scalar_math.h"
+#include "kernels/core/scaled_tensor.h"
 #include "kernels/reference/rows.h"
 
 #include <cstdint>
@@ -26,13 +26,13 @@ void encode(const float* values, int64_t count, float multiplier, DType dtype, u
 
 // One row of dst (absolute, row_base included) in layout vec128_wire, vec128, row or mx32: scales along the
 // row.
-void quantize_row(const float* values, const Fp8Tensor& dst, int64_t row, const QuantizeRule& rule);
+void quantize_row(const float* values, const ScaledTensor& dst, int64_t row, const QuantizeRule& rule);
 // The same row as a pad: codes 0, scales 0.
-void zero_row(const Fp8Tensor& dst, int64_t row);
+void zero_row(const ScaledTensor& dst, int64_t row);
 
 // [M, K] -> dst [M, K] row by row; pads of the ranges are written as code 0, scale 0.
 void quantize_by_rows(const TensorView& src, const std::vector<GroupRange>& ranges, const QuantizeRule& rule,
-                      const Fp8Tensor& dst);
+                      const ScaledTensor& dst);
 
 // `count` source values of row `row` (relative to the tensor's row base) from column `col`, as fp32.
 using LoadSegment = std::function<void(int64_t row, int64_t col, int64_t count, float* out)>;
@@ -42,7 +42,7 @@ LoadSegment segments_of(const TensorView& src);
 // mx32, group_row (one block a group) or row (weights: the single group is the block). Pads of the ranges are
 // written as code 0, scale 0.
 void quantize_by_columns(const LoadSegment& load, int64_t num_cols, const std::vector<GroupRange>& ranges,
-                         const QuantizeRule& rule, const Fp8Tensor& dst);
+                         const QuantizeRule& rule, const ScaledTensor& dst);
 
 // Tiles that share one multiplier and are written in both orientations: rows [row, row + count) hold values,
 // [row + count, end) are pads.
@@ -63,13 +63,13 @@ std::vector<GroupRange> column_ranges(const RowGroups& groups, int64_t rows, con
 // Row codes and their 1x128 scales as fp32: scale of (row r, column block b) = scales[b * scale_stride + r];
 // both begin at row 0 of the groups.
 struct ScaledRows {
-    const uint8_t* codes;
+    const uint8_t* data;
     const float* scales;
     int64_t dim;
     int64_t scale_stride;
 };
 // The scaling-aware transpose (contract: kernels/ops/transpose.h).
 void transpose_tiles(const ScaledRows& src, DType dtype, const std::vector<GroupRange>& ranges,
-                     const Fp8Tensor& dst);
+                     const ScaledTensor& dst);
 
 }  // namespace fp8flow::reference

@@ -2,8 +2,8 @@
 // plain fp32 loops whatever the storage type; and the walk over routed rows.
 #pragma once
 
-#include "kernels/core/fp8_tensor.h"
 #include "kernels/core/scalar_math.h"
+#include "kernels/core/scaled_tensor.h"
 
 #include <cstdint>
 #include <vector>

@@ -117,7 +117,7 @@ void ReferenceOps::do_swiglu(const op::Swiglu& args, const Launch&) {
 
 void ReferenceOps::do_swiglu_quantize(const op::SwigluQuantize& args, const Launch&) {
     const QuantizeRule rule{.scale_format = args.scale_format};
-    const int64_t base = base_of(args.a.codes);
+    const int64_t base = base_of(args.a.data);
     forward(
         args.h, args.prob, args.groups,
         [&](int64_t row, const float* a) { quantize_row(a, args.a, base + row, rule); },
@@ -132,7 +132,7 @@ void ReferenceOps::do_swiglu_backward(const op::SwigluBackward& args, const Laun
 
 void ReferenceOps::do_swiglu_backward_quantize(const op::SwigluBackwardQuantize& args, const Launch&) {
     const QuantizeRule rule{.scale_format = args.scale_format};
-    const int64_t base = base_of(args.dh.codes);
+    const int64_t base = base_of(args.dh.data);
     backward(
         args, [&](int64_t row, const float* dh) { quantize_row(dh, args.dh, base + row, rule); },
         [&](int64_t row) { zero_row(args.dh, base + row); });

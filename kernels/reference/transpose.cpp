@@ -49,7 +49,7 @@ float transpose_tile(const ScaledRows& src, const ShiftTable& shifts, const Tile
         }
         const int k = std::min(exponent_of(target) - exponent_of(scales[r]), kMaxShift);
         const auto& shift = shifts[static_cast<std::size_t>(k)];
-        const uint8_t* in = src.codes + (tile.row + r) * src.dim + tile.col;
+        const uint8_t* in = src.data + (tile.row + r) * src.dim + tile.col;
         for (int64_t c = 0; c < tile.cols; ++c) codes[c][r] = shift[in[c]];
     }
     for (int64_t c = 0; c < tile.cols; ++c)
@@ -60,14 +60,14 @@ float transpose_tile(const ScaledRows& src, const ShiftTable& shifts, const Tile
 }  // namespace
 
 void transpose_tiles(const ScaledRows& src, DType dtype, const std::vector<GroupRange>& ranges,
-                     const Fp8Tensor& dst) {
+                     const ScaledTensor& dst) {
     const ShiftTable& shifts = shift_table(dtype);
     const std::vector<Tile> tiles = tiles_of(ranges, src.dim);
-    const int64_t stride = dst.codes.cols(), base = base_of(dst.codes);
+    const int64_t stride = dst.data.cols(), base = base_of(dst.data);
 #pragma omp parallel for schedule(static)
     for (std::size_t i = 0; i < tiles.size(); ++i) {
         const Tile& tile = tiles[i];
-        uint8_t* out = dst.codes.bytes_ptr() + tile.col * stride + base + tile.row;
+        uint8_t* out = dst.data.bytes_ptr() + tile.col * stride + base + tile.row;
         const float scale = transpose_tile(src, shifts, tile, out, stride);
         dst.scales.as<float>()[(base + tile.row) / kBlock * dst.scales.cols() + tile.col / kBlock] = scale;
     }
@@ -78,22 +78,22 @@ void transpose_tiles(const ScaledRows& src, DType dtype, const std::vector<Group
 using namespace reference;
 
 void ReferenceOps::do_transpose_fp8(const op::TransposeFp8& args, const Launch&) {
-    const TensorView& codes = args.src.codes;
+    const TensorView& codes = args.src.data;
     const int64_t base = base_of(codes);
     const ScaledRows rows = {codes.bytes_ptr() + base * codes.cols(), args.src.scales.as<float>() + base,
                              codes.cols(), codes.dim(0)};
-    transpose_tiles(rows, codes.dtype, column_ranges(args.groups, codes.dim(0), args.dst.codes), args.dst);
+    transpose_tiles(rows, codes.dtype, column_ranges(args.groups, codes.dim(0), args.dst.data), args.dst);
 }
 
 void ReferenceOps::do_transpose_requantize(const op::TransposeRequantize& args, const Launch&) {
-    const TensorView& codes = args.src.codes;
+    const TensorView& codes = args.src.data;
     const float* scales = args.src.scales.as<float>();
     const int64_t base = base_of(codes), capacity = codes.dim(0), dim = codes.cols();
     const LoadSegment dequantized = [&](int64_t row, int64_t col, int64_t count, float* out) {
         load_floats(codes, (base + row) * dim + col, count, out);
         for (int64_t i = 0; i < count; ++i) out[i] *= scales[(col + i) / kBlock * capacity + base + row];
     };
-    quantize_by_columns(dequantized, dim, column_ranges(args.groups, capacity, args.dst.codes),
+    quantize_by_columns(dequantized, dim, column_ranges(args.groups, capacity, args.dst.data),
                         {args.scale_format, MxRounding::rceil}, args.dst);
 }
 

@@ -17,10 +17,10 @@ public:
         ArenaScope scope(ctx.scratch);
         begin_routed(saved, io.plan);
         const int64_t hidden = io.x.plain.cols();
-        saved.x.codes = rows(ctx, saved, Life::backward, ctx.activation, hidden, "dispatch");  // [M, H] bf16
-        const TensorView ye = rows(ctx, saved, Life::call, ctx.activation, hidden, "fc2");     // [M, H] bf16
+        saved.x.data = rows(ctx, saved, Life::backward, ctx.activation, hidden, "dispatch");  // [M, H] bf16
+        const TensorView ye = rows(ctx, saved, Life::call, ctx.activation, hidden, "fc2");    // [M, H] bf16
 
-        dispatch(ctx, {.codes = io.x.plain}, io.plan, PermutePadding::fused, saved.x);
+        dispatch(ctx, {.data = io.x.plain}, io.plan, PermutePadding::fused, saved.x);
         experts_forward(ctx, io.weights, saved, ye);
         combine(ctx, {.src = ye, .residual = io.residual, .addend = io.addend, .y = io.y}, io.plan,
                 PermutePadding::fused);
@@ -29,12 +29,12 @@ public:
     void backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const override {
         ArenaScope scope(ctx.scratch);
         const int64_t hidden = io.dx.cols();
-        Fp8Tensor dye{.codes =
-                          rows(ctx, saved, Life::call, ctx.activation, hidden, "dispatch")};  // [M, H] bf16
-        const TensorView dxe = rows(ctx, saved, Life::call, ctx.activation, hidden, "fc1");   // [M, H] bf16
-        const TensorView drow_prob = row_vector(ctx, saved, Life::call, "swiglu");            // [M] f32
+        ScaledTensor dye{
+            .data = rows(ctx, saved, Life::call, ctx.activation, hidden, "dispatch")};       // [M, H] bf16
+        const TensorView dxe = rows(ctx, saved, Life::call, ctx.activation, hidden, "fc1");  // [M, H] bf16
+        const TensorView drow_prob = row_vector(ctx, saved, Life::call, "swiglu");           // [M] f32
 
-        dispatch(ctx, {.codes = io.dy.plain}, io.plan, PermutePadding::fused, dye);
+        dispatch(ctx, {.data = io.dy.plain}, io.plan, PermutePadding::fused, dye);
         experts_backward(ctx, io.weights, saved, dye, drow_prob, dxe);
         combine(ctx,
                 {.src = dxe, .residual = io.dx_in, .drow_prob = drow_prob, .y = io.dx, .dprob = io.dprob},
@@ -45,15 +45,15 @@ public:
                        const TensorView& y) const override {
         ArenaScope scope(ctx.scratch);
         begin_dense(ctx, saved);
-        saved.x.codes = x.plain;
+        saved.x.data = x.plain;
         experts_forward(ctx, weights, saved, y);
     }
 
     void dense_backward(Context& ctx, const TokenRows& x, const TokenRows& dy, const ExpertWeights& weights,
                         ExpertsSaved& saved, const TensorView& dx) const override {
         ArenaScope scope(ctx.scratch);
-        saved.x.codes = x.plain;
-        experts_backward(ctx, weights, saved, {.codes = dy.plain}, {}, dx);
+        saved.x.data = x.plain;
+        experts_backward(ctx, weights, saved, {.data = dy.plain}, {}, dx);
     }
 
 private:
@@ -62,7 +62,7 @@ private:
                          const TensorView& ye) const {
         const bool drop_h = recompute_.experts, drop_a = drop_h || recompute_.activation;
         saved.h = rows(ctx, saved, keep_unless(drop_h), ctx.activation, w.w1->spec.shape[1], "fc1");
-        saved.a.codes = rows(ctx, saved, keep_unless(drop_a), ctx.activation, w.w2->spec.shape[2], "swiglu");
+        saved.a.data = rows(ctx, saved, keep_unless(drop_a), ctx.activation, w.w2->spec.shape[2], "swiglu");
 
         forward_product(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
         activation(ctx, saved);
@@ -71,7 +71,7 @@ private:
         if (drop_a) saved.a = {};
     }
 
-    void experts_backward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved, const Fp8Tensor& dye,
+    void experts_backward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved, const ScaledTensor& dye,
                           const TensorView& drow_prob, const TensorView& dxe) const {
         const int64_t ffn = w.w2->spec.shape[2];
         if (!saved.h) {  // moe_expert
@@ -79,11 +79,11 @@ private:
             forward_product(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
         }
         if (!saved.a) {  // moe_act, moe_expert
-            saved.a.codes = rows(ctx, saved, Life::call, ctx.activation, ffn, "swiglu");
+            saved.a.data = rows(ctx, saved, Life::call, ctx.activation, ffn, "swiglu");
             activation(ctx, saved);
         }
-        const TensorView da = rows(ctx, saved, Life::call, ctx.activation, ffn, "fc2");          // [M, F]
-        Fp8Tensor dh{.codes = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "swiglu")};  // [M, 2F]
+        const TensorView da = rows(ctx, saved, Life::call, ctx.activation, ffn, "fc2");            // [M, F]
+        ScaledTensor dh{.data = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "swiglu")};  // [M, 2F]
 
         weight_gradient(ctx, "fc2 wgrad", dye, saved.a, saved.groups, *w.w2);
         data_gradient(ctx, "fc2 dgrad", dye, *w.w2, saved.groups, da);
@@ -93,7 +93,7 @@ private:
                                      .h = saved.h,
                                      .prob = saved.prob,
                                      .groups = saved.groups,
-                                     .dh = dh.codes,
+                                     .dh = dh.data,
                                      .dprob = drow_prob},
                                     ctx.launch);
         }
@@ -103,7 +103,7 @@ private:
 
     void activation(Context& ctx, ExpertsSaved& saved) const {
         auto timed = ctx.stage("swiglu");
-        ctx.ops.swiglu({.h = saved.h, .prob = saved.prob, .groups = saved.groups, .a = saved.a.codes},
+        ctx.ops.swiglu({.h = saved.h, .prob = saved.prob, .groups = saved.groups, .a = saved.a.data},
                        ctx.launch);
     }
 };

@@ -14,7 +14,7 @@ void CastFlow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) con
         rows(ctx, saved, keep_unless(!keep_plain), ctx.activation, hidden, "dispatch");  // [M, H] bf16
     const TensorView ye = rows(ctx, saved, Life::call, ctx.activation, hidden, "fc2");   // [M, H] bf16
 
-    dispatch(ctx, {.codes = io.x.plain}, io.plan, PermutePadding::fused, {.codes = xe});
+    dispatch(ctx, {.data = io.x.plain}, io.plan, PermutePadding::fused, {.data = xe});
     if (keep_plain) saved.plain = xe;
     experts_forward(ctx, xe, io.weights, saved, ye);
     combine(ctx, {.src = ye, .residual = io.residual, .addend = io.addend, .y = io.y}, io.plan,
@@ -28,7 +28,7 @@ void CastFlow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) c
     const TensorView dxe = rows(ctx, saved, Life::call, ctx.activation, hidden, "fc1");       // [M, H] bf16
     const TensorView drow_prob = row_vector(ctx, saved, Life::call, "swiglu");                // [M] f32
 
-    dispatch(ctx, {.codes = io.dy.plain}, io.plan, PermutePadding::fused, {.codes = dye});
+    dispatch(ctx, {.data = io.dy.plain}, io.plan, PermutePadding::fused, {.data = dye});
     experts_backward(ctx, dye, io.weights, saved, drow_prob, dxe);
     combine(ctx, {.src = dxe, .residual = io.dx_in, .drow_prob = drow_prob, .y = io.dx, .dprob = io.dprob},
             io.plan, PermutePadding::fused);
@@ -73,7 +73,7 @@ void CastFlow::fc1_forward(Context& ctx, const TensorView& x, const ExpertWeight
         if (keep_columns)
             saved.x_t = fp8_columns(ctx, saved, wgrad_life(ctx, saved, Life::backward), DType::e4m3, hidden,
                                     column_layout(), "fc1");
-        cast(ctx, "fc1 input", x, saved, {saved.x, keep_columns ? saved.x_t : Fp8Tensor{}});
+        cast(ctx, "fc1 input", x, saved, {saved.x, keep_columns ? saved.x_t : ScaledTensor{}});
     }
     forward_product(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
     saved.x = {};  // the row copy served fc1
@@ -122,7 +122,7 @@ void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const Exper
     const TensorView dh = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "swiglu");  // [M, 2F] bf16
     const Operands dy = gradient_operands(ctx, "dY", dye, saved);
     paired_weight_gradient(ctx, "fc2 wgrad", dy.columns,
-                           precision_.fp8_wgrad ? saved.a_t : Fp8Tensor{.codes = saved.act}, saved, *w.w2);
+                           precision_.fp8_wgrad ? saved.a_t : ScaledTensor{.data = saved.act}, saved, *w.w2);
     data_gradient(ctx, "fc2 dgrad", dy.rows, *w.w2, saved.groups, da);
     {
         auto timed = ctx.stage("swiglu");
@@ -136,7 +136,8 @@ void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const Exper
     }
     const Operands dh_operands = gradient_operands(ctx, "swiglu backward", dh, saved);
     paired_weight_gradient(ctx, "fc1 wgrad", dh_operands.columns,
-                           precision_.fp8_wgrad ? saved.x_t : Fp8Tensor{.codes = saved.plain}, saved, *w.w1);
+                           precision_.fp8_wgrad ? saved.x_t : ScaledTensor{.data = saved.plain}, saved,
+                           *w.w1);
     data_gradient(ctx, "fc1 dgrad", dh_operands.rows, *w.w1, saved.groups, dxe);
 }
 
@@ -150,7 +151,7 @@ CastFlow::Operands CastFlow::gradient_operands(Context& ctx, const char* name, c
         out.columns = fp8_columns(ctx, saved, wgrad_life(ctx, saved, Life::call), code, plain.cols(),
                                   column_layout(), "cast");
     cast(ctx, name, plain, saved, out);
-    if (!precision_.fp8_wgrad) out.columns = {.codes = plain};
+    if (!precision_.fp8_wgrad) out.columns = {.data = plain};
     return out;
 }
 
@@ -163,8 +164,8 @@ void CastFlow::cast(Context& ctx, const char* name, const TensorView& plain, con
     if (!ctx.recomputing) observe(ctx, name, out.rows, saved.groups, plain);
 }
 
-void CastFlow::quantize(Context& ctx, const TensorView& plain, const RowGroups& groups, const Fp8Tensor& rows,
-                        const Fp8Tensor& columns) const {
+void CastFlow::quantize(Context& ctx, const TensorView& plain, const RowGroups& groups,
+                        const ScaledTensor& rows, const ScaledTensor& columns) const {
     if (columns) {
         ctx.ops.quantize_dual({.src = plain,
                                .groups = groups,

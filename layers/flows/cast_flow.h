@@ -25,12 +25,12 @@ protected:
     virtual ScaleLayout column_layout() const = 0;
     // plain [M, dim] -> rows and columns from one read; columns may be absent.
     virtual void quantize(Context& ctx, const TensorView& plain, const RowGroups& groups,
-                          const Fp8Tensor& rows, const Fp8Tensor& columns) const;
+                          const ScaledTensor& rows, const ScaledTensor& columns) const;
 
 private:
     // What one cast delivers: the operand of the forward or data-gradient product, and that of the weight gradient.
     struct Operands {
-        Fp8Tensor rows, columns;
+        ScaledTensor rows, columns;
     };
     void cast(Context& ctx, const char* name, const TensorView& plain, const ExpertsSaved& saved,
               const Operands& out) const;

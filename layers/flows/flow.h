@@ -13,9 +13,9 @@ namespace fp8flow {
 // [T, H] rows on their owner: before dispatch (the norm's output) or after combine (the gradient).
 struct TokenRows {
     TensorView plain;  // bf16 (f32 in gradient checks)
-    Fp8Tensor
+    ScaledTensor
         quantized;  // FP8 rows: vec128_wire scales (fp8_flow), or one delayed scale (fp8_tensorwise); absent otherwise
-    Fp8Tensor transposed;  // fp8_tensorwise: the transposed copy from the norm
+    ScaledTensor transposed;  // fp8_tensorwise: the transposed copy from the norm
 };
 
 // What the norm in front of the FFN must deliver beside the plain rows.
@@ -39,13 +39,13 @@ struct ExpertsSaved {
     RowGroups groups;
     TensorView prob;  // [M] f32; absent: 1
     TensorView
-        plain;      // [M, H] rows before quantisation, where a recompute or a BF16 weight gradient needs them
-    Fp8Tensor x;    // [M, H] fc1 input
-    Fp8Tensor x_t;  // [H, M] its copy for the weight gradient
-    TensorView h;   // [M, 2F] fc1 output
-    TensorView act;  // [M, F] plain SwiGLU output, where a BF16 weight gradient needs it
-    Fp8Tensor a;     // [M, F] fc2 input
-    Fp8Tensor a_t;   // [F, M]
+        plain;  // [M, H] rows before quantisation, where a recompute or a BF16 weight gradient needs them
+    ScaledTensor x;    // [M, H] fc1 input
+    ScaledTensor x_t;  // [H, M] its copy for the weight gradient
+    TensorView h;      // [M, 2F] fc1 output
+    TensorView act;    // [M, F] plain SwiGLU output, where a BF16 weight gradient needs it
+    ScaledTensor a;    // [M, F] fc2 input
+    ScaledTensor a_t;  // [F, M]
 };
 
 // Which of its intermediate results the experts keep for the backward.
@@ -100,8 +100,8 @@ protected:
 };
 
 // FP8 rows [tokens, width] with the wire's scales: E8M0 bytes where scales are powers of two, fp32 otherwise.
-Fp8Tensor wire_rows(Arena& arena, DType code, int64_t tokens, int64_t width, ScaleFormat scale_format,
-                    const char* category);
+ScaledTensor wire_rows(Arena& arena, DType code, int64_t tokens, int64_t width, ScaleFormat scale_format,
+                       const char* category);
 
 std::unique_ptr<Flow> make_flow(const PrecisionSpec& precision, const ExpertsRecompute& recompute);
 

@@ -57,8 +57,8 @@ public:
     void backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const override {
         ArenaScope scope(ctx.scratch);
         const int64_t hidden = io.dx.cols();
-        const Fp8Tensor dye = fp8_rows(ctx, saved, Life::call, gradient_code(precision_), hidden,
-                                       ScaleLayout::vec128, "dispatch");                     // [M, H]
+        const ScaledTensor dye = fp8_rows(ctx, saved, Life::call, gradient_code(precision_), hidden,
+                                          ScaleLayout::vec128, "dispatch");                  // [M, H]
         const TensorView dxe = rows(ctx, saved, Life::call, ctx.activation, hidden, "fc1");  // [M, H] bf16
         const TensorView drow_prob = row_vector(ctx, saved, Life::call, "swiglu");           // [M] f32
 
@@ -86,7 +86,7 @@ public:
             const RecomputeScope again(ctx);
             saved.x = local_rows(ctx, "dispatch", x, DType::e4m3, saved);
         }
-        const Fp8Tensor dye = local_rows(ctx, "dY", dy, gradient_code(precision_), saved);
+        const ScaledTensor dye = local_rows(ctx, "dY", dy, gradient_code(precision_), saved);
         experts_backward(ctx, weights, saved, dye, {}, dx);
     }
 
@@ -111,7 +111,7 @@ private:
     }
 
     // ---- backward: the same list read upwards
-    void experts_backward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved, const Fp8Tensor& dye,
+    void experts_backward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved, const ScaledTensor& dye,
                           const TensorView& drow_prob, const TensorView& dxe) const {
         const int64_t ffn = w.w2->spec.shape[2];
         if (!saved.h) {  // moe_expert: rebuilt from the received rows
@@ -124,8 +124,8 @@ private:
             activation(ctx, saved);
         }
         const TensorView da = rows(ctx, saved, Life::call, ctx.activation, ffn, "fc2");  // [M, F] bf16
-        const Fp8Tensor dh = fp8_rows(ctx, saved, Life::call, gradient_code(precision_), 2 * ffn,
-                                      ScaleLayout::vec128, "swiglu");  // [M, 2F]
+        const ScaledTensor dh = fp8_rows(ctx, saved, Life::call, gradient_code(precision_), 2 * ffn,
+                                         ScaleLayout::vec128, "swiglu");  // [M, 2F]
 
         weight_gradient_of(ctx, "fc2 wgrad", dye, saved.a, saved, *w.w2);
         data_gradient(ctx, "fc2 dgrad", dye, *w.w2, saved.groups, da);
@@ -135,31 +135,31 @@ private:
     }
 
     // dW (+)= dy^T x through the transposed copies of both operands.
-    void weight_gradient_of(Context& ctx, const char* stage, const Fp8Tensor& dy, const Fp8Tensor& x,
+    void weight_gradient_of(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
                             const ExpertsSaved& saved, Parameter& weight) const {
         ArenaScope scope(ctx.scratch);
         if (!precision_.fp8_wgrad) {
-            const Fp8Tensor dy_plain = dequantized(ctx, dy, saved), x_plain = dequantized(ctx, x, saved);
+            const ScaledTensor dy_plain = dequantized(ctx, dy, saved), x_plain = dequantized(ctx, x, saved);
             weight_gradient(ctx, stage, dy_plain, x_plain, saved.groups, weight);
             return;
         }
-        const Fp8Tensor dy_t = transposed(ctx, dy, saved), x_t = transposed(ctx, x, saved);
+        const ScaledTensor dy_t = transposed(ctx, dy, saved), x_t = transposed(ctx, x, saved);
         paired_weight_gradient(ctx, stage, dy_t, x_t, saved, weight);
     }
 
     // Switch 2: scaling-aware (one scale per 128x128 tile) or, off, dequantise + requantise per column.
-    Fp8Tensor transposed(Context& ctx, const Fp8Tensor& src, const ExpertsSaved& saved) const {
+    ScaledTensor transposed(Context& ctx, const ScaledTensor& src, const ExpertsSaved& saved) const {
         auto timed = ctx.stage("transpose");
-        const int64_t width = src.codes.cols();
+        const int64_t width = src.data.cols();
         const Life life = wgrad_life(ctx, saved, Life::call);
         if (precision_.moe_scaling_aware_transpose) {
-            const Fp8Tensor dst =
-                fp8_columns(ctx, saved, life, src.codes.dtype, width, ScaleLayout::tile128, "transpose");
+            const ScaledTensor dst =
+                fp8_columns(ctx, saved, life, src.data.dtype, width, ScaleLayout::tile128, "transpose");
             ctx.ops.transpose_fp8({.src = src, .groups = saved.groups, .dst = dst}, ctx.launch);
             return dst;
         }
-        const Fp8Tensor dst =
-            fp8_columns(ctx, saved, life, src.codes.dtype, width, ScaleLayout::vec128, "transpose");
+        const ScaledTensor dst =
+            fp8_columns(ctx, saved, life, src.data.dtype, width, ScaleLayout::vec128, "transpose");
         ctx.ops.transpose_requantize(
             {.src = src, .groups = saved.groups, .scale_format = precision_.scale_format, .dst = dst},
             ctx.launch);
@@ -167,39 +167,39 @@ private:
     }
 
     // fp8_wgrad: false.
-    Fp8Tensor dequantized(Context& ctx, const Fp8Tensor& src, const ExpertsSaved& saved) const {
+    ScaledTensor dequantized(Context& ctx, const ScaledTensor& src, const ExpertsSaved& saved) const {
         auto timed = ctx.stage("cast");
-        const TensorView plain = rows(ctx, saved, Life::call, ctx.activation, src.codes.cols(), "cast");
+        const TensorView plain = rows(ctx, saved, Life::call, ctx.activation, src.data.cols(), "cast");
         ctx.ops.dequantize({.src = src, .groups = saved.groups, .dst = plain}, ctx.launch);
-        return {.codes = plain};
+        return {.data = plain};
     }
 
     // Switches 1 and 3: tokens to experts, FP8 on the wire, or (off) BF16 on the wire and a cast behind it.
     void receive(Context& ctx, const char* name, const TokenRows& tokens, const FlowPlan& plan,
-                 const ExpertsSaved& saved, const Fp8Tensor& dst) const {
+                 const ExpertsSaved& saved, const ScaledTensor& dst) const {
         if (precision_.moe_quantize_before_dispatch) {
             dispatch(ctx, tokens.quantized, plan, padding_, dst);
             return;
         }
         ArenaScope scope(ctx.scratch);
-        const Fp8Tensor plain{.codes =
-                                  rows(ctx, saved, Life::call, ctx.activation, dst.codes.cols(), "dispatch")};
-        dispatch(ctx, {.codes = tokens.plain}, plan, padding_, plain);
-        cast(ctx, plain.codes, saved, dst);
-        if (!ctx.recomputing) observe(ctx, name, dst, saved.groups, plain.codes);
+        const ScaledTensor plain{
+            .data = rows(ctx, saved, Life::call, ctx.activation, dst.data.cols(), "dispatch")};
+        dispatch(ctx, {.data = tokens.plain}, plan, padding_, plain);
+        cast(ctx, plain.data, saved, dst);
+        if (!ctx.recomputing) observe(ctx, name, dst, saved.groups, plain.data);
     }
 
     // Rows that stay on this rank: the token's own FP8 rows, with their scales in the GEMM's order.
-    Fp8Tensor local_rows(Context& ctx, const char* name, const TokenRows& tokens, DType code,
-                         const ExpertsSaved& saved) const {
+    ScaledTensor local_rows(Context& ctx, const char* name, const TokenRows& tokens, DType code,
+                            const ExpertsSaved& saved) const {
         const int64_t num_tokens = tokens.plain.rows(), width = tokens.plain.cols();
         if (precision_.moe_quantize_before_dispatch) {
             const TensorView scales =
                 ctx.scratch.tensor(DType::f32, {width / kBlock, num_tokens}, "dispatch");
             ctx.ops.relayout_scales({.wire = tokens.quantized.scales, .vec128 = scales}, ctx.launch);
-            return {.codes = tokens.quantized.codes, .scales = scales, .layout = ScaleLayout::vec128};
+            return {.data = tokens.quantized.data, .scales = scales, .layout = ScaleLayout::vec128};
         }
-        const Fp8Tensor dst = ctx.scratch.fp8(code, {num_tokens, width}, ScaleLayout::vec128, "dispatch");
+        const ScaledTensor dst = ctx.scratch.fp8(code, {num_tokens, width}, ScaleLayout::vec128, "dispatch");
         cast(ctx, tokens.plain, saved, dst);
         if (!ctx.recomputing) observe(ctx, name, dst, saved.groups, tokens.plain);
         return dst;
@@ -238,7 +238,7 @@ private:
         } else {
             ArenaScope scope(ctx.scratch);
             const TensorView plain =
-                rows(ctx, saved, Life::call, ctx.activation, saved.a.codes.cols(), "swiglu");
+                rows(ctx, saved, Life::call, ctx.activation, saved.a.data.cols(), "swiglu");
             {
                 auto timed = ctx.stage("swiglu");
                 ctx.ops.swiglu({.h = saved.h, .prob = saved.prob, .groups = saved.groups, .a = plain},
@@ -251,7 +251,7 @@ private:
     }
 
     void activation_backward(Context& ctx, const ExpertsSaved& saved, const TensorView& da,
-                             const Fp8Tensor& dh, const TensorView& drow_prob) const {
+                             const ScaledTensor& dh, const TensorView& drow_prob) const {
         if (precision_.moe_act_quantize_fusion) {
             auto timed = ctx.stage("swiglu");
             ctx.ops.swiglu_backward_quantize({.da = da,
@@ -264,7 +264,7 @@ private:
                                              ctx.launch);
         } else {
             ArenaScope scope(ctx.scratch);
-            const TensorView plain = rows(ctx, saved, Life::call, ctx.activation, dh.codes.cols(), "swiglu");
+            const TensorView plain = rows(ctx, saved, Life::call, ctx.activation, dh.data.cols(), "swiglu");
             {
                 auto timed = ctx.stage("swiglu");
                 ctx.ops.swiglu_backward({.da = da,
@@ -280,7 +280,8 @@ private:
         observe_swiglu_backward(ctx, saved, da, dh);
     }
 
-    void cast(Context& ctx, const TensorView& plain, const ExpertsSaved& saved, const Fp8Tensor& dst) const {
+    void cast(Context& ctx, const TensorView& plain, const ExpertsSaved& saved,
+              const ScaledTensor& dst) const {
         auto timed = ctx.stage("cast");
         ctx.ops.quantize_rows(
             {.src = plain, .groups = saved.groups, .scale_format = precision_.scale_format, .dst = dst},
@@ -289,7 +290,7 @@ private:
 
     // Test only, on SwiGLU's output and the received dY: row r of the first scale block reads the scale of row r - 1. `validate` must
     // notice.
-    void plant_fault(Context& ctx, const Fp8Tensor& tensor) const {
+    void plant_fault(Context& ctx, const ScaledTensor& tensor) const {
         ArenaScope scope(ctx.scratch);
         const TensorView& scales = tensor.scales;
         const size_t bytes = static_cast<size_t>(scales.cols() - 1) * sizeof(float);

@@ -19,8 +19,8 @@ protected:
     ScaleLayout row_layout() const override { return ScaleLayout::tensor; }
     ScaleLayout column_layout() const override { return ScaleLayout::tensor; }
 
-    void quantize(Context& ctx, const TensorView& plain, const RowGroups& groups, const Fp8Tensor& rows,
-                  const Fp8Tensor& columns) const override {
+    void quantize(Context& ctx, const TensorView& plain, const RowGroups& groups, const ScaledTensor& rows,
+                  const ScaledTensor& columns) const override {
         ctx.ops.quantize_tensor({.src = plain,
                                  .groups = groups,
                                  .scale_format = precision_.scale_format,

@@ -10,10 +10,10 @@ std::unique_ptr<Flow> make_fp8_tensorwise_flow(const PrecisionSpec&, const Exper
 std::unique_ptr<Flow> make_fp8_rowwise_flow(const PrecisionSpec&, const ExpertsRecompute&);
 std::unique_ptr<Flow> make_mxfp8_flow(const PrecisionSpec&, const ExpertsRecompute&);
 
-Fp8Tensor wire_rows(Arena& arena, DType code, int64_t tokens, int64_t width, ScaleFormat scale_format,
-                    const char* category) {
+ScaledTensor wire_rows(Arena& arena, DType code, int64_t tokens, int64_t width, ScaleFormat scale_format,
+                       const char* category) {
     const DType scale_dtype = scale_format == ScaleFormat::fp32 ? DType::f32 : DType::e8m0;
-    return {.codes = arena.tensor(code, {tokens, width}, category),
+    return {.data = arena.tensor(code, {tokens, width}, category),
             .scales = arena.tensor(scale_dtype, {tokens, ceil_div(width, kBlock)}, category),
             .layout = ScaleLayout::vec128_wire};
 }

@@ -40,21 +40,21 @@ TensorView row_vector(Context& ctx, const ExpertsSaved& saved, Life life, const 
     return arena_of(ctx, life).tensor(DType::f32, {saved.groups.row_capacity}, kind);
 }
 
-Fp8Tensor fp8_rows(Context& ctx, const ExpertsSaved& saved, Life life, DType dtype, int64_t width,
-                   ScaleLayout layout, const char* kind) {
+ScaledTensor fp8_rows(Context& ctx, const ExpertsSaved& saved, Life life, DType dtype, int64_t width,
+                      ScaleLayout layout, const char* kind) {
     if (!in_row_arena(saved, life))
         return arena_of(ctx, life).fp8(dtype, {saved.groups.row_capacity, width}, layout, kind);
-    Fp8Tensor result = ctx.rows.fp8(dtype, width, layout, kind);
+    ScaledTensor result = ctx.rows.fp8(dtype, width, layout, kind);
     if (!result.scales) result.scales = layer_scales(ctx, saved, life, layout, width, kind);
     return result;
 }
 
-Fp8Tensor fp8_columns(Context& ctx, const ExpertsSaved& saved, Life life, DType dtype, int64_t width,
-                      ScaleLayout layout, const char* kind) {
+ScaledTensor fp8_columns(Context& ctx, const ExpertsSaved& saved, Life life, DType dtype, int64_t width,
+                         ScaleLayout layout, const char* kind) {
     if (!in_row_arena(saved, life))
         return arena_of(ctx, life).fp8(dtype, {width, saved.groups.row_capacity}, layout, kind,
                                        saved.groups.num_groups);
-    Fp8Tensor result = ctx.rows.fp8_transposed(dtype, width, layout, kind);
+    ScaledTensor result = ctx.rows.fp8_transposed(dtype, width, layout, kind);
     if (!result.scales) result.scales = layer_scales(ctx, saved, life, layout, width, kind);
     return result;
 }
@@ -71,24 +71,24 @@ void begin_dense(Context& ctx, ExpertsSaved& saved) {
     saved.prob = {};
 }
 
-void dispatch(Context& ctx, const Fp8Tensor& tokens, const FlowPlan& plan, PermutePadding padding,
-              const Fp8Tensor& dst) {
+void dispatch(Context& ctx, const ScaledTensor& tokens, const FlowPlan& plan, PermutePadding padding,
+              const ScaledTensor& dst) {
     auto timed = ctx.stage("dispatch");
     if (padding == PermutePadding::fused) {
         ctx.exchange.dispatch(tokens, plan.padded, dst, ctx.scratch, ctx.launch);
         return;
     }
     ArenaScope scope(ctx.scratch);
-    const int64_t width = tokens.codes.cols();
+    const int64_t width = tokens.data.cols();
     const int64_t received_rows = plan.unpadded.all_ids.dim(0) * plan.unpadded.all_ids.dim(1);
-    Fp8Tensor received{.codes = ctx.scratch.tensor(tokens.codes.dtype, {received_rows, width}, "dispatch"),
-                       .layout = tokens.layout};
+    ScaledTensor received{.data = ctx.scratch.tensor(tokens.data.dtype, {received_rows, width}, "dispatch"),
+                          .layout = tokens.layout};
     if (tokens.scales)  // E8M0 bytes, or fp32 where scales are free
         received.scales =
             ctx.scratch.tensor(tokens.scales.dtype, {received_rows, tokens.scales.cols()}, "dispatch");
     ctx.exchange.dispatch_rows(tokens, plan.unpadded, received, ctx.scratch, ctx.launch);
-    const Fp8Tensor permuted = ctx.scratch.fp8(tokens.codes.dtype, {plan.unpadded.groups.row_capacity, width},
-                                               dst.layout, "dispatch");
+    const ScaledTensor permuted = ctx.scratch.fp8(
+        tokens.data.dtype, {plan.unpadded.groups.row_capacity, width}, dst.layout, "dispatch");
     ctx.ops.permute_pad({.src = received,
                          .row_source = plan.unpadded.row_source,
                          .groups = plan.unpadded.groups,
@@ -124,7 +124,7 @@ void combine(Context& ctx, const Exchange::Combine& args, const FlowPlan& plan, 
     ctx.exchange.combine(unpadded, plan.unpadded, ctx.scratch, ctx.launch);
 }
 
-void forward_product(Context& ctx, const char* stage, const Fp8Tensor& a, const Parameter& weight,
+void forward_product(Context& ctx, const char* stage, const ScaledTensor& a, const Parameter& weight,
                      const RowGroups& groups, const TensorView& d) {
     {
         auto timed = ctx.stage(stage);
@@ -133,7 +133,7 @@ void forward_product(Context& ctx, const char* stage, const Fp8Tensor& a, const 
     if (ctx.products != nullptr) ctx.products->product(ctx, stage, a, d, groups);
 }
 
-void data_gradient(Context& ctx, const char* stage, const Fp8Tensor& dy, const Parameter& weight,
+void data_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const Parameter& weight,
                    const RowGroups& groups, const TensorView& dx) {
     {
         auto timed = ctx.stage(stage);
@@ -141,21 +141,21 @@ void data_gradient(Context& ctx, const char* stage, const Fp8Tensor& dy, const P
             ctx.ops.grouped_gemm({.a = dy, .b = weight.dgrad, .groups = groups, .d = dx}, ctx.launch);
         } else {
             ctx.ops.grouped_gemm(
-                {.a = dy, .b = {.codes = weight.plain}, .groups = groups, .form = op::GemmForm::nn, .d = dx},
+                {.a = dy, .b = {.data = weight.plain}, .groups = groups, .form = op::GemmForm::nn, .d = dx},
                 ctx.launch);
         }
     }
     if (ctx.products != nullptr) ctx.products->product(ctx, stage, dy, dx, groups);
 }
 
-void weight_gradient(Context& ctx, const char* stage, const Fp8Tensor& dy, const Fp8Tensor& x,
+void weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
                      const RowGroups& groups, Parameter& weight) {
     auto timed = ctx.stage(stage);
     ctx.ops.grouped_gemm_wgrad(
         {.dy = dy, .x = x, .groups = groups, .mode = ctx.grad_mode, .dw = weight.main_grad}, ctx.launch);
 }
 
-void paired_weight_gradient(Context& ctx, const char* stage, const Fp8Tensor& dy, const Fp8Tensor& x,
+void paired_weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
                             const ExpertsSaved& saved, Parameter& weight) {
     const op::WgradOperands own{dy, x, saved.groups};
     if (saved.routed && ctx.delays_wgrads()) {
@@ -178,24 +178,24 @@ void paired_weight_gradient(Context& ctx, const char* stage, const Fp8Tensor& dy
                                ctx.launch);
 }
 
-void observe(Context& ctx, const char* name, const Fp8Tensor& quantized, const RowGroups& groups,
+void observe(Context& ctx, const char* name, const ScaledTensor& quantized, const RowGroups& groups,
              const TensorView& source) {
     if (ctx.tensor_stats != nullptr) ctx.tensor_stats->observe(ctx, name, quantized, groups, source);
 }
 
-void observe_swiglu(Context& ctx, const ExpertsSaved& saved, const Fp8Tensor& a) {
+void observe_swiglu(Context& ctx, const ExpertsSaved& saved, const ScaledTensor& a) {
     if (ctx.tensor_stats == nullptr) return;
     ArenaScope scope(ctx.scratch);
-    const TensorView plain = rows(ctx, saved, Life::call, ctx.activation, a.codes.dim(1), "tensor stats");
+    const TensorView plain = rows(ctx, saved, Life::call, ctx.activation, a.data.dim(1), "tensor stats");
     ctx.ops.swiglu({.h = saved.h, .prob = saved.prob, .groups = saved.groups, .a = plain}, ctx.launch);
     observe(ctx, "swiglu", a, saved.groups, plain);
 }
 
 void observe_swiglu_backward(Context& ctx, const ExpertsSaved& saved, const TensorView& da,
-                             const Fp8Tensor& dh) {
+                             const ScaledTensor& dh) {
     if (ctx.tensor_stats == nullptr) return;
     ArenaScope scope(ctx.scratch);
-    const TensorView plain = rows(ctx, saved, Life::call, ctx.activation, dh.codes.dim(1), "tensor stats");
+    const TensorView plain = rows(ctx, saved, Life::call, ctx.activation, dh.data.dim(1), "tensor stats");
     ctx.ops.swiglu_backward({.da = da, .h = saved.h, .prob = saved.prob, .groups = saved.groups, .dh = plain},
                             ctx.launch);
     observe(ctx, "swiglu backward", dh, saved.groups, plain);

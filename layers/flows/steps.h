@@ -19,10 +19,10 @@ inline Life wgrad_life(const Context& ctx, const ExpertsSaved& saved, Life alone
 // Tensors with one row per routed row (or per token, for dense FFNs): plain [M, width], FP8 [M, width], transposed FP8 [width, M].
 TensorView rows(Context& ctx, const ExpertsSaved& saved, Life life, DType dtype, int64_t width,
                 const char* kind);
-Fp8Tensor fp8_rows(Context& ctx, const ExpertsSaved& saved, Life life, DType dtype, int64_t width,
-                   ScaleLayout layout, const char* kind);
-Fp8Tensor fp8_columns(Context& ctx, const ExpertsSaved& saved, Life life, DType dtype, int64_t width,
+ScaledTensor fp8_rows(Context& ctx, const ExpertsSaved& saved, Life life, DType dtype, int64_t width,
                       ScaleLayout layout, const char* kind);
+ScaledTensor fp8_columns(Context& ctx, const ExpertsSaved& saved, Life life, DType dtype, int64_t width,
+                         ScaleLayout layout, const char* kind);
 TensorView row_vector(Context& ctx, const ExpertsSaved& saved, Life life, const char* kind);  // [M] f32
 
 // Points `saved` at the plan's groups and probabilities, or at the one group of all tokens.
@@ -31,22 +31,22 @@ void begin_dense(Context& ctx, ExpertsSaved& saved);
 
 // Tokens to their experts. Fused: permute and pad are part of the exchange; otherwise receive, permute, pad as three steps.
 enum class PermutePadding { fused, unfused };
-void dispatch(Context& ctx, const Fp8Tensor& tokens, const FlowPlan& plan, PermutePadding padding,
-              const Fp8Tensor& dst);
+void dispatch(Context& ctx, const ScaledTensor& tokens, const FlowPlan& plan, PermutePadding padding,
+              const ScaledTensor& dst);
 // Experts' rows back to their tokens: y = residual + sums; drow_prob -> dprob with them (optional).
 void combine(Context& ctx, const Exchange::Combine& args, const FlowPlan& plan, PermutePadding padding);
 
 // d = a b^T per group (the forward product), or plain rows times the weight as stored (the data gradient).
-void forward_product(Context& ctx, const char* stage, const Fp8Tensor& a, const Parameter& weight,
+void forward_product(Context& ctx, const char* stage, const ScaledTensor& a, const Parameter& weight,
                      const RowGroups& groups, const TensorView& d);
-void data_gradient(Context& ctx, const char* stage, const Fp8Tensor& dy, const Parameter& weight,
+void data_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const Parameter& weight,
                    const RowGroups& groups, const TensorView& dx);
 // weight.main_grad (+)= dy^T x per group.
-void weight_gradient(Context& ctx, const char* stage, const Fp8Tensor& dy, const Fp8Tensor& x,
+void weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
                      const RowGroups& groups, Parameter& weight);
 // The same of operands that live as long as wgrad_life says: kept where they wait for the next micro-batch, and one product with those of the
 // micro-batch before where they waited.
-void paired_weight_gradient(Context& ctx, const char* stage, const Fp8Tensor& dy, const Fp8Tensor& x,
+void paired_weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
                             const ExpertsSaved& saved, Parameter& weight);
 
 inline DType gradient_code(const PrecisionSpec& precision) {
@@ -54,11 +54,11 @@ inline DType gradient_code(const PrecisionSpec& precision) {
 }
 
 // With --tensor-stats: what quantisation did to a tensor, against its plain source (absent: scales and codes only).
-void observe(Context& ctx, const char* name, const Fp8Tensor& quantized, const RowGroups& groups,
+void observe(Context& ctx, const char* name, const ScaledTensor& quantized, const RowGroups& groups,
              const TensorView& source);
 // The plain SwiGLU output or gradient, composed only where --tensor-stats asks for a source to compare with.
-void observe_swiglu(Context& ctx, const ExpertsSaved& saved, const Fp8Tensor& a);
+void observe_swiglu(Context& ctx, const ExpertsSaved& saved, const ScaledTensor& a);
 void observe_swiglu_backward(Context& ctx, const ExpertsSaved& saved, const TensorView& da,
-                             const Fp8Tensor& dh);
+                             const ScaledTensor& dh);
 
 }  // namespace fp8flow::steps

@@ -58,8 +58,8 @@ TensorView Buffers::values(const void* host, DType dtype, int64_t count) {
     return view;
 }
 
-Fp8Tensor Buffers::scaled(const TensorView& codes, ScaleLayout layout, int64_t groups, ScaleFormat scale) {
-    Fp8Tensor tensor{codes, {}, layout};
+ScaledTensor Buffers::scaled(const TensorView& codes, ScaleLayout layout, int64_t groups, ScaleFormat scale) {
+    ScaledTensor tensor{codes, {}, layout};
     ScaleShape s = scale_shape(layout, codes, groups);
     if (layout == ScaleLayout::vec128_wire && scale == ScaleFormat::fp32) s.dtype = DType::f32;
     if (s.rank == 1) tensor.scales = allocate(s.dtype, {s.dims[0]});
@@ -68,36 +68,35 @@ Fp8Tensor Buffers::scaled(const TensorView& codes, ScaleLayout layout, int64_t g
     return tensor;
 }
 
-Fp8Tensor Buffers::fp8_output(DType dtype, Dims shape, ScaleLayout layout, int64_t groups,
-                              ScaleFormat scale) {
+ScaledTensor Buffers::fp8_output(DType dtype, Dims shape, ScaleLayout layout, int64_t groups,
+                                 ScaleFormat scale) {
     return scaled(allocate(dtype, shape), layout, groups, scale);
 }
 
-Fp8Tensor Buffers::fp8_input(DType dtype, Dims shape, ScaleLayout layout, int64_t groups) {
-    const Fp8Tensor tensor = fp8_output(dtype, shape, layout, groups);
-    filled(tensor.codes, {Distribution::normal, 1});
+ScaledTensor Buffers::fp8_input(DType dtype, Dims shape, ScaleLayout layout, int64_t groups) {
+    const ScaledTensor tensor = fp8_output(dtype, shape, layout, groups);
+    filled(tensor.data, {Distribution::normal, 1});
     if (tensor.scales) filled(tensor.scales, {Distribution::pow2, 3});
     return tensor;
 }
 
-Fp8Tensor Buffers::transposed_input(Ops& ops, DType dtype, int64_t dim, ScaleLayout layout,
-                                    const RowGroups& groups) {
+ScaledTensor Buffers::transposed_input(Ops& ops, DType dtype, int64_t dim, ScaleLayout layout,
+                                       const RowGroups& groups) {
     const int64_t rows = groups.row_capacity;
-    const Fp8Tensor tensor = fp8_output(dtype, {dim, rows}, layout, groups.num_groups);
+    const ScaledTensor tensor = fp8_output(dtype, {dim, rows}, layout, groups.num_groups);
     const std::size_t at = inputs_.size();
-    inputs_.push_back(tensor.codes);
+    inputs_.push_back(tensor.data);
     if (first_ != nullptr) {
-        device_.copy(tensor.codes.data, first_->inputs_.at(at).data,
-                     static_cast<std::size_t>(tensor.codes.bytes()));
+        device_.copy(tensor.data.data, first_->inputs_.at(at).data,
+                     static_cast<std::size_t>(tensor.data.bytes()));
     } else {
         // scales of 1 leave the codes as they were drawn
         Arena scratch(device_, "bench rows");
-        const Fp8Tensor source = scratch.fp8(dtype, {rows, dim}, ScaleLayout::vec128, "rows");
-        const Fp8Tensor tiles{
-            tensor.codes,
-            scratch.tensor(DType::f32, {ceil_div(rows, kBlock), ceil_div(dim, kBlock)}, "tiles"),
+        const ScaledTensor source = scratch.fp8(dtype, {rows, dim}, ScaleLayout::vec128, "rows");
+        const ScaledTensor tiles{
+            tensor.data, scratch.tensor(DType::f32, {ceil_div(rows, kBlock), ceil_div(dim, kBlock)}, "tiles"),
             ScaleLayout::tile128};
-        filler_->fill(device_, source.codes, {.seed = at + 1});
+        filler_->fill(device_, source.data, {.seed = at + 1});
         filler_->fill(device_, source.scales, {.distribution = Distribution::pow2, .spread = 0});
         ops.transpose_fp8({.src = source, .groups = groups, .dst = tiles}, {});
         device_.synchronize();
@@ -106,7 +105,7 @@ Fp8Tensor Buffers::transposed_input(Ops& ops, DType dtype, int64_t dim, ScaleLay
     return tensor;
 }
 
-Fp8Tensor Buffers::operand(DType dtype, Dims shape, ScaleLayout layout, int64_t groups) {
+ScaledTensor Buffers::operand(DType dtype, Dims shape, ScaleLayout layout, int64_t groups) {
     if (is_fp8(dtype)) return fp8_input(dtype, shape, layout, groups);
     return {normal(dtype, shape), {}, ScaleLayout::none};
 }
@@ -182,9 +181,9 @@ double plain_row_bytes(const TensorView& view, int64_t rows) {
     return view ? static_cast<double>(rows * view.cols() * size_of(view.dtype)) : 0.0;
 }
 
-double row_bytes(const Fp8Tensor& tensor, int64_t rows) {
+double row_bytes(const ScaledTensor& tensor, int64_t rows) {
     if (!tensor) return 0;
-    const int64_t columns = tensor.codes.cols(), scale = size_of(tensor.scales.dtype);
+    const int64_t columns = tensor.data.cols(), scale = size_of(tensor.scales.dtype);
     double scales = 0;
     switch (tensor.layout) {
         case ScaleLayout::vec128:
@@ -197,12 +196,12 @@ double row_bytes(const Fp8Tensor& tensor, int64_t rows) {
         case ScaleLayout::row: scales = static_cast<double>(rows * scale); break;
         default: scales = static_cast<double>(tensor.scales.bytes()); break;
     }
-    return plain_row_bytes(tensor.codes, rows) + scales;
+    return plain_row_bytes(tensor.data, rows) + scales;
 }
 
-double column_bytes(const Fp8Tensor& tensor, int64_t rows) {
+double column_bytes(const ScaledTensor& tensor, int64_t rows) {
     if (!tensor) return 0;
-    const int64_t dim = tensor.codes.dim(0), scale = size_of(tensor.scales.dtype);
+    const int64_t dim = tensor.data.dim(0), scale = size_of(tensor.scales.dtype);
     double scales = 0;
     switch (tensor.layout) {
         case ScaleLayout::vec128: scales = static_cast<double>(ceil_div(rows, kBlock) * dim * scale); break;
@@ -212,7 +211,7 @@ double column_bytes(const Fp8Tensor& tensor, int64_t rows) {
             break;
         default: scales = static_cast<double>(tensor.scales.bytes()); break;
     }
-    return static_cast<double>(rows * dim * size_of(tensor.codes.dtype)) + scales;
+    return static_cast<double>(rows * dim * size_of(tensor.data.dtype)) + scales;
 }
 
 }  // namespace fp8flow::bench

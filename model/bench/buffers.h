@@ -36,15 +36,15 @@ public:
     TensorView integers(DType dtype, Dims shape, int64_t below);       // 0 to below - 1
     template <class T> TensorView values(const std::vector<T>& host);  // [n]
 
-    Fp8Tensor fp8_input(DType dtype, Dims shape, ScaleLayout layout, int64_t groups = 0);
+    ScaledTensor fp8_input(DType dtype, Dims shape, ScaleLayout layout, int64_t groups = 0);
     // scale: fp32 stores f32 scales on the wire
-    Fp8Tensor fp8_output(DType dtype, Dims shape, ScaleLayout layout, int64_t groups = 0,
-                         ScaleFormat scale = ScaleFormat::pow2);
+    ScaledTensor fp8_output(DType dtype, Dims shape, ScaleLayout layout, int64_t groups = 0,
+                            ScaleFormat scale = ScaleFormat::pow2);
     // A transposed copy [dim, M] of random rows: codes are zero in the pads of the groups. Whole blocks of 128 rows.
-    Fp8Tensor transposed_input(Ops& ops, DType dtype, int64_t dim, ScaleLayout layout,
-                               const RowGroups& groups);
+    ScaledTensor transposed_input(Ops& ops, DType dtype, int64_t dim, ScaleLayout layout,
+                                  const RowGroups& groups);
     // Plain values or, of an FP8 dtype, codes with scales.
-    Fp8Tensor operand(DType dtype, Dims shape, ScaleLayout layout, int64_t groups = 0);
+    ScaledTensor operand(DType dtype, Dims shape, ScaleLayout layout, int64_t groups = 0);
 
     // Rows in groups after the keys M, G, rows, align (see group_keys); G = 0: plain rows.
     RoutedRows routed(const Shape& shape);
@@ -64,7 +64,7 @@ private:
     TensorView allocate(DType dtype, Dims shape);
     TensorView filled(const TensorView& view, const struct Filler& filler);
     TensorView values(const void* host, DType dtype, int64_t count);
-    Fp8Tensor scaled(const TensorView& codes, ScaleLayout layout, int64_t groups, ScaleFormat scale);
+    ScaledTensor scaled(const TensorView& codes, ScaleLayout layout, int64_t groups, ScaleFormat scale);
 
     Device& device_;
     Arena& arena_;
@@ -90,8 +90,8 @@ std::vector<Key> group_keys(const char* alignment = "128");
 std::vector<Key> operator+(std::vector<Key> first, const std::vector<Key>& more);
 
 // Bytes of `rows` of a tensor with one row per routed row [rows, C], or, transposed, one column [C, rows]; with their scales.
-double row_bytes(const Fp8Tensor& tensor, int64_t rows);
-double column_bytes(const Fp8Tensor& tensor, int64_t rows);
+double row_bytes(const ScaledTensor& tensor, int64_t rows);
+double column_bytes(const ScaledTensor& tensor, int64_t rows);
 double plain_row_bytes(const TensorView& view, int64_t rows);
 
 }  // namespace fp8flow::bench

@@ -1,7 +1,7 @@
 // The shape of a benchmarked operation: named numbers and words, given as "T=4096,H=7168,dtype=bf16"; what is not given has a default.
 #pragma once
 
-#include "kernels/core/fp8_tensor.h"
+#include "kernels/core/scaled_tensor.h"
 
 #include <initializer_list>
 #include <string>

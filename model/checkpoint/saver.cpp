@@ -1,7 +1,7 @@
 // Copy, write, report, publish.
 #include "model/checkpoint/saver.h"
 
-#include "kernels/core/fp8_tensor.h"
+#include "kernels/core/scaled_tensor.h"
 #include "model/base/build_info.h"
 #include "model/checkpoint/agree.h"
 #include "model/checkpoint/state.h"

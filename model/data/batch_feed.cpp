@@ -1,7 +1,7 @@
 // The layout of a slot, and its way to the device.
 #include "model/data/batch_feed.h"
 
-#include "kernels/core/fp8_tensor.h"
+#include "kernels/core/scaled_tensor.h"
 
 #include <algorithm>
 

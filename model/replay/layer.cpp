@@ -201,7 +201,7 @@ void ReplayLayer::record_plan() {
     intermediates_["plan.token_of_row"] = std::move(token_of_row);
 }
 
-void ReplayLayer::product(Context& ctx, std::string_view stage, const Fp8Tensor& operand,
+void ReplayLayer::product(Context& ctx, std::string_view stage, const ScaledTensor& operand,
                           const TensorView& result, const RowGroups& groups) {
     static const std::map<std::string_view, std::pair<const char*, const char*>> kNames = {
         {"fc1", {"dispatch", "fc1"}},
@@ -215,12 +215,12 @@ void ReplayLayer::product(Context& ctx, std::string_view stage, const Fp8Tensor&
                       ctx.launch.stream);
     intermediates_[fmt::format("{}{}", owner, written)] = routed_rows(result, rows);
     if (operand.layout == ScaleLayout::none) {
-        intermediates_[fmt::format("{}{}", owner, read)] = routed_rows(operand.codes, rows);
+        intermediates_[fmt::format("{}{}", owner, read)] = routed_rows(operand.data, rows);
         return;
     }
     ArenaScope scope(ctx.scratch);
     const TensorView plain =
-        ctx.scratch.tensor(DType::f32, {operand.codes.dim(0), operand.codes.cols()}, "cast");
+        ctx.scratch.tensor(DType::f32, {operand.data.dim(0), operand.data.cols()}, "cast");
     ctx.ops.dequantize({.src = operand, .groups = groups, .dst = plain}, ctx.launch);
     intermediates_[fmt::format("{}{}", owner, read)] = routed_rows(plain, rows);
 }

@@ -58,7 +58,7 @@ private:
     HostValues floats_of(const TensorView& view) const;
     HostValues routed_rows(const TensorView& rows, int64_t count) const;
     void record_plan();
-    void product(Context& ctx, std::string_view stage, const Fp8Tensor& operand, const TensorView& result,
+    void product(Context& ctx, std::string_view stage, const ScaledTensor& operand, const TensorView& result,
                  const RowGroups& groups) override;
     void router_gradient(Context& ctx, const TensorView& dprobs) override;
     HostValues integers_of(const TensorView& view, int64_t count) const;

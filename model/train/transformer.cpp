@@ -100,7 +100,7 @@ void Transformer::head(Context& ctx, const TensorView& xn, const TensorView& lab
         const TensorView loss = ctx.scratch.tensor(DType::f32, {count}, "head");
         const TensorView dlogits =
             dxn ? ctx.scratch.tensor(ctx.activation, {count, vocab}, "head") : TensorView{};
-        ctx.ops.gemm({.a = {.codes = x}, .b = {.codes = output_->plain}, .d = logits}, ctx.launch);
+        ctx.ops.gemm({.a = {.data = x}, .b = {.data = output_->plain}, .d = logits}, ctx.launch);
         ctx.ops.cross_entropy({.logits = logits,
                                .labels = labels.slice(first, count),
                                .vocab_size = spec_.model.vocab_size,
@@ -110,14 +110,14 @@ void Transformer::head(Context& ctx, const TensorView& xn, const TensorView& lab
                               ctx.launch);
         ctx.ops.sum({.values = loss, .sum = loss_sum}, ctx.launch);
         if (dxn) {
-            ctx.ops.gemm({.a = {.codes = dlogits},
-                          .b = {.codes = x},
+            ctx.ops.gemm({.a = {.data = dlogits},
+                          .b = {.data = x},
                           .form = op::GemmForm::tn,
                           .mode = mode,
                           .d = output_->main_grad},
                          ctx.launch);
-            ctx.ops.gemm({.a = {.codes = dlogits},
-                          .b = {.codes = output_->plain},
+            ctx.ops.gemm({.a = {.data = dlogits},
+                          .b = {.data = output_->plain},
                           .form = op::GemmForm::nn,
                           .d = dxn.slice(first, count)},
                          ctx.launch);

@@ -1,6 +1,7 @@
 // Every exchange between GPUs against the brute-force oracle and the reference exchange, byte for byte: shapes, skews, row types, both
 // combine orders, reductions, layers in flight, an overflowed plan, a hunt for races, and a late and a lost peer.
 // Long because one executable shares the peers' memory and the rigs: what stays resident between tests is part of what they test.
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/runtime/launch.h"
 #include "tests/gpu_mpi/gpu_job.h"
 #include "tests/support/exchange_oracle.h"
@@ -184,16 +185,16 @@ TEST_P(GpuExchange, ReceivedRowsAreThoseOfTheReference) {
         const ExchangeCase c{.tokens = uneven(ranks()), .topk = 2, .experts = 8, .wire = wire, .seed = 9};
         const ExchangeLayer layer(c, rank());
         ExchangeRank reference(*rig(c.order).expert_parallel, c.order);
-        const HostFp8 rows = layer.wire_rows(1, rank());
+        const HostScaled rows = layer.wire_rows(1, rank());
         const auto buffer = [&] {
-            return HostFp8(rows.codes.view().dtype, {ranks() * c.slots(), c.hidden}, rows.layout, 0,
-                           wire == Wire::fp8_free_scales ? DType::f32 : DType::e8m0);
+            return HostScaled(rows.data.view().dtype, {ranks() * c.slots(), c.hidden}, rows.layout, 0,
+                              wire == Wire::fp8_free_scales ? DType::f32 : DType::e8m0);
         };
-        const HostFp8 want = buffer(), got = buffer();
+        const HostScaled want = buffer(), got = buffer();
         reference.exchange.dispatch_rows(rows, layer.plan(), want, reference.scratch);
         rig(c.order).on_device->dispatch_rows(rows, layer.plan(), got, reference.scratch);
         // Rows past the received ones are poison in both.
-        EXPECT_TRUE(same_bytes(got.codes, want.codes)) << c.text();
+        EXPECT_TRUE(same_bytes(got.data, want.data)) << c.text();
         EXPECT_TRUE(wire == Wire::plain || same_bytes(got.scales, want.scales)) << c.text();
     }
 }
@@ -224,14 +225,14 @@ TEST_P(GpuExchange, OverflowedPlan) {
             fill_normal(drow_prob, 6);
             ExchangeRank reference(*rig(order).expert_parallel, order);
             const auto run = [&](Exchange& exchange) {
-                HostFp8 dst(wire == Wire::plain ? c.dtype : DType::e4m3, {capacity, c.hidden},
-                            wire == Wire::plain ? ScaleLayout::none : ScaleLayout::vec128);
+                HostScaled dst(wire == Wire::plain ? c.dtype : DType::e4m3, {capacity, c.hidden},
+                               wire == Wire::plain ? ScaleLayout::none : ScaleLayout::vec128);
                 HostTensor y(c.dtype, {40, c.hidden}), dprob(DType::f32, {40, 4});
                 exchange.dispatch(layer.wire_rows(1, rank()), plan, dst, reference.scratch);
                 exchange.combine({.src = src, .residual = {}, .drow_prob = drow_prob, .y = y, .dprob = dprob},
                                  plan, reference.scratch);
                 std::vector<uint8_t> bytes;
-                for (const TensorView& view : {dst.codes.view(), dst.scales.view(), y.view(), dprob.view()})
+                for (const TensorView& view : {dst.data.view(), dst.scales.view(), y.view(), dprob.view()})
                     if (view.bytes() > 0)
                         bytes.insert(bytes.end(), view.bytes_ptr(), view.bytes_ptr() + view.bytes());
                 return bytes;
@@ -325,7 +326,7 @@ public:
         for (int leg = 0; leg < kLegs; ++leg) {
             const auto stream = static_cast<uint64_t>(1 + 2 * leg);
             Data& data = data_[leg];
-            const HostFp8 rows = layer_.wire_rows(stream, group.rank()), dst = layer_.rows_tensor();
+            const HostScaled rows = layer_.wire_rows(stream, group.rank()), dst = layer_.rows_tensor();
             data.rows = tensors.put(rows);
             data.dst = tensors.put(dst);
             reference.exchange.dispatch(rows, layer_.plan(), dst, reference.scratch);
@@ -360,14 +361,14 @@ public:
         compare_sums(leg);
     }
     void poison_rows(int leg) {
-        poison(data_[leg].dst.codes);
+        poison(data_[leg].dst.data);
         poison(data_[leg].dst.scales);
     }
     void queue_dispatch(Exchange& exchange, Arena& scratch, int leg, const Launch& launch) {
         exchange.dispatch(data_[leg].rows, plan_, data_[leg].dst, scratch, launch);
     }
     void compare_rows(int leg) {
-        compare(data_[leg].dst.codes, data_[leg].want_dst.codes);
+        compare(data_[leg].dst.data, data_[leg].want_dst.data);
         compare(data_[leg].dst.scales, data_[leg].want_dst.scales);
     }
     void poison_sums(int leg) {
@@ -390,7 +391,7 @@ public:
 
 private:
     struct Data {
-        Fp8Tensor rows, dst, want_dst;
+        ScaledTensor rows, dst, want_dst;
         Exchange::Combine args;
         TensorView want_y, want_dprob;
     };

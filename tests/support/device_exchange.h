@@ -32,7 +32,7 @@ public:
         }
         return view;
     }
-    Fp8Tensor put(const Fp8Tensor& host) { return {put(host.codes), put(host.scales), host.layout}; }
+    ScaledTensor put(const ScaledTensor& host) { return {put(host.data), put(host.scales), host.layout}; }
     DispatchPlan put(DispatchPlan plan) {
         for (TensorView* view : {&plan.all_ids, &plan.all_probs, &plan.groups.counts, &plan.groups.offsets,
                                  &plan.row_source, &plan.row_prob, &plan.recv_rows, &plan.recv_offsets,
@@ -53,8 +53,8 @@ public:
         if (host.bytes() > 0)
             std::memcpy(host.data, all.data() + kGuard, static_cast<std::size_t>(host.bytes()));
     }
-    void get(const Fp8Tensor& copy, const Fp8Tensor& host) {
-        get(copy.codes, host.codes);
+    void get(const ScaledTensor& copy, const ScaledTensor& host) {
+        get(copy.data, host.data);
         get(copy.scales, host.scales);
     }
 
@@ -87,20 +87,20 @@ protected:
         tensors.get(to_probs, all_probs);
         end_call();
     }
-    void do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena&,
+    void do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst, Arena&,
                      const Launch& launch) override {
         ArenaScope scope(arena_);
         DeviceTensors tensors(device_, arena_);
-        const Fp8Tensor to = tensors.put(dst);
+        const ScaledTensor to = tensors.put(dst);
         inner_.dispatch(tensors.put(rows), tensors.put(plan), to, scratch_, launch);
         tensors.get(to, dst);
         end_call();
     }
-    void do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received, Arena&,
-                          const Launch& launch) override {
+    void do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& received,
+                          Arena&, const Launch& launch) override {
         ArenaScope scope(arena_);
         DeviceTensors tensors(device_, arena_);
-        const Fp8Tensor to = tensors.put(received);
+        const ScaledTensor to = tensors.put(received);
         inner_.dispatch_rows(tensors.put(rows), tensors.put(plan), to, scratch_, launch);
         tensors.get(to, received);
         end_call();

@@ -142,15 +142,15 @@ public:
 
     // `leg` picks the data: forward and backward of one layer differ.
     void dispatch(Exchange& exchange, Arena& scratch, uint64_t leg) const {
-        const HostFp8 tokens = wire_rows(leg, rank_);
-        HostFp8 dst = rows_tensor(), want = rows_tensor();
+        const HostScaled tokens = wire_rows(leg, rank_);
+        HostScaled dst = rows_tensor(), want = rows_tensor();
         const double before = exchange.wire_bytes().dispatch;
         const DispatchPlan plan = this->plan();
         exchange.dispatch(tokens, plan, dst, scratch);
 
         for (std::size_t r = 0; r < rows_.size(); ++r)
             put_row(leg, rows_[r], want, c_.row_base + static_cast<int64_t>(r));
-        EXPECT_TRUE(same_bytes(dst.codes, want.codes)) << c_.text() << ", leg " << leg;
+        EXPECT_TRUE(same_bytes(dst.data, want.data)) << c_.text() << ", leg " << leg;
         EXPECT_TRUE(c_.wire == Wire::plain || same_bytes(dst.scales, want.scales)) << c_.text();
         EXPECT_TRUE(dst.guards_intact());
 
@@ -243,18 +243,18 @@ public:
     }
 
     // Rows of rank `g` as they are sent.
-    HostFp8 wire_rows(uint64_t leg, int64_t g) const {
+    HostScaled wire_rows(uint64_t leg, int64_t g) const {
         const int64_t tokens = c_.tokens[static_cast<std::size_t>(g)];
         const bool plain = c_.wire == Wire::plain;
-        HostFp8 rows(plain ? c_.dtype : DType::e4m3, {tokens, c_.hidden},
-                     plain ? ScaleLayout::none : ScaleLayout::vec128_wire, 0,
-                     c_.wire == Wire::fp8 ? DType::e8m0 : DType::f32);
-        for (int64_t i = 0; i < rows.codes.numel(); ++i) {
+        HostScaled rows(plain ? c_.dtype : DType::e4m3, {tokens, c_.hidden},
+                        plain ? ScaleLayout::none : ScaleLayout::vec128_wire, 0,
+                        c_.wire == Wire::fp8 ? DType::e8m0 : DType::f32);
+        for (int64_t i = 0; i < rows.data.numel(); ++i) {
             const int64_t token = c_.token(g, i / c_.hidden), h = i % c_.hidden;
             if (plain) {
-                set(rows.codes, i, value(c_.seed + leg, token, 0, h));
+                set(rows.data, i, value(c_.seed + leg, token, 0, h));
             } else {
-                rows.codes.view().bytes_ptr()[i] = code_of(c_.seed + leg, token, h);
+                rows.data.view().bytes_ptr()[i] = code_of(c_.seed + leg, token, h);
             }
         }
         if (plain) return rows;
@@ -264,11 +264,11 @@ public:
         return rows;
     }
     // The M rows of this rank, poisoned, up to the end of what the plan may use.
-    HostFp8 rows_tensor() const {
+    HostScaled rows_tensor() const {
         const int64_t rows = c_.row_base + plan_.groups.row_capacity;
         const bool plain = c_.wire == Wire::plain;
-        HostFp8 result(plain ? c_.dtype : DType::e4m3, {rows, c_.hidden},
-                       plain ? ScaleLayout::none : ScaleLayout::vec128);
+        HostScaled result(plain ? c_.dtype : DType::e4m3, {rows, c_.hidden},
+                          plain ? ScaleLayout::none : ScaleLayout::vec128);
         if (c_.row_base > 0) result.set_row_base(c_.row_base);
         return result;
     }
@@ -309,14 +309,14 @@ private:
         if (c_.wire == Wire::fp8) return e8m0_to_float(static_cast<uint8_t>(1 + bits % 254));
         return bits_float(static_cast<uint32_t>(bits % 0x7F000000u) + 0x00800000u);
     }
-    void put_row(uint64_t leg, const Row& from, const HostFp8& rows, int64_t row) const {
+    void put_row(uint64_t leg, const Row& from, const HostScaled& rows, int64_t row) const {
         const bool pad = from.rank < 0, plain = c_.wire == Wire::plain;
         const int64_t token = pad ? 0 : c_.token(from.rank, from.token);
         for (int64_t h = 0; h < c_.hidden; ++h) {
             if (plain) {
-                set(rows.codes, row * c_.hidden + h, pad ? 0.0f : value(c_.seed + leg, token, 0, h));
+                set(rows.data, row * c_.hidden + h, pad ? 0.0f : value(c_.seed + leg, token, 0, h));
             } else {
-                rows.codes.view().bytes_ptr()[row * c_.hidden + h] =
+                rows.data.view().bytes_ptr()[row * c_.hidden + h] =
                     pad ? uint8_t{0} : code_of(c_.seed + leg, token, h);
             }
         }

@@ -2,7 +2,7 @@
 // codes: what kernels/core/scalar_math.h and the quantisers are compared with. Shares no code with them.
 #pragma once
 
-#include "kernels/core/fp8_tensor.h"
+#include "kernels/core/scaled_tensor.h"
 
 #include <algorithm>
 #include <array>
@@ -93,7 +93,7 @@ inline double reference_amax(const std::vector<float>& values) {
 
 // One block of values as codes with its scale: f32 and, where the layout stores bytes, the e8m0 byte.
 struct ReferenceBlock {
-    std::vector<uint8_t> codes;
+    std::vector<uint8_t> data;
     float scale = 0.0f;
     uint8_t byte = 0;
 };
@@ -114,7 +114,7 @@ inline ReferenceBlock reference_block(const std::vector<float>& values, DType dt
     }
     for (float x : values) {
         const float scaled = x * multiplier;  // one fp32 rounding, as the rule says
-        block.codes.push_back(nearest_code(scaled, dtype));
+        block.data.push_back(nearest_code(scaled, dtype));
     }
     return block;
 }

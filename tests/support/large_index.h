@@ -80,7 +80,7 @@ protected:
              r = r == small.dim(0) - 1 ? r + 1 : std::min(r + 61, small.dim(0) - 1))
             expect_same(large, r * large.cols() + kBase, small, r * small.cols(), kTotal, what);
     }
-    Fp8Tensor large_rows(int64_t cols) {
+    ScaledTensor large_rows(int64_t cols) {
         return {routed(DType::e4m3, {kCapacity, cols}), buffer(DType::f32, {cols / kBlock, kCapacity}),
                 ScaleLayout::vec128};
     }

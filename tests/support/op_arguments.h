@@ -16,7 +16,7 @@ struct Ignore {
 template <class F, class... Members> void visit(F& f, Members&... members) { (f(members), ...); }
 }  // namespace detail
 
-// Calls f with every member that points to memory: TensorView&, Fp8Tensor&, RowGroups& or const int64_t*&; inputs and outputs alike.
+// Calls f with every member that points to memory: TensorView&, ScaledTensor&, RowGroups& or const int64_t*&; inputs and outputs alike.
 #define FP8FLOW_VIEWS(Args, ...)                               \
     template <class F> void each_view(op::Args& args, F&& f) { \
         auto& a = args;                                        \

@@ -77,7 +77,9 @@ public:
         view.row_base = to_gpu_word(host.row_base);
         return view;
     }
-    Fp8Tensor to_gpu(const Fp8Tensor& host) { return {to_gpu(host.codes), to_gpu(host.scales), host.layout}; }
+    ScaledTensor to_gpu(const ScaledTensor& host) {
+        return {to_gpu(host.data), to_gpu(host.scales), host.layout};
+    }
     RowGroups to_gpu(RowGroups groups) {
         groups.counts = to_gpu(groups.counts);
         groups.offsets = to_gpu(groups.offsets);
@@ -114,8 +116,8 @@ public:
     void expect_same_values(const TensorView& host, const std::string& what) {
         expect_same(host, what, [](double a, double b) { return std::isnan(a) && std::isnan(b); });
     }
-    void expect_same_bytes(const Fp8Tensor& host, const std::string& what) {
-        expect_same_bytes(host.codes, what + ".codes");
+    void expect_same_bytes(const ScaledTensor& host, const std::string& what) {
+        expect_same_bytes(host.data, what + ".codes");
         expect_same_bytes(host.scales, what + ".scales");
     }
     // Normalised mean square error of the device's values against the reference's at most `bound`; NaN must agree.
@@ -158,7 +160,7 @@ private:
             using Member = std::decay_t<decltype(member)>;
             std::vector<TensorView> views;
             if constexpr (std::is_same_v<Member, TensorView>) views = {member};
-            if constexpr (std::is_same_v<Member, Fp8Tensor>) views = {member.codes, member.scales};
+            if constexpr (std::is_same_v<Member, ScaledTensor>) views = {member.data, member.scales};
             if constexpr (std::is_same_v<Member, RowGroups>) views = {member.counts, member.offsets};
             for (const TensorView& view : views)
                 if (view) f(view);

@@ -49,8 +49,8 @@ inline int64_t block_of(ScaleLayout layout) {
 }
 
 // Scale of stored entry (expert e, row r, column c).
-inline double scale_at(const Fp8Tensor& t, int64_t e, int64_t group, int64_t r, int64_t c) {
-    const int64_t R = t.codes.dim(-2), C = t.codes.dim(-1);
+inline double scale_at(const ScaledTensor& t, int64_t e, int64_t group, int64_t r, int64_t c) {
+    const int64_t R = t.data.dim(-2), C = t.data.dim(-1);
     const int64_t blocks = (C + 127) / 128, row_blocks = (R + 127) / 128;
     switch (t.layout) {
         case ScaleLayout::none: return 1;
@@ -69,14 +69,14 @@ inline double scale_at(const Fp8Tensor& t, int64_t e, int64_t group, int64_t r, 
     return 0;
 }
 
-inline Matrix read(const Fp8Tensor& t, const Window& w) {
+inline Matrix read(const ScaledTensor& t, const Window& w) {
     Matrix matrix{w.rows, w.depth, block_of(t.layout), {}, {}};
-    const int64_t R = t.codes.dim(-2), C = t.codes.dim(-1);
+    const int64_t R = t.data.dim(-2), C = t.data.dim(-1);
     for (int64_t i = 0; i < w.rows; ++i) {
         for (int64_t k = 0; k < w.depth; ++k) {
             const int64_t r = w.stored == Window::along ? w.first_row + i : w.first_k + k;
             const int64_t c = w.stored == Window::along ? w.first_k + k : w.first_row + i;
-            matrix.codes.push_back(static_cast<float>(get(t.codes, (w.expert * R + r) * C + c)));
+            matrix.data.push_back(static_cast<float>(get(t.data, (w.expert * R + r) * C + c)));
             matrix.scales.push_back(static_cast<float>(scale_at(t, w.expert, w.group, r, c)));
         }
     }
@@ -143,9 +143,9 @@ inline void expect_product(const std::vector<double>& actual, DType dtype, const
 }
 
 // Codes and scales that make every entry matter; free (not power-of-two) fp32 scales, so that a wrong order of rounding shows.
-inline void fill_operand(const HostFp8& t, uint64_t seed) {
-    fill_normal(t.codes, seed,
-                is_fp8(t.codes.view().dtype) ? 8.0 : 1.0);  // wide enough that sums of codes are not exact
+inline void fill_operand(const HostScaled& t, uint64_t seed) {
+    fill_normal(t.data, seed,
+                is_fp8(t.data.view().dtype) ? 8.0 : 1.0);  // wide enough that sums of codes are not exact
     if (t.scales.view().dtype == DType::e8m0)
         fill_pow2(t.scales, seed + 1, -3, 3);
     else if (t.scales.view())

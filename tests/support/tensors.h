@@ -2,9 +2,9 @@
 // A new HostTensor holds 0xFF bytes (NaN in every float format, -1 in integers), so an element that an op forgets is noticed.
 #pragma once
 
-#include "kernels/core/fp8_tensor.h"
 #include "kernels/core/random.h"
 #include "kernels/core/scalar_math.h"
+#include "kernels/core/scaled_tensor.h"
 
 #include <cstring>
 #include <initializer_list>
@@ -108,25 +108,25 @@ private:
     std::unique_ptr<int64_t> row_base_;
 };
 
-// FP8 codes with scales of the layout's shape; converts to Fp8Tensor. With layout none: a plain tensor of any dtype.
-struct HostFp8 {
-    HostTensor codes;
+// FP8 codes with scales of the layout's shape; converts to ScaledTensor. With layout none: a plain tensor of any dtype.
+struct HostScaled {
+    HostTensor data;
     HostTensor scales;
     ScaleLayout layout = ScaleLayout::none;
 
-    HostFp8() = default;
+    HostScaled() = default;
     // groups: for group_row. scale_dtype: f32 picks the free form of vec128_wire.
-    HostFp8(DType dtype, std::initializer_list<int64_t> shape, ScaleLayout scale_layout, int64_t groups = 0,
-            DType scale_dtype = DType::e8m0)
-        : codes(dtype, shape), layout(scale_layout) {
-        const ScaleShape want = scale_shape(layout, codes, groups);
+    HostScaled(DType dtype, std::initializer_list<int64_t> shape, ScaleLayout scale_layout,
+               int64_t groups = 0, DType scale_dtype = DType::e8m0)
+        : data(dtype, shape), layout(scale_layout) {
+        const ScaleShape want = scale_shape(layout, data, groups);
         const bool free_form = layout == ScaleLayout::vec128_wire && scale_dtype == DType::f32;
         if (want.rank > 0) scales = HostTensor(free_form ? DType::f32 : want.dtype, want.dims, want.rank);
     }
 
-    operator Fp8Tensor() const { return {codes.view(), scales.view(), layout}; }  // NOLINT: as HostTensor
-    void set_row_base(int64_t base) { codes.set_row_base(base); }
-    bool guards_intact() const { return codes.guards_intact() && (!scales.view() || scales.guards_intact()); }
+    operator ScaledTensor() const { return {data.view(), scales.view(), layout}; }  // NOLINT: as HostTensor
+    void set_row_base(int64_t base) { data.set_row_base(base); }
+    bool guards_intact() const { return data.guards_intact() && (!scales.view() || scales.guards_intact()); }
 };
 
 // ---- fills ------------------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,9 @@
 // Attention on CUDA cores, tile by tile through shared memory, in the reference's order of summation and with its bits: scores are not
 // kept, the backward rebuilds them from the saved log-sum-exp. Rotary embedding and the packed projection: layout.cu; attention on
 // cuDNN, where it is chosen and takes the shape: cudnn.h.
+#include "kernels/hopper/device/tiles.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/workspace.h"
@@ -127,9 +130,9 @@ __device__ void store_rows(const Shape& shape, void* to, int64_t heads, int64_t 
 
 // Sum over the eight lanes held by eight neighbouring threads: ((0+4)+(2+6)) + ((1+5)+(3+7)).
 __device__ __forceinline__ float sum_lanes(float x) {
-    x += __shfl_xor_sync(0xFFFFFFFFu, x, 4);
-    x += __shfl_xor_sync(0xFFFFFFFFu, x, 2);
-    x += __shfl_xor_sync(0xFFFFFFFFu, x, 1);
+    x += __shfl_xor_sync(kFullMask, x, 4);
+    x += __shfl_xor_sync(kFullMask, x, 2);
+    x += __shfl_xor_sync(kFullMask, x, 1);
     return x;
 }
 
@@ -185,7 +188,7 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(ForwardArgs args, i
         for (int i = 0; i < 4; ++i) {
 #pragma unroll
             for (int step = 8; step > 0; step /= 2) {
-                const float other = __shfl_xor_sync(0xFFFFFFFFu, largest[i], step);
+                const float other = __shfl_xor_sync(kFullMask, largest[i], step);
                 largest[i] = other > largest[i] ? other : largest[i];
             }
             if (at.x == 0) shared.row_max[row_of(at, i)] = largest[i];

@@ -3,6 +3,7 @@
 #include "kernels/hopper/attention/cudnn.h"
 
 #include "kernels/hopper/attention/lse.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/runtime/launch.h"
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/core/stream.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/ops/attention.h"
 
 #include <memory>

@@ -1,5 +1,6 @@
 // Rotary embedding, and the copies between the packed projection and q, k, v: one pass over memory each, with the reference's bits.
 #include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/launch.h"
 

@@ -2,6 +2,7 @@
 #include "kernels/hopper/attention/lse.h"
 
 #include "kernels/core/dtype.h"
+#include "kernels/core/tensor.h"
 #include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper {

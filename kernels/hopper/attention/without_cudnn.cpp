@@ -2,6 +2,7 @@
 // and compiles this file instead of cudnn.cpp and lse.cu.
 #include "kernels/core/error.h"
 #include "kernels/hopper/attention/cudnn.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/factory.h"
 
 namespace fp8flow::hopper {

@@ -1,7 +1,7 @@
 // AdamW's step of one parameter, as the kernels that take it share it. Contract: kernels/ops/optimizer.h.
 #pragma once
 
-#include "kernels/hopper/runtime/launch.h"
+#include "kernels/core/scalar_math.h"
 #include "kernels/ops/optimizer.h"
 
 namespace fp8flow::hopper {

@@ -1,15 +1,18 @@
 // The clock that all multiprocessors share, for delays and deadlines; and which multiprocessor this is.
 #pragma once
 
+#include <cstdint>
+
 namespace fp8flow::hopper {
 
-__device__ __forceinline__ unsigned long long global_nanoseconds() {
-    unsigned long long now;
+// Nanoseconds; the same rate on all SMs.
+__device__ __forceinline__ uint64_t global_nanoseconds() {
+    uint64_t now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
     return now;
 }
 // Below the number of multiprocessors. Their counters of cycles (clock64) have nothing to do with each other.
-__device__ __forceinline__ unsigned multiprocessor() {
+__device__ __forceinline__ unsigned sm_id() {
     unsigned id;
     asm volatile("mov.u32 %0, %%smid;" : "=r"(id));
     return id;

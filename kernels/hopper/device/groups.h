@@ -1,9 +1,49 @@
 // Which group a routed row belongs to, found by a whole warp at once, and walks over rows that ask only where a group ends.
 #pragma once
 
-#include "kernels/hopper/runtime/launch.h"
+#include "kernels/core/tensor.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
 
 namespace fp8flow::hopper {
+
+// The groups of routed rows on the device; groups.num_groups == 0 becomes one group of `rows` rows without pads.
+struct DeviceGroups {
+    int64_t num_groups;
+    const int64_t* counts;
+    const int64_t* offsets;
+    int64_t rows;
+    __device__ int64_t count(int64_t g) const { return counts != nullptr ? counts[g] : rows; }
+    __device__ int64_t offset(int64_t g) const {
+        return counts != nullptr ? offsets[g] : (g == 0 ? 0 : rows);
+    }
+    __device__ int64_t total() const { return counts != nullptr ? offsets[num_groups] : rows; }
+    // The group of padded row r (r < total()); binary search.
+    __device__ int64_t group_of(int64_t r) const {
+        int64_t low = 0, high = num_groups;
+        while (high - low > 1) {
+            const int64_t middle = (low + high) / 2;
+            if (offset(middle) <= r)
+                low = middle;
+            else
+                high = middle;
+        }
+        return low;
+    }
+    // False for pad rows.
+    __device__ bool is_valid(int64_t r) const {
+        const int64_t g = group_of(r);
+        return r - offset(g) < count(g);
+    }
+};
+inline DeviceGroups device_groups(const RowGroups& groups, int64_t rows) {
+    if (groups.num_groups == 0) return {1, nullptr, nullptr, rows};
+    return {groups.num_groups, groups.counts.as<int64_t>(), groups.offsets.as<int64_t>(), rows};
+}
 
 // The group of padded row r < total(): as many groups as end at or before it. One load a lane and 32 groups, none waiting for another
 // (a binary search waits log2(groups) times). All 32 lanes call it with the same row.
@@ -13,7 +53,7 @@ __device__ __forceinline__ int64_t warp_group_of(const DeviceGroups& groups, int
     const int lane = static_cast<int>((threadIdx.y * blockDim.x + threadIdx.x) % 32);
     for (int64_t first = 0; first < groups.num_groups; first += 32) {
         const bool past = first + lane < groups.num_groups && groups.offsets[first + lane + 1] <= row;
-        group += __popc(__ballot_sync(0xFFFFFFFFu, past));
+        group += __popc(__ballot_sync(kFullMask, past));
     }
     return group;
 }
@@ -25,7 +65,7 @@ __device__ __forceinline__ int first_candidate(const DeviceGroups& groups, int64
     int low = 0;
     for (int left = static_cast<int>(groups.num_groups); left > most;) {
         const int stride = (left + 31) / 32, at = lane * stride;
-        const unsigned begun = __ballot_sync(0xFFFFFFFFu, at < left && groups.offset(low + at) <= row);
+        const unsigned begun = __ballot_sync(kFullMask, at < left && groups.offset(low + at) <= row);
         const int skipped = (__popc(begun) - 1) * stride;
         low += skipped;
         left = min(stride, left - skipped);
@@ -48,10 +88,10 @@ __device__ __forceinline__ AlignedTile aligned_tile(const DeviceGroups& groups, 
     int64_t begin = 0, valid = 0, end = 0;
     if (group < groups.num_groups)
         begin = groups.offsets[group], valid = groups.counts[group], end = groups.offsets[group + 1];
-    const unsigned found = __ballot_sync(0xFFFFFFFFu, begin <= row && row < end);
+    const unsigned found = __ballot_sync(kFullMask, begin <= row && row < end);
     const int lane = __ffs(static_cast<int>(found)) - 1;
     const AlignedTile own = tile_of(begin + valid, end);
-    return {__shfl_sync(0xFFFFFFFFu, own.count, lane), __shfl_sync(0xFFFFFFFFu, own.rows, lane)};
+    return {__shfl_sync(kFullMask, own.count, lane), __shfl_sync(kFullMask, own.rows, lane)};
 }
 
 // Neighbouring rows of a warp, one after the other.
@@ -87,11 +127,11 @@ public:
     // Below total(), and not below the row asked for before.
     __device__ bool is_valid(int row) {
         unsigned found;
-        while ((found = __ballot_sync(0xFFFFFFFFu, end_ > row)) == 0) {
+        while ((found = __ballot_sync(kFullMask, end_ > row)) == 0) {
             first_ += 32;
             look();
         }
-        return row < __shfl_sync(0xFFFFFFFFu, valid_end_, __ffs(static_cast<int>(found)) - 1);
+        return row < __shfl_sync(kFullMask, valid_end_, __ffs(static_cast<int>(found)) - 1);
     }
 
 private:

@@ -11,7 +11,7 @@ __device__ __forceinline__ uint32_t word_of(const uint4& words, int i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 // Four rows of four bytes become four columns.
-__device__ __forceinline__ void turn_square(const uint32_t (&rows)[4], uint32_t (&columns)[4]) {
+__device__ __forceinline__ void transpose_4x4(const uint32_t (&rows)[4], uint32_t (&columns)[4]) {
     const uint32_t low01 = __byte_perm(rows[0], rows[1], 0x5140),
                    high01 = __byte_perm(rows[0], rows[1], 0x7362),
                    low23 = __byte_perm(rows[2], rows[3], 0x5140),
@@ -53,9 +53,9 @@ __device__ __forceinline__ uint32_t high_magnitude(uint32_t pair) {
 }
 
 // What is computed from these words behind this line is computed there, and not kept in registers from before.
-__device__ __forceinline__ void forget(uint4& words) {
+__device__ __forceinline__ void opaque(uint4& words) {
     asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
 }
-__device__ __forceinline__ void forget(uint32_t& word) { asm volatile("" : "+r"(word)); }
+__device__ __forceinline__ void opaque(uint32_t& word) { asm volatile("" : "+r"(word)); }
 
 }  // namespace fp8flow::hopper

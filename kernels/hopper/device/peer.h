@@ -3,6 +3,8 @@
 // release, on any GPU of the host, is visible after the acquire. Read next: kernels/hopper/exchange/peer/exchange.h.
 #pragma once
 
+#include "kernels/hopper/device/clock.h"
+
 #include <cstdint>
 
 namespace fp8flow::hopper {
@@ -24,19 +26,12 @@ __device__ __forceinline__ uint64_t load_acquire_system(const uint64_t* word) {
     return value;
 }
 
-// Nanoseconds; the same rate on all multiprocessors.
-__device__ __forceinline__ uint64_t device_nanoseconds() {
-    uint64_t time;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
-    return time;
-}
-
 // Waits until *word >= value; false if that took longer than `limit` nanoseconds.
 __device__ __forceinline__ bool wait_until_reached(const uint64_t* word, uint64_t value, uint64_t limit) {
     constexpr unsigned kNap = 40;  // nanoseconds between polls: short beside the 1-2 us of a barrier
-    const uint64_t start = device_nanoseconds();
+    const uint64_t start = global_nanoseconds();
     while (load_acquire_system(word) < value) {
-        if (device_nanoseconds() - start > limit) return false;
+        if (global_nanoseconds() - start > limit) return false;
         __nanosleep(kNap);
     }
     return true;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/core/scalar_math.h"
-#include "kernels/hopper/runtime/launch.h"
+#include "kernels/hopper/device/view.h"
 
 #include <cuda_fp16.h>
 
@@ -11,25 +11,8 @@
 
 namespace fp8flow::hopper {
 
-constexpr int kUnit = 8;                                         // columns a thread
 constexpr int kBlockThreads = static_cast<int>(kBlock) / kUnit;  // threads of a 1x128 block: half a warp
 constexpr int kRowThreads = 256;                                 // threads of a CTA that works on rows
-
-// A tensor of rows as a kernel argument. `vector`: every unit is whole and aligned for wide accesses.
-struct RowView {
-    void* data = nullptr;
-    const int64_t* row_base = nullptr;
-    int cols = 0;
-    DType dtype = DType::f32;
-    bool vector = false;
-    __device__ int64_t base() const { return row_base != nullptr ? *row_base : 0; }
-    __device__ explicit operator bool() const { return data != nullptr; }
-};
-inline RowView row_view(const TensorView& v) {
-    if (!v) return {};
-    const bool vector = v.cols() % kUnit == 0 && reinterpret_cast<uintptr_t>(v.data) % 16 == 0;
-    return {v.data, v.row_base, static_cast<int>(v.cols()), v.dtype, vector};
-}
 
 // A CTA for rows of `cols` columns: x threads stand side by side in a row (whole blocks), y rows are worked on at once.
 inline dim3 row_block(int64_t cols) {
@@ -196,14 +179,6 @@ __device__ __forceinline__ uint32_t max_over(uint32_t value, int threads) {
     for (int step = threads / 2; step > 0; step /= 2)
         value = max(value, __shfl_xor_sync(block_mask(), value, step));
     return value;
-}
-
-// ---- sums in lanes -----------------------------------------------------------------------------------------------------------------
-// Lane sums held by eight neighbouring threads, added as ((0+4)+(2+6)) + ((1+5)+(3+7)); every thread of `mask` must call it.
-__device__ __forceinline__ float combine_lanes(float lane, unsigned mask) {
-    lane += __shfl_xor_sync(mask, lane, 4);
-    lane += __shfl_xor_sync(mask, lane, 2);
-    return lane + __shfl_xor_sync(mask, lane, 1);
 }
 
 }  // namespace fp8flow::hopper

@@ -2,7 +2,9 @@
 // The same rule as the reference (kernels/core/scalar_math.h). Read next: kernels/hopper/quantize/rows.cu.
 #pragma once
 
+#include "kernels/core/scaled_tensor.h"
 #include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/device/view.h"
 
 namespace fp8flow::hopper {
 
@@ -42,9 +44,9 @@ struct RowScales {
     }
     __device__ float load(int64_t row, int64_t at) const { return load_float(data, dtype, index(row, at)); }
 };
-inline RowScales row_scales(const Fp8Tensor& t) {
+inline RowScales row_scales(const ScaledTensor& t) {
     if (!t) return {};
-    const int64_t rows = t.codes.dim(-2);
+    const int64_t rows = t.data.dim(-2);
     RowScales scales{t.scales.data, t.scales.dtype, 1, rows, static_cast<int>(kBlock)};
     switch (t.layout) {
         case ScaleLayout::vec128_wire:

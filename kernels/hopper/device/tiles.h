@@ -1,7 +1,8 @@
 // Tiles of 128 routed rows: which rows a tile has, found on the device, where a turned tile of codes stands in shared memory, and how it leaves.
 #pragma once
 
-#include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/device/groups.h"
+#include "kernels/hopper/device/view.h"
 
 namespace fp8flow::hopper {
 
@@ -75,24 +76,25 @@ __device__ __forceinline__ uint4 load_and_neighbour(const void* from) {
 // A turned tile in shared memory: where the word of rows 4w .. 4w + 3 of column c stands, and where 16 rows of it, a piece, begin. Pieces change
 // places by every kColumns columns, as many as a thread turns, so that the words of one row and the pieces of one column lie in different
 // banks (but for two of 16 threads).
-constexpr int kTurnedWords = static_cast<int>(kBlock) * static_cast<int>(kBlock) / 4;
-constexpr int kTurnedPiece = 16,
-              kTurnedPieces = static_cast<int>(kBlock) / kTurnedPiece;  // rows; of a column
-template <int kColumns> __device__ __forceinline__ int turned_index(int col, int piece) {
-    const int turn = kColumns * kTurnedPieces < kBlock ? col / kColumns % kTurnedPieces : col / kColumns;
-    return col * (static_cast<int>(kBlock) / 4) + (piece ^ turn) * (kTurnedPiece / 4);
+constexpr int kTransposedWords = static_cast<int>(kBlock) * static_cast<int>(kBlock) / 4;
+constexpr int kTransposedPiece = 16,
+              kTransposedPieces = static_cast<int>(kBlock) / kTransposedPiece;  // rows; of a column
+template <int kColumns> __device__ __forceinline__ int transposed_index(int col, int piece) {
+    const int turn =
+        kColumns * kTransposedPieces < kBlock ? col / kColumns % kTransposedPieces : col / kColumns;
+    return col * (static_cast<int>(kBlock) / 4) + (piece ^ turn) * (kTransposedPiece / 4);
 }
-__device__ __forceinline__ int turned_word(int c, int w) { return turned_index<8>(c, w / 4) + w % 4; }
+__device__ __forceinline__ int transposed_word(int c, int w) { return transposed_index<8>(c, w / 4) + w % 4; }
 
 // Stores rows [0, rows) of `cols` columns at out[c * stride + r]; 16-byte pieces where the column is aligned and whole. `turned` is aligned
 // to 16 bytes.
 template <int kThreads>
-__device__ __forceinline__ void store_turned(const uint32_t* turned, uint8_t* out, int64_t stride, int cols,
-                                             int rows) {
+__device__ __forceinline__ void store_transposed(const uint32_t* turned, uint8_t* out, int64_t stride,
+                                                 int cols, int rows) {
     constexpr int kPiece = 16, kPieces = static_cast<int>(kBlock) / kPiece;
     const int piece = static_cast<int>(threadIdx.x) % kPieces, first = piece * kPiece;
     for (int c = static_cast<int>(threadIdx.x) / kPieces; c < cols; c += kThreads / kPieces) {
-        const uint32_t* words = turned + turned_word(c, piece * (kPiece / 4));
+        const uint32_t* words = turned + transposed_word(c, piece * (kPiece / 4));
         uint8_t* to = out + c * stride + first;
         if (first + kPiece <= rows && reinterpret_cast<uintptr_t>(to) % kPiece == 0) {
             *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(words);
@@ -108,29 +110,29 @@ __device__ __forceinline__ void store_turned(const uint32_t* turned, uint8_t* ou
 template <int kThreads, int kColumns>
 __device__ __forceinline__ void store_tile_columns(const RowView& to, const uint32_t* turned, int64_t row,
                                                    int rows, int col_tile) {
-    constexpr int kTile = static_cast<int>(kBlock), kSteps = kTile * kTurnedPieces / kThreads;
-    const int piece = static_cast<int>(threadIdx.x) % kTurnedPieces, first = piece * kTurnedPiece;
+    constexpr int kTile = static_cast<int>(kBlock), kSteps = kTile * kTransposedPieces / kThreads;
+    const int piece = static_cast<int>(threadIdx.x) % kTransposedPieces, first = piece * kTransposedPiece;
     const int64_t stride = to.cols;
-    int col = static_cast<int>(threadIdx.x) / kTurnedPieces;
+    int col = static_cast<int>(threadIdx.x) / kTransposedPieces;
     uint8_t* out = static_cast<uint8_t*>(to.data) + (static_cast<int64_t>(col_tile) * kTile + col) * stride +
                    row + first;
     const bool aligned =
-        (reinterpret_cast<uintptr_t>(to.data) | static_cast<uintptr_t>(row | stride)) % kTurnedPiece == 0;
+        (reinterpret_cast<uintptr_t>(to.data) | static_cast<uintptr_t>(row | stride)) % kTransposedPiece == 0;
     if (aligned && rows == kTile) {
 #pragma unroll
-        for (int i = 0; i < kSteps; ++i, col += kThreads / kTurnedPieces) {
+        for (int i = 0; i < kSteps; ++i, col += kThreads / kTransposedPieces) {
             *reinterpret_cast<uint4*>(out) =
-                *reinterpret_cast<const uint4*>(turned + turned_index<kColumns>(col, piece));
-            out += kThreads / kTurnedPieces * stride;
+                *reinterpret_cast<const uint4*>(turned + transposed_index<kColumns>(col, piece));
+            out += kThreads / kTransposedPieces * stride;
         }
         return;
     }
 #pragma unroll 1
-    for (int i = 0; i < kSteps; ++i, col += kThreads / kTurnedPieces) {
-        const uint32_t* words = turned + turned_index<kColumns>(col, piece);
-        for (int r = 0; r < kTurnedPiece && first + r < rows; ++r)
+    for (int i = 0; i < kSteps; ++i, col += kThreads / kTransposedPieces) {
+        const uint32_t* words = turned + transposed_index<kColumns>(col, piece);
+        for (int r = 0; r < kTransposedPiece && first + r < rows; ++r)
             out[r] = static_cast<uint8_t>(words[r / 4] >> (8 * (r % 4)));
-        out += kThreads / kTurnedPieces * stride;
+        out += kThreads / kTransposedPieces * stride;
     }
 }
 

@@ -2,19 +2,16 @@
 // Used by kernels whose rows are plain arrays. Read next: permute.cu.
 #pragma once
 
-#include "kernels/hopper/runtime/launch.h"
+#include "kernels/hopper/device/view.h"
 
 namespace fp8flow::hopper {
 
-constexpr int kVector = 8;     // elements that a thread moves at once
-constexpr int kLaneCount = 8;  // lanes of the project's reduction order (kernels/reference/rows.h)
-
 // True when every multiple of 8 elements of every row (row_length apart) can be read and written as a vector.
 inline bool is_vectorisable(const void* data, int64_t row_length) {
-    return reinterpret_cast<uintptr_t>(data) % 16 == 0 && row_length % kVector == 0;
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0 && row_length % kUnit == 0;
 }
 
-__device__ __forceinline__ void load8(const void* data, DType dtype, int64_t i, float (&v)[kVector]) {
+__device__ __forceinline__ void load8(const void* data, DType dtype, int64_t i, float (&v)[kUnit]) {
     switch (dtype) {
         case DType::f32: {
             const float4* from = reinterpret_cast<const float4*>(static_cast<const float*>(data) + i);
@@ -28,7 +25,7 @@ __device__ __forceinline__ void load8(const void* data, DType dtype, int64_t i, 
             const uint4 bits = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(data) + i);
             const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll
-            for (int j = 0; j < kVector; ++j) {
+            for (int j = 0; j < kUnit; ++j) {
                 const uint16_t half = static_cast<uint16_t>(words[j / 2] >> (j % 2 * 16));
                 v[j] = dtype == DType::bf16 ? to_float(Bf16{half}) : to_float(Fp16{half});
             }
@@ -38,7 +35,7 @@ __device__ __forceinline__ void load8(const void* data, DType dtype, int64_t i, 
             const uint2 bits = *reinterpret_cast<const uint2*>(static_cast<const uint8_t*>(data) + i);
             const uint32_t words[2] = {bits.x, bits.y};
 #pragma unroll
-            for (int j = 0; j < kVector; ++j) {
+            for (int j = 0; j < kUnit; ++j) {
                 const uint8_t code = static_cast<uint8_t>(words[j / 4] >> (j % 4 * 8));
                 v[j] = dtype == DType::e8m0 ? e8m0_to_float(code) : fp8_to_float(code, dtype);
             }
@@ -48,7 +45,7 @@ __device__ __forceinline__ void load8(const void* data, DType dtype, int64_t i, 
 }
 
 // One rounding per element. f32, bf16 and f16 only.
-__device__ __forceinline__ void store8(void* data, DType dtype, int64_t i, const float (&v)[kVector]) {
+__device__ __forceinline__ void store8(void* data, DType dtype, int64_t i, const float (&v)[kUnit]) {
     if (dtype == DType::f32) {
         float4* to = reinterpret_cast<float4*>(static_cast<float*>(data) + i);
         to[0] = make_float4(v[0], v[1], v[2], v[3]);
@@ -68,24 +65,17 @@ __device__ __forceinline__ void store8(void* data, DType dtype, int64_t i, const
 
 // The first `count` of eight elements from i (count <= 0: none); the rest of v is 0.
 __device__ __forceinline__ void load_up_to_8(const void* data, DType dtype, int64_t i, int64_t count,
-                                             bool vectorised, float (&v)[kVector]) {
-    if (vectorised && count >= kVector) return load8(data, dtype, i, v);
+                                             bool vectorised, float (&v)[kUnit]) {
+    if (vectorised && count >= kUnit) return load8(data, dtype, i, v);
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) v[j] = j < count ? load_float(data, dtype, i + j) : 0.0f;
+    for (int j = 0; j < kUnit; ++j) v[j] = j < count ? load_float(data, dtype, i + j) : 0.0f;
 }
 __device__ __forceinline__ void store_up_to_8(void* data, DType dtype, int64_t i, int64_t count,
-                                              bool vectorised, const float (&v)[kVector]) {
-    if (vectorised && count >= kVector) return store8(data, dtype, i, v);
+                                              bool vectorised, const float (&v)[kUnit]) {
+    if (vectorised && count >= kUnit) return store8(data, dtype, i, v);
 #pragma unroll
-    for (int j = 0; j < kVector; ++j)
+    for (int j = 0; j < kUnit; ++j)
         if (j < count) store_float(data, dtype, i + j, v[j]);
-}
-
-// Adds the eight lanes of a sum that eight neighbouring threads hold, as ((0+4)+(2+6)) + ((1+5)+(3+7)); every thread of the eight
-// gets the result. All 32 threads of the warp call it.
-__device__ __forceinline__ float combine_lanes(float lane) {
-    for (int mask = 4; mask > 0; mask /= 2) lane += __shfl_xor_sync(0xFFFFFFFFu, lane, mask);
-    return lane;
 }
 
 }  // namespace fp8flow::hopper

@@ -8,59 +8,23 @@ namespace fp8flow::hopper {
 
 // Describes rows of 128 bytes along the contraction (K-major), 128-byte swizzled as TMA writes them; 8 rows are 1024 bytes. Step along
 // the contraction inside the 128 bytes by adding (bytes / 16) to the descriptor.
-__device__ __forceinline__ uint64_t swizzled_rows(const void* tile) {
+__device__ __forceinline__ uint64_t k_major_descriptor(const void* tile) {
     constexpr uint64_t kStride = 1024 / 16, kSwizzle128 = 1;
     return static_cast<uint64_t>((shared_address(tile) & 0x3FFFF) >> 4) | uint64_t{1} << 16 | kStride << 32 |
            kSwizzle128 << 62;
 }
 
 // The descriptor of what stands `bytes` further on. The address never leaves its word, so there is no carry to wait for.
-__device__ __forceinline__ uint64_t descriptor_at(uint64_t descriptor, int bytes) {
+__device__ __forceinline__ uint64_t advance_descriptor(uint64_t descriptor, int bytes) {
     return (descriptor & 0xFFFFFFFF00000000u) | (static_cast<uint32_t>(descriptor) + bytes / 16);
 }
 
 // Describes 16-bit operands that lie across the contraction (MN-major): panels of 64 outputs (128 bytes) x kRows contraction rows, 128-byte
 // swizzled; 8 contraction rows are 1024 bytes, and a panel lies behind the other. Step along the contraction by adding (rows * 128 / 16).
-template <int kRows = 64> __device__ __forceinline__ uint64_t swizzled_columns(const void* panel) {
+template <int kRows = 64> __device__ __forceinline__ uint64_t mn_major_descriptor(const void* panel) {
     constexpr uint64_t kPanel = kRows * 128 / 16, kStride = 1024 / 16, kSwizzle128 = 1;
     return static_cast<uint64_t>((shared_address(panel) & 0x3FFFF) >> 4) | kPanel << 16 | kStride << 32 |
            kSwizzle128 << 62;
-}
-
-// *to = value in one access; of an assignment the compiler may make four.
-__device__ __forceinline__ void store_in_memory(uint4* to, uint4 value) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(value.x), "r"(value.y),
-                 "r"(value.z), "r"(value.w)
-                 : "memory");
-}
-__device__ __forceinline__ void store_in_memory(float4* to, float4 value) {
-    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(value.x), "f"(value.y),
-                 "f"(value.z), "f"(value.w)
-                 : "memory");
-}
-// Two bytes to an address of shared memory.
-__device__ __forceinline__ void store_pair(uint32_t to, uint16_t pair) {
-    asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"(pair) : "memory");
-}
-// *sum += value, done by the memory itself: nobody waits for the old value. Deterministic where each address has one writer.
-__device__ __forceinline__ void add_in_memory(float2* sum, float2 value) {
-    asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(sum), "f"(value.x), "f"(value.y) : "memory");
-}
-
-// Threads of both computing warpgroups meet at a named barrier (0 is __syncthreads), or one of them only announces itself there.
-__device__ __forceinline__ void meet(int barrier, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void announce(int barrier, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-// Register shares of the warpgroups of a CTA: a loading one gives up what computing ones take. Executed by whole warpgroups.
-template <int kCount> __device__ __forceinline__ void give_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
-}
-template <int kCount> __device__ __forceinline__ void take_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
 // Before the first product after registers or shared memory were written by ordinary instructions.
@@ -72,7 +36,7 @@ template <int kPending> __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 // Keeps the compiler from moving reads and writes of an accumulator across the fence.
-template <int kCount> __device__ __forceinline__ void keep_in_place(float (&d)[kCount]) {
+template <int kCount> __device__ __forceinline__ void wgmma_fence_operand(float (&d)[kCount]) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
@@ -115,9 +79,9 @@ FP8FLOW_WGMMA_FP8(WgmmaE5m2, "e5m2")
 #undef FP8FLOW_WGMMA_FP8
 
 // d [64, 256] = a [64, 16] b [256, 16]^T (+ d where add is not 0), BF16. kAcrossA / kAcrossB: that operand lies across the contraction
-// (swizzled_columns), otherwise along it (swizzled_rows). Fragments as above, j up to 31.
+// (mn_major_descriptor), otherwise along it (k_major_descriptor). Fragments as above, j up to 31.
 template <int kAcrossA, int kAcrossB>
-__device__ __forceinline__ void multiply_bf16(float (&d)[128], uint64_t a, uint64_t b, int add) {
+__device__ __forceinline__ void wgmma_bf16(float (&d)[128], uint64_t a, uint64_t b, int add) {
     asm volatile(
         "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" FP8FLOW_NAMES_0_63 ", " FP8FLOW_NAMES_64_127
@@ -127,7 +91,7 @@ __device__ __forceinline__ void multiply_bf16(float (&d)[128], uint64_t a, uint6
 }
 // The same of 128 columns, j up to 15.
 template <int kAcrossA, int kAcrossB>
-__device__ __forceinline__ void multiply_bf16(float (&d)[64], uint64_t a, uint64_t b, int add) {
+__device__ __forceinline__ void wgmma_bf16(float (&d)[64], uint64_t a, uint64_t b, int add) {
     asm volatile(
         "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" FP8FLOW_NAMES_0_63

@@ -1,5 +1,6 @@
 // The seam of the NCCL exchange in a build without it; CMake passes the reason as FP8FLOW_NO_NCCL_REASON.
 #include "kernels/core/error.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/exchange/peer/regions.h"
 #include "kernels/hopper/factory.h"
 

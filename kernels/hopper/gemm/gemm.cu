@@ -1,4 +1,5 @@
 // Who computes a matrix product: cuBLASLt or a kernel of this project, as KernelChoice says.
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/gemm/cublaslt/cublaslt.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/workspace.h"
@@ -11,7 +12,7 @@ using hopper::product_of;
 
 // FP8 operands of a weight gradient are the transposed copies, contiguous along the contraction.
 op::GemmForm form_of(const op::GroupedGemmWgrad& args) {
-    return is_fp8(args.x.codes.dtype) ? op::GemmForm::nt : op::GemmForm::tn;
+    return is_fp8(args.x.data.dtype) ? op::GemmForm::nt : op::GemmForm::tn;
 }
 
 // On warpgroup instructions where they take the product, otherwise on the general kernels.
@@ -27,12 +28,12 @@ LtCounts HopperOps::lt_counts() const { return workspace_->lt.counts; }
 
 // native: dense BF16 products on cuBLASLt; FP8 and grouped ones, f32, and what cuBLASLt does not take, on this project's kernels.
 void HopperOps::do_gemm(const op::Gemm& args, const Launch& launch) {
-    const bool fp8 = is_fp8(args.a.codes.dtype);
+    const bool fp8 = is_fp8(args.a.data.dtype);
     if (kernels_.gemm == GemmBackend::cublaslt || (kernels_.gemm == GemmBackend::native && !fp8))
         hopper::launch_lt(workspace_->lt, {product_of(args), args.form, args.a.layout, args.b.layout},
                           launch);
     else
-        launch_own(product_of(args), args.a.codes, args.b.codes, args.d.dim(0) % kBlock == 0 ? kBlock : 1,
+        launch_own(product_of(args), args.a.data, args.b.data, args.d.dim(0) % kBlock == 0 ? kBlock : 1,
                    kernels_.gemm, launch);
 }
 
@@ -41,8 +42,7 @@ void HopperOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch& launc
         hopper::launch_lt(workspace_->lt, {product_of(args), args.form, args.a.layout, args.b.layout},
                           launch);
     else
-        launch_own(product_of(args), args.a.codes, args.b.codes, args.groups.alignment, kernels_.gemm,
-                   launch);
+        launch_own(product_of(args), args.a.data, args.b.data, args.groups.alignment, kernels_.gemm, launch);
 }
 
 // In one kernel where h is not kept: behind a tile that leaves in BF16 anyway, the parts are faster (docs/gemm_worklog.md).
@@ -63,8 +63,7 @@ void HopperOps::do_grouped_gemm_wgrad(const op::GroupedGemmWgrad& args, const La
         hopper::launch_lt(workspace_->lt, {product_of(args), form_of(args), args.dy.layout, args.x.layout},
                           launch);
     else
-        launch_own(product_of(args), args.dy.codes, args.x.codes, args.groups.alignment, kernels_.gemm,
-                   launch);
+        launch_own(product_of(args), args.dy.data, args.x.data, args.groups.alignment, kernels_.gemm, launch);
 }
 
 }  // namespace fp8flow

@@ -2,7 +2,9 @@
 // group sizes. The counterpart of kernels/reference/gemm_kernel.h. Read next: gemm/fallback/simt.cu, gemm/fallback/mma.cu.
 #pragma once
 
-#include "kernels/core/fp8_tensor.h"
+#include "kernels/core/scaled_tensor.h"
+#include "kernels/hopper/device/groups.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/launch.h"
 #include "kernels/ops/gemm.h"
@@ -26,7 +28,7 @@ struct DeviceScale {
 
 // Entry (i, k) stands at codes[group * group_stride + i * output_stride + k * k_stride]; one of the two strides is 1.
 struct DeviceOperand {
-    const void* codes = nullptr;
+    const void* data = nullptr;
     DType dtype = DType::f32;
     int64_t output_stride = 0;
     int64_t k_stride = 0;

@@ -3,7 +3,10 @@
 // kernel for any row; read next: cross_entropy_clusters.cu.
 #include "kernels/hopper/head/cross_entropy.h"
 
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow {
 

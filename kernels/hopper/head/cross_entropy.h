@@ -2,19 +2,19 @@
 // the order of op::CrossEntropy. Read next: cross_entropy_clusters.cu.
 #pragma once
 
-#include "kernels/hopper/device/rows.h"
+#include "kernels/core/stream.h"
 #include "kernels/hopper/device/sigmoid.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/ops/token.h"
 
 #include <cfloat>
 
 namespace fp8flow::hopper {
 
-constexpr int kWarpSize = 32;
 constexpr int kBlockColumns = static_cast<int>(op::kLossBlock);
 constexpr int kQuads = kBlockColumns / (4 * kWarpSize);  // a thread has eight times four columns of a block
 static_assert(op::kLossLanes == kWarpSize && kQuads == 8);
-constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 constexpr uint32_t kNanBits = 0x7FC00000u, kMinusInfinityBits = 0xFF800000u;
 
 struct CrossEntropyArgs {
@@ -42,11 +42,11 @@ __device__ __forceinline__ int ordered_bits(float x) {
 }
 // No lane has NaN.
 __device__ __forceinline__ float warp_largest(float largest) {
-    const int bits = __reduce_max_sync(kAllLanes, ordered_bits(largest));
+    const int bits = __reduce_max_sync(kFullMask, ordered_bits(largest));
     return __int_as_float(bits ^ (bits >> 31 & 0x7FFFFFFF));
 }
 __device__ __forceinline__ float warp_sum(float sum) {
-    for (int mask = kWarpSize / 2; mask > 0; mask /= 2) sum += __shfl_xor_sync(kAllLanes, sum, mask);
+    for (int mask = kWarpSize / 2; mask > 0; mask /= 2) sum += __shfl_xor_sync(kFullMask, sum, mask);
     return sum;
 }
 __device__ __forceinline__ void set_columns_from(Columns& x, int count, int lane, float value) {

@@ -1,7 +1,14 @@
 // Cross-entropy of rows that a cluster of CTAs holds on chip. Bit-equal to the reference. Read first: cross_entropy.h.
 #include "kernels/hopper/head/cross_entropy.h"
 
+#include "kernels/hopper/device/cluster.h"
 #include "kernels/hopper/device/mbarrier.h"
+#include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/device/sigmoid.h"
+#include "kernels/hopper/device/tma.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper {
 
@@ -22,7 +29,7 @@ struct alignas(128) Shared {
     float2 blocks[kPlaces];  // [slot][block of the row]: its largest and sum, sent by the whole cluster
     float factors[8 * kOwnBlocks];  // [slot][block of this CTA]: what turns exponentials into gradients
     int labels[kMostSlots];
-    Barrier loaded[kWorkers][kStages], complete[kMostSlots], ready[kMostSlots];
+    Mbarrier loaded[kWorkers][kStages], complete[kMostSlots], ready[kMostSlots];
 };
 static_assert(sizeof(Shared) <= 227 << 10);
 
@@ -102,12 +109,12 @@ __device__ __forceinline__ void store_block(Out* to, Columns& p, int columns, in
 __device__ __forceinline__ void send(Shared& shared, const Split& split, int slot, int block, float2 value,
                                      int lane) {
     float2* const place = &shared.blocks[slot * split.blocks + block];
-    Barrier* const barrier = &shared.complete[slot];
+    Mbarrier* const barrier = &shared.complete[slot];
     __syncwarp();  // all lanes have read what they needed of earlier rows' factors
     if (split.ctas == 1) {
         if (lane != 0) return;
         *place = value;
-        barrier_arrive(barrier);
+        mbarrier_arrive(barrier);
     } else if (lane < split.ctas) {
         const auto to = static_cast<uint32_t>(lane);
         store_remote(cluster_address(place, to), value, cluster_address(barrier, to));
@@ -125,13 +132,13 @@ __device__ __forceinline__ void work_on_blocks(Shared& shared, const CrossEntrop
     const int columns = static_cast<int>(args.columns) - part.first_block * kBlockColumns,
               vocab = static_cast<int>(args.vocab) - part.first_block * kBlockColumns;
     float(*const stages)[kBlockColumns] = shared.stages[part.warp];
-    Barrier* const loaded = shared.loaded[part.warp];
+    Mbarrier* const loaded = shared.loaded[part.warp];
     Place loading(part), working(part), finishing(part);
     const auto load = [&](int stage) {
         if (lane == 0) {
             const int column = loading.block * kBlockColumns;
             const uint32_t bytes = static_cast<uint32_t>(min(kBlockColumns, columns - column)) * 4u;
-            barrier_arrive_expect_bytes(&loaded[stage], bytes);
+            mbarrier_arrive_expect_tx(&loaded[stage], bytes);
             bulk_load(args.logits + first + loading.row * row_step + column, &loaded[stage], stages[stage],
                       bytes);
         }
@@ -142,7 +149,7 @@ __device__ __forceinline__ void work_on_blocks(Shared& shared, const CrossEntrop
     for (int step = 0; step < steps + lag; ++step) {
         if (step < steps) {
             float* const stage = stages[fresh.index] + lane * 4;
-            barrier_wait(&loaded[fresh.index], fresh.parity);
+            mbarrier_wait(&loaded[fresh.index], fresh.parity);
             fresh.advance();
             Columns x;
             read_stage(stage, x);
@@ -154,13 +161,13 @@ __device__ __forceinline__ void work_on_blocks(Shared& shared, const CrossEntrop
         }
         if (step < lag) continue;
         const Slot slot(finishing.row, split.slots);
-        barrier_wait(&shared.ready[slot.at], slot.parity);
+        mbarrier_wait(&shared.ready[slot.at], slot.parity);
         const int label = shared.labels[slot.at], column = finishing.block * kBlockColumns;
         const float factor = shared.factors[slot.at * own + finishing.block];
         Columns p;
         read_stage(stages[held.index] + lane * 4, p);
         if (step < steps + lag - kStages) {  // the stage is empty
-            fence_shared_for_engines();
+            fence_async_shared();
             __syncwarp();
             load(held.index);
         }
@@ -261,9 +268,9 @@ __device__ __forceinline__ void gather_rows(Shared& shared, const CrossEntropyAr
         float at_label = 0.0f;
         if (writes_loss && label >= 0 && in_vocabulary) at_label = args.logits[token * args.columns + label];
         const Slot slot(row, split.slots);
-        barrier_wait_cluster(&shared.complete[slot.at], slot.parity);
+        mbarrier_wait_cluster(&shared.complete[slot.at], slot.parity);
         if (split.ctas > 1 && lane == 0 && row + split.slots < part.rows)
-            barrier_arrive_expect_bytes(&shared.complete[slot.at], split.row_bytes());
+            mbarrier_arrive_expect_tx(&shared.complete[slot.at], split.row_bytes());
         LaneBlocks blocks;
         const float largest =
             warp_largest(blocks.read(&shared.blocks[slot.at * split.blocks], split.blocks, lane));
@@ -273,7 +280,7 @@ __device__ __forceinline__ void gather_rows(Shared& shared, const CrossEntropyAr
                      part.own, split.blocks, lane);
         if (lane == 0) shared.labels[slot.at] = max(label, -1);
         __syncwarp();
-        if (lane == 0) barrier_arrive(&shared.ready[slot.at]);
+        if (lane == 0) mbarrier_arrive(&shared.ready[slot.at]);
         if (writes_loss) args.loss[token] = label < 0 ? 0.0f : log_float(sum) + (largest - at_label);
     }
 }
@@ -314,23 +321,23 @@ __global__ __launch_bounds__(kClusterThreads, 1) void row_cluster_kernel(const C
                     .clusters = clusters,
                     .rows = static_cast<int>((args.tokens - first_token + clusters - 1) / clusters)};
     if (thread < kWorkers)
-        for (int stage = 0; stage < kStages; ++stage) barrier_init(&shared.loaded[thread][stage], 1);
+        for (int stage = 0; stage < kStages; ++stage) mbarrier_init(&shared.loaded[thread][stage], 1);
     if (thread < split.slots) {
         const bool alone = split.ctas == 1;
-        barrier_init(&shared.complete[thread], alone ? static_cast<uint32_t>(split.blocks) : 1);
-        barrier_init(&shared.ready[thread], 1);
+        mbarrier_init(&shared.complete[thread], alone ? static_cast<uint32_t>(split.blocks) : 1);
+        mbarrier_init(&shared.ready[thread], 1);
         if (!alone && thread < part.rows)
-            barrier_arrive_expect_bytes(&shared.complete[thread], split.row_bytes());
+            mbarrier_arrive_expect_tx(&shared.complete[thread], split.row_bytes());
     }
-    fence_barrier_init();
+    fence_mbarrier_init();
     __syncwarp();
-    cluster_meet();
+    cluster_sync();
     if (part.warp < kWorkers)
         work_on_blocks<Out>(shared, args, split, part);
     else
         gather_rows(shared, args, split, part);
     __syncwarp();
-    cluster_meet();
+    cluster_sync();
 }
 
 // The smallest cluster whose warps take one block of a row each, or the largest. Slots: twice the rows that a warp's lag reaches over.
@@ -347,7 +354,7 @@ template <class Out> void launch_as(const CrossEntropyArgs& args, const Launch& 
     const auto kernel = row_cluster_kernel<Out>;
     allow_shared_memory(kernel, sizeof(Shared), "cross_entropy");
     const unsigned ctas = static_cast<unsigned>(split.ctas);
-    cudaLaunchAttribute cluster = in_clusters(ctas);
+    cudaLaunchAttribute cluster = cluster_attribute(ctas);
     const cudaLaunchConfig_t config =
         launch_config(std::span(&cluster, 1), ctas, dim3(kClusterThreads), sizeof(Shared), launch);
     int clusters = 0;  // that the device holds at a time: its GPCs have different numbers of SMs

@@ -1,8 +1,11 @@
 // Element-wise operations and small reductions on activations: sum, add, cast, zero, and the count of NaN and infinity. All bit-equal to the
 // reference.
 #include "kernels/core/random.h"
+#include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/vector_io.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow {
 
@@ -16,17 +19,17 @@ constexpr int kThreads = 256;
 // because a thread writes what it alone has read.
 __global__ __launch_bounds__(kThreads) void add_kernel(DeviceView a, DeviceView b, DeviceView y,
                                                        int64_t count, bool vectorised) {
-    let_next_start();
-    wait_for_kernel_before();
-    for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kVector; i < count;
-         i += static_cast<int64_t>(gridDim.x) * kThreads * kVector) {
-        float values[kVector];
+    pdl_launch_dependents();
+    pdl_wait();
+    for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kUnit; i < count;
+         i += static_cast<int64_t>(gridDim.x) * kThreads * kUnit) {
+        float values[kUnit];
         load_up_to_8(a.data, a.dtype, i, count - i, vectorised, values);
         if (b.data != nullptr) {
-            float more[kVector];
+            float more[kUnit];
             load_up_to_8(b.data, b.dtype, i, count - i, vectorised, more);
 #pragma unroll
-            for (int j = 0; j < kVector; ++j) values[j] += more[j];
+            for (int j = 0; j < kUnit; ++j) values[j] += more[j];
         }
         store_up_to_8(y.data, y.dtype, i, count - i, vectorised, values);
     }
@@ -36,10 +39,10 @@ void launch_add(const TensorView& a, const TensorView& b, const TensorView& y, c
                 const char* op) {
     const int64_t count = y.numel();
     if (count == 0) return;
-    const bool vectorised = is_vectorisable(a.data, kVector) && is_vectorisable(b.data, kVector) &&
-                            is_vectorisable(y.data, kVector);
-    launch_behind(add_kernel, grid_for(ceil_div(count, kThreads * kVector), launch), kThreads, launch, op,
-                  device_view(a), device_view(b), device_view(y), count, vectorised);
+    const bool vectorised =
+        is_vectorisable(a.data, kUnit) && is_vectorisable(b.data, kUnit) && is_vectorisable(y.data, kUnit);
+    launch_pdl(add_kernel, grid_for(ceil_div(count, kThreads * kUnit), launch), kThreads, launch, op,
+               device_view(a), device_view(b), device_view(y), count, vectorised);
 }
 
 // *sum += the values, in double: blocks of 64 in ascending order, one a thread, then the block sums, which thread 0 adds (about 5 ns each;
@@ -77,12 +80,12 @@ __global__ __launch_bounds__(kThreads) void count_non_finite_kernel(DeviceView x
                                                                     unsigned long long* found,
                                                                     unsigned long long* first) {
     unsigned long long mine = 0, lowest = ~0ull;
-    for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kVector; i < count;
-         i += static_cast<int64_t>(gridDim.x) * kThreads * kVector) {
-        float values[kVector];
+    for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kUnit; i < count;
+         i += static_cast<int64_t>(gridDim.x) * kThreads * kUnit) {
+        float values[kUnit];
         load_up_to_8(x.data, x.dtype, i, count - i, vectorised, values);
 #pragma unroll
-        for (int j = kVector - 1; j >= 0; --j) {
+        for (int j = kUnit - 1; j >= 0; --j) {
             if ((float_bits(values[j]) & 0x7F800000u) != 0x7F800000u) continue;
             ++mine;
             const unsigned long long at = static_cast<unsigned long long>(i + j);
@@ -138,9 +141,9 @@ void HopperOps::do_count_non_finite(const op::CountNonFinite& args, const Launch
     const int64_t count = args.x.numel();
     if (count == 0) return;
     static_assert(sizeof(unsigned long long) == sizeof(int64_t));
-    count_non_finite_kernel<<<grid_for(ceil_div(count, kThreads * kVector), launch), kThreads, 0,
+    count_non_finite_kernel<<<grid_for(ceil_div(count, kThreads * kUnit), launch), kThreads, 0,
                               stream_of(launch)>>>(
-        device_view(args.x), count, is_vectorisable(args.x.data, kVector),
+        device_view(args.x), count, is_vectorisable(args.x.data, kUnit),
         reinterpret_cast<unsigned long long*>(args.count.as<int64_t>()),
         reinterpret_cast<unsigned long long*>(args.first.as<int64_t>()));
     check_launch("count_non_finite");

@@ -1,9 +1,13 @@
 // Where the model begins, on the GPU: embedding and its gradient (it ends in cross_entropy.cu). Bit-equal to the reference. Token ids cannot
 // be reported from a kernel: the data loader checks them; here an id outside the vocabulary becomes NaN (a step that is then skipped),
 // never an address.
+#include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/vector_io.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/head/sort_tokens.h"
 #include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/workspace.h"
 
 namespace fp8flow {
@@ -12,7 +16,6 @@ using namespace hopper;
 
 namespace {
 
-constexpr int kWarpSize = 32;
 constexpr uint32_t kNanBits = 0x7FC00000u;
 
 // ---- embedding ------------------------------------------------------------------------------------------------------------------
@@ -27,13 +30,13 @@ __global__ __launch_bounds__(kRowWarps* kWarpSize) void embedding_kernel(const i
          t += static_cast<int64_t>(gridDim.x) * kRowWarps) {
         const int64_t id = ids[t];
         const bool known = id >= 0 && id < vocab;
-        for (int64_t column = lane * kVector; column < hidden; column += kWarpSize * kVector) {
-            float values[kVector];
+        for (int64_t column = lane * kUnit; column < hidden; column += kWarpSize * kUnit) {
+            float values[kUnit];
             load_up_to_8(table.data, table.dtype, (known ? id : 0) * hidden + column, hidden - column,
                          vectorised, values);
             if (!known) {
 #pragma unroll
-                for (int j = 0; j < kVector; ++j) values[j] = bits_float(kNanBits);
+                for (int j = 0; j < kUnit; ++j) values[j] = bits_float(kNanBits);
             }
             store_up_to_8(y.data, y.dtype, t * hidden + column, hidden - column, vectorised, values);
         }
@@ -126,7 +129,7 @@ __global__ __launch_bounds__(kGradThreads, Rows::kCtasPerSm) void embedding_back
     const int64_t column_tiles = (hidden + kGradColumns - 1) / kGradColumns,
                   ranges = (tokens + kPlaces - 1) / kPlaces;
     constexpr int32_t kNone = -1;  // no id, or one outside the vocabulary
-    wait_for_kernel_before();      // the sort
+    pdl_wait();                    // the sort
     for (int64_t item = blockIdx.x; item < ranges * splits; item += gridDim.x) {
         const int64_t first = item / splits * kPlaces;
         // owners[i]: the id to whose sum place first + i belongs, if that sum begins among these places
@@ -252,8 +255,8 @@ void HopperOps::do_embedding_backward(const op::EmbeddingBackward& args, const L
                   splits = ceil_div(column_tiles, tiles_each), items = ranges * splits;
     const unsigned grid = launch.sm_limit > 0 ? grid_for(items, launch)
                                               : static_cast<unsigned>(std::min(items, int64_t{1} << 30));
-    launch_behind(kernel, grid, kGradThreads, launch, "embedding_backward", sorted_ids, order,
-                  device_view(args.dy), args.mode, args.dtable.as<float>(), args.dtable.dim(0), splits);
+    launch_pdl(kernel, grid, kGradThreads, launch, "embedding_backward", sorted_ids, order,
+               device_view(args.dy), args.mode, args.dtable.as<float>(), args.dtable.dim(0), splits);
 }
 
 }  // namespace fp8flow

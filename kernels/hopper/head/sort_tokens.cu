@@ -3,6 +3,10 @@
 #include "kernels/hopper/head/sort_tokens.h"
 
 #include "kernels/core/error.h"
+#include "kernels/core/tensor.h"
+#include "kernels/hopper/device/pdl.h"
+#include "kernels/hopper/device/warp.h"
+#include "kernels/hopper/runtime/launch.h"
 
 #include <cub/device/device_radix_sort.cuh>
 
@@ -24,7 +28,7 @@ __global__ __launch_bounds__(kRankThreads) void count_before_kernel(const int32_
                                                                     int32_t* sorted_ids, int32_t* order) {
     __shared__ __align__(16) int32_t all[kMostCounted];
     const int thread = static_cast<int>(threadIdx.x), lane = thread % kRankWarp;
-    wait_for_kernel_before();
+    pdl_wait();
     const int padded = (tokens + kChunk - 1) / kChunk * kChunk;
 #pragma unroll 8
     for (int i = thread; i < padded; i += kRankThreads)
@@ -57,7 +61,7 @@ __global__ __launch_bounds__(kRankThreads) void count_before_kernel(const int32_
             count(start, [&](int other, int, int n) { return other < id[n] ? 1 : 0; });
 #pragma unroll
         for (int n = 0; n < kWarpTokens; ++n) {
-            place[n] = __reduce_add_sync(0xFFFFFFFFu, place[n]);
+            place[n] = __reduce_add_sync(kFullMask, place[n]);
             if (lane != n || own + n >= tokens) continue;
             sorted_ids[place[n]] = id[n];
             order[place[n]] = own + n;
@@ -103,9 +107,9 @@ void sort_tokens(const SortTokens& job, const Launch& launch) {
     FP8FLOW_CHECK(job.tokens <= INT32_MAX - kChunk, "{} tokens: positions must fit 32 bits", job.tokens);
     const cudaStream_t stream = stream_of(launch);
     if (job.tokens <= kMostCounted) {
-        launch_behind(count_before_kernel, grid_for(ceil_div(job.tokens, kRankTokens), launch), kRankThreads,
-                      launch, "sorting tokens", job.ids, static_cast<int>(job.tokens), job.sorted_ids,
-                      job.order);
+        launch_pdl(count_before_kernel, grid_for(ceil_div(job.tokens, kRankTokens), launch), kRankThreads,
+                   launch, "sorting tokens", job.ids, static_cast<int>(job.tokens), job.sorted_ids,
+                   job.order);
         return;
     }
     int32_t* const positions = static_cast<int32_t*>(job.scratch);

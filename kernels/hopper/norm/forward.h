@@ -2,7 +2,11 @@
 // (held_rows.cu) and the one that has several on their way (rows.cu). Contract: kernels/ops/norm.h.
 #pragma once
 
+#include "kernels/core/stream.h"
 #include "kernels/hopper/device/packed.h"
+#include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/norm/rows.h"
 
 namespace fp8flow::hopper {
@@ -43,7 +47,6 @@ template <DType kType> __device__ __forceinline__ float add_squares(const uint4&
 // ten, and ten what would be forty. A lane gets one of the eight sums, sum_of_lane.
 template <DType kType, int kTeam, int kUnits>
 __device__ __forceinline__ float sum_of_neighbours(const uint4 (&raw)[kUnits], int lane) {
-    constexpr uint32_t kAll = 0xFFFFFFFFu;
     constexpr int kStrands = kNormWarps / kTeam;
     float sums[kStrands];
 #pragma unroll
@@ -59,11 +62,11 @@ __device__ __forceinline__ float sum_of_neighbours(const uint4 (&raw)[kUnits], i
 #pragma unroll
         for (int i = 0; i < half; ++i) {
             const float kept = upper ? sums[half + i] : sums[i], given = upper ? sums[i] : sums[half + i];
-            sums[i] = kept + __shfl_xor_sync(kAll, given, step);
+            sums[i] = kept + __shfl_xor_sync(kFullMask, given, step);
         }
     }
 #pragma unroll
-    for (int rest = 16 / kStrands; rest > 0; rest /= 2) sums[0] += __shfl_xor_sync(kAll, sums[0], rest);
+    for (int rest = 16 / kStrands; rest > 0; rest /= 2) sums[0] += __shfl_xor_sync(kFullMask, sums[0], rest);
     return sums[0];
 }
 // Which of the eight it is, `warp` being the warp's place in the team.
@@ -92,7 +95,6 @@ __device__ __forceinline__ uint2 encode_pairs(const uint4& unit, uint32_t multip
 template <int kUnits, int kStride>
 __device__ __forceinline__ void write_blocks(const NormForward& args, int64_t row, const RowPart& part,
                                              int thread, const uint4 (&units)[kUnits], uint2* codes) {
-    constexpr uint32_t kAll = 0xFFFFFFFFu;
     constexpr int kWords = kUnits / 2;
     static_assert(kUnits == 2 * kWords && kWords <= kBlockThreads / 2);
     uint32_t words[kWords];
@@ -110,12 +112,12 @@ __device__ __forceinline__ void write_blocks(const NormForward& args, int64_t ro
         for (int i = 0; i < half; ++i) {
             const uint32_t kept = upper ? words[half + i] : words[i],
                            given = upper ? words[i] : words[half + i];
-            words[i] = max_abs_bf16x2(kept, __shfl_xor_sync(kAll, given, step));
+            words[i] = max_abs_bf16x2(kept, __shfl_xor_sync(kFullMask, given, step));
         }
     }
 #pragma unroll
     for (int rest = kBlockThreads / 2 / kWords; rest > 0; rest /= 2)
-        words[0] = max_abs_bf16x2(words[0], __shfl_xor_sync(kAll, words[0], rest));
+        words[0] = max_abs_bf16x2(words[0], __shfl_xor_sync(kFullMask, words[0], rest));
     // the word is that of the lane's upper bits; of its two units the lane takes one
     constexpr int kLanesOfWord = kBlockThreads / kWords;
     const uint32_t pair = abs_bf16x2(words[0]), amax = lane % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u;
@@ -123,7 +125,7 @@ __device__ __forceinline__ void write_blocks(const NormForward& args, int64_t ro
     const uint32_t multiplier = __float_as_uint(mine.multiplier), both = __byte_perm(multiplier, 0, 0x3232);
 #pragma unroll
     for (int j = 0; j < kUnits; ++j) {
-        const uint32_t of_unit = __shfl_sync(kAll, both, j / 2 * kLanesOfWord + j % 2, kBlockThreads);
+        const uint32_t of_unit = __shfl_sync(kFullMask, both, j / 2 * kLanesOfWord + j % 2, kBlockThreads);
         if (thread + j * kStride < part.units) codes[j * kStride] = encode_pairs(units[j], of_unit);
     }
     const int unit = lane / kLanesOfWord * 2 + lane % 2,
@@ -150,7 +152,7 @@ __device__ __forceinline__ void write_row(const NormForward& args, int64_t row, 
     for (int j = 0; j < kUnits; ++j) {
         const int unit = thread + j * kStride, there = min(unit, part.units - 1);
         if (unit >= (is_any(kForm) ? padded : part.units)) continue;
-        forget(raw[j]);  // as floats these would take twice the registers
+        opaque(raw[j]);  // as floats these would take twice the registers
         float v[kUnit], g[kUnit];
         gamma(first_unit + there, j, g);
         unpack_unit(raw[j], kType, v);
@@ -182,7 +184,7 @@ __device__ __forceinline__ void write_row(const NormForward& args, int64_t row, 
 __device__ __forceinline__ void merge_amax_above(const NormForward& args, uint32_t amax, int32_t seen,
                                                  uint32_t* largest) {
     if (args.amax == nullptr) return;
-    amax = __reduce_max_sync(0xFFFFFFFFu, amax);
+    amax = __reduce_max_sync(kFullMask, amax);
     __syncthreads();  // *largest is 0
     if (threadIdx.x % 32 == 0) atomicMax(largest, amax);
     __syncthreads();

@@ -1,6 +1,12 @@
 // RMSNorm backward on rows of BF16 or FP16 of 2049 columns to four segments: all multiprocessors go over the rows as one front. Contract:
 // kernels/ops/norm.h. Narrower rows, and rows of more segments: rows_backward.cu. Other rows: norm.cu.
-#include "kernels/hopper/device/wgmma.h"
+#include "kernels/hopper/device/cluster.h"
+#include "kernels/hopper/device/mbarrier.h"
+#include "kernels/hopper/device/pdl.h"
+#include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/device/tma.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warpgroup.h"
 #include "kernels/hopper/norm/rows.h"
 
 namespace fp8flow::hopper {
@@ -24,7 +30,7 @@ constexpr int hold_of(int teams, bool with_residual) {
 }
 
 template <int kTeams> struct Shared {
-    Barrier full[kMostSlots], empty[kMostSlots], gamma_here, gamma_read;
+    Mbarrier full[kMostSlots], empty[kMostSlots], gamma_here, gamma_read;
     float warp_sums[2][kTeams * kNormWarps];
     SegmentSums segment_sums;
 };
@@ -58,7 +64,7 @@ __device__ __forceinline__ void bring_rows(const NormBackward& args, const RowPa
     const uint32_t bytes = static_cast<uint32_t>(2 * kUnit * part.units);
     const auto slot_of = [&](int slot) { return memory + slot * inputs * slot_size; };
     const auto bring_gamma = [&] {
-        barrier_arrive_expect_bytes(&shared.gamma_here, 2 * bytes);
+        mbarrier_arrive_expect_tx(&shared.gamma_here, 2 * bytes);
         bulk_load(static_cast<const float*>(args.gamma.data) + part.first, &shared.gamma_here,
                   slot_of(args.depth - 1), 2 * bytes);
     };
@@ -70,8 +76,8 @@ __device__ __forceinline__ void bring_rows(const NormBackward& args, const RowPa
     for (int sums = static_cast<int>(blockIdx.x) / part.segments; sums < args.parts; sums += clusters)
         for (int row = sums; row < rows; row += args.parts, ++n) {
             if (n == kTeams) bring_gamma();
-            if (n == args.depth - 1) barrier_wait(&shared.gamma_read, 0);
-            barrier_wait(&shared.empty[place.slot], place.parity);
+            if (n == args.depth - 1) mbarrier_wait(&shared.gamma_read, 0);
+            mbarrier_wait(&shared.empty[place.slot], place.parity);
             if (held) {
                 const int mean = (4 * n - args.hold) * clusters / 4;
                 for (int polls = 0; patient && n >= args.depth && static_cast<int>(seen) < mean; ++polls) {
@@ -83,8 +89,8 @@ __device__ __forceinline__ void bring_rows(const NormBackward& args, const RowPa
                 if (part.rank == 0) atomicAdd(args.asked, 1u);
             }
             uint8_t* const slot = slot_of(place.slot);
-            Barrier* const full = &shared.full[place.slot];
-            barrier_arrive_expect_bytes(full, static_cast<uint32_t>(inputs) * bytes);
+            Mbarrier* const full = &shared.full[place.slot];
+            mbarrier_arrive_expect_tx(full, static_cast<uint32_t>(inputs) * bytes);
             start_row(args.dy, row, part, slot, full);
             start_row(args.x, row, part, slot + slot_size, full);
             if (with_residual) start_row(args.dresidual, row, part, slot + 2 * slot_size, full);
@@ -98,7 +104,7 @@ template <int kUnits, bool kFetched, int kTeams>
 __device__ __forceinline__ void take_gamma(const NormBackward& args, const RowPart& part, const uint8_t* slot,
                                            Shared<kTeams>& shared, float (&g)[kUnits][kUnit]) {
     const int thread = static_cast<int>(threadIdx.x) % kNormThreads;
-    if constexpr (!kFetched) barrier_wait(&shared.gamma_here, 0);
+    if constexpr (!kFetched) mbarrier_wait(&shared.gamma_here, 0);
 #pragma unroll
     for (int j = 0; j < kUnits; ++j) {
         const int unit = thread + j * kNormThreads;
@@ -114,7 +120,7 @@ __device__ __forceinline__ void take_gamma(const NormBackward& args, const RowPa
     }
     if constexpr (!kFetched) {
         __syncwarp();
-        if (thread % kLanes == 0) barrier_arrive(&shared.gamma_read);
+        if (thread % kLanes == 0) mbarrier_arrive(&shared.gamma_read);
     }
     if (args.gamma_offset == 0.0f) return;
 #pragma unroll
@@ -161,7 +167,7 @@ __global__ __launch_bounds__(bound_of(kUnits),
                              1) void norm_backward_front_kernel(const __grid_constant__ NormBackward args) {
     constexpr int kTeams = teams_of(kUnits), kJoin = 1 + kTeams;  // a barrier a team, and one of all
     constexpr bool kFetched = kRows == Rows::fetched;
-    let_next_start();
+    pdl_launch_dependents();
     extern __shared__ __align__(128) uint8_t memory[];
     __shared__ Shared<kTeams> shared;
     const int thread = static_cast<int>(threadIdx.x) % kNormThreads,
@@ -174,24 +180,24 @@ __global__ __launch_bounds__(bound_of(kUnits),
     const auto slot_of = [&](int slot) { return memory + slot * inputs * slot_size; };
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < depth; ++slot) {
-            barrier_init(&shared.full[slot], 1);
-            barrier_init(&shared.empty[slot], kNormWarps);
+            mbarrier_init(&shared.full[slot], 1);
+            mbarrier_init(&shared.empty[slot], kNormWarps);
         }
-        barrier_init(&shared.gamma_here, 1);
-        barrier_init(&shared.gamma_read, kTeams * kNormWarps);
+        mbarrier_init(&shared.gamma_here, 1);
+        mbarrier_init(&shared.gamma_read, kTeams * kNormWarps);
         prepare(shared.segment_sums);
-        fence_barrier_init();
+        fence_mbarrier_init();
     }
     if (team == kTeams && lane == 0) prefetch_first(args, part, min(depth, kFirstRows * kTeams));
     __syncthreads();
-    if (part.segments > 1) cluster_announce();
-    wait_for_kernel_before();
+    if (part.segments > 1) cluster_arrive();
+    pdl_wait();
     if (team == kTeams) {
         if (!kFetched && lane == 0) bring_rows(args, part, memory, slot_size, shared);
         __syncwarp();
         if (part.segments > 1) {
-            cluster_await();
-            cluster_meet();
+            cluster_wait();
+            cluster_sync();
         }
         return;
     }
@@ -199,7 +205,7 @@ __global__ __launch_bounds__(bound_of(kUnits),
     const int meeting = kTeams == 1 ? 1 : 1 + team;  // a constant where there is one team
     float g[kUnits][kUnit] = {};
     take_gamma<kUnits, kFetched>(args, part, slot_of(depth - 1), shared, g);
-    if (part.segments > 1) cluster_await();
+    if (part.segments > 1) cluster_wait();
 
     struct Turn {
         int row, slot;
@@ -222,9 +228,9 @@ __global__ __launch_bounds__(bound_of(kUnits),
                 fetch_row(args.dy, row, part, slot, thread);
                 fetch_row(args.x, row, part, slot + slot_size, thread);
                 if (with_residual) fetch_row(args.dresidual, row, part, slot + 2 * slot_size, thread);
-                meet(meeting, kNormThreads);
+                named_barrier_sync(meeting, kNormThreads);
             } else {
-                barrier_wait(&shared.full[place.slot], place.parity);
+                mbarrier_wait(&shared.full[place.slot], place.parity);
                 place.advance(kTeams, depth);
             }
             const uint8_t* const slot = slot_of(turn.slot);
@@ -270,13 +276,13 @@ __global__ __launch_bounds__(bound_of(kUnits),
             }
             if constexpr (!kFetched) {
                 __syncwarp();
-                if (lane == 0) barrier_arrive(&shared.empty[turn.slot]);
+                if (lane == 0) mbarrier_arrive(&shared.empty[turn.slot]);
             }
         };
         if (first < all_rows) {
             Turn turn = take(first);
             for (bool more = true; more;) {
-                meet(meeting, kNormThreads);
+                named_barrier_sync(meeting, kNormThreads);
                 const int at = n - 1;
                 float sum = row_sum(shared.warp_sums[at % 2] + team * kNormWarps);
                 if (part.segments > 1) send_sum(shared.segment_sums, at, part, sum, thread);
@@ -293,9 +299,9 @@ __global__ __launch_bounds__(bound_of(kUnits),
         };
         if (team > 0) {
             leave_sums(dgamma, units, left_by(team));
-            announce(kJoin, kTeams * kNormThreads);
+            named_barrier_arrive(kJoin, kTeams * kNormThreads);
         } else {
-            if (kTeams > 1) meet(kJoin, kTeams * kNormThreads);
+            if (kTeams > 1) named_barrier_sync(kJoin, kTeams * kNormThreads);
 #pragma unroll
             for (int other = 1; other < kTeams; ++other) add_sums(left_by(other), units, dgamma);
             const RowView out = {args.partials, nullptr, args.x.cols, DType::f32, !kFetched};
@@ -306,13 +312,13 @@ __global__ __launch_bounds__(bound_of(kUnits),
             }
         }
         if (kTeams > 1 && sums + clusters < parts) {  // what the teams left has been read
-            meet(kJoin + 1, kTeams * kNormThreads);
+            named_barrier_sync(kJoin + 1, kTeams * kNormThreads);
             brought += (all_rows - sums + args.parts - 1) / args.parts;
             const int at = brought + team;
             place = {at % depth, static_cast<uint32_t>(at / depth) & 1u};
         }
     }
-    if (part.segments > 1) cluster_meet();  // no sum is on its way any more
+    if (part.segments > 1) cluster_sync();  // no sum is on its way any more
 }
 
 using BackwardKernel = void (*)(NormBackward);

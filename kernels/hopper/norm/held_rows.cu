@@ -1,15 +1,19 @@
 // RMSNorm forward on rows of BF16 or FP16 that go straight to registers: up to 2048 columns to a warp's, wider ones to a CTA's. Contract:
 // kernels/ops/norm.h. Other rows: rows.cu, norm.cu.
+#include "kernels/hopper/device/pdl.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/norm/forward.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper {
 
 namespace {
 
-constexpr int kWarp = 32, kWarpRowCols = 2048;  // a unit a strand
-constexpr int kWarpRowThreads = 128;            // four rows
-constexpr int kTeam = 4;  // warps of a segment of up to 8192 columns, eight units a thread
-constexpr int kTeamUnits = static_cast<int>(op::kNormSegment) / (kUnit * kWarp * kTeam);
+constexpr int kWarpRowCols = 2048;    // a unit a strand
+constexpr int kWarpRowThreads = 128;  // four rows
+constexpr int kTeam = 4;              // warps of a segment of up to 8192 columns, eight units a thread
+constexpr int kTeamUnits = static_cast<int>(op::kNormSegment) / (kUnit * kWarpSize * kTeam);
 constexpr int kMostTeams = 4;  // segments
 
 // CTAs of an SM that registers have to leave room for.
@@ -21,12 +25,11 @@ constexpr int ctas_of(int units, int team) {
 
 // The sum over a row: segment s has eight sums from 8 * s on. All lanes of a warp call it.
 __device__ __forceinline__ float sum_of_teams(const float* sums, int segments) {
-    constexpr uint32_t kAll = 0xFFFFFFFFu;
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     if (segments == 1) return row_sum(sums);
-    const float sum = combine_lanes(sums[lane], kAll);
-    float total = __shfl_sync(kAll, sum, 0);
-    for (int s = 1; s < segments; ++s) total += __shfl_sync(kAll, sum, s * kNormWarps);
+    const float sum = combine_lanes(sums[lane]);
+    float total = __shfl_sync(kFullMask, sum, 0);
+    for (int s = 1; s < segments; ++s) total += __shfl_sync(kFullMask, sum, s * kNormWarps);
     return total;
 }
 
@@ -44,12 +47,12 @@ __device__ __forceinline__ float sum_of_teams(const float* sums, int segments) {
 template <int kUnits, NormForm kForm, DType kType, int kTeamWarps, int kThreads>
 __global__ __launch_bounds__(kThreads,
                              ctas_of(kUnits, kTeamWarps)) void held_rows_kernel(const NormForward args) {
-    constexpr int kStride = kTeamWarps * kWarp, kRowsOfCta = kTeamWarps == 1 ? kThreads / kWarp : 1;
+    constexpr int kStride = kTeamWarps * kWarpSize, kRowsOfCta = kTeamWarps == 1 ? kThreads / kWarpSize : 1;
     __shared__ float warp_sums[2][kMostTeams * kNormWarps];
     __shared__ uint32_t largest_of_cta;
-    let_next_start();
+    pdl_launch_dependents();
     const int thread = static_cast<int>(threadIdx.x) % kStride,
-              team = static_cast<int>(threadIdx.x) / kStride, lane = thread % kWarp,
+              team = static_cast<int>(threadIdx.x) / kStride, lane = thread % kWarpSize,
               first = kTeamWarps == kTeam ? team * args.segment_cols : 0;
     const RowPart part = {args.segments, kTeamWarps == kTeam ? team : 0, first,
                           min(args.segment_cols, args.x.cols - first) / kUnit};
@@ -58,7 +61,7 @@ __global__ __launch_bounds__(kThreads,
     };
     const int64_t first_row = static_cast<int64_t>(blockIdx.x) * kRowsOfCta + (kTeamWarps == 1 ? team : 0);
     if (thread == 0 && first_row < args.rows) prefetch_row(args.x, first_row, part);
-    wait_for_kernel_before();
+    pdl_wait();
     const float multiplier = args.tensor_scale != nullptr ? div_float(1.0f, *args.tensor_scale) : 0.0f;
     int32_t seen = 0;
     if (threadIdx.x == 0) {
@@ -76,11 +79,11 @@ __global__ __launch_bounds__(kThreads,
         float sum = sum_of_neighbours<kType, kTeamWarps>(raw, lane);
         if constexpr (kTeamWarps == 1) {
 #pragma unroll
-            for (const int step : {16, 8, 4}) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
+            for (const int step : {16, 8, 4}) sum += __shfl_xor_sync(kFullMask, sum, step);
         } else {
             float* sums = warp_sums[n % 2];
-            if (lane % (kTeamWarps * kWarp / kNormWarps) == 0)
-                sums[part.rank * kNormWarps + sum_of_lane<kTeamWarps>(thread / kWarp, lane)] = sum;
+            if (lane % (kTeamWarps * kWarpSize / kNormWarps) == 0)
+                sums[part.rank * kNormWarps + sum_of_lane<kTeamWarps>(thread / kWarpSize, lane)] = sum;
             __syncthreads();
             sum = sum_of_teams(sums, part.segments);
         }
@@ -106,7 +109,7 @@ template <int kUnits, DType kType> HeldKernel values_kernel() {
     return held_rows_kernel<kUnits, NormForm::values, kType, kNormWarps, kNormThreads>;
 }
 template <DType kType> HeldKernel team_kernel(NormForm form) {
-    constexpr int kThreads = kMostTeams * kTeam * kWarp;
+    constexpr int kThreads = kMostTeams * kTeam * kWarpSize;
     switch (form) {
         case NormForm::values: return held_rows_kernel<kTeamUnits, NormForm::values, kType, kTeam, kThreads>;
         case NormForm::blocks: return held_rows_kernel<kTeamUnits, NormForm::blocks, kType, kTeam, kThreads>;
@@ -123,13 +126,13 @@ template <DType kType> HeldLaunch held_launch(const NormForward& args, NormForm 
     const int cols = args.x.cols;
     if (cols <= kWarpRowCols)
         return {cols <= kWarpRowCols / 2 ? warp_kernel<4, kType>(form) : warp_kernel<8, kType>(form),
-                kWarpRowThreads, kWarpRowThreads / kWarp};
+                kWarpRowThreads, kWarpRowThreads / kWarpSize};
     if (form == NormForm::values && args.segments == 1)
         return {units_a_thread(cols) <= 2 ? values_kernel<2, kType>() : values_kernel<kMostUnits, kType>(),
                 kNormThreads};
     constexpr int kNarrow = 4096;  // codes alone: up to here rows that come ahead of time are faster
     if (args.segments > kMostTeams || (cols <= kNarrow && args.y.data == nullptr)) return {};
-    return {team_kernel<kType>(form), args.segments * kTeam * kWarp};
+    return {team_kernel<kType>(form), args.segments * kTeam * kWarpSize};
 }
 
 }  // namespace
@@ -142,8 +145,8 @@ bool launch_norm_held_rows(const NormForward& args, const Launch& launch) {
     if (held.kernel == nullptr) return false;
     constexpr int kLimitedThreads = 1024, kAnyNumber = 1 << 20;  // of an SM
     const int ctas = launch.sm_limit > 0 ? kLimitedThreads / held.threads : kAnyNumber;
-    launch_behind(held.kernel, grid_for(ceil_div(args.rows, held.rows), launch, ctas),
-                  static_cast<unsigned>(held.threads), launch, "rms_norm", args);
+    launch_pdl(held.kernel, grid_for(ceil_div(args.rows, held.rows), launch, ctas),
+               static_cast<unsigned>(held.threads), launch, "rms_norm", args);
     return true;
 }
 

@@ -1,9 +1,14 @@
 // RMSNorm forward, forward with FP8 outputs, backward; kernels for rows of any kind. Contract: kernels/ops/norm.h. Rows of BF16 and FP16:
 // held_rows.cu, rows.cu, front_backward.cu, rows_backward.cu.
+#include "kernels/hopper/device/pdl.h"
+#include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/device/scales.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/norm/forward.h"
 #include "kernels/hopper/quantize/tiles.h"
 #include "kernels/hopper/quantize/transpose.h"
+#include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/workspace.h"
 
 namespace fp8flow {
@@ -158,7 +163,7 @@ __global__ void __launch_bounds__(kGroupWarps* kPanel)
     dgamma_kernel(const float* partials, int parts, int groups, int64_t width, Gradient mode, float* dgamma,
                   uint32_t* asked) {
     __shared__ float group_sums[kGroupWarps][kCols][kPanel];
-    let_next_start();
+    pdl_launch_dependents();
     const int warp = static_cast<int>(threadIdx.x) / kPanel, lane = static_cast<int>(threadIdx.x) % kPanel,
               panels = kGroupWarps / groups;
     const auto column = [&](int panel) {
@@ -176,7 +181,7 @@ __global__ void __launch_bounds__(kGroupWarps* kPanel)
             v[0] = __ldcg(from);
         }
     };
-    wait_for_kernel_before();
+    pdl_wait();
     if (blockIdx.x == 0 && threadIdx.x == 0) *asked = 0;  // for the next call
     float values[kGroupParts][kCols] = {}, sums[kCols] = {};
 #pragma unroll
@@ -243,7 +248,7 @@ void HopperOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const Laun
                  .eps = args.eps,
                  .gamma_offset = offset_of(args.gamma_form),
                  .rstd = args.rstd.as<float>(),
-                 .codes = row_view(args.rows.codes),
+                 .codes = row_view(args.rows.data),
                  .scales = row_tensor ? RowScales{} : row_scales(args.rows),
                  .tensor_scale = row_tensor ? args.rows.scales.as<float>() : nullptr,
                  .amax = args.amax ? static_cast<int32_t*>(args.amax.data) : nullptr,
@@ -254,11 +259,12 @@ void HopperOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const Laun
     // delayed scaling with one scale for both copies: the transposed codes are those of the rows
     const bool same_codes = row_tensor && args.transposed.layout == ScaleLayout::tensor &&
                             args.transposed.scales.data == args.rows.scales.data &&
-                            args.transposed.codes.dtype == args.rows.codes.dtype;
+                            args.transposed.data.dtype == args.rows.data.dtype;
     if (same_codes) {
-        const TensorView& codes = args.transposed.codes;
+        const TensorView& codes = args.transposed.data;
         const int64_t tiles = ceil_div(codes.dim(0), kBlock) * ceil_div(codes.dim(1), kBlock);
-        Fp8Tensor tiled = args.transposed;  // every tile's scale is the one of the rows: written, not wanted
+        ScaledTensor tiled =
+            args.transposed;  // every tile's scale is the one of the rows: written, not wanted
         tiled.scales = make_view(workspace_->partials_for<float>(tiles), DType::f32,
                                  {ceil_div(codes.dim(1), kBlock), ceil_div(codes.dim(0), kBlock)});
         launch_transpose_tiles(args.rows, {}, tiled, launch);
@@ -273,7 +279,7 @@ void HopperOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const Laun
                                    .rstd = args.rstd.as<float>(),
                                    .gamma = row_view(args.gamma),
                                    .gamma_offset = offset_of(args.gamma_form)};
-        launch_quantize_tiles(source, tile_shape(args.x, {}, args.transposed.codes), {}, columns, {}, launch);
+        launch_quantize_tiles(source, tile_shape(args.x, {}, args.transposed.data), {}, columns, {}, launch);
     }
 }
 
@@ -307,9 +313,9 @@ void HopperOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Laun
         return static_cast<unsigned>(ceil_div(width, panels * kPanel * cols));
     };
     const bool pairs = width % 2 == 0 && ctas(1) > static_cast<unsigned>(kNumSms);
-    launch_behind(pairs ? dgamma_kernel<2> : dgamma_kernel<1>, ctas(pairs ? 2 : 1), kGroupWarps * kPanel,
-                  launch, "rms_norm_backward, dgamma", job.partials, static_cast<int>(sums), groups, width,
-                  args.dgamma_mode, args.dgamma.as<float>(), job.asked);
+    launch_pdl(pairs ? dgamma_kernel<2> : dgamma_kernel<1>, ctas(pairs ? 2 : 1), kGroupWarps * kPanel, launch,
+               "rms_norm_backward, dgamma", job.partials, static_cast<int>(sums), groups, width,
+               args.dgamma_mode, args.dgamma.as<float>(), job.asked);
 }
 
 }  // namespace fp8flow

@@ -1,6 +1,10 @@
 // RMSNorm forward on rows of BF16 or FP16 of more than 2048 columns that held_rows.cu leaves: codes alone of up to 4096 columns, more than four
 // segments, outputs of any kind. Rows come through shared memory by the copy engine, several ahead, so that memory is busy while a row is
 // summed and written. Contract: kernels/ops/norm.h. Backward: rows_backward.cu. Other rows: norm.cu.
+#include "kernels/hopper/device/cluster.h"
+#include "kernels/hopper/device/mbarrier.h"
+#include "kernels/hopper/device/pdl.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/norm/forward.h"
 
 namespace fp8flow::hopper {
@@ -26,7 +30,7 @@ __global__ __launch_bounds__(kNormThreads,
                              ctas_of(kUnits, kForm)) void norm_rows_kernel(const NormForward args) {
     constexpr bool kFetched = kForm == NormForm::odd;
     extern __shared__ __align__(128) uint8_t slots[];
-    __shared__ Barrier full[kSlots];
+    __shared__ Mbarrier full[kSlots];
     __shared__ float warp_sums[2][kNormWarps];
     __shared__ SegmentSums segment_sums;
     __shared__ uint32_t largest_of_cta;
@@ -36,20 +40,20 @@ __global__ __launch_bounds__(kNormThreads,
     const int slot_size = slot_bytes(args.segment_cols);
     const int64_t first_row = blockIdx.x / part.segments, step = gridDim.x / part.segments;
     const auto start = [&](int64_t row, int slot) {
-        barrier_arrive_expect_bytes(&full[slot], static_cast<uint32_t>(2 * kUnit * units));
+        mbarrier_arrive_expect_tx(&full[slot], static_cast<uint32_t>(2 * kUnit * units));
         start_row(args.x, row, part, slots + slot * slot_size, &full[slot]);
     };
-    let_next_start();
+    pdl_launch_dependents();
     if (thread == 0) {
-        for (int slot = 0; slot < kSlots; ++slot) barrier_init(&full[slot], 1);
+        for (int slot = 0; slot < kSlots; ++slot) mbarrier_init(&full[slot], 1);
         prepare(segment_sums);
         largest_of_cta = 0;
-        fence_barrier_init();
+        fence_mbarrier_init();
         for (int slot = 0; slot < kSlots; ++slot)
             if (!kFetched && first_row + slot * step < args.rows)
                 prefetch_row(args.x, first_row + slot * step, part);
     }
-    wait_for_kernel_before();
+    pdl_wait();
     if (thread == 0) {
         for (int slot = 0; slot < kSlots; ++slot)
             if (!kFetched && first_row + slot * step < args.rows) start(first_row + slot * step, slot);
@@ -72,7 +76,7 @@ __global__ __launch_bounds__(kNormThreads,
     };
     // the barriers are there
     if (part.segments > 1)
-        cluster_meet();
+        cluster_sync();
     else
         __syncthreads();
 
@@ -83,7 +87,7 @@ __global__ __launch_bounds__(kNormThreads,
             fetch_row(args.x, row, part, slots + slot * slot_size, thread);
             __syncthreads();
         } else {
-            barrier_wait(&full[slot], parity);
+            mbarrier_wait(&full[slot], parity);
         }
         uint4 raw[kUnits];
 #pragma unroll
@@ -107,7 +111,7 @@ __global__ __launch_bounds__(kNormThreads,
         if (++slot == kSlots) slot = 0, parity ^= 1;
     }
     if constexpr (kForm == NormForm::tensor || is_any(kForm)) merge_amax(args, amax, &largest_of_cta);
-    if (part.segments > 1) cluster_meet();  // no sum is on its way any more
+    if (part.segments > 1) cluster_sync();  // no sum is on its way any more
 }
 
 using ForwardKernel = void (*)(NormForward);

@@ -1,8 +1,14 @@
 // What RMSNorm's kernels share: arguments, the order of a sum over a row, and what the kernels for wide rows of BF16 or FP16 do alike.
 #pragma once
 
+#include "kernels/hopper/device/cluster.h"
 #include "kernels/hopper/device/mbarrier.h"
+#include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/scales.h"
+#include "kernels/hopper/device/tma.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
+#include "kernels/hopper/runtime/launch.h"
 #include "kernels/ops/norm.h"
 
 namespace fp8flow::hopper {
@@ -46,11 +52,11 @@ __device__ __forceinline__ void load_gamma(const RowView& gamma, float offset, i
 // The sum over a segment: thread t holds strand t (units t, t + 256, ...). A barrier stands between the two functions; every thread gets the
 // sum. `warp_sums` are eight words, 0 where the CTA has no such warp.
 __device__ __forceinline__ void put_strand(float strand, float* warp_sums) {
-    for (int step = 16; step > 0; step /= 2) strand += __shfl_xor_sync(0xFFFFFFFFu, strand, step);
+    for (int step = 16; step > 0; step /= 2) strand += __shfl_xor_sync(kFullMask, strand, step);
     if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = strand;
 }
 __device__ __forceinline__ float row_sum(const float* warp_sums) {
-    return combine_lanes(warp_sums[threadIdx.x % 8], 0xFFFFFFFFu);
+    return combine_lanes(warp_sums[threadIdx.x % 8]);
 }
 
 // One unit of the output: values before rounding (0 past the row's end) to y, codes, scales and the maximum.
@@ -76,7 +82,7 @@ __device__ __forceinline__ void write_unit(const NormForward& args, int64_t row,
 // threads call it. Magnitudes compare like their bits, also with what the word held, which may be negative.
 __device__ __forceinline__ void merge_amax(const NormForward& args, uint32_t amax, uint32_t* largest) {
     if (args.amax == nullptr) return;
-    amax = __reduce_max_sync(0xFFFFFFFFu, amax);
+    amax = __reduce_max_sync(kFullMask, amax);
     if (threadIdx.x % 32 == 0) atomicMax(largest, amax);
     __syncthreads();
     if (threadIdx.x == 0) atomicMax(args.amax, static_cast<int32_t>(*largest));
@@ -127,7 +133,7 @@ __device__ __forceinline__ void fetch_row(const RowView& from, int64_t row, cons
 
 // Starts the copy of a part of a row into a slot; it completes on the barrier.
 __device__ __forceinline__ void start_row(const RowView& from, int64_t row, const RowPart& part,
-                                          uint8_t* slot, Barrier* barrier) {
+                                          uint8_t* slot, Mbarrier* barrier) {
     bulk_load(static_cast<const uint16_t*>(from.data) + row * from.cols + part.first, barrier, slot,
               static_cast<uint32_t>(2 * kUnit * part.units));
 }
@@ -180,26 +186,25 @@ __device__ __forceinline__ void load_wide_gamma(const RowView& gamma, float offs
 // is written again only when it has been read everywhere. Each arms its own barrier; bytes that come earlier are counted all the same.
 struct SegmentSums {
     float sums[2][kMostSegments];
-    Barrier full[2];
+    Mbarrier full[2];
 };
 __device__ __forceinline__ void prepare(SegmentSums& shared) {
-    barrier_init(&shared.full[0], 1);
-    barrier_init(&shared.full[1], 1);
+    mbarrier_init(&shared.full[0], 1);
+    mbarrier_init(&shared.full[1], 1);
 }
 // Row n of the CTA: its segment's sum goes out, all of them come in. All kNormThreads threads call both.
 __device__ __forceinline__ void send_sum(SegmentSums& shared, int n, const RowPart& part, float sum,
                                          int thread) {
     const int place = n % 2;
     if (thread == 0)
-        barrier_arrive_expect_bytes(&shared.full[place],
-                                    static_cast<uint32_t>(part.segments * sizeof(float)));
+        mbarrier_arrive_expect_tx(&shared.full[place], static_cast<uint32_t>(part.segments * sizeof(float)));
     if (thread < part.segments)
         store_remote(cluster_address(&shared.sums[place][part.rank], static_cast<uint32_t>(thread)), sum,
                      cluster_address(&shared.full[place], static_cast<uint32_t>(thread)));
 }
 __device__ __forceinline__ float await_sums(SegmentSums& shared, int n, const RowPart& part) {
     const int place = n % 2;
-    barrier_wait(&shared.full[place], static_cast<uint32_t>(n / 2) & 1u);
+    mbarrier_wait(&shared.full[place], static_cast<uint32_t>(n / 2) & 1u);
     float total = shared.sums[place][0];
 #pragma unroll 1
     for (int i = 1; i < part.segments; ++i) total += shared.sums[place][i];
@@ -231,7 +236,7 @@ inline int units_a_thread(int width) {
 }
 
 // `ctas` of an SM at most, a cluster for the segments of a row, no more clusters than rows or find room at once. `behind`: all threads of the
-// kernel call wait_for_kernel_before() before they touch memory but by prefetches to L2, so that it may start while the kernel before it ends.
+// kernel call pdl_wait() before they touch memory but by prefetches to L2, so that it may start while the kernel before it ends.
 template <class Args>
 void launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int ctas, dim3 block, int bytes,
                  const Launch& launch, const char* op, bool behind = false) {
@@ -248,13 +253,13 @@ void launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int ctas,
     unsigned clusters = std::max(1u, grid_for(rows * segments, launch, ctas) / segments);
     config.gridDim = clusters * segments;
     if (segments > 1) {
-        attributes[config.numAttrs++] = in_clusters(segments);
+        attributes[config.numAttrs++] = cluster_attribute(segments);
         int room = 0;
         check_cuda(cudaOccupancyMaxActiveClusters(&room, kernel, &config), op);
         clusters = std::clamp(static_cast<unsigned>(room), 1u, clusters);
         config.gridDim = clusters * segments;
     }
-    if (behind) attributes[config.numAttrs++] = starts_early();
+    if (behind) attributes[config.numAttrs++] = pdl_attribute();
     check_cuda(cudaLaunchKernelEx(&config, kernel, args), op);
 }
 

@@ -1,6 +1,12 @@
 // RMSNorm backward on rows of BF16 or FP16 of 1024 to 2048 columns or of more than four segments: every byte is read once, and the sums for gamma
 // stay in registers. Contract: kernels/ops/norm.h. Rows between these: front_backward.cu. Forward: rows.cu. Other rows: norm.cu.
-#include "kernels/hopper/device/wgmma.h"
+#include "kernels/hopper/device/cluster.h"
+#include "kernels/hopper/device/mbarrier.h"
+#include "kernels/hopper/device/pdl.h"
+#include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/device/tma.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warpgroup.h"
 #include "kernels/hopper/norm/rows.h"
 
 namespace fp8flow::hopper {
@@ -26,9 +32,9 @@ template <int kUnits, DType kType, Rows kRows>
 __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
                              1) void norm_backward_rows_kernel(const NormBackward args) {
     constexpr int kTeams = teams_of(kUnits), kJoin = 1 + kTeams;  // a barrier a team, and one of all
-    let_next_start();
+    pdl_launch_dependents();
     extern __shared__ __align__(128) uint8_t memory[];
-    __shared__ Barrier full_of[kTeams][2], full_residual_of[kTeams][2];
+    __shared__ Mbarrier full_of[kTeams][2], full_residual_of[kTeams][2];
     __shared__ float warp_sums_of[kTeams][2][kNormWarps];
     __shared__ SegmentSums segment_sums[kTeams];
     const int thread = static_cast<int>(threadIdx.x), team = static_cast<int>(threadIdx.y);
@@ -37,7 +43,7 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
     const int slot_size = slot_bytes(args.segment_cols);
     const auto slots_of = [&](int team) { return memory + team * kTeamSlots * slot_size; };
     uint8_t* const slots = slots_of(team);
-    Barrier *const full = full_of[team], *const full_residual = full_residual_of[team];
+    Mbarrier *const full = full_of[team], *const full_residual = full_residual_of[team];
     const bool with_residual = static_cast<bool>(args.dresidual);
     const auto dy_slot = [&](int slot) { return slots + (2 * slot) * slot_size; };
     const auto x_slot = [&](int slot) { return slots + (2 * slot + 1) * slot_size; };
@@ -45,13 +51,13 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
     const int all_rows = static_cast<int>(args.rows);
     const auto start = [&](int row, int slot) {
         if (kRows == Rows::fetched || row >= all_rows) return;
-        barrier_arrive_expect_bytes(&full[slot], static_cast<uint32_t>(4 * kUnit * units));
+        mbarrier_arrive_expect_tx(&full[slot], static_cast<uint32_t>(4 * kUnit * units));
         start_row(args.dy, row, part, dy_slot(slot), &full[slot]);
         start_row(args.x, row, part, x_slot(slot), &full[slot]);
     };
     const auto start_residual = [&](int row, int slot) {
         if (kRows == Rows::fetched || row >= all_rows || !with_residual) return;
-        barrier_arrive_expect_bytes(&full_residual[slot], static_cast<uint32_t>(2 * kUnit * units));
+        mbarrier_arrive_expect_tx(&full_residual[slot], static_cast<uint32_t>(2 * kUnit * units));
         start_row(args.dresidual, row, part, residual_slot(slot), &full_residual[slot]);
     };
     const int parts = min(args.parts, all_rows), clusters = static_cast<int>(gridDim.x) / part.segments;
@@ -61,14 +67,14 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
     if (thread == 0)
         for (int n = 0; n < kFirstRows && first_row() + n * step < all_rows; ++n)
             prefetch_inputs(args, first_row() + n * step, part);
-    wait_for_kernel_before();
+    pdl_wait();
     if (thread == 0) {
         for (int slot = 0; slot < 2; ++slot) {
-            barrier_init(&full[slot], 1);
-            barrier_init(&full_residual[slot], 1);
+            mbarrier_init(&full[slot], 1);
+            mbarrier_init(&full_residual[slot], 1);
         }
         prepare(segment_sums[team]);
-        fence_barrier_init();
+        fence_mbarrier_init();
         start(first_row(), 0);
     }
     float g[kUnits][kUnit] = {};
@@ -83,7 +89,7 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
     }
     // the barriers are there
     if (part.segments > 1)
-        cluster_meet();
+        cluster_sync();
     else
         __syncthreads();
     if (args.gamma_offset != 0.0f)
@@ -112,9 +118,9 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
                 fetch_row(args.dy, row, part, dy_slot(slot), thread);
                 fetch_row(args.x, row, part, x_slot(slot), thread);
                 if (with_residual) fetch_row(args.dresidual, row, part, residual_slot(slot), thread);
-                meet(1 + team, kNormThreads);
+                named_barrier_sync(1 + team, kNormThreads);
             } else {
-                barrier_wait(&full[slot], parity);
+                mbarrier_wait(&full[slot], parity);
             }
             uint4 raw_dy[kUnits], raw_x[kUnits];
             float strand = 0.0f;
@@ -134,7 +140,7 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
                 }
             }
             put_strand(strand, warp_sums_of[team][slot]);
-            meet(1 + team, kNormThreads);
+            named_barrier_sync(1 + team, kNormThreads);
             if (thread == 0) {
                 start(next + step, slot);
                 start_residual(next, slot ^ 1);
@@ -145,7 +151,7 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
                 sum = await_sums(segment_sums[team], n, part);
             }
             const float c = r * r * div_float(sum, static_cast<float>(args.x.cols));
-            if (kRows == Rows::copied && with_residual) barrier_wait(&full_residual[slot], parity);
+            if (kRows == Rows::copied && with_residual) mbarrier_wait(&full_residual[slot], parity);
 #pragma unroll
             for (int j = 0; j < kUnits; ++j) {
                 const int unit = thread + j * kNormThreads;
@@ -177,9 +183,9 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
                 left_by(team)[unit] = float4{v[0], v[1], v[2], v[3]};
                 left_by(team)[units + unit] = float4{v[4], v[5], v[6], v[7]};
             }
-            announce(kJoin, kTeams * kNormThreads);
+            named_barrier_arrive(kJoin, kTeams * kNormThreads);
         } else {
-            meet(kJoin, kTeams * kNormThreads);
+            named_barrier_sync(kJoin, kTeams * kNormThreads);
             const RowView out = {args.partials, nullptr, args.x.cols, DType::f32, kRows == Rows::copied};
 #pragma unroll
             for (int j = 0; j < kUnits; ++j) {
@@ -196,11 +202,11 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
             }
         }
         if (sums + clusters < parts) {  // the slots are free again, for the copy engine too
-            fence_shared_for_engines();
+            fence_async_shared();
             __syncthreads();
         }
     }
-    if (part.segments > 1) cluster_meet();  // no sum is on its way any more
+    if (part.segments > 1) cluster_sync();  // no sum is on its way any more
 }
 
 using BackwardKernel = void (*)(NormBackward);

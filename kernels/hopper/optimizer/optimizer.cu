@@ -1,8 +1,13 @@
 // The optimizer on the GPU: sums of squares for the gradient norm, and AdamW on fp32 masters. Both bit-equal to the reference.
 #include "kernels/hopper/device/adamw.h"
 #include "kernels/hopper/device/mbarrier.h"
+#include "kernels/hopper/device/pdl.h"
+#include "kernels/hopper/device/tma.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/quantize/weight_tiles.h"
+#include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/workspace.h"
 
 namespace fp8flow {
@@ -11,7 +16,7 @@ using namespace hopper;
 
 namespace {
 
-constexpr int kWarpSize = 32, kFour = 4;
+constexpr int kFour = 4;
 
 // out[b] = sum of the squares of block b, in the order of kernels/ops/optimizer.h. Moves: the values once (1.07 GB, 0.23 ms, at 2^28 values and
 // 4.6 TB/s). A warp takes a block, a lane four strands of it: an access of the warp is one line of 128 elements. The copy engine
@@ -34,19 +39,19 @@ __device__ __forceinline__ void add_squares(const float4& x, double (&sums)[kFou
 }
 // The sum of 32 lanes in halves, to all of them.
 __device__ __forceinline__ double warp_sum(double sum) {
-    for (int step = kWarpSize / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
+    for (int step = kWarpSize / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kFullMask, sum, step);
     return sum;
 }
 
 __global__ __launch_bounds__(kSumThreads, kSumCtas) void block_sums_kernel(const float* values, int64_t count,
                                                                            bool vectorised, double* out) {
-    let_next_start();
+    pdl_launch_dependents();
     extern __shared__ __align__(128) float4 slot_memory[];
-    __shared__ Barrier barriers[kWarps][kSlots];
+    __shared__ Mbarrier barriers[kWarps][kSlots];
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
               lane = static_cast<int>(threadIdx.x) % kWarpSize;
     float4* const slots = slot_memory + warp * kSlots * (kPiece / kFour);
-    Barrier* const full = barriers[warp];
+    Mbarrier* const full = barriers[warp];
     const int64_t blocks = (count + op::kNormSquaredBlock - 1) / op::kNormSquaredBlock,
                   step = static_cast<int64_t>(gridDim.x) * kWarps,
                   begin = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
@@ -55,14 +60,14 @@ __global__ __launch_bounds__(kSumThreads, kSumCtas) void block_sums_kernel(const
     const auto request = [&](int slot) {
         if (lane == 0 && ahead < whole) {
             constexpr uint32_t kBytes = kPiece * sizeof(float);
-            barrier_arrive_expect_bytes(&full[slot], kBytes);
+            mbarrier_arrive_expect_tx(&full[slot], kBytes);
             bulk_load(values + ahead * kPiece, &full[slot], slots + slot * (kPiece / kFour), kBytes);
         }
         if (++ahead % kPieces == 0) ahead += (step - 1) * kPieces;
     };
     if (lane == 0) {
-        for (int slot = 0; slot < kSlots; ++slot) barrier_init(&full[slot], 1);
-        fence_barrier_init();
+        for (int slot = 0; slot < kSlots; ++slot) mbarrier_init(&full[slot], 1);
+        fence_mbarrier_init();
     }
     __syncwarp();
     for (int slot = 0; slot < kSlots; ++slot) request(slot);
@@ -74,7 +79,7 @@ __global__ __launch_bounds__(kSumThreads, kSumCtas) void block_sums_kernel(const
 #pragma unroll 1
         for (int64_t piece = block * kPieces; piece < (block + 1) * kPieces; ++piece) {
             if (piece < whole) {
-                barrier_wait(&full[slot], parity);
+                mbarrier_wait(&full[slot], parity);
                 const float4* from = slots + slot * (kPiece / kFour) + lane;
 #pragma unroll
                 for (int i = 0; i < kRows; ++i) add_squares(from[i * kWarpSize], sums);
@@ -105,7 +110,7 @@ static_assert(kFinishThreads == kWarpSize * kWarpSize);
 __global__ __launch_bounds__(kFinishThreads) void finish_sum_kernel(const double* sums, int64_t count,
                                                                     float* result) {
     __shared__ double warp_sums[kWarpSize];
-    wait_for_kernel_before();
+    pdl_wait();
     const int thread = static_cast<int>(threadIdx.x);
     const double before = thread == 0 ? static_cast<double>(*result) : 0.0;  // on its way with the first sums
     double sum = 0;
@@ -178,8 +183,8 @@ void HopperOps::do_norm_squared(const op::NormSquared& args, const Launch& launc
     block_sums_kernel<<<grid_for(ceil_div(blocks, kWarps), launch, kSumCtas), kSumThreads, kSumBytes,
                         stream_of(launch)>>>(args.x.as<float>(), count, vectorised, sums);
     check_launch("norm_squared");
-    launch_behind(finish_sum_kernel, 1, kFinishThreads, launch, "norm_squared, end", sums, blocks,
-                  args.sum.as<float>());
+    launch_pdl(finish_sum_kernel, 1, kFinishThreads, launch, "norm_squared, end", sums, blocks,
+               args.sum.as<float>());
 }
 
 void HopperOps::do_adamw(const op::AdamW& args, const Launch& launch) {

@@ -1,5 +1,10 @@
 // permute + pad seen from the tokens, for plans that say where each token's row goes: a row is read once and written to all its places. Bytes as
 // permute.cu, which goes over the places instead.
+#include "kernels/core/scaled_tensor.h"
+#include "kernels/hopper/device/groups.h"
+#include "kernels/hopper/device/pdl.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/permute/permute.h"
 #include "kernels/hopper/runtime/launch.h"
 
@@ -7,7 +12,7 @@ namespace fp8flow::hopper {
 
 namespace {
 
-constexpr int kWarpSize = 32, kWarps = 4, kThreads = kWarps * kWarpSize;
+constexpr int kWarps = 4, kThreads = kWarps * kWarpSize;
 constexpr int kCtas = 8;               // of an SM
 constexpr int kMostPlaces = 8;         // of a token
 constexpr int kInFlight = 8;           // 16-byte pieces of a thread
@@ -45,7 +50,7 @@ __device__ __forceinline__ void write_scales_and_pads(const FanOutArgs& args, in
             args.dst_scales[block * args.dst_block_stride + base + row] =
                 source < 0 ? 0.0f
                            : load_float(args.src_scales, args.src_scale_dtype, source * args.blocks + block);
-    unsigned pads = __ballot_sync(0xFFFFFFFFu, exists && source < 0);
+    unsigned pads = __ballot_sync(kFullMask, exists && source < 0);
     for (; pads != 0; pads &= pads - 1) {
         uint4* to = args.dst + (base + first + __ffs(static_cast<int>(pads)) - 1) * args.pieces;
         for (int piece = static_cast<int>(threadIdx.x); piece < args.pieces; piece += kThreads)
@@ -80,7 +85,7 @@ __device__ __forceinline__ void copy_to_places(const FanOutArgs& args, int64_t t
 // memory. First CTAs take 32 rows of dst each for scales and pads, the others a token: a thread's pieces are all in flight before the first
 // store. No barriers, nothing shared; every byte has one writer: tokens' places and pads are different rows.
 __global__ __launch_bounds__(kThreads, kCtas) void fan_out_kernel(const FanOutArgs args) {
-    wait_for_kernel_before();
+    pdl_wait();
     const int64_t base = args.dst_base != nullptr ? *args.dst_base : 0, tokens = *args.num_rows,
                   tiles = (args.groups.total() + kScaleRows - 1) / kScaleRows;
     const int32_t* row_source = args.row_source + (args.source_base != nullptr ? *args.source_base : 0);
@@ -98,21 +103,21 @@ bool launch_fan_out(const op::PermutePad& args, const Launch& launch) {
     if (!args.recv_rows) return false;
     constexpr int64_t kPiece = sizeof(uint4);
     const TensorView& recv_rows = args.recv_rows;
-    const Fp8Tensor &src = args.src, &dst = args.dst;
-    const int64_t row_bytes = dst.codes.cols() * size_of(dst.codes.dtype), tokens = recv_rows.dim(0);
+    const ScaledTensor &src = args.src, &dst = args.dst;
+    const int64_t row_bytes = dst.data.cols() * size_of(dst.data.dtype), tokens = recv_rows.dim(0);
     const auto is_aligned = [](const TensorView& v) {
         return reinterpret_cast<uintptr_t>(v.data) % kPiece == 0;
     };
     const bool plain = src.layout == ScaleLayout::none && dst.layout == ScaleLayout::none,
                wire = src.layout == ScaleLayout::vec128_wire && dst.layout == ScaleLayout::vec128;
-    if (recv_rows.dim(1) > kMostPlaces || src.codes.row_base != nullptr || row_bytes % kPiece != 0 ||
-        !is_aligned(src.codes) || !is_aligned(dst.codes) || !(plain || wire))
+    if (recv_rows.dim(1) > kMostPlaces || src.data.row_base != nullptr || row_bytes % kPiece != 0 ||
+        !is_aligned(src.data) || !is_aligned(dst.data) || !(plain || wire))
         return false;
     const int64_t items = tokens + ceil_div(args.groups.row_capacity, kScaleRows);
     if (items == 0 || row_bytes == 0) return true;
-    const FanOutArgs kernel_args{.src = static_cast<const uint4*>(src.codes.data),
-                                 .dst = static_cast<uint4*>(dst.codes.data),
-                                 .dst_base = dst.codes.row_base,
+    const FanOutArgs kernel_args{.src = static_cast<const uint4*>(src.data.data),
+                                 .dst = static_cast<uint4*>(dst.data.data),
+                                 .dst_base = dst.data.row_base,
                                  .pieces = static_cast<int>(row_bytes / kPiece),
                                  .recv_rows = recv_rows.as<int32_t>(),
                                  .num_rows = args.num_rows.as<int64_t>(),
@@ -127,7 +132,7 @@ bool launch_fan_out(const op::PermutePad& args, const Launch& launch) {
                                  .dst_block_stride = wire ? dst.scales.dim(1) : 0};
     // one item a CTA, so that SMs stay equally busy to the end
     const unsigned grid = launch.sm_limit > 0 ? grid_for(items, launch, kCtas) : static_cast<unsigned>(items);
-    launch_behind(fan_out_kernel, grid, kThreads, 0, launch, "permute_pad", kernel_args);
+    launch_pdl(fan_out_kernel, grid, kThreads, 0, launch, "permute_pad", kernel_args);
     return true;
 }
 

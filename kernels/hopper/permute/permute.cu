@@ -2,8 +2,12 @@
 // reference. Permute + pad of plans that also say where each token's row goes: fan_out.cu. Sums of rows: unpermute.cu.
 #include "kernels/hopper/permute/permute.h"
 
+#include "kernels/hopper/device/groups.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/permute/tile_walk.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow {
 
@@ -11,7 +15,6 @@ using namespace hopper;
 
 namespace {
 
-constexpr int kWarpSize = 32;
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
 static_assert(kTileRows == kWarps);  // one warp a row
@@ -115,26 +118,26 @@ __global__ __launch_bounds__(kThreads, kCtasPerSm) void move_rows_kernel(const M
     });
 }
 
-void move_rows(const Fp8Tensor& src, const Fp8Tensor& dst, const RowMap& map, int64_t row_capacity,
+void move_rows(const ScaledTensor& src, const ScaledTensor& dst, const RowMap& map, int64_t row_capacity,
                const Launch& launch, const char* op) {
-    const int64_t row_bytes = dst.codes.cols() * size_of(dst.codes.dtype);
+    const int64_t row_bytes = dst.data.cols() * size_of(dst.data.dtype);
     if (row_capacity == 0 || row_bytes == 0) return;
     const auto is_aligned = [](const void* data) {
         return reinterpret_cast<uintptr_t>(data) % kCopyVector == 0;
     };
-    MoveArgs args{.src = device_view(src.codes),
-                  .dst = device_view(dst.codes),
-                  .map = map,
-                  .row_bytes = row_bytes,
-                  .vectorised = row_bytes % kCopyVector == 0 && is_aligned(src.codes.data) &&
-                                is_aligned(dst.codes.data),
-                  .src_scales = nullptr,
-                  .src_scale_dtype = DType::f32,
-                  .src_row_stride = 0,
-                  .src_block_stride = 0,
-                  .dst_scales = nullptr,
-                  .scale_blocks = 0,
-                  .dst_block_stride = 0};
+    MoveArgs args{
+        .src = device_view(src.data),
+        .dst = device_view(dst.data),
+        .map = map,
+        .row_bytes = row_bytes,
+        .vectorised = row_bytes % kCopyVector == 0 && is_aligned(src.data.data) && is_aligned(dst.data.data),
+        .src_scales = nullptr,
+        .src_scale_dtype = DType::f32,
+        .src_row_stride = 0,
+        .src_block_stride = 0,
+        .dst_scales = nullptr,
+        .scale_blocks = 0,
+        .dst_block_stride = 0};
     if (dst.layout != ScaleLayout::none) {
         args.src_scales = src.scales.data;
         args.src_scale_dtype = src.scales.dtype;
@@ -170,7 +173,7 @@ void HopperOps::do_unpad_rows(const op::UnpadRows& args, const Launch& launch) {
     const RowMap map{nullptr, nullptr, args.src_groups.counts.as<int64_t>(),
                      args.src_groups.offsets.as<int64_t>(),
                      device_groups(args.dst_groups, args.dst_groups.row_capacity)};
-    move_rows({.codes = args.src, .scales = {}}, {.codes = args.dst, .scales = {}}, map,
+    move_rows({.data = args.src, .scales = {}}, {.data = args.dst, .scales = {}}, map,
               args.dst_groups.row_capacity, launch, "unpad_rows");
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/core/stream.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/ops/permute.h"
 
 namespace fp8flow::hopper {

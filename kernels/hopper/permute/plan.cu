@@ -1,6 +1,9 @@
 // plan_dispatch on the GPU, without the host: from all ranks' routing to the expert-sorted, padded row order of this rank and the lists of
 // what travels, in two launches. Histograms per block of tokens; then every block adds up the histograms before its own, and all of them, and
 // places its rows: slots are stable, integers are exact, so the plan has the bytes of the reference's on every rank.
+#include "kernels/hopper/device/pdl.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/workspace.h"
@@ -85,8 +88,8 @@ __device__ __forceinline__ int marked(const uint32_t* masks, int column) {
 // start when that has ended.
 __global__ __launch_bounds__(kThreads) void count_kernel(const PlanArgs args) {
     extern __shared__ uint32_t masks[];
-    wait_for_kernel_before();
-    let_next_start();
+    pdl_wait();
+    pdl_launch_dependents();
     for (int block = static_cast<int>(blockIdx.x); block < args.blocks;
          block += static_cast<int>(gridDim.x)) {
         mark_tokens(args, block / args.blocks_per_rank, block % args.blocks_per_rank * kBlockTokens, masks);
@@ -170,7 +173,7 @@ __device__ __forceinline__ void place_groups(const PlanArgs& args, const PlaceSh
         int64_t sum = (wanted + args.alignment - 1) / args.alignment;
         const int64_t own = sum;
         for (int step = 1; step < 32; step *= 2) {
-            const int64_t other = __shfl_up_sync(0xFFFFFFFFu, sum, step);
+            const int64_t other = __shfl_up_sync(kFullMask, sum, step);
             if (lane >= step) sum += other;
         }
         const int64_t start = min(before + sum - own, units);
@@ -184,10 +187,10 @@ __device__ __forceinline__ void place_groups(const PlanArgs& args, const PlaceSh
             }
             cut = cut || fitting < wanted;
         }
-        before += __shfl_sync(0xFFFFFFFFu, sum, 31);
+        before += __shfl_sync(kFullMask, sum, 31);
     }
     const int64_t total_rows = min(before, units) * args.alignment;
-    const bool overflow = __any_sync(0xFFFFFFFFu, cut);
+    const bool overflow = __any_sync(kFullMask, cut);
     if (lane != 0) return;
     shared.offsets[args.groups] = total_rows;
     if (!tells) return;
@@ -214,7 +217,7 @@ __global__ __launch_bounds__(kThreads) void place_kernel(const PlanArgs args) {
                     shared.masks);
     };
     if (static_cast<int>(blockIdx.x) < args.blocks) mark(static_cast<int>(blockIdx.x));
-    wait_for_kernel_before();
+    pdl_wait();
     int32_t* row_source = static_cast<int32_t*>(args.row_source.data) + args.row_source.base();
     float* row_prob = static_cast<float*>(args.row_prob.data) + args.row_prob.base();
     add_blocks(args, static_cast<int>(blockIdx.x), shared);
@@ -224,7 +227,7 @@ __global__ __launch_bounds__(kThreads) void place_kernel(const PlanArgs args) {
             int received = 0;
             for (int block = thread % 32; block < r * args.blocks_per_rank; block += 32)
                 received += args.block_counts[static_cast<int64_t>(block) * columns + args.received_column()];
-            received = __reduce_add_sync(0xFFFFFFFFu, received);
+            received = __reduce_add_sync(kFullMask, received);
             if (thread % 32 != 0) continue;
             args.recv_offsets[r] = received;
             if (r < args.ranks) args.send_counts[r] = shared.totals[args.send_column(r)];
@@ -341,8 +344,8 @@ void HopperOps::do_plan_dispatch(const op::PlanDispatch& args, const Launch& lau
     plan.block_counts = workspace_->partials_for<int>(blocks * columns);
     constexpr int kPerSm = 2;
     const unsigned grid = grid_for(blocks, launch, kPerSm);
-    if (blocks > 0) launch_behind(count_kernel, grid, kThreads, mask_bytes, launch, "plan_dispatch", plan);
-    launch_behind(place_kernel, grid, kThreads, place_bytes, launch, "plan_dispatch", plan);
+    if (blocks > 0) launch_pdl(count_kernel, grid, kThreads, mask_bytes, launch, "plan_dispatch", plan);
+    launch_pdl(place_kernel, grid, kThreads, place_bytes, launch, "plan_dispatch", plan);
 }
 
 }  // namespace fp8flow

@@ -1,7 +1,9 @@
 // The order in which kernels go over routed rows that are made from tokens' rows, so that a token's row is read from memory once.
 #pragma once
 
+#include "kernels/core/tensor.h"
 #include "kernels/hopper/device/groups.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper {
 

@@ -2,10 +2,15 @@
 // keep the reference's order, so both ops are bit-equal to the reference.
 #include "kernels/hopper/permute/permute.h"
 
+#include "kernels/hopper/device/groups.h"
+#include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/vector_io.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/permute/tile_walk.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow {
 
@@ -13,7 +18,6 @@ using namespace hopper;
 
 namespace {
 
-constexpr int kWarpSize = 32;
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
 
@@ -59,7 +63,7 @@ __device__ __forceinline__ void round_unit(float (&v)[kUnit]) {
 template <Weights kWeights, int kRows, bool kAddend>
 __global__ __launch_bounds__(kSumThreads, sum_ctas(kAddend)) void unpermute_sums_kernel(const SumArgs args) {
     constexpr int kAtOnce = kMostRows / kRows;  // turns
-    wait_for_kernel_before();
+    pdl_wait();
     const int64_t items = *args.num_rows * args.slabs;
     // row numbers are 32-bit integers, in plans too
     const int base = static_cast<int>(args.src_base != nullptr ? *args.src_base : 0);
@@ -73,12 +77,12 @@ __global__ __launch_bounds__(kSumThreads, sum_ctas(kAddend)) void unpermute_sums
         float own_weight = 0.0f;
         if constexpr (kWeights == Weights::probs)
             if (own >= 0) own_weight = args.prob[prob_base + own];
-        const int count = __ffs(static_cast<int>(~__ballot_sync(0xFFFFFFFFu, own >= 0))) - 1;
+        const int count = __ffs(static_cast<int>(~__ballot_sync(kFullMask, own >= 0))) - 1;
         const uint4* from[kRows];
 #pragma unroll
         for (int k = 0; k < kRows; ++k)
             from[k] = reinterpret_cast<const uint4*>(args.src) +
-                      static_cast<int64_t>(base + __shfl_sync(0xFFFFFFFFu, own, k)) * args.units;
+                      static_cast<int64_t>(base + __shfl_sync(kFullMask, own, k)) * args.units;
         const int first = slab * args.slab_units + static_cast<int>(threadIdx.x),
                   end = min(args.units, (slab + 1) * args.slab_units);
         for (int unit = first; unit - lane < end; unit += kAtOnce * step) {  // by whole warps
@@ -97,7 +101,7 @@ __global__ __launch_bounds__(kSumThreads, sum_ctas(kAddend)) void unpermute_sums
             float weight[kRows];
 #pragma unroll
             for (int k = 0; k < kRows; ++k)
-                if constexpr (kWeights == Weights::probs) weight[k] = __shfl_sync(0xFFFFFFFFu, own_weight, k);
+                if constexpr (kWeights == Weights::probs) weight[k] = __shfl_sync(kFullMask, own_weight, k);
 #pragma unroll
             for (int t = 0; t < kAtOnce; ++t) {
                 if (unit + t * step >= end) continue;
@@ -157,18 +161,18 @@ __global__ __launch_bounds__(kThreads) void unpermute_kernel(const UnpermuteArgs
         const int32_t* sources = args.recv_rows + row * args.topk;
         int count = 0;
         while (count < args.topk && sources[count] >= 0) ++count;
-        for (int64_t column = lane * kVector; column < args.hidden; column += kWarpSize * kVector) {
+        for (int64_t column = lane * kUnit; column < args.hidden; column += kWarpSize * kUnit) {
             const int64_t width = args.hidden - column;
-            float sum[kVector] = {};
+            float sum[kUnit] = {};
 #pragma unroll 4
             for (int k = 0; k < count; ++k) {
                 const int64_t source = sources[k];
-                float values[kVector];
+                float values[kUnit];
                 load_up_to_8(args.src.data, args.src.dtype, (base + source) * args.hidden + column, width,
                              args.vectorised, values);
                 const float weight = prob != nullptr ? prob[prob_base + source] : 1.0f;
 #pragma unroll
-                for (int j = 0; j < kVector; ++j)
+                for (int j = 0; j < kUnit; ++j)
                     sum[j] = prob != nullptr ? fma_float(weight, values[j], sum[j]) : sum[j] + values[j];
             }
             store_up_to_8(args.dst.data, args.dst.dtype, row * args.hidden + column, width, args.vectorised,
@@ -218,7 +222,7 @@ __device__ __forceinline__ float strand_dot(const uint4* gradients, const uint4*
 }
 __device__ __forceinline__ float add_strands(float strand) {
 #pragma unroll
-    for (int step = kWarpSize / 2; step > 0; step /= 2) strand += __shfl_xor_sync(0xFFFFFFFFu, strand, step);
+    for (int step = kWarpSize / 2; step > 0; step /= 2) strand += __shfl_xor_sync(kFullMask, strand, step);
     return strand;
 }
 
@@ -229,7 +233,7 @@ __device__ __forceinline__ float add_strands(float strand) {
 // word: tokens' places and pads are different rows.
 constexpr int kPadRows = 256;
 __global__ __launch_bounds__(kThreads, 4) void token_probs_backward_kernel(const ProbsBackwardArgs args) {
-    wait_for_kernel_before();
+    pdl_wait();
     const int64_t base = args.src.base(), rows = args.groups.total(),
                   tiles = (rows + kPadRows - 1) / kPadRows, items = tiles + *args.num_rows;
     const int32_t* row_source = static_cast<const int32_t*>(args.row_source.data) + args.row_source.base();
@@ -357,7 +361,7 @@ bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const SumResidual& re
         launch.sm_limit > 0 ? grid_for(items, launch, sum_ctas(addend)) : static_cast<unsigned>(items);
     const auto kernel =
         few ? sums_kernel<kFewRows>(weighted, addend) : sums_kernel<kMostRows>(weighted, addend);
-    launch_behind(kernel, grid, static_cast<unsigned>(threads), launch, "unpermute_unpad", kernel_args);
+    launch_pdl(kernel, grid, static_cast<unsigned>(threads), launch, "unpermute_unpad", kernel_args);
     return true;
 }
 
@@ -399,8 +403,8 @@ void HopperOps::do_unpermute_probs_backward(const op::UnpermuteProbsBackward& ar
     if (wide && args.recv_rows && kernel_args.topk > 0 && kernel_args.topk <= kWarps) {
         const int64_t items = args.recv_rows.dim(0) + ceil_div(capacity, int64_t{kPadRows});
         const unsigned grid = launch.sm_limit > 0 ? grid_for(items, launch) : static_cast<unsigned>(items);
-        launch_behind(token_probs_backward_kernel, grid, static_cast<unsigned>(kernel_args.topk * kWarpSize),
-                      launch, "unpermute_probs_backward", kernel_args);
+        launch_pdl(token_probs_backward_kernel, grid, static_cast<unsigned>(kernel_args.topk * kWarpSize),
+                   launch, "unpermute_probs_backward", kernel_args);
         return;
     }
     const auto kernel = wide ? unpermute_probs_backward_kernel<Access::bf16_vectors>

@@ -1,7 +1,11 @@
 // Maxima of the columns of groups, where codes are made in a second read. Contract: kernels/ops/quantize.h.
+#include "kernels/hopper/device/groups.h"
+#include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/tiles.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/quantize/column_codes.h"
 #include "kernels/hopper/quantize/tiles.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper {
 

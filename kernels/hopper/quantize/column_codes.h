@@ -5,10 +5,11 @@
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 
 namespace fp8flow::hopper {
 
-constexpr unsigned kWholeWarp = 0xFFFFFFFFu;
 constexpr int kWidestTile = 3;  // rows of 1 << 3 units: 128 bytes
 
 // The place of a warp that takes every kTurn-th slot of a ring, and which pass of the ring it is in.
@@ -25,7 +26,7 @@ template <int kSlots, int kTurn> struct RingTurn {
     }
     // The task of the tile in the slot, as soon as its rows are there.
     template <class Shared> __device__ auto landed(Shared& shared) const {
-        barrier_wait(&shared.full[index], parity);
+        mbarrier_wait(&shared.full[index], parity);
         return shared.tasks[index];
     }
 };
@@ -53,11 +54,11 @@ __device__ __forceinline__ uint32_t maxima_over_lanes(const uint32_t (&largest)[
 #pragma unroll
     for (int i = 0; i < 2; ++i)
         half[i] = max_abs_bf16x2(high ? largest[2 + i] : largest[i],
-                                 __shfl_xor_sync(kWholeWarp, high ? largest[i] : largest[2 + i], 2));
+                                 __shfl_xor_sync(kFullMask, high ? largest[i] : largest[2 + i], 2));
     uint32_t pair =
-        max_abs_bf16x2(odd ? half[1] : half[0], __shfl_xor_sync(kWholeWarp, odd ? half[0] : half[1], 4));
+        max_abs_bf16x2(odd ? half[1] : half[0], __shfl_xor_sync(kFullMask, odd ? half[0] : half[1], 4));
 #pragma unroll
-    for (const int step : {1, 8, 16}) pair = max_abs_bf16x2(pair, __shfl_xor_sync(kWholeWarp, pair, step));
+    for (const int step : {1, 8, 16}) pair = max_abs_bf16x2(pair, __shfl_xor_sync(kFullMask, pair, step));
     return abs_bf16x2(pair);
 }
 __device__ __forceinline__ bool has_word(int lane) { return lane < 8 && lane % 2 == 0; }

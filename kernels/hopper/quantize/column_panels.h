@@ -1,6 +1,9 @@
 // Panels of group_columns.cu: 64, 32 or 16 columns of a group, how wide they are, and which comes next, found by a warp on the device.
 #pragma once
 
+#include "kernels/hopper/device/groups.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/quantize/column_codes.h"
 
 namespace fp8flow::hopper {
@@ -52,7 +55,7 @@ public:
                   here = min(side, panels - block * side), place = rest / here;
         const int group = narrow ? group_of_rank(place) : place;
         if (group / kWindow != window_) look(group / kWindow);
-        const auto of_group = [group](int value) { return __shfl_sync(kWholeWarp, value, group % kWindow); };
+        const auto of_group = [group](int value) { return __shfl_sync(kFullMask, value, group % kWindow); };
         Panel panel = {};
         panel.group = group;
         panel.col = (narrow ? wide_panels_ * panel_columns(shift_) : 0) +
@@ -102,7 +105,7 @@ private:
         for (int s = kWidestTile; s >= kNarrowestTile; --s) {
 #pragma unroll
             for (int step = 16; step > 0; step /= 2)
-                costs[s - 1] += __shfl_xor_sync(kWholeWarp, costs[s - 1], step);
+                costs[s - 1] += __shfl_xor_sync(kFullMask, costs[s - 1], step);
             if (s == kWidestTile || costs[s - 1] < least) {
                 least = costs[s - 1];
                 shift_ = s;
@@ -125,14 +128,14 @@ private:
         rank_ = 0;
 #pragma unroll 4
         for (int other = 0; other < kWindow; ++other) {
-            const int rows = __shfl_sync(kWholeWarp, rows_, other);
+            const int rows = __shfl_sync(kFullMask, rows_, other);
             rank_ += rows > rows_ || (rows == rows_ && other < lane_) ? 1 : 0;
         }
     }
     // The group before which `rank` larger ones come.
     __device__ int group_of_rank(int rank) const {
         if (groups_.num_groups > kWindow) return rank;
-        return __ffs(static_cast<int>(__ballot_sync(kWholeWarp, rank_ == rank))) - 1;
+        return __ffs(static_cast<int>(__ballot_sync(kFullMask, rank_ == rank))) - 1;
     }
 
     const DeviceGroups& groups_;

@@ -1,11 +1,18 @@
 // Transposed FP8 with one scale for a column of a group from one read, for few or large groups: tiles stay on chip until the maxima of their
 // columns are known, wherever the other tiles are. Many groups that fit into a CTA: group_columns.cu.
 // Contract: kernels/ops/quantize.h.
+#include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/mbarrier.h"
+#include "kernels/hopper/device/packed.h"
+#include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/tiles.h"
+#include "kernels/hopper/device/tma.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/gemm/sm90/pipeline.h"
 #include "kernels/hopper/quantize/column_tiles.h"
 #include "kernels/hopper/quantize/tiles.h"
+#include "kernels/hopper/runtime/launch.h"
 
 #include <cuda/atomic>
 
@@ -48,7 +55,7 @@ struct ColumnMaps {
 };
 
 struct Shared {
-    Barrier full[kSlots], seen[kSlots], known[kSlots], free[kSlots];
+    Mbarrier full[kSlots], seen[kSlots], known[kSlots], free[kSlots];
     TileTask tasks[kSlots];
     uint32_t maxima[kSlots][kPairs];  // of two columns each
     float2 multipliers[kSlots][kPairs];
@@ -97,20 +104,19 @@ private:
         task.item += first + tile;
         task.col += (first + tile) * kTileColumns;
         task.row += dst_base_;
-        Barrier* full = &shared_.full[slot];
+        Mbarrier* full = &shared_.full[slot];
         if (tile < tiles && piece == 0) {
-            if (round > 0) barrier_wait(&shared_.free[slot], static_cast<uint32_t>(round - 1) & 1);
+            if (round > 0) mbarrier_wait(&shared_.free[slot], static_cast<uint32_t>(round - 1) & 1);
             shared_.tasks[slot] = task;
-            barrier_arrive_expect_bytes(full,
-                                        static_cast<uint32_t>((last_piece - first_piece) * kPieceBytes));
+            mbarrier_arrive_expect_tx(full, static_cast<uint32_t>((last_piece - first_piece) * kPieceBytes));
         }
         __syncwarp();
         if (tile < tiles) {
             uint8_t* to = slots_ + slot * kTileBytes;
             if (first_piece == 0 && last_piece == kPieces) {
-                if (piece == 0) tensor_load(&maps_.tile, full, to, task.col, row);
+                if (piece == 0) tma_load(&maps_.tile, full, to, task.col, row);
             } else if (piece >= first_piece && piece < last_piece) {
-                tensor_load(&maps_.piece, full, to + piece * kPieceBytes, task.col, row + piece * kPiece);
+                tma_load(&maps_.piece, full, to + piece * kPieceBytes, task.col, row + piece * kPiece);
             }
         }
         __syncwarp();
@@ -151,12 +157,12 @@ __device__ __forceinline__ void look_at_tiles(Shared& shared, uint8_t* slots, in
                 else
                     words = uint4{0, 0, 0, 0};
             }
-            fence_shared_for_engines();  // the copy engine fills the slot again
+            fence_async_shared();  // the copy engine fills the slot again
         }
         const uint32_t pair = maxima_over_lanes(largest, lane);
         if (has_word(lane)) shared.maxima[turn.index][unit * kUnitPairs + word_of_lane(lane)] = pair;
         __syncwarp();
-        if (lane == 0) barrier_arrive(&shared.seen[turn.index]);
+        if (lane == 0) mbarrier_arrive(&shared.seen[turn.index]);
     }
 }
 
@@ -166,7 +172,7 @@ __device__ __forceinline__ void send_maxima(const ColumnTilesJob& job, Shared& s
     for (TileTurn<kSenders> turn(warp);; turn.advance()) {
         const TileTask task = turn.landed(shared);
         if (task.tiles == 0) return;
-        barrier_wait(&shared.seen[turn.index], turn.parity);
+        mbarrier_wait(&shared.seen[turn.index], turn.parity);
         if (task.sends) {
             ColumnMaxima& maxima = job.maxima[task.item];
             const uint32_t pair = shared.maxima[turn.index][lane];
@@ -175,7 +181,7 @@ __device__ __forceinline__ void send_maxima(const ColumnTilesJob& job, Shared& s
             __syncwarp();
             if (lane == 0) Counter(maxima.arrived).fetch_add(1, cuda::memory_order_release);
         }
-        if (lane == 0) barrier_arrive(&shared.known[turn.index]);
+        if (lane == 0) mbarrier_arrive(&shared.known[turn.index]);
     }
 }
 
@@ -187,7 +193,7 @@ __device__ __forceinline__ void receive_maxima(const ColumnTilesJob& job, Shared
         const TileTask task = turn.landed(shared);
         if (task.tiles == 0) return;
         if (!task.encodes) {
-            if (lane == 0) barrier_arrive(&shared.known[turn.index]);
+            if (lane == 0) mbarrier_arrive(&shared.known[turn.index]);
             continue;
         }
         ColumnMaxima& maxima = job.maxima[task.item];
@@ -203,7 +209,7 @@ __device__ __forceinline__ void receive_maxima(const ColumnTilesJob& job, Shared
         }
         shared.multipliers[turn.index][lane] = float2{low.multiplier, high.multiplier};
         __syncwarp();
-        if (lane == 0) barrier_arrive(&shared.known[turn.index]);
+        if (lane == 0) mbarrier_arrive(&shared.known[turn.index]);
         if (task.stores_scales && col < job.src.cols) {
             float* scales = job.scales + static_cast<int64_t>(group) * job.src.cols + col;
             scales[0] = low.dequant;
@@ -211,7 +217,7 @@ __device__ __forceinline__ void receive_maxima(const ColumnTilesJob& job, Shared
         }
         uint32_t left = 0;
         if (lane == 0) left = Counter(maxima.left).fetch_add(1, cuda::memory_order_acq_rel) + 1;
-        if (__shfl_sync(kWholeWarp, left, 0) != tiles) continue;
+        if (__shfl_sync(kFullMask, left, 0) != tiles) continue;
         maxima.even[lane] = maxima.odd[lane] = 0;
         if (lane == 0) maxima.arrived = maxima.left = 0;
     }
@@ -234,7 +240,7 @@ __device__ __forceinline__ void encode_tiles(const ColumnTilesJob& job, Shared& 
     for (TileTurn<kEncoderSets> turn(warp / kUnits);; turn.advance()) {
         const TileTask task = turn.landed(shared);
         if (task.tiles == 0) return;
-        barrier_wait(&shared.known[turn.index], turn.parity);
+        mbarrier_wait(&shared.known[turn.index], turn.parity);
         const uint8_t* tile = slots + turn.index * kTileBytes;
         uint32_t words[kPiece];
 #pragma unroll
@@ -243,7 +249,7 @@ __device__ __forceinline__ void encode_tiles(const ColumnTilesJob& job, Shared& 
                                                           i / kPieces * kPieces * kRowBytes);
         const float2 m = shared.multipliers[turn.index][unit * kUnitPairs + word];
         __syncwarp();
-        if (lane == 0) barrier_arrive(&shared.free[turn.index]);
+        if (lane == 0) mbarrier_arrive(&shared.free[turn.index]);
         const int col = task.col + unit * kUnit + 2 * word;
         if (!task.encodes || col >= job.src.cols) continue;
         uint8_t* out = static_cast<uint8_t*>(job.dst.data) + col * stride + task.row + piece * kPiece;
@@ -270,12 +276,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     __shared__ Shared shared;
     if (threadIdx.x == 0) {
         for (int s = 0; s < kSlots; ++s) {
-            barrier_init(&shared.full[s], 1);
-            barrier_init(&shared.seen[s], kLookers);
-            barrier_init(&shared.known[s], 2);
-            barrier_init(&shared.free[s], kUnits);
+            mbarrier_init(&shared.full[s], 1);
+            mbarrier_init(&shared.seen[s], kLookers);
+            mbarrier_init(&shared.known[s], 2);
+            mbarrier_init(&shared.free[s], kUnits);
         }
-        fence_barrier_init();
+        fence_mbarrier_init();
     }
     __syncthreads();
     const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -321,7 +327,7 @@ bool launch_quantize_column_tiles(const GroupColumns& args, const Launch& launch
         src.dim(0) > INT32_MAX / 2)
         return false;
     const ColumnTilesJob job = {.src = values,
-                                .dst = row_view(args.dst.codes),
+                                .dst = row_view(args.dst.data),
                                 .groups = shape.groups,
                                 .extent = shape.extent,
                                 .panels = static_cast<int>(panels),
@@ -333,7 +339,7 @@ bool launch_quantize_column_tiles(const GroupColumns& args, const Launch& launch
     };
     const ColumnMaps maps = {map(kRows), map(kPiece)};
     const unsigned ctas = grid_for(most_runs, launch_args, 1);
-    if (args.dst.codes.dtype == DType::e5m2)
+    if (args.dst.data.dtype == DType::e5m2)
         launch<DType::e5m2>(job, maps, ctas, launch_args);
     else
         launch<DType::e4m3>(job, maps, ctas, launch_args);

@@ -1,6 +1,9 @@
 // Tiles of column_tiles.cu: their shape, and which tile of which group comes next, found by a warp on the device.
 #pragma once
 
+#include "kernels/hopper/device/groups.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/quantize/column_codes.h"
 
 namespace fp8flow::hopper {
@@ -43,14 +46,14 @@ public:
     // The first task of a run, its row counted from the row base; false behind the last. All lanes call it with the same number.
     __device__ bool find(int number, TileTask& task) {
         unsigned found;
-        while ((found = __ballot_sync(kWholeWarp, number - before_ < upto_)) == 0) {
-            before_ += __shfl_sync(kWholeWarp, upto_, 31);
+        while ((found = __ballot_sync(kFullMask, number - before_ < upto_)) == 0) {
+            before_ += __shfl_sync(kFullMask, upto_, 31);
             first_ += 32;
             if (first_ >= groups_.num_groups) return false;
             look();
         }
         const int lane = __ffs(static_cast<int>(found)) - 1;
-        const auto of = [lane](int value) { return __shfl_sync(kWholeWarp, value, lane); };
+        const auto of = [lane](int value) { return __shfl_sync(kFullMask, value, lane); };
         const int turns = of(turns_), tiles = of(tiles_);
         const int index = number - before_ - (of(upto_) - turns * runs_), run = index / turns,
                   turn = index - run * turns, tile = turn < tiles ? turn : turn - tiles;
@@ -85,7 +88,7 @@ private:
         upto_ = turns_ * runs_;
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
-            const int lower = __shfl_up_sync(kWholeWarp, upto_, step);
+            const int lower = __shfl_up_sync(kFullMask, upto_, step);
             if (lane >= step) upto_ += lower;
         }
     }

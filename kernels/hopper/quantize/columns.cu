@@ -1,8 +1,11 @@
 // Activations to transposed FP8 with scales along the rows, alone or together with the row copy. Contract: kernels/ops/quantize.h.
 // The kernels are those of tiles.cu, group_columns.cu, column_tiles.cu and rows.cu.
+#include "kernels/hopper/device/scales.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/quantize/rows.h"
 #include "kernels/hopper/quantize/tiles.h"
+#include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/workspace.h"
 
 namespace fp8flow {
@@ -12,7 +15,7 @@ using namespace hopper;
 namespace {
 
 // The column output of one source. One scale for a group needs its amax before the first code: a pass over the source of its own.
-TileOutput column_output(const TileSource& source, const TileShape& shape, const Fp8Tensor& dst,
+TileOutput column_output(const TileSource& source, const TileShape& shape, const ScaledTensor& dst,
                          const QuantizeRule& rule, const HopperOps::Workspace& workspace,
                          const Launch& launch) {
     if (dst.layout == ScaleLayout::vec128) return tile_columns(dst, Share::block);
@@ -30,7 +33,7 @@ TileOutput column_output(const TileSource& source, const TileShape& shape, const
                              .columns = shape.cols,
                              .counts = shape.groups.counts,
                              .entries = entries,
-                             .dtype = dst.codes.dtype,
+                             .dtype = dst.data.dtype,
                              .rule = rule,
                              .scales = dst.scales.as<float>(),
                              .scales2 = nullptr},
@@ -45,9 +48,9 @@ TileOutput column_output(const TileSource& source, const TileShape& shape, const
 
 void HopperOps::do_quantize_columns(const op::QuantizeColumns& args, const Launch& launch) {
     const QuantizeRule rule = {args.scale_format, args.mx_rounding};
-    const auto quantize = [&](const TensorView& src, const Fp8Tensor& dst) {
+    const auto quantize = [&](const TensorView& src, const ScaledTensor& dst) {
         const TileSource source = {.values = row_view(src)};
-        const TileShape shape = tile_shape(src, args.groups, dst.codes);
+        const TileShape shape = tile_shape(src, args.groups, dst.data);
         const std::size_t zeros = column_tiles_zeros(shape);
         if (dst.layout == ScaleLayout::group_row && zeros <= Workspace::kZerosBytes &&
             launch_quantize_group_columns(
@@ -63,7 +66,7 @@ void HopperOps::do_quantize_columns(const op::QuantizeColumns& args, const Launc
 void HopperOps::do_quantize_dual(const op::QuantizeDual& args, const Launch& launch) {
     const QuantizeRule rule = {args.scale_format, args.mx_rounding};
     const TileSource source = {.values = row_view(args.src)};
-    const TileShape shape = tile_shape(args.src, args.groups, args.columns.codes);
+    const TileShape shape = tile_shape(args.src, args.groups, args.columns.data);
     TileOutput rows;
     // a scale for a whole row does not fit into tiles: a launch of its own
     if (args.rows.layout == ScaleLayout::row)
@@ -76,10 +79,10 @@ void HopperOps::do_quantize_dual(const op::QuantizeDual& args, const Launch& lau
 }
 
 void HopperOps::do_transpose_requantize(const op::TransposeRequantize& args, const Launch& launch) {
-    const TileSource source = {.values = row_view(args.src.codes),
+    const TileSource source = {.values = row_view(args.src.data),
                                .block_scales = args.src.scales.as<float>(),
-                               .scale_stride = args.src.codes.dim(0)};
-    launch_quantize_tiles(source, tile_shape(args.src.codes, args.groups, args.dst.codes), {},
+                               .scale_stride = args.src.data.dim(0)};
+    launch_quantize_tiles(source, tile_shape(args.src.data, args.groups, args.dst.data), {},
                           tile_columns(args.dst, Share::block), {.scale_format = args.scale_format}, launch);
 }
 

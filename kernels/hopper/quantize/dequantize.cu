@@ -1,6 +1,9 @@
 // FP8 back to float, for every scale layout. Contract: kernels/ops/quantize.h.
+#include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow {
 
@@ -129,7 +132,7 @@ __global__ void __launch_bounds__(kRowThreads) dequantize_columns_kernel(const D
 }  // namespace
 
 void HopperOps::do_dequantize(const op::Dequantize& args, const Launch& launch) {
-    const TensorView& codes = args.src.codes;
+    const TensorView& codes = args.src.data;
     const TensorView& scales = args.src.scales;
     const bool batched = codes.rank == 3, by_columns = args.src.layout == ScaleLayout::tile128 ||
                                                        args.src.layout == ScaleLayout::group_row;

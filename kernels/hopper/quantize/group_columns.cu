@@ -1,10 +1,19 @@
 // Transposed FP8 with one scale for a column of a group from one read: a panel of a group stays on chip, in one CTA. Small groups:
 // group_strips.cu; few or very large ones: column_tiles.cu. Contract: kernels/ops/quantize.h.
+#include "kernels/hopper/device/groups.h"
+#include "kernels/hopper/device/mbarrier.h"
+#include "kernels/hopper/device/packed.h"
+#include "kernels/hopper/device/pdl.h"
+#include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/tiles.h"
-#include "kernels/hopper/device/wgmma.h"
+#include "kernels/hopper/device/tma.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
+#include "kernels/hopper/device/warpgroup.h"
 #include "kernels/hopper/gemm/sm90/pipeline.h"
 #include "kernels/hopper/quantize/column_panels.h"
 #include "kernels/hopper/quantize/tiles.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper {
 
@@ -47,7 +56,7 @@ struct alignas(16) Task {
 };
 
 struct Shared {
-    Barrier full[kSlots], known[kKnown];
+    Mbarrier full[kSlots], known[kKnown];
     Task tasks[kSlots];
     uint32_t maxima[kKnown][kParts][kUnit / 2];  // of two columns each
 };
@@ -55,7 +64,7 @@ struct Shared {
 // A warp has read the tile in a slot.
 __device__ __forceinline__ void release(int slot) {
     __syncwarp();
-    announce(slot + 1, kSlotThreads);
+    named_barrier_arrive(slot + 1, kSlotThreads);
 }
 
 // One warp draws panels and asks for their rows.
@@ -75,7 +84,7 @@ public:
         const int ctas = static_cast<int>(gridDim.x), panels = finder.panels();
         for (int number = static_cast<int>(blockIdx.x), item = 0; number < panels; ++item) {
             load(finder.find(number), item);
-            const uint32_t drawn = __shfl_sync(kWholeWarp, drawn_, 0);
+            const uint32_t drawn = __shfl_sync(kFullMask, drawn_, 0);
             // as many draws as panels
             if (lane_ == 0 && drawn == static_cast<uint32_t>(panels) - 1) *job_.drawn = 0;
             number = static_cast<int>(drawn) + ctas;
@@ -119,17 +128,17 @@ private:
         if (lane_ == 0) {
             const int quarters = task.valid_end > task.begin ? (task.valid_end - 1) / quarter_rows + 1 : 0;
             const int row = src_base_ + panel.offset + first, map = panel.shift - kNarrowestTile;
-            Barrier* full = &shared_.full[slot_];
+            Mbarrier* full = &shared_.full[slot_];
             uint8_t* to = slots_ + slot_ * kTileBytes;
             shared_.tasks[slot_] = task;
-            barrier_arrive_expect_bytes(full, static_cast<uint32_t>(quarters * kQuarterBytes));
-            if (quarters >= 2) tensor_load(&maps_.half[map], full, to, task.col, row);
+            mbarrier_arrive_expect_tx(full, static_cast<uint32_t>(quarters * kQuarterBytes));
+            if (quarters >= 2) tma_load(&maps_.half[map], full, to, task.col, row);
             const int second = quarters / 2 * 2;  // quarters that come first
             to += second % kQuarters * kQuarterBytes;
             if (quarters % 2 != 0)
-                tensor_load(&maps_.quarter[map], full, to, task.col, row + second * quarter_rows);
+                tma_load(&maps_.quarter[map], full, to, task.col, row + second * quarter_rows);
             else if (quarters == kQuarters)
-                tensor_load(&maps_.half[map], full, to + 2 * kQuarterBytes, task.col, row + 2 * quarter_rows);
+                tma_load(&maps_.half[map], full, to + 2 * kQuarterBytes, task.col, row + 2 * quarter_rows);
         }
         __syncwarp();
         advance();
@@ -140,15 +149,16 @@ private:
             await_slot();
             if (lane_ == 0) {
                 shared_.tasks[slot_].item = -1;
-                barrier_arrive(&shared_.full[slot_]);
+                mbarrier_arrive(&shared_.full[slot_]);
             }
             __syncwarp();
             advance();
         }
-        for (int i = max(0, requested_ - kSlots); i < tiles; ++i) meet(i % kSlots + 1, kSlotThreads);
+        for (int i = max(0, requested_ - kSlots); i < tiles; ++i)
+            named_barrier_sync(i % kSlots + 1, kSlotThreads);
     }
     __device__ void await_slot() const {
-        if (requested_ >= kSlots) meet(slot_ + 1, kSlotThreads);
+        if (requested_ >= kSlots) named_barrier_sync(slot_ + 1, kSlotThreads);
     }
     __device__ void advance() {
         ++requested_;
@@ -204,7 +214,7 @@ __device__ __forceinline__ void look_at_tiles(Shared& shared, const uint8_t* slo
             const uint32_t pair = maxima_over_lanes(largest[own], lane);
             if (has_word(lane)) shared.maxima[known][warp * kOwn + own][word_of_lane(lane)] = pair;
         }
-        barrier_arrive(&shared.known[known]);  // each lane, for its own stores
+        mbarrier_arrive(&shared.known[known]);  // each lane, for its own stores
     }
 }
 
@@ -239,7 +249,7 @@ __device__ __forceinline__ void encode_tiles(const PanelJob& job, Shared& shared
             for (int i = 0; i < kPieces; ++i)
                 places[i] = unit_place(first_row + (i ^ piece), unit, task.shift) + half * kOwn * 2;
             const int known = task.item % kKnown;
-            barrier_wait(&shared.known[known], static_cast<uint32_t>(task.item / kKnown) & 1);
+            mbarrier_wait(&shared.known[known], static_cast<uint32_t>(task.item / kKnown) & 1);
             uint2 pairs = {0, 0};
             for (int p = unit; p < kParts; p += 1 << task.shift) {
                 const uint2 other =
@@ -255,7 +265,7 @@ __device__ __forceinline__ void encode_tiles(const PanelJob& job, Shared& shared
                                          kCodes, false, job.rule);
 #pragma unroll
             for (int i = 0; i < kOwn; ++i)
-                multipliers[i] = __shfl_sync(kWholeWarp, scale.multiplier, lane / kPieces * kPieces + i);
+                multipliers[i] = __shfl_sync(kFullMask, scale.multiplier, lane / kPieces * kPieces + i);
             if (task.stores_scales && part >> task.shift == 0 && piece < kOwn && col < job.src.cols)
                 job.scales[static_cast<int64_t>(task.group) * job.src.cols + col + piece] = scale.dequant;
         }
@@ -303,12 +313,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     extern __shared__ __align__(1024) uint8_t slots[];
     __shared__ Shared shared;
     if (threadIdx.x == 0) {
-        for (Barrier& barrier : shared.full) barrier_init(&barrier, 1);
-        for (Barrier& barrier : shared.known) barrier_init(&barrier, 32 * kLookers);
-        fence_barrier_init();
+        for (Mbarrier& barrier : shared.full) mbarrier_init(&barrier, 1);
+        for (Mbarrier& barrier : shared.known) mbarrier_init(&barrier, 32 * kLookers);
+        fence_mbarrier_init();
     }
     __syncthreads();
-    wait_for_kernel_before();
+    pdl_wait();
     const int warp = static_cast<int>(threadIdx.x) / 32;
     if (warp < kFirstLooker)
         encode_tiles<kCodes>(job, shared, slots, warp);
@@ -324,7 +334,7 @@ void launch(const PanelJob& job, const PanelMaps& maps, unsigned ctas, const Lau
     constexpr int kBytes = kSlots * kTileBytes;
     const auto kernel = quantize_group_columns_kernel<kCodes>;
     allow_shared_memory(kernel, kBytes, kWhat);
-    launch_behind(kernel, ctas, dim3(kThreads), kBytes, launch, kWhat, job, maps);
+    launch_pdl(kernel, ctas, dim3(kThreads), kBytes, launch, kWhat, job, maps);
 }
 
 PanelMaps panel_maps(const TensorView& src) {
@@ -356,7 +366,7 @@ bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launc
         src.dim(0) > INT32_MAX / 2 || shape.capacity > INT32_MAX / 2)
         return false;
     const PanelJob job = {.src = values,
-                          .dst = row_view(args.dst.codes),
+                          .dst = row_view(args.dst.data),
                           .groups = shape.groups,
                           .extent = shape.extent,
                           .scales = args.dst.scales.as<float>(),
@@ -364,7 +374,7 @@ bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launc
                           .drawn = static_cast<uint32_t*>(args.zeros)};
     const PanelMaps maps = panel_maps(src);
     const unsigned ctas = grid_for(panels, launch_args, 1);
-    if (args.dst.codes.dtype == DType::e5m2)
+    if (args.dst.data.dtype == DType::e5m2)
         launch<DType::e5m2>(job, maps, ctas, launch_args);
     else
         launch<DType::e4m3>(job, maps, ctas, launch_args);

@@ -1,8 +1,15 @@
 // Transposed FP8 with one scale for a column of a group from one read, for groups of a few hundred rows: a strip of a group stays on chip, many CTAs
 // a multiprocessor. Larger groups: group_columns.cu. Contract: kernels/ops/quantize.h.
+#include "kernels/hopper/device/groups.h"
+#include "kernels/hopper/device/packed.h"
+#include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/tiles.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/quantize/column_codes.h"
 #include "kernels/hopper/quantize/tiles.h"
+#include "kernels/hopper/runtime/launch.h"
 
 #include <cuda_pipeline.h>
 
@@ -129,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_group_strips_kernel(
         for (int j = 0; j < 4; ++j)
 #pragma unroll
             for (int step = 16; step >= kUnits; step /= 2)
-                largest[j] = max_bf16x2(largest[j], __shfl_xor_sync(0xFFFFFFFFu, largest[j], step));
+                largest[j] = max_bf16x2(largest[j], __shfl_xor_sync(kFullMask, largest[j], step));
         if (lane < kUnits)
             parts[warp * kUnits + lane] = uint4{largest[0], largest[1], largest[2], largest[3]};
         __syncthreads();
@@ -203,14 +210,14 @@ bool launch_quantize_group_strips(const GroupColumns& args, const Launch& launch
         !values.vector || items > INT32_MAX / kThreads || shape.capacity > INT32_MAX / 2)
         return false;
     const StripsJob job = {.src = values,
-                           .dst = row_view(args.dst.codes),
+                           .dst = row_view(args.dst.data),
                            .groups = shape.groups,
                            .extent = shape.extent,
                            .items = static_cast<int>(items),
                            .strips = static_cast<int>(strips),
                            .scales = args.dst.scales.as<float>(),
                            .rule = args.rule};
-    if (args.dst.codes.dtype == DType::e5m2)
+    if (args.dst.data.dtype == DType::e5m2)
         launch<DType::e5m2>(job, launch_args);
     else
         launch<DType::e4m3>(job, launch_args);

@@ -1,5 +1,6 @@
 // The wire's scales in the order the GEMM reads them; and the state updates between steps: the norm's delayed scale, the clipping factor.
 // Contracts: kernels/ops/quantize.h, kernels/ops/optimizer.h.
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/launch.h"
 

@@ -2,8 +2,14 @@
 // do not fill whole tiles of columns: tiles.cu. Contract: kernels/ops/transpose.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/packed.h"
+#include "kernels/hopper/device/pdl.h"
+#include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/tiles.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/quantize/tiles.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper {
 
@@ -16,7 +22,6 @@ constexpr int kRows = 8;
 constexpr int kPiece = 16, kPieces = kTile / kPiece;  // codes of one load or store
 constexpr int kOctets = kTile / kRows;
 constexpr int kColumnWords = kTile / 4;
-constexpr uint32_t kAll = 0xFFFFFFFFu;
 
 struct RequantizeJob {
     RowView src;
@@ -57,7 +62,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) requantize_kernel(const Requa
     uint32_t* const turned = reinterpret_cast<uint32_t*>(pieces);
     const int thread = static_cast<int>(threadIdx.x), octet = thread / kPieces, part = thread % kPieces,
               first_of_warp = octet * kRows % 32;
-    wait_for_kernel_before();
+    pdl_wait();
     const int64_t src_base = job.src.base(), dst_base = job.columns.base();
     const int64_t end = job.groups.counts != nullptr ? job.groups.total() : job.extent;
     const unsigned row_tiles = row_tiles_of(end), tiles = row_tiles * static_cast<unsigned>(job.col_tiles);
@@ -79,7 +84,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) requantize_kernel(const Requa
             own = job.block_scales[place.col_tile * job.block_scale_stride + src_base + row + thread];
         float scales[kRows];
 #pragma unroll
-        for (int k = 0; k < kRows; ++k) scales[k] = __shfl_sync(kAll, own, first_of_warp + k);
+        for (int k = 0; k < kRows; ++k) scales[k] = __shfl_sync(kFullMask, own, first_of_warp + k);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             float largest[4] = {};  // fmaxf passes over a NaN
@@ -95,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) requantize_kernel(const Requa
                       __float_as_uint(largest[3])};
         }
 #pragma unroll
-        for (int k = 0; k < kRows; ++k) forget(words[k]);
+        for (int k = 0; k < kRows; ++k) opaque(words[k]);
         __syncthreads();
         {
             uint32_t amax = 0;
@@ -123,7 +128,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) requantize_kernel(const Requa
                 squares[q][2] = pack_fp8(v[0][2] * m.z, v[1][2] * m.z, v[2][2] * m.z, v[3][2] * m.z, kCodes);
                 squares[q][3] = pack_fp8(v[0][3] * m.w, v[1][3] * m.w, v[2][3] * m.w, v[3][3] * m.w, kCodes);
             }
-            uint32_t* out = turned + turned_index<kPiece>(part * kPiece, octet / 2) + octet % 2 * 2 +
+            uint32_t* out = turned + transposed_index<kPiece>(part * kPiece, octet / 2) + octet % 2 * 2 +
                             j * 4 * kColumnWords;
 #pragma unroll
             for (int c = 0; c < 4; ++c)
@@ -146,14 +151,14 @@ bool launch_requantize_tiles(const TileSource& source, const TileShape& shape, c
     const RequantizeJob job = {.src = source.values,
                                .block_scales = source.block_scales,
                                .block_scale_stride = source.scale_stride,
-                               .columns = columns.codes,
+                               .columns = columns.data,
                                .column_scales = static_cast<float*>(columns.scales.data),
                                .groups = shape.groups,
                                .extent = shape.extent,
                                .cols = shape.cols,
                                .col_tiles = shape.cols / kTile,
                                .rule = rule};
-    const bool to_e5m2 = columns.codes.dtype == DType::e5m2;
+    const bool to_e5m2 = columns.data.dtype == DType::e5m2;
     const auto kernel = from == DType::e5m2 ? (to_e5m2 ? requantize_kernel<DType::e5m2, DType::e5m2>
                                                        : requantize_kernel<DType::e5m2, DType::e4m3>)
                                             : (to_e5m2 ? requantize_kernel<DType::e4m3, DType::e5m2>
@@ -161,7 +166,7 @@ bool launch_requantize_tiles(const TileSource& source, const TileShape& shape, c
     constexpr int kMostWaves = 32;  // a capacity may be far above the rows there are
     const int64_t tiles = ceil_div(shape.capacity, kTile) * job.col_tiles;
     const unsigned grid = grid_for(tiles, launch, launch.sm_limit > 0 ? kCtas : kMostWaves * kCtas);
-    launch_behind(kernel, grid, kThreads, 0, launch, "requantize_tiles", job);
+    launch_pdl(kernel, grid, kThreads, 0, launch, "requantize_tiles", job);
     return true;
 }
 

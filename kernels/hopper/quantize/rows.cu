@@ -1,9 +1,14 @@
 // Activations to FP8 by rows, and with one scale for the whole tensor. Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/device/groups.h"
+#include "kernels/hopper/device/pdl.h"
+#include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/scales.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/quantize/rows.h"
 #include "kernels/hopper/quantize/tiles.h"
+#include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/workspace.h"
 
 namespace fp8flow {
@@ -62,7 +67,7 @@ __device__ __forceinline__ void each_chunk(const RowView& src, const DeviceGroup
 template <DType kSource, DType kCodes, ScaleFormat kFormat>
 __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     quantize_blocks_kernel(const RowQuantizer args, int chunks) {
-    wait_for_kernel_before();
+    pdl_wait();
     const int64_t dst_base = args.codes.base();
     each_chunk(args.src, args.groups, chunks,
                [&](int64_t row, bool valid, int first_col, const uint4(&words)[kChunkUnits]) {
@@ -77,7 +82,7 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
                        uint32_t amax = unit_magnitude(v);
 #pragma unroll
                        for (int step = kBlockThreads / 2; step > 0; step /= 2)
-                           amax = max(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, step));
+                           amax = max(amax, __shfl_xor_sync(kFullMask, amax, step));
                        const QuantScale scale = quant_scale(__uint_as_float(amax), fp8_max(kCodes), kFormat);
                        const float dequant =
                            valid ? scale.dequant : 0.0f;  // the values of a pad are 0: so are its codes
@@ -110,7 +115,7 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
             largest = max(largest, unit_magnitude(v));
         }
     });
-    largest = __reduce_max_sync(0xFFFFFFFFu, largest);
+    largest = __reduce_max_sync(kFullMask, largest);
     if (threadIdx.x % 32 == 0) atomicMax(amax, largest);
 }
 
@@ -142,7 +147,7 @@ template <DType kSource, DType kCodes>
 __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     quantize_whole_rows_kernel(const RowQuantizer args) {
     __shared__ uint32_t warp_max[2][kRowThreads / 32];
-    wait_for_kernel_before();
+    pdl_wait();
     const int thread = static_cast<int>(threadIdx.x), width = args.src.cols, first_col = thread * kUnit;
     const int64_t total = args.groups.total(), src_base = args.src.base(), dst_base = args.codes.base();
     int place = 0;
@@ -165,7 +170,7 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
             unpack_unit(words[u], kSource, v);
             amax = max(amax, unit_magnitude(v));
         }
-        amax = __reduce_max_sync(0xFFFFFFFFu, amax);
+        amax = __reduce_max_sync(kFullMask, amax);
         if (thread % 32 == 0) warp_max[place][thread / 32] = amax;
         __syncthreads();
 #pragma unroll
@@ -261,7 +266,7 @@ void launch_blocks(const RowQuantizer& args, int64_t rows, const Launch& launch)
                             : (e5m2 ? blocks_kernel<DType::bf16, DType::e5m2>(args.rule)
                                     : blocks_kernel<DType::bf16, DType::e4m3>(args.rule));
     const ChunkGrid grid = chunk_grid(rows, args.src.cols, Ctas::once, launch);
-    launch_behind(kernel, grid.ctas, kRowThreads, 0, launch, "quantize_rows", args, grid.chunks);
+    launch_pdl(kernel, grid.ctas, kRowThreads, 0, launch, "quantize_rows", args, grid.chunks);
 }
 
 void launch_whole_rows(const RowQuantizer& args, int64_t rows, const Launch& launch) {
@@ -271,17 +276,16 @@ void launch_whole_rows(const RowQuantizer& args, int64_t rows, const Launch& lau
                                     : quantize_whole_rows_kernel<DType::f16, DType::e4m3>)
                             : (e5m2 ? quantize_whole_rows_kernel<DType::bf16, DType::e5m2>
                                     : quantize_whole_rows_kernel<DType::bf16, DType::e4m3>);
-    launch_behind(kernel, grid_for(rows, launch, 4 * kChunkCtas), kRowThreads, 0, launch, "quantize_rows",
-                  args);
+    launch_pdl(kernel, grid_for(rows, launch, 4 * kChunkCtas), kRowThreads, 0, launch, "quantize_rows", args);
 }
 
 }  // namespace
 
 void launch_quantize_rows(const TensorView& src, const RowGroups& groups, const QuantizeRule& rule,
-                          const Fp8Tensor& dst, const Launch& launch) {
+                          const ScaledTensor& dst, const Launch& launch) {
     const int64_t rows = groups.num_groups > 0 ? groups.row_capacity : src.rows();
     if (rows == 0 || src.cols() == 0) return;
-    const RowQuantizer args = {row_view(src), row_view(dst.codes), row_scales(dst),
+    const RowQuantizer args = {row_view(src), row_view(dst.data), row_scales(dst),
                                device_groups(groups, rows), rule};
     if (is_wide(args.src) && args.codes.vector && args.scales.block == kBlock && src.cols() % kBlock == 0) {
         launch_blocks(args, rows, launch);
@@ -341,14 +345,14 @@ void HopperOps::do_quantize_rows(const op::QuantizeRows& args, const Launch& lau
 }
 
 void HopperOps::do_quantize_tensor(const op::QuantizeTensor& args, const Launch& launch) {
-    const DType dtype = args.rows ? args.rows.codes.dtype : args.transposed.codes.dtype;
-    const TileShape shape = tile_shape(args.src, args.groups, args.transposed.codes);
+    const DType dtype = args.rows ? args.rows.data.dtype : args.transposed.data.dtype;
+    const TileShape shape = tile_shape(args.src, args.groups, args.transposed.data);
     const TileSource source = {.values = row_view(args.src)};
     uint32_t* amax = workspace_->partials_for<uint32_t>(1);
     launch_tensor_scale(source, shape, amax, dtype, {.scale_format = args.scale_format}, args.rows,
                         args.transposed, launch);
     if (shape.capacity > 0 && shape.cols > 0 && args.rows && !args.transposed &&
-        launch_scaled_codes(source.values, row_view(args.rows.codes), shape.groups, shape.capacity,
+        launch_scaled_codes(source.values, row_view(args.rows.data), shape.groups, shape.capacity,
                             reinterpret_cast<const float*>(amax), launch))
         return;
     TileOutput rows = tile_rows(args.rows, Share::word), columns = tile_columns(args.transposed, Share::word);

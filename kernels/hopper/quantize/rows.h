@@ -1,14 +1,17 @@
 // The row quantiser and the amax of rows as functions: quantize_rows, quantize_dual, quantize_weight and quantize_tensor share them.
 #pragma once
 
+#include "kernels/core/scaled_tensor.h"
 #include "kernels/core/stream.h"
+#include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/scales.h"
+#include "kernels/hopper/device/view.h"
 
 namespace fp8flow::hopper {
 
 // [M, K] (or [E, N, K], all rows alike) -> dst in layout vec128_wire, vec128, mx32 or row. Pads: code 0, scale 0.
 void launch_quantize_rows(const TensorView& src, const RowGroups& groups, const QuantizeRule& rule,
-                          const Fp8Tensor& dst, const Launch& launch);
+                          const ScaledTensor& dst, const Launch& launch);
 
 // amax[0] = max(amax[0], |x|) as bits over all valid rows of a 16-bit tensor with whole units; `rows`: most rows there can be. False, and
 // nothing launched, for others.

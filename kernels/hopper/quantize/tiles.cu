@@ -2,8 +2,15 @@
 // kernels/ops/quantize.h.
 #include "kernels/hopper/quantize/tiles.h"
 
+#include "kernels/core/scaled_tensor.h"
+#include "kernels/hopper/device/groups.h"
+#include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/tiles.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/quantize/rows.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper {
 
@@ -74,7 +81,7 @@ __device__ __forceinline__ void column_magnitudes(const float (&v)[kRows][kUnit]
         for (int k = 0; k < kRows; ++k) largest = fmaxf(largest, fabsf(v[k][i]));
         amax[i] = __float_as_uint(largest);
         amax[i] =
-            max(amax[i], __shfl_xor_sync(0xFFFFFFFFu, amax[i], kBlockThreads));  // the warp's other four rows
+            max(amax[i], __shfl_xor_sync(kFullMask, amax[i], kBlockThreads));  // the warp's other four rows
     }
 }
 
@@ -110,7 +117,7 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJ
     __shared__ alignas(16) uint32_t part[kWarps][kTile];
     __shared__ float multipliers[kSubTiles][kTile];
     __shared__ uint32_t tile_amax[kTile / 32];
-    __shared__ alignas(16) uint32_t turned[kTurnedWords];
+    __shared__ alignas(16) uint32_t turned[kTransposedWords];
     const TileThread at = tile_thread();
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, cols = job.shape.cols;
     const int64_t col_tiles = (cols + kTile - 1) / kTile;
@@ -136,29 +143,28 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJ
                 const int first = sub * static_cast<int>(kMxBlock);
                 BlockScale scale = {0.0f, 0.0f, 0};
                 if (first < tile.count)
-                    scale = block_scale(over_warps(part, c, sub * kSubWarps, kSubWarps), columns.codes.dtype,
+                    scale = block_scale(over_warps(part, c, sub * kSubWarps, kSubWarps), columns.data.dtype,
                                         true, job.rule);
                 multipliers[sub][c] = scale.multiplier;
                 if (has_column && first < tile.rows)
                     static_cast<uint8_t*>(columns.scales.data)[tile.batch * columns.scale_batch_stride +
-                                                               (columns.codes.base() + tile.row + first) /
+                                                               (columns.data.base() + tile.row + first) /
                                                                    kMxBlock * columns.scales.block_stride +
                                                                col0 + c] = scale.e8m0;
             } else if (sub == 0) {
                 uint32_t column_amax = over_warps(part, c, 0, kWarps);
                 if (columns.share == Share::block) {
                     BlockScale scale = {0.0f, 0.0f, 0};
-                    if (tile.count > 0)
-                        scale = block_scale(column_amax, columns.codes.dtype, false, job.rule);
+                    if (tile.count > 0) scale = block_scale(column_amax, columns.data.dtype, false, job.rule);
                     multipliers[0][c] = scale.multiplier;
                     if (has_column)
                         static_cast<float*>(columns.scales.data)[tile.batch * columns.scale_batch_stride +
-                                                                 (columns.codes.base() + tile.row) / kTile *
+                                                                 (columns.data.base() + tile.row) / kTile *
                                                                      columns.scales.block_stride +
                                                                  col0 + c] = scale.dequant;
                 } else {
                     for (int step = 16; step > 0; step /= 2)
-                        column_amax = max(column_amax, __shfl_xor_sync(0xFFFFFFFFu, column_amax, step));
+                        column_amax = max(column_amax, __shfl_xor_sync(kFullMask, column_amax, step));
                     if (thread % 32 == 0) tile_amax[warp] = column_amax;
                 }
             }
@@ -167,7 +173,7 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJ
         float shared_multiplier = 0.0f;  // of Share::tile and Share::word
         if (columns.share == Share::tile || rows.share == Share::tile) {
             const uint32_t amax = max(max(tile_amax[0], tile_amax[1]), max(tile_amax[2], tile_amax[3]));
-            const DType dtype = rows.share == Share::tile ? rows.codes.dtype : columns.codes.dtype;
+            const DType dtype = rows.share == Share::tile ? rows.data.dtype : columns.data.dtype;
             const BlockScale scale = block_scale(amax, dtype, false, job.rule);
             shared_multiplier = scale.multiplier;
             if (thread == 0) {
@@ -189,7 +195,7 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJ
         }
 
         if (rows.share != Share::none) {
-            RowView codes = rows.codes;
+            RowView codes = rows.data;
             RowScales scales = rows.scales;
             codes.data = static_cast<uint8_t*>(codes.data) + tile.batch * rows.batch_stride;
             const int64_t scale_shift = tile.batch * rows.scale_batch_stride;
@@ -220,7 +226,7 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJ
                                      : tile.count <= at.first_row
                                          ? 0u
                                          : (1u << (8 * (tile.count - at.first_row))) - 1u;
-        uint32_t* const words = turned + turned_word(at.col, at.group);  // eight columns alike
+        uint32_t* const words = turned + transposed_word(at.col, at.group);  // eight columns alike
 #pragma unroll
         for (int i = 0; i < kUnit; ++i) {
             float m = shared_multiplier;
@@ -229,14 +235,15 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJ
             else if (columns.share == Share::table && col0 + at.col + i < cols)
                 m = columns.multipliers[(tile.batch + tile.group) * cols + col0 + at.col + i];
             words[i * (kTile / 4)] =
-                pack_fp8(v[0][i] * m, v[1][i] * m, v[2][i] * m, v[3][i] * m, columns.codes.dtype) &
+                pack_fp8(v[0][i] * m, v[1][i] * m, v[2][i] * m, v[3][i] * m, columns.data.dtype) &
                 valid_bytes;
         }
         __syncthreads();
-        uint8_t* out = static_cast<uint8_t*>(columns.codes.data) + tile.batch * columns.batch_stride +
-                       col0 * columns.codes.cols + columns.codes.base() + tile.row;
-        store_turned<kThreads>(turned, out, columns.codes.cols,
-                               static_cast<int>(min(static_cast<int64_t>(kTile), cols - col0)), tile.rows);
+        uint8_t* out = static_cast<uint8_t*>(columns.data.data) + tile.batch * columns.batch_stride +
+                       col0 * columns.data.cols + columns.data.base() + tile.row;
+        store_transposed<kThreads>(turned, out, columns.data.cols,
+                                   static_cast<int>(min(static_cast<int64_t>(kTile), cols - col0)),
+                                   tile.rows);
         __syncthreads();
     }
 }
@@ -277,7 +284,7 @@ __global__ void __launch_bounds__(kThreads, 2) tile_amax_kernel(const AmaxJob jo
     }
     if (job.what == AmaxOf::columns) return;
     for (int step = 16; step > 0; step /= 2)
-        largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, step));
+        largest = max(largest, __shfl_xor_sync(kFullMask, largest, step));
     if (thread % 32 == 0) atomicMax(job.amax, largest);
 }
 
@@ -310,10 +317,10 @@ TileShape tile_shape(const TensorView& src, const RowGroups& groups, const Tenso
             .cols = static_cast<int>(src.cols())};
 }
 
-TileOutput tile_rows(const Fp8Tensor& rows, Share share) {
+TileOutput tile_rows(const ScaledTensor& rows, Share share) {
     if (!rows) return {};
-    TileOutput output{.share = share, .codes = row_view(rows.codes), .scales = row_scales(rows)};
-    if (rows.codes.rank == 3) output.batch_stride = rows.codes.dim(1) * rows.codes.dim(2);
+    TileOutput output{.share = share, .data = row_view(rows.data), .scales = row_scales(rows)};
+    if (rows.data.rank == 3) output.batch_stride = rows.data.dim(1) * rows.data.dim(2);
     if (rows.scales.rank == 3) output.scale_batch_stride = rows.scales.dim(1) * rows.scales.dim(2);
     if (share == Share::tile) {
         output.scales.row_stride = rows.scales.cols();
@@ -322,13 +329,13 @@ TileOutput tile_rows(const Fp8Tensor& rows, Share share) {
     return output;
 }
 
-TileOutput tile_columns(const Fp8Tensor& transposed, Share share) {
+TileOutput tile_columns(const ScaledTensor& transposed, Share share) {
     TileOutput output = tile_rows(transposed, share);
     if (share == Share::tile) {
         output.scales.row_stride = 1;
         output.scales.block_stride = transposed.scales.cols();
     } else if (transposed) {
-        output.scales.block_stride = transposed.codes.dim(-2);
+        output.scales.block_stride = transposed.data.dim(-2);
     }
     return output;
 }
@@ -367,7 +374,7 @@ void launch_table_scales(const TableScales& table, const Launch& launch) {
 }
 
 void launch_tensor_scale(const TileSource& source, const TileShape& shape, uint32_t* amax, DType dtype,
-                         const QuantizeRule& rule, const Fp8Tensor& copy, const Fp8Tensor& other,
+                         const QuantizeRule& rule, const ScaledTensor& copy, const ScaledTensor& other,
                          const Launch& launch) {
     launch_tile_amax(source, shape, AmaxOf::everything, amax, launch);
     launch_table_scales({.amax = amax,

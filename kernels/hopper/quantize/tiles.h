@@ -3,8 +3,11 @@
 // transpose_requantize and the norm's transposed output launch. Read next: tiles.cu.
 #pragma once
 
+#include "kernels/core/scaled_tensor.h"
 #include "kernels/core/stream.h"
+#include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/scales.h"
+#include "kernels/hopper/device/view.h"
 
 namespace fp8flow::hopper {
 
@@ -41,7 +44,7 @@ enum class Share : uint8_t {
 
 struct TileOutput {
     Share share = Share::none;
-    RowView codes;
+    RowView data;
     int64_t batch_stride = 0;  // codes from one batch to the next
     // Scale tables with a batch stride of their own. Rows: row_scales(). Columns: block b of column c at b * block_stride + c.
     // tile: (tile row of the source, tile column) at row_stride and block_stride.
@@ -50,8 +53,8 @@ struct TileOutput {
     const float* multipliers = nullptr;
     bool multipliers_are_scales = false;  // word: a stored scale, whose inverse is the multiplier
 };
-TileOutput tile_rows(const Fp8Tensor& rows, Share share);
-TileOutput tile_columns(const Fp8Tensor& transposed, Share share);
+TileOutput tile_rows(const ScaledTensor& rows, Share share);
+TileOutput tile_columns(const ScaledTensor& transposed, Share share);
 
 void launch_quantize_tiles(const TileSource& source, const TileShape& shape, const TileOutput& rows,
                            const TileOutput& columns, const QuantizeRule& rule, const Launch& launch);
@@ -70,7 +73,7 @@ bool launch_requantize_tiles(const TileSource& source, const TileShape& shape, c
 struct GroupColumns {
     const TensorView& src;
     const TileShape& shape;
-    const Fp8Tensor& dst;
+    const ScaledTensor& dst;
     QuantizeRule rule;
     void* zeros;
 };
@@ -103,7 +106,7 @@ void launch_table_scales(const TableScales& table, const Launch& launch);
 
 // One scale for everything, stored in both copies (either may be absent); `amax` (one word) holds its multiplier afterwards.
 void launch_tensor_scale(const TileSource& source, const TileShape& shape, uint32_t* amax, DType dtype,
-                         const QuantizeRule& rule, const Fp8Tensor& copy, const Fp8Tensor& other,
+                         const QuantizeRule& rule, const ScaledTensor& copy, const ScaledTensor& other,
                          const Launch& launch);
 
 }  // namespace fp8flow::hopper

@@ -3,10 +3,14 @@
 
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/packed.h"
+#include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/shift.h"
 #include "kernels/hopper/device/tiles.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow {
 
@@ -25,7 +29,6 @@ constexpr int kPieceWords = kPiece / 4;
 constexpr int kPieces = kTile / kPiece;
 constexpr int kColumnWords = kTile / 4;
 constexpr int kWarpRows = 32, kScales = kTile / kWarpRows;  // of a lane: rows lane, lane + 32, ..
-constexpr uint32_t kAll = 0xFFFFFFFFu;
 
 struct Transposer {
     RowView src, dst;
@@ -102,11 +105,11 @@ template <DType kCodes> __device__ __forceinline__ float turn(Held& held, uint32
         largest = max(largest, scale > 0.0f ? __float_as_uint(scale) : 0u);
         if (i == warp) own = scale;
     }
-    const float target = __uint_as_float(__reduce_max_sync(kAll, largest));
+    const float target = __uint_as_float(__reduce_max_sync(kFullMask, largest));
     const RowShift shift = row_shift<kCodes>(target, own);
     const int first = octet * kRows % kWarpRows;  // of this thread's rows, in the warp
-    const uint32_t kept = __ballot_sync(kAll, shift.keep != 0);
-    if (kept != kAll) {  // rows without a scale, and pads
+    const uint32_t kept = __ballot_sync(kFullMask, shift.keep != 0);
+    if (kept != kFullMask) {  // rows without a scale, and pads
 #pragma unroll
         for (int k = 0; k < kRows; ++k)
             if ((kept >> (first + k) & 1) == 0)
@@ -114,8 +117,9 @@ template <DType kCodes> __device__ __forceinline__ float turn(Held& held, uint32
     }
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
-        const RowShift row = {__shfl_sync(kAll, shift.factor, first + k),
-                              kCodes == DType::e5m2 ? __shfl_sync(kAll, shift.second, first + k) : 0, kAll};
+        const RowShift row = {__shfl_sync(kFullMask, shift.factor, first + k),
+                              kCodes == DType::e5m2 ? __shfl_sync(kFullMask, shift.second, first + k) : 0,
+                              kFullMask};
 #pragma unroll
         for (int i = 0; i < kPieceWords; ++i) held.words[k][i] = shift_four<kCodes>(held.words[k][i], row);
     }
@@ -125,10 +129,10 @@ template <DType kCodes> __device__ __forceinline__ float turn(Held& held, uint32
 #pragma unroll
         for (int q = 0; q < 2; ++q) {
             const uint32_t(*words)[kPieceWords] = held.words + 4 * q;
-            turn_square({words[0][i], words[1][i], words[2][i], words[3][i]}, squares[q]);
+            transpose_4x4({words[0][i], words[1][i], words[2][i], words[3][i]}, squares[q]);
         }
-        uint32_t* out =
-            turned + turned_index<kPiece>(part * kPiece, octet / 2) + octet % 2 * 2 + i * 4 * kColumnWords;
+        uint32_t* out = turned + transposed_index<kPiece>(part * kPiece, octet / 2) + octet % 2 * 2 +
+                        i * 4 * kColumnWords;
 #pragma unroll
         for (int c = 0; c < 4; ++c)
             *reinterpret_cast<uint2*>(out + c * kColumnWords) = uint2{squares[0][c], squares[1][c]};
@@ -150,7 +154,7 @@ __device__ __forceinline__ void store_columns(const Transposer& args, const uint
 #pragma unroll
         for (int i = 0; i < kTile * kPieces / kThreads; ++i, col += kThreads / kPieces) {
             *reinterpret_cast<uint4*>(out) =
-                *reinterpret_cast<const uint4*>(turned + turned_index<kPiece>(col, piece));
+                *reinterpret_cast<const uint4*>(turned + transposed_index<kPiece>(col, piece));
             out += kThreads / kPieces * stride;
         }
         return;
@@ -158,7 +162,8 @@ __device__ __forceinline__ void store_columns(const Transposer& args, const uint
 #pragma unroll 1
     for (int i = 0; i < kTile * kPieces / kThreads; ++i) {
         if (col < cols) {
-            const uint4 codes = *reinterpret_cast<const uint4*>(turned + turned_index<kPiece>(col, piece));
+            const uint4 codes =
+                *reinterpret_cast<const uint4*>(turned + transposed_index<kPiece>(col, piece));
             if (first + kPiece <= rows && aligned) {
                 *reinterpret_cast<uint4*>(out) = codes;
             } else {
@@ -185,7 +190,7 @@ template <DType kCodes>
 __global__ void __launch_bounds__(kThreads, kCtas) transpose_kernel(const Transposer args) {
     __shared__ uint4 turned_pieces[kTile * kPieces];
     uint32_t* const turned = reinterpret_cast<uint32_t*>(turned_pieces);
-    wait_for_kernel_before();
+    pdl_wait();
     const int64_t src_base = args.src.base(), dst_base = args.dst.base();
     const int64_t end = args.groups.counts != nullptr ? args.groups.total() : args.extent;
     const bool aligned =
@@ -209,17 +214,17 @@ __global__ void __launch_bounds__(kThreads, kCtas) transpose_kernel(const Transp
 
 }  // namespace
 
-void launch_transpose_tiles(const Fp8Tensor& src, const RowGroups& groups, const Fp8Tensor& dst,
+void launch_transpose_tiles(const ScaledTensor& src, const RowGroups& groups, const ScaledTensor& dst,
                             const Launch& launch) {
-    const int64_t rows = src.codes.dim(0), dim = src.codes.cols(), extent = dst.codes.cols();
+    const int64_t rows = src.data.dim(0), dim = src.data.cols(), extent = dst.data.cols();
     const int64_t capacity = groups.num_groups > 0 ? groups.row_capacity : extent;
     if (capacity == 0 || dim == 0) return;
     const int64_t tile_cols = ceil_div(dim, kTile), tiles = tile_cols * ceil_div(capacity, kTile);
-    const bool wide = dim % kPiece == 0 && reinterpret_cast<uintptr_t>(src.codes.data) % kPiece == 0;
+    const bool wide = dim % kPiece == 0 && reinterpret_cast<uintptr_t>(src.data.data) % kPiece == 0;
     const auto kernel =
-        src.codes.dtype == DType::e5m2 ? transpose_kernel<DType::e5m2> : transpose_kernel<DType::e4m3>;
-    const Transposer job = {.src = row_view(src.codes),
-                            .dst = row_view(dst.codes),
+        src.data.dtype == DType::e5m2 ? transpose_kernel<DType::e5m2> : transpose_kernel<DType::e4m3>;
+    const Transposer job = {.src = row_view(src.data),
+                            .dst = row_view(dst.data),
                             .scales = row_scales(src),
                             .groups = device_groups(groups, rows),
                             .extent = extent,
@@ -229,7 +234,7 @@ void launch_transpose_tiles(const Fp8Tensor& src, const RowGroups& groups, const
                             .wide = wide};
     constexpr int kMostWaves = 32;  // a capacity may be far above the rows there are
     const unsigned grid = grid_for(tiles, launch, launch.sm_limit > 0 ? kCtas : kMostWaves * kCtas);
-    launch_behind(kernel, grid, kThreads, 0, launch, "transpose_fp8", job);
+    launch_pdl(kernel, grid, kThreads, 0, launch, "transpose_fp8", job);
 }
 
 }  // namespace hopper

@@ -1,13 +1,14 @@
 // The scaling-aware transpose as a function: transpose_fp8 and the norm's transposed output share it.
 #pragma once
 
+#include "kernels/core/scaled_tensor.h"
 #include "kernels/core/stream.h"
-#include "kernels/hopper/device/scales.h"
+#include "kernels/core/tensor.h"
 
 namespace fp8flow::hopper {
 
 // src [M, dim] with 1x128 scales (vec128 or vec128_wire) -> dst [dim, M] tile128; without groups, dst may be wider: the rest is pads.
-void launch_transpose_tiles(const Fp8Tensor& src, const RowGroups& groups, const Fp8Tensor& dst,
+void launch_transpose_tiles(const ScaledTensor& src, const RowGroups& groups, const ScaledTensor& dst,
                             const Launch& launch);
 
 }  // namespace fp8flow::hopper

@@ -1,9 +1,13 @@
 // Weights to FP8, once per optimizer step: the fprop copy and the dgrad copy from one read. Contract: kernels/ops/quantize.h.
 // The kernels are those of weight_tiles.cu, weight_mx.cu, tiles.cu and rows.cu; experts are batches of tiles, all in one launch.
+#include "kernels/hopper/device/groups.h"
+#include "kernels/hopper/device/scales.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/quantize/rows.h"
 #include "kernels/hopper/quantize/tiles.h"
 #include "kernels/hopper/quantize/weight_tiles.h"
+#include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/workspace.h"
 
 namespace fp8flow {
@@ -13,7 +17,7 @@ using namespace hopper;
 namespace {
 
 // Scale tables are padded to a multiple of 4 columns: the pads hold 0.
-void clear_scales(const Fp8Tensor& copy, const Launch& launch) {
+void clear_scales(const ScaledTensor& copy, const Launch& launch) {
     if (copy)
         check_cuda(cudaMemsetAsync(copy.scales.data, 0, static_cast<std::size_t>(copy.scales.bytes()),
                                    stream_of(launch)),
@@ -25,7 +29,7 @@ void clear_scales(const Fp8Tensor& copy, const Launch& launch) {
 void HopperOps::do_quantize_weight(const op::QuantizeWeight& args, const Launch& launch) {
     if (!args.fprop && !args.dgrad) return;
     const ScaleLayout layout = args.fprop ? args.fprop.layout : args.dgrad.layout;
-    const DType dtype = args.fprop ? args.fprop.codes.dtype : args.dgrad.codes.dtype;
+    const DType dtype = args.fprop ? args.fprop.data.dtype : args.dgrad.data.dtype;
     const QuantizeRule rule = {args.scale_format, args.mx_rounding};
     const int64_t rows = args.src.dim(-2), cols = args.src.dim(-1);
     const TileSource source = {.values = row_view(args.src), .batch_stride = rows * cols};

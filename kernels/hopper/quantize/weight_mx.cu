@@ -1,9 +1,14 @@
 // Weights to their MXFP8 dgrad copy: blocks of 32 along N, stored by columns ("3D column-wise"). Other shapes, and both copies at once:
 // tiles.cu. Contract: kernels/ops/quantize.h.
+#include "kernels/core/scaled_tensor.h"
 #include "kernels/hopper/device/packed.h"
+#include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/tiles.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/quantize/weight_tiles.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper {
 
@@ -15,7 +20,6 @@ constexpr int kRows = 8;
 constexpr int kTileRows = static_cast<int>(kBlock), kUnits = 8;  // 16 bytes each, side by side
 constexpr int kPiece = 16, kPieces = kTileRows / kPiece;         // of a turned column
 constexpr int kColumnWords = kTileRows / 4;
-constexpr uint32_t kAll = 0xFFFFFFFFu;
 
 template <DType kSource> constexpr int kUnitCols = kSource == DType::f32 ? 4 : 8;
 template <DType kSource> constexpr int kTileCols = kUnits* kUnitCols<kSource>;
@@ -44,7 +48,7 @@ __device__ __forceinline__ void block_maxima(const uint4 (&words)[kRows], uint32
             largest[j] = __float_as_uint(most);
 #pragma unroll
             for (int step = kUnits; step < 32; step *= 2)
-                largest[j] = max(largest[j], __shfl_xor_sync(kAll, largest[j], step));
+                largest[j] = max(largest[j], __shfl_xor_sync(kFullMask, largest[j], step));
         } else {
             largest[j] = abs_bf16x2(word_of(words[0], j));
 #pragma unroll
@@ -52,7 +56,7 @@ __device__ __forceinline__ void block_maxima(const uint4 (&words)[kRows], uint32
                 largest[j] = max_bf16x2(largest[j], abs_bf16x2(word_of(words[k], j)));
 #pragma unroll
             for (int step = kUnits; step < 32; step *= 2)
-                largest[j] = max_bf16x2(largest[j], __shfl_xor_sync(kAll, largest[j], step));
+                largest[j] = max_bf16x2(largest[j], __shfl_xor_sync(kFullMask, largest[j], step));
         }
     }
 }
@@ -93,7 +97,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) mx_columns_kernel(const MxJob
             scales[quarter] = scale.code;
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                const float m = __shfl_sync(kAll, scale.multiplier, j * kUnits + unit);
+                const float m = __shfl_sync(kFullMask, scale.multiplier, j * kUnits + unit);
                 uint32_t codes[2];
 #pragma unroll
                 for (int q = 0; q < 2; ++q)
@@ -101,7 +105,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) mx_columns_kernel(const MxJob
                                         __uint_as_float(word_of(words[4 * q + 1], j)) * m,
                                         __uint_as_float(word_of(words[4 * q + 2], j)) * m,
                                         __uint_as_float(word_of(words[4 * q + 3], j)) * m, kCodes);
-                *reinterpret_cast<uint2*>(turned + turned_index<kCols>(unit * kCols + j, octet / 2) +
+                *reinterpret_cast<uint2*>(turned + transposed_index<kCols>(unit * kCols + j, octet / 2) +
                                           octet % 2 * 2) = uint2{codes[0], codes[1]};
             }
         } else {
@@ -111,8 +115,8 @@ __global__ void __launch_bounds__(kThreads, kCtas) mx_columns_kernel(const MxJob
                 static_cast<uint16_t>(low.code | uint32_t{high.code} << 8);
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                const float m_low = __shfl_sync(kAll, low.multiplier, j * kUnits + unit),
-                            m_high = __shfl_sync(kAll, high.multiplier, j * kUnits + unit);
+                const float m_low = __shfl_sync(kFullMask, low.multiplier, j * kUnits + unit),
+                            m_high = __shfl_sync(kFullMask, high.multiplier, j * kUnits + unit);
                 uint32_t codes_low[2], codes_high[2];
 #pragma unroll
                 for (int q = 0; q < 2; ++q) {
@@ -126,7 +130,8 @@ __global__ void __launch_bounds__(kThreads, kCtas) mx_columns_kernel(const MxJob
                     codes_low[q] = pack_fp8(a[0], a[1], a[2], a[3], kCodes);
                     codes_high[q] = pack_fp8(b[0], b[1], b[2], b[3], kCodes);
                 }
-                uint32_t* out = turned + turned_index<kCols>(unit * kCols + 2 * j, octet / 2) + octet % 2 * 2;
+                uint32_t* out =
+                    turned + transposed_index<kCols>(unit * kCols + 2 * j, octet / 2) + octet % 2 * 2;
                 *reinterpret_cast<uint2*>(out) = uint2{codes_low[0], codes_low[1]};
                 *reinterpret_cast<uint2*>(out + kColumnWords) = uint2{codes_high[0], codes_high[1]};
             }
@@ -139,7 +144,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) mx_columns_kernel(const MxJob
 #pragma unroll
         for (int i = 0; i < kWidth * kPieces / kThreads; ++i, col += kThreads / kPieces) {
             *reinterpret_cast<uint4*>(out) =
-                *reinterpret_cast<const uint4*>(turned + turned_index<kCols>(col, piece));
+                *reinterpret_cast<const uint4*>(turned + transposed_index<kCols>(col, piece));
             out += kThreads / kPieces * rows;
         }
     }
@@ -149,19 +154,19 @@ bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % k
 
 }  // namespace
 
-bool launch_mx_columns(const TensorView& src, const QuantizeRule& rule, const Fp8Tensor& dgrad,
+bool launch_mx_columns(const TensorView& src, const QuantizeRule& rule, const ScaledTensor& dgrad,
                        const Launch& launch) {
     const int64_t rows = src.dim(-2), cols = src.dim(-1), batches = src.rank == 3 ? src.dim(0) : 1;
     if (src.dtype != DType::f32 && src.dtype != DType::bf16) return false;
     const int64_t width = src.dtype == DType::f32 ? kTileCols<DType::f32> : kTileCols<DType::bf16>;
     if (rows % kTileRows != 0 || cols % width != 0) return false;
-    for (const void* data : {src.data, dgrad.codes.data, dgrad.scales.data})
+    for (const void* data : {src.data, dgrad.data.data, dgrad.scales.data})
         if (!is_aligned(data)) return false;
     const int64_t tiles = batches * (rows / kTileRows) * (cols / width);
     if (tiles == 0 || tiles > INT32_MAX / 2) return false;
     const MxJob job = {
         .src = static_cast<const uint8_t*>(src.data),
-        .codes = static_cast<uint8_t*>(dgrad.codes.data),
+        .codes = static_cast<uint8_t*>(dgrad.data.data),
         .scales = static_cast<uint8_t*>(dgrad.scales.data),
         .scale_batch_stride = dgrad.scales.rank == 3 ? dgrad.scales.dim(1) * dgrad.scales.dim(2) : 0,
         .scale_stride = cols,
@@ -169,7 +174,7 @@ bool launch_mx_columns(const TensorView& src, const QuantizeRule& rule, const Fp
         .col_tiles = static_cast<int>(cols / width),
         .tiles = static_cast<int>(tiles),
         .rounding = rule.mx_rounding};
-    const bool e5m2 = dgrad.codes.dtype == DType::e5m2;
+    const bool e5m2 = dgrad.data.dtype == DType::e5m2;
     const auto kernel =
         src.dtype == DType::f32
             ? (e5m2 ? mx_columns_kernel<DType::f32, DType::e5m2> : mx_columns_kernel<DType::f32, DType::e4m3>)

@@ -2,9 +2,16 @@
 // optimizer.h. Weights of other shapes: tiles.cu.
 #include "kernels/hopper/quantize/weight_tiles.h"
 
+#include "kernels/core/scaled_tensor.h"
 #include "kernels/hopper/device/adamw.h"
 #include "kernels/hopper/device/packed.h"
+#include "kernels/hopper/device/pdl.h"
+#include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/tiles.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper {
 
@@ -14,10 +21,10 @@ constexpr int kTile = static_cast<int>(kBlock);
 constexpr int kCtas = 2;
 constexpr int kThreads = 256, kStepThreads = 512;  // without, with a step
 constexpr int kRows = 8;                           // of a thread, 8 columns of each
-constexpr int kPiece = kTurnedPiece, kPieces = kTurnedPieces;
+constexpr int kPiece = kTransposedPiece, kPieces = kTransposedPieces;
 
 struct CopyTiles {
-    uint8_t* codes;  // null: no such copy
+    uint8_t* data;  // null: no such copy
     float* scales;
     int64_t scale_batch_stride;
     int scale_stride;
@@ -98,18 +105,18 @@ __device__ __forceinline__ void store_scale(const CopyTiles& copy, int batch, in
 
 // The turned tile leaves in 16-byte pieces, 8 threads a column. kColumns: neighbouring columns of one thread when it was turned.
 template <int kColumns, int kCtaThreads>
-__device__ __forceinline__ void store_turned(const WeightJob& job, const Place& place,
-                                             const uint32_t* turned) {
+__device__ __forceinline__ void store_transposed(const WeightJob& job, const Place& place,
+                                                 const uint32_t* turned) {
     const int rows = job.row_tiles * kTile, cols = job.col_tiles * kTile;
     const int piece = static_cast<int>(threadIdx.x) % kPieces;
     int col = static_cast<int>(threadIdx.x) / kPieces;
-    uint8_t* out = job.dgrad.codes +
+    uint8_t* out = job.dgrad.data +
                    (static_cast<int64_t>(place.batch) * cols + place.col_tile * kTile + col) * rows +
                    place.row_tile * kTile + piece * kPiece;
 #pragma unroll
     for (int i = 0; i < kTile * kPieces / kCtaThreads; ++i, col += kCtaThreads / kPieces) {
         *reinterpret_cast<uint4*>(out) =
-            *reinterpret_cast<const uint4*>(turned + turned_index<kColumns>(col, piece));
+            *reinterpret_cast<const uint4*>(turned + transposed_index<kColumns>(col, piece));
         out += static_cast<int64_t>(kCtaThreads / kPieces) * rows;
     }
 }
@@ -150,7 +157,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) weight_tiles_kernel(const Wei
     const int thread = static_cast<int>(threadIdx.x), octet = thread / kBlockThreads,
               part = thread % kBlockThreads;
     const int rows = job.row_tiles * kTile, cols = job.col_tiles * kTile;
-    wait_for_kernel_before();
+    pdl_wait();
     for (int tile = static_cast<int>(blockIdx.x); tile < job.tiles; tile += static_cast<int>(gridDim.x)) {
         if (tile != static_cast<int>(blockIdx.x)) __syncthreads();
         const Place place = place_of(job, tile);
@@ -162,21 +169,21 @@ __global__ void __launch_bounds__(kThreads, kCtas) weight_tiles_kernel(const Wei
         uint32_t amax = 0;
 #pragma unroll
         for (int k = 0; k < kRows; ++k) amax = max(amax, unit_magnitude(v[k]));
-        amax = __reduce_max_sync(0xFFFFFFFFu, amax);
+        amax = __reduce_max_sync(kFullMask, amax);
         if (thread % 32 == 0) reinterpret_cast<uint32_t*>(warp_max)[thread / 32] = amax;
         __syncthreads();
         const BlockScale scale = tile_scale<kCodes>(job, warp_max);
         const float multiplier = scale.multiplier;
-        if (job.fprop.codes != nullptr) {
+        if (job.fprop.data != nullptr) {
             if (thread == 0)
                 store_scale(job.fprop, place.batch, place.row_tile, place.col_tile, job.col_tiles,
                             scale.dequant);
 #pragma unroll
             for (int k = 0; k < kRows; ++k)
-                *reinterpret_cast<uint2*>(job.fprop.codes + at + static_cast<int64_t>(k) * cols) =
+                *reinterpret_cast<uint2*>(job.fprop.data + at + static_cast<int64_t>(k) * cols) =
                     encode_unit(v[k], multiplier, kCodes);
         }
-        if (job.dgrad.codes == nullptr) continue;
+        if (job.dgrad.data == nullptr) continue;
         if (thread == 0)
             store_scale(job.dgrad, place.batch, place.col_tile, place.row_tile, job.row_tiles, scale.dequant);
 #pragma unroll
@@ -185,11 +192,11 @@ __global__ void __launch_bounds__(kThreads, kCtas) weight_tiles_kernel(const Wei
                 return pack_fp8(v[k][i] * multiplier, v[k + 1][i] * multiplier, v[k + 2][i] * multiplier,
                                 v[k + 3][i] * multiplier, kCodes);
             };
-            *reinterpret_cast<uint2*>(turned + turned_index<kUnit>(part * kUnit + i, octet / 2) +
+            *reinterpret_cast<uint2*>(turned + transposed_index<kUnit>(part * kUnit + i, octet / 2) +
                                       octet % 2 * 2) = uint2{four(0), four(4)};
         }
         __syncthreads();
-        store_turned<kUnit, kThreads>(job, place, turned);
+        store_transposed<kUnit, kThreads>(job, place, turned);
     }
 }
 
@@ -241,16 +248,16 @@ __global__ void __launch_bounds__(kStepThreads, kCtas) step_tiles_kernel(const W
             largest = fmaxf(fmaxf(largest, fmaxf(fabsf(master.x), fabsf(master.y))),
                             fmaxf(fabsf(master.z), fabsf(master.w)));
         }
-        const uint32_t amax = __reduce_max_sync(0xFFFFFFFFu, __float_as_uint(largest));
+        const uint32_t amax = __reduce_max_sync(kFullMask, __float_as_uint(largest));
         if (lane == 0) reinterpret_cast<uint32_t*>(shared.warp_max)[warp] = amax;
         __syncthreads();
         const BlockScale scale = tile_scale<kCodes>(job, shared.warp_max);
         const Place place = place_of(job, tile);
         if (thread == 0) {
-            if (job.fprop.codes != nullptr)
+            if (job.fprop.data != nullptr)
                 store_scale(job.fprop, place.batch, place.row_tile, place.col_tile, job.col_tiles,
                             scale.dequant);
-            if (job.dgrad.codes != nullptr)
+            if (job.dgrad.data != nullptr)
                 store_scale(job.dgrad, place.batch, place.col_tile, place.row_tile, job.row_tiles,
                             scale.dequant);
         }
@@ -263,26 +270,27 @@ __global__ void __launch_bounds__(kStepThreads, kCtas) step_tiles_kernel(const W
                 const float4 v = shared.masters[(square * 4 + k) * kStepThreads + thread];
                 codes[k] = pack_fp8(v.x * scale.multiplier, v.y * scale.multiplier, v.z * scale.multiplier,
                                     v.w * scale.multiplier, kCodes);
-                if (job.fprop.codes != nullptr)
-                    *reinterpret_cast<uint32_t*>(job.fprop.codes + start(tile) +
+                if (job.fprop.data != nullptr)
+                    *reinterpret_cast<uint32_t*>(job.fprop.data + start(tile) +
                                                  static_cast<int64_t>(square * 4 + k) * cols) = codes[k];
             }
-            turn_square(codes, squares[square]);
+            transpose_4x4(codes, squares[square]);
         }
-        if (job.dgrad.codes != nullptr) {
+        if (job.dgrad.data != nullptr) {
 #pragma unroll
             for (int i = 0; i < kStepCols; ++i)  // 8 rows of a column: half a piece
-                *reinterpret_cast<uint2*>(turned + turned_index<kStepCols>(lane * kStepCols + i, warp / 2) +
-                                          warp % 2 * 2) = uint2{squares[0][i], squares[1][i]};
+                *reinterpret_cast<uint2*>(
+                    turned + transposed_index<kStepCols>(lane * kStepCols + i, warp / 2) + warp % 2 * 2) =
+                    uint2{squares[0][i], squares[1][i]};
         }
         __syncthreads();
-        if (job.dgrad.codes != nullptr) store_turned<kStepCols, kStepThreads>(job, place, turned);
+        if (job.dgrad.data != nullptr) store_transposed<kStepCols, kStepThreads>(job, place, turned);
     }
 }
 
-CopyTiles copy_tiles(const Fp8Tensor& copy) {
+CopyTiles copy_tiles(const ScaledTensor& copy) {
     if (!copy) return {};
-    return {.codes = static_cast<uint8_t*>(copy.codes.data),
+    return {.data = static_cast<uint8_t*>(copy.data.data),
             .scales = copy.scales.as<float>(),
             .scale_batch_stride = copy.scales.rank == 3 ? copy.scales.dim(1) * copy.scales.dim(2) : 0,
             .scale_stride = static_cast<int>(copy.scales.cols())};
@@ -295,7 +303,7 @@ unsigned grid_of(const WeightJob& job, const Launch& launch) {
 void launch(const WeightJob& job, DType codes, const Launch& launch) {
     const auto kernel =
         codes == DType::e5m2 ? weight_tiles_kernel<DType::e5m2> : weight_tiles_kernel<DType::e4m3>;
-    launch_behind(kernel, grid_of(job, launch), kThreads, 0, launch, "weight_tiles", job);
+    launch_pdl(kernel, grid_of(job, launch), kThreads, 0, launch, "weight_tiles", job);
 }
 void launch_step(const WeightJob& job, DType codes, const Launch& launch) {
     const auto kernel =
@@ -310,13 +318,13 @@ bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % k
 }  // namespace
 
 bool launch_weight_tiles(const TensorView& src, const op::AdamW* step, const QuantizeRule& rule,
-                         const Fp8Tensor& fprop, const Fp8Tensor& dgrad, const Launch& launch_args) {
+                         const ScaledTensor& fprop, const ScaledTensor& dgrad, const Launch& launch_args) {
     const int64_t rows = src.dim(-2), cols = src.dim(-1), batches = src.rank == 3 ? src.dim(0) : 1;
     const int64_t tiles = batches * (rows / kTile) * (cols / kTile);
     if (tiles == 0 || tiles > INT32_MAX / 2 || rows % kTile != 0 || cols % kTile != 0) return false;
-    if ((!fprop && !dgrad) || (fprop && dgrad && fprop.codes.dtype != dgrad.codes.dtype)) return false;
-    for (const Fp8Tensor* copy : {&fprop, &dgrad})
-        if (*copy && (copy->layout != ScaleLayout::block128 || !is_aligned(copy->codes.data))) return false;
+    if ((!fprop && !dgrad) || (fprop && dgrad && fprop.data.dtype != dgrad.data.dtype)) return false;
+    for (const ScaledTensor* copy : {&fprop, &dgrad})
+        if (*copy && (copy->layout != ScaleLayout::block128 || !is_aligned(copy->data.data))) return false;
     WeightJob job = {.src = row_view(src),
                      .step = {},
                      .fprop = copy_tiles(fprop),
@@ -331,7 +339,7 @@ bool launch_weight_tiles(const TensorView& src, const op::AdamW* step, const Qua
             if (!is_aligned(view->data)) return false;
         job.step = adamw_args(*step);
     }
-    const DType codes = fprop ? fprop.codes.dtype : dgrad.codes.dtype;
+    const DType codes = fprop ? fprop.data.dtype : dgrad.data.dtype;
     if (step != nullptr)
         launch_step(job, codes, launch_args);
     else

@@ -1,8 +1,14 @@
 // The form of the 128x128 tiles for whole columns of BF16 values: transposed codes with scales along the routed rows, alone or together with
 // the row copy. Everything else: tiles.cu. Contract: kernels/ops/quantize.h.
+#include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/packed.h"
+#include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/tiles.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/quantize/tiles.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper {
 
@@ -53,7 +59,6 @@ template <DType kCodes>
 __device__ __forceinline__ void write_rows(const WideJob& job, const uint4 (&words)[kRows],
                                            const RowTile& tile, int col_tile) {
     static_assert(kRows == 4 && kBlockThreads == 16);
-    constexpr uint32_t kAll = 0xFFFFFFFFu;
     const int quad = static_cast<int>(threadIdx.x) / kBlockThreads,
               part = static_cast<int>(threadIdx.x) % kBlockThreads;
     const int64_t row = job.rows.base() + tile.row + quad * kRows;
@@ -67,12 +72,13 @@ __device__ __forceinline__ void write_rows(const WideJob& job, const uint4 (&wor
                               max_bf16x2(abs_bf16x2(words[k].z), abs_bf16x2(words[k].w)));
     const bool upper = part % 2 != 0, odd = part / 2 % 2 != 0;  // rows 2 and 3; of these the second
     const uint32_t even_row = max_bf16x2(upper ? pairs[2] : pairs[0],
-                                         __shfl_xor_sync(kAll, upper ? pairs[0] : pairs[2], 1)),
+                                         __shfl_xor_sync(kFullMask, upper ? pairs[0] : pairs[2], 1)),
                    odd_row = max_bf16x2(upper ? pairs[3] : pairs[1],
-                                        __shfl_xor_sync(kAll, upper ? pairs[1] : pairs[3], 1));
-    uint32_t pair = max_bf16x2(odd ? odd_row : even_row, __shfl_xor_sync(kAll, odd ? even_row : odd_row, 2));
-    pair = max_bf16x2(pair, __shfl_xor_sync(kAll, pair, 4));
-    pair = max_bf16x2(pair, __shfl_xor_sync(kAll, pair, 8));
+                                        __shfl_xor_sync(kFullMask, upper ? pairs[1] : pairs[3], 1));
+    uint32_t pair =
+        max_bf16x2(odd ? odd_row : even_row, __shfl_xor_sync(kFullMask, odd ? even_row : odd_row, 2));
+    pair = max_bf16x2(pair, __shfl_xor_sync(kFullMask, pair, 4));
+    pair = max_bf16x2(pair, __shfl_xor_sync(kFullMask, pair, 8));
     const int own = part % 2 * 2 + part / 2 % 2;
     BlockScale scale = {0.0f, 0.0f, 0};
     if (quad * kRows + own < tile.count)
@@ -80,7 +86,7 @@ __device__ __forceinline__ void write_rows(const WideJob& job, const uint4 (&wor
     if (part < kRows && quad * kRows + own < inside) job.row_scales.store(row + own, col_tile, scale);
 #pragma unroll
     for (int k = 0; k < kRows; ++k, out += job.cols) {
-        const float multiplier = __shfl_sync(kAll, scale.multiplier, k / 2 + k % 2 * 2, kBlockThreads);
+        const float multiplier = __shfl_sync(kFullMask, scale.multiplier, k / 2 + k % 2 * 2, kBlockThreads);
         float v[kUnit];
         unpack_unit(words[k], DType::bf16, v);
         if (quad * kRows + k < inside)  // the values of a pad are 0: so are its codes
@@ -101,7 +107,7 @@ template <DType kCodes, bool kBoth>
 __global__ void __launch_bounds__(kThreads, kCtas) quantize_wide_tiles_kernel(const WideJob job) {
     __shared__ uint4 part_pieces[kParts * kPartWords / 4];
     __shared__ float4 multiplier_pieces[kTile / 4];
-    __shared__ uint4 turned_pieces[kTurnedWords / 4];
+    __shared__ uint4 turned_pieces[kTransposedWords / 4];
     uint32_t* const turned = reinterpret_cast<uint32_t*>(turned_pieces);
     float* const multipliers = reinterpret_cast<float*>(multiplier_pieces);
     const int thread = static_cast<int>(threadIdx.x), quad = thread / kThreadsOfRow,
@@ -128,7 +134,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_wide_tiles_kernel(co
 #pragma unroll
                 for (int k = 1; k < kRows; ++k)
                     largest[j] = max_bf16x2(largest[j], abs_bf16x2(word_of(words[k], j)));
-                largest[j] = max_bf16x2(largest[j], __shfl_xor_sync(0xFFFFFFFFu, largest[j], kThreadsOfRow));
+                largest[j] = max_bf16x2(largest[j], __shfl_xor_sync(kFullMask, largest[j], kThreadsOfRow));
             }
             if (thread % 32 < kThreadsOfRow)
                 part_pieces[thread / 32 * (kPartWords / 4) + part] =
@@ -137,7 +143,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_wide_tiles_kernel(co
         if constexpr (kBoth) {
             write_rows<kCodes>(job, words, tile, col_tile);
 #pragma unroll
-            for (int k = 0; k < kRows; ++k) forget(words[k]);
+            for (int k = 0; k < kRows; ++k) opaque(words[k]);
         }
         __syncthreads();
         if (!known) {
@@ -172,7 +178,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_wide_tiles_kernel(co
                 low[k] = __uint_as_float(pair << 16) * m.x;
                 high[k] = __uint_as_float(pair & 0xFFFF0000u) * m.y;
             }
-            uint32_t* out = turned + turned_index<kUnit>(part * kUnit + 2 * j, quad / 4) + quad % 4;
+            uint32_t* out = turned + transposed_index<kUnit>(part * kUnit + 2 * j, quad / 4) + quad % 4;
             out[0] = pack_fp8(low[0], low[1], low[2], low[3], kCodes);
             out[kColumnWords] = pack_fp8(high[0], high[1], high[2], high[3], kCodes);
         }
@@ -213,12 +219,12 @@ bool launch_quantize_wide_tiles(const TileSource& source, const TileShape& shape
         source.rstd != nullptr || shape.cols % kTile != 0 || !source.values.vector)
         return false;
     if (columns.share != Share::block && !table) return false;
-    if (both && (rows.share != Share::block || !rows.codes.vector || rows.codes.dtype != columns.codes.dtype))
+    if (both && (rows.share != Share::block || !rows.data.vector || rows.data.dtype != columns.data.dtype))
         return false;
     const WideJob job = {.src = source.values,
-                         .rows = rows.codes,
+                         .rows = rows.data,
                          .row_scales = rows.scales,
-                         .columns = columns.codes,
+                         .columns = columns.data,
                          .column_scales = static_cast<float*>(columns.scales.data),
                          .multipliers = table ? columns.multipliers : nullptr,
                          .groups = shape.groups,

@@ -1,6 +1,8 @@
 // The choice of a token's experts by one warp: the K largest keys in order, ties to the lowest index, and the limit to the best groups.
 #pragma once
 
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/router/scores.h"
 
 namespace fp8flow::hopper {
@@ -21,12 +23,12 @@ __device__ __forceinline__ void choose_in_rounds(const R& row, uint32_t (&keys)[
                                                  const Emit& emit) {
 #pragma unroll 1
     for (int k = 0; k < topk; ++k) {
-        const uint32_t largest = __reduce_max_sync(kWholeWarp, largest_of(keys));
+        const uint32_t largest = __reduce_max_sync(kFullMask, largest_of(keys));
         uint32_t place = 0xFFFFFFFFu;
 #pragma unroll
         for (int j = R::kCount - 1; j >= 0; --j)
             if (keys[j] == largest) place = static_cast<uint32_t>(row.expert(j));
-        place = __reduce_min_sync(kWholeWarp, place);
+        place = __reduce_min_sync(kFullMask, place);
 #pragma unroll
         for (int j = 0; j < R::kCount; ++j)
             if (place == static_cast<uint32_t>(row.expert(j))) keys[j] = kExcluded;
@@ -75,7 +77,7 @@ __device__ __forceinline__ void choose(const R& row, int topk, const KeyAt& key_
             for (int k = 0; k <= topk; ++k) {  // one more than are chosen
 #pragma unroll
                 for (int u = 0; u < kTokens; ++u) {
-                    const uint32_t best = __reduce_max_sync(kWholeWarp, v[u][0]);
+                    const uint32_t best = __reduce_max_sync(kFullMask, v[u][0]);
                     if (warp_lane() == k) chosen[u] = best;
                     const bool mine = v[u][0] == best;
 #pragma unroll
@@ -85,8 +87,8 @@ __device__ __forceinline__ void choose(const R& row, int topk, const KeyAt& key_
             }
 #pragma unroll
             for (int u = 0; u < kTokens; ++u) {
-                const uint32_t next = __shfl_down_sync(kWholeWarp, chosen[u], 1);
-                if (__any_sync(kWholeWarp, warp_lane() < topk && (chosen[u] | kPlaces) == (next | kPlaces)))
+                const uint32_t next = __shfl_down_sync(kFullMask, chosen[u], 1);
+                if (__any_sync(kFullMask, warp_lane() < topk && (chosen[u] | kPlaces) == (next | kPlaces)))
                     continue;
                 unknown ^= 1u << u;
                 if (warp_lane() < topk)
@@ -126,7 +128,7 @@ __device__ __noinline__ void exclude_groups(int groups, int kept, int experts, i
                 if (pair < last && pair > best) best = pair;
             }
             for (int distance = 1; distance < threads; distance *= 2)
-                best = max(best, __shfl_xor_sync(kWholeWarp, best, distance));
+                best = max(best, __shfl_xor_sync(kFullMask, best, distance));
             last = best;
             sum += from_key(key_of(best));
         }

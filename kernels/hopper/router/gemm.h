@@ -2,6 +2,7 @@
 // allow it: many experts on warpgroup instructions (gemm_wgmma.cu), few on mma.sync, and whatever those do not take (gemm_mma.cu).
 #pragma once
 
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/runtime/launch.h"
 #include "kernels/ops/router.h"
 

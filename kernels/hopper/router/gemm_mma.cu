@@ -4,7 +4,11 @@
 #include "kernels/hopper/router/gemm.h"
 
 #include "kernels/hopper/device/mma.h"
+#include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
+#include "kernels/hopper/runtime/launch.h"
 
 #include <cuda_pipeline.h>
 
@@ -12,7 +16,6 @@ namespace fp8flow::hopper {
 
 namespace {
 
-constexpr int kWarp = 32;
 constexpr int kPiece =
     8;  // BF16 values of a 16-byte copy; also what keeps eight rows of a tile in different banks
 constexpr int kDepthOfMma = 16;
@@ -26,7 +29,7 @@ struct Tiling {
     static constexpr Kind kKind = kKindOf;
     static constexpr int kRows = kRowsOf, kCols = kColsOf, kDepth = kDepthOf, kStages = kStagesOf,
                          kCtasPerSm = kCtasOf;
-    static constexpr int kColWarps = kWarpsAcross, kThreads = kWarpsDown * kWarpsAcross * kWarp;
+    static constexpr int kColWarps = kWarpsAcross, kThreads = kWarpsDown * kWarpsAcross * kWarpSize;
     static constexpr int kWarpRows = kRows / kWarpsDown, kWarpCols = kCols / kWarpsAcross;
     // An operand lies along the contraction ([output][term]) or across it ([term][output]), in memory as in its tile.
     static constexpr bool kAlongA = kKind != Kind::weight, kAlongB = kKind == Kind::logits;
@@ -81,7 +84,7 @@ template <class T>
 __device__ __forceinline__ void multiply_stage(const uint16_t* stage, int row0, int col0,
                                                float (&sum)[T::kWarpRows / 16][T::kWarpCols / 8][4]) {
     const uint16_t* b_tile = stage + T::kParts * T::kElementsA;
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const int low = lane % 8, middle = lane / 8 % 2 * 8, high = lane / 16 * 8;
 #pragma unroll
     for (int k = 0; k < T::kDepth; k += kDepthOfMma) {
@@ -90,8 +93,8 @@ __device__ __forceinline__ void multiply_stage(const uint16_t* stage, int row0, 
         for (int j = 0; j < T::kWarpCols / 16; ++j) {
             const int col = col0 + 16 * j + high + (T::kAlongB ? low : 0),
                       at_k = k + middle + (T::kAlongB ? 0 : low);
-            load_matrices<!T::kAlongB>(
-                b_tile + (T::kAlongB ? col * T::kLineB + at_k : at_k * T::kLineB + col), b[j]);
+            ldmatrix_x4<!T::kAlongB>(b_tile + (T::kAlongB ? col * T::kLineB + at_k : at_k * T::kLineB + col),
+                                     b[j]);
         }
 #pragma unroll
         for (int part = T::kParts - 1; part >= 0; --part) {
@@ -101,11 +104,11 @@ __device__ __forceinline__ void multiply_stage(const uint16_t* stage, int row0, 
                 uint32_t a[4];  // rows 0-7 and 8-15 at k, then both at k + 8
                 const int row = row0 + 16 * i + middle + (T::kAlongA ? low : 0),
                           at_k = k + high + (T::kAlongA ? 0 : low);
-                load_matrices<!T::kAlongA>(
+                ldmatrix_x4<!T::kAlongA>(
                     a_tile + (T::kAlongA ? row * T::kLineA + at_k : at_k * T::kLineA + row), a);
 #pragma unroll
                 for (int j = 0; j < T::kWarpCols / 8; ++j)
-                    multiply_accumulate(a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1], sum[i][j]);
+                    mma_bf16(a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1], sum[i][j]);
             }
         }
     }
@@ -147,7 +150,7 @@ __global__ __launch_bounds__(T::kThreads, T::kCtasPerSm) void product_kernel(con
     extern __shared__ __align__(16) uint16_t shared[];
     constexpr int kRowTiles = T::kWarpRows / 16, kColTiles = T::kWarpCols / 8;
     constexpr int kOutPieces = T::kRows * T::kCols / kPiece / T::kThreads, kPerRow = T::kCols / kPiece;
-    const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarpSize, warp = thread / kWarpSize;
     const int row0 = warp / T::kColWarps * T::kWarpRows, col0 = warp % T::kColWarps * T::kWarpCols;
     const int stages = static_cast<int>((job.terms + T::kDepth - 1) / T::kDepth);
     for (int64_t item = blockIdx.x; item < job.row_tiles * job.col_tiles; item += gridDim.x) {
@@ -270,8 +273,8 @@ constexpr int kSplitThreads = 256;
 __global__ __launch_bounds__(kSplitThreads) void gradient_parts_kernel(const float* dlogits,
                                                                        const GradientParts parts,
                                                                        int64_t pitch, bool wide) {
-    let_next_start();
-    wait_for_kernel_before();
+    pdl_launch_dependents();
+    pdl_wait();
     if (blockIdx.x == 0)
         for (int64_t b = threadIdx.x; b <= parts.blocks.count; b += kSplitThreads) {
             const int64_t first = min(b * parts.blocks.length, parts.tokens);
@@ -331,8 +334,8 @@ void launch_gradient_parts(const float* dlogits, const GradientParts& parts, con
     const int64_t pitch = GradientParts::pitch_of(parts.experts), count = parts.tokens * pitch / kPiece;
     if (count == 0) return;
     const bool wide = parts.experts % kPiece == 0 && reinterpret_cast<uintptr_t>(dlogits) % 16 == 0;
-    launch_behind(gradient_parts_kernel, grid_for(ceil_div(count, kSplitThreads), on), kSplitThreads, on,
-                  "router_logits_backward: parts", dlogits, parts, pitch, wide);
+    launch_pdl(gradient_parts_kernel, grid_for(ceil_div(count, kSplitThreads), on), kSplitThreads, on,
+               "router_logits_backward: parts", dlogits, parts, pitch, wide);
 }
 
 void launch_weight_gradient(const WeightGradient& job, const Launch& on) {

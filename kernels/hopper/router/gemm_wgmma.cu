@@ -1,7 +1,18 @@
 // The router's products of many experts on warpgroup instructions: logits, dx and dweight of BF16 operands. What logits.cu launches
 // where shapes and alignment allow it; few experts and the rest: gemm_mma.cu. Stages, barriers, pairs of CTAs: gemm/sm90/pipeline.h.
+#include "kernels/hopper/device/cluster.h"
+#include "kernels/hopper/device/mbarrier.h"
+#include "kernels/hopper/device/memory.h"
+#include "kernels/hopper/device/pdl.h"
+#include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/device/tma.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
+#include "kernels/hopper/device/warpgroup.h"
+#include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/gemm/sm90/pipeline.h"
 #include "kernels/hopper/router/gemm.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper {
 
@@ -43,23 +54,24 @@ __device__ void multiply_logits(const LogitTiles& job, WgmmaShared& shared, int 
         float sum[128];
         int before = 0;  // stage whose products may still be under way
         for (int step = 0; step < at.steps; ++step) {
-            barrier_wait(&shared.full[stage.index], stage.parity);
+            mbarrier_wait(&shared.full[stage.index], stage.parity);
             const uint8_t *a = shared.stages[stage.index], *b = a + kSideBytes;
-            const uint64_t at_a = swizzled_rows(a + warpgroup * 64 * kStageRowBytes), at_b = swizzled_rows(b);
+            const uint64_t at_a = k_major_descriptor(a + warpgroup * 64 * kStageRowBytes),
+                           at_b = k_major_descriptor(b);
             wgmma_fence();
-            keep_in_place(sum);
+            wgmma_fence_operand(sum);
 #pragma unroll
             for (int k = 0; k < kDepth / 16; ++k)
-                multiply_bf16<0, 0>(sum, at_a + 2 * k, at_b + 2 * k, step > 0 || k > 0);
+                wgmma_bf16<0, 0>(sum, at_a + 2 * k, at_b + 2 * k, step > 0 || k > 0);
             wgmma_commit();
-            keep_in_place(sum);
+            wgmma_fence_operand(sum);
             wgmma_wait<1>();
             if (step > 0) release_stage(shared, before);
             before = stage.index;
             stage.advance();
         }
         wgmma_wait<0>();
-        keep_in_place(sum);
+        wgmma_fence_operand(sum);
         release_stage(shared, before);
         // of every 16 columns a lane stores four: join_columns
         const int first = quad % 2 * 8 + quad / 2 * 4;
@@ -72,7 +84,7 @@ __device__ void multiply_logits(const LogitTiles& job, WgmmaShared& shared, int 
                 const float* const v = sum + 4 * j + 2 * r;
                 const float4 four = join_columns({v[0], v[1]}, {v[4], v[5]});
                 if (8 * j < columns)
-                    store_in_memory(reinterpret_cast<float4*>(to + 8 * r * job.experts + 8 * j), four);
+                    store_vector(reinterpret_cast<float4*>(to + 8 * r * job.experts + 8 * j), four);
             }
         }
     }
@@ -93,9 +105,9 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
             const int row = static_cast<int>(at.row), col = static_cast<int>(at.col);
             for (int step = 0; step < at.steps; ++step) {
                 const int k = (at.first_step + step) * kDepth;
-                Barrier* const full = &shared.full[stage.index];
-                barrier_wait(&shared.empty[stage.index], stage.parity ^ 1);  // in both CTAs
-                barrier_arrive_expect_bytes(full, kStageBytes);
+                Mbarrier* const full = &shared.full[stage.index];
+                mbarrier_wait(&shared.empty[stage.index], stage.parity ^ 1);  // in both CTAs
+                mbarrier_arrive_expect_tx(full, kStageBytes);
                 uint8_t *a = shared.stages[stage.index], *b = a + kSideBytes;
                 load_operand<2>(Load::own, rank, &map_x, full, a, kSideBytes / 2,
                                 [&](int i) { return make_int2(k, row + i * kTileRows / 2); });
@@ -118,7 +130,7 @@ static_assert(kMostSteps * kDepth == kMostInputExperts);
 struct InputShared {
     alignas(1024) uint8_t dlogits[2][kMostSteps][kSideBytes];
     alignas(1024) uint8_t stages[kInputStages][kInputStageBytes];
-    Barrier dlogits_full[1], dlogits_empty[1], full[kInputStages], empty[kInputStages];
+    Mbarrier dlogits_full[1], dlogits_empty[1], full[kInputStages], empty[kInputStages];
 };
 constexpr size_t kInputShared = sizeof(InputShared) + 1024;
 static_assert(kInputShared <= 232448);
@@ -145,47 +157,46 @@ __device__ void load_input_tiles(const InputTiles& job, InputShared& shared, con
     RingPosition<kInputStages> stage;
     RingPosition<1> rows;
     const auto next_stage = [&](auto start) {
-        Barrier* const full = &shared.full[stage.index];
-        barrier_wait(&shared.empty[stage.index], stage.parity ^ 1);
-        barrier_arrive_expect_bytes(full, kInputStageBytes);
+        Mbarrier* const full = &shared.full[stage.index];
+        mbarrier_wait(&shared.empty[stage.index], stage.parity ^ 1);
+        mbarrier_arrive_expect_tx(full, kInputStageBytes);
         start(full, shared.stages[stage.index]);
         stage.advance();
     };
     for (int64_t item = blockIdx.x; item < job.items; item += gridDim.x) {
         const InputTiles::Place at = job.place(item);
         const int row = static_cast<int>(at.row);
-        barrier_wait(&shared.dlogits_empty[0], rows.parity ^ 1);
-        barrier_arrive_expect_bytes(&shared.dlogits_full[0],
-                                    static_cast<uint32_t>(2 * job.steps * kSideBytes));
+        mbarrier_wait(&shared.dlogits_empty[0], rows.parity ^ 1);
+        mbarrier_arrive_expect_tx(&shared.dlogits_full[0], static_cast<uint32_t>(2 * job.steps * kSideBytes));
         for (int part = 0; part < 2; ++part)
             for (int step = 0; step < job.steps; ++step)
-                tensor_load(map_dlogits, &shared.dlogits_full[0], shared.dlogits[part][step],
-                            part * job.pitch + step * kDepth, row);
+                tma_load(map_dlogits, &shared.dlogits_full[0], shared.dlogits[part][step],
+                         part * job.pitch + step * kDepth, row);
         rows.advance();
         for (int64_t tile = at.first; tile < at.last; ++tile) {
             const int col = static_cast<int>(tile * kTileCols);
             for (int step = 0; step < job.steps; ++step)
-                next_stage([&](Barrier* full, uint8_t* to) {
+                next_stage([&](Mbarrier* full, uint8_t* to) {
 #pragma unroll
                     for (int i = 0; i < kTileCols / kPanel; ++i)
-                        tensor_load(map_w, full, to + i * kPanelBytes, col + i * kPanel, step * kDepth);
+                        tma_load(map_w, full, to + i * kPanelBytes, col + i * kPanel, step * kDepth);
                 });
             if (!job.has_addend) continue;
             for (int half = 0; half < kInHalves; ++half)
-                next_stage([&](Barrier* full, uint8_t* to) {
+                next_stage([&](Mbarrier* full, uint8_t* to) {
                     const int first = col + half * kTileCols / kInHalves;
 #pragma unroll
                     for (int i = 0; i < kInputStageBytes / kSideBytes; ++i)
-                        tensor_load(map_in, full, to + i * kSideBytes, first + i * kPanel, row);
+                        tma_load(map_in, full, to + i * kSideBytes, first + i * kPanel, row);
                 });
         }
     }
 }
 
 // A computing warp is done with what the barrier guards, in all its lanes.
-__device__ __forceinline__ void release(Barrier* empty) {
+__device__ __forceinline__ void release(Mbarrier* empty) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty);
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(empty);
 }
 
 // A finished tile's part of a thread, rounded: word 2 * j + r holds two columns of chunk j (of 8) of its row r (of two, 8 apart).
@@ -206,7 +217,7 @@ __device__ __forceinline__ void store_finished(const InputTiles& job, const Fini
 #pragma unroll
             for (int c = 0; c < 4; ++c) words[c] = f.words[2 * (j + c) + r];
             const uint4 chunk = gather_chunk(words);
-            if (8 * (j + quad) < columns) store_in_memory(reinterpret_cast<uint4*>(to + 8 * j), chunk);
+            if (8 * (j + quad) < columns) store_vector(reinterpret_cast<uint4*>(to + 8 * j), chunk);
         }
     }
 }
@@ -222,28 +233,28 @@ __device__ void multiply_input_tiles(const InputTiles& job, InputShared& shared,
     bool unstored = false;
     for (int64_t item = blockIdx.x; item < job.items; item += gridDim.x) {
         const InputTiles::Place at = job.place(item);
-        barrier_wait(&shared.dlogits_full[0], rows.parity);
+        mbarrier_wait(&shared.dlogits_full[0], rows.parity);
         rows.advance();
         for (int64_t tile = at.first; tile < at.last; ++tile) {
             float sum[128];
             int before = 0;  // stage whose products may still be under way
             for (int step = 0; step < job.steps; ++step) {
-                barrier_wait(&shared.full[stage.index], stage.parity);
-                const uint64_t large =
-                                   swizzled_rows(shared.dlogits[0][step] + warpgroup * 64 * kStageRowBytes),
-                               small =
-                                   swizzled_rows(shared.dlogits[1][step] + warpgroup * 64 * kStageRowBytes),
-                               w = swizzled_columns(shared.stages[stage.index]);
+                mbarrier_wait(&shared.full[stage.index], stage.parity);
+                const uint64_t large = k_major_descriptor(shared.dlogits[0][step] +
+                                                          warpgroup * 64 * kStageRowBytes),
+                               small = k_major_descriptor(shared.dlogits[1][step] +
+                                                          warpgroup * 64 * kStageRowBytes),
+                               w = mn_major_descriptor(shared.stages[stage.index]);
                 wgmma_fence();
-                keep_in_place(sum);
+                wgmma_fence_operand(sum);
 #pragma unroll
                 for (int k = 0; k < kDepth / 16; ++k) {
                     constexpr int kStep = 16 * kStageRowBytes / 16;
-                    multiply_bf16<0, 1>(sum, small + 2 * k, w + kStep * k, step > 0 || k > 0);
-                    multiply_bf16<0, 1>(sum, large + 2 * k, w + kStep * k, 1);
+                    wgmma_bf16<0, 1>(sum, small + 2 * k, w + kStep * k, step > 0 || k > 0);
+                    wgmma_bf16<0, 1>(sum, large + 2 * k, w + kStep * k, 1);
                 }
                 wgmma_commit();
-                keep_in_place(sum);
+                wgmma_fence_operand(sum);
                 if (unstored && step == store_at) {
                     store_finished(job, finished);
                     unstored = false;
@@ -254,13 +265,13 @@ __device__ void multiply_input_tiles(const InputTiles& job, InputShared& shared,
                 stage.advance();
             }
             wgmma_wait<0>();
-            keep_in_place(sum);
+            wgmma_fence_operand(sum);
             release(&shared.empty[before]);
             if (job.has_addend) {
 #pragma unroll
                 for (int half = 0; half < kInHalves; ++half) {
                     constexpr int kChunks = kTileCols / kInHalves / 8;
-                    barrier_wait(&shared.full[stage.index], stage.parity);
+                    mbarrier_wait(&shared.full[stage.index], stage.parity);
                     const uint8_t* const in = shared.stages[stage.index] + row0 * kStageRowBytes + quad * 4;
 #pragma unroll
                     for (int j = 0; j < kChunks; ++j) {
@@ -304,12 +315,12 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
         init_ring(s.dlogits_full, s.dlogits_empty, kMathWarps);
         init_ring(s.full, s.empty, kMathWarps);
     });
-    const int role = same_in_warp(static_cast<int>(threadIdx.x) / kWarpgroup);
+    const int role = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroup);
     if (role == 0) {
-        give_registers<kLoaderRegisters>();
+        release_registers<kLoaderRegisters>();
         if (threadIdx.x == 0) load_input_tiles(job, shared, &map_dlogits, &map_w, &map_in);
     } else {
-        take_registers<kMathRegisters>();
+        acquire_registers<kMathRegisters>();
         multiply_input_tiles(job, shared, role - 1);
     }
 }
@@ -321,8 +332,8 @@ constexpr int kAddThreads = 256;
 __global__ __launch_bounds__(kAddThreads) void add_weight_parts_kernel(const float4* sums, int64_t blocks,
                                                                        int64_t part, int64_t count,
                                                                        Gradient mode, float4* dweight) {
-    let_next_start();
-    wait_for_kernel_before();
+    pdl_launch_dependents();
+    pdl_wait();
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * kAddThreads + threadIdx.x; i < count;
          i += static_cast<int64_t>(gridDim.x) * kAddThreads) {
         float4 total{};
@@ -404,8 +415,8 @@ void launch_wgmma_input_gradient(const InputGradient& job, const Launch& on) {
                       map_in = tensor_map(job.dx_in != nullptr ? job.dx_in : job.dx, DType::bf16,
                                           parts.tokens, job.hidden, kTileRows);
     allow_shared_memory(input_kernel, kInputShared, kOp);
-    launch_behind(input_kernel, grid_for(tiles.items, on, 1), dim3(kWgmmaThreads), kInputShared, on, kOp,
-                  tiles, map_dlogits, map_w, map_in);
+    launch_pdl(input_kernel, grid_for(tiles.items, on, 1), dim3(kWgmmaThreads), kInputShared, on, kOp, tiles,
+               map_dlogits, map_w, map_in);
 }
 
 bool wgmma_takes_weight_gradient(const WeightGradient& job) {
@@ -433,17 +444,17 @@ void launch_wgmma_weight_gradient(const WeightGradient& job, const WeightSums& s
         product.m = 2 * pitch;
         product.n = job.hidden;
         product.k = parts.tokens;
-        product.a.codes = parts.data;
+        product.a.data = parts.data;
         product.a.dtype = DType::bf16;
-        product.b.codes = job.x;
+        product.b.data = job.x;
         product.b.dtype = DType::bf16;
         product.d = sums.data;
         launch_wgmma_bf16_wgrad(product, {parts.tokens, 2 * pitch}, {parts.tokens, job.hidden}, on);
         const int64_t count = parts.experts * job.hidden / 4;
-        launch_behind(add_weight_parts_kernel, grid_for(ceil_div(count, kAddThreads), on), kAddThreads, on,
-                      "router_logits_backward: dweight", reinterpret_cast<const float4*>(sums.data), blocks,
-                      pitch * job.hidden / 4, count, first == 0 ? job.mode : Gradient::accumulate,
-                      reinterpret_cast<float4*>(job.dweight));
+        launch_pdl(add_weight_parts_kernel, grid_for(ceil_div(count, kAddThreads), on), kAddThreads, on,
+                   "router_logits_backward: dweight", reinterpret_cast<const float4*>(sums.data), blocks,
+                   pitch * job.hidden / 4, count, first == 0 ? job.mode : Gradient::accumulate,
+                   reinterpret_cast<float4*>(job.dweight));
     }
 }
 

@@ -1,9 +1,12 @@
 // The router's projection and its gradients on the GPU: fp32 fma in blocks of the contraction, block sums added in ascending order by a
 // second kernel, so the bits are the reference's. BF16 rows go to gemm_wgmma.cu and gemm_mma.cu; here are the second kernel, and a product for
 // all other types and alignments.
+#include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/vector_io.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/router/gemm.h"
+#include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/workspace.h"
 
 namespace fp8flow {
@@ -40,31 +43,31 @@ struct ProductArgs {
 // This thread's eight elements of a tile of kTile rows by kDepth terms; zero outside.
 template <bool kAlongTerms>
 __device__ __forceinline__ void load_tile(const Operand& from, int64_t first_row, int64_t first_term,
-                                          int64_t terms, float (&v)[kVector]) {
+                                          int64_t terms, float (&v)[kUnit]) {
     const int thread = static_cast<int>(threadIdx.x);
     if (kAlongTerms) {  // a thread reads eight terms of one row; the threads of a warp read 32 rows
-        const int64_t row = first_row + thread % kTile, term = first_term + thread / kTile * kVector;
+        const int64_t row = first_row + thread % kTile, term = first_term + thread / kTile * kUnit;
         load_up_to_8(from.data, from.dtype, row * from.pitch + term, row < from.rows ? terms - term : 0,
                      from.vectorised, v);
     } else {  // a thread reads eight rows of one term
-        const int64_t row = first_row + thread % kVector * kVector, term = first_term + thread / kVector;
+        const int64_t row = first_row + thread % kUnit * kUnit, term = first_term + thread / kUnit;
         load_up_to_8(from.data, from.dtype, term * from.pitch + row, term < terms ? from.rows - row : 0,
                      from.vectorised, v);
     }
 }
 template <bool kAlongTerms>
-__device__ __forceinline__ void store_tile(float (&tile)[kDepth][kPitch], const float (&v)[kVector]) {
+__device__ __forceinline__ void store_tile(float (&tile)[kDepth][kPitch], const float (&v)[kUnit]) {
     const int thread = static_cast<int>(threadIdx.x);
     if (kAlongTerms) {
 #pragma unroll
-        for (int j = 0; j < kVector; ++j) tile[thread / kTile * kVector + j][thread % kTile] = v[j];
+        for (int j = 0; j < kUnit; ++j) tile[thread / kTile * kUnit + j][thread % kTile] = v[j];
     } else {
-        float4* to = reinterpret_cast<float4*>(&tile[thread / kVector][thread % kVector * kVector]);
+        float4* to = reinterpret_cast<float4*>(&tile[thread / kUnit][thread % kUnit * kUnit]);
         to[0] = make_float4(v[0], v[1], v[2], v[3]);
         to[1] = make_float4(v[4], v[5], v[6], v[7]);
     }
 }
-static_assert(kTile * kDepth == kThreads * kVector);
+static_assert(kTile * kDepth == kThreads * kUnit);
 
 __device__ __forceinline__ void add_term(const float (&a)[kDepth][kPitch], const float (&b)[kDepth][kPitch],
                                          int k, int m, int n, float (&sum)[kPerThread][kPerThread]) {
@@ -93,7 +96,7 @@ __global__ __launch_bounds__(kThreads) void product_kernel(const ProductArgs arg
         const int64_t first_m = tile / args.tiles_n * kTile, first_n = tile % args.tiles_n * kTile;
         const int64_t begin = block * args.block_terms, end = min(args.terms, begin + args.block_terms);
         float sum[kPerThread][kPerThread] = {};
-        float a[kVector], b[kVector];
+        float a[kUnit], b[kUnit];
         load_tile<kAAlongTerms>(args.a, first_m, begin, end, a);
         load_tile<kBAlongTerms>(args.b, first_n, begin, end, b);
         for (int64_t start = begin; start < end; start += kDepth) {
@@ -136,8 +139,8 @@ __global__ __launch_bounds__(kThreads) void add_blocks_kernel(const float* sums,
                                                               float* out) {
     using Piece = std::conditional_t<kWidth == 4, float4, float>;
     const int64_t count = rows * cols;
-    let_next_start();
-    wait_for_kernel_before();
+    pdl_launch_dependents();
+    pdl_wait();
     for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kWidth; i < count;
          i += static_cast<int64_t>(gridDim.x) * kThreads * kWidth) {
         union {
@@ -174,8 +177,8 @@ void add_blocks(const BlockSums& job, const Launch& launch) {
         job.cols % 4 == 0 && job.out_pitch % 4 == 0 && reinterpret_cast<uintptr_t>(job.out) % 16 == 0;
     const unsigned grid = grid_for(ceil_div(job.rows * job.cols, kThreads * (wide ? 4 : 1)), launch);
     const auto kernel = wide ? add_blocks_kernel<4> : add_blocks_kernel<1>;
-    launch_behind(kernel, grid, kThreads, launch, "router: block sums", job.sums, job.blocks, job.rows,
-                  job.cols, job.out_pitch, job.mode, job.out);
+    launch_pdl(kernel, grid, kThreads, launch, "router: block sums", job.sums, job.blocks, job.rows, job.cols,
+               job.out_pitch, job.mode, job.out);
 }
 
 Operand along_terms(const TensorView& view) {  // [rows, terms]
@@ -322,7 +325,7 @@ void HopperOps::do_router_logits_backward(const op::RouterLogitsBackward& args, 
 
     const int64_t blocks = ceil_div(tokens, op::kRouterBlock);
     const int64_t round =
-        std::max<int64_t>(kVector, kPartials / (std::max<int64_t>(blocks, 1) * experts) / kVector * kVector);
+        std::max<int64_t>(kUnit, kPartials / (std::max<int64_t>(blocks, 1) * experts) / kUnit * kUnit);
     for (int64_t first = 0; first < hidden; first += round) {
         const int64_t count = std::min(round, hidden - first);
         float* sums = workspace_->partials_for<float>(blocks * experts * count);

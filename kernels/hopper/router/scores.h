@@ -3,6 +3,9 @@
 #pragma once
 
 #include "kernels/hopper/device/sigmoid.h"
+#include "kernels/hopper/device/tma.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/runtime/launch.h"
 #include "kernels/ops/router.h"
 
@@ -10,8 +13,6 @@
 
 namespace fp8flow::hopper {
 
-constexpr int kWarpSize = 32;
-constexpr uint32_t kWholeWarp = 0xFFFFFFFFu;
 constexpr float kScoreSumEps = 1e-20f;  // Megatron-LM, as in the reference
 constexpr int64_t kMostExperts = 1024;
 constexpr std::size_t kSharedBytes = 40 << 10;  // what a CTA gets without asking, less static arrays
@@ -67,7 +68,7 @@ __device__ __forceinline__ void prefetch_rows(const float* logits, int64_t first
 __device__ __forceinline__ float join_lanes(float lane) {
 #pragma unroll
     for (int distance = kWarpSize / 2; distance > 0; distance /= 2)
-        lane += __shfl_xor_sync(kWholeWarp, lane, distance);
+        lane += __shfl_xor_sync(kFullMask, lane, distance);
     return lane;
 }
 template <int kCount> __device__ __forceinline__ float sum_of(const float (&values)[kCount]) {
@@ -102,7 +103,7 @@ template <int kCount> __device__ __forceinline__ float largest_logit(const float
     float largest = x[0];
 #pragma unroll
     for (int j = 1; j < kCount; ++j) largest = fmaxf(largest, x[j]);
-    return from_key(__reduce_max_sync(kWholeWarp, to_key(largest)));
+    return from_key(__reduce_max_sync(kFullMask, to_key(largest)));
 }
 
 // ---- scores ---------------------------------------------------------------------------------------------------------------------
@@ -136,7 +137,7 @@ __device__ __forceinline__ float softmax_terms(const R& row, const float (&logit
         near = near & (logits[j] >= bound | !row.has(j));  // no branches
         terms[j] = logits[j] - largest;
     }
-    if (__all_sync(kWholeWarp, near)) {
+    if (__all_sync(kFullMask, near)) {
 #pragma unroll
         for (int j = 0; j < R::kCount; ++j) terms[j] = row.has(j) ? exp_near(terms[j]) : 0.0f;
     } else {
@@ -157,7 +158,7 @@ __device__ __forceinline__ float sigmoid_terms(const R& row, const float (&logit
         near = near & (fabsf(logits[j]) <= kNearScore | !row.has(j));
         scores[j] = logits[j];
     }
-    if (__all_sync(kWholeWarp, near)) {
+    if (__all_sync(kFullMask, near)) {
 #pragma unroll
         for (int j = 0; j < R::kCount; ++j) scores[j] = row.has(j) ? sigmoid_near(scores[j]) : 0.0f;
     } else {
@@ -196,7 +197,7 @@ __device__ __forceinline__ ChosenProbs chosen_probs(const op::RouterOptions& opt
         uint32_t best = has_own ? to_key(own) : kExcluded;
 #pragma unroll 1
         for (int k = warp_lane() + kWarpSize; k < topk; k += kWarpSize) best = max(best, to_key(logit_of(k)));
-        probs.shift = from_key(__reduce_max_sync(kWholeWarp, best));
+        probs.shift = from_key(__reduce_max_sync(kFullMask, best));
     }
     if (has_own) probs.own = probs.base(own);
     if (!probs.sigmoid && options.pre_softmax) {

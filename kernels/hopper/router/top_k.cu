@@ -2,9 +2,13 @@
 // reference: the same operations in the same order; ids by a total order of (value, lowest index).
 // Floor at T = 8192, E = 256: 8 MB, 2 us; the kernel is bound by its instructions and chains of warp-wide maxima (docs/memory_worklog.md).
 // Logits asked for in L2 before the wait for the kernel before: -0.5 us.
-#include "kernels/hopper/device/wgmma.h"
+#include "kernels/hopper/device/pdl.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
+#include "kernels/hopper/device/warpgroup.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/router/choice.h"
+#include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/workspace.h"
 
 #include <cuda/atomic>
@@ -173,7 +177,7 @@ __device__ __forceinline__ void flush_counts(const TopKArgs& args, int experts, 
         cuda::atomic_ref<unsigned int, cuda::thread_scope_device> ticket(*args.ticket);
         before = ticket.fetch_add(1u, cuda::memory_order_acq_rel);
     }
-    if (__shfl_sync(kWholeWarp, before, 0) != gridDim.x - 1) return;
+    if (__shfl_sync(kFullMask, before, 0) != gridDim.x - 1) return;
 #pragma unroll 8
     for (int64_t i = warp_lane(); i < args.sets * experts; i += kWarpSize) {
         args.plain_counts[i] = static_cast<float>(__ldcg(&args.tallies[i]));
@@ -201,13 +205,13 @@ __global__ __launch_bounds__(kThreads,
                   first = set * args.set_tokens + blockIdx.x % args.set_blocks * op::kScoreBlock;
     const int64_t set_end =
         (set + 1) * args.set_tokens < args.tokens ? (set + 1) * args.set_tokens : args.tokens;
-    let_next_start();
+    pdl_launch_dependents();
     WarpTokens<R> tokens;
     tokens.first = first + warp * kTokens;
     if (warp < kWarps)
         prefetch_rows(args.logits, tokens.first, min(tokens.first + kTokens, args.tokens), experts);
     for (int e = static_cast<int>(threadIdx.x); e < 2 * experts; e += kThreads) counted[e] = 0;
-    wait_for_kernel_before();
+    pdl_wait();
     if (warp < kWarps) {
 #pragma unroll
         for (int u = 0; u < kTokens; ++u) {
@@ -219,14 +223,14 @@ __global__ __launch_bounds__(kThreads,
     }
     __syncthreads();
     if (warp == kWarps) {
-        meet(1, kThreads);
+        named_barrier_sync(1, kThreads);
         return flush_counts(args, experts, set, counted, counts_plain ? plain : counted);
     }
 #pragma unroll
     for (int u = 0; u < kTokens; ++u) tokens.largest[u] = largest_logit(tokens.x[u]);
     int own[kTokens] = {};
     choose_experts<kPlain>(row, args, tokens, set_end, keys, counted, counts_plain ? plain : nullptr, own);
-    announce(1, kThreads);
+    named_barrier_arrive(1, kThreads);
 
     float sums[R::kCount] = {};
     float* piece = pieces + warp * experts;
@@ -242,7 +246,7 @@ __global__ __launch_bounds__(kThreads,
         if (warp_lane() == 0) largest_and_sum[warp * kTokens + u] = make_float2(largest, sum);
     }
     if (args.plain_counts != nullptr) row.store(sums, piece);
-    meet(2, kTokenThreads);
+    named_barrier_sync(2, kTokenThreads);
 
     for (int e = static_cast<int>(threadIdx.x);
          e < experts && args.plain_counts != nullptr && first < set_end; e += kTokenThreads) {
@@ -297,7 +301,7 @@ void HopperOps::do_router_top_k(const op::RouterTopK& args, const Launch& launch
     with_row(experts, [&](auto row) {
         const auto kernel = plain ? top_k_kernel<true, decltype(row)> : top_k_kernel<false, decltype(row)>;
         if (bytes > kSharedBytes) allow_shared_memory(kernel, bytes, "router_top_k");
-        launch_behind(kernel, grid, dim3(kThreads), bytes, launch, "router_top_k", kernel_args, row);
+        launch_pdl(kernel, grid, dim3(kThreads), bytes, launch, "router_top_k", kernel_args, row);
     });
 }
 

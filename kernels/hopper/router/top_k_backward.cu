@@ -1,8 +1,12 @@
 // The gradient of the logits on the GPU: of the probabilities, the balancing losses and the z-loss in one pass, and the losses' values. One
 // launch; bit-equal to the reference. Floor at T = 8192, E = 256: 16 MB, 4 us; bound by its instructions and the latency of sums over a warp.
 // Logits asked for in L2 before the wait for the kernel before: +0.5 us.
+#include "kernels/hopper/device/pdl.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/router/scores.h"
+#include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/workspace.h"
 
 #include <cuda/atomic>
@@ -196,8 +200,8 @@ template <class R>
 __global__ __launch_bounds__(kThreads, R::kCount <= 8 ? kCtasPerSm : 2) void top_k_backward_kernel(
     const __grid_constant__ BackwardArgs args, const R row) {
     extern __shared__ float shared[];
-    let_next_start();
-    wait_for_kernel_before();
+    pdl_launch_dependents();
+    pdl_wait();
     if (blockIdx.x < args.loss_ctas) return add_losses(args, row.experts());
     const int64_t cta = blockIdx.x - args.loss_ctas, ctas = gridDim.x - args.loss_ctas;
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
@@ -270,8 +274,8 @@ void HopperOps::do_router_top_k_backward(const op::RouterTopKBackward& args, con
     const unsigned ctas =
         launch.sm_limit > 0 ? grid_for(wanted, launch, kCtasPerSm) : static_cast<unsigned>(wanted);
     with_row(experts, [&](auto row) {
-        launch_behind(top_k_backward_kernel<decltype(row)>, ctas + kernel_args.loss_ctas, dim3(kThreads),
-                      bytes, launch, "router_top_k_backward", kernel_args, row);
+        launch_pdl(top_k_backward_kernel<decltype(row)>, ctas + kernel_args.loss_ctas, dim3(kThreads), bytes,
+                   launch, "router_top_k_backward", kernel_args, row);
     });
 }
 

@@ -1,4 +1,5 @@
 // Counting the launches of a call in a CUDA graph. No kernels of its own.
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/runtime/count_launches.h"
 #include "kernels/hopper/runtime/cuda_check.h"
 

@@ -1,4 +1,5 @@
 // Memory of one GPU: allocation outside the step, copies and fills on the caller's stream.
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/runtime/cuda_check.h"
 #include "kernels/hopper/runtime/cuda_device.h"
 #include "kernels/hopper/runtime/cuda_timeline.h"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/core/stream.h"
+#include "kernels/hopper/device/view.h"
 
 namespace fp8flow {
 

@@ -3,6 +3,7 @@
 #include "kernels/hopper/runtime/cuda_timeline.h"
 
 #include "kernels/hopper/device/clock.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/runtime/cuda_check.h"
 #include "kernels/hopper/runtime/launch.h"
 
@@ -25,8 +26,8 @@ struct Cycles {
 };
 // [kNumSms] in host memory. The CTAs, one for each multiprocessor, may meet on some and leave others out: their entries keep an older turn.
 __global__ void count_cycles_kernel(Cycles* cycles, unsigned long long turn) {
-    cycles[hopper::multiprocessor()] = {static_cast<unsigned long long>(clock64()),
-                                        hopper::global_nanoseconds(), turn};
+    cycles[hopper::sm_id()] = {static_cast<unsigned long long>(clock64()), hopper::global_nanoseconds(),
+                               turn};
 }
 
 class CudaTimeline final : public Timeline {

@@ -3,6 +3,8 @@
 // Read next: model/base/backend.cpp.
 #pragma once
 
+#include "kernels/hopper/device/view.h"
+
 #include <string>
 
 namespace fp8flow::hopper {

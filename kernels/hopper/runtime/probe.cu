@@ -1,6 +1,7 @@
 // The probe of one GPU: the streaming kernel whose rate is the ceiling of every memory-bound operation, a kernel that only takes time, and
 // what the driver says of the device.
-#include "kernels/core/fp8_tensor.h"
+#include "kernels/core/scaled_tensor.h"
+#include "kernels/core/tensor.h"
 #include "kernels/hopper/device/clock.h"
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/runtime/launch.h"

@@ -1,6 +1,7 @@
 // The device half of the self-test: one thread per value, no barriers. Moves 8 bytes per value; speed does not matter here.
 #include "kernels/core/error.h"
 #include "kernels/core/scalar_math.h"
+#include "kernels/core/tensor.h"
 #include "kernels/hopper/runtime/cuda_check.h"
 #include "kernels/hopper/runtime/device_query.h"
 #include "kernels/hopper/runtime/self_test.h"

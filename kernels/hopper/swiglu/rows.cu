@@ -2,20 +2,25 @@
 // beside them. Contract: kernels/ops/swiglu.h. Few rows, or others: swiglu.cu.
 #include "kernels/hopper/swiglu/rows.h"
 
+#include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/mbarrier.h"
+#include "kernels/hopper/device/pdl.h"
+#include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/sigmoid.h"
+#include "kernels/hopper/device/tma.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper {
 
 namespace {
 
-constexpr int kLanes = 32;
-constexpr unsigned kWholeWarp = 0xFFFFFFFFu;
 // A lane takes two units at a time, 64 columns apart, and eight lanes a 1x128 block: 16-byte accesses of eight lanes are a whole line, in
 // shared memory without bank conflicts.
 constexpr int kUnits = 2, kBlockCols = static_cast<int>(kBlock), kBlockLanes = kBlockCols / kUnit / kUnits,
               kUnitStep = kBlockCols / kUnits;
-constexpr int kStep = kLanes * kUnits * kUnit;  // columns of a warp at a time
+constexpr int kStep = kWarpSize * kUnits * kUnit;  // columns of a warp at a time
 constexpr int kStepBlocks = kStep / kBlockCols;
 constexpr int kSlots = 2;               // pieces of a warp, a step's columns each, on their way or in use
 constexpr int kPieceBytes = 2 * kStep;  // of one input
@@ -24,7 +29,7 @@ constexpr int ring_bytes(int warps, int inputs) { return warps * kSlots * inputs
 
 template <int kWarps> struct Shared {
     SigmoidTable table;
-    Barrier full[kWarps][kSlots];
+    Mbarrier full[kWarps][kSlots];
 };
 
 // A row of the queue is a part of a row of the op, `cols` columns of it, of which there are 1 << shift.
@@ -37,7 +42,7 @@ struct RowSegments {
 template <int kInputs, int kWarps>
 __device__ __forceinline__ void begin(Shared<kWarps>& shared, const RowView& h, const RowView& da, int width,
                                       const RowSegments& segments, int64_t rows) {
-    let_next_start();
+    pdl_launch_dependents();
     const int warp = static_cast<int>(threadIdx.y), lane = static_cast<int>(threadIdx.x);
     const int item = static_cast<int>(blockIdx.x) * kWarps + warp, row = item >> segments.shift,
               col = (item & ((1 << segments.shift) - 1)) * segments.cols,
@@ -49,8 +54,8 @@ __device__ __forceinline__ void begin(Shared<kWarps>& shared, const RowView& h, 
                                    : static_cast<const uint16_t*>(h.data) + at + int64_t{row + lane} * width;
         prefetch_to_l2(from, static_cast<uint32_t>(sizeof(uint16_t)) * static_cast<uint32_t>(cols));
     }
-    shared.table.fill(warp * kLanes + lane, kWarps * kLanes);
-    wait_for_kernel_before();
+    shared.table.fill(warp * kWarpSize + lane, kWarps * kWarpSize);
+    pdl_wait();
 }
 
 // Hands out an op's rows, pads too, in ascending order: row r belongs to warp r % kWarps of whichever CTA comes next. The first two rounds go by
@@ -62,7 +67,7 @@ public:
     __device__ int take() {
         const int ctas = static_cast<int>(gridDim.x);
         const int turn = round_ < 2 ? round_ * ctas + static_cast<int>(blockIdx.x)
-                                    : 2 * ctas + __shfl_sync(kWholeWarp, taken_, 0);
+                                    : 2 * ctas + __shfl_sync(kFullMask, taken_, 0);
         if (round_ > 0 && threadIdx.x == 0) taken_ = static_cast<int>(atomicAdd(&ticket_->taken, 1u));
         ++round_;
         return turn * static_cast<int>(blockDim.y) + static_cast<int>(threadIdx.y);
@@ -114,8 +119,8 @@ public:
           window_(source.groups),
           queue_(source.tickets) {
         if (threadIdx.x == 0) {
-            for (int slot = 0; slot < kSlots; ++slot) barrier_init(&full_[slot], 1);
-            fence_barrier_init();
+            for (int slot = 0; slot < kSlots; ++slot) mbarrier_init(&full_[slot], 1);
+            fence_mbarrier_init();
         }
         __syncwarp();
 #pragma unroll 1
@@ -128,7 +133,7 @@ public:
     // Waits for the piece; where its first input begins, the others follow kPieceBytes apart.
     __device__ const uint8_t* await() const {
         const int slot = static_cast<int>(turn_ % kSlots);
-        barrier_wait(&full_[slot], turn_ / kSlots % 2);
+        mbarrier_wait(&full_[slot], turn_ / kSlots % 2);
         return slots_ + slot * kSlotBytes;
     }
     // The warp has read the piece: its slot is filled again, with all but the probability, which would be waited for.
@@ -172,7 +177,7 @@ private:
             col_ += cols;
         }
         // bytes may come before they are expected: the phase waits for the arrival
-        if (threadIdx.x == 0 && piece.blocks > 0) barrier_arrive_expect_bytes(&full_[slot], bytes);
+        if (threadIdx.x == 0 && piece.blocks > 0) mbarrier_arrive_expect_tx(&full_[slot], bytes);
         return piece;
     }
     __device__ void append(const Piece& piece) {
@@ -206,7 +211,7 @@ private:
     RowSegments segments_;
     int total_;
     uint8_t* slots_;
-    Barrier* full_;
+    Mbarrier* full_;
     Clear clear_;
     GroupWindow window_;
     RowQueue queue_;
@@ -220,10 +225,10 @@ __device__ __forceinline__ void clear_row(const RowView& t, int64_t row, int fir
                                           const BlockScales& scales) {
     const int lane = static_cast<int>(threadIdx.x), size = scales.data != nullptr ? 1 : 2;
     uint8_t* const to = static_cast<uint8_t*>(t.data) + row * t.cols * size;
-    for (int i = first * size + lane * 16; i < end * size; i += kLanes * 16)
+    for (int i = first * size + lane * 16; i < end * size; i += kWarpSize * 16)
         *reinterpret_cast<uint4*>(to + i) = uint4{};
     if (scales.data == nullptr) return;
-    for (int col = first + lane * kBlockCols; col < end; col += kLanes * kBlockCols)
+    for (int col = first + lane * kBlockCols; col < end; col += kWarpSize * kBlockCols)
         *scales.at(row, col) = 0.0f;
 }
 
@@ -243,7 +248,7 @@ __device__ __forceinline__ float magnitude_of(const float (&v)[kUnits][kUnit]) {
     return largest;
 }
 __device__ __forceinline__ float max_with(float value, int step) {
-    return fmaxf(value, __shfl_xor_sync(kWholeWarp, value, step));
+    return fmaxf(value, __shfl_xor_sync(kFullMask, value, step));
 }
 
 // The units that begin before the row's half ends, `left` columns behind the first.
@@ -275,7 +280,7 @@ __device__ __forceinline__ void store_codes(const RowView& t, int64_t at, const 
 // __syncthreads). A 128-column block belongs to eight lanes, whose maximum does not depend on the order: deterministic. Issue slots are 60 %
 // busy: fewer instructions (a probability folded into the multiplier) gain nothing.
 template <Output kOutput>
-__global__ void __launch_bounds__(kForwardWarps* kLanes, 1)
+__global__ void __launch_bounds__(kForwardWarps* kWarpSize, 1)
     swiglu_rows_kernel(const SwigluForward args, RowSegments segments) {
     extern __shared__ __align__(128) uint8_t ring[];
     __shared__ Shared<kForwardWarps> shared;
@@ -327,10 +332,10 @@ __global__ void __launch_bounds__(kForwardWarps* kLanes, 1)
 __device__ __forceinline__ float sum_over_block(const float (&units)[kUnits]) {
     const bool odd = threadIdx.x % 2 != 0;
     float sum = odd ? units[1] : units[0];
-    sum += __shfl_xor_sync(kWholeWarp, odd ? units[0] : units[1], 1);
-    sum += __shfl_xor_sync(kWholeWarp, sum, 2);
-    sum += __shfl_xor_sync(kWholeWarp, sum, 4);
-    return sum + __shfl_xor_sync(kWholeWarp, sum, 1);
+    sum += __shfl_xor_sync(kFullMask, odd ? units[0] : units[1], 1);
+    sum += __shfl_xor_sync(kFullMask, sum, 2);
+    sum += __shfl_xor_sync(kFullMask, sum, 4);
+    return sum + __shfl_xor_sync(kFullMask, sum, 1);
 }
 
 // Moves 3F values in and 2F values (or codes and scales) out a row: 8.06 bytes a column, 0.132 ms at 32768 x 2048 and 4.1 TB/s. Rows, slots and
@@ -338,7 +343,7 @@ __device__ __forceinline__ float sum_over_block(const float (&units)[kUnits]) {
 // order, all inside the warp: the sum knows nothing of the grid. Pads: zeros. The maxima of gate and up are found together: even lanes end
 // with gate's and odd ones with up's, make that scale, and exchange multipliers.
 template <Output kOutput>
-__global__ void __launch_bounds__(kBackwardWarps* kLanes, 1)
+__global__ void __launch_bounds__(kBackwardWarps* kWarpSize, 1)
     swiglu_backward_rows_kernel(const SwigluGradient args) {
     extern __shared__ __align__(128) uint8_t ring[];
     __shared__ Shared<kBackwardWarps> shared;
@@ -389,10 +394,10 @@ __global__ void __launch_bounds__(kBackwardWarps* kLanes, 1)
         } else {  // width is a multiple of 128: no block has both halves
             constexpr DType kCodes = codes_of(kOutput);
             const float of_gate = magnitude_of(dgate), of_up = magnitude_of(dup);
-            float amax = fmaxf(odd ? of_up : of_gate, __shfl_xor_sync(kWholeWarp, odd ? of_gate : of_up, 1));
+            float amax = fmaxf(odd ? of_up : of_gate, __shfl_xor_sync(kFullMask, odd ? of_gate : of_up, 1));
             amax = max_with(max_with(amax, 2), 4);
             const QuantScale scale = quant_scale(amax, fp8_max(kCodes), args.scales.format);
-            const float other = __shfl_xor_sync(kWholeWarp, scale.multiplier, 1);
+            const float other = __shfl_xor_sync(kFullMask, scale.multiplier, 1);
             if (left > 0) {
                 store_codes<kCodes>(args.dh, at, dgate, odd ? other : scale.multiplier);
                 store_codes<kCodes>(args.dh, at + width, dup, odd ? scale.multiplier : other);
@@ -401,12 +406,12 @@ __global__ void __launch_bounds__(kBackwardWarps* kLanes, 1)
         }
         if (dprob == nullptr) continue;
         const float block = sum_over_block(sums);
-        const unsigned begins = __ballot_sync(kWholeWarp, piece.col == 0),
-                       ends = __ballot_sync(kWholeWarp, piece.row >= 0 && piece.col + kBlockCols >= width);
+        const unsigned begins = __ballot_sync(kFullMask, piece.col == 0),
+                       ends = __ballot_sync(kFullMask, piece.row >= 0 && piece.col + kBlockCols >= width);
 #pragma unroll
-        for (int first = 0; first < kLanes; first += kBlockLanes) {
+        for (int first = 0; first < kWarpSize; first += kBlockLanes) {
             if ((begins >> first & 1) != 0) sum = 0.0f;
-            sum += __shfl_sync(kWholeWarp, block, first);
+            sum += __shfl_sync(kFullMask, block, first);
             if ((ends >> first & 1) != 0 && lane == first) dprob[piece.row] = sum;
         }
     }
@@ -426,8 +431,8 @@ void run(void (*kernel)(Params...), int warps, int inputs, int64_t rows, const L
          const Args&... args) {
     const std::size_t bytes = static_cast<std::size_t>(ring_bytes(warps, inputs));
     allow_shared_memory(kernel, bytes, op);
-    launch_behind(kernel, grid_for(rows, launch, 1), dim3(kLanes, static_cast<unsigned>(warps)), bytes,
-                  launch, op, args...);
+    launch_pdl(kernel, grid_for(rows, launch, 1), dim3(kWarpSize, static_cast<unsigned>(warps)), bytes,
+               launch, op, args...);
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
 // What SwiGLU's kernels share: arguments, places of scales, and the launchers of the kernels for many wide BF16 rows.
 #pragma once
 
+#include "kernels/core/stream.h"
 #include "kernels/hopper/device/groups.h"
-#include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/device/view.h"
 
 namespace fp8flow::hopper {
 

@@ -1,6 +1,11 @@
 // SwiGLU weighted by the routing probability, forward and backward, plain and quantised. Contract: kernels/ops/swiglu.h.
+#include "kernels/hopper/device/groups.h"
+#include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/sigmoid.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/swiglu/rows.h"
 #include "kernels/hopper/workspace.h"
 
@@ -10,12 +15,10 @@ using namespace hopper;
 
 namespace {
 
-constexpr int kLanes = 32;
 constexpr int kCols = 16;  // neighbouring columns a lane takes at a time
 constexpr int kUnits = kCols / kUnit;
-constexpr int kStep = kLanes * kCols;                          // and a warp
+constexpr int kStep = kWarpSize * kCols;                       // and a warp
 constexpr int kBlockLanes = static_cast<int>(kBlock) / kCols;  // lanes of a 1x128 block
-constexpr unsigned kWholeWarp = 0xFFFFFFFFu;
 
 // How a lane's columns come and go, `left` of them before the row's half ends. BF16 in whole aligned pieces, kept as loaded until used;
 struct WideBf16 {
@@ -89,7 +92,7 @@ __device__ __forceinline__ void store_block(const float (&v)[kCols], bool valid,
     for (int i = 0; i < kCols; ++i) amax = fmaxf(amax, fabsf(v[i]));  // NaN ignored
 #pragma unroll
     for (int step = kBlockLanes / 2; step > 0; step /= 2)
-        amax = fmaxf(amax, __shfl_xor_sync(kWholeWarp, amax, step));
+        amax = fmaxf(amax, __shfl_xor_sync(kFullMask, amax, step));
     const QuantScale scale = quant_scale(amax, fp8_max(kCodes), format);
     if (left <= 0) return;
     const float m = scale.multiplier;
@@ -123,7 +126,7 @@ __device__ __forceinline__ float prob_of(const RowView& prob, int64_t row, bool 
 // Instructions of 16 columns (SASS, codes): 525, of which 272 are the sigmoid; an SM issues 36 thread instructions a column at 4.1 TB/s and
 // 1.75 GHz, and 33 of them kept the scheduler busy and memory at 79 %: many BF16 rows go to rows.cu.
 template <class Source, Output kOutput>
-__global__ void __launch_bounds__(Source::kForwardWarps* kLanes, Source::kForwardCtas)
+__global__ void __launch_bounds__(Source::kForwardWarps* kWarpSize, Source::kForwardCtas)
     swiglu_kernel(const SwigluForward args) {
     const RowRange rows(args.groups.total());
     if (rows.first >= rows.end) return;
@@ -178,7 +181,7 @@ __global__ void __launch_bounds__(Source::kForwardWarps* kLanes, Source::kForwar
 __device__ __forceinline__ float sum_over_block(float unit0, float unit1) {
     float sum = unit0 + unit1;
 #pragma unroll
-    for (int step = 1; step < kBlockLanes; step *= 2) sum += __shfl_xor_sync(kWholeWarp, sum, step);
+    for (int step = 1; step < kBlockLanes; step *= 2) sum += __shfl_xor_sync(kFullMask, sum, step);
     return sum;
 }
 
@@ -187,7 +190,7 @@ __device__ __forceinline__ float sum_over_block(float unit0, float unit1) {
 // order, all inside the warp: the sum knows nothing of the grid. Pads: zeros. No barriers.
 // Instructions of 16 columns (SASS, codes): 770, 48 a column of the 58 that an SM issues at 4.1 TB/s and 1.75 GHz.
 template <class Source, Output kOutput>
-__global__ void __launch_bounds__(Source::kBackwardWarps* kLanes, Source::kBackwardCtas)
+__global__ void __launch_bounds__(Source::kBackwardWarps* kWarpSize, Source::kBackwardCtas)
     swiglu_backward_kernel(const SwigluGradient args) {
     const RowRange rows(args.groups.total());
     if (rows.first >= rows.end) return;
@@ -246,8 +249,8 @@ __global__ void __launch_bounds__(Source::kBackwardWarps* kLanes, Source::kBackw
             if (!args.dprob) continue;
             const float block = sum_over_block(sums[0], sums[1]);
 #pragma unroll
-            for (int lane = 0; lane < kLanes; lane += kBlockLanes)
-                sum += __shfl_sync(kWholeWarp, block, lane);  // +0 behind the row's last block
+            for (int lane = 0; lane < kWarpSize; lane += kBlockLanes)
+                sum += __shfl_sync(kFullMask, block, lane);  // +0 behind the row's last block
         }
         if (args.dprob && threadIdx.x == 0) static_cast<float*>(args.dprob.data)[dprob_base + row] = sum;
         h_at += 2 * width;
@@ -281,7 +284,7 @@ constexpr int64_t kManyColumns = int64_t{1} << 20;  // fewer of a launch do not 
 template <int kWarps, int kCtas, class Kernel, class Args>
 void run(Kernel kernel, const Args& args, int64_t rows, const Launch& launch, const char* op) {
     constexpr int64_t kRowsOfCta = 4;  // that a CTA is worth: large ones stay partly idle rather than be few
-    kernel<<<grid_for(ceil_div(rows, kRowsOfCta), launch, kCtas), dim3(kLanes, kWarps), 0,
+    kernel<<<grid_for(ceil_div(rows, kRowsOfCta), launch, kCtas), dim3(kWarpSize, kWarps), 0,
              stream_of(launch)>>>(args);
     check_launch(op);
 }
@@ -329,8 +332,8 @@ void launch_backward(const SwigluGradient& args, int64_t rows, const Launch& lau
     }
 }
 
-BlockScales block_scales(const Fp8Tensor& t, ScaleFormat format) {
-    return {t.scales.as<float>(), t.codes.dim(0), format};
+BlockScales block_scales(const ScaledTensor& t, ScaleFormat format) {
+    return {t.scales.as<float>(), t.data.dim(0), format};
 }
 
 }  // namespace
@@ -348,7 +351,7 @@ void HopperOps::do_swiglu(const op::Swiglu& args, const Launch& launch) {
 
 void HopperOps::do_swiglu_quantize(const op::SwigluQuantize& args, const Launch& launch) {
     const int64_t rows = rows_of(args.groups, args.h);
-    launch_forward({halves_view(args.h), row_view(args.prob), row_view(args.a.codes),
+    launch_forward({halves_view(args.h), row_view(args.prob), row_view(args.a.data),
                     block_scales(args.a, args.scale_format), device_groups(args.groups, rows),
                     workspace_->zeros_for<RowTicket>(RowTicket::kCount)},
                    rows, launch);
@@ -369,7 +372,7 @@ void HopperOps::do_swiglu_backward(const op::SwigluBackward& args, const Launch&
 
 void HopperOps::do_swiglu_backward_quantize(const op::SwigluBackwardQuantize& args, const Launch& launch) {
     const int64_t rows = rows_of(args.groups, args.h);
-    launch_backward({row_view(args.da), halves_view(args.h), row_view(args.prob), halves_view(args.dh.codes),
+    launch_backward({row_view(args.da), halves_view(args.h), row_view(args.prob), halves_view(args.dh.data),
                      row_view(args.dprob), block_scales(args.dh, args.scale_format),
                      device_groups(args.groups, rows), workspace_->zeros_for<RowTicket>(RowTicket::kCount)},
                     rows, launch);

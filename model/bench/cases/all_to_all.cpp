@@ -22,7 +22,7 @@ std::vector<ProcessGroup::Part> parts_of(const std::vector<int64_t>& rows, int64
 int64_t bytes_of_row(const TensorView& view) { return view.cols() * size_of(view.dtype); }
 
 // Scales of one byte as plain elements, so that rows of them can be moved like any others.
-Fp8Tensor plain(TensorView view) {
+ScaledTensor plain(TensorView view) {
     if (view.dtype == DType::e8m0) view.dtype = DType::e4m3;
     return {view, {}, ScaleLayout::none};
 }
@@ -99,15 +99,16 @@ PairExchange::PairExchange(Buffers& buffers, const std::vector<Routing>& all, in
       num_tokens_(buffers.values(std::vector<int64_t>{tokens_})) {}
 
 std::function<void(const Launch&)> PairExchange::dispatch(Ops& ops, Messages& messages, Buffers& buffers,
-                                                          const Fp8Tensor& rows, const Fp8Tensor& dst) const {
+                                                          const ScaledTensor& rows,
+                                                          const ScaledTensor& dst) const {
     const bool scaled = rows.layout != ScaleLayout::none;
     const auto buffer = [&](int64_t count) {
-        return scaled
-                   ? buffers.fp8_output(rows.codes.dtype, {count, rows.codes.cols()}, rows.layout)
-                   : Fp8Tensor{buffers.output(rows.codes.dtype, {count, rows.codes.cols()}), {}, rows.layout};
+        return scaled ? buffers.fp8_output(rows.data.dtype, {count, rows.data.cols()}, rows.layout)
+                      : ScaledTensor{
+                            buffers.output(rows.data.dtype, {count, rows.data.cols()}), {}, rows.layout};
     };
-    const Fp8Tensor sent = buffer(lists_.sent), received = buffer(lists_.received);
-    std::vector<std::pair<Fp8Tensor, Fp8Tensor>> packed{{plain(rows.codes), plain(sent.codes)}};
+    const ScaledTensor sent = buffer(lists_.sent), received = buffer(lists_.received);
+    std::vector<std::pair<ScaledTensor, ScaledTensor>> packed{{plain(rows.data), plain(sent.data)}};
     if (scaled) packed.emplace_back(plain(rows.scales), plain(sent.scales));
     std::vector<Messages::AllToAll> wire;
     const auto send = [&](const TensorView& from, const TensorView& to) {
@@ -115,7 +116,7 @@ std::function<void(const Launch&)> PairExchange::dispatch(Ops& ops, Messages& me
         wire.push_back(
             {from.data, to.data, parts_of(lists_.sent_to, bytes), parts_of(lists_.received_from, bytes)});
     };
-    send(sent.codes, received.codes);
+    send(sent.data, received.data);
     if (scaled) send(sent.scales, received.scales);
     return [&ops, &messages, packed, wire, received, dst, sent_token = sent_token_,
             by_expert = by_expert_.groups, place_source = place_source_,

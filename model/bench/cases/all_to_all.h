@@ -19,7 +19,7 @@ public:
 
     // rows [T, H], plain or with vec128_wire scales -> dst [M, H], pads zero. Buffers for what travels are taken at once.
     std::function<void(const Launch&)> dispatch(Ops& ops, Messages& messages, Buffers& buffers,
-                                                const Fp8Tensor& rows, const Fp8Tensor& dst) const;
+                                                const ScaledTensor& rows, const ScaledTensor& dst) const;
     // src [M, H] bf16 -> y [T, H].
     std::function<void(const Launch&)> combine(Ops& ops, Messages& messages, Buffers& buffers,
                                                const TensorView& src, const TensorView& y) const;

@@ -136,10 +136,10 @@ Call dispatch(Machine& machine, Buffers& buffers, const Shape& shape) {
     const int64_t columns = shape.positive("H"), kind = shape.choice("wire", {"bf16", "fp8", "fp8_casts"});
     Ops* ops = &machine.ops;
     const TensorView plain = kind == 1 ? TensorView{} : buffers.normal(DType::bf16, {in.tokens, columns});
-    Fp8Tensor rows{plain, {}, ScaleLayout::none}, dst;
+    ScaledTensor rows{plain, {}, ScaleLayout::none}, dst;
     if (kind == 1) rows = buffers.fp8_input(DType::e4m3, {in.tokens, columns}, ScaleLayout::vec128_wire);
     if (kind == 2) rows = buffers.fp8_output(DType::e4m3, {in.tokens, columns}, ScaleLayout::vec128_wire);
-    dst = buffers.fp8_output(rows.codes.dtype, {in.counts.padded, columns},
+    dst = buffers.fp8_output(rows.data.dtype, {in.counts.padded, columns},
                              kind == 0 ? ScaleLayout::none : ScaleLayout::vec128);
     Work work;
     work.wire_bytes = row_bytes(rows, in.counts.sent_away);
@@ -151,8 +151,8 @@ Call dispatch(Machine& machine, Buffers& buffers, const Shape& shape) {
         Call call{send, work.reads(row_bytes(rows, in.tokens)).writes(row_bytes(dst, in.counts.padded))};
         if (Messages* messages = peer_of(machine, shape)) {
             const PairExchange pairs(buffers, *in.all, machine.world.rank(), in.plan.groups);
-            const Fp8Tensor other =
-                buffers.fp8_output(rows.codes.dtype, {in.counts.padded, columns}, dst.layout);
+            const ScaledTensor other =
+                buffers.fp8_output(rows.data.dtype, {in.counts.padded, columns}, dst.layout);
             call.peer = {kPeerName, pairs.dispatch(*ops, *messages, buffers, rows, other)};
         }
         return call;
@@ -172,8 +172,8 @@ Call dispatch_rows(Machine& machine, Buffers& buffers, const Shape& shape) {
     const bool fp8 = shape.choice("wire", {"bf16", "fp8"}) == 1;
     const DType dtype = fp8 ? DType::e4m3 : DType::bf16;
     const ScaleLayout layout = fp8 ? ScaleLayout::vec128_wire : ScaleLayout::none;
-    const Fp8Tensor rows = buffers.operand(dtype, {in.tokens, columns}, layout);
-    const Fp8Tensor received = buffers.fp8_output(dtype, {slots, columns}, layout);
+    const ScaledTensor rows = buffers.operand(dtype, {in.tokens, columns}, layout);
+    const ScaledTensor received = buffers.fp8_output(dtype, {slots, columns}, layout);
     Work work;
     work.reads(row_bytes(rows, in.tokens)).writes(row_bytes(received, in.counts.received));
     work.wire_bytes = row_bytes(rows, in.counts.sent_away);

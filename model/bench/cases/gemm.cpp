@@ -64,7 +64,7 @@ Call dense(Machine& machine, Buffers& buffers, const Shape& shape) {
                         .mode = shape.gradient(),
                         .d = buffers.zeros(shape.dtype("out", {DType::bf16, DType::f32}), {m, n})};
     Work work;
-    work.reads_all(args.a.codes, args.a.scales, args.b.codes, args.b.scales).writes_all(args.d);
+    work.reads_all(args.a.data, args.a.scales, args.b.data, args.b.scales).writes_all(args.d);
     if (args.mode == Gradient::accumulate) work.reads_all(args.d);
     return product_of(machine, &Ops::gemm, args, work.computes(product_flops(m, n, k), kind.unit));
 }
@@ -85,7 +85,7 @@ Call grouped(Machine& machine, Buffers& buffers, const Shape& shape) {
     return product_of(machine, &Ops::grouped_gemm, args,
                       Work{}
                           .reads(row_bytes(args.a, routed.valid))
-                          .reads_all(args.b.codes, args.b.scales)
+                          .reads_all(args.b.data, args.b.scales)
                           .writes(plain_row_bytes(args.d, routed.padded))
                           .computes(product_flops(routed.valid, n, k), kind.unit));
 }
@@ -111,13 +111,13 @@ Call wgrad(Machine& machine, Buffers& buffers, const Shape& shape) {
                               .groups = routed.groups,
                               .mode = shape.gradient(),
                               .dw = buffers.zeros(DType::f32, {groups, n, k})};
-    std::vector<const Fp8Tensor*> operands_read = {&args.dy, &args.x};
+    std::vector<const ScaledTensor*> operands_read = {&args.dy, &args.x};
     if (micro_batches == 2) {
         args.second = {operand(n), operand(k), routed.groups};
         operands_read.insert(operands_read.end(), {&args.second.dy, &args.second.x});
     }
     Work work;
-    for (const Fp8Tensor* tensor : operands_read)
+    for (const ScaledTensor* tensor : operands_read)
         work.reads(is_fp8(kind.dtype) ? column_bytes(*tensor, routed.valid)
                                       : row_bytes(*tensor, routed.valid));
     if (args.mode == Gradient::accumulate) work.reads_all(args.dw);
@@ -143,7 +143,7 @@ Call fused(Machine& machine, Buffers& buffers, const Shape& shape) {
         .act = buffers.fp8_output(DType::e4m3, {routed.capacity(), f}, L::vec128)};
     Work work;
     work.reads(row_bytes(args.a, routed.valid))
-        .reads_all(args.b.codes, args.b.scales)
+        .reads_all(args.b.data, args.b.scales)
         .writes(row_bytes(args.act, routed.padded));
     if (args.save_h == op::SaveH::yes) work.writes(plain_row_bytes(args.h, routed.padded));
     if (shape.yes("prob")) {

@@ -45,7 +45,7 @@ Call norm_then_transpose(Machine& machine, Buffers& buffers, op::RmsNormQuantize
         transpose.src.layout = ScaleLayout::vec128;
     }
     if (args.transposed.layout == ScaleLayout::tensor)
-        transpose.dst = {args.transposed.codes,
+        transpose.dst = {args.transposed.data,
                          buffers.output(DType::f32, {ceil_div(rows, kBlock), ceil_div(columns, kBlock)}),
                          ScaleLayout::tile128};
     args.transposed = {};
@@ -74,16 +74,16 @@ Call norm_quantize(Machine& machine, Buffers& buffers, const Shape& shape) {
     }
     // with delayed scaling the one scale is an input, the same for both copies
     TensorView delayed;
-    const auto account = [&](Fp8Tensor& tensor) {
+    const auto account = [&](ScaledTensor& tensor) {
         if (tensor.layout == ScaleLayout::tensor) {
             if (!delayed) {
                 delayed = buffers.pow2(DType::f32, {1});
                 work.reads_all(delayed);
             }
             tensor.scales = delayed;
-            work.writes_all(tensor.codes);
+            work.writes_all(tensor.data);
         } else {
-            work.writes_all(tensor.codes, tensor.scales);
+            work.writes_all(tensor.data, tensor.scales);
         }
     };
     if (row_layout != ScaleLayout::none) {

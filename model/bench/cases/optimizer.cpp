@@ -69,11 +69,11 @@ Call adamw_quantize(Machine& machine, Buffers& buffers, const Shape& shape) {
                            .mx_rounding = shape.mx_rounding()};
     if (shape.yes("fprop")) {
         args.fprop = buffers.fp8_output(DType::e4m3, {experts, n, k}, layout);
-        work.writes_all(args.fprop.codes, args.fprop.scales);
+        work.writes_all(args.fprop.data, args.fprop.scales);
     }
     if (shape.yes("dgrad")) {
         args.dgrad = buffers.fp8_output(DType::e4m3, {experts, k, n}, layout);
-        work.writes_all(args.dgrad.codes, args.dgrad.scales);
+        work.writes_all(args.dgrad.data, args.dgrad.scales);
     }
     return call_of(machine, &Ops::adamw_quantize, args, work);
 }

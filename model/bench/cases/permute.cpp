@@ -69,7 +69,7 @@ Call permute(Machine& machine, Buffers& buffers, const Shape& shape) {
     const bool scaled = is_fp8(dtype) && shape.yes("scales");
     const op::PermutePad args{
         .src = scaled ? buffers.fp8_input(dtype, {in.tokens, columns}, ScaleLayout::vec128_wire)
-                      : Fp8Tensor{buffers.normal(dtype, {in.tokens, columns}), {}, ScaleLayout::none},
+                      : ScaledTensor{buffers.normal(dtype, {in.tokens, columns}), {}, ScaleLayout::none},
         .row_source = in.plan.row_source,
         .recv_rows = in.plan.recv_rows,
         .num_rows = buffers.values(std::vector<int64_t>{in.counts.received}),

@@ -45,43 +45,43 @@ std::vector<uint8_t> fetch(Device& device, const TensorView& view, int64_t first
 // One matrix of an operand: the operand itself, or that of one group.
 class Matrix {
 public:
-    Matrix(Device& device, const Fp8Tensor& tensor, int64_t group)
+    Matrix(Device& device, const ScaledTensor& tensor, int64_t group)
         : device_(device),
           tensor_(tensor),
           group_(group),
-          rows_(tensor.codes.dim(-2)),
-          columns_(tensor.codes.dim(-1)) {
-        FP8FLOW_CHECK(tensor.codes.row_base == nullptr, "{} has a row base", describe(tensor.codes));
+          rows_(tensor.data.dim(-2)),
+          columns_(tensor.data.dim(-1)) {
+        FP8FLOW_CHECK(tensor.data.row_base == nullptr, "{} has a row base", describe(tensor.data));
         if (tensor.scales) scales_ = fetch(device, tensor.scales, 0, tensor.scales.numel());
     }
 
     // Values [first, first + count) of a stored row.
     Values along(int64_t row, int64_t first, int64_t count) {
-        const auto bytes = fetch(device_, tensor_.codes, (offset() + row) * columns_ + first, count);
+        const auto bytes = fetch(device_, tensor_.data, (offset() + row) * columns_ + first, count);
         Values values(static_cast<std::size_t>(count));
         for (int64_t i = 0; i < count; ++i)
             values[static_cast<std::size_t>(i)] =
-                decoded(bytes.data(), tensor_.codes.dtype, i) * scale(row, first + i);
+                decoded(bytes.data(), tensor_.data.dtype, i) * scale(row, first + i);
         return values;
     }
     // Rows [first, first + count) of a stored column; asked for with the same rows each time.
     Values across(int64_t column, int64_t first, int64_t count) {
         if (block_.empty())
-            block_ = fetch(device_, tensor_.codes, (offset() + first) * columns_, count * columns_);
+            block_ = fetch(device_, tensor_.data, (offset() + first) * columns_, count * columns_);
         Values values(static_cast<std::size_t>(count));
         for (int64_t i = 0; i < count; ++i)
             values[static_cast<std::size_t>(i)] =
-                decoded(block_.data(), tensor_.codes.dtype, i * columns_ + column) * scale(first + i, column);
+                decoded(block_.data(), tensor_.data.dtype, i * columns_ + column) * scale(first + i, column);
         return values;
     }
 
 private:
     // Stored rows before this matrix.
-    int64_t offset() const { return tensor_.codes.rank == 3 ? group_ * rows_ : 0; }
+    int64_t offset() const { return tensor_.data.rank == 3 ? group_ * rows_ : 0; }
 
     double scale(int64_t row, int64_t column) const {
         if (!tensor_.scales) return 1.0;
-        const int64_t matrix = tensor_.codes.rank == 3 ? group_ : 0;
+        const int64_t matrix = tensor_.data.rank == 3 ? group_ : 0;
         const int64_t row_blocks = ceil_div(rows_, kBlock), column_blocks = ceil_div(columns_, kBlock);
         int64_t at = 0;
         switch (tensor_.layout) {
@@ -105,7 +105,7 @@ private:
     }
 
     Device& device_;
-    const Fp8Tensor& tensor_;
+    const ScaledTensor& tensor_;
     int64_t group_, rows_, columns_;
     std::vector<uint8_t> scales_, block_;
 };
@@ -167,7 +167,7 @@ Group largest_group(Device& device, const RowGroups& groups) {
 double product_error(Device& device, const op::Gemm& args) {
     Matrix a(device, args.a, 0), b(device, args.b, 0);
     const bool a_across = args.form == op::GemmForm::tn, b_across = args.form != op::GemmForm::nt;
-    const int64_t k = args.a.codes.dim(a_across ? 0 : 1);
+    const int64_t k = args.a.data.dim(a_across ? 0 : 1);
     return error_of(
         device, args.d.dim(0), args.d, 0,
         [&](int64_t i) { return a_across ? a.across(i, 0, k) : a.along(i, 0, k); },
@@ -177,7 +177,7 @@ double product_error(Device& device, const op::Gemm& args) {
 double product_error(Device& device, const op::GroupedGemm& args) {
     const Group group = largest_group(device, args.groups);
     Matrix a(device, args.a, 0), b(device, args.b, group.index);
-    const int64_t k = args.a.codes.dim(1);
+    const int64_t k = args.a.data.dim(1);
     return error_of(
         device, group.rows, args.d, group.first, [&](int64_t i) { return a.along(group.first + i, 0, k); },
         [&](int64_t j) { return args.form == op::GemmForm::nn ? b.across(j, 0, k) : b.along(j, 0, k); });
@@ -185,7 +185,7 @@ double product_error(Device& device, const op::GroupedGemm& args) {
 
 double product_error(Device& device, const op::GroupedGemmWgrad& args) {
     const Group group = largest_group(device, args.groups);
-    const bool fp8 = is_fp8(args.x.codes.dtype);
+    const bool fp8 = is_fp8(args.x.data.dtype);
     const auto values = [&](Matrix& of, const Group& rows, int64_t i) {
         return fp8 ? of.along(i, rows.first, rows.rows) : of.across(i, rows.first, rows.rows);
     };

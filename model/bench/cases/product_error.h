@@ -1,5 +1,5 @@
 // How far a benchmarked product is from a product in double precision of the same codes and scales, on a sample of D: some rows and
-// columns of the group with the most rows. Written from the layouts of kernels/core/fp8_tensor.h, apart from the backends.
+// columns of the group with the most rows. Written from the layouts of kernels/core/scaled_tensor.h, apart from the backends.
 #pragma once
 
 #include "kernels/ops/gemm.h"

@@ -107,11 +107,11 @@ Call weight(Machine& machine, Buffers& buffers, const Shape& shape) {
     if (layout == L::tensor) work.reads_all(args.src);
     if (shape.yes("fprop")) {
         args.fprop = buffers.fp8_output(code_dtype(shape), {experts, n, k}, layout);
-        work.writes_all(args.fprop.codes, args.fprop.scales);
+        work.writes_all(args.fprop.data, args.fprop.scales);
     }
     if (shape.yes("dgrad")) {
         args.dgrad = buffers.fp8_output(code_dtype(shape), {experts, k, n}, layout);
-        work.writes_all(args.dgrad.codes, args.dgrad.scales);
+        work.writes_all(args.dgrad.data, args.dgrad.scales);
     }
     return call_of(machine, &Ops::quantize_weight, args, work);
 }

@@ -1,6 +1,7 @@
 // Peer memory and the exchange over it in one process: one rank against the brute-force oracle, and threads that share one GPU, each with a
 // stream of its own: a replayed graph, a rank that does not come, memory that comes and goes. What several ranks exchange is tested
 // under mpirun.
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/exchange/peer/exchange.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/device_query.h"
@@ -75,20 +76,20 @@ protected:
         get(to_ids, all_ids);
         get(to_probs, all_probs);
     }
-    void do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena& scratch,
-                     const Launch&) override {
+    void do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
+                     Arena& scratch, const Launch&) override {
         ArenaScope scope(rank_.arena);
-        const Fp8Tensor to = put(dst);
+        const ScaledTensor to = put(dst);
         inner_.dispatch(put(rows), put(plan), to, scratch, rank_.launch());
-        get(to.codes, dst.codes);
+        get(to.data, dst.data);
         get(to.scales, dst.scales);
     }
-    void do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received,
+    void do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& received,
                           Arena& scratch, const Launch&) override {
         ArenaScope scope(rank_.arena);
-        const Fp8Tensor to = put(received);
+        const ScaledTensor to = put(received);
         inner_.dispatch_rows(put(rows), put(plan), to, scratch, rank_.launch());
-        get(to.codes, received.codes);
+        get(to.data, received.data);
         get(to.scales, received.scales);
     }
     void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch&) override {
@@ -128,7 +129,7 @@ private:
         }
         return view;
     }
-    Fp8Tensor put(const Fp8Tensor& host) { return {put(host.codes), put(host.scales), host.layout}; }
+    ScaledTensor put(const ScaledTensor& host) { return {put(host.data), put(host.scales), host.layout}; }
     DispatchPlan put(DispatchPlan plan) {
         for (TensorView* view : {&plan.all_ids, &plan.all_probs, &plan.groups.counts, &plan.groups.offsets,
                                  &plan.row_source, &plan.row_prob, &plan.recv_rows, &plan.recv_offsets,

@@ -1,4 +1,5 @@
 // The fused operations against the reference, and against their parts on the same GPU, bit by bit.
+#include "kernels/hopper/device/view.h"
 #include "tests/support/parity.h"
 
 #include <fmt/ranges.h>
@@ -33,21 +34,21 @@ void expect_fused_product(const Case& c, GemmBackend backend, ScaleFormat format
     const int64_t rows = c.base + groups.capacity(), G = groups.num_groups();
     if (too_large_here(rows * c.width * c.contraction / 32)) return;
     const bool with_prob = format == ScaleFormat::pow2;
-    HostFp8 a(DType::e4m3, {rows, c.contraction}, L::vec128),
+    HostScaled a(DType::e4m3, {rows, c.contraction}, L::vec128),
         b(DType::e4m3, {G, 2 * c.width, c.contraction}, L::block128),
         act(DType::e4m3, {rows, c.width}, L::vec128), act_of_parts(DType::e4m3, {rows, c.width}, L::vec128);
     HostTensor prob(DType::f32, {rows}), h(DType::bf16, {rows, 2 * c.width}),
         h_of_parts(DType::bf16, {rows, 2 * c.width});
-    fill_normal(a.codes, 1, 8.0);
+    fill_normal(a.data, 1, 8.0);
     fill_pow2(a.scales, 2, -4, 0);
-    fill_normal(b.codes, 3, 8.0);
+    fill_normal(b.data, 3, 8.0);
     fill_pow2(b.scales, 4, -6, -2);
     fill_uniform(prob, 5, 0.0, 1.0);
     if (extreme)
         for (const auto& [row, scale] : {std::pair{1, HUGE_VAL}, {2, 1e30}, {9, 1e-30}, {70, std::nan("")}})
             set(a.scales, c.base + row, scale);
     if (c.base > 0) {
-        for (HostFp8* t : {&a, &act, &act_of_parts}) t->set_row_base(c.base);
+        for (HostScaled* t : {&a, &act, &act_of_parts}) t->set_row_base(c.base);
         for (HostTensor* t : {&prob, &h, &h_of_parts}) t->set_row_base(c.base);
     }
     const TensorView weights = with_prob ? prob.view() : TensorView{};
@@ -55,15 +56,15 @@ void expect_fused_product(const Case& c, GemmBackend backend, ScaleFormat format
     p.gpu.choose_kernels({.gemm = backend});
     // the parts, on the GPU alone
     const RowGroups gpu_groups = p.to_gpu(RowGroups(groups));
-    p.gpu.grouped_gemm({.a = p.to_gpu(Fp8Tensor(a)),
-                        .b = p.to_gpu(Fp8Tensor(b)),
+    p.gpu.grouped_gemm({.a = p.to_gpu(ScaledTensor(a)),
+                        .b = p.to_gpu(ScaledTensor(b)),
                         .groups = gpu_groups,
                         .d = p.to_gpu(h_of_parts.view())});
     p.gpu.swiglu_quantize({.h = p.to_gpu(h_of_parts.view()),
                            .prob = p.to_gpu(weights),
                            .groups = gpu_groups,
                            .scale_format = format,
-                           .a = p.to_gpu(Fp8Tensor(act_of_parts))});
+                           .a = p.to_gpu(ScaledTensor(act_of_parts))});
     p.run(op::GroupedGemmSwigluQuantize{.a = a,
                                         .b = b,
                                         .groups = groups,
@@ -73,9 +74,9 @@ void expect_fused_product(const Case& c, GemmBackend backend, ScaleFormat format
                                         .h = h,
                                         .act = act},
           Launch{.sm_limit = format == ScaleFormat::fp32 ? 2 : 0});  // 2: one pair of CTAs, all tiles in turn
-    EXPECT_TRUE(same_bytes(p.from_gpu(act.codes), p.from_gpu(act_of_parts.codes)));
+    EXPECT_TRUE(same_bytes(p.from_gpu(act.data), p.from_gpu(act_of_parts.data)));
     EXPECT_TRUE(same_bytes(p.from_gpu(act.scales), p.from_gpu(act_of_parts.scales)));
-    if (backend == GemmBackend::simt) p.expect_same_bytes(Fp8Tensor(act), "act");
+    if (backend == GemmBackend::simt) p.expect_same_bytes(ScaledTensor(act), "act");
     if (save_h == op::SaveH::no) {  // the parts write it, the kernel of both does not
         const bool one_kernel = backend == GemmBackend::native && c.contraction >= 384,
                    rows_at_all = *std::max_element(c.counts.begin(), c.counts.end()) > 0;
@@ -122,7 +123,7 @@ TEST(ComposedParity, AdamWQuantize) {
             fill_uniform(v, 4, 0, 1e-6);
             const HostTensor grad_scale = HostTensor::of<float>({0.37f}),
                              status = HostTensor::of<int32_t>({status_value});
-            const HostFp8 fprop(DType::e4m3, {w.experts, w.rows, w.cols}, w.layout),
+            const HostScaled fprop(DType::e4m3, {w.experts, w.rows, w.cols}, w.layout),
                 dgrad(DType::e4m3, {w.experts, w.cols, w.rows}, w.layout);
             Parity p;
             p.run(op::AdamWQuantize{.adamw = {.grad = grad,
@@ -136,15 +137,15 @@ TEST(ComposedParity, AdamWQuantize) {
                                               .m = m,
                                               .v = v,
                                               .copy = copy},
-                                    .fprop = copies & 1 ? Fp8Tensor(fprop) : Fp8Tensor{},
-                                    .dgrad = copies & 2 ? Fp8Tensor(dgrad) : Fp8Tensor{}},
+                                    .fprop = copies & 1 ? ScaledTensor(fprop) : ScaledTensor{},
+                                    .dgrad = copies & 2 ? ScaledTensor(dgrad) : ScaledTensor{}},
                   Launch{.sm_limit = status_value == 0 ? 1 : 0});
             p.expect_same_bytes(master, "master");
             p.expect_same_bytes(m, "m");
             p.expect_same_bytes(v, "v");
             p.expect_same_bytes(copy, "copy");
-            if (copies & 1) p.expect_same_bytes(Fp8Tensor(fprop), "fprop");
-            if (copies & 2) p.expect_same_bytes(Fp8Tensor(dgrad), "dgrad");
+            if (copies & 1) p.expect_same_bytes(ScaledTensor(fprop), "fprop");
+            if (copies & 2) p.expect_same_bytes(ScaledTensor(dgrad), "dgrad");
         }
 }
 

@@ -58,11 +58,11 @@ void run_rows(const std::vector<int64_t>& counts, int64_t alignment, GemmForm fo
     const GroupsFixture groups(counts, alignment, 5);
     if (too_large_here(groups.total() * n * k / 32)) return;
     const int64_t G = groups.num_groups(), base = 7;
-    HostFp8 a(DType::bf16, {base + groups.capacity(), k}, ScaleLayout::none);
-    HostFp8 b = form == GemmForm::nt ? HostFp8(DType::bf16, {G, n, k}, ScaleLayout::none)
-                                     : HostFp8(DType::bf16, {G, k, n}, ScaleLayout::none);
-    fill_rows(a.codes, groups, base, 51);
-    fill_normal(b.codes, 52, 1.0);
+    HostScaled a(DType::bf16, {base + groups.capacity(), k}, ScaleLayout::none);
+    HostScaled b = form == GemmForm::nt ? HostScaled(DType::bf16, {G, n, k}, ScaleLayout::none)
+                                        : HostScaled(DType::bf16, {G, k, n}, ScaleLayout::none);
+    fill_rows(a.data, groups, base, 51);
+    fill_normal(b.data, 52, 1.0);
     a.set_row_base(base);
     HostTensor d(dtype, {groups.capacity(), n});
     // of few elements the rounding of one may decide
@@ -89,10 +89,10 @@ void run_wgrad(const std::vector<int64_t>& counts, int64_t alignment, int64_t n,
     const GroupsFixture groups(counts, alignment, 5);
     if (too_large_here(groups.total() * n * k / 32)) return;
     const int64_t dy_base = 3, x_base = 70;
-    HostFp8 dy(DType::bf16, {dy_base + groups.capacity(), n}, ScaleLayout::none),
+    HostScaled dy(DType::bf16, {dy_base + groups.capacity(), n}, ScaleLayout::none),
         x(DType::bf16, {x_base + groups.capacity() + 9, k}, ScaleLayout::none);
-    fill_rows(dy.codes, groups, dy_base, 61);
-    fill_rows(x.codes, groups, x_base, 62);
+    fill_rows(dy.data, groups, dy_base, 61);
+    fill_rows(x.data, groups, x_base, 62);
     dy.set_row_base(dy_base);
     x.set_row_base(x_base);
     HostTensor dw(DType::f32, {groups.num_groups(), n, k});

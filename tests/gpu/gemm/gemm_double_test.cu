@@ -1,5 +1,6 @@
 // Matrix products of sizes as models have them, too large for the reference: against a product of the same codes computed on the GPU in
 // double precision, at the bounds for a correct kernel (a forgotten promotion to FP32 or one wrong scale exceeds them).
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "tests/support/cases.h"
 #include "tests/support/tensors.h"
@@ -66,8 +67,8 @@ protected:
         host.data = data;
         return host;
     }
-    Fp8Tensor on_gpu(const HostFp8& host) {
-        return {on_gpu(host.codes.view()), on_gpu(host.scales.view()), host.layout};
+    ScaledTensor on_gpu(const HostScaled& host) {
+        return {on_gpu(host.data.view()), on_gpu(host.scales.view()), host.layout};
     }
     RowGroups on_gpu(RowGroups groups) {
         groups.counts = on_gpu(groups.counts);
@@ -79,12 +80,12 @@ protected:
         return memory_.back();
     }
     // The operand's values; exact, because scales are powers of two.
-    TensorView values_of(const Fp8Tensor& operand, const RowGroups& groups = {}) {
-        TensorView values = operand.codes;
+    TensorView values_of(const ScaledTensor& operand, const RowGroups& groups = {}) {
+        TensorView values = operand.data;
         values.dtype = DType::f32;
         values.data = allocate(values.bytes());
         if (operand.layout == L::none)
-            gpu_.cast({.x = operand.codes, .y = values});
+            gpu_.cast({.x = operand.data, .y = values});
         else
             gpu_.dequantize({.src = operand, .groups = groups, .dst = values});
         return values;
@@ -134,9 +135,9 @@ struct Formats {
     L a, b;
 };
 
-HostFp8 operand(const Formats& f, L layout, std::initializer_list<int64_t> shape, uint32_t seed) {
-    HostFp8 t(f.dtype, shape, layout);
-    fill_fast(t.codes, seed);
+HostScaled operand(const Formats& f, L layout, std::initializer_list<int64_t> shape, uint32_t seed) {
+    HostScaled t(f.dtype, shape, layout);
+    fill_fast(t.data, seed);
     if (t.scales.view()) fill_pow2(t.scales, seed, -6, 2);
     return t;
 }
@@ -153,8 +154,8 @@ TEST_F(GemmDouble, Dense) {
     for (const Size& s : {Size{1000, 2048, 7168}, Size{4096, 512, 2048}, Size{129, 7168, 4096}})
         for (const Formats& f : formats) {
             if (too_large_here(s.rows * s.cols * s.contraction / 32)) continue;
-            const Fp8Tensor a = on_gpu(operand(f, f.a, {s.rows, s.contraction}, 1)),
-                            b = on_gpu(operand(f, f.b, {s.cols, s.contraction}, 2));
+            const ScaledTensor a = on_gpu(operand(f, f.a, {s.rows, s.contraction}, 1)),
+                               b = on_gpu(operand(f, f.b, {s.cols, s.contraction}, 2));
             const std::vector<double> wanted =
                 product({values_of(a).as<float>(), s.contraction, 1},
                         {values_of(b).as<float>(), s.contraction, 1}, s.rows, s.cols, s.contraction);
@@ -183,8 +184,8 @@ TEST_F(GemmDouble, Grouped) {
     const RowGroups gpu_groups = on_gpu(RowGroups(groups));
     const int64_t G = groups.num_groups(), rows = groups.capacity();
     for (const Formats& f : formats) {
-        const Fp8Tensor a = on_gpu(operand(f, f.a, {rows, contraction}, 3)),
-                        b = on_gpu(operand(f, f.b, {G, cols, contraction}, 4));
+        const ScaledTensor a = on_gpu(operand(f, f.a, {rows, contraction}, 3)),
+                           b = on_gpu(operand(f, f.b, {G, cols, contraction}, 4));
         const float *a_values = values_of(a).as<float>(), *b_values = values_of(b).as<float>();
         std::vector<std::vector<double>> wanted;
         for (int64_t g = 0; g < G; ++g)
@@ -219,17 +220,17 @@ TEST_F(GemmDouble, GroupedWgrad) {
     for (const Formats& f : formats) {
         const bool plain = f.a == L::none;
         const auto make = [&](int64_t width, uint32_t seed) {
-            HostFp8 t =
-                plain ? HostFp8(f.dtype, {rows, width}, f.a) : HostFp8(f.dtype, {width, rows}, f.a, G);
-            fill_fast(t.codes, seed);
+            HostScaled t =
+                plain ? HostScaled(f.dtype, {rows, width}, f.a) : HostScaled(f.dtype, {width, rows}, f.a, G);
+            fill_fast(t.data, seed);
             if (t.scales.view()) fill_pow2(t.scales, seed, -6, 2);
             // FP8 copies have zero codes in their pads (kernels/ops/gemm.h)
-            uint8_t* codes = t.codes.view().bytes_ptr();
+            uint8_t* codes = t.data.view().bytes_ptr();
             for (int64_t row = 0; !plain && row < groups.total(); ++row)
                 for (int64_t i = 0; groups.is_pad(row) && i < width; ++i) codes[i * rows + row] = 0;
             return on_gpu(t);
         };
-        const Fp8Tensor dy = make(n, 5), x = make(k, 6);
+        const ScaledTensor dy = make(n, 5), x = make(k, 6);
         const bool routed_columns = f.a == L::tile128 || f.a == L::group_row;
         const float *dy_values = values_of(dy, routed_columns ? gpu_groups : RowGroups{}).as<float>(),
                     *x_values = values_of(x, routed_columns ? gpu_groups : RowGroups{}).as<float>();

@@ -46,8 +46,8 @@ const Columns kColumns[] = {
 };
 constexpr int64_t kN = 520, kK = 768;
 
-void fill_operand(const HostFp8& t, uint64_t seed) {
-    fill_normal(t.codes, seed, is_fp8(t.codes.view().dtype) ? 8.0 : 1.0);
+void fill_operand(const HostScaled& t, uint64_t seed) {
+    fill_normal(t.data, seed, is_fp8(t.data.view().dtype) ? 8.0 : 1.0);
     if (t.scales.view()) fill_uniform(t.scales, seed + 1, 0.25, 2.0);
 }
 
@@ -57,8 +57,8 @@ struct RowsProduct {
         : groups(counts, rows.alignment),
           form(rows.form),
           a(rows.dtype, {round_up(groups.capacity(), 16), kK}, rows.a),
-          b(rows.form == GemmForm::nt ? HostFp8(rows.dtype, {groups.num_groups(), kN, kK}, rows.b)
-                                      : HostFp8(rows.dtype, {groups.num_groups(), kK, kN}, rows.b)),
+          b(rows.form == GemmForm::nt ? HostScaled(rows.dtype, {groups.num_groups(), kN, kK}, rows.b)
+                                      : HostScaled(rows.dtype, {groups.num_groups(), kK, kN}, rows.b)),
           d(DType::bf16, {groups.capacity(), kN}) {
         fill_operand(a, 1);
         fill_operand(b, 2);
@@ -76,7 +76,7 @@ struct RowsProduct {
     }
     GroupsFixture groups;
     GemmForm form;
-    HostFp8 a, b;
+    HostScaled a, b;
     HostTensor d;
     Parity parity;
 };
@@ -91,16 +91,16 @@ struct ColumnsProduct {
         fill_operand(x, 2);
         zero_pads();
     }
-    HostFp8 operand(const Columns& columns, int64_t width) const {
+    HostScaled operand(const Columns& columns, int64_t width) const {
         const int64_t rows = round_up(groups.capacity(), 128);
         return is_fp8(columns.dtype)
-                   ? HostFp8(columns.dtype, {width, rows}, columns.layout, groups.num_groups())
-                   : HostFp8(columns.dtype, {rows, width}, columns.layout);
+                   ? HostScaled(columns.dtype, {width, rows}, columns.layout, groups.num_groups())
+                   : HostScaled(columns.dtype, {rows, width}, columns.layout);
     }
     // FP8 copies have codes of 0 in their pads.
     void zero_pads() {
-        for (const HostFp8* t : {&dy, &x}) {
-            const TensorView& codes = t->codes.view();
+        for (const HostScaled* t : {&dy, &x}) {
+            const TensorView& codes = t->data.view();
             if (!is_fp8(codes.dtype)) continue;
             for (int64_t row = 0; row < groups.total(); ++row)
                 for (int64_t i = 0; groups.is_pad(row) && i < codes.dim(0); ++i)
@@ -120,7 +120,7 @@ struct ColumnsProduct {
         return parity.from_gpu(dw);
     }
     GroupsFixture groups;
-    HostFp8 dy, x;
+    HostScaled dy, x;
     HostTensor dw;
     Parity parity;
 };
@@ -195,12 +195,12 @@ TEST(GemmInvariance, RowsDoNotDependOnOtherGroups) {
         for (const auto& counts : kOthers) {
             RowsProduct other(rows, counts);  // the same weights; rows by their place
             const int64_t from = first.groups.first(1), to = other.groups.first(1);
-            copy_values(first.a.codes, from * kK, other.a.codes, to * kK, kKept * kK);
+            copy_values(first.a.data, from * kK, other.a.data, to * kK, kKept * kK);
             if (rows.a == L::row) copy_values(first.a.scales, from, other.a.scales, to, kKept);
             if (rows.a == L::vec128)
                 for (int64_t block = 0; block < kK / kBlock; ++block)
-                    copy_values(first.a.scales, block * first.a.codes.view().dim(0) + from, other.a.scales,
-                                block * other.a.codes.view().dim(0) + to, kKept);
+                    copy_values(first.a.scales, block * first.a.data.view().dim(0) + from, other.a.scales,
+                                block * other.a.data.view().dim(0) + to, kKept);
             const HostTensor got = other.run();
             EXPECT_EQ(
                 std::memcmp(wanted.view().bytes_ptr() + from * kN * 2, got.view().bytes_ptr() + to * kN * 2,
@@ -220,7 +220,7 @@ TEST(GemmInvariance, WeightGradientsDoNotDependOnOtherGroups) {
             const int64_t from = first.groups.first(1), to = other.groups.first(1);
             for (const auto& [source, target, width] :
                  {std::tuple{&first.dy, &other.dy, kN}, std::tuple{&first.x, &other.x, kK}}) {
-                const TensorView &codes = source->codes.view(), &copy = target->codes.view();
+                const TensorView &codes = source->data.view(), &copy = target->data.view();
                 if (columns.layout == L::none) {
                     copy_values(codes, from * width, copy, to * width, kKept * width);
                     continue;

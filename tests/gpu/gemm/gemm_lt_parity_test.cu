@@ -1,6 +1,7 @@
 // The cuBLASLt baseline (kernels.gemm_backend: cublaslt) at shapes it must take itself: every recipe's layouts, forward, data gradient and
 // weight gradient, against the product of the same codes in double precision (on the GPU), at the bounds of a correct kernel. Ragged and
 // empty groups, row bases, contractions whose number of scale blocks is no multiple of 4, pads, untouched rows, and twice the same bits.
+#include "kernels/hopper/device/view.h"
 #include "kernels/ops/gemm.h"
 
 #include "tests/support/parity.h"
@@ -51,9 +52,9 @@ void add_product(Device& device, const Matrix& a, const Matrix& b, double* want)
     for (double* copy : {da, db, dw}) device.free(copy);
 }
 
-// Element (batch, row, col) of a stored tensor, by the definition of its layout (kernels/core/fp8_tensor.h); `group` of group_row.
-double value_of(const HostFp8& t, int64_t batch, int64_t row, int64_t col, int64_t group = 0) {
-    const TensorView& codes = t.codes.view();
+// Element (batch, row, col) of a stored tensor, by the definition of its layout (kernels/core/scaled_tensor.h); `group` of group_row.
+double value_of(const HostScaled& t, int64_t batch, int64_t row, int64_t col, int64_t group = 0) {
+    const TensorView& codes = t.data.view();
     const int64_t R = codes.dim(-2), C = codes.dim(-1);
     const double code = get(codes, (batch * R + row) * C + col);
     switch (t.layout) {
@@ -74,8 +75,8 @@ double value_of(const HostFp8& t, int64_t batch, int64_t row, int64_t col, int64
 }
 
 // Free fp32 scales, so that one at a wrong place shows; powers of two where the layout stores E8M0.
-void fill_operand(const HostFp8& t, uint64_t seed) {
-    fill_normal(t.codes, seed, is_fp8(t.codes.view().dtype) ? 8.0 : 1.0);
+void fill_operand(const HostScaled& t, uint64_t seed) {
+    fill_normal(t.data, seed, is_fp8(t.data.view().dtype) ? 8.0 : 1.0);
     if (t.scales.view().dtype == DType::e8m0)
         fill_pow2(t.scales, seed + 1, -3, 3);
     else if (t.scales.view())
@@ -141,9 +142,9 @@ void run_grouped(const Operands& o, const std::vector<int64_t>& counts, int64_t 
                  int64_t n, int64_t k, DType d_dtype) {
     const GroupsFixture groups(counts, o.alignment, counts.size() > 1 ? 128 : 0);
     const int64_t G = groups.num_groups(), capacity = groups.capacity();
-    HostFp8 a(o.a, {a_base + capacity, k}, o.a_layout);
-    HostFp8 b =
-        o.form == GemmForm::nt ? HostFp8(o.b, {G, n, k}, o.b_layout) : HostFp8(o.b, {G, k, n}, o.b_layout);
+    HostScaled a(o.a, {a_base + capacity, k}, o.a_layout);
+    HostScaled b = o.form == GemmForm::nt ? HostScaled(o.b, {G, n, k}, o.b_layout)
+                                          : HostScaled(o.b, {G, k, n}, o.b_layout);
     fill_operand(a, 11);  // pads too: what stands there must not show
     fill_operand(b, 12);
     HostTensor d(d_dtype, {d_base + capacity, n});
@@ -210,12 +211,15 @@ void run_wgrad(const Operands& o, const std::vector<int64_t>& counts, int64_t a_
     const bool fp8 = is_fp8(o.b);
     const int64_t dy_rows = round_up(a_base + groups.capacity(), 128),
                   x_rows = round_up(b_base + groups.capacity(), 128) + 128;
-    HostFp8 dy = fp8 ? HostFp8(o.a, {n, dy_rows}, o.a_layout, G) : HostFp8(o.a, {dy_rows, n}, o.a_layout);
-    HostFp8 x = fp8 ? HostFp8(o.b, {k, x_rows}, o.b_layout, G) : HostFp8(o.b, {x_rows, k}, o.b_layout);
+    HostScaled dy =
+        fp8 ? HostScaled(o.a, {n, dy_rows}, o.a_layout, G) : HostScaled(o.a, {dy_rows, n}, o.a_layout);
+    HostScaled x =
+        fp8 ? HostScaled(o.b, {k, x_rows}, o.b_layout, G) : HostScaled(o.b, {x_rows, k}, o.b_layout);
     fill_operand(dy, 21);
     fill_operand(x, 22);
-    const auto zero_pads = [&](const HostFp8& t, int64_t base) {  // as quantisers and transposes write them
-        const TensorView& codes = t.codes.view();
+    const auto zero_pads = [&](const HostScaled& t,
+                               int64_t base) {  // as quantisers and transposes write them
+        const TensorView& codes = t.data.view();
         for (int64_t row = 0; row < groups.total(); ++row)
             for (int64_t i = 0; groups.is_pad(row) && i < codes.dim(0); ++i)
                 codes.bytes_ptr()[i * codes.dim(1) + base + row] = 0;
@@ -235,7 +239,7 @@ void run_wgrad(const Operands& o, const std::vector<int64_t>& counts, int64_t a_
     for (int64_t g = 0; g < G; ++g) {
         if (groups.count(g) == 0) continue;
         ++products;
-        const auto operand = [&](const HostFp8& t, int64_t dim, int64_t base) {
+        const auto operand = [&](const HostScaled& t, int64_t dim, int64_t base) {
             return Matrix(dim, groups.count(g), [&](int64_t i, int64_t j) {
                 const int64_t row = base + groups.first(g) + j;
                 return fp8 ? value_of(t, 0, i, row, g) : value_of(t, 0, row, i);
@@ -290,9 +294,9 @@ TEST(LtGemm, EveryRecipe) {
     operands.push_back({DType::e4m3, DType::e4m3, L::vec128_wire, L::block128});
     for (const Operands& o : operands) {
         for (DType d_dtype : {DType::bf16, DType::f32}) {
-            HostFp8 a(o.a, {m, k}, o.a_layout);
-            HostFp8 b =
-                o.form == GemmForm::nt ? HostFp8(o.b, {n, k}, o.b_layout) : HostFp8(o.b, {k, n}, o.b_layout);
+            HostScaled a(o.a, {m, k}, o.a_layout);
+            HostScaled b = o.form == GemmForm::nt ? HostScaled(o.b, {n, k}, o.b_layout)
+                                                  : HostScaled(o.b, {k, n}, o.b_layout);
             fill_operand(a, 31);
             fill_operand(b, 32);
             HostTensor d(d_dtype, {m, n});
@@ -320,7 +324,7 @@ TEST(LtGemm, EveryRecipe) {
 
 // Two E5M2 operands are no product of cuBLASLt's; the native kernel answers.
 TEST(LtGemm, BothE5m2RunsNative) {
-    HostFp8 a(DType::e5m2, {128, 256}, L::tensor), b(DType::e5m2, {128, 256}, L::tensor);
+    HostScaled a(DType::e5m2, {128, 256}, L::tensor), b(DType::e5m2, {128, 256}, L::tensor);
     fill_operand(a, 41);
     fill_operand(b, 42);
     HostTensor d(DType::f32, {128, 128});

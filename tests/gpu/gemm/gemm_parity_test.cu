@@ -1,5 +1,6 @@
 // Matrix products of the Hopper backend against the reference, over every layout, form and grouping: the CUDA-core kernel bit by bit,
 // tensor cores (cuBLASLt and our own kernel) within the bounds of rounding, and twice for identical bits.
+#include "kernels/hopper/device/view.h"
 #include "kernels/ops/gemm.h"
 
 #include "tests/support/parity.h"
@@ -16,8 +17,8 @@ using L = ScaleLayout;
 using op::GemmForm;
 
 // Codes and scales that make every entry matter; free (not power-of-two) fp32 scales, so that a wrong order of rounding shows.
-void fill_operand(const HostFp8& t, uint64_t seed) {
-    fill_normal(t.codes, seed, is_fp8(t.codes.view().dtype) ? 8.0 : 1.0);
+void fill_operand(const HostScaled& t, uint64_t seed) {
+    fill_normal(t.data, seed, is_fp8(t.data.view().dtype) ? 8.0 : 1.0);
     if (t.scales.view().dtype == DType::e8m0)
         fill_pow2(t.scales, seed + 1, -3, 3);
     else if (t.scales.view())
@@ -77,8 +78,8 @@ void run_dense(const DenseCase& c, const Dense& s, GemmBackend backend) {
                              name_of(c.a_layout), name_of(c.b), name_of(c.b_layout), name_of(c.d), s.m, s.n,
                              s.k, static_cast<int>(c.form)));
     const bool a_across = c.form == GemmForm::tn, b_across = c.form != GemmForm::nt;
-    HostFp8 a(c.a, {a_across ? s.k : s.m, a_across ? s.m : s.k}, c.a_layout, 1);
-    HostFp8 b(c.b, {b_across ? s.k : s.n, b_across ? s.n : s.k}, c.b_layout, 1);
+    HostScaled a(c.a, {a_across ? s.k : s.m, a_across ? s.m : s.k}, c.a_layout, 1);
+    HostScaled b(c.b, {b_across ? s.k : s.n, b_across ? s.n : s.k}, c.b_layout, 1);
     fill_operand(a, 1);
     fill_operand(b, 2);
     HostTensor d(c.d, {s.m, s.n});
@@ -171,7 +172,7 @@ const std::vector<std::vector<int64_t>> kCounts = {
 TEST(GroupedGemmParity, ManyStepsAndTiles) {
     const GroupsFixture groups({300, 0, 129, 3}, 128);
     const int64_t n = 320, k = 4352;
-    HostFp8 a(DType::e4m3, {groups.capacity(), k}, L::vec128), b(DType::e4m3, {4, n, k}, L::block128);
+    HostScaled a(DType::e4m3, {groups.capacity(), k}, L::vec128), b(DType::e4m3, {4, n, k}, L::block128);
     fill_operand(a, 21);
     fill_operand(b, 22);
     HostTensor d(DType::bf16, {groups.capacity(), n});
@@ -204,8 +205,9 @@ void run_grouped(const GroupedCase& c, const std::vector<int64_t>& counts, int64
                              fmt::join(counts, ",")));
     const GroupsFixture groups(counts, c.alignment, 3);
     const int64_t G = groups.num_groups(), capacity = groups.capacity();
-    HostFp8 a(c.dtype, {round_up(a_base + capacity + 2, 4), k}, c.a);
-    HostFp8 b = c.form == GemmForm::nt ? HostFp8(c.dtype, {G, n, k}, c.b) : HostFp8(c.dtype, {G, k, n}, c.b);
+    HostScaled a(c.dtype, {round_up(a_base + capacity + 2, 4), k}, c.a);
+    HostScaled b =
+        c.form == GemmForm::nt ? HostScaled(c.dtype, {G, n, k}, c.b) : HostScaled(c.dtype, {G, k, n}, c.b);
     fill_operand(a, 11);
     fill_operand(b, 12);
     HostTensor d(c.d_dtype, {d_base + capacity + 1, n});
@@ -267,8 +269,8 @@ TEST(GroupedGemmParity, ScalesOfWholeRowsAndTensors) {
 
 // ---- weight gradients ---------------------------------------------------------------------------------------------------------------
 // Codes of the pads of a transposed copy [dim, M].
-void zero_pads(const HostFp8& t, const GroupsFixture& groups, int64_t base) {
-    const TensorView& codes = t.codes.view();
+void zero_pads(const HostScaled& t, const GroupsFixture& groups, int64_t base) {
+    const TensorView& codes = t.data.view();
     for (int64_t row = 0; row < groups.total(); ++row)
         for (int64_t i = 0; groups.is_pad(row) && i < codes.dim(0); ++i)
             codes.bytes_ptr()[i * codes.dim(1) + base + row] = 0;
@@ -286,8 +288,10 @@ void run_wgrad(DType dy_dtype, DType x_dtype, L layout, int64_t alignment, const
     const bool fp8 = is_fp8(x_dtype);
     const int64_t dy_rows = round_up(dy_base + groups.capacity(), 128),
                   x_rows = round_up(x_base + groups.capacity(), 128) + 128;
-    HostFp8 dy = fp8 ? HostFp8(dy_dtype, {n, dy_rows}, layout, G) : HostFp8(dy_dtype, {dy_rows, n}, layout);
-    HostFp8 x = fp8 ? HostFp8(x_dtype, {k, x_rows}, layout, G) : HostFp8(x_dtype, {x_rows, k}, layout);
+    HostScaled dy =
+        fp8 ? HostScaled(dy_dtype, {n, dy_rows}, layout, G) : HostScaled(dy_dtype, {dy_rows, n}, layout);
+    HostScaled x =
+        fp8 ? HostScaled(x_dtype, {k, x_rows}, layout, G) : HostScaled(x_dtype, {x_rows, k}, layout);
     fill_operand(dy, 21);  // plain pads too: what stands there must not count
     fill_operand(x, 22);
     if (fp8) {

@@ -1,4 +1,5 @@
 // FP8 weight gradients with a scale per 128 of the contraction, which have a kernel of their own on Hopper, against the reference.
+#include "kernels/hopper/device/view.h"
 #include "kernels/ops/gemm.h"
 
 #include "tests/support/parity.h"
@@ -23,7 +24,7 @@ struct Formats {
 // behind the last is NaN.
 struct Rows {
     GroupsFixture groups;
-    HostFp8 dy, x;
+    HostScaled dy, x;
 
     Rows(const std::vector<int64_t>& counts, int64_t base, const Formats& f, int64_t n, int64_t k,
          uint64_t seed)
@@ -31,12 +32,12 @@ struct Rows {
           dy(operand(base, f.dy, f.layout, n, seed)),
           x(operand(base, f.x, f.layout, k, seed + 2)) {}
 
-    HostFp8 operand(int64_t base, DType dtype, L layout, int64_t dim, uint64_t seed) const {
+    HostScaled operand(int64_t base, DType dtype, L layout, int64_t dim, uint64_t seed) const {
         const bool fp8 = is_fp8(dtype);
         const int64_t rows = base + round_up(groups.capacity(), 128) + 128;
-        HostFp8 t = fp8 ? HostFp8(dtype, {dim, rows}, layout, groups.num_groups())
-                        : HostFp8(dtype, {rows, dim}, layout);
-        fill(t.codes, [&](int64_t i) {
+        HostScaled t = fp8 ? HostScaled(dtype, {dim, rows}, layout, groups.num_groups())
+                           : HostScaled(dtype, {rows, dim}, layout);
+        fill(t.data, [&](int64_t i) {
             const int64_t row = (fp8 ? i % rows : i / dim) - base;
             if (row < 0 || row >= groups.total() || (!fp8 && groups.is_pad(row))) return std::nan("");
             return groups.is_pad(row) ? 0.0 : 8.0 * random_normal(seed, 0, static_cast<uint64_t>(i));

@@ -1,4 +1,5 @@
 // Embedding, cross-entropy and the element-wise ops on the GPU against the reference: every byte; NaN only has to be NaN on both sides.
+#include "kernels/hopper/device/view.h"
 #include "tests/support/parity.h"
 
 #include <limits>

@@ -15,17 +15,17 @@ TEST_F(LargeIndex, PermuteAndPad) {
     const TensorView large_source = routed(DType::i32, {kCapacity});
     put(large_source, kBase, source);
 
-    const HostFp8 src(DType::e4m3, {kTokens, kCols}, ScaleLayout::vec128_wire),
+    const HostScaled src(DType::e4m3, {kTokens, kCols}, ScaleLayout::vec128_wire),
         dst(DType::e4m3, {kTotal, kCols}, ScaleLayout::vec128);
-    fill_uniform(src.codes, 1, -400, 400);
+    fill_uniform(src.data, 1, -400, 400);
     fill_pow2(src.scales, 2, -10, 10);
-    const Fp8Tensor large = large_rows(kCols);
-    gpu_.permute_pad({.src = {upload(src.codes), upload(src.scales), src.layout},
+    const ScaledTensor large = large_rows(kCols);
+    gpu_.permute_pad({.src = {upload(src.data), upload(src.scales), src.layout},
                       .row_source = large_source,
                       .groups = gpu_groups_,
                       .dst = large});
     cpu_.permute_pad({.src = src, .row_source = source, .groups = groups_, .dst = dst});
-    expect_same_rows(large.codes, dst.codes, kBase, "codes");
+    expect_same_rows(large.data, dst.data, kBase, "codes");
     expect_same_stretches(large.scales, dst.scales, "scales");
 
     // plain rows, from behind the mark as well
@@ -35,14 +35,14 @@ TEST_F(LargeIndex, PermuteAndPad) {
                      large_moved = routed(DType::bf16, {kCapacity, kCols});
     put_rows(far_tokens, tokens, kBase);
     put(large_source, kBase, far_source);
-    gpu_.permute_pad({.src = {.codes = far_tokens, .scales = {}},
+    gpu_.permute_pad({.src = {.data = far_tokens, .scales = {}},
                       .row_source = large_source,
                       .groups = gpu_groups_,
-                      .dst = {.codes = large_moved, .scales = {}}});
-    cpu_.permute_pad({.src = {.codes = tokens, .scales = {}},
+                      .dst = {.data = large_moved, .scales = {}}});
+    cpu_.permute_pad({.src = {.data = tokens, .scales = {}},
                       .row_source = source,
                       .groups = groups_,
-                      .dst = {.codes = moved, .scales = {}}});
+                      .dst = {.data = moved, .scales = {}}});
     expect_same_rows(large_moved, moved, kBase, "plain rows");
 
     // the way back, to rows behind the mark; those before have no source
@@ -83,22 +83,22 @@ TEST_F(LargeIndex, PadAndUnpadRows) {
     RowGroups gpu_tight = tight;
     gpu_tight.counts = upload(gpu_tight.counts);
     gpu_tight.offsets = upload(gpu_tight.offsets);
-    const HostFp8 src(DType::e4m3, {tight.total(), kCols}, ScaleLayout::vec128),
+    const HostScaled src(DType::e4m3, {tight.total(), kCols}, ScaleLayout::vec128),
         dst(DType::e4m3, {kTotal, kCols}, ScaleLayout::vec128);
     const HostTensor back(DType::e4m3, {tight.total(), kCols});
-    fill_uniform(src.codes, 1, -400, 400);
+    fill_uniform(src.data, 1, -400, 400);
     fill_uniform(src.scales, 2, 0.01, 3);
-    const Fp8Tensor large_src = large_rows(kCols), large_dst = large_rows(kCols);
-    put_rows(large_src.codes, src.codes, kBase);
+    const ScaledTensor large_src = large_rows(kCols), large_dst = large_rows(kCols);
+    put_rows(large_src.data, src.data, kBase);
     put_stretches(large_src.scales, src.scales);
     gpu_.pad_rows({.src = large_src, .src_groups = gpu_tight, .dst_groups = gpu_groups_, .dst = large_dst});
     cpu_.pad_rows({.src = src, .src_groups = tight, .dst_groups = groups_, .dst = dst});
-    expect_same_rows(large_dst.codes, dst.codes, kBase, "codes");
+    expect_same_rows(large_dst.data, dst.data, kBase, "codes");
     expect_same_stretches(large_dst.scales, dst.scales, "scales");
     gpu_.unpad_rows(
-        {.src = large_dst.codes, .src_groups = gpu_groups_, .dst_groups = gpu_tight, .dst = large_src.codes});
-    cpu_.unpad_rows({.src = dst.codes, .src_groups = groups_, .dst_groups = tight, .dst = back});
-    expect_same_rows(large_src.codes, back, kBase, "back");
+        {.src = large_dst.data, .src_groups = gpu_groups_, .dst_groups = gpu_tight, .dst = large_src.data});
+    cpu_.unpad_rows({.src = dst.data, .src_groups = groups_, .dst_groups = tight, .dst = back});
+    expect_same_rows(large_src.data, back, kBase, "back");
 }
 
 TEST_F(LargeIndex, EmbeddingAndCrossEntropy) {
@@ -262,18 +262,19 @@ TEST_F(LargeIndex, GroupedProducts) {
         SCOPED_TRACE(backend == GemmBackend::simt ? "simt" : "native");
         gpu_.choose_kernels({.gemm = backend});
         {
-            const HostFp8 a(DType::e4m3, {kTotal, kCols}, ScaleLayout::vec128);
-            for (int64_t at = 0; at < a.codes.numel(); at += kPool)
-                std::memcpy(a.codes.view().bytes_ptr() + at, pool.view().data,
+            const HostScaled a(DType::e4m3, {kTotal, kCols}, ScaleLayout::vec128);
+            for (int64_t at = 0; at < a.data.numel(); at += kPool)
+                std::memcpy(a.data.view().bytes_ptr() + at, pool.view().data,
                             static_cast<std::size_t>(kPool));
             fill_pow2(a.scales, 2, -6, 0);
             const HostTensor b_scales(DType::f32, {G, kCols / kBlock, kCols / kBlock});
             fill_pow2(b_scales, 3, -6, 0);
-            const Fp8Tensor b = {buffer(DType::e4m3, {G, kCols, kCols}), upload(b_scales),
-                                 ScaleLayout::block128},
-                            large = large_rows(kCols), small = {upload(a.codes), upload(a.scales), a.layout};
-            fill_codes(b.codes);
-            put_rows(large.codes, a.codes, kBase);
+            const ScaledTensor b = {buffer(DType::e4m3, {G, kCols, kCols}), upload(b_scales),
+                                    ScaleLayout::block128},
+                               large = large_rows(kCols),
+                               small = {upload(a.data), upload(a.scales), a.layout};
+            fill_codes(b.data);
+            put_rows(large.data, a.data, kBase);
             put_stretches(large.scales, a.scales);
             const TensorView large_d = routed(DType::bf16, {kCapacity, kCols}),
                              d = buffer(DType::bf16, {kTotal, kCols});
@@ -284,17 +285,18 @@ TEST_F(LargeIndex, GroupedProducts) {
         {
             constexpr int64_t kWidth = 128;
             const auto turned = [&](int64_t dim, int64_t columns) {
-                return Fp8Tensor{buffer(DType::e4m3, {dim, columns}),
-                                 buffer(DType::f32, {columns / kBlock, dim / kBlock}), ScaleLayout::tile128};
+                return ScaledTensor{buffer(DType::e4m3, {dim, columns}),
+                                    buffer(DType::f32, {columns / kBlock, dim / kBlock}),
+                                    ScaleLayout::tile128};
             };
-            Fp8Tensor large[2], small[2];
+            ScaledTensor large[2], small[2];
             int64_t dims[2] = {kCols, kWidth};
             for (int i = 0; i < 2; ++i) {
                 large[i] = turned(dims[i], kCapacity);
-                large[i].codes.row_base = base_;
+                large[i].data.row_base = base_;
                 small[i] = turned(dims[i], kTotal);
-                fill_codes(small[i].codes);
-                put_stretches(large[i].codes, copy_of(small[i].codes));
+                fill_codes(small[i].data);
+                put_stretches(large[i].data, copy_of(small[i].data));
                 const HostTensor scales(DType::f32, {kTotal / kBlock, dims[i] / kBlock});
                 fill_pow2(scales, 4, -6, 0);
                 put(small[i].scales, 0, scales);

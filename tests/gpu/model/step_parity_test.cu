@@ -1,5 +1,6 @@
 // Whole training steps on the GPU against the reference: same data, weights and (forced) routing, every recipe, one rank. Loss and every
 // main gradient of the first step, losses of the steps after it, and the same bits when run twice.
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "model/train/trainer.h"

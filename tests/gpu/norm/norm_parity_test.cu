@@ -1,4 +1,5 @@
 // RMSNorm on the GPU against the reference, bit by bit: every dtype, both gammas, rows wider than shared memory, all FP8 outputs, both gradients.
+#include "kernels/hopper/device/view.h"
 #include "tests/support/parity.h"
 
 namespace fp8flow::test {
@@ -128,9 +129,9 @@ TEST(NormParity, Quantized) {
             const HostTensor scale = HostTensor::of(std::vector<float>{0.0123f}),
                              amax = HostTensor::of(std::vector<float>{0.5f});
             const int64_t wide = round_up(s.rows, 128) + 16;
-            HostFp8 rows(o.dtype, {s.rows, s.width}, o.rows, 0, o.scale_dtype),
+            HostScaled rows(o.dtype, {s.rows, s.width}, o.rows, 0, o.scale_dtype),
                 transposed(o.dtype, {s.width, wide}, o.transposed);
-            Fp8Tensor row_view = rows, transposed_view = transposed;
+            ScaledTensor row_view = rows, transposed_view = transposed;
             if (o.rows == L::none) row_view = {};
             if (o.transposed == L::none) transposed_view = {};
             if (o.rows == L::tensor) row_view.scales = scale;

@@ -1,4 +1,5 @@
 // The row movers on the GPU against the reference: every byte, over edge shapes, dtypes, scale layouts, row bases and overflowing groups.
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/permute/permute.h"
 #include "tests/support/parity.h"
 #include "tests/support/plans.h"
@@ -75,12 +76,12 @@ TEST(PermuteParity, PermutePadPlain) {
                 HostTensor src(dtype, {routing.ranks * routing.slots, c.hidden});
                 fill_tensor(src, 3);
                 HostTensor dst = rows_of(dtype, c, plan.groups.row_capacity, c.hidden);
-                const op::PermutePad args{.src = {.codes = src, .scales = {}},
+                const op::PermutePad args{.src = {.data = src, .scales = {}},
                                           .row_source = plan.row_source,
                                           .groups = plan.groups,
-                                          .dst = {.codes = dst, .scales = {}}};
+                                          .dst = {.data = dst, .scales = {}}};
                 parity.run(args);
-                parity.expect_same_bytes(args.dst.codes, "dst");
+                parity.expect_same_bytes(args.dst.data, "dst");
             }
         }
     }
@@ -95,11 +96,12 @@ TEST(PermuteParity, PermutePadFp8) {
             Parity parity;
             const Routing routing = c.routing();
             PlanFixture plan(routing, routing.ranks - 1, c.alignment, -1, c.row_base);
-            HostFp8 src(DType::e4m3, {routing.ranks * routing.slots, c.hidden}, ScaleLayout::vec128_wire, 0,
-                        scale_dtype);
-            fill_tensor(src.codes, 5);
+            HostScaled src(DType::e4m3, {routing.ranks * routing.slots, c.hidden}, ScaleLayout::vec128_wire,
+                           0, scale_dtype);
+            fill_tensor(src.data, 5);
             if (src.scales.numel() > 0) fill_pow2(src.scales, 6, -10, 10);
-            HostFp8 dst(DType::e4m3, {c.row_base + plan.groups.row_capacity, c.hidden}, ScaleLayout::vec128);
+            HostScaled dst(DType::e4m3, {c.row_base + plan.groups.row_capacity, c.hidden},
+                           ScaleLayout::vec128);
             if (c.row_base > 0) dst.set_row_base(c.row_base);
             const op::PermutePad args{
                 .src = src, .row_source = plan.row_source, .groups = plan.groups, .dst = dst};
@@ -121,11 +123,11 @@ TEST(PermuteParity, FanOut) {
             const PlanFixture plan(routing, 0, c.alignment, -1, c.row_base);
             const int64_t slots = routing.ranks * routing.slots;
             const DType dtype = plain ? DType::bf16 : DType::e4m3;
-            HostFp8 src(dtype, {slots, c.hidden}, plain ? ScaleLayout::none : ScaleLayout::vec128_wire, 0,
-                        plain ? DType::e8m0 : scale_dtype),
+            HostScaled src(dtype, {slots, c.hidden}, plain ? ScaleLayout::none : ScaleLayout::vec128_wire, 0,
+                           plain ? DType::e8m0 : scale_dtype),
                 dst(dtype, {c.row_base + plan.groups.row_capacity, c.hidden},
                     plain ? ScaleLayout::none : ScaleLayout::vec128);
-            fill_tensor(src.codes, 5);
+            fill_tensor(src.data, 5);
             if (!plain && src.scales.numel() > 0) fill_pow2(src.scales, 6, -10, 10);
             if (c.row_base > 0) dst.set_row_base(c.row_base);
             const HostTensor num_rows = HostTensor::of<int64_t>({plan.received()});
@@ -264,9 +266,9 @@ TEST(PermuteParity, PadAndUnpadRows) {
             const GroupsFixture tight(c.counts, 1, 3), padded(c.counts, c.alignment, 5);
             const DType dtype = fp8 ? DType::e5m2 : DType::bf16;
             const ScaleLayout layout = fp8 ? ScaleLayout::vec128 : ScaleLayout::none;
-            HostFp8 src(dtype, {c.base + tight.capacity(), c.hidden}, layout),
+            HostScaled src(dtype, {c.base + tight.capacity(), c.hidden}, layout),
                 dst(dtype, {padded.capacity(), c.hidden}, layout);
-            fill_tensor(src.codes, 21);
+            fill_tensor(src.data, 21);
             if (fp8) fill_uniform(src.scales, 22, 0.01, 3);
             if (c.base > 0) src.set_row_base(c.base);
             const op::PadRows pad{.src = src, .src_groups = tight, .dst_groups = padded, .dst = dst};
@@ -276,7 +278,7 @@ TEST(PermuteParity, PadAndUnpadRows) {
             HostTensor back(dtype, {c.base + tight.capacity(), c.hidden});
             if (c.base > 0) back.set_row_base(c.base);
             const op::UnpadRows unpad{
-                .src = dst.codes, .src_groups = padded, .dst_groups = tight, .dst = back};
+                .src = dst.data, .src_groups = padded, .dst_groups = tight, .dst = back};
             parity.run(unpad);
             parity.expect_same_bytes(unpad.dst, "unpadded");
         }

@@ -1,5 +1,6 @@
 // The quantisers and their inverse on the GPU against the reference, bit by bit: every layout, dtype and scale format; pads, empty groups,
 // row bases, ragged shapes, zeros, infinities and NaN.
+#include "kernels/hopper/device/view.h"
 #include "tests/support/parity.h"
 
 #include <limits>
@@ -84,13 +85,14 @@ struct Tensors {
         fill_values(src, 11, special);
         if (grouped) src.set_row_base(c.base);
     }
-    HostFp8 by_rows(const Case& c, DType dtype, L layout, DType scale_dtype = DType::e8m0) const {
-        return based(c, HostFp8(dtype, {rows, c.cols}, layout, 0, scale_dtype));
+    HostScaled by_rows(const Case& c, DType dtype, L layout, DType scale_dtype = DType::e8m0) const {
+        return based(c, HostScaled(dtype, {rows, c.cols}, layout, 0, scale_dtype));
     }
-    HostFp8 by_columns(const Case& c, DType dtype, L layout) const {
-        return based(c, HostFp8(dtype, {c.cols, columns}, layout, std::max<int64_t>(1, groups.num_groups())));
+    HostScaled by_columns(const Case& c, DType dtype, L layout) const {
+        return based(c,
+                     HostScaled(dtype, {c.cols, columns}, layout, std::max<int64_t>(1, groups.num_groups())));
     }
-    static HostFp8 based(const Case& c, HostFp8 t) {
+    static HostScaled based(const Case& c, HostScaled t) {
         if (!c.counts.empty()) t.set_row_base(c.base);
         return t;
     }
@@ -112,15 +114,15 @@ TEST(QuantizeParity, Rows) {
                 for (const int sms : {0, 1}) {  // 1: a CTA takes many rows
                     Parity p;
                     const Tensors t(c);
-                    const HostFp8 dst = t.by_rows(c, f.dtype, layout,
-                                                  f.format == ScaleFormat::fp32 ? DType::f32 : DType::e8m0);
+                    const HostScaled dst = t.by_rows(
+                        c, f.dtype, layout, f.format == ScaleFormat::fp32 ? DType::f32 : DType::e8m0);
                     p.run(op::QuantizeRows{.src = t.src,
                                            .groups = t.row_groups,
                                            .scale_format = f.format,
                                            .mx_rounding = f.rounding,
                                            .dst = dst},
                           Launch{.sm_limit = sms});
-                    p.expect_same_bytes(Fp8Tensor(dst), "dst");
+                    p.expect_same_bytes(ScaledTensor(dst), "dst");
                 }
             }
 }
@@ -136,8 +138,8 @@ TEST(QuantizeParity, Columns) {
                 const Tensors t(c);
                 const Case other{c.counts, c.alignment, c.rows, 144, c.dtype, c.base, c.extra};
                 const Tensors second(other);
-                const HostFp8 dst = t.by_columns(c, f.dtype, layout),
-                              dst2 = second.by_columns(other, f.dtype, layout);
+                const HostScaled dst = t.by_columns(c, f.dtype, layout),
+                                 dst2 = second.by_columns(other, f.dtype, layout);
                 p.run(op::QuantizeColumns{.src = t.src,
                                           .groups = t.row_groups,
                                           .scale_format = f.format,
@@ -146,8 +148,8 @@ TEST(QuantizeParity, Columns) {
                                           .src2 = second.src,
                                           .dst2 = dst2},
                       launch);
-                p.expect_same_bytes(Fp8Tensor(dst), "dst");
-                p.expect_same_bytes(Fp8Tensor(dst2), "dst2");
+                p.expect_same_bytes(ScaledTensor(dst), "dst");
+                p.expect_same_bytes(ScaledTensor(dst2), "dst2");
             }
 }
 
@@ -157,7 +159,7 @@ void expect_group_columns(const Case& c, const Formats& f) {
     if (too_large_here(rows * c.cols)) return;
     Parity p;
     const Tensors t(c);
-    const HostFp8 dst = t.by_columns(c, f.dtype, L::group_row);
+    const HostScaled dst = t.by_columns(c, f.dtype, L::group_row);
     p.run(op::QuantizeColumns{.src = t.src,
                               .groups = t.row_groups,
                               .scale_format = f.format,
@@ -166,7 +168,7 @@ void expect_group_columns(const Case& c, const Formats& f) {
                               .src2 = {},
                               .dst2 = {}},
           Launch{.sm_limit = f.dtype == DType::e5m2 ? 2 : 0});
-    p.expect_same_bytes(Fp8Tensor(dst), "dst");
+    p.expect_same_bytes(ScaledTensor(dst), "dst");
 }
 
 // Groups of no rows, of a part of a tile and of many tiles, whose first rows stand anywhere in a tile. On two multiprocessors (e5m2) the larger
@@ -229,8 +231,8 @@ TEST(QuantizeParity, Dual) {
                     const Launch launch{.sm_limit = f.dtype == DType::e4m3 ? 1 : 0};
                     Parity p;
                     const Tensors t(c);
-                    const HostFp8 rows = t.by_rows(c, f.dtype, row_layout),
-                                  columns = t.by_columns(c, f.dtype, column_layout);
+                    const HostScaled rows = t.by_rows(c, f.dtype, row_layout),
+                                     columns = t.by_columns(c, f.dtype, column_layout);
                     p.run(op::QuantizeDual{.src = t.src,
                                            .groups = t.row_groups,
                                            .scale_format = f.format,
@@ -238,8 +240,8 @@ TEST(QuantizeParity, Dual) {
                                            .rows = rows,
                                            .columns = columns},
                           launch);
-                    p.expect_same_bytes(Fp8Tensor(rows), "rows");
-                    p.expect_same_bytes(Fp8Tensor(columns), "columns");
+                    p.expect_same_bytes(ScaledTensor(rows), "rows");
+                    p.expect_same_bytes(ScaledTensor(columns), "columns");
                 }
 }
 
@@ -250,15 +252,15 @@ TEST(QuantizeParity, Tensor) {
                 SCOPED_TRACE(text(c));
                 Parity p;
                 const Tensors t(c, special);
-                const HostFp8 rows = t.by_rows(c, f.dtype, L::tensor),
-                              columns = t.by_columns(c, f.dtype, L::tensor);
+                const HostScaled rows = t.by_rows(c, f.dtype, L::tensor),
+                                 columns = t.by_columns(c, f.dtype, L::tensor);
                 p.run(op::QuantizeTensor{.src = t.src,
                                          .groups = t.row_groups,
                                          .scale_format = f.format,
                                          .rows = rows,
                                          .transposed = columns});
-                p.expect_same_bytes(Fp8Tensor(rows), "rows");
-                p.expect_same_bytes(Fp8Tensor(columns), "transposed");
+                p.expect_same_bytes(ScaledTensor(rows), "rows");
+                p.expect_same_bytes(ScaledTensor(columns), "transposed");
             }
 }
 
@@ -274,9 +276,9 @@ HostTensor weight_like(const Weight& w, DType dtype, bool transposed) {
     const int64_t n = transposed ? w.cols : w.rows, k = transposed ? w.rows : w.cols;
     return w.experts > 0 ? HostTensor(dtype, {w.experts, n, k}) : HostTensor(dtype, {n, k});
 }
-HostFp8 weight_copy(const Weight& w, DType dtype, L layout, bool transposed) {
+HostScaled weight_copy(const Weight& w, DType dtype, L layout, bool transposed) {
     const int64_t n = transposed ? w.cols : w.rows, k = transposed ? w.rows : w.cols;
-    return w.experts > 0 ? HostFp8(dtype, {w.experts, n, k}, layout) : HostFp8(dtype, {n, k}, layout);
+    return w.experts > 0 ? HostScaled(dtype, {w.experts, n, k}, layout) : HostScaled(dtype, {n, k}, layout);
 }
 
 TEST(QuantizeParity, Weight) {
@@ -289,10 +291,10 @@ TEST(QuantizeParity, Weight) {
                     Parity p;
                     const HostTensor src = weight_like(w, w.dtype, false);
                     fill_values(src, 21, false);
-                    const HostFp8 fprop = weight_copy(w, f.dtype, layout, false),
-                                  dgrad = weight_copy(w, f.dtype, layout, true);
-                    const Fp8Tensor first = which & 1 ? Fp8Tensor(fprop) : Fp8Tensor{},
-                                    second = which & 2 ? Fp8Tensor(dgrad) : Fp8Tensor{};
+                    const HostScaled fprop = weight_copy(w, f.dtype, layout, false),
+                                     dgrad = weight_copy(w, f.dtype, layout, true);
+                    const ScaledTensor first = which & 1 ? ScaledTensor(fprop) : ScaledTensor{},
+                                       second = which & 2 ? ScaledTensor(dgrad) : ScaledTensor{};
                     p.run(op::QuantizeWeight{.src = src,
                                              .scale_format = f.format,
                                              .mx_rounding = f.rounding,
@@ -320,11 +322,11 @@ TEST(QuantizeParity, Dequantize) {
                     continue;
                 Parity p;
                 const Tensors t(c, false);
-                const HostFp8 src =
+                const HostScaled src =
                     by_columns ? t.by_columns(c, DType::e5m2, layout) : t.by_rows(c, DType::e4m3, layout);
-                fill_normal(src.codes, 31, 8.0);
+                fill_normal(src.data, 31, 8.0);
                 fill_pow2(src.scales, 32, -9, 0);
-                HostTensor dst(to, src.codes.view().dims, 2);
+                HostTensor dst(to, src.data.view().dims, 2);
                 if (!c.counts.empty()) dst.set_row_base(c.base);
                 p.run(op::Dequantize{.src = src, .groups = t.row_groups, .dst = dst});
                 p.expect_same_bytes(dst, "dst");

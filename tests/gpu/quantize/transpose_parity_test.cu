@@ -1,4 +1,5 @@
 // The FP8 transposes on the GPU against the reference, bit by bit: every code under every shift, pads, rows of zeros, empty groups, row bases.
+#include "kernels/hopper/device/view.h"
 #include "tests/support/parity.h"
 
 namespace fp8flow::test {
@@ -31,7 +32,7 @@ const std::vector<Case>& cases() {
 struct Tensors {
     GroupsFixture groups;
     RowGroups row_groups;
-    HostFp8 src;
+    HostScaled src;
     int64_t columns;  // of the copy
 
     Tensors(const Case& c, DType dtype, int low, int high) : groups(c.counts, 128, c.extra) {
@@ -39,16 +40,16 @@ struct Tensors {
         const int64_t rows = grouped ? c.base + groups.capacity() + 128 : c.rows;
         columns = grouped ? rows : c.rows + c.extra;
         if (grouped) row_groups = groups;
-        src = HostFp8(dtype, {rows, c.dim}, ScaleLayout::vec128);
-        for (int64_t i = 0; i < src.codes.numel(); ++i)
-            src.codes.view().bytes_ptr()[i] =
+        src = HostScaled(dtype, {rows, c.dim}, ScaleLayout::vec128);
+        for (int64_t i = 0; i < src.data.numel(); ++i)
+            src.data.view().bytes_ptr()[i] =
                 static_cast<uint8_t>(random_words(9, 0, static_cast<uint64_t>(i))[0]);
         fill_pow2(src.scales, 10, low, high);
         for (int64_t i = 0; i < src.scales.numel(); i += 37) set(src.scales, i, 0.0);  // as pads
         if (grouped) src.set_row_base(c.base);
     }
-    HostFp8 output(const Case& c, DType dtype, ScaleLayout layout) const {
-        HostFp8 dst(dtype, {c.dim, columns}, layout);
+    HostScaled output(const Case& c, DType dtype, ScaleLayout layout) const {
+        HostScaled dst(dtype, {c.dim, columns}, layout);
         if (!c.counts.empty()) dst.set_row_base(c.base);
         return dst;
     }
@@ -68,10 +69,10 @@ TEST(TransposeParity, ScalingAware) {
                      {0, 1}) {  // 1: a CTA takes many tiles, the next one's codes on their way
                     Parity p;
                     const Tensors t(c, dtype, -8 - spread, -8);
-                    const HostFp8 dst = t.output(c, dtype, ScaleLayout::tile128);
+                    const HostScaled dst = t.output(c, dtype, ScaleLayout::tile128);
                     p.run(op::TransposeFp8{.src = t.src, .groups = t.row_groups, .dst = dst},
                           Launch{.sm_limit = sms});
-                    p.expect_same_bytes(Fp8Tensor(dst), "dst");
+                    p.expect_same_bytes(ScaledTensor(dst), "dst");
                 }
             }
 }
@@ -80,16 +81,16 @@ TEST(TransposeParity, ScalingAware) {
 TEST(TransposeParity, EveryCodeUnderEveryShift) {
     for (const DType dtype : {DType::e4m3, DType::e5m2}) {
         Parity p;
-        const HostFp8 src(dtype, {kBlock, 256}, ScaleLayout::vec128),
+        const HostScaled src(dtype, {kBlock, 256}, ScaleLayout::vec128),
             dst(dtype, {256, kBlock}, ScaleLayout::tile128);
         for (int64_t r = 0; r < kBlock; ++r) {
             for (int64_t c = 0; c < 256; ++c)
-                src.codes.view().bytes_ptr()[r * 256 + c] = static_cast<uint8_t>(c);
+                src.data.view().bytes_ptr()[r * 256 + c] = static_cast<uint8_t>(c);
             for (int64_t block = 0; block < 2; ++block)
                 set(src.scales, block * kBlock + r, std::ldexp(1.0, static_cast<int>(60 - r)));
         }
         p.run(op::TransposeFp8{.src = src, .groups = {}, .dst = dst});
-        p.expect_same_bytes(Fp8Tensor(dst), "dst");
+        p.expect_same_bytes(ScaledTensor(dst), "dst");
     }
 }
 
@@ -102,15 +103,15 @@ TEST(TransposeParity, Requantize) {
                 Parity p;
                 Tensors t(c, dtype, -10, -4);
                 // one NaN for all: the sign of a NaN is not kept by the GPU, and infinity times a scale of 0 is a NaN
-                for (int64_t i = 0; i < t.src.codes.numel(); ++i)
-                    if (!std::isfinite(t.src.codes(i))) t.src.codes.view().bytes_ptr()[i] = 0x7F;
-                const HostFp8 dst =
+                for (int64_t i = 0; i < t.src.data.numel(); ++i)
+                    if (!std::isfinite(t.src.codes(i))) t.src.data.view().bytes_ptr()[i] = 0x7F;
+                const HostScaled dst =
                     t.output(c, dtype == DType::e4m3 ? DType::e5m2 : DType::e4m3, ScaleLayout::vec128);
                 p.run(
                     op::TransposeRequantize{
                         .src = t.src, .groups = t.row_groups, .scale_format = format, .dst = dst},
                     Launch{.sm_limit = format == ScaleFormat::pow2 ? 1 : 0});
-                p.expect_same_bytes(Fp8Tensor(dst), "dst");
+                p.expect_same_bytes(ScaledTensor(dst), "dst");
             }
 }
 

@@ -1,5 +1,6 @@
 // The router on the GPU against the reference: ids, probabilities, losses and gradients byte by byte, over all options and edge shapes, with
 // ties, NaN and infinity among the logits; products on tensor cores by their bound, all others byte by byte.
+#include "kernels/hopper/device/view.h"
 #include "tests/support/parity.h"
 
 #include <algorithm>

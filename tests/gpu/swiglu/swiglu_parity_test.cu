@@ -1,4 +1,5 @@
 // SwiGLU on the GPU against the reference, bit by bit: values, codes, scales, dprob; groups with pads, empty groups and row bases.
+#include "kernels/hopper/device/view.h"
 #include "tests/support/parity.h"
 
 namespace fp8flow::test {
@@ -78,8 +79,8 @@ struct Tensors {
         based(t, c);
         return t;
     }
-    HostFp8 codes_like(const Case& c, DType dtype, int64_t cols) const {
-        HostFp8 t(dtype, {h.view().dim(0), cols}, ScaleLayout::vec128);
+    HostScaled codes_like(const Case& c, DType dtype, int64_t cols) const {
+        HostScaled t(dtype, {h.view().dim(0), cols}, ScaleLayout::vec128);
         if (!c.counts.empty()) t.set_row_base(c.base);
         return t;
     }
@@ -154,7 +155,8 @@ TEST(SwigluParity, Quantized) {
                 if (too_large_here(c.rows * c.width)) continue;
                 Parity p;
                 const Tensors t(c);
-                const HostFp8 a = t.codes_like(c, dtype, c.width), dh = t.codes_like(c, dtype, 2 * c.width);
+                const HostScaled a = t.codes_like(c, dtype, c.width),
+                                 dh = t.codes_like(c, dtype, 2 * c.width);
                 HostTensor dprob(DType::f32, {t.h.view().dim(0)});
                 Tensors::based(dprob, c);
                 const TensorView prob = t.prob_of(c);
@@ -163,7 +165,7 @@ TEST(SwigluParity, Quantized) {
                     op::SwigluQuantize{
                         .h = t.h, .prob = prob, .groups = t.row_groups, .scale_format = format, .a = a},
                     launch);
-                p.expect_same_bytes(Fp8Tensor(a), "a");
+                p.expect_same_bytes(ScaledTensor(a), "a");
                 p.run(op::SwigluBackwardQuantize{.da = t.da,
                                                  .h = t.h,
                                                  .prob = prob,
@@ -172,7 +174,7 @@ TEST(SwigluParity, Quantized) {
                                                  .dh = dh,
                                                  .dprob = dprob_or_absent},
                       launch);
-                p.expect_same_bytes(Fp8Tensor(dh), "dh");
+                p.expect_same_bytes(ScaledTensor(dh), "dh");
                 p.expect_same_bytes(dprob_or_absent, "dprob");
             }
 }

@@ -175,7 +175,7 @@ TEST(Exchange, ClosedForm) {
             test::fill(x, [&](int64_t i) { return number(i / kHidden); });
             const DispatchPlan plan = layer.plan();
             test::HostTensor rows(DType::bf16, {plan.groups.row_capacity, kHidden});
-            self.exchange.dispatch({.codes = x, .scales = {}}, plan, {.codes = rows, .scales = {}},
+            self.exchange.dispatch({.data = x, .scales = {}}, plan, {.data = rows, .scales = {}},
                                    self.scratch);
             self.exchange.combine({.src = rows, .residual = {}, .drow_prob = {}, .y = y, .dprob = {}}, plan,
                                   self.scratch);
@@ -192,11 +192,10 @@ TEST(Exchange, ReceivedRowsStandInSourceOrder) {
         test::ExchangeRank self(group, CombineOrder::rank);
         const test::ExchangeLayer layer(c, group.rank());
         const DispatchPlan plan = layer.plan();
-        test::HostFp8 rows(DType::e5m2, {layer.num_tokens(), 128}, ScaleLayout::vec128_wire);
-        test::HostFp8 received(DType::e5m2, {3 * c.slots(), 128}, ScaleLayout::vec128_wire);
+        test::HostScaled rows(DType::e5m2, {layer.num_tokens(), 128}, ScaleLayout::vec128_wire);
+        test::HostScaled received(DType::e5m2, {3 * c.slots(), 128}, ScaleLayout::vec128_wire);
         for (int64_t t = 0; t < layer.num_tokens(); ++t) {
-            std::memset(rows.codes.view().bytes_ptr() + t * 128, static_cast<int>(group.rank() * 16 + t),
-                        128);
+            std::memset(rows.data.view().bytes_ptr() + t * 128, static_cast<int>(group.rank() * 16 + t), 128);
             rows.scales.view().bytes_ptr()[t] = static_cast<uint8_t>(100 + group.rank() * 16 + t);
         }
         self.exchange.dispatch_rows(rows, plan, received, self.scratch);
@@ -205,7 +204,7 @@ TEST(Exchange, ReceivedRowsStandInSourceOrder) {
         for (int64_t i = 0; i < count; ++i) {
             const int64_t source = plan.recv_source.as<int32_t>()[i],
                           want = source / c.slots() * 16 + source % c.slots();
-            EXPECT_EQ(received.codes.view().bytes_ptr()[i * 128 + 127], want);
+            EXPECT_EQ(received.data.view().bytes_ptr()[i * 128 + 127], want);
             EXPECT_EQ(received.scales.view().bytes_ptr()[i], 100 + want);
         }
         EXPECT_EQ(self.exchange.num_dispatches(), 1);
@@ -233,7 +232,7 @@ TEST(Exchange, OverflowNeitherHangsNorReadsWild) {
                 drow_prob(DType::f32, {cut.groups.row_capacity}), dprob(DType::f32, {20, 4});
             test::fill(x, [](int64_t) { return 1.0; });
             drow_prob.zero();
-            self.exchange.dispatch({.codes = x, .scales = {}}, plan, {.codes = rows, .scales = {}},
+            self.exchange.dispatch({.data = x, .scales = {}}, plan, {.data = rows, .scales = {}},
                                    self.scratch);
             self.exchange.combine(
                 {.src = rows, .residual = {}, .drow_prob = drow_prob, .y = y, .dprob = dprob}, plan,
@@ -307,13 +306,13 @@ TEST(StagedExchange, ReceivedRowsAndReductionsAreThoseOfTheReference) {
         StagedExchange exchange(group, group, *replicas, reference.ops.device(),
                                 std::make_unique<ReferenceOps>(), c.order);
         const test::ExchangeLayer layer(c, group.rank());
-        const test::HostFp8 rows = layer.wire_rows(1, group.rank());
-        test::HostFp8 want(DType::e4m3, {3 * c.slots(), c.hidden}, ScaleLayout::vec128_wire),
+        const test::HostScaled rows = layer.wire_rows(1, group.rank());
+        test::HostScaled want(DType::e4m3, {3 * c.slots(), c.hidden}, ScaleLayout::vec128_wire),
             got(DType::e4m3, {3 * c.slots(), c.hidden}, ScaleLayout::vec128_wire);
         reference.exchange.dispatch_rows(rows, layer.plan(), want, reference.scratch);
         exchange.dispatch_rows(rows, layer.plan(), got, reference.scratch);
         // rows past the received ones are poison in both
-        EXPECT_TRUE(test::same_bytes(got.codes, want.codes) && test::same_bytes(got.scales, want.scales));
+        EXPECT_TRUE(test::same_bytes(got.data, want.data) && test::same_bytes(got.scales, want.scales));
 
         float value = static_cast<float>(group.rank() + 1);
         const TensorView view = make_view(&value, DType::f32, {1});
@@ -350,7 +349,7 @@ TEST(Exchange, WrongShapesAreRefused) {
         probs(DType::f32, {rows});
     const auto dispatch = [&](const TensorView& from, const TensorView& to) {
         return error_of(ExitCode::internal, [&] {
-            self.exchange.dispatch({.codes = from, .scales = {}}, plan, {.codes = to, .scales = {}},
+            self.exchange.dispatch({.data = from, .scales = {}}, plan, {.data = to, .scales = {}},
                                    self.scratch);
         });
     };

@@ -211,17 +211,17 @@ TEST(Arena, PoisonFillsEveryAllocation) {
 TEST(Arena, Fp8TensorsComeWithScalesOfTheirLayout) {
     HostDevice device;
     Arena arena(device, "test");
-    const Fp8Tensor wire = arena.fp8(DType::e4m3, {6, 256}, ScaleLayout::vec128_wire, "dispatch");
-    EXPECT_EQ(describe(wire.codes), "e4m3[6, 256]");
+    const ScaledTensor wire = arena.fp8(DType::e4m3, {6, 256}, ScaleLayout::vec128_wire, "dispatch");
+    EXPECT_EQ(describe(wire.data), "e4m3[6, 256]");
     EXPECT_EQ(describe(wire.scales), "e8m0[6, 2]");
-    const Fp8Tensor weight = arena.fp8(DType::e4m3, {3, 256, 384}, ScaleLayout::block128, "weights");
+    const ScaledTensor weight = arena.fp8(DType::e4m3, {3, 256, 384}, ScaleLayout::block128, "weights");
     EXPECT_EQ(describe(weight.scales), "f32[3, 2, 4]");
-    const Fp8Tensor rows = arena.fp8(DType::e5m2, {7, 256}, ScaleLayout::row, "rows");
+    const ScaledTensor rows = arena.fp8(DType::e5m2, {7, 256}, ScaleLayout::row, "rows");
     EXPECT_EQ(describe(rows.scales), "f32[7]");
-    const Fp8Tensor columns = arena.fp8(DType::e4m3, {256, 64}, ScaleLayout::group_row, "columns", 5);
+    const ScaledTensor columns = arena.fp8(DType::e4m3, {256, 64}, ScaleLayout::group_row, "columns", 5);
     EXPECT_EQ(describe(columns.scales), "f32[5, 256]");
     check_fp8(columns, "columns", 5);
-    const Fp8Tensor plain = arena.fp8(DType::bf16, {4, 4}, ScaleLayout::none, "plain");
+    const ScaledTensor plain = arena.fp8(DType::bf16, {4, 4}, ScaleLayout::none, "plain");
     EXPECT_FALSE(plain.scales);
 }
 

@@ -167,7 +167,7 @@ TEST(StageTimer, OpsReportTheirCostsByRowsThatAreKnown) {
         d(DType::bf16, {capacity, width});
     const auto product = [&] {
         auto fc1 = f.stage("fc1");
-        ops.grouped_gemm({.a = {.codes = a}, .b = {.codes = b}, .groups = groups, .d = d});
+        ops.grouped_gemm({.a = {.data = a}, .b = {.data = b}, .groups = groups, .d = d});
     };
     test::fill(a, [](int64_t) { return 0.0; });
     test::fill(b, [](int64_t) { return 0.0; });

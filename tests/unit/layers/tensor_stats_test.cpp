@@ -13,7 +13,7 @@
 namespace fp8flow {
 namespace {
 
-using test::HostFp8;
+using test::HostScaled;
 using test::HostTensor;
 using test::LayerCase;
 
@@ -38,7 +38,7 @@ TEST(TensorStats, CountsOfOneTensor) {
             test::RankFixture rank(group, c);
             Context ctx = rank.context();
             const HostTensor x = wide_range(kRows, kColumns);
-            HostFp8 q(DType::e4m3, {kRows, kColumns}, layout);
+            HostScaled q(DType::e4m3, {kRows, kColumns}, layout);
             if (layout == ScaleLayout::tensor)
                 rank.ops.quantize_tensor({.src = x, .rows = q});
             else
@@ -88,10 +88,10 @@ TEST(TensorStats, RowBaseIsRespected) {
         constexpr int64_t kBase = 128, kRows = 256;
         const test::GroupsFixture groups({5}, 128);
         HostTensor x = wide_range(kRows, 128);
-        HostFp8 q(DType::e4m3, {kRows, 128}, ScaleLayout::vec128);
+        HostScaled q(DType::e4m3, {kRows, 128}, ScaleLayout::vec128);
         rank.ops.quantize_rows({.src = x, .dst = q});
         TensorStats whole, based;
-        whole.observe(ctx, "x", {q.codes, q.scales, q.layout}, {}, x);
+        whole.observe(ctx, "x", {q.data, q.scales, q.layout}, {}, x);
         x.set_row_base(kBase);
         q.set_row_base(kBase);
         based.observe(ctx, "x", q, groups, x);

@@ -30,18 +30,18 @@ struct Fixture {
     ReferenceOps ops;
     GroupsFixture groups{{100, 28}, 128};
     int64_t rows = groups.capacity();
-    HostFp8 a{DType::e4m3, {rows, 256}, L::vec128}, b{DType::e4m3, {2, 128, 256}, L::block128};
-    HostFp8 dy{DType::e4m3, {128, rows}, L::tile128}, x{DType::e4m3, {256, rows}, L::tile128};
+    HostScaled a{DType::e4m3, {rows, 256}, L::vec128}, b{DType::e4m3, {2, 128, 256}, L::block128};
+    HostScaled dy{DType::e4m3, {128, rows}, L::tile128}, x{DType::e4m3, {256, rows}, L::tile128};
     HostTensor d{DType::bf16, {rows, 128}}, dw{DType::f32, {2, 128, 256}};
     HostTensor h{DType::bf16, {rows, 256}}, prob{DType::f32, {rows}}, plain{DType::bf16, {rows, 256}};
-    HostFp8 act{DType::e4m3, {rows, 128}, L::vec128};
+    HostScaled act{DType::e4m3, {rows, 128}, L::vec128};
 };
 
-Fp8Tensor as_plain(const HostTensor& tensor) { return {.codes = tensor}; }
+ScaledTensor as_plain(const HostTensor& tensor) { return {.data = tensor}; }
 
 TEST(ExpertChecks, Gemm) {
     Fixture f;
-    HostFp8 row(DType::e4m3, {128, 256}, L::vec128);
+    HostScaled row(DType::e4m3, {128, 256}, L::vec128);
     HostTensor bf16(DType::bf16, {128, 256}), d(DType::bf16, {128, 128}), d32(DType::f32, {128, 128}),
         wide(DType::f32, {128, 127});
     EXPECT_REFUSED(f.ops.gemm({.a = row, .b = as_plain(bf16), .d = d}), "both must be FP8, or neither");
@@ -50,7 +50,7 @@ TEST(ExpertChecks, Gemm) {
     EXPECT_REFUSED(f.ops.gemm({.a = row, .b = row, .d = wide}), "must be f32[128, 128]");
     EXPECT_REFUSED(f.ops.gemm({.a = row, .b = row, .mode = Gradient::accumulate, .d = d}),
                    "only f32 can be accumulated into");
-    Fp8Tensor short_scales = row;
+    ScaledTensor short_scales = row;
     short_scales.scales = make_view(row.scales.view().data, DType::f32, {1, 128});
     EXPECT_REFUSED(f.ops.gemm({.a = short_scales, .b = row, .d = d}), "does not fit scales");
     HostTensor based(DType::f32, {128, 128});
@@ -88,7 +88,7 @@ TEST(ExpertChecks, GroupedGemmWgrad) {
     EXPECT_REFUSED(f.ops.grouped_gemm_wgrad(two), "moe_row_alignment");
     two.second = {f.dy, f.x, GroupsFixture({100}, 128)};
     EXPECT_REFUSED(f.ops.grouped_gemm_wgrad(two), "1 groups of rows for 2 weights");
-    const HostFp8 columns(DType::e4m3, {128, f.rows}, L::vec128);
+    const HostScaled columns(DType::e4m3, {128, f.rows}, L::vec128);
     two.second = {columns, f.x, f.groups};
     EXPECT_REFUSED(f.ops.grouped_gemm_wgrad(two), "one dtype and layout");
 }
@@ -100,7 +100,7 @@ TEST(ExpertChecks, Swiglu) {
     EXPECT_REFUSED(f.ops.swiglu({.h = f.h, .prob = prob64, .groups = f.groups, .a = a}), "prob is i64");
     HostTensor more(DType::bf16, {f.rows + 1, 128});
     EXPECT_REFUSED(f.ops.swiglu({.h = f.h, .a = more}), "but h is");
-    HostFp8 row(DType::e4m3, {f.rows, 128}, L::row);
+    HostScaled row(DType::e4m3, {f.rows, 128}, L::row);
     EXPECT_REFUSED(f.ops.swiglu_quantize({.h = f.h, .groups = f.groups, .a = row}), "must be vec128");
     HostTensor da(DType::bf16, {f.rows, 64}), h(DType::bf16, {f.rows, 128});
     EXPECT_REFUSED(f.ops.swiglu_backward_quantize({.da = da, .h = h, .groups = f.groups, .dh = f.act}),
@@ -128,12 +128,12 @@ TEST(ExpertCosts, KnownCounts) {
     EXPECT_EQ(swiglu.bytes, rows * (256 * 2 + 4 + 128 + 4));
 
     // A view into a buffer of several layers costs what one layer's rows cost.
-    HostFp8 shared(DType::e4m3, {4 * f.rows, 256}, L::vec128);
+    HostScaled shared(DType::e4m3, {4 * f.rows, 256}, L::vec128);
     EXPECT_EQ(cost(op::GroupedGemm{.a = shared, .b = f.b, .groups = f.groups, .d = f.d}).bytes,
               grouped.bytes);
 
     // Fused: h is not read back, and not written where the caller does not keep it.
-    HostFp8 w(DType::e4m3, {2, 256, 256}, L::block128);
+    HostScaled w(DType::e4m3, {2, 256, 256}, L::block128);
     op::GroupedGemmSwigluQuantize fused{.a = f.a, .b = w, .groups = f.groups, .h = f.h, .act = f.act};
     const double kept = cost(fused).bytes;
     EXPECT_EQ(kept, rows * 256 + 2 * rows * 4 + 2 * 256 * 256 + 2 * 2 * 4 * 4 + rows * (256 * 2 + 128 + 4));

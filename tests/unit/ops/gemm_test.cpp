@@ -22,13 +22,13 @@ const std::vector<Shape> kShapes = {{0, 16, 32},    {5, 0, 7},       {4, 6, 0}, 
                                     {1, 128, 128},  {127, 129, 130}, {128, 64, 257}, {129, 300, 64},
                                     {33, 270, 600}, {200, 31, 385},  {7, 17, 1025}};
 
-HostFp8 plain(DType dtype, std::initializer_list<int64_t> shape, uint64_t seed) {
-    HostFp8 tensor(dtype, shape, ScaleLayout::none);
+HostScaled plain(DType dtype, std::initializer_list<int64_t> shape, uint64_t seed) {
+    HostScaled tensor(dtype, shape, ScaleLayout::none);
     fill_operand(tensor, seed);
     return tensor;
 }
 
-void run_dense(const HostFp8& a, const HostFp8& b, op::GemmForm form, DType d_dtype, Gradient mode,
+void run_dense(const HostScaled& a, const HostScaled& b, op::GemmForm form, DType d_dtype, Gradient mode,
                const Shape& s) {
     ReferenceOps ops;
     HostTensor d(d_dtype, {s.m, s.n});
@@ -91,7 +91,7 @@ TEST(Gemm, Fp8Layouts) {
     for (const auto& [la, lb] : layouts) {
         for (const Shape& s : kShapes) {
             SCOPED_TRACE(fmt::format("{} {} {}x{}x{}", name_of(la), name_of(lb), s.m, s.n, s.k));
-            HostFp8 a(DType::e4m3, {s.m, s.k}, la, 1), b(DType::e4m3, {s.n, s.k}, lb, 1);
+            HostScaled a(DType::e4m3, {s.m, s.k}, la, 1), b(DType::e4m3, {s.n, s.k}, lb, 1);
             fill_operand(a, 3);
             fill_operand(b, 4);
             run_dense(a, b, op::GemmForm::nt, DType::bf16, Gradient::overwrite, s);
@@ -99,7 +99,7 @@ TEST(Gemm, Fp8Layouts) {
         }
     }
     const Shape s{40, 50, 300};  // hybrid: gradients in E5M2
-    HostFp8 a(DType::e5m2, {s.m, s.k}, L::vec128), b(DType::e4m3, {s.n, s.k}, L::block128);
+    HostScaled a(DType::e5m2, {s.m, s.k}, L::vec128), b(DType::e4m3, {s.n, s.k}, L::block128);
     fill_operand(a, 5);
     fill_operand(b, 6);
     run_dense(a, b, op::GemmForm::nt, DType::f32, Gradient::overwrite, s);
@@ -121,9 +121,9 @@ void run_grouped(const GroupedCase& c, const std::vector<int64_t>& counts, int64
     ReferenceOps ops;
     const GroupsFixture groups(counts, c.alignment, 3);
     const int64_t G = groups.num_groups(), capacity = groups.capacity();
-    HostFp8 a(c.dtype, {a_base + capacity + 2, k}, c.a);
-    HostFp8 b =
-        c.form == op::GemmForm::nt ? HostFp8(c.dtype, {G, n, k}, c.b) : HostFp8(c.dtype, {G, k, n}, c.b);
+    HostScaled a(c.dtype, {a_base + capacity + 2, k}, c.a);
+    HostScaled b = c.form == op::GemmForm::nt ? HostScaled(c.dtype, {G, n, k}, c.b)
+                                              : HostScaled(c.dtype, {G, k, n}, c.b);
     fill_operand(a, 11);
     fill_operand(b, 12);
     HostTensor d(c.d_dtype, {d_base + capacity + 1, n});
@@ -179,8 +179,8 @@ TEST(GroupedGemm, LayoutsGroupsAndBases) {
 // ---- order, threads, faults ---------------------------------------------------------------------------------------------------------
 struct Flow {  // one fp8 grouped product large enough for several tasks
     GroupsFixture groups{{150, 0, 129, 3}, 128};
-    HostFp8 a{DType::e4m3, {groups.capacity(), 640}, ScaleLayout::vec128};
-    HostFp8 b{DType::e4m3, {4, 320, 640}, ScaleLayout::block128};
+    HostScaled a{DType::e4m3, {groups.capacity(), 640}, ScaleLayout::vec128};
+    HostScaled b{DType::e4m3, {4, 320, 640}, ScaleLayout::block128};
     Flow() {
         fill_operand(a, 31);
         fill_operand(b, 32);
@@ -237,7 +237,7 @@ TEST(GemmOrder, SplitIsAnotherValidOrder) {
 
     for (auto layout : {ScaleLayout::none, ScaleLayout::row}) {
         const DType dtype = layout == ScaleLayout::none ? DType::f32 : DType::e4m3;
-        HostFp8 a(dtype, {50, 200}, layout), b(dtype, {60, 200}, layout);
+        HostScaled a(dtype, {50, 200}, layout), b(dtype, {60, 200}, layout);
         fill_operand(a, 41);
         fill_operand(b, 42);
         HostTensor d[2] = {HostTensor(DType::f32, {50, 60}), HostTensor(DType::f32, {50, 60})};
@@ -275,14 +275,14 @@ TEST(GemmBounds, CatchPlantedFaults) {
     EXPECT_GT(error_with(DType::bf16,
                          [](Flow& f) {  // the last block of 32 dropped
                              for (int64_t r = 0; r < f.groups.capacity(); ++r)
-                                 std::memset(f.a.codes.view().bytes_ptr() + r * 640 + 608, 0, 32);
+                                 std::memset(f.a.data.view().bytes_ptr() + r * 640 + 608, 0, 32);
                          }),
               10 * kBf16Bound);
 }
 
 TEST(GemmSpecialValues, NanStaysInItsRowAndColumn) {
-    HostFp8 a = plain(DType::bf16, {9, 40}, 1), b = plain(DType::bf16, {20, 40}, 2);
-    set(a.codes, 3 * 40 + 7, std::nan(""));
+    HostScaled a = plain(DType::bf16, {9, 40}, 1), b = plain(DType::bf16, {20, 40}, 2);
+    set(a.data, 3 * 40 + 7, std::nan(""));
     HostTensor d(DType::bf16, {9, 20});
     ReferenceOps().gemm({.a = a, .b = b, .d = d});
     for (int64_t i = 0; i < d.numel(); ++i) EXPECT_EQ(std::isnan(d(i)), i / 20 == 3) << i;

@@ -20,8 +20,10 @@ void run_wgrad(DType dy_dtype, DType x_dtype, ScaleLayout layout, int64_t alignm
     const bool fp8 = is_fp8(x_dtype);
     const int64_t dy_rows = round_up(dy_base + groups.capacity(), 128),
                   x_rows = round_up(x_base + groups.capacity(), 128) + 128;
-    HostFp8 dy = fp8 ? HostFp8(dy_dtype, {n, dy_rows}, layout, G) : HostFp8(dy_dtype, {dy_rows, n}, layout);
-    HostFp8 x = fp8 ? HostFp8(x_dtype, {k, x_rows}, layout, G) : HostFp8(x_dtype, {x_rows, k}, layout);
+    HostScaled dy =
+        fp8 ? HostScaled(dy_dtype, {n, dy_rows}, layout, G) : HostScaled(dy_dtype, {dy_rows, n}, layout);
+    HostScaled x =
+        fp8 ? HostScaled(x_dtype, {k, x_rows}, layout, G) : HostScaled(x_dtype, {x_rows, k}, layout);
     fill_operand(dy, 21);  // pads too: what stands there must not count
     fill_operand(x, 22);
     if (dy_base > 0) dy.set_row_base(dy_base);
@@ -60,13 +62,14 @@ void run_two_wgrads(DType dy_dtype, DType x_dtype, ScaleLayout layout, int64_t a
     const int64_t G = 5, n = 30, k = 140, bases[2] = {0, 384};
     const bool fp8 = is_fp8(x_dtype);
     std::vector<GroupsFixture> groups;
-    std::vector<HostFp8> dy, x;
+    std::vector<HostScaled> dy, x;
     for (int i = 0; i < 2; ++i) {
         const GroupsFixture& g = groups.emplace_back(counts[i], alignment, 2 + i);
         const int64_t rows = round_up(bases[i] + g.capacity(), 128);
-        dy.push_back(fp8 ? HostFp8(dy_dtype, {n, rows}, layout, G) : HostFp8(dy_dtype, {rows, n}, layout));
-        x.push_back(fp8 ? HostFp8(x_dtype, {k, rows}, layout, G) : HostFp8(x_dtype, {rows, k}, layout));
-        for (HostFp8* operand : {&dy.back(), &x.back()}) {
+        dy.push_back(fp8 ? HostScaled(dy_dtype, {n, rows}, layout, G)
+                         : HostScaled(dy_dtype, {rows, n}, layout));
+        x.push_back(fp8 ? HostScaled(x_dtype, {k, rows}, layout, G) : HostScaled(x_dtype, {rows, k}, layout));
+        for (HostScaled* operand : {&dy.back(), &x.back()}) {
             fill_operand(*operand, 51 + static_cast<uint64_t>(2 * i) + (operand == &x.back() ? 1 : 0));
             if (bases[i] > 0) operand->set_row_base(bases[i]);
         }

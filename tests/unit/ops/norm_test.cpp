@@ -318,8 +318,8 @@ TEST(RmsNormBackward, NoRows) {
 }
 
 // ---- FP8 outputs --------------------------------------------------------------------------------------------------------------------
-void expect_same(const HostFp8& got, const HostFp8& want) {
-    EXPECT_TRUE(same_bytes(got.codes, want.codes)) << name_of(got.layout);
+void expect_same(const HostScaled& got, const HostScaled& want) {
+    EXPECT_TRUE(same_bytes(got.data, want.data)) << name_of(got.layout);
     EXPECT_TRUE(same_bytes(got.scales, want.scales)) << name_of(got.layout);
     EXPECT_TRUE(got.guards_intact());
 }
@@ -344,12 +344,12 @@ TEST(RmsNormQuantize, BlocksEqualTheComposedOps) {
                     const HostTensor want_y = composed_y(ops, in, form);
                     const HostTensor want_rstd = std::move(in.rstd);
                     in.rstd = HostTensor(DType::f32, {tokens});
-                    HostFp8 rows(DType::e4m3, {tokens, width}, layout, 0, scale_dtype),
+                    HostScaled rows(DType::e4m3, {tokens, width}, layout, 0, scale_dtype),
                         want(DType::e4m3, {tokens, width}, layout, 0, scale_dtype);
                     ops.quantize_rows({.src = want_y, .groups = {}, .scale_format = format, .dst = want});
 
                     const bool tiles = format == ScaleFormat::pow2;
-                    HostFp8 transposed(DType::e4m3, {width, padded}, ScaleLayout::tile128),
+                    HostScaled transposed(DType::e4m3, {width, padded}, ScaleLayout::tile128),
                         want_transposed(DType::e4m3, {width, padded}, ScaleLayout::tile128);
                     HostTensor y(DType::bf16, {tokens, width}), amax(DType::f32, {1});
                     amax.as<float>()[0] = 0.0f;
@@ -369,13 +369,13 @@ TEST(RmsNormQuantize, BlocksEqualTheComposedOps) {
                     EXPECT_TRUE(same_bytes(in.rstd, want_rstd));
                     expect_same(rows, want);
                     if (tiles) {
-                        HostFp8 vec(DType::e4m3, {tokens, width}, ScaleLayout::vec128);
+                        HostScaled vec(DType::e4m3, {tokens, width}, ScaleLayout::vec128);
                         ops.quantize_rows({.src = want_y, .groups = {}, .dst = vec});
                         ops.transpose_fp8({.src = vec, .groups = {}, .dst = want_transposed});
                         expect_same(transposed, want_transposed);
                     }
                     // y is optional: the same codes without it
-                    rows.codes.poison();
+                    rows.data.poison();
                     rows.scales.poison();
                     args.y = {};
                     args.amax = {};
@@ -396,7 +396,7 @@ TEST(RmsNormQuantize, DelayedScalingReadsItsScaleAndKeepsTheMaximum) {
                 double largest = 0;
                 for (int64_t i = 0; i < y.numel(); ++i) largest = std::max(largest, std::fabs(y(i)));
 
-                HostFp8 rows(code, {tokens, width}, ScaleLayout::tensor),
+                HostScaled rows(code, {tokens, width}, ScaleLayout::tensor),
                     transposed(code, {width, padded}, ScaleLayout::tensor);
                 const float scale = 0.0123f;
                 rows.scales.as<float>()[0] = transposed.scales.as<float>()[0] = scale;
@@ -422,9 +422,9 @@ TEST(RmsNormQuantize, DelayedScalingReadsItsScaleAndKeepsTheMaximum) {
                         if (t < tokens) {
                             const float scaled = y.as<float>()[t * width + i] * multiplier;
                             want = nearest_code(scaled, code);
-                            ASSERT_EQ(rows.codes.view().bytes_ptr()[t * width + i], want);
+                            ASSERT_EQ(rows.data.view().bytes_ptr()[t * width + i], want);
                         }
-                        ASSERT_EQ(transposed.codes.view().bytes_ptr()[i * padded + t], want);
+                        ASSERT_EQ(transposed.data.view().bytes_ptr()[i * padded + t], want);
                     }
                 EXPECT_TRUE(rows.guards_intact() && transposed.guards_intact());
             }
@@ -433,7 +433,7 @@ TEST(RmsNormQuantize, DelayedScalingReadsItsScaleAndKeepsTheMaximum) {
 TEST(RmsNormQuantize, RefusesTilesWithoutPowersOfTwo) {
     ReferenceOps ops;
     Inputs in(DType::bf16, 128, 128, GammaForm::plain, 34);
-    HostFp8 rows(DType::e4m3, {128, 128}, ScaleLayout::vec128),
+    HostScaled rows(DType::e4m3, {128, 128}, ScaleLayout::vec128),
         transposed(DType::e4m3, {128, 128}, ScaleLayout::tile128);
     EXPECT_THROW(ops.rms_norm_quantize({.x = in.x,
                                         .gamma = in.gamma,

@@ -278,7 +278,7 @@ TEST(AdamWQuantize, IsAdamWThenQuantizeWeight) {
         const int64_t rows = 128, columns = 256;
         Weights fused(rows * columns), composed(rows * columns);
         fused.status.as<int32_t>()[0] = composed.status.as<int32_t>()[0] = status;
-        const test::HostFp8 fprop(DType::e4m3, {1, rows, columns}, ScaleLayout::block128),
+        const test::HostScaled fprop(DType::e4m3, {1, rows, columns}, ScaleLayout::block128),
             dgrad(DType::e4m3, {1, columns, rows}, ScaleLayout::block128),
             fprop_wanted(DType::e4m3, {1, rows, columns}, ScaleLayout::block128),
             dgrad_wanted(DType::e4m3, {1, columns, rows}, ScaleLayout::block128);
@@ -291,9 +291,9 @@ TEST(AdamWQuantize, IsAdamWThenQuantizeWeight) {
                              .dgrad = dgrad_wanted});
         EXPECT_TRUE(same_bytes(fused.master, composed.master));
         EXPECT_TRUE(same_bytes(fused.copy, composed.copy));
-        EXPECT_TRUE(same_bytes(fprop.codes, fprop_wanted.codes) &&
+        EXPECT_TRUE(same_bytes(fprop.data, fprop_wanted.data) &&
                     same_bytes(fprop.scales, fprop_wanted.scales));
-        EXPECT_TRUE(same_bytes(dgrad.codes, dgrad_wanted.codes) &&
+        EXPECT_TRUE(same_bytes(dgrad.data, dgrad_wanted.data) &&
                     same_bytes(dgrad.scales, dgrad_wanted.scales));
         EXPECT_TRUE(fprop.guards_intact() && dgrad.guards_intact());
     }
@@ -304,12 +304,12 @@ TEST(AdamWQuantize, ChecksTheCopies) {
     HostTensor grad(DType::f32, {2, 128, 256}), master(DType::f32, {2, 128, 256}),
         m(DType::f32, {2, 128, 256}), v(DType::f32, {2, 128, 256});
     const HostTensor scale = HostTensor::of<float>({1.0f});
-    const test::HostFp8 wrong(DType::e4m3, {2, 256, 128}, ScaleLayout::block128);
+    const test::HostScaled wrong(DType::e4m3, {2, 256, 128}, ScaleLayout::block128);
     op::AdamWQuantize args{.adamw = {.grad = grad, .grad_scale = scale, .master = master, .m = m, .v = v}};
     args.fprop = wrong;
     EXPECT_THROW(ops.adamw_quantize(args), Error);
     args.fprop = {};
-    args.dgrad = test::HostFp8(DType::e4m3, {2, 128, 256}, ScaleLayout::block128);
+    args.dgrad = test::HostScaled(DType::e4m3, {2, 128, 256}, ScaleLayout::block128);
     EXPECT_THROW(ops.adamw_quantize(args), Error);
 }
 

@@ -20,7 +20,7 @@ void fill_random_bytes(const TensorView& view, uint64_t seed) {
 // A plan, received rows, and the padded rows made of them.
 struct Permuted {
     PlanFixture plan;
-    HostFp8 src, dst;
+    HostScaled src, dst;
 
     Permuted(const Routing& routing, int64_t rank, int64_t alignment, DType dtype, int64_t hidden,
              ScaleLayout src_layout, DType scale_dtype = DType::e8m0, int64_t base = 0)
@@ -28,7 +28,7 @@ struct Permuted {
           src(dtype, {routing.ranks * routing.slots, hidden}, src_layout, 0, scale_dtype),
           dst(dtype, {base + plan.groups.row_capacity, hidden},
               src_layout == ScaleLayout::none ? ScaleLayout::none : ScaleLayout::vec128) {
-        fill_random_bytes(src.codes, 1);
+        fill_random_bytes(src.data, 1);
         if (src.layout != ScaleLayout::none) fill_pow2(src.scales, 2, -20, 20);
         if (base > 0) dst.set_row_base(base);
         run();
@@ -42,15 +42,15 @@ struct Permuted {
 // Each byte of dst: the source row in valid rows, zero in pads, untouched elsewhere.
 void expect_gathered(const Permuted& p) {
     ASSERT_TRUE(p.dst.guards_intact());
-    const int64_t hidden = p.dst.codes.view().dim(1), rows = p.dst.codes.view().dim(0);
-    const int64_t width = hidden * size_of(p.dst.codes.view().dtype), blocks = (hidden + 127) / 128;
+    const int64_t hidden = p.dst.data.view().dim(1), rows = p.dst.data.view().dim(0);
+    const int64_t width = hidden * size_of(p.dst.data.view().dtype), blocks = (hidden + 127) / 128;
     for (int64_t absolute = 0; absolute < rows; ++absolute) {
         const int64_t row = absolute - p.plan.base;
         const bool mine = row >= 0 && row < p.plan.total();
         const int64_t source = mine ? p.plan.source_of(row) : -1;
         std::vector<uint8_t> want(static_cast<std::size_t>(width), mine ? 0 : 0xFF);
-        if (source >= 0) std::copy_n(p.src.codes.view().bytes_ptr() + source * width, width, want.begin());
-        const uint8_t* got = p.dst.codes.view().bytes_ptr() + absolute * width;
+        if (source >= 0) std::copy_n(p.src.data.view().bytes_ptr() + source * width, width, want.begin());
+        const uint8_t* got = p.dst.data.view().bytes_ptr() + absolute * width;
         ASSERT_TRUE(std::equal(want.begin(), want.end(), got)) << "row " << row;
         if (p.dst.layout == ScaleLayout::none) continue;
         for (int64_t b = 0; b < blocks; ++b) {
@@ -117,7 +117,7 @@ TEST(PermutePad, NothingToPadIsTheUnpaddedResultByteForByte) {
         for (int64_t alignment : {16, 32}) {
             const Permuted padded(routing, 0, alignment, c.dtype, c.hidden, c.layout, c.scales);
             ASSERT_EQ(padded.plan.total(), plain.plan.total());
-            EXPECT_TRUE(same_bytes(padded.dst.codes, plain.dst.codes));
+            EXPECT_TRUE(same_bytes(padded.dst.data, plain.dst.data));
             EXPECT_TRUE(c.layout == ScaleLayout::none || same_bytes(padded.dst.scales, plain.dst.scales));
         }
     }
@@ -130,25 +130,25 @@ TEST(PermutePad, UnfusedPairGivesTheFusedBytesAndLeavesCountsAlone) {
                 for (int64_t base : {0, 256}) {
                     const Permuted plain(routing, 0, 1, c.dtype, c.hidden, c.layout, c.scales, base);
                     const Permuted fused(routing, 0, alignment, c.dtype, c.hidden, c.layout, c.scales, 0);
-                    HostFp8 padded(c.dtype, {fused.plan.groups.row_capacity, c.hidden}, fused.dst.layout);
+                    HostScaled padded(c.dtype, {fused.plan.groups.row_capacity, c.hidden}, fused.dst.layout);
                     const auto counts = plain.plan.counts.bytes(), offsets = plain.plan.offsets.bytes();
                     ReferenceOps().pad_rows({.src = plain.dst,
                                              .src_groups = plain.plan.groups,
                                              .dst_groups = fused.plan.groups,
                                              .dst = padded});
                     ASSERT_TRUE(padded.guards_intact());
-                    EXPECT_TRUE(same_bytes(padded.codes, fused.dst.codes));
+                    EXPECT_TRUE(same_bytes(padded.data, fused.dst.data));
                     EXPECT_TRUE(c.layout == ScaleLayout::none || same_bytes(padded.scales, fused.dst.scales));
 
                     if (c.layout == ScaleLayout::none) {  // and back
                         HostTensor unpadded(c.dtype, {base + plain.plan.groups.row_capacity, c.hidden});
                         if (base > 0) unpadded.set_row_base(base);
-                        ReferenceOps().unpad_rows({.src = padded.codes,
+                        ReferenceOps().unpad_rows({.src = padded.data,
                                                    .src_groups = fused.plan.groups,
                                                    .dst_groups = plain.plan.groups,
                                                    .dst = unpadded});
                         EXPECT_TRUE(unpadded.guards_intact());
-                        EXPECT_TRUE(same_bytes(unpadded, plain.dst.codes));
+                        EXPECT_TRUE(same_bytes(unpadded, plain.dst.data));
                     }
                     EXPECT_EQ(plain.plan.counts.bytes(), counts);
                     EXPECT_EQ(plain.plan.offsets.bytes(), offsets);
@@ -167,9 +167,9 @@ TEST(PermutePad, WrongArgumentsAreRefused) {
     p.plan.groups.row_capacity += 1;  // more rows than dst has
     EXPECT_THROW(p.run(), Error);
     p.plan.groups.row_capacity -= 1;
-    p.dst = HostFp8(DType::f32, {p.plan.groups.row_capacity, 8}, ScaleLayout::none);
+    p.dst = HostScaled(DType::f32, {p.plan.groups.row_capacity, 8}, ScaleLayout::none);
     EXPECT_THROW(p.run(), Error);
-    p.dst = HostFp8(DType::bf16, {p.plan.groups.row_capacity, 9}, ScaleLayout::none);
+    p.dst = HostScaled(DType::bf16, {p.plan.groups.row_capacity, 9}, ScaleLayout::none);
     EXPECT_THROW(p.run(), Error);
     Permuted fp8(routing, 0, 16, DType::e4m3, 128, ScaleLayout::vec128_wire);
     fp8.dst.layout = ScaleLayout::row;
@@ -260,10 +260,10 @@ TEST(UnpermuteUnpad, UndoesPermuteWhenEveryTokenHasOneRow) {
             HostTensor src(dtype, {62, 5}), rows(dtype, {plan.groups.row_capacity, 5}), dst(dtype, {62, 5});
             fill_normal(src, 1);
             const HostTensor num_rows = HostTensor::of<int64_t>({plan.received()});
-            ReferenceOps().permute_pad({.src = {.codes = src, .scales = {}},
+            ReferenceOps().permute_pad({.src = {.data = src, .scales = {}},
                                         .row_source = plan.row_source,
                                         .groups = plan.groups,
-                                        .dst = {.codes = rows, .scales = {}}});
+                                        .dst = {.data = rows, .scales = {}}});
             ReferenceOps().unpermute_unpad(
                 {.src = rows, .recv_rows = plan.recv_rows, .num_rows = num_rows, .row_prob = {}, .dst = dst});
             EXPECT_TRUE(

@@ -67,11 +67,11 @@ Ragged ranges_of(const GroupsFixture& fixture) {
 }
 
 // What quantize_rows must leave in a poisoned dst.
-void expect_rows(const TensorView& src, const Ragged& ragged, const Case& c, HostFp8& want) {
+void expect_rows(const TensorView& src, const Ragged& ragged, const Case& c, HostScaled& want) {
     const int64_t cols = src.cols(), length = block_of(want.layout, cols);
     const int64_t src_base = src.row_base ? *src.row_base : 0,
-                  base = want.codes.view().row_base ? *want.codes.view().row_base : 0;
-    const int64_t capacity = want.codes.view().dim(0), blocks = ceil_div(cols, length);
+                  base = want.data.view().row_base ? *want.data.view().row_base : 0;
+    const int64_t capacity = want.data.view().dim(0), blocks = ceil_div(cols, length);
     for (const auto& [first, count, end] : ragged.groups)
         for (int64_t row = first; row < end; ++row)
             for (int64_t b = 0; b < blocks; ++b) {
@@ -80,8 +80,8 @@ void expect_rows(const TensorView& src, const Ragged& ragged, const Case& c, Hos
                     values.push_back(static_cast<float>(get(src, (src_base + row) * cols + col)));
                 ReferenceBlock block = reference_block(values, c.dst, want.layout, c.format, c.rounding);
                 if (row >= first + count) block = {std::vector<uint8_t>(values.size(), 0), 0.0f, 0};
-                std::copy(block.codes.begin(), block.codes.end(),
-                          want.codes.view().bytes_ptr() + (base + row) * cols + b * length);
+                std::copy(block.data.begin(), block.data.end(),
+                          want.data.view().bytes_ptr() + (base + row) * cols + b * length);
                 int64_t index = b * capacity + base + row;  // vec128, mx32
                 if (want.layout == ScaleLayout::row) index = base + row;
                 if (want.layout == ScaleLayout::vec128_wire) index = (base + row) * blocks + b;
@@ -90,10 +90,10 @@ void expect_rows(const TensorView& src, const Ragged& ragged, const Case& c, Hos
 }
 
 // The same for quantize_columns.
-void expect_columns(const TensorView& src, const Ragged& ragged, const Case& c, HostFp8& want) {
-    const int64_t cols = src.cols(), stride = want.codes.view().cols();
+void expect_columns(const TensorView& src, const Ragged& ragged, const Case& c, HostScaled& want) {
+    const int64_t cols = src.cols(), stride = want.data.view().cols();
     const int64_t src_base = src.row_base ? *src.row_base : 0,
-                  base = want.codes.view().row_base ? *want.codes.view().row_base : 0;
+                  base = want.data.view().row_base ? *want.data.view().row_base : 0;
     for (std::size_t g = 0; g < ragged.groups.size(); ++g) {
         const auto [first, count, end] = ragged.groups[g];
         const int64_t length = block_of(want.layout, std::max<int64_t>(end - first, 1));
@@ -109,8 +109,8 @@ void expect_columns(const TensorView& src, const Ragged& ragged, const Case& c, 
                     block = reference_block(values, c.dst, want.layout, c.format, c.rounding);
                 for (int64_t row = first + b * length; row < std::min(end, first + (b + 1) * length); ++row) {
                     const std::size_t i = static_cast<std::size_t>(row - first - b * length);
-                    want.codes.view().bytes_ptr()[col * stride + base + row] =
-                        i < block.codes.size() ? block.codes[i] : 0;
+                    want.data.view().bytes_ptr()[col * stride + base + row] =
+                        i < block.data.size() ? block.data[i] : 0;
                 }
                 const int64_t index = want.layout == ScaleLayout::group_row ? static_cast<int64_t>(g)
                                                                             : (base + first) / length + b;
@@ -119,8 +119,8 @@ void expect_columns(const TensorView& src, const Ragged& ragged, const Case& c, 
     }
 }
 
-void expect_same(const HostFp8& got, const HostFp8& want) {
-    EXPECT_TRUE(same_bytes(got.codes, want.codes)) << name_of(got.layout);
+void expect_same(const HostScaled& got, const HostScaled& want) {
+    EXPECT_TRUE(same_bytes(got.data, want.data)) << name_of(got.layout);
     EXPECT_TRUE(same_bytes(got.scales, want.scales)) << name_of(got.layout);
     EXPECT_TRUE(got.guards_intact());
 }
@@ -139,7 +139,7 @@ TEST(QuantizeRows, EveryLayoutAndType) {
                 const int64_t rows = 37;
                 HostTensor src(c.src, {rows, cols});
                 fill_hard(src, 1);
-                HostFp8 dst(c.dst, {rows, cols}, layout, 0, wire_dtype(c)),
+                HostScaled dst(c.dst, {rows, cols}, layout, 0, wire_dtype(c)),
                     want(c.dst, {rows, cols}, layout, 0, wire_dtype(c));
                 expect_rows(src, {{{0, rows, rows}}}, c, want);
                 ops.quantize_rows({.src = src,
@@ -155,7 +155,7 @@ TEST(QuantizeRows, WireScalesOfPowersOfTwoMayBeFloats) {
     ReferenceOps ops;
     HostTensor src(DType::bf16, {9, 256});
     fill_hard(src, 2);
-    HostFp8 dst(DType::e4m3, {9, 256}, ScaleLayout::vec128_wire, 0, DType::f32),
+    HostScaled dst(DType::e4m3, {9, 256}, ScaleLayout::vec128_wire, 0, DType::f32),
         want(DType::e4m3, {9, 256}, ScaleLayout::vec128_wire, 0, DType::f32);
     expect_rows(src, {{{0, 9, 9}}}, {}, want);
     ops.quantize_rows({.src = src, .groups = {}, .dst = dst});
@@ -174,7 +174,7 @@ TEST(QuantizeRows, RaggedGroupsPadsAndRowBase) {
             for (int64_t row = 0; row < groups.total(); ++row)  // pads are not read
                 for (int64_t col = 0; col < cols && groups.is_pad(row); ++col)
                     src.as<Bf16>()[(src_base + row) * cols + col] = {0x7FFF};
-            HostFp8 dst(DType::e4m3, {groups.capacity() + base, cols}, layout),
+            HostScaled dst(DType::e4m3, {groups.capacity() + base, cols}, layout),
                 want(DType::e4m3, {groups.capacity() + base, cols}, layout);
             dst.set_row_base(base);
             want.set_row_base(base);
@@ -194,7 +194,7 @@ TEST(QuantizeRows, AllBf16Values) {
             HostTensor src(DType::bf16, {512, 128});
             for (int i = 0; i < 65536; ++i) src.as<Bf16>()[i] = {static_cast<uint16_t>(i * stride)};
             for (ScaleLayout layout : kRowLayouts) {
-                HostFp8 dst(c.dst, {512, 128}, layout, 0, wire_dtype(c)),
+                HostScaled dst(c.dst, {512, 128}, layout, 0, wire_dtype(c)),
                     want(c.dst, {512, 128}, layout, 0, wire_dtype(c));
                 expect_rows(src, {{{0, 512, 512}}}, c, want);
                 ops.quantize_rows({.src = src,
@@ -205,7 +205,7 @@ TEST(QuantizeRows, AllBf16Values) {
                 expect_same(dst, want);
             }
             for (ScaleLayout layout : kColumnLayouts) {
-                HostFp8 dst(c.dst, {128, 512}, layout, 1), want(c.dst, {128, 512}, layout, 1);
+                HostScaled dst(c.dst, {128, 512}, layout, 1), want(c.dst, {128, 512}, layout, 1);
                 expect_columns(src, {{{0, 512, 512}}}, c, want);
                 ops.quantize_columns({.src = src,
                                       .groups = {},
@@ -228,7 +228,7 @@ TEST(QuantizeColumns, EveryLayoutAndType) {
                 const int64_t cols = 70, width = round_up(rows, 128);  // wider than M: pads
                 HostTensor src(c.src, {rows, cols});
                 fill_hard(src, 4);
-                HostFp8 dst(c.dst, {cols, width}, layout, 1), want(c.dst, {cols, width}, layout, 1);
+                HostScaled dst(c.dst, {cols, width}, layout, 1), want(c.dst, {cols, width}, layout, 1);
                 expect_columns(src, {{{0, rows, width}}}, c, want);
                 ops.quantize_columns({.src = src,
                                       .groups = {},
@@ -256,9 +256,9 @@ TEST(QuantizeColumns, JaggedGroupsOneScalePerGroupAndColumnInTheDualForm) {
         src2.set_row_base(base);
         const ScaleLayout layout = ScaleLayout::group_row;
         const int64_t n = groups.num_groups();
-        HostFp8 dst(c.dst, {96, m}, layout, n), want(c.dst, {96, m}, layout, n),
+        HostScaled dst(c.dst, {96, m}, layout, n), want(c.dst, {96, m}, layout, n),
             dst2(c.dst, {130, m}, layout, n), want2(c.dst, {130, m}, layout, n);
-        for (HostFp8* t : {&dst, &want, &dst2, &want2}) t->set_row_base(base);
+        for (HostScaled* t : {&dst, &want, &dst2, &want2}) t->set_row_base(base);
         expect_columns(src, ranges_of(groups), c, want);
         expect_columns(src2, ranges_of(groups), c, want2);
         ops.quantize_columns(
@@ -279,8 +279,8 @@ TEST(QuantizeColumns, RaggedGroupsPadsAndRowBase) {
         for (int64_t row = 0; row < groups.total(); ++row)  // pads are not read
             for (int64_t col = 0; col < cols && groups.is_pad(row); ++col)
                 src.as<Bf16>()[(src_base + row) * cols + col] = {0x7F00};
-        HostFp8 dst(DType::e4m3, {cols, groups.capacity() + base}, layout, n);
-        HostFp8 want(DType::e4m3, {cols, groups.capacity() + base}, layout, n);
+        HostScaled dst(DType::e4m3, {cols, groups.capacity() + base}, layout, n);
+        HostScaled want(DType::e4m3, {cols, groups.capacity() + base}, layout, n);
         dst.set_row_base(base);
         want.set_row_base(base);
         expect_columns(src, ranges_of(groups), {}, want);
@@ -300,9 +300,9 @@ TEST(QuantizeDual, EqualsRowsAndColumnsAndIsOneCast) {
     for (const auto& [row_layout, column_layout] : layouts)
         for (ScaleFormat format : {ScaleFormat::pow2, ScaleFormat::fp32}) {
             const Case c = {DType::bf16, DType::e4m3, format, MxRounding::floor};
-            HostFp8 rows(c.dst, {groups.capacity(), 256}, row_layout),
+            HostScaled rows(c.dst, {groups.capacity(), 256}, row_layout),
                 want_rows(c.dst, {groups.capacity(), 256}, row_layout);
-            HostFp8 columns(c.dst, {256, groups.capacity()}, column_layout, 5),
+            HostScaled columns(c.dst, {256, groups.capacity()}, column_layout, 5),
                 want_columns(c.dst, {256, groups.capacity()}, column_layout, 5);
             expect_rows(src, ranges_of(groups), c, want_rows);
             expect_columns(src, ranges_of(groups), c, want_columns);
@@ -341,9 +341,9 @@ TEST(QuantizeTensor, OneScaleInBothOrientations) {
                 }
             const ReferenceBlock block =
                 reference_block(valid, c.dst, ScaleLayout::tensor, c.format, c.rounding);
-            HostFp8 rows(c.dst, {m, cols}, ScaleLayout::tensor),
+            HostScaled rows(c.dst, {m, cols}, ScaleLayout::tensor),
                 transposed(c.dst, {cols, m}, ScaleLayout::tensor);
-            HostFp8 want_rows(c.dst, {m, cols}, ScaleLayout::tensor),
+            HostScaled want_rows(c.dst, {m, cols}, ScaleLayout::tensor),
                 want_transposed(c.dst, {cols, m}, ScaleLayout::tensor);
             rows.set_row_base(base);
             transposed.set_row_base(base);
@@ -351,9 +351,9 @@ TEST(QuantizeTensor, OneScaleInBothOrientations) {
             std::size_t next = 0;
             for (int64_t row = 0; row < groups.total(); ++row)
                 for (int64_t col = 0; col < cols; ++col) {
-                    const uint8_t code = groups.is_pad(row) ? 0 : block.codes[next++];
-                    want_rows.codes.view().bytes_ptr()[(base + row) * cols + col] = code;
-                    want_transposed.codes.view().bytes_ptr()[col * m + base + row] = code;
+                    const uint8_t code = groups.is_pad(row) ? 0 : block.data[next++];
+                    want_rows.data.view().bytes_ptr()[(base + row) * cols + col] = code;
+                    want_transposed.data.view().bytes_ptr()[col * m + base + row] = code;
                 }
             ops.quantize_tensor({.src = src,
                                  .groups = groups,
@@ -362,7 +362,7 @@ TEST(QuantizeTensor, OneScaleInBothOrientations) {
                                  .transposed = transposed});
             expect_same(rows, want_rows);
             expect_same(transposed, want_transposed);
-            rows.codes.poison();
+            rows.data.poison();
             ops.quantize_rows({.src = src, .groups = groups, .scale_format = c.format, .dst = rows});
             expect_same(rows, want_rows);
         }
@@ -371,10 +371,10 @@ TEST(QuantizeTensor, OneScaleInBothOrientations) {
 TEST(Quantize, NothingToDo) {
     ReferenceOps ops;
     HostTensor src(DType::bf16, {0, 256});
-    HostFp8 rows(DType::e4m3, {0, 256}, ScaleLayout::vec128),
+    HostScaled rows(DType::e4m3, {0, 256}, ScaleLayout::vec128),
         columns(DType::e4m3, {256, 0}, ScaleLayout::vec128);
     ops.quantize_dual({.src = src, .groups = {}, .rows = rows, .columns = columns});
-    HostFp8 whole(DType::e4m3, {0, 256}, ScaleLayout::tensor);
+    HostScaled whole(DType::e4m3, {0, 256}, ScaleLayout::tensor);
     ops.quantize_tensor({.src = src, .groups = {}, .rows = whole, .transposed = {}});
     EXPECT_GT(whole.scales.as<float>()[0], 0.0f);
     EXPECT_LT(whole.scales.as<float>()[0], 1e-10f);
@@ -394,27 +394,27 @@ TEST(Quantize, RefusesWhatDoesNotFit) {
         }
         return std::string("accepted");
     };
-    const HostFp8 wire(DType::e4m3, {128, 256}, ScaleLayout::vec128_wire);
+    const HostScaled wire(DType::e4m3, {128, 256}, ScaleLayout::vec128_wire);
     EXPECT_NE(
         refused([&] {
             ops.quantize_rows({.src = src, .groups = {}, .scale_format = ScaleFormat::fp32, .dst = wire});
         }).find("scale_format fp32"),
         std::string::npos);
-    const HostFp8 short_rows(DType::e4m3, {100, 256}, ScaleLayout::vec128);
+    const HostScaled short_rows(DType::e4m3, {100, 256}, ScaleLayout::vec128);
     EXPECT_NE(
         refused([&] { ops.quantize_rows({.src = src, .groups = {}, .dst = short_rows}); }).find("128 rows"),
         std::string::npos);
-    const HostFp8 tiles(DType::e4m3, {128, 256}, ScaleLayout::tile128);
+    const HostScaled tiles(DType::e4m3, {128, 256}, ScaleLayout::tile128);
     EXPECT_NE(refused([&] { ops.quantize_rows({.src = src, .groups = {}, .dst = tiles}); }).find("tile128"),
               std::string::npos);
     const GroupsFixture groups({50, 60}, 16);
-    const HostFp8 columns(DType::e4m3, {256, 128}, ScaleLayout::vec128);
+    const HostScaled columns(DType::e4m3, {256, 128}, ScaleLayout::vec128);
     EXPECT_NE(
         refused([&] {
             ops.quantize_columns({.src = src, .groups = groups, .dst = columns, .src2 = {}, .dst2 = {}});
         }).find("aligned to 128, not 16 (moe_row_alignment)"),
         std::string::npos);
-    const HostFp8 rows(DType::e4m3, {128, 256}, ScaleLayout::vec128),
+    const HostScaled rows(DType::e4m3, {128, 256}, ScaleLayout::vec128),
         half(DType::e5m2, {256, 128}, ScaleLayout::tile128);
     EXPECT_NE(refused([&] { ops.transpose_fp8({.src = rows, .groups = {}, .dst = half}); }).find("e5m2"),
               std::string::npos);
@@ -425,7 +425,7 @@ TEST(Quantize, CountsTheBytesOfItsOwnRows) {
     const GroupsFixture groups({100, 28}, 128);  // capacity 256
     HostTensor src(DType::bf16, {1024, 256});    // of a larger shared buffer
     src.zero();
-    HostFp8 dst(DType::e4m3, {2048, 256}, ScaleLayout::vec128);
+    HostScaled dst(DType::e4m3, {2048, 256}, ScaleLayout::vec128);
     ops.quantize_rows({.src = src, .groups = groups, .dst = dst});
     EXPECT_EQ(ops.counts().at("quantize_rows").calls, 1);
     EXPECT_DOUBLE_EQ(ops.counts().at("quantize_rows").bytes, 256.0 * (2 * 256 + 256 + 2 * 4));

@@ -51,15 +51,15 @@ void reference_copy(const TensorView& src, const WeightCase& c, Blocking size, S
                 std::size_t next = 0;
                 for (int64_t i = r; i < std::min(n, r + size.rows); ++i)
                     for (int64_t j = q; j < std::min(k, q + size.cols); ++j)
-                        store_code(e, i, j, block.codes[next++]);
+                        store_code(e, i, j, block.data[next++]);
                 store_scale(e, r / size.rows, q / size.cols, block);
             }
 }
 
 // Both copies as the contract describes them.
-void expect_copies(const TensorView& src, const WeightCase& c, HostFp8& fprop, HostFp8& dgrad) {
+void expect_copies(const TensorView& src, const WeightCase& c, HostScaled& fprop, HostScaled& dgrad) {
     const int64_t n = src.dim(1), k = src.dim(2);
-    uint8_t *f = fprop.codes.view().bytes_ptr(), *d = dgrad.codes.view().bytes_ptr();
+    uint8_t *f = fprop.data.view().bytes_ptr(), *d = dgrad.data.view().bytes_ptr();
     auto fprop_code = [&](int64_t e, int64_t i, int64_t j, uint8_t code) { f[(e * n + i) * k + j] = code; };
     auto dgrad_code = [&](int64_t e, int64_t i, int64_t j, uint8_t code) { d[(e * k + j) * n + i] = code; };
     if (c.layout == ScaleLayout::block128) {
@@ -98,8 +98,8 @@ void expect_copies(const TensorView& src, const WeightCase& c, HostFp8& fprop, H
     }
 }
 
-void expect_same(const HostFp8& got, const HostFp8& want) {
-    EXPECT_TRUE(same_bytes(got.codes, want.codes)) << name_of(got.layout);
+void expect_same(const HostScaled& got, const HostScaled& want) {
+    EXPECT_TRUE(same_bytes(got.data, want.data)) << name_of(got.layout);
     EXPECT_TRUE(same_bytes(got.scales, want.scales)) << name_of(got.layout);
     EXPECT_TRUE(got.guards_intact());
 }
@@ -125,8 +125,8 @@ TEST(QuantizeWeight, EveryLayoutInBothOrientations) {
                           k = 256;  // 640: five blocks, so that a table has pads
             HostTensor src(c.src, {experts, n, k});
             fill_weight(src, 41);
-            HostFp8 fprop(c.dst, {experts, n, k}, c.layout), dgrad(c.dst, {experts, k, n}, c.layout);
-            HostFp8 want_fprop(c.dst, {experts, n, k}, c.layout),
+            HostScaled fprop(c.dst, {experts, n, k}, c.layout), dgrad(c.dst, {experts, k, n}, c.layout);
+            HostScaled want_fprop(c.dst, {experts, n, k}, c.layout),
                 want_dgrad(c.dst, {experts, k, n}, c.layout);
             expect_copies(src, c, want_fprop, want_dgrad);
             ops.quantize_weight({.src = src,
@@ -137,8 +137,8 @@ TEST(QuantizeWeight, EveryLayoutInBothOrientations) {
             expect_same(fprop, want_fprop);
             expect_same(dgrad, want_dgrad);
             // each copy alone
-            fprop.codes.poison();
-            dgrad.codes.poison();
+            fprop.data.poison();
+            dgrad.data.poison();
             ops.quantize_weight({.src = src,
                                  .scale_format = c.format,
                                  .mx_rounding = c.rounding,
@@ -160,12 +160,12 @@ TEST(QuantizeWeight, WithoutTheExpertDimension) {
          {ScaleLayout::block128, ScaleLayout::row, ScaleLayout::mx32, ScaleLayout::tensor}) {
         HostTensor src(DType::f32, {1, 128, 256});
         fill_weight(src, 42);
-        HostFp8 flat(DType::e4m3, {128, 256}, layout), flat_t(DType::e4m3, {256, 128}, layout);
-        HostFp8 deep(DType::e4m3, {1, 128, 256}, layout), deep_t(DType::e4m3, {1, 256, 128}, layout);
+        HostScaled flat(DType::e4m3, {128, 256}, layout), flat_t(DType::e4m3, {256, 128}, layout);
+        HostScaled deep(DType::e4m3, {1, 128, 256}, layout), deep_t(DType::e4m3, {1, 256, 128}, layout);
         ops.quantize_weight({.src = src.view().reshape({128, 256}), .fprop = flat, .dgrad = flat_t});
         ops.quantize_weight({.src = src, .fprop = deep, .dgrad = deep_t});
-        EXPECT_TRUE(same_bytes(flat.codes, deep.codes) && same_bytes(flat.scales, deep.scales));
-        EXPECT_TRUE(same_bytes(flat_t.codes, deep_t.codes) && same_bytes(flat_t.scales, deep_t.scales));
+        EXPECT_TRUE(same_bytes(flat.data, deep.data) && same_bytes(flat.scales, deep.scales));
+        EXPECT_TRUE(same_bytes(flat_t.data, deep_t.data) && same_bytes(flat_t.scales, deep_t.scales));
     }
 }
 
@@ -180,7 +180,7 @@ TEST(QuantizeWeight, OneScaleForAllExperts) {
         std::vector<float> values;
         for (int64_t i = 0; i < src.numel(); ++i) values.push_back(static_cast<float>(src(i)));
         const ReferenceBlock block = reference_block(values, DType::e4m3, ScaleLayout::tensor, format, {});
-        HostFp8 fprop(DType::e4m3, {experts, n, k}, ScaleLayout::tensor),
+        HostScaled fprop(DType::e4m3, {experts, n, k}, ScaleLayout::tensor),
             dgrad(DType::e4m3, {experts, k, n}, ScaleLayout::tensor);
         ops.quantize_weight({.src = src, .scale_format = format, .fprop = fprop, .dgrad = dgrad});
         EXPECT_EQ(fprop.scales.as<float>()[0], block.scale);
@@ -188,9 +188,9 @@ TEST(QuantizeWeight, OneScaleForAllExperts) {
         for (int64_t e = 0; e < experts; ++e)
             for (int64_t i = 0; i < n; ++i)
                 for (int64_t j = 0; j < k; ++j) {
-                    const uint8_t code = block.codes[static_cast<std::size_t>((e * n + i) * k + j)];
-                    ASSERT_EQ(fprop.codes.view().bytes_ptr()[(e * n + i) * k + j], code);
-                    ASSERT_EQ(dgrad.codes.view().bytes_ptr()[(e * k + j) * n + i], code);
+                    const uint8_t code = block.data[static_cast<std::size_t>((e * n + i) * k + j)];
+                    ASSERT_EQ(fprop.data.view().bytes_ptr()[(e * n + i) * k + j], code);
+                    ASSERT_EQ(dgrad.data.view().bytes_ptr()[(e * k + j) * n + i], code);
                 }
     }
 }
@@ -210,9 +210,9 @@ int64_t scale_index(ScaleLayout layout, int64_t e, int64_t r, int64_t c, int64_t
     }
 }
 
-void fill_fp8(HostFp8& t, uint64_t seed) {
-    for (int64_t i = 0; i < t.codes.numel(); ++i)
-        t.codes.view().bytes_ptr()[i] =
+void fill_fp8(HostScaled& t, uint64_t seed) {
+    for (int64_t i = 0; i < t.data.numel(); ++i)
+        t.data.view().bytes_ptr()[i] =
             static_cast<uint8_t>(random_words(seed, 5, static_cast<uint64_t>(i))[0]);
     if (t.scales.view().dtype == DType::e8m0) {
         for (int64_t i = 0; i < t.scales.numel(); ++i)
@@ -243,8 +243,8 @@ TEST(Dequantize, EveryLayout) {
             for (DType out : {DType::f32, DType::bf16, DType::f16})
                 for (int64_t experts : {0, 2}) {  // 0: no leading dimension
                     const int64_t rows = 140, cols = 300, e_count = std::max<int64_t>(experts, 1);
-                    HostFp8 src = experts ? HostFp8(code, {experts, rows, cols}, layout)
-                                          : HostFp8(code, {rows, cols}, layout);
+                    HostScaled src = experts ? HostScaled(code, {experts, rows, cols}, layout)
+                                             : HostScaled(code, {rows, cols}, layout);
                     fill_fp8(src, 44);
                     HostTensor dst =
                         experts ? HostTensor(out, {experts, rows, cols}) : HostTensor(out, {rows, cols});
@@ -253,7 +253,7 @@ TEST(Dequantize, EveryLayout) {
                         for (int64_t r = 0; r < rows; ++r)
                             for (int64_t c = 0; c < cols; ++c) {
                                 const int64_t i = (e * rows + r) * cols + c;
-                                expect_value(dst(i), code_value(src.codes.view().bytes_ptr()[i], code),
+                                expect_value(dst(i), code_value(src.data.view().bytes_ptr()[i], code),
                                              src.scales(scale_index(layout, e, r, c, rows, cols)), out);
                             }
                     EXPECT_TRUE(dst.guards_intact());
@@ -268,7 +268,7 @@ TEST(Dequantize, RoutedRowsAndTransposedCopiesWithPads) {
     HostTensor x(DType::bf16, {groups.capacity(), dim});
     fill_normal(x, 45);
     // rows
-    HostFp8 rows(DType::e4m3, {src_m, dim}, ScaleLayout::vec128);
+    HostScaled rows(DType::e4m3, {src_m, dim}, ScaleLayout::vec128);
     rows.set_row_base(src_base);
     ops.quantize_rows({.src = x, .groups = groups, .dst = rows});
     HostTensor back(DType::bf16, {m, dim}), untouched(DType::bf16, {m, dim});
@@ -285,13 +285,13 @@ TEST(Dequantize, RoutedRowsAndTransposedCopiesWithPads) {
                 ASSERT_NEAR(back(i), x(own * dim + c), 0.07 * std::fabs(x(own * dim + c)) + 0.01);
                 expect_value(
                     back(i),
-                    code_value(rows.codes.view().bytes_ptr()[(src_base + own) * dim + c], DType::e4m3),
+                    code_value(rows.data.view().bytes_ptr()[(src_base + own) * dim + c], DType::e4m3),
                     rows.scales((c / 128) * src_m + src_base + own), DType::bf16);
             }
         }
     // transposed copies: one scale a tile, one a group and column
     for (ScaleLayout layout : {ScaleLayout::tile128, ScaleLayout::group_row}) {
-        HostFp8 columns(DType::e4m3, {dim, src_m}, layout, groups.num_groups());
+        HostScaled columns(DType::e4m3, {dim, src_m}, layout, groups.num_groups());
         columns.set_row_base(src_base);
         if (layout == ScaleLayout::tile128) {
             ops.transpose_fp8({.src = rows, .groups = groups, .dst = columns});

@@ -32,7 +32,7 @@ struct Problem {
         fill_normal(da, 2);
         fill_uniform(prob, 3, 0.05, 1.0);
         if (base == 0) return;
-        for (HostTensor* t : {&h, &da, &prob, &a, &dh, &dprob, &a_fp8.codes, &dh_fp8.codes})
+        for (HostTensor* t : {&h, &da, &prob, &a, &dh, &dprob, &a_fp8.data, &dh_fp8.data})
             t->set_row_base(base);
     }
     op::Swiglu forward() const { return {.h = h, .prob = prob, .groups = groups, .a = a}; }
@@ -51,7 +51,7 @@ struct Problem {
     GroupsFixture groups;
     int64_t width, base, rows;
     HostTensor h, da, prob, a, dh, dprob;
-    HostFp8 a_fp8, dh_fp8;
+    HostScaled a_fp8, dh_fp8;
 };
 
 // Pad rows of [rows, cols] hold zero bytes, rows outside the groups still hold poison.
@@ -200,8 +200,9 @@ TEST(Swiglu, WithoutProbWithoutGroups) {
 }
 
 // Quantises rows of fp32 values in 1x128 blocks, straight from the rule of quantize.h.
-void expect_quantized(const Problem& p, const HostFp8& actual, const HostTensor& values, ScaleFormat format) {
-    const int64_t cols = actual.codes.view().cols();
+void expect_quantized(const Problem& p, const HostScaled& actual, const HostTensor& values,
+                      ScaleFormat format) {
+    const int64_t cols = actual.data.view().cols();
     for (int64_t row = 0; row < p.groups.total(); ++row) {
         for (int64_t first = 0; first < cols; first += 128) {
             const int64_t last = std::min(first + 128, cols), at = p.base + row;
@@ -214,11 +215,11 @@ void expect_quantized(const Problem& p, const HostFp8& actual, const HostTensor&
             for (int64_t j = first; j < last; ++j) {
                 const uint8_t code =
                     pad ? 0 : to_e4m3(values.as<float>()[at * cols + j] * scale.multiplier).bits;
-                ASSERT_EQ(actual.codes.view().bytes_ptr()[at * cols + j], code) << row << " " << j;
+                ASSERT_EQ(actual.data.view().bytes_ptr()[at * cols + j], code) << row << " " << j;
             }
         }
     }
-    expect_pads_zero_and_rest_untouched(p, actual.codes);
+    expect_pads_zero_and_rest_untouched(p, actual.data);
     for (int64_t block = 0; block < (cols + 127) / 128; ++block)
         for (int64_t row = 0; row < p.rows; ++row)
             if (row < p.base || row >= p.base + p.groups.total()) {
@@ -260,21 +261,22 @@ TEST(SwigluQuantize, EqualsQuantisingTheFp32Result) {
 TEST(SwigluQuantize, FusedProductEqualsItsParts) {
     const GroupsFixture groups({100, 0, 29}, 128);
     const int64_t M = groups.capacity(), K = 256, F = 128;
-    HostFp8 a(DType::e4m3, {M, K}, ScaleLayout::vec128), b(DType::e4m3, {3, 2 * F, K}, ScaleLayout::block128);
-    for (HostFp8* t : {&a, &b}) {
-        fill_normal(t->codes, 5, 8.0);
+    HostScaled a(DType::e4m3, {M, K}, ScaleLayout::vec128),
+        b(DType::e4m3, {3, 2 * F, K}, ScaleLayout::block128);
+    for (HostScaled* t : {&a, &b}) {
+        fill_normal(t->data, 5, 8.0);
         fill_pow2(t->scales, 6, -6, -3);
     }
     HostTensor prob(DType::f32, {M}), h(DType::bf16, {M, 2 * F}), h_parts(DType::bf16, {M, 2 * F});
     fill_uniform(prob, 7, 0.1, 1.0);
-    HostFp8 act(DType::e4m3, {M, F}, ScaleLayout::vec128),
+    HostScaled act(DType::e4m3, {M, F}, ScaleLayout::vec128),
         act_parts(DType::e4m3, {M, F}, ScaleLayout::vec128);
     ReferenceOps ops;
     ops.grouped_gemm_swiglu_quantize({.a = a, .b = b, .groups = groups, .prob = prob, .h = h, .act = act});
     ops.grouped_gemm({.a = a, .b = b, .groups = groups, .d = h_parts});
     ops.swiglu_quantize({.h = h_parts, .prob = prob, .groups = groups, .a = act_parts});
     EXPECT_TRUE(same_bytes(h, h_parts));
-    EXPECT_TRUE(same_bytes(act.codes, act_parts.codes) && same_bytes(act.scales, act_parts.scales));
+    EXPECT_TRUE(same_bytes(act.data, act_parts.data) && same_bytes(act.scales, act_parts.scales));
 }
 
 TEST(Swiglu, ThreadsDoNotChangeBits) {

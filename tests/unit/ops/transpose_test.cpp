@@ -14,18 +14,18 @@ using namespace test;
 int64_t base_of(const HostTensor& tensor) { return tensor.view().row_base ? *tensor.view().row_base : 0; }
 
 // Reads of the source, by definition of the layout vec128.
-float row_scale(const HostFp8& rows, int64_t row, int64_t col) {
-    return rows.scales.as<float>()[col / 128 * rows.codes.view().dim(0) + base_of(rows.codes) + row];
+float row_scale(const HostScaled& rows, int64_t row, int64_t col) {
+    return rows.scales.as<float>()[col / 128 * rows.data.view().dim(0) + base_of(rows.data) + row];
 }
-uint8_t row_code(const HostFp8& rows, int64_t row, int64_t col) {
-    return rows.codes.view().bytes_ptr()[(base_of(rows.codes) + row) * rows.codes.view().cols() + col];
+uint8_t row_code(const HostScaled& rows, int64_t row, int64_t col) {
+    return rows.data.view().bytes_ptr()[(base_of(rows.data) + row) * rows.data.view().cols() + col];
 }
 
 // One tile: rows [row, row + count) are valid, up to `end` pads. Values in double: code * 2^-k by table search.
-void expect_tile(const HostFp8& src, int64_t row, int64_t count, int64_t end, int64_t col, HostFp8& want) {
-    const DType dtype = src.codes.view().dtype;
-    const int64_t dim = src.codes.view().cols(), stride = want.codes.view().cols(),
-                  base = base_of(want.codes);
+void expect_tile(const HostScaled& src, int64_t row, int64_t count, int64_t end, int64_t col,
+                 HostScaled& want) {
+    const DType dtype = src.data.view().dtype;
+    const int64_t dim = src.data.view().cols(), stride = want.data.view().cols(), base = base_of(want.data);
     const int64_t cols = std::min<int64_t>(128, dim - col);
     float target = 0.0f;
     for (int64_t r = row; r < row + count; ++r) target = std::max(target, row_scale(src, r, col));
@@ -39,28 +39,28 @@ void expect_tile(const HostFp8& src, int64_t row, int64_t count, int64_t end, in
                 const int k = std::ilogb(target) - std::ilogb(scale);
                 if (std::isfinite(value) && k > 0) code = nearest_code(std::ldexp(value, -k), dtype);
             }
-            want.codes.view().bytes_ptr()[c * stride + base + r] = code;
+            want.data.view().bytes_ptr()[c * stride + base + r] = code;
         }
     want.scales.as<float>()[(base + row) / 128 * ceil_div(dim, 128) + col / 128] = target;
 }
 
-void expect_range(const HostFp8& src, int64_t first, int64_t count, int64_t end, HostFp8& want) {
+void expect_range(const HostScaled& src, int64_t first, int64_t count, int64_t end, HostScaled& want) {
     for (int64_t row = first; row < end; row += 128)
-        for (int64_t col = 0; col < src.codes.view().cols(); col += 128) {
+        for (int64_t col = 0; col < src.data.view().cols(); col += 128) {
             const int64_t tile_end = std::min(row + 128, end);
             expect_tile(src, row, std::clamp<int64_t>(first + count - row, 0, tile_end - row), tile_end, col,
                         want);
         }
 }
 
-void expect_same(const HostFp8& got, const HostFp8& want) {
-    EXPECT_TRUE(same_bytes(got.codes, want.codes));
+void expect_same(const HostScaled& got, const HostScaled& want) {
+    EXPECT_TRUE(same_bytes(got.data, want.data));
     EXPECT_TRUE(same_bytes(got.scales, want.scales));
     EXPECT_TRUE(got.guards_intact());
 }
 
-HostFp8 tiles_for(const HostFp8& src, int64_t rows) {
-    return HostFp8(src.codes.view().dtype, {src.codes.view().cols(), rows}, ScaleLayout::tile128);
+HostScaled tiles_for(const HostScaled& src, int64_t rows) {
+    return HostScaled(src.data.view().dtype, {src.data.view().cols(), rows}, ScaleLayout::tile128);
 }
 
 // Rows 0..126 lie k = 0, 1, ..., and row 127 holds the largest scale; each row holds every code (in two blocks of columns).
@@ -68,29 +68,29 @@ TEST(TransposeFp8, EveryCodeByEveryDistanceOfScales) {
     ReferenceOps ops;
     for (DType dtype : {DType::e4m3, DType::e5m2})
         for (int first : {0, 127, 126 + 127}) {
-            HostFp8 src(dtype, {128, 256}, ScaleLayout::vec128);
+            HostScaled src(dtype, {128, 256}, ScaleLayout::vec128);
             for (int r = 0; r < 128; ++r) {
                 for (int c = 0; c < 256; ++c)
-                    src.codes.view().bytes_ptr()[r * 256 + c] = static_cast<uint8_t>(c);
+                    src.data.view().bytes_ptr()[r * 256 + c] = static_cast<uint8_t>(c);
                 for (int b = 0; b < 2; ++b) {
                     // distances first .. first + 126; beyond 253 there is no normal float left: the least one
                     const int exponent = r == 127 ? 127 : std::max(127 - (first + r), -126);
                     src.scales.as<float>()[b * 128 + r] = std::ldexp(1.0f, exponent);
                 }
             }
-            HostFp8 dst = tiles_for(src, 128), want = tiles_for(src, 128);
+            HostScaled dst = tiles_for(src, 128), want = tiles_for(src, 128);
             expect_range(src, 0, 128, 128, want);
             ops.transpose_fp8({.src = src, .groups = {}, .dst = dst});
             expect_same(dst, want);
             // NaN of both signs is still NaN in every row
             for (int r = 0; r < 128; ++r)
-                for (int code : {0x7F, 0xFF}) EXPECT_EQ(dst.codes.view().bytes_ptr()[code * 128 + r], code);
+                for (int code : {0x7F, 0xFF}) EXPECT_EQ(dst.data.view().bytes_ptr()[code * 128 + r], code);
         }
 }
 
-void fill_rows(HostFp8& rows, uint64_t seed, int low, int high) {
-    for (int64_t i = 0; i < rows.codes.numel(); ++i)
-        rows.codes.view().bytes_ptr()[i] =
+void fill_rows(HostScaled& rows, uint64_t seed, int low, int high) {
+    for (int64_t i = 0; i < rows.data.numel(); ++i)
+        rows.data.view().bytes_ptr()[i] =
             static_cast<uint8_t>(random_words(seed, 0, static_cast<uint64_t>(i))[0]);
     fill_pow2(rows.scales, seed, low, high);
 }
@@ -101,19 +101,19 @@ TEST(TransposeFp8, RaggedGroupsPadsAndRowBases) {
     for (DType dtype : {DType::e4m3, DType::e5m2})
         for (int64_t dim : {128, 384, 200}) {
             const int64_t src_base = 128, base = 384;
-            HostFp8 src(dtype, {groups.capacity() + src_base, dim}, ScaleLayout::vec128);
+            HostScaled src(dtype, {groups.capacity() + src_base, dim}, ScaleLayout::vec128);
             fill_rows(src, 11, -12, 3);
             src.set_row_base(src_base);
             for (int64_t row = 0; row < groups.total(); ++row)
                 for (int64_t b = 0; b < ceil_div(dim, 128); ++b) {
-                    float& scale = src.scales.as<float>()[b * src.codes.view().dim(0) + src_base + row];
+                    float& scale = src.scales.as<float>()[b * src.data.view().dim(0) + src_base + row];
                     if (groups.is_pad(row))
                         scale = 0x1.0p100f;  // stale bytes in a pad must not be read
                     else if (row % 19 == 3)
                         scale = 0.0f;  // as a pad inside the valid rows
                 }
             const int64_t width = groups.capacity() + base;
-            HostFp8 dst = tiles_for(src, width), want = tiles_for(src, width);
+            HostScaled dst = tiles_for(src, width), want = tiles_for(src, width);
             dst.set_row_base(base);
             want.set_row_base(base);
             for (int64_t g = 0; g < groups.num_groups(); ++g)
@@ -126,15 +126,15 @@ TEST(TransposeFp8, RaggedGroupsPadsAndRowBases) {
 TEST(TransposeFp8, WithoutGroupsTheCopyIsPaddedWithZeros) {
     ReferenceOps ops;
     for (int64_t rows : {0, 1, 127, 130, 256}) {
-        HostFp8 src(DType::e4m3, {rows, 256}, ScaleLayout::vec128);
+        HostScaled src(DType::e4m3, {rows, 256}, ScaleLayout::vec128);
         fill_rows(src, 12, -5, 5);
         const int64_t width = round_up(rows, 128);
-        HostFp8 dst = tiles_for(src, width), want = tiles_for(src, width);
+        HostScaled dst = tiles_for(src, width), want = tiles_for(src, width);
         expect_range(src, 0, rows, width, want);
         ops.transpose_fp8({.src = src, .groups = {}, .dst = dst});
         expect_same(dst, want);
         if (rows % 128 != 0) {
-            HostFp8 narrow = tiles_for(src, rows), want_narrow = tiles_for(src, rows);
+            HostScaled narrow = tiles_for(src, rows), want_narrow = tiles_for(src, rows);
             expect_range(src, 0, rows, rows, want_narrow);
             ops.transpose_fp8({.src = src, .groups = {}, .dst = narrow});
             expect_same(narrow, want_narrow);
@@ -150,7 +150,7 @@ TEST(TransposeFp8, ZeroRowsDoNotDegradeTheirNeighbours) {
             const bool zero = i / 128 < 128 ? (i / 128) % 2 == 0 : true;  // second tile: zeros only
             return zero ? 0.0 : size * (1.0 + 0.4 * random_uniform(13, 0, static_cast<uint64_t>(i)));
         });
-        HostFp8 rows(DType::e4m3, {256, 128}, ScaleLayout::vec128), dst = tiles_for(rows, 256);
+        HostScaled rows(DType::e4m3, {256, 128}, ScaleLayout::vec128), dst = tiles_for(rows, 256);
         ops.quantize_rows({.src = x, .groups = {}, .dst = rows});
         ops.transpose_fp8({.src = rows, .groups = {}, .dst = dst});
         float largest = 0.0f;
@@ -160,7 +160,7 @@ TEST(TransposeFp8, ZeroRowsDoNotDegradeTheirNeighbours) {
             for (int c = 0; c < 128; ++c) {
                 const int k = std::ilogb(largest) - std::ilogb(rows.scales.as<float>()[r]);
                 const uint8_t code = row_code(rows, r, c);
-                ASSERT_EQ(dst.codes.view().bytes_ptr()[c * 256 + r],
+                ASSERT_EQ(dst.data.view().bytes_ptr()[c * 256 + r],
                           r % 2 == 0
                               ? 0
                               : nearest_code(std::ldexp(code_value(code, DType::e4m3), -k), DType::e4m3));
@@ -179,14 +179,14 @@ TEST(TransposeRequantize, EveryByteAgainstDequantiseThenBlocks) {
     for (ScaleFormat format : {ScaleFormat::fp32, ScaleFormat::pow2})
         for (DType dtype : {DType::e4m3, DType::e5m2}) {
             const int64_t dim = 192, src_base = 256, base = 128, width = groups.capacity() + base;
-            HostFp8 src(dtype, {groups.capacity() + src_base, dim}, ScaleLayout::vec128);
+            HostScaled src(dtype, {groups.capacity() + src_base, dim}, ScaleLayout::vec128);
             fill_rows(src, 14, -10, 2);
             if (format == ScaleFormat::fp32)
                 fill(src.scales, [](int64_t i) {
                     return 1e-3 * (0.1 + random_uniform(15, 0, static_cast<uint64_t>(i)));
                 });
             src.set_row_base(src_base);
-            HostFp8 dst(dtype, {dim, width}, ScaleLayout::vec128),
+            HostScaled dst(dtype, {dim, width}, ScaleLayout::vec128),
                 want(dtype, {dim, width}, ScaleLayout::vec128);
             dst.set_row_base(base);
             want.set_row_base(base);
@@ -203,9 +203,9 @@ TEST(TransposeRequantize, EveryByteAgainstDequantiseThenBlocks) {
                         if (count > 0)
                             block = reference_block(values, dtype, ScaleLayout::vec128, format,
                                                     MxRounding::rceil);
-                        block.codes.resize(128, 0);
-                        std::copy(block.codes.begin(), block.codes.end(),
-                                  want.codes.view().bytes_ptr() + col * width + base + first);
+                        block.data.resize(128, 0);
+                        std::copy(block.data.begin(), block.data.end(),
+                                  want.data.view().bytes_ptr() + col * width + base + first);
                         want.scales.as<float>()[(base + first) / 128 * dim + col] = block.scale;
                     }
             ops.transpose_requantize({.src = src, .groups = groups, .scale_format = format, .dst = dst});
@@ -217,7 +217,8 @@ TEST(TransposeRequantize, EveryByteAgainstDequantiseThenBlocks) {
 struct Errors {
     double total, extra;
 };
-Errors errors_of(ReferenceOps& ops, const HostTensor& x, const HostFp8& rows, const HostFp8& transposed) {
+Errors errors_of(ReferenceOps& ops, const HostTensor& x, const HostScaled& rows,
+                 const HostScaled& transposed) {
     const int64_t m = x.view().dim(0), dim = x.view().dim(1);
     HostTensor row_values(DType::f32, {m, dim}), column_values(DType::f32, {dim, m});
     ops.dequantize({.src = rows, .groups = {}, .dst = row_values});
@@ -235,8 +236,8 @@ TEST(TransposeRequantize, DoubleQuantisationCostsWithFreeScalesOnly) {
     HostTensor x(DType::bf16, {m, dim});
     fill_normal(x, 16);
     auto measure = [&](ScaleFormat format, bool scaling_aware) {
-        HostFp8 rows(DType::e4m3, {m, dim}, ScaleLayout::vec128);
-        HostFp8 dst(DType::e4m3, {dim, m}, scaling_aware ? ScaleLayout::tile128 : ScaleLayout::vec128);
+        HostScaled rows(DType::e4m3, {m, dim}, ScaleLayout::vec128);
+        HostScaled dst(DType::e4m3, {dim, m}, scaling_aware ? ScaleLayout::tile128 : ScaleLayout::vec128);
         ops.quantize_rows({.src = x, .groups = {}, .scale_format = format, .dst = rows});
         if (scaling_aware) {
             ops.transpose_fp8({.src = rows, .groups = {}, .dst = dst});

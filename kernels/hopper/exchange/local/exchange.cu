@@ -1,5 +1,8 @@
 // The exchange of a job of one rank, on the GPU: dispatch is permute_pad, combine is unpermute_unpad plus the residual (one kernel where rows are BF16), with the roundings
 // of the ordering contract (kernels/exchange.h), so that it equals the reference exchange bit for bit. No host synchronisation.
+#include "kernels/core/scaled_tensor.h"
+#include "kernels/hopper/device/pdl.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/permute/permute.h"
 #include "kernels/hopper/runtime/launch.h"
@@ -11,7 +14,7 @@ namespace {
 using hopper::device_view;
 using hopper::DeviceView;
 using hopper::grid_for;
-using hopper::launch_behind;
+using hopper::launch_pdl;
 
 constexpr int kThreads = 256;
 
@@ -19,7 +22,7 @@ constexpr int kThreads = 256;
 // whose place equals the number of smaller expert ids of the token. One thread per (t, k), reads K ids; 12 + 4K bytes per value.
 __global__ void return_probs_kernel(const int32_t* ids, const int32_t* recv_rows, DeviceView drow_prob,
                                     float* dprob, int64_t tokens, int64_t topk) {
-    hopper::wait_for_kernel_before();
+    hopper::pdl_wait();
     const int64_t base = drow_prob.base();
     const float* values = static_cast<const float*>(drow_prob.data);
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < tokens * topk;
@@ -56,7 +59,7 @@ protected:
     }
 
     // Every token has an expert here, so received row t is token t.
-    void do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena&,
+    void do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst, Arena&,
                      const Launch& launch) override {
         const op::PermutePad moves{.src = rows,
                                    .row_source = plan.row_source,
@@ -67,10 +70,10 @@ protected:
         if (!hopper::launch_fan_out(moves, launch)) ops_.permute_pad(moves, launch);
     }
 
-    void do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan&, const Fp8Tensor& received, Arena&,
+    void do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan&, const ScaledTensor& received, Arena&,
                           const Launch& launch) override {
         Device& device = ops_.device();
-        device.copy(received.codes.data, rows.codes.data, static_cast<std::size_t>(rows.codes.bytes()),
+        device.copy(received.data.data, rows.data.data, static_cast<std::size_t>(rows.data.bytes()),
                     launch.stream);
         if (rows.scales)
             device.copy(received.scales.data, rows.scales.data, static_cast<std::size_t>(rows.scales.bytes()),
@@ -103,10 +106,10 @@ protected:
                 ops_.cast({.x = sums.dst, .y = args.y}, launch);
         }
         if (!args.dprob || tokens == 0) return;
-        launch_behind(return_probs_kernel, grid_for(ceil_div(tokens * plan.topk, kThreads), launch), kThreads,
-                      launch, "returning the gradients of the probabilities", plan.all_ids.as<int32_t>(),
-                      plan.recv_rows.as<int32_t>(), device_view(args.drow_prob), args.dprob.as<float>(),
-                      tokens, plan.topk);
+        launch_pdl(return_probs_kernel, grid_for(ceil_div(tokens * plan.topk, kThreads), launch), kThreads,
+                   launch, "returning the gradients of the probabilities", plan.all_ids.as<int32_t>(),
+                   plan.recv_rows.as<int32_t>(), device_view(args.drow_prob), args.dprob.as<float>(), tokens,
+                   plan.topk);
     }
 
     void do_all_reduce(Reduce, Ranks, const TensorView&, const Launch&) override {}  // a sum over one rank

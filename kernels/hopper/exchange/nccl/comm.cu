@@ -1,6 +1,7 @@
 // Communicators in NCCL's mode that never blocks the host: every call is polled until it is through or its deadline has passed.
 #include "kernels/hopper/exchange/nccl/comm.h"
 
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/runtime/cuda_check.h"
 
 #include <fmt/ranges.h>

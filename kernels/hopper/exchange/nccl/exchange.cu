@@ -4,6 +4,8 @@
 // the transfer is waited for afterwards, because only the host can tell a late peer from a lost one. That is this path's price.
 #include "kernels/hopper/exchange/nccl/comm.h"
 
+#include "kernels/core/scaled_tensor.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/exchange/nccl/kernels.h"
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/runtime/launch.h"
@@ -66,9 +68,9 @@ public:
 protected:
     void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
                            const TensorView& all_probs, const Launch& launch) override;
-    void do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena& scratch,
-                     const Launch& launch) override;
-    void do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received,
+    void do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
+                     Arena& scratch, const Launch& launch) override;
+    void do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& received,
                           Arena& scratch, const Launch& launch) override;
     void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
                     const Launch& launch) override;
@@ -127,20 +129,20 @@ void NcclExchange::do_gather_routing(const TensorView& ids, const TensorView& pr
     expert_parallel_->wait("gather_routing", stream_of(launch));
 }
 
-void NcclExchange::do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst,
+void NcclExchange::do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
                                Arena& scratch, const Launch& launch) {
     dispatch_through_rows(ops_, rows, plan, dst, scratch, launch);
 }
 
 // Codes and scales are two messages, so that both arrive where they belong: received rows stand in the order of the messages.
-void NcclExchange::do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan,
-                                    const Fp8Tensor& received, Arena& scratch, const Launch& launch) {
+void NcclExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan,
+                                    const ScaledTensor& received, Arena& scratch, const Launch& launch) {
     ArenaScope scope(scratch);
     const Positions positions = hopper::make_positions(plan, scratch);
     hopper::find_positions(plan, rank(), positions, launch);
     const Counts counts = read_counts(positions, launch);
     const int64_t num_rows = sum_of(counts.rows_sent);
-    const TensorView codes = scratch.tensor(rows.codes.dtype, {num_rows, rows.codes.dim(1)}, "dispatch");
+    const TensorView codes = scratch.tensor(rows.data.dtype, {num_rows, rows.data.dim(1)}, "dispatch");
     TensorView scales;
     if (rows.scales) scales = scratch.tensor(rows.scales.dtype, {num_rows, rows.scales.dim(1)}, "dispatch");
     hopper::pack_rows(
@@ -167,7 +169,7 @@ void NcclExchange::do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& p
             arrived += in_bytes;
         }
     };
-    add_messages(codes, received.codes);
+    add_messages(codes, received.data);
     add_messages(scales, received.scales);
     expert_parallel_->send_receive("dispatch", sends, receives, stream_of(launch));
     expert_parallel_->wait("dispatch", stream_of(launch));

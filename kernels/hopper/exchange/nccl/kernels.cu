@@ -3,12 +3,14 @@
 #include "kernels/hopper/exchange/nccl/kernels.h"
 
 #include "kernels/hopper/device/vector_io.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper {
 
 namespace {
 
-constexpr int kWarpSize = 32;
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kScanThreads = 1024;
@@ -31,7 +33,7 @@ __device__ Pair scan(Pair value, Pair& total, Pair* shared) {
     Pair sum = value;
 #pragma unroll
     for (int step = 1; step < kWarpSize; step *= 2) {
-        const Pair other = __shfl_up_sync(0xFFFFFFFFu, sum, step);
+        const Pair other = __shfl_up_sync(kFullMask, sum, step);
         if (lane >= step) sum += other;
     }
     __syncthreads();
@@ -235,9 +237,9 @@ __global__ __launch_bounds__(kThreads) void add_returned_kernel(const AddArgs ar
               lane = static_cast<int>(threadIdx.x) % kWarpSize;
     for (int64_t token = static_cast<int64_t>(blockIdx.x) * kWarps + warp; token < args.tokens;
          token += static_cast<int64_t>(gridDim.x) * kWarps) {
-        for (int64_t column = lane * kVector; column < args.hidden; column += kWarpSize * kVector) {
+        for (int64_t column = lane * kUnit; column < args.hidden; column += kWarpSize * kUnit) {
             const int64_t width = args.hidden - column;
-            float sum[kVector] = {}, values[kVector];
+            float sum[kUnit] = {}, values[kUnit];
             int64_t message = 0;  // where this rank's rows begin
             for (int g = 0; g < args.ranks; ++g) {
                 const int32_t* starts = args.starts + static_cast<int64_t>(g) * (args.slots + 1);
@@ -245,7 +247,7 @@ __global__ __launch_bounds__(kThreads) void add_returned_kernel(const AddArgs ar
                     load_up_to_8(args.returned.data, args.returned.dtype, row * args.hidden + column, width,
                                  args.vectorised, values);
 #pragma unroll
-                    for (int j = 0; j < kVector; ++j) sum[j] += values[j];
+                    for (int j = 0; j < kUnit; ++j) sum[j] += values[j];
                 }
                 message += starts[args.tokens];
             }
@@ -253,7 +255,7 @@ __global__ __launch_bounds__(kThreads) void add_returned_kernel(const AddArgs ar
                 load_up_to_8(args.residual.data, args.residual.dtype, token * args.hidden + column, width,
                              args.vectorised, values);
 #pragma unroll
-                for (int j = 0; j < kVector; ++j) sum[j] += values[j];
+                for (int j = 0; j < kUnit; ++j) sum[j] += values[j];
             }
             store_up_to_8(args.y.data, args.y.dtype, token * args.hidden + column, width, args.vectorised,
                           sum);
@@ -350,21 +352,21 @@ void find_positions(const DispatchPlan& plan, int64_t rank, const Positions& pos
 void pack_rows(const PackRows& args, const DispatchPlan& plan, const Positions& positions, int64_t rank,
                const Launch& launch) {
     if (args.num_rows == 0) return;
-    const int64_t row_bytes = args.rows.codes.cols() * size_of(args.rows.codes.dtype);
+    const int64_t row_bytes = args.rows.data.cols() * size_of(args.rows.data.dtype);
     const bool scaled = static_cast<bool>(args.rows.scales);
     const PackArgs kernel_args{
-        .codes = args.rows.codes.bytes_ptr(),
+        .codes = args.rows.data.bytes_ptr(),
         .scales = args.rows.scales.bytes_ptr(),
         .out_codes = args.out_codes.bytes_ptr(),
         .out_scales = args.out_scales.bytes_ptr(),
-        .self_codes = args.received.codes.bytes_ptr(),
+        .self_codes = args.received.data.bytes_ptr(),
         .self_scales = args.received.scales.bytes_ptr(),
         .row_bytes = row_bytes,
         .scale_bytes = scaled ? args.rows.scales.cols() * size_of(args.rows.scales.dtype) : 0,
         .num_rows = args.num_rows,
-        .vectorised = is_aligned(args.rows.codes.data, row_bytes) &&
+        .vectorised = is_aligned(args.rows.data.data, row_bytes) &&
                       is_aligned(args.out_codes.data, row_bytes) &&
-                      is_aligned(args.received.codes.data, row_bytes),
+                      is_aligned(args.received.data.data, row_bytes),
         .send_tokens = plan.send_tokens.as<int32_t>(),
         .send_counts = positions.counts.as<int64_t>(),
         .recv_offsets = plan.recv_offsets.as<int64_t>(),

@@ -4,6 +4,9 @@
 #pragma once
 
 #include "kernels/core/arena.h"
+#include "kernels/core/scaled_tensor.h"
+#include "kernels/core/stream.h"
+#include "kernels/core/tensor.h"
 #include "kernels/exchange.h"
 
 namespace fp8flow::hopper {
@@ -22,10 +25,10 @@ void find_positions(const DispatchPlan& plan, int64_t rank, const Positions& pos
 
 // The rows that others need, by rank in ascending token order; rows for this rank go to their place among the received ones.
 struct PackRows {
-    Fp8Tensor rows;         // [T, H]; wire layout
+    ScaledTensor rows;      // [T, H]; wire layout
     TensorView out_codes;   // [rows sent, H]
     TensorView out_scales;  // [rows sent, H/128]; with scales
-    Fp8Tensor received;     // [G * S, H]
+    ScaledTensor received;  // [G * S, H]
     int64_t num_rows = 0;   // sent, this rank's included
 };
 void pack_rows(const PackRows& args, const DispatchPlan& plan, const Positions& positions, int64_t rank,

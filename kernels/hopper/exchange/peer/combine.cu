@@ -4,8 +4,11 @@
 // combine_sums.cu.
 #include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/vector_io.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/exchange/peer/combine.h"
 #include "kernels/hopper/exchange/peer/exchange.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow {
 
@@ -22,7 +25,7 @@ template <Access kAccess> struct Rows {
     bool vectorised;
     int64_t hidden;
 
-    __device__ __forceinline__ void load(int64_t row, int64_t column, float (&values)[kVector]) const {
+    __device__ __forceinline__ void load(int64_t row, int64_t column, float (&values)[kUnit]) const {
         if constexpr (kAccess == Access::bf16_vectors)
             unpack_unit(
                 *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(data) + row * hidden + column),
@@ -30,7 +33,7 @@ template <Access kAccess> struct Rows {
         else
             load_up_to_8(data, dtype, row * hidden + column, hidden - column, vectorised, values);
     }
-    __device__ __forceinline__ void store(int64_t row, int64_t column, const float (&values)[kVector]) const {
+    __device__ __forceinline__ void store(int64_t row, int64_t column, const float (&values)[kUnit]) const {
         if constexpr (kAccess == Access::bf16_vectors)
             *reinterpret_cast<uint4*>(static_cast<uint16_t*>(data) + row * hidden + column) =
                 pack_unit_bf16(values);
@@ -41,7 +44,7 @@ template <Access kAccess> struct Rows {
     // loads are in flight: in whole vectors they stay as loaded until all have been asked for, or each would wait for the one before.
     template <class NextRow>
     __device__ __forceinline__ void add(int count, NextRow next_row, int64_t column,
-                                        float (&sum)[kVector]) const {
+                                        float (&sum)[kUnit]) const {
         constexpr int kInFlight = 4;
         for (int first = 0; first < count; first += kInFlight) {
             if constexpr (kAccess == Access::bf16_vectors) {
@@ -56,17 +59,17 @@ template <Access kAccess> struct Rows {
 #pragma unroll
                 for (int j = 0; j < kInFlight; ++j) {
                     if (first + j >= count) continue;
-                    float values[kVector];
+                    float values[kUnit];
                     unpack_unit(raw[j], DType::bf16, values);
 #pragma unroll
-                    for (int e = 0; e < kVector; ++e) sum[e] += values[e];
+                    for (int e = 0; e < kUnit; ++e) sum[e] += values[e];
                 }
             } else {
                 for (int j = 0; j < min(kInFlight, count - first); ++j) {
-                    float values[kVector];
+                    float values[kUnit];
                     load(next_row(), column, values);
 #pragma unroll
-                    for (int e = 0; e < kVector; ++e) sum[e] += values[e];
+                    for (int e = 0; e < kUnit; ++e) sum[e] += values[e];
                 }
             }
         }
@@ -87,8 +90,8 @@ __global__ __launch_bounds__(kPeerThreads) void push_sums_kernel(const CombineAr
         int count = 0;
         while (count < args.topk && rows[count] >= 0) ++count;
         const Rows<Access::any> slots{group.next_box(owner), args.src.dtype, args.vectorised, args.hidden};
-        for (int64_t column = lane * kVector; column < args.hidden; column += kPeerWarp * kVector) {
-            float sum[kVector] = {};
+        for (int64_t column = lane * kUnit; column < args.hidden; column += kPeerWarp * kUnit) {
+            float sum[kUnit] = {};
             int next = 0;
             src.add(
                 count, [&] { return base + (next < count ? rows[next++] : 0); }, column, sum);
@@ -144,7 +147,7 @@ __global__ __launch_bounds__(kPeerThreads) void push_probs_kernel(const CombineA
         args.box_probs(group.next_box(owner))[token * args.topk + k] = row >= 0 ? values[base + row] : 0.0f;
         if (owner != group.rank) ++sent;
     }
-    const unsigned of_warp = __reduce_add_sync(0xFFFFFFFFu, sent);
+    const unsigned of_warp = __reduce_add_sync(kFullMask, sent);
     if (threadIdx.x % kPeerWarp == 0) count_wire(&group.words->wire[2], int64_t{of_warp} * 4);
 }
 
@@ -161,7 +164,7 @@ __global__ __launch_bounds__(kPeerThreads) void add_returned_kernel(const Combin
     const Rows<kAccess> slots{box, args.src.dtype, args.vectorised, args.hidden},
         residual{args.residual.data, args.residual.dtype, args.vectorised_y, args.hidden},
         y{args.y.data, args.y.dtype, args.vectorised_y, args.hidden};
-    constexpr int64_t kStep = kPeerWarp * kVector;
+    constexpr int64_t kStep = kPeerWarp * kUnit;
     const int64_t width = (args.hidden + args.slabs * kStep - 1) / (args.slabs * kStep) * kStep,
                   items = args.tokens * args.slabs;
     for (int64_t item = grid_thread() / kPeerWarp; item < items; item += grid_threads() / kPeerWarp) {
@@ -171,21 +174,21 @@ __global__ __launch_bounds__(kPeerThreads) void add_returned_kernel(const Combin
         uint32_t written = 0;
         for (int64_t k = 0; k < args.topk; ++k)
             if (choices.exists(k)) written |= by_rank ? 1u << choices.host(k) : written << 1 | 1u;
-        for (int64_t column = first + lane * kVector; column < min(args.hidden, first + width);
+        for (int64_t column = first + lane * kUnit; column < min(args.hidden, first + width);
              column += kStep) {
-            float sum[kVector] = {};
+            float sum[kUnit] = {};
             uint32_t left = written;
             const auto next_slot = [&] {
                 const int64_t slot = __ffs(static_cast<int>(left)) - 1;
                 left &= left - 1;
                 return by_rank ? slot * args.slots + token : token * args.topk + slot;
             };
-            float values[kVector] = {};
+            float values[kUnit] = {};
             if (residual.data != nullptr) residual.load(token, column, values);  // under way with the slots'
             slots.add(__popc(written), next_slot, column, sum);
             if (residual.data != nullptr) {
 #pragma unroll
-                for (int e = 0; e < kVector; ++e) sum[e] += values[e];
+                for (int e = 0; e < kUnit; ++e) sum[e] += values[e];
             }
             y.store(token, column, sum);
         }
@@ -219,7 +222,7 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
     const bool vectorised = is_vectorisable(args.src.data, hidden),
                vectorised_y = is_vectorisable(args.y.data, hidden) &&
                               (!args.residual || is_vectorisable(args.residual.data, hidden)),
-               fast = args.src.dtype == DType::bf16 && args.y.dtype == DType::bf16 && hidden % kVector == 0;
+               fast = args.src.dtype == DType::bf16 && args.y.dtype == DType::bf16 && hidden % kUnit == 0;
     // Which kernels run, and so how ranks meet, must not depend on one rank's addresses.
     FP8FLOW_CHECK(!fast || (vectorised && vectorised_y),
                   "rows of {} BF16 have to begin at multiples of 16 bytes", hidden);
@@ -259,7 +262,7 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
         const auto push = by_rank ? push_sums_kernel : push_choices_kernel;
         push<<<peer_grid(received, launch), kPeerThreads, 0, stream>>>(kernel_args);
         check_launch("returning rows to peers");
-        meet(kExpertParallel, PeerOperation::combine, launch);
+        synchronize(kExpertParallel, PeerOperation::combine, launch);
         const auto add = fast ? add_returned_kernel<Access::bf16_vectors> : add_returned_kernel<Access::any>;
         add<<<peer_grid(tokens * kernel_args.slabs, launch), kPeerThreads, 0, stream>>>(kernel_args);
         check_launch("adding returned rows");

@@ -2,7 +2,9 @@
 // the one kernel of BF16 rows in order `rank`.
 #pragma once
 
+#include "kernels/core/stream.h"
 #include "kernels/exchange.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/exchange/peer/group.h"
 
 namespace fp8flow::hopper {

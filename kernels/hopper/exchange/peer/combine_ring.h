@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/exchange/peer/group.h"
 
 #include <cuda_pipeline.h>

@@ -14,8 +14,11 @@
 // of a member together are its arrival at the meeting: they stand for everything that its stream has done before, and every CTA waits for
 // them from every member, tokens or not. Fences take microseconds, and a warp that sends must not stand in one.
 // Sums of this rank's own tokens go straight from its M-rows into y, rounded to BF16 on the way as if they had been in a box.
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/exchange/peer/combine_ring.h"
 #include "kernels/hopper/exchange/peer/combine_watch.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper {
 
@@ -108,7 +111,7 @@ private:
     }
     // A warp draws a further number unless the one in hand is past the end: all numbers are used, and none is under way when the CTA ends.
     __device__ __forceinline__ void look_ahead() {
-        const int number = __shfl_sync(0xFFFFFFFFu, number_, 0);
+        const int number = __shfl_sync(kFullMask, number_, 0);
         upcoming_.any = number < draws_;
         if (!upcoming_.any) return;
         if (lane_ == 0) number_ = draw();
@@ -156,7 +159,7 @@ private:
             state = static_cast<int>(State::done);
         else if (lane_ == 0 && chunk >= look_at(&shared_.arrived))
             state = static_cast<int>(State::waiting);
-        state = __shfl_sync(0xFFFFFFFFu, state, 0);
+        state = __shfl_sync(kFullMask, state, 0);
         __threadfence_block();  // behind the watcher's look at the words
         return static_cast<State>(state);
     }
@@ -170,7 +173,7 @@ private:
                   .piece = upcoming_.piece,
                   .end = min(args_.pieces, upcoming_.piece + args_.drawn),
                   .row = upcoming_.row,
-                  .rows = __popc(__ballot_sync(0xFFFFFFFFu, upcoming_.row >= 0)),
+                  .rows = __popc(__ballot_sync(kFullMask, upcoming_.row >= 0)),
                   .chunk = upcoming_.chunk,
                   .owner = upcoming_.owner,
                   .returned = 0};
@@ -181,7 +184,7 @@ private:
         } else {
             const int id = upcoming_.id, local_experts = static_cast<int>(combine_.local_experts);
             const bool exists = id >= 0 && id < combine_.group.size * local_experts;
-            asked_.returned = __reduce_or_sync(0xFFFFFFFFu, exists ? 1u << id / local_experts : 0u);
+            asked_.returned = __reduce_or_sync(kFullMask, exists ? 1u << id / local_experts : 0u);
             sources_ += __popc(returned_by_others()) + (combine_.residual.data != nullptr ? 1 : 0);
         }
         look_ahead();
@@ -202,7 +205,7 @@ private:
     // A row of a box of this rank.
     __device__ __forceinline__ const uint4* next_row() {
         if (source_ < asked_.rows)
-            return src_ + int64_t{__shfl_sync(0xFFFFFFFFu, asked_.row, source_)} * args_.units;
+            return src_ + int64_t{__shfl_sync(kFullMask, asked_.row, source_)} * args_.units;
         if (others_left_ == 0)
             return static_cast<const uint4*>(combine_.residual.data) + int64_t{asked_.token} * args_.units;
         const int from = __ffs(static_cast<int>(others_left_)) - 1;

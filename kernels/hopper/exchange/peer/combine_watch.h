@@ -2,6 +2,9 @@
 // which chunks have been stored and looks which ones have come. The protocol stands there.
 #pragma once
 
+#include "kernels/hopper/device/clock.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/exchange/peer/combine.h"
 
 namespace fp8flow::hopper {
@@ -112,11 +115,11 @@ __device__ __forceinline__ void find_rows(const CombineSumsArgs& args, const Chu
                 if (owner != rank) longest = max(longest, tables.from(owner, c + 1) - tables.from(owner, c));
             int draws = longest * (size - 1) * args.draws;
             for (int step = 1; step < kPeerWarp; step *= 2) {
-                const int other = __shfl_up_sync(0xFFFFFFFFu, draws, step);
+                const int other = __shfl_up_sync(kFullMask, draws, step);
                 if (thread >= step) draws += other;
             }
             if (c < args.chunks) tables.first[c + 1] = sum + draws;
-            sum += __shfl_sync(0xFFFFFFFFu, draws, kPeerWarp - 1);
+            sum += __shfl_sync(kFullMask, draws, kPeerWarp - 1);
         }
     }
     __syncthreads();
@@ -139,17 +142,16 @@ public:
     __device__ __forceinline__ void watch() {
         constexpr unsigned kNap = 100;  // nanoseconds
         if (blockIdx.x == 0) tell_empty_chunks();
-        uint64_t since = device_nanoseconds();
+        uint64_t since = global_nanoseconds();
         for (bool sending = true; sending || arrived_ < args_.chunks;) {
-            const bool may_store =
-                __shfl_sync(0xFFFFFFFFu, lane_ == 0 ? look_at(&shared_.senders) : 0, 0) > 0;
+            const bool may_store = __shfl_sync(kFullMask, lane_ == 0 ? look_at(&shared_.senders) : 0, 0) > 0;
             __syncwarp();
             const bool told = tell_what_is_stored(), came = look_at_members();
             sending = may_store || told;
             if (told || came) {
-                since = device_nanoseconds();
-            } else if (__any_sync(0xFFFFFFFFu, device_nanoseconds() - since > args_.meeting.limit)) {
-                const uint32_t late = __ballot_sync(0xFFFFFFFFu, !has_come(arrived_));
+                since = global_nanoseconds();
+            } else if (__any_sync(kFullMask, global_nanoseconds() - since > args_.meeting.limit)) {
+                const uint32_t late = __ballot_sync(kFullMask, !has_come(arrived_));
                 if (late == 0) continue;
                 give_up(args_.meeting, late, epoch_);
                 if (lane_ == 0) atomicExch(&shared_.lost, 1);
@@ -186,7 +188,7 @@ private:
             counted_[i] += fresh[i];
             any = any || fresh[i] != 0;
         }
-        if (!__any_sync(0xFFFFFFFFu, any)) return false;
+        if (!__any_sync(kFullMask, any)) return false;
         fence_system();
         bool complete = false;
 #pragma unroll
@@ -200,7 +202,7 @@ private:
                            : 0;
             complete = complete || fresh[i] != 0;
         }
-        if (!__any_sync(0xFFFFFFFFu, complete)) return true;
+        if (!__any_sync(kFullMask, complete)) return true;
         fence_system();
 #pragma unroll
         for (int i = 0; i < kLaneChunks; ++i) {
@@ -218,7 +220,7 @@ private:
     }
     __device__ __forceinline__ bool look_at_members() {
         const int before = arrived_;
-        while (arrived_ < args_.chunks && __all_sync(0xFFFFFFFFu, has_come(arrived_))) ++arrived_;
+        while (arrived_ < args_.chunks && __all_sync(kFullMask, has_come(arrived_))) ++arrived_;
         if (arrived_ == before) return false;
         __syncwarp();  // what all lanes have seen comes before what lane 0 tells
         __threadfence_block();

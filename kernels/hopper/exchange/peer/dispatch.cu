@@ -7,8 +7,16 @@
 // left to a kernel of one CTA that waits until the deadline and one behind it that takes, so that a late peer holds no multiprocessors.
 #include "kernels/hopper/exchange/peer/dispatch.h"
 
+#include "kernels/core/scaled_tensor.h"
+#include "kernels/hopper/device/clock.h"
+#include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/mbarrier.h"
+#include "kernels/hopper/device/pdl.h"
+#include "kernels/hopper/device/tma.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/exchange/peer/exchange.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow {
 
@@ -29,13 +37,13 @@ constexpr uint64_t kPatience = 300'000;  // nanoseconds
 // (n % pieces)-th of its row.
 struct Ring {
     uint8_t* slots;
-    Barrier* arrived;  // [kRing]
-    int32_t* notes;    // [kRing, 32]: what becomes of a piece
+    Mbarrier* arrived;  // [kRing]
+    int32_t* notes;     // [kRing, 32]: what becomes of a piece
     int pieces, piece_bytes;
     int64_t row_bytes;
     uint32_t asked = 0, done = 0;
 
-    __device__ Ring(const DispatchArgs& args, uint8_t* slots, Barrier* arrived, int32_t* notes)
+    __device__ Ring(const DispatchArgs& args, uint8_t* slots, Mbarrier* arrived, int32_t* notes)
         : slots(slots),
           arrived(arrived),
           notes(notes),
@@ -43,8 +51,8 @@ struct Ring {
           piece_bytes(args.piece_bytes),
           row_bytes(args.rows.row_bytes) {
         if (threadIdx.x % kPeerWarp == 0) {
-            for (int i = 0; i < kRing; ++i) barrier_init(arrived + i, 1);
-            fence_barrier_init();
+            for (int i = 0; i < kRing; ++i) mbarrier_init(arrived + i, 1);
+            fence_mbarrier_init();
         }
         __syncwarp();
     }
@@ -62,18 +70,18 @@ struct Ring {
     __device__ uint8_t* slot(uint32_t number) const { return slots + number % kRing * piece_bytes; }
     // The next piece of the row at `row`; by one thread.
     __device__ void ask(const uint8_t* row) const {
-        Barrier* barrier = arrived + asked % kRing;
-        barrier_arrive_expect_bytes(barrier, bytes(asked));
+        Mbarrier* barrier = arrived + asked % kRing;
+        mbarrier_arrive_expect_tx(barrier, bytes(asked));
         bulk_load(row + offset(asked), barrier, slot(asked), bytes(asked));
     }
-    __device__ void wait_for_oldest() const { barrier_wait(arrived + done % kRing, done / kRing & 1); }
+    __device__ void wait_for_oldest() const { mbarrier_wait(arrived + done % kRing, done / kRing & 1); }
     // The oldest piece to its place in the row at `row`; part of the thread's current group of copies. In dst it is the first to leave L2, so
     // that boxes stay there until they are read.
     __device__ void put_in_box(uint8_t* row) const {
         bulk_store(row + offset(done), slot(done), bytes(done));
     }
     __device__ void put_in_dst(uint8_t* row) const {
-        bulk_store_passing(row + offset(done), slot(done), bytes(done));
+        bulk_store_evict_first(row + offset(done), slot(done), bytes(done));
     }
 };
 
@@ -134,7 +142,7 @@ __device__ __forceinline__ void send_rows(const DispatchArgs& args, uint64_t epo
             int32_t* note = ring.note(ring.asked);
             note[kTo] = rows.row.rank;
             note[kNumber] = static_cast<int32_t>(rows.row.n);
-            ring.ask(args.rows.codes + token * args.rows.row_bytes);
+            ring.ask(args.rows.data + token * args.rows.row_bytes);
             if (!ring.ends_row(ring.asked++)) continue;
             rows.next();
             if (rows.any) token = args.sent_token(rows.row);  // under way meanwhile
@@ -142,14 +150,14 @@ __device__ __forceinline__ void send_rows(const DispatchArgs& args, uint64_t epo
         if (ring.done == ring.asked) break;
         const int32_t* note = ring.note(ring.done);
         ring.wait_for_oldest();
-        ring.put_in_box(args.rows.codes_in(group.box(note[kTo], epoch), group.rank, note[kNumber]));
-        copies_commit();
+        ring.put_in_box(args.rows.data_in(group.box(note[kTo], epoch), group.rank, note[kNumber]));
+        bulk_commit();
         ++ring.done;
         if (ring.done - arrived <= kSendsPending) continue;
-        copies_wait_but<kSendsPending>();
+        bulk_wait<kSendsPending>();
         count_oldest();
     }
-    copies_wait();
+    bulk_wait_all();
     while (arrived != ring.done) count_oldest();
     __threadfence_block();
     log.ended[sender] = 1;
@@ -163,10 +171,10 @@ __device__ __forceinline__ void tell_sent_rows(const DispatchArgs& args, uint64_
     const int rank = args.group().rank, lane = static_cast<int>(threadIdx.x) % kPeerWarp;
     uint32_t told = 0;
     bool open = lane < senders;
-    while (__any_sync(0xFFFFFFFFu, open)) {
+    while (__any_sync(kFullMask, open)) {
         const bool last = open && log.ended[lane] != 0;  // read in front of what it sent
         const uint32_t sent = open ? log.sent[lane] : told;
-        if (!__any_sync(0xFFFFFFFFu, sent != told)) {
+        if (!__any_sync(kFullMask, sent != told)) {
             open = open && !last;
             __nanosleep(kNap);
             continue;
@@ -188,7 +196,7 @@ __device__ __forceinline__ bool all_are_here(const DispatchArgs& args, uint64_t 
     const bool late = lane < group.size && lane != group.rank &&
                       !wait_until_reached(group.flag(group.rank, lane), epoch, kPatience);
     __syncwarp();
-    return !__any_sync(0xFFFFFFFFu, late);
+    return !__any_sync(kFullMask, late);
 }
 
 // Received rows to all their places, every `step`-th of this rank's own and of the remote ones: remote rows as soon as they are here, own rows
@@ -216,7 +224,7 @@ __device__ __forceinline__ bool take_rows(const DispatchArgs& args, uint64_t epo
         for (; at_remote < items; at_remote += step) {
             const DispatchArgs::Item row = args.item(at_remote);
             if (args.is_received(row))
-                return {true, args.rows.codes_in(box, row.rank, row.n),
+                return {true, args.rows.data_in(box, row.rank, row.n),
                         args.row_flag(group.rank, row.rank, row.n),
                         args.place(args.received.offsets[row.rank] + row.n, lane)};
         }
@@ -229,8 +237,8 @@ __device__ __forceinline__ bool take_rows(const DispatchArgs& args, uint64_t epo
         const bool room = ring.asked - ring.done < kRing - kReadsPending;
         if (room && !now.any) {
             const bool here = remote.any && load_acquire_system(remote.flag) >= epoch;
-            if (__all_sync(0xFFFFFFFFu, here)) {
-                fence_memory_for_engines();
+            if (__all_sync(kFullMask, here)) {
+                fence_async_global();
                 now = remote;
                 at_remote += step;
                 remote = find_remote();
@@ -242,16 +250,16 @@ __device__ __forceinline__ bool take_rows(const DispatchArgs& args, uint64_t epo
         }
         if (room && now.any) {
             idle_since = 0;
-            copies_wait_read<kReadsPending>();
+            bulk_wait_read<kReadsPending>();
             __syncwarp();
             ring.note(ring.asked)[lane] = static_cast<int32_t>(now.place);
-            if (lane == 0) ring.ask(now.codes);
+            if (lane == 0) ring.ask(now.data);
             if (ring.ends_row(ring.asked++)) now.any = false;
         } else if (ring.asked != ring.done) {
             ring.wait_for_oldest();
             const int32_t place = ring.note(ring.done)[lane];
             if (place >= 0) ring.put_in_dst(dst + (base + place) * args.rows.row_bytes);
-            copies_commit();
+            bulk_commit();
             ++ring.done;
         } else if (scales_due) {
             scales_due = false;
@@ -261,14 +269,14 @@ __device__ __forceinline__ bool take_rows(const DispatchArgs& args, uint64_t epo
                 all = false;
         } else if (!remote.any) {
             break;
-        } else if (const uint64_t time = device_nanoseconds(); idle_since == 0) {
+        } else if (const uint64_t time = global_nanoseconds(); idle_since == 0) {
             idle_since = time;
         } else if (time - idle_since > kPatience) {
             all = false;
             break;
         }
     }
-    copies_wait();
+    bulk_wait_all();
     return all;
 }
 
@@ -302,9 +310,9 @@ __device__ __forceinline__ Role role_of_warp(const DispatchArgs& args) {
 // one at the end.
 __global__ __launch_bounds__(kWarps* kPeerWarp, 1) void dispatch_kernel(const DispatchArgs args) {
     extern __shared__ __align__(128) uint8_t slots[];
-    __shared__ Barrier arrived[kWarps][kRing];
+    __shared__ Mbarrier arrived[kWarps][kRing];
     __shared__ int32_t notes[kWarps][kRing * kPeerWarp];
-    let_next_start();
+    pdl_launch_dependents();
     if (args.group().lost()) return;
     const uint64_t epoch = args.group().epoch() + 1;
     const int warp = static_cast<int>(threadIdx.x) / kPeerWarp;
@@ -339,10 +347,10 @@ void launch_dispatch(const DispatchArgs& args, const Launch& launch) {
 
 }  // namespace
 
-void PeerExchange::dispatch_to(RowTarget target, const Fp8Tensor& rows, const DispatchPlan& plan,
-                               const Fp8Tensor& dst, const Launch& launch) {
+void PeerExchange::dispatch_to(RowTarget target, const ScaledTensor& rows, const DispatchPlan& plan,
+                               const ScaledTensor& dst, const Launch& launch) {
     last_stream_ = launch.stream;
-    const int64_t slots = plan.all_ids.dim(1), row_bytes = rows.codes.cols() * size_of(rows.codes.dtype);
+    const int64_t slots = plan.all_ids.dim(1), row_bytes = rows.data.cols() * size_of(rows.data.dtype);
     if (row_bytes == 0) return;
     const bool scaled = rows.layout != ScaleLayout::none, fan_out = target == RowTarget::experts;
     const auto is_multiple = [](std::initializer_list<const void*> addresses, int64_t bytes, int64_t unit) {
@@ -355,7 +363,7 @@ void PeerExchange::dispatch_to(RowTarget target, const Fp8Tensor& rows, const Di
     DispatchArgs args{.meeting = meeting_of(kExpertParallel, PeerOperation::dispatch),
                       .row_flags = layout_.row_flags,
                       .row_flag_stride = layout_.flagged_rows,
-                      .rows = {.codes = rows.codes.bytes_ptr(),
+                      .rows = {.data = rows.data.bytes_ptr(),
                                .scales = nullptr,
                                .row_bytes = row_bytes,
                                .scale_bytes = scale_bytes,
@@ -371,12 +379,12 @@ void PeerExchange::dispatch_to(RowTarget target, const Fp8Tensor& rows, const Di
                       .topk = plan.topk,
                       .row_source = device_view(plan.row_source),
                       .groups = device_groups(plan.groups, plan.groups.row_capacity),
-                      .dst = device_view(dst.codes),
+                      .dst = device_view(dst.data),
                       .dst_scales = nullptr,
                       .dst_scale_dtype = DType::f32,
                       .dst_row_stride = 0,
                       .dst_block_stride = 0,
-                      .vectorised = is_multiple({rows.codes.data, dst.codes.data}, row_bytes, kPeerVector),
+                      .vectorised = is_multiple({rows.data.data, dst.data.data}, row_bytes, kPeerVector),
                       .pieces = static_cast<int>(pieces),
                       .piece_bytes = static_cast<int>(round_up(ceil_div(row_bytes, pieces), kPieceAlign))};
     if (scaled) {
@@ -399,13 +407,13 @@ void PeerExchange::dispatch_to(RowTarget target, const Fp8Tensor& rows, const Di
     launch_take_left_rows(args, launch);
 }
 
-void PeerExchange::do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena&,
-                               const Launch& launch) {
+void PeerExchange::do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
+                               Arena&, const Launch& launch) {
     dispatch_to(RowTarget::experts, rows, plan, dst, launch);
 }
 
-void PeerExchange::do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan,
-                                    const Fp8Tensor& received, Arena&, const Launch& launch) {
+void PeerExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan,
+                                    const ScaledTensor& received, Arena&, const Launch& launch) {
     dispatch_to(RowTarget::received, rows, plan, received, launch);
 }
 

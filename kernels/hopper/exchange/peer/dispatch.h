@@ -2,7 +2,11 @@
 // dispatch.cu, then dispatch_plain.cu.
 #pragma once
 
+#include "kernels/core/stream.h"
+#include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/peer.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/exchange/peer/group.h"
 
 #include <type_traits>
@@ -12,7 +16,7 @@ namespace fp8flow::hopper {
 // Rows as they travel. A box: rows [G, S], then their scales [G, S]. Those of one rank are dense, in the order of its tokens, so that the
 // n-th row that a rank sends here is the n-th of its received rows.
 struct WireRows {
-    const uint8_t *codes, *scales;   // of this rank's rows, where the caller has them
+    const uint8_t *data, *scales;    // of this rank's rows, where the caller has them
     int64_t row_bytes, scale_bytes;  // of one row
     int64_t scale_offset;            // in a box
     int64_t slots;                   // S
@@ -20,7 +24,7 @@ struct WireRows {
     DType scale_dtype;
     bool scale_words;  // a row's scales are whole words
 
-    __device__ uint8_t* codes_in(uint8_t* box, int from, int64_t n) const {
+    __device__ uint8_t* data_in(uint8_t* box, int from, int64_t n) const {
         return box + (from * slots + n) * row_bytes;
     }
     __device__ uint8_t* scales_in(uint8_t* box, int from, int64_t n) const {
@@ -101,8 +105,8 @@ struct DispatchArgs {
     }
     // Where received row i stands: in the caller's rows or in this rank's box of the call.
     __device__ const uint8_t* codes_of(int from, int64_t i, uint8_t* box) const {
-        if (from == group().rank) return rows.codes + own_token(i) * rows.row_bytes;
-        return rows.codes_in(box, from, i - received.offsets[from]);
+        if (from == group().rank) return rows.data + own_token(i) * rows.row_bytes;
+        return rows.data_in(box, from, i - received.offsets[from]);
     }
     __device__ const uint8_t* scales_of(int from, int64_t i, uint8_t* box) const {
         if (from == group().rank) return rows.scales + own_token(i) * rows.scale_bytes;
@@ -237,7 +241,7 @@ __device__ __forceinline__ void write_scales_and_pads(const DispatchArgs& args, 
         else
             write_scales_as<uint8_t, 1>(args, base + row, scales);
     }
-    unsigned pads = __ballot_sync(0xFFFFFFFFu, exists && i < 0);
+    unsigned pads = __ballot_sync(kFullMask, exists && i < 0);
     for (; pads != 0; pads &= pads - 1) zero_codes(args, base + first + __ffs(static_cast<int>(pads)) - 1);
 }
 // The same for all rows of dst, by warp number `warp` of `warps`.

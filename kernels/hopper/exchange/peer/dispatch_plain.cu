@@ -1,6 +1,10 @@
 // dispatch over peer memory by plain loads and stores: what the copy engine cannot move (rows that are no whole vectors), and what it left
 // because a peer was late.
+#include "kernels/hopper/device/pdl.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/exchange/peer/dispatch.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper {
 
@@ -8,7 +12,7 @@ namespace {
 
 // Moves: this rank's rows to the boxes of the ranks that need them, a warp a row. Everything is left to be taken later. One writer a byte.
 __global__ __launch_bounds__(kPeerThreads) void send_plain_rows_kernel(const DispatchArgs args) {
-    let_next_start();
+    pdl_launch_dependents();
     const PeerGroup& group = args.group();
     if (group.lost()) return;
     const uint64_t epoch = group.epoch() + 1;
@@ -19,8 +23,8 @@ __global__ __launch_bounds__(kPeerThreads) void send_plain_rows_kernel(const Dis
     for (int64_t number = warp; number < items; number += warps) {
         const DispatchArgs::Item row = args.item(number);
         if (!args.is_sent(row)) continue;
-        copy_contiguous(args.rows.codes_in(group.box(row.rank, epoch), group.rank, row.n),
-                        args.rows.codes + args.sent_token(row) * args.rows.row_bytes, args.rows.row_bytes,
+        copy_contiguous(args.rows.data_in(group.box(row.rank, epoch), group.rank, row.n),
+                        args.rows.data + args.sent_token(row) * args.rows.row_bytes, args.rows.row_bytes,
                         lane, kPeerWarp);
         __syncwarp();
         if (lane == 0) {
@@ -34,7 +38,7 @@ __global__ __launch_bounds__(kPeerThreads) void send_plain_rows_kernel(const Dis
 
 // Moves: nothing; one CTA polls until all rows and all ranks of the latest call are here. Returns at once where nothing was left.
 __global__ __launch_bounds__(kPeerThreads) void wait_for_left_rows_kernel(const DispatchArgs args) {
-    wait_for_kernel_before();
+    pdl_wait();
     const PeerGroup& group = args.group();
     const uint64_t epoch = group.epoch(), limit = args.meeting.limit;
     if (group.lost() || group.words->left != epoch) return;
@@ -67,9 +71,9 @@ __device__ __forceinline__ void take_row(const DispatchArgs& args, int64_t i, co
     const int64_t row_bytes = args.rows.row_bytes;
     const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
     const int64_t place = args.place(i, lane);
-    const int places = __popc(__ballot_sync(0xFFFFFFFFu, place >= 0));
+    const int places = __popc(__ballot_sync(kFullMask, place >= 0));
     uint8_t* dst = static_cast<uint8_t*>(args.dst.data);
-    const auto out = [&](int k) { return dst + (base + __shfl_sync(0xFFFFFFFFu, place, k)) * row_bytes; };
+    const auto out = [&](int k) { return dst + (base + __shfl_sync(kFullMask, place, k)) * row_bytes; };
     if (args.vectorised) {
         const int count = static_cast<int>(row_bytes / kPeerVector);
         const uint4* in = reinterpret_cast<const uint4*>(codes);
@@ -101,7 +105,7 @@ __device__ __forceinline__ void take_row(const DispatchArgs& args, int64_t i, co
 // Moves: every received row once, out of the box or the caller's rows, and every row of dst out. Returns at once where nothing was left; rows
 // that were taken are written again with the same bytes. A warp takes a row. Copies only, one writer a byte.
 __global__ __launch_bounds__(kTakeThreads, 1) void take_left_rows_kernel(const DispatchArgs args) {
-    wait_for_kernel_before();
+    pdl_wait();
     const PeerGroup& group = args.group();
     const uint64_t epoch = group.epoch();
     if (group.lost() || group.words->left != epoch) return;
@@ -122,10 +126,10 @@ void launch_send_plain_rows(const DispatchArgs& args, const Launch& launch) {
 }
 
 void launch_take_left_rows(const DispatchArgs& args, const Launch& launch) {
-    launch_behind(wait_for_left_rows_kernel, 1, kPeerThreads, launch, "waiting for rows of peers", args);
+    launch_pdl(wait_for_left_rows_kernel, 1, kPeerThreads, launch, "waiting for rows of peers", args);
     const int64_t rows = args.meeting.group.size * args.rows.slots;
-    launch_behind(take_left_rows_kernel, grid_for(ceil_div(rows, kTakeWarps), launch, 1), kTakeThreads,
-                  launch, "taking rows of peers", args);
+    launch_pdl(take_left_rows_kernel, grid_for(ceil_div(rows, kTakeWarps), launch, 1), kTakeThreads, launch,
+               "taking rows of peers", args);
 }
 
 }  // namespace fp8flow::hopper

@@ -2,7 +2,10 @@
 // dispatch.cu, combine.cu and reduce.cu.
 #include "kernels/hopper/exchange/peer/exchange.h"
 
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/exchange/peer/combine.h"
+#include "kernels/hopper/runtime/launch.h"
 
 #include <fmt/ranges.h>
 
@@ -42,7 +45,7 @@ __global__ __launch_bounds__(kPeerWarp) void meet_kernel(const PeerMeeting meeti
         store_release_system(group.flag(member, group.rank), epoch);
         late = !wait_until_reached(group.flag(group.rank, member), epoch, meeting.limit);
     }
-    const uint32_t late_members = __ballot_sync(0xFFFFFFFFu, late);
+    const uint32_t late_members = __ballot_sync(kFullMask, late);
     if (late_members != 0) give_up(meeting, late_members, epoch);
 }
 
@@ -149,7 +152,7 @@ PeerMeeting PeerExchange::meeting_of(GroupIndex group, PeerOperation operation) 
             .operation = operation};
 }
 
-void PeerExchange::meet(GroupIndex group, PeerOperation operation, const Launch& launch) {
+void PeerExchange::synchronize(GroupIndex group, PeerOperation operation, const Launch& launch) {
     launch_meeting(meeting_of(group, operation), launch);
 }
 

@@ -19,6 +19,8 @@
 // arrived, so nobody uses data that was never written; check_peers() reports it.
 #pragma once
 
+#include "kernels/core/scaled_tensor.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/exchange/peer/group.h"
 #include "kernels/hopper/factory.h"
 
@@ -67,9 +69,9 @@ public:
 protected:
     void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
                            const TensorView& all_probs, const Launch& launch) override;
-    void do_dispatch(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst, Arena& scratch,
-                     const Launch& launch) override;
-    void do_dispatch_rows(const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& received,
+    void do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
+                     Arena& scratch, const Launch& launch) override;
+    void do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& received,
                           Arena& scratch, const Launch& launch) override;
     void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
                     const Launch& launch) override;
@@ -79,10 +81,10 @@ private:
     enum GroupIndex { kExpertParallel, kWorld, kReplicas, kNumGroups };
     // Where fanned-out rows go: M-rows with pads, or one row per received row.
     enum class RowTarget { experts, received };
-    void dispatch_to(RowTarget target, const Fp8Tensor& rows, const DispatchPlan& plan, const Fp8Tensor& dst,
-                     const Launch& launch);
+    void dispatch_to(RowTarget target, const ScaledTensor& rows, const DispatchPlan& plan,
+                     const ScaledTensor& dst, const Launch& launch);
     hopper::PeerMeeting meeting_of(GroupIndex group, hopper::PeerOperation operation) const;
-    void meet(GroupIndex group, hopper::PeerOperation operation, const Launch& launch);
+    void synchronize(GroupIndex group, hopper::PeerOperation operation, const Launch& launch);
     WireBytes wire_since_start() const;
     // Throws unless a call's message fits into the boxes.
     void check_fits(int64_t bytes, const char* what) const;

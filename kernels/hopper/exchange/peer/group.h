@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/hopper/device/peer.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/exchange/peer/memory.h"
 #include "kernels/hopper/runtime/launch.h"
 

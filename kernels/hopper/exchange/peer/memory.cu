@@ -3,6 +3,8 @@
 
 #include "kernels/core/error.h"
 #include "kernels/hopper/device/peer.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/runtime/cuda_check.h"
 
 #include <cstring>
@@ -59,7 +61,7 @@ __global__ void check_patterns_kernel(const Regions regions, volatile uint32_t* 
         bad = word(self, peer) != pattern(peer, self) || word(peer, self) != pattern(self, peer) ||
               word(peer, peer) != pattern(peer, peer);
     }
-    const uint32_t peers = __ballot_sync(0xFFFFFFFFu, bad);
+    const uint32_t peers = __ballot_sync(kFullMask, bad);
     if (threadIdx.x == 0) *wrong = peers;
     __threadfence_system();
 }

@@ -2,6 +2,7 @@
 // GPU's memory through plain pointers (NVLink, or the same GPU); how it is mapped: regions.h. Read next: exchange.h.
 #pragma once
 
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/exchange/peer/regions.h"
 #include "kernels/hopper/factory.h"
 

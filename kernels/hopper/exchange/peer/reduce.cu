@@ -1,7 +1,9 @@
 // all_reduce over peer memory, element by element in ascending rank order, so with the bits of ProcessGroup's. Small tensors: everybody stores
 // its values into everybody's box and reduces all of them. Large ones, a chunk at a time: every rank shows the chunk, reduces its shard
 // from all members' and shows the result, and all fetch the shards.
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/exchange/peer/exchange.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow {
 
@@ -141,7 +143,7 @@ void PeerExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& v
     if (args.bytes <= PeerLayout::kSmallBytes) {
         push_values_kernel<<<grid_of(args.bytes), kPeerThreads, 0, stream>>>(args);
         check_launch("sending values");
-        meet(group, PeerOperation::all_reduce, launch);
+        synchronize(group, PeerOperation::all_reduce, launch);
         kernels.small<<<grid_of(args.bytes * 4), kPeerThreads, 0, stream>>>(args);
         check_launch("reducing values");
         return;
@@ -152,10 +154,10 @@ void PeerExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& v
         args.shard_bytes = round_up(ceil_div(args.bytes, area.size), kPeerVector);
         show_chunk_kernel<<<grid_of(args.bytes), kPeerThreads, 0, stream>>>(args);
         check_launch("showing values to peers");
-        meet(group, PeerOperation::all_reduce, launch);
+        synchronize(group, PeerOperation::all_reduce, launch);
         kernels.shard<<<grid_of(args.shard_bytes), kPeerThreads, 0, stream>>>(args);
         check_launch("reducing a shard");
-        meet(group, PeerOperation::all_reduce, launch);
+        synchronize(group, PeerOperation::all_reduce, launch);
         fetch_shards_kernel<<<grid_of(args.bytes), kPeerThreads, 0, stream>>>(args);
         check_launch("fetching shards");
     }

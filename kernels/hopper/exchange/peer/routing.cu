@@ -1,6 +1,8 @@
 // gather_routing over peer memory: every rank stores its ids and probabilities into every member's box; after one meeting each copies what
 // has come. From there all offsets are computed on the device, alike on all ranks (plan.cu).
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/exchange/peer/exchange.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow {
 
@@ -67,7 +69,7 @@ void PeerExchange::do_gather_routing(const TensorView& ids, const TensorView& pr
     const cudaStream_t stream = stream_of(launch);
     push_routing_kernel<<<peer_grid(ceil_div(values, kPeerWarp), launch), kPeerThreads, 0, stream>>>(args);
     check_launch("sending the routing");
-    meet(kExpertParallel, PeerOperation::routing, launch);
+    synchronize(kExpertParallel, PeerOperation::routing, launch);
     take_routing_kernel<<<peer_grid(ceil_div(size() * values, kPeerWarp), launch), kPeerThreads, 0, stream>>>(
         args);
     check_launch("taking the routing");

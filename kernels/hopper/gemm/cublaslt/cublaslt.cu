@@ -1,5 +1,6 @@
 // One product on cuBLASLt with FP32 accumulation, BF16 or FP8: what it takes, how it is described, the choice of algorithms, and what
 // calls share: workspaces, streams, scratch memory, group sizes on the host.
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/gemm/cublaslt/cublaslt.h"
 
 #include <utility>

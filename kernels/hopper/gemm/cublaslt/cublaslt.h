@@ -2,6 +2,8 @@
 // algorithms (LtLibrary), and whole ops as products of their groups (launch_lt). Read next: grouped.cu.
 #pragma once
 
+#include "kernels/hopper/device/groups.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/gemm/problem.h"
 
 #include <cublasLt.h>

@@ -8,7 +8,10 @@
 //   fp8_rowwise       OUTER_VEC x OUTER_VEC                   OUTER_VEC x OUTER_VEC, one vector a group
 //   fp8_tensorwise    SCALAR x SCALAR                         SCALAR x SCALAR
 //   mxfp8             decoded to BF16                         decoded to BF16
+#include "kernels/hopper/device/groups.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/gemm/cublaslt/cublaslt.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper {
 
@@ -47,7 +50,7 @@ DeviceProduct one_group(DeviceProduct p, int64_t g, int64_t padded) {
     if (p.groups.counts == nullptr) return p;
     p.groups = {1, p.groups.counts + g, p.groups.offsets + g, padded};
     for (DeviceOperand* operand : {&p.a, &p.b}) {
-        operand->codes = advance(operand->codes, g * operand->group_stride * width_of(*operand));
+        operand->data = advance(operand->data, g * operand->group_stride * width_of(*operand));
         if (operand->scale.scales != nullptr)
             operand->scale.scales = advance(operand->scale.scales,
                                             g * operand->scale.group_stride * size_of(operand->scale.dtype));
@@ -145,7 +148,7 @@ private:
         const int64_t row = along ? output0(e, is_a) : k0(e, is_a),
                       col = along ? k0(e, is_a) : output0(e, is_a);
         const int64_t element = e.g * operand.group_stride + row * stride + col;
-        return {.data = advance(operand.codes, element * width_of(operand)),
+        return {.data = advance(operand.data, element * width_of(operand)),
                 .dtype = operand.dtype,
                 .rows = along ? outputs : e.k,
                 .cols = along ? e.k : outputs,

@@ -1,6 +1,9 @@
 // Operands in the shapes that cuBLASLt asks for: block scales as its VEC128, MXFP8 (which Hopper's tensor cores do not know) as BF16.
 // This work is part of every product of that backend and billed to it.
+#include "kernels/hopper/device/groups.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/gemm/cublaslt/cublaslt.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper {
 

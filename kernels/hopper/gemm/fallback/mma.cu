@@ -1,7 +1,9 @@
 // Grouped and FP8 products on tensor cores: BF16 operands, or FP8 codes decoded to BF16 (exact) on their way into shared memory, so that
 // products are exact and only the order of the FP32 additions differs from simt.cu. Group sizes are read on the device.
 #include "kernels/hopper/device/mma.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/gemm/problem.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper {
 
@@ -76,7 +78,7 @@ __device__ __forceinline__ void fetch(const DeviceOperand& operand, int64_t firs
         const Spot spot = spot_of<kAlong>(piece);
         const int64_t left = kAlong ? (spot.output < outputs ? depth - spot.k : 0)
                                     : (spot.k < depth ? outputs - spot.output : 0);
-        raw[piece] = load_raw(operand.codes, width,
+        raw[piece] = load_raw(operand.data, width,
                               first + spot.output * operand.output_stride + spot.k * operand.k_stride, left);
     }
 }
@@ -111,20 +113,20 @@ __device__ __forceinline__ void multiply_stage(const uint16_t* a_tile, const uin
         for (int i = 0; i < 4; ++i) {
             const int row = row0 + 16 * i + middle + (kAlongA ? low : 0),
                       at_k = k + high + (kAlongA ? 0 : low);
-            load_matrices<!kAlongA>(a_tile + place<kAlongA>(row, at_k), a[i]);
+            ldmatrix_x4<!kAlongA>(a_tile + place<kAlongA>(row, at_k), a[i]);
         }
         // matrices of B: columns 0-7 at k and k + 8, then columns 8-15
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             const int col = col0 + 16 * j + high + (kAlongB ? low : 0),
                       at_k = k + middle + (kAlongB ? 0 : low);
-            load_matrices<!kAlongB>(b_tile + place<kAlongB>(col, at_k), b[j]);
+            ldmatrix_x4<!kAlongB>(b_tile + place<kAlongB>(col, at_k), b[j]);
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i)
 #pragma unroll
             for (int j = 0; j < 4; ++j)
-                multiply_accumulate(a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1], sum[i][j]);
+                mma_bf16(a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1], sum[i][j]);
     }
 }
 

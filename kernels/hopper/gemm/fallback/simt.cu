@@ -1,6 +1,10 @@
 // Every matrix product on CUDA cores, in the reference's order of summation and therefore with its bits: all layouts, forms and
 // groupings. The baseline that the tensor-core paths are compared with, and what runs where they do not apply.
+#include "kernels/core/scaled_tensor.h"
+#include "kernels/hopper/device/groups.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/gemm/problem.h"
+#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow {
 
@@ -29,7 +33,7 @@ __device__ void load_tile(const DeviceOperand& operand, int64_t first, int64_t o
         for (int q = static_cast<int>(threadIdx.x); q < kQuads; q += kThreads) {
             const int output = q / (kChunk / 4), k = q % (kChunk / 4) * 4;
             const float4 x =
-                load_quad(operand.codes, operand.dtype, first + output * operand.output_stride + k,
+                load_quad(operand.data, operand.dtype, first + output * operand.output_stride + k,
                           output < outputs ? depth - k : 0);
             const int at = column(k, output);
             tile[k][at] = x.x;
@@ -43,7 +47,7 @@ __device__ void load_tile(const DeviceOperand& operand, int64_t first, int64_t o
     for (int q = static_cast<int>(threadIdx.x); q < kQuads; q += kThreads) {
         const int k = q / (kOutputs / 4), output = q % (kOutputs / 4) * 4;
         *reinterpret_cast<float4*>(&tile[k][column(k, output)]) =
-            load_quad(operand.codes, operand.dtype, first + k * operand.k_stride + output,
+            load_quad(operand.data, operand.dtype, first + k * operand.k_stride + output,
                       k < depth ? outputs - output : 0);
     }
 }
@@ -143,8 +147,8 @@ __global__ void __launch_bounds__(kThreads) product_kernel(DeviceProduct product
 }
 
 // Scales of codes stored [rows, contraction], counted from the first stored row and contraction element.
-DeviceScale scale_of(const Fp8Tensor& tensor) {
-    const int64_t rows = tensor.codes.dim(-2), blocks = ceil_div(tensor.codes.dim(-1), kBlock);
+DeviceScale scale_of(const ScaledTensor& tensor) {
+    const int64_t rows = tensor.data.dim(-2), blocks = ceil_div(tensor.data.dim(-1), kBlock);
     DeviceScale scale{.scales = tensor.scales.data, .dtype = tensor.scales.dtype};
     switch (tensor.layout) {
         case ScaleLayout::none: return {};
@@ -183,22 +187,22 @@ DeviceScale scale_of(const Fp8Tensor& tensor) {
 }
 
 // Stored [rows, contraction].
-DeviceOperand along_contraction(const Fp8Tensor& tensor) {
-    return {.codes = tensor.codes.data,
-            .dtype = tensor.codes.dtype,
-            .output_stride = tensor.codes.dim(-1),
+DeviceOperand along_contraction(const ScaledTensor& tensor) {
+    return {.data = tensor.data.data,
+            .dtype = tensor.data.dtype,
+            .output_stride = tensor.data.dim(-1),
             .k_stride = 1,
-            .row_base = tensor.codes.row_base,
+            .row_base = tensor.data.row_base,
             .scale = scale_of(tensor)};
 }
 
 // Stored [contraction, rows]; plain tensors only. Equal strides of 1 (one column) read as contiguous along the contraction.
-DeviceOperand across_contraction(const Fp8Tensor& tensor) {
-    return {.codes = tensor.codes.data,
-            .dtype = tensor.codes.dtype,
+DeviceOperand across_contraction(const ScaledTensor& tensor) {
+    return {.data = tensor.data.data,
+            .dtype = tensor.data.dtype,
             .output_stride = 1,
-            .k_stride = tensor.codes.dim(-1),
-            .row_base = tensor.codes.row_base};
+            .k_stride = tensor.data.dim(-1),
+            .row_base = tensor.data.row_base};
 }
 
 }  // namespace
@@ -208,7 +212,7 @@ DeviceProduct product_of(const op::Gemm& args) {
     return {.groups = device_groups({}, args.d.dim(0)),
             .m = args.d.dim(0),
             .n = args.d.dim(1),
-            .k = args.a.codes.dim(a_across ? 0 : 1),
+            .k = args.a.data.dim(a_across ? 0 : 1),
             .a = a_across ? across_contraction(args.a) : along_contraction(args.a),
             .b = b_across ? across_contraction(args.b) : along_contraction(args.b),
             .mode = args.mode,
@@ -218,13 +222,13 @@ DeviceProduct product_of(const op::Gemm& args) {
 
 DeviceProduct product_of(const op::GroupedGemm& args) {
     DeviceOperand b = args.form == op::GemmForm::nt ? along_contraction(args.b) : across_contraction(args.b);
-    b.group_stride = args.b.codes.dim(1) * args.b.codes.dim(2);
+    b.group_stride = args.b.data.dim(1) * args.b.data.dim(2);
     if (args.b.scales && args.b.layout != ScaleLayout::tensor)
-        b.scale.group_stride = args.b.scales.numel() / args.b.codes.dim(0);
+        b.scale.group_stride = args.b.scales.numel() / args.b.data.dim(0);
     return {.groups = device_groups(args.groups, args.d.dim(0)),
             .m = args.groups.row_capacity,
             .n = args.d.dim(1),
-            .k = args.a.codes.dim(1),
+            .k = args.a.data.dim(1),
             .a = along_contraction(args.a),
             .b = b,
             .d = args.d.data,
@@ -234,10 +238,10 @@ DeviceProduct product_of(const op::GroupedGemm& args) {
 
 DeviceProduct product_of(const op::GroupedGemmWgrad& args) {
     // FP8 operands are the transposed copies
-    const auto operand = [](const Fp8Tensor& tensor) {
+    const auto operand = [](const ScaledTensor& tensor) {
         DeviceOperand result =
-            is_fp8(tensor.codes.dtype) ? along_contraction(tensor) : across_contraction(tensor);
-        if (tensor.layout == ScaleLayout::group_row) result.scale.group_stride = tensor.codes.dim(0);
+            is_fp8(tensor.data.dtype) ? along_contraction(tensor) : across_contraction(tensor);
+        if (tensor.layout == ScaleLayout::group_row) result.scale.group_stride = tensor.data.dim(0);
         return result;
     };
     DeviceProduct product{.grouped = Grouped::contraction,

@@ -8,6 +8,12 @@
 // An operand that lies along the contraction is one box of rows x 128 bytes; weights that lie across it are panels of 64 outputs x 64
 // contraction rows.
 // Deterministic: an element of D is one thread's sum over ascending k, written once.
+#include "kernels/hopper/device/cluster.h"
+#include "kernels/hopper/device/mbarrier.h"
+#include "kernels/hopper/device/memory.h"
+#include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/gemm/sm90/pipeline.h"
 
 #include <utility>
@@ -47,7 +53,7 @@ __device__ __forceinline__ void store_finished(const DeviceProduct& p, const Fin
 #pragma unroll
         for (int c = 0; c < 4; ++c) words[c] = row < f.valid ? f.words[2 * (j + c) + r] : 0;
         const uint4 chunk = gather_chunk(words);
-        if (8 * (j + quad) < columns) store_in_memory(reinterpret_cast<uint4*>(d + 8 * j), chunk);
+        if (8 * (j + quad) < columns) store_vector(reinterpret_cast<uint4*>(d + 8 * j), chunk);
     }
 }
 
@@ -66,20 +72,20 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
         float sum[128];
         int before = 0;  // stage whose products may still be under way
         const auto multiply = [&](int step, auto behind) {
-            barrier_wait(&shared.full[stage.index], stage.parity);
+            mbarrier_wait(&shared.full[stage.index], stage.parity);
             const uint8_t* a = shared.stages[stage.index];
             const uint8_t* b = a + kTileRows * kStageRowBytes;
-            const uint64_t at_a = swizzled_rows(a + warpgroup * 64 * kStageRowBytes),
-                           at_b = kAcrossB ? swizzled_columns(b) : swizzled_rows(b);
+            const uint64_t at_a = k_major_descriptor(a + warpgroup * 64 * kStageRowBytes),
+                           at_b = kAcrossB ? mn_major_descriptor(b) : k_major_descriptor(b);
             wgmma_fence();
-            keep_in_place(sum);
+            wgmma_fence_operand(sum);
 #pragma unroll
             for (int k = 0; k < kDepth / 16; ++k)
-                multiply_bf16<0, kAcrossB>(sum, at_a + 2 * k,
-                                           at_b + (kAcrossB ? 16 * kStageRowBytes / 16 : 2) * k,
-                                           step > 0 || k > 0);
+                wgmma_bf16<0, kAcrossB>(sum, at_a + 2 * k,
+                                        at_b + (kAcrossB ? 16 * kStageRowBytes / 16 : 2) * k,
+                                        step > 0 || k > 0);
             wgmma_commit();
-            keep_in_place(sum);
+            wgmma_fence_operand(sum);
             behind();
             wgmma_wait<1>();
             if (step > 0) release_stage(shared, before);
@@ -104,7 +110,7 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
         finished.valid = tile.valid;
         more = next_tile(shared, ring, tile);  // behind the last products
         wgmma_wait<0>();
-        keep_in_place(sum);
+        wgmma_fence_operand(sum);
         release_stage(shared, before);
         if (p.d_dtype == DType::f32) {
             store_row_f32<0>(p, finished.row + row0, finished.col, sum, finished.use(row0));
@@ -129,7 +135,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
         const int rank = static_cast<int>(cluster_rank());
         load_tiles<kDepth>(
             product, shared, kStageBytes,
-            [&](const MathTile& tile, auto common, int step, int index, Barrier* full) {
+            [&](const MathTile& tile, auto common, int step, int index, Mbarrier* full) {
                 const int a_k = static_cast<int>(tile.a_k) + step * kDepth,
                           b_k = static_cast<int>(tile.b_k) + step * kDepth;
                 const int a = static_cast<int>(tile.a_output), b = static_cast<int>(tile.b_output);
@@ -176,9 +182,9 @@ void launch_wgmma_bf16(const DeviceProduct& p, const StoredShape& a, const Store
         return;
     }
     const bool along_b = p.b.k_stride == 1;
-    const CUtensorMap map_a = tensor_map(p.a.codes, p.a.dtype, a.rows, a.cols, kTileRows / 2),
+    const CUtensorMap map_a = tensor_map(p.a.data, p.a.dtype, a.rows, a.cols, kTileRows / 2),
                       map_b =
-                          tensor_map(p.b.codes, p.b.dtype, b.rows, b.cols, along_b ? kTileCols / 2 : kPanel);
+                          tensor_map(p.b.data, p.b.dtype, b.rows, b.cols, along_b ? kTileCols / 2 : kPanel);
     launch_wgmma_kernel(along_b ? bf16_kernel<0> : bf16_kernel<1>, p, launch, kSharedBytes, map_a, map_b);
 }
 

@@ -2,8 +2,14 @@
 // accesses of a multiprocessor do not queue behind 64 KiB of stores. Included by fp8.cu.
 #pragma once
 
+#include "kernels/hopper/device/mbarrier.h"
+#include "kernels/hopper/device/memory.h"
 #include "kernels/hopper/device/mma.h"
 #include "kernels/hopper/device/packed.h"
+#include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/device/tma.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/gemm/sm90/fp8_scales.h"
 
 namespace fp8flow::hopper {
@@ -42,7 +48,7 @@ struct StoreTile {
     __device__ __forceinline__ void freed() const {}
     // What is under way reads this CTA's shared memory.
     __device__ __forceinline__ void end() const {
-        if (threadIdx.x % 32 == 0) copies_wait();
+        if (threadIdx.x % 32 == 0) bulk_wait_all();
     }
 
 private:
@@ -50,7 +56,7 @@ private:
     __device__ __forceinline__ void leave(const MathTile& tile, float (&sum)[64]) const {
         const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
         const int first = 64 * kChain + kBoxRows * warp;  // row of the tile
-        if (same_in_warp(tile.valid) < kTileRows) {
+        if (warp_uniform(tile.valid) < kTileRows) {
 #pragma unroll
             for (int i = 0; i < 64; ++i)
                 if (first + lane / 4 + 8 * (i / 2 % 2) >= tile.valid) sum[i] = 0.0f;
@@ -59,10 +65,10 @@ private:
         const int matrix = lane / 8, row = lane % 8;
         uint32_t to = shared_address(slab.boxes) + (8 * (matrix % 2) + row) * kStageRowBytes +
                       ((matrix / 2) ^ row) * 16;
-        forget(to);
+        opaque(to);
 #pragma unroll
         for (int box = 0; box < kBoxes; ++box) {
-            if (lane == 0) copies_wait_read<kBoxes - 1>();  // those of this box, of the chain before
+            if (lane == 0) bulk_wait_read<kBoxes - 1>();  // those of this box, of the chain before
             __syncwarp();
 #pragma unroll
             for (int j = 0; j < 8; j += 2) {
@@ -72,16 +78,16 @@ private:
                     const int at = 4 * (8 * box + j + c / 2) + 2 * (c % 2);
                     words[c] = pack_bf16(sum[at], sum[at + 1]);
                 }
-                store_matrices((to ^ (16 * j)) + box * kBoxBytes, words);
+                stmatrix_x4((to ^ (16 * j)) + box * kBoxBytes, words);
             }
-            fence_shared_for_engines();
+            fence_async_shared();
             __syncwarp();
             const int column = static_cast<int>(tile.b_output) + warpgroup * kColumns + box * kBoxColumns;
-            if (first + kBoxRows > same_in_warp(tile.rows))
+            if (first + kBoxRows > warp_uniform(tile.rows))
                 store_rows_of(tile, slab.boxes[box], first, column);
             else if (lane == 0)
-                tensor_store(map, slab.boxes[box], column, static_cast<int>(tile.d_row) + first);
-            if (lane == 0) copies_commit();
+                tma_store(map, slab.boxes[box], column, static_cast<int>(tile.d_row) + first);
+            if (lane == 0) bulk_commit();
         }
     }
     // A box whose last rows are behind the group.
@@ -92,7 +98,7 @@ private:
         for (int i = static_cast<int>(threadIdx.x) % 32; i < kBoxRows * kPieces; i += 32) {
             const int row = i / kPieces, piece = i % kPieces, col = column + 8 * piece;
             if (first + row < tile.rows && col < p.n)
-                store_in_memory(
+                store_vector(
                     reinterpret_cast<uint4*>(static_cast<Bf16*>(p.d) + (tile.d_row + first + row) * p.n +
                                              col),
                     *reinterpret_cast<const uint4*>(box + row * kStageRowBytes + (piece ^ (row % 8)) * 16));

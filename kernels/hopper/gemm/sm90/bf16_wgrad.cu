@@ -39,6 +39,13 @@
 // warpgroup have cleared.
 // The CTAs of a cluster meet before the first copy and before they leave.
 // Deterministic: an element of D is one thread's sum over ascending k, added to its old value once, whatever the other groups hold.
+#include "kernels/hopper/device/cluster.h"
+#include "kernels/hopper/device/mbarrier.h"
+#include "kernels/hopper/device/tma.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
+#include "kernels/hopper/device/warpgroup.h"
+#include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/gemm/sm90/wgrad.h"
 
 namespace fp8flow::hopper {
@@ -60,10 +67,10 @@ struct WgradShared {
     alignas(1024) uint8_t b[kMathWarpgroups][kStagesB][kSideBytes];
     alignas(1024) Slab slabs[kMathWarps];
     MathTile tiles[kRing];
-    Barrier a_full[kStagesA], a_empty[kStagesA];
-    Barrier b_full[kMathWarpgroups][kStagesB], b_empty[kMathWarpgroups][kStagesB];
-    Barrier tile_full[kRing], tile_empty[kRing];
-    Barrier d_full[kMathWarps];
+    Mbarrier a_full[kStagesA], a_empty[kStagesA];
+    Mbarrier b_full[kMathWarpgroups][kStagesB], b_empty[kMathWarpgroups][kStagesB];
+    Mbarrier tile_full[kRing], tile_empty[kRing];
+    Mbarrier d_full[kMathWarps];
 };
 constexpr size_t kWgradBytes = sizeof(WgradShared) + 1024;
 static_assert(kWgradBytes <= 232448);
@@ -74,7 +81,7 @@ static_assert(kWgradBytes <= 232448);
 __device__ __forceinline__ int steps_of(const MathTile& tile) { return tile.steps == 1 ? 2 : tile.steps; }
 
 // One operand's part of a stage, from contraction row k and output `first` on; half of it, for both CTAs, where it is common.
-__device__ __forceinline__ void load_side(bool common, const CUtensorMap* map, Barrier* full, uint8_t* to,
+__device__ __forceinline__ void load_side(bool common, const CUtensorMap* map, Mbarrier* full, uint8_t* to,
                                           int64_t k, int64_t first) {
     const int x = static_cast<int>(first), y = static_cast<int>(k);
     load_operand<kSidePanels>(common ? Load::common : Load::own, static_cast<int>(cluster_rank()), map, full,
@@ -86,15 +93,15 @@ __device__ void load_a(const DeviceProduct& p, WgradShared& shared, const CUtens
     RingPosition<kRing> ring;
     walk_tiles<kDepth>(p, [&](const MathTile& tile) {
         if (tile.steps == 0 && !tile.past_end) return;
-        barrier_wait(&shared.tile_empty[ring.index], ring.parity ^ 1);
+        mbarrier_wait(&shared.tile_empty[ring.index], ring.parity ^ 1);
         shared.tiles[ring.index] = tile;
-        barrier_arrive(&shared.tile_full[ring.index]);
+        mbarrier_arrive(&shared.tile_full[ring.index]);
         ring.advance();
 #pragma unroll 1
         for (int step = 0; step < steps_of(tile); ++step) {
-            Barrier* full = &shared.a_full[stage.index];
-            barrier_wait(&shared.a_empty[stage.index], stage.parity ^ 1);  // in both CTAs
-            barrier_arrive_expect_bytes(full, kSideBytes);
+            Mbarrier* full = &shared.a_full[stage.index];
+            mbarrier_wait(&shared.a_empty[stage.index], stage.parity ^ 1);  // in both CTAs
+            mbarrier_arrive_expect_tx(full, kSideBytes);
             load_side(tile.common == Common::a, map, full, shared.a[stage.index], tile.a_k + step * kDepth,
                       tile.a_output);
             stage.advance();
@@ -107,9 +114,9 @@ __device__ void load_b(const DeviceProduct& p, WgradShared& shared, const CUtens
     walk_tiles<kDepth>(p, [&](const MathTile& tile) {
 #pragma unroll 1
         for (int step = 0; step < steps_of(tile); ++step) {
-            Barrier* full = &shared.b_full[warpgroup][stage.index];
-            barrier_wait(&shared.b_empty[warpgroup][stage.index], stage.parity ^ 1);  // in both CTAs
-            barrier_arrive_expect_bytes(full, kSideBytes);
+            Mbarrier* full = &shared.b_full[warpgroup][stage.index];
+            mbarrier_wait(&shared.b_empty[warpgroup][stage.index], stage.parity ^ 1);  // in both CTAs
+            mbarrier_arrive_expect_tx(full, kSideBytes);
             load_side(tile.common == Common::b, map, full, shared.b[warpgroup][stage.index],
                       tile.b_k + step * kDepth, tile.b_output + warpgroup * kColumns);
             stage.advance();
@@ -132,8 +139,8 @@ __device__ void clear_rows(uint8_t* a, uint8_t* b, int first, int warpgroup) {
         *reinterpret_cast<uint4*>(side + panel % kSidePanels * kPanelBytes + first * kStageRowBytes +
                                   i % words * 16) = uint4{};
     }
-    fence_shared_for_engines();
-    meet(3 + warpgroup, kWarpgroup);
+    fence_async_shared();
+    named_barrier_sync(3 + warpgroup, kWarpgroup);
 }
 
 // Between two stages of products stand a release and two waits. The accesses to D stand between loops of stages, not in them. The compiler keeps
@@ -143,9 +150,9 @@ __device__ void multiply_tiles(WgradShared& shared, const CUtensorMap* map_d, in
     constexpr bool kAdds = kMode == Gradient::accumulate;
     constexpr Leave kLeave = kAdds ? Leave::add_boxes : Leave::store;
     const int lane = static_cast<int>(threadIdx.x % 32);
-    const int warp = same_in_warp(static_cast<int>(threadIdx.x) / 32) - kWarpgroup / 32;
+    const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32) - kWarpgroup / 32;
     Slab& slab = shared.slabs[warp];
-    Barrier* const d_full = &shared.d_full[warp];
+    Mbarrier* const d_full = &shared.d_full[warp];
     RingPosition<kStagesA> a_stage;
     RingPosition<kStagesB> b_stage;
     RingPosition<kRing> ring;
@@ -161,22 +168,23 @@ __device__ void multiply_tiles(WgradShared& shared, const CUtensorMap* map_d, in
         MathTile tile;
         if (!next_tile(shared, ring, tile)) return false;
         steps = steps_of(tile);
-        depth = same_in_warp(tile.depth);
+        depth = warp_uniform(tile.depth);
         place = {static_cast<int>(tile.b_output) + warpgroup * kColumns,
                  static_cast<int>(tile.a_output) + warp % 4 * kWarpRows, static_cast<int>(tile.group)};
         return true;
     };
     // operands of the stage that is multiplied next
-    uint64_t a = swizzled_columns<kDepth>(shared.a[0]), b = swizzled_columns<kDepth>(shared.b[warpgroup][0]);
+    uint64_t a = mn_major_descriptor<kDepth>(shared.a[0]),
+             b = mn_major_descriptor<kDepth>(shared.b[warpgroup][0]);
     const auto wait_for_stage = [&] {
-        barrier_wait(&shared.a_full[a_stage.index], a_stage.parity);
-        barrier_wait(&shared.b_full[warpgroup][b_stage.index], b_stage.parity);
+        mbarrier_wait(&shared.a_full[a_stage.index], a_stage.parity);
+        mbarrier_wait(&shared.b_full[warpgroup][b_stage.index], b_stage.parity);
     };
     const auto next_stage = [&] {
         a_stage.advance();
         b_stage.advance();
-        a = descriptor_at(a, static_cast<int>(kSideBytes) * (a_stage.index == 0 ? 1 - kStagesA : 1));
-        b = descriptor_at(b, static_cast<int>(kSideBytes) * (b_stage.index == 0 ? 1 - kStagesB : 1));
+        a = advance_descriptor(a, static_cast<int>(kSideBytes) * (a_stage.index == 0 ? 1 - kStagesA : 1));
+        b = advance_descriptor(b, static_cast<int>(kSideBytes) * (b_stage.index == 0 ? 1 - kStagesB : 1));
     };
     const auto release_last_stage = [&] {
         const int last_a = (a_stage.index == 0 ? kStagesA : a_stage.index) - 1,
@@ -190,20 +198,20 @@ __device__ void multiply_tiles(WgradShared& shared, const CUtensorMap* map_d, in
     // a block's products of 16 of the contraction
     const auto multiply = [&](int block, int k, int add) {
         constexpr int kBytes = 16 * kStageRowBytes;
-        multiply_bf16<1, 1>(sum[block], descriptor_at(a, block * kPanelBytes + k * kBytes),
-                            descriptor_at(b, k * kBytes), add);
+        wgmma_bf16<1, 1>(sum[block], advance_descriptor(a, block * kPanelBytes + k * kBytes),
+                         advance_descriptor(b, k * kBytes), add);
     };
     const auto start_block = [&](int block) {
         wgmma_fence();
-        keep_in_place(sum[block]);
+        wgmma_fence_operand(sum[block]);
 #pragma unroll
         for (int k = 0; k < kDepth / 16; ++k) multiply(block, k, 1);
         wgmma_commit();
     };
     const auto start_both = [&]<bool kOver>() {
         wgmma_fence();
-        keep_in_place(sum[0]);
-        keep_in_place(sum[1]);
+        wgmma_fence_operand(sum[0]);
+        wgmma_fence_operand(sum[1]);
 #pragma unroll
         for (int k = 0; k < kDepth / 16; ++k) {
             multiply(0, k, !kOver || k > 0);
@@ -238,7 +246,7 @@ __device__ void multiply_tiles(WgradShared& shared, const CUtensorMap* map_d, in
         __syncwarp();
     };
     const auto wait_for_block = [&] {
-        barrier_wait(d_full, d_parity);
+        mbarrier_wait(d_full, d_parity);
         d_parity ^= 1;
     };
     const auto leave_second = [&](int half) {
@@ -252,7 +260,7 @@ __device__ void multiply_tiles(WgradShared& shared, const CUtensorMap* map_d, in
     };
 
     if (!take_tile()) return;
-    if (warpgroup == 1) meet(kBegin, kMathThreads);
+    if (warpgroup == 1) named_barrier_sync(kBegin, kMathThreads);
     for (bool first = true, more = true; more; first = false) {
         first_step();
         int step = 1;
@@ -263,7 +271,7 @@ __device__ void multiply_tiles(WgradShared& shared, const CUtensorMap* map_d, in
         const auto sixteenths = [&](int count) { return min(min(steps, kRound) * count / 16, steps - 1); };
         if (first && warpgroup == 0) {
             go_on_to(min(kLead, steps - 1));
-            announce(kBegin, kMathThreads);
+            named_barrier_arrive(kBegin, kMathThreads);
         }
         if (kAdds) {
             go_on_to(sixteenths(kFetchSecond));
@@ -283,10 +291,10 @@ __device__ void multiply_tiles(WgradShared& shared, const CUtensorMap* map_d, in
 
         if (kAdds) wait_for_block();
         wgmma_wait<1>();
-        keep_in_place(sum[0]);
+        wgmma_fence_operand(sum[0]);
         leave_first();
         wgmma_wait<0>();
-        keep_in_place(sum[1]);
+        wgmma_fence_operand(sum[1]);
         release_last_stage();
         set_aside(sum[1], waiting);
         more = take_tile();
@@ -297,7 +305,7 @@ __device__ void multiply_tiles(WgradShared& shared, const CUtensorMap* map_d, in
     }
     leave_second(0);
     leave_second(1);
-    if (lane == 0) copies_wait();
+    if (lane == 0) bulk_wait_all();
 }
 
 // ---- the CTA ----------------------------------------------------------------------------------------------------------------------------
@@ -309,11 +317,11 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
         for (int w = 0; w < kMathWarpgroups; ++w)
             init_ring(s.b_full[w], s.b_empty[w], kMathWarps / kMathWarpgroups * kPair);
         init_ring(s.tile_full, s.tile_empty, kMathThreads);
-        for (Barrier& full : s.d_full) barrier_init(&full, 1);
+        for (Mbarrier& full : s.d_full) mbarrier_init(&full, 1);
     });
-    const int role = same_in_warp(static_cast<int>(threadIdx.x) / kWarpgroup);
+    const int role = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroup);
     if (role == 0) {
-        give_registers<kLoaderRegisters>();
+        release_registers<kLoaderRegisters>();
         const int warp = static_cast<int>(threadIdx.x) / 32;
         if (warp > kMathWarpgroups) {
             if (product.mode == Gradient::overwrite) clear_tiles<kDepth>(product);
@@ -324,14 +332,14 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
             load_a(product, shared, &map_a);
         else
             load_b(product, shared, &map_b, warp - 1);
-        cluster_meet_unaligned();
+        cluster_sync_unaligned();
     } else {
-        take_registers<kMathRegisters>();
+        acquire_registers<kMathRegisters>();
         if (product.mode == Gradient::accumulate)
             multiply_tiles<Gradient::accumulate>(shared, &map_d, product.m, role - 1);
         else
             multiply_tiles<Gradient::overwrite>(shared, &map_d, product.m, role - 1);
-        cluster_meet();  // nobody leaves while the other CTA may write here
+        cluster_sync();  // nobody leaves while the other CTA may write here
     }
 }
 
@@ -339,8 +347,8 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
 
 void launch_wgmma_bf16_wgrad(const DeviceProduct& p, const StoredShape& a, const StoredShape& b,
                              const Launch& launch) {
-    const CUtensorMap map_a = tensor_map(p.a.codes, p.a.dtype, a.rows, a.cols, kDepth),
-                      map_b = tensor_map(p.b.codes, p.b.dtype, b.rows, b.cols, kDepth),
+    const CUtensorMap map_a = tensor_map(p.a.data, p.a.dtype, a.rows, a.cols, kDepth),
+                      map_b = tensor_map(p.b.data, p.b.dtype, b.rows, b.cols, kDepth),
                       map_d = tensor_map_f32(p.d, p.groups.num_groups, p.m, p.n, kWarpRows);
     launch_wgmma_kernel(wgrad_kernel, p, launch, kWgradBytes, map_a, map_b, map_d);
 }

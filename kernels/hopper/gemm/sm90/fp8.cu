@@ -23,6 +23,13 @@
 // warpgroup have. The CTAs of a cluster meet before the first copy and before they leave.
 // Deterministic: an element of D is one thread's sum over ascending k, whatever the other groups hold.
 
+#include "kernels/hopper/device/mbarrier.h"
+#include "kernels/hopper/device/scales.h"
+#include "kernels/hopper/device/tma.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
+#include "kernels/hopper/device/warpgroup.h"
+#include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/gemm/sm90/bf16_epilogue.h"
 #include "kernels/hopper/gemm/sm90/fp8_mainloop.h"
 #include "kernels/hopper/gemm/sm90/fp8_scales.h"
@@ -56,12 +63,12 @@ __device__ void clear_rows_behind(uint8_t* rows, int first) {
 __device__ void clear_behind(uint8_t* stage, int first, int warpgroup, int turn) {
     clear_rows_behind(stage + (kTileRows + warpgroup * kColumns) * kStageRowBytes, first);
     if (warpgroup == 0) clear_rows_behind(stage, first);
-    fence_shared_for_engines();
+    fence_async_shared();
     if (warpgroup == 0) {
-        meet(1 + 2 * (kRing + 1), kWarpgroup);
-        announce(1 + kRing + 1 + turn, kMathThreads);
+        named_barrier_sync(1 + 2 * (kRing + 1), kWarpgroup);
+        named_barrier_arrive(1 + kRing + 1 + turn, kMathThreads);
     } else {
-        meet(1 + kRing + 1 + turn, kMathThreads);
+        named_barrier_sync(1 + kRing + 1 + turn, kMathThreads);
     }
 }
 
@@ -127,15 +134,14 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
         for (int i = 0; i < 64; ++i)
             sum[0][i] = sum[1][i] = 0.0f;  // a loop that stays one would put them in local memory
         // The second warpgroup starts when the first has its first sums: from then on they take turns on the tensor cores.
-        if (warpgroup == 1 && tile.steps > 0) meet(1 + turn, kMathThreads);
+        if (warpgroup == 1 && tile.steps > 0) named_barrier_sync(1 + turn, kMathThreads);
         for (int step = 0; step < tile.steps; ++step) {
             if (step % 32 == 0) {
                 if (step > 0) scales = next_scales;
                 next_scales = read_scale(step + 32 + lane);
             }
-            const float scale =
-                kScales == Scales::outputs ? 1.0f : __shfl_sync(0xFFFFFFFFu, scales, step % 32);
-            barrier_wait(&shared.full[stage.index], stage.parity);
+            const float scale = kScales == Scales::outputs ? 1.0f : __shfl_sync(kFullMask, scales, step % 32);
+            mbarrier_wait(&shared.full[stage.index], stage.parity);
             const uint8_t* a = shared.stages[stage.index];
             if (kScales == Scales::outputs && p.grouped == Grouped::contraction &&
                 tile.depth - step * kDepth < kDepth)
@@ -146,13 +152,13 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
                 for (int i = 0; i < kRows; ++i)
                     factor[i] = shared.row_scales[stage.index][row0 + 64 * (i / 2) + 8 * (i % 2)] * scale;
             }
-            const uint64_t b = swizzled_rows(a + (kTileRows + warpgroup * kColumns) * kDepth);
+            const uint64_t b = k_major_descriptor(a + (kTileRows + warpgroup * kColumns) * kDepth);
             const float2* columns = reinterpret_cast<const float2*>(shared.col_scales[stage.index] +
                                                                     warpgroup * kColumns + 2 * (lane % 4));
-            add_products<Wgmma, kScales>(swizzled_rows(a), b, sum[0], factor[0], factor[kRows > 1 ? 1 : 0],
-                                         columns, [] {});
-            if (step == 0 && warpgroup == 0) announce(1 + turn, kMathThreads);
-            add_products<Wgmma, kScales>(swizzled_rows(a + 64 * kDepth), b, sum[1], factor[kRows / 2],
+            add_products<Wgmma, kScales>(k_major_descriptor(a), b, sum[0], factor[0],
+                                         factor[kRows > 1 ? 1 : 0], columns, [] {});
+            if (step == 0 && warpgroup == 0) named_barrier_arrive(1 + turn, kMathThreads);
+            add_products<Wgmma, kScales>(k_major_descriptor(a + 64 * kDepth), b, sum[1], factor[kRows / 2],
                                          factor[kRows - 1], columns,
                                          [&] { release_stage(shared, stage.index); });
             stage.advance();
@@ -182,7 +188,7 @@ struct OverlapShared {
     RowSlab slabs[kMathWarps];
     alignas(16) float row_scales[kStages][kTileRows];
     MathTile tiles[kRing];
-    Barrier full[kStages], empty[kStages], tile_full[kRing], tile_empty[kRing];
+    Mbarrier full[kStages], empty[kStages], tile_full[kRing], tile_empty[kRing];
 };
 static_assert(sizeof(OverlapShared) <= kMostShared);
 
@@ -255,8 +261,8 @@ void launch_wgmma_fp8(const DeviceProduct& p, const StoredShape& a, const Stored
         launch_wgmma_wgrad(p, a, b, how);
         return;
     }
-    const CUtensorMap map_a = tensor_map(p.a.codes, p.a.dtype, a.rows, a.cols, kTileRows / 2),
-                      map_b = tensor_map(p.b.codes, p.b.dtype, b.rows, b.cols, kTileCols / 2);
+    const CUtensorMap map_a = tensor_map(p.a.data, p.a.dtype, a.rows, a.cols, kTileRows / 2),
+                      map_b = tensor_map(p.b.data, p.b.dtype, b.rows, b.cols, kTileCols / 2);
     p.a.dtype == DType::e5m2 ? launch<WgmmaE5m2>(p, map_a, map_b, how)
                              : launch<WgmmaE4m3>(p, map_a, map_b, how);
 }

@@ -3,6 +3,12 @@
 // tiles become rows of D in BF16, and fp8_swiglu.cu, whose tiles are activated and quantised.
 #pragma once
 
+#include "kernels/hopper/device/cluster.h"
+#include "kernels/hopper/device/mbarrier.h"
+#include "kernels/hopper/device/scales.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
+#include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/gemm/sm90/fp8_scales.h"
 
 namespace fp8flow::hopper {
@@ -33,9 +39,9 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
     RingPosition<kStages> stage;
     RingPosition<kRing> ring;  // of the next tile
     const auto find_tile = [&] {
-        barrier_wait(&shared.tile_full[ring.index], ring.parity);
+        mbarrier_wait(&shared.tile_full[ring.index], ring.parity);
         __syncwarp();  // products are issued by whole warps
-        return same_in_warp(shared.tiles[ring.index].past_end) == 0;
+        return warp_uniform(shared.tiles[ring.index].past_end) == 0;
     };
     if (!find_tile()) return;
     int tile = 0, done = 0;  // places in the ring: of the tile that is multiplied, of the one before it
@@ -61,7 +67,7 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
     const auto read_step = [&](int step) {
 #pragma unroll
         for (int i = 0; i < kColScales; ++i)
-            of_columns[i] = __shfl_sync(0xFFFFFFFFu, scales[0], step % kHeld + i * kHeld);
+            of_columns[i] = __shfl_sync(kFullMask, scales[0], step % kHeld + i * kHeld);
 #pragma unroll
         for (int i = 0; i < kRowScales; ++i)
             of_row[i] = shared.row_scales[stage.index][row0 + 64 * (i / 2) + 8 * (i % 2)];
@@ -74,23 +80,23 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
     };
 
     // operands of the stage that is multiplied next; moved on behind products, so that nothing is to be computed before the next ones
-    uint64_t a = swizzled_rows(shared.stages[0] + (kRowsOwned ? warpgroup * 64 : 0) * kFp8Depth),
-             b = swizzled_rows(shared.stages[0] +
-                               (kTileRows + (kRowsOwned ? 0 : warpgroup * kColumns)) * kFp8Depth);
+    uint64_t a = k_major_descriptor(shared.stages[0] + (kRowsOwned ? warpgroup * 64 : 0) * kFp8Depth),
+             b = k_major_descriptor(shared.stages[0] +
+                                    (kTileRows + (kRowsOwned ? 0 : warpgroup * kColumns)) * kFp8Depth);
     const auto next_stage = [&] {
         stage.advance();
         const int bytes = static_cast<int>(kStageBytes) * (stage.index == 0 ? 1 - kStages : 1);
-        a = descriptor_at(a, bytes);
-        b = descriptor_at(b, bytes);
+        a = advance_descriptor(a, bytes);
+        b = advance_descriptor(b, bytes);
     };
     const auto before = [](int index) { return (index == 0 ? kStages : index) - 1; };
     const auto release = [&](int index) {
         __syncwarp();
-        if (lane == 0) barrier_arrive(&shared.empty[index]);
-        if (lane == 1) barrier_arrive_remote(other_empty + index * sizeof(Barrier));
+        if (lane == 0) mbarrier_arrive(&shared.empty[index]);
+        if (lane == 1) mbarrier_arrive_remote(other_empty + index * sizeof(Mbarrier));
     };
     const auto last_rows = [&]() -> uint8_t* {
-        return kHoldsStage ? shared.stages[before(stage.index)] + same_in_warp(row0) * kStageRowBytes
+        return kHoldsStage ? shared.stages[before(stage.index)] + warp_uniform(row0) * kStageRowBytes
                            : nullptr;
     };
 
@@ -117,16 +123,16 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
         wait_for_products(partial);
         add_scaled<kFirst>(partial, sum[0], factor[0], factor[1]);
 
-        start_products<Wgmma>(partial, descriptor_at(a, kRowsOwned ? 0 : 64 * kFp8Depth),
-                              descriptor_at(b, kRowsOwned ? kColumns * kFp8Depth : 0));
+        start_products<Wgmma>(partial, advance_descriptor(a, kRowsOwned ? 0 : 64 * kFp8Depth),
+                              advance_descriptor(b, kRowsOwned ? kColumns * kFp8Depth : 0));
         if (kFirst && !first) {
             finish.template behind<1>(shared.tiles[done], sum, rows);
-            barrier_arrive(&shared.tile_empty[done]);
+            mbarrier_arrive(&shared.tile_empty[done]);
         }
         if (kStep == Step::only) look_ahead();
         if (kLast) finish.prepare(shared.tiles[tile], sum);
         next_stage();
-        if (!kLast || more) barrier_wait(&shared.full[stage.index], stage.parity);
+        if (!kLast || more) mbarrier_wait(&shared.full[stage.index], stage.parity);
         if (!kLast) {
             if ((step + 1) % kHeld == 0) {
                 scales[0] = scales[1];
@@ -142,7 +148,7 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
         add_scaled<kFirst>(partial, sum[1], factor[2], factor[3]);
     };
 
-    barrier_wait(&shared.full[stage.index], stage.parity);
+    mbarrier_wait(&shared.full[stage.index], stage.parity);
     read_step(0);
     while (more) {
         if (!kHoldsStage && steps == 1) {

@@ -1,6 +1,12 @@
 // The forms of scales of FP8 warpgroup products, and one block of sums scaled and added: what the loops over stages are built from.
 #pragma once
 
+#include "kernels/hopper/device/cluster.h"
+#include "kernels/hopper/device/mbarrier.h"
+#include "kernels/hopper/device/scales.h"
+#include "kernels/hopper/device/tma.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/gemm/sm90/pipeline.h"
 
 namespace fp8flow::hopper {
@@ -32,15 +38,15 @@ template <Owned kOwned> __device__ __forceinline__ int first_row(int warpgroup) 
 template <class Wgmma>
 __device__ __forceinline__ void start_products(float (&partial)[64], uint64_t a, uint64_t b) {
     wgmma_fence();
-    keep_in_place(partial);
+    wgmma_fence_operand(partial);
 #pragma unroll
     for (int k = 0; k < kFp8Depth / 32; ++k)
-        Wgmma::multiply(partial, descriptor_at(a, 32 * k), descriptor_at(b, 32 * k), k > 0);
+        Wgmma::multiply(partial, advance_descriptor(a, 32 * k), advance_descriptor(b, 32 * k), k > 0);
     wgmma_commit();
 }
 __device__ __forceinline__ void wait_for_products(float (&partial)[64]) {
     wgmma_wait<0>();
-    keep_in_place(partial);
+    wgmma_fence_operand(partial);
 }
 // result += partial, scaled: `above` for a thread's upper row, `below` for its lower. kBegins: as if result were 0.
 template <bool kBegins = false>
@@ -93,7 +99,7 @@ __device__ __forceinline__ void load_operands(const DeviceProduct& product, Shar
     const int b_half = kRowsOwned ? static_cast<int>(product.n / 2) : kTileCols / 2;
     load_tiles<kFp8Depth>(
         product, shared, kStageBytes + kRowBytes + kColBytes,
-        [&](const MathTile& tile, auto common, int step, int index, Barrier* full) {
+        [&](const MathTile& tile, auto common, int step, int index, Mbarrier* full) {
             const int64_t first_a = kRowsOwned ? 0 : tile.a_k, first_b = kRowsOwned ? 0 : tile.b_k;
             const int a_k = static_cast<int>(first_a) + step * kFp8Depth,
                       b_k = static_cast<int>(first_b) + step * kFp8Depth;

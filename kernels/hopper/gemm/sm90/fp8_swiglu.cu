@@ -9,9 +9,17 @@
 // Barriers: as fp8.cu, without its turns; a tile's last stage goes back one step later, when its codes have left; named barrier 1: the
 // table is filled.
 // Measured (H200, burst): 1.336 ms at 32x1024 rows, F 2048, K 7168, where the plain product takes 1.341; 0.578 at 16x2048, 1536, 4096 (0.566).
+#include "kernels/hopper/device/mbarrier.h"
+#include "kernels/hopper/device/memory.h"
 #include "kernels/hopper/device/packed.h"
+#include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/sigmoid.h"
+#include "kernels/hopper/device/tma.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
+#include "kernels/hopper/device/warpgroup.h"
+#include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/gemm/sm90/fp8_mainloop.h"
 
 namespace fp8flow::hopper {
@@ -24,7 +32,7 @@ struct SwigluShared {
     alignas(16) float row_scales[kStages][kTileRows];
     SigmoidTable table;
     MathTile tiles[kRing];
-    Barrier full[kStages], empty[kStages], tile_full[kRing], tile_empty[kRing];
+    Mbarrier full[kStages], empty[kStages], tile_full[kRing], tile_empty[kRing];
 };
 constexpr int kCodeRows = 16;                                 // of a warp
 constexpr size_t kSwigluBytes = sizeof(SwigluShared) + 1024;  // the stages are aligned inside
@@ -39,8 +47,8 @@ struct Activation {
 };
 
 __device__ __forceinline__ float quad_max(float value) {
-    value = fmaxf(value, __shfl_xor_sync(0xFFFFFFFFu, value, 1));
-    return fmaxf(value, __shfl_xor_sync(0xFFFFFFFFu, value, 2));
+    value = fmaxf(value, __shfl_xor_sync(kFullMask, value, 1));
+    return fmaxf(value, __shfl_xor_sync(kFullMask, value, 2));
 }
 
 // What becomes of finished tiles: 128 x 128 codes and their scales. A thread has gate (first chain) and up (second) of 32 columns of two rows, a
@@ -66,22 +74,22 @@ public:
             prob_[r] = prob_from_ != nullptr && row0_ + 8 * r < tile.valid
                            ? prob_from_[tile.d_row + row0_ + 8 * r]
                            : 1.0f;
-        if (same_in_warp(tile.valid) > 0) activate(sums[0]);
+        if (warp_uniform(tile.valid) > 0) activate(sums[0]);
     }
     template <int kChain>
     __device__ __forceinline__ void behind(const MathTile& tile, float (&sums)[2][64], uint8_t* rows) {
         if (kChain == 0) {
-            if (same_in_warp(tile.valid) > 0) multiply_by_up(sums[0], sums[1]);
+            if (warp_uniform(tile.valid) > 0) multiply_by_up(sums[0], sums[1]);
         } else {
             quantise(tile, sums[1], rows);
         }
     }
     // The codes on their way have been read.
     __device__ __forceinline__ void freed() const {
-        if (threadIdx.x % 32 == 0) copies_wait_read<0>();
+        if (threadIdx.x % 32 == 0) bulk_wait_read<0>();
     }
     __device__ __forceinline__ void end() const {
-        if (threadIdx.x % 32 == 0) copies_wait();
+        if (threadIdx.x % 32 == 0) bulk_wait_all();
     }
 
 private:
@@ -94,7 +102,7 @@ private:
             table_.of_pair(words, low, high);
             gate[i] = bits_float(words << 16) * low;
             gate[i + 1] = bits_float(words & 0xFFFF0000u) * high;
-            if (i % 8 == 6) keep_in_place(gate);
+            if (i % 8 == 6) wgmma_fence_operand(gate);
         }
     }
     // up = silu(gate) * up, and the largest magnitude of either row
@@ -108,8 +116,8 @@ private:
             float& largest = largest_[i / 2 % 2];
             largest = fmaxf(fmaxf(largest, fabsf(up[i])), fabsf(up[i + 1]));  // NaN ignored
         }
-        keep_in_place(up);
-        keep_in_place(largest_);
+        wgmma_fence_operand(up);
+        wgmma_fence_operand(largest_);
     }
     // Pads are zeros; their probability is 1 and every multiplier finite and positive.
     __device__ __forceinline__ void quantise(const MathTile& tile, float (&product)[64], uint8_t* rows) {
@@ -117,14 +125,14 @@ private:
         const int64_t col0 = tile.b_output / 2, row = tile.d_row + act_from_ + row0_;
         const bool inside = col0 < out_.act.cols;  // the second CTA of a pair may be past the last column
         float* scale_at = out_.scales + col0 / kBlock * out_.pitch + row;
-        if (same_in_warp(tile.valid) < kTileRows) {
+        if (warp_uniform(tile.valid) < kTileRows) {
 #pragma unroll
             for (int i = 0; i < 64; ++i)
                 if (row0_ + 8 * (i / 2 % 2) >= tile.valid) product[i] = 0.0f;
         }
         // 128-byte swizzled: the eight rows of a warp's access meet all banks
         uint32_t to = shared_address(rows) + lane / 4 * (kStageRowBytes + 16) + 2 * quad;
-        forget(to);
+        opaque(to);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const bool valid = row0_ + 8 * r < tile.valid;
@@ -141,20 +149,20 @@ private:
 #pragma unroll
             for (int j = 0; j < 16; ++j) {
                 const float* v = &product[4 * j + 2 * r];
-                store_pair((to ^ (16 * (j / 2))) + 8 * (j % 2) + 8 * r * kStageRowBytes,
-                           pack_e4m3(v[0] * m, v[1] * m));
+                store_shared_u16((to ^ (16 * (j / 2))) + 8 * (j % 2) + 8 * r * kStageRowBytes,
+                                 pack_e4m3(v[0] * m, v[1] * m));
             }
             if (quad == 0 && inside && row0_ + 8 * r < tile.rows)
                 scale_at[8 * r] = valid ? scale.dequant : 0.0f;
         }
-        fence_shared_for_engines();
+        fence_async_shared();
         __syncwarp();
-        const int first = same_in_warp(row0_);
-        if (first + kCodeRows > same_in_warp(tile.rows))
+        const int first = warp_uniform(row0_);
+        if (first + kCodeRows > warp_uniform(tile.rows))
             store_codes_of(tile, rows, first, static_cast<int>(col0));
         else if (lane == 0)
-            tensor_store(map_, rows, static_cast<int>(col0), static_cast<int>(row));
-        if (lane == 0) copies_commit();
+            tma_store(map_, rows, static_cast<int>(col0), static_cast<int>(row));
+        if (lane == 0) bulk_commit();
     }
     // A warp's rows of codes whose last are behind the group.
     __device__ __forceinline__ void store_codes_of(const MathTile& tile, const uint8_t* rows, int first,
@@ -165,7 +173,7 @@ private:
         for (int i = static_cast<int>(threadIdx.x) % 32; i < kCodeRows * kPieces; i += 32) {
             const int row = i / kPieces, piece = i % kPieces;
             if (first + row < tile.rows)
-                store_in_memory(
+                store_vector(
                     reinterpret_cast<uint4*>(static_cast<uint8_t*>(out_.act.data) +
                                              (tile.d_row + act_from_ + first + row) * out_.act.cols + col0 +
                                              16 * piece),
@@ -193,7 +201,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
         },
         [&](SwigluShared& shared, int warpgroup) {
             shared.table.fill(static_cast<int>(threadIdx.x) - kWarpgroup, kMathThreads);
-            meet(1, kMathThreads);
+            named_barrier_sync(1, kMathThreads);
             multiply_tiles_overlapped<WgmmaE4m3>(
                 product, shared, warpgroup, ActivateTile(product, out, &map_act, shared.table, warpgroup));
         });
@@ -204,17 +212,17 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
 bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, const Launch& launch) {
     const DeviceProduct p =
         product_of(op::GroupedGemm{.a = args.a, .b = args.b, .groups = args.groups, .d = args.h});
-    const TensorView &a = args.a.codes, &b = args.b.codes;
+    const TensorView &a = args.a.data, &b = args.b.data;
     if (args.save_h == op::SaveH::yes || !wgmma_takes(p, a, b, args.groups.alignment) ||
-        a.dtype != DType::e4m3 || args.act.codes.dtype != DType::e4m3 || p.n / 2 % kBlock != 0 ||
-        reinterpret_cast<uintptr_t>(args.act.codes.data) % 16 != 0 ||
+        a.dtype != DType::e4m3 || args.act.data.dtype != DType::e4m3 || p.n / 2 % kBlock != 0 ||
+        reinterpret_cast<uintptr_t>(args.act.data.data) % 16 != 0 ||
         ceil_div(p.k, int64_t{kFp8Depth}) < kHoldingSteps)
         return false;
     const CUtensorMap map_a = tensor_map(a.data, a.dtype, a.rows(), a.cols(), kTileRows / 2),
                       map_b = tensor_map(b.data, b.dtype, b.rows(), b.cols(), kTileCols / 2),
-                      map_act = tensor_map(args.act.codes.data, DType::e4m3, INT32_MAX, p.n / 2, kCodeRows);
-    const Activation out{row_view(args.prob), row_view(args.act.codes), args.act.scales.as<float>(),
-                         args.act.codes.dim(0), args.scale_format};
+                      map_act = tensor_map(args.act.data.data, DType::e4m3, INT32_MAX, p.n / 2, kCodeRows);
+    const Activation out{row_view(args.prob), row_view(args.act.data), args.act.scales.as<float>(),
+                         args.act.data.dim(0), args.scale_format};
     launch_wgmma_kernel(fp8_swiglu_kernel, p, launch, kSwigluBytes, map_a, map_b, map_act, out);
     return true;
 }

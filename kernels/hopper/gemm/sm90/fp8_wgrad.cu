@@ -33,6 +33,14 @@
 // The CTAs of a cluster meet before the first copy and before they leave.
 // Deterministic: an element of D is one thread's sum over ascending k, its old value added once and at a step that follows from its place and the
 // rows of its group, whatever the other groups hold.
+#include "kernels/hopper/device/cluster.h"
+#include "kernels/hopper/device/mbarrier.h"
+#include "kernels/hopper/device/scales.h"
+#include "kernels/hopper/device/tma.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
+#include "kernels/hopper/device/warpgroup.h"
+#include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/gemm/sm90/fp8_scales.h"
 #include "kernels/hopper/gemm/sm90/wgrad.h"
 
@@ -65,10 +73,10 @@ template <Scales kScales, Sets kSets> struct WgradShared {
     alignas(16) float row_scales[kStagesA][has_row_scales(kScales) ? kStageSide : 1];
     alignas(16) float col_scales[kMathWarpgroups][kStagesB][has_column_scales(kScales) ? kStageSide : 1];
     GradientTile<kSets> tiles[kRing];
-    Barrier a_full[kStagesA], a_empty[kStagesA];
-    Barrier b_full[kMathWarpgroups][kStagesB], b_empty[kMathWarpgroups][kStagesB];
-    Barrier tile_full[kRing], tile_empty[kRing];
-    Barrier d_full[kMathWarps];
+    Mbarrier a_full[kStagesA], a_empty[kStagesA];
+    Mbarrier b_full[kMathWarpgroups][kStagesB], b_empty[kMathWarpgroups][kStagesB];
+    Mbarrier tile_full[kRing], tile_empty[kRing];
+    Mbarrier d_full[kMathWarps];
     TileScales<kSets> tile_scales[kMathWarps];
 };
 template <Scales kScales, Sets kSets>
@@ -110,7 +118,7 @@ __device__ __forceinline__ Source source_b(const DeviceProduct& p, const WgradMa
 }
 
 // One operand's part of a stage, from contraction index k and output index `first` on; half of it, for both CTAs, where it is common.
-__device__ __forceinline__ void load_side(bool common, const CUtensorMap* map, Barrier* full, uint8_t* to,
+__device__ __forceinline__ void load_side(bool common, const CUtensorMap* map, Mbarrier* full, uint8_t* to,
                                           int64_t k, int64_t first) {
     const int x = static_cast<int>(k), y = static_cast<int>(first);
     load_operand<2>(common ? Load::common : Load::own, static_cast<int>(cluster_rank()), map, full, to,
@@ -124,16 +132,16 @@ __device__ void load_a(const DeviceProduct& p, WgradShared<kScales, kSets>& shar
     RingPosition<kRing> ring;
     walk_tiles<kFp8Depth, kSets>(p, [&](const GradientTile<kSets>& tile) {
         if (tile.steps == 0 && !tile.past_end) return;
-        barrier_wait(&shared.tile_empty[ring.index], ring.parity ^ 1);
+        mbarrier_wait(&shared.tile_empty[ring.index], ring.parity ^ 1);
         shared.tiles[ring.index] = tile;
-        barrier_arrive(&shared.tile_full[ring.index]);
+        mbarrier_arrive(&shared.tile_full[ring.index]);
         ring.advance();
 #pragma unroll 1
         for (int step = 0; step < tile.steps; ++step) {
-            Barrier* full = &shared.a_full[stage.index];
+            Mbarrier* full = &shared.a_full[stage.index];
             const Source from = source_a<kSets>(p, maps, tile, step);
-            barrier_wait(&shared.a_empty[stage.index], stage.parity ^ 1);  // in both CTAs
-            barrier_arrive_expect_bytes(full, kSideBytes + (has_row_scales(kScales) ? kScaleBytes : 0));
+            mbarrier_wait(&shared.a_empty[stage.index], stage.parity ^ 1);  // in both CTAs
+            mbarrier_arrive_expect_tx(full, kSideBytes + (has_row_scales(kScales) ? kScaleBytes : 0));
             load_side(tile.common == Common::a, from.map, full, shared.a[stage.index], from.k, tile.a_output);
             if (has_row_scales(kScales))
                 bulk_load(scales_at(p.a.scale, from.scales, from.k, tile.a_output), full,
@@ -151,10 +159,10 @@ __device__ void load_b(const DeviceProduct& p, WgradShared<kScales, kSets>& shar
         const int64_t col = tile.b_output + warpgroup * kColumns;
 #pragma unroll 1
         for (int step = 0; step < tile.steps; ++step) {
-            Barrier* full = &shared.b_full[warpgroup][stage.index];
+            Mbarrier* full = &shared.b_full[warpgroup][stage.index];
             const Source from = source_b<kSets>(p, maps, tile, step);
-            barrier_wait(&shared.b_empty[warpgroup][stage.index], stage.parity ^ 1);  // in both CTAs
-            barrier_arrive_expect_bytes(full, kSideBytes + (has_column_scales(kScales) ? kScaleBytes : 0));
+            mbarrier_wait(&shared.b_empty[warpgroup][stage.index], stage.parity ^ 1);  // in both CTAs
+            mbarrier_arrive_expect_tx(full, kSideBytes + (has_column_scales(kScales) ? kScaleBytes : 0));
             load_side(tile.common == Common::b, from.map, full, shared.b[warpgroup][stage.index], from.k,
                       col);
             if (has_column_scales(kScales))  // columns past the last are not stored: any scales will do
@@ -181,7 +189,7 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSet
     constexpr int kLastSteps = kAdds ? 1 : 2;
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
     const int row0 = thread / 32 * kWarpRows + lane / 4;  // this thread's rows: row0 + {0, 8} of each 64
-    const int warp = same_in_warp(warpgroup * 4 + thread / 32);
+    const int warp = warp_uniform(warpgroup * 4 + thread / 32);
     Slab& slab = shared.slabs[warp];
     const uint32_t other = cluster_rank() ^ 1, other_a = cluster_address(shared.a_empty, other),
                    other_b = cluster_address(shared.b_empty[warpgroup], other);
@@ -230,28 +238,28 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSet
         return true;
     };
     // operands of the stage that is multiplied next; moved on behind products
-    uint64_t a = swizzled_rows(shared.a[0]), b = swizzled_rows(shared.b[warpgroup][0]);
+    uint64_t a = k_major_descriptor(shared.a[0]), b = k_major_descriptor(shared.b[warpgroup][0]);
     const auto next_stage = [&] {
         a_stage.advance();
         b_stage.advance();
-        a = descriptor_at(a, static_cast<int>(kSideBytes) * (a_stage.index == 0 ? 1 - kStagesA : 1));
-        b = descriptor_at(b, static_cast<int>(kSideBytes) * (b_stage.index == 0 ? 1 - kStagesB : 1));
+        a = advance_descriptor(a, static_cast<int>(kSideBytes) * (a_stage.index == 0 ? 1 - kStagesA : 1));
+        b = advance_descriptor(b, static_cast<int>(kSideBytes) * (b_stage.index == 0 ? 1 - kStagesB : 1));
     };
     const auto wait_for_stage = [&] {
-        barrier_wait(&shared.a_full[a_stage.index], a_stage.parity);
-        barrier_wait(&shared.b_full[warpgroup][b_stage.index], b_stage.parity);
+        mbarrier_wait(&shared.a_full[a_stage.index], a_stage.parity);
+        mbarrier_wait(&shared.b_full[warpgroup][b_stage.index], b_stage.parity);
     };
     const auto release_last_stage = [&] {
         __syncwarp();
         const int last_a = (a_stage.index == 0 ? kStagesA : a_stage.index) - 1,
                   last_b = (b_stage.index == 0 ? kStagesB : b_stage.index) - 1;
         if (lane == 0) {
-            barrier_arrive(&shared.a_empty[last_a]);
-            barrier_arrive(&shared.b_empty[warpgroup][last_b]);
+            mbarrier_arrive(&shared.a_empty[last_a]);
+            mbarrier_arrive(&shared.b_empty[warpgroup][last_b]);
         }
         if (lane == 1) {
-            barrier_arrive_remote(other_a + last_a * sizeof(Barrier));
-            barrier_arrive_remote(other_b + last_b * sizeof(Barrier));
+            mbarrier_arrive_remote(other_a + last_a * sizeof(Mbarrier));
+            mbarrier_arrive_remote(other_b + last_b * sizeof(Mbarrier));
         }
     };
     const auto clear = [](float(&sums)[64]) {
@@ -264,7 +272,7 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSet
         __syncwarp();
     };
     const auto wait_for_place = [&] {
-        barrier_wait(&shared.d_full[warp], d_parity);
+        mbarrier_wait(&shared.d_full[warp], d_parity);
         d_parity ^= 1;
     };
     const auto leave_second = [&](int half) {
@@ -295,7 +303,7 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSet
             scales = next_a * next_b;
             read_scales(step + 32 + lane);
         }
-        factor[0] = __shfl_sync(0xFFFFFFFFu, scales, step % 32);
+        factor[0] = __shfl_sync(kFullMask, scales, step % 32);
         if (kRowScales) {
 #pragma unroll
             for (int i = 0; i < kRows; ++i)
@@ -314,7 +322,7 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSet
             if (!two) leave_second(1);
         }
         columns[0] = read_factors(step, factor[0]);
-        const uint64_t first_a = descriptor_at(a, 64 * kStageRowBytes), first_b = b;
+        const uint64_t first_a = advance_descriptor(a, 64 * kStageRowBytes), first_b = b;
         if (two) {
             next_stage();
             wait_for_stage();
@@ -337,7 +345,7 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSet
         if (!two) go_on();
         finish(partial, sum[1], factor[0][kRows / 2], factor[0][kRows - 1], columns[0]);
         if (two) {
-            start_products<Wgmma>(partial, descriptor_at(a, 64 * kStageRowBytes), b);
+            start_products<Wgmma>(partial, advance_descriptor(a, 64 * kStageRowBytes), b);
             release_last_stage();
             go_on();
             finish(partial, sum[1], factor[1][kRows / 2], factor[1][kRows - 1], columns[1]);
@@ -350,7 +358,7 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSet
         release_last_stage();
         const float2* columns = read_factors(step, factor);
         finish(partial, sum[0], factor[0], factor[kRows > 1 ? 1 : 0], columns);
-        start_products<Wgmma>(partial, descriptor_at(a, 64 * kStageRowBytes), b);
+        start_products<Wgmma>(partial, advance_descriptor(a, 64 * kStageRowBytes), b);
         if (kAdds && !kAdding && step == kFetchStep && steps >= kLongSteps) take_place(1);
         if (kAdding) {
             wait_for_place();
@@ -382,7 +390,7 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSet
     }
     leave_second(0);
     leave_second(1);
-    if (lane == 0) copies_wait();
+    if (lane == 0) bulk_wait_all();
 }
 
 // ---- the CTA ----------------------------------------------------------------------------------------------------------------------------
@@ -396,11 +404,11 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
         for (int w = 0; w < kMathWarpgroups; ++w)
             init_ring(s.b_full[w], s.b_empty[w], kMathWarps / kMathWarpgroups * kPair);
         init_ring(s.tile_full, s.tile_empty, kMathThreads);
-        for (Barrier& full : s.d_full) barrier_init(&full, 1);
+        for (Mbarrier& full : s.d_full) mbarrier_init(&full, 1);
     });
-    const int role = same_in_warp(static_cast<int>(threadIdx.x) / kWarpgroup);
+    const int role = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroup);
     if (role == 0) {
-        give_registers<kLoaderRegisters>();
+        release_registers<kLoaderRegisters>();
         const int warp = static_cast<int>(threadIdx.x) / 32;
         if (warp > kMathWarpgroups) {
             if (product.mode == Gradient::overwrite) clear_tiles<kFp8Depth, kSets>(product);
@@ -411,14 +419,14 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
             load_a(product, shared, maps);
         else
             load_b(product, shared, maps, warp - 1);
-        cluster_meet_unaligned();
+        cluster_sync_unaligned();
     } else {
-        take_registers<kMathRegisters>();
+        acquire_registers<kMathRegisters>();
         if (product.mode == Gradient::accumulate)
             multiply_tiles<Wgmma, Gradient::accumulate>(product, shared, &maps.d, role - 1);
         else
             multiply_tiles<Wgmma, Gradient::overwrite>(product, shared, &maps.d, role - 1);
-        cluster_meet();  // nobody leaves while the other CTA may write here
+        cluster_sync();  // nobody leaves while the other CTA may write here
     }
 }
 
@@ -438,7 +446,7 @@ void launch_sets(const DeviceProduct& p, const Launch& how, const WgradMaps<kSet
 }
 
 CUtensorMap operand_map(const DeviceOperand& operand, const StoredShape& shape) {
-    return tensor_map(operand.codes, operand.dtype, shape.rows, shape.cols, kBoxRows);
+    return tensor_map(operand.data, operand.dtype, shape.rows, shape.cols, kBoxRows);
 }
 CUtensorMap gradient_map(const DeviceProduct& p) {
     return tensor_map_f32(p.d, p.groups.num_groups, p.m, p.n, kWarpRows);

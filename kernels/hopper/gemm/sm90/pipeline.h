@@ -2,9 +2,18 @@
 // sums from registers to D. Included by fp8.cu and bf16.cu, which hold the inner loops.
 #pragma once
 
+#include "kernels/hopper/device/cluster.h"
+#include "kernels/hopper/device/mbarrier.h"
+#include "kernels/hopper/device/memory.h"
+#include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/rows.h"
-#include "kernels/hopper/device/wgmma.h"
+#include "kernels/hopper/device/scales.h"
+#include "kernels/hopper/device/tma.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
+#include "kernels/hopper/device/warpgroup.h"
 #include "kernels/hopper/gemm/problem.h"
+#include "kernels/hopper/runtime/launch.h"
 
 #include <cuda.h>
 #include <type_traits>
@@ -48,7 +57,7 @@ struct WgmmaShared {
     alignas(16) float row_scales[kStages][kTileRows];  // FP8: of A
     alignas(16) float col_scales[kStages][kTileCols];  // FP8: of B, where it has one a column
     MathTile tiles[kRing];
-    Barrier full[kStages], empty[kStages], tile_full[kRing], tile_empty[kRing];
+    Mbarrier full[kStages], empty[kStages], tile_full[kRing], tile_empty[kRing];
 };
 constexpr size_t kSharedBytes = sizeof(WgmmaShared) + 1024;  // the stages are aligned inside
 
@@ -130,7 +139,7 @@ private:
 // the pair has in common each CTA loads half the boxes, for both.
 enum class Load { own, common };
 template <int kBoxes, class Box>
-__device__ __forceinline__ void load_operand(Load load, int rank, const CUtensorMap* map, Barrier* full,
+__device__ __forceinline__ void load_operand(Load load, int rank, const CUtensorMap* map, Mbarrier* full,
                                              uint8_t* to, int box_bytes, Box box) {
     constexpr uint16_t kBoth = 0b11;
     if (load == Load::common) {
@@ -138,14 +147,14 @@ __device__ __forceinline__ void load_operand(Load load, int rank, const CUtensor
         for (int i = 0; i < kBoxes / kPair; ++i) {
             const int at = rank * (kBoxes / kPair) + i;
             const int2 place = box(at);
-            tensor_load_to(kBoth, map, full, to + at * box_bytes, place.x, place.y);
+            tma_load_multicast(kBoth, map, full, to + at * box_bytes, place.x, place.y);
         }
         return;
     }
 #pragma unroll
     for (int i = 0; i < kBoxes; ++i) {
         const int2 place = box(i);
-        tensor_load(map, full, to + i * box_bytes, place.x, place.y);
+        tma_load(map, full, to + i * box_bytes, place.x, place.y);
     }
 }
 
@@ -159,10 +168,10 @@ __device__ void load_tiles(const DeviceProduct& p, Shared& shared, uint32_t stag
     const auto load_tile = [&](const MathTile& tile, auto common) {
 #pragma unroll 1
         for (int step = 0; step < tile.steps; ++step) {
-            Barrier* full = &shared.full[stage.index];
-            barrier_wait(&shared.empty[stage.index],
-                         stage.parity ^ 1);  // in both CTAs: they write to each other
-            barrier_arrive_expect_bytes(full, stage_bytes);
+            Mbarrier* full = &shared.full[stage.index];
+            mbarrier_wait(&shared.empty[stage.index],
+                          stage.parity ^ 1);  // in both CTAs: they write to each other
+            mbarrier_arrive_expect_tx(full, stage_bytes);
             load(tile, common, step, stage.index, full);
             stage.advance();
         }
@@ -170,9 +179,9 @@ __device__ void load_tiles(const DeviceProduct& p, Shared& shared, uint32_t stag
     for (int64_t index = blockIdx.x / kPair;; index += gridDim.x / kPair) {
         MathTile tile{};
         tile.past_end = !walk.find(index, tile);
-        barrier_wait(&shared.tile_empty[ring.index], ring.parity ^ 1);
+        mbarrier_wait(&shared.tile_empty[ring.index], ring.parity ^ 1);
         shared.tiles[ring.index] = tile;
-        barrier_arrive(&shared.tile_full[ring.index]);
+        mbarrier_arrive(&shared.tile_full[ring.index]);
         if (tile.past_end) return;
         ring.advance();
         if (tile.common == Common::a)
@@ -186,48 +195,44 @@ __device__ void load_tiles(const DeviceProduct& p, Shared& shared, uint32_t stag
 __device__ __forceinline__ void release_stage(WgmmaShared& shared, int stage) {
     __syncwarp();
     const uint32_t lane = threadIdx.x % 32;
-    if (lane == 0) barrier_arrive(&shared.empty[stage]);
-    if (lane == 1) barrier_arrive_at(&shared.empty[stage], cluster_rank() ^ 1);
+    if (lane == 0) mbarrier_arrive(&shared.empty[stage]);
+    if (lane == 1) mbarrier_arrive_cta(&shared.empty[stage], cluster_rank() ^ 1);
 }
 
 // A computing warp is done with a stage, in all its lanes: it tells both CTAs. Here with rings of A and B of
 // their own.
-__device__ __forceinline__ void release_stages(Barrier* a_empty, Barrier* b_empty) {
+__device__ __forceinline__ void release_stages(Mbarrier* a_empty, Mbarrier* b_empty) {
     __syncwarp();
     const uint32_t lane = threadIdx.x % 32, other = cluster_rank() ^ 1;
     if (lane == 0) {
-        barrier_arrive(a_empty);
-        barrier_arrive(b_empty);
+        mbarrier_arrive(a_empty);
+        mbarrier_arrive(b_empty);
     }
     if (lane == 1) {
-        barrier_arrive_at(a_empty, other);
-        barrier_arrive_at(b_empty, other);
+        mbarrier_arrive_cta(a_empty, other);
+        mbarrier_arrive_cta(b_empty, other);
     }
 }
-
-// A value that all lanes have in common, so that the compiler knows it too: what follows from it (stages, descriptors, trips of loops) then
-// stays in uniform registers, instead of being moved there between the products.
-__device__ __forceinline__ int same_in_warp(int value) { return __shfl_sync(0xFFFFFFFFu, value, 0); }
 
 // A computing thread's next tile; false past the last.
 template <class Shared, class Tile>
 __device__ __forceinline__ bool next_tile(Shared& shared, RingPosition<kRing>& ring, Tile& tile) {
-    barrier_wait(&shared.tile_full[ring.index], ring.parity);
+    mbarrier_wait(&shared.tile_full[ring.index], ring.parity);
     tile = shared.tiles[ring.index];
-    barrier_arrive(&shared.tile_empty[ring.index]);
+    mbarrier_arrive(&shared.tile_empty[ring.index]);
     __syncwarp();  // products are issued by whole warps
-    tile.steps = same_in_warp(tile.steps);
-    tile.past_end = same_in_warp(tile.past_end);
+    tile.steps = warp_uniform(tile.steps);
+    tile.past_end = warp_uniform(tile.past_end);
     ring.advance();
     return !tile.past_end;
 }
 
 // The barriers of a ring: a place is filled by one arrival (and copies), and free after `releases`.
 template <int kSize>
-__device__ __forceinline__ void init_ring(Barrier (&full)[kSize], Barrier (&empty)[kSize], int releases) {
+__device__ __forceinline__ void init_ring(Mbarrier (&full)[kSize], Mbarrier (&empty)[kSize], int releases) {
     for (int i = 0; i < kSize; ++i) {
-        barrier_init(&full[i], 1);
-        barrier_init(&empty[i], releases);
+        mbarrier_init(&full[i], 1);
+        mbarrier_init(&empty[i], releases);
     }
 }
 
@@ -247,10 +252,10 @@ template <class Shared, class Init> __device__ __forceinline__ Shared& prepare_s
     Shared& shared = *reinterpret_cast<Shared*>(raw + (0u - shared_address(raw)) % kAlignment);
     if (threadIdx.x == 0) {
         init(shared);
-        fence_barrier_init();
+        fence_mbarrier_init();
     }
-    cluster_meet();
-    wait_for_kernel_before();
+    cluster_sync();
+    pdl_wait();
     return shared;
 }
 
@@ -261,16 +266,16 @@ __device__ __forceinline__ void run_roles(LoadAll load, MultiplyAll multiply) {
         init_ring(s.full, s.empty, kMathWarps * kPair);
         init_ring(s.tile_full, s.tile_empty, kMathThreads);
     });
-    const int role = same_in_warp(static_cast<int>(threadIdx.x) / kWarpgroup);
+    const int role = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroup);
     if (role == 0) {
-        give_registers<kLoaderRegisters>();
+        release_registers<kLoaderRegisters>();
         if (threadIdx.x != 0) return;
         load(shared);
-        cluster_meet_unaligned();
+        cluster_sync_unaligned();
     } else {
-        take_registers<kMathRegisters>();
+        acquire_registers<kMathRegisters>();
         multiply(shared, role - 1);
-        cluster_meet();  // nobody leaves while the other CTA may write here
+        cluster_sync();  // nobody leaves while the other CTA may write here
     }
 }
 
@@ -281,7 +286,7 @@ __device__ __forceinline__ uint4 gather_chunk(uint32_t (&w)[4]) {
 #pragma unroll
     for (int c = 0; c < 4; c += 2) {
         const bool odd = lane & 1;
-        const uint32_t received = __shfl_xor_sync(0xFFFFFFFFu, odd ? w[c] : w[c + 1], 1);
+        const uint32_t received = __shfl_xor_sync(kFullMask, odd ? w[c] : w[c + 1], 1);
         if (odd)
             w[c] = received;
         else
@@ -290,7 +295,7 @@ __device__ __forceinline__ uint4 gather_chunk(uint32_t (&w)[4]) {
     const bool high = lane & 2;
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-        const uint32_t received = __shfl_xor_sync(0xFFFFFFFFu, high ? w[c] : w[c + 2], 2);
+        const uint32_t received = __shfl_xor_sync(kFullMask, high ? w[c] : w[c + 2], 2);
         if (high)
             w[c] = received;
         else
@@ -304,7 +309,7 @@ __device__ __forceinline__ uint4 gather_chunk(uint32_t (&w)[4]) {
 __device__ __forceinline__ float4 join_columns(float2 first, float2 second) {
     const bool odd = threadIdx.x % 2 == 1;
     const float2 give = odd ? first : second;
-    const float2 got = {__shfl_xor_sync(0xFFFFFFFFu, give.x, 1), __shfl_xor_sync(0xFFFFFFFFu, give.y, 1)};
+    const float2 got = {__shfl_xor_sync(kFullMask, give.x, 1), __shfl_xor_sync(kFullMask, give.y, 1)};
     return odd ? float4{got.x, got.y, second.x, second.y} : float4{first.x, first.y, got.x, got.y};
 }
 
@@ -326,7 +331,7 @@ __device__ __forceinline__ void store_row_bf16(const DeviceProduct& p, int64_t r
         const uint4 chunk = gather_chunk(words);
         const int64_t col = col0 + 8 * (j + quad);
         if (use != RowUse::none && col < p.n)
-            store_in_memory(reinterpret_cast<uint4*>(static_cast<Bf16*>(p.d) + row * p.n + col), chunk);
+            store_vector(reinterpret_cast<uint4*>(static_cast<Bf16*>(p.d) + row * p.n + col), chunk);
     }
 }
 // The same to D in FP32, overwritten or accumulated.
@@ -343,7 +348,7 @@ __device__ __forceinline__ void store_row_f32(const DeviceProduct& p, int64_t ro
         float2* d = reinterpret_cast<float2*>(static_cast<float*>(p.d) + row * p.n + col);
         float2 value = use == RowUse::product ? float2{sum[at], sum[at + 1]} : float2{0.0f, 0.0f};
         if (p.mode == Gradient::accumulate)
-            add_in_memory(d, value);
+            reduce_add(d, value);
         else
             *d = value;
     }
@@ -400,7 +405,7 @@ void launch_wgmma_bf16_wgrad(const DeviceProduct& product, const StoredShape& a,
 template <class Kernel, class... Args>
 void launch_wgmma_pairs(Kernel kernel, unsigned ctas, size_t shared_bytes, const Launch& launch,
                         const char* op, const Args&... args) {
-    cudaLaunchAttribute attributes[] = {in_clusters(kPair), starts_early()};
+    cudaLaunchAttribute attributes[] = {cluster_attribute(kPair), pdl_attribute()};
     launch_with(attributes, kernel, std::max(1u, ctas / kPair) * kPair, dim3(kWgmmaThreads), shared_bytes,
                 launch, op, args...);
 }

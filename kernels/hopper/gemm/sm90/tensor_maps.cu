@@ -1,4 +1,5 @@
 // Warpgroup products, host side: which products they take, and how operands are described to the copy engine.
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/gemm/sm90/pipeline.h"
 
 namespace fp8flow::hopper {
@@ -85,11 +86,11 @@ bool launch_wgmma(const DeviceProduct& p, const TensorView& a, const TensorView&
 bool launch_wgmma_two(const op::GroupedGemmWgrad& args, const Launch& launch) {
     for (const op::GroupedGemmWgrad& call : {first_call(args), second_call(args)}) {
         const DeviceProduct p = product_of(call);
-        if (!is_blockwise_wgrad(p) || !wgmma_takes(p, call.dy.codes, call.x.codes, call.groups.alignment))
+        if (!is_blockwise_wgrad(p) || !wgmma_takes(p, call.dy.data, call.x.data, call.groups.alignment))
             return false;
     }
-    launch_wgmma_wgrad_two(product_of(args), shape_of(args.dy.codes), shape_of(args.x.codes),
-                           shape_of(args.second.dy.codes), shape_of(args.second.x.codes), launch);
+    launch_wgmma_wgrad_two(product_of(args), shape_of(args.dy.data), shape_of(args.x.data),
+                           shape_of(args.second.dy.data), shape_of(args.second.x.data), launch);
     return true;
 }
 

@@ -2,6 +2,12 @@
 // registers and memory, through shared memory and the copy engine.
 #pragma once
 
+#include "kernels/hopper/device/cluster.h"
+#include "kernels/hopper/device/mbarrier.h"
+#include "kernels/hopper/device/memory.h"
+#include "kernels/hopper/device/tma.h"
+#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/gemm/sm90/pipeline.h"
 
 namespace fp8flow::hopper {
@@ -52,7 +58,7 @@ template <int kDepth, Sets kSets = Sets::one> __device__ void clear_tiles(const 
         float* row = static_cast<float*>(p.d) + tile.d_row * p.n;
         for (int i = 0; i < tile.rows; ++i, row += p.n)
             for (int64_t col = tile.b_output + 4 * lane; col < end; col += 4 * 32)
-                store_in_memory(reinterpret_cast<float4*>(row + col), float4{});
+                store_vector(reinterpret_cast<float4*>(row + col), float4{});
     });
 }
 
@@ -96,7 +102,7 @@ __device__ __forceinline__ void set_aside(const float (&sum)[64], float (&ordere
     const bool swap = threadIdx.x / 4 % 2 == 1;
 #pragma unroll
     for (int i = 0; i < 64; ++i) ordered[i] = swap ? sum[i ^ 8] : sum[i];
-    keep_in_place(ordered);
+    wgmma_fence_operand(ordered);
 }
 
 // How sums leave: over what is in D; added to it by the memory; or added to what the slab holds of it, pair by pair or a box at a time. Of a box all
@@ -109,7 +115,7 @@ __device__ __forceinline__ void leave_half(const CUtensorMap* map, Slab& slab, c
                                            const float (&sum)[64], int half,
                                            bool by_memory = kLeave == Leave::add) {
     const bool leader = threadIdx.x % 32 == 0;
-    if (leader) copies_wait_read<1>();  // those of this half, of the block before
+    if (leader) bulk_wait_read<1>();  // those of this half, of the block before
     __syncwarp();
 #pragma unroll
     for (int box = 2 * half; box < 2 * half + 2; ++box) {
@@ -126,18 +132,18 @@ __device__ __forceinline__ void leave_half(const CUtensorMap* map, Slab& slab, c
             *to = value;
         });
     }
-    fence_shared_for_engines();
+    fence_async_shared();
     __syncwarp();
     if (leader) {
 #pragma unroll
         for (int box = 2 * half; box < 2 * half + 2; ++box) {
             const int column = place.column + box * kBoxColumns;
             if (by_memory)
-                tensor_add(map, slab.boxes[box], column, place.row, place.group);
+                tma_reduce_add(map, slab.boxes[box], column, place.row, place.group);
             else
-                tensor_store(map, slab.boxes[box], column, place.row, place.group);
+                tma_store(map, slab.boxes[box], column, place.row, place.group);
         }
-        copies_commit();
+        bulk_commit();
     }
 }
 // A warp's part of a block.
@@ -167,17 +173,18 @@ __device__ __forceinline__ void add_held(Slab& slab, float (&sum)[64]) {
             sum[at + 8] += high.x;
             sum[at + 9] += high.y;
         });
-        keep_in_place(
+        wgmma_fence_operand(
             sum);  // or it is added only where products have been waited for, and kept in local memory till then
     }
 }
 // D of a warp's part of a block to its slab, by one lane, once the slab's last content is on its way.
-__device__ __forceinline__ void fetch(const CUtensorMap* map, Slab& slab, Barrier* full, const Place& place) {
-    copies_wait_read<0>();
-    barrier_arrive_expect_bytes(full, sizeof(Slab));
+__device__ __forceinline__ void fetch(const CUtensorMap* map, Slab& slab, Mbarrier* full,
+                                      const Place& place) {
+    bulk_wait_read<0>();
+    mbarrier_arrive_expect_tx(full, sizeof(Slab));
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box)
-        tensor_load(map, full, slab.boxes[box], place.column + box * kBoxColumns, place.row, place.group);
+        tma_load(map, full, slab.boxes[box], place.column + box * kBoxColumns, place.row, place.group);
 }
 
 }  // namespace fp8flow::hopper

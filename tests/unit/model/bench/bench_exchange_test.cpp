@@ -20,8 +20,8 @@ void mark(const TensorView& view, int rank) {
     for (int64_t i = 0; i < view.bytes(); ++i)
         view.bytes_ptr()[i] = static_cast<uint8_t>(i * 37 + i / 256 * 11 + rank * 101);
 }
-void poison(const Fp8Tensor& tensor) {
-    std::memset(tensor.codes.data, 0xFF, static_cast<size_t>(tensor.codes.bytes()));
+void poison(const ScaledTensor& tensor) {
+    std::memset(tensor.data.data, 0xFF, static_cast<size_t>(tensor.data.bytes()));
     if (tensor.scales) std::memset(tensor.scales.data, 0xFF, static_cast<size_t>(tensor.scales.bytes()));
 }
 
@@ -64,20 +64,20 @@ void compare(ProcessGroup& group, int64_t tokens, int64_t experts, int64_t topk,
 
     for (const DType dtype : {DType::e4m3, DType::bf16}) {
         const bool scaled = dtype == DType::e4m3;
-        const Fp8Tensor rows = buffers.operand(dtype, {tokens, kColumns}, ScaleLayout::vec128_wire);
-        mark(rows.codes, group.rank());
+        const ScaledTensor rows = buffers.operand(dtype, {tokens, kColumns}, ScaleLayout::vec128_wire);
+        mark(rows.data, group.rank());
         if (scaled) mark(rows.scales, group.rank());
         const auto output = [&] {
-            return scaled
-                       ? buffers.fp8_output(dtype, {counts.padded, kColumns}, ScaleLayout::vec128)
-                       : Fp8Tensor{buffers.output(dtype, {counts.padded, kColumns}), {}, ScaleLayout::none};
+            return scaled ? buffers.fp8_output(dtype, {counts.padded, kColumns}, ScaleLayout::vec128)
+                          : ScaledTensor{
+                                buffers.output(dtype, {counts.padded, kColumns}), {}, ScaleLayout::none};
         };
-        const Fp8Tensor want = output(), got = output();
+        const ScaledTensor want = output(), got = output();
         poison(want);
         poison(got);
         exchange.dispatch(rows, plan, want, scratch);
         pairs.dispatch(ops, *messages, buffers, rows, got)({});
-        EXPECT_TRUE(same_bytes(got.codes, want.codes)) << name_of(dtype);
+        EXPECT_TRUE(same_bytes(got.data, want.data)) << name_of(dtype);
         EXPECT_TRUE(!scaled || same_bytes(got.scales, want.scales));
     }
 

@@ -194,8 +194,8 @@ TEST(BenchBuffers, OtherSetsAreCopiesOfTheFirst) {
     for (Buffers* buffers : {&first, &second}) {
         std::vector<TensorView> set = {buffers->normal(DType::bf16, {3, 50}),
                                        buffers->integers(DType::i32, {40}, 9)};
-        const Fp8Tensor fp8 = buffers->fp8_input(DType::e4m3, {20, 256}, ScaleLayout::vec128);
-        set.insert(set.end(), {fp8.codes, fp8.scales, buffers->zeros(DType::f32, {7})});
+        const ScaledTensor fp8 = buffers->fp8_input(DType::e4m3, {20, 256}, ScaleLayout::vec128);
+        set.insert(set.end(), {fp8.data, fp8.scales, buffers->zeros(DType::f32, {7})});
         EXPECT_EQ(buffers->once<int>([&] { return ++made; }), 1);
         sets.push_back(set);
     }
@@ -214,8 +214,8 @@ TEST(BenchProductError, SeesAWrongGroupAndAWrongScale) {
     Arena arena(ops.device(), "test");
     Buffers buffers(ops.device(), arena, nullptr);
     const RoutedRows routed = buffers.routed({100, 0, 70}, 128);
-    const Fp8Tensor a = buffers.fp8_input(DType::e4m3, {routed.capacity(), 256}, ScaleLayout::vec128),
-                    b = buffers.fp8_input(DType::e4m3, {3, 256, 256}, ScaleLayout::block128);
+    const ScaledTensor a = buffers.fp8_input(DType::e4m3, {routed.capacity(), 256}, ScaleLayout::vec128),
+                       b = buffers.fp8_input(DType::e4m3, {3, 256, 256}, ScaleLayout::block128);
     const op::GroupedGemm product{
         .a = a, .b = b, .groups = routed.groups, .d = buffers.zeros(DType::f32, {routed.capacity(), 256})};
     EXPECT_DOUBLE_EQ(product_error(ops.device(), product), 1.0);  // still zeros
@@ -231,8 +231,8 @@ TEST(BenchProductError, SeesAWrongGroupAndAWrongScale) {
             .groups = routed.groups,
             .dw = buffers.zeros(DType::f32, {3, 128, 256})};
         for (int64_t row = 100; row < 128; ++row)
-            EXPECT_EQ(gradient.x.codes.bytes_ptr()[5 * routed.capacity() + row], 0) << row;
-        EXPECT_NE(gradient.x.codes.bytes_ptr()[5 * routed.capacity() + 99], 0);
+            EXPECT_EQ(gradient.x.data.bytes_ptr()[5 * routed.capacity() + row], 0) << row;
+        EXPECT_NE(gradient.x.data.bytes_ptr()[5 * routed.capacity() + 99], 0);
         ops.grouped_gemm_wgrad(gradient);
         EXPECT_LE(product_error(ops.device(), gradient), 1e-12) << name_of(layout);
         gradient.x.scales.as<float>()[0] *= 2;

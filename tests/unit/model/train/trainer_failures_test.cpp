@@ -249,7 +249,7 @@ TEST(TrainingTransaction, StatusWordBlocksEveryPersistentWrite) {
                 for (const Parameter& p : model.parameters().all()) {
                     for (const TensorView& view : {p.master, p.m, p.v}) add(view);
                     if (p.plain) add(p.plain);
-                    if (p.fprop) add(p.fprop.codes);
+                    if (p.fprop) add(p.fprop.data);
                 }
                 for (const auto& block : model.blocks())
                     if (block->router() != nullptr) add(block->router()->expert_bias());

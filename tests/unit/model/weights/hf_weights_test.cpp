@@ -213,7 +213,7 @@ TEST(HfWeights, DeepSeekV3InFp8IsDequantisedIntoTheMasters) {
             EXPECT_EQ(at(layer.bias(), e), static_cast<float>(0.1 * static_cast<double>(e) - 0.2));
         // the working copies follow the masters
         const Parameter& w2 = layer.parameter("moe.experts.linear_fc2.weight");
-        EXPECT_NEAR(to_float(E4m3{w2.fprop.codes.bytes_ptr()[5]}) *
+        EXPECT_NEAR(to_float(E4m3{w2.fprop.data.bytes_ptr()[5]}) *
                         static_cast<double>(w2.fprop.scales.as<float>()[0]),
                     at(w2.master, 5), 0.07 * std::abs(at(w2.master, 5)));
     });

@@ -1,5 +1,5 @@
 // Names and scale shapes of the FP8 layouts: the one place that turns a layout into dimensions.
-#include "kernels/core/fp8_tensor.h"
+#include "kernels/core/scaled_tensor.h"
 
 namespace fp8flow {
 
@@ -42,15 +42,15 @@ ScaleShape scale_shape(ScaleLayout layout, const TensorView& codes, int64_t grou
     return {0, {0, 0, 0}, DType::f32};
 }
 
-void check_fp8(const Fp8Tensor& tensor, const char* what, int64_t groups) {
-    FP8FLOW_CHECK(is_fp8(tensor.codes.dtype), "{}: codes are {}", what, describe(tensor.codes));
-    const ScaleShape want = scale_shape(tensor.layout, tensor.codes, groups);
+void check_fp8(const ScaledTensor& tensor, const char* what, int64_t groups) {
+    FP8FLOW_CHECK(is_fp8(tensor.data.dtype), "{}: codes are {}", what, describe(tensor.data));
+    const ScaleShape want = scale_shape(tensor.layout, tensor.data, groups);
     const TensorView& scales = tensor.scales;
     const bool free_dtype = tensor.layout == ScaleLayout::vec128_wire && scales.dtype == DType::f32;
     bool same = want.rank == scales.rank && (scales.dtype == want.dtype || free_dtype);
     for (int i = 0; i < want.rank && same; ++i) same = scales.dims[i] == want.dims[i];
     FP8FLOW_CHECK(same, "{}: layout {} of codes {} does not fit scales {}", what, name_of(tensor.layout),
-                  describe(tensor.codes), describe(scales));
+                  describe(tensor.data), describe(scales));
 }
 
 }  // namespace fp8flow

@@ -1,5 +1,5 @@
-// Fp8Tensor: FP8 codes together with their scales and the layout of those scales; the same bytes in both backends.
-// Scales are stored as DEQUANTISATION factors: value = code * scale. 0.0f occurs in pads only.
+// ScaledTensor: FP8 values together with their scales and the layout of those scales; the same bytes in both backends.
+// Scales are stored as DEQUANTISATION factors: value = data * scale. 0.0f occurs in pads only.
 // Sources: DeepSeek-V3 (1x128 / 128x128 blocks), FP8-Flow-MoE (tile scales after the scaling-aware transpose),
 // torchao (per-row, per-group-and-column, MX blocks).
 #pragma once
@@ -10,9 +10,6 @@ namespace fp8flow {
 
 constexpr int64_t kBlock = 128;   // contraction elements per scale, and per FP32 promotion of the GEMM
 constexpr int64_t kMxBlock = 32;  // elements per E8M0 scale of MXFP8
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 // Which values share a scale, and where that scale stands. R x C are the dimensions of the stored codes (C contiguous).
 // Where R x C is [dim, M] (a transposed copy), the M axis is the contiguous one.
@@ -36,12 +33,12 @@ enum class MxRounding : uint8_t { floor, rceil };
 
 const char* name_of(ScaleLayout layout);
 
-struct Fp8Tensor {
-    TensorView codes;  // [R, C] or [E, R, C], e4m3 or e5m2
+struct ScaledTensor {
+    TensorView data;  // [R, C] or [E, R, C]: FP8 values, e4m3 or e5m2; layout none: any dtype
     TensorView scales;
     ScaleLayout layout = ScaleLayout::none;
 
-    explicit operator bool() const { return static_cast<bool>(codes); }
+    explicit operator bool() const { return static_cast<bool>(data); }
 };
 
 // Shape of the scales for codes of the given shape; `groups` only for group_row.
@@ -52,6 +49,6 @@ struct ScaleShape {
 };
 ScaleShape scale_shape(ScaleLayout layout, const TensorView& codes, int64_t groups = 0);
 // Throws unless codes are FP8 and scales have exactly the layout's shape and dtype (vec128_wire: e8m0 or f32).
-void check_fp8(const Fp8Tensor& tensor, const char* what, int64_t groups = 0);
+void check_fp8(const ScaledTensor& tensor, const char* what, int64_t groups = 0);
 
 }  // namespace fp8flow
