@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Run at every build (cmake -DSOURCE=... -DOUTPUT=... -P): writes the commit into a source file, which is compiled again only if it changed.
 execute_process(COMMAND git -C ${SOURCE} describe --always --dirty --exclude=* --abbrev=7
                 OUTPUT_VARIABLE commit OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Decides whether the CUDA backend is built and enables the language for Hopper (sm_90a: wgmma and TMA).
 # Sets FP8FLOW_CUDA_ENABLED, and FP8FLOW_CUDA_REASON (why it is not built).
 include(CudaToolkit)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Finds out whether the CUDA toolkit on this machine can build the CUDA backend, by compiling a small program with it.
 # Result: fp8flow_nvcc (path) and fp8flow_nvcc_problem (one line; empty when all is well).
 # As a script (cmake -P cmake/CudaToolkit.cmake) it prints that line, for scripts/train.sh and scripts/test.sh.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Decides whether attention on cuDNN is built into the CUDA backend. Needs cudnn.h and libcudnn (>= 9.5) and the header-only cudnn-frontend
 # (>= 1.14), each looked for under FP8FLOW_DEPS, CMAKE_PREFIX_PATH, CUDNN_PATH, beside CUDA and in the system.
 # Sets FP8FLOW_CUDNN_ENABLED, FP8FLOW_CUDNN_REASON (why it is not built); fp8flow_use_cudnn(TARGET) adds it to a library.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Compiler flags of all our targets, carried by the interface library fp8flow_flags.
 add_library(fp8flow_flags INTERFACE)
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Fuzz targets: tests/fuzz/NAME_fuzz.cpp with the seeds tests/fuzz/seeds/NAME, and the parsers they enter, all of it under ASan + UBSan in every
 # build. With Clang they are libFuzzer executables (preset fuzz; run them as long as you like: fuzz_NAME -max_total_time=600 seeds/NAME);
 # otherwise tests/fuzz/driver.cpp runs the same entry on the seeds and on mutations of them. Either way ctest runs each for seconds.

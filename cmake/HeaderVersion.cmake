@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # The version of a library, read from its header. For Nccl.cmake and Cudnn.cmake.
 
 # Sets `out` to MAJOR.MINOR as the macros NAME_MAJOR... of a version header say.

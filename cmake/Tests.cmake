@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # One executable per test file, one ctest entry per executable (MPI tests: one per number of ranks). Labels: unit, mpi,
 # cli (the built program, driven by command lines), gpu, slow. A test links the floors that its include lines name, so that one floor's tests build without the others.
 find_package(GTest REQUIRED)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Measuring what a machine can do at most.
 #include "kernels/ceilings.h"
 

@@ -1,5 +1,7 @@
-// Ceilings: the rates that this very machine reaches on the simplest work of a kind, measured when first asked for: memory traffic with the
-// same bytes and mix of reads and writes, and a large dense product. What an operation's time is compared with.
+// SPDX-License-Identifier: MIT
+// Ceilings: the rates that this very machine reaches on the simplest work of a kind, measured when first
+// asked for: memory traffic with the same bytes and mix of reads and writes, and a large dense product. What
+// an operation's time is compared with.
 #pragma once
 
 #include "kernels/core/random_fill.h"
@@ -29,7 +31,8 @@ PeerRates measure_peers(Meter& meter, PeerProbe& peers, const Together& together
 
 class Ceilings {
 public:
-    // `dense` computes the products (on a GPU: cuBLASLt), [side, side] by [side, side]. Both outlive the ceilings.
+    // `dense` computes the products (on a GPU: cuBLASLt), [side, side] by [side, side]. Both outlive the
+    // ceilings.
     Ceilings(Meter& meter, Ops& dense, int64_t side);
 
     // Seconds that moving so many bytes takes, cache cold. Known counts are not measured again.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Exchange: the checks every exchange shares, and the counts of its calls.
 #include "kernels/exchange.h"
 

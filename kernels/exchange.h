@@ -1,11 +1,13 @@
-// class Exchange: what crosses ranks in a MoE layer. One metadata exchange (gather_routing), then rows out to their experts
-// (dispatch) and sums back (combine). The backward of dispatch is combine, the backward of combine is dispatch, with the same plan.
-// Read next: kernels/ops/permute.h (PlanDispatch), layers/flows/.
+// SPDX-License-Identifier: MIT
+// class Exchange: what crosses ranks in a MoE layer. One metadata exchange (gather_routing), then rows out to
+// their experts (dispatch) and sums back (combine). The backward of dispatch is combine, the backward of
+// combine is dispatch, with the same plan. Read next: kernels/ops/permute.h (PlanDispatch), layers/flows/.
 //
-// Ordering contract. Dispatch moves each token once to every rank that hosts at least one of its experts and fans it out there: pure
-// copies. Combine, order `rank`: every rank sums its rows of a token in fp32 in ascending expert order, rounds to the row dtype, and
-// the owner adds one row per rank in ascending rank order in fp32. Order `invariant`: each (token, k) row goes to the owner, which sums
-// them in fp32 in ascending expert order: the same bits for every number of ranks.
+// Ordering contract. Dispatch moves each token once to every rank that hosts at least one of its experts and
+// fans it out there: pure copies. Combine, order `rank`: every rank sums its rows of a token in fp32 in
+// ascending expert order, rounds to the row dtype, and the owner adds one row per rank in ascending rank
+// order in fp32. Order `invariant`: each (token, k) row goes to the owner, which sums them in fp32 in
+// ascending expert order: the same bits for every number of ranks.
 #pragma once
 
 #include "kernels/core/arena.h"
@@ -18,11 +20,12 @@ namespace fp8flow {
 
 enum class CombineOrder : uint8_t { rank, invariant };
 enum class Reduce : uint8_t { sum, max };
-// world: all ranks of the job. expert_replicas: the ranks that hold the same experts (expert data parallelism).
+// world: all ranks of the job. expert_replicas: the ranks that hold the same experts (expert data
+// parallelism).
 enum class Ranks : uint8_t { world, expert_replicas };
 
-// Everything that dispatch, combine and their backwards need; views into the caller's arena. Saved with the layer, never recomputed
-// (except under recompute `moe` and `full`).
+// Everything that dispatch, combine and their backwards need; views into the caller's arena. Saved with the
+// layer, never recomputed (except under recompute `moe` and `full`).
 struct DispatchPlan {
     TensorView all_ids;    // [G, S, K] i32
     TensorView all_probs;  // [G, S, K] f32
@@ -46,26 +49,29 @@ public:
     virtual int rank() const = 0;
     virtual int size() const = 0;
 
-    // All ranks' routing on every rank: ids [T, K] i32 and probs [T, K] f32 -> all_ids, all_probs [G, S, K], S = tokens_per_rank >= T;
-    // absent tokens get id -1, prob 0.
+    // All ranks' routing on every rank: ids [T, K] i32 and probs [T, K] f32 -> all_ids, all_probs [G, S, K],
+    // S = tokens_per_rank >= T; absent tokens get id -1, prob 0.
     void gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
                         const TensorView& all_probs, const Launch& launch = {});
 
-    // rows [T, H] (plain, or FP8 with vec128_wire scales) -> dst [M, H] in the plan's groups, pads zero (FP8: vec128 scales).
-    // `scratch` provides the received rows' buffer.
+    // rows [T, H] (plain, or FP8 with vec128_wire scales) -> dst [M, H] in the plan's groups, pads zero (FP8:
+    // vec128 scales). `scratch` provides the received rows' buffer.
     void dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst, Arena& scratch,
                   const Launch& launch = {});
 
-    // The first half of dispatch alone, for the unfused ablation: received rows [G*S, H] in order (source rank, token), wire layout.
+    // The first half of dispatch alone, for the unfused ablation: received rows [G*S, H] in order (source
+    // rank, token), wire layout.
     void dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& received,
                        Arena& scratch, const Launch& launch = {});
 
-    // src [M, H] -> y [T, H]: sums over each token's experts in the stated order, + residual (optional, [T, H]) added in fp32 before the
-    // one rounding. dprob: drow_prob [M] f32 -> dprob [T, K] f32 (optional): each (token, k) gets its row's value.
+    // src [M, H] -> y [T, H]: sums over each token's experts in the stated order, + residual (optional, [T,
+    // H]) added in fp32 before the one rounding. dprob: drow_prob [M] f32 -> dprob [T, K] f32 (optional):
+    // each (token, k) gets its row's value.
     struct Combine {
         TensorView src;
         TensorView residual;  // optional
-        // optional, with residual and adds_to_residual(): the residual is the sum of both, rounded to y's dtype
+        // optional, with residual and adds_to_residual(): the residual is the sum of both, rounded to y's
+        // dtype
         TensorView addend;
         TensorView drow_prob;  // optional
         TensorView y;          // out [T, H]
@@ -74,20 +80,22 @@ public:
     void combine(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch = {});
     virtual bool adds_to_residual() const { return false; }
 
-    // In place over more ranks than the expert-parallel group, in ascending rank order: f32 (sum, max), i64 (sum), one i32 (max).
+    // In place over more ranks than the expert-parallel group, in ascending rank order: f32 (sum, max), i64
+    // (sum), one i32 (max).
     void all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch = {});
     virtual int num_ranks(Ranks ranks) const = 0;
-    // Throws Error(peer) if a wait on another rank that was under way on the device passed its deadline. Call it after waiting for the
-    // device; what was computed since is worthless then.
+    // Throws Error(peer) if a wait on another rank that was under way on the device passed its deadline. Call
+    // it after waiting for the device; what was computed since is worthless then.
     virtual void check_peers() {}
     // True on exactly one of the ranks that hold the same experts.
     virtual bool holds_first_replica() const = 0;
 
     // May wait for the device, where bytes that depend on routing are counted: for between steps.
     virtual WireBytes wire_bytes() const { return wire_; }
-    // The counters behind it as of this point of the stream, without stopping the host: bytes of routing, dispatch, combine to host[0..2]
-    // (page-locked, Device::allocate_host), to be read behind a wait for a later event. Differences between two copies count, since an
-    // exchange that counts on the device never resets its words; it overrides this with an asynchronous copy of them.
+    // The counters behind it as of this point of the stream, without stopping the host: bytes of routing,
+    // dispatch, combine to host[0..2] (page-locked, Device::allocate_host), to be read behind a wait for a
+    // later event. Differences between two copies count, since an exchange that counts on the device never
+    // resets its words; it overrides this with an asynchronous copy of them.
     virtual void copy_wire_counters(uint64_t* host, const Launch&) {
         host[0] = static_cast<uint64_t>(wire_.routing);
         host[1] = static_cast<uint64_t>(wire_.dispatch);
@@ -96,7 +104,8 @@ public:
     int64_t num_dispatches() const { return num_dispatches_; }
     int64_t num_combines() const { return num_combines_; }
     virtual void reset_counts();
-    // Told of every step from now on and of its bytes sent, 0 where the device counts them (copy_wire_counters); null: nobody.
+    // Told of every step from now on and of its bytes sent, 0 where the device counts them
+    // (copy_wire_counters); null: nobody.
     void observe(OpObserver* observer) { observer_ = observer; }
 
 protected:
@@ -110,7 +119,8 @@ protected:
                             const Launch& launch) = 0;
     virtual void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values,
                                const Launch& launch) = 0;
-    // do_dispatch of backends that receive rows first: do_dispatch_rows into scratch, then `ops` permutes and pads.
+    // do_dispatch of backends that receive rows first: do_dispatch_rows into scratch, then `ops` permutes and
+    // pads.
     void dispatch_through_rows(Ops& ops, const ScaledTensor& rows, const DispatchPlan& plan,
                                const ScaledTensor& dst, Arena& scratch, const Launch& launch);
     WireBytes wire_;  // backends add what they send

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The protocol: warm-up, pause, queued samples, then calls back to back.
 #include "kernels/measure.h"
 
@@ -123,7 +124,8 @@ Timing Meter::time(const Subject& subject, const MeasureOptions& options) {
     return timing;
 }
 
-// Calls back to back for about `seconds`; the mean of the second half, after clocks have settled. All ranks make the same number of calls.
+// Calls back to back for about `seconds`; the mean of the second half, after clocks have settled. All ranks
+// make the same number of calls.
 double Meter::sustained(const Subject& subject, double seconds, double estimate) {
     constexpr double kMostCalls = 100000, kFlushSeconds = 1e-4;
     const bool flush = subject.cache == Subject::Cache::flush && probe_.cache_bytes() > 0;

@@ -1,6 +1,8 @@
-// Meter: how every published time of this project is taken. Two regimes, because a GPU at its power limit slows down under load:
-// burst, a few calls after a pause, and sustained, calls back to back for most of a second. Inputs come from memory, not from the cache,
-// and launch times of the host stay hidden behind a delay. Read next: probe.h.
+// SPDX-License-Identifier: MIT
+// Meter: how every published time of this project is taken. Two regimes, because a GPU at its power limit
+// slows down under load: burst, a few calls after a pause, and sustained, calls back to back for most of a
+// second. Inputs come from memory, not from the cache, and launch times of the host stay hidden behind a
+// delay. Read next: probe.h.
 #pragma once
 
 #include "kernels/core/timeline.h"
@@ -31,7 +33,8 @@ struct Timing {
     std::optional<double> sustained;      // mean of the second half
 };
 
-// Calls that all ranks make together. meet: waits until every rank has come here. largest: the largest value of all ranks.
+// Calls that all ranks make together. meet: waits until every rank has come here. largest: the largest value
+// of all ranks.
 struct Together {
     std::function<void()> meet;
     std::function<double(double)> largest;
@@ -56,7 +59,8 @@ public:
     Meter& operator=(const Meter&) = delete;
 
     Timing time(const Subject& subject);
-    // The same without the pause and the sustained regime, for ceilings of memory traffic, which the power limit does not touch.
+    // The same without the pause and the sustained regime, for ceilings of memory traffic, which the power
+    // limit does not touch.
     Timing time_burst(const Subject& subject);
 
     // How many sets of `set_bytes` a caller should rotate, and whether they suffice to keep the cache cold.

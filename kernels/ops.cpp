@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What every backend shares of Ops: counting casts, and the fused operations composed of plain ones.
 #include "kernels/ops.h"
 

@@ -1,5 +1,7 @@
-// class Ops: every local operation (the list: kernels/ops/list.h; the contracts: kernels/ops/*.h). Public methods check the
-// arguments once, count calls and bytes, time if asked, then call the backend's do_x. Read next: kernels/exchange.h.
+// SPDX-License-Identifier: MIT
+// class Ops: every local operation (the list: kernels/ops/list.h; the contracts: kernels/ops/*.h). Public
+// methods check the arguments once, count calls and bytes, time if asked, then call the backend's do_x. Read
+// next: kernels/exchange.h.
 #pragma once
 
 #include "kernels/core/op_observer.h"
@@ -19,7 +21,8 @@ struct OpCount {
     double flops = 0;
 };
 
-// Argument checks and costs, one overload per op (kernels/ops/checks_*.cpp, kernels/ops/costs.cpp). check throws Error(internal).
+// Argument checks and costs, one overload per op (kernels/ops/checks_*.cpp, kernels/ops/costs.cpp). check
+// throws Error(internal).
 #define FP8FLOW_DECLARE(name, Args)   \
     void check(const op::Args& args); \
     OpCost cost(const op::Args& args);
@@ -46,8 +49,8 @@ public:
     FP8FLOW_FOR_EACH_COMPOSED_OP(FP8FLOW_PUBLIC)
 #undef FP8FLOW_PUBLIC
 
-    // Calls, bytes and FLOPs per op name since the last reset. The number of explicit casts of a layer is the number of calls
-    // to the stand-alone activation quantisers.
+    // Calls, bytes and FLOPs per op name since the last reset. The number of explicit casts of a layer is the
+    // number of calls to the stand-alone activation quantisers.
     const std::map<std::string, OpCount>& counts() const { return counts_; }
     int64_t num_casts() const;
     void reset_counts() { counts_.clear(); }

@@ -1,5 +1,7 @@
-// Probe: what a machine can do at most, asked of the machine itself: streaming memory traffic of any size and mix. With it stand the two
-// things that timing needs beside a clock: work that only takes time, and the size of the cache. Read next: measure.h, ceilings.h.
+// SPDX-License-Identifier: MIT
+// Probe: what a machine can do at most, asked of the machine itself: streaming memory traffic of any size and
+// mix. With it stand the two things that timing needs beside a clock: work that only takes time, and the size
+// of the cache. Read next: measure.h, ceilings.h.
 #pragma once
 
 #include "kernels/core/stream.h"
@@ -9,8 +11,9 @@
 
 namespace fp8flow {
 
-// Reads the first `bytes_read` bytes of `from` and writes the first `bytes_written` of `to`, each once, the two side by side. Both
-// counts are rounded up to 16, so the buffers must be; 0 is legal. What is written depends on what was read.
+// Reads the first `bytes_read` bytes of `from` and writes the first `bytes_written` of `to`, each once, the
+// two side by side. Both counts are rounded up to 16, so the buffers must be; 0 is legal. What is written
+// depends on what was read.
 struct Traffic {
     const void* from = nullptr;
     int64_t bytes_read = 0;
@@ -24,15 +27,17 @@ class Probe {
 public:
     virtual ~Probe() = default;
     virtual std::string device_name() const = 0;  // "NVIDIA H200"
-    // Bytes of the last-level cache that timed calls must not find their data in; 0: timings here say nothing about caches.
+    // Bytes of the last-level cache that timed calls must not find their data in; 0: timings here say nothing
+    // about caches.
     virtual int64_t cache_bytes() const = 0;
     virtual void stream_traffic(const Traffic& traffic, const Launch& launch = {}) = 0;
-    // Keeps the stream busy for about so long, so that the host can queue work behind it and launch times do not show. Does nothing on
-    // devices that work while the caller waits.
+    // Keeps the stream busy for about so long, so that the host can queue work behind it and launch times do
+    // not show. Does nothing on devices that work while the caller waits.
     virtual void delay(double seconds, Stream stream = {}) = 0;
 };
 
-// Traffic between the GPUs of a job, all ranks at the same time; collective, but ranks do not wait for each other inside.
+// Traffic between the GPUs of a job, all ranks at the same time; collective, but ranks do not wait for each
+// other inside.
 class PeerProbe {
 public:
     virtual ~PeerProbe() = default;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Self-attention as a list of steps: one product for QKV, split, rotate, attend, project; the same list read
 // upwards in backward. Its stages: qkv, core attention, proj.
 #include "layers/attention.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Causal self-attention with grouped queries and rotary embedding; BF16 in every recipe.
 #pragma once
 

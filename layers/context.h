@@ -1,5 +1,7 @@
-// Context: the only bundle handed down through the layers. Forward calls push what backward needs onto `saved` (and `rows` for routed
-// rows); `scratch` lives for one layer call. No globals. Read next: flows/flow.h.
+// SPDX-License-Identifier: MIT
+// Context: the only bundle handed down through the layers. Forward calls push what backward needs onto
+// `saved` (and `rows` for routed rows); `scratch` lives for one layer call. No globals. Read next:
+// flows/flow.h.
 #pragma once
 
 #include "kernels/core/arena.h"
@@ -21,7 +23,8 @@ struct Context;
 class ProductObserver {
 public:
     virtual ~ProductObserver() = default;
-    // stage: "fc1", "fc2", "fc2 dgrad" or "fc1 dgrad". operand [M, .] as the product read it, FP8 or plain; result [M, .].
+    // stage: "fc1", "fc2", "fc2 dgrad" or "fc1 dgrad". operand [M, .] as the product read it, FP8 or plain;
+    // result [M, .].
     virtual void product(Context& ctx, std::string_view stage, const ScaledTensor& operand,
                          const TensorView& result, const RowGroups& groups) = 0;
     virtual void router_gradient(Context& ctx, const TensorView& dprobs) = 0;  // [T, K]
@@ -56,14 +59,16 @@ struct Context {
     ProductObserver* products = nullptr;
     Launch launch = {};
 
-    // Until the end of the scope this is a stage of the journey (norm, fc1, ...), or a part of the model (the MoE layer, the head, ...).
+    // Until the end of the scope this is a stage of the journey (norm, fc1, ...), or a part of the model (the
+    // MoE layer, the head, ...).
     StageTimer::Scope stage(const char* name) { return {timer, StageLevel::stage, name, launch.stream}; }
     StageTimer::Scope part(const char* name) { return {timer, StageLevel::part, name, launch.stream}; }
     // Whether expert weight gradients of this micro-batch wait for the next one's.
     bool delays_wgrads() const { return delayed != nullptr && delayed->waits(); }
 };
 
-// What a forward keeps for its backward, from here on; forgotten where the backward runs the forward again (recompute moe, full).
+// What a forward keeps for its backward, from here on; forgotten where the backward runs the forward again
+// (recompute moe, full).
 class KeptSince {
 public:
     explicit KeptSince(const Context& ctx)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Which micro-batch keeps its operands, and for how long.
 #include "layers/delayed_wgrads.h"
 

@@ -1,5 +1,7 @@
-// Expert weight gradients that wait for the second of two micro-batches (moe_delay_wgrad_compute): the operands of the first, in memory of their
-// own. Then one product sums over the rows of both and touches dW, whose traffic bounds it, once. Read next: flows/steps.h.
+// SPDX-License-Identifier: MIT
+// Expert weight gradients that wait for the second of two micro-batches (moe_delay_wgrad_compute): the
+// operands of the first, in memory of their own. Then one product sums over the rows of both and touches dW,
+// whose traffic bounds it, once. Read next: flows/steps.h.
 #pragma once
 
 #include "kernels/core/arena.h"
@@ -15,8 +17,8 @@ class DelayedWgrads {
 public:
     explicit DelayedWgrads(Device& device) : arena_(device, "delayed weight gradients") {}
 
-    // Micro-batch `index` of the `count` of a step. What the first of two keeps stays until the first of the next two begins; the last of an odd
-    // number keeps nothing.
+    // Micro-batch `index` of the `count` of a step. What the first of two keeps stays until the first of the
+    // next two begins; the last of an odd number keeps nothing.
     void begin_micro_batch(int64_t index, int64_t count);
     // Whether the weight gradients of this micro-batch wait for those of the next one.
     bool waits() const { return waits_; }
@@ -29,7 +31,8 @@ public:
         Gradient mode;  // of the micro-batch that they are of
     };
     void keep(const Parameter& weight, const Waiting& waiting);
-    // What waits for this micro-batch's gradient of the weight, if anything does. It is valid until the next micro-batch begins.
+    // What waits for this micro-batch's gradient of the weight, if anything does. It is valid until the next
+    // micro-batch begins.
     std::optional<Waiting> take(const Parameter& weight);
 
 private:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The FFN of rows that stay on their rank, as a flow with one group and no dispatch.
 #include "layers/ffn.h"
 

@@ -1,4 +1,6 @@
-// SwiGLU FFN on rows that stay on their rank: the shared expert and dense-FFN layers. Follows the recipe and reuses the norm's FP8 rows.
+// SPDX-License-Identifier: MIT
+// SwiGLU FFN on rows that stay on their rank: the shared expert and dense-FFN layers. Follows the recipe and
+// reuses the norm's FP8 rows.
 #pragma once
 
 #include "layers/flows/flow.h"

@@ -1,5 +1,6 @@
-// Draws every token's experts at random with the wanted loads as weights, then moves single choices from experts with too many to
-// experts with too few.
+// SPDX-License-Identifier: MIT
+// Draws every token's experts at random with the wanted loads as weights, then moves single choices from
+// experts with too many to experts with too few.
 #include "layers/forced_routing.h"
 
 #include "kernels/core/error.h"
@@ -89,7 +90,8 @@ private:
         }
     }
 
-    // K distinct experts, each with a probability that grows with its load; group-limited: out of random groups.
+    // K distinct experts, each with a probability that grows with its load; group-limited: out of random
+    // groups.
     void draw_token(int32_t* ids) {
         std::vector<double> weight = load_;
         for (double& w : weight) w = std::max(w, 1e-9);
@@ -140,7 +142,8 @@ private:
         return false;
     }
 
-    // No token with an expert that has too many can take one that has too few: some other token gives up a third expert for it.
+    // No token with an expert that has too many can take one that has too few: some other token gives up a
+    // third expert for it.
     void take_detour() {
         const int64_t start = draw_.below(r_.num_experts);
         int64_t to = start;

@@ -1,4 +1,6 @@
-// Assignments of tokens to experts that ignore the router, for benchmarks: the same on every backend and in every run.
+// SPDX-License-Identifier: MIT
+// Assignments of tokens to experts that ignore the router, for benchmarks: the same on every backend and in
+// every run.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +18,10 @@ struct ForcedRouting {
     uint64_t seed = 0;
 };
 
-// ids [tokens, topk], distinct inside a token. Loads are exact (up to the remainder of tokens * topk / num_experts, which other experts
-// get on other ranks); which experts meet in a token is random, so that a token goes to as many ranks as under uniform routing. Skewed:
-// loads fall from max_over_mean times the mean along a line (above 2: a power), over the experts in random order, the same on every rank.
+// ids [tokens, topk], distinct inside a token. Loads are exact (up to the remainder of tokens * topk /
+// num_experts, which other experts get on other ranks); which experts meet in a token is random, so that a
+// token goes to as many ranks as under uniform routing. Skewed: loads fall from max_over_mean times the mean
+// along a line (above 2: a power), over the experts in random order, the same on every rank.
 std::vector<int32_t> forced_assignment(const ForcedRouting& routing);
 
 }  // namespace fp8flow

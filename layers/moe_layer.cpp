@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Forward and backward of the MoE layer, and what each recompute mode keeps or makes again.
 #include "layers/moe_layer.h"
 

@@ -1,4 +1,6 @@
-// The MoE layer: route, plan, then the recipe's flow (dispatch, fc1, swiglu, fc2, combine), plus the shared expert.
+// SPDX-License-Identifier: MIT
+// The MoE layer: route, plan, then the recipe's flow (dispatch, fc1, swiglu, fc2, combine), plus the shared
+// expert.
 #pragma once
 
 #include "layers/ffn.h"
@@ -41,7 +43,8 @@ private:
     void forward_once(Context& ctx, const TokenRows& x, const TensorView& residual, MoeSaved& saved,
                       const TensorView& y) const;
     void make_plan(Context& ctx, MoeSaved& saved) const;
-    // routed: rows shared over layers, where the experts' tensors live; layer: rows of this layer alone (the unpadded twin).
+    // routed: rows shared over layers, where the experts' tensors live; layer: rows of this layer alone (the
+    // unpadded twin).
     enum class PlanRows { routed, layer };
     DispatchPlan plan_for(Context& ctx, const TensorView& all_ids, const TensorView& all_probs,
                           int64_t alignment, PlanRows rows) const;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // One pass that writes BF16 rows and the FP8 rows of the recipe; delayed scaling keeps its history here.
 #include "layers/norm.h"
 

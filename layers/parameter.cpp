@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Initial values by name and global index, so that every rank layout starts equal; the working copies of each
 // recipe.
 #include "layers/parameter.h"

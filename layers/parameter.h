@@ -1,5 +1,7 @@
-// Parameters: FP32 master, moments and main gradient, and the working copies (BF16, or FP8 in both orientations) that the recipe
-// declares. The optimizer writes the copies; layers only read views. Read next: context.h.
+// SPDX-License-Identifier: MIT
+// Parameters: FP32 master, moments and main gradient, and the working copies (BF16, or FP8 in both
+// orientations) that the recipe declares. The optimizer writes the copies; layers only read views. Read next:
+// context.h.
 #pragma once
 
 #include "kernels/core/arena.h"
@@ -52,15 +54,18 @@ struct Parameter {
     int64_t numel() const { return master.numel(); }
 };
 
-// All parameters of a model in a fixed order: the order of the optimizer, the gradient reduction and the hash of weights.
+// All parameters of a model in a fixed order: the order of the optimizer, the gradient reduction and the hash
+// of weights.
 class ParameterStore {
 public:
     ParameterStore(Ops& ops, uint64_t seed) : ops_(ops), seed_(seed), arena_(ops.device(), "parameters") {}
 
-    // Allocates all but the main gradient, initialises from Philox(seed, hash(name), global element index), writes the working copies.
+    // Allocates all but the main gradient, initialises from Philox(seed, hash(name), global element index),
+    // writes the working copies.
     Parameter& add(const ParameterSpec& spec);
-    // Once, behind the last add: main gradients, those of the dense parameters side by side, and those of the expert parameters, so that
-    // one reduction over ranks takes each kind. Starts are aligned to 256 bytes; what lies between two gradients is 0.
+    // Once, behind the last add: main gradients, those of the dense parameters side by side, and those of the
+    // expert parameters, so that one reduction over ranks takes each kind. Starts are aligned to 256 bytes;
+    // what lies between two gradients is 0.
     void allocate_gradients();
     // [N] f32; absent where there are none.
     TensorView dense_gradients() const { return dense_gradients_; }

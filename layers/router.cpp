@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Routing of one layer in the order of the formulas: logits, scores, choice, losses; their gradients upwards.
 #include "layers/router.h"
 
@@ -133,8 +134,9 @@ void Router::backward(Context& ctx, const TensorView& dprobs, const TensorView& 
                                    ctx.launch);
 }
 
-// coeff * E/(K n^2) * sum_e counts_e P_e over a set of n tokens: this rank's micro-batch (aux_loss), each sequence (seq_aux_loss), or the
-// global batch so far (global_aux_loss); averaged over ranks and micro-batches, as the main loss is.
+// coeff * E/(K n^2) * sum_e counts_e P_e over a set of n tokens: this rank's micro-batch (aux_loss), each
+// sequence (seq_aux_loss), or the global batch so far (global_aux_loss); averaged over ranks and
+// micro-batches, as the main loss is.
 op::BalanceTerm Router::balance_term(Context& ctx, BalancingLoss type, double coeff,
                                      const op::RouterBalance& balance) const {
     const auto weight_for = [&](double tokens) {

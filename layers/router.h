@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The router: logits, top-k, balancing losses and their gradients, expert bias, load statistics.
 #pragma once
 
@@ -26,16 +27,18 @@ public:
     void backward(Context& ctx, const TensorView& dprobs, const TensorView& xn, const RouterSaved& saved,
                   const TensorView& dx_in, const TensorView& dx) const;
 
-    // A model keeps the statistics of its layers side by side: counts [E] i64, losses [2] f32. Otherwise they are the router's own.
+    // A model keeps the statistics of its layers side by side: counts [E] i64, losses [2] f32. Otherwise they
+    // are the router's own.
     void place_statistics(const TensorView& counts, const TensorView& losses);
 
-    // Start of a step: statistics to zero. End of a step: counts summed over all ranks (here, or by the model for all layers at once),
-    // then the expert bias moved.
+    // Start of a step: statistics to zero. End of a step: counts summed over all ranks (here, or by the model
+    // for all layers at once), then the expert bias moved.
     void begin_step(Context& ctx) const;
     void reduce_counts(Context& ctx) const;
     void update_bias(Context& ctx) const;
 
-    // After a step: tokens per expert of the global batch (all micro-batches and ranks), and the losses of this rank.
+    // After a step: tokens per expert of the global batch (all micro-batches and ranks), and the losses of
+    // this rank.
     TensorView step_counts() const { return counts_; }                 // [E] i64
     TensorView balancing_loss() const { return losses_.slice(0, 1); }  // [1] f32, coefficient included
     TensorView z_loss() const { return losses_.slice(1, 1); }          // [1] f32, coefficient included

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The shared buffers by key and the views into them; the first row of a layer is read on the device.
 #include "layers/row_arena.h"
 

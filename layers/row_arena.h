@@ -1,5 +1,7 @@
-// RowArena: saved tensors with one row per routed token copy. All MoE layers share one buffer per tensor kind (capacity: the sum over
-// layers); where a layer's rows begin is a device word, since it depends on routing. Layers push in the forward and pop in the backward.
+// SPDX-License-Identifier: MIT
+// RowArena: saved tensors with one row per routed token copy. All MoE layers share one buffer per tensor kind
+// (capacity: the sum over layers); where a layer's rows begin is a device word, since it depends on routing.
+// Layers push in the forward and pop in the backward.
 #pragma once
 
 #include "kernels/core/arena.h"
@@ -12,7 +14,8 @@ namespace fp8flow {
 
 class RowArena {
 public:
-    // Room for `capacity` rows over all saved layers, at most `max_layers` of them. Buffers appear on first use and stay.
+    // Room for `capacity` rows over all saved layers, at most `max_layers` of them. Buffers appear on first
+    // use and stay.
     RowArena(Device& device, int64_t capacity, int64_t max_layers);
     ~RowArena();
     RowArena(const RowArena&) = delete;
@@ -26,7 +29,8 @@ public:
     void push() { ++depth_; }
     void pop(int64_t depth) { depth_ = depth; }
 
-    // [capacity, width] (plain) or codes [capacity, width] + scales; transposed: codes [width, capacity]. row_base is the current layer's.
+    // [capacity, width] (plain) or codes [capacity, width] + scales; transposed: codes [width, capacity].
+    // row_base is the current layer's.
     TensorView tensor(DType dtype, int64_t width, const char* kind);
     TensorView vector(DType dtype, const char* kind);  // [capacity]
     ScaledTensor fp8(DType dtype, int64_t width, ScaleLayout layout, const char* kind);

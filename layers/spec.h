@@ -1,5 +1,7 @@
-// What a model is made of: the plain structs that the layers read. model/config/config.h fills them from YAML; the field names
-// are Megatron's leaf keys, so that a reader can go from a config file to the code by searching for one word.
+// SPDX-License-Identifier: MIT
+// What a model is made of: the plain structs that the layers read. model/config/config.h fills them from
+// YAML; the field names are Megatron's leaf keys, so that a reader can go from a config file to the code by
+// searching for one word.
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"

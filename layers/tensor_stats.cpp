@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Copies a quantised tensor and its source to the host and counts what the codes lost.
 #include "layers/tensor_stats.h"
 

@@ -1,5 +1,7 @@
-// TensorStats (--tensor-stats): what quantisation did to each tensor of the flow: underflow, saturation, scale range, error against
-// the plain source. A diagnosis: it copies tensors to the host and is not meant for timed steps.
+// SPDX-License-Identifier: MIT
+// TensorStats (--tensor-stats): what quantisation did to each tensor of the flow: underflow, saturation,
+// scale range, error against the plain source. A diagnosis: it copies tensors to the host and is not meant
+// for timed steps.
 #pragma once
 
 #include "layers/context.h"

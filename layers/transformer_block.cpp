@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The block as two residual branches, forward and backward, and which precision a layer has.
 #include "layers/transformer_block.h"
 

@@ -1,5 +1,6 @@
-// One transformer block: norm, attention, residual; norm, MoE (or dense FFN), residual. Forward pushes what backward needs; backward reads
-// the same list upwards.
+// SPDX-License-Identifier: MIT
+// One transformer block: norm, attention, residual; norm, MoE (or dense FFN), residual. Forward pushes what
+// backward needs; backward reads the same list upwards.
 #pragma once
 
 #include "layers/attention.h"
@@ -39,7 +40,8 @@ public:
     Router* router() { return moe_ ? &moe_->router() : nullptr; }
     SelfAttention* attention() { return attention_.get(); }
     void begin_step(Context& ctx) const;
-    // Router statistics reduced over ranks, then update_state. A model reduces those of all layers at once and calls the second part alone.
+    // Router statistics reduced over ranks, then update_state. A model reduces those of all layers at once
+    // and calls the second part alone.
     void end_step(Context& ctx, int64_t step) const;
     // Expert bias and delayed scales moved, unless the step status forbids it.
     void update_state(Context& ctx, int64_t step) const;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # A queue of checks over the GPUs of a machine, for gpu_check.sh; sourced after common.sh, never run.
 # Small checks share a GPU; others have one or several GPUs to themselves. They start in the order in which they were added, as soon as
 # what they need is free.

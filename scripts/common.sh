@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Functions shared by the scripts of this folder; sourced, never run.
 # shellcheck shell=bash
 

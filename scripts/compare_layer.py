@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Compares `fp8flow replay` with a MoE layer written here in numpy, in float64: output, routing, input gradient and every weight gradient,
 for the layers of DeepSeek-V3, Qwen3-MoE and Mixtral under several recipes. Needs numpy and a built fp8flow; safetensors files are read and
 written below, so that nothing else has to be installed. Take `reference` out and put your own layer in its place.

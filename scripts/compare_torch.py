@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Compares `fp8flow replay` with the MoE blocks of the transformers package: DeepseekV3MoE, Qwen3MoeSparseMoeBlock and MixtralSparseMoeBlock
 run in float64 with the same weights; output, routing, input gradient and every weight gradient. The files go through the safetensors package
 both ways, and config.json is the one that transformers writes. Needs torch, transformers and safetensors.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # Prepares a prefix with the libraries that fp8flow is built from, for machines where nobody may install packages and for clusters without
 # a network: yaml-cpp, nlohmann-json, CLI11, fmt, GoogleTest, and cudnn-frontend (attention on cuDNN). MPI, a compiler, CMake and Ninja stay
 # the machine's own. The sources are the projects' release archives, checked against the sums below before anything is unpacked.

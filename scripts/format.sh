@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # Formats all C++ and CUDA sources in place with clang-format 14; with --check, only names the files that differ.
 # Another major version formats differently, so none is accepted.
 set -euo pipefail

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # On a machine with Hopper GPUs, in one call: builds, then runs every GPU test on one GPU and on several, short training, validation and
 # measuring runs on 1, 2, 4 GPUs, and compute-sanitizer over every operation. Small checks run side by side on all GPUs. Prints one table
 # and writes gpu_check.json; exit status 1 if a check failed. Installs nothing (dependencies: scripts/setup_deps.sh, fetch_deps.sh).

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """What the profiler says of the kernels behind rows of `fp8flow bench`: one cold call of each row under Nsight Compute (ncu), one line a kernel.
 
   scripts/kernel_profile.py --suite upstream --match '^cross_entropy '

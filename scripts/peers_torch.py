@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """PyTorch's own kernels on this GPU, at the shapes of `fp8flow bench --suite upstream` that PyTorch has an operation for: F.rms_norm forward and
 backward, torch.compile of SwiGLU x probability + 1x128 quantisation, grouped and dense products. One JSON object a line, as --peers reads them:
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Kills training runs with SIGKILL, between checkpoints and in the middle of writing one, resumes them with `--resume auto`, and compares with
 runs that were left alone: every loss, norm and byte of the last checkpoint (FP32 weights, both moments, biases) must be the same. A run that
 goes on with another number of ranks, its experts spread anew, is compared with one that went on from the same checkpoint of a run that nobody

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # Installs the distribution's packages that fp8flow is built from (Debian 12, Ubuntu 24.04), if any is missing.
 # Usage: setup_deps.sh [build] [format]     (default: build)
 # When nothing is missing it does nothing and needs no network. Without root and without passwordless sudo it prints the

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # Sets up, builds everything (the CUDA backend wherever nvcc >= 12.9 works) and runs the tests, except those labelled slow.
 # Usage: test.sh [arguments for ctest]     e.g. test.sh -L unit, test.sh -R permute
 set -euo pipefail

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # Sets up, builds and trains, from a fresh clone to a trained model.
 # Usage: train.sh [-n RANKS] [CONFIG] [arguments for `fp8flow train`]
 #   RANKS    MPI ranks (default: $FP8FLOW_RANKS, else 2)

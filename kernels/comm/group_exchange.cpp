@@ -1,5 +1,7 @@
-// The reference exchange. Both sides of every message know its size and order from the plan, so data is all that travels: a rank
-// packs what a peer needs in ascending token order, the peer unpacks it in order (source rank, token).
+// SPDX-License-Identifier: MIT
+// The reference exchange. Both sides of every message know its size and order from the plan, so data is all
+// that travels: a rank packs what a peer needs in ascending token order, the peer unpacks it in order (source
+// rank, token).
 #include "kernels/comm/group_exchange.h"
 
 #include "kernels/core/scalar_math.h"
@@ -78,8 +80,9 @@ std::vector<int64_t> choices_for(const DispatchPlan& plan, int64_t host) {
     return counts;
 }
 
-// Calls visit(n, row) for the n-th (token, expert) choice that rank `host` hosts, in order (source rank, token, expert); row is the
-// M-row of that choice, -1 where an overflow cut it off (the step is redone then, but counts must still agree).
+// Calls visit(n, row) for the n-th (token, expert) choice that rank `host` hosts, in order (source rank,
+// token, expert); row is the M-row of that choice, -1 where an overflow cut it off (the step is redone then,
+// but counts must still agree).
 template <class Visit> void for_each_choice(const DispatchPlan& plan, int64_t host, Visit visit) {
     const Sizes sizes(plan);
     const int32_t* ids = plan.all_ids.as<int32_t>();
@@ -269,8 +272,8 @@ void GroupExchange::do_combine(const Combine& args, const DispatchPlan& plan, Ar
     add_returned_rows(args, plan, returned, recv_parts, probs_returned);
 }
 
-// Owner's side: a token's rows in ascending expert order, which is also ascending rank order; every rank's rows arrive in the order in
-// which they are used here.
+// Owner's side: a token's rows in ascending expert order, which is also ascending rank order; every rank's
+// rows arrive in the order in which they are used here.
 void GroupExchange::add_returned_rows(const Combine& args, const DispatchPlan& plan,
                                       const TensorView& returned,
                                       const std::vector<ProcessGroup::Part>& parts,

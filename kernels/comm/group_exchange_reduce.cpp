@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // all_reduce of the reference exchange.
 #include "kernels/comm/group_exchange.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Messages in host memory.
 #include "kernels/comm/messages.h"
 

@@ -1,5 +1,7 @@
-// Messages: plain messages between all ranks, as a program without a plan of its own would send them: what the exchanges are compared with.
-// Over the ProcessGroup in host memory here, over NCCL between GPUs (kernels/hopper/exchange/nccl/messages.cu).
+// SPDX-License-Identifier: MIT
+// Messages: plain messages between all ranks, as a program without a plan of its own would send them: what
+// the exchanges are compared with. Over the ProcessGroup in host memory here, over NCCL between GPUs
+// (kernels/hopper/exchange/nccl/messages.cu).
 #pragma once
 
 #include "kernels/comm/process_group.h"

@@ -1,5 +1,7 @@
-// ProcessGroup over MPI: non-blocking point-to-point messages, polled until all are done or the deadline passes, so that a dead or
-// stalled peer is named instead of waited for. Groups are lists of ranks with a tag of their own on one communicator; no MPI call blocks.
+// SPDX-License-Identifier: MIT
+// ProcessGroup over MPI: non-blocking point-to-point messages, polled until all are done or the deadline
+// passes, so that a dead or stalled peer is named instead of waited for. Groups are lists of ranks with a tag
+// of their own on one communicator; no MPI call blocks.
 #include "kernels/comm/process_group.h"
 #include "kernels/core/error.h"
 
@@ -21,7 +23,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kPieceBytes = std::size_t{64}
                                     << 20;  // of a message: counts are int in MPI; progress is seen per piece
-// Polling yields the core at first; after this long without progress it sleeps between polls, to leave the cores to the late peer.
+// Polling yields the core at first; after this long without progress it sleeps between polls, to leave the
+// cores to the late peer.
 constexpr std::chrono::milliseconds kYieldFor{100};
 constexpr std::chrono::microseconds kNap{50};
 

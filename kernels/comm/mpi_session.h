@@ -1,4 +1,6 @@
-// The life of MPI in this process: initialise, finalise, or take the whole job down. Keeps <mpi.h> out of other headers.
+// SPDX-License-Identifier: MIT
+// The life of MPI in this process: initialise, finalise, or take the whole job down. Keeps <mpi.h> out of
+// other headers.
 #pragma once
 
 #include <memory>
@@ -18,8 +20,8 @@ public:
 
     int rank() const { return rank_; }
     int size() const { return size_; }
-    // True for the first rank on this host that asks: it is the one to report an error. The others wait for the end that the
-    // reporting rank brings with abort().
+    // True for the first rank on this host that asks: it is the one to report an error. The others wait for
+    // the end that the reporting rank brings with abort().
     bool claim_report();
     // Ends every rank of the job with this exit code; does not return.
     [[noreturn]] void abort(int exit_code);

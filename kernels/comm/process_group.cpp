@@ -1,5 +1,6 @@
-// Collectives shared by all transports: each is one or two transfers, and reductions add in ascending rank order, so that the bits do
-// not depend on the transport.
+// SPDX-License-Identifier: MIT
+// Collectives shared by all transports: each is one or two transfers, and reductions add in ascending rank
+// order, so that the bits do not depend on the transport.
 #include "kernels/comm/process_group.h"
 
 #include "kernels/core/error.h"

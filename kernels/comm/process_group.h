@@ -1,5 +1,7 @@
-// ProcessGroup: what the ranks of a job say to each other: over MPI between processes, or over shared memory between threads of one
-// process (tests). Host memory; every wait has a deadline. All ranks of the group call the same methods in the same order.
+// SPDX-License-Identifier: MIT
+// ProcessGroup: what the ranks of a job say to each other: over MPI between processes, or over shared memory
+// between threads of one process (tests). Host memory; every wait has a deadline. All ranks of the group call
+// the same methods in the same order.
 #pragma once
 
 #include <cstddef>
@@ -18,14 +20,16 @@ public:
     virtual int rank() const = 0;
     virtual int size() const = 0;
 
-    // Named in the message when a wait passes its deadline: "step 12, stage dispatch". Groups made by split share it.
+    // Named in the message when a wait passes its deadline: "step 12, stage dispatch". Groups made by split
+    // share it.
     void set_activity(std::string activity) { *activity_ = std::move(activity); }
     const std::string& activity() const { return *activity_; }
 
     void barrier();
     // recv[r * bytes ...] = what rank r sent. `send` may be this rank's place in `recv`.
     void all_gather(const void* send, std::size_t bytes, void* recv);
-    // Bytes send_parts[r] of `send` go to rank r; sizes are known on both sides (zero is legal). send_parts[rank] is copied locally.
+    // Bytes send_parts[r] of `send` go to rank r; sizes are known on both sides (zero is legal).
+    // send_parts[rank] is copied locally.
     struct Part {
         std::size_t offset = 0, bytes = 0;
     };
@@ -35,8 +39,8 @@ public:
     // A new group of the ranks with the same color, ordered by rank.
     virtual std::unique_ptr<ProcessGroup> split(int color) = 0;
 
-    // In place: element-wise fp32 sum in ascending rank order (shards exchanged, summed by their owner, gathered): the same bits on every
-    // rank and for every transport.
+    // In place: element-wise fp32 sum in ascending rank order (shards exchanged, summed by their owner,
+    // gathered): the same bits on every rank and for every transport.
     void all_reduce_sum(std::span<float> values);
     void all_reduce_sum(std::span<double> values);
     void all_reduce_sum(std::span<int64_t> values);
@@ -47,8 +51,9 @@ protected:
     explicit ProcessGroup(std::shared_ptr<std::string> activity) : activity_(std::move(activity)) {}
     const std::shared_ptr<std::string>& shared_activity() const { return activity_; }
 
-    // The one thing a transport does: all_to_all under the name of the collective it is part of. Returns when everything has arrived and
-    // `send` may be reused; throws Error(peer) past the deadline, and where a peer's sizes differ from what this rank expects.
+    // The one thing a transport does: all_to_all under the name of the collective it is part of. Returns when
+    // everything has arrived and `send` may be reused; throws Error(peer) past the deadline, and where a
+    // peer's sizes differ from what this rank expects.
     virtual void transfer(const char* operation, const void* send, std::span<const Part> send_parts,
                           void* recv, std::span<const Part> recv_parts) = 0;
 
@@ -60,11 +65,11 @@ private:
     std::vector<std::byte> scratch_;  // of all_reduce; grows once
 };
 
-// Over MPI; MPI_Init must have been called. Waits poll and throw Error(peer) after `deadline_seconds` without progress; what was under
-// way may still write into the caller's buffers then, so the process has to end.
+// Over MPI; MPI_Init must have been called. Waits poll and throw Error(peer) after `deadline_seconds` without
+// progress; what was under way may still write into the caller's buffers then, so the process has to end.
 std::unique_ptr<ProcessGroup> make_mpi_group(double deadline_seconds);
-// `size` groups for as many threads of this process. An error in one rank's collective, or a group destroyed while others wait for it,
-// fails the waits of all others at once.
+// `size` groups for as many threads of this process. An error in one rank's collective, or a group destroyed
+// while others wait for it, fails the waits of all others at once.
 std::vector<std::unique_ptr<ProcessGroup>> make_thread_groups(int size, double deadline_seconds);
 // Runs `body` as `size` ranks on as many threads. A rank that throws, or returns while others wait for it,
 // fails their waits at once; the exception of the rank that failed first is rethrown here.

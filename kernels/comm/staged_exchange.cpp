@@ -1,4 +1,6 @@
-// Copies out, exchanges on the host, copies in. Every tensor keeps its bytes, so the order contract is that of GroupExchange.
+// SPDX-License-Identifier: MIT
+// Copies out, exchanges on the host, copies in. Every tensor keeps its bytes, so the order contract is that
+// of GroupExchange.
 #include "kernels/comm/staged_exchange.h"
 
 #include <utility>
@@ -91,7 +93,8 @@ void StagedExchange::do_dispatch(const ScaledTensor& rows, const DispatchPlan& p
     const ScaledTensor out = arena_.fp8(dst.data.dtype, {capacity, width}, dst.layout, "mirror");
     host_.dispatch(copy_out(rows, launch), host, out, arena_);
 
-    // Only the rows of this layer: the rest of a shared buffer belongs to others. vec128 scales have one stripe per block of columns.
+    // Only the rows of this layer: the rest of a shared buffer belongs to others. vec128 scales have one
+    // stripe per block of columns.
     const int64_t total = host.groups.offsets.as<int64_t>()[host.groups.num_groups];
     const int64_t base = row_base(dst.data, launch), row_bytes = width * size_of(dst.data.dtype);
     device_.copy_in(dst.data.bytes_ptr() + base * row_bytes, out.data.data,

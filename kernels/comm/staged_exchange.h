@@ -1,6 +1,8 @@
-// StagedExchange: the exchange between ranks whose tensors live on a device, staged through host memory: rows are copied out, exchanged by
-// the reference exchange, and copied back. Correct on any number of GPUs and nodes, and slow: every call synchronises with the host. It is
-// the fallback of builds without NCCL where GPUs cannot reach each other's memory.
+// SPDX-License-Identifier: MIT
+// StagedExchange: the exchange between ranks whose tensors live on a device, staged through host memory: rows
+// are copied out, exchanged by the reference exchange, and copied back. Correct on any number of GPUs and
+// nodes, and slow: every call synchronises with the host. It is the fallback of builds without NCCL where
+// GPUs cannot reach each other's memory.
 #pragma once
 
 #include "kernels/comm/group_exchange.h"
@@ -11,7 +13,8 @@ namespace fp8flow {
 
 class StagedExchange final : public Exchange {
 public:
-    // `device` holds the tensors of all calls and, as the groups, outlives the exchange; `host_ops` work on host memory.
+    // `device` holds the tensors of all calls and, as the groups, outlives the exchange; `host_ops` work on
+    // host memory.
     StagedExchange(ProcessGroup& group, ProcessGroup& world, ProcessGroup& expert_replicas, Device& device,
                    std::unique_ptr<Ops> host_ops, CombineOrder order);
     int rank() const override { return host_.rank(); }
@@ -31,7 +34,8 @@ protected:
     void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override;
 
 private:
-    // A host tensor of the same shape; with `rows` >= 0 the M axis (first) is cut to that many rows and begins at the row base.
+    // A host tensor of the same shape; with `rows` >= 0 the M axis (first) is cut to that many rows and
+    // begins at the row base.
     TensorView mirror(const TensorView& view, int64_t rows = -1);
     TensorView copy_out(const TensorView& view, const Launch& launch, int64_t rows = -1);
     ScaledTensor copy_out(const ScaledTensor& tensor, const Launch& launch);

@@ -1,5 +1,7 @@
-// ProcessGroup between threads of one process: ranks show each other their send buffers, meet, copy what is theirs, and meet again.
-// For tests of everything that crosses ranks, without mpirun. One mutex and one condition per job: simple before fast.
+// SPDX-License-Identifier: MIT
+// ProcessGroup between threads of one process: ranks show each other their send buffers, meet, copy what is
+// theirs, and meet again. For tests of everything that crosses ranks, without mpirun. One mutex and one
+// condition per job: simple before fast.
 #include "kernels/comm/process_group.h"
 #include "kernels/core/error.h"
 
@@ -140,8 +142,8 @@ void ThreadGroup::meet(const char* operation) {
     }
 }
 
-// Waits until every member has copied. All of them are at it, so nobody is late; and nobody may leave before, whatever has failed,
-// because the others still read its buffers.
+// Waits until every member has copied. All of them are at it, so nobody is late; and nobody may leave before,
+// whatever has failed, because the others still read its buffers.
 void ThreadGroup::part() {
     std::unique_lock lock(job()->mutex);
     const uint64_t meeting = team_->num_meetings;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Arena: chunks of host memory handed out in stack order, with bytes counted by category.
 #include "kernels/core/arena.h"
 

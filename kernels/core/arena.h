@@ -1,5 +1,7 @@
-// Arena: stack-like memory for activations. The first step grows it chunk by chunk; once warm, a step allocates nothing.
-// Two of them serve a model: `saved` (forward to backward) and `scratch` (inside one layer call).
+// SPDX-License-Identifier: MIT
+// Arena: stack-like memory for activations. The first step grows it chunk by chunk; once warm, a step
+// allocates nothing. Two of them serve a model: `saved` (forward to backward) and `scratch` (inside one layer
+// call).
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
@@ -19,7 +21,8 @@ public:
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
 
-    // 256-byte aligned, uninitialised. `category` groups bytes in reports ("norm", "fc1", ...); a string literal.
+    // 256-byte aligned, uninitialised. `category` groups bytes in reports ("norm", "fc1", ...); a string
+    // literal.
     TensorView tensor(DType dtype, std::initializer_list<int64_t> shape, const char* category);
     ScaledTensor fp8(DType dtype, std::initializer_list<int64_t> shape, ScaleLayout layout,
                      const char* category, int64_t groups = 0);

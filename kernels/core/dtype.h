@@ -1,4 +1,6 @@
-// Storage types of tensors. The narrow formats are plain structs of bits; arithmetic on them lives in scalar_math.h.
+// SPDX-License-Identifier: MIT
+// Storage types of tensors. The narrow formats are plain structs of bits; arithmetic on them lives in
+// scalar_math.h.
 #pragma once
 
 #include <cstdint>

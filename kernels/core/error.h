@@ -1,5 +1,6 @@
-// The one exception type of the program and its exit codes. Errors carry numbers and the key to change; they are
-// thrown here and caught once, in model/commands/main.cpp. Read next: model/commands/main.cpp.
+// SPDX-License-Identifier: MIT
+// The one exception type of the program and its exit codes. Errors carry numbers and the key to change; they
+// are thrown here and caught once, in model/commands/main.cpp. Read next: model/commands/main.cpp.
 #pragma once
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What one call gives a GPU to do.
 #pragma once
 

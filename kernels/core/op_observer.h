@@ -1,5 +1,6 @@
-// OpObserver: who wants to know, call by call, what Ops and Exchange are asked to do (the stage timer). Ops and Exchange hold a pointer
-// to one, null by default: then it costs one branch.
+// SPDX-License-Identifier: MIT
+// OpObserver: who wants to know, call by call, what Ops and Exchange are asked to do (the stage timer). Ops
+// and Exchange hold a pointer to one, null by default: then it costs one branch.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +10,8 @@ namespace fp8flow {
 // Which part of the machine bounds an op's arithmetic.
 enum class Unit : uint8_t { vector, bf16_product, fp8_product };
 
-// Bytes an op must move between memory and chip and floating-point operations it must do, from its shapes (of routed rows, the valid
-// ones where the host knows them, RowGroups::known_rows, or else the row capacity).
+// Bytes an op must move between memory and chip and floating-point operations it must do, from its shapes (of
+// routed rows, the valid ones where the host knows them, RowGroups::known_rows, or else the row capacity).
 struct OpCost {
     double bytes = 0;  // read and written
     double flops = 0;
@@ -27,7 +28,8 @@ struct OpCall {
 class OpObserver {
 public:
     virtual void op_called(const OpCall& call) = 0;
-    // A step of the exchange as a whole; the ops that it is made of follow, up to the end, and are part of it.
+    // A step of the exchange as a whole; the ops that it is made of follow, up to the end, and are part of
+    // it.
     virtual void exchange_began(const OpCall& call) = 0;
     virtual void exchange_ended(double wire_bytes) = 0;  // that left this rank; 0: counted on the device
 

@@ -1,5 +1,7 @@
-// PinnedBuffer and HostEvent: page-locked host memory and an event of a device, owned. The device must have passed every copy to or from
-// a buffer before its owner dies: a copy under way would write into memory of somebody else.
+// SPDX-License-Identifier: MIT
+// PinnedBuffer and HostEvent: page-locked host memory and an event of a device, owned. The device must have
+// passed every copy to or from a buffer before its owner dies: a copy under way would write into memory of
+// somebody else.
 #pragma once
 
 #include "kernels/core/stream.h"

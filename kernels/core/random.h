@@ -1,5 +1,6 @@
-// Counter-based random numbers: Philox4x32-10 (Salmon et al. 2011). Any element can be drawn alone, so that initial weights are the
-// same for every number of ranks and every backend.
+// SPDX-License-Identifier: MIT
+// Counter-based random numbers: Philox4x32-10 (Salmon et al. 2011). Any element can be drawn alone, so that
+// initial weights are the same for every number of ranks and every backend.
 #pragma once
 
 #include "kernels/core/scalar_math.h"
@@ -44,7 +45,8 @@ FP8FLOW_HD double random_uniform(uint64_t seed, uint64_t stream, uint64_t index)
     return static_cast<double>(((uint64_t{w[0]} << 32) | w[1]) >> 11) * 0x1.0p-53;
 }
 
-// Logarithm of a positive normal double, within 2 units in the last place: only IEEE operations, so that host and device agree.
+// Logarithm of a positive normal double, within 2 units in the last place: only IEEE operations, so that host
+// and device agree.
 FP8FLOW_HD double log_of(double x) {
     constexpr double kLn2High = 0x1.62e42fee00000p-1, kLn2Low = 0x1.a39ef35793c76p-33;  // ln 2 in two parts
     const auto bits = std::bit_cast<uint64_t>(x);
@@ -60,7 +62,8 @@ FP8FLOW_HD double log_of(double x) {
     return exponent * kLn2High + (2.0 * s + (2.0 * s * series + exponent * kLn2Low));
 }
 
-// Cosine of `turns` full turns, 0 <= turns < 1: reduced to an eighth of a turn around a multiple of a quarter, then Taylor's series.
+// Cosine of `turns` full turns, 0 <= turns < 1: reduced to an eighth of a turn around a multiple of a
+// quarter, then Taylor's series.
 FP8FLOW_HD double cos_of_turns(double turns) {
     const double quarters = turns * 4.0;
     const int nearest = static_cast<int>(quarters + 0.5);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Random tensors on a device: one period is drawn on the host, the rest are copies of it on the device.
 #include "kernels/core/random_fill.h"
 

@@ -1,5 +1,7 @@
-// Scalar arithmetic shared by host and device, so that both give the same bits: format conversions, the one quantisation rule, the
-// scaling-aware shift of an FP8 code, exp / log / sigmoid / silu. Only IEEE +, -, *, /, sqrt and explicit fma are used.
+// SPDX-License-Identifier: MIT
+// Scalar arithmetic shared by host and device, so that both give the same bits: format conversions, the one
+// quantisation rule, the scaling-aware shift of an FP8 code, exp / log / sigmoid / silu. Only IEEE +, -, *,
+// /, sqrt and explicit fma are used.
 #pragma once
 
 #include "kernels/core/dtype.h"
@@ -57,7 +59,7 @@ FP8FLOW_HD float div_float(float a, float b) {
 #endif
 }
 
-// ---- BF16 and FP16 ----------------------------------------------------------------------------------------------------------
+// ---- BF16 and FP16
 FP8FLOW_HD float to_float(Bf16 x) { return bits_float(static_cast<uint32_t>(x.bits) << 16); }
 FP8FLOW_HD Bf16 to_bf16(float x) {  // RNE; NaN stays NaN
     const uint32_t bits = float_bits(x);
@@ -90,7 +92,7 @@ FP8FLOW_HD Fp16 to_f16(float x) {  // RNE; overflow to infinity as IEEE
     return {static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13))};
 }
 
-// ---- FP8 --------------------------------------------------------------------------------------------------------------------
+// ---- FP8
 constexpr float kE4m3Max = 448.0f;
 constexpr float kE5m2Max = 57344.0f;
 
@@ -139,8 +141,9 @@ FP8FLOW_HD float fp8_to_float(uint8_t code, DType dtype) {
     return dtype == DType::e5m2 ? to_float(E5m2{code}) : to_float(E4m3{code});
 }
 
-// ---- the quantisation rule --------------------------------------------------------------------------------------------------
-// All-zero blocks get this amax, so their scale never exceeds a real block's.
+// ---- the quantisation rule
+// -------------------------------------------------------------------------------------------------- All-zero
+// blocks get this amax, so their scale never exceeds a real block's.
 constexpr float kAmaxEps = 1e-10f;
 
 struct QuantScale {
@@ -148,14 +151,15 @@ struct QuantScale {
     float dequant;     // stored: value = code * dequant
 };
 
-// amax: max|x| of the block (NaN ignored, may be infinite). Power-of-two form: floor of the multiplier, at most 2^126, so that
-// dequant is a normal number. NaN or infinite amax: scale 1 (the codes then saturate).
+// amax: max|x| of the block (NaN ignored, may be infinite). Power-of-two form: floor of the multiplier, at
+// most 2^126, so that dequant is a normal number. NaN or infinite amax: scale 1 (the codes then saturate).
 FP8FLOW_HD QuantScale quant_scale(float amax, float code_max, ScaleFormat format) {
     if (!(amax >= kAmaxEps)) amax = kAmaxEps;
     if (float_bits(amax) >= 0x7F800000u) return {1.0f, 1.0f};
     if (format == ScaleFormat::pow2) {
-        // code_max / amax down to a power of two, without dividing: the difference of the bits is that of the exponents, less one where
-        // amax has the larger mantissa. kAmaxEps keeps it far below 2^126, and 1 / multiplier a normal number.
+        // code_max / amax down to a power of two, without dividing: the difference of the bits is that of the
+        // exponents, less one where amax has the larger mantissa. kAmaxEps keeps it far below 2^126, and 1 /
+        // multiplier a normal number.
         const uint32_t bits = ((float_bits(code_max) - float_bits(amax)) & 0xFF800000u) + 0x3F800000u;
         return {bits_float(bits), bits_float(0x7F000000u - bits)};
     }
@@ -175,8 +179,9 @@ FP8FLOW_HD uint8_t float_to_e8m0(float scale) {
     return static_cast<uint8_t>((float_bits(scale) >> 23) & 0xFFu);
 }
 
-// MXFP8 (OCP MX; torchao): the stored E8M0 byte and the multiplier. floor: floor(log2 amax) - floor(log2 max_code); values may clip.
-// rceil: amax/max_code rounded up to a power of two. NaN or infinite amax gives 0xFF.
+// MXFP8 (OCP MX; torchao): the stored E8M0 byte and the multiplier. floor: floor(log2 amax) - floor(log2
+// max_code); values may clip. rceil: amax/max_code rounded up to a power of two. NaN or infinite amax gives
+// 0xFF.
 struct MxScale {
     uint8_t code;
     float multiplier;
@@ -195,8 +200,9 @@ FP8FLOW_HD MxScale mx_scale(float amax, DType dtype, MxRounding rounding) {
     return {static_cast<uint8_t>(exponent), bits_float(static_cast<uint32_t>(254 - exponent) << 23)};
 }
 
-// ---- scaling-aware shift (FP8-Flow-MoE; recipe.md 2.5 variant C) --------------------------------------------------------------
-// code * 2^-k rounded to nearest even, in the exponent field. k = 0 is the identity; NaN (and E5M2 infinity) pass.
+// ---- scaling-aware shift (FP8-Flow-MoE; recipe.md 2.5 variant C)
+// -------------------------------------------------------------- code * 2^-k rounded to nearest even, in the
+// exponent field. k = 0 is the identity; NaN (and E5M2 infinity) pass.
 FP8FLOW_HD uint8_t fp8_shift_down(uint8_t code, int k, DType dtype) {
     const int mantissa_bits = dtype == DType::e5m2 ? 2 : 3;
     const uint32_t magnitude = code & 0x7Fu;
@@ -215,7 +221,7 @@ FP8FLOW_HD uint8_t fp8_shift_down(uint8_t code, int k, DType dtype) {
     return static_cast<uint8_t>(sign | rounded);
 }
 
-// ---- elementary functions -----------------------------------------------------------------------------------------------------
+// ---- elementary functions
 // exp(r) for |r| <= ln(2) / 2.
 FP8FLOW_HD float exp_polynomial(float r) {
     float p = 1.9875691500e-4f;
@@ -241,7 +247,8 @@ FP8FLOW_HD float exp_float(float x) {
     return p * bits_float(static_cast<uint32_t>(half + 127) << 23) *
            bits_float(static_cast<uint32_t>(exponent - half + 127) << 23);
 }
-// exp_float for |x| <= kNear, bit by bit and without its cases: n stands in the low bits of the shifted sum, and p * 2^n is a normal number.
+// exp_float for |x| <= kNear, bit by bit and without its cases: n stands in the low bits of the shifted sum,
+// and p * 2^n is a normal number.
 constexpr float kNear = 80.0f;
 FP8FLOW_HD float exp_near(float x) {
     const float shifted = fma_float(x, 1.44269504f, 12582912.0f), n = shifted - 12582912.0f;

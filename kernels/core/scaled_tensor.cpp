@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Names and scale shapes of the FP8 layouts: the one place that turns a layout into dimensions.
 #include "kernels/core/scaled_tensor.h"
 

@@ -1,7 +1,8 @@
-// ScaledTensor: FP8 values together with their scales and the layout of those scales; the same bytes in both backends.
-// Scales are stored as DEQUANTISATION factors: value = data * scale. 0.0f occurs in pads only.
-// Sources: DeepSeek-V3 (1x128 / 128x128 blocks), FP8-Flow-MoE (tile scales after the scaling-aware transpose),
-// torchao (per-row, per-group-and-column, MX blocks).
+// SPDX-License-Identifier: MIT
+// ScaledTensor: FP8 values together with their scales and the layout of those scales; the same bytes in both
+// backends. Scales are stored as DEQUANTISATION factors: value = data * scale. 0.0f occurs in pads only.
+// Sources: DeepSeek-V3 (1x128 / 128x128 blocks), FP8-Flow-MoE (tile scales after the scaling-aware
+// transpose), torchao (per-row, per-group-and-column, MX blocks).
 #pragma once
 
 #include "kernels/core/tensor.h"
@@ -11,8 +12,8 @@ namespace fp8flow {
 constexpr int64_t kBlock = 128;   // contraction elements per scale, and per FP32 promotion of the GEMM
 constexpr int64_t kMxBlock = 32;  // elements per E8M0 scale of MXFP8
 
-// Which values share a scale, and where that scale stands. R x C are the dimensions of the stored codes (C contiguous).
-// Where R x C is [dim, M] (a transposed copy), the M axis is the contiguous one.
+// Which values share a scale, and where that scale stands. R x C are the dimensions of the stored codes (C
+// contiguous). Where R x C is [dim, M] (a transposed copy), the M axis is the contiguous one.
 enum class ScaleLayout : uint8_t {
     none,         // no scales: an ordinary tensor
     tensor,       // [1] f32
@@ -26,7 +27,8 @@ enum class ScaleLayout : uint8_t {
     mx32,       // [(E,) ceil(C/32), R] e8m0: 1x32 blocks along the contiguous dimension
 };
 
-// pow2: scales are powers of two (the multiplier is rounded down, so nothing saturates); fp32: amax / max exactly.
+// pow2: scales are powers of two (the multiplier is rounded down, so nothing saturates); fp32: amax / max
+// exactly.
 enum class ScaleFormat : uint8_t { pow2, fp32 };
 // Rounding of MXFP8's E8M0 scales: floor (OCP reference) or rceil (round up amax/448, as cuBLAS).
 enum class MxRounding : uint8_t { floor, rceil };
@@ -48,7 +50,8 @@ struct ScaleShape {
     DType dtype;
 };
 ScaleShape scale_shape(ScaleLayout layout, const TensorView& codes, int64_t groups = 0);
-// Throws unless codes are FP8 and scales have exactly the layout's shape and dtype (vec128_wire: e8m0 or f32).
+// Throws unless codes are FP8 and scales have exactly the layout's shape and dtype (vec128_wire: e8m0 or
+// f32).
 void check_fp8(const ScaledTensor& tensor, const char* what, int64_t groups = 0);
 
 }  // namespace fp8flow

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Opening and closing spans while a step is launched, and their times afterwards.
 #include "kernels/core/stage_timer.h"
 

@@ -1,8 +1,11 @@
-// StageTimer: when each stage of the token's journey began and ended on the device, forward and backward, and what it had to do. Off by
-// default: a scope then costs one branch. The stage names are the words of the journey: norm, route, plan, dispatch, fc1, swiglu, ...
+// SPDX-License-Identifier: MIT
+// StageTimer: when each stage of the token's journey began and ended on the device, forward and backward, and
+// what it had to do. Off by default: a scope then costs one branch. The stage names are the words of the
+// journey: norm, route, plan, dispatch, fc1, swiglu, ...
 //
-// Parts (the MoE layer, attention, head, optimizer, ...) contain stages; stages may contain stages. A scope leaves two marks in the
-// timeline of the stream it works on and nothing else, so nobody waits; resolve(), after the step, turns marks into seconds.
+// Parts (the MoE layer, attention, head, optimizer, ...) contain stages; stages may contain stages. A scope
+// leaves two marks in the timeline of the stream it works on and nothing else, so nobody waits; resolve(),
+// after the step, turns marks into seconds.
 #pragma once
 
 #include "kernels/core/arena.h"
@@ -18,7 +21,8 @@
 namespace fp8flow {
 
 enum class StageLevel : uint8_t { part = 1, stage = 2 };
-// parts: only parts leave marks, so that events between kernels do not count in the time of a whole layer; they tell the device's clock, too.
+// parts: only parts leave marks, so that events between kernels do not count in the time of a whole layer;
+// they tell the device's clock, too.
 enum class TimerDetail : uint8_t { off = 0, parts = 1, stages = 2 };
 
 struct StageSpan {
@@ -98,8 +102,9 @@ private:
     std::vector<Call> calls_;
 };
 
-// The part and the stage that the moments of a span (its children's not counted) and its calls are booked under: a cast under "cast",
-// everything else under the outermost stage inside its part; a part's own moments under its own name.
+// The part and the stage that the moments of a span (its children's not counted) and its calls are booked
+// under: a cast under "cast", everything else under the outermost stage inside its part; a part's own moments
+// under its own name.
 struct StageName {
     const char* part = "";
     const char* stage = "";

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Where and with how much of the machine an op runs, and the memory of the device it runs on.
 #pragma once
 
@@ -21,13 +22,14 @@ struct Event {
 
 struct Launch {
     Stream stream;
-    // 0: all; otherwise at most so many multiprocessors, so that communication can run beside
+    // 0: all; otherwise at most so many SMs, so that communication can run beside
     int sm_limit = 0;
 };
 
 // Memory of one backend. allocate never returns null: it throws Error(memory) with the numbers.
-// What a warm step uses never stops the host: copy, fill, and the asynchronous copies from and to page-locked host memory, with events. Their
-// bodies here are those of a device that has finished each call when it returns (the host).
+// What a warm step uses never stops the host: copy, fill, and the asynchronous copies from and to page-locked
+// host memory, with events. Their bodies here are those of a device that has finished each call when it
+// returns (the host).
 class Device {
 public:
     virtual ~Device() = default;
@@ -48,7 +50,8 @@ public:
     // Page-locked host memory: the host end of the asynchronous copies.
     virtual void* allocate_host(std::size_t bytes) { return allocate(bytes); }
     virtual void free_host(void* data) { free(data); }
-    // Return at once; `host` (from allocate_host) must stay, and must not be written or read, until an event recorded behind the copy passed.
+    // Return at once; `host` (from allocate_host) must stay, and must not be written or read, until an event
+    // recorded behind the copy passed.
     virtual void copy_in_async(void* device, const void* host, std::size_t bytes, Stream stream = {}) {
         copy(device, host, bytes, stream);
     }
@@ -57,13 +60,14 @@ public:
     }
     virtual Event make_event() { return {}; }
     virtual void free_event(Event) {}
-    // What was given to the stream so far is what a wait for the event waits for. An event never recorded has passed.
+    // What was given to the stream so far is what a wait for the event waits for. An event never recorded has
+    // passed.
     virtual void record(Event, Stream = {}) {}
     virtual bool has_passed(Event) { return true; }
     virtual void wait(Event) { ++num_waits_; }
 
-    // Calls so far that stop the host until the device has caught up, or may (allocate, free, copy_in, copy_out, synchronize), and waits for
-    // events: what a test of a warm step looks at.
+    // Calls so far that stop the host until the device has caught up, or may (allocate, free, copy_in,
+    // copy_out, synchronize), and waits for events: what a test of a warm step looks at.
     int64_t num_synchronisations() const { return num_synchronisations_; }
     int64_t num_waits() const { return num_waits_; }
 

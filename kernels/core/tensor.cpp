@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Checks and constructors of TensorView.
 #include "kernels/core/tensor.h"
 

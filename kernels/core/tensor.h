@@ -1,5 +1,7 @@
-// TensorView: a borrowed, row-major, contiguous tensor of run-time dtype and rank; what every op takes and returns.
-// RowGroups: routed rows sorted by expert, with sizes that live on the device. Read next: fp8_tensor.h.
+// SPDX-License-Identifier: MIT
+// TensorView: a borrowed, row-major, contiguous tensor of run-time dtype and rank; what every op takes and
+// returns. RowGroups: routed rows sorted by expert, with sizes that live on the device. Read next:
+// scaled_tensor.h.
 #pragma once
 
 #include "kernels/core/dtype.h"
@@ -16,9 +18,10 @@ constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 // Borrowed and trivially copyable; owns nothing. A default-constructed view is "absent" (optional arguments).
 //
-// row_base: tensors with one row per routed token copy ([M, *], and transposed copies [*, M]) may share one buffer with
-// the same tensor of other layers (RowArena). Then `data` is the start of the shared buffer, the M dimension is its
-// whole capacity, and *row_base, read on the device, is the first row of this layer. Null means 0.
+// row_base: tensors with one row per routed token copy ([M, *], and transposed copies [*, M]) may share one
+// buffer with the same tensor of other layers (RowArena). Then `data` is the start of the shared buffer, the
+// M dimension is its whole capacity, and *row_base, read on the device, is the first row of this layer. Null
+// means 0.
 struct TensorView {
     static constexpr int kMaxRank = 4;
 
@@ -59,9 +62,10 @@ struct TensorView {
 TensorView make_view(void* data, DType dtype, std::initializer_list<int64_t> shape);
 std::string describe(const TensorView& view);  // "bf16[128, 256]"
 
-// M routed rows in `num_groups` groups (local experts), expert-major. Group g holds counts[g] valid rows followed by pads up
-// to offsets[g+1]; offsets are multiples of `alignment`, offsets[num_groups] is the padded total. Rows are relative to the
-// row_base of the tensor at hand. A group of 0 rows has no pads. counts and offsets are device data.
+// M routed rows in `num_groups` groups (local experts), expert-major. Group g holds counts[g] valid rows
+// followed by pads up to offsets[g+1]; offsets are multiples of `alignment`, offsets[num_groups] is the
+// padded total. Rows are relative to the row_base of the tensor at hand. A group of 0 rows has no pads.
+// counts and offsets are device data.
 struct RowGroups {
     int64_t num_groups = 0;
     TensorView counts;         // [num_groups] i64

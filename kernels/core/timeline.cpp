@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The host's timeline, for devices that work while the caller waits: a mark is the time at which it is made.
 #include "kernels/core/timeline.h"
 

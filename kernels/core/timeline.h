@@ -1,5 +1,7 @@
-// Timeline: points in the work of a stream and the seconds between them; what stage timers and benchmarks measure with.
-// CUDA: events, so that marking costs the host a microsecond and stops nobody. Host: a steady clock.
+// SPDX-License-Identifier: MIT
+// Timeline: points in the work of a stream and the seconds between them; what stage timers and benchmarks
+// measure with. CUDA: events, so that marking costs the host a microsecond and stops nobody. Host: a steady
+// clock.
 #pragma once
 
 #include "kernels/core/stream.h"
@@ -11,20 +13,22 @@ namespace fp8flow {
 class Timeline {
 public:
     virtual ~Timeline() = default;
-    // Records a point behind the work queued on `stream` so far; returns its index, counted from 0 since the last reset. Allocates
-    // only where there have never been so many marks.
+    // Records a point behind the work queued on `stream` so far; returns its index, counted from 0 since the
+    // last reset. Allocates only where there have never been so many marks.
     virtual int64_t mark(Stream stream) = 0;
     // From mark a to mark b; waits until both have passed.
     virtual double seconds_between(int64_t a, int64_t b) = 0;
     // Forgets all marks and keeps their storage. Marks that are still under way may be forgotten, too.
     virtual void reset() = 0;
 
-    // From now on marks count the device's cycles, too, which costs it some microseconds each. Not every device can.
+    // From now on marks count the device's cycles, too, which costs it some microseconds each. Not every
+    // device can.
     virtual void count_cycles() {}
     // The device's mean clock in Hz from mark a to mark b; waits until both have passed. 0: not counted.
     virtual double clock_between(int64_t /*a*/, int64_t /*b*/) { return 0; }
 
-    // Names what the calling thread launches until end_range, for profilers that listen (CUDA: an NVTX range "direction/name").
+    // Names what the calling thread launches until end_range, for profilers that listen (CUDA: an NVTX range
+    // "direction/name").
     virtual void begin_range(const char* /*direction*/, const char* /*name*/) {}
     virtual void end_range() {}
     // Brackets the part of a run that a profiler should record (CUDA: cudaProfilerStart and Stop).

@@ -1,4 +1,6 @@
-// Construction of the Hopper backend: device, cuBLASLt handle, workspaces; all memory that operations need beside their arguments.
+// SPDX-License-Identifier: MIT
+// Construction of the Hopper backend: device, cuBLASLt handle, workspaces; all memory that operations need
+// beside their arguments.
 #include "kernels/hopper/hopper_ops.h"
 
 #include "kernels/hopper/runtime/cuda_device.h"

@@ -1,5 +1,7 @@
-// The CUDA backend for Hopper (sm_90a): every operation on one GPU, bit-equal to the reference where the contract is bytes.
-// One op family a file: kernels above, launcher (the do_x member) below. Read next: launch.h, then any family.
+// SPDX-License-Identifier: MIT
+// The CUDA backend for Hopper (sm_90a): every operation on one GPU, bit-equal to the reference where the
+// contract is bytes. One op family a file: kernels above, launcher (the do_x member) below. Read next:
+// launch.h, then any family.
 #pragma once
 
 #include "kernels/hopper/factory.h"
@@ -9,8 +11,9 @@
 
 namespace fp8flow {
 
-// Products of the cuBLASLt path so far: those that cuBLASLt computed, and those that the native kernel had to take (sizes or addresses that
-// are no multiples of 16 bytes, kinds of operands that cuBLASLt does not know). Tests assert that a baseline is what it says it is.
+// Products of the cuBLASLt path so far: those that cuBLASLt computed, and those that the native kernel had to
+// take (sizes or addresses that are no multiples of 16 bytes, kinds of operands that cuBLASLt does not know).
+// Tests assert that a baseline is what it says it is.
 struct LtCounts {
     int64_t cublaslt = 0, native = 0;
 };

@@ -1,5 +1,6 @@
-// Memory that operations need beside their arguments, allocated once: partial sums of two-stage reductions, cuBLASLt's handle and workspaces,
-// cuDNN's plans.
+// SPDX-License-Identifier: MIT
+// Memory that operations need beside their arguments, allocated once: partial sums of two-stage reductions,
+// cuBLASLt's handle and workspaces, cuDNN's plans.
 #pragma once
 
 #include "kernels/hopper/attention/cudnn.h"

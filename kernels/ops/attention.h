@@ -1,5 +1,7 @@
-// Causal attention with grouped queries, and rotary embedding. BF16 (or f32) operands, fp32 softmax and accumulation.
-// Sources: Dao et al. 2022 (log-sum-exp saved, probabilities rebuilt in the backward), Su et al. 2021 (RoPE, half-split form).
+// SPDX-License-Identifier: MIT
+// Causal attention with grouped queries, and rotary embedding. BF16 (or f32) operands, fp32 softmax and
+// accumulation. Sources: Dao et al. 2022 (log-sum-exp saved, probabilities rebuilt in the backward), Su et
+// al. 2021 (RoPE, half-split form).
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
@@ -8,18 +10,20 @@ namespace fp8flow::op {
 
 enum class RopeDirection { forward, backward };  // backward: rotate by the negative angle
 
-// In place on [T, heads, D]: pairs (x, y) = (i, i + D/2) rotated by (c, s) = table[position, i]; position of row t is t % S.
-// x' = fma(x, c, -(y * s)), y' = fma(y, c, x * s) in fp32, one rounding to the dtype; backward: s negated.
+// In place on [T, heads, D]: pairs (x, y) = (i, i + D/2) rotated by (c, s) = table[position, i]; position of
+// row t is t % S. x' = fma(x, c, -(y * s)), y' = fma(y, c, x * s) in fp32, one rounding to the dtype;
+// backward: s negated.
 struct Rope {
     TensorView table;  // [S, D/2, 2] f32: cos, sin
     RopeDirection direction = RopeDirection::forward;
     TensorView x;  // in/out [T, heads, D]
 };
 
-// T = num_sequences * seq_length rows. o = softmax(scale * q k^T + causal mask) v per head; query head h uses kv head
-// h / (heads / kv_heads). lse [T, heads] = log-sum-exp of the scaled scores. T = 0 is legal.
-// Order, all in fp32: score = scale * (fma over ascending d); p = exp(score - max); sum = p over ascending key positions in 8 lanes;
-// lse = max + log(sum); o = (fma of p * v over ascending key positions) / sum, rounded once. Keys after the query are never read.
+// T = num_sequences * seq_length rows. o = softmax(scale * q k^T + causal mask) v per head; query head h uses
+// kv head h / (heads / kv_heads). lse [T, heads] = log-sum-exp of the scaled scores. T = 0 is legal. Order,
+// all in fp32: score = scale * (fma over ascending d); p = exp(score - max); sum = p over ascending key
+// positions in 8 lanes; lse = max + log(sum); o = (fma of p * v over ascending key positions) / sum, rounded
+// once. Keys after the query are never read.
 struct Attention {
     TensorView q;  // [T, heads, D] bf16 | f32
     TensorView k;  // [T, kv_heads, D]
@@ -29,9 +33,10 @@ struct Attention {
     TensorView o;    // out [T, heads, D]
     TensorView lse;  // out [T, heads] f32
 };
-// p = exp(score - lse), score as above. delta = dot(dout, o) over D in 8 lanes; dp = fma of dout * v over ascending d;
-// ds = (p * (dp - delta)) * scale. dq = fma of ds * k over ascending keys; dk, dv = fma of ds * q, p * dout over ascending query heads of
-// the group and, inside a head, ascending queries, in one fp32 sum. Each gradient is rounded once.
+// p = exp(score - lse), score as above. delta = dot(dout, o) over D in 8 lanes; dp = fma of dout * v over
+// ascending d; ds = (p * (dp - delta)) * scale. dq = fma of ds * k over ascending keys; dk, dv = fma of ds *
+// q, p * dout over ascending query heads of the group and, inside a head, ascending queries, in one fp32 sum.
+// Each gradient is rounded once.
 struct AttentionBackward {
     TensorView dout;  // [T, heads, D]
     TensorView q, k, v, o, lse;
@@ -40,7 +45,8 @@ struct AttentionBackward {
     TensorView dq, dk, dv;  // out
 };
 
-// qkv [T, (heads + 2*kv_heads) * D] <-> q, k, v. Columns: all query heads, then all key heads, then all value heads.
+// qkv [T, (heads + 2*kv_heads) * D] <-> q, k, v. Columns: all query heads, then all key heads, then all value
+// heads.
 struct SplitQkv {
     TensorView qkv;
     TensorView q, k, v;  // out

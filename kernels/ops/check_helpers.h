@@ -1,4 +1,6 @@
-// What the argument checks of several op families share: dtype and shape of a tensor, and the bytes of a list of tensors.
+// SPDX-License-Identifier: MIT
+// What the argument checks of several op families share: dtype and shape of a tensor, and the bytes of a list
+// of tensors.
 #pragma once
 
 #include "kernels/core/op_observer.h"

@@ -1,4 +1,6 @@
-// Argument checks and costs of attention, rotary embedding and the packed projection. FLOPs count the causal half only.
+// SPDX-License-Identifier: MIT
+// Argument checks and costs of attention, rotary embedding and the packed projection. FLOPs count the causal
+// half only.
 #include "kernels/ops.h"
 #include "kernels/ops/check_helpers.h"
 

@@ -1,4 +1,6 @@
-// Argument checks and costs of the matrix products. Checks look at shapes only: counts, offsets and row bases are device data.
+// SPDX-License-Identifier: MIT
+// Argument checks and costs of the matrix products. Checks look at shapes only: counts, offsets and row bases
+// are device data.
 #include "kernels/ops.h"
 #include "kernels/ops/check_helpers.h"
 
@@ -59,7 +61,8 @@ Unit unit_of(const ScaledTensor& operand) {
 
 double operand_bytes(const ScaledTensor& operand) { return bytes_of({operand.data, operand.scales}); }
 
-// Of an operand with one row (or column) per routed token copy: the share of this op's rows in a buffer of many layers.
+// Of an operand with one row (or column) per routed token copy: the share of this op's rows in a buffer of
+// many layers.
 double operand_bytes(const ScaledTensor& operand, const RowGroups& groups, int64_t stored_rows) {
     if (stored_rows == 0) return 0;
     return operand_bytes(operand) * static_cast<double>(groups.cost_rows()) /

@@ -1,4 +1,6 @@
-// Argument checks and costs of the dispatch plan and the row movers. Checks look at shapes only: counts and offsets are device data.
+// SPDX-License-Identifier: MIT
+// Argument checks and costs of the dispatch plan and the row movers. Checks look at shapes only: counts and
+// offsets are device data.
 #include "kernels/ops.h"
 #include "kernels/ops/check_helpers.h"
 

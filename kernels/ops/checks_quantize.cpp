@@ -1,5 +1,6 @@
-// Argument checks and costs of the quantisers and the FP8 transposes. Checks look at shapes only: counts, offsets and row bases are
-// device data.
+// SPDX-License-Identifier: MIT
+// Argument checks and costs of the quantisers and the FP8 transposes. Checks look at shapes only: counts,
+// offsets and row bases are device data.
 #include "kernels/ops.h"
 #include "kernels/ops/check_helpers.h"
 
@@ -17,8 +18,8 @@ int64_t routed_rows(const RowGroups& groups, int64_t rows) {
     return groups.num_groups > 0 ? groups.cost_rows() : rows;
 }
 
-// The M dimension of a routed tensor: exactly the source's without groups, at least the row capacity with them. `wider`: a transposed
-// copy, which may have pads at its end.
+// The M dimension of a routed tensor: exactly the source's without groups, at least the row capacity with
+// them. `wider`: a transposed copy, which may have pads at its end.
 void check_extent(const TensorView& view, const char* what, int64_t extent, const RowGroups& groups,
                   int64_t rows, bool wider = false) {
     if (groups.num_groups > 0) {

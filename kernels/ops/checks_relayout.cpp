@@ -1,4 +1,6 @@
-// Checks and costs of relayout_scales and of the two state updates between steps, delayed_scale_update and clip_factor.
+// SPDX-License-Identifier: MIT
+// Checks and costs of relayout_scales and of the two state updates between steps, delayed_scale_update and
+// clip_factor.
 #include "kernels/ops.h"
 #include "kernels/ops/check_helpers.h"
 

@@ -1,4 +1,6 @@
-// Argument checks and costs of SwiGLU. Tensors of routed rows may be longer than the rows of this op (row arenas).
+// SPDX-License-Identifier: MIT
+// Argument checks and costs of SwiGLU. Tensors of routed rows may be longer than the rows of this op (row
+// arenas).
 #include "kernels/ops.h"
 #include "kernels/ops/check_helpers.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Argument checks and costs of embedding, cross-entropy and the element-wise ops.
 #include "kernels/ops.h"
 #include "kernels/ops/check_helpers.h"

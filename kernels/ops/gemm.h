@@ -1,17 +1,20 @@
-// Matrix products: dense, grouped by expert, and grouped weight gradients. Accumulation orders are part of the contract.
+// SPDX-License-Identifier: MIT
+// Matrix products: dense, grouped by expert, and grouped weight gradients. Accumulation orders are part of
+// the contract.
 //
-// Plain operands (bf16 | f32): acc = fma(a, b, acc) in fp32 over ascending k, one rounding to the output dtype.
-// FP8 operands: products of codes summed in fp32 over each scale block of the contraction (128; 32 for mx32; the whole contraction
-// for scales constant along it), ascending k; then acc = fma(partial, scale_a*scale_b, acc), scales multiplied first; one rounding.
-// Sources: DeepSeek-V3 (FP32 promotion every 128), DeepGEMM, torchao.
+// Plain operands (bf16 | f32): acc = fma(a, b, acc) in fp32 over ascending k, one rounding to the output
+// dtype. FP8 operands: products of codes summed in fp32 over each scale block of the contraction (128; 32 for
+// mx32; the whole contraction for scales constant along it), ascending k; then acc = fma(partial,
+// scale_a*scale_b, acc), scales multiplied first; one rounding. Sources: DeepSeek-V3 (FP32 promotion every
+// 128), DeepGEMM, torchao.
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
 
 namespace fp8flow::op {
 
-// nt: D[M,N] = A[M,K] B[N,K]^T   nn: D = A[M,K] B[K,N]   tn: D = A[K,M]^T B[K,N]. FP8 operands: nt only (Hopper reads both
-// operands contiguous along the contraction).
+// nt: D[M,N] = A[M,K] B[N,K]^T   nn: D = A[M,K] B[K,N]   tn: D = A[K,M]^T B[K,N]. FP8 operands: nt only
+// (Hopper reads both operands contiguous along the contraction).
 enum class GemmForm { nt, nn, tn };
 
 struct Gemm {
@@ -23,9 +26,9 @@ struct Gemm {
     TensorView d;  // out [M, N] bf16 | f32
 };
 
-// D[r] = A[r] B[g]^T for every row r of group g. nt with B [G, N, K], or nn with B [G, K, N] (plain operands only).
-// Row scales: A vec128 | row | mx32 | tensor | none, B block128 | row | mx32 | tensor | none.
-// Pad rows of D are written as zeros; rows past offsets[G] are untouched.
+// D[r] = A[r] B[g]^T for every row r of group g. nt with B [G, N, K], or nn with B [G, K, N] (plain operands
+// only). Row scales: A vec128 | row | mx32 | tensor | none, B block128 | row | mx32 | tensor | none. Pad rows
+// of D are written as zeros; rows past offsets[G] are untouched.
 struct GroupedGemm {
     ScaledTensor a;  // [M, K]
     ScaledTensor b;  // [G, N, K]
@@ -43,16 +46,18 @@ struct WgradOperands {
     explicit operator bool() const { return static_cast<bool>(dy); }
 };
 
-// dW[g] (+)= dY_g^T X_g, contraction over the group's rows. Plain operands: dy [M, N], x [M, K] (rows in ascending order, fma).
-// FP8: the transposed copies dy [N, M], x [K, M], layouts tile128 | vec128 | group_row | mx32 | tensor; blocks of the contraction
-// are counted from the group's first row; pads contribute nothing: their codes are 0 by the contract of whoever wrote the copies (a
-// backend may multiply over them), plain rows there are not read. A group of 0 rows writes zeros (overwrite) or nothing.
-// accumulate: dW = dW + product, one fp32 addition of the old value per element, behind the last block of the contraction; a backend may add it
-// behind an earlier one.
+// dW[g] (+)= dY_g^T X_g, contraction over the group's rows. Plain operands: dy [M, N], x [M, K] (rows in
+// ascending order, fma). FP8: the transposed copies dy [N, M], x [K, M], layouts tile128 | vec128 | group_row
+// | mx32 | tensor; blocks of the contraction are counted from the group's first row; pads contribute nothing:
+// their codes are 0 by the contract of whoever wrote the copies (a backend may multiply over them), plain
+// rows there are not read. A group of 0 rows writes zeros (overwrite) or nothing. accumulate: dW = dW +
+// product, one fp32 addition of the old value per element, behind the last block of the contraction; a
+// backend may add it behind an earlier one.
 //
-// second: further operands whose rows belong to the same groups, of another micro-batch: dW[g] (+)= dY_g^T X_g + dY2_g^T X2_g, so that dW is
-// touched once for both. Same dtypes and layouts, other capacities and groups of other sizes. One accumulator: the rows of the first, then those
-// of the second; a backend may instead add the second's product to dW as an accumulating call of its own would. A group is of 0 rows where
+// second: further operands whose rows belong to the same groups, of another micro-batch: dW[g] (+)= dY_g^T
+// X_g + dY2_g^T X2_g, so that dW is touched once for both. Same dtypes and layouts, other capacities and
+// groups of other sizes. One accumulator: the rows of the first, then those of the second; a backend may
+// instead add the second's product to dW as an accumulating call of its own would. A group is of 0 rows where
 // both are.
 struct GroupedGemmWgrad {
     ScaledTensor dy;
@@ -71,8 +76,9 @@ inline GroupedGemmWgrad second_call(const GroupedGemmWgrad& args) {
     return {args.second.dy, args.second.x, args.second.groups, Gradient::accumulate, args.dw, {}};
 }
 
-// fc1 with SwiGLU x prob + 1x128 quantise in its epilogue: h = A B^T rounded to BF16, a = quantise(swiglu(h) * prob); bit-equal to
-// the composed ops. h is written in any case by the composed form; a fused backend may skip it where save_h says so.
+// fc1 with SwiGLU x prob + 1x128 quantise in its epilogue: h = A B^T rounded to BF16, a = quantise(swiglu(h)
+// * prob); bit-equal to the composed ops. h is written in any case by the composed form; a fused backend may
+// skip it where save_h says so.
 enum class SaveH { yes, no };
 struct GroupedGemmSwigluQuantize {
     ScaledTensor a;  // [M, K] vec128

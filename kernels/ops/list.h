@@ -1,5 +1,7 @@
-// The list of every local operation, by family. Ops (kernels/ops.h) and both backends are generated from it, so a missing
-// operation is a compile error. X(name, Args): public Ops::name(const op::Args&), protected virtual do_name.
+// SPDX-License-Identifier: MIT
+// The list of every local operation, by family. Ops (kernels/ops.h) and both backends are generated from it,
+// so a missing operation is a compile error. X(name, Args): public Ops::name(const op::Args&), protected
+// virtual do_name.
 #pragma once
 
 #include "kernels/ops/attention.h"

@@ -1,21 +1,25 @@
-// AdamW with FP32 masters, gradient norm, and the writing of the working copies. Source: Loshchilov & Hutter 2019; Megatron-LM.
+// SPDX-License-Identifier: MIT
+// AdamW with FP32 masters, gradient norm, and the writing of the working copies. Source: Loshchilov & Hutter
+// 2019; Megatron-LM.
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
 
 namespace fp8flow::op {
 
-// sum += sum of squares of x, in double, rounded to f32 once per call. In a block of 8192 elements, element i goes to strand i % 128 (ascending); each
-// four neighbouring strands are added as (0+1) + (2+3), the 32 sums in halves (s + (s+16), then + 8, 4, 2, 1). The sum of block b goes to strand
-// b % 1024 (ascending); each 32 neighbouring strands are added in halves, then the 32 sums likewise.
+// sum += sum of squares of x, in double, rounded to f32 once per call. In a block of 8192 elements, element i
+// goes to strand i % 128 (ascending); each four neighbouring strands are added as (0+1) + (2+3), the 32 sums
+// in halves (s + (s+16), then + 8, 4, 2, 1). The sum of block b goes to strand b % 1024 (ascending); each 32
+// neighbouring strands are added in halves, then the 32 sums likewise.
 constexpr int64_t kNormSquaredBlock = 8192, kNormSquaredStrands = 128, kNormSquaredBlockStrands = 1024;
 struct NormSquared {
     TensorView x;    // f32, any shape
     TensorView sum;  // in/out [1] f32
 };
 
-// g = grad * grad_scale; m = b1 m + (1-b1) g; v = b2 v + (1-b2) (g g); w -= lr * ((m/c1) / (sqrt(v/c2) + eps) + wd w). All fp32, each
-// operation as written and rounded on its own (no fma), bit-equal across backends. Nothing is written when *status != 0.
+// g = grad * grad_scale; m = b1 m + (1-b1) g; v = b2 v + (1-b2) (g g); w -= lr * ((m/c1) / (sqrt(v/c2) + eps)
+// + wd w). All fp32, each operation as written and rounded on its own (no fma), bit-equal across backends.
+// Nothing is written when *status != 0.
 struct AdamW {
     TensorView grad;  // f32
     float lr = 0, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0;
@@ -35,8 +39,9 @@ struct AdamWQuantize {
     ScaledTensor dgrad;  // [E, K, N], optional
 };
 
-// Gradient clipping by global norm without a host round trip: norm = sqrt(sum of norm_squared); factor = clip / (norm + 1e-6) if that
-// is below 1 (clip > 0), else 1. A norm that is not finite sets *status to kStepNonFinite if it was 0.
+// Gradient clipping by global norm without a host round trip: norm = sqrt(sum of norm_squared); factor = clip
+// / (norm + 1e-6) if that is below 1 (clip > 0), else 1. A norm that is not finite sets *status to
+// kStepNonFinite if it was 0.
 struct ClipFactor {
     TensorView norm_squared;  // [1] f32
     float clip = 0.0f;        // 0: no clipping

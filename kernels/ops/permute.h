@@ -1,17 +1,20 @@
-// Who receives what, and the row movers: dispatch plan, fused permute + pad, unpermute + unpad, and the unfused pair.
-// Source: NVIDIA/TransformerEngine#1921 (fused padding), DeepEP / FlashComm (deduplicated dispatch, deterministic slots).
+// SPDX-License-Identifier: MIT
+// Who receives what, and the row movers: dispatch plan, fused permute + pad, unpermute + unpad, and the
+// unfused pair. Source: NVIDIA/TransformerEngine#1921 (fused padding), DeepEP / FlashComm (deduplicated
+// dispatch, deterministic slots).
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
 
 namespace fp8flow::op {
 
-// The plan of one MoE layer on one rank: a pure function of all ranks' routing, so every rank computes consistent offsets without
-// another message. Letters: G ranks, S = tokens_per_rank slots per rank (the largest T), K top-k, L local experts,
-// R received rows: one per distinct (source rank, token) with at least one local expert, ordered by (rank, token).
-// M-tensors' row r of group g: the group's tokens in ascending (source rank, token) order, so the order inside an expert does
-// not depend on how experts are spread over ranks. Expert e lives on rank e / L, so first_expert is rank * L; a token names an
-// expert at most once. row_source and row_prob are M-tensors and begin at their own row_base; row numbers inside recv_rows and
+// The plan of one MoE layer on one rank: a pure function of all ranks' routing, so every rank computes
+// consistent offsets without another message. Letters: G ranks, S = tokens_per_rank slots per rank (the
+// largest T), K top-k, L local experts, R received rows: one per distinct (source rank, token) with at least
+// one local expert, ordered by (rank, token). M-tensors' row r of group g: the group's tokens in ascending
+// (source rank, token) order, so the order inside an expert does not depend on how experts are spread over
+// ranks. Expert e lives on rank e / L, so first_expert is rank * L; a token names an expert at most once.
+// row_source and row_prob are M-tensors and begin at their own row_base; row numbers inside recv_rows and
 // offsets are relative to it. Their rows past offsets[L] are not written (they may belong to the next layer).
 struct PlanDispatch {
     TensorView all_ids;    // [G, S, K] i32: global expert ids of every rank's tokens; -1: no such token
@@ -30,16 +33,17 @@ struct PlanDispatch {
     TensorView send_counts;   // out [G] i64
     // out [1] i64: row_base + offsets[L] rounded up to 128: where the next layer may begin; optional
     TensorView next_row_base;
-    // in/out [1] i32: set to 1 when the padded total exceeds row_capacity or what row_source / row_prob hold past their row_base
-    // (never set back to 0). Then the step must not be used, and the rows are cut so that nothing is written past the end: groups
-    // in order keep their first rows, in whole alignment units; cut rows are missing from recv_rows. Received rows and what is
-    // sent stay as routed, because the other ranks do not know.
+    // in/out [1] i32: set to 1 when the padded total exceeds row_capacity or what row_source / row_prob hold
+    // past their row_base (never set back to 0). Then the step must not be used, and the rows are cut so that
+    // nothing is written past the end: groups in order keep their first rows, in whole alignment units; cut
+    // rows are missing from recv_rows. Received rows and what is sent stay as routed, because the other ranks
+    // do not know.
     TensorView overflow;
 };
 
-// dst row r = src row row_source[r]; pads are written as zero codes / zero scales. One pass: permute and pad fused.
-// src is FP8 with vec128_wire scales and dst FP8 with vec128 (the GEMM's layout), or both plain tensors of one dtype (bf16, f32, or
-// codes without scales).
+// dst row r = src row row_source[r]; pads are written as zero codes / zero scales. One pass: permute and pad
+// fused. src is FP8 with vec128_wire scales and dst FP8 with vec128 (the GEMM's layout), or both plain
+// tensors of one dtype (bf16, f32, or codes without scales).
 struct PermutePad {
     ScaledTensor src;       // [R, H]; layout none for plain tensors
     TensorView row_source;  // [M cap] i32, of a plan with the same alignment
@@ -50,9 +54,9 @@ struct PermutePad {
     ScaledTensor dst;  // out [M, H]
 };
 
-// dst row i = sum over recv_rows[i] of src rows, fp32, in the order of recv_rows, one rounding. Optional merging weights
-// (probabilities applied at combine instead of before fc2) multiply each row: one fp32 fma per row. A row of -1s gives zeros; dst
-// rows past num_rows are not written.
+// dst row i = sum over recv_rows[i] of src rows, fp32, in the order of recv_rows, one rounding. Optional
+// merging weights (probabilities applied at combine instead of before fc2) multiply each row: one fp32 fma
+// per row. A row of -1s gives zeros; dst rows past num_rows are not written.
 struct UnpermuteUnpad {
     TensorView src;        // [M, H] bf16 | f32
     TensorView recv_rows;  // [R cap, K] i32
@@ -61,8 +65,9 @@ struct UnpermuteUnpad {
     TensorView dst;        // out [R cap, H]
 };
 
-// Backward of UnpermuteUnpad with merging weights: dprob_r = <dst gradient row, src row r> in fp32, in 32 strands: units of 8 neighbouring
-// columns, unit u to strand u % 32 (fma, ascending; empty strands are 0). The strands are added in halves: s + (s+16), then + 8, 4, 2, 1.
+// Backward of UnpermuteUnpad with merging weights: dprob_r = <dst gradient row, src row r> in fp32, in 32
+// strands: units of 8 neighbouring columns, unit u to strand u % 32 (fma, ascending; empty strands are 0).
+// The strands are added in halves: s + (s+16), then + 8, 4, 2, 1.
 constexpr int64_t kProbStrands = 32, kProbUnit = 8;
 struct UnpermuteProbsBackward {
     TensorView ddst;        // [R cap, H]
@@ -75,7 +80,8 @@ struct UnpermuteProbsBackward {
     TensorView drow_prob;  // out [M] f32, 0 in pads
 };
 
-// The unfused pair: permute with alignment 1 (PermutePad with unaligned groups), then pad. Both directions; plain or FP8 (vec128).
+// The unfused pair: permute with alignment 1 (PermutePad with unaligned groups), then pad. Both directions;
+// plain or FP8 (vec128).
 struct PadRows {
     ScaledTensor src;  // [M1, H]
     RowGroups src_groups;

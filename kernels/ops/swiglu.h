@@ -1,7 +1,8 @@
+// SPDX-License-Identifier: MIT
 // SwiGLU weighted by the routing probability, forward and backward, plain and fused with quantisation.
-// h = [gate, up] halves along the columns. All arithmetic in fp32 from the stored inputs (scalar_math.h silu / sigmoid), one
-// rounding. Sources: Shazeer 2020; FP8-Flow-MoE (fused weighted SwiGLU + quantise); Megatron (probabilities before fc2).
-// Pads: row_prob is 0 there; outputs are written as zeros (codes 0, scale 0.0f).
+// h = [gate, up] halves along the columns. All arithmetic in fp32 from the stored inputs (scalar_math.h silu
+// / sigmoid), one rounding. Sources: Shazeer 2020; FP8-Flow-MoE (fused weighted SwiGLU + quantise); Megatron
+// (probabilities before fc2). Pads: row_prob is 0 there; outputs are written as zeros (codes 0, scale 0.0f).
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
@@ -25,9 +26,10 @@ struct SwigluQuantize {
     ScaledTensor a;  // out [M, F] vec128
 };
 
-// g' = da * prob; dgate = ((g' * up) * s) * (1 + gate * (1 - s)), s = sigmoid(gate); dup = g' * silu(gate), silu(gate) = gate * s;
-// dprob = sum_j da * (silu(gate) * up): in 128 columns, 16 units of 8 neighbouring columns (a chain of fma from 0, ascending), neighbours
-// added first, then pairs, and so on; the sums of 128 columns are added to 0 in ascending order. No fma but in the units.
+// g' = da * prob; dgate = ((g' * up) * s) * (1 + gate * (1 - s)), s = sigmoid(gate); dup = g' * silu(gate),
+// silu(gate) = gate * s; dprob = sum_j da * (silu(gate) * up): in 128 columns, 16 units of 8 neighbouring
+// columns (a chain of fma from 0, ascending), neighbours added first, then pairs, and so on; the sums of 128
+// columns are added to 0 in ascending order. No fma but in the units.
 struct SwigluBackward {
     TensorView da;    // [M, F] bf16 | f32
     TensorView h;     // [M, 2F]

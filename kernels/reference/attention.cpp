@@ -1,5 +1,7 @@
-// Attention of the reference backend: rotary embedding, causal attention with grouped queries and its backward, and the copies between
-// the packed projection and q, k, v. The matrix products run on fp32 copies of one head, vectorised across outputs only.
+// SPDX-License-Identifier: MIT
+// Attention of the reference backend: rotary embedding, causal attention with grouped queries and its
+// backward, and the copies between the packed projection and q, k, v. The matrix products run on fp32 copies
+// of one head, vectorised across outputs only.
 #include "kernels/reference/reference_ops.h"
 #include "kernels/reference/rows.h"
 
@@ -21,8 +23,9 @@ constexpr int64_t kWidth =
     16;  // rows of the fp32 copies are padded to this, so that inner loops have no tail
 constexpr int64_t kQueryBlock = 32;  // query rows whose scores are held at a time
 
-// c[0, n) += sum over ascending k in [first, last) of a[k * a_stride] * b[k][0, n): one fma per term. n is a multiple of kWidth.
-// Eight terms at a time only to spare loads and stores of c; every c[x] sees its terms in order.
+// c[0, n) += sum over ascending k in [first, last) of a[k * a_stride] * b[k][0, n): one fma per term. n is a
+// multiple of kWidth. Eight terms at a time only to spare loads and stores of c; every c[x] sees its terms in
+// order.
 void multiply_add(const float* a, int64_t a_stride, const float* b, int64_t ldb, int64_t first, int64_t last,
                   float* c, int64_t n) {
     constexpr int64_t kTerms = 8;
@@ -55,8 +58,9 @@ void multiply(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t 
     }
 }
 
-// c[i] = sum over keys j <= position of row i of weights[i][j] * b[j]; row i stands at position first_position + i. No row reads a key
-// after its own, so that not even a NaN of the future reaches the past.
+// c[i] = sum over keys j <= position of row i of weights[i][j] * b[j]; row i stands at position
+// first_position + i. No row reads a key after its own, so that not even a NaN of the future reaches the
+// past.
 void multiply_causal(const float* weights, int64_t ld, int64_t m, int64_t first_position, const float* b,
                      int64_t n, float* c) {
     std::fill_n(c, m * n, 0.0f);
@@ -64,14 +68,16 @@ void multiply_causal(const float* weights, int64_t ld, int64_t m, int64_t first_
         multiply_add(weights + row * ld, 1, b, n, 0, first_position + row + 1, c + row * n, n);
 }
 
-// c[j] += sum over ascending rows i of the block, at positions >= j, of weights[i][j] * b[i]: the transposed product of the backward.
+// c[j] += sum over ascending rows i of the block, at positions >= j, of weights[i][j] * b[i]: the transposed
+// product of the backward.
 void add_transposed_causal(const float* weights, int64_t ld, int64_t m, int64_t first_position,
                            const float* b, int64_t n, float* c) {
     for (int64_t key = 0; key < first_position + m; ++key)
         multiply_add(weights + key, ld, b, n, std::max<int64_t>(key - first_position, 0), m, c + key * n, n);
 }
 
-// One head of rows [first_row, first_row + count) of a [T, heads, D] tensor as fp32 [count, ld]; columns past D are zero.
+// One head of rows [first_row, first_row + count) of a [T, heads, D] tensor as fp32 [count, ld]; columns past
+// D are zero.
 void load_head(const TensorView& view, int64_t first_row, int64_t count, int64_t head, int64_t ld,
                float* out) {
     const int64_t heads = view.dim(1), depth = view.dim(2);
@@ -107,7 +113,8 @@ struct HeadShape {
     int64_t length, depth, heads, kv_heads, sequences, padded_depth, padded_length;
 };
 
-// Scores of queries [m, D] against the keys up to the last query's position, scaled; s has rows of padded_length.
+// Scores of queries [m, D] against the keys up to the last query's position, scaled; s has rows of
+// padded_length.
 void scaled_scores(const HeadShape& shape, const float* q, const float* k_transposed, int64_t m, int64_t keys,
                    float scale, float* s) {
     multiply(q, shape.padded_depth, k_transposed, shape.padded_length, m, round_up(keys, kWidth), shape.depth,

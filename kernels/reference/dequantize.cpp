@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // FP8 back to float, for every scale layout. Contract: kernels/ops/quantize.h.
 #include "kernels/reference/quantizers.h"
 #include "kernels/reference/reference_ops.h"

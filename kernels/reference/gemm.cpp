@@ -1,5 +1,6 @@
-// Dense, grouped and weight-gradient products of the reference backend: which operand entries, scales and rows of D each product
-// of the shared kernel (gemm_kernel.h) reads and writes.
+// SPDX-License-Identifier: MIT
+// Dense, grouped and weight-gradient products of the reference backend: which operand entries, scales and
+// rows of D each product of the shared kernel (gemm_kernel.h) reads and writes.
 #include "kernels/reference/gemm_kernel.h"
 #include "kernels/reference/rows.h"
 

@@ -1,6 +1,8 @@
-// Blocked product: a task is a block of columns of D by a range of its rows. It packs its columns of B once as fp32 [k][16]
-// panels, decodes A a tile of rows at a time, and lets a 6x16 register kernel walk both. Vector lanes hold different outputs, never
-// parts of one sum, so that each output is summed in the stated order whatever the blocking.
+// SPDX-License-Identifier: MIT
+// Blocked product: a task is a block of columns of D by a range of its rows. It packs its columns of B once
+// as fp32 [k][16] panels, decodes A a tile of rows at a time, and lets a 6x16 register kernel walk both.
+// Vector lanes hold different outputs, never parts of one sum, so that each output is summed in the stated
+// order whatever the blocking.
 #include "kernels/reference/gemm_kernel.h"
 
 #include "kernels/reference/rows.h"
@@ -61,9 +63,9 @@ void promote_tile(const float* __restrict partial, const float* __restrict scale
 
 // How the contraction of one product is cut.
 struct Blocks {
-    int64_t
-        scale_block;  // contraction elements under one pair of scales; 0: scales are constant along it, or absent
-    int64_t chunk;  // contraction elements per call of accumulate_tile
+    int64_t scale_block;  // contraction elements under one pair of scales; 0: scales are constant along it,
+                          // or absent
+    int64_t chunk;        // contraction elements per call of accumulate_tile
     int64_t num_scale_blocks, num_chunks;
 };
 
@@ -101,7 +103,8 @@ int64_t cols_per_task(int64_t k) {
     return std::clamp(kMaxFloatsB / std::max<int64_t>(k, 1) / kTileCols * kTileCols, kTileCols, kMaxColsB);
 }
 
-// Columns [col, col + count) of B as panels of 16 columns, [k][16] each; missing columns of the last panel are zeros.
+// Columns [col, col + count) of B as panels of 16 columns, [k][16] each; missing columns of the last panel
+// are zeros.
 void pack_b(const Operand& b, int64_t col, int64_t count, int64_t k, float* out) {
     for (int64_t first = 0; first < count; first += kTileCols, out += k * kTileCols) {
         const int64_t width = std::min(kTileCols, count - first);
@@ -127,7 +130,8 @@ struct PackedRows {
     int64_t row_stride, k_stride;
 };
 
-// Rows [row, row + count) of A as fp32 in the orientation they are stored in; rows up to a multiple of 6 are zeros.
+// Rows [row, row + count) of A as fp32 in the orientation they are stored in; rows up to a multiple of 6 are
+// zeros.
 PackedRows decode_a(const Operand& a, int64_t row, int64_t count, int64_t k, float* out) {
     const int64_t padded = round_up(count, kTileRows);
     if (a.k_stride == 1) {
@@ -254,7 +258,8 @@ void run_task(const Task& task, SummationOrder order, const Scratch& scratch) {
     }
 }
 
-// Cuts the products into tasks: whole columns where there are enough of them (B is packed once), rows as well where not.
+// Cuts the products into tasks: whole columns where there are enough of them (B is packed once), rows as well
+// where not.
 std::vector<Task> tasks_of(const std::vector<Product>& products, int64_t num_threads) {
     constexpr int64_t kMinCols = 64, kMinRows = 96;
     const auto blocks_wide = [&](int64_t limit) {

@@ -1,5 +1,7 @@
-// The one matrix-product kernel of the reference backend: every dense, grouped and weight-gradient product, plain or FP8, is a list
-// of Products over strided operands. gemm.cpp translates the ops into them; the order of summation is that of kernels/ops/gemm.h.
+// SPDX-License-Identifier: MIT
+// The one matrix-product kernel of the reference backend: every dense, grouped and weight-gradient product,
+// plain or FP8, is a list of Products over strided operands. gemm.cpp translates the ops into them; the order
+// of summation is that of kernels/ops/gemm.h.
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
@@ -10,8 +12,9 @@
 
 namespace fp8flow::reference {
 
-// Scale of entry (i, k) of an operand, i the output index (row of D for A, column for B), k along the contraction:
-// scales[offset + (i / outputs_per_scale) * output_stride + (k / block) * block_stride]; absent scales mean 1.
+// Scale of entry (i, k) of an operand, i the output index (row of D for A, column for B), k along the
+// contraction: scales[offset + (i / outputs_per_scale) * output_stride + (k / block) * block_stride]; absent
+// scales mean 1.
 struct OperandScale {
     TensorView scales;  // f32 | e8m0
     int64_t offset = 0;
@@ -44,7 +47,8 @@ struct Product {
     Start start = Start::zero;
 };
 
-// Computes the products, whose outputs do not overlap. Bits do not depend on the number of threads or on the tiling.
+// Computes the products, whose outputs do not overlap. Bits do not depend on the number of threads or on the
+// tiling.
 void multiply(const std::vector<Product>& products, SummationOrder order);
 
 }  // namespace fp8flow::reference

@@ -1,4 +1,6 @@
-// HostDevice: the memory of the reference backend is ordinary host memory. It counts the calls at which a GPU would stop the host.
+// SPDX-License-Identifier: MIT
+// HostDevice: the memory of the reference backend is ordinary host memory. It counts the calls at which a GPU
+// would stop the host.
 #include "kernels/reference/host_device.h"
 
 #include "kernels/core/error.h"

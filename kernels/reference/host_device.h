@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Host memory as the reference backend's device.
 #pragma once
 

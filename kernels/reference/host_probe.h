@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The probe of the reference backend: memory traffic of all threads of the host.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // RMSNorm forward, forward with FP8 outputs, backward. Contracts: kernels/ops/norm.h.
 #include "kernels/reference/quantizers.h"
 #include "kernels/reference/reference_ops.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The optimizer of the reference backend: sums of squares for the gradient norm, and AdamW on fp32 masters.
 #include "kernels/reference/reference_ops.h"
 #include "kernels/reference/rows.h"

@@ -1,5 +1,6 @@
-// The row movers: permute + pad, unpermute + unpad and the gradient of its merging weights, and the unfused pair pad / unpad.
-// Copies move bytes, whatever the dtype; sums run in fp32 in the order of recv_rows.
+// SPDX-License-Identifier: MIT
+// The row movers: permute + pad, unpermute + unpad and the gradient of its merging weights, and the unfused
+// pair pad / unpad. Copies move bytes, whatever the dtype; sums run in fp32 in the order of recv_rows.
 #include "kernels/reference/reference_ops.h"
 #include "kernels/reference/rows.h"
 
@@ -13,7 +14,8 @@ namespace {
 
 using reference::base_of;
 
-// Scales of one row (vec128_wire or vec128 in, vec128 out: one float per block, a whole row of scales apart); zeros for a pad.
+// Scales of one row (vec128_wire or vec128 in, vec128 out: one float per block, a whole row of scales apart);
+// zeros for a pad.
 void copy_scales(const ScaledTensor& src, int64_t src_row, const ScaledTensor& dst, int64_t dst_row) {
     const int64_t blocks = dst.scales.dim(0), stride = dst.scales.dim(1);
     float* to = dst.scales.as<float>() + base_of(dst.data) + dst_row;

@@ -1,5 +1,7 @@
-// plan_dispatch: from all ranks' routing to the expert-sorted, padded row order of this rank and the lists of what travels.
-// Three passes over the ids: count, place, list what this rank sends. Integer work only, so it is exact in every backend.
+// SPDX-License-Identifier: MIT
+// plan_dispatch: from all ranks' routing to the expert-sorted, padded row order of this rank and the lists of
+// what travels. Three passes over the ids: count, place, list what this rank sends. Integer work only, so it
+// is exact in every backend.
 #include "kernels/reference/reference_ops.h"
 #include "kernels/reference/rows.h"
 
@@ -12,7 +14,8 @@ namespace {
 
 using reference::base_of;
 
-// Rows of this layer that M-tensors can hold: row_capacity, and what the (possibly shared) buffers hold past their base.
+// Rows of this layer that M-tensors can hold: row_capacity, and what the (possibly shared) buffers hold past
+// their base.
 int64_t rows_available(const op::PlanDispatch& args) {
     int64_t available = args.groups.row_capacity;
     for (const TensorView* view : {&args.row_source, &args.row_prob})
@@ -25,7 +28,8 @@ struct GroupRows {
     bool overflow = false;
 };
 
-// Padded group offsets; groups that do not fit are cut to whole alignment units, the first rows of a group kept.
+// Padded group offsets; groups that do not fit are cut to whole alignment units, the first rows of a group
+// kept.
 GroupRows place_groups(const std::vector<int64_t>& wanted, int64_t alignment, int64_t available) {
     GroupRows rows;
     rows.offsets.push_back(0);

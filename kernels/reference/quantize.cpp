@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The activation quantisers: by rows, by columns, both, per tensor. Contracts: kernels/ops/quantize.h; the
 // shared parts: quantizers.h.
 #include "kernels/reference/quantizers.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Weights to FP8, once per optimizer step: the fprop copy and the dgrad copy. Contract:
 // kernels/ops/quantize.h.
 #include "kernels/reference/quantizers.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Scales, codes and column blocks: see quantizers.h.
 #include "kernels/reference/quantizers.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What every quantiser of the reference backend shares: amax, codes, the place of a scale in each layout,
 // column blocks and the scaling-aware transpose of a tile. The ops themselves (quantize*.cpp, norm.cpp,
 // transpose.cpp) are walks over these.

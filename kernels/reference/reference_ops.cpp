@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Construction of the reference backend; each operation family stands in its own file.
 #include "kernels/reference/reference_ops.h"
 

@@ -1,5 +1,7 @@
-// The CPU backend: plain loops with a stated order of accumulation; OpenMP over independent outputs is the only speed-up.
-// It is the definition that the Hopper backend is compared with. One op family a file; shared row helpers in rows.h.
+// SPDX-License-Identifier: MIT
+// The CPU backend: plain loops with a stated order of accumulation; OpenMP over independent outputs is the
+// only speed-up. It is the definition that the Hopper backend is compared with. One op family a file; shared
+// row helpers in rows.h.
 #pragma once
 
 #include "kernels/ops.h"
@@ -8,8 +10,9 @@
 
 namespace fp8flow {
 
-// Order in which matrix products are summed. sequential is the contract of kernels/ops/gemm.h; split adds the even and the odd
-// halves of the contraction separately: equally valid, used as the control arm of `validate` (the noise floor of the loss).
+// Order in which matrix products are summed. sequential is the contract of kernels/ops/gemm.h; split adds the
+// even and the odd halves of the contraction separately: equally valid, used as the control arm of `validate`
+// (the noise floor of the loss).
 enum class SummationOrder { sequential, split };
 
 struct ReferenceOptions {

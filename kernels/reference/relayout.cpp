@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // relayout_scales: the wire's scales in the order the GEMM reads them; and the state
 // updates between steps: the norm's delayed scale, the clipping factor.
 #include "kernels/reference/reference_ops.h"

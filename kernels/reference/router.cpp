@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // router_top_k and its backward: choice, group limit, probabilities, and the gradient through the same path.
 #include "kernels/core/scalar_math.h"
 #include "kernels/reference/reference_ops.h"
@@ -67,8 +68,8 @@ void exclude_groups(const op::RouterOptions& options, int64_t experts, int64_t t
     for (int64_t e = 0; e < experts; ++e) work.excluded[e] = work.group_excluded[e / group_size] ? 0 : 1;
 }
 
-// Probabilities of the chosen before scaling, into work.chosen; work.scores holds the full scores. Returns what sigmoid scores were
-// multiplied by (1 where they were not).
+// Probabilities of the chosen before scaling, into work.chosen; work.scores holds the full scores. Returns
+// what sigmoid scores were multiplied by (1 where they were not).
 float chosen_probs(const float* logits, const int32_t* ids, int64_t topk, const op::RouterOptions& options,
                    Workspace& work) {
     if (is_post_softmax(options)) {

@@ -1,5 +1,7 @@
-// The router's projection and its gradients: fp32 fma over blocks of the contraction in ascending order, vectorised across outputs. Four
-// steps of the contraction share one load and store of the accumulators; their order stays.
+// SPDX-License-Identifier: MIT
+// The router's projection and its gradients: fp32 fma over blocks of the contraction in ascending order,
+// vectorised across outputs. Four steps of the contraction share one load and store of the accumulators;
+// their order stays.
 #include "kernels/reference/reference_ops.h"
 #include "kernels/reference/rows.h"
 
@@ -94,7 +96,8 @@ void ReferenceOps::do_router_logits_backward(const op::RouterLogitsBackward& arg
                 }
     }
 
-    // dW: each thread takes blocks of columns, so that a block of x and its sums for all experts stay in cache
+    // dW: each thread takes blocks of columns, so that a block of x and its sums for all experts stay in
+    // cache
     const int64_t blocks = ceil_div(hidden, kColumns);
     float* dweight = args.dweight.as<float>();
 #pragma omp parallel

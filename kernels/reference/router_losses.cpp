@@ -1,4 +1,6 @@
-// What keeps experts balanced: sums of the scores, auxiliary losses and z-loss with their gradients, and the aux-loss-free bias update.
+// SPDX-License-Identifier: MIT
+// What keeps experts balanced: sums of the scores, auxiliary losses and z-loss with their gradients, and the
+// aux-loss-free bias update.
 #include "kernels/core/scalar_math.h"
 #include "kernels/reference/reference_ops.h"
 #include "kernels/reference/router_scores.h"
@@ -43,7 +45,8 @@ void count_choices(const TensorView& logits, const TokenSet& set, int64_t topk, 
     for (int64_t e = 0; e < experts; ++e) counts[e] = static_cast<float>(chosen[e]);
 }
 
-// sums[e] = the scores of tokens [first, end) of one block: pieces in ascending order, tokens in ascending order in each.
+// sums[e] = the scores of tokens [first, end) of one block: pieces in ascending order, tokens in ascending
+// order in each.
 void sum_block(const TensorView& logits, op::Score score, int64_t first, int64_t end, float* sums) {
     const int64_t experts = logits.dim(1);
     std::vector<float> scores(static_cast<std::size_t>(experts)), piece(scores.size());

@@ -1,4 +1,6 @@
-// The router's shared pieces: softmax by the largest value, scores, choice with NaN and ties in a total order.
+// SPDX-License-Identifier: MIT
+// The router's shared pieces: softmax by the largest value, scores, choice with NaN and ties in a total
+// order.
 #include "kernels/reference/router_scores.h"
 
 #include "kernels/core/scalar_math.h"

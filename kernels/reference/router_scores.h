@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the router's ops share: softmax, scores of all experts, and the choice of the largest values.
 #pragma once
 
@@ -10,7 +11,8 @@ namespace fp8flow::reference {
 // Keeps s / sum(s) finite where every sigmoid underflows (Megatron-LM).
 constexpr float kScoreSumEps = 1e-20f;
 
-// The router's sums over experts or choices (kernels/ops/router.h): 32 lanes, then halves added to each other.
+// The router's sums over experts or choices (kernels/ops/router.h): 32 lanes, then halves added to each
+// other.
 float token_sum(const float* values, int64_t count);
 float token_dot(const float* a, const float* b, int64_t count);  // fma into the lanes
 
@@ -20,11 +22,13 @@ float log_sum_exp(const float* values, int64_t count, float* softmax);
 // Scores as the balancing losses see them: softmax, or sigmoid / (sum + eps); sum over e is 1.
 void normalized_scores(const float* logits, int64_t experts, op::Score score, float* scores);
 
-// The `chosen` largest of the values whose `excluded` flag is 0, in descending order; ties go to the lowest index, NaN counts as the
-// lowest value. Sets the flags of what it chose. At least `chosen` values must not be excluded.
+// The `chosen` largest of the values whose `excluded` flag is 0, in descending order; ties go to the lowest
+// index, NaN counts as the lowest value. Sets the flags of what it chose. At least `chosen` values must not
+// be excluded.
 void choose_largest(const float* values, int64_t count, int64_t chosen, uint8_t* excluded, int32_t* ids);
 
-// What balancing takes from the logits (kernels/ops/router.h), and what it gives to them: the parts of router_top_k and of its backward.
+// What balancing takes from the logits (kernels/ops/router.h), and what it gives to them: the parts of
+// router_top_k and of its backward.
 void sum_balance(const TensorView& logits, op::Score score, int64_t topk, const op::RouterBalance& balance);
 void add_balance_gradients(const op::RouterTopKBackward& args);
 void add_balance_losses(const op::RouterTopKBackward& args);

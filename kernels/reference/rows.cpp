@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Row access in float for every storage type, and the sums over a row in their stated order.
 #include "kernels/reference/rows.h"
 

@@ -1,5 +1,6 @@
-// Row helpers of the reference backend: any float tensor is read and written a row at a time as fp32, so that the ops themselves are
-// plain fp32 loops whatever the storage type; and the walk over routed rows.
+// SPDX-License-Identifier: MIT
+// Row helpers of the reference backend: any float tensor is read and written a row at a time as fp32, so that
+// the ops themselves are plain fp32 loops whatever the storage type; and the walk over routed rows.
 #pragma once
 
 #include "kernels/core/scalar_math.h"
@@ -13,7 +14,8 @@ namespace fp8flow::reference {
 // First row of an M-tensor in its (possibly shared) buffer.
 inline int64_t base_of(const TensorView& view) { return view.row_base != nullptr ? *view.row_base : 0; }
 
-// count elements from `offset` of a f32 | bf16 | f16 | e4m3 | e5m2 | e8m0 tensor, as fp32 (codes without their scale).
+// count elements from `offset` of a f32 | bf16 | f16 | e4m3 | e5m2 | e8m0 tensor, as fp32 (codes without
+// their scale).
 void load_floats(const TensorView& view, int64_t offset, int64_t count, float* out);
 // One rounding (RNE) per element; FP8 saturates.
 void store_floats(const TensorView& view, int64_t offset, int64_t count, const float* values);
@@ -25,14 +27,16 @@ inline void store_row(const TensorView& view, int64_t row, const float* values) 
     store_floats(view, row * view.cols(), view.cols(), values);
 }
 
-// One group of routed rows: rows [first, first + count) are valid, [first + count, end) are pads; relative to base_of(tensor).
+// One group of routed rows: rows [first, first + count) are valid, [first + count, end) are pads; relative to
+// base_of(tensor).
 struct GroupRange {
     int64_t group, first, count, end;
 };
 // Groups in order. groups.num_groups == 0: one group of `rows` valid rows.
 std::vector<GroupRange> group_ranges(const RowGroups& groups, int64_t rows);
 
-// Sum of values in 8 interleaved lanes (i % 8), lanes added as ((0+4)+(2+6)) + ((1+5)+(3+7)): the reduction order of this project.
+// Sum of values in 8 interleaved lanes (i % 8), lanes added as ((0+4)+(2+6)) + ((1+5)+(3+7)): the reduction
+// order of this project.
 float lane_sum(const float* values, int64_t count);
 float lane_dot(const float* a, const float* b, int64_t count);  // fma into the lanes
 

@@ -1,5 +1,6 @@
-// SwiGLU weighted by the routing probability, forward and backward, plain and fused with quantisation: one fp32 row function each
-// way, and what is done with the row it makes.
+// SPDX-License-Identifier: MIT
+// SwiGLU weighted by the routing probability, forward and backward, plain and fused with quantisation: one
+// fp32 row function each way, and what is done with the row it makes.
 #include "kernels/reference/quantizers.h"
 #include "kernels/reference/reference_ops.h"
 #include "kernels/reference/rows.h"
@@ -15,7 +16,8 @@ using namespace reference;
 
 enum class RowKind { valid, pad };
 
-// Calls body(row, kind, scratch) for every row of every group, pads included; `scratch` holds num_floats and belongs to the thread.
+// Calls body(row, kind, scratch) for every row of every group, pads included; `scratch` holds num_floats and
+// belongs to the thread.
 template <class Body>
 void for_each_row(const RowGroups& groups, int64_t rows, int64_t num_floats, Body body) {
     const std::vector<GroupRange> ranges = group_ranges(groups, rows);

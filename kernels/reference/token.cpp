@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The two ends of the model and the element-wise operations of the reference backend.
 #include "kernels/core/random.h"
 #include "kernels/reference/reference_ops.h"

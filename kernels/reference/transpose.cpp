@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The transpose for weight gradients: scaling-aware on the codes, or dequantise + requantise. Contracts:
 // kernels/ops/transpose.h.
 #include "kernels/reference/quantizers.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Recipe bf16: the baseline every claim is measured against. BF16 on the wire and in every product, no casts.
 // The internal recipe fp32 of the gradient checks is the same file with fp32 tensors.
 #include "layers/flows/steps.h"

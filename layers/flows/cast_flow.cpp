@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The forward and backward list shared by the recipes that cast around every product.
 #include "layers/flows/cast_flow.h"
 
@@ -79,7 +80,8 @@ void CastFlow::fc1_forward(Context& ctx, const TensorView& x, const ExpertWeight
     saved.x = {};  // the row copy served fc1
 }
 
-// h -> a: the row copy for fc2, and what the weight gradient of fc2 will read (absent life: rebuilt in the backward).
+// h -> a: the row copy for fc2, and what the weight gradient of fc2 will read (absent life: rebuilt in the
+// backward).
 void CastFlow::activation(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved,
                           std::optional<Life> columns_life) const {
     const int64_t ffn = w.w2->spec.shape[2];

@@ -1,5 +1,7 @@
-// CastFlow: BF16 between operators, a cast around every product: the structure shared by fp8_blockwise, fp8_tensorwise, fp8_rowwise and
-// mxfp8, which differ only in how a tensor is quantised. Four dual-direction casts per layer, forward + backward.
+// SPDX-License-Identifier: MIT
+// CastFlow: BF16 between operators, a cast around every product: the structure shared by fp8_blockwise,
+// fp8_tensorwise, fp8_rowwise and mxfp8, which differ only in how a tensor is quantised. Four dual-direction
+// casts per layer, forward + backward.
 #pragma once
 
 #include "layers/flows/steps.h"
@@ -20,7 +22,8 @@ public:
                         ExpertsSaved& saved, const TensorView& dx) const override;
 
 protected:
-    // Scales of the row copy [M, dim] (forward and data gradient) and of the column copy [dim, M] (weight gradient).
+    // Scales of the row copy [M, dim] (forward and data gradient) and of the column copy [dim, M] (weight
+    // gradient).
     virtual ScaleLayout row_layout() const = 0;
     virtual ScaleLayout column_layout() const = 0;
     // plain [M, dim] -> rows and columns from one read; columns may be absent.
@@ -28,7 +31,8 @@ protected:
                           const ScaledTensor& rows, const ScaledTensor& columns) const;
 
 private:
-    // What one cast delivers: the operand of the forward or data-gradient product, and that of the weight gradient.
+    // What one cast delivers: the operand of the forward or data-gradient product, and that of the weight
+    // gradient.
     struct Operands {
         ScaledTensor rows, columns;
     };

@@ -1,5 +1,7 @@
-// Flow: how one recipe takes tokens through their experts and back. One implementation file a recipe: bf16.cpp, fp8_flow.cpp,
-// fp8_blockwise.cpp, ...; each shows its forward and its backward as a list of steps. Shared steps: steps.h.
+// SPDX-License-Identifier: MIT
+// Flow: how one recipe takes tokens through their experts and back. One implementation file a recipe:
+// bf16.cpp, fp8_flow.cpp, fp8_blockwise.cpp, ...; each shows its forward and its backward as a list of steps.
+// Shared steps: steps.h.
 #pragma once
 
 #include "layers/context.h"
@@ -12,9 +14,9 @@ namespace fp8flow {
 
 // [T, H] rows on their owner: before dispatch (the norm's output) or after combine (the gradient).
 struct TokenRows {
-    TensorView plain;  // bf16 (f32 in gradient checks)
-    ScaledTensor
-        quantized;  // FP8 rows: vec128_wire scales (fp8_flow), or one delayed scale (fp8_tensorwise); absent otherwise
+    TensorView plain;         // bf16 (f32 in gradient checks)
+    ScaledTensor quantized;   // FP8 rows: vec128_wire scales (fp8_flow), or one delayed scale
+                              // (fp8_tensorwise); absent otherwise
     ScaledTensor transposed;  // fp8_tensorwise: the transposed copy from the norm
 };
 
@@ -86,8 +88,8 @@ public:
     };
     virtual void backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const = 0;
 
-    // The same experts on rows that stay where they are (shared expert, dense FFN): one group of all T rows, prob 1. The backward takes
-    // x again, since its buffer may have been rebuilt (recompute layernorm).
+    // The same experts on rows that stay where they are (shared expert, dense FFN): one group of all T rows,
+    // prob 1. The backward takes x again, since its buffer may have been rebuilt (recompute layernorm).
     virtual void dense_forward(Context& ctx, const TokenRows& x, const ExpertWeights& weights,
                                ExpertsSaved& saved, const TensorView& y) const = 0;
     virtual void dense_backward(Context& ctx, const TokenRows& x, const TokenRows& dy,

@@ -1,14 +1,16 @@
-// Recipe fp8_flow: the casting-free FP8 flow (FP8-Flow-MoE). Activations are FP8 from the norm's output to the experts, and gradients
-// from the dispatch of dY; BF16 islands are fc1's output, fc2's output and the sums of combine.
+// SPDX-License-Identifier: MIT
+// Recipe fp8_flow: the casting-free FP8 flow (FP8-Flow-MoE). Activations are FP8 from the norm's output to
+// the experts, and gradients from the dispatch of dY; BF16 islands are fc1's output, fc2's output and the
+// sums of combine.
 //
 //   1 quantise before dispatch       FP8 rows and E8M0 scale bytes on the wire
-//   2 scaling-aware transpose        weight gradients read a transposed copy made by exponent arithmetic, never by dequantising
-//   3 fused permute + pad            part of dispatch
-//   4 fused activation + quantise    SwiGLU x prob writes FP8, forward and backward
-//   5 moe_expert recompute           only the received FP8 rows are saved
+//   2 scaling-aware transpose        weight gradients read a transposed copy made by exponent arithmetic,
+//   never by dequantising 3 fused permute + pad            part of dispatch 4 fused activation + quantise
+//   SwiGLU x prob writes FP8, forward and backward 5 moe_expert recompute           only the received FP8
+//   rows are saved
 //
-// Explicit casts per layer, forward + backward: 1 (dY), the norm's output being quantised inside the norm. Each optimisation can be
-// switched off (PrecisionSpec); the `off` branches below are the ablation.
+// Explicit casts per layer, forward + backward: 1 (dY), the norm's output being quantised inside the norm.
+// Each optimisation can be switched off (PrecisionSpec); the `off` branches below are the ablation.
 #include "layers/flows/steps.h"
 
 namespace fp8flow {
@@ -288,8 +290,8 @@ private:
             ctx.launch);
     }
 
-    // Test only, on SwiGLU's output and the received dY: row r of the first scale block reads the scale of row r - 1. `validate` must
-    // notice.
+    // Test only, on SwiGLU's output and the received dY: row r of the first scale block reads the scale of
+    // row r - 1. `validate` must notice.
     void plant_fault(Context& ctx, const ScaledTensor& tensor) const {
         ArenaScope scope(ctx.scratch);
         const TensorView& scales = tensor.scales;

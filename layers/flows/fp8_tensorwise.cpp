@@ -1,6 +1,7 @@
-// Recipe fp8_tensorwise: one scale per tensor, from the tensor's own maximum (current scaling); where the norm feeds a dense FFN or a
-// shared expert directly, the norm itself writes both FP8 copies with a delayed scale (the maximum of earlier steps), so no cast is
-// needed there. BF16 on the wire.
+// SPDX-License-Identifier: MIT
+// Recipe fp8_tensorwise: one scale per tensor, from the tensor's own maximum (current scaling); where the
+// norm feeds a dense FFN or a shared expert directly, the norm itself writes both FP8 copies with a delayed
+// scale (the maximum of earlier steps), so no cast is needed there. BF16 on the wire.
 #include "layers/flows/cast_flow.h"
 
 namespace fp8flow {

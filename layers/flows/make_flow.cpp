@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // One key selects the recipe.
 #include "layers/flows/flow.h"
 

@@ -1,5 +1,7 @@
-// Recipe mxfp8: blocks of 32 along the contraction with E8M0 scales (OCP Microscaling; torchao), floor or rceil rounding. Activations 1x32
-// along rows and 32x1 along columns; expert weights 1x32 for the forward, "3D column-wise" 32x1 for the data gradient. BF16 on the wire.
+// SPDX-License-Identifier: MIT
+// Recipe mxfp8: blocks of 32 along the contraction with E8M0 scales (OCP Microscaling; torchao), floor or
+// rceil rounding. Activations 1x32 along rows and 32x1 along columns; expert weights 1x32 for the forward,
+// "3D column-wise" 32x1 for the data gradient. BF16 on the wire.
 #include "layers/flows/cast_flow.h"
 
 namespace fp8flow {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The shared steps: memory of routed rows by lifetime, dispatch, combine, products; no recipe decides
 // anything here.
 #include "layers/flows/steps.h"

@@ -1,13 +1,14 @@
-// Steps that several flows share: where routed rows live, dispatch and combine (fused or not), products, weight gradients. A flow
-// reads as a list of these. Read next: fp8_flow.cpp.
+// SPDX-License-Identifier: MIT
+// Steps that several flows share: where routed rows live, dispatch and combine (fused or not), products,
+// weight gradients. A flow reads as a list of these. Read next: fp8_flow.cpp.
 #pragma once
 
 #include "layers/flows/flow.h"
 
 namespace fp8flow::steps {
 
-// backward: kept from the forward until the backward of the layer; call: scratch of this layer call; next: until the weight gradients of the
-// next micro-batch (moe_delay_wgrad_compute).
+// backward: kept from the forward until the backward of the layer; call: scratch of this layer call; next:
+// until the weight gradients of the next micro-batch (moe_delay_wgrad_compute).
 enum class Life { backward, call, next };
 
 inline Life keep_unless(bool dropped) { return dropped ? Life::call : Life::backward; }
@@ -16,7 +17,8 @@ inline Life wgrad_life(const Context& ctx, const ExpertsSaved& saved, Life alone
     return saved.routed && ctx.delays_wgrads() ? Life::next : alone;
 }
 
-// Tensors with one row per routed row (or per token, for dense FFNs): plain [M, width], FP8 [M, width], transposed FP8 [width, M].
+// Tensors with one row per routed row (or per token, for dense FFNs): plain [M, width], FP8 [M, width],
+// transposed FP8 [width, M].
 TensorView rows(Context& ctx, const ExpertsSaved& saved, Life life, DType dtype, int64_t width,
                 const char* kind);
 ScaledTensor fp8_rows(Context& ctx, const ExpertsSaved& saved, Life life, DType dtype, int64_t width,
@@ -29,7 +31,8 @@ TensorView row_vector(Context& ctx, const ExpertsSaved& saved, Life life, const 
 void begin_routed(ExpertsSaved& saved, const FlowPlan& plan);
 void begin_dense(Context& ctx, ExpertsSaved& saved);
 
-// Tokens to their experts. Fused: permute and pad are part of the exchange; otherwise receive, permute, pad as three steps.
+// Tokens to their experts. Fused: permute and pad are part of the exchange; otherwise receive, permute, pad
+// as three steps.
 enum class PermutePadding { fused, unfused };
 void dispatch(Context& ctx, const ScaledTensor& tokens, const FlowPlan& plan, PermutePadding padding,
               const ScaledTensor& dst);
@@ -44,8 +47,8 @@ void data_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, cons
 // weight.main_grad (+)= dy^T x per group.
 void weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
                      const RowGroups& groups, Parameter& weight);
-// The same of operands that live as long as wgrad_life says: kept where they wait for the next micro-batch, and one product with those of the
-// micro-batch before where they waited.
+// The same of operands that live as long as wgrad_life says: kept where they wait for the next micro-batch,
+// and one product with those of the micro-batch before where they waited.
 void paired_weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
                             const ExpertsSaved& saved, Parameter& weight);
 
@@ -53,7 +56,8 @@ inline DType gradient_code(const PrecisionSpec& precision) {
     return precision.fp8_format == Fp8Format::hybrid ? DType::e5m2 : DType::e4m3;
 }
 
-// With --tensor-stats: what quantisation did to a tensor, against its plain source (absent: scales and codes only).
+// With --tensor-stats: what quantisation did to a tensor, against its plain source (absent: scales and codes
+// only).
 void observe(Context& ctx, const char* name, const ScaledTensor& quantized, const RowGroups& groups,
              const TensorView& source);
 // The plain SwiGLU output or gradient, composed only where --tensor-stats asks for a source to compare with.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The only place that names a concrete backend: choosing it, and making its operations, exchanges and rank
 // groups.
 #include "model/base/backend.h"
@@ -87,7 +88,8 @@ std::unique_ptr<Probe> make_probe(const BackendChoice& choice, Ops& ops) {
 
 namespace {
 
-// make(mapping, reason) by the first of the wanted ways that works; null, and `why` says what stood in the way of each.
+// make(mapping, reason) by the first of the wanted ways that works; null, and `why` says what stood in the
+// way of each.
 template <class Make>
 auto by_first_mapping(FlexBackend wanted, std::string& why, Make make) -> decltype(make(PeerMapping{}, why)) {
     constexpr std::pair<PeerMapping, FlexBackend> kWays[] = {

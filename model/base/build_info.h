@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Which commit this program was built from; results carry it.
 #pragma once
 

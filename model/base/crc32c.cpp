@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Eight bytes an instruction: about 8 GB/s a core, more than a disk takes.
 #include "model/base/crc32c.h"
 

@@ -1,5 +1,6 @@
-// CRC32C (Castagnoli), the checksum of checkpoints and of TensorBoard's records: finds every flip of up to three bits in a tensor of 200 MiB
-// and every burst of 32 bits; the processor has an instruction for it.
+// SPDX-License-Identifier: MIT
+// CRC32C (Castagnoli), the checksum of checkpoints and of TensorBoard's records: finds every flip of up to
+// three bits in a tensor of 200 MiB and every burst of 32 bits; the processor has an instruction for it.
 #pragma once
 
 #include <cstddef>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The output folder: refusals, atomic replacement, growing files. All calls are relative to open descriptors.
 #include "model/base/output.h"
 

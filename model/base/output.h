@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Everything that a run writes goes through here, below one folder that is opened once: whole files replaced
 // atomically, and files that grow line by line. Paths are resolved below the folder's descriptor without
 // following links, so that nothing outside is written even if someone swaps a name under us. Read next:
@@ -36,8 +37,8 @@ private:
     std::string path_;
 };
 
-// A file that grows under a temporary name and gets its own when it is complete: a reader sees the old file or the new one, also after a
-// power cut. Without commit() nothing stays.
+// A file that grows under a temporary name and gets its own when it is complete: a reader sees the old file
+// or the new one, also after a power cut. Without commit() nothing stays.
 class AtomicFile {
 public:
     AtomicFile(AtomicFile&& other) noexcept;

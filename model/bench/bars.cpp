@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The table of bars.
 #include "model/bench/bars.h"
 
@@ -46,8 +47,9 @@ std::optional<Bar> routing_bar(const char* name, const Shape& shape) {
     return Bar{.name = name, .seconds = 25e-6, .launches = 2};
 }
 
-// Between GPUs the ceiling is the larger of wire and memory. Of combine, 1.02 times the wire part at 88 % of its ceiling, and 10 % more.
-// Times are asked for at T=4096 in a DeepSeek-V3 layer on four GPUs; of calls on a part of a GPU nothing.
+// Between GPUs the ceiling is the larger of wire and memory. Of combine, 1.02 times the wire part at 88 % of
+// its ceiling, and 10 % more. Times are asked for at T=4096 in a DeepSeek-V3 layer on four GPUs; of calls on
+// a part of a GPU nothing.
 std::optional<Bar> exchange_bar(const std::string& operation, const Shape& shape, int64_t ranks) {
     if (shape.number("sms") > 0) return {};
     const bool stated = ranks == 4 && shape.number("T") == 4096 && shape.number("E") == 256 &&

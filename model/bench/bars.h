@@ -1,5 +1,7 @@
-// The bars that this project holds its memory-bound kernels to, by operation and options: a share of the measured ceiling, a time, a number
-// of launches, or a gain over the two passes that a fused kernel replaces. Read next: report.h, which judges rows by them.
+// SPDX-License-Identifier: MIT
+// The bars that this project holds its memory-bound kernels to, by operation and options: a share of the
+// measured ceiling, a time, a number of launches, or a gain over the two passes that a fused kernel replaces.
+// Read next: report.h, which judges rows by them.
 #pragma once
 
 #include "model/bench/cases/case.h"
@@ -23,8 +25,9 @@ struct Bar {
     std::string text() const;  // ">= 92 %"
 };
 
-// Of a row that moves so much on so many ranks; nothing for baselines and for operations without a bar. Shares are asked of working sets of
-// kLargeEnough bytes and more: below, launches and latency decide, and only peers are compared with.
+// Of a row that moves so much on so many ranks; nothing for baselines and for operations without a bar.
+// Shares are asked of working sets of kLargeEnough bytes and more: below, launches and latency decide, and
+// only peers are compared with.
 constexpr double kLargeEnough = 64e6;
 std::optional<Bar> bar_of(const Shape& shape, const Work& work, int64_t ranks);
 // The same without a look at the size: what a row belongs to.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Tensors for benchmarked calls: drawn once, copied for the other sets; routed rows by distribution.
 #include "model/bench/buffers.h"
 

@@ -1,5 +1,7 @@
-// The tensors of one benchmarked call. To keep the cache cold a call rotates over several sets of them: the first set is drawn on the host,
-// the others are copies of it on the device, made by running the same builder again.
+// SPDX-License-Identifier: MIT
+// The tensors of one benchmarked call. To keep the cache cold a call rotates over several sets of them: the
+// first set is drawn on the host, the others are copies of it on the device, made by running the same builder
+// again.
 #pragma once
 
 #include "kernels/core/arena.h"
@@ -22,7 +24,8 @@ struct RoutedRows {
 
 class Buffers {
 public:
-    // `first`: the set to copy, null for the first one. The arena's memory must outlive all calls. `filler`: what was drawn for others.
+    // `first`: the set to copy, null for the first one. The arena's memory must outlive all calls. `filler`:
+    // what was drawn for others.
     Buffers(Device& device, Arena& arena, const Buffers* first, RandomFiller* filler = nullptr)
         : device_(device), arena_(arena), first_(first), filler_(filler != nullptr ? filler : &own_filler_) {}
     Buffers(const Buffers&) = delete;
@@ -40,7 +43,8 @@ public:
     // scale: fp32 stores f32 scales on the wire
     ScaledTensor fp8_output(DType dtype, Dims shape, ScaleLayout layout, int64_t groups = 0,
                             ScaleFormat scale = ScaleFormat::pow2);
-    // A transposed copy [dim, M] of random rows: codes are zero in the pads of the groups. Whole blocks of 128 rows.
+    // A transposed copy [dim, M] of random rows: codes are zero in the pads of the groups. Whole blocks of
+    // 128 rows.
     ScaledTensor transposed_input(Ops& ops, DType dtype, int64_t dim, ScaleLayout layout,
                                   const RowGroups& groups);
     // Plain values or, of an FP8 dtype, codes with scales.
@@ -80,8 +84,9 @@ template <class T> TensorView Buffers::values(const std::vector<T>& host) {
     return values(host.data(), dtype_of<T>::value, static_cast<int64_t>(host.size()));
 }
 
-// Counts of `total` rows in `groups` groups. balanced: equal; ragged: 0.4 to 1.75 of the mean, irregular; skewed: falling from twice the
-// mean to none; empty: every second group empty; ragged128: as ragged, in multiples of 128.
+// Counts of `total` rows in `groups` groups. balanced: equal; ragged: 0.4 to 1.75 of the mean, irregular;
+// skewed: falling from twice the mean to none; empty: every second group empty; ragged128: as ragged, in
+// multiples of 128.
 std::vector<int64_t> group_counts(int64_t total, int64_t groups, int64_t distribution);
 const std::vector<std::string>& distribution_names();
 
@@ -89,7 +94,8 @@ const std::vector<std::string>& distribution_names();
 std::vector<Key> group_keys(const char* alignment = "128");
 std::vector<Key> operator+(std::vector<Key> first, const std::vector<Key>& more);
 
-// Bytes of `rows` of a tensor with one row per routed row [rows, C], or, transposed, one column [C, rows]; with their scales.
+// Bytes of `rows` of a tensor with one row per routed row [rows, C], or, transposed, one column [C, rows];
+// with their scales.
 double row_bytes(const ScaledTensor& tensor, int64_t rows);
 double column_bytes(const ScaledTensor& tensor, int64_t rows);
 double plain_row_bytes(const TensorView& view, int64_t rows);

@@ -1,5 +1,6 @@
-// Other implementations' times, for `bench`: one JSON object a line in the format of parse_peers (peers.h). Only figures of others
-// belong here; what this program reaches is measured anew in every run.
+// SPDX-License-Identifier: MIT
+// Other implementations' times, for `bench`: one JSON object a line in the format of parse_peers (peers.h).
+// Only figures of others belong here; what this program reaches is measured anew in every run.
 #include "model/bench/peers.h"
 
 namespace fp8flow::bench {

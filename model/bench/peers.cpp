@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Reading peers' figures, and choosing the one that a row is compared with.
 #include "model/bench/peers.h"
 

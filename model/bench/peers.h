@@ -1,5 +1,6 @@
-// Times of other implementations on the shapes of the suites: what was published or measured (peer_figures.cpp), and what somebody measured
-// in the same sitting and hands over with --peers.
+// SPDX-License-Identifier: MIT
+// Times of other implementations on the shapes of the suites: what was published or measured
+// (peer_figures.cpp), and what somebody measured in the same sitting and hands over with --peers.
 #pragma once
 
 #include "model/bench/cases/case.h"
@@ -21,8 +22,9 @@ struct PeerFigure {
     bool same_sitting = false;
 };
 
-// One JSON object a line: operation, shape ("T=4096,H=7168", the rest by default), us, peer; gpu, gpus, source where known. Empty lines and
-// lines that begin with '#' say nothing. Throws Error(usage) with `where` and the line's number.
+// One JSON object a line: operation, shape ("T=4096,H=7168", the rest by default), us, peer; gpu, gpus,
+// source where known. Empty lines and lines that begin with '#' say nothing. Throws Error(usage) with `where`
+// and the line's number.
 std::vector<PeerFigure> parse_peers(std::string_view lines, const std::string& where);
 
 class Peers {

@@ -1,4 +1,6 @@
-// The table of all cases, generated from the list of operations, so that none can be missing; then those that are no single operation.
+// SPDX-License-Identifier: MIT
+// The table of all cases, generated from the list of operations, so that none can be missing; then those that
+// are no single operation.
 #include "model/bench/cases/case.h"
 #include "model/config/fields.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What `bench` prints and writes.
 #include "model/bench/report.h"
 #include "model/report/table.h"

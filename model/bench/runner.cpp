@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Measuring cases.
 #include "model/bench/runner.h"
 

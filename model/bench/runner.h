@@ -1,5 +1,6 @@
-// Measuring cases: builds the rotating sets of one case's tensors, times its calls, counts its launches, and compares with the ceilings.
-// Read next: case.h, kernels/measure.h, report.h.
+// SPDX-License-Identifier: MIT
+// Measuring cases: builds the rotating sets of one case's tensors, times its calls, counts its launches, and
+// compares with the ceilings. Read next: case.h, kernels/measure.h, report.h.
 #pragma once
 
 #include "kernels/ceilings.h"
@@ -49,8 +50,8 @@ public:
     // Collective over the world. Throws Error(usage) for shapes that the operation refuses.
     std::vector<Row> measure(const Case& what, const Shape& shape,
                              Subject::Regimes regimes = Subject::Regimes::all);
-    // One call of the case instead of measurements, recorded by a profiler that listens; of a product the program's own. One rank.
-    // Returns how many kernels that was, 0 where they are not counted.
+    // One call of the case instead of measurements, recorded by a profiler that listens; of a product the
+    // program's own. One rank. Returns how many kernels that was, 0 where they are not counted.
     int64_t capture(const Case& what, const Shape& shape);
     std::string device_name() const { return probe_->device_name(); }
     // Rates between the GPUs, where a row was compared with them; else empty.

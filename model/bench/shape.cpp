@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Reading the shapes of benchmarked operations.
 #include "model/bench/shape.h"
 

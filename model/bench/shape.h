@@ -1,4 +1,6 @@
-// The shape of a benchmarked operation: named numbers and words, given as "T=4096,H=7168,dtype=bf16"; what is not given has a default.
+// SPDX-License-Identifier: MIT
+// The shape of a benchmarked operation: named numbers and words, given as "T=4096,H=7168,dtype=bf16"; what is
+// not given has a default.
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
@@ -11,7 +13,8 @@
 
 namespace fp8flow::bench {
 
-// layer: the default, as in a DeepSeek-V3 layer with 4096 tokens on the GPU. small: for a quick look, and for the CPU.
+// layer: the default, as in a DeepSeek-V3 layer with 4096 tokens on the GPU. small: for a quick look, and for
+// the CPU.
 struct Key {
     const char* name;
     const char* layer;
@@ -23,7 +26,8 @@ enum class Size : uint8_t { layer, small };
 
 class Shape {
 public:
-    // `given`: "key=value,key=value". Throws Error(usage) that names the operation for a key it does not have.
+    // `given`: "key=value,key=value". Throws Error(usage) that names the operation for a key it does not
+    // have.
     Shape(std::string operation, const std::vector<Key>& keys, Size size, std::string_view given);
 
     // All throw Error(usage) for values they cannot be.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Suites: operations at shapes, measured one after the other. Read next: suites.cpp, suite_upstream.cpp.
 #pragma once
 

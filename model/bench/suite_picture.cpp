@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The picture of a suite: shares of the ceiling as dots, one line for each kind of operation.
 #include "model/bench/report.h"
 #include "model/report/svg_canvas.h"

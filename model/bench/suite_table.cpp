@@ -1,4 +1,6 @@
-// The table of a whole suite, for people: every row with its bar, its peer and its launches, and what all of it comes to.
+// SPDX-License-Identifier: MIT
+// The table of a whole suite, for people: every row with its bar, its peer and its launches, and what all of
+// it comes to.
 #include "model/bench/report.h"
 #include "model/report/table.h"
 

@@ -1,5 +1,6 @@
-// The suite of published shapes: what the projects that this one grew from measured, with the baselines that their fused kernels replace,
-// and the operations of the one-layer configurations.
+// SPDX-License-Identifier: MIT
+// The suite of published shapes: what the projects that this one grew from measured, with the baselines that
+// their fused kernels replace, and the operations of the one-layer configurations.
 #include "model/bench/suite.h"
 
 #include <set>
@@ -8,7 +9,8 @@ namespace fp8flow::bench {
 
 namespace {
 
-// Memory-bound work: no pause or load changes its rate, so bursts only. What stands already is not added again.
+// Memory-bound work: no pause or load changes its rate, so bursts only. What stands already is not added
+// again.
 class Upstream {
 public:
     void add(const std::string& operation, const std::string& shape) {
@@ -42,7 +44,8 @@ void add_norms(Upstream& suite) {
             suite.add("rms_norm_quantize", shape + tensor);
             suite.add("rms_norm_quantize", shape + tensor_transposed);
         }
-    // what the flow asks for: scales of 1x128 blocks, the rows in BF16 beside them, tiles for weight gradients
+    // what the flow asks for: scales of 1x128 blocks, the rows in BF16 beside them, tiles for weight
+    // gradients
     for (const auto& [rows, columns] : kNorms) {
         if (columns % kBlock != 0) continue;
         const std::string shape = fmt::format("T={},H={}", rows, columns);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The suites of `bench --suite`: which operations at which shapes.
 #include "model/bench/suite.h"
 #include "model/config/fields.h"
@@ -8,8 +9,9 @@ namespace {
 
 using Suite = std::vector<SuiteEntry>;
 
-// The products of one layer's experts at one distribution of rows: forward, data gradient, and the weight gradient in both modes. Data
-// gradients of BF16 read the weights as they are stored, those of FP8 a transposed copy. Other rows than balanced ones: bursts only.
+// The products of one layer's experts at one distribution of rows: forward, data gradient, and the weight
+// gradient in both modes. Data gradients of BF16 read the weights as they are stored, those of FP8 a
+// transposed copy. Other rows than balanced ones: bursts only.
 void add_expert_products(Suite& suite, const std::string& groups, int64_t n, int64_t k,
                          const std::string& type, const std::string& rows) {
     const auto add = [&](const char* operation, const std::string& more) {
@@ -71,7 +73,7 @@ Suite gemm() {
     return suite;
 }
 
-// What crosses ranks, with messages beside it, and time against multiprocessors.
+// What crosses ranks, with messages beside it, and time against SMs.
 Suite exchange() {
     Suite suite;
     const auto add = [&](const char* operation, const std::string& shape) {
@@ -103,8 +105,7 @@ const std::vector<std::pair<std::string, std::string>>& suite_names() {
         {"layer", "every operation as in a DeepSeek-V3 layer with 4096 tokens on the GPU"},
         {"gemm",
          "the experts' matrix products, this project's kernels beside cuBLASLt; about 3 minutes on an H200"},
-        {"exchange",
-         "dispatch and combine beside messages, and against multiprocessors (mpirun -n N); about a minute"},
+        {"exchange", "dispatch and combine beside messages, and against SMs (mpirun -n N); about a minute"},
         {"upstream",
          "published shapes with their baselines and the one-layer configurations, against bars and peers; "
          "about 2 minutes"},

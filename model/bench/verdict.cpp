@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Rows against their bars, their baselines and their peers.
 #include "model/bench/report.h"
 

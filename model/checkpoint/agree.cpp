@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The errors of all ranks gathered: first whether there is one, then its text.
 #include "model/checkpoint/agree.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // One verdict for all ranks: what one of them could not do, none of them has done.
 #pragma once
 
@@ -7,8 +8,8 @@
 
 namespace fp8flow {
 
-// Runs `work`, which must not talk to other ranks, on every rank. If it throws Error on any, every rank throws the Error of the lowest such
-// rank.
+// Runs `work`, which must not talk to other ranks, on every rank. If it throws Error on any, every rank
+// throws the Error of the lowest such rank.
 void on_all_ranks(ProcessGroup& world, const std::function<void()>& work);
 
 }  // namespace fp8flow

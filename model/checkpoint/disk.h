@@ -1,5 +1,7 @@
-// Disk: the calls to the file system that checkpoints make, and nothing else, behind one thin class: a test makes each of them fail, or the
-// process die in it, in turn. All names are relative to an open folder, and no call follows a link. Read next: folder.h.
+// SPDX-License-Identifier: MIT
+// Disk: the calls to the file system that checkpoints make, and nothing else, behind one thin class: a test
+// makes each of them fail, or the process die in it, in turn. All names are relative to an open folder, and
+// no call follows a link. Read next: folder.h.
 #pragma once
 
 #include <sys/types.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Every change of the folder, one call of Disk after the other.
 #include "model/checkpoint/folder.h"
 

@@ -1,9 +1,12 @@
+// SPDX-License-Identifier: MIT
 // The folder of a run's checkpoints. A checkpoint is a folder of its own:
 //   step_00000020           whole: it got this name when everything in it was on the disk
-//   step_00000020.tmp       being written or being removed; what a run that died left is removed by the next one
-//   step_00000020.refused   failed its checks when a run wanted to resume from it; kept for the user to look at
-// The order that loses nothing: every file written and synced, the manifest last, the folder synced, renamed, its parent synced; and only then
-// the oldest checkpoint renamed to .tmp and removed. Read next: reader.h, saver.h.
+//   step_00000020.tmp       being written or being removed; what a run that died left is removed by the next
+//   one step_00000020.refused   failed its checks when a run wanted to resume from it; kept for the user to
+//   look at
+// The order that loses nothing: every file written and synced, the manifest last, the folder synced, renamed,
+// its parent synced; and only then the oldest checkpoint renamed to .tmp and removed. Read next: reader.h,
+// saver.h.
 #pragma once
 
 #include "kernels/core/error.h"

@@ -1,4 +1,6 @@
-// The manifest as text and back. Strict by construction: what was read is written again and must give the same bytes.
+// SPDX-License-Identifier: MIT
+// The manifest as text and back. Strict by construction: what was read is written again and must give the
+// same bytes.
 #include "model/checkpoint/manifest.h"
 
 #include "model/base/crc32c.h"
@@ -49,7 +51,8 @@ template <class Word> Word hex_word(const std::string& text) {
     return word;
 }
 
-// Whole numbers only: a fraction, or one that is too large and therefore read as a fraction, must not be converted.
+// Whole numbers only: a fraction, or one that is too large and therefore read as a fraction, must not be
+// converted.
 template <class Number> Number whole(const Json& json) {
     const bool fits = std::is_signed_v<Number>
                           ? json.is_number_integer() &&

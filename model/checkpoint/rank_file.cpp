@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Checksums first, for they stand in the header; then the file as a stream.
 #include "model/checkpoint/rank_file.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Sizes before contents, headers before tensors: nothing is allocated on the word of a file.
 #include "model/checkpoint/reader.h"
 

@@ -1,4 +1,6 @@
-// A checkpoint opened for reading: manifest, headers and checksums hold, and every tensor has a place. Read next: resume.h.
+// SPDX-License-Identifier: MIT
+// A checkpoint opened for reading: manifest, headers and checksums hold, and every tensor has a place. Read
+// next: resume.h.
 #pragma once
 
 #include "model/checkpoint/folder.h"
@@ -12,7 +14,8 @@ namespace fp8flow {
 
 class CheckpointReader {
 public:
-    // Reads the manifest and the header of every file. Throws Error(checkpoint), naming the file, unless they are what was written.
+    // Reads the manifest and the header of every file. Throws Error(checkpoint), naming the file, unless they
+    // are what was written.
     CheckpointReader(const CheckpointFolder& folder, int64_t step);
 
     const std::string& path() const { return path_; }
@@ -28,7 +31,8 @@ public:
     const std::map<std::string, Place>& tensors() const { return tensors_; }
     std::string path_of_file(int64_t file) const { return path_ + "/" + rank_file_name(file); }
 
-    // The bytes of a tensor. Throws Error(checkpoint), naming file and tensor, where they are not what was written.
+    // The bytes of a tensor. Throws Error(checkpoint), naming file and tensor, where they are not what was
+    // written.
     void read(const std::string& name, const Place& place, std::span<uint8_t> out) const;
     // Every byte of a file, by the checksums of its tensors.
     void verify_file(int64_t file) const;

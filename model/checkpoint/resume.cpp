@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Choice, verification, fit, and the copy to the device.
 #include "model/checkpoint/resume.h"
 
@@ -121,7 +122,8 @@ struct Chosen {
     std::vector<std::string> refused;
 };
 
-// The newest that passes; what does not is kept under another name, out of the way of this run's own checkpoints.
+// The newest that passes; what does not is kept under another name, out of the way of this run's own
+// checkpoints.
 std::optional<Chosen> newest_whole(const CheckpointFolder& folder, ProcessGroup& world) {
     const std::vector<int64_t> steps = steps_of(folder, world);
     if (steps.empty()) return std::nullopt;

@@ -1,4 +1,6 @@
-// From a checkpoint back to a run: which checkpoint, whether it fits, and the state onto the device. Read next: reader.h, state.h.
+// SPDX-License-Identifier: MIT
+// From a checkpoint back to a run: which checkpoint, whether it fits, and the state onto the device. Read
+// next: reader.h, state.h.
 #pragma once
 
 #include "model/checkpoint/folder.h"
@@ -19,9 +21,10 @@ struct Resumed {
         changed;  // keys whose values differ from those of the run that saved: "section.key: then | now"
 };
 
-// checkpoint.load of `config` on every rank: `auto` takes the newest checkpoint of `save_folder` that passes its checks, and nothing where
-// there is none yet; a folder of checkpoints gives its newest one, a checkpoint itself. Everything is verified on all ranks before the first
-// byte of the model changes. Throws Error(checkpoint), the same on every rank: a checkpoint that is damaged (named itself, or no older one is
+// checkpoint.load of `config` on every rank: `auto` takes the newest checkpoint of `save_folder` that passes
+// its checks, and nothing where there is none yet; a folder of checkpoints gives its newest one, a checkpoint
+// itself. Everything is verified on all ranks before the first byte of the model changes. Throws
+// Error(checkpoint), the same on every rank: a checkpoint that is damaged (named itself, or no older one is
 // whole), that is one of another model, or whose position in the data means nothing here.
 std::optional<Resumed> resume(Trainer& trainer, const Config& config, uint64_t data_fingerprint,
                               ProcessGroup& world, const std::string& save_folder,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Copy, write, report, publish.
 #include "model/checkpoint/saver.h"
 
@@ -118,7 +119,8 @@ std::optional<CheckpointSaver::Published> CheckpointSaver::poll() {
 std::optional<CheckpointSaver::Published> CheckpointSaver::finish() {
     constexpr std::chrono::milliseconds kBetweenLooks{2};
     while (pending_) {
-        // A rank whose file takes longest would keep the others in a wait with a deadline: everybody looks, again and again.
+        // A rank whose file takes longest would keep the others in a wait with a deadline: everybody looks,
+        // again and again.
         if (auto published = exchange_reports()) return published;
         std::this_thread::sleep_for(kBetweenLooks);
     }

@@ -1,6 +1,8 @@
-// CheckpointSaver: takes the state of a run between two steps and writes it while training goes on. Training pauses only until the device has
-// copied the state to page-locked host memory; a thread of each rank writes that rank's file, the first rank then publishes the checkpoint.
-// Threads talk to the disk alone; what ranks say to each other is said by poll, between steps. Read next: folder.h, rank_file.h.
+// SPDX-License-Identifier: MIT
+// CheckpointSaver: takes the state of a run between two steps and writes it while training goes on. Training
+// pauses only until the device has copied the state to page-locked host memory; a thread of each rank writes
+// that rank's file, the first rank then publishes the checkpoint. Threads talk to the disk alone; what ranks
+// say to each other is said by poll, between steps. Read next: folder.h, rank_file.h.
 #pragma once
 
 #include "kernels/core/pinned.h"
@@ -18,8 +20,9 @@ namespace fp8flow {
 
 class CheckpointSaver {
 public:
-    // Called by all ranks, as everything here. `path`: an existing folder, the same on every rank. Removes what earlier runs left half-made.
-    // Throws Error(checkpoint) where a rank does not see the folder that the first rank sees.
+    // Called by all ranks, as everything here. `path`: an existing folder, the same on every rank. Removes
+    // what earlier runs left half-made. Throws Error(checkpoint) where a rank does not see the folder that
+    // the first rank sees.
     CheckpointSaver(const Config& config, uint64_t data_fingerprint, ProcessGroup& world,
                     const std::string& path, std::shared_ptr<Disk> disk = std::make_shared<Disk>());
     // Waits for what is being written; without publish, which needs all ranks, it is lost.
@@ -34,8 +37,9 @@ public:
         double seconds = 0;  // from the start to the new name
         std::string path;
     };
-    // The state after trainer.steps_done() steps, of which none is in flight. Waits for the checkpoint before, if it is still being written.
-    // Throws Error(checkpoint) on every rank if the one before failed on any.
+    // The state after trainer.steps_done() steps, of which none is in flight. Waits for the checkpoint
+    // before, if it is still being written. Throws Error(checkpoint) on every rank if the one before failed
+    // on any.
     std::optional<Published> save(Trainer& trainer);
     // Between steps: what has been published since the last call. Throws like save.
     std::optional<Published> poll();

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Names and shapes of the state, and who saves what.
 #include "model/checkpoint/state.h"
 
@@ -20,7 +21,8 @@ std::string name_of_expert(const std::string& parameter, int64_t expert) {
 
 std::vector<int64_t> shape_of(const TensorView& view) { return {view.dims, view.dims + view.rank}; }
 
-// Expert e's tensors go round the ranks that have it; what all ranks have goes to the one with the least so far, in the order of the list.
+// Expert e's tensors go round the ranks that have it; what all ranks have goes to the one with the least so
+// far, in the order of the list.
 void choose_owners(std::vector<StateTensor>& state, const RankLayout& layout) {
     const int64_t replicas = layout.world_size / layout.expert_parallel_size;
     std::vector<int64_t> load(static_cast<size_t>(layout.world_size)), turn(load.size());

@@ -1,6 +1,8 @@
-// The state of a training run as named tensors: FP32 weights, both moments, expert biases, delayed scales. Experts are tensors of their own
-// under their global number, so a name means the same for every number of ranks, and a checkpoint fits any. The working copies of weights
-// follow from the FP32 ones and are not part of it. Read next: saver.h, reader.h.
+// SPDX-License-Identifier: MIT
+// The state of a training run as named tensors: FP32 weights, both moments, expert biases, delayed scales.
+// Experts are tensors of their own under their global number, so a name means the same for every number of
+// ranks, and a checkpoint fits any. The working copies of weights follow from the FP32 ones and are not part
+// of it. Read next: saver.h, reader.h.
 #pragma once
 
 #include "model/train/transformer.h"
@@ -27,10 +29,12 @@ struct StateTensor {
     int64_t bytes() const;
 };
 
-// All tensors of the model, those of other ranks too: the same list on every rank, but for the views. Prefixes as in Megatron's checkpoints:
-// fp32_param., exp_avg., exp_avg_sq.; none before expert biases and delayed scales.
+// All tensors of the model, those of other ranks too: the same list on every rank, but for the views.
+// Prefixes as in Megatron's checkpoints: fp32_param., exp_avg., exp_avg_sq.; none before expert biases and
+// delayed scales.
 std::vector<StateTensor> training_state(Transformer& transformer, const RankLayout& layout);
-// What a start with weights alone takes (checkpoint.finetune): weights, and the expert biases, which choose experts as weights do.
+// What a start with weights alone takes (checkpoint.finetune): weights, and the expert biases, which choose
+// experts as weights do.
 bool is_weight(const std::string& state_name);
 
 }  // namespace fp8flow

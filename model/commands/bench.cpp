@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // `fp8flow bench`: single operations, each at given shapes, against what the machine can do.
 #include "model/base/build_info.h"
 #include "model/base/output.h"
@@ -40,7 +41,8 @@ void keep_matching(std::vector<Item>& items, const std::string& pattern) {
     require(!items.empty(), ExitCode::usage, "--match: nothing that was asked for matches '{}'", pattern);
 }
 
-// A suite, cut down to the operations that are named; or the named operations at each given shape, or at their default.
+// A suite, cut down to the operations that are named; or the named operations at each given shape, or at
+// their default.
 std::vector<Item> items_of(const BenchOptions& options, Size size) {
     std::vector<Item> items;
     for (const std::string& name : options.operations) find_case(name);

@@ -1,4 +1,6 @@
-// The program's commands. Each returns the exit status; errors are thrown as Error and reported once, in main.
+// SPDX-License-Identifier: MIT
+// The program's commands. Each returns the exit status; errors are thrown as Error and reported once, in
+// main.
 #pragma once
 
 #include "kernels/comm/process_group.h"
@@ -51,7 +53,8 @@ struct ReplayOptions : RunOptions {  // config_path may be empty
 int run_train(const RunOptions& options, ProcessGroup& world);
 // Same data, seed and initial weights under every recipe of validate.recipes, plus a control arm.
 int run_validate(const RunOptions& options, ProcessGroup& world);
-// Where the time, the bytes and the memory of one layer go, stage by stage, under every recipe of profile.profile_recipes.
+// Where the time, the bytes and the memory of one layer go, stage by stage, under every recipe of
+// profile.profile_recipes.
 int run_profile(const RunOptions& options, ProcessGroup& world);
 // Without `gpus`, for as many as share the experts.
 int run_plan(const RunOptions& options, std::optional<int64_t> gpus,

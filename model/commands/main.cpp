@@ -1,5 +1,6 @@
-// The program: reads the command line, starts the ranks, reports errors once. The only place that reads the environment (MPI's own
-// variables apart). Read next: commands.h.
+// SPDX-License-Identifier: MIT
+// The program: reads the command line, starts the ranks, reports errors once. The only place that reads the
+// environment (MPI's own variables apart). Read next: commands.h.
 #include "kernels/comm/mpi_session.h"
 #include "kernels/core/error.h"
 #include "model/commands/commands.h"
@@ -85,7 +86,8 @@ void choose_threads(int64_t ranks) {
 // Runs `command` on every rank. deadline_of(ranks): the longest wait for another rank.
 template <class Options>
 int on_ranks(const Options& options, int (*command)(const Options&, ProcessGroup&), auto&& deadline_of) {
-    // Before the first NCCL call: communicators need no multicast memory, which some machines refuse. A value of the user's stays.
+    // Before the first NCCL call: communicators need no multicast memory, which some machines refuse. A value
+    // of the user's stays.
     ::setenv("NCCL_NVLS_ENABLE", "0", 0);
     MpiSession mpi;
     try {

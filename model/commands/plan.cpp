@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // `fp8flow plan`: what a run will need, without running it.
 #include "model/plan/plan.h"
 #include "model/base/output.h"

@@ -1,4 +1,6 @@
-// `fp8flow profile`: every recipe through the same steps; tables, profile.json, a trace per rank and a picture.
+// SPDX-License-Identifier: MIT
+// `fp8flow profile`: every recipe through the same steps; tables, profile.json, a trace per rank and a
+// picture.
 #include "model/commands/commands.h"
 #include "model/profile/ceilings.h"
 #include "model/profile/run.h"

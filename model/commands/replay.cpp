@@ -1,4 +1,6 @@
-// `fp8flow replay`: one MoE layer forward and backward on tensors from a file, for comparison with other implementations.
+// SPDX-License-Identifier: MIT
+// `fp8flow replay`: one MoE layer forward and backward on tensors from a file, for comparison with other
+// implementations.
 #include "kernels/core/scalar_math.h"
 #include "model/commands/commands.h"
 #include "model/config/hf_config.h"
@@ -18,7 +20,8 @@ namespace {
 constexpr const char* kHidden = "hidden_states";
 constexpr const char* kGradient = "grad_output";
 
-// The configuration's MoE layer alone: routing by the weights and nothing else, room for every row, no step around it.
+// The configuration's MoE layer alone: routing by the weights and nothing else, room for every row, no step
+// around it.
 Config replay_config(const RunOptions& options, int world_size) {
     std::vector<std::string> overrides = {"training.micro_batch_size=1",
                                           fmt::format("training.global_batch_size={}", world_size)};

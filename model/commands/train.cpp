@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // `fp8flow train`: steps with progress, held-out evaluation, metrics, a picture and a summary.
 #include "layers/tensor_stats.h"
 #include "model/checkpoint/agree.h"

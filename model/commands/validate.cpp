@@ -1,4 +1,6 @@
-// `fp8flow validate`: the same data, seed and initial weights under every recipe, compared with BF16 and with a control arm.
+// SPDX-License-Identifier: MIT
+// `fp8flow validate`: the same data, seed and initial weights under every recipe, compared with BF16 and with
+// a control arm.
 #include "model/validate/validate.h"
 #include "model/commands/commands.h"
 #include "model/report/progress.h"
@@ -138,7 +140,8 @@ private:
         return all_pass ? 0 : static_cast<int>(ExitCode::verdict_miss);
     }
 
-    // One row per arm, the baseline first; per step and rank 0: casts, bytes sent, milliseconds; saved: bytes kept for the backward.
+    // One row per arm, the baseline first; per step and rank 0: casts, bytes sent, milliseconds; saved: bytes
+    // kept for the backward.
     std::string table(const std::vector<Comparison>& comparisons,
                       const std::vector<std::string>& verdicts) const {
         Table table({{"arm", Align::left},

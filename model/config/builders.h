@@ -1,5 +1,6 @@
-// Constructors of field-table entries: each turns an accessor of Config into the get and set of one type. Internal to
-// model/config/fields.cpp, apart so that the table itself reads as a table.
+// SPDX-License-Identifier: MIT
+// Constructors of field-table entries: each turns an accessor of Config into the get and set of one type.
+// Internal to model/config/fields.cpp, apart so that the table itself reads as a table.
 #pragma once
 
 #include "model/config/fields.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The rules between fields: every refusal names the key, what was got and what is wanted, with numbers.
 #include "model/config/check.h"
 
@@ -82,8 +83,9 @@ public:
 private:
     using Names = std::initializer_list<const char*>;
 
-    // Reports `text` about the first of `names`, unless one of them has no usable value. The place is that of the first
-    // name that was written down: a rule broken by a default points at the key that clashes with it.
+    // Reports `text` about the first of `names`, unless one of them has no usable value. The place is that of
+    // the first name that was written down: a rule broken by a default points at the key that clashes with
+    // it.
     void rule(bool holds, Names names, const std::string& text) {
         if (holds || !problems_.usable(names)) return;
         std::string where = "configuration";

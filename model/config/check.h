@@ -1,5 +1,6 @@
-// The rules between fields of a configuration (a single field's range stands in the field table), and the collector of
-// problems that lets all of them be reported at once.
+// SPDX-License-Identifier: MIT
+// The rules between fields of a configuration (a single field's range stands in the field table), and the
+// collector of problems that lets all of them be reported at once.
 #pragma once
 
 #include "model/config/config.h"

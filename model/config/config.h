@@ -1,6 +1,8 @@
-// The resolved configuration of a run, and the functions that read, check, print and compare it. Leaf keys are
-// Megatron's names and equal the struct members, so one search leads from a YAML file to the code that uses a value.
-// One field table (model/config/fields.cpp) drives parsing, errors, `--help-config`, the dump and the diff.
+// SPDX-License-Identifier: MIT
+// The resolved configuration of a run, and the functions that read, check, print and compare it. Leaf keys
+// are Megatron's names and equal the struct members, so one search leads from a YAML file to the code that
+// uses a value. One field table (model/config/fields.cpp) drives parsing, errors, `--help-config`, the dump
+// and the diff.
 #pragma once
 
 #include "layers/spec.h"
@@ -18,16 +20,19 @@ constexpr int64_t kByteVocabulary =
     257;  // tokens of byte-level text: one per byte value, and end of document
 
 enum class LrDecayStyle : uint8_t { constant, cosine };
-// text: bytes of the user's files; synthetic: seeded Markov chain; shards: llm.c `.bin` token files; megatron: its `.bin` with `.idx`.
+// text: bytes of the user's files; synthetic: seeded Markov chain; shards: llm.c `.bin` token files;
+// megatron: its `.bin` with `.idx`.
 enum class DataKind : uint8_t { text, synthetic, shards, megatron };
 
-// flex: rows straight into the memory of peers on the same host (NVLink), where a start-up test finds it usable on every rank; otherwise,
-// and with alltoall, NCCL send and receive. One rank, and the reference backend, need neither.
+// flex: rows straight into the memory of peers on the same host (NVLink), where a start-up test finds it
+// usable on every rank; otherwise, and with alltoall, NCCL send and receive. One rank, and the reference
+// backend, need neither.
 enum class TokenDispatcher : uint8_t { alltoall, flex };
 // How flex maps peers' memory. nvlink: the first of the others that works.
 enum class FlexBackend : uint8_t { nvlink, cuda_ipc, nccl_window };
 
-// The world size comes from mpirun; data parallel size = world size, of which groups of EP ranks share the experts.
+// The world size comes from mpirun; data parallel size = world size, of which groups of EP ranks share the
+// experts.
 struct ParallelSpec {
     int64_t expert_model_parallel_size = 1;
     TokenDispatcher moe_token_dispatcher_type = TokenDispatcher::flex;
@@ -101,7 +106,8 @@ struct ValidateSpec {
     bool control_arm = true;                  // bf16 again with another summation order: the noise floor
 };
 
-// auto: the fastest that runs; the others are baselines, or checks of one kernel by another. The reference backend knows one of each.
+// auto: the fastest that runs; the others are baselines, or checks of one kernel by another. The reference
+// backend knows one of each.
 enum class GemmBackendKey : uint8_t { automatic, native, cublaslt };
 enum class AttentionBackendKey : uint8_t { automatic, native, cudnn };
 
@@ -145,10 +151,10 @@ struct ConfigSetting {
     std::string where;
 };
 
-// Reads a YAML file and `section.key=value` (or `key=value`) overrides, resolves derived values and checks everything.
-// Every problem found is one line of one Error (ExitCode::usage): `file:line:col: section.key: got X, want Y`.
-// Without world_size the checks that need the number of ranks are left out. hf_config: a Hugging Face config.json that is read first; the
-// YAML file and then the overrides change what it sets.
+// Reads a YAML file and `section.key=value` (or `key=value`) overrides, resolves derived values and checks
+// everything. Every problem found is one line of one Error (ExitCode::usage): `file:line:col: section.key:
+// got X, want Y`. Without world_size the checks that need the number of ranks are left out. hf_config: a
+// Hugging Face config.json that is read first; the YAML file and then the overrides change what it sets.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides = {},
                    std::optional<int64_t> world_size = std::nullopt, const std::string& hf_config = {});
 // The same for text in memory; `name` stands in for the file's name in messages.
@@ -162,7 +168,8 @@ void resolve_config(Config& config);
 // Throws one Error with a line for every rule between fields that the (resolved) configuration breaks.
 void check_config(const Config& config, std::optional<int64_t> world_size = std::nullopt);
 
-// The same run under another recipe: precision options that the new recipe does not know return to their defaults.
+// The same run under another recipe: precision options that the new recipe does not know return to their
+// defaults.
 Config with_recipe(const Config& config, Recipe recipe);
 
 std::string dump_config(

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The table of configuration keys. Adding a key is adding a line here and a member to its struct.
 #include "model/config/fields.h"
 

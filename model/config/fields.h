@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The field table: every key of a configuration with type, range, default and meaning. Parsing, error texts,
 // `--help-config`, the dump of the resolved configuration and the diff of two are loops over this one table.
 #pragma once

@@ -1,4 +1,6 @@
-// Fields of config.json by family. Everything that is read is checked for its type; everything wrong is listed at once.
+// SPDX-License-Identifier: MIT
+// Fields of config.json by family. Everything that is read is checked for its type; everything wrong is
+// listed at once.
 #include "model/config/hf_config.h"
 
 #include "model/safetensors/tensor_set.h"
@@ -67,7 +69,7 @@ public:
     }
 
 private:
-    // ---- the families ----
+    // ---- the families
     void common() {
         copy("num_hidden_layers", "model.num_layers");
         copy("hidden_size", "model.hidden_size");
@@ -221,7 +223,7 @@ private:
                                 shown(q)));
     }
 
-    // ---- fields ----
+    // ---- fields
     bool present(const char* name) const { return json_.contains(name) && !json_[name].is_null(); }
     static std::string shown(const Json& value) {
         return printable(value.dump(-1, ' ', false, Json::error_handler_t::replace));

@@ -1,4 +1,6 @@
-// Recursive descent over sums of repeated lists: sum = term {'+' term}; term = factor {'*' count}; factor = '(' sum ')' | list.
+// SPDX-License-Identifier: MIT
+// Recursive descent over sums of repeated lists: sum = term {'+' term}; term = factor {'*' count}; factor =
+// '(' sum ')' | list.
 #include "model/config/layer_pattern.h"
 
 #include <cctype>

@@ -1,5 +1,6 @@
-// What to say about a key that the field table does not have: the nearest key, what other trainers call it, or why the
-// feature behind it is refused.
+// SPDX-License-Identifier: MIT
+// What to say about a key that the field table does not have: the nearest key, what other trainers call it,
+// or why the feature behind it is refused.
 #include "model/config/fields.h"
 
 #include <fmt/format.h>

@@ -1,5 +1,6 @@
-// YAML text and `--set` overrides to a Config. Problems are collected, never thrown one by one, so that a user sees all
-// of them at once.
+// SPDX-License-Identifier: MIT
+// YAML text and `--set` overrides to a Config. Problems are collected, never thrown one by one, so that a
+// user sees all of them at once.
 #include "model/config/check.h"
 #include "model/config/fields.h"
 #include "model/config/hf_config.h"

@@ -1,4 +1,6 @@
-// The resolved configuration as YAML, the help text, and the difference of two configurations: loops over the field table.
+// SPDX-License-Identifier: MIT
+// The resolved configuration as YAML, the help text, and the difference of two configurations: loops over the
+// field table.
 #include "model/config/fields.h"
 
 #include <fmt/format.h>

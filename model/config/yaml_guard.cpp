@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // One pass over the lines; state between lines is the stack of indentations and the depth of open brackets.
 #include "model/config/yaml_guard.h"
 

@@ -1,6 +1,7 @@
-// A scan of YAML text before yaml-cpp sees it. yaml-cpp has had stack overflows and wild reads on hostile input, so only
-// a plain subset passes: small, shallow, one document, no anchors, aliases, tags, directives, block scalars or complex
-// keys, quotes closed on their line. Configurations need no more.
+// SPDX-License-Identifier: MIT
+// A scan of YAML text before yaml-cpp sees it. yaml-cpp has had stack overflows and wild reads on hostile
+// input, so only a plain subset passes: small, shallow, one document, no anchors, aliases, tags, directives,
+// block scalars or complex keys, quotes closed on their line. Configurations need no more.
 #pragma once
 
 #include <cstdint>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The layout of a slot, and its way to the device.
 #include "model/data/batch_feed.h"
 

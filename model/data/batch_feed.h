@@ -1,5 +1,6 @@
-// BatchFeed: the tokens of a micro-batch on their way to the device, without stopping the host. The host writes them into a page-locked
-// slot, one asynchronous copy takes the slot to the device.
+// SPDX-License-Identifier: MIT
+// BatchFeed: the tokens of a micro-batch on their way to the device, without stopping the host. The host
+// writes them into a page-locked slot, one asynchronous copy takes the slot to the device.
 #pragma once
 
 #include "kernels/core/pinned.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Windows over a stream of tokens, their shuffle, and the share of each rank in a global batch.
 #include "model/data/data.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the trainer reads: a TokenSource maps (split, sample index) to seq_length + 1 tokens, and a Batcher
 // maps a global batch to the sample indices of each rank. Both are pure functions of the seed and of the
 // index, never of the number of ranks, so that every world size trains on the same tokens in the same order

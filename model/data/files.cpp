@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Expansion of data_path entries, and reads that never hang on a pipe nor trust a size.
 #include "model/data/files.h"
 
@@ -25,7 +26,8 @@ std::string reason(int error) { return std::strerror(error); }
 
 bool has_wildcard(const std::string& text) { return text.find_first_of("*?[{") != std::string::npos; }
 
-// Called for a folder of a pattern that cannot be opened; not zero ends the search. One that is not there holds no match.
+// Called for a folder of a pattern that cannot be opened; not zero ends the search. One that is not there
+// holds no match.
 int refuse_unreadable(const char*, int error) { return error == ENOENT || error == ENOTDIR ? 0 : 1; }
 
 class Lister {

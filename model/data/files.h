@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // From `data_path` entries to a sorted list of regular files, and bounded reads of them. Shared by the text
 // and the shard reader. Read next: text.h.
 #pragma once
@@ -10,7 +11,8 @@ namespace fp8flow {
 
 struct DataFile {
     std::string path;  // as opened
-    // To its data_path entry: a file's name, or the path below the folder, or below the glob's part without wildcards.
+    // To its data_path entry: a file's name, or the path below the folder, or below the glob's part without
+    // wildcards.
     std::string relative;
 };
 

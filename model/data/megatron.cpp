@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The index read in blocks, and the .bin behind it.
 #include "model/data/megatron.h"
 

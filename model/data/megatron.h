@@ -1,9 +1,12 @@
-// Pre-tokenised data as Megatron-LM's preprocess_data writes it: NAME.bin holds the tokens, NAME.idx says their type and where sequences and
-// documents begin. Little endian: the 9 bytes "MMIDIDX\0\0", u64 version 1, u8 type, u64 sequences S, u64 D; then S i32 lengths, S i64 byte
-// offsets into the .bin, and D i64 sequence numbers, 0 first and S last, at which documents begin and end.
+// SPDX-License-Identifier: MIT
+// Pre-tokenised data as Megatron-LM's preprocess_data writes it: NAME.bin holds the tokens, NAME.idx says
+// their type and where sequences and documents begin. Little endian: the 9 bytes "MMIDIDX\0\0", u64 version
+// 1, u8 type, u64 sequences S, u64 D; then S i32 lengths, S i64 byte offsets into the .bin, and D i64
+// sequence numbers, 0 first and S last, at which documents begin and end.
 //
-// The tokens are one stream in the order of the files, cut into windows like every data here (data.h): windows cross the ends of documents,
-// as in Megatron's GPT data sets, but their shuffle is ours, not Megatron's. Read next: token_stream.h.
+// The tokens are one stream in the order of the files, cut into windows like every data here (data.h):
+// windows cross the ends of documents, as in Megatron's GPT data sets, but their shuffle is ours, not
+// Megatron's. Read next: token_stream.h.
 #pragma once
 
 #include "model/data/token_stream.h"
@@ -15,9 +18,11 @@
 namespace fp8flow {
 
 struct MegatronOptions {
-    // Names without ending, as Megatron's --data-path has them; .idx or .bin files; folders; globs over .idx files.
+    // Names without ending, as Megatron's --data-path has them; .idx or .bin files; folders; globs over .idx
+    // files.
     std::vector<std::string> data_path = {};
-    // Share of each file's documents that is held out: its last ones, at least one. Of a single document its end.
+    // Share of each file's documents that is held out: its last ones, at least one. Of a single document its
+    // end.
     double held_out_fraction = 0.1;
     int64_t vocab_size = 50257;
     int64_t seq_length = 256;
@@ -32,7 +37,8 @@ struct MegatronIndex {
     int64_t held_out_from = 0;  // position of the first token that is held out
     uint32_t checksum = 0;      // of the whole index
 };
-// Reads an index whole, a block at a time, and believes none of its numbers. Throws Error(data) with the file and the numbers.
+// Reads an index whole, a block at a time, and believes none of its numbers. Throws Error(data) with the file
+// and the numbers.
 MegatronIndex read_megatron_index(const std::string& path, double held_out_fraction);
 
 class MegatronSource final : public StreamSource {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Counter-based hashing and a seeded permutation of [0, n) without an array: how the data order is drawn.
 // Both are pure functions of their arguments, so that every rank computes the same order alone. Read next:
 // data.h.

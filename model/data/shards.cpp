@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Header checks of llm.c shards, and which part a file belongs to.
 #include "model/data/shards.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Table, stationary distribution, entropies and draws of the synthetic source.
 #include "model/data/synthetic.h"
 

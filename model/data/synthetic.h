@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A seeded Markov source of order k over V symbols, shaped like text (Zipf unigrams, few likely successors),
 // whose entropy is known: the floor of the loss can be printed beside the loss. Nothing is stored but the
 // table of transitions.

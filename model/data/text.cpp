@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Loading, splitting and reading byte-level text.
 #include "model/data/text.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Byte-level text of files that the user names: tokens 0..255 are bytes, 256 ends a document (a file). Whole
 // files go to the train or to the held-out part by a fixed hash of their relative path, so that held-out text
 // is never trained on. Bits per byte = loss in nats / ln 2 per token; the end-of-document token counts as one

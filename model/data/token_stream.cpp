@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Opening, reading, and the check of ids.
 #include "model/data/token_stream.h"
 

@@ -1,5 +1,7 @@
-// Tokens that lie in files one behind the other: opened when they are read, sizes looked at again, every id compared with the vocabulary
-// before anyone indexes with it; and the source whose parts are such streams. What the readers of tokenised data share. Read next: shards.h, megatron.h.
+// SPDX-License-Identifier: MIT
+// Tokens that lie in files one behind the other: opened when they are read, sizes looked at again, every id
+// compared with the vocabulary before anyone indexes with it; and the source whose parts are such streams.
+// What the readers of tokenised data share. Read next: shards.h, megatron.h.
 #pragma once
 
 #include "model/data/data.h"
@@ -11,7 +13,8 @@
 
 namespace fp8flow {
 
-// A file open for reading; closes itself. pread, not mmap: a file that shrinks while we train must be an error with a name, not a signal.
+// A file open for reading; closes itself. pread, not mmap: a file that shrinks while we train must be an
+// error with a name, not a signal.
 class TokenFile {
 public:
     // Throws Error(data) for anything but a regular file.
@@ -49,8 +52,8 @@ public:
     int64_t tokens() const { return tokens_; }
     int64_t num_runs() const { return static_cast<int64_t>(runs_.size()); }
 
-    // Copies tokens [first, first + out.size()), which are inside. Throws Error(data) with file, position and id where one is not in
-    // [0, vocab_size).
+    // Copies tokens [first, first + out.size()), which are inside. Throws Error(data) with file, position and
+    // id where one is not in [0, vocab_size).
     void read(int64_t first, std::span<int32_t> out, int64_t vocab_size) const;
     // Reads everything if that is at most `limit` bytes.
     void check_all(int64_t vocab_size, int64_t limit) const;
@@ -77,7 +80,8 @@ protected:
 
     void add(Split split, TokenRun run) { parts_[static_cast<size_t>(split)].add(std::move(run)); }
     const TokenStream& part(Split split) const { return parts_[static_cast<size_t>(split)]; }
-    // One window in each of `wanted`; and every id of parts of up to `limit` bytes, those of larger ones when a sample is read.
+    // One window in each of `wanted`; and every id of parts of up to `limit` bytes, those of larger ones when
+    // a sample is read.
     void check(const std::vector<Split>& wanted, const std::string& where, int64_t limit) const;
     static std::string where(const std::vector<std::string>& data_path) {
         return data_path.size() == 1 ? data_path[0] : "data.data_path";

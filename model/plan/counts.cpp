@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Parameters, FLOPs and wire bytes of a configuration.
 #include "layers/transformer_block.h"
 #include "model/plan/plan.h"

@@ -1,4 +1,6 @@
-// Memory per GPU by category: what each parameter and each saved activation costs under each recipe and recompute mode.
+// SPDX-License-Identifier: MIT
+// Memory per GPU by category: what each parameter and each saved activation costs under each recipe and
+// recompute mode.
 #include "layers/moe_layer.h"
 #include "layers/transformer_block.h"
 #include "model/config/check.h"
@@ -14,8 +16,9 @@ namespace {
 
 double f64(int64_t n) { return static_cast<double>(n); }
 
-// Bytes of one element of a saved weight-gradient operand, scales included. The flow keeps the row codes (and transposes them in
-// the backward), the cast recipes keep the column copy; per-tensor and per-group scales weigh nothing.
+// Bytes of one element of a saved weight-gradient operand, scales included. The flow keeps the row codes (and
+// transposes them in the backward), the cast recipes keep the column copy; per-tensor and per-group scales
+// weigh nothing.
 double operand_bytes(Recipe recipe) {
     switch (recipe) {
         case Recipe::fp8_tensorwise:
@@ -99,7 +102,8 @@ bool keeps_fp8_operands(const PrecisionSpec& p) {
     return is_fp8(p.recipe) && (p.fp8_wgrad || p.recipe == Recipe::fp8_flow);
 }
 
-// Per token, of the norm in front of a MoE layer or FFN: BF16 rows, and the FP8 rows that the recipe takes from the norm.
+// Per token, of the norm in front of a MoE layer or FFN: BF16 rows, and the FP8 rows that the recipe takes
+// from the norm.
 double norm_output_bytes(const PrecisionSpec& p, double hidden, bool only_routed) {
     const double plain = 2 * hidden;
     if (p.recipe == Recipe::fp8_flow && p.moe_quantize_before_dispatch) {
@@ -110,8 +114,9 @@ double norm_output_bytes(const PrecisionSpec& p, double hidden, bool only_routed
                                                               : plain;  // both orientations
 }
 
-// Bytes per row that live only while one MoE layer runs backward: dY [H], dA [F], dh [2F] and dX [H]; the FP8 copies of dY and dh
-// (the flow has them in FP8 alone, and transposes h's gradient and X for the weight gradient); and what recomputation makes again.
+// Bytes per row that live only while one MoE layer runs backward: dY [H], dA [F], dh [2F] and dX [H]; the FP8
+// copies of dY and dh (the flow has them in FP8 alone, and transposes h's gradient and X for the weight
+// gradient); and what recomputation makes again.
 double workspace_row_bytes(const Config& config) {
     const double hidden = f64(config.model.hidden_size), width = f64(config.moe.moe_ffn_hidden_size);
     const Recipe recipe = config.precision.recipe;
@@ -128,7 +133,8 @@ double workspace_row_bytes(const Config& config) {
            saved_activation_bytes(config, layer, config.recompute).per_row;
 }
 
-// Bytes per row of all MoE layers that wait for the second of two micro-batches: transposed copies of dY [H] and a [F], dh [2F] and x [H].
+// Bytes per row of all MoE layers that wait for the second of two micro-batches: transposed copies of dY [H]
+// and a [F], dh [2F] and x [H].
 double delayed_row_bytes(const Config& config) {
     const double per_row = f64(2 * config.model.hidden_size + 3 * config.moe.moe_ffn_hidden_size);
     double bytes = 0;
@@ -145,7 +151,8 @@ double delayed_row_bytes(const Config& config) {
     return bytes;
 }
 
-// The peer-visible buffers, an upper bound: two parities of everything a peer writes; rows on their way out and sums on their way back share them.
+// The peer-visible buffers, an upper bound: two parities of everything a peer writes; rows on their way out
+// and sums on their way back share them.
 double exchange_bytes(const Config& config) {
     const int64_t ranks = config.parallel.expert_model_parallel_size;
     if (ranks == 1) return 0;
@@ -189,7 +196,8 @@ SavedBytes saved_activation_bytes(const Config& config, int64_t layer, const Rec
     }
     saved.per_token +=
         word + (recompute.layernorm ? 0 : norm_output_bytes(precision, hidden, routed && shared == 0));
-    // An FFN on local rows: gate and up in BF16, fc2's operand; cast recipes also fc1's column copy, unless the norm wrote it.
+    // An FFN on local rows: gate and up in BF16, fc2's operand; cast recipes also fc1's column copy, unless
+    // the norm wrote it.
     const bool casts_input = is_fp8(recipe) && precision.fp8_wgrad && recipe != Recipe::fp8_flow &&
                              recipe != Recipe::fp8_tensorwise;
     const auto local_ffn = [&](double width) {

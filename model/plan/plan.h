@@ -1,5 +1,7 @@
-// What a run will need, computed from the configuration alone, without running anything: parameters, FLOPs per token,
-// memory per GPU by category, wire bytes per rank. Every figure is a closed formula that the tests check by hand counts.
+// SPDX-License-Identifier: MIT
+// What a run will need, computed from the configuration alone, without running anything: parameters, FLOPs
+// per token, memory per GPU by category, wire bytes per rank. Every figure is a closed formula that the tests
+// check by hand counts.
 #pragma once
 
 #include "model/config/config.h"
@@ -17,7 +19,8 @@ struct ParameterPart {
         0;  // stored on one GPU: experts are divided by expert_model_parallel_size, the rest replicated
 };
 
-// Per token; a multiply-add counts 2. Attention counts the causal half: (seq_length + 1) / 2 keys a query on average.
+// Per token; a multiply-add counts 2. Attention counts the causal half: (seq_length + 1) / 2 keys a query on
+// average.
 struct FlopPart {
     std::string part;
     double forward = 0;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The plan as a table for people and as JSON for programs.
 #include "model/plan/plan.h"
 

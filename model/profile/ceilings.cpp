@@ -1,4 +1,6 @@
-// Ceilings by backend: large products and copies on a GPU, small ones on a host, where they only have to be there.
+// SPDX-License-Identifier: MIT
+// Ceilings by backend: large products and copies on a GPU, small ones on a host, where they only have to be
+// there.
 #include "model/profile/ceilings.h"
 
 #include <algorithm>
@@ -37,8 +39,8 @@ ProfileCeilings::ProfileCeilings(const BackendChoice& backend, ProcessGroup& wor
 
 double ProfileCeilings::traffic_seconds(const OpCost& cost) {
     if (cost.bytes <= 0) return 0;
-    // Sizes that differ by less than an eighth share a measurement, and time grows with the bytes between them; so it does above the
-    // largest size.
+    // Sizes that differ by less than an eighth share a measurement, and time grows with the bytes between
+    // them; so it does above the largest size.
     const double size = std::min(cost.bytes, static_cast<double>(largest_)), shrink = size / cost.bytes;
     const double grain = std::max(kSmallestGrain, std::exp2(std::floor(std::log2(size)) - 3));
     const auto rounded = [&](double bytes) {

@@ -1,5 +1,6 @@
-// The ceilings of this machine as `profile` compares with them: how long each call of a stage would take at the rates that the machine
-// reaches on the simplest work of the same size. Read next: kernels/ceilings.h.
+// SPDX-License-Identifier: MIT
+// The ceilings of this machine as `profile` compares with them: how long each call of a stage would take at
+// the rates that the machine reaches on the simplest work of the same size. Read next: kernels/ceilings.h.
 #pragma once
 
 #include "kernels/ceilings.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // profile.json: every number of the tables, with what is needed to read them later.
 #include "model/base/build_info.h"
 #include "model/profile/profile.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Stacked bars: where the time of the MoE layer goes under each recipe.
 #include "model/profile/profile.h"
 #include "model/report/svg.h"

@@ -1,5 +1,7 @@
-// What `profile` measures: for each recipe the stages of the token's journey with time, bytes, FLOPs and how near they come to what the
-// machine can do, and the whole layer without the stage timer. Read next: commands/profile.cpp.
+// SPDX-License-Identifier: MIT
+// What `profile` measures: for each recipe the stages of the token's journey with time, bytes, FLOPs and how
+// near they come to what the machine can do, and the whole layer without the stage timer. Read next:
+// commands/profile.cpp.
 #pragma once
 
 #include "kernels/comm/process_group.h"
@@ -20,8 +22,8 @@ struct Spread {
 };
 Spread spread_of(std::vector<double> samples);
 
-// One stage in one direction. Of a layer's parts (MoE layer, dense layer, attention): one layer and micro-batch; of all others: one step.
-// Times over steps and ranks; counts are means over ranks.
+// One stage in one direction. Of a layer's parts (MoE layer, dense layer, attention): one layer and
+// micro-batch; of all others: one step. Times over steps and ranks; counts are means over ranks.
 struct ProfileRow {
     std::string part, stage, direction;
     Spread seconds;
@@ -32,7 +34,8 @@ struct ProfileRow {
     double share = 0;  // of its part's time, both directions
 };
 
-// What one rank saw: rows in order of first appearance, the same on every rank, with the counts of the last step; and its times.
+// What one rank saw: rows in order of first appearance, the same on every rank, with the counts of the last
+// step; and its times.
 struct RowSamples {
     struct Call {
         size_t row = 0;
@@ -46,8 +49,8 @@ struct RowSamples {
 };
 // Adds one resolved step.
 void add_step(const StageTimer& timer, RowSamples& samples);
-// Bytes that the device counted for a whole step (`sent`), charged to the calls of the exchange by leg, and within a leg as `split` says.
-// Where the exchange told its bytes call by call, there is nothing to do.
+// Bytes that the device counted for a whole step (`sent`), charged to the calls of the exchange by leg, and
+// within a leg as `split` says. Where the exchange told its bytes call by call, there is nothing to do.
 struct WireSplit {
     double dispatch_forward = 1, dispatch_backward = 1, combine_forward = 1, combine_backward = 1;
 };
@@ -55,9 +58,11 @@ void charge_wire(const WireBytes& sent, const WireSplit& split, RowSamples& samp
 // Fills ideal_seconds: `ideal` gives the seconds of one call at the measured ceilings.
 using IdealSeconds = std::function<double(const OpCall& call, double wire_bytes)>;
 void add_ceilings(const IdealSeconds& ideal, RowSamples& samples);
-// The rows of all ranks in one: times over steps and ranks, mean counts, highest memory; shares of each part. Collective.
+// The rows of all ranks in one: times over steps and ranks, mean counts, highest memory; shares of each part.
+// Collective.
 std::vector<ProfileRow> merge_rows(const RowSamples& samples, ProcessGroup& world);
-// Seconds of one MoE layer and micro-batch of a resolved step, and the device's clock meanwhile in Hz (0: not known).
+// Seconds of one MoE layer and micro-batch of a resolved step, and the device's clock meanwhile in Hz (0: not
+// known).
 struct LayerSeconds {
     double forward = 0, backward = 0, clock = 0;
 };

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // From the spans of one step to rows: which moment and which call belongs to which stage.
 #include "model/profile/profile.h"
 

@@ -1,4 +1,6 @@
-// Two passes over a recipe: one that times every stage, and one that leaves the device alone between them and times the whole layer.
+// SPDX-License-Identifier: MIT
+// Two passes over a recipe: one that times every stage, and one that leaves the device alone between them and
+// times the whole layer.
 #include "model/profile/run.h"
 
 #include "model/plan/plan.h"
@@ -11,7 +13,8 @@ namespace fp8flow {
 
 namespace {
 
-// Of one MoE layer, forward and backward, as a model's FLOPs are counted: router, top-k experts and shared expert of every token.
+// Of one MoE layer, forward and backward, as a model's FLOPs are counted: router, top-k experts and shared
+// expert of every token.
 double useful_flops(const Config& config, double tokens) {
     double flops = 0;
     for (const FlopPart& part : count_flops(config))
@@ -124,8 +127,8 @@ private:
         return config_.profile.profile_step_end - config_.profile.profile_step_start;
     }
 
-    // Rows of this rank's experts in every layer, from the counts of the last warm-up step (the mean, where several micro-batches or
-    // several groups of ranks share them), so that costs count real rows.
+    // Rows of this rank's experts in every layer, from the counts of the last warm-up step (the mean, where
+    // several micro-batches or several groups of ranks share them), so that costs count real rows.
     void read_rows() {
         const int64_t experts = config_.moe.num_experts, ranks = config_.parallel.expert_model_parallel_size;
         const int64_t local = experts / ranks, own = world_.rank() % ranks;

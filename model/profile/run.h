@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // One recipe under the profiler: warm-up, steps with the stage timer, steps without it. Read next: profile.h.
 #pragma once
 
@@ -12,7 +13,8 @@ namespace fp8flow {
 
 class ProfileCeilings;
 
-// The configuration that is run: routing forced as profile.routing says, nothing evaluated; that many steps, if said.
+// The configuration that is run: routing forced as profile.routing says, nothing evaluated; that many steps,
+// if said.
 Config profiled_config(const Config& config, std::optional<int64_t> measured_steps);
 // Steps that one recipe takes.
 int64_t profiled_steps(const ProfileSpec& spec);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The tables that `profile` prints.
 #include "model/report/table.h"
 #include "model/profile/profile.h"

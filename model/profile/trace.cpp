@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // One trace file a rank: what Perfetto and chrome://tracing open.
 #include "model/profile/profile.h"
 
@@ -17,7 +18,8 @@ std::string chrome_trace(const std::vector<ArmProfile>& arms, int rank) {
     for (size_t a = 0; a < arms.size(); ++a) {
         const int thread = static_cast<int>(a);
         metadata("thread_name", thread, arms[a].name);
-        // Events of a thread must nest; device clocks round, so a span is cut to what it lies in, and begins where its elder ended.
+        // Events of a thread must nest; device clocks round, so a span is cut to what it lies in, and begins
+        // where its elder ended.
         struct Interval {
             double begin, end;
         };

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The layer's surroundings for one forward and backward, and its results on the host.
 #include "model/replay/layer.h"
 

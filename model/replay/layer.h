@@ -1,5 +1,7 @@
-// One MoE layer of a configuration, alone on this rank's share of given tokens: what `fp8flow replay` runs. The caller fills the weights, then
-// calls forward and, with a gradient, backward. Read next: commands/replay.cpp.
+// SPDX-License-Identifier: MIT
+// One MoE layer of a configuration, alone on this rank's share of given tokens: what `fp8flow replay` runs.
+// The caller fills the weights, then calls forward and, with a gradient, backward. Read next:
+// commands/replay.cpp.
 #pragma once
 
 #include "layers/moe_layer.h"
@@ -27,7 +29,8 @@ struct HostValues {
 
 class ReplayLayer final : ProductObserver {
 public:
-    // `config`: one MoE layer without attention (replay_config). This rank has `tokens` of at most `tokens_per_rank` tokens.
+    // `config`: one MoE layer without attention (replay_config). This rank has `tokens` of at most
+    // `tokens_per_rank` tokens.
     ReplayLayer(const Config& config, ProcessGroup& world, const BackendChoice& backend, ReplayNorm norm,
                 ReplayRecord record, int64_t tokens, int64_t tokens_per_rank);
 
@@ -44,8 +47,9 @@ public:
     HostValues router_logits() const { return floats_of(saved_moe_.route.logits); }
     HostValues topk_weights() const { return floats_of(saved_moe_.route.probs); }
     HostValues topk_ids() const;
-    // With ReplayRecord::intermediates: the plan of the rows routed to this rank, and what each product of the experts read and wrote so far,
-    // FP8 dequantised; of the shared expert under "shared.". A name with grad_ is the gradient of what has the name without.
+    // With ReplayRecord::intermediates: the plan of the rows routed to this rank, and what each product of
+    // the experts read and wrote so far, FP8 dequantised; of the shared expert under "shared.". A name with
+    // grad_ is the gradient of what has the name without.
     const std::map<std::string, HostValues>& intermediates() const { return intermediates_; }
     // Gradients of weights are summed over the ranks.
     void backward(std::span<const Bf16> gradient);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Step lines and the estimate of the time left.
 #include "model/report/progress.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The line that a step prints, with Megatron-LM's field names, order and " | " separators, so that scripts
 // which grep its logs work on ours; and the estimate of the time left. Read next: table.h.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Log lines, the step line, metrics records: what a run tells its user.
 #include "model/report/run_report.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What a run tells its user: log lines (terminal and file), metrics, the closing summary. Only rank 0 speaks.
 #pragma once
 
@@ -32,7 +33,8 @@ std::vector<nlohmann::json> records_until(const OutputFolder& folder, int64_t st
 // metrics.jsonl with these records, to go on behind them.
 LineFile open_metrics(const OutputFolder& folder, const std::vector<nlohmann::json>& records);
 
-// Ranks, model, recipe, wire, configuration: what is about to run. Comes before memory is taken, and warns where it is short.
+// Ranks, model, recipe, wire, configuration: what is about to run. Comes before memory is taken, and warns
+// where it is short.
 void report_start(RunLog& log, const Config& config, const BackendChoice& backend, int world_size,
                   int64_t ranks_on_host);
 // What the data is and how often the iterations of this run go through it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Layout of the line chart and of the stacked bars.
 #include "model/report/svg.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Pictures that people look at, written as SVG text: line charts with one or more panels over a common x axis
 // (loss curves, relative errors), and stacked horizontal bars (memory, time per stage). No dependencies, any
 // browser opens them. Read next: output.h.

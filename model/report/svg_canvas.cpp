@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Shapes, text and legends of the charts.
 #include "model/report/svg_canvas.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Shared by the two charts: palette, text and shapes appended to an SVG document. Read next: svg.h.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Tables and number formatting.
 #include "model/report/table.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Plain-text tables and the numbers in them: what the commands print. Columns line up in a terminal and the
 // same rows render as a Markdown table for reports. Read next: progress.h.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Framing, encoding, and which numbers of a step have which tag.
 #include "model/report/tensorboard.h"
 
@@ -32,7 +33,8 @@ std::string varint(uint64_t value) {
     return bytes + static_cast<char>(value);
 }
 
-// Fields: number and wire type in one byte (0 varint, 1 eight bytes, 2 length and bytes, 5 four bytes), then the value.
+// Fields: number and wire type in one byte (0 varint, 1 eight bytes, 2 length and bytes, 5 four bytes), then
+// the value.
 std::string key(int field, int wire_type) { return varint(static_cast<uint64_t>((field << 3) | wire_type)); }
 std::string field_varint(int field, uint64_t value) { return key(field, 0) + varint(value); }
 std::string field_double(int field, double value) {

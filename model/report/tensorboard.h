@@ -1,5 +1,7 @@
-// TensorBoard's event files: records in the TFRecord framing, each a protobuf Event, both written by hand because so little of them is needed.
-// Tags are Megatron-LM's, so that runs of both stand in one picture. Read next: run_report.h.
+// SPDX-License-Identifier: MIT
+// TensorBoard's event files: records in the TFRecord framing, each a protobuf Event, both written by hand
+// because so little of them is needed. Tags are Megatron-LM's, so that runs of both stand in one picture.
+// Read next: run_report.h.
 #pragma once
 
 #include "model/base/output.h"
@@ -11,15 +13,18 @@
 
 namespace fp8flow {
 
-// u64 length, masked CRC32C of it, the bytes, masked CRC32C of them; little endian. The mask: rotated right by 15, plus a282ead8.
+// u64 length, masked CRC32C of it, the bytes, masked CRC32C of them; little endian. The mask: rotated right
+// by 15, plus a282ead8.
 std::string tfrecord(std::string_view bytes);
 
-// Event {1: wall_time double, 2: step int64} with {3: file_version string} or {5: Summary {1: Value {1: tag, 2: simple_value float}}}.
+// Event {1: wall_time double, 2: step int64} with {3: file_version string} or {5: Summary {1: Value {1: tag,
+// 2: simple_value float}}}.
 std::string version_event(double wall_time);
 std::string scalar_event(double wall_time, int64_t step, std::string_view tag, float value);
 
-// The file of one run, or of one part of it: TensorBoard reads all files of a folder as one run. A resumed run writes some iterations again, with
-// the same values. (A session's start, which makes TensorBoard forget the first ones, would take those by samples with it.)
+// The file of one run, or of one part of it: TensorBoard reads all files of a folder as one run. A resumed
+// run writes some iterations again, with the same values. (A session's start, which makes TensorBoard forget
+// the first ones, would take those by samples with it.)
 class EventFile {
 public:
     // events.out.tfevents.SECONDS.HOST.PID in the folder. Throws ExitCode::output.

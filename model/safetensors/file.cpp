@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Opening and mapping of a safetensors file, and the conversion of its elements to floats.
 #include "model/safetensors/file.h"
 

@@ -1,5 +1,6 @@
-// One safetensors file, mapped into memory and checked as a whole when it is opened; reading a tensor is then a look at its bytes. Read
-// next: tensor_set.h for models spread over several files.
+// SPDX-License-Identifier: MIT
+// One safetensors file, mapped into memory and checked as a whole when it is opened; reading a tensor is then
+// a look at its bytes. Read next: tensor_set.h for models spread over several files.
 #pragma once
 
 #include "model/safetensors/header.h"
@@ -11,8 +12,8 @@
 
 namespace fp8flow {
 
-// refuse: for files of our own making, where a link means that somebody swapped a name. follow: for a user's downloads, which the Hugging
-// Face cache keeps behind links.
+// refuse: for files of our own making, where a link means that somebody swapped a name. follow: for a user's
+// downloads, which the Hugging Face cache keeps behind links.
 enum class FileLinks { refuse, follow };
 
 struct OpenTensors {
@@ -33,8 +34,8 @@ public:
     const SafetensorsHeader& header() const { return header_; }
     const std::vector<TensorEntry>& tensors() const { return header_.tensors; }
     const TensorEntry* find(std::string_view name) const;  // null: not in this file
-    // As they lie in the file, at any alignment. A file that was cut since it was opened is refused here; one that is cut while the bytes
-    // are being read ends the process, as with every mapped file.
+    // As they lie in the file, at any alignment. A file that was cut since it was opened is refused here; one
+    // that is cut while the bytes are being read ends the process, as with every mapped file.
     std::span<const uint8_t> bytes(const TensorEntry& entry) const;
 
 private:

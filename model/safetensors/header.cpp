@@ -1,5 +1,7 @@
-// Reading a safetensors header: a stream of JSON events goes through a small state machine that knows the only legal shape of the
-// document, so that nesting, duplicates and foreign values are refused where they stand; then the places of all tensors are compared.
+// SPDX-License-Identifier: MIT
+// Reading a safetensors header: a stream of JSON events goes through a small state machine that knows the
+// only legal shape of the document, so that nesting, duplicates and foreign values are refused where they
+// stand; then the places of all tensors are compared.
 #include "model/safetensors/header.h"
 
 #include <algorithm>
@@ -40,7 +42,8 @@ constexpr size_t kMaxShown = 200;
 
 bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F; }
 
-// The only legal document: {"__metadata__": {text: text}, name: {"dtype": text, "shape": [n...], "data_offsets": [begin, end]}, ...}
+// The only legal document: {"__metadata__": {text: text}, name: {"dtype": text, "shape": [n...],
+// "data_offsets": [begin, end]}, ...}
 class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 public:
     explicit HeaderReader(SafetensorsHeader& header) : header_(header) {}

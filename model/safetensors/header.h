@@ -1,5 +1,7 @@
-// The header of a safetensors file: element types, tensors with shape and place, and the parser that believes nothing. Every number is
-// checked before it is used, so a file can neither make us allocate nor read outside its data. Read next: file.h.
+// SPDX-License-Identifier: MIT
+// The header of a safetensors file: element types, tensors with shape and place, and the parser that believes
+// nothing. Every number is checked before it is used, so a file can neither make us allocate nor read outside
+// its data. Read next: file.h.
 #pragma once
 
 #include "kernels/core/error.h"
@@ -14,7 +16,8 @@
 
 namespace fp8flow {
 
-// Element types that the format knows and we store or convert. The narrower ones (F4, F6) and complex numbers are refused by name.
+// Element types that the format knows and we store or convert. The narrower ones (F4, F6) and complex numbers
+// are refused by name.
 enum class FileDType : uint8_t {
     boolean,
     u8,
@@ -62,7 +65,8 @@ struct SafetensorsHeader {
 // Elements of a shape times the size of one, or nothing where that exceeds 63 bits.
 std::optional<int64_t> checked_bytes(FileDType dtype, std::span<const int64_t> shape);
 
-// Bytes of the header behind the 8 that say how many: reads `first`, the first bytes of a file of `file_bytes`. Throws Error(code).
+// Bytes of the header behind the 8 that say how many: reads `first`, the first bytes of a file of
+// `file_bytes`. Throws Error(code).
 int64_t header_length(std::span<const uint8_t> first, int64_t file_bytes, const std::string& file,
                       ExitCode code);
 // The header from its JSON text, in a file of `file_bytes` bytes. Throws Error(code) naming file and tensor.

@@ -1,4 +1,6 @@
-// Which file holds a tensor: the index, read as a stream of JSON events, and the check of each file against it.
+// SPDX-License-Identifier: MIT
+// Which file holds a tensor: the index, read as a stream of JSON events, and the check of each file against
+// it.
 #include "model/safetensors/tensor_set.h"
 
 #include <algorithm>

@@ -1,5 +1,7 @@
-// The tensors of a model in one or several safetensors files, as a name to a place. The files of an index are opened when a tensor of theirs
-// is asked for, so that one layer of a large model needs only the files that hold it.
+// SPDX-License-Identifier: MIT
+// The tensors of a model in one or several safetensors files, as a name to a place. The files of an index are
+// opened when a tensor of theirs is asked for, so that one layer of a large model needs only the files that
+// hold it.
 #pragma once
 
 #include "model/safetensors/file.h"
@@ -13,8 +15,8 @@ namespace fp8flow {
 
 class TensorSet {
 public:
-    // `path`: a .safetensors file, an index (.json), or a folder that holds model.safetensors.index.json, model.safetensors, or a single
-    // .safetensors file. An index may name only plain files beside it.
+    // `path`: a .safetensors file, an index (.json), or a folder that holds model.safetensors.index.json,
+    // model.safetensors, or a single .safetensors file. An index may name only plain files beside it.
     explicit TensorSet(const std::string& path, const OpenTensors& options = {});
 
     const std::string& path() const { return path_; }
@@ -28,7 +30,8 @@ public:
         explicit operator bool() const { return entry != nullptr; }
         std::span<const uint8_t> bytes() const { return file->bytes(*entry); }
     };
-    // Absent if there is no such tensor. Opens and checks the file that holds it, and that its tensors are those that the index gives it.
+    // Absent if there is no such tensor. Opens and checks the file that holds it, and that its tensors are
+    // those that the index gives it.
     Item find(const std::string& name) const;
 
 private:
@@ -46,7 +49,8 @@ std::map<std::string, std::string> parse_index(std::string_view text, const std:
 
 constexpr int64_t kMaxIndexBytes = int64_t{64} << 20;
 constexpr size_t kMostListedProblems = 100;
-// One Error(code) with a line per problem, at most kMostListedProblems and the number of the others; nothing if there is none.
+// One Error(code) with a line per problem, at most kMostListedProblems and the number of the others; nothing
+// if there is none.
 void throw_problems(const std::vector<std::string>& problems, ExitCode code);
 
 }  // namespace fp8flow

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The header's text from the declarations, and the bookkeeping of the stream behind it.
 #include "model/safetensors/writer.h"
 

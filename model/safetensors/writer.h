@@ -1,5 +1,6 @@
-// Writes a safetensors file as a stream: the header first, from the declared names and shapes, then each tensor's bytes in the declared
-// order, in parts of any size. Nothing of a tensor is kept.
+// SPDX-License-Identifier: MIT
+// Writes a safetensors file as a stream: the header first, from the declared names and shapes, then each
+// tensor's bytes in the declared order, in parts of any size. Nothing of a tensor is kept.
 #pragma once
 
 #include "model/safetensors/header.h"
@@ -17,7 +18,8 @@ struct TensorDeclaration {
     std::vector<int64_t> shape;
 };
 
-// Wider elements first, otherwise in the given order: then every tensor lies at a multiple of its element size.
+// Wider elements first, otherwise in the given order: then every tensor lies at a multiple of its element
+// size.
 void sort_for_alignment(std::vector<TensorDeclaration>& tensors);
 
 class SafetensorsWriter {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Learning-rate schedule, clipping by the global norm, and one AdamW call per parameter, all on the device.
 #include "model/train/optimizer.h"
 
@@ -25,7 +26,8 @@ Optimizer::Optimizer(const TrainingSpec& training, Device& device)
     factor_ = state_.tensor(DType::f32, {1}, "optimizer");
 }
 
-// Dense parameters are the same on all ranks and count once; expert parameters are counted by one of the ranks that hold them.
+// Dense parameters are the same on all ranks and count once; expert parameters are counted by one of the
+// ranks that hold them.
 void Optimizer::global_norm(Context& ctx, ParameterStore& store) {
     ctx.ops.zero({.y = dense_squares_}, ctx.launch);
     ctx.ops.zero({.y = expert_squares_}, ctx.launch);
@@ -49,8 +51,9 @@ void Optimizer::step(Context& ctx, ParameterStore& store, const TensorView& loss
     reduce_gradients(ctx, store);
     auto timed = ctx.part("optimizer");
     ctx.exchange.all_reduce(Reduce::sum, Ranks::world, loss_sum, ctx.launch);
-    // Before loss and norm are judged: the numbers of a step that overflowed on any rank mean nothing, whatever they are. Both are the
-    // same on every rank, so one that is not finite needs no second reduction.
+    // Before loss and norm are judged: the numbers of a step that overflowed on any rank mean nothing,
+    // whatever they are. Both are the same on every rank, so one that is not finite needs no second
+    // reduction.
     ctx.exchange.all_reduce(Reduce::max, Ranks::world, ctx.step_status, ctx.launch);
     global_norm(ctx, store);
     auto judge = [&](const TensorView& value, double clip) {

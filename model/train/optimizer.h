@@ -1,5 +1,6 @@
-// The end of a step: gradients reduced over ranks, clipped by their global norm, AdamW, working copies. Nothing is written unless the
-// step status is good on every rank.
+// SPDX-License-Identifier: MIT
+// The end of a step: gradients reduced over ranks, clipped by their global norm, AdamW, working copies.
+// Nothing is written unless the step status is good on every rank.
 #pragma once
 
 #include "layers/context.h"
@@ -8,15 +9,17 @@
 
 namespace fp8flow {
 
-// Learning rate of a step (0-based): linear warm-up, then constant or cosine down to min_lr. Megatron's schedule.
+// Learning rate of a step (0-based): linear warm-up, then constant or cosine down to min_lr. Megatron's
+// schedule.
 double learning_rate(const TrainingSpec& training, int64_t step);
 
 class Optimizer {
 public:
     Optimizer(const TrainingSpec& training, Device& device);
 
-    // Sums main gradients: dense ones over all ranks, expert ones over the ranks that hold the same experts. Then clips and updates.
-    // loss_sum [1] f32 is summed over ranks with them; a loss that is not finite forbids the update like such a gradient.
+    // Sums main gradients: dense ones over all ranks, expert ones over the ranks that hold the same experts.
+    // Then clips and updates. loss_sum [1] f32 is summed over ranks with them; a loss that is not finite
+    // forbids the update like such a gradient.
     void step(Context& ctx, ParameterStore& store, const TensorView& loss_sum, int64_t step);
 
     TensorView grad_norm() const { return norm_; }  // [1] f32, before clipping; every rank has the same

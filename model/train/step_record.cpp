@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The copies behind a step, and the numbers in them.
 #include "model/train/step_record.h"
 

@@ -1,5 +1,6 @@
-// StepRecord: what the host wants to know of a step, in page-locked memory. The device copies it there behind the step; the host reads it
-// when the event behind the copies has passed.
+// SPDX-License-Identifier: MIT
+// StepRecord: what the host wants to know of a step, in page-locked memory. The device copies it there behind
+// the step; the host reads it when the event behind the copies has passed.
 #pragma once
 
 #include "kernels/core/pinned.h"
@@ -11,7 +12,8 @@ namespace fp8flow {
 
 class StepRecord {
 public:
-    // Router statistics: counts [layers, E] i64 and losses [layers, 2] f32 of the model; absent without MoE layers.
+    // Router statistics: counts [layers, E] i64 and losses [layers, 2] f32 of the model; absent without MoE
+    // layers.
     StepRecord(Device& device, const TensorView& router_counts, const TensorView& router_losses);
 
     // The order of a step: begin, the step's work, end.

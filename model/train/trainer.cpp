@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // One training step as a list: batch, forward, backward, reductions, update, statistics; and the evaluation.
 #include "model/train/trainer.h"
 
@@ -274,7 +275,8 @@ void Trainer::launch(Flight& flight) {
     flight.casts = ops_->num_casts();
     flight.peak_bytes = saved_->peak_bytes() + scratch_->peak_bytes() + rows_->reserved_bytes();
     if (delayed_) flight.peak_bytes += delayed_->arena().peak_bytes();
-    // Steps that the device finished while this one was launched: the host was the slower of the two, so a step took what a launch takes.
+    // Steps that the device finished while this one was launched: the host was the slower of the two, so a
+    // step took what a launch takes.
     for (Flight& earlier : flights_)
         if (&earlier != &flight && !earlier.ended && record_of(earlier).has_passed())
             earlier.ended = flight.launched;
@@ -323,7 +325,8 @@ StepResult Trainer::take_result() {
     return result;
 }
 
-// The oldest step in flight was not applied, nor was anything behind it. All ranks see the same status, so all of them come here.
+// The oldest step in flight was not applied, nor was anything behind it. All ranks see the same status, so
+// all of them come here.
 void Trainer::redo() {
     for (Flight& flight : flights_) wait_for(flight);
     Flight& bad = flights_.front();
@@ -336,7 +339,8 @@ void Trainer::redo() {
     for (Flight& flight : flights_) launch(flight);
 }
 
-// Where another step ran behind the one that met a NaN, its gradients have replaced the guilty ones: they are computed again to be searched.
+// Where another step ran behind the one that met a NaN, its gradients have replaced the guilty ones: they are
+// computed again to be searched.
 void Trainer::give_up() {
     const int64_t step = flights_.front().step;
     if (flights_.size() > 1) {
@@ -379,8 +383,8 @@ double Trainer::evaluate_micro_batch(int64_t batch, int64_t micro_batch) {
     }
 }
 
-// The first tensor with a NaN or Inf, weights before gradients, low ranks before high ones. All ranks agree on it, since a bad weight of
-// one rank spoils gradients everywhere.
+// The first tensor with a NaN or Inf, weights before gradients, low ranks before high ones. All ranks agree
+// on it, since a bad weight of one rank spoils gradients everywhere.
 void Trainer::report_non_finite(int64_t step) {
     struct Finding {
         int64_t kind = 2;  // 0: a weight, 1: a gradient, 2: none

@@ -1,10 +1,14 @@
-// Trainer: one rank's part of a training run: data in, steps out. The host runs one step ahead: it launches a step and then reads the result
-// of the step before, so that a warm step never waits for the device. Read next: commands/train.cpp, commands/validate.cpp.
+// SPDX-License-Identifier: MIT
+// Trainer: one rank's part of a training run: data in, steps out. The host runs one step ahead: it launches a
+// step and then reads the result of the step before, so that a warm step never waits for the device. Read
+// next: commands/train.cpp, commands/validate.cpp.
 //
-// A step is a transaction. A device word, the step status, forbids every persistent write where it is not 0; a step that runs out of rows or
-// meets a NaN on any rank sets it on all of them, and it stays set, so that the step launched behind a bad one changes nothing either. The
-// host sees it one step late, waits for what is in flight, makes more room, clears the word and launches the same steps again, in order.
-// Everything a step depends on is the state it leaves and its index, so the run equals one that had the room from the start, bit for bit.
+// A step is a transaction. A device word, the step status, forbids every persistent write where it is not 0;
+// a step that runs out of rows or meets a NaN on any rank sets it on all of them, and it stays set, so that
+// the step launched behind a bad one changes nothing either. The host sees it one step late, waits for what
+// is in flight, makes more room, clears the word and launches the same steps again, in order. Everything a
+// step depends on is the state it leaves and its index, so the run equals one that had the room from the
+// start, bit for bit.
 #pragma once
 
 #include "layers/tensor_stats.h"
@@ -27,7 +31,8 @@
 
 namespace fp8flow {
 
-// Utilisation of one MoE layer over the global batch: tokens of an expert over the mean (1 is fair, 0 a dead expert).
+// Utilisation of one MoE layer over the global batch: tokens of an expert over the mean (1 is fair, 0 a dead
+// expert).
 struct LayerLoad {
     int layer = 0;
     double max = 1, min = 1, cv = 0;
@@ -59,33 +64,40 @@ public:
             std::shared_ptr<const TokenSource> data);
     ~Trainer();
 
-    // Launches the next step; the result is that of the step before, none if nothing was in flight. Throws Error(numeric), naming the step
-    // and the tensor, where a step met a NaN; then that step and what was behind it did not happen.
+    // Launches the next step; the result is that of the step before, none if nothing was in flight. Throws
+    // Error(numeric), naming the step and the tensor, where a step met a NaN; then that step and what was
+    // behind it did not happen.
     std::optional<StepResult> step();
-    // The result of the step in flight, if there is one. The state of the model is that of a step only when nothing is in flight.
+    // The result of the step in flight, if there is one. The state of the model is that of a step only when
+    // nothing is in flight.
     std::optional<StepResult> drain();
     // One step from launch to result, for measurements and tests. Nothing is in flight.
     StepResult run_step();
-    // Mean held-out loss in nats per token over `batches` global batches. Nothing is in flight: drain() first.
+    // Mean held-out loss in nats per token over `batches` global batches. Nothing is in flight: drain()
+    // first.
     double evaluate(int64_t batches);
-    // The masters, moments and other state have been replaced by those after `steps` steps: the working copies follow. Nothing is in flight.
+    // The masters, moments and other state have been replaced by those after `steps` steps: the working
+    // copies follow. Nothing is in flight.
     void resume_at(int64_t steps);
     int64_t steps_done() const { return next_step_ - static_cast<int64_t>(flights_.size()); }
 
     // A diagnosis of the steps launched from now on (--tensor-stats); null switches it off.
     void set_tensor_stats(TensorStats* stats) { tensor_stats_ = stats; }
-    // Seconds per stage of the steps launched from now on, and what each had to do; off costs nothing. Nothing is in flight.
+    // Seconds per stage of the steps launched from now on, and what each had to do; off costs nothing.
+    // Nothing is in flight.
     void time_stages(TimerDetail detail);
     // Of the step whose result was taken last, until another is launched in its place.
     const StageTimer& timer() const { return timers_[slot_of(steps_done() - 1)]; }
-    // Routed rows by layer, as bytes and FLOPs of stages should count them (default: the rows there is room for).
+    // Routed rows by layer, as bytes and FLOPs of stages should count them (default: the rows there is room
+    // for).
     void set_known_rows(std::vector<int64_t> rows) { known_rows_ = std::move(rows); }
     Transformer& transformer() { return *transformer_; }
     Ops& ops() { return *ops_; }
     ProcessGroup& expert_parallel_group() { return *groups_.expert_parallel; }
     Exchange& exchange() { return *exchange_; }
     const std::string& exchange_note() const { return exchange_note_; }  // one line; empty for one rank
-    // Bytes saved for the backward at the peak of the last step, by category, this rank; routed rows per category as capacity.
+    // Bytes saved for the backward at the peak of the last step, by category, this rank; routed rows per
+    // category as capacity.
     std::map<std::string, int64_t> saved_bytes() const;
     std::map<std::string, int64_t> parameter_bytes() const { return transformer_->parameters().bytes(); }
     int64_t allocations() const;  // must not rise once warm

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The model end to end: embedding, blocks, head and loss; backward in the opposite order.
 #include "model/train/transformer.h"
 

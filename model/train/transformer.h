@@ -1,4 +1,6 @@
-// The model: embedding, blocks, final norm, LM head, cross-entropy; forward and backward of one micro-batch. Read next: trainer.h.
+// SPDX-License-Identifier: MIT
+// The model: embedding, blocks, final norm, LM head, cross-entropy; forward and backward of one micro-batch.
+// Read next: trainer.h.
 #pragma once
 
 #include "layers/transformer_block.h"
@@ -24,8 +26,8 @@ class Transformer {
 public:
     Transformer(const TransformerSpec& spec, Ops& ops);
 
-    // tokens, labels [T] i32 on the device. loss_sum [1] f32 += sum of the tokens' losses. loss_scale: 1 / tokens of the global batch.
-    // Main gradients are overwritten or accumulated as ctx.grad_mode says.
+    // tokens, labels [T] i32 on the device. loss_sum [1] f32 += sum of the tokens' losses. loss_scale: 1 /
+    // tokens of the global batch. Main gradients are overwritten or accumulated as ctx.grad_mode says.
     void train_micro_batch(Context& ctx, const TensorView& tokens, const TensorView& labels, float loss_scale,
                            const TensorView& loss_sum);
     void evaluate(Context& ctx, const TensorView& tokens, const TensorView& labels,
@@ -41,8 +43,8 @@ public:
     const std::vector<std::unique_ptr<TransformerBlock>>& blocks() const { return blocks_; }
     DType activation() const { return activation_; }
     int64_t num_moe_layers() const;
-    // Of the MoE layers in order, after end_step, over all ranks: tokens per expert [layers, E] i64; balancing loss and z-loss [layers, 2]
-    // f32, coefficients included. Absent without MoE layers.
+    // Of the MoE layers in order, after end_step, over all ranks: tokens per expert [layers, E] i64;
+    // balancing loss and z-loss [layers, 2] f32, coefficients included. Absent without MoE layers.
     TensorView router_counts() const { return router_counts_; }
     TensorView router_losses() const { return reduced_losses_; }
 
@@ -50,7 +52,8 @@ private:
     void place_router_statistics();
     void forward_blocks(Context& ctx, const TensorView& tokens, std::vector<BlockSaved>& saved,
                         TensorView& out);
-    // Loss of the final hidden states; with dx, its gradient too. Logits exist for kHeadChunk tokens at a time.
+    // Loss of the final hidden states; with dx, its gradient too. Logits exist for kHeadChunk tokens at a
+    // time.
     void head(Context& ctx, const TensorView& xn, const TensorView& labels, float loss_scale,
               const TensorView& loss_sum, const TensorView& dxn);
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // One arm per recipe, one per switch of the flow, one for the noise floor.
 #include "model/validate/arms.h"
 

@@ -1,5 +1,6 @@
-// The runs that `validate` and `profile` compare: the recipes, with --ablate the flow with one optimisation off at a time, and validate's
-// control arm.
+// SPDX-License-Identifier: MIT
+// The runs that `validate` and `profile` compare: the recipes, with --ablate the flow with one optimisation
+// off at a time, and validate's control arm.
 #pragma once
 
 #include "model/base/backend.h"
@@ -20,8 +21,8 @@ inline constexpr const char* kControlArm = "bf16 control";
 
 enum class Ablation { none, flow_switches };
 
-// One arm a recipe, in this order, then those of the ablation. Throws Error(usage) if two arms would differ in more than the recipe and
-// its options.
+// One arm a recipe, in this order, then those of the ablation. Throws Error(usage) if two arms would differ
+// in more than the recipe and its options.
 std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& recipes, Ablation ablation);
 // Those of validate: the baseline first, the control arm last.
 std::vector<Arm> make_arms(const Config& config, Ablation ablation);

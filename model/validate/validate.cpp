@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Smoothing, relative errors and the verdict of `validate`.
 #include "model/validate/validate.h"
 

@@ -1,4 +1,6 @@
-// The comparison behind `validate`: relative loss error of an arm against the BF16 baseline, and the verdict. Pure functions of the curves.
+// SPDX-License-Identifier: MIT
+// The comparison behind `validate`: relative loss error of an arm against the BF16 baseline, and the verdict.
+// Pure functions of the curves.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
-// Each rank streams its own file from the device, a block of rows at a time; names and sizes follow from the configuration, so nothing is
-// exchanged for the index.
+// SPDX-License-Identifier: MIT
+// Each rank streams its own file from the device, a block of rows at a time; names and sizes follow from the
+// configuration, so nothing is exchanged for the index.
 #include "model/weights/export.h"
 
 #include "kernels/core/scalar_math.h"

@@ -1,5 +1,7 @@
-// Our FP32 masters as a Hugging Face model: config.json, one safetensors file for each rank that holds experts, and an index, which says what
-// belongs together where a folder still has files of an earlier export.
+// SPDX-License-Identifier: MIT
+// Our FP32 masters as a Hugging Face model: config.json, one safetensors file for each rank that holds
+// experts, and an index, which says what belongs together where a folder still has files of an earlier
+// export.
 #pragma once
 
 #include "kernels/comm/process_group.h"
@@ -11,7 +13,8 @@
 
 namespace fp8flow {
 
-// fp8: matrices of experts, shared experts and dense FFNs as E4M3 with a scale for each 128 x 128 block, the rest in BF16.
+// fp8: matrices of experts, shared experts and dense FFNs as E4M3 with a scale for each 128 x 128 block, the
+// rest in BF16.
 enum class ExportFormat { bf16, f32, fp8 };
 
 struct ExportChoice {
@@ -20,15 +23,16 @@ struct ExportChoice {
     std::string config_json;  // that goes with them; empty: no family is this model as a whole
 };
 
-// Writes what this rank holds; called by every rank of one expert-parallel group, which together hold everything. The index, and so the model,
-// is there when all have written. Fused experts need one rank.
+// Writes what this rank holds; called by every rank of one expert-parallel group, which together hold
+// everything. The index, and so the model, is there when all have written. Fused experts need one rank.
 void export_weights(const OutputFolder& folder, const std::vector<WeightTarget>& targets,
                     const WeightShapes& shapes, const ExportChoice& choice, ProcessGroup& expert_parallel,
                     Device& device);
 
-// What `--export` asks for: "bf16", "f32" or "fp8"; nothing for "". Names and config.json are those of mixtral, or with
-// model.qk_layernorm of qwen3_moe. Without attention there are only the layers' names (deepseek_v3 and qwen3_moe agree on them) and no
-// config.json. Throws Error(usage) if neither family computes what a configuration with attention says.
+// What `--export` asks for: "bf16", "f32" or "fp8"; nothing for "". Names and config.json are those of
+// mixtral, or with model.qk_layernorm of qwen3_moe. Without attention there are only the layers' names
+// (deepseek_v3 and qwen3_moe agree on them) and no config.json. Throws Error(usage) if neither family
+// computes what a configuration with attention says.
 std::optional<ExportChoice> export_plan(const Config& config, const std::string& format);
 HfNames export_names(const Config& config);
 std::string hf_config_of(const Config& config, ExportFormat format);

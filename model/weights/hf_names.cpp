@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The table of names: our parameters on the left, theirs on the right.
 #include "model/weights/hf_names.h"
 

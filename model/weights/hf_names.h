@@ -1,5 +1,6 @@
-// Where the values of our parameters stand in files with Hugging Face names: one list of pieces a parameter, read by loading and by export
-// alike. Read next: load.h, export.h.
+// SPDX-License-Identifier: MIT
+// Where the values of our parameters stand in files with Hugging Face names: one list of pieces a parameter,
+// read by loading and by export alike. Read next: load.h, export.h.
 #pragma once
 
 #include "layers/parameter.h"
@@ -30,20 +31,20 @@ struct HfNames {
     std::string ffn(int64_t our_layer) const;  // "model.layers.3.mlp."
 };
 
-// Finds out how the tensors of a MoE layer are named, by the place of its router. `layer`: its number in the files. Throws Error(set.code())
-// with the reason for layouts that we do not know.
+// Finds out how the tensors of a MoE layer are named, by the place of its router. `layer`: its number in the
+// files. Throws Error(set.code()) with the reason for layouts that we do not know.
 HfNames find_names(const TensorSet& set, int64_t layer);
 
-// Rows [file_row, file_row + rows) of a tensor in a file are rows [row, row + rows) of a parameter; both are seen as [all rows, cols], the
-// last dimension being contiguous. One-dimensional tensors have one column.
+// Rows [file_row, file_row + rows) of a tensor in a file are rows [row, row + rows) of a parameter; both are
+// seen as [all rows, cols], the last dimension being contiguous. One-dimensional tensors have one column.
 struct WeightPiece {
     std::string tensor;
     std::vector<int64_t> shape;  // of the whole tensor in the file
     int64_t file_row = 0, row = 0, rows = 0, cols = 0;
 };
 
-// The pieces of a parameter in the order of its rows (embedding and head: without the rows that pad the vocabulary). Experts are those
-// from spec.first_expert.
+// The pieces of a parameter in the order of its rows (embedding and head: without the rows that pad the
+// vocabulary). Experts are those from spec.first_expert.
 std::vector<WeightPiece> pieces_of(const ParameterSpec& spec, const ModelSpec& model, const MoeSpec& moe,
                                    const HfNames& names);
 

@@ -1,4 +1,6 @@
-// The check of all names and shapes, then the copy, piece by piece in blocks of rows, so that no tensor stands in memory twice.
+// SPDX-License-Identifier: MIT
+// The check of all names and shapes, then the copy, piece by piece in blocks of rows, so that no tensor
+// stands in memory twice.
 #include "model/weights/load.h"
 
 #include "model/config/fields.h"
@@ -208,7 +210,8 @@ LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
 
 namespace {
 
-// Lines on what a config.json beside the weights says otherwise than the configuration: a model with another RoPE or norm loads, and is wrong.
+// Lines on what a config.json beside the weights says otherwise than the configuration: a model with another
+// RoPE or norm loads, and is wrong.
 std::vector<std::string> differences(const std::string& hf_config, const Config& config) {
     std::vector<std::string> lines;
     const std::vector<ConfigSetting> settings = read_hf_config(hf_config);

@@ -1,5 +1,7 @@
-// Weights from files with Hugging Face names into the FP32 masters. Everything is looked up first: missing, extra and misshaped tensors are
-// all listed at once, before the first value is changed. FP8 weights are dequantised with their scales, powers of two or not.
+// SPDX-License-Identifier: MIT
+// Weights from files with Hugging Face names into the FP32 masters. Everything is looked up first: missing,
+// extra and misshaped tensors are all listed at once, before the first value is changed. FP8 weights are
+// dequantised with their scales, powers of two or not.
 #pragma once
 
 #include "model/config/config.h"
@@ -32,15 +34,16 @@ struct LoadedWeights {
     int64_t tensors = 0, dequantised = 0;  // of the files, over all ranks' experts
 };
 
-// `scope`: names in the files that begin with it and that nothing wants are extra, but for `others`. Throws Error(set.code()) with a line per problem; in the
-// end also for values that are NaN or infinite. Each rank reads only what it holds.
+// `scope`: names in the files that begin with it and that nothing wants are extra, but for `others`. Throws
+// Error(set.code()) with a line per problem; in the end also for values that are NaN or infinite. Each rank
+// reads only what it holds.
 LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
                            const std::vector<WeightTarget>& targets, const WeightShapes& shapes,
                            const std::string& scope, ParameterStore& store, Device& device,
                            const std::set<std::string>& others = {});
 
-// A whole model (Qwen3-MoE, Mixtral) from a file, an index or a folder; a config.json beside the weights is asked for its model_type
-// and compared with the configuration. Returns lines for the log.
+// A whole model (Qwen3-MoE, Mixtral) from a file, an index or a folder; a config.json beside the weights is
+// asked for its model_type and compared with the configuration. Returns lines for the log.
 std::vector<std::string> load_model(const std::string& path, const Config& config, Transformer& model,
                                     Device& device);
 

@@ -1,5 +1,6 @@
-// `fp8flow bench`: every operation of the list runs once at a small shape, its rows are whole and count the bytes that the shape moves;
-// exchanges on two ranks; wrong command lines are refused with the nearest name.
+// SPDX-License-Identifier: MIT
+// `fp8flow bench`: every operation of the list runs once at a small shape, its rows are whole and count the
+// bytes that the shape moves; exchanges on two ranks; wrong command lines are refused with the nearest name.
 #include "kernels/ops/list.h"
 #include "tests/cli/command.h"
 #include "tests/support/files.h"
@@ -245,7 +246,8 @@ TEST(Bench, OptionsOfTheOperations) {
     for (const auto& [operation, shapes] : cases) EXPECT_EQ(rows_at(operation, shapes).size(), shapes.size());
 }
 
-// Every type and form against a double product of the same codes: what rounding D leaves, in BF16 and in FP32.
+// Every type and form against a double product of the same codes: what rounding D leaves, in BF16 and in
+// FP32.
 TEST(Bench, ProductsSayTheirError) {
     const std::tuple<const char*, Texts, double> products[] = {
         {"gemm", {"type=fp8", "type=mx", "type=bf16,form=nn", "type=bf16,form=tn"}, 1e-5},

@@ -1,4 +1,6 @@
-// The queue of scripts/gpu_check.sh on a machine without GPUs: who runs beside whom, what a row says, and what a limit does.
+// SPDX-License-Identifier: MIT
+// The queue of scripts/gpu_check.sh on a machine without GPUs: who runs beside whom, what a row says, and
+// what a limit does.
 #include "tests/cli/command.h"
 #include "tests/support/files.h"
 

@@ -1,4 +1,6 @@
-// scripts/fetch_deps.sh without a network and scripts/slurm.sbatch without Slurm: what is refused, and the line that would run.
+// SPDX-License-Identifier: MIT
+// scripts/fetch_deps.sh without a network and scripts/slurm.sbatch without Slurm: what is refused, and the
+// line that would run.
 #include "tests/cli/command.h"
 #include "tests/support/files.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Starting, waiting for and ending the program under test; what it prints goes through temporary files.
 #include "tests/cli/command.h"
 

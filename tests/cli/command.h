@@ -1,4 +1,6 @@
-// Runs the built program as a user does: a command line in; exit status, both outputs and wall time out. Every wait has a deadline.
+// SPDX-License-Identifier: MIT
+// Runs the built program as a user does: a command line in; exit status, both outputs and wall time out.
+// Every wait has a deadline.
 #pragma once
 
 #include <string>
@@ -13,7 +15,8 @@ struct CommandResult {
     double seconds = 0;
 };
 
-// A program started in the background, leader of its own process group; killed with its group if still there at the end.
+// A program started in the background, leader of its own process group; killed with its group if still there
+// at the end.
 class RunningCommand {
 public:
     // Runs in the folder `cwd`. The executable is looked for on PATH unless it holds a slash.
@@ -32,7 +35,8 @@ private:
     double started_ = 0;
 };
 
-// fp8flow with these arguments, started without mpirun; or by mpirun on some ranks, which keeps its own remarks to itself.
+// fp8flow with these arguments, started without mpirun; or by mpirun on some ranks, which keeps its own
+// remarks to itself.
 CommandResult fp8flow_alone(const std::vector<std::string>& arguments, const std::string& cwd = "");
 CommandResult fp8flow_on_ranks(int ranks, const std::vector<std::string>& arguments,
                                const std::string& cwd = "");

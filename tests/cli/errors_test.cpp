@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What a user can get wrong: each mistake is one clear line on stderr, with the exit status of its class.
 #include "tests/cli/command.h"
 #include "tests/support/files.h"

@@ -1,4 +1,6 @@
-// A job of several ranks ends as one: one report, the exit status of its class, within seconds, nobody left behind.
+// SPDX-License-Identifier: MIT
+// A job of several ranks ends as one: one report, the exit status of its class, within seconds, nobody left
+// behind.
 #include "tests/cli/command.h"
 #include "tests/support/files.h"
 
@@ -59,7 +61,8 @@ protected:
         ASSERT_EQ(ranks_.size(), static_cast<size_t>(ranks)) << run_->out_so_far();
     }
 
-    // mpirun may end a moment before its ranks do; what is left of a process that nobody asked about ("Z") does not count.
+    // mpirun may end a moment before its ranks do; what is left of a process that nobody asked about ("Z")
+    // does not count.
     void expect_all_gone() const {
         for (const int pid : ranks_) {
             bool there = true;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // `fp8flow plan` for every shipped configuration, at the number of GPUs it is meant for.
 #include "tests/cli/command.h"
 #include "tests/support/files.h"

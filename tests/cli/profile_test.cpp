@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // `fp8flow profile`: its files, sums that agree, all recipes, the ablation, and routing as asked.
 #include "tests/cli/command.h"
 #include "tests/support/files.h"
@@ -135,7 +136,8 @@ TEST(Profile, WritesItsFilesAndSumsAgree) {
             }
             EXPECT_NE(row_of(recipe, "optimizer", "optimizer", "update"), nullptr);
             EXPECT_NE(row_of(recipe, "gradient reduction", "gradient reduction", "update"), nullptr);
-            // what left the ranks in a step, by stage and as a whole; 8 sequences are 4 micro-batches of 2 on one rank, 2 on two
+            // what left the ranks in a step, by stage and as a whole; 8 sequences are 4 micro-batches of 2 on
+            // one rank, 2 on two
             const json& wire = recipe.at("wire bytes");
             const double total = wire.at("routing").get<double>() + wire.at("dispatch").get<double>() +
                                  wire.at("combine").get<double>();

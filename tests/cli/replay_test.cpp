@@ -1,5 +1,7 @@
-// `fp8flow replay`: against numpy in float64 where python3 and numpy are here (scripts/compare_layer.py); and everywhere against a closed
-// form, bit by bit over ranks, with the files it writes and what it says about input that does not fit.
+// SPDX-License-Identifier: MIT
+// `fp8flow replay`: against numpy in float64 where python3 and numpy are here (scripts/compare_layer.py); and
+// everywhere against a closed form, bit by bit over ranks, with the files it writes and what it says about
+// input that does not fit.
 #include "model/safetensors/tensor_set.h"
 #include "model/safetensors/writer.h"
 
@@ -88,7 +90,8 @@ Texts with(Texts settings, const Texts& more) {
     return settings;
 }
 
-// With equal experts a token's output is that of one expert, whatever the routing, since the weights of the chosen add up to 1.
+// With equal experts a token's output is that of one expert, whatever the routing, since the weights of the
+// chosen add up to 1.
 TEST(Replay, EqualExpertsAreOneExpert) {
     const TemporaryFolder folder;
     const int64_t tokens = 10;
@@ -220,8 +223,9 @@ private:
     double error_ = 0, power_ = 0;
 };
 
-// Every stage of every recipe follows from the stages before it: rows are the tokens that the plan says, fc1 and fc2 are products with the
-// weights, SwiGLU and its gradient are the closed forms, and the rows of a token add up to its output. Four ranks, two of which share the experts.
+// Every stage of every recipe follows from the stages before it: rows are the tokens that the plan says, fc1
+// and fc2 are products with the weights, SwiGLU and its gradient are the closed forms, and the rows of a
+// token add up to its output. Four ranks, two of which share the experts.
 TEST(Replay, IntermediatesFollowFromOneAnother) {
     const TemporaryFolder folder;
     const int64_t tokens = 22;

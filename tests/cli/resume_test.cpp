@@ -1,5 +1,6 @@
-// `fp8flow train --resume`: a run that is killed again and again ends with the numbers of one that was left alone; and what it says when it
-// cannot go on.
+// SPDX-License-Identifier: MIT
+// `fp8flow train --resume`: a run that is killed again and again ends with the numbers of one that was left
+// alone; and what it says when it cannot go on.
 #include "tests/cli/command.h"
 #include "tests/support/files.h"
 

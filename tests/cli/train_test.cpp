@@ -1,4 +1,6 @@
-// `fp8flow train` as a user sees it: what it prints, what it writes and where, and that the same command gives the same numbers.
+// SPDX-License-Identifier: MIT
+// `fp8flow train` as a user sees it: what it prints, what it writes and where, and that the same command
+// gives the same numbers.
 #include "tests/cli/command.h"
 #include "tests/support/files.h"
 #include "tests/support/xml.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // `fp8flow validate`: verdicts and exit status, its files, and a planted fault that has to turn the verdict.
 #include "tests/cli/command.h"
 #include "tests/support/files.h"
@@ -15,7 +16,8 @@ namespace {
 using nlohmann::json;
 using Texts = std::vector<std::string>;
 
-// A bar between the error of the sound flow (0.09 %) and that of the faulted one (0.33 %); the control's noise is 0.05 %.
+// A bar between the error of the sound flow (0.09 %) and that of the faulted one (0.33 %); the control's
+// noise is 0.05 %.
 Texts validate(const std::string& out, const Texts& settings) {
     Texts line = {"validate", config_file("test"), "--backend", "reference", "--out", out};
     for (const char* setting : {"training.train_iters=12", "validate.recipes=[bf16, fp8_flow]",

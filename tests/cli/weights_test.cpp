@@ -1,5 +1,7 @@
-// Weights in and out of the program: a run that starts from an exported model begins where that one ended, on another number of ranks and
-// with the configuration read from its config.json; and what the user is told when the weights do not fit.
+// SPDX-License-Identifier: MIT
+// Weights in and out of the program: a run that starts from an exported model begins where that one ended, on
+// another number of ranks and with the configuration read from its config.json; and what the user is told
+// when the weights do not fit.
 #include "model/safetensors/tensor_set.h"
 
 #include "tests/cli/command.h"

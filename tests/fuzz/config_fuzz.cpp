@@ -1,4 +1,6 @@
-// Any text as a YAML configuration: refused with an error about usage, or it survives being printed and read again.
+// SPDX-License-Identifier: MIT
+// Any text as a YAML configuration: refused with an error about usage, or it survives being printed and read
+// again.
 #include "model/config/config.h"
 
 #include "kernels/core/error.h"

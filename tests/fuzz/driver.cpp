@@ -1,5 +1,7 @@
-// Runs a fuzz target without libFuzzer: every seed, then mutations of them, the same ones every time. An input that ends the process is left
-// behind as crash.bin.  Usage: TARGET [-runs=N] [-seed=S] [-max_len=BYTES] SEEDS...   (files and folders; libFuzzer knows these options too)
+// SPDX-License-Identifier: MIT
+// Runs a fuzz target without libFuzzer: every seed, then mutations of them, the same ones every time. An
+// input that ends the process is left behind as crash.bin.  Usage: TARGET [-runs=N] [-seed=S]
+// [-max_len=BYTES] SEEDS...   (files and folders; libFuzzer knows these options too)
 #include <sanitizer/common_interface_defs.h>
 
 #include <algorithm>

@@ -1,5 +1,6 @@
-// For fuzz targets: an Error of the parser's own class is a refusal; another class, another exception, a crash, a hang or a sanitizer's report is
-// a find.
+// SPDX-License-Identifier: MIT
+// For fuzz targets: an Error of the parser's own class is a refusal; another class, another exception, a
+// crash, a hang or a sanitizer's report is a find.
 #pragma once
 
 #include "kernels/core/error.h"
@@ -19,7 +20,8 @@ inline void expect(bool holds, const char* what) {
     std::abort();
 }
 
-// Whether `action` returned; false where it threw Error(code) with a message of at most 4 KiB without control characters.
+// Whether `action` returned; false where it threw Error(code) with a message of at most 4 KiB without control
+// characters.
 template <class Action> bool accepts(ExitCode code, Action action) {
     try {
         action();

@@ -1,4 +1,6 @@
-// Any text as a Hugging Face config.json: refused with an error about usage, or its settings make a configuration.
+// SPDX-License-Identifier: MIT
+// Any text as a Hugging Face config.json: refused with an error about usage, or its settings make a
+// configuration.
 #include "model/config/hf_config.h"
 
 #include "kernels/core/error.h"

@@ -1,4 +1,6 @@
-// Any bytes as a safetensors file: refused with an error about data, or all its tensors lie inside it and can be read.
+// SPDX-License-Identifier: MIT
+// Any bytes as a safetensors file: refused with an error about data, or all its tensors lie inside it and can
+// be read.
 #include "model/safetensors/file.h"
 
 #include <algorithm>

@@ -1,4 +1,6 @@
-// Any text as an index of safetensors files: refused with an error about data, or every file that it names is a plain one beside it.
+// SPDX-License-Identifier: MIT
+// Any text as an index of safetensors files: refused with an error about data, or every file that it names is
+// a plain one beside it.
 #include "model/safetensors/tensor_set.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

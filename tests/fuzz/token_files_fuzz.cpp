@@ -1,5 +1,6 @@
-// Tokenised data: the first byte says which format, for Megatron's the next two how many bytes are the index and the rest is the .bin. A source
-// that opens gives only tokens of the vocabulary.
+// SPDX-License-Identifier: MIT
+// Tokenised data: the first byte says which format, for Megatron's the next two how many bytes are the index
+// and the rest is the .bin. A source that opens gives only tokens of the vocabulary.
 #include "tests/fuzz/fuzz.h"
 
 #include "model/data/megatron.h"

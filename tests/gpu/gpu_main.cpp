@@ -1,4 +1,6 @@
-// main of every GPU test: without a Hopper GPU it says so and exits with the code that ctest shows as skipped.
+// SPDX-License-Identifier: MIT
+// main of every GPU test: without a Hopper GPU it says so and exits with the code that ctest shows as
+// skipped.
 #include "kernels/hopper/runtime/device_query.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
-// Save, end, resume on GPUs: 20 steps in two parts are the 20 steps of one run, bit for bit; and a checkpoint written beside training holds the
-// step it was taken at.
+// SPDX-License-Identifier: MIT
+// Save, end, resume on GPUs: 20 steps in two parts are the 20 steps of one run, bit for bit; and a checkpoint
+// written beside training holds the step it was taken at.
 #include "model/train/trainer.h"
 
 #include "tests/gpu_mpi/gpu_job.h"

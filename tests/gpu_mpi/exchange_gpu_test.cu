@@ -1,6 +1,8 @@
-// Every exchange between GPUs against the brute-force oracle and the reference exchange, byte for byte: shapes, skews, row types, both
-// combine orders, reductions, layers in flight, an overflowed plan, a hunt for races, and a late and a lost peer.
-// Long because one executable shares the peers' memory and the rigs: what stays resident between tests is part of what they test.
+// SPDX-License-Identifier: MIT
+// Every exchange between GPUs against the brute-force oracle and the reference exchange, byte for byte:
+// shapes, skews, row types, both combine orders, reductions, layers in flight, an overflowed plan, a hunt for
+// races, and a late and a lost peer. Long because one executable shares the peers' memory and the rigs: what
+// stays resident between tests is part of what they test.
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/runtime/launch.h"
 #include "tests/gpu_mpi/gpu_job.h"
@@ -22,8 +24,9 @@ constexpr Wire kWires[] = {Wire::fp8, Wire::fp8_free_scales, Wire::plain};
 
 class GpuExchange : public testing::TestWithParam<Kind> {
 protected:
-    // Skips, on all ranks alike, where this exchange cannot run: NCCL in builds without it, or with fewer GPUs than ranks; windows where
-    // NCCL makes none. Peer memory between the processes of one host has to work.
+    // Skips, on all ranks alike, where this exchange cannot run: NCCL in builds without it, or with fewer
+    // GPUs than ranks; windows where NCCL makes none. Peer memory between the processes of one host has to
+    // work.
     void SetUp() override {
         const Rig& rig = job->rig(GetParam(), CombineOrder::rank, ranks());
         if (rig.exchange) return;
@@ -106,7 +109,8 @@ TEST_P(GpuExchange, OddWidths) {
                        .order = order});
 }
 
-// Rows longer than what a thread or a warp has under way at once: in several pieces, and in more than a warp holds.
+// Rows longer than what a thread or a warp has under way at once: in several pieces, and in more than a warp
+// holds.
 TEST_P(GpuExchange, WideRows) {
     for (CombineOrder order : kOrders)
         for (Wire wire : kWires)
@@ -122,7 +126,8 @@ TEST_P(GpuExchange, WideRows) {
                        .seed = 6});
 }
 
-// Numbers of tokens beside multiples of 128, many on one rank and few on the others, and rows whose last piece is short.
+// Numbers of tokens beside multiples of 128, many on one rank and few on the others, and rows whose last
+// piece is short.
 TEST_P(GpuExchange, EdgesOfChunks) {
     for (const int64_t tokens : {127, 128, 129, 1000}) {
         std::vector<int64_t> all = on_every_rank(ranks(), tokens);
@@ -199,7 +204,8 @@ TEST_P(GpuExchange, ReceivedRowsAreThoseOfTheReference) {
     }
 }
 
-// Rows that do not fit are cut off on one rank (the step is redone): the others do not know, and nothing is read or written outside.
+// Rows that do not fit are cut off on one rank (the step is redone): the others do not know, and nothing is
+// read or written outside.
 TEST_P(GpuExchange, OverflowedPlan) {
     for (CombineOrder order : kOrders)
         for (Wire wire : {Wire::plain, Wire::fp8}) {
@@ -241,7 +247,7 @@ TEST_P(GpuExchange, OverflowedPlan) {
         }
 }
 
-// ---- reductions -----------------------------------------------------------------------------------------------------------------
+// ---- reductions
 
 float summand(int rank, int64_t i) { return value(31, rank, 0, i); }
 // NaN on some ranks, on all ranks, on none.
@@ -300,7 +306,7 @@ TEST_P(GpuExchange, AllReduce) {
     }
 }
 
-// ---- without the host in between ------------------------------------------------------------------------------------------------
+// ---- without the host in between
 
 // Adds the number of bytes that differ to *count; an integer sum, so its order does not matter.
 __global__ void count_differences(const uint8_t* a, const uint8_t* b, int64_t bytes,
@@ -312,8 +318,9 @@ __global__ void count_differences(const uint8_t* a, const uint8_t* b, int64_t by
     if (mine > 0) atomicAdd(count, mine);
 }
 
-// A layer whose tensors stay on the device, and what the reference makes of them. Calls are only queued: outputs are poisoned before, and
-// compared behind each call on the stream, so that nothing but the exchange itself holds the ranks together.
+// A layer whose tensors stay on the device, and what the reference makes of them. Calls are only queued:
+// outputs are poisoned before, and compared behind each call on the stream, so that nothing but the exchange
+// itself holds the ranks together.
 class ResidentLayer {
 public:
     static constexpr int kLegs = 2;  // sets of data
@@ -456,7 +463,8 @@ private:
     }
 };
 
-// As in a training step: all layers forward, all layers backward in reverse order, with the plans made at first.
+// As in a training step: all layers forward, all layers backward in reverse order, with the plans made at
+// first.
 TEST_P(GpuExchange, LayersInFlight) {
     for (CombineOrder order : kOrders) {
         Rig& rig = this->rig(order);
@@ -476,7 +484,7 @@ TEST_P(GpuExchange, LayersInFlight) {
     }
 }
 
-// How many multiprocessors an exchange may use changes who moves a row, and nothing else.
+// How many SMs an exchange may use changes who moves a row, and nothing else.
 TEST_P(GpuExchange, FewMultiprocessors) {
     for (CombineOrder order : kOrders) {
         Rig& rig = this->rig(order);
@@ -493,8 +501,9 @@ TEST_P(GpuExchange, FewMultiprocessors) {
     }
 }
 
-// Combines alone, on every number of multiprocessors and one right behind the other: few rows, so that most warps and CTAs have nothing to do,
-// and shapes in which some ranks send, get or own nothing. Who waits for what a neighbour never says stands still here.
+// Combines alone, on every number of SMs and one right behind the other: few rows, so that most
+// warps and CTAs have nothing to do, and shapes in which some ranks send, get or own nothing. Who waits for
+// what a neighbour never says stands still here.
 TEST_P(GpuExchange, SmallCombinesInARow) {
     const int most_sms = GetParam() == Kind::peer ? hopper::kNumSms : 3;
     std::vector<ExchangeCase> cases;
@@ -561,7 +570,8 @@ TEST_P(GpuExchange, ReplaysAsAGraph) {
     cudaStreamDestroy(stream);
 }
 
-// 200 rounds in which sizes, data and ranks' speeds change: a buffer that is used again too early shows as a difference.
+// 200 rounds in which sizes, data and ranks' speeds change: a buffer that is used again too early shows as a
+// difference.
 TEST_P(GpuExchange, HuntForRaces) {
     Rig& rig = this->rig(CombineOrder::rank);
     ResidentLayers all(rig, CombineOrder::rank);
@@ -587,7 +597,7 @@ TEST_P(GpuExchange, HuntForRaces) {
     rig.exchange->check_peers();
 }
 
-// ---- peers that are late or lost, in a layer with rows from every rank to every other ---------------------------------------------
+// ---- peers that are late or lost, in a layer with rows from every rank to every other
 
 TEST_P(GpuExchange, ALateRankIsWaitedFor) {
     if (ranks() == 1) GTEST_SKIP() << "one rank has no peers";

@@ -1,5 +1,6 @@
-// The job that tests of exchanges between GPUs share: the ranks, one HopperOps each (several ranks may share a GPU), and every exchange
-// under test, made once.
+// SPDX-License-Identifier: MIT
+// The job that tests of exchanges between GPUs share: the ranks, one HopperOps each (several ranks may share
+// a GPU), and every exchange under test, made once.
 #pragma once
 
 #include "kernels/comm/staged_exchange.h"
@@ -37,7 +38,8 @@ inline int local_rank() {
     return rank != nullptr ? std::atoi(rank) : 0;
 }
 
-// An exchange of expert-parallel groups of `expert_ranks` neighbouring ranks; null: not possible here, and why.
+// An exchange of expert-parallel groups of `expert_ranks` neighbouring ranks; null: not possible here, and
+// why.
 struct Rig {
     std::unique_ptr<ProcessGroup> world, expert_parallel, expert_replicas;
     std::unique_ptr<Exchange> exchange;

@@ -1,4 +1,6 @@
-// main of every test that runs on GPUs under mpirun: without a Hopper GPU all ranks exit with the code that ctest shows as skipped.
+// SPDX-License-Identifier: MIT
+// main of every test that runs on GPUs under mpirun: without a Hopper GPU all ranks exit with the code that
+// ctest shows as skipped.
 #include "kernels/hopper/runtime/device_query.h"
 #include "tests/support/rank_listener.h"
 

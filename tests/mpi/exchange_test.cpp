@@ -1,5 +1,6 @@
-// Dispatch and combine between MPI processes against the same oracle as between threads; groups of 1, 2 and 4 ranks made by split; ranks on
-// one host, and on two that share no memory.
+// SPDX-License-Identifier: MIT
+// Dispatch and combine between MPI processes against the same oracle as between threads; groups of 1, 2 and 4
+// ranks made by split; ranks on one host, and on two that share no memory.
 #include "kernels/comm/group_exchange.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/exchange_oracle.h"

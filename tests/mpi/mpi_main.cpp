@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // main of every MPI test: all ranks run the same GoogleTest cases.
 #include "tests/support/rank_listener.h"
 

@@ -1,5 +1,6 @@
-// Training over MPI processes against the same ranks as threads of one process: the transport must not change a bit; and what the ranks
-// report together adds up to the global batch.
+// SPDX-License-Identifier: MIT
+// Training over MPI processes against the same ranks as threads of one process: the transport must not change
+// a bit; and what the ranks report together adds up to the global batch.
 #include "model/train/trainer.h"
 
 #include "tests/support/training.h"
@@ -16,7 +17,8 @@ class MpiTraining : public testing::Test {
 protected:
     MpiTraining() : group_(make_mpi_group(test::kTestDeadline)) { group_->set_activity("training test"); }
 
-    // Every rank repeats the whole job with threads: bit for bit the same losses, norms, weights, moments and gradients.
+    // Every rank repeats the whole job with threads: bit for bit the same losses, norms, weights, moments and
+    // gradients.
     void compare(Recipe recipe, int64_t expert_ranks, const char* order) {
         SCOPED_TRACE(fmt::format("{}, {} share the experts, {}", recipe_name(recipe), expert_ranks, order));
         const Config config =
@@ -48,7 +50,8 @@ TEST_F(MpiTraining, EqualsThreadRanksBitForBit) {
         compare(recipe, group_->size(), "rank");
 }
 
-// Each (token, k) exactly once over all ranks, micro-batches and layers; also where the last rank has no token.
+// Each (token, k) exactly once over all ranks, micro-batches and layers; also where the last rank has no
+// token.
 TEST_F(MpiTraining, StatisticsConserveTokens) {
     for (const int64_t batch : {int64_t{8}, std::max<int64_t>(1, group_->size() - 1)}) {
         const Config config = test_config(

@@ -1,5 +1,6 @@
-// A long run of the test configuration on two thread ranks, twice: memory stays flat, the loss falls and stays above the entropy of the
-// source, and both runs end in the same bits.
+// SPDX-License-Identifier: MIT
+// A long run of the test configuration on two thread ranks, twice: memory stays flat, the loss falls and
+// stays above the entropy of the source, and both runs end in the same bits.
 #include "model/train/trainer.h"
 
 #include "tests/support/training.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Runs that save and resume, for tests: over thread ranks or any other process group.
 #pragma once
 

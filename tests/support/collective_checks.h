@@ -1,5 +1,6 @@
-// What every collective of a ProcessGroup must give, from closed forms; the same checks run over MPI processes and over threads.
-// Called by all ranks of the group.
+// SPDX-License-Identifier: MIT
+// What every collective of a ProcessGroup must give, from closed forms; the same checks run over MPI
+// processes and over threads. Called by all ranks of the group.
 #pragma once
 
 #include "kernels/comm/process_group.h"
@@ -47,7 +48,8 @@ inline void check_gather_and_broadcast(ProcessGroup& group, std::size_t bytes) {
     }
 }
 
-// Rank a sends (a * 3 + b * 5 + shift) % 7 * unit bytes to rank b: all sizes differ and some are zero; gaps must stay untouched.
+// Rank a sends (a * 3 + b * 5 + shift) % 7 * unit bytes to rank b: all sizes differ and some are zero; gaps
+// must stay untouched.
 inline void check_all_to_all(ProcessGroup& group, std::size_t unit, int shift) {
     constexpr std::size_t kGap = 3;
     const int size = group.size(), rank = group.rank();

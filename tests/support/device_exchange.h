@@ -1,5 +1,7 @@
-// The host checks of exchange_oracle.h on an exchange between GPUs: tensors go to the device with guard zones and whatever poison they
-// hold, the exchange runs there, and every byte of its outputs comes back, so a byte written outside is noticed.
+// SPDX-License-Identifier: MIT
+// The host checks of exchange_oracle.h on an exchange between GPUs: tensors go to the device with guard zones
+// and whatever poison they hold, the exchange runs there, and every byte of its outputs comes back, so a byte
+// written outside is noticed.
 #pragma once
 
 #include "kernels/exchange.h"

@@ -1,5 +1,7 @@
-// Dispatch and combine checked against a brute-force oracle: every rank makes the data of all ranks from one seed and computes what it
-// must receive from the definitions alone (not from the plan). The same checks run over threads and over MPI.
+// SPDX-License-Identifier: MIT
+// Dispatch and combine checked against a brute-force oracle: every rank makes the data of all ranks from one
+// seed and computes what it must receive from the definitions alone (not from the plan). The same checks run
+// over threads and over MPI.
 #pragma once
 
 #include "kernels/comm/group_exchange.h"
@@ -69,7 +71,8 @@ inline float value(uint64_t stream, int64_t token, int64_t expert, int64_t h) {
                       -static_cast<int>(bits >> 60));
 }
 
-// The experts of every token: the topk of a random order in which hot experts come first and unwanted ones last.
+// The experts of every token: the topk of a random order in which hot experts come first and unwanted ones
+// last.
 inline Routing make_routing(const ExchangeCase& c) {
     Routing routing(c.ranks(), c.slots(), c.topk, c.experts);
     std::vector<int64_t> order(static_cast<std::size_t>(c.experts));
@@ -357,7 +360,8 @@ struct ExchangeRank {
     ExchangeRank(ProcessGroup& group, CombineOrder order) : exchange(group, ops, order) {}
 };
 
-// Forward and backward of one layer: out, back, out again with the gradient, back again; nothing is planned twice.
+// Forward and backward of one layer: out, back, out again with the gradient, back again; nothing is planned
+// twice.
 inline void check_exchange(Exchange& exchange, Arena& scratch, const ExchangeCase& c) {
     const ExchangeLayer layer(c, exchange.rank());
     layer.gather(exchange);

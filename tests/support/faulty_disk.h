@@ -1,5 +1,6 @@
-// A Disk whose call number n fails, is cut short, or is the last thing the process does; and what a power cut at that moment leaves: files
-// without what was not synced, and names without what their folder did not sync.
+// SPDX-License-Identifier: MIT
+// A Disk whose call number n fails, is cut short, or is the last thing the process does; and what a power cut
+// at that moment leaves: files without what was not synced, and names without what their folder did not sync.
 #pragma once
 
 #include "model/checkpoint/disk.h"
@@ -113,7 +114,8 @@ public:
         return error != 0 ? error : Disk::list(folder, names);
     }
 
-    // The machine loses power: what was not synced goes, the last change first. (Removals stay done: their loss only brings old files back.)
+    // The machine loses power: what was not synced goes, the last change first. (Removals stay done: their
+    // loss only brings old files back.)
     void cut_power() {
         namespace fs = std::filesystem;
         std::error_code ignored;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A temporary folder and error checks for tests that need files; the folder is removed at the end of the
 // test.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The FP8 formats and the quantisation rules once more, in double precision and by searching the table of
 // codes: what kernels/core/scalar_math.h and the quantisers are compared with. Shares no code with them.
 #pragma once

@@ -1,5 +1,6 @@
-// One transformer block, forward and backward, on one global batch of rows spread over any number of ranks: output, input gradient and
-// every weight gradient of the whole, to compare between layouts.
+// SPDX-License-Identifier: MIT
+// One transformer block, forward and backward, on one global batch of rows spread over any number of ranks:
+// output, input gradient and every weight gradient of the whole, to compare between layouts.
 #pragma once
 
 #include "model/base/backend.h"
@@ -10,7 +11,8 @@
 
 namespace fp8flow::test {
 
-// Rows [T, H] of all ranks "y" and "dx", "gradient NAME" reduced over ranks, experts in global order; tokens of each expert.
+// Rows [T, H] of all ranks "y" and "dx", "gradient NAME" reduced over ranks, experts in global order; tokens
+// of each expert.
 struct GlobalResult {
     Values values;
     std::vector<int64_t> counts;
@@ -50,8 +52,8 @@ inline std::vector<float> gather_values(ProcessGroup& group, std::vector<float> 
     return result;
 }
 
-// c.tokens: of every rank of the world, of which groups of `expert_ranks` share the experts. With `favourite` >= 0 every token prefers that
-// expert.
+// c.tokens: of every rank of the world, of which groups of `expert_ranks` share the experts. With `favourite`
+// >= 0 every token prefers that expert.
 inline GlobalResult run_global_batch(ProcessGroup& world, const LayerCase& c, int expert_ranks,
                                      int64_t favourite) {
     const RankGroups groups = make_rank_groups(world, expert_ranks);

@@ -1,4 +1,6 @@
-// Files with Hugging Face names made by hand, their values telling tensor, row and column; and the whole models that tests load and export.
+// SPDX-License-Identifier: MIT
+// Files with Hugging Face names made by hand, their values telling tensor, row and column; and the whole
+// models that tests load and export.
 #pragma once
 
 #include "model/config/config.h"

@@ -1,5 +1,6 @@
-// Tensors with more than 2^31 elements for tests: the rows under test stand behind that mark in buffers that exist on the GPU only; the
-// reference runs on the same rows in small buffers.
+// SPDX-License-Identifier: MIT
+// Tensors with more than 2^31 elements for tests: the rows under test stand behind that mark in buffers that
+// exist on the GPU only; the reference runs on the same rows in small buffers.
 #pragma once
 
 #include "kernels/hopper/hopper_ops.h"
@@ -58,7 +59,8 @@ protected:
     void put_rows(const TensorView& large, const TensorView& small, int64_t row) {
         put(large, row * small.cols(), small);
     }
-    // Transposed copies, or vec128 scales: every row of `small` into the M dimension of `large`, from kBase on.
+    // Transposed copies, or vec128 scales: every row of `small` into the M dimension of `large`, from kBase
+    // on.
     void put_stretches(const TensorView& large, const TensorView& small) {
         for (int64_t r = 0; r < small.dim(0); ++r) put(large, r * large.cols() + kBase, small.slice(r, 1));
     }

@@ -1,5 +1,7 @@
-// One rank's surroundings of a layer (ops, exchange, poisoned arenas, Context), and two runs built on it: a transformer block without or
-// with attention, and a whole model. Every allocation starts as NaN, so a flow that reads what nobody wrote is noticed.
+// SPDX-License-Identifier: MIT
+// One rank's surroundings of a layer (ops, exchange, poisoned arenas, Context), and two runs built on it: a
+// transformer block without or with attention, and a whole model. Every allocation starts as NaN, so a flow
+// that reads what nobody wrote is noticed.
 #pragma once
 
 #include "kernels/comm/group_exchange.h"
@@ -187,8 +189,8 @@ inline void fill_bf16_normal(const TensorView& view, uint64_t seed, double stdde
     });
 }
 
-// Layer 0 of the case as a block, forward and backward. x is small, so that the residual stream adds little to y's rounding; the
-// norm makes it unit-sized.
+// Layer 0 of the case as a block, forward and backward. x is small, so that the residual stream adds little
+// to y's rounding; the norm makes it unit-sized.
 inline LayerResult run_block(ProcessGroup& group, const LayerCase& c, TensorStats* stats = nullptr) {
     RankFixture rank(group, c);
     LayerResult result;
@@ -232,7 +234,8 @@ inline std::vector<LayerResult> run_block(const LayerCase& c) {
     return results;
 }
 
-// A whole model on one rank, with the tokens of one micro-batch; parameters stay between runs, so that a test can move them.
+// A whole model on one rank, with the tokens of one micro-batch; parameters stay between runs, so that a test
+// can move them.
 class ModelFixture {
 public:
     ModelFixture(ProcessGroup& group, const LayerCase& c)
@@ -264,8 +267,9 @@ public:
     Transformer& model() { return model_; }
     TensorView tokens() const { return tokens_; }
 
-    // One micro-batch; gradients are those of the mean over all ranks' tokens plus the router's losses. `offset` is where the sum of
-    // losses starts: -(what is expected) keeps small differences from being rounded away.
+    // One micro-batch; gradients are those of the mean over all ranks' tokens plus the router's losses.
+    // `offset` is where the sum of losses starts: -(what is expected) keeps small differences from being
+    // rounded away.
     LayerResult step(float offset = 0, Gradient mode = Gradient::overwrite) {
         Context ctx = rank_.context();
         ctx.grad_mode = mode;

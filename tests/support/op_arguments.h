@@ -1,5 +1,7 @@
-// The tensors that each operation's arguments name, and one `call` for all operations, so that a test can copy arguments to a device and
-// run any operation on any backend. An operation of kernels/ops/list.h that is missing here does not compile.
+// SPDX-License-Identifier: MIT
+// The tensors that each operation's arguments name, and one `call` for all operations, so that a test can
+// copy arguments to a device and run any operation on any backend. An operation of kernels/ops/list.h that is
+// missing here does not compile.
 #pragma once
 
 #include "kernels/ops.h"
@@ -16,7 +18,8 @@ struct Ignore {
 template <class F, class... Members> void visit(F& f, Members&... members) { (f(members), ...); }
 }  // namespace detail
 
-// Calls f with every member that points to memory: TensorView&, ScaledTensor&, RowGroups& or const int64_t*&; inputs and outputs alike.
+// Calls f with every member that points to memory: TensorView&, ScaledTensor&, RowGroups& or const int64_t*&;
+// inputs and outputs alike.
 #define FP8FLOW_VIEWS(Args, ...)                               \
     template <class F> void each_view(op::Args& args, F&& f) { \
         auto& a = args;                                        \

@@ -1,5 +1,7 @@
-// Runs one operation on the reference and on the Hopper backend with the same arguments and compares the outputs. The device gets copies of
-// the host tensors, poison and guard zones included, so a byte that only one backend writes is noticed. Usual form:
+// SPDX-License-Identifier: MIT
+// Runs one operation on the reference and on the Hopper backend with the same arguments and compares the
+// outputs. The device gets copies of the host tensors, poison and guard zones included, so a byte that only
+// one backend writes is noticed. Usual form:
 //     Parity p;
 //     p.run(op::QuantizeRows{.src = src, .groups = {}, .dst = dst});
 //     p.expect_same_bytes(dst, "dst");
@@ -34,7 +36,8 @@ public:
     // Runs an operation on the GPU, twice from the same memory for the same bits, and then on the reference.
     template <class Args> void run(const Args& args, const Launch& launch = {}) {
         const Args device = on_gpu(args);
-        // A view that an earlier operation wrote has the reference's bits here: they may differ from the GPU's in what a NaN carries.
+        // A view that an earlier operation wrote has the reference's bits here: they may differ from the
+        // GPU's in what a NaN carries.
         const auto upload = [&] {
             for_views(args, [&](const TensorView& view) {
                 gpu.device().copy_in(device_address(view), view.data, static_cast<std::size_t>(view.bytes()),
@@ -60,8 +63,8 @@ public:
         return args;
     }
 
-    // The device's copy of a host tensor: uploaded on first use, the same afterwards. Call before the reference runs. A part of a tensor
-    // that was given as a whole before lies in its copy.
+    // The device's copy of a host tensor: uploaded on first use, the same afterwards. Call before the
+    // reference runs. A part of a tensor that was given as a whole before lies in its copy.
     TensorView to_gpu(const TensorView& host) {
         if (!host) return host;
         TensorView view = host;
@@ -120,7 +123,8 @@ public:
         expect_same_bytes(host.data, what + ".codes");
         expect_same_bytes(host.scales, what + ".scales");
     }
-    // Normalised mean square error of the device's values against the reference's at most `bound`; NaN must agree.
+    // Normalised mean square error of the device's values against the reference's at most `bound`; NaN must
+    // agree.
     void expect_close(const TensorView& host, double bound, const std::string& what) {
         const HostTensor got = from_gpu(host);
         double error = 0, energy = 0;

@@ -1,4 +1,6 @@
-// Dispatch plans for tests: the routing of all ranks, random or given, and one rank's plan_dispatch with owned, poisoned outputs.
+// SPDX-License-Identifier: MIT
+// Dispatch plans for tests: the routing of all ranks, random or given, and one rank's plan_dispatch with
+// owned, poisoned outputs.
 #pragma once
 
 #include "kernels/reference/reference_ops.h"

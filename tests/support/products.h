@@ -1,5 +1,6 @@
-// Matrix products by the statement of kernels/ops/gemm.h: operands looked up entry by entry, their product in double precision, and the same in
-// fp32 by a plain triple loop in the stated order.
+// SPDX-License-Identifier: MIT
+// Matrix products by the statement of kernels/ops/gemm.h: operands looked up entry by entry, their product in
+// double precision, and the same in fp32 by a plain triple loop in the stated order.
 #pragma once
 
 #include "tests/support/tensors.h"
@@ -13,13 +14,15 @@
 namespace fp8flow::test {
 
 inline constexpr double kBf16Bound = 4e-6, kF32Bound = 1e-7;
-// The error of BF16 outputs is their rounding, 2.7e-6 on average; of few elements it may reach the worst case, (2^-8)^2.
+// The error of BF16 outputs is their rounding, 2.7e-6 on average; of few elements it may reach the worst
+// case, (2^-8)^2.
 inline double bound_of(DType dtype, std::size_t elements) {
     if (dtype == DType::f32) return kF32Bound;
     return elements < 8192 ? 0x1.0p-16 : kBf16Bound;
 }
 
-// One operand of one product, looked up entry by entry from the layouts' descriptions: code and scale of (output i, contraction k).
+// One operand of one product, looked up entry by entry from the layouts' descriptions: code and scale of
+// (output i, contraction k).
 struct Matrix {
     int64_t rows = 0, depth = 0, block = 0;  // block: contraction elements per scale, 0 where constant
     std::vector<float> codes, scales;        // [rows, depth]
@@ -96,8 +99,8 @@ inline std::vector<double> product_double(const Matrix& a, const Matrix& b) {
     return d;
 }
 
-// The stated order in fp32: partial sums by fma over each scale block, promoted with the product of the scales. `sums`: what the
-// accumulators start from, for a contraction that goes on over further operands.
+// The stated order in fp32: partial sums by fma over each scale block, promoted with the product of the
+// scales. `sums`: what the accumulators start from, for a contraction that goes on over further operands.
 inline std::vector<float> product_exact(const Matrix& a, const Matrix& b, bool scaled,
                                         const std::vector<float>& sums = {}) {
     int64_t block = a.block == 0 ? b.block : (b.block == 0 ? a.block : std::min(a.block, b.block));
@@ -142,7 +145,8 @@ inline void expect_product(const std::vector<double>& actual, DType dtype, const
     EXPECT_EQ(actual, exact) << "not the stated order";
 }
 
-// Codes and scales that make every entry matter; free (not power-of-two) fp32 scales, so that a wrong order of rounding shows.
+// Codes and scales that make every entry matter; free (not power-of-two) fp32 scales, so that a wrong order
+// of rounding shows.
 inline void fill_operand(const HostScaled& t, uint64_t seed) {
     fill_normal(t.data, seed,
                 is_fp8(t.data.view().dtype) ? 8.0 : 1.0);  // wide enough that sums of codes are not exact

@@ -1,5 +1,6 @@
-// How the ranks of a test job report: rank 0 prints, the others speak only of failures, and one failing rank ends the job, because its
-// peers may be waiting for it.
+// SPDX-License-Identifier: MIT
+// How the ranks of a test job report: rank 0 prints, the others speak only of failures, and one failing rank
+// ends the job, because its peers may be waiting for it.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Safetensors files put together by hand, as bytes: what a test of the reader starts from and then breaks.
 #pragma once
 

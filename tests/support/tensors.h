@@ -1,5 +1,7 @@
-// Host tensors for tests: owning buffers with guard zones, fills (random, poison), RowGroups from a list of counts, error measures.
-// A new HostTensor holds 0xFF bytes (NaN in every float format, -1 in integers), so an element that an op forgets is noticed.
+// SPDX-License-Identifier: MIT
+// Host tensors for tests: owning buffers with guard zones, fills (random, poison), RowGroups from a list of
+// counts, error measures. A new HostTensor holds 0xFF bytes (NaN in every float format, -1 in integers), so
+// an element that an op forgets is noticed.
 #pragma once
 
 #include "kernels/core/random.h"
@@ -13,7 +15,7 @@
 
 namespace fp8flow::test {
 
-// ---- reading and writing single elements of any dtype --------------------------------------------------------------------------
+// ---- reading and writing single elements of any dtype
 inline double get(const TensorView& view, int64_t i) {
     switch (view.dtype) {
         case DType::f32: return static_cast<const float*>(view.data)[i];
@@ -42,7 +44,7 @@ inline void set(const TensorView& view, int64_t i, double value) {  // one round
     }
 }
 
-// ---- an owning tensor -----------------------------------------------------------------------------------------------------------
+// ---- an owning tensor
 class HostTensor {
 public:
     HostTensor() = default;
@@ -108,7 +110,8 @@ private:
     std::unique_ptr<int64_t> row_base_;
 };
 
-// FP8 codes with scales of the layout's shape; converts to ScaledTensor. With layout none: a plain tensor of any dtype.
+// FP8 codes with scales of the layout's shape; converts to ScaledTensor. With layout none: a plain tensor of
+// any dtype.
 struct HostScaled {
     HostTensor data;
     HostTensor scales;
@@ -129,7 +132,7 @@ struct HostScaled {
     bool guards_intact() const { return data.guards_intact() && (!scales.view() || scales.guards_intact()); }
 };
 
-// ---- fills ------------------------------------------------------------------------------------------------------------------------
+// ---- fills
 // element i = make(i), rounded once to the tensor's dtype
 template <class Make> void fill(const TensorView& view, Make make) {
     for (int64_t i = 0; i < view.numel(); ++i) set(view, i, make(i));
@@ -149,8 +152,9 @@ inline void fill_pow2(const TensorView& view, uint64_t seed, int low, int high) 
     });
 }
 
-// ---- routed rows --------------------------------------------------------------------------------------------------------------------
-// RowGroups from counts: group g takes counts[g] rows padded to `alignment`. extra_rows: capacity beyond the padded total.
+// ---- routed rows
+// RowGroups from counts: group g takes counts[g] rows padded to `alignment`. extra_rows: capacity beyond the
+// padded total.
 class GroupsFixture {
 public:
     GroupsFixture(const std::vector<int64_t>& counts, int64_t alignment, int64_t extra_rows = 0) {
@@ -186,13 +190,14 @@ private:
     int64_t total_ = 0;
 };
 
-// ---- comparing ----------------------------------------------------------------------------------------------------------------------
+// ---- comparing
 inline std::vector<double> to_doubles(const TensorView& view) {
     std::vector<double> values(static_cast<std::size_t>(view.numel()));
     for (int64_t i = 0; i < view.numel(); ++i) values[static_cast<std::size_t>(i)] = get(view, i);
     return values;
 }
-// sum (a-b)^2 / sum b^2; NaN if anything is NaN, so that a forgotten (poisoned) element fails every bound. 0/0 is 0.
+// sum (a-b)^2 / sum b^2; NaN if anything is NaN, so that a forgotten (poisoned) element fails every bound.
+// 0/0 is 0.
 inline double nmse(const std::vector<double>& actual, const std::vector<double>& wanted) {
     if (actual.size() != wanted.size()) return std::nan("");
     double error = 0, power = 0;

@@ -1,5 +1,6 @@
-// Training runs for tests: configs/test.yaml with overrides, trained over thread ranks or any other process group, and the state of the
-// whole model afterwards, experts of all ranks in their global order.
+// SPDX-License-Identifier: MIT
+// Training runs for tests: configs/test.yaml with overrides, trained over thread ranks or any other process
+// group, and the state of the whole model afterwards, experts of all ranks in their global order.
 #pragma once
 
 #include "model/train/trainer.h"
@@ -31,8 +32,9 @@ inline Config test_config(Recipe recipe, std::vector<std::string> overrides = {}
 
 using Values = std::map<std::string, std::vector<float>>;
 
-// What a step leaves behind, of the whole model: "weight NAME", "gradient NAME" (reduced, before clipping), "m NAME", "v NAME",
-// "bias LAYER". Called by all ranks; every rank gets the same. Fails the test where ranks that hold the same parameter differ.
+// What a step leaves behind, of the whole model: "weight NAME", "gradient NAME" (reduced, before clipping),
+// "m NAME", "v NAME", "bias LAYER". Called by all ranks; every rank gets the same. Fails the test where ranks
+// that hold the same parameter differ.
 inline Values collect(Trainer& trainer, ProcessGroup& world, int expert_ranks) {
     Values values;
     const auto ranks = static_cast<size_t>(world.size());
@@ -79,8 +81,8 @@ struct RunOptions {
     int64_t steps = 5;
     int64_t eval_batches = 0;
     Arithmetic arithmetic = Arithmetic::stated;
-    // Called by every rank before each step, and once after the last one. With it, steps are run one by one, since it looks at the model;
-    // without it, one is always in flight.
+    // Called by every rank before each step, and once after the last one. With it, steps are run one by one,
+    // since it looks at the model; without it, one is always in flight.
     std::function<void(Trainer&, ProcessGroup&, int64_t)> before_step = {};
 };
 

@@ -1,4 +1,6 @@
-// A check that a picture is well-formed XML, as far as ours go: tags nest, quotes pair up, no bare ampersand, no NaN in a coordinate.
+// SPDX-License-Identifier: MIT
+// A check that a picture is well-formed XML, as far as ours go: tags nest, quotes pair up, no bare ampersand,
+// no NaN in a coordinate.
 #pragma once
 
 #include <gtest/gtest.h>

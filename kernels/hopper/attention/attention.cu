@@ -1,6 +1,7 @@
-// Attention on CUDA cores, tile by tile through shared memory, in the reference's order of summation and with its bits: scores are not
-// kept, the backward rebuilds them from the saved log-sum-exp. Rotary embedding and the packed projection: layout.cu; attention on
-// cuDNN, where it is chosen and takes the shape: cudnn.h.
+// SPDX-License-Identifier: MIT
+// Attention on CUDA cores, tile by tile through shared memory, in the reference's order of summation and with
+// its bits: scores are not kept, the backward rebuilds them from the saved log-sum-exp. Rotary embedding and
+// the packed projection: layout.cu; attention on cuDNN, where it is chosen and takes the shape: cudnn.h.
 #include "kernels/hopper/device/tiles.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
@@ -42,7 +43,8 @@ struct HeadRows {
     int64_t heads, head;
 };
 
-// Rows [first, first + kTile) of a sequence that starts at row `start` of the tensor, as fp32. No barrier inside.
+// Rows [first, first + kTile) of a sequence that starts at row `start` of the tensor, as fp32. No barrier
+// inside.
 __device__ void load_rows(const Shape& shape, const HeadRows& from, int64_t start, int64_t first,
                           RowTile& tile) {
     for (int i = static_cast<int>(threadIdx.x); i < kTile * kMaxDepth; i += kThreads) {
@@ -59,7 +61,8 @@ struct Position {
 __device__ __forceinline__ Position position() {
     return {static_cast<int>(threadIdx.x) / 16, static_cast<int>(threadIdx.x) % 16};
 }
-// Of thread (y, x): rows 4y+i (i < 4) of scores and outputs, keys x+16j (j < 4) of scores, columns 4x+64(c/4)+c%4 (c < 8) of outputs.
+// Of thread (y, x): rows 4y+i (i < 4) of scores and outputs, keys x+16j (j < 4) of scores, columns
+// 4x+64(c/4)+c%4 (c < 8) of outputs.
 __device__ __forceinline__ int row_of(Position at, int i) { return 4 * at.y + i; }
 __device__ __forceinline__ int key_of(Position at, int j) { return at.x + 16 * j; }
 __device__ __forceinline__ int col_of(Position at, int c) { return 4 * at.x + 64 * (c / 4) + c % 4; }
@@ -90,8 +93,9 @@ __device__ void dot_tiles(const RowTile& a, const RowTile& b, int depth, float (
     }
 }
 
-// sum[i][c] += weights * values[k][c] over k in [0, count), ascending; element (row, k) of the weights is weight(row, k), and terms
-// for which used(row, k) is false are left out, so that not even a NaN of the future reaches the past.
+// sum[i][c] += weights * values[k][c] over k in [0, count), ascending; element (row, k) of the weights is
+// weight(row, k), and terms for which used(row, k) is false are left out, so that not even a NaN of the
+// future reaches the past.
 template <class Weight, class Used>
 __device__ void add_product(const RowTile& values, int count, Weight weight, Used used,
                             float (&sum)[4][kCols]) {
@@ -149,10 +153,11 @@ struct ForwardShared {
     float row_sum[kTile];
 };
 
-// Bytes: q, o, lse once; k twice and v once for every tile of 64 queries that attends to them (from L2). 3 causal products of T*S*D/2
-// multiply-adds for every head: the scores are computed twice, once for the maximum, so that sums run as in the reference.
-// One CTA: tiles of 64 queries of one head. Barriers: around every load of a tile into shared memory, and between writing the
-// probabilities and reading them by others. Deterministic: each output is one thread's sum over ascending keys.
+// Bytes: q, o, lse once; k twice and v once for every tile of 64 queries that attends to them (from L2). 3
+// causal products of T*S*D/2 multiply-adds for every head: the scores are computed twice, once for the
+// maximum, so that sums run as in the reference. One CTA: tiles of 64 queries of one head. Barriers: around
+// every load of a tile into shared memory, and between writing the probabilities and reading them by others.
+// Deterministic: each output is one thread's sum over ascending keys.
 __global__ void __launch_bounds__(kThreads) attention_kernel(ForwardArgs args, int64_t num_tasks) {
     extern __shared__ __align__(16) uint8_t memory[];
     ForwardShared& shared = *reinterpret_cast<ForwardShared*>(memory);
@@ -249,7 +254,8 @@ struct BackwardArgs {
     void *dq, *dk, *dv;
 };
 
-// delta[t, head] = dot(dout, o) over D in 8 lanes. Reads 2*T*heads*D elements; 8 threads a row, no barriers, fixed order.
+// delta[t, head] = dot(dout, o) over D in 8 lanes. Reads 2*T*heads*D elements; 8 threads a row, no barriers,
+// fixed order.
 __global__ void __launch_bounds__(kThreads) delta_kernel(BackwardArgs args, int64_t rows) {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
     const int64_t step = static_cast<int64_t>(gridDim.x) * (kThreads / kLanes);
@@ -303,9 +309,10 @@ __device__ void score_gradients(const Shape& shape, BackwardShared& shared) {
     }
 }
 
-// Bytes: q, dout, lse, delta, dq once; k, v for every tile of 64 queries (from L2). 3 causal products for every query head.
-// One CTA: tiles of 64 queries of one head, walking the tiles of keys up to the diagonal. Barriers: before tiles in shared memory are
-// overwritten, after they are loaded, and after ds is written. Deterministic: each dq is one thread's sum over ascending keys.
+// Bytes: q, dout, lse, delta, dq once; k, v for every tile of 64 queries (from L2). 3 causal products for
+// every query head. One CTA: tiles of 64 queries of one head, walking the tiles of keys up to the diagonal.
+// Barriers: before tiles in shared memory are overwritten, after they are loaded, and after ds is written.
+// Deterministic: each dq is one thread's sum over ascending keys.
 __global__ void __launch_bounds__(kThreads) attention_dq_kernel(BackwardArgs args, int64_t num_tasks) {
     extern __shared__ __align__(16) uint8_t memory[];
     BackwardShared& shared = *reinterpret_cast<BackwardShared*>(memory);
@@ -339,9 +346,10 @@ __global__ void __launch_bounds__(kThreads) attention_dq_kernel(BackwardArgs arg
     }
 }
 
-// Bytes: k, v, dk, dv once; q, dout, lse, delta for every tile of 64 keys (from L2). 4 causal products for every query head.
-// One CTA: tiles of 64 keys of one kv head, walking its query heads and, for each, the tiles of queries from the diagonal on. Barriers as
-// in attention_dq_kernel. Deterministic: each dk, dv is one thread's sum over ascending heads and queries.
+// Bytes: k, v, dk, dv once; q, dout, lse, delta for every tile of 64 keys (from L2). 4 causal products for
+// every query head. One CTA: tiles of 64 keys of one kv head, walking its query heads and, for each, the
+// tiles of queries from the diagonal on. Barriers as in attention_dq_kernel. Deterministic: each dk, dv is
+// one thread's sum over ascending heads and queries.
 __global__ void __launch_bounds__(kThreads) attention_dkv_kernel(BackwardArgs args, int64_t num_tasks) {
     extern __shared__ __align__(16) uint8_t memory[];
     BackwardShared& shared = *reinterpret_cast<BackwardShared*>(memory);

@@ -1,5 +1,7 @@
-// Attention on cuDNN through cudnn-frontend's graphs: the one file that sees their headers. A graph is built once for each shape and kept;
-// q, k, v, o and the gradients are read and written where they stand, as [sequences, heads, length, D] with the strides of [T, heads, D].
+// SPDX-License-Identifier: MIT
+// Attention on cuDNN through cudnn-frontend's graphs: the one file that sees their headers. A graph is built
+// once for each shape and kept; q, k, v, o and the gradients are read and written where they stand, as
+// [sequences, heads, length, D] with the strides of [T, heads, D].
 #include "kernels/hopper/attention/cudnn.h"
 
 #include "kernels/hopper/attention/lse.h"
@@ -23,8 +25,9 @@ namespace fe = cudnn_frontend;
 constexpr std::size_t kOldestCudnn = 90500;
 constexpr int64_t kTile = 128;  // rows and columns that cuDNN's tiles cover
 
-// The deterministic backward keeps a score gradient of 2 bytes for every query, key and head in scratch, so it runs part by part: parts of
-// at most kPartBytes where one group of heads of one sequence is smaller than that, and never of more than kMostBytes.
+// The deterministic backward keeps a score gradient of 2 bytes for every query, key and head in scratch, so
+// it runs part by part: parts of at most kPartBytes where one group of heads of one sequence is smaller than
+// that, and never of more than kMostBytes.
 constexpr int64_t kPartBytes = int64_t{1} << 30;
 constexpr int64_t kMostBytes = int64_t{4} << 30;
 int64_t score_bytes(int64_t heads, int64_t length) {
@@ -41,7 +44,8 @@ int64_t divisor_up_to(int64_t count, int64_t most) {
 
 enum class Pass { forward, backward };
 
-// What a graph is made for: `sequences` sequences and `kv_heads` key heads with their query heads, in rows of all_heads and all_kv_heads.
+// What a graph is made for: `sequences` sequences and `kv_heads` key heads with their query heads, in rows of
+// all_heads and all_kv_heads.
 struct Key {
     Pass pass;
     int64_t sequences, length, heads, kv_heads, all_heads, all_kv_heads, depth;
@@ -49,8 +53,8 @@ struct Key {
     auto operator<=>(const Key&) const = default;
 
     int64_t lse_bytes() const { return round_up(4 * sequences * heads * length, 256); }
-    // Keys past the sequence's end are masked explicitly where cuDNN's tiles reach past it; cudnn-frontend would do the same, but with a
-    // copy from the host in every call.
+    // Keys past the sequence's end are masked explicitly where cuDNN's tiles reach past it; cudnn-frontend
+    // would do the same, but with a copy from the host in every call.
     bool is_padded() const { return pass == Pass::backward && length % kTile != 0; }
 };
 
@@ -250,7 +254,8 @@ CudnnAttention::~CudnnAttention() = default;
 
 bool CudnnAttention::takes(const TensorView& q, const TensorView& k, int64_t seq_length) {
     const int64_t group = q.dim(1) / k.dim(1);
-    // cudnn-frontend puts cuDNN's workspace behind a table of 4 bytes a row and head, which must not move it off 16 bytes
+    // cudnn-frontend puts cuDNN's workspace behind a table of 4 bytes a row and head, which must not move it
+    // off 16 bytes
     const bool aligned = group * seq_length % 4 == 0;
     return q.dtype == DType::bf16 && (q.dim(2) == 64 || q.dim(2) == 128) && seq_length > 1 && aligned &&
            score_bytes(group, seq_length) <= kMostBytes;

@@ -1,4 +1,6 @@
-// Rotary embedding, and the copies between the packed projection and q, k, v: one pass over memory each, with the reference's bits.
+// SPDX-License-Identifier: MIT
+// Rotary embedding, and the copies between the packed projection and q, k, v: one pass over memory each, with
+// the reference's bits.
 #include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
@@ -19,9 +21,10 @@ struct RopeUnits {
     float sign;
 };
 
-// Reads and writes x once (134 MB at T=4096, 64 heads of 128: 33 us), the table from L2; 3 FLOPs an element. One thread: the same eight pairs of
-// kRopeHeads heads of a token, so that the eight angles are fetched once and eight 16-byte loads are on their way together (three CTAs an SM:
-// 96 KB); neighbouring threads stand on neighbouring units and heads. No barriers; each pair belongs to one thread.
+// Reads and writes x once (134 MB at T=4096, 64 heads of 128: 33 us), the table from L2; 3 FLOPs an element.
+// One thread: the same eight pairs of kRopeHeads heads of a token, so that the eight angles are fetched once
+// and eight 16-byte loads are on their way together (three CTAs an SM: 96 KB); neighbouring threads stand on
+// neighbouring units and heads. No barriers; each pair belongs to one thread.
 constexpr int kRopeHeads = 4;
 __global__ __launch_bounds__(kThreads, 3) void rope_units_kernel(const RopeUnits args) {
     const int64_t half = int64_t{args.units} * kUnit;
@@ -84,8 +87,8 @@ __global__ void rope_kernel(DeviceView x, const float* table, int64_t length, in
     }
 }
 
-// One part of the packed rows: columns [first, first + width) of rows of `stride`, and the contiguous tensor [T, width] beside it, counted in
-// words of kWord bytes.
+// One part of the packed rows: columns [first, first + width) of rows of `stride`, and the contiguous tensor
+// [T, width] beside it, counted in words of kWord bytes.
 struct Part {
     uint8_t* data;
     int64_t first, width;
@@ -97,7 +100,8 @@ struct Packed {
 };
 enum class Copy { split, merge };
 
-// Moves every byte once. One thread: words of a packed row, a grid apart. No barriers; each word belongs to one thread.
+// Moves every byte once. One thread: words of a packed row, a grid apart. No barriers; each word belongs to
+// one thread.
 template <class Word> __global__ void packed_kernel(Packed packed, Copy copy) {
     const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads, words = packed.tokens * packed.stride;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < words; i += step) {

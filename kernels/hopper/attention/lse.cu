@@ -1,4 +1,6 @@
-// Copies log-sum-exps between [T, heads] and cuDNN's [sequences, heads, length]: 4 bytes a row and head, read and written once.
+// SPDX-License-Identifier: MIT
+// Copies log-sum-exps between [T, heads] and cuDNN's [sequences, heads, length]: 4 bytes a row and head, read
+// and written once.
 #include "kernels/hopper/attention/lse.h"
 
 #include "kernels/core/dtype.h"
@@ -13,8 +15,8 @@ constexpr int kThreads = 256;
 
 enum class LseCopy { pack, unpack };
 
-// Reads and writes every word once; the strided side stays in L2. One thread: words of the packed tensor, a grid apart. No barriers; each
-// word belongs to one thread.
+// Reads and writes every word once; the strided side stays in L2. One thread: words of the packed tensor, a
+// grid apart. No barriers; each word belongs to one thread.
 __global__ void __launch_bounds__(kThreads)
     lse_kernel(float* lse, LsePart part, float* packed, LseCopy copy, int64_t words) {
     const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;

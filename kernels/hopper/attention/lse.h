@@ -1,5 +1,7 @@
-// Log-sum-exps between this project's layout and the packed one: before 9.26 some of cuDNN's backward kernels ignore the strides they are given for
-// them, and newer cudnn-frontends refuse others than packed ones there (its pull request 304).
+// SPDX-License-Identifier: MIT
+// Log-sum-exps between this project's layout and the packed one: before 9.26 some of cuDNN's backward kernels
+// ignore the strides they are given for them, and newer cudnn-frontends refuse others than packed ones there
+// (its pull request 304).
 #pragma once
 
 #include "kernels/core/stream.h"
@@ -8,8 +10,8 @@
 
 namespace fp8flow::hopper {
 
-// A part of lse [T, heads]: `sequences` of `length` rows from row `first_row`, `part_heads` heads from `first_head`. Packed: contiguous
-// [sequences, part_heads, length].
+// A part of lse [T, heads]: `sequences` of `length` rows from row `first_row`, `part_heads` heads from
+// `first_head`. Packed: contiguous [sequences, part_heads, length].
 struct LsePart {
     int64_t sequences, length;
     int64_t heads;

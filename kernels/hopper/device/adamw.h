@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // AdamW's step of one parameter, as the kernels that take it share it. Contract: kernels/ops/optimizer.h.
 #pragma once
 

@@ -1,4 +1,5 @@
-// The clock that all multiprocessors share, for delays and deadlines; and which multiprocessor this is.
+// SPDX-License-Identifier: MIT
+// The clock that all SMs share, for delays and deadlines; and which SM this is.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@ __device__ __forceinline__ uint64_t global_nanoseconds() {
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
     return now;
 }
-// Below the number of multiprocessors. Their counters of cycles (clock64) have nothing to do with each other.
+// Below the number of SMs. Their counters of cycles (clock64) have nothing to do with each other.
 __device__ __forceinline__ unsigned sm_id() {
     unsigned id;
     asm volatile("mov.u32 %0, %%smid;" : "=r"(id));

@@ -1,5 +1,6 @@
-// CTAs of one cluster: rank, barrier, and stores into the shared memory of another CTA (distributed shared memory).
-// Source: PTX ISA, "barrier.cluster", "mapa", "st.async".
+// SPDX-License-Identifier: MIT
+// CTAs of one cluster: rank, barrier, and stores into the shared memory of another CTA (distributed shared
+// memory). Source: PTX ISA, "barrier.cluster", "mapa", "st.async".
 #pragma once
 
 #include "kernels/hopper/device/mbarrier.h"
@@ -17,7 +18,8 @@ __device__ __forceinline__ uint32_t cluster_rank() {
 __device__ __forceinline__ void store_remote_word(uint32_t to, uint32_t word) {
     asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
 }
-// All threads of the cluster's CTAs that have not returned meet, whole warps: lanes that have parted join first.
+// All threads of the cluster's CTAs that have not returned meet, whole warps: lanes that have parted join
+// first.
 __device__ __forceinline__ void cluster_sync() {
     __syncwarp();
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
@@ -48,14 +50,15 @@ __device__ __forceinline__ uint32_t cluster_address(const void* pointer, uint32_
 __device__ __forceinline__ void mbarrier_arrive_remote(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Stores a word where cluster_address said, and counts its bytes there at a barrier of the same CTA when it has arrived.
+// Stores a word where cluster_address said, and counts its bytes there at a barrier of the same CTA when it
+// has arrived.
 __device__ __forceinline__ void store_remote(uint32_t to, float value, uint32_t barrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
                  "r"(__float_as_uint(value)), "r"(barrier)
                  : "memory");
 }
-// Two words to the shared memory of a CTA of the cluster; the barrier there counts eight bytes when they stand. Both places as
-// cluster_address gives them, `to` 8-byte aligned.
+// Two words to the shared memory of a CTA of the cluster; the barrier there counts eight bytes when they
+// stand. Both places as cluster_address gives them, `to` 8-byte aligned.
 __device__ __forceinline__ void store_remote(uint32_t to, float2 value, uint32_t barrier) {
     const uint64_t words = static_cast<uint64_t>(__float_as_uint(value.y)) << 32 | __float_as_uint(value.x);
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(to),

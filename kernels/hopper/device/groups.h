@@ -1,4 +1,6 @@
-// Which group a routed row belongs to, found by a whole warp at once, and walks over rows that ask only where a group ends.
+// SPDX-License-Identifier: MIT
+// Which group a routed row belongs to, found by a whole warp at once, and walks over rows that ask only where
+// a group ends.
 #pragma once
 
 #include "kernels/core/tensor.h"
@@ -11,7 +13,8 @@
 
 namespace fp8flow::hopper {
 
-// The groups of routed rows on the device; groups.num_groups == 0 becomes one group of `rows` rows without pads.
+// The groups of routed rows on the device; groups.num_groups == 0 becomes one group of `rows` rows without
+// pads.
 struct DeviceGroups {
     int64_t num_groups;
     const int64_t* counts;
@@ -45,8 +48,9 @@ inline DeviceGroups device_groups(const RowGroups& groups, int64_t rows) {
     return {groups.num_groups, groups.counts.as<int64_t>(), groups.offsets.as<int64_t>(), rows};
 }
 
-// The group of padded row r < total(): as many groups as end at or before it. One load a lane and 32 groups, none waiting for another
-// (a binary search waits log2(groups) times). All 32 lanes call it with the same row.
+// The group of padded row r < total(): as many groups as end at or before it. One load a lane and 32 groups,
+// none waiting for another (a binary search waits log2(groups) times). All 32 lanes call it with the same
+// row.
 __device__ __forceinline__ int64_t warp_group_of(const DeviceGroups& groups, int64_t row) {
     if (groups.counts == nullptr) return 0;
     int64_t group = 0;
@@ -58,8 +62,8 @@ __device__ __forceinline__ int64_t warp_group_of(const DeviceGroups& groups, int
     return group;
 }
 
-// Up to `most` neighbouring groups, the last group that begins at `row` or before among them (offsets ascend), are those from here on: 32 of
-// them are compared at a time. All 32 lanes call it with the same row.
+// Up to `most` neighbouring groups, the last group that begins at `row` or before among them (offsets
+// ascend), are those from here on: 32 of them are compared at a time. All 32 lanes call it with the same row.
 __device__ __forceinline__ int first_candidate(const DeviceGroups& groups, int64_t row, int most) {
     const int lane = static_cast<int>((threadIdx.y * blockDim.x + threadIdx.x) % 32);
     int low = 0;
@@ -73,8 +77,9 @@ __device__ __forceinline__ int first_candidate(const DeviceGroups& groups, int64
     return low;
 }
 
-// The tile of 128 rows from `row` on, where groups are aligned to 128: its first `count` rows are valid, the other `rows` pads. `extent`: end of
-// the only group where there are no groups. All lanes of a warp call it with the same row. Up to 32 groups: one round of loads.
+// The tile of 128 rows from `row` on, where groups are aligned to 128: its first `count` rows are valid, the
+// other `rows` pads. `extent`: end of the only group where there are no groups. All lanes of a warp call it
+// with the same row. Up to 32 groups: one round of loads.
 struct AlignedTile {
     int count, rows;
 };
@@ -119,8 +124,8 @@ private:
     int group_, rows_, valid_rows_;  // what is left of the group
 };
 
-// Whether rows that ascend are valid: of 32 neighbouring groups each lane knows one, and the warp votes. For warps whose rows lie so far apart that
-// they pass many groups. All 32 lanes call everything together.
+// Whether rows that ascend are valid: of 32 neighbouring groups each lane knows one, and the warp votes. For
+// warps whose rows lie so far apart that they pass many groups. All 32 lanes call everything together.
 class GroupWindow {
 public:
     __device__ explicit GroupWindow(const DeviceGroups& groups) : groups_(groups) { look(); }

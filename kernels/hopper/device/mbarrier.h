@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Barriers in shared memory that count arrivals and bytes (mbarrier), and positions in a ring of them.
 // Source: PTX ISA, "mbarrier".
 #pragma once
@@ -17,7 +18,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
 __device__ __forceinline__ void mbarrier_init(Mbarrier* barrier, uint32_t arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
 }
-// Makes initialised barriers visible to the copy engine and to the other CTAs of the cluster.
+// Makes initialised barriers visible to TMA and to the other CTAs of the cluster.
 __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Stores of whole vectors and additions that memory itself does.
 #pragma once
 
@@ -22,7 +23,8 @@ __device__ __forceinline__ void store_vector(float4* to, float4 value) {
 __device__ __forceinline__ void store_shared_u16(uint32_t to, uint16_t pair) {
     asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"(pair) : "memory");
 }
-// *sum += value, done by the memory itself: nobody waits for the old value. Deterministic where each address has one writer.
+// *sum += value, done by the memory itself: nobody waits for the old value. Deterministic where each address
+// has one writer.
 __device__ __forceinline__ void reduce_add(float2* sum, float2 value) {
     asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(sum), "f"(value.x), "f"(value.y) : "memory");
 }

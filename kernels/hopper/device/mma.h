@@ -1,13 +1,16 @@
-// Warp-wide matrix instructions on BF16 operands with FP32 accumulators: loading 8x8 matrices from shared memory and storing them there, and m16n8k16.
-// Source of the fragment layouts: PTX ISA, "Matrix fragments for mma.m16n8k16" and "ldmatrix".
+// SPDX-License-Identifier: MIT
+// Warp-wide matrix instructions on BF16 operands with FP32 accumulators: loading 8x8 matrices from shared
+// memory and storing them there, and m16n8k16. Source of the fragment layouts: PTX ISA, "Matrix fragments for
+// mma.m16n8k16" and "ldmatrix".
 #pragma once
 
 #include <cstdint>
 
 namespace fp8flow::hopper {
 
-// Four 8x8 matrices of 16-bit elements; lane l passes the address of row l % 8 of matrix l / 8 (16 bytes, aligned). Fragment i of lane l
-// holds elements (l / 4, 2 * (l % 4)) and the next of matrix i, or of its transpose.
+// Four 8x8 matrices of 16-bit elements; lane l passes the address of row l % 8 of matrix l / 8 (16 bytes,
+// aligned). Fragment i of lane l holds elements (l / 4, 2 * (l % 4)) and the next of matrix i, or of its
+// transpose.
 template <bool kTransposed>
 __device__ __forceinline__ void ldmatrix_x4(const uint16_t* row, uint32_t (&fragments)[4]) {
     const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
@@ -30,7 +33,8 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t row, const uint32_t (&fragm
                  : "memory");
 }
 
-// c [16, 8] += a [16, 16] b [16, 8]. Lane l holds of c the elements (l / 4, 2 * (l % 4)) and the next, and the same eight rows below.
+// c [16, 8] += a [16, 16] b [16, 8]. Lane l holds of c the elements (l / 4, 2 * (l % 4)) and the next, and
+// the same eight rows below.
 __device__ __forceinline__ void mma_bf16(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&c)[4]) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

@@ -1,5 +1,6 @@
-// Words of several values: maxima of two BF16 magnitudes at a time, squares of bytes turned, and a word that the compiler forgets what it knew
-// about. For kernels that keep raw words in registers.
+// SPDX-License-Identifier: MIT
+// Words of several values: maxima of two BF16 magnitudes at a time, squares of bytes turned, and a word that
+// the compiler forgets what it knew about. For kernels that keep raw words in registers.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +31,8 @@ __device__ __forceinline__ uint32_t max_bf16x2(uint32_t a, uint32_t b) {
     asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
     return larger;
 }
-// The larger magnitude of each half, with any sign; NaN as above. One instruction, where max_bf16x2 of two abs_bf16x2 is three.
+// The larger magnitude of each half, with any sign; NaN as above. One instruction, where max_bf16x2 of two
+// abs_bf16x2 is three.
 __device__ __forceinline__ uint32_t max_abs_bf16x2(uint32_t a, uint32_t b) {
     uint32_t larger;
     asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
@@ -52,7 +54,8 @@ __device__ __forceinline__ uint32_t high_magnitude(uint32_t pair) {
     return bits > 0x7F800000u ? 0u : bits;
 }
 
-// What is computed from these words behind this line is computed there, and not kept in registers from before.
+// What is computed from these words behind this line is computed there, and not kept in registers from
+// before.
 __device__ __forceinline__ void opaque(uint4& words) {
     asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
 }

@@ -1,6 +1,8 @@
-// Words that the GPUs of one host show each other: stores and loads with system-wide order, the GPU's clock, and a wait that gives up.
-// Source of the orders: PTX ISA, "Memory Consistency Model": when an acquire reads what a release wrote, everything that came before the
-// release, on any GPU of the host, is visible after the acquire. Read next: kernels/hopper/exchange/peer/exchange.h.
+// SPDX-License-Identifier: MIT
+// Words that the GPUs of one host show each other: stores and loads with system-wide order, the GPU's clock,
+// and a wait that gives up. Source of the orders: PTX ISA, "Memory Consistency Model": when an acquire reads
+// what a release wrote, everything that came before the release, on any GPU of the host, is visible after the
+// acquire. Read next: kernels/hopper/exchange/peer/exchange.h.
 #pragma once
 
 #include "kernels/hopper/device/clock.h"
@@ -13,7 +15,8 @@ __device__ __forceinline__ void store_release_system(uint64_t* word, uint64_t va
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
-// What this thread wrote, or has seen of others' writes behind a barrier or an atomic, comes before what it writes afterwards.
+// What this thread wrote, or has seen of others' writes behind a barrier or an atomic, comes before what it
+// writes afterwards.
 __device__ __forceinline__ void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 // Behind that fence, as good as a release.
 __device__ __forceinline__ void store_relaxed_system(uint64_t* word, uint64_t value) {

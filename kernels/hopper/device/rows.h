@@ -1,5 +1,7 @@
-// Rows on the device: eight neighbouring columns (a unit) a thread, so that 16 threads own a 1x128 block; loads and stores of a unit in any
-// dtype, the lanes of a sum in the project's order, and maxima over a block. Read next: scales.h.
+// SPDX-License-Identifier: MIT
+// Rows on the device: eight neighbouring columns (a unit) a thread, so that 16 threads own a 1x128 block;
+// loads and stores of a unit in any dtype, the lanes of a sum in the project's order, and maxima over a
+// block. Read next: scales.h.
 #pragma once
 
 #include "kernels/core/scalar_math.h"
@@ -14,14 +16,15 @@ namespace fp8flow::hopper {
 constexpr int kBlockThreads = static_cast<int>(kBlock) / kUnit;  // threads of a 1x128 block: half a warp
 constexpr int kRowThreads = 256;                                 // threads of a CTA that works on rows
 
-// A CTA for rows of `cols` columns: x threads stand side by side in a row (whole blocks), y rows are worked on at once.
+// A CTA for rows of `cols` columns: x threads stand side by side in a row (whole blocks), y rows are worked
+// on at once.
 inline dim3 row_block(int64_t cols) {
     const int64_t wanted = round_up(ceil_div(std::max<int64_t>(cols, 1), kUnit), kBlockThreads);
     const unsigned x = static_cast<unsigned>(std::min<int64_t>(wanted, kRowThreads));
     return {x, kRowThreads / x, 1};
 }
 
-// ---- conversions in hardware: the same bits as scalar_math.h (tests/gpu/runtime/device_test.cpp), NaN apart ---------------------------------
+// ---- conversions in hardware: the same bits as scalar_math.h (tests/gpu/runtime/device_test.cpp), NaN apart
 __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
     const __half2 half = __floats2half2_rn(low, high);
     uint32_t word;
@@ -66,7 +69,7 @@ __device__ __forceinline__ float2 unpack_fp8x2(uint16_t codes,
     return unpack_half2(word);
 }
 
-// ---- units ---------------------------------------------------------------------------------------------------------------------------
+// ---- units
 __device__ __forceinline__ void unpack_unit(uint4 words, DType dtype, float (&v)[kUnit]) {
     const uint32_t w[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
@@ -158,7 +161,7 @@ __device__ __forceinline__ void store_codes(const RowView& t, int64_t row, int c
         if (col + i < t.cols) out[i] = static_cast<uint8_t>((i < 4 ? codes.x : codes.y) >> (8 * (i % 4)));
 }
 
-// ---- maxima --------------------------------------------------------------------------------------------------------------------------
+// ---- maxima
 // |x| as ordered bits; NaN counts as 0. Maxima of bits are the same in any order.
 __device__ __forceinline__ uint32_t magnitude_bits(float x) {
     const uint32_t bits = __float_as_uint(x) & 0x7FFFFFFFu;
@@ -171,10 +174,12 @@ __device__ __forceinline__ uint32_t unit_magnitude(const float (&v)[kUnit]) {
     for (int i = 0; i < kUnit; ++i) largest = fmaxf(largest, fabsf(v[i]));
     return __float_as_uint(largest);
 }
-// The threads of this thread's 1x128 block, as a mask of its warp. A CTA's x extent is a multiple of 16, so blocks never straddle warps.
+// The threads of this thread's 1x128 block, as a mask of its warp. A CTA's x extent is a multiple of 16, so
+// blocks never straddle warps.
 __device__ __forceinline__ unsigned linear_thread() { return threadIdx.y * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ unsigned block_mask() { return 0xFFFFu << (linear_thread() & 16u); }
-// Maximum over `threads` (a power of two up to 16) neighbouring threads; every thread of the block must call it.
+// Maximum over `threads` (a power of two up to 16) neighbouring threads; every thread of the block must call
+// it.
 __device__ __forceinline__ uint32_t max_over(uint32_t value, int threads) {
     for (int step = threads / 2; step > 0; step /= 2)
         value = max(value, __shfl_xor_sync(block_mask(), value, step));

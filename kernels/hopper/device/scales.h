@@ -1,5 +1,7 @@
-// Scales on the device: from a block's amax to multiplier and stored factor, and the place of a scale in the row layouts.
-// The same rule as the reference (kernels/core/scalar_math.h). Read next: kernels/hopper/quantize/rows.cu.
+// SPDX-License-Identifier: MIT
+// Scales on the device: from a block's amax to multiplier and stored factor, and the place of a scale in the
+// row layouts. The same rule as the reference (kernels/core/scalar_math.h). Read next:
+// kernels/hopper/quantize/rows.cu.
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
@@ -67,8 +69,8 @@ inline RowScales row_scales(const ScaledTensor& t) {
     return scales;
 }
 
-// A unit of a row in blocks of 32 or 128 columns: amax over the block's threads, codes and scale. Pads: code 0, scale 0. All threads
-// of the 128 columns must call it; those past the row's end hold zeros.
+// A unit of a row in blocks of 32 or 128 columns: amax over the block's threads, codes and scale. Pads: code
+// 0, scale 0. All threads of the 128 columns must call it; those past the row's end hold zeros.
 __device__ __forceinline__ void quantize_unit(const float (&v)[kUnit], bool valid, const RowView& codes,
                                               const RowScales& scales, int64_t row, int col,
                                               const QuantizeRule& rule) {

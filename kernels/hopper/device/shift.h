@@ -1,15 +1,19 @@
-// The scaling-aware shift (fp8_shift_down of scalar_math.h) for four codes at a time, by way of FP16: the same bits for every code and
-// shift (tests/gpu/quantize/transpose_parity_test.cu; the arithmetic also on a CPU: tests/unit/core/shift_formula_test.cpp).
-// Why one multiplication will do: a code has at most 4 significant bits and FP16 reaches down to 2^-24, so code * 2^-k is exact
-// unless its last bit lies below 2^-24. Then it is below 2^-20, which rounds to 0 in either format (half the least code: 2^-10, 2^-17)
-// whatever FP16 made of it. So codes are rounded once, by the conversion back, to nearest even, into subnormals as well.
+// SPDX-License-Identifier: MIT
+// The scaling-aware shift (fp8_shift_down of scalar_math.h) for four codes at a time, by way of FP16: the
+// same bits for every code and shift (tests/gpu/quantize/transpose_parity_test.cu; the arithmetic also on a
+// CPU: tests/unit/core/shift_formula_test.cpp). Why one multiplication will do: a code has at most 4
+// significant bits and FP16 reaches down to 2^-24, so code * 2^-k is exact unless its last bit lies below
+// 2^-24. Then it is below 2^-20, which rounds to 0 in either format (half the least code: 2^-10, 2^-17)
+// whatever FP16 made of it. So codes are rounded once, by the conversion back, to nearest even, into
+// subnormals as well.
 #pragma once
 
 #include "kernels/core/scalar_math.h"
 
 namespace fp8flow::hopper {
 
-// What a row's codes are multiplied by: factor * second = 2^-k in both halves of each word; keep == 0 clears the row.
+// What a row's codes are multiplied by: factor * second = 2^-k in both halves of each word; keep == 0 clears
+// the row.
 struct RowShift {
     uint32_t factor, second, keep;
 };
@@ -21,8 +25,8 @@ __device__ __forceinline__ uint32_t half2_power(int k) {  // 2^-k, 0 <= k <= 24
     return word;
 }
 
-// target >= scale, both by their exponents; a scale that is not positive clears its row. E4M3 is 0 from k = 19 on, E5M2 from
-// k = 33 on, past the smallest FP16: its power comes in two factors.
+// target >= scale, both by their exponents; a scale that is not positive clears its row. E4M3 is 0 from k =
+// 19 on, E5M2 from k = 33 on, past the smallest FP16: its power comes in two factors.
 template <DType kCodes> __device__ __forceinline__ RowShift row_shift(float target, float scale) {
     const int k =
         static_cast<int>(__float_as_uint(target) >> 23) - static_cast<int>(__float_as_uint(scale) >> 23);
@@ -74,8 +78,8 @@ __device__ __forceinline__ uint32_t shift_words(uint32_t codes, const RowShift& 
     return shifted;
 }
 
-// Four codes of one row. E4M3: a NaN comes back as 0x7F, so that its sign is all that is missing. E5M2: infinity and NaN (0x7C and above)
-// are put back as they were.
+// Four codes of one row. E4M3: a NaN comes back as 0x7F, so that its sign is all that is missing. E5M2:
+// infinity and NaN (0x7C and above) are put back as they were.
 template <DType kCodes>
 __device__ __forceinline__ uint32_t shift_four(uint32_t codes, const RowShift& shift) {
     constexpr uint32_t kSigns = 0x80808080u;

@@ -1,5 +1,6 @@
-// The sigmoid of several columns on the device: the bits of sigmoid_float (scalar_math.h) in a third of its instructions where no argument
-// is extreme; or, of BF16 numbers, from a table in shared memory.
+// SPDX-License-Identifier: MIT
+// The sigmoid of several columns on the device: the bits of sigmoid_float (scalar_math.h) in a third of its
+// instructions where no argument is extreme; or, of BF16 numbers, from a table in shared memory.
 #pragma once
 
 #include "kernels/core/scalar_math.h"
@@ -7,7 +8,8 @@
 
 namespace fp8flow::hopper {
 
-// 1 / d rounded once for 2^-126 <= d < 2^126: what __frcp_rn does in that range, without its test of the range.
+// 1 / d rounded once for 2^-126 <= d < 2^126: what __frcp_rn does in that range, without its test of the
+// range.
 __device__ __forceinline__ float reciprocal_near(float d) {
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
@@ -16,8 +18,8 @@ __device__ __forceinline__ float reciprocal_near(float d) {
 // sigmoid_float(x) for |x| <= kNear: 16 instructions.
 __device__ __forceinline__ float sigmoid_near(float x) { return reciprocal_near(1.0f + exp_near(-x)); }
 
-// Every element moves one place down and the first to the end: how a loop that is not worth unrolling walks over an array in registers,
-// which have no index at run time. After kCount turns all is in place again.
+// Every element moves one place down and the first to the end: how a loop that is not worth unrolling walks
+// over an array in registers, which have no index at run time. After kCount turns all is in place again.
 template <int kCount> __device__ __forceinline__ void rotate(float (&v)[kCount]) {
     const float first = v[0];
 #pragma unroll
@@ -45,9 +47,10 @@ __device__ __forceinline__ void sigmoids_of(const float (&x)[kCount], float (&si
     }
 }
 
-// Sigmoids of BF16 numbers: both signs and the magnitudes of [2^-24, 128), a binade after the other; all that is smaller has the sigmoid of
-// 2^-24 (1/2), all that is larger that of 127.5 (0 or 1). NaN: any number, as sigmoids_of. Negative numbers start at a power of two, so that
-// their sign is a bit of the place. Five instructions a column and 3.5 turns of the shared memory's banks a warp, instead of 17 instructions.
+// Sigmoids of BF16 numbers: both signs and the magnitudes of [2^-24, 128), a binade after the other; all that
+// is smaller has the sigmoid of 2^-24 (1/2), all that is larger that of 127.5 (0 or 1). NaN: any number, as
+// sigmoids_of. Negative numbers start at a power of two, so that their sign is a bit of the place. Five
+// instructions a column and 3.5 turns of the shared memory's banks a warp, instead of 17 instructions.
 struct SigmoidTable {
     static constexpr int kFirst = 103 << 7, kMagnitudes = 31 << 7, kNegative = 1 << 12;  // in bits of BF16
     float entries[kNegative + kMagnitudes];
@@ -60,7 +63,8 @@ struct SigmoidTable {
             entries[i] = fabsf(x) <= kNear ? sigmoid_near(x) : sigmoid_float(x);
         }
     }
-    // Of two numbers in a word. Their places are found together: max(0, min(magnitude - first, last)), then the sign, in bytes.
+    // Of two numbers in a word. Their places are found together: max(0, min(magnitude - first, last)), then
+    // the sign, in bytes.
     __device__ __forceinline__ void of_pair(uint32_t word, float& low, float& high) const {
         static_assert(kMagnitudes <= kNegative);
         constexpr uint32_t kBoth = 0x10001u, kMinusFirst = 0x10000u - kFirst;

@@ -1,4 +1,6 @@
-// Tiles of 128 routed rows: which rows a tile has, found on the device, where a turned tile of codes stands in shared memory, and how it leaves.
+// SPDX-License-Identifier: MIT
+// Tiles of 128 routed rows: which rows a tile has, found on the device, where a turned tile of codes stands
+// in shared memory, and how it leaves.
 #pragma once
 
 #include "kernels/hopper/device/groups.h"
@@ -6,14 +8,15 @@
 
 namespace fp8flow::hopper {
 
-// Rows [row, row + count) are valid, [row + count, row + rows) pads; `row` is relative to the row base (and to the batch).
+// Rows [row, row + count) are valid, [row + count, row + rows) pads; `row` is relative to the row base (and
+// to the batch).
 struct RowTile {
     int64_t batch, group, row;
     int count, rows;  // rows in 1..128
 };
 
-// Tiles of 128 rows, counted from the first row of each group; group after group, batch after batch. A CTA asks for rising tiles, so
-// that it walks over the groups once.
+// Tiles of 128 rows, counted from the first row of each group; group after group, batch after batch. A CTA
+// asks for rising tiles, so that it walks over the groups once.
 class TileWalker {
 public:
     // extent: end of the only group where there are no groups; from its row count on, all rows are pads.
@@ -51,7 +54,8 @@ private:
     int64_t batch_ = 0, group_ = 0, before_ = 0;
 };
 
-// Where the index-th of many tiles of 128 x 128 stands, rows fastest: CTAs under way together write long runs of every column of what they turn.
+// Where the index-th of many tiles of 128 x 128 stands, rows fastest: CTAs under way together write long runs
+// of every column of what they turn.
 struct TilePlace {
     int col_tile;
     int64_t row;
@@ -64,7 +68,8 @@ __device__ __forceinline__ unsigned row_tiles_of(int64_t rows) {
     return static_cast<unsigned>((rows + kBlock - 1) / kBlock);
 }
 
-// 16 bytes (aligned); the other half of their 256 bytes comes into L2 too, for the CTA that works on the tile beside this one.
+// 16 bytes (aligned); the other half of their 256 bytes comes into L2 too, for the CTA that works on the tile
+// beside this one.
 __device__ __forceinline__ uint4 load_and_neighbour(const void* from) {
     uint4 words;
     asm volatile("ld.global.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -73,9 +78,9 @@ __device__ __forceinline__ uint4 load_and_neighbour(const void* from) {
     return words;
 }
 
-// A turned tile in shared memory: where the word of rows 4w .. 4w + 3 of column c stands, and where 16 rows of it, a piece, begin. Pieces change
-// places by every kColumns columns, as many as a thread turns, so that the words of one row and the pieces of one column lie in different
-// banks (but for two of 16 threads).
+// A turned tile in shared memory: where the word of rows 4w .. 4w + 3 of column c stands, and where 16 rows
+// of it, a piece, begin. Pieces change places by every kColumns columns, as many as a thread turns, so that
+// the words of one row and the pieces of one column lie in different banks (but for two of 16 threads).
 constexpr int kTransposedWords = static_cast<int>(kBlock) * static_cast<int>(kBlock) / 4;
 constexpr int kTransposedPiece = 16,
               kTransposedPieces = static_cast<int>(kBlock) / kTransposedPiece;  // rows; of a column
@@ -86,8 +91,8 @@ template <int kColumns> __device__ __forceinline__ int transposed_index(int col,
 }
 __device__ __forceinline__ int transposed_word(int c, int w) { return transposed_index<8>(c, w / 4) + w % 4; }
 
-// Stores rows [0, rows) of `cols` columns at out[c * stride + r]; 16-byte pieces where the column is aligned and whole. `turned` is aligned
-// to 16 bytes.
+// Stores rows [0, rows) of `cols` columns at out[c * stride + r]; 16-byte pieces where the column is aligned
+// and whole. `turned` is aligned to 16 bytes.
 template <int kThreads>
 __device__ __forceinline__ void store_transposed(const uint32_t* turned, uint8_t* out, int64_t stride,
                                                  int cols, int rows) {
@@ -105,8 +110,9 @@ __device__ __forceinline__ void store_transposed(const uint32_t* turned, uint8_t
     }
 }
 
-// Stores a turned tile of 128 columns, columns [col_tile * 128, ...) of `to`, rows [row, row + rows) of its contiguous dimension: 8 threads a
-// column, so that whole lines of 128 bytes leave where the tile is whole and its rows are aligned.
+// Stores a turned tile of 128 columns, columns [col_tile * 128, ...) of `to`, rows [row, row + rows) of its
+// contiguous dimension: 8 threads a column, so that whole lines of 128 bytes leave where the tile is whole
+// and its rows are aligned.
 template <int kThreads, int kColumns>
 __device__ __forceinline__ void store_tile_columns(const RowView& to, const uint32_t* turned, int64_t row,
                                                    int rows, int col_tile) {

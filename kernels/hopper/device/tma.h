@@ -1,6 +1,8 @@
-// The tensor memory accelerator (TMA): bulk copies between global and shared memory, described by tensor maps or contiguous, which
-// complete on an mbarrier (loads) or as a bulk group (stores); prefetches into L2; the fences of the async proxy.
-// Source: PTX ISA, "cp.async.bulk", "cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor".
+// SPDX-License-Identifier: MIT
+// The tensor memory accelerator (TMA): bulk copies between global and shared memory, described by tensor maps
+// or contiguous, which complete on an mbarrier (loads) or as a bulk group (stores); prefetches into L2; the
+// fences of the async proxy. Source: PTX ISA, "cp.async.bulk", "cp.async.bulk.tensor",
+// "cp.reduce.async.bulk.tensor".
 #pragma once
 
 #include "kernels/hopper/device/mbarrier.h"
@@ -11,7 +13,8 @@
 
 namespace fp8flow::hopper {
 
-// One box of a 2-D tensor to shared memory; c0 counts elements along the contiguous dimension, c1 rows. Outside the tensor: zeros.
+// One box of a 2-D tensor to shared memory; c0 counts elements along the contiguous dimension, c1 rows.
+// Outside the tensor: zeros.
 __device__ __forceinline__ void tma_load(const CUtensorMap* map, Mbarrier* barrier, void* to, int c0,
                                          int c1) {
     asm volatile(
@@ -20,7 +23,8 @@ __device__ __forceinline__ void tma_load(const CUtensorMap* map, Mbarrier* barri
         "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(barrier)), "r"(c0), "r"(c1)
         : "memory");
 }
-// The same box to the same place, and the same barrier, of every CTA of the cluster whose bit is set in `ctas`.
+// The same box to the same place, and the same barrier, of every CTA of the cluster whose bit is set in
+// `ctas`.
 __device__ __forceinline__ void tma_load_multicast(uint16_t ctas, const CUtensorMap* map, Mbarrier* barrier,
                                                    void* to, int c0, int c1) {
     asm volatile(
@@ -39,7 +43,8 @@ __device__ __forceinline__ void bulk_load(const void* from, Mbarrier* barrier, v
         : "memory");
 }
 
-// One box of a 2-D tensor from shared memory, what is outside the tensor left out. Part of the thread's current group of copies.
+// One box of a 2-D tensor from shared memory, what is outside the tensor left out. Part of the thread's
+// current group of copies.
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, const void* from, int c0, int c1) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
                      reinterpret_cast<uint64_t>(map)),
@@ -47,8 +52,9 @@ __device__ __forceinline__ void tma_store(const CUtensorMap* map, const void* fr
                  : "memory");
 }
 
-// Asks for bytes side by side (as above) to come to L2, in front of the loads that want them. It reads nothing: a kernel may ask for what the kernel
-// before it may still be writing (pdl_wait), since what that one writes meets it in L2.
+// Asks for bytes side by side (as above) to come to L2, in front of the loads that want them. It reads
+// nothing: a kernel may ask for what the kernel before it may still be writing (pdl_wait), since what that
+// one writes meets it in L2.
 __device__ __forceinline__ void prefetch_to_l2(const void* from, uint32_t bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
@@ -57,7 +63,7 @@ __device__ __forceinline__ void prefetch_line_to_l2(const void* at) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory");
 }
 
-// ---- the copy engine both ways: boxes of a 3-D tensor that passes once, and is the first to leave L2 --------------------------------------
+// ---- TMA both ways: boxes of a 3-D tensor that passes once, and is the first to leave L2
 __device__ __forceinline__ uint64_t evict_first_policy() {
     uint64_t policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -73,7 +79,8 @@ __device__ __forceinline__ void tma_load(const CUtensorMap* map, Mbarrier* barri
         "l"(evict_first_policy())
         : "memory");
 }
-// One box from shared memory, what is outside the tensor left out. Part of the thread's current group of copies.
+// One box from shared memory, what is outside the tensor left out. Part of the thread's current group of
+// copies.
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, const void* from, int c0, int c1, int c2) {
     asm volatile(
         "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%2, %3, %4}], [%1], "
@@ -90,7 +97,8 @@ __device__ __forceinline__ void tma_reduce_add(const CUtensorMap* map, const voi
         "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2), "l"(evict_first_policy())
         : "memory");
 }
-// `bytes` side by side out of shared memory (a multiple of 16; both ends 16-byte aligned). Part of the thread's current group of copies.
+// `bytes` side by side out of shared memory (a multiple of 16; both ends 16-byte aligned). Part of the
+// thread's current group of copies.
 __device__ __forceinline__ void bulk_store(void* to, const void* from, uint32_t bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
                  "r"(shared_address(from)), "r"(bytes)
@@ -114,12 +122,14 @@ template <int kPending> __device__ __forceinline__ void bulk_wait() {
 }
 // Waits until all of the thread's groups of copies are done.
 __device__ __forceinline__ void bulk_wait_all() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-// Makes a thread's ordinary writes to shared memory visible to copies and warpgroup products that are started afterwards.
+// Makes a thread's ordinary writes to shared memory visible to copies and warpgroup products that are started
+// afterwards.
 __device__ __forceinline__ void fence_async_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// The same for memory of the GPU: what the thread has seen of ordinary writes, copies that it starts afterwards see too.
+// The same for memory of the GPU: what the thread has seen of ordinary writes, copies that it starts
+// afterwards see too.
 __device__ __forceinline__ void fence_async_global() {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }

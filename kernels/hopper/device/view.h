@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A TensorView as a kernel argument, and element access by dtype.
 #pragma once
 
@@ -10,7 +11,8 @@
 
 namespace fp8flow::hopper {
 
-// A TensorView as a kernel argument: no checks, no names. base() is the first row of an M-tensor, read on the device.
+// A TensorView as a kernel argument: no checks, no names. base() is the first row of an M-tensor, read on the
+// device.
 struct DeviceView {
     void* data;
     DType dtype;
@@ -22,7 +24,8 @@ inline DeviceView device_view(const TensorView& v) {
     return {v.data, v.dtype, {v.dims[0], v.dims[1], v.dims[2], v.dims[3]}, v.row_base};
 }
 
-// One element as fp32 (codes without their scale), and one rounding back. The dtype branch is uniform over the grid.
+// One element as fp32 (codes without their scale), and one rounding back. The dtype branch is uniform over
+// the grid.
 __device__ __forceinline__ float load_float(const void* data, DType dtype, int64_t i) {
     switch (dtype) {
         case DType::f32: return static_cast<const float*>(data)[i];

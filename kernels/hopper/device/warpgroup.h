@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Roles of warpgroups in a CTA: named barriers between them, and their shares of the register file.
 // Source: PTX ISA, "barrier", "setmaxnreg".
 #pragma once
@@ -6,7 +7,8 @@
 
 namespace fp8flow::hopper {
 
-// Threads of both computing warpgroups meet at a named barrier (0 is __syncthreads), or one of them only announces itself there.
+// Threads of both computing warpgroups meet at a named barrier (0 is __syncthreads), or one of them only
+// announces itself there.
 __device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -14,7 +16,8 @@ __device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// Register shares of the warpgroups of a CTA: a loading one gives up what computing ones take. Executed by whole warpgroups.
+// Register shares of the warpgroups of a CTA: a loading one gives up what computing ones take. Executed by
+// whole warpgroups.
 template <int kCount> __device__ __forceinline__ void release_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }

@@ -1,26 +1,30 @@
-// Warpgroup matrix products (wgmma) of FP8 and BF16 operands in shared memory with FP32 accumulators in registers.
-// Source: PTX ISA, "Asynchronous warpgroup level matrix instructions" (fragment layout of D, matrix descriptors).
+// SPDX-License-Identifier: MIT
+// Warpgroup matrix products (wgmma) of FP8 and BF16 operands in shared memory with FP32 accumulators in
+// registers. Source: PTX ISA, "Asynchronous warpgroup level matrix instructions" (fragment layout of D,
+// matrix descriptors).
 #pragma once
 
 #include "kernels/hopper/device/mbarrier.h"
 
 namespace fp8flow::hopper {
 
-// Describes rows of 128 bytes along the contraction (K-major), 128-byte swizzled as TMA writes them; 8 rows are 1024 bytes. Step along
-// the contraction inside the 128 bytes by adding (bytes / 16) to the descriptor.
+// Describes rows of 128 bytes along the contraction (K-major), 128-byte swizzled as TMA writes them; 8 rows
+// are 1024 bytes. Step along the contraction inside the 128 bytes by adding (bytes / 16) to the descriptor.
 __device__ __forceinline__ uint64_t k_major_descriptor(const void* tile) {
     constexpr uint64_t kStride = 1024 / 16, kSwizzle128 = 1;
     return static_cast<uint64_t>((shared_address(tile) & 0x3FFFF) >> 4) | uint64_t{1} << 16 | kStride << 32 |
            kSwizzle128 << 62;
 }
 
-// The descriptor of what stands `bytes` further on. The address never leaves its word, so there is no carry to wait for.
+// The descriptor of what stands `bytes` further on. The address never leaves its word, so there is no carry
+// to wait for.
 __device__ __forceinline__ uint64_t advance_descriptor(uint64_t descriptor, int bytes) {
     return (descriptor & 0xFFFFFFFF00000000u) | (static_cast<uint32_t>(descriptor) + bytes / 16);
 }
 
-// Describes 16-bit operands that lie across the contraction (MN-major): panels of 64 outputs (128 bytes) x kRows contraction rows, 128-byte
-// swizzled; 8 contraction rows are 1024 bytes, and a panel lies behind the other. Step along the contraction by adding (rows * 128 / 16).
+// Describes 16-bit operands that lie across the contraction (MN-major): panels of 64 outputs (128 bytes) x
+// kRows contraction rows, 128-byte swizzled; 8 contraction rows are 1024 bytes, and a panel lies behind the
+// other. Step along the contraction by adding (rows * 128 / 16).
 template <int kRows = 64> __device__ __forceinline__ uint64_t mn_major_descriptor(const void* panel) {
     constexpr uint64_t kPanel = kRows * 128 / 16, kStride = 1024 / 16, kSwizzle128 = 1;
     return static_cast<uint64_t>((shared_address(panel) & 0x3FFFF) >> 4) | kPanel << 16 | kStride << 32 |
@@ -41,7 +45,8 @@ template <int kCount> __device__ __forceinline__ void wgmma_fence_operand(float 
     for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Operand lists of the instructions: the names of 64 sums, and 8 or 64 sums as operands that are read and written.
+// Operand lists of the instructions: the names of 64 sums, and 8 or 64 sums as operands that are read and
+// written.
 #define FP8FLOW_NAMES_0_63                                                             \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
@@ -60,9 +65,9 @@ template <int kCount> __device__ __forceinline__ void wgmma_fence_operand(float 
         FP8FLOW_SUMS_8(d, i + 32), FP8FLOW_SUMS_8(d, i + 40), FP8FLOW_SUMS_8(d, i + 48),                  \
         FP8FLOW_SUMS_8(d, i + 56)
 
-// d [64, 128] = a [64, 32] b [128, 32]^T (+ d where add is not 0), by the 128 threads of a warpgroup; b is E4M3, a as the name says. Thread t
-// of warp w holds of row 16 * w + t / 4 (d[4 * j], d[4 * j + 1]) and of the row 8 below (d[4 * j + 2], d[4 * j + 3]) the columns
-// 8 * j + 2 * (t % 4) and the next.
+// d [64, 128] = a [64, 32] b [128, 32]^T (+ d where add is not 0), by the 128 threads of a warpgroup; b is
+// E4M3, a as the name says. Thread t of warp w holds of row 16 * w + t / 4 (d[4 * j], d[4 * j + 1]) and of
+// the row 8 below (d[4 * j + 2], d[4 * j + 3]) the columns 8 * j + 2 * (t % 4) and the next.
 #define FP8FLOW_WGMMA_FP8(Name, type)                                                                      \
     struct Name {                                                                                          \
         static __device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b, int add) { \
@@ -78,8 +83,9 @@ FP8FLOW_WGMMA_FP8(WgmmaE4m3, "e4m3")
 FP8FLOW_WGMMA_FP8(WgmmaE5m2, "e5m2")
 #undef FP8FLOW_WGMMA_FP8
 
-// d [64, 256] = a [64, 16] b [256, 16]^T (+ d where add is not 0), BF16. kAcrossA / kAcrossB: that operand lies across the contraction
-// (mn_major_descriptor), otherwise along it (k_major_descriptor). Fragments as above, j up to 31.
+// d [64, 256] = a [64, 16] b [256, 16]^T (+ d where add is not 0), BF16. kAcrossA / kAcrossB: that operand
+// lies across the contraction (mn_major_descriptor), otherwise along it (k_major_descriptor). Fragments as
+// above, j up to 31.
 template <int kAcrossA, int kAcrossB>
 __device__ __forceinline__ void wgmma_bf16(float (&d)[128], uint64_t a, uint64_t b, int add) {
     asm volatile(

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The seam of the NCCL exchange in a build without it; CMake passes the reason as FP8FLOW_NO_NCCL_REASON.
 #include "kernels/core/error.h"
 #include "kernels/hopper/device/view.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Who computes a matrix product: cuBLASLt or a kernel of this project, as KernelChoice says.
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/gemm/cublaslt/cublaslt.h"
@@ -26,7 +27,8 @@ void launch_own(const hopper::DeviceProduct& product, const TensorView& a, const
 
 LtCounts HopperOps::lt_counts() const { return workspace_->lt.counts; }
 
-// native: dense BF16 products on cuBLASLt; FP8 and grouped ones, f32, and what cuBLASLt does not take, on this project's kernels.
+// native: dense BF16 products on cuBLASLt; FP8 and grouped ones, f32, and what cuBLASLt does not take, on
+// this project's kernels.
 void HopperOps::do_gemm(const op::Gemm& args, const Launch& launch) {
     const bool fp8 = is_fp8(args.a.data.dtype);
     if (kernels_.gemm == GemmBackend::cublaslt || (kernels_.gemm == GemmBackend::native && !fp8))
@@ -45,7 +47,8 @@ void HopperOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch& launc
         launch_own(product_of(args), args.a.data, args.b.data, args.groups.alignment, kernels_.gemm, launch);
 }
 
-// In one kernel where h is not kept: behind a tile that leaves in BF16 anyway, the parts are faster (docs/gemm_worklog.md).
+// In one kernel where h is not kept: behind a tile that leaves in BF16 anyway, the parts are faster
+// (docs/gemm_worklog.md).
 void HopperOps::do_grouped_gemm_swiglu_quantize(const op::GroupedGemmSwigluQuantize& args,
                                                 const Launch& launch) {
     if (kernels_.gemm == GemmBackend::native && hopper::launch_wgmma_swiglu(args, launch)) return;

@@ -1,5 +1,7 @@
-// Matrix products as kernel arguments: which entries, scales and rows of D each tile reads and writes, resolved on the device from the
-// group sizes. The counterpart of kernels/reference/gemm_kernel.h. Read next: gemm/fallback/simt.cu, gemm/fallback/mma.cu.
+// SPDX-License-Identifier: MIT
+// Matrix products as kernel arguments: which entries, scales and rows of D each tile reads and writes,
+// resolved on the device from the group sizes. The counterpart of kernels/reference/gemm_kernel.h. Read next:
+// gemm/fallback/simt.cu, gemm/fallback/mma.cu.
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
@@ -14,8 +16,9 @@
 
 namespace fp8flow::hopper {
 
-// Scale of entry (i, k) of an operand, i the output index (row of D for A, column for B), k along the contraction:
-// scales[group * group_stride + (i / outputs_per_scale) * output_stride + (k / block) * block_stride]; null scales mean 1.
+// Scale of entry (i, k) of an operand, i the output index (row of D for A, column for B), k along the
+// contraction: scales[group * group_stride + (i / outputs_per_scale) * output_stride + (k / block) *
+// block_stride]; null scales mean 1.
 struct DeviceScale {
     const void* scales = nullptr;
     DType dtype = DType::f32;  // f32 | e8m0
@@ -26,7 +29,8 @@ struct DeviceScale {
     int64_t group_stride = 0;
 };
 
-// Entry (i, k) stands at codes[group * group_stride + i * output_stride + k * k_stride]; one of the two strides is 1.
+// Entry (i, k) stands at codes[group * group_stride + i * output_stride + k * k_stride]; one of the two
+// strides is 1.
 struct DeviceOperand {
     const void* data = nullptr;
     DType dtype = DType::f32;
@@ -42,7 +46,8 @@ struct DeviceOperand {
 // Which axis the groups divide: the rows of A and D (a dense product is one group), or the contraction.
 enum class Grouped { rows, contraction };
 
-// Further rows that a grouped contraction goes on over, in operands and groups of their own; num_groups 0: none.
+// Further rows that a grouped contraction goes on over, in operands and groups of their own; num_groups 0:
+// none.
 struct DeviceRows {
     DeviceGroups groups{};
     DeviceOperand a;
@@ -65,7 +70,8 @@ struct DeviceProduct {
     DeviceRows second;  // taken by launch_wgmma_wgrad_two only
 };
 
-// What one CTA computes: a rectangle of D. `rows` of it are written, the first `valid` with products, the others (pads) with zeros.
+// What one CTA computes: a rectangle of D. `rows` of it are written, the first `valid` with products, the
+// others (pads) with zeros.
 struct Tile {
     int64_t group;
     int64_t a_output, b_output;  // output index of the tile's first row and column in A and B
@@ -134,7 +140,8 @@ __device__ __forceinline__ float load_scale(const DeviceScale& s, int64_t group,
                       group * s.group_stride + output / s.outputs_per_scale * s.output_stride + at_k);
 }
 
-// Four elements that stand next to each other, as fp32 without their scale; zeros from `count` on. One vector load where aligned.
+// Four elements that stand next to each other, as fp32 without their scale; zeros from `count` on. One vector
+// load where aligned.
 __device__ __forceinline__ float4 load_quad(const void* data, DType dtype, int64_t offset, int64_t count) {
     const int64_t width = dtype == DType::f32 ? 4 : (dtype == DType::bf16 ? 2 : 1);
     const uint8_t* at = static_cast<const uint8_t*>(data) + offset * width;
@@ -159,7 +166,7 @@ __device__ __forceinline__ float4 load_quad(const void* data, DType dtype, int64
             count > 3 ? load_float(data, dtype, offset + 3) : 0.0f};
 }
 
-// ---- the ops as products (gemm/fallback/simt.cu) -------------------------------------------------------------------------------------------
+// ---- the ops as products (gemm/fallback/simt.cu)
 DeviceProduct product_of(const op::Gemm& args);
 DeviceProduct product_of(const op::GroupedGemm& args);
 DeviceProduct product_of(const op::GroupedGemmWgrad& args);
@@ -167,24 +174,27 @@ DeviceProduct product_of(const op::GroupedGemmWgrad& args);
 // Any product, summed exactly in the order of kernels/ops/gemm.h.
 void launch_simt(const DeviceProduct& product, const Launch& launch);
 
-// FP8 weight gradients with a scale per 128 of the contraction, of rows of D that 16 bytes divide: gemm/sm90/fp8_wgrad.cu.
+// FP8 weight gradients with a scale per 128 of the contraction, of rows of D that 16 bytes divide:
+// gemm/sm90/fp8_wgrad.cu.
 inline bool is_blockwise_wgrad(const DeviceProduct& p) {
     return p.grouped == Grouped::contraction && p.a.scale.block == kBlock && p.b.scale.block == kBlock &&
            p.n % 4 == 0;
 }
 
-// Grouped products on warpgroup instructions (gemm_wgmma*.cu), of operands stored as a and b, where dtypes, layouts and alignments allow.
+// Grouped products on warpgroup instructions (gemm_wgmma*.cu), of operands stored as a and b, where dtypes,
+// layouts and alignments allow.
 bool wgmma_takes(const DeviceProduct& product, const TensorView& a, const TensorView& b,
                  int64_t group_alignment);
 // false, and nothing done, where they do not; also of the fused op.
 bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, const Launch& launch);
 bool launch_wgmma(const DeviceProduct& product, const TensorView& a, const TensorView& b,
                   int64_t group_alignment, const Launch& launch);
-// A weight gradient with a second set of operands in one pass over D; false, and nothing done, where they do not allow that.
+// A weight gradient with a second set of operands in one pass over D; false, and nothing done, where they do
+// not allow that.
 bool launch_wgmma_two(const op::GroupedGemmWgrad& args, const Launch& launch);
 
-// Any product by the kernel of this project that `backend` names: on tensor cores (gemm/fallback/mma.cu; f32 operands on CUDA cores all the
-// same), or with the reference's bits.
+// Any product by the kernel of this project that `backend` names: on tensor cores (gemm/fallback/mma.cu; f32
+// operands on CUDA cores all the same), or with the reference's bits.
 void launch_product(const DeviceProduct& product, GemmBackend backend, const Launch& launch);
 
 }  // namespace fp8flow::hopper

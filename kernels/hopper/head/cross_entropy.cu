@@ -1,6 +1,8 @@
-// Cross-entropy on the GPU: loss and gradient of rows of logits. Bit-equal to the reference. Labels cannot be reported from a kernel: the data
-// loader checks them; here one outside the vocabulary becomes NaN (a step that is then skipped), never an address. This file has the
-// kernel for any row; read next: cross_entropy_clusters.cu.
+// SPDX-License-Identifier: MIT
+// Cross-entropy on the GPU: loss and gradient of rows of logits. Bit-equal to the reference. Labels cannot be
+// reported from a kernel: the data loader checks them; here one outside the vocabulary becomes NaN (a step
+// that is then skipped), never an address. This file has the kernel for any row; read next:
+// cross_entropy_clusters.cu.
 #include "kernels/hopper/head/cross_entropy.h"
 
 #include "kernels/hopper/device/view.h"
@@ -14,9 +16,10 @@ using namespace hopper;
 
 namespace {
 
-// Moves: a row of logits three times, a row of gradients once. One CTA a token: the largest logit; the sum over blocks, 32 blocks a turn; the
-// gradient from recomputed exponentials. Barriers stand around every use of shared memory and all threads reach them: loop bounds
-// depend on the token only. Fixed order: deterministic.
+// Moves: a row of logits three times, a row of gradients once. One CTA a token: the largest logit; the sum
+// over blocks, 32 blocks a turn; the gradient from recomputed exponentials. Barriers stand around every use
+// of shared memory and all threads reach them: loop bounds depend on the token only. Fixed order:
+// deterministic.
 constexpr int kThreads = 256, kWarps = kThreads / kWarpSize;
 // Of the block from `column` on.
 __device__ __forceinline__ int counted(const CrossEntropyArgs& args, int64_t column) {

@@ -1,5 +1,6 @@
-// Cross-entropy on the GPU, the shared part: arguments, and a block of 1024 columns in a warp with its largest logit, exponentials and sum in
-// the order of op::CrossEntropy. Read next: cross_entropy_clusters.cu.
+// SPDX-License-Identifier: MIT
+// Cross-entropy on the GPU, the shared part: arguments, and a block of 1024 columns in a warp with its
+// largest logit, exponentials and sum in the order of op::CrossEntropy. Read next: cross_entropy_clusters.cu.
 #pragma once
 
 #include "kernels/core/stream.h"
@@ -56,9 +57,10 @@ __device__ __forceinline__ void set_columns_from(Columns& x, int count, int lane
         for (int n = 0; n < 4; ++n)
             if (j * 4 * kWarpSize + lane * 4 + n >= count) x[j][n] = value;
 }
-// The largest of the first `count` logits and their exponentials below that, which replace them; the others become 0. NaN is passed over by
-// the maximum, but not by exp. What does not count takes part as the largest: as minus infinity it would cost its warp, for which
-// all others of a row wait, the exponentials of far arguments.
+// The largest of the first `count` logits and their exponentials below that, which replace them; the others
+// become 0. NaN is passed over by the maximum, but not by exp. What does not count takes part as the largest:
+// as minus infinity it would cost its warp, for which all others of a row wait, the exponentials of far
+// arguments.
 __device__ __forceinline__ float block_exponentials(Columns& x, int count, int lane) {
     const bool whole = count >= kBlockColumns;
     if (!whole) set_columns_from(x, count, lane, -FLT_MAX);

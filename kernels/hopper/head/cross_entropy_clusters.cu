@@ -1,4 +1,6 @@
-// Cross-entropy of rows that a cluster of CTAs holds on chip. Bit-equal to the reference. Read first: cross_entropy.h.
+// SPDX-License-Identifier: MIT
+// Cross-entropy of rows that a cluster of CTAs holds on chip. Bit-equal to the reference. Read first:
+// cross_entropy.h.
 #include "kernels/hopper/head/cross_entropy.h"
 
 #include "kernels/hopper/device/cluster.h"
@@ -44,10 +46,12 @@ struct Split {
     }
     __device__ int first(int rank) const { return rank * (blocks / ctas) + min(rank, blocks % ctas); }
 };
-// How many steps later a warp turns exponentials into gradients: all blocks of the row have been worked on in that step, at the latest.
+// How many steps later a warp turns exponentials into gradients: all blocks of the row have been worked on in
+// that step, at the latest.
 __host__ __device__ inline int lag_of(int own) { return own <= kWorkers + 1 ? 1 : kMostLag; }
 
-// What a CTA does: blocks of rows, as one sequence (all own blocks of its cluster's first row, then of the next).
+// What a CTA does: blocks of rows, as one sequence (all own blocks of its cluster's first row, then of the
+// next).
 struct Part {
     int rank, lane, warp;
     int first_block, own;        // of each row
@@ -104,8 +108,9 @@ __device__ __forceinline__ void store_block(Out* to, Columns& p, int columns, in
         if (j * 4 * kWarpSize + lane * 4 < columns) store4(to + j * 4 * kWarpSize, p[j]);
 }
 
-// A block's largest and sum, to every CTA of the cluster, where they complete the row's barrier. In a cluster of one they are ordinary
-// stores and arrivals: those that count themselves (st.async) are for two CTAs and more.
+// A block's largest and sum, to every CTA of the cluster, where they complete the row's barrier. In a cluster
+// of one they are ordinary stores and arrivals: those that count themselves (st.async) are for two CTAs and
+// more.
 __device__ __forceinline__ void send(Shared& shared, const Split& split, int slot, int block, float2 value,
                                      int lane) {
     float2* const place = &shared.blocks[slot * split.blocks + block];
@@ -285,23 +290,27 @@ __device__ __forceinline__ void gather_rows(Shared& shared, const CrossEntropyAr
     }
 }
 
-// Moves: logits once, dlogits once (V=129280, bf16: 776 KB a token, 190 us for 1024 tokens), and nothing twice: a cluster of up to eight CTAs
-// (one an SM) holds a row in shared memory from its exponentials to its gradient. The contract lets every block of 1024 columns be worked
-// on when it arrives. A CTA's blocks of all its rows are one sequence, of which each of 16 warps takes every 16th: no warp idles, whatever
-// the vocabulary. A warp has a ring of three stages (4 KB each), which it fills itself by bulk copies. A step of a warp: (1) the next
-// block: its largest, its exponentials in place, their sum; largest and sum go to every CTA of the cluster; (2) the gradient of the block
-// `lag` steps back, and its stage loads again. About 26 instructions an element, of which exp has 13: 130 us of issue on 120 SMs. The
-// seventeenth warp gathers a row: largest and sum over its blocks in lanes, a factor for each block of the CTA, loss; the workers have a
-// step of other work meanwhile. What it takes, and what the slowest warp of a row takes, is what all others wait for.
-// Barriers: loaded, of each stage: the bytes of its copy; a warp alone uses it. complete, of a slot of rows: the bytes of the blocks of
-// all CTAs (asynchronous stores count themselves); armed by the row warp for the row that has the slot next, once it has seen the phase
-// before: what arrives earlier is counted below zero. In a cluster of one: an arrival for each block. ready, of a slot: one arrival of the
-// row warp. A row is never waited for in vain: the last of its blocks in a CTA is at most `lag` steps later than the first, and a warp
-// works on a block before it waits. No slot is written too early: a warp that sends of row r has finished all that it did `lag` + 1 steps
-// earlier, behind rows r - d, d = the rows that 16 (lag + 1) blocks reach over; so every CTA's workers had sent those rows, and were
-// through with row r - 2d, and their row warps with them: 2d slots. The same holds for factors and labels, which the row warp
-// writes when all blocks of rows up to r are there. A cluster meets before the first store to another CTA and before any of it leaves.
-// Fixed order: deterministic.
+// Moves: logits once, dlogits once (V=129280, bf16: 776 KB a token, 190 us for 1024 tokens), and nothing
+// twice: a cluster of up to eight CTAs (one an SM) holds a row in shared memory from its exponentials to its
+// gradient. The contract lets every block of 1024 columns be worked on when it arrives. A CTA's blocks of all
+// its rows are one sequence, of which each of 16 warps takes every 16th: no warp idles, whatever the
+// vocabulary. A warp has a ring of three stages (4 KB each), which it fills itself by bulk copies. A step of
+// a warp: (1) the next block: its largest, its exponentials in place, their sum; largest and sum go to every
+// CTA of the cluster; (2) the gradient of the block `lag` steps back, and its stage loads again. About 26
+// instructions an element, of which exp has 13: 130 us of issue on 120 SMs. The seventeenth warp gathers a
+// row: largest and sum over its blocks in lanes, a factor for each block of the CTA, loss; the workers have a
+// step of other work meanwhile. What it takes, and what the slowest warp of a row takes, is what all others
+// wait for. Barriers: loaded, of each stage: the bytes of its copy; a warp alone uses it. complete, of a slot
+// of rows: the bytes of the blocks of all CTAs (asynchronous stores count themselves); armed by the row warp
+// for the row that has the slot next, once it has seen the phase before: what arrives earlier is counted
+// below zero. In a cluster of one: an arrival for each block. ready, of a slot: one arrival of the row warp.
+// A row is never waited for in vain: the last of its blocks in a CTA is at most `lag` steps later than the
+// first, and a warp works on a block before it waits. No slot is written too early: a warp that sends of row
+// r has finished all that it did `lag` + 1 steps earlier, behind rows r - d, d = the rows that 16 (lag + 1)
+// blocks reach over; so every CTA's workers had sent those rows, and were through with row r - 2d, and their
+// row warps with them: 2d slots. The same holds for factors and labels, which the row warp writes when all
+// blocks of rows up to r are there. A cluster meets before the first store to another CTA and before any of
+// it leaves. Fixed order: deterministic.
 template <class Out>  // of a gradient
 __global__ __launch_bounds__(kClusterThreads, 1) void row_cluster_kernel(const CrossEntropyArgs args,
                                                                          const Split split) {
@@ -340,7 +349,8 @@ __global__ __launch_bounds__(kClusterThreads, 1) void row_cluster_kernel(const C
     cluster_sync();
 }
 
-// The smallest cluster whose warps take one block of a row each, or the largest. Slots: twice the rows that a warp's lag reaches over.
+// The smallest cluster whose warps take one block of a row each, or the largest. Slots: twice the rows that a
+// warp's lag reaches over.
 Split split_of(int64_t columns) {
     Split split{.ctas = 1, .blocks = static_cast<int>(ceil_div(columns, op::kLossBlock)), .slots = 2};
     while (split.ctas < kMostCtas && split.blocks > kWorkers * split.ctas) split.ctas *= 2;

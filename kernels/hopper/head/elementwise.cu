@@ -1,5 +1,6 @@
-// Element-wise operations and small reductions on activations: sum, add, cast, zero, and the count of NaN and infinity. All bit-equal to the
-// reference.
+// SPDX-License-Identifier: MIT
+// Element-wise operations and small reductions on activations: sum, add, cast, zero, and the count of NaN and
+// infinity. All bit-equal to the reference.
 #include "kernels/core/random.h"
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/vector_io.h"
@@ -15,8 +16,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// y = a + b, or y = a in another dtype when b is absent. Moves every element once. Eight elements a thread and turn; y may be a or b,
-// because a thread writes what it alone has read.
+// y = a + b, or y = a in another dtype when b is absent. Moves every element once. Eight elements a thread
+// and turn; y may be a or b, because a thread writes what it alone has read.
 __global__ __launch_bounds__(kThreads) void add_kernel(DeviceView a, DeviceView b, DeviceView y,
                                                        int64_t count, bool vectorised) {
     pdl_launch_dependents();
@@ -45,8 +46,9 @@ void launch_add(const TensorView& a, const TensorView& b, const TensorView& y, c
                device_view(a), device_view(b), device_view(y), count, vectorised);
 }
 
-// *sum += the values, in double: blocks of 64 in ascending order, one a thread, then the block sums, which thread 0 adds (about 5 ns each;
-// the op is meant for one value a token). One CTA: another would have to wait for this one's sums. Two barriers a turn, reached by all threads.
+// *sum += the values, in double: blocks of 64 in ascending order, one a thread, then the block sums, which
+// thread 0 adds (about 5 ns each; the op is meant for one value a token). One CTA: another would have to wait
+// for this one's sums. Two barriers a turn, reached by all threads.
 __global__ __launch_bounds__(kThreads) void sum_kernel(const float* values, int64_t count, float* sum) {
     constexpr int kBlockValues = static_cast<int>(op::kSumBlock);
     __shared__ double block_sums[kThreads];
@@ -73,8 +75,9 @@ __global__ __launch_bounds__(kThreads) void sum_kernel(const float* values, int6
     if (threadIdx.x == 0) *sum = static_cast<float>(static_cast<double>(*sum) + total);
 }
 
-// Moves x once. A thread counts what it meets and adds that with one integer atomic, if it is not 0: sums and minima of
-// integers do not depend on the order. -1 is the largest unsigned number, so "no index yet" loses every minimum.
+// Moves x once. A thread counts what it meets and adds that with one integer atomic, if it is not 0: sums and
+// minima of integers do not depend on the order. -1 is the largest unsigned number, so "no index yet" loses
+// every minimum.
 __global__ __launch_bounds__(kThreads) void count_non_finite_kernel(DeviceView x, int64_t count,
                                                                     bool vectorised,
                                                                     unsigned long long* found,
@@ -97,7 +100,8 @@ __global__ __launch_bounds__(kThreads) void count_non_finite_kernel(DeviceView x
     atomicMin(first, lowest);
 }
 
-// Bytes: y once. One thread draws one element: about 100 double-precision operations, shared with the host bit for bit.
+// Bytes: y once. One thread draws one element: about 100 double-precision operations, shared with the host
+// bit for bit.
 __global__ void fill_normal_kernel(uint64_t seed, uint64_t stream, uint64_t first, float scale, float* y,
                                    int64_t count) {
     for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;

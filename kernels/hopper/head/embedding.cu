@@ -1,6 +1,7 @@
-// Where the model begins, on the GPU: embedding and its gradient (it ends in cross_entropy.cu). Bit-equal to the reference. Token ids cannot
-// be reported from a kernel: the data loader checks them; here an id outside the vocabulary becomes NaN (a step that is then skipped),
-// never an address.
+// SPDX-License-Identifier: MIT
+// Where the model begins, on the GPU: embedding and its gradient (it ends in cross_entropy.cu). Bit-equal to
+// the reference. Token ids cannot be reported from a kernel: the data loader checks them; here an id outside
+// the vocabulary becomes NaN (a step that is then skipped), never an address.
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/vector_io.h"
 #include "kernels/hopper/device/view.h"
@@ -18,8 +19,9 @@ namespace {
 
 constexpr uint32_t kNanBits = 0x7FC00000u;
 
-// ---- embedding ------------------------------------------------------------------------------------------------------------------
-// Moves: one table row in, one activation row out a token. One warp a token, eight elements a thread and turn. Element-wise.
+// ---- embedding
+// Moves: one table row in, one activation row out a token. One warp a token, eight elements a thread and
+// turn. Element-wise.
 constexpr int kRowWarps = 8;
 __global__ __launch_bounds__(kRowWarps* kWarpSize) void embedding_kernel(const int32_t* ids, int64_t tokens,
                                                                          DeviceView table, DeviceView y,
@@ -43,8 +45,9 @@ __global__ __launch_bounds__(kRowWarps* kWarpSize) void embedding_kernel(const i
     }
 }
 
-// The same where table and y have one dtype and whole 16-byte words: a copy. Moves as above (117 MB of BF16 at T=4096, H=7168: 29 us). A CTA
-// takes up to 8 KB of a row, four words a thread on their way: 128 KB an SM. Element-wise.
+// The same where table and y have one dtype and whole 16-byte words: a copy. Moves as above (117 MB of BF16
+// at T=4096, H=7168: 29 us). A CTA takes up to 8 KB of a row, four words a thread on their way: 128 KB an SM.
+// Element-wise.
 constexpr int kCopyThreads = 128, kCopyWords = 4, kSlabWords = kCopyThreads * kCopyWords;
 __global__ __launch_bounds__(kCopyThreads) void embedding_copy_kernel(const int32_t* ids, int64_t tokens,
                                                                       int64_t vocab, const uint4* table,
@@ -111,15 +114,18 @@ struct AnyRows {  // any dtype and alignment; `left` columns are inside the row
     }
 };
 
-// dtable[id] (+)= the gradient rows of its tokens in ascending order. Moves: dy once (58.7 MB at T=4096, H=7168: 14 us), the touched table rows
-// once. A CTA takes 8 places of the sorted tokens and some tiles of 512 columns, a thread four columns of each: the ids that begin among
-// these places are its own, to their last token, which may stand further on. It learns ids and positions once for all its tiles. All rows of the 8
-// places, of dy and of the table, are loaded before the first is added (a load of the table after a store would wait for it; 24 bytes a
-// place and thread: 98 KB on their way an SM), then kBatch rows at a time, so that an id with many tokens (a byte of a text: some
-// hundreds) waits for memory a few times only. No barriers; one writer an element, the reference's order: deterministic.
-// It and the sort are launched behind what comes before them: 85.5 -> 82.3 us; without __restrict__, since the sort writes what it reads. (If the sort
-// lets it start early, 99: its CTAs wait where the sort's work. With __ldcg instead of ordinary loads 91.)
-constexpr int kTurns = 6;  // of CTAs on a multiprocessor, at least, where there is enough work
+// dtable[id] (+)= the gradient rows of its tokens in ascending order. Moves: dy once (58.7 MB at T=4096,
+// H=7168: 14 us), the touched table rows once. A CTA takes 8 places of the sorted tokens and some tiles of
+// 512 columns, a thread four columns of each: the ids that begin among these places are its own, to their
+// last token, which may stand further on. It learns ids and positions once for all its tiles. All rows of the
+// 8 places, of dy and of the table, are loaded before the first is added (a load of the table after a store
+// would wait for it; 24 bytes a place and thread: 98 KB on their way an SM), then kBatch rows at a time, so
+// that an id with many tokens (a byte of a text: some hundreds) waits for memory a few times only. No
+// barriers; one writer an element, the reference's order: deterministic. It and the sort are launched behind
+// what comes before them: 85.5 -> 82.3 us; without __restrict__, since the sort writes what it reads. (If the
+// sort lets it start early, 99: its CTAs wait where the sort's work. With __ldcg instead of ordinary
+// loads 91.)
+constexpr int kTurns = 6;  // of CTAs on an SM, at least, where there is enough work
 constexpr int kGradThreads = 128, kGradColumns = 4 * kGradThreads, kPlaces = 8;
 template <class Rows>
 __global__ __launch_bounds__(kGradThreads, Rows::kCtasPerSm) void embedding_backward_kernel(

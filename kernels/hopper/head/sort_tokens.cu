@@ -1,5 +1,6 @@
-// Sorting tokens by id, stable: a few by counting for each how many come before it, many by CUB's radix sort, whose time grows with their
-// number and not with its square. Integers: the result is the same in every run.
+// SPDX-License-Identifier: MIT
+// Sorting tokens by id, stable: a few by counting for each how many come before it, many by CUB's radix sort,
+// whose time grows with their number and not with its square. Integers: the result is the same in every run.
 #include "kernels/hopper/head/sort_tokens.h"
 
 #include "kernels/core/error.h"
@@ -17,10 +18,11 @@ namespace {
 // Up to here comparing all pairs takes less time than the passes of a radix sort.
 constexpr int kMostCounted = 8192;
 
-// Tokens by (id, position): sorted_ids and order, where order[i] is the position of the i-th. Moves: the ids, once a CTA (from L2). A token's
-// place is the number of tokens before it. A CTA holds all ids in shared memory; a warp counts for two tokens, a lane four ids at a time:
-// up to the tokens' own ids an equal one is before, behind them it is not, so that a pair takes one comparison (16.8 M at T=4096:
-// 1.5 us over the whole chip) except near the tokens. One barrier. Every place is taken once: one writer a word.
+// Tokens by (id, position): sorted_ids and order, where order[i] is the position of the i-th. Moves: the ids,
+// once a CTA (from L2). A token's place is the number of tokens before it. A CTA holds all ids in shared
+// memory; a warp counts for two tokens, a lane four ids at a time: up to the tokens' own ids an equal one is
+// before, behind them it is not, so that a pair takes one comparison (16.8 M at T=4096: 1.5 us over the whole
+// chip) except near the tokens. One barrier. Every place is taken once: one writer a word.
 constexpr int kRankThreads = 256, kRankWarp = 32, kWarpTokens = 2;
 constexpr int kRankTokens = kRankThreads / kRankWarp * kWarpTokens;  // of a CTA
 constexpr int kChunk = 4 * kRankWarp;                                // ids that a warp looks at together

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Tokens in the order of (id, position), for sums over the tokens of an id: the gradient of the embedding.
 #pragma once
 

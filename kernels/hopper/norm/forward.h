@@ -1,5 +1,6 @@
-// A row of RMSNorm's forward in registers: its sum, and what it becomes. For the kernel that takes rows one by one
-// (held_rows.cu) and the one that has several on their way (rows.cu). Contract: kernels/ops/norm.h.
+// SPDX-License-Identifier: MIT
+// A row of RMSNorm's forward in registers: its sum, and what it becomes. For the kernel that takes rows one
+// by one (held_rows.cu) and the one that has several on their way (rows.cu). Contract: kernels/ops/norm.h.
 #pragma once
 
 #include "kernels/core/stream.h"
@@ -11,9 +12,10 @@
 
 namespace fp8flow::hopper {
 
-// What the rows become. values: y of the same type. blocks: E4M3 with a power-of-two scale every 128 columns, which are all there, and perhaps y; tensor: E4M3
-// by one scale, perhaps y and the maximum; any: whatever NormForward can ask for, decided unit by unit. Where there are codes, y is BF16.
-// odd: the same as any, of rows that are fetched element by element.
+// What the rows become. values: y of the same type. blocks: E4M3 with a power-of-two scale every 128 columns,
+// which are all there, and perhaps y; tensor: E4M3 by one scale, perhaps y and the maximum; any: whatever
+// NormForward can ask for, decided unit by unit. Where there are codes, y is BF16. odd: the same as any, of
+// rows that are fetched element by element.
 enum class NormForm { values, blocks, tensor, any, odd };
 inline NormForm form_of(const NormForward& args) {
     if (args.codes.data == nullptr)
@@ -42,9 +44,10 @@ template <DType kType> __device__ __forceinline__ float add_squares(const uint4&
     for (int i = 0; i < kUnit; ++i) strand = fma_float(v[i], v[i], strand);
     return strand;
 }
-// The sums of 32 neighbouring strands, of a segment that `kTeam` warps have: a thread has a strand of every kTeam * 32, 8 / kTeam in all. In each of
-// the first steps a lane gives half of its strands away and takes the other half's partners, so that six shuffles do what would be
-// ten, and ten what would be forty. A lane gets one of the eight sums, sum_of_lane.
+// The sums of 32 neighbouring strands, of a segment that `kTeam` warps have: a thread has a strand of every
+// kTeam * 32, 8 / kTeam in all. In each of the first steps a lane gives half of its strands away and takes
+// the other half's partners, so that six shuffles do what would be ten, and ten what would be forty. A lane
+// gets one of the eight sums, sum_of_lane.
 template <DType kType, int kTeam, int kUnits>
 __device__ __forceinline__ float sum_of_neighbours(const uint4 (&raw)[kUnits], int lane) {
     constexpr int kStrands = kNormWarps / kTeam;
@@ -81,7 +84,8 @@ __device__ __forceinline__ float rstd_of(float sum, const NormForward& args) {
 __device__ __forceinline__ uint32_t largest_pair(const uint4& unit) {
     return max_abs_bf16x2(max_abs_bf16x2(unit.x, unit.y), max_abs_bf16x2(unit.z, unit.w));
 }
-// Codes of pairs that are multiplied by a power of two as such: exact but where the product is below BF16's normal numbers, whose code is 0.
+// Codes of pairs that are multiplied by a power of two as such: exact but where the product is below BF16's
+// normal numbers, whose code is 0.
 __device__ __forceinline__ uint2 encode_pairs(const uint4& unit, uint32_t multiplier) {
     const uint4 scaled = {mul_bf16x2(unit.x, multiplier), mul_bf16x2(unit.y, multiplier),
                           mul_bf16x2(unit.z, multiplier), mul_bf16x2(unit.w, multiplier)};
@@ -90,8 +94,9 @@ __device__ __forceinline__ uint2 encode_pairs(const uint4& unit, uint32_t multip
     return {pack_fp8(v[0], v[1], v[2], v[3], DType::e4m3), pack_fp8(v[4], v[5], v[6], v[7], DType::e4m3)};
 }
 
-// Codes and scales of BF16 units, 16 threads a block. The maxima of two units travel together, and in the first steps a thread gives half of its
-// words away, as in sum_of_neighbours; each makes the scale of one unit of its block for all, and the codes are made from pairs.
+// Codes and scales of BF16 units, 16 threads a block. The maxima of two units travel together, and in the
+// first steps a thread gives half of its words away, as in sum_of_neighbours; each makes the scale of one
+// unit of its block for all, and the codes are made from pairs.
 template <int kUnits, int kStride>
 __device__ __forceinline__ void write_blocks(const NormForward& args, int64_t row, const RowPart& part,
                                              int thread, const uint4 (&units)[kUnits], uint2* codes) {
@@ -135,8 +140,8 @@ __device__ __forceinline__ void write_blocks(const NormForward& args, int64_t ro
                           {mine.multiplier, mine.dequant, float_to_e8m0(mine.dequant)});
 }
 
-// All outputs of a row but rstd. gamma(unit, j, g) gives the effective weights of a unit of the row, which is there, the j-th of the thread. All
-// threads of the part call it, `thread` of kStride. `largest`: bits.
+// All outputs of a row but rstd. gamma(unit, j, g) gives the effective weights of a unit of the row, which is
+// there, the j-th of the thread. All threads of the part call it, `thread` of kStride. `largest`: bits.
 template <NormForm kForm, DType kType, int kUnits, int kStride, class Gamma>
 __device__ __forceinline__ void write_row(const NormForward& args, int64_t row, const RowPart& part,
                                           int thread, float rstd, float multiplier, const Gamma& gamma,
@@ -180,7 +185,8 @@ __device__ __forceinline__ void write_row(const NormForward& args, int64_t row, 
         largest = max(largest, __float_as_uint(fmaxf(peaks[0], peaks[1])));
 }
 
-// As merge_amax, for kernels of many CTAs: nothing is sent where the word outside is known to hold as much. `seen`: what it held, of thread 0.
+// As merge_amax, for kernels of many CTAs: nothing is sent where the word outside is known to hold as much.
+// `seen`: what it held, of thread 0.
 __device__ __forceinline__ void merge_amax_above(const NormForward& args, uint32_t amax, int32_t seen,
                                                  uint32_t* largest) {
     if (args.amax == nullptr) return;

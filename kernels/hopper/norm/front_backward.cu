@@ -1,5 +1,7 @@
-// RMSNorm backward on rows of BF16 or FP16 of 2049 columns to four segments: all multiprocessors go over the rows as one front. Contract:
-// kernels/ops/norm.h. Narrower rows, and rows of more segments: rows_backward.cu. Other rows: norm.cu.
+// SPDX-License-Identifier: MIT
+// RMSNorm backward on rows of BF16 or FP16 of 2049 columns to four segments: all SMs go over the
+// rows as one front. Contract: kernels/ops/norm.h. Narrower rows, and rows of more segments:
+// rows_backward.cu. Other rows: norm.cu.
 #include "kernels/hopper/device/cluster.h"
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/pdl.h"
@@ -17,13 +19,15 @@ constexpr int kMostSlots = 16, kLanes = 32, kMostPolls = 32;
 // Rows that a CTA works on at a time, each by a team of kNormThreads threads; one warp more brings them.
 constexpr int teams_of(int units) { return units == 2 ? 2 : 1; }
 constexpr int threads_of(int units) { return teams_of(units) * kNormThreads + kLanes; }
-// Registers for so many threads, not as many as there are: a CTA of the kernel behind finds room beside this one.
+// Registers for so many threads, not as many as there are: a CTA of the kernel behind finds room beside this
+// one.
 constexpr int bound_of(int units) { return units == 2 ? 768 : 512; }
 static_assert(op::gamma_chunks(2 * kUnit * kNormThreads) == teams_of(2) &&
               op::gamma_chunks(3 * kUnit * kNormThreads) == teams_of(kMostUnits));
 
-// What was the fastest of what was tried. Shared memory for rows, and of rows without residuals no more than are of use; a CTA is held where a
-// part has many rows or a residual comes with them, to so many quarters of a row ahead of the mean.
+// What was the fastest of what was tried. Shared memory for rows, and of rows without residuals no more than
+// are of use; a CTA is held where a part has many rows or a residual comes with them, to so many quarters of
+// a row ahead of the mean.
 constexpr int kRoom = 220 * 1024, kFewRows = 4, kFirstRows = 2, kLongPart = 48;
 constexpr int hold_of(int teams, bool with_residual) {
     return teams == 2 ? (with_residual ? 4 : 8) : (with_residual ? 1 : 4);
@@ -47,7 +51,8 @@ struct Place {
     }
 };
 
-// What the CTA's first rows need, asked for in L2 while the kernel before this one ends: the multiprocessors have nothing else to do. One thread.
+// What the CTA's first rows need, asked for in L2 while the kernel before this one ends: the SMs
+// have nothing else to do. One thread.
 __device__ __forceinline__ void prefetch_first(const NormBackward& args, const RowPart& part, int rows) {
     int row = static_cast<int>(blockIdx.x) / part.segments;
     prefetch_row<float>(args.gamma, 0, part);
@@ -99,7 +104,8 @@ __device__ __forceinline__ void bring_rows(const NormBackward& args, const RowPa
     if (n <= kTeams) bring_gamma();
 }
 
-// A thread's units of gamma: from the slot that they have been brought to, which is free then, or from memory.
+// A thread's units of gamma: from the slot that they have been brought to, which is free then, or from
+// memory.
 template <int kUnits, bool kFetched, int kTeams>
 __device__ __forceinline__ void take_gamma(const NormBackward& args, const RowPart& part, const uint8_t* slot,
                                            Shared<kTeams>& shared, float (&g)[kUnits][kUnit]) {
@@ -153,15 +159,18 @@ __device__ __forceinline__ void add_sums(const float4* from, int units, float (&
     }
 }
 
-// Bytes at T=8192, H=8192: dy and x in, dx out: 403 MB, and 4 MB of sums: 95 us. A CTA, one an SM, takes a part of dgamma; rows of CTAs alternate.
-// A warp brings the rows through a ring of slots: where a thread of the team did it, more rows on their way made the team slower. It asks for
-// no row far ahead of the mean of all CTAs: otherwise some fall behind and stay there, probably since what they ask for stands in other pages
-// of memory. (Multiprocessors were active for 139 to 192 thousand cycles, now for 179 to 187.) A CTA that waits in vain, since others have
-// no place yet, gives it up: that decides times only. Thread t of a team owns the columns of strand t in every row, so that its dgamma sums
-// stay in registers to the end of a part. A row's dx is computed when the next row's sum has been started, from its slot, which is free then.
-// Gamma comes behind the first rows, to the last slot. Rows of several segments: a cluster, as in the forward kernel; its CTAs take the same rows
-// at the same time. One writer a byte, stated orders: deterministic. dx may stand in the place of dy or dresidual: a row is written after it has
-// come, and by the CTA that read it. Measured as the bench does, beside a streaming kernel with the same bytes: 104 us, before 115.
+// Bytes at T=8192, H=8192: dy and x in, dx out: 403 MB, and 4 MB of sums: 95 us. A CTA, one an SM, takes a
+// part of dgamma; rows of CTAs alternate. A warp brings the rows through a ring of slots: where a thread of
+// the team did it, more rows on their way made the team slower. It asks for no row far ahead of the mean of
+// all CTAs: otherwise some fall behind and stay there, probably since what they ask for stands in other pages
+// of memory. (SMs were active for 139 to 192 thousand cycles, now for 179 to 187.) A CTA that
+// waits in vain, since others have no place yet, gives it up: that decides times only. Thread t of a team
+// owns the columns of strand t in every row, so that its dgamma sums stay in registers to the end of a part.
+// A row's dx is computed when the next row's sum has been started, from its slot, which is free then. Gamma
+// comes behind the first rows, to the last slot. Rows of several segments: a cluster, as in the forward
+// kernel; its CTAs take the same rows at the same time. One writer a byte, stated orders: deterministic. dx
+// may stand in the place of dy or dresidual: a row is written after it has come, and by the CTA that read it.
+// Measured as the bench does, beside a streaming kernel with the same bytes: 104 us, before 115.
 template <int kUnits, DType kType, Rows kRows>
 __global__ __launch_bounds__(bound_of(kUnits),
                              1) void norm_backward_front_kernel(const __grid_constant__ NormBackward args) {

@@ -1,5 +1,6 @@
-// RMSNorm forward on rows of BF16 or FP16 that go straight to registers: up to 2048 columns to a warp's, wider ones to a CTA's. Contract:
-// kernels/ops/norm.h. Other rows: rows.cu, norm.cu.
+// SPDX-License-Identifier: MIT
+// RMSNorm forward on rows of BF16 or FP16 that go straight to registers: up to 2048 columns to a warp's,
+// wider ones to a CTA's. Contract: kernels/ops/norm.h. Other rows: rows.cu, norm.cu.
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
@@ -33,17 +34,20 @@ __device__ __forceinline__ float sum_of_teams(const float* sums, int segments) {
     return total;
 }
 
-// Bytes at T=16384, H=4096: x and y 268 MB (68 us), each once. Multiprocessors take a row as soon as they have room for it: with rows dealt out to a
-// persistent grid beforehand the slowest was 7 % behind (77 us instead of 68). gamma comes from L1, where all rows of a multiprocessor
-// share it; nothing else is read twice. (Loads and stores that are the first to leave L2: 1 to 5 % slower, but for 1024 x 32768; most where only
-// some of them are.) A row's CTA puts the sums of its strands together behind
-// its only barrier; they alternate between two places where a CTA takes several rows (a launch that may not use all SMs), so that the next
-// row's are not written before this row's are read. Up to 2048 columns a warp has the row alone and meets nobody: 4096 x 1024 takes 7.5 us,
-// with a CTA a row 10. A segment belongs to kTeamWarps warps: eight that make values of a row of one segment, four otherwise, so that what a thread
-// does once a row is shared by 64 values; segments stand side by side in a CTA of up to four: 4096 x 12288 with block scales takes 46 us, by
-// clusters of two CTAs 55. What starts a kernel is a tenth of its time, so it is launched behind the kernel before it, and a CTA that gets
-// room while that one ends asks for its first row in L2 before it waits: 8192 x 8192 with one scale in 55.1 us, without asking 57.7. Rows
-// asked for in L2 while others are worked on: 58. One writer a byte, the contract's order: deterministic; amax is an integer maximum.
+// Bytes at T=16384, H=4096: x and y 268 MB (68 us), each once. SMs take a row as soon as they
+// have room for it: with rows dealt out to a persistent grid beforehand the slowest was 7 % behind (77 us
+// instead of 68). gamma comes from L1, where all rows of an SM share it; nothing else is read
+// twice. (Loads and stores that are the first to leave L2: 1 to 5 % slower, but for 1024 x 32768; most where
+// only some of them are.) A row's CTA puts the sums of its strands together behind its only barrier; they
+// alternate between two places where a CTA takes several rows (a launch that may not use all SMs), so that
+// the next row's are not written before this row's are read. Up to 2048 columns a warp has the row alone and
+// meets nobody: 4096 x 1024 takes 7.5 us, with a CTA a row 10. A segment belongs to kTeamWarps warps: eight
+// that make values of a row of one segment, four otherwise, so that what a thread does once a row is shared
+// by 64 values; segments stand side by side in a CTA of up to four: 4096 x 12288 with block scales takes 46
+// us, by clusters of two CTAs 55. What starts a kernel is a tenth of its time, so it is launched behind the
+// kernel before it, and a CTA that gets room while that one ends asks for its first row in L2 before it
+// waits: 8192 x 8192 with one scale in 55.1 us, without asking 57.7. Rows asked for in L2 while others are
+// worked on: 58. One writer a byte, the contract's order: deterministic; amax is an integer maximum.
 template <int kUnits, NormForm kForm, DType kType, int kTeamWarps, int kThreads>
 __global__ __launch_bounds__(kThreads,
                              ctas_of(kUnits, kTeamWarps)) void held_rows_kernel(const NormForward args) {

@@ -1,5 +1,6 @@
-// RMSNorm forward, forward with FP8 outputs, backward; kernels for rows of any kind. Contract: kernels/ops/norm.h. Rows of BF16 and FP16:
-// held_rows.cu, rows.cu, front_backward.cu, rows_backward.cu.
+// SPDX-License-Identifier: MIT
+// RMSNorm forward, forward with FP8 outputs, backward; kernels for rows of any kind. Contract:
+// kernels/ops/norm.h. Rows of BF16 and FP16: held_rows.cu, rows.cu, front_backward.cu, rows_backward.cu.
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/scales.h"
@@ -17,12 +18,13 @@ using namespace hopper;
 
 namespace {
 
-constexpr int kWaveCtas = 8;  // CTAs of row kernels per multiprocessor
+constexpr int kWaveCtas = 8;  // CTAs of row kernels per SM
 constexpr int kSumThreads = static_cast<int>(op::kNormStrands), kWarpSums = kSumThreads / 32;
 static_assert(kSumThreads == kRowThreads && op::kNormUnit == kUnit);
 
-// The sum over a row of term(strand, col, last): strand plus the products of the unit at `col`, of which columns before `last` count. Segment by
-// segment, two barriers each: the warp sums are there, and free again. All threads get it.
+// The sum over a row of term(strand, col, last): strand plus the products of the unit at `col`, of which
+// columns before `last` count. Segment by segment, two barriers each: the warp sums are there, and free
+// again. All threads get it.
 template <class Term> __device__ __forceinline__ float sum_over_row(int width, float* warp_sums, Term term) {
     const int segment = static_cast<int>(op::norm_segment_cols(width));
     float sum = 0.0f;
@@ -41,9 +43,9 @@ template <class Term> __device__ __forceinline__ float sum_over_row(int width, f
     return sum;
 }
 
-// Any dtype, width and alignment. Reads a row twice (the second time from L1 or L2), writes y, codes, scales and rstd. A CTA takes one row
-// at a time, grid-stride: all threads finish the sum alike and write the outputs. The order of every sum is fixed by the contract; amax is
-// an integer atomic maximum.
+// Any dtype, width and alignment. Reads a row twice (the second time from L1 or L2), writes y, codes, scales
+// and rstd. A CTA takes one row at a time, grid-stride: all threads finish the sum alike and write the
+// outputs. The order of every sum is fixed by the contract; amax is an integer atomic maximum.
 __global__ void __launch_bounds__(kSumThreads) rms_norm_kernel(const NormForward args) {
     __shared__ float warp_sums[kWarpSums];
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x),
@@ -124,7 +126,8 @@ __global__ void __launch_bounds__(kSumThreads) rms_norm_dx_kernel(const NormBack
     }
 }
 
-// The sums of dgamma's parts for these rows: reads dy and x once more; a thread adds one column over the chunks of a part, rows ascending.
+// The sums of dgamma's parts for these rows: reads dy and x once more; a thread adds one column over the
+// chunks of a part, rows ascending.
 __global__ void __launch_bounds__(kRowThreads) dgamma_partial_kernel(const NormBackward args) {
     const int width = args.x.cols;
     const int64_t panels = (width + kRowThreads - 1) / kRowThreads,
@@ -149,10 +152,12 @@ __global__ void __launch_bounds__(kRowThreads) dgamma_partial_kernel(const NormB
     }
 }
 
-// dgamma from the sums of parts (4 MB of 132 at H=7168, from L2). A warp takes one group of parts, a thread kCols neighbouring columns of it, with
-// all loads of its group in flight; a CTA as many panels of 32 threads as its warps reach, one where there are twelve groups. Then a warp a panel
-// adds the groups in ascending order. One barrier, reached by all. The kernel behind may take its place: it waits for this one's end. Two columns
-// a thread where one would need more CTAs than there are multiprocessors: 7168 -0.8 us, 12288 -0.5; but 4096 +1.
+// dgamma from the sums of parts (4 MB of 132 at H=7168, from L2). A warp takes one group of parts, a thread
+// kCols neighbouring columns of it, with all loads of its group in flight; a CTA as many panels of 32 threads
+// as its warps reach, one where there are twelve groups. Then a warp a panel adds the groups in ascending
+// order. One barrier, reached by all. The kernel behind may take its place: it waits for this one's end. Two
+// columns a thread where one would need more CTAs than there are SMs: 7168 -0.8 us, 12288 -0.5;
+// but 4096 +1.
 constexpr int kGroupWarps = 12, kPanel = 32, kGroupParts = static_cast<int>(op::kGammaGroup);
 static_assert(kGroupWarps * kGroupParts == op::kGammaParts);
 int groups_of(int64_t parts) {

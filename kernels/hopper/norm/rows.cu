@@ -1,6 +1,8 @@
-// RMSNorm forward on rows of BF16 or FP16 of more than 2048 columns that held_rows.cu leaves: codes alone of up to 4096 columns, more than four
-// segments, outputs of any kind. Rows come through shared memory by the copy engine, several ahead, so that memory is busy while a row is
-// summed and written. Contract: kernels/ops/norm.h. Backward: rows_backward.cu. Other rows: norm.cu.
+// SPDX-License-Identifier: MIT
+// RMSNorm forward on rows of BF16 or FP16 of more than 2048 columns that held_rows.cu leaves: codes alone of
+// up to 4096 columns, more than four segments, outputs of any kind. Rows come through shared memory by the
+// TMA, several ahead, so that memory is busy while a row is summed and written. Contract:
+// kernels/ops/norm.h. Backward: rows_backward.cu. Other rows: norm.cu.
 #include "kernels/hopper/device/cluster.h"
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/pdl.h"
@@ -13,17 +15,20 @@ namespace {
 
 constexpr int kSlots = 4;
 
-// CTAs of an SM: what registers allow; narrow rows need many, since a row takes about a microsecond from its arrival to its last store.
+// CTAs of an SM: what registers allow; narrow rows need many, since a row takes about a microsecond from its
+// arrival to its last store.
 constexpr int ctas_of(int units, NormForm form) { return is_any(form) || units > 2 ? 3 : 4; }
 
-// Bytes at T=8192, H=4096: x and codes 101 MB (26 us), 27.7 us with one scale, 31.1 with block scales; each once. A CTA takes every gridDim-th row; kSlots rows are
-// under way or waiting in shared memory (172 KB an SM). gamma stays in registers, and so does the row once it has come: a thread owns
-// kUnits units, sums its strand, and behind the row's only barrier (all have read the slot and put their sums) thread 0 starts the
-// slot's next row while all threads write. The warp sums alternate between two places, so that the next row's are not
-// written before this row's are read. One writer a byte, the contract's order: deterministic; amax is an integer maximum.
-// A row of several segments belongs to a cluster, a segment a CTA: behind the barrier their sums meet in all of them (SegmentSums).
-// FP8 blocks: an SM has 36 thread instructions a column at 4.1 TB/s. All units of a thread become BF16 pairs first, which y needs anyway; their
-// maxima are taken as pairs (3/4 of an instruction a column), the four shuffles of all units travel together, and the codes are made
+// Bytes at T=8192, H=4096: x and codes 101 MB (26 us), 27.7 us with one scale, 31.1 with block scales; each
+// once. A CTA takes every gridDim-th row; kSlots rows are under way or waiting in shared memory (172 KB an
+// SM). gamma stays in registers, and so does the row once it has come: a thread owns kUnits units, sums its
+// strand, and behind the row's only barrier (all have read the slot and put their sums) thread 0 starts the
+// slot's next row while all threads write. The warp sums alternate between two places, so that the next row's
+// are not written before this row's are read. One writer a byte, the contract's order: deterministic; amax is
+// an integer maximum. A row of several segments belongs to a cluster, a segment a CTA: behind the barrier
+// their sums meet in all of them (SegmentSums). FP8 blocks: an SM has 36 thread instructions a column at 4.1
+// TB/s. All units of a thread become BF16 pairs first, which y needs anyway; their maxima are taken as pairs
+// (3/4 of an instruction a column), the four shuffles of all units travel together, and the codes are made
 // from the pairs. Deciding dtype, layout and bounds for each unit instead took 70 us where memory needs 36.
 template <int kUnits, NormForm kForm, DType kType>
 __global__ __launch_bounds__(kNormThreads,

@@ -1,4 +1,6 @@
-// What RMSNorm's kernels share: arguments, the order of a sum over a row, and what the kernels for wide rows of BF16 or FP16 do alike.
+// SPDX-License-Identifier: MIT
+// What RMSNorm's kernels share: arguments, the order of a sum over a row, and what the kernels for wide rows
+// of BF16 or FP16 do alike.
 #pragma once
 
 #include "kernels/hopper/device/cluster.h"
@@ -49,8 +51,8 @@ __device__ __forceinline__ void load_gamma(const RowView& gamma, float offset, i
     for (int i = 0; i < kUnit; ++i) g[i] = offset + g[i];
 }
 
-// The sum over a segment: thread t holds strand t (units t, t + 256, ...). A barrier stands between the two functions; every thread gets the
-// sum. `warp_sums` are eight words, 0 where the CTA has no such warp.
+// The sum over a segment: thread t holds strand t (units t, t + 256, ...). A barrier stands between the two
+// functions; every thread gets the sum. `warp_sums` are eight words, 0 where the CTA has no such warp.
 __device__ __forceinline__ void put_strand(float strand, float* warp_sums) {
     for (int step = 16; step > 0; step /= 2) strand += __shfl_xor_sync(kFullMask, strand, step);
     if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = strand;
@@ -78,8 +80,9 @@ __device__ __forceinline__ void write_unit(const NormForward& args, int64_t row,
     }
     quantize_unit(v, true, args.codes, args.scales, row, col, args.rule);
 }
-// The CTA's maximum into the word outside: one atomic a CTA, since all go to one place. `largest`: shared, 0 since before a barrier; all
-// threads call it. Magnitudes compare like their bits, also with what the word held, which may be negative.
+// The CTA's maximum into the word outside: one atomic a CTA, since all go to one place. `largest`: shared, 0
+// since before a barrier; all threads call it. Magnitudes compare like their bits, also with what the word
+// held, which may be negative.
 __device__ __forceinline__ void merge_amax(const NormForward& args, uint32_t amax, uint32_t* largest) {
     if (args.amax == nullptr) return;
     amax = __reduce_max_sync(kFullMask, amax);
@@ -88,7 +91,7 @@ __device__ __forceinline__ void merge_amax(const NormForward& args, uint32_t ama
     if (threadIdx.x == 0) atomicMax(args.amax, static_cast<int32_t>(*largest));
 }
 
-// ---- wide rows ----------------------------------------------------------------------------------------------------------------------
+// ---- wide rows
 constexpr int kNormThreads = static_cast<int>(op::kNormStrands), kNormWarps = kNormThreads / 32;
 constexpr int kMinWidth = 1024;   // a CTA per row or segment
 constexpr int kMostSegments = 8;  // of a cluster that every GPU takes
@@ -108,10 +111,12 @@ template <int kUnits> __device__ __forceinline__ RowPart row_part(int cols, int 
     return {segments, rank, first, (min(segment_cols, cols - first) + kUnit - 1) / kUnit};
 }
 
-// How rows come: whole units by the copy engine, ahead of time, or element by element when their turn comes (odd widths, odd addresses).
+// How rows come: whole units by TMA, ahead of time, or element by element when their turn comes
+// (odd widths, odd addresses).
 enum class Rows { copied, fetched };
 
-// A part of a row into a slot by kNormThreads threads, element by element, zeros behind the row's end; a barrier has to follow.
+// A part of a row into a slot by kNormThreads threads, element by element, zeros behind the row's end; a
+// barrier has to follow.
 __device__ __forceinline__ void fetch_row(const RowView& from, int64_t row, const RowPart& part,
                                           uint8_t* slot, int thread) {
     constexpr int kBatch = 8;  // loads on their way
@@ -137,7 +142,8 @@ __device__ __forceinline__ void start_row(const RowView& from, int64_t row, cons
     bulk_load(static_cast<const uint16_t*>(from.data) + row * from.cols + part.first, barrier, slot,
               static_cast<uint32_t>(2 * kUnit * part.units));
 }
-// The same part to L2 only, which a kernel may ask for before it waits for the kernel before it: the aligned 16 bytes of it, of any width.
+// The same part to L2 only, which a kernel may ask for before it waits for the kernel before it: the aligned
+// 16 bytes of it, of any width.
 template <class T>
 __device__ __forceinline__ void prefetch_row(const RowView& from, int64_t row, const RowPart& part) {
     constexpr uintptr_t kWhole = 16;
@@ -181,9 +187,10 @@ __device__ __forceinline__ void load_wide_gamma(const RowView& gamma, float offs
     for (int i = 0; i < kUnit; ++i) g[i] = offset + g[i];
 }
 
-// The sums of a row's segments on their way to every CTA of the cluster. Rows alternate between two places: a CTA sends its sum behind a
-// barrier that all its threads reach behind their reading of the row before, and nobody goes on without it, so that a place
-// is written again only when it has been read everywhere. Each arms its own barrier; bytes that come earlier are counted all the same.
+// The sums of a row's segments on their way to every CTA of the cluster. Rows alternate between two places: a
+// CTA sends its sum behind a barrier that all its threads reach behind their reading of the row before, and
+// nobody goes on without it, so that a place is written again only when it has been read everywhere. Each
+// arms its own barrier; bytes that come earlier are counted all the same.
 struct SegmentSums {
     float sums[2][kMostSegments];
     Mbarrier full[2];
@@ -211,7 +218,7 @@ __device__ __forceinline__ float await_sums(SegmentSums& shared, int n, const Ro
     return total;
 }
 
-// Rows that the copy engine can bring, in as many segments as a cluster has CTAs.
+// Rows that TMA can bring, in as many segments as a cluster has CTAs.
 inline bool is_wide(const RowView& rows, DType dtype) {
     return rows.dtype == dtype && rows.vector && rows.cols >= kMinWidth &&
            op::norm_segments(rows.cols) <= kMostSegments;
@@ -235,8 +242,9 @@ inline int units_a_thread(int width) {
     return static_cast<int>(ceil_div(ceil_div(width, kUnit), kNormThreads));
 }
 
-// `ctas` of an SM at most, a cluster for the segments of a row, no more clusters than rows or find room at once. `behind`: all threads of the
-// kernel call pdl_wait() before they touch memory but by prefetches to L2, so that it may start while the kernel before it ends.
+// `ctas` of an SM at most, a cluster for the segments of a row, no more clusters than rows or find room at
+// once. `behind`: all threads of the kernel call pdl_wait() before they touch memory but by prefetches to L2,
+// so that it may start while the kernel before it ends.
 template <class Args>
 void launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int ctas, dim3 block, int bytes,
                  const Launch& launch, const char* op, bool behind = false) {

@@ -1,5 +1,7 @@
-// RMSNorm backward on rows of BF16 or FP16 of 1024 to 2048 columns or of more than four segments: every byte is read once, and the sums for gamma
-// stay in registers. Contract: kernels/ops/norm.h. Rows between these: front_backward.cu. Forward: rows.cu. Other rows: norm.cu.
+// SPDX-License-Identifier: MIT
+// RMSNorm backward on rows of BF16 or FP16 of 1024 to 2048 columns or of more than four segments: every byte
+// is read once, and the sums for gamma stay in registers. Contract: kernels/ops/norm.h. Rows between these:
+// front_backward.cu. Forward: rows.cu. Other rows: norm.cu.
 #include "kernels/hopper/device/cluster.h"
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/pdl.h"
@@ -19,15 +21,18 @@ constexpr int teams_of(int units) { return units == 1 ? 4 : 2; }
 static_assert(op::gamma_chunks(kUnit * kNormThreads) == teams_of(1) &&
               op::gamma_chunks(5 * op::kNormSegment) == teams_of(kMostUnits));
 
-// Bytes at T=4096, H=7168: dy, x, dresidual in, dx out: 235 MB, and 4 MB of sums: 56 us. A CTA, one an SM, takes a part of dgamma, a chunk a team of
-// 256 threads: neighbouring CTAs read neighbouring rows. (With a chunk of consecutive rows a CTA, 1024 places in memory were read or written at a
-// time, and 256 chunks were summed afterwards from 7 MB: 72 us in all.) Thread t owns the columns of strand t in every row, so that its dgamma
-// sums stay in registers to the end of the chunk. Two slots a team for dy and x, refilled two rows ahead at the row's only barrier (a named one
-// of the team; the row is in registers by then); two slots for dresidual, which is read behind the barrier and so is refilled one row ahead. A
-// kernel starts with one row a team on its way, so that gamma does not come behind two. Warp sums alternate as in the forward kernel. At the end
-// of a part the other teams leave their sums in shared memory and go on, the first adds and writes them. Rows of several segments: a cluster, as
-// in the forward kernel; its CTAs take the same rows at the same time. One writer a byte, stated orders: deterministic. dx may stand in the place
-// of dy or dresidual: a row is written after it has come, and by the CTA that read it.
+// Bytes at T=4096, H=7168: dy, x, dresidual in, dx out: 235 MB, and 4 MB of sums: 56 us. A CTA, one an SM,
+// takes a part of dgamma, a chunk a team of 256 threads: neighbouring CTAs read neighbouring rows. (With a
+// chunk of consecutive rows a CTA, 1024 places in memory were read or written at a time, and 256 chunks were
+// summed afterwards from 7 MB: 72 us in all.) Thread t owns the columns of strand t in every row, so that its
+// dgamma sums stay in registers to the end of the chunk. Two slots a team for dy and x, refilled two rows
+// ahead at the row's only barrier (a named one of the team; the row is in registers by then); two slots for
+// dresidual, which is read behind the barrier and so is refilled one row ahead. A kernel starts with one row
+// a team on its way, so that gamma does not come behind two. Warp sums alternate as in the forward kernel. At
+// the end of a part the other teams leave their sums in shared memory and go on, the first adds and writes
+// them. Rows of several segments: a cluster, as in the forward kernel; its CTAs take the same rows at the
+// same time. One writer a byte, stated orders: deterministic. dx may stand in the place of dy or dresidual: a
+// row is written after it has come, and by the CTA that read it.
 template <int kUnits, DType kType, Rows kRows>
 __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
                              1) void norm_backward_rows_kernel(const NormBackward args) {
@@ -172,7 +177,8 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
                     *unit_of(args.dx, row, first_unit + unit) = pack_unit<kType>(dx);
             }
         }
-        // A team's sums go where its first row stood: nothing is on its way to there, and its rows are in registers.
+        // A team's sums go where its first row stood: nothing is on its way to there, and its rows are in
+        // registers.
         const auto left_by = [&](int team) { return reinterpret_cast<float4*>(slots_of(team)); };
         if (team > 0) {
 #pragma unroll
@@ -201,7 +207,7 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
                 store_unit(out, sums, (first_unit + unit) * kUnit, dgamma[j]);
             }
         }
-        if (sums + clusters < parts) {  // the slots are free again, for the copy engine too
+        if (sums + clusters < parts) {  // the slots are free again, for TMA too
             fence_async_shared();
             __syncthreads();
         }

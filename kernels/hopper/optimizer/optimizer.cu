@@ -1,4 +1,6 @@
-// The optimizer on the GPU: sums of squares for the gradient norm, and AdamW on fp32 masters. Both bit-equal to the reference.
+// SPDX-License-Identifier: MIT
+// The optimizer on the GPU: sums of squares for the gradient norm, and AdamW on fp32 masters. Both bit-equal
+// to the reference.
 #include "kernels/hopper/device/adamw.h"
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/pdl.h"
@@ -18,13 +20,15 @@ namespace {
 
 constexpr int kFour = 4;
 
-// out[b] = sum of the squares of block b, in the order of kernels/ops/optimizer.h. Moves: the values once (1.07 GB, 0.23 ms, at 2^28 values and
-// 4.6 TB/s). A warp takes a block, a lane four strands of it: an access of the warp is one line of 128 elements. The copy engine
-// brings 4 KB side by side at a time, two to three such pieces of each of an SM's 16 warps are on their way (128 to 192 KB), and no
-// register waits for memory. Warps are independent: a barrier of one arrival a piece, a __syncwarp between the last reading of a
-// piece and the request of the next in its place. Pieces that are not whole (the end, or all where pointers do not fit) are read without it;
-// as they come last, a warp's barriers are used in turn. A square is exact in double, so that a fused operation adds what a multiplication
-// and an addition would; + 0 behind the last value changes no bit. One writer a sum: deterministic, and the bits of the reference.
+// out[b] = sum of the squares of block b, in the order of kernels/ops/optimizer.h. Moves: the values once
+// (1.07 GB, 0.23 ms, at 2^28 values and 4.6 TB/s). A warp takes a block, a lane four strands of it: an access
+// of the warp is one line of 128 elements. TMA brings 4 KB side by side at a time, two to three
+// such pieces of each of an SM's 16 warps are on their way (128 to 192 KB), and no register waits for memory.
+// Warps are independent: a barrier of one arrival a piece, a __syncwarp between the last reading of a piece
+// and the request of the next in its place. Pieces that are not whole (the end, or all where pointers do not
+// fit) are read without it; as they come last, a warp's barriers are used in turn. A square is exact in
+// double, so that a fused operation adds what a multiplication and an addition would; + 0 behind the last
+// value changes no bit. One writer a sum: deterministic, and the bits of the reference.
 constexpr int kWarps = 8, kSumThreads = kWarps * kWarpSize, kSumCtas = 2;
 constexpr int kStrands = static_cast<int>(op::kNormSquaredStrands), kRows = 8, kPiece = kRows * kStrands,
               kPieces = static_cast<int>(op::kNormSquaredBlock) / kPiece, kSlots = 3;
@@ -55,7 +59,7 @@ __global__ __launch_bounds__(kSumThreads, kSumCtas) void block_sums_kernel(const
     const int64_t blocks = (count + op::kNormSquaredBlock - 1) / op::kNormSquaredBlock,
                   step = static_cast<int64_t>(gridDim.x) * kWarps,
                   begin = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
-    const int64_t whole = vectorised ? count / kPiece : 0;  // pieces that the copy engine brings
+    const int64_t whole = vectorised ? count / kPiece : 0;  // pieces that TMA brings
     int64_t ahead = begin * kPieces;                        // the piece that is requested next
     const auto request = [&](int slot) {
         if (lane == 0 && ahead < whole) {
@@ -103,8 +107,9 @@ __global__ __launch_bounds__(kSumThreads, kSumCtas) void block_sums_kernel(const
     }
 }
 
-// sum += the sums of the blocks (256 KB at 2^28 values, from L2: about 3 us), rounded once. One CTA; a thread adds its strand, kAhead loads in
-// flight, its warp and then the first warp add the strands in halves. One barrier.
+// sum += the sums of the blocks (256 KB at 2^28 values, from L2: about 3 us), rounded once. One CTA; a thread
+// adds its strand, kAhead loads in flight, its warp and then the first warp add the strands in halves. One
+// barrier.
 constexpr int kFinishThreads = static_cast<int>(op::kNormSquaredBlockStrands), kAhead = 16;
 static_assert(kFinishThreads == kWarpSize * kWarpSize);
 __global__ __launch_bounds__(kFinishThreads) void finish_sum_kernel(const double* sums, int64_t count,
@@ -130,8 +135,9 @@ __global__ __launch_bounds__(kFinishThreads) void finish_sum_kernel(const double
     if (thread == 0) *result = static_cast<float>(before + sum);
 }
 
-// Moves 28 bytes a parameter and the working copy (2 or 4). A thread takes four parameters at a time by 16-byte accesses; element-wise, so
-// deterministic; compiled without contraction, so every operation rounds as in the reference. Leaves at once when *status != 0.
+// Moves 28 bytes a parameter and the working copy (2 or 4). A thread takes four parameters at a time by
+// 16-byte accesses; element-wise, so deterministic; compiled without contraction, so every operation rounds
+// as in the reference. Leaves at once when *status != 0.
 constexpr int kAdamWThreads = 256;
 __global__ __launch_bounds__(kAdamWThreads) void adamw_kernel(const AdamWArgs args, bool vectorised) {
     if (args.status != nullptr && *args.status != 0) return;

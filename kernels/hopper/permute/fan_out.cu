@@ -1,5 +1,6 @@
-// permute + pad seen from the tokens, for plans that say where each token's row goes: a row is read once and written to all its places. Bytes as
-// permute.cu, which goes over the places instead.
+// SPDX-License-Identifier: MIT
+// permute + pad seen from the tokens, for plans that say where each token's row goes: a row is read once and
+// written to all its places. Bytes as permute.cu, which goes over the places instead.
 #include "kernels/core/scaled_tensor.h"
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/pdl.h"
@@ -37,7 +38,8 @@ struct FanOutArgs {
     int64_t dst_block_stride;
 };
 
-// Scales of 32 rows of dst, a row a lane, so that they leave as whole lines; and zeros in the codes of those that are pads.
+// Scales of 32 rows of dst, a row a lane, so that they leave as whole lines; and zeros in the codes of those
+// that are pads.
 __device__ __forceinline__ void write_scales_and_pads(const FanOutArgs& args, int64_t tile, int64_t base,
                                                       const int32_t* row_source) {
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
@@ -80,10 +82,11 @@ __device__ __forceinline__ void copy_to_places(const FanOutArgs& args, int64_t t
     }
 }
 
-// Moves: every token's row once, every row of dst once with 4 bytes a scale: 272 MB of FP8 at T=4096, H=7168, K=8 (529 of BF16), 0.066 (0.129) ms at
-// 4.1 TB/s; nine tenths are writes. Going over the rows of dst instead reads a token's row K times, long after each other, mostly from
-// memory. First CTAs take 32 rows of dst each for scales and pads, the others a token: a thread's pieces are all in flight before the first
-// store. No barriers, nothing shared; every byte has one writer: tokens' places and pads are different rows.
+// Moves: every token's row once, every row of dst once with 4 bytes a scale: 272 MB of FP8 at T=4096, H=7168,
+// K=8 (529 of BF16), 0.066 (0.129) ms at 4.1 TB/s; nine tenths are writes. Going over the rows of dst instead
+// reads a token's row K times, long after each other, mostly from memory. First CTAs take 32 rows of dst each
+// for scales and pads, the others a token: a thread's pieces are all in flight before the first store. No
+// barriers, nothing shared; every byte has one writer: tokens' places and pads are different rows.
 __global__ __launch_bounds__(kThreads, kCtas) void fan_out_kernel(const FanOutArgs args) {
     pdl_wait();
     const int64_t base = args.dst_base != nullptr ? *args.dst_base : 0, tokens = *args.num_rows,

@@ -1,5 +1,7 @@
-// The row movers on the GPU: permute + pad, and the unfused pair pad / unpad. Copies are bytes, so every op of this file is bit-equal to the
-// reference. Permute + pad of plans that also say where each token's row goes: fan_out.cu. Sums of rows: unpermute.cu.
+// SPDX-License-Identifier: MIT
+// The row movers on the GPU: permute + pad, and the unfused pair pad / unpad. Copies are bytes, so every op
+// of this file is bit-equal to the reference. Permute + pad of plans that also say where each token's row
+// goes: fan_out.cu. Sums of rows: unpermute.cu.
 #include "kernels/hopper/permute/permute.h"
 
 #include "kernels/hopper/device/groups.h"
@@ -20,7 +22,8 @@ constexpr int kThreads = kWarps * kWarpSize;
 static_assert(kTileRows == kWarps);  // one warp a row
 constexpr int64_t kCopyVector = 16;  // bytes
 
-// Which row of src becomes a row of dst: by list (permute), or by the place inside its group (pad, unpad). -1: a pad.
+// Which row of src becomes a row of dst: by list (permute), or by the place inside its group (pad, unpad).
+// -1: a pad.
 struct RowMap {
     const int32_t* row_source;  // null: by groups
     const int64_t* source_base;
@@ -50,12 +53,13 @@ struct MoveArgs {
     int64_t dst_block_stride;
 };
 
-// Moves: every destination row once (row_bytes + 4 bytes a scale), every valid source row once: 272 MB of FP8 at T=4096, H=7168, K=8 (529 of
-// BF16), 0.066 (0.129) ms at 4.1 TB/s; nine tenths are writes. A CTA takes a tile of walk_tiles, eight rows: one warp copies the codes of a
-// row in 16-byte pieces, kInFlight a thread on their way (seven for long rows: 112 KB an SM; four, and more warps, for short ones), and
-// every thread has scales of its own on their way at the same time, with rows innermost, because dst has one row of scales per block.
-// No barriers, nothing shared; every byte has one writer, so it is deterministic. Source row numbers and the number of rows are read on
-// the device.
+// Moves: every destination row once (row_bytes + 4 bytes a scale), every valid source row once: 272 MB of FP8
+// at T=4096, H=7168, K=8 (529 of BF16), 0.066 (0.129) ms at 4.1 TB/s; nine tenths are writes. A CTA takes a
+// tile of walk_tiles, eight rows: one warp copies the codes of a row in 16-byte pieces, kInFlight a thread on
+// their way (seven for long rows: 112 KB an SM; four, and more warps, for short ones), and every thread has
+// scales of its own on their way at the same time, with rows innermost, because dst has one row of scales per
+// block. No barriers, nothing shared; every byte has one writer, so it is deterministic. Source row numbers
+// and the number of rows are read on the device.
 template <int kInFlight, int kCtasPerSm>
 __global__ __launch_bounds__(kThreads, kCtasPerSm) void move_rows_kernel(const MoveArgs args) {
     constexpr int kScales = kInFlight / 4 + 1, kScaleThreads = kThreads / kTileRows;

@@ -1,6 +1,8 @@
-// plan_dispatch on the GPU, without the host: from all ranks' routing to the expert-sorted, padded row order of this rank and the lists of
-// what travels, in two launches. Histograms per block of tokens; then every block adds up the histograms before its own, and all of them, and
-// places its rows: slots are stable, integers are exact, so the plan has the bytes of the reference's on every rank.
+// SPDX-License-Identifier: MIT
+// plan_dispatch on the GPU, without the host: from all ranks' routing to the expert-sorted, padded row order
+// of this rank and the lists of what travels, in two launches. Histograms per block of tokens; then every
+// block adds up the histograms before its own, and all of them, and places its rows: slots are stable,
+// integers are exact, so the plan has the bytes of the reference's on every rank.
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
@@ -33,7 +35,8 @@ struct PlanArgs {
     int64_t *counts, *offsets, *recv_offsets, *send_counts, *next_row_base;
     int32_t *recv_rows, *recv_source, *send_tokens, *overflow;
 
-    // Columns of block_counts: rows of each local expert, received rows, rows sent to each rank (of this rank's own tokens).
+    // Columns of block_counts: rows of each local expert, received rows, rows sent to each rank (of this
+    // rank's own tokens).
     __host__ __device__ int received_column() const { return groups; }
     __host__ __device__ int send_column(int rank_to) const { return groups + 1 + rank_to; }
     __host__ __device__ int columns() const { return groups + 1 + ranks; }
@@ -45,8 +48,9 @@ struct PlanArgs {
     }
 };
 
-// One bit a token of the block in every column that it counts for: masks[column][word]. A thread takes an id at a time, neighbours
-// neighbouring ids. Bits are set by atomic or, whose order does not matter. Ends with a barrier; all threads of the CTA call it.
+// One bit a token of the block in every column that it counts for: masks[column][word]. A thread takes an id
+// at a time, neighbours neighbouring ids. Bits are set by atomic or, whose order does not matter. Ends with a
+// barrier; all threads of the CTA call it.
 __device__ __forceinline__ void mark_tokens(const PlanArgs& args, int source_rank, int first_token,
                                             uint32_t* masks) {
     const int thread = static_cast<int>(threadIdx.x);
@@ -84,8 +88,8 @@ __device__ __forceinline__ int marked(const uint32_t* masks, int column) {
     return count;
 }
 
-// Moves: the ids once; one count a block and column out. A CTA takes a block of 128 tokens. Starts behind the kernel before it, and lets the next
-// start when that has ended.
+// Moves: the ids once; one count a block and column out. A CTA takes a block of 128 tokens. Starts behind the
+// kernel before it, and lets the next start when that has ended.
 __global__ __launch_bounds__(kThreads) void count_kernel(const PlanArgs args) {
     extern __shared__ uint32_t masks[];
     pdl_wait();
@@ -120,8 +124,9 @@ struct PlaceShared {
           masks(reinterpret_cast<uint32_t*>(all + max(kThreads, columns))) {}
 };
 
-// starts and totals of `block`. Threads stand side by side over the columns; where there are more threads than columns, each takes a segment of
-// the blocks. 16 loads in flight. Barriers after the segments and at the end; all threads of the CTA call it.
+// starts and totals of `block`. Threads stand side by side over the columns; where there are more threads
+// than columns, each takes a segment of the blocks. 16 loads in flight. Barriers after the segments and at
+// the end; all threads of the CTA call it.
 __device__ __forceinline__ void add_blocks(const PlanArgs& args, int block, const PlaceShared& shared) {
     constexpr int kInFlight = 16;
     const int columns = args.columns(), segments = max(1, kThreads / columns);
@@ -157,9 +162,11 @@ __device__ __forceinline__ void add_blocks(const PlanArgs& args, int block, cons
     __syncthreads();
 }
 
-// One warp: where the groups lie, saturating at the rows that there are, by warp scans over 32 groups. `tells`: also what the plan says of it.
+// One warp: where the groups lie, saturating at the rows that there are, by warp scans over 32 groups.
+// `tells`: also what the plan says of it.
 __device__ __forceinline__ void place_groups(const PlanArgs& args, const PlaceShared& shared, bool tells) {
-    // Rows of this layer that M-tensors can hold, in whole alignment units: row_capacity, and what the buffers hold past their base.
+    // Rows of this layer that M-tensors can hold, in whole alignment units: row_capacity, and what the
+    // buffers hold past their base.
     int64_t available = args.row_capacity;
     available = min(available, args.row_source.dims[0] - args.row_source.base());
     available = min(available, args.row_prob.dims[0] - args.row_prob.base());
@@ -202,12 +209,14 @@ __device__ __forceinline__ void place_groups(const PlanArgs& args, const PlaceSh
     }
 }
 
-// Moves: ids and probs once, every list once, and the block counts (4.2 KB at T=4096, 32 experts on one rank) in every CTA, which takes two
-// rounds of loads, where a launch of its own took longer. A CTA takes a block of 128 tokens. It adds up the blocks before it, its first warp
-// places the groups (the first CTA's also writes them down), and a thread a token places rows: a token's slot in a group is the block's start
-// plus the earlier tokens of the block with that expert, counted from bit masks; its experts are visited in ascending order. Then all CTAs
-// fill what no token fills: pads, and the ends of the lists. One writer a word; barriers between these steps, outside of any branch. Its
-// masks are made while count_kernel runs, which does not write the ids, and starts it only when all kernels before have ended.
+// Moves: ids and probs once, every list once, and the block counts (4.2 KB at T=4096, 32 experts on one rank)
+// in every CTA, which takes two rounds of loads, where a launch of its own took longer. A CTA takes a block
+// of 128 tokens. It adds up the blocks before it, its first warp places the groups (the first CTA's also
+// writes them down), and a thread a token places rows: a token's slot in a group is the block's start plus
+// the earlier tokens of the block with that expert, counted from bit masks; its experts are visited in
+// ascending order. Then all CTAs fill what no token fills: pads, and the ends of the lists. One writer a
+// word; barriers between these steps, outside of any branch. Its masks are made while count_kernel runs,
+// which does not write the ids, and starts it only when all kernels before have ended.
 __global__ __launch_bounds__(kThreads) void place_kernel(const PlanArgs args) {
     extern __shared__ int64_t memory[];
     const int columns = args.columns(), thread = static_cast<int>(threadIdx.x);

@@ -1,4 +1,6 @@
-// The order in which kernels go over routed rows that are made from tokens' rows, so that a token's row is read from memory once.
+// SPDX-License-Identifier: MIT
+// The order in which kernels go over routed rows that are made from tokens' rows, so that a token's row is
+// read from memory once.
 #pragma once
 
 #include "kernels/core/tensor.h"
@@ -17,19 +19,22 @@ inline unsigned walk_grid(int64_t row_capacity, const Launch& launch) {
     return launch.sm_limit > 0 ? grid_for(items, launch) : static_cast<unsigned>(items);
 }
 
-// How many of a group's `tiles` belong to its first `row` rows of `rows`: ascends with row, from none to all of them.
+// How many of a group's `tiles` belong to its first `row` rows of `rows`: ascends with row, from none to all
+// of them.
 __device__ __forceinline__ int share_of(int row, int rows, int tiles) {
     if (row == rows) return tiles;
     const float part = static_cast<float>(row) / static_cast<float>(rows);
     return min(tiles, static_cast<int>(part * static_cast<float>(tiles)));
 }
 
-// Calls visit(group, its first row, first row, end of rows) for this CTA's tiles; all threads of the CTA take the same ones. Rows are counted
-// in 32 bits, as in plans. Rows of a group stand in ascending order of tokens, and a token feeds K groups: in the order of rows its row
-// would be read K times, long after each other, from memory. So the walk has steps: in step s every group's s-th eighth is worked on,
-// hence about one eighth of the tokens, which stays in L2. In a step the CTAs divide the tiles as they divide all rows: CTA r stands for
-// the rows from kRangeRows r on, and takes of each group that it touches as large a part of the step's tiles as it has of the group's
-// rows. So CTAs have one tile each (none to two), whatever the sizes of the groups, and nobody needs a sum over groups.
+// Calls visit(group, its first row, first row, end of rows) for this CTA's tiles; all threads of the CTA take
+// the same ones. Rows are counted in 32 bits, as in plans. Rows of a group stand in ascending order of
+// tokens, and a token feeds K groups: in the order of rows its row would be read K times, long after each
+// other, from memory. So the walk has steps: in step s every group's s-th eighth is worked on, hence about
+// one eighth of the tokens, which stays in L2. In a step the CTAs divide the tiles as they divide all rows:
+// CTA r stands for the rows from kRangeRows r on, and takes of each group that it touches as large a part of
+// the step's tiles as it has of the group's rows. So CTAs have one tile each (none to two), whatever the
+// sizes of the groups, and nobody needs a sum over groups.
 template <class Visit> __device__ __forceinline__ void walk_tiles(const DeviceGroups& groups, Visit visit) {
     const int total = static_cast<int>(groups.total()), count = static_cast<int>(groups.num_groups);
     const unsigned ranges = (static_cast<unsigned>(total) + kRangeRows - 1) / kRangeRows;

@@ -1,5 +1,6 @@
-// Routed rows back to tokens on the GPU: unpermute + unpad, also with a residual behind it, and the gradient of its merging weights. Sums
-// keep the reference's order, so both ops are bit-equal to the reference.
+// SPDX-License-Identifier: MIT
+// Routed rows back to tokens on the GPU: unpermute + unpad, also with a residual behind it, and the gradient
+// of its merging weights. Sums keep the reference's order, so both ops are bit-equal to the reference.
 #include "kernels/hopper/permute/permute.h"
 
 #include "kernels/hopper/device/groups.h"
@@ -21,7 +22,7 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
 
-// ---- sums, BF16 in whole vectors -------------------------------------------------------------------------------------------------------
+// ---- sums, BF16 in whole vectors
 constexpr int kMostRows = 8;                                    // of a token
 constexpr int kFewRows = 2;                                     // with so many, several turns at once
 constexpr int kSumThreads = 128;                                // at most
@@ -53,13 +54,14 @@ __device__ __forceinline__ void round_unit(float (&v)[kUnit]) {
     unpack_unit(pack_unit_bf16(v), DType::bf16, v);
 }
 
-// Moves: every routed row once, every token's row once (and its residual): 529 (587) MB at T=4096, H=7168, K=8: 0.129 (0.143) ms at 4.1 TB/s. A
-// CTA takes two turns, of up to 1024 columns each, on a token's row and learns its K row numbers first, once, and their weights, a lane
-// one of them; then a thread has the eight columns of all rows in flight at a time, and of one or two rows those of four turns: 12 KB a CTA at
-// K=6, 16 KB at 8 and 2, up to 96 KB an SM (four turns one after the other: 1 % slower; two rows in flight instead of eight: 17 %). Rows of
-// one CTA are short and there are many, so that SMs stay equally busy to the end. Loads that leave L2 first: 5 % slower with weights. Sums in
-// fp32 in the order of recv_rows. No barriers, one writer a byte. The residual may stand where the result goes: a thread reads the units
-// that it writes.
+// Moves: every routed row once, every token's row once (and its residual): 529 (587) MB at T=4096, H=7168,
+// K=8: 0.129 (0.143) ms at 4.1 TB/s. A CTA takes two turns, of up to 1024 columns each, on a token's row and
+// learns its K row numbers first, once, and their weights, a lane one of them; then a thread has the eight
+// columns of all rows in flight at a time, and of one or two rows those of four turns: 12 KB a CTA at K=6, 16
+// KB at 8 and 2, up to 96 KB an SM (four turns one after the other: 1 % slower; two rows in flight instead of
+// eight: 17 %). Rows of one CTA are short and there are many, so that SMs stay equally busy to the end. Loads
+// that leave L2 first: 5 % slower with weights. Sums in fp32 in the order of recv_rows. No barriers, one
+// writer a byte. The residual may stand where the result goes: a thread reads the units that it writes.
 template <Weights kWeights, int kRows, bool kAddend>
 __global__ __launch_bounds__(kSumThreads, sum_ctas(kAddend)) void unpermute_sums_kernel(const SumArgs args) {
     constexpr int kAtOnce = kMostRows / kRows;  // turns
@@ -141,7 +143,7 @@ template <int kRows> auto sums_kernel(bool weighted, bool addend) {
                     : unpermute_sums_kernel<Weights::none, kRows, false>;
 }
 
-// ---- sums, any rows ----------------------------------------------------------------------------------------------------------------------
+// ---- sums, any rows
 struct UnpermuteArgs {
     DeviceView src, dst, row_prob;
     const int32_t* recv_rows;
@@ -150,8 +152,9 @@ struct UnpermuteArgs {
     bool vectorised;
 };
 
-// Moves: every received row's source rows once, every destination row once. A warp takes one destination row; a thread eight columns at a
-// time, adding the source rows in the order of recv_rows in registers and rounding once. No barriers; one writer a byte.
+// Moves: every received row's source rows once, every destination row once. A warp takes one destination row;
+// a thread eight columns at a time, adding the source rows in the order of recv_rows in registers and
+// rounding once. No barriers; one writer a byte.
 __global__ __launch_bounds__(kThreads) void unpermute_kernel(const UnpermuteArgs args) {
     const int64_t received = *args.num_rows, base = args.src.base(), prob_base = args.row_prob.base();
     const float* prob = static_cast<const float*>(args.row_prob.data);
@@ -181,7 +184,7 @@ __global__ __launch_bounds__(kThreads) void unpermute_kernel(const UnpermuteArgs
     }
 }
 
-// ---- gradient of the merging weights -----------------------------------------------------------------------------------------------------
+// ---- gradient of the merging weights
 struct ProbsBackwardArgs {
     DeviceView ddst, src, row_source, drow_prob;
     DeviceGroups groups;
@@ -193,8 +196,8 @@ struct ProbsBackwardArgs {
     int topk;
 };
 
-// The product of two rows of BF16 in the order of the contract: a lane's strand is every 32nd unit, eight loads in flight, and five shuffles
-// add the strands. By whole warps.
+// The product of two rows of BF16 in the order of the contract: a lane's strand is every 32nd unit, eight
+// loads in flight, and five shuffles add the strands. By whole warps.
 __device__ __forceinline__ float strand_dot(const uint4* gradients, const uint4* values, int units) {
     constexpr int kInFlight = 4;  // of either
     float strand = 0.0f;
@@ -226,11 +229,12 @@ __device__ __forceinline__ float add_strands(float strand) {
     return strand;
 }
 
-// Moves: every routed row once, every token's gradient row once, 4 bytes out a row: 529 MB at T=4096, H=7168, K=8, 0.129 ms at 4.1 TB/s. Going over
-// the routed rows instead takes every gradient row K times from L2 (940 MB), whose rate is then the limit. A CTA takes a token, a warp
-// each of its rows: the gradient row comes from L2 to one warp and from L1 to the others. Eight loads a lane on their way, half of them
-// from memory (64 KB an SM). First CTAs look for pads among kPadRows rows each and clear them. No barriers, nothing shared; one writer a
-// word: tokens' places and pads are different rows.
+// Moves: every routed row once, every token's gradient row once, 4 bytes out a row: 529 MB at T=4096, H=7168,
+// K=8, 0.129 ms at 4.1 TB/s. Going over the routed rows instead takes every gradient row K times from L2 (940
+// MB), whose rate is then the limit. A CTA takes a token, a warp each of its rows: the gradient row comes
+// from L2 to one warp and from L1 to the others. Eight loads a lane on their way, half of them from memory
+// (64 KB an SM). First CTAs look for pads among kPadRows rows each and clear them. No barriers, nothing
+// shared; one writer a word: tokens' places and pads are different rows.
 constexpr int kPadRows = 256;
 __global__ __launch_bounds__(kThreads, 4) void token_probs_backward_kernel(const ProbsBackwardArgs args) {
     pdl_wait();
@@ -258,9 +262,10 @@ __global__ __launch_bounds__(kThreads, 4) void token_probs_backward_kernel(const
 
 enum class Access { any, bf16_vectors };
 
-// Calls visit(first row, end of rows) for this CTA's tiles. Neighbouring CTAs take different groups, at the same fraction of each, so that the
-// gradient rows that they read at a time are one part of the tokens, which stays in L2. A group is cut into parts, as many as a power of
-// two, so that no long division is needed. Every row is read here, pads cost nothing: CTAs that stay and walk beat one tile a CTA.
+// Calls visit(first row, end of rows) for this CTA's tiles. Neighbouring CTAs take different groups, at the
+// same fraction of each, so that the gradient rows that they read at a time are one part of the tokens, which
+// stays in L2. A group is cut into parts, as many as a power of two, so that no long division is needed.
+// Every row is read here, pads cost nothing: CTAs that stay and walk beat one tile a CTA.
 template <class Visit> __device__ __forceinline__ void walk_parts(const DeviceGroups& groups, Visit visit) {
     const unsigned count = static_cast<unsigned>(groups.num_groups);
     const unsigned tiles = static_cast<unsigned>((groups.total() + kTileRows - 1) / kTileRows);
@@ -279,9 +284,10 @@ template <class Visit> __device__ __forceinline__ void walk_parts(const DeviceGr
     }
 }
 
-// Moves: the rows of src and, for each, its gradient row, which K of them share; 4 bytes out a row: 529 MB at T=4096, H=7168, K=8, 0.129 ms at
-// 4.1 TB/s. A CTA takes the tiles of walk_parts, a warp a row of them: a lane's strand is every 32nd unit, eight loads in flight, and
-// five shuffles add the strands in the order of the contract. Only shuffles synchronise; row numbers are the same in a whole warp.
+// Moves: the rows of src and, for each, its gradient row, which K of them share; 4 bytes out a row: 529 MB at
+// T=4096, H=7168, K=8, 0.129 ms at 4.1 TB/s. A CTA takes the tiles of walk_parts, a warp a row of them: a
+// lane's strand is every 32nd unit, eight loads in flight, and five shuffles add the strands in the order of
+// the contract. Only shuffles synchronise; row numbers are the same in a whole warp.
 template <Access kAccess>
 __global__ __launch_bounds__(kThreads, 3) void unpermute_probs_backward_kernel(const ProbsBackwardArgs args) {
     static_assert(kTileRows == kWarps && op::kProbStrands == kWarpSize && op::kProbUnit == kUnit);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Maxima of the columns of groups, where codes are made in a second read. Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/packed.h"
@@ -18,8 +19,9 @@ constexpr int kAmaxRows = kTileRows / kWarps;
 constexpr int kAmaxLoads = 8;  // of a thread, under way at once
 constexpr int kAmaxCtas = 5;   // of an SM: 160 KB
 
-// The first of two passes, where no kernel of one read takes it: 2 bytes a value in. A CTA takes 128 rows x 256 columns, a warp 16 rows, a thread 8
-// columns. Barrier: the warps' maxima are there; barrier: they were read. Integer atomic maxima, whose order does not matter.
+// The first of two passes, where no kernel of one read takes it: 2 bytes a value in. A CTA takes 128 rows x
+// 256 columns, a warp 16 rows, a thread 8 columns. Barrier: the warps' maxima are there; barrier: they were
+// read. Integer atomic maxima, whose order does not matter.
 __global__ void __launch_bounds__(kThreads, kAmaxCtas)
     column_amax_kernel(const RowView src, const DeviceGroups groups, int64_t extent, int chunks,
                        uint32_t* amax) {

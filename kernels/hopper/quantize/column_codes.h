@@ -1,5 +1,7 @@
-// Columns of a swizzled tile of BF16 rows in shared memory: their maxima, and 16 rows of a column as codes. For the kernels that keep
-// tiles on chip until a column's scale is known (group_columns.cu, column_tiles.cu).
+// SPDX-License-Identifier: MIT
+// Columns of a swizzled tile of BF16 rows in shared memory: their maxima, and 16 rows of a column as codes.
+// For the kernels that keep tiles on chip until a column's scale is known (group_columns.cu,
+// column_tiles.cu).
 #pragma once
 
 #include "kernels/hopper/device/mbarrier.h"
@@ -31,12 +33,14 @@ template <int kSlots, int kTurn> struct RingTurn {
     }
 };
 
-// Where 16 bytes of a row stand in a tile whose rows have 1 << shift units: the copy engine changes the places of 128 bytes' units by the row.
+// Where 16 bytes of a row stand in a tile whose rows have 1 << shift units: TMA changes the
+// places of 128 bytes' units by the row.
 __device__ __forceinline__ int unit_place(int row, int unit, int shift) {
     return (row << (4 + shift)) + ((unit ^ (row >> (kWidestTile - shift) & ((1 << shift) - 1))) << 4);
 }
 
-// Largest magnitudes so far of the columns of a unit: with any sign, for maxima_over_lanes(); or without signs.
+// Largest magnitudes so far of the columns of a unit: with any sign, for maxima_over_lanes(); or without
+// signs.
 __device__ __forceinline__ void take_maxima(uint32_t (&largest)[4], const uint4& words) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) largest[i] = max_abs_bf16x2(largest[i], word_of(words, i));
@@ -47,7 +51,8 @@ __device__ __forceinline__ void take_magnitudes(uint32_t (&largest)[4], const ui
     largest[2] = max_bf16x2(largest[2], abs_bf16x2(words.z));
     largest[3] = max_bf16x2(largest[3], abs_bf16x2(words.w));
 }
-// The maxima of all lanes for the four words of a unit, each in one of lanes 0, 2, 4 and 6: that of word_of_lane().
+// The maxima of all lanes for the four words of a unit, each in one of lanes 0, 2, 4 and 6: that of
+// word_of_lane().
 __device__ __forceinline__ uint32_t maxima_over_lanes(const uint32_t (&largest)[4], int lane) {
     const bool high = (lane & 2) != 0, odd = (lane & 4) != 0;
     uint32_t half[2];
@@ -64,8 +69,9 @@ __device__ __forceinline__ uint32_t maxima_over_lanes(const uint32_t (&largest)[
 __device__ __forceinline__ bool has_word(int lane) { return lane < 8 && lane % 2 == 0; }
 __device__ __forceinline__ int word_of_lane(int lane) { return (lane & 2) + lane / 4; }
 
-// Eight neighbouring threads turn a piece of 16 rows each. Each reads its rows in an order of its own, row i ^ piece (and 8 behind) at step i, in other
-// banks than those of the seven others, and puts the codes in order.
+// Eight neighbouring threads turn a piece of 16 rows each. Each reads its rows in an order of its own, row i
+// ^ piece (and 8 behind) at step i, in other banks than those of the seven others, and puts the codes in
+// order.
 class PieceOrder {
 public:
     __device__ explicit PieceOrder(int piece) : swaps_((piece & 4) != 0) {

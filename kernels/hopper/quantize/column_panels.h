@@ -1,4 +1,6 @@
-// Panels of group_columns.cu: 64, 32 or 16 columns of a group, how wide they are, and which comes next, found by a warp on the device.
+// SPDX-License-Identifier: MIT
+// Panels of group_columns.cu: 64, 32 or 16 columns of a group, how wide they are, and which comes next, found
+// by a warp on the device.
 #pragma once
 
 #include "kernels/hopper/device/groups.h"
@@ -8,7 +10,8 @@
 
 namespace fp8flow::hopper {
 
-// A tile: 16 KB, as many rows as fit; kPartRows of them where a row has 1 << kWidestTile units (128 bytes), more where the panel is narrower.
+// A tile: 16 KB, as many rows as fit; kPartRows of them where a row has 1 << kWidestTile units (128 bytes),
+// more where the panel is narrower.
 constexpr int kPanelSlots = 14;  // tiles of a CTA that are on chip
 constexpr int kPanelTileBytes = 16384, kPartRows = static_cast<int>(kBlock);
 constexpr int kNarrowestTile = 1;
@@ -18,7 +21,7 @@ __host__ __device__ constexpr int panel_tile_rows(int shift) { return kPartRows 
 constexpr int kPanelSector = 32;
 // Panels as wide as can be are numbered so many columns of a group at a time.
 constexpr int kPanelBlockColumns = 256;
-constexpr int kNarrowTurns = 1;  // of all multiprocessors, at the end
+constexpr int kNarrowTurns = 1;  // of all SMs, at the end
 
 struct Panel {
     int group, col, shift;    // its first column; a row has 1 << shift units
@@ -26,10 +29,12 @@ struct Panel {
     int lead, tiles;          // rows of the first tile before the group's first
 };
 
-// Finds panels by rising numbers: a block of columns of every group, then the next block; so that what neighbouring groups share of a sector is
-// written, and what neighbouring panels share of 256 bytes is read, at about the same time. Panels are as wide as costs least: narrow ones have
-// more rows on chip, wide ones are read faster. So that all multiprocessors end together, the last ones are narrower and come group after group, the
-// largest first (of up to 32 groups: more of them are small against the launch). A lane knows one of 32 groups; all lanes call everything together.
+// Finds panels by rising numbers: a block of columns of every group, then the next block; so that what
+// neighbouring groups share of a sector is written, and what neighbouring panels share of 256 bytes is read,
+// at about the same time. Panels are as wide as costs least: narrow ones have more rows on chip, wide ones
+// are read faster. So that all SMs end together, the last ones are narrower and come group after
+// group, the largest first (of up to 32 groups: more of them are small against the launch). A lane knows one
+// of 32 groups; all lanes call everything together.
 class PanelFinder {
 public:
     // extent: end of the only group where there are no groups.

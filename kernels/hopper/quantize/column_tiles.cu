@@ -1,6 +1,7 @@
-// Transposed FP8 with one scale for a column of a group from one read, for few or large groups: tiles stay on chip until the maxima of their
-// columns are known, wherever the other tiles are. Many groups that fit into a CTA: group_columns.cu.
-// Contract: kernels/ops/quantize.h.
+// SPDX-License-Identifier: MIT
+// Transposed FP8 with one scale for a column of a group from one read, for few or large groups: tiles stay on
+// chip until the maxima of their columns are known, wherever the other tiles are. Many groups that fit into a
+// CTA: group_columns.cu. Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/packed.h"
@@ -35,8 +36,8 @@ static_assert(kMostInTurn <= kSlots && kPairs == 32);
 
 using Counter = cuda::atomic_ref<uint32_t, cuda::thread_scope_device>;
 
-// 64 columns of a group: maxima as fp32 bits, of even and of odd columns; how many tiles have sent theirs, and how many have read all. Zero between
-// launches: the last reader sees to it.
+// 64 columns of a group: maxima as fp32 bits, of even and of odd columns; how many tiles have sent theirs,
+// and how many have read all. Zero between launches: the last reader sees to it.
 struct alignas(32) ColumnMaxima {
     uint32_t even[kPairs], odd[kPairs];
     uint32_t arrived, left;
@@ -157,7 +158,7 @@ __device__ __forceinline__ void look_at_tiles(Shared& shared, uint8_t* slots, in
                 else
                     words = uint4{0, 0, 0, 0};
             }
-            fence_async_shared();  // the copy engine fills the slot again
+            fence_async_shared();  // TMA fills the slot again
         }
         const uint32_t pair = maxima_over_lanes(largest, lane);
         if (has_word(lane)) shared.maxima[turn.index][unit * kUnitPairs + word_of_lane(lane)] = pair;
@@ -259,15 +260,17 @@ __device__ __forceinline__ void encode_tiles(const ColumnTilesJob& job, Shared& 
     }
 }
 
-// Moves 2 bytes a value in and 1 out: 706 MB, 0.172 ms at 32768 x 7168 and 4.1 TB/s (two passes: 1.18 GB, 0.29 ms).
-// The shared memory of all multiprocessors holds some 1700 tiles, and a tile stays there until the maxima of its columns are known: those of all
-// tiles of a group's 64 columns, which CTAs send each other through L2 (atomic maxima, then a count: release; acquire). Runs of tiles are dealt to the
-// CTAs in turn, and each works on its own in ascending order. A group's tiles fill at most half of the slots of any CTA (RunFinder: larger groups send
-// first and are read again, mostly from L2), those before them can leave; so a tile always finds a place: all CTAs are there
-// at once (a cooperative launch).
-// Tiles are counted from multiples of 32 rows of the output, so that all but a group's ends are whole sectors.
-// A slot passes from the loader (full: rows landed) to the lookers (seen: maxima of all columns, no rows of others), to a sender and a
-// receiver (known: sent, and multipliers are there), to the encoders (free: all words are in registers). Only maxima are reduced: deterministic.
+// Moves 2 bytes a value in and 1 out: 706 MB, 0.172 ms at 32768 x 7168 and 4.1 TB/s (two passes: 1.18 GB,
+// 0.29 ms). The shared memory of all SMs holds some 1700 tiles, and a tile stays there until the
+// maxima of its columns are known: those of all tiles of a group's 64 columns, which CTAs send each other
+// through L2 (atomic maxima, then a count: release; acquire). Runs of tiles are dealt to the CTAs in turn,
+// and each works on its own in ascending order. A group's tiles fill at most half of the slots of any CTA
+// (RunFinder: larger groups send first and are read again, mostly from L2), those before them can leave; so a
+// tile always finds a place: all CTAs are there at once (a cooperative launch). Tiles are counted from
+// multiples of 32 rows of the output, so that all but a group's ends are whole sectors. A slot passes from
+// the loader (full: rows landed) to the lookers (seen: maxima of all columns, no rows of others), to a sender
+// and a receiver (known: sent, and multipliers are there), to the encoders (free: all words are in
+// registers). Only maxima are reduced: deterministic.
 template <DType kCodes>
 __global__ void __launch_bounds__(kThreads, 1)
     quantize_column_tiles_kernel(const __grid_constant__ ColumnTilesJob job,

@@ -1,4 +1,6 @@
-// Tiles of column_tiles.cu: their shape, and which tile of which group comes next, found by a warp on the device.
+// SPDX-License-Identifier: MIT
+// Tiles of column_tiles.cu: their shape, and which tile of which group comes next, found by a warp on the
+// device.
 #pragma once
 
 #include "kernels/hopper/device/groups.h"
@@ -8,7 +10,8 @@
 
 namespace fp8flow::hopper {
 
-// A tile: 128 rows of the output x 64 columns, so that a row is a line of 128 bytes of the source, a column one of the output.
+// A tile: 128 rows of the output x 64 columns, so that a row is a line of 128 bytes of the source, a column
+// one of the output.
 constexpr int kTileColumns = 64, kRows = static_cast<int>(kBlock), kRowBytes = 2 * kTileColumns;
 constexpr int kUnits = kTileColumns / kUnit, kPairs = kTileColumns / 2, kUnitPairs = kUnit / 2;
 constexpr int kTileBytes = kRows * kRowBytes;
@@ -27,9 +30,10 @@ struct TileTask {
     bool sends, encodes, stores_scales;
 };
 
-// Finds runs of tiles by rising numbers: group after group, kRun panels at a time, tile after tile. Of 32 groups each lane knows one, so that it takes
-// a vote. A group has at least one tile, for its scales. If its tiles are too many to wait for each other on chip, they come twice: first all
-// maxima are sent, then codes made.
+// Finds runs of tiles by rising numbers: group after group, kRun panels at a time, tile after tile. Of 32
+// groups each lane knows one, so that it takes a vote. A group has at least one tile, for its scales. If its
+// tiles are too many to wait for each other on chip, they come twice: first all maxima are sent, then codes
+// made.
 class RunFinder {
 public:
     // extent: end of the only group where there are no groups; most_tiles: that may wait for each other.
@@ -43,7 +47,8 @@ public:
           most_tiles_(most_tiles) {
         look();
     }
-    // The first task of a run, its row counted from the row base; false behind the last. All lanes call it with the same number.
+    // The first task of a run, its row counted from the row base; false behind the last. All lanes call it
+    // with the same number.
     __device__ bool find(int number, TileTask& task) {
         unsigned found;
         while ((found = __ballot_sync(kFullMask, number - before_ < upto_)) == 0) {

@@ -1,5 +1,6 @@
-// Activations to transposed FP8 with scales along the rows, alone or together with the row copy. Contract: kernels/ops/quantize.h.
-// The kernels are those of tiles.cu, group_columns.cu, column_tiles.cu and rows.cu.
+// SPDX-License-Identifier: MIT
+// Activations to transposed FP8 with scales along the rows, alone or together with the row copy. Contract:
+// kernels/ops/quantize.h. The kernels are those of tiles.cu, group_columns.cu, column_tiles.cu and rows.cu.
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
@@ -14,7 +15,8 @@ using namespace hopper;
 
 namespace {
 
-// The column output of one source. One scale for a group needs its amax before the first code: a pass over the source of its own.
+// The column output of one source. One scale for a group needs its amax before the first code: a pass over
+// the source of its own.
 TileOutput column_output(const TileSource& source, const TileShape& shape, const ScaledTensor& dst,
                          const QuantizeRule& rule, const HopperOps::Workspace& workspace,
                          const Launch& launch) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // FP8 back to float, for every scale layout. Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/rows.h"
@@ -47,9 +48,10 @@ constexpr int kChunkStep = 32 * kUnit, kChunkCols = kChunkUnits * kChunkStep;
 constexpr int kChunkRows = kRowThreads / 32;
 constexpr int kChunkCtas = 5;  // of an SM: 40 KB of codes on their way
 
-// Codes with 1x128 scales to BF16. Moves 1.03 bytes a value in and 2 out: 712 MB, 0.174 ms at 32768 x 7168 and 4.1 TB/s. A warp takes 1024
-// columns of one row, a CTA those of eight neighbouring rows; as many CTAs as there is work. With one load of 8 bytes and its scale
-// at a time a thread waited for memory most of its time. Nothing is reduced.
+// Codes with 1x128 scales to BF16. Moves 1.03 bytes a value in and 2 out: 712 MB, 0.174 ms at 32768 x 7168
+// and 4.1 TB/s. A warp takes 1024 columns of one row, a CTA those of eight neighbouring rows; as many CTAs as
+// there is work. With one load of 8 bytes and its scale at a time a thread waited for memory most of its
+// time. Nothing is reduced.
 template <DType kCodes>
 __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     dequantize_blocks_kernel(const Dequantizer args, int chunks) {
@@ -95,8 +97,8 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     }
 }
 
-// The same for every other case. A CTA takes blockDim.y rows at a time, grid-stride; a thread eight columns, which
-// share their scale. Nothing is reduced.
+// The same for every other case. A CTA takes blockDim.y rows at a time, grid-stride; a thread eight columns,
+// which share their scale. Nothing is reduced.
 __global__ void __launch_bounds__(kRowThreads) dequantize_rows_kernel(const Dequantizer args) {
     const int64_t total = args.groups.total(), src_base = args.codes.base(), dst_base = args.dst.base(),
                   batch = blockIdx.y;
@@ -114,7 +116,8 @@ __global__ void __launch_bounds__(kRowThreads) dequantize_rows_kernel(const Dequ
         }
 }
 
-// The same where the routed rows are the columns (tile128, group_row): a thread an element, since groups and bases need no alignment there.
+// The same where the routed rows are the columns (tile128, group_row): a thread an element, since groups and
+// bases need no alignment there.
 __global__ void __launch_bounds__(kRowThreads) dequantize_columns_kernel(const Dequantizer args) {
     const int64_t total = args.groups.total(), src_base = args.codes.base(), dst_base = args.dst.base(),
                   batch = blockIdx.y;

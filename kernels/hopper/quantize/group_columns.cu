@@ -1,5 +1,7 @@
-// Transposed FP8 with one scale for a column of a group from one read: a panel of a group stays on chip, in one CTA. Small groups:
-// group_strips.cu; few or very large ones: column_tiles.cu. Contract: kernels/ops/quantize.h.
+// SPDX-License-Identifier: MIT
+// Transposed FP8 with one scale for a column of a group from one read: a panel of a group stays on chip, in
+// one CTA. Small groups: group_strips.cu; few or very large ones: column_tiles.cu. Contract:
+// kernels/ops/quantize.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/packed.h"
@@ -26,7 +28,8 @@ constexpr int kPiece = 16, kPieces = kPartRows / kPiece;  // rows of a column th
 constexpr int kQuarters = 4, kQuarterBytes = kTileBytes / kQuarters;
 constexpr int kKnown = 16;  // panels whose maxima are kept: more than there can be on chip
 
-// Warps of a CTA, in this order; the loader is the last. A warp turns two parts of a tile, sets of warps take tiles in turn.
+// Warps of a CTA, in this order; the loader is the last. A warp turns two parts of a tile, sets of warps take
+// tiles in turn.
 constexpr int kSets = 2, kSetWarps = kParts / 2, kLookers = 8;
 constexpr int kFirstLooker = kSets * kSetWarps, kLoader = kFirstLooker + kLookers,
               kThreads = 32 * (kLoader + 1);
@@ -93,9 +96,9 @@ public:
     }
 
 private:
-    // A panel that does not fit is read twice: tiles of the last rows stay, the others come again, the last of them first, mostly from L2.
-    // The next panel is drawn with the last request, no earlier: multiprocessors then end together, and read neighbouring panels at about the
-    // same time.
+    // A panel that does not fit is read twice: tiles of the last rows stay, the others come again, the last
+    // of them first, mostly from L2. The next panel is drawn with the last request, no earlier:
+    // SMs then end together, and read neighbouring panels at about the same time.
     __device__ void load(const Panel& panel, int item) {
         const int held = panel.tiles <= kSlots ? panel.tiles : kSlots - 2, again = panel.tiles - held,
                   requests = panel.tiles + again;
@@ -112,7 +115,8 @@ private:
             request(panel, looks ? i : requests - 1 - i, task);
         }
     }
-    // At most two copies, for they are issued one after the other: rows of the groups beside this one come along, and are not looked at.
+    // At most two copies, for they are issued one after the other: rows of the groups beside this one come
+    // along, and are not looked at.
     __device__ void request(const Panel& panel, int tile, Task task) {
         const int rows = panel_tile_rows(panel.shift), quarter_rows = rows / kQuarters,
                   first = tile * rows - panel.lead;
@@ -297,15 +301,17 @@ __device__ __forceinline__ void encode_tiles(const PanelJob& job, Shared& shared
     }
 }
 
-// Moves 2 bytes a value in and 1 out: 706 MB, 0.172 ms at 32768 x 7168 and 4.1 TB/s (two passes: 1.18 GB, 0.29 ms).
-// A CTA draws a panel (64, 32 or 16 columns of a group) after the other; all rows of one come through a ring of 14 tiles and stay there until the
-// maxima of its columns are known, while rows of the next panel arrive where tiles have left. No CTA waits for another.
-// The next panel is drawn with a panel's last request: 32768 x 7168, ragged, 181.6 us, drawn two ahead 194.7 (alone, 20 calls back to back, three sets of
-// buffers, medians of 7): multiprocessors end together (active 97 % of the time instead of 95), and 477 MB come from memory instead of 506.
-// A slot passes from the loader (full: rows landed) to the lookers, whose maxima of a panel's last tile make it known (known: maxima of all
-// columns, one a panel), and to a set of encoders; it may be replaced when lookers and encoders have read it (named barrier slot + 1: they
-// announce themselves, the loader waits). Lanes arrive at `known` each for their own stores. A place for maxima is used again 16 panels later, of which
-// only 14 can be on chip. Only maxima are reduced: deterministic.
+// Moves 2 bytes a value in and 1 out: 706 MB, 0.172 ms at 32768 x 7168 and 4.1 TB/s (two passes: 1.18 GB,
+// 0.29 ms). A CTA draws a panel (64, 32 or 16 columns of a group) after the other; all rows of one come
+// through a ring of 14 tiles and stay there until the maxima of its columns are known, while rows of the next
+// panel arrive where tiles have left. No CTA waits for another. The next panel is drawn with a panel's last
+// request: 32768 x 7168, ragged, 181.6 us, drawn two ahead 194.7 (alone, 20 calls back to back, three sets of
+// buffers, medians of 7): SMs end together (active 97 % of the time instead of 95), and 477 MB
+// come from memory instead of 506. A slot passes from the loader (full: rows landed) to the lookers, whose
+// maxima of a panel's last tile make it known (known: maxima of all columns, one a panel), and to a set of
+// encoders; it may be replaced when lookers and encoders have read it (named barrier slot + 1: they announce
+// themselves, the loader waits). Lanes arrive at `known` each for their own stores. A place for maxima is
+// used again 16 panels later, of which only 14 can be on chip. Only maxima are reduced: deterministic.
 template <DType kCodes>
 __global__ void __launch_bounds__(kThreads, 1)
     quantize_group_columns_kernel(const __grid_constant__ PanelJob job,
@@ -357,7 +363,8 @@ bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launc
     const RowView values = row_view(src);
     const int64_t panels = shape.groups.num_groups * ceil_div(shape.cols, panel_columns(kWidestTile)),
                   mean_rows = shape.capacity / std::max<int64_t>(1, shape.groups.num_groups);
-    // too few panels for all multiprocessors, or most of them larger than what fits at half the width: 16 columns a CTA are slower than tiles
+    // too few panels for all SMs, or most of them larger than what fits at half the width: 16
+    // columns a CTA are slower than tiles
     constexpr int64_t kMostRows = int64_t{kSlots} * panel_tile_rows(kWidestTile - 1);
     if (panels < int64_t{kNumSms} * 3 / 2 || mean_rows > kMostRows)
         return launch_quantize_column_tiles(args, launch_args);

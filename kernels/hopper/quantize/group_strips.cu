@@ -1,5 +1,7 @@
-// Transposed FP8 with one scale for a column of a group from one read, for groups of a few hundred rows: a strip of a group stays on chip, many CTAs
-// a multiprocessor. Larger groups: group_columns.cu. Contract: kernels/ops/quantize.h.
+// SPDX-License-Identifier: MIT
+// Transposed FP8 with one scale for a column of a group from one read, for groups of a few hundred rows: a
+// strip of a group stays on chip, many CTAs an SM. Larger groups: group_columns.cu. Contract:
+// kernels/ops/quantize.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/rows.h"
@@ -37,7 +39,8 @@ struct StripsJob {
     QuantizeRule rule;
 };
 
-// 32 columns of a group. Row 0 is at the start of a sector of the output: `lead` rows before the group's first.
+// 32 columns of a group. Row 0 is at the start of a sector of the output: `lead` rows before the group's
+// first.
 struct Strip {
     const uint16_t* in;  // row 0, where it may not be read
     int cols, lead, count, rows;
@@ -51,8 +54,8 @@ struct Strip {
     }
 };
 
-// Where 16 bytes of a row stand in the chunk, in units of 16 bytes: lines of 128 bytes and the units within them change places by the
-// piece of 16 rows, so that the same row of 8 pieces lies in different banks.
+// Where 16 bytes of a row stand in the chunk, in units of 16 bytes: lines of 128 bytes and the units within
+// them change places by the piece of 16 rows, so that the same row of 8 pieces lies in different banks.
 __device__ __forceinline__ int slot(int row, int unit) {
     return (row ^ (row >> 4 & 1)) * kUnits + (unit ^ (row >> 5 & 3));
 }
@@ -60,8 +63,8 @@ __device__ __forceinline__ int slot(int row, int unit) {
 __device__ __forceinline__ int whole_tiles(int rows) {
     return (rows + kTileRows - 1) / kTileRows * kTileRows;
 }
-// Requests rows [first, first + rows) of a strip; rows that it lacks are zeros. A thread sees its own slots when its copies have landed,
-// others' behind a barrier.
+// Requests rows [first, first + rows) of a strip; rows that it lacks are zeros. A thread sees its own slots
+// when its copies have landed, others' behind a barrier.
 __device__ __forceinline__ void request_rows(const Strip& strip, int first, int rows, uint4* chunk) {
     const int unit = static_cast<int>(threadIdx.x) % kUnits;
     for (int r = static_cast<int>(threadIdx.x) / kUnits; r < rows; r += kStepRows) {
@@ -94,13 +97,15 @@ __device__ __forceinline__ void encode_piece(const uint32_t* words, int swap, fl
     high = uint4{second[0], second[1], second[2], second[3]};
 }
 
-// Moves 2 bytes a value in and 1 out: 256 MB, 62.5 us at 16640 x 5120 (64 groups: 79; by way of group_columns.cu 92).
-// A CTA takes 32 columns of a group: all of its rows are requested at once and stay on chip (six CTAs an SM, as each has little on its way), maxima
-// are taken over them, and codes made from them. Of a group of more than 512 rows the last chunk stays, the others are read again, the
-// latest first, mostly from L2. Rows are counted from a multiple of 32 in the output, so that all but a group's ends are whole sectors. Every thread
-// looks at what it loaded itself; barrier: the warps' maxima are there; barrier: multipliers are there. A warp turns 128 rows x 8 columns at a
-// time: 16 rows of two columns a thread, 8 neighbouring threads store 128 bytes of a column. Barriers around all that takes the place of
-// rows, and behind the last. Only maxima are reduced: deterministic.
+// Moves 2 bytes a value in and 1 out: 256 MB, 62.5 us at 16640 x 5120 (64 groups: 79; by way of
+// group_columns.cu 92). A CTA takes 32 columns of a group: all of its rows are requested at once and stay on
+// chip (six CTAs an SM, as each has little on its way), maxima are taken over them, and codes made from them.
+// Of a group of more than 512 rows the last chunk stays, the others are read again, the latest first, mostly
+// from L2. Rows are counted from a multiple of 32 in the output, so that all but a group's ends are whole
+// sectors. Every thread looks at what it loaded itself; barrier: the warps' maxima are there; barrier:
+// multipliers are there. A warp turns 128 rows x 8 columns at a time: 16 rows of two columns a thread, 8
+// neighbouring threads store 128 bytes of a column. Barriers around all that takes the place of rows, and
+// behind the last. Only maxima are reduced: deterministic.
 template <DType kCodes>
 __global__ void __launch_bounds__(kThreads, kCtas) quantize_group_strips_kernel(const StripsJob job) {
     extern __shared__ uint4 chunk[];

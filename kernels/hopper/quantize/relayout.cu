@@ -1,5 +1,6 @@
-// The wire's scales in the order the GEMM reads them; and the state updates between steps: the norm's delayed scale, the clipping factor.
-// Contracts: kernels/ops/quantize.h, kernels/ops/optimizer.h.
+// SPDX-License-Identifier: MIT
+// The wire's scales in the order the GEMM reads them; and the state updates between steps: the norm's delayed
+// scale, the clipping factor. Contracts: kernels/ops/quantize.h, kernels/ops/optimizer.h.
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/launch.h"
@@ -12,8 +13,8 @@ namespace {
 
 constexpr int kSide = 32, kSideRows = 8;
 
-// Reads [T, B] scales once and writes [B, T] fp32, both along their rows; a CTA turns 32 x 32 of them in shared memory (odd row stride),
-// grid-stride. Barriers before and behind the turned reads. A copy.
+// Reads [T, B] scales once and writes [B, T] fp32, both along their rows; a CTA turns 32 x 32 of them in
+// shared memory (odd row stride), grid-stride. Barriers before and behind the turned reads. A copy.
 __global__ void __launch_bounds__(kSide* kSideRows)
     relayout_kernel(const void* wire, DType dtype, int64_t tokens, int64_t blocks, float* out) {
     __shared__ float tile[kSide][kSide + 1];

@@ -1,5 +1,7 @@
-// FP8 rows to transposed FP8 with new scales along the routed rows: the double quantisation that the scaling-aware transpose saves. Sources that
-// do not fill whole tiles of columns: tiles.cu. Contract: kernels/ops/transpose.h.
+// SPDX-License-Identifier: MIT
+// FP8 rows to transposed FP8 with new scales along the routed rows: the double quantisation that the
+// scaling-aware transpose saves. Sources that do not fill whole tiles of columns: tiles.cu. Contract:
+// kernels/ops/transpose.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/pdl.h"
@@ -42,19 +44,21 @@ template <DType kSource> __device__ __forceinline__ void decode(uint32_t codes, 
     v[0] = low.x * scale, v[1] = low.y * scale, v[2] = high.x * scale, v[3] = high.y * scale;
 }
 
-// Which column's maximum and multiplier stand at `position`: the four columns of a word lie beside those of the next thread's, so that 16-byte
-// accesses of neighbouring threads touch neighbouring banks.
+// Which column's maximum and multiplier stand at `position`: the four columns of a word lie beside those of
+// the next thread's, so that 16-byte accesses of neighbouring threads touch neighbouring banks.
 __device__ __forceinline__ int column_at(int position) {
     return position % 32 / 4 * kPiece + position / 32 * 4 + position % 4;
 }
-// Moves every code in and out, 128 scales in and 128 out a tile: 2.06 bytes a code, 0.118 ms at 32768 x 7168 and 4.1 TB/s. A CTA takes one tile
-// of 128 x 128, and SMs take CTAs as these become free (in equal shares, walking over the groups: 3.21 TB/s), in the order and with the requests
-// of transpose.cu: rows fastest 6 %, 256 bytes a request 6.5 %. All of its 16 KB are requested at once; seven CTAs an SM hide what the others
+// Moves every code in and out, 128 scales in and 128 out a tile: 2.06 bytes a code, 0.118 ms at 32768 x 7168
+// and 4.1 TB/s. A CTA takes one tile of 128 x 128, and SMs take CTAs as these become free (in equal shares,
+// walking over the groups: 3.21 TB/s), in the order and with the requests of transpose.cu: rows fastest 6 %,
+// 256 bytes a request 6.5 %. All of its 16 KB are requested at once; seven CTAs an SM hide what the others
 // wait for (six: 4.5 % slower, eight: 1 %). About 10 instructions a code, of which an SM can issue
-// 15 in that time. Codes stay codes in registers: they become values once for the maxima, and again for the new codes. Barrier 1:
-// the column maxima of every 8 rows are in shared memory. A thread finds the scale of one column. Barrier 2: multipliers are there, and the
-// maxima, whose place the turned tile takes, were read. Barrier 3: the turned tile is complete, and leaves in 16-byte pieces of
-// columns. Barrier 4, if the CTA has another tile: it has left. Only maxima are reduced: deterministic.
+// 15 in that time. Codes stay codes in registers: they become values once for the maxima, and again for the
+// new codes. Barrier 1: the column maxima of every 8 rows are in shared memory. A thread finds the scale of
+// one column. Barrier 2: multipliers are there, and the maxima, whose place the turned tile takes, were read.
+// Barrier 3: the turned tile is complete, and leaves in 16-byte pieces of columns. Barrier 4, if the CTA has
+// another tile: it has left. Only maxima are reduced: deterministic.
 template <DType kSource, DType kCodes>
 __global__ void __launch_bounds__(kThreads, kCtas) requantize_kernel(const RequantizeJob job) {
     __shared__ uint4 pieces[kTile * kPieces];  // maxima of every 8 rows first

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Activations to FP8 by rows, and with one scale for the whole tensor. Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/pdl.h"
@@ -32,10 +33,11 @@ constexpr int kChunkStep = 32 * kUnit;  // columns of a warp's load
 constexpr int kChunkRows = kRowThreads / 32, kChunkCols = kChunkUnits * kChunkStep;
 constexpr int kChunkCtas = 5;  // of an SM: 80 KB of BF16 on their way
 
-// The work of all kernels that go over 16-bit rows in chunks: a warp takes 1024 columns of one row, a CTA those of eight neighbouring rows.
-// use(row, valid, first column of the thread, its words of columns 0, 256, 512 and 768 further; zeros in pads and past the row's end) for
-// each. 64 bytes of loads a thread are under way at once, 80 KB an SM: with one load, behind a binary search for the row's group, it was
-// 32 KB at best and mostly nothing. All threads of a warp come to the same calls.
+// The work of all kernels that go over 16-bit rows in chunks: a warp takes 1024 columns of one row, a CTA
+// those of eight neighbouring rows. use(row, valid, first column of the thread, its words of columns 0, 256,
+// 512 and 768 further; zeros in pads and past the row's end) for each. 64 bytes of loads a thread are under
+// way at once, 80 KB an SM: with one load, behind a binary search for the row's group, it was 32 KB at best
+// and mostly nothing. All threads of a warp come to the same calls.
 template <class Use>
 __device__ __forceinline__ void each_chunk(const RowView& src, const DeviceGroups& groups, int chunks,
                                            Use use) {
@@ -60,10 +62,11 @@ __device__ __forceinline__ void each_chunk(const RowView& src, const DeviceGroup
     }
 }
 
-// 1x128 blocks. Moves 2 bytes a value in and 1.03 out: 712 MB, 0.174 ms at 32768 x 7168 and 4.1 TB/s. As many CTAs as there is work, so that
-// the last wave is short; the scales of a CTA's eight rows share a sector of the table. About 13 instructions a value (SASS), of which an
-// SM can issue 20 while 3 bytes pass at 4.1 TB/s and 1.75 GHz. A half-warp owns a block; maxima go through shuffles: no barrier. Only
-// maxima are reduced: deterministic.
+// 1x128 blocks. Moves 2 bytes a value in and 1.03 out: 712 MB, 0.174 ms at 32768 x 7168 and 4.1 TB/s. As many
+// CTAs as there is work, so that the last wave is short; the scales of a CTA's eight rows share a sector of
+// the table. About 13 instructions a value (SASS), of which an SM can issue 20 while 3 bytes pass at 4.1 TB/s
+// and 1.75 GHz. A half-warp owns a block; maxima go through shuffles: no barrier. Only maxima are reduced:
+// deterministic.
 template <DType kSource, DType kCodes, ScaleFormat kFormat>
 __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     quantize_blocks_kernel(const RowQuantizer args, int chunks) {
@@ -101,8 +104,8 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
                });
 }
 
-// The amax of all valid values: 2 bytes a value in. CTAs go over the rows, and every warp tells its maximum once; integer maxima, whose
-// order does not matter.
+// The amax of all valid values: 2 bytes a value in. CTAs go over the rows, and every warp tells its maximum
+// once; integer maxima, whose order does not matter.
 template <DType kSource>
 __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     amax_kernel(const RowView src, const DeviceGroups groups, int chunks, uint32_t* amax) {
@@ -138,9 +141,10 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     });
 }
 
-// One scale a row, of rows of 16-bit values that fit into the registers of a CTA. Moves 2 bytes a value in and 1 out, each once; four loads
-// a thread under way, 80 KB an SM. One barrier a row: the warps' maxima are there, in one of two places, so that the next row's do not
-// wait for the readers of this one's. Only maxima are reduced: deterministic.
+// One scale a row, of rows of 16-bit values that fit into the registers of a CTA. Moves 2 bytes a value in
+// and 1 out, each once; four loads a thread under way, 80 KB an SM. One barrier a row: the warps' maxima are
+// there, in one of two places, so that the next row's do not wait for the readers of this one's. Only maxima
+// are reduced: deterministic.
 constexpr int kWholeRowStep = kRowThreads * kUnit, kWholeRowLeast = 1024,
               kWholeRowMost = kChunkUnits * kWholeRowStep;
 template <DType kSource, DType kCodes>
@@ -188,9 +192,10 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     }
 }
 
-// Every other case. Moves K values in, K codes and their scales out a row. A CTA takes blockDim.y rows at a time, grid-stride; a thread eight columns.
-// Blocks of 32 or 128 columns reduce by shuffles, a whole row (scales.block == 0) by way of shared memory, read again from L2 for the codes.
-// Only maxima are reduced: deterministic.
+// Every other case. Moves K values in, K codes and their scales out a row. A CTA takes blockDim.y rows at a
+// time, grid-stride; a thread eight columns. Blocks of 32 or 128 columns reduce by shuffles, a whole row
+// (scales.block == 0) by way of shared memory, read again from L2 for the codes. Only maxima are reduced:
+// deterministic.
 __global__ void __launch_bounds__(kRowThreads) quantize_rows_kernel(const RowQuantizer args) {
     __shared__ uint32_t block_amax[kRowThreads / kBlockThreads];
     const int64_t total = args.groups.total(), src_base = args.src.base(), dst_base = args.codes.base();

@@ -1,5 +1,6 @@
-// 128x128 tiles to FP8 in both orientations; see tiles.h. The usual ones take the form of wide_tiles.cu. Contract:
-// kernels/ops/quantize.h.
+// SPDX-License-Identifier: MIT
+// 128x128 tiles to FP8 in both orientations; see tiles.h. The usual ones take the form of wide_tiles.cu.
+// Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/quantize/tiles.h"
 
 #include "kernels/core/scaled_tensor.h"
@@ -109,10 +110,11 @@ struct TileJob {
     QuantizeRule rule;
 };
 
-// Moves a tile of values in and its codes out, once or in two orientations, plus scales. A CTA walks over tiles, grid-stride, columns
-// fastest. A thread keeps 4 rows x 8 columns in registers. Column maxima go through shared memory (barrier 1), multipliers come
-// back (barrier 2); the codes of four rows make a word of the turned tile in shared memory (barrier 3), which leaves as 16-byte pieces
-// of columns. Only maxima are reduced: deterministic.
+// Moves a tile of values in and its codes out, once or in two orientations, plus scales. A CTA walks over
+// tiles, grid-stride, columns fastest. A thread keeps 4 rows x 8 columns in registers. Column maxima go
+// through shared memory (barrier 1), multipliers come back (barrier 2); the codes of four rows make a word of
+// the turned tile in shared memory (barrier 3), which leaves as 16-byte pieces of columns. Only maxima are
+// reduced: deterministic.
 __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJob job) {
     __shared__ alignas(16) uint32_t part[kWarps][kTile];
     __shared__ float multipliers[kSubTiles][kTile];

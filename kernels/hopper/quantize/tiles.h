@@ -1,6 +1,8 @@
-// The 128x128 tile quantiser: one read of a tile gives codes by rows, transposed codes, or both, with scales shared along a block, a tile, a
-// column of a group or the whole tensor. What quantize_columns, quantize_dual, quantize_tensor, quantize_weight,
-// transpose_requantize and the norm's transposed output launch. Read next: tiles.cu.
+// SPDX-License-Identifier: MIT
+// The 128x128 tile quantiser: one read of a tile gives codes by rows, transposed codes, or both, with scales
+// shared along a block, a tile, a column of a group or the whole tensor. What quantize_columns,
+// quantize_dual, quantize_tensor, quantize_weight, transpose_requantize and the norm's transposed output
+// launch. Read next: tiles.cu.
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
@@ -46,8 +48,8 @@ struct TileOutput {
     Share share = Share::none;
     RowView data;
     int64_t batch_stride = 0;  // codes from one batch to the next
-    // Scale tables with a batch stride of their own. Rows: row_scales(). Columns: block b of column c at b * block_stride + c.
-    // tile: (tile row of the source, tile column) at row_stride and block_stride.
+    // Scale tables with a batch stride of their own. Rows: row_scales(). Columns: block b of column c at b *
+    // block_stride + c. tile: (tile row of the source, tile column) at row_stride and block_stride.
     RowScales scales;
     int64_t scale_batch_stride = 0;
     const float* multipliers = nullptr;
@@ -67,9 +69,10 @@ bool launch_quantize_wide_tiles(const TileSource& source, const TileShape& shape
 bool launch_requantize_tiles(const TileSource& source, const TileShape& shape, const TileOutput& columns,
                              const QuantizeRule& rule, const Launch& launch);
 
-// One scale for a column of a group from one read of BF16 rows of whole, aligned units: true if that was launched. Many groups that fit into a CTA
-// (group_columns.cu; of a few hundred rows: group_strips.cu), or else by way of all multiprocessors (column_tiles.cu).
-// `zeros`: as many bytes as column_tiles_zeros says, zero, and left so.
+// One scale for a column of a group from one read of BF16 rows of whole, aligned units: true if that was
+// launched. Many groups that fit into a CTA (group_columns.cu; of a few hundred rows: group_strips.cu), or
+// else by way of all SMs (column_tiles.cu). `zeros`: as many bytes as column_tiles_zeros says,
+// zero, and left so.
 struct GroupColumns {
     const TensorView& src;
     const TileShape& shape;
@@ -82,7 +85,8 @@ bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launc
 bool launch_quantize_group_strips(const GroupColumns& args, const Launch& launch);
 bool launch_quantize_column_tiles(const GroupColumns& args, const Launch& launch);
 
-// max|x| as bits: of everything into amax[0], or of every column of every group (batch) into amax[group][column]. Sets all entries.
+// max|x| as bits: of everything into amax[0], or of every column of every group (batch) into
+// amax[group][column]. Sets all entries.
 enum class AmaxOf { everything, columns };
 void launch_tile_amax(const TileSource& source, const TileShape& shape, AmaxOf what, uint32_t* amax,
                       const Launch& launch);
@@ -104,7 +108,8 @@ struct TableScales {
 };
 void launch_table_scales(const TableScales& table, const Launch& launch);
 
-// One scale for everything, stored in both copies (either may be absent); `amax` (one word) holds its multiplier afterwards.
+// One scale for everything, stored in both copies (either may be absent); `amax` (one word) holds its
+// multiplier afterwards.
 void launch_tensor_scale(const TileSource& source, const TileShape& shape, uint32_t* amax, DType dtype,
                          const QuantizeRule& rule, const ScaledTensor& copy, const ScaledTensor& other,
                          const Launch& launch);

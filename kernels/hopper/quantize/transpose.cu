@@ -1,4 +1,6 @@
-// The scaling-aware FP8 transpose for weight gradients, all experts in one launch. Contract: kernels/ops/transpose.h.
+// SPDX-License-Identifier: MIT
+// The scaling-aware FP8 transpose for weight gradients, all experts in one launch. Contract:
+// kernels/ops/transpose.h.
 #include "kernels/hopper/quantize/transpose.h"
 
 #include "kernels/hopper/device/groups.h"
@@ -41,7 +43,8 @@ struct Transposer {
     bool wide;  // 16-byte loads
 };
 
-// What a thread holds of a tile: 16 columns of 8 rows, and the scales of rows lane + 32 * i of the whole tile; nothing of pads, which are zeros.
+// What a thread holds of a tile: 16 columns of 8 rows, and the scales of rows lane + 32 * i of the whole
+// tile; nothing of pads, which are zeros.
 struct Held {
     uint32_t words[kRows][kPieceWords];
     float scales[kScales];
@@ -92,8 +95,8 @@ __device__ __forceinline__ void fetch(const Transposer& args, int64_t src_base, 
     }
 }
 
-// From the registers of all threads to `turned`: scales are compared by every warp alone, rows shifted four codes at a time, and 4x4 squares of
-// bytes turned in registers. The target.
+// From the registers of all threads to `turned`: scales are compared by every warp alone, rows shifted four
+// codes at a time, and 4x4 squares of bytes turned in registers. The target.
 template <DType kCodes> __device__ __forceinline__ float turn(Held& held, uint32_t* turned) {
     const int thread = static_cast<int>(threadIdx.x), part = thread % kPieces, octet = thread / kPieces,
               warp = thread / kWarpRows;
@@ -140,7 +143,8 @@ template <DType kCodes> __device__ __forceinline__ float turn(Held& held, uint32
     return target;
 }
 
-// Columns leave shared memory in pieces of 16 rows, 8 threads a column: whole lines of 128 bytes. `aligned`: so is every column's start.
+// Columns leave shared memory in pieces of 16 rows, 8 threads a column: whole lines of 128 bytes. `aligned`:
+// so is every column's start.
 __device__ __forceinline__ void store_columns(const Transposer& args, const uint32_t* turned,
                                               int64_t dst_base, bool aligned, const TilePlace& place,
                                               int rows) {
@@ -178,14 +182,17 @@ __device__ __forceinline__ void store_columns(const Transposer& args, const uint
     }
 }
 
-// Moves every code in and out (and 128 scales in, one out, a tile): 2.06 bytes a code, 0.118 ms at 32768 x 7168 and 4.1 TB/s. A CTA turns
-// one tile, and SMs take CTAs as these become free: rows fastest, so that CTAs under way together write long runs of every column (columns
-// fastest: 4 % slower, and so was a kernel that left out all arithmetic); what the tile to the right will read comes into L2 with this one's
-// requests, 256 bytes each (3 %). Eight CTAs an SM, each with all of its 16 KB requested at once, behind one round of loads that says which rows
-// are pads: what it waits for is hidden by the other seven. (With four tiles a CTA, two of them on their way, behind a binary search of
-// dependent loads: 3.48 TB/s. Loads that leave L1 or L2 first: 4 % slower. Columns by the copy engine: as fast, slower where a kernel is
-// short.) Every warp compares all scales of the tile itself; barrier: the tile is turned. Where the launch may not use all SMs, or has more
-// tiles than kMostWaves, a CTA takes every gridDim.x-th tile; barrier: the tile before has left. Only maxima are reduced: deterministic.
+// Moves every code in and out (and 128 scales in, one out, a tile): 2.06 bytes a code, 0.118 ms at 32768 x
+// 7168 and 4.1 TB/s. A CTA turns one tile, and SMs take CTAs as these become free: rows fastest, so that CTAs
+// under way together write long runs of every column (columns fastest: 4 % slower, and so was a kernel that
+// left out all arithmetic); what the tile to the right will read comes into L2 with this one's requests, 256
+// bytes each (3 %). Eight CTAs an SM, each with all of its 16 KB requested at once, behind one round of loads
+// that says which rows are pads: what it waits for is hidden by the other seven. (With four tiles a CTA, two
+// of them on their way, behind a binary search of dependent loads: 3.48 TB/s. Loads that leave L1 or L2
+// first: 4 % slower. Columns by TMA: as fast, slower where a kernel is short.) Every warp
+// compares all scales of the tile itself; barrier: the tile is turned. Where the launch may not use all SMs,
+// or has more tiles than kMostWaves, a CTA takes every gridDim.x-th tile; barrier: the tile before has left.
+// Only maxima are reduced: deterministic.
 template <DType kCodes>
 __global__ void __launch_bounds__(kThreads, kCtas) transpose_kernel(const Transposer args) {
     __shared__ uint4 turned_pieces[kTile * kPieces];

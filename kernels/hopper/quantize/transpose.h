@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The scaling-aware transpose as a function: transpose_fp8 and the norm's transposed output share it.
 #pragma once
 
@@ -7,7 +8,8 @@
 
 namespace fp8flow::hopper {
 
-// src [M, dim] with 1x128 scales (vec128 or vec128_wire) -> dst [dim, M] tile128; without groups, dst may be wider: the rest is pads.
+// src [M, dim] with 1x128 scales (vec128 or vec128_wire) -> dst [dim, M] tile128; without groups, dst may be
+// wider: the rest is pads.
 void launch_transpose_tiles(const ScaledTensor& src, const RowGroups& groups, const ScaledTensor& dst,
                             const Launch& launch);
 

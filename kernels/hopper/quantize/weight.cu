@@ -1,5 +1,7 @@
-// Weights to FP8, once per optimizer step: the fprop copy and the dgrad copy from one read. Contract: kernels/ops/quantize.h.
-// The kernels are those of weight_tiles.cu, weight_mx.cu, tiles.cu and rows.cu; experts are batches of tiles, all in one launch.
+// SPDX-License-Identifier: MIT
+// Weights to FP8, once per optimizer step: the fprop copy and the dgrad copy from one read. Contract:
+// kernels/ops/quantize.h. The kernels are those of weight_tiles.cu, weight_mx.cu, tiles.cu and rows.cu;
+// experts are batches of tiles, all in one launch.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/view.h"

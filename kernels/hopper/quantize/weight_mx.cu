@@ -1,5 +1,6 @@
-// Weights to their MXFP8 dgrad copy: blocks of 32 along N, stored by columns ("3D column-wise"). Other shapes, and both copies at once:
-// tiles.cu. Contract: kernels/ops/quantize.h.
+// SPDX-License-Identifier: MIT
+// Weights to their MXFP8 dgrad copy: blocks of 32 along N, stored by columns ("3D column-wise"). Other
+// shapes, and both copies at once: tiles.cu. Contract: kernels/ops/quantize.h.
 #include "kernels/core/scaled_tensor.h"
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/rows.h"
@@ -36,7 +37,8 @@ __device__ __forceinline__ uint32_t pick(const uint32_t (&words)[4], int i) {
     return i == 0 ? words[0] : i == 1 ? words[1] : i == 2 ? words[2] : words[3];
 }
 
-// Maxima of the block's 32 rows, BF16: pairs of columns; fp32: bits of one column each. A thread's own four words.
+// Maxima of the block's 32 rows, BF16: pairs of columns; fp32: bits of one column each. A thread's own four
+// words.
 template <DType kSource>
 __device__ __forceinline__ void block_maxima(const uint4 (&words)[kRows], uint32_t (&largest)[4]) {
 #pragma unroll
@@ -61,12 +63,14 @@ __device__ __forceinline__ void block_maxima(const uint4 (&words)[kRows], uint32
     }
 }
 
-// Moves 2 or 4 bytes a weight in, a code and 1/32 scale out: from BF16 at 32 x 8192 x 5120 4.07 GB, 0.99 ms at 4.1 TB/s. A CTA takes one tile of 128
-// rows x 128 bytes, and SMs take CTAs as these become free, so that one expert fills them as well as 32 do. All 16 KB of a tile are
-// requested at once; eight CTAs an SM. A warp has the 32 rows of a block: maxima go through shuffles, and each of the four lanes with the same
-// columns finds the scales of a quarter of them. About 5 instructions a weight, of which an SM can issue 20 in that time. Codes are turned in
-// shared memory; barrier: the turned tile is complete, and leaves in whole lines of 128 bytes. Where the launch may not use all SMs, a
-// CTA takes every gridDim.x-th tile; barrier: the tile before has left. Only maxima are reduced: deterministic.
+// Moves 2 or 4 bytes a weight in, a code and 1/32 scale out: from BF16 at 32 x 8192 x 5120 4.07 GB, 0.99 ms
+// at 4.1 TB/s. A CTA takes one tile of 128 rows x 128 bytes, and SMs take CTAs as these become free, so that
+// one expert fills them as well as 32 do. All 16 KB of a tile are requested at once; eight CTAs an SM. A warp
+// has the 32 rows of a block: maxima go through shuffles, and each of the four lanes with the same columns
+// finds the scales of a quarter of them. About 5 instructions a weight, of which an SM can issue 20 in that
+// time. Codes are turned in shared memory; barrier: the turned tile is complete, and leaves in whole lines of
+// 128 bytes. Where the launch may not use all SMs, a CTA takes every gridDim.x-th tile; barrier: the tile
+// before has left. Only maxima are reduced: deterministic.
 template <DType kSource, DType kCodes>
 __global__ void __launch_bounds__(kThreads, kCtas) mx_columns_kernel(const MxJob job) {
     constexpr int kCols = kUnitCols<kSource>, kWidth = kTileCols<kSource>;

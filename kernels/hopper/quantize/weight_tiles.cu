@@ -1,5 +1,6 @@
-// Weights to both FP8 copies in 128x128 blocks from one read, alone or as the end of an AdamW step. Contract: kernels/ops/quantize.h and
-// optimizer.h. Weights of other shapes: tiles.cu.
+// SPDX-License-Identifier: MIT
+// Weights to both FP8 copies in 128x128 blocks from one read, alone or as the end of an AdamW step. Contract:
+// kernels/ops/quantize.h and optimizer.h. Weights of other shapes: tiles.cu.
 #include "kernels/hopper/quantize/weight_tiles.h"
 
 #include "kernels/core/scaled_tensor.h"
@@ -93,7 +94,8 @@ __device__ __forceinline__ BlockScale tile_scale(const WeightJob& job, const uin
     }
     return block_scale(amax, kCodes, false, job.rule);
 }
-// A tile's scale, of a row of `tiles`; behind the last of the row the row's pads are cleared too. One thread calls it.
+// A tile's scale, of a row of `tiles`; behind the last of the row the row's pads are cleared too. One thread
+// calls it.
 __device__ __forceinline__ void store_scale(const CopyTiles& copy, int batch, int row_tile, int col_tile,
                                             int tiles, float scale) {
     float* const row =
@@ -103,7 +105,8 @@ __device__ __forceinline__ void store_scale(const CopyTiles& copy, int batch, in
         for (int pad = tiles; pad < copy.scale_stride; ++pad) row[pad] = 0.0f;
 }
 
-// The turned tile leaves in 16-byte pieces, 8 threads a column. kColumns: neighbouring columns of one thread when it was turned.
+// The turned tile leaves in 16-byte pieces, 8 threads a column. kColumns: neighbouring columns of one thread
+// when it was turned.
 template <int kColumns, int kCtaThreads>
 __device__ __forceinline__ void store_transposed(const WeightJob& job, const Place& place,
                                                  const uint32_t* turned) {
@@ -144,11 +147,12 @@ __device__ __forceinline__ void fetch_rows(const WeightJob& job, int64_t at, flo
 }
 
 // Moves 4 bytes a weight in and two codes out: 5.64 GB, 1.38 ms at 32 x 4096 x 7168 and 4.1 TB/s.
-// A CTA turns a tile that it has in registers, 8 rows x 8 columns a thread, and SMs take CTAs as these become free, two at a time, 128 KB on
-// their way. (CTAs that walked over tiles, the next one's values on their way, ended apart: 0 to 26 % before the last. Loads or stores that
-// leave L2 first: 8 % slower.) Barrier 1: the maxima of the warps are in shared memory. Barrier 2: the turned tile is complete, and leaves.
-// Where the launch may not use all SMs, a CTA takes every gridDim.x-th tile; barrier 3: the tile before has left. Element-wise but for maxima:
-// deterministic.
+// A CTA turns a tile that it has in registers, 8 rows x 8 columns a thread, and SMs take CTAs as these become
+// free, two at a time, 128 KB on their way. (CTAs that walked over tiles, the next one's values on their way,
+// ended apart: 0 to 26 % before the last. Loads or stores that leave L2 first: 8 % slower.) Barrier 1: the
+// maxima of the warps are in shared memory. Barrier 2: the turned tile is complete, and leaves. Where the
+// launch may not use all SMs, a CTA takes every gridDim.x-th tile; barrier 3: the tile before has left.
+// Element-wise but for maxima: deterministic.
 template <DType kCodes>
 __global__ void __launch_bounds__(kThreads, kCtas) weight_tiles_kernel(const WeightJob job) {
     __shared__ uint4 warp_max[kThreads / 128];
@@ -208,14 +212,17 @@ struct StepShared {
     uint4 warp_max[kStepThreads / 128];
 };
 
-// AdamW and both codes: 16 bytes a weight in and 14 out, and 2 for the BF16 copy (apart: 28 and 2, then 6): 7.05 GB, 1.72 ms at 8 x 4096 x
-// 7168 and 4.1 TB/s. A CTA takes a tile, as above (CTAs that walked over tiles: 4 % slower). A warp takes 8 rows, one after the other, a
-// thread 16 bytes of each: every access is whole lines (with two accesses of 16 bytes beside each other in a thread, stores reached L2 as
-// half sectors: 87 % of its throughput at 63 % of DRAM's). The next row of a thread, of the CTA's next tile behind the last, is always on
-// its way: 64 KB an SM. New masters wait in shared memory, not in registers, which would spill. Barrier 1: the maxima of the warps are in
-// shared memory, and the tile before has left it. Every thread makes codes of its own masters, and turns 4x4 squares of them. Barrier 2: the
-// turned tile is complete, and leaves. Element-wise but for maxima: deterministic; operations round as in the reference, since
-// nothing is contracted. A step with *status != 0 writes no parameter, only the copies of those there are.
+// AdamW and both codes: 16 bytes a weight in and 14 out, and 2 for the BF16 copy (apart: 28 and 2, then
+// 6): 7.05 GB, 1.72 ms at 8 x 4096 x 7168 and 4.1 TB/s. A CTA takes a tile, as above (CTAs that walked over
+// tiles: 4 % slower). A warp takes 8 rows, one after the other, a thread 16 bytes of each: every access is
+// whole lines (with two accesses of 16 bytes beside each other in a thread, stores reached L2 as half
+// sectors: 87 % of its throughput at 63 % of DRAM's). The next row of a thread, of the CTA's next tile behind
+// the last, is always on its way: 64 KB an SM. New masters wait in shared memory, not in registers, which
+// would spill. Barrier 1: the maxima of the warps are in shared memory, and the tile before has left it.
+// Every thread makes codes of its own masters, and turns 4x4 squares of them. Barrier 2: the turned tile is
+// complete, and leaves. Element-wise but for maxima: deterministic; operations round as in the reference,
+// since nothing is contracted. A step with *status != 0 writes no parameter, only the copies of those there
+// are.
 template <DType kCodes>
 __global__ void __launch_bounds__(kStepThreads, kCtas) step_tiles_kernel(const WeightJob job) {
     extern __shared__ uint4 step_memory[];

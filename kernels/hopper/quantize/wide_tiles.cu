@@ -1,5 +1,7 @@
-// The form of the 128x128 tiles for whole columns of BF16 values: transposed codes with scales along the routed rows, alone or together with
-// the row copy. Everything else: tiles.cu. Contract: kernels/ops/quantize.h.
+// SPDX-License-Identifier: MIT
+// The form of the 128x128 tiles for whole columns of BF16 values: transposed codes with scales along the
+// routed rows, alone or together with the row copy. Everything else: tiles.cu. Contract:
+// kernels/ops/quantize.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/rows.h"
@@ -53,8 +55,9 @@ __device__ __forceinline__ void fetch(const WideJob& job, int64_t src_base, cons
 // Where the multipliers of a pair of columns stand: those of neighbouring threads in neighbouring banks.
 __device__ __forceinline__ int pair_place(int pair) { return pair % 4 * kBlockThreads + pair / 4; }
 
-// The rows of the tile: maxima of 128 columns over 16 threads. Four rows share the exchange: every step halves what a thread still has to
-// hand on, so that each of four neighbours ends with one row's maximum, finds its scale, and tells the others.
+// The rows of the tile: maxima of 128 columns over 16 threads. Four rows share the exchange: every step
+// halves what a thread still has to hand on, so that each of four neighbours ends with one row's maximum,
+// finds its scale, and tells the others.
 template <DType kCodes>
 __device__ __forceinline__ void write_rows(const WideJob& job, const uint4 (&words)[kRows],
                                            const RowTile& tile, int col_tile) {
@@ -94,15 +97,15 @@ __device__ __forceinline__ void write_rows(const WideJob& job, const uint4 (&wor
     }
 }
 
-// Moves a tile of values in and its codes out, once or twice, plus scales. At 32768 x 7168: columns 712 MB, 0.174 ms at 4.1 TB/s; both 954 MB,
-// 0.233 ms.
-// A CTA walks over tiles, grid-stride, columns fastest. A thread keeps 4 rows x 16 bytes as they came, and those of the next tile are
-// requested as soon as these have left the registers: they travel while the tile is stored and until the other CTAs of the SM are done,
-// 64 KB an SM. (Before, values were unpacked to fp32 at once and all of a tile's steps followed its loads one after the other.) Maxima of
-// BF16 magnitudes are taken two at a time and stay BF16. Barrier 1: every warp's column maxima are in shared memory, and the tile before
-// has left it. A quarter of the threads finds multipliers and stores scales. Barrier 2: multipliers are there; the codes of four rows make
-// a word of the turned tile. Barrier 3: it is complete, and leaves in 16-byte pieces of columns. Only maxima are reduced:
-// deterministic.
+// Moves a tile of values in and its codes out, once or twice, plus scales. At 32768 x 7168: columns 712 MB,
+// 0.174 ms at 4.1 TB/s; both 954 MB, 0.233 ms. A CTA walks over tiles, grid-stride, columns fastest. A thread
+// keeps 4 rows x 16 bytes as they came, and those of the next tile are requested as soon as these have left
+// the registers: they travel while the tile is stored and until the other CTAs of the SM are done, 64 KB an
+// SM. (Before, values were unpacked to fp32 at once and all of a tile's steps followed its loads one after
+// the other.) Maxima of BF16 magnitudes are taken two at a time and stay BF16. Barrier 1: every warp's column
+// maxima are in shared memory, and the tile before has left it. A quarter of the threads finds multipliers
+// and stores scales. Barrier 2: multipliers are there; the codes of four rows make a word of the turned tile.
+// Barrier 3: it is complete, and leaves in 16-byte pieces of columns. Only maxima are reduced: deterministic.
 template <DType kCodes, bool kBoth>
 __global__ void __launch_bounds__(kThreads, kCtas) quantize_wide_tiles_kernel(const WideJob job) {
     __shared__ uint4 part_pieces[kParts * kPartWords / 4];

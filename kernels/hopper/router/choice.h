@@ -1,4 +1,6 @@
-// The choice of a token's experts by one warp: the K largest keys in order, ties to the lowest index, and the limit to the best groups.
+// SPDX-License-Identifier: MIT
+// The choice of a token's experts by one warp: the K largest keys in order, ties to the lowest index, and the
+// limit to the best groups.
 #pragma once
 
 #include "kernels/hopper/device/view.h"
@@ -16,8 +18,8 @@ __device__ __forceinline__ int index_of(uint64_t pair) {
 }
 __device__ __forceinline__ uint32_t key_of(uint64_t pair) { return static_cast<uint32_t>(pair >> 32); }
 
-// The exact choice of one token, one after the other, each by a maximum of the keys and a minimum of the indices that have it: any K, any
-// ties. emit(k, index) in thread k % 32.
+// The exact choice of one token, one after the other, each by a maximum of the keys and a minimum of the
+// indices that have it: any K, any ties. emit(k, index) in thread k % 32.
 template <class R, class Emit>
 __device__ __forceinline__ void choose_in_rounds(const R& row, uint32_t (&keys)[R::kCount], int topk,
                                                  const Emit& emit) {
@@ -52,11 +54,13 @@ template <int kCount> __device__ __forceinline__ void sort_descending(uint32_t (
             }
 }
 
-// The topk best of each of a warp's tokens, best first, ties to the lowest index: emit(u, k, index) in thread k % 32; key_at(u, j) is the
-// key in place j, and key_again(u, j) the same where registers did not keep it. The low bits of a key give way to its place, so that one maximum over the warp finds both; each thread sorts its keys once
-// and then only its first one takes part. Where neighbours in that order differ in nothing but the place, their order is not known: then
-// the exact keys decide, in rounds (random logits of 256 experts: one token in a hundred). The tokens go side by side, since a choice is a
-// chain of warp-wide maxima.
+// The topk best of each of a warp's tokens, best first, ties to the lowest index: emit(u, k, index) in thread
+// k % 32; key_at(u, j) is the key in place j, and key_again(u, j) the same where registers did not keep it.
+// The low bits of a key give way to its place, so that one maximum over the warp finds both; each thread
+// sorts its keys once and then only its first one takes part. Where neighbours in that order differ in
+// nothing but the place, their order is not known: then the exact keys decide, in rounds (random logits of
+// 256 experts: one token in a hundred). The tokens go side by side, since a choice is a chain of warp-wide
+// maxima.
 constexpr int kSortedPlaces = 16;
 template <int kTokens, class R, class KeyAt, class KeyAgain, class Emit>
 __device__ __forceinline__ void choose(const R& row, int topk, const KeyAt& key_at, const KeyAgain& key_again,
@@ -106,9 +110,10 @@ __device__ __forceinline__ void choose(const R& row, int topk, const KeyAt& key_
     }
 }
 
-// Excludes, among a token's keys, all groups but the group_topk best; a group's score is the sum of its best values, largest first.
-// Neighbouring threads share a group, each looking for the next best among its own. keys: shared memory, visible to the warp before and
-// after; group_keys: as many words of it as there are groups.
+// Excludes, among a token's keys, all groups but the group_topk best; a group's score is the sum of its best
+// values, largest first. Neighbouring threads share a group, each looking for the next best among its own.
+// keys: shared memory, visible to the warp before and after; group_keys: as many words of it as there are
+// groups.
 __device__ __noinline__ void exclude_groups(int groups, int kept, int experts, int topk, uint32_t* keys,
                                             uint32_t* group_keys) {
     const int size = experts / groups, counted = topk / kept;

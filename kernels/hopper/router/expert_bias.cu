@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The aux-loss-free bias update on the GPU.
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/launch.h"

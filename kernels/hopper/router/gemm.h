@@ -1,5 +1,7 @@
-// The router's three products of BF16 rows on tensor cores: logits, dx and dweight. What logits.cu launches where types and alignment
-// allow it: many experts on warpgroup instructions (gemm_wgmma.cu), few on mma.sync, and whatever those do not take (gemm_mma.cu).
+// SPDX-License-Identifier: MIT
+// The router's three products of BF16 rows on tensor cores: logits, dx and dweight. What logits.cu launches
+// where types and alignment allow it: many experts on warpgroup instructions (gemm_wgmma.cu), few on
+// mma.sync, and whatever those do not take (gemm_mma.cu).
 #pragma once
 
 #include "kernels/hopper/device/view.h"
@@ -10,7 +12,8 @@ namespace fp8flow::hopper {
 
 constexpr int64_t kNarrowExperts = 32;  // up to here the bytes count, not the products
 
-// logits[t, e] = the sum over h of x[t, h] * weight[e, h]: parts of the columns, then the parts in ascending order.
+// logits[t, e] = the sum over h of x[t, h] * weight[e, h]: parts of the columns, then the parts in ascending
+// order.
 struct LogitProduct {
     const void* x;       // bf16 [tokens, hidden], 16-byte aligned, hidden a multiple of 8
     const void* weight;  // bf16 [experts, hidden], the same
@@ -23,14 +26,15 @@ int64_t logit_parts(int64_t hidden);
 // sums [logit_parts, tokens, experts]: the parts, not added up.
 void launch_wgmma_logits(const LogitProduct& job, float* sums, const Launch& launch);
 
-// The blocks of tokens that dweight is added up from: `count` blocks of `length` tokens, the last one the rest.
+// The blocks of tokens that dweight is added up from: `count` blocks of `length` tokens, the last one the
+// rest.
 struct TokenBlocks {
     int64_t length = 0, count = 0;
 };
 TokenBlocks token_blocks(int64_t tokens, int64_t hidden, int64_t experts);
 
-// dlogits as the sum of two BF16 numbers an element, a token's larger parts before its smaller ones: [tokens, 2, pitch]; zeros past the
-// experts. 16 of the 24 bits of a significand stay.
+// dlogits as the sum of two BF16 numbers an element, a token's larger parts before its smaller ones: [tokens,
+// 2, pitch]; zeros past the experts. 16 of the 24 bits of a significand stay.
 struct GradientParts {
     uint16_t* data;  // 16-byte aligned
     int64_t tokens, experts;
@@ -42,7 +46,8 @@ struct GradientParts {
 // Writes data, and block_tokens and block_offsets.
 void launch_gradient_parts(const float* dlogits, const GradientParts& parts, const Launch& launch);
 
-// dweight[e, h] (+)= the sum over t of dlogits[t, e] * x[t, h]: blocks of tokens, then the block sums in ascending order.
+// dweight[e, h] (+)= the sum over t of dlogits[t, e] * x[t, h]: blocks of tokens, then the block sums in
+// ascending order.
 struct WeightGradient {
     GradientParts dlogits;
     const void* x;  // bf16 [tokens, hidden], 16-byte aligned, hidden a multiple of 8
@@ -52,7 +57,8 @@ struct WeightGradient {
 };
 void launch_weight_gradient(const WeightGradient& job, const Launch& launch);
 bool wgmma_takes_weight_gradient(const WeightGradient& job);
-// Scratch for the products of `blocks` blocks: [blocks, 2, pitch, hidden], 16-byte aligned. More blocks are further rounds.
+// Scratch for the products of `blocks` blocks: [blocks, 2, pitch, hidden], 16-byte aligned. More blocks are
+// further rounds.
 struct WeightSums {
     float* data;
     int64_t blocks;

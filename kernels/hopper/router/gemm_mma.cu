@@ -1,6 +1,8 @@
-// The router's products on tensor cores (mma.sync) where experts are few, or where gemm_wgmma.cu does not take them: BF16 operands give
-// exact products, and dlogits go in as two BF16 parts. One kernel for logits, dx and dweight: they differ in how operands lie in memory and
-// in what becomes of a finished sum. Contract: kernels/ops/router.h.
+// SPDX-License-Identifier: MIT
+// The router's products on tensor cores (mma.sync) where experts are few, or where gemm_wgmma.cu does not
+// take them: BF16 operands give exact products, and dlogits go in as two BF16 parts. One kernel for logits,
+// dx and dweight: they differ in how operands lie in memory and in what becomes of a finished sum. Contract:
+// kernels/ops/router.h.
 #include "kernels/hopper/router/gemm.h"
 
 #include "kernels/hopper/device/mma.h"
@@ -31,7 +33,8 @@ struct Tiling {
                          kCtasPerSm = kCtasOf;
     static constexpr int kColWarps = kWarpsAcross, kThreads = kWarpsDown * kWarpsAcross * kWarpSize;
     static constexpr int kWarpRows = kRows / kWarpsDown, kWarpCols = kCols / kWarpsAcross;
-    // An operand lies along the contraction ([output][term]) or across it ([term][output]), in memory as in its tile.
+    // An operand lies along the contraction ([output][term]) or across it ([term][output]), in memory as in
+    // its tile.
     static constexpr bool kAlongA = kKind != Kind::weight, kAlongB = kKind == Kind::logits;
     static constexpr int kParts = kKind == Kind::logits ? 1 : 2;  // of A
     static constexpr bool kBlocks = kKind != Kind::input;         // sums of blocks of op::kRouterBlock
@@ -61,7 +64,8 @@ struct Product {
     int64_t row_tiles, col_tiles;
 };
 
-// Starts the copy of one tile; zeros where there is nothing to read. Lines of A that hold experts go on in zeros to a multiple of eight.
+// Starts the copy of one tile; zeros where there is nothing to read. Lines of A that hold experts go on in
+// zeros to a multiple of eight.
 template <class T, bool kAlong, int kOutputs, int kLine>
 __device__ __forceinline__ void start_tile(uint16_t* tile, const uint16_t* from, int64_t line_length,
                                            int64_t first_output, int64_t outputs, int64_t first_term,
@@ -136,15 +140,17 @@ __device__ __forceinline__ void write_floats(const Product& job, int64_t at, int
     }
 }
 
-// Work at T=4096, H=7168, E=32: the bytes count: x 58.7 MB for logits and for dweight, 14 us each; 117 MB of dx_in and dx, 29 us. (E=256 in
-// tiles of 64 x 128 took 83 us for logits and 264 us for the gradients: L2 had to deliver 352, 470 and 470 MB. Hence gemm_wgmma.cu.)
-// A CTA owns kRows x kCols outputs over the whole contraction, so that no partial sums travel; with few experts narrow tiles fill the chip.
-// Both operands come by asynchronous 16-byte copies, kStages - 1 stages ahead. One barrier a stage: its copies have arrived for all
-// threads, and all have computed the stage before it, whose memory the next copies take. After the last stage the finished tile goes
-// through shared memory, so that rows are written in 16-byte words; dx_in is fetched before the first stage. Loop bounds are the same
-// for the CTA. An output depends on its own row and column only (not on T), each has one writer, and the order of the instructions is
-// fixed: deterministic. Tensor cores add with a few bits more than fp32 and truncate; after a block of 256 terms the sum moves on to fp32
-// registers with rounding.
+// Work at T=4096, H=7168, E=32: the bytes count: x 58.7 MB for logits and for dweight, 14 us each; 117 MB of
+// dx_in and dx, 29 us. (E=256 in tiles of 64 x 128 took 83 us for logits and 264 us for the gradients: L2 had
+// to deliver 352, 470 and 470 MB. Hence gemm_wgmma.cu.) A CTA owns kRows x kCols outputs over the whole
+// contraction, so that no partial sums travel; with few experts narrow tiles fill the chip. Both operands
+// come by asynchronous 16-byte copies, kStages - 1 stages ahead. One barrier a stage: its copies have arrived
+// for all threads, and all have computed the stage before it, whose memory the next copies take. After the
+// last stage the finished tile goes through shared memory, so that rows are written in 16-byte words; dx_in
+// is fetched before the first stage. Loop bounds are the same for the CTA. An output depends on its own row
+// and column only (not on T), each has one writer, and the order of the instructions is fixed: deterministic.
+// Tensor cores add with a few bits more than fp32 and truncate; after a block of 256 terms the sum moves on
+// to fp32 registers with rounding.
 template <class T>
 __global__ __launch_bounds__(T::kThreads, T::kCtasPerSm) void product_kernel(const Product job) {
     extern __shared__ __align__(16) uint16_t shared[];
@@ -267,8 +273,8 @@ bool has_wide_rows(const float* out, int64_t cols) {
     return cols % 4 == 0 && reinterpret_cast<uintptr_t>(out) % 16 == 0;
 }
 
-// Moves: dlogits once, and as many bytes out (4.2 MB each at T=4096, E=256: 3 us). A thread takes eight experts of a token; the first CTA
-// also writes where the blocks of tokens lie.
+// Moves: dlogits once, and as many bytes out (4.2 MB each at T=4096, E=256: 3 us). A thread takes eight
+// experts of a token; the first CTA also writes where the blocks of tokens lie.
 constexpr int kSplitThreads = 256;
 __global__ __launch_bounds__(kSplitThreads) void gradient_parts_kernel(const float* dlogits,
                                                                        const GradientParts parts,

@@ -1,5 +1,7 @@
-// The router's products of many experts on warpgroup instructions: logits, dx and dweight of BF16 operands. What logits.cu launches
-// where shapes and alignment allow it; few experts and the rest: gemm_mma.cu. Stages, barriers, pairs of CTAs: gemm/sm90/pipeline.h.
+// SPDX-License-Identifier: MIT
+// The router's products of many experts on warpgroup instructions: logits, dx and dweight of BF16 operands.
+// What logits.cu launches where shapes and alignment allow it; few experts and the rest: gemm_mma.cu. Stages,
+// barriers, pairs of CTAs: gemm/sm90/pipeline.h.
 #include "kernels/hopper/device/cluster.h"
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/memory.h"
@@ -23,8 +25,9 @@ constexpr int kPanel = 64,
               kPanelBytes = kDepth * kStageRowBytes;    // outputs across the contraction, and 64 rows of it
 constexpr int kSideBytes = kTileRows * kStageRowBytes;  // 128 rows x 64 elements
 
-// ---- logits -----------------------------------------------------------------------------------------------------------------------------
-// sums[part, t, e] = the part's x W^T. Parts are cut by hidden alone, so that a token's logits depend on that token only.
+// ---- logits
+// sums[part, t, e] = the part's x W^T. Parts are cut by hidden alone, so that a token's logits depend on that
+// token only.
 struct LogitTiles {
     int64_t tokens, experts, hidden;
     int64_t col_tiles, pairs;  // pairs of row tiles x column tiles x parts
@@ -43,7 +46,8 @@ struct LogitTiles {
     }
 };
 
-// One warpgroup: 64 rows by 256 columns, 128 sums a thread; the next stage's products start before the last one's are waited for.
+// One warpgroup: 64 rows by 256 columns, 128 sums a thread; the next stage's products start before the last
+// one's are waited for.
 __device__ void multiply_logits(const LogitTiles& job, WgmmaShared& shared, int warpgroup) {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, quad = thread % 4;
     const int row0 = warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4;
@@ -90,9 +94,10 @@ __device__ void multiply_logits(const LogitTiles& job, WgmmaShared& shared, int 
     }
 }
 
-// Work at T=4096, H=7168, E=256: 15 GFLOP (20 us at 770 TFLOP/s); x 58.7 MB from memory (14 us); sums 16.8 MB out. A CTA owns 128 x 256 outputs
-// over a quarter of the contraction, 128 CTAs; W is common to the pair of a cluster, so the L2 delivers 115 MB (19 us at 6 TB/s; tiles of
-// 64 x 128 over the whole contraction made it deliver 352 MB: 83 us). add_blocks adds the parts (16.8 MB from L2). Barriers: gemm/sm90/pipeline.h.
+// Work at T=4096, H=7168, E=256: 15 GFLOP (20 us at 770 TFLOP/s); x 58.7 MB from memory (14 us); sums 16.8 MB
+// out. A CTA owns 128 x 256 outputs over a quarter of the contraction, 128 CTAs; W is common to the pair of a
+// cluster, so the L2 delivers 115 MB (19 us at 6 TB/s; tiles of 64 x 128 over the whole contraction made it
+// deliver 352 MB: 83 us). add_blocks adds the parts (16.8 MB from L2). Barriers: gemm/sm90/pipeline.h.
 // Deterministic: a sum is one thread's, over ascending h, written once.
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     logits_kernel(const __grid_constant__ LogitTiles job, const __grid_constant__ CUtensorMap map_x,
@@ -120,7 +125,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     run_roles(load, [&](WgmmaShared& shared, int warpgroup) { multiply_logits(job, shared, warpgroup); });
 }
 
-// ---- dx ---------------------------------------------------------------------------------------------------------------------------------
+// ---- dx
 constexpr int kInputStages = 3, kMostSteps = 4;  // of the contraction over the experts
 constexpr int kInputStageBytes = kTileCols / kPanel * kPanelBytes;
 constexpr int kInHalves = 2;  // dx_in of a tile comes in stages of 128 columns
@@ -199,7 +204,8 @@ __device__ __forceinline__ void release(Mbarrier* empty) {
     if (threadIdx.x % 32 == 0) mbarrier_arrive(empty);
 }
 
-// A finished tile's part of a thread, rounded: word 2 * j + r holds two columns of chunk j (of 8) of its row r (of two, 8 apart).
+// A finished tile's part of a thread, rounded: word 2 * j + r holds two columns of chunk j (of 8) of its row
+// r (of two, 8 apart).
 struct FinishedInput {
     uint32_t words[64];
     int64_t row, col;  // of the thread's first row, of the tile
@@ -301,13 +307,15 @@ __device__ void multiply_input_tiles(const InputTiles& job, InputShared& shared,
     if (unstored) store_finished(job, finished);
 }
 
-// Work at T=4096, H=7168, E=256: two parts of 15 GFLOP (40 us at 770 TFLOP/s); dx_in and dx 117 MB (29 us). A CTA keeps both parts of 128
-// tokens' dlogits in shared memory (128 KiB) and walks a quarter of the columns, 128 CTAs: W is read once for both parts, 115 MB from L2, and
-// dx_in arrives in stages of the same ring behind a tile's W, so nobody waits for memory (64 x 128 tiles loaded 470 MB from L2).
-// Shared memory: dlogits; three stages of 32 KiB; barriers. Barriers: full[s] one arrival + 32 KiB; empty[s] one arrival a computing warp, after
-// its last product from the stage or its last read of dx_in; dlogits_full one arrival + all boxes; dlogits_empty one arrival a computing warp
-// after the item's last product. dx may be dx_in: a CTA stores a tile after it has read it, and tiles are apart.
-// Deterministic: an element of dx is one thread's sum over ascending e, written once.
+// Work at T=4096, H=7168, E=256: two parts of 15 GFLOP (40 us at 770 TFLOP/s); dx_in and dx 117 MB (29 us). A
+// CTA keeps both parts of 128 tokens' dlogits in shared memory (128 KiB) and walks a quarter of the columns,
+// 128 CTAs: W is read once for both parts, 115 MB from L2, and dx_in arrives in stages of the same ring
+// behind a tile's W, so nobody waits for memory (64 x 128 tiles loaded 470 MB from L2). Shared memory:
+// dlogits; three stages of 32 KiB; barriers. Barriers: full[s] one arrival + 32 KiB; empty[s] one arrival a
+// computing warp, after its last product from the stage or its last read of dx_in; dlogits_full one arrival +
+// all boxes; dlogits_empty one arrival a computing warp after the item's last product. dx may be dx_in: a CTA
+// stores a tile after it has read it, and tiles are apart. Deterministic: an element of dx is one thread's
+// sum over ascending e, written once.
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     input_kernel(const __grid_constant__ InputTiles job, const __grid_constant__ CUtensorMap map_dlogits,
                  const __grid_constant__ CUtensorMap map_w, const __grid_constant__ CUtensorMap map_in) {
@@ -325,9 +333,10 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     }
 }
 
-// ---- dweight ----------------------------------------------------------------------------------------------------------------------------
-// dweight (+)= over the blocks of tokens, ascending, the larger part's product + the smaller part's. Moves: the products once, from L2 where
-// they fit (14.7 MB a block at H=7168, E=256), dweight once. A thread takes four neighbours; one writer an element: deterministic.
+// ---- dweight
+// dweight (+)= over the blocks of tokens, ascending, the larger part's product + the smaller part's. Moves:
+// the products once, from L2 where they fit (14.7 MB a block at H=7168, E=256), dweight once. A thread takes
+// four neighbours; one writer an element: deterministic.
 constexpr int kAddThreads = 256;
 __global__ __launch_bounds__(kAddThreads) void add_weight_parts_kernel(const float4* sums, int64_t blocks,
                                                                        int64_t part, int64_t count,
@@ -397,7 +406,8 @@ void launch_wgmma_input_gradient(const InputGradient& job, const Launch& on) {
     const GradientParts& parts = job.dlogits;
     const int64_t pitch = GradientParts::pitch_of(parts.experts);
     const int64_t row_tiles = ceil_div(parts.tokens, kTileRows), col_tiles = ceil_div(job.hidden, kTileCols);
-    // Row tiles are cut into chunks of columns until they fill the chip; where they do so by themselves, so that the last wave is short.
+    // Row tiles are cut into chunks of columns until they fill the chip; where they do so by themselves, so
+    // that the last wave is short.
     constexpr int64_t kFew = 4;
     const int64_t sms = grid_for(kNumSms, on, 1), fill = sms / row_tiles;
     const int64_t chunks = std::min(col_tiles, fill >= 2 ? fill : kFew);

@@ -1,6 +1,7 @@
-// The router's projection and its gradients on the GPU: fp32 fma in blocks of the contraction, block sums added in ascending order by a
-// second kernel, so the bits are the reference's. BF16 rows go to gemm_wgmma.cu and gemm_mma.cu; here are the second kernel, and a product for
-// all other types and alignments.
+// SPDX-License-Identifier: MIT
+// The router's projection and its gradients on the GPU: fp32 fma in blocks of the contraction, block sums
+// added in ascending order by a second kernel, so the bits are the reference's. BF16 rows go to gemm_wgmma.cu
+// and gemm_mma.cu; here are the second kernel, and a product for all other types and alignments.
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/vector_io.h"
 #include "kernels/hopper/device/view.h"
@@ -22,7 +23,8 @@ constexpr int kPitch = kTile + 4;
 constexpr int kPerThread = 4;  // outputs of a thread along m and n
 constexpr int64_t kPartials = static_cast<int64_t>(HopperOps::Workspace::kPartialsBytes / sizeof(float));
 
-// A matrix operand as rows (m or n) by terms (k). Row-contiguous in k: element (r, k) at r * pitch + k; otherwise at k * pitch + r.
+// A matrix operand as rows (m or n) by terms (k). Row-contiguous in k: element (r, k) at r * pitch + k;
+// otherwise at k * pitch + r.
 struct Operand {
     const void* data;
     DType dtype;
@@ -80,9 +82,10 @@ __device__ __forceinline__ void add_term(const float (&a)[kDepth][kPitch], const
         for (int j = 0; j < kPerThread; ++j) sum[i][j] = fma_float(x[i], y[j], sum[i][j]);
 }
 
-// out[block, m, n] = sum over the block's k of a(m, k) * b(n, k), k ascending. 2 m n k FLOPs at fp32 rate; each operand is read once per 64 outputs of the
-// other side. A CTA owns a 64 x 64 tile, a thread 4 x 4 outputs; tiles of 32 terms go global -> registers (one tile ahead) -> shared
-// memory. Two barriers a tile: after the writes, and before the next writes; loop bounds are the same for all threads. The last terms are
+// out[block, m, n] = sum over the block's k of a(m, k) * b(n, k), k ascending. 2 m n k FLOPs at fp32 rate;
+// each operand is read once per 64 outputs of the other side. A CTA owns a 64 x 64 tile, a thread 4 x 4
+// outputs; tiles of 32 terms go global -> registers (one tile ahead) -> shared memory. Two barriers a tile:
+// after the writes, and before the next writes; loop bounds are the same for all threads. The last terms are
 // not padded into the sums. One accumulator an output, one writer: deterministic.
 template <bool kAAlongTerms, bool kBAlongTerms>
 __global__ __launch_bounds__(kThreads) void product_kernel(const ProductArgs args) {
@@ -130,9 +133,9 @@ __global__ __launch_bounds__(kThreads) void product_kernel(const ProductArgs arg
     }
 }
 
-// out[r, c] = the sums [blocks, rows, cols] over the blocks in ascending order, + what out holds. Moves: the sums once (14.7 MB at the
-// DeepSeek-V3 shape, from L2), out once. A thread takes kWidth neighbours and has eight of their blocks in flight. Rows of out are
-// out_pitch apart. One writer an element: deterministic.
+// out[r, c] = the sums [blocks, rows, cols] over the blocks in ascending order, + what out holds. Moves: the
+// sums once (14.7 MB at the DeepSeek-V3 shape, from L2), out once. A thread takes kWidth neighbours and has
+// eight of their blocks in flight. Rows of out are out_pitch apart. One writer an element: deterministic.
 template <int kWidth>
 __global__ __launch_bounds__(kThreads) void add_blocks_kernel(const float* sums, int64_t blocks, int64_t rows,
                                                               int64_t cols, int64_t out_pitch, Gradient mode,
@@ -209,7 +212,8 @@ bool is_fast(const TensorView& view) {
 
 }  // namespace
 
-// Block sums that do not fit the workspace are made in rounds over the tokens (logits) or over the columns (dweight).
+// Block sums that do not fit the workspace are made in rounds over the tokens (logits) or over the columns
+// (dweight).
 void HopperOps::do_router_logits(const op::RouterLogits& args, const Launch& launch) {
     const int64_t tokens = args.x.dim(0), hidden = args.x.dim(1), experts = args.weight.dim(0);
     const auto round_of = [&](int64_t blocks) {
@@ -267,8 +271,8 @@ void HopperOps::do_router_logits(const op::RouterLogits& args, const Launch& lau
     }
 }
 
-// The parts of dlogits take the workspace as long as both products read them, the sums of dweight what is left of it; more tokens than fit
-// take the CUDA cores.
+// The parts of dlogits take the workspace as long as both products read them, the sums of dweight what is
+// left of it; more tokens than fit take the CUDA cores.
 void HopperOps::do_router_logits_backward(const op::RouterLogitsBackward& args, const Launch& launch) {
     const int64_t tokens = args.x.dim(0), hidden = args.x.dim(1), experts = args.weight.dim(0);
     constexpr int64_t kWorkspace = Workspace::kPartialsBytes, kAlignment = 256;

@@ -1,5 +1,7 @@
-// What the router's kernels share: one warp works on one token, whose logits stay in its registers. Scores and sums follow
-// kernels/reference/router_scores.cpp operation by operation, so they have its bits. Read next: choice.h, top_k.cu.
+// SPDX-License-Identifier: MIT
+// What the router's kernels share: one warp works on one token, whose logits stay in its registers. Scores
+// and sums follow kernels/reference/router_scores.cpp operation by operation, so they have its bits. Read
+// next: choice.h, top_k.cu.
 #pragma once
 
 #include "kernels/hopper/device/sigmoid.h"
@@ -19,8 +21,9 @@ constexpr std::size_t kSharedBytes = 40 << 10;  // what a CTA gets without askin
 
 __device__ __forceinline__ int warp_lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
 
-// Which experts a thread holds: lane, lane + 32, ... kFull: all of its places are experts. In memory a thread has one address, and its places
-// are constants in the instructions (an address for each place took a fifth of all instructions).
+// Which experts a thread holds: lane, lane + 32, ... kFull: all of its places are experts. In memory a thread
+// has one address, and its places are constants in the instructions (an address for each place took a fifth
+// of all instructions).
 template <int kPlaces, bool kFull> struct Row {
     static constexpr int kCount = kPlaces;
     int count;
@@ -63,7 +66,7 @@ __device__ __forceinline__ void prefetch_rows(const float* logits, int64_t first
         prefetch_line_to_l2(logits + at);
 }
 
-// ---- sums -----------------------------------------------------------------------------------------------------------------------
+// ---- sums
 // The threads' lanes of a sum joined at distance 16, 8, 4, 2, 1; every thread gets the result.
 __device__ __forceinline__ float join_lanes(float lane) {
 #pragma unroll
@@ -78,8 +81,9 @@ template <int kCount> __device__ __forceinline__ float sum_of(const float (&valu
     return join_lanes(lane);
 }
 
-// ---- order ----------------------------------------------------------------------------------------------------------------------
-// A value as an unsigned number of the same order: NaN lowest (1), +0 = -0; 0 is kept for what may not be chosen.
+// ---- order
+// A value as an unsigned number of the same order: NaN lowest (1), +0 = -0; 0 is kept for what may not be
+// chosen.
 constexpr uint32_t kExcluded = 0;
 constexpr uint32_t kNanKey = 1;
 __device__ __forceinline__ uint32_t to_key(float value) {
@@ -106,8 +110,9 @@ template <int kCount> __device__ __forceinline__ float largest_logit(const float
     return from_key(__reduce_max_sync(kFullMask, to_key(largest)));
 }
 
-// ---- scores ---------------------------------------------------------------------------------------------------------------------
-// f of every place, one after the other, by way of shared memory (of the warp, [E]; zero again afterwards): for what is rare and long.
+// ---- scores
+// f of every place, one after the other, by way of shared memory (of the warp, [E]; zero again afterwards):
+// for what is rare and long.
 template <class R, class F>
 __device__ __forceinline__ void map_slowly(const R& row, float (&v)[R::kCount], float* shared, const F& f) {
 #pragma unroll
@@ -123,8 +128,8 @@ __device__ __forceinline__ void map_slowly(const R& row, float (&v)[R::kCount], 
         }
 }
 
-// terms = exp(logits - largest), where largest is the row's; 0 in places without an expert. Returns their sum. Arguments within kNearScore
-// of 0 take the short exponential, which has the same bits.
+// terms = exp(logits - largest), where largest is the row's; 0 in places without an expert. Returns their
+// sum. Arguments within kNearScore of 0 take the short exponential, which has the same bits.
 constexpr float kNearScore = 64.0f;
 static_assert(kNearScore <= kNear);
 template <class R>
@@ -173,8 +178,9 @@ __device__ __forceinline__ bool is_post_softmax(const op::RouterOptions& options
     return options.score == op::Score::softmax && !options.pre_softmax;
 }
 
-// Probabilities of a token's choices before scaling: what a logit gives, times a factor that is common to them. Thread l has the choices l,
-// l + 32, ...; the first is at hand, others (more than 32 are rare) are computed again where they are wanted.
+// Probabilities of a token's choices before scaling: what a logit gives, times a factor that is common to
+// them. Thread l has the choices l, l + 32, ...; the first is at hand, others (more than 32 are rare) are
+// computed again where they are wanted.
 struct ChosenProbs {
     bool sigmoid;
     float shift, factor;
@@ -187,7 +193,8 @@ struct ChosenProbs {
     }
 };
 
-// own: the logit of choice k = lane, logit_of(k) that of any. largest and sum are of the token's softmax over all experts (pre-softmax).
+// own: the logit of choice k = lane, logit_of(k) that of any. largest and sum are of the token's softmax over
+// all experts (pre-softmax).
 template <class LogitOf>
 __device__ __forceinline__ ChosenProbs chosen_probs(const op::RouterOptions& options, int topk, float largest,
                                                     float sum, float own, const LogitOf& logit_of) {

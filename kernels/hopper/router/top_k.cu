@@ -1,7 +1,9 @@
-// router_top_k on the GPU: choice, group limit, probabilities, and what balancing needs of the same logits, in one launch. Bit-equal to the
-// reference: the same operations in the same order; ids by a total order of (value, lowest index).
-// Floor at T = 8192, E = 256: 8 MB, 2 us; the kernel is bound by its instructions and chains of warp-wide maxima (docs/memory_worklog.md).
-// Logits asked for in L2 before the wait for the kernel before: -0.5 us.
+// SPDX-License-Identifier: MIT
+// router_top_k on the GPU: choice, group limit, probabilities, and what balancing needs of the same logits,
+// in one launch. Bit-equal to the reference: the same operations in the same order; ids by a total order of
+// (value, lowest index). Floor at T = 8192, E = 256: 8 MB, 2 us; the kernel is bound by its instructions and
+// chains of warp-wide maxima (docs/memory_worklog.md). Logits asked for in L2 before the wait for the kernel
+// before: -0.5 us.
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
@@ -46,8 +48,8 @@ struct TopKArgs {
     unsigned int* tallies;  // [sets, E]
 };
 
-// Shared memory of a CTA: the pieces of its warps [warps, E], choices and plain choices counted [2, E]; of a warp whose choice is not made
-// on the logits, keys and group keys of a token [2 E].
+// Shared memory of a CTA: the pieces of its warps [warps, E], choices and plain choices counted [2, E]; of a
+// warp whose choice is not made on the logits, keys and group keys of a token [2 E].
 constexpr int64_t shared_words(int64_t experts, bool has_keys) {
     return (kWarps + 2 + (has_keys ? 2 * kWarps : 0)) * experts;
 }
@@ -60,7 +62,8 @@ template <class R> struct WarpTokens {
     float largest[kTokens];
 };
 
-// Full scores of a token, added to its warp's column sums. Returns the sum of its softmax's terms where balancing, z-loss or pre-softmax want it.
+// Full scores of a token, added to its warp's column sums. Returns the sum of its softmax's terms where
+// balancing, z-loss or pre-softmax want it.
 template <class R>
 __device__ __forceinline__ float add_scores(const R& row, const TopKArgs& args, const float (&x)[R::kCount],
                                             float largest, float* scratch, float (&sums)[R::kCount]) {
@@ -161,8 +164,8 @@ __device__ __forceinline__ void choose_experts(const R& row, const TopKArgs& arg
     }
 }
 
-// Adds what the CTA counted to the global counters; the last CTA to come makes the tallies floats, and everything zero for the next launch.
-// One warp, while the others go on.
+// Adds what the CTA counted to the global counters; the last CTA to come makes the tallies floats, and
+// everything zero for the next launch. One warp, while the others go on.
 __device__ __forceinline__ void flush_counts(const TopKArgs& args, int experts, int64_t set,
                                              const unsigned int* counted, const unsigned int* plain) {
     for (int e = warp_lane(); e < experts; e += kWarpSize) {
@@ -186,8 +189,9 @@ __device__ __forceinline__ void flush_counts(const TopKArgs& args, int experts, 
     if (warp_lane() == 0) *args.ticket = 0;
 }
 
-// Moves: logits once, ids, probabilities and a row of sums a block. A CTA takes a block of 32 tokens, a warp a piece of two, which stay in its
-// registers. The pieces meet in shared memory; choices are counted there and added to global counters, whose order does not matter.
+// Moves: logits once, ids, probabilities and a row of sums a block. A CTA takes a block of 32 tokens, a warp
+// a piece of two, which stay in its registers. The pieces meet in shared memory; choices are counted there
+// and added to global counters, whose order does not matter.
 template <bool kPlain, class R>
 __global__ __launch_bounds__(kThreads,
                              R::kCount <= 8 ? 2 : 1) void top_k_kernel(const __grid_constant__ TopKArgs args,

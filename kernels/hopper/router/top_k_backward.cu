@@ -1,6 +1,8 @@
-// The gradient of the logits on the GPU: of the probabilities, the balancing losses and the z-loss in one pass, and the losses' values. One
-// launch; bit-equal to the reference. Floor at T = 8192, E = 256: 16 MB, 4 us; bound by its instructions and the latency of sums over a warp.
-// Logits asked for in L2 before the wait for the kernel before: +0.5 us.
+// SPDX-License-Identifier: MIT
+// The gradient of the logits on the GPU: of the probabilities, the balancing losses and the z-loss in one
+// pass, and the losses' values. One launch; bit-equal to the reference. Floor at T = 8192, E = 256: 16 MB, 4
+// us; bound by its instructions and the latency of sums over a warp. Logits asked for in L2 before the wait
+// for the kernel before: +0.5 us.
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
@@ -60,8 +62,8 @@ __device__ __forceinline__ Choice own_choice(const BackwardArgs& args, int64_t t
     return {args.ids[at], args.dprobs[at] * args.options.scaling_factor};
 }
 
-// dlogits = the gradient of one token's logits from its probabilities, by way of shared memory of the warp, which is zero before and after.
-// scores, largest, sum: its softmax over all experts (pre-softmax).
+// dlogits = the gradient of one token's logits from its probabilities, by way of shared memory of the warp,
+// which is zero before and after. scores, largest, sum: its softmax over all experts (pre-softmax).
 template <class R>
 __device__ __forceinline__ void take_choices(const R& row, const BackwardArgs& args, int64_t t,
                                              const Choice& own, const float (&scores)[R::kCount],
@@ -153,8 +155,8 @@ __device__ __forceinline__ Softmax softmax(const R& row, const float (&x)[R::kCo
     return {largest, sum};
 }
 
-// losses += the values. Every warp of these CTAs takes blocks and writes the dot products of their sums; the last CTA to come adds them.
-// Barriers and their branch are the same for all threads of a CTA.
+// losses += the values. Every warp of these CTAs takes blocks and writes the dot products of their sums; the
+// last CTA to come adds them. Barriers and their branch are the same for all threads of a CTA.
 __device__ __forceinline__ void add_losses(const BackwardArgs& args, int experts) {
     __shared__ bool is_last;
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
@@ -194,8 +196,9 @@ __device__ __forceinline__ void add_losses(const BackwardArgs& args, int experts
     if (args.z_weight != 0.0f) add(args.log_squares, args.z_weight, &args.losses[1]);
 }
 
-// Moves: logits, ids and dprobs once, dlogits once. A warp takes a token (all that a limited launch leaves it); what the choices get goes
-// through shared memory (ids of a token are distinct, so every word has one writer). With losses, the first CTAs have these and no tokens. Only __syncwarp around tokens.
+// Moves: logits, ids and dprobs once, dlogits once. A warp takes a token (all that a limited launch leaves
+// it); what the choices get goes through shared memory (ids of a token are distinct, so every word has one
+// writer). With losses, the first CTAs have these and no tokens. Only __syncwarp around tokens.
 template <class R>
 __global__ __launch_bounds__(kThreads, R::kCount <= 8 ? kCtasPerSm : 2) void top_k_backward_kernel(
     const __grid_constant__ BackwardArgs args, const R row) {

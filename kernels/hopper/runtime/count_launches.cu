@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Counting the launches of a call in a CUDA graph. No kernels of its own.
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/runtime/count_launches.h"
@@ -28,7 +29,8 @@ LaunchCount launches_of(cudaGraph_t graph) {
 }  // namespace
 
 std::optional<LaunchCount> count_launches(const std::function<void(const Launch&)>& call) {
-    // a stream that waits for the default one and makes it wait: what a call gives to that one ends the capture
+    // a stream that waits for the default one and makes it wait: what a call gives to that one ends the
+    // capture
     cudaStream_t stream = nullptr;
     check_cuda(cudaStreamCreate(&stream), "making a stream");
     check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "beginning a capture");

@@ -1,4 +1,6 @@
-// Turns a failed CUDA runtime call into an Error that says what was being done. For .cu files of the CUDA backend.
+// SPDX-License-Identifier: MIT
+// Turns a failed CUDA runtime call into an Error that says what was being done. For .cu files of the CUDA
+// backend.
 #pragma once
 
 #include "kernels/core/error.h"

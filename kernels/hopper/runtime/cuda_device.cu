@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Memory of one GPU: allocation outside the step, copies and fills on the caller's stream.
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/runtime/cuda_check.h"
@@ -98,7 +99,8 @@ void CudaDevice::copy_out_async(void* host, const void* device, std::size_t byte
                    "copying from the GPU");
 }
 
-// The host sleeps in wait() instead of spinning: it waits for most of a step, and other ranks' hosts may share its core.
+// The host sleeps in wait() instead of spinning: it waits for most of a step, and other ranks' hosts may
+// share its core.
 Event CudaDevice::make_event() {
     cudaEvent_t event = nullptr;
     check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync),

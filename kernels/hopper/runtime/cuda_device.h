@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The memory of one GPU as a Device: plain cudaMalloc, copies on the stream, events that the host sleeps on.
 #pragma once
 

@@ -1,5 +1,7 @@
-// The timeline of one GPU: CUDA events, created once and recorded again after each reset. Event times resolve about half a microsecond. Where
-// cycles are counted, a small kernel before each event stores every multiprocessor's count beside the time.
+// SPDX-License-Identifier: MIT
+// The timeline of one GPU: CUDA events, created once and recorded again after each reset. Event times resolve
+// about half a microsecond. Where cycles are counted, a small kernel before each event stores every
+// SM's count beside the time.
 #include "kernels/hopper/runtime/cuda_timeline.h"
 
 #include "kernels/hopper/device/clock.h"
@@ -20,11 +22,12 @@ namespace {
 using hopper::check_cuda;
 using hopper::stream_of;
 
-// What a multiprocessor had counted, at which nanosecond, in which use of this memory.
+// What an SM had counted, at which nanosecond, in which use of this memory.
 struct Cycles {
     unsigned long long counted, when, turn;
 };
-// [kNumSms] in host memory. The CTAs, one for each multiprocessor, may meet on some and leave others out: their entries keep an older turn.
+// [kNumSms] in host memory. The CTAs, one for each SM, may meet on some and leave others out:
+// their entries keep an older turn.
 __global__ void count_cycles_kernel(Cycles* cycles, unsigned long long turn) {
     cycles[hopper::sm_id()] = {static_cast<unsigned long long>(clock64()), hopper::global_nanoseconds(),
                                turn};
@@ -63,7 +66,7 @@ public:
     void reset() override { next_ = 0; }
 
     void count_cycles() override { counts_ = true; }
-    // The mean of all multiprocessors that both marks know.
+    // The mean of all SMs that both marks know.
     double clock_between(int64_t a, int64_t b) override {
         if (!counts_) return 0;
         check_cuda(cudaEventSynchronize(at(a)), "waiting for the start of a measurement");

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The timeline of one GPU: CUDA events, created once and recorded again after each reset.
 #pragma once
 

@@ -1,5 +1,6 @@
-// Device discovery through the CUDA runtime. The runtime is linked statically and loads the driver when first called, so
-// a machine without a driver answers with an error code here and not with a crash at start-up.
+// SPDX-License-Identifier: MIT
+// Device discovery through the CUDA runtime. The runtime is linked statically and loads the driver when first
+// called, so a machine without a driver answers with an error code here and not with a crash at start-up.
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/runtime/device_query.h"
 

@@ -1,5 +1,6 @@
-// Which GPUs of this process the CUDA backend can use, and one line for the user when it can use none. The same header
-// serves builds without CUDA (without_cuda.cpp), so callers never ask which build they are in.
+// SPDX-License-Identifier: MIT
+// Which GPUs of this process the CUDA backend can use, and one line for the user when it can use none. The
+// same header serves builds without CUDA (without_cuda.cpp), so callers never ask which build they are in.
 // Read next: model/base/backend.cpp.
 #pragma once
 
@@ -12,18 +13,21 @@ namespace fp8flow::hopper {
 // True when this build contains the CUDA backend.
 bool built_with_cuda();
 
-// Number of visible GPUs of compute capability 9.0; 0 without a driver, without a GPU, or in a build without CUDA.
+// Number of visible GPUs of compute capability 9.0; 0 without a driver, without a GPU, or in a build without
+// CUDA.
 int device_count();
 
 // Versions as "13.0"; empty when there is no driver or no CUDA in this build.
 std::string driver_version();   // newest CUDA version the installed driver supports
 std::string runtime_version();  // CUDA version this program was built with
 
-// Why device_count() is 0, in one line without a final period; empty when it is not 0. A machine without any GPU yields
-// "no device"; every other text names what is in the way (driver, toolkit at build time, kind of GPU).
+// Why device_count() is 0, in one line without a final period; empty when it is not 0. A machine without any
+// GPU yields "no device"; every other text names what is in the way (driver, toolkit at build time, kind of
+// GPU).
 std::string unavailable_reason();
 
-// True when the operating system shows an NVIDIA GPU to this process, whether or not a driver or CUDA can use it.
+// True when the operating system shows an NVIDIA GPU to this process, whether or not a driver or CUDA can use
+// it.
 bool gpu_visible();
 
 }  // namespace fp8flow::hopper

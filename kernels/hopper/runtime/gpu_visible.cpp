@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Looks for NVIDIA device files without the help of a driver or of CUDA; part of every build.
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/runtime/device_query.h"
@@ -9,8 +10,8 @@
 
 namespace fp8flow::hopper {
 
-// /dev/nvidia0, /dev/nvidia1, ...: inside a container these exist only for the GPUs handed to it, while /proc lists
-// those of the host.
+// /dev/nvidia0, /dev/nvidia1, ...: inside a container these exist only for the GPUs handed to it, while /proc
+// lists those of the host.
 bool gpu_visible() {
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator("/dev", error)) {

@@ -1,4 +1,6 @@
-// What every launcher needs: the stream, grids, launch attributes (clusters, PDL) and the check after a launch.
+// SPDX-License-Identifier: MIT
+// What every launcher needs: the stream, grids, launch attributes (clusters, PDL) and the check after a
+// launch.
 #pragma once
 
 #include "kernels/core/stream.h"
@@ -16,7 +18,8 @@ inline cudaStream_t stream_of(const Launch& launch) { return stream_of(launch.st
 
 constexpr int kNumSms = 132;  // H100 / H200 SXM
 
-// Blocks for a grid-stride or persistent kernel: at most `per_sm` on every SM that the launch may use; at least one.
+// Blocks for a grid-stride or persistent kernel: at most `per_sm` on every SM that the launch may use; at
+// least one.
 inline unsigned grid_for(int64_t blocks_wanted, const Launch& launch, int per_sm = 8) {
     const int64_t sms = launch.sm_limit > 0 ? std::min(launch.sm_limit, kNumSms) : kNumSms;
     return static_cast<unsigned>(std::max<int64_t>(1, std::min<int64_t>(blocks_wanted, sms * per_sm)));
@@ -70,9 +73,9 @@ void launch_with(cudaLaunchAttribute attribute, void (*kernel)(Params...), unsig
     launch_with(std::span(&attribute, 1), kernel, grid, threads, shared_bytes, launch, op, args...);
 }
 
-// A programmatic dependent launch (PDL): the kernel's CTAs may become resident as soon as all CTAs of the kernel before it in
-// the stream have exited or called pdl_launch_dependents(); without that call it starts 1.5 us earlier than an ordinary launch.
-// Device side: device/pdl.h.
+// A programmatic dependent launch (PDL): the kernel's CTAs may become resident as soon as all CTAs of the
+// kernel before it in the stream have exited or called pdl_launch_dependents(); without that call it
+// starts 1.5 us earlier than an ordinary launch. Device side: device/pdl.h.
 template <class... Params, class... Args>
 void launch_pdl(void (*kernel)(Params...), unsigned grid, dim3 threads, std::size_t shared_bytes,
                 const Launch& launch, const char* op, const Args&... args) {

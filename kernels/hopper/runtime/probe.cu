@@ -1,5 +1,6 @@
-// The probe of one GPU: the streaming kernel whose rate is the ceiling of every memory-bound operation, a kernel that only takes time, and
-// what the driver says of the device.
+// SPDX-License-Identifier: MIT
+// The probe of one GPU: the streaming kernel whose rate is the ceiling of every memory-bound operation, a
+// kernel that only takes time, and what the driver says of the device.
 #include "kernels/core/scaled_tensor.h"
 #include "kernels/core/tensor.h"
 #include "kernels/hopper/device/clock.h"
@@ -17,17 +18,19 @@ using hopper::stream_of;
 
 constexpr int kThreads = 256;
 
-// `total` words in as many shares as there are CTAs: the first `longer` shares have one word more than `share`.
+// `total` words in as many shares as there are CTAs: the first `longer` shares have one word more than
+// `share`.
 struct Shares {
     int64_t total, share, longer;
     __device__ int64_t begin(int64_t cta) const { return cta * share + min(cta, longer); }
 };
 Shares shares_of(int64_t words, int64_t ctas) { return {words, words / ctas, words % ctas}; }
 
-// Bytes: 16 * (reads + writes), nothing else. A CTA moves its share of the words read and of the words written, so that both
-// directions run side by side over the whole kernel whatever their ratio; a share is at most kThreads * Depth words. A thread issues
-// all its loads before it uses one. Every word is written by one thread: deterministic. No barriers. The words read reach memory as
-// an exclusive or or, if nothing is written, could reach `sink`.
+// Bytes: 16 * (reads + writes), nothing else. A CTA moves its share of the words read and of the words
+// written, so that both directions run side by side over the whole kernel whatever their ratio; a share is at
+// most kThreads * Depth words. A thread issues all its loads before it uses one. Every word is written by one
+// thread: deterministic. No barriers. The words read reach memory as an exclusive or or, if nothing is
+// written, could reach `sink`.
 template <int Depth>
 __global__ void __launch_bounds__(kThreads)
     traffic_kernel(const uint4* from, Shares reads, uint4* to, Shares writes, uint4* sink) {

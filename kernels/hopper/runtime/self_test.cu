@@ -1,4 +1,6 @@
-// The device half of the self-test: one thread per value, no barriers. Moves 8 bytes per value; speed does not matter here.
+// SPDX-License-Identifier: MIT
+// The device half of the self-test: one thread per value, no barriers. Moves 8 bytes per value; speed does
+// not matter here.
 #include "kernels/core/error.h"
 #include "kernels/core/scalar_math.h"
 #include "kernels/core/tensor.h"

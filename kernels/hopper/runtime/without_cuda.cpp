@@ -1,5 +1,6 @@
-// The CUDA backend's seam in a build without CUDA: no devices, and the reason why. CMake passes that reason as
-// FP8FLOW_NO_CUDA_REASON and compiles this file instead of the .cu files.
+// SPDX-License-Identifier: MIT
+// The CUDA backend's seam in a build without CUDA: no devices, and the reason why. CMake passes that reason
+// as FP8FLOW_NO_CUDA_REASON and compiles this file instead of the .cu files.
 #include "kernels/core/error.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/factory.h"

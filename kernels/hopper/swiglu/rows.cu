@@ -1,5 +1,7 @@
-// SwiGLU on many wide BF16 rows: gate, up and da come through shared memory by the copy engine, ahead of the work, and sigmoids from a table
-// beside them. Contract: kernels/ops/swiglu.h. Few rows, or others: swiglu.cu.
+// SPDX-License-Identifier: MIT
+// SwiGLU on many wide BF16 rows: gate, up and da come through shared memory by TMA, ahead of the
+// work, and sigmoids from a table beside them. Contract: kernels/ops/swiglu.h. Few rows, or others:
+// swiglu.cu.
 #include "kernels/hopper/swiglu/rows.h"
 
 #include "kernels/hopper/device/groups.h"
@@ -16,8 +18,8 @@ namespace fp8flow::hopper {
 
 namespace {
 
-// A lane takes two units at a time, 64 columns apart, and eight lanes a 1x128 block: 16-byte accesses of eight lanes are a whole line, in
-// shared memory without bank conflicts.
+// A lane takes two units at a time, 64 columns apart, and eight lanes a 1x128 block: 16-byte accesses of
+// eight lanes are a whole line, in shared memory without bank conflicts.
 constexpr int kUnits = 2, kBlockCols = static_cast<int>(kBlock), kBlockLanes = kBlockCols / kUnit / kUnits,
               kUnitStep = kBlockCols / kUnits;
 constexpr int kStep = kWarpSize * kUnits * kUnit;  // columns of a warp at a time
@@ -37,8 +39,9 @@ struct RowSegments {
     int shift, cols;
 };
 
-// What a CTA does while the kernel before ends, on a multiprocessor that it has left: the table, and its warps' first steps are asked for in L2
-// (rows of an arena begin where that kernel may still say). `rows`: that there is room for.
+// What a CTA does while the kernel before ends, on an SM that it has left: the table, and its
+// warps' first steps are asked for in L2 (rows of an arena begin where that kernel may still say). `rows`:
+// that there is room for.
 template <int kInputs, int kWarps>
 __device__ __forceinline__ void begin(Shared<kWarps>& shared, const RowView& h, const RowView& da, int width,
                                       const RowSegments& segments, int64_t rows) {
@@ -58,9 +61,10 @@ __device__ __forceinline__ void begin(Shared<kWarps>& shared, const RowView& h, 
     pdl_wait();
 }
 
-// Hands out an op's rows, pads too, in ascending order: row r belongs to warp r % kWarps of whichever CTA comes next. The first two rounds go by
-// the CTA's place in the grid, all others by that warp's ticket in memory (one for all warps could not keep up: 1.8 ns a row). A number is
-// asked for when the one before it is taken, and has come when it is needed. What comes out does not depend on who works on a row.
+// Hands out an op's rows, pads too, in ascending order: row r belongs to warp r % kWarps of whichever CTA
+// comes next. The first two rounds go by the CTA's place in the grid, all others by that warp's ticket in
+// memory (one for all warps could not keep up: 1.8 ns a row). A number is asked for when the one before it is
+// taken, and has come when it is needed. What comes out does not depend on who works on a row.
 class RowQueue {
 public:
     __device__ explicit RowQueue(RowTicket* tickets) : ticket_(tickets + threadIdx.y) {}
@@ -85,17 +89,17 @@ private:
     int round_ = 0, taken_ = 0;
 };
 
-// What a lane has of a step: the block that its eight lanes work on, from `col` on; row < 0: none. The first `blocks` of the step's blocks have
-// one; none: the warp has met its last row.
+// What a lane has of a step: the block that its eight lanes work on, from `col` on; row < 0: none. The first
+// `blocks` of the step's blocks have one; none: the warp has met its last row.
 struct Piece {
     int row, col;
     float prob;
     int blocks;
 };
 
-// What a warp reads, step by step, through its slots of shared memory. A step takes the next blocks of the warp's rows, of two or
-// more rows where one ends in it, so that short rows leave no lane without work. Pads that it meets are cleared by `clear(row, first column,
-// end)`.
+// What a warp reads, step by step, through its slots of shared memory. A step takes the next blocks of the
+// warp's rows, of two or more rows where one ends in it, so that short rows leave no lane without work. Pads
+// that it meets are cleared by `clear(row, first column, end)`.
 template <int kWarps, int kInputs, class Clear> class Feed {
 public:
     struct Source {
@@ -136,7 +140,8 @@ public:
         mbarrier_wait(&full_[slot], turn_ / kSlots % 2);
         return slots_ + slot * kSlotBytes;
     }
-    // The warp has read the piece: its slot is filled again, with all but the probability, which would be waited for.
+    // The warp has read the piece: its slot is filled again, with all but the probability, which would be
+    // waited for.
     __device__ void refill() {
         __syncwarp();
         requested_ = request(static_cast<int>(turn_ % kSlots));
@@ -220,7 +225,8 @@ private:
     int row_ = -1, col_ = 0, end_ = 0;  // what is requested next; from the end on: another row
 };
 
-// Columns [first, end) of a row, codes or values, and their scales if there are any. `first` is a multiple of a block.
+// Columns [first, end) of a row, codes or values, and their scales if there are any. `first` is a multiple of
+// a block.
 __device__ __forceinline__ void clear_row(const RowView& t, int64_t row, int first, int end,
                                           const BlockScales& scales) {
     const int lane = static_cast<int>(threadIdx.x), size = scales.data != nullptr ? 1 : 2;
@@ -270,15 +276,18 @@ __device__ __forceinline__ void store_codes(const RowView& t, int64_t at, const 
     for (int u = 0; u < kUnits; ++u) out[u * (kUnitStep / kUnit)] = encode_unit(v[u], multiplier, kCodes);
 }
 
-// Moves 2F values in and F values (or codes and F/128 scales) out a row: 5.03 bytes a column, 0.082 ms at 32768 x 2048 and 4.1 TB/s. There
-// is a CTA an SM. A warp works on rows one after the other, or on parts of wide ones, four blocks a step, 16 columns a lane (rows of 768 in
-// steps of their own, every other one half empty, took 10 % longer), and has two steps of gate and up in shared memory: one that it works on,
-// one on its way; as soon as a step is in registers, its slot is asked for the next one: up to 96 KB an SM (twice as much fills later at
-// the start and is not faster). The whole GPU goes over the rows as one front (RowQueue): with neighbouring rows for every CTA, memory
-// gave 7 % less, and SMs ended between 67 and 91 us of 92.
-// Barriers: a slot's, which completes when its bytes have come, one arrival a phase; warps share nothing else but the table (one
-// __syncthreads). A 128-column block belongs to eight lanes, whose maximum does not depend on the order: deterministic. Issue slots are 60 %
-// busy: fewer instructions (a probability folded into the multiplier) gain nothing.
+// Moves 2F values in and F values (or codes and F/128 scales) out a row: 5.03 bytes a column, 0.082 ms at
+// 32768 x 2048 and 4.1 TB/s. There is a CTA an SM. A warp works on rows one after the other, or on parts of
+// wide ones, four blocks a step, 16 columns a lane (rows of 768 in steps of their own, every other one half
+// empty, took 10 % longer), and has two steps of gate and up in shared memory: one that it works on, one on
+// its way; as soon as a step is in registers, its slot is asked for the next one: up to 96 KB an SM (twice as
+// much fills later at the start and is not faster). The whole GPU goes over the rows as one front (RowQueue):
+// with neighbouring rows for every CTA, memory gave 7 % less, and SMs ended between 67 and 91 us of 92.
+// Barriers: a slot's, which completes when its bytes have come, one arrival a phase; warps share nothing else
+// but the table (one
+// __syncthreads). A 128-column block belongs to eight lanes, whose maximum does not depend on the order:
+// deterministic. Issue slots are 60 % busy: fewer instructions (a probability folded into the multiplier)
+// gain nothing.
 template <Output kOutput>
 __global__ void __launch_bounds__(kForwardWarps* kWarpSize, 1)
     swiglu_rows_kernel(const SwigluForward args, RowSegments segments) {
@@ -327,8 +336,9 @@ __global__ void __launch_bounds__(kForwardWarps* kWarpSize, 1)
     feed.leave();
 }
 
-// The sum of a block's 16 units, of which a lane holds the sums of two: neighbours first, then pairs, and so on; the same in all eight
-// lanes. The lower halves of the block are added up in even lanes while the upper halves are in odd ones.
+// The sum of a block's 16 units, of which a lane holds the sums of two: neighbours first, then pairs, and so
+// on; the same in all eight lanes. The lower halves of the block are added up in even lanes while the upper
+// halves are in odd ones.
 __device__ __forceinline__ float sum_over_block(const float (&units)[kUnits]) {
     const bool odd = threadIdx.x % 2 != 0;
     float sum = odd ? units[1] : units[0];
@@ -338,10 +348,11 @@ __device__ __forceinline__ float sum_over_block(const float (&units)[kUnits]) {
     return sum + __shfl_xor_sync(kFullMask, sum, 1);
 }
 
-// Moves 3F values in and 2F values (or codes and scales) out a row: 8.06 bytes a column, 0.132 ms at 32768 x 2048 and 4.1 TB/s. Rows, slots and
-// barriers as in swiglu_rows_kernel: 96 KB an SM. dprob: a lane's units, the block's eight lanes, the row's blocks in ascending
-// order, all inside the warp: the sum knows nothing of the grid. Pads: zeros. The maxima of gate and up are found together: even lanes end
-// with gate's and odd ones with up's, make that scale, and exchange multipliers.
+// Moves 3F values in and 2F values (or codes and scales) out a row: 8.06 bytes a column, 0.132 ms at 32768 x
+// 2048 and 4.1 TB/s. Rows, slots and barriers as in swiglu_rows_kernel: 96 KB an SM. dprob: a lane's units,
+// the block's eight lanes, the row's blocks in ascending order, all inside the warp: the sum knows nothing of
+// the grid. Pads: zeros. The maxima of gate and up are found together: even lanes end with gate's and odd
+// ones with up's, make that scale, and exchange multipliers.
 template <Output kOutput>
 __global__ void __launch_bounds__(kBackwardWarps* kWarpSize, 1)
     swiglu_backward_rows_kernel(const SwigluGradient args) {
@@ -418,7 +429,8 @@ __global__ void __launch_bounds__(kBackwardWarps* kWarpSize, 1)
     feed.leave();
 }
 
-// In segments of up to kMostSegment columns a warp is done with a row soon, and the last rows do not leave most of the others waiting.
+// In segments of up to kMostSegment columns a warp is done with a row soon, and the last rows do not leave
+// most of the others waiting.
 constexpr int kMostSegment = 2048;
 RowSegments segments_of(int width) {
     int shift = 0;

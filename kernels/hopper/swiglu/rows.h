@@ -1,4 +1,6 @@
-// What SwiGLU's kernels share: arguments, places of scales, and the launchers of the kernels for many wide BF16 rows.
+// SPDX-License-Identifier: MIT
+// What SwiGLU's kernels share: arguments, places of scales, and the launchers of the kernels for many wide
+// BF16 rows.
 #pragma once
 
 #include "kernels/core/stream.h"
@@ -19,8 +21,8 @@ struct BlockScales {
 enum class Output { values, e4m3, e5m2 };
 constexpr DType codes_of(Output output) { return output == Output::e5m2 ? DType::e5m2 : DType::e4m3; }
 
-// Of the rows that one warp of every CTA works on: how many have been taken, and how many of these warps have left. 0 between launches: the last
-// warp sees to it. A line of L2 each.
+// Of the rows that one warp of every CTA works on: how many have been taken, and how many of these warps have
+// left. 0 between launches: the last warp sees to it. A line of L2 each.
 struct alignas(128) RowTicket {
     static constexpr int kCount = 32;  // a CTA has no more warps
     uint32_t taken, left;

@@ -1,4 +1,6 @@
-// SwiGLU weighted by the routing probability, forward and backward, plain and quantised. Contract: kernels/ops/swiglu.h.
+// SPDX-License-Identifier: MIT
+// SwiGLU weighted by the routing probability, forward and backward, plain and quantised. Contract:
+// kernels/ops/swiglu.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/sigmoid.h"
@@ -20,7 +22,8 @@ constexpr int kUnits = kCols / kUnit;
 constexpr int kStep = kWarpSize * kCols;                       // and a warp
 constexpr int kBlockLanes = static_cast<int>(kBlock) / kCols;  // lanes of a 1x128 block
 
-// How a lane's columns come and go, `left` of them before the row's half ends. BF16 in whole aligned pieces, kept as loaded until used;
+// How a lane's columns come and go, `left` of them before the row's half ends. BF16 in whole aligned pieces,
+// kept as loaded until used;
 struct WideBf16 {
     struct Raw {
         uint4 low, high;
@@ -82,8 +85,8 @@ struct AnyValues {
     }
 };
 
-// Codes of kCodes and the scale of a 1x128 block, which eight lanes hold. All lanes must call it; those with nothing `left` hold zeros.
-// Pads: zeros and scale 0.
+// Codes of kCodes and the scale of a 1x128 block, which eight lanes hold. All lanes must call it; those with
+// nothing `left` hold zeros. Pads: zeros and scale 0.
 template <class Source, DType kCodes>
 __device__ __forceinline__ void store_block(const float (&v)[kCols], bool valid, ScaleFormat format,
                                             const RowView& codes, int64_t at, int left, float* scale_at) {
@@ -119,12 +122,14 @@ __device__ __forceinline__ float prob_of(const RowView& prob, int64_t row, bool 
     return valid && prob ? static_cast<const float*>(prob.data)[row] : 1.0f;
 }
 
-// Moves 2F values in and F values (or codes and F/128 scales) out a row: 5.03 bytes a column, 0.082 ms at 32768 x 2048 and 4.1 TB/s. A warp
-// owns neighbouring rows and takes 512 columns at a time, 16 a lane. As soon as these are products, the columns after them, of the
-// next row too, are requested and travel while the block is quantised and stored, and while other warps compute: 64 KB an SM.
-// A 128-column block belongs to eight lanes, whose maximum does not depend on the order: deterministic. No barriers.
-// Instructions of 16 columns (SASS, codes): 525, of which 272 are the sigmoid; an SM issues 36 thread instructions a column at 4.1 TB/s and
-// 1.75 GHz, and 33 of them kept the scheduler busy and memory at 79 %: many BF16 rows go to rows.cu.
+// Moves 2F values in and F values (or codes and F/128 scales) out a row: 5.03 bytes a column, 0.082 ms at
+// 32768 x 2048 and 4.1 TB/s. A warp owns neighbouring rows and takes 512 columns at a time, 16 a lane. As
+// soon as these are products, the columns after them, of the next row too, are requested and travel while the
+// block is quantised and stored, and while other warps compute: 64 KB an SM. A 128-column block belongs to
+// eight lanes, whose maximum does not depend on the order: deterministic. No barriers. Instructions of 16
+// columns (SASS, codes): 525, of which 272 are the sigmoid; an SM issues 36 thread instructions a column
+// at 4.1 TB/s and 1.75 GHz, and 33 of them kept the scheduler busy and memory at 79 %: many BF16 rows go to
+// rows.cu.
 template <class Source, Output kOutput>
 __global__ void __launch_bounds__(Source::kForwardWarps* kWarpSize, Source::kForwardCtas)
     swiglu_kernel(const SwigluForward args) {
@@ -185,10 +190,11 @@ __device__ __forceinline__ float sum_over_block(float unit0, float unit1) {
     return sum;
 }
 
-// Moves 3F values in and 2F values (or codes and scales) out a row: 8.06 bytes a column, 0.132 ms at 32768 x 2048 and 4.1 TB/s. Rows, columns
-// and requests as in swiglu_kernel: 60 KB an SM. dprob: a lane's units, the block's eight lanes, the row's blocks in ascending
-// order, all inside the warp: the sum knows nothing of the grid. Pads: zeros. No barriers.
-// Instructions of 16 columns (SASS, codes): 770, 48 a column of the 58 that an SM issues at 4.1 TB/s and 1.75 GHz.
+// Moves 3F values in and 2F values (or codes and scales) out a row: 8.06 bytes a column, 0.132 ms at 32768 x
+// 2048 and 4.1 TB/s. Rows, columns and requests as in swiglu_kernel: 60 KB an SM. dprob: a lane's units, the
+// block's eight lanes, the row's blocks in ascending order, all inside the warp: the sum knows nothing of the
+// grid. Pads: zeros. No barriers. Instructions of 16 columns (SASS, codes): 770, 48 a column of the 58 that
+// an SM issues at 4.1 TB/s and 1.75 GHz.
 template <class Source, Output kOutput>
 __global__ void __launch_bounds__(Source::kBackwardWarps* kWarpSize, Source::kBackwardCtas)
     swiglu_backward_kernel(const SwigluGradient args) {

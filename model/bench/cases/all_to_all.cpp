@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // One row for every (token, expert) pair, by plain messages.
 #include "model/bench/cases/all_to_all.h"
 

@@ -1,5 +1,7 @@
-// The exchange as it is without deduplication: a message of one row for every (token, expert) pair, and stand-alone permutes at both
-// ends. What dispatch and combine are compared with; the same bytes at the experts, and sums in the order of combine's order `invariant`.
+// SPDX-License-Identifier: MIT
+// The exchange as it is without deduplication: a message of one row for every (token, expert) pair, and
+// stand-alone permutes at both ends. What dispatch and combine are compared with; the same bytes at the
+// experts, and sums in the order of combine's order `invariant`.
 #pragma once
 
 #include "kernels/comm/messages.h"
@@ -10,14 +12,17 @@
 
 namespace fp8flow::bench {
 
-// One rank's side. Rows that are sent stand by (expert, token), so by rank, too; received ones by (source rank, expert, token).
+// One rank's side. Rows that are sent stand by (expert, token), so by rank, too; received ones by (source
+// rank, expert, token).
 class PairExchange {
 public:
-    // Collective is nothing here: all is known from the routing of all ranks. `plan_groups`: those of this rank's M-rows.
+    // Collective is nothing here: all is known from the routing of all ranks. `plan_groups`: those of this
+    // rank's M-rows.
     PairExchange(Buffers& buffers, const std::vector<Routing>& all, int64_t rank,
                  const RowGroups& plan_groups);
 
-    // rows [T, H], plain or with vec128_wire scales -> dst [M, H], pads zero. Buffers for what travels are taken at once.
+    // rows [T, H], plain or with vec128_wire scales -> dst [M, H], pads zero. Buffers for what travels are
+    // taken at once.
     std::function<void(const Launch&)> dispatch(Ops& ops, Messages& messages, Buffers& buffers,
                                                 const ScaledTensor& rows, const ScaledTensor& dst) const;
     // src [M, H] bf16 -> y [T, H].

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Bench cases of attention and what stands around it.
 #include "model/bench/cases/case.h"
 

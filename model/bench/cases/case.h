@@ -1,6 +1,7 @@
-// What `bench` can measure: one case per operation, which makes its tensors for a shape, says which bytes and FLOPs the call cannot do
-// without, and calls it. Every operation of kernels/ops/list.h has one (a missing case does not link), and so has every exchange.
-// Read next: buffers.h, registry.cpp, then any case_*.cpp.
+// SPDX-License-Identifier: MIT
+// What `bench` can measure: one case per operation, which makes its tensors for a shape, says which bytes and
+// FLOPs the call cannot do without, and calls it. Every operation of kernels/ops/list.h has one (a missing
+// case does not link), and so has every exchange. Read next: buffers.h, registry.cpp, then any case_*.cpp.
 #pragma once
 
 #include "kernels/comm/messages.h"
@@ -58,7 +59,8 @@ struct Call {
         std::string name = {};
         std::function<void(const Launch&)> run = {};
     } peer = {};
-    // After exactly one run: normalised mean square error against a double product, on a sample. Products only.
+    // After exactly one run: normalised mean square error against a double product, on a sample. Products
+    // only.
     std::function<double()> error = {};
 };
 

@@ -1,5 +1,6 @@
-// Bench cases of what crosses ranks: routing, dispatch with three kinds of wire, combine, reductions. Ranks start each call together and
-// the slowest counts.
+// SPDX-License-Identifier: MIT
+// Bench cases of what crosses ranks: routing, dispatch with three kinds of wire, combine, reductions. Ranks
+// start each call together and the slowest counts.
 #include "model/bench/cases/all_to_all.h"
 
 namespace fp8flow::bench {
@@ -16,7 +17,7 @@ const std::vector<Key> kTokens = {
     {"align", "128", "128", "multiple of rows that an expert's group is padded to"}};
 const std::vector<Key> kWidth = {{"H", "7168", "256", "columns of a row"}};
 const Key kDispatcher = {"dispatcher", "flex", "flex", "flex (memory of peers) | alltoall"};
-const Key kSms = {"sms", "0", "0", "multiprocessors that the exchange may use; 0: all"};
+const Key kSms = {"sms", "0", "0", "SMs that the exchange may use; 0: all"};
 const Key kPeer = {"peer", "none", "none",
                    "also measure: none | alltoall (NCCL, one row a (token, expert), and permutes)"};
 const Key kOrder = {"order", "rank", "rank", "order of combine: rank | invariant"};
@@ -130,7 +131,8 @@ Call gather(Machine& machine, Buffers& buffers, const Shape& shape) {
         work};
 }
 
-// Rows that travel: bf16; fp8: codes and scales; fp8_casts: BF16 rows quantised before and dequantised behind the wire.
+// Rows that travel: bf16; fp8: codes and scales; fp8_casts: BF16 rows quantised before and dequantised behind
+// the wire.
 Call dispatch(Machine& machine, Buffers& buffers, const Shape& shape) {
     const Exchanged in = exchanged(machine, buffers, shape, CombineOrder::rank);
     const int64_t columns = shape.positive("H"), kind = shape.choice("wire", {"bf16", "fp8", "fp8_casts"});

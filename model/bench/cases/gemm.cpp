@@ -1,4 +1,6 @@
-// Bench cases of the matrix products: dense, grouped by expert, weight gradients, and fc1 with its fused epilogue.
+// SPDX-License-Identifier: MIT
+// Bench cases of the matrix products: dense, grouped by expert, weight gradients, and fc1 with its fused
+// epilogue.
 #include "model/bench/cases/case.h"
 #include "model/bench/cases/product_error.h"
 

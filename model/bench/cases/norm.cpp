@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Bench cases of RMSNorm: plain, with FP8 outputs, backward.
 #include "model/bench/cases/case.h"
 
@@ -29,8 +30,9 @@ Call norm(Machine& machine, Buffers& buffers, const Shape& shape) {
                    Work{}.reads_all(args.x, args.gamma).writes_all(args.y, args.rstd));
 }
 
-// The baseline of the transposed output: FP8 rows, then the stand-alone transpose. That reads a scale for each 1x128 block; where the rows
-// have one scale for all of them it gets a table of ones, which leaves the codes as they are.
+// The baseline of the transposed output: FP8 rows, then the stand-alone transpose. That reads a scale for
+// each 1x128 block; where the rows have one scale for all of them it gets a table of ones, which leaves the
+// codes as they are.
 Call norm_then_transpose(Machine& machine, Buffers& buffers, op::RmsNormQuantize args, const Work& work) {
     require(
         args.rows && args.transposed && args.rows.layout != ScaleLayout::vec128_wire, ExitCode::usage,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Bench cases of the optimizer: gradient norm, clipping, AdamW and the FP8 copies that it writes.
 #include "model/bench/cases/case.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Bench cases of the dispatch plan and the row movers, on one rank that has all experts.
 #include "model/bench/cases/routing.h"
 
@@ -52,7 +53,8 @@ Call plan(Machine& machine, Buffers& buffers, const Shape& shape) {
     const op::PlanDispatch args =
         plan_arguments(buffers, buffers.values(ids).reshape({ranks, tokens, topk}),
                        buffers.values(probs).reshape({ranks, tokens, topk}), 0, counts, alignment);
-    // the lists are written as long as they have entries; both end marks are part of the contract for send_tokens
+    // the lists are written as long as they have entries; both end marks are part of the contract for
+    // send_tokens
     const double received = static_cast<double>(counts.received * topk * 4 + counts.received * 4);
     return call_of(machine, &Ops::plan_dispatch, args,
                    Work{}

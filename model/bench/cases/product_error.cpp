@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Fetching samples of operands from the device, and their product in double precision.
 #include "model/bench/cases/product_error.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Bench cases of the quantisers and the FP8 transposes.
 #include "model/bench/cases/case.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Bench cases of the router: logits, top-k with what balancing takes and gives, the bias update.
 #include "model/bench/cases/case.h"
 
@@ -144,7 +145,8 @@ Call top_k_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
     return call_of(machine, &Ops::router_top_k_backward, args, work);
 }
 
-// What a layer does with its logits, forward and backward: choose, count, sum scores; both losses, and all gradients.
+// What a layer does with its logits, forward and backward: choose, count, sum scores; both losses, and all
+// gradients.
 Call route(Machine& machine, Buffers& buffers, const Shape& shape) {
     op::RouterTopK choice = top_k_arguments(buffers, shape);
     choice.balance = balance_outputs(buffers, shape.number("T"), shape.positive("E"));

@@ -1,4 +1,6 @@
-// Made-up routing for bench cases: which experts each token goes to, by a distribution of their popularity; and the dispatch plan of it.
+// SPDX-License-Identifier: MIT
+// Made-up routing for bench cases: which experts each token goes to, by a distribution of their popularity;
+// and the dispatch plan of it.
 #pragma once
 
 #include "model/bench/cases/case.h"
@@ -13,8 +15,8 @@ struct Routing {
     std::vector<int32_t> ids;  // [T, K], distinct experts of each token
     std::vector<float> probs;  // [T, K]
 };
-// balanced: every expert equally often (within one); the others: drawn without replacement by the weights that group_counts
-// uses, so a hot expert is chosen somewhat less often than its weight says.
+// balanced: every expert equally often (within one); the others: drawn without replacement by the weights
+// that group_counts uses, so a hot expert is chosen somewhat less often than its weight says.
 Routing make_routing(int64_t tokens, int64_t experts, int64_t topk, int64_t distribution, uint64_t seed);
 
 // The keys T, E, K, rows, align.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Bench cases of SwiGLU weighted by the routing probability, plain and with FP8 outputs.
 #include "model/bench/cases/case.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Bench cases of the two ends of the model and of element-wise operations.
 #include "model/bench/cases/case.h"
 

@@ -1,4 +1,6 @@
-// Attention on cuDNN at sizes where its backward runs part by part, against the native kernels on the same GPU.
+// SPDX-License-Identifier: MIT
+// Attention on cuDNN at sizes where its backward runs part by part, against the native kernels on the same
+// GPU.
 #include "kernels/hopper/attention/cudnn.h"
 #include "tests/support/parity.h"
 

@@ -1,5 +1,7 @@
-// Attention, rotary embedding and the packed projection of the Hopper backend against the reference, bit by bit: both sum in the order
-// of kernels/ops/attention.h. Attention on cuDNN against the reference within bounds.
+// SPDX-License-Identifier: MIT
+// Attention, rotary embedding and the packed projection of the Hopper backend against the reference, bit by
+// bit: both sum in the order of kernels/ops/attention.h. Attention on cuDNN against the reference within
+// bounds.
 #include "kernels/hopper/attention/cudnn.h"
 #include "tests/support/parity.h"
 
@@ -132,8 +134,9 @@ template <class Place> void run_both(Ops& ops, Place place, const Shape& s, Inpu
                             .dv = place(out.dv)});
 }
 
-// Probabilities and score gradients are rounded to bf16 before their products, so the bounds are those of a block (reliability: NMSE
-// 1e-4) and a fifth of it for the output. Where a gradient is zero but for rounding, 1e-5 an element is left to it.
+// Probabilities and score gradients are rounded to bf16 before their products, so the bounds are those of a
+// block (reliability: NMSE 1e-4) and a fifth of it for the output. Where a gradient is zero but for rounding,
+// 1e-5 an element is left to it.
 void expect_near(const HostTensor& got, const HostTensor& want, double bound, const char* what) {
     double error = 0, energy = 0;
     for (int64_t i = 0; i < want.numel(); ++i) {
@@ -145,7 +148,8 @@ void expect_near(const HostTensor& got, const HostTensor& want, double bound, co
         << what << ": NMSE " << error / energy;
 }
 
-// head sizes 64 and 128; one query head a key head, and groups of 2, 4 and 8; whole and partial tiles; several sequences
+// head sizes 64 and 128; one query head a key head, and groups of 2, 4 and 8; whole and partial tiles;
+// several sequences
 const std::vector<Shape> kCudnnShapes = {{2, 17, 8, 2, 64},   {3, 17, 4, 1, 128},  {2, 128, 4, 4, 128},
                                          {3, 128, 8, 4, 64},  {2, 129, 8, 2, 128}, {1, 129, 8, 1, 64},
                                          {1, 1024, 4, 2, 64}, {2, 1024, 8, 1, 128}};

@@ -1,6 +1,7 @@
-// Peer memory and the exchange over it in one process: one rank against the brute-force oracle, and threads that share one GPU, each with a
-// stream of its own: a replayed graph, a rank that does not come, memory that comes and goes. What several ranks exchange is tested
-// under mpirun.
+// SPDX-License-Identifier: MIT
+// Peer memory and the exchange over it in one process: one rank against the brute-force oracle, and threads
+// that share one GPU, each with a stream of its own: a replayed graph, a rank that does not come, memory that
+// comes and goes. What several ranks exchange is tested under mpirun.
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/exchange/peer/exchange.h"
 #include "kernels/hopper/hopper_ops.h"
@@ -14,15 +15,17 @@
 namespace fp8flow::test {
 namespace {
 
-// Threads of one process share a GPU here. A kernel that is loaded while another rank's kernel waits for this rank would never start, nor
-// one behind it in a queue that two streams share; so kernels are loaded at the start, and there are more queues than the default 8.
+// Threads of one process share a GPU here. A kernel that is loaded while another rank's kernel waits for this
+// rank would never start, nor one behind it in a queue that two streams share; so kernels are loaded at the
+// start, and there are more queues than the default 8.
 const int eager_loading = setenv("CUDA_MODULE_LOADING", "EAGER", 0);
 const int many_queues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 
 constexpr double kDeadline = 20;
 constexpr int64_t kCopyBytes = int64_t{64} << 20;  // of all tensors of one call
 
-// One rank's device side. Memory is taken before ranks begin to wait for each other and freed after they have ended.
+// One rank's device side. Memory is taken before ranks begin to wait for each other and freed after they have
+// ended.
 struct Rank {
     ProcessGroup& world;
     std::unique_ptr<ProcessGroup> expert_parallel, expert_replicas;
@@ -172,8 +175,8 @@ void check_case(const ExchangeCase& c) {
 
 constexpr CombineOrder kOrders[] = {CombineOrder::rank, CombineOrder::invariant};
 
-// Several ranks as threads of one process share copy queues, in which a copy can stand behind another rank's that waits for it; so what
-// several ranks exchange is the business of the tests under mpirun.
+// Several ranks as threads of one process share copy queues, in which a copy can stand behind another rank's
+// that waits for it; so what several ranks exchange is the business of the tests under mpirun.
 TEST(PeerExchange, OneRankAgreesWithTheOracle) {
     for (CombineOrder order : kOrders) {
         for (Wire wire : {Wire::plain, Wire::fp8, Wire::fp8_free_scales})

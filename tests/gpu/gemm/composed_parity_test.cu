@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The fused operations against the reference, and against their parts on the same GPU, bit by bit.
 #include "kernels/hopper/device/view.h"
 #include "tests/support/parity.h"
@@ -24,7 +25,8 @@ const std::vector<Case> kCases = {
     {{300, 2, 0}, 128, 1152, 256},           {{0, 0}, 128, 128, 128}, {{40}, 2048, 384, 0},
 };
 
-// extreme: rows whose products are infinite, not a number, or overflow behind SwiGLU, and tiny ones; compared with the parts only.
+// extreme: rows whose products are infinite, not a number, or overflow behind SwiGLU, and tiny ones; compared
+// with the parts only.
 void expect_fused_product(const Case& c, GemmBackend backend, ScaleFormat format, op::SaveH save_h,
                           bool extreme = false) {
     SCOPED_TRACE(fmt::format("counts {}, F {}, K {}, {}, h {}", fmt::join(c.counts, ","), c.width,

@@ -1,6 +1,8 @@
-// Grouped BF16 products on warpgroup instructions against the reference: tiles that are cut on every side, groups of no, one and many rows,
-// contractions of one stage and of many, parts of stages, several tiles for a pair of CTAs. Pads and what lies behind the last group are NaN.
-// Every call is made twice from the same memory and must give the same bits, with two multiprocessors as with all.
+// SPDX-License-Identifier: MIT
+// Grouped BF16 products on warpgroup instructions against the reference: tiles that are cut on every side,
+// groups of no, one and many rows, contractions of one stage and of many, parts of stages, several tiles for
+// a pair of CTAs. Pads and what lies behind the last group are NaN. Every call is made twice from the same
+// memory and must give the same bits, with two SMs as with all.
 #include "kernels/ops/gemm.h"
 
 #include "tests/support/parity.h"
@@ -28,7 +30,8 @@ void fill_rows(const HostTensor& t, const GroupsFixture& groups, int64_t base, u
     });
 }
 
-// `call` with all multiprocessors and with one pair: what it writes to d is close to the reference, and the same bits.
+// `call` with all SMs and with one pair: what it writes to d is close to the reference, and the
+// same bits.
 template <class Args> void expect_close_and_equal(const Args& args, const TensorView& d, double bound) {
     std::vector<HostTensor> results;
     const HostTensor before = [&] {

@@ -1,5 +1,7 @@
-// Matrix products of sizes as models have them, too large for the reference: against a product of the same codes computed on the GPU in
-// double precision, at the bounds for a correct kernel (a forgotten promotion to FP32 or one wrong scale exceeds them).
+// SPDX-License-Identifier: MIT
+// Matrix products of sizes as models have them, too large for the reference: against a product of the same
+// codes computed on the GPU in double precision, at the bounds for a correct kernel (a forgotten promotion to
+// FP32 or one wrong scale exceeds them).
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "tests/support/cases.h"
@@ -19,8 +21,8 @@ using op::GemmForm;
 
 constexpr int kTile = 16;
 
-// d[i, j] = sum over k of a[i * a_row + k * a_k] * b[j * b_row + k * b_k], ascending k, in double. One thread an element of d, tiles of both
-// operands in shared memory; a barrier before and after each tile is used.
+// d[i, j] = sum over k of a[i * a_row + k * a_k] * b[j * b_row + k * b_k], ascending k, in double. One thread
+// an element of d, tiles of both operands in shared memory; a barrier before and after each tile is used.
 __global__ void product_in_double(const float* a, int64_t a_row, int64_t a_k, const float* b, int64_t b_row,
                                   int64_t b_k, double* d, int64_t rows, int64_t cols, int64_t contraction) {
     __shared__ double a_tile[kTile][kTile + 1], b_tile[kTile][kTile + 1];
@@ -40,7 +42,8 @@ __global__ void product_in_double(const float* a, int64_t a_row, int64_t a_k, co
     if (i < rows && j < cols) d[i * cols + j] = sum;
 }
 
-// Values that a generator of two multiplications gives, since these tensors are large: codes and halves of mixed sign over some binades.
+// Values that a generator of two multiplications gives, since these tensors are large: codes and halves of
+// mixed sign over some binades.
 void fill_fast(const TensorView& view, uint32_t seed) {
     uint32_t state = seed * 2654435761u + 12345u;
     for (int64_t i = 0; i < view.numel(); ++i) {

@@ -1,5 +1,7 @@
-// What must not change a bit of a grouped product: being run again, how many multiprocessors it may use, and how many rows the other
-// groups have. Kernels of this project, every kind of operand that has one of its own.
+// SPDX-License-Identifier: MIT
+// What must not change a bit of a grouped product: being run again, how many SMs it may use, and
+// how many rows the other groups have. Kernels of this project, every kind of operand that has one of its
+// own.
 #include "kernels/ops/gemm.h"
 
 #include "tests/support/parity.h"
@@ -183,8 +185,8 @@ void copy_values(const TensorView& from, int64_t from_first, const TensorView& t
                 static_cast<std::size_t>(count * size));
 }
 
-// Group 1 keeps its rows, weights and scales, the others have other sizes, so that its rows stand elsewhere and its tiles meet other ones in
-// their pair and their turn.
+// Group 1 keeps its rows, weights and scales, the others have other sizes, so that its rows stand elsewhere
+// and its tiles meet other ones in their pair and their turn.
 constexpr int64_t kKept = 200;
 const std::vector<int64_t> kOthers[] = {{0, kKept, 0}, {1, kKept, 500}, {700, kKept, 3}, {129, kKept, 129}};
 
@@ -227,7 +229,8 @@ TEST(GemmInvariance, WeightGradientsDoNotDependOnOtherGroups) {
                 }
                 for (int64_t i = 0; i < width; ++i)
                     copy_values(codes, i * codes.dim(1) + from, copy, i * copy.dim(1) + to, kKept);
-                // blocks of the contraction by their place; scales of a group and of a tensor are where they were
+                // blocks of the contraction by their place; scales of a group and of a tensor are where they
+                // were
                 const int64_t per_block = columns.layout == L::tile128  ? ceil_div(width, kBlock)
                                           : columns.layout == L::vec128 ? width
                                                                         : 0;

@@ -1,6 +1,8 @@
-// The cuBLASLt baseline (kernels.gemm_backend: cublaslt) at shapes it must take itself: every recipe's layouts, forward, data gradient and
-// weight gradient, against the product of the same codes in double precision (on the GPU), at the bounds of a correct kernel. Ragged and
-// empty groups, row bases, contractions whose number of scale blocks is no multiple of 4, pads, untouched rows, and twice the same bits.
+// SPDX-License-Identifier: MIT
+// The cuBLASLt baseline (kernels.gemm_backend: cublaslt) at shapes it must take itself: every recipe's
+// layouts, forward, data gradient and weight gradient, against the product of the same codes in double
+// precision (on the GPU), at the bounds of a correct kernel. Ragged and empty groups, row bases, contractions
+// whose number of scale blocks is no multiple of 4, pads, untouched rows, and twice the same bits.
 #include "kernels/hopper/device/view.h"
 #include "kernels/ops/gemm.h"
 
@@ -17,8 +19,9 @@ namespace {
 using L = ScaleLayout;
 using op::GemmForm;
 
-// ---- the product in double precision ----------------------------------------------------------------------------------------------
-// want[i, j] += sum over k of a[i, k] b[j, k]; one thread an element, ascending k.
+// ---- the product in double precision
+// ---------------------------------------------------------------------------------------------- want[i, j]
+// += sum over k of a[i, k] b[j, k]; one thread an element, ascending k.
 __global__ void double_product(const double* a, const double* b, int64_t m, int64_t n, int64_t k,
                                double* want) {
     const int64_t at = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
@@ -52,7 +55,8 @@ void add_product(Device& device, const Matrix& a, const Matrix& b, double* want)
     for (double* copy : {da, db, dw}) device.free(copy);
 }
 
-// Element (batch, row, col) of a stored tensor, by the definition of its layout (kernels/core/scaled_tensor.h); `group` of group_row.
+// Element (batch, row, col) of a stored tensor, by the definition of its layout
+// (kernels/core/scaled_tensor.h); `group` of group_row.
 double value_of(const HostScaled& t, int64_t batch, int64_t row, int64_t col, int64_t group = 0) {
     const TensorView& codes = t.data.view();
     const int64_t R = codes.dim(-2), C = codes.dim(-1);
@@ -83,17 +87,18 @@ void fill_operand(const HostScaled& t, uint64_t seed) {
         fill_uniform(t.scales, seed + 1, 0.25, 2.0);
 }
 
-// BF16: the rounding of the output, about 2.7e-6. FP32: FP8 tensor cores add with about 14 bits and are promoted inside the contraction,
-// about 1.6e-8; without promotion it would be 1e-6 and more. The same bound for scalar and vector scales, whose kernels promote as well
-// (FAST_ACCUM off), at intervals that are not documented.
+// BF16: the rounding of the output, about 2.7e-6. FP32: FP8 tensor cores add with about 14 bits and are
+// promoted inside the contraction, about 1.6e-8; without promotion it would be 1e-6 and more. The same bound
+// for scalar and vector scales, whose kernels promote as well (FAST_ACCUM off), at intervals that are not
+// documented.
 double bound_of(DType dtype) { return dtype == DType::f32 ? 1e-7 : 4e-6; }
 
 class LtParity : public Parity {
 public:
     LtParity() { gpu.choose_kernels({.gemm = GemmBackend::cublaslt}); }
 
-    // Elements of d that `wanted` names (NaN: not written, bytes 0xFF; zero pads exactly), after `run`, twice, each of `products` products
-    // on cuBLASLt.
+    // Elements of d that `wanted` names (NaN: not written, bytes 0xFF; zero pads exactly), after `run`,
+    // twice, each of `products` products on cuBLASLt.
     void expect(const TensorView& d, const std::vector<double>& wanted, int64_t products, Gradient mode,
                 const std::string& what, const std::function<void()>& run) {
         run();
@@ -137,7 +142,7 @@ std::string name(const Operands& o) {
 const double kUntouched = std::nan("");
 const double kPad = -0.0;  // exactly zero; a sum that happens to be zero is +0
 
-// ---- forward and data gradient ------------------------------------------------------------------------------------------------------
+// ---- forward and data gradient
 void run_grouped(const Operands& o, const std::vector<int64_t>& counts, int64_t a_base, int64_t d_base,
                  int64_t n, int64_t k, DType d_dtype) {
     const GroupsFixture groups(counts, o.alignment, counts.size() > 1 ? 128 : 0);
@@ -203,7 +208,7 @@ TEST(LtGroupedGemm, EveryRecipe) {
     }
 }
 
-// ---- weight gradients -----------------------------------------------------------------------------------------------------------------
+// ---- weight gradients
 void run_wgrad(const Operands& o, const std::vector<int64_t>& counts, int64_t a_base, int64_t b_base,
                int64_t n, int64_t k, Gradient mode) {
     const GroupsFixture groups(counts, o.alignment, 128);
@@ -285,7 +290,7 @@ TEST(LtGroupedGemmWgrad, EveryRecipe) {
     }
 }
 
-// ---- dense ------------------------------------------------------------------------------------------------------------------------------
+// ---- dense
 TEST(LtGemm, EveryRecipe) {
     const int64_t m = 264, n = 384, k = 640;
     std::vector<Operands> operands = kRowOperands;

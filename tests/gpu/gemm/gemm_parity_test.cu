@@ -1,5 +1,7 @@
-// Matrix products of the Hopper backend against the reference, over every layout, form and grouping: the CUDA-core kernel bit by bit,
-// tensor cores (cuBLASLt and our own kernel) within the bounds of rounding, and twice for identical bits.
+// SPDX-License-Identifier: MIT
+// Matrix products of the Hopper backend against the reference, over every layout, form and grouping: the
+// CUDA-core kernel bit by bit, tensor cores (cuBLASLt and our own kernel) within the bounds of rounding, and
+// twice for identical bits.
 #include "kernels/hopper/device/view.h"
 #include "kernels/ops/gemm.h"
 
@@ -16,7 +18,8 @@ namespace {
 using L = ScaleLayout;
 using op::GemmForm;
 
-// Codes and scales that make every entry matter; free (not power-of-two) fp32 scales, so that a wrong order of rounding shows.
+// Codes and scales that make every entry matter; free (not power-of-two) fp32 scales, so that a wrong order
+// of rounding shows.
 void fill_operand(const HostScaled& t, uint64_t seed) {
     fill_normal(t.data, seed, is_fp8(t.data.view().dtype) ? 8.0 : 1.0);
     if (t.scales.view().dtype == DType::e8m0)
@@ -25,7 +28,8 @@ void fill_operand(const HostScaled& t, uint64_t seed) {
         fill_uniform(t.scales, seed + 1, 0.25, 2.0);
 }
 
-// The error of BF16 outputs is their rounding; of few elements it may reach the worst case of one flipped rounding, (2^-8)^2.
+// The error of BF16 outputs is their rounding; of few elements it may reach the worst case of one flipped
+// rounding, (2^-8)^2.
 double bound_of(const TensorView& d) {
     if (d.dtype == DType::f32) return 1e-7;
     return d.numel() < 8192 ? 0x1.0p-16 : 4e-6;
@@ -47,7 +51,8 @@ const char* name_of(GemmBackend backend) {
 }
 using fp8flow::name_of;
 
-// After both backends ran: the bits of the reference, or values within rounding and the same bits from a second run.
+// After both backends ran: the bits of the reference, or values within rounding and the same bits from a
+// second run.
 void expect_result(Parity& parity, const TensorView& d, Gradient mode, GemmBackend backend,
                    const std::function<void()>& run_again) {
     if (backend == GemmBackend::simt) {
@@ -61,7 +66,7 @@ void expect_result(Parity& parity, const TensorView& d, Gradient mode, GemmBacke
     EXPECT_TRUE(same_bytes(once, parity.from_gpu(d))) << "the second call gave other bits";
 }
 
-// ---- dense ------------------------------------------------------------------------------------------------------------------------
+// ---- dense
 struct Dense {
     int64_t m, n, k;
 };
@@ -164,11 +169,12 @@ TEST(GemmParity, DenseOnCublasLt) {
                       GemmBackend::native);
 }
 
-// ---- grouped ----------------------------------------------------------------------------------------------------------------------
+// ---- grouped
 const std::vector<std::vector<int64_t>> kCounts = {
     {0, 1, 127, 0, 128, 129, 5}, {300}, {0, 0}, {17, 0, 0, 40}, {3, 500, 0, 2}};
 
-// More steps than a warp holds scales of, and one pair of CTAs that walks all tiles: what is carried from a tile to the next.
+// More steps than a warp holds scales of, and one pair of CTAs that walks all tiles: what is carried from a
+// tile to the next.
 TEST(GroupedGemmParity, ManyStepsAndTiles) {
     const GroupsFixture groups({300, 0, 129, 3}, 128);
     const int64_t n = 320, k = 4352;
@@ -267,7 +273,7 @@ TEST(GroupedGemmParity, ScalesOfWholeRowsAndTensors) {
         }
 }
 
-// ---- weight gradients ---------------------------------------------------------------------------------------------------------------
+// ---- weight gradients
 // Codes of the pads of a transposed copy [dim, M].
 void zero_pads(const HostScaled& t, const GroupsFixture& groups, int64_t base) {
     const TensorView& codes = t.data.view();

@@ -1,4 +1,6 @@
-// FP8 weight gradients with a scale per 128 of the contraction, which have a kernel of their own on Hopper, against the reference.
+// SPDX-License-Identifier: MIT
+// FP8 weight gradients with a scale per 128 of the contraction, which have a kernel of their own on Hopper,
+// against the reference.
 #include "kernels/hopper/device/view.h"
 #include "kernels/ops/gemm.h"
 
@@ -20,8 +22,8 @@ struct Formats {
     L layout;
 };
 
-// The rows of one micro-batch and their operands, from a row base on. FP8 copies have zeros in their pads; what lies in front of the first group and
-// behind the last is NaN.
+// The rows of one micro-batch and their operands, from a row base on. FP8 copies have zeros in their pads;
+// what lies in front of the first group and behind the last is NaN.
 struct Rows {
     GroupsFixture groups;
     HostScaled dy, x;
@@ -57,7 +59,8 @@ struct WgradCase {
     std::vector<int64_t> counts, second;  // of the second micro-batch; empty: there is none
 };
 
-// The values of the reference, and the same bits from one pair of CTAs that walks all tiles and from every repetition.
+// The values of the reference, and the same bits from one pair of CTAs that walks all tiles and from every
+// repetition.
 void run_case(const WgradCase& c, Gradient mode, GemmBackend backend = GemmBackend::native) {
     SCOPED_TRACE(fmt::format("{} {} {} x {} {} counts {} and {}", name_of(c.formats.layout),
                              name_of(c.formats.dy), c.n, c.k,
@@ -125,7 +128,8 @@ TEST(WgradKernels, ShortAndLongContractions) {
         for (const Gradient mode : kModes) run_case(c, mode);
 }
 
-// Groups that are empty in the first, in the second and in both; the border between the two in front of, at and behind the 32nd block.
+// Groups that are empty in the first, in the second and in both; the border between the two in front of, at
+// and behind the 32nd block.
 TEST(WgradKernels, TwoMicroBatches) {
     const std::vector<int64_t> mixed = {0, 1153, 1, 256, 0, 130}, other = {0, 0, 700, 1, 128, 300},
                                none = {0, 0, 0, 0, 0, 0}, short_ones = {1, 384, 0, 0, 128, 300},

@@ -1,4 +1,6 @@
-// Embedding, cross-entropy and the element-wise ops on the GPU against the reference: every byte; NaN only has to be NaN on both sides.
+// SPDX-License-Identifier: MIT
+// Embedding, cross-entropy and the element-wise ops on the GPU against the reference: every byte; NaN only
+// has to be NaN on both sides.
 #include "kernels/hopper/device/view.h"
 #include "tests/support/parity.h"
 

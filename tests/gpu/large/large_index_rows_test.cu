@@ -1,4 +1,6 @@
-// Row movers, the ends of the model, element-wise operations and matrix products on tensors with more than 2^31 elements.
+// SPDX-License-Identifier: MIT
+// Row movers, the ends of the model, element-wise operations and matrix products on tensors with more than
+// 2^31 elements.
 #include "tests/support/large_index.h"
 
 namespace fp8flow::test {

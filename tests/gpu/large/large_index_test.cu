@@ -1,4 +1,6 @@
-// Quantisers, transposes, SwiGLU and norms on tensors with more than 2^31 elements, against the reference on the rows behind that mark.
+// SPDX-License-Identifier: MIT
+// Quantisers, transposes, SwiGLU and norms on tensors with more than 2^31 elements, against the reference on
+// the rows behind that mark.
 #include "tests/support/large_index.h"
 
 namespace fp8flow::test {

@@ -1,5 +1,7 @@
-// A whole MoE layer, forward and backward, captured in a CUDA graph: group sizes are read on the device only, so a graph that was captured
-// with one routing gives, with other inputs and other routing, the bytes of a run without a graph. One rank, local exchange.
+// SPDX-License-Identifier: MIT
+// A whole MoE layer, forward and backward, captured in a CUDA graph: group sizes are read on the device only,
+// so a graph that was captured with one routing gives, with other inputs and other routing, the bytes of a
+// run without a graph. One rank, local exchange.
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/cuda_check.h"
@@ -48,7 +50,8 @@ LayerCase layer_case(const GraphCase& graph_case) {
     return c;
 }
 
-// A block without attention: norm, router, plan, dispatch, experts, shared expert, combine; all on one stream.
+// A block without attention: norm, router, plan, dispatch, experts, shared expert, combine; all on one
+// stream.
 class Layer {
 public:
     Layer(const LayerCase& c, bool delayed)
@@ -92,7 +95,8 @@ public:
             device().fill(view.data, 0xFF, static_cast<std::size_t>(view.bytes()));
         device().synchronize();
     }
-    // Gives the stream one forward and backward of each micro-batch; the second has the two inputs in each other's place.
+    // Gives the stream one forward and backward of each micro-batch; the second has the two inputs in each
+    // other's place.
     void run() {
         for (int64_t m = 0; m < micro_batches_; ++m) run(m, m == 0 ? x_ : dy_, m == 0 ? dy_ : x_);
     }

@@ -1,5 +1,7 @@
-// Whole training steps on the GPU against the reference: same data, weights and (forced) routing, every recipe, one rank. Loss and every
-// main gradient of the first step, losses of the steps after it, and the same bits when run twice.
+// SPDX-License-Identifier: MIT
+// Whole training steps on the GPU against the reference: same data, weights and (forced) routing, every
+// recipe, one rank. Loss and every main gradient of the first step, losses of the steps after it, and the
+// same bits when run twice.
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/hopper_ops.h"
@@ -90,8 +92,8 @@ TEST_P(StepParity, LossAndGradientsAgree) {
         EXPECT_NEAR(hopper.losses[step], reference.losses[step], 2e-3 * reference.losses[step])
             << "step " << step + 1;
     EXPECT_NEAR(hopper.losses[0], reference.losses[0], 1e-4 * reference.losses[0]);
-    // BF16 roundings of different summation orders meet FP8 codes next to a rounding boundary: the bound of a whole block. cuDNN rounds the
-    // probabilities of attention too, in front of every block.
+    // BF16 roundings of different summation orders meet FP8 codes next to a rounding boundary: the bound of a
+    // whole block. cuDNN rounds the probabilities of attention too, in front of every block.
     const double bound = kernels() == "cudnn" ? 5e-3 : 1e-3;
     for (const auto& [name, want] : reference.gradients)
         EXPECT_LE(nmse_of(hopper.gradients.at(name), want), bound) << name;

@@ -1,5 +1,7 @@
-// A training step on the GPU with the host one step ahead: a warm step stops the host nowhere, gives the bits of steps run one by one, and
-// a step that runs out of rows is redone with the one behind it, at the exact boundary. One rank, local exchange.
+// SPDX-License-Identifier: MIT
+// A training step on the GPU with the host one step ahead: a warm step stops the host nowhere, gives the bits
+// of steps run one by one, and a step that runs out of rows is redone with the one behind it, at the exact
+// boundary. One rank, local exchange.
 #include "model/train/trainer.h"
 
 #include <gtest/gtest.h>
@@ -100,7 +102,8 @@ INSTANTIATE_TEST_SUITE_P(Recipes, StepSync,
                                          "mxfp8"),
                          [](const auto& info) { return std::string(info.param); });
 
-// Every token is a row of one of the four experts: 256 rows fit into a capacity of 256, for the 257th there is one row too few.
+// Every token is a row of one of the four experts: 256 rows fit into a capacity of 256, for the 257th there
+// is one row too few.
 TEST(StepOverflow, CapacityIsExact) {
     const struct {
         const char *length, *batch;
@@ -126,8 +129,8 @@ TEST(StepOverflow, CapacityIsExact) {
     }
 }
 
-// The flow's recipe with padded groups and skewed routing: half of all tokens on one expert, so that a capacity factor of nearly nothing
-// must grow more than once.
+// The flow's recipe with padded groups and skewed routing: half of all tokens on one expert, so that a
+// capacity factor of nearly nothing must grow more than once.
 TEST(StepOverflow, SkewedRoutingGrowsTheRoomAndLosesNothing) {
     std::vector<std::string> keys = {
         "model.seq_length=128", "training.micro_batch_size=8",     "model.moe_layer_freq=[1, 1]",

@@ -1,4 +1,6 @@
-// RMSNorm on the GPU against the reference, bit by bit: every dtype, both gammas, rows wider than shared memory, all FP8 outputs, both gradients.
+// SPDX-License-Identifier: MIT
+// RMSNorm on the GPU against the reference, bit by bit: every dtype, both gammas, rows wider than shared
+// memory, all FP8 outputs, both gradients.
 #include "kernels/hopper/device/view.h"
 #include "tests/support/parity.h"
 

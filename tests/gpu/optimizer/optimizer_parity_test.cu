@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // AdamW and the gradient norm on the GPU against the reference: every byte.
 #include "tests/support/parity.h"
 
@@ -8,7 +9,8 @@ namespace fp8flow::test {
 namespace {
 
 TEST(OptimizerParity, NormSquared) {
-    // around the ends of what the copy engine brings at once, of a block, of a CTA's blocks, and of the strands of block sums
+    // around the ends of what TMA brings at once, of a block, of a CTA's blocks, and of the
+    // strands of block sums
     for (const int64_t count : {0, 1, 127, 1023, 1024, 1025, 8191, 8192, 8193, 8 * 8192 - 1, 8 * 8192 + 1,
                                 300 * 4096 + 77, 1024 * 8192 + 1, 2112 * 8192 + 5000}) {
         SCOPED_TRACE(count);

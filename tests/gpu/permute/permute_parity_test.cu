@@ -1,4 +1,6 @@
-// The row movers on the GPU against the reference: every byte, over edge shapes, dtypes, scale layouts, row bases and overflowing groups.
+// SPDX-License-Identifier: MIT
+// The row movers on the GPU against the reference: every byte, over edge shapes, dtypes, scale layouts, row
+// bases and overflowing groups.
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/permute/permute.h"
 #include "tests/support/parity.h"
@@ -111,7 +113,8 @@ TEST(PermuteParity, PermutePadFp8) {
     }
 }
 
-// What permute_pad and the local exchange run where the plan's other side is known: the same bytes from the tokens' side.
+// What permute_pad and the local exchange run where the plan's other side is known: the same bytes from the
+// tokens' side.
 TEST(PermuteParity, FanOut) {
     for (const Case& c : kCases) {
         for (const DType scale_dtype : {DType::bf16, DType::e8m0, DType::f32}) {
@@ -170,7 +173,8 @@ TEST(PermuteParity, UnpermuteUnpad) {
     }
 }
 
-// What the local exchange runs: the sum, rounded before the residual or not, in the residual's place or another.
+// What the local exchange runs: the sum, rounded before the residual or not, in the residual's place or
+// another.
 TEST(PermuteParity, SumsWithResidual) {
     for (const Case& c : kCases) {
         if (c.skipped() || c.hidden % 8 != 0 || c.topk > 8) continue;

@@ -1,5 +1,6 @@
-// plan_dispatch on the GPU against the reference: every list, byte by byte, for every rank, with uneven ranks, hot experts, overflow at its
-// exact boundary, and rows in an arena.
+// SPDX-License-Identifier: MIT
+// plan_dispatch on the GPU against the reference: every list, byte by byte, for every rank, with uneven
+// ranks, hot experts, overflow at its exact boundary, and rows in an arena.
 #include "tests/support/parity.h"
 #include "tests/support/plans.h"
 

@@ -1,5 +1,6 @@
-// The quantisers and their inverse on the GPU against the reference, bit by bit: every layout, dtype and scale format; pads, empty groups,
-// row bases, ragged shapes, zeros, infinities and NaN.
+// SPDX-License-Identifier: MIT
+// The quantisers and their inverse on the GPU against the reference, bit by bit: every layout, dtype and
+// scale format; pads, empty groups, row bases, ragged shapes, zeros, infinities and NaN.
 #include "kernels/hopper/device/view.h"
 #include "tests/support/parity.h"
 
@@ -171,8 +172,8 @@ void expect_group_columns(const Case& c, const Formats& f) {
     p.expect_same_bytes(ScaledTensor(dst), "dst");
 }
 
-// Groups of no rows, of a part of a tile and of many tiles, whose first rows stand anywhere in a tile. On two multiprocessors (e5m2) the larger
-// ones do not fit on chip and are read twice.
+// Groups of no rows, of a part of a tile and of many tiles, whose first rows stand anywhere in a tile. On two
+// SMs (e5m2) the larger ones do not fit on chip and are read twice.
 TEST(QuantizeParity, GroupColumns) {
     for (const int64_t alignment : {1, 16, 128})
         for (const Formats& f : kFormats)
@@ -203,7 +204,8 @@ TEST(QuantizeParity, GroupColumnsOfManyGroups) {
     for (const Formats& f : kFormats)
         for (const int64_t cols : {64, 72}) expect_group_columns({small, 1, 0, cols, DType::bf16, 2, 1}, f);
 }
-// Columns of 64, 32 and 16 a CTA, by the rows of the groups, the last ones narrower; one group that is read twice beside many small ones.
+// Columns of 64, 32 and 16 a CTA, by the rows of the groups, the last ones narrower; one group that is read
+// twice beside many small ones.
 TEST(QuantizeParity, GroupColumnsOfEveryWidth) {
     std::vector<int64_t> outlier(101, 150), large(20, 3);
     outlier[40] = 1850;
@@ -216,7 +218,7 @@ TEST(QuantizeParity, GroupColumnsOfEveryWidth) {
         expect_group_columns({large, 16, 0, 648, DType::bf16, 32, 0}, f);
     }
 }
-// More rows than all multiprocessors hold: sent first, encoded after a second read.
+// More rows than all SMs hold: sent first, encoded after a second read.
 TEST(QuantizeParity, GroupColumnsReadTwice) {
     for (const Formats& f : kFormats) expect_group_columns({{28000, 70}, 16, 0, 192, DType::bf16, 48, 0}, f);
 }

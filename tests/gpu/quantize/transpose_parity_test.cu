@@ -1,4 +1,6 @@
-// The FP8 transposes on the GPU against the reference, bit by bit: every code under every shift, pads, rows of zeros, empty groups, row bases.
+// SPDX-License-Identifier: MIT
+// The FP8 transposes on the GPU against the reference, bit by bit: every code under every shift, pads, rows
+// of zeros, empty groups, row bases.
 #include "kernels/hopper/device/view.h"
 #include "tests/support/parity.h"
 
@@ -102,7 +104,8 @@ TEST(TransposeParity, Requantize) {
                 if (too_large_here(c.rows * c.dim)) continue;
                 Parity p;
                 Tensors t(c, dtype, -10, -4);
-                // one NaN for all: the sign of a NaN is not kept by the GPU, and infinity times a scale of 0 is a NaN
+                // one NaN for all: the sign of a NaN is not kept by the GPU, and infinity times a scale of 0
+                // is a NaN
                 for (int64_t i = 0; i < t.src.data.numel(); ++i)
                     if (!std::isfinite(t.src.codes(i))) t.src.data.view().bytes_ptr()[i] = 0x7F;
                 const HostScaled dst =

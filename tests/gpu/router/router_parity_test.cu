@@ -1,5 +1,7 @@
-// The router on the GPU against the reference: ids, probabilities, losses and gradients byte by byte, over all options and edge shapes, with
-// ties, NaN and infinity among the logits; products on tensor cores by their bound, all others byte by byte.
+// SPDX-License-Identifier: MIT
+// The router on the GPU against the reference: ids, probabilities, losses and gradients byte by byte, over
+// all options and edge shapes, with ties, NaN and infinity among the logits; products on tensor cores by
+// their bound, all others byte by byte.
 #include "kernels/hopper/device/view.h"
 #include "tests/support/parity.h"
 
@@ -35,7 +37,8 @@ const std::vector<Projection> kProjections = {
     {600, 300, 33, DType::bf16},
     {520, 16, 3, DType::f32},
     {1200, 7168, 512, DType::bf16},  // block sums larger than the workspace: rounds
-    // tensor cores: parts of the columns, ragged; two column tiles; many blocks of tokens; several row tiles a CTA of dx; rounds of parts
+    // tensor cores: parts of the columns, ragged; two column tiles; many blocks of tokens; several row tiles
+    // a CTA of dx; rounds of parts
     {260, 2056, 200, DType::bf16},
     {130, 3592, 136, DType::bf16},
     {257, 4104, 264, DType::bf16},
@@ -44,7 +47,8 @@ const std::vector<Projection> kProjections = {
     {8200, 4096, 512, DType::bf16},
 };
 
-// Norm-wise 1e-5, squared. dx is rounded to BF16: where the sums differ in their last bits, few elements round to the other neighbour.
+// Norm-wise 1e-5, squared. dx is rounded to BF16: where the sums differ in their last bits, few elements
+// round to the other neighbour.
 constexpr double kSumBound = 1e-10, kInputBound = 1e-6;
 bool is_tensor_core_shape(const Projection& p) { return p.dtype == DType::bf16 && p.hidden % 8 == 0; }
 
@@ -69,7 +73,8 @@ TEST(RouterParity, Logits) {
     }
 }
 
-// Against double: the tensor cores' sums at a contraction of 7168 terms of one sign, where truncation adds up.
+// Against double: the tensor cores' sums at a contraction of 7168 terms of one sign, where truncation adds
+// up.
 TEST(RouterParity, LogitsOfOneSignInDouble) {
     constexpr int64_t kTokens = 67, kHidden = 7168;
     for (const int64_t experts : {24, 136}) {
@@ -239,7 +244,8 @@ std::string name_of(const Choice& c) {
            std::to_string(c.options.group_topk);
 }
 
-// Both operations with everything that they can write, once as asked for and once without balancing, over sets of tokens.
+// Both operations with everything that they can write, once as asked for and once without balancing, over
+// sets of tokens.
 struct Routing {
     Parity parity;
     HostTensor logits, bias, ids, probs, counts, plain, sums, squares, dprobs, earlier, dlogits, losses;
@@ -353,7 +359,8 @@ TEST(RouterParity, BalancingOfMany) {
     }
 }
 
-// Logits that differ in their last bits, or not at all, where a choice on shortened keys is not enough; all orders of equal ones.
+// Logits that differ in their last bits, or not at all, where a choice on shortened keys is not enough; all
+// orders of equal ones.
 TEST(RouterParity, NearTies) {
     const op::RouterOptions post{}, sigmoid{.score = Score::sigmoid};
     for (const int64_t experts : {8, 64, 160, 256, 512, 600})

@@ -1,4 +1,6 @@
-// The GPU rounds as the host does: conversions in hardware and in scalar_math.h, and the elementary functions, bit by bit.
+// SPDX-License-Identifier: MIT
+// The GPU rounds as the host does: conversions in hardware and in scalar_math.h, and the elementary
+// functions, bit by bit.
 #include "kernels/core/scalar_math.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/runtime/device_query.h"
@@ -12,8 +14,8 @@
 namespace fp8flow::hopper {
 namespace {
 
-// Every exponent and sign with mantissas that visit all ties of the narrow formats and their neighbours, and a walk through
-// all bit patterns by a stride that is odd, so that low mantissa bits vary.
+// Every exponent and sign with mantissas that visit all ties of the narrow formats and their neighbours, and
+// a walk through all bit patterns by a stride that is odd, so that low mantissa bits vary.
 std::vector<float> test_values() {
     std::vector<float> values;
     for (uint32_t top = 0; top < 0x10000; top += 8) {  // all BF16 patterns with 4 mantissa bits

@@ -1,5 +1,6 @@
-// Clock and probe of the GPU: events measure a delay of known length, streaming traffic writes what it should and nothing else, and the
-// ceilings are those of a GPU.
+// SPDX-License-Identifier: MIT
+// Clock and probe of the GPU: events measure a delay of known length, streaming traffic writes what it should
+// and nothing else, and the ceilings are those of a GPU.
 #include "kernels/ceilings.h"
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/runtime/count_launches.h"

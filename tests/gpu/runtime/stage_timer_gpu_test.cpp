@@ -1,4 +1,6 @@
-// The stage timer on a GPU: spans measured by events, in order, nested, without waiting for the device while they are recorded.
+// SPDX-License-Identifier: MIT
+// The stage timer on a GPU: spans measured by events, in order, nested, without waiting for the device while
+// they are recorded.
 #include "kernels/core/stage_timer.h"
 #include "kernels/hopper/factory.h"
 
@@ -48,7 +50,8 @@ TEST(StageTimerGpu, SpansAreDeviceTimesAndRecordingWaitsForNobody) {
     }
 }
 
-// A second timer sees the clock that the first one sees in the same time, whichever of its marks are used again.
+// A second timer sees the clock that the first one sees in the same time, whichever of its marks are used
+// again.
 TEST(StageTimerGpu, PartsTellTheClockOfTheMultiprocessors) {
     const auto ops = hopper::make_ops(0);
     const auto probe = hopper::make_probe(*ops);

@@ -1,5 +1,6 @@
-// The fast sigmoid of the SwiGLU kernels (kernels/hopper/device/sigmoid.h) against the host: the reciprocal for every mantissa, and sigmoids near
-// and far.
+// SPDX-License-Identifier: MIT
+// The fast sigmoid of the SwiGLU kernels (kernels/hopper/device/sigmoid.h) against the host: the reciprocal
+// for every mantissa, and sigmoids near and far.
 #include "kernels/hopper/device/sigmoid.h"
 #include "tests/support/parity.h"
 

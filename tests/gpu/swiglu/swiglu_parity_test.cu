@@ -1,4 +1,6 @@
-// SwiGLU on the GPU against the reference, bit by bit: values, codes, scales, dprob; groups with pads, empty groups and row bases.
+// SPDX-License-Identifier: MIT
+// SwiGLU on the GPU against the reference, bit by bit: values, codes, scales, dprob; groups with pads, empty
+// groups and row bases.
 #include "kernels/hopper/device/view.h"
 #include "tests/support/parity.h"
 
@@ -25,14 +27,11 @@ const std::vector<Case>& cases() {
         {{300, 2, 0}, 0, 768, DType::bf16, 256, true},
         {{0, 0}, 0, 128, DType::bf16, 128, true},
         {{17, 40}, 0, 128, DType::f32, 128, false},
-        {{},
-         700,
-         1408,
-         DType::bf16,
-         0,
-         true},  // several rows a warp where SMs are few; columns in 2.75 steps
+        {{}, 700, 1408, DType::bf16, 0, true},  // several rows a warp where SMs are few; columns in 2.75
+                                                // steps
         {std::vector<int64_t>(70, 3), 0, 256, DType::bf16, 128, true},  // more groups than lanes
-        // enough columns for rows through shared memory and a table of sigmoids: rows of one, several and many pieces
+        // enough columns for rows through shared memory and a table of sigmoids: rows of one, several and
+        // many pieces
         {{}, 770, 1408, DType::bf16, 0, true},
         {{}, 521, 2304, DType::bf16, 0, false},
         {{}, 37, 28672, DType::bf16, 0, true},
@@ -124,7 +123,8 @@ TEST(SwigluParity, PlainOnOneSm) {
     for (const Case& c : ragged_cases()) compare_plain(c, Launch{.sm_limit = 1});
 }
 
-// Every BF16 value as a gate, 16 times; those that are not finite give what is not a number, or zero, in the same places.
+// Every BF16 value as a gate, 16 times; those that are not finite give what is not a number, or zero, in the
+// same places.
 TEST(SwigluParity, EveryGate) {
     constexpr int64_t kRows = 1024, kWidth = 1024;
     if (too_large_here(kRows * kWidth)) return;

@@ -1,4 +1,6 @@
-// Dispatch and combine between thread ranks against the brute-force oracle, at every shape and skew that has broken others.
+// SPDX-License-Identifier: MIT
+// Dispatch and combine between thread ranks against the brute-force oracle, at every shape and skew that has
+// broken others.
 #include "kernels/comm/staged_exchange.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/exchange_oracle.h"
@@ -88,7 +90,8 @@ TEST_P(ExchangeRanks, Skew) {
                      .seed = 4});
 }
 
-// Shapes, skews and options drawn at random; hidden sizes that are no multiple of anything where rows are plain.
+// Shapes, skews and options drawn at random; hidden sizes that are no multiple of anything where rows are
+// plain.
 TEST_P(ExchangeRanks, RandomCases) {
     for (uint64_t seed = 0; seed < 120; ++seed) {
         auto draw = [&, n = uint64_t{0}](int64_t below) mutable {
@@ -139,7 +142,8 @@ TEST(Exchange, TwoLayersInFlight) {
     }
 }
 
-// The same 48 tokens on 1, 2 and 4 ranks: order `invariant` gives the same bits, order `rank` (which rounds once per rank) does not.
+// The same 48 tokens on 1, 2 and 4 ranks: order `invariant` gives the same bits, order `rank` (which rounds
+// once per rank) does not.
 TEST(Exchange, InvariantOrderDoesNotDependOnTheNumberOfRanks) {
     for (CombineOrder order : kOrders) {
         std::vector<std::vector<uint8_t>> results;
@@ -161,7 +165,8 @@ TEST(Exchange, InvariantOrderDoesNotDependOnTheNumberOfRanks) {
     }
 }
 
-// Values that BF16 holds exactly: token t of rank r is (64 r + t) / 256 in every column, its sum over k experts k times that.
+// Values that BF16 holds exactly: token t of rank r is (64 r + t) / 256 in every column, its sum over k
+// experts k times that.
 TEST(Exchange, ClosedForm) {
     constexpr int64_t kRanks = 4, kTokens = 64, kHidden = 128, kTopk = 2;
     for (CombineOrder order : kOrders) {

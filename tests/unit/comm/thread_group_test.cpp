@@ -1,5 +1,6 @@
-// Ranks as threads: every collective against closed forms at 1 to 5 ranks, and how a rank that fails, leaves or never comes shows
-// on the others.
+// SPDX-License-Identifier: MIT
+// Ranks as threads: every collective against closed forms at 1 to 5 ranks, and how a rank that fails, leaves
+// or never comes shows on the others.
 #include "kernels/comm/process_group.h"
 #include "kernels/core/error.h"
 #include "tests/support/collective_checks.h"
@@ -49,7 +50,8 @@ TEST_P(Ranks, PiecesOfALargeReductionFitTogether) {  // 5 Mi floats are two piec
 
 INSTANTIATE_TEST_SUITE_P(Threads, Ranks, testing::Values(1, 2, 3, 4, 5));
 
-// Many short collectives with random delays: a buffer reused too early, or a meeting mixed up with the next, shows here.
+// Many short collectives with random delays: a buffer reused too early, or a meeting mixed up with the next,
+// shows here.
 TEST(ThreadGroup, ManyCollectivesInARow) {
     run_thread_ranks(4, 60, [](ProcessGroup& group) {
         for (int step = 0; step < 400; ++step) {

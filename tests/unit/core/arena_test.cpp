@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The arena (placement, growth, marks, peaks), tensor views, and the counter-based random numbers.
 #include "kernels/core/arena.h"
 #include "kernels/core/random.h"
@@ -225,7 +226,7 @@ TEST(Arena, Fp8TensorsComeWithScalesOfTheirLayout) {
     EXPECT_FALSE(plain.scales);
 }
 
-// ---- views ------------------------------------------------------------------------------------------------------------------------
+// ---- views
 
 TEST(TensorView, SlicesAndReshapesPointIntoTheSameMemory) {
     std::vector<float> data(24);
@@ -272,7 +273,7 @@ TEST(TensorView, AbsentAndEmptyDiffer) {
     EXPECT_EQ(describe(empty), "bf16[0, 128]");
 }
 
-// ---- random numbers ------------------------------------------------------------------------------------------------------------------
+// ---- random numbers
 
 // Known answers published with the generator (Random123, philox4x32-10).
 TEST(Random, PhiloxKnownAnswers) {

@@ -1,5 +1,7 @@
-// The arithmetic of encode_pairs (kernels/hopper/norm/forward.h): BF16 values multiplied by a block's power of two in BF16 become the codes that
-// the product in fp32 gives, for every value of a block and every multiplier that quant_scale makes of BF16 maxima.
+// SPDX-License-Identifier: MIT
+// The arithmetic of encode_pairs (kernels/hopper/norm/forward.h): BF16 values multiplied by a block's power
+// of two in BF16 become the codes that the product in fp32 gives, for every value of a block and every
+// multiplier that quant_scale makes of BF16 maxima.
 #include "kernels/core/scalar_math.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
-// The shared scalar arithmetic, exhaustively: every bf16, fp16 and FP8 code, the quantisation rules over all exponents, the
-// scaling-aware shift over all codes and shifts, exp and log against double.
+// SPDX-License-Identifier: MIT
+// The shared scalar arithmetic, exhaustively: every bf16, fp16 and FP8 code, the quantisation rules over all
+// exponents, the scaling-aware shift over all codes and shifts, exp and log against double.
 #include "kernels/core/scalar_math.h"
 
 #include "kernels/core/random.h"
@@ -18,7 +19,7 @@ constexpr DType kFp8[] = {DType::e4m3, DType::e5m2};
 
 bool is_nan(float x) { return std::isnan(x); }
 
-// ---- max, NaN ---------------------------------------------------------------------------------------------------------------
+// ---- max, NaN
 TEST(ScalarMath, MaxIgnoresNanOnBothSides) {
     const float nan = std::nanf("");
     EXPECT_EQ(max_ignore_nan(1.0f, 2.0f), 2.0f);
@@ -30,7 +31,7 @@ TEST(ScalarMath, MaxIgnoresNanOnBothSides) {
     EXPECT_TRUE(is_nan(max_ignore_nan(nan, nan)));
 }
 
-// ---- bf16, fp16 ---------------------------------------------------------------------------------------------------------------
+// ---- bf16, fp16
 TEST(ScalarMath, EveryBf16RoundTrips) {
     for (uint32_t bits = 0; bits < 65536; ++bits) {
         const float value = to_float(Bf16{static_cast<uint16_t>(bits)});
@@ -64,7 +65,8 @@ TEST(ScalarMath, EveryFp16RoundTrips) {
     }
 }
 
-// Every pair of neighbours: their midpoint goes to the even one, one float above and below it to the nearer one.
+// Every pair of neighbours: their midpoint goes to the even one, one float above and below it to the nearer
+// one.
 template <class To, class Value>
 void check_midpoints(uint32_t largest, To to, Value value, uint32_t sign_bit) {
     for (uint32_t code = 0; code < largest; ++code) {
@@ -96,7 +98,7 @@ TEST(ScalarMath, MidpointsOfBf16AndFp16GoToEven) {
     EXPECT_EQ(to_bf16(-INFINITY).bits, 0xFF80);
 }
 
-// ---- FP8 ----------------------------------------------------------------------------------------------------------------------
+// ---- FP8
 TEST(ScalarMath, EveryFp8CodeHasItsValueAndRoundTrips) {
     for (DType dtype : kFp8)
         for (int code = 0; code < 256; ++code) {
@@ -145,7 +147,7 @@ TEST(ScalarMath, MidpointsOfFp8GoToEvenAndOverflowSaturates) {
     }
 }
 
-// ---- quantisation scales --------------------------------------------------------------------------------------------------------
+// ---- quantisation scales
 TEST(ScalarMath, QuantScaleOverAllExponents) {
     for (DType dtype : kFp8)
         for (uint32_t exponent = 0; exponent < 255; ++exponent)
@@ -247,7 +249,7 @@ TEST(ScalarMath, PowerOfTwoScaleIsTheQuotientCutToAPowerOfTwo) {
     EXPECT_EQ(differences, 0);
 }
 
-// ---- the scaling-aware shift ------------------------------------------------------------------------------------------------------
+// ---- the scaling-aware shift
 TEST(ScalarMath, ShiftDownIsRoundToNearestEvenForEveryCodeAndShift) {
     for (DType dtype : kFp8)
         for (int k = 0; k <= 300; ++k)
@@ -263,7 +265,7 @@ TEST(ScalarMath, ShiftDownIsRoundToNearestEvenForEveryCodeAndShift) {
             }
 }
 
-// ---- elementary functions -----------------------------------------------------------------------------------------------------------
+// ---- elementary functions
 TEST(ScalarMath, ExpAgainstDouble) {
     double worst = 0;
     auto check = [&](float x) {

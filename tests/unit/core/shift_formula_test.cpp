@@ -1,5 +1,7 @@
-// The arithmetic of kernels/hopper/device/shift.h (FP8 -> FP16 * 2^-k -> FP8) with FP16 rounded on the host: every code under every shift
-// becomes what fp8_shift_down says. The kernel itself: tests/gpu/quantize/transpose_parity_test.cu.
+// SPDX-License-Identifier: MIT
+// The arithmetic of kernels/hopper/device/shift.h (FP8 -> FP16 * 2^-k -> FP8) with FP16 rounded on the host:
+// every code under every shift becomes what fp8_shift_down says. The kernel itself:
+// tests/gpu/quantize/transpose_parity_test.cu.
 #include "kernels/core/scalar_math.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,6 @@
-// The stage timer on a clock of the test's own: nesting, own times, what is booked under which stage, and nothing at all while it is off.
+// SPDX-License-Identifier: MIT
+// The stage timer on a clock of the test's own: nesting, own times, what is booked under which stage, and
+// nothing at all while it is off.
 #include "kernels/core/stage_timer.h"
 
 #include "kernels/core/error.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The host's timeline: marks count from 0, time between them is what a clock says, unknown marks are refused.
 #include "kernels/core/timeline.h"
 

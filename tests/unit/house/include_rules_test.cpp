@@ -1,5 +1,6 @@
-// Holds the floors of the house over the source text: who may include whom, no cycles, how a file opens, how long it may be,
-// and where inline assembly lives. Each rule is also shown a planted violation.
+// SPDX-License-Identifier: MIT
+// Holds the floors of the house over the source text: who may include whom, no cycles, how a file opens, how
+// long it may be, and where inline assembly lives. Each rule is also shown a planted violation.
 #include <gtest/gtest.h>
 
 #include <algorithm>

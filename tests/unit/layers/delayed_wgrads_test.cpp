@@ -1,5 +1,7 @@
-// moe_delay_wgrad_compute: expert weight gradients of two micro-batches as one product. Training with it equals training without it within the
-// rounding of one sum, under every recompute mode, and costs one product a pair and the memory that `plan` says.
+// SPDX-License-Identifier: MIT
+// moe_delay_wgrad_compute: expert weight gradients of two micro-batches as one product. Training with it
+// equals training without it within the rounding of one sum, under every recompute mode, and costs one
+// product a pair and the memory that `plan` says.
 #include "layers/delayed_wgrads.h"
 
 #include "model/plan/plan.h"
@@ -29,8 +31,9 @@ bool is_expert_gradient(const std::string& name) {
            name.find("shared") == std::string::npos;
 }
 
-// Here an expert has at most 128 rows of a micro-batch and scales are powers of two, so that a product is one block and no sum is rounded on its way into
-// dW: the first pair, which overwrites dW, and what is alone give the same bits. A pair that is added gives the same sum in another order.
+// Here an expert has at most 128 rows of a micro-batch and scales are powers of two, so that a product is one
+// block and no sum is rounded on its way into dW: the first pair, which overwrites dW, and what is alone give
+// the same bits. A pair that is added gives the same sum in another order.
 TEST(DelayedWgrads, GradientsAreThoseOfEachMicroBatchAlone) {
     for (const Recipe recipe : kPairing)
         for (const int64_t micro_batches : {1, 2, 3, 4}) {
@@ -109,7 +112,8 @@ TEST(DelayedWgrads, TrainsAsWithout) {
         }
 }
 
-// A step that ran out of rows half-way leaves operands behind that nobody takes, and the next attempt has more rows.
+// A step that ran out of rows half-way leaves operands behind that nobody takes, and the next attempt has
+// more rows.
 TEST(DelayedWgrads, AnOverflowIsRedone) {
     for (const Recipe recipe : kPairing) {
         const auto run = [&](const char* factor) {

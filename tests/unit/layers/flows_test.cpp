@@ -1,5 +1,7 @@
-// Every recipe's MoE layer, forward and backward: against the fp32 recipe on the same weights and the same choice of experts; its casts,
-// transposes and bytes on the wire; and what each switch of the flow changes and what it must not change. All memory starts as NaN.
+// SPDX-License-Identifier: MIT
+// Every recipe's MoE layer, forward and backward: against the fp32 recipe on the same weights and the same
+// choice of experts; its casts, transposes and bytes on the wire; and what each switch of the flow changes
+// and what it must not change. All memory starts as NaN.
 #include "layers/forced_routing.h"
 #include "model/config/config.h"
 #include "model/train/transformer.h"
@@ -45,10 +47,11 @@ struct Bounds {
     double output, dx, dw1, dw2, router;
 };
 
-// E4M3 with a scale per block errs by 2.6 % rms: 7e-4 of a tensor's energy. Gate and up carry the errors of x and W1 (1.4e-3 each), their
-// product both, and fc2 adds those of its two operands: 4.2e-3, of which `difference` is half. dW2 reads the activation and dY (2.8e-3 +
-// 0.7e-3 + 0.7e-3), dx and dW1 lie behind two roundings more. The router's gradient is a difference of products, so that its error is
-// larger than theirs. bf16: 2^-9 at a handful of places.
+// E4M3 with a scale per block errs by 2.6 % rms: 7e-4 of a tensor's energy. Gate and up carry the errors of x
+// and W1 (1.4e-3 each), their product both, and fc2 adds those of its two operands: 4.2e-3, of which
+// `difference` is half. dW2 reads the activation and dY (2.8e-3 + 0.7e-3 + 0.7e-3), dx and dW1 lie behind two
+// roundings more. The router's gradient is a difference of products, so that its error is larger than theirs.
+// bf16: 2^-9 at a handful of places.
 Bounds bounds_of(const PrecisionSpec& p) {
     if (p.recipe == Recipe::bf16) return {2e-5, 3e-5, 3e-5, 2e-5, 5e-5};
     // E5M2 keeps one bit less: four times the error for each of the two gradients
@@ -90,7 +93,7 @@ void expect_same_bits(const LayerCase& a, const LayerCase& b, const std::string&
     for (size_t r = 0; r < first.size(); ++r) expect_same_bits(first[r], second[r], what);
 }
 
-// ---- against fp32 ---------------------------------------------------------------------------------------------------------------
+// ---- against fp32
 
 TEST(Flows, RoutedExpertsAgainstFp32) {
     for (Recipe recipe : kRecipes) expect_close(LayerCase::of(recipe), std::string(recipe_name(recipe)));
@@ -158,7 +161,8 @@ TEST(Flows, SecondMicroBatchAddsItsGradients) {
     }
 }
 
-// Delayed scaling: what a step saw that was not applied (rows overflowed) leaves no trace in the scale of later steps.
+// Delayed scaling: what a step saw that was not applied (rows overflowed) leaves no trace in the scale of
+// later steps.
 TEST(Flows, ARedoneStepLeavesNoMaximum) {
     LayerCase c = LayerCase::of(Recipe::fp8_tensorwise);
     c.tokens = {16};
@@ -192,7 +196,7 @@ TEST(Flows, ARedoneStepLeavesNoMaximum) {
     });
 }
 
-// ---- casts, transposes, bytes -----------------------------------------------------------------------------------------------------
+// ---- casts, transposes, bytes
 
 TEST(Flows, CastsPerMoeLayer) {
     const std::map<Recipe, int64_t> wanted{{Recipe::bf16, 0},          {Recipe::fp8_flow, 1},
@@ -276,7 +280,8 @@ TEST(Flows, WireBytes) {
                 const int64_t other = 1 - r;
                 // forward and backward: rows out to their experts
                 EXPECT_EQ(wire.dispatch, static_cast<double>(2 * pairs[r][other] * leg.dispatch_row));
-                // forward and backward: BF16 sums (or single rows) to their owner; backward: one fp32 per choice
+                // forward and backward: BF16 sums (or single rows) to their owner; backward: one fp32 per
+                // choice
                 const int64_t rows = order == CombineOrder::rank ? pairs[other][r] : choices[other][r];
                 EXPECT_EQ(wire.combine, static_cast<double>(2 * rows * 2 * kHidden + 4 * choices[other][r]));
                 EXPECT_EQ(wire.routing, static_cast<double>(c.slots() * 3 * (4 + 4)));
@@ -288,7 +293,7 @@ TEST(Flows, WireBytes) {
     }
 }
 
-// ---- switches -------------------------------------------------------------------------------------------------------------------
+// ---- switches
 
 TEST(Flows, UnfusedPermuteAndPadGivesTheSameBytes) {
     for (bool free_scales : {false, true}) {
@@ -367,7 +372,8 @@ TEST(Flows, HybridChangesTheBackwardOnly) {
     }
 }
 
-// Weight gradients against those from the same codes without a second quantisation (fp8_wgrad: false reads them dequantised).
+// Weight gradients against those from the same codes without a second quantisation (fp8_wgrad: false reads
+// them dequantised).
 TEST(Flows, TransposeAddsAnErrorOnlyWithFreeScales) {
     auto w1_gradient = [](bool aware, ScaleFormat scales, bool fp8_wgrad) {
         LayerCase c = LayerCase::of(Recipe::fp8_flow);

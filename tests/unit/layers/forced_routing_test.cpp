@@ -1,4 +1,6 @@
-// Forced assignments: exact loads, distinct experts, as many ranks per token as uniform routing reaches, the same every time.
+// SPDX-License-Identifier: MIT
+// Forced assignments: exact loads, distinct experts, as many ranks per token as uniform routing reaches, the
+// same every time.
 #include "layers/forced_routing.h"
 #include "model/plan/plan.h"
 

@@ -1,4 +1,6 @@
-// --tensor-stats: counts and errors against sums made here from the codes themselves, and what a layer reports.
+// SPDX-License-Identifier: MIT
+// --tensor-stats: counts and errors against sums made here from the codes themselves, and what a layer
+// reports.
 #include "layers/tensor_stats.h"
 
 #include "model/train/transformer.h"
@@ -17,7 +19,8 @@ using test::HostScaled;
 using test::HostTensor;
 using test::LayerCase;
 
-// Rows of which the second half of each 32-block is far below its first half: some values underflow to code 0.
+// Rows of which the second half of each 32-block is far below its first half: some values underflow to code
+// 0.
 HostTensor wide_range(int64_t rows, int64_t columns) {
     HostTensor x(DType::bf16, {rows, columns});
     test::fill(x, [&](int64_t i) {
@@ -161,7 +164,8 @@ TEST(TensorStats, OfALayer) {
     }
 }
 
-// With the cast behind the wire, what arrives is observed instead of the norm's rows: 64 tokens to 2 experts each.
+// With the cast behind the wire, what arrives is observed instead of the norm's rows: 64 tokens to 2 experts
+// each.
 TEST(TensorStats, OfTheFlowWithoutAnFp8Wire) {
     for (bool routed : {true, false}) {
         LayerCase c = LayerCase::of(Recipe::fp8_flow);

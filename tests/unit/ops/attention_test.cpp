@@ -1,5 +1,7 @@
-// Attention, rotary embedding and the packed projection against double-precision formulas, central differences, and the properties
-// that no rounding may break: causality, independence of sequences, the same bits for any number of threads.
+// SPDX-License-Identifier: MIT
+// Attention, rotary embedding and the packed projection against double-precision formulas, central
+// differences, and the properties that no rounding may break: causality, independence of sequences, the same
+// bits for any number of threads.
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/tensors.h"
 
@@ -230,7 +232,8 @@ TEST(Attention, BackwardMatchesDoubleFormula) {
     }
 }
 
-// Changing k, v (to NaN, even) and q after a token changes no bit of the outputs up to it; and no token of another sequence.
+// Changing k, v (to NaN, even) and q after a token changes no bit of the outputs up to it; and no token of
+// another sequence.
 TEST(Attention, FutureTokensDoNotChangeThePast) {
     const Shape shape{2, 70, 4, 2, 16};
     Problem problem(shape, DType::bf16);
@@ -255,7 +258,8 @@ TEST(Attention, FutureTokensDoNotChangeThePast) {
     }
 }
 
-// With grouped queries every query head gives what it gives when its kv head stands alone, and dk, dv are the sums over the group.
+// With grouped queries every query head gives what it gives when its kv head stands alone, and dk, dv are the
+// sums over the group.
 TEST(Attention, GroupedQueriesShareTheirKeyHead) {
     const Shape grouped{2, 19, 6, 2, 8}, full{2, 19, 6, 6, 8};
     Problem a(grouped, DType::f32), b(full, DType::f32);
@@ -345,7 +349,7 @@ TEST(Attention, CountsCausalWork) {
     EXPECT_EQ(problem.ops.counts().at("attention").calls, 1);
 }
 
-// ---- rotary embedding -----------------------------------------------------------------------------------------------------------
+// ---- rotary embedding
 
 HostTensor rope_table(int64_t length, int64_t depth) {
     HostTensor table(DType::f32, {length, depth / 2, 2});
@@ -429,7 +433,7 @@ TEST(Rope, ZeroTokensAndOddHeadsAreHandled) {
     EXPECT_THROW(ops.rope({.table = table, .x = odd}), Error);
 }
 
-// ---- packed projection ------------------------------------------------------------------------------------------------------------
+// ---- packed projection
 
 TEST(PackedQkv, SplitAndMergeAreInverse) {
     ReferenceOps ops;

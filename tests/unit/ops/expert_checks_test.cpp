@@ -1,4 +1,6 @@
-// Argument checks and costs of the expert operations (matrix products, SwiGLU): what is refused, in which words, and known counts.
+// SPDX-License-Identifier: MIT
+// Argument checks and costs of the expert operations (matrix products, SwiGLU): what is refused, in which
+// words, and known counts.
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/tensors.h"
 

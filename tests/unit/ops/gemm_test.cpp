@@ -1,5 +1,7 @@
-// Matrix products of the reference backend: against a double-precision product of the same codes and scales, and bit by bit against
-// a plain triple loop in the order that kernels/ops/gemm.h states. Weight gradients: gemm_wgrad_test.cpp.
+// SPDX-License-Identifier: MIT
+// Matrix products of the reference backend: against a double-precision product of the same codes and scales,
+// and bit by bit against a plain triple loop in the order that kernels/ops/gemm.h states. Weight gradients:
+// gemm_wgrad_test.cpp.
 #include "kernels/ops/gemm.h"
 
 #include "kernels/reference/reference_ops.h"
@@ -14,7 +16,7 @@
 namespace fp8flow::test {
 namespace {
 
-// ---- dense ----------------------------------------------------------------------------------------------------------------------
+// ---- dense
 struct Shape {
     int64_t m, n, k;
 };
@@ -105,7 +107,7 @@ TEST(Gemm, Fp8Layouts) {
     run_dense(a, b, op::GemmForm::nt, DType::f32, Gradient::overwrite, s);
 }
 
-// ---- grouped --------------------------------------------------------------------------------------------------------------------
+// ---- grouped
 struct GroupedCase {
     DType dtype;
     ScaleLayout a, b;
@@ -176,7 +178,7 @@ TEST(GroupedGemm, LayoutsGroupsAndBases) {
     }
 }
 
-// ---- order, threads, faults ---------------------------------------------------------------------------------------------------------
+// ---- order, threads, faults
 struct Flow {  // one fp8 grouped product large enough for several tasks
     GroupsFixture groups{{150, 0, 129, 3}, 128};
     HostScaled a{DType::e4m3, {groups.capacity(), 640}, ScaleLayout::vec128};
@@ -251,7 +253,8 @@ TEST(GemmOrder, SplitIsAnotherValidOrder) {
     }
 }
 
-// The bounds catch a wrong scale, a neighbour's scale and a dropped block: each fault in the operands, the wanted product without it.
+// The bounds catch a wrong scale, a neighbour's scale and a dropped block: each fault in the operands, the
+// wanted product without it.
 TEST(GemmBounds, CatchPlantedFaults) {
     const auto error_with = [](DType dtype, const std::function<void(Flow&)>& fault) {
         Flow flow;

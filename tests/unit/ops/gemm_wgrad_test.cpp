@@ -1,5 +1,6 @@
-// Weight gradients of the reference backend, of one and of two sets of operands: against a double-precision product, and bit by bit against the
-// order that kernels/ops/gemm.h states.
+// SPDX-License-Identifier: MIT
+// Weight gradients of the reference backend, of one and of two sets of operands: against a double-precision
+// product, and bit by bit against the order that kernels/ops/gemm.h states.
 #include "kernels/ops/gemm.h"
 
 #include "kernels/reference/reference_ops.h"
@@ -54,7 +55,8 @@ void run_wgrad(DType dy_dtype, DType x_dtype, ScaleLayout layout, int64_t alignm
     EXPECT_TRUE(dw.guards_intact());
 }
 
-// Two sets of operands, whose groups have other sizes and whose rows begin elsewhere: one sum over both, then one addition.
+// Two sets of operands, whose groups have other sizes and whose rows begin elsewhere: one sum over both, then
+// one addition.
 void run_two_wgrads(DType dy_dtype, DType x_dtype, ScaleLayout layout, int64_t alignment, Gradient mode) {
     SCOPED_TRACE(fmt::format("{} {} {}", name_of(layout), name_of(dy_dtype),
                              mode == Gradient::accumulate ? "accumulate" : "overwrite"));

@@ -1,5 +1,6 @@
-// The timing protocol on a device of the test's own: what is called how often, on which set, behind which pauses; the ceilings; and the
-// random tensors that both work on.
+// SPDX-License-Identifier: MIT
+// The timing protocol on a device of the test's own: what is called how often, on which set, behind which
+// pauses; the ceilings; and the random tensors that both work on.
 #include "kernels/measure.h"
 
 #include "kernels/ceilings.h"

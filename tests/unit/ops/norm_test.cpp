@@ -1,5 +1,6 @@
-// RMSNorm against double precision, its gradient against central differences, the order of its sums bit for bit, and its FP8 outputs
-// against the composed ops byte for byte.
+// SPDX-License-Identifier: MIT
+// RMSNorm against double precision, its gradient against central differences, the order of its sums bit for
+// bit, and its FP8 outputs against the composed ops byte for byte.
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/fp8_reference.h"
 #include "tests/support/tensors.h"
@@ -113,7 +114,8 @@ TEST(RmsNorm, OutputTypeIsFreeAndZeroRowsAreZero) {
     ops.rms_norm({.x = none.x, .gamma = none.gamma, .y = none.y, .rstd = none.rstd});
 }
 
-// The order of the sum of squares is part of the contract: 256 strands of units of 8, fma, then halves and pairs.
+// The order of the sum of squares is part of the contract: 256 strands of units of 8, fma, then halves and
+// pairs.
 float sum_of_squares(const float* x, int64_t width) {
     std::vector<float> strands(256, 0.0f);
     for (int64_t i = 0; i < width; ++i) {
@@ -164,7 +166,7 @@ TEST(RmsNorm, SumOfSquaresInTheStatedOrder) {
     }
 }
 
-// ---- backward ---------------------------------------------------------------------------------------------------------------------
+// ---- backward
 // L = sum dy * y(x, gamma) in double.
 double loss(const std::vector<double>& x, const std::vector<double>& gamma, const std::vector<double>& dy,
             GammaForm form, int64_t width) {
@@ -227,7 +229,8 @@ TEST(RmsNormBackward, AgainstCentralDifferences) {
                     dgamma.push_back(
                         slope(gamma[i]) +
                         (residual ? 0.5 * static_cast<double>(static_cast<int64_t>(i) % 5 - 2) : 0.0));
-                // At width 1 y is the sign of x: the gradient all but cancels, so only the sum with a residual is held to it.
+                // At width 1 y is the sign of x: the gradient all but cancels, so only the sum with a
+                // residual is held to it.
                 const bool cancels = width == 1 && !residual;
                 EXPECT_LT(cancels ? 0.0 : std::sqrt(nmse(run.dx, dx)), 1e-5) << width;
                 EXPECT_LT(std::sqrt(nmse(run.dgamma, dgamma)), 1e-5) << width;
@@ -265,7 +268,8 @@ TEST(RmsNormBackward, Bf16AndOddWidthsAgainstTheFormulaInDouble) {
         }
 }
 
-// dgamma: as many parts as the width allows, of one chunk, of two or four where rows are narrow or in many segments; parts in groups of 11; the same bits for any number of threads.
+// dgamma: as many parts as the width allows, of one chunk, of two or four where rows are narrow or in many
+// segments; parts in groups of 11; the same bits for any number of threads.
 TEST(RmsNormBackward, GammaGradientInTheStatedOrder) {
     ReferenceOps ops;
     struct Case {
@@ -317,7 +321,7 @@ TEST(RmsNormBackward, NoRows) {
     for (int64_t i = 0; i < 64; ++i) EXPECT_EQ(run.dgamma(i), 0.0);
 }
 
-// ---- FP8 outputs --------------------------------------------------------------------------------------------------------------------
+// ---- FP8 outputs
 void expect_same(const HostScaled& got, const HostScaled& want) {
     EXPECT_TRUE(same_bytes(got.data, want.data)) << name_of(got.layout);
     EXPECT_TRUE(same_bytes(got.scales, want.scales)) << name_of(got.layout);

@@ -1,5 +1,6 @@
-// Every operation of kernels/ops/list.h is compared between the backends: a test of tests/gpu makes its arguments. A new operation without
-// such a test fails here, on any machine.
+// SPDX-License-Identifier: MIT
+// Every operation of kernels/ops/list.h is compared between the backends: a test of tests/gpu makes its
+// arguments. A new operation without such a test fails here, on any machine.
 #include "kernels/ops/list.h"
 #include "tests/support/files.h"
 

@@ -1,4 +1,6 @@
-// AdamW against the textbook in double and, bit for bit, against a plain loop; the gradient norm; the status word that stops a step.
+// SPDX-License-Identifier: MIT
+// AdamW against the textbook in double and, bit for bit, against a plain loop; the gradient norm; the status
+// word that stops a step.
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/tensors.h"
 
@@ -162,7 +164,7 @@ TEST(AdamW, ChecksItsArguments) {
     EXPECT_THROW(ops.adamw(args), Error);
 }
 
-// ---- gradient norm ------------------------------------------------------------------------------------------------------------------
+// ---- gradient norm
 
 // A tree over 32 terms whose halves are added element by element.
 double halves(std::vector<double> terms) {
@@ -233,7 +235,7 @@ TEST(NormSquared, AccumulatesOverTensorsWithoutOverflow) {
     EXPECT_TRUE(std::isnan(sum(0)));  // a NaN gradient is seen in the norm
 }
 
-// ---- clipping ----------------------------------------------------------------------------------------------------------------------
+// ---- clipping
 
 TEST(ClipFactor, ScalesLongGradientsOnlyAndFlagsBrokenOnes) {
     struct Case {
@@ -269,9 +271,10 @@ TEST(ClipFactor, ScalesLongGradientsOnlyAndFlagsBrokenOnes) {
     EXPECT_EQ(status(0), op::kStepNonFinite);
 }
 
-// ---- AdamW with FP8 copies ------------------------------------------------------------------------------------------------------------
+// ---- AdamW with FP8 copies
 
-// One expert dimension or none; the copies are those of the new master, and of the old one when the step failed.
+// One expert dimension or none; the copies are those of the new master, and of the old one when the step
+// failed.
 TEST(AdamWQuantize, IsAdamWThenQuantizeWeight) {
     for (int32_t status : {0, 1}) {
         ReferenceOps ops;

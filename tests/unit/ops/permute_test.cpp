@@ -1,5 +1,6 @@
-// The row movers: every byte against a gather written down row by row, the fused op against the unfused pair, sums in their stated
-// order, merging probabilities and their gradient.
+// SPDX-License-Identifier: MIT
+// The row movers: every byte against a gather written down row by row, the fused op against the unfused pair,
+// sums in their stated order, merging probabilities and their gradient.
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/plans.h"
 
@@ -176,7 +177,7 @@ TEST(PermutePad, WrongArgumentsAreRefused) {
     EXPECT_THROW(fp8.run(), Error);
 }
 
-// ---- unpermute --------------------------------------------------------------------------------------------------------------------
+// ---- unpermute
 
 enum class Merging { off, on };
 
@@ -279,7 +280,8 @@ TEST(UnpermuteUnpad, RowWithoutExpertsIsZero) {
     for (int64_t i = 0; i < 6; ++i) EXPECT_EQ(dst(i), 0.0);
 }
 
-// loss = sum w * y with y = merged rows: its derivative by each probability, by central differences in double.
+// loss = sum w * y with y = merged rows: its derivative by each probability, by central differences in
+// double.
 TEST(UnpermuteProbsBackward, CentralDifferences) {
     constexpr int64_t kHidden = 19;
     for (const Routing& routing : routings())

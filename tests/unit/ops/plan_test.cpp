@@ -1,5 +1,6 @@
-// The dispatch plan against a brute-force oracle (sort everything, then look), conservation over all ranks, arenas, and overflow at
-// the exact boundary.
+// SPDX-License-Identifier: MIT
+// The dispatch plan against a brute-force oracle (sort everything, then look), conservation over all ranks,
+// arenas, and overflow at the exact boundary.
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/plans.h"
 

@@ -1,4 +1,6 @@
-// FP8 copies of weights in every layout, MXFP8 "3D column-wise" among them, byte for byte; and the way back, dequantize, for every layout.
+// SPDX-License-Identifier: MIT
+// FP8 copies of weights in every layout, MXFP8 "3D column-wise" among them, byte for byte; and the way back,
+// dequantize, for every layout.
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/fp8_reference.h"
 #include "tests/support/tensors.h"
@@ -195,7 +197,7 @@ TEST(QuantizeWeight, OneScaleForAllExperts) {
     }
 }
 
-// ---- dequantize -----------------------------------------------------------------------------------------------------------------------
+// ---- dequantize
 // Index of the scale of (e, r, c) by the layout's definition; R x C are the codes' last two dimensions.
 int64_t scale_index(ScaleLayout layout, int64_t e, int64_t r, int64_t c, int64_t rows, int64_t cols) {
     switch (layout) {

@@ -1,5 +1,6 @@
-// The router's projection and its gradients against sums in double, and what balances experts: auxiliary loss, z-loss, bias update,
-// with gradients by central differences.
+// SPDX-License-Identifier: MIT
+// The router's projection and its gradients against sums in double, and what balances experts: auxiliary
+// loss, z-loss, bias update, with gradients by central differences.
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/tensors.h"
 
@@ -19,7 +20,7 @@ const std::pair<int64_t, int64_t> kShapes[] = {{1, 1},   {7, 2},  {16, 3},  {9, 
 
 const std::pair<int64_t, int64_t> kBalanceShapes[] = {{1, 1}, {7, 2}, {70, 3}, {33, 33}, {2, 257}};
 
-// ---- projection -------------------------------------------------------------------------------------------------------------------
+// ---- projection
 
 struct Projection {
     int64_t tokens, hidden, experts;
@@ -147,7 +148,7 @@ TEST(RouterLogits, NoTokens) {
     for (int64_t i = 0; i < dweight.numel(); ++i) EXPECT_EQ(dweight(i), 0.0);  // written, not forgotten
 }
 
-// ---- balancing losses -----------------------------------------------------------------------------------------------------------
+// ---- balancing losses
 
 std::vector<double> normalized(const double* logits, int64_t experts, op::Score score) {
     std::vector<double> values;
@@ -286,7 +287,8 @@ TEST(RouterBalance, CountsAndSumsOfSets) {
                 }
 }
 
-// A token alone is its own block, so that its scores can be read off; then pieces of two tokens and blocks of 32 as stated, bit by bit.
+// A token alone is its own block, so that its scores can be read off; then pieces of two tokens and blocks of
+// 32 as stated, bit by bit.
 TEST(RouterBalance, SumsInTheStatedOrder) {
     constexpr int64_t kTokens = 77, kExperts = 40, kSet = 43;  // blocks of 32, 11 and 32, 2 tokens
     const Balanced all(some_logits(kTokens, kExperts), 2, op::Score::softmax, kSet);
@@ -358,7 +360,8 @@ TEST(RouterTopKBackward, BalancingLossesByCentralDifferences) {
             }
 }
 
-// coeff * E / (K * n^2) * sum_e P_e c_e is coeff when load and scores are even; it is added to the loss, for any load as in double.
+// coeff * E / (K * n^2) * sum_e P_e c_e is coeff when load and scores are even; it is added to the loss, for
+// any load as in double.
 TEST(RouterTopKBackward, BalancingLossValue) {
     constexpr int64_t kTokens = 64, kExperts = 8, kTopk = 2;
     constexpr double kCoefficient = 0.5, kWeight = kCoefficient * kExperts / (kTopk * kTokens * kTokens);

@@ -1,5 +1,6 @@
-// Router top-k against formulas in double written another way (sort everything, then normalise); gradients by central differences;
-// NaN, Inf, ties and every width of router that has broken somebody.
+// SPDX-License-Identifier: MIT
+// Router top-k against formulas in double written another way (sort everything, then normalise); gradients by
+// central differences; NaN, Inf, ties and every width of router that has broken somebody.
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/tensors.h"
 
@@ -247,7 +248,8 @@ TEST(RouterTopK, NanAndInfinityKeepIdsDistinctAndInRange) {
 }
 
 TEST(RouterTopK, GroupLimitExcludesBetterExperts) {
-    // group 1 has the best expert, group 0 the best pair: with one group of four, both choices come from group 0
+    // group 1 has the best expert, group 0 the best pair: with one group of four, both choices come from
+    // group 0
     TopK call(1, 8, 2, {"group-limited", {.num_groups = 2, .group_topk = 1}});
     const double logits[] = {3, 3, 0, 0, 5, 0, 0, 0};
     fill(call.logits, [&](int64_t i) { return logits[i]; });
@@ -366,7 +368,8 @@ TEST(RouterTopKBackward, CentralDifferences) {
                         error += (got - want) * (got - want);
                         size += want * want;
                     }
-                    // where the gradient cancels to nothing (softmax over one expert), the bound is that of its terms
+                    // where the gradient cancels to nothing (softmax over one expert), the bound is that of
+                    // its terms
                     ASSERT_LE(std::sqrt(error), 1e-5 * std::sqrt(size) + 1e-7 * std::sqrt(scale))
                         << "token " << t;
                 }

@@ -1,5 +1,6 @@
-// SwiGLU of the reference backend: the forward against its formula in double, the backward against central differences of that
-// formula, and the fused quantised forms against quantising the fp32 result.
+// SPDX-License-Identifier: MIT
+// SwiGLU of the reference backend: the forward against its formula in double, the backward against central
+// differences of that formula, and the fused quantised forms against quantising the fp32 result.
 #include "kernels/ops/swiglu.h"
 
 #include "kernels/reference/reference_ops.h"

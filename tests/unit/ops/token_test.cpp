@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Embedding, cross-entropy and the element-wise ops against double-precision formulas and plain loops.
 #include "kernels/core/random.h"
 #include "kernels/reference/reference_ops.h"
@@ -35,7 +36,7 @@ template <class Body> void with_one_and_four_threads(const Body& body) {
     omp_set_num_threads(saved);
 }
 
-// ---- embedding --------------------------------------------------------------------------------------------------------------------
+// ---- embedding
 
 TEST(Embedding, GathersRows) {
     ReferenceOps ops;
@@ -107,7 +108,7 @@ TEST(Embedding, ZeroTokensAreLegal) {
         EXPECT_EQ(dtable(i), 0.0);  // an empty batch still clears the gradient
 }
 
-// ---- cross-entropy ------------------------------------------------------------------------------------------------------------------
+// ---- cross-entropy
 
 double naive_loss(const double* logits, int64_t vocab, int64_t label) {
     double largest = logits[0], sum = 0;
@@ -308,7 +309,7 @@ TEST(CrossEntropy, RefusesLabelsPastTheVocabulary) {
     ops.cross_entropy(none.args());
 }
 
-// ---- element-wise ops -----------------------------------------------------------------------------------------------------------------
+// ---- element-wise ops
 
 TEST(Sum, AddsInDoubleAndAccumulates) {
     ReferenceOps ops;

@@ -1,5 +1,6 @@
-// The scaling-aware transpose byte for byte (every code x every distance of scales), and the naive dequantise + requantise
-// with the error of double quantisation, measured.
+// SPDX-License-Identifier: MIT
+// The scaling-aware transpose byte for byte (every code x every distance of scales), and the naive dequantise
+// + requantise with the error of double quantisation, measured.
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/fp8_reference.h"
 #include "tests/support/tensors.h"
@@ -21,7 +22,8 @@ uint8_t row_code(const HostScaled& rows, int64_t row, int64_t col) {
     return rows.data.view().bytes_ptr()[(base_of(rows.data) + row) * rows.data.view().cols() + col];
 }
 
-// One tile: rows [row, row + count) are valid, up to `end` pads. Values in double: code * 2^-k by table search.
+// One tile: rows [row, row + count) are valid, up to `end` pads. Values in double: code * 2^-k by table
+// search.
 void expect_tile(const HostScaled& src, int64_t row, int64_t count, int64_t end, int64_t col,
                  HostScaled& want) {
     const DType dtype = src.data.view().dtype;
@@ -63,7 +65,8 @@ HostScaled tiles_for(const HostScaled& src, int64_t rows) {
     return HostScaled(src.data.view().dtype, {src.data.view().cols(), rows}, ScaleLayout::tile128);
 }
 
-// Rows 0..126 lie k = 0, 1, ..., and row 127 holds the largest scale; each row holds every code (in two blocks of columns).
+// Rows 0..126 lie k = 0, 1, ..., and row 127 holds the largest scale; each row holds every code (in two
+// blocks of columns).
 TEST(TransposeFp8, EveryCodeByEveryDistanceOfScales) {
     ReferenceOps ops;
     for (DType dtype : {DType::e4m3, DType::e5m2})
@@ -172,7 +175,7 @@ TEST(TransposeFp8, ZeroRowsDoNotDegradeTheirNeighbours) {
     }
 }
 
-// ---- double quantisation ------------------------------------------------------------------------------------------------------------
+// ---- double quantisation
 TEST(TransposeRequantize, EveryByteAgainstDequantiseThenBlocks) {
     ReferenceOps ops;
     const GroupsFixture groups({0, 1, 200, 128, 0, 129}, 128, 128);
@@ -248,7 +251,8 @@ TEST(TransposeRequantize, DoubleQuantisationCostsWithFreeScalesOnly) {
     };
     const Errors free = measure(ScaleFormat::fp32, false), pow2 = measure(ScaleFormat::pow2, false),
                  aware = measure(ScaleFormat::pow2, true);
-    // One E4M3 rounding of normal data costs 6.6e-4 (2.6 % in the root); a second one with other scales as much again.
+    // One E4M3 rounding of normal data costs 6.6e-4 (2.6 % in the root); a second one with other scales as
+    // much again.
     EXPECT_GT(free.extra, 5.9e-4);
     EXPECT_LT(free.extra, 7.2e-4);
     EXPECT_GT(free.total, aware.total * 1.7);

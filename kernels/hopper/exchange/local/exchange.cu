@@ -1,5 +1,7 @@
-// The exchange of a job of one rank, on the GPU: dispatch is permute_pad, combine is unpermute_unpad plus the residual (one kernel where rows are BF16), with the roundings
-// of the ordering contract (kernels/exchange.h), so that it equals the reference exchange bit for bit. No host synchronisation.
+// SPDX-License-Identifier: MIT
+// The exchange of a job of one rank, on the GPU: dispatch is permute_pad, combine is unpermute_unpad plus the
+// residual (one kernel where rows are BF16), with the roundings of the ordering contract
+// (kernels/exchange.h), so that it equals the reference exchange bit for bit. No host synchronisation.
 #include "kernels/core/scaled_tensor.h"
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/view.h"
@@ -18,8 +20,9 @@ using hopper::launch_pdl;
 
 constexpr int kThreads = 256;
 
-// dprob[t, k] = drow_prob of the row of (t, k). The rows of a token stand in ascending expert order, so the row of choice k is the one
-// whose place equals the number of smaller expert ids of the token. One thread per (t, k), reads K ids; 12 + 4K bytes per value.
+// dprob[t, k] = drow_prob of the row of (t, k). The rows of a token stand in ascending expert order, so the
+// row of choice k is the one whose place equals the number of smaller expert ids of the token. One thread per
+// (t, k), reads K ids; 12 + 4K bytes per value.
 __global__ void return_probs_kernel(const int32_t* ids, const int32_t* recv_rows, DeviceView drow_prob,
                                     float* dprob, int64_t tokens, int64_t topk) {
     hopper::pdl_wait();
@@ -83,7 +86,8 @@ protected:
     void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
                     const Launch& launch) override {
         const int64_t tokens = plan.num_tokens;
-        // rank: the rank's sum is rounded to the row dtype before the owner adds the residual; invariant: one rounding at the end
+        // rank: the rank's sum is rounded to the row dtype before the owner adds the residual; invariant: one
+        // rounding at the end
         const bool by_rank = order_ == CombineOrder::rank;
         op::UnpermuteUnpad sums{.src = args.src,
                                 .recv_rows = plan.recv_rows.slice(0, tokens),

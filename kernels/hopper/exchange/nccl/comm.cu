@@ -1,4 +1,6 @@
-// Communicators in NCCL's mode that never blocks the host: every call is polled until it is through or its deadline has passed.
+// SPDX-License-Identifier: MIT
+// Communicators in NCCL's mode that never blocks the host: every call is polled until it is through or its
+// deadline has passed.
 #include "kernels/hopper/exchange/nccl/comm.h"
 
 #include "kernels/hopper/device/view.h"

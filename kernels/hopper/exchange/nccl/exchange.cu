@@ -1,7 +1,9 @@
-// The exchange between GPUs over NCCL's sends and receives: the way across nodes, and the fallback where peer memory is not usable. It
-// equals the reference exchange byte for byte: the same messages in the same order, the same sums.
-// In every call that moves rows the host waits twice: the sizes of messages depend on routing and are read before (one pinned copy), and
-// the transfer is waited for afterwards, because only the host can tell a late peer from a lost one. That is this path's price.
+// SPDX-License-Identifier: MIT
+// The exchange between GPUs over NCCL's sends and receives: the way across nodes, and the fallback where peer
+// memory is not usable. It equals the reference exchange byte for byte: the same messages in the same order,
+// the same sums. In every call that moves rows the host waits twice: the sizes of messages depend on routing
+// and are read before (one pinned copy), and the transfer is waited for afterwards, because only the host can
+// tell a late peer from a lost one. That is this path's price.
 #include "kernels/hopper/exchange/nccl/comm.h"
 
 #include "kernels/core/scaled_tensor.h"
@@ -78,7 +80,8 @@ protected:
 
 private:
     Counts read_counts(const Positions& positions, const Launch& launch);
-    // Segments by rank, one behind the other, from `sent` to `returned`; this rank's own is copied. Returns the bytes sent to others.
+    // Segments by rank, one behind the other, from `sent` to `returned`; this rank's own is copied. Returns
+    // the bytes sent to others.
     double return_segments(const char* operation, const TensorView& sent, const std::vector<int64_t>& sends,
                            const TensorView& returned, const std::vector<int64_t>& receives,
                            int64_t item_bytes, const Launch& launch);
@@ -134,7 +137,8 @@ void NcclExchange::do_dispatch(const ScaledTensor& rows, const DispatchPlan& pla
     dispatch_through_rows(ops_, rows, plan, dst, scratch, launch);
 }
 
-// Codes and scales are two messages, so that both arrive where they belong: received rows stand in the order of the messages.
+// Codes and scales are two messages, so that both arrive where they belong: received rows stand in the order
+// of the messages.
 void NcclExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan,
                                     const ScaledTensor& received, Arena& scratch, const Launch& launch) {
     ArenaScope scope(scratch);
@@ -256,7 +260,8 @@ uint8_t* NcclExchange::reduce_buffer(int64_t bytes) {
     return reduce_buffer_;
 }
 
-// Every rank receives its shard from all others, adds in ascending rank order, and sends the result to all others.
+// Every rank receives its shard from all others, adds in ascending rank order, and sends the result to all
+// others.
 void NcclExchange::reduce_piece(NcclComm& comm, Reduce reduce, const TensorView& piece,
                                 const Launch& launch) {
     const int64_t element = size_of(piece.dtype), count = piece.numel(), ranks = comm.size();

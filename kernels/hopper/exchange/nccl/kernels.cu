@@ -1,5 +1,7 @@
-// Packing and unpacking for the NCCL exchange. Positions are prefix sums of integers, rows have one writer and sums a fixed order, so every
-// kernel is deterministic; there are no atomics. Memory-bound: each note says what must move.
+// SPDX-License-Identifier: MIT
+// Packing and unpacking for the NCCL exchange. Positions are prefix sums of integers, rows have one writer
+// and sums a fixed order, so every kernel is deterministic; there are no atomics. Memory-bound: each note
+// says what must move.
 #include "kernels/hopper/exchange/nccl/kernels.h"
 
 #include "kernels/hopper/device/vector_io.h"
@@ -15,7 +17,7 @@ constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kScanThreads = 1024;
 
-// ---- positions ------------------------------------------------------------------------------------------------------------------
+// ---- positions
 
 // Counts of two kinds, scanned as one number; neither reaches 2^32.
 using Pair = unsigned long long;
@@ -25,8 +27,8 @@ __device__ __forceinline__ Pair make_pair_of(int choices) {
 __device__ __forceinline__ int32_t choices_of(Pair pair) { return static_cast<int32_t>(pair & 0xFFFFFFFFu); }
 __device__ __forceinline__ int32_t rows_of(Pair pair) { return static_cast<int32_t>(pair >> 32); }
 
-// Sum over the threads before this one, and over all of them. All 1024 threads call it; two barriers, the first of which protects the
-// shared words of the call before.
+// Sum over the threads before this one, and over all of them. All 1024 threads call it; two barriers, the
+// first of which protects the shared words of the call before.
 __device__ Pair scan(Pair value, Pair& total, Pair* shared) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize,
               warp = static_cast<int>(threadIdx.x) / kWarpSize;
@@ -66,8 +68,9 @@ struct PositionsArgs {
     }
 };
 
-// Moves: the ids of own tokens once per rank and those of received rows once; two words a token and rank out. CTA g < G scans own tokens
-// against rank g, the last CTA the received rows; 1024 items a turn, with the scan's barriers in between.
+// Moves: the ids of own tokens once per rank and those of received rows once; two words a token and rank out.
+// CTA g < G scans own tokens against rank g, the last CTA the received rows; 1024 items a turn, with the
+// scan's barriers in between.
 __global__ __launch_bounds__(kScanThreads) void positions_kernel(const PositionsArgs args) {
     __shared__ Pair shared[kScanThreads / kWarpSize];
     const int block = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
@@ -108,7 +111,7 @@ __global__ __launch_bounds__(kScanThreads) void positions_kernel(const Positions
     }
 }
 
-// ---- packing --------------------------------------------------------------------------------------------------------------------
+// ---- packing
 
 // One warp copies a row; from == nullptr: zeros.
 __device__ __forceinline__ void copy_row(uint8_t* to, const uint8_t* from, int64_t bytes, bool vectorised,
@@ -141,7 +144,8 @@ struct PackArgs {
     int ranks, slots, rank;
 };
 
-// Moves: every sent row in and out once. A warp takes one row: it finds the row's rank by walking the counts, then copies codes and scales.
+// Moves: every sent row in and out once. A warp takes one row: it finds the row's rank by walking the counts,
+// then copies codes and scales.
 __global__ __launch_bounds__(kThreads) void pack_rows_kernel(const PackArgs args) {
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
               lane = static_cast<int>(threadIdx.x) % kWarpSize;
@@ -173,7 +177,8 @@ struct ChoiceArgs {
     bool vectorised;
 };
 
-// Moves: the row of every local choice in and out once. A warp takes one received row and copies its choices one by one.
+// Moves: the row of every local choice in and out once. A warp takes one received row and copies its choices
+// one by one.
 __global__ __launch_bounds__(kThreads) void pack_choices_kernel(const ChoiceArgs args) {
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
               lane = static_cast<int>(threadIdx.x) % kWarpSize;
@@ -220,7 +225,7 @@ ChoiceArgs choice_args(const TensorView& src, const DispatchPlan& plan, const Po
             .vectorised = is_aligned(src.data, row_bytes) && is_aligned(out.data, row_bytes)};
 }
 
-// ---- the owner's side -----------------------------------------------------------------------------------------------------------
+// ---- the owner's side
 
 struct AddArgs {
     DeviceView returned, residual, y;
@@ -230,8 +235,8 @@ struct AddArgs {
     bool vectorised;
 };
 
-// Moves: every returned row once, the residual, y. A warp takes one token, a thread eight columns at a time: it adds the token's rows in
-// registers in the order in which the ranks' messages hold them, and rounds once.
+// Moves: every returned row once, the residual, y. A warp takes one token, a thread eight columns at a time:
+// it adds the token's rows in registers in the order in which the ranks' messages hold them, and rounds once.
 __global__ __launch_bounds__(kThreads) void add_returned_kernel(const AddArgs args) {
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
               lane = static_cast<int>(threadIdx.x) % kWarpSize;
@@ -263,8 +268,8 @@ __global__ __launch_bounds__(kThreads) void add_returned_kernel(const AddArgs ar
     }
 }
 
-// Moves: 4 bytes a choice in and out, and its token's ids. One thread a choice: among the choices that one rank returns for a token, its
-// place is the number of smaller expert ids.
+// Moves: 4 bytes a choice in and out, and its token's ids. One thread a choice: among the choices that one
+// rank returns for a token, its place is the number of smaller expert ids.
 __global__ __launch_bounds__(kThreads) void place_values_kernel(const float* returned, const int32_t* ids,
                                                                 const int32_t* choice_starts, float* dprob,
                                                                 int64_t tokens, int topk, int slots,
@@ -288,7 +293,7 @@ __global__ __launch_bounds__(kThreads) void place_values_kernel(const float* ret
     }
 }
 
-// ---- reductions -----------------------------------------------------------------------------------------------------------------
+// ---- reductions
 
 struct Add {
     template <class T> __device__ T operator()(T a, T b) const { return a + b; }

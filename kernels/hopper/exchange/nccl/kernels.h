@@ -1,6 +1,8 @@
-// The kernels of the NCCL exchange: where rows and choices stand in messages, packing, and the owner's sums. Messages carry rows one behind
-// the other in the order (source rank, token) or (source rank, token, expert), as those of the reference exchange do.
-// Letters: G ranks, S slots, K top-k, T tokens of this rank, R received rows.
+// SPDX-License-Identifier: MIT
+// The kernels of the NCCL exchange: where rows and choices stand in messages, packing, and the owner's sums.
+// Messages carry rows one behind the other in the order (source rank, token) or (source rank, token, expert),
+// as those of the reference exchange do. Letters: G ranks, S slots, K top-k, T tokens of this rank, R
+// received rows.
 #pragma once
 
 #include "kernels/core/arena.h"
@@ -13,17 +15,19 @@ namespace fp8flow::hopper {
 
 // Where things stand in the messages of one plan; device data.
 struct Positions {
-    TensorView
-        choice_starts;  // [G, S + 1] i32: choices of own tokens before t whose expert rank g hosts; at T: all of them
-    TensorView row_starts;    // [G, S + 1] i32: own tokens before t that rank g needs; at T: all of them
-    TensorView first_choice;  // [G * S + 1] i32: local choices of received rows before i; at R: all of them
-    // [4, G] i64, of rank g: rows sent to it, rows received from it, choices of own tokens that it hosts, local choices of its tokens
+    TensorView choice_starts;  // [G, S + 1] i32: choices of own tokens before t whose expert rank g hosts; at
+                               // T: all of them
+    TensorView row_starts;     // [G, S + 1] i32: own tokens before t that rank g needs; at T: all of them
+    TensorView first_choice;   // [G * S + 1] i32: local choices of received rows before i; at R: all of them
+    // [4, G] i64, of rank g: rows sent to it, rows received from it, choices of own tokens that it hosts,
+    // local choices of its tokens
     TensorView counts;
 };
 Positions make_positions(const DispatchPlan& plan, Arena& scratch);
 void find_positions(const DispatchPlan& plan, int64_t rank, const Positions& positions, const Launch& launch);
 
-// The rows that others need, by rank in ascending token order; rows for this rank go to their place among the received ones.
+// The rows that others need, by rank in ascending token order; rows for this rank go to their place among the
+// received ones.
 struct PackRows {
     ScaledTensor rows;      // [T, H]; wire layout
     TensorView out_codes;   // [rows sent, H]
@@ -41,8 +45,8 @@ void pack_choices(const TensorView& src, const DispatchPlan& plan, const Positio
 void pack_choice_values(const TensorView& values, const DispatchPlan& plan, const Positions& positions,
                         const TensorView& out, const Launch& launch);
 
-// y row t = sum of the returned rows of token t, ascending rank and expert, + residual: fp32, one rounding. starts: row_starts where each
-// rank returns one row a token, choice_starts where it returns every choice.
+// y row t = sum of the returned rows of token t, ascending rank and expert, + residual: fp32, one rounding.
+// starts: row_starts where each rank returns one row a token, choice_starts where it returns every choice.
 struct AddReturned {
     TensorView returned;  // [*, H]: by rank, then token, then expert
     TensorView starts;
@@ -54,8 +58,8 @@ void add_returned(const AddReturned& args, const Launch& launch);
 void place_choice_values(const TensorView& returned, const DispatchPlan& plan, const Positions& positions,
                          int64_t rank, const TensorView& dprob, const Launch& launch);
 
-// result[i] = rows[0][i] (+) rows[1][i] (+) ..., from left to right; rows are `count` long and stand `count` apart. f32 sum and max (which
-// ignores NaN), i64 sum, i32 max.
+// result[i] = rows[0][i] (+) rows[1][i] (+) ..., from left to right; rows are `count` long and stand `count`
+// apart. f32 sum and max (which ignores NaN), i64 sum, i32 max.
 void reduce_rows(Reduce reduce, DType dtype, const void* rows, int64_t num_rows, int64_t count, void* result,
                  const Launch& launch);
 

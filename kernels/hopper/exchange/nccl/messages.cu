@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Messages between GPUs: ncclSend and ncclRecv of all parts in one group; what stays on this rank is copied.
 #include "kernels/hopper/exchange/nccl/comm.h"
 #include "kernels/hopper/factory.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Regions mapped as a window of NCCL (2.28 and later): for systems on which CUDA IPC is not allowed.
 #include "kernels/hopper/exchange/peer/regions.h"
 

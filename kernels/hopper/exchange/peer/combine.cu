@@ -1,6 +1,8 @@
-// combine over peer memory: the rank that hosts the experts stores sums (order `rank`) or single rows (order `invariant`) into fixed slots of
-// the owner's box; the owner adds them in ascending expert order, which is also ascending rank order, plus the residual, and rounds once.
-// The bits are those of the reference exchange. Here: the call, and kernels for any rows, in which owners add behind the meeting. Read next:
+// SPDX-License-Identifier: MIT
+// combine over peer memory: the rank that hosts the experts stores sums (order `rank`) or single rows (order
+// `invariant`) into fixed slots of the owner's box; the owner adds them in ascending expert order, which is
+// also ascending rank order, plus the residual, and rounds once. The bits are those of the reference
+// exchange. Here: the call, and kernels for any rows, in which owners add behind the meeting. Read next:
 // combine_sums.cu.
 #include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/vector_io.h"
@@ -16,7 +18,8 @@ using namespace hopper;
 
 namespace {
 
-// How rows of numbers are accessed: any dtype and alignment, or bf16 in whole vectors, where nothing branches and loads stay in flight.
+// How rows of numbers are accessed: any dtype and alignment, or bf16 in whole vectors, where nothing branches
+// and loads stay in flight.
 enum class Access { any, bf16_vectors };
 
 template <Access kAccess> struct Rows {
@@ -40,8 +43,9 @@ template <Access kAccess> struct Rows {
         else
             store_up_to_8(data, dtype, row * hidden + column, hidden - column, vectorised, values);
     }
-    // sum += the eight columns of `count` rows, one after the other; next_row() names them, and some number when there is none any more. Four
-    // loads are in flight: in whole vectors they stay as loaded until all have been asked for, or each would wait for the one before.
+    // sum += the eight columns of `count` rows, one after the other; next_row() names them, and some number
+    // when there is none any more. Four loads are in flight: in whole vectors they stay as loaded until all
+    // have been asked for, or each would wait for the one before.
     template <class NextRow>
     __device__ __forceinline__ void add(int count, NextRow next_row, int64_t column,
                                         float (&sum)[kUnit]) const {
@@ -76,9 +80,9 @@ template <Access kAccess> struct Rows {
     }
 };
 
-// Order rank, any rows. Moves: the M-rows of every received row once, one row out, remote ones over NVLink. A warp takes a received row, a
-// thread eight columns at a time, adding in fp32 in the order of recv_rows and rounding once; rows of all owners are dealt out evenly. No
-// barriers, one writer a byte.
+// Order rank, any rows. Moves: the M-rows of every received row once, one row out, remote ones over NVLink. A
+// warp takes a received row, a thread eight columns at a time, adding in fp32 in the order of recv_rows and
+// rounding once; rows of all owners are dealt out evenly. No barriers, one writer a byte.
 __global__ __launch_bounds__(kPeerThreads) void push_sums_kernel(const CombineArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
@@ -101,8 +105,9 @@ __global__ __launch_bounds__(kPeerThreads) void push_sums_kernel(const CombineAr
     if (grid_thread() == 0) count_sums(args);
 }
 
-// Order invariant. Moves: every M-row once in and once out, remote ones over NVLink. A warp takes a received row and copies the M-row of each
-// of its experts here to the owner's slot of that (token, expert); zeros where an overflow cut the row off. Copies only, one writer a byte.
+// Order invariant. Moves: every M-row once in and once out, remote ones over NVLink. A warp takes a received
+// row and copies the M-row of each of its experts here to the owner's slot of that (token, expert); zeros
+// where an overflow cut the row off. Copies only, one writer a byte.
 __global__ __launch_bounds__(kPeerThreads) void push_choices_kernel(const CombineArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
@@ -129,8 +134,8 @@ __global__ __launch_bounds__(kPeerThreads) void push_choices_kernel(const Combin
     if (lane == 0) count_wire(&group.words->wire[2], sent * args.row_bytes);
 }
 
-// Moves: 4 bytes a (token, expert) to its owner. A thread takes one (received row, k). The row of an expert is the one whose place equals the
-// number of the token's smaller experts here.
+// Moves: 4 bytes a (token, expert) to its owner. A thread takes one (received row, k). The row of an expert
+// is the one whose place equals the number of the token's smaller experts here.
 __global__ __launch_bounds__(kPeerThreads) void push_probs_kernel(const CombineArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
@@ -151,9 +156,10 @@ __global__ __launch_bounds__(kPeerThreads) void push_probs_kernel(const CombineA
     if (threadIdx.x % kPeerWarp == 0) count_wire(&group.words->wire[2], int64_t{of_warp} * 4);
 }
 
-// Moves: every returned row and the residual once, y out, all of it local. Ceiling: copy bandwidth. A warp takes a slab of a token's columns,
-// a thread eight at a time: fp32 sum over the slots that were written, in ascending order, plus the residual, one rounding. The latest
-// tokens come first: their rows arrived last and are in L2 still. No barriers, one writer a byte.
+// Moves: every returned row and the residual once, y out, all of it local. Ceiling: copy bandwidth. A warp
+// takes a slab of a token's columns, a thread eight at a time: fp32 sum over the slots that were written, in
+// ascending order, plus the residual, one rounding. The latest tokens come first: their rows arrived last and
+// are in L2 still. No barriers, one writer a byte.
 template <Access kAccess>
 __global__ __launch_bounds__(kPeerThreads) void add_returned_kernel(const CombineArgs args) {
     const PeerGroup& group = args.group;
@@ -170,7 +176,8 @@ __global__ __launch_bounds__(kPeerThreads) void add_returned_kernel(const Combin
     for (int64_t item = grid_thread() / kPeerWarp; item < items; item += grid_threads() / kPeerWarp) {
         const int64_t token = args.tokens - 1 - item / args.slabs, first = item % args.slabs * width;
         const TokenChoices choices = args.choices(group.rank, token);
-        // Bit n: slot n of the token holds a row. Order rank: from rank n. Order invariant: of its n-th expert.
+        // Bit n: slot n of the token holds a row. Order rank: from rank n. Order invariant: of its n-th
+        // expert.
         uint32_t written = 0;
         for (int64_t k = 0; k < args.topk; ++k)
             if (choices.exists(k)) written |= by_rank ? 1u << choices.host(k) : written << 1 | 1u;
@@ -207,7 +214,7 @@ __global__ __launch_bounds__(kPeerThreads) void take_probs_kernel(const CombineA
     }
 }
 
-constexpr int64_t kSlabs = 4;  // so that a few hundred tokens keep all multiprocessors busy
+constexpr int64_t kSlabs = 4;  // so that a few hundred tokens keep all SMs busy
 
 }  // namespace
 

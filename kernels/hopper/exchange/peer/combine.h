@@ -1,5 +1,6 @@
-// What the kernels of combine over peer memory share: combine.cu has the call and the kernels for any rows and order, combine_sums.cu
-// the one kernel of BF16 rows in order `rank`.
+// SPDX-License-Identifier: MIT
+// What the kernels of combine over peer memory share: combine.cu has the call and the kernels for any rows
+// and order, combine_sums.cu the one kernel of BF16 rows in order `rank`.
 #pragma once
 
 #include "kernels/core/stream.h"
@@ -9,7 +10,8 @@
 
 namespace fp8flow::hopper {
 
-// A box, order rank: rows [G, S, H]; order invariant: rows [S, K, H], a token's in ascending expert order. Then dprob [S, K] f32.
+// A box, order rank: rows [G, S, H]; order invariant: rows [S, K, H], a token's in ascending expert order.
+// Then dprob [S, K] f32.
 struct CombineArgs {
     PeerGroup group;
     const int32_t* all_ids;
@@ -41,8 +43,9 @@ __device__ __forceinline__ void count_sums(const CombineArgs& args) {
     count_wire(&args.group.words->wire[2], sent * args.row_bytes);
 }
 
-// The whole of a combine but dprob, with its meeting. Order rank; src, residual and y BF16 in whole vectors, on all ranks alike. `words`: zeros
-// before the first call and after every call. `steps`: where kCombineSteps bytes a member stand in a region, zeros before the first call.
+// The whole of a combine but dprob, with its meeting. Order rank; src, residual and y BF16 in whole vectors,
+// on all ranks alike. `words`: zeros before the first call and after every call. `steps`: where kCombineSteps
+// bytes a member stand in a region, zeros before the first call.
 constexpr int kMostCombineChunks = 128;
 constexpr int64_t kCombineSteps = kMostCombineChunks * static_cast<int64_t>(sizeof(uint64_t));
 struct CombineWords {

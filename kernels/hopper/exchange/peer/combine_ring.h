@@ -1,5 +1,7 @@
-// Pieces of BF16 rows on their way to a warp of combine_sums.cu: a ring in shared memory that keeps loads under way while sums are made,
-// from one piece, row and token to the next. A thread reads only what it has asked for, so nobody waits for anybody.
+// SPDX-License-Identifier: MIT
+// Pieces of BF16 rows on their way to a warp of combine_sums.cu: a ring in shared memory that keeps loads
+// under way while sums are made, from one piece, row and token to the next. A thread reads only what it has
+// asked for, so nobody waits for anybody.
 #pragma once
 
 #include "kernels/hopper/device/rows.h"

@@ -1,19 +1,26 @@
-// combine over peer memory, order `rank`, BF16 in whole vectors: one kernel sends this rank's sums to the tokens' owners and adds, while it
-// sends, what has come for its own tokens. The bits are those of the reference exchange.
+// SPDX-License-Identifier: MIT
+// combine over peer memory, order `rank`, BF16 in whole vectors: one kernel sends this rank's sums to the
+// tokens' owners and adds, while it sends, what has come for its own tokens. The bits are those of the
+// reference exchange.
 //
-// Floor, a layer of DeepSeek-V3 (T = 4096 tokens a rank, E = 256, K = 8, H = 7168), MB a GPU, with two ranks; with four: wire 58; 159. Memory:
-// M-rows in 470; 470, peers' sums in and out of L2 117; 318, residual and y 117; 117. So 162 us of wire (361 GB/s of stores) and 168 of
-// memory (4.2 TB/s) that have to overlap; 449 and 215. When own sums went through the box as well, and were added behind the meeting, it
-// was 822 and 1011 MB. A multiprocessor loads about 110 GB/s or stores 50, one after the other, so that 24 of them need 416 us with four ranks.
+// Floor, a layer of DeepSeek-V3 (T = 4096 tokens a rank, E = 256, K = 8, H = 7168), MB a GPU, with two ranks;
+// with four: wire 58; 159. Memory: M-rows in 470; 470, peers' sums in and out of L2 117; 318, residual and y
+// 117; 117. So 162 us of wire (361 GB/s of stores) and 168 of memory (4.2 TB/s) that have to overlap; 449 and
+// 215. When own sums went through the box as well, and were added behind the meeting, it was 822 and 1011 MB.
+// A SM loads about 110 GB/s or stores 50, one after the other, so that 24 of them need 416 us
+// with four ranks.
 //
-// Protocol. An owner's tokens stand in chunks. Some CTAs send, the others add: stores leave a multiprocessor in order, so that those which the
-// wire holds up would hold up the others. Warps of sending CTAs draw what is to be sent, chunk by chunk, from one counter; sending waits for
-// nobody, and who has nothing left to send adds. A warp of every CTA watches: it fences, adds what the CTA has stored of each chunk to the
-// chunk's counter on this GPU, and whoever completes a chunk writes the meeting's number into the chunk's word at every owner. The same warp
-// looks at the words that the other ranks write here: up to the chunk where all of them have come, this rank's tokens may be added. All words
-// of a member together are its arrival at the meeting: they stand for everything that its stream has done before, and every CTA waits for
-// them from every member, tokens or not. Fences take microseconds, and a warp that sends must not stand in one.
-// Sums of this rank's own tokens go straight from its M-rows into y, rounded to BF16 on the way as if they had been in a box.
+// Protocol. An owner's tokens stand in chunks. Some CTAs send, the others add: stores leave an SM
+// in order, so that those which the wire holds up would hold up the others. Warps of sending CTAs draw what
+// is to be sent, chunk by chunk, from one counter; sending waits for nobody, and who has nothing left to send
+// adds. A warp of every CTA watches: it fences, adds what the CTA has stored of each chunk to the chunk's
+// counter on this GPU, and whoever completes a chunk writes the meeting's number into the chunk's word at
+// every owner. The same warp looks at the words that the other ranks write here: up to the chunk where all of
+// them have come, this rank's tokens may be added. All words of a member together are its arrival at the
+// meeting: they stand for everything that its stream has done before, and every CTA waits for them from every
+// member, tokens or not. Fences take microseconds, and a warp that sends must not stand in one. Sums of this
+// rank's own tokens go straight from its M-rows into y, rounded to BF16 on the way as if they had been in a
+// box.
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/exchange/peer/combine_ring.h"
@@ -27,7 +34,8 @@ namespace {
 constexpr int kWatcher = kCombineWarps - 1;  // this warp watches, all others work
 constexpr int kWorkers = kCombineWarps - 1;
 constexpr int kMostSenders = 32;  // CTAs
-// of all kinds: those that add take memory from those that send. Two ranks, 132 CTAs 264 to 276 us, 64 of them 237; four ranks 500; 506.
+// of all kinds: those that add take memory from those that send. Two ranks, 132 CTAs 264 to 276 us, 64 of
+// them 237; four ranks 500; 506.
 constexpr unsigned kMostCtas = 64;
 constexpr int kChunkBits = 7;  // chunks of 128 tokens, longer ones where there are many tokens
 constexpr int kDrawn = 2;      // pieces
@@ -40,15 +48,17 @@ int chunk_bits_for(int64_t slots) {
     return bits;
 }
 
-// ---- the working warps ---------------------------------------------------------------------------------------------------------------------
+// ---- the working warps
 
 enum class Work { send, add };
 
-// A warp that makes sums: of one kind of work, to the end. It holds three draws: one that is worked on, one whose rows are asked for (often
-// the same) and one whose list of rows is on its way; and the number of a fourth.
+// A warp that makes sums: of one kind of work, to the end. It holds three draws: one that is worked on, one
+// whose rows are asked for (often the same) and one whose list of rows is on its way; and the number of a
+// fourth.
 template <Work kWork> class Worker {
 public:
-    // The warp's first draw is number `given`, or drawn if that is negative; `behind`: how many have been given to all warps.
+    // The warp's first draw is number `given`, or drawn if that is negative; `behind`: how many have been
+    // given to all warps.
     __device__ Worker(const CombineSumsArgs& args, const ChunkTables& tables, CombineShared& shared,
                       uint4* ring, int given, int behind)
         : args_(args),
@@ -97,7 +107,8 @@ private:
     struct Upcoming {
         bool any;
         int chunk, owner, piece;
-        int source;  // sent: what the list of received rows says, -1: there is no row after all; added: the token
+        int source;   // sent: what the list of received rows says, -1: there is no row after all; added: the
+                      // token
         int row, id;  // in lane k: the k-th of its M-rows here; added: its k-th expert
     };
 
@@ -109,7 +120,8 @@ private:
     __device__ __forceinline__ int row_in_lane(int64_t i) const {
         return lane_ < combine_.topk ? combine_.recv_rows[i * combine_.topk + lane_] : -1;
     }
-    // A warp draws a further number unless the one in hand is past the end: all numbers are used, and none is under way when the CTA ends.
+    // A warp draws a further number unless the one in hand is past the end: all numbers are used, and none is
+    // under way when the CTA ends.
     __device__ __forceinline__ void look_ahead() {
         const int number = __shfl_sync(kFullMask, number_, 0);
         upcoming_.any = number < draws_;
@@ -288,7 +300,8 @@ private:
     uint32_t others_left_ = 0;      // and the ranks whose rows are not asked for yet
 };
 
-// How many CTAs send: by draws, as far as more would send faster, and not so many that the others cannot keep up with adding.
+// How many CTAs send: by draws, as far as more would send faster, and not so many that the others cannot keep
+// up with adding.
 __device__ __forceinline__ int sending_ctas(const CombineSumsArgs& args, const ChunkTables& tables) {
     const int64_t ctas = gridDim.x, sent = tables.first[args.chunks],
                   added = args.combine.tokens * args.draws;
@@ -298,8 +311,9 @@ __device__ __forceinline__ int sending_ctas(const CombineSumsArgs& args, const C
     return static_cast<int>(max(int64_t{1}, min(share, most)));
 }
 
-// Moves per GPU: the M-rows in once; sums of peers' tokens out over NVLink; peers' sums and the residual in and y out. Every CTA has to get its
-// place on the GPU before the deadline; in which order does not matter. Barriers at the start and the end. One writer a byte.
+// Moves per GPU: the M-rows in once; sums of peers' tokens out over NVLink; peers' sums and the residual in
+// and y out. Every CTA has to get its place on the GPU before the deadline; in which order does not matter.
+// Barriers at the start and the end. One writer a byte.
 __global__ __launch_bounds__(kCombineThreads, 1) void combine_sums_kernel(const CombineSumsArgs args) {
     extern __shared__ uint4 memory[];
     __shared__ CombineShared shared;

@@ -1,5 +1,7 @@
-// What a CTA of combine_sums.cu knows and how it watches: where the received rows of a chunk stand, and the warp that tells the owners
-// which chunks have been stored and looks which ones have come. The protocol stands there.
+// SPDX-License-Identifier: MIT
+// What a CTA of combine_sums.cu knows and how it watches: where the received rows of a chunk stand, and the
+// warp that tells the owners which chunks have been stored and looks which ones have come. The protocol
+// stands there.
 #pragma once
 
 #include "kernels/hopper/device/clock.h"
@@ -61,8 +63,8 @@ struct CombineShared {
 };
 __device__ __forceinline__ int look_at(int* word) { return atomicAdd(word, 0); }
 
-// The received rows of one owner: where its chunks begin and, of this rank's own rows, which tokens they are. By `threads` threads, of which
-// this is number `thread`.
+// The received rows of one owner: where its chunks begin and, of this rank's own rows, which tokens they are.
+// By `threads` threads, of which this is number `thread`.
 __device__ __forceinline__ void find_rows_of(const CombineSumsArgs& args, const ChunkTables& tables,
                                              int owner, int thread, int threads) {
     constexpr int kBatch = 16, kNobody = -1;  // loads under way
@@ -93,7 +95,8 @@ __device__ __forceinline__ void find_rows_of(const CombineSumsArgs& args, const 
     }
 }
 
-// Fills the tables, by the whole CTA: a look at all received rows, 16 KB of 4096 tokens, half of it from L1. Barriers inside and at the end.
+// Fills the tables, by the whole CTA: a look at all received rows, 16 KB of 4096 tokens, half of it from L1.
+// Barriers inside and at the end.
 __device__ __forceinline__ void find_rows(const CombineSumsArgs& args, const ChunkTables& tables) {
     const int thread = static_cast<int>(threadIdx.x), size = args.combine.group.size,
               rank = args.combine.group.rank;
@@ -125,7 +128,7 @@ __device__ __forceinline__ void find_rows(const CombineSumsArgs& args, const Chu
     __syncthreads();
 }
 
-// ---- the watching warp ---------------------------------------------------------------------------------------------------------------------
+// ---- the watching warp
 
 class ChunkWatcher {
 public:
@@ -138,7 +141,8 @@ public:
           epoch_(epoch),
           lane_(static_cast<int>(threadIdx.x) % kPeerWarp) {}
 
-    // Until everything of this CTA is sent and everything of the others has come, or nothing has come for as long as the limit.
+    // Until everything of this CTA is sent and everything of the others has come, or nothing has come for as
+    // long as the limit.
     __device__ __forceinline__ void watch() {
         constexpr unsigned kNap = 100;  // nanoseconds
         if (blockIdx.x == 0) tell_empty_chunks();
@@ -176,8 +180,8 @@ private:
         for (int chunk = lane_; chunk < args_.chunks; chunk += kPeerWarp)
             if (draws_of(chunk) == 0) tell(chunk);
     }
-    // False if there was nothing new. The first fence orders the workers' stores before this CTA's part of the count, the second one all
-    // CTAs' before the word at the owners.
+    // False if there was nothing new. The first fence orders the workers' stores before this CTA's part of
+    // the count, the second one all CTAs' before the word at the owners.
     __device__ __forceinline__ bool tell_what_is_stored() {
         int fresh[kLaneChunks];
         bool any = false;

@@ -1,10 +1,14 @@
-// dispatch over peer memory: every rank stores each row once into the box of every rank that needs it, and that rank writes it from there
-// to all its places. The bytes are those of the reference exchange followed by permute_pad.
+// SPDX-License-Identifier: MIT
+// dispatch over peer memory: every rank stores each row once into the box of every rank that needs it, and
+// that rank writes it from there to all its places. The bytes are those of the reference exchange followed by
+// permute_pad.
 //
-// Protocol. One kernel sends and takes at the same time. There is no meeting: whoever begins call n + 1 needs the boxes of call n - 1 no
-// longer, and says so (with its scales, which go first) in the flag line of the meetings; nobody ends the call before all have. Each row has a
-// flag of its own that follows it, and is taken as soon as it is there. No warp waits longer than kPatience for anything: then the rest is
-// left to a kernel of one CTA that waits until the deadline and one behind it that takes, so that a late peer holds no multiprocessors.
+// Protocol. One kernel sends and takes at the same time. There is no meeting: whoever begins call n + 1 needs
+// the boxes of call n - 1 no longer, and says so (with its scales, which go first) in the flag line of the
+// meetings; nobody ends the call before all have. Each row has a flag of its own that follows it, and is
+// taken as soon as it is there. No warp waits longer than kPatience for anything: then the rest is left to a
+// kernel of one CTA that waits until the deadline and one behind it that takes, so that a late peer holds no
+// SMs.
 #include "kernels/hopper/exchange/peer/dispatch.h"
 
 #include "kernels/core/scaled_tensor.h"
@@ -33,8 +37,8 @@ constexpr int64_t kPieceBytes = 7424;  // at most
 constexpr int64_t kPieceAlign = 128;
 constexpr uint64_t kPatience = 300'000;  // nanoseconds
 
-// A warp's pieces of rows in shared memory. A row is args.pieces of them, one behind the other, so that piece number n is the
-// (n % pieces)-th of its row.
+// A warp's pieces of rows in shared memory. A row is args.pieces of them, one behind the other, so that piece
+// number n is the (n % pieces)-th of its row.
 struct Ring {
     uint8_t* slots;
     Mbarrier* arrived;  // [kRing]
@@ -75,8 +79,8 @@ struct Ring {
         bulk_load(row + offset(asked), barrier, slot(asked), bytes(asked));
     }
     __device__ void wait_for_oldest() const { mbarrier_wait(arrived + done % kRing, done / kRing & 1); }
-    // The oldest piece to its place in the row at `row`; part of the thread's current group of copies. In dst it is the first to leave L2, so
-    // that boxes stay there until they are read.
+    // The oldest piece to its place in the row at `row`; part of the thread's current group of copies. In dst
+    // it is the first to leave L2, so that boxes stay there until they are read.
     __device__ void put_in_box(uint8_t* row) const {
         bulk_store(row + offset(done), slot(done), bytes(done));
     }
@@ -85,7 +89,8 @@ struct Ring {
     }
 };
 
-// The rows that this rank sends, one for each sender and then drawn one by one, so that they leave in order whoever is slow. For one thread.
+// The rows that this rank sends, one for each sender and then drawn one by one, so that they leave in order
+// whoever is slow. For one thread.
 struct SentRows {
     const DispatchArgs& args;
     int64_t items;
@@ -120,7 +125,8 @@ struct SentLog {
     volatile int32_t rank[kWarps][kRows], number[kWarps][kRows];
 };
 
-// This rank's rows to the boxes of the ranks that need them. By one thread, as sender number `sender` of the log.
+// This rank's rows to the boxes of the ranks that need them. By one thread, as sender number `sender` of the
+// log.
 __device__ __forceinline__ void send_rows(const DispatchArgs& args, uint64_t epoch, Ring& ring, SentRows rows,
                                           SentLog& log, int sender) {
     const PeerGroup& group = args.group();
@@ -163,8 +169,8 @@ __device__ __forceinline__ void send_rows(const DispatchArgs& args, uint64_t epo
     log.ended[sender] = 1;
 }
 
-// Flags behind the rows that the CTA's `senders` senders have sent; lane k follows the k-th of them. A fence waits for the flags before, so it is
-// no work for those who send. By one warp.
+// Flags behind the rows that the CTA's `senders` senders have sent; lane k follows the k-th of them. A fence
+// waits for the flags before, so it is no work for those who send. By one warp.
 __device__ __forceinline__ void tell_sent_rows(const DispatchArgs& args, uint64_t epoch, SentLog& log,
                                                int senders) {
     constexpr unsigned kNap = 50;  // nanoseconds
@@ -189,7 +195,8 @@ __device__ __forceinline__ void tell_sent_rows(const DispatchArgs& args, uint64_
     }
 }
 
-// True when all members have begun the call and sent their scales; false if that takes longer than kPatience. By one warp.
+// True when all members have begun the call and sent their scales; false if that takes longer than kPatience.
+// By one warp.
 __device__ __forceinline__ bool all_are_here(const DispatchArgs& args, uint64_t epoch) {
     const PeerGroup& group = args.group();
     const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
@@ -199,8 +206,9 @@ __device__ __forceinline__ bool all_are_here(const DispatchArgs& args, uint64_t 
     return !__any_sync(kFullMask, late);
 }
 
-// Received rows to all their places, every `step`-th of this rank's own and of the remote ones: remote rows as soon as they are here, own rows
-// meanwhile, and when there are none left the scales and pads. By one warp; false: something did not come within kPatience.
+// Received rows to all their places, every `step`-th of this rank's own and of the remote ones: remote rows
+// as soon as they are here, own rows meanwhile, and when there are none left the scales and pads. By one
+// warp; false: something did not come within kPatience.
 __device__ __forceinline__ bool take_rows(const DispatchArgs& args, uint64_t epoch, Ring& ring, int64_t first,
                                           int64_t step) {
     struct Wanted {
@@ -280,14 +288,15 @@ __device__ __forceinline__ bool take_rows(const DispatchArgs& args, uint64_t epo
     return all;
 }
 
-// What a warp does: it is number `number` of `count` warps that send, or that take. In a CTA with senders the last warp tells what the `number`
-// others have sent.
+// What a warp does: it is number `number` of `count` warps that send, or that take. In a CTA with senders the
+// last warp tells what the `number` others have sent.
 struct Role {
     enum Kind { send, take, tell } kind;
     int64_t number, count;
 };
-// CTAs either send or take, because the stores of a multiprocessor leave it in order: those that the wire holds up would hold up the others.
-// They share the work by the rows that they store. A grid of one CTA does both. Neighbouring items are on different multiprocessors.
+// CTAs either send or take, because the stores of an SM leave it in order: those that the wire
+// holds up would hold up the others. They share the work by the rows that they store. A grid of one CTA does
+// both. Neighbouring items are on different SMs.
 __device__ __forceinline__ Role role_of_warp(const DispatchArgs& args) {
     const int warp = static_cast<int>(threadIdx.x) / kPeerWarp, cta = static_cast<int>(blockIdx.x),
               ctas = static_cast<int>(gridDim.x);
@@ -303,11 +312,12 @@ __device__ __forceinline__ Role role_of_warp(const DispatchArgs& args) {
     return {Role::take, warp * (ctas - senders) + cta - senders, kWarps * (ctas - senders)};
 }
 
-// Moves: every row that another rank needs once out of memory and over NVLink, every received row once out of memory (those of others mostly
-// out of L2), and every row of dst out. At T=4096, E=256, K=8, H=7168 and FP8: two GPUs 29 MB over the wire (360 GB/s: 82 us) and 330 MB
-// through memory; four GPUs 81 MB over the wire. A row goes through shared memory by the copy engine, one request in and one out for each of
-// its places, so that few multiprocessors suffice. Copies only, one writer a byte; barriers: only the warp's own with the copy engine, and
-// one at the end.
+// Moves: every row that another rank needs once out of memory and over NVLink, every received row once out of
+// memory (those of others mostly out of L2), and every row of dst out. At T=4096, E=256, K=8, H=7168 and FP8:
+// two GPUs 29 MB over the wire (360 GB/s: 82 us) and 330 MB through memory; four GPUs 81 MB over the wire. A
+// row goes through shared memory by TMA, one request in and one out for each of its places, so
+// that few SMs suffice. Copies only, one writer a byte; barriers: only the warp's own with the
+// TMA, and one at the end.
 __global__ __launch_bounds__(kWarps* kPeerWarp, 1) void dispatch_kernel(const DispatchArgs args) {
     extern __shared__ __align__(128) uint8_t slots[];
     __shared__ Mbarrier arrived[kWarps][kRing];

@@ -1,5 +1,6 @@
-// What the kernels of dispatch over peer memory share: rows as they travel, what stands in a box and who goes where. Read next:
-// dispatch.cu, then dispatch_plain.cu.
+// SPDX-License-Identifier: MIT
+// What the kernels of dispatch over peer memory share: rows as they travel, what stands in a box and who goes
+// where. Read next: dispatch.cu, then dispatch_plain.cu.
 #pragma once
 
 #include "kernels/core/stream.h"
@@ -13,8 +14,8 @@
 
 namespace fp8flow::hopper {
 
-// Rows as they travel. A box: rows [G, S], then their scales [G, S]. Those of one rank are dense, in the order of its tokens, so that the
-// n-th row that a rank sends here is the n-th of its received rows.
+// Rows as they travel. A box: rows [G, S], then their scales [G, S]. Those of one rank are dense, in the
+// order of its tokens, so that the n-th row that a rank sends here is the n-th of its received rows.
 struct WireRows {
     const uint8_t *data, *scales;    // of this rank's rows, where the caller has them
     int64_t row_bytes, scale_bytes;  // of one row
@@ -71,7 +72,8 @@ struct DispatchArgs {
         return recv_rows != nullptr ? groups.total() : received.offsets[group().size];
     }
 
-    // Items: rows to or from other ranks, dealt out so that all links are busy at once. The n-th row to, or from, a rank; not all exist.
+    // Items: rows to or from other ranks, dealt out so that all links are busy at once. The n-th row to, or
+    // from, a rank; not all exist.
     struct Item {
         int rank;
         int64_t n;
@@ -120,10 +122,11 @@ struct DispatchArgs {
     }
 };
 
-// ---- pieces of kernels ---------------------------------------------------------------------------------------------------------------
+// ---- pieces of kernels
 
-// Scales of all rows that this rank sends, to their places in the boxes of call `epoch`, by warp number `warp` of `warps`. The last warp tells
-// all members that they are there, and so is this rank: what it read in earlier calls it needs no longer.
+// Scales of all rows that this rank sends, to their places in the boxes of call `epoch`, by warp number
+// `warp` of `warps`. The last warp tells all members that they are there, and so is this rank: what it read
+// in earlier calls it needs no longer.
 template <class Unit>
 __device__ __forceinline__ void send_scales_as(const DispatchArgs& args, uint64_t epoch, int64_t thread,
                                                int64_t threads) {
@@ -162,7 +165,8 @@ __device__ __forceinline__ void send_scales(const DispatchArgs& args, uint64_t e
     __syncwarp();
 }
 
-// Ends a kernel that sends: the last CTA makes `epoch` the group's latest call. All threads of the CTA call it.
+// Ends a kernel that sends: the last CTA makes `epoch` the group's latest call. All threads of the CTA call
+// it.
 __device__ __forceinline__ void end_sending(const DispatchArgs& args, uint64_t epoch) {
     __syncthreads();
     if (threadIdx.x != 0) return;
@@ -195,8 +199,8 @@ __device__ __forceinline__ void zero_codes(const DispatchArgs& args, int64_t row
     }
 }
 
-// Scales of one row of dst, a unit of memory that holds kScales of them at a time; `scales` null: a pad. All loads of a pass are under way at
-// once, since a warp has little else to do meanwhile.
+// Scales of one row of dst, a unit of memory that holds kScales of them at a time; `scales` null: a pad. All
+// loads of a pass are under way at once, since a warp has little else to do meanwhile.
 template <class Unit, int kScales>
 __device__ __forceinline__ void write_scales_as(const DispatchArgs& args, int64_t row,
                                                 const uint8_t* scales) {
@@ -224,7 +228,8 @@ __device__ __forceinline__ void write_scales_as(const DispatchArgs& args, int64_
     }
 }
 
-// Scales of 32 rows of dst, a row a lane, so that they leave as whole lines, and zeros where rows are pads. All scales are in the box.
+// Scales of 32 rows of dst, a row a lane, so that they leave as whole lines, and zeros where rows are pads.
+// All scales are in the box.
 __device__ __forceinline__ void write_scales_and_pads(const DispatchArgs& args, uint8_t* box, int64_t first) {
     const bool listed = args.recv_rows != nullptr;
     const int64_t total = args.dst_rows(), base = args.dst.base(),
@@ -255,7 +260,8 @@ __device__ __forceinline__ void write_all_scales_and_pads(const DispatchArgs& ar
 
 // Rows that are no whole vectors: sends them, and leaves all taking to launch_take_left_rows.
 void launch_send_plain_rows(const DispatchArgs& args, const Launch& launch);
-// Behind the kernel that sent: waits for what it left, until the deadline, and takes it. Launched behind it, whatever it left.
+// Behind the kernel that sent: waits for what it left, until the deadline, and takes it. Launched behind it,
+// whatever it left.
 void launch_take_left_rows(const DispatchArgs& args, const Launch& launch);
 
 }  // namespace fp8flow::hopper

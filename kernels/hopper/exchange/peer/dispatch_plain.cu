@@ -1,5 +1,6 @@
-// dispatch over peer memory by plain loads and stores: what the copy engine cannot move (rows that are no whole vectors), and what it left
-// because a peer was late.
+// SPDX-License-Identifier: MIT
+// dispatch over peer memory by plain loads and stores: what TMA cannot move (rows that are no
+// whole vectors), and what it left because a peer was late.
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
@@ -10,7 +11,8 @@ namespace fp8flow::hopper {
 
 namespace {
 
-// Moves: this rank's rows to the boxes of the ranks that need them, a warp a row. Everything is left to be taken later. One writer a byte.
+// Moves: this rank's rows to the boxes of the ranks that need them, a warp a row. Everything is left to be
+// taken later. One writer a byte.
 __global__ __launch_bounds__(kPeerThreads) void send_plain_rows_kernel(const DispatchArgs args) {
     pdl_launch_dependents();
     const PeerGroup& group = args.group();
@@ -36,7 +38,8 @@ __global__ __launch_bounds__(kPeerThreads) void send_plain_rows_kernel(const Dis
     end_sending(args, epoch);
 }
 
-// Moves: nothing; one CTA polls until all rows and all ranks of the latest call are here. Returns at once where nothing was left.
+// Moves: nothing; one CTA polls until all rows and all ranks of the latest call are here. Returns at once
+// where nothing was left.
 __global__ __launch_bounds__(kPeerThreads) void wait_for_left_rows_kernel(const DispatchArgs args) {
     pdl_wait();
     const PeerGroup& group = args.group();
@@ -102,8 +105,9 @@ __device__ __forceinline__ void take_row(const DispatchArgs& args, int64_t i, co
     }
 }
 
-// Moves: every received row once, out of the box or the caller's rows, and every row of dst out. Returns at once where nothing was left; rows
-// that were taken are written again with the same bytes. A warp takes a row. Copies only, one writer a byte.
+// Moves: every received row once, out of the box or the caller's rows, and every row of dst out. Returns at
+// once where nothing was left; rows that were taken are written again with the same bytes. A warp takes a
+// row. Copies only, one writer a byte.
 __global__ __launch_bounds__(kTakeThreads, 1) void take_left_rows_kernel(const DispatchArgs args) {
     pdl_wait();
     const PeerGroup& group = args.group();

@@ -1,5 +1,6 @@
-// The exchange over peer memory: construction, meetings, what is counted and what goes wrong. The calls stand in routing.cu,
-// dispatch.cu, combine.cu and reduce.cu.
+// SPDX-License-Identifier: MIT
+// The exchange over peer memory: construction, meetings, what is counted and what goes wrong. The calls stand
+// in routing.cu, dispatch.cu, combine.cu and reduce.cu.
 #include "kernels/hopper/exchange/peer/exchange.h"
 
 #include "kernels/hopper/device/view.h"
@@ -29,9 +30,10 @@ const char* name_of(PeerOperation operation) {
     return "?";
 }
 
-// Moves: 8 bytes to and from every member. One warp, one thread a member: stores the new epoch into this rank's line at the member, then
-// polls the member's line here. The fence and the release make what earlier kernels of this stream wrote, here or at a member, visible to
-// whoever sees the flag. Integers that only rise: the outcome does not depend on who comes first.
+// Moves: 8 bytes to and from every member. One warp, one thread a member: stores the new epoch into this
+// rank's line at the member, then polls the member's line here. The fence and the release make what earlier
+// kernels of this stream wrote, here or at a member, visible to whoever sees the flag. Integers that only
+// rise: the outcome does not depend on who comes first.
 __global__ __launch_bounds__(kPeerWarp) void meet_kernel(const PeerMeeting meeting) {
     const PeerGroup& group = meeting.group;
     if (group.lost()) return;  // the same for all threads

@@ -1,22 +1,27 @@
-// PeerExchange: the exchange between GPUs of one host through peer memory. Rows and sums are pushed: a rank stores each of its rows once into
-// the memory of every rank that hosts an expert of it, which writes it from there to all its padded, expert-sorted places, so that permute and
-// pad are part of the wire. Back it adds its rows of a token in fp32 and stores one row into the owner's memory, and the owner adds what has
-// come. All sizes are read on the device; nothing is allocated and the host waits for nothing. Sources: FlashComm and DeepGEMM's Mega MoE
-// (rows straight to their final places), DeepEP (fixed slots). Read next: group.h, then dispatch.cu and combine.cu.
+// SPDX-License-Identifier: MIT
+// PeerExchange: the exchange between GPUs of one host through peer memory. Rows and sums are pushed: a rank
+// stores each of its rows once into the memory of every rank that hosts an expert of it, which writes it from
+// there to all its padded, expert-sorted places, so that permute and pad are part of the wire. Back it adds
+// its rows of a token in fp32 and stores one row into the owner's memory, and the owner adds what has come.
+// All sizes are read on the device; nothing is allocated and the host waits for nothing. Sources: FlashComm
+// and DeepGEMM's Mega MoE (rows straight to their final places), DeepEP (fixed slots). Read next: group.h,
+// then dispatch.cu and combine.cu.
 //
-// Protocol. A call is: write (into own or peers' memory), meet, read. A meeting of a group is one small kernel: it adds 1 to the group's
-// epoch, a word in device memory (so that a captured graph can be replayed), stores the epoch with release order into this rank's flag line
-// at every member, and waits until every member's line here holds at least that epoch. Flags only rise and are never reset.
-// Every member has two boxes, for even and odd meetings. Call n writes and reads boxes of parity n. They are free for call n + 2: a
-// member writes them only after meeting n + 1, at which every member arrives after it has read the boxes of call n (its kernels run in
-// one stream order). So one meeting a call is enough, but all calls of an exchange must be on one stream, or in one order of streams.
-// A dispatch is a call whose meeting begins with it: a member says that it has come, and waits for the others, inside the kernel that moves the
-// rows. What is read is guarded row by row: behind each row the writer stores the epoch into a flag of that row.
-// The expert-parallel group, the world and the replicas have flags, epochs and boxes of their own; the one stream orders their calls.
-// A large all-reduce meets twice a chunk: its inputs are read between the two meetings, its results between the second and the next
-// first one, so neither needs a second copy.
-// A wait that passes the deadline sets the rank's `lost` word: from then on its kernels touch no peer and tell no peer that they have
-// arrived, so nobody uses data that was never written; check_peers() reports it.
+// Protocol. A call is: write (into own or peers' memory), meet, read. A meeting of a group is one small
+// kernel: it adds 1 to the group's epoch, a word in device memory (so that a captured graph can be replayed),
+// stores the epoch with release order into this rank's flag line at every member, and waits until every
+// member's line here holds at least that epoch. Flags only rise and are never reset. Every member has two
+// boxes, for even and odd meetings. Call n writes and reads boxes of parity n. They are free for call n + 2:
+// a member writes them only after meeting n + 1, at which every member arrives after it has read the boxes of
+// call n (its kernels run in one stream order). So one meeting a call is enough, but all calls of an exchange
+// must be on one stream, or in one order of streams. A dispatch is a call whose meeting begins with it: a
+// member says that it has come, and waits for the others, inside the kernel that moves the rows. What is read
+// is guarded row by row: behind each row the writer stores the epoch into a flag of that row. The
+// expert-parallel group, the world and the replicas have flags, epochs and boxes of their own; the one stream
+// orders their calls. A large all-reduce meets twice a chunk: its inputs are read between the two meetings,
+// its results between the second and the next first one, so neither needs a second copy. A wait that passes
+// the deadline sets the rank's `lost` word: from then on its kernels touch no peer and tell no peer that they
+// have arrived, so nobody uses data that was never written; check_peers() reports it.
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
@@ -28,7 +33,8 @@
 
 namespace fp8flow {
 
-// Where things stand in every rank's region: a function of the limits and group sizes only, so equal on all ranks and never outgrown.
+// Where things stand in every rank's region: a function of the limits and group sizes only, so equal on all
+// ranks and never outgrown.
 struct PeerLayout {
     struct Reduction {
         int64_t flags = 0, boxes = 0, chunk = 0, result = 0;
@@ -51,9 +57,11 @@ struct PeerLayout {
 
 class PeerExchange final : public Exchange {
 public:
-    // Takes PeerLayout(...).bytes of every GPU; with S tokens, G ranks, H hidden and rows of b bytes an element, the most of it
-    //   order rank: 2 * G * S * H * b (DeepSeek-V3's 7168 with 4 ranks of 4096 tokens: 470 MB), order invariant: 2 * S * K * H * b,
-    //   all-reduce: 32 MiB * (1 + 1/n) + 128 KiB * n for each of world and replicas, n ranks.
+    // Takes PeerLayout(...).bytes of every GPU; with S tokens, G ranks, H hidden and rows of b bytes an
+    // element, the most of it
+    //   order rank: 2 * G * S * H * b (DeepSeek-V3's 7168 with 4 ranks of 4096 tokens: 470 MB), order
+    //   invariant: 2 * S * K * H * b, all-reduce: 32 MiB * (1 + 1/n) + 128 KiB * n for each of world and
+    //   replicas, n ranks.
     PeerExchange(Ops& ops, const ExchangeGroups& groups, const ExchangeLimits& limits, CombineOrder order,
                  double deadline_seconds, std::unique_ptr<hopper::PeerMemory> memory);
     int rank() const override { return groups_.expert_parallel.rank(); }

@@ -1,5 +1,7 @@
-// What the kernels of the exchange over peer memory share: how a group of ranks looks from the device, where things stand in every rank's
-// region, and the meeting of a group. Read next: exchange.h (the protocol), then any of peer_*.cu.
+// SPDX-License-Identifier: MIT
+// What the kernels of the exchange over peer memory share: how a group of ranks looks from the device, where
+// things stand in every rank's region, and the meeting of a group. Read next: exchange.h (the protocol), then
+// any of peer_*.cu.
 #pragma once
 
 #include "kernels/hopper/device/peer.h"
@@ -67,7 +69,8 @@ struct PeerGroup {
     static constexpr int64_t kFlagLine = 128;
 };
 
-// The members meet: everything that each wrote before is visible to all afterwards. `report` is host memory; `limit` in nanoseconds.
+// The members meet: everything that each wrote before is visible to all afterwards. `report` is host memory;
+// `limit` in nanoseconds.
 struct PeerMeeting {
     PeerGroup group;
     LostPeers* report;
@@ -97,8 +100,8 @@ struct ReceivedRows {
     const int32_t* source;   // rank * slots + token
     int64_t slots;
 
-    // Dealt out to the warps of the grid so that all source ranks are served at once, each rank beginning with its successor: visit(i, source
-    // rank, token) for received row i.
+    // Dealt out to the warps of the grid so that all source ranks are served at once, each rank beginning
+    // with its successor: visit(i, source rank, token) for received row i.
     template <class Visit> __device__ __forceinline__ void deal(int rank, int size, Visit visit) const {
         int64_t longest = 0;
         for (int r = 0; r < size; ++r) longest = max(longest, offsets[r + 1] - offsets[r]);
@@ -123,10 +126,10 @@ struct ReceivedRows {
     }
 };
 
-// ---- pieces of kernels ---------------------------------------------------------------------------------------------------------------
+// ---- pieces of kernels
 
-// Contiguous bytes by `threads` threads, of which this is number `thread`: 16 bytes at a time, four loads in flight, where both sides are
-// aligned.
+// Contiguous bytes by `threads` threads, of which this is number `thread`: 16 bytes at a time, four loads in
+// flight, where both sides are aligned.
 __device__ __forceinline__ void copy_contiguous(uint8_t* to, const uint8_t* from, int64_t bytes,
                                                 int64_t thread, int64_t threads) {
     int64_t done = 0;

@@ -1,4 +1,6 @@
-// Mapping the regions of all ranks of a host, and the proof at start-up that stores and loads between them work.
+// SPDX-License-Identifier: MIT
+// Mapping the regions of all ranks of a host, and the proof at start-up that stores and loads between them
+// work.
 #include "kernels/hopper/exchange/peer/memory.h"
 
 #include "kernels/core/error.h"
@@ -18,7 +20,8 @@ namespace {
 constexpr int64_t kPageBytes = int64_t{2} << 20;
 constexpr int64_t kLineWords = 128 / sizeof(uint64_t);  // one inbox a line
 
-// False on every rank alike if any rank has a problem; `reason` is then that of the first of them. Nobody returns before all have come.
+// False on every rank alike if any rank has a problem; `reason` is then that of the first of them. Nobody
+// returns before all have come.
 bool all_well(ProcessGroup& world, const std::string& own_problem, std::string& reason) {
     constexpr std::size_t kText = 256;
     char own[kText] = {};
@@ -49,8 +52,8 @@ __global__ void write_patterns_kernel(const Regions regions) {
     if (peer < regions.size)
         store_release_system(regions.of[peer] + regions.rank * kLineWords, pattern(regions.rank, peer));
 }
-// One warp, one thread a peer: what the peer wrote here, what this rank wrote there, and what the peer wrote to itself. Bit r of
-// *wrong: rank r.
+// One warp, one thread a peer: what the peer wrote here, what this rank wrote there, and what the peer wrote
+// to itself. Bit r of *wrong: rank r.
 __global__ void check_patterns_kernel(const Regions regions, volatile uint32_t* wrong) {
     const int peer = static_cast<int>(threadIdx.x), self = regions.rank;
     bool bad = false;
@@ -147,7 +150,8 @@ void PeerMemory::release() noexcept {
         regions_->free();
         cudaFreeHost(host_words_);
     } catch (const std::exception&) {
-        // A peer is gone or late. Freeing now could fault a live one, so the memory is left to the end of the process.
+        // A peer is gone or late. Freeing now could fault a live one, so the memory is left to the end of the
+        // process.
     }
     cudaGetLastError();
 }

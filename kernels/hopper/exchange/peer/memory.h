@@ -1,5 +1,7 @@
-// PeerMemory: one region of GPU memory per rank of the job, mapped by all ranks of the host, so that a kernel reads and writes another
-// GPU's memory through plain pointers (NVLink, or the same GPU); how it is mapped: regions.h. Read next: exchange.h.
+// SPDX-License-Identifier: MIT
+// PeerMemory: one region of GPU memory per rank of the job, mapped by all ranks of the host, so that a kernel
+// reads and writes another GPU's memory through plain pointers (NVLink, or the same GPU); how it is mapped:
+// regions.h. Read next: exchange.h.
 #pragma once
 
 #include "kernels/hopper/device/view.h"
@@ -17,15 +19,17 @@ class PeerMemory {
 public:
     static constexpr int kMaxRanks = 32;
 
-    // Collective over `world`, which outlives the result; `bytes` is the same on all ranks. The region is on the calling thread's current
-    // GPU and zeroed. Before anything else uses it, every rank writes into every other's region, and all read back what they wrote and
-    // what they got. Null, with the same reason on every rank, where there are more than kMaxRanks, or one of them is on another
-    // host, has no memory left, cannot map a peer or reads wrong bytes.
+    // Collective over `world`, which outlives the result; `bytes` is the same on all ranks. The region is on
+    // the calling thread's current GPU and zeroed. Before anything else uses it, every rank writes into every
+    // other's region, and all read back what they wrote and what they got. Null, with the same reason on
+    // every rank, where there are more than kMaxRanks, or one of them is on another host, has no memory left,
+    // cannot map a peer or reads wrong bytes.
     static std::unique_ptr<PeerMemory> create(ProcessGroup& world, PeerMapping mapping, int64_t bytes,
                                               std::string& reason);
 
-    // Collective as well: nobody frees what another may still read. It waits for late ranks at most as long as the group does; while an
-    // exception is under way, or after abandon(), it waits for nobody and leaves the memory to the end of the process.
+    // Collective as well: nobody frees what another may still read. It waits for late ranks at most as long
+    // as the group does; while an exception is under way, or after abandon(), it waits for nobody and leaves
+    // the memory to the end of the process.
     ~PeerMemory();
     PeerMemory(const PeerMemory&) = delete;
     PeerMemory& operator=(const PeerMemory&) = delete;

@@ -1,5 +1,6 @@
-// What GPUs of one host reach between each other: all ranks load from, or store to, the memory of all others at the same time. The ceiling
-// of the exchange.
+// SPDX-License-Identifier: MIT
+// What GPUs of one host reach between each other: all ranks load from, or store to, the memory of all others
+// at the same time. The ceiling of the exchange.
 #include "kernels/hopper/exchange/peer/memory.h"
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/runtime/launch.h"
@@ -24,10 +25,11 @@ struct Regions {
 
 enum class Direction { load, store };
 
-// Bytes: 16 * words for each other rank, over the wire, and as many in that rank's memory. A rank owns the rank-th part of `words` words
-// in every region, so no two ranks touch the same bytes. A CTA serves one peer, the blockIdx.x % (ranks-1)-th after this rank, so that
-// all links are busy at once, and strides over its part with the other CTAs of that peer. No barriers. Deterministic: a word is stored by
-// one thread; what is loaded ends as an exclusive or that could reach `sink`.
+// Bytes: 16 * words for each other rank, over the wire, and as many in that rank's memory. A rank owns the
+// rank-th part of `words` words in every region, so no two ranks touch the same bytes. A CTA serves one peer,
+// the blockIdx.x % (ranks-1)-th after this rank, so that all links are busy at once, and strides over its
+// part with the other CTAs of that peer. No barriers. Deterministic: a word is stored by one thread; what is
+// loaded ends as an exclusive or that could reach `sink`.
 template <Direction direction>
 __global__ void __launch_bounds__(kThreads)
     peer_kernel(Regions regions, int rank, int ranks, int64_t words, uint4* sink) {

@@ -1,6 +1,8 @@
-// all_reduce over peer memory, element by element in ascending rank order, so with the bits of ProcessGroup's. Small tensors: everybody stores
-// its values into everybody's box and reduces all of them. Large ones, a chunk at a time: every rank shows the chunk, reduces its shard
-// from all members' and shows the result, and all fetch the shards.
+// SPDX-License-Identifier: MIT
+// all_reduce over peer memory, element by element in ascending rank order, so with the bits of
+// ProcessGroup's. Small tensors: everybody stores its values into everybody's box and reduces all of them.
+// Large ones, a chunk at a time: every rank shows the chunk, reduces its shard from all members' and shows
+// the result, and all fetch the shards.
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/exchange/peer/exchange.h"
 #include "kernels/hopper/runtime/launch.h"
@@ -36,7 +38,8 @@ __global__ __launch_bounds__(kPeerThreads) void push_values_kernel(const ReduceA
             group.next_box((group.rank + step) % group.size) + group.rank * PeerLayout::kSmallBytes,
             args.values, args.bytes, grid_thread(), grid_threads());
 }
-// Moves: every member's tensor in, one out, all of it local. A thread takes one element at a time, members in ascending order.
+// Moves: every member's tensor in, one out, all of it local. A thread takes one element at a time, members in
+// ascending order.
 template <class T, class Reduce>
 __global__ __launch_bounds__(kPeerThreads) void reduce_values_kernel(const ReduceArgs args) {
     const PeerGroup& group = args.group;
@@ -57,9 +60,9 @@ __global__ __launch_bounds__(kPeerThreads) void show_chunk_kernel(const ReduceAr
     copy_contiguous(group.regions[group.rank] + args.chunk, args.values, args.bytes, grid_thread(),
                     grid_threads());
 }
-// Moves: one shard from every member over NVLink, one out. A thread takes 16 bytes of two places at a time and adds members in ascending
-// order; their loads do not depend on each other. What stands behind the chunk's end is reduced too, and never fetched. No barriers,
-// one writer a byte.
+// Moves: one shard from every member over NVLink, one out. A thread takes 16 bytes of two places at a time
+// and adds members in ascending order; their loads do not depend on each other. What stands behind the
+// chunk's end is reduced too, and never fetched. No barriers, one writer a byte.
 template <class T, class Reduce>
 __global__ __launch_bounds__(kPeerThreads) void reduce_shard_kernel(const ReduceArgs args) {
     constexpr int kElements = static_cast<int>(kPeerVector / sizeof(T)), kPlaces = 2;
@@ -92,7 +95,8 @@ __global__ __launch_bounds__(kPeerThreads) void reduce_shard_kernel(const Reduce
             if (first + j * threads < vectors) result[first + j * threads] = total[j];
     }
 }
-// Moves: every other member's shard over NVLink into the tensor, beginning with the successor's. No barriers, one writer a byte.
+// Moves: every other member's shard over NVLink into the tensor, beginning with the successor's. No barriers,
+// one writer a byte.
 __global__ __launch_bounds__(kPeerThreads) void fetch_shards_kernel(const ReduceArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;

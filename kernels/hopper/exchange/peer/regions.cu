@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Regions mapped by CUDA IPC.
 #include "kernels/hopper/exchange/peer/regions.h"
 

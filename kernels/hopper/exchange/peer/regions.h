@@ -1,5 +1,7 @@
-// PeerRegions: how PeerMemory gets one region of GPU memory per rank that all ranks map. Two ways: CUDA IPC, whose handles travel through
-// the ProcessGroup (between threads of one process, in tests, the pointers themselves), and windows of NCCL. Read next: memory.h.
+// SPDX-License-Identifier: MIT
+// PeerRegions: how PeerMemory gets one region of GPU memory per rank that all ranks map. Two ways: CUDA IPC,
+// whose handles travel through the ProcessGroup (between threads of one process, in tests, the pointers
+// themselves), and windows of NCCL. Read next: memory.h.
 #pragma once
 
 #include "kernels/comm/process_group.h"
@@ -20,8 +22,8 @@ public:
     PeerRegions(const PeerRegions&) = delete;
     PeerRegions& operator=(const PeerRegions&) = delete;
 
-    // The steps, collective, in this order: each returns what is wrong on this rank, or nothing. `bytes` is the same on all ranks; the memory
-    // is on the calling thread's current GPU.
+    // The steps, collective, in this order: each returns what is wrong on this rank, or nothing. `bytes` is
+    // the same on all ranks; the memory is on the calling thread's current GPU.
     virtual std::string look_around() = 0;
     virtual std::string allocate(int64_t bytes) = 0;
     virtual std::string map() = 0;

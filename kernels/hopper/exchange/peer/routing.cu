@@ -1,5 +1,7 @@
-// gather_routing over peer memory: every rank stores its ids and probabilities into every member's box; after one meeting each copies what
-// has come. From there all offsets are computed on the device, alike on all ranks (plan.cu).
+// SPDX-License-Identifier: MIT
+// gather_routing over peer memory: every rank stores its ids and probabilities into every member's box; after
+// one meeting each copies what has come. From there all offsets are computed on the device, alike on all
+// ranks (plan.cu).
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/exchange/peer/exchange.h"
 #include "kernels/hopper/runtime/launch.h"
@@ -20,8 +22,8 @@ struct RoutingArgs {
     float* all_probs;
 };
 
-// Moves: 8 bytes a (token, k) to each of the other ranks. A thread takes one value at a time; the values of absent tokens are written too, as -1
-// and 0. No barriers, one writer a word.
+// Moves: 8 bytes a (token, k) to each of the other ranks. A thread takes one value at a time; the values of
+// absent tokens are written too, as -1 and 0. No barriers, one writer a word.
 __global__ __launch_bounds__(kPeerThreads) void push_routing_kernel(const RoutingArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
@@ -38,7 +40,8 @@ __global__ __launch_bounds__(kPeerThreads) void push_routing_kernel(const Routin
     if (grid_thread() == 0) count_wire(&group.words->wire[0], (group.size - 1) * args.values * 8);
 }
 
-// Moves: 8 bytes a (rank, token, k) in and out, all of it local. If a peer was lost nobody is there, so that the plan is a valid one.
+// Moves: 8 bytes a (rank, token, k) in and out, all of it local. If a peer was lost nobody is there, so that
+// the plan is a valid one.
 __global__ __launch_bounds__(kPeerThreads) void take_routing_kernel(const RoutingArgs args) {
     const PeerGroup& group = args.group;
     const bool lost = group.lost();

@@ -1,5 +1,6 @@
-// One product on cuBLASLt with FP32 accumulation, BF16 or FP8: what it takes, how it is described, the choice of algorithms, and what
-// calls share: workspaces, streams, scratch memory, group sizes on the host.
+// SPDX-License-Identifier: MIT
+// One product on cuBLASLt with FP32 accumulation, BF16 or FP8: what it takes, how it is described, the choice
+// of algorithms, and what calls share: workspaces, streams, scratch memory, group sizes on the host.
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/gemm/cublaslt/cublaslt.h"
 
@@ -11,8 +12,8 @@ namespace {
 
 constexpr uint32_t kAlignment = 16;  // bytes of an address or a row that cuBLASLt's fast kernels ask for
 
-// Algorithms kept. Group sizes change with routing, so shapes come and go; past this number all are forgotten. Choosing one costs some
-// 10 us of host time, well below the time a GPU needs for an expert.
+// Algorithms kept. Group sizes change with routing, so shapes come and go; past this number all are
+// forgotten. Choosing one costs some 10 us of host time, well below the time a GPU needs for an expert.
 constexpr std::size_t kMaxPlans = 8192;
 
 void check_lt(cublasStatus_t status, const char* what) {
@@ -28,7 +29,8 @@ bool is_block_scaled(const LtMatrix& m) {
            m.mode == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
 }
 
-// The conditions that cuBLASLt states, and those it leaves to its caller: some of its kernels give wrong results instead of an error.
+// The conditions that cuBLASLt states, and those it leaves to its caller: some of its kernels give wrong
+// results instead of an error.
 bool takes(const LtProduct& p) {
     for (const LtMatrix* m : {&p.a, &p.b, &p.d}) {
         if (m->rows <= 0 || m->cols <= 0) return false;
@@ -63,9 +65,10 @@ void describe_matrix(cublasLtMatrixLayoutOpaque_t& layout, const LtMatrix& m) {
 
 }  // namespace
 
-// The row-major D[M,N] = op(A) op(B) is, read column-major, D' [N,M] = op(B)' op(A)': B comes first. A matrix that is stored
-// contiguous along the contraction needs a transpose as cuBLASLt's first operand, and none as its second. FP8 products are promoted to
-// the FP32 accumulator inside the contraction (FAST_ACCUM off), as the contract of kernels/ops/gemm.h asks.
+// The row-major D[M,N] = op(A) op(B) is, read column-major, D' [N,M] = op(B)' op(A)': B comes first. A matrix
+// that is stored contiguous along the contraction needs a transpose as cuBLASLt's first operand, and none as
+// its second. FP8 products are promoted to the FP32 accumulator inside the contraction (FAST_ACCUM off), as
+// the contract of kernels/ops/gemm.h asks.
 struct LtLibrary::Description {
     cublasLtMatmulDescOpaque_t product{};
     cublasLtMatrixLayoutOpaque_t first{}, second{}, d{};
@@ -136,8 +139,8 @@ LtLibrary::Plan LtLibrary::choose(Description& description) {
     return {result.algo, found > 0 && result.state == CUBLAS_STATUS_SUCCESS};
 }
 
-// Bytes: A, B and D once at least; 2*m*n*k FLOPs on tensor cores. The algorithm of a shape is chosen at its first call and kept, so that
-// every call gives the same bits.
+// Bytes: A, B and D once at least; 2*m*n*k FLOPs on tensor cores. The algorithm of a shape is chosen at its
+// first call and kept, so that every call gives the same bits.
 bool LtLibrary::run(const LtProduct& p, cudaStream_t stream, int lane, int sm_limit) {
     if (!takes(p)) return false;
     const int64_t kinds = static_cast<int64_t>(p.form) | static_cast<int64_t>(p.a.dtype) << 4 |
@@ -197,9 +200,9 @@ void* LtLibrary::scratch(std::size_t bytes) {
     return scratch_;
 }
 
-// The host synchronisation that this baseline forces, and its only one: cuBLASLt takes sizes and addresses from the host, while routing
-// leaves them on the device. Every grouped product waits here until all work before it is done; kernels that read sizes on the
-// device need none of this.
+// The host synchronisation that this baseline forces, and its only one: cuBLASLt takes sizes and addresses
+// from the host, while routing leaves them on the device. Every grouped product waits here until all work
+// before it is done; kernels that read sizes on the device need none of this.
 HostGroups LtLibrary::read_groups(const DeviceProduct& product, cudaStream_t stream) {
     const int64_t num_groups = product.groups.num_groups, needed = 2 * num_groups + 4;
     if (needed > pinned_count_) {

@@ -1,5 +1,7 @@
-// Products on cuBLASLt: one product in this project's row-major words (LtProduct), the library with its workspaces, streams and chosen
-// algorithms (LtLibrary), and whole ops as products of their groups (launch_lt). Read next: grouped.cu.
+// SPDX-License-Identifier: MIT
+// Products on cuBLASLt: one product in this project's row-major words (LtProduct), the library with its
+// workspaces, streams and chosen algorithms (LtLibrary), and whole ops as products of their groups
+// (launch_lt). Read next: grouped.cu.
 #pragma once
 
 #include "kernels/hopper/device/groups.h"
@@ -17,8 +19,8 @@ namespace fp8flow::hopper {
 // Scales of FP8 codes [R, C], C the contraction, on the device, 16-byte aligned (scalar: 4), as `mode` says:
 //   SCALAR_32F       [1]
 //   OUTER_VEC_32F    [R]; only together with the other operand's
-//   VEC128_32F       [ceil(C/128), R]: no stride of its own, so the scales of an expert's slice must stand next to each other
-//   BLK128x128_32F   [ceil(R/128), pad4(ceil(C/128))]; of one operand at most
+//   VEC128_32F       [ceil(C/128), R]: no stride of its own, so the scales of an expert's slice must stand
+//   next to each other BLK128x128_32F   [ceil(R/128), pad4(ceil(C/128))]; of one operand at most
 struct LtMatrix {
     void* data = nullptr;
     DType dtype = DType::bf16;
@@ -44,7 +46,8 @@ struct HostGroups {
     int64_t padded(int64_t g) const { return offsets[g + 1] - offsets[g]; }
 };
 
-// The handle, and what its calls need. Calls on one stream share workspaces and scratch memory, so one object serves one stream at a time.
+// The handle, and what its calls need. Calls on one stream share workspaces and scratch memory, so one object
+// serves one stream at a time.
 class LtLibrary {
 public:
     static constexpr int kLanes = 4;  // streams that experts are spread over, as Transformer Engine does
@@ -56,14 +59,16 @@ public:
     LtLibrary(const LtLibrary&) = delete;
     LtLibrary& operator=(const LtLibrary&) = delete;
 
-    // Puts the product on `stream`, with the workspace of `lane`. False, and nothing done: cuBLASLt does not take it.
+    // Puts the product on `stream`, with the workspace of `lane`. False, and nothing done: cuBLASLt does not
+    // take it.
     bool run(const LtProduct& product, cudaStream_t stream, int lane, int sm_limit);
 
     // Lane streams that start after everything on `caller` so far; join lets `caller` wait for all of them.
     std::array<cudaStream_t, kLanes> fork(cudaStream_t caller);
     void join(cudaStream_t caller);
 
-    // Scratch memory for one op, 256-byte aligned; grows at the first op that needs more (a synchronisation, in warm-up).
+    // Scratch memory for one op, 256-byte aligned; grows at the first op that needs more (a synchronisation,
+    // in warm-up).
     void* scratch(std::size_t bytes);
 
     // Group sizes to the host; valid until the next call.
@@ -76,7 +81,7 @@ private:
         cublasLtMatmulAlgo_t algorithm{};
         bool usable = false;  // false: no algorithm for this shape
     };
-    // shapes and strides, form, dtypes and scale modes, limit of multiprocessors
+    // shapes and strides, form, dtypes and scale modes, limit of SMs
     using Key = std::array<int64_t, 9>;
     struct Description;
     Plan choose(Description& description);
@@ -94,8 +99,9 @@ private:
     std::map<Key, Plan> plans_;
 };
 
-// A dense or grouped op on cuBLASLt, its groups one by one; a group that cuBLASLt does not take runs on the native kernel.
-// `form` nt: FP8 operands and forward products; nn: data gradients on plain weights; tn: plain weight gradients.
+// A dense or grouped op on cuBLASLt, its groups one by one; a group that cuBLASLt does not take runs on the
+// native kernel. `form` nt: FP8 operands and forward products; nn: data gradients on plain weights; tn: plain
+// weight gradients.
 struct LtOp {
     DeviceProduct product;
     op::GemmForm form = op::GemmForm::nt;
@@ -103,14 +109,16 @@ struct LtOp {
 };
 void launch_lt(LtLibrary& lt, const LtOp& op, const Launch& launch);
 
-// ---- what cuBLASLt needs in another shape than this project stores it (repack.cu) -------------------------------------------
+// ---- what cuBLASLt needs in another shape than this project stores it (repack.cu)
 
-// Any block scales as VEC128, all groups in one launch. Grouped::rows: group g [blocks, padded rows of g] from out + blocks * offsets[g],
-// blocks = ceil(k/128), pads 0. Grouped::contraction: [ceil(padded/128), outputs] from out + offsets[g]/128 * outputs.
+// Any block scales as VEC128, all groups in one launch. Grouped::rows: group g [blocks, padded rows of g]
+// from out + blocks * offsets[g], blocks = ceil(k/128), pads 0. Grouped::contraction: [ceil(padded/128),
+// outputs] from out + offsets[g]/128 * outputs.
 void launch_repack_scales(const DeviceOperand& operand, const DeviceGroups& groups, Grouped grouped,
                           int64_t outputs, int64_t k, float* out, cudaStream_t stream);
 
-// MXFP8 codes [rows, cols] with E8M0 scales at scales[k/32 * block_stride + row] -> BF16 [rows, cols]; zeros outside valid_rows x valid_cols.
+// MXFP8 codes [rows, cols] with E8M0 scales at scales[k/32 * block_stride + row] -> BF16 [rows, cols]; zeros
+// outside valid_rows x valid_cols.
 struct MxDecode {
     const uint8_t* codes = nullptr;
     DType dtype = DType::e4m3;

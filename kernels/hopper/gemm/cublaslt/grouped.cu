@@ -1,13 +1,15 @@
-// Dense and grouped products of every recipe on cuBLASLt: scales brought into its layouts, experts spread over streams, pads and empty
-// groups written as the contract says. The selectable baseline (GemmBackend::cublaslt), and dense BF16 products of either backend.
+// SPDX-License-Identifier: MIT
+// Dense and grouped products of every recipe on cuBLASLt: scales brought into its layouts, experts spread
+// over streams, pads and empty groups written as the contract says. The selectable baseline
+// (GemmBackend::cublaslt), and dense BF16 products of either backend.
 //
 //   recipe            forward, data gradient                  weight gradient
 //   bf16              BF16                                    BF16
-//   fp8_flow          VEC128 (repacked) x BLK128x128          VEC128 x VEC128 (tile scales expanded: no BLK128x128 on both sides)
-//   fp8_blockwise     VEC128 (repacked) x BLK128x128          VEC128 x VEC128 (as stored)
-//   fp8_rowwise       OUTER_VEC x OUTER_VEC                   OUTER_VEC x OUTER_VEC, one vector a group
-//   fp8_tensorwise    SCALAR x SCALAR                         SCALAR x SCALAR
-//   mxfp8             decoded to BF16                         decoded to BF16
+//   fp8_flow          VEC128 (repacked) x BLK128x128          VEC128 x VEC128 (tile scales expanded: no
+//   BLK128x128 on both sides) fp8_blockwise     VEC128 (repacked) x BLK128x128          VEC128 x VEC128 (as
+//   stored) fp8_rowwise       OUTER_VEC x OUTER_VEC                   OUTER_VEC x OUTER_VEC, one vector a
+//   group fp8_tensorwise    SCALAR x SCALAR                         SCALAR x SCALAR mxfp8             decoded
+//   to BF16                         decoded to BF16
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/gemm/cublaslt/cublaslt.h"
@@ -31,12 +33,13 @@ Scaling scaling_of(ScaleLayout layout) {
     }
 }
 
-// An operand's scales as cuBLASLt reads them. VEC128 of a group starts at data + what the group's first row or block adds.
+// An operand's scales as cuBLASLt reads them. VEC128 of a group starts at data + what the group's first row
+// or block adds.
 struct Scales {
     cublasLtMatmulMatrixScale_t mode = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
     const float* data = nullptr;
-    bool packed =
-        false;  // VEC128 written by launch_repack_scales: row bases are resolved, groups stand one after the other
+    bool packed = false;  // VEC128 written by launch_repack_scales: row bases are resolved, groups stand one
+                          // after the other
 };
 
 int width_of(const DeviceOperand& operand) { return static_cast<int>(size_of(operand.dtype)); }
@@ -97,8 +100,9 @@ private:
     Extent extent_of(int64_t g) const {
         Extent e{.g = g, .first = sizes_.offsets[g], .count = sizes_.counts[g], .padded = sizes_.padded(g)};
         e.m = by_rows_ ? e.padded : p_.m;
-        // Plain gradients run over the group's rows alone. FP8 needs a contraction in whole 16 bytes, so pads are part of it: their codes
-        // are 0 by the contract of whoever wrote the copies (kernels/ops/quantize.h, transpose.h). MXFP8's pads are zeroed in decoding.
+        // Plain gradients run over the group's rows alone. FP8 needs a contraction in whole 16 bytes, so pads
+        // are part of it: their codes are 0 by the contract of whoever wrote the copies
+        // (kernels/ops/quantize.h, transpose.h). MXFP8's pads are zeroed in decoding.
         e.k = by_rows_ ? p_.k : (scaling_ == Scaling::plain ? e.count : e.padded);
         return e;
     }
@@ -121,7 +125,8 @@ private:
             if (by_rows_) zero(d + (d_row + e.count) * row_bytes, (e.padded - e.count) * row_bytes);
             return;
         }
-        // sizes or addresses that are no multiples of 16 bytes, no algorithm: this group on the project's own kernel
+        // sizes or addresses that are no multiples of 16 bytes, no algorithm: this group on the project's own
+        // kernel
         ++lt_.counts.native;
         launch_product(one_group(p_, e.g, e.padded), GemmBackend::native,
                        {.stream = {stream_}, .sm_limit = launch_.sm_limit});
@@ -214,7 +219,7 @@ private:
         return true;
     }
 
-    // ---- before the groups part: scales in cuBLASLt's layouts, scratch memory ------------------------------------------------------
+    // ---- before the groups part: scales in cuBLASLt's layouts, scratch memory
     void prepare() {
         if (scaling_ == Scaling::mx) {
             int64_t largest = 0;
@@ -250,7 +255,8 @@ private:
                 repack(p_.b, by_rows_ ? device_groups({}, p_.n) : p_.groups, p_.n, scratch_ + a_bytes);
     }
 
-    // Whether stored scales are a VEC128 tensor of the whole operand (forward: of its only group), or of the blocks of any group.
+    // Whether stored scales are a VEC128 tensor of the whole operand (forward: of its only group), or of the
+    // blocks of any group.
     bool is_vec128(ScaleLayout layout, const DeviceOperand& operand, int64_t rows) const {
         if (layout != ScaleLayout::vec128) return false;
         return !by_rows_ || operand.scale.block_stride == rows;

@@ -1,5 +1,6 @@
-// Operands in the shapes that cuBLASLt asks for: block scales as its VEC128, MXFP8 (which Hopper's tensor cores do not know) as BF16.
-// This work is part of every product of that backend and billed to it.
+// SPDX-License-Identifier: MIT
+// Operands in the shapes that cuBLASLt asks for: block scales as its VEC128, MXFP8 (which Hopper's tensor
+// cores do not know) as BF16. This work is part of every product of that backend and billed to it.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/gemm/cublaslt/cublaslt.h"
@@ -12,8 +13,9 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kBlocksPerGroup = 32;
 
-// Bytes: scales once read (tile scales from cache), 4 bytes written per 128 codes: 1/32 of the codes' bytes. blockIdx.y is the group; its
-// CTAs share its scales, one a thread and turn, neighbours next to each other. No barrier; one writer a word.
+// Bytes: scales once read (tile scales from cache), 4 bytes written per 128 codes: 1/32 of the codes' bytes.
+// blockIdx.y is the group; its CTAs share its scales, one a thread and turn, neighbours next to each other.
+// No barrier; one writer a word.
 __global__ void __launch_bounds__(kThreads)
     repack_kernel(DeviceOperand operand, DeviceGroups groups, Grouped grouped, int64_t outputs, int64_t k,
                   float* out) {
@@ -35,12 +37,13 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
-// Bytes: codes once read, twice as many written. A CTA takes whole rows, a thread four neighbouring codes a turn. No barrier; one writer
-// a word.
+// Bytes: codes once read, twice as many written. A CTA takes whole rows, a thread four neighbouring codes a
+// turn. No barrier; one writer a word.
 //
-// Exact: a code has at most 4 significant bits and BF16 keeps 8, so a power of two moves the exponent only. BF16's exponents are FP32's;
-// below 2^-126 it still has all multiples of 2^-133, which E4M3 codes (multiples of 2^-9) leave only with a scale below 2^-124, that is
-// where a whole block of 32 is below 2^-115 (E5M2, multiples of 2^-16: a scale below 2^-117, a block below 2^-101).
+// Exact: a code has at most 4 significant bits and BF16 keeps 8, so a power of two moves the exponent only.
+// BF16's exponents are FP32's; below 2^-126 it still has all multiples of 2^-133, which E4M3 codes (multiples
+// of 2^-9) leave only with a scale below 2^-124, that is where a whole block of 32 is below 2^-115 (E5M2,
+// multiples of 2^-16: a scale below 2^-117, a block below 2^-101).
 __global__ void __launch_bounds__(kThreads) decode_mx_kernel(MxDecode args) {
     for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
         const int64_t valid = row < args.valid_rows ? args.valid_cols : 0;

@@ -1,5 +1,7 @@
-// Grouped and FP8 products on tensor cores: BF16 operands, or FP8 codes decoded to BF16 (exact) on their way into shared memory, so that
-// products are exact and only the order of the FP32 additions differs from simt.cu. Group sizes are read on the device.
+// SPDX-License-Identifier: MIT
+// Grouped and FP8 products on tensor cores: BF16 operands, or FP8 codes decoded to BF16 (exact) on their way
+// into shared memory, so that products are exact and only the order of the FP32 additions differs from
+// simt.cu. Group sizes are read on the device.
 #include "kernels/hopper/device/mma.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/gemm/problem.h"
@@ -20,7 +22,8 @@ constexpr int kAlongLd = kChunk + 8, kAcrossLd = kTile + 8;
 constexpr int kStageElements = kTile * kAlongLd;
 static_assert(kChunk * kAcrossLd <= kStageElements && kBlock % kChunk == 0 && kMxBlock % kChunk == 0);
 
-// Tiles stand in shared memory as they do in memory: along the contraction ([output][k]) or across it ([k][output]).
+// Tiles stand in shared memory as they do in memory: along the contraction ([output][k]) or across it
+// ([k][output]).
 template <bool kAlong> __device__ __forceinline__ int place(int output, int k) {
     return kAlong ? output * kAlongLd + k : k * kAcrossLd + output;
 }
@@ -158,11 +161,13 @@ __device__ __forceinline__ void write_pair(const DeviceProduct& product, int64_t
 // In which order the contraction is walked, 32 at a time; scaled operands always ascending.
 enum class ChunkOrder { ascending, descending };
 
-// Bytes: each operand tile once per tile of D across it (A n/128 times, B m/128 times, mostly from L2), D once; 2*m*n*k FLOPs.
-// One CTA: tiles of 128x128 of D, one after the other, 8 warps of 64x32; the next stage of 32 is read into registers while tensor cores
-// work on the current one. Barriers: two around the tile's description, then one a stage: after it, all writes to this stage are seen
-// and nobody reads the other stage, which is the one written next. Scales of a block stand in one of two buffers in the same way.
-// Deterministic: each output is one warp's sum over ascending k, promoted at every scale block; no output is touched twice.
+// Bytes: each operand tile once per tile of D across it (A n/128 times, B m/128 times, mostly from L2), D
+// once; 2*m*n*k FLOPs. One CTA: tiles of 128x128 of D, one after the other, 8 warps of 64x32; the next stage
+// of 32 is read into registers while tensor cores work on the current one. Barriers: two around the tile's
+// description, then one a stage: after it, all writes to this stage are seen and nobody reads the other
+// stage, which is the one written next. Scales of a block stand in one of two buffers in the same way.
+// Deterministic: each output is one warp's sum over ascending k, promoted at every scale block; no output is
+// touched twice.
 template <bool kScaled, bool kAlongA, bool kAlongB>
 __global__ void __launch_bounds__(kThreads, kScaled ? 1 : 2)
     mma_kernel(DeviceProduct product, int64_t num_tiles, ChunkOrder order) {
@@ -266,7 +271,8 @@ void launch_product(const DeviceProduct& product, GemmBackend backend, const Lau
     const int64_t tiles = row_tiles_bound(product, kTile) * ceil_div(product.n, kTile);
     if (tiles == 0) return;
     const bool scaled = product.a.scale.scales != nullptr || product.b.scale.scales != nullptr;
-    // an operand of one output or one step is contiguous either way, so the strides do not always tell the form
+    // an operand of one output or one step is contiguous either way, so the strides do not always tell the
+    // form
     const bool along_a = product.a.k_stride == 1, along_b = product.b.k_stride == 1;
     const auto kernel = scaled               ? mma_kernel<true, true, true>
                         : along_a && along_b ? mma_kernel<false, true, true>

@@ -1,5 +1,7 @@
-// Every matrix product on CUDA cores, in the reference's order of summation and therefore with its bits: all layouts, forms and
-// groupings. The baseline that the tensor-core paths are compared with, and what runs where they do not apply.
+// SPDX-License-Identifier: MIT
+// Every matrix product on CUDA cores, in the reference's order of summation and therefore with its bits: all
+// layouts, forms and groupings. The baseline that the tensor-core paths are compared with, and what runs
+// where they do not apply.
 #include "kernels/core/scaled_tensor.h"
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/view.h"
@@ -19,11 +21,12 @@ constexpr int kFragment = 8;
 static_assert(kTileM * kTileN == kThreads * kFragment * kFragment);
 static_assert(kBlock % kChunk == 0 && kMxBlock % kChunk == 0);
 
-// Column of output i in row k of a shared tile. Four neighbours stay together (vector reads); the swizzle spreads the quads of a row
-// of codes, which a warp writes down eight columns of k at once, over all banks.
+// Column of output i in row k of a shared tile. Four neighbours stay together (vector reads); the swizzle
+// spreads the quads of a row of codes, which a warp writes down eight columns of k at once, over all banks.
 __device__ __forceinline__ int column(int k, int i) { return i ^ (((k >> 2) & 7) << 2); }
 
-// Entries [0, kOutputs) x [0, kChunk) of an operand, from element `first`, decoded into tile[k][output]; zeros outside.
+// Entries [0, kOutputs) x [0, kChunk) of an operand, from element `first`, decoded into tile[k][output];
+// zeros outside.
 template <int kOutputs>
 __device__ void load_tile(const DeviceOperand& operand, int64_t first, int64_t outputs, int64_t depth,
                           float (&tile)[kChunk][kOutputs]) {
@@ -61,9 +64,10 @@ struct Shared {
 };
 
 // Bytes: each operand tile once per tile of D across it (A n/128 times, B m/64 times), D once; 2*m*n*k FLOPs.
-// One CTA: tiles of 64x128 of D, one after the other; thread (y, x) owns rows 4y+{0..3}, 32+4y+{0..3} and columns 4x+{0..3}, 64+4x+{0..3}.
-// Barriers: one after the tile's description is written, then two a chunk of 32: before shared memory is overwritten, and before it is read.
-// Deterministic: each output is one thread's sum over ascending k, promoted at every scale block; no output is touched twice.
+// One CTA: tiles of 64x128 of D, one after the other; thread (y, x) owns rows 4y+{0..3}, 32+4y+{0..3} and
+// columns 4x+{0..3}, 64+4x+{0..3}. Barriers: one after the tile's description is written, then two a chunk of
+// 32: before shared memory is overwritten, and before it is read. Deterministic: each output is one thread's
+// sum over ascending k, promoted at every scale block; no output is touched twice.
 __global__ void __launch_bounds__(kThreads) product_kernel(DeviceProduct product, int64_t num_tiles) {
     __shared__ Shared shared;
     const int thread = static_cast<int>(threadIdx.x), y = thread / 16, x = thread % 16;
@@ -196,7 +200,8 @@ DeviceOperand along_contraction(const ScaledTensor& tensor) {
             .scale = scale_of(tensor)};
 }
 
-// Stored [contraction, rows]; plain tensors only. Equal strides of 1 (one column) read as contiguous along the contraction.
+// Stored [contraction, rows]; plain tensors only. Equal strides of 1 (one column) read as contiguous along
+// the contraction.
 DeviceOperand across_contraction(const ScaledTensor& tensor) {
     return {.data = tensor.data.data,
             .dtype = tensor.data.dtype,

@@ -1,13 +1,16 @@
-// Grouped BF16 products on Hopper's warpgroup instructions: forward and data gradient (weights as stored). Group sizes are read on the
-// device. The skeleton, its shared memory and its barriers: pipeline.h; weight gradients: bf16_wgrad.cu; FP8: fp8.cu.
+// SPDX-License-Identifier: MIT
+// Grouped BF16 products on Hopper's warpgroup instructions: forward and data gradient (weights as stored).
+// Group sizes are read on the device. The skeleton, its shared memory and its barriers: pipeline.h; weight
+// gradients: bf16_wgrad.cu; FP8: fp8.cu.
 //
 // Floor: 2 m n k FLOPs at the tensor cores' BF16 rate; every operand read once and D written once.
-// Each of the two computing warpgroups multiplies 64 rows by all 256 columns of the tile, 64 of the contraction a stage (512 cycles), and keeps
-// the sums in registers: 128 a thread. The next stage's products are started before the last one's are waited for. BF16 results of a
-// finished tile are rounded into 64 registers, which takes about 100 cycles, and stored behind the next tile's first stages, an eighth each.
-// An operand that lies along the contraction is one box of rows x 128 bytes; weights that lie across it are panels of 64 outputs x 64
-// contraction rows.
-// Deterministic: an element of D is one thread's sum over ascending k, written once.
+// Each of the two computing warpgroups multiplies 64 rows by all 256 columns of the tile, 64 of the
+// contraction a stage (512 cycles), and keeps the sums in registers: 128 a thread. The next stage's products
+// are started before the last one's are waited for. BF16 results of a finished tile are rounded into 64
+// registers, which takes about 100 cycles, and stored behind the next tile's first stages, an eighth each. An
+// operand that lies along the contraction is one box of rows x 128 bytes; weights that lie across it are
+// panels of 64 outputs x 64 contraction rows. Deterministic: an element of D is one thread's sum over
+// ascending k, written once.
 #include "kernels/hopper/device/cluster.h"
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/memory.h"
@@ -25,7 +28,8 @@ namespace {
 constexpr int kDepth = 64;                                         // contraction elements of a stage
 constexpr int kPanel = 64, kPanelBytes = kDepth * kStageRowBytes;  // outputs of a panel
 
-// A finished tile's part of a thread, rounded: of its row r (of two, 8 apart) and chunk j of 8 columns, word 2 * j + r holds two columns.
+// A finished tile's part of a thread, rounded: of its row r (of two, 8 apart) and chunk j of 8 columns, word
+// 2 * j + r holds two columns.
 struct Finished {
     uint32_t words[64];
     int64_t row;
@@ -35,7 +39,8 @@ struct Finished {
     }
 };
 
-// A finished tile is stored in parts, each behind a stage of the next one: all of it takes longer than the products that can be under way.
+// A finished tile is stored in parts, each behind a stage of the next one: all of it takes longer than the
+// products that can be under way.
 constexpr int kParts = 8;
 using AllParts = std::make_integer_sequence<int, kParts>;
 

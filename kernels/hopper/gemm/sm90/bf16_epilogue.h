@@ -1,5 +1,7 @@
-// Finished sums on their way to BF16 rows of D: through shared memory and the copy engine, so that no warp waits for memory and the other
-// accesses of a multiprocessor do not queue behind 64 KiB of stores. Included by fp8.cu.
+// SPDX-License-Identifier: MIT
+// Finished sums on their way to BF16 rows of D: through shared memory and TMA, so that no warp
+// waits for memory and the other accesses of an SM do not queue behind 64 KiB of stores. Included
+// by fp8.cu.
 #pragma once
 
 #include "kernels/hopper/device/mbarrier.h"
@@ -27,9 +29,9 @@ inline CUtensorMap rows_map(const DeviceProduct& p) {
     return tensor_map(p.d, DType::bf16, kAnyRows, p.n, kBoxRows);
 }
 
-// What becomes of finished tiles (multiply_tiles_overlapped): BF16 rows of D. A warpgroup has the tile's rows of its own 128 columns. The
-// first chain leaves behind the tile's last product and the second one behind the second product of the next tile: the copies of a slab's boxes
-// have the time of two products in between.
+// What becomes of finished tiles (multiply_tiles_overlapped): BF16 rows of D. A warpgroup has the tile's rows
+// of its own 128 columns. The first chain leaves behind the tile's last product and the second one behind the
+// second product of the next tile: the copies of a slab's boxes have the time of two products in between.
 struct StoreTile {
     static constexpr Owned kOwned = Owned::columns;
     static constexpr bool kHoldsStage = false;

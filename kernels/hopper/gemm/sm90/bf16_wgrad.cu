@@ -1,44 +1,52 @@
-// BF16 weight gradients (contraction grouped, D FP32), on Hopper's warpgroup instructions; D leaves, and is added to, through shared memory and
-// the copy engine, behind products. Group sizes are read on the device.
+// SPDX-License-Identifier: MIT
+// BF16 weight gradients (contraction grouped, D FP32), on Hopper's warpgroup instructions; D leaves, and is
+// added to, through shared memory and TMA, behind products. Group sizes are read on the device.
 // Read next: pipeline.h (tiles), wgrad.h (the way of D), fp8_wgrad.cu (the FP8 ones), docs/gemm_worklog.md.
 //
-// Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 2.45 ms at the 785 TFLOP/s of a dense product; D is 3.76 GB, 0.87 ms to write and
-// 1.90 ms to read and write in these tiles; operands are 0.74 GB. So the two must overlap.
+// Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 2.45 ms at the 785 TFLOP/s of a dense product; D
+// is 3.76 GB, 0.87 ms to write and 1.90 ms to read and write in these tiles; operands are 0.74 GB. So the two
+// must overlap.
 //
-// One CTA: four loading warps and two computing warpgroups, on every multiprocessor, walking tiles of 128 x 256 of D in a fixed order. Each
-// warpgroup owns 128 x 128 of a tile as two blocks of 64 rows: 128 sums a thread. A stage is 32 of the contraction, 256 cycles of products a
-// warpgroup; the next stage's are under way before the last one's are waited for, so that one warpgroup alone keeps the tensor cores
-// busy while the other does something else. B (each its own 128 columns) has a ring for each warpgroup, and a loading thread for each; A (the
-// 128 rows of both) one ring. A or B is common to the pair of CTAs of a cluster. A group's operands (23 MB at the shape above) are read
-// from memory once and stay in L2: tiles are walked in bands of 4096 rows. Tiles of groups without rows never come to the warpgroups: a
-// loading warp clears them.
+// One CTA: four loading warps and two computing warpgroups, on every SM, walking tiles of 128 x
+// 256 of D in a fixed order. Each warpgroup owns 128 x 128 of a tile as two blocks of 64 rows: 128 sums a
+// thread. A stage is 32 of the contraction, 256 cycles of products a warpgroup; the next stage's are under
+// way before the last one's are waited for, so that one warpgroup alone keeps the tensor cores busy while the
+// other does something else. B (each its own 128 columns) has a ring for each warpgroup, and a loading thread
+// for each; A (the 128 rows of both) one ring. A or B is common to the pair of CTAs of a cluster. A group's
+// operands (23 MB at the shape above) are read from memory once and stay in L2: tiles are walked in bands of
+// 4096 rows. Tiles of groups without rows never come to the warpgroups: a loading warp clears them.
 //
-// D: a warp owns 16 rows of a block, and a slab of shared memory for them, so it waits for nobody else. At a tile's end block 0's sums go to the slab
-// while block 1's last products run, and block 1's into 64 registers of their own; then the next tile's products overwrite both. Block 1
-// follows block 0 through the slab in two halves, each behind a stage of products. Where D is added to, the copy engine has brought the
-// block's part of it into the slab before (kFetchSecond, kFetchFirst): all of D is read and written once, nothing is added in memory,
-// which runs at 1.4 TB/s.
+// D: a warp owns 16 rows of a block, and a slab of shared memory for them, so it waits for nobody else. At a
+// tile's end block 0's sums go to the slab while block 1's last products run, and block 1's into 64 registers
+// of their own; then the next tile's products overwrite both. Block 1 follows block 0 through the slab in two
+// halves, each behind a stage of products. Where D is added to, TMA has brought the block's part
+// of it into the slab before (kFetchSecond, kFetchFirst): all of D is read and written once, nothing is added
+// in memory, which runs at 1.4 TB/s.
 //
-// Cycles of a tile of 1024 rows, on one multiprocessor:
+// Cycles of a tile of 1024 rows, on one SM:
 //   products                         16,384
 //   D written (128 KiB at 19 bytes)   6,900, at most 32 bytes a cycle: 4,096
 //   D read and written               14,000
-//   a warpgroup's pause at the end      600-800: sums through the slab (200-400, of which 256-512 behind its own products), 64 moves, the refilled
-//                                            pipeline; kLead stages (1,536 cycles of both) keep the two warpgroups' pauses apart
-//   a slab's way (32 KiB a warpgroup) 1,000-1,700 out, about as long in; the four ways of a tile have 3,000-6,000 each
+//   a warpgroup's pause at the end      600-800: sums through the slab (200-400, of which 256-512 behind its
+//   own products), 64 moves, the refilled
+//                                            pipeline; kLead stages (1,536 cycles of both) keep the two
+//                                            warpgroups' pauses apart
+//   a slab's way (32 KiB a warpgroup) 1,000-1,700 out, about as long in; the four ways of a tile have
+//   3,000-6,000 each
 //
-// Operands lie across the contraction: a side of a stage is two panels of 64 outputs x 32 contraction rows, 128-byte swizzled (8 KiB). Rows of
-// the contraction beyond the group are overwritten by zeros in shared memory: each warpgroup clears its B and A, A therefore twice, by the
-// same zeros.
-// Shared memory: 8 stages of A and 2 x 6 of B (160 KiB); slabs of 8 KiB a warp (64 KiB); the ring of tiles; barriers.
-// Barriers: a_full[s], b_full[w][s] one arrival + 8 KiB of copies, waited for by the warps that read the stage; a_empty[s], b_empty[w][s] one
-// arrival a warp, of either CTA, that reads such a stage, after its last product from it, waited for by the loading thread that writes
-// there; tile_full[r] one arrival of A's loader, tile_empty[r] one a computing thread that has read the tile; d_full[warp] one arrival + 8 KiB
-// of D. Lane 0 of a warp starts its copies to and from D, and waits until the slab may be written again.
-// Named barriers: at kBegin the first warpgroup tells the second, once, that it is kLead stages into its first tile; 3 and 4: the threads of one
-// warpgroup have cleared.
-// The CTAs of a cluster meet before the first copy and before they leave.
-// Deterministic: an element of D is one thread's sum over ascending k, added to its old value once, whatever the other groups hold.
+// Operands lie across the contraction: a side of a stage is two panels of 64 outputs x 32 contraction rows,
+// 128-byte swizzled (8 KiB). Rows of the contraction beyond the group are overwritten by zeros in shared
+// memory: each warpgroup clears its B and A, A therefore twice, by the same zeros. Shared memory: 8 stages of
+// A and 2 x 6 of B (160 KiB); slabs of 8 KiB a warp (64 KiB); the ring of tiles; barriers. Barriers:
+// a_full[s], b_full[w][s] one arrival + 8 KiB of copies, waited for by the warps that read the stage;
+// a_empty[s], b_empty[w][s] one arrival a warp, of either CTA, that reads such a stage, after its last
+// product from it, waited for by the loading thread that writes there; tile_full[r] one arrival of A's
+// loader, tile_empty[r] one a computing thread that has read the tile; d_full[warp] one arrival + 8 KiB of D.
+// Lane 0 of a warp starts its copies to and from D, and waits until the slab may be written again. Named
+// barriers: at kBegin the first warpgroup tells the second, once, that it is kLead stages into its first
+// tile; 3 and 4: the threads of one warpgroup have cleared. The CTAs of a cluster meet before the first copy
+// and before they leave. Deterministic: an element of D is one thread's sum over ascending k, added to its
+// old value once, whatever the other groups hold.
 #include "kernels/hopper/device/cluster.h"
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/tma.h"
@@ -75,12 +83,13 @@ struct WgradShared {
 constexpr size_t kWgradBytes = sizeof(WgradShared) + 1024;
 static_assert(kWgradBytes <= 232448);
 
-// ---- loading: one thread for A and the ring of tiles (of groups with rows), one for each warpgroup's B ----------------------------------
-// Two at least, so that a tile's first step and its last are never the same; the second of a short one is cleared like all that is beyond the
-// group.
+// ---- loading: one thread for A and the ring of tiles (of groups with rows), one for each warpgroup's B
+// ---------------------------------- Two at least, so that a tile's first step and its last are never the
+// same; the second of a short one is cleared like all that is beyond the group.
 __device__ __forceinline__ int steps_of(const MathTile& tile) { return tile.steps == 1 ? 2 : tile.steps; }
 
-// One operand's part of a stage, from contraction row k and output `first` on; half of it, for both CTAs, where it is common.
+// One operand's part of a stage, from contraction row k and output `first` on; half of it, for both CTAs,
+// where it is common.
 __device__ __forceinline__ void load_side(bool common, const CUtensorMap* map, Mbarrier* full, uint8_t* to,
                                           int64_t k, int64_t first) {
     const int x = static_cast<int>(first), y = static_cast<int>(k);
@@ -124,13 +133,14 @@ __device__ void load_b(const DeviceProduct& p, WgradShared& shared, const CUtens
     });
 }
 
-// ---- computing: one warpgroup -----------------------------------------------------------------------------------------------------------
-// Where in a tile, in sixteenths of its first kRound steps: D of block 1 of the tile before is fetched; that block leaves, the second half one
-// sixteenth later; D of block 0 is fetched.
+// ---- computing: one warpgroup
+// Where in a tile, in sixteenths of its first kRound steps: D of block 1 of the tile before is fetched; that
+// block leaves, the second half one sixteenth later; D of block 0 is fetched.
 constexpr int kFetchSecond = 3, kLeaveSecond = 7, kFetchFirst = 10;
 constexpr int kBegin = 1;  // named barrier; clear_rows has 3 and 4
 
-// The stage's contraction rows from `first` on become zero in all panels of both sides. Each thread has seen the copies arrive.
+// The stage's contraction rows from `first` on become zero in all panels of both sides. Each thread has seen
+// the copies arrive.
 __device__ void clear_rows(uint8_t* a, uint8_t* b, int first, int warpgroup) {
     const int words = (kDepth - first) * kStageRowBytes / 16;  // of a panel
     for (int i = static_cast<int>(threadIdx.x) % kWarpgroup; i < 2 * kSidePanels * words; i += kWarpgroup) {
@@ -143,8 +153,9 @@ __device__ void clear_rows(uint8_t* a, uint8_t* b, int first, int warpgroup) {
     named_barrier_sync(3 + warpgroup, kWarpgroup);
 }
 
-// Between two stages of products stand a release and two waits. The accesses to D stand between loops of stages, not in them. The compiler keeps
-// products under way over all of this as long as it can count them: sums are read in straight line behind their products.
+// Between two stages of products stand a release and two waits. The accesses to D stand between loops of
+// stages, not in them. The compiler keeps products under way over all of this as long as it can count them:
+// sums are read in straight line behind their products.
 template <Gradient kMode>
 __device__ void multiply_tiles(WgradShared& shared, const CUtensorMap* map_d, int64_t rows, int warpgroup) {
     constexpr bool kAdds = kMode == Gradient::accumulate;
@@ -308,7 +319,7 @@ __device__ void multiply_tiles(WgradShared& shared, const CUtensorMap* map_d, in
     if (lane == 0) bulk_wait_all();
 }
 
-// ---- the CTA ----------------------------------------------------------------------------------------------------------------------------
+// ---- the CTA
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     wgrad_kernel(const __grid_constant__ DeviceProduct product, const __grid_constant__ CUtensorMap map_a,
                  const __grid_constant__ CUtensorMap map_b, const __grid_constant__ CUtensorMap map_d) {

@@ -1,27 +1,34 @@
-// Grouped FP8 products on Hopper's warpgroup instructions, with one scale per 128 elements of the contraction or with scales that are
-// constant along it: forward and data gradient (rows grouped), and the weight gradient from transposed copies (contraction grouped;
-// with a scale per 128: fp8_wgrad.cu). Group sizes are read on the device.
-// Read next: pipeline.h (tiles, barriers, storing), gemm/problem.h (what a product is), docs/gemm_worklog.md (what was tried and measured).
+// SPDX-License-Identifier: MIT
+// Grouped FP8 products on Hopper's warpgroup instructions, with one scale per 128 elements of the contraction
+// or with scales that are constant along it: forward and data gradient (rows grouped), and the weight
+// gradient from transposed copies (contraction grouped; with a scale per 128: fp8_wgrad.cu). Group sizes are
+// read on the device. Read next: pipeline.h (tiles, barriers, storing), gemm/problem.h (what a product is),
+// docs/gemm_worklog.md (what was tried and measured).
 //
-// Floor: 2 m n k FLOPs at the tensor cores' FP8 rate; every operand read once and D written once (and read once, if accumulated).
-// One CTA: a loading warp and two computing warpgroups, on every multiprocessor, walking tiles of 128 x 256 of D in a fixed order. The
-// loader owns the walk over the groups: it puts a description of each tile into a ring of two and streams the tile's operands, 128 of
-// the contraction at a time, through a ring of four stages. The two CTAs of a cluster work on neighbouring tiles of one group: each loads
-// half of the operand that they have in common, for both. Each warpgroup multiplies all 128 rows by its own 128 columns, 64 rows at a
-// time: tensor cores sum 128 products, then CUDA cores scale that sum and add it to the FP32 result in registers, while the other
-// warpgroup keeps the tensor cores busy: the second starts half a turn late. Forward and input gradient need no such turn: their warpgroups
-// do everything but the additions behind products (fp8_mainloop.h), and their rows of D leave through shared memory (bf16_epilogue.h). Scales that are constant along the contraction
-// (per row and column, or per tensor) are applied once, to the finished sums; the promotion every 128 stays, because tensor cores keep about
-// 14 bits of a running sum.
+// Floor: 2 m n k FLOPs at the tensor cores' FP8 rate; every operand read once and D written once (and read
+// once, if accumulated). One CTA: a loading warp and two computing warpgroups, on every SM,
+// walking tiles of 128 x 256 of D in a fixed order. The loader owns the walk over the groups: it puts a
+// description of each tile into a ring of two and streams the tile's operands, 128 of the contraction at a
+// time, through a ring of four stages. The two CTAs of a cluster work on neighbouring tiles of one group:
+// each loads half of the operand that they have in common, for both. Each warpgroup multiplies all 128 rows
+// by its own 128 columns, 64 rows at a time: tensor cores sum 128 products, then CUDA cores scale that sum
+// and add it to the FP32 result in registers, while the other warpgroup keeps the tensor cores busy: the
+// second starts half a turn late. Forward and input gradient need no such turn: their warpgroups do
+// everything but the additions behind products (fp8_mainloop.h), and their rows of D leave through shared
+// memory (bf16_epilogue.h). Scales that are constant along the contraction (per row and column, or per
+// tensor) are applied once, to the finished sums; the promotion every 128 stays, because tensor cores keep
+// about 14 bits of a running sum.
 //
-// Shared memory: 4 stages of [128 rows of A | 256 rows of B] x 128 bytes, 128-byte swizzled; the stages' row and column scales, or in place of
-// those of columns the slabs of D; the ring of tiles; barriers.
-// Barriers: full[s] one arrival + 48 KiB of copies (+ 512 bytes of row scales, 1024 of column scales), waited for by the computing warps; empty[s] one arrival
-// a computing warp of either CTA after its last product from the stage, waited for by the loader that writes there; tile_full[r] one
-// arrival of the loader, tile_empty[r] one a computing thread that has read the tile; named barriers 1 to 3, by turns: the first warpgroup has
-// its first sums of a tile; 4 to 6, by the same turns: it has cleared what stands behind the group in A's part of a stage; 7: all of the first
-// warpgroup have. The CTAs of a cluster meet before the first copy and before they leave.
-// Deterministic: an element of D is one thread's sum over ascending k, whatever the other groups hold.
+// Shared memory: 4 stages of [128 rows of A | 256 rows of B] x 128 bytes, 128-byte swizzled; the stages' row
+// and column scales, or in place of those of columns the slabs of D; the ring of tiles; barriers. Barriers:
+// full[s] one arrival + 48 KiB of copies (+ 512 bytes of row scales, 1024 of column scales), waited for by
+// the computing warps; empty[s] one arrival a computing warp of either CTA after its last product from the
+// stage, waited for by the loader that writes there; tile_full[r] one arrival of the loader, tile_empty[r]
+// one a computing thread that has read the tile; named barriers 1 to 3, by turns: the first warpgroup has its
+// first sums of a tile; 4 to 6, by the same turns: it has cleared what stands behind the group in A's part of
+// a stage; 7: all of the first warpgroup have. The CTAs of a cluster meet before the first copy and before
+// they leave. Deterministic: an element of D is one thread's sum over ascending k, whatever the other groups
+// hold.
 
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/scales.h"
@@ -40,7 +47,8 @@ namespace {
 
 constexpr int kDepth = kFp8Depth;
 
-// 128 rows of a stage, one for each thread of the warpgroup, become zero from contraction element `first` (1 to 127) on.
+// 128 rows of a stage, one for each thread of the warpgroup, become zero from contraction element `first` (1
+// to 127) on.
 __device__ void clear_rows_behind(uint8_t* rows, int first) {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
     const int keep = first % 16;  // bytes of the piece that is half inside
@@ -51,15 +59,15 @@ __device__ void clear_rows_behind(uint8_t* rows, int first) {
 #pragma unroll 1
     for (int piece = first / 16; piece < kStageRowBytes / 16; ++piece) {
         uint4* at = reinterpret_cast<uint4*>(rows + thread * kStageRowBytes) +
-                    (piece ^ (thread % 8));  // as the copy engine swizzles
+                    (piece ^ (thread % 8));  // as TMA swizzles
         *at = piece > first / 16 || keep == 0
                   ? uint4{}
                   : uint4{kept(at->x, 0), kept(at->y, 1), kept(at->z, 2), kept(at->w, 3)};
     }
 }
 
-// The last stage of a weight gradient whose group does not end with it. Each warpgroup clears its columns of B, the first one A, too; it
-// only announces that, so that it waits for nobody.
+// The last stage of a weight gradient whose group does not end with it. Each warpgroup clears its columns of
+// B, the first one A, too; it only announces that, so that it waits for nobody.
 __device__ void clear_behind(uint8_t* stage, int first, int warpgroup, int turn) {
     clear_rows_behind(stage + (kTileRows + warpgroup * kColumns) * kStageRowBytes, first);
     if (warpgroup == 0) clear_rows_behind(stage, first);
@@ -98,7 +106,7 @@ __device__ __forceinline__ void scale_outputs(const DeviceProduct& p, const Math
     }
 }
 
-// ---- computing: one warpgroup -----------------------------------------------------------------------------------------------------------
+// ---- computing: one warpgroup
 template <class Wgmma, Scales kScales>
 __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int warpgroup) {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
@@ -116,7 +124,8 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
         if (!next_tile(shared, ring, tile)) return;
 
         const int64_t col0 = tile.b_output + warpgroup * kColumns;
-        // scales that are constant over the warpgroup's part of the tile: lane l holds those of step l of every 32 steps
+        // scales that are constant over the warpgroup's part of the tile: lane l holds those of step l of
+        // every 32 steps
         const float* at_a = scales_a + tile.a_output / p.a.scale.outputs_per_scale * p.a.scale.output_stride +
                             tile.a_k / kDepth * p.a.scale.block_stride;
         const float* at_b = scales_b + tile.group * p.b.scale.group_stride +
@@ -133,7 +142,8 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
 #pragma unroll
         for (int i = 0; i < 64; ++i)
             sum[0][i] = sum[1][i] = 0.0f;  // a loop that stays one would put them in local memory
-        // The second warpgroup starts when the first has its first sums: from then on they take turns on the tensor cores.
+        // The second warpgroup starts when the first has its first sums: from then on they take turns on the
+        // tensor cores.
         if (warpgroup == 1 && tile.steps > 0) named_barrier_sync(1 + turn, kMathThreads);
         for (int step = 0; step < tile.steps; ++step) {
             if (step % 32 == 0) {
@@ -171,7 +181,7 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
     }
 }
 
-// ---- the CTA ----------------------------------------------------------------------------------------------------------------------------
+// ---- the CTA
 template <class Wgmma, Scales kScales>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     fp8_kernel(const __grid_constant__ DeviceProduct product, const __grid_constant__ CUtensorMap map_a,

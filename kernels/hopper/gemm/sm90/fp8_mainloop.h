@@ -1,6 +1,8 @@
-// The computing warpgroups of FP8 products with row scales times tile scales, rows grouped (forward and data gradient): the sums and the
-// barriers of fp8.cu but the named ones, with nothing but additions between the products. Included by fp8.cu, whose
-// tiles become rows of D in BF16, and fp8_swiglu.cu, whose tiles are activated and quantised.
+// SPDX-License-Identifier: MIT
+// The computing warpgroups of FP8 products with row scales times tile scales, rows grouped (forward and data
+// gradient): the sums and the barriers of fp8.cu but the named ones, with nothing but additions between the
+// products. Included by fp8.cu, whose tiles become rows of D in BF16, and fp8_swiglu.cu, whose tiles are
+// activated and quantised.
 #pragma once
 
 #include "kernels/hopper/device/cluster.h"
@@ -13,18 +15,21 @@
 
 namespace fp8flow::hopper {
 
-// One warpgroup. Behind the first product of a stage: the release of the stage before, and this stage's factors; behind the second: the wait
-// for the next stage and the reading of its scales. A finished tile is worked up by `finish` behind its last product and the first two of the
-// next one, which has been found one step before its first. Between the end of one product and the start of the next only the 64 additions of a thread
-// remain, so the warpgroups need no offset. A tile's place in the ring is given back when it is worked up; the last stage of all is never
-// released: nobody waits for it. No deadlock: the loader announces a tile once it has asked for all stages of the one before, and has a place
-// for it since the first step of that one. The contraction is not empty (launch_wgmma).
+// One warpgroup. Behind the first product of a stage: the release of the stage before, and this stage's
+// factors; behind the second: the wait for the next stage and the reading of its scales. A finished tile is
+// worked up by `finish` behind its last product and the first two of the next one, which has been found one
+// step before its first. Between the end of one product and the start of the next only the 64 additions of a
+// thread remain, so the warpgroups need no offset. A tile's place in the ring is given back when it is worked
+// up; the last stage of all is never released: nobody waits for it. No deadlock: the loader announces a tile
+// once it has asked for all stages of the one before, and has a place for it since the first step of that
+// one. The contraction is not empty (launch_wgmma).
 //
-// Finish: kOwned; prepare(tile, sums): behind the last product of a tile, when the first chain's sums are finished; behind<i>(tile, sums, rows):
-// behind product i of the next one, whose first step replaces the sums, or at the end; end(): behind all. A thread's rows are row0 and row0 + 8.
-// kHoldsStage: `rows` are this warp's rows of A in the tile's last stage, which nobody else reads (a warp of a wgmma
-// reads its own 16 rows of A, and has waited for it): room for what leaves through the copy engine.
-// The stage is released one step later, behind freed(). Such a contraction has at least kHoldingSteps steps.
+// Finish: kOwned; prepare(tile, sums): behind the last product of a tile, when the first chain's sums are
+// finished; behind<i>(tile, sums, rows): behind product i of the next one, whose first step replaces the
+// sums, or at the end; end(): behind all. A thread's rows are row0 and row0 + 8. kHoldsStage: `rows` are this
+// warp's rows of A in the tile's last stage, which nobody else reads (a warp of a wgmma reads its own 16 rows
+// of A, and has waited for it): room for what leaves through TMA. The stage is released one step
+// later, behind freed(). Such a contraction has at least kHoldingSteps steps.
 constexpr int kHoldingSteps = 3;
 template <class Wgmma, class Shared, class Finish>
 __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared, int warpgroup,
@@ -48,7 +53,8 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
     ring.advance();
     bool first = true, more = true;
 
-    // B's scales: lane l holds those of step l % kHeld of every kHeld steps, of two times as many; and the next tile's
+    // B's scales: lane l holds those of step l % kHeld of every kHeld steps, of two times as many; and the
+    // next tile's
     const auto scales_of = [&](const MathTile& t) {
         static_assert(kColumns == kFp8Depth, "a scale covers the columns of a chain");
         const int64_t column = kRowsOwned ? min(t.b_output / 2, p.n / 2 - 1) + lane / kHeld * (p.n / 2)
@@ -79,7 +85,8 @@ __device__ void multiply_tiles_overlapped(const DeviceProduct& p, Shared& shared
         for (int i = 0; i < 2; ++i) next_scales[i] = read_scales(next_at_b, kHeld * i);
     };
 
-    // operands of the stage that is multiplied next; moved on behind products, so that nothing is to be computed before the next ones
+    // operands of the stage that is multiplied next; moved on behind products, so that nothing is to be
+    // computed before the next ones
     uint64_t a = k_major_descriptor(shared.stages[0] + (kRowsOwned ? warpgroup * 64 : 0) * kFp8Depth),
              b = k_major_descriptor(shared.stages[0] +
                                     (kTileRows + (kRowsOwned ? 0 : warpgroup * kColumns)) * kFp8Depth);

@@ -1,4 +1,6 @@
-// The forms of scales of FP8 warpgroup products, and one block of sums scaled and added: what the loops over stages are built from.
+// SPDX-License-Identifier: MIT
+// The forms of scales of FP8 warpgroup products, and one block of sums scaled and added: what the loops over
+// stages are built from.
 #pragma once
 
 #include "kernels/hopper/device/cluster.h"
@@ -13,20 +15,23 @@ namespace fp8flow::hopper {
 
 constexpr int kFp8Depth = 128;  // contraction elements of a stage, and per promotion
 
-// Scales of A by those of B, for each 128 of the contraction: one per 128 rows and 128 columns; per row and 128 columns; per row and per
-// column. outputs: constant along the contraction, per row or one by per column or one.
+// Scales of A by those of B, for each 128 of the contraction: one per 128 rows and 128 columns; per row and
+// 128 columns; per row and per column. outputs: constant along the contraction, per row or one by per column
+// or one.
 enum class Scales { tiles, rows_tiles, rows_columns, outputs };
 constexpr bool has_row_scales(Scales scales) {
     return scales == Scales::rows_tiles || scales == Scales::rows_columns;
 }
 constexpr bool has_column_scales(Scales scales) { return scales == Scales::rows_columns; }
 
-// Which of a tile's steps: its first one stores the tile before, its second one gives back what that took, its last one goes over to the next
-// tile. Each is code of its own, so that the steps between them, nearly all, are a short loop: with their branches inside it took 6 % longer.
+// Which of a tile's steps: its first one stores the tile before, its second one gives back what that took,
+// its last one goes over to the next tile. Each is code of its own, so that the steps between them, nearly
+// all, are a short loop: with their branches inside it took 6 % longer.
 enum class Step { only, first, second, between, last };
 
-// What of a tile a warpgroup computes, as two chains of products of 64 rows and 128 columns. columns: all rows of its 128 columns. rows: its 64
-// rows, of 128 columns of the first half of D's and of the 128 of the second half that belong to them (gate and up).
+// What of a tile a warpgroup computes, as two chains of products of 64 rows and 128 columns. columns: all
+// rows of its 128 columns. rows: its 64 rows, of 128 columns of the first half of D's and of the 128 of the
+// second half that belong to them (gate and up).
 enum class Owned { columns, rows };
 // This thread's upper row in the first chain.
 template <Owned kOwned> __device__ __forceinline__ int first_row(int warpgroup) {
@@ -34,7 +39,8 @@ template <Owned kOwned> __device__ __forceinline__ int first_row(int warpgroup) 
     return (kOwned == Owned::rows ? 64 * warpgroup : 0) + thread / 32 * 16 + thread % 32 / 4;
 }
 
-// Starts the products of 64 rows and 128 columns over one stage, and waits until the last that were started are done.
+// Starts the products of 64 rows and 128 columns over one stage, and waits until the last that were started
+// are done.
 template <class Wgmma>
 __device__ __forceinline__ void start_products(float (&partial)[64], uint64_t a, uint64_t b) {
     wgmma_fence();
@@ -48,7 +54,8 @@ __device__ __forceinline__ void wait_for_products(float (&partial)[64]) {
     wgmma_wait<0>();
     wgmma_fence_operand(partial);
 }
-// result += partial, scaled: `above` for a thread's upper row, `below` for its lower. kBegins: as if result were 0.
+// result += partial, scaled: `above` for a thread's upper row, `below` for its lower. kBegins: as if result
+// were 0.
 template <bool kBegins = false>
 __device__ __forceinline__ void add_scaled(const float (&partial)[64], float (&result)[64], float above,
                                            float below) {
@@ -86,9 +93,9 @@ __device__ __forceinline__ void add_products(uint64_t a, uint64_t b, float (&res
     }
 }
 
-// ---- loading: one thread ----------------------------------------------------------------------------------------------------------------
-// B's part of a stage are rows of B that follow each other; where warpgroups own rows, half of them from either half of the group's B, and
-// groups divide rows.
+// ---- loading: one thread
+// B's part of a stage are rows of B that follow each other; where warpgroups own rows, half of them from
+// either half of the group's B, and groups divide rows.
 template <Scales kScales, Owned kOwned = Owned::columns, class Shared>
 __device__ __forceinline__ void load_operands(const DeviceProduct& product, Shared& shared,
                                               const CUtensorMap* map_a, const CUtensorMap* map_b) {

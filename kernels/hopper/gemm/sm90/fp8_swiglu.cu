@@ -1,14 +1,16 @@
-// fc1, SwiGLU x prob and the quantiser in one kernel: the FP8 product of fp8.cu, whose tiles are activated and quantised in
-// registers, without h in memory. Contract: op::GroupedGemmSwigluQuantize (kernels/ops/gemm.h), bit-equal to its parts, which are faster where h
-// is kept. Read next: fp8_mainloop.h.
+// SPDX-License-Identifier: MIT
+// fc1, SwiGLU x prob and the quantiser in one kernel: the FP8 product of fp8.cu, whose tiles are activated
+// and quantised in registers, without h in memory. Contract: op::GroupedGemmSwigluQuantize
+// (kernels/ops/gemm.h), bit-equal to its parts, which are faster where h is kept. Read next: fp8_mainloop.h.
 //
-// Floor: the product's 2 m n k FLOPs; a tile leaves as 16 KiB of codes instead of 64 of BF16, and the 64 activations of a thread, about 1,000
-// instructions a warp and tile, stand behind the tile's last product and the first two of the next one. A warpgroup owns 64 rows of gate and
-// up: what SwiGLU and a 1x128 block need of a row is in four lanes.
-// Shared memory: as fp8.cu, the table of sigmoids in place of slabs: codes leave from rows of A that have been multiplied.
-// Barriers: as fp8.cu, without its turns; a tile's last stage goes back one step later, when its codes have left; named barrier 1: the
-// table is filled.
-// Measured (H200, burst): 1.336 ms at 32x1024 rows, F 2048, K 7168, where the plain product takes 1.341; 0.578 at 16x2048, 1536, 4096 (0.566).
+// Floor: the product's 2 m n k FLOPs; a tile leaves as 16 KiB of codes instead of 64 of BF16, and the 64
+// activations of a thread, about 1,000 instructions a warp and tile, stand behind the tile's last product and
+// the first two of the next one. A warpgroup owns 64 rows of gate and up: what SwiGLU and a 1x128 block need
+// of a row is in four lanes. Shared memory: as fp8.cu, the table of sigmoids in place of slabs: codes leave
+// from rows of A that have been multiplied. Barriers: as fp8.cu, without its turns; a tile's last stage goes
+// back one step later, when its codes have left; named barrier 1: the table is filled. Measured (H200,
+// burst): 1.336 ms at 32x1024 rows, F 2048, K 7168, where the plain product takes 1.341; 0.578 at 16x2048,
+// 1536, 4096 (0.566).
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/memory.h"
 #include "kernels/hopper/device/packed.h"
@@ -51,10 +53,11 @@ __device__ __forceinline__ float quad_max(float value) {
     return fmaxf(value, __shfl_xor_sync(kFullMask, value, 2));
 }
 
-// What becomes of finished tiles: 128 x 128 codes and their scales. A thread has gate (first chain) and up (second) of 32 columns of two rows, a
-// quad of lanes those of a whole 1x128 block: nothing is exchanged but its largest value. All is done in place: gates become silu(gate) behind
-// the tile's last product, and the up columns their products and then codes behind the first two of the next one. A warp's 16 rows of codes
-// leave from its own rows of A, which nobody reads any more.
+// What becomes of finished tiles: 128 x 128 codes and their scales. A thread has gate (first chain) and up
+// (second) of 32 columns of two rows, a quad of lanes those of a whole 1x128 block: nothing is exchanged but
+// its largest value. All is done in place: gates become silu(gate) behind the tile's last product, and the up
+// columns their products and then codes behind the first two of the next one. A warp's 16 rows of codes leave
+// from its own rows of A, which nobody reads any more.
 class ActivateTile {
 public:
     static constexpr Owned kOwned = Owned::rows;
@@ -67,7 +70,8 @@ public:
         prob_from_ = out.prob ? static_cast<const float*>(out.prob.data) + out.prob.base() - h_base : nullptr;
         act_from_ = out.act.base() - h_base;
     }
-    // Here and below the branch around tiles of padding keeps ptxas from moving the work behind the wait for the product.
+    // Here and below the branch around tiles of padding keeps ptxas from moving the work behind the wait for
+    // the product.
     __device__ __forceinline__ void prepare(const MathTile& tile, float (&sums)[2][64]) {
 #pragma unroll
         for (int r = 0; r < 2; ++r)

@@ -1,38 +1,46 @@
-// FP8 weight gradients with a scale per 128 of the contraction (contraction grouped, D FP32), on Hopper's warpgroup instructions; D leaves, and
-// is added to, through shared memory and the copy engine. Group sizes are read on the device.
-// Read next: pipeline.h (tiles), fp8_scales.h (products of a stage), docs/gemm_worklog.md (what was tried and measured).
+// SPDX-License-Identifier: MIT
+// FP8 weight gradients with a scale per 128 of the contraction (contraction grouped, D FP32), on Hopper's
+// warpgroup instructions; D leaves, and is added to, through shared memory and TMA. Group sizes
+// are read on the device. Read next: pipeline.h (tiles), fp8_scales.h (products of a stage),
+// docs/gemm_worklog.md (what was tried and measured).
 //
-// Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 1.4 ms at the 1400 TFLOP/s that the power limit leaves; D is 3.76 GB, 0.87 ms to
-// write and 1.90 ms to read and write in these tiles; operands are 0.37 GB. So the two must overlap: one after the other they take 2.3 and 3.3 ms.
-// Measured (bursts): 1.79 and 2.50 ms in the program, 1.82 and 2.30 stand-alone on another machine, where step 10's kernel took 1.94 and 2.65
+// Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 1.4 ms at the 1400 TFLOP/s that the power limit
+// leaves; D is 3.76 GB, 0.87 ms to write and 1.90 ms to read and write in these tiles; operands are 0.37 GB.
+// So the two must overlap: one after the other they take 2.3 and 3.3 ms. Measured (bursts): 1.79 and 2.50 ms
+// in the program, 1.82 and 2.30 stand-alone on another machine, where step 10's kernel took 1.94 and 2.65
 // (worklog, step 12; bounds: steps 9 and 13).
-// Sets::two: a tile's steps are those of the first set and those of the second: the loading threads choose map, index and scales by the
-// step.
+// Sets::two: a tile's steps are those of the first set and those of the second: the loading threads choose
+// map, index and scales by the step.
 //
-// One CTA: four loading warps and two computing warpgroups, on every multiprocessor, walking tiles of 128 x 256 of D in a fixed order; each
-// warpgroup owns 128 x 128 of a tile: two blocks of 64 rows, 128 sums and 64 partial sums a thread. B (each its own 128 columns) has a ring for each
-// warpgroup, and a loading thread for each; A (the 128 rows of both) one ring. B is common to the pair of CTAs of a cluster, which
-// makes 16 KiB from L2 for every 512 cycles of products (7.5 GB). Tiles of a group are walked in bands of 4096 rows: then one group's operands (11 MB)
-// are read from memory once and stay in L2, and D is touched once. Tiles of groups without rows never come to the warpgroups: a loading
-// warp clears them.
+// One CTA: four loading warps and two computing warpgroups, on every SM, walking tiles of 128 x
+// 256 of D in a fixed order; each warpgroup owns 128 x 128 of a tile: two blocks of 64 rows, 128 sums and 64
+// partial sums a thread. B (each its own 128 columns) has a ring for each warpgroup, and a loading thread for
+// each; A (the 128 rows of both) one ring. B is common to the pair of CTAs of a cluster, which makes 16 KiB
+// from L2 for every 512 cycles of products (7.5 GB). Tiles of a group are walked in bands of 4096 rows: then
+// one group's operands (11 MB) are read from memory once and stay in L2, and D is touched once. Tiles of
+// groups without rows never come to the warpgroups: a loading warp clears them.
 //
-// D: a warp owns 16 rows of a block, and a slab of shared memory for them, so it waits for nobody else. A block's sums go to the slab behind
-// products of the other block, and the copy engine takes them to D. A multiprocessor writes at most 32 bytes a clock to L2, all together 19
-// each, so the slab of the first block is not free for the second as soon as that is wanted. Hence a tile's first two steps, and where D is
-// overwritten its last two, are multiplied together, first block first: the first block leaves behind the products of the second that end the tile,
-// the second behind the first two of the next tile, a half behind each. From registers a warpgroup would wait for as long as the slab does.
-// Where D is added to, both blocks of it come through the slab while the tile is multiplied: the second's to be added to its sums at once
-// (kFetchStep, kAddStep), then the first's, to be added when it leaves. Additions in memory run at 1.4 TB/s, load and store at 3.9.
+// D: a warp owns 16 rows of a block, and a slab of shared memory for them, so it waits for nobody else. A
+// block's sums go to the slab behind products of the other block, and TMA takes them to D. A
+// SM writes at most 32 bytes a clock to L2, all together 19 each, so the slab of the first block
+// is not free for the second as soon as that is wanted. Hence a tile's first two steps, and where D is
+// overwritten its last two, are multiplied together, first block first: the first block leaves behind the
+// products of the second that end the tile, the second behind the first two of the next tile, a half behind
+// each. From registers a warpgroup would wait for as long as the slab does. Where D is added to, both blocks
+// of it come through the slab while the tile is multiplied: the second's to be added to its sums at once
+// (kFetchStep, kAddStep), then the first's, to be added when it leaves. Additions in memory run at 1.4 TB/s,
+// load and store at 3.9.
 //
-// Shared memory: 4 stages of A and 2 x 3 of B, [128 rows x 128 bytes] each, 128-byte swizzled (160 KiB); with a scale a row and a column 3 + 2 x 3
-// and their scales; slabs of 8 KiB a warp (64 KiB); the ring of tiles; barriers.
-// Barriers: a_full[s], b_full[w][s] one arrival + 16 KiB of copies (+ 512 bytes of scales), waited for by the warps that read the stage;
-// a_empty[s], b_empty[w][s] one arrival a warp, of either CTA, that reads such a stage, after its last product from it, waited for by the
-// loading thread that writes there; tile_full[r] one arrival of A's loader, tile_empty[r] one a computing thread that has read the tile;
-// d_full[warp] one arrival + 8 KiB of D. Lane 0 of a warp starts its copies to and from D, and waits until the slab may be written again.
-// The CTAs of a cluster meet before the first copy and before they leave.
-// Deterministic: an element of D is one thread's sum over ascending k, its old value added once and at a step that follows from its place and the
-// rows of its group, whatever the other groups hold.
+// Shared memory: 4 stages of A and 2 x 3 of B, [128 rows x 128 bytes] each, 128-byte swizzled (160 KiB); with
+// a scale a row and a column 3 + 2 x 3 and their scales; slabs of 8 KiB a warp (64 KiB); the ring of tiles;
+// barriers. Barriers: a_full[s], b_full[w][s] one arrival + 16 KiB of copies (+ 512 bytes of scales), waited
+// for by the warps that read the stage; a_empty[s], b_empty[w][s] one arrival a warp, of either CTA, that
+// reads such a stage, after its last product from it, waited for by the loading thread that writes there;
+// tile_full[r] one arrival of A's loader, tile_empty[r] one a computing thread that has read the tile;
+// d_full[warp] one arrival + 8 KiB of D. Lane 0 of a warp starts its copies to and from D, and waits until
+// the slab may be written again. The CTAs of a cluster meet before the first copy and before they leave.
+// Deterministic: an element of D is one thread's sum over ascending k, its old value added once and at a step
+// that follows from its place and the rows of its group, whatever the other groups hold.
 #include "kernels/hopper/device/cluster.h"
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/scales.h"
@@ -53,12 +61,14 @@ constexpr uint32_t kSideBytes = kStageSide * kStageRowBytes;
 constexpr uint32_t kScaleBytes = kStageSide * sizeof(float);
 constexpr int kBoxRows = kStageSide / 2;  // of a copy of operands
 constexpr int kStagesB = 3;
-// Where D is added to: the steps behind which the second block's old values come to the slab, which the tile before has left by then, and are
-// added to its sums, when the first block's follow. Tiles of fewer steps than kLongSteps leave the second block's addition to the memory.
+// Where D is added to: the steps behind which the second block's old values come to the slab, which the tile
+// before has left by then, and are added to its sums, when the first block's follow. Tiles of fewer steps
+// than kLongSteps leave the second block's addition to the memory.
 constexpr int kFetchStep = 2, kAddStep = 5, kLongSteps = kFetchStep + 3;
 static_assert(kTileRows == kStageSide && kColumns == kStageSide);
 
-// Where a warpgroup's scales of whole tiles are, one a step: those of step 0, in the second set as if all steps were of it.
+// Where a warpgroup's scales of whole tiles are, one a step: those of step 0, in the second set as if all
+// steps were of it.
 template <Sets kSets> struct TileScales {
     const float *a[kNumSets<kSets>], *b[kNumSets<kSets>];
     int first_steps, steps;
@@ -84,11 +94,11 @@ constexpr size_t kWgradBytes = sizeof(WgradShared<kScales, kSets>) + 1024;
 static_assert(kWgradBytes<Scales::tiles, Sets::two> <= 232448 &&
               kWgradBytes<Scales::rows_columns, Sets::two> <= 232448);
 
-// The operands of each set, and D, as the copy engine sees them.
+// The operands of each set, and D, as TMA sees them.
 template <Sets kSets> struct WgradMaps { CUtensorMap a[kNumSets<kSets>], b[kNumSets<kSets>], d; };
 
-// ---- loading: one thread for A and the ring of tiles (of groups with rows), one for each warpgroup's B ----------------------------------
-// Of contraction index k; both sets have the same stride.
+// ---- loading: one thread for A and the ring of tiles (of groups with rows), one for each warpgroup's B
+// ---------------------------------- Of contraction index k; both sets have the same stride.
 __device__ __forceinline__ const float* scales_at(const DeviceScale& s, const void* scales, int64_t k,
                                                   int64_t output) {
     return static_cast<const float*>(scales) + k / kFp8Depth * s.block_stride + output;
@@ -117,7 +127,8 @@ __device__ __forceinline__ Source source_b(const DeviceProduct& p, const WgradMa
     return {&maps.b[0], p.b.scale.scales, tile.b_k + step * kFp8Depth};
 }
 
-// One operand's part of a stage, from contraction index k and output index `first` on; half of it, for both CTAs, where it is common.
+// One operand's part of a stage, from contraction index k and output index `first` on; half of it, for both
+// CTAs, where it is common.
 __device__ __forceinline__ void load_side(bool common, const CUtensorMap* map, Mbarrier* full, uint8_t* to,
                                           int64_t k, int64_t first) {
     const int x = static_cast<int>(k), y = static_cast<int>(first);
@@ -173,10 +184,11 @@ __device__ void load_b(const DeviceProduct& p, WgradShared<kScales, kSets>& shar
     });
 }
 
-// ---- computing: one warpgroup -----------------------------------------------------------------------------------------------------------
-// Behind the first product of a step: the release of the stage before, and this step's factors; behind the second: the wait for the next
-// stage. A tile's blocks leave as the head of the file says; its first and last two steps are code of their own, so that the steps between them
-// are a short loop. Between the end of one product and the start of the next only the 64 additions of a thread remain. The last stage of all is never
+// ---- computing: one warpgroup
+// Behind the first product of a step: the release of the stage before, and this step's factors; behind the
+// second: the wait for the next stage. A tile's blocks leave as the head of the file says; its first and last
+// two steps are code of their own, so that the steps between them are a short loop. Between the end of one
+// product and the start of the next only the 64 additions of a thread remain. The last stage of all is never
 // released: nobody waits for it. What a step reads of a stage's scales it has read before it starts the next.
 template <class Wgmma, Gradient kMode, Scales kScales, Sets kSets>
 __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSets>& shared,
@@ -185,7 +197,8 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSet
     constexpr int kStagesA = Shared::kStagesA;
     constexpr bool kRowScales = has_row_scales(kScales), kAdds = kMode == Gradient::accumulate;
     constexpr int kRows = kRowScales ? 4 : 1;
-    // that multiply_end takes together; of two, the first block would leave before what is added to it has come
+    // that multiply_end takes together; of two, the first block would leave before what is added to it has
+    // come
     constexpr int kLastSteps = kAdds ? 1 : 2;
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
     const int row0 = thread / 32 * kWarpRows + lane / 4;  // this thread's rows: row0 + {0, 8} of each 64
@@ -204,7 +217,8 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSet
     uint32_t d_parity = 0;
     bool first = true, more = true, done_short = false;
     float sum[2][64];
-    // scales of whole tiles: lane l holds those of step l of every 32 steps, read long before they are multiplied
+    // scales of whole tiles: lane l holds those of step l of every 32 steps, read long before they are
+    // multiplied
     float scales = 0.0f, next_a = 0.0f, next_b = 0.0f;
     const auto read_scales = [&](int step) {
         if (kRowScales) return;
@@ -311,7 +325,8 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSet
         }
         return reinterpret_cast<const float2*>(shared.col_scales[warpgroup][b_stage.index] + 2 * (lane % 4));
     };
-    // A tile's first steps or its last, two where there are as many: the first block's products, then the second's.
+    // A tile's first steps or its last, two where there are as many: the first block's products, then the
+    // second's.
     const auto multiply_end = [&](int step, bool two, bool begins, bool ends) {
         float partial[64], factor[2][kRows];
         const float2* columns[2];
@@ -393,7 +408,7 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgradShared<kScales, kSet
     if (lane == 0) bulk_wait_all();
 }
 
-// ---- the CTA ----------------------------------------------------------------------------------------------------------------------------
+// ---- the CTA
 template <class Wgmma, Scales kScales, Sets kSets>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     wgrad_kernel(const __grid_constant__ DeviceProduct product,

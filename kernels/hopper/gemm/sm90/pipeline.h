@@ -1,5 +1,7 @@
-// What the warpgroup products share: tiles and the walk over them, shared memory and its barriers, the loader's hand-over, and the way of
-// sums from registers to D. Included by fp8.cu and bf16.cu, which hold the inner loops.
+// SPDX-License-Identifier: MIT
+// What the warpgroup products share: tiles and the walk over them, shared memory and its barriers, the
+// loader's hand-over, and the way of sums from registers to D. Included by fp8.cu and bf16.cu, which hold the
+// inner loops.
 #pragma once
 
 #include "kernels/hopper/device/cluster.h"
@@ -61,8 +63,9 @@ struct WgmmaShared {
 };
 constexpr size_t kSharedBytes = sizeof(WgmmaShared) + 1024;  // the stages are aligned inside
 
-// The tiles of all groups in order, by pairs; asked for ascending indices. A pair never spans two groups: it takes two row tiles of one
-// column; the last of an odd number of row tiles is taken two columns at a time. Bands of kBandRows row tiles, column by column.
+// The tiles of all groups in order, by pairs; asked for ascending indices. A pair never spans two groups: it
+// takes two row tiles of one column; the last of an odd number of row tiles is taken two columns at a time.
+// Bands of kBandRows row tiles, column by column.
 template <int kDepth, int kBandRows = kBand, Sets kSets = Sets::one> class TileWalk {
 public:
     __device__ TileWalk(const DeviceProduct& product, int rank)
@@ -135,8 +138,8 @@ private:
     int64_t count_ = 0, offset_ = 0, rows_ = 0, row_tiles_ = 0, pairs_ = 0;
 };
 
-// One operand of a stage in kBoxes boxes of equal size, one behind the other: box(i) is the pair of coordinates of box i. Of an operand that
-// the pair has in common each CTA loads half the boxes, for both.
+// One operand of a stage in kBoxes boxes of equal size, one behind the other: box(i) is the pair of
+// coordinates of box i. Of an operand that the pair has in common each CTA loads half the boxes, for both.
 enum class Load { own, common };
 template <int kBoxes, class Box>
 __device__ __forceinline__ void load_operand(Load load, int rank, const CUtensorMap* map, Mbarrier* full,
@@ -158,8 +161,9 @@ __device__ __forceinline__ void load_operand(Load load, int rank, const CUtensor
     }
 }
 
-// One thread of the loading warp: the way of every tile of this CTA. `load(tile, common, step, stage, full)` starts the copies of one stage; with
-// what the other CTA of the pair loads for both, stage_bytes arrive. `common` is tile.common, a constant: a stage waits for every instruction.
+// One thread of the loading warp: the way of every tile of this CTA. `load(tile, common, step, stage, full)`
+// starts the copies of one stage; with what the other CTA of the pair loads for both, stage_bytes arrive.
+// `common` is tile.common, a constant: a stage waits for every instruction.
 template <int kDepth, class Shared, class LoadStage>
 __device__ void load_tiles(const DeviceProduct& p, Shared& shared, uint32_t stage_bytes, LoadStage load) {
     TileWalk<kDepth> walk(p, static_cast<int>(cluster_rank()));
@@ -236,8 +240,9 @@ __device__ __forceinline__ void init_ring(Mbarrier (&full)[kSize], Mbarrier (&em
     }
 }
 
-// The shared memory of this CTA, its barriers made ready by `init(shared)` in one thread while the kernel before may still end. One that
-// leaves no room to align the stages relies on the base's declared alignment; declared for all, it makes the loader of the fused kernel spill.
+// The shared memory of this CTA, its barriers made ready by `init(shared)` in one thread while the kernel
+// before may still end. One that leaves no room to align the stages relies on the base's declared alignment;
+// declared for all, it makes the loader of the fused kernel spill.
 constexpr size_t kMostShared = 227 * 1024, kAlignment = 1024;
 template <class Shared, class Init> __device__ __forceinline__ Shared& prepare_shared(Init init) {
     uint8_t* raw;
@@ -259,7 +264,8 @@ template <class Shared, class Init> __device__ __forceinline__ Shared& prepare_s
     return shared;
 }
 
-// The way of a CTA: `load(shared)` by one thread of the loading warpgroup, `multiply(shared, warpgroup)` by the computing ones.
+// The way of a CTA: `load(shared)` by one thread of the loading warpgroup, `multiply(shared, warpgroup)` by
+// the computing ones.
 template <class Shared = WgmmaShared, class LoadAll, class MultiplyAll>
 __device__ __forceinline__ void run_roles(LoadAll load, MultiplyAll multiply) {
     Shared& shared = prepare_shared<Shared>([](Shared& s) {
@@ -279,8 +285,9 @@ __device__ __forceinline__ void run_roles(LoadAll load, MultiplyAll multiply) {
     }
 }
 
-// ---- storing: from registers, 16 bytes (BF16) or 8 bytes (FP32) a thread and access ---------------------------------------------------
-// A quad of lanes holds 4 chunks of 8 columns, each lane 2 columns of every chunk; afterwards lane q holds all of chunk q.
+// ---- storing: from registers, 16 bytes (BF16) or 8 bytes (FP32) a thread and access
+// --------------------------------------------------- A quad of lanes holds 4 chunks of 8 columns, each lane
+// 2 columns of every chunk; afterwards lane q holds all of chunk q.
 __device__ __forceinline__ uint4 gather_chunk(uint32_t (&w)[4]) {
     const unsigned lane = threadIdx.x % 4;
 #pragma unroll
@@ -304,8 +311,9 @@ __device__ __forceinline__ uint4 gather_chunk(uint32_t (&w)[4]) {
     return {w[0], w[1], w[2], w[3]};
 }
 
-// FP32: lanes 2i and 2i + 1 hold two neighbouring columns each of two chunks of 8; afterwards the even lane has all four of the first chunk, the
-// odd one all four of the second. Done twice, it leaves everything as it was.
+// FP32: lanes 2i and 2i + 1 hold two neighbouring columns each of two chunks of 8; afterwards the even lane
+// has all four of the first chunk, the odd one all four of the second. Done twice, it leaves everything as it
+// was.
 __device__ __forceinline__ float4 join_columns(float2 first, float2 second) {
     const bool odd = threadIdx.x % 2 == 1;
     const float2 give = odd ? first : second;
@@ -315,7 +323,8 @@ __device__ __forceinline__ float4 join_columns(float2 first, float2 second) {
 
 enum class RowUse { none, zero, product };
 
-// One of the two rows that a thread holds of a block of sums: `values` is the first, d[4 * j] and d[4 * j + 1] its columns 8 * j + 2 * quad.
+// One of the two rows that a thread holds of a block of sums: `values` is the first, d[4 * j] and d[4 * j +
+// 1] its columns 8 * j + 2 * quad.
 template <int kPair, int kSums>
 __device__ __forceinline__ void store_row_bf16(const DeviceProduct& p, int64_t row, int64_t col0,
                                                const float (&sum)[kSums], RowUse use) {
@@ -374,8 +383,10 @@ __device__ __forceinline__ void store_rows(const DeviceProduct& p, const MathTil
     store_row<1>(p, tile.d_row + row + 8, col0, sum, use_of(tile, row + 8));
 }
 
-// ---- host side (tensor_maps.cu) --------------------------------------------------------------------------------------------------------
-// A row-major tensor as the copy engine sees it: boxes of `box_rows` rows x `box_row_bytes` (128, 64 or 32), swizzled as wide.
+// ---- host side (tensor_maps.cu)
+// -------------------------------------------------------------------------------------------------------- A
+// row-major tensor as TMA sees it: boxes of `box_rows` rows x `box_row_bytes` (128, 64 or 32),
+// swizzled as wide.
 CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64_t cols, int box_rows,
                        int box_row_bytes = 128);
 // An FP32 tensor of three dimensions, the same way: boxes of 1 x box_rows rows x 128 bytes.
@@ -401,7 +412,8 @@ void launch_wgmma_bf16(const DeviceProduct& product, const StoredShape& a, const
 void launch_wgmma_bf16_wgrad(const DeviceProduct& product, const StoredShape& a, const StoredShape& b,
                              const Launch& launch);
 
-// In whole pairs: an odd limit of multiprocessors is rounded down, a limit of one takes two. The kernel begins with prepare_shared.
+// In whole pairs: an odd limit of SMs is rounded down, a limit of one takes two. The kernel
+// begins with prepare_shared.
 template <class Kernel, class... Args>
 void launch_wgmma_pairs(Kernel kernel, unsigned ctas, size_t shared_bytes, const Launch& launch,
                         const char* op, const Args&... args) {

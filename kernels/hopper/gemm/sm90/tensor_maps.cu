@@ -1,4 +1,5 @@
-// Warpgroup products, host side: which products they take, and how operands are described to the copy engine.
+// SPDX-License-Identifier: MIT
+// Warpgroup products, host side: which products they take, and how operands are described to TMA.
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/gemm/sm90/pipeline.h"
 
@@ -36,8 +37,8 @@ CUtensorMap encode_map(const void* data, CUtensorMapDataType type, int64_t size,
     const CUresult result = encode(&map, type, kDims, const_cast<void*>(data), sizes, strides, boxes, steps,
                                    CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    FP8FLOW_CHECK(result == CUDA_SUCCESS, "describing a tensor of {} to the copy engine: error {}",
-                  fmt::join(dims, " x "), static_cast<int>(result));
+    FP8FLOW_CHECK(result == CUDA_SUCCESS, "tensor map of {}: error {}", fmt::join(dims, " x "),
+                  static_cast<int>(result));
     return map;
 }
 
@@ -58,7 +59,7 @@ CUtensorMap tensor_map_f32(const void* data, int64_t groups, int64_t rows, int64
 
 namespace {
 
-// Rows that the copy engine can address, and pieces of D that one access can store.
+// Rows that TMA can address, and pieces of D that one access can store.
 bool addressable(const TensorView& t) {
     return t.numel() > 0 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0 &&
            t.cols() * size_of(t.dtype) % 16 == 0;

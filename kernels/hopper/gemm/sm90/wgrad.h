@@ -1,5 +1,6 @@
-// What the weight gradients share (fp8_wgrad.cu, bf16_wgrad.cu): their order of tiles, and the way of D between a warp's
-// registers and memory, through shared memory and the copy engine.
+// SPDX-License-Identifier: MIT
+// What the weight gradients share (fp8_wgrad.cu, bf16_wgrad.cu): their order of tiles, and the way of D
+// between a warp's registers and memory, through shared memory and TMA.
 #pragma once
 
 #include "kernels/hopper/device/cluster.h"
@@ -14,8 +15,9 @@ namespace fp8flow::hopper {
 
 constexpr int kBandRows = 32;  // row tiles that are walked together
 
-// ---- tiles --------------------------------------------------------------------------------------------------------------------------------
-// A tile over the rows of one set of operands, or of two: then `steps` are those of both, and a_k, b_k of MathTile those of the first set.
+// ---- tiles
+// A tile over the rows of one set of operands, or of two: then `steps` are those of both, and a_k, b_k of
+// MathTile those of the first set.
 template <Sets kSets> constexpr int kNumSets = kSets == Sets::two ? 2 : 1;
 template <Sets kSets> struct GradientTile : MathTile {};
 template <> struct GradientTile<Sets::two> : MathTile {
@@ -62,7 +64,7 @@ template <int kDepth, Sets kSets = Sets::one> __device__ void clear_tiles(const 
     });
 }
 
-// ---- D ----------------------------------------------------------------------------------------------------------------------------------
+// ---- D
 // A warp's part of a block of sums on its way to D: boxes of 16 rows x 32 columns, 128-byte swizzled.
 constexpr int kWarpRows = 16, kBoxColumns = kStageRowBytes / sizeof(float), kBoxes = kColumns / kBoxColumns;
 constexpr uint32_t kPieceBytes = kWarpRows * kStageRowBytes;
@@ -75,8 +77,9 @@ struct Place {
     int column, row, group;
 };
 
-// Each pair of sums of a thread in a box, in column blocks j and j + 2: at(address in the slab, sums of the one, sums of the other). Odd rows take the
-// two in the other order, so that the four rows of half a warp are in banks of their own; so does set_aside.
+// Each pair of sums of a thread in a box, in column blocks j and j + 2: at(address in the slab, sums of the
+// one, sums of the other). Odd rows take the two in the other order, so that the four rows of half a warp are
+// in banks of their own; so does set_aside.
 enum class Order { as_summed, as_stored };
 constexpr int kBoxPairs = 8;
 template <Order kOrder, class At>
@@ -96,8 +99,8 @@ __device__ __forceinline__ void for_pairs(Slab& slab, int box, const float (&sum
         }
 }
 
-// Sums in the order in which they will be stored, to registers that products do not write. It must not be a plain copy: the compiler moves copies
-// in front of the wait for the products.
+// Sums in the order in which they will be stored, to registers that products do not write. It must not be a
+// plain copy: the compiler moves copies in front of the wait for the products.
 __device__ __forceinline__ void set_aside(const float (&sum)[64], float (&ordered)[64]) {
     const bool swap = threadIdx.x / 4 % 2 == 1;
 #pragma unroll
@@ -105,11 +108,13 @@ __device__ __forceinline__ void set_aside(const float (&sum)[64], float (&ordere
     wgmma_fence_operand(ordered);
 }
 
-// How sums leave: over what is in D; added to it by the memory; or added to what the slab holds of it, pair by pair or a box at a time. Of a box all
-// is read before the first sum is written: the compiler keeps a read behind the writes that stand before it, and a read takes 30 cycles.
+// How sums leave: over what is in D; added to it by the memory; or added to what the slab holds of it, pair
+// by pair or a box at a time. Of a box all is read before the first sum is written: the compiler keeps a read
+// behind the writes that stand before it, and a read takes 30 cycles.
 enum class Leave { store, add, add_here, add_boxes };
 
-// Half of the columns of a warp's part of a block; its copies are a group of lane 0. The halves leave in turn.
+// Half of the columns of a warp's part of a block; its copies are a group of lane 0. The halves leave in
+// turn.
 template <Leave kLeave, Order kOrder>
 __device__ __forceinline__ void leave_half(const CUtensorMap* map, Slab& slab, const Place& place,
                                            const float (&sum)[64], int half,
@@ -173,8 +178,8 @@ __device__ __forceinline__ void add_held(Slab& slab, float (&sum)[64]) {
             sum[at + 8] += high.x;
             sum[at + 9] += high.y;
         });
-        wgmma_fence_operand(
-            sum);  // or it is added only where products have been waited for, and kept in local memory till then
+        wgmma_fence_operand(sum);  // or it is added only where products have been waited for, and kept in
+                                   // local memory till then
     }
 }
 // D of a warp's part of a block to its slab, by one lane, once the slab's last content is on its way.

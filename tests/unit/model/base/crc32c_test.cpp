@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // CRC32C against published values and against the polynomial division, bit by bit.
 #include "model/base/crc32c.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The output folder: what it refuses, atomic replacement, growing files, and that nothing outside is touched.
 #include "model/base/output.h"
 
@@ -117,20 +118,18 @@ TEST(OutputFolder, WritesNothingOutside) {
     const OutputFolder out(folder.path("run"));
     for (const std::string name :
          {"../outside.txt", "/etc/passwd", "a/b", "..", ".", "", ".hidden", "a b", "new\nline"}) {
-        expect_contains(
-            error_of(ExitCode::output,
-                     [&] {
-                         try {
-                             out.write_atomic(name, "bad");
-                         } catch (
-                             const Error&
-                                 error) {  // a name may hold a line end; the test of one line is not about it
-                             std::string text = error.what();
-                             for (char& c : text) c = c == '\n' ? ' ' : c;
-                             throw Error(error.code(), text);
-                         }
-                     }),
-            "is no plain file name");
+        expect_contains(error_of(ExitCode::output,
+                                 [&] {
+                                     try {
+                                         out.write_atomic(name, "bad");
+                                     } catch (const Error& error) {  // a name may hold a line end; the test
+                                                                     // of one line is not about it
+                                         std::string text = error.what();
+                                         for (char& c : text) c = c == '\n' ? ' ' : c;
+                                         throw Error(error.code(), text);
+                                     }
+                                 }),
+                        "is no plain file name");
         EXPECT_THROW(out.open_lines(name, LineFile::Start::append), Error);
         EXPECT_THROW(out.subfolder(name), Error);
     }

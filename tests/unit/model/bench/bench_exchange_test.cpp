@@ -1,5 +1,6 @@
-// The baseline of the exchanges in `bench`, one row for every (token, expert) pair: the same bytes at the experts and the same sums as the
-// reference exchange, so that both sides of the comparison do the same work.
+// SPDX-License-Identifier: MIT
+// The baseline of the exchanges in `bench`, one row for every (token, expert) pair: the same bytes at the
+// experts and the same sums as the reference exchange, so that both sides of the comparison do the same work.
 #include "model/bench/cases/all_to_all.h"
 
 #include "kernels/comm/group_exchange.h"

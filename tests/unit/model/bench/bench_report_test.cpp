@@ -1,5 +1,6 @@
-// What `bench` says of its rows: the suite of published shapes has all of them, bars stand where they belong, peers are read and chosen,
-// verdicts, the table and the picture follow from the rows.
+// SPDX-License-Identifier: MIT
+// What `bench` says of its rows: the suite of published shapes has all of them, bars stand where they belong,
+// peers are read and chosen, verdicts, the table and the picture follow from the rows.
 #include "model/bench/report.h"
 #include "model/bench/suite.h"
 

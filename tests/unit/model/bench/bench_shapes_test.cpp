@@ -1,5 +1,6 @@
-// What stands behind `fp8flow bench` and needs no clock: suites whose every shape can be read, made-up routing, distributions of rows,
-// and the fresh copy that each set of tensors is.
+// SPDX-License-Identifier: MIT
+// What stands behind `fp8flow bench` and needs no clock: suites whose every shape can be read, made-up
+// routing, distributions of rows, and the fresh copy that each set of tensors is.
 #include "model/bench/cases/product_error.h"
 #include "model/bench/cases/routing.h"
 #include "model/bench/suite.h"
@@ -32,7 +33,8 @@ TEST(BenchSuites, EveryShapeCanBeRead) {
     }
 }
 
-// Address space without memory behind it: what is large is neither copied nor filled, so that shapes of a GPU can be set up here.
+// Address space without memory behind it: what is large is neither copied nor filled, so that shapes of a GPU
+// can be set up here.
 class EmptyDevice final : public Device {
 public:
     ~EmptyDevice() override {
@@ -208,7 +210,8 @@ TEST(BenchBuffers, OtherSetsAreCopiesOfTheFirst) {
     }
 }
 
-// The product's error against double precision: rounding for the reference's result, and what was planted for a wrong one.
+// The product's error against double precision: rounding for the reference's result, and what was planted for
+// a wrong one.
 TEST(BenchProductError, SeesAWrongGroupAndAWrongScale) {
     ReferenceOps ops;
     Arena arena(ops.device(), "test");

@@ -1,5 +1,6 @@
-// Damage on the disk: flipped bits, cut and grown files, swapped and missing ones, links. All refused, by the name of the file and of the
-// tensor; a resume takes the checkpoint before and keeps the damaged one aside.
+// SPDX-License-Identifier: MIT
+// Damage on the disk: flipped bits, cut and grown files, swapped and missing ones, links. All refused, by the
+// name of the file and of the tensor; a resume takes the checkpoint before and keeps the damaged one aside.
 #include "tests/support/checkpoints.h"
 #include "tests/support/files.h"
 

@@ -1,6 +1,7 @@
-// Every call to the file system fails in turn, is cut short, or is the last one before death or a power cut, while a checkpoint is written and
-// an older one removed: what can be resumed from afterwards is the older or the newer checkpoint, whole, never anything else. And the same for
-// every call of a resume.
+// SPDX-License-Identifier: MIT
+// Every call to the file system fails in turn, is cut short, or is the last one before death or a power cut,
+// while a checkpoint is written and an older one removed: what can be resumed from afterwards is the older or
+// the newer checkpoint, whole, never anything else. And the same for every call of a resume.
 #include "tests/support/checkpoints.h"
 #include "tests/support/faulty_disk.h"
 #include "tests/support/files.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The manifest's text: there and back, and nothing that differs from it in a bit.
 #include "model/base/crc32c.h"
 #include "model/checkpoint/folder.h"

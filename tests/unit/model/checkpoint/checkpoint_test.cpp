@@ -1,5 +1,7 @@
-// Save, end, resume: 20 steps in two parts are the 20 steps of one run, bit for bit, for every recipe and number of ranks, also where the
-// experts are shared by another number of ranks afterwards; and what may not be resumed from.
+// SPDX-License-Identifier: MIT
+// Save, end, resume: 20 steps in two parts are the 20 steps of one run, bit for bit, for every recipe and
+// number of ranks, also where the experts are shared by another number of ranks afterwards; and what may not
+// be resumed from.
 #include "tests/support/checkpoints.h"
 #include "tests/support/files.h"
 
@@ -28,7 +30,8 @@ Config resuming(Config config, const std::string& load = "auto") {
     return config;
 }
 
-// The losses of `whole` behind its first `skipped` steps are those of `rest`, and so are weights, moments, gradients and biases.
+// The losses of `whole` behind its first `skipped` steps are those of `rest`, and so are weights, moments,
+// gradients and biases.
 void expect_rest(const TrainingRun& whole, const TrainingRun& rest, size_t skipped) {
     ASSERT_EQ(rest.steps.size() + skipped, whole.steps.size());
     for (size_t i = 0; i < rest.steps.size(); ++i) {
@@ -72,8 +75,9 @@ INSTANTIATE_TEST_SUITE_P(Recipes, CheckpointRecipes,
                                          Recipe::fp8_flow, Recipe::fp8_rowwise, Recipe::mxfp8),
                          [](const auto& info) { return std::string(recipe_name(info.param)); });
 
-// In the invariant order the number of ranks that share the experts changes no bit of a forward: the loss behind the change is that of the
-// run without it. (Later ones differ by the order in which replicas of an expert add their gradients.) Saved again, the state is the same.
+// In the invariant order the number of ranks that share the experts changes no bit of a forward: the loss
+// behind the change is that of the run without it. (Later ones differ by the order in which replicas of an
+// expert add their gradients.) Saved again, the state is the same.
 TEST(Checkpoint, AnotherNumberOfRanksShareTheExpertsAfterwards) {
     const Keys keys = {"moe.moe_combine_order=invariant", "training.micro_batch_size=1"};
     const struct { int64_t before, after; } changes[] = {{4, 1}, {1, 2}, {2, 4}};
@@ -97,7 +101,8 @@ TEST(Checkpoint, AnotherNumberOfRanksShareTheExpertsAfterwards) {
     }
 }
 
-// The state itself comes back for every change of the number of ranks, whatever the order of sums does afterwards.
+// The state itself comes back for every change of the number of ranks, whatever the order of sums does
+// afterwards.
 TEST(Checkpoint, StateComesBackOnAnyNumberOfRanks) {
     TemporaryFolder folder;
     const Config config = config_of(Recipe::fp8_tensorwise, 2);
@@ -196,7 +201,7 @@ TEST(Checkpoint, StepsBehindTheCopyDoNotReachIt) {
               read_whole(fast.path("step_00000003/rank_0000.safetensors")));
 }
 
-// ---- what is refused --------------------------------------------------------------------------------------------------------------
+// ---- what is refused
 
 std::string refusal_of(const Config& config, const std::string& folder, int ranks = 1) {
     std::string text;

@@ -1,4 +1,6 @@
-// Hostile and broken YAML: each input is refused with its own message, and none crashes, hangs or is half accepted.
+// SPDX-License-Identifier: MIT
+// Hostile and broken YAML: each input is refused with its own message, and none crashes, hangs or is half
+// accepted.
 #include "kernels/core/error.h"
 #include "model/config/config.h"
 #include "model/config/layer_pattern.h"

@@ -1,4 +1,6 @@
-// The configuration as a user meets it: exact error lines, the round trip of the dump, overrides, and the shipped files.
+// SPDX-License-Identifier: MIT
+// The configuration as a user meets it: exact error lines, the round trip of the dump, overrides, and the
+// shipped files.
 #include "model/config/config.h"
 
 #include "kernels/core/error.h"
@@ -369,7 +371,8 @@ TEST(Config, DiffNamesTheKey) {
     EXPECT_EQ(diff_configs(a, a), std::vector<std::string>{});
 }
 
-// `validate` runs one file under several recipes: what the new recipe does not know falls back to its default.
+// `validate` runs one file under several recipes: what the new recipe does not know falls back to its
+// default.
 TEST(Config, WithRecipeDropsForeignOptionsOnly) {
     const Config flow =
         parse_config("precision: {moe_permute_padding_for_fp8: false, fp8_format: hybrid}", "t.yaml");

@@ -1,5 +1,7 @@
-// A Hugging Face config.json becomes the configuration that computes the same, for the three families as their authors publish them; every
-// other model is refused by name, and what a layer of ours does not compute is listed, all of it at once.
+// SPDX-License-Identifier: MIT
+// A Hugging Face config.json becomes the configuration that computes the same, for the three families as
+// their authors publish them; every other model is refused by name, and what a layer of ours does not compute
+// is listed, all of it at once.
 #include "model/config/hf_config.h"
 #include "model/config/config.h"
 

@@ -1,5 +1,6 @@
-// Megatron's .bin and .idx: good ones of every token type, the cut between what is trained on and what is held out, and a list of broken ones,
-// each refused with its file and its numbers.
+// SPDX-License-Identifier: MIT
+// Megatron's .bin and .idx: good ones of every token type, the cut between what is trained on and what is
+// held out, and a list of broken ones, each refused with its file and its numbers.
 #include "model/data/megatron.h"
 
 #include "tests/support/files.h"
@@ -87,7 +88,8 @@ std::vector<int32_t> windows_of(const TokenSource& source, Split split) {
     return firsts;
 }
 
-// The bytes of a small file written by hand from the format's description: two documents, three sequences, uint16.
+// The bytes of a small file written by hand from the format's description: two documents, three sequences,
+// uint16.
 TEST(Megatron, BytesByHand) {
     const unsigned char index[] = {
         'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0,  1, 0, 0, 0, 0, 0, 0, 0,  8, 3, 0, 0, 0, 0, 0,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // llm.c token shards: good ones of both versions, and a list of broken ones, each refused with its file and
 // its numbers.
 #include "model/data/shards.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Order of samples: the permutation, the share of each rank, and the synthetic source against independent
 // computations.
 #include "model/data/data.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Byte-level text: which files are read, how they are split, and that held-out text is never trained on.
 #include "model/data/text.h"
 

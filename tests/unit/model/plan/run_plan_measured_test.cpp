@@ -1,5 +1,6 @@
-// `plan` says what a layer saves before anything runs; here one block runs under every recipe and recompute mode, and its arenas
-// are compared with the plan.
+// SPDX-License-Identifier: MIT
+// `plan` says what a layer saves before anything runs; here one block runs under every recipe and recompute
+// mode, and its arenas are compared with the plan.
 #include "layers/transformer_block.h"
 #include "model/base/backend.h"
 #include "model/plan/plan.h"

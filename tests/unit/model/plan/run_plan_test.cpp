@@ -1,4 +1,6 @@
-// `plan` against hand counts: parameters of published models, FLOPs of small ones, bytes per routed row, wire rows.
+// SPDX-License-Identifier: MIT
+// `plan` against hand counts: parameters of published models, FLOPs of small ones, bytes per routed row, wire
+// rows.
 #include "model/plan/plan.h"
 
 #include "kernels/core/error.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // From spans to rows, tables, trace and picture, on a step made up by hand.
 #include "model/profile/profile.h"
 
@@ -27,7 +28,8 @@ StageTimer::Scope scope(StageTimer& timer, StageLevel level, const char* name) {
     return {timer, level, name, {}};
 }
 
-// Two layers, forward and backward; each: 7 seconds forward (fc1 3, its cast 1), 3 backward; then the optimizer.
+// Two layers, forward and backward; each: 7 seconds forward (fc1 3, its cast 1), 3 backward; then the
+// optimizer.
 void play_step(StageTimer& timer) {
     timer.reset();
     for (const char* direction : {"forward", "backward"}) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The step line as scripts grep it, and the estimate of the time left.
 #include "model/report/progress.h"
 

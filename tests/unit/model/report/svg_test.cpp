@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Pictures: well-formed text, ticks, positions of points, gaps, and hostile labels.
 #include "model/report/svg.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Tables and number formats against strings written by hand.
 #include "model/report/table.h"
 

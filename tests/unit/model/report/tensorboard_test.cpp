@@ -1,5 +1,6 @@
-// TensorBoard's files against bytes that a script in another language computed from the format's description, and a whole file read back by a
-// parser of its own.
+// SPDX-License-Identifier: MIT
+// TensorBoard's files against bytes that a script in another language computed from the format's description,
+// and a whole file read back by a parser of its own.
 #include "model/report/tensorboard.h"
 
 #include "tests/support/files.h"

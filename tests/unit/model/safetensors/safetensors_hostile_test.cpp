@@ -1,5 +1,7 @@
-// Bad safetensors files and indices made by hand: each is refused with a message of its own that names the file, before anything of the
-// claimed size is allocated. And files cut or changed at every single byte: read in full or refused, never anything else.
+// SPDX-License-Identifier: MIT
+// Bad safetensors files and indices made by hand: each is refused with a message of its own that names the
+// file, before anything of the claimed size is allocated. And files cut or changed at every single byte: read
+// in full or refused, never anything else.
 #include "model/safetensors/tensor_set.h"
 
 #include "tests/support/files.h"

@@ -1,5 +1,7 @@
-// Round trip with the Python package `safetensors`, the implementation that everybody uses: it reads what we write and we read what it
-// writes, every type, scalars and empty tensors. Skipped where python3 or the package is missing.
+// SPDX-License-Identifier: MIT
+// Round trip with the Python package `safetensors`, the implementation that everybody uses: it reads what we
+// write and we read what it writes, every type, scalars and empty tensors. Skipped where python3 or the
+// package is missing.
 #include "model/safetensors/file.h"
 #include "model/safetensors/writer.h"
 

@@ -1,5 +1,6 @@
-// Safetensors files: what is written is read back bit by bit, in every element type and with awkward shapes; numbers convert exactly;
-// models of several files; and files that change after they were opened.
+// SPDX-License-Identifier: MIT
+// Safetensors files: what is written is read back bit by bit, in every element type and with awkward shapes;
+// numbers convert exactly; models of several files; and files that change after they were opened.
 #include "model/safetensors/tensor_set.h"
 #include "model/safetensors/writer.h"
 
@@ -199,7 +200,7 @@ TEST(Safetensors, LinksAreFollowedOrRefusedAsAsked) {
                     "link.safetensors: is a symbolic link");
 }
 
-// ---- models of several files ----
+// ---- models of several files
 class ShardedModel : public testing::Test {
 protected:
     void SetUp() override {

@@ -1,5 +1,7 @@
-// The backward of the whole model against central differences of its loss, in the internal fp32 recipe (identity quantisers), for one
-// rank and for two ranks that share the experts: every parameter tensor along random directions, and all tensors together.
+// SPDX-License-Identifier: MIT
+// The backward of the whole model against central differences of its loss, in the internal fp32 recipe
+// (identity quantisers), for one rank and for two ranks that share the experts: every parameter tensor along
+// random directions, and all tensors together.
 #include "model/train/transformer.h"
 #include "tests/support/layer_fixture.h"
 
@@ -52,8 +54,8 @@ public:
         return std::sqrt(squares);
     }
 
-    // <gradient, direction>, and the loss after weights += step * direction. Directions are standard normal, equal on all ranks for
-    // dense tensors.
+    // <gradient, direction>, and the loss after weights += step * direction. Directions are standard normal,
+    // equal on all ranks for dense tensors.
     double derivative(const std::vector<size_t>& chosen, uint64_t draw) {
         double sum = 0;
         for (size_t i : chosen) {
@@ -98,8 +100,9 @@ private:
     std::vector<std::vector<double>> gradients_;
 };
 
-// Richardson's extrapolation of two central differences. Where the two disagree, a choice of experts flipped in between (the loss has a
-// jump there) and another direction is drawn; a wrong gradient does not make them disagree.
+// Richardson's extrapolation of two central differences. Where the two disagree, a choice of experts flipped
+// in between (the loss has a jump there) and another direction is drawn; a wrong gradient does not make them
+// disagree.
 void check_direction(Objective& objective, const std::vector<size_t>& chosen, double step,
                      const std::string& what) {
     const double norm = objective.norm(chosen);

@@ -1,5 +1,7 @@
-// One global batch on 1 to 4 ranks: the number of ranks must not change what is computed. With the invariant order the bits of the
-// forward stay, and gradients move by the order of their sums alone; with the rank order by one BF16 rounding per rank.
+// SPDX-License-Identifier: MIT
+// One global batch on 1 to 4 ranks: the number of ranks must not change what is computed. With the invariant
+// order the bits of the forward stay, and gradients move by the order of their sums alone; with the rank
+// order by one BF16 rounding per rank.
 #include "model/train/trainer.h"
 
 #include "tests/support/global_batch.h"
@@ -78,7 +80,8 @@ TEST(Parallel, RankOrderIsWithinARounding) {
             EXPECT_LE(run.distance(one, "dx"), 1e-3);
             for (const auto& [name, values] : one.values) {
                 if (!name.starts_with("gradient ")) continue;
-                // Gains and the weights in front of the layer see the BF16 roundings of the combined gradient undiluted by a residual.
+                // Gains and the weights in front of the layer see the BF16 roundings of the combined gradient
+                // undiluted by a residual.
                 const bool in_front = name.find("layernorm") != std::string::npos ||
                                       name.find("linear_qkv") != std::string::npos;
                 EXPECT_LE(run.distance(one, name), in_front ? 2.5e-3 : 1e-3) << name;

@@ -1,5 +1,7 @@
-// Recomputation changes memory and nothing else: for every recipe and every legal set of modules the loss, all gradients and the router's
-// statistics keep their bits, on a batch where experts tie; what it costs on the wire and saves in memory is what the modes promise.
+// SPDX-License-Identifier: MIT
+// Recomputation changes memory and nothing else: for every recipe and every legal set of modules the loss,
+// all gradients and the router's statistics keep their bits, on a batch where experts tie; what it costs on
+// the wire and saves in memory is what the modes promise.
 #include "model/train/trainer.h"
 #include "model/train/transformer.h"
 #include "tests/support/layer_fixture.h"
@@ -163,7 +165,8 @@ double row_bytes(const LayerResult& result) {
     return bytes;
 }
 
-// Per routed row: the received row, fc1's output, the activation, and 8 bytes of the plan (source row, probability).
+// Per routed row: the received row, fc1's output, the activation, and 8 bytes of the plan (source row,
+// probability).
 TEST(Recompute, SavedBytesPerRoutedRow) {
     constexpr double kScale = 1 + 4.0 / 128;  // a code and its share of a 1x128 scale
     struct {
@@ -204,8 +207,8 @@ TEST(Recompute, SavedBytesPerToken) {
     EXPECT_LT(saved(full()), saved(selective(32)));
 }
 
-// Casts of a MoE layer when parts of it run twice: the flow quantises inside its operators, so it pays none; the casting recipes quantise
-// the activation (moe_act) and the received rows (moe_expert) again.
+// Casts of a MoE layer when parts of it run twice: the flow quantises inside its operators, so it pays none;
+// the casting recipes quantise the activation (moe_act) and the received rows (moe_expert) again.
 TEST(Recompute, CastsPerMoeLayer) {
     for (Recipe recipe : kRecipes) {
         const int64_t base = recipe == Recipe::bf16 ? 0 : recipe == Recipe::fp8_flow ? 1 : 4;

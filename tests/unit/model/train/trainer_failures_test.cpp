@@ -1,5 +1,6 @@
-// What a training step refuses or repeats: rows that run out, NaN, ranks that disagree. A step is a transaction: it happens whole or not
-// at all.
+// SPDX-License-Identifier: MIT
+// What a training step refuses or repeats: rows that run out, NaN, ranks that disagree. A step is a
+// transaction: it happens whole or not at all.
 #include "model/train/trainer.h"
 
 #include "tests/support/files.h"
@@ -22,8 +23,8 @@ int64_t total_redone(const TrainingRun& run) {
     return redone;
 }
 
-// Two MoE layers, three of four choices on rank 0's experts: an overflow leaves garbage behind for layer 1. Delayed scales, expert bias and
-// moments must come out as if it had never happened.
+// Two MoE layers, three of four choices on rank 0's experts: an overflow leaves garbage behind for layer 1.
+// Delayed scales, expert bias and moments must come out as if it had never happened.
 TEST(TrainingTransaction, OverflowIsRedoneAndNothingIsLost) {
     for (Recipe recipe : kRecipes) {
         for (const char* order : {"rank", "invariant"}) {
@@ -63,7 +64,8 @@ TEST(TrainingTransaction, OverflowInAnEvaluationIsRedoneToo) {
     EXPECT_EQ(worst.held_out, tight.held_out);
 }
 
-// Every token of a rank is a row of its four experts: 256 rows fit into a capacity of 256, for the 257th there is one row too few.
+// Every token of a rank is a row of its four experts: 256 rows fit into a capacity of 256, for the 257th
+// there is one row too few.
 TEST(TrainingTransaction, CapacityIsExact) {
     const struct { int64_t sequences, length, redone; } cases[] = {{4, 64, 0}, {1, 257, 1}};
     for (const auto& c : cases) {
@@ -200,7 +202,8 @@ TEST(TrainingTransaction, RanksThatDisagreeAreNamed) {
     }
 }
 
-// The optimizer alone, with the word set by hand, or a loss that is not finite: no weight, copy, moment or bias is written.
+// The optimizer alone, with the word set by hand, or a loss that is not finite: no weight, copy, moment or
+// bias is written.
 TEST(TrainingTransaction, StatusWordBlocksEveryPersistentWrite) {
     const struct {
         int32_t status;

@@ -1,5 +1,7 @@
-// The host runs one step ahead of the results that it reads: nothing changes by it, a warm step stops the host nowhere, and a step that must be
-// redone is redone with the one behind it. What makes a step fail at all is in trainer_failures_test.cpp.
+// SPDX-License-Identifier: MIT
+// The host runs one step ahead of the results that it reads: nothing changes by it, a warm step stops the
+// host nowhere, and a step that must be redone is redone with the one behind it. What makes a step fail at
+// all is in trainer_failures_test.cpp.
 #include "model/train/trainer.h"
 
 #include "tests/support/files.h"
@@ -79,7 +81,8 @@ TEST(StepsInFlight, ChangeNoBit) {
     }
 }
 
-// The host backend counts the calls at which a GPU would stop the host. One wait a step is left: for the step before.
+// The host backend counts the calls at which a GPU would stop the host. One wait a step is left: for the step
+// before.
 TEST(StepsInFlight, AWarmStepStopsTheHostNowhere) {
     for (Recipe recipe : kRecipes) {
         for (const char* forced : {"false", "true"}) {
@@ -115,8 +118,8 @@ std::vector<int64_t> busiest_rows(const Config& config, int64_t steps) {
     return rows;
 }
 
-// The router moves, and one day a rank gets more rows than fit, with the next step in flight behind it. The steps before it are not touched,
-// it is redone once, and the run equals one with ample room.
+// The router moves, and one day a rank gets more rows than fit, with the next step in flight behind it. The
+// steps before it are not touched, it is redone once, and the run equals one with ample room.
 TEST(StepsInFlight, AnOverflowOnTheWayIsRedoneWithTheStepBehindIt) {
     constexpr int64_t kSteps = 6, kTokens = 256;
     for (Recipe recipe : {Recipe::bf16, Recipe::fp8_flow}) {
@@ -187,7 +190,8 @@ TEST(StepsInFlight, ARedoneStepIsObservedOnce) {
     }
 }
 
-// The gradients of the step behind a bad one are not the ones to blame: the same message as when steps are run one by one.
+// The gradients of the step behind a bad one are not the ones to blame: the same message as when steps are
+// run one by one.
 TEST(StepsInFlight, TheRightStepAndGradientAreNamed) {
     const Config config = test_config(Recipe::bf16);
     std::vector<std::string> messages;

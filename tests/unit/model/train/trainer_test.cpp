@@ -1,5 +1,7 @@
-// Training as a whole: the same bits every time, golden losses, gradient accumulation, AdamW and clipping against closed forms, statistics
-// that add up. What a step refuses to do (overflow, NaN, ranks that disagree) is in trainer_failures_test.cpp.
+// SPDX-License-Identifier: MIT
+// Training as a whole: the same bits every time, golden losses, gradient accumulation, AdamW and clipping
+// against closed forms, statistics that add up. What a step refuses to do (overflow, NaN, ranks that
+// disagree) is in trainer_failures_test.cpp.
 #include "model/train/trainer.h"
 
 #include "tests/support/training.h"
@@ -59,7 +61,8 @@ TEST(Training, WidthOfTheInitialEmbedding) {
     }
 }
 
-// To bless new values after a change that is meant to move them: run this test, copy the losses that it prints.
+// To bless new values after a change that is meant to move them: run this test, copy the losses that it
+// prints.
 void expect_golden(Recipe recipe, const std::vector<double>& golden) {
     const std::vector<double> losses =
         train(test_config(recipe), 1, {.steps = static_cast<int64_t>(golden.size())}).losses();
@@ -91,8 +94,8 @@ TEST(Training, LossFallsTowardsTheEntropyOfTheSource) {
     }
 }
 
-// One micro-batch of 8 sequences or four of 2: the same per-token losses, and sums in another order. Sequence-wise balancing and the
-// z-loss are means over tokens, so they must not change either.
+// One micro-batch of 8 sequences or four of 2: the same per-token losses, and sums in another order.
+// Sequence-wise balancing and the z-loss are means over tokens, so they must not change either.
 TEST(Training, MicroBatchesAddUpToTheGlobalBatch) {
     for (Recipe recipe : {Recipe::fp32, Recipe::bf16}) {
         SCOPED_TRACE(recipe_name(recipe));
@@ -154,7 +157,8 @@ TEST(Training, GradientNormCountsEveryParameterOnce) {
     }
 }
 
-// Two steps of AdamW in double from the gradients that the trainer saw, with a clip that bites and one that does not.
+// Two steps of AdamW in double from the gradients that the trainer saw, with a clip that bites and one that
+// does not.
 TEST(Training, UpdateIsClippedAdamW) {
     for (const double clip : {0.05, 1e6}) {
         const Config config =
@@ -205,7 +209,8 @@ std::vector<int64_t> counts_of(Trainer& trainer, size_t layer) {
     return values;
 }
 
-// Every (token, k) of the global batch is counted once, whatever is recomputed, accumulated or evaluated in between.
+// Every (token, k) of the global batch is counted once, whatever is recomputed, accumulated or evaluated in
+// between.
 TEST(Training, CountsOfAStepAddUp) {
     const std::vector<std::vector<std::string>> modes = {
         {},
@@ -263,7 +268,8 @@ TEST(Training, LoadOfALayer) {
     EXPECT_EQ(load.dead_experts, 2);
 }
 
-// Fewer sequences than ranks: two of four ranks have no token, in every layer, and the run equals that of the two others alone.
+// Fewer sequences than ranks: two of four ranks have no token, in every layer, and the run equals that of the
+// two others alone.
 TEST(Training, RanksWithoutTokensChangeNothing) {
     for (Recipe recipe : kRecipes) {
         if (recipe == Recipe::fp8_tensorwise)
@@ -275,7 +281,8 @@ TEST(Training, RanksWithoutTokensChangeNothing) {
         const Config config = test_config(recipe, keys);
         const TrainingRun two = train(config, 2, {.steps = 3, .eval_batches = 1});
         const TrainingRun four = train(config, 4, {.steps = 3, .eval_batches = 1});
-        // The gradients of step 1 and the losses of step 2; later, AdamW turns rounding of tiny gradients into steps.
+        // The gradients of step 1 and the losses of step 2; later, AdamW turns rounding of tiny gradients
+        // into steps.
         EXPECT_EQ(two.steps[0].lm_loss, four.steps[0].lm_loss);
         EXPECT_NEAR(two.steps[2].lm_loss, four.steps[2].lm_loss, 1e-4 * two.steps[2].lm_loss);
         EXPECT_NEAR(two.held_out, four.held_out, 1e-4 * two.held_out);

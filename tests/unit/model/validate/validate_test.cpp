@@ -1,5 +1,6 @@
-// The verdict of `validate`: its averages, errors and judgement against closed forms; and that real curves of the recipes come out in the
-// right order: control arm below the flow, a planted fault far above it.
+// SPDX-License-Identifier: MIT
+// The verdict of `validate`: its averages, errors and judgement against closed forms; and that real curves of
+// the recipes come out in the right order: control arm below the flow, a planted fault far above it.
 #include "model/validate/validate.h"
 
 #include "model/train/trainer.h"

@@ -1,5 +1,6 @@
-// Whole models under Hugging Face names: attention, embedding and dense layers by hand, round trips bit by bit over several ranks, the narrow
-// formats, config.json, and what is refused.
+// SPDX-License-Identifier: MIT
+// Whole models under Hugging Face names: attention, embedding and dense layers by hand, round trips bit by
+// bit over several ranks, the narrow formats, config.json, and what is refused.
 #include "model/config/hf_config.h"
 #include "model/weights/export.h"
 #include "model/weights/load.h"
@@ -83,7 +84,8 @@ RoundTrip round_trip(LayerCase c, const ExportChoice& choice, int from, int to, 
     return result;
 }
 
-// Everything that is no MoE block, by hand: queries, keys and values in this order, gate above up, and the vocabulary without its padding.
+// Everything that is no MoE block, by hand: queries, keys and values in this order, gate above up, and the
+// vocabulary without its padding.
 TEST(HfModels, AttentionEmbeddingAndDenseLayersByTheirNames) {
     const TemporaryFolder folder;
     LayerCase c = whole_model(true);

@@ -1,5 +1,6 @@
-// Weights under Hugging Face names into one MoE layer: every name and orientation against files made by hand, FP8 with scales, all problems
-// listed at once and before anything changes.
+// SPDX-License-Identifier: MIT
+// Weights under Hugging Face names into one MoE layer: every name and orientation against files made by hand,
+// FP8 with scales, all problems listed at once and before anything changes.
 #include "model/weights/load.h"
 
 #include "tests/support/hf_models.h"
