@@ -1,7 +1,7 @@
 // Grouped FP8 products on Hopper's warpgroup instructions, with one scale per 128 elements of the contraction or with scales that are
 // constant along it: forward and data gradient (rows grouped), and the weight gradient from transposed copies (contraction grouped;
 // with a scale per 128: gemm_wgmma_wgrad.cu). Group sizes are read on the device.
-// Read next: gemm_wgmma.h (tiles, barriers, storing), gemm_device.h (what a product is), docs/gemm_worklog.md (what was tried and measured).
+// Read next: gemm_wgmma.h (tiles, barriers, storing), gemm_device.h (what a product is), docs/worklogs/gemm.md (what was tried and measured).
 //
 // Floor: 2 m n k FLOPs at the tensor cores' FP8 rate; every operand read once and D written once (and read once, if accumulated).
 // One CTA: a loading warp and two computing warpgroups, on every multiprocessor, walking tiles of 128 x 256 of D in a fixed order. The
