@@ -2,13 +2,14 @@
 """Writes the tables of docs/performance.md and docs/results/README.md from the files in docs/results, and the picture
 docs/pictures/deepseek_v3_layer.svg. Python's standard library only.
 
-A page marks a table's place by `<!-- table NAME -->` and `<!-- end NAME -->`; what is between them is replaced. README.md may
-have such marks too. With --check nothing is written: the exit status is 1 where a page or the picture differs from what the
+A page marks a table's place by `<!-- table NAME -->` and `<!-- end NAME -->`; what is between them is replaced. Any page of docs/
+and README.md may have such marks. With --check nothing is written: the exit status is 1 where a page or the picture differs from what the
 results say, or where a page asks for a table that does not exist.
 """
 import argparse
 import collections
 import json
+import os
 import pathlib
 import re
 import sys
@@ -16,7 +17,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
 PICTURE = ROOT / "docs" / "pictures" / "deepseek_v3_layer.svg"
-PAGES = [ROOT / "docs" / "performance.md", RESULTS / "README.md", ROOT / "README.md"]
+NEEDED = [ROOT / "docs" / "performance.md", RESULTS / "README.md"]  # pages that must have tables
+PAGES = NEEDED + sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md")} - set(NEEDED))
 RECIPES = ["bf16", "fp8_blockwise", "fp8_flow"]
 
 
@@ -34,8 +36,8 @@ def source(*parts):
     return "\n\nSource: " + "; ".join(parts) + "."
 
 
-def link(name, prefix="results/"):
-    return f"[{name}]({prefix}{name})"
+def link(name):
+    return f"[{name}](results/{name})"  # `filled` makes it relative to the page
 
 
 def origin(name):
@@ -105,7 +107,7 @@ def layers_short():
     columns = ["layer", "tokens a GPU", "GPUs", *RECIPES, "bf16 / flow", "file"]
     rows = layer_rows(columns)
     rows = [rows[i] for i in (0, 2, 5, 6)]
-    return re.sub(r"\]\(results/", "](docs/results/", table(columns, rows))
+    return table(columns, rows)
 
 
 def layer_clock():
@@ -181,6 +183,26 @@ def loss(name):
     said += f"; iterations {data['warmup_iters'] + 1} to {data['iterations']}, {data['ranks']} rank{'s' if data['ranks'] > 1 else ''}."
     return (table(["arm", "held-out loss", "max error", "mean error", "casts/step", "wire/step", "saved", "verdict"], rows) +
             f"\n\n{said}" + source(origin(name)))
+
+
+def layer_errors():
+    """Norm-wise errors of one layer on the reference backend, against two independent implementations in float64."""
+    text = (RESULTS / "io_errors.txt").read_text()
+    parts = text.split("\n$ scripts/")
+    found = {}
+    for column, part in enumerate(parts[1:3]):
+        for line in part.splitlines():
+            row = re.match(r"(deepseek_v3|qwen3_moe|mixtral) +(\w+(?: bf16)?) +\d+/96 +\S+ +(\S+) +(\S+) +(\S+) +(\S+)$", line)
+            if row:
+                found.setdefault((row[1], row[2]), [None, None])[column] = row.groups()[2:]
+    rows = []
+    for (family, arm), columns in found.items():
+        cells = [" / ".join(c[i] if c else "-" for c in columns) for i in range(4)]
+        rows.append([family, arm, *cells])
+    commit = re.search(r"commit ([0-9a-f]{7})", text)[1]
+    return (table(["layer", "arm", "output", "d hidden", "d experts", "d router"], rows, 2) +
+            source(f"{link('io_errors.txt')}, commit {commit}, whose `$` lines are the commands; numpy in float64 / transformers' blocks in "
+                   "float64; `torch bf16` is transformers' own block in BF16"))
 
 
 # ---- GEMM ----------------------------------------------------------------------------------------------------------------------
@@ -629,7 +651,7 @@ TABLES = {
     "delayed_wgrad": delayed_wgrad,
     "loss_reference": lambda: loss("quickstart_recipes.json"), "loss_ablation": lambda: loss("quickstart_ablation.json"),
     "loss_h200": lambda: loss("quickstart_recipes_h200.json"), "loss_100m": lambda: loss("validate_h200_100m.json"),
-    "gemm": gemm, "gemm_baseline": gemm_baseline, "gemm_errors": gemm_errors, "fused_fc1": fused_fc1, "deepgemm": deepgemm,
+    "layer_errors": layer_errors, "gemm": gemm, "gemm_baseline": gemm_baseline, "gemm_errors": gemm_errors, "fused_fc1": fused_fc1, "deepgemm": deepgemm,
     "memory_bound": memory_bound, "upstream_counts": upstream_counts, "exchange": exchange, "exchange_sms": exchange_sms,
     "gpu_checks": gpu_checks, "gpu_failures": gpu_failures, "checkpoints": checkpoints, "results_index": results_index,
 }
@@ -643,7 +665,12 @@ def filled(text, page):
     unknown = [name for name in opened if name not in TABLES]
     if unknown:
         sys.exit(f"{page}: no such table: {', '.join(unknown)}; there are {', '.join(TABLES)}")
-    return MARK.sub(lambda m: f"<!-- table {m[1]} -->\n{TABLES[m[1]]()}\n<!-- end {m[1]} -->", text)
+    to_results = os.path.relpath(RESULTS, (ROOT / page).parent)
+
+    def made(match):
+        body = TABLES[match[1]]().replace("](results/", f"]({to_results}/")
+        return f"<!-- table {match[1]} -->\n{body}\n<!-- end {match[1]} -->"
+    return MARK.sub(made, text)
 
 
 def main():
@@ -653,7 +680,7 @@ def main():
     wanted = {page: filled(page.read_text(), page.relative_to(ROOT)) for page in PAGES}
     wanted[PICTURE] = picture()
     used = "".join(page.read_text() for page in PAGES)
-    for page in PAGES[:2]:
+    for page in NEEDED:
         if "<!-- table " not in page.read_text():
             sys.exit(f"{page.relative_to(ROOT)}: no table is marked")
     different = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
