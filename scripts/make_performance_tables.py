@@ -416,8 +416,8 @@ def upstream_counts():
         if not r["holds_bar"]:
             missed[r["op"]] = missed.get(r["op"], 0) + 1
     named = ", ".join(f"`{op}` {n}" for op, n in sorted(missed.items(), key=lambda item: (-item[1], item[0])))
-    return (f"{len(data)} rows; {len(judged)} have a bar, {len(held)} hold it. {len(peers)} rows have a peer measured on an H200; {len(fast)} of them "
-            f"take no longer than the\npeer, the slowest takes {1 / worst:.3f} times its time. Rows that miss their bar, by operation: {named}."
+    return (f"{len(data)} rows; {len(judged)} have a target, {len(held)} meet it. {len(peers)} rows have a peer measured on an H200; {len(fast)} of them "
+            f"take no longer than the\npeer, the slowest takes {1 / worst:.3f} times its time. Rows that miss their target, by operation: {named}."
             + source(origin("bench_upstream_h200.json"), link("peers_torch_h200.jsonl") + " and model/bench/peer_figures.cpp for the peers"))
 
 
