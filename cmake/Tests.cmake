@@ -136,6 +136,16 @@ if(TARGET fp8flow)
     endforeach()
 endif()
 
+# Published figures: docs/results says where each comes from, and the documents say what docs/results says.
+find_package(Python3 COMPONENTS Interpreter)
+if(Python3_Interpreter_FOUND)
+    add_test(NAME results_provenance COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/check_results.py)
+    add_test(NAME results_tables COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/make_performance_tables.py --check)
+    set_tests_properties(results_provenance results_tables PROPERTIES LABELS unit TIMEOUT 60)
+else()
+    message(STATUS "python3 is not here: docs/results and the tables made from it are not checked")
+endif()
+
 # tests/gpu/*.cpp use only headers that exist without CUDA as well; *.cu are built with the CUDA backend. Without a Hopper
 # GPU their common main prints "skipped: no device" and exits with this code, which ctest shows as skipped.
 set(fp8flow_skipped_code 77)

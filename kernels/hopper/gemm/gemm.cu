@@ -48,7 +48,7 @@ void HopperOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch& launc
 }
 
 // In one kernel where h is not kept: behind a tile that leaves in BF16 anyway, the parts are faster
-// (docs/gemm_worklog.md).
+// (docs/worklogs/gemm.md).
 void HopperOps::do_grouped_gemm_swiglu_quantize(const op::GroupedGemmSwigluQuantize& args,
                                                 const Launch& launch) {
     if (kernels_.gemm == GemmBackend::native && hopper::launch_wgmma_swiglu(args, launch)) return;

@@ -2,7 +2,7 @@
 // router_top_k on the GPU: choice, group limit, probabilities, and what balancing needs of the same logits,
 // in one launch. Bit-equal to the reference: the same operations in the same order; ids by a total order of
 // (value, lowest index). Floor at T = 8192, E = 256: 8 MB, 2 us; the kernel is bound by its instructions and
-// chains of warp-wide maxima (docs/memory_worklog.md). Logits asked for in L2 before the wait for the kernel
+// chains of warp-wide maxima (docs/worklogs/memory.md). Logits asked for in L2 before the wait for the kernel
 // before: -0.5 us.
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/view.h"

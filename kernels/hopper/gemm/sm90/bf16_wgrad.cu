@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // BF16 weight gradients (contraction grouped, D FP32), on Hopper's warpgroup instructions; D leaves, and is
 // added to, through shared memory and TMA, behind products. Group sizes are read on the device.
-// Read next: pipeline.h (tiles), wgrad.h (the way of D), fp8_wgrad.cu (the FP8 ones), docs/gemm_worklog.md.
+// Read next: pipeline.h (tiles), wgrad.h (the way of D), fp8_wgrad.cu (the FP8 ones), docs/worklogs/gemm.md.
 //
 // Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 2.45 ms at the 785 TFLOP/s of a dense product; D
 // is 3.76 GB, 0.87 ms to write and 1.90 ms to read and write in these tiles; operands are 0.74 GB. So the two

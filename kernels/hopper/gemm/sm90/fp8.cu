@@ -3,7 +3,7 @@
 // or with scales that are constant along it: forward and data gradient (rows grouped), and the weight
 // gradient from transposed copies (contraction grouped; with a scale per 128: fp8_wgrad.cu). Group sizes are
 // read on the device. Read next: pipeline.h (tiles, barriers, storing), gemm/problem.h (what a product is),
-// docs/gemm_worklog.md (what was tried and measured).
+// docs/worklogs/gemm.md (what was tried and measured).
 //
 // Floor: 2 m n k FLOPs at the tensor cores' FP8 rate; every operand read once and D written once (and read
 // once, if accumulated). One CTA: a loading warp and two computing warpgroups, on every SM,

@@ -2,7 +2,7 @@
 // FP8 weight gradients with a scale per 128 of the contraction (contraction grouped, D FP32), on Hopper's
 // warpgroup instructions; D leaves, and is added to, through shared memory and TMA. Group sizes
 // are read on the device. Read next: pipeline.h (tiles), fp8_scales.h (products of a stage),
-// docs/gemm_worklog.md (what was tried and measured).
+// docs/worklogs/gemm.md (what was tried and measured).
 //
 // Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 1.4 ms at the 1400 TFLOP/s that the power limit
 // leaves; D is 3.76 GB, 0.87 ms to write and 1.90 ms to read and write in these tiles; operands are 0.37 GB.

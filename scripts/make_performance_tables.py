@@ -1,0 +1,700 @@
+#!/usr/bin/env python3
+"""Writes the tables of docs/performance.md and docs/results/README.md from the files in docs/results, and the picture
+docs/pictures/deepseek_v3_layer.svg. Python's standard library only.
+
+A page marks a table's place by `<!-- table NAME -->` and `<!-- end NAME -->`; what is between them is replaced. Any page of docs/
+and README.md may have such marks. With --check nothing is written: the exit status is 1 where a page or the picture differs from what the
+results say, or where a page asks for a table that does not exist.
+"""
+import argparse
+import collections
+import json
+import os
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "docs" / "results"
+PICTURE = ROOT / "docs" / "pictures" / "deepseek_v3_layer.svg"
+NEEDED = [ROOT / "docs" / "performance.md", RESULTS / "README.md"]  # pages that must have tables
+PAGES = NEEDED + sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md")} - set(NEEDED))
+RECIPES = ["bf16", "fp8_blockwise", "fp8_flow"]
+
+
+def load(name):
+    return json.loads((RESULTS / name).read_text())
+
+
+def table(header, rows, align_from=1):
+    """A Markdown table; columns from align_from on are numbers."""
+    rule = ["---" if i < align_from else "---:" for i in range(len(header))]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in [header, rule, *rows])
+
+
+def source(*parts):
+    return "\n\nSource: " + "; ".join(parts) + "."
+
+
+def link(name):
+    return f"[{name}](results/{name})"  # `filled` makes it relative to the page
+
+
+def origin(name):
+    """Link, commit and command of a file whose rows or object carry one of each."""
+    data = load(name)
+    rows = data if isinstance(data, list) else [data]
+    numbers = collections.Counter(row["commit"] for row in rows).most_common()
+    commit = numbers[0][0] + "".join(f" ({count} of {len(rows)} rows: {other})" for other, count in numbers[1:])
+    return f"{link(name)}, commit {commit}, {rows[0]['date'][:10]}, `{rows[0]['command']}`"
+
+
+# ---- one MoE layer -------------------------------------------------------------------------------------------------------------
+LAYERS = [
+    ("DeepSeek-V3 dimensions, 32 experts", "profile_deepseek_v3_1gpu.json", 4096),
+    ("Qwen3 dimensions, 32 experts", "profile_qwen3_1gpu.json", 8192),
+    ("DeepSeek-V3, 256 experts", "profile_deepseek_v3.json", 4096),
+    ("the same, another machine", "profile_deepseek_v3_machine2.json", 4096),
+    ("DeepSeek-V3, 256 experts", "profile_deepseek_v3_8192.json", 8192),
+    ("Qwen3-235B, 128 experts", "profile_qwen3_235b.json", 4096),
+    ("Mixtral-8x7B, 8 experts", "profile_mixtral_8x7b.json", 4096),
+]
+
+
+def recipe_of(profile, name):
+    return next(r for r in profile["recipes"] if r["name"] == name)
+
+
+def layer_ms(recipe):
+    return recipe["layer seconds"]["median"] * 1e3
+
+
+def layer_rows(columns):
+    rows = []
+    for label, name, tokens in LAYERS:
+        profile = load(name)
+        arms = {recipe: recipe_of(profile, recipe) for recipe in RECIPES}
+        flow = arms["fp8_flow"]
+        saved = [sum(arms[r]["saved bytes"].values()) / 2**30 for r in ("bf16", "fp8_flow")]
+        wire = [sum(arms[r]["wire bytes"].values()) / 2**20 for r in ("bf16", "fp8_flow")]
+        tokens_measured = round(flow["tokens per second per gpu"] * flow["layer seconds"]["median"])
+        assert tokens_measured == tokens, (name, tokens_measured)
+        cells = {
+            "layer": label, "tokens a GPU": tokens, "GPUs": profile["ranks"],
+            **{r: f"{layer_ms(arms[r]):.2f} ms" for r in RECIPES},
+            "clock": f"{flow['layer clock hertz']['median'] / 1e6:.0f} MHz",
+            "bf16 / flow": f"{layer_ms(arms['bf16']) / layer_ms(flow):.2f}",
+            "tokens/s/GPU": f"{flow['tokens per second per gpu'] / 1e3:.0f} k",
+            "TFLOP/s/GPU": f"{flow['flops per second per gpu'] / 1e12:.0f}",
+            "wire per GPU, bf16, flow": f"{wire[0]:.0f}, {wire[1]:.0f} MiB" if wire[0] else "",
+            "saved, bf16, flow": f"{saved[0]:.2f}, {saved[1]:.2f} GiB",
+            "file": link(name),
+        }
+        rows.append([cells[c] for c in columns])
+    return rows
+
+
+def layers():
+    columns = ["layer", "tokens a GPU", "GPUs", *RECIPES, "clock", "bf16 / flow", "tokens/s/GPU", "TFLOP/s/GPU",
+               "wire per GPU, bf16, flow", "saved, bf16, flow"]
+    lines = [f"`{p['command']}`: {link(n)}, commit {p['commit']}, {p['date'][:10]}, {p['steps']} steps"
+             for _, n, _ in LAYERS for p in [load(n)]]
+    return table(columns, layer_rows(columns)) + "\n\nSources:\n" + "\n".join("- " + line for line in lines)
+
+
+def layers_short():
+    """Four rows for the README."""
+    columns = ["layer", "tokens a GPU", "GPUs", *RECIPES, "bf16 / flow", "file"]
+    rows = layer_rows(columns)
+    rows = [rows[i] for i in (0, 2, 5, 6)]
+    return table(columns, rows)
+
+
+def layer_clock():
+    flow = recipe_of(load("profile_deepseek_v3.json"), "fp8_flow")
+    steps = sorted(zip(flow["layer clock hertz by step"], flow["layer seconds by step"]))
+    third = len(steps) // 3
+
+    def mean(part):
+        return sum(c for c, _ in part) / len(part) / 1e6, sum(s for _, s in part) / len(part) * 1e3
+    slow, fast = mean(steps[:third]), mean(steps[-third:])
+    return (f"In the {len(steps)} steps of the four-GPU DeepSeek-V3 layer under fp8_flow, the {third} steps at the lowest clock (mean "
+            f"{slow[0]:.0f} MHz) take {slow[1]:.2f} ms\non average, the {third} at the highest ({fast[0]:.0f} MHz) "
+            f"{fast[1]:.2f} ms (`layer seconds by step`, `layer clock hertz by step` in {link('profile_deepseek_v3.json')}).")
+
+
+STAGE_ORDER = ["norm", "route", "plan", "cast", "dispatch", "fc1", "swiglu", "fc2", "combine", "shared expert", "transpose",
+               "fc2 wgrad", "fc2 dgrad", "fc1 wgrad", "fc1 dgrad", "moe layer"]
+
+
+def stage_ms(recipe):
+    """(stage, direction) -> median ms, of the MoE layer alone."""
+    result = {}
+    for row in recipe["rows"]:
+        if row["part"] == "moe layer":
+            key = (row["stage"], row["direction"])
+            result[key] = result.get(key, 0.0) + row["seconds"]["median"] * 1e3
+    return result
+
+
+def layer_stages():
+    profile = load("profile_deepseek_v3.json")
+    arms = {r: stage_ms(recipe_of(profile, r)) for r in RECIPES}
+    unknown = {stage for arm in arms.values() for stage, _ in arm} - set(STAGE_ORDER)
+    assert not unknown, unknown
+    rows = []
+    for direction in ("forward", "backward"):
+        for stage in STAGE_ORDER:
+            cells = [arms[r].get((stage, direction)) for r in RECIPES]
+            if any(cells):
+                label = "between stages" if stage == "moe layer" else stage
+                rows.append([f"{label}, {direction}", *("" if c is None else f"{c:.2f}" for c in cells)])
+    rows.append(["sum of medians", *(f"{sum(arms[r].values()):.2f}" for r in RECIPES)])
+    rows.append(["end to end, without the stage timer", *(f"{layer_ms(recipe_of(profile, r)):.2f}" for r in RECIPES)])
+    return table(["ms", *RECIPES], rows) + source(origin("profile_deepseek_v3.json"))
+
+
+def delayed_wgrad():
+    rows = []
+    for value in ("false", "true"):
+        name = f"profile_deepseek_v3_1gpu_delay_{value}.json"
+        recipe = load(name)["recipes"][0]
+        ms = stage_ms(recipe)
+        saved = sum(recipe["saved bytes"].values()) / 2**30
+        rows.append([value, f"{layer_ms(recipe):.2f} ms", f"{ms['fc1 wgrad', 'backward']:.2f} ms", f"{ms['fc2 wgrad', 'backward']:.2f} ms",
+                     f"{saved:.2f} GiB"])
+    return (table(["moe_delay_wgrad_compute", "layer, a micro-batch", "fc1 wgrad", "fc2 wgrad", "saved"], rows) +
+            source(*(origin(f"profile_deepseek_v3_1gpu_delay_{v}.json") for v in ("false", "true"))))
+
+
+# ---- loss ----------------------------------------------------------------------------------------------------------------------
+def percent(value):
+    return "" if value is None else f"{value * 100:.3f} %"
+
+
+def loss(name):
+    data = load(name)
+    rows = [[a["arm"], f"{a['held out']:.4f}", percent(a.get("max relative error")), percent(a.get("mean relative error")),
+             a["casts per step"], f"{a['wire bytes per step'] / 2**20:.2f} MiB", f"{a['saved bytes'] / 2**20:.1f} MiB", a["verdict"]]
+            for a in data["arms"]]
+    noise = data["noise floor"]
+    said = f"Bar {percent(data['bar'])}; " + (f"noise floor {percent(noise)}" if noise is not None else
+                                              "no noise floor: the control arm was off")
+    said += f"; iterations {data['warmup_iters'] + 1} to {data['iterations']}, {data['ranks']} rank{'s' if data['ranks'] > 1 else ''}."
+    return (table(["arm", "held-out loss", "max error", "mean error", "casts/step", "wire/step", "saved", "verdict"], rows) +
+            f"\n\n{said}" + source(origin(name)))
+
+
+def layer_errors():
+    """Norm-wise errors of one layer on the reference backend, against two independent implementations in float64."""
+    text = (RESULTS / "io_errors.txt").read_text()
+    parts = text.split("\n$ scripts/")
+    found = {}
+    for column, part in enumerate(parts[1:3]):
+        for line in part.splitlines():
+            row = re.match(r"(deepseek_v3|qwen3_moe|mixtral) +(\w+(?: bf16)?) +\d+/96 +\S+ +(\S+) +(\S+) +(\S+) +(\S+)$", line)
+            if row:
+                found.setdefault((row[1], row[2]), [None, None])[column] = row.groups()[2:]
+    rows = []
+    for (family, arm), columns in found.items():
+        cells = [" / ".join(c[i] if c else "-" for c in columns) for i in range(4)]
+        rows.append([family, arm, *cells])
+    commit = re.search(r"commit ([0-9a-f]{7})", text)[1]
+    return (table(["layer", "arm", "output", "d hidden", "d experts", "d router"], rows, 2) +
+            source(f"{link('io_errors.txt')}, commit {commit}, whose `$` lines are the commands; numpy in float64 / transformers' blocks in "
+                   "float64; `torch bf16` is transformers' own block in BF16"))
+
+
+# ---- GEMM ----------------------------------------------------------------------------------------------------------------------
+def parse_products():
+    """Rows of the first sitting of bench_products_h200.txt: {(op, shape): (us, sustained us)}."""
+    text = (RESULTS / "bench_products_h200.txt").read_text()
+    head, second = text.split("\nSecond, ", 1)
+
+    def rows_of(part):
+        rows, op = {}, None
+        for line in part.splitlines():
+            found = re.match(r"([a-z_]+) +us +min", line)
+            if found:
+                op = found[1]
+            found = re.match(r"(M=.*?)  +([\d.]+) +([\d.]+) +([\d.]+) +([\d.]+) ", line)
+            if op and found:
+                rows[op, found[1]] = float(found[2]), float(found[5])
+        return rows
+    return rows_of(head), rows_of(second)
+
+
+GEMMS = [
+    ("forward, N 4096, K 7168", "grouped_gemm", "M=32768 G=32 align=128 N=4096 K=7168"),
+    ("input gradient of fc1, N 7168, K 4096", "grouped_gemm", "M=32768 G=32 align=128 N=7168 K=4096"),
+    ("forward, N 7168, K 2048", "grouped_gemm", "M=32768 G=32 align=128 N=7168 K=2048"),
+    ("wgrad 4096 x 7168, overwrite", "grouped_gemm_wgrad", "M=32768 G=32 align=128 N=4096 K=7168 micro_batches=1"),
+    ("wgrad 4096 x 7168, accumulate", "grouped_gemm_wgrad", "M=32768 G=32 align=128 N=4096 K=7168 mode=accumulate micro_batches=1"),
+    ("wgrad 4096 x 7168, 8 groups, overwrite", "grouped_gemm_wgrad", "M=32768 G=8 align=128 N=4096 K=7168 micro_batches=1"),
+    ("wgrad 4096 x 7168, 8 groups, accumulate", "grouped_gemm_wgrad",
+     "M=32768 G=8 align=128 N=4096 K=7168 mode=accumulate micro_batches=1"),
+]
+
+
+def gemm_flops(shape):
+    size = {k: int(v) for k, v in re.findall(r"([A-Z])=(\d+)", shape)}
+    return 2.0 * size["M"] * size["N"] * size["K"]
+
+
+def rates(us, sustained, flops):
+    return f"{flops / us / 1e6:.0f} / {flops / sustained / 1e6:.0f}"
+
+
+def cublaslt(op, shape, kind):
+    """The same shape in bench_gemm_h200.json on cuBLASLt."""
+    size = {k: int(v) for k, v in re.findall(r"([A-Z])=(\d+)", shape)}
+    mode = "accumulate" if "mode=accumulate" in shape else "overwrite"
+    for row in load("bench_gemm_h200.json"):
+        words = row["shape"].split()
+        wanted = [f"M={size['M']}", f"G={size['G']}", "rows=balanced", f"N={size['N']}", f"K={size['K']}", f"type={kind}",
+                  "gemm_backend=cublaslt"]
+        if op == "grouped_gemm_wgrad":
+            wanted.append(f"mode={mode}")
+        if row["op"] == op and all(w in words for w in wanted) and row["us_sustained"]:
+            return rates(row["us"], row["us_sustained"], row["flops"])
+    return ""
+
+
+def gemm():
+    first, second = parse_products()
+    rows = []
+    for label, op, shape in GEMMS:
+        flops = gemm_flops(shape)
+        bf16_shape = shape.replace(" micro_batches=1", "").replace(" mode=", " type=bf16 mode=")
+        if "type=bf16" not in bf16_shape:
+            bf16_shape += " type=bf16"
+        bf16 = first.get((op, bf16_shape)) or second.get((op, bf16_shape))
+        rows.append([label, rates(*first[op, shape], flops), cublaslt(op, shape, "fp8"), rates(*bf16, flops) if bf16 else "",
+                     cublaslt(op, shape, "bf16")])
+    text = (RESULTS / "bench_products_h200.txt").read_text()
+    commits = re.findall(r"commit ([0-9a-f]{7})", text)
+    return (table(["32,768 rows in 32 groups, TFLOP/s burst / sustained", "FP8", "FP8, cuBLASLt", "BF16", "BF16, cuBLASLt"], rows) +
+            source(f"{link('bench_products_h200.txt')}, commits {commits[0]} (FP8, BF16 forward) and {commits[1]} (BF16 wgrad), whose `$` lines are "
+                   "the commands", origin("bench_gemm_h200.json") + " (cuBLASLt, on another H200)"))
+
+
+def gemm_errors():
+    data = load("bench_gemm_h200.json")
+
+    def span(op, kind):
+        errors = [r["nmse"] for r in data if r["op"] == op and f"type={kind}" in r["shape"] and r["nmse"]]
+        return f"{min(errors):.1e} to {max(errors):.1e}"
+    forward = [r["nmse"] for r in data if r["op"] == "grouped_gemm" and r["nmse"]]
+    return (table(["GEMM", "NMSE against a double-precision product of the same operands"],
+                  [["BF16 results (forward, data gradient)", f"{min(forward):.1e} to {max(forward):.1e}"],
+                   ["FP8 weight gradients, FP32 results", span("grouped_gemm_wgrad", "fp8")],
+                   ["BF16 weight gradients, FP32 results", span("grouped_gemm_wgrad", "bf16")]]) +
+            source(origin("bench_gemm_h200.json")))
+
+
+def gemm_baseline():
+    """BF16 grouped GEMM against the dense BF16 rate of the same sitting, as the files print it."""
+    first, second = (RESULTS / "bench_products_h200.txt").read_text().split("\nSecond, ", 1)
+    shares = []
+    for part in (first, second):
+        forward, wgrad = [], []
+        op = None
+        for line in part.splitlines():
+            found = re.match(r"([a-z_]+) +us +min", line)
+            op = found[1] if found else op
+            found = re.match(r"M=.* type=bf16(.*?)  .* TFLOP/s BF16 +([\d.]+) %", line)
+            if found and op == "grouped_gemm":
+                forward.append(float(found[2]))
+            elif found and op == "grouped_gemm_wgrad" and "accumulate" not in found[1]:
+                wgrad.append(float(found[2]))
+        shares.append((forward, wgrad))
+    forward, wgrad = shares[0][0] + shares[1][0], shares[1][1]
+    return (f"The BF16 baseline against cuBLASLt's dense BF16 rate of the same run: forward {min(forward):.1f} to {max(forward):.1f} % over "
+            f"{len(forward)} measured shapes,\noverwriting weight gradients {min(wgrad):.1f} to {max(wgrad):.1f} % over {len(wgrad)} (32, 8 and 64 "
+            f"groups of 32,768 rows).\nBoth sittings are in {link('bench_products_h200.txt')}.")
+
+
+def fused_fc1():
+    first, _ = parse_products()
+    rows = []
+    for label, fused, plain, activation in [
+            ("32 groups, F 2048, K 7168", "M=32768 G=32 align=128 F=2048 K=7168 save_h=no", "M=32768 G=32 align=128 N=4096 K=7168",
+             "M=32768 G=32 align=128 F=2048"),
+            ("16 groups, F 1536, K 4096", "M=32768 G=16 align=128 F=1536 K=4096 save_h=no", "M=32768 G=16 align=128 N=3072 K=4096",
+             "M=32768 G=16 align=128 F=1536")]:
+        one, gemm_us = first["grouped_gemm_swiglu_quantize", fused][0], first["grouped_gemm", plain][0]
+        act = first["swiglu_quantize", activation][0]
+        rows.append([label, f"{one:.0f} us", f"{gemm_us:.0f} us", f"{act:.0f} us", f"{gemm_us + act:.0f} us"])
+    commit = re.search(r"commit ([0-9a-f]{7})", (RESULTS / "bench_products_h200.txt").read_text())[1]
+    return (table(["shape", "fused, h not written", "grouped_gemm", "swiglu_quantize", "both"], rows) +
+            source(f"{link('bench_products_h200.txt')}, commit {commit}"))
+
+
+def deepgemm():
+    text = (RESULTS / "bench_deepgemm_h200.txt").read_text()
+    part = text[text.index("\nI. "):text.index("\nII. ")]
+    rows = []
+    for line in part.splitlines():
+        found = re.match(r" ?(\d+ x +\d+, N \d+, K \d+|32 groups of 512 to 1664, N \d+, K \d+)(?: \([^)]*\))? {2,}(.*)", line)
+        if not found or re.search(r"first|second", line):
+            continue
+        numbers = re.findall(r"[\d.]+", re.sub(r"\([^)]*\)", " ", found[2]))
+        ours1, ratio1, ours2, ratio2 = numbers[0], numbers[6], numbers[7], numbers[13]
+        rows.append([re.sub(" +", " ", found[1]), f"{float(ours1):.0f} us", ratio1, f"{float(ours2):.0f} us", ratio2])
+    assert len(rows) == 12, len(rows)
+    wgrad = []
+    for line in part.splitlines():
+        found = re.match(r" ?(\d+ x +\d+, \d+ x \d+) {2,}(.*)", line)
+        if not found:
+            continue
+        groups = [g.strip() for g in re.findall(r"(?:[\d.]+; *[\d.]+; *[\d.]+)", found[2])]
+        wgrad.append([re.sub(" +", " ", found[1]), groups[0] + " us", groups[4]])
+    assert len(wgrad) == 4, len(wgrad)
+    commit = re.search(r"own kernels of commit ([0-9a-f]{7})", text)[1]
+    return (table(["rows grouped", "first machine", "DeepGEMM / ours", "second machine", "DeepGEMM / ours"], rows) + "\n\n" +
+            table(["FP8 wgrad, accumulated into FP32", "ours, three machines", "DeepGEMM / ours"], wgrad) +
+            source(f"{link('bench_deepgemm_h200.txt')}, part I, commit {commit}, DeepGEMM 54e2261; a stand-alone program that the file "
+                   "describes, not in the repository"))
+
+
+# ---- memory-bound operations, exchange -----------------------------------------------------------------------------------------
+MEMORY = [
+    ("quantise rows 1x128", "upstream", "quantize_rows", "M=32768 H=7168 layout=vec128"),
+    ("quantise per tensor", "layer", "quantize_tensor", "M=32768 H=7168"),
+    ("quantise rows and columns", "layer", "quantize_dual", "M=32768 H=7168"),
+    ("quantise columns, a scale per group", "upstream", "quantize_columns", "M=32768 G=32 rows=balanced H=7168 H2=0 scale=pow2"),
+    ("the same, ragged groups", "upstream", "quantize_columns", "M=32768 G=32 rows=ragged H=7168 H2=0 scale=pow2"),
+    ("dequantise", "layer", "dequantize", "M=32768 H=7168"),
+    ("quantise weights 128x128, both copies", "upstream", "quantize_weight", "E=32 N=4096 K=7168 layout=block128"),
+    ("AdamW + both FP8 copies, 8 experts", "upstream", "adamw_quantize", "E=8 N=4096 K=7168"),
+    ("gradient norm, 268 M elements", "upstream", "norm_squared", "N=268435456"),
+    ("scaling-aware transpose", "upstream", "transpose_fp8", "M=32768 G=32 rows=balanced H=7168"),
+    ("transpose with new scales", "upstream", "transpose_requantize", "M=32768 G=32 H=7168 fused=yes"),
+    ("dispatch FP8, one GPU", "upstream", "dispatch", "T=4096 E=32 H=7168 wire=fp8"),
+    ("combine, one GPU", "upstream", "combine", "T=4096 E=32 H=7168 part=whole"),
+    ("permute + pad, FP8", "upstream", "permute_pad", "T=4096 E=32 K=8 rows=ragged align=128 H=7168 dtype=e4m3 scales=yes fused=yes"),
+    ("permute + pad, BF16", "upstream", "permute_pad", "T=4096 E=32 K=8 rows=ragged align=128 H=7168 dtype=bf16 fused=yes"),
+    ("unpermute + unpad", "upstream", "unpermute_unpad", "T=4096 E=32 K=8 rows=ragged align=128 H=7168 prob=no fused=yes"),
+    ("RMSNorm", "upstream", "rms_norm", "T=4096 H=7168 dtype=bf16"),
+    ("RMSNorm to FP8 + BF16", "upstream", "rms_norm_quantize", "T=4096 H=7168 fp8=vec128_wire y=yes fused=yes"),
+    ("RMSNorm backward + residual", "upstream", "rms_norm_backward", "T=4096 H=7168 residual=yes"),
+    ("SwiGLU x prob to FP8", "upstream", "swiglu_quantize", "M=32768 G=32 rows=balanced F=2048 fused=yes"),
+    ("SwiGLU backward to FP8", "upstream", "swiglu_backward_quantize", "M=32768 G=32 rows=balanced F=2048 fused=yes"),
+    ("cross-entropy, 129,280 columns, 1024 tokens", "upstream", "cross_entropy", "T=1024 V=129280"),
+    ("router logits, E = 256", "layer", "router_logits", "T=4096 E=256 H=7168"),
+    ("router logits backward, E = 256", "layer", "router_logits_backward", "T=4096 E=256 H=7168"),
+    ("routing of 8192 tokens, forward", "upstream", "router_top_k", "T=8192 E=256"),
+    ("routing of 8192 tokens, backward", "upstream", "router_top_k_backward", "T=8192 E=256"),
+]
+
+
+def the_row(rows, op, words):
+    found = [r for r in rows if r["op"] == op and set(words.split()) <= set(r["shape"].split())]
+    assert len(found) == 1, (op, words, len(found))
+    return found[0]
+
+
+def memory_bound():
+    files = {"upstream": load("bench_upstream_h200.json"), "layer": load("bench_layer_h200.json")}
+    rows = []
+    for label, suite, op, words in MEMORY:
+        row = the_row(files[suite], op, words)
+        rows.append([label, f"`{op}`", f"{row['us']:.0f}", f"{row['ceiling_share'] * 100:.0f} %", suite, row["commit"]])
+    return (table(["operation", "bench row", "us", "share of its ceiling", "suite", "commit"], rows, 2) +
+            source(origin("bench_upstream_h200.json"), origin("bench_layer_h200.json")))
+
+
+def upstream_counts():
+    data = load("bench_upstream_h200.json")
+    judged = [r for r in data if r["holds_bar"] is not None]
+    held = [r for r in judged if r["holds_bar"]]
+    peers = [r for r in data if r["peer_us"] and "H200" in (r["peer_gpu"] or "")]
+    fast = [r for r in peers if r["peer_us"] >= r["us"]]
+    worst = min(r["peer_us"] / r["us"] for r in peers)
+    missed = {}
+    for r in judged:
+        if not r["holds_bar"]:
+            missed[r["op"]] = missed.get(r["op"], 0) + 1
+    named = ", ".join(f"`{op}` {n}" for op, n in sorted(missed.items(), key=lambda item: (-item[1], item[0])))
+    return (f"{len(data)} rows; {len(judged)} have a target, {len(held)} meet it. {len(peers)} rows have a peer measured on an H200; {len(fast)} of them "
+            f"take no longer than the\npeer, the slowest takes {1 / worst:.3f} times its time. Rows that miss their target, by operation: {named}."
+            + source(origin("bench_upstream_h200.json"), link("peers_torch_h200.jsonl") + " and model/bench/peer_figures.cpp for the peers"))
+
+
+def exchange():
+    rows = []
+    for gpus in (4, 2):
+        data = load(f"bench_exchange_h200_x{gpus}.json")
+        for tokens in (4096, 8192, 16384):
+            for op, words in (("dispatch", "wire=fp8"), ("dispatch", "wire=bf16"), ("combine", "part=whole order=rank dprob=no")):
+                row = the_row(data, op, f"T={tokens} {words} sms=0 peer=none")
+                plain = [r for r in data if r["op"] == op and
+                         set(f"T={tokens} {words} sms=0 peer=alltoall".split()) <= set(r["shape"].split())]
+                rows.append([op + (" FP8" if "fp8" in words else " BF16"), tokens, gpus, f"{row['us']:.0f}",
+                             f"{row['wire_bytes'] / row['us'] / 1e3:.0f}", f"{row['ceiling_share'] * 100:.0f} %",
+                             f"{row['peer_us']:.0f}" if row["peer_us"] else "",
+                             f"{plain[0]['peer_us'] / plain[0]['us']:.1f}x" if plain else ""])
+    return (table(["", "tokens", "GPUs", "us", "wire, GB/s", "share of ceiling", "DeepEP V2, us", "against plain"], rows) +
+            source(*(origin(f"bench_exchange_h200_x{g}.json") for g in (4, 2))))
+
+
+def exchange_sms():
+    sms = [8, 16, 24, 32, 64, 132]
+    rows = []
+    for gpus in (4, 2):
+        data = load(f"bench_exchange_h200_x{gpus}.json")
+        for op, words in (("dispatch", "wire=fp8"), ("combine", "part=whole dprob=no")):
+            rows.append([f"{op}, {gpus} GPUs, us",
+                         *(f"{the_row(data, op, f'T=4096 {words} sms={n} peer=none')['us']:.0f}" for n in sms)])
+    return (table(["SMs (4096 tokens)", *sms], rows) + source(*(origin(f"bench_exchange_h200_x{g}.json") for g in (4, 2))))
+
+
+# ---- checks --------------------------------------------------------------------------------------------------------------------
+CHECKS = ["gpu_check_1gpu.json", "gpu_check_2gpu.json", "gpu_check_4gpu.json", "gpu_check_rest.json"]
+
+
+def check_runs():
+    for name in CHECKS:
+        data = load(name)
+        for run in data.get("runs", [data]):
+            yield name, data["gpus"], run
+
+
+def gpu_checks():
+    rows = []
+    for name, gpus, run in check_runs():
+        results = [c["result"] for c in run["checks"]]
+        rows.append([link(name), run["commit"], gpus, results.count("passed"), results.count("failed"), results.count("not run")])
+    return table(["file", "commit", "GPUs", "passed", "failed", "not run"], rows, 2)
+
+
+def gpu_failures():
+    rows = [[c["check"], run["commit"], c["detail"].replace("|", "\\|"), link(name)]
+            for name, _, run in check_runs() for c in run["checks"] if c["result"] == "failed"]
+    text = (RESULTS / "gpu_check.txt").read_text()
+    commit = re.search(r"commit ([0-9a-f]{7})", text)[1]
+    for line in text.splitlines():
+        found = re.match(r"(.*?) +failed +\d+ s +(.*)", line)
+        if found:
+            rows.append([found[1], commit, found[2], link("gpu_check.txt")])
+    return table(["check", "commit", "what the tool said", "file"], rows, 4)
+
+
+def checkpoints():
+    cpu, gpu = load("io_matrix.json"), load("io_matrix_h200.json")
+    rows = [[link("io_matrix.json"), cpu["commit"], cpu["machine"], f"{cpu['held']} of {cpu['of']}", f"`{cpu['command']}`"]]
+    rows += [[link("io_matrix_h200.json"), run["commit"], run["machine"], f"{run['held']} of {run['of']}", f"`{run['command']}`"] for run in gpu]
+    return table(["file", "commit", "machine", "cells that hold", "command"], rows, 5)
+
+
+# ---- the page of the results ---------------------------------------------------------------------------------------------------
+WHAT = {
+    "bench_deepgemm_h200.txt": "grouped FP8 GEMM and DeepGEMM 54e2261 alternating on the same GPUs and buffers",
+    "bench_exchange_h200_x2.json": "dispatch and combine on two GPUs",
+    "bench_exchange_h200_x2.txt": "the same as the program prints it",
+    "bench_exchange_h200_x4.json": "dispatch and combine on four GPUs",
+    "bench_exchange_h200_x4.txt": "the same as the program prints it",
+    "bench_gemm_h200.json": "grouped GEMM and cuBLASLt, errors against double; kernels of that commit, faster since",
+    "bench_layer_h200.json": "every operation at the sizes of the DeepSeek-V3 layer; kernels of that commit",
+    "bench_products_h200.txt": "grouped GEMM, wgrad and the fused fc1, two sittings",
+    "bench_upstream_h200.json": "every shape of the upstream suite; `rms_norm_backward` rows from a second commit",
+    "bench_upstream_h200.svg": "share of the ceiling by operation, drawn from the file above",
+    "bench_upstream_h200.txt": "the same as the program prints it",
+    "fuzz.txt": "libFuzzer runs of every reader of outside files",
+    "gpu_check.txt": "gpu_check.sh on four GPUs; records failures (see performance.md, limits)",
+    "gpu_check_1gpu.json": "sanitizers and tests on one GPU",
+    "gpu_check_2gpu.json": "checks on two GPUs; records a failure",
+    "gpu_check_4gpu.json": "checks on four GPUs; records a failure",
+    "gpu_check_rest.json": "what the run before had left; records failures",
+    "io_errors.txt": "errors of one MoE layer against float64 and PyTorch implementations",
+    "io_matrix.json": "runs killed and resumed, reference backend: bit for bit",
+    "io_matrix_h200.json": "the same on GPUs",
+    "kernel_profile_h200.txt": "Nsight Compute on kernels of the upstream suite",
+    "peers_torch_h200.jsonl": "what PyTorch takes for the shapes of the upstream suite",
+    "profile_deepseek_v3.json": "DeepSeek-V3 layer, 4 GPUs, every stage under three recipes",
+    "profile_deepseek_v3.svg": "its picture",
+    "profile_deepseek_v3_1gpu.json": "DeepSeek-V3 dimensions with 32 experts, one GPU",
+    "profile_deepseek_v3_1gpu.svg": "its picture",
+    "profile_deepseek_v3_1gpu_delay_false.json": "the same, two micro-batches, wgrad at once",
+    "profile_deepseek_v3_1gpu_delay_true.json": "the same, wgrad of two micro-batches in one pass",
+    "profile_deepseek_v3_8192.json": "DeepSeek-V3 layer, 4 GPUs, 8192 tokens a GPU",
+    "profile_deepseek_v3_8192.svg": "its picture",
+    "profile_deepseek_v3_machine2.json": "DeepSeek-V3 layer, 4 GPUs, another machine",
+    "profile_mixtral_8x7b.json": "Mixtral-8x7B layer, 4 GPUs",
+    "profile_mixtral_8x7b.svg": "its picture",
+    "profile_qwen3_1gpu.json": "Qwen3 dimensions with 32 experts, one GPU",
+    "profile_qwen3_1gpu.svg": "its picture",
+    "profile_qwen3_235b.json": "Qwen3-235B layer, 4 GPUs",
+    "profile_qwen3_235b.svg": "its picture",
+    "quickstart_ablation.json": "the flow with one switch off at a time, reference backend, without control arm",
+    "quickstart_recipes.json": "loss under every recipe and the control arm, reference backend",
+    "quickstart_recipes.svg": "its picture",
+    "quickstart_recipes_h200.json": "the same on one GPU",
+    "validate_h200_100m.json": "loss of configs/h200_100m.yaml under bf16, fp8_flow and the control arm, 4 GPUs",
+    "validate_h200_100m.svg": "its picture",
+}
+
+
+MACHINES = {  # of text files
+    "bench_deepgemm_h200.txt": "NVIDIA H200s, three machines", "bench_products_h200.txt": "NVIDIA H200",
+    "fuzz.txt": "2 CPU cores", "gpu_check.txt": "4 x NVIDIA H200", "io_errors.txt": "2 CPU cores; NVIDIA H200s",
+    "kernel_profile_h200.txt": "NVIDIA H200",
+}
+
+
+def said_by(name):
+    """(commits, date, machine, command) as the file says them."""
+    path = RESULTS / name
+    if path.suffix == ".svg":
+        return "", "", "", f"made with {path.stem}.json"
+    if path.suffix == ".json":
+        data = json.loads(path.read_text())
+        items = data if isinstance(data, list) else data.get("runs", [data])
+        top = {} if isinstance(data, list) else data
+
+        def all_of(key):
+            values = []
+            for item in items:
+                value = item.get(key, top.get(key))
+                if value and value not in values:
+                    values.append(value)
+            return values
+        machines = [v["device"] if isinstance(v, dict) else v for v in all_of("gpu") + all_of("machine")]
+        count = top.get("gpus") or top.get("ranks") if "gpu" in top or isinstance(top.get("machine"), dict) else \
+            items[0].get("gpus")
+        machine = machines[0]
+        if count and count > 1 and not re.match(r"\d", machine):
+            machine = f"{count} x {machine}"
+        commands = all_of("command")
+        command = f"`{commands[0]}`" + (f" and {len(commands) - 1} more in the file" if len(commands) > 1 else "")
+        return ", ".join(all_of("commit")), all_of("date")[0][:10], machine, command
+    text = path.read_text()
+    commits = list(dict.fromkeys(re.findall(r"commits?:? ([0-9a-f]{7})\b", text)))[:4]
+    dates = re.findall(r"20\d\d-\d\d-\d\d", text)
+    command = re.search(r"^[$#] ?((?:\./)?(?:scripts/|fp8flow|fuzz_)[^\n]*)", text, re.M)
+    twin = path.with_suffix(".json")
+    if twin.exists() and path.stem.startswith("bench_"):
+        return "", "", "", f"made with {twin.name}"
+    if path.suffix == ".jsonl":
+        return "", "", "NVIDIA H200", "`scripts/peers_torch.py > peers.jsonl`; the file itself says torch's version only"
+    machine = MACHINES[name]
+    said = command[1].strip() if command else ""
+    said = re.split(r" {3,}", said)[0]
+    return ", ".join(commits), dates[0] if dates else "", machine, f"`{said}`" if said else "in the file"
+
+
+def results_index():
+    there = {p.name for p in RESULTS.iterdir() if p.name != "README.md"}
+    assert there == set(WHAT), (sorted(there - set(WHAT)), sorted(set(WHAT) - there))
+    rows = [[f"[{name}]({name})", WHAT[name], *(cell.replace("|", "\\|") for cell in said_by(name))] for name in sorted(WHAT)]
+    return table(["file", "what it is", "commit", "date", "machine", "command"], rows, 6)
+
+
+# ---- the picture ---------------------------------------------------------------------------------------------------------------
+GROUPS = [  # label, stages, colour: readable on white and on near-black
+    ("dispatch, combine", ["dispatch", "combine"], "#d9703a"),
+    ("fc1, fc2 forward", ["fc1", "fc2"], "#3b6fb6"),
+    ("fc1, fc2 dgrad", ["fc1 dgrad", "fc2 dgrad"], "#4fa3b8"),
+    ("fc1, fc2 wgrad", ["fc1 wgrad", "fc2 wgrad"], "#3f9a75"),
+    ("shared expert", ["shared expert"], "#8c62aa"),
+    ("swiglu", ["swiglu"], "#c2992b"),
+    ("cast", ["cast"], "#c23b4e"),
+    ("transpose", ["transpose"], "#6f7d2c"),
+    ("norm, route, plan, rest", ["norm", "route", "plan", "moe layer"], "#8a93a0"),
+]
+
+
+def picture():
+    profile = load("profile_deepseek_v3.json")
+    width, left, right, bar, gap, top = 960, 150, 110, 46, 22, 128
+    scale = (width - left - right) / max(sum(stage_ms(recipe_of(profile, r)).values()) for r in RECIPES)
+    height = top + len(RECIPES) * (bar + gap) + 44
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" '
+           f'font-family="DejaVu Sans, Arial, sans-serif">',
+           "<title>Time of the DeepSeek-V3 MoE layer on four H200s by recipe and stage</title>",
+           "<style>.t{fill:#1f2937}.s{fill:#4b5563}@media (prefers-color-scheme: dark){.t{fill:#e5e7eb}.s{fill:#b6bec9}}</style>",
+           '<text x="24" y="34" class="t" font-size="18" font-weight="bold">DeepSeek-V3 MoE layer, forward + backward, ms</text>',
+           f'<text x="24" y="56" class="s" font-size="12.5">4 x {profile["machine"]["device"]}, 256 experts, top-8, 4096 tokens a GPU, balanced '
+           f'routing; medians of {profile["steps"]} steps, commit {profile["commit"]}</text>']
+    x, y = 24, 82
+    for label, _, colour in GROUPS:
+        step = 24 + 7.4 * len(label) + 12
+        if x + step > width - 16:
+            x, y = 24, y + 20
+        out.append(f'<rect x="{x:.0f}" y="{y - 10}" width="12" height="12" fill="{colour}"/>')
+        out.append(f'<text x="{x + 17:.0f}" y="{y}" class="s" font-size="12">{label}</text>')
+        x += step
+    for i, name in enumerate(RECIPES):
+        recipe = recipe_of(profile, name)
+        stages = stage_ms(recipe)
+        y = top + i * (bar + gap)
+        out.append(f'<text x="{left - 12}" y="{y + bar / 2 + 5:.0f}" class="t" font-size="14" text-anchor="end">{name}</text>')
+        x = float(left)
+        for label, members, colour in GROUPS:
+            ms = sum(v for (stage, _), v in stages.items() if stage in members)
+            if ms == 0:
+                continue
+            out.append(f'<rect x="{x:.1f}" y="{y}" width="{ms * scale:.1f}" height="{bar}" fill="{colour}"><title>{label}: {ms:.2f} ms</title></rect>')
+            if ms * scale > 34:
+                out.append(f'<text x="{x + ms * scale / 2:.1f}" y="{y + bar / 2 + 4:.0f}" fill="#ffffff" font-size="12" '
+                           f'text-anchor="middle">{ms:.2f}</text>')
+            x += ms * scale
+        out.append(f'<text x="{x + 10:.1f}" y="{y + bar / 2 + 6:.0f}" class="t" font-size="17" font-weight="bold">{layer_ms(recipe):.2f} ms</text>')
+    out.append(f'<text x="24" y="{height - 18}" class="s" font-size="12">Bars: medians of the stages under the stage timer. Bold: end to end, '
+               'measured in a second pass without it.</text>')
+    out.append("</svg>")
+    return "\n".join(out) + "\n"
+
+
+TABLES = {
+    "layers": layers, "layers_short": layers_short, "layer_clock": layer_clock, "layer_stages": layer_stages,
+    "delayed_wgrad": delayed_wgrad,
+    "loss_reference": lambda: loss("quickstart_recipes.json"), "loss_ablation": lambda: loss("quickstart_ablation.json"),
+    "loss_h200": lambda: loss("quickstart_recipes_h200.json"), "loss_100m": lambda: loss("validate_h200_100m.json"),
+    "layer_errors": layer_errors, "gemm": gemm, "gemm_baseline": gemm_baseline, "gemm_errors": gemm_errors, "fused_fc1": fused_fc1, "deepgemm": deepgemm,
+    "memory_bound": memory_bound, "upstream_counts": upstream_counts, "exchange": exchange, "exchange_sms": exchange_sms,
+    "gpu_checks": gpu_checks, "gpu_failures": gpu_failures, "checkpoints": checkpoints, "results_index": results_index,
+}
+MARK = re.compile(r"<!-- table (\w+) -->\n.*?<!-- end \1 -->", re.S)
+
+
+def filled(text, page):
+    opened, closed = re.findall(r"<!-- table (\w+) -->", text), re.findall(r"<!-- end (\w+) -->", text)
+    if opened != closed:
+        sys.exit(f"{page}: marks do not pair: {opened} and {closed}")
+    unknown = [name for name in opened if name not in TABLES]
+    if unknown:
+        sys.exit(f"{page}: no such table: {', '.join(unknown)}; there are {', '.join(TABLES)}")
+    to_results = os.path.relpath(RESULTS, (ROOT / page).parent)
+
+    def made(match):
+        body = TABLES[match[1]]().replace("](results/", f"]({to_results}/")
+        return f"<!-- table {match[1]} -->\n{body}\n<!-- end {match[1]} -->"
+    return MARK.sub(made, text)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where a page differs from the results")
+    check = parser.parse_args().check
+    wanted = {page: filled(page.read_text(), page.relative_to(ROOT)) for page in PAGES}
+    wanted[PICTURE] = picture()
+    used = "".join(page.read_text() for page in PAGES)
+    for page in NEEDED:
+        if "<!-- table " not in page.read_text():
+            sys.exit(f"{page.relative_to(ROOT)}: no table is marked")
+    different = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
+    for path in different:
+        if check:
+            print(f"{path.relative_to(ROOT)} differs from docs/results; run scripts/make_performance_tables.py", file=sys.stderr)
+        else:
+            path.write_text(wanted[path])
+            print(f"wrote {path.relative_to(ROOT)}")
+    if check:
+        print(f"{len(wanted) - len(different)} of {len(wanted)} files agree with docs/results, "
+              f"{len(re.findall('<!-- table ', used))} tables")
+    sys.exit(1 if check and different else 0)
+
+
+if __name__ == "__main__":
+    main()
