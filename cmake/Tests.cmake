@@ -81,7 +81,7 @@ function(fp8flow_test_executable source)
     set(test_name ${name} PARENT_SCOPE)
 endfunction()
 
-file(GLOB unit_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/unit/*_test.cpp)
+file(GLOB unit_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/unit/*_test.cpp ${PROJECT_SOURCE_DIR}/tests/unit/house/*_test.cpp)
 foreach(source ${unit_tests})
     fp8flow_test_executable(${source})
     target_link_libraries(${test_name} PRIVATE GTest::gtest_main)
