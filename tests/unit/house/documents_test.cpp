@@ -1,6 +1,6 @@
-// Holds the documents together: every relative link of a Markdown file leads to a file, and to a heading where it
-// names one; files that a document names in code exist; the README stays short; the version is the same wherever
-// it is written. Each rule is also shown a planted violation.
+// Holds the documents together: every relative link of a Markdown file leads to a file, and to a heading
+// where it names one; files named in code spans exist; the README stays short; the version is the same
+// wherever it is written. Each rule is also shown a planted violation.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -120,7 +120,8 @@ void check_links(const Documents& all, Problems& problems) {
 
 // `scripts/train.sh`, `configs/text.yaml` and the like. Histories name what is gone.
 void check_named_files(const Documents& all, Problems& problems) {
-    static const std::regex named("`(?:\\./)?((?:scripts|configs|docs)/[A-Za-z0-9_./-]+\\.[a-z]+)[ `]");
+    static const std::regex named(
+        "`(?:\\./)?((?:scripts|configs|docs|kernels|layers|model|tests)/[a-z0-9_./-]+\\.[a-z]+)[ `]");
     for (const auto& [path, text] : all.texts) {
         if (!is_markdown(path) || path.starts_with("docs/worklogs/") || path == "CHANGELOG.md") continue;
         const std::vector<std::string> lines = prose_of(text);
