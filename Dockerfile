@@ -32,6 +32,7 @@ RUN apt-get update \
     && install -d -o fp8flow /data
 COPY --from=build /src/build/cuda-release/fp8flow /usr/local/bin/fp8flow
 COPY configs /opt/fp8flow/configs
+COPY LICENSE NOTICE /opt/fp8flow/
 # No NVLink multicast; no copies through another process' memory, which containers forbid; hardware threads are fine as slots.
 ENV NCCL_NVLS_ENABLE=0 \
     OMPI_MCA_btl_vader_single_copy_mechanism=none \

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Checks that every file in docs/results says where it comes from: commit, command, date and machine. Python's standard library only.
 
 Forms: a .json is an object, a list of objects, or an object whose `runs` are objects that inherit what they lack. Each has

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Writes the tables of docs/performance.md and docs/results/README.md from the files in docs/results, and the picture
 docs/pictures/deepseek_v3_layer.svg. Python's standard library only.
 
