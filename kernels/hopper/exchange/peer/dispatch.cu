@@ -213,7 +213,7 @@ __device__ __forceinline__ bool take_rows(const DispatchArgs& args, uint64_t epo
                                           int64_t step) {
     struct Wanted {
         bool any;  // of that kind
-        const uint8_t* codes;
+        const uint8_t* data;
         const uint64_t* flag;
         int64_t place;  // the lane's
     };
