@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # Installs the distribution's packages that fp8flow is built from (Debian 12, Ubuntu 24.04), if any is missing.
-# Usage: setup_deps.sh [build] [format]     (default: build)
+# Usage: setup_deps.sh [build] [format] [tidy]     (default: build)
 # When nothing is missing it does nothing and needs no network. Without root and without passwordless sudo it prints the
 # line to run and exits with status 2. FP8FLOW_SKIP_SETUP=1 skips the check (for toolchains that are not from packages); libraries that
 # fetch_deps.sh has put into a prefix are not asked for.
@@ -12,6 +12,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 build_packages=(cmake ninja-build g++ openmpi-bin libopenmpi-dev)
 libraries=(libfmt-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev libgtest-dev)
 format_packages=(clang-format-14)
+tidy_packages=(clang-tidy-14)
 
 prefix=$(deps_prefix) || exit
 if [[ ! -f $prefix/.complete ]]; then build_packages+=("${libraries[@]}"); fi
@@ -20,6 +21,7 @@ for group in "${@:-build}"; do
     case $group in
         build) wanted+=("${build_packages[@]}") ;;
         format) wanted+=("${format_packages[@]}") ;;
+        tidy) wanted+=("${tidy_packages[@]}") ;;
         *) die 2 "unknown group of packages '$group' (want build or format)" ;;
     esac
 done

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# Runs clang-tidy 14 (the list: .clang-tidy) on the sources that every build has; needs a configured build/cpu.
+# Usage: tidy.sh [--all | FILE...]     default: layers and the kernels' core, operations and ranks (CI's time allows no more);
+#                                      --all: model and the reference backend too
+set -euo pipefail
+# shellcheck source=scripts/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+version=14
+tool=clang-tidy-$version
+command -v "$tool" > /dev/null || die 2 "clang-tidy $version is not installed (scripts/setup_deps.sh tidy)"
+cd "$root"
+database=build/cpu
+for preset in cpu cuda-release; do
+    if [[ -f build/$preset/compile_commands.json ]]; then database=build/$preset; fi
+done
+[[ -f $database/compile_commands.json ]] || die 2 "no build/cpu/compile_commands.json (run scripts/test.sh first)"
+
+folders=(kernels/core kernels/ops kernels/comm layers)
+case ${1:-} in
+    "") ;;
+    --all) folders+=(kernels/reference model); shift ;;
+    *) folders=() ;;
+esac
+files=("$@")
+if ((${#folders[@]} > 0)); then mapfile -t files < <(find "${folders[@]}" -name '*.cpp' | sort); fi
+
+log=$(mktemp)
+# flags of GCC that clang does not know are no findings; neither are its own warnings: GCC's are the build's
+if ! printf '%s\0' "${files[@]}" | xargs -0 -n 4 -P "$(usable_cores)" "$tool" -p "$database" --quiet \
+    --extra-arg=-Wno-unknown-warning-option --extra-arg=-Wno-error > "$log" 2>&1; then
+    grep -E -A 3 'error:|warning:.*\[' "$log" | grep -v 'clang-diagnostic' >&2 || cat "$log" >&2
+    die 1 "clang-tidy found the above"
+fi
+rm -f "$log"
+say "clang-tidy: ${#files[@]} files clean"
