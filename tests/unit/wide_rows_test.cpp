@@ -274,6 +274,31 @@ TEST_P(WideRows, PermuteAndPad) {
     EXPECT_EQ(wrong, 0);
 }
 
+// The unfused ablation: groups without pads, then padded; scales [C/128, M] on both sides.
+TEST_P(WideRows, PadApart) {
+    const WideGroups g;
+    const int64_t hidden = ceil_div(width(), 128) * 128, blocks = hidden / 128;
+    const GroupsFixture packed({0, 130, 1, 0, 128}, 1);
+    const int64_t rows = packed.capacity();
+    HostFp8 src(DType::e4m3, {rows, hidden}, L::vec128), dst(DType::e4m3, {g.rows, hidden}, L::vec128);
+    dst.set_row_base(g.base);
+    for (int64_t i = 0; i < src.codes.numel(); ++i)
+        src.codes.view().bytes_ptr()[i] = code_of(i / hidden, i % hidden);
+    for (int64_t i = 0; i < src.scales.numel(); ++i)
+        set(src.scales, i, std::ldexp(1.0, exponent_of(i % rows, i / rows)));
+    ops.pad_rows({.src = src, .src_groups = packed, .dst_groups = g.groups, .dst = dst});
+    int64_t wrong = 0;
+    g.for_rows([&](int64_t row, bool pad) {
+        const int64_t group = g.groups.group_of(row - g.base);
+        const int64_t source = packed.first(group) + row - g.base - g.groups.first(group);
+        for (int64_t c = 0; c < hidden; ++c)
+            wrong += dst.codes.view().bytes_ptr()[row * hidden + c] != (pad ? 0 : code_of(source, c));
+        for (int64_t b = 0; b < blocks; ++b)
+            wrong += dst.scales(b * g.rows + row) != (pad ? 0.0 : std::ldexp(1.0, exponent_of(source, b)));
+    });
+    EXPECT_EQ(wrong, 0);
+}
+
 // ---- fused writers are the composed operations -------------------------------------------------------------------------------------------------
 
 TEST_P(WideRows, FusedQuantisersAreTheComposedOnes) {
