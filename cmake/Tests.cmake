@@ -97,7 +97,7 @@ foreach(source ${golden_tests})
     fp8flow_test_executable(${source} ${golden_sources})
     target_link_libraries(${test_name} PRIVATE GTest::gtest_main nlohmann_json::nlohmann_json)
     add_test(NAME ${test_name} COMMAND ${test_name})
-    set_tests_properties(${test_name} PROPERTIES LABELS golden TIMEOUT 300 PROCESSORS 2
+    set_tests_properties(${test_name} PROPERTIES LABELS golden TIMEOUT 600 PROCESSORS 2
         ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=1;FP8FLOW_GOLDEN=compare")
 endforeach()
 
@@ -180,6 +180,9 @@ if(FP8FLOW_CUDA_ENABLED)
             set_tests_properties(${test_name}_${ranks} PROPERTIES LABELS gpu TIMEOUT 300 PROCESSORS ${ranks}
                 SKIP_RETURN_CODE ${fp8flow_skipped_code} RESOURCE_LOCK gpu
                 ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=1;NCCL_NVLS_ENABLE=0")
+            if(test_name STREQUAL "gpu_mpi_golden_test")
+                set_tests_properties(${test_name}_${ranks} PROPERTIES TIMEOUT 900)
+            endif()
         endforeach()
     endforeach()
 endif()
