@@ -3,6 +3,7 @@
 #include "tests/cli/command.h"
 #include "tests/support/files.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -98,8 +99,8 @@ TEST(CheckQueue, NothingStartsPastTheBudget) {
 class ResumedQueue : public testing::Test {
 protected:
     std::vector<nlohmann::json> call(const std::string& key, const std::string& checks) {
-        return rows_of("resume=" + state() + "; source_key=" + key + "; ran=" + folder_.path("ran") +
-                       "; export ran\n" + checks);
+        return rows_of(fmt::format("resume={}; source_key={}; ran={}; export ran\n{}", state(), key,
+                                   folder_.path("ran"), checks));
     }
     std::string state() const { return folder_.path("state/results"); }
     // What ran since the last look, in that order.
@@ -198,7 +199,7 @@ TEST(CheckQueue, FiguresAreTheErrorsOfValidate) {
           {{"arm", "fp8_flow"}, {"grad norm ratio", 1.01}, {"max relative error", 0.00125}},
           {{"arm", "bf16 control"}, {"max relative error", 3.5e-5}, {"mean relative error", 1e-5}}}}};
     const std::string path = folder.write("validate.json", validated.dump(2) + "\n");
-    const auto lines = output_of("errors_of_validate " + path + "; errors_of_validate nowhere");
+    const auto lines = output_of(fmt::format("errors_of_validate {}; errors_of_validate nowhere", path));
     ASSERT_EQ(lines.size(), 1u);
     EXPECT_EQ(nlohmann::json::parse(lines[0]),
               (nlohmann::json{{"fp8_flow", 0.00125}, {"bf16 control", 3.5e-5}}));
@@ -208,7 +209,7 @@ TEST(CheckQueue, TheKeyFollowsTheSources) {
     const TemporaryFolder folder;
     folder.write("kernels/a.cpp", "one");
     folder.write("docs/a.md", "one");
-    const std::string key = "root=" + folder.path() + "; key_of_sources";
+    const std::string key = fmt::format("root={}; key_of_sources", folder.path());
     const auto first = output_of(key);
     ASSERT_EQ(first.size(), 1u);
     EXPECT_EQ(first[0].size(), 16u);

@@ -58,7 +58,7 @@ TEST(Golden, RowsThatMustBeEqualAre) {
             ++compared;
             EXPECT_EQ(difference(row.hashes, *wanted), "") << name << ": " << row.c.name();
         }
-        EXPECT_GE(compared, 60) << name;
+        EXPECT_GE(compared, name == std::string("reference.json") ? 60 : 1) << name;
     }
 }
 

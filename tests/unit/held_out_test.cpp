@@ -77,7 +77,8 @@ std::vector<std::string> text(const TemporaryFolder& folder) {
         for (int64_t j = 0; j < 300 + i; ++j) bytes += static_cast<char>(token_of(split, j));
         folder.write("corpus/" + name, bytes);
     }
-    return {"data.data_kind=text", "data.data_path=" + folder.path("corpus"), "data.held_out_fraction=0.25"};
+    return {"data.data_kind=text", fmt::format("data.data_path={}", folder.path("corpus")),
+            "data.held_out_fraction=0.25"};
 }
 
 std::vector<std::string> shards(const TemporaryFolder& folder) {
@@ -90,7 +91,7 @@ std::vector<std::string> shards(const TemporaryFolder& folder) {
             folder.write(fmt::format("shards/x_{}_{:06}.bin", split == Split::train ? "train" : "val", part),
                          bytes + ids(split, kCount));
         }
-    return {"data.data_kind=shards", "data.data_path=" + folder.path("shards")};
+    return {"data.data_kind=shards", fmt::format("data.data_path={}", folder.path("shards"))};
 }
 
 // 12 documents of 250 tokens, the last quarter of which is held out.
@@ -108,7 +109,7 @@ std::vector<std::string> megatron(const TemporaryFolder& folder) {
         bin += ids(d < kDocuments - kHeldOut ? Split::train : Split::held_out, kLength);
     folder.write("megatron/set.idx", index);
     folder.write("megatron/set.bin", bin);
-    return {"data.data_kind=megatron", "data.data_path=" + folder.path("megatron/set"),
+    return {"data.data_kind=megatron", fmt::format("data.data_path={}", folder.path("megatron/set")),
             "data.held_out_fraction=0.25"};
 }
 
