@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-# One executable per test file, one ctest entry per executable (MPI tests: one per number of ranks). Labels: unit, mpi,
+# One executable per test file, one ctest entry per executable (MPI tests: one per number of ranks). Labels: unit, golden, mpi,
 # cli (the built program, driven by command lines), gpu, slow. A test links the floors that its include lines name, so that one floor's tests build without the others.
 find_package(GTest REQUIRED)
 include(ProcessorCount)
@@ -91,6 +91,17 @@ foreach(source ${unit_tests})
         ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=2")
 endforeach()
 
+# Golden runs: hashes of whole training runs against a committed file (tests/golden/golden.h). The GPUs' part lies in tests/gpu_mpi.
+set(golden_sources ${PROJECT_SOURCE_DIR}/tests/golden/cases.cpp ${PROJECT_SOURCE_DIR}/tests/golden/golden.cpp)
+file(GLOB golden_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/golden/*_test.cpp)
+foreach(source ${golden_tests})
+    fp8flow_test_executable(${source} ${golden_sources})
+    target_link_libraries(${test_name} PRIVATE GTest::gtest_main nlohmann_json::nlohmann_json)
+    add_test(NAME ${test_name} COMMAND ${test_name})
+    set_tests_properties(${test_name} PROPERTIES LABELS golden TIMEOUT 600 PROCESSORS 2
+        ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=1;FP8FLOW_GOLDEN=compare")
+endforeach()
+
 file(GLOB slow_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/slow/*_test.cpp)
 ProcessorCount(processors)
 foreach(source ${slow_tests})
@@ -166,15 +177,23 @@ endforeach()
 if(FP8FLOW_CUDA_ENABLED)
     file(GLOB gpu_mpi_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/gpu_mpi/*_test.cu)
     foreach(source ${gpu_mpi_tests})
-        fp8flow_test_executable(${source} ${PROJECT_SOURCE_DIR}/tests/gpu_mpi/gpu_mpi_main.cpp)
+        set(extra_sources ${PROJECT_SOURCE_DIR}/tests/gpu_mpi/gpu_mpi_main.cpp)
+        if(source MATCHES "/golden_test.cu$")
+            list(APPEND extra_sources ${golden_sources})
+        endif()
+        fp8flow_test_executable(${source} ${extra_sources})
         target_compile_definitions(${test_name} PRIVATE FP8FLOW_SKIPPED_CODE=${fp8flow_skipped_code})
-        target_link_libraries(${test_name} PRIVATE fp8flow_comm fp8flow_reference fp8flow_hopper MPI::MPI_CXX)
+        target_link_libraries(${test_name} PRIVATE fp8flow_comm fp8flow_reference fp8flow_hopper MPI::MPI_CXX
+            nlohmann_json::nlohmann_json)
         foreach(ranks 1 2 4)
             add_test(NAME ${test_name}_${ranks} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks}
                      --oversubscribe --bind-to none $<TARGET_FILE:${test_name}>)
             set_tests_properties(${test_name}_${ranks} PROPERTIES LABELS gpu TIMEOUT 300 PROCESSORS ${ranks}
                 SKIP_RETURN_CODE ${fp8flow_skipped_code} RESOURCE_LOCK gpu
                 ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=1;NCCL_NVLS_ENABLE=0")
+            if(test_name STREQUAL "gpu_mpi_golden_test")
+                set_tests_properties(${test_name}_${ranks} PROPERTIES TIMEOUT 900)
+            endif()
         endforeach()
     endforeach()
 endif()

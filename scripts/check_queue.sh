@@ -10,30 +10,34 @@ gpu_ids=()   # as CUDA_VISIBLE_DEVICES names them
 cores=1      # to divide among the checks that run at a time
 root=${root:-.}  # of the project, left out of what is shown
 budget=0     # seconds of this shell's life after which nothing starts; 0: no end
+resume=''    # file in which results are kept between calls; '': none
+source_key=''  # what results in it belong to: those of another key count for nothing
 
 checks_per_gpu=3  # of the small ones
-check_names=() check_commands=() check_gpus=() check_slots=() check_limits=() check_details=() check_late=()
+check_names=() check_commands=() check_gpus=() check_slots=() check_limits=() check_details=() check_late=() check_figures=()
 check_rows=()  # after run_checks: one JSON object a check, in the order of addition
 
-# add_check [--gpus N] [--limit SECONDS] [--patience SECONDS] [--detail REGEX] NAME COMMAND...
+# add_check [--gpus N] [--limit SECONDS] [--patience SECONDS] [--detail REGEX] [--figures COMMAND] NAME COMMAND...
 #   --gpus      this many GPUs, alone on them; without it: a share of one GPU
 #   --limit     the check is stopped and failed after so long (300)
 #   --patience  the check is stopped after so long and counts as not run: slow tools that had found nothing
 #   --detail    its row shows the last line of output that matches (any line)
+#   --figures   a command that, after the check, prints a JSON object for its row
 add_check() {
-    local count=1 slots=1 limit=300 late=failed detail=.
+    local count=1 slots=1 limit=300 late=failed detail=. figures=''
     while [[ $1 == --* ]]; do
         case $1 in
             --gpus) count=$2 slots=$checks_per_gpu ;;
             --limit) limit=$2 ;;
             --patience) limit=$2 late='not run' ;;
             --detail) detail=$2 ;;
+            --figures) figures=$2 ;;
             *) die 70 "add_check: $1" ;;
         esac
         shift 2
     done
     check_names+=("$1") check_gpus+=("$count") check_slots+=("$slots") check_limits+=("$limit")
-    check_late+=("$late") check_details+=("$detail")
+    check_late+=("$late") check_details+=("$detail") check_figures+=("$figures")
     shift
     check_commands+=("$(printf '%q ' "$@")")
 }
@@ -46,10 +50,36 @@ first_match() { grep -aE -m 1 "$1" "$2" | plain_text; }
 last_match() { grep -aE "$1" "$2" | tail -n 1 | plain_text; }
 plain_text() { sed "s|$root/||g" | tr -d '"\134' | tr -c '[:print:]\n' ' ' | sed 's/^ *//' | cut -c 1-110; }
 
-# run_check INDEX DEVICES THREADS: one check, in a process of its own; leaves RESULT, SECONDS and DETAIL, a line each, in results/INDEX,
-# then says INDEX through `finished`.
+# key_of_sources: one word for the contents of everything that is built or run.
+key_of_sources() {
+    (cd "$root" && find CMakeLists.txt CMakePresets.json cmake configs include kernels layers model scripts tests -type f -print0 2> /dev/null |
+        sort -z | xargs -0 sha256sum | sha256sum | cut -c 1-16)
+}
+
+# errors_of_validate FILE: {"recipe": largest relative loss error, ...} of a validate.json; nothing where there is none.
+errors_of_validate() {
+    [[ -f $1 ]] || return 0
+    awk -F '"' '
+        $2 == "arm" { arm = $4 }
+        $2 == "max relative error" { value = $3; gsub(/[:, ]/, "", value); list = list separator "\"" arm "\": " value; separator = ", " }
+        END { print "{" list "}" }' "$1"
+}
+
+# Results are kept in `resume` as lines KEY|NAME|RESULT|SECONDS|FIGURES|DETAIL, written as they come; the last of a name counts.
+# read_kept: fills kept (by name, "RESULT|SECONDS|FIGURES|DETAIL").
+read_kept() {
+    local key name rest
+    kept=()
+    [[ -n $resume && -f $resume ]] || return 0
+    while IFS='|' read -r key name rest; do
+        if [[ $key == "$source_key" && -n $name && $rest == *'|'*'|'*'|'* ]]; then kept[$name]=$rest; fi
+    done < "$resume"
+}
+
+# run_check INDEX DEVICES THREADS: one check, in a process of its own; leaves RESULT, SECONDS, FIGURES and DETAIL, a line each, in
+# results/INDEX, then says INDEX through `finished`.
 run_check() {
-    local name=${check_names[$1]} limit=${check_limits[$1]} result=passed detail='' status=0 started=$SECONDS log
+    local name=${check_names[$1]} limit=${check_limits[$1]} result=passed detail='' figures='' status=0 started=$SECONDS log
     log=$out/${name//[ \/]/_}.log
     if ((budget > 0 && SECONDS + limit > budget)); then limit=$((budget > SECONDS ? budget - SECONDS : 0)); fi
     if ((limit == 0)); then
@@ -78,7 +108,12 @@ run_check() {
             result="not run" detail=$(last_match 'not supported' "$log")
         fi
     fi
-    printf '%s\n%s\n%s\n' "$result" $((SECONDS - started)) "$detail" > "$out/results/$1"
+    if [[ -n ${check_figures[$1]} ]]; then figures=$(eval "${check_figures[$1]}" | head -n 1); fi
+    printf '%s\n%s\n%s\n%s\n' "$result" $((SECONDS - started)) "$figures" "$detail" > "$out/results/$1"
+    # what the budget left no time for has not been tried
+    if [[ -n $resume && ! ($result == "not run" && $detail == "the budget of "*) ]]; then
+        printf '%s|%s|%s|%s|%s|%s\n' "$source_key" "$name" "$result" $((SECONDS - started)) "$figures" "$detail" >> "$resume"
+    fi
     result_line "$name" "$result" $((SECONDS - started)) "$detail"
     echo "$1" >&"$finished"
 }
@@ -97,10 +132,33 @@ take_gpus() {
     for gpu in "${taken[@]}"; do free_slots[gpu]=$((free_slots[gpu] - check_slots[$1])); done
 }
 
-# Runs all checks; fills check_rows; returns 1 if one failed.
+# Sets `order`: the checks that did not pass before, those that were never tried first, then those that failed, then the rest.
+order_checks() {
+    local index result fresh=() failed=() other=()
+    for ((index = 0; index < ${#check_names[@]}; ++index)); do
+        result=${kept[${check_names[index]}]:-none}
+        case ${result%%|*} in
+            none) fresh+=("$index") ;;
+            passed) ;;
+            failed) failed+=("$index") ;;
+            *) other+=("$index") ;;
+        esac
+    done
+    order=("${fresh[@]}" "${failed[@]}" "${other[@]}")
+}
+
+# Runs all checks, but those that passed before; fills check_rows, in the order of addition; returns 1 if one failed.
 run_checks() {
-    local total=${#check_names[@]} next=0 running=0 index gpu finished taken=() devices threads status=0 result seconds detail
-    local free_slots=() gpus_of=() pids=()
+    local total next=0 running=0 index gpu finished taken=() devices threads status=0 left=0 result seconds figures detail
+    local free_slots=() gpus_of=() pids=() order=()
+    local -A kept=()
+    read_kept
+    order_checks
+    total=${#order[@]}
+    if [[ -n $resume ]]; then
+        mkdir -p "$(dirname "$resume")"
+        say "$resume: $((${#check_names[@]} - total)) of ${#check_names[@]} checks passed before on the same sources"
+    fi
     for ((gpu = 0; gpu < ${#gpu_ids[@]}; ++gpu)); do free_slots[gpu]=$checks_per_gpu; done
     mkdir -p "$out/results"
     rm -f "$out"/results/*
@@ -108,11 +166,12 @@ run_checks() {
     exec {finished}<> "$out/results/finished"
     trap 'kill "${pids[@]}"; exit 130' INT TERM
     while ((next < total || running > 0)); do
-        if ((next < total)) && take_gpus $next; then
+        if ((next < total)) && take_gpus "${order[next]}"; then
+            index=${order[next]}
             devices=$(for gpu in "${taken[@]}"; do echo "${gpu_ids[gpu]}"; done | paste -sd ,)
-            threads=$((cores * check_slots[next] / (${#gpu_ids[@]} * checks_per_gpu)))  # of one process, one a GPU
-            run_check $next "$devices" $((threads > 0 ? threads : 1)) &
-            pids[next]=$! gpus_of[next]=${taken[*]}
+            threads=$((cores * check_slots[index] / (${#gpu_ids[@]} * checks_per_gpu)))  # of one process, one a GPU
+            run_check "$index" "$devices" $((threads > 0 ? threads : 1)) &
+            pids[index]=$! gpus_of[index]=${taken[*]}
             ((++next, ++running))
             continue
         fi
@@ -124,15 +183,19 @@ run_checks() {
     trap - INT TERM
     exec {finished}>&-
     say "results"
-    for ((index = 0; index < total; ++index)); do
-        result=failed seconds=0 detail="no result was written"
+    for ((index = 0; index < ${#check_names[@]}; ++index)); do
+        result=failed seconds=0 figures='' detail="no result was written"
         if [[ -f $out/results/$index ]]; then
-            { read -r result; read -r seconds; read -r detail; } < "$out/results/$index"
+            { read -r result; read -r seconds; read -r figures; read -r detail; } < "$out/results/$index"
+        elif [[ ${kept[${check_names[index]}]:-} == passed* ]]; then
+            IFS='|' read -r result seconds figures detail <<< "${kept[${check_names[index]}]}"
         fi
         [[ $result != failed ]] || status=1
+        [[ $result == passed ]] || ((++left))
         result_line "${check_names[index]}" "$result" "$seconds" "$detail"
-        check_rows+=("{\"check\": \"${check_names[index]}\", \"result\": \"$result\", \"seconds\": $seconds, \"detail\": \"$detail\"}")
+        check_rows+=("{\"check\": \"${check_names[index]}\", \"result\": \"$result\", \"seconds\": $seconds, ${figures:+\"figures\": $figures, }\"detail\": \"$detail\"}")
     done
+    if [[ -n $resume ]]; then say "$left of ${#check_names[@]} checks are left; the same call goes on with them"; fi
     rm -r "$out/results"
     return $status
 }

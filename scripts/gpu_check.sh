@@ -3,11 +3,15 @@
 # On a machine with Hopper GPUs, in one call: builds, then runs every GPU test on one GPU and on several, short training, validation and
 # measuring runs on 1, 2, 4 GPUs, and compute-sanitizer over every operation. Small checks run side by side on all GPUs. Prints one table
 # and writes gpu_check.json; exit status 1 if a check failed. Installs nothing (dependencies: scripts/setup_deps.sh, fetch_deps.sh).
-# Usage: gpu_check.sh [--budget SECONDS] [--only REGEX] [--skip REGEX] [FOLDER]
+# Usage: gpu_check.sh [--budget SECONDS] [--resume FILE] [--only REGEX] [--skip REGEX] [FOLDER]
 #   --budget  no check starts later than this after the start, build included; what no longer fits is "not run"
+#   --resume  results are kept in FILE as they come; checks that passed there on the same sources and kind of GPU are not run again, so that
+#             calls with the same FILE, e.g. of --budget 560, together do all; gpu_check.json lists those of earlier calls as well
 #   --only    only checks whose name matches, e.g. --only gemm, --only '^memcheck'
 #   --skip    without checks whose name matches; --skip sanitizers stands for all runs under compute-sanitizer
 #   FOLDER    for logs and gpu_check.json; default runs/gpu_check
+# The golden runs of the GPUs are compared with tests/golden/hopper.json; to take that file anew:
+#   FP8FLOW_GOLDEN=write ./scripts/gpu_check.sh --only 'golden_test hashes'
 set -uo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -18,8 +22,8 @@ command="./scripts/gpu_check.sh${*:+ $*}"
 only='' skip='' out=$root/runs/gpu_check
 while (($# > 0)); do
     case $1 in
-        -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0" && exit ;;
-        --budget | --only | --skip)
+        -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' "$0" && exit ;;
+        --budget | --resume | --only | --skip)
             (($# >= 2)) || die 2 "$1: a value is missing"
             printf -v "${1#--}" %s "$2"
             shift
@@ -51,15 +55,27 @@ for ranks in 1 2 4; do if ((ranks <= gpus)); then rank_counts+=("$ranks"); fi; d
 
 # tests_of FOLDER: the executables of tests/FOLDER of which a check is wanted; those that take longest first, so that they do not end last
 tests_of() {
-    local file test name names=()
+    local file test name ranks names=()
     for file in "$root/tests/$1"/*{quantize,gemm,permute,token}*_test.{cpp,cu} "$root/tests/$1"/*_test.{cpp,cu}; do
         if [[ -f $file ]]; then names+=("$1_$(basename "${file%.*}")"); fi
     done
     for test in $(printf '%s\n' "${names[@]}" | awk '!seen[$0]++'); do
-        for name in "$test" "${rank_counts[@]/#/$test on }" "${tools[@]/%/ $test}"; do
+        mapfile -t names < <(for ranks in "${rank_counts[@]}"; do parts_of "$test" | sed "s/^/$test/; s/|.*/ on $ranks/"; done)
+        for name in "$test" "${names[@]}" "${tools[@]/%/ $test}"; do
             if wanted "$name"; then echo "$test" && break; fi
         done
     done
+}
+# parts_of TEST: what of it is a check of its own, as lines "SUFFIX|FILTER"; most tests are one check.
+parts_of() {
+    if [[ $1 == gpu_mpi_golden_test ]]; then
+        echo ' hashes|Golden.Hopper'
+        echo ' alltoall is flex|Golden.AlltoallIsFlex'
+        echo ' recompute modes|Golden.RecomputeChangesNoBit'
+        echo ' flow switches|Golden.SwitchesOfTheFlow'
+    else
+        echo '|*'
+    fi
 }
 mapfile -t gpu_tests < <(tests_of gpu)
 mapfile -t mpi_tests < <(tests_of gpu_mpi)
@@ -104,7 +120,9 @@ done
 for ranks in "${rank_counts[@]}"; do
     on_ranks "$ranks"
     for test in "${mpi_tests[@]}"; do
-        add --gpus "$ranks" --detail "$test_line" "$test on $ranks" "${run[@]}" "$bin/tests/$test"
+        while IFS='|' read -r part filter; do
+            add --gpus "$ranks" --detail "$test_line" "$test$part on $ranks" "${run[@]}" "$bin/tests/$test" "--gtest_filter=$filter"
+        done < <(parts_of "$test")
     done
     split=(--set "parallel.expert_model_parallel_size=$ranks" --set "training.micro_batch_size=$((16 / ranks))")
     quickstart=("$root/configs/quickstart.yaml" --backend hopper --set output.log_interval=50 "${split[@]}")
@@ -113,8 +131,10 @@ for ranks in "${rank_counts[@]}"; do
     if ((ranks == rank_counts[-1])); then
         add --gpus "$ranks" --detail 'same bits|differ' "train twice on $ranks" bash -c 'train_twice "$@"' _ "$ranks" "$out/twice" \
             "${quickstart[@]}" --set training.train_iters=100 --set training.eval_iters=0
-        add --gpus "$ranks" --detail 'verdict:' "validate on $ranks" "${run[@]}" "$bin/fp8flow" validate "${quickstart[@]}" \
-            --out "$out/validate$ranks" --set validate.max_relative_loss_error=0.005 --set 'validate.recipes=[bf16,fp8_tensorwise,fp8_blockwise,fp8_flow,fp8_rowwise,mxfp8]'
+        rm -f "$out/validate$ranks/validate.json" # its errors would be taken for those of this call
+        add --gpus "$ranks" --detail 'verdict:' --figures "errors_of_validate '$out/validate$ranks/validate.json'" \
+            "validate on $ranks" "${run[@]}" "$bin/fp8flow" validate "${quickstart[@]}" \
+            --out "$out/validate$ranks" --set validate.max_relative_loss_error=0.0025 --set 'validate.recipes=[bf16,fp8_tensorwise,fp8_blockwise,fp8_flow,fp8_rowwise,mxfp8]'
     fi
     if has_command profile; then
         add --gpus "$ranks" "profile on $ranks" "${run[@]}" "$bin/fp8flow" profile "$root/configs/layer_qwen3_30b_a3b.yaml" \
@@ -167,6 +187,7 @@ for tool in "${tools[@]}"; do
 done
 if ((gpus >= 2)); then
     for test in "${mpi_tests[@]}"; do
+        [[ $test != *golden* ]] || continue # whole trainings, of operations that the other tests watch
         sanitize memcheck "$test"
         watched=("${run[@]}")
         on_ranks 2
@@ -174,6 +195,9 @@ if ((gpus >= 2)); then
     done
 fi
 
+if [[ -n $resume ]]; then
+    source_key=$(key_of_sources)/$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | tr -c 'A-Za-z0-9\n' _)
+fi
 say "${#check_names[@]} checks on $gpus GPUs with $cores cores, $SECONDS s after the start"
 status=0
 run_checks || status=1

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The router's three products of BF16 rows on tensor cores: logits, dx and dweight. What logits.cu launches
-// where types and alignment allow it: many experts on warpgroup instructions (gemm_wgmma.cu), few on
-// mma.sync, and whatever those do not take (gemm_mma.cu).
+// where types and alignment allow it: many experts on warpgroup instructions (gemm/sm90/tensor_maps.cu), few
+// on mma.sync, and whatever those do not take (gemm/fallback/mma.cu).
 #pragma once
 
 #include "kernels/hopper/device/view.h"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The router's products on tensor cores (mma.sync) where experts are few, or where gemm_wgmma.cu does not
-// take them: BF16 operands give exact products, and dlogits go in as two BF16 parts. One kernel for logits,
-// dx and dweight: they differ in how operands lie in memory and in what becomes of a finished sum. Contract:
-// kernels/ops/router.h.
+// The router's products on tensor cores (mma.sync) where experts are few, or where gemm/sm90/tensor_maps.cu
+// does not take them: BF16 operands give exact products, and dlogits go in as two BF16 parts. One kernel for
+// logits, dx and dweight: they differ in how operands lie in memory and in what becomes of a finished sum.
+// Contract: kernels/ops/router.h.
 #include "kernels/hopper/router/gemm.h"
 
 #include "kernels/hopper/device/mma.h"
@@ -142,15 +142,15 @@ __device__ __forceinline__ void write_floats(const Product& job, int64_t at, int
 
 // Work at T=4096, H=7168, E=32: the bytes count: x 58.7 MB for logits and for dweight, 14 us each; 117 MB of
 // dx_in and dx, 29 us. (E=256 in tiles of 64 x 128 took 83 us for logits and 264 us for the gradients: L2 had
-// to deliver 352, 470 and 470 MB. Hence gemm_wgmma.cu.) A CTA owns kRows x kCols outputs over the whole
-// contraction, so that no partial sums travel; with few experts narrow tiles fill the chip. Both operands
-// come by asynchronous 16-byte copies, kStages - 1 stages ahead. One barrier a stage: its copies have arrived
-// for all threads, and all have computed the stage before it, whose memory the next copies take. After the
-// last stage the finished tile goes through shared memory, so that rows are written in 16-byte words; dx_in
-// is fetched before the first stage. Loop bounds are the same for the CTA. An output depends on its own row
-// and column only (not on T), each has one writer, and the order of the instructions is fixed: deterministic.
-// Tensor cores add with a few bits more than fp32 and truncate; after a block of 256 terms the sum moves on
-// to fp32 registers with rounding.
+// to deliver 352, 470 and 470 MB. Hence gemm/sm90/tensor_maps.cu.) A CTA owns kRows x kCols outputs over the
+// whole contraction, so that no partial sums travel; with few experts narrow tiles fill the chip. Both
+// operands come by asynchronous 16-byte copies, kStages - 1 stages ahead. One barrier a stage: its copies
+// have arrived for all threads, and all have computed the stage before it, whose memory the next copies take.
+// After the last stage the finished tile goes through shared memory, so that rows are written in 16-byte
+// words; dx_in is fetched before the first stage. Loop bounds are the same for the CTA. An output depends on
+// its own row and column only (not on T), each has one writer, and the order of the instructions is fixed:
+// deterministic. Tensor cores add with a few bits more than fp32 and truncate; after a block of 256 terms the
+// sum moves on to fp32 registers with rounding.
 template <class T>
 __global__ __launch_bounds__(T::kThreads, T::kCtasPerSm) void product_kernel(const Product job) {
     extern __shared__ __align__(16) uint16_t shared[];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The router's products of many experts on warpgroup instructions: logits, dx and dweight of BF16 operands.
-// What logits.cu launches where shapes and alignment allow it; few experts and the rest: gemm_mma.cu. Stages,
-// barriers, pairs of CTAs: gemm/sm90/pipeline.h.
+// What logits.cu launches where shapes and alignment allow it; few experts and the rest:
+// gemm/fallback/mma.cu. Stages, barriers, pairs of CTAs: gemm/sm90/pipeline.h.
 #include "kernels/hopper/device/cluster.h"
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/memory.h"

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The router's projection and its gradients on the GPU: fp32 fma in blocks of the contraction, block sums
-// added in ascending order by a second kernel, so the bits are the reference's. BF16 rows go to gemm_wgmma.cu
-// and gemm_mma.cu; here are the second kernel, and a product for all other types and alignments.
+// added in ascending order by a second kernel, so the bits are the reference's. BF16 rows go to
+// gemm/sm90/tensor_maps.cu and gemm/fallback/mma.cu; here are the second kernel, and a product for all other
+// types and alignments.
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/vector_io.h"
 #include "kernels/hopper/device/view.h"

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: MIT
+// scripts/gpu_check.sh from end to end on a machine without GPUs: two pretended GPUs, and programs that only
+// say what they are. Which checks there are, that validate runs at the stated bar and leaves its errors, and
+// that two calls together do all.
+#include "tests/cli/command.h"
+#include "tests/support/files.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <filesystem>
+#include <map>
+#include <string>
+
+namespace fp8flow {
+namespace {
+
+class GpuCheck : public testing::Test {
+protected:
+    void SetUp() override {
+        for (const char* script : {"gpu_check.sh", "check_queue.sh", "common.sh"})
+            program(std::string("scripts/") + script,
+                    read_whole(std::string(FP8FLOW_SOURCE_DIR) + "/scripts/" + script));
+        for (const char* test :
+             {"gpu/norm_parity_test.cu", "gpu_mpi/exchange_gpu_test.cu", "gpu_mpi/golden_test.cu"})
+            folder_.write(std::string("tests/") + test, "");
+        program("bin/nvidia-smi",
+                "#!/bin/sh\ncase $* in *name*) echo NVIDIA H200 ;; *) printf '0\\n1\\n' ;; esac\n");
+        program("bin/cmake", "#!/bin/sh\nexit 0\n");
+        program("bin/compute-sanitizer", "#!/bin/sh\necho ERROR SUMMARY: 0 errors\n");
+        program(
+            "bin/mpirun",
+            "#!/bin/bash\nwhile [[ $1 == -* ]]; do [[ $1 != -n && $1 != --bind-to ]] || shift; shift; done\n"
+            "exec \"$@\"\n");
+        const std::string log = "echo \"$(basename $0) $*\" >> " + folder_.path("ran") + "\n";
+        for (const char* test : {"gpu_norm_parity_test", "gpu_mpi_exchange_gpu_test", "gpu_mpi_golden_test"})
+            program(std::string("build/cuda-release/tests/") + test,
+                    "#!/bin/bash\n" + log + "echo '[  PASSED  ] 1 test.'\n");
+        program("build/cuda-release/fp8flow", "#!/bin/bash\n" + log + R"sh(
+[[ $1 == --help ]] && exit
+while (($#)); do if [[ $1 == --out ]]; then out=$2; fi; shift; done
+mkdir -p "$out"
+echo '"iteration": 1' > "$out/metrics.jsonl"
+printf '{\n  "arms": [\n    {\n      "arm": "fp8_flow",\n      "max relative error": 0.00125\n    }\n  ]\n}\n' > "$out/validate.json"
+echo held-out loss 2
+echo verdict: pass
+)sh");
+    }
+    void program(const std::string& name, const std::string& text) {
+        folder_.write(name, text);
+        std::filesystem::permissions(folder_.path(name), std::filesystem::perms::owner_all);
+    }
+    CommandResult check(const std::string& arguments) {
+        const std::string line =
+            fmt::format("export PATH={}:$PATH; unset CUDA_VISIBLE_DEVICES; {} {}", folder_.path("bin"),
+                        folder_.path("scripts/gpu_check.sh"), arguments);
+        return RunningCommand({"bash", "-c", line}, folder_.path()).wait(120);
+    }
+    std::map<std::string, nlohmann::json> rows() const {
+        std::map<std::string, nlohmann::json> rows;
+        const auto json = nlohmann::json::parse(read_whole(folder_.path("runs/gpu_check/gpu_check.json")));
+        for (const auto& row : json.at("checks")) rows[row.at("check")] = row;
+        return rows;
+    }
+
+    TemporaryFolder folder_;
+};
+
+TEST_F(GpuCheck, TheChecksAndTheirFigures) {
+    const CommandResult result = check("");
+    EXPECT_EQ(result.status, 0) << result.out << result.err;
+    const auto found = rows();
+    for (const char* ranks : {"1", "2"})
+        for (const char* name : {"gpu_mpi_golden_test hashes", "gpu_mpi_golden_test alltoall is flex",
+                                 "gpu_mpi_golden_test recompute modes", "gpu_mpi_golden_test flow switches",
+                                 "gpu_mpi_exchange_gpu_test", "train"})
+            EXPECT_EQ(found.count(fmt::format("{} on {}", name, ranks)), 1u) << name << " on " << ranks;
+    EXPECT_EQ(found.count("gpu_norm_parity_test"), 1u);
+    EXPECT_EQ(found.count("memcheck gpu_norm_parity_test"), 1u);
+    EXPECT_EQ(found.count("memcheck gpu_mpi_golden_test"), 0u);
+    for (const auto& [name, row] : found) EXPECT_EQ(row["result"], "passed") << row;
+    EXPECT_EQ(found.at("validate on 2").at("figures"), (nlohmann::json{{"fp8_flow", 0.00125}}));
+    const std::string ran = read_whole(folder_.path("ran"));
+    expect_contains(ran, "--set validate.max_relative_loss_error=0.0025");
+    expect_contains(ran, "gpu_mpi_golden_test --gtest_filter=Golden.AlltoallIsFlex");
+}
+
+TEST_F(GpuCheck, TwoCallsTogetherDoAll) {
+    EXPECT_EQ(check("--resume runs/state --only golden").status, 0);
+    const CommandResult rest = check("--resume runs/state");
+    EXPECT_EQ(rest.status, 0) << rest.out << rest.err;
+    expect_contains(rest.out, "8 of ");
+    expect_contains(rest.out, "0 of ");
+    const std::string ran = read_whole(folder_.path("ran"));
+    int golden = 0;
+    for (const std::string& line : lines_of(ran)) golden += line.starts_with("gpu_mpi_golden_test") ? 1 : 0;
+    EXPECT_EQ(golden, 8) << ran;  // four of them, on one rank and on two, once
+    EXPECT_EQ(rows().count("gpu_mpi_golden_test hashes on 1"), 1u);
+    EXPECT_EQ(rows().count("train on 2"), 1u);
+}
+
+TEST_F(GpuCheck, PartsAreFoundByTheirNames) {
+    EXPECT_EQ(check("--only 'flow switches on 2'").status, 0);
+    EXPECT_EQ(rows().size(), 1u);
+    EXPECT_EQ(lines_of(read_whole(folder_.path("ran"))).back(),
+              "gpu_mpi_golden_test --gtest_filter=Golden.SwitchesOfTheFlow");
+}
+
+}  // namespace
+}  // namespace fp8flow

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: MIT
+// The golden runs of the Hopper backend against tests/golden/hopper.json: the cases whose number of ranks is
+// that of the job. The file is taken once per number of ranks, on a machine with a GPU for every rank; all of
+// them by scripts/gpu_check.sh (see its --help), one by
+//   FP8FLOW_GOLDEN=write mpirun -n 1 build/cuda-release/tests/gpu_mpi_golden_test
+//   --gtest_filter=Golden.Hopper
+// Without the file, and for a case without a row, the test fails. The tests behind it need no file.
+#include "model/train/trainer.h"
+
+#include "tests/golden/golden.h"
+#include "tests/gpu_mpi/gpu_job.h"
+#include "tests/support/training.h"
+
+#include <cstdio>
+
+namespace fp8flow::test {
+namespace {
+
+constexpr const char* kPath = FP8FLOW_SOURCE_DIR "/tests/golden/hopper.json";
+
+void print_how_to_write(const std::string& problem, int ranks) {
+    std::printf(
+        "error: %s; to take the golden runs: FP8FLOW_GOLDEN=write mpirun -n %d "
+        "build/cuda-release/tests/gpu_mpi_golden_test --gtest_filter=Golden.Hopper\n",
+        problem.c_str(), ranks);
+}
+
+BackendChoice gpu_of(ProcessGroup& world) {
+    return choose_backend(BackendKind::hopper, {world.size(), world.size(), local_rank()}, world);
+}
+
+TEST(Golden, Hopper) {
+    const auto world = make_mpi_group(kTestDeadline);
+    if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
+    const BackendChoice backend = gpu_of(*world);
+    golden::File file(kPath);
+    if (!file.read() && !golden::writing()) {
+        print_how_to_write("tests/golden/hopper.json is missing", world->size());
+        FAIL() << kPath << " is missing";
+    }
+    std::vector<golden::Row> taken;
+    int changed = 0;
+    for (const golden::Case& c : golden::all_cases()) {
+        if (c.ranks != world->size()) continue;
+        std::string note;
+        taken.push_back({c, golden::run_case(c, *world, backend, &note)});
+        // the dispatcher that the case is about, not what took its place
+        const bool peer = note.find("peer memory") != std::string::npos;
+        EXPECT_EQ(peer, c.ranks > 1 && c.dispatcher == "flex") << c.name() << ": " << note;
+        if (golden::writing()) continue;
+        const golden::Hashes* wanted = file.find(c);
+        const std::string text =
+            wanted == nullptr ? "has no row" : golden::difference(taken.back().hashes, *wanted);
+        EXPECT_EQ(text, "") << c.name();
+        changed += text.empty() ? 0 : 1;
+    }
+    EXPECT_GT(taken.size(), 0u) << "no golden case has " << world->size() << " ranks";
+    if (changed > 0)
+        print_how_to_write(fmt::format("{} of {} golden runs changed", changed, taken.size()), world->size());
+    if (!golden::writing() || world->rank() != 0 || HasFailure()) return;
+    file.read();  // again: a job of other ranks may have written its own rows by now
+    for (const golden::Row& row : taken) file.put(row.c, row.hashes);
+    file.drop_unknown();
+    file.write();
+    std::printf("written: %s, %zu rows\n", kPath, file.rows().size());
+}
+
+constexpr const char* kFp8AndBf16[] = {"bf16",     "fp8_tensorwise", "fp8_blockwise",
+                                       "fp8_flow", "fp8_rowwise",    "mxfp8"};
+
+// Of the same batch with the same weights: peers' memory and NCCL give the same bits, for every recipe, with
+// groups that share the experts and with replicas of such groups, in both orders of combining. No file is
+// needed.
+TEST(Golden, AlltoallIsFlex) {
+    const auto world = make_mpi_group(kTestDeadline);
+    if (world->size() == 1) GTEST_SKIP() << "one rank has no dispatcher";
+    if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
+    if (!hopper::built_with_nccl()) GTEST_SKIP() << "built without NCCL";
+    const BackendChoice backend = gpu_of(*world);
+    const auto compare = [&](golden::Case c) {
+        const golden::Hashes flex = golden::run_case(c, *world, backend);
+        c.dispatcher = "alltoall";
+        std::string note;
+        const golden::Hashes alltoall = golden::run_case(c, *world, backend, &note);
+        EXPECT_NE(note.find("NCCL"), std::string::npos) << note;
+        EXPECT_EQ(golden::difference(alltoall, flex), "") << c.name();
+    };
+    for (const int expert_ranks : {world->size(), world->size() / 2}) {
+        for (const char* recipe : kFp8AndBf16)
+            compare({.recipe = recipe, .expert_ranks = expert_ranks, .ranks = world->size()});
+        compare({.recipe = "fp8_flow",
+                 .expert_ranks = expert_ranks,
+                 .ranks = world->size(),
+                 .micro_batches = 2,
+                 .variant = "invariant"});
+    }
+}
+
+// Recomputation changes no bit, for every module; on one GPU with every recipe, on several with those that
+// send most differently.
+TEST(Golden, RecomputeChangesNoBit) {
+    const auto world = make_mpi_group(kTestDeadline);
+    if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
+    const BackendChoice backend = gpu_of(*world);
+    for (const char* recipe : kFp8AndBf16) {
+        if (world->size() > 1 && recipe != std::string("bf16") && recipe != std::string("fp8_flow")) continue;
+        golden::Case c{.recipe = recipe,
+                       .expert_ranks = (world->size() + 1) / 2,
+                       .ranks = world->size(),
+                       .micro_batches = 2};
+        const golden::Hashes plain = golden::run_case(c, *world, backend);
+        for (const char* recompute :
+             {"core_attn", "layernorm", "shared_experts", "moe_act", "moe_expert", "moe", "full"}) {
+            c.recompute = recompute;
+            EXPECT_EQ(golden::difference(golden::run_case(c, *world, backend), plain), "") << c.name();
+        }
+    }
+}
+
+// The kernels that each ablation takes in place of the flow's run, and their losses are close to the flow's.
+TEST(Golden, SwitchesOfTheFlow) {
+    const auto world = make_mpi_group(kTestDeadline);
+    if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
+    const BackendChoice backend = gpu_of(*world);
+    golden::Case c{.recipe = "fp8_flow",
+                   .expert_ranks = (world->size() + 1) / 2,
+                   .ranks = world->size(),
+                   .micro_batches = 2};
+    const golden::Hashes flow = golden::run_case(c, *world, backend);
+    for (const char* variant :
+         {"hybrid", "bf16_wgrad", "delayed_wgrad", "fp32_scales_requantized", "bf16_dispatch", "requantized",
+          "padding_apart", "act_quantize_apart", "norm_quantize_apart", "all_apart"}) {
+        c.variant = variant;
+        const golden::Hashes once = golden::run_case(c, *world, backend),
+                             again = golden::run_case(c, *world, backend);
+        EXPECT_EQ(golden::difference(again, once), "") << c.name() << ", run twice";
+        EXPECT_NEAR(once.last_loss, flow.last_loss, 0.01 * flow.last_loss) << c.name();
+    }
+}
+
+}  // namespace
+}  // namespace fp8flow::test
