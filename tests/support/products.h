@@ -79,7 +79,7 @@ inline Matrix read(const ScaledTensor& t, const Window& w) {
         for (int64_t k = 0; k < w.depth; ++k) {
             const int64_t r = w.stored == Window::along ? w.first_row + i : w.first_k + k;
             const int64_t c = w.stored == Window::along ? w.first_k + k : w.first_row + i;
-            matrix.data.push_back(static_cast<float>(get(t.data, (w.expert * R + r) * C + c)));
+            matrix.codes.push_back(static_cast<float>(get(t.data, (w.expert * R + r) * C + c)));
             matrix.scales.push_back(static_cast<float>(scale_at(t, w.expert, w.group, r, c)));
         }
     }
