@@ -15,6 +15,7 @@
 namespace fp8flow {
 
 using namespace hopper;
+using namespace hopper::quantize;
 
 namespace {
 
