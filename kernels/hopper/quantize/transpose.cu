@@ -182,7 +182,7 @@ __device__ __forceinline__ void store_columns(const Transposer& args, const uint
 }
 
 // FP8 [M, dim] with power-of-two 1x128 scales -> FP8 [dim, M] with one scale per 128x128 tile (tile128):
-// exponents are shifted, nothing is decoded.
+// codes are shifted to the target scale, not dequantised.
 // Floor: every code in and out, 128 scales in and one out a tile: 2.06 bytes a code, 0.118 ms at 32768 x 7168
 // and 4.1 TB/s.
 // A CTA takes one tile; the hardware schedules CTAs as SMs become free, rows fastest, so that CTAs in flight
@@ -193,9 +193,8 @@ __device__ __forceinline__ void store_columns(const Transposer& args, const uint
 // Barriers (__syncthreads): the transposed tile is complete. Where the launch may not use all SMs, or has
 // more tiles than kMostWaves, a CTA takes every gridDim.x-th tile, and a second barrier follows the stores.
 // Deterministic: only maxima are reduced; every warp computes the target scale of the tile itself.
-// Tried: four tiles a CTA, two of them in flight, after a binary search of dependent loads: 3.48 TB/s. Loads
-// that are evicted first from L1 or L2: 4 % slower. Columns by TMA: as fast, and slower where a kernel is
-// short.
+// Tried: four tiles a CTA, two of them in flight, after a binary search of dependent loads: 3.48 TB/s.
+// Evict-first loads (L1 or L2): 4 % slower. Columns by TMA: as fast, and slower where a kernel is short.
 template <DType kCodes>
 __global__ void __launch_bounds__(kThreads, kCtas) transpose_kernel(const Transposer args) {
     __shared__ uint4 transposed_pieces[kTile * kPieces];
