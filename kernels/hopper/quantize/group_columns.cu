@@ -315,8 +315,8 @@ __device__ __forceinline__ void encoder_warp(const GroupColumnsJob& job, Shared&
 // maxima_ready[item]  mbarrier, one per column block: every lane of the amax warps arrives for its own
 //                     stores; its place is used again 16 column blocks later, of which at most 14 can be on
 //                     chip
-// slot + 1            named barrier: amax warps and one encoder set arrive, having read the tile; the producer
-//                     waits, then refills the slot
+// slot + 1            named barrier: amax warps and one encoder set arrive, having read the tile; the
+//                     producer waits, then refills the slot
 // Deterministic: only maxima are reduced.
 // Measured, 32768 x 7168, ragged: 181.6 us; with the next column block claimed two ahead instead of with the
 // last load, 194.7 us (alone, 20 calls back to back, three sets of buffers, medians of 7). SMs end together
