@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// A row of RMSNorm's forward in registers: its sum, and what it becomes. For the kernel that takes rows one
-// by one (held_rows.cu) and the one that has several on their way (rows.cu). Contract: kernels/ops/norm.h.
+// RMSNorm forward of a row in registers: its sum and its outputs. For the kernel that loads rows to registers
+// (held_rows.cu) and the one that prefetches several rows to shared memory (rows.cu). Contract:
+// kernels/ops/norm.h.
 #pragma once
 
 #include "kernels/core/stream.h"
@@ -10,12 +11,16 @@
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/norm/rows.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::norm {
 
-// What the rows become. values: y of the same type. blocks: E4M3 with a power-of-two scale every 128 columns,
-// which are all there, and perhaps y; tensor: E4M3 by one scale, perhaps y and the maximum; any: whatever
-// NormForward can ask for, decided unit by unit. Where there are codes, y is BF16. odd: the same as any, of
-// rows that are fetched element by element.
+// The outputs of the kernel.
+// values  y of the type of x
+// blocks  E4M3 with a power-of-two scale every 128 columns of a width that is a multiple of 128, and perhaps
+//         y
+// tensor  E4M3 with one scale, and perhaps y and the maximum
+// any     whatever NormForward can ask for, decided unit by unit
+// odd     the same as any, for rows that are loaded element by element
+// Where there are codes, y is BF16.
 enum class NormForm { values, blocks, tensor, any, odd };
 inline NormForm form_of(const NormForward& args) {
     if (args.codes.data == nullptr)
@@ -44,10 +49,10 @@ template <DType kType> __device__ __forceinline__ float add_squares(const uint4&
     for (int i = 0; i < kUnit; ++i) strand = fma_float(v[i], v[i], strand);
     return strand;
 }
-// The sums of 32 neighbouring strands, of a segment that `kTeam` warps have: a thread has a strand of every
-// kTeam * 32, 8 / kTeam in all. In each of the first steps a lane gives half of its strands away and takes
-// the other half's partners, so that six shuffles do what would be ten, and ten what would be forty. A lane
-// gets one of the eight sums, sum_of_lane.
+// The sums of groups of 32 neighbouring strands of a segment that kTeam warps share. A thread has a strand of
+// every kTeam * 32, 8 / kTeam in all. In each of the first steps a lane sends half of its strands and keeps
+// the partners of the other half, so that six shuffles do what would take ten, and ten what would take forty.
+// A lane ends with one of the eight sums: number sum_of_lane().
 template <DType kType, int kTeam, int kUnits>
 __device__ __forceinline__ float sum_of_neighbours(const uint4 (&raw)[kUnits], int lane) {
     constexpr int kStrands = kNormWarps / kTeam;
@@ -72,7 +77,7 @@ __device__ __forceinline__ float sum_of_neighbours(const uint4 (&raw)[kUnits], i
     for (int rest = 16 / kStrands; rest > 0; rest /= 2) sums[0] += __shfl_xor_sync(kFullMask, sums[0], rest);
     return sums[0];
 }
-// Which of the eight it is, `warp` being the warp's place in the team.
+// The number of that sum; `warp`: index of the warp in the team.
 template <int kTeam> __device__ __forceinline__ int sum_of_lane(int warp, int lane) {
     return warp + lane / (4 * kTeam) * kTeam;
 }
@@ -80,12 +85,12 @@ __device__ __forceinline__ float rstd_of(float sum, const NormForward& args) {
     return div_float(1.0f, sqrt_float(div_float(sum, static_cast<float>(args.x.cols)) + args.eps));
 }
 
-// The largest magnitudes of a unit's even and of its odd columns, with any sign. NaN gives way to a number.
+// The largest magnitudes of the even and of the odd columns of a unit, with any sign. NaN is ignored.
 __device__ __forceinline__ uint32_t largest_pair(const uint4& unit) {
     return max_abs_bf16x2(max_abs_bf16x2(unit.x, unit.y), max_abs_bf16x2(unit.z, unit.w));
 }
-// Codes of pairs that are multiplied by a power of two as such: exact but where the product is below BF16's
-// normal numbers, whose code is 0.
+// FP8 codes of BF16 pairs that are multiplied by a power of two as BF16: exact, except where the result is
+// below the normal numbers of BF16, which encode to 0.
 __device__ __forceinline__ uint2 encode_pairs(const uint4& unit, uint32_t multiplier) {
     const uint4 scaled = {mul_bf16x2(unit.x, multiplier), mul_bf16x2(unit.y, multiplier),
                           mul_bf16x2(unit.z, multiplier), mul_bf16x2(unit.w, multiplier)};
@@ -94,9 +99,9 @@ __device__ __forceinline__ uint2 encode_pairs(const uint4& unit, uint32_t multip
     return {pack_fp8(v[0], v[1], v[2], v[3], DType::e4m3), pack_fp8(v[4], v[5], v[6], v[7], DType::e4m3)};
 }
 
-// Codes and scales of BF16 units, 16 threads a block. The maxima of two units travel together, and in the
-// first steps a thread gives half of its words away, as in sum_of_neighbours; each makes the scale of one
-// unit of its block for all, and the codes are made from pairs.
+// Codes and scales of BF16 units, 16 threads a block. The maxima of two units share a word, and in the first
+// steps a thread sends half of its words, as in sum_of_neighbours. Each thread computes the scale of one unit
+// of its block and broadcasts it; values are encoded from BF16 pairs.
 template <int kUnits, int kStride>
 __device__ __forceinline__ void write_blocks(const NormForward& args, int64_t row, const RowPart& part,
                                              int thread, const uint4 (&units)[kUnits], uint2* codes) {
@@ -123,7 +128,7 @@ __device__ __forceinline__ void write_blocks(const NormForward& args, int64_t ro
 #pragma unroll
     for (int rest = kBlockThreads / 2 / kWords; rest > 0; rest /= 2)
         words[0] = max_abs_bf16x2(words[0], __shfl_xor_sync(kFullMask, words[0], rest));
-    // the word is that of the lane's upper bits; of its two units the lane takes one
+    // the upper bits of the lane select the word; the lane takes one of its two units
     constexpr int kLanesOfWord = kBlockThreads / kWords;
     const uint32_t pair = abs_bf16x2(words[0]), amax = lane % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u;
     const QuantScale mine = quant_scale(__uint_as_float(amax), kE4m3Max, ScaleFormat::pow2);
@@ -140,8 +145,8 @@ __device__ __forceinline__ void write_blocks(const NormForward& args, int64_t ro
                           {mine.multiplier, mine.dequant, float_to_e8m0(mine.dequant)});
 }
 
-// All outputs of a row but rstd. gamma(unit, j, g) gives the effective weights of a unit of the row, which is
-// there, the j-th of the thread. All threads of the part call it, `thread` of kStride. `largest`: bits.
+// All outputs of a row but rstd. gamma(unit, j, g) returns the effective weights of a unit inside the row,
+// the j-th of the thread. All kStride threads of the part call it. `largest`: bits of the maximum.
 template <NormForm kForm, DType kType, int kUnits, int kStride, class Gamma>
 __device__ __forceinline__ void write_row(const NormForward& args, int64_t row, const RowPart& part,
                                           int thread, float rstd, float multiplier, const Gamma& gamma,
@@ -155,11 +160,11 @@ __device__ __forceinline__ void write_row(const NormForward& args, int64_t row, 
     float peaks[2] = {};
 #pragma unroll
     for (int j = 0; j < kUnits; ++j) {
-        const int unit = thread + j * kStride, there = min(unit, part.units - 1);
+        const int unit = thread + j * kStride, inside = min(unit, part.units - 1);
         if (unit >= (is_any(kForm) ? padded : part.units)) continue;
         opaque(raw[j]);  // as floats these would take twice the registers
         float v[kUnit], g[kUnit];
-        gamma(first_unit + there, j, g);
+        gamma(first_unit + inside, j, g);
         unpack_unit(raw[j], kType, v);
 #pragma unroll
         for (int i = 0; i < kUnit; ++i) v[i] = v[i] * rstd * g[i];
@@ -185,8 +190,8 @@ __device__ __forceinline__ void write_row(const NormForward& args, int64_t row, 
         largest = max(largest, __float_as_uint(fmaxf(peaks[0], peaks[1])));
 }
 
-// As merge_amax, for kernels of many CTAs: nothing is sent where the word outside is known to hold as much.
-// `seen`: what it held, of thread 0.
+// As merge_amax, for kernels of many CTAs: no atomic is issued where the global word is known to be as large.
+// `seen`: its value as read by thread 0 at the start.
 __device__ __forceinline__ void merge_amax_above(const NormForward& args, uint32_t amax, int32_t seen,
                                                  uint32_t* largest) {
     if (args.amax == nullptr) return;
@@ -198,7 +203,7 @@ __device__ __forceinline__ void merge_amax_above(const NormForward& args, uint32
         atomicMax(args.amax, static_cast<int32_t>(*largest));
 }
 
-// False: these rows need the other kernels.
+// False where these rows need another kernel: nothing is launched.
 bool launch_norm_held_rows(const NormForward& args, const Launch& launch);
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::norm

@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: MIT
-// RMSNorm forward on rows of BF16 or FP16 that go straight to registers: up to 2048 columns to a warp's,
-// wider ones to a CTA's. Contract: kernels/ops/norm.h. Other rows: rows.cu, norm.cu.
+// RMSNorm forward on aligned rows of BF16 or FP16 that are loaded straight to registers: up to 2048 columns
+// by one warp, wider ones by a CTA. Contract: kernels/ops/norm.h. Other rows: rows.cu, norm.cu.
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/norm/forward.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::norm {
 
 namespace {
 
-constexpr int kWarpRowCols = 2048;    // a unit a strand
-constexpr int kWarpRowThreads = 128;  // four rows
-constexpr int kTeam = 4;              // warps of a segment of up to 8192 columns, eight units a thread
+constexpr int kWarpRowCols = 2048;    // at most a unit per strand
+constexpr int kWarpRowThreads = 128;  // four rows a CTA
+constexpr int kTeam = 4;              // warps of a segment of up to 8192 columns, eight units per thread
 constexpr int kTeamUnits = static_cast<int>(op::kNormSegment) / (kUnit * kWarpSize * kTeam);
-constexpr int kMostTeams = 4;  // segments
+constexpr int kMostTeams = 4;  // segments of a row
 
-// CTAs of an SM that registers have to leave room for.
+// CTAs per SM that registers have to allow.
 constexpr int ctas_of(int units, int team) {
     if (team == 1) return units > 4 ? 4 : 8;
-    if (team == kTeam) return 2;  // of kMostTeams teams
+    if (team == kTeam) return 2;  // with kMostTeams teams
     return units > 2 ? 4 : 6;
 }
 
-// The sum over a row: segment s has eight sums from 8 * s on. All lanes of a warp call it.
+// The sum over a row; segment s has eight sums from 8 * s on. All lanes of a warp call it.
 __device__ __forceinline__ float sum_of_teams(const float* sums, int segments) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     if (segments == 1) return row_sum(sums);
@@ -34,20 +34,23 @@ __device__ __forceinline__ float sum_of_teams(const float* sums, int segments) {
     return total;
 }
 
-// Bytes at T=16384, H=4096: x and y 268 MB (68 us), each once. SMs take a row as soon as they
-// have room for it: with rows dealt out to a persistent grid beforehand the slowest was 7 % behind (77 us
-// instead of 68). gamma comes from L1, where all rows of an SM share it; nothing else is read
-// twice. (Loads and stores that are the first to leave L2: 1 to 5 % slower, but for 1024 x 32768; most where
-// only some of them are.) A row's CTA puts the sums of its strands together behind its only barrier; they
-// alternate between two places where a CTA takes several rows (a launch that may not use all SMs), so that
-// the next row's are not written before this row's are read. Up to 2048 columns a warp has the row alone and
-// meets nobody: 4096 x 1024 takes 7.5 us, with a CTA a row 10. A segment belongs to kTeamWarps warps: eight
-// that make values of a row of one segment, four otherwise, so that what a thread does once a row is shared
-// by 64 values; segments stand side by side in a CTA of up to four: 4096 x 12288 with block scales takes 46
-// us, by clusters of two CTAs 55. What starts a kernel is a tenth of its time, so it is launched behind the
-// kernel before it, and a CTA that gets room while that one ends asks for its first row in L2 before it
-// waits: 8192 x 8192 with one scale in 55.1 us, without asking 57.7. Rows asked for in L2 while others are
-// worked on: 58. One writer a byte, the contract's order: deterministic; amax is an integer maximum.
+// RMSNorm forward, x [T, H] -> y, FP8 codes and scales, rstd, amax, as NormForward asks.
+// Floor at T=16384, H=4096: x and y 268 MB, 68 us; each byte once.
+// Three shapes: a warp per row of up to 2048 columns; a CTA of eight warps per row of one segment with y
+// alone; four warps per segment otherwise, up to four segments in a CTA, so that what a thread does once a
+// row is shared by 64 values. The hardware schedules a row as soon as an SM has room. Gamma is read from L1,
+// where the rows of an SM share it.
+// Barriers: none for a warp per row. Otherwise one __syncthreads a row, after which the strand sums are
+// combined; they alternate between two places where a CTA takes several rows (a limited launch), so that
+// those of the next row are not written before this row's are read.
+// PDL: launching is a tenth of the time of a kernel, so it overlaps the end of the previous one; a CTA that
+// starts early prefetches its first row into L2 before pdl_wait().
+// Deterministic: one writer a byte, sums in the order of the contract; amax is an integer maximum.
+// Measured: 16384 x 4096 68 us, with a persistent grid that deals out rows 77, since its slowest SM was 7 %
+// late. 4096 x 1024 7.5 us, with a CTA per row 10. 4096 x 12288 with block scales 46 us, by clusters of two
+// CTAs 55. 8192 x 8192 with one scale 55.1 us, without the prefetch 57.7, with prefetches of later rows while
+// a row is worked on 58. Evict-first loads and stores: 1 to 5 % slower, but for 1024 x 32768; most where only
+// some of them are.
 template <int kUnits, NormForm kForm, DType kType, int kTeamWarps, int kThreads>
 __global__ __launch_bounds__(kThreads,
                              ctas_of(kUnits, kTeamWarps)) void held_rows_kernel(const NormForward args) {
@@ -123,8 +126,8 @@ template <DType kType> HeldKernel team_kernel(NormForm form) {
 }
 
 struct HeldLaunch {
-    HeldKernel kernel = nullptr;  // none: these rows need the other kernels
-    int threads = 0, rows = 1;    // of a CTA
+    HeldKernel kernel = nullptr;  // nullptr: these rows need another kernel
+    int threads = 0, rows = 1;    // per CTA
 };
 template <DType kType> HeldLaunch held_launch(const NormForward& args, NormForm form) {
     const int cols = args.x.cols;
@@ -134,7 +137,7 @@ template <DType kType> HeldLaunch held_launch(const NormForward& args, NormForm 
     if (form == NormForm::values && args.segments == 1)
         return {units_a_thread(cols) <= 2 ? values_kernel<2, kType>() : values_kernel<kMostUnits, kType>(),
                 kNormThreads};
-    constexpr int kNarrow = 4096;  // codes alone: up to here rows that come ahead of time are faster
+    constexpr int kNarrow = 4096;  // codes alone: up to here the prefetched rows of rows.cu are faster
     if (args.segments > kMostTeams || (cols <= kNarrow && args.y.data == nullptr)) return {};
     return {team_kernel<kType>(form), args.segments * kTeam * kWarpSize};
 }
@@ -147,11 +150,11 @@ bool launch_norm_held_rows(const NormForward& args, const Launch& launch) {
     if (!(f16 || args.x.dtype == DType::bf16) || !has_whole_units(args, form)) return false;
     const HeldLaunch held = f16 ? held_launch<DType::f16>(args, form) : held_launch<DType::bf16>(args, form);
     if (held.kernel == nullptr) return false;
-    constexpr int kLimitedThreads = 1024, kAnyNumber = 1 << 20;  // of an SM
+    constexpr int kLimitedThreads = 1024, kAnyNumber = 1 << 20;  // per SM
     const int ctas = launch.sm_limit > 0 ? kLimitedThreads / held.threads : kAnyNumber;
     launch_pdl(held.kernel, grid_for(ceil_div(args.rows, held.rows), launch, ctas),
                static_cast<unsigned>(held.threads), launch, "rms_norm", args);
     return true;
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::norm

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// RMSNorm forward, forward with FP8 outputs, backward; kernels for rows of any kind. Contract:
-// kernels/ops/norm.h. Rows of BF16 and FP16: held_rows.cu, rows.cu, front_backward.cu, rows_backward.cu.
+// RMSNorm forward, forward with FP8 outputs, backward: which kernel runs; the kernels for rows of any kind;
+// the sum of the parts of dgamma. Rows of BF16 and FP16: held_rows.cu, rows.cu, front_backward.cu,
+// rows_backward.cu. Contract: kernels/ops/norm.h.
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/scales.h"
@@ -12,19 +13,17 @@
 #include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/workspace.h"
 
-namespace fp8flow {
-
-using namespace hopper;
+namespace fp8flow::hopper::norm {
 
 namespace {
 
-constexpr int kWaveCtas = 8;  // CTAs of row kernels per SM
+constexpr int kWaveCtas = 8;  // CTAs per SM of the kernels over rows
 constexpr int kSumThreads = static_cast<int>(op::kNormStrands), kWarpSums = kSumThreads / 32;
 static_assert(kSumThreads == kRowThreads && op::kNormUnit == kUnit);
 
-// The sum over a row of term(strand, col, last): strand plus the products of the unit at `col`, of which
-// columns before `last` count. Segment by segment, two barriers each: the warp sums are there, and free
-// again. All threads get it.
+// The sum over a row of term(strand, col, last): strand plus the products of the unit at `col`, counting
+// columns before `last`. Two barriers a segment: the warp sums are written; they have been read. All threads
+// get the sum.
 template <class Term> __device__ __forceinline__ float sum_over_row(int width, float* warp_sums, Term term) {
     const int segment = static_cast<int>(op::norm_segment_cols(width));
     float sum = 0.0f;
@@ -34,7 +33,7 @@ template <class Term> __device__ __forceinline__ float sum_over_row(int width, f
         for (int col = first + static_cast<int>(threadIdx.x) * kUnit; col < last;
              col += static_cast<int>(blockDim.x) * kUnit)
             strand = term(strand, col, last);
-        put_strand(strand, warp_sums);
+        store_strand(strand, warp_sums);
         __syncthreads();
         const float part = row_sum(warp_sums);
         sum = first == 0 ? part : sum + part;
@@ -43,9 +42,9 @@ template <class Term> __device__ __forceinline__ float sum_over_row(int width, f
     return sum;
 }
 
-// Any dtype, width and alignment. Reads a row twice (the second time from L1 or L2), writes y, codes, scales
-// and rstd. A CTA takes one row at a time, grid-stride: all threads finish the sum alike and write the
-// outputs. The order of every sum is fixed by the contract; amax is an integer atomic maximum.
+// RMSNorm forward for any dtype, width and alignment. Reads a row twice (the second time from L1 or L2),
+// writes y, codes, scales and rstd. A CTA takes one row at a time, grid-stride. Deterministic: sums in the
+// order of the contract; amax is an integer atomic maximum.
 __global__ void __launch_bounds__(kSumThreads) rms_norm_kernel(const NormForward args) {
     __shared__ float warp_sums[kWarpSums];
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x),
@@ -86,7 +85,8 @@ __global__ void __launch_bounds__(kSumThreads) rms_norm_kernel(const NormForward
     merge_amax(args, amax, &largest_of_cta);
 }
 
-// Any dtype, width and alignment: dx as rms_norm_kernel, with dy*g times x for the sum; reads dy and x twice.
+// RMSNorm backward, dx, for any dtype, width and alignment: as rms_norm_kernel, with dy*g times x for the
+// sum; reads dy and x twice.
 __global__ void __launch_bounds__(kSumThreads) rms_norm_dx_kernel(const NormBackward args) {
     __shared__ float warp_sums[kWarpSums];
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x),
@@ -126,15 +126,15 @@ __global__ void __launch_bounds__(kSumThreads) rms_norm_dx_kernel(const NormBack
     }
 }
 
-// The sums of dgamma's parts for these rows: reads dy and x once more; a thread adds one column over the
-// chunks of a part, rows ascending.
+// The sums of the parts of dgamma for the same rows: reads dy and x once more. A thread adds one column over
+// the chunks of a part, rows ascending: deterministic.
 __global__ void __launch_bounds__(kRowThreads) dgamma_partial_kernel(const NormBackward args) {
     const int width = args.x.cols;
-    const int64_t panels = (width + kRowThreads - 1) / kRowThreads,
+    const int64_t col_tiles = (width + kRowThreads - 1) / kRowThreads,
                   chunks = int64_t{args.chunks} * args.parts,
                   parts = min(static_cast<int64_t>(args.parts), args.rows);
-    for (int64_t work = blockIdx.x; work < parts * panels; work += gridDim.x) {
-        const int64_t part = work / panels, col = work % panels * kRowThreads + threadIdx.x;
+    for (int64_t work = blockIdx.x; work < parts * col_tiles; work += gridDim.x) {
+        const int64_t part = work / col_tiles, col = work % col_tiles * kRowThreads + threadIdx.x;
         if (col >= width) continue;
         const auto chunk = [&](int64_t first) {
             float sum = 0.0f;
@@ -152,27 +152,28 @@ __global__ void __launch_bounds__(kRowThreads) dgamma_partial_kernel(const NormB
     }
 }
 
-// dgamma from the sums of parts (4 MB of 132 at H=7168, from L2). A warp takes one group of parts, a thread
-// kCols neighbouring columns of it, with all loads of its group in flight; a CTA as many panels of 32 threads
-// as its warps reach, one where there are twelve groups. Then a warp a panel adds the groups in ascending
-// order. One barrier, reached by all. The kernel behind may take its place: it waits for this one's end. Two
-// columns a thread where one would need more CTAs than there are SMs: 7168 -0.8 us, 12288 -0.5;
-// but 4096 +1.
-constexpr int kGroupWarps = 12, kPanel = 32, kGroupParts = static_cast<int>(op::kGammaGroup);
+// dgamma [H] from the sums of its parts (4 MB of 132 parts at H=7168, from L2).
+// A warp takes one group of parts, a thread kCols neighbouring columns of it, with all loads of its group in
+// flight; a CTA as many column tiles of 32 threads as its warps reach, one where there are twelve groups.
+// Then a warp per column tile adds the groups in ascending order: deterministic. One __syncthreads, reached
+// by all. PDL: the next kernel may start early, it waits for the end of this one.
+// Two columns a thread where one would need more CTAs than there are SMs: 7168 -0.8 us, 12288 -0.5; but 4096
+// +1.
+constexpr int kGroupWarps = 12, kColTile = 32, kGroupParts = static_cast<int>(op::kGammaGroup);
 static_assert(kGroupWarps * kGroupParts == op::kGammaParts);
 int groups_of(int64_t parts) {
     return static_cast<int>(std::max<int64_t>(1, ceil_div(parts, op::kGammaGroup)));
 }
 template <int kCols>
-__global__ void __launch_bounds__(kGroupWarps* kPanel)
+__global__ void __launch_bounds__(kGroupWarps* kColTile)
     dgamma_kernel(const float* partials, int parts, int groups, int64_t width, Gradient mode, float* dgamma,
-                  uint32_t* asked) {
-    __shared__ float group_sums[kGroupWarps][kCols][kPanel];
+                  uint32_t* issued) {
+    __shared__ float group_sums[kGroupWarps][kCols][kColTile];
     pdl_launch_dependents();
-    const int warp = static_cast<int>(threadIdx.x) / kPanel, lane = static_cast<int>(threadIdx.x) % kPanel,
-              panels = kGroupWarps / groups;
-    const auto column = [&](int panel) {
-        return ((static_cast<int64_t>(blockIdx.x) * panels + panel) * kPanel + lane) * kCols;
+    const int warp = static_cast<int>(threadIdx.x) / kColTile,
+              lane = static_cast<int>(threadIdx.x) % kColTile, tiles = kGroupWarps / groups;
+    const auto column = [&](int tile) {
+        return ((static_cast<int64_t>(blockIdx.x) * tiles + tile) * kColTile + lane) * kCols;
     };
     const int first = warp % groups * kGroupParts;
     const int64_t col = column(warp / groups);
@@ -187,7 +188,7 @@ __global__ void __launch_bounds__(kGroupWarps* kPanel)
         }
     };
     pdl_wait();
-    if (blockIdx.x == 0 && threadIdx.x == 0) *asked = 0;  // for the next call
+    if (blockIdx.x == 0 && threadIdx.x == 0) *issued = 0;  // ready for the next call
     float values[kGroupParts][kCols] = {}, sums[kCols] = {};
 #pragma unroll
     for (int i = 0; i < kGroupParts; ++i) load(first + i, values[i]);
@@ -195,12 +196,12 @@ __global__ void __launch_bounds__(kGroupWarps* kPanel)
     for (int c = 0; c < kCols; ++c) {
         float group = 0.0f;
 #pragma unroll
-        for (int i = 0; i < kGroupParts; ++i) group += values[i][c];  // +0 behind the last part
+        for (int i = 0; i < kGroupParts; ++i) group += values[i][c];  // +0 after the last part
         group_sums[warp][c][lane] = group;
     }
     __syncthreads();
     const int64_t mine = column(warp);
-    if (warp >= panels || mine >= width) return;
+    if (warp >= tiles || mine >= width) return;
     for (int i = 0; i < groups; ++i)
 #pragma unroll
         for (int c = 0; c < kCols; ++c) sums[c] += group_sums[warp * groups + i][c][lane];
@@ -225,6 +226,14 @@ void launch_norm(const NormForward& args, const Launch& launch) {
 }
 
 }  // namespace
+
+}  // namespace fp8flow::hopper::norm
+
+namespace fp8flow {
+
+using namespace hopper;
+using namespace hopper::norm;
+using namespace hopper::quantize;
 
 void HopperOps::do_rms_norm(const op::RmsNorm& args, const Launch& launch) {
     launch_norm({.x = row_view(args.x),
@@ -268,15 +277,15 @@ void HopperOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const Laun
     if (same_codes) {
         const TensorView& codes = args.transposed.data;
         const int64_t tiles = ceil_div(codes.dim(0), kBlock) * ceil_div(codes.dim(1), kBlock);
-        ScaledTensor tiled =
-            args.transposed;  // every tile's scale is the one of the rows: written, not wanted
+        // every tile has the scale of the rows: the table of tile scales is written, but not read
+        ScaledTensor tiled = args.transposed;
         tiled.scales = make_view(workspace_->partials_for<float>(tiles), DType::f32,
                                  {ceil_div(codes.dim(1), kBlock), ceil_div(codes.dim(0), kBlock)});
         launch_transpose_tiles(args.rows, {}, tiled, launch);
     } else if (args.transposed.layout == ScaleLayout::tile128) {
         launch_transpose_tiles(args.rows, {}, args.transposed, launch);
     } else if (args.transposed.layout == ScaleLayout::tensor) {
-        // the rows' values once more, from x and rstd by the same formula
+        // the values of the rows once more, from x and rstd by the same formula
         TileOutput columns = tile_columns(args.transposed, Share::word);
         columns.multipliers = args.transposed.scales.as<float>();
         columns.multipliers_are_scales = true;
@@ -305,22 +314,22 @@ void HopperOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Laun
                               .parts = static_cast<int>(parts),
                               .chunks = static_cast<int>(op::gamma_chunks(width)),
                               .partials = workspace_->partials_for<float>(sums * width),
-                              .asked = workspace_->zeros_for<uint32_t>(1)};
+                              .issued = workspace_->zeros_for<uint32_t>(1)};
     if (rows > 0 && !launch_norm_backward_front(job, launch) && !launch_norm_backward_rows(job, launch)) {
-        // dgamma first: dx may stand in the place of dy
+        // dgamma first: dx may alias dy
         dgamma_partial_kernel<<<grid_for(sums * ceil_div(width, kRowThreads), launch), kRowThreads, 0,
                                 stream>>>(job);
         rms_norm_dx_kernel<<<grid_for(rows, launch, kWaveCtas), threads_for(width), 0, stream>>>(job);
         check_launch("rms_norm_backward");
     }
-    const int groups = groups_of(sums), panels = kGroupWarps / groups;
+    const int groups = groups_of(sums), tiles = kGroupWarps / groups;
     const auto ctas = [&](int cols) {
-        return static_cast<unsigned>(ceil_div(width, panels * kPanel * cols));
+        return static_cast<unsigned>(ceil_div(width, tiles * kColTile * cols));
     };
     const bool pairs = width % 2 == 0 && ctas(1) > static_cast<unsigned>(kNumSms);
-    launch_pdl(pairs ? dgamma_kernel<2> : dgamma_kernel<1>, ctas(pairs ? 2 : 1), kGroupWarps * kPanel, launch,
-               "rms_norm_backward, dgamma", job.partials, static_cast<int>(sums), groups, width,
-               args.dgamma_mode, args.dgamma.as<float>(), job.asked);
+    launch_pdl(pairs ? dgamma_kernel<2> : dgamma_kernel<1>, ctas(pairs ? 2 : 1), kGroupWarps * kColTile,
+               launch, "rms_norm_backward, dgamma", job.partials, static_cast<int>(sums), groups, width,
+               args.dgamma_mode, args.dgamma.as<float>(), job.issued);
 }
 
 }  // namespace fp8flow

@@ -1,35 +1,41 @@
 // SPDX-License-Identifier: MIT
-// RMSNorm forward on rows of BF16 or FP16 of more than 2048 columns that held_rows.cu leaves: codes alone of
-// up to 4096 columns, more than four segments, outputs of any kind. Rows come through shared memory by the
-// TMA, several ahead, so that memory is busy while a row is summed and written. Contract:
-// kernels/ops/norm.h. Backward: rows_backward.cu. Other rows: norm.cu.
+// RMSNorm forward on rows of BF16 or FP16 of at least 1024 columns that held_rows.cu does not take: codes
+// alone of 2049 to 4096 columns, five to eight segments, outputs of form `any` above 2048 columns, unaligned
+// rows. Rows are loaded to shared memory by TMA, several ahead, so that memory is busy while a row is summed
+// and written. Contract: kernels/ops/norm.h. Backward: front_backward.cu, rows_backward.cu. Other rows:
+// norm.cu.
 #include "kernels/hopper/device/cluster.h"
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/norm/forward.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::norm {
 
 namespace {
 
 constexpr int kSlots = 4;
 
-// CTAs of an SM: what registers allow; narrow rows need many, since a row takes about a microsecond from its
+// CTAs per SM that registers allow. Narrow rows need many, since a row takes about a microsecond from its
 // arrival to its last store.
 constexpr int ctas_of(int units, NormForm form) { return is_any(form) || units > 2 ? 3 : 4; }
 
-// Bytes at T=8192, H=4096: x and codes 101 MB (26 us), 27.7 us with one scale, 31.1 with block scales; each
-// once. A CTA takes every gridDim-th row; kSlots rows are under way or waiting in shared memory (172 KB an
-// SM). gamma stays in registers, and so does the row once it has come: a thread owns kUnits units, sums its
-// strand, and behind the row's only barrier (all have read the slot and put their sums) thread 0 starts the
-// slot's next row while all threads write. The warp sums alternate between two places, so that the next row's
-// are not written before this row's are read. One writer a byte, the contract's order: deterministic; amax is
-// an integer maximum. A row of several segments belongs to a cluster, a segment a CTA: behind the barrier
-// their sums meet in all of them (SegmentSums). FP8 blocks: an SM has 36 thread instructions a column at 4.1
-// TB/s. All units of a thread become BF16 pairs first, which y needs anyway; their maxima are taken as pairs
-// (3/4 of an instruction a column), the four shuffles of all units travel together, and the codes are made
-// from the pairs. Deciding dtype, layout and bounds for each unit instead took 70 us where memory needs 36.
+// RMSNorm forward, x [T, H] -> y, FP8 codes and scales, rstd, amax, as NormForward asks.
+// Floor at T=8192, H=4096: x and codes 101 MB, 26 us.
+// A CTA takes every gridDim-th row; kSlots rows are in flight or waiting in shared memory (172 KB an SM).
+// Gamma stays in registers, and so does a row once it has landed: a thread owns kUnits units and sums its
+// strand. A row of several segments belongs to a cluster, a segment per CTA, which exchange their sums after
+// the barrier (SegmentSums).
+// Barriers: full[slot], an mbarrier (TMA bytes). One __syncthreads a row: all threads have read the slot and
+// written their sums; thread 0 then issues the next load of the slot while all threads write the row. The
+// warp sums alternate between two places, so that those of the next row are not written before this row's are
+// read.
+// FP8 blocks: an SM has 36 thread instructions a column at 4.1 TB/s. All units of a thread become BF16 pairs
+// first, which y needs anyway; their maxima are taken as pairs (3/4 of an instruction a column), the four
+// shuffles of all units share words, and codes are made from the pairs.
+// Deterministic: one writer a byte, sums in the order of the contract; amax is an integer maximum.
+// Measured at T=8192, H=4096: 27.7 us with one scale, 31.1 with block scales. Deciding dtype, layout and
+// bounds for each unit took 70 us where memory needs 36.
 template <int kUnits, NormForm kForm, DType kType>
 __global__ __launch_bounds__(kNormThreads,
                              ctas_of(kUnits, kForm)) void norm_rows_kernel(const NormForward args) {
@@ -44,9 +50,9 @@ __global__ __launch_bounds__(kNormThreads,
     const int units = part.units, first_unit = part.first / kUnit;
     const int slot_size = slot_bytes(args.segment_cols);
     const int64_t first_row = blockIdx.x / part.segments, step = gridDim.x / part.segments;
-    const auto start = [&](int64_t row, int slot) {
+    const auto issue = [&](int64_t row, int slot) {
         mbarrier_arrive_expect_tx(&full[slot], static_cast<uint32_t>(2 * kUnit * units));
-        start_row(args.x, row, part, slots + slot * slot_size, &full[slot]);
+        issue_row(args.x, row, part, slots + slot * slot_size, &full[slot]);
     };
     pdl_launch_dependents();
     if (thread == 0) {
@@ -61,7 +67,7 @@ __global__ __launch_bounds__(kNormThreads,
     pdl_wait();
     if (thread == 0) {
         for (int slot = 0; slot < kSlots; ++slot)
-            if (!kFetched && first_row + slot * step < args.rows) start(first_row + slot * step, slot);
+            if (!kFetched && first_row + slot * step < args.rows) issue(first_row + slot * step, slot);
     }
     float g[kUnits][kUnit] = {};
 #pragma unroll
@@ -79,7 +85,7 @@ __global__ __launch_bounds__(kNormThreads,
 #pragma unroll
         for (int i = 0; i < kUnit; ++i) out[i] = g[j][i];
     };
-    // the barriers are there
+    // the mbarriers are initialised
     if (part.segments > 1)
         cluster_sync();
     else
@@ -103,7 +109,7 @@ __global__ __launch_bounds__(kNormThreads,
         const float part_sum = sum_of_neighbours<kType, kNormWarps>(raw, thread % 32);
         if (thread % 32 == 0) warp_sums[n % 2][thread / 32] = part_sum;
         __syncthreads();
-        if (!kFetched && thread == 0 && row + kSlots * step < args.rows) start(row + kSlots * step, slot);
+        if (!kFetched && thread == 0 && row + kSlots * step < args.rows) issue(row + kSlots * step, slot);
         float sum = row_sum(warp_sums[n % 2]);
         if (part.segments > 1) {
             send_sum(segment_sums, n, part, sum, thread);
@@ -116,7 +122,7 @@ __global__ __launch_bounds__(kNormThreads,
         if (++slot == kSlots) slot = 0, parity ^= 1;
     }
     if constexpr (kForm == NormForm::tensor || is_any(kForm)) merge_amax(args, amax, &largest_of_cta);
-    if (part.segments > 1) cluster_sync();  // no sum is on its way any more
+    if (part.segments > 1) cluster_sync();  // all sums have arrived
 }
 
 using ForwardKernel = void (*)(NormForward);
@@ -130,7 +136,7 @@ template <int kUnits, DType kType> ForwardKernel kernel_of(NormForm form) {
 template <DType kType> ForwardKernel copied_kernel(const NormForward& args) {
     const NormForm form = form_of(args);
     if (!is_wide(args.x, kType) || !has_whole_units(args, form)) return nullptr;
-    if (form == NormForm::values)  // one segment is launch_norm_held_rows's
+    if (form == NormForm::values)  // one segment runs in held_rows.cu
         return norm_rows_kernel<kMostUnits, NormForm::values, kType>;
     return units_a_thread(args.segment_cols) <= 2 ? kernel_of<2, kType>(form)
                                                   : kernel_of<kMostUnits, kType>(form);
@@ -153,4 +159,4 @@ bool launch_norm_rows(const NormForward& args, const Launch& launch) {
     return true;
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::norm

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What RMSNorm's kernels share: arguments, the order of a sum over a row, and what the kernels for wide rows
-// of BF16 or FP16 do alike.
+// What the RMSNorm kernels share: arguments, the order of a sum over a row, and the parts of the kernels for
+// wide rows of BF16 or FP16.
 #pragma once
 
 #include "kernels/hopper/device/cluster.h"
@@ -13,7 +13,7 @@
 #include "kernels/hopper/runtime/launch.h"
 #include "kernels/ops/norm.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::norm {
 
 struct NormForward {
     RowView x, gamma, y;  // y optional
@@ -21,11 +21,11 @@ struct NormForward {
     float eps, gamma_offset;
     float* rstd;
     RowView codes;              // optional
-    RowScales scales;           // data == nullptr: per-tensor codes
-    const float* tensor_scale;  // of per-tensor codes
-    int32_t* amax;              // optional: a float that is not NaN; not below 0 once something came
+    RowScales scales;           // data == nullptr: one scale for the tensor
+    const float* tensor_scale;  // layout tensor
+    int32_t* amax;              // optional: bits of a float that is not NaN
     QuantizeRule rule;
-    int segments, segment_cols;  // of a row (kernels/ops/norm.h); one: all columns
+    int segments, segment_cols;  // of a row (kernels/ops/norm.h); 1: the whole row
 };
 
 struct NormBackward {
@@ -34,14 +34,14 @@ struct NormBackward {
     float gamma_offset;
     const float* rstd;
     int segments, segment_cols;
-    int parts, chunks;  // of dgamma; chunks a part
-    float* partials;    // [min(parts, rows), H]: sums of parts
-    uint32_t*
-        asked;  // rows asked for by all CTAs or clusters; 0 before and, by the kernel for dgamma, afterwards
-    // front_backward.cu
-    int depth = 0;  // rows in shared memory
-    int hold =
-        -1;  // a CTA asks for no row that is more quarters of a row ahead of the mean; below 0: for any
+    int parts, chunks;  // of dgamma; chunks per part
+    float* partials;    // [min(parts, rows), H]: the sums of the parts
+    // front_backward.cu. issued: rows loaded by all CTAs (clusters); 0 before the call, and set to 0 by the
+    // dgamma kernel. depth: slots of the ring. max_lead: a CTA loads no row that is more quarters of a row
+    // ahead of the mean of all CTAs; negative: no limit.
+    uint32_t* issued;
+    int depth = 0;
+    int max_lead = -1;
 };
 
 __device__ __forceinline__ void load_gamma(const RowView& gamma, float offset, int col, float (&g)[kUnit]) {
@@ -51,9 +51,9 @@ __device__ __forceinline__ void load_gamma(const RowView& gamma, float offset, i
     for (int i = 0; i < kUnit; ++i) g[i] = offset + g[i];
 }
 
-// The sum over a segment: thread t holds strand t (units t, t + 256, ...). A barrier stands between the two
+// The sum over a segment: thread t holds strand t (units t, t + 256, ...). A barrier separates the two
 // functions; every thread gets the sum. `warp_sums` are eight words, 0 where the CTA has no such warp.
-__device__ __forceinline__ void put_strand(float strand, float* warp_sums) {
+__device__ __forceinline__ void store_strand(float strand, float* warp_sums) {
     for (int step = 16; step > 0; step /= 2) strand += __shfl_xor_sync(kFullMask, strand, step);
     if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = strand;
 }
@@ -61,7 +61,8 @@ __device__ __forceinline__ float row_sum(const float* warp_sums) {
     return combine_lanes(warp_sums[threadIdx.x % 8]);
 }
 
-// One unit of the output: values before rounding (0 past the row's end) to y, codes, scales and the maximum.
+// One unit of the output: values before rounding (0 past the end of the row) to y, codes, scales and the
+// maximum.
 __device__ __forceinline__ void write_unit(const NormForward& args, int64_t row, int col, float multiplier,
                                            float (&v)[kUnit], uint32_t& amax) {
     const int width = args.x.cols;
@@ -80,9 +81,9 @@ __device__ __forceinline__ void write_unit(const NormForward& args, int64_t row,
     }
     quantize_unit(v, true, args.codes, args.scales, row, col, args.rule);
 }
-// The CTA's maximum into the word outside: one atomic a CTA, since all go to one place. `largest`: shared, 0
-// since before a barrier; all threads call it. Magnitudes compare like their bits, also with what the word
-// held, which may be negative.
+// The maximum of the CTA into the global word: one atomic per CTA, since all address the same word.
+// `largest`: shared, set to 0 before an earlier barrier; all threads call it. Magnitudes compare like their
+// bits, also with the value in the word, which may be negative.
 __device__ __forceinline__ void merge_amax(const NormForward& args, uint32_t amax, uint32_t* largest) {
     if (args.amax == nullptr) return;
     amax = __reduce_max_sync(kFullMask, amax);
@@ -93,17 +94,18 @@ __device__ __forceinline__ void merge_amax(const NormForward& args, uint32_t ama
 
 // ---- wide rows
 constexpr int kNormThreads = static_cast<int>(op::kNormStrands), kNormWarps = kNormThreads / 32;
-constexpr int kMinWidth = 1024;   // a CTA per row or segment
-constexpr int kMostSegments = 8;  // of a cluster that every GPU takes
-constexpr int kMostUnits = static_cast<int>(op::kNormSegment) / (kUnit * kNormThreads);  // of a thread
+constexpr int kMinWidth = 1024;   // of a row that has a CTA per row or segment
+constexpr int kMostSegments = 8;  // the largest portable cluster
+constexpr int kMostUnits = static_cast<int>(op::kNormSegment) / (kUnit * kNormThreads);  // units per thread
 static_assert(kNormThreads == kRowThreads && op::kNormUnit == kUnit);
 
 __host__ __device__ constexpr int slot_bytes(int width) { return (2 * width + 127) / 128 * 128; }
 
-// What a CTA has of every row: all of it, or one segment of it, the others' being in the CTAs of its cluster.
+// The part of every row that a CTA has: the whole row, or one segment of it; the other segments belong to the
+// other CTAs of the cluster.
 struct RowPart {
     int segments, rank;
-    int first, units;  // first column
+    int first, units;  // first column; units of the part
 };
 template <int kUnits> __device__ __forceinline__ RowPart row_part(int cols, int segments, int segment_cols) {
     if (kUnits < kMostUnits || segments == 1) return {1, 0, 0, (cols + kUnit - 1) / kUnit};
@@ -111,18 +113,18 @@ template <int kUnits> __device__ __forceinline__ RowPart row_part(int cols, int 
     return {segments, rank, first, (min(segment_cols, cols - first) + kUnit - 1) / kUnit};
 }
 
-// How rows come: whole units by TMA, ahead of time, or element by element when their turn comes
-// (odd widths, odd addresses).
+// How rows are loaded: whole units by TMA, ahead of time, or element by element when they are needed (odd
+// widths, odd addresses).
 enum class Rows { copied, fetched };
 
-// A part of a row into a slot by kNormThreads threads, element by element, zeros behind the row's end; a
-// barrier has to follow.
+// Loads a part of a row into a slot by kNormThreads threads, element by element, with zeros after the end of
+// the row. A barrier has to follow.
 __device__ __forceinline__ void fetch_row(const RowView& from, int64_t row, const RowPart& part,
                                           uint8_t* slot, int thread) {
-    constexpr int kBatch = 8;  // loads on their way
+    constexpr int kBatch = 8;  // loads in flight
     const uint16_t* in = static_cast<const uint16_t*>(from.data) + row * from.cols + part.first;
-    const int wanted = part.units * kUnit, width = min(wanted, from.cols - part.first);
-    for (int first = thread; first < wanted; first += kBatch * kNormThreads) {
+    const int elements = part.units * kUnit, width = min(elements, from.cols - part.first);
+    for (int first = thread; first < elements; first += kBatch * kNormThreads) {
         uint16_t values[kBatch];
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
@@ -131,19 +133,19 @@ __device__ __forceinline__ void fetch_row(const RowView& from, int64_t row, cons
         }
 #pragma unroll
         for (int i = 0; i < kBatch; ++i)
-            if (first + i * kNormThreads < wanted)
+            if (first + i * kNormThreads < elements)
                 reinterpret_cast<uint16_t*>(slot)[first + i * kNormThreads] = values[i];
     }
 }
 
-// Starts the copy of a part of a row into a slot; it completes on the barrier.
-__device__ __forceinline__ void start_row(const RowView& from, int64_t row, const RowPart& part,
+// Issues the TMA load of a part of a row into a slot; it completes on the mbarrier.
+__device__ __forceinline__ void issue_row(const RowView& from, int64_t row, const RowPart& part,
                                           uint8_t* slot, Mbarrier* barrier) {
     bulk_load(static_cast<const uint16_t*>(from.data) + row * from.cols + part.first, barrier, slot,
               static_cast<uint32_t>(2 * kUnit * part.units));
 }
-// The same part to L2 only, which a kernel may ask for before it waits for the kernel before it: the aligned
-// 16 bytes of it, of any width.
+// Prefetches the same part into L2: its aligned 16-byte words, for rows of any width. Allowed before
+// pdl_wait().
 template <class T>
 __device__ __forceinline__ void prefetch_row(const RowView& from, int64_t row, const RowPart& part) {
     constexpr uintptr_t kWhole = 16;
@@ -158,7 +160,7 @@ __device__ __forceinline__ void prefetch_row(const RowView& from, int64_t row, c
 __device__ __forceinline__ void prefetch_row(const RowView& from, int64_t row, const RowPart& part) {
     prefetch_row<uint16_t>(from, row, part);
 }
-// The same of all inputs of a backward row.
+// The same for all inputs of a backward row.
 __device__ __forceinline__ void prefetch_inputs(const NormBackward& args, int64_t row, const RowPart& part) {
     prefetch_row(args.dy, row, part);
     prefetch_row(args.x, row, part);
@@ -187,10 +189,10 @@ __device__ __forceinline__ void load_wide_gamma(const RowView& gamma, float offs
     for (int i = 0; i < kUnit; ++i) g[i] = offset + g[i];
 }
 
-// The sums of a row's segments on their way to every CTA of the cluster. Rows alternate between two places: a
-// CTA sends its sum behind a barrier that all its threads reach behind their reading of the row before, and
-// nobody goes on without it, so that a place is written again only when it has been read everywhere. Each
-// arms its own barrier; bytes that come earlier are counted all the same.
+// Exchange of the segment sums of a row between the CTAs of a cluster. Rows alternate between two places: a
+// CTA sends its sum after a barrier that all its threads reach after they read the row before, and no CTA
+// continues without that sum, so that a place is overwritten only when it has been read everywhere. Each CTA
+// arms its own mbarrier; bytes that arrive before that are counted all the same.
 struct SegmentSums {
     float sums[2][kMostSegments];
     Mbarrier full[2];
@@ -199,7 +201,8 @@ __device__ __forceinline__ void prepare(SegmentSums& shared) {
     mbarrier_init(&shared.full[0], 1);
     mbarrier_init(&shared.full[1], 1);
 }
-// Row n of the CTA: its segment's sum goes out, all of them come in. All kNormThreads threads call both.
+// Row n of the CTA: send_sum sends the sum of its segment to all CTAs, await_sums waits for all of them. All
+// kNormThreads threads call both.
 __device__ __forceinline__ void send_sum(SegmentSums& shared, int n, const RowPart& part, float sum,
                                          int thread) {
     const int place = n % 2;
@@ -218,7 +221,7 @@ __device__ __forceinline__ float await_sums(SegmentSums& shared, int n, const Ro
     return total;
 }
 
-// Rows that TMA can bring, in as many segments as a cluster has CTAs.
+// Rows that TMA can load, with at most as many segments as a cluster has CTAs.
 inline bool is_wide(const RowView& rows, DType dtype) {
     return rows.dtype == dtype && rows.vector && rows.cols >= kMinWidth &&
            op::norm_segments(rows.cols) <= kMostSegments;
@@ -227,7 +230,7 @@ inline bool is_fetchable(const RowView& rows) {
     return (rows.dtype == DType::bf16 || rows.dtype == DType::f16) && rows.cols >= kMinWidth &&
            op::norm_segments(rows.cols) <= kMostSegments;
 }
-// The same of all rows of a backward pass.
+// The same for all rows of a backward pass.
 inline bool is_backward_wide(const NormBackward& args) {
     const DType type = args.x.dtype;
     return args.gamma.vector && is_wide(args.x, type) && is_wide(args.dy, type) && is_wide(args.dx, type) &&
@@ -242,14 +245,14 @@ inline int units_a_thread(int width) {
     return static_cast<int>(ceil_div(ceil_div(width, kUnit), kNormThreads));
 }
 
-// `ctas` of an SM at most, a cluster for the segments of a row, no more clusters than rows or find room at
-// once. `behind`: all threads of the kernel call pdl_wait() before they touch memory but by prefetches to L2,
-// so that it may start while the kernel before it ends.
+// Launches at most `ctas` CTAs per SM, a cluster for the segments of a row, and no more clusters than there
+// are rows or fit at once. with_pdl: all threads of the kernel call pdl_wait() before they touch memory other
+// than by prefetches into L2, so that it may start while the previous kernel ends.
 template <class Args>
 void launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int ctas, dim3 block, int bytes,
-                 const Launch& launch, const char* op, bool behind = false) {
-    constexpr int kDefault = 48 * 1024, kOwn = 4 * 1024;  // of the kernel's own variables, at most
-    if (bytes > kDefault - kOwn)
+                 const Launch& launch, const char* op, bool with_pdl = false) {
+    constexpr int kDefault = 48 * 1024, kStatic = 4 * 1024;  // at most, of static variables
+    if (bytes > kDefault - kStatic)
         allow_shared_memory(kernel, static_cast<std::size_t>(bytes), "shared memory of rms_norm");
     const unsigned segments = static_cast<unsigned>(args.segments);
     cudaLaunchAttribute attributes[2]{};
@@ -262,19 +265,20 @@ void launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int ctas,
     config.gridDim = clusters * segments;
     if (segments > 1) {
         attributes[config.numAttrs++] = cluster_attribute(segments);
-        int room = 0;
-        check_cuda(cudaOccupancyMaxActiveClusters(&room, kernel, &config), op);
-        clusters = std::clamp(static_cast<unsigned>(room), 1u, clusters);
+        int most = 0;
+        check_cuda(cudaOccupancyMaxActiveClusters(&most, kernel, &config), op);
+        clusters = std::clamp(static_cast<unsigned>(most), 1u, clusters);
         config.gridDim = clusters * segments;
     }
-    if (behind) attributes[config.numAttrs++] = pdl_attribute();
+    if (with_pdl) attributes[config.numAttrs++] = pdl_attribute();
     check_cuda(cudaLaunchKernelEx(&config, kernel, args), op);
 }
 
-// False: these rows need the other kernels.
+// False where these rows need another kernel: nothing is launched.
 bool launch_norm_rows(const NormForward& args, const Launch& launch);
-// dx and the sums of dgamma's parts: rows of 2049 columns to four segments, and others
+// dx and the sums of the parts of dgamma: front for rows of 2049 columns to four segments, rows for the other
+// wide ones.
 bool launch_norm_backward_front(NormBackward args, const Launch& launch);
 bool launch_norm_backward_rows(const NormBackward& args, const Launch& launch);
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::norm

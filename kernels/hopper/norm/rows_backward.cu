@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// RMSNorm backward on rows of BF16 or FP16 of 1024 to 2048 columns or of more than four segments: every byte
+// RMSNorm backward on rows of BF16 or FP16 of 1024 to 2048 columns or of five to eight segments: every byte
 // is read once, and the sums for gamma stay in registers. Contract: kernels/ops/norm.h. Rows between these:
-// front_backward.cu. Forward: rows.cu. Other rows: norm.cu.
+// front_backward.cu. Forward: held_rows.cu, rows.cu. Other rows: norm.cu.
 #include "kernels/hopper/device/cluster.h"
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/pdl.h"
@@ -11,32 +11,38 @@
 #include "kernels/hopper/device/warpgroup.h"
 #include "kernels/hopper/norm/rows.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::norm {
 
 namespace {
 
-constexpr int kTeamSlots = 6;  // of rows: two of dy, x and dresidual
-constexpr int kFirstRows = 2;  // of a team, asked for in L2 while the kernel before this one ends
+constexpr int kTeamSlots = 6;  // slots of a team: two each of dy, x and dresidual
+constexpr int kFirstRows = 2;  // of a team, prefetched into L2 while the previous kernel ends
 constexpr int teams_of(int units) { return units == 1 ? 4 : 2; }
 static_assert(op::gamma_chunks(kUnit * kNormThreads) == teams_of(1) &&
               op::gamma_chunks(5 * op::kNormSegment) == teams_of(kMostUnits));
 
-// Bytes at T=4096, H=7168: dy, x, dresidual in, dx out: 235 MB, and 4 MB of sums: 56 us. A CTA, one an SM,
-// takes a part of dgamma, a chunk a team of 256 threads: neighbouring CTAs read neighbouring rows. (With a
-// chunk of consecutive rows a CTA, 1024 places in memory were read or written at a time, and 256 chunks were
-// summed afterwards from 7 MB: 72 us in all.) Thread t owns the columns of strand t in every row, so that its
-// dgamma sums stay in registers to the end of the chunk. Two slots a team for dy and x, refilled two rows
-// ahead at the row's only barrier (a named one of the team; the row is in registers by then); two slots for
-// dresidual, which is read behind the barrier and so is refilled one row ahead. A kernel starts with one row
-// a team on its way, so that gamma does not come behind two. Warp sums alternate as in the forward kernel. At
-// the end of a part the other teams leave their sums in shared memory and go on, the first adds and writes
-// them. Rows of several segments: a cluster, as in the forward kernel; its CTAs take the same rows at the
-// same time. One writer a byte, stated orders: deterministic. dx may stand in the place of dy or dresidual: a
-// row is written after it has come, and by the CTA that read it.
+// RMSNorm backward, dy, x [T, H] (and dresidual) -> dx [T, H] and the sums of the parts of dgamma.
+// Floor at T=4096, H=7168: dy, x, dresidual in, dx out: 235 MB, and 4 MB of sums: 56 us.
+// A CTA per SM takes a part of dgamma, a chunk per team of 256 threads: neighbouring CTAs read neighbouring
+// rows. Thread t owns the columns of strand t in every row, so that its dgamma sums stay in registers to the
+// end of the chunk. At the end of a part the other teams store their sums in shared memory and continue; the
+// first team adds and writes them. A row of several segments belongs to a cluster, as in rows.cu; its CTAs
+// take the same rows at the same time.
+// Two slots a team for dy and x, refilled two rows ahead; two for dresidual, which is read after the barrier
+// and so is refilled one row ahead. A kernel starts with one row a team in flight, so that gamma does not
+// queue after two.
+// Barriers: full and full_residual, mbarriers of the slots (TMA bytes). One named barrier of the team a row:
+// the row is in registers, the warp sums (alternating between two places) are written. kJoin: the teams have
+// stored their dgamma sums.
+// Deterministic: one writer a byte, sums in the order of the contract. dx may alias dy or dresidual: a row is
+// written after it was read, by the CTA that read it.
+// Tried: a chunk of consecutive rows per CTA. 1024 places in memory were read or written at a time, and 256
+// chunks summed afterwards from 7 MB: 72 us in all.
 template <int kUnits, DType kType, Rows kRows>
 __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
                              1) void norm_backward_rows_kernel(const NormBackward args) {
-    constexpr int kTeams = teams_of(kUnits), kJoin = 1 + kTeams;  // a barrier a team, and one of all
+    constexpr int kTeams = teams_of(kUnits),
+                  kJoin = 1 + kTeams;  // a named barrier per team, then one of all teams
     pdl_launch_dependents();
     extern __shared__ __align__(128) uint8_t memory[];
     __shared__ Mbarrier full_of[kTeams][2], full_residual_of[kTeams][2];
@@ -54,19 +60,19 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
     const auto x_slot = [&](int slot) { return slots + (2 * slot + 1) * slot_size; };
     const auto residual_slot = [&](int slot) { return slots + (4 + slot) * slot_size; };
     const int all_rows = static_cast<int>(args.rows);
-    const auto start = [&](int row, int slot) {
+    const auto issue = [&](int row, int slot) {
         if (kRows == Rows::fetched || row >= all_rows) return;
         mbarrier_arrive_expect_tx(&full[slot], static_cast<uint32_t>(4 * kUnit * units));
-        start_row(args.dy, row, part, dy_slot(slot), &full[slot]);
-        start_row(args.x, row, part, x_slot(slot), &full[slot]);
+        issue_row(args.dy, row, part, dy_slot(slot), &full[slot]);
+        issue_row(args.x, row, part, x_slot(slot), &full[slot]);
     };
-    const auto start_residual = [&](int row, int slot) {
+    const auto issue_residual = [&](int row, int slot) {
         if (kRows == Rows::fetched || row >= all_rows || !with_residual) return;
         mbarrier_arrive_expect_tx(&full_residual[slot], static_cast<uint32_t>(2 * kUnit * units));
-        start_row(args.dresidual, row, part, residual_slot(slot), &full_residual[slot]);
+        issue_row(args.dresidual, row, part, residual_slot(slot), &full_residual[slot]);
     };
     const int parts = min(args.parts, all_rows), clusters = static_cast<int>(gridDim.x) / part.segments;
-    int sums = static_cast<int>(blockIdx.x) / part.segments;  // the part of dgamma, a row of its sums
+    int sums = static_cast<int>(blockIdx.x) / part.segments;  // the part of dgamma: a row of `partials`
     const int step = kTeams * args.parts;
     const auto first_row = [&] { return sums + team * args.parts; };
     if (thread == 0)
@@ -80,7 +86,7 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
         }
         prepare(segment_sums[team]);
         fence_mbarrier_init();
-        start(first_row(), 0);
+        issue(first_row(), 0);
     }
     float g[kUnits][kUnit] = {};
 #pragma unroll
@@ -92,7 +98,7 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
         else
             load_wide_gamma(args.gamma, 0.0f, first_unit + unit, g[j]);
     }
-    // the barriers are there
+    // the mbarriers are initialised
     if (part.segments > 1)
         cluster_sync();
     else
@@ -107,9 +113,9 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
     for (; sums < parts; sums += clusters) {
         const int first = first_row();
         if (thread == 0) {
-            if (sums >= clusters) start(first, n % 2);  // of the first part it has been asked for
-            start_residual(first, n % 2);
-            start(first + step, (n + 1) % 2);
+            if (sums >= clusters) issue(first, n % 2);  // that of the first part has been issued
+            issue_residual(first, n % 2);
+            issue(first + step, (n + 1) % 2);
         }
         float next_rstd = first < all_rows ? args.rstd[first] : 0.0f;
         float dgamma[kUnits][kUnit] = {};
@@ -118,7 +124,7 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
             const uint32_t parity = static_cast<uint32_t>(n / 2) & 1u;
             const int next = row + step;
             const float r = next_rstd;
-            if (next < all_rows) next_rstd = args.rstd[next];  // on its way during this row
+            if (next < all_rows) next_rstd = args.rstd[next];  // in flight during this row
             if constexpr (kRows == Rows::fetched) {
                 fetch_row(args.dy, row, part, dy_slot(slot), thread);
                 fetch_row(args.x, row, part, x_slot(slot), thread);
@@ -144,11 +150,11 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
                     dgamma[j][i] = fma_float(dy[i], x[i] * r, dgamma[j][i]);
                 }
             }
-            put_strand(strand, warp_sums_of[team][slot]);
+            store_strand(strand, warp_sums_of[team][slot]);
             named_barrier_sync(1 + team, kNormThreads);
             if (thread == 0) {
-                start(next + step, slot);
-                start_residual(next, slot ^ 1);
+                issue(next + step, slot);
+                issue_residual(next, slot ^ 1);
             }
             float sum = row_sum(warp_sums_of[team][slot]);
             if (part.segments > 1) {
@@ -177,17 +183,17 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
                     *unit_of(args.dx, row, first_unit + unit) = pack_unit<kType>(dx);
             }
         }
-        // A team's sums go where its first row stood: nothing is on its way to there, and its rows are in
-        // registers.
-        const auto left_by = [&](int team) { return reinterpret_cast<float4*>(slots_of(team)); };
+        // The sums of a team take the place of its first slot: no load to it is in flight, and its rows are
+        // in registers.
+        const auto sums_of = [&](int team) { return reinterpret_cast<float4*>(slots_of(team)); };
         if (team > 0) {
 #pragma unroll
             for (int j = 0; j < kUnits; ++j) {
                 const int unit = thread + j * kNormThreads;
                 if (unit >= units) continue;
                 const float(&v)[kUnit] = dgamma[j];
-                left_by(team)[unit] = float4{v[0], v[1], v[2], v[3]};
-                left_by(team)[units + unit] = float4{v[4], v[5], v[6], v[7]};
+                sums_of(team)[unit] = float4{v[0], v[1], v[2], v[3]};
+                sums_of(team)[units + unit] = float4{v[4], v[5], v[6], v[7]};
             }
             named_barrier_arrive(kJoin, kTeams * kNormThreads);
         } else {
@@ -199,7 +205,7 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
                 if (unit >= units) continue;
 #pragma unroll
                 for (int other = 1; other < kTeams; ++other) {
-                    const float4 a = left_by(other)[unit], b = left_by(other)[units + unit];
+                    const float4 a = sums_of(other)[unit], b = sums_of(other)[units + unit];
                     const float v[kUnit] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 #pragma unroll
                     for (int i = 0; i < kUnit; ++i) dgamma[j][i] += v[i];
@@ -212,7 +218,7 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
             __syncthreads();
         }
     }
-    if (part.segments > 1) cluster_sync();  // no sum is on its way any more
+    if (part.segments > 1) cluster_sync();  // all sums have arrived
 }
 
 using BackwardKernel = void (*)(NormBackward);
@@ -242,4 +248,4 @@ bool launch_norm_backward_rows(const NormBackward& args, const Launch& launch) {
     return true;
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::norm

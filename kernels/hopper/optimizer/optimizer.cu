@@ -207,8 +207,9 @@ void HopperOps::do_adamw(const op::AdamW& args, const Launch& launch) {
 
 // Weights in whole 128x128 blocks take the step and become codes in one kernel; others one after the other.
 void HopperOps::do_adamw_quantize(const op::AdamWQuantize& args, const Launch& launch) {
-    if (!launch_weight_tiles(args.adamw.master, &args.adamw, {args.scale_format, args.mx_rounding},
-                             args.fprop, args.dgrad, launch))
+    if (!hopper::quantize::launch_weight_tiles(args.adamw.master, &args.adamw,
+                                               {args.scale_format, args.mx_rounding}, args.fprop, args.dgrad,
+                                               launch))
         Ops::do_adamw_quantize(args, launch);
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Maxima of the columns of groups, where codes are made in a second read. Contract: kernels/ops/quantize.h.
+// Maxima of the columns of each group: the first of two passes, where no one-read kernel runs. Contract:
+// kernels/ops/quantize.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/tiles.h"
@@ -8,20 +9,23 @@
 #include "kernels/hopper/quantize/tiles.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::quantize {
 
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kTileRows = static_cast<int>(kBlock);
-constexpr int kAmaxCols = 32 * kUnit;  // of a CTA
+constexpr int kAmaxCols = 32 * kUnit;  // per CTA
 constexpr int kAmaxRows = kTileRows / kWarps;
-constexpr int kAmaxLoads = 8;  // of a thread, under way at once
-constexpr int kAmaxCtas = 5;   // of an SM: 160 KB
+constexpr int kAmaxLoads = 8;  // 16-byte loads of a thread in flight
+constexpr int kAmaxCtas = 5;   // per SM: 160 KB in flight
 
-// The first of two passes, where no kernel of one read takes it: 2 bytes a value in. A CTA takes 128 rows x
-// 256 columns, a warp 16 rows, a thread 8 columns. Barrier: the warps' maxima are there; barrier: they were
-// read. Integer atomic maxima, whose order does not matter.
+// Column maxima of BF16 rows: amax[group][column] = max(amax[group][column], |x|) as bits.
+// Floor: 2 bytes a value in.
+// A CTA takes tiles of 128 rows x 256 columns, grid-stride; a warp 16 rows, a thread 8 columns. Two
+// __syncthreads a tile: after the first the maxima of all warps are in shared memory, after the second they
+// have been read.
+// Deterministic: integer atomic maxima, whose order does not matter.
 __global__ void __launch_bounds__(kThreads, kAmaxCtas)
     column_amax_kernel(const RowView src, const DeviceGroups groups, int64_t extent, int chunks,
                        uint32_t* amax) {
@@ -45,7 +49,7 @@ __global__ void __launch_bounds__(kThreads, kAmaxCtas)
                     words[i] = *reinterpret_cast<const uint4*>(in + static_cast<int64_t>(r + i) * cols);
             }
 #pragma unroll
-            for (int i = 0; i < kAmaxLoads; ++i) take_magnitudes(largest, words[i]);
+            for (int i = 0; i < kAmaxLoads; ++i) update_magnitudes(largest, words[i]);
         }
         parts[thread] = uint4{largest[0], largest[1], largest[2], largest[3]};
         __syncthreads();
@@ -78,4 +82,4 @@ bool launch_column_amax(const TileSource& source, const TileShape& shape, uint32
     return true;
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::quantize

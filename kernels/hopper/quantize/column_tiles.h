@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Tiles of column_tiles.cu: their shape, and which tile of which group comes next, found by a warp on the
-// device.
+// Tiles of column_tiles.cu: their shape, and the tile scheduler that deals runs of them to the CTAs, run by
+// one warp on the device.
 #pragma once
 
 #include "kernels/hopper/device/groups.h"
@@ -8,76 +8,77 @@
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/quantize/column_codes.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::quantize {
 
-// A tile: 128 rows of the output x 64 columns, so that a row is a line of 128 bytes of the source, a column
-// one of the output.
+// A tile: 128 rows of the output x 64 columns. A row is a line of 128 bytes of the source, a column a line of
+// the output.
 constexpr int kTileColumns = 64, kRows = static_cast<int>(kBlock), kRowBytes = 2 * kTileColumns;
 constexpr int kUnits = kTileColumns / kUnit, kPairs = kTileColumns / 2, kUnitPairs = kUnit / 2;
 constexpr int kTileBytes = kRows * kRowBytes;
-// Rows of a column that a thread stores at once, and of a small copy.
+// A piece: 16 rows of a column that a thread stores at once, and the smallest box that TMA loads.
 constexpr int kPiece = 16, kPieces = kRows / kPiece, kPieceBytes = kPiece * kRowBytes;
-// A group's tiles are counted from a multiple of so many rows of the output: whole sectors.
-constexpr int kSector = 32;
-constexpr int kRun = 4;  // neighbouring tiles that a CTA takes at once: 512 bytes of a row
+// The first tile of a group begins at a multiple of so many rows of the output: stores are whole sectors.
+constexpr int kSectorRows = 32;
+constexpr int kRun = 4;  // neighbouring tiles that a CTA takes together: 512 bytes of a row
 
-// A tile of a group. tiles == 0: none any more.
+// A tile of a group. tiles == 0: no more tiles.
 struct TileTask {
-    int item, tiles;  // group and panel (64 columns side by side); how many tiles these have
-    int col, row;     // the tile's first ones; the row is one of the output
-    // of its 128 rows: the first of the group, behind its valid ones, behind its pads
+    int item, tiles;  // group x column block (64 columns), and how many tiles it has
+    int col, row;     // first column; first row, counted in the output
+    // of its 128 rows: the group's first, the end of its valid rows, the end of its pads
     int begin, valid_end, end;
-    bool sends, encodes, stores_scales;
+    bool publishes, encodes, stores_scales;
 };
 
-// Finds runs of tiles by rising numbers: group after group, kRun panels at a time, tile after tile. Of 32
-// groups each lane knows one, so that it takes a vote. A group has at least one tile, for its scales. If its
-// tiles are too many to wait for each other on chip, they come twice: first all maxima are sent, then codes
-// made.
-class RunFinder {
+// The tile scheduler: run number n, for ascending n. The order is group by group, kRun column blocks at a
+// time, tile by tile. Each lane knows one of 32 groups, so that finding a run takes a vote. A group has at
+// least one tile, for its scales. Groups of more than most_tiles tiles, too many to wait for each other on
+// chip, are scheduled twice: first all of their tiles publish maxima, then all are encoded.
+class RunScheduler {
 public:
-    // extent: end of the only group where there are no groups; most_tiles: that may wait for each other.
-    __device__ RunFinder(const DeviceGroups& groups, int64_t extent, int64_t dst_base, int panels,
-                         int most_tiles)
+    // extent: end of the only group, where the tensor has no groups. most_tiles: of a group, that may wait
+    // for each other on chip.
+    __device__ RunScheduler(const DeviceGroups& groups, int64_t extent, int64_t dst_base, int column_blocks,
+                            int most_tiles)
         : groups_(groups),
           extent_(extent),
           dst_base_(dst_base),
-          panels_(panels),
-          runs_((panels + kRun - 1) / kRun),
+          column_blocks_(column_blocks),
+          runs_((column_blocks + kRun - 1) / kRun),
           most_tiles_(most_tiles) {
-        look();
+        load_window();
     }
-    // The first task of a run, its row counted from the row base; false behind the last. All lanes call it
+    // The first task of a run, its row counted from the row base; false after the last run. All lanes call it
     // with the same number.
     __device__ bool find(int number, TileTask& task) {
         unsigned found;
-        while ((found = __ballot_sync(kFullMask, number - before_ < upto_)) == 0) {
-            before_ += __shfl_sync(kFullMask, upto_, 31);
+        while ((found = __ballot_sync(kFullMask, number - before_ < prefix_)) == 0) {
+            before_ += __shfl_sync(kFullMask, prefix_, 31);
             first_ += 32;
             if (first_ >= groups_.num_groups) return false;
-            look();
+            load_window();
         }
         const int lane = __ffs(static_cast<int>(found)) - 1;
         const auto of = [lane](int value) { return __shfl_sync(kFullMask, value, lane); };
-        const int turns = of(turns_), tiles = of(tiles_);
-        const int index = number - before_ - (of(upto_) - turns * runs_), run = index / turns,
-                  turn = index - run * turns, tile = turn < tiles ? turn : turn - tiles;
-        const int first = tile * kRows - of(lead_);  // of the group's rows
-        task.item = (first_ + lane) * panels_ + run * kRun;
+        const int tasks = of(tasks_), tiles = of(tiles_);
+        const int index = number - before_ - (of(prefix_) - tasks * runs_), run = index / tasks,
+                  at = index - run * tasks, tile = at < tiles ? at : at - tiles;
+        const int first = tile * kRows - of(lead_);  // row within the group
+        task.item = (first_ + lane) * column_blocks_ + run * kRun;
         task.tiles = tiles;
         task.col = run * kRun * kTileColumns;
         task.row = of(offset_) + first;
         task.begin = max(0, -first);
         task.valid_end = max(task.begin, min(kRows, of(count_) - first));
         task.end = max(task.begin, min(kRows, of(rows_) - first));
-        task.sends = turn < tiles;
-        task.encodes = turns - turn <= tiles;
+        task.publishes = at < tiles;
+        task.encodes = tasks - at <= tiles;
         task.stores_scales = task.encodes && tile == 0;
         return true;
     }
 
 private:
-    __device__ void look() {
+    __device__ void load_window() {
         const int lane = static_cast<int>(threadIdx.x) % 32, group = first_ + lane;
         offset_ = count_ = rows_ = lead_ = tiles_ = 0;
         if (group < groups_.num_groups) {
@@ -86,24 +87,24 @@ private:
             offset_ = static_cast<int>(begin);
             rows_ = static_cast<int>(end - begin);
             count_ = static_cast<int>(groups_.count(group));
-            lead_ = static_cast<int>((dst_base_ + begin) % kSector);
+            lead_ = static_cast<int>((dst_base_ + begin) % kSectorRows);
             tiles_ = max(1, (lead_ + rows_ + kRows - 1) / kRows);
         }
-        turns_ = tiles_ > most_tiles_ ? 2 * tiles_ : tiles_;
-        upto_ = turns_ * runs_;
+        tasks_ = tiles_ > most_tiles_ ? 2 * tiles_ : tiles_;
+        prefix_ = tasks_ * runs_;
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
-            const int lower = __shfl_up_sync(kFullMask, upto_, step);
-            if (lane >= step) upto_ += lower;
+            const int lower = __shfl_up_sync(kFullMask, prefix_, step);
+            if (lane >= step) prefix_ += lower;
         }
     }
 
     const DeviceGroups& groups_;
     const int64_t extent_, dst_base_;
-    const int panels_, runs_, most_tiles_;
-    int first_ = 0, before_ = 0;                        // of the 32 groups; runs of those before
-    int offset_, count_, rows_, lead_, tiles_, turns_;  // of this lane's
-    int upto_;                                          // runs of the window's groups up to it
+    const int column_blocks_, runs_, most_tiles_;
+    int first_ = 0, before_ = 0;  // first group of the window; runs of the groups before it
+    int offset_, count_, rows_, lead_, tiles_, tasks_;  // this lane's group
+    int prefix_;                                        // runs of the window up to and with this lane's group
 };
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::quantize

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Activations to transposed FP8 with scales along the rows, alone or together with the row copy. Contract:
-// kernels/ops/quantize.h. The kernels are those of tiles.cu, group_columns.cu, column_tiles.cu and rows.cu.
+// Activations to transposed FP8 with scales along the rows, alone or together with the row copy: which kernel
+// runs. The kernels are in tiles.cu, wide_tiles.cu, requantize.cu, group_columns.cu, small_groups.cu,
+// column_tiles.cu and rows.cu. Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
@@ -12,11 +13,12 @@
 namespace fp8flow {
 
 using namespace hopper;
+using namespace hopper::quantize;
 
 namespace {
 
-// The column output of one source. One scale for a group needs its amax before the first code: a pass over
-// the source of its own.
+// The column output of one source. One scale per column of a group needs its amax before the first value is
+// encoded: a pass over the source of its own.
 TileOutput column_output(const TileSource& source, const TileShape& shape, const ScaledTensor& dst,
                          const QuantizeRule& rule, const HopperOps::Workspace& workspace,
                          const Launch& launch) {
@@ -50,7 +52,7 @@ TileOutput column_output(const TileSource& source, const TileShape& shape, const
 
 void HopperOps::do_quantize_columns(const op::QuantizeColumns& args, const Launch& launch) {
     const QuantizeRule rule = {args.scale_format, args.mx_rounding};
-    const auto quantize = [&](const TensorView& src, const ScaledTensor& dst) {
+    const auto quantize_one = [&](const TensorView& src, const ScaledTensor& dst) {
         const TileSource source = {.values = row_view(src)};
         const TileShape shape = tile_shape(src, args.groups, dst.data);
         const std::size_t zeros = column_tiles_zeros(shape);
@@ -61,8 +63,8 @@ void HopperOps::do_quantize_columns(const op::QuantizeColumns& args, const Launc
         launch_quantize_tiles(source, shape, {}, column_output(source, shape, dst, rule, *workspace_, launch),
                               rule, launch);
     };
-    quantize(args.src, args.dst);
-    if (args.src2) quantize(args.src2, args.dst2);
+    quantize_one(args.src, args.dst);
+    if (args.src2) quantize_one(args.src2, args.dst2);
 }
 
 void HopperOps::do_quantize_dual(const op::QuantizeDual& args, const Launch& launch) {
@@ -70,7 +72,7 @@ void HopperOps::do_quantize_dual(const op::QuantizeDual& args, const Launch& lau
     const TileSource source = {.values = row_view(args.src)};
     const TileShape shape = tile_shape(args.src, args.groups, args.columns.data);
     TileOutput rows;
-    // a scale for a whole row does not fit into tiles: a launch of its own
+    // one scale per row does not fit into tiles: a launch of its own
     if (args.rows.layout == ScaleLayout::row)
         launch_quantize_rows(args.src, args.groups, rule, args.rows, launch);
     else

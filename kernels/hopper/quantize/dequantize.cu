@@ -6,9 +6,7 @@
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow {
-
-using namespace hopper;
+namespace fp8flow::hopper::quantize {
 
 namespace {
 
@@ -23,7 +21,7 @@ struct Dequantizer {
     DeviceGroups groups;
 };
 
-// Scale of code (row, col), both absolute in their buffers.
+// The scale of code (row, col), both absolute in their buffers.
 __device__ __forceinline__ float scale_of(const Dequantizer& args, int64_t batch, int64_t row, int64_t col,
                                           int64_t group) {
     constexpr int64_t kTile = kBlock, kMx = kMxBlock;
@@ -43,15 +41,16 @@ __device__ __forceinline__ float scale_of(const Dequantizer& args, int64_t batch
     return load_float(args.scales, args.scale_dtype, batch * args.scale_batch_stride + at);
 }
 
-constexpr int kChunkUnits = 4;  // of a thread, all requested before the first is used
+constexpr int kChunkUnits = 4;  // 8-byte loads of a thread, all issued before the first is used
 constexpr int kChunkStep = 32 * kUnit, kChunkCols = kChunkUnits * kChunkStep;
 constexpr int kChunkRows = kRowThreads / 32;
-constexpr int kChunkCtas = 5;  // of an SM: 40 KB of codes on their way
+constexpr int kChunkCtas = 5;  // per SM: 40 KB of codes in flight
 
-// Codes with 1x128 scales to BF16. Moves 1.03 bytes a value in and 2 out: 712 MB, 0.174 ms at 32768 x 7168
-// and 4.1 TB/s. A warp takes 1024 columns of one row, a CTA those of eight neighbouring rows; as many CTAs as
-// there is work. With one load of 8 bytes and its scale at a time a thread waited for memory most of its
-// time. Nothing is reduced.
+// FP8 rows with 1x128 scales (vec128, vec128_wire) -> BF16.
+// Floor: 1.03 bytes a value in and 2 out: 712 MB, 0.174 ms at 32768 x 7168 and 4.1 TB/s.
+// A warp takes 1024 columns of a row, a CTA those of eight neighbouring rows; there are as many CTAs as
+// tasks. All four loads of a thread are issued before the first is used: with one load and its scale at a
+// time a thread waited for memory most of its time. No barriers. Nothing is reduced: deterministic.
 template <DType kCodes>
 __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     dequantize_blocks_kernel(const Dequantizer args, int chunks) {
@@ -97,8 +96,8 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     }
 }
 
-// The same for every other case. A CTA takes blockDim.y rows at a time, grid-stride; a thread eight columns,
-// which share their scale. Nothing is reduced.
+// Every other row layout. A CTA takes blockDim.y rows at a time, grid-stride; a thread eight columns, which
+// share a scale. Nothing is reduced.
 __global__ void __launch_bounds__(kRowThreads) dequantize_rows_kernel(const Dequantizer args) {
     const int64_t total = args.groups.total(), src_base = args.codes.base(), dst_base = args.dst.base(),
                   batch = blockIdx.y;
@@ -116,8 +115,8 @@ __global__ void __launch_bounds__(kRowThreads) dequantize_rows_kernel(const Dequ
         }
 }
 
-// The same where the routed rows are the columns (tile128, group_row): a thread an element, since groups and
-// bases need no alignment there.
+// The layouts with the routed rows as columns (tile128, group_row): one element a thread, since groups and
+// bases need no alignment there. Nothing is reduced.
 __global__ void __launch_bounds__(kRowThreads) dequantize_columns_kernel(const Dequantizer args) {
     const int64_t total = args.groups.total(), src_base = args.codes.base(), dst_base = args.dst.base(),
                   batch = blockIdx.y;
@@ -133,6 +132,13 @@ __global__ void __launch_bounds__(kRowThreads) dequantize_columns_kernel(const D
 }
 
 }  // namespace
+
+}  // namespace fp8flow::hopper::quantize
+
+namespace fp8flow {
+
+using namespace hopper;
+using namespace hopper::quantize;
 
 void HopperOps::do_dequantize(const op::Dequantize& args, const Launch& launch) {
     const TensorView& codes = args.src.data;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Transposed FP8 with one scale for a column of a group from one read: a panel of a group stays on chip, in
-// one CTA. Small groups: group_strips.cu; few or very large ones: column_tiles.cu. Contract:
+// Transposed FP8 with one scale per column of a group from one read: a column block of a group stays on chip,
+// in one CTA. Small groups: small_groups.cu; few or very large ones: column_tiles.cu. Contract:
 // kernels/ops/quantize.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/mbarrier.h"
@@ -13,67 +13,68 @@
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/device/warpgroup.h"
 #include "kernels/hopper/gemm/sm90/pipeline.h"
-#include "kernels/hopper/quantize/column_panels.h"
+#include "kernels/hopper/quantize/column_blocks.h"
 #include "kernels/hopper/quantize/tiles.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::quantize {
 
 namespace {
 
-constexpr int kSlots = kPanelSlots, kTileBytes = kPanelTileBytes;
-constexpr int kParts = 8;  // of a tile: units side by side times kPartRows rows below each other
+constexpr int kSlots = kBlockSlots, kTileBytes = kBlockTileBytes;
+constexpr int kParts = 8;                                 // of a tile, each one unit x kPartRows rows
 constexpr int kPiece = 16, kPieces = kPartRows / kPiece;  // rows of a column that a thread stores at once
-// Of a tile: what is copied at the least.
+// The smallest box of a tile that TMA loads.
 constexpr int kQuarters = 4, kQuarterBytes = kTileBytes / kQuarters;
-constexpr int kKnown = 16;  // panels whose maxima are kept: more than there can be on chip
+constexpr int kMaximaSlots = 16;  // column blocks with maxima in shared memory: more than can be on chip
 
-// Warps of a CTA, in this order; the loader is the last. A warp turns two parts of a tile, sets of warps take
-// tiles in turn.
-constexpr int kSets = 2, kSetWarps = kParts / 2, kLookers = 8;
-constexpr int kFirstLooker = kSets * kSetWarps, kLoader = kFirstLooker + kLookers,
-              kThreads = 32 * (kLoader + 1);
-// That meet when a tile may be replaced.
-constexpr int kSlotThreads = 32 * (kSetWarps + kLookers + 1);
-static_assert(kSlots < 16 && kSets <= kSlots - 2);
+// Warp roles of a CTA, in this order; the producer is the last. An encoder warp transposes two parts of a
+// tile; sets of encoder warps alternate over the tiles.
+constexpr int kEncoderSets = 2, kSetWarps = kParts / 2, kAmaxWarps = 8;
+constexpr int kFirstAmaxWarp = kEncoderSets * kSetWarps, kProducer = kFirstAmaxWarp + kAmaxWarps,
+              kThreads = 32 * (kProducer + 1);
+// Threads of the named barrier of a slot: one encoder set and the amax warps arrive, the producer waits.
+constexpr int kSlotThreads = 32 * (kSetWarps + kAmaxWarps + 1);
+static_assert(kSlots < 16 && kEncoderSets <= kSlots - 2);
 
-struct PanelJob {
+struct GroupColumnsJob {
     RowView src, dst;
     DeviceGroups groups;
     int64_t extent;  // without groups: rows and pads
     float* scales;   // [group, cols]
     QuantizeRule rule;
-    uint32_t* drawn;  // panels that CTAs have drawn; 0 between launches
+    uint32_t* claimed;  // column blocks claimed by CTAs; 0 between launches
 };
-// Boxes of 16, 32 and 64 columns: half a tile, and a quarter.
-struct PanelMaps {
+// Tensor maps with boxes of 16, 32 and 64 columns: half a tile, and a quarter.
+struct ColumnBlockMaps {
     CUtensorMap half[3], quarter[3];
 };
 
 struct alignas(16) Task {
-    int item;                   // counts the CTA's panels; negative: none any more
-    int col, row, group;        // the tile's first ones; the row is one of the output
-    int begin, valid_end, end;  // of its rows: the first of the group, behind its valid ones, behind its pads
+    int item;                   // counts the CTA's column blocks; negative: no more
+    int col, row, group;        // first column; first row, counted in the output
+    int begin, valid_end, end;  // rows of the tile: the group's first, the end of its valid rows, of its pads
     int shift;
-    bool looks, encodes, first, last, stores_scales, empty;
+    bool takes_amax, encodes, first, last, stores_scales, empty;
 };
 
 struct Shared {
-    Mbarrier full[kSlots], known[kKnown];
+    Mbarrier full[kSlots], maxima_ready[kMaximaSlots];
     Task tasks[kSlots];
-    uint32_t maxima[kKnown][kParts][kUnit / 2];  // of two columns each
+    uint32_t maxima[kMaximaSlots][kParts][kUnit / 2];  // two columns each
 };
 
-// A warp has read the tile in a slot.
+// The calling warp has read the tile in the slot.
 __device__ __forceinline__ void release(int slot) {
     __syncwarp();
     named_barrier_arrive(slot + 1, kSlotThreads);
 }
 
-// One warp draws panels and asks for their rows.
-class Loader {
+// The producer warp claims column blocks and loads their rows.
+class Producer {
 public:
-    __device__ Loader(const PanelJob& job, const PanelMaps& maps, Shared& shared, uint8_t* slots)
+    __device__ Producer(const GroupColumnsJob& job, const ColumnBlockMaps& maps, Shared& shared,
+                        uint8_t* slots)
         : job_(job),
           maps_(maps),
           shared_(shared),
@@ -83,61 +84,61 @@ public:
           dst_base_(static_cast<int>(job.dst.base())) {}
 
     __device__ void run() {
-        PanelFinder finder(job_.groups, job_.extent, dst_base_, job_.src.cols);
-        const int ctas = static_cast<int>(gridDim.x), panels = finder.panels();
-        for (int number = static_cast<int>(blockIdx.x), item = 0; number < panels; ++item) {
-            load(finder.find(number), item);
-            const uint32_t drawn = __shfl_sync(kFullMask, drawn_, 0);
-            // as many draws as panels
-            if (lane_ == 0 && drawn == static_cast<uint32_t>(panels) - 1) *job_.drawn = 0;
-            number = static_cast<int>(drawn) + ctas;
+        ColumnBlockScheduler scheduler(job_.groups, job_.extent, dst_base_, job_.src.cols);
+        const int ctas = static_cast<int>(gridDim.x), blocks = scheduler.blocks();
+        for (int number = static_cast<int>(blockIdx.x), item = 0; number < blocks; ++item) {
+            load(scheduler.find(number), item);
+            const uint32_t claimed = __shfl_sync(kFullMask, claimed_, 0);
+            // there are as many claims as column blocks: the last one resets the counter
+            if (lane_ == 0 && claimed == static_cast<uint32_t>(blocks) - 1) *job_.claimed = 0;
+            number = static_cast<int>(claimed) + ctas;
         }
         end();
     }
 
 private:
-    // A panel that does not fit is read twice: tiles of the last rows stay, the others come again, the last
-    // of them first, mostly from L2. The next panel is drawn with the last request, no earlier:
-    // SMs then end together, and read neighbouring panels at about the same time.
-    __device__ void load(const Panel& panel, int item) {
-        const int held = panel.tiles <= kSlots ? panel.tiles : kSlots - 2, again = panel.tiles - held,
-                  requests = panel.tiles + again;
-        for (int i = 0; i < requests; ++i) {
-            const bool looks = i < panel.tiles;
-            if (lane_ == 0 && i == requests - 1) drawn_ = atomicAdd(job_.drawn, 1u);
+    // A column block that does not fit is read twice: the tiles of its last rows stay, the others are loaded
+    // again, the last of them first, mostly from L2. The next column block is claimed with the last load, no
+    // earlier: SMs then end together, and read neighbouring column blocks at about the same time.
+    __device__ void load(const ColumnBlock& block, int item) {
+        const int held = block.tiles <= kSlots ? block.tiles : kSlots - 2, again = block.tiles - held,
+                  loads = block.tiles + again;
+        for (int i = 0; i < loads; ++i) {
+            const bool first_read = i < block.tiles;
+            if (lane_ == 0 && i == loads - 1) claimed_ = atomicAdd(job_.claimed, 1u);
             Task task = {};
             task.item = item;
-            task.looks = looks;
+            task.takes_amax = first_read;
             task.encodes = i >= again;
             task.first = i == 0;
-            task.last = i == panel.tiles - 1;
+            task.last = i == block.tiles - 1;
             task.stores_scales = i == again;
-            request(panel, looks ? i : requests - 1 - i, task);
+            load_tile(block, first_read ? i : loads - 1 - i, task);
         }
     }
-    // At most two copies, for they are issued one after the other: rows of the groups beside this one come
-    // along, and are not looked at.
-    __device__ void request(const Panel& panel, int tile, Task task) {
-        const int rows = panel_tile_rows(panel.shift), quarter_rows = rows / kQuarters,
-                  first = tile * rows - panel.lead;
-        task.col = panel.col;
-        task.row = dst_base_ + panel.offset + first;
-        task.group = panel.group;
+    // At most two TMA loads a tile, since one thread issues them one after the other. Rows of neighbouring
+    // groups are loaded along with it and ignored.
+    __device__ void load_tile(const ColumnBlock& block, int tile, Task task) {
+        const int rows = block_tile_rows(block.shift), quarter_rows = rows / kQuarters,
+                  first = tile * rows - block.lead;
+        task.col = block.col;
+        task.row = dst_base_ + block.offset + first;
+        task.group = block.group;
         task.begin = max(0, -first);
-        task.valid_end = max(task.begin, min(rows, panel.count - first));
-        task.end = max(task.begin, min(rows, panel.rows - first));
-        task.shift = panel.shift;
-        task.empty = panel.count == 0;
-        await_slot();
+        task.valid_end = max(task.begin, min(rows, block.count - first));
+        task.end = max(task.begin, min(rows, block.rows - first));
+        task.shift = block.shift;
+        task.empty = block.count == 0;
+        wait_slot();
         if (lane_ == 0) {
             const int quarters = task.valid_end > task.begin ? (task.valid_end - 1) / quarter_rows + 1 : 0;
-            const int row = src_base_ + panel.offset + first, map = panel.shift - kNarrowestTile;
+            const int row = src_base_ + block.offset + first, map = block.shift - kNarrowestShift;
             Mbarrier* full = &shared_.full[slot_];
             uint8_t* to = slots_ + slot_ * kTileBytes;
             shared_.tasks[slot_] = task;
             mbarrier_arrive_expect_tx(full, static_cast<uint32_t>(quarters * kQuarterBytes));
             if (quarters >= 2) tma_load(&maps_.half[map], full, to, task.col, row);
-            const int second = quarters / 2 * 2;  // quarters that come first
+            const int second = quarters / 2 * 2;  // quarters of the first load
             to += second % kQuarters * kQuarterBytes;
             if (quarters % 2 != 0)
                 tma_load(&maps_.quarter[map], full, to, task.col, row + second * quarter_rows);
@@ -148,9 +149,9 @@ private:
         advance();
     }
     __device__ void end() {
-        const int tiles = requested_;
-        for (int i = 0; i < kSets; ++i) {  // every warp finds an end
-            await_slot();
+        const int tiles = loaded_;
+        for (int i = 0; i < kEncoderSets; ++i) {  // an end for every warp
+            wait_slot();
             if (lane_ == 0) {
                 shared_.tasks[slot_].item = -1;
                 mbarrier_arrive(&shared_.full[slot_]);
@@ -158,46 +159,47 @@ private:
             __syncwarp();
             advance();
         }
-        for (int i = max(0, requested_ - kSlots); i < tiles; ++i)
+        for (int i = max(0, loaded_ - kSlots); i < tiles; ++i)
             named_barrier_sync(i % kSlots + 1, kSlotThreads);
     }
-    __device__ void await_slot() const {
-        if (requested_ >= kSlots) named_barrier_sync(slot_ + 1, kSlotThreads);
+    __device__ void wait_slot() const {
+        if (loaded_ >= kSlots) named_barrier_sync(slot_ + 1, kSlotThreads);
     }
     __device__ void advance() {
-        ++requested_;
+        ++loaded_;
         if (++slot_ == kSlots) slot_ = 0;
     }
 
-    const PanelJob& job_;
-    const PanelMaps& maps_;
+    const GroupColumnsJob& job_;
+    const ColumnBlockMaps& maps_;
     Shared& shared_;
     uint8_t* const slots_;
     const int lane_, src_base_, dst_base_;
-    int slot_ = 0, requested_ = 0;
-    uint32_t drawn_ = 0;  // lane 0's
+    int slot_ = 0, loaded_ = 0;
+    uint32_t claimed_ = 0;  // of lane 0
 };
 
-// A warp sees some parts of every tile, and keeps their maxima up to the panel's last.
-__device__ __forceinline__ void look_at_tiles(Shared& shared, const uint8_t* slots, int warp) {
-    constexpr int kOwn = kParts / kLookers, kSteps = kPartRows / 32;
+// Amax warp: the maxima of some parts of every tile, kept in registers up to the last tile of the column
+// block.
+__device__ __forceinline__ void amax_warp(Shared& shared, const uint8_t* slots, int warp) {
+    constexpr int kOwn = kParts / kAmaxWarps, kSteps = kPartRows / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     uint32_t largest[kOwn][4] = {};
-    for (RingTurn<kSlots, 1> turn(0);; turn.advance()) {
-        const Task task = turn.landed(shared);
+    for (SlotCursor<kSlots, 1> cursor(0);; cursor.advance()) {
+        const Task task = cursor.wait_full(shared);
         if (task.item < 0) return;
-        if (!task.looks) {
-            release(turn.index);
+        if (!task.takes_amax) {
+            release(cursor.index);
             continue;
         }
-        const uint8_t* tile = slots + turn.index * kTileBytes;
+        const uint8_t* tile = slots + cursor.index * kTileBytes;
         const int step = 32 << (4 + task.shift);
-        const bool whole = task.begin == 0 && task.valid_end == panel_tile_rows(task.shift);
+        const bool whole = task.begin == 0 && task.valid_end == block_tile_rows(task.shift);
 #pragma unroll
         for (int own = 0; own < kOwn; ++own) {
             const int part = warp * kOwn + own, unit = part & ((1 << task.shift) - 1),
                       row = (part >> task.shift) * kPartRows + lane;
-            const uint8_t* column = tile + unit_place(row, unit, task.shift);
+            const uint8_t* column = tile + unit_offset(row, unit, task.shift);
             if (task.first) {
 #pragma unroll
                 for (uint32_t& word : largest[own]) word = 0;
@@ -208,23 +210,24 @@ __device__ __forceinline__ void look_at_tiles(Shared& shared, const uint8_t* slo
                 if (whole || (row + 32 * i >= task.begin && row + 32 * i < task.valid_end))
                     words[i] = *reinterpret_cast<const uint4*>(column + i * step);
 #pragma unroll
-            for (int i = 0; i < kSteps; ++i) take_maxima(largest[own], words[i]);
+            for (int i = 0; i < kSteps; ++i) update_maxima(largest[own], words[i]);
         }
-        release(turn.index);
+        release(cursor.index);
         if (!task.last) continue;
-        const int known = task.item % kKnown;
+        const int at = task.item % kMaximaSlots;
 #pragma unroll
         for (int own = 0; own < kOwn; ++own) {
-            const uint32_t pair = maxima_over_lanes(largest[own], lane);
-            if (has_word(lane)) shared.maxima[known][warp * kOwn + own][word_of_lane(lane)] = pair;
+            const uint32_t pair = reduce_maxima(largest[own], lane);
+            if (holds_word(lane)) shared.maxima[at][warp * kOwn + own][word_of_lane(lane)] = pair;
         }
-        mbarrier_arrive(&shared.known[known]);  // each lane, for its own stores
+        mbarrier_arrive(&shared.maxima_ready[at]);  // each lane, for its own stores
     }
 }
 
-// A warp turns two parts of a tile, a thread 16 rows of four columns, so that 8 threads store a line.
+// Encoder warp: transposes two parts of a tile, a thread 16 rows of four columns, so that 8 threads store a
+// line.
 template <DType kCodes>
-__device__ __forceinline__ void encode_tiles(const PanelJob& job, Shared& shared, const uint8_t* slots,
+__device__ __forceinline__ void encoder_warp(const GroupColumnsJob& job, Shared& shared, const uint8_t* slots,
                                              int warp) {
     constexpr int kOwn = 4;  // columns of a thread
     const int lane = static_cast<int>(threadIdx.x) % 32, piece = lane % kPieces, half = lane / kPieces % 2,
@@ -232,15 +235,15 @@ __device__ __forceinline__ void encode_tiles(const PanelJob& job, Shared& shared
     const int64_t stride = job.dst.cols;
     const bool aligned =
         (reinterpret_cast<uintptr_t>(job.dst.data) | static_cast<uintptr_t>(stride)) % kPiece == 0;
-    const PieceOrder order(piece);
+    const PieceEncoder encoder(piece);
     int current = -1, col = 0, first_row = 0, below = 0;
-    int places[kPieces];  // of row i ^ piece
+    int offsets[kPieces];  // of row i ^ piece
     float multipliers[kOwn];
-    for (RingTurn<kSlots, kSets> turn(warp / kSetWarps);; turn.advance()) {
-        const Task task = turn.landed(shared);
+    for (SlotCursor<kSlots, kEncoderSets> cursor(warp / kSetWarps);; cursor.advance()) {
+        const Task task = cursor.wait_full(shared);
         if (task.item < 0) return;
         if (!task.encodes) {
-            release(turn.index);
+            release(cursor.index);
             continue;
         }
         if (task.item != current) {
@@ -251,13 +254,12 @@ __device__ __forceinline__ void encode_tiles(const PanelJob& job, Shared& shared
             below = kPieces << (4 + task.shift);
 #pragma unroll
             for (int i = 0; i < kPieces; ++i)
-                places[i] = unit_place(first_row + (i ^ piece), unit, task.shift) + half * kOwn * 2;
-            const int known = task.item % kKnown;
-            mbarrier_wait(&shared.known[known], static_cast<uint32_t>(task.item / kKnown) & 1);
+                offsets[i] = unit_offset(first_row + (i ^ piece), unit, task.shift) + half * kOwn * 2;
+            const int at = task.item % kMaximaSlots;
+            mbarrier_wait(&shared.maxima_ready[at], static_cast<uint32_t>(task.item / kMaximaSlots) & 1);
             uint2 pairs = {0, 0};
             for (int p = unit; p < kParts; p += 1 << task.shift) {
-                const uint2 other =
-                    *reinterpret_cast<const uint2*>(&shared.maxima[known][p][half * kOwn / 2]);
+                const uint2 other = *reinterpret_cast<const uint2*>(&shared.maxima[at][p][half * kOwn / 2]);
                 pairs.x = max_bf16x2(pairs.x, other.x);
                 pairs.y = max_bf16x2(pairs.y, other.y);
             }
@@ -273,16 +275,16 @@ __device__ __forceinline__ void encode_tiles(const PanelJob& job, Shared& shared
             if (task.stores_scales && part >> task.shift == 0 && piece < kOwn && col < job.src.cols)
                 job.scales[static_cast<int64_t>(task.group) * job.src.cols + col + piece] = scale.dequant;
         }
-        const uint8_t* tile = slots + turn.index * kTileBytes;
+        const uint8_t* tile = slots + cursor.index * kTileBytes;
         uint32_t words[2][kPiece];
 #pragma unroll
         for (int i = 0; i < kPiece; ++i) {
             const uint2 both =
-                *reinterpret_cast<const uint2*>(tile + places[i % kPieces] + i / kPieces * below);
+                *reinterpret_cast<const uint2*>(tile + offsets[i % kPieces] + i / kPieces * below);
             words[0][i] = both.x;
             words[1][i] = both.y;
         }
-        release(turn.index);
+        release(cursor.index);
         const int begin = task.begin - first_row, valid_end = task.valid_end - first_row,
                   end = task.end - first_row;
         if (task.valid_end < task.end) {
@@ -294,48 +296,55 @@ __device__ __forceinline__ void encode_tiles(const PanelJob& job, Shared& shared
         uint8_t* out = static_cast<uint8_t*>(job.dst.data) + col * stride + task.row + first_row;
 #pragma unroll
         for (int i = 0; i < 2; ++i, out += 2 * stride) {
-            store_piece(out, order.encode<kCodes, false>(words[i], multipliers[2 * i]), begin, end, aligned);
-            store_piece(out + stride, order.encode<kCodes, true>(words[i], multipliers[2 * i + 1]), begin,
+            store_piece(out, encoder.encode<kCodes, false>(words[i], multipliers[2 * i]), begin, end,
+                        aligned);
+            store_piece(out + stride, encoder.encode<kCodes, true>(words[i], multipliers[2 * i + 1]), begin,
                         end, aligned);
         }
     }
 }
 
-// Moves 2 bytes a value in and 1 out: 706 MB, 0.172 ms at 32768 x 7168 and 4.1 TB/s (two passes: 1.18 GB,
-// 0.29 ms). A CTA draws a panel (64, 32 or 16 columns of a group) after the other; all rows of one come
-// through a ring of 14 tiles and stay there until the maxima of its columns are known, while rows of the next
-// panel arrive where tiles have left. No CTA waits for another. The next panel is drawn with a panel's last
-// request: 32768 x 7168, ragged, 181.6 us, drawn two ahead 194.7 (alone, 20 calls back to back, three sets of
-// buffers, medians of 7): SMs end together (active 97 % of the time instead of 95), and 477 MB
-// come from memory instead of 506. A slot passes from the loader (full: rows landed) to the lookers, whose
-// maxima of a panel's last tile make it known (known: maxima of all columns, one a panel), and to a set of
-// encoders; it may be replaced when lookers and encoders have read it (named barrier slot + 1: they announce
-// themselves, the loader waits). Lanes arrive at `known` each for their own stores. A place for maxima is
-// used again 16 panels later, of which only 14 can be on chip. Only maxima are reduced: deterministic.
+// BF16 rows -> transposed FP8 [columns, rows], one fp32 scale per column of a group.
+// Floor: 2 bytes a value in and 1 out: 706 MB, 0.172 ms at 32768 x 7168 and 4.1 TB/s (two passes: 1.18 GB,
+// 0.29 ms).
+// A persistent CTA per SM claims one column block (64, 32 or 16 columns of a group) after the other. All rows
+// of a column block pass through a ring of 14 slots of 16 KB and stay there until the maxima of its columns
+// are known, while rows of the next column block land in slots that are free again. No CTA waits for another.
+// Barriers:
+// full[slot]          mbarrier: the producer arrives; the rows have landed
+// maxima_ready[item]  mbarrier, one per column block: every lane of the amax warps arrives for its own
+//                     stores; its place is used again 16 column blocks later, of which at most 14 can be on
+//                     chip
+// slot + 1            named barrier: amax warps and one encoder set arrive, having read the tile; the
+//                     producer waits, then refills the slot
+// Deterministic: only maxima are reduced.
+// Measured, 32768 x 7168, ragged: 181.6 us; with the next column block claimed two ahead instead of with the
+// last load, 194.7 us (alone, 20 calls back to back, three sets of buffers, medians of 7). SMs end together
+// (active 97 % of the time instead of 95 %), and 477 MB come from memory instead of 506.
 template <DType kCodes>
 __global__ void __launch_bounds__(kThreads, 1)
-    quantize_group_columns_kernel(const __grid_constant__ PanelJob job,
-                                  const __grid_constant__ PanelMaps maps) {
+    quantize_group_columns_kernel(const __grid_constant__ GroupColumnsJob job,
+                                  const __grid_constant__ ColumnBlockMaps maps) {
     extern __shared__ __align__(1024) uint8_t slots[];
     __shared__ Shared shared;
     if (threadIdx.x == 0) {
         for (Mbarrier& barrier : shared.full) mbarrier_init(&barrier, 1);
-        for (Mbarrier& barrier : shared.known) mbarrier_init(&barrier, 32 * kLookers);
+        for (Mbarrier& barrier : shared.maxima_ready) mbarrier_init(&barrier, 32 * kAmaxWarps);
         fence_mbarrier_init();
     }
     __syncthreads();
     pdl_wait();
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    if (warp < kFirstLooker)
-        encode_tiles<kCodes>(job, shared, slots, warp);
-    else if (warp < kLoader)
-        look_at_tiles(shared, slots, warp - kFirstLooker);
+    if (warp < kFirstAmaxWarp)
+        encoder_warp<kCodes>(job, shared, slots, warp);
+    else if (warp < kProducer)
+        amax_warp(shared, slots, warp - kFirstAmaxWarp);
     else
-        Loader(job, maps, shared, slots).run();
+        Producer(job, maps, shared, slots).run();
 }
 
 template <DType kCodes>
-void launch(const PanelJob& job, const PanelMaps& maps, unsigned ctas, const Launch& launch) {
+void launch(const GroupColumnsJob& job, const ColumnBlockMaps& maps, unsigned ctas, const Launch& launch) {
     constexpr const char* kWhat = "quantize_group_columns";
     constexpr int kBytes = kSlots * kTileBytes;
     const auto kernel = quantize_group_columns_kernel<kCodes>;
@@ -343,11 +352,11 @@ void launch(const PanelJob& job, const PanelMaps& maps, unsigned ctas, const Lau
     launch_pdl(kernel, ctas, dim3(kThreads), kBytes, launch, kWhat, job, maps);
 }
 
-PanelMaps panel_maps(const TensorView& src) {
-    PanelMaps maps;
-    for (int shift = kNarrowestTile; shift <= kWidestTile; ++shift) {
-        const int rows = panel_tile_rows(shift), row_bytes = 2 * panel_columns(shift),
-                  i = shift - kNarrowestTile;
+ColumnBlockMaps block_maps(const TensorView& src) {
+    ColumnBlockMaps maps;
+    for (int shift = kNarrowestShift; shift <= kWidestShift; ++shift) {
+        const int rows = block_tile_rows(shift), row_bytes = 2 * block_columns(shift),
+                  i = shift - kNarrowestShift;
         maps.half[i] = tensor_map(src.data, src.dtype, src.dim(0), src.cols(), rows / 2, row_bytes);
         maps.quarter[i] =
             tensor_map(src.data, src.dtype, src.dim(0), src.cols(), rows / kQuarters, row_bytes);
@@ -361,26 +370,26 @@ bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launc
     const TensorView& src = args.src;
     const TileShape& shape = args.shape;
     const RowView values = row_view(src);
-    const int64_t panels = shape.groups.num_groups * ceil_div(shape.cols, panel_columns(kWidestTile)),
+    const int64_t blocks = shape.groups.num_groups * ceil_div(shape.cols, block_columns(kWidestShift)),
                   mean_rows = shape.capacity / std::max<int64_t>(1, shape.groups.num_groups);
-    // too few panels for all SMs, or most of them larger than what fits at half the width: 16
-    // columns a CTA are slower than tiles
-    constexpr int64_t kMostRows = int64_t{kSlots} * panel_tile_rows(kWidestTile - 1);
-    if (panels < int64_t{kNumSms} * 3 / 2 || mean_rows > kMostRows)
+    // too few column blocks for all SMs, or most of them larger than what fits at half the width: 16 columns
+    // a CTA are slower than column_tiles.cu
+    constexpr int64_t kMostRows = int64_t{kSlots} * block_tile_rows(kWidestShift - 1);
+    if (blocks < int64_t{kNumSms} * 3 / 2 || mean_rows > kMostRows)
         return launch_quantize_column_tiles(args, launch_args);
-    if (launch_quantize_group_strips(args, launch_args)) return true;
-    if (values.dtype != DType::bf16 || !values.vector || src.numel() == 0 || panels > INT32_MAX / 16 ||
+    if (launch_quantize_small_groups(args, launch_args)) return true;
+    if (values.dtype != DType::bf16 || !values.vector || src.numel() == 0 || blocks > INT32_MAX / 16 ||
         src.dim(0) > INT32_MAX / 2 || shape.capacity > INT32_MAX / 2)
         return false;
-    const PanelJob job = {.src = values,
-                          .dst = row_view(args.dst.data),
-                          .groups = shape.groups,
-                          .extent = shape.extent,
-                          .scales = args.dst.scales.as<float>(),
-                          .rule = args.rule,
-                          .drawn = static_cast<uint32_t*>(args.zeros)};
-    const PanelMaps maps = panel_maps(src);
-    const unsigned ctas = grid_for(panels, launch_args, 1);
+    const GroupColumnsJob job = {.src = values,
+                                 .dst = row_view(args.dst.data),
+                                 .groups = shape.groups,
+                                 .extent = shape.extent,
+                                 .scales = args.dst.scales.as<float>(),
+                                 .rule = args.rule,
+                                 .claimed = static_cast<uint32_t*>(args.zeros)};
+    const ColumnBlockMaps maps = block_maps(src);
+    const unsigned ctas = grid_for(blocks, launch_args, 1);
     if (args.dst.data.dtype == DType::e5m2)
         launch<DType::e5m2>(job, maps, ctas, launch_args);
     else
@@ -388,4 +397,4 @@ bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launc
     return true;
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::quantize

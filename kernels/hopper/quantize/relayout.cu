@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: MIT
-// The wire's scales in the order the GEMM reads them; and the state updates between steps: the norm's delayed
-// scale, the clipping factor. Contracts: kernels/ops/quantize.h, kernels/ops/optimizer.h.
+// Scales of the wire in the layout that the GEMM reads; and two updates between steps: the delayed scale and
+// the clipping factor. Contracts: kernels/ops/quantize.h, kernels/ops/optimizer.h.
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow {
-
-using namespace hopper;
+namespace fp8flow::hopper::quantize {
 
 namespace {
 
 constexpr int kSide = 32, kSideRows = 8;
 
-// Reads [T, B] scales once and writes [B, T] fp32, both along their rows; a CTA turns 32 x 32 of them in
-// shared memory (odd row stride), grid-stride. Barriers before and behind the turned reads. A copy.
+// Scales [T, B] (FP32 or E8M0) -> [B, T] FP32. Each is read and written once, both along their rows: a CTA
+// transposes 32 x 32 of them in shared memory (odd row stride), grid-stride. __syncthreads before and after
+// the transposed reads. A copy: deterministic.
 __global__ void __launch_bounds__(kSide* kSideRows)
     relayout_kernel(const void* wire, DType dtype, int64_t tokens, int64_t blocks, float* out) {
     __shared__ float tile[kSide][kSide + 1];
@@ -58,6 +57,13 @@ __global__ void clip_factor_kernel(const float* norm_squared, float clip, int32_
 }
 
 }  // namespace
+
+}  // namespace fp8flow::hopper::quantize
+
+namespace fp8flow {
+
+using namespace hopper;
+using namespace hopper::quantize;
 
 void HopperOps::do_relayout_scales(const op::RelayoutScales& args, const Launch& launch) {
     const int64_t tokens = args.wire.dim(0), blocks = args.wire.dim(1);

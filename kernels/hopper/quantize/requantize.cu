@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // FP8 rows to transposed FP8 with new scales along the routed rows: the double quantisation that the
-// scaling-aware transpose saves. Sources that do not fill whole tiles of columns: tiles.cu. Contract:
+// scaling-aware transpose avoids. Widths that are no multiple of 128: tiles.cu. Contract:
 // kernels/ops/transpose.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/packed.h"
@@ -13,15 +13,15 @@
 #include "kernels/hopper/quantize/tiles.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::quantize {
 
 namespace {
 
 constexpr int kTile = static_cast<int>(kBlock);
 constexpr int kThreads = 128;  // a warp: 32 rows; a thread: 16 columns of 8 rows
-constexpr int kCtas = 7;       // of an SM: 112 KB of codes on their way
+constexpr int kCtas = 7;       // per SM: 112 KB of codes in flight
 constexpr int kRows = 8;
-constexpr int kPiece = 16, kPieces = kTile / kPiece;  // codes of one load or store
+constexpr int kPiece = 16, kPieces = kTile / kPiece;  // bytes of a load or store
 constexpr int kOctets = kTile / kRows;
 constexpr int kColumnWords = kTile / 4;
 
@@ -44,26 +44,31 @@ template <DType kSource> __device__ __forceinline__ void decode(uint32_t codes, 
     v[0] = low.x * scale, v[1] = low.y * scale, v[2] = high.x * scale, v[3] = high.y * scale;
 }
 
-// Which column's maximum and multiplier stand at `position`: the four columns of a word lie beside those of
-// the next thread's, so that 16-byte accesses of neighbouring threads touch neighbouring banks.
+// The column that has its maximum and multiplier at `position`: the four columns of a word lie next to those
+// of the next thread, so that 16-byte accesses of neighbouring threads touch neighbouring banks.
 __device__ __forceinline__ int column_at(int position) {
     return position % 32 / 4 * kPiece + position / 32 * 4 + position % 4;
 }
-// Moves every code in and out, 128 scales in and 128 out a tile: 2.06 bytes a code, 0.118 ms at 32768 x 7168
-// and 4.1 TB/s. A CTA takes one tile of 128 x 128, and SMs take CTAs as these become free (in equal shares,
-// walking over the groups: 3.21 TB/s), in the order and with the requests of transpose.cu: rows fastest 6 %,
-// 256 bytes a request 6.5 %. All of its 16 KB are requested at once; seven CTAs an SM hide what the others
-// wait for (six: 4.5 % slower, eight: 1 %). About 10 instructions a code, of which an SM can issue
-// 15 in that time. Codes stay codes in registers: they become values once for the maxima, and again for the
-// new codes. Barrier 1: the column maxima of every 8 rows are in shared memory. A thread finds the scale of
-// one column. Barrier 2: multipliers are there, and the maxima, whose place the turned tile takes, were read.
-// Barrier 3: the turned tile is complete, and leaves in 16-byte pieces of columns. Barrier 4, if the CTA has
-// another tile: it has left. Only maxima are reduced: deterministic.
+
+// FP8 rows with 1x128 scales -> transposed FP8 with 128x1 scales along the routed rows.
+// Floor: every code in and out, 128 scales in and 128 out a tile: 2.06 bytes a code, 0.118 ms at 32768 x 7168
+// and 4.1 TB/s. About 10 instructions a code, of which an SM can issue 15 in that time.
+// A CTA takes one 128 x 128 tile in the order and with the loads of transpose.cu (rows fastest: 6 %; 256
+// bytes a load: 6.5 %). The hardware schedules CTAs as SMs become free (equal shares of a persistent grid:
+// 3.21 TB/s). All 16 KB of a tile are loaded at once; seven CTAs per SM hide the latency (six: 4.5 % slower,
+// eight: 1 %). Values stay FP8 in registers: decoded once for the maxima, and again for the new codes.
+// Barriers (__syncthreads):
+// 1  the column maxima of every 8 rows are in shared memory; a thread then computes the scale of one column
+// 2  the multipliers are in shared memory, and the maxima have been read: the transposed tile takes their
+//    place
+// 3  the transposed tile is complete, and is stored in 16-byte pieces of columns
+// 4  only where a CTA has another tile: this one has been stored
+// Deterministic: only maxima are reduced.
 template <DType kSource, DType kCodes>
 __global__ void __launch_bounds__(kThreads, kCtas) requantize_kernel(const RequantizeJob job) {
-    __shared__ uint4 pieces[kTile * kPieces];  // maxima of every 8 rows first
+    __shared__ uint4 pieces[kTile * kPieces];  // first the maxima of every 8 rows, then the transposed tile
     __shared__ float4 multiplier_pieces[kTile / 4];
-    uint32_t* const turned = reinterpret_cast<uint32_t*>(pieces);
+    uint32_t* const transposed = reinterpret_cast<uint32_t*>(pieces);
     const int thread = static_cast<int>(threadIdx.x), octet = thread / kPieces, part = thread % kPieces,
               first_of_warp = octet * kRows % 32;
     pdl_wait();
@@ -83,7 +88,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) requantize_kernel(const Requa
             words[k] = uint4{0, 0, 0, 0};
             if (octet * kRows + k < rows.count) words[k] = load_and_neighbour(in);
         }
-        float own = 0.0f;  // the scale of row `thread`: one of this warp's
+        float own = 0.0f;  // the scale of row `thread`, for this warp
         if (thread < rows.count)
             own = job.block_scales[place.col_tile * job.block_scale_stride + src_base + row + thread];
         float scales[kRows];
@@ -91,7 +96,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) requantize_kernel(const Requa
         for (int k = 0; k < kRows; ++k) scales[k] = __shfl_sync(kFullMask, own, first_of_warp + k);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            float largest[4] = {};  // fmaxf passes over a NaN
+            float largest[4] = {};  // fmaxf ignores a NaN
 #pragma unroll
             for (int k = 0; k < kRows; ++k) {
                 float v[4];
@@ -109,7 +114,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) requantize_kernel(const Requa
         {
             uint32_t amax = 0;
 #pragma unroll
-            for (int i = 0; i < kOctets; ++i) amax = max(amax, turned[i * kTile + thread]);
+            for (int i = 0; i < kOctets; ++i) amax = max(amax, transposed[i * kTile + thread]);
             BlockScale scale = {0.0f, 0.0f, 0};
             if (rows.count > 0) scale = block_scale(amax, kCodes, false, job.rule);
             reinterpret_cast<float*>(multiplier_pieces)[thread] = scale.multiplier;
@@ -132,14 +137,15 @@ __global__ void __launch_bounds__(kThreads, kCtas) requantize_kernel(const Requa
                 squares[q][2] = pack_fp8(v[0][2] * m.z, v[1][2] * m.z, v[2][2] * m.z, v[3][2] * m.z, kCodes);
                 squares[q][3] = pack_fp8(v[0][3] * m.w, v[1][3] * m.w, v[2][3] * m.w, v[3][3] * m.w, kCodes);
             }
-            uint32_t* out = turned + transposed_index<kPiece>(part * kPiece, octet / 2) + octet % 2 * 2 +
+            uint32_t* out = transposed + transposed_index<kPiece>(part * kPiece, octet / 2) + octet % 2 * 2 +
                             j * 4 * kColumnWords;
 #pragma unroll
             for (int c = 0; c < 4; ++c)
                 *reinterpret_cast<uint2*>(out + c * kColumnWords) = uint2{squares[0][c], squares[1][c]};
         }
         __syncthreads();
-        store_tile_columns<kThreads, kPiece>(job.columns, turned, dst_base + row, rows.rows, place.col_tile);
+        store_tile_columns<kThreads, kPiece>(job.columns, transposed, dst_base + row, rows.rows,
+                                             place.col_tile);
     }
 }
 
@@ -167,11 +173,11 @@ bool launch_requantize_tiles(const TileSource& source, const TileShape& shape, c
                                                        : requantize_kernel<DType::e5m2, DType::e4m3>)
                                             : (to_e5m2 ? requantize_kernel<DType::e4m3, DType::e5m2>
                                                        : requantize_kernel<DType::e4m3, DType::e4m3>);
-    constexpr int kMostWaves = 32;  // a capacity may be far above the rows there are
+    constexpr int kMostWaves = 32;  // the capacity may be far above the number of rows
     const int64_t tiles = ceil_div(shape.capacity, kTile) * job.col_tiles;
     const unsigned grid = grid_for(tiles, launch, launch.sm_limit > 0 ? kCtas : kMostWaves * kCtas);
     launch_pdl(kernel, grid, kThreads, 0, launch, "requantize_tiles", job);
     return true;
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::quantize

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Activations to FP8 by rows, and with one scale for the whole tensor. Contract: kernels/ops/quantize.h.
+// Activations to FP8 with scales along the row, and with one scale for the whole tensor. Contract:
+// kernels/ops/quantize.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/rows.h"
@@ -12,11 +13,7 @@
 #include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/workspace.h"
 
-namespace fp8flow {
-
-using namespace hopper;
-
-namespace hopper {
+namespace fp8flow::hopper::quantize {
 
 namespace {
 
@@ -28,16 +25,16 @@ struct RowQuantizer {
 };
 
 constexpr int kTile = static_cast<int>(kBlock);
-constexpr int kChunkUnits = 4;          // of a thread, all requested before the first is used
-constexpr int kChunkStep = 32 * kUnit;  // columns of a warp's load
+constexpr int kChunkUnits = 4;          // 16-byte loads of a thread, all issued before the first is used
+constexpr int kChunkStep = 32 * kUnit;  // columns of one load of a warp
 constexpr int kChunkRows = kRowThreads / 32, kChunkCols = kChunkUnits * kChunkStep;
-constexpr int kChunkCtas = 5;  // of an SM: 80 KB of BF16 on their way
+constexpr int kChunkCtas = 5;  // per SM: 80 KB of BF16 in flight
 
-// The work of all kernels that go over 16-bit rows in chunks: a warp takes 1024 columns of one row, a CTA
-// those of eight neighbouring rows. use(row, valid, first column of the thread, its words of columns 0, 256,
-// 512 and 768 further; zeros in pads and past the row's end) for each. 64 bytes of loads a thread are under
-// way at once, 80 KB an SM: with one load, behind a binary search for the row's group, it was 32 KB at best
-// and mostly nothing. All threads of a warp come to the same calls.
+// The loop of the kernels that go over 16-bit rows in chunks: a warp takes 1024 columns of a row, a CTA those
+// of eight neighbouring rows. Calls use(row, valid, first column of the thread, its words of columns 0, 256,
+// 512 and 768 further; zeros in pads and past the end of the row). A thread has 64 bytes of loads in flight,
+// an SM 80 KB (one load, issued after a binary search for the group of the row: 32 KB at best, and mostly
+// none). All threads of a warp make the same calls.
 template <class Use>
 __device__ __forceinline__ void each_chunk(const RowView& src, const DeviceGroups& groups, int chunks,
                                            Use use) {
@@ -62,11 +59,12 @@ __device__ __forceinline__ void each_chunk(const RowView& src, const DeviceGroup
     }
 }
 
-// 1x128 blocks. Moves 2 bytes a value in and 1.03 out: 712 MB, 0.174 ms at 32768 x 7168 and 4.1 TB/s. As many
-// CTAs as there is work, so that the last wave is short; the scales of a CTA's eight rows share a sector of
-// the table. About 13 instructions a value (SASS), of which an SM can issue 20 while 3 bytes pass at 4.1 TB/s
-// and 1.75 GHz. A half-warp owns a block; maxima go through shuffles: no barrier. Only maxima are reduced:
-// deterministic.
+// 16-bit rows -> FP8 rows with 1x128 scales (vec128, vec128_wire).
+// Floor: 2 bytes a value in and 1.03 out: 712 MB, 0.174 ms at 32768 x 7168 and 4.1 TB/s. About 13
+// instructions a value (SASS), of which an SM can issue 20 while 3 bytes pass at 4.1 TB/s and 1.75 GHz.
+// As many CTAs as tasks, so that the last wave is short; the scales of the eight rows of a CTA share a sector
+// of the table. A half-warp owns a 1x128 block; its maximum takes shuffles: no barriers.
+// Deterministic: only maxima are reduced.
 template <DType kSource, DType kCodes, ScaleFormat kFormat>
 __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     quantize_blocks_kernel(const RowQuantizer args, int chunks) {
@@ -87,8 +85,7 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
                        for (int step = kBlockThreads / 2; step > 0; step /= 2)
                            amax = max(amax, __shfl_xor_sync(kFullMask, amax, step));
                        const QuantScale scale = quant_scale(__uint_as_float(amax), fp8_max(kCodes), kFormat);
-                       const float dequant =
-                           valid ? scale.dequant : 0.0f;  // the values of a pad are 0: so are its codes
+                       const float dequant = valid ? scale.dequant : 0.0f;  // pads hold 0, and 0 encodes to 0
                        if (first_col + u * kChunkStep < width) {
                            *reinterpret_cast<uint2*>(out + u * kChunkStep) =
                                encode_unit(v, scale.multiplier, kCodes);
@@ -104,8 +101,8 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
                });
 }
 
-// The amax of all valid values: 2 bytes a value in. CTAs go over the rows, and every warp tells its maximum
-// once; integer maxima, whose order does not matter.
+// The amax of all valid values. Floor: 2 bytes a value in. A persistent grid over the rows; every warp adds
+// its maximum once by an integer atomic, whose order does not matter: deterministic.
 template <DType kSource>
 __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     amax_kernel(const RowView src, const DeviceGroups groups, int chunks, uint32_t* amax) {
@@ -122,7 +119,8 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     if (threadIdx.x % 32 == 0) atomicMax(amax, largest);
 }
 
-// Codes of one multiplier: 2 bytes a value in, 1 out. Nothing is reduced.
+// 16-bit rows -> FP8 with one multiplier for the tensor. Floor: 2 bytes a value in, 1 out. Nothing is
+// reduced: deterministic.
 template <DType kSource, DType kCodes>
 __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     scaled_codes_kernel(const RowView src, const RowView codes, const DeviceGroups groups, int chunks,
@@ -141,10 +139,11 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     });
 }
 
-// One scale a row, of rows of 16-bit values that fit into the registers of a CTA. Moves 2 bytes a value in
-// and 1 out, each once; four loads a thread under way, 80 KB an SM. One barrier a row: the warps' maxima are
-// there, in one of two places, so that the next row's do not wait for the readers of this one's. Only maxima
-// are reduced: deterministic.
+// 16-bit rows -> FP8 with one scale per row, for rows that fit into the registers of a CTA.
+// Floor: 2 bytes a value in and 1 out, each once; four loads in flight a thread, 80 KB an SM.
+// One __syncthreads a row: the maxima of the warps are in shared memory, in one of two places, so that those
+// of the next row do not wait for the readers of this one.
+// Deterministic: only maxima are reduced.
 constexpr int kWholeRowStep = kRowThreads * kUnit, kWholeRowLeast = 1024,
               kWholeRowMost = kChunkUnits * kWholeRowStep;
 template <DType kSource, DType kCodes>
@@ -185,17 +184,17 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
 #pragma unroll
         for (int u = 0; u < kChunkUnits; ++u) {
             unpack_unit(words[u], kSource, v);
-            if (first_col + u * kWholeRowStep < width)  // the values of a pad are 0: so are its codes
+            if (first_col + u * kWholeRowStep < width)  // pads hold 0, and 0 encodes to 0
                 *reinterpret_cast<uint2*>(out + u * kWholeRowStep) = encode_unit(v, scale.multiplier, kCodes);
         }
         if (thread == 0) args.scales.store(dst_base + row, 0, scale);
     }
 }
 
-// Every other case. Moves K values in, K codes and their scales out a row. A CTA takes blockDim.y rows at a
-// time, grid-stride; a thread eight columns. Blocks of 32 or 128 columns reduce by shuffles, a whole row
-// (scales.block == 0) by way of shared memory, read again from L2 for the codes. Only maxima are reduced:
-// deterministic.
+// Every other source and layout. Floor: K values in, K codes and their scales out a row. A CTA takes
+// blockDim.y rows at a time, grid-stride; a thread eight columns. The amax of blocks of 32 or 128 columns
+// takes shuffles; that of a whole row (scales.block == 0) goes through shared memory, and the row is read
+// again, from L2, to be encoded. Deterministic: only maxima are reduced.
 __global__ void __launch_bounds__(kRowThreads) quantize_rows_kernel(const RowQuantizer args) {
     __shared__ uint32_t block_amax[kRowThreads / kBlockThreads];
     const int64_t total = args.groups.total(), src_base = args.src.base(), dst_base = args.codes.base();
@@ -246,10 +245,10 @@ bool is_wide(const RowView& src) {
 
 struct ChunkGrid {
     unsigned ctas;
-    int chunks;  // of a row
+    int chunks;  // per row
 };
-// once: a CTA a task, unless the launch is limited; staying: as many as the SMs hold.
-enum class Ctas { once, staying };
+// once: a CTA per task, unless the launch is limited; persistent: as many as the SMs hold.
+enum class Ctas { once, persistent };
 ChunkGrid chunk_grid(int64_t rows, int64_t cols, Ctas ctas, const Launch& launch) {
     const int64_t chunks = ceil_div(cols, kChunkCols), tasks = ceil_div(rows, kChunkRows) * chunks;
     const bool once = ctas == Ctas::once && launch.sm_limit <= 0;
@@ -308,7 +307,7 @@ void launch_quantize_rows(const TensorView& src, const RowGroups& groups, const 
 bool launch_rows_amax(const RowView& src, const DeviceGroups& groups, int64_t rows, uint32_t* amax,
                       const Launch& launch) {
     if (!is_wide(src)) return false;
-    const ChunkGrid grid = chunk_grid(rows, src.cols, Ctas::staying, launch);
+    const ChunkGrid grid = chunk_grid(rows, src.cols, Ctas::persistent, launch);
     const auto kernel = src.dtype == DType::f16 ? amax_kernel<DType::f16> : amax_kernel<DType::bf16>;
     kernel<<<grid.ctas, kRowThreads, 0, stream_of(launch)>>>(src, groups, grid.chunks, amax);
     check_launch("amax");
@@ -317,7 +316,7 @@ bool launch_rows_amax(const RowView& src, const DeviceGroups& groups, int64_t ro
 
 namespace {
 
-// False, and nothing launched, for rows that chunks do not suit.
+// False where the rows do not suit chunks: nothing is launched.
 bool launch_scaled_codes(const RowView& src, const RowView& codes, const DeviceGroups& groups, int64_t rows,
                          const float* multiplier, const Launch& launch) {
     if (!is_wide(src) || !codes.vector) return false;
@@ -334,7 +333,12 @@ bool launch_scaled_codes(const RowView& src, const RowView& codes, const DeviceG
 
 }  // namespace
 
-}  // namespace hopper
+}  // namespace fp8flow::hopper::quantize
+
+namespace fp8flow {
+
+using namespace hopper;
+using namespace hopper::quantize;
 
 void HopperOps::do_quantize_rows(const op::QuantizeRows& args, const Launch& launch) {
     if (args.dst.layout == ScaleLayout::tensor) {

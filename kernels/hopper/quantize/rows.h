@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The row quantiser and the amax of rows as functions: quantize_rows, quantize_dual, quantize_weight and
-// quantize_tensor share them.
+// The row quantiser and the amax of rows as functions, for quantize_rows, quantize_dual, quantize_weight and
+// quantize_tensor.
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
@@ -9,16 +9,16 @@
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/view.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::quantize {
 
 // [M, K] (or [E, N, K], all rows alike) -> dst in layout vec128_wire, vec128, mx32 or row. Pads: code 0,
 // scale 0.
 void launch_quantize_rows(const TensorView& src, const RowGroups& groups, const QuantizeRule& rule,
                           const ScaledTensor& dst, const Launch& launch);
 
-// amax[0] = max(amax[0], |x|) as bits over all valid rows of a 16-bit tensor with whole units; `rows`: most
-// rows there can be. False, and nothing launched, for others.
+// amax[0] = max(amax[0], |x|) as bits over all valid rows of an aligned 16-bit tensor; `rows`: capacity.
+// False for other tensors: nothing is launched.
 bool launch_rows_amax(const RowView& src, const DeviceGroups& groups, int64_t rows, uint32_t* amax,
                       const Launch& launch);
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::quantize

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// 128x128 tiles to FP8 in both orientations; see tiles.h. The usual ones take the form of wide_tiles.cu.
-// Contract: kernels/ops/quantize.h.
+// 128x128 tiles to FP8 in both orientations, from any source; see tiles.h. Whole BF16 tiles run in
+// wide_tiles.cu. Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/quantize/tiles.h"
 
 #include "kernels/core/scaled_tensor.h"
@@ -13,7 +13,7 @@
 #include "kernels/hopper/quantize/rows.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::quantize {
 
 namespace {
 
@@ -22,17 +22,17 @@ constexpr int kThreads = 512;  // 16 threads a row, 4 rows a thread: 32 values i
 constexpr int kRows = 4;
 constexpr int kSubTiles = kTile / static_cast<int>(kMxBlock);
 constexpr int kWarps = kThreads / 32;
-constexpr int kSubWarps = kWarps / kSubTiles;  // that hold the 32 rows of an MX block
+constexpr int kSubWarps = kWarps / kSubTiles;  // warps that hold the 32 rows of an MX block
 
 struct TileThread {
-    int group, first_row, col;  // group: rows 4 * group ..; first_row and col count from the tile
+    int group, first_row, col;  // rows 4 * group .. 4 * group + 3; first_row and col within the tile
 };
 __device__ __forceinline__ TileThread tile_thread() {
     const int thread = static_cast<int>(threadIdx.x), group = thread / kBlockThreads;
     return {group, group * kRows, thread % kBlockThreads * kUnit};
 }
 
-// This thread's 4 x 8 values; zeros outside the valid rows and the columns.
+// The 4 x 8 values of this thread; zeros outside the valid rows and the columns.
 __device__ __forceinline__ void load_values(const TileSource& source, const RowTile& tile, int64_t col0,
                                             const TileThread& at, float (&v)[kRows][kUnit]) {
     RowView values = source.values;
@@ -77,25 +77,25 @@ __device__ __forceinline__ void load_values(const TileSource& source, const RowT
 __device__ __forceinline__ void column_magnitudes(const float (&v)[kRows][kUnit], uint32_t (&amax)[kUnit]) {
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) {
-        float largest = 0.0f;  // fmaxf passes over a NaN
+        float largest = 0.0f;  // fmaxf ignores a NaN
 #pragma unroll
         for (int k = 0; k < kRows; ++k) largest = fmaxf(largest, fabsf(v[k][i]));
         amax[i] = __float_as_uint(largest);
-        amax[i] =
-            max(amax[i], __shfl_xor_sync(kFullMask, amax[i], kBlockThreads));  // the warp's other four rows
+        amax[i] = max(amax[i],
+                      __shfl_xor_sync(kFullMask, amax[i], kBlockThreads));  // the other four rows of the warp
     }
 }
 
-// One half of the warp puts them where over_warps() finds them.
-__device__ __forceinline__ void put_magnitudes(const uint32_t (&amax)[kUnit], uint32_t (&part)[kWarps][kTile],
-                                               const TileThread& at) {
+// One half of the warp writes them for over_warps().
+__device__ __forceinline__ void store_magnitudes(const uint32_t (&amax)[kUnit],
+                                                 uint32_t (&part)[kWarps][kTile], const TileThread& at) {
     if (threadIdx.x % 32 >= kBlockThreads) return;
     uint4* to = reinterpret_cast<uint4*>(&part[threadIdx.x / 32][at.col]);
     to[0] = uint4{amax[0], amax[1], amax[2], amax[3]};
     to[1] = uint4{amax[4], amax[5], amax[6], amax[7]};
 }
 
-// Maxima of column `c` over warps [first, first + count), each of which holds 8 rows.
+// Maximum of column `c` over warps [first, first + count), each with 8 rows.
 __device__ __forceinline__ uint32_t over_warps(const uint32_t (&part)[kWarps][kTile], int c, int first,
                                                int count) {
     uint32_t amax = 0;
@@ -110,16 +110,21 @@ struct TileJob {
     QuantizeRule rule;
 };
 
-// Moves a tile of values in and its codes out, once or in two orientations, plus scales. A CTA walks over
-// tiles, grid-stride, columns fastest. A thread keeps 4 rows x 8 columns in registers. Column maxima go
-// through shared memory (barrier 1), multipliers come back (barrier 2); the codes of four rows make a word of
-// the turned tile in shared memory (barrier 3), which leaves as 16-byte pieces of columns. Only maxima are
-// reduced: deterministic.
+// Any source (TileSource) -> FP8 codes by rows, transposed, or both, plus scales.
+// Floor: a tile of values in, its codes out once or twice, plus scales.
+// A CTA takes tiles grid-stride, columns fastest; a thread keeps 4 rows x 8 columns in registers.
+// Barriers (__syncthreads):
+// 1  the column maxima of every 8 rows are in shared memory
+// 2  the multipliers, or the amax of the tile, are in shared memory
+// 3  the transposed tile is complete in shared memory (a word: the codes of four rows); it is stored in
+//    16-byte pieces of columns
+// 4  the transposed tile has been read
+// Deterministic: only maxima are reduced.
 __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJob job) {
     __shared__ alignas(16) uint32_t part[kWarps][kTile];
     __shared__ float multipliers[kSubTiles][kTile];
     __shared__ uint32_t tile_amax[kTile / 32];
-    __shared__ alignas(16) uint32_t turned[kTransposedWords];
+    __shared__ alignas(16) uint32_t transposed[kTransposedWords];
     const TileThread at = tile_thread();
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, cols = job.shape.cols;
     const int64_t col_tiles = (cols + kTile - 1) / kTile;
@@ -137,7 +142,7 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJ
         if (from_tile) {
             uint32_t amax[kUnit];
             column_magnitudes(v, amax);
-            put_magnitudes(amax, part, at);
+            store_magnitudes(amax, part, at);
             __syncthreads();
             const int c = thread % kTile, sub = thread / kTile;
             const bool has_column = col0 + c < cols;
@@ -172,7 +177,7 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJ
             }
             __syncthreads();
         }
-        float shared_multiplier = 0.0f;  // of Share::tile and Share::word
+        float shared_multiplier = 0.0f;  // for Share::tile and Share::word
         if (columns.share == Share::tile || rows.share == Share::tile) {
             const uint32_t amax = max(max(tile_amax[0], tile_amax[1]), max(tile_amax[2], tile_amax[3]));
             const DType dtype = rows.share == Share::tile ? rows.data.dtype : columns.data.dtype;
@@ -220,7 +225,7 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJ
             }
         }
         if (columns.share == Share::none) {
-            __syncthreads();  // tile_amax is free again
+            __syncthreads();  // tile_amax may be overwritten
             continue;
         }
         const int sub = columns.share == Share::mx ? at.first_row / static_cast<int>(kMxBlock) : 0;
@@ -228,7 +233,8 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJ
                                      : tile.count <= at.first_row
                                          ? 0u
                                          : (1u << (8 * (tile.count - at.first_row))) - 1u;
-        uint32_t* const words = turned + transposed_word(at.col, at.group);  // eight columns alike
+        uint32_t* const words =
+            transposed + transposed_word(at.col, at.group);  // the same for all eight columns
 #pragma unroll
         for (int i = 0; i < kUnit; ++i) {
             float m = shared_multiplier;
@@ -243,7 +249,7 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJ
         __syncthreads();
         uint8_t* out = static_cast<uint8_t*>(columns.data.data) + tile.batch * columns.batch_stride +
                        col0 * columns.data.cols + columns.data.base() + tile.row;
-        store_transposed<kThreads>(turned, out, columns.data.cols,
+        store_transposed<kThreads>(transposed, out, columns.data.cols,
                                    static_cast<int>(min(static_cast<int64_t>(kTile), cols - col0)),
                                    tile.rows);
         __syncthreads();
@@ -257,7 +263,8 @@ struct AmaxJob {
     uint32_t* amax;
 };
 
-// Reads every valid value once. Tiles as above; integer atomic maxima, whose order does not matter.
+// The amax of everything, or of every column of every group. Reads every valid value once, in tiles as above.
+// Deterministic: integer atomic maxima, whose order does not matter.
 __global__ void __launch_bounds__(kThreads, 2) tile_amax_kernel(const AmaxJob job) {
     __shared__ alignas(16) uint32_t part[kWarps][kTile];
     const TileThread at = tile_thread();
@@ -277,7 +284,7 @@ __global__ void __launch_bounds__(kThreads, 2) tile_amax_kernel(const AmaxJob jo
         }
         uint32_t amax[kUnit];
         column_magnitudes(v, amax);
-        put_magnitudes(amax, part, at);
+        store_magnitudes(amax, part, at);
         __syncthreads();
         if (thread < kTile && col0 + thread < cols)
             atomicMax(job.amax + (tile.batch + tile.group) * cols + col0 + thread,
@@ -290,7 +297,7 @@ __global__ void __launch_bounds__(kThreads, 2) tile_amax_kernel(const AmaxJob jo
     if (thread % 32 == 0) atomicMax(job.amax, largest);
 }
 
-// A thread an entry: reads 4 bytes, writes 4 to 12. No reduction.
+// One entry per thread: reads 4 bytes, writes 4 to 12. No reduction.
 __global__ void table_scales_kernel(const TableScales table) {
     const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < table.entries;
@@ -390,4 +397,4 @@ void launch_tensor_scale(const TileSource& source, const TileShape& shape, uint3
                         launch);
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::quantize

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The 128x128 tile quantiser: one read of a tile gives codes by rows, transposed codes, or both, with scales
-// shared along a block, a tile, a column of a group or the whole tensor. What quantize_columns,
-// quantize_dual, quantize_tensor, quantize_weight, transpose_requantize and the norm's transposed output
-// launch. Read next: tiles.cu.
+// The 128x128 tile quantiser: one read of a tile gives codes by rows, transposed codes, or both, with one
+// scale per block, per tile, per column of a group or for the whole tensor. quantize_columns, quantize_dual,
+// quantize_tensor, quantize_weight, transpose_requantize and the transposed output of the norm launch it.
+// Read next: tiles.cu.
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
@@ -11,9 +11,9 @@
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/view.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::quantize {
 
-// What tiles are made of: values, codes with 1x128 scales, or values normalised as RMSNorm does.
+// The source of the tiles: values, codes with 1x128 scales, or values normalised as RMSNorm does.
 struct TileSource {
     RowView values;
     int64_t batch_stride = 0;             // elements from one batch to the next
@@ -24,17 +24,18 @@ struct TileSource {
     float gamma_offset = 0.0f;  // 1: zero-centered gamma
 };
 
-// The tiles of all groups, counted from each group's first row, times `batches` (experts of a weight).
+// The tiles of all groups, counted from the first row of each group, times `batches` (experts of a weight).
 struct TileShape {
     DeviceGroups groups;
-    int64_t extent = 0;    // without groups: columns of the transposed copy, pads behind the rows included
-    int64_t capacity = 0;  // most rows there can be
+    int64_t extent = 0;    // without groups: columns of the transposed copy, pads after the rows included
+    int64_t capacity = 0;  // the most rows there can be
     int64_t batches = 1;
     int cols = 0;
 };
 TileShape tile_shape(const TensorView& src, const RowGroups& groups, const TensorView& transposed);
 
-// Who shares a scale. table and word: multipliers were computed before, their scales stored.
+// The values that share a scale. table and word: multipliers are computed and their scales stored by an
+// earlier kernel.
 enum class Share : uint8_t {
     none,   // no such output
     block,  // 128 values along the contraction
@@ -48,12 +49,13 @@ struct TileOutput {
     Share share = Share::none;
     RowView data;
     int64_t batch_stride = 0;  // codes from one batch to the next
-    // Scale tables with a batch stride of their own. Rows: row_scales(). Columns: block b of column c at b *
+    // Scale tables with their own batch stride. Rows: row_scales(). Columns: block b of column c at b *
     // block_stride + c. tile: (tile row of the source, tile column) at row_stride and block_stride.
     RowScales scales;
     int64_t scale_batch_stride = 0;
     const float* multipliers = nullptr;
-    bool multipliers_are_scales = false;  // word: a stored scale, whose inverse is the multiplier
+    bool multipliers_are_scales =
+        false;  // word: multipliers[0] is a stored scale, the inverse of the multiplier
 };
 TileOutput tile_rows(const ScaledTensor& rows, Share share);
 TileOutput tile_columns(const ScaledTensor& transposed, Share share);
@@ -61,18 +63,18 @@ TileOutput tile_columns(const ScaledTensor& transposed, Share share);
 void launch_quantize_tiles(const TileSource& source, const TileShape& shape, const TileOutput& rows,
                            const TileOutput& columns, const QuantizeRule& rule, const Launch& launch);
 
-// The same where it has a form of its own (wide_tiles.cu): true if that was launched.
+// The same for whole BF16 tiles (wide_tiles.cu): true if launched.
 bool launch_quantize_wide_tiles(const TileSource& source, const TileShape& shape, const TileOutput& rows,
                                 const TileOutput& columns, const QuantizeRule& rule, const Launch& launch);
 
-// The same of FP8 codes with 1x128 scales to columns (requantize.cu): true if that was launched.
+// FP8 codes with 1x128 scales to columns (requantize.cu): true if launched.
 bool launch_requantize_tiles(const TileSource& source, const TileShape& shape, const TileOutput& columns,
                              const QuantizeRule& rule, const Launch& launch);
 
-// One scale for a column of a group from one read of BF16 rows of whole, aligned units: true if that was
-// launched. Many groups that fit into a CTA (group_columns.cu; of a few hundred rows: group_strips.cu), or
-// else by way of all SMs (column_tiles.cu). `zeros`: as many bytes as column_tiles_zeros says,
-// zero, and left so.
+// One scale per column of a group from one read of aligned BF16 rows: true if launched.
+// launch_quantize_group_columns chooses: many groups that fit into a CTA (group_columns.cu; of a few hundred
+// rows: small_groups.cu), or else all SMs together (column_tiles.cu). `zeros`: column_tiles_zeros bytes that
+// are zero before and after the launch.
 struct GroupColumns {
     const TensorView& src;
     const TileShape& shape;
@@ -82,7 +84,7 @@ struct GroupColumns {
 };
 std::size_t column_tiles_zeros(const TileShape& shape);
 bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launch);
-bool launch_quantize_group_strips(const GroupColumns& args, const Launch& launch);
+bool launch_quantize_small_groups(const GroupColumns& args, const Launch& launch);
 bool launch_quantize_column_tiles(const GroupColumns& args, const Launch& launch);
 
 // max|x| as bits: of everything into amax[0], or of every column of every group (batch) into
@@ -91,15 +93,15 @@ enum class AmaxOf { everything, columns };
 void launch_tile_amax(const TileSource& source, const TileShape& shape, AmaxOf what, uint32_t* amax,
                       const Launch& launch);
 
-// AmaxOf::columns of BF16, into entries that hold 0 (column_amax.cu): true if that was launched.
+// AmaxOf::columns of BF16 rows, into entries that hold 0 (column_amax.cu): true if launched.
 bool launch_column_amax(const TileSource& source, const TileShape& shape, uint32_t* amax,
                         const Launch& launch);
 
-// Turns amax bits into multipliers in place and stores the scales; a group of 0 rows gets scale 0.
+// Replaces amax bits by multipliers and stores the scales; a group of 0 rows has scale 0.
 struct TableScales {
     uint32_t* amax;
-    int64_t columns;        // entries a group
-    const int64_t* counts;  // of the groups; null: none is empty
+    int64_t columns;        // entries per group
+    const int64_t* counts;  // rows of the groups; null: none is empty
     int64_t entries;
     DType dtype;
     QuantizeRule rule;
@@ -108,10 +110,10 @@ struct TableScales {
 };
 void launch_table_scales(const TableScales& table, const Launch& launch);
 
-// One scale for everything, stored in both copies (either may be absent); `amax` (one word) holds its
+// One scale for the whole tensor, stored in both copies (either may be absent); `amax` (one word) holds its
 // multiplier afterwards.
 void launch_tensor_scale(const TileSource& source, const TileShape& shape, uint32_t* amax, DType dtype,
                          const QuantizeRule& rule, const ScaledTensor& copy, const ScaledTensor& other,
                          const Launch& launch);
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::quantize

@@ -14,23 +14,19 @@
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow {
-
-using namespace hopper;
-
-namespace hopper {
+namespace fp8flow::hopper::quantize {
 
 namespace {
 
 constexpr int kTile = static_cast<int>(kBlock);
 constexpr int kThreads = 128;  // a warp: 32 rows; a thread: 16 columns of 8 rows
-constexpr int kCtas = 8;       // of an SM: 128 KB of codes on their way
+constexpr int kCtas = 8;       // per SM: 128 KB of codes in flight
 constexpr int kRows = 8;
-constexpr int kPiece = 16;  // codes of one load or store
+constexpr int kPiece = 16;  // bytes of a load or store
 constexpr int kPieceWords = kPiece / 4;
 constexpr int kPieces = kTile / kPiece;
 constexpr int kColumnWords = kTile / 4;
-constexpr int kWarpRows = 32, kScales = kTile / kWarpRows;  // of a lane: rows lane, lane + 32, ..
+constexpr int kWarpRows = 32, kScales = kTile / kWarpRows;  // kScales per lane: rows lane, lane + 32, ..
 
 struct Transposer {
     RowView src, dst;
@@ -38,19 +34,19 @@ struct Transposer {
     DeviceGroups groups;
     int64_t extent;
     float* tile_scales;
-    int tile_cols;  // tiles side by side
+    int tile_cols;  // tiles per row of tiles
     int scale_stride;
     bool wide;  // 16-byte loads
 };
 
 // What a thread holds of a tile: 16 columns of 8 rows, and the scales of rows lane + 32 * i of the whole
-// tile; nothing of pads, which are zeros.
-struct Held {
+// tile. Pads are zeros.
+struct Fragment {
     uint32_t words[kRows][kPieceWords];
     float scales[kScales];
 };
-__device__ __forceinline__ void fetch(const Transposer& args, int64_t src_base, const TilePlace& place,
-                                      int count, Held& held) {
+__device__ __forceinline__ void load_tile(const Transposer& args, int64_t src_base, const TilePlace& place,
+                                          int count, Fragment& fragment) {
     const int thread = static_cast<int>(threadIdx.x), first = thread / kPieces * kRows,
               col = place.first_col() + thread % kPieces * kPiece, dim = args.src.cols;
     const uint8_t* in =
@@ -60,15 +56,15 @@ __device__ __forceinline__ void fetch(const Transposer& args, int64_t src_base, 
         for (int k = 0; k < kRows; ++k, in += dim) {
             uint4 codes = {0, 0, 0, 0};
             if (first + k < count) codes = load_and_neighbour(in);
-            held.words[k][0] = codes.x, held.words[k][1] = codes.y;
-            held.words[k][2] = codes.z, held.words[k][3] = codes.w;
+            fragment.words[k][0] = codes.x, fragment.words[k][1] = codes.y;
+            fragment.words[k][2] = codes.z, fragment.words[k][3] = codes.w;
         }
     } else {
 #pragma unroll
         for (int k = 0; k < kRows; ++k, in += dim) {
-            uint32_t(&words)[kPieceWords] = held.words[k];
+            uint32_t(&words)[kPieceWords] = fragment.words[k];
 #pragma unroll 1
-            for (int i = kPiece - 1; i >= 0; --i) {  // one code after the other enters at the low end
+            for (int i = kPiece - 1; i >= 0; --i) {  // codes are shifted in at the low end, one by one
                 const uint32_t code = first + k < count && col + i < dim ? in[i] : 0;
 #pragma unroll
                 for (int w = kPieceWords - 1; w > 0; --w)
@@ -79,44 +75,46 @@ __device__ __forceinline__ void fetch(const Transposer& args, int64_t src_base, 
     }
     const int lane = thread % kWarpRows;
 #pragma unroll
-    for (int i = 0; i < kScales; ++i) held.scales[i] = 0.0f;
+    for (int i = 0; i < kScales; ++i) fragment.scales[i] = 0.0f;
     if (args.scales.dtype == DType::f32) {
         const float* scales = static_cast<const float*>(args.scales.data) +
                               args.scales.index(src_base + place.row + lane, place.col_tile);
 #pragma unroll
         for (int i = 0; i < kScales; ++i, scales += kWarpRows * args.scales.row_stride)
-            if (lane + i * kWarpRows < count) held.scales[i] = *scales;
+            if (lane + i * kWarpRows < count) fragment.scales[i] = *scales;
     } else {
 #pragma unroll
         for (int i = 0; i < kScales; ++i)
             if (lane + i * kWarpRows < count)
-                held.scales[i] =
+                fragment.scales[i] =
                     args.scales.load(src_base + place.row + lane + i * kWarpRows, place.col_tile);
     }
 }
 
-// From the registers of all threads to `turned`: scales are compared by every warp alone, rows shifted four
-// codes at a time, and 4x4 squares of bytes turned in registers. The target.
-template <DType kCodes> __device__ __forceinline__ float turn(Held& held, uint32_t* turned) {
+// Transposes a tile from the registers of all threads to shared memory. Every warp computes the target scale
+// itself; codes are shifted to it four at a time, and 4x4 squares of bytes transposed in registers. Returns
+// the target scale.
+template <DType kCodes>
+__device__ __forceinline__ float transpose_tile(Fragment& fragment, uint32_t* transposed) {
     const int thread = static_cast<int>(threadIdx.x), part = thread % kPieces, octet = thread / kPieces,
               warp = thread / kWarpRows;
     uint32_t largest = 0;
-    float own = 0.0f;  // of row thread
+    float own = 0.0f;  // of row `thread`
 #pragma unroll
     for (int i = 0; i < kScales; ++i) {
-        const float scale = held.scales[i];
+        const float scale = fragment.scales[i];
         largest = max(largest, scale > 0.0f ? __float_as_uint(scale) : 0u);
         if (i == warp) own = scale;
     }
     const float target = __uint_as_float(__reduce_max_sync(kFullMask, largest));
     const RowShift shift = row_shift<kCodes>(target, own);
-    const int first = octet * kRows % kWarpRows;  // of this thread's rows, in the warp
+    const int first = octet * kRows % kWarpRows;  // first row of this thread within the warp
     const uint32_t kept = __ballot_sync(kFullMask, shift.keep != 0);
-    if (kept != kFullMask) {  // rows without a scale, and pads
+    if (kept != kFullMask) {  // rows with scale 0, and pads
 #pragma unroll
         for (int k = 0; k < kRows; ++k)
             if ((kept >> (first + k) & 1) == 0)
-                held.words[k][0] = held.words[k][1] = held.words[k][2] = held.words[k][3] = 0;
+                fragment.words[k][0] = fragment.words[k][1] = fragment.words[k][2] = fragment.words[k][3] = 0;
     }
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
@@ -124,17 +122,18 @@ template <DType kCodes> __device__ __forceinline__ float turn(Held& held, uint32
                               kCodes == DType::e5m2 ? __shfl_sync(kFullMask, shift.second, first + k) : 0,
                               kFullMask};
 #pragma unroll
-        for (int i = 0; i < kPieceWords; ++i) held.words[k][i] = shift_four<kCodes>(held.words[k][i], row);
+        for (int i = 0; i < kPieceWords; ++i)
+            fragment.words[k][i] = shift_four<kCodes>(fragment.words[k][i], row);
     }
 #pragma unroll
     for (int i = 0; i < kPieceWords; ++i) {  // bytes of 4 columns x 8 rows
         uint32_t squares[2][4];
 #pragma unroll
         for (int q = 0; q < 2; ++q) {
-            const uint32_t(*words)[kPieceWords] = held.words + 4 * q;
+            const uint32_t(*words)[kPieceWords] = fragment.words + 4 * q;
             transpose_4x4({words[0][i], words[1][i], words[2][i], words[3][i]}, squares[q]);
         }
-        uint32_t* out = turned + transposed_index<kPiece>(part * kPiece, octet / 2) + octet % 2 * 2 +
+        uint32_t* out = transposed + transposed_index<kPiece>(part * kPiece, octet / 2) + octet % 2 * 2 +
                         i * 4 * kColumnWords;
 #pragma unroll
         for (int c = 0; c < 4; ++c)
@@ -143,9 +142,9 @@ template <DType kCodes> __device__ __forceinline__ float turn(Held& held, uint32
     return target;
 }
 
-// Columns leave shared memory in pieces of 16 rows, 8 threads a column: whole lines of 128 bytes. `aligned`:
-// so is every column's start.
-__device__ __forceinline__ void store_columns(const Transposer& args, const uint32_t* turned,
+// Stores the transposed tile in pieces of 16 rows, 8 threads a column: whole lines of 128 bytes. `aligned`:
+// every column starts at a multiple of 16 bytes.
+__device__ __forceinline__ void store_columns(const Transposer& args, const uint32_t* transposed,
                                               int64_t dst_base, bool aligned, const TilePlace& place,
                                               int rows) {
     const int piece = static_cast<int>(threadIdx.x) % kPieces, first = piece * kPiece,
@@ -158,7 +157,7 @@ __device__ __forceinline__ void store_columns(const Transposer& args, const uint
 #pragma unroll
         for (int i = 0; i < kTile * kPieces / kThreads; ++i, col += kThreads / kPieces) {
             *reinterpret_cast<uint4*>(out) =
-                *reinterpret_cast<const uint4*>(turned + transposed_index<kPiece>(col, piece));
+                *reinterpret_cast<const uint4*>(transposed + transposed_index<kPiece>(col, piece));
             out += kThreads / kPieces * stride;
         }
         return;
@@ -167,7 +166,7 @@ __device__ __forceinline__ void store_columns(const Transposer& args, const uint
     for (int i = 0; i < kTile * kPieces / kThreads; ++i) {
         if (col < cols) {
             const uint4 codes =
-                *reinterpret_cast<const uint4*>(turned + transposed_index<kPiece>(col, piece));
+                *reinterpret_cast<const uint4*>(transposed + transposed_index<kPiece>(col, piece));
             if (first + kPiece <= rows && aligned) {
                 *reinterpret_cast<uint4*>(out) = codes;
             } else {
@@ -182,21 +181,24 @@ __device__ __forceinline__ void store_columns(const Transposer& args, const uint
     }
 }
 
-// Moves every code in and out (and 128 scales in, one out, a tile): 2.06 bytes a code, 0.118 ms at 32768 x
-// 7168 and 4.1 TB/s. A CTA turns one tile, and SMs take CTAs as these become free: rows fastest, so that CTAs
-// under way together write long runs of every column (columns fastest: 4 % slower, and so was a kernel that
-// left out all arithmetic); what the tile to the right will read comes into L2 with this one's requests, 256
-// bytes each (3 %). Eight CTAs an SM, each with all of its 16 KB requested at once, behind one round of loads
-// that says which rows are pads: what it waits for is hidden by the other seven. (With four tiles a CTA, two
-// of them on their way, behind a binary search of dependent loads: 3.48 TB/s. Loads that leave L1 or L2
-// first: 4 % slower. Columns by TMA: as fast, slower where a kernel is short.) Every warp
-// compares all scales of the tile itself; barrier: the tile is turned. Where the launch may not use all SMs,
-// or has more tiles than kMostWaves, a CTA takes every gridDim.x-th tile; barrier: the tile before has left.
-// Only maxima are reduced: deterministic.
+// FP8 [M, dim] with power-of-two 1x128 scales -> FP8 [dim, M] with one scale per 128x128 tile (tile128):
+// codes are shifted to the target scale, not dequantised.
+// Floor: every code in and out, 128 scales in and one out a tile: 2.06 bytes a code, 0.118 ms at 32768 x 7168
+// and 4.1 TB/s.
+// A CTA takes one tile; the hardware schedules CTAs as SMs become free, rows fastest, so that CTAs in flight
+// together write long runs of every column (columns fastest: 4 % slower, also for a kernel without any
+// arithmetic). A 16-byte load fetches 256 bytes into L2, for the tile to the right (3 %). Eight CTAs per SM,
+// each with all of its 16 KB loaded at once after one round of loads that says which rows are pads; the other
+// seven hide its latency.
+// Barriers (__syncthreads): the transposed tile is complete. Where the launch may not use all SMs, or has
+// more tiles than kMostWaves, a CTA takes every gridDim.x-th tile, and a second barrier follows the stores.
+// Deterministic: only maxima are reduced; every warp computes the target scale of the tile itself.
+// Tried: four tiles a CTA, two of them in flight, after a binary search of dependent loads: 3.48 TB/s.
+// Evict-first loads (L1 or L2): 4 % slower. Columns by TMA: as fast, and slower where a kernel is short.
 template <DType kCodes>
 __global__ void __launch_bounds__(kThreads, kCtas) transpose_kernel(const Transposer args) {
-    __shared__ uint4 turned_pieces[kTile * kPieces];
-    uint32_t* const turned = reinterpret_cast<uint32_t*>(turned_pieces);
+    __shared__ uint4 transposed_pieces[kTile * kPieces];
+    uint32_t* const transposed = reinterpret_cast<uint32_t*>(transposed_pieces);
     pdl_wait();
     const int64_t src_base = args.src.base(), dst_base = args.dst.base();
     const int64_t end = args.groups.counts != nullptr ? args.groups.total() : args.extent;
@@ -209,13 +211,13 @@ __global__ void __launch_bounds__(kThreads, kCtas) transpose_kernel(const Transp
         const TilePlace place = rows_fastest(tile, row_tiles);
         if (tile != blockIdx.x) __syncthreads();
         const AlignedTile rows = aligned_tile(args.groups, end, place.row);
-        Held held;
-        fetch(args, src_base, place, rows.count, held);
-        const float target = turn<kCodes>(held, turned);
+        Fragment fragment;
+        load_tile(args, src_base, place, rows.count, fragment);
+        const float target = transpose_tile<kCodes>(fragment, transposed);
         if (threadIdx.x == 0)
             args.tile_scales[(dst_base + place.row) / kTile * args.scale_stride + place.col_tile] = target;
         __syncthreads();
-        store_columns(args, turned, dst_base, aligned, place, rows.rows);
+        store_columns(args, transposed, dst_base, aligned, place, rows.rows);
     }
 }
 
@@ -239,12 +241,16 @@ void launch_transpose_tiles(const ScaledTensor& src, const RowGroups& groups, co
                             .tile_cols = static_cast<int>(tile_cols),
                             .scale_stride = static_cast<int>(dst.scales.cols()),
                             .wide = wide};
-    constexpr int kMostWaves = 32;  // a capacity may be far above the rows there are
+    constexpr int kMostWaves = 32;  // the capacity may be far above the number of rows
     const unsigned grid = grid_for(tiles, launch, launch.sm_limit > 0 ? kCtas : kMostWaves * kCtas);
     launch_pdl(kernel, grid, kThreads, 0, launch, "transpose_fp8", job);
 }
 
-}  // namespace hopper
+}  // namespace fp8flow::hopper::quantize
+
+namespace fp8flow {
+
+using namespace hopper::quantize;
 
 void HopperOps::do_transpose_fp8(const op::TransposeFp8& args, const Launch& launch) {
     launch_transpose_tiles(args.src, args.groups, args.dst, launch);

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT
-// The scaling-aware transpose as a function: transpose_fp8 and the norm's transposed output share it.
+// The scaling-aware transpose as a function, for transpose_fp8 and the transposed output of the norm.
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
 #include "kernels/core/stream.h"
 #include "kernels/core/tensor.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::quantize {
 
-// src [M, dim] with 1x128 scales (vec128 or vec128_wire) -> dst [dim, M] tile128; without groups, dst may be
+// src [M, dim] with 1x128 scales (vec128 or vec128_wire) -> dst [dim, M] tile128. Without groups dst may be
 // wider: the rest is pads.
 void launch_transpose_tiles(const ScaledTensor& src, const RowGroups& groups, const ScaledTensor& dst,
                             const Launch& launch);
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::quantize

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Weights to FP8, once per optimizer step: the fprop copy and the dgrad copy from one read. Contract:
-// kernels/ops/quantize.h. The kernels are those of weight_tiles.cu, weight_mx.cu, tiles.cu and rows.cu;
-// experts are batches of tiles, all in one launch.
+// Weights to FP8, once per optimizer step: the fprop copy and the dgrad copy from one read. The kernels are
+// in weight_tiles.cu, weight_mx.cu, tiles.cu and rows.cu; experts are batches of tiles, all in one launch.
+// Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/view.h"
@@ -15,6 +15,7 @@
 namespace fp8flow {
 
 using namespace hopper;
+using namespace hopper::quantize;
 
 namespace {
 
@@ -59,7 +60,7 @@ void HopperOps::do_quantize_weight(const op::QuantizeWeight& args, const Launch&
             multipliers = reinterpret_cast<const float*>(amax);
             break;
         }
-        default: {  // row: the fprop copy by rows, the dgrad copy with the amax of every column first
+        default: {  // row: the fprop copy by rows; the dgrad copy needs the amax of every column first
             if (args.fprop) launch_quantize_rows(args.src, {}, rule, args.fprop, launch);
             if (!args.dgrad) return;
             const int64_t entries = shape.batches * cols;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Weights to their MXFP8 dgrad copy: blocks of 32 along N, stored by columns ("3D column-wise"). Other
-// shapes, and both copies at once: tiles.cu. Contract: kernels/ops/quantize.h.
+// Weights to their MXFP8 dgrad copy: blocks of 32 along N, stored by columns. Other shapes, and both copies
+// at once: tiles.cu. Contract: kernels/ops/quantize.h.
 #include "kernels/core/scaled_tensor.h"
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/rows.h"
@@ -11,15 +11,15 @@
 #include "kernels/hopper/quantize/weight_tiles.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::quantize {
 
 namespace {
 
 constexpr int kThreads = 128;  // a warp: the 32 rows of a block; a thread: 16 bytes of 8 rows
-constexpr int kCtas = 8;       // of an SM: 128 KB on their way
+constexpr int kCtas = 8;       // per SM: 128 KB in flight
 constexpr int kRows = 8;
-constexpr int kTileRows = static_cast<int>(kBlock), kUnits = 8;  // 16 bytes each, side by side
-constexpr int kPiece = 16, kPieces = kTileRows / kPiece;         // of a turned column
+constexpr int kTileRows = static_cast<int>(kBlock), kUnits = 8;  // of 16 bytes each in a row of a tile
+constexpr int kPiece = 16, kPieces = kTileRows / kPiece;         // of a transposed column
 constexpr int kColumnWords = kTileRows / 4;
 
 template <DType kSource> constexpr int kUnitCols = kSource == DType::f32 ? 4 : 8;
@@ -37,14 +37,14 @@ __device__ __forceinline__ uint32_t pick(const uint32_t (&words)[4], int i) {
     return i == 0 ? words[0] : i == 1 ? words[1] : i == 2 ? words[2] : words[3];
 }
 
-// Maxima of the block's 32 rows, BF16: pairs of columns; fp32: bits of one column each. A thread's own four
-// words.
+// Maxima of the 32 rows of a block for the four words of this thread. BF16: a word is a pair of columns;
+// FP32: the bits of one column.
 template <DType kSource>
 __device__ __forceinline__ void block_maxima(const uint4 (&words)[kRows], uint32_t (&largest)[4]) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
         if constexpr (kSource == DType::f32) {
-            float most = 0.0f;  // fmaxf passes over a NaN
+            float most = 0.0f;  // fmaxf ignores a NaN
 #pragma unroll
             for (int k = 0; k < kRows; ++k) most = fmaxf(most, fabsf(__uint_as_float(word_of(words[k], j))));
             largest[j] = __float_as_uint(most);
@@ -63,19 +63,22 @@ __device__ __forceinline__ void block_maxima(const uint4 (&words)[kRows], uint32
     }
 }
 
-// Moves 2 or 4 bytes a weight in, a code and 1/32 scale out: from BF16 at 32 x 8192 x 5120 4.07 GB, 0.99 ms
-// at 4.1 TB/s. A CTA takes one tile of 128 rows x 128 bytes, and SMs take CTAs as these become free, so that
-// one expert fills them as well as 32 do. All 16 KB of a tile are requested at once; eight CTAs an SM. A warp
-// has the 32 rows of a block: maxima go through shuffles, and each of the four lanes with the same columns
-// finds the scales of a quarter of them. About 5 instructions a weight, of which an SM can issue 20 in that
-// time. Codes are turned in shared memory; barrier: the turned tile is complete, and leaves in whole lines of
-// 128 bytes. Where the launch may not use all SMs, a CTA takes every gridDim.x-th tile; barrier: the tile
-// before has left. Only maxima are reduced: deterministic.
+// Weights [E, N, K] -> transposed FP8 [E, K, N] with one E8M0 scale per 32 values along N.
+// Floor: 2 or 4 bytes a weight in, a code and 1/32 scale out: from BF16 at 32 x 8192 x 5120 4.07 GB, 0.99 ms
+// at 4.1 TB/s. About 5 instructions a weight, of which an SM can issue 20 in that time.
+// A CTA takes one tile of 128 rows x 128 bytes; the hardware schedules CTAs as SMs become free, so that one
+// expert fills the GPU as well as 32 do. All 16 KB of a tile are loaded at once; eight CTAs per SM. A warp
+// has the 32 rows of a block: maxima take shuffles, and each of the four lanes with the same columns computes
+// the scales of a quarter of them.
+// Barriers (__syncthreads): the transposed tile is complete, and is stored in whole lines of 128 bytes. Where
+// the launch may not use all SMs, a CTA takes every gridDim.x-th tile, and a second barrier follows the
+// stores.
+// Deterministic: only maxima are reduced.
 template <DType kSource, DType kCodes>
 __global__ void __launch_bounds__(kThreads, kCtas) mx_columns_kernel(const MxJob job) {
     constexpr int kCols = kUnitCols<kSource>, kWidth = kTileCols<kSource>;
-    __shared__ uint4 turned_pieces[kWidth * kPieces];
-    uint32_t* const turned = reinterpret_cast<uint32_t*>(turned_pieces);
+    __shared__ uint4 transposed_pieces[kWidth * kPieces];
+    uint32_t* const transposed = reinterpret_cast<uint32_t*>(transposed_pieces);
     const int thread = static_cast<int>(threadIdx.x), octet = thread / kUnits, unit = thread % kUnits,
               quarter = octet % 4, warp = thread / 32;
     const int64_t rows = int64_t{job.row_tiles} * kTileRows, cols = int64_t{job.col_tiles} * kWidth;
@@ -109,7 +112,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) mx_columns_kernel(const MxJob
                                         __uint_as_float(word_of(words[4 * q + 1], j)) * m,
                                         __uint_as_float(word_of(words[4 * q + 2], j)) * m,
                                         __uint_as_float(word_of(words[4 * q + 3], j)) * m, kCodes);
-                *reinterpret_cast<uint2*>(turned + transposed_index<kCols>(unit * kCols + j, octet / 2) +
+                *reinterpret_cast<uint2*>(transposed + transposed_index<kCols>(unit * kCols + j, octet / 2) +
                                           octet % 2 * 2) = uint2{codes[0], codes[1]};
             }
         } else {
@@ -135,7 +138,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) mx_columns_kernel(const MxJob
                     codes_high[q] = pack_fp8(b[0], b[1], b[2], b[3], kCodes);
                 }
                 uint32_t* out =
-                    turned + transposed_index<kCols>(unit * kCols + 2 * j, octet / 2) + octet % 2 * 2;
+                    transposed + transposed_index<kCols>(unit * kCols + 2 * j, octet / 2) + octet % 2 * 2;
                 *reinterpret_cast<uint2*>(out) = uint2{codes_low[0], codes_low[1]};
                 *reinterpret_cast<uint2*>(out + kColumnWords) = uint2{codes_high[0], codes_high[1]};
             }
@@ -148,7 +151,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) mx_columns_kernel(const MxJob
 #pragma unroll
         for (int i = 0; i < kWidth * kPieces / kThreads; ++i, col += kThreads / kPieces) {
             *reinterpret_cast<uint4*>(out) =
-                *reinterpret_cast<const uint4*>(turned + transposed_index<kCols>(col, piece));
+                *reinterpret_cast<const uint4*>(transposed + transposed_index<kCols>(col, piece));
             out += kThreads / kPieces * rows;
         }
     }
@@ -190,4 +193,4 @@ bool launch_mx_columns(const TensorView& src, const QuantizeRule& rule, const Sc
     return true;
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::quantize

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Weights to both FP8 copies in 128x128 blocks from one read, alone or as the end of an AdamW step. Contract:
-// kernels/ops/quantize.h and optimizer.h. Weights of other shapes: tiles.cu.
+// Weights to both FP8 copies in 128x128 blocks from one read, alone or at the end of an AdamW step. Other
+// shapes: tiles.cu. Contracts: kernels/ops/quantize.h, kernels/ops/optimizer.h.
 #include "kernels/hopper/quantize/weight_tiles.h"
 
 #include "kernels/core/scaled_tensor.h"
@@ -14,13 +14,13 @@
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::quantize {
 
 namespace {
 
 constexpr int kTile = static_cast<int>(kBlock);
 constexpr int kCtas = 2;
-constexpr int kThreads = 256, kStepThreads = 512;  // without, with a step
+constexpr int kThreads = 256, kStepThreads = 512;  // without and with an AdamW step
 constexpr int kRows = 8;                           // of a thread, 8 columns of each
 constexpr int kPiece = kTransposedPiece, kPieces = kTransposedPieces;
 
@@ -47,11 +47,11 @@ __device__ __forceinline__ Place place_of(const WeightJob& job, int tile) {
     return {row / job.row_tiles, row % job.row_tiles, tile % job.col_tiles};
 }
 
-// Four parameters on their way.
+// Four neighbouring parameters, loaded ahead of their step.
 struct FourParameters {
     float4 grad, master, m, v;
 };
-__device__ __forceinline__ FourParameters fetch_four(const AdamWArgs& step, bool steps, int64_t at) {
+__device__ __forceinline__ FourParameters load_four(const AdamWArgs& step, bool steps, int64_t at) {
     FourParameters four;
     four.master = *reinterpret_cast<const float4*>(step.master + at);
     if (steps) {
@@ -62,7 +62,7 @@ __device__ __forceinline__ FourParameters fetch_four(const AdamWArgs& step, bool
     return four;
 }
 
-// Their step: the new masters.
+// The AdamW step of four parameters. Returns the new masters.
 __device__ __forceinline__ float4 step_four(const AdamWArgs& step, float grad_scale,
                                             const FourParameters& old, int64_t at) {
     const Element x = updated(step, grad_scale, old.grad.x, {old.master.x, old.m.x, old.v.x});
@@ -83,7 +83,7 @@ __device__ __forceinline__ float4 step_four(const AdamWArgs& step, float grad_sc
     return master;
 }
 
-// The scale of a tile: from the maxima of the warps, four in a word, behind a barrier.
+// The scale of a tile from the maxima of the warps, four in a word; after a barrier.
 template <DType kCodes, int kWords>
 __device__ __forceinline__ BlockScale tile_scale(const WeightJob& job, const uint4 (&warp_max)[kWords]) {
     uint32_t amax = 0;
@@ -94,8 +94,8 @@ __device__ __forceinline__ BlockScale tile_scale(const WeightJob& job, const uin
     }
     return block_scale(amax, kCodes, false, job.rule);
 }
-// A tile's scale, of a row of `tiles`; behind the last of the row the row's pads are cleared too. One thread
-// calls it.
+// Stores the scale of a tile; the last tile of a row also clears the pads of the row. `tiles`: tiles per row.
+// One thread calls it.
 __device__ __forceinline__ void store_scale(const CopyTiles& copy, int batch, int row_tile, int col_tile,
                                             int tiles, float scale) {
     float* const row =
@@ -105,11 +105,11 @@ __device__ __forceinline__ void store_scale(const CopyTiles& copy, int batch, in
         for (int pad = tiles; pad < copy.scale_stride; ++pad) row[pad] = 0.0f;
 }
 
-// The turned tile leaves in 16-byte pieces, 8 threads a column. kColumns: neighbouring columns of one thread
-// when it was turned.
+// Stores the transposed tile in 16-byte pieces, 8 threads a column. kColumns: neighbouring columns that a
+// thread wrote.
 template <int kColumns, int kCtaThreads>
 __device__ __forceinline__ void store_transposed(const WeightJob& job, const Place& place,
-                                                 const uint32_t* turned) {
+                                                 const uint32_t* transposed) {
     const int rows = job.row_tiles * kTile, cols = job.col_tiles * kTile;
     const int piece = static_cast<int>(threadIdx.x) % kPieces;
     int col = static_cast<int>(threadIdx.x) / kPieces;
@@ -119,13 +119,13 @@ __device__ __forceinline__ void store_transposed(const WeightJob& job, const Pla
 #pragma unroll
     for (int i = 0; i < kTile * kPieces / kCtaThreads; ++i, col += kCtaThreads / kPieces) {
         *reinterpret_cast<uint4*>(out) =
-            *reinterpret_cast<const uint4*>(turned + transposed_index<kColumns>(col, piece));
+            *reinterpret_cast<const uint4*>(transposed + transposed_index<kColumns>(col, piece));
         out += static_cast<int64_t>(kCtaThreads / kPieces) * rows;
     }
 }
 
-// Eight rows of a unit from `at` on, all requested before one is used.
-__device__ __forceinline__ void fetch_rows(const WeightJob& job, int64_t at, float (&v)[kRows][kUnit]) {
+// Eight rows of a unit from `at` on, all loads issued before the first is used.
+__device__ __forceinline__ void load_rows(const WeightJob& job, int64_t at, float (&v)[kRows][kUnit]) {
     const int64_t stride = job.src.cols;
     if (job.src.dtype == DType::f32) {
         const float* in = static_cast<const float*>(job.src.data) + at;
@@ -146,18 +146,24 @@ __device__ __forceinline__ void fetch_rows(const WeightJob& job, int64_t at, flo
     for (int k = 0; k < kRows; ++k) unpack_unit(words[k], job.src.dtype, v[k]);
 }
 
-// Moves 4 bytes a weight in and two codes out: 5.64 GB, 1.38 ms at 32 x 4096 x 7168 and 4.1 TB/s.
-// A CTA turns a tile that it has in registers, 8 rows x 8 columns a thread, and SMs take CTAs as these become
-// free, two at a time, 128 KB on their way. (CTAs that walked over tiles, the next one's values on their way,
-// ended apart: 0 to 26 % before the last. Loads or stores that leave L2 first: 8 % slower.) Barrier 1: the
-// maxima of the warps are in shared memory. Barrier 2: the turned tile is complete, and leaves. Where the
-// launch may not use all SMs, a CTA takes every gridDim.x-th tile; barrier 3: the tile before has left.
-// Element-wise but for maxima: deterministic.
+// Weights [E, N, K] FP32 or BF16 -> FP8 codes [E, N, K] and their transpose [E, K, N], one scale per 128x128
+// tile; either copy may be absent.
+// Floor: 4 bytes a weight in (FP32) and two codes out: 5.64 GB, 1.38 ms at 32 x 4096 x 7168 and 4.1 TB/s.
+// A CTA takes one tile in registers, 8 rows x 8 columns a thread; the hardware schedules CTAs as SMs become
+// free, two per SM, 128 KB in flight.
+// Barriers (__syncthreads):
+// 1  the maxima of the warps are in shared memory
+// 2  the transposed tile is complete, and is stored
+// 3  only where the launch may not use all SMs and a CTA takes every gridDim.x-th tile: this one has been
+//    stored
+// Deterministic: element-wise but for maxima.
+// Tried: persistent CTAs that load their next tile ahead ended apart, 0 to 26 % before the last. Evict-first
+// loads or stores: 8 % slower.
 template <DType kCodes>
 __global__ void __launch_bounds__(kThreads, kCtas) weight_tiles_kernel(const WeightJob job) {
     __shared__ uint4 warp_max[kThreads / 128];
-    __shared__ uint4 turned_pieces[kTile * kPieces];
-    uint32_t* const turned = reinterpret_cast<uint32_t*>(turned_pieces);
+    __shared__ uint4 transposed_pieces[kTile * kPieces];
+    uint32_t* const transposed = reinterpret_cast<uint32_t*>(transposed_pieces);
     const int thread = static_cast<int>(threadIdx.x), octet = thread / kBlockThreads,
               part = thread % kBlockThreads;
     const int rows = job.row_tiles * kTile, cols = job.col_tiles * kTile;
@@ -169,7 +175,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) weight_tiles_kernel(const Wei
             static_cast<int64_t>(place.batch) * rows + place.row_tile * kTile + octet * kRows;
         const int64_t at = first_row * cols + place.col_tile * kTile + part * kUnit;
         float v[kRows][kUnit];
-        fetch_rows(job, at, v);
+        load_rows(job, at, v);
         uint32_t amax = 0;
 #pragma unroll
         for (int k = 0; k < kRows; ++k) amax = max(amax, unit_magnitude(v[k]));
@@ -196,38 +202,41 @@ __global__ void __launch_bounds__(kThreads, kCtas) weight_tiles_kernel(const Wei
                 return pack_fp8(v[k][i] * multiplier, v[k + 1][i] * multiplier, v[k + 2][i] * multiplier,
                                 v[k + 3][i] * multiplier, kCodes);
             };
-            *reinterpret_cast<uint2*>(turned + transposed_index<kUnit>(part * kUnit + i, octet / 2) +
+            *reinterpret_cast<uint2*>(transposed + transposed_index<kUnit>(part * kUnit + i, octet / 2) +
                                       octet % 2 * 2) = uint2{four(0), four(4)};
         }
         __syncthreads();
-        store_transposed<kUnit, kThreads>(job, place, turned);
+        store_transposed<kUnit, kThreads>(job, place, transposed);
     }
 }
 
-// A tile of the step: the masters stay in shared memory until its scale is known.
-constexpr int kStepCols = 4, kStepRows = kTile * kTile / kStepCols / kStepThreads;  // of a thread
+// A tile of the AdamW step: the masters stay in shared memory until the scale is known.
+constexpr int kStepCols = 4, kStepRows = kTile * kTile / kStepCols / kStepThreads;  // per thread
 struct StepShared {
-    float4 masters[kStepRows * kStepThreads];  // each thread's own
-    uint4 turned_pieces[kTile * kPieces];
+    float4 masters[kStepRows * kStepThreads];  // each thread reads back its own
+    uint4 transposed_pieces[kTile * kPieces];
     uint4 warp_max[kStepThreads / 128];
 };
 
-// AdamW and both codes: 16 bytes a weight in and 14 out, and 2 for the BF16 copy (apart: 28 and 2, then
-// 6): 7.05 GB, 1.72 ms at 8 x 4096 x 7168 and 4.1 TB/s. A CTA takes a tile, as above (CTAs that walked over
-// tiles: 4 % slower). A warp takes 8 rows, one after the other, a thread 16 bytes of each: every access is
-// whole lines (with two accesses of 16 bytes beside each other in a thread, stores reached L2 as half
-// sectors: 87 % of its throughput at 63 % of DRAM's). The next row of a thread, of the CTA's next tile behind
-// the last, is always on its way: 64 KB an SM. New masters wait in shared memory, not in registers, which
-// would spill. Barrier 1: the maxima of the warps are in shared memory, and the tile before has left it.
-// Every thread makes codes of its own masters, and turns 4x4 squares of them. Barrier 2: the turned tile is
-// complete, and leaves. Element-wise but for maxima: deterministic; operations round as in the reference,
-// since nothing is contracted. A step with *status != 0 writes no parameter, only the copies of those there
-// are.
+// AdamW step of weights [E, N, K] and both FP8 copies of the new masters, one scale per 128x128 tile.
+// Floor: 16 bytes a weight in and 14 out, and 2 for the BF16 copy (as two operations: 28 and 2, then 6): 7.05
+// GB, 1.72 ms at 8 x 4096 x 7168 and 4.1 TB/s.
+// A CTA takes one tile, scheduled as above (persistent CTAs: 4 % slower). A warp takes 8 rows, one after the
+// other, a thread 16 bytes of each, so that every access is whole lines (two adjacent 16-byte accesses a
+// thread: stores reached L2 as half sectors, 87 % of its throughput at 63 % of that of DRAM). The next row of
+// a thread, or the first of the next tile of its CTA, is always in flight: 64 KB an SM. New masters stay in
+// shared memory: in registers they would spill.
+// Barriers (__syncthreads):
+// 1  the maxima of the warps are in shared memory, and the previous tile has been stored; every thread then
+//    encodes its own masters and transposes 4x4 squares of codes
+// 2  the transposed tile is complete, and is stored
+// Deterministic: element-wise but for maxima; rounds as the reference, since nothing is contracted. A step
+// with *status != 0 writes no parameter; the copies are then those of the unchanged masters.
 template <DType kCodes>
 __global__ void __launch_bounds__(kStepThreads, kCtas) step_tiles_kernel(const WeightJob job) {
     extern __shared__ uint4 step_memory[];
     StepShared& shared = *reinterpret_cast<StepShared*>(step_memory);
-    uint32_t* const turned = reinterpret_cast<uint32_t*>(shared.turned_pieces);
+    uint32_t* const transposed = reinterpret_cast<uint32_t*>(shared.transposed_pieces);
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
     const int rows = job.row_tiles * kTile, cols = job.col_tiles * kTile;
     const bool steps = job.step.status == nullptr || *job.step.status == 0;
@@ -239,7 +248,7 @@ __global__ void __launch_bounds__(kStepThreads, kCtas) step_tiles_kernel(const W
         return row * cols + place.col_tile * kTile + lane * kStepCols;
     };
     int64_t at = start(static_cast<int>(blockIdx.x));  // a CTA has at least one tile
-    FourParameters next = fetch_four(job.step, steps, at);
+    FourParameters next = load_four(job.step, steps, at);
     for (int tile = static_cast<int>(blockIdx.x); tile < job.tiles; tile += static_cast<int>(gridDim.x)) {
         const int following = tile + static_cast<int>(gridDim.x);
         float largest = 0.0f;
@@ -249,7 +258,7 @@ __global__ void __launch_bounds__(kStepThreads, kCtas) step_tiles_kernel(const W
             const int64_t here = at;
             at += cols;
             if (k + 1 == kStepRows) at = start(following);
-            if (k + 1 < kStepRows || following < job.tiles) next = fetch_four(job.step, steps, at);
+            if (k + 1 < kStepRows || following < job.tiles) next = load_four(job.step, steps, at);
             const float4 master = steps ? step_four(job.step, grad_scale, now, here) : now.master;
             shared.masters[k * kStepThreads + thread] = master;
             largest = fmaxf(fmaxf(largest, fmaxf(fabsf(master.x), fabsf(master.y))),
@@ -287,11 +296,11 @@ __global__ void __launch_bounds__(kStepThreads, kCtas) step_tiles_kernel(const W
 #pragma unroll
             for (int i = 0; i < kStepCols; ++i)  // 8 rows of a column: half a piece
                 *reinterpret_cast<uint2*>(
-                    turned + transposed_index<kStepCols>(lane * kStepCols + i, warp / 2) + warp % 2 * 2) =
+                    transposed + transposed_index<kStepCols>(lane * kStepCols + i, warp / 2) + warp % 2 * 2) =
                     uint2{squares[0][i], squares[1][i]};
         }
         __syncthreads();
-        if (job.dgrad.data != nullptr) store_transposed<kStepCols, kStepThreads>(job, place, turned);
+        if (job.dgrad.data != nullptr) store_transposed<kStepCols, kStepThreads>(job, place, transposed);
     }
 }
 
@@ -303,7 +312,7 @@ CopyTiles copy_tiles(const ScaledTensor& copy) {
             .scale_stride = static_cast<int>(copy.scales.cols())};
 }
 
-// A CTA a tile, unless the launch is limited.
+// A CTA per tile, unless the launch is limited.
 unsigned grid_of(const WeightJob& job, const Launch& launch) {
     return launch.sm_limit > 0 ? grid_for(job.tiles, launch, kCtas) : static_cast<unsigned>(job.tiles);
 }
@@ -354,4 +363,4 @@ bool launch_weight_tiles(const TensorView& src, const op::AdamW* step, const Qua
     return true;
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::quantize

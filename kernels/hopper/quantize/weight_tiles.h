@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The two FP8 copies of weights in 128x128 blocks as a function: quantize_weight and adamw_quantize share it.
-// And the MX dgrad copy alone.
+// The two FP8 copies of weights in 128x128 blocks as a function, for quantize_weight and adamw_quantize. And
+// the MX dgrad copy alone.
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
@@ -9,18 +9,18 @@
 #include "kernels/hopper/device/view.h"
 #include "kernels/ops/optimizer.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::quantize {
 
-// src [N, K] or [E, N, K] f32 | bf16 -> fprop codes and their transpose, layout block128, either absent. With
-// `step`, src is its master, which takes the step first. False, and nothing launched, unless N and K are
-// multiples of 128 and all addresses of 16. Pads of the scale tables, up to a multiple of 4 columns, become
-// 0.
+// src [N, K] or [E, N, K] f32 | bf16 -> fprop codes and their transpose, layout block128; either may be
+// absent. With `step`, src is its master, which is updated first. Pads of the scale tables, up to a multiple
+// of 4 columns, become 0. False, and nothing is launched, unless N and K are multiples of 128 and all
+// addresses of 16.
 bool launch_weight_tiles(const TensorView& src, const op::AdamW* step, const QuantizeRule& rule,
                          const ScaledTensor& fprop, const ScaledTensor& dgrad, const Launch& launch);
 
 // src [N, K] or [E, N, K] f32 | bf16 -> the transposed codes of layout mx32 alone (weight_mx.cu). False, and
-// nothing launched, unless N is a multiple of 128, K of 64 (f32: 32), and all addresses of 16.
+// nothing is launched, unless N is a multiple of 128, K of 64 (f32: 32), and all addresses of 16.
 bool launch_mx_columns(const TensorView& src, const QuantizeRule& rule, const ScaledTensor& dgrad,
                        const Launch& launch);
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::quantize

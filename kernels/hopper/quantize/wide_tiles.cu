@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The form of the 128x128 tiles for whole columns of BF16 values: transposed codes with scales along the
+// 128x128 tiles of BF16 rows with a width that is a multiple of 128: transposed codes with scales along the
 // routed rows, alone or together with the row copy. Everything else: tiles.cu. Contract:
 // kernels/ops/quantize.h.
 #include "kernels/hopper/device/groups.h"
@@ -12,18 +12,18 @@
 #include "kernels/hopper/quantize/tiles.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::quantize {
 
 namespace {
 
 constexpr int kTile = static_cast<int>(kBlock);
-constexpr int kRows = 4;  // of a thread; its columns: 16 bytes
+constexpr int kRows = 4;  // per thread, 16 bytes of each
 constexpr int kQuads = kTile / kRows;
 constexpr int kColumnWords = kTile / 4;
 
 constexpr int kThreadsOfRow = kTile / kUnit, kThreads = kThreadsOfRow * kQuads;
-constexpr int kCtas = 2;  // of an SM: 64 KB of loads on their way
-// column maxima before the last step: pairs of BF16 from every warp
+constexpr int kCtas = 2;  // per SM: 64 KB of loads in flight
+// column maxima before the last reduction: pairs of BF16 from every warp
 constexpr int kParts = kThreads / 32, kPartWords = kTile / 2;
 
 struct WideJob {
@@ -32,15 +32,15 @@ struct WideJob {
     RowScales row_scales;
     RowView columns;
     float* column_scales;      // [tile of rows, cols]
-    const float* multipliers;  // [group, cols]: known before, no scales are stored
+    const float* multipliers;  // [group, cols]: computed by an earlier kernel; no scales are stored
     DeviceGroups groups;
     int64_t extent;
     int cols, col_tiles, step_rows, step_cols;
     QuantizeRule rule;
 };
 
-__device__ __forceinline__ void fetch(const WideJob& job, int64_t src_base, const RowTile& tile, int col_tile,
-                                      uint4 (&words)[kRows]) {
+__device__ __forceinline__ void load_tile(const WideJob& job, int64_t src_base, const RowTile& tile,
+                                          int col_tile, uint4 (&words)[kRows]) {
     const int quad = static_cast<int>(threadIdx.x) / kThreadsOfRow,
               part = static_cast<int>(threadIdx.x) % kThreadsOfRow;
     const uint16_t* in = static_cast<const uint16_t*>(job.src.data) +
@@ -52,12 +52,12 @@ __device__ __forceinline__ void fetch(const WideJob& job, int64_t src_base, cons
     }
 }
 
-// Where the multipliers of a pair of columns stand: those of neighbouring threads in neighbouring banks.
-__device__ __forceinline__ int pair_place(int pair) { return pair % 4 * kBlockThreads + pair / 4; }
+// Index of the multipliers of a pair of columns: those of neighbouring threads in neighbouring banks.
+__device__ __forceinline__ int pair_index(int pair) { return pair % 4 * kBlockThreads + pair / 4; }
 
-// The rows of the tile: maxima of 128 columns over 16 threads. Four rows share the exchange: every step
-// halves what a thread still has to hand on, so that each of four neighbours ends with one row's maximum,
-// finds its scale, and tells the others.
+// The row copy of the tile: maxima of 128 columns over 16 threads. Four rows share the exchange: every step
+// halves what a thread still has to send, so that each of four neighbours ends with the maximum of one row,
+// computes its scale, and broadcasts it.
 template <DType kCodes>
 __device__ __forceinline__ void write_rows(const WideJob& job, const uint4 (&words)[kRows],
                                            const RowTile& tile, int col_tile) {
@@ -73,7 +73,7 @@ __device__ __forceinline__ void write_rows(const WideJob& job, const uint4 (&wor
     for (int k = 0; k < kRows; ++k)
         pairs[k] = max_bf16x2(max_bf16x2(abs_bf16x2(words[k].x), abs_bf16x2(words[k].y)),
                               max_bf16x2(abs_bf16x2(words[k].z), abs_bf16x2(words[k].w)));
-    const bool upper = part % 2 != 0, odd = part / 2 % 2 != 0;  // rows 2 and 3; of these the second
+    const bool upper = part % 2 != 0, odd = part / 2 % 2 != 0;  // upper: rows 2 and 3; odd: the second of two
     const uint32_t even_row = max_bf16x2(upper ? pairs[2] : pairs[0],
                                          __shfl_xor_sync(kFullMask, upper ? pairs[0] : pairs[2], 1)),
                    odd_row = max_bf16x2(upper ? pairs[3] : pairs[1],
@@ -92,26 +92,32 @@ __device__ __forceinline__ void write_rows(const WideJob& job, const uint4 (&wor
         const float multiplier = __shfl_sync(kFullMask, scale.multiplier, k / 2 + k % 2 * 2, kBlockThreads);
         float v[kUnit];
         unpack_unit(words[k], DType::bf16, v);
-        if (quad * kRows + k < inside)  // the values of a pad are 0: so are its codes
+        if (quad * kRows + k < inside)  // pads hold 0, and 0 encodes to 0
             *reinterpret_cast<uint2*>(out) = encode_unit(v, multiplier, kCodes);
     }
 }
 
-// Moves a tile of values in and its codes out, once or twice, plus scales. At 32768 x 7168: columns 712 MB,
-// 0.174 ms at 4.1 TB/s; both 954 MB, 0.233 ms. A CTA walks over tiles, grid-stride, columns fastest. A thread
-// keeps 4 rows x 16 bytes as they came, and those of the next tile are requested as soon as these have left
-// the registers: they travel while the tile is stored and until the other CTAs of the SM are done, 64 KB an
-// SM. (Before, values were unpacked to fp32 at once and all of a tile's steps followed its loads one after
-// the other.) Maxima of BF16 magnitudes are taken two at a time and stay BF16. Barrier 1: every warp's column
-// maxima are in shared memory, and the tile before has left it. A quarter of the threads finds multipliers
-// and stores scales. Barrier 2: multipliers are there; the codes of four rows make a word of the turned tile.
-// Barrier 3: it is complete, and leaves in 16-byte pieces of columns. Only maxima are reduced: deterministic.
+// BF16 [M, K] -> transposed FP8 [K, M] with 128x1 scales (or with multipliers known before), with kBoth also
+// FP8 [M, K] with 1x128 scales.
+// Floor: a tile of values in and its codes out, once or twice, plus scales. At 32768 x 7168: columns 712 MB,
+// 0.174 ms at 4.1 TB/s; both 954 MB, 0.233 ms.
+// A CTA takes tiles grid-stride, columns fastest. A thread keeps 4 rows x 16 bytes as BF16; those of the next
+// tile are loaded as soon as these have left the registers, so that they are in flight while the tile is
+// stored: 64 KB an SM. (Before, values were unpacked to FP32 at once and all steps of a tile followed its
+// loads one after the other.) Maxima of BF16 magnitudes are taken two at a time and stay BF16.
+// Barriers (__syncthreads):
+// 1  the column maxima of all warps are in shared memory, and the previous tile has been stored; a quarter of
+//    the threads then computes multipliers and stores scales
+// 2  the multipliers are in shared memory
+// 3  the transposed tile is complete (a word: the codes of four rows), and is stored in 16-byte pieces of
+//    columns
+// Deterministic: only maxima are reduced.
 template <DType kCodes, bool kBoth>
 __global__ void __launch_bounds__(kThreads, kCtas) quantize_wide_tiles_kernel(const WideJob job) {
     __shared__ uint4 part_pieces[kParts * kPartWords / 4];
     __shared__ float4 multiplier_pieces[kTile / 4];
-    __shared__ uint4 turned_pieces[kTransposedWords / 4];
-    uint32_t* const turned = reinterpret_cast<uint32_t*>(turned_pieces);
+    __shared__ uint4 transposed_pieces[kTransposedWords / 4];
+    uint32_t* const transposed = reinterpret_cast<uint32_t*>(transposed_pieces);
     float* const multipliers = reinterpret_cast<float*>(multiplier_pieces);
     const int thread = static_cast<int>(threadIdx.x), quad = thread / kThreadsOfRow,
               part = thread % kThreadsOfRow;
@@ -123,11 +129,11 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_wide_tiles_kernel(co
     RowTile tile;
     uint4 words[kRows];
     bool more = walker.seek(row_tile, tile);
-    if (more) fetch(job, src_base, tile, col_tile, words);
+    if (more) load_tile(job, src_base, tile, col_tile, words);
     while (more) {
         if (known) {
             if (thread < kTile)
-                multipliers[pair_place(thread / 2) * 2 + thread % 2] =
+                multipliers[pair_index(thread / 2) * 2 + thread % 2] =
                     job.multipliers[tile.group * job.cols + col_tile * kTile + thread];
         } else {
             uint32_t largest[4];
@@ -163,17 +169,17 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_wide_tiles_kernel(co
                     if (tile.count > 0)
                         scale = block_scale(i == 0 ? low_magnitude(largest) : high_magnitude(largest), kCodes,
                                             false, job.rule);
-                    multipliers[pair_place(thread) * 2 + i] = scale.multiplier;
+                    multipliers[pair_index(thread) * 2 + i] = scale.multiplier;
                     scales[i] = scale.dequant;
                 }
             }
             __syncthreads();
         }
 
-        // the values of a pad are 0: so are its codes
+        // pads hold 0, and 0 encodes to 0
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            const float2 m = reinterpret_cast<const float2*>(multipliers)[pair_place(part * 4 + j)];
+            const float2 m = reinterpret_cast<const float2*>(multipliers)[pair_index(part * 4 + j)];
             float low[kRows], high[kRows];
 #pragma unroll
             for (int k = 0; k < kRows; ++k) {
@@ -181,13 +187,13 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_wide_tiles_kernel(co
                 low[k] = __uint_as_float(pair << 16) * m.x;
                 high[k] = __uint_as_float(pair & 0xFFFF0000u) * m.y;
             }
-            uint32_t* out = turned + transposed_index<kUnit>(part * kUnit + 2 * j, quad / 4) + quad % 4;
+            uint32_t* out = transposed + transposed_index<kUnit>(part * kUnit + 2 * j, quad / 4) + quad % 4;
             out[0] = pack_fp8(low[0], low[1], low[2], low[3], kCodes);
             out[kColumnWords] = pack_fp8(high[0], high[1], high[2], high[3], kCodes);
         }
 
-        const RowTile leaving = tile;
-        const int leaving_col = col_tile;
+        const RowTile done = tile;
+        const int done_col = col_tile;
         row_tile += job.step_rows;
         col_tile += job.step_cols;
         if (col_tile >= job.col_tiles) {
@@ -195,10 +201,10 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_wide_tiles_kernel(co
             ++row_tile;
         }
         more = walker.seek(row_tile, tile);
-        if (more) fetch(job, src_base, tile, col_tile, words);
+        if (more) load_tile(job, src_base, tile, col_tile, words);
         __syncthreads();
-        store_tile_columns<kThreads, kUnit>(job.columns, turned, dst_base + leaving.row, leaving.rows,
-                                            leaving_col);
+        store_tile_columns<kThreads, kUnit>(job.columns, transposed, dst_base + done.row, done.rows,
+                                            done_col);
     }
 }
 
@@ -245,4 +251,4 @@ bool launch_quantize_wide_tiles(const TileSource& source, const TileShape& shape
     return true;
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::quantize

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// SwiGLU on many wide BF16 rows: gate, up and da come through shared memory by TMA, ahead of the
-// work, and sigmoids from a table beside them. Contract: kernels/ops/swiglu.h. Few rows, or others:
+// SwiGLU on many wide BF16 rows: gate, up and da are loaded to shared memory by TMA, ahead of the work, and
+// sigmoids come from a table in shared memory. Contract: kernels/ops/swiglu.h. Few rows, and all others:
 // swiglu.cu.
 #include "kernels/hopper/swiglu/rows.h"
 
@@ -14,37 +14,36 @@
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::swiglu {
 
 namespace {
 
-// A lane takes two units at a time, 64 columns apart, and eight lanes a 1x128 block: 16-byte accesses of
-// eight lanes are a whole line, in shared memory without bank conflicts.
+// A lane takes two units at a time, 64 columns apart, and eight lanes a 1x128 block: the 16-byte accesses of
+// eight lanes are a whole line, without bank conflicts in shared memory.
 constexpr int kUnits = 2, kBlockCols = static_cast<int>(kBlock), kBlockLanes = kBlockCols / kUnit / kUnits,
               kUnitStep = kBlockCols / kUnits;
-constexpr int kStep = kWarpSize * kUnits * kUnit;  // columns of a warp at a time
+constexpr int kStep = kWarpSize * kUnits * kUnit;  // columns of a step of a warp
 constexpr int kStepBlocks = kStep / kBlockCols;
-constexpr int kSlots = 2;               // pieces of a warp, a step's columns each, on their way or in use
-constexpr int kPieceBytes = 2 * kStep;  // of one input
+constexpr int kSlots = 2;              // per warp, a step of all inputs each: in flight or in use
+constexpr int kStepBytes = 2 * kStep;  // of one input
 constexpr int kForwardWarps = 24, kForwardInputs = 2, kBackwardWarps = 16, kBackwardInputs = 3;
-constexpr int ring_bytes(int warps, int inputs) { return warps * kSlots * inputs * kPieceBytes; }
+constexpr int ring_bytes(int warps, int inputs) { return warps * kSlots * inputs * kStepBytes; }
 
 template <int kWarps> struct Shared {
     SigmoidTable table;
     Mbarrier full[kWarps][kSlots];
 };
 
-// A row of the queue is a part of a row of the op, `cols` columns of it, of which there are 1 << shift.
+// An item of the queue is a segment of a row: `cols` columns; a row has 1 << shift segments.
 struct RowSegments {
     int shift, cols;
 };
 
-// What a CTA does while the kernel before ends, on an SM that it has left: the table, and its
-// warps' first steps are asked for in L2 (rows of an arena begin where that kernel may still say). `rows`:
-// that there is room for.
+// The prologue, while the previous kernel ends: prefetches the first step of every warp into L2 (not where h
+// has a row base, which that kernel may still write), and fills the table. `rows`: row capacity.
 template <int kInputs, int kWarps>
-__device__ __forceinline__ void begin(Shared<kWarps>& shared, const RowView& h, const RowView& da, int width,
-                                      const RowSegments& segments, int64_t rows) {
+__device__ __forceinline__ void prologue(Shared<kWarps>& shared, const RowView& h, const RowView& da,
+                                         int width, const RowSegments& segments, int64_t rows) {
     pdl_launch_dependents();
     const int warp = static_cast<int>(threadIdx.y), lane = static_cast<int>(threadIdx.x);
     const int item = static_cast<int>(blockIdx.x) * kWarps + warp, row = item >> segments.shift,
@@ -61,27 +60,27 @@ __device__ __forceinline__ void begin(Shared<kWarps>& shared, const RowView& h, 
     pdl_wait();
 }
 
-// Hands out an op's rows, pads too, in ascending order: row r belongs to warp r % kWarps of whichever CTA
-// comes next. The first two rounds go by the CTA's place in the grid, all others by that warp's ticket in
-// memory (one for all warps could not keep up: 1.8 ns a row). A number is asked for when the one before it is
-// taken, and has come when it is needed. What comes out does not depend on who works on a row.
+// Hands out rows, pads too, in ascending order: row r belongs to warp r % kWarps of the CTA that takes it.
+// The first two rounds go by the index of the CTA, all others by a ticket counter in global memory, one per
+// warp index (one counter for all warps was too slow: 1.8 ns a row). A ticket is requested when the previous
+// one is taken, and has arrived when it is needed. Outputs do not depend on which warp works on a row.
 class RowQueue {
 public:
     __device__ explicit RowQueue(RowTicket* tickets) : ticket_(tickets + threadIdx.y) {}
     __device__ int take() {
         const int ctas = static_cast<int>(gridDim.x);
-        const int turn = round_ < 2 ? round_ * ctas + static_cast<int>(blockIdx.x)
-                                    : 2 * ctas + __shfl_sync(kFullMask, taken_, 0);
+        const int round = round_ < 2 ? round_ * ctas + static_cast<int>(blockIdx.x)
+                                     : 2 * ctas + __shfl_sync(kFullMask, taken_, 0);
         if (round_ > 0 && threadIdx.x == 0) taken_ = static_cast<int>(atomicAdd(&ticket_->taken, 1u));
         ++round_;
-        return turn * static_cast<int>(blockDim.y) + static_cast<int>(threadIdx.y);
+        return round * static_cast<int>(blockDim.y) + static_cast<int>(threadIdx.y);
     }
-    // The last of a ticket's warps makes it ready for the next launch.
-    __device__ void leave() const {
+    // The last warp of a ticket resets it for the next launch.
+    __device__ void finish() const {
         if (threadIdx.x != 0) return;
         __threadfence();
-        if (atomicAdd(&ticket_->left, 1u) + 1 != gridDim.x) return;
-        ticket_->taken = ticket_->left = 0;
+        if (atomicAdd(&ticket_->finished, 1u) + 1 != gridDim.x) return;
+        ticket_->taken = ticket_->finished = 0;
     }
 
 private:
@@ -90,17 +89,17 @@ private:
 };
 
 // What a lane has of a step: the block that its eight lanes work on, from `col` on; row < 0: none. The first
-// `blocks` of the step's blocks have one; none: the warp has met its last row.
-struct Piece {
+// `blocks` blocks of the step are used; 0: the warp has no more rows.
+struct Step {
     int row, col;
     float prob;
     int blocks;
 };
 
-// What a warp reads, step by step, through its slots of shared memory. A step takes the next blocks of the
-// warp's rows, of two or more rows where one ends in it, so that short rows leave no lane without work. Pads
-// that it meets are cleared by `clear(row, first column, end)`.
-template <int kWarps, int kInputs, class Clear> class Feed {
+// The input pipeline of a warp, through its slots of shared memory. A step takes the next blocks of the rows
+// of the warp, of two or more rows where a row ends in it, so that short rows leave no lane idle. Pads are
+// cleared by `clear(row, first column, end)`.
+template <int kWarps, int kInputs, class Clear> class InputPipeline {
 public:
     struct Source {
         RowView h, da, prob;  // da and prob may be absent
@@ -110,7 +109,7 @@ public:
         RowTicket* tickets;
     };
     // All threads of the CTA call it.
-    __device__ Feed(const Source& source, uint8_t* ring, Shared<kWarps>& shared, Clear clear)
+    __device__ InputPipeline(const Source& source, uint8_t* ring, Shared<kWarps>& shared, Clear clear)
         : h_(static_cast<const uint16_t*>(source.h.data) + source.h.base() * 2 * source.width),
           da_(static_cast<const uint16_t*>(source.da.data) + source.da.base() * source.width),
           prob_(source.prob ? static_cast<const float*>(source.prob.data) + source.prob.base() : nullptr),
@@ -128,72 +127,71 @@ public:
         }
         __syncwarp();
 #pragma unroll 1
-        for (int slot = 0; slot < kSlots; ++slot) append(request(slot));
+        for (int slot = 0; slot < kSlots; ++slot) append(issue(slot));
 #pragma unroll
-        for (Piece& piece : pieces_) piece.prob = prob_of(piece);
-        __syncthreads();  // the table is there
+        for (Step& step : steps_) step.prob = prob_of(step);
+        __syncthreads();  // the table is filled
     }
-    __device__ const Piece& piece() const { return pieces_[0]; }
-    // Waits for the piece; where its first input begins, the others follow kPieceBytes apart.
-    __device__ const uint8_t* await() const {
-        const int slot = static_cast<int>(turn_ % kSlots);
-        mbarrier_wait(&full_[slot], turn_ / kSlots % 2);
+    __device__ const Step& step() const { return steps_[0]; }
+    // Waits for the inputs of the step. Returns the first one; the others follow kStepBytes apart.
+    __device__ const uint8_t* wait_full() const {
+        const int slot = static_cast<int>(count_ % kSlots);
+        mbarrier_wait(&full_[slot], count_ / kSlots % 2);
         return slots_ + slot * kSlotBytes;
     }
-    // The warp has read the piece: its slot is filled again, with all but the probability, which would be
-    // waited for.
+    // The warp has read the step: issues the next loads into its slot. The probability is loaded later, since
+    // it would be waited for here.
     __device__ void refill() {
         __syncwarp();
-        requested_ = request(static_cast<int>(turn_ % kSlots));
+        issued_ = issue(static_cast<int>(count_ % kSlots));
     }
     __device__ void advance() {
-        append(requested_);
-        pieces_[kSlots - 1].prob = prob_of(requested_);  // waited for some pieces later
-        ++turn_;
+        append(issued_);
+        steps_[kSlots - 1].prob = prob_of(issued_);  // used some steps later
+        ++count_;
     }
-    __device__ void leave() const { queue_.leave(); }
+    __device__ void finish() const { queue_.finish(); }
 
 private:
-    static constexpr int kSlotBytes = kInputs * kPieceBytes;
+    static constexpr int kSlotBytes = kInputs * kStepBytes;
 
-    __device__ Piece request(int slot) {
+    __device__ Step issue(int slot) {
         const int place = static_cast<int>(threadIdx.x) / kBlockLanes;
-        Piece piece = {-1, 0, 1.0f, 0};
+        Step step = {-1, 0, 1.0f, 0};
         uint32_t bytes = 0;
 #pragma unroll 1
-        while (piece.blocks < kStepBlocks) {
+        while (step.blocks < kStepBlocks) {
             if (col_ >= end_ && !take_row()) break;
-            const int cols = min(end_ - col_, (kStepBlocks - piece.blocks) * kBlockCols);
+            const int cols = min(end_ - col_, (kStepBlocks - step.blocks) * kBlockCols);
             if (threadIdx.x == 0) {
                 const int64_t at = int64_t{row_} * width_ + col_;
                 const uint16_t* const gate = h_ + at + int64_t{row_} * width_;
-                uint8_t* const to = slots_ + slot * kSlotBytes + 2 * kBlockCols * piece.blocks;
+                uint8_t* const to = slots_ + slot * kSlotBytes + 2 * kBlockCols * step.blocks;
                 const uint32_t length = 2 * static_cast<uint32_t>(cols);
                 bulk_load(gate, &full_[slot], to, length);
-                bulk_load(gate + width_, &full_[slot], to + kPieceBytes, length);
+                bulk_load(gate + width_, &full_[slot], to + kStepBytes, length);
                 if constexpr (kInputs == kBackwardInputs)
-                    bulk_load(da_ + at, &full_[slot], to + 2 * kPieceBytes, length);
+                    bulk_load(da_ + at, &full_[slot], to + 2 * kStepBytes, length);
                 bytes += kInputs * length;
             }
-            if (place >= piece.blocks)
-                piece.row = row_, piece.col = col_ + (place - piece.blocks) * kBlockCols;
-            piece.blocks += (cols + kBlockCols - 1) / kBlockCols;
-            if (place >= piece.blocks) piece.row = -1;
+            if (place >= step.blocks) step.row = row_, step.col = col_ + (place - step.blocks) * kBlockCols;
+            step.blocks += (cols + kBlockCols - 1) / kBlockCols;
+            if (place >= step.blocks) step.row = -1;
             col_ += cols;
         }
-        // bytes may come before they are expected: the phase waits for the arrival
-        if (threadIdx.x == 0 && piece.blocks > 0) mbarrier_arrive_expect_tx(&full_[slot], bytes);
-        return piece;
+        // bytes may arrive before they are expected: the phase also waits for this arrival
+        if (threadIdx.x == 0 && step.blocks > 0) mbarrier_arrive_expect_tx(&full_[slot], bytes);
+        return step;
     }
-    __device__ void append(const Piece& piece) {
+    __device__ void append(const Step& step) {
 #pragma unroll
-        for (int i = 0; i + 1 < kSlots; ++i) pieces_[i] = pieces_[i + 1];
-        pieces_[kSlots - 1] = piece;
+        for (int i = 0; i + 1 < kSlots; ++i) steps_[i] = steps_[i + 1];
+        steps_[kSlots - 1] = step;
     }
-    __device__ float prob_of(const Piece& piece) const {
-        return piece.row >= 0 && prob_ != nullptr ? prob_[piece.row] : 1.0f;
+    __device__ float prob_of(const Step& step) const {
+        return step.row >= 0 && prob_ != nullptr ? prob_[step.row] : 1.0f;
     }
-    // The next segment of a row, pads cleared on the way; false behind the last.
+    // The next segment of a valid row; clears pads on the way. False after the last row.
     __device__ bool take_row() {
         while (row_ < total_) {
             const int item = queue_.take();
@@ -220,13 +218,13 @@ private:
     Clear clear_;
     GroupWindow window_;
     RowQueue queue_;
-    Piece pieces_[kSlots], requested_;
-    uint32_t turn_ = 0;
-    int row_ = -1, col_ = 0, end_ = 0;  // what is requested next; from the end on: another row
+    Step steps_[kSlots], issued_;
+    uint32_t count_ = 0;
+    int row_ = -1, col_ = 0, end_ = 0;  // what is loaded next; col_ == end_: another row
 };
 
-// Columns [first, end) of a row, codes or values, and their scales if there are any. `first` is a multiple of
-// a block.
+// Clears columns [first, end) of a row, codes or values, and their scales if there are any. `first` is a
+// multiple of a block.
 __device__ __forceinline__ void clear_row(const RowView& t, int64_t row, int first, int end,
                                           const BlockScales& scales) {
     const int lane = static_cast<int>(threadIdx.x), size = scales.data != nullptr ? 1 : 2;
@@ -238,7 +236,7 @@ __device__ __forceinline__ void clear_row(const RowView& t, int64_t row, int fir
         *scales.at(row, col) = 0.0f;
 }
 
-// This lane's two units of one input, the first where `in` points to.
+// The two units of this lane of one input, the first at `in`.
 __device__ __forceinline__ void load_units(const uint8_t* in, uint4 (&units)[kUnits]) {
     const uint4* const at = reinterpret_cast<const uint4*>(in);
 #pragma unroll
@@ -257,7 +255,7 @@ __device__ __forceinline__ float max_with(float value, int step) {
     return fmaxf(value, __shfl_xor_sync(kFullMask, value, step));
 }
 
-// The units that begin before the row's half ends, `left` columns behind the first.
+// Stores the units that begin before the end of the half row, `left` columns after the first.
 __device__ __forceinline__ void store_values(const RowView& t, int64_t at, int left,
                                              const float (&v)[kUnits][kUnit]) {
     uint4* const out = reinterpret_cast<uint4*>(static_cast<uint16_t*>(t.data) + at);
@@ -267,7 +265,7 @@ __device__ __forceinline__ void store_values(const RowView& t, int64_t at, int l
             out[u * (kUnitStep / kUnit)] = {pack_bf16(v[u][0], v[u][1]), pack_bf16(v[u][2], v[u][3]),
                                             pack_bf16(v[u][4], v[u][5]), pack_bf16(v[u][6], v[u][7])};
 }
-// Blocks are whole.
+// Stores codes of whole blocks.
 template <DType kCodes>
 __device__ __forceinline__ void store_codes(const RowView& t, int64_t at, const float (&v)[kUnits][kUnit],
                                             float multiplier) {
@@ -276,39 +274,40 @@ __device__ __forceinline__ void store_codes(const RowView& t, int64_t at, const 
     for (int u = 0; u < kUnits; ++u) out[u * (kUnitStep / kUnit)] = encode_unit(v[u], multiplier, kCodes);
 }
 
-// Moves 2F values in and F values (or codes and F/128 scales) out a row: 5.03 bytes a column, 0.082 ms at
-// 32768 x 2048 and 4.1 TB/s. There is a CTA an SM. A warp works on rows one after the other, or on parts of
-// wide ones, four blocks a step, 16 columns a lane (rows of 768 in steps of their own, every other one half
-// empty, took 10 % longer), and has two steps of gate and up in shared memory: one that it works on, one on
-// its way; as soon as a step is in registers, its slot is asked for the next one: up to 96 KB an SM (twice as
-// much fills later at the start and is not faster). The whole GPU goes over the rows as one front (RowQueue):
-// with neighbouring rows for every CTA, memory gave 7 % less, and SMs ended between 67 and 91 us of 92.
-// Barriers: a slot's, which completes when its bytes have come, one arrival a phase; warps share nothing else
-// but the table (one
-// __syncthreads). A 128-column block belongs to eight lanes, whose maximum does not depend on the order:
-// deterministic. Issue slots are 60 % busy: fewer instructions (a probability folded into the multiplier)
-// gain nothing.
+// h [M, 2F] BF16 (gate, up), prob -> a [M, F] = silu(gate) * up * prob, BF16 or FP8 with 1x128 scales.
+// Floor: 2F values in and F values (or codes and F/128 scales) out a row: 5.03 bytes a column, 0.082 ms at
+// 32768 x 2048 and 4.1 TB/s.
+// A CTA per SM, 24 warps. A warp works on rows one after the other, or on segments of wide ones, in steps of
+// four blocks, 16 columns a lane (rows of 768 in steps of their own, every other one half empty, took 10 %
+// longer). It has two slots of gate and up in shared memory, one in use and one in flight; as soon as a step
+// is in registers its slot is refilled: up to 96 KB an SM (twice as much fills later at the start and is not
+// faster). All SMs advance over the rows as one front (RowQueue): with neighbouring rows for every CTA,
+// memory delivered 7 % less, and SMs ended between 67 and 91 us of 92.
+// Barriers: full[warp][slot], an mbarrier (TMA bytes, one arrival a phase). Warps share only the table of
+// sigmoids: one __syncthreads.
+// Deterministic: the maximum of a 128-column block, over eight lanes, does not depend on the order.
+// Issue slots are 60 % busy: fewer instructions (a probability folded into the multiplier) gain nothing.
 template <Output kOutput>
 __global__ void __launch_bounds__(kForwardWarps* kWarpSize, 1)
     swiglu_rows_kernel(const SwigluForward args, RowSegments segments) {
     extern __shared__ __align__(128) uint8_t ring[];
     __shared__ Shared<kForwardWarps> shared;
-    begin<kForwardInputs>(shared, args.h, {}, args.a.cols, segments, args.groups.rows);
+    prologue<kForwardInputs>(shared, args.h, {}, args.a.cols, segments, args.groups.rows);
     const int width = args.a.cols, lane = static_cast<int>(threadIdx.x);
     const int block_col = lane % kBlockLanes * kUnit, lane_col = lane / kBlockLanes * kBlockCols + block_col;
     const int64_t a_base = args.a.base();
     const auto clear = [&](int row, int first, int end) {
         clear_row(args.a, a_base + row, first, end, args.scales);
     };
-    Feed<kForwardWarps, kForwardInputs, decltype(clear)> feed(
+    InputPipeline<kForwardWarps, kForwardInputs, decltype(clear)> input(
         {args.h, {}, args.prob, width, segments, args.groups, args.tickets}, ring, shared, clear);
-    for (; feed.piece().blocks > 0; feed.advance()) {
-        const Piece piece = feed.piece();
-        const uint8_t* in = feed.await() + 2 * lane_col;
+    for (; input.step().blocks > 0; input.advance()) {
+        const Step step = input.step();
+        const uint8_t* in = input.wait_full() + 2 * lane_col;
         uint4 raw_gate[kUnits], raw_up[kUnits];
         load_units(in, raw_gate);
-        load_units(in + kPieceBytes, raw_up);
-        feed.refill();
+        load_units(in + kStepBytes, raw_up);
+        input.refill();
         float a[kUnits][kUnit];
 #pragma unroll
         for (int u = 0; u < kUnits; ++u) {
@@ -317,10 +316,10 @@ __global__ void __launch_bounds__(kForwardWarps* kWarpSize, 1)
             unpack_unit(raw_up[u], DType::bf16, up);
             shared.table.sigmoids(raw_gate[u], sigmoid);
 #pragma unroll
-            for (int i = 0; i < kUnit; ++i) a[u][i] = gate[i] * sigmoid[i] * up[i] * piece.prob;
+            for (int i = 0; i < kUnit; ++i) a[u][i] = gate[i] * sigmoid[i] * up[i] * step.prob;
         }
-        const int col = piece.col + block_col, left = piece.row < 0 ? 0 : width - col;
-        const int64_t row = a_base + piece.row, at = row * width + col;
+        const int col = step.col + block_col, left = step.row < 0 ? 0 : width - col;
+        const int64_t row = a_base + step.row, at = row * width + col;
         if constexpr (kOutput == Output::values) {
             store_values(args.a, at, left, a);
         } else {
@@ -333,12 +332,12 @@ __global__ void __launch_bounds__(kForwardWarps* kWarpSize, 1)
             }
         }
     }
-    feed.leave();
+    input.finish();
 }
 
-// The sum of a block's 16 units, of which a lane holds the sums of two: neighbours first, then pairs, and so
-// on; the same in all eight lanes. The lower halves of the block are added up in even lanes while the upper
-// halves are in odd ones.
+// The sum of the 16 units of a block, of which a lane holds two: neighbours first, then pairs, and so on; the
+// same in all eight lanes. The lower halves of the block are added in even lanes while the upper halves are
+// in odd ones.
 __device__ __forceinline__ float sum_over_block(const float (&units)[kUnits]) {
     const bool odd = threadIdx.x % 2 != 0;
     float sum = odd ? units[1] : units[0];
@@ -348,11 +347,14 @@ __device__ __forceinline__ float sum_over_block(const float (&units)[kUnits]) {
     return sum + __shfl_xor_sync(kFullMask, sum, 1);
 }
 
-// Moves 3F values in and 2F values (or codes and scales) out a row: 8.06 bytes a column, 0.132 ms at 32768 x
-// 2048 and 4.1 TB/s. Rows, slots and barriers as in swiglu_rows_kernel: 96 KB an SM. dprob: a lane's units,
-// the block's eight lanes, the row's blocks in ascending order, all inside the warp: the sum knows nothing of
-// the grid. Pads: zeros. The maxima of gate and up are found together: even lanes end with gate's and odd
-// ones with up's, make that scale, and exchange multipliers.
+// da [M, F], h [M, 2F] BF16, prob -> dh [M, 2F], BF16 or FP8 with 1x128 scales, and dprob [M].
+// Floor: 3F values in and 2F values (or codes and scales) out a row: 8.06 bytes a column, 0.132 ms at 32768 x
+// 2048 and 4.1 TB/s.
+// Rows, slots and barriers as in swiglu_rows_kernel, with 16 warps: 96 KB an SM. The maxima of gate and up
+// are reduced together: even lanes end with the one of gate and odd lanes with that of up, compute its scale,
+// and exchange multipliers. Pads: zeros.
+// Deterministic: dprob adds the units of a lane, the eight lanes of the block, the blocks of the row in
+// ascending order, all inside the warp: the sum does not depend on the grid.
 template <Output kOutput>
 __global__ void __launch_bounds__(kBackwardWarps* kWarpSize, 1)
     swiglu_backward_rows_kernel(const SwigluGradient args) {
@@ -360,7 +362,7 @@ __global__ void __launch_bounds__(kBackwardWarps* kWarpSize, 1)
     __shared__ Shared<kBackwardWarps> shared;
     const int width = args.da.cols, lane = static_cast<int>(threadIdx.x);
     const RowSegments whole_rows = {.shift = 0, .cols = width};
-    begin<kBackwardInputs>(shared, args.h, args.da, width, whole_rows, args.groups.rows);
+    prologue<kBackwardInputs>(shared, args.h, args.da, width, whole_rows, args.groups.rows);
     const int block_col = lane % kBlockLanes * kUnit, lane_col = lane / kBlockLanes * kBlockCols + block_col;
     const int64_t dh_base = args.dh.base();
     float* const dprob = args.dprob ? static_cast<float*>(args.dprob.data) + args.dprob.base() : nullptr;
@@ -368,19 +370,19 @@ __global__ void __launch_bounds__(kBackwardWarps* kWarpSize, 1)
         clear_row(args.dh, dh_base + row, 0, args.dh.cols, args.scales);
         if (dprob != nullptr && lane == 0) dprob[row] = 0.0f;
     };
-    Feed<kBackwardWarps, kBackwardInputs, decltype(clear)> feed(
+    InputPipeline<kBackwardWarps, kBackwardInputs, decltype(clear)> input(
         {args.h, args.da, args.prob, width, whole_rows, args.groups, args.tickets}, ring, shared, clear);
     const bool odd = lane % 2 != 0;
-    float sum = 0.0f;  // of the row, so far
-    for (; feed.piece().blocks > 0; feed.advance()) {
-        const Piece piece = feed.piece();
-        const uint8_t* in = feed.await() + 2 * lane_col;
+    float sum = 0.0f;  // of the row so far
+    for (; input.step().blocks > 0; input.advance()) {
+        const Step step = input.step();
+        const uint8_t* in = input.wait_full() + 2 * lane_col;
         uint4 raw_gate[kUnits], raw_up[kUnits], raw_da[kUnits];
         load_units(in, raw_gate);
-        load_units(in + kPieceBytes, raw_up);
-        load_units(in + 2 * kPieceBytes, raw_da);
-        feed.refill();
-        const int col = piece.col + block_col, left = piece.row < 0 ? 0 : width - col;
+        load_units(in + kStepBytes, raw_up);
+        load_units(in + 2 * kStepBytes, raw_da);
+        input.refill();
+        const int col = step.col + block_col, left = step.row < 0 ? 0 : width - col;
         float dgate[kUnits][kUnit], dup[kUnits][kUnit], sums[kUnits];
 #pragma unroll
         for (int u = 0; u < kUnits; ++u) {
@@ -391,14 +393,14 @@ __global__ void __launch_bounds__(kBackwardWarps* kWarpSize, 1)
             shared.table.sigmoids(raw_gate[u], sigmoids);
 #pragma unroll
             for (int i = 0; i < kUnit; ++i) {
-                const float sigmoid = sigmoids[i], silu = gate[i] * sigmoid, da_prob = da[i] * piece.prob;
+                const float sigmoid = sigmoids[i], silu = gate[i] * sigmoid, da_prob = da[i] * step.prob;
                 unit_sum = fma_float(da[i], silu * up[i], unit_sum);
                 dgate[u][i] = da_prob * up[i] * sigmoid * (1.0f + gate[i] * (1.0f - sigmoid));
                 dup[u][i] = da_prob * silu;
             }
             sums[u] = u * kUnitStep < left ? unit_sum : 0.0f;
         }
-        const int64_t row = dh_base + piece.row, at = row * 2 * width + col;
+        const int64_t row = dh_base + step.row, at = row * 2 * width + col;
         if constexpr (kOutput == Output::values) {
             store_values(args.dh, at, left, dgate);
             store_values(args.dh, at + width, left, dup);
@@ -417,20 +419,20 @@ __global__ void __launch_bounds__(kBackwardWarps* kWarpSize, 1)
         }
         if (dprob == nullptr) continue;
         const float block = sum_over_block(sums);
-        const unsigned begins = __ballot_sync(kFullMask, piece.col == 0),
-                       ends = __ballot_sync(kFullMask, piece.row >= 0 && piece.col + kBlockCols >= width);
+        const unsigned begins = __ballot_sync(kFullMask, step.col == 0),
+                       ends = __ballot_sync(kFullMask, step.row >= 0 && step.col + kBlockCols >= width);
 #pragma unroll
         for (int first = 0; first < kWarpSize; first += kBlockLanes) {
             if ((begins >> first & 1) != 0) sum = 0.0f;
             sum += __shfl_sync(kFullMask, block, first);
-            if ((ends >> first & 1) != 0 && lane == first) dprob[piece.row] = sum;
+            if ((ends >> first & 1) != 0 && lane == first) dprob[step.row] = sum;
         }
     }
-    feed.leave();
+    input.finish();
 }
 
-// In segments of up to kMostSegment columns a warp is done with a row soon, and the last rows do not leave
-// most of the others waiting.
+// Segments of up to kMostSegment columns: a warp finishes one soon, so that the last rows do not leave most
+// of the others idle.
 constexpr int kMostSegment = 2048;
 RowSegments segments_of(int width) {
     int shift = 0;
@@ -465,4 +467,4 @@ void launch_swiglu_backward_rows(const SwigluGradient& args, Output output, int6
     run(kernel, kBackwardWarps, kBackwardInputs, rows, launch, "swiglu_backward", args);
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::swiglu

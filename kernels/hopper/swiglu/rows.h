@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: MIT
-// What SwiGLU's kernels share: arguments, places of scales, and the launchers of the kernels for many wide
-// BF16 rows.
+// What the SwiGLU kernels share: arguments, the layout of scales, and the launch functions of the kernels for
+// many wide BF16 rows.
 #pragma once
 
 #include "kernels/core/stream.h"
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/view.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::swiglu {
 
-// Scales of codes as vec128 has them: blocks of a row stand `pitch` apart, rows side by side.
+// Scales of FP8 codes in layout vec128: the blocks of a row are `pitch` apart, the scales of neighbouring
+// rows adjacent.
 struct BlockScales {
     float* data = nullptr;  // nullptr: the output holds values
     int64_t pitch = 0;
@@ -21,15 +22,15 @@ struct BlockScales {
 enum class Output { values, e4m3, e5m2 };
 constexpr DType codes_of(Output output) { return output == Output::e5m2 ? DType::e5m2 : DType::e4m3; }
 
-// Of the rows that one warp of every CTA works on: how many have been taken, and how many of these warps have
-// left. 0 between launches: the last warp sees to it. A line of L2 each.
+// Tickets of the rows that one warp of every CTA works on: how many rounds are taken, and how many of these
+// warps have finished. 0 between launches: the last warp resets it. A line of L2 each.
 struct alignas(128) RowTicket {
-    static constexpr int kCount = 32;  // a CTA has no more warps
-    uint32_t taken, left;
+    static constexpr int kCount = 32;  // at least the warps of a CTA
+    uint32_t taken, finished;
 };
 
 struct SwigluForward {
-    RowView h, prob, a;  // prob.data == nullptr: 1; a: values or codes
+    RowView h, prob, a;  // prob absent: 1; a: values or codes
     BlockScales scales;
     DeviceGroups groups;
     RowTicket* tickets;
@@ -41,9 +42,9 @@ struct SwigluGradient {
     RowTicket* tickets;
 };
 
-// Every lane must have whole aligned units of BF16 (and of codes), or none: swiglu.cu asks.
+// Every lane has whole aligned units of BF16 (and of codes), or none: swiglu.cu checks it.
 void launch_swiglu_rows(const SwigluForward& args, Output output, int64_t rows, const Launch& launch);
 void launch_swiglu_backward_rows(const SwigluGradient& args, Output output, int64_t rows,
                                  const Launch& launch);
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::swiglu

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// SwiGLU weighted by the routing probability, forward and backward, plain and quantised. Contract:
-// kernels/ops/swiglu.h.
+// SwiGLU weighted by the routing probability, forward and backward, plain and quantised: which kernel runs,
+// and the kernels for few rows and for rows of any kind. Contract: kernels/ops/swiglu.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/sigmoid.h"
@@ -11,24 +11,22 @@
 #include "kernels/hopper/swiglu/rows.h"
 #include "kernels/hopper/workspace.h"
 
-namespace fp8flow {
-
-using namespace hopper;
+namespace fp8flow::hopper::swiglu {
 
 namespace {
 
-constexpr int kCols = 16;  // neighbouring columns a lane takes at a time
+constexpr int kCols = 16;  // neighbouring columns of a lane in a step
 constexpr int kUnits = kCols / kUnit;
-constexpr int kStep = kWarpSize * kCols;                       // and a warp
+constexpr int kStep = kWarpSize * kCols;                       // columns of a warp in a step
 constexpr int kBlockLanes = static_cast<int>(kBlock) / kCols;  // lanes of a 1x128 block
 
-// How a lane's columns come and go, `left` of them before the row's half ends. BF16 in whole aligned pieces,
-// kept as loaded until used;
+// Loads and stores of the columns of a lane; `left`: columns to the end of the half row. WideBf16: BF16 in
+// whole aligned 16-byte words, kept as loaded until used.
 struct WideBf16 {
     struct Raw {
         uint4 low, high;
     };
-    // warps of a CTA and CTAs of an SM: 64 and 60 KB of values on their way
+    // warps per CTA and CTAs per SM: 64 and 60 KB of values in flight
     static constexpr int kForwardWarps = 4, kForwardCtas = 8, kBackwardWarps = 4, kBackwardCtas = 5;
     static __device__ __forceinline__ Raw fetch(const RowView& t, int64_t at, int) {
         const uint4* in = reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(t.data) + at);
@@ -49,7 +47,7 @@ struct WideBf16 {
         *reinterpret_cast<uint4*>(static_cast<uint8_t*>(t.data) + at) = codes;
     }
 };
-// anything else as fp32.
+// AnyValues: everything else, as FP32.
 struct AnyValues {
     struct Raw {
         float v[kCols];
@@ -85,7 +83,7 @@ struct AnyValues {
     }
 };
 
-// Codes of kCodes and the scale of a 1x128 block, which eight lanes hold. All lanes must call it; those with
+// FP8 codes and the scale of a 1x128 block, which eight lanes hold. All lanes must call it; those with
 // nothing `left` hold zeros. Pads: zeros and scale 0.
 template <class Source, DType kCodes>
 __device__ __forceinline__ void store_block(const float (&v)[kCols], bool valid, ScaleFormat format,
@@ -107,7 +105,7 @@ __device__ __forceinline__ void store_block(const float (&v)[kCols], bool valid,
     if (threadIdx.x % kBlockLanes == 0) *scale_at = valid ? scale.dequant : 0.0f;
 }
 
-// The rows of this warp: neighbours, and as many as any other warp's, give or take one.
+// The rows of this warp: neighbours, and equally many per warp, give or take one.
 struct RowRange {
     int64_t first, end;
     __device__ explicit RowRange(int64_t total) {
@@ -122,14 +120,17 @@ __device__ __forceinline__ float prob_of(const RowView& prob, int64_t row, bool 
     return valid && prob ? static_cast<const float*>(prob.data)[row] : 1.0f;
 }
 
-// Moves 2F values in and F values (or codes and F/128 scales) out a row: 5.03 bytes a column, 0.082 ms at
-// 32768 x 2048 and 4.1 TB/s. A warp owns neighbouring rows and takes 512 columns at a time, 16 a lane. As
-// soon as these are products, the columns after them, of the next row too, are requested and travel while the
-// block is quantised and stored, and while other warps compute: 64 KB an SM. A 128-column block belongs to
-// eight lanes, whose maximum does not depend on the order: deterministic. No barriers. Instructions of 16
-// columns (SASS, codes): 525, of which 272 are the sigmoid; an SM issues 36 thread instructions a column
-// at 4.1 TB/s and 1.75 GHz, and 33 of them kept the scheduler busy and memory at 79 %: many BF16 rows go to
-// rows.cu.
+// h [M, 2F] (gate, up), prob -> a [M, F] = silu(gate) * up * prob, as values or FP8 with 1x128 scales; few
+// rows, or rows of any kind.
+// Floor: 2F values in and F values (or codes and F/128 scales) out a row: 5.03 bytes a column, 0.082 ms at
+// 32768 x 2048 and 4.1 TB/s.
+// A warp owns neighbouring rows and takes 512 columns a step, 16 a lane. As soon as a step is in registers
+// and multiplied, the next one, of the next row too, is loaded and in flight while the block is quantised and
+// stored, and while other warps compute: 64 KB an SM. No barriers.
+// Deterministic: the maximum of a 128-column block, over eight lanes, does not depend on the order.
+// Instructions for 16 columns (SASS, codes): 525, 272 of them the sigmoid. An SM issues 36 thread
+// instructions a column at 4.1 TB/s and 1.75 GHz; these 33 kept the scheduler busy and memory at 79 %, so
+// many BF16 rows run in rows.cu.
 template <class Source, Output kOutput>
 __global__ void __launch_bounds__(Source::kForwardWarps* kWarpSize, Source::kForwardCtas)
     swiglu_kernel(const SwigluForward args) {
@@ -138,7 +139,7 @@ __global__ void __launch_bounds__(Source::kForwardWarps* kWarpSize, Source::kFor
     const int width = args.a.cols, first_col = static_cast<int>(threadIdx.x) * kCols;
     const int64_t a_base = args.a.base(), prob_base = args.prob.base();
     int64_t h_at =
-                (args.h.base() + rows.first) * 2 * width + first_col,  // this lane's first column of the row
+                (args.h.base() + rows.first) * 2 * width + first_col,  // first column of this lane in the row
         a_at = (a_base + rows.first) * width + first_col;
     typename Source::Raw raw_gate, raw_up;
     const auto fetch = [&](int64_t at, bool valid, int left) {
@@ -182,7 +183,7 @@ __global__ void __launch_bounds__(Source::kForwardWarps* kWarpSize, Source::kFor
     }
 }
 
-// The sum of a block's 16 units, two a lane, neighbours first; the same in all eight lanes.
+// The sum of the 16 units of a block, two a lane, neighbours first; the same in all eight lanes.
 __device__ __forceinline__ float sum_over_block(float unit0, float unit1) {
     float sum = unit0 + unit1;
 #pragma unroll
@@ -190,11 +191,15 @@ __device__ __forceinline__ float sum_over_block(float unit0, float unit1) {
     return sum;
 }
 
-// Moves 3F values in and 2F values (or codes and scales) out a row: 8.06 bytes a column, 0.132 ms at 32768 x
-// 2048 and 4.1 TB/s. Rows, columns and requests as in swiglu_kernel: 60 KB an SM. dprob: a lane's units, the
-// block's eight lanes, the row's blocks in ascending order, all inside the warp: the sum knows nothing of the
-// grid. Pads: zeros. No barriers. Instructions of 16 columns (SASS, codes): 770, 48 a column of the 58 that
-// an SM issues at 4.1 TB/s and 1.75 GHz.
+// da [M, F], h [M, 2F], prob -> dh [M, 2F], as values or FP8 with 1x128 scales, and dprob [M]; few rows, or
+// rows of any kind.
+// Floor: 3F values in and 2F values (or codes and scales) out a row: 8.06 bytes a column, 0.132 ms at 32768 x
+// 2048 and 4.1 TB/s.
+// Rows, columns and loads as in swiglu_kernel: 60 KB an SM. Pads: zeros. No barriers.
+// Deterministic: dprob adds the units of a lane, the eight lanes of the block, the blocks of the row in
+// ascending order, all inside the warp: the sum does not depend on the grid.
+// Instructions for 16 columns (SASS, codes): 770, 48 a column of the 58 that an SM issues at 4.1 TB/s and
+// 1.75 GHz.
 template <class Source, Output kOutput>
 __global__ void __launch_bounds__(Source::kBackwardWarps* kWarpSize, Source::kBackwardCtas)
     swiglu_backward_kernel(const SwigluGradient args) {
@@ -256,7 +261,7 @@ __global__ void __launch_bounds__(Source::kBackwardWarps* kWarpSize, Source::kBa
             const float block = sum_over_block(sums[0], sums[1]);
 #pragma unroll
             for (int lane = 0; lane < kWarpSize; lane += kBlockLanes)
-                sum += __shfl_sync(kFullMask, block, lane);  // +0 behind the row's last block
+                sum += __shfl_sync(kFullMask, block, lane);  // +0 after the last block of the row
         }
         if (args.dprob && threadIdx.x == 0) static_cast<float*>(args.dprob.data)[dprob_base + row] = sum;
         h_at += 2 * width;
@@ -271,14 +276,14 @@ int64_t rows_of(const RowGroups& groups, const TensorView& h) {
     return groups.num_groups > 0 ? groups.row_capacity : h.dim(0);
 }
 
-// The up half begins at column `width`: wide accesses need it aligned too.
+// The up half begins at column `width`: 16-byte accesses need it aligned too.
 RowView halves_view(const TensorView& v) {
     RowView view = row_view(v);
     view.vector = view.vector && v.cols() / 2 % kUnit == 0;
     return view;
 }
 
-// Whether every lane has whole aligned pieces of BF16, or of codes, or none.
+// Whether every lane has whole aligned units of BF16, or of codes, or none.
 bool is_wide(const RowView& t, int width, Output output = Output::values) {
     return t.vector && (t.dtype == DType::bf16 || output != Output::values) && width % kCols == 0;
 }
@@ -286,10 +291,10 @@ Output output_of(const RowView& t, const BlockScales& scales) {
     return scales.data == nullptr ? Output::values : t.dtype == DType::e5m2 ? Output::e5m2 : Output::e4m3;
 }
 
-constexpr int64_t kManyColumns = int64_t{1} << 20;  // fewer of a launch do not pay for tables of sigmoids
+constexpr int64_t kManyColumns = int64_t{1} << 20;  // outputs; fewer do not pay for the tables of sigmoids
 template <int kWarps, int kCtas, class Kernel, class Args>
 void run(Kernel kernel, const Args& args, int64_t rows, const Launch& launch, const char* op) {
-    constexpr int64_t kRowsOfCta = 4;  // that a CTA is worth: large ones stay partly idle rather than be few
+    constexpr int64_t kRowsOfCta = 4;  // per CTA: partly idle CTAs rather than few
     kernel<<<grid_for(ceil_div(rows, kRowsOfCta), launch, kCtas), dim3(kWarpSize, kWarps), 0,
              stream_of(launch)>>>(args);
     check_launch(op);
@@ -343,6 +348,13 @@ BlockScales block_scales(const ScaledTensor& t, ScaleFormat format) {
 }
 
 }  // namespace
+
+}  // namespace fp8flow::hopper::swiglu
+
+namespace fp8flow {
+
+using namespace hopper;
+using namespace hopper::swiglu;
 
 void HopperOps::do_swiglu(const op::Swiglu& args, const Launch& launch) {
     const int64_t rows = rows_of(args.groups, args.h);

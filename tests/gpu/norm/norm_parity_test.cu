@@ -26,7 +26,7 @@ const Shape kShapes[] = {
     {1700, 7168, DType::bf16},
     {40, 4096, DType::bf16},
     {300, 5000, DType::bf16},
-    // whole blocks whose last is half a warp's, with one, two and four units a thread
+    // whole blocks, the last one in half a warp, with one, two and four units per thread
     {70, 1152, DType::bf16},
     {70, 2176, DType::bf16},
     {450, 5248, DType::bf16},
@@ -67,7 +67,7 @@ HostTensor gamma_of(const Shape& s, op::GammaForm form) {
     fill_uniform(g, 7, center - 0.5, center + 0.5);
     return g;
 }
-// Few CTAs have several rows, tiles or chunks each.
+// On few SMs every CTA has several rows, tiles or chunks.
 Launch few_or_all(const Shape& s) { return {.sm_limit = s.rows == 300 ? 3 : 0}; }
 constexpr op::GammaForm kForms[] = {op::GammaForm::plain, op::GammaForm::zero_centered};
 

@@ -18,7 +18,7 @@ struct Case {
     std::vector<int64_t> counts;  // empty: no groups
     int64_t alignment, rows, cols;
     DType dtype;
-    int64_t base, extra;  // extra: the transposed copy is so much wider (no groups) or the capacity larger
+    int64_t base, extra;  // extra: additional columns of the transposed copy (no groups) or rows of capacity
 };
 const std::vector<Case>& cases() {
     static const std::vector<Case> all = {
@@ -59,7 +59,7 @@ std::string text(const Case& c) {
            ", base " + std::to_string(c.base);
 }
 
-// Values over many binades with blocks of zeros, and (special) an infinity and a NaN.
+// Values over many binades with blocks of zeros; with `special` also an infinity and a NaN.
 void fill_values(const TensorView& view, uint64_t seed, bool special) {
     fill(view, [&](int64_t i) {
         const uint64_t block = static_cast<uint64_t>(i / 512);
@@ -172,8 +172,8 @@ void expect_group_columns(const Case& c, const Formats& f) {
     p.expect_same_bytes(ScaledTensor(dst), "dst");
 }
 
-// Groups of no rows, of a part of a tile and of many tiles, whose first rows stand anywhere in a tile. On two
-// SMs (e5m2) the larger ones do not fit on chip and are read twice.
+// Groups of no rows, of a part of a tile and of many tiles, starting anywhere in a tile. On two SMs (e5m2)
+// the larger ones do not fit on chip and are read twice.
 TEST(QuantizeParity, GroupColumns) {
     for (const int64_t alignment : {1, 16, 128})
         for (const Formats& f : kFormats)
@@ -190,22 +190,22 @@ TEST(QuantizeParity, GroupColumnsOfFewGroups) {
         expect_group_columns({{1500, 40, 33}, 1, 0, 2880, DType::bf16, 7, 0}, f);
     }
 }
-// More groups than a warp has lanes, and columns that are no whole tile.
+// More groups than a warp has lanes, and columns that do not fill a tile.
 TEST(QuantizeParity, GroupColumnsOfManyGroups) {
     std::vector<int64_t> counts(75);
     for (std::size_t g = 0; g < counts.size(); ++g)
         counts[g] = g % 5 == 3 ? 0 : static_cast<int64_t>(g) * 37 % 300;
     for (const int64_t alignment : {1, 16})
         for (const Formats& f : kFormats)
-            for (const int64_t cols : {328, 320})  // panels; strips
+            for (const int64_t cols : {328, 320})  // group_columns.cu; small_groups.cu
                 expect_group_columns({counts, alignment, 0, cols, DType::bf16, 48, 5}, f);
     std::vector<int64_t> small(210);
     for (std::size_t g = 0; g < small.size(); ++g) small[g] = static_cast<int64_t>(g % 7);
     for (const Formats& f : kFormats)
         for (const int64_t cols : {64, 72}) expect_group_columns({small, 1, 0, cols, DType::bf16, 2, 1}, f);
 }
-// Columns of 64, 32 and 16 a CTA, by the rows of the groups, the last ones narrower; one group that is read
-// twice beside many small ones.
+// Column blocks of 64, 32 and 16 columns, chosen by the rows of the groups, the last ones narrower; one group
+// that is read twice among many small ones.
 TEST(QuantizeParity, GroupColumnsOfEveryWidth) {
     std::vector<int64_t> outlier(101, 150), large(20, 3);
     outlier[40] = 1850;
@@ -218,7 +218,7 @@ TEST(QuantizeParity, GroupColumnsOfEveryWidth) {
         expect_group_columns({large, 16, 0, 648, DType::bf16, 32, 0}, f);
     }
 }
-// More rows than all SMs hold: sent first, encoded after a second read.
+// More rows than all SMs hold: maxima are published first, values encoded after a second read.
 TEST(QuantizeParity, GroupColumnsReadTwice) {
     for (const Formats& f : kFormats) expect_group_columns({{28000, 70}, 16, 0, 192, DType::bf16, 48, 0}, f);
 }

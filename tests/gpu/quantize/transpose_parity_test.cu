@@ -9,7 +9,7 @@ namespace {
 
 struct Case {
     std::vector<int64_t> counts;     // empty: no groups
-    int64_t rows, dim, base, extra;  // extra: the copy is so much wider (no groups) or the capacity larger
+    int64_t rows, dim, base, extra;  // extra: additional columns of the copy (no groups) or rows of capacity
 };
 const std::vector<Case>& cases() {
     static const std::vector<Case> all = {
@@ -67,8 +67,7 @@ TEST(TransposeParity, ScalingAware) {
             for (const int spread : {0, 3, 80}) {
                 SCOPED_TRACE(text(c));
                 if (too_large_here(c.rows * c.dim)) continue;
-                for (const int sms :
-                     {0, 1}) {  // 1: a CTA takes many tiles, the next one's codes on their way
+                for (const int sms : {0, 1}) {  // 1: a CTA takes many tiles
                     Parity p;
                     const Tensors t(c, dtype, -8 - spread, -8);
                     const HostScaled dst = t.output(c, dtype, ScaleLayout::tile128);
@@ -104,8 +103,8 @@ TEST(TransposeParity, Requantize) {
                 if (too_large_here(c.rows * c.dim)) continue;
                 Parity p;
                 Tensors t(c, dtype, -10, -4);
-                // one NaN for all: the sign of a NaN is not kept by the GPU, and infinity times a scale of 0
-                // is a NaN
+                // the same NaN everywhere: the GPU does not keep the sign of a NaN, and infinity times a
+                // scale of 0 is a NaN
                 for (int64_t i = 0; i < t.src.data.numel(); ++i)
                     if (!std::isfinite(t.src.codes(i))) t.src.data.view().bytes_ptr()[i] = 0x7F;
                 const HostScaled dst =

@@ -27,11 +27,9 @@ const std::vector<Case>& cases() {
         {{300, 2, 0}, 0, 768, DType::bf16, 256, true},
         {{0, 0}, 0, 128, DType::bf16, 128, true},
         {{17, 40}, 0, 128, DType::f32, 128, false},
-        {{}, 700, 1408, DType::bf16, 0, true},  // several rows a warp where SMs are few; columns in 2.75
-                                                // steps
+        {{}, 700, 1408, DType::bf16, 0, true},  // several rows per warp on few SMs; 2.75 steps a row
         {std::vector<int64_t>(70, 3), 0, 256, DType::bf16, 128, true},  // more groups than lanes
-        // enough columns for rows through shared memory and a table of sigmoids: rows of one, several and
-        // many pieces
+        // enough outputs for rows.cu: rows of several and of many steps
         {{}, 770, 1408, DType::bf16, 0, true},
         {{}, 521, 2304, DType::bf16, 0, false},
         {{}, 37, 28672, DType::bf16, 0, true},
@@ -117,14 +115,13 @@ TEST(SwigluParity, Plain) {
     for (const Case& c : cases()) compare_plain(c);
     for (const Case& c : ragged_cases()) compare_plain(c);
 }
-// A warp has many rows then, and requests the next one's columns while it works on a row.
+// A warp has many rows then, and loads the next one while it works on a row.
 TEST(SwigluParity, PlainOnOneSm) {
     for (const Case& c : cases()) compare_plain(c, Launch{.sm_limit = 1});
     for (const Case& c : ragged_cases()) compare_plain(c, Launch{.sm_limit = 1});
 }
 
-// Every BF16 value as a gate, 16 times; those that are not finite give what is not a number, or zero, in the
-// same places.
+// Every BF16 value as a gate, 16 times. Gates that are not finite give NaN or zero in the same places.
 TEST(SwigluParity, EveryGate) {
     constexpr int64_t kRows = 1024, kWidth = 1024;
     if (too_large_here(kRows * kWidth)) return;

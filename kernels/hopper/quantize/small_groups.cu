@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Transposed FP8 with one scale for a column of a group from one read, for groups of a few hundred rows: a
-// strip of a group stays on chip, many CTAs an SM. Larger groups: group_columns.cu. Contract:
+// Transposed FP8 with one scale per column of a group from one read, for groups of a few hundred rows: a
+// column block of a group stays on chip, with many CTAs per SM. Larger groups: group_columns.cu. Contract:
 // kernels/ops/quantize.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/packed.h"
@@ -15,36 +15,36 @@
 
 #include <cuda_pipeline.h>
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::quantize {
 
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kStripCols = 32;              // of a CTA: 64 bytes of a row
-constexpr int kUnits = kStripCols / kUnit;  // 16 bytes each
-constexpr int kPairs = kStripCols / 2;
-constexpr int kStepRows = kThreads / kUnits;  // 16 bytes a thread
+constexpr int kBlockCols = 32;              // of a column block: 64 bytes of a row
+constexpr int kUnits = kBlockCols / kUnit;  // of 16 bytes each
+constexpr int kPairs = kBlockCols / 2;
+constexpr int kStepRows = kThreads / kUnits;  // rows of a load step, 16 bytes a thread
 constexpr int kTileRows = static_cast<int>(kBlock);
 constexpr int kPiece = 16, kPieces = kTileRows / kPiece;  // rows of a column that a thread stores at once
-constexpr int kSector = 32;
+constexpr int kSectorRows = 32;
 
-constexpr int kCtas = 6, kRows = 4 * kTileRows;  // CTAs of an SM, and the rows that one has on chip
+constexpr int kCtas = 6, kRows = 4 * kTileRows;  // CTAs per SM; rows on chip per CTA
 
-struct StripsJob {
+struct SmallGroupsJob {
     RowView src, dst;
     DeviceGroups groups;
-    int64_t extent;  // without groups: rows and pads
-    int items, strips;
-    float* scales;  // [group, cols]
+    int64_t extent;            // without groups: rows and pads
+    int items, column_blocks;  // all; per group
+    float* scales;             // [group, cols]
     QuantizeRule rule;
 };
 
-// 32 columns of a group. Row 0 is at the start of a sector of the output: `lead` rows before the group's
-// first.
-struct Strip {
-    const uint16_t* in;  // row 0, where it may not be read
+// 32 columns of a group. Row 0 is at the start of a sector of the output, `lead` rows before the first row of
+// the group.
+struct ColumnBlock {
+    const uint16_t* in;  // address of row 0, which need not be readable
     int cols, lead, count, rows;
-    // Rows of the group and its pads end here; 0 without any.
+    // The end of the rows of the group and its pads; 0 without any.
     __device__ int end() const { return rows > 0 ? lead + rows : 0; }
     __device__ bool has(int row) const {
         return static_cast<uint32_t>(row - lead) < static_cast<uint32_t>(count);
@@ -54,29 +54,29 @@ struct Strip {
     }
 };
 
-// Where 16 bytes of a row stand in the chunk, in units of 16 bytes: lines of 128 bytes and the units within
-// them change places by the piece of 16 rows, so that the same row of 8 pieces lies in different banks.
-__device__ __forceinline__ int slot(int row, int unit) {
+// Index of a unit in the chunk, in units of 16 bytes. Lines of 128 bytes and the units in them are permuted
+// by the piece of 16 rows, so that the same row of 8 pieces lies in different banks.
+__device__ __forceinline__ int unit_index(int row, int unit) {
     return (row ^ (row >> 4 & 1)) * kUnits + (unit ^ (row >> 5 & 3));
 }
 
 __device__ __forceinline__ int whole_tiles(int rows) {
     return (rows + kTileRows - 1) / kTileRows * kTileRows;
 }
-// Requests rows [first, first + rows) of a strip; rows that it lacks are zeros. A thread sees its own slots
-// when its copies have landed, others' behind a barrier.
-__device__ __forceinline__ void request_rows(const Strip& strip, int first, int rows, uint4* chunk) {
+// Issues the loads of rows [first, first + rows) of a column block; missing rows become zeros. A thread sees
+// its own slots after __pipeline_wait_prior, those of others after a barrier as well.
+__device__ __forceinline__ void load_rows(const ColumnBlock& block, int first, int rows, uint4* chunk) {
     const int unit = static_cast<int>(threadIdx.x) % kUnits;
     for (int r = static_cast<int>(threadIdx.x) / kUnits; r < rows; r += kStepRows) {
-        if (strip.has(first + r))
-            __pipeline_memcpy_async(chunk + slot(r, unit), strip.at(first + r, unit), 16);
+        if (block.has(first + r))
+            __pipeline_memcpy_async(chunk + unit_index(r, unit), block.at(first + r, unit), 16);
         else
-            chunk[slot(r, unit)] = uint4{0, 0, 0, 0};
+            chunk[unit_index(r, unit)] = uint4{0, 0, 0, 0};
     }
     __pipeline_commit();
 }
 
-// 16 rows of two neighbouring columns; `swap`: whether odd rows stand before even ones.
+// 16 rows of two neighbouring columns; `swap`: 1 where odd rows are stored before even ones.
 template <DType kCodes>
 __device__ __forceinline__ void encode_piece(const uint32_t* words, int swap, float2 m, uint4& low,
                                              uint4& high) {
@@ -97,17 +97,21 @@ __device__ __forceinline__ void encode_piece(const uint32_t* words, int swap, fl
     high = uint4{second[0], second[1], second[2], second[3]};
 }
 
-// Moves 2 bytes a value in and 1 out: 256 MB, 62.5 us at 16640 x 5120 (64 groups: 79; by way of
-// group_columns.cu 92). A CTA takes 32 columns of a group: all of its rows are requested at once and stay on
-// chip (six CTAs an SM, as each has little on its way), maxima are taken over them, and codes made from them.
-// Of a group of more than 512 rows the last chunk stays, the others are read again, the latest first, mostly
-// from L2. Rows are counted from a multiple of 32 in the output, so that all but a group's ends are whole
-// sectors. Every thread looks at what it loaded itself; barrier: the warps' maxima are there; barrier:
-// multipliers are there. A warp turns 128 rows x 8 columns at a time: 16 rows of two columns a thread, 8
-// neighbouring threads store 128 bytes of a column. Barriers around all that takes the place of rows, and
-// behind the last. Only maxima are reduced: deterministic.
+// BF16 rows -> transposed FP8 [columns, rows], one fp32 scale per column of a group.
+// Floor: 2 bytes a value in and 1 out: 256 MB, 62.5 us at 16640 x 5120.
+// A CTA takes a column block of 32 columns: the loads of all its rows (up to 512) are issued at once and the
+// rows stay on chip, maxima are taken over them, and values encoded from them. Six CTAs per SM, since each
+// has few bytes in flight. Of a larger group the last chunk of 512 rows stays, the others are read again, the
+// latest first, mostly from L2. Rows are counted from a multiple of 32 rows of the output, so that all stores
+// but those at the ends of a group are whole sectors. A warp transposes 128 rows x 8 columns at a time: 16
+// rows of two columns a thread, so that 8 neighbouring threads store 128 bytes of a column.
+// Barriers (__syncthreads): the maxima of the warps are in shared memory; the multipliers are in shared
+// memory; before and after every load that replaces rows; after the last column is stored. Maxima need none:
+// a thread reads what it loaded itself.
+// Deterministic: only maxima are reduced.
+// Measured, 16640 x 5120 in 64 groups: 79 us; group_columns.cu takes 92 us.
 template <DType kCodes>
-__global__ void __launch_bounds__(kThreads, kCtas) quantize_group_strips_kernel(const StripsJob job) {
+__global__ void __launch_bounds__(kThreads, kCtas) quantize_small_groups_kernel(const SmallGroupsJob job) {
     extern __shared__ uint4 chunk[];
     __shared__ uint4 parts[kWarps * kUnits];
     __shared__ float2 multipliers[kPairs];
@@ -117,25 +121,25 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_group_strips_kernel(
     const bool aligned =
         (reinterpret_cast<uintptr_t>(job.dst.data) | static_cast<uintptr_t>(stride)) % kPiece == 0;
     for (int item = static_cast<int>(blockIdx.x); item < job.items; item += static_cast<int>(gridDim.x)) {
-        const int group = item / job.strips, col0 = item % job.strips * kStripCols;
+        const int group = item / job.column_blocks, col0 = item % job.column_blocks * kBlockCols;
         const int64_t offset = job.groups.offset(group),
                       end = job.groups.counts != nullptr ? job.groups.offset(group + 1) : job.extent;
         const int count = static_cast<int>(job.groups.count(group));
-        Strip strip = {nullptr, job.src.cols, static_cast<int>((dst_base + offset) % kSector), count,
-                       static_cast<int>(end - offset)};
-        const int64_t row0 = offset - strip.lead;
-        strip.in = static_cast<const uint16_t*>(job.src.data) + (src_base + row0) * job.src.cols + col0;
-        const int rows = strip.end();
+        ColumnBlock block = {nullptr, job.src.cols, static_cast<int>((dst_base + offset) % kSectorRows),
+                             count, static_cast<int>(end - offset)};
+        const int64_t row0 = offset - block.lead;
+        block.in = static_cast<const uint16_t*>(job.src.data) + (src_base + row0) * job.src.cols + col0;
+        const int rows = block.end();
         const int chunks = (rows + kRows - 1) / kRows;
         uint32_t largest[4] = {};
         for (int c = 0; c < chunks; ++c) {
             const int here = min(kRows, whole_tiles(rows - c * kRows));
             if (c > 0) __syncthreads();
-            request_rows(strip, c * kRows, here, chunk);
+            load_rows(block, c * kRows, here, chunk);
             __pipeline_wait_prior(0);
 #pragma unroll 4
             for (int r = row_read; r < here; r += kStepRows)
-                take_magnitudes(largest, chunk[slot(r, unit_read)]);
+                update_magnitudes(largest, chunk[unit_index(r, unit_read)]);
         }
 #pragma unroll
         for (int j = 0; j < 4; ++j)
@@ -165,7 +169,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_group_strips_kernel(
             const int first = c * kRows, here = min(kRows, whole_tiles(rows - first));
             if (c < chunks - 1) {
                 __syncthreads();
-                request_rows(strip, first, here, chunk);
+                load_rows(block, first, here, chunk);
                 __pipeline_wait_prior(0);
                 __syncthreads();
             }
@@ -176,26 +180,26 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_group_strips_kernel(
                                         (unit ^ (piece >> 1)) * 4 + word;
                 uint4 low, high;
                 encode_piece<kCodes>(words, piece & 1, multipliers[unit * 4 + word], low, high);
-                const int begin = strip.lead - first - row;
+                const int begin = block.lead - first - row;
                 uint8_t* out = static_cast<uint8_t*>(job.dst.data) +
                                (col0 + unit * kUnit + word * 2) * stride + dst_base + row0 + first + row;
-                store_piece(out, low, begin, begin + strip.rows, aligned);
-                store_piece(out + stride, high, begin, begin + strip.rows, aligned);
+                store_piece(out, low, begin, begin + block.rows, aligned);
+                store_piece(out + stride, high, begin, begin + block.rows, aligned);
             }
         }
         __syncthreads();
     }
 }
 
-template <DType kCodes> void launch(const StripsJob& job, const Launch& launch) {
-    constexpr int kBytes = kRows * kStripCols * 2;
-    constexpr const char* kWhat = "quantize_group_strips";
-    const auto kernel = quantize_group_strips_kernel<kCodes>;
+template <DType kCodes> void launch(const SmallGroupsJob& job, const Launch& launch) {
+    constexpr int kBytes = kRows * kBlockCols * 2;
+    constexpr const char* kWhat = "quantize_small_groups";
+    const auto kernel = quantize_small_groups_kernel<kCodes>;
     allow_shared_memory(kernel, kBytes, kWhat);
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                     cudaSharedmemCarveoutMaxShared),
                kWhat);
-    // unlimited: a CTA an item, since groups differ in size
+    // without an SM limit: a CTA per column block, since groups differ in size
     const unsigned ctas =
         launch.sm_limit > 0 ? grid_for(job.items, launch, kCtas) : static_cast<unsigned>(job.items);
     kernel<<<ctas, kThreads, kBytes, stream_of(launch)>>>(job);
@@ -204,24 +208,24 @@ template <DType kCodes> void launch(const StripsJob& job, const Launch& launch) 
 
 }  // namespace
 
-bool launch_quantize_group_strips(const GroupColumns& args, const Launch& launch_args) {
+bool launch_quantize_small_groups(const GroupColumns& args, const Launch& launch_args) {
     const TileShape& shape = args.shape;
     const RowView values = row_view(args.src);
-    const int64_t strips = shape.cols / kStripCols, items = shape.groups.num_groups * strips,
+    const int64_t blocks = shape.cols / kBlockCols, items = shape.groups.num_groups * blocks,
                   mean_rows = shape.capacity / std::max<int64_t>(1, shape.groups.num_groups);
-    // groups differ: nearly all of them should fit on chip
+    // groups differ in size: nearly all of them should fit on chip
     constexpr int64_t kMostRows = kRows * 5 / 8;
-    if (shape.cols % kStripCols != 0 || mean_rows > kMostRows || values.dtype != DType::bf16 ||
+    if (shape.cols % kBlockCols != 0 || mean_rows > kMostRows || values.dtype != DType::bf16 ||
         !values.vector || items > INT32_MAX / kThreads || shape.capacity > INT32_MAX / 2)
         return false;
-    const StripsJob job = {.src = values,
-                           .dst = row_view(args.dst.data),
-                           .groups = shape.groups,
-                           .extent = shape.extent,
-                           .items = static_cast<int>(items),
-                           .strips = static_cast<int>(strips),
-                           .scales = args.dst.scales.as<float>(),
-                           .rule = args.rule};
+    const SmallGroupsJob job = {.src = values,
+                                .dst = row_view(args.dst.data),
+                                .groups = shape.groups,
+                                .extent = shape.extent,
+                                .items = static_cast<int>(items),
+                                .column_blocks = static_cast<int>(blocks),
+                                .scales = args.dst.scales.as<float>(),
+                                .rule = args.rule};
     if (args.dst.data.dtype == DType::e5m2)
         launch<DType::e5m2>(job, launch_args);
     else
@@ -229,4 +233,4 @@ bool launch_quantize_group_strips(const GroupColumns& args, const Launch& launch
     return true;
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::quantize
