@@ -72,7 +72,7 @@ std::vector<int64_t> choices_of(const DispatchPlan& plan, int64_t owner) {
         if (const int64_t host = sizes.host_of(ids[i]); host >= 0) ++counts[static_cast<std::size_t>(host)];
     return counts;
 }
-// Choices of every rank's tokens whose expert rank `host` hosts.
+// Choices of every rank's tokens for the experts of rank `host`.
 std::vector<int64_t> choices_for(const DispatchPlan& plan, int64_t host) {
     std::vector<int64_t> counts;
     for (int64_t owner = 0; owner < plan.all_ids.dim(0); ++owner)
