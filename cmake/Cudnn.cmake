@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 # Decides whether attention on cuDNN is built into the CUDA backend. Needs cudnn.h and libcudnn (>= 9.5) and the header-only cudnn-frontend
-# (>= 1.14), each looked for under FP8FLOW_DEPS, CMAKE_PREFIX_PATH, CUDNN_PATH, beside CUDA and in the system.
+# (1.14 to 1.18), each looked for under FP8FLOW_DEPS, CMAKE_PREFIX_PATH, CUDNN_PATH, next to CUDA and in the system.
+# cudnn-frontend 1.19 and later compile kernels of their own at run time: they need nvrtc, which this project does not link.
 # Sets FP8FLOW_CUDNN_ENABLED, FP8FLOW_CUDNN_REASON (why it is not built); fp8flow_use_cudnn(TARGET) adds it to a library.
 set(FP8FLOW_CUDNN AUTO CACHE STRING "Build attention on cuDNN: ON, OFF, or AUTO (where cuDNN and cudnn-frontend are found)")
 set_property(CACHE FP8FLOW_CUDNN PROPERTY STRINGS AUTO ON OFF)
@@ -34,7 +35,9 @@ function(fp8flow_find_cudnn)
     if(cudnn_version VERSION_LESS 9.5)
         set(problem "cuDNN is '${cudnn_version}', older than 9.5" PARENT_SCOPE)
     elseif(frontend_version VERSION_LESS 1.14)
-        set(problem "cudnn-frontend is '${frontend_version}', older than 1.14" PARENT_SCOPE)
+        set(problem "cudnn-frontend is '${frontend_version}', older than 1.14; use 1.18.0 (scripts/fetch_deps.sh gets it)" PARENT_SCOPE)
+    elseif(frontend_version VERSION_GREATER_EQUAL 1.19)
+        set(problem "cudnn-frontend ${frontend_version} does not link (1.19 and later need nvrtc); use 1.18.0 (scripts/fetch_deps.sh gets it)" PARENT_SCOPE)
     endif()
     set(versions "cuDNN ${cudnn_version}, cudnn-frontend ${frontend_version}" PARENT_SCOPE)
 endfunction()
@@ -58,9 +61,9 @@ else()
 endif()
 
 function(fp8flow_use_cudnn target)
-    # before CUDA's headers, among which another cuDNN may stand
+    # before CUDA's headers, which may include another cuDNN
     target_include_directories(${target} SYSTEM BEFORE PRIVATE ${FP8FLOW_CUDNN_FRONTEND_INCLUDE} ${FP8FLOW_CUDNN_INCLUDE})
     target_link_libraries(${target} PRIVATE ${FP8FLOW_CUDNN_LIBRARY})
-    # without its logger, which reads the environment, and its serialiser, which brings a second JSON library
+    # without its logger, which reads the environment, and its serialiser, which includes a second JSON library
     target_compile_definitions(${target} PRIVATE NV_CUDNN_FRONTEND_DISABLE_LOGGING CUDNN_FRONTEND_SKIP_JSON_LIB)
 endfunction()

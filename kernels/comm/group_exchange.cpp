@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The reference exchange. Both sides of every message know its size and order from the plan, so data is all
-// that travels: a rank packs what a peer needs in ascending token order, the peer unpacks it in order (source
-// rank, token).
+// The reference exchange. Both sides of every message know its size and order from the plan, so only data is
+// sent: a rank packs what a peer needs in ascending token order, the peer unpacks it in order (source rank,
+// token).
 #include "kernels/comm/group_exchange.h"
 
 #include "kernels/core/scalar_math.h"
@@ -18,7 +18,7 @@ using Parts = std::vector<ProcessGroup::Part>;
 
 int64_t base_of(const TensorView& view) { return view.row_base != nullptr ? *view.row_base : 0; }
 
-// Parts one behind the other: part r holds counts[r] items.
+// Consecutive parts: part r holds counts[r] items.
 Parts packed_parts(const std::vector<int64_t>& counts, int64_t item_bytes) {
     Parts parts;
     std::size_t offset = 0;
@@ -72,7 +72,7 @@ std::vector<int64_t> choices_of(const DispatchPlan& plan, int64_t owner) {
         if (const int64_t host = sizes.host_of(ids[i]); host >= 0) ++counts[static_cast<std::size_t>(host)];
     return counts;
 }
-// Choices of every rank's tokens whose expert rank `host` hosts.
+// Choices of every rank's tokens for the experts of rank `host`.
 std::vector<int64_t> choices_for(const DispatchPlan& plan, int64_t host) {
     std::vector<int64_t> counts;
     for (int64_t owner = 0; owner < plan.all_ids.dim(0); ++owner)
@@ -81,7 +81,7 @@ std::vector<int64_t> choices_for(const DispatchPlan& plan, int64_t host) {
 }
 
 // Calls visit(n, row) for the n-th (token, expert) choice that rank `host` hosts, in order (source rank,
-// token, expert); row is the M-row of that choice, -1 where an overflow cut it off (the step is redone then,
+// token, expert); row is the M-row of that choice, -1 where an overflow cut it off (the step is then redone,
 // but counts must still agree).
 template <class Visit> void for_each_choice(const DispatchPlan& plan, int64_t host, Visit visit) {
     const Sizes sizes(plan);
@@ -125,7 +125,7 @@ TensorView byte_buffer(Arena& scratch, int64_t bytes, const char* category) {
     return scratch.tensor(DType::e8m0, {bytes}, category);  // the one-byte type
 }
 
-// Messages of `rows`: the chosen rows' codes, then their scales.
+// Messages of `rows`: the FP8 values of the chosen rows, then their scales.
 struct MessageShape {
     int64_t row_bytes, scale_bytes;
 
@@ -187,7 +187,7 @@ void GroupExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPla
                        rows.scales.bytes_ptr() + tokens[i] * shape.scale_bytes, shape.scale_bytes);
         }
     }
-    // Plain rows arrive where they belong; FP8 messages are split into codes and scales.
+    // Plain rows are received in place; FP8 messages are split into values and scales.
     const bool plain = shape.scale_bytes == 0;
     const TensorView inbox =
         plain ? received.data : byte_buffer(scratch, received.data.dim(0) * shape.total(), "dispatch");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // GroupExchange: the reference exchange over a ProcessGroup (MPI processes or threads of one process) in host
-// memory. Received rows are fanned out by the reference permute_pad; sums are plain fp32 loops. It defines
-// the order the GPU exchanges are compared with.
+// memory. Received rows are copied to their experts by the reference permute_pad; sums are plain fp32 loops.
+// It defines the order that the GPU exchanges are compared with.
 #pragma once
 
 #include "kernels/comm/process_group.h"
@@ -13,8 +13,7 @@ class GroupExchange final : public Exchange {
 public:
     // `ops` must work on host memory; both outlive the exchange.
     GroupExchange(ProcessGroup& group, Ops& ops, CombineOrder order);
-    // Groups of all_reduce; default: the expert-parallel group is the world, and nobody holds the same
-    // experts.
+    // Groups of all_reduce; default: the expert-parallel group is the world, and experts have no replicas.
     void set_groups(ProcessGroup& world, ProcessGroup& expert_replicas) {
         world_ = &world;
         expert_replicas_ = &expert_replicas;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Messages: plain messages between all ranks, as a program without a plan of its own would send them: what
-// the exchanges are compared with. Over the ProcessGroup in host memory here, over NCCL between GPUs
+// Messages: plain all-to-all messages, as a program without a dispatch plan sends them; the baseline of the
+// exchanges. Over the ProcessGroup in host memory here, over NCCL between GPUs
 // (kernels/hopper/exchange/nccl/messages.cu).
 #pragma once
 
@@ -22,7 +22,7 @@ public:
         std::vector<ProcessGroup::Part> out, in;
     };
     virtual ~Messages() = default;
-    // Collective; all of them as one operation. On a GPU they are only queued.
+    // Collective; all messages as one operation. On a GPU they are enqueued on the stream.
     virtual void all_to_all(std::span<const AllToAll> all, const Launch& launch) = 0;
 };
 

@@ -35,13 +35,13 @@ std::string text_of(int code) {
     return text;
 }
 
-// A message piece under way.
+// A pending piece of a message.
 struct Piece {
     int peer;
     int bytes;  // -1: a send
 };
 
-// What all groups of this process share.
+// State shared by all groups of this process.
 struct World {
     MPI_Comm comm = MPI_COMM_NULL;
     double deadline_seconds = 0;
@@ -160,7 +160,7 @@ void MpiGroup::transfer(const char* operation, const void* send, std::span<const
             pieces_.push_back({members_[peer], is_send ? -1 : bytes});
         }
     };
-    // Starting with the next rank, so that not everybody sends to rank 0 first.
+    // Starting with the next rank, so that the ranks do not all send to rank 0 first.
     for (std::size_t i = 1; i < ranks; ++i)
         begin((self + ranks - i) % ranks, recv_parts[(self + ranks - i) % ranks], false);
     for (std::size_t i = 1; i < ranks; ++i) begin((self + i) % ranks, send_parts[(self + i) % ranks], true);
@@ -192,7 +192,7 @@ std::unique_ptr<ProcessGroup> MpiGroup::split(int color) {
     return std::make_unique<MpiGroup>(world_, std::move(members), rank, tag, shared_activity());
 }
 
-// A communicator of our own, so that no message of another library is taken for ours.
+// A communicator of its own, so that messages of other libraries cannot match.
 void MpiGroup::duplicate_world() {
     requests_.resize(1);
     pieces_.assign(1, {0, -1});

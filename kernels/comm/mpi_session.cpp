@@ -16,17 +16,17 @@ namespace fp8flow {
 
 namespace {
 
-// Memory that the ranks of this host share, zero until one of them claims the right to report. It outlives
-// each of them, so that those which are ended afterwards stay silent. Static, because signal handlers need
-// it; null for a lone process.
+// Memory shared by the ranks of this host, zero until one of them claims the right to report. It outlives
+// each of them, so that ranks that are terminated afterwards stay silent. Static, because signal handlers
+// need it; null for a lone process.
 std::atomic<int>* report_claimed = nullptr;
 static_assert(std::atomic<int>::is_always_lock_free);
 
 // Safe in a signal handler.
 bool claim() { return report_claimed == nullptr || report_claimed->exchange(1) == 0; }
 
-// mpirun ends the ranks that are left with SIGTERM. If nobody has reported an error by then, a rank died
-// without a word.
+// mpirun terminates the remaining ranks with SIGTERM. If none has reported an error by then, a rank died
+// without a message.
 void on_termination(int) {
     constexpr char kText[] =
         "fp8flow: error: another rank was lost (it crashed, or was killed for lack of memory), or the job "
@@ -71,8 +71,8 @@ MpiSession::MpiSession() : shared_(std::make_unique<Shared>()) {
 
 MpiSession::~MpiSession() {
     if (size_ > 1) {
-        // Before the ranks meet for the last time: if the first to leave has a status other than 0, the
-        // others may be terminated.
+        // Before the last barrier: if the first rank to exit has a status other than 0, the others may be
+        // terminated.
         std::signal(SIGTERM, SIG_DFL);
         report_claimed = nullptr;
         MPI_Win_free(&shared_->window);
@@ -84,7 +84,7 @@ MpiSession::~MpiSession() {
 bool MpiSession::claim_report() { return claim(); }
 
 void MpiSession::abort(int exit_code) {
-    // A lone process has nobody to take along, and MPI_Abort would print a page about it.
+    // A lone process has no other rank to end, and MPI_Abort would print a page about it.
     if (size_ > 1) {
         MPI_Abort(MPI_COMM_WORLD, exit_code);
     } else {

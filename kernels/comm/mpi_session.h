@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The life of MPI in this process: initialise, finalise, or take the whole job down. Keeps <mpi.h> out of
-// other headers.
+// MPI in this process: initialise, finalise, or abort the whole job. Keeps <mpi.h> out of other headers.
 #pragma once
 
 #include <memory>
@@ -12,7 +11,7 @@ public:
     // True where mpirun (or another launcher) started this process as one of several ranks or of one.
     static bool launched();
 
-    // Of several ranks, one that the launcher ends reports that, if no rank has reported an error.
+    // With several ranks: a rank that the launcher terminates reports that, if no rank has reported an error.
     MpiSession();
     ~MpiSession();  // MPI_Finalize, unless the job is being aborted
     MpiSession(const MpiSession&) = delete;
@@ -20,8 +19,8 @@ public:
 
     int rank() const { return rank_; }
     int size() const { return size_; }
-    // True for the first rank on this host that asks: it is the one to report an error. The others wait for
-    // the end that the reporting rank brings with abort().
+    // True for the first caller among the ranks of this host, which then reports the error. The others wait
+    // for the reporting rank's abort().
     bool claim_report();
     // Ends every rank of the job with this exit code; does not return.
     [[noreturn]] void abort(int exit_code);

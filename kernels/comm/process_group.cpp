@@ -13,7 +13,7 @@ namespace fp8flow {
 
 namespace {
 
-// Up to this many bytes per rank everybody gathers all values and reduces alone: one round instead of two.
+// Up to this many bytes per rank every rank gathers all values and reduces alone: one round instead of two.
 constexpr std::size_t kSmallReduceBytes = 4096;
 // Larger spans are reduced in pieces of this size, which bounds the scratch.
 constexpr std::size_t kReducePieceBytes = std::size_t{16} << 20;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// ProcessGroup: what the ranks of a job say to each other: over MPI between processes, or over shared memory
+// ProcessGroup: collectives between the ranks of a job, over MPI between processes or over shared memory
 // between threads of one process (tests). Host memory; every wait has a deadline. All ranks of the group call
 // the same methods in the same order.
 #pragma once
@@ -26,7 +26,7 @@ public:
     const std::string& activity() const { return *activity_; }
 
     void barrier();
-    // recv[r * bytes ...] = what rank r sent. `send` may be this rank's place in `recv`.
+    // recv[r * bytes ...] = what rank r sent. `send` may be this rank's part of `recv`.
     void all_gather(const void* send, std::size_t bytes, void* recv);
     // Bytes send_parts[r] of `send` go to rank r; sizes are known on both sides (zero is legal).
     // send_parts[rank] is copied locally.
@@ -51,9 +51,9 @@ protected:
     explicit ProcessGroup(std::shared_ptr<std::string> activity) : activity_(std::move(activity)) {}
     const std::shared_ptr<std::string>& shared_activity() const { return activity_; }
 
-    // The one thing a transport does: all_to_all under the name of the collective it is part of. Returns when
-    // everything has arrived and `send` may be reused; throws Error(peer) past the deadline, and where a
-    // peer's sizes differ from what this rank expects.
+    // The one operation of a transport: all_to_all under the name of the collective it is part of. Returns
+    // when everything has arrived and `send` may be reused; throws Error(peer) past the deadline, and where a
+    // peer's sizes differ from those that this rank expects.
     virtual void transfer(const char* operation, const void* send, std::span<const Part> send_parts,
                           void* recv, std::span<const Part> recv_parts) = 0;
 
@@ -66,7 +66,7 @@ private:
 };
 
 // Over MPI; MPI_Init must have been called. Waits poll and throw Error(peer) after `deadline_seconds` without
-// progress; what was under way may still write into the caller's buffers then, so the process has to end.
+// progress; pending messages may still write into the caller's buffers then, so the process must end.
 std::unique_ptr<ProcessGroup> make_mpi_group(double deadline_seconds);
 // `size` groups for as many threads of this process. An error in one rank's collective, or a group destroyed
 // while others wait for it, fails the waits of all others at once.

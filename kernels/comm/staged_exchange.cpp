@@ -93,8 +93,8 @@ void StagedExchange::do_dispatch(const ScaledTensor& rows, const DispatchPlan& p
     const ScaledTensor out = arena_.fp8(dst.data.dtype, {capacity, width}, dst.layout, "mirror");
     host_.dispatch(copy_out(rows, launch), host, out, arena_);
 
-    // Only the rows of this layer: the rest of a shared buffer belongs to others. vec128 scales have one
-    // stripe per block of columns.
+    // Only the rows of this layer: the rest of a shared buffer belongs to other layers. vec128 scales have
+    // one stripe per block of columns.
     const int64_t total = host.groups.offsets.as<int64_t>()[host.groups.num_groups];
     const int64_t base = row_base(dst.data, launch), row_bytes = width * size_of(dst.data.dtype);
     device_.copy_in(dst.data.bytes_ptr() + base * row_bytes, out.data.data,
@@ -117,7 +117,7 @@ void StagedExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPl
         .data = mirror(received.data), .scales = mirror(received.scales), .layout = received.layout};
     const DispatchPlan host = host_plan(plan, launch);
     host_.dispatch_rows(copy_out(rows, launch), host, out, arena_);
-    const int64_t arrived = host.recv_offsets.as<int64_t>()[size()];  // rows past these are nobody's to write
+    const int64_t arrived = host.recv_offsets.as<int64_t>()[size()];  // rows past these are not written
     copy_in(out.data.slice(0, arrived), received.data, launch);
     if (received.scales) copy_in(out.scales.slice(0, arrived), received.scales, launch);
     device_.synchronize();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// ProcessGroup between threads of one process: ranks show each other their send buffers, meet, copy what is
-// theirs, and meet again. For tests of everything that crosses ranks, without mpirun. One mutex and one
-// condition per job: simple before fast.
+// ProcessGroup between threads of one process: ranks publish their send buffers, synchronise, copy their
+// parts, and synchronise again. For tests of communication between ranks without mpirun. One mutex and one
+// condition variable per job: simple rather than fast.
 #include "kernels/comm/process_group.h"
 #include "kernels/core/error.h"
 
@@ -39,7 +39,7 @@ struct Job {
 
 // One group of the job.
 struct Team {
-    // What a member shows the others during a transfer; lives until all have met again.
+    // What a member publishes during a transfer; valid until all have copied.
     struct Post {
         const char* operation = nullptr;
         const std::byte* send = nullptr;
@@ -57,9 +57,9 @@ struct Team {
     std::vector<int> members;  // ranks of the job
     std::vector<Post> posts;
     std::vector<std::shared_ptr<Team>> offers;  // teams made by split, until their members have taken them
-    std::vector<bool> here, gone;  // who waits at the meeting; whose group object no longer exists
+    std::vector<bool> here, gone;               // arrived at the barrier; group object destroyed
     std::size_t num_here = 0;
-    uint64_t num_meetings = 0;
+    uint64_t num_barriers = 0;
 };
 
 class ThreadGroup final : public ProcessGroup {
@@ -87,8 +87,8 @@ protected:
 private:
     int job_rank() const { return team_->members[self_]; }
     void arrive();
-    void meet(const char* operation);
-    void part();
+    void await_posts(const char* operation);
+    void await_copies();
     [[noreturn]] void fail_here(const char* operation, const std::string& why);
 
     std::shared_ptr<Team> team_;
@@ -103,18 +103,18 @@ void ThreadGroup::fail_here(const char* operation, const std::string& why) {
     throw Error(ExitCode::peer, message);
 }
 
-// Notes that this rank has come, and wakes the others if it is the last. Call with the mutex held.
+// Records the arrival of this rank, and wakes the others if it is the last. Call with the mutex held.
 void ThreadGroup::arrive() {
     team_->here[self_] = true;
     if (++team_->num_here < team_->members.size()) return;
     team_->here.assign(team_->members.size(), false);
     team_->num_here = 0;
-    ++team_->num_meetings;
+    ++team_->num_barriers;
     job()->changed.notify_all();
 }
 
-// Waits until every member has come; what members posted before is then visible to all.
-void ThreadGroup::meet(const char* operation) {
+// Waits until every member has arrived; what members posted before is then visible to all.
+void ThreadGroup::await_posts(const char* operation) {
     const Team& team = *team_;
     std::unique_lock lock(job()->mutex);
     const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(job()->deadline);
@@ -128,10 +128,10 @@ void ThreadGroup::meet(const char* operation) {
         if (job()->failed_rank < 0) return;
         fail_here(operation, fmt::format("stopped by the failure of another ({})", job()->failure));
     };
-    check_failure();  // before arriving: those that have given up must not be met
-    const uint64_t meeting = team.num_meetings;
+    check_failure();  // before arriving: a failed rank does not come back to the barrier
+    const uint64_t barrier_number = team.num_barriers;
     arrive();
-    while (team.num_meetings == meeting) {
+    while (team.num_barriers == barrier_number) {
         check_failure();
         if (const auto ranks = awaited(true); !ranks.empty())
             fail_here(operation, fmt::format("rank {} left the group while awaited", fmt::join(ranks, ", ")));
@@ -142,13 +142,13 @@ void ThreadGroup::meet(const char* operation) {
     }
 }
 
-// Waits until every member has copied. All of them are at it, so nobody is late; and nobody may leave before,
+// Waits until every member has copied. No deadline: all of them are copying. Nobody may return earlier,
 // whatever has failed, because the others still read its buffers.
-void ThreadGroup::part() {
+void ThreadGroup::await_copies() {
     std::unique_lock lock(job()->mutex);
-    const uint64_t meeting = team_->num_meetings;
+    const uint64_t barrier_number = team_->num_barriers;
     arrive();
-    job()->changed.wait(lock, [&] { return team_->num_meetings != meeting; });
+    job()->changed.wait(lock, [&] { return team_->num_barriers != barrier_number; });
 }
 
 void ThreadGroup::transfer(const char* operation, const void* send, std::span<const Part> send_parts,
@@ -157,7 +157,7 @@ void ThreadGroup::transfer(const char* operation, const void* send, std::span<co
         const std::lock_guard lock(job()->mutex);
         team_->posts[self_] = {operation, static_cast<const std::byte*>(send), send_parts};
     }
-    meet(operation);
+    await_posts(operation);
     std::string mismatch;
     for (std::size_t r = 0; r < team_->members.size(); ++r) {
         const Team::Post& peer = team_->posts[r];
@@ -171,7 +171,7 @@ void ThreadGroup::transfer(const char* operation, const void* send, std::span<co
         if (from.bytes > 0 && target != peer.send + from.offset)
             std::memcpy(target, peer.send + from.offset, from.bytes);
     }
-    part();
+    await_copies();
     if (mismatch.empty()) return;
     const std::lock_guard lock(job()->mutex);
     fail_here(operation, mismatch);
@@ -199,7 +199,7 @@ std::unique_ptr<ProcessGroup> ThreadGroup::split(int color) {
         const std::lock_guard lock(job()->mutex);
         team = team_->offers[leader];
     }
-    barrier();  // all have taken theirs: the leader may make the next offer
+    barrier();  // all have taken their team: the leader may post the next offer
     return std::make_unique<ThreadGroup>(std::move(team), rank, shared_activity());
 }
 
@@ -240,7 +240,7 @@ void run_thread_ranks(int size, double deadline_seconds, const std::function<voi
                 const std::lock_guard lock(job->mutex);
                 job->record_failure(static_cast<int>(r), what);
             }
-            groups[r].reset();  // a rank that is done too early is noticed by those that still wait for it
+            groups[r].reset();  // a rank that returns too early fails the waits of the others
         });
     }
     for (std::thread& thread : threads) thread.join();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Attention of the reference backend: rotary embedding, causal attention with grouped queries and its
-// backward, and the copies between the packed projection and q, k, v. The matrix products run on fp32 copies
-// of one head, vectorised across outputs only.
+// backward, and the copies between the packed projection and q, k, v. GEMMs run on fp32 copies of one head,
+// vectorised across outputs only.
 #include "kernels/reference/reference_ops.h"
 #include "kernels/reference/rows.h"
 
@@ -19,13 +19,11 @@ using reference::lane_sum;
 using reference::load_floats;
 using reference::store_floats;
 
-constexpr int64_t kWidth =
-    16;  // rows of the fp32 copies are padded to this, so that inner loops have no tail
+constexpr int64_t kWidth = 16;       // rows of the fp32 copies are padded to this: inner loops have no tail
 constexpr int64_t kQueryBlock = 32;  // query rows whose scores are held at a time
 
 // c[0, n) += sum over ascending k in [first, last) of a[k * a_stride] * b[k][0, n): one fma per term. n is a
-// multiple of kWidth. Eight terms at a time only to spare loads and stores of c; every c[x] sees its terms in
-// order.
+// multiple of kWidth. Eight terms at a time save loads and stores of c; every c[x] sees its terms in order.
 void multiply_add(const float* a, int64_t a_stride, const float* b, int64_t ldb, int64_t first, int64_t last,
                   float* c, int64_t n) {
     constexpr int64_t kTerms = 8;
@@ -50,17 +48,17 @@ void multiply_add(const float* a, int64_t a_stride, const float* b, int64_t ldb,
 }
 
 // c[m, n] = a[m, depth] b[depth, n].
-void multiply(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t m, int64_t n, int64_t depth,
-              float* c, int64_t ldc) {
+void matmul(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t m, int64_t n, int64_t depth,
+            float* c, int64_t ldc) {
     for (int64_t row = 0; row < m; ++row) {
         std::fill_n(c + row * ldc, n, 0.0f);
         multiply_add(a + row * lda, 1, b, ldb, 0, depth, c + row * ldc, n);
     }
 }
 
-// c[i] = sum over keys j <= position of row i of weights[i][j] * b[j]; row i stands at position
-// first_position + i. No row reads a key after its own, so that not even a NaN of the future reaches the
-// past.
+// c[i] = sum over keys j <= position of row i of weights[i][j] * b[j]; the position of row i is
+// first_position + i. No row reads a key after its own, so that even a NaN at a later position cannot reach
+// an earlier one.
 void multiply_causal(const float* weights, int64_t ld, int64_t m, int64_t first_position, const float* b,
                      int64_t n, float* c) {
     std::fill_n(c, m * n, 0.0f);
@@ -69,7 +67,7 @@ void multiply_causal(const float* weights, int64_t ld, int64_t m, int64_t first_
 }
 
 // c[j] += sum over ascending rows i of the block, at positions >= j, of weights[i][j] * b[i]: the transposed
-// product of the backward.
+// GEMM of the backward.
 void add_transposed_causal(const float* weights, int64_t ld, int64_t m, int64_t first_position,
                            const float* b, int64_t n, float* c) {
     for (int64_t key = 0; key < first_position + m; ++key)
@@ -117,8 +115,8 @@ struct HeadShape {
 // padded_length.
 void scaled_scores(const HeadShape& shape, const float* q, const float* k_transposed, int64_t m, int64_t keys,
                    float scale, float* s) {
-    multiply(q, shape.padded_depth, k_transposed, shape.padded_length, m, round_up(keys, kWidth), shape.depth,
-             s, shape.padded_length);
+    matmul(q, shape.padded_depth, k_transposed, shape.padded_length, m, round_up(keys, kWidth), shape.depth,
+           s, shape.padded_length);
     for (int64_t row = 0; row < m; ++row)
         for (int64_t key = 0; key < keys; ++key) s[row * shape.padded_length + key] *= scale;
 }
@@ -231,8 +229,8 @@ void ReferenceOps::do_attention_backward(const op::AttentionBackward& args, cons
                     load_head(args.o, row0, m, head, ld, o.data());
                     load_head(args.dout, row0, m, head, ld, dout.data());
                     scaled_scores(shape, q.data(), k_transposed.data(), m, keys, args.scale, p.data());
-                    multiply(dout.data(), ld, v_transposed.data(), score_ld, m, round_up(keys, kWidth),
-                             shape.depth, ds.data(), score_ld);
+                    matmul(dout.data(), ld, v_transposed.data(), score_ld, m, round_up(keys, kWidth),
+                           shape.depth, ds.data(), score_ld);
                     for (int64_t row = 0; row < m; ++row) {
                         float* p_row = p.data() + row * score_ld;
                         float* ds_row = ds.data() + row * score_ld;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Dense, grouped and weight-gradient products of the reference backend: which operand entries, scales and
-// rows of D each product of the shared kernel (gemm_kernel.h) reads and writes.
+// Dense, grouped and weight-gradient GEMMs of the reference backend: the operand entries, scales and rows of
+// D of each GemmProblem of the shared kernel (gemm_kernel.h).
 #include "kernels/reference/gemm_kernel.h"
 #include "kernels/reference/rows.h"
 
@@ -82,17 +82,17 @@ Operand of_group(Operand operand, const ScaledTensor& tensor, int64_t group) {
 }
 
 // The weight gradient of each group that has something to write or to add.
-std::vector<Product> gradients(const op::WgradOperands& set, const TensorView& dw, Gradient mode,
-                               Start start) {
+std::vector<GemmProblem> gradients(const op::WgradOperands& set, const TensorView& dw, Gradient mode,
+                                   Start start) {
     const int64_t n = dw.dim(1), k = dw.dim(2);
     const bool transposed = is_fp8(set.dy.data.dtype);  // FP8 operands are the transposed copies
     const Operand dy = transposed ? along_contraction(set.dy) : across_contraction(set.dy);
     const Operand x = transposed ? along_contraction(set.x) : across_contraction(set.x);
     const int64_t dy_base = base_of(set.dy.data), x_base = base_of(set.x.data);
-    std::vector<Product> products;
+    std::vector<GemmProblem> problems;
     for (const GroupRange& range : group_ranges(set.groups, 0)) {
         if (range.count == 0 && (mode == Gradient::accumulate || start == Start::d)) continue;
-        products.push_back({.m = n,
+        problems.push_back({.m = n,
                             .n = k,
                             .k = range.count,
                             .a = from_contraction(dy, set.dy, dy_base + range.first, range.group),
@@ -102,7 +102,7 @@ std::vector<Product> gradients(const op::WgradOperands& set, const TensorView& d
                             .d_offset = range.group * n * k,
                             .start = start});
     }
-    return products;
+    return problems;
 }
 
 }  // namespace
@@ -111,14 +111,14 @@ void ReferenceOps::do_gemm(const op::Gemm& args, const Launch&) {
     const bool a_across = args.form == op::GemmForm::tn, b_across = args.form != op::GemmForm::nt;
     const Operand a = a_across ? across_contraction(args.a) : along_contraction(args.a);
     const Operand b = b_across ? across_contraction(args.b) : along_contraction(args.b);
-    multiply({{.m = args.d.dim(0),
-               .n = args.d.dim(1),
-               .k = args.a.data.dim(a_across ? 0 : 1),
-               .a = a,
-               .b = b,
-               .mode = args.mode,
-               .d = args.d}},
-             options_.summation);
+    run_gemms({{.m = args.d.dim(0),
+                .n = args.d.dim(1),
+                .k = args.a.data.dim(a_across ? 0 : 1),
+                .a = a,
+                .b = b,
+                .mode = args.mode,
+                .d = args.d}},
+              options_.summation);
 }
 
 void ReferenceOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch&) {
@@ -126,9 +126,9 @@ void ReferenceOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch&) {
     const Operand a = along_contraction(args.a);
     const Operand b = args.form == op::GemmForm::nt ? along_contraction(args.b) : across_contraction(args.b);
     const int64_t a_base = base_of(args.a.data), d_base = base_of(args.d);
-    std::vector<Product> products;
+    std::vector<GemmProblem> problems;
     for (const GroupRange& range : group_ranges(args.groups, args.d.dim(0))) {
-        products.push_back({.m = range.count,
+        problems.push_back({.m = range.count,
                             .n = n,
                             .k = k,
                             .a = from_row(a, a_base + range.first),
@@ -139,23 +139,23 @@ void ReferenceOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch&) {
         std::memset(args.d.bytes_ptr() + (d_base + first_pad) * row_bytes, 0,
                     static_cast<std::size_t>((range.end - first_pad) * row_bytes));
     }
-    multiply(products, options_.summation);
+    run_gemms(problems, options_.summation);
 }
 
 void ReferenceOps::do_grouped_gemm_wgrad(const op::GroupedGemmWgrad& args, const Launch&) {
     if (!args.second) {
-        multiply(gradients({args.dy, args.x, args.groups}, args.dw, args.mode, Start::zero),
-                 options_.summation);
+        run_gemms(gradients({args.dy, args.x, args.groups}, args.dw, args.mode, Start::zero),
+                  options_.summation);
         return;
     }
-    // both products into one sum, where dW is added to in memory of its own
+    // both GEMMs into one sum; with accumulate, in memory of its own
     const bool adds = args.mode == Gradient::accumulate;
     std::vector<float> sums(adds ? static_cast<std::size_t>(args.dw.numel()) : 0);
     TensorView dw = args.dw;
     if (adds) dw.data = sums.data();
-    multiply(gradients({args.dy, args.x, args.groups}, dw, Gradient::overwrite, Start::zero),
-             options_.summation);
-    multiply(gradients(args.second, dw, Gradient::overwrite, Start::d), options_.summation);
+    run_gemms(gradients({args.dy, args.x, args.groups}, dw, Gradient::overwrite, Start::zero),
+              options_.summation);
+    run_gemms(gradients(args.second, dw, Gradient::overwrite, Start::d), options_.summation);
     if (!adds) return;
     const int64_t each = args.dw.dim(1) * args.dw.dim(2);
     const auto second = group_ranges(args.second.groups, 0);

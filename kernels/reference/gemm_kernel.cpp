@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Blocked product: a task is a block of columns of D by a range of its rows. It packs its columns of B once
-// as fp32 [k][16] panels, decodes A a tile of rows at a time, and lets a 6x16 register kernel walk both.
-// Vector lanes hold different outputs, never parts of one sum, so that each output is summed in the stated
-// order whatever the blocking.
+// Blocked GEMM: a task is a block of columns of D by a range of its rows. It packs its columns of B once as
+// fp32 [k][16] panels, decodes A a tile of rows at a time, and runs a 6x16 register kernel over both. Vector
+// lanes hold different outputs, never parts of one sum, so that each output is summed in the stated order
+// whatever the blocking.
 #include "kernels/reference/gemm_kernel.h"
 
 #include "kernels/reference/rows.h"
@@ -61,7 +61,7 @@ void promote_tile(const float* __restrict partial, const float* __restrict scale
     }
 }
 
-// How the contraction of one product is cut.
+// How the contraction of one GEMM is cut.
 struct Blocks {
     int64_t scale_block;  // contraction elements under one pair of scales; 0: scales are constant along it,
                           // or absent
@@ -69,21 +69,21 @@ struct Blocks {
     int64_t num_scale_blocks, num_chunks;
 };
 
-Blocks blocks_of(const Product& product, SummationOrder order) {
-    const int64_t a = product.a.scale.block, b = product.b.scale.block;
+Blocks blocks_of(const GemmProblem& problem, SummationOrder order) {
+    const int64_t a = problem.a.scale.block, b = problem.b.scale.block;
     Blocks blocks{};
     blocks.scale_block = a == 0 ? b : (b == 0 ? a : std::min(a, b));
     blocks.chunk = blocks.scale_block != 0 ? blocks.scale_block
                                            : (order == SummationOrder::split ? kSplitChunk : kChunk);
-    blocks.num_chunks = ceil_div(product.k, blocks.chunk);
+    blocks.num_chunks = ceil_div(problem.k, blocks.chunk);
     blocks.num_scale_blocks = blocks.scale_block != 0 ? blocks.num_chunks : 1;
     return blocks;
 }
 
-bool has_scales(const Product& product) { return product.a.scale.scales || product.b.scale.scales; }
+bool has_scales(const GemmProblem& problem) { return problem.a.scale.scales || problem.b.scale.scales; }
 
 struct Task {
-    const Product* product;
+    const GemmProblem* problem;
     int64_t row, num_rows, col, num_cols;
 };
 
@@ -148,7 +148,7 @@ PackedRows decode_a(const Operand& a, int64_t row, int64_t count, int64_t k, flo
     return {1, padded};
 }
 
-// out[block][padded]: scales of entries [first, first + count) for each scale block of the product.
+// out[block][padded]: scales of entries [first, first + count) for each scale block of the GEMM.
 void load_scales(const OperandScale& scale, int64_t first, int64_t count, int64_t padded,
                  const Blocks& blocks, float* out) {
     for (int64_t block = 0; block < blocks.num_scale_blocks; ++block, out += padded) {
@@ -171,44 +171,44 @@ struct TilePart {
     int64_t row, rows, col, cols;
 };
 
-// A tile's sums before the first product.
-void start_tile(const Product& product, const TilePart& part, float* tile) {
+// A tile's sums before the first term.
+void start_tile(const GemmProblem& problem, const TilePart& part, float* tile) {
     std::fill_n(tile, kTileSize, 0.0f);
-    for (int64_t i = 0; product.start == Start::d && i < part.rows; ++i)
-        load_floats(product.d, product.d_offset + (part.row + i) * product.n + part.col, part.cols,
+    for (int64_t i = 0; problem.start == Start::d && i < part.rows; ++i)
+        load_floats(problem.d, problem.d_offset + (part.row + i) * problem.n + part.col, part.cols,
                     tile + i * kTileCols);
 }
 
 // Rounds and writes a tile.
-void store_tile(const Product& product, const TilePart& part, const float* tile) {
+void store_tile(const GemmProblem& problem, const TilePart& part, const float* tile) {
     for (int64_t i = 0; i < part.rows; ++i) {
-        const int64_t offset = product.d_offset + (part.row + i) * product.n + part.col, cols = part.cols;
+        const int64_t offset = problem.d_offset + (part.row + i) * problem.n + part.col, cols = part.cols;
         const float* values = tile + i * kTileCols;
-        if (product.mode == Gradient::accumulate) {
-            float* d = static_cast<float*>(product.d.data) + offset;
+        if (problem.mode == Gradient::accumulate) {
+            float* d = static_cast<float*>(problem.d.data) + offset;
             for (int64_t j = 0; j < cols; ++j) d[j] += values[j];
         } else {
-            store_floats(product.d, offset, cols, values);
+            store_floats(problem.d, offset, cols, values);
         }
     }
 }
 
 void run_task(const Task& task, SummationOrder order, const Scratch& scratch) {
-    const Product& product = *task.product;
-    const Blocks blocks = blocks_of(product, order);
+    const GemmProblem& problem = *task.problem;
+    const Blocks blocks = blocks_of(problem, order);
     const bool promoted = blocks.scale_block != 0;
-    const bool one_partial = !promoted && has_scales(product);  // the whole contraction
+    const bool one_partial = !promoted && has_scales(problem);  // the whole contraction
     const int64_t num_sums = order == SummationOrder::split ? 2 : 1;
     const int64_t col_tiles = ceil_div(task.num_cols, kTileCols), padded_cols = col_tiles * kTileCols;
-    pack_b(product.b, task.col, task.num_cols, product.k, scratch.b);
-    load_scales(product.b.scale, task.col, task.num_cols, padded_cols, blocks, scratch.scales_b);
+    pack_b(problem.b, task.col, task.num_cols, problem.k, scratch.b);
+    load_scales(problem.b.scale, task.col, task.num_cols, padded_cols, blocks, scratch.scales_b);
 
-    const int64_t rows_per_pass = rows_per_tile(product.k);
+    const int64_t rows_per_pass = rows_per_tile(problem.k);
     for (int64_t row = task.row; row < task.row + task.num_rows; row += rows_per_pass) {
         const int64_t num_rows = std::min(rows_per_pass, task.row + task.num_rows - row);
         const int64_t row_tiles = ceil_div(num_rows, kTileRows), padded_rows = row_tiles * kTileRows;
-        const PackedRows a = decode_a(product.a, row, num_rows, product.k, scratch.a);
-        load_scales(product.a.scale, row, num_rows, padded_rows, blocks, scratch.scales_a);
+        const PackedRows a = decode_a(problem.a, row, num_rows, problem.k, scratch.a);
+        load_scales(problem.a.scale, row, num_rows, padded_rows, blocks, scratch.scales_a);
         const auto each_tile = [&](auto visit) {
             for (int64_t tj = 0; tj < col_tiles; ++tj)
                 for (int64_t ti = 0; ti < row_tiles; ++ti)
@@ -221,14 +221,14 @@ void run_task(const Task& task, SummationOrder order, const Scratch& scratch) {
         for (int64_t s = 0; s < num_sums; ++s) std::fill_n(scratch.tiles[s], padded_rows * padded_cols, 0.0f);
         if (!one_partial)
             each_tile([&](int64_t, int64_t, const TilePart& part, int64_t at) {
-                start_tile(product, part, scratch.tiles[0] + at);
+                start_tile(problem, part, scratch.tiles[0] + at);
             });
 
         for (int64_t chunk = 0; chunk < blocks.num_chunks; ++chunk) {
-            const int64_t k0 = chunk * blocks.chunk, depth = std::min(blocks.chunk, product.k - k0);
+            const int64_t k0 = chunk * blocks.chunk, depth = std::min(blocks.chunk, problem.k - k0);
             float* tiles = scratch.tiles[chunk % num_sums];
             for (int64_t tj = 0; tj < col_tiles; ++tj) {
-                const float* b_panel = scratch.b + (tj * product.k + k0) * kTileCols;
+                const float* b_panel = scratch.b + (tj * problem.k + k0) * kTileCols;
                 for (int64_t ti = 0; ti < row_tiles; ++ti) {
                     const float* a_rows = scratch.a + ti * kTileRows * a.row_stride + k0 * a.k_stride;
                     float* tile = tiles + (tj * row_tiles + ti) * kTileSize;
@@ -249,22 +249,22 @@ void run_task(const Task& task, SummationOrder order, const Scratch& scratch) {
             if (one_partial) {
                 float partial[kTileSize];
                 std::copy_n(tile, kTileSize, partial);
-                start_tile(product, part, tile);
+                start_tile(problem, part, tile);
                 promote_tile(partial, scratch.scales_a + ti * kTileRows, scratch.scales_b + tj * kTileCols,
                              tile);
             }
-            store_tile(product, part, tile);
+            store_tile(problem, part, tile);
         });
     }
 }
 
-// Cuts the products into tasks: whole columns where there are enough of them (B is packed once), rows as well
-// where not.
-std::vector<Task> tasks_of(const std::vector<Product>& products, int64_t num_threads) {
+// Cuts the GEMMs into tasks: whole columns where there are enough of them (B is packed once), otherwise rows
+// as well.
+std::vector<Task> tasks_of(const std::vector<GemmProblem>& problems, int64_t num_threads) {
     constexpr int64_t kMinCols = 64, kMinRows = 96;
     const auto blocks_wide = [&](int64_t limit) {
         int64_t total = 0;
-        for (const Product& p : products)
+        for (const GemmProblem& p : problems)
             total += p.m > 0 ? ceil_div(p.n, std::min(limit, cols_per_task(p.k))) : 0;
         return total;
     };
@@ -273,7 +273,7 @@ std::vector<Task> tasks_of(const std::vector<Product>& products, int64_t num_thr
     const int64_t row_parts =
         num_threads > 1 ? ceil_div(2 * num_threads, std::max<int64_t>(blocks_wide(width), 1)) : 1;
     std::vector<Task> tasks;
-    for (const Product& p : products) {
+    for (const GemmProblem& p : problems) {
         const int64_t cols = std::min(width, cols_per_task(p.k));
         const int64_t rows = std::max(kMinRows, round_up(ceil_div(p.m, row_parts), kTileRows));
         for (int64_t row = 0; row < p.m; row += rows)
@@ -285,10 +285,10 @@ std::vector<Task> tasks_of(const std::vector<Product>& products, int64_t num_thr
 
 }  // namespace
 
-void multiply(const std::vector<Product>& products, SummationOrder order) {
+void run_gemms(const std::vector<GemmProblem>& problems, SummationOrder order) {
     double flops = 0;
     int64_t floats_a = 0, floats_b = 0, scales_a = 0, scales_b = 0;
-    for (const Product& p : products) {
+    for (const GemmProblem& p : problems) {
         const Blocks blocks = blocks_of(p, order);
         const int64_t rows = rows_per_tile(p.k),
                       cols = std::min(cols_per_task(p.k), round_up(p.n, kTileCols));
@@ -303,7 +303,7 @@ void multiply(const std::vector<Product>& products, SummationOrder order) {
         round_up(floats_a + floats_b + scales_a + scales_b + 2 * floats_tiles, kTileCols);
 
     const int64_t max_threads = flops >= kParallelFlops ? omp_get_max_threads() : 1;
-    const std::vector<Task> tasks = tasks_of(products, max_threads);
+    const std::vector<Task> tasks = tasks_of(problems, max_threads);
     const int64_t num_tasks = static_cast<int64_t>(tasks.size());
     const int64_t num_threads = std::clamp<int64_t>(num_tasks, 1, max_threads);
     const auto memory =

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The one matrix-product kernel of the reference backend: every dense, grouped and weight-gradient product,
-// plain or FP8, is a list of Products over strided operands. gemm.cpp translates the ops into them; the order
-// of summation is that of kernels/ops/gemm.h.
+// The one GEMM kernel of the reference backend: every dense, grouped and weight-gradient GEMM, plain or FP8,
+// is a list of GemmProblems over strided operands. gemm.cpp translates the operations into them; the order of
+// summation is that of kernels/ops/gemm.h.
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
@@ -24,7 +24,7 @@ struct OperandScale {
     int64_t block_stride = 0;
 };
 
-// Entry (i, k) stands at data[offset + i * output_stride + k * k_stride]; one of the strides is 1.
+// Entry (i, k) is data[offset + i * output_stride + k * k_stride]; one of the strides is 1.
 struct Operand {
     TensorView data;  // f32 | bf16 | f16 | e4m3 | e5m2
     int64_t offset = 0;
@@ -33,11 +33,11 @@ struct Operand {
     OperandScale scale;
 };
 
-// Where a sum starts: at zero, or at what D (f32) holds, as if the product that left it there went on.
+// Where a sum starts: at zero, or at the value of D (f32), which continues the sum of an earlier GEMM.
 enum class Start { zero, d };
 
 // D[i, j] (+)= sum over k of A(i, k) B(j, k).
-struct Product {
+struct GemmProblem {
     int64_t m = 0, n = 0, k = 0;
     Operand a;
     Operand b;
@@ -47,8 +47,7 @@ struct Product {
     Start start = Start::zero;
 };
 
-// Computes the products, whose outputs do not overlap. Bits do not depend on the number of threads or on the
-// tiling.
-void multiply(const std::vector<Product>& products, SummationOrder order);
+// Runs GEMMs with disjoint outputs. Bits do not depend on the number of threads or on the tiling.
+void run_gemms(const std::vector<GemmProblem>& problems, SummationOrder order);
 
 }  // namespace fp8flow::reference

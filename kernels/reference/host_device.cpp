@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// HostDevice: the memory of the reference backend is ordinary host memory. It counts the calls at which a GPU
-// would stop the host.
+// HostDevice: the memory of the reference backend is ordinary host memory. It counts the calls that would
+// synchronise the host with a GPU.
 #include "kernels/reference/host_device.h"
 
 #include "kernels/core/error.h"

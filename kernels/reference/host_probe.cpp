@@ -22,7 +22,7 @@ void HostProbe::stream_traffic(const Traffic& traffic, const Launch&) {
     auto* to = static_cast<uint64_t*>(traffic.to);
     const int64_t reads = round_up(traffic.bytes_read, 16) / 8,
                   writes = round_up(traffic.bytes_written, 16) / 8;
-    constexpr int64_t kPiece = 4096;  // words of one turn
+    constexpr int64_t kPiece = 4096;  // words of one iteration
     const int64_t pieces = ceil_div(reads > writes ? reads : writes, kPiece);
     uint64_t all = 0;
 #pragma omp parallel for reduction(^ : all)

@@ -14,7 +14,7 @@ public:
     void delay(double, Stream) override {}
 
 private:
-    uint64_t sink_ = 0;  // what was read ends here, so that reading cannot be left out
+    uint64_t sink_ = 0;  // keeps the reads from being optimised away
 };
 
 }  // namespace fp8flow

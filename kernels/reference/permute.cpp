@@ -63,7 +63,7 @@ float strand_dot(const float* a, const float* b, int64_t width) {
     return strands[0];
 }
 
-// The same rows under other group offsets; what dst has beyond a group's count is zeroed.
+// The same rows at other group offsets; dst rows past the count of a group are zeroed.
 void regroup_rows(const ScaledTensor& src, const RowGroups& src_groups, const ScaledTensor& dst,
                   const RowGroups& dst_groups) {
     const int64_t* counts = src_groups.counts.as<int64_t>();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// plan_dispatch: from all ranks' routing to the expert-sorted, padded row order of this rank and the lists of
-// what travels. Three passes over the ids: count, place, list what this rank sends. Integer work only, so it
-// is exact in every backend.
+// plan_dispatch: from all ranks' routing to the expert-sorted, padded row order of this rank and the send and
+// receive lists. Three passes over the ids: count, place, list what this rank sends. Integers only, so it is
+// exact in every backend.
 #include "kernels/reference/reference_ops.h"
 #include "kernels/reference/rows.h"
 
@@ -50,7 +50,7 @@ void list_sends(const op::PlanDispatch& args) {
     int64_t* counts = args.send_counts.as<int64_t>();
     std::fill_n(tokens, ranks * slots, -1);
     std::fill_n(counts, ranks, 0);
-    std::vector<int64_t> last_token(static_cast<std::size_t>(ranks), -1);  // a token travels to a rank once
+    std::vector<int64_t> last_token(static_cast<std::size_t>(ranks), -1);  // a token is sent to a rank once
     for (int64_t token = 0; token < slots; ++token) {
         for (int64_t k = 0; k < topk; ++k) {
             const int64_t expert = own_ids[token * topk + k];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What every quantiser of the reference backend shares: amax, codes, the place of a scale in each layout,
-// column blocks and the scaling-aware transpose of a tile. The ops themselves (quantize*.cpp, norm.cpp,
-// transpose.cpp) are walks over these.
+// Shared parts of all quantisers of the reference backend: amax, FP8 values, the position of a scale in each
+// layout, column blocks, and the scaling-aware transpose of a tile. The operations (quantize*.cpp, norm.cpp,
+// transpose.cpp) iterate over these.
 #pragma once
 
 #include "kernels/core/scalar_math.h"
@@ -14,7 +14,7 @@
 
 namespace fp8flow::reference {
 
-// How a block becomes codes: the formats of one op call.
+// The formats of one quantisation.
 struct QuantizeRule {
     ScaleFormat scale_format = ScaleFormat::pow2;
     MxRounding mx_rounding = MxRounding::rceil;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Construction of the reference backend; each operation family stands in its own file.
+// Construction of the reference backend; each family of operations has its own file.
 #include "kernels/reference/reference_ops.h"
 
 #include "kernels/reference/host_device.h"

@@ -19,7 +19,7 @@ using reference::token_sum;
 // Buffers of one thread.
 struct Workspace {
     std::vector<float> scores;      // [E] full scores: softmax (pre) or sigmoid
-    std::vector<float> values;      // [E] what the choice is made on
+    std::vector<float> values;      // [E] the values compared for the choice
     std::vector<float> chosen;      // [K] scores of the chosen, then probabilities before scaling
     std::vector<uint8_t> excluded;  // [E]
     std::vector<float> group_scores;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What keeps experts balanced: sums of the scores, auxiliary losses and z-loss with their gradients, and the
+// Expert balancing: sums of the scores, auxiliary losses and z-loss with their gradients, and the
 // aux-loss-free bias update.
 #include "kernels/core/scalar_math.h"
 #include "kernels/reference/reference_ops.h"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the router's ops share: softmax, scores of all experts, and the choice of the largest values.
+// Shared parts of the router's operations: softmax, scores of all experts, and the choice of the largest
+// values.
 #pragma once
 
 #include "kernels/ops/router.h"
@@ -27,8 +28,8 @@ void normalized_scores(const float* logits, int64_t experts, op::Score score, fl
 // be excluded.
 void choose_largest(const float* values, int64_t count, int64_t chosen, uint8_t* excluded, int32_t* ids);
 
-// What balancing takes from the logits (kernels/ops/router.h), and what it gives to them: the parts of
-// router_top_k and of its backward.
+// The balancing parts of router_top_k and of its backward (kernels/ops/router.h): sums of the scores,
+// gradients into the logits, and losses.
 void sum_balance(const TensorView& logits, op::Score score, int64_t topk, const op::RouterBalance& balance);
 void add_balance_gradients(const op::RouterTopKBackward& args);
 void add_balance_losses(const op::RouterTopKBackward& args);

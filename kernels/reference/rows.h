@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Row helpers of the reference backend: any float tensor is read and written a row at a time as fp32, so that
-// the ops themselves are plain fp32 loops whatever the storage type; and the walk over routed rows.
+// the operations are plain fp32 loops for every storage type; and the iteration over routed rows.
 #pragma once
 
 #include "kernels/core/scalar_math.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // SwiGLU weighted by the routing probability, forward and backward, plain and fused with quantisation: one
-// fp32 row function each way, and what is done with the row it makes.
+// fp32 row function for each direction, and the stores of the row it computes.
 #include "kernels/reference/quantizers.h"
 #include "kernels/reference/reference_ops.h"
 #include "kernels/reference/rows.h"
@@ -47,7 +47,7 @@ void forward_row(const float* __restrict h, float prob, int64_t width, float* __
     for (int64_t j = 0; j < width; ++j) a[j] = silu_float(gate[j]) * up[j] * prob;
 }
 
-// The formulas of kernels/ops/swiglu.h; weighted[j] = silu(gate[j]) * up[j], what dprob sums with da.
+// The formulas of kernels/ops/swiglu.h; weighted[j] = silu(gate[j]) * up[j], the factor of da[j] in dprob.
 void backward_row(const float* __restrict da, const float* __restrict h, float prob, int64_t width,
                   float* __restrict dh, float* __restrict weighted) {
     const float *gate = h, *up = h + width;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The two ends of the model and the element-wise operations of the reference backend.
+// Embedding, cross-entropy and the element-wise operations of the reference backend.
 #include "kernels/core/random.h"
 #include "kernels/reference/reference_ops.h"
 #include "kernels/reference/rows.h"

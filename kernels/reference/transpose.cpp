@@ -14,8 +14,8 @@ namespace reference {
 
 namespace {
 
-// fp8_shift_down of every code for every shift that can matter: past kMaxShift all finite codes have become
-// 0.
+// fp8_shift_down of every FP8 value for every shift that can matter: past kMaxShift all finite values have
+// become 0.
 constexpr int kMaxShift = 63;
 using ShiftTable = std::array<std::array<uint8_t, 256>, kMaxShift + 1>;
 const ShiftTable& shift_table(DType dtype) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Attention on CUDA cores, tile by tile through shared memory, in the reference's order of summation and with
-// its bits: scores are not kept, the backward rebuilds them from the saved log-sum-exp. Rotary embedding and
-// the packed projection: layout.cu; attention on cuDNN, where it is chosen and takes the shape: cudnn.h.
+// Native attention on CUDA cores, tiled through shared memory, in the reference's order of summation and with
+// its bits. Scores are not kept: the backward recomputes them from the saved log-sum-exp. Dispatch to cuDNN
+// is at the end of this file (do_attention); rotary embedding and the packed projection: layout.cu.
 #include "kernels/hopper/device/tiles.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
@@ -9,20 +9,18 @@
 #include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/workspace.h"
 
-namespace fp8flow {
+namespace fp8flow::hopper::attention {
 
 namespace {
 
-using namespace hopper;
-
-constexpr int kThreads =
-    256;  // 16 x 16: thread (y, x) owns 4x4 scores of a tile and 4x8 elements of an output tile
-constexpr int kTile = 64;  // queries, or keys, of a tile
+// 16 x 16: thread (y, x) owns 4x4 scores of a tile and 4x8 elements of an output tile
+constexpr int kThreads = 256;
+constexpr int kTile = 64;  // queries, or keys, per tile
 constexpr int kMaxDepth = 128;
-constexpr int kTileLd = kMaxDepth + 4;  // floats between rows: 16 rows at one column fall on different banks
+constexpr int kTileLd = kMaxDepth + 4;  // row stride: 16 rows at one column fall into different banks
 constexpr int kScoreLd = kTile + 4;
-constexpr int kLanes = 8;              // of the row sums, as the reference
-constexpr int kCols = kMaxDepth / 16;  // columns of an output tile that a thread owns
+constexpr int kLanes = 8;              // partial sums of a row sum, as in the reference
+constexpr int kCols = kMaxDepth / 16;  // columns of an output tile per thread
 
 using RowTile = float[kTile][kTileLd];     // [row, D], zeros past the sequence's end and past D
 using ScoreTile = float[kTile][kScoreLd];  // [query, key]
@@ -37,14 +35,14 @@ struct Shape {
     int64_t tiles;  // of a sequence
 };
 
-// Element (row, d) of head `head` stands at (row * heads + head) * D + d.
+// Element (row, d) of head `head` is at index (row * heads + head) * D + d.
 struct HeadRows {
     const void* data;
     int64_t heads, head;
 };
 
-// Rows [first, first + kTile) of a sequence that starts at row `start` of the tensor, as fp32. No barrier
-// inside.
+// Loads rows [first, first + kTile) of a sequence that starts at row `start` of the tensor, as fp32. No
+// barrier.
 __device__ void load_rows(const Shape& shape, const HeadRows& from, int64_t start, int64_t first,
                           RowTile& tile) {
     for (int i = static_cast<int>(threadIdx.x); i < kTile * kMaxDepth; i += kThreads) {
@@ -61,7 +59,7 @@ struct Position {
 __device__ __forceinline__ Position position() {
     return {static_cast<int>(threadIdx.x) / 16, static_cast<int>(threadIdx.x) % 16};
 }
-// Of thread (y, x): rows 4y+i (i < 4) of scores and outputs, keys x+16j (j < 4) of scores, columns
+// Ownership of thread (y, x): rows 4y+i (i < 4) of scores and outputs, keys x+16j (j < 4) of scores, columns
 // 4x+64(c/4)+c%4 (c < 8) of outputs.
 __device__ __forceinline__ int row_of(Position at, int i) { return 4 * at.y + i; }
 __device__ __forceinline__ int key_of(Position at, int j) { return at.x + 16 * j; }
@@ -93,9 +91,8 @@ __device__ void dot_tiles(const RowTile& a, const RowTile& b, int depth, float (
     }
 }
 
-// sum[i][c] += weights * values[k][c] over k in [0, count), ascending; element (row, k) of the weights is
-// weight(row, k), and terms for which used(row, k) is false are left out, so that not even a NaN of the
-// future reaches the past.
+// sum[i][c] += weight(row, k) * values[k][c] over ascending k in [0, count). Terms with used(row, k) false
+// are skipped, so that even a NaN at a later position cannot reach an earlier one.
 template <class Weight, class Used>
 __device__ void add_product(const RowTile& values, int count, Weight weight, Used used,
                             float (&sum)[4][kCols]) {
@@ -132,7 +129,7 @@ __device__ void store_rows(const Shape& shape, void* to, int64_t heads, int64_t 
     }
 }
 
-// Sum over the eight lanes held by eight neighbouring threads: ((0+4)+(2+6)) + ((1+5)+(3+7)).
+// Sum of the eight partial sums of eight consecutive threads: ((0+4)+(2+6)) + ((1+5)+(3+7)).
 __device__ __forceinline__ float sum_lanes(float x) {
     x += __shfl_xor_sync(kFullMask, x, 4);
     x += __shfl_xor_sync(kFullMask, x, 2);
@@ -153,11 +150,19 @@ struct ForwardShared {
     float row_sum[kTile];
 };
 
-// Bytes: q, o, lse once; k twice and v once for every tile of 64 queries that attends to them (from L2). 3
-// causal products of T*S*D/2 multiply-adds for every head: the scores are computed twice, once for the
-// maximum, so that sums run as in the reference. One CTA: tiles of 64 queries of one head. Barriers: around
-// every load of a tile into shared memory, and between writing the probabilities and reading them by others.
+// o = softmax(scale q k^T, causal) v, and lse; one pass for the maximum, one for sums and output.
+//
+// Floor: q, o, lse once; k twice and v once for every tile of 64 queries that attends to them (from L2). 3
+// causal matrix products of T*S*D/2 multiply-adds per head: scores are computed twice, so that sums run as in
+// the reference.
+//
+// CTA: tiles of 64 queries of one head, longest first. Shared memory: tiles of q, k, v and of the
+// probabilities. Barriers: before and after every load of a tile, and between writing the probabilities and
+// reading those of other threads.
+//
 // Deterministic: each output is one thread's sum over ascending keys.
+//
+// Where to look next: no tensor cores are used; cuDNN (cudnn.cpp) is the fast path.
 __global__ void __launch_bounds__(kThreads) attention_kernel(ForwardArgs args, int64_t num_tasks) {
     extern __shared__ __align__(16) uint8_t memory[];
     ForwardShared& shared = *reinterpret_cast<ForwardShared*>(memory);
@@ -199,7 +204,7 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(ForwardArgs args, i
             if (at.x == 0) shared.row_max[row_of(at, i)] = largest[i];
         }
 
-        // lane `thread % 8` of the sums of rows thread / 8 and 32 + thread / 8
+        // partial sum `thread % 8` of rows thread / 8 and 32 + thread / 8
         const int lane = static_cast<int>(threadIdx.x) % kLanes,
                   lane_row = static_cast<int>(threadIdx.x) / kLanes;
         float lane_sum[2] = {0.0f, 0.0f};
@@ -254,12 +259,12 @@ struct BackwardArgs {
     void *dq, *dk, *dv;
 };
 
-// delta[t, head] = dot(dout, o) over D in 8 lanes. Reads 2*T*heads*D elements; 8 threads a row, no barriers,
-// fixed order.
+// delta[t, head] = dot(dout, o) over D, in 8 partial sums. Bytes: 2*T*heads*D elements. 8 threads a row, no
+// barriers; deterministic: fixed order.
 __global__ void __launch_bounds__(kThreads) delta_kernel(BackwardArgs args, int64_t rows) {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
     const int64_t step = static_cast<int64_t>(gridDim.x) * (kThreads / kLanes);
-    // whole warps stay in the loop, since they exchange lanes
+    // whole warps stay in the loop, because sum_lanes shuffles
     for (int64_t first = static_cast<int64_t>(blockIdx.x) * (kThreads / kLanes); first < rows;
          first += step) {
         const int64_t row = first + static_cast<int>(threadIdx.x) / kLanes;
@@ -280,7 +285,7 @@ struct BackwardShared {
     float delta[kTile];
 };
 
-// lse and delta of a tile of queries; zeros past the sequence's end.
+// lse and delta of a tile of queries; zeros past the end of the sequence.
 __device__ void load_row_sums(const BackwardArgs& args, int64_t start, int64_t first, int64_t head,
                               BackwardShared& shared) {
     const int row = static_cast<int>(threadIdx.x);
@@ -291,7 +296,7 @@ __device__ void load_row_sums(const BackwardArgs& args, int64_t start, int64_t f
     shared.delta[row] = inside ? args.delta[at] : 0.0f;
 }
 
-// p and ds of one tile of queries by one tile of keys, from the operands in shared memory; no barrier inside.
+// p and ds of a tile of queries by a tile of keys, from the operands in shared memory. No barrier.
 __device__ void score_gradients(const Shape& shape, BackwardShared& shared) {
     const Position at = position();
     float s[4][4], dp[4][4];
@@ -309,10 +314,12 @@ __device__ void score_gradients(const Shape& shape, BackwardShared& shared) {
     }
 }
 
-// Bytes: q, dout, lse, delta, dq once; k, v for every tile of 64 queries (from L2). 3 causal products for
-// every query head. One CTA: tiles of 64 queries of one head, walking the tiles of keys up to the diagonal.
-// Barriers: before tiles in shared memory are overwritten, after they are loaded, and after ds is written.
-// Deterministic: each dq is one thread's sum over ascending keys.
+// dq. Floor: q, dout, lse, delta, dq once; k, v for every tile of 64 queries (from L2). 3 causal matrix
+// products per query head.
+//
+// CTA: tiles of 64 queries of one head, over the tiles of keys up to the diagonal. Barriers: before tiles in
+// shared memory are overwritten, after they are loaded, and after ds is written. Deterministic: each dq is
+// one thread's sum over ascending keys.
 __global__ void __launch_bounds__(kThreads) attention_dq_kernel(BackwardArgs args, int64_t num_tasks) {
     extern __shared__ __align__(16) uint8_t memory[];
     BackwardShared& shared = *reinterpret_cast<BackwardShared*>(memory);
@@ -346,10 +353,12 @@ __global__ void __launch_bounds__(kThreads) attention_dq_kernel(BackwardArgs arg
     }
 }
 
-// Bytes: k, v, dk, dv once; q, dout, lse, delta for every tile of 64 keys (from L2). 4 causal products for
-// every query head. One CTA: tiles of 64 keys of one kv head, walking its query heads and, for each, the
-// tiles of queries from the diagonal on. Barriers as in attention_dq_kernel. Deterministic: each dk, dv is
-// one thread's sum over ascending heads and queries.
+// dk, dv. Floor: k, v, dk, dv once; q, dout, lse, delta for every tile of 64 keys (from L2). 4 causal matrix
+// products per query head.
+//
+// CTA: tiles of 64 keys of one kv head, over its query heads and, for each, the tiles of queries from the
+// diagonal on. Barriers as in attention_dq_kernel. Deterministic: each dk, dv is one thread's sum over
+// ascending heads and queries.
 __global__ void __launch_bounds__(kThreads) attention_dkv_kernel(BackwardArgs args, int64_t num_tasks) {
     extern __shared__ __align__(16) uint8_t memory[];
     BackwardShared& shared = *reinterpret_cast<BackwardShared*>(memory);
@@ -403,7 +412,7 @@ Shape shape_of(const TensorView& q, const TensorView& k, int64_t seq_length, flo
             .tiles = ceil_div(seq_length, kTile)};
 }
 
-// Launches a kernel whose shared memory exceeds what is granted without asking.
+// Launches a kernel that needs more shared memory than the default limit.
 template <class Args>
 void launch_tiles(void (*kernel)(Args, int64_t), const Args& args, int64_t num_tasks,
                   std::size_t shared_bytes, int per_sm, const Launch& launch, const char* name) {
@@ -414,6 +423,13 @@ void launch_tiles(void (*kernel)(Args, int64_t), const Args& args, int64_t num_t
 }
 
 }  // namespace
+
+}  // namespace fp8flow::hopper::attention
+
+namespace fp8flow {
+
+using namespace hopper;
+using namespace hopper::attention;
 
 void HopperOps::do_attention(const op::Attention& args, const Launch& launch) {
     if (args.q.numel() == 0) return;

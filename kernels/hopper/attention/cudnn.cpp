@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Attention on cuDNN through cudnn-frontend's graphs: the one file that sees their headers. A graph is built
-// once for each shape and kept; q, k, v, o and the gradients are read and written where they stand, as
-// [sequences, heads, length, D] with the strides of [T, heads, D].
+// Attention on cuDNN through cudnn-frontend's graphs: the one file that includes their headers. A graph is
+// built once for each shape and kept; q, k, v, o and the gradients are used in place, as [sequences, heads,
+// length, D] with the strides of [T, heads, D].
 #include "kernels/hopper/attention/cudnn.h"
 
 #include "kernels/hopper/attention/lse.h"
@@ -18,16 +18,18 @@
 
 namespace fp8flow::hopper {
 
+using namespace attention;
+
 namespace {
 
 namespace fe = cudnn_frontend;
 
 constexpr std::size_t kOldestCudnn = 90500;
-constexpr int64_t kTile = 128;  // rows and columns that cuDNN's tiles cover
+constexpr int64_t kTile = 128;  // rows and columns of cuDNN's tiles
 
-// The deterministic backward keeps a score gradient of 2 bytes for every query, key and head in scratch, so
-// it runs part by part: parts of at most kPartBytes where one group of heads of one sequence is smaller than
-// that, and never of more than kMostBytes.
+// The deterministic backward keeps a score gradient of 2 bytes for every query, key and head in its
+// workspace, so it runs in parts: of at most kPartBytes where one group of heads of one sequence is smaller
+// than that, and never of more than kMostBytes.
 constexpr int64_t kPartBytes = int64_t{1} << 30;
 constexpr int64_t kMostBytes = int64_t{4} << 30;
 int64_t score_bytes(int64_t heads, int64_t length) {
@@ -44,7 +46,7 @@ int64_t divisor_up_to(int64_t count, int64_t most) {
 
 enum class Pass { forward, backward };
 
-// What a graph is made for: `sequences` sequences and `kv_heads` key heads with their query heads, in rows of
+// The shape of a graph: `sequences` sequences and `kv_heads` key heads with their query heads, in rows of
 // all_heads and all_kv_heads.
 struct Key {
     Pass pass;
@@ -53,8 +55,8 @@ struct Key {
     auto operator<=>(const Key&) const = default;
 
     int64_t lse_bytes() const { return round_up(4 * sequences * heads * length, 256); }
-    // Keys past the sequence's end are masked explicitly where cuDNN's tiles reach past it; cudnn-frontend
-    // would do the same, but with a copy from the host in every call.
+    // Keys past the end of the sequence are masked explicitly where cuDNN's tiles reach past it;
+    // cudnn-frontend would do the same, but with a copy from the host in every call.
     bool is_padded() const { return pass == Pass::backward && length % kTile != 0; }
 };
 
@@ -197,7 +199,7 @@ struct CudnnAttention::State {
         if (handle != nullptr) cudnnDestroy(handle);
     }
 
-    // The plan of a shape; made, with all the memory it needs, at the first call.
+    // The plan of a shape; made at the first call, with all the memory it needs.
     const Plan& plan_of(const Key& key) {
         const auto found = plans.find(key);
         if (found != plans.end()) return found->second;
@@ -221,7 +223,7 @@ struct CudnnAttention::State {
         return plans.emplace(key, std::move(plan)).first->second;
     }
 
-    // The log-sum-exps as cuDNN wants them stand at the start of the scratch, its own workspace behind them.
+    // The packed log-sum-exps are at the start of the scratch; cuDNN's workspace follows.
     float* packed_lse() const { return static_cast<float*>(scratch); }
     void run(const Key& key, const Plan& plan, std::unordered_map<int64_t, void*> tensors,
              const Launch& launch) {
@@ -235,7 +237,7 @@ struct CudnnAttention::State {
     Device& device;
     cudnnHandle_t handle = nullptr;
     std::map<Key, Plan> plans;
-    void* scratch = nullptr;  // one for all plans: ops of one stream follow each other
+    void* scratch = nullptr;  // shared by all plans: operations of a stream run one after the other
 
 private:
     void reserve(int64_t bytes) {
@@ -254,8 +256,8 @@ CudnnAttention::~CudnnAttention() = default;
 
 bool CudnnAttention::takes(const TensorView& q, const TensorView& k, int64_t seq_length) {
     const int64_t group = q.dim(1) / k.dim(1);
-    // cudnn-frontend puts cuDNN's workspace behind a table of 4 bytes a row and head, which must not move it
-    // off 16 bytes
+    // cudnn-frontend places cuDNN's workspace after a table of 4 bytes a row and head; the workspace must
+    // stay aligned to 16 bytes
     const bool aligned = group * seq_length % 4 == 0;
     return q.dtype == DType::bf16 && (q.dim(2) == 64 || q.dim(2) == 128) && seq_length > 1 && aligned &&
            score_bytes(group, seq_length) <= kMostBytes;

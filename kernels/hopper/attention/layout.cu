@@ -6,11 +6,9 @@
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow {
+namespace fp8flow::hopper::attention {
 
 namespace {
-
-using namespace hopper;
 
 constexpr int kThreads = 256;
 
@@ -21,10 +19,14 @@ struct RopeUnits {
     float sign;
 };
 
-// Reads and writes x once (134 MB at T=4096, 64 heads of 128: 33 us), the table from L2; 3 FLOPs an element.
-// One thread: the same eight pairs of kRopeHeads heads of a token, so that the eight angles are fetched once
-// and eight 16-byte loads are on their way together (three CTAs an SM: 96 KB); neighbouring threads stand on
-// neighbouring units and heads. No barriers; each pair belongs to one thread.
+// Rotates x in place: BF16, D / 2 a multiple of eight, aligned.
+//
+// Floor: x read and written once (134 MB at T=4096, 64 heads of 128: 33 us), the table from L2; 3 FLOPs an
+// element.
+//
+// Thread: the same eight pairs of kRopeHeads heads of a token, so that the eight angles are loaded once and
+// eight 16-byte loads are in flight together (three CTAs an SM: 96 KB); consecutive threads take consecutive
+// units, then heads. No barriers. Deterministic: each pair belongs to one thread.
 constexpr int kRopeHeads = 4;
 __global__ __launch_bounds__(kThreads, 3) void rope_units_kernel(const RopeUnits args) {
     const int64_t half = int64_t{args.units} * kUnit;
@@ -71,7 +73,7 @@ __global__ __launch_bounds__(kThreads, 3) void rope_units_kernel(const RopeUnits
     }
 }
 
-// The same for any dtype, depth and alignment. One thread: pairs (i, i + D/2), a grid apart.
+// The same for any dtype, depth and alignment. Grid-stride over the pairs (i, i + D/2).
 __global__ void rope_kernel(DeviceView x, const float* table, int64_t length, int64_t heads, int64_t half,
                             float sign, int64_t pairs) {
     const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
@@ -87,8 +89,8 @@ __global__ void rope_kernel(DeviceView x, const float* table, int64_t length, in
     }
 }
 
-// One part of the packed rows: columns [first, first + width) of rows of `stride`, and the contiguous tensor
-// [T, width] beside it, counted in words of kWord bytes.
+// One of q, k, v: columns [first, first + width) of packed rows of `stride`, and its contiguous tensor [T,
+// width]; in words of the copy.
 struct Part {
     uint8_t* data;
     int64_t first, width;
@@ -100,13 +102,13 @@ struct Packed {
 };
 enum class Copy { split, merge };
 
-// Moves every byte once. One thread: words of a packed row, a grid apart. No barriers; each word belongs to
-// one thread.
+// Bytes: everything read and written once. Grid-stride over the words of the packed rows. No barriers.
+// Deterministic: one writer a word.
 template <class Word> __global__ void packed_kernel(Packed packed, Copy copy) {
     const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads, words = packed.tokens * packed.stride;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < words; i += step) {
         const int64_t token = i / packed.stride, column = i % packed.stride;
-        // by selection: an index would put the parts into local memory
+        // selected, because an index would put the parts into local memory
         const Part part = column >= packed.parts[2].first   ? packed.parts[2]
                           : column >= packed.parts[1].first ? packed.parts[1]
                                                             : packed.parts[0];
@@ -146,6 +148,13 @@ void copy_packed(const TensorView& qkv, const TensorView& q, const TensorView& k
 }
 
 }  // namespace
+
+}  // namespace fp8flow::hopper::attention
+
+namespace fp8flow {
+
+using namespace hopper;
+using namespace hopper::attention;
 
 void HopperOps::do_rope(const op::Rope& args, const Launch& launch) {
     const int64_t pairs = args.x.numel() / 2;

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Copies log-sum-exps between [T, heads] and cuDNN's [sequences, heads, length]: 4 bytes a row and head, read
-// and written once.
+// Copies log-sum-exps between [T, heads] and cuDNN's [sequences, heads, length].
 #include "kernels/hopper/attention/lse.h"
 
 #include "kernels/core/dtype.h"
 #include "kernels/core/tensor.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::attention {
 
 namespace {
 
@@ -15,8 +14,8 @@ constexpr int kThreads = 256;
 
 enum class LseCopy { pack, unpack };
 
-// Reads and writes every word once; the strided side stays in L2. One thread: words of the packed tensor, a
-// grid apart. No barriers; each word belongs to one thread.
+// Bytes: 4 read and written a row and head; the strided side stays in L2. Grid-stride over the words of the
+// packed tensor. No barriers. Deterministic: one writer a word.
 __global__ void __launch_bounds__(kThreads)
     lse_kernel(float* lse, LsePart part, float* packed, LseCopy copy, int64_t words) {
     const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
@@ -49,4 +48,4 @@ void unpack_lse(const float* packed, const LsePart& part, float* lse, const Laun
     copy_lse(lse, part, const_cast<float*>(packed), LseCopy::unpack, launch);  // read only
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::attention

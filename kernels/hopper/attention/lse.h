@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT
-// Log-sum-exps between this project's layout and the packed one: before 9.26 some of cuDNN's backward kernels
-// ignore the strides they are given for them, and newer cudnn-frontends refuse others than packed ones there
-// (its pull request 304).
+// Copies log-sum-exps between [T, heads] and cuDNN's packed layout: before 9.26 some of cuDNN's backward
+// kernels ignore the strides they are given for them, and newer cudnn-frontends accept packed ones only (its
+// pull request 304).
 #pragma once
 
 #include "kernels/core/stream.h"
 
 #include <cstdint>
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::attention {
 
-// A part of lse [T, heads]: `sequences` of `length` rows from row `first_row`, `part_heads` heads from
+// A part of lse [T, heads]: `sequences` of `length` rows from `first_row`, `part_heads` heads from
 // `first_head`. Packed: contiguous [sequences, part_heads, length].
 struct LsePart {
     int64_t sequences, length;
@@ -21,4 +21,4 @@ struct LsePart {
 void pack_lse(const float* lse, const LsePart& part, float* packed, const Launch& launch);
 void unpack_lse(const float* packed, const LsePart& part, float* lse, const Launch& launch);
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::attention

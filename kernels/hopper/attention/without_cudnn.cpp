@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The seam of attention on cuDNN in a build without cuDNN: takes nothing, and says why. CMake passes the
-// reason as FP8FLOW_NO_CUDNN_REASON and compiles this file instead of cudnn.cpp and lse.cu.
+// CudnnAttention in a build without cuDNN: takes no shape, and says why. CMake passes the reason as
+// FP8FLOW_NO_CUDNN_REASON and compiles this file instead of cudnn.cpp and lse.cu.
 #include "kernels/core/error.h"
 #include "kernels/hopper/attention/cudnn.h"
 #include "kernels/hopper/device/view.h"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Cross-entropy on the GPU: loss and gradient of rows of logits. Bit-equal to the reference. Labels cannot be
-// reported from a kernel: the data loader checks them; here one outside the vocabulary becomes NaN (a step
-// that is then skipped), never an address. This file has the kernel for any row; read next:
-// cross_entropy_clusters.cu.
+// Cross-entropy on the GPU: loss and gradient of rows of logits, bit-equal to the reference. A kernel cannot
+// report a label: the data loader checks labels, and here one outside the vocabulary gives NaN (a step that
+// is then skipped), never an address. This file has the dispatch and the fallback for any row; the default
+// kernel is in cross_entropy_clusters.cu.
 #include "kernels/hopper/head/cross_entropy.h"
 
 #include "kernels/hopper/device/view.h"
@@ -10,18 +10,16 @@
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow {
-
-using namespace hopper;
+namespace fp8flow::hopper::head {
 
 namespace {
 
-// Moves: a row of logits three times, a row of gradients once. One CTA a token: the largest logit; the sum
-// over blocks, 32 blocks a turn; the gradient from recomputed exponentials. Barriers stand around every use
-// of shared memory and all threads reach them: loop bounds depend on the token only. Fixed order:
-// deterministic.
+// Bytes: a row of logits read three times, a row of gradients written once. CTA: one token: the largest
+// logit; the sum over blocks, 32 blocks an iteration; the gradient from recomputed exponentials. Barriers
+// surround every use of shared memory and all threads reach them: loop bounds depend on the token only.
+// Deterministic: fixed order.
 constexpr int kThreads = 256, kWarps = kThreads / kWarpSize;
-// Of the block from `column` on.
+// How many columns of the block at `column` are inside the vocabulary.
 __device__ __forceinline__ int counted(const CrossEntropyArgs& args, int64_t column) {
     return static_cast<int>(min(args.vocab - column, int64_t{kBlockColumns}));
 }
@@ -56,7 +54,7 @@ __global__ __launch_bounds__(kThreads) void row_kernel(const CrossEntropyArgs ar
         __syncthreads();
         largest = warp_largest(of_warps[lane % kWarps]);
 
-        float sum = 0.0f;  // a lane of the sum, in the threads of the first warp
+        float sum = 0.0f;  // in the first warp: one of the 32 partial sums a lane
         for (int64_t start = 0; start < blocks; start += kWarpSize) {
             for (int b = warp; b < kWarpSize && start + b < blocks; b += kWarps) {
                 Columns x;
@@ -100,11 +98,18 @@ __global__ __launch_bounds__(kThreads) void row_kernel(const CrossEntropyArgs ar
                     }
             }
         }
-        __syncthreads();  // of_warps and row_sum belong to the next token now
+        __syncthreads();  // the next token overwrites of_warps and row_sum
     }
 }
 
 }  // namespace
+
+}  // namespace fp8flow::hopper::head
+
+namespace fp8flow {
+
+using namespace hopper;
+using namespace hopper::head;
 
 void HopperOps::do_cross_entropy(const op::CrossEntropy& args, const Launch& launch) {
     const CrossEntropyArgs kernel_args{.logits = args.logits.as<float>(),

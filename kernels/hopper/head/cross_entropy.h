@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Cross-entropy on the GPU, the shared part: arguments, and a block of 1024 columns in a warp with its
-// largest logit, exponentials and sum in the order of op::CrossEntropy. Read next: cross_entropy_clusters.cu.
+// Cross-entropy on the GPU, the part that both kernels share: arguments, and a block of 1024 columns in a
+// warp: its largest logit, exponentials and sum in the order of op::CrossEntropy. Read next:
+// cross_entropy_clusters.cu.
 #pragma once
 
 #include "kernels/core/stream.h"
@@ -11,10 +12,10 @@
 
 #include <cfloat>
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::head {
 
 constexpr int kBlockColumns = static_cast<int>(op::kLossBlock);
-constexpr int kQuads = kBlockColumns / (4 * kWarpSize);  // a thread has eight times four columns of a block
+constexpr int kQuads = kBlockColumns / (4 * kWarpSize);  // a thread holds eight times four columns of a block
 static_assert(op::kLossLanes == kWarpSize && kQuads == 8);
 constexpr uint32_t kNanBits = 0x7FC00000u, kMinusInfinityBits = 0xFF800000u;
 
@@ -28,12 +29,12 @@ struct CrossEntropyArgs {
     float grad_scale;
 };
 
-// Rows of up to 262,144 columns in 16-byte words.
+// Whether launch_clusters takes the rows: up to 262,144 columns, a multiple of eight, aligned to 16 bytes.
 bool fits_clusters(const CrossEntropyArgs& args);
 void launch_clusters(const CrossEntropyArgs& args, const Launch& launch);
 
 #ifdef __CUDACC__
-// Column 128 j + 4 lane + n of a block stands in x[j][n].
+// x[j][n] is column 128 j + 4 lane + n of a block.
 using Columns = float[kQuads][4];
 
 // The bits of a float as an integer of the same order, and back.
@@ -57,10 +58,10 @@ __device__ __forceinline__ void set_columns_from(Columns& x, int count, int lane
         for (int n = 0; n < 4; ++n)
             if (j * 4 * kWarpSize + lane * 4 + n >= count) x[j][n] = value;
 }
-// The largest of the first `count` logits and their exponentials below that, which replace them; the others
-// become 0. NaN is passed over by the maximum, but not by exp. What does not count takes part as the largest:
-// as minus infinity it would cost its warp, for which all others of a row wait, the exponentials of far
-// arguments.
+// Returns the largest of the first `count` logits and replaces these by their exponentials relative to it;
+// the others become 0. The maximum ignores NaN, exp does not. Columns past `count` are computed as the
+// largest: as minus infinity they would take their warp, and with it the whole row, through the slow path of
+// exp for far arguments.
 __device__ __forceinline__ float block_exponentials(Columns& x, int count, int lane) {
     const bool whole = count >= kBlockColumns;
     if (!whole) set_columns_from(x, count, lane, -FLT_MAX);
@@ -70,7 +71,7 @@ __device__ __forceinline__ float block_exponentials(Columns& x, int count, int l
         largest = fmaxf(largest, fmaxf(fmaxf(x[j][0], x[j][1]), fmaxf(x[j][2], x[j][3])));
     largest = warp_largest(largest);
     if (!whole) set_columns_from(x, count, lane, largest);
-    uint32_t farthest = 0;  // the bits of the largest difference; NaN is above all
+    uint32_t farthest = 0;  // bits of the largest difference; NaN compares above all
 #pragma unroll
     for (int j = 0; j < kQuads; ++j)
 #pragma unroll
@@ -104,4 +105,4 @@ __device__ __forceinline__ float block_sum(const Columns& e) {
 }
 #endif
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::head

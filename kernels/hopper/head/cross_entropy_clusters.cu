@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Cross-entropy of rows that a cluster of CTAs holds on chip. Bit-equal to the reference. Read first:
-// cross_entropy.h.
+// Cross-entropy of rows that a cluster of CTAs holds in shared memory, bit-equal to the reference. Read
+// first: cross_entropy.h.
 #include "kernels/hopper/head/cross_entropy.h"
 
 #include "kernels/hopper/device/cluster.h"
@@ -12,24 +12,24 @@
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::head {
 
 namespace {
 
-constexpr int kWorkers = 16;  // warps that work on blocks; one more works on rows
+constexpr int kWorkers = 16;  // warps that process blocks; one more, the row warp, gathers rows
 constexpr int kClusterThreads = (kWorkers + 1) * kWarpSize;
-constexpr int kStages = 3;             // blocks that a warp holds: loading, or waiting for their row
-constexpr int kMostLag = kStages - 1;  // of a gradient behind its exponentials, in steps of a warp
+constexpr int kStages = 3;             // blocks in shared memory per warp: loading, or waiting for their row
+constexpr int kMostLag = kStages - 1;  // steps from a block's exponentials to its gradient, at most
 constexpr int kMostCtas = 8;           // of a cluster
 constexpr int kOwnBlocks = kMostLag * kWorkers;      // of a row in a CTA, at most
 constexpr int kMostBlocks = kMostCtas * kOwnBlocks;  // of a row
-constexpr int kMostSlots = 64;            // rows in work: from their first block's sum to their last gradient
-constexpr int kPlaces = 8 * kMostBlocks;  // for blocks of rows in work
+constexpr int kMostSlots = 64;            // rows in progress: from the first block's sum to the last gradient
+constexpr int kPlaces = 8 * kMostBlocks;  // for blocks of rows in progress
 
 struct alignas(128) Shared {
     float stages[kWorkers][kStages][kBlockColumns];
     float2 blocks[kPlaces];  // [slot][block of the row]: its largest and sum, sent by the whole cluster
-    float factors[8 * kOwnBlocks];  // [slot][block of this CTA]: what turns exponentials into gradients
+    float factors[8 * kOwnBlocks];  // [slot][block of this CTA]: gradient = exponential * factor
     int labels[kMostSlots];
     Mbarrier loaded[kWorkers][kStages], complete[kMostSlots], ready[kMostSlots];
 };
@@ -41,26 +41,25 @@ struct Split {
     int slots;   // a power of two
     // The first blocks % ctas CTAs have one more.
     __host__ __device__ int own(int rank) const { return blocks / ctas + (rank < blocks % ctas ? 1 : 0); }
-    __device__ uint32_t row_bytes() const {  // of what is sent
+    __device__ uint32_t row_bytes() const {  // received for a row
         return static_cast<uint32_t>(blocks) * static_cast<uint32_t>(sizeof(float2));
     }
     __device__ int first(int rank) const { return rank * (blocks / ctas) + min(rank, blocks % ctas); }
 };
-// How many steps later a warp turns exponentials into gradients: all blocks of the row have been worked on in
-// that step, at the latest.
+// The number of steps from a block's exponentials to its gradient: in that step, at the latest, all blocks of
+// the row have been processed.
 __host__ __device__ inline int lag_of(int own) { return own <= kWorkers + 1 ? 1 : kMostLag; }
 
-// What a CTA does: blocks of rows, as one sequence (all own blocks of its cluster's first row, then of the
-// next).
+// The work of a CTA: its blocks of all rows of its cluster as one sequence, row by row.
 struct Part {
     int rank, lane, warp;
     int first_block, own;        // of each row
-    int step_rows, step_blocks;  // kWorkers blocks further
+    int step_rows, step_blocks;  // the advance of a worker: kWorkers blocks
     int64_t first_token, clusters;
     int rows;
 };
 
-// A warp's place in that sequence, of which it takes every kWorkers-th block.
+// A worker's position in that sequence; it takes every kWorkers-th block.
 struct Place {
     int row, block;
     __device__ explicit Place(const Part& part) : row(part.warp / part.own), block(part.warp % part.own) {}
@@ -70,7 +69,7 @@ struct Place {
         if (block >= part.own) block -= part.own, ++row;
     }
 };
-// A row's slot, and the parity of the phase in which that serves it.
+// A row's slot, and the parity of the slot's phase for that row.
 struct Slot {
     int at;
     uint32_t parity;
@@ -94,7 +93,7 @@ __device__ __forceinline__ void store4(uint16_t* to, const float (&p)[4]) {
 __device__ __forceinline__ void store4(float* to, const float (&p)[4]) {
     *reinterpret_cast<float4*>(to) = float4{p[0], p[1], p[2], p[3]};
 }
-// Columns [0, columns) of a block, those from `known` on as 0. `to` is this lane's.
+// Stores columns [0, columns) of a block, those from `known` on as 0. `to` is this lane's address.
 template <class Out>
 __device__ __forceinline__ void store_block(Out* to, Columns& p, int columns, int known, int lane) {
     if (known >= kBlockColumns) {
@@ -108,14 +107,14 @@ __device__ __forceinline__ void store_block(Out* to, Columns& p, int columns, in
         if (j * 4 * kWarpSize + lane * 4 < columns) store4(to + j * 4 * kWarpSize, p[j]);
 }
 
-// A block's largest and sum, to every CTA of the cluster, where they complete the row's barrier. In a cluster
-// of one they are ordinary stores and arrivals: those that count themselves (st.async) are for two CTAs and
+// Sends a block's largest and sum to every CTA of the cluster, where they complete the row's barrier. A
+// cluster of one uses ordinary stores and arrivals: st.async, which counts its own bytes, needs two CTAs or
 // more.
 __device__ __forceinline__ void send(Shared& shared, const Split& split, int slot, int block, float2 value,
                                      int lane) {
     float2* const place = &shared.blocks[slot * split.blocks + block];
     Mbarrier* const barrier = &shared.complete[slot];
-    __syncwarp();  // all lanes have read what they needed of earlier rows' factors
+    __syncwarp();  // all lanes have read the factors of earlier rows
     if (split.ctas == 1) {
         if (lane != 0) return;
         *place = value;
@@ -197,7 +196,7 @@ __device__ __forceinline__ void work_on_blocks(Shared& shared, const CrossEntrop
     }
 }
 
-// A lane's blocks of a row, each kWarpSize-th, in groups of four: what is past the row counts for nothing.
+// A lane's blocks of a row (every kWarpSize-th), in groups of four; blocks past the row contribute nothing.
 struct LaneBlocks {
     static constexpr int kGroups = 2, kGroup = kMostBlocks / kWarpSize / kGroups;
     float largest[kGroups][kGroup], sum[kGroups][kGroup];
@@ -217,7 +216,7 @@ struct LaneBlocks {
         }
         return of_lane;
     }
-    // The weight of each against the row's largest takes the place of its own; the lane's sum.
+    // Replaces each largest by its weight relative to the row's largest; returns the lane's sum.
     __device__ __forceinline__ float weigh(float row_largest, int count, int lane) {
         float total = 0.0f;
 #pragma unroll
@@ -245,7 +244,7 @@ struct LaneBlocks {
         }
         return total;
     }
-    // The factors of the own blocks, which start at `first`.
+    // Writes the factors of the own blocks, which start at `first`.
     __device__ __forceinline__ void write(float* factors, float scale, int first, int own, int count,
                                           int lane) const {
 #pragma unroll
@@ -260,7 +259,7 @@ struct LaneBlocks {
     }
 };
 
-// By one warp: sum, loss, and a factor for each own block, of every row of the cluster.
+// The row warp: sum, loss, and a factor for each own block, for every row of the cluster.
 __device__ __forceinline__ void gather_rows(Shared& shared, const CrossEntropyArgs& args, const Split& split,
                                             const Part& part) {
     const int lane = part.lane;
@@ -290,27 +289,38 @@ __device__ __forceinline__ void gather_rows(Shared& shared, const CrossEntropyAr
     }
 }
 
-// Moves: logits once, dlogits once (V=129280, bf16: 776 KB a token, 190 us for 1024 tokens), and nothing
-// twice: a cluster of up to eight CTAs (one an SM) holds a row in shared memory from its exponentials to its
-// gradient. The contract lets every block of 1024 columns be worked on when it arrives. A CTA's blocks of all
-// its rows are one sequence, of which each of 16 warps takes every 16th: no warp idles, whatever the
-// vocabulary. A warp has a ring of three stages (4 KB each), which it fills itself by bulk copies. A step of
-// a warp: (1) the next block: its largest, its exponentials in place, their sum; largest and sum go to every
-// CTA of the cluster; (2) the gradient of the block `lag` steps back, and its stage loads again. About 26
-// instructions an element, of which exp has 13: 130 us of issue on 120 SMs. The seventeenth warp gathers a
-// row: largest and sum over its blocks in lanes, a factor for each block of the CTA, loss; the workers have a
-// step of other work meanwhile. What it takes, and what the slowest warp of a row takes, is what all others
-// wait for. Barriers: loaded, of each stage: the bytes of its copy; a warp alone uses it. complete, of a slot
-// of rows: the bytes of the blocks of all CTAs (asynchronous stores count themselves); armed by the row warp
-// for the row that has the slot next, once it has seen the phase before: what arrives earlier is counted
-// below zero. In a cluster of one: an arrival for each block. ready, of a slot: one arrival of the row warp.
-// A row is never waited for in vain: the last of its blocks in a CTA is at most `lag` steps later than the
-// first, and a warp works on a block before it waits. No slot is written too early: a warp that sends of row
-// r has finished all that it did `lag` + 1 steps earlier, behind rows r - d, d = the rows that 16 (lag + 1)
-// blocks reach over; so every CTA's workers had sent those rows, and were through with row r - 2d, and their
-// row warps with them: 2d slots. The same holds for factors and labels, which the row warp writes when all
-// blocks of rows up to r are there. A cluster meets before the first store to another CTA and before any of
-// it leaves. Fixed order: deterministic.
+// Loss and gradient with every logit read once: a cluster of up to eight CTAs (one an SM) holds a row in
+// shared memory from its exponentials to its gradient.
+//
+// Floor: logits once, dlogits once (V=129280, bf16: 776 KB a token, 190 us for 1024 tokens). About 26
+// instructions an element, of which exp takes 13: 130 us of issue on 120 SMs.
+//
+// Roles: 16 worker warps and one row warp. A CTA's blocks of 1024 columns of all its rows are one sequence,
+// and each worker takes every 16th, so that no warp idles, whatever the vocabulary; the contract allows
+// blocks in any order of arrival. A step of a worker: (1) the next block: its largest, its exponentials in
+// place, their sum; largest and sum go to every CTA of the cluster; (2) the gradient of the block `lag` steps
+// earlier, and its stage is loaded again. The row warp gathers a row: largest and sum over its blocks, a
+// factor for each block of the CTA, the loss; meanwhile the workers process another step.
+//
+// Shared memory and barriers:
+//   stages    3 blocks of 4 KB a worker, filled by its own bulk copies
+//   loaded    a stage; the bytes of its copy; used by one warp
+//   complete  a slot of rows; the bytes of the blocks of all CTAs (st.async). The row warp arms it for the
+//             slot's next row after the phase before; bytes that arrive earlier leave the count negative.
+//             Cluster of one: an arrival a block.
+//   ready     a slot of rows; one arrival of the row warp, when factors and label are written
+//
+// No deadlock: the last block of a row in a CTA is at most `lag` steps after the first, and a worker
+// processes a block before it waits. No slot is overwritten early: a warp that sends row r has finished
+// everything of `lag` + 1 steps earlier, which is up to row r - d, where d is the number of rows that 16 (lag
+// + 1) blocks span; so the workers of every CTA had sent those rows, and were done with row r - 2d, and so
+// were their row warps: 2d slots. The same holds for factors and labels, which the row warp writes when all
+// blocks of rows up to r have arrived. cluster_sync before the first remote store and before any CTA exits.
+//
+// Deterministic: fixed order of every sum.
+//
+// Where to look next: the critical path is the row warp and the slowest worker of a row; all others wait for
+// them.
 template <class Out>  // of a gradient
 __global__ __launch_bounds__(kClusterThreads, 1) void row_cluster_kernel(const CrossEntropyArgs args,
                                                                          const Split split) {
@@ -349,13 +359,13 @@ __global__ __launch_bounds__(kClusterThreads, 1) void row_cluster_kernel(const C
     cluster_sync();
 }
 
-// The smallest cluster whose warps take one block of a row each, or the largest. Slots: twice the rows that a
-// warp's lag reaches over.
+// The smallest cluster in which a worker has at most one block of a row, or the largest. Slots: twice the
+// rows that a warp's lag spans.
 Split split_of(int64_t columns) {
     Split split{.ctas = 1, .blocks = static_cast<int>(ceil_div(columns, op::kLossBlock)), .slots = 2};
     while (split.ctas < kMostCtas && split.blocks > kWorkers * split.ctas) split.ctas *= 2;
-    const int behind = kWorkers * (lag_of(split.own(0)) + 1), fewest = split.own(split.ctas - 1);
-    while (split.slots < 2 * ((behind + fewest - 1) / fewest)) split.slots *= 2;
+    const int span = kWorkers * (lag_of(split.own(0)) + 1), fewest = split.own(split.ctas - 1);
+    while (split.slots < 2 * ((span + fewest - 1) / fewest)) split.slots *= 2;
     return split;
 }
 
@@ -367,7 +377,7 @@ template <class Out> void launch_as(const CrossEntropyArgs& args, const Launch& 
     cudaLaunchAttribute cluster = cluster_attribute(ctas);
     const cudaLaunchConfig_t config =
         launch_config(std::span(&cluster, 1), ctas, dim3(kClusterThreads), sizeof(Shared), launch);
-    int clusters = 0;  // that the device holds at a time: its GPCs have different numbers of SMs
+    int clusters = 0;  // resident at a time; GPCs have different numbers of SMs
     check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config), "cross_entropy");
     if (launch.sm_limit > 0) clusters = std::min(clusters, launch.sm_limit / split.ctas);
     clusters = static_cast<int>(std::min<int64_t>(std::max(1, clusters), args.tokens));
@@ -391,4 +401,4 @@ void launch_clusters(const CrossEntropyArgs& args, const Launch& launch) {
         launch_as<uint16_t>(args, launch);
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::head

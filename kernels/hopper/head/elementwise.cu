@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Element-wise operations and small reductions on activations: sum, add, cast, zero, and the count of NaN and
+// Element-wise operations and small reductions: add, cast, zero, fill_normal, sum, and the count of NaN and
 // infinity. All bit-equal to the reference.
 #include "kernels/core/random.h"
 #include "kernels/hopper/device/pdl.h"
@@ -8,16 +8,14 @@
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow {
-
-using namespace hopper;
+namespace fp8flow::hopper::head {
 
 namespace {
 
 constexpr int kThreads = 256;
 
-// y = a + b, or y = a in another dtype when b is absent. Moves every element once. Eight elements a thread
-// and turn; y may be a or b, because a thread writes what it alone has read.
+// y = a + b, or y = a in another dtype when b is absent. Bytes: every element once. Eight elements a thread
+// and iteration; y may alias a or b, because a thread writes what only it has read.
 __global__ __launch_bounds__(kThreads) void add_kernel(DeviceView a, DeviceView b, DeviceView y,
                                                        int64_t count, bool vectorised) {
     pdl_launch_dependents();
@@ -47,8 +45,9 @@ void launch_add(const TensorView& a, const TensorView& b, const TensorView& y, c
 }
 
 // *sum += the values, in double: blocks of 64 in ascending order, one a thread, then the block sums, which
-// thread 0 adds (about 5 ns each; the op is meant for one value a token). One CTA: another would have to wait
-// for this one's sums. Two barriers a turn, reached by all threads.
+// thread 0 adds (about 5 ns each; the operation is meant for one value a token). One CTA, since a second
+// would have to wait for the first's sums. Two barriers an iteration, reached by all threads. Deterministic:
+// fixed order.
 __global__ __launch_bounds__(kThreads) void sum_kernel(const float* values, int64_t count, float* sum) {
     constexpr int kBlockValues = static_cast<int>(op::kSumBlock);
     __shared__ double block_sums[kThreads];
@@ -75,9 +74,9 @@ __global__ __launch_bounds__(kThreads) void sum_kernel(const float* values, int6
     if (threadIdx.x == 0) *sum = static_cast<float>(static_cast<double>(*sum) + total);
 }
 
-// Moves x once. A thread counts what it meets and adds that with one integer atomic, if it is not 0: sums and
-// minima of integers do not depend on the order. -1 is the largest unsigned number, so "no index yet" loses
-// every minimum.
+// Counts NaN and infinity in x, and the index of the first. Bytes: x once. A thread adds what it finds with
+// one integer atomic, if it is not 0. Deterministic: sums and minima of integers do not depend on the order.
+// "No index yet" is -1, the largest unsigned number, which loses every minimum.
 __global__ __launch_bounds__(kThreads) void count_non_finite_kernel(DeviceView x, int64_t count,
                                                                     bool vectorised,
                                                                     unsigned long long* found,
@@ -100,8 +99,8 @@ __global__ __launch_bounds__(kThreads) void count_non_finite_kernel(DeviceView x
     atomicMin(first, lowest);
 }
 
-// Bytes: y once. One thread draws one element: about 100 double-precision operations, shared with the host
-// bit for bit.
+// y = scale * normal random numbers by global index. Bytes: y once. One element a thread: about 100
+// double-precision operations, shared with the host bit for bit.
 __global__ void fill_normal_kernel(uint64_t seed, uint64_t stream, uint64_t first, float scale, float* y,
                                    int64_t count) {
     for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
@@ -110,6 +109,13 @@ __global__ void fill_normal_kernel(uint64_t seed, uint64_t stream, uint64_t firs
 }
 
 }  // namespace
+
+}  // namespace fp8flow::hopper::head
+
+namespace fp8flow {
+
+using namespace hopper;
+using namespace hopper::head;
 
 void HopperOps::do_fill_normal(const op::FillNormal& args, const Launch& launch) {
     const int64_t count = args.y.numel();

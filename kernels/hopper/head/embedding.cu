@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Where the model begins, on the GPU: embedding and its gradient (it ends in cross_entropy.cu). Bit-equal to
-// the reference. Token ids cannot be reported from a kernel: the data loader checks them; here an id outside
-// the vocabulary becomes NaN (a step that is then skipped), never an address.
+// Embedding and its gradient on the GPU, bit-equal to the reference. A kernel cannot report a token id: the
+// data loader checks ids, and here an id outside the vocabulary gives NaN (a step that is then skipped),
+// never an address.
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/vector_io.h"
 #include "kernels/hopper/device/view.h"
@@ -11,17 +11,14 @@
 #include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/workspace.h"
 
-namespace fp8flow {
-
-using namespace hopper;
+namespace fp8flow::hopper::head {
 
 namespace {
 
 constexpr uint32_t kNanBits = 0x7FC00000u;
 
-// ---- embedding
-// Moves: one table row in, one activation row out a token. One warp a token, eight elements a thread and
-// turn. Element-wise.
+// y[t] = table[ids[t]] for any dtypes. Bytes: one table row read, one activation row written a token. One
+// warp a token, eight elements a thread and iteration. Element-wise.
 constexpr int kRowWarps = 8;
 __global__ __launch_bounds__(kRowWarps* kWarpSize) void embedding_kernel(const int32_t* ids, int64_t tokens,
                                                                          DeviceView table, DeviceView y,
@@ -45,8 +42,8 @@ __global__ __launch_bounds__(kRowWarps* kWarpSize) void embedding_kernel(const i
     }
 }
 
-// The same where table and y have one dtype and whole 16-byte words: a copy. Moves as above (117 MB of BF16
-// at T=4096, H=7168: 29 us). A CTA takes up to 8 KB of a row, four words a thread on their way: 128 KB an SM.
+// The same as a copy, where table and y have one dtype and rows are whole 16-byte words. Floor: 117 MB of
+// BF16 at T=4096, H=7168: 29 us. CTA: up to 8 KB of a row, four words a thread in flight: 128 KB an SM.
 // Element-wise.
 constexpr int kCopyThreads = 128, kCopyWords = 4, kSlabWords = kCopyThreads * kCopyWords;
 __global__ __launch_bounds__(kCopyThreads) void embedding_copy_kernel(const int32_t* ids, int64_t tokens,
@@ -71,11 +68,11 @@ __global__ __launch_bounds__(kCopyThreads) void embedding_copy_kernel(const int3
     }
 }
 
-// Four columns of a gradient row: on their way, and as floats.
+// Four columns of a gradient row: as loaded, and as floats.
 struct Bf16Rows {
     using Raw = uint2;
     static constexpr int kCtasPerSm = 4;
-    static constexpr int kBatch = 16;  // rows that a thread has on their way
+    static constexpr int kBatch = 16;  // rows in flight per thread
     static __device__ Raw load(const DeviceView& dy, int64_t at, int64_t) {
         return *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(dy.data) + at);
     }
@@ -114,18 +111,23 @@ struct AnyRows {  // any dtype and alignment; `left` columns are inside the row
     }
 };
 
-// dtable[id] (+)= the gradient rows of its tokens in ascending order. Moves: dy once (58.7 MB at T=4096,
-// H=7168: 14 us), the touched table rows once. A CTA takes 8 places of the sorted tokens and some tiles of
-// 512 columns, a thread four columns of each: the ids that begin among these places are its own, to their
-// last token, which may stand further on. It learns ids and positions once for all its tiles. All rows of the
-// 8 places, of dy and of the table, are loaded before the first is added (a load of the table after a store
-// would wait for it; 24 bytes a place and thread: 98 KB on their way an SM), then kBatch rows at a time, so
-// that an id with many tokens (a byte of a text: some hundreds) waits for memory a few times only. No
-// barriers; one writer an element, the reference's order: deterministic. It and the sort are launched behind
-// what comes before them: 85.5 -> 82.3 us; without __restrict__, since the sort writes what it reads. (If the
-// sort lets it start early, 99: its CTAs wait where the sort's work. With __ldcg instead of ordinary
-// loads 91.)
-constexpr int kTurns = 6;  // of CTAs on an SM, at least, where there is enough work
+// dtable[id] (+)= the gradient rows of its tokens in ascending order.
+//
+// Floor: dy read once (58.7 MB at T=4096, H=7168: 14 us), the touched table rows once.
+//
+// CTA: kPlaces places of the sorted tokens and some tiles of 512 columns, four columns of each a thread. The
+// CTA owns the ids that begin among its places, up to their last token, which may lie beyond them. Ids and
+// positions are read once for all tiles. All rows of the places, of dy and of the table, are loaded before
+// the first addition, because a load of the table after a store would wait for it: 24 bytes a place and
+// thread, 98 KB in flight an SM. Then kBatch rows at a time, so that an id with many tokens (a byte of a
+// text: some hundreds) waits for memory a few times only. No shared memory, no barriers.
+//
+// Deterministic: one writer an element, the reference's order.
+//
+// PDL: this kernel and the sort are launched with it: 85.5 -> 82.3 us. Its pointers are without __restrict__,
+// because the sort writes what it reads. Measured alternatives: an early trigger in the sort 99 us (these
+// CTAs then wait where the sort runs); __ldcg instead of ordinary loads 91 us.
+constexpr int kWaves = 6;  // of CTAs, at least, where there is enough work
 constexpr int kGradThreads = 128, kGradColumns = 4 * kGradThreads, kPlaces = 8;
 template <class Rows>
 __global__ __launch_bounds__(kGradThreads, Rows::kCtasPerSm) void embedding_backward_kernel(
@@ -138,7 +140,7 @@ __global__ __launch_bounds__(kGradThreads, Rows::kCtasPerSm) void embedding_back
     pdl_wait();                    // the sort
     for (int64_t item = blockIdx.x; item < ranges * splits; item += gridDim.x) {
         const int64_t first = item / splits * kPlaces;
-        // owners[i]: the id to whose sum place first + i belongs, if that sum begins among these places
+        // owners[i]: the id that place first + i adds to, if that id begins among these places
         int32_t owners[kPlaces], ids[kPlaces], positions[kPlaces],
             previous = first > 0 ? sorted_ids[first - 1] : kNone;
 #pragma unroll
@@ -167,7 +169,7 @@ __global__ __launch_bounds__(kGradThreads, Rows::kCtasPerSm) void embedding_back
             const int64_t column = tile * kGradColumns + threadIdx.x * 4, left = hidden - column;
             if (left <= 0) continue;
             typename Rows::Raw rows[kPlaces];
-            float before[kPlaces][4] = {};  // what the table holds for an id that begins here
+            float before[kPlaces][4] = {};  // the table's value for an id that begins here
 #pragma unroll
             for (int i = 0; i < kPlaces; ++i) {
                 if (owners[i] == kNone) continue;
@@ -209,6 +211,13 @@ __global__ __launch_bounds__(kGradThreads, Rows::kCtasPerSm) void embedding_back
 }
 
 }  // namespace
+
+}  // namespace fp8flow::hopper::head
+
+namespace fp8flow {
+
+using namespace hopper;
+using namespace hopper::head;
 
 void HopperOps::do_embedding(const op::Embedding& args, const Launch& launch) {
     const int64_t tokens = args.y.dim(0), hidden = args.table.dim(1);
@@ -254,9 +263,9 @@ void HopperOps::do_embedding_backward(const op::EmbeddingBackward& args, const L
     const bool wide = args.dy.dtype == DType::bf16 && is_vectorisable(args.dy.data, hidden) &&
                       is_vectorisable(args.dtable.data, hidden);
     const auto kernel = wide ? embedding_backward_kernel<Bf16Rows> : embedding_backward_kernel<AnyRows>;
-    // a CTA takes several tiles of columns where enough CTAs are left to fill the device a few times
+    // a CTA takes several tiles of columns where that leaves enough CTAs to fill the device a few times
     const int64_t ranges = ceil_div(tokens, kPlaces), column_tiles = ceil_div(hidden, kGradColumns),
-                  tiles_each = std::clamp<int64_t>(ranges * column_tiles / (int64_t{kNumSms} * 4 * kTurns), 1,
+                  tiles_each = std::clamp<int64_t>(ranges * column_tiles / (int64_t{kNumSms} * 4 * kWaves), 1,
                                                    column_tiles),
                   splits = ceil_div(column_tiles, tiles_each), items = ranges * splits;
     const unsigned grid = launch.sm_limit > 0 ? grid_for(items, launch)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Sorting tokens by id, stable: a few by counting for each how many come before it, many by CUB's radix sort,
-// whose time grows with their number and not with its square. Integers: the result is the same in every run.
+// Stable sort of tokens by id: few by counting, for each token, the tokens before it; many by CUB's radix
+// sort, whose time grows linearly. Integers: the result is the same in every run.
 #include "kernels/hopper/head/sort_tokens.h"
 
 #include "kernels/core/error.h"
@@ -11,32 +11,36 @@
 
 #include <cub/device/device_radix_sort.cuh>
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::head {
 
 namespace {
 
-// Up to here comparing all pairs takes less time than the passes of a radix sort.
+// Up to here comparing all pairs is faster than the passes of a radix sort.
 constexpr int kMostCounted = 8192;
 
-// Tokens by (id, position): sorted_ids and order, where order[i] is the position of the i-th. Moves: the ids,
-// once a CTA (from L2). A token's place is the number of tokens before it. A CTA holds all ids in shared
-// memory; a warp counts for two tokens, a lane four ids at a time: up to the tokens' own ids an equal one is
-// before, behind them it is not, so that a pair takes one comparison (16.8 M at T=4096: 1.5 us over the whole
-// chip) except near the tokens. One barrier. Every place is taken once: one writer a word.
-constexpr int kRankThreads = 256, kRankWarp = 32, kWarpTokens = 2;
-constexpr int kRankTokens = kRankThreads / kRankWarp * kWarpTokens;  // of a CTA
-constexpr int kChunk = 4 * kRankWarp;                                // ids that a warp looks at together
+// Tokens by (id, position): sorted_ids, and order, where order[i] is the position of the i-th. A token's
+// place is the number of tokens before it.
+//
+// Bytes: the ids, read once a CTA (from L2). CTA: all ids in shared memory. A warp counts for two tokens, a
+// lane four ids at a time. Among positions below the token an equal id counts, above it does not, so that a
+// pair takes one comparison except in the two chunks around the tokens (16.8 M at T=4096: 1.5 us over the
+// whole chip). One barrier.
+//
+// Deterministic: every place is taken once, one writer a word.
+constexpr int kRankThreads = 256, kWarpTokens = 2;
+constexpr int kRankTokens = kRankThreads / kWarpSize * kWarpTokens;  // tokens per CTA
+constexpr int kChunk = 4 * kWarpSize;                                // ids that a warp compares at once
 __global__ __launch_bounds__(kRankThreads) void count_before_kernel(const int32_t* ids, int tokens,
                                                                     int32_t* sorted_ids, int32_t* order) {
     __shared__ __align__(16) int32_t all[kMostCounted];
-    const int thread = static_cast<int>(threadIdx.x), lane = thread % kRankWarp;
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarpSize;
     pdl_wait();
     const int padded = (tokens + kChunk - 1) / kChunk * kChunk;
 #pragma unroll 8
     for (int i = thread; i < padded; i += kRankThreads)
-        all[i] = i < tokens ? ids[i] : INT32_MAX;  // before nobody
+        all[i] = i < tokens ? ids[i] : INT32_MAX;  // before no token
     __syncthreads();
-    for (int own = (static_cast<int>(blockIdx.x) * kRankThreads + thread) / kRankWarp * kWarpTokens;
+    for (int own = (static_cast<int>(blockIdx.x) * kRankThreads + thread) / kWarpSize * kWarpTokens;
          own < tokens; own += static_cast<int>(gridDim.x) * kRankTokens) {
         int id[kWarpTokens], place[kWarpTokens] = {};
 #pragma unroll
@@ -49,17 +53,18 @@ __global__ __launch_bounds__(kRankThreads) void count_before_kernel(const int32_
                 place[n] += is_before(four.x, at, n) + is_before(four.y, at + 1, n) +
                             is_before(four.z, at + 2, n) + is_before(four.w, at + 3, n);
         };
-        // two chunks around the tokens, from which either side is on one side of both
-        const int near = own / kChunk * kChunk, behind = min(near + 2 * kChunk, padded);
+        // two chunks around the tokens: chunks below hold positions before both, chunks above positions after
+        // both
+        const int near = own / kChunk * kChunk, far = min(near + 2 * kChunk, padded);
 #pragma unroll 4
         for (int start = 0; start < near; start += kChunk)
             count(start, [&](int other, int, int n) { return other <= id[n] ? 1 : 0; });
-        for (int start = near; start < behind; start += kChunk)
+        for (int start = near; start < far; start += kChunk)
             count(start, [&](int other, int at, int n) {
                 return other < id[n] || (other == id[n] && at < own + n) ? 1 : 0;
             });
 #pragma unroll 4
-        for (int start = behind; start < padded; start += kChunk)
+        for (int start = far; start < padded; start += kChunk)
             count(start, [&](int other, int, int n) { return other < id[n] ? 1 : 0; });
 #pragma unroll
         for (int n = 0; n < kWarpTokens; ++n) {
@@ -71,7 +76,7 @@ __global__ __launch_bounds__(kRankThreads) void count_before_kernel(const int32_
     }
 }
 
-// positions[t] = t. Moves 4 bytes a token.
+// positions[t] = t. Bytes: 4 written a token.
 constexpr int kPositionThreads = 256;
 __global__ __launch_bounds__(kPositionThreads) void positions_kernel(int tokens, int32_t* positions) {
     const int first = static_cast<int>(blockIdx.x) * kPositionThreads + static_cast<int>(threadIdx.x);
@@ -79,12 +84,12 @@ __global__ __launch_bounds__(kPositionThreads) void positions_kernel(int tokens,
         positions[t] = static_cast<int32_t>(t);
 }
 
-// Where CUB's scratch begins, behind the positions.
+// Bytes of the positions in the scratch; CUB's part follows.
 std::size_t positions_bytes(int64_t tokens) {
     return static_cast<std::size_t>(round_up(tokens * static_cast<int64_t>(sizeof(int32_t)), 256));
 }
 
-// With scratch null only the bytes that it takes are found; nothing is launched.
+// With scratch null it returns the bytes needed and launches nothing.
 std::size_t radix_sort(const SortTokens& job, const int32_t* positions, void* scratch, std::size_t bytes,
                        cudaStream_t stream) {
     check_cuda(cub::DeviceRadixSort::SortPairs(scratch, bytes, job.ids, job.sorted_ids, positions, job.order,
@@ -123,4 +128,4 @@ void sort_tokens(const SortTokens& job, const Launch& launch) {
                sort_tokens_scratch(job.tokens) - offset, stream);
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::head

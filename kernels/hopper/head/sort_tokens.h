@@ -4,7 +4,7 @@
 
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::head {
 
 struct SortTokens {
     const int32_t* ids;  // [tokens], any values
@@ -16,4 +16,4 @@ struct SortTokens {
 std::size_t sort_tokens_scratch(int64_t tokens);
 void sort_tokens(const SortTokens& job, const Launch& launch);
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::head

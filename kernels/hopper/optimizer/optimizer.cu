@@ -12,23 +12,26 @@
 #include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/workspace.h"
 
-namespace fp8flow {
-
-using namespace hopper;
+namespace fp8flow::hopper::optimizer {
 
 namespace {
 
 constexpr int kFour = 4;
 
-// out[b] = sum of the squares of block b, in the order of kernels/ops/optimizer.h. Moves: the values once
-// (1.07 GB, 0.23 ms, at 2^28 values and 4.6 TB/s). A warp takes a block, a lane four strands of it: an access
-// of the warp is one line of 128 elements. TMA brings 4 KB side by side at a time, two to three
-// such pieces of each of an SM's 16 warps are on their way (128 to 192 KB), and no register waits for memory.
-// Warps are independent: a barrier of one arrival a piece, a __syncwarp between the last reading of a piece
-// and the request of the next in its place. Pieces that are not whole (the end, or all where pointers do not
-// fit) are read without it; as they come last, a warp's barriers are used in turn. A square is exact in
-// double, so that a fused operation adds what a multiplication and an addition would; + 0 behind the last
-// value changes no bit. One writer a sum: deterministic, and the bits of the reference.
+// out[b] = sum of the squares of block b, in the order of kernels/ops/optimizer.h.
+//
+// Floor: the values once (1.07 GB, 0.23 ms, at 2^28 values and 4.6 TB/s).
+//
+// Warp: a block, four strands a lane; one access of the warp is a row of 128 elements. TMA loads pieces of 4
+// KB into a ring of kSlots per warp; two to three pieces of each of an SM's 16 warps are in flight (128 to
+// 192 KB), and no register waits for memory. Pieces that are not whole (at the end, or all where the pointer
+// is not aligned) are read by ordinary loads; they come last, so that the ring advances without gaps.
+//
+// Barriers: warps are independent. `full`, one per slot: the bytes of a piece. A __syncwarp between the last
+// read of a piece and the load of the next into its slot.
+//
+// Deterministic: one writer a sum, fixed order. A square is exact in double, so that an fma adds what a
+// multiplication and an addition would; + 0 after the last value changes no bit.
 constexpr int kWarps = 8, kSumThreads = kWarps * kWarpSize, kSumCtas = 2;
 constexpr int kStrands = static_cast<int>(op::kNormSquaredStrands), kRows = 8, kPiece = kRows * kStrands,
               kPieces = static_cast<int>(op::kNormSquaredBlock) / kPiece, kSlots = 3;
@@ -41,7 +44,7 @@ __device__ __forceinline__ void add_squares(const float4& x, double (&sums)[kFou
     sums[2] = __fma_rn(static_cast<double>(x.z), static_cast<double>(x.z), sums[2]);
     sums[3] = __fma_rn(static_cast<double>(x.w), static_cast<double>(x.w), sums[3]);
 }
-// The sum of 32 lanes in halves, to all of them.
+// The sum of 32 lanes by butterfly shuffles, in all lanes.
 __device__ __forceinline__ double warp_sum(double sum) {
     for (int step = kWarpSize / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kFullMask, sum, step);
     return sum;
@@ -59,9 +62,9 @@ __global__ __launch_bounds__(kSumThreads, kSumCtas) void block_sums_kernel(const
     const int64_t blocks = (count + op::kNormSquaredBlock - 1) / op::kNormSquaredBlock,
                   step = static_cast<int64_t>(gridDim.x) * kWarps,
                   begin = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
-    const int64_t whole = vectorised ? count / kPiece : 0;  // pieces that TMA brings
-    int64_t ahead = begin * kPieces;                        // the piece that is requested next
-    const auto request = [&](int slot) {
+    const int64_t whole = vectorised ? count / kPiece : 0;  // pieces loaded by TMA
+    int64_t ahead = begin * kPieces;                        // the piece that is loaded next
+    const auto load = [&](int slot) {
         if (lane == 0 && ahead < whole) {
             constexpr uint32_t kBytes = kPiece * sizeof(float);
             mbarrier_arrive_expect_tx(&full[slot], kBytes);
@@ -74,7 +77,7 @@ __global__ __launch_bounds__(kSumThreads, kSumCtas) void block_sums_kernel(const
         fence_mbarrier_init();
     }
     __syncwarp();
-    for (int slot = 0; slot < kSlots; ++slot) request(slot);
+    for (int slot = 0; slot < kSlots; ++slot) load(slot);
 
     int slot = 0;
     uint32_t parity = 0;
@@ -99,7 +102,7 @@ __global__ __launch_bounds__(kSumThreads, kSumCtas) void block_sums_kernel(const
                 }
             }
             __syncwarp();
-            request(slot);
+            load(slot);
             if (++slot == kSlots) slot = 0, parity ^= 1;
         }
         const double sum = warp_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
@@ -107,9 +110,9 @@ __global__ __launch_bounds__(kSumThreads, kSumCtas) void block_sums_kernel(const
     }
 }
 
-// sum += the sums of the blocks (256 KB at 2^28 values, from L2: about 3 us), rounded once. One CTA; a thread
-// adds its strand, kAhead loads in flight, its warp and then the first warp add the strands in halves. One
-// barrier.
+// *result += the sums of the blocks (256 KB at 2^28 values, from L2: about 3 us), rounded once. One CTA; a
+// thread adds its strand, kAhead loads in flight; its warp and then the first warp add the strands by
+// butterfly shuffles. One barrier. Deterministic: fixed order.
 constexpr int kFinishThreads = static_cast<int>(op::kNormSquaredBlockStrands), kAhead = 16;
 static_assert(kFinishThreads == kWarpSize * kWarpSize);
 __global__ __launch_bounds__(kFinishThreads) void finish_sum_kernel(const double* sums, int64_t count,
@@ -117,7 +120,8 @@ __global__ __launch_bounds__(kFinishThreads) void finish_sum_kernel(const double
     __shared__ double warp_sums[kWarpSize];
     pdl_wait();
     const int thread = static_cast<int>(threadIdx.x);
-    const double before = thread == 0 ? static_cast<double>(*result) : 0.0;  // on its way with the first sums
+    const double before =
+        thread == 0 ? static_cast<double>(*result) : 0.0;  // in flight together with the first sums
     double sum = 0;
     for (int64_t first = thread; first < count; first += kAhead * kFinishThreads) {
         double terms[kAhead];
@@ -135,9 +139,9 @@ __global__ __launch_bounds__(kFinishThreads) void finish_sum_kernel(const double
     if (thread == 0) *result = static_cast<float>(before + sum);
 }
 
-// Moves 28 bytes a parameter and the working copy (2 or 4). A thread takes four parameters at a time by
-// 16-byte accesses; element-wise, so deterministic; compiled without contraction, so every operation rounds
-// as in the reference. Leaves at once when *status != 0.
+// One AdamW step. Bytes: 28 a parameter, and the working copy (2 or 4). A thread takes four parameters at a
+// time by 16-byte accesses. Element-wise, so deterministic; compiled without contraction, so that every
+// operation rounds as in the reference. Returns at once when *status != 0.
 constexpr int kAdamWThreads = 256;
 __global__ __launch_bounds__(kAdamWThreads) void adamw_kernel(const AdamWArgs args, bool vectorised) {
     if (args.status != nullptr && *args.status != 0) return;
@@ -179,6 +183,13 @@ __global__ __launch_bounds__(kAdamWThreads) void adamw_kernel(const AdamWArgs ar
 
 }  // namespace
 
+}  // namespace fp8flow::hopper::optimizer
+
+namespace fp8flow {
+
+using namespace hopper;
+using namespace hopper::optimizer;
+
 void HopperOps::do_norm_squared(const op::NormSquared& args, const Launch& launch) {
     const int64_t count = args.x.numel();
     if (count == 0) return;
@@ -205,7 +216,8 @@ void HopperOps::do_adamw(const op::AdamW& args, const Launch& launch) {
     check_launch("adamw");
 }
 
-// Weights in whole 128x128 blocks take the step and become codes in one kernel; others one after the other.
+// Weights in whole 128x128 blocks: the step and both FP8 copies in one kernel (quantize/weight_tiles.cu).
+// Others: one after the other.
 void HopperOps::do_adamw_quantize(const op::AdamWQuantize& args, const Launch& launch) {
     if (!hopper::quantize::launch_weight_tiles(args.adamw.master, &args.adamw,
                                                {args.scale_format, args.mx_rounding}, args.fprop, args.dgrad,

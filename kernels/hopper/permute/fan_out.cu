@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// permute + pad seen from the tokens, for plans that say where each token's row goes: a row is read once and
-// written to all its places. Bytes as permute.cu, which goes over the places instead.
+// permute + pad by token, for plans that list each token's destination rows (recv_rows): a row is read once
+// and written to all its places. permute.cu runs the same operation by destination row.
 #include "kernels/core/scaled_tensor.h"
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/pdl.h"
@@ -9,15 +9,15 @@
 #include "kernels/hopper/permute/permute.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::permute {
 
 namespace {
 
 constexpr int kWarps = 4, kThreads = kWarps * kWarpSize;
-constexpr int kCtas = 8;               // of an SM
-constexpr int kMostPlaces = 8;         // of a token
-constexpr int kInFlight = 8;           // 16-byte pieces of a thread
-constexpr int kScaleRows = kWarpSize;  // rows of dst whose scales and pads a CTA writes at a time
+constexpr int kCtas = 8;               // per SM
+constexpr int kMostPlaces = 8;         // of a token, at most
+constexpr int kInFlight = 8;           // 16-byte loads of a thread
+constexpr int kScaleRows = kWarpSize;  // rows of dst: scales and pads of one item
 
 struct FanOutArgs {
     const uint4* src;
@@ -30,7 +30,7 @@ struct FanOutArgs {
     const int32_t* row_source;
     const int64_t* source_base;  // null: 0
     DeviceGroups groups;
-    // scales of a row of src stand side by side, of dst a stride apart; no blocks: none
+    // scales: contiguous per row of src, dst_block_stride apart in dst; blocks 0: none
     const void* src_scales;
     DType src_scale_dtype;
     float* dst_scales;
@@ -38,8 +38,8 @@ struct FanOutArgs {
     int64_t dst_block_stride;
 };
 
-// Scales of 32 rows of dst, a row a lane, so that they leave as whole lines; and zeros in the codes of those
-// that are pads.
+// Scales of 32 rows of dst, one row a lane, so that a warp stores whole lines; zeros into the values of pad
+// rows.
 __device__ __forceinline__ void write_scales_and_pads(const FanOutArgs& args, int64_t tile, int64_t base,
                                                       const int32_t* row_source) {
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
@@ -82,11 +82,18 @@ __device__ __forceinline__ void copy_to_places(const FanOutArgs& args, int64_t t
     }
 }
 
-// Moves: every token's row once, every row of dst once with 4 bytes a scale: 272 MB of FP8 at T=4096, H=7168,
-// K=8 (529 of BF16), 0.066 (0.129) ms at 4.1 TB/s; nine tenths are writes. Going over the rows of dst instead
-// reads a token's row K times, long after each other, mostly from memory. First CTAs take 32 rows of dst each
-// for scales and pads, the others a token: a thread's pieces are all in flight before the first store. No
-// barriers, nothing shared; every byte has one writer: tokens' places and pads are different rows.
+// Copies every token's row to its rows in the expert groups, with scales; zeroes pads. FP8 or BF16 rows of
+// whole 16-byte vectors, K <= 8.
+//
+// Floor: every token's row read once, every row of dst written once, 4 bytes a scale: 272 MB of FP8 at
+// T=4096, H=7168, K=8 (529 MB of BF16), 0.066 (0.129) ms at 4.1 TB/s; nine tenths are writes. By destination
+// row (permute.cu) a token's row is read K times, far apart in time, mostly from memory.
+//
+// Grid: one item a CTA. The first items are 32 rows of dst each (scales and pads), the others one token each.
+// A thread issues all its loads (up to kInFlight x 16 bytes) before the first store. No shared memory, no
+// barriers.
+//
+// Deterministic: every byte has one writer, because tokens' rows and pads are different rows.
 __global__ __launch_bounds__(kThreads, kCtas) void fan_out_kernel(const FanOutArgs args) {
     pdl_wait();
     const int64_t base = args.dst_base != nullptr ? *args.dst_base : 0, tokens = *args.num_rows,
@@ -133,10 +140,10 @@ bool launch_fan_out(const op::PermutePad& args, const Launch& launch) {
                                  .dst_scales = wire ? dst.scales.as<float>() : nullptr,
                                  .blocks = wire ? static_cast<int>(dst.scales.dim(0)) : 0,
                                  .dst_block_stride = wire ? dst.scales.dim(1) : 0};
-    // one item a CTA, so that SMs stay equally busy to the end
+    // one item a CTA: SMs stay equally busy to the end
     const unsigned grid = launch.sm_limit > 0 ? grid_for(items, launch, kCtas) : static_cast<unsigned>(items);
     launch_pdl(fan_out_kernel, grid, kThreads, 0, launch, "permute_pad", kernel_args);
     return true;
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::permute

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The row movers on the GPU: permute + pad, and the unfused pair pad / unpad. Copies are bytes, so every op
-// of this file is bit-equal to the reference. Permute + pad of plans that also say where each token's row
-// goes: fan_out.cu. Sums of rows: unpermute.cu.
+// Row movers on the GPU: permute + pad by destination row, and the unfused pair pad / unpad. They copy bytes,
+// so every operation is bit-equal to the reference. Permute + pad by token, the default for plans that have
+// recv_rows: fan_out.cu. Sums of rows: unpermute.cu.
 #include "kernels/hopper/permute/permute.h"
 
 #include "kernels/hopper/device/groups.h"
@@ -11,9 +11,7 @@
 #include "kernels/hopper/permute/tile_walk.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow {
-
-using namespace hopper;
+namespace fp8flow::hopper::permute {
 
 namespace {
 
@@ -22,15 +20,15 @@ constexpr int kThreads = kWarps * kWarpSize;
 static_assert(kTileRows == kWarps);  // one warp a row
 constexpr int64_t kCopyVector = 16;  // bytes
 
-// Which row of src becomes a row of dst: by list (permute), or by the place inside its group (pad, unpad).
-// -1: a pad.
+// The source row of a row of dst: from a list (permute), or from its position in its group (pad, unpad). -1:
+// a pad.
 struct RowMap {
-    const int32_t* row_source;  // null: by groups
+    const int32_t* row_source;  // null: by position in the group
     const int64_t* source_base;
     const int64_t* counts;
     const int64_t* src_offsets;
     DeviceGroups dst;
-    // `list` is row_source from its base on; `start` is the first row of the group.
+    // `list` is row_source from its base; `start` is the first row of the group.
     __device__ int source(const int32_t* list, int group, int start, int row) const {
         if (list != nullptr) return list[row];
         return row - start < static_cast<int>(counts[group])
@@ -53,13 +51,18 @@ struct MoveArgs {
     int64_t dst_block_stride;
 };
 
-// Moves: every destination row once (row_bytes + 4 bytes a scale), every valid source row once: 272 MB of FP8
-// at T=4096, H=7168, K=8 (529 of BF16), 0.066 (0.129) ms at 4.1 TB/s; nine tenths are writes. A CTA takes a
-// tile of walk_tiles, eight rows: one warp copies the codes of a row in 16-byte pieces, kInFlight a thread on
-// their way (seven for long rows: 112 KB an SM; four, and more warps, for short ones), and every thread has
-// scales of its own on their way at the same time, with rows innermost, because dst has one row of scales per
-// block. No barriers, nothing shared; every byte has one writer, so it is deterministic. Source row numbers
-// and the number of rows are read on the device.
+// Copies rows and their scales to the destination rows of all groups; pads become zeros.
+//
+// Floor: every destination row written once (row_bytes + 4 bytes a scale), every valid source row read once:
+// 272 MB of FP8 at T=4096, H=7168, K=8 (529 MB of BF16), 0.066 (0.129) ms at 4.1 TB/s; nine tenths are
+// writes.
+//
+// CTA: tiles of eight rows from walk_tiles. One warp copies the values of a row by 16-byte vectors, kInFlight
+// loads a thread outstanding: seven for long rows (112 KB an SM), four and more warps for short ones. In
+// parallel every thread has its own scales outstanding, rows innermost, because dst has one row of scales per
+// block. No shared memory, no barriers. Source row numbers and the number of rows are read on the device.
+//
+// Deterministic: every byte has one writer.
 template <int kInFlight, int kCtasPerSm>
 __global__ __launch_bounds__(kThreads, kCtasPerSm) void move_rows_kernel(const MoveArgs args) {
     constexpr int kScales = kInFlight / 4 + 1, kScaleThreads = kThreads / kTileRows;
@@ -158,6 +161,13 @@ void move_rows(const ScaledTensor& src, const ScaledTensor& dst, const RowMap& m
 }
 
 }  // namespace
+
+}  // namespace fp8flow::hopper::permute
+
+namespace fp8flow {
+
+using namespace hopper;
+using namespace hopper::permute;
 
 void HopperOps::do_permute_pad(const op::PermutePad& args, const Launch& launch) {
     if (launch_fan_out(args, launch)) return;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// plan_dispatch on the GPU, without the host: from all ranks' routing to the expert-sorted, padded row order
-// of this rank and the lists of what travels, in two launches. Histograms per block of tokens; then every
-// block adds up the histograms before its own, and all of them, and places its rows: slots are stable,
-// integers are exact, so the plan has the bytes of the reference's on every rank.
+// plan_dispatch on the GPU without host synchronisation: from all ranks' routing to the expert-sorted, padded
+// row order of this rank and the send and receive lists, in two launches. count_kernel makes histograms per
+// block of tokens; in place_kernel every block adds up the histograms before its own, and all of them, and
+// places its rows. Slots are stable and integers exact, so the plan has the reference's bytes on every rank.
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
@@ -10,17 +10,15 @@
 #include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/workspace.h"
 
-namespace fp8flow {
-
-using namespace hopper;
+namespace fp8flow::hopper::permute {
 
 namespace {
 
-constexpr int kBlockTokens = 128;  // tokens of one block, which lies within one rank's tokens
+constexpr int kBlockTokens = 128;  // tokens of one block; a block lies within one rank
 constexpr int kMaskWords = kBlockTokens / 32;
 constexpr int kThreads = 512;
 static_assert(kThreads >= kBlockTokens);
-constexpr int64_t kSharedBytes = 48 << 10;  // what a CTA gets without asking
+constexpr int64_t kSharedBytes = 48 << 10;  // the default limit of a CTA
 
 struct PlanArgs {
     const int32_t* ids;
@@ -48,9 +46,9 @@ struct PlanArgs {
     }
 };
 
-// One bit a token of the block in every column that it counts for: masks[column][word]. A thread takes an id
-// at a time, neighbours neighbouring ids. Bits are set by atomic or, whose order does not matter. Ends with a
-// barrier; all threads of the CTA call it.
+// Sets one bit for a token of the block in every column that it counts for: masks[column][word]. Consecutive
+// threads take consecutive ids. Bits are set by atomic or, which commutes. Ends with a barrier; all threads
+// of the CTA call it.
 __device__ __forceinline__ void mark_tokens(const PlanArgs& args, int source_rank, int first_token,
                                             uint32_t* masks) {
     const int thread = static_cast<int>(threadIdx.x);
@@ -75,7 +73,7 @@ __device__ __forceinline__ void mark_tokens(const PlanArgs& args, int source_ran
     __syncthreads();
 }
 
-// Bits of a column before the token of this thread (one of the first kBlockTokens), or of all tokens.
+// Bits of a column before this thread's token (threads below kBlockTokens), or of all tokens of the block.
 __device__ __forceinline__ int marked_before(const uint32_t* masks, int column) {
     const int word = static_cast<int>(threadIdx.x) / 32;
     int count = __popc(masks[column * kMaskWords + word] & ((1u << threadIdx.x % 32) - 1u));
@@ -88,8 +86,8 @@ __device__ __forceinline__ int marked(const uint32_t* masks, int column) {
     return count;
 }
 
-// Moves: the ids once; one count a block and column out. A CTA takes a block of 128 tokens. Starts behind the
-// kernel before it, and lets the next start when that has ended.
+// Histograms of the blocks. Bytes: the ids read once, one count a block and column written. CTA: a block of
+// 128 tokens. PDL: waits for the kernel before it, then lets place_kernel start.
 __global__ __launch_bounds__(kThreads) void count_kernel(const PlanArgs args) {
     extern __shared__ uint32_t masks[];
     pdl_wait();
@@ -99,15 +97,15 @@ __global__ __launch_bounds__(kThreads) void count_kernel(const PlanArgs args) {
         mark_tokens(args, block / args.blocks_per_rank, block % args.blocks_per_rank * kBlockTokens, masks);
         for (int column = static_cast<int>(threadIdx.x); column < args.columns(); column += kThreads)
             args.block_counts[static_cast<int64_t>(block) * args.columns() + column] = marked(masks, column);
-        __syncthreads();  // the masks belong to the next block now
+        __syncthreads();  // the next block overwrites the masks
     }
 }
 
-// What a CTA knows while it places.
+// Shared memory of place_kernel.
 struct PlaceShared {
     int64_t *counts, *offsets;  // [groups], [groups + 1]
-    int *starts, *totals;       // [columns]: counts of all blocks before the CTA's, of all blocks
-    int *before, *all;          // a word a thread or column, whichever are more
+    int *starts, *totals;       // [columns]: counts of the blocks before this one, of all blocks
+    int *before, *all;          // one word a thread or a column, whichever are more
     uint32_t* masks;
 
     static int64_t words(int64_t groups, int64_t columns) {
@@ -124,7 +122,7 @@ struct PlaceShared {
           masks(reinterpret_cast<uint32_t*>(all + max(kThreads, columns))) {}
 };
 
-// starts and totals of `block`. Threads stand side by side over the columns; where there are more threads
+// starts and totals of `block`. Consecutive threads take consecutive columns; where there are more threads
 // than columns, each takes a segment of the blocks. 16 loads in flight. Barriers after the segments and at
 // the end; all threads of the CTA call it.
 __device__ __forceinline__ void add_blocks(const PlanArgs& args, int block, const PlaceShared& shared) {
@@ -162,17 +160,18 @@ __device__ __forceinline__ void add_blocks(const PlanArgs& args, int block, cons
     __syncthreads();
 }
 
-// One warp: where the groups lie, saturating at the rows that there are, by warp scans over 32 groups.
-// `tells`: also what the plan says of it.
-__device__ __forceinline__ void place_groups(const PlanArgs& args, const PlaceShared& shared, bool tells) {
-    // Rows of this layer that M-tensors can hold, in whole alignment units: row_capacity, and what the
-    // buffers hold past their base.
+// By one warp: the offsets of the groups, clamped to the rows available, by warp scans over 32 groups.
+// `publishes`: also writes them to the plan.
+__device__ __forceinline__ void place_groups(const PlanArgs& args, const PlaceShared& shared,
+                                             bool publishes) {
+    // Rows that this layer's M-tensors can hold, in whole alignment units: row_capacity, and what the buffers
+    // hold past their base.
     int64_t available = args.row_capacity;
     available = min(available, args.row_source.dims[0] - args.row_source.base());
     available = min(available, args.row_prob.dims[0] - args.row_prob.base());
     const int64_t units = (available > 0 ? available : 0) / args.alignment;
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    int64_t before = 0;  // units that all earlier groups want
+    int64_t before = 0;  // units that all earlier groups need
     bool cut = false;
     for (int first = 0; first < args.groups; first += 32) {
         const int group = first + lane;
@@ -188,7 +187,7 @@ __device__ __forceinline__ void place_groups(const PlanArgs& args, const PlaceSh
         if (group < args.groups) {
             shared.counts[group] = fitting;
             shared.offsets[group] = start * args.alignment;
-            if (tells) {
+            if (publishes) {
                 args.counts[group] = fitting;
                 args.offsets[group] = start * args.alignment;
             }
@@ -200,7 +199,7 @@ __device__ __forceinline__ void place_groups(const PlanArgs& args, const PlaceSh
     const bool overflow = __any_sync(kFullMask, cut);
     if (lane != 0) return;
     shared.offsets[args.groups] = total_rows;
-    if (!tells) return;
+    if (!publishes) return;
     if (overflow) *args.overflow = 1;
     args.offsets[args.groups] = total_rows;
     if (args.next_row_base != nullptr) {
@@ -209,14 +208,21 @@ __device__ __forceinline__ void place_groups(const PlanArgs& args, const PlaceSh
     }
 }
 
-// Moves: ids and probs once, every list once, and the block counts (4.2 KB at T=4096, 32 experts on one rank)
-// in every CTA, which takes two rounds of loads, where a launch of its own took longer. A CTA takes a block
-// of 128 tokens. It adds up the blocks before it, its first warp places the groups (the first CTA's also
-// writes them down), and a thread a token places rows: a token's slot in a group is the block's start plus
-// the earlier tokens of the block with that expert, counted from bit masks; its experts are visited in
-// ascending order. Then all CTAs fill what no token fills: pads, and the ends of the lists. One writer a
-// word; barriers between these steps, outside of any branch. Its masks are made while count_kernel runs,
-// which does not write the ids, and starts it only when all kernels before have ended.
+// Places the rows of all groups and writes every list of the plan.
+//
+// Bytes: ids and probs read once, every list written once, and the block counts (4.2 KB at T=4096, 32 experts
+// on one rank) read by every CTA in two rounds of loads; a launch of its own for their sums took longer.
+//
+// CTA: a block of 128 tokens. It adds up the blocks before it; its first warp places the groups (that of CTA
+// 0 publishes them); one thread a token places rows: a token's slot in a group is the block's start plus the
+// earlier tokens of the block with that expert, counted from bit masks, experts in ascending order. Then all
+// CTAs fill what no token fills: pads, and the ends of the lists.
+//
+// Barriers: __syncthreads between these steps, outside of any branch. The masks of the CTA's first block are
+// made before pdl_wait: count_kernel does not write the ids, and starts this kernel only after all kernels
+// before it have ended.
+//
+// Deterministic: integers, one writer a word.
 __global__ __launch_bounds__(kThreads) void place_kernel(const PlanArgs args) {
     extern __shared__ int64_t memory[];
     const int columns = args.columns(), thread = static_cast<int>(threadIdx.x);
@@ -242,7 +248,7 @@ __global__ __launch_bounds__(kThreads) void place_kernel(const PlanArgs args) {
             if (r < args.ranks) args.send_counts[r] = shared.totals[args.send_column(r)];
         }
     }
-    __syncthreads();  // the groups are placed
+    __syncthreads();  // offsets and counts of the groups are written
     for (int block = static_cast<int>(blockIdx.x); block < args.blocks;
          block += static_cast<int>(gridDim.x)) {
         if (block >= static_cast<int>(gridDim.x)) {  // not the first
@@ -291,7 +297,7 @@ __global__ __launch_bounds__(kThreads) void place_kernel(const PlanArgs args) {
                 }
             }
         }
-        __syncthreads();  // the masks and starts belong to the next block now
+        __syncthreads();  // the next block overwrites masks and starts
     }
     for (int group = static_cast<int>(blockIdx.x); group < args.groups;
          group += static_cast<int>(gridDim.x)) {
@@ -314,6 +320,13 @@ __global__ __launch_bounds__(kThreads) void place_kernel(const PlanArgs args) {
 }
 
 }  // namespace
+
+}  // namespace fp8flow::hopper::permute
+
+namespace fp8flow {
+
+using namespace hopper;
+using namespace hopper::permute;
 
 void HopperOps::do_plan_dispatch(const op::PlanDispatch& args, const Launch& launch) {
     const int64_t ranks = args.all_ids.dim(0), slots = args.all_ids.dim(1), topk = args.all_ids.dim(2);

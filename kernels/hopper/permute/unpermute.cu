@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Routed rows back to tokens on the GPU: unpermute + unpad, also with a residual behind it, and the gradient
-// of its merging weights. Sums keep the reference's order, so both ops are bit-equal to the reference.
+// Unpermute + unpad on the GPU, optionally with a residual, and the gradient of its merging weights. Sums
+// keep the reference's order, so all of it is bit-equal to the reference.
 #include "kernels/hopper/permute/permute.h"
 
 #include "kernels/hopper/device/groups.h"
@@ -13,20 +13,18 @@
 #include "kernels/hopper/permute/tile_walk.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow {
-
-using namespace hopper;
+namespace fp8flow::hopper::permute {
 
 namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
 
-// ---- sums, BF16 in whole vectors
-constexpr int kMostRows = 8;                                    // of a token
-constexpr int kFewRows = 2;                                     // with so many, several turns at once
-constexpr int kSumThreads = 128;                                // at most
-constexpr int sum_ctas(bool addend) { return addend ? 5 : 6; }  // of an SM
+// ---- sums of BF16 rows in whole vectors
+constexpr int kMostRows = 8;      // of a token, at most
+constexpr int kFewRows = 2;       // up to here a thread has four column slots in flight
+constexpr int kSumThreads = 128;  // of a CTA, at most
+constexpr int sum_ctas(bool addend) { return addend ? 5 : 6; }  // CTAs per SM
 
 enum class Weights { none, probs };
 struct SumArgs {
@@ -54,26 +52,34 @@ __device__ __forceinline__ void round_unit(float (&v)[kUnit]) {
     unpack_unit(pack_unit_bf16(v), DType::bf16, v);
 }
 
-// Moves: every routed row once, every token's row once (and its residual): 529 (587) MB at T=4096, H=7168,
-// K=8: 0.129 (0.143) ms at 4.1 TB/s. A CTA takes two turns, of up to 1024 columns each, on a token's row and
-// learns its K row numbers first, once, and their weights, a lane one of them; then a thread has the eight
-// columns of all rows in flight at a time, and of one or two rows those of four turns: 12 KB a CTA at K=6, 16
-// KB at 8 and 2, up to 96 KB an SM (four turns one after the other: 1 % slower; two rows in flight instead of
-// eight: 17 %). Rows of one CTA are short and there are many, so that SMs stay equally busy to the end. Loads
-// that leave L2 first: 5 % slower with weights. Sums in fp32 in the order of recv_rows. No barriers, one
-// writer a byte. The residual may stand where the result goes: a thread reads the units that it writes.
+// dst[t] = sum of up to 8 routed rows in fp32 in the order of recv_rows, optionally weighted, plus residual
+// and addend; BF16.
+//
+// Floor: every routed row read once, every token's row written once (and its residual read): 529 (587) MB at
+// T=4096, H=7168, K=8: 0.129 (0.143) ms at 4.1 TB/s.
+//
+// CTA: a slab of a token's row, two iterations of up to 1024 columns. Each warp loads the K row numbers once
+// (lane k the k-th, with its weight). A thread then has eight columns of all K rows in flight, or, with one
+// or two rows a token, those of four iterations: 12 KB a CTA at K=6, 16 KB at K=8 and K=2, up to 96 KB an SM.
+// CTAs are short and many, so that SMs stay equally busy to the end. No shared memory, no barriers. The
+// residual may alias dst: a thread reads the units that it writes.
+//
+// Deterministic: fixed order of summation, one writer a byte.
+//
+// Measured alternatives: four iterations one after the other 1 % slower; two rows in flight instead of eight
+// 17 % slower; evict-first loads 5 % slower with weights.
 template <Weights kWeights, int kRows, bool kAddend>
 __global__ __launch_bounds__(kSumThreads, sum_ctas(kAddend)) void unpermute_sums_kernel(const SumArgs args) {
-    constexpr int kAtOnce = kMostRows / kRows;  // turns
+    constexpr int kAtOnce = kMostRows / kRows;  // iterations in flight
     pdl_wait();
     const int64_t items = *args.num_rows * args.slabs;
-    // row numbers are 32-bit integers, in plans too
+    // row numbers are 32-bit integers, as in plans
     const int base = static_cast<int>(args.src_base != nullptr ? *args.src_base : 0);
     const int64_t prob_base = args.prob_base != nullptr ? *args.prob_base : 0;
     for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
         const int64_t row = static_cast<unsigned>(item) / args.slabs;  // items are fewer than 2^31
         const int slab = static_cast<int>(static_cast<unsigned>(item) % args.slabs);
-        // one load a warp: lane k has the k-th row, and its weight
+        // one load a warp: lane k has the k-th row number and its weight
         const int lane = static_cast<int>(threadIdx.x) % kWarpSize, step = static_cast<int>(blockDim.x);
         const int32_t own = lane < args.topk ? args.recv_rows[row * args.topk + lane] : -1;
         float own_weight = 0.0f;
@@ -143,7 +149,7 @@ template <int kRows> auto sums_kernel(bool weighted, bool addend) {
                     : unpermute_sums_kernel<Weights::none, kRows, false>;
 }
 
-// ---- sums, any rows
+// ---- sums, any dtype and alignment
 struct UnpermuteArgs {
     DeviceView src, dst, row_prob;
     const int32_t* recv_rows;
@@ -152,9 +158,10 @@ struct UnpermuteArgs {
     bool vectorised;
 };
 
-// Moves: every received row's source rows once, every destination row once. A warp takes one destination row;
-// a thread eight columns at a time, adding the source rows in the order of recv_rows in registers and
-// rounding once. No barriers; one writer a byte.
+// The same for any dtype, width and K. Bytes: every received row's source rows read once, every destination
+// row written once. One warp a destination row; a thread adds eight columns at a time over the source rows in
+// the order of recv_rows, in registers, and rounds once. No barriers. Deterministic: fixed order, one writer
+// a byte.
 __global__ __launch_bounds__(kThreads) void unpermute_kernel(const UnpermuteArgs args) {
     const int64_t received = *args.num_rows, base = args.src.base(), prob_base = args.row_prob.base();
     const float* prob = static_cast<const float*>(args.row_prob.data);
@@ -190,16 +197,16 @@ struct ProbsBackwardArgs {
     DeviceGroups groups;
     int64_t hidden;
     bool vectorised;
-    // the tokens' side of the plan, for the kernel that goes over tokens
+    // the plan by token, for token_probs_backward_kernel
     const int32_t* recv_rows;
     const int64_t* num_rows;
     int topk;
 };
 
-// The product of two rows of BF16 in the order of the contract: a lane's strand is every 32nd unit, eight
-// loads in flight, and five shuffles add the strands. By whole warps.
+// Dot product of two BF16 rows in the order of op::UnpermuteProbsBackward: a lane's strand is every 32nd
+// unit, with eight loads in flight; add_strands adds the strands with five shuffles. Called by whole warps.
 __device__ __forceinline__ float strand_dot(const uint4* gradients, const uint4* values, int units) {
-    constexpr int kInFlight = 4;  // of either
+    constexpr int kInFlight = 4;  // of each operand
     float strand = 0.0f;
     for (int first = static_cast<int>(threadIdx.x) % kWarpSize; first < units;
          first += kInFlight * kWarpSize) {
@@ -229,12 +236,17 @@ __device__ __forceinline__ float add_strands(float strand) {
     return strand;
 }
 
-// Moves: every routed row once, every token's gradient row once, 4 bytes out a row: 529 MB at T=4096, H=7168,
-// K=8, 0.129 ms at 4.1 TB/s. Going over the routed rows instead takes every gradient row K times from L2 (940
-// MB), whose rate is then the limit. A CTA takes a token, a warp each of its rows: the gradient row comes
-// from L2 to one warp and from L1 to the others. Eight loads a lane on their way, half of them from memory
-// (64 KB an SM). First CTAs look for pads among kPadRows rows each and clear them. No barriers, nothing
-// shared; one writer a word: tokens' places and pads are different rows.
+// drow_prob[r] = <gradient row of r's token, row r>, by token: BF16 in whole vectors, K <= 8.
+//
+// Floor: every routed row read once, every token's gradient row once, 4 bytes written a row: 529 MB at
+// T=4096, H=7168, K=8, 0.129 ms at 4.1 TB/s. By routed row every gradient row is read K times from L2 (940
+// MB), and L2 bandwidth is the limit.
+//
+// CTA: one token, one warp for each of its rows: the gradient row comes from L2 for one warp and from L1 for
+// the others. Eight loads a lane in flight, half of them from memory (64 KB an SM). The first CTAs search
+// kPadRows rows each for pads and clear them. No shared memory, no barriers.
+//
+// Deterministic: one writer a word, because tokens' rows and pads are different rows.
 constexpr int kPadRows = 256;
 __global__ __launch_bounds__(kThreads, 4) void token_probs_backward_kernel(const ProbsBackwardArgs args) {
     pdl_wait();
@@ -262,10 +274,10 @@ __global__ __launch_bounds__(kThreads, 4) void token_probs_backward_kernel(const
 
 enum class Access { any, bf16_vectors };
 
-// Calls visit(first row, end of rows) for this CTA's tiles. Neighbouring CTAs take different groups, at the
-// same fraction of each, so that the gradient rows that they read at a time are one part of the tokens, which
-// stays in L2. A group is cut into parts, as many as a power of two, so that no long division is needed.
-// Every row is read here, pads cost nothing: CTAs that stay and walk beat one tile a CTA.
+// Calls visit(first row, end row) for this CTA's tiles. Consecutive CTAs take different groups at the same
+// fraction of each, so that the gradient rows read at one time belong to one part of the tokens, which stays
+// in L2. A group is cut into a power of two of parts, so that no 64-bit division is needed. Every row is read
+// here and pads are free, so a persistent loop is faster than one tile a CTA.
 template <class Visit> __device__ __forceinline__ void walk_parts(const DeviceGroups& groups, Visit visit) {
     const unsigned count = static_cast<unsigned>(groups.num_groups);
     const unsigned tiles = static_cast<unsigned>((groups.total() + kTileRows - 1) / kTileRows);
@@ -284,10 +296,15 @@ template <class Visit> __device__ __forceinline__ void walk_parts(const DeviceGr
     }
 }
 
-// Moves: the rows of src and, for each, its gradient row, which K of them share; 4 bytes out a row: 529 MB at
-// T=4096, H=7168, K=8, 0.129 ms at 4.1 TB/s. A CTA takes the tiles of walk_parts, a warp a row of them: a
-// lane's strand is every 32nd unit, eight loads in flight, and five shuffles add the strands in the order of
-// the contract. Only shuffles synchronise; row numbers are the same in a whole warp.
+// The same by routed row, for plans without recv_rows (Access::bf16_vectors) and for any dtype and alignment
+// (Access::any).
+//
+// Floor: the rows of src once and, for each, its gradient row, which K of them share; 4 bytes written a row:
+// 529 MB at T=4096, H=7168, K=8, 0.129 ms at 4.1 TB/s.
+//
+// CTA: tiles of walk_parts, one warp a row: a lane's strand is every 32nd unit, with eight loads in flight,
+// and five shuffles add the strands in the order of the contract. No barriers; row numbers are uniform in a
+// warp. Deterministic: fixed order, one writer a word.
 template <Access kAccess>
 __global__ __launch_bounds__(kThreads, 3) void unpermute_probs_backward_kernel(const ProbsBackwardArgs args) {
     static_assert(kTileRows == kWarps && op::kProbStrands == kWarpSize && op::kProbUnit == kUnit);
@@ -327,8 +344,6 @@ __global__ __launch_bounds__(kThreads, 3) void unpermute_probs_backward_kernel(c
 
 }  // namespace
 
-namespace hopper {
-
 bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const SumResidual& residual,
                            const Launch& launch) {
     const int64_t hidden = args.dst.cols(), capacity = args.recv_rows.dim(0), topk = args.recv_rows.dim(1);
@@ -341,12 +356,13 @@ bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const SumResidual& re
         !fits(residual.addend))
         return false;
     const int64_t units = hidden / kUnit;
-    // turns of a CTA on a row: two, of few rows four at once
+    // iterations of a CTA over a row: two; with few rows four, all in flight
     const bool few = topk <= kFewRows;
-    const int64_t turns = few ? kMostRows / kFewRows : 2;
+    const int64_t iterations = few ? kMostRows / kFewRows : 2;
     const int threads = static_cast<int>(
-        std::min<int64_t>(kSumThreads, round_up(ceil_div(units, turns), int64_t{kWarpSize})));
-    const int64_t slab_units = turns * threads, slabs = ceil_div(units, slab_units), items = capacity * slabs;
+        std::min<int64_t>(kSumThreads, round_up(ceil_div(units, iterations), int64_t{kWarpSize})));
+    const int64_t slab_units = iterations * threads, slabs = ceil_div(units, slab_units),
+                  items = capacity * slabs;
     if (items >= int64_t{1} << 31) return false;
     if (items == 0) return true;
     const SumArgs kernel_args{.src = static_cast<const uint16_t*>(args.src.data),
@@ -371,7 +387,12 @@ bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const SumResidual& re
     return true;
 }
 
-}  // namespace hopper
+}  // namespace fp8flow::hopper::permute
+
+namespace fp8flow {
+
+using namespace hopper;
+using namespace hopper::permute;
 
 void HopperOps::do_unpermute_unpad(const op::UnpermuteUnpad& args, const Launch& launch) {
     const int64_t hidden = args.dst.cols(), capacity = args.recv_rows.dim(0);

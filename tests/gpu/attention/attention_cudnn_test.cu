@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Attention on cuDNN at sizes where its backward runs part by part, against the native kernels on the same
-// GPU.
+// Attention on cuDNN at sizes where its backward runs in parts, against the native kernels on the same GPU.
 #include "kernels/hopper/attention/cudnn.h"
 #include "tests/support/parity.h"
 
@@ -82,7 +81,7 @@ void compare(const Shape& s) {
     }
 }
 
-// 1 GiB of score gradients a sequence: one part each.
+// 1 GiB of workspace a sequence: one part each.
 TEST(AttentionOnCudnnInParts, BySequence) {
     if (const std::string problem = hopper::cudnn_problem(); !problem.empty()) GTEST_SKIP() << problem;
     compare({2, 4096, 32, 4, 64});

@@ -134,9 +134,9 @@ template <class Place> void run_both(Ops& ops, Place place, const Shape& s, Inpu
                             .dv = place(out.dv)});
 }
 
-// Probabilities and score gradients are rounded to bf16 before their products, so the bounds are those of a
-// block (reliability: NMSE 1e-4) and a fifth of it for the output. Where a gradient is zero but for rounding,
-// 1e-5 an element is left to it.
+// Probabilities and score gradients are rounded to bf16 before the second GEMM, so the bounds are those of a
+// block (NMSE 1e-4) and a fifth of it for the output. Where a gradient is zero except for rounding, 1e-5 an
+// element is allowed.
 void expect_near(const HostTensor& got, const HostTensor& want, double bound, const char* what) {
     double error = 0, energy = 0;
     for (int64_t i = 0; i < want.numel(); ++i) {
@@ -198,7 +198,7 @@ TEST(AttentionOnCudnn, OtherShapesRunOnTheNativeKernel) {
     run_attention({1, 128, 4, 2, 64}, DType::f32, AttentionBackend::cudnn);
 }
 
-// A NaN of the future must not reach the past, inside a tile or across tiles.
+// A NaN at a later position must not reach an earlier one, inside a tile or across tiles.
 TEST(AttentionParity, NoRowReadsTheFuture) {
     const Shape s{1, 100, 2, 1, 64};
     HostTensor q(DType::bf16, {s.tokens(), s.heads, s.depth}),

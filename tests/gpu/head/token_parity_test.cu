@@ -78,7 +78,7 @@ TEST(TokenParity, EmbeddingBackward) {
     }
 }
 
-// Work for several tiles of columns a CTA.
+// Several tiles of columns a CTA.
 TEST(TokenParity, EmbeddingBackwardOfWideRows) {
     constexpr int64_t kTokens = 4500, kVocab = 900, kHidden = 4360;
     if (too_large_here(kTokens * kHidden)) return;
@@ -92,11 +92,10 @@ TEST(TokenParity, EmbeddingBackwardOfWideRows) {
     parity.expect_same_bytes(args.dtable, "dtable");
 }
 
-// So many tokens are sorted in another way than few.
+// From 8193 tokens on, the sort is a radix sort.
 TEST(TokenParity, EmbeddingBackwardOfManyTokens) {
     for (const int64_t tokens : {8192, 8193, 50000}) {
-        if (too_large_here(tokens * tokens / 32))
-            continue;  // pairs of tokens are compared, or a library sorts
+        if (too_large_here(tokens * tokens / 32)) continue;  // all pairs of tokens are compared
         for (const int64_t vocab : {1, 257, 4000}) {
             SCOPED_TRACE(std::to_string(tokens) + " tokens, V " + std::to_string(vocab));
             constexpr int64_t kHidden = 8;
@@ -182,7 +181,7 @@ TEST(TokenParity, CrossEntropy) {
                                {700, 1032, 900}});
 }
 
-// A row is the work of 2, 4 or 8 CTAs; evenly split or not, one turn of their warps or more.
+// Rows of 2, 4 and 8 CTAs; evenly split or not; one iteration of their warps or more.
 TEST(TokenParity, CrossEntropyInClusters) {
     expect_same_cross_entropy({{7, 16640, 16500},
                                {300, 17408, 17000},

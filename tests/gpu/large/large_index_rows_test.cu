@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Row movers, the ends of the model, element-wise operations and matrix products on tensors with more than
+// Row movers, embedding, cross-entropy, element-wise operations and grouped GEMMs on tensors with more than
 // 2^31 elements.
 #include "tests/support/large_index.h"
 
@@ -30,7 +30,7 @@ TEST_F(LargeIndex, PermuteAndPad) {
     expect_same_rows(large.data, dst.data, kBase, "codes");
     expect_same_stretches(large.scales, dst.scales, "scales");
 
-    // plain rows, from behind the mark as well
+    // plain rows, also from beyond element 2^31
     const HostTensor tokens(DType::bf16, {kTokens, kCols}), moved(DType::bf16, {kTotal, kCols});
     fill_normal(tokens, 3);
     const TensorView far_tokens = buffer(DType::bf16, {kBase + kTokens, kCols}),
@@ -47,7 +47,7 @@ TEST_F(LargeIndex, PermuteAndPad) {
                       .dst = {.data = moved, .scales = {}}});
     expect_same_rows(large_moved, moved, kBase, "plain rows");
 
-    // the way back, to rows behind the mark; those before have no source
+    // unpermute to rows beyond element 2^31; the rows before have no source
     HostTensor recv_rows(DType::i32, {kTokens, 2});
     for (int64_t t = 0; t < kTokens; ++t) {
         recv_rows.as<int32_t>()[2 * t] = static_cast<int32_t>(t * 3);
@@ -244,11 +244,11 @@ TEST_F(LargeIndex, AdamWAndNorm) {
     expect_same(large_copy, kCount - kTail, copy, 0, kTail, "copy");
 }
 
-// Rows behind the mark give the bits that the same rows give in small buffers on the same GPU.
-TEST_F(LargeIndex, GroupedProducts) {
+// Rows beyond element 2^31 give the bits that the same rows give in small buffers on the same GPU.
+TEST_F(LargeIndex, GroupedGemms) {
     constexpr int64_t kPool = int64_t{1} << 20;
-    const HostTensor pool(DType::e4m3,
-                          {kPool});  // of codes, again and again: these operands are too large to draw
+    // FP8 values, used repeatedly: these operands are too large to draw
+    const HostTensor pool(DType::e4m3, {kPool});
     fill_normal(pool, 1, 8.0);
     const auto fill_codes = [&](const TensorView& codes) {
         for (int64_t at = 0; at < codes.numel(); at += kPool)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Quantisers, transposes, SwiGLU and norms on tensors with more than 2^31 elements, against the reference on
-// the rows behind that mark.
+// the rows beyond element 2^31.
 #include "tests/support/large_index.h"
 
 namespace fp8flow::test {
@@ -72,7 +72,7 @@ TEST_F(LargeIndex, Swiglu) {
     expect_same(large_dprob, kBase, dprob, 0, kTotal, "dprob");
 }
 
-// No row base here: all rows are worked on, the last ones compared.
+// No row base here: all rows are processed, the last ones compared.
 TEST_F(LargeIndex, Norm) {
     constexpr int64_t kLast = 40, kRows = kBase + kLast;
     const HostTensor x(DType::bf16, {kLast, kCols}), y(DType::bf16, {kLast, kCols}),
@@ -89,7 +89,7 @@ TEST_F(LargeIndex, Norm) {
     cpu_.rms_norm({.x = x, .gamma = gamma, .y = y, .rstd = rstd});
     expect_same_rows(large_y, y, kBase, "y");
     expect_same(large_rstd, kBase, rstd, 0, kLast, "rstd");
-    // y serves as dy and is replaced by dx
+    // y is used as dy and overwritten by dx
     gpu_.rms_norm_backward({.dy = large_y,
                             .x = large_x,
                             .gamma = gpu_gamma,

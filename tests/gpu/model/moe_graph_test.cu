@@ -28,7 +28,7 @@ struct GraphCase {
     Recipe recipe;
     Routing routing;
     int64_t alignment;
-    bool delayed = false;  // two micro-batches, whose expert weight gradients are one product
+    bool delayed = false;  // two micro-batches; one GEMM for their expert weight gradients
 };
 
 constexpr int64_t kTokens = 256, kHidden = 256;
@@ -63,7 +63,7 @@ public:
           block_(store_, ops_.device(), c.model, c.moe_spec(), c.precision, c.recompute, DType::bf16,
                  {0, 0, 1}) {
         store_.allocate_gradients();
-        // a stream that waits for the default one: work that goes there during a capture fails it
+        // a stream that synchronises with the default one: work on that during a capture fails the capture
         check_cuda(cudaStreamCreate(&stream_), "making a stream");
         for (TensorView* view : {&x_, &dy_, &y_, &dx_})
             *view = state_.tensor(DType::bf16, {kTokens, kHidden}, "test");
@@ -95,8 +95,7 @@ public:
             device().fill(view.data, 0xFF, static_cast<std::size_t>(view.bytes()));
         device().synchronize();
     }
-    // Gives the stream one forward and backward of each micro-batch; the second has the two inputs in each
-    // other's place.
+    // Enqueues one forward and backward of each micro-batch; the second has the two inputs exchanged.
     void run() {
         for (int64_t m = 0; m < micro_batches_; ++m) run(m, m == 0 ? x_ : dy_, m == 0 ? dy_ : x_);
     }
@@ -180,7 +179,7 @@ struct Input {
     HostTensor x{DType::bf16, {kTokens, kHidden}}, dy{DType::bf16, {kTokens, kHidden}};
 };
 
-// Tokens of their own, or all close to one another, so that most experts get none.
+// Independent tokens, or all close to one another, so that most experts get none.
 enum class Tokens { different, alike };
 Input make_input(uint64_t seed, Tokens tokens) {
     Input input;
@@ -203,7 +202,7 @@ TEST_P(MoeGraph, ReplaysWithOtherInputsGiveTheBytesOfARun) {
     inputs.push_back(make_input(2, Tokens::different));
     inputs.push_back(make_input(3, Tokens::alike));
 
-    // without a graph; the first run makes all memory
+    // without a graph; the first run allocates all memory
     std::vector<std::vector<std::vector<uint8_t>>> wanted;
     std::vector<std::vector<int64_t>> routed;
     layer.prepare(inputs[0].x, inputs[0].dy);
@@ -219,7 +218,7 @@ TEST_P(MoeGraph, ReplaysWithOtherInputsGiveTheBytesOfARun) {
     ASSERT_EQ(layer.status(), 0);
     if (GetParam().routing == Routing::learned) {
         EXPECT_NE(routed[0], routed[1]);
-        // of two micro-batches only the one is of tokens that are alike
+        // of two micro-batches only one has similar tokens
         if (!GetParam().delayed) {
             EXPECT_EQ(*std::min_element(routed[2].begin(), routed[2].end()), 0)
                 << "no expert is without tokens";

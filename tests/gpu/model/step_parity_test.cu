@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kSteps = 3;
 
-// kernels: native | cublaslt (products; attention is native, with the reference's bits) | cudnn (attention).
+// kernels: native | cublaslt (GEMMs; attention is native, with the reference's bits) | cudnn (attention).
 Config tiny_config(const std::string& recipe, const std::string& kernels) {
     const bool cudnn = kernels == "cudnn";
     return load_config(std::string(FP8FLOW_SOURCE_DIR) + "/configs/test.yaml",
@@ -32,7 +32,7 @@ Config tiny_config(const std::string& recipe, const std::string& kernels) {
 }
 
 struct TrainingRun {
-    int64_t on_cublaslt = 0;  // products
+    int64_t on_cublaslt = 0;  // GEMMs
     std::vector<double> losses;
     std::map<std::string, std::vector<float>> gradients;  // of the first step
 };
@@ -55,7 +55,7 @@ TrainingRun run_steps(const Config& config, BackendKind kind) {
     return result;
 }
 
-// One run a recipe: the reference knows no choice of kernels.
+// One run a recipe: the reference has no choice of kernels.
 const TrainingRun& reference_of(const std::string& recipe) {
     static std::map<std::string, TrainingRun> runs;
     const auto found = runs.find(recipe);
@@ -92,12 +92,13 @@ TEST_P(StepParity, LossAndGradientsAgree) {
         EXPECT_NEAR(hopper.losses[step], reference.losses[step], 2e-3 * reference.losses[step])
             << "step " << step + 1;
     EXPECT_NEAR(hopper.losses[0], reference.losses[0], 1e-4 * reference.losses[0]);
-    // BF16 roundings of different summation orders meet FP8 codes next to a rounding boundary: the bound of a
-    // whole block. cuDNN rounds the probabilities of attention too, in front of every block.
+    // Different summation orders round differently to BF16, and FP8 values close to a rounding boundary then
+    // differ: the bound of a whole block. cuDNN also rounds the probabilities of attention, before every
+    // block.
     const double bound = kernels() == "cudnn" ? 5e-3 : 1e-3;
     for (const auto& [name, want] : reference.gradients)
         EXPECT_LE(nmse_of(hopper.gradients.at(name), want), bound) << name;
-    if (kernels() == "cublaslt") {  // expert products too, not dense BF16 ones alone
+    if (kernels() == "cublaslt") {  // the experts' GEMMs too, not only dense BF16 ones
         const TrainingRun native = run_steps(tiny_config(recipe, "native"), BackendKind::hopper);
         EXPECT_GT(hopper.on_cublaslt, native.on_cublaslt);
     }

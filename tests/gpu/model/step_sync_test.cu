@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// A training step on the GPU with the host one step ahead: a warm step stops the host nowhere, gives the bits
-// of steps run one by one, and a step that runs out of rows is redone with the one behind it, at the exact
-// boundary. One rank, local exchange.
+// A training step on the GPU with the host one step ahead: a warm step never synchronises the host with the
+// device, gives the bits of steps run one by one, and a step that runs out of rows is redone together with
+// the one after it, at the exact boundary. One rank, local exchange.
 #include "model/train/trainer.h"
 
 #include <gtest/gtest.h>
@@ -76,7 +76,7 @@ void expect_same(const StepsRun& a, const StepsRun& b) {
 
 class StepSync : public testing::TestWithParam<const char*> {};
 
-TEST_P(StepSync, AWarmStepStopsTheHostNowhereAndChangesNoBit) {
+TEST_P(StepSync, AWarmStepDoesNotSynchroniseTheHostAndChangesNoBit) {
     for (const char* forced : {"false", "true"}) {
         SCOPED_TRACE(std::string("forced routing ") + forced);
         const Config config =
@@ -102,8 +102,7 @@ INSTANTIATE_TEST_SUITE_P(Recipes, StepSync,
                                          "mxfp8"),
                          [](const auto& info) { return std::string(info.param); });
 
-// Every token is a row of one of the four experts: 256 rows fit into a capacity of 256, for the 257th there
-// is one row too few.
+// Every token is a row of one of the four experts: 256 rows fit into a capacity of 256, 257 do not.
 TEST(StepOverflow, CapacityIsExact) {
     const struct {
         const char *length, *batch;
@@ -129,9 +128,9 @@ TEST(StepOverflow, CapacityIsExact) {
     }
 }
 
-// The flow's recipe with padded groups and skewed routing: half of all tokens on one expert, so that a
-// capacity factor of nearly nothing must grow more than once.
-TEST(StepOverflow, SkewedRoutingGrowsTheRoomAndLosesNothing) {
+// The flow's recipe with padded groups and skewed routing: half of all tokens go to one expert, so that a
+// tiny capacity factor must grow more than once.
+TEST(StepOverflow, SkewedRoutingGrowsTheCapacityAndLosesNothing) {
     std::vector<std::string> keys = {
         "model.seq_length=128", "training.micro_batch_size=8",     "model.moe_layer_freq=[1, 1]",
         "moe.num_experts=8",    "moe.moe_router_force_biased=2.0", "moe.moe_expert_rank_capacity_factor=0"};
@@ -140,7 +139,7 @@ TEST(StepOverflow, SkewedRoutingGrowsTheRoomAndLosesNothing) {
     const StepsRun tight = run_steps(config_of("fp8_flow", keys), Pace::ahead, 0, 4);
     EXPECT_EQ(ample.redone, 0);
     EXPECT_GE(tight.steps[0].redone, 1);
-    EXPECT_EQ(tight.redone, tight.steps[0].redone);  // the room stays
+    EXPECT_EQ(tight.redone, tight.steps[0].redone);  // the capacity is kept
     expect_same(tight, ample);
 }
 

@@ -9,8 +9,8 @@ namespace fp8flow::test {
 namespace {
 
 TEST(OptimizerParity, NormSquared) {
-    // around the ends of what TMA brings at once, of a block, of a CTA's blocks, and of the
-    // strands of block sums
+    // around the ends of a piece loaded by TMA, of a block, of a CTA's blocks, and of the strands of block
+    // sums
     for (const int64_t count : {0, 1, 127, 1023, 1024, 1025, 8191, 8192, 8193, 8 * 8192 - 1, 8 * 8192 + 1,
                                 300 * 4096 + 77, 1024 * 8192 + 1, 2112 * 8192 + 5000}) {
         SCOPED_TRACE(count);
@@ -30,10 +30,10 @@ TEST(OptimizerParity, NormSquared) {
     }
 }
 
-// A view that begins `skip` elements into a tensor: pointers that no 16-byte access fits.
+// A view that begins `skip` elements into a tensor: pointers not aligned to 16 bytes.
 TensorView tail_of(const TensorView& view, int64_t skip) { return view.slice(skip, view.dim(0) - skip); }
 
-// Several blocks a warp, and pointers that no 16-byte access fits.
+// Several blocks a warp, and pointers not aligned to 16 bytes.
 TEST(OptimizerParity, NormSquaredOnOneSm) {
     for (const int64_t skip : {0, 1})
         for (const int64_t count : {80 * 8192, 300 * 4096 + 77}) {

@@ -39,15 +39,15 @@ const std::vector<Case> kCases = {
     {{128}, 2, 8, 16, 256, 256},
     {{129, 0, 33, 65}, 8, 64, 128, 256, 128},
     {{65, 17}, 8, 8, 128, 512, 0, 3},  // K = E
-    {{40, 41}, 2, 16, 1, 200},         // rows that end inside a warp's turn
-    {{40, 41}, 2, 16, 32, 7, 384, 9},  // rows that no vector fits
+    {{40, 41}, 2, 16, 1, 200},         // rows that end inside a warp's iteration
+    {{40, 41}, 2, 16, 32, 7, 384, 9},  // rows that are not whole vectors
     {{120, 92}, 6, 32, 128, 640, 256, 64},
     {{9, 5}, 2, 4, 128, 7168, 128},      // wide rows
-    {{33}, 8, 16, 16, 8200, 128},        // whose last slab is one unit
+    {{33}, 8, 16, 16, 8200, 128},        // the last slab is one unit
     {{30, 11}, 12, 16, 16, 256},         // more rows a token than are kept in registers
-    {{600}, 8, 300, 1, 128},             // many groups, shorter than a range of the walk
+    {{600}, 8, 300, 1, 128},             // many groups, shorter than a range of walk_tiles
     {{700, 57}, 4, 40, 16, 1280, 0, 3},  // one group of many ranges
-    {{9}, 2, 4, 16, 9216},               // more blocks of scales than are loaded at once
+    {{9}, 2, 4, 16, 9216},               // more blocks of scales than a CTA loads at once
 };
 
 // Values of every bit pattern that are not NaN, so that bytes can be compared after arithmetic too.
@@ -113,8 +113,7 @@ TEST(PermuteParity, PermutePadFp8) {
     }
 }
 
-// What permute_pad and the local exchange run where the plan's other side is known: the same bytes from the
-// tokens' side.
+// permute_pad by token (fan_out.cu), as permute_pad and the local exchange run it: the same bytes.
 TEST(PermuteParity, FanOut) {
     for (const Case& c : kCases) {
         for (const DType scale_dtype : {DType::bf16, DType::e8m0, DType::f32}) {
@@ -140,7 +139,7 @@ TEST(PermuteParity, FanOut) {
                                       .num_rows = num_rows,
                                       .groups = plan.groups,
                                       .dst = dst};
-            ASSERT_TRUE(hopper::launch_fan_out(parity.on_gpu(args), {.sm_limit = plain ? 1 : 0}));
+            ASSERT_TRUE(hopper::permute::launch_fan_out(parity.on_gpu(args), {.sm_limit = plain ? 1 : 0}));
             parity.cpu.permute_pad(args);
             parity.expect_same_bytes(args.dst, "dst");
         }
@@ -173,12 +172,12 @@ TEST(PermuteParity, UnpermuteUnpad) {
     }
 }
 
-// What the local exchange runs: the sum, rounded before the residual or not, in the residual's place or
-// another.
+// The local exchange's sum: rounded before the residual or not, in place of the residual or elsewhere.
 TEST(PermuteParity, SumsWithResidual) {
     for (const Case& c : kCases) {
         if (c.skipped() || c.hidden % 8 != 0 || c.topk > 8) continue;
-        for (const auto rounding : {hopper::SumRounding::once, hopper::SumRounding::before_residual}) {
+        for (const auto rounding :
+             {hopper::permute::SumRounding::once, hopper::permute::SumRounding::before_residual}) {
             for (const auto& [in_place, with_addend] :
                  {std::pair{false, false}, {true, false}, {false, true}}) {
                 SCOPED_TRACE(c.name() + (in_place ? " in place" : "") + (with_addend ? " with addend" : ""));
@@ -191,7 +190,8 @@ TEST(PermuteParity, SumsWithResidual) {
                                  addend(DType::bf16, {slots, c.hidden}), both(DType::bf16, {slots, c.hidden}),
                                  dst(DType::bf16, {slots, c.hidden}),
                                  num_rows = HostTensor::of<int64_t>({received}),
-                                 sum(rounding == hopper::SumRounding::once ? DType::f32 : DType::bf16,
+                                 sum(rounding == hopper::permute::SumRounding::once ? DType::f32
+                                                                                    : DType::bf16,
                                      {slots, c.hidden});
                 fill_tensor(src, 31);
                 fill_tensor(residual, 32);
@@ -200,7 +200,7 @@ TEST(PermuteParity, SumsWithResidual) {
                 const TensorView y = in_place ? residual.view() : dst.view();
                 op::UnpermuteUnpad args{
                     .src = src, .recv_rows = plan.recv_rows, .num_rows = num_rows, .row_prob = {}, .dst = y};
-                ASSERT_TRUE(hopper::launch_unpermute_sums(
+                ASSERT_TRUE(hopper::permute::launch_unpermute_sums(
                     parity.on_gpu(args),
                     {parity.to_gpu(residual), with_addend ? parity.to_gpu(addend) : TensorView{}, rounding},
                     {.sm_limit = in_place ? 2 : 0}));

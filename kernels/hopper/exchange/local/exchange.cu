@@ -70,7 +70,7 @@ protected:
                                    .num_rows = plan.recv_offsets.slice(1, 1),
                                    .groups = plan.groups,
                                    .dst = dst};
-        if (!hopper::launch_fan_out(moves, launch)) ops_.permute_pad(moves, launch);
+        if (!hopper::permute::launch_fan_out(moves, launch)) ops_.permute_pad(moves, launch);
     }
 
     void do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan&, const ScaledTensor& received, Arena&,
@@ -93,8 +93,9 @@ protected:
                                 .recv_rows = plan.recv_rows.slice(0, tokens),
                                 .num_rows = plan.recv_offsets.slice(1, 1),
                                 .dst = args.y};
-        const auto rounding = by_rank ? hopper::SumRounding::before_residual : hopper::SumRounding::once;
-        if (!hopper::launch_unpermute_sums(sums, {args.residual, args.addend, rounding}, launch)) {
+        const auto rounding =
+            by_rank ? hopper::permute::SumRounding::before_residual : hopper::permute::SumRounding::once;
+        if (!hopper::permute::launch_unpermute_sums(sums, {args.residual, args.addend, rounding}, launch)) {
             ArenaScope scope(scratch);
             TensorView residual = args.residual;
             if (args.addend) {
