@@ -109,7 +109,7 @@ std::unique_ptr<PeerProbe> make_peer_probe(Ops& ops, ProcessGroup& world, PeerMa
         reason = fmt::format("{} ranks", world.size());
         return nullptr;
     }
-    auto memory = peer::PeerMemory::create(world, mapping, kRegionBytes, reason);
+    auto memory = peer::PeerMemory::create(world, mapping, peer::kRegionBytes, reason);
     if (memory == nullptr) return nullptr;
     return std::make_unique<peer::CudaPeerProbe>(ops.device(), world, std::move(memory));
 }
