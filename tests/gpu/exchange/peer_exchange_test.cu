@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Peer memory and the exchange over it in one process: one rank against the brute-force oracle, and threads
-// that share one GPU, each with a stream of its own: a replayed graph, a rank that does not come, memory that
-// comes and goes. What several ranks exchange is tested under mpirun.
+// that share one GPU, each with a stream of its own: a replayed graph, a rank that does not arrive, memory
+// that is mapped and freed many times. Exchanges between several ranks are tested under mpirun.
 #include "kernels/hopper/exchange/peer/exchange.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/device_query.h"
@@ -15,7 +15,7 @@ namespace fp8flow::test {
 namespace {
 
 // Threads of one process share a GPU here. A kernel that is loaded while another rank's kernel waits for this
-// rank would never start, nor one behind it in a queue that two streams share; so kernels are loaded at the
+// rank would never start, nor one after it in a queue that two streams share; so kernels are loaded at the
 // start, and there are more queues than the default 8.
 const int eager_loading = setenv("CUDA_MODULE_LOADING", "EAGER", 0);
 const int many_queues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
@@ -174,8 +174,8 @@ void check_case(const ExchangeCase& c) {
 
 constexpr CombineOrder kOrders[] = {CombineOrder::rank, CombineOrder::invariant};
 
-// Several ranks as threads of one process share copy queues, in which a copy can stand behind another rank's
-// that waits for it; so what several ranks exchange is the business of the tests under mpirun.
+// Several ranks as threads of one process share copy queues, in which a copy can be queued after another
+// rank's that waits for it; so exchanges between several ranks are tested under mpirun.
 TEST(PeerExchange, OneRankAgreesWithTheOracle) {
     for (CombineOrder order : kOrders) {
         for (Wire wire : {Wire::plain, Wire::fp8, Wire::fp8_free_scales})
@@ -263,7 +263,7 @@ TEST(PeerExchange, NamesARankThatDoesNotArrive) {
             }
         }
         world.barrier();
-        // The others have left their memory; this one must not wait for them for ever.
+        // The others have abandoned their memory; this one must not wait for them for ever.
         if (world.rank() == 1) EXPECT_NO_THROW(exchange.check_peers());
     });
 }
