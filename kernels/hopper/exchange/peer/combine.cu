@@ -85,14 +85,14 @@ __global__ __launch_bounds__(kPeerThreads) void push_sums_kernel(const CombineAr
     const PeerGroup& group = args.group;
     if (group.lost()) return;
     const int64_t base = args.src.base();
-    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const Rows<Access::any> src{args.src.data, args.src.dtype, args.vectorised, args.hidden};
     args.received.deal(group.rank, group.size, [&](int64_t i, int owner, int64_t token) {
         const int32_t* rows = args.recv_rows + i * args.topk;
         int count = 0;
         while (count < args.topk && rows[count] >= 0) ++count;
         const Rows<Access::any> slots{group.next_buffer(owner), args.src.dtype, args.vectorised, args.hidden};
-        for (int64_t column = lane * kUnit; column < args.hidden; column += kPeerWarp * kUnit) {
+        for (int64_t column = lane * kUnit; column < args.hidden; column += kWarpSize * kUnit) {
             float sum[kUnit] = {};
             int next = 0;
             src.add(
@@ -110,7 +110,7 @@ __global__ __launch_bounds__(kPeerThreads) void push_choices_kernel(const Combin
     const PeerGroup& group = args.group;
     if (group.lost()) return;
     const int64_t base = args.src.base();
-    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     int64_t sent = 0;
     args.received.deal(group.rank, group.size, [&](int64_t i, int owner, int64_t token) {
         const TokenChoices choices = args.choices(owner, token);
@@ -122,9 +122,9 @@ __global__ __launch_bounds__(kPeerThreads) void push_choices_kernel(const Combin
             if (row >= 0) {
                 copy_contiguous(to,
                                 static_cast<const uint8_t*>(args.src.data) + (base + row) * args.row_bytes,
-                                args.row_bytes, lane, kPeerWarp);
+                                args.row_bytes, lane, kWarpSize);
             } else {
-                for (int64_t at = lane; at < args.row_bytes; at += kPeerWarp) to[at] = 0;
+                for (int64_t at = lane; at < args.row_bytes; at += kWarpSize) to[at] = 0;
             }
             if (owner != group.rank) ++sent;
         }
@@ -152,7 +152,7 @@ __global__ __launch_bounds__(kPeerThreads) void push_probs_kernel(const CombineA
         if (owner != group.rank) ++sent;
     }
     const unsigned of_warp = __reduce_add_sync(kFullMask, sent);
-    if (threadIdx.x % kPeerWarp == 0) count_wire(&group.words->wire[2], int64_t{of_warp} * 4);
+    if (threadIdx.x % kWarpSize == 0) count_wire(&group.words->wire[2], int64_t{of_warp} * 4);
 }
 
 // Moves: every returned row and the residual once, y out, all of it local. Ceiling: copy bandwidth. A warp
@@ -165,14 +165,14 @@ __global__ __launch_bounds__(kPeerThreads) void add_returned_kernel(const Combin
     if (group.lost()) return;
     uint8_t* buffer = group.current_buffer(group.rank);
     const bool by_rank = args.order == CombineOrder::rank;
-    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const Rows<kAccess> slots{buffer, args.src.dtype, args.vectorised, args.hidden},
         residual{args.residual.data, args.residual.dtype, args.vectorised_y, args.hidden},
         y{args.y.data, args.y.dtype, args.vectorised_y, args.hidden};
-    constexpr int64_t kStep = kPeerWarp * kUnit;
+    constexpr int64_t kStep = kWarpSize * kUnit;
     const int64_t width = (args.hidden + args.slabs * kStep - 1) / (args.slabs * kStep) * kStep,
                   items = args.tokens * args.slabs;
-    for (int64_t item = grid_thread() / kPeerWarp; item < items; item += grid_threads() / kPeerWarp) {
+    for (int64_t item = grid_thread() / kWarpSize; item < items; item += grid_threads() / kWarpSize) {
         const int64_t token = args.tokens - 1 - item / args.slabs, first = item % args.slabs * width;
         const TokenChoices choices = args.choices(group.rank, token);
         // Bit n: slot n of the token holds a row. Order rank: of rank n. Order invariant: of its n-th expert.
@@ -256,7 +256,7 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
     const cudaStream_t stream = stream_of(launch);
     const int64_t received = size() * slots, tokens = plan.num_tokens;
     if (args.dprob) {
-        push_probs_kernel<<<peer_grid(ceil_div(received * topk, kPeerWarp), launch), kPeerThreads, 0,
+        push_probs_kernel<<<peer_grid(ceil_div(received * topk, kWarpSize), launch), kPeerThreads, 0,
                             stream>>>(kernel_args);
         check_launch("returning the gradients of the probabilities");
     }
@@ -274,7 +274,7 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
         check_launch("adding returned rows");
     }
     if (!args.dprob) return;
-    copy_probs_kernel<<<peer_grid(ceil_div(tokens * topk, kPeerWarp), launch), kPeerThreads, 0, stream>>>(
+    copy_probs_kernel<<<peer_grid(ceil_div(tokens * topk, kWarpSize), launch), kPeerThreads, 0, stream>>>(
         kernel_args);
     check_launch("copying the gradients of the probabilities");
 }

@@ -13,7 +13,7 @@
 namespace fp8flow::hopper::peer {
 
 constexpr int kLaneUnits = 4;                        // 16-byte units of a lane in a piece
-constexpr int kPieceUnits = kLaneUnits * kPeerWarp;  // a piece: 1024 columns of a row
+constexpr int kPieceUnits = kLaneUnits * kWarpSize;  // a piece: 1024 columns of a row
 
 // The fp32 sums of a lane's columns of a piece.
 struct PieceSum {
@@ -34,20 +34,20 @@ public:
     static constexpr int64_t kBytes = int64_t{kStages} * kPieceUnits * sizeof(uint4);  // of a warp
 
     __device__ PieceRing(uint4* memory, int units)
-        : units_(units), lane_(static_cast<int>(threadIdx.x) % kPeerWarp), memory_(memory + lane_) {}
+        : units_(units), lane_(static_cast<int>(threadIdx.x) % kWarpSize), memory_(memory + lane_) {}
 
     // Calls visit(j, unit of the row) for the lane's units of a piece; the last piece of a row may be short.
     template <class Visit> __device__ __forceinline__ void for_units(int piece, Visit visit) const {
         const int first = piece * kPieceUnits + lane_;
 #pragma unroll
         for (int j = 0; j < kLaneUnits; ++j)
-            if (first + j * kPeerWarp < units_) visit(j, first + j * kPeerWarp);
+            if (first + j * kWarpSize < units_) visit(j, first + j * kWarpSize);
     }
     __device__ __forceinline__ bool has_room() const { return in_flight_ < kStages; }
     __device__ __forceinline__ void issue(const uint4* row, int piece) {
         uint4* to = memory_ + newest_ * kPieceUnits;
         for_units(piece, [&](int j, int at) {
-            __pipeline_memcpy_async(to + j * kPeerWarp, row + at, sizeof(uint4));
+            __pipeline_memcpy_async(to + j * kWarpSize, row + at, sizeof(uint4));
         });
         __pipeline_commit();
         newest_ = next_stage(newest_);
@@ -63,7 +63,7 @@ public:
         oldest_ = next_stage(oldest_);
         --in_flight_;
         uint4 raw[kLaneUnits] = {};
-        for_units(piece, [&](int j, int) { raw[j] = from[j * kPeerWarp]; });
+        for_units(piece, [&](int j, int) { raw[j] = from[j * kWarpSize]; });
 #pragma unroll
         for (int j = 0; j < kLaneUnits; ++j) sum.add(j, raw[j]);
     }

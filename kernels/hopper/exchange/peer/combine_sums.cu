@@ -75,7 +75,7 @@ public:
           combine_(args.combine),
           tables_(tables),
           shared_(shared),
-          lane_(static_cast<int>(threadIdx.x) % kPeerWarp),
+          lane_(static_cast<int>(threadIdx.x) % kWarpSize),
           src_(static_cast<const uint4*>(combine_.src.data) + combine_.src.base() * args.units),
           assigned_(assigned),
           draws_(kWork == Work::send ? tables.first[args.chunks]
@@ -329,7 +329,7 @@ __global__ __launch_bounds__(kCombineThreads, 1) void combine_sums_kernel(const 
     extern __shared__ uint4 memory[];
     __shared__ CombineShared shared;
     const PeerGroup& group = args.combine.group;
-    const int thread = static_cast<int>(threadIdx.x), warp = thread / kPeerWarp,
+    const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarpSize,
               cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
     if (thread == 0) {
         shared.arrived = 0;
@@ -355,7 +355,7 @@ __global__ __launch_bounds__(kCombineThreads, 1) void combine_sums_kernel(const 
             // after the count of its last draw: a watcher exits when no warp sends and all chunks have
             // arrived
             __threadfence_block();
-            if (thread % kPeerWarp == 0) atomicAdd(&shared.senders, -1);
+            if (thread % kWarpSize == 0) atomicAdd(&shared.senders, -1);
         }
         Worker<Work::add>(args, tables, shared, ring, sends ? -1 : warp * (ctas - senders) + cta - senders,
                           kWorkers * (ctas - senders))

@@ -10,7 +10,7 @@
 
 namespace fp8flow::hopper::peer {
 
-constexpr int kCombineWarps = 16, kCombineThreads = kCombineWarps * kPeerWarp;
+constexpr int kCombineWarps = 16, kCombineThreads = kCombineWarps * kWarpSize;
 constexpr int kWordBits = 32;
 
 struct CombineSumsArgs {
@@ -103,25 +103,25 @@ __device__ __forceinline__ void find_rows(const CombineSumsArgs& args, const Chu
     for (int i = thread; i < words; i += kCombineThreads) tables.begin[i] = 0;
     __syncthreads();
     // owners are distributed evenly over the warps, so that all loads are in flight together
-    const int teams = min(size, kCombineWarps), warp = thread / kPeerWarp, team = warp % teams,
+    const int teams = min(size, kCombineWarps), warp = thread / kWarpSize, team = warp % teams,
               warps = (kCombineWarps - team + teams - 1) / teams;
 #pragma unroll 1
     for (int owner = team; owner < size; owner += teams)
-        find_rows_of(args, tables, owner, warp / teams * kPeerWarp + thread % kPeerWarp, warps * kPeerWarp);
+        find_rows_of(args, tables, owner, warp / teams * kWarpSize + thread % kWarpSize, warps * kWarpSize);
     __syncthreads();
-    if (thread < kPeerWarp) {  // first: prefix sums over the chunks
+    if (thread < kWarpSize) {  // first: prefix sums over the chunks
         int sum = 0;
-        for (int c = thread; c - thread < args.chunks; c += kPeerWarp) {
+        for (int c = thread; c - thread < args.chunks; c += kWarpSize) {
             int longest = 0;
             for (int owner = 0; owner < size && c < args.chunks; ++owner)
                 if (owner != rank) longest = max(longest, tables.from(owner, c + 1) - tables.from(owner, c));
             int draws = longest * (size - 1) * args.draws;
-            for (int step = 1; step < kPeerWarp; step *= 2) {
+            for (int step = 1; step < kWarpSize; step *= 2) {
                 const int other = __shfl_up_sync(kFullMask, draws, step);
                 if (thread >= step) draws += other;
             }
             if (c < args.chunks) tables.first[c + 1] = sum + draws;
-            sum += __shfl_sync(kFullMask, draws, kPeerWarp - 1);
+            sum += __shfl_sync(kFullMask, draws, kWarpSize - 1);
         }
     }
     __syncthreads();
@@ -138,7 +138,7 @@ public:
           tables_(tables),
           shared_(shared),
           epoch_(epoch),
-          lane_(static_cast<int>(threadIdx.x) % kPeerWarp) {}
+          lane_(static_cast<int>(threadIdx.x) % kWarpSize) {}
 
     // Runs until everything of this CTA is signalled and everything of the others has arrived, or until
     // nothing has changed for `limit` nanoseconds.
@@ -177,7 +177,7 @@ private:
     }
     __device__ __forceinline__ void signal_empty_chunks() const {
         fence_system();
-        for (int chunk = lane_; chunk < args_.chunks; chunk += kPeerWarp)
+        for (int chunk = lane_; chunk < args_.chunks; chunk += kWarpSize)
             if (draws_of(chunk) == 0) signal(chunk);
     }
     // False if there was nothing new. The first fence orders the workers' stores before this CTA's share of
@@ -187,7 +187,7 @@ private:
         bool any = false;
 #pragma unroll
         for (int i = 0; i < kLaneChunks; ++i) {
-            const int chunk = lane_ + i * kPeerWarp;
+            const int chunk = lane_ + i * kWarpSize;
             fresh[i] = chunk < args_.chunks ? read_atomic(tables_.stored + chunk) - counted_[i] : 0;
             counted_[i] += fresh[i];
             any = any || fresh[i] != 0;
@@ -197,7 +197,7 @@ private:
         bool complete = false;
 #pragma unroll
         for (int i = 0; i < kLaneChunks; ++i) {
-            const int chunk = lane_ + i * kPeerWarp;
+            const int chunk = lane_ + i * kWarpSize;
             if (fresh[i] == 0) continue;
             const unsigned count = static_cast<unsigned>(fresh[i]);
             fresh[i] = atomicAdd(args_.words->stored + chunk, count) + count ==
@@ -210,7 +210,7 @@ private:
         fence_system();
 #pragma unroll
         for (int i = 0; i < kLaneChunks; ++i) {
-            const int chunk = lane_ + i * kPeerWarp;
+            const int chunk = lane_ + i * kWarpSize;
             if (fresh[i] == 0) continue;
             args_.words->stored[chunk] = 0;  // for the next call
             signal(chunk);
@@ -233,7 +233,7 @@ private:
         return true;
     }
 
-    static constexpr int kLaneChunks = kMostCombineChunks / kPeerWarp;
+    static constexpr int kLaneChunks = kMostCombineChunks / kWarpSize;
     const CombineSumsArgs& args_;
     const PeerGroup& group_;
     const ChunkTables& tables_;

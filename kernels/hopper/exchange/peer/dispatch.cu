@@ -52,13 +52,13 @@ struct Ring {
           pieces(args.pieces),
           piece_bytes(args.piece_bytes),
           row_bytes(args.rows.row_bytes) {
-        if (threadIdx.x % kPeerWarp == 0) {
+        if (threadIdx.x % kWarpSize == 0) {
             for (int i = 0; i < kRing; ++i) mbarrier_init(arrived + i, 1);
             fence_mbarrier_init();
         }
         __syncwarp();
     }
-    __device__ int32_t* note(uint32_t number) const { return notes + number % kRing * kPeerWarp; }
+    __device__ int32_t* note(uint32_t number) const { return notes + number % kRing * kWarpSize; }
     // Offset in its row.
     __device__ int64_t offset(uint32_t number) const {
         return int64_t{number % static_cast<uint32_t>(pieces)} * piece_bytes;
@@ -172,7 +172,7 @@ __device__ __forceinline__ void send_rows(const DispatchArgs& args, uint64_t epo
 __device__ __forceinline__ void signal_sent_rows(const DispatchArgs& args, uint64_t epoch, SentLog& log,
                                                  int senders) {
     constexpr unsigned kNap = 50;  // nanoseconds
-    const int rank = args.group().rank, lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    const int rank = args.group().rank, lane = static_cast<int>(threadIdx.x) % kWarpSize;
     uint32_t signalled = 0;
     bool open = lane < senders;
     while (__any_sync(kFullMask, open)) {
@@ -197,7 +197,7 @@ __device__ __forceinline__ void signal_sent_rows(const DispatchArgs& args, uint6
 // kSpinLimit. Called by one warp.
 __device__ __forceinline__ bool all_arrived(const DispatchArgs& args, uint64_t epoch) {
     const PeerGroup& group = args.group();
-    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const bool late = lane < group.size && lane != group.rank &&
                       !wait_until_reached(group.flag(group.rank, lane), epoch, kSpinLimit);
     __syncwarp();
@@ -216,7 +216,7 @@ __device__ __forceinline__ bool receive_rows(const DispatchArgs& args, uint64_t 
         int64_t place;  // the lane's
     };
     const PeerGroup& group = args.group();
-    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const int64_t own_end = args.received.offsets[group.rank + 1], items = args.received_items(),
                   base = args.dst.base();
     uint8_t* const buffer = group.buffer(group.rank, epoch);
@@ -296,7 +296,7 @@ struct Role {
 // that NVLink holds up. CTAs are split between the two by the number of rows stored. A grid of one CTA does
 // both. Neighbouring items are on different SMs.
 __device__ __forceinline__ Role role_of_warp(const DispatchArgs& args) {
-    const int warp = static_cast<int>(threadIdx.x) / kPeerWarp, cta = static_cast<int>(blockIdx.x),
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize, cta = static_cast<int>(blockIdx.x),
               ctas = static_cast<int>(gridDim.x);
     const int64_t sent = args.sent_rows(), taken = args.dst_rows();
     if (sent == 0) return {Role::receive, warp * ctas + cta, kWarps * ctas};
@@ -317,14 +317,14 @@ __device__ __forceinline__ Role role_of_warp(const DispatchArgs& args) {
 // (role_of_warp). Shared memory: a ring of kRing pieces per warp; a row passes through it by TMA, one bulk
 // load and one bulk store for each of its places, so that few SMs suffice. Barriers: the warp's own mbarriers
 // with TMA, and one __syncthreads at the end. Deterministic: copies only, one writer a byte.
-__global__ __launch_bounds__(kWarps* kPeerWarp, 1) void dispatch_kernel(const DispatchArgs args) {
+__global__ __launch_bounds__(kWarps* kWarpSize, 1) void dispatch_kernel(const DispatchArgs args) {
     extern __shared__ __align__(128) uint8_t slots[];
     __shared__ Mbarrier arrived[kWarps][kRing];
-    __shared__ int32_t notes[kWarps][kRing * kPeerWarp];
+    __shared__ int32_t notes[kWarps][kRing * kWarpSize];
     pdl_launch_dependents();
     if (args.group().lost()) return;
     const uint64_t epoch = args.group().epoch() + 1;
-    const int warp = static_cast<int>(threadIdx.x) / kPeerWarp;
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
     Ring ring(args, slots + int64_t{warp} * kRing * args.piece_bytes, arrived[warp], notes[warp]);
     __shared__ SentLog log;
     if (threadIdx.x < kWarps) {
@@ -335,7 +335,7 @@ __global__ __launch_bounds__(kWarps* kPeerWarp, 1) void dispatch_kernel(const Di
     __syncthreads();
     const Role role = role_of_warp(args);
     if (role.kind == Role::send) {
-        if (threadIdx.x % kPeerWarp == 0)
+        if (threadIdx.x % kWarpSize == 0)
             send_rows(args, epoch, ring, SentRows(args, role.number, role.count), log, warp);
     } else if (role.kind == Role::signal) {
         signal_sent_rows(args, epoch, log, static_cast<int>(role.number));
@@ -350,7 +350,7 @@ void launch_dispatch(const DispatchArgs& args, const Launch& launch) {
     const std::size_t bytes = static_cast<std::size_t>(kWarps * kRing * args.piece_bytes);
     allow_shared_memory(dispatch_kernel, bytes, "shared memory of dispatch");
     dispatch_kernel<<<grid_for(ceil_div(args.barrier.group.size * args.rows.slots, kWarps), launch, 1),
-                      kWarps * kPeerWarp, bytes, stream_of(launch)>>>(args);
+                      kWarps * kWarpSize, bytes, stream_of(launch)>>>(args);
     check_launch("dispatch");
 }
 

@@ -144,9 +144,9 @@ __device__ __forceinline__ void send_scales_as(const DispatchArgs& args, uint64_
 __device__ __forceinline__ void send_scales(const DispatchArgs& args, uint64_t epoch, int64_t warp,
                                             int64_t warps) {
     const PeerGroup& group = args.group();
-    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     if (args.rows.blocks > 0) {
-        const int64_t thread = warp * kPeerWarp + lane, threads = warps * kPeerWarp;
+        const int64_t thread = warp * kWarpSize + lane, threads = warps * kWarpSize;
         if (args.rows.scale_words)
             send_scales_as<uint32_t>(args, epoch, thread, threads);
         else
@@ -189,13 +189,13 @@ __device__ __forceinline__ void store_scale(const DispatchArgs& args, int64_t ro
 
 // Zeros a pad row. Called by one warp.
 __device__ __forceinline__ void zero_codes(const DispatchArgs& args, int64_t row) {
-    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     uint8_t* to = static_cast<uint8_t*>(args.dst.data) + row * args.rows.row_bytes;
     if (args.vectorised) {
-        for (int64_t at = lane; at < args.rows.row_bytes / kPeerVector; at += kPeerWarp)
+        for (int64_t at = lane; at < args.rows.row_bytes / kPeerVector; at += kWarpSize)
             reinterpret_cast<uint4*>(to)[at] = uint4{};
     } else {
-        for (int64_t at = lane; at < args.rows.row_bytes; at += kPeerWarp) to[at] = 0;
+        for (int64_t at = lane; at < args.rows.row_bytes; at += kWarpSize) to[at] = 0;
     }
 }
 
@@ -234,7 +234,7 @@ __device__ __forceinline__ void write_scales_and_pads(const DispatchArgs& args, 
                                                       int64_t first) {
     const bool listed = args.recv_rows != nullptr;
     const int64_t total = args.dst_rows(), base = args.dst.base(),
-                  row = first + static_cast<int>(threadIdx.x) % kPeerWarp;
+                  row = first + static_cast<int>(threadIdx.x) % kWarpSize;
     const bool exists = row < total;
     int64_t i = exists ? row : -1;
     if (listed && exists) i = static_cast<const int32_t*>(args.row_source.data)[args.row_source.base() + row];
@@ -255,7 +255,7 @@ __device__ __forceinline__ void write_all_scales_and_pads(const DispatchArgs& ar
                                                           int64_t warp, int64_t warps) {
     const int64_t rows = args.dst_rows();
     if (args.recv_rows == nullptr && args.rows.blocks == 0) return;
-    for (int64_t first = warp * kPeerWarp; first < rows; first += warps * kPeerWarp)
+    for (int64_t first = warp * kWarpSize; first < rows; first += warps * kWarpSize)
         write_scales_and_pads(args, buffer, first);
 }
 

@@ -17,8 +17,8 @@ __global__ __launch_bounds__(kPeerThreads) void send_plain_rows_kernel(const Dis
     const PeerGroup& group = args.group();
     if (group.lost()) return;
     const uint64_t epoch = group.epoch() + 1;
-    const int64_t warp = grid_thread() / kPeerWarp, warps = grid_threads() / kPeerWarp;
-    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    const int64_t warp = grid_thread() / kWarpSize, warps = grid_threads() / kWarpSize;
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     send_scales(args, epoch, warp, warps);
     const int64_t items = args.sent_items();
     for (int64_t number = warp; number < items; number += warps) {
@@ -26,7 +26,7 @@ __global__ __launch_bounds__(kPeerThreads) void send_plain_rows_kernel(const Dis
         if (!args.is_sent(row)) continue;
         copy_contiguous(args.rows.data_in(group.buffer(row.rank, epoch), group.rank, row.n),
                         args.rows.data + args.sent_token(row) * args.rows.row_bytes, args.rows.row_bytes,
-                        lane, kPeerWarp);
+                        lane, kWarpSize);
         __syncwarp();
         if (lane == 0) {
             __threadfence_system();
@@ -61,17 +61,17 @@ __global__ __launch_bounds__(kPeerThreads) void wait_for_deferred_rows_kernel(co
             if (!wait(args.row_flag(group.rank, from, n), from)) break;
     }
     __syncthreads();
-    if (late_members != 0 && thread < kPeerWarp) report_lost(args.barrier, late_members, epoch);
+    if (late_members != 0 && thread < kWarpSize) report_lost(args.barrier, late_members, epoch);
 }
 
-constexpr int kCopyThreads = 512, kCopyWarps = kCopyThreads / kPeerWarp;
+constexpr int kCopyThreads = 512, kCopyWarps = kCopyThreads / kWarpSize;
 constexpr int kVectorsHeld = 14;  // 16-byte vectors of a thread: a row of 7168 bytes in one pass
 
 // Copies received row i to all its places: one load of every byte, one store per place. Called by one warp.
 __device__ __forceinline__ void scatter_row(const DispatchArgs& args, int64_t i, const uint8_t* codes,
                                             int64_t base) {
     const int64_t row_bytes = args.rows.row_bytes;
-    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const int64_t place = args.place(i, lane);
     const int places = __popc(__ballot_sync(kFullMask, place >= 0));
     uint8_t* dst = static_cast<uint8_t*>(args.dst.data);
@@ -79,21 +79,21 @@ __device__ __forceinline__ void scatter_row(const DispatchArgs& args, int64_t i,
     if (args.vectorised) {
         const int count = static_cast<int>(row_bytes / kPeerVector);
         const uint4* in = reinterpret_cast<const uint4*>(codes);
-        for (int begin = 0; begin < count; begin += kVectorsHeld * kPeerWarp) {
+        for (int begin = 0; begin < count; begin += kVectorsHeld * kWarpSize) {
             const int first = begin + lane;
             uint4 piece[kVectorsHeld] = {};
 #pragma unroll
             for (int j = 0; j < kVectorsHeld; ++j)
-                if (first + j * kPeerWarp < count) piece[j] = __ldcg(in + first + j * kPeerWarp);
+                if (first + j * kWarpSize < count) piece[j] = __ldcg(in + first + j * kWarpSize);
             for (int k = 0; k < places; ++k) {
                 uint4* to = reinterpret_cast<uint4*>(out(k));
 #pragma unroll
                 for (int j = 0; j < kVectorsHeld; ++j)
-                    if (first + j * kPeerWarp < count) to[first + j * kPeerWarp] = piece[j];
+                    if (first + j * kWarpSize < count) to[first + j * kWarpSize] = piece[j];
             }
         }
     } else {
-        for (int64_t begin = 0; begin < row_bytes; begin += kPeerWarp) {
+        for (int64_t begin = 0; begin < row_bytes; begin += kWarpSize) {
             const int64_t at = begin + lane;
             const uint8_t byte = at < row_bytes ? __ldcg(codes + at) : uint8_t{0};
             for (int k = 0; k < places; ++k) {
@@ -117,7 +117,7 @@ __global__ __launch_bounds__(kCopyThreads, 1) void receive_deferred_rows_kernel(
     args.received.deal(group.rank, group.size, [&](int64_t i, int from, int64_t) {
         scatter_row(args, i, args.data_of(from, i, buffer), base);
     });
-    write_all_scales_and_pads(args, buffer, grid_thread() / kPeerWarp, grid_threads() / kPeerWarp);
+    write_all_scales_and_pads(args, buffer, grid_thread() / kWarpSize, grid_threads() / kWarpSize);
 }
 
 }  // namespace

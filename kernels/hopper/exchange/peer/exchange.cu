@@ -32,7 +32,7 @@ const char* name_of(PeerOperation operation) {
 // release store make what earlier kernels of this stream wrote, here or at a member, visible to whoever
 // acquires the flag. Deterministic: the flags are integers that only rise, so the order of arrival does not
 // matter.
-__global__ __launch_bounds__(kPeerWarp) void group_barrier_kernel(const GroupBarrier barrier) {
+__global__ __launch_bounds__(kWarpSize) void group_barrier_kernel(const GroupBarrier barrier) {
     const PeerGroup& group = barrier.group;
     if (group.lost()) return;  // the same for all threads
     const uint64_t epoch = group.epoch() + 1;
@@ -52,7 +52,7 @@ __global__ __launch_bounds__(kPeerWarp) void group_barrier_kernel(const GroupBar
 }  // namespace
 
 void launch_group_barrier(const GroupBarrier& barrier, const Launch& launch) {
-    group_barrier_kernel<<<1, kPeerWarp, 0, stream_of(launch)>>>(barrier);
+    group_barrier_kernel<<<1, kWarpSize, 0, stream_of(launch)>>>(barrier);
     check_launch("group barrier of peers");
 }
 
@@ -209,9 +209,9 @@ std::unique_ptr<Exchange> make_peer_exchange(Ops& ops, const ExchangeGroups& gro
                                              double deadline_seconds, PeerMapping mapping,
                                              std::string& reason) {
     FP8FLOW_CHECK(deadline_seconds > 0, "deadline {} s", deadline_seconds);
-    if (limits.topk > peer::kPeerWarp) {  // bits of a word name a token's experts
-        reason = fmt::format("moe.moe_router_topk is {}, at most {} over peer memory", limits.topk,
-                             peer::kPeerWarp);
+    if (limits.topk > kWarpSize) {  // bits of a word name a token's experts
+        reason =
+            fmt::format("moe.moe_router_topk is {}, at most {} over peer memory", limits.topk, kWarpSize);
         return nullptr;
     }
     const peer::PeerLayout layout(limits, order, groups.expert_parallel.size(), groups.world.size(),

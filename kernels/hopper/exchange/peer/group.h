@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/hopper/device/peer.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/exchange/peer/memory.h"
 #include "kernels/hopper/runtime/launch.h"
 
@@ -12,9 +13,8 @@
 
 namespace fp8flow::hopper::peer {
 
-constexpr int kPeerWarp = 32;
 constexpr int kPeerThreads = 1024;  // so that a limit of SMs is a number of CTAs
-constexpr int kPeerWarps = kPeerThreads / kPeerWarp;
+constexpr int kPeerWarps = kPeerThreads / kWarpSize;
 constexpr int64_t kPeerVector = 16;  // bytes of one access
 constexpr int64_t kPeerAlign = 256;  // of everything inside a region
 
@@ -84,7 +84,7 @@ void launch_group_barrier(const GroupBarrier& barrier, const Launch& launch);
 // whole warp.
 __device__ __forceinline__ void report_lost(const GroupBarrier& barrier, uint32_t late_members,
                                             uint64_t epoch) {
-    if (threadIdx.x % kPeerWarp != 0 || atomicExch(&barrier.group.words->lost, 1u) != 0) return;
+    if (threadIdx.x % kWarpSize != 0 || atomicExch(&barrier.group.words->lost, 1u) != 0) return;
     volatile LostPeers* report = barrier.report;
     report->operation = static_cast<uint32_t>(barrier.operation);
     report->group = static_cast<uint32_t>(barrier.group.index);
@@ -107,7 +107,7 @@ struct ReceivedRows {
     template <class Visit> __device__ __forceinline__ void deal(int rank, int size, Visit visit) const {
         int64_t longest = 0;
         for (int r = 0; r < size; ++r) longest = max(longest, offsets[r + 1] - offsets[r]);
-        const int64_t warps = static_cast<int64_t>(gridDim.x) * blockDim.x / kPeerWarp,
+        const int64_t warps = static_cast<int64_t>(gridDim.x) * blockDim.x / kWarpSize,
                       items = longest * size;
         const auto owner = [&](int64_t item) { return (rank + 1 + static_cast<int>(item % size)) % size; };
         const auto fetch = [&](int64_t item) -> int32_t {  // -1: no row
@@ -116,7 +116,7 @@ struct ReceivedRows {
             const int64_t i = offsets[from] + item / size;
             return i < offsets[from + 1] ? source[i] : -1;
         };
-        int64_t item = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kPeerWarp;
+        int64_t item = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarpSize;
         int32_t next = fetch(item);
         for (; item < items; item += warps) {
             const int32_t now = next;

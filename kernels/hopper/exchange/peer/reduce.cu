@@ -140,7 +140,7 @@ void PeerExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& v
                     .result = area.result,
                     .shard_bytes = 0};
     const auto grid_of = [&](int64_t bytes) {
-        return peer_grid(ceil_div(bytes, kPeerVector * kPeerWarp), launch);
+        return peer_grid(ceil_div(bytes, kPeerVector * kWarpSize), launch);
     };
     if (args.bytes <= PeerLayout::kSmallBytes) {
         push_values_kernel<<<grid_of(args.bytes), kPeerThreads, 0, stream>>>(args);

@@ -67,10 +67,10 @@ void PeerExchange::do_gather_routing(const TensorView& ids, const TensorView& pr
                            .all_ids = all_ids.as<int32_t>(),
                            .all_probs = all_probs.as<float>()};
     const cudaStream_t stream = stream_of(launch);
-    push_routing_kernel<<<peer_grid(ceil_div(values, kPeerWarp), launch), kPeerThreads, 0, stream>>>(args);
+    push_routing_kernel<<<peer_grid(ceil_div(values, kWarpSize), launch), kPeerThreads, 0, stream>>>(args);
     check_launch("sending the routing");
     synchronize(kExpertParallel, PeerOperation::routing, launch);
-    copy_routing_kernel<<<peer_grid(ceil_div(size() * values, kPeerWarp), launch), kPeerThreads, 0, stream>>>(
+    copy_routing_kernel<<<peer_grid(ceil_div(size() * values, kWarpSize), launch), kPeerThreads, 0, stream>>>(
         args);
     check_launch("copying the routing");
 }
