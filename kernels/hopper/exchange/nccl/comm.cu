@@ -15,7 +15,8 @@ namespace fp8flow::hopper::nccl {
 
 namespace {
 
-// Connecting the peers takes long in large jobs, so it does not use the deadline of a step.
+// Connecting the peers takes long in large jobs, so it is allowed at least this long, whatever the deadline
+// of a step is.
 constexpr double kStartSeconds = 60;
 // Longest wait for a healthy communicator to finalise, and for the kernels of an aborted one to end.
 constexpr std::chrono::seconds kFinaliseLimit{5};

@@ -27,10 +27,10 @@
 // Signals. One warp of every CTA is the watcher: it fences, adds the number of items that the CTA has stored
 // of each chunk to the chunk's counter on this GPU, and whoever completes a chunk stores the epoch into the
 // chunk's flag word at every owner. It also polls the flag words that the other ranks write here: this rank's
-// tokens may be added up to the last chunk for which all ranks have signalled. All flag words of a member
-// together are its arrival at the group barrier: they order everything that its stream has done before, and
-// every CTA waits for them from every member, with or without tokens. The watcher exists because a fence
-// takes microseconds, and a warp that sends must not execute one.
+// tokens may be added up to, and without, the first chunk that some rank has not signalled. All flag words of
+// a member together are its arrival at the group barrier: they order everything that its stream has done
+// before, and every CTA waits for them from every member, with or without tokens. The watcher exists because
+// a fence takes microseconds, and a warp that sends must not execute one.
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/exchange/peer/combine_ring.h"
