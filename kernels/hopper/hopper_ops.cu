@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Construction of the Hopper backend: device, cuBLASLt handle, workspaces; all memory that operations need
-// beside their arguments.
+// besides their arguments.
 #include "kernels/hopper/hopper_ops.h"
 
 #include "kernels/hopper/runtime/cuda_device.h"

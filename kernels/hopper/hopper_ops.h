@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The CUDA backend for Hopper (sm_90a): every operation on one GPU, bit-equal to the reference where the
-// contract is bytes. One op family a file: kernels above, launcher (the do_x member) below. Read next:
-// launch.h, then any family.
+// contract is bytes. A room (folder) an operation family; in a file, kernels above and launcher (the do_x
+// member) below. Read next: README.md, runtime/launch.h, then any family.
 #pragma once
 
 #include "kernels/hopper/factory.h"
@@ -11,9 +11,9 @@
 
 namespace fp8flow {
 
-// Products of the cuBLASLt path so far: those that cuBLASLt computed, and those that the native kernel had to
-// take (sizes or addresses that are no multiples of 16 bytes, kinds of operands that cuBLASLt does not know).
-// Tests assert that a baseline is what it says it is.
+// GEMMs of the cuBLASLt path so far: those that cuBLASLt computed, and those that fell back to the native
+// kernel (sizes or addresses that are not multiples of 16 bytes, operand kinds that cuBLASLt does not
+// support). Tests assert that a baseline is what it claims to be.
 struct LtCounts {
     int64_t cublaslt = 0, native = 0;
 };
@@ -25,7 +25,7 @@ public:
     ~HopperOps() override;
     Device& device() override { return *device_; }
 
-    // Tests run one object through every choice.
+    // For tests, which run one object through every choice.
     void choose_kernels(const KernelChoice& kernels) { kernels_ = kernels; }
 
     LtCounts lt_counts() const;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Memory that operations need beside their arguments, allocated once: partial sums of two-stage reductions,
+// Memory that operations need besides their arguments, allocated once: partial sums of two-stage reductions,
 // cuBLASLt's handle and workspaces, cuDNN's plans.
 #pragma once
 
@@ -35,7 +35,7 @@ struct HopperOps::Workspace {
         return static_cast<T*>(partials);
     }
 
-    // Counters that are zero when an op starts, and that it leaves zero.
+    // Counters that are zero when an op starts, and zero again when it ends.
     template <class T> T* zeros_for(int64_t count) const {
         FP8FLOW_CHECK(static_cast<std::size_t>(count) * sizeof(T) <= kZerosBytes, "{} counters of {} bytes",
                       count, sizeof(T));

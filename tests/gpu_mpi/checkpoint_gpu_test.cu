@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Save, end, resume on GPUs: 20 steps in two parts are the 20 steps of one run, bit for bit; and a checkpoint
-// written beside training holds the step it was taken at.
+// written during training holds the step at which it was taken.
 #include "model/train/trainer.h"
 
 #include "tests/gpu_mpi/gpu_job.h"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Every exchange between GPUs against the brute-force oracle and the reference exchange, byte for byte:
-// shapes, skews, row types, both combine orders, reductions, layers in flight, an overflowed plan, a hunt for
-// races, and a late and a lost peer. Long because one executable shares the peers' memory and the rigs: what
-// stays resident between tests is part of what they test.
+// shapes, skews, row types, both combine orders, reductions, layers in flight, an overflowed plan, races, and
+// a late and a lost peer. Long because one executable shares the peers' memory and the rigs: state that stays
+// resident between tests is part of the test.
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/runtime/launch.h"
 #include "tests/gpu_mpi/gpu_job.h"
@@ -96,7 +96,7 @@ TEST_P(GpuExchange, RowTypes) {
                                .seed = 3});
 }
 
-// Rows that are no whole vectors.
+// Rows that are not whole vectors.
 TEST_P(GpuExchange, OddWidths) {
     for (CombineOrder order : kOrders)
         for (int64_t hidden : {3, 100, 505})
@@ -109,8 +109,8 @@ TEST_P(GpuExchange, OddWidths) {
                        .order = order});
 }
 
-// Rows longer than what a thread or a warp has under way at once: in several pieces, and in more than a warp
-// holds.
+// Rows longer than what a thread or a warp keeps in flight: in several pieces, and in more pieces than a
+// warp's ring holds.
 TEST_P(GpuExchange, WideRows) {
     for (CombineOrder order : kOrders)
         for (Wire wire : kWires)
@@ -126,8 +126,8 @@ TEST_P(GpuExchange, WideRows) {
                        .seed = 6});
 }
 
-// Numbers of tokens beside multiples of 128, many on one rank and few on the others, and rows whose last
-// piece is short.
+// Numbers of tokens next to multiples of 128, many on one rank and few on the others, and rows with a short
+// last piece.
 TEST_P(GpuExchange, EdgesOfChunks) {
     for (const int64_t tokens : {127, 128, 129, 1000}) {
         std::vector<int64_t> all = on_every_rank(ranks(), tokens);
@@ -318,9 +318,9 @@ __global__ void count_differences(const uint8_t* a, const uint8_t* b, int64_t by
     if (mine > 0) atomicAdd(count, mine);
 }
 
-// A layer whose tensors stay on the device, and what the reference makes of them. Calls are only queued:
-// outputs are poisoned before, and compared behind each call on the stream, so that nothing but the exchange
-// itself holds the ranks together.
+// A layer with tensors that stay on the device, and the reference's results for them. Calls are only queued:
+// outputs are poisoned before each call and compared after it on the stream, so that nothing but the exchange
+// itself synchronises the ranks.
 class ResidentLayer {
 public:
     static constexpr int kLegs = 2;  // sets of data
@@ -484,7 +484,7 @@ TEST_P(GpuExchange, LayersInFlight) {
     }
 }
 
-// How many SMs an exchange may use changes who moves a row, and nothing else.
+// The number of SMs that an exchange may use changes which warp moves a row, and nothing else.
 TEST_P(GpuExchange, FewMultiprocessors) {
     for (CombineOrder order : kOrders) {
         Rig& rig = this->rig(order);
@@ -501,9 +501,9 @@ TEST_P(GpuExchange, FewMultiprocessors) {
     }
 }
 
-// Combines alone, on every number of SMs and one right behind the other: few rows, so that most
-// warps and CTAs have nothing to do, and shapes in which some ranks send, get or own nothing. Who waits for
-// what a neighbour never says stands still here.
+// Combines alone, on every number of SMs and back to back: few rows, so that most warps and CTAs have nothing
+// to do, and shapes in which some ranks send, receive or own nothing. A wait for a signal that is never sent
+// deadlocks here.
 TEST_P(GpuExchange, SmallCombinesInARow) {
     const int most_sms = GetParam() == Kind::peer ? hopper::kNumSms : 3;
     std::vector<ExchangeCase> cases;
@@ -533,7 +533,7 @@ TEST_P(GpuExchange, SmallCombinesInARow) {
     rig.exchange->check_peers();
 }
 
-// Both legs, captured once: what they count, they count on the device.
+// Both legs, captured once as a graph: epochs are counted on the device.
 TEST_P(GpuExchange, ReplaysAsAGraph) {
     if (GetParam() != Kind::peer) GTEST_SKIP() << "the host takes part in the others";
     constexpr int kReplays = 20;
@@ -646,14 +646,14 @@ TEST_P(GpuExchange, ALostRankIsNamedWithinTheDeadline) {
                                 in_combine && GetParam() == Kind::peer ? "combine over peer" : "dispatch");
             }
         }
-        job->world().barrier();  // the lost rank is there; every rank gives up the exchange now
+        job->world().barrier();  // the lost rank is back; every rank abandons the exchange now
     }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GpuExchange, testing::Values(Kind::staged, Kind::nccl, Kind::peer),
                          [](const auto& info) { return name_of(info.param); });
 
-// The kernels are those of Kind::peer; what differs is how they got their addresses.
+// The kernels are those of Kind::peer; only the mapping of addresses differs.
 using ExchangeOverWindow = GpuExchange;
 TEST_P(ExchangeOverWindow, MovesTheSameBytes) {
     for (CombineOrder order : kOrders)

@@ -29,7 +29,7 @@ inline const char* name_of(Kind kind) {
     }
     return "?";
 }
-// What every case fits into.
+// Limits that every case fits into.
 inline constexpr ExchangeLimits kLimits{
     .tokens_per_rank = 4096, .topk = 8, .hidden = 2304, .row = DType::f32};
 

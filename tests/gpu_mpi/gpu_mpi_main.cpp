@@ -10,7 +10,7 @@
 
 int main(int argc, char** argv) {
     testing::InitGoogleTest(&argc, argv);
-    if (fp8flow::hopper::device_count() == 0) {  // before MPI starts: such a rank owes the job nothing
+    if (fp8flow::hopper::device_count() == 0) {  // before MPI starts, so that the rank may exit
         const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
         if (rank == nullptr || std::atoi(rank) == 0)
             std::printf("skipped: %s\n", fp8flow::hopper::unavailable_reason().c_str());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// AdamW's step of one parameter, as the kernels that take it share it. Contract: kernels/ops/optimizer.h.
+// AdamW's update of one element, shared by the optimizer kernels. Contract: kernels/ops/optimizer.h.
 #pragma once
 
 #include "kernels/core/scalar_math.h"

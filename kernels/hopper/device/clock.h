@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The clock that all SMs share, for delays and deadlines; and which SM this is.
+// The clock that all SMs share, for delays and deadlines; and the number of this SM.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ __device__ __forceinline__ uint64_t global_nanoseconds() {
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
     return now;
 }
-// Below the number of SMs. Their counters of cycles (clock64) have nothing to do with each other.
+// Below the number of SMs. The cycle counters (clock64) of two SMs are not related.
 __device__ __forceinline__ unsigned sm_id() {
     unsigned id;
     asm volatile("mov.u32 %0, %%smid;" : "=r"(id));

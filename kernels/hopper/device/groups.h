@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Which group a routed row belongs to, found by a whole warp at once, and walks over rows that ask only where
-// a group ends.
+// The groups of routed rows on the device: which group a row belongs to, found by a whole warp at once, and
+// cursors over ascending rows.
 #pragma once
 
 #include "kernels/core/tensor.h"
@@ -48,8 +48,8 @@ inline DeviceGroups device_groups(const RowGroups& groups, int64_t rows) {
     return {groups.num_groups, groups.counts.as<int64_t>(), groups.offsets.as<int64_t>(), rows};
 }
 
-// The group of padded row r < total(): as many groups as end at or before it. One load a lane and 32 groups,
-// none waiting for another (a binary search waits log2(groups) times). All 32 lanes call it with the same
+// The group of padded row r < total(): the number of groups that end at or before it. One independent load a
+// lane for 32 groups (a binary search has log2(groups) dependent loads). All 32 lanes call it with the same
 // row.
 __device__ __forceinline__ int64_t warp_group_of(const DeviceGroups& groups, int64_t row) {
     if (groups.counts == nullptr) return 0;
@@ -62,8 +62,8 @@ __device__ __forceinline__ int64_t warp_group_of(const DeviceGroups& groups, int
     return group;
 }
 
-// Up to `most` neighbouring groups, the last group that begins at `row` or before among them (offsets
-// ascend), are those from here on: 32 of them are compared at a time. All 32 lanes call it with the same row.
+// The first of up to `most` neighbouring groups that include the last group beginning at or before `row`
+// (offsets ascend): 32 groups are compared at a time. All 32 lanes call it with the same row.
 __device__ __forceinline__ int first_candidate(const DeviceGroups& groups, int64_t row, int most) {
     const int lane = static_cast<int>((threadIdx.y * blockDim.x + threadIdx.x) % 32);
     int low = 0;
@@ -77,9 +77,9 @@ __device__ __forceinline__ int first_candidate(const DeviceGroups& groups, int64
     return low;
 }
 
-// The tile of 128 rows from `row` on, where groups are aligned to 128: its first `count` rows are valid, the
-// other `rows` pads. `extent`: end of the only group where there are no groups. All lanes of a warp call it
-// with the same row. Up to 32 groups: one round of loads.
+// The tile of 128 rows at `row`, where groups are aligned to 128: of its `rows` rows the first `count` are
+// valid, the others pads. `extent`: end of the only group where there are no groups. All lanes of a warp call
+// it with the same row. Up to 32 groups: one round of loads.
 struct AlignedTile {
     int count, rows;
 };
@@ -99,7 +99,7 @@ __device__ __forceinline__ AlignedTile aligned_tile(const DeviceGroups& groups, 
     return {__shfl_sync(kFullMask, own.count, lane), __shfl_sync(kFullMask, own.rows, lane)};
 }
 
-// Neighbouring rows of a warp, one after the other.
+// A cursor over consecutive rows of a warp.
 class RowCursor {
 public:
     __device__ RowCursor(const DeviceGroups& groups, int64_t first) : groups_(groups) {
@@ -108,7 +108,7 @@ public:
         rows_ = static_cast<int>(groups.offset(group + 1) - first);
         valid_rows_ = static_cast<int>(groups.offset(group) + groups.count(group) - first);
     }
-    // Whether the next row is valid: `first`, the row behind it, and so on; all below total().
+    // Whether the next row is valid: `first`, the row after it, and so on; all below total().
     __device__ bool next_is_valid() {
         while (rows_ == 0) {
             ++group_;
@@ -124,12 +124,12 @@ private:
     int group_, rows_, valid_rows_;  // what is left of the group
 };
 
-// Whether rows that ascend are valid: of 32 neighbouring groups each lane knows one, and the warp votes. For
-// warps whose rows lie so far apart that they pass many groups. All 32 lanes call everything together.
+// Whether ascending rows are valid: each lane holds one of 32 neighbouring groups, and the warp votes. For
+// warps with rows so far apart that they pass many groups. All 32 lanes call every member together.
 class GroupWindow {
 public:
     __device__ explicit GroupWindow(const DeviceGroups& groups) : groups_(groups) { look(); }
-    // Below total(), and not below the row asked for before.
+    // `row` is below total() and not below the row of the call before.
     __device__ bool is_valid(int row) {
         unsigned found;
         while ((found = __ballot_sync(kFullMask, end_ > row)) == 0) {

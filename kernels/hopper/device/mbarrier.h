@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Barriers in shared memory that count arrivals and bytes (mbarrier), and positions in a ring of them.
-// Source: PTX ISA, "mbarrier".
+// Barriers in shared memory that count arrivals and bytes (mbarrier), and the position in a ring of pipeline
+// stages. Source: PTX ISA, "mbarrier".
 #pragma once
 
 #include <cuda_runtime.h>
@@ -30,7 +30,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(Mbarrier* barrier, uin
                  "r"(bytes)
                  : "memory");
 }
-// Arrives at the barrier of the same place in the shared memory of CTA `rank` of the cluster.
+// Arrives at the mbarrier at the same location in the shared memory of CTA `rank` of the cluster.
 __device__ __forceinline__ void mbarrier_arrive_cta(Mbarrier* barrier, uint32_t rank) {
     asm volatile(
         "{\n"
@@ -54,7 +54,7 @@ __device__ __forceinline__ void mbarrier_wait(Mbarrier* barrier, uint32_t parity
         : "memory");
 }
 
-// The same where other CTAs of the cluster wrote what the phase stands for.
+// The same with acquire at cluster scope: other CTAs of the cluster wrote the data that the phase guards.
 __device__ __forceinline__ void mbarrier_wait_cluster(Mbarrier* barrier, uint32_t parity) {
     asm volatile(
         "{\n"
@@ -66,7 +66,7 @@ __device__ __forceinline__ void mbarrier_wait_cluster(Mbarrier* barrier, uint32_
         "r"(parity)
         : "memory");
 }
-// A position in a ring of barriers and the parity of its current use.
+// A stage of a ring of mbarriers and the parity of its current phase.
 template <int kSize> struct RingPosition {
     int index = 0;
     uint32_t parity = 0;

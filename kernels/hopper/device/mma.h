@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Warp-wide matrix instructions on BF16 operands with FP32 accumulators: loading 8x8 matrices from shared
-// memory and storing them there, and m16n8k16. Source of the fragment layouts: PTX ISA, "Matrix fragments for
-// mma.m16n8k16" and "ldmatrix".
+// Warp-level MMA of BF16 operands with FP32 accumulators (m16n8k16), and loads and stores of 8x8 matrices in
+// shared memory. Source of the fragment layouts: PTX ISA, "Matrix fragments for mma.m16n8k16" and "ldmatrix".
 #pragma once
 
 #include <cstdint>
@@ -26,7 +25,7 @@ __device__ __forceinline__ void ldmatrix_x4(const uint16_t* row, uint32_t (&frag
                      : "memory");
 }
 
-// The way back: fragment i of lane l is stored to matrix i, lanes pass addresses in shared memory as above.
+// The inverse: fragment i of lane l is stored to matrix i, lanes pass addresses in shared memory as above.
 __device__ __forceinline__ void stmatrix_x4(uint32_t row, const uint32_t (&fragments)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
                  "r"(fragments[0]), "r"(fragments[1]), "r"(fragments[2]), "r"(fragments[3])

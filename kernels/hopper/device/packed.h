@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT
-// Words of several values: maxima of two BF16 magnitudes at a time, squares of bytes turned, and a word that
-// the compiler forgets what it knew about. For kernels that keep raw words in registers.
+// Words of several values: maxima of two BF16 magnitudes at a time, transposes of 4x4 bytes, and words that
+// are opaque to the compiler. For kernels that keep raw words in registers.
 #pragma once
 
 #include <cstdint>
 
 namespace fp8flow::hopper {
 
-// Word i of four, where i is known to the compiler.
+// Word i of four; i is a compile-time constant.
 __device__ __forceinline__ uint32_t word_of(const uint4& words, int i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
-// Four rows of four bytes become four columns.
+// Transposes 4x4 bytes.
 __device__ __forceinline__ void transpose_4x4(const uint32_t (&rows)[4], uint32_t (&columns)[4]) {
     const uint32_t low01 = __byte_perm(rows[0], rows[1], 0x5140),
                    high01 = __byte_perm(rows[0], rows[1], 0x7362),
@@ -54,8 +54,8 @@ __device__ __forceinline__ uint32_t high_magnitude(uint32_t pair) {
     return bits > 0x7F800000u ? 0u : bits;
 }
 
-// What is computed from these words behind this line is computed there, and not kept in registers from
-// before.
+// Makes the words opaque to the compiler: what follows from them is computed after this line, and not kept in
+// registers from before.
 __device__ __forceinline__ void opaque(uint4& words) {
     asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Words that the GPUs of one host show each other: stores and loads with system-wide order, the GPU's clock,
-// and a wait that gives up. Source of the orders: PTX ISA, "Memory Consistency Model": when an acquire reads
-// what a release wrote, everything that came before the release, on any GPU of the host, is visible after the
-// acquire. Read next: kernels/hopper/exchange/peer/exchange.h.
+// Flags between the GPUs of one host: stores and loads with system-scope order, and a wait with a deadline.
+// Source of the orders: PTX ISA, "Memory Consistency Model": when an acquire reads what a release wrote,
+// everything before the release, on any GPU of the host, is visible after the acquire. Read next:
+// kernels/hopper/exchange/peer/exchange.h.
 #pragma once
 
 #include "kernels/hopper/device/clock.h"
@@ -15,10 +15,10 @@ __device__ __forceinline__ void store_release_system(uint64_t* word, uint64_t va
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
-// What this thread wrote, or has seen of others' writes behind a barrier or an atomic, comes before what it
+// Orders what this thread wrote, or has seen of others' writes after a barrier or an atomic, before what it
 // writes afterwards.
 __device__ __forceinline__ void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
-// Behind that fence, as good as a release.
+// After fence_system(), equivalent to a release.
 __device__ __forceinline__ void store_relaxed_system(uint64_t* word, uint64_t value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
@@ -31,7 +31,7 @@ __device__ __forceinline__ uint64_t load_acquire_system(const uint64_t* word) {
 
 // Waits until *word >= value; false if that took longer than `limit` nanoseconds.
 __device__ __forceinline__ bool wait_until_reached(const uint64_t* word, uint64_t value, uint64_t limit) {
-    constexpr unsigned kNap = 40;  // nanoseconds between polls: short beside the 1-2 us of a barrier
+    constexpr unsigned kNap = 40;  // nanoseconds between polls: short compared with the 1-2 us of a barrier
     const uint64_t start = global_nanoseconds();
     while (load_acquire_system(word) < value) {
         if (global_nanoseconds() - start > limit) return false;

@@ -16,8 +16,7 @@ namespace fp8flow::hopper {
 constexpr int kBlockThreads = static_cast<int>(kBlock) / kUnit;  // threads of a 1x128 block: half a warp
 constexpr int kRowThreads = 256;                                 // threads of a CTA that works on rows
 
-// A CTA for rows of `cols` columns: x threads stand side by side in a row (whole blocks), y rows are worked
-// on at once.
+// A CTA for rows of `cols` columns: x threads share a row (whole blocks), y rows are processed at once.
 inline dim3 row_block(int64_t cols) {
     const int64_t wanted = round_up(ceil_div(std::max<int64_t>(cols, 1), kUnit), kBlockThreads);
     const unsigned x = static_cast<unsigned>(std::min<int64_t>(wanted, kRowThreads));
@@ -50,7 +49,7 @@ __device__ __forceinline__ uint32_t pack_fp8(float a, float b, float c, float d,
         low = pack_e4m3(a, b);
         high = pack_e4m3(c, d);
     }
-    uint32_t codes;  // so that ptxas lets the second conversion merge the first: no shift and no OR
+    uint32_t codes;  // ptxas merges both conversions into one register: no shift and no OR
     asm("mov.b32 %0, {%1, %2};" : "=r"(codes) : "h"(low), "h"(high));
     return codes;
 }
@@ -145,7 +144,7 @@ __device__ __forceinline__ void store_unit(const RowView& t, int64_t row, int co
     store_unit(t, row, col, t.cols, v);
 }
 
-// codes = to_fp8(v * multiplier) at columns [col, col + 8) below t.cols.
+// FP8 values = to_fp8(v * multiplier), eight of them in two words.
 __device__ __forceinline__ uint2 encode_unit(const float (&v)[kUnit], float m, DType dtype) {
     return {pack_fp8(v[0] * m, v[1] * m, v[2] * m, v[3] * m, dtype),
             pack_fp8(v[4] * m, v[5] * m, v[6] * m, v[7] * m, dtype)};
@@ -167,7 +166,7 @@ __device__ __forceinline__ uint32_t magnitude_bits(float x) {
     const uint32_t bits = __float_as_uint(x) & 0x7FFFFFFFu;
     return bits > 0x7F800000u ? 0u : bits;
 }
-// The same over a unit; fmaxf passes over a NaN: one instruction an element.
+// The same over a unit; fmaxf ignores a NaN: one instruction an element.
 __device__ __forceinline__ uint32_t unit_magnitude(const float (&v)[kUnit]) {
     float largest = 0.0f;
 #pragma unroll

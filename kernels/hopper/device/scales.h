@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Scales on the device: from a block's amax to multiplier and stored factor, and the place of a scale in the
+// Scales on the device: from a block's amax to multiplier and stored scale, and the index of a scale in the
 // row layouts. The same rule as the reference (kernels/core/scalar_math.h). Read next:
 // kernels/hopper/quantize/rows.cu.
 #pragma once
@@ -10,7 +10,7 @@
 
 namespace fp8flow::hopper {
 
-// How a block becomes codes: the formats of one op call.
+// How a block is quantised: the formats of one op call.
 struct QuantizeRule {
     ScaleFormat scale_format = ScaleFormat::pow2;
     MxRounding mx_rounding = MxRounding::rceil;
@@ -31,7 +31,7 @@ __device__ __forceinline__ BlockScale block_scale(uint32_t amax, DType codes, bo
     return {scale.multiplier, scale.dequant, float_to_e8m0(scale.dequant)};
 }
 
-// Scales of codes by rows: that of (row, block) stands at row * row_stride + block * block_stride.
+// Scales by rows: the scale of (row, block) is at row * row_stride + block * block_stride.
 struct RowScales {
     void* data = nullptr;
     DType dtype = DType::f32;
@@ -60,7 +60,7 @@ inline RowScales row_scales(const ScaledTensor& t) {
             scales.block_stride = 0;
             scales.block = 0;
             break;
-        case ScaleLayout::tensor:  // the one scale, wherever it is asked for
+        case ScaleLayout::tensor:  // one scale for every index
             scales.row_stride = 0;
             scales.block_stride = 0;
             break;
@@ -69,8 +69,9 @@ inline RowScales row_scales(const ScaledTensor& t) {
     return scales;
 }
 
-// A unit of a row in blocks of 32 or 128 columns: amax over the block's threads, codes and scale. Pads: code
-// 0, scale 0. All threads of the 128 columns must call it; those past the row's end hold zeros.
+// Quantises a unit of a row in blocks of 32 or 128 columns: amax over the block's threads, FP8 values and
+// scale. Pads: value 0, scale 0. All threads of the 128 columns must call it; those past the row's end hold
+// zeros.
 __device__ __forceinline__ void quantize_unit(const float (&v)[kUnit], bool valid, const RowView& codes,
                                               const RowScales& scales, int64_t row, int col,
                                               const QuantizeRule& rule) {

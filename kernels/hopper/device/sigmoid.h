@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The sigmoid of several columns on the device: the bits of sigmoid_float (scalar_math.h) in a third of its
-// instructions where no argument is extreme; or, of BF16 numbers, from a table in shared memory.
+// instructions where no argument is extreme; for BF16 arguments, a table in shared memory.
 #pragma once
 
 #include "kernels/core/scalar_math.h"
@@ -8,8 +8,7 @@
 
 namespace fp8flow::hopper {
 
-// 1 / d rounded once for 2^-126 <= d < 2^126: what __frcp_rn does in that range, without its test of the
-// range.
+// 1 / d rounded once for 2^-126 <= d < 2^126: the result of __frcp_rn in that range, without its range test.
 __device__ __forceinline__ float reciprocal_near(float d) {
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
@@ -18,8 +17,8 @@ __device__ __forceinline__ float reciprocal_near(float d) {
 // sigmoid_float(x) for |x| <= kNear: 16 instructions.
 __device__ __forceinline__ float sigmoid_near(float x) { return reciprocal_near(1.0f + exp_near(-x)); }
 
-// Every element moves one place down and the first to the end: how a loop that is not worth unrolling walks
-// over an array in registers, which have no index at run time. After kCount turns all is in place again.
+// Rotates the array by one element. A loop that is not unrolled visits an array in registers this way, since
+// registers have no run-time index; after kCount rotations all elements are in place again.
 template <int kCount> __device__ __forceinline__ void rotate(float (&v)[kCount]) {
     const float first = v[0];
 #pragma unroll
@@ -27,7 +26,7 @@ template <int kCount> __device__ __forceinline__ void rotate(float (&v)[kCount])
     v[kCount - 1] = first;
 }
 
-// NaN: the result of sigmoid_near may be any number then; every user multiplies it by its argument.
+// NaN arguments: the result may be any number; every caller multiplies it by its argument.
 template <int kCount>
 __device__ __forceinline__ void sigmoids_of(const float (&x)[kCount], float (&sigmoid)[kCount]) {
     float largest = 0.0f;
@@ -47,10 +46,10 @@ __device__ __forceinline__ void sigmoids_of(const float (&x)[kCount], float (&si
     }
 }
 
-// Sigmoids of BF16 numbers: both signs and the magnitudes of [2^-24, 128), a binade after the other; all that
-// is smaller has the sigmoid of 2^-24 (1/2), all that is larger that of 127.5 (0 or 1). NaN: any number, as
-// sigmoids_of. Negative numbers start at a power of two, so that their sign is a bit of the place. Five
-// instructions a column and 3.5 turns of the shared memory's banks a warp, instead of 17 instructions.
+// Sigmoids of BF16 numbers: both signs and the magnitudes of [2^-24, 128), one binade after the other;
+// smaller magnitudes have the sigmoid of 2^-24 (1/2), larger ones that of 127.5 (0 or 1). NaN: any number, as
+// sigmoids_of. Negative numbers start at a power of two, so that the sign is a bit of the index. Five
+// instructions a column and 3.5 bank passes of shared memory a warp, instead of 17 instructions.
 struct SigmoidTable {
     static constexpr int kFirst = 103 << 7, kMagnitudes = 31 << 7, kNegative = 1 << 12;  // in bits of BF16
     float entries[kNegative + kMagnitudes];
@@ -63,8 +62,8 @@ struct SigmoidTable {
             entries[i] = fabsf(x) <= kNear ? sigmoid_near(x) : sigmoid_float(x);
         }
     }
-    // Of two numbers in a word. Their places are found together: max(0, min(magnitude - first, last)), then
-    // the sign, in bytes.
+    // Two numbers of a word. Their byte offsets are computed together: max(0, min(magnitude - first, last)),
+    // then the sign.
     __device__ __forceinline__ void of_pair(uint32_t word, float& low, float& high) const {
         static_assert(kMagnitudes <= kNegative);
         constexpr uint32_t kBoth = 0x10001u, kMinusFirst = 0x10000u - kFirst;
@@ -74,7 +73,7 @@ struct SigmoidTable {
         low = at(places & 0xFFFFu);
         high = at(places >> 16);
     }
-    // Of a unit of eight.
+    // A unit of eight numbers.
     __device__ __forceinline__ void sigmoids(const uint4& words, float (&sigmoid)[8]) const {
         of_pair(words.x, sigmoid[0], sigmoid[1]);
         of_pair(words.y, sigmoid[2], sigmoid[3]);
@@ -83,7 +82,7 @@ struct SigmoidTable {
     }
 
 private:
-    // By the address in shared memory: the table's own is then added by the load.
+    // By address in shared memory: the load then adds the table's own address.
     __device__ __forceinline__ float at(uint32_t bytes) const {
         float entry;
         asm("ld.shared.f32 %0, [%1];" : "=f"(entry) : "r"(shared_address(entries) + bytes));

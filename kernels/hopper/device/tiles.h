@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Tiles of 128 routed rows: which rows a tile has, found on the device, where a turned tile of codes stands
-// in shared memory, and how it leaves.
+// Tiles of 128 routed rows: which rows a tile has, found on the device; the layout of a transposed tile of
+// FP8 values in shared memory; and its stores.
 #pragma once
 
 #include "kernels/hopper/device/groups.h"
@@ -15,15 +15,15 @@ struct RowTile {
     int count, rows;  // rows in 1..128
 };
 
-// Tiles of 128 rows, counted from the first row of each group; group after group, batch after batch. A CTA
-// asks for rising tiles, so that it walks over the groups once.
+// An iterator over tiles of 128 rows, counted from the first row of each group; group after group, batch
+// after batch. A CTA seeks ascending tiles, so that it passes the groups once.
 class TileWalker {
 public:
     // extent: end of the only group where there are no groups; from its row count on, all rows are pads.
     __device__ TileWalker(const DeviceGroups& groups, int64_t extent, int64_t batches)
         : groups_(groups), extent_(extent), batches_(batches) {}
 
-    // False behind the last tile. The answer is the same for all threads that ask for the same tile.
+    // False past the last tile. The result is the same for all threads that seek the same tile.
     __device__ bool seek(int64_t index, RowTile& tile) {
         while (batch_ < batches_) {
             const int64_t first = groups_.offset(group_),
@@ -54,8 +54,8 @@ private:
     int64_t batch_ = 0, group_ = 0, before_ = 0;
 };
 
-// Where the index-th of many tiles of 128 x 128 stands, rows fastest: CTAs under way together write long runs
-// of every column of what they turn.
+// Position of the index-th tile of 128 x 128, rows fastest: CTAs that run at the same time write long runs of
+// every column that they transpose.
 struct TilePlace {
     int col_tile;
     int64_t row;
@@ -68,8 +68,7 @@ __device__ __forceinline__ unsigned row_tiles_of(int64_t rows) {
     return static_cast<unsigned>((rows + kBlock - 1) / kBlock);
 }
 
-// 16 bytes (aligned); the other half of their 256 bytes comes into L2 too, for the CTA that works on the tile
-// beside this one.
+// Loads 16 aligned bytes and prefetches their 256-byte block into L2, for the CTA of the neighbouring tile.
 __device__ __forceinline__ uint4 load_and_neighbour(const void* from) {
     uint4 words;
     asm volatile("ld.global.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -78,28 +77,28 @@ __device__ __forceinline__ uint4 load_and_neighbour(const void* from) {
     return words;
 }
 
-// A turned tile in shared memory: where the word of rows 4w .. 4w + 3 of column c stands, and where 16 rows
-// of it, a piece, begin. Pieces change places by every kColumns columns, as many as a thread turns, so that
-// the words of one row and the pieces of one column lie in different banks (but for two of 16 threads).
+// A transposed tile in shared memory: the index of the word of rows 4w .. 4w + 3 of column c, and of a piece,
+// 16 rows of a column. Pieces are swizzled every kColumns columns, as many as a thread transposes, so that
+// the words of one row and the pieces of one column are in different banks (except for two of 16 threads).
 constexpr int kTransposedWords = static_cast<int>(kBlock) * static_cast<int>(kBlock) / 4;
-constexpr int kTransposedPiece = 16,
-              kTransposedPieces = static_cast<int>(kBlock) / kTransposedPiece;  // rows; of a column
+constexpr int kTransposedPiece = 16;                                            // rows
+constexpr int kTransposedPieces = static_cast<int>(kBlock) / kTransposedPiece;  // of a column
 template <int kColumns> __device__ __forceinline__ int transposed_index(int col, int piece) {
-    const int turn =
+    const int swizzle =
         kColumns * kTransposedPieces < kBlock ? col / kColumns % kTransposedPieces : col / kColumns;
-    return col * (static_cast<int>(kBlock) / 4) + (piece ^ turn) * (kTransposedPiece / 4);
+    return col * (static_cast<int>(kBlock) / 4) + (piece ^ swizzle) * (kTransposedPiece / 4);
 }
 __device__ __forceinline__ int transposed_word(int c, int w) { return transposed_index<8>(c, w / 4) + w % 4; }
 
 // Stores rows [0, rows) of `cols` columns at out[c * stride + r]; 16-byte pieces where the column is aligned
-// and whole. `turned` is aligned to 16 bytes.
+// and whole. `transposed` is aligned to 16 bytes.
 template <int kThreads>
-__device__ __forceinline__ void store_transposed(const uint32_t* turned, uint8_t* out, int64_t stride,
+__device__ __forceinline__ void store_transposed(const uint32_t* transposed, uint8_t* out, int64_t stride,
                                                  int cols, int rows) {
     constexpr int kPiece = 16, kPieces = static_cast<int>(kBlock) / kPiece;
     const int piece = static_cast<int>(threadIdx.x) % kPieces, first = piece * kPiece;
     for (int c = static_cast<int>(threadIdx.x) / kPieces; c < cols; c += kThreads / kPieces) {
-        const uint32_t* words = turned + transposed_word(c, piece * (kPiece / 4));
+        const uint32_t* words = transposed + transposed_word(c, piece * (kPiece / 4));
         uint8_t* to = out + c * stride + first;
         if (first + kPiece <= rows && reinterpret_cast<uintptr_t>(to) % kPiece == 0) {
             *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(words);
@@ -110,11 +109,11 @@ __device__ __forceinline__ void store_transposed(const uint32_t* turned, uint8_t
     }
 }
 
-// Stores a turned tile of 128 columns, columns [col_tile * 128, ...) of `to`, rows [row, row + rows) of its
-// contiguous dimension: 8 threads a column, so that whole lines of 128 bytes leave where the tile is whole
-// and its rows are aligned.
+// Stores a transposed tile of 128 columns, columns [col_tile * 128, ...) of `to`, rows [row, row + rows) of
+// its contiguous dimension: 8 threads a column, so that stores cover whole lines of 128 bytes where the tile
+// is whole and its rows are aligned.
 template <int kThreads, int kColumns>
-__device__ __forceinline__ void store_tile_columns(const RowView& to, const uint32_t* turned, int64_t row,
+__device__ __forceinline__ void store_tile_columns(const RowView& to, const uint32_t* transposed, int64_t row,
                                                    int rows, int col_tile) {
     constexpr int kTile = static_cast<int>(kBlock), kSteps = kTile * kTransposedPieces / kThreads;
     const int piece = static_cast<int>(threadIdx.x) % kTransposedPieces, first = piece * kTransposedPiece;
@@ -128,14 +127,14 @@ __device__ __forceinline__ void store_tile_columns(const RowView& to, const uint
 #pragma unroll
         for (int i = 0; i < kSteps; ++i, col += kThreads / kTransposedPieces) {
             *reinterpret_cast<uint4*>(out) =
-                *reinterpret_cast<const uint4*>(turned + transposed_index<kColumns>(col, piece));
+                *reinterpret_cast<const uint4*>(transposed + transposed_index<kColumns>(col, piece));
             out += kThreads / kTransposedPieces * stride;
         }
         return;
     }
 #pragma unroll 1
     for (int i = 0; i < kSteps; ++i, col += kThreads / kTransposedPieces) {
-        const uint32_t* words = turned + transposed_index<kColumns>(col, piece);
+        const uint32_t* words = transposed + transposed_index<kColumns>(col, piece);
         for (int r = 0; r < kTransposedPiece && first + r < rows; ++r)
             out[r] = static_cast<uint8_t>(words[r / 4] >> (8 * (r % 4)));
         out += kThreads / kTransposedPieces * stride;

@@ -34,7 +34,7 @@ __device__ __forceinline__ void tma_load_multicast(uint16_t ctas, const CUtensor
         "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "h"(ctas)
         : "memory");
 }
-// `bytes` side by side (a multiple of 16; both ends 16-byte aligned).
+// `bytes` contiguous bytes (a multiple of 16; both addresses 16-byte aligned).
 __device__ __forceinline__ void bulk_load(const void* from, Mbarrier* barrier, void* to, uint32_t bytes) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2];" ::"r"(
@@ -43,8 +43,8 @@ __device__ __forceinline__ void bulk_load(const void* from, Mbarrier* barrier, v
         : "memory");
 }
 
-// One box of a 2-D tensor from shared memory, what is outside the tensor left out. Part of the thread's
-// current group of copies.
+// One box of a 2-D tensor from shared memory; elements outside the tensor are not written. Part of the
+// thread's current bulk group.
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, const void* from, int c0, int c1) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
                      reinterpret_cast<uint64_t>(map)),
@@ -52,9 +52,8 @@ __device__ __forceinline__ void tma_store(const CUtensorMap* map, const void* fr
                  : "memory");
 }
 
-// Asks for bytes side by side (as above) to come to L2, in front of the loads that want them. It reads
-// nothing: a kernel may ask for what the kernel before it may still be writing (pdl_wait), since what that
-// one writes meets it in L2.
+// Prefetches contiguous bytes (as above) into L2, ahead of their loads. It returns no data: a kernel may
+// prefetch what the kernel before it may still be writing (before pdl_wait), since those writes go to L2 too.
 __device__ __forceinline__ void prefetch_to_l2(const void* from, uint32_t bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
@@ -63,7 +62,7 @@ __device__ __forceinline__ void prefetch_line_to_l2(const void* at) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory");
 }
 
-// ---- TMA both ways: boxes of a 3-D tensor that passes once, and is the first to leave L2
+// ---- boxes of a 3-D tensor, loads and stores; evict-first in L2: the data is used once
 __device__ __forceinline__ uint64_t evict_first_policy() {
     uint64_t policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -79,8 +78,8 @@ __device__ __forceinline__ void tma_load(const CUtensorMap* map, Mbarrier* barri
         "l"(evict_first_policy())
         : "memory");
 }
-// One box from shared memory, what is outside the tensor left out. Part of the thread's current group of
-// copies.
+// One box from shared memory; elements outside the tensor are not written. Part of the thread's current bulk
+// group.
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, const void* from, int c0, int c1, int c2) {
     asm volatile(
         "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%2, %3, %4}], [%1], "
@@ -88,7 +87,7 @@ __device__ __forceinline__ void tma_store(const CUtensorMap* map, const void* fr
         "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2), "l"(evict_first_policy())
         : "memory");
 }
-// The same, added to what is there. Deterministic where each element has one writer.
+// The same as a reduce-add. Deterministic where each element has one writer.
 __device__ __forceinline__ void tma_reduce_add(const CUtensorMap* map, const void* from, int c0, int c1,
                                                int c2) {
     asm volatile(
@@ -97,39 +96,39 @@ __device__ __forceinline__ void tma_reduce_add(const CUtensorMap* map, const voi
         "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2), "l"(evict_first_policy())
         : "memory");
 }
-// `bytes` side by side out of shared memory (a multiple of 16; both ends 16-byte aligned). Part of the
-// thread's current group of copies.
+// `bytes` contiguous bytes from shared memory (a multiple of 16; both addresses 16-byte aligned). Part of the
+// thread's current bulk group.
 __device__ __forceinline__ void bulk_store(void* to, const void* from, uint32_t bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
                  "r"(shared_address(from)), "r"(bytes)
                  : "memory");
 }
-// The same for bytes that pass once, and are the first to leave L2.
+// The same, evict-first in L2.
 __device__ __forceinline__ void bulk_store_evict_first(void* to, const void* from, uint32_t bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(to),
                  "r"(shared_address(from)), "r"(bytes), "l"(evict_first_policy())
                  : "memory");
 }
-// Ends the thread's current group of copies.
+// Commits the thread's current bulk group.
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Waits until all of the thread's groups of copies but the last kPending have read their shared memory.
+// Waits until all of the thread's bulk groups except the last kPending have read their shared memory.
 template <int kPending> __device__ __forceinline__ void bulk_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
-// Waits until all of them but the last kPending are done.
+// Waits until all of them except the last kPending are complete.
 template <int kPending> __device__ __forceinline__ void bulk_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
-// Waits until all of the thread's groups of copies are done.
+// Waits until all of the thread's bulk groups are complete.
 __device__ __forceinline__ void bulk_wait_all() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-// Makes a thread's ordinary writes to shared memory visible to copies and warpgroup products that are started
+// Makes a thread's ordinary writes to shared memory visible to the async proxy: to TMA and wgmma issued
 // afterwards.
 __device__ __forceinline__ void fence_async_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// The same for memory of the GPU: what the thread has seen of ordinary writes, copies that it starts
-// afterwards see too.
+// The same for global memory: ordinary writes that the thread has observed are visible to TMA that it issues
+// afterwards.
 __device__ __forceinline__ void fence_async_global() {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Eight elements of any float dtype at a time, as fp32: one or two 16-byte accesses where the rows allow it,
-// element by element where not. Used by kernels whose rows are plain arrays. Read next: permute.cu.
+// element by element where not. Used by kernels on plain row arrays. Read next: permute/permute.cu.
 #pragma once
 
 #include "kernels/hopper/device/view.h"

@@ -24,8 +24,8 @@ inline DeviceView device_view(const TensorView& v) {
     return {v.data, v.dtype, {v.dims[0], v.dims[1], v.dims[2], v.dims[3]}, v.row_base};
 }
 
-// One element as fp32 (codes without their scale), and one rounding back. The dtype branch is uniform over
-// the grid.
+// One element as FP32 (FP8 values without their scale), and one rounding back. The dtype branch is uniform
+// over the grid.
 __device__ __forceinline__ float load_float(const void* data, DType dtype, int64_t i) {
     switch (dtype) {
         case DType::f32: return static_cast<const float*>(data)[i];
@@ -48,7 +48,7 @@ __device__ __forceinline__ void store_float(void* data, DType dtype, int64_t i, 
     }
 }
 
-constexpr int kUnit = 8;  // neighbouring elements that a thread moves at once
+constexpr int kUnit = 8;  // a unit: neighbouring elements that a thread moves at once
 
 // A tensor of rows as a kernel argument. `vector`: every unit is whole and aligned for wide accesses.
 struct RowView {
@@ -65,4 +65,5 @@ inline RowView row_view(const TensorView& v) {
     const bool vector = v.cols() % kUnit == 0 && reinterpret_cast<uintptr_t>(v.data) % 16 == 0;
     return {v.data, v.row_base, static_cast<int>(v.cols()), v.dtype, vector};
 }
+
 }  // namespace fp8flow::hopper

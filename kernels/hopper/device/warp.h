@@ -10,10 +10,10 @@ constexpr int kWarpSize = 32;
 constexpr unsigned kFullMask = 0xFFFFFFFFu;
 
 #ifdef __CUDACC__
-// A value that all lanes have in common, so that the compiler knows it too: what follows from it (stages,
-// descriptors, trip counts) then stays in uniform registers.
+// Tells the compiler that a value is the same in all lanes: what follows from it (stages, descriptors, trip
+// counts) then stays in uniform registers.
 __device__ __forceinline__ int warp_uniform(int value) { return __shfl_sync(kFullMask, value, 0); }
-// Eight neighbouring threads each hold one lane of a sum (kernels/reference/rows.h); all of them get
+// Eight neighbouring threads each hold one partial sum (a lane of kernels/reference/rows.h); all of them get
 // ((0+4)+(2+6)) + ((1+5)+(3+7)). Every thread of `mask` calls it.
 __device__ __forceinline__ float combine_lanes(float lane, unsigned mask = kFullMask) {
     lane += __shfl_xor_sync(mask, lane, 4);

@@ -7,8 +7,7 @@
 
 namespace fp8flow::hopper {
 
-// Threads of both computing warpgroups meet at a named barrier (0 is __syncthreads), or one of them only
-// announces itself there.
+// Named barriers (0 is __syncthreads) between warpgroups: synchronise, or only arrive.
 __device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -16,8 +15,8 @@ __device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// Register shares of the warpgroups of a CTA: a loading one gives up what computing ones take. Executed by
-// whole warpgroups.
+// Register shares of the warpgroups of a CTA: a producer warpgroup releases registers that consumer
+// warpgroups acquire. Executed by whole warpgroups.
 template <int kCount> __device__ __forceinline__ void release_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Warpgroup matrix products (wgmma) of FP8 and BF16 operands in shared memory with FP32 accumulators in
-// registers. Source: PTX ISA, "Asynchronous warpgroup level matrix instructions" (fragment layout of D,
-// matrix descriptors).
+// Warpgroup MMA (wgmma) of FP8 and BF16 operands in shared memory with FP32 accumulators in registers.
+// Source: PTX ISA, "Asynchronous warpgroup level matrix instructions" (fragment layout of D, matrix
+// descriptors).
 #pragma once
 
 #include "kernels/hopper/device/mbarrier.h"
@@ -16,22 +16,21 @@ __device__ __forceinline__ uint64_t k_major_descriptor(const void* tile) {
            kSwizzle128 << 62;
 }
 
-// The descriptor of what stands `bytes` further on. The address never leaves its word, so there is no carry
-// to wait for.
+// The descriptor advanced by `bytes`. The address does not overflow its 32-bit word, so no carry is needed.
 __device__ __forceinline__ uint64_t advance_descriptor(uint64_t descriptor, int bytes) {
     return (descriptor & 0xFFFFFFFF00000000u) | (static_cast<uint32_t>(descriptor) + bytes / 16);
 }
 
-// Describes 16-bit operands that lie across the contraction (MN-major): panels of 64 outputs (128 bytes) x
-// kRows contraction rows, 128-byte swizzled; 8 contraction rows are 1024 bytes, and a panel lies behind the
-// other. Step along the contraction by adding (rows * 128 / 16).
+// Describes MN-major 16-bit operands: consecutive panels of 64 outputs (128 bytes) x kRows contraction rows,
+// 128-byte swizzled; 8 contraction rows are 1024 bytes. Step along the contraction by adding (rows * 128 /
+// 16).
 template <int kRows = 64> __device__ __forceinline__ uint64_t mn_major_descriptor(const void* panel) {
     constexpr uint64_t kPanel = kRows * 128 / 16, kStride = 1024 / 16, kSwizzle128 = 1;
     return static_cast<uint64_t>((shared_address(panel) & 0x3FFFF) >> 4) | kPanel << 16 | kStride << 32 |
            kSwizzle128 << 62;
 }
 
-// Before the first product after registers or shared memory were written by ordinary instructions.
+// Before the first wgmma after registers or shared memory were written by ordinary instructions.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -45,8 +44,8 @@ template <int kCount> __device__ __forceinline__ void wgmma_fence_operand(float 
     for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Operand lists of the instructions: the names of 64 sums, and 8 or 64 sums as operands that are read and
-// written.
+// Operand lists of the instructions: the names of 64 accumulators, and 8 or 64 accumulators as operands that
+// are read and written.
 #define FP8FLOW_NAMES_0_63                                                             \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
@@ -83,9 +82,8 @@ FP8FLOW_WGMMA_FP8(WgmmaE4m3, "e4m3")
 FP8FLOW_WGMMA_FP8(WgmmaE5m2, "e5m2")
 #undef FP8FLOW_WGMMA_FP8
 
-// d [64, 256] = a [64, 16] b [256, 16]^T (+ d where add is not 0), BF16. kAcrossA / kAcrossB: that operand
-// lies across the contraction (mn_major_descriptor), otherwise along it (k_major_descriptor). Fragments as
-// above, j up to 31.
+// d [64, 256] = a [64, 16] b [256, 16]^T (+ d where add is not 0), BF16. kAcrossA / kAcrossB: that operand is
+// MN-major (mn_major_descriptor), otherwise K-major (k_major_descriptor). Fragments as above, j up to 31.
 template <int kAcrossA, int kAcrossB>
 __device__ __forceinline__ void wgmma_bf16(float (&d)[128], uint64_t a, uint64_t b, int add) {
     asm volatile(

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The seam of the NCCL exchange in a build without it; CMake passes the reason as FP8FLOW_NO_NCCL_REASON.
 #include "kernels/core/error.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/exchange/peer/regions.h"
 #include "kernels/hopper/factory.h"
 
@@ -17,9 +16,13 @@ std::unique_ptr<Messages> make_nccl_messages(Ops&, ProcessGroup&, double) {
     fail(ExitCode::usage, "messages over NCCL are not in this program: " FP8FLOW_NO_NCCL_REASON);
 }
 
+}  // namespace fp8flow::hopper
+
+namespace fp8flow::hopper::peer {
+
 std::unique_ptr<PeerRegions> make_window_regions(ProcessGroup&, std::string& reason) {
     reason = "this program was built without NCCL: " FP8FLOW_NO_NCCL_REASON;
     return nullptr;
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::peer

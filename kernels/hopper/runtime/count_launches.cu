@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 // Counting the launches of a call in a CUDA graph. No kernels of its own.
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/runtime/count_launches.h"
 #include "kernels/hopper/runtime/cuda_check.h"
 
@@ -19,7 +18,7 @@ LaunchCount launches_of(cudaGraph_t graph) {
     LaunchCount count;
     for (cudaGraphNode_t node : nodes) {
         cudaGraphNodeType type = cudaGraphNodeTypeEmpty;
-        check_cuda(cudaGraphNodeGetType(node, &type), "asking for a node's type");
+        check_cuda(cudaGraphNodeGetType(node, &type), "reading a node's type");
         if (type == cudaGraphNodeTypeKernel) ++count.kernels;
         if (type == cudaGraphNodeTypeMemset || type == cudaGraphNodeTypeMemcpy) ++count.others;
     }
@@ -29,15 +28,14 @@ LaunchCount launches_of(cudaGraph_t graph) {
 }  // namespace
 
 std::optional<LaunchCount> count_launches(const std::function<void(const Launch&)>& call) {
-    // a stream that waits for the default one and makes it wait: what a call gives to that one ends the
-    // capture
+    // a blocking stream: work that a call gives to the default stream ends the capture
     cudaStream_t stream = nullptr;
     check_cuda(cudaStreamCreate(&stream), "making a stream");
     check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "beginning a capture");
     bool whole = true;
     try {
         call({.stream = {stream}});
-    } catch (const std::exception&) {  // what a capture forbids: an answer
+    } catch (const std::exception&) {  // not capturable: the answer is none
         whole = false;
     }
     cudaGraph_t graph = nullptr;

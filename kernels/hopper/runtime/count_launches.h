@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How many launches one call makes on the GPU in use. In builds without CUDA: a stub that knows nothing
+// Counts the launches of one call on the current GPU. In builds without CUDA: a stub that returns nothing
 // (without_cuda.cpp).
 #pragma once
 
@@ -11,9 +11,9 @@
 
 namespace fp8flow::hopper {
 
-// Kernels, fills and copies that `call` gives the stream that it gets: recorded as a graph, which then runs
-// once, so that the call has happened. Nothing for calls that cannot be recorded because they wait for the
-// device, allocate, or use another stream.
+// Kernels, fills and copies that `call` issues to the stream it is given: captured as a graph, which then
+// runs once, so that the call has taken effect. Empty for calls that cannot be captured because they wait for
+// the device, allocate, or use another stream.
 std::optional<LaunchCount> count_launches(const std::function<void(const Launch&)>& call);
 
 }  // namespace fp8flow::hopper

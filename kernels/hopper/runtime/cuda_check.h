@@ -17,7 +17,7 @@ inline void check_cuda(cudaError_t status, const char* what) {
     fail(code, "CUDA: {}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
-// The same for a failure that is a reason to take another way: what was not done, or nothing.
+// The same for a failure that is a reason to use a fallback: the problem as text, or nothing.
 inline std::string cuda_problem(cudaError_t status, const char* what) {
     if (status == cudaSuccess) return {};
     cudaGetLastError();  // it is reported here, not at the next launch

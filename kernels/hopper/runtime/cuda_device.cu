@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 // Memory of one GPU: allocation outside the step, copies and fills on the caller's stream.
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/runtime/cuda_check.h"
 #include "kernels/hopper/runtime/cuda_device.h"
 #include "kernels/hopper/runtime/cuda_timeline.h"
@@ -15,7 +14,7 @@ CudaDevice::CudaDevice(int device) { check_cuda(cudaSetDevice(device), "selectin
 
 int64_t CudaDevice::free_bytes() const {
     std::size_t free = 0, total = 0;
-    check_cuda(cudaMemGetInfo(&free, &total), "asking for free memory");
+    check_cuda(cudaMemGetInfo(&free, &total), "reading free memory");
     return static_cast<int64_t>(free);
 }
 
@@ -26,7 +25,7 @@ void* CudaDevice::allocate(std::size_t bytes) {
     if (status == cudaErrorMemoryAllocation) {
         cudaGetLastError();  // the error is reported here, not at the next launch
         fail(ExitCode::memory,
-             "out of GPU memory: asked for {:.1f} MiB, {:.1f} MiB free; lower training.micro_batch_size or "
+             "out of GPU memory: requested {:.1f} MiB, {:.1f} MiB free; lower training.micro_batch_size or "
              "model.seq_length",
              static_cast<double>(bytes) / 1048576.0, static_cast<double>(free_bytes()) / 1048576.0);
     }
@@ -75,7 +74,7 @@ void* CudaDevice::allocate_host(std::size_t bytes) {
     const cudaError_t status = cudaMallocHost(&data, bytes == 0 ? 1 : bytes);
     if (status == cudaErrorMemoryAllocation) {
         cudaGetLastError();
-        fail(ExitCode::memory, "out of page-locked host memory: asked for {:.1f} MiB",
+        fail(ExitCode::memory, "out of page-locked host memory: requested {:.1f} MiB",
              static_cast<double>(bytes) / 1048576.0);
     }
     check_cuda(status, "allocating page-locked host memory");
@@ -99,8 +98,8 @@ void CudaDevice::copy_out_async(void* host, const void* device, std::size_t byte
                    "copying from the GPU");
 }
 
-// The host sleeps in wait() instead of spinning: it waits for most of a step, and other ranks' hosts may
-// share its core.
+// The host sleeps in wait() instead of spinning: it waits for most of a step, and the hosts of other ranks
+// may share its core.
 Event CudaDevice::make_event() {
     cudaEvent_t event = nullptr;
     check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync),
@@ -121,7 +120,7 @@ bool CudaDevice::has_passed(Event event) {
         cudaGetLastError();  // an answer, not an error for the next launch to find
         return false;
     }
-    check_cuda(status, "asking for an event");
+    check_cuda(status, "querying an event");
     return true;
 }
 

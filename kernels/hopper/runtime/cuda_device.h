@@ -3,7 +3,6 @@
 #pragma once
 
 #include "kernels/core/stream.h"
-#include "kernels/hopper/device/view.h"
 
 namespace fp8flow {
 

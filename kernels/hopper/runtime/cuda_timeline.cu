@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The timeline of one GPU: CUDA events, created once and recorded again after each reset. Event times resolve
-// about half a microsecond. Where cycles are counted, a small kernel before each event stores every
-// SM's count beside the time.
+// about half a microsecond. Where cycles are counted, a small kernel before each event stores every SM's
+// cycle count with the time.
 #include "kernels/hopper/runtime/cuda_timeline.h"
 
 #include "kernels/hopper/device/clock.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/runtime/cuda_check.h"
 #include "kernels/hopper/runtime/launch.h"
 
@@ -22,12 +21,12 @@ namespace {
 using hopper::check_cuda;
 using hopper::stream_of;
 
-// What an SM had counted, at which nanosecond, in which use of this memory.
+// An SM's cycle count, the time of the reading, and the use of this memory that it belongs to.
 struct Cycles {
     unsigned long long counted, when, turn;
 };
-// [kNumSms] in host memory. The CTAs, one for each SM, may meet on some and leave others out:
-// their entries keep an older turn.
+// [kNumSms] in host memory. There is one CTA for each SM, but several may run on one SM and none on another:
+// the entry of that one keeps an older turn.
 __global__ void count_cycles_kernel(Cycles* cycles, unsigned long long turn) {
     cycles[hopper::sm_id()] = {static_cast<unsigned long long>(clock64()), hopper::global_nanoseconds(),
                                turn};

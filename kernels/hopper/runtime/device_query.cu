@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Device discovery through the CUDA runtime. The runtime is linked statically and loads the driver when first
 // called, so a machine without a driver answers with an error code here and not with a crash at start-up.
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/runtime/device_query.h"
 
 #include <cuda_runtime.h>
@@ -16,7 +15,7 @@ constexpr int kHopperMinor = 0;
 
 std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
-// Capability of a device as major * 10 + minor, or 0 when it cannot be asked.
+// Compute capability of a device as major * 10 + minor, or 0 when it cannot be read.
 int capability(int device) {
     int major = 0;
     int minor = 0;
@@ -28,12 +27,12 @@ int capability(int device) {
     return major * 10 + minor;
 }
 
-// All visible devices; `error` tells why there are none.
+// All visible devices; `error` says why there are none.
 int all_devices(cudaError_t& error) {
     int count = 0;
     error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess) {
-        cudaGetLastError();  // the runtime remembers the failure; the next launch check must not see it
+        cudaGetLastError();  // cleared, so that the next launch check does not see it
         return 0;
     }
     return count;

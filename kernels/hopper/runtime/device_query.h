@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Which GPUs of this process the CUDA backend can use, and one line for the user when it can use none. The
-// same header serves builds without CUDA (without_cuda.cpp), so callers never ask which build they are in.
-// Read next: model/base/backend.cpp.
+// same header serves builds without CUDA (without_cuda.cpp), so callers do not depend on the build. Read
+// next: model/base/backend.cpp.
 #pragma once
-
-#include "kernels/hopper/device/view.h"
 
 #include <string>
 
@@ -22,8 +20,7 @@ std::string driver_version();   // newest CUDA version the installed driver supp
 std::string runtime_version();  // CUDA version this program was built with
 
 // Why device_count() is 0, in one line without a final period; empty when it is not 0. A machine without any
-// GPU yields "no device"; every other text names what is in the way (driver, toolkit at build time, kind of
-// GPU).
+// GPU yields "no device"; every other text names the obstacle (driver, toolkit at build time, kind of GPU).
 std::string unavailable_reason();
 
 // True when the operating system shows an NVIDIA GPU to this process, whether or not a driver or CUDA can use

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 // Looks for NVIDIA device files without the help of a driver or of CUDA; part of every build.
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/runtime/device_query.h"
 
 #include <cctype>

@@ -28,14 +28,14 @@ inline unsigned grid_for(int64_t blocks_wanted, const Launch& launch, int per_sm
 inline void check_launch(const char* op) { check_cuda(cudaGetLastError(), op); }
 
 #ifdef __CUDACC__
-// Dynamic shared memory beyond 48 KB, static memory included, has to be asked for.
+// Dynamic shared memory beyond 48 KB, static memory included, is an opt-in of the kernel.
 template <class Kernel> void allow_shared_memory(Kernel kernel, std::size_t bytes, const char* op) {
     check_cuda(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
         op);
 }
 
-// A grid in clusters of `ctas`, or a kernel that starts early (launch_pdl), for launch_with.
+// Attributes for launch_with: a grid in clusters of `ctas`, or a programmatic dependent launch (launch_pdl).
 inline cudaLaunchAttribute cluster_attribute(unsigned ctas) {
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeClusterDimension;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The probe of one GPU: the streaming kernel whose rate is the ceiling of every memory-bound operation, a
-// kernel that only takes time, and what the driver says of the device.
+// The probe of one GPU: a streaming kernel (its rate is the ceiling of every memory-bound operation), a delay
+// kernel, and the properties that the driver reports.
 #include "kernels/core/scaled_tensor.h"
 #include "kernels/core/tensor.h"
 #include "kernels/hopper/device/clock.h"
@@ -27,10 +27,10 @@ struct Shares {
 Shares shares_of(int64_t words, int64_t ctas) { return {words, words / ctas, words % ctas}; }
 
 // Bytes: 16 * (reads + writes), nothing else. A CTA moves its share of the words read and of the words
-// written, so that both directions run side by side over the whole kernel whatever their ratio; a share is at
-// most kThreads * Depth words. A thread issues all its loads before it uses one. Every word is written by one
-// thread: deterministic. No barriers. The words read reach memory as an exclusive or or, if nothing is
-// written, could reach `sink`.
+// written, so that both directions overlap over the whole kernel at any ratio; a share is at most kThreads *
+// Depth words. A thread issues all its loads before it uses one. Every word is written by one thread:
+// deterministic. No barriers. The words read are combined by exclusive or, which is what is written, or, if
+// nothing is written, could reach `sink`.
 template <int Depth>
 __global__ void __launch_bounds__(kThreads)
     traffic_kernel(const uint4* from, Shares reads, uint4* to, Shares writes, uint4* sink) {
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads)
         const int64_t at = write_begin + i * kThreads + threadIdx.x;
         if (at < write_end) __stcs(to + at, sum);
     }
-    constexpr uint32_t kNever = 0x9E3779B9u;  // any value: random data hit it once in 2^128
+    constexpr uint32_t kNever = 0x9E3779B9u;  // any value: random data equal it once in 2^128
     if (writes.total == 0 && sum.x == kNever && sum.y == kNever && sum.z == kNever && sum.w == kNever)
         *sink = sum;
 }
@@ -72,7 +72,7 @@ template <int Depth> void launch_traffic(const Traffic& traffic, uint4* sink, co
     check_launch("memory traffic");
 }
 
-// One thread that watches the nanosecond clock.
+// One thread that polls the nanosecond clock.
 __global__ void delay_kernel(unsigned long long nanoseconds) {
     const unsigned long long start = hopper::global_nanoseconds();
     while (hopper::global_nanoseconds() - start < nanoseconds) __nanosleep(500);
@@ -82,8 +82,8 @@ class CudaProbe final : public Probe {
 public:
     explicit CudaProbe(Device& device) : device_(device) {
         int id = 0;
-        check_cuda(cudaGetDevice(&id), "asking for the GPU in use");
-        check_cuda(cudaGetDeviceProperties(&properties_, id), "asking for the GPU's properties");
+        check_cuda(cudaGetDevice(&id), "reading the current GPU");
+        check_cuda(cudaGetDeviceProperties(&properties_, id), "reading the GPU's properties");
         sink_ = static_cast<uint4*>(device_.allocate(sizeof(uint4)));
     }
     ~CudaProbe() override { device_.free(sink_); }
@@ -98,7 +98,7 @@ public:
             case 2: return launch_traffic<2>(traffic, sink_, launch);
             case 4: return launch_traffic<4>(traffic, sink_, launch);
             case 8: return launch_traffic<8>(traffic, sink_, launch);
-            default: fail(ExitCode::internal, "{} accesses under way, want 2, 4 or 8", traffic.depth);
+            default: fail(ExitCode::internal, "{} accesses in flight, want 2, 4 or 8", traffic.depth);
         }
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A small kernel that shows whether this GPU and the host round alike: the premise of comparing two backends
+// A small kernel that checks that this GPU and the host round equally: the premise of comparing two backends
 // bit by bit. Read next: kernels/core/scalar_math.h, tests/gpu/runtime/device_test.cpp.
 #pragma once
 
@@ -12,8 +12,8 @@ namespace fp8flow::hopper {
 // for the device.
 enum class DeviceFunction { bf16_hardware, bf16, e4m3_hardware, e4m3, e5m2_hardware, e5m2, exp, log, silu };
 
-// results[i] = bits of function(values[i]), evaluated on device 0. A narrow code stands in the low bits. Both
-// spans have the same length. Throws Error (usage) where no Hopper GPU can be used.
+// results[i] = bits of function(values[i]), evaluated on device 0. A value narrower than 32 bits is in the
+// low bits. Both spans have the same length. Throws Error (usage) where no Hopper GPU can be used.
 void evaluate_on_device(DeviceFunction function, std::span<const float> values, std::span<uint32_t> results);
 
 }  // namespace fp8flow::hopper

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The CUDA backend's seam in a build without CUDA: no devices, and the reason why. CMake passes that reason
-// as FP8FLOW_NO_CUDA_REASON and compiles this file instead of the .cu files.
+// Stubs of the CUDA backend for a build without CUDA: no devices, and the reason why. CMake passes that
+// reason as FP8FLOW_NO_CUDA_REASON and compiles this file instead of the .cu files.
 #include "kernels/core/error.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/runtime/count_launches.h"
 #include "kernels/hopper/runtime/device_query.h"

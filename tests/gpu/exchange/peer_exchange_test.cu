@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Peer memory and the exchange over it in one process: one rank against the brute-force oracle, and threads
-// that share one GPU, each with a stream of its own: a replayed graph, a rank that does not come, memory that
-// comes and goes. What several ranks exchange is tested under mpirun.
-#include "kernels/hopper/device/view.h"
+// that share one GPU, each with a stream of its own: a replayed graph, a rank that does not arrive, memory
+// that is mapped and freed many times. Exchanges between several ranks are tested under mpirun.
 #include "kernels/hopper/exchange/peer/exchange.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/device_query.h"
@@ -16,7 +15,7 @@ namespace fp8flow::test {
 namespace {
 
 // Threads of one process share a GPU here. A kernel that is loaded while another rank's kernel waits for this
-// rank would never start, nor one behind it in a queue that two streams share; so kernels are loaded at the
+// rank would never start, nor one after it in a queue that two streams share; so kernels are loaded at the
 // start, and there are more queues than the default 8.
 const int eager_loading = setenv("CUDA_MODULE_LOADING", "EAGER", 0);
 const int many_queues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
@@ -175,8 +174,8 @@ void check_case(const ExchangeCase& c) {
 
 constexpr CombineOrder kOrders[] = {CombineOrder::rank, CombineOrder::invariant};
 
-// Several ranks as threads of one process share copy queues, in which a copy can stand behind another rank's
-// that waits for it; so what several ranks exchange is the business of the tests under mpirun.
+// Several ranks as threads of one process share copy queues, in which a copy can be queued after another
+// rank's that waits for it; so exchanges between several ranks are tested under mpirun.
 TEST(PeerExchange, OneRankAgreesWithTheOracle) {
     for (CombineOrder order : kOrders) {
         for (Wire wire : {Wire::plain, Wire::fp8, Wire::fp8_free_scales})
@@ -200,7 +199,7 @@ TEST(PeerExchange, OneRankAgreesWithTheOracle) {
     }
 }
 
-// The meetings are counted on the device, so a captured exchange can be run again.
+// Group barriers are counted on the device, so a captured exchange can be run again.
 TEST(PeerExchange, ReplaysAsAGraph) {
     constexpr int kRanks = 2, kReplays = 50;
     constexpr int64_t kCount = 1000;
@@ -235,7 +234,7 @@ TEST(PeerExchange, ReplaysAsAGraph) {
     });
 }
 
-TEST(PeerExchange, NamesARankThatDoesNotCome) {
+TEST(PeerExchange, NamesARankThatDoesNotArrive) {
     constexpr int kRanks = 3;
     run_thread_ranks(kRanks, kDeadline, [&](ProcessGroup& world) {
         world.set_activity("step 12, stage dispatch");
@@ -255,21 +254,22 @@ TEST(PeerExchange, NamesARankThatDoesNotCome) {
                 ADD_FAILURE() << "the absence of rank 1 is not noticed";
             } catch (const Error& error) {
                 EXPECT_EQ(error.code(), ExitCode::peer);
-                EXPECT_EQ(std::string(error.what()),
-                          fmt::format(
-                              "rank {}: no answer from rank 1 for 0.5 s in all-reduce over peer memory (step "
-                              "12, stage dispatch; meeting 2); parallel.peer_deadline_seconds is the limit",
-                              world.rank()));
+                EXPECT_EQ(
+                    std::string(error.what()),
+                    fmt::format(
+                        "rank {}: no answer from rank 1 for 0.5 s in all-reduce over peer memory (step "
+                        "12, stage dispatch; group barrier 2); parallel.peer_deadline_seconds is the limit",
+                        world.rank()));
             }
         }
         world.barrier();
-        // The others have left their memory; this one must not wait for them for ever.
+        // The others have abandoned their memory; this one must not wait for them for ever.
         if (world.rank() == 1) EXPECT_NO_THROW(exchange.check_peers());
     });
 }
 
 // One more expert a token than the owner's word has bits: another exchange has to do, and the job goes on.
-TEST(PeerExchange, SaysWhyItIsNotToBeHad) {
+TEST(PeerExchange, SaysWhyItCannotBeMade) {
     run_thread_ranks(1, kDeadline, [&](ProcessGroup& world) {
         const Rank rank(world, 1, {.tokens_per_rank = 1, .topk = 33, .hidden = 128}, CombineOrder::rank,
                         kDeadline);
@@ -278,13 +278,13 @@ TEST(PeerExchange, SaysWhyItIsNotToBeHad) {
     });
 }
 
-TEST(PeerMemory, ComesAndGoesManyTimes) {
+TEST(PeerMemory, IsCreatedAndFreedManyTimes) {
     std::size_t free_before = 0, free_after = 0, total = 0;
     run_thread_ranks(3, kDeadline, [&](ProcessGroup& world) {
         for (int i = 0; i < 20; ++i) {
             std::string reason;
             const auto memory =
-                hopper::PeerMemory::create(world, PeerMapping::cuda_ipc, (3 << 20) + 1, reason);
+                hopper::peer::PeerMemory::create(world, PeerMapping::cuda_ipc, (3 << 20) + 1, reason);
             ASSERT_TRUE(memory) << reason;
             EXPECT_EQ(memory->own(), memory->of(world.rank()));
             world.barrier();

@@ -15,7 +15,7 @@ namespace fp8flow::hopper {
 namespace {
 
 // Every exponent and sign with mantissas that visit all ties of the narrow formats and their neighbours, and
-// a walk through all bit patterns by a stride that is odd, so that low mantissa bits vary.
+// all bit patterns by an odd stride, so that low mantissa bits vary.
 std::vector<float> test_values() {
     std::vector<float> values;
     for (uint32_t top = 0; top < 0x10000; top += 8) {  // all BF16 patterns with 4 mantissa bits

@@ -100,10 +100,10 @@ TEST(GpuLaunches, AreCountedAndTheCallHappensOnce) {
     const auto none = hopper::count_launches([](const Launch&) {});
     ASSERT_TRUE(none.has_value());
     EXPECT_EQ(none->all(), 0);
-    // calls that cannot be recorded: they wait for the device, or use the default stream
+    // calls that cannot be captured: they wait for the device, or use the default stream
     EXPECT_FALSE(hopper::count_launches([&](const Launch&) { device.synchronize(); }).has_value());
     EXPECT_FALSE(hopper::count_launches([&](const Launch&) { device.fill(first, 0, kBytes); }).has_value());
-    // and neither leaves an error behind
+    // and neither leaves an error for the next call
     const auto again = hopper::count_launches(fill_stream_copy);
     ASSERT_TRUE(again.has_value());
     EXPECT_EQ(again->kernels, 1);
@@ -129,7 +129,7 @@ TEST(GpuCeilings, AreThoseOfAGpu) {
         EXPECT_GT(rate, 2e12);
         EXPECT_LT(rate, 5e12);
     }
-    // 8 MiB fit into the cache; what is measured must come from memory all the same
+    // 8 MiB fit into the cache, but the measured traffic must come from memory
     const double small = 8e6 / ceilings.traffic_seconds(4000000, 4000000);
     std::printf("4 MB read, 4 MB written: %.0f GB/s\n", small * 1e-9);
     EXPECT_LT(small, 5e12);

@@ -50,8 +50,8 @@ TEST(StageTimerGpu, SpansAreDeviceTimesAndRecordingWaitsForNobody) {
     }
 }
 
-// A second timer sees the clock that the first one sees in the same time, whichever of its marks are used
-// again.
+// A second timer reads the clock that the first one reads in the same time, whichever of its marks are
+// reused.
 TEST(StageTimerGpu, PartsTellTheClockOfTheMultiprocessors) {
     const auto ops = hopper::make_ops(0);
     const auto probe = hopper::make_probe(*ops);

@@ -9,23 +9,18 @@
 #include "kernels/hopper/permute/permute.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow {
+namespace fp8flow::hopper::local {
 
 namespace {
 
-using hopper::device_view;
-using hopper::DeviceView;
-using hopper::grid_for;
-using hopper::launch_pdl;
-
 constexpr int kThreads = 256;
 
-// dprob[t, k] = drow_prob of the row of (t, k). The rows of a token stand in ascending expert order, so the
-// row of choice k is the one whose place equals the number of smaller expert ids of the token. One thread per
-// (t, k), reads K ids; 12 + 4K bytes per value.
+// dprob[t, k] = drow_prob of the row of (t, k). The rows of a token are in ascending expert order, so the row
+// of choice k is at the place equal to the number of smaller expert ids of the token. One thread per (t, k),
+// reads K ids; 12 + 4K bytes per value.
 __global__ void return_probs_kernel(const int32_t* ids, const int32_t* recv_rows, DeviceView drow_prob,
                                     float* dprob, int64_t tokens, int64_t topk) {
-    hopper::pdl_wait();
+    pdl_wait();
     const int64_t base = drow_prob.base();
     const float* values = static_cast<const float*>(drow_prob.data);
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < tokens * topk;
@@ -126,12 +121,12 @@ private:
 
 }  // namespace
 
-namespace hopper {
+}  // namespace fp8flow::hopper::local
+
+namespace fp8flow::hopper {
 
 std::unique_ptr<Exchange> make_local_exchange(Ops& ops, CombineOrder order) {
-    return std::make_unique<LocalExchange>(ops, order);
+    return std::make_unique<local::LocalExchange>(ops, order);
 }
 
-}  // namespace hopper
-
-}  // namespace fp8flow
+}  // namespace fp8flow::hopper

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Communicators in NCCL's mode that never blocks the host: every call is polled until it is through or its
-// deadline has passed.
+// Communicators in NCCL's non-blocking mode: every call is polled until it is complete or its deadline has
+// passed.
 #include "kernels/hopper/exchange/nccl/comm.h"
 
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/runtime/cuda_check.h"
 
 #include <fmt/ranges.h>
@@ -12,14 +11,15 @@
 #include <algorithm>
 #include <thread>
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::nccl {
 
 namespace {
 
-// Finding the peers takes long in large jobs, whatever the deadline of a step is.
+// Connecting the peers takes long in large jobs, so it is allowed at least this long, whatever the deadline
+// of a step is.
 constexpr double kStartSeconds = 60;
-// Longest wait for the farewell of a healthy communicator, and for the kernels of one that was given up.
-constexpr std::chrono::seconds kFarewell{5};
+// Longest wait for a healthy communicator to finalise, and for the kernels of an aborted one to end.
+constexpr std::chrono::seconds kFinaliseLimit{5};
 // Polling yields the core at first; then it sleeps between polls.
 constexpr std::chrono::milliseconds kYieldFor{2};
 constexpr std::chrono::microseconds kNap{20};
@@ -62,17 +62,17 @@ NcclComm::NcclComm(ProcessGroup& group, int world_rank, double deadline_seconds)
 }
 
 void NcclComm::start(double deadline_seconds) {
-    struct Meeting {
+    struct Bootstrap {
         ncclUniqueId id{};
         int32_t status = ncclSuccess;  // of the rank that makes the id: its failure is everybody's
-    } meeting;
-    if (rank() == 0) meeting.status = ncclGetUniqueId(&meeting.id);
-    group_.broadcast(&meeting, sizeof meeting, 0);
-    require(meeting.status == ncclSuccess, ExitCode::peer, "NCCL cannot start on rank {}: {}",
-            world_ranks_[0], ncclGetErrorString(static_cast<ncclResult_t>(meeting.status)));
+    } bootstrap;
+    if (rank() == 0) bootstrap.status = ncclGetUniqueId(&bootstrap.id);
+    group_.broadcast(&bootstrap, sizeof bootstrap, 0);
+    require(bootstrap.status == ncclSuccess, ExitCode::peer, "NCCL cannot start on rank {}: {}",
+            world_ranks_[0], ncclGetErrorString(static_cast<ncclResult_t>(bootstrap.status)));
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    settle(ncclCommInitRankConfig(&comm_, size(), meeting.id, rank(), &config), "starting NCCL",
+    settle(ncclCommInitRankConfig(&comm_, size(), bootstrap.id, rank(), &config), "starting NCCL",
            deadline_seconds, nullptr);
 }
 
@@ -80,7 +80,7 @@ NcclComm::~NcclComm() {
     if (comm_ != nullptr) {
         const auto start = Clock::now();
         ncclResult_t status = ncclCommFinalize(comm_);
-        while (status == ncclInProgress && Clock::now() - start < kFarewell) {
+        while (status == ncclInProgress && Clock::now() - start < kFinaliseLimit) {
             pause(start);
             status = state();
         }
@@ -109,7 +109,8 @@ void NcclComm::abandon(cudaStream_t stream) {
     if (comm_ != nullptr) ncclCommAbort(comm_);
     comm_ = nullptr;
     const auto start = Clock::now();
-    while (cudaStreamQuery(stream) == cudaErrorNotReady && Clock::now() - start < kFarewell) pause(start);
+    while (cudaStreamQuery(stream) == cudaErrorNotReady && Clock::now() - start < kFinaliseLimit)
+        pause(start);
     cudaGetLastError();
 }
 
@@ -187,4 +188,4 @@ void NcclComm::wait(const char* operation, cudaStream_t stream) {
     }
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::nccl

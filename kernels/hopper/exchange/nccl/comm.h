@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // NcclComm: one NCCL communicator whose waits have deadlines. Calls queue transfers on a stream; wait()
-// returns when they are through, or throws. NCCL does not tell who is late, so the error names all others. A
-// communicator that failed is given up: NCCL's kernels end, and every later call is the same error. Plain
-// sends, receives and all-gathers only, because their order of arithmetic is nobody's business but ours.
+// returns when they are complete, or throws. NCCL does not report which rank is late, so the error names all
+// others. A communicator that failed is aborted: NCCL's kernels end, and every later call throws the same
+// error. Only sends, receives and all-gathers are used: the order of arithmetic stays ours.
 #pragma once
 
 #include "kernels/comm/process_group.h"
@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::nccl {
 
 class NcclComm {
 public:
@@ -40,14 +40,14 @@ public:
     int rank() const { return group_.rank(); }
     int size() const { return group_.size(); }
 
-    // All messages as one operation; those of no bytes are left out, on both sides alike. Messages between
-    // two ranks arrive in the order in which both list them.
+    // All messages as one operation; empty ones are skipped on both sides. Messages between two ranks arrive
+    // in the order in which both list them.
     void send_receive(const char* operation, std::span<const Send> sends, std::span<const Receive> receives,
                       cudaStream_t stream);
     // data[r * bytes ...] = what rank r holds there.
     void all_gather(const char* operation, void* data, int64_t bytes, cudaStream_t stream);
-    // For calls that have no wrapper here: the communicator, and the wait until the host's part of such a
-    // call is done.
+    // For calls without a wrapper here: the communicator, and the wait until the host's part of such a call
+    // is complete.
     ncclComm_t handle() const { return comm_; }
     void finish(ncclResult_t status, const char* operation);
     // Waits on the host for everything queued on the stream. Throws Error(peer) past the deadline.
@@ -68,8 +68,8 @@ private:
     ProcessGroup& group_;
     double deadline_seconds_;
     std::vector<int> world_ranks_;  // of the group's ranks
-    ncclComm_t comm_ = nullptr;     // null once given up
+    ncclComm_t comm_ = nullptr;     // null once aborted
     cudaEvent_t done_ = nullptr;
 };
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::nccl

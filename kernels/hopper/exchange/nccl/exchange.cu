@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: MIT
-// The exchange between GPUs over NCCL's sends and receives: the way across nodes, and the fallback where peer
+// The exchange between GPUs over NCCL's sends and receives: used across nodes, and as the fallback where peer
 // memory is not usable. It equals the reference exchange byte for byte: the same messages in the same order,
-// the same sums. In every call that moves rows the host waits twice: the sizes of messages depend on routing
-// and are read before (one pinned copy), and the transfer is waited for afterwards, because only the host can
-// tell a late peer from a lost one. That is this path's price.
+// the same sums. Every call that moves rows costs two waits of the host: message sizes depend on routing and
+// are read first (one pinned copy), and the transfer is waited for at the end, because only the host can tell
+// a late peer from a lost one.
 #include "kernels/hopper/exchange/nccl/comm.h"
 
 #include "kernels/core/scaled_tensor.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/exchange/nccl/kernels.h"
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/runtime/launch.h"
@@ -15,16 +14,12 @@
 #include <algorithm>
 #include <numeric>
 
-namespace fp8flow {
+namespace fp8flow::hopper::nccl {
 
 namespace {
 
-using hopper::check_cuda;
-using hopper::NcclComm;
-using hopper::Positions;
-using hopper::stream_of;
-
-// Up to this many bytes per rank everybody gathers all values and reduces alone: one round instead of two.
+// Up to this many bytes per rank every rank gathers all values and reduces them itself: one round instead of
+// two.
 constexpr int64_t kSmallReduceBytes = 4096;
 // Larger tensors are reduced in pieces of this size, which bounds the buffer.
 constexpr int64_t kReducePieceBytes = int64_t{64} << 20;
@@ -80,8 +75,8 @@ protected:
 
 private:
     Counts read_counts(const Positions& positions, const Launch& launch);
-    // Segments by rank, one behind the other, from `sent` to `returned`; this rank's own is copied. Returns
-    // the bytes sent to others.
+    // Sends consecutive segments by rank from `sent` to `returned`; this rank's own is copied. Returns the
+    // bytes sent to others.
     double return_segments(const char* operation, const TensorView& sent, const std::vector<int64_t>& sends,
                            const TensorView& returned, const std::vector<int64_t>& receives,
                            int64_t item_bytes, const Launch& launch);
@@ -137,19 +132,19 @@ void NcclExchange::do_dispatch(const ScaledTensor& rows, const DispatchPlan& pla
     dispatch_through_rows(ops_, rows, plan, dst, scratch, launch);
 }
 
-// Codes and scales are two messages, so that both arrive where they belong: received rows stand in the order
-// of the messages.
+// FP8 values and scales are two messages, so that both arrive at their final place: received rows are in the
+// order of the messages.
 void NcclExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan,
                                     const ScaledTensor& received, Arena& scratch, const Launch& launch) {
     ArenaScope scope(scratch);
-    const Positions positions = hopper::make_positions(plan, scratch);
-    hopper::find_positions(plan, rank(), positions, launch);
+    const Positions positions = make_positions(plan, scratch);
+    find_positions(plan, rank(), positions, launch);
     const Counts counts = read_counts(positions, launch);
     const int64_t num_rows = sum_of(counts.rows_sent);
     const TensorView codes = scratch.tensor(rows.data.dtype, {num_rows, rows.data.dim(1)}, "dispatch");
     TensorView scales;
     if (rows.scales) scales = scratch.tensor(rows.scales.dtype, {num_rows, rows.scales.dim(1)}, "dispatch");
-    hopper::pack_rows(
+    pack_rows(
         {.rows = rows, .out_codes = codes, .out_scales = scales, .received = received, .num_rows = num_rows},
         plan, positions, rank(), launch);
     if (expert_parallel_ == nullptr) return;
@@ -210,8 +205,8 @@ void NcclExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
     const bool by_rank = order_ == CombineOrder::rank;
     const int64_t ranks = plan.all_ids.dim(0), slots = plan.all_ids.dim(1), width = args.src.dim(1),
                   row_bytes = width * size_of(args.src.dtype);
-    const Positions positions = hopper::make_positions(plan, scratch);
-    hopper::find_positions(plan, rank(), positions, launch);
+    const Positions positions = make_positions(plan, scratch);
+    find_positions(plan, rank(), positions, launch);
     const Counts counts = read_counts(positions, launch);
     const std::vector<int64_t>& sends = by_rank ? counts.rows_received : counts.choices_sent;
     const std::vector<int64_t>& receives = by_rank ? counts.rows_sent : counts.choices_returned;
@@ -226,14 +221,14 @@ void NcclExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
                               .dst = sent},
                              launch);
     else
-        hopper::pack_choices(args.src, plan, positions, sent, launch);
+        pack_choices(args.src, plan, positions, sent, launch);
     const TensorView returned = scratch.tensor(args.src.dtype, {sum_of(receives), width}, "combine");
     wire_.combine += return_segments("combine", sent, sends, returned, receives, row_bytes, launch);
-    hopper::add_returned({.returned = returned,
-                          .starts = by_rank ? positions.row_starts : positions.choice_starts,
-                          .residual = args.residual,
-                          .y = args.y},
-                         launch);
+    add_returned({.returned = returned,
+                  .starts = by_rank ? positions.row_starts : positions.choice_starts,
+                  .residual = args.residual,
+                  .y = args.y},
+                 launch);
     if (args.dprob) add_returned_dprob(args, plan, positions, counts, scratch, launch);
     if (expert_parallel_ != nullptr) expert_parallel_->wait("combine", stream_of(launch));
 }
@@ -243,10 +238,10 @@ void NcclExchange::add_returned_dprob(const Combine& args, const DispatchPlan& p
                                       const Launch& launch) {
     const TensorView sent = scratch.tensor(DType::f32, {sum_of(counts.choices_sent)}, "combine"),
                      returned = scratch.tensor(DType::f32, {sum_of(counts.choices_returned)}, "combine");
-    hopper::pack_choice_values(args.drow_prob, plan, positions, sent, launch);
+    pack_choice_values(args.drow_prob, plan, positions, sent, launch);
     wire_.combine += return_segments("combine", sent, counts.choices_sent, returned, counts.choices_returned,
                                      sizeof(float), launch);
-    hopper::place_choice_values(returned, plan, positions, rank(), args.dprob, launch);
+    place_choice_values(returned, plan, positions, rank(), args.dprob, launch);
 }
 
 uint8_t* NcclExchange::reduce_buffer(int64_t bytes) {
@@ -281,7 +276,7 @@ void NcclExchange::reduce_piece(NcclComm& comm, Reduce reduce, const TensorView&
     }
     copy(rows + own * own_count * element, at(own), own_count * element, launch);
     comm.send_receive("all_reduce", sends, receives, stream_of(launch));
-    hopper::reduce_rows(reduce, piece.dtype, rows, ranks, own_count, at(own), launch);
+    reduce_rows(reduce, piece.dtype, rows, ranks, own_count, at(own), launch);
 
     sends.clear();
     receives.clear();
@@ -301,7 +296,7 @@ void NcclExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& v
         uint8_t* rows = reduce_buffer(kSmallReduceBytes * comm.size());
         copy(rows + comm.rank() * values.bytes(), values.data, values.bytes(), launch);
         comm.all_gather("all_reduce", rows, values.bytes(), stream_of(launch));
-        hopper::reduce_rows(reduce, values.dtype, rows, comm.size(), values.numel(), values.data, launch);
+        reduce_rows(reduce, values.dtype, rows, comm.size(), values.numel(), values.data, launch);
     } else {
         const int64_t piece = kReducePieceBytes / size_of(values.dtype);
         for (int64_t first = 0; first < values.numel(); first += piece)
@@ -312,15 +307,15 @@ void NcclExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& v
 
 }  // namespace
 
-namespace hopper {
+}  // namespace fp8flow::hopper::nccl
+
+namespace fp8flow::hopper {
 
 bool built_with_nccl() { return true; }
 
 std::unique_ptr<Exchange> make_nccl_exchange(Ops& ops, const ExchangeGroups& groups, CombineOrder order,
                                              double deadline_seconds) {
-    return std::make_unique<NcclExchange>(ops, groups, order, deadline_seconds);
+    return std::make_unique<nccl::NcclExchange>(ops, groups, order, deadline_seconds);
 }
 
-}  // namespace hopper
-
-}  // namespace fp8flow
+}  // namespace fp8flow::hopper

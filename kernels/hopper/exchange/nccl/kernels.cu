@@ -9,7 +9,7 @@
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::nccl {
 
 namespace {
 
@@ -28,7 +28,7 @@ __device__ __forceinline__ int32_t choices_of(Pair pair) { return static_cast<in
 __device__ __forceinline__ int32_t rows_of(Pair pair) { return static_cast<int32_t>(pair >> 32); }
 
 // Sum over the threads before this one, and over all of them. All 1024 threads call it; two barriers, the
-// first of which protects the shared words of the call before.
+// first one protects the shared words of the previous call.
 __device__ Pair scan(Pair value, Pair& total, Pair* shared) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize,
               warp = static_cast<int>(threadIdx.x) / kWarpSize;
@@ -69,8 +69,8 @@ struct PositionsArgs {
 };
 
 // Moves: the ids of own tokens once per rank and those of received rows once; two words a token and rank out.
-// CTA g < G scans own tokens against rank g, the last CTA the received rows; 1024 items a turn, with the
-// scan's barriers in between.
+// CTA g < G scans own tokens against rank g, the last CTA the received rows; 1024 items an iteration, with
+// the scan's barriers in between.
 __global__ __launch_bounds__(kScanThreads) void positions_kernel(const PositionsArgs args) {
     __shared__ Pair shared[kScanThreads / kWarpSize];
     const int block = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
@@ -79,7 +79,7 @@ __global__ __launch_bounds__(kScanThreads) void positions_kernel(const Positions
     int32_t* choice_starts =
         own ? args.choice_starts + static_cast<int64_t>(block) * (args.slots + 1) : args.first_choice;
     int32_t* row_starts = own ? args.row_starts + static_cast<int64_t>(block) * (args.slots + 1) : nullptr;
-    Pair before = 0;  // of all earlier turns
+    Pair before = 0;  // of all earlier iterations
     for (int64_t first = 0; first < items; first += kScanThreads) {
         const int64_t item = first + thread;
         int count = 0;
@@ -103,7 +103,7 @@ __global__ __launch_bounds__(kScanThreads) void positions_kernel(const Positions
         }
     }
     if (own) return;
-    __syncthreads();  // first_choice is read by other threads of this CTA than wrote it
+    __syncthreads();  // first_choice is read by other threads of this CTA than those that wrote it
     for (int r = thread; r < args.ranks; r += kScanThreads) {
         const int64_t begin = args.recv_offsets[r], end = args.recv_offsets[r + 1];
         args.counts[args.ranks + r] = end - begin;
@@ -144,8 +144,8 @@ struct PackArgs {
     int ranks, slots, rank;
 };
 
-// Moves: every sent row in and out once. A warp takes one row: it finds the row's rank by walking the counts,
-// then copies codes and scales.
+// Moves: every sent row in and out once. A warp takes one row: it finds the row's rank from the counts, then
+// copies FP8 values and scales.
 __global__ __launch_bounds__(kThreads) void pack_rows_kernel(const PackArgs args) {
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
               lane = static_cast<int>(threadIdx.x) % kWarpSize;
@@ -445,4 +445,4 @@ void reduce_rows(Reduce reduce, DType dtype, const void* rows, int64_t num_rows,
         FP8FLOW_CHECK(false, "no {} of {}", reduce == Reduce::sum ? "sum" : "maximum", name_of(dtype));
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::nccl

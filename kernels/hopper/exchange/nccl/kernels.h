@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The kernels of the NCCL exchange: where rows and choices stand in messages, packing, and the owner's sums.
-// Messages carry rows one behind the other in the order (source rank, token) or (source rank, token, expert),
-// as those of the reference exchange do. Letters: G ranks, S slots, K top-k, T tokens of this rank, R
-// received rows.
+// The kernels of the NCCL exchange: positions of rows and choices in messages, packing, and the owner's sums.
+// A choice is one (token, expert) pair. Messages carry consecutive rows in the order (source rank, token) or
+// (source rank, token, expert), as in the reference exchange. Letters: G ranks, S slots, K top-k, T tokens of
+// this rank, R received rows.
 #pragma once
 
 #include "kernels/core/arena.h"
@@ -11,11 +11,11 @@
 #include "kernels/core/tensor.h"
 #include "kernels/exchange.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::nccl {
 
-// Where things stand in the messages of one plan; device data.
+// Positions in the messages of one plan; device data.
 struct Positions {
-    TensorView choice_starts;  // [G, S + 1] i32: choices of own tokens before t whose expert rank g hosts; at
+    TensorView choice_starts;  // [G, S + 1] i32: choices of own tokens before t with an expert on rank g; at
                                // T: all of them
     TensorView row_starts;     // [G, S + 1] i32: own tokens before t that rank g needs; at T: all of them
     TensorView first_choice;   // [G * S + 1] i32: local choices of received rows before i; at R: all of them
@@ -26,8 +26,8 @@ struct Positions {
 Positions make_positions(const DispatchPlan& plan, Arena& scratch);
 void find_positions(const DispatchPlan& plan, int64_t rank, const Positions& positions, const Launch& launch);
 
-// The rows that others need, by rank in ascending token order; rows for this rank go to their place among the
-// received ones.
+// Packs the rows that others need, by rank in ascending token order; rows for this rank go to their place
+// among the received ones.
 struct PackRows {
     ScaledTensor rows;      // [T, H]; wire layout
     TensorView out_codes;   // [rows sent, H]
@@ -58,9 +58,9 @@ void add_returned(const AddReturned& args, const Launch& launch);
 void place_choice_values(const TensorView& returned, const DispatchPlan& plan, const Positions& positions,
                          int64_t rank, const TensorView& dprob, const Launch& launch);
 
-// result[i] = rows[0][i] (+) rows[1][i] (+) ..., from left to right; rows are `count` long and stand `count`
-// apart. f32 sum and max (which ignores NaN), i64 sum, i32 max.
+// result[i] = rows[0][i] (+) rows[1][i] (+) ..., from left to right; rows are `count` long and `count` apart.
+// f32 sum and max (which ignores NaN), i64 sum, i32 max.
 void reduce_rows(Reduce reduce, DType dtype, const void* rows, int64_t num_rows, int64_t count, void* result,
                  const Launch& launch);
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::nccl

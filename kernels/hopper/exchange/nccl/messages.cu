@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Messages between GPUs: ncclSend and ncclRecv of all parts in one group; what stays on this rank is copied.
+// Messages between GPUs: ncclSend and ncclRecv of all parts in one group; parts for this rank are copied.
 #include "kernels/hopper/exchange/nccl/comm.h"
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/runtime/cuda_check.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow {
+namespace fp8flow::hopper::nccl {
 
 namespace {
 
@@ -15,8 +15,8 @@ public:
         : device_(device), comm_(world, world.rank(), deadline_seconds) {}
 
     void all_to_all(std::span<const AllToAll> all, const Launch& launch) override {
-        std::vector<hopper::NcclComm::Send> sends;
-        std::vector<hopper::NcclComm::Receive> receives;
+        std::vector<NcclComm::Send> sends;
+        std::vector<NcclComm::Receive> receives;
         for (const AllToAll& one : all) {
             const auto* from = static_cast<const uint8_t*>(one.from);
             auto* to = static_cast<uint8_t*>(one.to);
@@ -31,22 +31,22 @@ public:
                 receives.push_back({to + in.offset, static_cast<int64_t>(in.bytes), r});
             }
         }
-        comm_.send_receive("all_to_all", sends, receives, hopper::stream_of(launch));
+        comm_.send_receive("all_to_all", sends, receives, stream_of(launch));
     }
 
 private:
     Device& device_;
-    hopper::NcclComm comm_;
+    NcclComm comm_;
 };
 
 }  // namespace
 
-namespace hopper {
+}  // namespace fp8flow::hopper::nccl
+
+namespace fp8flow::hopper {
 
 std::unique_ptr<Messages> make_nccl_messages(Ops& ops, ProcessGroup& world, double deadline_seconds) {
-    return std::make_unique<NcclMessages>(ops.device(), world, deadline_seconds);
+    return std::make_unique<nccl::NcclMessages>(ops.device(), world, deadline_seconds);
 }
 
-}  // namespace hopper
-
-}  // namespace fp8flow
+}  // namespace fp8flow::hopper

@@ -14,11 +14,11 @@
 
 #include <optional>
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::nccl {
 
 namespace {
 
-// Longest wait for the other ranks at a call that all of them make.
+// Longest wait for the other ranks in a collective call.
 constexpr double kDeadlineSeconds = 60;
 
 // One thread a rank: the address at which this GPU sees the rank's region.
@@ -27,11 +27,11 @@ __global__ void window_addresses_kernel(ncclWindow_t window, int ranks, uint8_t*
     if (peer < ranks) addresses[peer] = static_cast<uint8_t*>(ncclGetPeerPointer(window, 0, peer));
 }
 
-class WindowRegions final : public PeerRegions {
+class WindowRegions final : public peer::PeerRegions {
 public:
     using PeerRegions::PeerRegions;
 
-    std::string look_around() override {
+    std::string check_reach() override {
         const std::string wrong = guarded([&] { comm_.emplace(world_, world_.rank(), kDeadlineSeconds); });
         if (!wrong.empty()) return wrong;
         const int reached = ncclTeamLsa(comm_->handle()).nRanks;
@@ -56,14 +56,14 @@ public:
         const std::string wrong = guarded([&] {
             const ncclResult_t status = ncclCommWindowRegister(
                 comm_->handle(), own(), static_cast<std::size_t>(bytes_), &window_, NCCL_WIN_COLL_SYMMETRIC);
-            // NCCL 2.28 says success while its own thread still makes the window: ask until it is done
+            // NCCL 2.28 returns success while its own thread still makes the window: poll until it is done
             comm_->finish(status == ncclSuccess ? ncclInProgress : status,
                           "making a window of memory for peers");
         });
-        // of one rank NCCL makes no window that the GPU could ask, and there is nobody to ask for
+        // for one rank NCCL makes no window that the GPU could query, and there are no peers
         if (!wrong.empty() || world_.size() == 1) return wrong;
         if (window_ == nullptr) return "NCCL makes no window of this GPU's memory (NCCL_DEBUG=INFO says why)";
-        return ask_addresses();
+        return read_addresses();
     }
 
     void unmap() override {
@@ -77,7 +77,7 @@ public:
     }
 
 private:
-    // NCCL's errors as text: they are a reason to take another way, not to end the job.
+    // NCCL's errors as text: they are a reason to use another exchange, not to end the job.
     template <class Call> static std::string guarded(Call call) {
         try {
             call();
@@ -87,17 +87,17 @@ private:
         return {};
     }
 
-    std::string ask_addresses() {
+    std::string read_addresses() {
         std::vector<uint8_t*> found(size());
         const std::size_t bytes = size() * sizeof(uint8_t*);
         void* addresses = nullptr;
         std::string wrong = cuda_problem(cudaMalloc(&addresses, bytes), "allocating addresses");
         if (!wrong.empty()) return wrong;
         window_addresses_kernel<<<1, 32>>>(window_, world_.size(), static_cast<uint8_t**>(addresses));
-        wrong = cuda_problem(cudaGetLastError(), "asking for addresses");
+        wrong = cuda_problem(cudaGetLastError(), "reading addresses");
         if (wrong.empty())
             wrong = cuda_problem(cudaMemcpy(found.data(), addresses, bytes, cudaMemcpyDeviceToHost),
-                                 "asking for addresses");
+                                 "reading addresses");
         cudaFree(addresses);
         for (std::size_t r = 0; r < size(); ++r)
             if (r != rank()) regions_[r] = found[r];
@@ -111,21 +111,25 @@ private:
 
 }  // namespace
 
+}  // namespace fp8flow::hopper::nccl
+
+namespace fp8flow::hopper::peer {
+
 std::unique_ptr<PeerRegions> make_window_regions(ProcessGroup& world, std::string&) {
-    return std::make_unique<WindowRegions>(world);
+    return std::make_unique<nccl::WindowRegions>(world);
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::peer
 
 #else
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::peer {
 
 std::unique_ptr<PeerRegions> make_window_regions(ProcessGroup&, std::string& reason) {
     reason = "NCCL has windows that GPUs reach from 2.28 on";
     return nullptr;
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::peer
 
 #endif

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // combine over peer memory: the rank that hosts the experts stores sums (order `rank`) or single rows (order
-// `invariant`) into fixed slots of the owner's box; the owner adds them in ascending expert order, which is
-// also ascending rank order, plus the residual, and rounds once. The bits are those of the reference
-// exchange. Here: the call, and kernels for any rows, in which owners add behind the meeting. Read next:
+// `invariant`) into fixed slots of the owner's receive buffer; the owner adds them in ascending expert order,
+// which is also ascending rank order, plus the residual, and rounds once. The bits are those of the reference
+// exchange. Here: the call, and kernels for any rows, in which owners add after the group barrier. Read next:
 // combine_sums.cu.
 #include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/vector_io.h"
@@ -12,14 +12,12 @@
 #include "kernels/hopper/exchange/peer/exchange.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow {
-
-using namespace hopper;
+namespace fp8flow::hopper::peer {
 
 namespace {
 
-// How rows of numbers are accessed: any dtype and alignment, or bf16 in whole vectors, where nothing branches
-// and loads stay in flight.
+// How rows are accessed: any dtype and alignment, or BF16 in whole vectors, without branches and with loads
+// in flight.
 enum class Access { any, bf16_vectors };
 
 template <Access kAccess> struct Rows {
@@ -43,9 +41,9 @@ template <Access kAccess> struct Rows {
         else
             store_up_to_8(data, dtype, row * hidden + column, hidden - column, vectorised, values);
     }
-    // sum += the eight columns of `count` rows, one after the other; next_row() names them, and some number
-    // when there is none any more. Four loads are in flight: in whole vectors they stay as loaded until all
-    // have been asked for, or each would wait for the one before.
+    // sum += the eight columns of `count` rows, one after the other; next_row() gives their numbers, and any
+    // number past the last. Four loads are in flight: whole vectors are unpacked only after all four are
+    // issued, otherwise each load would wait for the one before.
     template <class NextRow>
     __device__ __forceinline__ void add(int count, NextRow next_row, int64_t column,
                                         float (&sum)[kUnit]) const {
@@ -81,20 +79,20 @@ template <Access kAccess> struct Rows {
 };
 
 // Order rank, any rows. Moves: the M-rows of every received row once, one row out, remote ones over NVLink. A
-// warp takes a received row, a thread eight columns at a time, adding in fp32 in the order of recv_rows and
-// rounding once; rows of all owners are dealt out evenly. No barriers, one writer a byte.
+// warp takes a received row, a thread eight columns at a time, adding in FP32 in the order of recv_rows and
+// rounding once; rows of all owners are distributed evenly. No barriers, one writer a byte.
 __global__ __launch_bounds__(kPeerThreads) void push_sums_kernel(const CombineArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
     const int64_t base = args.src.base();
-    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const Rows<Access::any> src{args.src.data, args.src.dtype, args.vectorised, args.hidden};
     args.received.deal(group.rank, group.size, [&](int64_t i, int owner, int64_t token) {
         const int32_t* rows = args.recv_rows + i * args.topk;
         int count = 0;
         while (count < args.topk && rows[count] >= 0) ++count;
-        const Rows<Access::any> slots{group.next_box(owner), args.src.dtype, args.vectorised, args.hidden};
-        for (int64_t column = lane * kUnit; column < args.hidden; column += kPeerWarp * kUnit) {
+        const Rows<Access::any> slots{group.next_buffer(owner), args.src.dtype, args.vectorised, args.hidden};
+        for (int64_t column = lane * kUnit; column < args.hidden; column += kWarpSize * kUnit) {
             float sum[kUnit] = {};
             int next = 0;
             src.add(
@@ -112,11 +110,11 @@ __global__ __launch_bounds__(kPeerThreads) void push_choices_kernel(const Combin
     const PeerGroup& group = args.group;
     if (group.lost()) return;
     const int64_t base = args.src.base();
-    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     int64_t sent = 0;
     args.received.deal(group.rank, group.size, [&](int64_t i, int owner, int64_t token) {
         const TokenChoices choices = args.choices(owner, token);
-        uint8_t* slots = group.next_box(owner) + token * args.topk * args.row_bytes;
+        uint8_t* slots = group.next_buffer(owner) + token * args.topk * args.row_bytes;
         for (int64_t k = 0; k < args.topk; ++k) {
             if (!choices.exists(k) || choices.host(k) != group.rank) continue;
             const int32_t row = args.recv_rows[i * args.topk + choices.place_on(k, group.rank)];
@@ -124,9 +122,9 @@ __global__ __launch_bounds__(kPeerThreads) void push_choices_kernel(const Combin
             if (row >= 0) {
                 copy_contiguous(to,
                                 static_cast<const uint8_t*>(args.src.data) + (base + row) * args.row_bytes,
-                                args.row_bytes, lane, kPeerWarp);
+                                args.row_bytes, lane, kWarpSize);
             } else {
-                for (int64_t at = lane; at < args.row_bytes; at += kPeerWarp) to[at] = 0;
+                for (int64_t at = lane; at < args.row_bytes; at += kWarpSize) to[at] = 0;
             }
             if (owner != group.rank) ++sent;
         }
@@ -135,7 +133,7 @@ __global__ __launch_bounds__(kPeerThreads) void push_choices_kernel(const Combin
 }
 
 // Moves: 4 bytes a (token, expert) to its owner. A thread takes one (received row, k). The row of an expert
-// is the one whose place equals the number of the token's smaller experts here.
+// is at the place equal to the number of the token's experts with smaller ids on this rank.
 __global__ __launch_bounds__(kPeerThreads) void push_probs_kernel(const CombineArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
@@ -149,35 +147,35 @@ __global__ __launch_bounds__(kPeerThreads) void push_probs_kernel(const CombineA
         const TokenChoices choices = args.choices(owner, token);
         if (!choices.exists(k) || choices.host(k) != group.rank) continue;
         const int32_t row = args.recv_rows[i * args.topk + choices.place_on(k, group.rank)];
-        args.box_probs(group.next_box(owner))[token * args.topk + k] = row >= 0 ? values[base + row] : 0.0f;
+        args.buffer_probs(group.next_buffer(owner))[token * args.topk + k] =
+            row >= 0 ? values[base + row] : 0.0f;
         if (owner != group.rank) ++sent;
     }
     const unsigned of_warp = __reduce_add_sync(kFullMask, sent);
-    if (threadIdx.x % kPeerWarp == 0) count_wire(&group.words->wire[2], int64_t{of_warp} * 4);
+    if (threadIdx.x % kWarpSize == 0) count_wire(&group.words->wire[2], int64_t{of_warp} * 4);
 }
 
 // Moves: every returned row and the residual once, y out, all of it local. Ceiling: copy bandwidth. A warp
 // takes a slab of a token's columns, a thread eight at a time: fp32 sum over the slots that were written, in
-// ascending order, plus the residual, one rounding. The latest tokens come first: their rows arrived last and
-// are in L2 still. No barriers, one writer a byte.
+// ascending order, plus the residual, one rounding. The latest tokens are added first: their rows arrived
+// last and are still in L2. No barriers, one writer a byte.
 template <Access kAccess>
 __global__ __launch_bounds__(kPeerThreads) void add_returned_kernel(const CombineArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
-    uint8_t* box = group.current_box(group.rank);
+    uint8_t* buffer = group.current_buffer(group.rank);
     const bool by_rank = args.order == CombineOrder::rank;
-    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
-    const Rows<kAccess> slots{box, args.src.dtype, args.vectorised, args.hidden},
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    const Rows<kAccess> slots{buffer, args.src.dtype, args.vectorised, args.hidden},
         residual{args.residual.data, args.residual.dtype, args.vectorised_y, args.hidden},
         y{args.y.data, args.y.dtype, args.vectorised_y, args.hidden};
-    constexpr int64_t kStep = kPeerWarp * kUnit;
+    constexpr int64_t kStep = kWarpSize * kUnit;
     const int64_t width = (args.hidden + args.slabs * kStep - 1) / (args.slabs * kStep) * kStep,
                   items = args.tokens * args.slabs;
-    for (int64_t item = grid_thread() / kPeerWarp; item < items; item += grid_threads() / kPeerWarp) {
+    for (int64_t item = grid_thread() / kWarpSize; item < items; item += grid_threads() / kWarpSize) {
         const int64_t token = args.tokens - 1 - item / args.slabs, first = item % args.slabs * width;
         const TokenChoices choices = args.choices(group.rank, token);
-        // Bit n: slot n of the token holds a row. Order rank: from rank n. Order invariant: of its n-th
-        // expert.
+        // Bit n: slot n of the token holds a row. Order rank: of rank n. Order invariant: of its n-th expert.
         uint32_t written = 0;
         for (int64_t k = 0; k < args.topk; ++k)
             if (choices.exists(k)) written |= by_rank ? 1u << choices.host(k) : written << 1 | 1u;
@@ -191,7 +189,7 @@ __global__ __launch_bounds__(kPeerThreads) void add_returned_kernel(const Combin
                 return by_rank ? slot * args.slots + token : token * args.topk + slot;
             };
             float values[kUnit] = {};
-            if (residual.data != nullptr) residual.load(token, column, values);  // under way with the slots'
+            if (residual.data != nullptr) residual.load(token, column, values);  // in flight with the slots'
             slots.add(__popc(written), next_slot, column, sum);
             if (residual.data != nullptr) {
 #pragma unroll
@@ -202,11 +200,12 @@ __global__ __launch_bounds__(kPeerThreads) void add_returned_kernel(const Combin
     }
 }
 
-// Moves: 4 bytes a (token, k) out of the box. A thread takes one at a time. No barriers, one writer a word.
-__global__ __launch_bounds__(kPeerThreads) void take_probs_kernel(const CombineArgs args) {
+// Moves: 4 bytes a (token, k) out of the receive buffer. A thread takes one at a time. No barriers, one
+// writer a word.
+__global__ __launch_bounds__(kPeerThreads) void copy_probs_kernel(const CombineArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
-    const float* probs = args.box_probs(group.current_box(group.rank));
+    const float* probs = args.buffer_probs(group.current_buffer(group.rank));
     const int64_t own = group.rank * args.slots * args.topk;
     for (int64_t i = grid_thread(); i < args.tokens * args.topk; i += grid_threads()) {
         const int32_t id = args.all_ids[own + i];
@@ -230,9 +229,9 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
                vectorised_y = is_vectorisable(args.y.data, hidden) &&
                               (!args.residual || is_vectorisable(args.residual.data, hidden)),
                fast = args.src.dtype == DType::bf16 && args.y.dtype == DType::bf16 && hidden % kUnit == 0;
-    // Which kernels run, and so how ranks meet, must not depend on one rank's addresses.
-    FP8FLOW_CHECK(!fast || (vectorised && vectorised_y),
-                  "rows of {} BF16 have to begin at multiples of 16 bytes", hidden);
+    // Which kernels run, and so how ranks synchronise, must not depend on one rank's addresses.
+    FP8FLOW_CHECK(!fast || (vectorised && vectorised_y), "rows of {} BF16 must be aligned to 16 bytes",
+                  hidden);
     const CombineArgs kernel_args{
         .group = device_groups_[kExpertParallel],
         .all_ids = plan.all_ids.as<int32_t>(),
@@ -257,12 +256,12 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
     const cudaStream_t stream = stream_of(launch);
     const int64_t received = size() * slots, tokens = plan.num_tokens;
     if (args.dprob) {
-        push_probs_kernel<<<peer_grid(ceil_div(received * topk, kPeerWarp), launch), kPeerThreads, 0,
+        push_probs_kernel<<<peer_grid(ceil_div(received * topk, kWarpSize), launch), kPeerThreads, 0,
                             stream>>>(kernel_args);
         check_launch("returning the gradients of the probabilities");
     }
     if (by_rank && fast) {
-        launch_combine_sums(kernel_args, meeting_of(kExpertParallel, PeerOperation::combine),
+        launch_combine_sums(kernel_args, barrier_of(kExpertParallel, PeerOperation::combine),
                             reinterpret_cast<CombineWords*>(memory_->own() + layout_.combine_words),
                             layout_.combine_steps, launch);
     } else {
@@ -275,9 +274,9 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
         check_launch("adding returned rows");
     }
     if (!args.dprob) return;
-    take_probs_kernel<<<peer_grid(ceil_div(tokens * topk, kPeerWarp), launch), kPeerThreads, 0, stream>>>(
+    copy_probs_kernel<<<peer_grid(ceil_div(tokens * topk, kWarpSize), launch), kPeerThreads, 0, stream>>>(
         kernel_args);
-    check_launch("taking the gradients of the probabilities");
+    check_launch("copying the gradients of the probabilities");
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::hopper::peer

@@ -8,10 +8,10 @@
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/exchange/peer/group.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::peer {
 
-// A box, order rank: rows [G, S, H]; order invariant: rows [S, K, H], a token's in ascending expert order.
-// Then dprob [S, K] f32.
+// A receive buffer, order rank: rows [G, S, H]; order invariant: rows [S, K, H], a token's in ascending
+// expert order. Then dprob [S, K] f32.
 struct CombineArgs {
     PeerGroup group;
     const int32_t* all_ids;
@@ -20,9 +20,9 @@ struct CombineArgs {
     const int32_t* recv_rows;
     DeviceView src, drow_prob;
     int64_t hidden, row_bytes;
-    bool vectorised;  // src and the boxes
+    bool vectorised;  // src and the receive buffers
     int64_t prob_offset;
-    // the owner's side: a warp takes a slab of a token's columns
+    // the owner's side: a warp adds a slab of a token's columns
     int64_t tokens, slabs;
     CombineOrder order;
     DeviceView residual, y;
@@ -32,10 +32,12 @@ struct CombineArgs {
     __device__ TokenChoices choices(int rank, int64_t token) const {
         return {all_ids + (rank * slots + token) * topk, topk, group.size * local_experts, local_experts};
     }
-    __device__ float* box_probs(uint8_t* box) const { return reinterpret_cast<float*>(box + prob_offset); }
+    __device__ float* buffer_probs(uint8_t* buffer) const {
+        return reinterpret_cast<float*>(buffer + prob_offset);
+    }
 };
 
-// Bytes that the sums of this rank's received rows are on the wire. By one thread.
+// Counts the wire bytes of the sums of this rank's received rows. Called by one thread.
 __device__ __forceinline__ void count_sums(const CombineArgs& args) {
     int64_t sent = 0;
     for (int r = 0; r < args.group.size; ++r)
@@ -43,16 +45,16 @@ __device__ __forceinline__ void count_sums(const CombineArgs& args) {
     count_wire(&args.group.words->wire[2], sent * args.row_bytes);
 }
 
-// The whole of a combine but dprob, with its meeting. Order rank; src, residual and y BF16 in whole vectors,
-// on all ranks alike. `words`: zeros before the first call and after every call. `steps`: where kCombineSteps
-// bytes a member stand in a region, zeros before the first call.
+// The whole of a combine except dprob, its group barrier included. Order rank; src, residual and y BF16 in
+// whole vectors, on all ranks alike. `words`: zeros before the first call and after every call. `steps`:
+// offset in a region of kCombineSteps bytes a member, zeros before the first call.
 constexpr int kMostCombineChunks = 128;
 constexpr int64_t kCombineSteps = kMostCombineChunks * static_cast<int64_t>(sizeof(uint64_t));
 struct CombineWords {
-    unsigned next_sent, next_own, ended;  // draws to send, draws to add, CTAs
-    unsigned stored[kMostCombineChunks];  // draws
+    unsigned next_sent, next_own, ended;  // work items claimed to send, claimed to add; CTAs finished
+    unsigned stored[kMostCombineChunks];  // work items
 };
-void launch_combine_sums(const CombineArgs& args, const PeerMeeting& meeting, CombineWords* words,
+void launch_combine_sums(const CombineArgs& args, const GroupBarrier& barrier, CombineWords* words,
                          int64_t steps, const Launch& launch);
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::peer

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Pieces of BF16 rows on their way to a warp of combine_sums.cu: a ring in shared memory that keeps loads
-// under way while sums are made, from one piece, row and token to the next. A thread reads only what it has
-// asked for, so nobody waits for anybody.
+// The load pipeline of a warp of combine_sums.cu: a ring of pieces of BF16 rows in shared memory (cp.async)
+// that keeps loads in flight while the warp adds, across pieces, rows and tokens. A thread reads only what it
+// loaded itself, so the ring needs no barrier.
 #pragma once
 
 #include "kernels/hopper/device/rows.h"
@@ -10,10 +10,10 @@
 
 #include <cuda_pipeline.h>
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::peer {
 
 constexpr int kLaneUnits = 4;                        // 16-byte units of a lane in a piece
-constexpr int kPieceUnits = kLaneUnits * kPeerWarp;  // a piece: 1024 columns of a row
+constexpr int kPieceUnits = kLaneUnits * kWarpSize;  // a piece: 1024 columns of a row
 
 // The fp32 sums of a lane's columns of a piece.
 struct PieceSum {
@@ -30,50 +30,52 @@ struct PieceSum {
 
 class PieceRing {
 public:
-    static constexpr int kStages = 4;                                                  // pieces under way
+    static constexpr int kStages = 4;                                                  // pieces in flight
     static constexpr int64_t kBytes = int64_t{kStages} * kPieceUnits * sizeof(uint4);  // of a warp
 
     __device__ PieceRing(uint4* memory, int units)
-        : units_(units), lane_(static_cast<int>(threadIdx.x) % kPeerWarp), memory_(memory + lane_) {}
+        : units_(units), lane_(static_cast<int>(threadIdx.x) % kWarpSize), memory_(memory + lane_) {}
 
-    // visit(j, unit of the row): the lane's units of a piece; the last piece of a row may be short.
+    // Calls visit(j, unit of the row) for the lane's units of a piece; the last piece of a row may be short.
     template <class Visit> __device__ __forceinline__ void for_units(int piece, Visit visit) const {
         const int first = piece * kPieceUnits + lane_;
 #pragma unroll
         for (int j = 0; j < kLaneUnits; ++j)
-            if (first + j * kPeerWarp < units_) visit(j, first + j * kPeerWarp);
+            if (first + j * kWarpSize < units_) visit(j, first + j * kWarpSize);
     }
-    __device__ __forceinline__ bool has_room() const { return under_way_ < kStages; }
-    __device__ __forceinline__ void ask(const uint4* row, int piece) {
+    __device__ __forceinline__ bool has_room() const { return in_flight_ < kStages; }
+    __device__ __forceinline__ void issue(const uint4* row, int piece) {
         uint4* to = memory_ + newest_ * kPieceUnits;
         for_units(piece, [&](int j, int at) {
-            __pipeline_memcpy_async(to + j * kPeerWarp, row + at, sizeof(uint4));
+            __pipeline_memcpy_async(to + j * kWarpSize, row + at, sizeof(uint4));
         });
         __pipeline_commit();
-        newest_ = behind(newest_);
-        ++under_way_;
+        newest_ = next_stage(newest_);
+        ++in_flight_;
     }
-    // The oldest piece under way, number `piece` of its row.
-    __device__ __forceinline__ void take(int piece, PieceSum& sum) {
-        if (under_way_ == kStages)
+    // Adds the oldest piece in flight, number `piece` of its row, to `sum`.
+    __device__ __forceinline__ void consume(int piece, PieceSum& sum) {
+        if (in_flight_ == kStages)
             __pipeline_wait_prior(kStages - 1);
         else
             __pipeline_wait_prior(0);
         const uint4* from = memory_ + oldest_ * kPieceUnits;
-        oldest_ = behind(oldest_);
-        --under_way_;
+        oldest_ = next_stage(oldest_);
+        --in_flight_;
         uint4 raw[kLaneUnits] = {};
-        for_units(piece, [&](int j, int) { raw[j] = from[j * kPeerWarp]; });
+        for_units(piece, [&](int j, int) { raw[j] = from[j * kWarpSize]; });
 #pragma unroll
         for (int j = 0; j < kLaneUnits; ++j) sum.add(j, raw[j]);
     }
 
 private:
-    static __device__ __forceinline__ int behind(int stage) { return stage + 1 == kStages ? 0 : stage + 1; }
+    static __device__ __forceinline__ int next_stage(int stage) {
+        return stage + 1 == kStages ? 0 : stage + 1;
+    }
 
     const int units_, lane_;
     uint4* const memory_;
-    int newest_ = 0, oldest_ = 0, under_way_ = 0;
+    int newest_ = 0, oldest_ = 0, in_flight_ = 0;
 };
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::peer

@@ -1,27 +1,26 @@
 // SPDX-License-Identifier: MIT
-// What a CTA of combine_sums.cu knows and how it watches: where the received rows of a chunk stand, and the
-// warp that tells the owners which chunks have been stored and looks which ones have come. The protocol
-// stands there.
+// A chunk is a range of consecutive tokens of one owner, the unit in which combine_sums.cu signals. Here: the
+// tables of a CTA (where the received rows of a chunk are) and its watcher warp, which signals stored chunks
+// to their owners and polls which chunks have arrived. The protocol is described in combine_sums.cu.
 #pragma once
 
 #include "kernels/hopper/device/clock.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/exchange/peer/combine.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::peer {
 
-constexpr int kCombineWarps = 16, kCombineThreads = kCombineWarps * kPeerWarp;
+constexpr int kCombineWarps = 16, kCombineThreads = kCombineWarps * kWarpSize;
 constexpr int kWordBits = 32;
 
 struct CombineSumsArgs {
     CombineArgs combine;
-    PeerMeeting meeting;
+    GroupBarrier barrier;
     CombineWords* words;
-    int64_t steps;           // in a region: words of all members' chunks
+    int64_t steps;           // in a region: flag words of all members' chunks
     int chunk_bits, chunks;  // a chunk: 1 << chunk_bits tokens
     int units, pieces;       // of a row
-    int drawn, draws;        // pieces that are drawn at once, draws of a row
+    int drawn, draws;        // pieces per work item, work items per row
 
     __device__ uint64_t* step(int region, int writer, int chunk) const {
         return reinterpret_cast<uint64_t*>(combine.group.regions[region] + steps) +
@@ -29,11 +28,11 @@ struct CombineSumsArgs {
     }
 };
 
-// A CTA's picture of the received rows, in shared memory.
+// A CTA's tables of the received rows, in shared memory.
 struct ChunkTables {
-    int* begin;          // [G, chunks + 1]: first received row of an owner in a chunk or behind it
-    int* first;          // [chunks + 1]: draws to send before a chunk
-    int* stored;         // [chunks]: draws that this CTA has stored
+    int* begin;          // [G, chunks + 1]: first received row of an owner in or after a chunk
+    int* first;          // [chunks + 1]: work items to send before a chunk
+    int* stored;         // [chunks]: work items that this CTA has stored
     uint32_t* has_rows;  // a bit for every own token: this rank hosts some of its experts
 
     __host__ __device__ static int64_t words(const CombineSumsArgs& args) {
@@ -54,20 +53,20 @@ private:
     int stride_;
 };
 
-// What the warps of a CTA tell each other while they run, by atomics only.
+// What the warps of a CTA share while they run, accessed by atomics only.
 struct CombineShared {
-    uint8_t* box[PeerMemory::kMaxRanks];
+    uint8_t* buffer[PeerMemory::kMaxRanks];
     int senders;  // warps that still send
-    int arrived;  // chunks that have come from all members
+    int arrived;  // chunks that have arrived from all members
     int lost;
 };
-__device__ __forceinline__ int look_at(int* word) { return atomicAdd(word, 0); }
+__device__ __forceinline__ int read_atomic(int* word) { return atomicAdd(word, 0); }
 
-// The received rows of one owner: where its chunks begin and, of this rank's own rows, which tokens they are.
-// By `threads` threads, of which this is number `thread`.
+// Fills the tables for the received rows of one owner: where its chunks begin and, for this rank's own rows,
+// which tokens they are. `threads` threads share the work, this one is number `thread`.
 __device__ __forceinline__ void find_rows_of(const CombineSumsArgs& args, const ChunkTables& tables,
                                              int owner, int thread, int threads) {
-    constexpr int kBatch = 16, kNobody = -1;  // loads under way
+    constexpr int kBatch = 16, kNoToken = -1;  // loads in flight
     const CombineArgs& combine = args.combine;
     const int begin = static_cast<int>(combine.received.offsets[owner]),
               end = static_cast<int>(combine.received.offsets[owner + 1]),
@@ -77,8 +76,8 @@ __device__ __forceinline__ void find_rows_of(const CombineSumsArgs& args, const 
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
             const int i = first + j * threads;
-            token[j] = i < end ? combine.received.source[i] - base : kNobody;
-            before[j] = i > begin && i <= end ? combine.received.source[i - 1] - base : kNobody;
+            token[j] = i < end ? combine.received.source[i] - base : kNoToken;
+            before[j] = i > begin && i <= end ? combine.received.source[i - 1] - base : kNoToken;
         }
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
@@ -95,40 +94,40 @@ __device__ __forceinline__ void find_rows_of(const CombineSumsArgs& args, const 
     }
 }
 
-// Fills the tables, by the whole CTA: a look at all received rows, 16 KB of 4096 tokens, half of it from L1.
-// Barriers inside and at the end.
+// Fills the tables, by the whole CTA: reads the source of every received row, 16 KB for 4096 tokens, half of
+// it from L1. Barriers inside and at the end.
 __device__ __forceinline__ void find_rows(const CombineSumsArgs& args, const ChunkTables& tables) {
     const int thread = static_cast<int>(threadIdx.x), size = args.combine.group.size,
               rank = args.combine.group.rank;
     const int words = static_cast<int>(ChunkTables::words(args));
     for (int i = thread; i < words; i += kCombineThreads) tables.begin[i] = 0;
     __syncthreads();
-    // warps share owners evenly, as far as there are owners, so that all loads wait together
-    const int teams = min(size, kCombineWarps), warp = thread / kPeerWarp, team = warp % teams,
+    // owners are distributed evenly over the warps, so that all loads are in flight together
+    const int teams = min(size, kCombineWarps), warp = thread / kWarpSize, team = warp % teams,
               warps = (kCombineWarps - team + teams - 1) / teams;
 #pragma unroll 1
     for (int owner = team; owner < size; owner += teams)
-        find_rows_of(args, tables, owner, warp / teams * kPeerWarp + thread % kPeerWarp, warps * kPeerWarp);
+        find_rows_of(args, tables, owner, warp / teams * kWarpSize + thread % kWarpSize, warps * kWarpSize);
     __syncthreads();
-    if (thread < kPeerWarp) {  // first: sums over the chunks before
+    if (thread < kWarpSize) {  // first: prefix sums over the chunks
         int sum = 0;
-        for (int c = thread; c - thread < args.chunks; c += kPeerWarp) {
+        for (int c = thread; c - thread < args.chunks; c += kWarpSize) {
             int longest = 0;
             for (int owner = 0; owner < size && c < args.chunks; ++owner)
                 if (owner != rank) longest = max(longest, tables.from(owner, c + 1) - tables.from(owner, c));
             int draws = longest * (size - 1) * args.draws;
-            for (int step = 1; step < kPeerWarp; step *= 2) {
+            for (int step = 1; step < kWarpSize; step *= 2) {
                 const int other = __shfl_up_sync(kFullMask, draws, step);
                 if (thread >= step) draws += other;
             }
             if (c < args.chunks) tables.first[c + 1] = sum + draws;
-            sum += __shfl_sync(kFullMask, draws, kPeerWarp - 1);
+            sum += __shfl_sync(kFullMask, draws, kWarpSize - 1);
         }
     }
     __syncthreads();
 }
 
-// ---- the watching warp
+// ---- the watcher warp
 
 class ChunkWatcher {
 public:
@@ -139,25 +138,26 @@ public:
           tables_(tables),
           shared_(shared),
           epoch_(epoch),
-          lane_(static_cast<int>(threadIdx.x) % kPeerWarp) {}
+          lane_(static_cast<int>(threadIdx.x) % kWarpSize) {}
 
-    // Until everything of this CTA is sent and everything of the others has come, or nothing has come for as
-    // long as the limit.
+    // Runs until everything of this CTA is signalled and everything of the others has arrived, or until
+    // nothing has changed for `limit` nanoseconds.
     __device__ __forceinline__ void watch() {
         constexpr unsigned kNap = 100;  // nanoseconds
-        if (blockIdx.x == 0) tell_empty_chunks();
+        if (blockIdx.x == 0) signal_empty_chunks();
         uint64_t since = global_nanoseconds();
         for (bool sending = true; sending || arrived_ < args_.chunks;) {
-            const bool may_store = __shfl_sync(kFullMask, lane_ == 0 ? look_at(&shared_.senders) : 0, 0) > 0;
+            const bool may_store =
+                __shfl_sync(kFullMask, lane_ == 0 ? read_atomic(&shared_.senders) : 0, 0) > 0;
             __syncwarp();
-            const bool told = tell_what_is_stored(), came = look_at_members();
-            sending = may_store || told;
-            if (told || came) {
+            const bool signalled = signal_stored(), arrived = poll_members();
+            sending = may_store || signalled;
+            if (signalled || arrived) {
                 since = global_nanoseconds();
-            } else if (__any_sync(kFullMask, global_nanoseconds() - since > args_.meeting.limit)) {
-                const uint32_t late = __ballot_sync(kFullMask, !has_come(arrived_));
+            } else if (__any_sync(kFullMask, global_nanoseconds() - since > args_.barrier.limit)) {
+                const uint32_t late = __ballot_sync(kFullMask, !has_arrived(arrived_));
                 if (late == 0) continue;
-                give_up(args_.meeting, late, epoch_);
+                report_lost(args_.barrier, late, epoch_);
                 if (lane_ == 0) atomicExch(&shared_.lost, 1);
                 return;
             } else {
@@ -170,25 +170,25 @@ private:
     __device__ __forceinline__ int draws_of(int chunk) const {
         return tables_.first[chunk + 1] - tables_.first[chunk];
     }
-    // Behind a fence.
-    __device__ __forceinline__ void tell(int chunk) const {
+    // Call after a fence.
+    __device__ __forceinline__ void signal(int chunk) const {
         for (int member = 0; member < group_.size; ++member)
             if (member != group_.rank) store_relaxed_system(args_.step(member, group_.rank, chunk), epoch_);
     }
-    __device__ __forceinline__ void tell_empty_chunks() const {
+    __device__ __forceinline__ void signal_empty_chunks() const {
         fence_system();
-        for (int chunk = lane_; chunk < args_.chunks; chunk += kPeerWarp)
-            if (draws_of(chunk) == 0) tell(chunk);
+        for (int chunk = lane_; chunk < args_.chunks; chunk += kWarpSize)
+            if (draws_of(chunk) == 0) signal(chunk);
     }
-    // False if there was nothing new. The first fence orders the workers' stores before this CTA's part of
-    // the count, the second one all CTAs' before the word at the owners.
-    __device__ __forceinline__ bool tell_what_is_stored() {
+    // False if there was nothing new. The first fence orders the workers' stores before this CTA's share of
+    // the count, the second one all CTAs' shares before the flag word at the owners.
+    __device__ __forceinline__ bool signal_stored() {
         int fresh[kLaneChunks];
         bool any = false;
 #pragma unroll
         for (int i = 0; i < kLaneChunks; ++i) {
-            const int chunk = lane_ + i * kPeerWarp;
-            fresh[i] = chunk < args_.chunks ? look_at(tables_.stored + chunk) - counted_[i] : 0;
+            const int chunk = lane_ + i * kWarpSize;
+            fresh[i] = chunk < args_.chunks ? read_atomic(tables_.stored + chunk) - counted_[i] : 0;
             counted_[i] += fresh[i];
             any = any || fresh[i] != 0;
         }
@@ -197,7 +197,7 @@ private:
         bool complete = false;
 #pragma unroll
         for (int i = 0; i < kLaneChunks; ++i) {
-            const int chunk = lane_ + i * kPeerWarp;
+            const int chunk = lane_ + i * kWarpSize;
             if (fresh[i] == 0) continue;
             const unsigned count = static_cast<unsigned>(fresh[i]);
             fresh[i] = atomicAdd(args_.words->stored + chunk, count) + count ==
@@ -210,37 +210,38 @@ private:
         fence_system();
 #pragma unroll
         for (int i = 0; i < kLaneChunks; ++i) {
-            const int chunk = lane_ + i * kPeerWarp;
+            const int chunk = lane_ + i * kWarpSize;
             if (fresh[i] == 0) continue;
             args_.words->stored[chunk] = 0;  // for the next call
-            tell(chunk);
+            signal(chunk);
         }
         return true;
     }
-    // The chunk, from the member that is this lane; lanes without a member to wait for agree.
-    __device__ __forceinline__ bool has_come(int chunk) const {
+    // Whether the chunk has arrived from the member with this lane's number; true in lanes without a member
+    // to wait for.
+    __device__ __forceinline__ bool has_arrived(int chunk) const {
         return lane_ >= group_.size || lane_ == group_.rank || chunk >= args_.chunks ||
                load_acquire_system(args_.step(group_.rank, lane_, chunk)) >= epoch_;
     }
-    __device__ __forceinline__ bool look_at_members() {
+    __device__ __forceinline__ bool poll_members() {
         const int before = arrived_;
-        while (arrived_ < args_.chunks && __all_sync(kFullMask, has_come(arrived_))) ++arrived_;
+        while (arrived_ < args_.chunks && __all_sync(kFullMask, has_arrived(arrived_))) ++arrived_;
         if (arrived_ == before) return false;
-        __syncwarp();  // what all lanes have seen comes before what lane 0 tells
+        __syncwarp();  // what all lanes have read is ordered before what lane 0 publishes
         __threadfence_block();
         if (lane_ == 0) atomicExch(&shared_.arrived, arrived_);
         return true;
     }
 
-    static constexpr int kLaneChunks = kMostCombineChunks / kPeerWarp;
+    static constexpr int kLaneChunks = kMostCombineChunks / kWarpSize;
     const CombineSumsArgs& args_;
     const PeerGroup& group_;
     const ChunkTables& tables_;
     CombineShared& shared_;
     const uint64_t epoch_;
     const int lane_;
-    int counted_[kLaneChunks] = {};  // of this lane's chunks, draws that have been told
+    int counted_[kLaneChunks] = {};  // of this lane's chunks: work items already counted
     int arrived_ = 0;                // chunks
 };
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::peer

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
-// dispatch over peer memory: every rank stores each row once into the box of every rank that needs it, and
-// that rank writes it from there to all its places. The bytes are those of the reference exchange followed by
-// permute_pad.
+// dispatch over peer memory: every rank stores each row once into the receive buffer of every rank that needs
+// it, and that rank copies it from there to all its places. The bytes are those of the reference exchange
+// followed by permute_pad.
 //
-// Protocol. One kernel sends and takes at the same time. There is no meeting: whoever begins call n + 1 needs
-// the boxes of call n - 1 no longer, and says so (with its scales, which go first) in the flag line of the
-// meetings; nobody ends the call before all have. Each row has a flag of its own that follows it, and is
-// taken as soon as it is there. No warp waits longer than kPatience for anything: then the rest is left to a
-// kernel of one CTA that waits until the deadline and one behind it that takes, so that a late peer holds no
-// SMs.
+// Protocol. One kernel sends and receives at the same time, without a group barrier in front: a rank that
+// starts call n + 1 no longer needs the receive buffers of call n - 1, and signals that (after its scales,
+// which go first) in its flag line of the group barrier; no rank ends the call before all have signalled.
+// Each row is followed by a flag of its own and is received as soon as its flag is set. No warp spins longer
+// than kSpinLimit on anything: the remaining rows are then deferred to a kernel of one CTA that waits until
+// the deadline, and one after it that copies them, so that a late peer does not occupy SMs.
 #include "kernels/hopper/exchange/peer/dispatch.h"
 
 #include "kernels/core/scaled_tensor.h"
@@ -22,30 +22,28 @@
 #include "kernels/hopper/exchange/peer/exchange.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow {
-
-using namespace hopper;
+namespace fp8flow::hopper::peer {
 
 namespace {
 
 constexpr int kWarps = 10;             // of a CTA
-constexpr int kMostSenders = 16;       // CTAs; more do not send faster
-constexpr int kRing = 3;               // pieces of rows that a warp holds
-constexpr int kSendsPending = 1;       // of them on their way to a peer while the next one is asked for
-constexpr int kReadsPending = 1;       // that stores may still be reading while the next one is asked for
+constexpr int kMostSenders = 16;       // sender CTAs; more do not send faster
+constexpr int kRing = 3;               // stages: pieces of rows that a warp holds
+constexpr int kSendsPending = 1;       // stores to a peer pending while the next load is issued
+constexpr int kReadsPending = 1;       // stages that stores may still read while the next load is issued
 constexpr int64_t kPieceBytes = 7424;  // at most
 constexpr int64_t kPieceAlign = 128;
-constexpr uint64_t kPatience = 300'000;  // nanoseconds
+constexpr uint64_t kSpinLimit = 300'000;  // nanoseconds
 
-// A warp's pieces of rows in shared memory. A row is args.pieces of them, one behind the other, so that piece
-// number n is the (n % pieces)-th of its row.
+// A warp's ring of row pieces in shared memory. A row is args.pieces consecutive pieces, so piece number n is
+// the (n % pieces)-th of its row.
 struct Ring {
     uint8_t* slots;
     Mbarrier* arrived;  // [kRing]
-    int32_t* notes;     // [kRing, 32]: what becomes of a piece
+    int32_t* notes;     // [kRing, 32]: the destination of a piece
     int pieces, piece_bytes;
     int64_t row_bytes;
-    uint32_t asked = 0, done = 0;
+    uint32_t issued = 0, done = 0;
 
     __device__ Ring(const DispatchArgs& args, uint8_t* slots, Mbarrier* arrived, int32_t* notes)
         : slots(slots),
@@ -54,14 +52,14 @@ struct Ring {
           pieces(args.pieces),
           piece_bytes(args.piece_bytes),
           row_bytes(args.rows.row_bytes) {
-        if (threadIdx.x % kPeerWarp == 0) {
+        if (threadIdx.x % kWarpSize == 0) {
             for (int i = 0; i < kRing; ++i) mbarrier_init(arrived + i, 1);
             fence_mbarrier_init();
         }
         __syncwarp();
     }
-    __device__ int32_t* note(uint32_t number) const { return notes + number % kRing * kPeerWarp; }
-    // In its row.
+    __device__ int32_t* note(uint32_t number) const { return notes + number % kRing * kWarpSize; }
+    // Offset in its row.
     __device__ int64_t offset(uint32_t number) const {
         return int64_t{number % static_cast<uint32_t>(pieces)} * piece_bytes;
     }
@@ -72,25 +70,25 @@ struct Ring {
         return number % static_cast<uint32_t>(pieces) == static_cast<uint32_t>(pieces) - 1;
     }
     __device__ uint8_t* slot(uint32_t number) const { return slots + number % kRing * piece_bytes; }
-    // The next piece of the row at `row`; by one thread.
-    __device__ void ask(const uint8_t* row) const {
-        Mbarrier* barrier = arrived + asked % kRing;
-        mbarrier_arrive_expect_tx(barrier, bytes(asked));
-        bulk_load(row + offset(asked), barrier, slot(asked), bytes(asked));
+    // Issues the load of the next piece of the row at `row`; called by one thread.
+    __device__ void issue(const uint8_t* row) const {
+        Mbarrier* barrier = arrived + issued % kRing;
+        mbarrier_arrive_expect_tx(barrier, bytes(issued));
+        bulk_load(row + offset(issued), barrier, slot(issued), bytes(issued));
     }
     __device__ void wait_for_oldest() const { mbarrier_wait(arrived + done % kRing, done / kRing & 1); }
-    // The oldest piece to its place in the row at `row`; part of the thread's current group of copies. In dst
-    // it is the first to leave L2, so that boxes stay there until they are read.
-    __device__ void put_in_box(uint8_t* row) const {
+    // Stores the oldest piece to its place in the row at `row`; part of the thread's current bulk group.
+    // Stores to dst are evict-first, so that receive buffers stay in L2 until they are read.
+    __device__ void store_to_peer(uint8_t* row) const {
         bulk_store(row + offset(done), slot(done), bytes(done));
     }
-    __device__ void put_in_dst(uint8_t* row) const {
+    __device__ void store_to_dst(uint8_t* row) const {
         bulk_store_evict_first(row + offset(done), slot(done), bytes(done));
     }
 };
 
-// The rows that this rank sends, one for each sender and then drawn one by one, so that they leave in order
-// whoever is slow. For one thread.
+// The rows that this rank sends: one assigned to each sender, the rest claimed one by one from a counter, so
+// that they are sent in order whichever sender is slow. Used by one thread.
 struct SentRows {
     const DispatchArgs& args;
     int64_t items;
@@ -118,15 +116,15 @@ private:
     __device__ uint32_t draw() const { return senders + atomicAdd(&args.group().words->drawn, 1u); }
 };
 
-// What a CTA's senders have sent, for the warp that tells: rows that have arrived, by sender.
+// Rows of a CTA's senders that have arrived, by sender, for the warp that signals them.
 struct SentLog {
-    static constexpr uint32_t kRows = 8;  // that a sender may be ahead
-    volatile uint32_t sent[kWarps], told[kWarps], ended[kWarps];
+    static constexpr uint32_t kRows = 8;  // a sender may be this many rows ahead
+    volatile uint32_t sent[kWarps], signalled[kWarps], ended[kWarps];
     volatile int32_t rank[kWarps][kRows], number[kWarps][kRows];
 };
 
-// This rank's rows to the boxes of the ranks that need them. By one thread, as sender number `sender` of the
-// log.
+// Sends this rank's rows to the receive buffers of the ranks that need them. Called by one thread, sender
+// number `sender` of the log.
 __device__ __forceinline__ void send_rows(const DispatchArgs& args, uint64_t epoch, Ring& ring, SentRows rows,
                                           SentLog& log, int sender) {
     const PeerGroup& group = args.group();
@@ -135,7 +133,7 @@ __device__ __forceinline__ void send_rows(const DispatchArgs& args, uint64_t epo
     const auto count_oldest = [&] {
         const int32_t* note = ring.note(arrived);
         if (!ring.ends_row(arrived++)) return;
-        while (sent - log.told[sender] >= SentLog::kRows) {
+        while (sent - log.signalled[sender] >= SentLog::kRows) {
         }
         log.rank[sender][sent % SentLog::kRows] = note[kTo];
         log.number[sender][sent % SentLog::kRows] = note[kNumber];
@@ -144,19 +142,19 @@ __device__ __forceinline__ void send_rows(const DispatchArgs& args, uint64_t epo
     };
     int64_t token = rows.any ? args.sent_token(rows.row) : 0;
     while (true) {
-        while (rows.any && ring.asked - arrived < kRing) {
-            int32_t* note = ring.note(ring.asked);
+        while (rows.any && ring.issued - arrived < kRing) {
+            int32_t* note = ring.note(ring.issued);
             note[kTo] = rows.row.rank;
             note[kNumber] = static_cast<int32_t>(rows.row.n);
-            ring.ask(args.rows.data + token * args.rows.row_bytes);
-            if (!ring.ends_row(ring.asked++)) continue;
+            ring.issue(args.rows.data + token * args.rows.row_bytes);
+            if (!ring.ends_row(ring.issued++)) continue;
             rows.next();
-            if (rows.any) token = args.sent_token(rows.row);  // under way meanwhile
+            if (rows.any) token = args.sent_token(rows.row);  // in flight meanwhile
         }
-        if (ring.done == ring.asked) break;
+        if (ring.done == ring.issued) break;
         const int32_t* note = ring.note(ring.done);
         ring.wait_for_oldest();
-        ring.put_in_box(args.rows.data_in(group.box(note[kTo], epoch), group.rank, note[kNumber]));
+        ring.store_to_peer(args.rows.data_in(group.buffer(note[kTo], epoch), group.rank, note[kNumber]));
         bulk_commit();
         ++ring.done;
         if (ring.done - arrived <= kSendsPending) continue;
@@ -169,48 +167,48 @@ __device__ __forceinline__ void send_rows(const DispatchArgs& args, uint64_t epo
     log.ended[sender] = 1;
 }
 
-// Flags behind the rows that the CTA's `senders` senders have sent; lane k follows the k-th of them. A fence
-// waits for the flags before, so it is no work for those who send. By one warp.
-__device__ __forceinline__ void tell_sent_rows(const DispatchArgs& args, uint64_t epoch, SentLog& log,
-                                               int senders) {
+// Stores the flags of the rows that the CTA's `senders` senders have sent; lane k follows the k-th of them. A
+// fence waits for the flags before it, so senders must not execute one. Called by one warp.
+__device__ __forceinline__ void signal_sent_rows(const DispatchArgs& args, uint64_t epoch, SentLog& log,
+                                                 int senders) {
     constexpr unsigned kNap = 50;  // nanoseconds
-    const int rank = args.group().rank, lane = static_cast<int>(threadIdx.x) % kPeerWarp;
-    uint32_t told = 0;
+    const int rank = args.group().rank, lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    uint32_t signalled = 0;
     bool open = lane < senders;
     while (__any_sync(kFullMask, open)) {
-        const bool last = open && log.ended[lane] != 0;  // read in front of what it sent
-        const uint32_t sent = open ? log.sent[lane] : told;
-        if (!__any_sync(kFullMask, sent != told)) {
+        const bool last = open && log.ended[lane] != 0;  // read before what it sent
+        const uint32_t sent = open ? log.sent[lane] : signalled;
+        if (!__any_sync(kFullMask, sent != signalled)) {
             open = open && !last;
             __nanosleep(kNap);
             continue;
         }
         fence_system();
-        for (; told != sent; ++told)
-            store_relaxed_system(args.row_flag(log.rank[lane][told % SentLog::kRows], rank,
-                                               log.number[lane][told % SentLog::kRows]),
+        for (; signalled != sent; ++signalled)
+            store_relaxed_system(args.row_flag(log.rank[lane][signalled % SentLog::kRows], rank,
+                                               log.number[lane][signalled % SentLog::kRows]),
                                  epoch);
-        if (open) log.told[lane] = told;
+        if (open) log.signalled[lane] = signalled;
         __syncwarp();
     }
 }
 
-// True when all members have begun the call and sent their scales; false if that takes longer than kPatience.
-// By one warp.
-__device__ __forceinline__ bool all_are_here(const DispatchArgs& args, uint64_t epoch) {
+// True when all members have started the call and sent their scales; false if that takes longer than
+// kSpinLimit. Called by one warp.
+__device__ __forceinline__ bool all_arrived(const DispatchArgs& args, uint64_t epoch) {
     const PeerGroup& group = args.group();
-    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const bool late = lane < group.size && lane != group.rank &&
-                      !wait_until_reached(group.flag(group.rank, lane), epoch, kPatience);
+                      !wait_until_reached(group.flag(group.rank, lane), epoch, kSpinLimit);
     __syncwarp();
     return !__any_sync(kFullMask, late);
 }
 
-// Received rows to all their places, every `step`-th of this rank's own and of the remote ones: remote rows
-// as soon as they are here, own rows meanwhile, and when there are none left the scales and pads. By one
-// warp; false: something did not come within kPatience.
-__device__ __forceinline__ bool take_rows(const DispatchArgs& args, uint64_t epoch, Ring& ring, int64_t first,
-                                          int64_t step) {
+// Copies received rows to all their places, every `step`-th of this rank's own and of the remote ones: remote
+// rows as soon as they arrive, own rows meanwhile, then scales and pads. Called by one warp; false: something
+// did not arrive within kSpinLimit.
+__device__ __forceinline__ bool receive_rows(const DispatchArgs& args, uint64_t epoch, Ring& ring,
+                                             int64_t first, int64_t step) {
     struct Wanted {
         bool any;  // of that kind
         const uint8_t* data;
@@ -218,21 +216,21 @@ __device__ __forceinline__ bool take_rows(const DispatchArgs& args, uint64_t epo
         int64_t place;  // the lane's
     };
     const PeerGroup& group = args.group();
-    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const int64_t own_end = args.received.offsets[group.rank + 1], items = args.received_items(),
                   base = args.dst.base();
-    uint8_t* const box = group.box(group.rank, epoch);
+    uint8_t* const buffer = group.buffer(group.rank, epoch);
     uint8_t* const dst = static_cast<uint8_t*>(args.dst.data);
     int64_t at_own = args.received.offsets[group.rank] + first, at_remote = first;
     const auto find_own = [&]() -> Wanted {
         if (at_own >= own_end) return {};
-        return {true, args.codes_of(group.rank, at_own, box), nullptr, args.place(at_own, lane)};
+        return {true, args.data_of(group.rank, at_own, buffer), nullptr, args.place(at_own, lane)};
     };
     const auto find_remote = [&]() -> Wanted {
         for (; at_remote < items; at_remote += step) {
             const DispatchArgs::Item row = args.item(at_remote);
             if (args.is_received(row))
-                return {true, args.rows.data_in(box, row.rank, row.n),
+                return {true, args.rows.data_in(buffer, row.rank, row.n),
                         args.row_flag(group.rank, row.rank, row.n),
                         args.place(args.received.offsets[row.rank] + row.n, lane)};
         }
@@ -242,7 +240,7 @@ __device__ __forceinline__ bool take_rows(const DispatchArgs& args, uint64_t epo
     bool scales_due = true, all = true;
     uint64_t idle_since = 0;  // 0: not idle
     while (true) {
-        const bool room = ring.asked - ring.done < kRing - kReadsPending;
+        const bool room = ring.issued - ring.done < kRing - kReadsPending;
         if (room && !now.any) {
             const bool here = remote.any && load_acquire_system(remote.flag) >= epoch;
             if (__all_sync(kFullMask, here)) {
@@ -260,26 +258,26 @@ __device__ __forceinline__ bool take_rows(const DispatchArgs& args, uint64_t epo
             idle_since = 0;
             bulk_wait_read<kReadsPending>();
             __syncwarp();
-            ring.note(ring.asked)[lane] = static_cast<int32_t>(now.place);
-            if (lane == 0) ring.ask(now.data);
-            if (ring.ends_row(ring.asked++)) now.any = false;
-        } else if (ring.asked != ring.done) {
+            ring.note(ring.issued)[lane] = static_cast<int32_t>(now.place);
+            if (lane == 0) ring.issue(now.data);
+            if (ring.ends_row(ring.issued++)) now.any = false;
+        } else if (ring.issued != ring.done) {
             ring.wait_for_oldest();
             const int32_t place = ring.note(ring.done)[lane];
-            if (place >= 0) ring.put_in_dst(dst + (base + place) * args.rows.row_bytes);
+            if (place >= 0) ring.store_to_dst(dst + (base + place) * args.rows.row_bytes);
             bulk_commit();
             ++ring.done;
         } else if (scales_due) {
             scales_due = false;
-            if (all_are_here(args, epoch))
-                write_all_scales_and_pads(args, box, first, step);
+            if (all_arrived(args, epoch))
+                write_all_scales_and_pads(args, buffer, first, step);
             else
                 all = false;
         } else if (!remote.any) {
             break;
         } else if (const uint64_t time = global_nanoseconds(); idle_since == 0) {
             idle_since = time;
-        } else if (time - idle_since > kPatience) {
+        } else if (time - idle_since > kSpinLimit) {
             all = false;
             break;
         }
@@ -288,61 +286,62 @@ __device__ __forceinline__ bool take_rows(const DispatchArgs& args, uint64_t epo
     return all;
 }
 
-// What a warp does: it is number `number` of `count` warps that send, or that take. In a CTA with senders the
-// last warp tells what the `number` others have sent.
+// The role of a warp: number `number` of `count` warps that send, or that receive. In a CTA with senders the
+// last warp signals what the `number` others have sent.
 struct Role {
-    enum Kind { send, take, tell } kind;
+    enum Kind { send, receive, signal } kind;
     int64_t number, count;
 };
-// CTAs either send or take, because the stores of an SM leave it in order: those that the wire
-// holds up would hold up the others. They share the work by the rows that they store. A grid of one CTA does
+// CTAs either send or receive, because the stores of an SM drain in order: local stores would wait for stores
+// that NVLink holds up. CTAs are split between the two by the number of rows stored. A grid of one CTA does
 // both. Neighbouring items are on different SMs.
 __device__ __forceinline__ Role role_of_warp(const DispatchArgs& args) {
-    const int warp = static_cast<int>(threadIdx.x) / kPeerWarp, cta = static_cast<int>(blockIdx.x),
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize, cta = static_cast<int>(blockIdx.x),
               ctas = static_cast<int>(gridDim.x);
     const int64_t sent = args.sent_rows(), taken = args.dst_rows();
-    if (sent == 0) return {Role::take, warp * ctas + cta, kWarps * ctas};
+    if (sent == 0) return {Role::receive, warp * ctas + cta, kWarps * ctas};
     const bool both = ctas == 1;
     const int shared = static_cast<int>((sent * ctas + sent + taken - 1) / (sent + taken)),
               senders = both ? 1 : min(shared, min(kMostSenders, ctas - 1)),
               send_warps = both ? kWarps / 4 : kWarps - 1;
-    if (cta < senders && warp == kWarps - 1) return {Role::tell, send_warps, 0};
+    if (cta < senders && warp == kWarps - 1) return {Role::signal, send_warps, 0};
     if (cta < senders && warp < send_warps) return {Role::send, warp * senders + cta, send_warps * senders};
-    if (both) return {Role::take, warp - send_warps, kWarps - 1 - send_warps};
-    return {Role::take, warp * (ctas - senders) + cta - senders, kWarps * (ctas - senders)};
+    if (both) return {Role::receive, warp - send_warps, kWarps - 1 - send_warps};
+    return {Role::receive, warp * (ctas - senders) + cta - senders, kWarps * (ctas - senders)};
 }
 
-// Moves: every row that another rank needs once out of memory and over NVLink, every received row once out of
-// memory (those of others mostly out of L2), and every row of dst out. At T=4096, E=256, K=8, H=7168 and FP8:
-// two GPUs 29 MB over the wire (360 GB/s: 82 us) and 330 MB through memory; four GPUs 81 MB over the wire. A
-// row goes through shared memory by TMA, one request in and one out for each of its places, so
-// that few SMs suffice. Copies only, one writer a byte; barriers: only the warp's own with the
-// TMA, and one at the end.
-__global__ __launch_bounds__(kWarps* kPeerWarp, 1) void dispatch_kernel(const DispatchArgs args) {
+// Sends and receives all rows of a dispatch. Floor: every row that another rank needs once out of memory and
+// over NVLink, every received row once out of memory (those of others mostly out of L2), and every row of dst
+// out. At T=4096, E=256, K=8, H=7168 and FP8: two GPUs 29 MB over the wire (360 GB/s: 82 us) and 330 MB
+// through memory; four GPUs 81 MB over the wire. Grid: up to one CTA an SM, 10 warps, each of one role
+// (role_of_warp). Shared memory: a ring of kRing pieces per warp; a row passes through it by TMA, one bulk
+// load and one bulk store for each of its places, so that few SMs suffice. Barriers: the warp's own mbarriers
+// with TMA, and one __syncthreads at the end. Deterministic: copies only, one writer a byte.
+__global__ __launch_bounds__(kWarps* kWarpSize, 1) void dispatch_kernel(const DispatchArgs args) {
     extern __shared__ __align__(128) uint8_t slots[];
     __shared__ Mbarrier arrived[kWarps][kRing];
-    __shared__ int32_t notes[kWarps][kRing * kPeerWarp];
+    __shared__ int32_t notes[kWarps][kRing * kWarpSize];
     pdl_launch_dependents();
     if (args.group().lost()) return;
     const uint64_t epoch = args.group().epoch() + 1;
-    const int warp = static_cast<int>(threadIdx.x) / kPeerWarp;
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
     Ring ring(args, slots + int64_t{warp} * kRing * args.piece_bytes, arrived[warp], notes[warp]);
     __shared__ SentLog log;
     if (threadIdx.x < kWarps) {
         log.sent[threadIdx.x] = 0;
-        log.told[threadIdx.x] = 0;
+        log.signalled[threadIdx.x] = 0;
         log.ended[threadIdx.x] = 0;
     }
     __syncthreads();
     const Role role = role_of_warp(args);
     if (role.kind == Role::send) {
-        if (threadIdx.x % kPeerWarp == 0)
+        if (threadIdx.x % kWarpSize == 0)
             send_rows(args, epoch, ring, SentRows(args, role.number, role.count), log, warp);
-    } else if (role.kind == Role::tell) {
-        tell_sent_rows(args, epoch, log, static_cast<int>(role.number));
+    } else if (role.kind == Role::signal) {
+        signal_sent_rows(args, epoch, log, static_cast<int>(role.number));
     } else {
         send_scales(args, epoch, role.number, role.count);
-        if (!take_rows(args, epoch, ring, role.number, role.count)) args.group().words->left = epoch;
+        if (!receive_rows(args, epoch, ring, role.number, role.count)) args.group().words->deferred = epoch;
     }
     end_sending(args, epoch);
 }
@@ -350,8 +349,8 @@ __global__ __launch_bounds__(kWarps* kPeerWarp, 1) void dispatch_kernel(const Di
 void launch_dispatch(const DispatchArgs& args, const Launch& launch) {
     const std::size_t bytes = static_cast<std::size_t>(kWarps * kRing * args.piece_bytes);
     allow_shared_memory(dispatch_kernel, bytes, "shared memory of dispatch");
-    dispatch_kernel<<<grid_for(ceil_div(args.meeting.group.size * args.rows.slots, kWarps), launch, 1),
-                      kWarps * kPeerWarp, bytes, stream_of(launch)>>>(args);
+    dispatch_kernel<<<grid_for(ceil_div(args.barrier.group.size * args.rows.slots, kWarps), launch, 1),
+                      kWarps * kWarpSize, bytes, stream_of(launch)>>>(args);
     check_launch("dispatch");
 }
 
@@ -370,7 +369,7 @@ void PeerExchange::dispatch_to(RowTarget target, const ScaledTensor& rows, const
     };
     const int64_t pieces = ceil_div(row_bytes, kPieceBytes),
                   scale_bytes = scaled ? rows.scales.cols() * size_of(rows.scales.dtype) : 0;
-    DispatchArgs args{.meeting = meeting_of(kExpertParallel, PeerOperation::dispatch),
+    DispatchArgs args{.barrier = barrier_of(kExpertParallel, PeerOperation::dispatch),
                       .row_flags = layout_.row_flags,
                       .row_flag_stride = layout_.flagged_rows,
                       .rows = {.data = rows.data.bytes_ptr(),
@@ -414,7 +413,7 @@ void PeerExchange::dispatch_to(RowTarget target, const ScaledTensor& rows, const
         launch_dispatch(args, launch);
     else
         launch_send_plain_rows(args, launch);
-    launch_take_left_rows(args, launch);
+    launch_deferred_rows(args, launch);
 }
 
 void PeerExchange::do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
@@ -427,4 +426,4 @@ void PeerExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan
     dispatch_to(RowTarget::received, rows, plan, received, launch);
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::hopper::peer

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the kernels of dispatch over peer memory share: rows as they travel, what stands in a box and who goes
-// where. Read next: dispatch.cu, then dispatch_plain.cu.
+// What the kernels of dispatch over peer memory share: the wire format of rows, the layout of a receive
+// buffer, and where each row goes. Read next: dispatch.cu, then dispatch_plain.cu.
 #pragma once
 
 #include "kernels/core/stream.h"
@@ -12,31 +12,31 @@
 
 #include <type_traits>
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::peer {
 
-// Rows as they travel. A box: rows [G, S], then their scales [G, S]. Those of one rank are dense, in the
-// order of its tokens, so that the n-th row that a rank sends here is the n-th of its received rows.
+// Rows on the wire. A receive buffer: rows [G, S], then their scales [G, S]. Those of one rank are dense, in
+// the order of its tokens, so that the n-th row that a rank sends here is the n-th of its received rows.
 struct WireRows {
-    const uint8_t *data, *scales;    // of this rank's rows, where the caller has them
+    const uint8_t *data, *scales;    // of this rank's rows, in the caller's memory
     int64_t row_bytes, scale_bytes;  // of one row
-    int64_t scale_offset;            // in a box
+    int64_t scale_offset;            // in a receive buffer
     int64_t slots;                   // S
     int64_t blocks;                  // scales a row
     DType scale_dtype;
     bool scale_words;  // a row's scales are whole words
 
-    __device__ uint8_t* data_in(uint8_t* box, int from, int64_t n) const {
-        return box + (from * slots + n) * row_bytes;
+    __device__ uint8_t* data_in(uint8_t* buffer, int from, int64_t n) const {
+        return buffer + (from * slots + n) * row_bytes;
     }
-    __device__ uint8_t* scales_in(uint8_t* box, int from, int64_t n) const {
-        return box + scale_offset + (from * slots + n) * scale_bytes;
+    __device__ uint8_t* scales_in(uint8_t* buffer, int from, int64_t n) const {
+        return buffer + scale_offset + (from * slots + n) * scale_bytes;
     }
 };
 
 struct DispatchArgs {
-    PeerMeeting meeting;
-    int64_t row_flags;        // in a region: of the n-th row from each rank, for the most rows of any call
-    int64_t row_flag_stride;  // so that a word has one writer whatever the calls' sizes
+    GroupBarrier barrier;
+    int64_t row_flags;        // in a region: of the n-th row from each rank, for the largest call
+    int64_t row_flag_stride;  // so that a word has one writer at every call size
     WireRows rows;
     // this rank's rows that others need
     const int32_t* send_tokens;  // [G, S]
@@ -52,12 +52,12 @@ struct DispatchArgs {
     DType dst_scale_dtype;
     int64_t dst_row_stride, dst_block_stride;  // elements
     bool vectorised;                           // whole vectors, aligned everywhere
-    int pieces, piece_bytes;                   // of a row, on its way through shared memory
+    int pieces, piece_bytes;                   // of a row, as it passes through shared memory
 
-    __device__ const PeerGroup& group() const { return meeting.group; }
+    __device__ const PeerGroup& group() const { return barrier.group; }
     __device__ int others() const { return group().size - 1; }
-    // The `step`-th rank behind this one.
-    __device__ int rank_behind(int step) const { return (group().rank + step) % group().size; }
+    // The `step`-th rank after this one.
+    __device__ int rank_after(int step) const { return (group().rank + step) % group().size; }
     __device__ uint64_t* row_flag(int region, int from, int64_t n) const {
         return reinterpret_cast<uint64_t*>(group().regions[region] + row_flags) + from * row_flag_stride + n;
     }
@@ -72,14 +72,14 @@ struct DispatchArgs {
         return recv_rows != nullptr ? groups.total() : received.offsets[group().size];
     }
 
-    // Items: rows to or from other ranks, dealt out so that all links are busy at once. The n-th row to, or
-    // from, a rank; not all exist.
+    // Items: rows to or from other ranks, interleaved over ranks so that all links are busy at once. The n-th
+    // row to, or from, a rank; not every item exists.
     struct Item {
         int rank;
         int64_t n;
     };
     __device__ Item item(int64_t number) const {
-        return {rank_behind(1 + static_cast<int>(number % others())), number / others()};
+        return {rank_after(1 + static_cast<int>(number % others())), number / others()};
     }
     __device__ int64_t sent_items() const {
         int64_t longest = 0;
@@ -105,17 +105,17 @@ struct DispatchArgs {
         while (received.offsets[r + 1] <= i) ++r;
         return r;
     }
-    // Where received row i stands: in the caller's rows or in this rank's box of the call.
-    __device__ const uint8_t* codes_of(int from, int64_t i, uint8_t* box) const {
+    // Address of received row i: in the caller's rows or in this rank's receive buffer of the call.
+    __device__ const uint8_t* data_of(int from, int64_t i, uint8_t* buffer) const {
         if (from == group().rank) return rows.data + own_token(i) * rows.row_bytes;
-        return rows.data_in(box, from, i - received.offsets[from]);
+        return rows.data_in(buffer, from, i - received.offsets[from]);
     }
-    __device__ const uint8_t* scales_of(int from, int64_t i, uint8_t* box) const {
+    __device__ const uint8_t* scales_of(int from, int64_t i, uint8_t* buffer) const {
         if (from == group().rank) return rows.scales + own_token(i) * rows.scale_bytes;
-        return rows.scales_in(box, from, i - received.offsets[from]);
+        return rows.scales_in(buffer, from, i - received.offsets[from]);
     }
     __device__ int64_t own_token(int64_t i) const { return received.source[i] - group().rank * rows.slots; }
-    // Lane k: the k-th row of dst that received row i becomes; -1: none.
+    // In lane k: the k-th row of dst that received row i is copied to; -1: none.
     __device__ int64_t place(int64_t i, int lane) const {
         if (recv_rows == nullptr) return lane == 0 ? i : -1;
         return lane < topk ? recv_rows[i * topk + lane] : -1;
@@ -124,19 +124,19 @@ struct DispatchArgs {
 
 // ---- pieces of kernels
 
-// Scales of all rows that this rank sends, to their places in the boxes of call `epoch`, by warp number
-// `warp` of `warps`. The last warp tells all members that they are there, and so is this rank: what it read
-// in earlier calls it needs no longer.
+// Stores the scales of all rows that this rank sends to their places in the receive buffers of call `epoch`;
+// this is warp number `warp` of `warps`. The last warp to finish signals all members that the scales are
+// there and that this rank has arrived: it no longer needs the buffers of earlier calls.
 template <class Unit>
 __device__ __forceinline__ void send_scales_as(const DispatchArgs& args, uint64_t epoch, int64_t thread,
                                                int64_t threads) {
     const int64_t units = args.rows.scale_bytes / static_cast<int64_t>(sizeof(Unit));
     const Unit* scales = reinterpret_cast<const Unit*>(args.rows.scales);
     for (int step = 1; step < args.group().size; ++step) {
-        const int to = args.rank_behind(step);
+        const int to = args.rank_after(step);
         const int32_t* tokens = args.send_tokens + to * args.rows.slots;
-        Unit* out =
-            reinterpret_cast<Unit*>(args.rows.scales_in(args.group().box(to, epoch), args.group().rank, 0));
+        Unit* out = reinterpret_cast<Unit*>(
+            args.rows.scales_in(args.group().buffer(to, epoch), args.group().rank, 0));
         for (int64_t at = thread; at < args.send_counts[to] * units; at += threads)
             out[at] = scales[tokens[at / units] * units + at % units];
     }
@@ -144,9 +144,9 @@ __device__ __forceinline__ void send_scales_as(const DispatchArgs& args, uint64_
 __device__ __forceinline__ void send_scales(const DispatchArgs& args, uint64_t epoch, int64_t warp,
                                             int64_t warps) {
     const PeerGroup& group = args.group();
-    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     if (args.rows.blocks > 0) {
-        const int64_t thread = warp * kPeerWarp + lane, threads = warps * kPeerWarp;
+        const int64_t thread = warp * kWarpSize + lane, threads = warps * kWarpSize;
         if (args.rows.scale_words)
             send_scales_as<uint32_t>(args, epoch, thread, threads);
         else
@@ -155,18 +155,18 @@ __device__ __forceinline__ void send_scales(const DispatchArgs& args, uint64_t e
     __syncwarp();
     if (lane == 0) {
         __threadfence_system();
-        if (atomicAdd(&group.words->told, 1u) == static_cast<uint32_t>(warps) - 1) {
-            group.words->told = 0;
+        if (atomicAdd(&group.words->signalled, 1u) == static_cast<uint32_t>(warps) - 1) {
+            group.words->signalled = 0;
             __threadfence_system();
             for (int step = 1; step < group.size; ++step)
-                store_release_system(group.flag(args.rank_behind(step), group.rank), epoch);
+                store_release_system(group.flag(args.rank_after(step), group.rank), epoch);
         }
     }
     __syncwarp();
 }
 
-// Ends a kernel that sends: the last CTA makes `epoch` the group's latest call. All threads of the CTA call
-// it.
+// Ends a kernel that sends: the last CTA to finish makes `epoch` the group's latest. All threads of the CTA
+// call it.
 __device__ __forceinline__ void end_sending(const DispatchArgs& args, uint64_t epoch) {
     __syncthreads();
     if (threadIdx.x != 0) return;
@@ -187,20 +187,20 @@ __device__ __forceinline__ void store_scale(const DispatchArgs& args, int64_t ro
         static_cast<float*>(args.dst_scales)[at] = scale;
 }
 
-// A pad's codes. By one warp.
+// Zeros a pad row. Called by one warp.
 __device__ __forceinline__ void zero_codes(const DispatchArgs& args, int64_t row) {
-    const int lane = static_cast<int>(threadIdx.x) % kPeerWarp;
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     uint8_t* to = static_cast<uint8_t*>(args.dst.data) + row * args.rows.row_bytes;
     if (args.vectorised) {
-        for (int64_t at = lane; at < args.rows.row_bytes / kPeerVector; at += kPeerWarp)
+        for (int64_t at = lane; at < args.rows.row_bytes / kPeerVector; at += kWarpSize)
             reinterpret_cast<uint4*>(to)[at] = uint4{};
     } else {
-        for (int64_t at = lane; at < args.rows.row_bytes; at += kPeerWarp) to[at] = 0;
+        for (int64_t at = lane; at < args.rows.row_bytes; at += kWarpSize) to[at] = 0;
     }
 }
 
-// Scales of one row of dst, a unit of memory that holds kScales of them at a time; `scales` null: a pad. All
-// loads of a pass are under way at once, since a warp has little else to do meanwhile.
+// Writes the scales of one row of dst, one unit of memory of kScales scales at a time; `scales` null: a pad.
+// All loads of a pass are in flight at once, since a warp has little other work meanwhile.
 template <class Unit, int kScales>
 __device__ __forceinline__ void write_scales_as(const DispatchArgs& args, int64_t row,
                                                 const uint8_t* scales) {
@@ -228,17 +228,18 @@ __device__ __forceinline__ void write_scales_as(const DispatchArgs& args, int64_
     }
 }
 
-// Scales of 32 rows of dst, a row a lane, so that they leave as whole lines, and zeros where rows are pads.
-// All scales are in the box.
-__device__ __forceinline__ void write_scales_and_pads(const DispatchArgs& args, uint8_t* box, int64_t first) {
+// Writes the scales of 32 rows of dst, a row a lane, so that stores cover whole lines, and zeros pad rows.
+// All scales have arrived in the receive buffer.
+__device__ __forceinline__ void write_scales_and_pads(const DispatchArgs& args, uint8_t* buffer,
+                                                      int64_t first) {
     const bool listed = args.recv_rows != nullptr;
     const int64_t total = args.dst_rows(), base = args.dst.base(),
-                  row = first + static_cast<int>(threadIdx.x) % kPeerWarp;
+                  row = first + static_cast<int>(threadIdx.x) % kWarpSize;
     const bool exists = row < total;
     int64_t i = exists ? row : -1;
     if (listed && exists) i = static_cast<const int32_t*>(args.row_source.data)[args.row_source.base() + row];
     if (args.rows.blocks > 0 && exists) {
-        const uint8_t* scales = i >= 0 ? args.scales_of(args.source_rank(i), i, box) : nullptr;
+        const uint8_t* scales = i >= 0 ? args.scales_of(args.source_rank(i), i, buffer) : nullptr;
         if (args.rows.scale_dtype != DType::e8m0)
             write_scales_as<float, 1>(args, base + row, scales);
         else if (args.rows.scale_words)
@@ -250,18 +251,18 @@ __device__ __forceinline__ void write_scales_and_pads(const DispatchArgs& args, 
     for (; pads != 0; pads &= pads - 1) zero_codes(args, base + first + __ffs(static_cast<int>(pads)) - 1);
 }
 // The same for all rows of dst, by warp number `warp` of `warps`.
-__device__ __forceinline__ void write_all_scales_and_pads(const DispatchArgs& args, uint8_t* box,
+__device__ __forceinline__ void write_all_scales_and_pads(const DispatchArgs& args, uint8_t* buffer,
                                                           int64_t warp, int64_t warps) {
     const int64_t rows = args.dst_rows();
     if (args.recv_rows == nullptr && args.rows.blocks == 0) return;
-    for (int64_t first = warp * kPeerWarp; first < rows; first += warps * kPeerWarp)
-        write_scales_and_pads(args, box, first);
+    for (int64_t first = warp * kWarpSize; first < rows; first += warps * kWarpSize)
+        write_scales_and_pads(args, buffer, first);
 }
 
-// Rows that are no whole vectors: sends them, and leaves all taking to launch_take_left_rows.
+// Sends rows that are not whole vectors; receiving is left to launch_deferred_rows.
 void launch_send_plain_rows(const DispatchArgs& args, const Launch& launch);
-// Behind the kernel that sent: waits for what it left, until the deadline, and takes it. Launched behind it,
-// whatever it left.
-void launch_take_left_rows(const DispatchArgs& args, const Launch& launch);
+// Follows the kernel that sent: waits, until the deadline, for the rows that it deferred, and receives them.
+// Always launched: whether rows were deferred is known on the device only.
+void launch_deferred_rows(const DispatchArgs& args, const Launch& launch);
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::peer

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The exchange over peer memory: construction, meetings, what is counted and what goes wrong. The calls stand
+// The exchange over peer memory: construction, the group barrier, wire counters and lost peers. The calls are
 // in routing.cu, dispatch.cu, combine.cu and reduce.cu.
 #include "kernels/hopper/exchange/peer/exchange.h"
 
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/exchange/peer/combine.h"
 #include "kernels/hopper/runtime/launch.h"
@@ -12,9 +11,7 @@
 
 #include <algorithm>
 
-namespace fp8flow {
-
-using namespace hopper;
+namespace fp8flow::hopper::peer {
 
 namespace {
 
@@ -30,12 +27,13 @@ const char* name_of(PeerOperation operation) {
     return "?";
 }
 
-// Moves: 8 bytes to and from every member. One warp, one thread a member: stores the new epoch into this
-// rank's line at the member, then polls the member's line here. The fence and the release make what earlier
-// kernels of this stream wrote, here or at a member, visible to whoever sees the flag. Integers that only
-// rise: the outcome does not depend on who comes first.
-__global__ __launch_bounds__(kPeerWarp) void meet_kernel(const PeerMeeting meeting) {
-    const PeerGroup& group = meeting.group;
+// The group barrier. Moves 8 bytes to and from every member. One warp, one thread a member: stores the new
+// epoch into this rank's flag line at the member, then polls the member's line here. The fence and the
+// release store make what earlier kernels of this stream wrote, here or at a member, visible to whoever
+// acquires the flag. Deterministic: the flags are integers that only rise, so the order of arrival does not
+// matter.
+__global__ __launch_bounds__(kWarpSize) void group_barrier_kernel(const GroupBarrier barrier) {
+    const PeerGroup& group = barrier.group;
     if (group.lost()) return;  // the same for all threads
     const uint64_t epoch = group.epoch() + 1;
     __syncwarp();  // all have read the old epoch
@@ -45,22 +43,18 @@ __global__ __launch_bounds__(kPeerWarp) void meet_kernel(const PeerMeeting meeti
     if (member < group.size) {
         __threadfence_system();
         store_release_system(group.flag(member, group.rank), epoch);
-        late = !wait_until_reached(group.flag(group.rank, member), epoch, meeting.limit);
+        late = !wait_until_reached(group.flag(group.rank, member), epoch, barrier.limit);
     }
     const uint32_t late_members = __ballot_sync(kFullMask, late);
-    if (late_members != 0) give_up(meeting, late_members, epoch);
+    if (late_members != 0) report_lost(barrier, late_members, epoch);
 }
 
 }  // namespace
 
-namespace hopper {
-
-void launch_meeting(const PeerMeeting& meeting, const Launch& launch) {
-    meet_kernel<<<1, kPeerWarp, 0, stream_of(launch)>>>(meeting);
-    check_launch("meeting of peers");
+void launch_group_barrier(const GroupBarrier& barrier, const Launch& launch) {
+    group_barrier_kernel<<<1, kWarpSize, 0, stream_of(launch)>>>(barrier);
+    check_launch("group barrier of peers");
 }
-
-}  // namespace hopper
 
 PeerLayout::PeerLayout(const ExchangeLimits& limits, CombineOrder order, int expert_parallel, int world_size,
                        int replicas_size) {
@@ -86,15 +80,15 @@ PeerLayout::PeerLayout(const ExchangeLimits& limits, CombineOrder order, int exp
     const int64_t rows_of_token = order == CombineOrder::rank ? expert_parallel : limits.topk;
     const int64_t sums =
         peer_aligned(rows_of_token * slots * limits.hidden * element) + slots * limits.topk * 4;
-    box_bytes = peer_aligned(std::max({routing, plain_rows, fp8_rows, sums}));
-    boxes = take(2 * box_bytes);
+    buffer_bytes = peer_aligned(std::max({routing, plain_rows, fp8_rows, sums}));
+    buffers = take(2 * buffer_bytes);
 
     world.size = world_size;
     replicas.size = replicas_size;
     for (Reduction* reduction : {&world, &replicas}) {
         if (reduction->size == 1) continue;
         reduction->flags = take(kFlagBytes);
-        reduction->boxes = take(2 * reduction->size * kSmallBytes);
+        reduction->buffers = take(2 * reduction->size * kSmallBytes);
         reduction->chunk = take(kChunkBytes);
         reduction->result = take(round_up(ceil_div(kChunkBytes, reduction->size), kPeerVector));
     }
@@ -132,14 +126,14 @@ PeerExchange::PeerExchange(Ops& ops, const ExchangeGroups& groups, const Exchang
                              .size = group.size(),
                              .index = g,
                              .flags = layout_.flags,
-                             .boxes = layout_.boxes,
-                             .box_bytes = layout_.box_bytes};
+                             .buffers = layout_.buffers,
+                             .buffer_bytes = layout_.buffer_bytes};
     }
     for (const int g : {kWorld, kReplicas}) {
         const PeerLayout::Reduction& reduction = g == kWorld ? layout_.world : layout_.replicas;
         device_groups_[g].flags = reduction.flags;
-        device_groups_[g].boxes = reduction.boxes;
-        device_groups_[g].box_bytes = reduction.size * PeerLayout::kSmallBytes;
+        device_groups_[g].buffers = reduction.buffers;
+        device_groups_[g].buffer_bytes = reduction.size * PeerLayout::kSmallBytes;
     }
 }
 
@@ -147,7 +141,7 @@ int PeerExchange::num_ranks(Ranks ranks) const {
     return ranks == Ranks::world ? groups_.world.size() : groups_.expert_replicas.size();
 }
 
-PeerMeeting PeerExchange::meeting_of(GroupIndex group, PeerOperation operation) const {
+GroupBarrier PeerExchange::barrier_of(GroupIndex group, PeerOperation operation) const {
     return {.group = device_groups_[group],
             .report = lost_,
             .limit = static_cast<uint64_t>(deadline_seconds_ * 1e9),
@@ -155,14 +149,14 @@ PeerMeeting PeerExchange::meeting_of(GroupIndex group, PeerOperation operation) 
 }
 
 void PeerExchange::synchronize(GroupIndex group, PeerOperation operation, const Launch& launch) {
-    launch_meeting(meeting_of(group, operation), launch);
+    launch_group_barrier(barrier_of(group, operation), launch);
 }
 
 void PeerExchange::check_fits(int64_t bytes, const char* what) const {
     FP8FLOW_CHECK(
-        bytes <= layout_.box_bytes,
+        bytes <= layout_.buffer_bytes,
         "{} needs {} bytes, the exchange was made for {} ({} tokens per rank, top-{}, {} columns of {})",
-        what, bytes, layout_.box_bytes, limits_.tokens_per_rank, limits_.topk, limits_.hidden,
+        what, bytes, layout_.buffer_bytes, limits_.tokens_per_rank, limits_.topk, limits_.hidden,
         fp8flow::name_of(limits_.row));
 }
 
@@ -176,7 +170,7 @@ void PeerExchange::check_peers() {
     for (std::size_t r = 0; r < members_[group].size(); ++r)
         if ((members >> r & 1) != 0) late.push_back(members_[group][r]);
     fail(ExitCode::peer,
-         "rank {}: no answer from rank {} for {:g} s in {} over peer memory ({}; meeting {}); "
+         "rank {}: no answer from rank {} for {:g} s in {} over peer memory ({}; group barrier {}); "
          "parallel.peer_deadline_seconds is the limit",
          groups_.world.rank(), fmt::join(late, ", "), deadline_seconds_,
          name_of(static_cast<PeerOperation>(report->operation)), groups_.world.activity(), sequence);
@@ -206,25 +200,26 @@ void PeerExchange::reset_counts() {
     at_reset_ = wire_since_start();
 }
 
-namespace hopper {
+}  // namespace fp8flow::hopper::peer
+
+namespace fp8flow::hopper {
 
 std::unique_ptr<Exchange> make_peer_exchange(Ops& ops, const ExchangeGroups& groups,
                                              const ExchangeLimits& limits, CombineOrder order,
                                              double deadline_seconds, PeerMapping mapping,
                                              std::string& reason) {
     FP8FLOW_CHECK(deadline_seconds > 0, "deadline {} s", deadline_seconds);
-    if (limits.topk > kPeerWarp) {  // bits of a word name a token's experts
+    if (limits.topk > kWarpSize) {  // bits of a word name a token's experts
         reason =
-            fmt::format("moe.moe_router_topk is {}, at most {} over peer memory", limits.topk, kPeerWarp);
+            fmt::format("moe.moe_router_topk is {}, at most {} over peer memory", limits.topk, kWarpSize);
         return nullptr;
     }
-    const PeerLayout layout(limits, order, groups.expert_parallel.size(), groups.world.size(),
-                            groups.expert_replicas.size());
-    auto memory = PeerMemory::create(groups.world, mapping, layout.bytes, reason);
+    const peer::PeerLayout layout(limits, order, groups.expert_parallel.size(), groups.world.size(),
+                                  groups.expert_replicas.size());
+    auto memory = peer::PeerMemory::create(groups.world, mapping, layout.bytes, reason);
     if (!memory) return nullptr;
-    return std::make_unique<PeerExchange>(ops, groups, limits, order, deadline_seconds, std::move(memory));
+    return std::make_unique<peer::PeerExchange>(ops, groups, limits, order, deadline_seconds,
+                                                std::move(memory));
 }
 
-}  // namespace hopper
-
-}  // namespace fp8flow
+}  // namespace fp8flow::hopper

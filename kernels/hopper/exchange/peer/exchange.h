@@ -1,55 +1,63 @@
 // SPDX-License-Identifier: MIT
-// PeerExchange: the exchange between GPUs of one host through peer memory. Rows and sums are pushed: a rank
-// stores each of its rows once into the memory of every rank that hosts an expert of it, which writes it from
-// there to all its padded, expert-sorted places, so that permute and pad are part of the wire. Back it adds
-// its rows of a token in fp32 and stores one row into the owner's memory, and the owner adds what has come.
-// All sizes are read on the device; nothing is allocated and the host waits for nothing. Sources: FlashComm
-// and DeepGEMM's Mega MoE (rows straight to their final places), DeepEP (fixed slots). Read next: group.h,
-// then dispatch.cu and combine.cu.
+// PeerExchange: the exchange between GPUs of one host through peer memory (NVLink). Dispatch pushes: a rank
+// stores each of its rows once into the memory of every rank that hosts one of the row's experts, and that
+// rank copies it to all its padded, expert-sorted places, so that permute and pad are part of the exchange.
+// Combine adds a rank's rows of a token in FP32 and stores one row into the owner's memory; the owner adds
+// the rows it received. All sizes are read on the device, nothing is allocated, the host waits for nothing.
+// Sources: FlashComm and DeepGEMM's Mega MoE (rows straight to their final places), DeepEP (fixed slots).
+// Read next: group.h, then dispatch.cu and combine.cu.
 //
-// Protocol. A call is: write (into own or peers' memory), meet, read. A meeting of a group is one small
-// kernel: it adds 1 to the group's epoch, a word in device memory (so that a captured graph can be replayed),
-// stores the epoch with release order into this rank's flag line at every member, and waits until every
-// member's line here holds at least that epoch. Flags only rise and are never reset. Every member has two
-// boxes, for even and odd meetings. Call n writes and reads boxes of parity n. They are free for call n + 2:
-// a member writes them only after meeting n + 1, at which every member arrives after it has read the boxes of
-// call n (its kernels run in one stream order). So one meeting a call is enough, but all calls of an exchange
-// must be on one stream, or in one order of streams. A dispatch is a call whose meeting begins with it: a
-// member says that it has come, and waits for the others, inside the kernel that moves the rows. What is read
-// is guarded row by row: behind each row the writer stores the epoch into a flag of that row. The
-// expert-parallel group, the world and the replicas have flags, epochs and boxes of their own; the one stream
-// orders their calls. A large all-reduce meets twice a chunk: its inputs are read between the two meetings,
-// its results between the second and the next first one, so neither needs a second copy. A wait that passes
-// the deadline sets the rank's `lost` word: from then on its kernels touch no peer and tell no peer that they
-// have arrived, so nobody uses data that was never written; check_peers() reports it.
+// Protocol.
+//
+// A call is: write (into own or peers' memory), group barrier, read.
+//
+// Group barrier. One small kernel adds 1 to the group's epoch, a word in device memory (so that a captured
+// graph can be replayed), stores the epoch with release order into this rank's flag line at every member, and
+// waits with acquire loads until every member's flag line here holds at least that epoch. Flags only rise and
+// are never reset.
+//
+// Receive buffers. Every member has two, for even and odd epochs. Call n writes and reads the buffers of
+// parity n. They are free for call n + 2: a member writes them only after barrier n + 1, at which every
+// member arrives after it has read the buffers of call n (its kernels run in one stream order). So one
+// barrier a call is enough, but all calls of an exchange must be on one stream, or in one order of streams.
+//
+// Dispatch starts with its barrier instead: inside the kernel that moves the rows, a member signals its
+// arrival and waits for the arrival of the others. What is read is guarded row by row: after each row the
+// writer stores the epoch into a flag of that row.
+//
+// The expert-parallel group, the world and the replicas have flags, epochs and buffers of their own; the one
+// stream orders their calls. A large all-reduce has two barriers a chunk: its inputs are read between the
+// two, its results between the second and the next chunk's first, so neither needs a second copy.
+//
+// Deadline. A wait that passes it sets the rank's `lost` word. From then on the rank's kernels access no peer
+// and do not signal their arrival, so nobody uses data that was never written; check_peers() reports it.
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/exchange/peer/group.h"
 #include "kernels/hopper/factory.h"
 
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::hopper::peer {
 
-// Where things stand in every rank's region: a function of the limits and group sizes only, so equal on all
-// ranks and never outgrown.
+// Offsets in every rank's region: a function of the limits and group sizes only, so equal on all ranks and
+// never outgrown.
 struct PeerLayout {
     struct Reduction {
-        int64_t flags = 0, boxes = 0, chunk = 0, result = 0;
+        int64_t flags = 0, buffers = 0, chunk = 0, result = 0;
         int size = 1;
     };
-    static constexpr int64_t kSmallBytes = int64_t{64} << 10;   // up to here an all-reduce is one meeting
-    static constexpr int64_t kChunkBytes = int64_t{32} << 20;   // of larger ones
+    static constexpr int64_t kSmallBytes = int64_t{64} << 10;   // up to here an all-reduce has one barrier
+    static constexpr int64_t kChunkBytes = int64_t{32} << 20;   // chunk of larger ones
     static constexpr int64_t kFlaggedRows = int64_t{32} << 10;  // at least: narrow rows may be more
 
     PeerLayout(const ExchangeLimits& limits, CombineOrder order, int expert_parallel, int world,
                int replicas);
 
     int64_t words = 0, tables = 0;
-    int64_t flags = 0, boxes = 0, box_bytes = 0;  // of the expert-parallel group
-    int64_t row_flags = 0, flagged_rows = 0;      // of each of its ranks
+    int64_t flags = 0, buffers = 0, buffer_bytes = 0;  // of the expert-parallel group
+    int64_t row_flags = 0, flagged_rows = 0;           // of each of its ranks
     int64_t combine_words = 0, combine_steps = 0;
     Reduction world, replicas;
     int64_t bytes = 0;
@@ -58,12 +66,12 @@ struct PeerLayout {
 class PeerExchange final : public Exchange {
 public:
     // Takes PeerLayout(...).bytes of every GPU; with S tokens, G ranks, H hidden and rows of b bytes an
-    // element, the most of it
+    // element, the largest parts are
     //   order rank: 2 * G * S * H * b (DeepSeek-V3's 7168 with 4 ranks of 4096 tokens: 470 MB), order
     //   invariant: 2 * S * K * H * b, all-reduce: 32 MiB * (1 + 1/n) + 128 KiB * n for each of world and
     //   replicas, n ranks.
     PeerExchange(Ops& ops, const ExchangeGroups& groups, const ExchangeLimits& limits, CombineOrder order,
-                 double deadline_seconds, std::unique_ptr<hopper::PeerMemory> memory);
+                 double deadline_seconds, std::unique_ptr<PeerMemory> memory);
     int rank() const override { return groups_.expert_parallel.rank(); }
     int size() const override { return groups_.expert_parallel.size(); }
     int num_ranks(Ranks ranks) const override;
@@ -91,10 +99,10 @@ private:
     enum class RowTarget { experts, received };
     void dispatch_to(RowTarget target, const ScaledTensor& rows, const DispatchPlan& plan,
                      const ScaledTensor& dst, const Launch& launch);
-    hopper::PeerMeeting meeting_of(GroupIndex group, hopper::PeerOperation operation) const;
-    void synchronize(GroupIndex group, hopper::PeerOperation operation, const Launch& launch);
+    GroupBarrier barrier_of(GroupIndex group, PeerOperation operation) const;
+    void synchronize(GroupIndex group, PeerOperation operation, const Launch& launch);
     WireBytes wire_since_start() const;
-    // Throws unless a call's message fits into the boxes.
+    // Throws unless a call's data fits into a receive buffer.
     void check_fits(int64_t bytes, const char* what) const;
 
     Ops& ops_;
@@ -103,13 +111,13 @@ private:
     CombineOrder order_;
     PeerLayout layout_;
     double deadline_seconds_;
-    std::unique_ptr<hopper::PeerMemory> memory_;
-    std::vector<int> members_[kNumGroups];         // ranks of the world
-    hopper::PeerGroup device_groups_[kNumGroups];  // as kernels see them
-    hopper::PeerWords* words_ = nullptr;           // on the device
-    hopper::LostPeers* lost_ = nullptr;            // on the host
+    std::unique_ptr<PeerMemory> memory_;
+    std::vector<int> members_[kNumGroups];  // ranks of the world
+    PeerGroup device_groups_[kNumGroups];   // as kernels see them
+    PeerWords* words_ = nullptr;            // on the device
+    LostPeers* lost_ = nullptr;             // on the host
     WireBytes at_reset_;
     Stream last_stream_;
 };
 
-}  // namespace fp8flow
+}  // namespace fp8flow::hopper::peer

@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: MIT
-// What the kernels of the exchange over peer memory share: how a group of ranks looks from the device, where
-// things stand in every rank's region, and the meeting of a group. Read next: exchange.h (the protocol), then
-// any of peer_*.cu.
+// What the kernels of the exchange over peer memory share: a group of ranks as the device sees it, its
+// receive buffers, and the group barrier. Read next: exchange.h (the protocol), then dispatch.cu, combine.cu,
+// reduce.cu or routing.cu.
 #pragma once
 
 #include "kernels/hopper/device/peer.h"
-#include "kernels/hopper/device/view.h"
+#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/exchange/peer/memory.h"
 #include "kernels/hopper/runtime/launch.h"
 
 #include <cstdint>
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::peer {
 
-constexpr int kPeerWarp = 32;
 constexpr int kPeerThreads = 1024;  // so that a limit of SMs is a number of CTAs
-constexpr int kPeerWarps = kPeerThreads / kPeerWarp;
+constexpr int kPeerWarps = kPeerThreads / kWarpSize;
 constexpr int64_t kPeerVector = 16;  // bytes of one access
 constexpr int64_t kPeerAlign = 256;  // of everything inside a region
 
@@ -28,22 +27,22 @@ inline unsigned peer_grid(int64_t warps, const Launch& launch) {
 
 enum class PeerOperation : uint32_t { routing, dispatch, combine, all_reduce };
 
-// What a wait that gave up tells the host. Written once, by the first such wait.
+// What a wait that passed its deadline reports to the host. Written once, by the first such wait.
 struct LostPeers {
     uint32_t operation, group, members;  // members: bit r is rank r of the group
-    uint64_t sequence;                   // which meeting of the group
+    uint64_t sequence;                   // epoch of the group
     uint32_t valid;                      // set last
 };
 
 // Device words of one rank, in its own region; no other rank reads them.
 struct PeerWords {
-    uint64_t epochs[4];  // meetings of each group so far
+    uint64_t epochs[4];  // group barriers so far
     uint64_t wire[3];    // bytes sent to other ranks: routing, dispatch, combine
-    uint64_t left;       // the latest dispatch whose first kernel did not take all rows
-    uint32_t drawn;      // rows of a dispatch that senders have drawn
-    uint32_t told;       // warps of a dispatch that have sent their scales
-    uint32_t ended;      // its CTAs that have ended
-    uint32_t lost;       // a wait gave up: nothing is read, written or waited for any more
+    uint64_t deferred;   // epoch of the latest dispatch whose first kernel deferred rows
+    uint32_t drawn;      // rows of a dispatch that sender warps have claimed
+    uint32_t signalled;  // warps of a dispatch whose scales are sent
+    uint32_t ended;      // CTAs of a dispatch that have finished
+    uint32_t lost;       // a wait passed its deadline: nothing is read, written or waited for any more
 };
 
 // A group of ranks as a kernel sees it.
@@ -51,41 +50,44 @@ struct PeerGroup {
     uint8_t* const* regions;  // device table: every member's region
     PeerWords* words;
     int rank, size, index;
-    int64_t flags;             // in a region: one line per member, written by that member
-    int64_t boxes, box_bytes;  // in a region: two boxes, for meetings of even and of odd number
+    int64_t flags;                  // in a region: one line per member, written by that member
+    int64_t buffers, buffer_bytes;  // in a region: two receive buffers, of even and odd epochs
 
     __device__ bool lost() const { return words->lost != 0; }
     __device__ uint64_t epoch() const { return words->epochs[index]; }
-    // The box of the meeting to come (before it: to write), and of the latest meeting (after it: to read).
-    __device__ uint8_t* next_box(int member) const { return box(member, epoch() + 1); }
-    __device__ uint8_t* current_box(int member) const { return box(member, epoch()); }
+    // The receive buffer of the next epoch (to write, before the barrier) and of the current one (to read,
+    // after it).
+    __device__ uint8_t* next_buffer(int member) const { return buffer(member, epoch() + 1); }
+    __device__ uint8_t* current_buffer(int member) const { return buffer(member, epoch()); }
     __device__ uint64_t* flag(int region, int writer) const {
         return reinterpret_cast<uint64_t*>(regions[region] + flags + writer * kFlagLine);
     }
-    // The box of meeting `number`.
-    __device__ uint8_t* box(int member, uint64_t number) const {
-        return regions[member] + boxes + static_cast<int64_t>(number & 1) * box_bytes;
+    // The receive buffer of epoch `number`.
+    __device__ uint8_t* buffer(int member, uint64_t number) const {
+        return regions[member] + buffers + static_cast<int64_t>(number & 1) * buffer_bytes;
     }
     static constexpr int64_t kFlagLine = 128;
 };
 
-// The members meet: everything that each wrote before is visible to all afterwards. `report` is host memory;
-// `limit` in nanoseconds.
-struct PeerMeeting {
+// A barrier over the members of a group: everything that each wrote before is visible to all afterwards.
+// `report` is host memory; `limit` in nanoseconds.
+struct GroupBarrier {
     PeerGroup group;
     LostPeers* report;
     uint64_t limit;
     PeerOperation operation;
 };
-void launch_meeting(const PeerMeeting& meeting, const Launch& launch);
+void launch_group_barrier(const GroupBarrier& barrier, const Launch& launch);
 
 #ifdef __CUDACC__
-// Tells the host which members did not come in time, the first time that any wait notices. By a whole warp.
-__device__ __forceinline__ void give_up(const PeerMeeting& meeting, uint32_t late_members, uint64_t epoch) {
-    if (threadIdx.x % kPeerWarp != 0 || atomicExch(&meeting.group.words->lost, 1u) != 0) return;
-    volatile LostPeers* report = meeting.report;
-    report->operation = static_cast<uint32_t>(meeting.operation);
-    report->group = static_cast<uint32_t>(meeting.group.index);
+// Reports to the host which members missed the deadline, once, by the first wait that notices. Called by a
+// whole warp.
+__device__ __forceinline__ void report_lost(const GroupBarrier& barrier, uint32_t late_members,
+                                            uint64_t epoch) {
+    if (threadIdx.x % kWarpSize != 0 || atomicExch(&barrier.group.words->lost, 1u) != 0) return;
+    volatile LostPeers* report = barrier.report;
+    report->operation = static_cast<uint32_t>(barrier.operation);
+    report->group = static_cast<uint32_t>(barrier.group.index);
     report->members = late_members;
     report->sequence = epoch;
     __threadfence_system();
@@ -94,18 +96,18 @@ __device__ __forceinline__ void give_up(const PeerMeeting& meeting, uint32_t lat
 }
 #endif
 
-// The received rows of a plan: those of a source rank stand together, in the order of its tokens.
+// The received rows of a plan: those of a source rank are contiguous, in the order of its tokens.
 struct ReceivedRows {
     const int64_t* offsets;  // [size + 1]
     const int32_t* source;   // rank * slots + token
     int64_t slots;
 
-    // Dealt out to the warps of the grid so that all source ranks are served at once, each rank beginning
-    // with its successor: visit(i, source rank, token) for received row i.
+    // Distributed over the warps of the grid so that all source ranks are served at once, starting with the
+    // successor of this rank: visit(i, source rank, token) for received row i.
     template <class Visit> __device__ __forceinline__ void deal(int rank, int size, Visit visit) const {
         int64_t longest = 0;
         for (int r = 0; r < size; ++r) longest = max(longest, offsets[r + 1] - offsets[r]);
-        const int64_t warps = static_cast<int64_t>(gridDim.x) * blockDim.x / kPeerWarp,
+        const int64_t warps = static_cast<int64_t>(gridDim.x) * blockDim.x / kWarpSize,
                       items = longest * size;
         const auto owner = [&](int64_t item) { return (rank + 1 + static_cast<int>(item % size)) % size; };
         const auto fetch = [&](int64_t item) -> int32_t {  // -1: no row
@@ -114,11 +116,11 @@ struct ReceivedRows {
             const int64_t i = offsets[from] + item / size;
             return i < offsets[from + 1] ? source[i] : -1;
         };
-        int64_t item = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kPeerWarp;
+        int64_t item = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarpSize;
         int32_t next = fetch(item);
         for (; item < items; item += warps) {
             const int32_t now = next;
-            next = fetch(item + warps);  // under way during the visit
+            next = fetch(item + warps);  // in flight during the visit
             if (now < 0) continue;
             const int from = owner(item);
             visit(offsets[from] + item / size, from, now - from * slots);
@@ -128,8 +130,8 @@ struct ReceivedRows {
 
 // ---- pieces of kernels
 
-// Contiguous bytes by `threads` threads, of which this is number `thread`: 16 bytes at a time, four loads in
-// flight, where both sides are aligned.
+// Copies contiguous bytes with `threads` threads, this one being number `thread`: 16 bytes at a time, four
+// loads in flight, where both sides are aligned.
 __device__ __forceinline__ void copy_contiguous(uint8_t* to, const uint8_t* from, int64_t bytes,
                                                 int64_t thread, int64_t threads) {
     int64_t done = 0;
@@ -163,20 +165,21 @@ __device__ __forceinline__ int64_t grid_thread() {
 }
 __device__ __forceinline__ int64_t grid_threads() { return static_cast<int64_t>(gridDim.x) * blockDim.x; }
 
-// Counts bytes sent; integers, so the order does not matter.
+// Counts bytes sent. Integer additions: the result does not depend on their order.
 __device__ __forceinline__ void count_wire(uint64_t* counter, int64_t bytes) {
     if (bytes > 0)
         atomicAdd(reinterpret_cast<unsigned long long*>(counter), static_cast<unsigned long long>(bytes));
 }
 
-// The experts of a token: which count, who hosts them, and their places in ascending order.
+// The experts of a token: which of them exist, the rank that hosts each, and their places in ascending order.
 struct TokenChoices {
     const int32_t* ids;  // [topk]
     int64_t topk, experts, local_experts;
 
     __device__ bool exists(int64_t k) const { return ids[k] >= 0 && ids[k] < experts; }
     __device__ int host(int64_t k) const { return static_cast<int>(ids[k] / local_experts); }
-    // Existing experts of the token below expert k's number: all of them, or those that `on` hosts.
+    // Number of existing experts of the token with a smaller id than choice k: all of them, or those that
+    // rank `on` hosts.
     __device__ int64_t place(int64_t k) const {
         int64_t below = 0;
         for (int64_t other = 0; other < topk; ++other) below += exists(other) && ids[other] < ids[k];
@@ -190,4 +193,4 @@ struct TokenChoices {
     }
 };
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::peer

@@ -1,28 +1,26 @@
 // SPDX-License-Identifier: MIT
-// Mapping the regions of all ranks of a host, and the proof at start-up that stores and loads between them
-// work.
+// Maps the regions of all ranks of a host, and proves at start-up that stores and loads between them work.
 #include "kernels/hopper/exchange/peer/memory.h"
 
 #include "kernels/core/error.h"
 #include "kernels/hopper/device/peer.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/runtime/cuda_check.h"
 
 #include <cstring>
 #include <exception>
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::peer {
 
 namespace {
 
-// IPC maps whole allocations; a multiple of this size shares its pages with nobody else's data.
+// IPC maps whole allocations; a multiple of this size shares no page with other data.
 constexpr int64_t kPageBytes = int64_t{2} << 20;
-constexpr int64_t kLineWords = 128 / sizeof(uint64_t);  // one inbox a line
+constexpr int64_t kLineWords = 128 / sizeof(uint64_t);  // one line per writer
 
-// False on every rank alike if any rank has a problem; `reason` is then that of the first of them. Nobody
-// returns before all have come.
-bool all_well(ProcessGroup& world, const std::string& own_problem, std::string& reason) {
+// False on every rank alike if any rank has a problem; `reason` is then that of the first of them.
+// Collective: no rank returns before all have entered.
+bool all_succeeded(ProcessGroup& world, const std::string& own_problem, std::string& reason) {
     constexpr std::size_t kText = 256;
     char own[kText] = {};
     own_problem.copy(own, kText - 1);
@@ -37,7 +35,7 @@ bool all_well(ProcessGroup& world, const std::string& own_problem, std::string& 
     return true;
 }
 
-// The region's first lines serve as inboxes of the test: line r of a region is what rank r wrote there.
+// The test uses the first lines of each region: line r of a region is written by rank r.
 struct Regions {
     uint64_t* of[PeerMemory::kMaxRanks];
     int rank, size;
@@ -89,19 +87,19 @@ std::unique_ptr<PeerMemory> PeerMemory::create(ProcessGroup& world, PeerMapping 
     std::unique_ptr<PeerMemory> memory(
         new PeerMemory(world, std::move(regions), (bytes + kPageBytes - 1) / kPageBytes * kPageBytes));
     using Step = std::string (PeerMemory::*)();
-    for (const Step step : {&PeerMemory::look_around, &PeerMemory::allocate, &PeerMemory::map_peers,
+    for (const Step step : {&PeerMemory::check_reach, &PeerMemory::allocate, &PeerMemory::map_peers,
                             &PeerMemory::write_patterns, &PeerMemory::check_patterns, &PeerMemory::clear})
-        if (!all_well(world, (memory.get()->*step)(), reason)) return nullptr;
+        if (!all_succeeded(world, (memory.get()->*step)(), reason)) return nullptr;
     return memory;
 }
 
-std::string PeerMemory::look_around() {
+std::string PeerMemory::check_reach() {
     std::vector<int64_t> all(static_cast<std::size_t>(world_.size()));
     world_.all_gather(&bytes_, sizeof bytes_, all.data());
     for (std::size_t r = 0; r < all.size(); ++r)
         FP8FLOW_CHECK(all[r] == bytes_, "rank {} shares {} bytes, rank {} {}", r, all[r], world_.rank(),
                       bytes_);
-    return regions_->look_around();
+    return regions_->check_reach();
 }
 
 std::string PeerMemory::allocate() {
@@ -141,12 +139,12 @@ std::string PeerMemory::check_patterns() {
 }
 
 void PeerMemory::release() noexcept {
-    // Errors have no reader any more: the next use of the GPU reports what is still wrong with it.
+    // Errors are not reported from here: the next use of the GPU reports what is still wrong with it.
     try {
         cudaDeviceSynchronize();  // this rank's kernels no longer read its peers
-        world_.barrier();         // nor theirs this rank
+        world_.barrier();         // and theirs no longer read this rank
         regions_->unmap();
-        world_.barrier();  // an owner frees what nobody maps
+        world_.barrier();  // an owner frees memory only when no rank maps it
         regions_->free();
         cudaFreeHost(host_words_);
     } catch (const std::exception&) {
@@ -160,4 +158,4 @@ PeerMemory::~PeerMemory() {
     if (!abandoned_ && std::uncaught_exceptions() == 0) release();
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::peer

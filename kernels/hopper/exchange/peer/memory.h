@@ -4,7 +4,6 @@
 // regions.h. Read next: exchange.h.
 #pragma once
 
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/exchange/peer/regions.h"
 #include "kernels/hopper/factory.h"
 
@@ -13,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::peer {
 
 class PeerMemory {
 public:
@@ -28,15 +27,15 @@ public:
                                               std::string& reason);
 
     // Collective as well: nobody frees what another may still read. It waits for late ranks at most as long
-    // as the group does; while an exception is under way, or after abandon(), it waits for nobody and leaves
-    // the memory to the end of the process.
+    // as the group does; while an exception propagates, or after abandon(), it does not wait and leaves the
+    // memory to the end of the process.
     ~PeerMemory();
     PeerMemory(const PeerMemory&) = delete;
     PeerMemory& operator=(const PeerMemory&) = delete;
 
     uint8_t* of(int rank) const { return regions_->of(rank); }
     uint8_t* own() const { return regions_->own(); }
-    // kHostBytes of host memory that kernels write through the same address: what they have to tell the host.
+    // kHostBytes of host memory that kernels write through the same address: reports to the host.
     static constexpr std::size_t kHostBytes = 4096;
     void* host_words() const { return host_words_; }
 
@@ -45,8 +44,8 @@ public:
 private:
     PeerMemory(ProcessGroup& world, std::unique_ptr<PeerRegions> regions, int64_t bytes)
         : world_(world), regions_(std::move(regions)), bytes_(bytes) {}
-    // The steps of create(): each returns what is wrong on this rank, or nothing.
-    std::string look_around();
+    // The steps of create(): each returns the problem of this rank, or nothing.
+    std::string check_reach();
     std::string allocate();
     std::string map_peers();
     std::string write_patterns();
@@ -61,4 +60,4 @@ private:
     void* host_words_ = nullptr;
 };
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::peer

@@ -1,23 +1,18 @@
 // SPDX-License-Identifier: MIT
-// What GPUs of one host reach between each other: all ranks load from, or store to, the memory of all others
-// at the same time. The ceiling of the exchange.
+// The bandwidth between GPUs of one host: all ranks load from, or store to, the memory of all others at the
+// same time. It is the ceiling of the exchange.
 #include "kernels/hopper/exchange/peer/memory.h"
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow {
+namespace fp8flow::hopper::peer {
 
 namespace {
 
-using hopper::check_cuda;
-using hopper::check_launch;
-using hopper::PeerMemory;
-using hopper::stream_of;
-
 constexpr int kThreads = 256;
-constexpr int kDepth = 4;  // 16-byte accesses that one thread has under way
+constexpr int kDepth = 4;  // 16-byte accesses in flight per thread
 constexpr int kCtasPerSm = 8;
-constexpr int64_t kRegionBytes = int64_t{256} << 20;  // of each rank; far more than a cache holds
+constexpr int64_t kRegionBytes = int64_t{256} << 20;  // of each rank; far larger than L2
 
 struct Regions {
     uint4* of[PeerMemory::kMaxRanks];
@@ -28,8 +23,8 @@ enum class Direction { load, store };
 // Bytes: 16 * words for each other rank, over the wire, and as many in that rank's memory. A rank owns the
 // rank-th part of `words` words in every region, so no two ranks touch the same bytes. A CTA serves one peer,
 // the blockIdx.x % (ranks-1)-th after this rank, so that all links are busy at once, and strides over its
-// part with the other CTAs of that peer. No barriers. Deterministic: a word is stored by one thread; what is
-// loaded ends as an exclusive or that could reach `sink`.
+// part with the other CTAs of that peer. No barriers. Deterministic: a word is stored by one thread; loaded
+// words are combined by exclusive or, which could reach `sink`.
 template <Direction direction>
 __global__ void __launch_bounds__(kThreads)
     peer_kernel(Regions regions, int rank, int ranks, int64_t words, uint4* sink) {
@@ -88,8 +83,7 @@ public:
 private:
     template <Direction direction> void run(const Launch& launch) {
         const int others = ranks_ - 1;
-        const int ctas =
-            others * std::max(1, hopper::kNumSms * kCtasPerSm / others);  // as many for each peer
+        const int ctas = others * std::max(1, kNumSms * kCtasPerSm / others);  // as many for each peer
         peer_kernel<direction>
             <<<ctas, kThreads, 0, stream_of(launch)>>>(regions_, rank_, ranks_, words_, sink_);
         check_launch("peer traffic");
@@ -105,17 +99,19 @@ private:
 
 }  // namespace
 
-namespace hopper {
+}  // namespace fp8flow::hopper::peer
+
+namespace fp8flow::hopper {
+
 std::unique_ptr<PeerProbe> make_peer_probe(Ops& ops, ProcessGroup& world, PeerMapping mapping,
                                            std::string& reason) {
-    if (world.size() < 2 || world.size() > PeerMemory::kMaxRanks) {
+    if (world.size() < 2 || world.size() > peer::PeerMemory::kMaxRanks) {
         reason = fmt::format("{} ranks", world.size());
         return nullptr;
     }
-    auto memory = PeerMemory::create(world, mapping, kRegionBytes, reason);
+    auto memory = peer::PeerMemory::create(world, mapping, peer::kRegionBytes, reason);
     if (memory == nullptr) return nullptr;
-    return std::make_unique<CudaPeerProbe>(ops.device(), world, std::move(memory));
+    return std::make_unique<peer::CudaPeerProbe>(ops.device(), world, std::move(memory));
 }
-}  // namespace hopper
 
-}  // namespace fp8flow
+}  // namespace fp8flow::hopper

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: MIT
 // all_reduce over peer memory, element by element in ascending rank order, so with the bits of
-// ProcessGroup's. Small tensors: everybody stores its values into everybody's box and reduces all of them.
-// Large ones, a chunk at a time: every rank shows the chunk, reduces its shard from all members' and shows
-// the result, and all fetch the shards.
-#include "kernels/hopper/device/view.h"
+// ProcessGroup's. Small tensors: every rank stores its values into every member's receive buffer, and reduces
+// all of them after one barrier. Large ones, a chunk at a time: every rank stages the chunk in its region,
+// reduces its shard of all members' chunks, and fetches the other shards' results; two barriers a chunk.
+#include "kernels/core/scalar_math.h"
 #include "kernels/hopper/exchange/peer/exchange.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow {
-
-using namespace hopper;
+namespace fp8flow::hopper::peer {
 
 namespace {
 
@@ -35,7 +33,7 @@ __global__ __launch_bounds__(kPeerThreads) void push_values_kernel(const ReduceA
     if (group.lost()) return;
     for (int step = 1; step <= group.size; ++step)
         copy_contiguous(
-            group.next_box((group.rank + step) % group.size) + group.rank * PeerLayout::kSmallBytes,
+            group.next_buffer((group.rank + step) % group.size) + group.rank * PeerLayout::kSmallBytes,
             args.values, args.bytes, grid_thread(), grid_threads());
 }
 // Moves: every member's tensor in, one out, all of it local. A thread takes one element at a time, members in
@@ -44,25 +42,25 @@ template <class T, class Reduce>
 __global__ __launch_bounds__(kPeerThreads) void reduce_values_kernel(const ReduceArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
-    const uint8_t* box = group.current_box(group.rank);
+    const uint8_t* buffer = group.current_buffer(group.rank);
     for (int64_t i = grid_thread(); i < args.bytes / static_cast<int64_t>(sizeof(T)); i += grid_threads()) {
-        T total = reinterpret_cast<const T*>(box)[i];
+        T total = reinterpret_cast<const T*>(buffer)[i];
         for (int r = 1; r < group.size; ++r)
-            total = Reduce()(total, reinterpret_cast<const T*>(box + r * PeerLayout::kSmallBytes)[i]);
+            total = Reduce()(total, reinterpret_cast<const T*>(buffer + r * PeerLayout::kSmallBytes)[i]);
         reinterpret_cast<T*>(args.values)[i] = total;
     }
 }
 
 // Moves: the chunk in and out once, all of it local.
-__global__ __launch_bounds__(kPeerThreads) void show_chunk_kernel(const ReduceArgs args) {
+__global__ __launch_bounds__(kPeerThreads) void stage_chunk_kernel(const ReduceArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
     copy_contiguous(group.regions[group.rank] + args.chunk, args.values, args.bytes, grid_thread(),
                     grid_threads());
 }
 // Moves: one shard from every member over NVLink, one out. A thread takes 16 bytes of two places at a time
-// and adds members in ascending order; their loads do not depend on each other. What stands behind the
-// chunk's end is reduced too, and never fetched. No barriers, one writer a byte.
+// and adds members in ascending order; their loads do not depend on each other. Bytes past the chunk's end
+// are reduced too, and never fetched. No barriers, one writer a byte.
 template <class T, class Reduce>
 __global__ __launch_bounds__(kPeerThreads) void reduce_shard_kernel(const ReduceArgs args) {
     constexpr int kElements = static_cast<int>(kPeerVector / sizeof(T)), kPlaces = 2;
@@ -142,7 +140,7 @@ void PeerExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& v
                     .result = area.result,
                     .shard_bytes = 0};
     const auto grid_of = [&](int64_t bytes) {
-        return peer_grid(ceil_div(bytes, kPeerVector * kPeerWarp), launch);
+        return peer_grid(ceil_div(bytes, kPeerVector * kWarpSize), launch);
     };
     if (args.bytes <= PeerLayout::kSmallBytes) {
         push_values_kernel<<<grid_of(args.bytes), kPeerThreads, 0, stream>>>(args);
@@ -156,8 +154,8 @@ void PeerExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& v
         args.values = values.bytes_ptr() + at;
         args.bytes = std::min(PeerLayout::kChunkBytes, values.bytes() - at);
         args.shard_bytes = round_up(ceil_div(args.bytes, area.size), kPeerVector);
-        show_chunk_kernel<<<grid_of(args.bytes), kPeerThreads, 0, stream>>>(args);
-        check_launch("showing values to peers");
+        stage_chunk_kernel<<<grid_of(args.bytes), kPeerThreads, 0, stream>>>(args);
+        check_launch("staging values for peers");
         synchronize(group, PeerOperation::all_reduce, launch);
         kernels.shard<<<grid_of(args.shard_bytes), kPeerThreads, 0, stream>>>(args);
         check_launch("reducing a shard");
@@ -167,4 +165,4 @@ void PeerExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& v
     }
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::hopper::peer

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Regions mapped by CUDA IPC.
+// PeerRegions by CUDA IPC: handles travel through the ProcessGroup; within one process, pointers.
 #include "kernels/hopper/exchange/peer/regions.h"
 
 #include "kernels/core/error.h"
@@ -12,7 +12,7 @@
 #include <fstream>
 #include <random>
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::peer {
 
 namespace {
 
@@ -49,7 +49,7 @@ class IpcRegions final : public PeerRegions {
 public:
     using PeerRegions::PeerRegions;
 
-    std::string look_around() override {
+    std::string check_reach() override {
         Identity own{};
         host_name().copy(own.host, sizeof own.host - 1);
         own.process = process_number();
@@ -69,7 +69,7 @@ public:
             reach_.push_back(r == rank()                   ? Reach::self
                              : peer.process == own.process ? Reach::same_process
                                                            : Reach::other_process);
-            // A GPU that this process does not see may still be reached: mapping it will tell.
+            // A GPU that this process does not see may still be reachable: map() finds out.
             const int other = device_of(peer.gpu);
             if (other < 0 || other == device) continue;
             int possible = 0;
@@ -153,4 +153,4 @@ std::unique_ptr<PeerRegions> make_ipc_regions(ProcessGroup& world) {
     return std::make_unique<IpcRegions>(world);
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::peer

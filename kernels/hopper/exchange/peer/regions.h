@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::peer {
 
 class PeerRegions {
 public:
@@ -22,12 +22,12 @@ public:
     PeerRegions(const PeerRegions&) = delete;
     PeerRegions& operator=(const PeerRegions&) = delete;
 
-    // The steps, collective, in this order: each returns what is wrong on this rank, or nothing. `bytes` is
-    // the same on all ranks; the memory is on the calling thread's current GPU.
-    virtual std::string look_around() = 0;
+    // The steps, collective, in this order: each returns the problem of this rank, or nothing. `bytes` is the
+    // same on all ranks; the memory is on the calling thread's current GPU.
+    virtual std::string check_reach() = 0;
     virtual std::string allocate(int64_t bytes) = 0;
     virtual std::string map() = 0;
-    // Collective; after whatever steps were done. unmap() on every rank comes before free() on any.
+    // Collective; after any number of the steps. unmap() on every rank comes before free() on any.
     virtual void unmap() = 0;
     virtual void free() = 0;
 
@@ -39,11 +39,11 @@ protected:
     std::size_t size() const { return regions_.size(); }
 
     ProcessGroup& world_;
-    std::vector<uint8_t*> regions_;  // by rank; null until there
+    std::vector<uint8_t*> regions_;  // by rank; null until allocated or mapped
 };
 
 std::unique_ptr<PeerRegions> make_ipc_regions(ProcessGroup& world);
-// Null, and why, in programs built without NCCL or with one that has no windows.
+// Null, with the reason, in programs built without NCCL or with an NCCL that has no windows.
 std::unique_ptr<PeerRegions> make_window_regions(ProcessGroup& world, std::string& reason);
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::peer

@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: MIT
-// gather_routing over peer memory: every rank stores its ids and probabilities into every member's box; after
-// one meeting each copies what has come. From there all offsets are computed on the device, alike on all
-// ranks (plan.cu).
-#include "kernels/hopper/device/view.h"
+// gather_routing over peer memory: every rank stores its ids and probabilities into every member's receive
+// buffer; after one group barrier each copies out its own. From there all offsets are computed on the device,
+// equally on all ranks (permute/plan.cu).
 #include "kernels/hopper/exchange/peer/exchange.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow {
-
-using namespace hopper;
+namespace fp8flow::hopper::peer {
 
 namespace {
 
-// A box: ids [G, S, K], then probs [G, S, K].
+// A receive buffer: ids [G, S, K], then probs [G, S, K].
 struct RoutingArgs {
     PeerGroup group;
     const int32_t* ids;
@@ -29,9 +26,9 @@ __global__ __launch_bounds__(kPeerThreads) void push_routing_kernel(const Routin
     if (group.lost()) return;
     for (int step = 1; step <= group.size; ++step) {
         const int member = (group.rank + step) % group.size;
-        int32_t* ids = reinterpret_cast<int32_t*>(group.next_box(member)) + group.rank * args.values;
+        int32_t* ids = reinterpret_cast<int32_t*>(group.next_buffer(member)) + group.rank * args.values;
         float* probs =
-            reinterpret_cast<float*>(group.next_box(member)) + (group.size + group.rank) * args.values;
+            reinterpret_cast<float*>(group.next_buffer(member)) + (group.size + group.rank) * args.values;
         for (int64_t i = grid_thread(); i < args.values; i += grid_threads()) {
             ids[i] = i < args.present ? args.ids[i] : -1;
             probs[i] = i < args.present ? args.probs[i] : 0.0f;
@@ -40,13 +37,13 @@ __global__ __launch_bounds__(kPeerThreads) void push_routing_kernel(const Routin
     if (grid_thread() == 0) count_wire(&group.words->wire[0], (group.size - 1) * args.values * 8);
 }
 
-// Moves: 8 bytes a (rank, token, k) in and out, all of it local. If a peer was lost nobody is there, so that
-// the plan is a valid one.
-__global__ __launch_bounds__(kPeerThreads) void take_routing_kernel(const RoutingArgs args) {
+// Moves: 8 bytes a (rank, token, k) in and out, all of it local. If a peer was lost all tokens count as
+// absent, so that the plan is valid.
+__global__ __launch_bounds__(kPeerThreads) void copy_routing_kernel(const RoutingArgs args) {
     const PeerGroup& group = args.group;
     const bool lost = group.lost();
     const int64_t all = group.size * args.values;
-    const int32_t* ids = reinterpret_cast<const int32_t*>(group.current_box(group.rank));
+    const int32_t* ids = reinterpret_cast<const int32_t*>(group.current_buffer(group.rank));
     const float* probs = reinterpret_cast<const float*>(ids) + all;
     for (int64_t i = grid_thread(); i < all; i += grid_threads()) {
         args.all_ids[i] = lost ? -1 : ids[i];
@@ -70,12 +67,12 @@ void PeerExchange::do_gather_routing(const TensorView& ids, const TensorView& pr
                            .all_ids = all_ids.as<int32_t>(),
                            .all_probs = all_probs.as<float>()};
     const cudaStream_t stream = stream_of(launch);
-    push_routing_kernel<<<peer_grid(ceil_div(values, kPeerWarp), launch), kPeerThreads, 0, stream>>>(args);
+    push_routing_kernel<<<peer_grid(ceil_div(values, kWarpSize), launch), kPeerThreads, 0, stream>>>(args);
     check_launch("sending the routing");
     synchronize(kExpertParallel, PeerOperation::routing, launch);
-    take_routing_kernel<<<peer_grid(ceil_div(size() * values, kPeerWarp), launch), kPeerThreads, 0, stream>>>(
+    copy_routing_kernel<<<peer_grid(ceil_div(size() * values, kWarpSize), launch), kPeerThreads, 0, stream>>>(
         args);
-    check_launch("taking the routing");
+    check_launch("copying the routing");
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::hopper::peer
