@@ -204,6 +204,49 @@ void launch_simt(SimtArgs args, const Launch& launch, const char* op) {
     check_launch(op);
 }
 
+// dx on CUDA cores.
+void input_gradient_simt(const op::RouterLogitsBackward& args, const Launch& launch) {
+    const int64_t experts = args.weight.dim(0);
+    launch_simt<true, false>({.a = along_terms(args.dlogits),
+                              .b = along_rows(args.weight),
+                              .terms = experts,
+                              .block_terms = experts,
+                              .blocks = 1,
+                              .out = args.dx.data,
+                              .out_dtype = args.dx.dtype,
+                              .addend = args.dx_in ? args.dx_in.data : nullptr,
+                              .addend_dtype = args.dx_in.dtype},
+                             launch, "router_logits_backward: dx");
+}
+
+// dweight on CUDA cores, in rounds over the columns whose block sums fit the workspace.
+void weight_gradient_simt(const op::RouterLogitsBackward& args, const HopperOps::Workspace& workspace,
+                          const Launch& launch) {
+    const int64_t tokens = args.x.dim(0), hidden = args.x.dim(1), experts = args.weight.dim(0);
+    const int64_t blocks = ceil_div(tokens, op::kRouterBlock);
+    const int64_t round =
+        std::max<int64_t>(kUnit, kPartials / (std::max<int64_t>(blocks, 1) * experts) / kUnit * kUnit);
+    for (int64_t first = 0; first < hidden; first += round) {
+        const int64_t count = std::min(round, hidden - first);
+        float* sums = workspace.partials_for<float>(blocks * experts * count);
+        launch_simt<false, false>({.a = along_rows(args.dlogits),
+                                   .b = along_rows(args.x, first, count),
+                                   .terms = tokens,
+                                   .block_terms = op::kRouterBlock,
+                                   .blocks = blocks,
+                                   .out = sums},
+                                  launch, "router_logits_backward: dweight");
+        add_blocks({.sums = sums,
+                    .blocks = blocks,
+                    .rows = experts,
+                    .cols = count,
+                    .out_pitch = hidden,
+                    .mode = args.dweight_mode,
+                    .out = args.dweight.as<float>() + first},
+                   launch);
+    }
+}
+
 bool is_fast(const TensorView& view) {
     return view.dtype == DType::bf16 && is_vectorisable(view.data, view.dim(1));
 }
@@ -217,8 +260,7 @@ namespace fp8flow {
 using namespace hopper;
 using namespace hopper::router;
 
-// Block sums that do not fit the workspace are computed in rounds over the tokens (logits) or over the
-// columns (dweight).
+// Block sums that do not fit the workspace are computed in rounds over the tokens.
 void HopperOps::do_router_logits(const op::RouterLogits& args, const Launch& launch) {
     const int64_t tokens = args.x.dim(0), hidden = args.x.dim(1), experts = args.weight.dim(0);
     const auto round_of = [&](int64_t blocks) {
@@ -320,40 +362,8 @@ void HopperOps::do_router_logits_backward(const op::RouterLogitsBackward& args, 
     else if (fast_input)
         launch_input_gradient(input, launch);
     else
-        launch_simt<true, false>({.a = along_terms(args.dlogits),
-                                  .b = along_rows(args.weight),
-                                  .terms = experts,
-                                  .block_terms = experts,
-                                  .blocks = 1,
-                                  .out = args.dx.data,
-                                  .out_dtype = args.dx.dtype,
-                                  .addend = args.dx_in ? args.dx_in.data : nullptr,
-                                  .addend_dtype = args.dx_in.dtype},
-                                 launch, "router_logits_backward: dx");
-    if (fast_weight) return;
-
-    const int64_t blocks = ceil_div(tokens, op::kRouterBlock);
-    const int64_t round =
-        std::max<int64_t>(kUnit, kPartials / (std::max<int64_t>(blocks, 1) * experts) / kUnit * kUnit);
-    for (int64_t first = 0; first < hidden; first += round) {
-        const int64_t count = std::min(round, hidden - first);
-        float* sums = workspace_->partials_for<float>(blocks * experts * count);
-        launch_simt<false, false>({.a = along_rows(args.dlogits),
-                                   .b = along_rows(args.x, first, count),
-                                   .terms = tokens,
-                                   .block_terms = op::kRouterBlock,
-                                   .blocks = blocks,
-                                   .out = sums},
-                                  launch, "router_logits_backward: dweight");
-        add_blocks({.sums = sums,
-                    .blocks = blocks,
-                    .rows = experts,
-                    .cols = count,
-                    .out_pitch = hidden,
-                    .mode = args.dweight_mode,
-                    .out = args.dweight.as<float>() + first},
-                   launch);
-    }
+        input_gradient_simt(args, launch);
+    if (!fast_weight) weight_gradient_simt(args, *workspace_, launch);
 }
 
 }  // namespace fp8flow

@@ -179,7 +179,7 @@ __device__ void mainloop(WgradStorage& shared, const CUtensorMap* map_d, int64_t
     RingPosition<kTileSlots> ring;
     int steps = 0, depth = 0;
     // of block 0, and of the block 1 that is in `waiting`, at first of none
-    BlockOrigin place{}, second{0, static_cast<int>(rows), 0};
+    BlockOrigin origin{}, second{0, static_cast<int>(rows), 0};
     uint32_t d_parity = 0;
     float sum[2][64], waiting[64];
 #pragma unroll
@@ -190,8 +190,8 @@ __device__ void mainloop(WgradStorage& shared, const CUtensorMap* map_d, int64_t
         if (!next_tile(shared, ring, tile)) return false;
         steps = steps_of(tile);
         depth = warp_uniform(tile.depth);
-        place = {static_cast<int>(tile.b_output) + warpgroup * kWarpgroupCols,
-                 static_cast<int>(tile.a_output) + warp % 4 * kWarpRows, static_cast<int>(tile.group)};
+        origin = {static_cast<int>(tile.b_output) + warpgroup * kWarpgroupCols,
+                  static_cast<int>(tile.a_output) + warp % 4 * kWarpRows, static_cast<int>(tile.group)};
         return true;
     };
     // descriptors of the current stage
@@ -278,9 +278,9 @@ __device__ void mainloop(WgradStorage& shared, const CUtensorMap* map_d, int64_t
         __syncwarp();  // wgmma is issued by whole warps
     };
     const auto store_first = [&] {
-        store_block<kStore>(map_d, staging, place, sum[0]);
+        store_block<kStore>(map_d, staging, origin, sum[0]);
         __syncwarp();
-        second = {place.column, place.row + 64, place.group};
+        second = {origin.column, origin.row + 64, origin.group};
     };
 
     if (!next_work()) return;
@@ -310,7 +310,7 @@ __device__ void mainloop(WgradStorage& shared, const CUtensorMap* map_d, int64_t
         store_second(1);
         if (kAdds) {
             run_to(sixteenths(kFetchFirst));
-            fetch_block(place);
+            fetch_block(origin);
         }
         run_to(steps - 1);
         last_step();

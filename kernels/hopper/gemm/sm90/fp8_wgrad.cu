@@ -222,11 +222,11 @@ __device__ void mainloop(const GemmProblem& p, WgradStorage<kScaleMode, kSets>& 
     RingPosition<kTileSlots> ring;
     WgradTile<kSets> tile{};
     int steps = 0;
-    // of block 0; `done`: of the tile whose block 1 has not been stored yet, at first of none
-    BlockOrigin place{}, done{0, static_cast<int>(p.m), 0};
-    TileScales<kSets>& places = shared.tile_scales[warp];
+    // of block 0; `previous`: of the tile whose block 1 has not been stored yet, at first of none
+    BlockOrigin origin{}, previous{0, static_cast<int>(p.m), 0};
+    TileScales<kSets>& tile_scales = shared.tile_scales[warp];
     uint32_t d_parity = 0;
-    bool first = true, more = true, done_short = false;
+    bool first = true, more = true, previous_short = false;
     float sum[2][64];
     // tile scales: lane l holds those of step l of every 32 steps, read long before they are used
     float scales = 0.0f, next_a = 0.0f, next_b = 0.0f;
@@ -234,26 +234,26 @@ __device__ void mainloop(const GemmProblem& p, WgradStorage<kScaleMode, kSets>& 
         if (kRowScales) return;
         // without a branch: after one, descriptors would not stay in uniform registers
         step = min(step, steps - 1);
-        const int set = kSets == Sets::two && step >= places.first_steps ? 1 : 0;
-        next_a = places.a[set][step * p.a.scale.block_stride];
-        next_b = places.b[set][step * p.b.scale.block_stride];
+        const int set = kSets == Sets::two && step >= tile_scales.first_steps ? 1 : 0;
+        next_a = tile_scales.a[set][step * p.a.scale.block_stride];
+        next_b = tile_scales.b[set][step * p.b.scale.block_stride];
     };
     const auto next_work = [&] {
         if (!next_tile(shared, ring, tile)) return false;
         steps = tile.steps;
         const int64_t col = tile.b_output + warpgroup * kWarpgroupCols;
-        place = {static_cast<int>(col), static_cast<int>(tile.a_output) + warp % 4 * kWarpRows,
-                 static_cast<int>(tile.group)};
+        origin = {static_cast<int>(col), static_cast<int>(tile.a_output) + warp % 4 * kWarpRows,
+                  static_cast<int>(tile.group)};
         if (!kRowScales) {
             if (lane == 0) {
                 const int64_t tile_a = tile.a_output / kTileRows * p.a.scale.output_stride,
                               tile_b = min(col, p.n - 1) / kWarpgroupCols * p.b.scale.output_stride;
-                places.a[0] = scales_at(p.a.scale, p.a.scale.scales, tile.a_k, tile_a);
-                places.b[0] = scales_at(p.b.scale, p.b.scale.scales, tile.b_k, tile_b);
+                tile_scales.a[0] = scales_at(p.a.scale, p.a.scale.scales, tile.a_k, tile_a);
+                tile_scales.b[0] = scales_at(p.b.scale, p.b.scale.scales, tile.b_k, tile_b);
                 if constexpr (kSets == Sets::two) {
-                    places.a[1] = scales_at(p.a.scale, p.second.a.scale.scales, tile.second_a_k, tile_a);
-                    places.b[1] = scales_at(p.b.scale, p.second.b.scale.scales, tile.second_b_k, tile_b);
-                    places.first_steps = tile.first_steps;
+                    tile_scales.a[1] = scales_at(p.a.scale, p.second.a.scale.scales, tile.second_a_k, tile_a);
+                    tile_scales.b[1] = scales_at(p.b.scale, p.second.b.scale.scales, tile.second_b_k, tile_b);
+                    tile_scales.first_steps = tile.first_steps;
                 }
             }
             __syncwarp();
@@ -295,7 +295,7 @@ __device__ void mainloop(const GemmProblem& p, WgradStorage<kScaleMode, kSets>& 
     const auto fetch_block = [&](int block) {
         if (lane == 0)
             fetch_d(map_d, staging, &shared.d_full[warp],
-                    {place.column, place.row + 64 * block, place.group});
+                    {origin.column, origin.row + 64 * block, origin.group});
         __syncwarp();
     };
     const auto wait_for_block = [&] {
@@ -303,9 +303,9 @@ __device__ void mainloop(const GemmProblem& p, WgradStorage<kScaleMode, kSets>& 
         d_parity ^= 1;
     };
     const auto store_second = [&](int half) {
-        const BlockOrigin second{done.column, done.row + 64, done.group};
+        const BlockOrigin second{previous.column, previous.row + 64, previous.group};
         store_half<StoreD::overwrite, Order::fragment>(map_d, staging, second, sum[1], half,
-                                                       kAdds && done_short);
+                                                       kAdds && previous_short);
         if (half == 1) clear(sum[1]);
     };
     const auto store_first = [&] {
@@ -313,10 +313,10 @@ __device__ void mainloop(const GemmProblem& p, WgradStorage<kScaleMode, kSets>& 
             if (steps < kLongSteps) fetch_block(0);
             wait_for_block();
         }
-        store_block<kAdds ? StoreD::add_pairs : StoreD::overwrite>(map_d, staging, place, sum[0]);
+        store_block<kAdds ? StoreD::add_pairs : StoreD::overwrite>(map_d, staging, origin, sum[0]);
         clear(sum[0]);
-        done = place;
-        if (kAdds) done_short = steps < kLongSteps;
+        previous = origin;
+        if (kAdds) previous_short = steps < kLongSteps;
     };
     const auto wait_and_promote = [](float(&partial)[64], float(&sums)[64], float above, float below,
                                      const float2* columns) {

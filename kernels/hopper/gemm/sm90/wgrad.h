@@ -119,7 +119,7 @@ enum class StoreD { overwrite, reduce_add, add_pairs, add_boxes };
 // alternate.
 template <StoreD kStore, Order kOrder>
 __device__ __forceinline__ void store_half(const CUtensorMap* map, F32Staging& staging,
-                                           const BlockOrigin& place, const float (&sum)[64], int half,
+                                           const BlockOrigin& origin, const float (&sum)[64], int half,
                                            bool reduce = kStore == StoreD::reduce_add) {
     const bool leader = threadIdx.x % 32 == 0;
     if (leader) bulk_wait_read<1>();  // stores of this half, from the block before
@@ -144,11 +144,11 @@ __device__ __forceinline__ void store_half(const CUtensorMap* map, F32Staging& s
     if (leader) {
 #pragma unroll
         for (int box = 2 * half; box < 2 * half + 2; ++box) {
-            const int column = place.column + box * kF32BoxCols;
+            const int column = origin.column + box * kF32BoxCols;
             if (reduce)
-                tma_reduce_add(map, staging.boxes[box], column, place.row, place.group);
+                tma_reduce_add(map, staging.boxes[box], column, origin.row, origin.group);
             else
-                tma_store(map, staging.boxes[box], column, place.row, place.group);
+                tma_store(map, staging.boxes[box], column, origin.row, origin.group);
         }
         bulk_commit();
     }
@@ -156,9 +156,9 @@ __device__ __forceinline__ void store_half(const CUtensorMap* map, F32Staging& s
 // Both halves.
 template <StoreD kStore>
 __device__ __forceinline__ void store_block(const CUtensorMap* map, F32Staging& staging,
-                                            const BlockOrigin& place, const float (&sum)[64]) {
+                                            const BlockOrigin& origin, const float (&sum)[64]) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) store_half<kStore, Order::fragment>(map, staging, place, sum, half);
+    for (int half = 0; half < 2; ++half) store_half<kStore, Order::fragment>(map, staging, origin, sum, half);
 }
 // Adds the staged old values of a warp's part of a block to its sums.
 __device__ __forceinline__ void add_staged(F32Staging& staging, float (&sum)[64]) {
@@ -187,12 +187,12 @@ __device__ __forceinline__ void add_staged(F32Staging& staging, float (&sum)[64]
 // One lane loads the old values of a warp's part of a block into its staging boxes, once these have been
 // stored.
 __device__ __forceinline__ void fetch_d(const CUtensorMap* map, F32Staging& staging, Mbarrier* full,
-                                        const BlockOrigin& place) {
+                                        const BlockOrigin& origin) {
     bulk_wait_read<0>();
     mbarrier_arrive_expect_tx(full, sizeof(F32Staging));
 #pragma unroll
     for (int box = 0; box < kF32Boxes; ++box)
-        tma_load(map, full, staging.boxes[box], place.column + box * kF32BoxCols, place.row, place.group);
+        tma_load(map, full, staging.boxes[box], origin.column + box * kF32BoxCols, origin.row, origin.group);
 }
 
 }  // namespace fp8flow::hopper::gemm
