@@ -11,10 +11,10 @@
 
 namespace fp8flow {
 
-// GEMMs of the cuBLASLt path so far: those that cuBLASLt computed, and those that fell back to the native
-// kernel (sizes or addresses that are not multiples of 16 bytes, operand kinds that cuBLASLt does not
-// support). Tests assert that a baseline is what it claims to be.
-struct LtCounts {
+// GEMMs of the cuBLASLt backend so far: those that cuBLASLt computed, and those that the native kernel had to
+// compute (sizes or addresses that are not multiples of 16 bytes, kinds of operands that cuBLASLt does not
+// support). Tests assert that a baseline is what it says it is.
+struct CublasLtCounts {
     int64_t cublaslt = 0, native = 0;
 };
 
@@ -28,7 +28,7 @@ public:
     // For tests, which run one object through every choice.
     void choose_kernels(const KernelChoice& kernels) { kernels_ = kernels; }
 
-    LtCounts lt_counts() const;
+    CublasLtCounts cublaslt_counts() const;
 
     struct Workspace;  // cuBLASLt handle and scratch, reduction buffers: allocated once
 

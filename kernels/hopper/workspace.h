@@ -16,7 +16,7 @@ struct HopperOps::Workspace {
         : device(owner),
           partials(owner.allocate(kPartialsBytes)),
           zeros(owner.allocate(kZerosBytes)),
-          lt(owner),
+          cublaslt(owner),
           cudnn(owner) {
         owner.fill(zeros, 0, kZerosBytes);
         owner.synchronize();
@@ -45,7 +45,7 @@ struct HopperOps::Workspace {
     Device& device;
     void* partials;
     void* zeros;
-    hopper::LtLibrary lt;
+    hopper::gemm::CublasLt cublaslt;
     hopper::CudnnAttention cudnn;
 };
 

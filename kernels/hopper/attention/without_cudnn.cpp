@@ -3,7 +3,6 @@
 // FP8FLOW_NO_CUDNN_REASON and compiles this file instead of cudnn.cpp and lse.cu.
 #include "kernels/core/error.h"
 #include "kernels/hopper/attention/cudnn.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/factory.h"
 
 namespace fp8flow::hopper {

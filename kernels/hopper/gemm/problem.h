@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Matrix products as kernel arguments: which entries, scales and rows of D each tile reads and writes,
-// resolved on the device from the group sizes. The counterpart of kernels/reference/gemm_kernel.h. Read next:
-// gemm/fallback/simt.cu, gemm/fallback/mma.cu.
+// A GEMM as a kernel argument: operands, scales and rows of D that each tile reads and writes, resolved on
+// the device from the group sizes; and the launch functions of the room. The counterpart of
+// kernels/reference/gemm_kernel.h. Read next: README.md, gemm.cu, fallback/simt.cu.
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
@@ -14,12 +14,12 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::gemm {
 
-// Scale of entry (i, k) of an operand, i the output index (row of D for A, column for B), k along the
+// Scale of element (i, k) of an operand, i the output index (row of D for A, column for B), k along the
 // contraction: scales[group * group_stride + (i / outputs_per_scale) * output_stride + (k / block) *
 // block_stride]; null scales mean 1.
-struct DeviceScale {
+struct OperandScale {
     const void* scales = nullptr;
     DType dtype = DType::f32;  // f32 | e8m0
     int outputs_per_scale = 1;
@@ -29,49 +29,50 @@ struct DeviceScale {
     int64_t group_stride = 0;
 };
 
-// Entry (i, k) stands at codes[group * group_stride + i * output_stride + k * k_stride]; one of the two
-// strides is 1.
-struct DeviceOperand {
+// Element (i, k) is at data[group * group_stride + i * output_stride + k * k_stride]; one of the two strides
+// is 1.
+struct GemmOperand {
     const void* data = nullptr;
     DType dtype = DType::f32;
     int64_t output_stride = 0;
     int64_t k_stride = 0;
     int64_t group_stride = 0;
     const int64_t* row_base = nullptr;
-    DeviceScale scale;
+    OperandScale scale;
 
     __device__ int64_t base() const { return row_base != nullptr ? *row_base : 0; }
 };
 
-// Which axis the groups divide: the rows of A and D (a dense product is one group), or the contraction.
+// Which axis the groups divide: the rows of A and D (a dense GEMM is one group), or the contraction (weight
+// gradients).
 enum class Grouped { rows, contraction };
 
-// Further rows that a grouped contraction goes on over, in operands and groups of their own; num_groups 0:
+// A second set of operands over which a grouped contraction continues, with groups of its own; num_groups 0:
 // none.
-struct DeviceRows {
+struct SecondOperands {
     DeviceGroups groups{};
-    DeviceOperand a;
-    DeviceOperand b;
+    GemmOperand a;
+    GemmOperand b;
 };
 
 // D(i, j) (+)= sum over k of A(i, k) B(j, k) for every group.
-struct DeviceProduct {
+struct GemmProblem {
     Grouped grouped = Grouped::rows;
     DeviceGroups groups{};
     int64_t m = 0;  // rows of D of one group; Grouped::rows: upper bound of the padded rows of all groups
     int64_t n = 0;
     int64_t k = 0;  // Grouped::contraction: upper bound of the padded rows of all groups
-    DeviceOperand a;
-    DeviceOperand b;
+    GemmOperand a;
+    GemmOperand b;
     Gradient mode = Gradient::overwrite;
     void* d = nullptr;
     DType d_dtype = DType::f32;
     const int64_t* d_row_base = nullptr;
-    DeviceRows second;  // taken by launch_wgmma_wgrad_two only
+    SecondOperands second;  // used by launch_wgmma_fp8_wgrad_two only
 };
 
-// What one CTA computes: a rectangle of D. `rows` of it are written, the first `valid` with products, the
-// others (pads) with zeros.
+// A tile of D of the fallback kernels (sm90/ has its own, WorkTile): `rows` rows are written, the first
+// `valid` with results, the others (pads) with zeros.
 struct Tile {
     int64_t group;
     int64_t a_output, b_output;  // output index of the tile's first row and column in A and B
@@ -82,14 +83,13 @@ struct Tile {
 };
 
 // Upper bound of the number of row tiles; the exact number is known on the device only.
-inline int64_t row_tiles_bound(const DeviceProduct& p, int64_t tile_rows) {
+inline int64_t row_tiles_bound(const GemmProblem& p, int64_t tile_rows) {
     if (p.grouped == Grouped::contraction) return p.groups.num_groups * ceil_div(p.m, tile_rows);
     return p.groups.num_groups == 1 ? ceil_div(p.m, tile_rows) : p.m / tile_rows + p.groups.num_groups;
 }
 
-// Tile `index`, columns fastest. Groups are walked in order, so a tile never spans two of them.
-__device__ inline Tile find_tile(const DeviceProduct& p, int64_t index, int64_t tile_rows,
-                                 int64_t tile_cols) {
+// Tile `index`, columns fastest, groups in order; a tile never spans two groups.
+__device__ inline Tile find_tile(const GemmProblem& p, int64_t index, int64_t tile_rows, int64_t tile_cols) {
     const int64_t col_tiles = (p.n + tile_cols - 1) / tile_cols;
     int64_t row_tile = index / col_tiles;
     Tile tile{};
@@ -127,21 +127,21 @@ __device__ inline Tile find_tile(const DeviceProduct& p, int64_t index, int64_t 
     return tile;
 }
 
-// Contraction elements between promotions to the FP32 accumulator; 0: none before the end.
-__device__ __forceinline__ int64_t promotion_block(const DeviceProduct& p) {
+// Contraction elements between promotions into the FP32 accumulator; 0: none before the end.
+__device__ __forceinline__ int64_t promotion_block(const GemmProblem& p) {
     const int a = p.a.scale.block, b = p.b.scale.block;
     return a == 0 ? b : (b == 0 ? a : min(a, b));
 }
 
-__device__ __forceinline__ float load_scale(const DeviceScale& s, int64_t group, int64_t output, int64_t k) {
+__device__ __forceinline__ float load_scale(const OperandScale& s, int64_t group, int64_t output, int64_t k) {
     if (s.scales == nullptr) return 1.0f;
     const int64_t at_k = s.block != 0 ? k / s.block * s.block_stride : 0;
     return load_float(s.scales, s.dtype,
                       group * s.group_stride + output / s.outputs_per_scale * s.output_stride + at_k);
 }
 
-// Four elements that stand next to each other, as fp32 without their scale; zeros from `count` on. One vector
-// load where aligned.
+// Four consecutive elements as fp32, without their scale; zeros from `count` on. One vector load where
+// aligned.
 __device__ __forceinline__ float4 load_quad(const void* data, DType dtype, int64_t offset, int64_t count) {
     const int64_t width = dtype == DType::f32 ? 4 : (dtype == DType::bf16 ? 2 : 1);
     const uint8_t* at = static_cast<const uint8_t*>(data) + offset * width;
@@ -166,35 +166,34 @@ __device__ __forceinline__ float4 load_quad(const void* data, DType dtype, int64
             count > 3 ? load_float(data, dtype, offset + 3) : 0.0f};
 }
 
-// ---- the ops as products (gemm/fallback/simt.cu)
-DeviceProduct product_of(const op::Gemm& args);
-DeviceProduct product_of(const op::GroupedGemm& args);
-DeviceProduct product_of(const op::GroupedGemmWgrad& args);
+// ---- operations as GEMM problems (fallback/simt.cu)
+GemmProblem problem_of(const op::Gemm& args);
+GemmProblem problem_of(const op::GroupedGemm& args);
+GemmProblem problem_of(const op::GroupedGemmWgrad& args);
 
-// Any product, summed exactly in the order of kernels/ops/gemm.h.
-void launch_simt(const DeviceProduct& product, const Launch& launch);
+// Any GEMM, summed exactly in the order of kernels/ops/gemm.h.
+void launch_simt(const GemmProblem& problem, const Launch& launch);
 
-// FP8 weight gradients with a scale per 128 of the contraction, of rows of D that 16 bytes divide:
-// gemm/sm90/fp8_wgrad.cu.
-inline bool is_blockwise_wgrad(const DeviceProduct& p) {
+// FP8 weight gradients with scales per 128 of the contraction and rows of D that are multiples of 16 bytes:
+// sm90/fp8_wgrad.cu.
+inline bool is_blockwise_wgrad(const GemmProblem& p) {
     return p.grouped == Grouped::contraction && p.a.scale.block == kBlock && p.b.scale.block == kBlock &&
            p.n % 4 == 0;
 }
 
-// Grouped products on warpgroup instructions (gemm_wgmma*.cu), of operands stored as a and b, where dtypes,
-// layouts and alignments allow.
-bool wgmma_takes(const DeviceProduct& product, const TensorView& a, const TensorView& b,
-                 int64_t group_alignment);
-// false, and nothing done, where they do not; also of the fused op.
+// Grouped and dense GEMMs on wgmma (sm90/dispatch.cu), of operands stored as a and b, where dtypes, layouts
+// and alignments allow. group_alignment: padded group sizes are multiples of it.
+bool wgmma_supports(const GemmProblem& problem, const TensorView& a, const TensorView& b,
+                    int64_t group_alignment);
+// The launch functions below return false, and do nothing, where the kernels do not support the GEMM.
 bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, const Launch& launch);
-bool launch_wgmma(const DeviceProduct& product, const TensorView& a, const TensorView& b,
+bool launch_wgmma(const GemmProblem& problem, const TensorView& a, const TensorView& b,
                   int64_t group_alignment, const Launch& launch);
-// A weight gradient with a second set of operands in one pass over D; false, and nothing done, where they do
-// not allow that.
-bool launch_wgmma_two(const op::GroupedGemmWgrad& args, const Launch& launch);
+// A weight gradient with a second set of operands, in one pass over D.
+bool launch_wgmma_wgrad_two(const op::GroupedGemmWgrad& args, const Launch& launch);
 
-// Any product by the kernel of this project that `backend` names: on tensor cores (gemm/fallback/mma.cu; f32
-// operands on CUDA cores all the same), or with the reference's bits.
-void launch_product(const DeviceProduct& product, GemmBackend backend, const Launch& launch);
+// Any GEMM by the general kernel that `backend` names: tensor cores (fallback/mma.cu; f32 operands on CUDA
+// cores all the same), or the reference's bits (fallback/simt.cu).
+void launch_fallback(const GemmProblem& problem, GemmBackend backend, const Launch& launch);
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::gemm

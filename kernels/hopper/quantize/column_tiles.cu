@@ -10,10 +10,10 @@
 #include "kernels/hopper/device/tma.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
-#include "kernels/hopper/gemm/sm90/pipeline.h"
 #include "kernels/hopper/quantize/column_tiles.h"
 #include "kernels/hopper/quantize/tiles.h"
 #include "kernels/hopper/runtime/launch.h"
+#include "kernels/hopper/runtime/tensor_map.h"
 
 #include <cuda/atomic>
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
-// The choice of a token's experts by one warp: the K largest keys in order, ties to the lowest index, and the
-// limit to the best groups.
+// Top-k of one token by one warp: the K largest keys in order, ties to the lowest index, and the limit to the
+// best groups of experts.
 #pragma once
 
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/router/scores.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::router {
 
-// (key, place) as one number: the larger, the better; ties to the lowest index.
+// (key, index) as one integer: larger is better; ties to the lowest index.
 __device__ __forceinline__ uint64_t pair_of(uint32_t key, int index) {
     return static_cast<uint64_t>(key) << 32 | (0xFFFFFFFFu - static_cast<uint32_t>(index));
 }
@@ -18,14 +18,14 @@ __device__ __forceinline__ int index_of(uint64_t pair) {
 }
 __device__ __forceinline__ uint32_t key_of(uint64_t pair) { return static_cast<uint32_t>(pair >> 32); }
 
-// The exact choice of one token, one after the other, each by a maximum of the keys and a minimum of the
-// indices that have it: any K, any ties. emit(k, index) in thread k % 32.
+// The exact top-k of one token, one choice at a time: a maximum over the keys, then a minimum over the
+// indices that have it; any K, any ties. emit(k, index) in thread k % 32.
 template <class R, class Emit>
 __device__ __forceinline__ void choose_in_rounds(const R& row, uint32_t (&keys)[R::kCount], int topk,
                                                  const Emit& emit) {
 #pragma unroll 1
     for (int k = 0; k < topk; ++k) {
-        const uint32_t largest = __reduce_max_sync(kFullMask, largest_of(keys));
+        const uint32_t largest = __reduce_max_sync(kFullMask, max_key(keys));
         uint32_t place = 0xFFFFFFFFu;
 #pragma unroll
         for (int j = R::kCount - 1; j >= 0; --j)
@@ -54,13 +54,12 @@ template <int kCount> __device__ __forceinline__ void sort_descending(uint32_t (
             }
 }
 
-// The topk best of each of a warp's tokens, best first, ties to the lowest index: emit(u, k, index) in thread
-// k % 32; key_at(u, j) is the key in place j, and key_again(u, j) the same where registers did not keep it.
-// The low bits of a key give way to its place, so that one maximum over the warp finds both; each thread
-// sorts its keys once and then only its first one takes part. Where neighbours in that order differ in
-// nothing but the place, their order is not known: then the exact keys decide, in rounds (random logits of
-// 256 experts: one token in a hundred). The tokens go side by side, since a choice is a chain of warp-wide
-// maxima.
+// The top-k of each of a warp's tokens, best first, ties to the lowest index: emit(u, k, index) in thread k %
+// 32; key_at(u, j) is the key in place j, and key_again(u, j) the same where registers did not keep it. The
+// low bits of a key are replaced by its place, so that one maximum over the warp finds both; each thread
+// sorts its keys once, and then only its first one takes part. Where neighbours in that order differ only in
+// the place, their order is unknown: then the exact keys decide, in rounds (random logits of 256 experts: one
+// token in a hundred). The tokens of a warp run interleaved, since a choice is a chain of warp-wide maxima.
 constexpr int kSortedPlaces = 16;
 template <int kTokens, class R, class KeyAt, class KeyAgain, class Emit>
 __device__ __forceinline__ void choose(const R& row, int topk, const KeyAt& key_at, const KeyAgain& key_again,
@@ -112,15 +111,14 @@ __device__ __forceinline__ void choose(const R& row, int topk, const KeyAt& key_
 
 // Excludes, among a token's keys, all groups but the group_topk best; a group's score is the sum of its best
 // values, largest first. Neighbouring threads share a group, each looking for the next best among its own.
-// keys: shared memory, visible to the warp before and after; group_keys: as many words of it as there are
-// groups.
+// keys: shared memory, visible to the warp before and after; group_keys: shared memory, a word a group.
 __device__ __noinline__ void exclude_groups(int groups, int kept, int experts, int topk, uint32_t* keys,
                                             uint32_t* group_keys) {
     const int size = experts / groups, counted = topk / kept;
     int threads = 1;  // of a group
     while (2 * threads * groups <= kWarpSize) threads *= 2;
     const int part = warp_lane() % threads, at_once = kWarpSize / threads;
-    const int turned = warp_lane() / threads * threads % size;  // groups start at different banks
+    const int rotation = warp_lane() / threads * threads % size;  // groups start at different banks
     for (int first = 0; first < groups; first += at_once) {
         const int group = first + warp_lane() / threads;
         float sum = 0.0f;
@@ -128,7 +126,7 @@ __device__ __noinline__ void exclude_groups(int groups, int kept, int experts, i
         for (int i = 0; i < counted; ++i) {
             uint64_t best = 0;
             for (int m = part; m < size && group < groups; m += threads) {
-                const int e = group * size + (m + turned < size ? m + turned : m + turned - size);
+                const int e = group * size + (m + rotation < size ? m + rotation : m + rotation - size);
                 const uint64_t pair = pair_of(keys[e], e);
                 if (pair < last && pair > best) best = pair;
             }
@@ -152,4 +150,4 @@ __device__ __noinline__ void exclude_groups(int groups, int kept, int experts, i
     __syncwarp();
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::router

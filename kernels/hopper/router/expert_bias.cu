@@ -3,13 +3,11 @@
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow {
-
-using namespace hopper;
+namespace fp8flow::hopper::router {
 
 namespace {
 
-// Moves 16 bytes an expert. Every thread adds all counts itself: integers, a few hundred, from the L1.
+// Bytes: 16 an expert. Every thread adds all counts itself: integers, a few hundred, from L1.
 constexpr int kBiasThreads = 256;
 __global__ __launch_bounds__(kBiasThreads) void expert_bias_kernel(const int64_t* counts, int64_t experts,
                                                                    float rate, const int32_t* status,
@@ -25,6 +23,13 @@ __global__ __launch_bounds__(kBiasThreads) void expert_bias_kernel(const int64_t
 }
 
 }  // namespace
+
+}  // namespace fp8flow::hopper::router
+
+namespace fp8flow {
+
+using namespace hopper;
+using namespace hopper::router;
 
 void HopperOps::do_expert_bias_update(const op::ExpertBiasUpdate& args, const Launch& launch) {
     const int64_t experts = args.counts.dim(0);

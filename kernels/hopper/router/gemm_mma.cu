@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The router's products on tensor cores (mma.sync) where experts are few, or where gemm/sm90/tensor_maps.cu
-// does not take them: BF16 operands give exact products, and dlogits go in as two BF16 parts. One kernel for
-// logits, dx and dweight: they differ in how operands lie in memory and in what becomes of a finished sum.
-// Contract: kernels/ops/router.h.
+// The router's GEMMs on tensor cores (mma.sync) where experts are few or gemm_wgmma.cu does not support them:
+// BF16 operands give exact products, dlogits are two BF16 parts. One kernel for logits, dx and dweight: they
+// differ in operand layout and epilogue. Contract: kernels/ops/router.h.
 #include "kernels/hopper/router/gemm.h"
 
 #include "kernels/hopper/device/mma.h"
@@ -14,17 +13,17 @@
 
 #include <cuda_pipeline.h>
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::router {
 
 namespace {
 
 constexpr int kPiece =
-    8;  // BF16 values of a 16-byte copy; also what keeps eight rows of a tile in different banks
+    8;  // BF16 values of a 16-byte copy; as row padding, it keeps eight rows of a tile in different banks
 constexpr int kDepthOfMma = 16;
 
 enum class Kind { logits, weight, input };
 
-// What a CTA computes and how: kRows x kCols outputs, kDepth terms in a stage.
+// Tiling of a CTA: kRows x kCols outputs, kDepth terms in a stage.
 template <Kind kKindOf, int kRowsOf, int kColsOf, int kWarpsDown, int kWarpsAcross, int kDepthOf,
           int kStagesOf, int kCtasOf>
 struct Tiling {
@@ -33,8 +32,8 @@ struct Tiling {
                          kCtasPerSm = kCtasOf;
     static constexpr int kColWarps = kWarpsAcross, kThreads = kWarpsDown * kWarpsAcross * kWarpSize;
     static constexpr int kWarpRows = kRows / kWarpsDown, kWarpCols = kCols / kWarpsAcross;
-    // An operand lies along the contraction ([output][term]) or across it ([term][output]), in memory as in
-    // its tile.
+    // An operand lies along the contraction ([output][term]) or across it ([term][output]), in global as in
+    // shared memory.
     static constexpr bool kAlongA = kKind != Kind::weight, kAlongB = kKind == Kind::logits;
     static constexpr int kParts = kKind == Kind::logits ? 1 : 2;  // of A
     static constexpr bool kBlocks = kKind != Kind::input;         // sums of blocks of op::kRouterBlock
@@ -51,7 +50,7 @@ struct Tiling {
     static_assert(kRows * kOutLine * 4 <= kSharedBytes, "the finished tile takes the place of the stages");
 };
 
-struct Product {
+struct GemmArgs {
     const uint16_t* a;  // parts `a_part` elements apart, lines a_line apart
     int64_t a_part, a_line;
     const uint16_t* b;
@@ -64,8 +63,8 @@ struct Product {
     int64_t row_tiles, col_tiles;
 };
 
-// Starts the copy of one tile; zeros where there is nothing to read. Lines of A that hold experts go on in
-// zeros to a multiple of eight.
+// Issues the asynchronous copy of one tile; zeros where there is nothing to read. Lines of A that hold
+// experts are padded with zeros to a multiple of eight.
 template <class T, bool kAlong, int kOutputs, int kLine>
 __device__ __forceinline__ void start_tile(uint16_t* tile, const uint16_t* from, int64_t line_length,
                                            int64_t first_output, int64_t outputs, int64_t first_term,
@@ -119,7 +118,7 @@ __device__ __forceinline__ void multiply_stage(const uint16_t* stage, int row0, 
 }
 
 // Eight neighbouring outputs of a row; `left` > 0 columns remain in it.
-__device__ __forceinline__ void write_floats(const Product& job, int64_t at, int64_t left,
+__device__ __forceinline__ void write_floats(const GemmArgs& job, int64_t at, int64_t left,
                                              const float (&v)[kPiece]) {
     float* out = static_cast<float*>(job.out) + at;
 #pragma unroll
@@ -140,19 +139,19 @@ __device__ __forceinline__ void write_floats(const Product& job, int64_t at, int
     }
 }
 
-// Work at T=4096, H=7168, E=32: the bytes count: x 58.7 MB for logits and for dweight, 14 us each; 117 MB of
-// dx_in and dx, 29 us. (E=256 in tiles of 64 x 128 took 83 us for logits and 264 us for the gradients: L2 had
-// to deliver 352, 470 and 470 MB. Hence gemm/sm90/tensor_maps.cu.) A CTA owns kRows x kCols outputs over the
-// whole contraction, so that no partial sums travel; with few experts narrow tiles fill the chip. Both
-// operands come by asynchronous 16-byte copies, kStages - 1 stages ahead. One barrier a stage: its copies
-// have arrived for all threads, and all have computed the stage before it, whose memory the next copies take.
-// After the last stage the finished tile goes through shared memory, so that rows are written in 16-byte
-// words; dx_in is fetched before the first stage. Loop bounds are the same for the CTA. An output depends on
-// its own row and column only (not on T), each has one writer, and the order of the instructions is fixed:
-// deterministic. Tensor cores add with a few bits more than fp32 and truncate; after a block of 256 terms the
-// sum moves on to fp32 registers with rounding.
+// Logits, dx or dweight, by T::kKind. Floor at T=4096, H=7168, E=32, bound by bytes: x is 58.7 MB for logits
+// and for dweight, 14 us each; dx_in and dx 117 MB, 29 us. (E=256 in tiles of 64 x 128 took 83 us for logits
+// and 264 us for the gradients: 352, 470 and 470 MB from L2. Hence gemm_wgmma.cu.) CTA: kRows x kCols outputs
+// over the whole contraction, so no partial sums go through memory; with few experts narrow tiles fill the
+// chip. Operands are loaded by asynchronous 16-byte copies, kStages - 1 stages ahead. One barrier a stage:
+// its copies have arrived for all threads, and all have computed the stage before it, which the next copies
+// overwrite. Epilogue: the tile goes through shared memory, so that rows are written in 16-byte words; dx_in
+// is loaded before the first stage. Loop bounds are the same for the whole CTA. Deterministic: an output
+// depends on its own row and column only (not on T), has one writer and a fixed order of instructions. Tensor
+// cores add with a few bits more than fp32 and truncate; after a block of 256 terms the sum is promoted to
+// fp32 registers, with rounding.
 template <class T>
-__global__ __launch_bounds__(T::kThreads, T::kCtasPerSm) void product_kernel(const Product job) {
+__global__ __launch_bounds__(T::kThreads, T::kCtasPerSm) void mma_kernel(const GemmArgs job) {
     extern __shared__ __align__(16) uint16_t shared[];
     constexpr int kRowTiles = T::kWarpRows / 16, kColTiles = T::kWarpCols / 8;
     constexpr int kOutPieces = T::kRows * T::kCols / kPiece / T::kThreads, kPerRow = T::kCols / kPiece;
@@ -249,22 +248,22 @@ __global__ __launch_bounds__(T::kThreads, T::kCtasPerSm) void product_kernel(con
                 write_floats(job, row * job.cols + col, job.cols - col, v);
             }
         }
-        __syncthreads();  // the finished tile is read
+        __syncthreads();  // the tile has been read from shared memory
     }
 }
 
 //                                  rows cols warps depth stages CTAs
-using LogitTiles = Tiling<Kind::logits, 32, 32, 2, 2, 128, 4, 2>;
-using WeightTiles = Tiling<Kind::weight, 32, 64, 2, 2, 64, 4, 2>;
-using InputTiles = Tiling<Kind::input, 64, 128, 2, 4, 32, 3, 2>;
+using LogitTiling = Tiling<Kind::logits, 32, 32, 2, 2, 128, 4, 2>;
+using WeightTiling = Tiling<Kind::weight, 32, 64, 2, 2, 64, 4, 2>;
+using InputTiling = Tiling<Kind::input, 64, 128, 2, 4, 32, 3, 2>;
 
-template <class T> void launch(Product job, const Launch& launch, const char* op) {
+template <class T> void launch(GemmArgs job, const Launch& launch, const char* op) {
     job.row_tiles = ceil_div(job.rows, T::kRows);
     job.col_tiles = ceil_div(job.cols, T::kCols);
     const int64_t items = job.row_tiles * job.col_tiles;
     if (items == 0) return;
-    allow_shared_memory(product_kernel<T>, T::kSharedBytes, op);
-    product_kernel<T>
+    allow_shared_memory(mma_kernel<T>, T::kSharedBytes, op);
+    mma_kernel<T>
         <<<grid_for(items, launch, T::kCtasPerSm), T::kThreads, T::kSharedBytes, stream_of(launch)>>>(job);
     check_launch(op);
 }
@@ -273,11 +272,11 @@ bool has_wide_rows(const float* out, int64_t cols) {
     return cols % 4 == 0 && reinterpret_cast<uintptr_t>(out) % 16 == 0;
 }
 
-// Moves: dlogits once, and as many bytes out (4.2 MB each at T=4096, E=256: 3 us). A thread takes eight
-// experts of a token; the first CTA also writes where the blocks of tokens lie.
+// Bytes: dlogits once, and as many out (4.2 MB each at T=4096, E=256: 3 us). A thread takes eight experts of
+// a token; the first CTA also writes the offsets of the blocks of tokens.
 constexpr int kSplitThreads = 256;
-__global__ __launch_bounds__(kSplitThreads) void gradient_parts_kernel(const float* dlogits,
-                                                                       const GradientParts parts,
+__global__ __launch_bounds__(kSplitThreads) void split_gradient_kernel(const float* dlogits,
+                                                                       const SplitGradient parts,
                                                                        int64_t pitch, bool wide) {
     pdl_launch_dependents();
     pdl_wait();
@@ -318,68 +317,68 @@ __global__ __launch_bounds__(kSplitThreads) void gradient_parts_kernel(const flo
 
 }  // namespace
 
-void launch_logits(const LogitProduct& job, const Launch& on) {
-    const Product product{.a = static_cast<const uint16_t*>(job.x),
-                          .a_part = 0,
-                          .a_line = job.hidden,
-                          .b = static_cast<const uint16_t*>(job.weight),
-                          .b_line = job.hidden,
-                          .rows = job.tokens,
-                          .cols = job.experts,
-                          .terms = job.hidden,
-                          .out = job.logits,
-                          .addend = nullptr,
-                          .mode = Gradient::overwrite,
-                          .wide = has_wide_rows(job.logits, job.experts),
-                          .row_tiles = 0,
-                          .col_tiles = 0};
-    launch<LogitTiles>(product, on, "router_logits");
+void launch_logits(const LogitsGemm& job, const Launch& on) {
+    const GemmArgs gemm{.a = static_cast<const uint16_t*>(job.x),
+                        .a_part = 0,
+                        .a_line = job.hidden,
+                        .b = static_cast<const uint16_t*>(job.weight),
+                        .b_line = job.hidden,
+                        .rows = job.tokens,
+                        .cols = job.experts,
+                        .terms = job.hidden,
+                        .out = job.logits,
+                        .addend = nullptr,
+                        .mode = Gradient::overwrite,
+                        .wide = has_wide_rows(job.logits, job.experts),
+                        .row_tiles = 0,
+                        .col_tiles = 0};
+    launch<LogitTiling>(gemm, on, "router_logits");
 }
 
-void launch_gradient_parts(const float* dlogits, const GradientParts& parts, const Launch& on) {
-    const int64_t pitch = GradientParts::pitch_of(parts.experts), count = parts.tokens * pitch / kPiece;
+void launch_split_gradient(const float* dlogits, const SplitGradient& parts, const Launch& on) {
+    const int64_t pitch = SplitGradient::pitch_of(parts.experts), count = parts.tokens * pitch / kPiece;
     if (count == 0) return;
     const bool wide = parts.experts % kPiece == 0 && reinterpret_cast<uintptr_t>(dlogits) % 16 == 0;
-    launch_pdl(gradient_parts_kernel, grid_for(ceil_div(count, kSplitThreads), on), kSplitThreads, on,
+    launch_pdl(split_gradient_kernel, grid_for(ceil_div(count, kSplitThreads), on), kSplitThreads, on,
                "router_logits_backward: parts", dlogits, parts, pitch, wide);
 }
 
 void launch_weight_gradient(const WeightGradient& job, const Launch& on) {
-    const int64_t pitch = GradientParts::pitch_of(job.dlogits.experts);
-    const Product product{.a = job.dlogits.data,
-                          .a_part = pitch,
-                          .a_line = 2 * pitch,
-                          .b = static_cast<const uint16_t*>(job.x),
-                          .b_line = job.hidden,
-                          .rows = job.dlogits.experts,
-                          .cols = job.hidden,
-                          .terms = job.dlogits.tokens,
-                          .out = job.dweight,
-                          .addend = nullptr,
-                          .mode = job.mode,
-                          .wide = has_wide_rows(job.dweight, job.hidden),
-                          .row_tiles = 0,
-                          .col_tiles = 0};
-    launch<WeightTiles>(product, on, "router_logits_backward: dweight");
+    const int64_t pitch = SplitGradient::pitch_of(job.dlogits.experts);
+    const GemmArgs gemm{.a = job.dlogits.data,
+                        .a_part = pitch,
+                        .a_line = 2 * pitch,
+                        .b = static_cast<const uint16_t*>(job.x),
+                        .b_line = job.hidden,
+                        .rows = job.dlogits.experts,
+                        .cols = job.hidden,
+                        .terms = job.dlogits.tokens,
+                        .out = job.dweight,
+                        .addend = nullptr,
+                        .mode = job.mode,
+                        .wide = has_wide_rows(job.dweight, job.hidden),
+                        .row_tiles = 0,
+                        .col_tiles = 0};
+    launch<WeightTiling>(gemm, on, "router_logits_backward: dweight");
 }
 
 void launch_input_gradient(const InputGradient& job, const Launch& on) {
-    const int64_t pitch = GradientParts::pitch_of(job.dlogits.experts);
-    launch<InputTiles>({.a = job.dlogits.data,
-                        .a_part = pitch,
-                        .a_line = 2 * pitch,
-                        .b = static_cast<const uint16_t*>(job.weight),
-                        .b_line = job.hidden,
-                        .rows = job.dlogits.tokens,
-                        .cols = job.hidden,
-                        .terms = job.dlogits.experts,
-                        .out = job.dx,
-                        .addend = static_cast<const uint16_t*>(job.dx_in),
-                        .mode = Gradient::overwrite,
-                        .wide = false,
-                        .row_tiles = 0,
-                        .col_tiles = 0},
-                       on, "router_logits_backward: dx");
+    const int64_t pitch = SplitGradient::pitch_of(job.dlogits.experts);
+    launch<InputTiling>({.a = job.dlogits.data,
+                         .a_part = pitch,
+                         .a_line = 2 * pitch,
+                         .b = static_cast<const uint16_t*>(job.weight),
+                         .b_line = job.hidden,
+                         .rows = job.dlogits.tokens,
+                         .cols = job.hidden,
+                         .terms = job.dlogits.experts,
+                         .out = job.dx,
+                         .addend = static_cast<const uint16_t*>(job.dx_in),
+                         .mode = Gradient::overwrite,
+                         .wide = false,
+                         .row_tiles = 0,
+                         .col_tiles = 0},
+                        on, "router_logits_backward: dx");
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::router

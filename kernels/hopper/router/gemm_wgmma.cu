@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The router's products of many experts on warpgroup instructions: logits, dx and dweight of BF16 operands.
-// What logits.cu launches where shapes and alignment allow it; few experts and the rest:
-// gemm/fallback/mma.cu. Stages, barriers, pairs of CTAs: gemm/sm90/pipeline.h.
+// The router's GEMMs of many experts on wgmma: logits, dx and dweight of BF16 operands. logits.cu launches
+// them where shapes and alignment allow; few experts and the rest: gemm_mma.cu. Stages, barriers, roles and
+// clusters come from gemm/sm90/pipeline.h, dweight's kernel is gemm/sm90/bf16_wgrad.cu: a change there
+// changes this file.
 #include "kernels/hopper/device/cluster.h"
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/memory.h"
@@ -16,56 +17,57 @@
 #include "kernels/hopper/router/gemm.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::router {
+
+using namespace gemm;
 
 namespace {
 
-constexpr int kDepth = 64;  // contraction elements of a stage
+constexpr int kStageK = 64;  // contraction elements of a stage
 constexpr int kPanel = 64,
-              kPanelBytes = kDepth * kStageRowBytes;    // outputs across the contraction, and 64 rows of it
-constexpr int kSideBytes = kTileRows * kStageRowBytes;  // 128 rows x 64 elements
+              kPanelBytes = kStageK * kStageRowBytes;  // outputs across the contraction, and 64 rows of it
+constexpr int kABytes = kTileRows * kStageRowBytes;    // 128 rows x 64 elements
 
-// ---- logits
-// sums[part, t, e] = the part's x W^T. Parts are cut by hidden alone, so that a token's logits depend on that
-// token only.
+// sums[split, t, e] = x W^T over the columns of the split. Splits are cut by hidden alone, so that a token's
+// logits depend on that token only.
 struct LogitTiles {
     int64_t tokens, experts, hidden;
-    int64_t col_tiles, pairs;  // pairs of row tiles x column tiles x parts
-    int steps, part_steps, parts;
+    int64_t col_tiles, pairs;  // pairs of row tiles x column tiles x splits
+    int steps, split_steps, splits;
     float* sums;
 
     struct Place {
-        int64_t row, col, part;
+        int64_t row, col, split;
         int first_step, steps;
     };
     __device__ Place place(int64_t pair, int rank) const {
-        const int64_t part = pair % parts, tile = pair / parts;
-        const int first = static_cast<int>(part) * part_steps;
-        return {(tile / col_tiles * kPair + rank) * kTileRows, tile % col_tiles * kTileCols, part, first,
-                min(part_steps, steps - first)};
+        const int64_t split = pair % splits, tile = pair / splits;
+        const int first = static_cast<int>(split) * split_steps;
+        return {(tile / col_tiles * kClusterCtas + rank) * kTileRows, tile % col_tiles * kTileCols, split,
+                first, min(split_steps, steps - first)};
     }
 };
 
-// One warpgroup: 64 rows by 256 columns, 128 sums a thread; the next stage's products start before the last
-// one's are waited for.
-__device__ void multiply_logits(const LogitTiles& job, WgmmaShared& shared, int warpgroup) {
+// One consumer warpgroup: 64 rows by 256 columns, 128 sums a thread; the wgmma of the next stage are issued
+// before the last ones are waited for.
+__device__ void logits_mainloop(const LogitTiles& job, SharedStorage& shared, int warpgroup) {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, quad = thread % 4;
     const int row0 = warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4;
     const int rank = static_cast<int>(cluster_rank());
     RingPosition<kStages> stage;
-    for (int64_t pair = blockIdx.x / kPair; pair < job.pairs; pair += gridDim.x / kPair) {
+    for (int64_t pair = blockIdx.x / kClusterCtas; pair < job.pairs; pair += gridDim.x / kClusterCtas) {
         const LogitTiles::Place at = job.place(pair, rank);
         float sum[128];
-        int before = 0;  // stage whose products may still be under way
+        int before = 0;  // stage whose wgmma may still be in flight
         for (int step = 0; step < at.steps; ++step) {
             mbarrier_wait(&shared.full[stage.index], stage.parity);
-            const uint8_t *a = shared.stages[stage.index], *b = a + kSideBytes;
+            const uint8_t *a = shared.stages[stage.index], *b = a + kABytes;
             const uint64_t at_a = k_major_descriptor(a + warpgroup * 64 * kStageRowBytes),
                            at_b = k_major_descriptor(b);
             wgmma_fence();
             wgmma_fence_operand(sum);
 #pragma unroll
-            for (int k = 0; k < kDepth / 16; ++k)
+            for (int k = 0; k < kStageK / 16; ++k)
                 wgmma_bf16<0, 0>(sum, at_a + 2 * k, at_b + 2 * k, step > 0 || k > 0);
             wgmma_commit();
             wgmma_fence_operand(sum);
@@ -79,7 +81,7 @@ __device__ void multiply_logits(const LogitTiles& job, WgmmaShared& shared, int 
         release_stage(shared, before);
         // of every 16 columns a lane stores four: join_columns
         const int first = quad % 2 * 8 + quad / 2 * 4;
-        float* const to = job.sums + (at.part * job.tokens + at.row + row0) * job.experts + at.col + first;
+        float* const to = job.sums + (at.split * job.tokens + at.row + row0) * job.experts + at.col + first;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int64_t columns = at.row + row0 + 8 * r < job.tokens ? job.experts - at.col - first : 0;
@@ -94,53 +96,54 @@ __device__ void multiply_logits(const LogitTiles& job, WgmmaShared& shared, int 
     }
 }
 
-// Work at T=4096, H=7168, E=256: 15 GFLOP (20 us at 770 TFLOP/s); x 58.7 MB from memory (14 us); sums 16.8 MB
-// out. A CTA owns 128 x 256 outputs over a quarter of the contraction, 128 CTAs; W is common to the pair of a
-// cluster, so the L2 delivers 115 MB (19 us at 6 TB/s; tiles of 64 x 128 over the whole contraction made it
-// deliver 352 MB: 83 us). add_blocks adds the parts (16.8 MB from L2). Barriers: gemm/sm90/pipeline.h.
-// Deterministic: a sum is one thread's, over ascending h, written once.
-__global__ void __launch_bounds__(kWgmmaThreads, 1)
+// logits = x W^T, x [T, H] bf16, W [E, H] bf16, split along H. Floor at T=4096, H=7168, E=256: 15 GFLOP (20
+// us at 770 TFLOP/s); x 58.7 MB from memory (14 us); sums 16.8 MB out. CTA: 128 x 256 outputs over a quarter
+// of the contraction, 128 CTAs; W is multicast in the cluster, so L2 delivers 115 MB (19 us at 6 TB/s; tiles
+// of 64 x 128 over the whole contraction made it deliver 352 MB: 83 us). add_blocks adds the splits (16.8 MB
+// from L2). Barriers: gemm/sm90/pipeline.h. Deterministic: a sum is one thread's, over ascending h, written
+// once.
+__global__ void __launch_bounds__(kCtaThreads, 1)
     logits_kernel(const __grid_constant__ LogitTiles job, const __grid_constant__ CUtensorMap map_x,
                   const __grid_constant__ CUtensorMap map_w) {
-    const auto load = [&](WgmmaShared& shared) {
+    const auto load = [&](SharedStorage& shared) {
         const int rank = static_cast<int>(cluster_rank());
         RingPosition<kStages> stage;
-        for (int64_t pair = blockIdx.x / kPair; pair < job.pairs; pair += gridDim.x / kPair) {
+        for (int64_t pair = blockIdx.x / kClusterCtas; pair < job.pairs; pair += gridDim.x / kClusterCtas) {
             const LogitTiles::Place at = job.place(pair, rank);
             const int row = static_cast<int>(at.row), col = static_cast<int>(at.col);
             for (int step = 0; step < at.steps; ++step) {
-                const int k = (at.first_step + step) * kDepth;
+                const int k = (at.first_step + step) * kStageK;
                 Mbarrier* const full = &shared.full[stage.index];
-                mbarrier_wait(&shared.empty[stage.index], stage.parity ^ 1);  // in both CTAs
+                mbarrier_wait(&shared.empty[stage.index], stage.parity ^ 1);  // consumers of both CTAs
                 mbarrier_arrive_expect_tx(full, kStageBytes);
-                uint8_t *a = shared.stages[stage.index], *b = a + kSideBytes;
-                load_operand<2>(Load::own, rank, &map_x, full, a, kSideBytes / 2,
+                uint8_t *a = shared.stages[stage.index], *b = a + kABytes;
+                load_operand<2>(Load::own, rank, &map_x, full, a, kABytes / 2,
                                 [&](int i) { return make_int2(k, row + i * kTileRows / 2); });
-                load_operand<2>(Load::common, rank, &map_w, full, b, kTileCols / 2 * kStageRowBytes,
+                load_operand<2>(Load::multicast, rank, &map_w, full, b, kTileCols / 2 * kStageRowBytes,
                                 [&](int i) { return make_int2(k, col + i * kTileCols / 2); });
                 stage.advance();
             }
         }
     };
-    run_roles(load, [&](WgmmaShared& shared, int warpgroup) { multiply_logits(job, shared, warpgroup); });
+    run_roles(load, [&](SharedStorage& shared, int warpgroup) { logits_mainloop(job, shared, warpgroup); });
 }
 
 // ---- dx
-constexpr int kInputStages = 3, kMostSteps = 4;  // of the contraction over the experts
+constexpr int kInputStages = 3, kMaxInputSteps = 4;  // of the contraction over the experts
 constexpr int kInputStageBytes = kTileCols / kPanel * kPanelBytes;
-constexpr int kInHalves = 2;  // dx_in of a tile comes in stages of 128 columns
-static_assert(kInputStageBytes == kTileCols / kInHalves / kPanel * kSideBytes);
-static_assert(kMostSteps * kDepth == kMostInputExperts);
+constexpr int kInHalves = 2;  // dx_in of a tile is loaded in stages of 128 columns
+static_assert(kInputStageBytes == kTileCols / kInHalves / kPanel * kABytes);
+static_assert(kMaxInputSteps * kStageK == kMaxInputExperts);
 
-struct InputShared {
-    alignas(1024) uint8_t dlogits[2][kMostSteps][kSideBytes];
+struct InputStorage {
+    alignas(1024) uint8_t dlogits[2][kMaxInputSteps][kABytes];
     alignas(1024) uint8_t stages[kInputStages][kInputStageBytes];
     Mbarrier dlogits_full[1], dlogits_empty[1], full[kInputStages], empty[kInputStages];
 };
-constexpr size_t kInputShared = sizeof(InputShared) + 1024;
-static_assert(kInputShared <= 232448);
+constexpr size_t kInputStorageBytes = sizeof(InputStorage) + 1024;
+static_assert(kInputStorageBytes <= kMaxSharedBytes);
 
-// A row tile by a chunk of its column tiles.
+// Work items: a row tile by a chunk of its column tiles.
 struct InputTiles {
     int64_t tokens, hidden;
     int64_t col_tiles, chunks, items;
@@ -157,8 +160,9 @@ struct InputTiles {
     }
 };
 
-__device__ void load_input_tiles(const InputTiles& job, InputShared& shared, const CUtensorMap* map_dlogits,
-                                 const CUtensorMap* map_w, const CUtensorMap* map_in) {
+__device__ void produce_input_tiles(const InputTiles& job, InputStorage& shared,
+                                    const CUtensorMap* map_dlogits, const CUtensorMap* map_w,
+                                    const CUtensorMap* map_in) {
     RingPosition<kInputStages> stage;
     RingPosition<1> rows;
     const auto next_stage = [&](auto start) {
@@ -172,11 +176,11 @@ __device__ void load_input_tiles(const InputTiles& job, InputShared& shared, con
         const InputTiles::Place at = job.place(item);
         const int row = static_cast<int>(at.row);
         mbarrier_wait(&shared.dlogits_empty[0], rows.parity ^ 1);
-        mbarrier_arrive_expect_tx(&shared.dlogits_full[0], static_cast<uint32_t>(2 * job.steps * kSideBytes));
+        mbarrier_arrive_expect_tx(&shared.dlogits_full[0], static_cast<uint32_t>(2 * job.steps * kABytes));
         for (int part = 0; part < 2; ++part)
             for (int step = 0; step < job.steps; ++step)
                 tma_load(map_dlogits, &shared.dlogits_full[0], shared.dlogits[part][step],
-                         part * job.pitch + step * kDepth, row);
+                         part * job.pitch + step * kStageK, row);
         rows.advance();
         for (int64_t tile = at.first; tile < at.last; ++tile) {
             const int col = static_cast<int>(tile * kTileCols);
@@ -184,28 +188,28 @@ __device__ void load_input_tiles(const InputTiles& job, InputShared& shared, con
                 next_stage([&](Mbarrier* full, uint8_t* to) {
 #pragma unroll
                     for (int i = 0; i < kTileCols / kPanel; ++i)
-                        tma_load(map_w, full, to + i * kPanelBytes, col + i * kPanel, step * kDepth);
+                        tma_load(map_w, full, to + i * kPanelBytes, col + i * kPanel, step * kStageK);
                 });
             if (!job.has_addend) continue;
             for (int half = 0; half < kInHalves; ++half)
                 next_stage([&](Mbarrier* full, uint8_t* to) {
                     const int first = col + half * kTileCols / kInHalves;
 #pragma unroll
-                    for (int i = 0; i < kInputStageBytes / kSideBytes; ++i)
-                        tma_load(map_in, full, to + i * kSideBytes, first + i * kPanel, row);
+                    for (int i = 0; i < kInputStageBytes / kABytes; ++i)
+                        tma_load(map_in, full, to + i * kABytes, first + i * kPanel, row);
                 });
         }
     }
 }
 
-// A computing warp is done with what the barrier guards, in all its lanes.
-__device__ __forceinline__ void release(Mbarrier* empty) {
+// A consumer warp releases what the barrier guards, once all its lanes are done with it (this CTA only).
+__device__ __forceinline__ void release_one(Mbarrier* empty) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(empty);
 }
 
-// A finished tile's part of a thread, rounded: word 2 * j + r holds two columns of chunk j (of 8) of its row
-// r (of two, 8 apart).
+// A thread's part of a finished tile, packed to BF16: word 2 * j + r holds two columns of chunk j (of 8) of
+// its row r (of two, 8 apart).
 struct FinishedInput {
     uint32_t words[64];
     int64_t row, col;  // of the thread's first row, of the tile
@@ -228,8 +232,9 @@ __device__ __forceinline__ void store_finished(const InputTiles& job, const Fini
     }
 }
 
-// One warpgroup: 64 rows by 256 columns. A finished tile is stored behind the next one's first products.
-__device__ void multiply_input_tiles(const InputTiles& job, InputShared& shared, int warpgroup) {
+// One consumer warpgroup: 64 rows by 256 columns. A finished tile is stored during the first wgmma of the
+// next one.
+__device__ void input_mainloop(const InputTiles& job, InputStorage& shared, int warpgroup) {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, quad = thread % 4;
     const int row0 = warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4;
     const int store_at = min(1, job.steps - 1);
@@ -243,7 +248,7 @@ __device__ void multiply_input_tiles(const InputTiles& job, InputShared& shared,
         rows.advance();
         for (int64_t tile = at.first; tile < at.last; ++tile) {
             float sum[128];
-            int before = 0;  // stage whose products may still be under way
+            int before = 0;  // stage whose wgmma may still be in flight
             for (int step = 0; step < job.steps; ++step) {
                 mbarrier_wait(&shared.full[stage.index], stage.parity);
                 const uint64_t large = k_major_descriptor(shared.dlogits[0][step] +
@@ -254,7 +259,7 @@ __device__ void multiply_input_tiles(const InputTiles& job, InputShared& shared,
                 wgmma_fence();
                 wgmma_fence_operand(sum);
 #pragma unroll
-                for (int k = 0; k < kDepth / 16; ++k) {
+                for (int k = 0; k < kStageK / 16; ++k) {
                     constexpr int kStep = 16 * kStageRowBytes / 16;
                     wgmma_bf16<0, 1>(sum, small + 2 * k, w + kStep * k, step > 0 || k > 0);
                     wgmma_bf16<0, 1>(sum, large + 2 * k, w + kStep * k, 1);
@@ -266,13 +271,13 @@ __device__ void multiply_input_tiles(const InputTiles& job, InputShared& shared,
                     unstored = false;
                 }
                 wgmma_wait<1>();
-                if (step > 0) release(&shared.empty[before]);
+                if (step > 0) release_one(&shared.empty[before]);
                 before = stage.index;
                 stage.advance();
             }
             wgmma_wait<0>();
             wgmma_fence_operand(sum);
-            release(&shared.empty[before]);
+            release_one(&shared.empty[before]);
             if (job.has_addend) {
 #pragma unroll
                 for (int half = 0; half < kInHalves; ++half) {
@@ -282,7 +287,7 @@ __device__ void multiply_input_tiles(const InputTiles& job, InputShared& shared,
 #pragma unroll
                     for (int j = 0; j < kChunks; ++j) {
                         // 16-byte chunks of a row of 128 bytes lie swizzled by the row's last three bits
-                        const uint8_t* const chunk = in + j / 8 * kSideBytes + ((j % 8) ^ (row0 % 8)) * 16;
+                        const uint8_t* const chunk = in + j / 8 * kABytes + ((j % 8) ^ (row0 % 8)) * 16;
 #pragma unroll
                         for (int r = 0; r < 2; ++r) {
                             const uint32_t two =
@@ -292,7 +297,7 @@ __device__ void multiply_input_tiles(const InputTiles& job, InputShared& shared,
                             v[1] += __uint_as_float(two & 0xFFFF0000u);
                         }
                     }
-                    release(&shared.empty[stage.index]);
+                    release_one(&shared.empty[stage.index]);
                     stage.advance();
                 }
             }
@@ -302,41 +307,46 @@ __device__ void multiply_input_tiles(const InputTiles& job, InputShared& shared,
             finished.col = tile * kTileCols;
             unstored = true;
         }
-        release(&shared.dlogits_empty[0]);
+        release_one(&shared.dlogits_empty[0]);
     }
     if (unstored) store_finished(job, finished);
 }
 
-// Work at T=4096, H=7168, E=256: two parts of 15 GFLOP (40 us at 770 TFLOP/s); dx_in and dx 117 MB (29 us). A
-// CTA keeps both parts of 128 tokens' dlogits in shared memory (128 KiB) and walks a quarter of the columns,
-// 128 CTAs: W is read once for both parts, 115 MB from L2, and dx_in arrives in stages of the same ring
-// behind a tile's W, so nobody waits for memory (64 x 128 tiles loaded 470 MB from L2). Shared memory:
-// dlogits; three stages of 32 KiB; barriers. Barriers: full[s] one arrival + 32 KiB; empty[s] one arrival a
-// computing warp, after its last product from the stage or its last read of dx_in; dlogits_full one arrival +
-// all boxes; dlogits_empty one arrival a computing warp after the item's last product. dx may be dx_in: a CTA
-// stores a tile after it has read it, and tiles are apart. Deterministic: an element of dx is one thread's
-// sum over ascending e, written once.
-__global__ void __launch_bounds__(kWgmmaThreads, 1)
+// dx = dlogits W (+ dx_in), dlogits as two BF16 parts. Floor at T=4096, H=7168, E=256: two parts of 15 GFLOP
+// (40 us at 770 TFLOP/s); dx_in and dx 117 MB (29 us). CTA: both parts of 128 tokens' dlogits stay in shared
+// memory (128 KiB) for a quarter of the columns, 128 CTAs: W is read once for both parts, 115 MB from L2 (64
+// x 128 tiles loaded 470 MB), and dx_in arrives in stages of the same ring after a tile's W, so nobody waits
+// for memory. Shared memory: dlogits; three stages of 32 KiB; barriers.
+//
+//   barrier         arrivals of a phase                        waited for by
+//   full[s]         1 producer + 32 KiB                        consumer warps
+//   empty[s]        1 a consumer warp, after its last wgmma    producer
+//                   or its last read of dx_in from the stage
+//   dlogits_full    1 producer + all boxes                     consumer warps
+//   dlogits_empty   1 a consumer warp, after the item          producer
+//
+// dx may be dx_in: a CTA stores a tile after it has read it, and tiles are disjoint. Deterministic: an
+// element of dx is one thread's sum over ascending e, written once.
+__global__ void __launch_bounds__(kCtaThreads, 1)
     input_kernel(const __grid_constant__ InputTiles job, const __grid_constant__ CUtensorMap map_dlogits,
                  const __grid_constant__ CUtensorMap map_w, const __grid_constant__ CUtensorMap map_in) {
-    InputShared& shared = prepare_shared<InputShared>([](InputShared& s) {
-        init_ring(s.dlogits_full, s.dlogits_empty, kMathWarps);
-        init_ring(s.full, s.empty, kMathWarps);
+    InputStorage& shared = prepare_shared<InputStorage>([](InputStorage& s) {
+        init_ring(s.dlogits_full, s.dlogits_empty, kConsumerWarps);
+        init_ring(s.full, s.empty, kConsumerWarps);
     });
     const int role = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroup);
     if (role == 0) {
-        release_registers<kLoaderRegisters>();
-        if (threadIdx.x == 0) load_input_tiles(job, shared, &map_dlogits, &map_w, &map_in);
+        release_registers<kProducerRegisters>();
+        if (threadIdx.x == 0) produce_input_tiles(job, shared, &map_dlogits, &map_w, &map_in);
     } else {
-        acquire_registers<kMathRegisters>();
-        multiply_input_tiles(job, shared, role - 1);
+        acquire_registers<kConsumerRegisters>();
+        input_mainloop(job, shared, role - 1);
     }
 }
 
-// ---- dweight
-// dweight (+)= over the blocks of tokens, ascending, the larger part's product + the smaller part's. Moves:
-// the products once, from L2 where they fit (14.7 MB a block at H=7168, E=256), dweight once. A thread takes
-// four neighbours; one writer an element: deterministic.
+// dweight (+)= sum over the blocks of tokens, ascending, of the larger part's sums + the smaller part's.
+// Bytes: the sums once, from L2 where they fit (14.7 MB a block at H=7168, E=256), dweight once. A thread
+// takes four neighbours; one writer an element: deterministic.
 constexpr int kAddThreads = 256;
 __global__ __launch_bounds__(kAddThreads) void add_weight_parts_kernel(const float4* sums, int64_t blocks,
                                                                        int64_t part, int64_t count,
@@ -366,48 +376,48 @@ bool is_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointe
 
 }  // namespace
 
-bool wgmma_takes_logits(const LogitProduct& job) {
-    return job.experts > kNarrowExperts && job.experts % 8 == 0 && job.tokens > 0 && is_aligned(job.logits);
+bool wgmma_supports_logits(const LogitsGemm& job) {
+    return job.experts > kFewExperts && job.experts % 8 == 0 && job.tokens > 0 && is_aligned(job.logits);
 }
 
-int64_t logit_parts(int64_t hidden) {
-    constexpr int64_t kParts = 4, kFewestSteps = op::kRouterBlock / kDepth,
-                      kMostSteps = op::kRouterPart / kDepth;
-    const int64_t steps = ceil_div(hidden, kDepth);
-    return ceil_div(steps, std::clamp(ceil_div(steps, kParts), kFewestSteps, kMostSteps));
+int64_t logit_splits(int64_t hidden) {
+    constexpr int64_t kSplits = 4, kMinSteps = op::kRouterBlock / kStageK,
+                      kMaxSteps = op::kRouterPart / kStageK;
+    const int64_t steps = ceil_div(hidden, kStageK);
+    return ceil_div(steps, std::clamp(ceil_div(steps, kSplits), kMinSteps, kMaxSteps));
 }
 
-void launch_wgmma_logits(const LogitProduct& job, float* sums, const Launch& on) {
+void launch_wgmma_logits(const LogitsGemm& job, float* sums, const Launch& on) {
     constexpr const char* kOp = "router_logits";
-    const int64_t steps = ceil_div(job.hidden, kDepth), parts = logit_parts(job.hidden);
+    const int64_t steps = ceil_div(job.hidden, kStageK), splits = logit_splits(job.hidden);
     const int64_t col_tiles = ceil_div(job.experts, kTileCols);
     const LogitTiles tiles{.tokens = job.tokens,
                            .experts = job.experts,
                            .hidden = job.hidden,
                            .col_tiles = col_tiles,
-                           .pairs = ceil_div(job.tokens, kPair * kTileRows) * col_tiles * parts,
+                           .pairs = ceil_div(job.tokens, kClusterCtas * kTileRows) * col_tiles * splits,
                            .steps = static_cast<int>(steps),
-                           .part_steps = static_cast<int>(ceil_div(steps, parts)),
-                           .parts = static_cast<int>(parts),
+                           .split_steps = static_cast<int>(ceil_div(steps, splits)),
+                           .splits = static_cast<int>(splits),
                            .sums = sums};
     const CUtensorMap map_x = tensor_map(job.x, DType::bf16, job.tokens, job.hidden, kTileRows / 2),
                       map_w = tensor_map(job.weight, DType::bf16, job.experts, job.hidden, kTileCols / 2);
-    allow_shared_memory(logits_kernel, kSharedBytes, kOp);
-    launch_wgmma_pairs(logits_kernel, grid_for(tiles.pairs * kPair, on, 1), kSharedBytes, on, kOp, tiles,
-                       map_x, map_w);
+    allow_shared_memory(logits_kernel, kSharedStorageBytes, kOp);
+    launch_clusters(logits_kernel, grid_for(tiles.pairs * kClusterCtas, on, 1), kSharedStorageBytes, on, kOp,
+                    tiles, map_x, map_w);
 }
 
-bool wgmma_takes_input_gradient(const InputGradient& job) {
-    return job.dlogits.experts <= kMostInputExperts && job.dlogits.tokens > 0;
+bool wgmma_supports_input_gradient(const InputGradient& job) {
+    return job.dlogits.experts <= kMaxInputExperts && job.dlogits.tokens > 0;
 }
 
 void launch_wgmma_input_gradient(const InputGradient& job, const Launch& on) {
     constexpr const char* kOp = "router_logits_backward: dx";
-    const GradientParts& parts = job.dlogits;
-    const int64_t pitch = GradientParts::pitch_of(parts.experts);
+    const SplitGradient& parts = job.dlogits;
+    const int64_t pitch = SplitGradient::pitch_of(parts.experts);
     const int64_t row_tiles = ceil_div(parts.tokens, kTileRows), col_tiles = ceil_div(job.hidden, kTileCols);
-    // Row tiles are cut into chunks of columns until they fill the chip; where they do so by themselves, so
-    // that the last wave is short.
+    // Row tiles are cut into chunks of columns until they fill the chip; where row tiles alone fill it, into
+    // kFew chunks, so that the last wave is short.
     constexpr int64_t kFew = 4;
     const int64_t sms = grid_for(kNumSms, on, 1), fill = sms / row_tiles;
     const int64_t chunks = std::min(col_tiles, fill >= 2 ? fill : kFew);
@@ -416,50 +426,50 @@ void launch_wgmma_input_gradient(const InputGradient& job, const Launch& on) {
                            .col_tiles = col_tiles,
                            .chunks = chunks,
                            .items = row_tiles * chunks,
-                           .steps = static_cast<int>(ceil_div(parts.experts, kDepth)),
+                           .steps = static_cast<int>(ceil_div(parts.experts, kStageK)),
                            .pitch = static_cast<int>(pitch),
                            .has_addend = job.dx_in != nullptr,
                            .dx = static_cast<Bf16*>(job.dx)};
     const CUtensorMap map_dlogits = tensor_map(parts.data, DType::bf16, parts.tokens, 2 * pitch, kTileRows),
-                      map_w = tensor_map(job.weight, DType::bf16, parts.experts, job.hidden, kDepth),
+                      map_w = tensor_map(job.weight, DType::bf16, parts.experts, job.hidden, kStageK),
                       map_in = tensor_map(job.dx_in != nullptr ? job.dx_in : job.dx, DType::bf16,
                                           parts.tokens, job.hidden, kTileRows);
-    allow_shared_memory(input_kernel, kInputShared, kOp);
-    launch_pdl(input_kernel, grid_for(tiles.items, on, 1), dim3(kWgmmaThreads), kInputShared, on, kOp, tiles,
-               map_dlogits, map_w, map_in);
+    allow_shared_memory(input_kernel, kInputStorageBytes, kOp);
+    launch_pdl(input_kernel, grid_for(tiles.items, on, 1), dim3(kCtaThreads), kInputStorageBytes, on, kOp,
+               tiles, map_dlogits, map_w, map_in);
 }
 
-bool wgmma_takes_weight_gradient(const WeightGradient& job) {
-    return job.dlogits.experts > kNarrowExperts && job.dlogits.tokens > 0 && is_aligned(job.dweight);
+bool wgmma_supports_weight_gradient(const WeightGradient& job) {
+    return job.dlogits.experts > kFewExperts && job.dlogits.tokens > 0 && is_aligned(job.dweight);
 }
 
 TokenBlocks token_blocks(int64_t tokens, int64_t hidden, int64_t experts) {
     constexpr int64_t kShortest = 512;
     const int64_t tiles =
-        ceil_div(2 * GradientParts::pitch_of(experts), kTileRows) * ceil_div(hidden, kTileCols);
+        ceil_div(2 * SplitGradient::pitch_of(experts), kTileRows) * ceil_div(hidden, kTileCols);
     const int64_t filling = std::min(ceil_div(tokens, kShortest), kNumSms / std::max<int64_t>(1, tiles));
     const int64_t blocks = std::max<int64_t>({1, ceil_div(tokens, op::kRouterPart), filling});
-    const int64_t length = std::max<int64_t>(1, ceil_div(ceil_div(tokens, blocks), kDepth)) * kDepth;
+    const int64_t length = std::max<int64_t>(1, ceil_div(ceil_div(tokens, blocks), kStageK)) * kStageK;
     return {length, ceil_div(tokens, length)};
 }
 
 void launch_wgmma_weight_gradient(const WeightGradient& job, const WeightSums& sums, const Launch& on) {
-    const GradientParts& parts = job.dlogits;
-    const int64_t pitch = GradientParts::pitch_of(parts.experts);
+    const SplitGradient& parts = job.dlogits;
+    const int64_t pitch = SplitGradient::pitch_of(parts.experts);
     for (int64_t first = 0; first < parts.blocks.count; first += sums.blocks) {
         const int64_t blocks = std::min(sums.blocks, parts.blocks.count - first);
-        DeviceProduct product{};
-        product.grouped = Grouped::contraction;
-        product.groups = {blocks, parts.block_tokens + first, parts.block_offsets + first, parts.tokens};
-        product.m = 2 * pitch;
-        product.n = job.hidden;
-        product.k = parts.tokens;
-        product.a.data = parts.data;
-        product.a.dtype = DType::bf16;
-        product.b.data = job.x;
-        product.b.dtype = DType::bf16;
-        product.d = sums.data;
-        launch_wgmma_bf16_wgrad(product, {parts.tokens, 2 * pitch}, {parts.tokens, job.hidden}, on);
+        GemmProblem problem{};
+        problem.grouped = Grouped::contraction;
+        problem.groups = {blocks, parts.block_tokens + first, parts.block_offsets + first, parts.tokens};
+        problem.m = 2 * pitch;
+        problem.n = job.hidden;
+        problem.k = parts.tokens;
+        problem.a.data = parts.data;
+        problem.a.dtype = DType::bf16;
+        problem.b.data = job.x;
+        problem.b.dtype = DType::bf16;
+        problem.d = sums.data;
+        launch_wgmma_bf16_wgrad(problem, {parts.tokens, 2 * pitch}, {parts.tokens, job.hidden}, on);
         const int64_t count = parts.experts * job.hidden / 4;
         launch_pdl(add_weight_parts_kernel, grid_for(ceil_div(count, kAddThreads), on), kAddThreads, on,
                    "router_logits_backward: dweight", reinterpret_cast<const float4*>(sums.data), blocks,
@@ -468,4 +478,4 @@ void launch_wgmma_weight_gradient(const WeightGradient& job, const WeightSums& s
     }
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::router

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The router's projection and its gradients on the GPU: fp32 fma in blocks of the contraction, block sums
-// added in ascending order by a second kernel, so the bits are the reference's. BF16 rows go to
-// gemm/sm90/tensor_maps.cu and gemm/fallback/mma.cu; here are the second kernel, and a product for all other
-// types and alignments.
+// The router's projection and its gradients on the GPU: dispatch, the general kernel (fp32 fma in blocks of
+// the contraction, bit-equal to the reference) and the kernel that adds block sums in ascending order. BF16
+// rows go to gemm_wgmma.cu and gemm_mma.cu; all other types and alignments stay here.
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/vector_io.h"
 #include "kernels/hopper/device/view.h"
@@ -11,9 +10,7 @@
 #include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/workspace.h"
 
-namespace fp8flow {
-
-using namespace hopper;
+namespace fp8flow::hopper::router {
 
 namespace {
 
@@ -33,14 +30,14 @@ struct Operand {
     bool vectorised;
 };
 
-struct ProductArgs {
+struct SimtArgs {
     Operand a, b;  // a: m, b: n
     int64_t terms, block_terms, blocks;
     void* out;  // [blocks, m, n]
     DType out_dtype = DType::f32;
     const void* addend = nullptr;  // added to the finished sum, in fp32; may be out
     DType addend_dtype = DType::f32;
-    int64_t tiles_m = 0, tiles_n = 0;  // set by launch_product
+    int64_t tiles_m = 0, tiles_n = 0;  // set by launch_simt
 };
 
 // This thread's eight elements of a tile of kTile rows by kDepth terms; zero outside.
@@ -84,12 +81,12 @@ __device__ __forceinline__ void add_term(const float (&a)[kDepth][kPitch], const
 }
 
 // out[block, m, n] = sum over the block's k of a(m, k) * b(n, k), k ascending. 2 m n k FLOPs at fp32 rate;
-// each operand is read once per 64 outputs of the other side. A CTA owns a 64 x 64 tile, a thread 4 x 4
-// outputs; tiles of 32 terms go global -> registers (one tile ahead) -> shared memory. Two barriers a tile:
-// after the writes, and before the next writes; loop bounds are the same for all threads. The last terms are
-// not padded into the sums. One accumulator an output, one writer: deterministic.
+// each operand is read once per 64 outputs of the other side. CTA: a 64 x 64 tile, a thread 4 x 4 outputs;
+// tiles of 32 terms go global -> registers (one tile ahead) -> shared memory. Two barriers a tile: after the
+// writes, and before the next writes; loop bounds are the same for all threads. The last terms are not padded
+// into the sums. Deterministic: one accumulator and one writer an output.
 template <bool kAAlongTerms, bool kBAlongTerms>
-__global__ __launch_bounds__(kThreads) void product_kernel(const ProductArgs args) {
+__global__ __launch_bounds__(kThreads) void simt_kernel(const SimtArgs args) {
     __shared__ __align__(16) float a_tile[kDepth][kPitch];
     __shared__ __align__(16) float b_tile[kDepth][kPitch];
     const int thread = static_cast<int>(threadIdx.x);
@@ -134,9 +131,9 @@ __global__ __launch_bounds__(kThreads) void product_kernel(const ProductArgs arg
     }
 }
 
-// out[r, c] = the sums [blocks, rows, cols] over the blocks in ascending order, + what out holds. Moves: the
-// sums once (14.7 MB at the DeepSeek-V3 shape, from L2), out once. A thread takes kWidth neighbours and has
-// eight of their blocks in flight. Rows of out are out_pitch apart. One writer an element: deterministic.
+// out[r, c] (+)= sums [blocks, rows, cols] over the blocks in ascending order. Bytes: the sums once (14.7 MB
+// at the DeepSeek-V3 shape, from L2), out once. A thread takes kWidth neighbours and has eight of their
+// blocks in flight. Rows of out are out_pitch apart. One writer an element: deterministic.
 template <int kWidth>
 __global__ __launch_bounds__(kThreads) void add_blocks_kernel(const float* sums, int64_t blocks, int64_t rows,
                                                               int64_t cols, int64_t out_pitch, Gradient mode,
@@ -196,15 +193,58 @@ Operand along_rows(const TensorView& view, int64_t first, int64_t count) {
 Operand along_rows(const TensorView& view) { return along_rows(view, 0, view.dim(1)); }
 
 template <bool kAAlongTerms, bool kBAlongTerms>
-void launch_product(ProductArgs args, const Launch& launch, const char* op) {
+void launch_simt(SimtArgs args, const Launch& launch, const char* op) {
     args.tiles_m = ceil_div(args.a.rows, kTile);
     args.tiles_n = ceil_div(args.b.rows, kTile);
     const int64_t items = args.tiles_m * args.tiles_n * args.blocks;
     if (items == 0) return;
     constexpr int kCtasPerSm = 4;
-    product_kernel<kAAlongTerms, kBAlongTerms>
+    simt_kernel<kAAlongTerms, kBAlongTerms>
         <<<grid_for(items, launch, kCtasPerSm), kThreads, 0, stream_of(launch)>>>(args);
     check_launch(op);
+}
+
+// dx on CUDA cores.
+void input_gradient_simt(const op::RouterLogitsBackward& args, const Launch& launch) {
+    const int64_t experts = args.weight.dim(0);
+    launch_simt<true, false>({.a = along_terms(args.dlogits),
+                              .b = along_rows(args.weight),
+                              .terms = experts,
+                              .block_terms = experts,
+                              .blocks = 1,
+                              .out = args.dx.data,
+                              .out_dtype = args.dx.dtype,
+                              .addend = args.dx_in ? args.dx_in.data : nullptr,
+                              .addend_dtype = args.dx_in.dtype},
+                             launch, "router_logits_backward: dx");
+}
+
+// dweight on CUDA cores, in rounds over the columns whose block sums fit the workspace.
+void weight_gradient_simt(const op::RouterLogitsBackward& args, const HopperOps::Workspace& workspace,
+                          const Launch& launch) {
+    const int64_t tokens = args.x.dim(0), hidden = args.x.dim(1), experts = args.weight.dim(0);
+    const int64_t blocks = ceil_div(tokens, op::kRouterBlock);
+    const int64_t round =
+        std::max<int64_t>(kUnit, kPartials / (std::max<int64_t>(blocks, 1) * experts) / kUnit * kUnit);
+    for (int64_t first = 0; first < hidden; first += round) {
+        const int64_t count = std::min(round, hidden - first);
+        float* sums = workspace.partials_for<float>(blocks * experts * count);
+        launch_simt<false, false>({.a = along_rows(args.dlogits),
+                                   .b = along_rows(args.x, first, count),
+                                   .terms = tokens,
+                                   .block_terms = op::kRouterBlock,
+                                   .blocks = blocks,
+                                   .out = sums},
+                                  launch, "router_logits_backward: dweight");
+        add_blocks({.sums = sums,
+                    .blocks = blocks,
+                    .rows = experts,
+                    .cols = count,
+                    .out_pitch = hidden,
+                    .mode = args.dweight_mode,
+                    .out = args.dweight.as<float>() + first},
+                   launch);
+    }
 }
 
 bool is_fast(const TensorView& view) {
@@ -213,8 +253,14 @@ bool is_fast(const TensorView& view) {
 
 }  // namespace
 
-// Block sums that do not fit the workspace are made in rounds over the tokens (logits) or over the columns
-// (dweight).
+}  // namespace fp8flow::hopper::router
+
+namespace fp8flow {
+
+using namespace hopper;
+using namespace hopper::router;
+
+// Block sums that do not fit the workspace are computed in rounds over the tokens.
 void HopperOps::do_router_logits(const op::RouterLogits& args, const Launch& launch) {
     const int64_t tokens = args.x.dim(0), hidden = args.x.dim(1), experts = args.weight.dim(0);
     const auto round_of = [&](int64_t blocks) {
@@ -232,26 +278,26 @@ void HopperOps::do_router_logits(const op::RouterLogits& args, const Launch& lau
                    launch);
     };
     if (is_fast(args.x) && is_fast(args.weight)) {
-        const auto product_of = [&](const TensorView& x, const TensorView& out) {
-            return LogitProduct{.x = x.data,
-                                .weight = args.weight.data,
-                                .tokens = x.dim(0),
-                                .hidden = hidden,
-                                .experts = experts,
-                                .logits = out.as<float>()};
+        const auto gemm_of = [&](const TensorView& x, const TensorView& out) {
+            return LogitsGemm{.x = x.data,
+                              .weight = args.weight.data,
+                              .tokens = x.dim(0),
+                              .hidden = hidden,
+                              .experts = experts,
+                              .logits = out.as<float>()};
         };
-        if (!wgmma_takes_logits(product_of(args.x, args.logits))) {
-            launch_logits(product_of(args.x, args.logits), launch);
+        if (!wgmma_supports_logits(gemm_of(args.x, args.logits))) {
+            launch_logits(gemm_of(args.x, args.logits), launch);
             return;
         }
-        const int64_t parts = logit_parts(hidden), round = round_of(parts);
+        const int64_t splits = logit_splits(hidden), round = round_of(splits);
         for (int64_t first = 0; first < tokens; first += round) {
             const int64_t count = std::min(round, tokens - first);
             const TensorView out = args.logits.slice(first, count);
             float* sums =
-                parts == 1 ? out.as<float>() : workspace_->partials_for<float>(parts * count * experts);
-            launch_wgmma_logits(product_of(args.x.slice(first, count), out), sums, launch);
-            if (parts > 1) add(sums, parts, out);
+                splits == 1 ? out.as<float>() : workspace_->partials_for<float>(splits * count * experts);
+            launch_wgmma_logits(gemm_of(args.x.slice(first, count), out), sums, launch);
+            if (splits > 1) add(sums, splits, out);
         }
         return;
     }
@@ -261,27 +307,27 @@ void HopperOps::do_router_logits(const op::RouterLogits& args, const Launch& lau
         const TensorView x = args.x.slice(first, count), out = args.logits.slice(first, count);
         float* sums =
             blocks == 1 ? out.as<float>() : workspace_->partials_for<float>(blocks * count * experts);
-        launch_product<true, true>({.a = along_terms(x),
-                                    .b = along_terms(args.weight),
-                                    .terms = hidden,
-                                    .block_terms = op::kRouterBlock,
-                                    .blocks = blocks,
-                                    .out = sums},
-                                   launch, "router_logits");
+        launch_simt<true, true>({.a = along_terms(x),
+                                 .b = along_terms(args.weight),
+                                 .terms = hidden,
+                                 .block_terms = op::kRouterBlock,
+                                 .blocks = blocks,
+                                 .out = sums},
+                                launch, "router_logits");
         if (blocks > 1) add(sums, blocks, out);
     }
 }
 
-// The parts of dlogits take the workspace as long as both products read them, the sums of dweight what is
-// left of it; more tokens than fit take the CUDA cores.
+// The split dlogits stay in the workspace while both GEMMs read them; the sums of dweight get what is left of
+// it. More tokens than fit run on CUDA cores.
 void HopperOps::do_router_logits_backward(const op::RouterLogitsBackward& args, const Launch& launch) {
     const int64_t tokens = args.x.dim(0), hidden = args.x.dim(1), experts = args.weight.dim(0);
     constexpr int64_t kWorkspace = Workspace::kPartialsBytes, kAlignment = 256;
     const auto aligned = [](int64_t bytes) { return ceil_div(bytes, kAlignment) * kAlignment; };
     uint8_t* const scratch = workspace_->partials_for<uint8_t>(kWorkspace);
-    GradientParts parts{.data = reinterpret_cast<uint16_t*>(scratch), .tokens = tokens, .experts = experts};
+    SplitGradient parts{.data = reinterpret_cast<uint16_t*>(scratch), .tokens = tokens, .experts = experts};
     const int64_t part_bytes =
-        aligned(GradientParts::elements(tokens, experts) * static_cast<int64_t>(sizeof(uint16_t)));
+        aligned(SplitGradient::elements(tokens, experts) * static_cast<int64_t>(sizeof(uint16_t)));
     parts.blocks = token_blocks(tokens, hidden, experts);
     parts.block_tokens = reinterpret_cast<int64_t*>(scratch + part_bytes);
     parts.block_offsets = parts.block_tokens + parts.blocks.count;
@@ -291,7 +337,7 @@ void HopperOps::do_router_logits_backward(const op::RouterLogitsBackward& args, 
     const bool fast_input =
                    fits && is_fast(args.weight) && is_fast(args.dx) && (!args.dx_in || is_fast(args.dx_in)),
                fast_weight = fits && is_fast(args.x);
-    if (fast_input || fast_weight) launch_gradient_parts(args.dlogits.as<float>(), parts, launch);
+    if (fast_input || fast_weight) launch_split_gradient(args.dlogits.as<float>(), parts, launch);
     if (fast_weight) {
         const WeightGradient job{.dlogits = parts,
                                  .x = args.x.data,
@@ -300,8 +346,8 @@ void HopperOps::do_router_logits_backward(const op::RouterLogitsBackward& args, 
                                  .dweight = args.dweight.as<float>()};
         const WeightSums sums{.data = reinterpret_cast<float*>(scratch + sums_from),
                               .blocks = (kWorkspace - sums_from) / static_cast<int64_t>(sizeof(float)) /
-                                        std::max<int64_t>(1, GradientParts::elements(hidden, experts))};
-        if (sums.blocks > 0 && wgmma_takes_weight_gradient(job))
+                                        std::max<int64_t>(1, SplitGradient::elements(hidden, experts))};
+        if (sums.blocks > 0 && wgmma_supports_weight_gradient(job))
             launch_wgmma_weight_gradient(job, sums, launch);
         else
             launch_weight_gradient(job, launch);
@@ -311,45 +357,13 @@ void HopperOps::do_router_logits_backward(const op::RouterLogitsBackward& args, 
                               .dx_in = args.dx_in ? args.dx_in.data : nullptr,
                               .dx = args.dx.data,
                               .hidden = hidden};
-    if (fast_input && wgmma_takes_input_gradient(input))
+    if (fast_input && wgmma_supports_input_gradient(input))
         launch_wgmma_input_gradient(input, launch);
     else if (fast_input)
         launch_input_gradient(input, launch);
     else
-        launch_product<true, false>({.a = along_terms(args.dlogits),
-                                     .b = along_rows(args.weight),
-                                     .terms = experts,
-                                     .block_terms = experts,
-                                     .blocks = 1,
-                                     .out = args.dx.data,
-                                     .out_dtype = args.dx.dtype,
-                                     .addend = args.dx_in ? args.dx_in.data : nullptr,
-                                     .addend_dtype = args.dx_in.dtype},
-                                    launch, "router_logits_backward: dx");
-    if (fast_weight) return;
-
-    const int64_t blocks = ceil_div(tokens, op::kRouterBlock);
-    const int64_t round =
-        std::max<int64_t>(kUnit, kPartials / (std::max<int64_t>(blocks, 1) * experts) / kUnit * kUnit);
-    for (int64_t first = 0; first < hidden; first += round) {
-        const int64_t count = std::min(round, hidden - first);
-        float* sums = workspace_->partials_for<float>(blocks * experts * count);
-        launch_product<false, false>({.a = along_rows(args.dlogits),
-                                      .b = along_rows(args.x, first, count),
-                                      .terms = tokens,
-                                      .block_terms = op::kRouterBlock,
-                                      .blocks = blocks,
-                                      .out = sums},
-                                     launch, "router_logits_backward: dweight");
-        add_blocks({.sums = sums,
-                    .blocks = blocks,
-                    .rows = experts,
-                    .cols = count,
-                    .out_pitch = hidden,
-                    .mode = args.dweight_mode,
-                    .out = args.dweight.as<float>() + first},
-                   launch);
-    }
+        input_gradient_simt(args, launch);
+    if (!fast_weight) weight_gradient_simt(args, *workspace_, launch);
 }
 
 }  // namespace fp8flow

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What the router's kernels share: one warp works on one token, whose logits stay in its registers. Scores
-// and sums follow kernels/reference/router_scores.cpp operation by operation, so they have its bits. Read
-// next: choice.h, top_k.cu.
+// What the router's top-k kernels share: one warp works on one token, whose logits stay in its registers.
+// Scores and sums follow kernels/reference/router_scores.cpp operation by operation, so they have its bits.
+// Read next: choice.h, top_k.cu.
 #pragma once
 
 #include "kernels/hopper/device/sigmoid.h"
@@ -13,17 +13,18 @@
 
 #include <bit>
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::router {
 
 constexpr float kScoreSumEps = 1e-20f;  // Megatron-LM, as in the reference
-constexpr int64_t kMostExperts = 1024;
-constexpr std::size_t kSharedBytes = 40 << 10;  // what a CTA gets without asking, less static arrays
+constexpr int64_t kMaxExperts = 1024;
+constexpr std::size_t kDefaultSharedBytes =
+    40 << 10;  // without opt-in (allow_shared_memory), less static arrays
 
 __device__ __forceinline__ int warp_lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
 
-// Which experts a thread holds: lane, lane + 32, ... kFull: all of its places are experts. In memory a thread
-// has one address, and its places are constants in the instructions (an address for each place took a fifth
-// of all instructions).
+// The experts of a thread: lane, lane + 32, ... kFull: all of its places are experts. In memory a thread has
+// one address, and its places are constants in the instructions (an address for each place took a fifth of
+// all instructions).
 template <int kPlaces, bool kFull> struct Row {
     static constexpr int kCount = kPlaces;
     int count;
@@ -45,8 +46,8 @@ template <int kPlaces, bool kFull> struct Row {
 
 // Calls f(Row) with the narrowest row that holds the experts.
 template <class F> void with_row(int64_t experts, F f) {
-    FP8FLOW_CHECK(experts <= kMostExperts, "num_experts is {}, the router's kernels take {}", experts,
-                  kMostExperts);
+    FP8FLOW_CHECK(experts <= kMaxExperts, "num_experts is {}, the router's kernels take {}", experts,
+                  kMaxExperts);
     const int count = static_cast<int>(experts);
     switch (std::bit_ceil(static_cast<uint64_t>(ceil_div(experts, kWarpSize)))) {
         case 1: return f(Row<1, false>{count});
@@ -58,7 +59,8 @@ template <class F> void with_row(int64_t experts, F f) {
     }
 }
 
-// Asks for a warp's tokens [first, end), their logits, in L2: in front of the wait for the kernel before.
+// Prefetches the logits of a warp's tokens [first, end) into L2, before the wait for the preceding kernel
+// (PDL).
 __device__ __forceinline__ void prefetch_rows(const float* logits, int64_t first, int64_t end, int experts) {
     constexpr int kLine = 128 / sizeof(float);
 #pragma unroll 1
@@ -66,9 +68,8 @@ __device__ __forceinline__ void prefetch_rows(const float* logits, int64_t first
         prefetch_line_to_l2(logits + at);
 }
 
-// ---- sums
-// The threads' lanes of a sum joined at distance 16, 8, 4, 2, 1; every thread gets the result.
-__device__ __forceinline__ float join_lanes(float lane) {
+// A sum over the warp at distance 16, 8, 4, 2, 1; every thread gets the result.
+__device__ __forceinline__ float warp_sum(float lane) {
 #pragma unroll
     for (int distance = kWarpSize / 2; distance > 0; distance /= 2)
         lane += __shfl_xor_sync(kFullMask, lane, distance);
@@ -78,12 +79,11 @@ template <int kCount> __device__ __forceinline__ float sum_of(const float (&valu
     float lane = 0.0f;
 #pragma unroll
     for (int j = 0; j < kCount; ++j) lane += values[j];
-    return join_lanes(lane);
+    return warp_sum(lane);
 }
 
-// ---- order
-// A value as an unsigned number of the same order: NaN lowest (1), +0 = -0; 0 is kept for what may not be
-// chosen.
+// A value as an unsigned integer of the same order: NaN lowest (1), +0 = -0; 0 is reserved for what may not
+// be chosen.
 constexpr uint32_t kExcluded = 0;
 constexpr uint32_t kNanKey = 1;
 __device__ __forceinline__ uint32_t to_key(float value) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ float from_key(uint32_t key) {
     if (key == kNanKey) return bits_float(0x7FC00000u);
     return bits_float((key & 0x80000000u) != 0 ? key & 0x7FFFFFFFu : ~key);
 }
-template <int kCount> __device__ __forceinline__ uint32_t largest_of(const uint32_t (&keys)[kCount]) {
+template <int kCount> __device__ __forceinline__ uint32_t max_key(const uint32_t (&keys)[kCount]) {
     uint32_t largest = keys[0];
 #pragma unroll
     for (int j = 1; j < kCount; ++j) largest = max(largest, keys[j]);
@@ -103,18 +103,18 @@ template <int kCount> __device__ __forceinline__ uint32_t largest_of(const uint3
 }
 
 // The largest value of a token, NaN only where all are.
-template <int kCount> __device__ __forceinline__ float largest_logit(const float (&x)[kCount]) {
+template <int kCount> __device__ __forceinline__ float max_logit(const float (&x)[kCount]) {
     float largest = x[0];
 #pragma unroll
     for (int j = 1; j < kCount; ++j) largest = fmaxf(largest, x[j]);
     return from_key(__reduce_max_sync(kFullMask, to_key(largest)));
 }
 
-// ---- scores
-// f of every place, one after the other, by way of shared memory (of the warp, [E]; zero again afterwards):
-// for what is rare and long.
+// f of every place, one after the other, through shared memory (of the warp, [E]; zero again afterwards): for
+// what is rare and long.
 template <class R, class F>
-__device__ __forceinline__ void map_slowly(const R& row, float (&v)[R::kCount], float* shared, const F& f) {
+__device__ __forceinline__ void map_in_shared(const R& row, float (&v)[R::kCount], float* shared,
+                                              const F& f) {
 #pragma unroll
     for (int j = 0; j < R::kCount; ++j)
         if (row.has(j)) shared[row.expert(j)] = v[j];
@@ -146,7 +146,7 @@ __device__ __forceinline__ float softmax_terms(const R& row, const float (&logit
 #pragma unroll
         for (int j = 0; j < R::kCount; ++j) terms[j] = row.has(j) ? exp_near(terms[j]) : 0.0f;
     } else {
-        map_slowly(row, terms, shared, [](float x) { return exp_float(x); });
+        map_in_shared(row, terms, shared, [](float x) { return exp_float(x); });
 #pragma unroll
         for (int j = 0; j < R::kCount; ++j) terms[j] = row.has(j) ? terms[j] : 0.0f;
     }
@@ -167,7 +167,7 @@ __device__ __forceinline__ float sigmoid_terms(const R& row, const float (&logit
 #pragma unroll
         for (int j = 0; j < R::kCount; ++j) scores[j] = row.has(j) ? sigmoid_near(scores[j]) : 0.0f;
     } else {
-        map_slowly(row, scores, shared, [](float x) { return sigmoid_float(x); });
+        map_in_shared(row, scores, shared, [](float x) { return sigmoid_float(x); });
 #pragma unroll
         for (int j = 0; j < R::kCount; ++j) scores[j] = row.has(j) ? scores[j] : 0.0f;
     }
@@ -178,9 +178,9 @@ __device__ __forceinline__ bool is_post_softmax(const op::RouterOptions& options
     return options.score == op::Score::softmax && !options.pre_softmax;
 }
 
-// Probabilities of a token's choices before scaling: what a logit gives, times a factor that is common to
-// them. Thread l has the choices l, l + 32, ...; the first is at hand, others (more than 32 are rare) are
-// computed again where they are wanted.
+// Probabilities of a token's choices before scaling: base(logit) times a factor common to them. Thread l has
+// the choices l, l + 32, ...; the first is in a register, others (more than 32 are rare) are recomputed where
+// they are needed.
 struct ChosenProbs {
     bool sigmoid;
     float shift, factor;
@@ -193,8 +193,8 @@ struct ChosenProbs {
     }
 };
 
-// own: the logit of choice k = lane, logit_of(k) that of any. largest and sum are of the token's softmax over
-// all experts (pre-softmax).
+// own: the logit of choice k = lane, logit_of(k) that of any choice. largest, sum: of the token's softmax
+// over all experts (pre-softmax).
 template <class LogitOf>
 __device__ __forceinline__ ChosenProbs chosen_probs(const op::RouterOptions& options, int topk, float largest,
                                                     float sum, float own, const LogitOf& logit_of) {
@@ -213,9 +213,9 @@ __device__ __forceinline__ ChosenProbs chosen_probs(const op::RouterOptions& opt
         float lane = probs.own;
 #pragma unroll 1
         for (int k = warp_lane() + kWarpSize; k < topk; k += kWarpSize) lane += probs.base(logit_of(k));
-        probs.factor = div_float(1.0f, join_lanes(lane) + (probs.sigmoid ? kScoreSumEps : 0.0f));
+        probs.factor = div_float(1.0f, warp_sum(lane) + (probs.sigmoid ? kScoreSumEps : 0.0f));
     }
     return probs;
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::router

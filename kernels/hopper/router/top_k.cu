@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// router_top_k on the GPU: choice, group limit, probabilities, and what balancing needs of the same logits,
-// in one launch. Bit-equal to the reference: the same operations in the same order; ids by a total order of
-// (value, lowest index). Floor at T = 8192, E = 256: 8 MB, 2 us; the kernel is bound by its instructions and
-// chains of warp-wide maxima (docs/worklogs/memory.md). Logits asked for in L2 before the wait for the kernel
-// before: -0.5 us.
+// Router top-k on the GPU: choice, group limit, probabilities, and what the balancing losses need of the same
+// logits, in one launch. Bit-equal to the reference: the same operations in the same order; ids by a total
+// order of (value, lowest index). Floor at T = 8192, E = 256: 8 MB, 2 us; the kernel is bound by its
+// instructions and chains of warp-wide maxima (docs/worklogs/memory.md). Logits are prefetched into L2 before
+// the wait for the preceding kernel (PDL): -0.5 us.
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
@@ -15,13 +15,11 @@
 
 #include <cuda/atomic>
 
-namespace fp8flow {
-
-using namespace hopper;
+namespace fp8flow::hopper::router {
 
 namespace {
 
-constexpr int kTokens = op::kScorePiece;  // of a warp, side by side
+constexpr int kTokens = op::kScorePiece;  // of a warp, interleaved
 static_assert(kTokens == 2);
 constexpr int kWarps = op::kScoreBlock / op::kScorePiece;
 constexpr int kTokenThreads = kWarps * kWarpSize,
@@ -48,7 +46,7 @@ struct TopKArgs {
     unsigned int* tallies;  // [sets, E]
 };
 
-// Shared memory of a CTA: the pieces of its warps [warps, E], choices and plain choices counted [2, E]; of a
+// Shared memory of a CTA: its warps' column sums [warps, E], choices and plain choices counted [2, E]; for a
 // warp whose choice is not made on the logits, keys and group keys of a token [2 E].
 constexpr int64_t shared_words(int64_t experts, bool has_keys) {
     return (kWarps + 2 + (has_keys ? 2 * kWarps : 0)) * experts;
@@ -62,8 +60,8 @@ template <class R> struct WarpTokens {
     float largest[kTokens];
 };
 
-// Full scores of a token, added to its warp's column sums. Returns the sum of its softmax's terms where
-// balancing, z-loss or pre-softmax want it.
+// Full scores of a token, added to its warp's column sums. Returns the sum of its softmax terms where
+// balancing, z-loss or pre-softmax need it.
 template <class R>
 __device__ __forceinline__ float add_scores(const R& row, const TopKArgs& args, const float (&x)[R::kCount],
                                             float largest, float* scratch, float (&sums)[R::kCount]) {
@@ -108,9 +106,9 @@ __device__ __forceinline__ void store_keys(const R& row, const TopKArgs& args, c
                        row.experts(), args.topk, keys, keys + row.experts());
 }
 
-// Probabilities of a token whose choices stand in args.ids; own is that of k = lane.
-__device__ __forceinline__ void weigh_choices(const TopKArgs& args, int experts, int64_t t, int own,
-                                              float largest, float sum) {
+// Probabilities of a token whose choices are in args.ids; own is that of k = lane.
+__device__ __forceinline__ void choice_probs(const TopKArgs& args, int experts, int64_t t, int own,
+                                             float largest, float sum) {
     const int topk = args.topk;
     const float* logits = args.logits + t * experts;
     const auto logit_of = [&](int k) { return logits[args.ids[t * topk + k]]; };
@@ -164,8 +162,8 @@ __device__ __forceinline__ void choose_experts(const R& row, const TopKArgs& arg
     }
 }
 
-// Adds what the CTA counted to the global counters; the last CTA to come makes the tallies floats, and
-// everything zero for the next launch. One warp, while the others go on.
+// Adds the CTA's counts to the global counters; the last CTA to arrive converts the tallies to floats, and
+// zeroes everything for the next launch. One warp, in parallel with the others.
 __device__ __forceinline__ void flush_counts(const TopKArgs& args, int experts, int64_t set,
                                              const unsigned int* counted, const unsigned int* plain) {
     for (int e = warp_lane(); e < experts; e += kWarpSize) {
@@ -189,9 +187,9 @@ __device__ __forceinline__ void flush_counts(const TopKArgs& args, int experts, 
     if (warp_lane() == 0) *args.ticket = 0;
 }
 
-// Moves: logits once, ids, probabilities and a row of sums a block. A CTA takes a block of 32 tokens, a warp
-// a piece of two, which stay in its registers. The pieces meet in shared memory; choices are counted there
-// and added to global counters, whose order does not matter.
+// Bytes: logits once, ids, probabilities and a row of sums a block. A CTA takes a block of 32 tokens, a warp
+// two of them, which stay in its registers. The warps' column sums are added in shared memory; choices are
+// counted there and added to global integer counters, so their order does not matter.
 template <bool kPlain, class R>
 __global__ __launch_bounds__(kThreads,
                              R::kCount <= 8 ? 2 : 1) void top_k_kernel(const __grid_constant__ TopKArgs args,
@@ -220,7 +218,7 @@ __global__ __launch_bounds__(kThreads,
 #pragma unroll
         for (int u = 0; u < kTokens; ++u) {
             tokens.valid[u] = tokens.first + u < set_end;
-            // a token that is not there takes part as the first one does, which is
+            // a token past the end repeats the first one, which is valid
             if (first < set_end)
                 row.load(args.logits + (tokens.valid[u] ? tokens.first + u : first) * experts, tokens.x[u]);
         }
@@ -231,7 +229,7 @@ __global__ __launch_bounds__(kThreads,
         return flush_counts(args, experts, set, counted, counts_plain ? plain : counted);
     }
 #pragma unroll
-    for (int u = 0; u < kTokens; ++u) tokens.largest[u] = largest_logit(tokens.x[u]);
+    for (int u = 0; u < kTokens; ++u) tokens.largest[u] = max_logit(tokens.x[u]);
     int own[kTokens] = {};
     choose_experts<kPlain>(row, args, tokens, set_end, keys, counted, counts_plain ? plain : nullptr, own);
     named_barrier_arrive(1, kThreads);
@@ -246,7 +244,7 @@ __global__ __launch_bounds__(kThreads,
         row.load(args.logits + t * experts, x);  // again: from the L1
         const float largest = u == 0 ? tokens.largest[0] : tokens.largest[1];
         const float sum = add_scores(row, args, x, largest, piece, sums);
-        weigh_choices(args, experts, t, u == 0 ? own[0] : own[1], largest, sum);
+        choice_probs(args, experts, t, u == 0 ? own[0] : own[1], largest, sum);
         if (warp_lane() == 0) largest_and_sum[warp * kTokens + u] = make_float2(largest, sum);
     }
     if (args.plain_counts != nullptr) row.store(sums, piece);
@@ -263,12 +261,19 @@ __global__ __launch_bounds__(kThreads,
         static_assert(op::kScoreBlock == kWarpSize);
         const float2 token = largest_and_sum[warp_lane()];
         const float log_sum = token.x + log_float(token.y);
-        const float sum = join_lanes(first + warp_lane() < set_end ? log_sum * log_sum : 0.0f);
+        const float sum = warp_sum(first + warp_lane() < set_end ? log_sum * log_sum : 0.0f);
         if (warp_lane() == 0) args.log_squares[blockIdx.x] = sum;
     }
 }
 
 }  // namespace
+
+}  // namespace fp8flow::hopper::router
+
+namespace fp8flow {
+
+using namespace hopper;
+using namespace hopper::router;
 
 void HopperOps::do_router_top_k(const op::RouterTopK& args, const Launch& launch) {
     const int64_t tokens = args.logits.dim(0), experts = args.logits.dim(1);
@@ -304,7 +309,7 @@ void HopperOps::do_router_top_k(const op::RouterTopK& args, const Launch& launch
         std::max<int64_t>(1, op::balance_blocks(tokens, sets > 1 ? balance.set_tokens : 0)));
     with_row(experts, [&](auto row) {
         const auto kernel = plain ? top_k_kernel<true, decltype(row)> : top_k_kernel<false, decltype(row)>;
-        if (bytes > kSharedBytes) allow_shared_memory(kernel, bytes, "router_top_k");
+        if (bytes > kDefaultSharedBytes) allow_shared_memory(kernel, bytes, "router_top_k");
         launch_pdl(kernel, grid, dim3(kThreads), bytes, launch, "router_top_k", kernel_args, row);
     });
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The gradient of the logits on the GPU: of the probabilities, the balancing losses and the z-loss in one
-// pass, and the losses' values. One launch; bit-equal to the reference. Floor at T = 8192, E = 256: 16 MB, 4
-// us; bound by its instructions and the latency of sums over a warp. Logits asked for in L2 before the wait
-// for the kernel before: +0.5 us.
+// Gradient of the logits on the GPU: of the probabilities, the balancing losses and the z-loss in one pass,
+// and the losses' values. One launch; bit-equal to the reference. Floor at T = 8192, E = 256: 16 MB, 4 us;
+// bound by its instructions and the latency of sums over a warp. Prefetching the logits into L2 before the
+// wait for the preceding kernel: +0.5 us.
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
@@ -13,9 +13,7 @@
 
 #include <cuda/atomic>
 
-namespace fp8flow {
-
-using namespace hopper;
+namespace fp8flow::hopper::router {
 
 namespace {
 
@@ -46,29 +44,29 @@ struct BackwardArgs {
     const float* log_squares;  // [blocks]
     int64_t blocks, set_blocks;
     float* losses;
-    unsigned int loss_ctas;  // 0: no values are wanted
+    unsigned int loss_ctas;  // 0: no loss values
     float* dots;             // [terms, blocks]
     unsigned int* ticket;    // zero between launches
 };
 
-// Choice k = lane of a token, asked for with its logits; d is the scaled gradient of its probability.
+// Choice k = lane of a token, loaded together with its logits; d is the scaled gradient of its probability.
 struct Choice {
     int id;
     float d;
 };
-__device__ __forceinline__ Choice own_choice(const BackwardArgs& args, int64_t t) {
+__device__ __forceinline__ Choice load_choice(const BackwardArgs& args, int64_t t) {
     if (warp_lane() >= args.topk) return {0, 0.0f};
     const int64_t at = t * args.topk + warp_lane();
     return {args.ids[at], args.dprobs[at] * args.options.scaling_factor};
 }
 
-// dlogits = the gradient of one token's logits from its probabilities, by way of shared memory of the warp,
-// which is zero before and after. scores, largest, sum: its softmax over all experts (pre-softmax).
+// dlogits = gradient of one token's logits from its probabilities, through shared memory of the warp, which
+// is zero before and after. scores, largest, sum: its softmax over all experts (pre-softmax).
 template <class R>
-__device__ __forceinline__ void take_choices(const R& row, const BackwardArgs& args, int64_t t,
-                                             const Choice& own, const float (&scores)[R::kCount],
-                                             float largest, float sum, float* gradient,
-                                             float (&dlogits)[R::kCount]) {
+__device__ __forceinline__ void choices_backward(const R& row, const BackwardArgs& args, int64_t t,
+                                                 const Choice& own, const float (&scores)[R::kCount],
+                                                 float largest, float sum, float* gradient,
+                                                 float (&dlogits)[R::kCount]) {
     const int topk = args.topk;
     const float* logits = args.logits + t * row.experts();
     const int32_t* ids = args.ids + t * topk;
@@ -81,7 +79,7 @@ __device__ __forceinline__ void take_choices(const R& row, const BackwardArgs& a
 #pragma unroll 1
     for (int k = warp_lane(); k < topk; k += kWarpSize)
         mean = fma_float(d_of(k), probs.base_of(k, logit_of) * probs.factor, mean);
-    mean = join_lanes(mean);
+    mean = warp_sum(mean);
     __syncwarp();
 #pragma unroll 1
     for (int k = warp_lane(); k < topk; k += kWarpSize) {
@@ -107,9 +105,10 @@ __device__ __forceinline__ void take_choices(const R& row, const BackwardArgs& a
 
 // dlogits += the gradients of the balancing losses; slopes: d score / d logit but for the mean.
 template <class R>
-__device__ __forceinline__ void add_terms(const R& row, const BackwardArgs& args, int64_t t,
-                                          const float (&scores)[R::kCount], const float (&slopes)[R::kCount],
-                                          float (&dlogits)[R::kCount]) {
+__device__ __forceinline__ void balance_backward(const R& row, const BackwardArgs& args, int64_t t,
+                                                 const float (&scores)[R::kCount],
+                                                 const float (&slopes)[R::kCount],
+                                                 float (&dlogits)[R::kCount]) {
 #pragma unroll 1
     for (int i = 0; i < op::kBalanceTerms; ++i) {
         const Term& term = args.terms[i];
@@ -120,7 +119,7 @@ __device__ __forceinline__ void add_terms(const R& row, const BackwardArgs& args
 #pragma unroll
         for (int j = 0; j < R::kCount; ++j)
             if (row.has(j)) mean = fma_float(counts[j], scores[j], mean);
-        mean = join_lanes(mean);
+        mean = warp_sum(mean);
 #pragma unroll
         for (int j = 0; j < R::kCount; ++j)
             dlogits[j] = fma_float(term.weight * slopes[j], counts[j] - mean, dlogits[j]);
@@ -128,9 +127,9 @@ __device__ __forceinline__ void add_terms(const R& row, const BackwardArgs& args
 }
 
 template <class R>
-__device__ __forceinline__ void add_sigmoid_terms(const R& row, const BackwardArgs& args, int64_t t,
-                                                  const float (&x)[R::kCount], float* shared,
-                                                  float (&dlogits)[R::kCount]) {
+__device__ __forceinline__ void sigmoid_balance_backward(const R& row, const BackwardArgs& args, int64_t t,
+                                                         const float (&x)[R::kCount], float* shared,
+                                                         float (&dlogits)[R::kCount]) {
     float scores[R::kCount], slopes[R::kCount];
     const float factor = div_float(1.0f, sigmoid_terms(row, x, shared, slopes) + kScoreSumEps);
 #pragma unroll
@@ -138,7 +137,7 @@ __device__ __forceinline__ void add_sigmoid_terms(const R& row, const BackwardAr
         scores[j] = slopes[j] * factor;
         slopes[j] = scores[j] * (1.0f - slopes[j]);
     }
-    add_terms(row, args, t, scores, slopes, dlogits);
+    balance_backward(row, args, t, scores, slopes, dlogits);
 }
 
 struct Softmax {
@@ -148,7 +147,7 @@ struct Softmax {
 template <class R>
 __device__ __forceinline__ Softmax softmax(const R& row, const float (&x)[R::kCount], float* shared,
                                            float (&scores)[R::kCount]) {
-    const float largest = largest_logit(x), sum = softmax_terms(row, x, largest, shared, scores);
+    const float largest = max_logit(x), sum = softmax_terms(row, x, largest, shared, scores);
     const float factor = div_float(1.0f, sum);
 #pragma unroll
     for (int j = 0; j < R::kCount; ++j) scores[j] *= factor;
@@ -156,7 +155,7 @@ __device__ __forceinline__ Softmax softmax(const R& row, const float (&x)[R::kCo
 }
 
 // losses += the values. Every warp of these CTAs takes blocks and writes the dot products of their sums; the
-// last CTA to come adds them. Barriers and their branch are the same for all threads of a CTA.
+// last CTA to arrive adds them. Barriers and their branch are the same for all threads of a CTA.
 __device__ __forceinline__ void add_losses(const BackwardArgs& args, int experts) {
     __shared__ bool is_last;
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
@@ -170,7 +169,7 @@ __device__ __forceinline__ void add_losses(const BackwardArgs& args, int experts
 #pragma unroll 8
             for (int e = warp_lane(); e < experts; e += kWarpSize)
                 dot = fma_float(counts[e], args.score_sums[b * experts + e], dot);
-            dot = join_lanes(dot);
+            dot = warp_sum(dot);
             if (warp_lane() == 0) args.dots[i * args.blocks + b] = dot;
         }
     }
@@ -186,7 +185,7 @@ __device__ __forceinline__ void add_losses(const BackwardArgs& args, int experts
         float lane = 0.0f;
 #pragma unroll 4
         for (int64_t b = warp_lane(); b < args.blocks; b += kWarpSize) lane += __ldcg(values + b);
-        const float sum = join_lanes(lane);
+        const float sum = warp_sum(lane);
         if (warp_lane() == 0) *loss = fma_float(weight, sum, *loss);
     };
 #pragma unroll 1
@@ -196,9 +195,9 @@ __device__ __forceinline__ void add_losses(const BackwardArgs& args, int experts
     if (args.z_weight != 0.0f) add(args.log_squares, args.z_weight, &args.losses[1]);
 }
 
-// Moves: logits, ids and dprobs once, dlogits once. A warp takes a token (all that a limited launch leaves
-// it); what the choices get goes through shared memory (ids of a token are distinct, so every word has one
-// writer). With losses, the first CTAs have these and no tokens. Only __syncwarp around tokens.
+// Bytes: logits, ids and dprobs once, dlogits once. A warp takes a token (all that a limited launch leaves
+// it); gradients of the choices go through shared memory (ids of a token are distinct, so every word has one
+// writer). With losses, the first CTAs compute these and no tokens. Only __syncwarp within tokens.
 template <class R>
 __global__ __launch_bounds__(kThreads, R::kCount <= 8 ? kCtasPerSm : 2) void top_k_backward_kernel(
     const __grid_constant__ BackwardArgs args, const R row) {
@@ -218,16 +217,16 @@ __global__ __launch_bounds__(kThreads, R::kCount <= 8 ? kCtasPerSm : 2) void top
     for (int64_t t = cta * kWarps + warp; t < args.tokens; t += ctas * kWarps) {
         float x[R::kCount], scores[R::kCount], dlogits[R::kCount], log_sum = 0.0f;
         row.load(args.logits + t * row.experts(), x);
-        const Choice own = own_choice(args, t);
+        const Choice own = load_choice(args, t);
         if (sigmoid) {
-            take_choices(row, args, t, own, scores, 0.0f, 0.0f, gradient, dlogits);
-            if (balances) add_sigmoid_terms(row, args, t, x, gradient, dlogits);
+            choices_backward(row, args, t, own, scores, 0.0f, 0.0f, gradient, dlogits);
+            if (balances) sigmoid_balance_backward(row, args, t, x, gradient, dlogits);
             if (args.z_weight != 0.0f) log_sum = softmax(row, x, gradient, scores).log_sum();
         } else {
             Softmax of_all{};
             if (needs_softmax) of_all = softmax(row, x, gradient, scores);
-            take_choices(row, args, t, own, scores, of_all.largest, of_all.sum, gradient, dlogits);
-            if (balances) add_terms(row, args, t, scores, scores, dlogits);
+            choices_backward(row, args, t, own, scores, of_all.largest, of_all.sum, gradient, dlogits);
+            if (balances) balance_backward(row, args, t, scores, scores, dlogits);
             log_sum = of_all.log_sum();
         }
         const float slope = 2.0f * args.z_weight * log_sum;
@@ -239,6 +238,13 @@ __global__ __launch_bounds__(kThreads, R::kCount <= 8 ? kCtasPerSm : 2) void top
 }
 
 }  // namespace
+
+}  // namespace fp8flow::hopper::router
+
+namespace fp8flow {
+
+using namespace hopper;
+using namespace hopper::router;
 
 void HopperOps::do_router_top_k_backward(const op::RouterTopKBackward& args, const Launch& launch) {
     const int64_t tokens = args.logits.dim(0), experts = args.logits.dim(1);

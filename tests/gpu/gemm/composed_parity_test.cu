@@ -21,18 +21,18 @@ struct Case {
 const std::vector<Case> kCases = {
     {{0, 1, 127, 128, 129, 0}, 256, 256, 0},  // two steps: never in one kernel
     {{0, 1, 127, 128, 129, 0}, 256, 384, 0},  // three: the fewest of the kernel
-    {{700, 0, 256, 1}, 384, 2432, 0},         // more steps than scales are held of
+    {{700, 0, 256, 1}, 384, 2432, 0},         // more steps than a warp holds scales for
     {{300, 2, 0}, 128, 1152, 256},           {{0, 0}, 128, 128, 128}, {{40}, 2048, 384, 0},
 };
 
-// extreme: rows whose products are infinite, not a number, or overflow behind SwiGLU, and tiny ones; compared
-// with the parts only.
-void expect_fused_product(const Case& c, GemmBackend backend, ScaleFormat format, op::SaveH save_h,
-                          bool extreme = false) {
+// extreme: rows that are infinite, NaN, or overflow after SwiGLU, and tiny ones; compared with the parts
+// only.
+void expect_fused_gemm(const Case& c, GemmBackend backend, ScaleFormat format, op::SaveH save_h,
+                       bool extreme = false) {
     SCOPED_TRACE(fmt::format("counts {}, F {}, K {}, {}, h {}", fmt::join(c.counts, ","), c.width,
                              c.contraction, backend == GemmBackend::simt ? "simt" : "native",
                              save_h == op::SaveH::yes ? "kept" : "not kept"));
-    const GroupsFixture groups(c.counts, 128, 132);  // rows behind the groups stay as they are
+    const GroupsFixture groups(c.counts, 128, 132);  // rows past the groups stay as they are
     const int64_t rows = c.base + groups.capacity(), G = groups.num_groups();
     if (too_large_here(rows * c.width * c.contraction / 32)) return;
     const bool with_prob = format == ScaleFormat::pow2;
@@ -75,11 +75,12 @@ void expect_fused_product(const Case& c, GemmBackend backend, ScaleFormat format
                                         .save_h = save_h,
                                         .h = h,
                                         .act = act},
-          Launch{.sm_limit = format == ScaleFormat::fp32 ? 2 : 0});  // 2: one pair of CTAs, all tiles in turn
+          Launch{.sm_limit =
+                     format == ScaleFormat::fp32 ? 2 : 0});  // 2: one cluster, all tiles one after another
     EXPECT_TRUE(same_bytes(p.from_gpu(act.data), p.from_gpu(act_of_parts.data)));
     EXPECT_TRUE(same_bytes(p.from_gpu(act.scales), p.from_gpu(act_of_parts.scales)));
     if (backend == GemmBackend::simt) p.expect_same_bytes(ScaledTensor(act), "act");
-    if (save_h == op::SaveH::no) {  // the parts write it, the kernel of both does not
+    if (save_h == op::SaveH::no) {  // the parts write it, the fused kernel does not
         const bool one_kernel = backend == GemmBackend::native && c.contraction >= 384,
                    rows_at_all = *std::max_element(c.counts.begin(), c.counts.end()) > 0;
         EXPECT_EQ(same_bytes(p.from_gpu(h), HostTensor(DType::bf16, {rows, 2 * c.width})),
@@ -99,9 +100,9 @@ TEST(ComposedParity, GroupedGemmSwigluQuantize) {
         for (const GemmBackend backend : {GemmBackend::simt, GemmBackend::native})
             for (const ScaleFormat format : {ScaleFormat::pow2, ScaleFormat::fp32})
                 for (const op::SaveH save_h : {op::SaveH::yes, op::SaveH::no})
-                    expect_fused_product(c, backend, format, save_h);
+                    expect_fused_gemm(c, backend, format, save_h);
     for (const ScaleFormat format : {ScaleFormat::pow2, ScaleFormat::fp32})
-        expect_fused_product({{100, 3}, 256, 384, 128}, GemmBackend::native, format, op::SaveH::no, true);
+        expect_fused_gemm({{100, 3}, 256, 384, 128}, GemmBackend::native, format, op::SaveH::no, true);
 }
 
 TEST(ComposedParity, AdamWQuantize) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Grouped BF16 products on warpgroup instructions against the reference: tiles that are cut on every side,
-// groups of no, one and many rows, contractions of one stage and of many, parts of stages, several tiles for
-// a pair of CTAs. Pads and what lies behind the last group are NaN. Every call is made twice from the same
-// memory and must give the same bits, with two SMs as with all.
+// Grouped BF16 GEMMs on wgmma against the reference: tiles cut on every side, groups of no, one and many
+// rows, contractions of one stage and of many, partial stages, several tiles a cluster. Pads and rows past
+// the last group are NaN. Every call is made twice from the same memory and must give the same bits, with two
+// SMs as with all.
 #include "kernels/ops/gemm.h"
 
 #include "tests/support/parity.h"
@@ -30,8 +30,7 @@ void fill_rows(const HostTensor& t, const GroupsFixture& groups, int64_t base, u
     });
 }
 
-// `call` with all SMs and with one pair: what it writes to d is close to the reference, and the
-// same bits.
+// `call` with all SMs and with one cluster: what it writes to d is close to the reference, and the same bits.
 template <class Args> void expect_close_and_equal(const Args& args, const TensorView& d, double bound) {
     std::vector<HostTensor> results;
     const HostTensor before = [&] {
@@ -51,7 +50,7 @@ template <class Args> void expect_close_and_equal(const Args& args, const Tensor
         }
         results.push_back(parity.from_gpu(d));
     }
-    EXPECT_TRUE(same_bytes(results[0], results[1])) << "one pair of CTAs gave other bits";
+    EXPECT_TRUE(same_bytes(results[0], results[1])) << "one cluster gave other bits";
 }
 
 void run_rows(const std::vector<int64_t>& counts, int64_t alignment, GemmForm form, int64_t n, int64_t k,
@@ -73,7 +72,7 @@ void run_rows(const std::vector<int64_t>& counts, int64_t alignment, GemmForm fo
     expect_close_and_equal(op::GroupedGemm{.a = a, .b = b, .groups = groups, .form = form, .d = d}, d, bound);
 }
 
-TEST(Bf16Products, ForwardAndDataGradient) {
+TEST(GroupedBf16, ForwardAndDataGradient) {
     for (const auto& counts : kCounts) {
         for (const DType dtype : {DType::bf16, DType::f32}) {
             run_rows(counts, 16, GemmForm::nt, 520, 328, dtype);  // six stages, the last one cut
@@ -104,11 +103,12 @@ void run_wgrad(const std::vector<int64_t>& counts, int64_t alignment, int64_t n,
                            dw, 1e-7);
 }
 
-TEST(Bf16Products, WeightGradients) {
+TEST(GroupedBf16, WeightGradients) {
     for (const auto& counts : kCounts) {
         for (const Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {
             run_wgrad(counts, 16, 296, 520, mode);  // odd numbers of row and column tiles, both cut
-            run_wgrad(counts, 1, 256, 264, mode);   // whole pairs; no columns for a warpgroup of the last
+            run_wgrad(counts, 1, 256, 264,
+                      mode);  // even numbers of tiles; no columns for one warpgroup of the last
             run_wgrad(counts, 64, 128, 512, mode);
             run_wgrad(counts, 16, 40, 8, mode);  // less than one warpgroup's part
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Matrix products of sizes as models have them, too large for the reference: against a product of the same
-// codes computed on the GPU in double precision, at the bounds for a correct kernel (a forgotten promotion to
-// FP32 or one wrong scale exceeds them).
+// GEMMs of model sizes, too large for the reference, against a GEMM of the same FP8 values computed on the
+// GPU in double precision, at the bounds of a correct kernel (a forgotten promotion to FP32 or one wrong
+// scale exceeds them).
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "tests/support/cases.h"
@@ -23,8 +23,9 @@ constexpr int kTile = 16;
 
 // d[i, j] = sum over k of a[i * a_row + k * a_k] * b[j * b_row + k * b_k], ascending k, in double. One thread
 // an element of d, tiles of both operands in shared memory; a barrier before and after each tile is used.
-__global__ void product_in_double(const float* a, int64_t a_row, int64_t a_k, const float* b, int64_t b_row,
-                                  int64_t b_k, double* d, int64_t rows, int64_t cols, int64_t contraction) {
+__global__ void gemm_in_double_kernel(const float* a, int64_t a_row, int64_t a_k, const float* b,
+                                      int64_t b_row, int64_t b_k, double* d, int64_t rows, int64_t cols,
+                                      int64_t contraction) {
     __shared__ double a_tile[kTile][kTile + 1], b_tile[kTile][kTile + 1];
     const int64_t i = static_cast<int64_t>(blockIdx.y) * kTile + threadIdx.y,
                   j0 = static_cast<int64_t>(blockIdx.x) * kTile, j = j0 + threadIdx.x;
@@ -42,8 +43,8 @@ __global__ void product_in_double(const float* a, int64_t a_row, int64_t a_k, co
     if (i < rows && j < cols) d[i * cols + j] = sum;
 }
 
-// Values that a generator of two multiplications gives, since these tensors are large: codes and halves of
-// mixed sign over some binades.
+// Values of a cheap generator, since these tensors are large, of mixed sign: FP8 bytes over four binades,
+// other types multiples of 1/512.
 void fill_fast(const TensorView& view, uint32_t seed) {
     uint32_t state = seed * 2654435761u + 12345u;
     for (int64_t i = 0; i < view.numel(); ++i) {
@@ -56,7 +57,7 @@ void fill_fast(const TensorView& view, uint32_t seed) {
     }
 }
 
-// Products of one GPU and the same in double; everything it allocates goes with it.
+// GEMMs on one GPU and the same in double; frees everything it allocates.
 class GemmDouble : public testing::Test {
 protected:
     ~GemmDouble() override {
@@ -97,14 +98,15 @@ protected:
         const float* data;
         int64_t row, k;
     };
-    std::vector<double> product(Strides a, Strides b, int64_t rows, int64_t cols, int64_t contraction) {
+    std::vector<double> gemm_in_double(Strides a, Strides b, int64_t rows, int64_t cols,
+                                       int64_t contraction) {
         std::vector<double> result(static_cast<std::size_t>(rows * cols));
         if (result.empty()) return result;
         auto* device = static_cast<double*>(allocate(rows * cols * static_cast<int64_t>(sizeof(double))));
         const dim3 grid(static_cast<unsigned>(ceil_div(cols, kTile)),
                         static_cast<unsigned>(ceil_div(rows, kTile)));
-        product_in_double<<<grid, dim3(kTile, kTile)>>>(a.data, a.row, a.k, b.data, b.row, b.k, device, rows,
-                                                        cols, contraction);
+        gemm_in_double_kernel<<<grid, dim3(kTile, kTile)>>>(a.data, a.row, a.k, b.data, b.row, b.k, device,
+                                                            rows, cols, contraction);
         gpu_.device().copy_out(result.data(), device, result.size() * sizeof(double));
         return result;
     }
@@ -113,8 +115,8 @@ protected:
         gpu_.device().copy_out(host.view().data, device.data, static_cast<std::size_t>(device.bytes()));
         return host;
     }
-    // `count` elements of d from `first` on are the product, within what rounding leaves.
-    static void expect_product(const TensorView& d, int64_t first, const std::vector<double>& wanted) {
+    // `count` elements of d from `first` on equal the result, within what rounding leaves.
+    static void expect_result(const TensorView& d, int64_t first, const std::vector<double>& wanted) {
         double error = 0, energy = 0;
         for (std::size_t i = 0; i < wanted.size(); ++i) {
             const double difference = get(d, first + static_cast<int64_t>(i)) - wanted[i];
@@ -160,8 +162,8 @@ TEST_F(GemmDouble, Dense) {
             const ScaledTensor a = on_gpu(operand(f, f.a, {s.rows, s.contraction}, 1)),
                                b = on_gpu(operand(f, f.b, {s.cols, s.contraction}, 2));
             const std::vector<double> wanted =
-                product({values_of(a).as<float>(), s.contraction, 1},
-                        {values_of(b).as<float>(), s.contraction, 1}, s.rows, s.cols, s.contraction);
+                gemm_in_double({values_of(a).as<float>(), s.contraction, 1},
+                               {values_of(b).as<float>(), s.contraction, 1}, s.rows, s.cols, s.contraction);
             for (const DType dtype : {DType::bf16, DType::f32})
                 for (const GemmBackend backend : kBackends) {
                     SCOPED_TRACE(fmt::format("{} {} {} -> {}, {} x {} x {}", text(backend), name_of(f.dtype),
@@ -169,7 +171,7 @@ TEST_F(GemmDouble, Dense) {
                     gpu_.choose_kernels({.gemm = backend});
                     const TensorView d = on_gpu(HostTensor(dtype, {s.rows, s.cols}));
                     gpu_.gemm({.a = a, .b = b, .d = d});
-                    expect_product(to_host(d), 0, wanted);
+                    expect_result(to_host(d), 0, wanted);
                 }
         }
 }
@@ -192,9 +194,9 @@ TEST_F(GemmDouble, Grouped) {
         const float *a_values = values_of(a).as<float>(), *b_values = values_of(b).as<float>();
         std::vector<std::vector<double>> wanted;
         for (int64_t g = 0; g < G; ++g)
-            wanted.push_back(product({a_values + groups.first(g) * contraction, contraction, 1},
-                                     {b_values + g * cols * contraction, contraction, 1}, groups.count(g),
-                                     cols, contraction));
+            wanted.push_back(gemm_in_double({a_values + groups.first(g) * contraction, contraction, 1},
+                                            {b_values + g * cols * contraction, contraction, 1},
+                                            groups.count(g), cols, contraction));
         for (const DType dtype : {DType::bf16, DType::f32})
             for (const GemmBackend backend : kBackends) {
                 SCOPED_TRACE(fmt::format("{} {} {} -> {}", text(backend), name_of(f.dtype), name_of(f.a),
@@ -205,8 +207,8 @@ TEST_F(GemmDouble, Grouped) {
                 const HostTensor got = to_host(d);
                 for (int64_t g = 0; g < G; ++g)
                     if (groups.count(g) >
-                        8)  // of fewer rows the rounding of single elements is not yet averaged
-                        expect_product(got, groups.first(g) * cols, wanted[static_cast<std::size_t>(g)]);
+                        8)  // with fewer rows the rounding of single elements does not average out
+                        expect_result(got, groups.first(g) * cols, wanted[static_cast<std::size_t>(g)]);
             }
     }
 }
@@ -227,7 +229,7 @@ TEST_F(GemmDouble, GroupedWgrad) {
                 plain ? HostScaled(f.dtype, {rows, width}, f.a) : HostScaled(f.dtype, {width, rows}, f.a, G);
             fill_fast(t.data, seed);
             if (t.scales.view()) fill_pow2(t.scales, seed, -6, 2);
-            // FP8 copies have zero codes in their pads (kernels/ops/gemm.h)
+            // FP8 copies have zeros in their pads (kernels/ops/gemm.h)
             uint8_t* codes = t.data.view().bytes_ptr();
             for (int64_t row = 0; !plain && row < groups.total(); ++row)
                 for (int64_t i = 0; groups.is_pad(row) && i < width; ++i) codes[i * rows + row] = 0;
@@ -240,10 +242,10 @@ TEST_F(GemmDouble, GroupedWgrad) {
         std::vector<std::vector<double>> wanted;
         for (int64_t g = 0; g < G; ++g) {
             const int64_t first = groups.first(g);
-            wanted.push_back(plain ? product({dy_values + first * n, 1, n}, {x_values + first * k, 1, k}, n,
-                                             k, groups.count(g))
-                                   : product({dy_values + first, rows, 1}, {x_values + first, rows, 1}, n, k,
-                                             groups.count(g)));
+            wanted.push_back(plain ? gemm_in_double({dy_values + first * n, 1, n},
+                                                    {x_values + first * k, 1, k}, n, k, groups.count(g))
+                                   : gemm_in_double({dy_values + first, rows, 1}, {x_values + first, rows, 1},
+                                                    n, k, groups.count(g)));
         }
         for (const GemmBackend backend : kBackends)
             for (const Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {
@@ -259,7 +261,7 @@ TEST_F(GemmDouble, GroupedWgrad) {
                     std::vector<double> want = wanted[static_cast<std::size_t>(g)];
                     for (std::size_t i = 0; mode == Gradient::accumulate && i < want.size(); ++i)
                         want[i] += before(g * n * k + static_cast<int64_t>(i));
-                    expect_product(got, g * n * k, want);
+                    expect_result(got, g * n * k, want);
                 }
             }
     }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What must not change a bit of a grouped product: being run again, how many SMs it may use, and
-// how many rows the other groups have. Kernels of this project, every kind of operand that has one of its
-// own.
+// What must not change a bit of a grouped GEMM: repetition, the SM limit, and how many rows the other groups
+// have. Kernels of this project, every kind of operand that has a kernel of its own.
 #include "kernels/ops/gemm.h"
 
 #include "tests/support/parity.h"
@@ -53,9 +52,9 @@ void fill_operand(const HostScaled& t, uint64_t seed) {
     if (t.scales.view()) fill_uniform(t.scales, seed + 1, 0.25, 2.0);
 }
 
-// One grouped product with its operands on the host and on the GPU.
-struct RowsProduct {
-    RowsProduct(const Rows& rows, const std::vector<int64_t>& counts)
+// One grouped GEMM with its operands on the host and on the GPU.
+struct RowsGemm {
+    RowsGemm(const Rows& rows, const std::vector<int64_t>& counts)
         : groups(counts, rows.alignment),
           form(rows.form),
           a(rows.dtype, {round_up(groups.capacity(), 16), kK}, rows.a),
@@ -83,8 +82,8 @@ struct RowsProduct {
     Parity parity;
 };
 
-struct ColumnsProduct {
-    ColumnsProduct(const Columns& columns, const std::vector<int64_t>& counts)
+struct WgradGemm {
+    WgradGemm(const Columns& columns, const std::vector<int64_t>& counts)
         : groups(counts, columns.alignment),
           dy(operand(columns, kN)),
           x(operand(columns, kK)),
@@ -99,7 +98,7 @@ struct ColumnsProduct {
                    ? HostScaled(columns.dtype, {width, rows}, columns.layout, groups.num_groups())
                    : HostScaled(columns.dtype, {rows, width}, columns.layout);
     }
-    // FP8 copies have codes of 0 in their pads.
+    // FP8 copies have zeros in their pads.
     void zero_pads() {
         for (const HostScaled* t : {&dy, &x}) {
             const TensorView& codes = t->data.view();
@@ -130,48 +129,47 @@ struct ColumnsProduct {
 const std::vector<int64_t> kCounts = {300, 0, 129, 3, 260};
 constexpr int kLimits[] = {1, 2, 3, 5, 16, 31, 131, 132, 1000};
 
-TEST(GemmInvariance, LimitOfMultiprocessors) {
+TEST(GemmInvariance, SmLimit) {
     for (const Rows& rows : kRows) {
-        RowsProduct product(rows, kCounts);
-        const HostTensor all = product.run();
+        RowsGemm gemm(rows, kCounts);
+        const HostTensor all = gemm.run();
         for (const int limit : kLimits)
-            EXPECT_TRUE(same_bytes(all, product.run({.sm_limit = limit}))) << rows.name << ", " << limit;
+            EXPECT_TRUE(same_bytes(all, gemm.run({.sm_limit = limit}))) << rows.name << ", " << limit;
     }
     for (const Columns& columns : kColumns) {
-        ColumnsProduct product(columns, kCounts);
+        WgradGemm gemm(columns, kCounts);
         for (const Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {
-            const HostTensor all = product.run(mode);
+            const HostTensor all = gemm.run(mode);
             for (const int limit : kLimits)
-                EXPECT_TRUE(same_bytes(all, product.run(mode, {.sm_limit = limit})))
+                EXPECT_TRUE(same_bytes(all, gemm.run(mode, {.sm_limit = limit})))
                     << columns.name << ", " << limit;
         }
     }
 }
 
-// The kernels that run where warpgroup instructions do not apply.
-TEST(GemmInvariance, LimitOfMultiprocessorsOnCudaCores) {
-    RowsProduct product(kRows[2], {150, 0, 129, 3});
-    product.parity.gpu.choose_kernels({.gemm = GemmBackend::simt});
-    const HostTensor all = product.run();
-    for (const int limit : {1, 2, 131})
-        EXPECT_TRUE(same_bytes(all, product.run({.sm_limit = limit}))) << limit;
+// The kernels that run where wgmma is not supported.
+TEST(GemmInvariance, SmLimitOnCudaCores) {
+    RowsGemm gemm(kRows[2], {150, 0, 129, 3});
+    gemm.parity.gpu.choose_kernels({.gemm = GemmBackend::simt});
+    const HostTensor all = gemm.run();
+    for (const int limit : {1, 2, 131}) EXPECT_TRUE(same_bytes(all, gemm.run({.sm_limit = limit}))) << limit;
 }
 
 TEST(GemmInvariance, TwoHundredRepeats) {
     constexpr int kRepeats = 200;
     for (const Rows& rows : kRows) {
-        RowsProduct product(rows, kCounts);
-        const HostTensor once = product.run();
+        RowsGemm gemm(rows, kCounts);
+        const HostTensor once = gemm.run();
         int others = 0;
-        for (int i = 1; i < kRepeats; ++i) others += same_bytes(once, product.run()) ? 0 : 1;
+        for (int i = 1; i < kRepeats; ++i) others += same_bytes(once, gemm.run()) ? 0 : 1;
         EXPECT_EQ(others, 0) << rows.name;
     }
     for (const Columns& columns : kColumns) {
-        ColumnsProduct product(columns, {300, 129});
+        WgradGemm gemm(columns, {300, 129});
         for (const Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {
-            const HostTensor once = product.run(mode);
+            const HostTensor once = gemm.run(mode);
             int others = 0;
-            for (int i = 1; i < kRepeats; ++i) others += same_bytes(once, product.run(mode)) ? 0 : 1;
+            for (int i = 1; i < kRepeats; ++i) others += same_bytes(once, gemm.run(mode)) ? 0 : 1;
             EXPECT_EQ(others, 0) << columns.name;
         }
     }
@@ -185,17 +183,17 @@ void copy_values(const TensorView& from, int64_t from_first, const TensorView& t
                 static_cast<std::size_t>(count * size));
 }
 
-// Group 1 keeps its rows, weights and scales, the others have other sizes, so that its rows stand elsewhere
-// and its tiles meet other ones in their pair and their turn.
+// Group 1 keeps its rows, weights and scales, the others have other sizes, so that its rows are elsewhere and
+// its tiles run with other ones in their cluster and at another time.
 constexpr int64_t kKept = 200;
 const std::vector<int64_t> kOthers[] = {{0, kKept, 0}, {1, kKept, 500}, {700, kKept, 3}, {129, kKept, 129}};
 
 TEST(GemmInvariance, RowsDoNotDependOnOtherGroups) {
     for (const Rows& rows : kRows) {
-        RowsProduct first(rows, {40, kKept, 90});
+        RowsGemm first(rows, {40, kKept, 90});
         const HostTensor wanted = first.run();
         for (const auto& counts : kOthers) {
-            RowsProduct other(rows, counts);  // the same weights; rows by their place
+            RowsGemm other(rows, counts);  // the same weights; rows by their place
             const int64_t from = first.groups.first(1), to = other.groups.first(1);
             copy_values(first.a.data, from * kK, other.a.data, to * kK, kKept * kK);
             if (rows.a == L::row) copy_values(first.a.scales, from, other.a.scales, to, kKept);
@@ -208,17 +206,17 @@ TEST(GemmInvariance, RowsDoNotDependOnOtherGroups) {
                 std::memcmp(wanted.view().bytes_ptr() + from * kN * 2, got.view().bytes_ptr() + to * kN * 2,
                             static_cast<std::size_t>(kKept * kN * 2)),
                 0)
-                << rows.name << " beside " << counts[0] << " and " << counts[2];
+                << rows.name << " with " << counts[0] << " and " << counts[2];
         }
     }
 }
 
 TEST(GemmInvariance, WeightGradientsDoNotDependOnOtherGroups) {
     for (const Columns& columns : kColumns) {
-        ColumnsProduct first(columns, {40, kKept, 90});
+        WgradGemm first(columns, {40, kKept, 90});
         const HostTensor wanted = first.run();
         for (const auto& counts : kOthers) {
-            ColumnsProduct other(columns, counts);
+            WgradGemm other(columns, counts);
             const int64_t from = first.groups.first(1), to = other.groups.first(1);
             for (const auto& [source, target, width] :
                  {std::tuple{&first.dy, &other.dy, kN}, std::tuple{&first.x, &other.x, kK}}) {
@@ -241,7 +239,7 @@ TEST(GemmInvariance, WeightGradientsDoNotDependOnOtherGroups) {
             EXPECT_EQ(
                 std::memcmp(wanted.as<float>() + kN * kK, got.as<float>() + kN * kK, kN * kK * sizeof(float)),
                 0)
-                << columns.name << " beside " << counts[0] << " and " << counts[2];
+                << columns.name << " with " << counts[0] << " and " << counts[2];
         }
     }
 }

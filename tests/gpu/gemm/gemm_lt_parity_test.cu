@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The cuBLASLt baseline (kernels.gemm_backend: cublaslt) at shapes it must take itself: every recipe's
-// layouts, forward, data gradient and weight gradient, against the product of the same codes in double
+// layouts, forward, data gradient and weight gradient, against the GEMM of the same FP8 values in double
 // precision (on the GPU), at the bounds of a correct kernel. Ragged and empty groups, row bases, contractions
-// whose number of scale blocks is no multiple of 4, pads, untouched rows, and twice the same bits.
+// whose number of scale blocks is not a multiple of 4, pads, untouched rows, and twice the same bits.
 #include "kernels/hopper/device/view.h"
 #include "kernels/ops/gemm.h"
 
@@ -19,11 +19,11 @@ namespace {
 using L = ScaleLayout;
 using op::GemmForm;
 
-// ---- the product in double precision
-// ---------------------------------------------------------------------------------------------- want[i, j]
-// += sum over k of a[i, k] b[j, k]; one thread an element, ascending k.
-__global__ void double_product(const double* a, const double* b, int64_t m, int64_t n, int64_t k,
-                               double* want) {
+// ---- the GEMM in double precision
+//
+// want[i, j] += sum over k of a[i, k] b[j, k]; one thread an element, ascending k.
+__global__ void gemm_in_double_kernel(const double* a, const double* b, int64_t m, int64_t n, int64_t k,
+                                      double* want) {
     const int64_t at = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
     if (at >= m * n) return;
     double sum = want[at];
@@ -40,7 +40,7 @@ struct Matrix {  // [rows, cols]
     }
 };
 
-void add_product(Device& device, const Matrix& a, const Matrix& b, double* want) {
+void add_gemm_in_double(Device& device, const Matrix& a, const Matrix& b, double* want) {
     const auto on_gpu = [&](const double* host, int64_t count) {
         auto* copy = static_cast<double*>(device.allocate(static_cast<std::size_t>(count) * sizeof(double)));
         device.copy_in(copy, host, static_cast<std::size_t>(count) * sizeof(double));
@@ -50,7 +50,7 @@ void add_product(Device& device, const Matrix& a, const Matrix& b, double* want)
     double* const da = on_gpu(a.values.data(), m * a.cols);
     double* const db = on_gpu(b.values.data(), n * b.cols);
     double* const dw = on_gpu(want, m * n);
-    double_product<<<static_cast<unsigned>(ceil_div(m * n, 256)), 256>>>(da, db, m, n, a.cols, dw);
+    gemm_in_double_kernel<<<static_cast<unsigned>(ceil_div(m * n, 256)), 256>>>(da, db, m, n, a.cols, dw);
     device.copy_out(want, dw, static_cast<std::size_t>(m * n) * sizeof(double));
     for (double* copy : {da, db, dw}) device.free(copy);
 }
@@ -98,12 +98,12 @@ public:
     LtParity() { gpu.choose_kernels({.gemm = GemmBackend::cublaslt}); }
 
     // Elements of d that `wanted` names (NaN: not written, bytes 0xFF; zero pads exactly), after `run`,
-    // twice, each of `products` products on cuBLASLt.
-    void expect(const TensorView& d, const std::vector<double>& wanted, int64_t products, Gradient mode,
+    // twice, each of `gemms` GEMMs on cuBLASLt.
+    void expect(const TensorView& d, const std::vector<double>& wanted, int64_t gemms, Gradient mode,
                 const std::string& what, const std::function<void()>& run) {
         run();
-        EXPECT_EQ(gpu.lt_counts().native, 0) << what << ": the native kernel took products";
-        EXPECT_EQ(gpu.lt_counts().cublaslt, products) << what;
+        EXPECT_EQ(gpu.cublaslt_counts().native, 0) << what << ": the native kernel took GEMMs";
+        EXPECT_EQ(gpu.cublaslt_counts().cublaslt, gemms) << what;
         const HostTensor got = from_gpu(d);
         double error = 0, energy = 0;
         for (int64_t i = 0; i < d.numel(); ++i) {
@@ -150,29 +150,29 @@ void run_grouped(const Operands& o, const std::vector<int64_t>& counts, int64_t 
     HostScaled a(o.a, {a_base + capacity, k}, o.a_layout);
     HostScaled b = o.form == GemmForm::nt ? HostScaled(o.b, {G, n, k}, o.b_layout)
                                           : HostScaled(o.b, {G, k, n}, o.b_layout);
-    fill_operand(a, 11);  // pads too: what stands there must not show
+    fill_operand(a, 11);  // pads too: their values must not show
     fill_operand(b, 12);
     HostTensor d(d_dtype, {d_base + capacity, n});
     if (a_base > 0) a.set_row_base(a_base);
     if (d_base > 0) d.set_row_base(d_base);
     LtParity parity;
     std::vector<double> wanted(static_cast<std::size_t>(d.numel()), kUntouched);
-    int64_t products = 0;
+    int64_t gemms = 0;
     for (int64_t g = 0; g < G; ++g) {
         double* want = wanted.data() + (d_base + groups.first(g)) * n;
         std::fill_n(want, (groups.end(g) - groups.first(g)) * n, kPad);
         if (groups.count(g) == 0) continue;
-        ++products;
+        ++gemms;
         const Matrix left(groups.count(g), k, [&](int64_t i, int64_t j) {
             return value_of(a, 0, a_base + groups.first(g) + i, j);
         });
         const Matrix right(n, k, [&](int64_t i, int64_t j) {
             return o.form == GemmForm::nt ? value_of(b, g, i, j) : value_of(b, g, j, i);
         });
-        add_product(parity.gpu.device(), left, right, want);
+        add_gemm_in_double(parity.gpu.device(), left, right, want);
     }
     parity.expect(
-        d, wanted, products, Gradient::overwrite,
+        d, wanted, gemms, Gradient::overwrite,
         fmt::format("{} form {} -> {}, align {}, n {} k {}, counts {}", name(o), static_cast<int>(o.form),
                     name_of(d_dtype), o.alignment, n, k, fmt::join(counts, ",")),
         [&] {
@@ -202,7 +202,7 @@ TEST(LtGroupedGemm, EveryRecipe) {
         for (DType d : {DType::bf16, DType::f32}) {
             run_grouped(o, {130, 0, 256, 3, 1}, 0, 0, 384, 640, d);  // 5 scale blocks
             run_grouped(o, {0, 77, 300}, 256, 128, 256, 2048, d);
-            run_grouped(o, {128}, 0, 0, 128, 384, d);  // one group: scales as they stand
+            run_grouped(o, {128}, 0, 0, 128, 384, d);  // one group: scales as stored
             run_grouped(o, {0, 0}, 0, 0, 128, 128, d);
         }
     }
@@ -240,20 +240,20 @@ void run_wgrad(const Operands& o, const std::vector<int64_t>& counts, int64_t a_
     LtParity parity;
     std::vector<double> wanted(static_cast<std::size_t>(dw.numel()), kPad);
     if (mode == Gradient::accumulate) wanted = to_doubles(dw);
-    int64_t products = 0;
+    int64_t gemms = 0;
     for (int64_t g = 0; g < G; ++g) {
         if (groups.count(g) == 0) continue;
-        ++products;
+        ++gemms;
         const auto operand = [&](const HostScaled& t, int64_t dim, int64_t base) {
             return Matrix(dim, groups.count(g), [&](int64_t i, int64_t j) {
                 const int64_t row = base + groups.first(g) + j;
                 return fp8 ? value_of(t, 0, i, row, g) : value_of(t, 0, row, i);
             });
         };
-        add_product(parity.gpu.device(), operand(dy, n, a_base), operand(x, k, b_base),
-                    wanted.data() + g * n * k);
+        add_gemm_in_double(parity.gpu.device(), operand(dy, n, a_base), operand(x, k, b_base),
+                           wanted.data() + g * n * k);
     }
-    parity.expect(dw, wanted, products, mode,
+    parity.expect(dw, wanted, gemms, mode,
                   fmt::format("dW: {} {}, align {}, counts {}", name(o),
                               mode == Gradient::accumulate ? "accumulate" : "overwrite", o.alignment,
                               fmt::join(counts, ",")),
@@ -307,7 +307,7 @@ TEST(LtGemm, EveryRecipe) {
             HostTensor d(d_dtype, {m, n});
             LtParity parity;
             std::vector<double> wanted(static_cast<std::size_t>(m * n), 0.0);
-            add_product(
+            add_gemm_in_double(
                 parity.gpu.device(), Matrix(m, k, [&](int64_t i, int64_t j) { return value_of(a, 0, i, j); }),
                 Matrix(n, k,
                        [&](int64_t i, int64_t j) {
@@ -327,7 +327,7 @@ TEST(LtGemm, EveryRecipe) {
     }
 }
 
-// Two E5M2 operands are no product of cuBLASLt's; the native kernel answers.
+// cuBLASLt does not support two E5M2 operands; the native kernel answers.
 TEST(LtGemm, BothE5m2RunsNative) {
     HostScaled a(DType::e5m2, {128, 256}, L::tensor), b(DType::e5m2, {128, 256}, L::tensor);
     fill_operand(a, 41);
@@ -337,8 +337,8 @@ TEST(LtGemm, BothE5m2RunsNative) {
     parity.gpu.gemm({.a = parity.to_gpu(a), .b = parity.to_gpu(b), .d = parity.to_gpu(d.view())});
     parity.cpu.gemm({.a = a, .b = b, .d = d});
     parity.expect_close(d, 1e-7, "d");
-    EXPECT_EQ(parity.gpu.lt_counts().cublaslt, 0);
-    EXPECT_EQ(parity.gpu.lt_counts().native, 1);
+    EXPECT_EQ(parity.gpu.cublaslt_counts().cublaslt, 0);
+    EXPECT_EQ(parity.gpu.cublaslt_counts().native, 1);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Matrix products of the Hopper backend against the reference, over every layout, form and grouping: the
-// CUDA-core kernel bit by bit, tensor cores (cuBLASLt and our own kernel) within the bounds of rounding, and
+// GEMMs of the Hopper backend against the reference, over every layout, form and grouping: the CUDA-core
+// kernel bit by bit, tensor cores (cuBLASLt and this project's kernels) within the bounds of rounding, and
 // twice for identical bits.
 #include "kernels/hopper/device/view.h"
 #include "kernels/ops/gemm.h"
@@ -18,8 +18,8 @@ namespace {
 using L = ScaleLayout;
 using op::GemmForm;
 
-// Codes and scales that make every entry matter; free (not power-of-two) fp32 scales, so that a wrong order
-// of rounding shows.
+// FP8 values and scales that make every element matter; free (not power-of-two) fp32 scales, so that a wrong
+// order of rounding shows.
 void fill_operand(const HostScaled& t, uint64_t seed) {
     fill_normal(t.data, seed, is_fp8(t.data.view().dtype) ? 8.0 : 1.0);
     if (t.scales.view().dtype == DType::e8m0)
@@ -173,8 +173,8 @@ TEST(GemmParity, DenseOnCublasLt) {
 const std::vector<std::vector<int64_t>> kCounts = {
     {0, 1, 127, 0, 128, 129, 5}, {300}, {0, 0}, {17, 0, 0, 40}, {3, 500, 0, 2}};
 
-// More steps than a warp holds scales of, and one pair of CTAs that walks all tiles: what is carried from a
-// tile to the next.
+// More steps than a warp holds scales for, and one cluster for all tiles: what is carried from a tile to the
+// next.
 TEST(GroupedGemmParity, ManyStepsAndTiles) {
     const GroupsFixture groups({300, 0, 129, 3}, 128);
     const int64_t n = 320, k = 4352;
@@ -273,8 +273,7 @@ TEST(GroupedGemmParity, ScalesOfWholeRowsAndTensors) {
         }
 }
 
-// ---- weight gradients
-// Codes of the pads of a transposed copy [dim, M].
+// Pads of a transposed copy [dim, M].
 void zero_pads(const HostScaled& t, const GroupsFixture& groups, int64_t base) {
     const TensorView& codes = t.data.view();
     for (int64_t row = 0; row < groups.total(); ++row)
@@ -298,7 +297,7 @@ void run_wgrad(DType dy_dtype, DType x_dtype, L layout, int64_t alignment, const
         fp8 ? HostScaled(dy_dtype, {n, dy_rows}, layout, G) : HostScaled(dy_dtype, {dy_rows, n}, layout);
     HostScaled x =
         fp8 ? HostScaled(x_dtype, {k, x_rows}, layout, G) : HostScaled(x_dtype, {x_rows, k}, layout);
-    fill_operand(dy, 21);  // plain pads too: what stands there must not count
+    fill_operand(dy, 21);  // plain pads too: their values must not count
     fill_operand(x, 22);
     if (fp8) {
         zero_pads(dy, groups, dy_base);
@@ -340,7 +339,7 @@ TEST(GroupedGemmWgradParity, LayoutsGroupsAndBases) {
     }
 }
 
-// Several tiles and stages; groups end anywhere in a stage, so what stands behind them must not count.
+// Several tiles and stages; groups end anywhere in a stage, so what follows them must not count.
 TEST(GroupedGemmWgradParity, ScalesOfWholeColumnsAndTensors) {
     for (const auto& counts : kCounts) {
         for (Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {

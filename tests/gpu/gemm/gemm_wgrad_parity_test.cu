@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// FP8 weight gradients with a scale per 128 of the contraction, which have a kernel of their own on Hopper,
-// against the reference.
+// FP8 weight gradients with a scale per 128 of the contraction (gemm/sm90/fp8_wgrad.cu) against the
+// reference.
 #include "kernels/hopper/device/view.h"
 #include "kernels/ops/gemm.h"
 
@@ -23,7 +23,7 @@ struct Formats {
 };
 
 // The rows of one micro-batch and their operands, from a row base on. FP8 copies have zeros in their pads;
-// what lies in front of the first group and behind the last is NaN.
+// rows before the first group and past the last are NaN.
 struct Rows {
     GroupsFixture groups;
     HostScaled dy, x;
@@ -59,8 +59,7 @@ struct WgradCase {
     std::vector<int64_t> counts, second;  // of the second micro-batch; empty: there is none
 };
 
-// The values of the reference, and the same bits from one pair of CTAs that walks all tiles and from every
-// repetition.
+// The values of the reference, and the same bits from one cluster for all tiles and from every repetition.
 void run_case(const WgradCase& c, Gradient mode, GemmBackend backend = GemmBackend::native) {
     SCOPED_TRACE(fmt::format("{} {} {} x {} {} counts {} and {}", name_of(c.formats.layout),
                              name_of(c.formats.dy), c.n, c.k,
@@ -92,7 +91,7 @@ void run_case(const WgradCase& c, Gradient mode, GemmBackend backend = GemmBacke
     run(dw[0], 0);
     run(dw[1], 2);
     const HostTensor first = parity.from_gpu(dw[0].view());
-    EXPECT_TRUE(same_bytes(first, parity.from_gpu(dw[1].view()))) << "one pair gave other bits";
+    EXPECT_TRUE(same_bytes(first, parity.from_gpu(dw[1].view()))) << "one cluster gave other bits";
     for (int repeat = 0; repeat < 8 && mode == Gradient::overwrite; ++repeat) {
         run(dw[1], repeat % 4 * 2);
         EXPECT_TRUE(same_bytes(first, parity.from_gpu(dw[1].view()))) << "repetition " << repeat;
@@ -112,10 +111,14 @@ TEST(WgradKernels, ShortAndLongContractions) {
     const std::vector<int64_t> mixed = {0, 1153, 1, 256, 0, 130}, uneven = {700, 0, 0, 2100}, none = {0, 0},
                                long_one = {0, 4300, 1}, short_ones = {1, 384, 0, 0, 128, 300, 257, 1, 0};
     const std::vector<WgradCase> cases = {
-        {kTilesE4m3, 300, 520, mixed, {}},   // odd numbers of row and column tiles, both cut
-        {kTilesE5m2, 256, 264, uneven, {}},  // whole pairs; no columns for a warpgroup of the last
-        {kTilesE4m3, 40, 12, mixed, {}},     // less than one warpgroup's part
-        {kTilesE4m3, 130, 134, uneven, {}},  // rows of D of 8 bytes: the common kernel
+        {kTilesE4m3, 300, 520, mixed, {}},  // odd numbers of row and column tiles, both cut
+        {kTilesE5m2,
+         256,
+         264,
+         uneven,
+         {}},                             // even numbers of tiles; no columns for one warpgroup of the last
+        {kTilesE4m3, 40, 12, mixed, {}},  // less than one warpgroup's part
+        {kTilesE4m3, 130, 134, uneven, {}},  // rows of D of 8 bytes: the general kernel
         {kTilesE4m3, 300, 520, none, {}},
         {kTilesE5m2, 390, 780, short_ones, {}},  // many tiles a CTA, each of one to three blocks
         {kTilesE4m3, 140, 300, long_one, {}},    // scales of more than 32 blocks
@@ -128,8 +131,8 @@ TEST(WgradKernels, ShortAndLongContractions) {
         for (const Gradient mode : kModes) run_case(c, mode);
 }
 
-// Groups that are empty in the first, in the second and in both; the border between the two in front of, at
-// and behind the 32nd block.
+// Groups that are empty in the first, in the second and in both; the border between the two before, at and
+// after the 32nd block.
 TEST(WgradKernels, TwoMicroBatches) {
     const std::vector<int64_t> mixed = {0, 1153, 1, 256, 0, 130}, other = {0, 0, 700, 1, 128, 300},
                                none = {0, 0, 0, 0, 0, 0}, short_ones = {1, 384, 0, 0, 128, 300},
@@ -142,7 +145,7 @@ TEST(WgradKernels, TwoMicroBatches) {
         {kTilesE5m2, 300, 520, none, mixed},
         {kTilesE4m3, 300, 520, none, none},
         {kTilesE5m2, 390, 780, short_ones, short_ones},
-        {kTilesE4m3, 130, 134, mixed, other},  // rows of D of 8 bytes: two calls of the common kernel
+        {kTilesE4m3, 130, 134, mixed, other},  // rows of D of 8 bytes: two calls of the general kernel
         {kTilesE4m3, 40, 20, long_one, long_other},
         {kColumnsE4m3, 128, 256, mixed, other},
         {kColumnsE5m2, 256, 512, other, mixed},
@@ -154,7 +157,7 @@ TEST(WgradKernels, TwoMicroBatches) {
         for (const Gradient mode : kModes) run_case(c, mode);
 }
 
-// Products that run as two calls.
+// Weight gradients that run as two calls.
 TEST(WgradKernels, TwoMicroBatchesOfOtherKinds) {
     const std::vector<int64_t> counts = {0, 153, 1, 256, 0}, other = {0, 0, 300, 1, 128};
     for (const GemmBackend backend : {GemmBackend::native, GemmBackend::cublaslt, GemmBackend::simt})

@@ -51,7 +51,7 @@ TrainingRun run_steps(const Config& config, BackendKind kind) {
         }
     }
     if (const auto* ops = dynamic_cast<HopperOps*>(&trainer.ops()))
-        result.on_cublaslt = ops->lt_counts().cublaslt;
+        result.on_cublaslt = ops->cublaslt_counts().cublaslt;
     return result;
 }
 

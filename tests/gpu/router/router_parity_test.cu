@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The router on the GPU against the reference: ids, probabilities, losses and gradients byte by byte, over
-// all options and edge shapes, with ties, NaN and infinity among the logits; products on tensor cores by
-// their bound, all others byte by byte.
+// all options and edge shapes, with ties, NaN and infinity among the logits; GEMMs on tensor cores within
+// their bound, everything else byte by byte.
 #include "kernels/hopper/device/view.h"
 #include "tests/support/parity.h"
 
@@ -37,8 +37,8 @@ const std::vector<Projection> kProjections = {
     {600, 300, 33, DType::bf16},
     {520, 16, 3, DType::f32},
     {1200, 7168, 512, DType::bf16},  // block sums larger than the workspace: rounds
-    // tensor cores: parts of the columns, ragged; two column tiles; many blocks of tokens; several row tiles
-    // a CTA of dx; rounds of parts
+    // tensor cores: splits of the columns, ragged; two column tiles; many blocks of tokens; several row tiles
+    // a CTA of dx; rounds of splits
     {260, 2056, 200, DType::bf16},
     {130, 3592, 136, DType::bf16},
     {257, 4104, 264, DType::bf16},
@@ -98,7 +98,7 @@ TEST(RouterParity, LogitsOfOneSignInDouble) {
     }
 }
 
-// A token's logits do not depend on the tokens beside it.
+// A token's logits do not depend on the other tokens.
 TEST(RouterParity, LogitsOfATokenAlone) {
     constexpr int64_t kTokens = 100, kHidden = 1032;
     for (const int64_t experts : {20, 72, 200}) {
@@ -244,8 +244,7 @@ std::string name_of(const Choice& c) {
            std::to_string(c.options.group_topk);
 }
 
-// Both operations with everything that they can write, once as asked for and once without balancing, over
-// sets of tokens.
+// Both operations with all optional outputs, once as given and once without balancing, over sets of tokens.
 struct Routing {
     Parity parity;
     HostTensor logits, bias, ids, probs, counts, plain, sums, squares, dprobs, earlier, dlogits, losses;

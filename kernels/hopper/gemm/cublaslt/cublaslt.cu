@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: MIT
-// One product on cuBLASLt with FP32 accumulation, BF16 or FP8: what it takes, how it is described, the choice
-// of algorithms, and what calls share: workspaces, streams, scratch memory, group sizes on the host.
+// One GEMM on cuBLASLt with FP32 accumulation, BF16 or FP8: what it supports, descriptors, choice of
+// algorithms, and what calls share: workspaces, streams, scratch memory, group sizes on the host.
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/gemm/cublaslt/cublaslt.h"
 
 #include <utility>
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::gemm {
 
 namespace {
 
-constexpr uint32_t kAlignment = 16;  // bytes of an address or a row that cuBLASLt's fast kernels ask for
+constexpr uint32_t kAlignment = 16;  // bytes, of addresses and rows: what cuBLASLt's fast kernels need
 
-// Algorithms kept. Group sizes change with routing, so shapes come and go; past this number all are
-// forgotten. Choosing one costs some 10 us of host time, well below the time a GPU needs for an expert.
+// Algorithms cached. Group sizes change with routing, so shapes come and go; past this number the cache is
+// cleared. Choosing an algorithm costs some 10 us of host time, well below the time a GPU needs for an
+// expert.
 constexpr std::size_t kMaxPlans = 8192;
 
 void check_lt(cublasStatus_t status, const char* what) {
@@ -24,15 +25,15 @@ void check_lt(cublasStatus_t status, const char* what) {
 
 bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kAlignment == 0; }
 
-bool is_block_scaled(const LtMatrix& m) {
+bool is_block_scaled(const CublasLtMatrix& m) {
     return m.mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F ||
            m.mode == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
 }
 
 // The conditions that cuBLASLt states, and those it leaves to its caller: some of its kernels give wrong
 // results instead of an error.
-bool takes(const LtProduct& p) {
-    for (const LtMatrix* m : {&p.a, &p.b, &p.d}) {
+bool supports(const CublasLtGemm& p) {
+    for (const CublasLtMatrix* m : {&p.a, &p.b, &p.d}) {
         if (m->rows <= 0 || m->cols <= 0) return false;
         if (!is_aligned(m->data) || m->stride * size_of(m->dtype) % kAlignment != 0) return false;
     }
@@ -42,7 +43,7 @@ bool takes(const LtProduct& p) {
     if (is_block_scaled(p.a) && p.a.rows % 8 != 0) return false;
     const bool both_blocks = p.a.mode == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F && p.b.mode == p.a.mode;
     if (both_blocks) return false;
-    for (const LtMatrix* m : {&p.a, &p.b})
+    for (const CublasLtMatrix* m : {&p.a, &p.b})
         if (m->mode != CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F && !is_aligned(m->scales)) return false;
     return true;
 }
@@ -57,7 +58,7 @@ cudaDataType_t data_type(DType dtype) {
 }
 
 // rows of ours are columns of cuBLASLt's
-void describe_matrix(cublasLtMatrixLayoutOpaque_t& layout, const LtMatrix& m) {
+void describe_matrix(cublasLtMatrixLayoutOpaque_t& layout, const CublasLtMatrix& m) {
     check_lt(cublasLtMatrixLayoutInit(&layout, data_type(m.dtype), static_cast<uint64_t>(m.cols),
                                       static_cast<uint64_t>(m.rows), m.stride),
              "describing a matrix");
@@ -67,14 +68,14 @@ void describe_matrix(cublasLtMatrixLayoutOpaque_t& layout, const LtMatrix& m) {
 
 // The row-major D[M,N] = op(A) op(B) is, read column-major, D' [N,M] = op(B)' op(A)': B comes first. A matrix
 // that is stored contiguous along the contraction needs a transpose as cuBLASLt's first operand, and none as
-// its second. FP8 products are promoted to the FP32 accumulator inside the contraction (FAST_ACCUM off), as
-// the contract of kernels/ops/gemm.h asks.
-struct LtLibrary::Description {
-    cublasLtMatmulDescOpaque_t product{};
+// its second. FP8 GEMMs promote to the FP32 accumulator inside the contraction (FAST_ACCUM off), as
+// kernels/ops/gemm.h requires.
+struct CublasLt::Description {
+    cublasLtMatmulDescOpaque_t gemm{};
     cublasLtMatrixLayoutOpaque_t first{}, second{}, d{};
 
-    Description(const LtProduct& p, int sm_limit) {
-        check_lt(cublasLtMatmulDescInit(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product");
+    Description(const CublasLtGemm& p, int sm_limit) {
+        check_lt(cublasLtMatmulDescInit(&gemm, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a GEMM");
         set(CUBLASLT_MATMUL_DESC_TRANSA, p.form == op::GemmForm::nt ? CUBLAS_OP_T : CUBLAS_OP_N);
         set(CUBLASLT_MATMUL_DESC_TRANSB, p.form == op::GemmForm::tn ? CUBLAS_OP_T : CUBLAS_OP_N);
         if (sm_limit > 0) set(CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, int32_t{sm_limit});
@@ -92,17 +93,16 @@ struct LtLibrary::Description {
 
 private:
     template <class T> void set(cublasLtMatmulDescAttributes_t attribute, T value) {
-        check_lt(cublasLtMatmulDescSetAttribute(&product, attribute, &value, sizeof value),
-                 "describing a product");
+        check_lt(cublasLtMatmulDescSetAttribute(&gemm, attribute, &value, sizeof value), "describing a GEMM");
     }
 };
 
-LtLibrary::LtLibrary(Device& device) : device_(device) {
+CublasLt::CublasLt(Device& device) : device_(device) {
     check_lt(cublasLtCreate(&handle_), "starting");
     workspaces_[0] = device_.allocate(kWorkspaceBytes);
 }
 
-LtLibrary::~LtLibrary() {
+CublasLt::~CublasLt() {
     for (int lane = 0; lane < kLanes; ++lane) {
         if (streams_[lane] != nullptr) cudaStreamDestroy(streams_[lane]);
         if (done_[lane] != nullptr) cudaEventDestroy(done_[lane]);
@@ -114,7 +114,7 @@ LtLibrary::~LtLibrary() {
     cublasLtDestroy(handle_);
 }
 
-LtLibrary::Plan LtLibrary::choose(Description& description) {
+CublasLt::Plan CublasLt::choose(Description& description) {
     cublasLtMatmulPreferenceOpaque_t preference{};
     check_lt(cublasLtMatmulPreferenceInit(&preference), "preparing the choice of an algorithm");
     const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
@@ -131,7 +131,7 @@ LtLibrary::Plan LtLibrary::choose(Description& description) {
     cublasLtMatmulHeuristicResult_t result{};
     int found = 0;
     const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(handle_, &description.product, &description.first, &description.second,
+        cublasLtMatmulAlgoGetHeuristic(handle_, &description.gemm, &description.first, &description.second,
                                        &description.d, &description.d, &preference, 1, &result, &found);
     // both mean that this version has no kernel for such sizes, types and scales
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return {};
@@ -140,9 +140,9 @@ LtLibrary::Plan LtLibrary::choose(Description& description) {
 }
 
 // Bytes: A, B and D once at least; 2*m*n*k FLOPs on tensor cores. The algorithm of a shape is chosen at its
-// first call and kept, so that every call gives the same bits.
-bool LtLibrary::run(const LtProduct& p, cudaStream_t stream, int lane, int sm_limit) {
-    if (!takes(p)) return false;
+// first call and cached, so that every call gives the same bits.
+bool CublasLt::run(const CublasLtGemm& p, cudaStream_t stream, int lane, int sm_limit) {
+    if (!supports(p)) return false;
     const int64_t kinds = static_cast<int64_t>(p.form) | static_cast<int64_t>(p.a.dtype) << 4 |
                           static_cast<int64_t>(p.b.dtype) << 12 | static_cast<int64_t>(p.d.dtype) << 20 |
                           static_cast<int64_t>(p.a.mode) << 28 | static_cast<int64_t>(p.b.mode) << 36;
@@ -157,14 +157,14 @@ bool LtLibrary::run(const LtProduct& p, cudaStream_t stream, int lane, int sm_li
     const Plan& plan = found->second;
     if (!plan.usable) return false;
     const float alpha = 1.0f, beta = p.mode == Gradient::accumulate ? 1.0f : 0.0f;
-    check_lt(cublasLtMatmul(handle_, &description.product, &alpha, p.b.data, &description.first, p.a.data,
+    check_lt(cublasLtMatmul(handle_, &description.gemm, &alpha, p.b.data, &description.first, p.a.data,
                             &description.second, &beta, p.d.data, &description.d, p.d.data, &description.d,
                             &plan.algorithm, workspaces_[lane], kWorkspaceBytes, stream),
-             "a product");
+             "a GEMM");
     return true;
 }
 
-std::array<cudaStream_t, LtLibrary::kLanes> LtLibrary::fork(cudaStream_t caller) {
+std::array<cudaStream_t, CublasLt::kLanes> CublasLt::fork(cudaStream_t caller) {
     if (start_ == nullptr) {
         check_cuda(cudaEventCreateWithFlags(&start_, cudaEventDisableTiming), "creating an event");
         for (int lane = 0; lane < kLanes; ++lane) {
@@ -174,22 +174,22 @@ std::array<cudaStream_t, LtLibrary::kLanes> LtLibrary::fork(cudaStream_t caller)
             if (workspaces_[lane] == nullptr) workspaces_[lane] = device_.allocate(kWorkspaceBytes);
         }
     }
-    check_cuda(cudaEventRecord(start_, caller), "starting products side by side");
+    check_cuda(cudaEventRecord(start_, caller), "starting GEMMs in parallel");
     for (const cudaStream_t stream : streams_)
-        check_cuda(cudaStreamWaitEvent(stream, start_), "starting products side by side");
+        check_cuda(cudaStreamWaitEvent(stream, start_), "starting GEMMs in parallel");
     return streams_;
 }
 
-void LtLibrary::join(cudaStream_t caller) {
+void CublasLt::join(cudaStream_t caller) {
     for (int lane = 0; lane < kLanes; ++lane) {
-        check_cuda(cudaEventRecord(done_[lane], streams_[lane]), "joining products");
-        check_cuda(cudaStreamWaitEvent(caller, done_[lane]), "joining products");
+        check_cuda(cudaEventRecord(done_[lane], streams_[lane]), "joining GEMMs");
+        check_cuda(cudaStreamWaitEvent(caller, done_[lane]), "joining GEMMs");
     }
 }
 
-void* LtLibrary::scratch(std::size_t bytes) {
+void* CublasLt::scratch(std::size_t bytes) {
     if (bytes > scratch_bytes_) {
-        device_.synchronize();  // earlier products may still read the old one
+        device_.synchronize();  // earlier GEMMs may still read the old one
         if (scratch_ != nullptr) device_.free(scratch_);
         scratch_ = nullptr;
         scratch_bytes_ = 0;
@@ -200,11 +200,11 @@ void* LtLibrary::scratch(std::size_t bytes) {
     return scratch_;
 }
 
-// The host synchronisation that this baseline forces, and its only one: cuBLASLt takes sizes and addresses
-// from the host, while routing leaves them on the device. Every grouped product waits here until all work
-// before it is done; kernels that read sizes on the device need none of this.
-HostGroups LtLibrary::read_groups(const DeviceProduct& product, cudaStream_t stream) {
-    const int64_t num_groups = product.groups.num_groups, needed = 2 * num_groups + 4;
+// The only host synchronisation of this backend: cuBLASLt takes sizes and addresses from the host, while
+// routing leaves them on the device. Every grouped GEMM waits here for all earlier work of the stream;
+// kernels that read sizes on the device need none of this.
+HostGroups CublasLt::read_groups(const GemmProblem& problem, cudaStream_t stream) {
+    const int64_t num_groups = problem.groups.num_groups, needed = 2 * num_groups + 4;
     if (needed > pinned_count_) {
         if (pinned_ != nullptr) check_cuda(cudaFreeHost(std::exchange(pinned_, nullptr)), "freeing memory");
         check_cuda(cudaMallocHost(reinterpret_cast<void**>(&pinned_), static_cast<std::size_t>(needed) * 8),
@@ -217,9 +217,9 @@ HostGroups LtLibrary::read_groups(const DeviceProduct& product, cudaStream_t str
                                    cudaMemcpyDeviceToHost, stream),
                    "reading group sizes");
     };
-    read(counts, product.groups.counts, num_groups);
-    read(offsets, product.groups.offsets, num_groups + 1);
-    const int64_t* const sources[3] = {product.a.row_base, product.b.row_base, product.d_row_base};
+    read(counts, problem.groups.counts, num_groups);
+    read(offsets, problem.groups.offsets, num_groups + 1);
+    const int64_t* const sources[3] = {problem.a.row_base, problem.b.row_base, problem.d_row_base};
     for (int i = 0; i < 3; ++i) {
         bases[i] = 0;
         if (sources[i] != nullptr) read(bases + i, sources[i], 1);
@@ -228,4 +228,4 @@ HostGroups LtLibrary::read_groups(const DeviceProduct& product, cudaStream_t str
     return {num_groups, counts, offsets, bases[0], bases[1], bases[2]};
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::gemm

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Products on cuBLASLt: one product in this project's row-major words (LtProduct), the library with its
-// workspaces, streams and chosen algorithms (LtLibrary), and whole ops as products of their groups
-// (launch_lt). Read next: grouped.cu.
+// GEMMs on cuBLASLt: one GEMM in row-major terms (CublasLtGemm), the library with its workspaces, streams and
+// chosen algorithms (CublasLt), and whole operations as GEMMs of their groups (launch_cublaslt). Read next:
+// grouped.cu.
 #pragma once
 
 #include "kernels/hopper/device/groups.h"
@@ -13,15 +13,16 @@
 #include <array>
 #include <map>
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::gemm {
 
-// One matrix as it is stored: `rows` of `cols` elements, `stride` elements from row to row.
-// Scales of FP8 codes [R, C], C the contraction, on the device, 16-byte aligned (scalar: 4), as `mode` says:
-//   SCALAR_32F       [1]
-//   OUTER_VEC_32F    [R]; only together with the other operand's
-//   VEC128_32F       [ceil(C/128), R]: no stride of its own, so the scales of an expert's slice must stand
-//   next to each other BLK128x128_32F   [ceil(R/128), pad4(ceil(C/128))]; of one operand at most
-struct LtMatrix {
+// One matrix as it is stored: `rows` of `cols` elements, `stride` elements from row to row. Scales of FP8
+// values [R, C], C the contraction, on the device, 16-byte aligned (scalar: 4), by `mode`:
+//
+//   SCALAR_32F      [1]
+//   OUTER_VEC_32F   [R]; only together with the other operand's
+//   VEC128_32F      [ceil(C/128), R], without a stride: the scales of an expert's slice must be contiguous
+//   BLK128x128_32F  [ceil(R/128), pad4(ceil(C/128))]; of one operand at most
+struct CublasLtMatrix {
     void* data = nullptr;
     DType dtype = DType::bf16;
     int64_t rows = 0, cols = 0, stride = 0;
@@ -30,10 +31,10 @@ struct LtMatrix {
 };
 
 // D = op(A) op(B), or D += it; the forms of op::Gemm.
-struct LtProduct {
+struct CublasLtGemm {
     op::GemmForm form = op::GemmForm::nt;
     Gradient mode = Gradient::overwrite;
-    LtMatrix a, b, d;
+    CublasLtMatrix a, b, d;
 };
 
 // Group sizes and first rows of the M-tensors, on the host.
@@ -48,20 +49,20 @@ struct HostGroups {
 
 // The handle, and what its calls need. Calls on one stream share workspaces and scratch memory, so one object
 // serves one stream at a time.
-class LtLibrary {
+class CublasLt {
 public:
-    static constexpr int kLanes = 4;  // streams that experts are spread over, as Transformer Engine does
+    static constexpr int kLanes = 4;  // streams that experts are spread over, as in Transformer Engine
     static constexpr std::size_t kWorkspaceBytes = std::size_t{32}
                                                    << 20;  // what NVIDIA recommends for Hopper
 
-    explicit LtLibrary(Device& device);
-    ~LtLibrary();
-    LtLibrary(const LtLibrary&) = delete;
-    LtLibrary& operator=(const LtLibrary&) = delete;
+    explicit CublasLt(Device& device);
+    ~CublasLt();
+    CublasLt(const CublasLt&) = delete;
+    CublasLt& operator=(const CublasLt&) = delete;
 
-    // Puts the product on `stream`, with the workspace of `lane`. False, and nothing done: cuBLASLt does not
-    // take it.
-    bool run(const LtProduct& product, cudaStream_t stream, int lane, int sm_limit);
+    // Enqueues the GEMM on `stream`, with the workspace of `lane`. False, and nothing done: cuBLASLt does not
+    // support it.
+    bool run(const CublasLtGemm& gemm, cudaStream_t stream, int lane, int sm_limit);
 
     // Lane streams that start after everything on `caller` so far; join lets `caller` wait for all of them.
     std::array<cudaStream_t, kLanes> fork(cudaStream_t caller);
@@ -72,9 +73,9 @@ public:
     void* scratch(std::size_t bytes);
 
     // Group sizes to the host; valid until the next call.
-    HostGroups read_groups(const DeviceProduct& product, cudaStream_t stream);
+    HostGroups read_groups(const GemmProblem& problem, cudaStream_t stream);
 
-    LtCounts counts;
+    CublasLtCounts counts;
 
 private:
     struct Plan {
@@ -99,25 +100,25 @@ private:
     std::map<Key, Plan> plans_;
 };
 
-// A dense or grouped op on cuBLASLt, its groups one by one; a group that cuBLASLt does not take runs on the
-// native kernel. `form` nt: FP8 operands and forward products; nn: data gradients on plain weights; tn: plain
-// weight gradients.
-struct LtOp {
-    DeviceProduct product;
+// A dense or grouped operation on cuBLASLt, group by group; a group that cuBLASLt does not support runs on
+// the native kernel. `form` nt: FP8 operands and forward GEMMs; nn: data gradients on plain weights; tn:
+// plain weight gradients.
+struct CublasLtOp {
+    GemmProblem problem;
     op::GemmForm form = op::GemmForm::nt;
     ScaleLayout a_layout = ScaleLayout::none, b_layout = ScaleLayout::none;
 };
-void launch_lt(LtLibrary& lt, const LtOp& op, const Launch& launch);
+void launch_cublaslt(CublasLt& lt, const CublasLtOp& op, const Launch& launch);
 
-// ---- what cuBLASLt needs in another shape than this project stores it (repack.cu)
+// ---- what cuBLASLt needs in another layout than this project stores it (repack.cu)
 
 // Any block scales as VEC128, all groups in one launch. Grouped::rows: group g [blocks, padded rows of g]
 // from out + blocks * offsets[g], blocks = ceil(k/128), pads 0. Grouped::contraction: [ceil(padded/128),
 // outputs] from out + offsets[g]/128 * outputs.
-void launch_repack_scales(const DeviceOperand& operand, const DeviceGroups& groups, Grouped grouped,
+void launch_repack_scales(const GemmOperand& operand, const DeviceGroups& groups, Grouped grouped,
                           int64_t outputs, int64_t k, float* out, cudaStream_t stream);
 
-// MXFP8 codes [rows, cols] with E8M0 scales at scales[k/32 * block_stride + row] -> BF16 [rows, cols]; zeros
+// MXFP8 values [rows, cols] with E8M0 scales at scales[k/32 * block_stride + row] -> BF16 [rows, cols]; zeros
 // outside valid_rows x valid_cols.
 struct MxDecode {
     const uint8_t* codes = nullptr;
@@ -130,4 +131,4 @@ struct MxDecode {
 };
 void launch_decode_mx(const MxDecode& args, cudaStream_t stream);
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::gemm

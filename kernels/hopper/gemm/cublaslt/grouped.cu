@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: MIT
-// Dense and grouped products of every recipe on cuBLASLt: scales brought into its layouts, experts spread
-// over streams, pads and empty groups written as the contract says. The selectable baseline
-// (GemmBackend::cublaslt), and dense BF16 products of either backend.
+// Dense and grouped GEMMs of every recipe on cuBLASLt: scales in its layouts, experts spread over streams,
+// pads and empty groups written as the contract says. The selectable baseline (GemmBackend::cublaslt), and
+// the dense BF16 GEMMs of the native backend.
 //
-//   recipe            forward, data gradient                  weight gradient
-//   bf16              BF16                                    BF16
-//   fp8_flow          VEC128 (repacked) x BLK128x128          VEC128 x VEC128 (tile scales expanded: no
-//   BLK128x128 on both sides) fp8_blockwise     VEC128 (repacked) x BLK128x128          VEC128 x VEC128 (as
-//   stored) fp8_rowwise       OUTER_VEC x OUTER_VEC                   OUTER_VEC x OUTER_VEC, one vector a
-//   group fp8_tensorwise    SCALAR x SCALAR                         SCALAR x SCALAR mxfp8             decoded
-//   to BF16                         decoded to BF16
+//   recipe          forward, data gradient            weight gradient
+//   bf16            BF16                              BF16
+//   fp8_flow        VEC128 (repacked) x BLK128x128    VEC128 x VEC128 (tile scales expanded: no BLK128x128
+//                                                     on both sides)
+//   fp8_blockwise   VEC128 (repacked) x BLK128x128    VEC128 x VEC128 (as stored)
+//   fp8_rowwise     OUTER_VEC x OUTER_VEC             OUTER_VEC x OUTER_VEC, one vector a group
+//   fp8_tensorwise  SCALAR x SCALAR                   SCALAR x SCALAR
+//   mxfp8           decoded to BF16                   decoded to BF16
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/gemm/cublaslt/cublaslt.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::gemm {
 
 namespace {
 
@@ -33,26 +34,26 @@ Scaling scaling_of(ScaleLayout layout) {
     }
 }
 
-// An operand's scales as cuBLASLt reads them. VEC128 of a group starts at data + what the group's first row
-// or block adds.
-struct Scales {
+// An operand's scales as cuBLASLt reads them. VEC128 of a group starts at data + an offset from the group's
+// first row or block.
+struct StoredScales {
     cublasLtMatmulMatrixScale_t mode = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
     const float* data = nullptr;
-    bool packed = false;  // VEC128 written by launch_repack_scales: row bases are resolved, groups stand one
-                          // after the other
+    bool packed = false;  // VEC128 written by launch_repack_scales: row bases are resolved, groups are stored
+                          // one after the other
 };
 
-int width_of(const DeviceOperand& operand) { return static_cast<int>(size_of(operand.dtype)); }
+int width_of(const GemmOperand& operand) { return static_cast<int>(size_of(operand.dtype)); }
 
 void* advance(const void* data, int64_t bytes) {
     return const_cast<uint8_t*>(static_cast<const uint8_t*>(data)) + bytes;
 }
 
-// The product of one group alone, for the native kernel.
-DeviceProduct one_group(DeviceProduct p, int64_t g, int64_t padded) {
+// One group as a GEMM of its own, for the native kernel.
+GemmProblem one_group(GemmProblem p, int64_t g, int64_t padded) {
     if (p.groups.counts == nullptr) return p;
     p.groups = {1, p.groups.counts + g, p.groups.offsets + g, padded};
-    for (DeviceOperand* operand : {&p.a, &p.b}) {
+    for (GemmOperand* operand : {&p.a, &p.b}) {
         operand->data = advance(operand->data, g * operand->group_stride * width_of(*operand));
         if (operand->scale.scales != nullptr)
             operand->scale.scales = advance(operand->scale.scales,
@@ -65,16 +66,16 @@ DeviceProduct one_group(DeviceProduct p, int64_t g, int64_t padded) {
     return p;
 }
 
-// Rows and contraction of one group; `k` is what cuBLASLt multiplies over.
+// Rows and contraction of one group; `k` is the contraction length that cuBLASLt gets.
 struct Extent {
     int64_t g, first, count, padded;
     int64_t m, k;
 };
 
-class LtGroups {
+class CublasLtGroups {
 public:
-    LtGroups(LtLibrary& lt, const LtOp& op, const HostGroups& sizes, const Launch& launch)
-        : lt_(lt), op_(op), p_(op.product), sizes_(sizes), launch_(launch) {
+    CublasLtGroups(CublasLt& lt, const CublasLtOp& op, const HostGroups& sizes, const Launch& launch)
+        : lt_(lt), op_(op), p_(op.problem), sizes_(sizes), launch_(launch) {
         by_rows_ = p_.grouped == Grouped::rows;
         scaling_ = scaling_of(op.a_layout);
     }
@@ -84,12 +85,12 @@ public:
         int64_t filled = 0;
         for (int64_t g = 0; g < sizes_.num_groups; ++g) filled += sizes_.padded(g) > 0;
         const cudaStream_t caller = stream_of(launch_);
-        std::array<cudaStream_t, LtLibrary::kLanes> streams{caller, caller, caller, caller};
+        std::array<cudaStream_t, CublasLt::kLanes> streams{caller, caller, caller, caller};
         if (filled > 1) streams = lt_.fork(caller);
-        int64_t turn = 0;
+        int64_t next_lane = 0;
         for (int64_t g = 0; g < sizes_.num_groups; ++g) {
             if (by_rows_ && sizes_.padded(g) == 0) continue;  // no rows, no pads
-            lane_ = static_cast<int>(filled > 1 ? turn++ % LtLibrary::kLanes : 0);
+            lane_ = static_cast<int>(filled > 1 ? next_lane++ % CublasLt::kLanes : 0);
             stream_ = streams[lane_];
             run_group(extent_of(g));
         }
@@ -100,8 +101,8 @@ private:
     Extent extent_of(int64_t g) const {
         Extent e{.g = g, .first = sizes_.offsets[g], .count = sizes_.counts[g], .padded = sizes_.padded(g)};
         e.m = by_rows_ ? e.padded : p_.m;
-        // Plain gradients run over the group's rows alone. FP8 needs a contraction in whole 16 bytes, so pads
-        // are part of it: their codes are 0 by the contract of whoever wrote the copies
+        // Plain gradients run over the group's rows alone. FP8 needs a contraction in multiples of 16 bytes,
+        // so pads are part of it: their values are 0 by the contract of whoever wrote the copies
         // (kernels/ops/quantize.h, transpose.h). MXFP8's pads are zeroed in decoding.
         e.k = by_rows_ ? p_.k : (scaling_ == Scaling::plain ? e.count : e.padded);
         return e;
@@ -115,21 +116,21 @@ private:
             if (by_rows_ || p_.mode == Gradient::overwrite) zero(d + d_row * row_bytes, e.m * row_bytes);
             return;
         }
-        LtProduct product{.form = op_.form, .mode = p_.mode};
-        product.d = {
+        CublasLtGemm gemm{.form = op_.form, .mode = p_.mode};
+        gemm.d = {
             .data = d + d_row * row_bytes, .dtype = p_.d_dtype, .rows = e.m, .cols = p_.n, .stride = p_.n};
-        const bool described = scaling_ == Scaling::mx ? decode(e, product) : describe(e, product);
-        if (described && lt_.run(product, stream_, lane_, launch_.sm_limit)) {
+        const bool described = scaling_ == Scaling::mx ? decode(e, gemm) : describe(e, gemm);
+        if (described && lt_.run(gemm, stream_, lane_, launch_.sm_limit)) {
             ++lt_.counts.cublaslt;
-            // the product covered the pads too, so that its shapes repeat from step to step
+            // the GEMM covered the pads too, so that its shapes repeat from step to step
             if (by_rows_) zero(d + (d_row + e.count) * row_bytes, (e.padded - e.count) * row_bytes);
             return;
         }
-        // sizes or addresses that are no multiples of 16 bytes, no algorithm: this group on the project's own
+        // sizes or addresses that are not multiples of 16 bytes, no algorithm: this group on the native
         // kernel
         ++lt_.counts.native;
-        launch_product(one_group(p_, e.g, e.padded), GemmBackend::native,
-                       {.stream = {stream_}, .sm_limit = launch_.sm_limit});
+        launch_fallback(one_group(p_, e.g, e.padded), GemmBackend::native,
+                        {.stream = {stream_}, .sm_limit = launch_.sm_limit});
     }
 
     void zero(void* data, int64_t bytes) const {
@@ -145,8 +146,8 @@ private:
         return by_rows_ ? 0 : (is_a ? sizes_.a_base : sizes_.b_base) + e.first;
     }
 
-    LtMatrix matrix_of(const Extent& e, bool is_a) const {
-        const DeviceOperand& operand = is_a ? p_.a : p_.b;
+    CublasLtMatrix matrix_of(const Extent& e, bool is_a) const {
+        const GemmOperand& operand = is_a ? p_.a : p_.b;
         const int64_t outputs = is_a ? e.m : p_.n;
         const bool along = is_a ? op_.form != op::GemmForm::tn : op_.form == op::GemmForm::nt;
         const int64_t stride = along ? operand.output_stride : operand.k_stride;
@@ -160,13 +161,13 @@ private:
                 .stride = stride};
     }
 
-    bool describe(const Extent& e, LtProduct& product) const {
-        product.a = matrix_of(e, true);
-        product.b = matrix_of(e, false);
+    bool describe(const Extent& e, CublasLtGemm& gemm) const {
+        gemm.a = matrix_of(e, true);
+        gemm.b = matrix_of(e, false);
         if (scaling_ == Scaling::plain) return true;
         for (const bool is_a : {true, false}) {
-            const DeviceScale& scale = (is_a ? p_.a : p_.b).scale;
-            const Scales& scales = is_a ? a_scales_ : b_scales_;
+            const OperandScale& scale = (is_a ? p_.a : p_.b).scale;
+            const StoredScales& scales = is_a ? a_scales_ : b_scales_;
             const int64_t outputs = is_a ? e.m : p_.n;
             int64_t at = 0;
             switch (scales.mode) {
@@ -183,20 +184,20 @@ private:
                 case CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F: at = e.g * scale.group_stride; break;
                 default: break;
             }
-            LtMatrix& matrix = is_a ? product.a : product.b;
+            CublasLtMatrix& matrix = is_a ? gemm.a : gemm.b;
             matrix.mode = scales.mode;
             matrix.scales = scales.data + at;
         }
         return true;
     }
 
-    // Both operands of one group as BF16 in this lane's part of the scratch memory.
-    bool decode(const Extent& e, LtProduct& product) const {
+    // Both operands of one group as BF16, in this lane's part of the scratch memory.
+    bool decode(const Extent& e, CublasLtGemm& gemm) const {
         if (e.k % 16 != 0 || k0(e, true) % kMxBlock != 0 || k0(e, false) % kMxBlock != 0) return false;
         uint8_t* out = scratch_ + lane_ * lane_bytes_;
         for (const bool is_a : {true, false}) {
-            const DeviceOperand& operand = is_a ? p_.a : p_.b;
-            LtMatrix matrix = matrix_of(e, is_a);
+            const GemmOperand& operand = is_a ? p_.a : p_.b;
+            CublasLtMatrix matrix = matrix_of(e, is_a);
             const int64_t scale_at = e.g * operand.scale.group_stride + output0(e, is_a) +
                                      k0(e, is_a) / kMxBlock * operand.scale.block_stride;
             launch_decode_mx({.codes = static_cast<const uint8_t*>(matrix.data),
@@ -213,13 +214,13 @@ private:
             matrix.data = out;
             matrix.dtype = DType::bf16;
             matrix.stride = matrix.cols;
-            (is_a ? product.a : product.b) = matrix;
+            (is_a ? gemm.a : gemm.b) = matrix;
             out += round_up(matrix.rows * matrix.cols * size_of(DType::bf16), kScratchAlignment);
         }
         return true;
     }
 
-    // ---- before the groups part: scales in cuBLASLt's layouts, scratch memory
+    // ---- before the lanes fork: scales in cuBLASLt's layouts, scratch memory
     void prepare() {
         if (scaling_ == Scaling::mx) {
             int64_t largest = 0;
@@ -230,7 +231,7 @@ private:
                                                 round_up(p_.n * row, kScratchAlignment));
             }
             lane_bytes_ = largest;
-            const int64_t lanes = std::min<int64_t>(sizes_.num_groups, LtLibrary::kLanes);
+            const int64_t lanes = std::min<int64_t>(sizes_.num_groups, CublasLt::kLanes);
             scratch_ = static_cast<uint8_t*>(lt_.scratch(static_cast<std::size_t>(lanes * lane_bytes_)));
             return;
         }
@@ -249,7 +250,7 @@ private:
         if (a_bytes + b_bytes == 0) return;
         scratch_ = static_cast<uint8_t*>(lt_.scratch(static_cast<std::size_t>(a_bytes + b_bytes)));
         if (a_scales_.packed) a_scales_.data = repack(p_.a, p_.groups, p_.m, scratch_);
-        // B of a forward product is repacked for dense ones only: a single group, of B's own rows
+        // B of a forward GEMM is repacked for dense ones only: a single group, of B's own rows
         if (b_scales_.packed)
             b_scales_.data =
                 repack(p_.b, by_rows_ ? device_groups({}, p_.n) : p_.groups, p_.n, scratch_ + a_bytes);
@@ -257,7 +258,7 @@ private:
 
     // Whether stored scales are a VEC128 tensor of the whole operand (forward: of its only group), or of the
     // blocks of any group.
-    bool is_vec128(ScaleLayout layout, const DeviceOperand& operand, int64_t rows) const {
+    bool is_vec128(ScaleLayout layout, const GemmOperand& operand, int64_t rows) const {
         if (layout != ScaleLayout::vec128) return false;
         return !by_rows_ || operand.scale.block_stride == rows;
     }
@@ -269,7 +270,7 @@ private:
         return round_up(words * static_cast<int64_t>(sizeof(float)), kScratchAlignment);
     }
 
-    const float* repack(const DeviceOperand& operand, const DeviceGroups& groups, int64_t outputs,
+    const float* repack(const GemmOperand& operand, const DeviceGroups& groups, int64_t outputs,
                         uint8_t* out) const {
         launch_repack_scales(operand, groups, p_.grouped, outputs, p_.k, reinterpret_cast<float*>(out),
                              stream_of(launch_));
@@ -278,23 +279,23 @@ private:
 
     static constexpr int64_t kScratchAlignment = 256;
 
-    LtLibrary& lt_;
-    const LtOp& op_;
-    const DeviceProduct& p_;
+    CublasLt& lt_;
+    const CublasLtOp& op_;
+    const GemmProblem& p_;
     const HostGroups& sizes_;
     const Launch& launch_;
     bool by_rows_ = true;
     Scaling scaling_ = Scaling::plain;
-    Scales a_scales_, b_scales_;
+    StoredScales a_scales_, b_scales_;
     uint8_t* scratch_ = nullptr;
     int64_t lane_bytes_ = 0;
     int lane_ = 0;
     cudaStream_t stream_ = nullptr;
 };
 
-// Kinds of operands that cuBLASLt knows; what depends on sizes and addresses is decided group by group.
-bool takes(const LtOp& op) {
-    const DeviceProduct& p = op.product;
+// Kinds of operands that cuBLASLt supports; what depends on sizes and addresses is decided group by group.
+bool supports(const CublasLtOp& op) {
+    const GemmProblem& p = op.problem;
     const auto known = [](DType dtype) { return dtype == DType::bf16 || is_fp8(dtype); };
     return known(p.a.dtype) && known(p.b.dtype) && scaling_of(op.a_layout) == scaling_of(op.b_layout) &&
            p.m > 0 && p.n > 0;
@@ -302,19 +303,19 @@ bool takes(const LtOp& op) {
 
 }  // namespace
 
-void launch_lt(LtLibrary& lt, const LtOp& op, const Launch& launch) {
-    const DeviceProduct& p = op.product;
-    if (!takes(op)) {
+void launch_cublaslt(CublasLt& lt, const CublasLtOp& op, const Launch& launch) {
+    const GemmProblem& p = op.problem;
+    if (!supports(op)) {
         ++lt.counts.native;
-        launch_product(p, GemmBackend::native, launch);
+        launch_fallback(p, GemmBackend::native, launch);
         return;
     }
     if (p.groups.counts == nullptr) {  // dense: the host knows the sizes
         const int64_t counts[1] = {p.m}, offsets[2] = {0, p.m};
-        LtGroups(lt, op, {.num_groups = 1, .counts = counts, .offsets = offsets}, launch).run();
+        CublasLtGroups(lt, op, {.num_groups = 1, .counts = counts, .offsets = offsets}, launch).run();
         return;
     }
-    LtGroups(lt, op, lt.read_groups(p, stream_of(launch)), launch).run();
+    CublasLtGroups(lt, op, lt.read_groups(p, stream_of(launch)), launch).run();
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::gemm

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: MIT
-// Operands in the shapes that cuBLASLt asks for: block scales as its VEC128, MXFP8 (which Hopper's tensor
-// cores do not know) as BF16. This work is part of every product of that backend and billed to it.
+// Operands in cuBLASLt's layouts: block scales as its VEC128, MXFP8 (which Hopper's tensor cores do not
+// support) as BF16. This work is part of every GEMM of that backend and timed with it.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/gemm/cublaslt/cublaslt.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::gemm {
 
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kBlocksPerGroup = 32;
 
-// Bytes: scales once read (tile scales from cache), 4 bytes written per 128 codes: 1/32 of the codes' bytes.
-// blockIdx.y is the group; its CTAs share its scales, one a thread and turn, neighbours next to each other.
-// No barrier; one writer a word.
+// Block scales as VEC128. Bytes: scales read once (tile scales from cache), 4 bytes written per 128 FP8
+// values: 1/32 of their bytes. blockIdx.y is the group; its CTAs share its scales, one a thread and
+// iteration, neighbours next to each other. No barrier; one writer a word.
 __global__ void __launch_bounds__(kThreads)
-    repack_kernel(DeviceOperand operand, DeviceGroups groups, Grouped grouped, int64_t outputs, int64_t k,
+    repack_kernel(GemmOperand operand, DeviceGroups groups, Grouped grouped, int64_t outputs, int64_t k,
                   float* out) {
     const int64_t g = blockIdx.y, first = groups.offset(g), padded = groups.offset(g + 1) - first;
     const int64_t start = operand.base() + first;
@@ -37,13 +37,13 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
-// Bytes: codes once read, twice as many written. A CTA takes whole rows, a thread four neighbouring codes a
-// turn. No barrier; one writer a word.
+// MXFP8 to BF16. Bytes: FP8 values read once, twice as many bytes written. A CTA takes whole rows, a thread
+// four neighbouring values an iteration. No barrier; one writer a word.
 //
-// Exact: a code has at most 4 significant bits and BF16 keeps 8, so a power of two moves the exponent only.
-// BF16's exponents are FP32's; below 2^-126 it still has all multiples of 2^-133, which E4M3 codes (multiples
-// of 2^-9) leave only with a scale below 2^-124, that is where a whole block of 32 is below 2^-115 (E5M2,
-// multiples of 2^-16: a scale below 2^-117, a block below 2^-101).
+// Exact: an FP8 value has at most 4 significant bits and BF16 keeps 8, so a power of two moves the exponent
+// only. BF16's exponents are FP32's; below 2^-126 BF16 still has all multiples of 2^-133, so a scaled E4M3
+// value (a multiple of 2^-9) is inexact only with a scale below 2^-124, that is where a whole block of 32 is
+// below 2^-115 (E5M2, multiples of 2^-16: a scale below 2^-117, a block below 2^-101).
 __global__ void __launch_bounds__(kThreads) decode_mx_kernel(MxDecode args) {
     for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
         const int64_t valid = row < args.valid_rows ? args.valid_cols : 0;
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) decode_mx_kernel(MxDecode args) {
 
 }  // namespace
 
-void launch_repack_scales(const DeviceOperand& operand, const DeviceGroups& groups, Grouped grouped,
+void launch_repack_scales(const GemmOperand& operand, const DeviceGroups& groups, Grouped grouped,
                           int64_t outputs, int64_t k, float* out, cudaStream_t stream) {
     const dim3 grid(kBlocksPerGroup, static_cast<unsigned>(groups.num_groups));
     repack_kernel<<<grid, kThreads, 0, stream>>>(operand, groups, grouped, outputs, k, out);
@@ -77,4 +77,4 @@ void launch_decode_mx(const MxDecode& args, cudaStream_t stream) {
     check_launch("decoding MXFP8");
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::gemm

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Grouped and FP8 products on tensor cores: BF16 operands, or FP8 codes decoded to BF16 (exact) on their way
-// into shared memory, so that products are exact and only the order of the FP32 additions differs from
-// simt.cu. Group sizes are read on the device.
+// Any GEMM of BF16 or FP8 operands on tensor cores (mma.sync), where sm90/ does not support it; mxfp8 always
+// runs here. FP8 values are decoded to BF16 (exact) on their way into shared memory, so products are exact
+// and only the order of the FP32 additions differs from simt.cu. Group sizes are read on the device.
 #include "kernels/hopper/device/mma.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/gemm/problem.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::gemm {
 
 namespace {
 
@@ -22,7 +22,7 @@ constexpr int kAlongLd = kChunk + 8, kAcrossLd = kTile + 8;
 constexpr int kStageElements = kTile * kAlongLd;
 static_assert(kChunk * kAcrossLd <= kStageElements && kBlock % kChunk == 0 && kMxBlock % kChunk == 0);
 
-// Tiles stand in shared memory as they do in memory: along the contraction ([output][k]) or across it
+// Tiles lie in shared memory as in global memory: along the contraction ([output][k]) or across it
 // ([k][output]).
 template <bool kAlong> __device__ __forceinline__ int place(int output, int k) {
     return kAlong ? output * kAlongLd + k : k * kAcrossLd + output;
@@ -58,7 +58,7 @@ __device__ __forceinline__ uint4 load_raw(const void* data, int width, int64_t o
     return {words[0], words[1], words[2], words[3]};
 }
 
-// Two codes as two BF16 values; every finite code of either format is a BF16 number.
+// Two FP8 values as two BF16 values; every finite FP8 value of either format is a BF16 number.
 __device__ __forceinline__ uint32_t decode_pair(uint32_t codes, __nv_fp8_interpretation_t kind) {
     const auto pair = static_cast<__nv_fp8x2_storage_t>(codes & 0xFFFFu);
     const float2 x = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(pair, kind)));
@@ -73,7 +73,7 @@ __device__ __forceinline__ uint4 decode(const uint4& raw, DType dtype) {
 
 // Reads this thread's pieces of the tile whose first element is `first`; zeros outside `outputs` x `depth`.
 template <bool kAlong>
-__device__ __forceinline__ void fetch(const DeviceOperand& operand, int64_t first, int64_t outputs,
+__device__ __forceinline__ void fetch(const GemmOperand& operand, int64_t first, int64_t outputs,
                                       int64_t depth, uint4 (&raw)[kOcts]) {
     const int width = operand.dtype == DType::bf16 ? 2 : 1;
 #pragma unroll
@@ -134,12 +134,12 @@ __device__ __forceinline__ void multiply_stage(const uint16_t* a_tile, const uin
 }
 
 // Writes, or adds, two neighbouring elements of D, or the first only; one store where aligned.
-__device__ __forceinline__ void write_pair(const DeviceProduct& product, int64_t at, int64_t count, float x,
+__device__ __forceinline__ void write_pair(const GemmProblem& problem, int64_t at, int64_t count, float x,
                                            float y) {
-    const int width = product.d_dtype == DType::bf16 ? 2 : 4;
-    uint8_t* d = static_cast<uint8_t*>(product.d) + at * width;
+    const int width = problem.d_dtype == DType::bf16 ? 2 : 4;
+    uint8_t* d = static_cast<uint8_t*>(problem.d) + at * width;
     const bool whole = count >= 2 && reinterpret_cast<uintptr_t>(d) % static_cast<uintptr_t>(2 * width) == 0;
-    if (product.mode == Gradient::accumulate) {
+    if (problem.mode == Gradient::accumulate) {
         float* sum = reinterpret_cast<float*>(d);
         if (whole) {
             const float2 before = *reinterpret_cast<const float2*>(sum);
@@ -148,61 +148,61 @@ __device__ __forceinline__ void write_pair(const DeviceProduct& product, int64_t
         }
         if (count > 0) sum[0] += x;
         if (count > 1) sum[1] += y;
-    } else if (whole && product.d_dtype == DType::bf16) {
+    } else if (whole && problem.d_dtype == DType::bf16) {
         *reinterpret_cast<uint32_t*>(d) = to_bf16(x).bits | static_cast<uint32_t>(to_bf16(y).bits) << 16;
     } else if (whole) {
         *reinterpret_cast<float2*>(d) = {x, y};
     } else {
-        if (count > 0) store_float(product.d, product.d_dtype, at, x);
-        if (count > 1) store_float(product.d, product.d_dtype, at + 1, y);
+        if (count > 0) store_float(problem.d, problem.d_dtype, at, x);
+        if (count > 1) store_float(problem.d, problem.d_dtype, at + 1, y);
     }
 }
 
-// In which order the contraction is walked, 32 at a time; scaled operands always ascending.
+// Order of the contraction, 32 at a time; scaled operands always ascending.
 enum class ChunkOrder { ascending, descending };
 
-// Bytes: each operand tile once per tile of D across it (A n/128 times, B m/128 times, mostly from L2), D
-// once; 2*m*n*k FLOPs. One CTA: tiles of 128x128 of D, one after the other, 8 warps of 64x32; the next stage
-// of 32 is read into registers while tensor cores work on the current one. Barriers: two around the tile's
-// description, then one a stage: after it, all writes to this stage are seen and nobody reads the other
-// stage, which is the one written next. Scales of a block stand in one of two buffers in the same way.
-// Deterministic: each output is one warp's sum over ascending k, promoted at every scale block; no output is
-// touched twice.
+// D(i, j) (+)= sum over k of A(i, k) B(j, k). Bytes: each operand tile once per tile of D across it (A n/128
+// times, B m/128 times, mostly from L2), D once; 2*m*n*k FLOPs. CTA: tiles of 128 x 128 of D, one after the
+// other, 8 warps of 64 x 32; the next stage of 32 is loaded into registers while tensor cores work on the
+// current one. Barriers: two around the tile's description, then one a stage: after it all writes to this
+// stage are visible and nobody reads the other stage, which is written next. The scales of a block are
+// double-buffered in the same way. Deterministic: an output is one warp's sum over ascending k, promoted at
+// every scale block, and has one writer.
 template <bool kScaled, bool kAlongA, bool kAlongB>
 __global__ void __launch_bounds__(kThreads, kScaled ? 1 : 2)
-    mma_kernel(DeviceProduct product, int64_t num_tiles, ChunkOrder order) {
+    mma_kernel(GemmProblem problem, int64_t num_tiles, ChunkOrder order) {
     __shared__ Shared shared;
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
     const int row0 = warp / 4 * 64, col0 = warp % 4 * 32;
-    const int64_t block = promotion_block(product);
+    const int64_t block = promotion_block(problem);
     const auto starts_block = [block](int64_t k) { return k == 0 || (block != 0 && k % block == 0); };
     for (int64_t index = blockIdx.x; index < num_tiles; index += gridDim.x) {
         __syncthreads();
-        if (thread == 0) shared.tile = find_tile(product, index, kTile, kTile);
+        if (thread == 0) shared.tile = find_tile(problem, index, kTile, kTile);
         __syncthreads();
         const Tile tile = shared.tile;
         if (tile.past_end) return;
         if (tile.rows <= 0) continue;
-        const int64_t cols = min(product.n - tile.b_output, int64_t{kTile});
+        const int64_t cols = min(problem.n - tile.b_output, int64_t{kTile});
         const int64_t depth = tile.valid > 0 ? tile.k : 0;
-        const int64_t a_first = tile.group * product.a.group_stride +
-                                tile.a_output * product.a.output_stride + tile.a_k * product.a.k_stride;
-        const int64_t b_first = tile.group * product.b.group_stride +
-                                tile.b_output * product.b.output_stride + tile.b_k * product.b.k_stride;
+        const int64_t a_first = tile.group * problem.a.group_stride +
+                                tile.a_output * problem.a.output_stride + tile.a_k * problem.a.k_stride;
+        const int64_t b_first = tile.group * problem.b.group_stride +
+                                tile.b_output * problem.b.output_stride + tile.b_k * problem.b.k_stride;
         uint4 raw_a[kOcts], raw_b[kOcts];
         float scale = 0.0f;  // of row `thread` of A, or of column `thread - kTile` of B
         const auto read = [&](int64_t k0) {
             const int64_t at =
                 !kScaled && order == ChunkOrder::descending ? (depth - 1) / kChunk * kChunk - k0 : k0;
-            fetch<kAlongA>(product.a, a_first + at * product.a.k_stride, tile.valid, depth - at, raw_a);
-            fetch<kAlongB>(product.b, b_first + at * product.b.k_stride, cols, depth - at, raw_b);
+            fetch<kAlongA>(problem.a, a_first + at * problem.a.k_stride, tile.valid, depth - at, raw_a);
+            fetch<kAlongB>(problem.b, b_first + at * problem.b.k_stride, cols, depth - at, raw_b);
             if (kScaled && starts_block(k0)) {
                 if (thread < kTile) {
                     if (thread < tile.valid)
                         scale =
-                            load_scale(product.a.scale, tile.group, tile.a_output + thread, tile.a_k + k0);
+                            load_scale(problem.a.scale, tile.group, tile.a_output + thread, tile.a_k + k0);
                 } else if (thread - kTile < cols) {
-                    scale = load_scale(product.b.scale, tile.group, tile.b_output + thread - kTile,
+                    scale = load_scale(problem.b.scale, tile.group, tile.b_output + thread - kTile,
                                        tile.b_k + k0);
                 }
             }
@@ -211,8 +211,8 @@ __global__ void __launch_bounds__(kThreads, kScaled ? 1 : 2)
         int stage = 0, scales = 0;
         if (depth > 0) read(0);
         for (int64_t k0 = 0; k0 < depth; k0 += kChunk) {
-            put<kAlongA>(raw_a, product.a.dtype, shared.a[stage]);
-            put<kAlongB>(raw_b, product.b.dtype, shared.b[stage]);
+            put<kAlongA>(raw_a, problem.a.dtype, shared.a[stage]);
+            put<kAlongB>(raw_b, problem.b.dtype, shared.b[stage]);
             if (kScaled && starts_block(k0)) {
                 scales ^= 1;
                 (thread < kTile ? shared.scale_a[scales] : shared.scale_b[scales])[thread % kTile] = scale;
@@ -245,13 +245,13 @@ __global__ void __launch_bounds__(kThreads, kScaled ? 1 : 2)
             for (int half = 0; half < 2; ++half) {
                 const int row = row0 + 16 * i + lane / 4 + 8 * half;
                 if (row >= tile.rows) continue;
-                const int64_t start = (tile.d_row + row) * product.n + tile.b_output;
+                const int64_t start = (tile.d_row + row) * problem.n + tile.b_output;
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     const float* result = (kScaled ? sum[i][j] : partial[i][j]) + 2 * half;
                     const int col = col0 + 8 * j + lane % 4 * 2;
                     const bool pad = row >= tile.valid;
-                    write_pair(product, start + col, cols - col, pad ? 0.0f : result[0],
+                    write_pair(problem, start + col, cols - col, pad ? 0.0f : result[0],
                                pad ? 0.0f : result[1]);
                 }
             }
@@ -259,21 +259,21 @@ __global__ void __launch_bounds__(kThreads, kScaled ? 1 : 2)
     }
 }
 
-bool takes(DType dtype) { return dtype == DType::bf16 || is_fp8(dtype); }
+bool supports(DType dtype) { return dtype == DType::bf16 || is_fp8(dtype); }
 
 }  // namespace
 
-void launch_product(const DeviceProduct& product, GemmBackend backend, const Launch& launch) {
-    if (backend == GemmBackend::simt || !takes(product.a.dtype) || !takes(product.b.dtype)) {
-        launch_simt(product, launch);
+void launch_fallback(const GemmProblem& problem, GemmBackend backend, const Launch& launch) {
+    if (backend == GemmBackend::simt || !supports(problem.a.dtype) || !supports(problem.b.dtype)) {
+        launch_simt(problem, launch);
         return;
     }
-    const int64_t tiles = row_tiles_bound(product, kTile) * ceil_div(product.n, kTile);
+    const int64_t tiles = row_tiles_bound(problem, kTile) * ceil_div(problem.n, kTile);
     if (tiles == 0) return;
-    const bool scaled = product.a.scale.scales != nullptr || product.b.scale.scales != nullptr;
+    const bool scaled = problem.a.scale.scales != nullptr || problem.b.scale.scales != nullptr;
     // an operand of one output or one step is contiguous either way, so the strides do not always tell the
     // form
-    const bool along_a = product.a.k_stride == 1, along_b = product.b.k_stride == 1;
+    const bool along_a = problem.a.k_stride == 1, along_b = problem.b.k_stride == 1;
     const auto kernel = scaled               ? mma_kernel<true, true, true>
                         : along_a && along_b ? mma_kernel<false, true, true>
                         : along_a            ? mma_kernel<false, true, false>
@@ -281,9 +281,9 @@ void launch_product(const DeviceProduct& product, GemmBackend backend, const Lau
                                              : mma_kernel<false, false, false>;
     const ChunkOrder order =
         backend == GemmBackend::alternative ? ChunkOrder::descending : ChunkOrder::ascending;
-    kernel<<<grid_for(tiles, launch, scaled ? 1 : 2), kThreads, 0, stream_of(launch)>>>(product, tiles,
+    kernel<<<grid_for(tiles, launch, scaled ? 1 : 2), kThreads, 0, stream_of(launch)>>>(problem, tiles,
                                                                                         order);
-    check_launch("product (mma)");
+    check_launch("GEMM (mma)");
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::gemm

@@ -1,34 +1,32 @@
 // SPDX-License-Identifier: MIT
-// Every matrix product on CUDA cores, in the reference's order of summation and therefore with its bits: all
-// layouts, forms and groupings. The baseline that the tensor-core paths are compared with, and what runs
-// where they do not apply.
+// Any GEMM on CUDA cores, in the reference's order of summation and therefore with its bits: all layouts,
+// forms and groupings. The baseline of the tensor-core kernels' tests, and what runs where they are not
+// supported (f32). Also: operations as GemmProblem.
 #include "kernels/core/scaled_tensor.h"
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/gemm/problem.h"
 #include "kernels/hopper/runtime/launch.h"
 
-namespace fp8flow {
-
-namespace hopper {
+namespace fp8flow::hopper::gemm {
 
 namespace {
 
 constexpr int kThreads = 128;
 constexpr int kTileM = 64, kTileN = 128;  // 8x8 outputs a thread
-constexpr int kChunk = 32;                // contraction per visit of shared memory; divides every scale block
+constexpr int kChunk = 32;                // contraction elements in shared memory; divides every scale block
 constexpr int kFragment = 8;
 static_assert(kTileM * kTileN == kThreads * kFragment * kFragment);
 static_assert(kBlock % kChunk == 0 && kMxBlock % kChunk == 0);
 
 // Column of output i in row k of a shared tile. Four neighbours stay together (vector reads); the swizzle
-// spreads the quads of a row of codes, which a warp writes down eight columns of k at once, over all banks.
+// spreads the quads of an FP8 row, which a warp writes down eight columns of k at once, over all banks.
 __device__ __forceinline__ int column(int k, int i) { return i ^ (((k >> 2) & 7) << 2); }
 
-// Entries [0, kOutputs) x [0, kChunk) of an operand, from element `first`, decoded into tile[k][output];
-// zeros outside.
+// Loads elements [0, kOutputs) x [0, kChunk) of an operand, from element `first`, decoded into
+// tile[k][output]; zeros outside.
 template <int kOutputs>
-__device__ void load_tile(const DeviceOperand& operand, int64_t first, int64_t outputs, int64_t depth,
+__device__ void load_tile(const GemmOperand& operand, int64_t first, int64_t outputs, int64_t depth,
                           float (&tile)[kChunk][kOutputs]) {
     constexpr int kQuads = kOutputs * kChunk / 4;
     if (operand.k_stride == 1) {
@@ -63,42 +61,43 @@ struct Shared {
     Tile tile;
 };
 
-// Bytes: each operand tile once per tile of D across it (A n/128 times, B m/64 times), D once; 2*m*n*k FLOPs.
-// One CTA: tiles of 64x128 of D, one after the other; thread (y, x) owns rows 4y+{0..3}, 32+4y+{0..3} and
-// columns 4x+{0..3}, 64+4x+{0..3}. Barriers: one after the tile's description is written, then two a chunk of
-// 32: before shared memory is overwritten, and before it is read. Deterministic: each output is one thread's
-// sum over ascending k, promoted at every scale block; no output is touched twice.
-__global__ void __launch_bounds__(kThreads) product_kernel(DeviceProduct product, int64_t num_tiles) {
+// D(i, j) (+)= sum over k of A(i, k) B(j, k), all dtypes and layouts. Bytes: each operand tile once per tile
+// of D across it (A n/128 times, B m/64 times), D once; 2*m*n*k FLOPs. CTA: tiles of 64 x 128 of D, one after
+// the other; thread (y, x) owns rows 4y+{0..3}, 32+4y+{0..3} and columns 4x+{0..3}, 64+4x+{0..3}. Barriers:
+// one after the tile's description is written, then two per chunk of 32: before shared memory is overwritten,
+// and before it is read. Deterministic: an output is one thread's sum over ascending k, promoted at every
+// scale block, and has one writer.
+__global__ void __launch_bounds__(kThreads) simt_kernel(GemmProblem problem, int64_t num_tiles) {
     __shared__ Shared shared;
     const int thread = static_cast<int>(threadIdx.x), y = thread / 16, x = thread % 16;
-    const bool scaled = product.a.scale.scales != nullptr || product.b.scale.scales != nullptr;
-    const int64_t block = promotion_block(product);
+    const bool scaled = problem.a.scale.scales != nullptr || problem.b.scale.scales != nullptr;
+    const int64_t block = promotion_block(problem);
     for (int64_t index = blockIdx.x; index < num_tiles; index += gridDim.x) {
         __syncthreads();
-        if (thread == 0) shared.tile = find_tile(product, index, kTileM, kTileN);
+        if (thread == 0) shared.tile = find_tile(problem, index, kTileM, kTileN);
         __syncthreads();
         const Tile tile = shared.tile;
         if (tile.past_end) return;
         if (tile.rows <= 0) continue;
-        const int64_t cols = min(product.n - tile.b_output, int64_t{kTileN});
+        const int64_t cols = min(problem.n - tile.b_output, int64_t{kTileN});
         const int64_t depth = tile.valid > 0 ? tile.k : 0;
-        const int64_t a_first = tile.group * product.a.group_stride +
-                                tile.a_output * product.a.output_stride + tile.a_k * product.a.k_stride;
-        const int64_t b_first = tile.group * product.b.group_stride +
-                                tile.b_output * product.b.output_stride + tile.b_k * product.b.k_stride;
+        const int64_t a_first = tile.group * problem.a.group_stride +
+                                tile.a_output * problem.a.output_stride + tile.a_k * problem.a.k_stride;
+        const int64_t b_first = tile.group * problem.b.group_stride +
+                                tile.b_output * problem.b.output_stride + tile.b_k * problem.b.k_stride;
         float sum[kFragment][kFragment] = {}, partial[kFragment][kFragment] = {};
         for (int64_t k0 = 0; k0 < depth; k0 += kChunk) {
             const int steps = static_cast<int>(min(depth - k0, int64_t{kChunk}));
             __syncthreads();
-            load_tile(product.a, a_first + k0 * product.a.k_stride, tile.valid, steps, shared.a);
-            load_tile(product.b, b_first + k0 * product.b.k_stride, cols, steps, shared.b);
+            load_tile(problem.a, a_first + k0 * problem.a.k_stride, tile.valid, steps, shared.a);
+            load_tile(problem.b, b_first + k0 * problem.b.k_stride, cols, steps, shared.b);
             if (scaled && (k0 == 0 || (block != 0 && k0 % block == 0))) {
                 if (thread < kTileM && thread < tile.valid)
                     shared.scale_a[thread] =
-                        load_scale(product.a.scale, tile.group, tile.a_output + thread, tile.a_k + k0);
+                        load_scale(problem.a.scale, tile.group, tile.a_output + thread, tile.a_k + k0);
                 if (thread < cols)
                     shared.scale_b[thread] =
-                        load_scale(product.b.scale, tile.group, tile.b_output + thread, tile.b_k + k0);
+                        load_scale(problem.b.scale, tile.group, tile.b_output + thread, tile.b_k + k0);
             }
             __syncthreads();
 #pragma unroll 4
@@ -135,25 +134,25 @@ __global__ void __launch_bounds__(kThreads) product_kernel(DeviceProduct product
         for (int i = 0; i < kFragment; ++i) {
             const int row = i / 4 * 32 + 4 * y + i % 4;
             if (row >= tile.rows) continue;
-            const int64_t start = (tile.d_row + row) * product.n + tile.b_output;
+            const int64_t start = (tile.d_row + row) * problem.n + tile.b_output;
 #pragma unroll
             for (int j = 0; j < kFragment; ++j) {
                 const int col = j / 4 * 64 + 4 * x + j % 4;
                 if (col >= cols) continue;
                 const float value = row < tile.valid ? sum[i][j] : 0.0f;
-                if (product.mode == Gradient::accumulate)
-                    static_cast<float*>(product.d)[start + col] += value;
+                if (problem.mode == Gradient::accumulate)
+                    static_cast<float*>(problem.d)[start + col] += value;
                 else
-                    store_float(product.d, product.d_dtype, start + col, value);
+                    store_float(problem.d, problem.d_dtype, start + col, value);
             }
         }
     }
 }
 
-// Scales of codes stored [rows, contraction], counted from the first stored row and contraction element.
-DeviceScale scale_of(const ScaledTensor& tensor) {
+// Scales of FP8 values stored [rows, contraction], counted from the first stored row and contraction element.
+OperandScale scale_of(const ScaledTensor& tensor) {
     const int64_t rows = tensor.data.dim(-2), blocks = ceil_div(tensor.data.dim(-1), kBlock);
-    DeviceScale scale{.scales = tensor.scales.data, .dtype = tensor.scales.dtype};
+    OperandScale scale{.scales = tensor.scales.data, .dtype = tensor.scales.dtype};
     switch (tensor.layout) {
         case ScaleLayout::none: return {};
         case ScaleLayout::tensor: break;
@@ -191,7 +190,7 @@ DeviceScale scale_of(const ScaledTensor& tensor) {
 }
 
 // Stored [rows, contraction].
-DeviceOperand along_contraction(const ScaledTensor& tensor) {
+GemmOperand along_contraction(const ScaledTensor& tensor) {
     return {.data = tensor.data.data,
             .dtype = tensor.data.dtype,
             .output_stride = tensor.data.dim(-1),
@@ -202,7 +201,7 @@ DeviceOperand along_contraction(const ScaledTensor& tensor) {
 
 // Stored [contraction, rows]; plain tensors only. Equal strides of 1 (one column) read as contiguous along
 // the contraction.
-DeviceOperand across_contraction(const ScaledTensor& tensor) {
+GemmOperand across_contraction(const ScaledTensor& tensor) {
     return {.data = tensor.data.data,
             .dtype = tensor.data.dtype,
             .output_stride = 1,
@@ -212,7 +211,7 @@ DeviceOperand across_contraction(const ScaledTensor& tensor) {
 
 }  // namespace
 
-DeviceProduct product_of(const op::Gemm& args) {
+GemmProblem problem_of(const op::Gemm& args) {
     const bool a_across = args.form == op::GemmForm::tn, b_across = args.form != op::GemmForm::nt;
     return {.groups = device_groups({}, args.d.dim(0)),
             .m = args.d.dim(0),
@@ -225,8 +224,8 @@ DeviceProduct product_of(const op::Gemm& args) {
             .d_dtype = args.d.dtype};
 }
 
-DeviceProduct product_of(const op::GroupedGemm& args) {
-    DeviceOperand b = args.form == op::GemmForm::nt ? along_contraction(args.b) : across_contraction(args.b);
+GemmProblem problem_of(const op::GroupedGemm& args) {
+    GemmOperand b = args.form == op::GemmForm::nt ? along_contraction(args.b) : across_contraction(args.b);
     b.group_stride = args.b.data.dim(1) * args.b.data.dim(2);
     if (args.b.scales && args.b.layout != ScaleLayout::tensor)
         b.scale.group_stride = args.b.scales.numel() / args.b.data.dim(0);
@@ -241,38 +240,36 @@ DeviceProduct product_of(const op::GroupedGemm& args) {
             .d_row_base = args.d.row_base};
 }
 
-DeviceProduct product_of(const op::GroupedGemmWgrad& args) {
+GemmProblem problem_of(const op::GroupedGemmWgrad& args) {
     // FP8 operands are the transposed copies
     const auto operand = [](const ScaledTensor& tensor) {
-        DeviceOperand result =
+        GemmOperand result =
             is_fp8(tensor.data.dtype) ? along_contraction(tensor) : across_contraction(tensor);
         if (tensor.layout == ScaleLayout::group_row) result.scale.group_stride = tensor.data.dim(0);
         return result;
     };
-    DeviceProduct product{.grouped = Grouped::contraction,
-                          .groups = device_groups(args.groups, 0),
-                          .m = args.dw.dim(1),
-                          .n = args.dw.dim(2),
-                          .k = args.groups.row_capacity,
-                          .a = operand(args.dy),
-                          .b = operand(args.x),
-                          .mode = args.mode,
-                          .d = args.dw.data,
-                          .d_dtype = args.dw.dtype};
+    GemmProblem problem{.grouped = Grouped::contraction,
+                        .groups = device_groups(args.groups, 0),
+                        .m = args.dw.dim(1),
+                        .n = args.dw.dim(2),
+                        .k = args.groups.row_capacity,
+                        .a = operand(args.dy),
+                        .b = operand(args.x),
+                        .mode = args.mode,
+                        .d = args.dw.data,
+                        .d_dtype = args.dw.dtype};
     if (args.second)
-        product.second = {device_groups(args.second.groups, 0), operand(args.second.dy),
+        problem.second = {device_groups(args.second.groups, 0), operand(args.second.dy),
                           operand(args.second.x)};
-    return product;
+    return problem;
 }
 
-void launch_simt(const DeviceProduct& product, const Launch& launch) {
-    const int64_t tiles = row_tiles_bound(product, kTileM) * ceil_div(product.n, kTileN);
+void launch_simt(const GemmProblem& problem, const Launch& launch) {
+    const int64_t tiles = row_tiles_bound(problem, kTileM) * ceil_div(problem.n, kTileN);
     if (tiles == 0) return;
     constexpr int kPerSm = 2;  // CTAs that the register file holds
-    product_kernel<<<grid_for(tiles, launch, kPerSm), kThreads, 0, stream_of(launch)>>>(product, tiles);
-    check_launch("product (simt)");
+    simt_kernel<<<grid_for(tiles, launch, kPerSm), kThreads, 0, stream_of(launch)>>>(problem, tiles);
+    check_launch("GEMM (simt)");
 }
 
-}  // namespace hopper
-
-}  // namespace fp8flow
+}  // namespace fp8flow::hopper::gemm

@@ -1,52 +1,56 @@
 // SPDX-License-Identifier: MIT
-// BF16 weight gradients (contraction grouped, D FP32), on Hopper's warpgroup instructions; D leaves, and is
-// added to, through shared memory and TMA, behind products. Group sizes are read on the device.
-// Read next: pipeline.h (tiles), wgrad.h (the way of D), fp8_wgrad.cu (the FP8 ones), docs/worklogs/gemm.md.
+// Grouped BF16 weight gradients (wgmma): dW [group, M, N] FP32 (+)= dY^T X over the rows of each group, both
+// operands as stored (MN-major). Group sizes are read on the device. Read first: pipeline.h, wgrad.h
+// (epilogue), fp8_wgrad.cu; what was tried: docs/worklogs/gemm.md.
 //
-// Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 2.45 ms at the 785 TFLOP/s of a dense product; D
-// is 3.76 GB, 0.87 ms to write and 1.90 ms to read and write in these tiles; operands are 0.74 GB. So the two
-// must overlap.
+// Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 2.45 ms at the 785 TFLOP/s of a dense GEMM; D is
+// 3.76 GB, 0.87 ms to write and 1.90 ms to read and write in these tiles; operands are 0.74 GB. The two must
+// overlap.
 //
-// One CTA: four loading warps and two computing warpgroups, on every SM, walking tiles of 128 x
-// 256 of D in a fixed order. Each warpgroup owns 128 x 128 of a tile as two blocks of 64 rows: 128 sums a
-// thread. A stage is 32 of the contraction, 256 cycles of products a warpgroup; the next stage's are under
-// way before the last one's are waited for, so that one warpgroup alone keeps the tensor cores busy while the
-// other does something else. B (each its own 128 columns) has a ring for each warpgroup, and a loading thread
-// for each; A (the 128 rows of both) one ring. A or B is common to the pair of CTAs of a cluster. A group's
-// operands (23 MB at the shape above) are read from memory once and stay in L2: tiles are walked in bands of
-// 4096 rows. Tiles of groups without rows never come to the warpgroups: a loading warp clears them.
+// Grid, roles: persistent, one CTA an SM, tiles of 128 x 256, clusters of two CTAs with A or B multicast.
+// Four producer warps: one thread for A and the tile ring, one for the B of each consumer warpgroup; the
+// fourth warp zeroes the tiles of groups without rows, which the consumers never see. A consumer warpgroup
+// owns 128 x 128 as two blocks of 64 rows: 128 sums a thread. A stage is 32 of the contraction, 256 cycles of
+// MMA a warpgroup; the wgmma of the next stage are issued before the last ones are waited for, so that one
+// warpgroup alone keeps the tensor cores busy while the other does something else. Raster: bands of 4096
+// rows; a group's operands (23 MB at the shape above) are read from memory once and stay in L2. Contraction
+// rows past the group are zeroed in shared memory: each warpgroup zeroes its B and A, A therefore twice.
 //
-// D: a warp owns 16 rows of a block, and a slab of shared memory for them, so it waits for nobody else. At a
-// tile's end block 0's sums go to the slab while block 1's last products run, and block 1's into 64 registers
-// of their own; then the next tile's products overwrite both. Block 1 follows block 0 through the slab in two
-// halves, each behind a stage of products. Where D is added to, TMA has brought the block's part
-// of it into the slab before (kFetchSecond, kFetchFirst): all of D is read and written once, nothing is added
-// in memory, which runs at 1.4 TB/s.
+// Epilogue: a warp owns 16 rows of a block and its own staging boxes, so it waits for no other warp. At a
+// tile's end block 0's sums go to the boxes during block 1's last wgmma, and block 1's into 64 registers of
+// their own; the next tile then overwrites both accumulators. Block 1 follows through the boxes in two
+// halves, each during a stage of the next tile. Accumulating: TMA loads the block's old values into the boxes
+// beforehand (kFetchSecond, kFetchFirst): D is read and written once, nothing is reduce-added in memory,
+// which runs at 1.4 TB/s.
 //
-// Cycles of a tile of 1024 rows, on one SM:
-//   products                         16,384
-//   D written (128 KiB at 19 bytes)   6,900, at most 32 bytes a cycle: 4,096
-//   D read and written               14,000
-//   a warpgroup's pause at the end      600-800: sums through the slab (200-400, of which 256-512 behind its
-//   own products), 64 moves, the refilled
-//                                            pipeline; kLead stages (1,536 cycles of both) keep the two
-//                                            warpgroups' pauses apart
-//   a slab's way (32 KiB a warpgroup) 1,000-1,700 out, about as long in; the four ways of a tile have
-//   3,000-6,000 each
+//   cycles of a tile of 1024 rows, on one SM
+//   MMA                             16,384
+//   D written (128 KiB)              6,900 at 19 bytes a cycle; at most 32 bytes a cycle: 4,096
+//   D read and written              14,000
+//   pause of a warpgroup, tile end     600-800: sums to the boxes (200-400, of which 256-512 overlap with
+//                                      its own wgmma), 64 moves, pipeline refill; kLead stages (1,536 cycles
+//                                      of both) keep the pauses of the two warpgroups apart
+//   boxes out (32 KiB a warpgroup)   1,000-1,700, about as long in; a tile's four passes have 3,000-6,000
+//   each
 //
-// Operands lie across the contraction: a side of a stage is two panels of 64 outputs x 32 contraction rows,
-// 128-byte swizzled (8 KiB). Rows of the contraction beyond the group are overwritten by zeros in shared
-// memory: each warpgroup clears its B and A, A therefore twice, by the same zeros. Shared memory: 8 stages of
-// A and 2 x 6 of B (160 KiB); slabs of 8 KiB a warp (64 KiB); the ring of tiles; barriers. Barriers:
-// a_full[s], b_full[w][s] one arrival + 8 KiB of copies, waited for by the warps that read the stage;
-// a_empty[s], b_empty[w][s] one arrival a warp, of either CTA, that reads such a stage, after its last
-// product from it, waited for by the loading thread that writes there; tile_full[r] one arrival of A's
-// loader, tile_empty[r] one a computing thread that has read the tile; d_full[warp] one arrival + 8 KiB of D.
-// Lane 0 of a warp starts its copies to and from D, and waits until the slab may be written again. Named
-// barriers: at kBegin the first warpgroup tells the second, once, that it is kLead stages into its first
-// tile; 3 and 4: the threads of one warpgroup have cleared. The CTAs of a cluster meet before the first copy
-// and before they leave. Deterministic: an element of D is one thread's sum over ascending k, added to its
-// old value once, whatever the other groups hold.
+// Shared memory: an operand of a stage is two panels of 64 outputs x 32 contraction rows, 128-byte swizzled
+// (8 KiB); 8 stages of A and 2 x 6 of B (160 KiB); 8 KiB of staging boxes a warp (64 KiB); tile ring;
+// barriers.
+//
+//   barrier                    arrivals of a phase                            waited for by
+//   a_full[s], b_full[w][s]    1 producer + 8 KiB                             warps that read the stage
+//   a_empty[s], b_empty[w][s]  1 a warp, of both CTAs, that reads the stage   producer that writes there
+//   tile_full[r]               1 A's producer                                 consumer threads
+//   tile_empty[r]              1 a consumer thread                            A's producer
+//   d_full[warp]               1 lane 0 + 8 KiB of old D                      the warp
+//   named kBegin               once: warpgroup 0 is kLead stages into its first tile, warpgroup 1 starts
+//   named 3, 4                 all threads of one warpgroup have zeroed the group's tail
+//
+// Lane 0 of a warp issues its copies from and to D and waits until the boxes may be written again.
+// cluster_sync before the first copy and before exit.
+//
+// Deterministic: an element of D is one thread's sum over ascending k, added to its old value once, whatever
+// the other groups hold.
 #include "kernels/hopper/device/cluster.h"
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/tma.h"
@@ -56,51 +60,54 @@
 #include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/gemm/sm90/wgrad.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::gemm {
 
 namespace {
 
-constexpr int kDepth = 32;  // contraction elements of a stage
-constexpr int kPanel = 64;  // outputs of a panel
-constexpr int kPanelBytes = kDepth * kStageRowBytes;
-constexpr int kSidePanels = 2;  // 128 outputs: the rows of a tile, or a warpgroup's columns
-constexpr uint32_t kSideBytes = kSidePanels * kPanelBytes;
-constexpr int kStagesA = 256 / kDepth, kStagesB = 192 / kDepth;
-constexpr int kLead = 96 / kDepth;     // stages by which the first warpgroup begins earlier
-constexpr int kRound = 1024 / kDepth;  // stages over which a tile's accesses to D are spread, or all of them
-static_assert(kTileRows == kSidePanels * kPanel && kColumns == kSidePanels * kPanel);
+constexpr int kStageK = 32;  // contraction elements of a stage
+constexpr int kPanel = 64;   // outputs of an MN-major panel
+constexpr int kPanelBytes = kStageK * kStageRowBytes;
+constexpr int kOperandPanels = 2;  // 128 outputs: the rows of a tile, or a warpgroup's columns
+constexpr uint32_t kOperandStageBytes = kOperandPanels * kPanelBytes;
+constexpr int kStagesA = 256 / kStageK, kStagesB = 192 / kStageK;
+constexpr int kLead = 96 / kStageK;           // stages by which warpgroup 0 is ahead
+constexpr int kSpreadSteps = 1024 / kStageK;  // at most so many steps of a tile share its accesses to D
+static_assert(kTileRows == kOperandPanels * kPanel && kWarpgroupCols == kOperandPanels * kPanel);
 
-struct WgradShared {
-    alignas(1024) uint8_t a[kStagesA][kSideBytes];
-    alignas(1024) uint8_t b[kMathWarpgroups][kStagesB][kSideBytes];
-    alignas(1024) Slab slabs[kMathWarps];
-    MathTile tiles[kRing];
+struct WgradStorage {
+    alignas(1024) uint8_t a[kStagesA][kOperandStageBytes];
+    alignas(1024) uint8_t b[kConsumerWarpgroups][kStagesB][kOperandStageBytes];
+    alignas(1024) F32Staging staging[kConsumerWarps];
+    WorkTile tiles[kTileSlots];
     Mbarrier a_full[kStagesA], a_empty[kStagesA];
-    Mbarrier b_full[kMathWarpgroups][kStagesB], b_empty[kMathWarpgroups][kStagesB];
-    Mbarrier tile_full[kRing], tile_empty[kRing];
-    Mbarrier d_full[kMathWarps];
+    Mbarrier b_full[kConsumerWarpgroups][kStagesB], b_empty[kConsumerWarpgroups][kStagesB];
+    Mbarrier tile_full[kTileSlots], tile_empty[kTileSlots];
+    Mbarrier d_full[kConsumerWarps];
 };
-constexpr size_t kWgradBytes = sizeof(WgradShared) + 1024;
-static_assert(kWgradBytes <= 232448);
+constexpr size_t kWgradStorageBytes = sizeof(WgradStorage) + 1024;
+static_assert(kWgradStorageBytes <= kMaxSharedBytes);
 
-// ---- loading: one thread for A and the ring of tiles (of groups with rows), one for each warpgroup's B
-// ---------------------------------- Two at least, so that a tile's first step and its last are never the
-// same; the second of a short one is cleared like all that is beyond the group.
-__device__ __forceinline__ int steps_of(const MathTile& tile) { return tile.steps == 1 ? 2 : tile.steps; }
+// ---- producers: one thread for A and the tile ring (groups with rows only), one for the B of each consumer
+// warpgroup
+//
+// At least two steps, so that a tile's first step and its last are never the same; the second of a short tile
+// is zeroed like everything past the group.
+__device__ __forceinline__ int steps_of(const WorkTile& tile) { return tile.steps == 1 ? 2 : tile.steps; }
 
-// One operand's part of a stage, from contraction row k and output `first` on; half of it, for both CTAs,
-// where it is common.
-__device__ __forceinline__ void load_side(bool common, const CUtensorMap* map, Mbarrier* full, uint8_t* to,
-                                          int64_t k, int64_t first) {
+// Loads one operand of a stage, from contraction row k and output `first` on; multicast: half of it, for both
+// CTAs.
+__device__ __forceinline__ void load_operand_stage(bool multicast, const CUtensorMap* map, Mbarrier* full,
+                                                   uint8_t* to, int64_t k, int64_t first) {
     const int x = static_cast<int>(first), y = static_cast<int>(k);
-    load_operand<kSidePanels>(common ? Load::common : Load::own, static_cast<int>(cluster_rank()), map, full,
-                              to, kPanelBytes, [&](int i) { return make_int2(x + i * kPanel, y); });
+    load_operand<kOperandPanels>(multicast ? Load::multicast : Load::own, static_cast<int>(cluster_rank()),
+                                 map, full, to, kPanelBytes,
+                                 [&](int i) { return make_int2(x + i * kPanel, y); });
 }
 
-__device__ void load_a(const DeviceProduct& p, WgradShared& shared, const CUtensorMap* map) {
+__device__ void produce_a(const GemmProblem& p, WgradStorage& shared, const CUtensorMap* map) {
     RingPosition<kStagesA> stage;
-    RingPosition<kRing> ring;
-    walk_tiles<kDepth>(p, [&](const MathTile& tile) {
+    RingPosition<kTileSlots> ring;
+    for_each_tile<kStageK>(p, [&](const WorkTile& tile) {
         if (tile.steps == 0 && !tile.past_end) return;
         mbarrier_wait(&shared.tile_empty[ring.index], ring.parity ^ 1);
         shared.tiles[ring.index] = tile;
@@ -109,84 +116,87 @@ __device__ void load_a(const DeviceProduct& p, WgradShared& shared, const CUtens
 #pragma unroll 1
         for (int step = 0; step < steps_of(tile); ++step) {
             Mbarrier* full = &shared.a_full[stage.index];
-            mbarrier_wait(&shared.a_empty[stage.index], stage.parity ^ 1);  // in both CTAs
-            mbarrier_arrive_expect_tx(full, kSideBytes);
-            load_side(tile.common == Common::a, map, full, shared.a[stage.index], tile.a_k + step * kDepth,
-                      tile.a_output);
+            mbarrier_wait(&shared.a_empty[stage.index], stage.parity ^ 1);  // consumers of both CTAs
+            mbarrier_arrive_expect_tx(full, kOperandStageBytes);
+            load_operand_stage(tile.multicast == Multicast::a, map, full, shared.a[stage.index],
+                               tile.a_k + step * kStageK, tile.a_output);
             stage.advance();
         }
     });
 }
 
-__device__ void load_b(const DeviceProduct& p, WgradShared& shared, const CUtensorMap* map, int warpgroup) {
+__device__ void produce_b(const GemmProblem& p, WgradStorage& shared, const CUtensorMap* map, int warpgroup) {
     RingPosition<kStagesB> stage;
-    walk_tiles<kDepth>(p, [&](const MathTile& tile) {
+    for_each_tile<kStageK>(p, [&](const WorkTile& tile) {
 #pragma unroll 1
         for (int step = 0; step < steps_of(tile); ++step) {
             Mbarrier* full = &shared.b_full[warpgroup][stage.index];
-            mbarrier_wait(&shared.b_empty[warpgroup][stage.index], stage.parity ^ 1);  // in both CTAs
-            mbarrier_arrive_expect_tx(full, kSideBytes);
-            load_side(tile.common == Common::b, map, full, shared.b[warpgroup][stage.index],
-                      tile.b_k + step * kDepth, tile.b_output + warpgroup * kColumns);
+            mbarrier_wait(&shared.b_empty[warpgroup][stage.index],
+                          stage.parity ^ 1);  // consumers of both CTAs
+            mbarrier_arrive_expect_tx(full, kOperandStageBytes);
+            load_operand_stage(tile.multicast == Multicast::b, map, full, shared.b[warpgroup][stage.index],
+                               tile.b_k + step * kStageK, tile.b_output + warpgroup * kWarpgroupCols);
             stage.advance();
         }
     });
 }
 
-// ---- computing: one warpgroup
-// Where in a tile, in sixteenths of its first kRound steps: D of block 1 of the tile before is fetched; that
-// block leaves, the second half one sixteenth later; D of block 0 is fetched.
-constexpr int kFetchSecond = 3, kLeaveSecond = 7, kFetchFirst = 10;
-constexpr int kBegin = 1;  // named barrier; clear_rows has 3 and 4
+// ---- consumer: one warpgroup
+//
+// Where in a tile, in sixteenths of its first kSpreadSteps steps: old D of block 1 of the tile before is
+// loaded; that block is stored, the second half one sixteenth later; old D of block 0 is loaded.
+constexpr int kFetchSecond = 3, kStoreSecond = 7, kFetchFirst = 10;
+constexpr int kBegin = 1;  // named barrier; zero_stage_rows has 3 and 4
 
-// The stage's contraction rows from `first` on become zero in all panels of both sides. Each thread has seen
-// the copies arrive.
-__device__ void clear_rows(uint8_t* a, uint8_t* b, int first, int warpgroup) {
-    const int words = (kDepth - first) * kStageRowBytes / 16;  // of a panel
-    for (int i = static_cast<int>(threadIdx.x) % kWarpgroup; i < 2 * kSidePanels * words; i += kWarpgroup) {
+// Zeros in the stage's contraction rows from `first` on, in all panels of both operands. Every thread has
+// waited for the copies.
+__device__ void zero_stage_rows(uint8_t* a, uint8_t* b, int first, int warpgroup) {
+    const int words = (kStageK - first) * kStageRowBytes / 16;  // of a panel
+    for (int i = static_cast<int>(threadIdx.x) % kWarpgroup; i < 2 * kOperandPanels * words;
+         i += kWarpgroup) {
         const int panel = i / words;
-        uint8_t* const side = panel < kSidePanels ? a : b;
-        *reinterpret_cast<uint4*>(side + panel % kSidePanels * kPanelBytes + first * kStageRowBytes +
+        uint8_t* const side = panel < kOperandPanels ? a : b;
+        *reinterpret_cast<uint4*>(side + panel % kOperandPanels * kPanelBytes + first * kStageRowBytes +
                                   i % words * 16) = uint4{};
     }
     fence_async_shared();
     named_barrier_sync(3 + warpgroup, kWarpgroup);
 }
 
-// Between two stages of products stand a release and two waits. The accesses to D stand between loops of
-// stages, not in them. The compiler keeps products under way over all of this as long as it can count them:
-// sums are read in straight line behind their products.
+// One consumer warpgroup. Between two stages: a release and two waits. The accesses to D are between loops of
+// stages, not inside them. The compiler keeps wgmma in flight over all of this as long as it can count them:
+// sums are read in straight-line code after their wgmma.
 template <Gradient kMode>
-__device__ void multiply_tiles(WgradShared& shared, const CUtensorMap* map_d, int64_t rows, int warpgroup) {
+__device__ void mainloop(WgradStorage& shared, const CUtensorMap* map_d, int64_t rows, int warpgroup) {
     constexpr bool kAdds = kMode == Gradient::accumulate;
-    constexpr Leave kLeave = kAdds ? Leave::add_boxes : Leave::store;
+    constexpr StoreD kStore = kAdds ? StoreD::add_boxes : StoreD::overwrite;
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32) - kWarpgroup / 32;
-    Slab& slab = shared.slabs[warp];
+    F32Staging& staging = shared.staging[warp];
     Mbarrier* const d_full = &shared.d_full[warp];
     RingPosition<kStagesA> a_stage;
     RingPosition<kStagesB> b_stage;
-    RingPosition<kRing> ring;
+    RingPosition<kTileSlots> ring;
     int steps = 0, depth = 0;
     // of block 0, and of the block 1 that is in `waiting`, at first of none
-    Place place{}, second{0, static_cast<int>(rows), 0};
+    BlockOrigin origin{}, second{0, static_cast<int>(rows), 0};
     uint32_t d_parity = 0;
     float sum[2][64], waiting[64];
 #pragma unroll
     for (int i = 0; i < 64; ++i) waiting[i] = 0.0f;
 
-    const auto take_tile = [&] {
-        MathTile tile;
+    const auto next_work = [&] {
+        WorkTile tile;
         if (!next_tile(shared, ring, tile)) return false;
         steps = steps_of(tile);
         depth = warp_uniform(tile.depth);
-        place = {static_cast<int>(tile.b_output) + warpgroup * kColumns,
-                 static_cast<int>(tile.a_output) + warp % 4 * kWarpRows, static_cast<int>(tile.group)};
+        origin = {static_cast<int>(tile.b_output) + warpgroup * kWarpgroupCols,
+                  static_cast<int>(tile.a_output) + warp % 4 * kWarpRows, static_cast<int>(tile.group)};
         return true;
     };
-    // operands of the stage that is multiplied next
-    uint64_t a = mn_major_descriptor<kDepth>(shared.a[0]),
-             b = mn_major_descriptor<kDepth>(shared.b[warpgroup][0]);
+    // descriptors of the current stage
+    uint64_t a = mn_major_descriptor<kStageK>(shared.a[0]),
+             b = mn_major_descriptor<kStageK>(shared.b[warpgroup][0]);
     const auto wait_for_stage = [&] {
         mbarrier_wait(&shared.a_full[a_stage.index], a_stage.parity);
         mbarrier_wait(&shared.b_full[warpgroup][b_stage.index], b_stage.parity);
@@ -194,20 +204,23 @@ __device__ void multiply_tiles(WgradShared& shared, const CUtensorMap* map_d, in
     const auto next_stage = [&] {
         a_stage.advance();
         b_stage.advance();
-        a = advance_descriptor(a, static_cast<int>(kSideBytes) * (a_stage.index == 0 ? 1 - kStagesA : 1));
-        b = advance_descriptor(b, static_cast<int>(kSideBytes) * (b_stage.index == 0 ? 1 - kStagesB : 1));
+        a = advance_descriptor(
+            a, static_cast<int>(kOperandStageBytes) * (a_stage.index == 0 ? 1 - kStagesA : 1));
+        b = advance_descriptor(
+            b, static_cast<int>(kOperandStageBytes) * (b_stage.index == 0 ? 1 - kStagesB : 1));
     };
-    const auto release_last_stage = [&] {
+    const auto release_previous_stage = [&] {
         const int last_a = (a_stage.index == 0 ? kStagesA : a_stage.index) - 1,
                   last_b = (b_stage.index == 0 ? kStagesB : b_stage.index) - 1;
         release_stages(&shared.a_empty[last_a], &shared.b_empty[warpgroup][last_b]);
     };
-    const auto clear_behind = [&](int step) {  // of a tile's last stage, what is beyond the group
-        if (const int rest = depth - step * kDepth; rest < kDepth)
-            clear_rows(shared.a[a_stage.index], shared.b[warpgroup][b_stage.index], max(rest, 0), warpgroup);
+    const auto zero_k_tail = [&](int step) {  // past the group, in a tile's last stage
+        if (const int rest = depth - step * kStageK; rest < kStageK)
+            zero_stage_rows(shared.a[a_stage.index], shared.b[warpgroup][b_stage.index], max(rest, 0),
+                            warpgroup);
     };
-    // a block's products of 16 of the contraction
-    const auto multiply = [&](int block, int k, int add) {
+    // wgmma of a block over 16 of the contraction
+    const auto mma = [&](int block, int k, int add) {
         constexpr int kBytes = 16 * kStageRowBytes;
         wgmma_bf16<1, 1>(sum[block], advance_descriptor(a, block * kPanelBytes + k * kBytes),
                          advance_descriptor(b, k * kBytes), add);
@@ -216,7 +229,7 @@ __device__ void multiply_tiles(WgradShared& shared, const CUtensorMap* map_d, in
         wgmma_fence();
         wgmma_fence_operand(sum[block]);
 #pragma unroll
-        for (int k = 0; k < kDepth / 16; ++k) multiply(block, k, 1);
+        for (int k = 0; k < kStageK / 16; ++k) mma(block, k, 1);
         wgmma_commit();
     };
     const auto start_both = [&]<bool kOver>() {
@@ -224,15 +237,15 @@ __device__ void multiply_tiles(WgradShared& shared, const CUtensorMap* map_d, in
         wgmma_fence_operand(sum[0]);
         wgmma_fence_operand(sum[1]);
 #pragma unroll
-        for (int k = 0; k < kDepth / 16; ++k) {
-            multiply(0, k, !kOver || k > 0);
-            multiply(1, k, !kOver || k > 0);
+        for (int k = 0; k < kStageK / 16; ++k) {
+            mma(0, k, !kOver || k > 0);
+            mma(1, k, !kOver || k > 0);
         }
         wgmma_commit();
     };
-    const auto first_step = [&] {  // overwrites what the tile before has left in the sums
+    const auto first_step = [&] {  // overwrites the accumulators of the tile before
         wait_for_stage();
-        clear_behind(0);
+        zero_k_tail(0);
         start_both.template operator()<true>();
         next_stage();
     };
@@ -240,128 +253,130 @@ __device__ void multiply_tiles(WgradShared& shared, const CUtensorMap* map_d, in
         wait_for_stage();
         start_both.template operator()<false>();
         wgmma_wait<1>();
-        release_last_stage();
+        release_previous_stage();
         next_stage();
     };
-    const auto last_step = [&] {  // block 0's products are done before block 1's
+    const auto last_step = [&] {  // block 0 completes before block 1
         wait_for_stage();
-        clear_behind(steps - 1);
+        zero_k_tail(steps - 1);
         start_block(0);
         start_block(1);
         wgmma_wait<2>();
-        release_last_stage();
+        release_previous_stage();
         next_stage();
     };
-    const auto fetch_block = [&](const Place& of) {
-        if (lane == 0) fetch(map_d, slab, d_full, of);
+    const auto fetch_block = [&](const BlockOrigin& of) {
+        if (lane == 0) fetch_d(map_d, staging, d_full, of);
         __syncwarp();
     };
     const auto wait_for_block = [&] {
         mbarrier_wait(d_full, d_parity);
         d_parity ^= 1;
     };
-    const auto leave_second = [&](int half) {
-        leave_half<kLeave, Order::as_stored>(map_d, slab, second, waiting, half);
-        __syncwarp();  // products are issued by whole warps
+    const auto store_second = [&](int half) {
+        store_half<kStore, Order::store>(map_d, staging, second, waiting, half);
+        __syncwarp();  // wgmma is issued by whole warps
     };
-    const auto leave_first = [&] {
-        leave<kLeave>(map_d, slab, place, sum[0]);
+    const auto store_first = [&] {
+        store_block<kStore>(map_d, staging, origin, sum[0]);
         __syncwarp();
-        second = {place.column, place.row + 64, place.group};
+        second = {origin.column, origin.row + 64, origin.group};
     };
 
-    if (!take_tile()) return;
-    if (warpgroup == 1) named_barrier_sync(kBegin, kMathThreads);
+    if (!next_work()) return;
+    if (warpgroup == 1) named_barrier_sync(kBegin, kConsumerThreads);
     for (bool first = true, more = true; more; first = false) {
         first_step();
         int step = 1;
-        const auto go_on_to = [&](int end) {
+        const auto run_to = [&](int end) {
 #pragma unroll 1
             for (; step < end; ++step) step_between();
         };
-        const auto sixteenths = [&](int count) { return min(min(steps, kRound) * count / 16, steps - 1); };
+        const auto sixteenths = [&](int count) {
+            return min(min(steps, kSpreadSteps) * count / 16, steps - 1);
+        };
         if (first && warpgroup == 0) {
-            go_on_to(min(kLead, steps - 1));
-            named_barrier_arrive(kBegin, kMathThreads);
+            run_to(min(kLead, steps - 1));
+            named_barrier_arrive(kBegin, kConsumerThreads);
         }
         if (kAdds) {
-            go_on_to(sixteenths(kFetchSecond));
+            run_to(sixteenths(kFetchSecond));
             fetch_block(second);
         }
-        go_on_to(sixteenths(kLeaveSecond));
+        run_to(sixteenths(kStoreSecond));
         if (kAdds) wait_for_block();
-        leave_second(0);
-        go_on_to(sixteenths(kLeaveSecond + 1));
-        leave_second(1);
+        store_second(0);
+        run_to(sixteenths(kStoreSecond + 1));
+        store_second(1);
         if (kAdds) {
-            go_on_to(sixteenths(kFetchFirst));
-            fetch_block(place);
+            run_to(sixteenths(kFetchFirst));
+            fetch_block(origin);
         }
-        go_on_to(steps - 1);
+        run_to(steps - 1);
         last_step();
 
         if (kAdds) wait_for_block();
         wgmma_wait<1>();
         wgmma_fence_operand(sum[0]);
-        leave_first();
+        store_first();
         wgmma_wait<0>();
         wgmma_fence_operand(sum[1]);
-        release_last_stage();
-        set_aside(sum[1], waiting);
-        more = take_tile();
+        release_previous_stage();
+        copy_in_store_order(sum[1], waiting);
+        more = next_work();
     }
     if (kAdds) {
         fetch_block(second);
         wait_for_block();
     }
-    leave_second(0);
-    leave_second(1);
+    store_second(0);
+    store_second(1);
     if (lane == 0) bulk_wait_all();
 }
 
 // ---- the CTA
-__global__ void __launch_bounds__(kWgmmaThreads, 1)
-    wgrad_kernel(const __grid_constant__ DeviceProduct product, const __grid_constant__ CUtensorMap map_a,
+__global__ void __launch_bounds__(kCtaThreads, 1)
+    wgrad_kernel(const __grid_constant__ GemmProblem problem, const __grid_constant__ CUtensorMap map_a,
                  const __grid_constant__ CUtensorMap map_b, const __grid_constant__ CUtensorMap map_d) {
-    WgradShared& shared = prepare_shared<WgradShared>([](WgradShared& s) {
-        init_ring(s.a_full, s.a_empty, kMathWarps * kPair);
-        for (int w = 0; w < kMathWarpgroups; ++w)
-            init_ring(s.b_full[w], s.b_empty[w], kMathWarps / kMathWarpgroups * kPair);
-        init_ring(s.tile_full, s.tile_empty, kMathThreads);
+    WgradStorage& shared = prepare_shared<WgradStorage>([](WgradStorage& s) {
+        init_ring(s.a_full, s.a_empty, kConsumerWarps * kClusterCtas);
+        for (int w = 0; w < kConsumerWarpgroups; ++w)
+            init_ring(s.b_full[w], s.b_empty[w], kConsumerWarps / kConsumerWarpgroups * kClusterCtas);
+        init_ring(s.tile_full, s.tile_empty, kConsumerThreads);
         for (Mbarrier& full : s.d_full) mbarrier_init(&full, 1);
     });
     const int role = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroup);
     if (role == 0) {
-        release_registers<kLoaderRegisters>();
+        release_registers<kProducerRegisters>();
         const int warp = static_cast<int>(threadIdx.x) / 32;
-        if (warp > kMathWarpgroups) {
-            if (product.mode == Gradient::overwrite) clear_tiles<kDepth>(product);
+        if (warp > kConsumerWarpgroups) {
+            if (problem.mode == Gradient::overwrite) clear_tiles<kStageK>(problem);
             return;
         }
         if (threadIdx.x % 32 != 0) return;
         if (warp == 0)
-            load_a(product, shared, &map_a);
+            produce_a(problem, shared, &map_a);
         else
-            load_b(product, shared, &map_b, warp - 1);
+            produce_b(problem, shared, &map_b, warp - 1);
         cluster_sync_unaligned();
     } else {
-        acquire_registers<kMathRegisters>();
-        if (product.mode == Gradient::accumulate)
-            multiply_tiles<Gradient::accumulate>(shared, &map_d, product.m, role - 1);
+        acquire_registers<kConsumerRegisters>();
+        if (problem.mode == Gradient::accumulate)
+            mainloop<Gradient::accumulate>(shared, &map_d, problem.m, role - 1);
         else
-            multiply_tiles<Gradient::overwrite>(shared, &map_d, product.m, role - 1);
-        cluster_sync();  // nobody leaves while the other CTA may write here
+            mainloop<Gradient::overwrite>(shared, &map_d, problem.m, role - 1);
+        cluster_sync();  // no CTA exits while the other may still write to it
     }
 }
 
 }  // namespace
 
-void launch_wgmma_bf16_wgrad(const DeviceProduct& p, const StoredShape& a, const StoredShape& b,
+void launch_wgmma_bf16_wgrad(const GemmProblem& p, const StoredShape& a, const StoredShape& b,
                              const Launch& launch) {
-    const CUtensorMap map_a = tensor_map(p.a.data, p.a.dtype, a.rows, a.cols, kDepth),
-                      map_b = tensor_map(p.b.data, p.b.dtype, b.rows, b.cols, kDepth),
+    const CUtensorMap map_a = tensor_map(p.a.data, p.a.dtype, a.rows, a.cols, kStageK),
+                      map_b = tensor_map(p.b.data, p.b.dtype, b.rows, b.cols, kStageK),
                       map_d = tensor_map_f32(p.d, p.groups.num_groups, p.m, p.n, kWarpRows);
-    launch_wgmma_kernel(wgrad_kernel, p, launch, kWgradBytes, map_a, map_b, map_d);
+    launch_persistent(wgrad_kernel, p, launch, kWgradStorageBytes, map_a, map_b, map_d);
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::gemm

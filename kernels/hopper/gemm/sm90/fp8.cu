@@ -1,34 +1,36 @@
 // SPDX-License-Identifier: MIT
-// Grouped FP8 products on Hopper's warpgroup instructions, with one scale per 128 elements of the contraction
-// or with scales that are constant along it: forward and data gradient (rows grouped), and the weight
-// gradient from transposed copies (contraction grouped; with a scale per 128: fp8_wgrad.cu). Group sizes are
-// read on the device. Read next: pipeline.h (tiles, barriers, storing), gemm/problem.h (what a product is),
-// docs/worklogs/gemm.md (what was tried and measured).
+// Grouped FP8 GEMM (wgmma): A e4m3 or e5m2, B e4m3, D BF16 or FP32. Scales per 128 of the contraction or
+// constant along it. Rows grouped (forward, data gradient), or contraction grouped on transposed copies
+// (weight gradient; with scales per 128: fp8_wgrad.cu). Group sizes are read on the device.
 //
-// Floor: 2 m n k FLOPs at the tensor cores' FP8 rate; every operand read once and D written once (and read
-// once, if accumulated). One CTA: a loading warp and two computing warpgroups, on every SM,
-// walking tiles of 128 x 256 of D in a fixed order. The loader owns the walk over the groups: it puts a
-// description of each tile into a ring of two and streams the tile's operands, 128 of the contraction at a
-// time, through a ring of four stages. The two CTAs of a cluster work on neighbouring tiles of one group:
-// each loads half of the operand that they have in common, for both. Each warpgroup multiplies all 128 rows
-// by its own 128 columns, 64 rows at a time: tensor cores sum 128 products, then CUDA cores scale that sum
-// and add it to the FP32 result in registers, while the other warpgroup keeps the tensor cores busy: the
-// second starts half a turn late. Forward and input gradient need no such turn: their warpgroups do
-// everything but the additions behind products (fp8_mainloop.h), and their rows of D leave through shared
-// memory (bf16_epilogue.h). Scales that are constant along the contraction (per row and column, or per
-// tensor) are applied once, to the finished sums; the promotion every 128 stays, because tensor cores keep
-// about 14 bits of a running sum.
+// Floor: 2 m n k FLOPs at the FP8 rate of the tensor cores; every operand read once, D written once (and read
+// once, if accumulated).
 //
-// Shared memory: 4 stages of [128 rows of A | 256 rows of B] x 128 bytes, 128-byte swizzled; the stages' row
-// and column scales, or in place of those of columns the slabs of D; the ring of tiles; barriers. Barriers:
-// full[s] one arrival + 48 KiB of copies (+ 512 bytes of row scales, 1024 of column scales), waited for by
-// the computing warps; empty[s] one arrival a computing warp of either CTA after its last product from the
-// stage, waited for by the loader that writes there; tile_full[r] one arrival of the loader, tile_empty[r]
-// one a computing thread that has read the tile; named barriers 1 to 3, by turns: the first warpgroup has its
-// first sums of a tile; 4 to 6, by the same turns: it has cleared what stands behind the group in A's part of
-// a stage; 7: all of the first warpgroup have. The CTAs of a cluster meet before the first copy and before
-// they leave. Deterministic: an element of D is one thread's sum over ascending k, whatever the other groups
-// hold.
+// Grid, roles: pipeline.h. Persistent, one CTA an SM, tiles of 128 x 256, clusters of two CTAs. Stages of 128
+// contraction elements. A consumer warpgroup computes all 128 rows of its own 128 columns, 64 rows at a time.
+// Promotion: tensor cores sum 128 elements of the contraction (they keep about 14 bits of a running sum),
+// then FP32 FMAs on CUDA cores scale that sum and add it to the result in registers. Scales that are constant
+// along the contraction (per row and column, or per tensor) are applied once, to the final sums; the
+// promotion every 128 stays.
+//
+// Two mainloops:
+//   alternating (here): the second warpgroup starts half a step late, so one promotes while the other has the
+//     tensor cores (ping-pong within a tile). FP32 D, tile scales, column scales, constant scales.
+//   overlapped (fp8_mainloop.h): BF16 D with row scales of A, that is forward and data gradient. Only the
+//     promotion is outside wgmma; D is stored through shared memory and TMA (bf16_epilogue.h).
+//
+// Shared memory: 4 stages of [128 rows of A | 256 rows of B] x 128 bytes, 128-byte swizzled; scales of the
+// stages' rows and columns (overlapped: staging boxes of D in place of the column scales); ring of 2 tiles;
+// barriers.
+//
+//   barrier          use
+//   full[s], ...     pipeline.h; full[s]: 48 KiB (+ 512 bytes of row scales, + 1024 of column scales)
+//   named 1 to 3     alternating by tile: warpgroup 0 has its first sums of a tile, warpgroup 1 starts
+//   named 4 to 6     same alternation: warpgroup 0 has zeroed A past the group's end in a stage
+//   named 7          all threads of warpgroup 0 have done so
+//
+// Deterministic: an element of D is one thread's sum over ascending k, whatever the other groups hold. Tried
+// and measured: docs/worklogs/gemm.md.
 
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/scales.h"
@@ -41,17 +43,17 @@
 #include "kernels/hopper/gemm/sm90/fp8_mainloop.h"
 #include "kernels/hopper/gemm/sm90/fp8_scales.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::gemm {
 
 namespace {
 
-constexpr int kDepth = kFp8Depth;
+constexpr int kStageK = kFp8StageK;
 
-// 128 rows of a stage, one for each thread of the warpgroup, become zero from contraction element `first` (1
-// to 127) on.
-__device__ void clear_rows_behind(uint8_t* rows, int first) {
+// Zeros in 128 rows of a stage, one row a thread of the warpgroup, from contraction element `first` (1 to
+// 127) on.
+__device__ void zero_row_tails(uint8_t* rows, int first) {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-    const int keep = first % 16;  // bytes of the piece that is half inside
+    const int keep = first % 16;  // bytes to keep of the 16 where the group ends
     const auto kept = [keep](uint32_t word, int index) {
         const int bytes = min(max(keep - 4 * index, 0), 4);
         return bytes == 4 ? word : word & ((1u << (8 * bytes)) - 1u);
@@ -66,24 +68,24 @@ __device__ void clear_rows_behind(uint8_t* rows, int first) {
     }
 }
 
-// The last stage of a weight gradient whose group does not end with it. Each warpgroup clears its columns of
-// B, the first one A, too; it only announces that, so that it waits for nobody.
-__device__ void clear_behind(uint8_t* stage, int first, int warpgroup, int turn) {
-    clear_rows_behind(stage + (kTileRows + warpgroup * kColumns) * kStageRowBytes, first);
-    if (warpgroup == 0) clear_rows_behind(stage, first);
+// The last stage of a weight gradient where the group ends inside it: each warpgroup zeroes its columns of B,
+// the first one A as well. The first one only arrives at the barrier, so it does not wait for the second.
+__device__ void zero_k_tail(uint8_t* stage, int first, int warpgroup, int phase) {
+    zero_row_tails(stage + (kTileRows + warpgroup * kWarpgroupCols) * kStageRowBytes, first);
+    if (warpgroup == 0) zero_row_tails(stage, first);
     fence_async_shared();
     if (warpgroup == 0) {
-        named_barrier_sync(1 + 2 * (kRing + 1), kWarpgroup);
-        named_barrier_arrive(1 + kRing + 1 + turn, kMathThreads);
+        named_barrier_sync(1 + 2 * (kTileSlots + 1), kWarpgroup);
+        named_barrier_arrive(1 + kTileSlots + 1 + phase, kConsumerThreads);
     } else {
-        named_barrier_sync(1 + kRing + 1 + turn, kMathThreads);
+        named_barrier_sync(1 + kTileSlots + 1 + phase, kConsumerThreads);
     }
 }
 
-// Finished sums of 2 x 64 rows by 128 columns from col0 on, times the scales of their rows and columns.
-__device__ __forceinline__ void scale_outputs(const DeviceProduct& p, const MathTile& tile, int row0,
+// Multiplies final sums, 2 x 64 rows by 128 columns from col0 on, by the scales of their rows and columns.
+__device__ __forceinline__ void scale_outputs(const GemmProblem& p, const WorkTile& tile, int row0,
                                               int64_t col0, float (&sum)[2][64]) {
-    const DeviceScale &a = p.a.scale, &b = p.b.scale;
+    const OperandScale &a = p.a.scale, &b = p.b.scale;
     const float* at_a =
         static_cast<const float*>(a.scales) + tile.group * a.group_stride + tile.a_output * a.output_stride;
     const float* at_b = static_cast<const float*>(b.scales) + tile.group * b.group_stride;
@@ -106,33 +108,34 @@ __device__ __forceinline__ void scale_outputs(const DeviceProduct& p, const Math
     }
 }
 
-// ---- computing: one warpgroup
-template <class Wgmma, Scales kScales>
-__device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int warpgroup) {
+// ---- alternating mainloop: one consumer warpgroup
+template <class Wgmma, ScaleMode kScaleMode>
+__device__ void alternating_mainloop(const GemmProblem& p, SharedStorage& shared, int warpgroup) {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
     const int row0 = thread / 32 * 16 + lane / 4;  // this thread's rows: row0 + {0, 8} of each 64
     const float* scales_a = static_cast<const float*>(p.a.scale.scales);
     const float* scales_b = static_cast<const float*>(p.b.scale.scales);
-    constexpr bool kRowScales = has_row_scales(kScales);
+    constexpr bool kRowScales = has_row_scales(kScaleMode);
     constexpr int kRows = kRowScales ? 4 : 1;
     RingPosition<kStages> stage;
-    RingPosition<kRing> ring;
-    // one named barrier more than tiles in the ring: the first warpgroup is never further ahead
-    int turn = 0;
+    RingPosition<kTileSlots> ring;
+    // which named barrier: one more than slots in the tile ring, so that warpgroup 0 is never a full round
+    // ahead
+    int phase = 0;
     for (;;) {
-        MathTile tile;
+        WorkTile tile;
         if (!next_tile(shared, ring, tile)) return;
 
-        const int64_t col0 = tile.b_output + warpgroup * kColumns;
+        const int64_t col0 = tile.b_output + warpgroup * kWarpgroupCols;
         // scales that are constant over the warpgroup's part of the tile: lane l holds those of step l of
-        // every 32 steps
+        // every 32
         const float* at_a = scales_a + tile.a_output / p.a.scale.outputs_per_scale * p.a.scale.output_stride +
-                            tile.a_k / kDepth * p.a.scale.block_stride;
+                            tile.a_k / kStageK * p.a.scale.block_stride;
         const float* at_b = scales_b + tile.group * p.b.scale.group_stride +
                             min(col0, p.n - 1) / p.b.scale.outputs_per_scale * p.b.scale.output_stride +
-                            tile.b_k / kDepth * p.b.scale.block_stride;
+                            tile.b_k / kStageK * p.b.scale.block_stride;
         const auto read_scale = [&](int step) {
-            if (kScales == Scales::rows_columns || kScales == Scales::outputs) return 1.0f;
+            if (kScaleMode == ScaleMode::rows_columns || kScaleMode == ScaleMode::outputs) return 1.0f;
             if (step >= tile.steps) return 0.0f;
             const float b = at_b[step * p.b.scale.block_stride];
             return kRowScales ? b : at_a[step * p.a.scale.block_stride] * b;
@@ -141,85 +144,88 @@ __device__ void multiply_tiles(const DeviceProduct& p, WgmmaShared& shared, int 
         float sum[2][64];
 #pragma unroll
         for (int i = 0; i < 64; ++i)
-            sum[0][i] = sum[1][i] = 0.0f;  // a loop that stays one would put them in local memory
-        // The second warpgroup starts when the first has its first sums: from then on they take turns on the
-        // tensor cores.
-        if (warpgroup == 1 && tile.steps > 0) named_barrier_sync(1 + turn, kMathThreads);
+            sum[0][i] = sum[1][i] = 0.0f;  // unrolled: otherwise they go to local memory
+        // Warpgroup 1 starts when warpgroup 0 has its first sums; from then on they alternate on the tensor
+        // cores.
+        if (warpgroup == 1 && tile.steps > 0) named_barrier_sync(1 + phase, kConsumerThreads);
         for (int step = 0; step < tile.steps; ++step) {
             if (step % 32 == 0) {
                 if (step > 0) scales = next_scales;
                 next_scales = read_scale(step + 32 + lane);
             }
-            const float scale = kScales == Scales::outputs ? 1.0f : __shfl_sync(kFullMask, scales, step % 32);
+            const float scale =
+                kScaleMode == ScaleMode::outputs ? 1.0f : __shfl_sync(kFullMask, scales, step % 32);
             mbarrier_wait(&shared.full[stage.index], stage.parity);
             const uint8_t* a = shared.stages[stage.index];
-            if (kScales == Scales::outputs && p.grouped == Grouped::contraction &&
-                tile.depth - step * kDepth < kDepth)
-                clear_behind(shared.stages[stage.index], tile.depth - step * kDepth, warpgroup, turn);
+            if (kScaleMode == ScaleMode::outputs && p.grouped == Grouped::contraction &&
+                tile.depth - step * kStageK < kStageK)
+                zero_k_tail(shared.stages[stage.index], tile.depth - step * kStageK, warpgroup, phase);
             float factor[kRows] = {scale};
             if (kRowScales) {
 #pragma unroll
                 for (int i = 0; i < kRows; ++i)
                     factor[i] = shared.row_scales[stage.index][row0 + 64 * (i / 2) + 8 * (i % 2)] * scale;
             }
-            const uint64_t b = k_major_descriptor(a + (kTileRows + warpgroup * kColumns) * kDepth);
-            const float2* columns = reinterpret_cast<const float2*>(shared.col_scales[stage.index] +
-                                                                    warpgroup * kColumns + 2 * (lane % 4));
-            add_products<Wgmma, kScales>(k_major_descriptor(a), b, sum[0], factor[0],
-                                         factor[kRows > 1 ? 1 : 0], columns, [] {});
-            if (step == 0 && warpgroup == 0) named_barrier_arrive(1 + turn, kMathThreads);
-            add_products<Wgmma, kScales>(k_major_descriptor(a + 64 * kDepth), b, sum[1], factor[kRows / 2],
-                                         factor[kRows - 1], columns,
-                                         [&] { release_stage(shared, stage.index); });
+            const uint64_t b = k_major_descriptor(a + (kTileRows + warpgroup * kWarpgroupCols) * kStageK);
+            const float2* columns = reinterpret_cast<const float2*>(
+                shared.col_scales[stage.index] + warpgroup * kWarpgroupCols + 2 * (lane % 4));
+            mma_and_promote<Wgmma, kScaleMode>(k_major_descriptor(a), b, sum[0], factor[0],
+                                               factor[kRows > 1 ? 1 : 0], columns, [] {});
+            if (step == 0 && warpgroup == 0) named_barrier_arrive(1 + phase, kConsumerThreads);
+            mma_and_promote<Wgmma, kScaleMode>(k_major_descriptor(a + 64 * kStageK), b, sum[1],
+                                               factor[kRows / 2], factor[kRows - 1], columns,
+                                               [&] { release_stage(shared, stage.index); });
             stage.advance();
         }
-        if (tile.steps > 0) turn = turn == kRing ? 0 : turn + 1;
+        if (tile.steps > 0) phase = phase == kTileSlots ? 0 : phase + 1;
         // a group without rows has no scales
-        if (kScales == Scales::outputs && tile.steps > 0) scale_outputs(p, tile, row0, col0, sum);
+        if (kScaleMode == ScaleMode::outputs && tile.steps > 0) scale_outputs(p, tile, row0, col0, sum);
         store_rows(p, tile, row0, col0, sum[0]);
         store_rows(p, tile, row0 + 64, col0, sum[1]);
     }
 }
 
 // ---- the CTA
-template <class Wgmma, Scales kScales>
-__global__ void __launch_bounds__(kWgmmaThreads, 1)
-    fp8_kernel(const __grid_constant__ DeviceProduct product, const __grid_constant__ CUtensorMap map_a,
+template <class Wgmma, ScaleMode kScaleMode>
+__global__ void __launch_bounds__(kCtaThreads, 1)
+    fp8_kernel(const __grid_constant__ GemmProblem problem, const __grid_constant__ CUtensorMap map_a,
                const __grid_constant__ CUtensorMap map_b) {
-    run_roles([&](WgmmaShared& shared) { load_operands<kScales>(product, shared, &map_a, &map_b); },
-              [&](WgmmaShared& shared, int warpgroup) {
-                  multiply_tiles<Wgmma, kScales>(product, shared, warpgroup);
+    run_roles([&](SharedStorage& shared) { produce_operands<kScaleMode>(problem, shared, &map_a, &map_b); },
+              [&](SharedStorage& shared, int warpgroup) {
+                  alternating_mainloop<Wgmma, kScaleMode>(problem, shared, warpgroup);
               });
 }
 
-// WgmmaShared with the slabs of D in place of scales of columns.
-struct OverlapShared {
+// SharedStorage with staging boxes of D in place of column scales.
+struct OverlappedStorage {
     alignas(1024) uint8_t stages[kStages][kStageBytes];
-    RowSlab slabs[kMathWarps];
+    Bf16Staging staging[kConsumerWarps];
     alignas(16) float row_scales[kStages][kTileRows];
-    MathTile tiles[kRing];
-    Mbarrier full[kStages], empty[kStages], tile_full[kRing], tile_empty[kRing];
+    WorkTile tiles[kTileSlots];
+    Mbarrier full[kStages], empty[kStages], tile_full[kTileSlots], tile_empty[kTileSlots];
 };
-static_assert(sizeof(OverlapShared) <= kMostShared);
+static_assert(sizeof(OverlappedStorage) <= kMaxSharedBytes);
 
 template <class Wgmma>
-__global__ void __launch_bounds__(kWgmmaThreads, 1)
-    fp8_overlapped_kernel(const __grid_constant__ DeviceProduct product,
+__global__ void __launch_bounds__(kCtaThreads, 1)
+    fp8_overlapped_kernel(const __grid_constant__ GemmProblem problem,
                           const __grid_constant__ CUtensorMap map_a,
                           const __grid_constant__ CUtensorMap map_b,
                           const __grid_constant__ CUtensorMap map_d) {
-    run_roles<OverlapShared>(
-        [&](OverlapShared& shared) { load_operands<Scales::rows_tiles>(product, shared, &map_a, &map_b); },
-        [&](OverlapShared& shared, int warpgroup) {
-            RowSlab& slab = shared.slabs[threadIdx.x / 32 - kWarpgroup / 32];
-            multiply_tiles_overlapped<Wgmma>(product, shared, warpgroup,
-                                             StoreTile{product, &map_d, slab, warpgroup});
+    run_roles<OverlappedStorage>(
+        [&](OverlappedStorage& shared) {
+            produce_operands<ScaleMode::rows_tiles>(problem, shared, &map_a, &map_b);
+        },
+        [&](OverlappedStorage& shared, int warpgroup) {
+            Bf16Staging& staging = shared.staging[threadIdx.x / 32 - kWarpgroup / 32];
+            overlapped_mainloop<Wgmma>(problem, shared, warpgroup,
+                                       StoreEpilogue{problem, &map_d, staging, warpgroup});
         });
 }
 
-// Scales that are constant along the contraction.
-bool whole_sums(const DeviceProduct& p) {
-    const auto constant = [](const DeviceScale& s) {
+// Scales constant along the contraction.
+bool scales_constant_along_k(const GemmProblem& p) {
+    const auto constant = [](const OperandScale& s) {
         return s.scales != nullptr && s.dtype == DType::f32 && s.block == 0 && s.outputs_per_scale == 1;
     };
     return constant(p.a.scale) && constant(p.b.scale);
@@ -227,18 +233,18 @@ bool whole_sums(const DeviceProduct& p) {
 
 }  // namespace
 
-bool wgmma_takes_fp8(const DeviceProduct& p, int64_t alignment) {
-    if (whole_sums(p))
+bool wgmma_supports_fp8(const GemmProblem& p, int64_t alignment) {
+    if (scales_constant_along_k(p))
         return is_fp8(p.a.dtype) && p.b.dtype == DType::e4m3 && p.a.k_stride == 1 && p.b.k_stride == 1 &&
                (p.grouped == Grouped::rows || alignment % 16 == 0);
-    const auto scaled_by_128 = [](const DeviceScale& s) {
-        return s.scales != nullptr && s.dtype == DType::f32 && s.block == kDepth &&
-               (s.outputs_per_scale == kDepth || s.outputs_per_scale == 1);
+    const auto scaled_by_128 = [](const OperandScale& s) {
+        return s.scales != nullptr && s.dtype == DType::f32 && s.block == kStageK &&
+               (s.outputs_per_scale == kStageK || s.outputs_per_scale == 1);
     };
     const bool a_rows = p.a.scale.outputs_per_scale == 1, b_columns = p.b.scale.outputs_per_scale == 1;
     return is_fp8(p.a.dtype) && p.b.dtype == DType::e4m3 && p.a.k_stride == 1 && p.b.k_stride == 1 &&
            scaled_by_128(p.a.scale) && scaled_by_128(p.b.scale) && alignment % kTileRows == 0 &&
-           // scales of single rows and columns are copied in pieces of 16 bytes, those of a whole tile
+           // scales of rows and of columns are bulk copies of whole tiles: 16-byte multiples
            (!a_rows || p.a.scale.block_stride % 4 == 0) &&
            (!a_rows || p.grouped == Grouped::rows || (b_columns && p.m % kTileRows == 0)) &&
            (!b_columns || (a_rows && p.n % kTileCols == 0 && p.b.scale.block_stride % 4 == 0 &&
@@ -248,27 +254,26 @@ bool wgmma_takes_fp8(const DeviceProduct& p, int64_t alignment) {
 namespace {
 
 template <class Wgmma>
-void launch(const DeviceProduct& p, const CUtensorMap& map_a, const CUtensorMap& map_b,
-            const Launch& launch) {
+void launch(const GemmProblem& p, const CUtensorMap& map_a, const CUtensorMap& map_b, const Launch& launch) {
     const bool a_rows = p.a.scale.outputs_per_scale == 1, b_columns = p.b.scale.outputs_per_scale == 1,
-               whole = whole_sums(p);
+               whole = scales_constant_along_k(p);
     if (!whole && a_rows && !b_columns && p.d_dtype == DType::bf16) {
-        launch_wgmma_kernel(fp8_overlapped_kernel<Wgmma>, p, launch, sizeof(OverlapShared), map_a, map_b,
-                            rows_map(p));
+        launch_persistent(fp8_overlapped_kernel<Wgmma>, p, launch, sizeof(OverlappedStorage), map_a, map_b,
+                          staging_map(p));
         return;
     }
-    const auto kernel = whole       ? fp8_kernel<Wgmma, Scales::outputs>
-                        : b_columns ? fp8_kernel<Wgmma, Scales::rows_columns>
-                        : a_rows    ? fp8_kernel<Wgmma, Scales::rows_tiles>
-                                    : fp8_kernel<Wgmma, Scales::tiles>;
-    launch_wgmma_kernel(kernel, p, launch, kSharedBytes, map_a, map_b);
+    const auto kernel = whole       ? fp8_kernel<Wgmma, ScaleMode::outputs>
+                        : b_columns ? fp8_kernel<Wgmma, ScaleMode::rows_columns>
+                        : a_rows    ? fp8_kernel<Wgmma, ScaleMode::rows_tiles>
+                                    : fp8_kernel<Wgmma, ScaleMode::tiles>;
+    launch_persistent(kernel, p, launch, kSharedStorageBytes, map_a, map_b);
 }
 
 }  // namespace
 
-void launch_wgmma_fp8(const DeviceProduct& p, const StoredShape& a, const StoredShape& b, const Launch& how) {
+void launch_wgmma_fp8(const GemmProblem& p, const StoredShape& a, const StoredShape& b, const Launch& how) {
     if (is_blockwise_wgrad(p)) {
-        launch_wgmma_wgrad(p, a, b, how);
+        launch_wgmma_fp8_wgrad(p, a, b, how);
         return;
     }
     const CUtensorMap map_a = tensor_map(p.a.data, p.a.dtype, a.rows, a.cols, kTileRows / 2),
@@ -277,4 +282,4 @@ void launch_wgmma_fp8(const DeviceProduct& p, const StoredShape& a, const Stored
                              : launch<WgmmaE4m3>(p, map_a, map_b, how);
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::gemm

@@ -1,16 +1,22 @@
 // SPDX-License-Identifier: MIT
-// fc1, SwiGLU x prob and the quantiser in one kernel: the FP8 product of fp8.cu, whose tiles are activated
-// and quantised in registers, without h in memory. Contract: op::GroupedGemmSwigluQuantize
-// (kernels/ops/gemm.h), bit-equal to its parts, which are faster where h is kept. Read next: fp8_mainloop.h.
+// fc1 + SwiGLU x prob + quantisation in one kernel: the FP8 GEMM of fp8.cu with an epilogue that activates
+// and quantises in registers; h [M, 2F] is not written. D: act [M, F] e4m3 and its scales. Contract:
+// op::GroupedGemmSwigluQuantize (kernels/ops/gemm.h), bit-equal to its parts, which are faster where h is
+// kept. Read first: fp8_mainloop.h.
 //
-// Floor: the product's 2 m n k FLOPs; a tile leaves as 16 KiB of codes instead of 64 of BF16, and the 64
-// activations of a thread, about 1,000 instructions a warp and tile, stand behind the tile's last product and
-// the first two of the next one. A warpgroup owns 64 rows of gate and up: what SwiGLU and a 1x128 block need
-// of a row is in four lanes. Shared memory: as fp8.cu, the table of sigmoids in place of slabs: codes leave
-// from rows of A that have been multiplied. Barriers: as fp8.cu, without its turns; a tile's last stage goes
-// back one step later, when its codes have left; named barrier 1: the table is filled. Measured (H200,
-// burst): 1.336 ms at 32x1024 rows, F 2048, K 7168, where the plain product takes 1.341; 0.578 at 16x2048,
-// 1536, 4096 (0.566).
+// Floor: 2 m n k FLOPs of the GEMM; a tile stores 16 KiB of FP8 values instead of 64 KiB of BF16. The 64
+// activations of a thread, about 1,000 instructions a warp and tile, overlap with the tile's last wgmma batch
+// and the first two of the next tile.
+//
+// Grid, roles: pipeline.h. A warpgroup owns 64 rows of gate and up: what SwiGLU and a 1x128 block need of a
+// row is in four lanes. Shared memory: as fp8.cu, with the sigmoid table in place of staging boxes: FP8 rows
+// are staged in the rows of A that wgmma has read. Barriers: pipeline.h; a tile's last stage is released one
+// step later, when TMA has read the FP8 rows; named barrier 1: the table is filled.
+//
+// Deterministic: as fp8.cu; an amax is a maximum over a quad of lanes.
+//
+// Measured (H200, burst): 1.336 ms at 32 x 1024 rows, F 2048, K 7168, where the plain GEMM takes 1.341; 0.578
+// ms at 16 x 2048, 1536, 4096 (0.566).
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/memory.h"
 #include "kernels/hopper/device/packed.h"
@@ -24,26 +30,26 @@
 #include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/gemm/sm90/fp8_mainloop.h"
 
-namespace fp8flow::hopper {
+namespace fp8flow::hopper::gemm {
 
 namespace {
 
-// WgmmaShared with the table in place of scales of columns.
-struct SwigluShared {
+// SharedStorage with the sigmoid table in place of column scales.
+struct SwigluStorage {
     alignas(1024) uint8_t stages[kStages][kStageBytes];
     alignas(16) float row_scales[kStages][kTileRows];
     SigmoidTable table;
-    MathTile tiles[kRing];
-    Mbarrier full[kStages], empty[kStages], tile_full[kRing], tile_empty[kRing];
+    WorkTile tiles[kTileSlots];
+    Mbarrier full[kStages], empty[kStages], tile_full[kTileSlots], tile_empty[kTileSlots];
 };
-constexpr int kCodeRows = 16;                                 // of a warp
-constexpr size_t kSwigluBytes = sizeof(SwigluShared) + 1024;  // the stages are aligned inside
-static_assert(kSwigluBytes <= 227 * 1024, "what a CTA may have");
+constexpr int kCodeRows = 16;                                         // of a warp
+constexpr size_t kSwigluStorageBytes = sizeof(SwigluStorage) + 1024;  // the stages are aligned inside
+static_assert(kSwigluStorageBytes <= kMaxSharedBytes, "what a CTA may have");
 
-// What the activation is multiplied by, and where it goes.
-struct Activation {
+// Inputs and outputs of the epilogue.
+struct SwigluOutput {
     RowView prob, act;
-    float* scales = nullptr;  // of act: blocks of a row stand `pitch` apart, rows side by side
+    float* scales = nullptr;  // of act: [block, row], blocks `pitch` apart
     int64_t pitch = 0;
     ScaleFormat format = ScaleFormat::pow2;
 };
@@ -53,43 +59,43 @@ __device__ __forceinline__ float quad_max(float value) {
     return fmaxf(value, __shfl_xor_sync(kFullMask, value, 2));
 }
 
-// What becomes of finished tiles: 128 x 128 codes and their scales. A thread has gate (first chain) and up
-// (second) of 32 columns of two rows, a quad of lanes those of a whole 1x128 block: nothing is exchanged but
-// its largest value. All is done in place: gates become silu(gate) behind the tile's last product, and the up
-// columns their products and then codes behind the first two of the next one. A warp's 16 rows of codes leave
-// from its own rows of A, which nobody reads any more.
-class ActivateTile {
+// Epilogue of overlapped_mainloop: a tile becomes 128 x 128 FP8 values and their scales. A thread holds gate
+// (first chain) and up (second chain) of 32 columns of two rows, a quad of lanes a whole 1x128 block: only
+// the amax is exchanged. All in place: gate becomes silu(gate) during the tile's last wgmma batch; up becomes
+// the product and then FP8 values during the first two of the next tile. A warp stages its 16 rows in its own
+// rows of A.
+class SwigluEpilogue {
 public:
     static constexpr Owned kOwned = Owned::rows;
     static constexpr bool kHoldsStage = true;
 
-    __device__ ActivateTile(const DeviceProduct& p, const Activation& out, const CUtensorMap* map,
-                            const SigmoidTable& table, int warpgroup)
+    __device__ SwigluEpilogue(const GemmProblem& p, const SwigluOutput& out, const CUtensorMap* map,
+                              const SigmoidTable& table, int warpgroup)
         : out_(out), map_(map), table_(table), row0_(first_row<kOwned>(warpgroup)) {
         const int64_t h_base = p.d_row_base != nullptr ? *p.d_row_base : 0;
-        prob_from_ = out.prob ? static_cast<const float*>(out.prob.data) + out.prob.base() - h_base : nullptr;
-        act_from_ = out.act.base() - h_base;
+        prob_base_ = out.prob ? static_cast<const float*>(out.prob.data) + out.prob.base() - h_base : nullptr;
+        act_offset_ = out.act.base() - h_base;
     }
-    // Here and below the branch around tiles of padding keeps ptxas from moving the work behind the wait for
-    // the product.
-    __device__ __forceinline__ void prepare(const MathTile& tile, float (&sums)[2][64]) {
+    // The branches around tiles of padding, here and below, keep ptxas from moving the work past the wait for
+    // wgmma.
+    __device__ __forceinline__ void begin(const WorkTile& tile, float (&sums)[2][64]) {
 #pragma unroll
         for (int r = 0; r < 2; ++r)
-            prob_[r] = prob_from_ != nullptr && row0_ + 8 * r < tile.valid
-                           ? prob_from_[tile.d_row + row0_ + 8 * r]
+            prob_[r] = prob_base_ != nullptr && row0_ + 8 * r < tile.valid
+                           ? prob_base_[tile.d_row + row0_ + 8 * r]
                            : 1.0f;
         if (warp_uniform(tile.valid) > 0) activate(sums[0]);
     }
     template <int kChain>
-    __device__ __forceinline__ void behind(const MathTile& tile, float (&sums)[2][64], uint8_t* rows) {
+    __device__ __forceinline__ void overlap(const WorkTile& tile, float (&sums)[2][64], uint8_t* rows) {
         if (kChain == 0) {
             if (warp_uniform(tile.valid) > 0) multiply_by_up(sums[0], sums[1]);
         } else {
             quantise(tile, sums[1], rows);
         }
     }
-    // The codes on their way have been read.
-    __device__ __forceinline__ void freed() const {
+    // TMA has read the staged rows.
+    __device__ __forceinline__ void wait_read() const {
         if (threadIdx.x % 32 == 0) bulk_wait_read<0>();
     }
     __device__ __forceinline__ void end() const {
@@ -97,7 +103,7 @@ public:
     }
 
 private:
-    // Eight reads of the table at a time.
+    // Eight table look-ups at a time.
     __device__ __forceinline__ void activate(float (&gate)[64]) const {
 #pragma unroll
         for (int i = 0; i < 64; i += 2) {
@@ -109,7 +115,7 @@ private:
             if (i % 8 == 6) wgmma_fence_operand(gate);
         }
     }
-    // up = silu(gate) * up, and the largest magnitude of either row
+    // up = silu(gate) * up, and the amax of either row
     __device__ __forceinline__ void multiply_by_up(const float (&silu)[64], float (&up)[64]) {
         largest_[0] = largest_[1] = 0.0f;
 #pragma unroll
@@ -123,18 +129,18 @@ private:
         wgmma_fence_operand(up);
         wgmma_fence_operand(largest_);
     }
-    // Pads are zeros; their probability is 1 and every multiplier finite and positive.
-    __device__ __forceinline__ void quantise(const MathTile& tile, float (&product)[64], uint8_t* rows) {
+    // Pads become zeros; their probability is 1 and every multiplier finite and positive.
+    __device__ __forceinline__ void quantise(const WorkTile& tile, float (&values)[64], uint8_t* rows) {
         const int lane = static_cast<int>(threadIdx.x) % 32, quad = lane % 4;
-        const int64_t col0 = tile.b_output / 2, row = tile.d_row + act_from_ + row0_;
-        const bool inside = col0 < out_.act.cols;  // the second CTA of a pair may be past the last column
+        const int64_t col0 = tile.b_output / 2, row = tile.d_row + act_offset_ + row0_;
+        const bool inside = col0 < out_.act.cols;  // the tile of the second CTA may be past the last column
         float* scale_at = out_.scales + col0 / kBlock * out_.pitch + row;
         if (warp_uniform(tile.valid) < kTileRows) {
 #pragma unroll
             for (int i = 0; i < 64; ++i)
-                if (row0_ + 8 * (i / 2 % 2) >= tile.valid) product[i] = 0.0f;
+                if (row0_ + 8 * (i / 2 % 2) >= tile.valid) values[i] = 0.0f;
         }
-        // 128-byte swizzled: the eight rows of a warp's access meet all banks
+        // 128-byte swizzle: the eight rows of a warp's store touch all banks
         uint32_t to = shared_address(rows) + lane / 4 * (kStageRowBytes + 16) + 2 * quad;
         opaque(to);
 #pragma unroll
@@ -145,14 +151,14 @@ private:
                 quant_scale(fmaxf(quad_max(largest_[r]) * fabsf(prob), 0.0f), kE4m3Max, out_.format);
             float m = scale.multiplier;
             if (out_.format == ScaleFormat::pow2 && fabsf(prob) < 0x1p64f) {
-                m *= prob;  // exact: the order of the two products does not matter
+                m *= prob;  // a power of two: exact, so the order of the two multiplications does not matter
             } else {
 #pragma unroll
-                for (int j = 0; j < 32; ++j) product[j / 2 * 4 + j % 2 + 2 * r] *= prob;
+                for (int j = 0; j < 32; ++j) values[j / 2 * 4 + j % 2 + 2 * r] *= prob;
             }
 #pragma unroll
             for (int j = 0; j < 16; ++j) {
-                const float* v = &product[4 * j + 2 * r];
+                const float* v = &values[4 * j + 2 * r];
                 store_shared_u16((to ^ (16 * (j / 2))) + 8 * (j % 2) + 8 * r * kStageRowBytes,
                                  pack_e4m3(v[0] * m, v[1] * m));
             }
@@ -163,14 +169,14 @@ private:
         __syncwarp();
         const int first = warp_uniform(row0_);
         if (first + kCodeRows > warp_uniform(tile.rows))
-            store_codes_of(tile, rows, first, static_cast<int>(col0));
+            store_partial_rows(tile, rows, first, static_cast<int>(col0));
         else if (lane == 0)
             tma_store(map_, rows, static_cast<int>(col0), static_cast<int>(row));
         if (lane == 0) bulk_commit();
     }
-    // A warp's rows of codes whose last are behind the group.
-    __device__ __forceinline__ void store_codes_of(const MathTile& tile, const uint8_t* rows, int first,
-                                                   int col0) const {
+    // A warp's rows that reach past the group: 16 bytes a lane instead of TMA.
+    __device__ __forceinline__ void store_partial_rows(const WorkTile& tile, const uint8_t* rows, int first,
+                                                       int col0) const {
         constexpr int kPieces = kStageRowBytes / 16;
         if (col0 >= out_.act.cols) return;
 #pragma unroll 1
@@ -179,56 +185,56 @@ private:
             if (first + row < tile.rows)
                 store_vector(
                     reinterpret_cast<uint4*>(static_cast<uint8_t*>(out_.act.data) +
-                                             (tile.d_row + act_from_ + first + row) * out_.act.cols + col0 +
+                                             (tile.d_row + act_offset_ + first + row) * out_.act.cols + col0 +
                                              16 * piece),
                     *reinterpret_cast<const uint4*>(rows + row * kStageRowBytes + (piece ^ (row % 8)) * 16));
         }
         __syncwarp();
     }
 
-    const Activation& out_;
+    const SwigluOutput& out_;
     const CUtensorMap* map_;
     const SigmoidTable& table_;
     int row0_;
-    const float* prob_from_;  // nullptr: 1
-    int64_t act_from_;
+    const float* prob_base_;  // nullptr: 1
+    int64_t act_offset_;
     float prob_[2], largest_[2] = {0.0f, 0.0f};
 };
 
-__global__ void __launch_bounds__(kWgmmaThreads, 1)
-    fp8_swiglu_kernel(const __grid_constant__ DeviceProduct product,
-                      const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
-                      const __grid_constant__ CUtensorMap map_act, const __grid_constant__ Activation out) {
-    run_roles<SwigluShared>(
-        [&](SwigluShared& shared) {
-            load_operands<Scales::rows_tiles, Owned::rows>(product, shared, &map_a, &map_b);
+__global__ void __launch_bounds__(kCtaThreads, 1)
+    fp8_swiglu_kernel(const __grid_constant__ GemmProblem problem, const __grid_constant__ CUtensorMap map_a,
+                      const __grid_constant__ CUtensorMap map_b, const __grid_constant__ CUtensorMap map_act,
+                      const __grid_constant__ SwigluOutput out) {
+    run_roles<SwigluStorage>(
+        [&](SwigluStorage& shared) {
+            produce_operands<ScaleMode::rows_tiles, Owned::rows>(problem, shared, &map_a, &map_b);
         },
-        [&](SwigluShared& shared, int warpgroup) {
-            shared.table.fill(static_cast<int>(threadIdx.x) - kWarpgroup, kMathThreads);
-            named_barrier_sync(1, kMathThreads);
-            multiply_tiles_overlapped<WgmmaE4m3>(
-                product, shared, warpgroup, ActivateTile(product, out, &map_act, shared.table, warpgroup));
+        [&](SwigluStorage& shared, int warpgroup) {
+            shared.table.fill(static_cast<int>(threadIdx.x) - kWarpgroup, kConsumerThreads);
+            named_barrier_sync(1, kConsumerThreads);
+            overlapped_mainloop<WgmmaE4m3>(problem, shared, warpgroup,
+                                           SwigluEpilogue(problem, out, &map_act, shared.table, warpgroup));
         });
 }
 
 }  // namespace
 
 bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, const Launch& launch) {
-    const DeviceProduct p =
-        product_of(op::GroupedGemm{.a = args.a, .b = args.b, .groups = args.groups, .d = args.h});
+    const GemmProblem p =
+        problem_of(op::GroupedGemm{.a = args.a, .b = args.b, .groups = args.groups, .d = args.h});
     const TensorView &a = args.a.data, &b = args.b.data;
-    if (args.save_h == op::SaveH::yes || !wgmma_takes(p, a, b, args.groups.alignment) ||
+    if (args.save_h == op::SaveH::yes || !wgmma_supports(p, a, b, args.groups.alignment) ||
         a.dtype != DType::e4m3 || args.act.data.dtype != DType::e4m3 || p.n / 2 % kBlock != 0 ||
         reinterpret_cast<uintptr_t>(args.act.data.data) % 16 != 0 ||
-        ceil_div(p.k, int64_t{kFp8Depth}) < kHoldingSteps)
+        ceil_div(p.k, int64_t{kFp8StageK}) < kMinStepsHoldingStage)
         return false;
     const CUtensorMap map_a = tensor_map(a.data, a.dtype, a.rows(), a.cols(), kTileRows / 2),
                       map_b = tensor_map(b.data, b.dtype, b.rows(), b.cols(), kTileCols / 2),
                       map_act = tensor_map(args.act.data.data, DType::e4m3, INT32_MAX, p.n / 2, kCodeRows);
-    const Activation out{row_view(args.prob), row_view(args.act.data), args.act.scales.as<float>(),
-                         args.act.data.dim(0), args.scale_format};
-    launch_wgmma_kernel(fp8_swiglu_kernel, p, launch, kSwigluBytes, map_a, map_b, map_act, out);
+    const SwigluOutput out{row_view(args.prob), row_view(args.act.data), args.act.scales.as<float>(),
+                           args.act.data.dim(0), args.scale_format};
+    launch_persistent(fp8_swiglu_kernel, p, launch, kSwigluStorageBytes, map_a, map_b, map_act, out);
     return true;
 }
 
-}  // namespace fp8flow::hopper
+}  // namespace fp8flow::hopper::gemm
