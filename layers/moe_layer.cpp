@@ -97,7 +97,7 @@ void MoeLayer::backward(Context& ctx, const TokenRows& x, const TensorView& dy, 
                      .dx = dx_experts,
                      .dprob = dprob},
                     saved.experts);
-    if (ctx.products != nullptr) ctx.products->router_gradient(ctx, dprob);
+    if (ctx.gemms != nullptr) ctx.gemms->router_gradient(ctx, dprob);
     router_->backward(ctx, dprob, x.plain, saved.route, dx_experts, dx);
     ctx.rows.pop(saved.depth);
     if (recompute_.moe) ctx.saved.rewind(mark);

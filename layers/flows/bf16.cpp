@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Recipe bf16: the baseline every claim is measured against. BF16 on the wire and in every product, no casts.
+// Recipe bf16: the baseline every claim is measured against. BF16 on the wire and in every GEMM, no casts.
 // The internal recipe fp32 of the gradient checks is the same file with fp32 tensors.
 #include "layers/flows/steps.h"
 
@@ -65,9 +65,9 @@ private:
         saved.h = rows(ctx, saved, keep_unless(drop_h), ctx.activation, w.w1->spec.shape[1], "fc1");
         saved.a.data = rows(ctx, saved, keep_unless(drop_a), ctx.activation, w.w2->spec.shape[2], "swiglu");
 
-        forward_product(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
+        forward_gemm(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
         activation(ctx, saved);
-        forward_product(ctx, "fc2", saved.a, *w.w2, saved.groups, ye);
+        forward_gemm(ctx, "fc2", saved.a, *w.w2, saved.groups, ye);
         if (drop_h) saved.h = {};
         if (drop_a) saved.a = {};
     }
@@ -77,7 +77,7 @@ private:
         const int64_t ffn = w.w2->spec.shape[2];
         if (!saved.h) {  // moe_expert
             saved.h = rows(ctx, saved, Life::call, ctx.activation, w.w1->spec.shape[1], "fc1");
-            forward_product(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
+            forward_gemm(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
         }
         if (!saved.a) {  // moe_act, moe_expert
             saved.a.data = rows(ctx, saved, Life::call, ctx.activation, ffn, "swiglu");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The forward and backward list shared by the recipes that cast around every product.
+// The forward and backward list shared by the recipes that cast around every GEMM.
 #include "layers/flows/cast_flow.h"
 
 namespace fp8flow {
@@ -60,7 +60,7 @@ void CastFlow::experts_forward(Context& ctx, const TensorView& x, const ExpertWe
 
     fc1_forward(ctx, x, w, saved, !drop_h && precision_.fp8_wgrad);
     activation(ctx, w, saved, drop_a ? std::nullopt : std::optional(Life::backward));
-    forward_product(ctx, "fc2", saved.a, *w.w2, saved.groups, ye);
+    forward_gemm(ctx, "fc2", saved.a, *w.w2, saved.groups, ye);
     if (drop_h) saved.h = {};
     if (drop_a) saved.act = {};
     saved.a = {};  // the row copy served fc2
@@ -76,7 +76,7 @@ void CastFlow::fc1_forward(Context& ctx, const TensorView& x, const ExpertWeight
                                     column_layout(), "fc1");
         cast(ctx, "fc1 input", x, saved, {saved.x, keep_columns ? saved.x_t : ScaledTensor{}});
     }
-    forward_product(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
+    forward_gemm(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
     saved.x = {};  // the row copy served fc1
 }
 

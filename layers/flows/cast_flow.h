@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// CastFlow: BF16 between operators, a cast around every product: the structure shared by fp8_blockwise,
+// CastFlow: BF16 between operators, a cast around every GEMM: the structure shared by fp8_blockwise,
 // fp8_tensorwise, fp8_rowwise and mxfp8, which differ only in how a tensor is quantised. Four dual-direction
 // casts per layer, forward + backward.
 #pragma once
@@ -31,7 +31,7 @@ protected:
                           const ScaledTensor& rows, const ScaledTensor& columns) const;
 
 private:
-    // What one cast delivers: the operand of the forward or data-gradient product, and that of the weight
+    // What one cast delivers: the operand of the forward or data-gradient GEMM, and that of the weight
     // gradient.
     struct Operands {
         ScaledTensor rows, columns;

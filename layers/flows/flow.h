@@ -20,7 +20,7 @@ struct TokenRows {
     ScaledTensor transposed;  // fp8_tensorwise: the transposed copy from the norm
 };
 
-// What the norm in front of the FFN must deliver beside the plain rows.
+// What the norm before the FFN must deliver in addition to the plain rows.
 enum class NormOutput { plain, wire_rows, tensor_scaled };
 
 // W1 [L, 2F, H] (gate rows, then up rows), W2 [L, H, F].
@@ -40,8 +40,8 @@ struct ExpertsSaved {
     bool routed = true;  // false: shared expert / dense FFN, one group of all tokens
     RowGroups groups;
     TensorView prob;  // [M] f32; absent: 1
-    TensorView
-        plain;  // [M, H] rows before quantisation, where a recompute or a BF16 weight gradient needs them
+    // [M, H] rows before quantisation, where a recompute or a BF16 weight gradient needs them
+    TensorView plain;
     ScaledTensor x;    // [M, H] fc1 input
     ScaledTensor x_t;  // [H, M] its copy for the weight gradient
     TensorView h;      // [M, 2F] fc1 output
@@ -64,7 +64,7 @@ public:
 
     virtual WeightFormat weight_format() const = 0;
     virtual NormOutput norm_output() const { return NormOutput::plain; }
-    // Fills what goes over the wire with the gradient of the layer's output.
+    // dy.quantized: the gradient of the layer's output as it goes over the wire.
     virtual void prepare_gradient(Context&, TokenRows&) const {}
 
     // y [T, H] = residual + experts' outputs, each token's summed: dispatch, fc1, swiglu, fc2, combine.

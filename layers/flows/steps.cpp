@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The shared steps: memory of routed rows by lifetime, dispatch, combine, products; no recipe decides
+// The shared steps: memory of routed rows by lifetime, dispatch, combine, GEMMs; no recipe decides
 // anything here.
 #include "layers/flows/steps.h"
 
@@ -125,13 +125,13 @@ void combine(Context& ctx, const Exchange::Combine& args, const FlowPlan& plan, 
     ctx.exchange.combine(unpadded, plan.unpadded, ctx.scratch, ctx.launch);
 }
 
-void forward_product(Context& ctx, const char* stage, const ScaledTensor& a, const Parameter& weight,
-                     const RowGroups& groups, const TensorView& d) {
+void forward_gemm(Context& ctx, const char* stage, const ScaledTensor& a, const Parameter& weight,
+                  const RowGroups& groups, const TensorView& d) {
     {
         auto timed = ctx.stage(stage);
         ctx.ops.grouped_gemm({.a = a, .b = weight.for_fprop(), .groups = groups, .d = d}, ctx.launch);
     }
-    if (ctx.products != nullptr) ctx.products->product(ctx, stage, a, d, groups);
+    if (ctx.gemms != nullptr) ctx.gemms->gemm(ctx, stage, a, d, groups);
 }
 
 void data_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const Parameter& weight,
@@ -146,7 +146,7 @@ void data_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, cons
                 ctx.launch);
         }
     }
-    if (ctx.products != nullptr) ctx.products->product(ctx, stage, dy, dx, groups);
+    if (ctx.gemms != nullptr) ctx.gemms->gemm(ctx, stage, dy, dx, groups);
 }
 
 void weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,

@@ -83,7 +83,7 @@ Context ReplayLayer::context() {
     ctx.all_tokens = all_tokens_;
     ctx.data_parallel_size = world_.size();
     ctx.step_status = status_;
-    if (record_ == ReplayRecord::intermediates) ctx.products = this;
+    if (record_ == ReplayRecord::intermediates) ctx.gemms = this;
     return ctx;
 }
 
@@ -202,8 +202,8 @@ void ReplayLayer::record_plan() {
     intermediates_["plan.token_of_row"] = std::move(token_of_row);
 }
 
-void ReplayLayer::product(Context& ctx, std::string_view stage, const ScaledTensor& operand,
-                          const TensorView& result, const RowGroups& groups) {
+void ReplayLayer::gemm(Context& ctx, std::string_view stage, const ScaledTensor& operand,
+                       const TensorView& result, const RowGroups& groups) {
     static const std::map<std::string_view, std::pair<const char*, const char*>> kNames = {
         {"fc1", {"dispatch", "fc1"}},
         {"fc2", {"swiglu", "fc2"}},
