@@ -71,7 +71,7 @@ struct PrecisionSpec {
     Recipe recipe = Recipe::fp8_flow;
     Fp8Format fp8_format = Fp8Format::e4m3;
     bool fp8_wgrad = true;  // false: weight gradients from BF16 operands
-    // expert weight gradients of two consecutive micro-batches as one product
+    // expert weight gradients of two consecutive micro-batches in one GEMM
     bool moe_delay_wgrad_compute = false;
     ScaleFormat scale_format = ScaleFormat::pow2;
     MxRounding mx_rounding = MxRounding::rceil;
