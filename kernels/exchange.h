@@ -69,16 +69,12 @@ public:
     // each (token, k) gets its row's value.
     struct Combine {
         TensorView src;
-        TensorView residual;  // optional
-        // optional, with residual and adds_to_residual(): the residual is the sum of both, rounded to y's
-        // dtype
-        TensorView addend;
+        TensorView residual;   // optional
         TensorView drow_prob;  // optional
         TensorView y;          // out [T, H]
         TensorView dprob;      // out, with drow_prob
     };
     void combine(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch = {});
-    virtual bool adds_to_residual() const { return false; }
 
     // In place over more ranks than the expert-parallel group, in ascending rank order: f32 (sum, max), i64
     // (sum), one i32 (max).

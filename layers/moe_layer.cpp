@@ -51,20 +51,14 @@ void MoeLayer::forward_once(Context& ctx, const TokenRows& x, const TensorView& 
     ArenaScope scope(ctx.scratch);
     router_->forward(ctx, x.plain, saved.route);
     make_plan(ctx, saved);
-    TensorView with_shared = residual, addend;
+    TensorView with_shared = residual;
     if (shared_) {
-        // the combine adds the residual where it can: a pass over three tensors less
-        const bool later = ctx.exchange.adds_to_residual();
-        TensorView& out = later ? addend : with_shared;
-        out = ctx.scratch.tensor(ctx.activation, {ctx.tokens, x.plain.cols()}, "shared expert");
+        with_shared = ctx.scratch.tensor(ctx.activation, {ctx.tokens, x.plain.cols()}, "shared expert");
         auto timed = ctx.stage("shared expert");
-        shared_->forward(ctx, x, later ? TensorView{} : residual, recompute_.shared_experts, saved.shared,
-                         out);
+        shared_->forward(ctx, x, residual, recompute_.shared_experts, saved.shared, with_shared);
     }
-    flow_->forward(
-        ctx,
-        {.x = x, .plan = saved.plan, .weights = experts_, .residual = with_shared, .addend = addend, .y = y},
-        saved.experts);
+    flow_->forward(ctx, {.x = x, .plan = saved.plan, .weights = experts_, .residual = with_shared, .y = y},
+                   saved.experts);
     ctx.rows.push();
 }
 

@@ -23,7 +23,7 @@ public:
 
         dispatch(ctx, {.data = io.x.plain}, io.plan, PermutePadding::fused, saved.x);
         experts_forward(ctx, io.weights, saved, ye);
-        combine(ctx, {.src = ye, .residual = io.residual, .addend = io.addend, .y = io.y}, io.plan,
+        combine(ctx, {.src = ye, .residual = io.residual, .y = io.y}, io.plan,
                 PermutePadding::fused);
     }
 

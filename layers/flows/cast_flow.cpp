@@ -18,7 +18,7 @@ void CastFlow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) con
     dispatch(ctx, {.data = io.x.plain}, io.plan, PermutePadding::fused, {.data = xe});
     if (keep_plain) saved.plain = xe;
     experts_forward(ctx, xe, io.weights, saved, ye);
-    combine(ctx, {.src = ye, .residual = io.residual, .addend = io.addend, .y = io.y}, io.plan,
+    combine(ctx, {.src = ye, .residual = io.residual, .y = io.y}, io.plan,
             PermutePadding::fused);
 }
 

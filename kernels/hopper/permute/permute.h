@@ -13,15 +13,14 @@ namespace fp8flow::hopper {
 // and again after that.
 enum class SumRounding { once, before_residual };
 
-// What is added to a sum: `rows` (optional; may be dst), or the sum of `rows` and `addend` (optional),
-// rounded to BF16.
+// What is added to a sum: `rows` (optional; may be dst).
 struct SumResidual {
-    TensorView rows, addend;
+    TensorView rows;
     SumRounding rounding = SumRounding::once;
 };
 
 // unpermute_unpad, plus a residual. False, and nothing happens, unless all rows are BF16 in whole vectors and
-// a token has at most 8 of them; and where an addend has weights beside it, or no rows.
+// a token has at most 8 of them.
 bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const SumResidual& residual, const Launch& launch);
 
 // permute_pad from the tokens' side. False, and nothing happens, unless recv_rows is there, rows are whole

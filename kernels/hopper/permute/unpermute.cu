@@ -23,10 +23,10 @@ constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
 
 // ---- sums, BF16 in whole vectors
-constexpr int kMostRows = 8;                                    // of a token
-constexpr int kFewRows = 2;                                     // with so many, several turns at once
-constexpr int kSumThreads = 128;                                // at most
-constexpr int sum_ctas(bool addend) { return addend ? 5 : 6; }  // of an SM
+constexpr int kMostRows = 8;      // of a token
+constexpr int kFewRows = 2;       // with so many, several turns at once
+constexpr int kSumThreads = 128;  // at most
+constexpr int kSumCtas = 6;       // of an SM
 
 enum class Weights { none, probs };
 struct SumArgs {
@@ -39,8 +39,8 @@ struct SumArgs {
     int topk, units;  // units of a row
     unsigned slabs;   // of a row
     int slab_units;
-    const uint16_t *residual, *addend;  // optional; an addend has a residual
-    uint16_t* dst;
+    const uint16_t* residual;   // optional
+    alignas(16) uint16_t* dst;  // at the offset that the measured machine code reads
     SumRounding rounding;
 };
 
@@ -62,8 +62,8 @@ __device__ __forceinline__ void round_unit(float (&v)[kUnit]) {
 // eight: 17 %). Rows of one CTA are short and there are many, so that SMs stay equally busy to the end. Loads
 // that leave L2 first: 5 % slower with weights. Sums in fp32 in the order of recv_rows. No barriers, one
 // writer a byte. The residual may stand where the result goes: a thread reads the units that it writes.
-template <Weights kWeights, int kRows, bool kAddend>
-__global__ __launch_bounds__(kSumThreads, sum_ctas(kAddend)) void unpermute_sums_kernel(const SumArgs args) {
+template <Weights kWeights, int kRows>
+__global__ __launch_bounds__(kSumThreads, kSumCtas) void unpermute_sums_kernel(const SumArgs args) {
     constexpr int kAtOnce = kMostRows / kRows;  // turns
     pdl_wait();
     const int64_t items = *args.num_rows * args.slabs;
@@ -88,7 +88,7 @@ __global__ __launch_bounds__(kSumThreads, sum_ctas(kAddend)) void unpermute_sums
         const int first = slab * args.slab_units + static_cast<int>(threadIdx.x),
                   end = min(args.units, (slab + 1) * args.slab_units);
         for (int unit = first; unit - lane < end; unit += kAtOnce * step) {  // by whole warps
-            uint4 raw[kAtOnce][kRows], raw_residual[kAtOnce], raw_addend[kAtOnce];
+            uint4 raw[kAtOnce][kRows], raw_residual[kAtOnce];
 #pragma unroll
             for (int t = 0; t < kAtOnce; ++t) {
                 if (unit + t * step >= end) continue;
@@ -98,7 +98,6 @@ __global__ __launch_bounds__(kSumThreads, sum_ctas(kAddend)) void unpermute_sums
                 const int64_t at = row * args.units + unit + t * step;
                 if (args.residual != nullptr)
                     raw_residual[t] = reinterpret_cast<const uint4*>(args.residual)[at];
-                if constexpr (kAddend) raw_addend[t] = reinterpret_cast<const uint4*>(args.addend)[at];
             }
             float weight[kRows];
 #pragma unroll
@@ -123,12 +122,6 @@ __global__ __launch_bounds__(kSumThreads, sum_ctas(kAddend)) void unpermute_sums
                 }
                 if (args.residual != nullptr) {
                     if (args.rounding == SumRounding::before_residual) round_unit(sum);
-                    if constexpr (kAddend) {
-                        float both[kUnit];
-                        unpack_unit(raw_residual[t], DType::bf16, both);
-                        add_unit(raw_addend[t], both);
-                        raw_residual[t] = pack_unit_bf16(both);
-                    }
                     add_unit(raw_residual[t], sum);
                 }
                 reinterpret_cast<uint4*>(args.dst)[row * args.units + unit + t * step] = pack_unit_bf16(sum);
@@ -137,10 +130,9 @@ __global__ __launch_bounds__(kSumThreads, sum_ctas(kAddend)) void unpermute_sums
     }
 }
 
-template <int kRows> auto sums_kernel(bool weighted, bool addend) {
-    return weighted ? unpermute_sums_kernel<Weights::probs, kRows, false>
-           : addend ? unpermute_sums_kernel<Weights::none, kRows, true>
-                    : unpermute_sums_kernel<Weights::none, kRows, false>;
+template <int kRows> auto sums_kernel(bool weighted) {
+    return weighted ? unpermute_sums_kernel<Weights::probs, kRows>
+                    : unpermute_sums_kernel<Weights::none, kRows>;
 }
 
 // ---- sums, any rows
@@ -335,11 +327,8 @@ bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const SumResidual& re
     const auto fits = [&](const TensorView& rows) {
         return !rows || (rows.dtype == DType::bf16 && is_vectorisable(rows.data, hidden));
     };
-    const bool weighted = static_cast<bool>(args.row_prob), addend = static_cast<bool>(residual.addend);
-    if (addend && (weighted || !residual.rows)) return false;
-    if (topk > kMostRows || !fits(args.src) || !fits(args.dst) || !fits(residual.rows) ||
-        !fits(residual.addend))
-        return false;
+    const bool weighted = static_cast<bool>(args.row_prob);
+    if (topk > kMostRows || !fits(args.src) || !fits(args.dst) || !fits(residual.rows)) return false;
     const int64_t units = hidden / kUnit;
     // turns of a CTA on a row: two, of few rows four at once
     const bool few = topk <= kFewRows;
@@ -360,13 +349,11 @@ bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const SumResidual& re
                               .slabs = static_cast<unsigned>(slabs),
                               .slab_units = static_cast<int>(slab_units),
                               .residual = static_cast<const uint16_t*>(residual.rows.data),
-                              .addend = static_cast<const uint16_t*>(residual.addend.data),
                               .dst = static_cast<uint16_t*>(args.dst.data),
                               .rounding = residual.rounding};
     const unsigned grid =
-        launch.sm_limit > 0 ? grid_for(items, launch, sum_ctas(addend)) : static_cast<unsigned>(items);
-    const auto kernel =
-        few ? sums_kernel<kFewRows>(weighted, addend) : sums_kernel<kMostRows>(weighted, addend);
+        launch.sm_limit > 0 ? grid_for(items, launch, kSumCtas) : static_cast<unsigned>(items);
+    const auto kernel = few ? sums_kernel<kFewRows>(weighted) : sums_kernel<kMostRows>(weighted);
     launch_pdl(kernel, grid, static_cast<unsigned>(threads), launch, "unpermute_unpad", kernel_args);
     return true;
 }
