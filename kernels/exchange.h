@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // class Exchange: what crosses ranks in a MoE layer. One metadata exchange (gather_routing), then rows out to
 // their experts (dispatch) and sums back (combine). The backward of dispatch is combine, the backward of
-// combine is dispatch, with the same plan. Read next: kernels/ops/permute.h (PlanDispatch), layers/flows/.
+// combine is dispatch, with the same plan. Read next: kernels/dispatch_plan.h, layers/flows/.
 //
 // Ordering contract. Dispatch moves each token once to every rank that hosts at least one of its experts and
 // fans it out there: pure copies. Combine, order `rank`: every rank sums its rows of a token in fp32 in
@@ -11,6 +11,7 @@
 #pragma once
 
 #include "kernels/core/arena.h"
+#include "kernels/dispatch_plan.h"
 #include "kernels/ops.h"
 
 #include <map>
@@ -23,19 +24,6 @@ enum class Reduce : uint8_t { sum, max };
 // world: all ranks of the job. expert_replicas: the ranks that hold the same experts (expert data
 // parallelism).
 enum class Ranks : uint8_t { world, expert_replicas };
-
-// Everything that dispatch, combine and their backwards need; views into the caller's arena. Saved with the
-// layer, never recomputed (except under recompute `moe` and `full`).
-struct DispatchPlan {
-    TensorView all_ids;    // [G, S, K] i32
-    TensorView all_probs;  // [G, S, K] f32
-    RowGroups groups;
-    TensorView row_source, row_prob;  // [M cap]
-    TensorView recv_rows, recv_offsets, recv_source;
-    TensorView send_tokens, send_counts;
-    int64_t num_tokens = 0;  // T of this rank
-    int64_t topk = 0;
-};
 
 // Bytes that left this rank (to other ranks only), by leg, since the last reset.
 struct WireBytes {

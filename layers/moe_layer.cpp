@@ -117,51 +117,30 @@ void MoeLayer::make_plan(Context& ctx, MoeSaved& saved) const {
 DispatchPlan MoeLayer::plan_for(Context& ctx, const TensorView& all_ids, const TensorView& all_probs,
                                 int64_t alignment, PlanRows rows) const {
     const bool in_row_arena = rows == PlanRows::routed;
-    const int64_t ranks = all_ids.dim(0), slots = all_ids.dim(1), topk = all_ids.dim(2);
     const int64_t capacity = ctx.layer_row_capacity;
+    op::PlanDispatch args{.all_ids = all_ids,
+                          .all_probs = all_probs,
+                          .rank = ctx.exchange.rank(),
+                          .first_expert = first_expert_,
+                          .num_local_experts = local_experts_,
+                          .groups = {.row_capacity = capacity, .alignment = alignment},
+                          .overflow = ctx.step_status};
+    if (ctx.known_rows != nullptr) args.groups.known_rows = ctx.known_rows->at(static_cast<size_t>(layer_));
     // weight gradients that wait read the sizes of their groups in the next micro-batch
     Arena& sizes = in_row_arena && ctx.delays_wgrads() ? ctx.delayed->arena() : ctx.saved;
-    DispatchPlan plan;
-    plan.all_ids = all_ids;
-    plan.all_probs = all_probs;
-    plan.num_tokens = ctx.tokens;
-    plan.topk = topk;
-    plan.groups = {.num_groups = local_experts_,
-                   .counts = sizes.tensor(DType::i64, {local_experts_}, "plan"),
-                   .offsets = sizes.tensor(DType::i64, {local_experts_ + 1}, "plan"),
-                   .row_capacity = capacity,
-                   .alignment = alignment};
-    if (ctx.known_rows != nullptr) plan.groups.known_rows = ctx.known_rows->at(static_cast<size_t>(layer_));
+    args.groups.counts = sizes.tensor(DType::i64, {local_experts_}, "plan");
+    args.groups.offsets = sizes.tensor(DType::i64, {local_experts_ + 1}, "plan");
     if (in_row_arena) {
-        plan.row_source = ctx.rows.tensor(DType::i32, 1, "plan source").reshape({ctx.rows.capacity()});
-        plan.row_prob = ctx.rows.vector(DType::f32, "plan prob");
-    } else {
-        plan.row_source = ctx.saved.tensor(DType::i32, {capacity}, "plan");
-        plan.row_prob = ctx.saved.tensor(DType::f32, {capacity}, "plan");
+        args.row_base = ctx.rows.row_base();
+        args.next_row_base = ctx.rows.next_row_base();
+        args.row_source = ctx.rows.tensor(DType::i32, 1, "plan source").reshape({ctx.rows.capacity()});
+        args.row_prob = ctx.rows.vector(DType::f32, "plan prob");
     }
-    plan.recv_rows = ctx.saved.tensor(DType::i32, {ranks * slots, topk}, "plan");
-    plan.recv_offsets = ctx.saved.tensor(DType::i64, {ranks + 1}, "plan");
-    plan.recv_source = ctx.saved.tensor(DType::i32, {ranks * slots}, "plan");
-    plan.send_tokens = ctx.saved.tensor(DType::i32, {ranks, slots}, "plan");
-    plan.send_counts = ctx.saved.tensor(DType::i64, {ranks}, "plan");
-    ctx.ops.plan_dispatch({.all_ids = all_ids,
-                           .all_probs = all_probs,
-                           .rank = ctx.exchange.rank(),
-                           .first_expert = first_expert_,
-                           .num_local_experts = local_experts_,
-                           .row_base = in_row_arena ? ctx.rows.row_base() : nullptr,
-                           .groups = plan.groups,
-                           .row_source = plan.row_source,
-                           .row_prob = plan.row_prob,
-                           .recv_rows = plan.recv_rows,
-                           .recv_offsets = plan.recv_offsets,
-                           .recv_source = plan.recv_source,
-                           .send_tokens = plan.send_tokens,
-                           .send_counts = plan.send_counts,
-                           .next_row_base = in_row_arena ? ctx.rows.next_row_base() : TensorView{},
-                           .overflow = ctx.step_status},
-                          ctx.launch);
-    return plan;
+    allocate_plan(args, [&](DType dtype, std::initializer_list<int64_t> shape) {
+        return ctx.saved.tensor(dtype, shape, "plan");
+    });
+    ctx.ops.plan_dispatch(args, ctx.launch);
+    return plan_of(args, ctx.tokens);
 }
 
 }  // namespace fp8flow

@@ -111,20 +111,7 @@ public:
     }
 
     int64_t num_tokens() const { return c_.tokens[static_cast<std::size_t>(rank_)]; }
-    DispatchPlan plan() const {
-        return {.all_ids = routing_.ids,
-                .all_probs = routing_.probs,
-                .groups = plan_.groups,
-                .row_source = plan_.row_source,
-                .row_prob = plan_.row_prob,
-                .recv_rows = plan_.recv_rows,
-                .recv_offsets = plan_.recv_offsets,
-                .recv_source = plan_.recv_source,
-                .send_tokens = plan_.send_tokens,
-                .send_counts = plan_.send_counts,
-                .num_tokens = num_tokens(),
-                .topk = c_.topk};
-    }
+    DispatchPlan plan() const { return plan_of(plan_.args, num_tokens()); }
 
     // This rank's routing goes out, everybody's comes in.
     void gather(Exchange& exchange) const {
