@@ -76,8 +76,8 @@ public:
 
     // May wait for the device, where bytes that depend on routing are counted: for between steps.
     virtual WireBytes wire_bytes() const { return wire_; }
-    // The counters behind it as of this point of the stream, without stopping the host: bytes of routing,
-    // dispatch, combine to host[0..2] (page-locked, Device::allocate_host), to be read behind a wait for a
+    // Its counters as of this point of the stream, without stopping the host: bytes of routing,
+    // dispatch, combine to host[0..2] (page-locked, Device::allocate_host), to be read after a wait for a
     // later event. Differences between two copies count, since an exchange that counts on the device never
     // resets its words; it overrides this with an asynchronous copy of them.
     virtual void copy_wire_counters(uint64_t* host, const Launch&) {
@@ -89,7 +89,7 @@ public:
     int64_t num_combines() const { return num_combines_; }
     virtual void reset_counts();
     // Told of every step from now on and of its bytes sent, 0 where the device counts them
-    // (copy_wire_counters); null: nobody.
+    // (copy_wire_counters); null: no observer.
     void observe(OpObserver* observer) { observer_ = observer; }
 
 protected:

@@ -113,7 +113,7 @@ public:
     const std::map<std::string, OpCount>& counts() const { return counts_; }
     int64_t num_casts() const;
     void reset_counts() { counts_.clear(); }
-    // Told of every call from now on; null: nobody.
+    // Told of every call from now on; null: no observer.
     void observe(OpObserver* observer) { observer_ = observer; }
 
 protected:

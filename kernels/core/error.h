@@ -11,7 +11,7 @@
 
 namespace fp8flow {
 
-// Exit codes by class of error; the table stands in the README.
+// Exit codes by class of error; the table is in the README.
 enum class ExitCode : int {
     ok = 0,
     verdict_miss = 1,  // `validate` ran and the verdict is not "pass"
