@@ -7,23 +7,30 @@
 
 namespace fp8flow {
 
-MoeLayer::MoeLayer(ParameterStore& store, Device& device, const ModelSpec& model, const MoeSpec& moe,
-                   const PrecisionSpec& precision, const RecomputeSpec& recompute, DType plain_dtype,
-                   int layer, int expert_parallel_rank, int expert_parallel_size)
-    : moe_(moe), precision_(precision), recompute_(recompute), layer_(layer) {
-    const bool selective = recompute.recompute_granularity == RecomputeGranularity::selective;
-    flow_ = make_flow(precision, {.activation = selective && recompute.moe_act,
-                                  .experts = selective && recompute.moe_expert});
-    shared_flow_ = make_flow(precision, {});
-    local_experts_ = moe.num_experts / expert_parallel_size;
-    first_expert_ = local_experts_ * expert_parallel_rank;
-    router_ = std::make_unique<Router>(store, device, model, moe, plain_dtype, layer);
-    const std::string name = fmt::format("layers.{}.moe", layer);
-    experts_ = add_expert_weights(store, model, flow_->weight_format(), plain_dtype, local_experts_,
-                                  first_expert_, true, moe.moe_ffn_hidden_size, name + ".experts");
-    if (moe.moe_shared_expert_intermediate_size > 0)
-        shared_ = std::make_unique<Ffn>(store, model, *shared_flow_, plain_dtype,
-                                        moe.moe_shared_expert_intermediate_size, name + ".shared_experts");
+MoeLayer::MoeLayer(ParameterStore& store, Device& device, const BlockSpec& spec)
+    : moe_(spec.moe),
+      precision_(spec.precision),
+      recompute_(spec.recompute),
+      layer_(spec.layer),
+      first_expert_(spec.moe.num_experts / spec.expert_parallel_size * spec.expert_parallel_rank),
+      local_experts_(spec.moe.num_experts / spec.expert_parallel_size) {
+    const bool selective = recompute_.recompute_granularity == RecomputeGranularity::selective;
+    flow_ = make_flow(precision_, {.activation = selective && recompute_.moe_act,
+                                   .experts = selective && recompute_.moe_expert});
+    shared_flow_ = make_flow(precision_, {});
+    router_ = std::make_unique<Router>(store, device, spec.model, moe_, spec.plain_dtype, layer_);
+    const std::string name = fmt::format("layers.{}.moe", layer_);
+    experts_ = add_expert_weights(store, spec.model,
+                                  {.name = name + ".experts",
+                                   .width = moe_.moe_ffn_hidden_size,
+                                   .num_experts = local_experts_,
+                                   .first_expert = first_expert_,
+                                   .expert_parallel = true,
+                                   .format = flow_->weight_format(),
+                                   .plain_dtype = spec.plain_dtype});
+    if (moe_.moe_shared_expert_intermediate_size > 0)
+        shared_ = std::make_unique<Ffn>(store, spec.model, *shared_flow_, spec.plain_dtype,
+                                        moe_.moe_shared_expert_intermediate_size, name + ".shared_experts");
 }
 
 int64_t MoeLayer::row_capacity(const MoeSpec& moe, int64_t tokens_per_rank, int64_t expert_parallel_size) {

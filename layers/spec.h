@@ -92,4 +92,16 @@ struct RecomputeSpec {
          shared_experts = false;
 };
 
+// What one transformer block, or a MoE layer alone, is built from.
+struct BlockSpec {
+    ModelSpec model;
+    MoeSpec moe;
+    PrecisionSpec precision;  // of the model; a block takes its layer's (precision_of_layer)
+    RecomputeSpec recompute;
+    DType plain_dtype = DType::bf16;  // of plain weight copies and activations
+    int layer = 0;
+    int expert_parallel_rank = 0;
+    int expert_parallel_size = 1;
+};
+
 }  // namespace fp8flow

@@ -27,9 +27,13 @@ ReplayLayer::ReplayLayer(const Config& config, ProcessGroup& world, const Backen
     exchange_ = std::move(exchange.exchange);
     exchange_note_ = std::move(exchange.note);
     flow_ = make_flow(config.precision, {});
-    layer_ = std::make_unique<MoeLayer>(store_, ops_->device(), config.model, config.moe, config.precision,
-                                        config.recompute, DType::bf16, 0, groups_.expert_parallel->rank(),
-                                        groups_.expert_parallel->size());
+    layer_ = std::make_unique<MoeLayer>(store_, ops_->device(),
+                                        BlockSpec{.model = config.model,
+                                                  .moe = config.moe,
+                                                  .precision = config.precision,
+                                                  .recompute = config.recompute,
+                                                  .expert_parallel_rank = groups_.expert_parallel->rank(),
+                                                  .expert_parallel_size = groups_.expert_parallel->size()});
     if (norm == ReplayNorm::apply) {
         // delayed scales belong to a run of many steps; without them the experts cast for themselves
         const NormOutput output =
