@@ -14,9 +14,7 @@ MoeLayer::MoeLayer(ParameterStore& store, Device& device, const BlockSpec& spec)
       layer_(spec.layer),
       first_expert_(spec.moe.num_experts / spec.expert_parallel_size * spec.expert_parallel_rank),
       local_experts_(spec.moe.num_experts / spec.expert_parallel_size) {
-    const bool selective = recompute_.recompute_granularity == RecomputeGranularity::selective;
-    flow_ = make_flow(precision_, {.activation = selective && recompute_.moe_act,
-                                   .experts = selective && recompute_.moe_expert});
+    flow_ = make_flow(precision_, experts_recompute(recompute_));
     shared_flow_ = make_flow(precision_, {});
     router_ = std::make_unique<Router>(store, device, spec.model, moe_, spec.plain_dtype, layer_);
     const std::string name = fmt::format("layers.{}.moe", layer_);

@@ -13,6 +13,14 @@ class Bf16Flow final : public Flow {
 public:
     using Flow::Flow;
     WeightFormat weight_format() const override { return {}; }
+    // x, h, a
+    double saved_bytes_routed(int64_t hidden, int64_t width) const override {
+        const bool drop_h = recompute_.experts, drop_a = drop_h || recompute_.activation;
+        return kPlainBytes * static_cast<double>(hidden + (drop_h ? 0 : 2 * width) + (drop_a ? 0 : width));
+    }
+    double saved_bytes_local(int64_t, int64_t width) const override {
+        return kPlainBytes * static_cast<double>(3 * width);
+    }
 
     void forward(Context& ctx, const Forward& io, ExpertsSaved& saved) const override {
         ArenaScope scope(ctx.scratch);
@@ -23,8 +31,7 @@ public:
 
         dispatch(ctx, {.data = io.x.plain}, io.plan, PermutePadding::fused, saved.x);
         experts_forward(ctx, io.weights, saved, ye);
-        combine(ctx, {.src = ye, .residual = io.residual, .y = io.y}, io.plan,
-                PermutePadding::fused);
+        combine(ctx, {.src = ye, .residual = io.residual, .y = io.y}, io.plan, PermutePadding::fused);
     }
 
     void backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const override {

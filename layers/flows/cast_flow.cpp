@@ -6,6 +6,22 @@ namespace fp8flow {
 
 using namespace steps;
 
+double CastFlow::operand_bytes() const {
+    return precision_.fp8_wgrad ? fp8_bytes(column_layout()) : kPlainBytes;
+}
+// The columns of x, or plain x where it is quantised again; h bf16; the columns of a, or plain.
+double CastFlow::saved_bytes_routed(int64_t hidden, int64_t width) const {
+    const bool drop_h = recompute_.experts, drop_a = drop_h || recompute_.activation;
+    return (drop_h ? kPlainBytes : operand_bytes()) * static_cast<double>(hidden) +
+           kPlainBytes * static_cast<double>(drop_h ? 0 : 2 * width) +
+           operand_bytes() * static_cast<double>(drop_a ? 0 : width);
+}
+double CastFlow::saved_bytes_local(int64_t hidden, int64_t width) const {
+    const bool own_columns = precision_.fp8_wgrad && !norm_casts();  // otherwise x is the norm's output
+    return kPlainBytes * static_cast<double>(2 * width) +
+           operand_bytes() * static_cast<double>(width + (own_columns ? hidden : 0));
+}
+
 void CastFlow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) const {
     ArenaScope scope(ctx.scratch);
     begin_routed(saved, io.plan);
@@ -18,8 +34,7 @@ void CastFlow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) con
     dispatch(ctx, {.data = io.x.plain}, io.plan, PermutePadding::fused, {.data = xe});
     if (keep_plain) saved.plain = xe;
     experts_forward(ctx, xe, io.weights, saved, ye);
-    combine(ctx, {.src = ye, .residual = io.residual, .y = io.y}, io.plan,
-            PermutePadding::fused);
+    combine(ctx, {.src = ye, .residual = io.residual, .y = io.y}, io.plan, PermutePadding::fused);
 }
 
 void CastFlow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const {

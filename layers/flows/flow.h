@@ -55,6 +55,7 @@ struct ExpertsRecompute {
     bool activation = false;  // moe_act: the SwiGLU output is rebuilt from h
     bool experts = false;     // moe_expert: h too is rebuilt, from the received rows
 };
+ExpertsRecompute experts_recompute(const RecomputeSpec& recompute);
 
 class Flow {
 public:
@@ -64,6 +65,11 @@ public:
 
     virtual WeightFormat weight_format() const = 0;
     virtual NormOutput norm_output() const { return NormOutput::plain; }
+    // Bytes that one row keeps from the forward to the backward, scales included, for experts [2F, H] and
+    // [H, F]. Routed: in addition to the plan. Local (dense_forward): in addition to the norm's output. BF16
+    // activations.
+    virtual double saved_bytes_routed(int64_t hidden, int64_t width) const = 0;
+    virtual double saved_bytes_local(int64_t hidden, int64_t width) const = 0;
     // dy.quantized: the gradient of the layer's output as it goes over the wire.
     virtual void prepare_gradient(Context&, TokenRows&) const {}
 

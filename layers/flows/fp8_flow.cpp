@@ -125,6 +125,17 @@ WeightFormat Fp8Flow::weight_format() const {
     return {.plain = false, .fp8_layout = ScaleLayout::block128, .scale_format = precision_.scale_format};
 }
 
+// x e4m3, h bf16, a e4m3; a local x is the norm's output.
+double Fp8Flow::saved_bytes_routed(int64_t hidden, int64_t width) const {
+    const bool drop_h = recompute_.experts, drop_a = drop_h || recompute_.activation;
+    return fp8_bytes(ScaleLayout::vec128) * static_cast<double>(hidden + (drop_a ? 0 : width)) +
+           kPlainBytes * static_cast<double>(drop_h ? 0 : 2 * width);
+}
+double Fp8Flow::saved_bytes_local(int64_t, int64_t width) const {
+    return fp8_bytes(ScaleLayout::vec128) * static_cast<double>(width) +
+           kPlainBytes * static_cast<double>(2 * width);
+}
+
 // The one explicit cast: dY, quantised once for the wire, fc2's data gradient and its weight gradient.
 void Fp8Flow::prepare_gradient(Context& ctx, TokenRows& dy) const {
     auto timed = ctx.stage("cast");

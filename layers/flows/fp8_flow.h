@@ -13,6 +13,8 @@ public:
 
     WeightFormat weight_format() const override;
     NormOutput norm_output() const override { return NormOutput::wire_rows; }
+    double saved_bytes_routed(int64_t hidden, int64_t width) const override;
+    double saved_bytes_local(int64_t hidden, int64_t width) const override;
     void prepare_gradient(Context& ctx, TokenRows& dy) const override;
     void forward(Context& ctx, const Forward& io, ExpertsSaved& saved) const override;
     void backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const override;

@@ -179,6 +179,16 @@ void paired_weight_gradient(Context& ctx, const char* stage, const ScaledTensor&
                                ctx.launch);
 }
 
+double fp8_bytes(ScaleLayout layout) {
+    switch (layout) {
+        case ScaleLayout::vec128: return 1 + 4.0 / static_cast<double>(kBlock);
+        case ScaleLayout::mx32: return 1 + 1.0 / static_cast<double>(kMxBlock);
+        case ScaleLayout::tensor:
+        case ScaleLayout::group_row: return 1;
+        default: fail(ExitCode::internal, "no flow keeps rows with scales {}", name_of(layout));
+    }
+}
+
 void observe(Context& ctx, const char* name, const ScaledTensor& quantized, const RowGroups& groups,
              const TensorView& source) {
     if (ctx.tensor_stats != nullptr) ctx.tensor_stats->observe(ctx, name, quantized, groups, source);
