@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Ceilings: the rates that this very machine reaches on the simplest work of a kind, measured when first
-// asked for: memory traffic with the same bytes and mix of reads and writes, and a large dense product. What
-// an operation's time is compared with.
+// asked for: memory traffic with the same bytes and mix of reads and writes, and a large dense GEMM. An
+// operation's time is compared with these.
 #pragma once
 
 #include "kernels/core/random_fill.h"
@@ -31,7 +31,7 @@ PeerRates measure_peers(Meter& meter, PeerProbe& peers, const Together& together
 
 class Ceilings {
 public:
-    // `dense` computes the products (on a GPU: cuBLASLt), [side, side] by [side, side]. Both outlive the
+    // `dense` computes the GEMMs (on a GPU: cuBLASLt), [side, side] by [side, side]. Both outlive the
     // ceilings.
     Ceilings(Meter& meter, Ops& dense, int64_t side);
 

@@ -115,11 +115,6 @@ void Exchange::combine(const Combine& args, const DispatchPlan& plan, Arena& scr
     FP8FLOW_CHECK(is_bf16_or_f32(args.y.dtype), "y is {}", describe(args.y));
     check_tensor(args.y, "y", args.y.dtype, {plan.num_tokens, args.src.dim(1)});
     if (args.residual) check_tensor(args.residual, "residual", args.y.dtype, {args.y.dim(0), args.y.dim(1)});
-    if (args.addend) {
-        FP8FLOW_CHECK(args.residual && adds_to_residual(), "addend {}, residual {}", describe(args.addend),
-                      describe(args.residual));
-        check_tensor(args.addend, "addend", args.y.dtype, {args.y.dim(0), args.y.dim(1)});
-    }
     FP8FLOW_CHECK(static_cast<bool>(args.drow_prob) == static_cast<bool>(args.dprob),
                   "drow_prob {}, dprob {}", describe(args.drow_prob), describe(args.dprob));
     if (args.drow_prob) {
@@ -131,8 +126,7 @@ void Exchange::combine(const Combine& args, const DispatchPlan& plan, Arena& scr
     ++num_combines_;
     const double row = row_bytes({.data = args.src, .scales = {}}) + (args.drow_prob ? 4 : 0);
     const double written = bytes_of({args.y, args.dprob});
-    const double read =
-        static_cast<double>(plan.groups.cost_rows()) * row + bytes_of({args.residual, args.addend});
+    const double read = static_cast<double>(plan.groups.cost_rows()) * row + bytes_of({args.residual});
     observed("combine", with_writes({.bytes = read + written}, written),
              [&] { do_combine(args, plan, scratch, launch); });
 }

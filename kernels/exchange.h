@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // class Exchange: what crosses ranks in a MoE layer. One metadata exchange (gather_routing), then rows out to
 // their experts (dispatch) and sums back (combine). The backward of dispatch is combine, the backward of
-// combine is dispatch, with the same plan. Read next: kernels/ops/permute.h (PlanDispatch), layers/flows/.
+// combine is dispatch, with the same plan. Read next: kernels/dispatch_plan.h, layers/flows/.
 //
 // Ordering contract. Dispatch moves each token once to every rank that hosts at least one of its experts and
 // fans it out there: pure copies. Combine, order `rank`: every rank sums its rows of a token in fp32 in
@@ -11,6 +11,7 @@
 #pragma once
 
 #include "kernels/core/arena.h"
+#include "kernels/dispatch_plan.h"
 #include "kernels/ops.h"
 
 #include <map>
@@ -23,19 +24,6 @@ enum class Reduce : uint8_t { sum, max };
 // world: all ranks of the job. expert_replicas: the ranks that hold the same experts (expert data
 // parallelism).
 enum class Ranks : uint8_t { world, expert_replicas };
-
-// Everything that dispatch, combine and their backwards need; views into the caller's arena. Saved with the
-// layer, never recomputed (except under recompute `moe` and `full`).
-struct DispatchPlan {
-    TensorView all_ids;    // [G, S, K] i32
-    TensorView all_probs;  // [G, S, K] f32
-    RowGroups groups;
-    TensorView row_source, row_prob;  // [M cap]
-    TensorView recv_rows, recv_offsets, recv_source;
-    TensorView send_tokens, send_counts;
-    int64_t num_tokens = 0;  // T of this rank
-    int64_t topk = 0;
-};
 
 // Bytes that left this rank (to other ranks only), by leg, since the last reset.
 struct WireBytes {
@@ -69,16 +57,12 @@ public:
     // each (token, k) gets its row's value.
     struct Combine {
         TensorView src;
-        TensorView residual;  // optional
-        // optional, with residual and adds_to_residual(): the residual is the sum of both, rounded to y's
-        // dtype
-        TensorView addend;
+        TensorView residual;   // optional
         TensorView drow_prob;  // optional
         TensorView y;          // out [T, H]
         TensorView dprob;      // out, with drow_prob
     };
     void combine(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch = {});
-    virtual bool adds_to_residual() const { return false; }
 
     // In place over more ranks than the expert-parallel group, in ascending rank order: f32 (sum, max), i64
     // (sum), one i32 (max).
@@ -92,8 +76,8 @@ public:
 
     // May wait for the device, where bytes that depend on routing are counted: for between steps.
     virtual WireBytes wire_bytes() const { return wire_; }
-    // The counters behind it as of this point of the stream, without stopping the host: bytes of routing,
-    // dispatch, combine to host[0..2] (page-locked, Device::allocate_host), to be read behind a wait for a
+    // Its counters as of this point of the stream, without stopping the host: bytes of routing,
+    // dispatch, combine to host[0..2] (page-locked, Device::allocate_host), to be read after a wait for a
     // later event. Differences between two copies count, since an exchange that counts on the device never
     // resets its words; it overrides this with an asynchronous copy of them.
     virtual void copy_wire_counters(uint64_t* host, const Launch&) {
@@ -105,7 +89,7 @@ public:
     int64_t num_combines() const { return num_combines_; }
     virtual void reset_counts();
     // Told of every step from now on and of its bytes sent, 0 where the device counts them
-    // (copy_wire_counters); null: nobody.
+    // (copy_wire_counters); null: no observer.
     void observe(OpObserver* observer) { observer_ = observer; }
 
 protected:

@@ -54,7 +54,7 @@ Subject::Cache Meter::cache_of(int64_t set_bytes, int64_t num_sets) const {
     return fits ? Subject::Cache::flush : Subject::Cache::cold_by_rotation;
 }
 
-// Reads only: what is read evicts without leaving writes behind that the next call would have to wait for.
+// Reads only: reads evict without leaving dirty lines that the next call would have to write back.
 void Meter::flush_cache() {
     if (flush_buffer_ == nullptr) {
         flush_buffer_ = device_.allocate(kFlushBytes);
@@ -103,7 +103,7 @@ Timing Meter::time(const Subject& subject, const MeasureOptions& options) {
         if (flush) flush_cache();
         if (subject.together != nullptr) {
             device_.synchronize();
-            subject.together->meet();
+            subject.together->barrier();
             probe_.delay(kMeetDelay);
         }
         const int64_t start = timeline_->mark({});

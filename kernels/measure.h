@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Meter: how every published time of this project is taken. Two regimes, because a GPU at its power limit
 // slows down under load: burst, a few calls after a pause, and sustained, calls back to back for most of a
-// second. Inputs come from memory, not from the cache, and launch times of the host stay hidden behind a
-// delay. Read next: probe.h.
+// second. Inputs come from memory, not from the cache, and a delay hides the launch times of
+// the host. Read next: probe.h.
 #pragma once
 
 #include "kernels/core/timeline.h"
@@ -33,10 +33,10 @@ struct Timing {
     std::optional<double> sustained;      // mean of the second half
 };
 
-// Calls that all ranks make together. meet: waits until every rank has come here. largest: the largest value
+// Calls that all ranks make together. barrier: waits until every rank has arrived. largest: the largest value
 // of all ranks.
 struct Together {
-    std::function<void()> meet;
+    std::function<void()> barrier;
     std::function<double(double)> largest;
 };
 

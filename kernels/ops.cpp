@@ -1,8 +1,29 @@
 // SPDX-License-Identifier: MIT
-// What every backend shares of Ops: counting casts, and the fused operations composed of plain ones.
+// What every backend shares of Ops: checks and counts around each call, counting casts, and the fused
+// operations composed of plain ones.
 #include "kernels/ops.h"
 
 namespace fp8flow {
+
+template <class Args> void Ops::begin(const char* name, const Args& args) {
+    check(args);
+    const OpCost c = cost(args);
+    OpCount& count = counts_[name];
+    ++count.calls;
+    count.bytes += c.bytes;
+    count.flops += c.flops;
+    if (observer_ != nullptr) observer_->op_called({.op = name, .cost = c, .cast = is_cast(name)});
+}
+
+// An operation of the list without its declaration in ops.h does not compile here.
+#define FP8FLOW_DEFINE(name, Args)                               \
+    void Ops::name(const op::Args& args, const Launch& launch) { \
+        begin(#name, args);                                      \
+        do_##name(args, launch);                                 \
+    }
+FP8FLOW_FOR_EACH_OP(FP8FLOW_DEFINE)
+FP8FLOW_FOR_EACH_COMPOSED_OP(FP8FLOW_DEFINE)
+#undef FP8FLOW_DEFINE
 
 bool is_cast(std::string_view op) {
     for (const std::string_view cast : {"quantize_rows", "quantize_columns", "quantize_dual",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Probe: what a machine can do at most, asked of the machine itself: streaming memory traffic of any size and
-// mix. With it stand the two things that timing needs beside a clock: work that only takes time, and the size
-// of the cache. Read next: measure.h, ceilings.h.
+// Probe: the limits of a machine, measured on it: streaming memory traffic of any size and mix. Also the two
+// things that timing needs in addition to a clock: work that only takes time, and the size of the cache. Read
+// next: measure.h, ceilings.h.
 #pragma once
 
 #include "kernels/core/stream.h"
@@ -31,7 +31,7 @@ public:
     // about caches.
     virtual int64_t cache_bytes() const = 0;
     virtual void stream_traffic(const Traffic& traffic, const Launch& launch = {}) = 0;
-    // Keeps the stream busy for about so long, so that the host can queue work behind it and launch times do
+    // Keeps the stream busy for about so long, so that the host can queue work after it and launch times do
     // not show. Does nothing on devices that work while the caller waits.
     virtual void delay(double seconds, Stream stream = {}) = 0;
 };

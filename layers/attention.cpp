@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Self-attention as a list of steps: one product for QKV, split, rotate, attend, project; the same list read
+// Self-attention as a list of steps: one GEMM for QKV, split, rotate, attend, project; the same list read
 // upwards in backward. Its stages: qkv, core attention, proj.
 #include "layers/attention.h"
 

@@ -19,14 +19,14 @@ namespace fp8flow {
 class TensorStats;
 struct Context;
 
-// Is shown what the products of the experts read and wrote, as they run: `replay --intermediates`.
-class ProductObserver {
+// Sees what the experts' GEMMs read and wrote, as they run: `replay --intermediates`.
+class GemmObserver {
 public:
-    virtual ~ProductObserver() = default;
-    // stage: "fc1", "fc2", "fc2 dgrad" or "fc1 dgrad". operand [M, .] as the product read it, FP8 or plain;
+    virtual ~GemmObserver() = default;
+    // stage: "fc1", "fc2", "fc2 dgrad" or "fc1 dgrad". operand [M, .] as the GEMM read it, FP8 or plain;
     // result [M, .].
-    virtual void product(Context& ctx, std::string_view stage, const ScaledTensor& operand,
-                         const TensorView& result, const RowGroups& groups) = 0;
+    virtual void gemm(Context& ctx, std::string_view stage, const ScaledTensor& operand,
+                      const TensorView& result, const RowGroups& groups) = 0;
     virtual void router_gradient(Context& ctx, const TensorView& dprobs) = 0;  // [T, K]
 };
 
@@ -56,7 +56,7 @@ struct Context {
     bool recomputing = false;  // a forward re-run in the backward, or an evaluation: count no statistics
     TensorView step_status;    // [1] i32 device word: 0 fine; otherwise every persistent write is skipped
     TensorStats* tensor_stats = nullptr;
-    ProductObserver* products = nullptr;
+    GemmObserver* gemms = nullptr;  // absent: nobody
     Launch launch = {};
 
     // Until the end of the scope this is a stage of the journey (norm, fc1, ...), or a part of the model (the

@@ -8,7 +8,7 @@ void DelayedWgrads::begin_micro_batch(int64_t index, int64_t count) {
     const bool first = index % 2 == 0;
     waits_ = first && index + 1 < count;
     if (!first) return;
-    // a step that was given up may have left some behind
+    // an abandoned step may have left some
     waiting_.clear();
     arena_.rewind({});
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Expert weight gradients that wait for the second of two micro-batches (moe_delay_wgrad_compute): the
-// operands of the first, in memory of their own. Then one product sums over the rows of both and touches dW,
-// whose traffic bounds it, once. Read next: flows/steps.h.
+// operands of the first, in memory of their own. One GEMM then sums over the rows of both and reads and
+// writes dW once; the traffic of dW is its bound. Read next: flows/steps.h.
 #pragma once
 
 #include "kernels/core/arena.h"
@@ -28,7 +28,7 @@ public:
 
     struct Waiting {
         op::WgradOperands operands;
-        Gradient mode;  // of the micro-batch that they are of
+        Gradient mode;  // of their micro-batch
     };
     void keep(const Parameter& weight, const Waiting& waiting);
     // What waits for this micro-batch's gradient of the weight, if anything does. It is valid until the next

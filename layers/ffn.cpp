@@ -6,29 +6,29 @@
 
 namespace fp8flow {
 
-ExpertWeights add_expert_weights(ParameterStore& store, const ModelSpec& model, const WeightFormat& format,
-                                 DType plain_dtype, int64_t num_experts, int64_t first_expert,
-                                 bool expert_parallel, int64_t width, const std::string& name) {
+ExpertWeights add_expert_weights(ParameterStore& store, const ModelSpec& model,
+                                 const ExpertWeightsSpec& spec) {
     const double output_std = model.init_method_std / std::sqrt(2.0 * static_cast<double>(model.num_layers));
     auto add = [&](const char* which, int64_t rows, int64_t cols, double std) {
-        return &store.add({.name = name + "." + which,
-                           .shape = {num_experts, rows, cols},
+        return &store.add({.name = spec.name + "." + which,
+                           .shape = {spec.num_experts, rows, cols},
                            .rank = 3,
                            .init_std = std,
-                           .expert = expert_parallel,
-                           .first_expert = first_expert,
-                           .format = format,
-                           .plain_dtype = plain_dtype});
+                           .expert = spec.expert_parallel,
+                           .first_expert = spec.first_expert,
+                           .format = spec.format,
+                           .plain_dtype = spec.plain_dtype});
     };
-    return {.w1 = add("linear_fc1.weight", 2 * width, model.hidden_size, model.init_method_std),
-            .w2 = add("linear_fc2.weight", model.hidden_size, width, output_std)};
+    return {.w1 = add("linear_fc1.weight", 2 * spec.width, model.hidden_size, model.init_method_std),
+            .w2 = add("linear_fc2.weight", model.hidden_size, spec.width, output_std)};
 }
 
 Ffn::Ffn(ParameterStore& store, const ModelSpec& model, const Flow& flow, DType plain_dtype, int64_t width,
          const std::string& name)
     : flow_(flow),
-      weights_(
-          add_expert_weights(store, model, flow.weight_format(), plain_dtype, 1, 0, false, width, name)) {}
+      weights_(add_expert_weights(
+          store, model,
+          {.name = name, .width = width, .format = flow.weight_format(), .plain_dtype = plain_dtype})) {}
 
 void Ffn::forward(Context& ctx, const TokenRows& x, const TensorView& residual, bool recompute,
                   ExpertsSaved& saved, const TensorView& y) const {

@@ -25,9 +25,17 @@ private:
     ExpertWeights weights_;
 };
 
-// The two weights of `num_experts` SwiGLU experts of width F.
-ExpertWeights add_expert_weights(ParameterStore& store, const ModelSpec& model, const WeightFormat& format,
-                                 DType plain_dtype, int64_t num_experts, int64_t first_expert,
-                                 bool expert_parallel, int64_t width, const std::string& name);
+struct ExpertWeightsSpec {
+    std::string name;   // prefix: name + ".linear_fc1.weight", name + ".linear_fc2.weight"
+    int64_t width = 0;  // F
+    int64_t num_experts = 1;
+    int64_t first_expert = 0;      // global id of local expert 0
+    bool expert_parallel = false;  // different experts on each expert-parallel rank
+    WeightFormat format;
+    DType plain_dtype = DType::bf16;
+};
+// The two weights of SwiGLU experts.
+ExpertWeights add_expert_weights(ParameterStore& store, const ModelSpec& model,
+                                 const ExpertWeightsSpec& spec);
 
 }  // namespace fp8flow

@@ -19,7 +19,7 @@ struct ForcedRouting {
 };
 
 // ids [tokens, topk], distinct inside a token. Loads are exact (up to the remainder of tokens * topk /
-// num_experts, which other experts get on other ranks); which experts meet in a token is random, so that a
+// num_experts, which other experts get on other ranks); which experts share a token is random, so that a
 // token goes to as many ranks as under uniform routing. Skewed: loads fall from max_over_mean times the mean
 // along a line (above 2: a power), over the experts in random order, the same on every rank.
 std::vector<int32_t> forced_assignment(const ForcedRouting& routing);

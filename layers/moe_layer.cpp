@@ -7,23 +7,28 @@
 
 namespace fp8flow {
 
-MoeLayer::MoeLayer(ParameterStore& store, Device& device, const ModelSpec& model, const MoeSpec& moe,
-                   const PrecisionSpec& precision, const RecomputeSpec& recompute, DType plain_dtype,
-                   int layer, int expert_parallel_rank, int expert_parallel_size)
-    : moe_(moe), precision_(precision), recompute_(recompute), layer_(layer) {
-    const bool selective = recompute.recompute_granularity == RecomputeGranularity::selective;
-    flow_ = make_flow(precision, {.activation = selective && recompute.moe_act,
-                                  .experts = selective && recompute.moe_expert});
-    shared_flow_ = make_flow(precision, {});
-    local_experts_ = moe.num_experts / expert_parallel_size;
-    first_expert_ = local_experts_ * expert_parallel_rank;
-    router_ = std::make_unique<Router>(store, device, model, moe, plain_dtype, layer);
-    const std::string name = fmt::format("layers.{}.moe", layer);
-    experts_ = add_expert_weights(store, model, flow_->weight_format(), plain_dtype, local_experts_,
-                                  first_expert_, true, moe.moe_ffn_hidden_size, name + ".experts");
-    if (moe.moe_shared_expert_intermediate_size > 0)
-        shared_ = std::make_unique<Ffn>(store, model, *shared_flow_, plain_dtype,
-                                        moe.moe_shared_expert_intermediate_size, name + ".shared_experts");
+MoeLayer::MoeLayer(ParameterStore& store, Device& device, const BlockSpec& spec)
+    : moe_(spec.moe),
+      precision_(spec.precision),
+      recompute_(spec.recompute),
+      layer_(spec.layer),
+      first_expert_(spec.moe.num_experts / spec.expert_parallel_size * spec.expert_parallel_rank),
+      local_experts_(spec.moe.num_experts / spec.expert_parallel_size) {
+    flow_ = make_flow(precision_, experts_recompute(recompute_));
+    shared_flow_ = make_flow(precision_, {});
+    router_ = std::make_unique<Router>(store, device, spec.model, moe_, spec.plain_dtype, layer_);
+    const std::string name = fmt::format("layers.{}.moe", layer_);
+    experts_ = add_expert_weights(store, spec.model,
+                                  {.name = name + ".experts",
+                                   .width = moe_.moe_ffn_hidden_size,
+                                   .num_experts = local_experts_,
+                                   .first_expert = first_expert_,
+                                   .expert_parallel = true,
+                                   .format = flow_->weight_format(),
+                                   .plain_dtype = spec.plain_dtype});
+    if (moe_.moe_shared_expert_intermediate_size > 0)
+        shared_ = std::make_unique<Ffn>(store, spec.model, *shared_flow_, spec.plain_dtype,
+                                        moe_.moe_shared_expert_intermediate_size, name + ".shared_experts");
 }
 
 int64_t MoeLayer::row_capacity(const MoeSpec& moe, int64_t tokens_per_rank, int64_t expert_parallel_size) {
@@ -51,20 +56,14 @@ void MoeLayer::forward_once(Context& ctx, const TokenRows& x, const TensorView& 
     ArenaScope scope(ctx.scratch);
     router_->forward(ctx, x.plain, saved.route);
     make_plan(ctx, saved);
-    TensorView with_shared = residual, addend;
+    TensorView with_shared = residual;
     if (shared_) {
-        // the combine adds the residual where it can: a pass over three tensors less
-        const bool later = ctx.exchange.adds_to_residual();
-        TensorView& out = later ? addend : with_shared;
-        out = ctx.scratch.tensor(ctx.activation, {ctx.tokens, x.plain.cols()}, "shared expert");
+        with_shared = ctx.scratch.tensor(ctx.activation, {ctx.tokens, x.plain.cols()}, "shared expert");
         auto timed = ctx.stage("shared expert");
-        shared_->forward(ctx, x, later ? TensorView{} : residual, recompute_.shared_experts, saved.shared,
-                         out);
+        shared_->forward(ctx, x, residual, recompute_.shared_experts, saved.shared, with_shared);
     }
-    flow_->forward(
-        ctx,
-        {.x = x, .plan = saved.plan, .weights = experts_, .residual = with_shared, .addend = addend, .y = y},
-        saved.experts);
+    flow_->forward(ctx, {.x = x, .plan = saved.plan, .weights = experts_, .residual = with_shared, .y = y},
+                   saved.experts);
     ctx.rows.push();
 }
 
@@ -97,7 +96,7 @@ void MoeLayer::backward(Context& ctx, const TokenRows& x, const TensorView& dy, 
                      .dx = dx_experts,
                      .dprob = dprob},
                     saved.experts);
-    if (ctx.products != nullptr) ctx.products->router_gradient(ctx, dprob);
+    if (ctx.gemms != nullptr) ctx.gemms->router_gradient(ctx, dprob);
     router_->backward(ctx, dprob, x.plain, saved.route, dx_experts, dx);
     ctx.rows.pop(saved.depth);
     if (recompute_.moe) ctx.saved.rewind(mark);
@@ -123,51 +122,30 @@ void MoeLayer::make_plan(Context& ctx, MoeSaved& saved) const {
 DispatchPlan MoeLayer::plan_for(Context& ctx, const TensorView& all_ids, const TensorView& all_probs,
                                 int64_t alignment, PlanRows rows) const {
     const bool in_row_arena = rows == PlanRows::routed;
-    const int64_t ranks = all_ids.dim(0), slots = all_ids.dim(1), topk = all_ids.dim(2);
     const int64_t capacity = ctx.layer_row_capacity;
+    op::PlanDispatch args{.all_ids = all_ids,
+                          .all_probs = all_probs,
+                          .rank = ctx.exchange.rank(),
+                          .first_expert = first_expert_,
+                          .num_local_experts = local_experts_,
+                          .groups = {.row_capacity = capacity, .alignment = alignment},
+                          .overflow = ctx.step_status};
+    if (ctx.known_rows != nullptr) args.groups.known_rows = ctx.known_rows->at(static_cast<size_t>(layer_));
     // weight gradients that wait read the sizes of their groups in the next micro-batch
     Arena& sizes = in_row_arena && ctx.delays_wgrads() ? ctx.delayed->arena() : ctx.saved;
-    DispatchPlan plan;
-    plan.all_ids = all_ids;
-    plan.all_probs = all_probs;
-    plan.num_tokens = ctx.tokens;
-    plan.topk = topk;
-    plan.groups = {.num_groups = local_experts_,
-                   .counts = sizes.tensor(DType::i64, {local_experts_}, "plan"),
-                   .offsets = sizes.tensor(DType::i64, {local_experts_ + 1}, "plan"),
-                   .row_capacity = capacity,
-                   .alignment = alignment};
-    if (ctx.known_rows != nullptr) plan.groups.known_rows = ctx.known_rows->at(static_cast<size_t>(layer_));
+    args.groups.counts = sizes.tensor(DType::i64, {local_experts_}, "plan");
+    args.groups.offsets = sizes.tensor(DType::i64, {local_experts_ + 1}, "plan");
     if (in_row_arena) {
-        plan.row_source = ctx.rows.tensor(DType::i32, 1, "plan source").reshape({ctx.rows.capacity()});
-        plan.row_prob = ctx.rows.vector(DType::f32, "plan prob");
-    } else {
-        plan.row_source = ctx.saved.tensor(DType::i32, {capacity}, "plan");
-        plan.row_prob = ctx.saved.tensor(DType::f32, {capacity}, "plan");
+        args.row_base = ctx.rows.row_base();
+        args.next_row_base = ctx.rows.next_row_base();
+        args.row_source = ctx.rows.tensor(DType::i32, 1, "plan source").reshape({ctx.rows.capacity()});
+        args.row_prob = ctx.rows.vector(DType::f32, "plan prob");
     }
-    plan.recv_rows = ctx.saved.tensor(DType::i32, {ranks * slots, topk}, "plan");
-    plan.recv_offsets = ctx.saved.tensor(DType::i64, {ranks + 1}, "plan");
-    plan.recv_source = ctx.saved.tensor(DType::i32, {ranks * slots}, "plan");
-    plan.send_tokens = ctx.saved.tensor(DType::i32, {ranks, slots}, "plan");
-    plan.send_counts = ctx.saved.tensor(DType::i64, {ranks}, "plan");
-    ctx.ops.plan_dispatch({.all_ids = all_ids,
-                           .all_probs = all_probs,
-                           .rank = ctx.exchange.rank(),
-                           .first_expert = first_expert_,
-                           .num_local_experts = local_experts_,
-                           .row_base = in_row_arena ? ctx.rows.row_base() : nullptr,
-                           .groups = plan.groups,
-                           .row_source = plan.row_source,
-                           .row_prob = plan.row_prob,
-                           .recv_rows = plan.recv_rows,
-                           .recv_offsets = plan.recv_offsets,
-                           .recv_source = plan.recv_source,
-                           .send_tokens = plan.send_tokens,
-                           .send_counts = plan.send_counts,
-                           .next_row_base = in_row_arena ? ctx.rows.next_row_base() : TensorView{},
-                           .overflow = ctx.step_status},
-                          ctx.launch);
-    return plan;
+    allocate_plan(args, [&](DType dtype, std::initializer_list<int64_t> shape) {
+        return ctx.saved.tensor(dtype, shape, "plan");
+    });
+    ctx.ops.plan_dispatch(args, ctx.launch);
+    return plan_of(args, ctx.tokens);
 }
 
 }  // namespace fp8flow

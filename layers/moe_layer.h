@@ -22,9 +22,8 @@ struct MoeSaved {
 
 class MoeLayer {
 public:
-    MoeLayer(ParameterStore& store, Device& device, const ModelSpec& model, const MoeSpec& moe,
-             const PrecisionSpec& precision, const RecomputeSpec& recompute, DType plain_dtype, int layer,
-             int expert_parallel_rank, int expert_parallel_size);
+    // spec.precision is this layer's.
+    MoeLayer(ParameterStore& store, Device& device, const BlockSpec& spec);
 
     NormOutput norm_output() const { return flow_->norm_output(); }
     // y [T, H] = x.residual + experts(x) + shared expert(x)

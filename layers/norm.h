@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The norm in front of attention or of the FFN: BF16 rows for the router and whoever computes in BF16, and,
-// from the same pass, the FP8 rows that the recipe puts on the wire.
+// The norm before attention or the FFN: BF16 rows for the router and the BF16 GEMMs, and, from the same pass,
+// the FP8 rows that the recipe puts on the wire.
 #pragma once
 
 #include "layers/flows/flow.h"
@@ -15,8 +15,8 @@ struct NormSaved {
 
 class Norm {
 public:
-    // `output`: what to deliver beside plain rows. tensor_scaled keeps a delayed scale (history of maxima) as
-    // state.
+    // `output`: what to deliver in addition to plain rows. tensor_scaled keeps a delayed scale (history of
+    // maxima) as state.
     Norm(ParameterStore& store, Device& device, const ModelSpec& model, const PrecisionSpec& precision,
          NormOutput output, const std::string& name);
 
@@ -28,8 +28,8 @@ public:
     // dx = norm backward of dy + dresidual.
     void backward(Context& ctx, const TensorView& dy, const TensorView& dresidual, const NormSaved& saved,
                   const TensorView& dx) const;
-    // Start of a step, also of one that is done again: the maximum seen so far to zero. End of step: the
-    // delayed scale of the next one.
+    // Start of a step, also of a redone one: the running maximum to zero. End of a step: the delayed scale of
+    // the next one.
     void begin_step(Context& ctx) const;
     void update_state(Context& ctx, int64_t step) const;
     // History and scale, for checkpoints; none without a delayed scale.

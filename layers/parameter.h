@@ -22,7 +22,7 @@ struct WeightFormat {
     MxRounding mx_rounding = MxRounding::rceil;
 };
 
-// What a step leaves behind beside the parameters and their moments; every rank has the same.
+// State that a step leaves in addition to the parameters and their moments; every rank has the same.
 struct NamedTensor {
     std::string name;
     TensorView view;
@@ -63,9 +63,9 @@ public:
     // Allocates all but the main gradient, initialises from Philox(seed, hash(name), global element index),
     // writes the working copies.
     Parameter& add(const ParameterSpec& spec);
-    // Once, behind the last add: main gradients, those of the dense parameters side by side, and those of the
-    // expert parameters, so that one reduction over ranks takes each kind. Starts are aligned to 256 bytes;
-    // what lies between two gradients is 0.
+    // Once, after the last add: main gradients, contiguous for the dense parameters and for the expert
+    // parameters, so that each kind is one reduction over ranks. Starts are aligned to 256 bytes; the gap
+    // between two gradients is 0.
     void allocate_gradients();
     // [N] f32; absent where there are none.
     TensorView dense_gradients() const { return dense_gradients_; }

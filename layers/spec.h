@@ -71,7 +71,7 @@ struct PrecisionSpec {
     Recipe recipe = Recipe::fp8_flow;
     Fp8Format fp8_format = Fp8Format::e4m3;
     bool fp8_wgrad = true;  // false: weight gradients from BF16 operands
-    // expert weight gradients of two consecutive micro-batches as one product
+    // expert weight gradients of two consecutive micro-batches in one GEMM
     bool moe_delay_wgrad_compute = false;
     ScaleFormat scale_format = ScaleFormat::pow2;
     MxRounding mx_rounding = MxRounding::rceil;
@@ -90,6 +90,18 @@ struct RecomputeSpec {
     RecomputeGranularity recompute_granularity = RecomputeGranularity::none;
     bool core_attn = false, layernorm = false, moe_act = false, moe_expert = false, moe = false,
          shared_experts = false;
+};
+
+// What one transformer block, or a MoE layer alone, is built from.
+struct BlockSpec {
+    ModelSpec model;
+    MoeSpec moe;
+    PrecisionSpec precision;  // of the model; a block takes its layer's (precision_of_layer)
+    RecomputeSpec recompute;
+    DType plain_dtype = DType::bf16;  // of plain weight copies and activations
+    int layer = 0;
+    int expert_parallel_rank = 0;
+    int expert_parallel_size = 1;
 };
 
 }  // namespace fp8flow

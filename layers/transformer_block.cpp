@@ -15,33 +15,34 @@ PrecisionSpec precision_of_layer(const ModelSpec& model, const PrecisionSpec& pr
     return result;
 }
 
-TransformerBlock::TransformerBlock(ParameterStore& store, Device& device, const ModelSpec& model,
-                                   const MoeSpec& moe, const PrecisionSpec& precision,
-                                   const RecomputeSpec& recompute, DType plain_dtype, const Place& place)
-    : recompute_(recompute) {
-    const PrecisionSpec own = precision_of_layer(model, precision, place.layer);
-    const std::string name = fmt::format("layers.{}", place.layer);
+TransformerBlock::TransformerBlock(ParameterStore& store, Device& device, const BlockSpec& spec)
+    : recompute_(spec.recompute) {
+    const ModelSpec& model = spec.model;
+    BlockSpec own = spec;
+    own.precision = precision_of_layer(model, spec.precision, spec.layer);
+    const std::string name = fmt::format("layers.{}", spec.layer);
     if (model.attention) {
-        attention_norm_ =
-            std::make_unique<Norm>(store, device, model, own, NormOutput::plain, name + ".input_layernorm");
-        attention_ = std::make_unique<SelfAttention>(store, model, plain_dtype, name + ".self_attention");
+        attention_norm_ = std::make_unique<Norm>(store, device, model, own.precision, NormOutput::plain,
+                                                 name + ".input_layernorm");
+        attention_ =
+            std::make_unique<SelfAttention>(store, model, spec.plain_dtype, name + ".self_attention");
     }
-    const bool routed = model.moe_layer_freq[static_cast<size_t>(place.layer)] != 0;
+    const bool routed = model.moe_layer_freq[static_cast<size_t>(spec.layer)] != 0;
     NormOutput output;
     if (routed) {
-        moe_ = std::make_unique<MoeLayer>(store, device, model, moe, own, recompute, plain_dtype, place.layer,
-                                          place.expert_parallel_rank, place.expert_parallel_size);
+        moe_ = std::make_unique<MoeLayer>(store, device, own);
         output = moe_->norm_output();
         // per-tensor rows from the norm serve only experts that need no dispatch
-        if (output == NormOutput::tensor_scaled && moe.moe_shared_expert_intermediate_size == 0)
+        if (output == NormOutput::tensor_scaled && spec.moe.moe_shared_expert_intermediate_size == 0)
             output = NormOutput::plain;
     } else {
-        dense_flow_ = make_flow(own, {});
-        dense_ = std::make_unique<Ffn>(store, model, *dense_flow_, plain_dtype, model.ffn_hidden_size,
+        dense_flow_ = make_flow(own.precision, {});
+        dense_ = std::make_unique<Ffn>(store, model, *dense_flow_, spec.plain_dtype, model.ffn_hidden_size,
                                        name + ".mlp");
         output = dense_flow_->norm_output();
     }
-    ffn_norm_ = std::make_unique<Norm>(store, device, model, own, output, name + ".pre_mlp_layernorm");
+    ffn_norm_ =
+        std::make_unique<Norm>(store, device, model, own.precision, output, name + ".pre_mlp_layernorm");
 }
 
 void TransformerBlock::forward(Context& ctx, const TensorView& x, BlockSaved& saved,

@@ -22,14 +22,8 @@ struct BlockSaved {
 
 class TransformerBlock {
 public:
-    struct Place {
-        int layer = 0;
-        int expert_parallel_rank = 0;
-        int expert_parallel_size = 1;
-    };
-    TransformerBlock(ParameterStore& store, Device& device, const ModelSpec& model, const MoeSpec& moe,
-                     const PrecisionSpec& precision, const RecomputeSpec& recompute, DType plain_dtype,
-                     const Place& place);
+    // spec.precision is the model's.
+    TransformerBlock(ParameterStore& store, Device& device, const BlockSpec& spec);
 
     // y [T, H]; x must live until backward (the caller keeps it).
     void forward(Context& ctx, const TensorView& x, BlockSaved& saved, const TensorView& y) const;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// OpObserver: who wants to know, call by call, what Ops and Exchange are asked to do (the stage timer). Ops
+// OpObserver: is told of every call of Ops and Exchange and of its cost (the stage timer is one). Ops
 // and Exchange hold a pointer to one, null by default: then it costs one branch.
 #pragma once
 

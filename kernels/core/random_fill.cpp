@@ -65,7 +65,7 @@ void RandomFiller::fill(Device& device, const TensorView& view, const RandomFill
     device.copy_in(view.data, drawn.data(), static_cast<std::size_t>(period * size));
     device.synchronize();  // `drawn` may move before the copy has been made
     for (int64_t done = period; done < view.numel();) {
-        // what stands already is whole periods, or the end of the tensor
+        // what is filled already is whole periods, or the end of the tensor
         const int64_t more = std::min(done, view.numel() - done);
         device.copy(view.bytes_ptr() + done * size, view.data, static_cast<std::size_t>(more * size));
         done += more;

@@ -12,7 +12,7 @@ namespace fp8flow {
 constexpr int64_t kBlock = 128;   // contraction elements per scale, and per FP32 promotion of the GEMM
 constexpr int64_t kMxBlock = 32;  // elements per E8M0 scale of MXFP8
 
-// Which values share a scale, and where that scale stands. R x C are the dimensions of the stored codes (C
+// Which values share a scale, and where that scale is stored. R x C are the dimensions of the stored codes (C
 // contiguous). Where R x C is [dim, M] (a transposed copy), the M axis is the contiguous one.
 enum class ScaleLayout : uint8_t {
     none,         // no scales: an ordinary tensor

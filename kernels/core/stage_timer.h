@@ -4,8 +4,8 @@
 // journey: norm, route, plan, dispatch, fc1, swiglu, ...
 //
 // Parts (the MoE layer, attention, head, optimizer, ...) contain stages; stages may contain stages. A scope
-// leaves two marks in the timeline of the stream it works on and nothing else, so nobody waits; resolve(),
-// after the step, turns marks into seconds.
+// leaves two marks in the timeline of the stream it works on and does nothing else, so nothing waits;
+// resolve(), after the step, turns marks into seconds.
 #pragma once
 
 #include "kernels/core/arena.h"

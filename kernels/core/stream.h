@@ -22,7 +22,7 @@ struct Event {
 
 struct Launch {
     Stream stream;
-    // 0: all; otherwise at most so many SMs, so that communication can run beside
+    // 0: all; otherwise at most so many SMs, so that communication can run in parallel
     int sm_limit = 0;
 };
 
@@ -51,7 +51,7 @@ public:
     virtual void* allocate_host(std::size_t bytes) { return allocate(bytes); }
     virtual void free_host(void* data) { free(data); }
     // Return at once; `host` (from allocate_host) must stay, and must not be written or read, until an event
-    // recorded behind the copy passed.
+    // recorded after the copy has passed.
     virtual void copy_in_async(void* device, const void* host, std::size_t bytes, Stream stream = {}) {
         copy(device, host, bytes, stream);
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Timeline: points in the work of a stream and the seconds between them; what stage timers and benchmarks
-// measure with. CUDA: events, so that marking costs the host a microsecond and stops nobody. Host: a steady
-// clock.
+// measure with. CUDA: events, so that marking costs the host a microsecond and waits for nothing. Host: a
+// steady clock.
 #pragma once
 
 #include "kernels/core/stream.h"
@@ -13,7 +13,7 @@ namespace fp8flow {
 class Timeline {
 public:
     virtual ~Timeline() = default;
-    // Records a point behind the work queued on `stream` so far; returns its index, counted from 0 since the
+    // Records a point after the work queued on `stream` so far; returns its index, counted from 0 since the
     // last reset. Allocates only where there have never been so many marks.
     virtual int64_t mark(Stream stream) = 0;
     // From mark a to mark b; waits until both have passed.

@@ -30,8 +30,8 @@ void check_attention(const TensorView& q, const TensorView& k, const TensorView&
     check_tensor(lse, "lse", DType::f32, {q.dim(0), q.dim(1)});
 }
 
-// Multiply-adds of one causal matrix product over all sequences and heads.
-double causal_products(const TensorView& q, int64_t seq_length) {
+// Multiply-adds of one causal GEMM over all sequences and heads.
+double causal_gemm(const TensorView& q, int64_t seq_length) {
     return static_cast<double>(q.numel()) * static_cast<double>(seq_length + 1) / 2;
 }
 
@@ -60,7 +60,7 @@ void check(const op::Attention& args) {
 }
 OpCost cost(const op::Attention& args) {
     return with_writes({bytes_of({args.q, args.k, args.v, args.o, args.lse}),
-                        2 * 2 * causal_products(args.q, args.seq_length), Unit::bf16_product},
+                        2 * 2 * causal_gemm(args.q, args.seq_length), Unit::bf16_product},
                        bytes_of({args.o, args.lse}));
 }
 
@@ -75,7 +75,7 @@ void check(const op::AttentionBackward& args) {
 OpCost cost(const op::AttentionBackward& args) {
     return with_writes(
         {bytes_of({args.dout, args.q, args.k, args.v, args.o, args.lse, args.dq, args.dk, args.dv}),
-         5 * 2 * causal_products(args.q, args.seq_length), Unit::bf16_product},
+         5 * 2 * causal_gemm(args.q, args.seq_length), Unit::bf16_product},
         bytes_of({args.dq, args.dk, args.dv}));
 }
 

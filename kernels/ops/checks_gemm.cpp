@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Argument checks and costs of the matrix products. Checks look at shapes only: counts, offsets and row bases
+// Argument checks and costs of the GEMMs. Checks look at shapes only: counts, offsets and row bases
 // are device data.
 #include "kernels/ops.h"
 #include "kernels/ops/check_helpers.h"
@@ -23,8 +23,7 @@ void check_operand(const ScaledTensor& operand, const char* what, int rank, std:
     }
     bool known = false;
     for (L layout : layouts) known = known || operand.layout == layout;
-    FP8FLOW_CHECK(known, "{}: an operand of this product cannot have scales {}", what,
-                  name_of(operand.layout));
+    FP8FLOW_CHECK(known, "{}: an operand of this GEMM cannot have scales {}", what, name_of(operand.layout));
     check_fp8(operand, what, groups);
 }
 
@@ -51,7 +50,7 @@ int64_t rows_per_block(L layout) {
     return layout == L::tile128 || layout == L::vec128 ? kBlock : 1;
 }
 
-double product_flops(int64_t m, int64_t n, int64_t k) {
+double gemm_flops(int64_t m, int64_t n, int64_t k) {
     return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
 }
 
@@ -119,7 +118,7 @@ OpCost cost(const op::Gemm& args) {
     const int64_t k = args.a.data.dim(args.form == op::GemmForm::tn ? 0 : 1);
     const double reads_d = args.mode == Gradient::accumulate ? 1 : 0;
     return with_writes({operand_bytes(args.a) + operand_bytes(args.b) + (1 + reads_d) * bytes_of({args.d}),
-                        product_flops(args.d.dim(0), args.d.dim(1), k), unit_of(args.a)},
+                        gemm_flops(args.d.dim(0), args.d.dim(1), k), unit_of(args.a)},
                        bytes_of({args.d}));
 }
 
@@ -143,7 +142,7 @@ OpCost cost(const op::GroupedGemm& args) {
     const double d_bytes = rows * static_cast<double>(args.d.cols() * size_of(args.d.dtype));
     return with_writes(
         {operand_bytes(args.a, args.groups, args.a.data.dim(0)) + operand_bytes(args.b) + d_bytes,
-         product_flops(args.groups.cost_rows(), args.d.dim(1), args.a.data.dim(1)), unit_of(args.a)},
+         gemm_flops(args.groups.cost_rows(), args.d.dim(1), args.a.data.dim(1)), unit_of(args.a)},
         d_bytes);
 }
 
@@ -164,7 +163,7 @@ OpCost cost(const op::GroupedGemmWgrad& args) {
         if (!set) continue;
         operands += operand_bytes(set.dy, set.groups, set.dy.data.dim(rows_dim)) +
                     operand_bytes(set.x, set.groups, set.x.data.dim(rows_dim));
-        flops += product_flops(set.groups.cost_rows(), args.dw.dim(1), args.dw.dim(2));
+        flops += gemm_flops(set.groups.cost_rows(), args.dw.dim(1), args.dw.dim(2));
     }
     return with_writes({operands + (1 + reads_dw) * bytes_of({args.dw}), flops, unit_of(args.dy)},
                        bytes_of({args.dw}));
@@ -183,8 +182,7 @@ void check(const op::GroupedGemmSwigluQuantize& args) {
                              .a = args.act});
 }
 OpCost cost(const op::GroupedGemmSwigluQuantize& args) {
-    const OpCost product =
-        cost(op::GroupedGemm{.a = args.a, .b = args.b, .groups = args.groups, .d = args.h});
+    const OpCost gemm = cost(op::GroupedGemm{.a = args.a, .b = args.b, .groups = args.groups, .d = args.h});
     const OpCost activation = cost(op::SwigluQuantize{.h = args.h,
                                                       .prob = args.prob,
                                                       .groups = args.groups,
@@ -193,9 +191,9 @@ OpCost cost(const op::GroupedGemmSwigluQuantize& args) {
     const double h_bytes =
         static_cast<double>(args.groups.cost_rows() * args.h.cols() * size_of(args.h.dtype));
     const double h_moves = args.save_h == op::SaveH::yes ? 1 : 0;  // the parts write it once and read it once
-    // FLOPs: the product's, which are of its unit; the activation's are not
-    return {product.bytes + activation.bytes - (2 - h_moves) * h_bytes, product.flops, product.unit,
-            product.written + activation.written - (1 - h_moves) * h_bytes};
+    // FLOPs: the GEMM's, which its unit does; the activation's are not counted
+    return {gemm.bytes + activation.bytes - (2 - h_moves) * h_bytes, gemm.flops, gemm.unit,
+            gemm.written + activation.written - (1 - h_moves) * h_bytes};
 }
 
 }  // namespace fp8flow

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Matrix products: dense, grouped by expert, and grouped weight gradients. Accumulation orders are part of
+// GEMMs: dense, grouped by expert, and grouped weight gradients. Accumulation orders are part of
 // the contract.
 //
 // Plain operands (bf16 | f32): acc = fma(a, b, acc) in fp32 over ascending k, one rounding to the output
-// dtype. FP8 operands: products of codes summed in fp32 over each scale block of the contraction (128; 32 for
-// mx32; the whole contraction for scales constant along it), ascending k; then acc = fma(partial,
+// dtype. FP8 operands: products of values summed in fp32 over each scale block of the contraction (128; 32
+// for mx32; the whole contraction for scales constant along it), ascending k; then acc = fma(partial,
 // scale_a*scale_b, acc), scales multiplied first; one rounding. Sources: DeepSeek-V3 (FP32 promotion every
 // 128), DeepGEMM, torchao.
 #pragma once
@@ -21,7 +21,7 @@ struct Gemm {
     ScaledTensor a;  // layout none for plain tensors
     ScaledTensor b;
     GemmForm form = GemmForm::nt;
-    // accumulate: D f32 only, D = D + product (one fp32 addition per element)
+    // accumulate: D f32 only, D = D + A B (one fp32 addition per element)
     Gradient mode = Gradient::overwrite;
     TensorView d;  // out [M, N] bf16 | f32
 };
@@ -51,14 +51,14 @@ struct WgradOperands {
 // | mx32 | tensor; blocks of the contraction are counted from the group's first row; pads contribute nothing:
 // their codes are 0 by the contract of whoever wrote the copies (a backend may multiply over them), plain
 // rows there are not read. A group of 0 rows writes zeros (overwrite) or nothing. accumulate: dW = dW +
-// product, one fp32 addition of the old value per element, behind the last block of the contraction; a
-// backend may add it behind an earlier one.
+// dY^T X, one fp32 addition of the old value per element, after the last block of the contraction; a backend
+// may add it after an earlier one.
 //
-// second: further operands whose rows belong to the same groups, of another micro-batch: dW[g] (+)= dY_g^T
+// second: the operands of another micro-batch, with rows of the same groups: dW[g] (+)= dY_g^T
 // X_g + dY2_g^T X2_g, so that dW is touched once for both. Same dtypes and layouts, other capacities and
 // groups of other sizes. One accumulator: the rows of the first, then those of the second; a backend may
-// instead add the second's product to dW as an accumulating call of its own would. A group is of 0 rows where
-// both are.
+// instead add the second's result to dW as a separate accumulating call would. A group has 0 rows where both
+// have.
 struct GroupedGemmWgrad {
     ScaledTensor dy;
     ScaledTensor x;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The list of every local operation, by family. Ops (kernels/ops.h) and both backends are generated from it,
-// so a missing operation is a compile error. X(name, Args): public Ops::name(const op::Args&), protected
-// virtual do_name.
+// The list of every local operation, by family, as X(name, Args). From it come the definitions and virtual
+// do_x of Ops, the overrides of both backends, bench's registry and the tests' coverage: a missing operation
+// is a compile error. Adding one: here, its declaration in kernels/ops.h, check and cost, both backends.
 #pragma once
 
 #include "kernels/ops/attention.h"
@@ -19,6 +19,7 @@
 #define FP8FLOW_FOR_EACH_OP(X)                          \
     /* norm */                                          \
     X(rms_norm, RmsNorm)                                \
+    X(rms_norm_quantize, RmsNormQuantize)               \
     X(rms_norm_backward, RmsNormBackward)               \
     /* router */                                        \
     X(router_logits, RouterLogits)                      \
@@ -71,8 +72,7 @@
     /* optimizer */                                     \
     X(norm_squared, NormSquared)                        \
     X(clip_factor, ClipFactor)                          \
-    X(adamw, AdamW)                                     \
-    X(rms_norm_quantize, RmsNormQuantize)
+    X(adamw, AdamW)
 
 // Fused operations that the base class composes from the above; a backend may override them with one kernel.
 #define FP8FLOW_FOR_EACH_COMPOSED_OP(X)                        \

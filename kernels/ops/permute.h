@@ -73,7 +73,8 @@ struct UnpermuteProbsBackward {
     TensorView ddst;        // [R cap, H]
     TensorView src;         // [M, H]
     TensorView row_source;  // [M] i32
-    // optional: the same plan seen from ddst's rows, so that one that feeds several products is read once
+    // optional: the same plan seen from ddst's rows, so that a row that feeds several dot products is read
+    // once
     TensorView recv_rows = {};  // [R cap, K] i32
     TensorView num_rows = {};   // [1] i64, with recv_rows
     RowGroups groups;

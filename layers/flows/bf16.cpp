@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Recipe bf16: the baseline every claim is measured against. BF16 on the wire and in every product, no casts.
+// Recipe bf16: the baseline every claim is measured against. BF16 on the wire and in every GEMM, no casts.
 // The internal recipe fp32 of the gradient checks is the same file with fp32 tensors.
 #include "layers/flows/steps.h"
 
@@ -13,6 +13,14 @@ class Bf16Flow final : public Flow {
 public:
     using Flow::Flow;
     WeightFormat weight_format() const override { return {}; }
+    // x, h, a
+    double saved_bytes_routed(int64_t hidden, int64_t width) const override {
+        const bool drop_h = recompute_.experts, drop_a = drop_h || recompute_.activation;
+        return kPlainBytes * static_cast<double>(hidden + (drop_h ? 0 : 2 * width) + (drop_a ? 0 : width));
+    }
+    double saved_bytes_local(int64_t, int64_t width) const override {
+        return kPlainBytes * static_cast<double>(3 * width);
+    }
 
     void forward(Context& ctx, const Forward& io, ExpertsSaved& saved) const override {
         ArenaScope scope(ctx.scratch);
@@ -23,8 +31,7 @@ public:
 
         dispatch(ctx, {.data = io.x.plain}, io.plan, PermutePadding::fused, saved.x);
         experts_forward(ctx, io.weights, saved, ye);
-        combine(ctx, {.src = ye, .residual = io.residual, .addend = io.addend, .y = io.y}, io.plan,
-                PermutePadding::fused);
+        combine(ctx, {.src = ye, .residual = io.residual, .y = io.y}, io.plan, PermutePadding::fused);
     }
 
     void backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const override {
@@ -65,9 +72,9 @@ private:
         saved.h = rows(ctx, saved, keep_unless(drop_h), ctx.activation, w.w1->spec.shape[1], "fc1");
         saved.a.data = rows(ctx, saved, keep_unless(drop_a), ctx.activation, w.w2->spec.shape[2], "swiglu");
 
-        forward_product(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
+        forward_gemm(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
         activation(ctx, saved);
-        forward_product(ctx, "fc2", saved.a, *w.w2, saved.groups, ye);
+        forward_gemm(ctx, "fc2", saved.a, *w.w2, saved.groups, ye);
         if (drop_h) saved.h = {};
         if (drop_a) saved.a = {};
     }
@@ -77,7 +84,7 @@ private:
         const int64_t ffn = w.w2->spec.shape[2];
         if (!saved.h) {  // moe_expert
             saved.h = rows(ctx, saved, Life::call, ctx.activation, w.w1->spec.shape[1], "fc1");
-            forward_product(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
+            forward_gemm(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
         }
         if (!saved.a) {  // moe_act, moe_expert
             saved.a.data = rows(ctx, saved, Life::call, ctx.activation, ffn, "swiglu");

@@ -1,10 +1,26 @@
 // SPDX-License-Identifier: MIT
-// The forward and backward list shared by the recipes that cast around every product.
+// The forward and backward list shared by the recipes that cast around every GEMM.
 #include "layers/flows/cast_flow.h"
 
 namespace fp8flow {
 
 using namespace steps;
+
+double CastFlow::operand_bytes() const {
+    return precision_.fp8_wgrad ? fp8_bytes(column_layout()) : kPlainBytes;
+}
+// The columns of x, or plain x where it is quantised again; h bf16; the columns of a, or plain.
+double CastFlow::saved_bytes_routed(int64_t hidden, int64_t width) const {
+    const bool drop_h = recompute_.experts, drop_a = drop_h || recompute_.activation;
+    return (drop_h ? kPlainBytes : operand_bytes()) * static_cast<double>(hidden) +
+           kPlainBytes * static_cast<double>(drop_h ? 0 : 2 * width) +
+           operand_bytes() * static_cast<double>(drop_a ? 0 : width);
+}
+double CastFlow::saved_bytes_local(int64_t hidden, int64_t width) const {
+    const bool own_columns = precision_.fp8_wgrad && !norm_casts();  // otherwise x is the norm's output
+    return kPlainBytes * static_cast<double>(2 * width) +
+           operand_bytes() * static_cast<double>(width + (own_columns ? hidden : 0));
+}
 
 void CastFlow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) const {
     ArenaScope scope(ctx.scratch);
@@ -18,8 +34,7 @@ void CastFlow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) con
     dispatch(ctx, {.data = io.x.plain}, io.plan, PermutePadding::fused, {.data = xe});
     if (keep_plain) saved.plain = xe;
     experts_forward(ctx, xe, io.weights, saved, ye);
-    combine(ctx, {.src = ye, .residual = io.residual, .addend = io.addend, .y = io.y}, io.plan,
-            PermutePadding::fused);
+    combine(ctx, {.src = ye, .residual = io.residual, .y = io.y}, io.plan, PermutePadding::fused);
 }
 
 void CastFlow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const {
@@ -60,7 +75,7 @@ void CastFlow::experts_forward(Context& ctx, const TensorView& x, const ExpertWe
 
     fc1_forward(ctx, x, w, saved, !drop_h && precision_.fp8_wgrad);
     activation(ctx, w, saved, drop_a ? std::nullopt : std::optional(Life::backward));
-    forward_product(ctx, "fc2", saved.a, *w.w2, saved.groups, ye);
+    forward_gemm(ctx, "fc2", saved.a, *w.w2, saved.groups, ye);
     if (drop_h) saved.h = {};
     if (drop_a) saved.act = {};
     saved.a = {};  // the row copy served fc2
@@ -76,7 +91,7 @@ void CastFlow::fc1_forward(Context& ctx, const TensorView& x, const ExpertWeight
                                     column_layout(), "fc1");
         cast(ctx, "fc1 input", x, saved, {saved.x, keep_columns ? saved.x_t : ScaledTensor{}});
     }
-    forward_product(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
+    forward_gemm(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
     saved.x = {};  // the row copy served fc1
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// CastFlow: BF16 between operators, a cast around every product: the structure shared by fp8_blockwise,
+// CastFlow: BF16 between operators, a cast around every GEMM: the structure shared by fp8_blockwise,
 // fp8_tensorwise, fp8_rowwise and mxfp8, which differ only in how a tensor is quantised. Four dual-direction
 // casts per layer, forward + backward.
 #pragma once
@@ -14,6 +14,8 @@ class CastFlow : public Flow {
 public:
     using Flow::Flow;
 
+    double saved_bytes_routed(int64_t hidden, int64_t width) const override;
+    double saved_bytes_local(int64_t hidden, int64_t width) const override;
     void forward(Context& ctx, const Forward& io, ExpertsSaved& saved) const override;
     void backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const override;
     void dense_forward(Context& ctx, const TokenRows& x, const ExpertWeights& weights, ExpertsSaved& saved,
@@ -26,12 +28,16 @@ protected:
     // gradient).
     virtual ScaleLayout row_layout() const = 0;
     virtual ScaleLayout column_layout() const = 0;
+    // Whether a norm in front of local rows delivers the column copy (NormOutput::tensor_scaled).
+    bool norm_casts() const { return norm_output() == NormOutput::tensor_scaled; }
     // plain [M, dim] -> rows and columns from one read; columns may be absent.
     virtual void quantize(Context& ctx, const TensorView& plain, const RowGroups& groups,
                           const ScaledTensor& rows, const ScaledTensor& columns) const;
 
 private:
-    // What one cast delivers: the operand of the forward or data-gradient product, and that of the weight
+    // Bytes of one value of a weight-gradient operand that is kept: a column copy, or the plain rows.
+    double operand_bytes() const;
+    // What one cast delivers: the operand of the forward or data-gradient GEMM, and that of the weight
     // gradient.
     struct Operands {
         ScaledTensor rows, columns;

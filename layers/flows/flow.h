@@ -20,7 +20,7 @@ struct TokenRows {
     ScaledTensor transposed;  // fp8_tensorwise: the transposed copy from the norm
 };
 
-// What the norm in front of the FFN must deliver beside the plain rows.
+// What the norm before the FFN must deliver in addition to the plain rows.
 enum class NormOutput { plain, wire_rows, tensor_scaled };
 
 // W1 [L, 2F, H] (gate rows, then up rows), W2 [L, H, F].
@@ -40,8 +40,8 @@ struct ExpertsSaved {
     bool routed = true;  // false: shared expert / dense FFN, one group of all tokens
     RowGroups groups;
     TensorView prob;  // [M] f32; absent: 1
-    TensorView
-        plain;  // [M, H] rows before quantisation, where a recompute or a BF16 weight gradient needs them
+    // [M, H] rows before quantisation, where a recompute or a BF16 weight gradient needs them
+    TensorView plain;
     ScaledTensor x;    // [M, H] fc1 input
     ScaledTensor x_t;  // [H, M] its copy for the weight gradient
     TensorView h;      // [M, 2F] fc1 output
@@ -55,6 +55,7 @@ struct ExpertsRecompute {
     bool activation = false;  // moe_act: the SwiGLU output is rebuilt from h
     bool experts = false;     // moe_expert: h too is rebuilt, from the received rows
 };
+ExpertsRecompute experts_recompute(const RecomputeSpec& recompute);
 
 class Flow {
 public:
@@ -64,7 +65,12 @@ public:
 
     virtual WeightFormat weight_format() const = 0;
     virtual NormOutput norm_output() const { return NormOutput::plain; }
-    // Fills what goes over the wire with the gradient of the layer's output.
+    // Bytes that one row keeps from the forward to the backward, scales included, for experts [2F, H] and
+    // [H, F]. Routed: in addition to the plan. Local (dense_forward): in addition to the norm's output. BF16
+    // activations.
+    virtual double saved_bytes_routed(int64_t hidden, int64_t width) const = 0;
+    virtual double saved_bytes_local(int64_t hidden, int64_t width) const = 0;
+    // dy.quantized: the gradient of the layer's output as it goes over the wire.
     virtual void prepare_gradient(Context&, TokenRows&) const {}
 
     // y [T, H] = residual + experts' outputs, each token's summed: dispatch, fc1, swiglu, fc2, combine.
@@ -73,7 +79,6 @@ public:
         const FlowPlan& plan;
         ExpertWeights weights;
         TensorView residual;  // optional
-        TensorView addend;    // optional: added to the residual first (Exchange::Combine)
         TensorView y;         // out
     };
     virtual void forward(Context& ctx, const Forward& io, ExpertsSaved& saved) const = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Recipe fp8_blockwise: as Transformer Engine's block scaling on Hopper. BF16 on the wire and between
-// operators; every product's input is quantised from BF16 in both orientations, 1x128 along its rows and
+// operators; every GEMM's input is quantised from BF16 in both orientations, 1x128 along its rows and
 // 128x1 along its columns; weights in 128x128 blocks.
 #include "layers/flows/cast_flow.h"
 

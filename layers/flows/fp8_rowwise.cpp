@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Recipe fp8_rowwise: as torchao's FP8 grouped training. One scale per row along the contraction (tokens for
-// the products, output channels for weights); the operands of the weight gradient get one scale per expert
+// the GEMMs, output channels for weights); the operands of the weight gradient get one scale per expert
 // group and column. BF16 on the wire.
 #include "layers/flows/cast_flow.h"
 

@@ -11,6 +11,11 @@ std::unique_ptr<Flow> make_fp8_tensorwise_flow(const PrecisionSpec&, const Exper
 std::unique_ptr<Flow> make_fp8_rowwise_flow(const PrecisionSpec&, const ExpertsRecompute&);
 std::unique_ptr<Flow> make_mxfp8_flow(const PrecisionSpec&, const ExpertsRecompute&);
 
+ExpertsRecompute experts_recompute(const RecomputeSpec& recompute) {
+    const bool selective = recompute.recompute_granularity == RecomputeGranularity::selective;
+    return {.activation = selective && recompute.moe_act, .experts = selective && recompute.moe_expert};
+}
+
 ScaledTensor wire_rows(Arena& arena, DType code, int64_t tokens, int64_t width, ScaleFormat scale_format,
                        const char* category) {
     const DType scale_dtype = scale_format == ScaleFormat::fp32 ? DType::f32 : DType::e8m0;

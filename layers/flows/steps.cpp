@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The shared steps: memory of routed rows by lifetime, dispatch, combine, products; no recipe decides
+// The shared steps: memory of routed rows by lifetime, dispatch, combine, GEMMs; no recipe decides
 // anything here.
 #include "layers/flows/steps.h"
 
@@ -125,13 +125,13 @@ void combine(Context& ctx, const Exchange::Combine& args, const FlowPlan& plan, 
     ctx.exchange.combine(unpadded, plan.unpadded, ctx.scratch, ctx.launch);
 }
 
-void forward_product(Context& ctx, const char* stage, const ScaledTensor& a, const Parameter& weight,
-                     const RowGroups& groups, const TensorView& d) {
+void forward_gemm(Context& ctx, const char* stage, const ScaledTensor& a, const Parameter& weight,
+                  const RowGroups& groups, const TensorView& d) {
     {
         auto timed = ctx.stage(stage);
         ctx.ops.grouped_gemm({.a = a, .b = weight.for_fprop(), .groups = groups, .d = d}, ctx.launch);
     }
-    if (ctx.products != nullptr) ctx.products->product(ctx, stage, a, d, groups);
+    if (ctx.gemms != nullptr) ctx.gemms->gemm(ctx, stage, a, d, groups);
 }
 
 void data_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const Parameter& weight,
@@ -146,7 +146,7 @@ void data_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, cons
                 ctx.launch);
         }
     }
-    if (ctx.products != nullptr) ctx.products->product(ctx, stage, dy, dx, groups);
+    if (ctx.gemms != nullptr) ctx.gemms->gemm(ctx, stage, dy, dx, groups);
 }
 
 void weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
@@ -177,6 +177,16 @@ void paired_weight_gradient(Context& ctx, const char* stage, const ScaledTensor&
                                 .dw = weight.main_grad,
                                 .second = own},
                                ctx.launch);
+}
+
+double fp8_bytes(ScaleLayout layout) {
+    switch (layout) {
+        case ScaleLayout::vec128: return 1 + 4.0 / static_cast<double>(kBlock);
+        case ScaleLayout::mx32: return 1 + 1.0 / static_cast<double>(kMxBlock);
+        case ScaleLayout::tensor:
+        case ScaleLayout::group_row: return 1;
+        default: fail(ExitCode::internal, "no flow keeps rows with scales {}", name_of(layout));
+    }
 }
 
 void observe(Context& ctx, const char* name, const ScaledTensor& quantized, const RowGroups& groups,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Steps that several flows share: where routed rows live, dispatch and combine (fused or not), products,
+// Steps that several flows share: where routed rows live, dispatch and combine (fused or not), GEMMs,
 // weight gradients. A flow reads as a list of these. Read next: fp8_flow.cpp.
 #pragma once
 
@@ -39,22 +39,27 @@ void dispatch(Context& ctx, const ScaledTensor& tokens, const FlowPlan& plan, Pe
 // Experts' rows back to their tokens: y = residual + sums; drow_prob -> dprob with them (optional).
 void combine(Context& ctx, const Exchange::Combine& args, const FlowPlan& plan, PermutePadding padding);
 
-// d = a b^T per group (the forward product), or plain rows times the weight as stored (the data gradient).
-void forward_product(Context& ctx, const char* stage, const ScaledTensor& a, const Parameter& weight,
-                     const RowGroups& groups, const TensorView& d);
+// forward_gemm: d = a b^T per group. data_gradient: dx = dy times the weight as stored, or its dgrad copy.
+void forward_gemm(Context& ctx, const char* stage, const ScaledTensor& a, const Parameter& weight,
+                  const RowGroups& groups, const TensorView& d);
 void data_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const Parameter& weight,
                    const RowGroups& groups, const TensorView& dx);
 // weight.main_grad (+)= dy^T x per group.
 void weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
                      const RowGroups& groups, Parameter& weight);
-// The same of operands that live as long as wgrad_life says: kept where they wait for the next micro-batch,
-// and one product with those of the micro-batch before where they waited.
+// The same for operands with the lifetime of wgrad_life. With moe_delay_wgrad_compute the first of two
+// micro-batches keeps its operands, and the second runs one GEMM over the rows of both.
 void paired_weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
                             const ExpertsSaved& saved, Parameter& weight);
 
 inline DType gradient_code(const PrecisionSpec& precision) {
     return precision.fp8_format == Fp8Format::hybrid ? DType::e5m2 : DType::e4m3;
 }
+
+// Bytes of one value of a saved tensor: plain, or FP8 with its share of the scales (one per tensor, or per
+// group and column: nothing).
+constexpr double kPlainBytes = 2;
+double fp8_bytes(ScaleLayout layout);
 
 // With --tensor-stats: what quantisation did to a tensor, against its plain source (absent: scales and codes
 // only).

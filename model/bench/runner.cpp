@@ -53,7 +53,7 @@ Runner::Runner(std::vector<Backend> backends, const BackendChoice& choice, Proce
     if (gpu) dense_ = make_ops(choice, Arithmetic::stated, {.gemm_backend = GemmBackendKey::cublaslt});
     meter_ = std::make_unique<Meter>(ops.device(), *probe_, options);
     ceilings_ = std::make_unique<Ceilings>(*meter_, gpu ? *dense_ : ops, gpu ? kGpuProduct : kHostProduct);
-    together_ = {.meet = [this] { world_.barrier(); },
+    together_ = {.barrier = [this] { world_.barrier(); },
                  .largest = [this](double seconds) { return largest(seconds); }};
 }
 

@@ -98,20 +98,16 @@ int64_t first_moe_layer(const Config& config) {
     return std::find(layers.begin(), layers.end(), 1) - layers.begin();
 }
 
-bool keeps_fp8_operands(const PrecisionSpec& p) {
-    return is_fp8(p.recipe) && (p.fp8_wgrad || p.recipe == Recipe::fp8_flow);
-}
-
 // Per token, of the norm in front of a MoE layer or FFN: BF16 rows, and the FP8 rows that the recipe takes
 // from the norm.
-double norm_output_bytes(const PrecisionSpec& p, double hidden, bool only_routed) {
+double norm_output_bytes(const PrecisionSpec& p, NormOutput output, double hidden, bool only_routed) {
     const double plain = 2 * hidden;
-    if (p.recipe == Recipe::fp8_flow && p.moe_quantize_before_dispatch) {
+    if (output == NormOutput::wire_rows) {
         const double scale = p.scale_format == ScaleFormat::pow2 ? 1 : 4;
         return plain + hidden + scale * hidden / f64(kBlock);
     }
-    return p.recipe == Recipe::fp8_tensorwise && !only_routed ? plain + 2 * hidden
-                                                              : plain;  // both orientations
+    return output == NormOutput::tensor_scaled && !only_routed ? plain + 2 * hidden  // both orientations
+                                                               : plain;
 }
 
 // Bytes per row that live only while one MoE layer runs backward: dY [H], dA [F], dh [2F] and dX [H]; the FP8
@@ -176,9 +172,8 @@ SavedBytes saved_activation_bytes(const Config& config, int64_t layer, const Rec
     const ModelSpec& m = config.model;
     const MoeSpec& moe = config.moe;
     const PrecisionSpec precision = precision_of_layer(m, config.precision, static_cast<int>(layer));
-    const Recipe recipe = precision.recipe;
+    const auto flow = make_flow(precision, experts_recompute(recompute));
     const double hidden = f64(m.hidden_size), plain = 2, word = 4;
-    const double operand = keeps_fp8_operands(precision) ? operand_bytes(recipe) : plain;
     const bool routed = m.moe_layer_freq[static_cast<size_t>(layer)] == 1;
     const double shared = routed ? f64(moe.moe_shared_expert_intermediate_size) : 0;
     SavedBytes saved;
@@ -194,17 +189,11 @@ SavedBytes saved_activation_bytes(const Config& config, int64_t layer, const Rec
         if (!recompute.core_attn) saved.per_token += heads * (plain * dim + word);  // output, log-sum-exp
         saved.per_token += plain * hidden;  // input of the second norm
     }
-    saved.per_token +=
-        word + (recompute.layernorm ? 0 : norm_output_bytes(precision, hidden, routed && shared == 0));
-    // An FFN on local rows: gate and up in BF16, fc2's operand; cast recipes also fc1's column copy, unless
-    // the norm wrote it.
-    const bool casts_input = is_fp8(recipe) && precision.fp8_wgrad && recipe != Recipe::fp8_flow &&
-                             recipe != Recipe::fp8_tensorwise;
-    const auto local_ffn = [&](double width) {
-        return plain * 2 * width + operand * width + (casts_input ? operand * hidden : 0);
-    };
+    saved.per_token += word + (recompute.layernorm ? 0
+                                                   : norm_output_bytes(precision, flow->norm_output(), hidden,
+                                                                       routed && shared == 0));
     if (!routed) {
-        saved.per_token += local_ffn(f64(m.ffn_hidden_size));
+        saved.per_token += flow->saved_bytes_local(m.hidden_size, m.ffn_hidden_size);
         return saved;
     }
     if (recompute.moe) return saved;
@@ -212,12 +201,10 @@ SavedBytes saved_activation_bytes(const Config& config, int64_t layer, const Rec
     saved.per_token += word * (f64(moe.num_experts) + 2 * topk);  // logits, ids, probs
     if (ranks > 1) saved.per_token += ranks * 2 * word * topk;    // plan: all ranks' routing,
     saved.per_token += ranks * word * (topk + 2);                 // received and sent rows
-    if (shared > 0 && !recompute.shared_experts) saved.per_token += local_ffn(shared);
-    const double width = f64(moe.moe_ffn_hidden_size);
-    // moe_expert keeps what was received: FP8 rows in the flow, BF16 rows in the cast recipes.
-    const bool received_only = recompute.moe_expert && recipe != Recipe::fp8_flow;
-    saved.per_row = 2 * word + (received_only ? plain : operand) * hidden;  // source and prob of a row
-    if (!recompute.moe_expert) saved.per_row += plain * 2 * width + (recompute.moe_act ? 0 : operand * width);
+    if (shared > 0 && !recompute.shared_experts)
+        saved.per_token += flow->saved_bytes_local(m.hidden_size, moe.moe_shared_expert_intermediate_size);
+    saved.per_row = 2 * word +  // source and prob of a row
+                    flow->saved_bytes_routed(m.hidden_size, moe.moe_ffn_hidden_size);
     return saved;
 }
 

@@ -27,7 +27,7 @@ ProfileCeilings::ProfileCeilings(const BackendChoice& backend, ProcessGroup& wor
     const auto peers =
         world.size() > 1 ? make_peer_probe(backend, *ops_, world, no_peers_) : std::unique_ptr<PeerProbe>();
     if (peers == nullptr) return;
-    const Together together{.meet = [&] { world.barrier(); },
+    const Together together{.barrier = [&] { world.barrier(); },
                             .largest =
                                 [&](double seconds) {
                                     auto longest = static_cast<float>(seconds);

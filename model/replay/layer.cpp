@@ -27,9 +27,13 @@ ReplayLayer::ReplayLayer(const Config& config, ProcessGroup& world, const Backen
     exchange_ = std::move(exchange.exchange);
     exchange_note_ = std::move(exchange.note);
     flow_ = make_flow(config.precision, {});
-    layer_ = std::make_unique<MoeLayer>(store_, ops_->device(), config.model, config.moe, config.precision,
-                                        config.recompute, DType::bf16, 0, groups_.expert_parallel->rank(),
-                                        groups_.expert_parallel->size());
+    layer_ = std::make_unique<MoeLayer>(store_, ops_->device(),
+                                        BlockSpec{.model = config.model,
+                                                  .moe = config.moe,
+                                                  .precision = config.precision,
+                                                  .recompute = config.recompute,
+                                                  .expert_parallel_rank = groups_.expert_parallel->rank(),
+                                                  .expert_parallel_size = groups_.expert_parallel->size()});
     if (norm == ReplayNorm::apply) {
         // delayed scales belong to a run of many steps; without them the experts cast for themselves
         const NormOutput output =
@@ -83,7 +87,7 @@ Context ReplayLayer::context() {
     ctx.all_tokens = all_tokens_;
     ctx.data_parallel_size = world_.size();
     ctx.step_status = status_;
-    if (record_ == ReplayRecord::intermediates) ctx.products = this;
+    if (record_ == ReplayRecord::intermediates) ctx.gemms = this;
     return ctx;
 }
 
@@ -202,8 +206,8 @@ void ReplayLayer::record_plan() {
     intermediates_["plan.token_of_row"] = std::move(token_of_row);
 }
 
-void ReplayLayer::product(Context& ctx, std::string_view stage, const ScaledTensor& operand,
-                          const TensorView& result, const RowGroups& groups) {
+void ReplayLayer::gemm(Context& ctx, std::string_view stage, const ScaledTensor& operand,
+                       const TensorView& result, const RowGroups& groups) {
     static const std::map<std::string_view, std::pair<const char*, const char*>> kNames = {
         {"fc1", {"dispatch", "fc1"}},
         {"fc2", {"swiglu", "fc2"}},

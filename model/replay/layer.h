@@ -27,7 +27,7 @@ struct HostValues {
     std::vector<int32_t> integers;
 };
 
-class ReplayLayer final : ProductObserver {
+class ReplayLayer final : GemmObserver {
 public:
     // `config`: one MoE layer without attention (replay_config). This rank has `tokens` of at most
     // `tokens_per_rank` tokens.
@@ -62,8 +62,8 @@ private:
     HostValues floats_of(const TensorView& view) const;
     HostValues routed_rows(const TensorView& rows, int64_t count) const;
     void record_plan();
-    void product(Context& ctx, std::string_view stage, const ScaledTensor& operand, const TensorView& result,
-                 const RowGroups& groups) override;
+    void gemm(Context& ctx, std::string_view stage, const ScaledTensor& operand, const TensorView& result,
+              const RowGroups& groups) override;
     void router_gradient(Context& ctx, const TensorView& dprobs) override;
     HostValues integers_of(const TensorView& view, int64_t count) const;
 

@@ -23,9 +23,16 @@ Transformer::Transformer(const TransformerSpec& spec, Ops& ops)
         table("embedding.word_embeddings.weight",
               model.embedding_init_method_std > 0 ? model.embedding_init_method_std : model.init_method_std);
     for (int layer = 0; layer < model.num_layers; ++layer) {
-        blocks_.push_back(std::make_unique<TransformerBlock>(
-            store_, ops.device(), model, spec.moe, spec.precision, spec.recompute, activation_,
-            TransformerBlock::Place{layer, spec.expert_parallel_rank, spec.expert_parallel_size}));
+        blocks_.push_back(
+            std::make_unique<TransformerBlock>(store_, ops.device(),
+                                               BlockSpec{.model = model,
+                                                         .moe = spec.moe,
+                                                         .precision = spec.precision,
+                                                         .recompute = spec.recompute,
+                                                         .plain_dtype = activation_,
+                                                         .layer = layer,
+                                                         .expert_parallel_rank = spec.expert_parallel_rank,
+                                                         .expert_parallel_size = spec.expert_parallel_size}));
     }
     PrecisionSpec plain;
     plain.recipe = Recipe::bf16;

@@ -76,7 +76,6 @@ public:
     int size() const override { return inner_.size(); }
     int num_ranks(Ranks ranks) const override { return inner_.num_ranks(ranks); }
     bool holds_first_replica() const override { return inner_.holds_first_replica(); }
-    bool adds_to_residual() const override { return inner_.adds_to_residual(); }
 
 protected:
     void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
@@ -112,7 +111,6 @@ protected:
         DeviceTensors tensors(device_, arena_);
         const Combine copies{.src = tensors.put(args.src),
                              .residual = tensors.put(args.residual),
-                             .addend = tensors.put(args.addend),
                              .drow_prob = tensors.put(args.drow_prob),
                              .y = tensors.put(args.y),
                              .dprob = tensors.put(args.dprob)};

@@ -64,8 +64,7 @@ inline GlobalResult run_global_batch(ProcessGroup& world, const LayerCase& c, in
     RankFixture rank(*groups.expert_parallel, own);
     rank.exchange.set_groups(*groups.world, *groups.expert_replicas);
     ParameterStore store(rank.ops, c.seed);
-    TransformerBlock block(store, rank.poison, c.model, c.moe_spec(), c.precision, c.recompute,
-                           c.activation(), {0, groups.expert_parallel->rank(), expert_ranks});
+    TransformerBlock block(store, rank.poison, c.block_spec(groups.expert_parallel->rank(), expert_ranks));
     store.allocate_gradients();
     if (block.attention() != nullptr) {
         const std::vector<float> table = SelfAttention::rope_table(c.model);

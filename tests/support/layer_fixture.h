@@ -85,6 +85,16 @@ struct LayerCase {
         spec.moe_router_force_load_balancing = forced_routing;
         return spec;
     }
+    // Layer 0 on one of the ranks that share its experts.
+    BlockSpec block_spec(int expert_parallel_rank, int expert_parallel_size) const {
+        return {.model = model,
+                .moe = moe_spec(),
+                .precision = precision,
+                .recompute = recompute,
+                .plain_dtype = activation(),
+                .expert_parallel_rank = expert_parallel_rank,
+                .expert_parallel_size = expert_parallel_size};
+    }
 };
 
 // What one rank lends to its layers.
@@ -195,8 +205,7 @@ inline LayerResult run_block(ProcessGroup& group, const LayerCase& c, TensorStat
     RankFixture rank(group, c);
     LayerResult result;
     ParameterStore store(rank.ops, c.seed);
-    const TransformerBlock block(store, rank.poison, c.model, c.moe_spec(), c.precision, c.recompute,
-                                 c.activation(), {0, group.rank(), group.size()});
+    const TransformerBlock block(store, rank.poison, c.block_spec(group.rank(), group.size()));
     store.allocate_gradients();
     Context ctx = rank.context();
     ctx.tensor_stats = stats;

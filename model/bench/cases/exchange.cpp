@@ -89,23 +89,7 @@ Exchanged exchanged(Machine& machine, Buffers& buffers, const Shape& shape, Comb
                                    all_probs);
     const op::PlanDispatch plan = plan_arguments(buffers, all_ids, all_probs, rank, counts, alignment);
     machine.ops.plan_dispatch(plan);
-    return {wire,
-            tokens,
-            topk,
-            counts,
-            DispatchPlan{.all_ids = plan.all_ids,
-                         .all_probs = plan.all_probs,
-                         .groups = plan.groups,
-                         .row_source = plan.row_source,
-                         .row_prob = plan.row_prob,
-                         .recv_rows = plan.recv_rows,
-                         .recv_offsets = plan.recv_offsets,
-                         .recv_source = plan.recv_source,
-                         .send_tokens = plan.send_tokens,
-                         .send_counts = plan.send_counts,
-                         .num_tokens = tokens,
-                         .topk = topk},
-            &all};
+    return {wire, tokens, topk, counts, plan_of(plan, tokens), &all};
 }
 
 // Who sends plain messages, where the shape asks for that and somebody can.

@@ -3,6 +3,7 @@
 #include "model/bench/cases/routing.h"
 
 #include "kernels/core/random.h"
+#include "kernels/dispatch_plan.h"
 
 #include <algorithm>
 #include <cmath>
@@ -122,23 +123,16 @@ PlanCounts plan_counts(const std::vector<Routing>& ranks, int64_t rank, int64_t 
 
 op::PlanDispatch plan_arguments(Buffers& buffers, const TensorView& all_ids, const TensorView& all_probs,
                                 int64_t rank, const PlanCounts& counts, int64_t alignment) {
-    const int64_t ranks = all_ids.dim(0), slots = all_ids.dim(1), topk = all_ids.dim(2);
     const auto local = static_cast<int64_t>(counts.rows.size());
-    return {.all_ids = all_ids,
-            .all_probs = all_probs,
-            .rank = rank,
-            .first_expert = rank * local,
-            .num_local_experts = local,
-            .groups = {local, buffers.output(DType::i64, {local}), buffers.output(DType::i64, {local + 1}),
-                       counts.padded, alignment},
-            .row_source = buffers.output(DType::i32, {counts.padded}),
-            .row_prob = buffers.output(DType::f32, {counts.padded}),
-            .recv_rows = buffers.output(DType::i32, {ranks * slots, topk}),
-            .recv_offsets = buffers.output(DType::i64, {ranks + 1}),
-            .recv_source = buffers.output(DType::i32, {ranks * slots}),
-            .send_tokens = buffers.output(DType::i32, {ranks, slots}),
-            .send_counts = buffers.output(DType::i64, {ranks}),
-            .overflow = buffers.zeros(DType::i32, {1})};
+    op::PlanDispatch args{.all_ids = all_ids,
+                          .all_probs = all_probs,
+                          .rank = rank,
+                          .first_expert = rank * local,
+                          .num_local_experts = local,
+                          .groups = {.row_capacity = counts.padded, .alignment = alignment},
+                          .overflow = buffers.zeros(DType::i32, {1})};
+    allocate_plan(args, [&](DType dtype, Buffers::Dims shape) { return buffers.output(dtype, shape); });
+    return args;
 }
 
 }  // namespace fp8flow::bench

@@ -60,8 +60,7 @@ public:
           layer_rows_(MoeLayer::row_capacity(c.moe, kTokens, 1)),
           rows_(ops_.device(), layer_rows_, 2),
           store_(ops_, c.seed),
-          block_(store_, ops_.device(), c.model, c.moe_spec(), c.precision, c.recompute, DType::bf16,
-                 {0, 0, 1}) {
+          block_(store_, ops_.device(), c.block_spec(0, 1)) {
         store_.allocate_gradients();
         // a stream that synchronises with the default one: work on that during a capture fails the capture
         check_cuda(cudaStreamCreate(&stream_), "making a stream");

@@ -171,8 +171,7 @@ TEST(Flows, ARedoneStepLeavesNoMaximum) {
         auto last_output = [&](bool failed_first) {
             test::RankFixture rank(group, c);
             ParameterStore store(rank.ops, c.seed);
-            const TransformerBlock block(store, rank.poison, c.model, c.moe, c.precision, c.recompute,
-                                         c.activation(), {0, 0, 1});
+            const TransformerBlock block(store, rank.poison, c.block_spec(0, 1));
             Parameter& gamma = store.all().back();
             Context ctx = rank.context();
             test::HostTensor x(DType::bf16, {16, 128}), y(DType::bf16, {16, 128});

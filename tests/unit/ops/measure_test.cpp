@@ -122,7 +122,7 @@ TEST(Meter, RanksMeetBeforeEachSample) {
     CountingProbe probe;
     Meter meter(device, probe, quick());
     int meetings = 0, calls = 0;
-    const Together together{.meet = [&] { ++meetings; }, .largest = [](double x) { return 2 * x; }};
+    const Together together{.barrier = [&] { ++meetings; }, .largest = [](double x) { return 2 * x; }};
     meter.time({.call = [&](int64_t) { ++calls; }, .together = &together});
     EXPECT_EQ(meetings, 5);
     EXPECT_EQ(calls, 1 + 3 + 2 + 5);

@@ -44,7 +44,6 @@ public:
     int size() const override { return 1; }
     int num_ranks(Ranks) const override { return 1; }
     bool holds_first_replica() const override { return true; }
-    bool adds_to_residual() const override { return true; }
 
 protected:
     void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
@@ -90,18 +89,13 @@ protected:
                                 .dst = args.y};
         const auto rounding =
             by_rank ? hopper::permute::SumRounding::before_residual : hopper::permute::SumRounding::once;
-        if (!hopper::permute::launch_unpermute_sums(sums, {args.residual, args.addend, rounding}, launch)) {
+        if (!hopper::permute::launch_unpermute_sums(sums, {args.residual, rounding}, launch)) {
             ArenaScope scope(scratch);
-            TensorView residual = args.residual;
-            if (args.addend) {
-                residual = scratch.tensor(args.y.dtype, {tokens, args.y.cols()}, "combine");
-                ops_.add({.a = args.residual, .b = args.addend, .y = residual}, launch);
-            }
             sums.dst =
                 scratch.tensor(by_rank ? args.src.dtype : DType::f32, {tokens, args.src.cols()}, "combine");
             ops_.unpermute_unpad(sums, launch);
-            if (residual)
-                ops_.add({.a = sums.dst, .b = residual, .y = args.y}, launch);
+            if (args.residual)
+                ops_.add({.a = sums.dst, .b = args.residual, .y = args.y}, launch);
             else
                 ops_.cast({.x = sums.dst, .y = args.y}, launch);
         }

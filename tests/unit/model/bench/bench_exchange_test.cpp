@@ -47,18 +47,7 @@ void compare(ProcessGroup& group, int64_t tokens, int64_t experts, int64_t topk,
         plan_arguments(buffers, buffers.values(ids).reshape({ranks, tokens, topk}),
                        buffers.values(probs).reshape({ranks, tokens, topk}), rank, counts, kAlignment);
     ops.plan_dispatch(made);
-    const DispatchPlan plan{.all_ids = made.all_ids,
-                            .all_probs = made.all_probs,
-                            .groups = made.groups,
-                            .row_source = made.row_source,
-                            .row_prob = made.row_prob,
-                            .recv_rows = made.recv_rows,
-                            .recv_offsets = made.recv_offsets,
-                            .recv_source = made.recv_source,
-                            .send_tokens = made.send_tokens,
-                            .send_counts = made.send_counts,
-                            .num_tokens = tokens,
-                            .topk = topk};
+    const DispatchPlan plan = plan_of(made, tokens);
     GroupExchange exchange(group, ops, CombineOrder::invariant);
     const auto messages = make_host_messages(group);
     const PairExchange pairs(buffers, all, rank, plan.groups);

@@ -48,8 +48,11 @@ Measured run_forward(const Config& config) {
     const auto exchange = make_exchange(backend, groups, *ops, config).exchange;
     Device& device = ops->device();
     ParameterStore store(*ops, 1);
-    TransformerBlock block(store, device, config.model, config.moe, config.precision, config.recompute,
-                           DType::bf16, {});
+    TransformerBlock block(store, device,
+                           {.model = config.model,
+                            .moe = config.moe,
+                            .precision = config.precision,
+                            .recompute = config.recompute});
 
     Arena inputs(device, "inputs"), saved(device, "saved", true), scratch(device, "scratch", true);
     const std::vector<float> table = SelfAttention::rope_table(config.model);

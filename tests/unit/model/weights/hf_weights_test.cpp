@@ -40,8 +40,13 @@ public:
         : case_(c),
           rank_(group, c),
           store_(rank_.ops, 1),
-          layer_(store_, rank_.ops.device(), c.model, c.moe, c.precision, c.recompute, DType::bf16, 0,
-                 group.rank(), group.size()) {
+          layer_(store_, rank_.ops.device(),
+                 {.model = c.model,
+                  .moe = c.moe,
+                  .precision = c.precision,
+                  .recompute = c.recompute,
+                  .expert_parallel_rank = group.rank(),
+                  .expert_parallel_size = group.size()}) {
         for (Parameter& p : store_.all()) rank_.ops.device().fill(p.master.data, 0xFF, p.master.bytes());
         store_.allocate_gradients();
     }

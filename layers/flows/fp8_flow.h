@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: MIT
+// Fp8Flow: the class of recipe fp8_flow. Its steps are virtual, so that an ablation replaces one of them
+// (fp8_flow_ablations.cpp) and the flow itself has no branches. Read fp8_flow.cpp first.
+#pragma once
+
+#include "layers/flows/steps.h"
+
+namespace fp8flow {
+
+class Fp8Flow : public Flow {
+public:
+    using Flow::Flow;
+
+    WeightFormat weight_format() const override;
+    NormOutput norm_output() const override { return NormOutput::wire_rows; }
+    double saved_bytes_routed(int64_t hidden, int64_t width) const override;
+    double saved_bytes_local(int64_t hidden, int64_t width) const override;
+    void prepare_gradient(Context& ctx, TokenRows& dy) const override;
+    void forward(Context& ctx, const Forward& io, ExpertsSaved& saved) const override;
+    void backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const override;
+    void dense_forward(Context& ctx, const TokenRows& x, const ExpertWeights& weights, ExpertsSaved& saved,
+                       const TensorView& y) const override;
+    void dense_backward(Context& ctx, const TokenRows& x, const TokenRows& dy, const ExpertWeights& weights,
+                        ExpertsSaved& saved, const TensorView& dx) const override;
+
+protected:
+    enum class Received { x, dy };
+    // Tokens to their experts: [T, H] -> [M, H] FP8.
+    virtual void receive(Context& ctx, Received what, const TokenRows& tokens, const FlowPlan& plan,
+                         const ExpertsSaved& saved, const ScaledTensor& dst) const;
+    // The same for rows that stay on this rank (shared expert, dense FFN): [T, H] FP8, as the GEMM reads it.
+    virtual ScaledTensor local_rows(Context& ctx, Received what, const TokenRows& tokens,
+                                    const ExpertsSaved& saved) const;
+    // Whether fc1 and SwiGLU may run as one kernel that keeps h [M, 2F] in registers.
+    virtual bool fuses_fc1(const Context& ctx) const;
+    virtual void fc1_swiglu(Context& ctx, const Parameter& w1, ExpertsSaved& saved) const;
+    // saved.h [M, 2F] bf16 -> saved.a [M, F] FP8, times the row's probability.
+    virtual void swiglu(Context& ctx, ExpertsSaved& saved) const;
+    // da [M, F] bf16 -> dh [M, 2F] FP8 and the probabilities' gradient [M] f32.
+    virtual void swiglu_backward(Context& ctx, const ExpertsSaved& saved, const TensorView& da,
+                                 const ScaledTensor& dh, const TensorView& drow_prob) const;
+    // weight.main_grad (+)= dy^T x.
+    virtual void wgrad(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
+                       const ExpertsSaved& saved, Parameter& weight) const;
+    // [M, width] FP8 -> [width, M] FP8, an operand of the weight gradient.
+    virtual ScaledTensor transposed(Context& ctx, const ScaledTensor& src, const ExpertsSaved& saved) const;
+
+    void combine(Context& ctx, const Exchange::Combine& args, const FlowPlan& plan) const {
+        steps::combine(ctx, args, plan, padding_);
+    }
+
+    steps::PermutePadding padding_ = steps::PermutePadding::fused;
+
+private:
+    void experts_forward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved,
+                         const TensorView& ye) const;
+    void experts_backward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved, const ScaledTensor& dye,
+                          const TensorView& drow_prob, const TensorView& dxe) const;
+    void rebuild(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved) const;
+};
+
+// Whether a switch of `precision` departs from the flow as fp8_flow.cpp shows it.
+bool is_ablation(const PrecisionSpec& precision);
+// Fp8Flow with the steps that the switches replace.
+std::unique_ptr<Flow> make_fp8_flow_ablation(const PrecisionSpec& precision,
+                                             const ExpertsRecompute& recompute);
+
+}  // namespace fp8flow

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: MIT
+// The ablations of fp8_flow: each switch of PrecisionSpec replaces one step of the flow, so that its gain can
+// be measured alone. Also the planted fault that `validate` must catch. A step whose switch is on is the
+// flow's own.
+#include "layers/flows/fp8_flow.h"
+
+namespace fp8flow {
+
+using namespace steps;
+
+namespace {
+
+class Fp8FlowAblation final : public Fp8Flow {
+public:
+    Fp8FlowAblation(const PrecisionSpec& precision, const ExpertsRecompute& recompute)
+        : Fp8Flow(precision, recompute) {
+        padding_ = precision.moe_permute_padding_for_fp8 ? PermutePadding::fused : PermutePadding::unfused;
+    }
+
+    // ---- moe_quantize_before_dispatch: false. BF16 on the wire, and a cast of the received rows.
+    NormOutput norm_output() const override {
+        return precision_.moe_quantize_before_dispatch ? NormOutput::wire_rows : NormOutput::plain;
+    }
+    void prepare_gradient(Context& ctx, TokenRows& dy) const override {
+        if (precision_.moe_quantize_before_dispatch) Fp8Flow::prepare_gradient(ctx, dy);
+    }
+
+protected:
+    void receive(Context& ctx, Received what, const TokenRows& tokens, const FlowPlan& plan,
+                 const ExpertsSaved& saved, const ScaledTensor& dst) const override {
+        if (precision_.moe_quantize_before_dispatch) {
+            Fp8Flow::receive(ctx, what, tokens, plan, saved, dst);
+        } else {
+            ArenaScope scope(ctx.scratch);
+            const ScaledTensor plain{
+                .data = rows(ctx, saved, Life::call, ctx.activation, dst.data.cols(), "dispatch")};
+            dispatch(ctx, {.data = tokens.plain}, plan, padding_, plain);
+            cast(ctx, plain.data, saved, dst);
+            if (!ctx.recomputing) observe(ctx, name_of(what), dst, saved.groups, plain.data);
+        }
+        if (what == Received::dy) plant_fault(ctx, dst);
+    }
+
+    ScaledTensor local_rows(Context& ctx, Received what, const TokenRows& tokens,
+                            const ExpertsSaved& saved) const override {
+        if (precision_.moe_quantize_before_dispatch) return Fp8Flow::local_rows(ctx, what, tokens, saved);
+        const DType code = what == Received::x ? DType::e4m3 : gradient_code(precision_);
+        const ScaledTensor dst = ctx.scratch.fp8(code, {tokens.plain.rows(), tokens.plain.cols()},
+                                                 ScaleLayout::vec128, "dispatch");
+        cast(ctx, tokens.plain, saved, dst);
+        if (!ctx.recomputing) observe(ctx, name_of(what), dst, saved.groups, tokens.plain);
+        return dst;
+    }
+
+    // ---- moe_act_quantize_fusion: false. SwiGLU, then a cast.
+    bool fuses_fc1(const Context& ctx) const override {
+        return precision_.moe_act_quantize_fusion && Fp8Flow::fuses_fc1(ctx);
+    }
+    void fc1_swiglu(Context& ctx, const Parameter& w1, ExpertsSaved& saved) const override {
+        Fp8Flow::fc1_swiglu(ctx, w1, saved);
+        plant_fault(ctx, saved.a);
+    }
+
+    void swiglu(Context& ctx, ExpertsSaved& saved) const override {
+        if (precision_.moe_act_quantize_fusion) {
+            Fp8Flow::swiglu(ctx, saved);
+        } else {
+            swiglu_then_cast(ctx, saved);
+            if (!ctx.recomputing) observe_swiglu(ctx, saved, saved.a);
+        }
+        plant_fault(ctx, saved.a);
+    }
+
+    void swiglu_backward(Context& ctx, const ExpertsSaved& saved, const TensorView& da,
+                         const ScaledTensor& dh, const TensorView& drow_prob) const override {
+        if (precision_.moe_act_quantize_fusion) {
+            Fp8Flow::swiglu_backward(ctx, saved, da, dh, drow_prob);
+        } else {
+            swiglu_backward_then_cast(ctx, saved, da, dh, drow_prob);
+            observe_swiglu_backward(ctx, saved, da, dh);
+        }
+    }
+
+    // ---- fp8_wgrad: false. The weight gradient reads dequantised BF16 operands.
+    void wgrad(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
+               const ExpertsSaved& saved, Parameter& weight) const override {
+        if (precision_.fp8_wgrad) return Fp8Flow::wgrad(ctx, stage, dy, x, saved, weight);
+        ArenaScope scope(ctx.scratch);
+        const ScaledTensor dy_plain = dequantized(ctx, dy, saved), x_plain = dequantized(ctx, x, saved);
+        weight_gradient(ctx, stage, dy_plain, x_plain, saved.groups, weight);
+    }
+
+    // ---- moe_scaling_aware_transpose: false. Dequantise and requantise, one scale per column and block.
+    ScaledTensor transposed(Context& ctx, const ScaledTensor& src, const ExpertsSaved& saved) const override {
+        if (precision_.moe_scaling_aware_transpose) return Fp8Flow::transposed(ctx, src, saved);
+        auto timed = ctx.stage("transpose");
+        const ScaledTensor dst = fp8_columns(ctx, saved, wgrad_life(ctx, saved, Life::call), src.data.dtype,
+                                             src.data.cols(), ScaleLayout::vec128, "transpose");
+        ctx.ops.transpose_requantize(
+            {.src = src, .groups = saved.groups, .scale_format = precision_.scale_format, .dst = dst},
+            ctx.launch);
+        return dst;
+    }
+
+private:
+    static const char* name_of(Received what) { return what == Received::x ? "dispatch" : "dY"; }
+
+    void swiglu_then_cast(Context& ctx, const ExpertsSaved& saved) const {
+        ArenaScope scope(ctx.scratch);
+        const TensorView plain = rows(ctx, saved, Life::call, ctx.activation, saved.a.data.cols(), "swiglu");
+        {
+            auto timed = ctx.stage("swiglu");
+            ctx.ops.swiglu({.h = saved.h, .prob = saved.prob, .groups = saved.groups, .a = plain},
+                           ctx.launch);
+        }
+        cast(ctx, plain, saved, saved.a);
+    }
+
+    void swiglu_backward_then_cast(Context& ctx, const ExpertsSaved& saved, const TensorView& da,
+                                   const ScaledTensor& dh, const TensorView& drow_prob) const {
+        ArenaScope scope(ctx.scratch);
+        const TensorView plain = rows(ctx, saved, Life::call, ctx.activation, dh.data.cols(), "swiglu");
+        {
+            auto timed = ctx.stage("swiglu");
+            ctx.ops.swiglu_backward({.da = da,
+                                     .h = saved.h,
+                                     .prob = saved.prob,
+                                     .groups = saved.groups,
+                                     .dh = plain,
+                                     .dprob = drow_prob},
+                                    ctx.launch);
+        }
+        cast(ctx, plain, saved, dh);
+    }
+
+    void cast(Context& ctx, const TensorView& plain, const ExpertsSaved& saved,
+              const ScaledTensor& dst) const {
+        auto timed = ctx.stage("cast");
+        ctx.ops.quantize_rows(
+            {.src = plain, .groups = saved.groups, .scale_format = precision_.scale_format, .dst = dst},
+            ctx.launch);
+    }
+
+    ScaledTensor dequantized(Context& ctx, const ScaledTensor& src, const ExpertsSaved& saved) const {
+        auto timed = ctx.stage("cast");
+        const TensorView plain = rows(ctx, saved, Life::call, ctx.activation, src.data.cols(), "cast");
+        ctx.ops.dequantize({.src = src, .groups = saved.groups, .dst = plain}, ctx.launch);
+        return {.data = plain};
+    }
+
+    // fault_wrong_scale_index, test only, on SwiGLU's output and the received dY: row r of the first scale
+    // block reads the scale of row r - 1.
+    void plant_fault(Context& ctx, const ScaledTensor& tensor) const {
+        if (!precision_.fault_wrong_scale_index) return;
+        ArenaScope scope(ctx.scratch);
+        const TensorView& scales = tensor.scales;
+        const size_t bytes = static_cast<size_t>(scales.cols() - 1) * sizeof(float);
+        const TensorView copy = ctx.scratch.tensor(DType::f32, {scales.cols()}, "fault");
+        Device& device = ctx.ops.device();
+        device.copy(copy.data, scales.data, bytes, ctx.launch.stream);
+        device.copy(scales.as<float>() + 1, copy.data, bytes, ctx.launch.stream);
+    }
+};
+
+}  // namespace
+
+bool is_ablation(const PrecisionSpec& precision) {
+    return !(precision.moe_quantize_before_dispatch && precision.moe_scaling_aware_transpose &&
+             precision.moe_permute_padding_for_fp8 && precision.moe_act_quantize_fusion &&
+             precision.fp8_wgrad) ||
+           precision.fault_wrong_scale_index;
+}
+
+std::unique_ptr<Flow> make_fp8_flow_ablation(const PrecisionSpec& precision,
+                                             const ExpertsRecompute& recompute) {
+    return std::make_unique<Fp8FlowAblation>(precision, recompute);
+}
+
+}  // namespace fp8flow
