@@ -2,6 +2,8 @@
 // The shared buffers by key and the views into them; the first row of a layer is read on the device.
 #include "layers/row_arena.h"
 
+#include <algorithm>
+
 namespace fp8flow {
 
 RowArena::RowArena(Device& device, int64_t capacity, int64_t max_layers)
@@ -19,6 +21,12 @@ RowArena::~RowArena() {
 TensorView RowArena::next_row_base() const {
     FP8FLOW_CHECK(depth_ < max_layers_, "{} layers pushed, room for {}", depth_ + 1, max_layers_);
     return make_view(words_ + depth_ + 1, DType::i64, {1});
+}
+
+int64_t RowArena::used_rows() const {
+    int64_t rows = 0;
+    device_.copy_out(&rows, words_ + deepest_, sizeof rows);
+    return std::min(rows, capacity_);
 }
 
 void* RowArena::buffer(const std::string& key, int64_t bytes) {

@@ -26,7 +26,10 @@ public:
     // The layer being pushed: where it begins, and the word its plan writes for the next one.
     const int64_t* row_base() const { return words_ + depth_; }
     TensorView next_row_base() const;
-    void push() { ++depth_; }
+    void push() {
+        ++depth_;
+        deepest_ = depth_ > deepest_ ? depth_ : deepest_;
+    }
     void pop(int64_t depth) { depth_ = depth; }
 
     // [capacity, width] (plain) or codes [capacity, width] + scales; transposed: codes [width, capacity].
@@ -39,12 +42,15 @@ public:
     // Bytes per row of every kind in use, and bytes reserved.
     const std::map<std::string, double>& bytes_per_row() const { return bytes_per_row_; }
     int64_t reserved_bytes() const { return reserved_; }
+    // Rows, pads included, of the layers that were saved together last, of at most capacity(). Layers that
+    // are recomputed as a whole are saved one at a time: the rows of the one that ran last. Stops the host.
+    int64_t used_rows() const;
     int64_t num_growths() const { return static_cast<int64_t>(buffers_.size()); }
 
 private:
     void* buffer(const std::string& key, int64_t bytes);
     Device& device_;
-    int64_t capacity_, max_layers_, depth_ = 0, reserved_ = 0;
+    int64_t capacity_, max_layers_, depth_ = 0, deepest_ = 0, reserved_ = 0;
     int64_t* words_ = nullptr;  // [max_layers + 1], device
     std::map<std::string, void*> buffers_;
     std::map<std::string, double> bytes_per_row_;

@@ -9,7 +9,6 @@
 
 #include <atomic>
 #include <csignal>
-#include <cstdlib>
 #include <new>
 
 namespace fp8flow {
@@ -38,12 +37,6 @@ void on_termination(int) {
 }
 
 }  // namespace
-
-bool MpiSession::launched() {
-    for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"})
-        if (std::getenv(name) != nullptr) return true;
-    return false;
-}
 
 struct MpiSession::Shared {
     MPI_Comm host = MPI_COMM_NULL;

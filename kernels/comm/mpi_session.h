@@ -8,9 +8,6 @@ namespace fp8flow {
 
 class MpiSession {
 public:
-    // True where mpirun (or another launcher) started this process as one of several ranks or of one.
-    static bool launched();
-
     // With several ranks: a rank that the launcher terminates reports that, if no rank has reported an error.
     MpiSession();
     ~MpiSession();  // MPI_Finalize, unless the job is being aborted

@@ -152,7 +152,7 @@ struct QuantScale {
 };
 
 // amax: max|x| of the block (NaN ignored, may be infinite). Power-of-two form: floor of the multiplier, at
-// most 2^126, so that dequant is a normal number. NaN or infinite amax: scale 1 (the codes then saturate).
+// most 2^126, so that dequant is a normal number. NaN amax: as kAmaxEps. Infinite: scale 1 (codes saturate).
 FP8FLOW_HD QuantScale quant_scale(float amax, float code_max, ScaleFormat format) {
     if (!(amax >= kAmaxEps)) amax = kAmaxEps;
     if (float_bits(amax) >= 0x7F800000u) return {1.0f, 1.0f};

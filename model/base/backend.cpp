@@ -11,6 +11,8 @@
 #include "kernels/reference/host_probe.h"
 #include "kernels/reference/reference_ops.h"
 
+#include <unistd.h>
+
 namespace fp8flow {
 
 BackendKind parse_backend(const std::string& text) {
@@ -46,6 +48,15 @@ BackendChoice choose_backend(BackendKind wanted, const Placement& placement, Pro
     require(wanted != BackendKind::hopper, ExitCode::usage,
             "--backend hopper: another rank has no GPU of its own");
     return {.note = "backend: reference (another rank has no GPU of its own)"};
+}
+
+MachineFacts machine_facts(const BackendChoice& choice) {
+    MachineFacts facts{.cpu = HostProbe().device_name(), .host_cores = ::sysconf(_SC_NPROCESSORS_ONLN)};
+    if (choice.kind == BackendKind::hopper) {
+        facts.gpu = hopper::device_name(choice.device);
+        facts.gpu_clock_hertz = hopper::max_clock_hertz(choice.device);
+    }
+    return facts;
 }
 
 namespace {

@@ -40,6 +40,15 @@ BackendChoice choose_backend(BackendKind wanted, const Placement& placement = {}
 BackendChoice choose_backend(BackendKind wanted, const Placement& placement, ProcessGroup& world);
 BackendKind parse_backend(const std::string& text);
 
+// What results name a rank's machine by.
+struct MachineFacts {
+    std::string gpu;             // "NVIDIA H200"; empty on the host
+    double gpu_clock_hertz = 0;  // its highest; 0: not known
+    std::string cpu;             // model name
+    int64_t host_cores = 0;      // online, whoever may use them
+};
+MachineFacts machine_facts(const BackendChoice& choice);
+
 std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic,
                               const KernelSpec& kernels = {});
 // Of the device that `ops`, made by the same choice, run on; must not outlive them.

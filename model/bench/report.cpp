@@ -59,6 +59,8 @@ std::string side_by_side(const std::string& operation, const std::vector<const R
 
 }  // namespace
 
+std::string day_of(const Provenance& provenance) { return provenance.date.substr(0, 10); }
+
 nlohmann::json to_json(const Row& row, const Provenance& provenance) {
     const auto us = [](const std::optional<double>& seconds) {
         return seconds ? nlohmann::json(*seconds * 1e6) : nlohmann::json(nullptr);
@@ -68,34 +70,35 @@ nlohmann::json to_json(const Row& row, const Provenance& provenance) {
     };
     nlohmann::json share = nullptr;
     if (row.ceiling_seconds && row.timing.median > 0) share = *row.ceiling_seconds / row.timing.median;
-    return {{"op", row.operation},
-            {"shape", row.shape},
-            {"us", row.timing.median * 1e6},
-            {"us_min", row.timing.min * 1e6},
-            {"us_p90", row.timing.p90 * 1e6},
-            {"us_sustained", us(row.timing.sustained)},
-            {"bytes", row.work.bytes()},
-            {"wire_bytes", row.work.wire_bytes},
-            {"flops", row.work.flops},
-            {"ceiling", row.ceiling.empty() ? nlohmann::json(nullptr) : nlohmann::json(row.ceiling)},
-            {"ceiling_us", us(row.ceiling_seconds)},
-            {"ceiling_share", share},
-            {"launches", row.launches ? nlohmann::json(*row.launches) : nlohmann::json(nullptr)},
-            {"tensor_bytes", row.tensor_bytes},
-            {"bar", text(row.bar ? row.bar->text() : "")},
-            {"holds_bar", row.holds_bar ? nlohmann::json(*row.holds_bar) : nlohmann::json(nullptr)},
-            {"missed", text(row.missed)},
-            {"peer", text(row.peer)},
-            {"peer_us", us(row.peer_seconds)},
-            {"peer_gpu", text(row.peer_gpu)},
-            {"peer_source", text(row.peer_source)},
-            {"nmse", row.nmse ? nlohmann::json(*row.nmse) : nlohmann::json(nullptr)},
-            {"regime", row.regime},
-            {"gpus", provenance.gpus},
-            {"gpu", provenance.gpu},
-            {"date", provenance.date},
-            {"commit", provenance.commit},
-            {"command", provenance.command}};
+    nlohmann::json json = {
+        {"op", row.operation},
+        {"shape", row.shape},
+        {"us", row.timing.median * 1e6},
+        {"us_min", row.timing.min * 1e6},
+        {"us_p90", row.timing.p90 * 1e6},
+        {"us_sustained", us(row.timing.sustained)},
+        {"bytes", row.work.bytes()},
+        {"wire_bytes", row.work.wire_bytes},
+        {"flops", row.work.flops},
+        {"ceiling", row.ceiling.empty() ? nlohmann::json(nullptr) : nlohmann::json(row.ceiling)},
+        {"ceiling_us", us(row.ceiling_seconds)},
+        {"ceiling_share", share},
+        {"launches", row.launches ? nlohmann::json(*row.launches) : nlohmann::json(nullptr)},
+        {"tensor_bytes", row.tensor_bytes},
+        {"bar", text(row.bar ? row.bar->text() : "")},
+        {"holds_bar", row.holds_bar ? nlohmann::json(*row.holds_bar) : nlohmann::json(nullptr)},
+        {"missed", text(row.missed)},
+        {"peer", text(row.peer)},
+        {"peer_us", us(row.peer_seconds)},
+        {"peer_gpu", text(row.peer_gpu)},
+        {"peer_source", text(row.peer_source)},
+        {"nmse", row.nmse ? nlohmann::json(*row.nmse) : nlohmann::json(nullptr)},
+        {"regime", row.regime},
+        {"gpus", provenance.gpus},
+        {"gpu", provenance.machine.gpu}};
+    add_provenance(json, provenance);
+    json["date"] = day_of(provenance);
+    return json;
 }
 
 std::string tables(const std::vector<Row>& rows) {

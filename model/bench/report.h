@@ -3,6 +3,7 @@
 // picture.
 #pragma once
 
+#include "model/base/provenance.h"
 #include "model/bench/peers.h"
 #include "model/bench/runner.h"
 
@@ -13,12 +14,10 @@
 
 namespace fp8flow::bench {
 
-// Where and how rows were measured: the same for all of them.
-struct Provenance {
-    std::string gpu, date, commit, command;
-    int64_t gpus = 0;
-};
+// provenance: where and how rows were measured, the same for all of them. "date" is its day alone.
 nlohmann::json to_json(const Row& row, const Provenance& provenance);
+
+std::string day_of(const Provenance& provenance);  // "2026-11-20"
 
 // One table per operation, in order of first appearance; products that two backends computed stand side by
 // side.

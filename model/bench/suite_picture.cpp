@@ -40,9 +40,10 @@ std::string_view color_of(const Row& row) {
 std::string suite_picture(const std::vector<Row>& rows, const Provenance& provenance) {
     const std::vector<Line> lines = lines_of(rows);
     SvgCanvas canvas;
-    const std::string subtitle = fmt::format(
-        "{}, {}, commit {}; a dot is a shape, a mark the bar; right: how many shapes hold theirs",
-        provenance.gpu.empty() ? "reference backend" : provenance.gpu, provenance.date, provenance.commit);
+    const std::string subtitle =
+        fmt::format("{}, {}, commit {}; a dot is a shape, a mark the bar; right: how many shapes hold theirs",
+                    provenance.machine.gpu.empty() ? "reference backend" : provenance.machine.gpu,
+                    day_of(provenance), provenance.commit);
     const double top =
         canvas.header("Share of a streaming kernel with the same bytes, mix and cold cache", subtitle,
                       {{.name = "holds its bar", .color = std::string(kHolds), .filled = true},

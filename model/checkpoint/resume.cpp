@@ -14,6 +14,8 @@ namespace fp8flow {
 
 namespace {
 
+constexpr const char* kCheckpoints = "checkpoints";  // below a run's output folder, where train saves
+
 RankLayout layout_of(const Config& config, const ProcessGroup& world) {
     return {world.rank(), world.size(), config.parallel.expert_model_parallel_size};
 }
@@ -155,12 +157,28 @@ Target target_of(const std::string& load, const std::string& save_folder) {
     return {step ? path.parent_path().string() : path.string(), step};
 }
 
+// A run's folder stands for the folder of its checkpoints, if it has none itself. As the first rank sees it.
+void enter_run(Target& target, Disk& disk, ProcessGroup& world) {
+    int32_t below = 0;
+    if (world.rank() == 0 && !target.step) {
+        const std::string inner = target.folder + "/" + kCheckpoints;
+        const DiskHandle outer(disk, disk.open_folder(target.folder)), folder(disk, disk.open_folder(inner));
+        std::vector<std::string> names;
+        if (outer.get() >= 0 && folder.get() >= 0 && disk.list(outer.get(), names) >= 0)
+            below = std::none_of(names.begin(), names.end(),
+                                 [](const std::string& name) { return step_of_name(name).has_value(); });
+    }
+    world.broadcast(&below, sizeof below, 0);
+    if (below != 0) target.folder += std::string("/") + kCheckpoints;
+}
+
 std::optional<Chosen> choose(const std::string& load, const Target& target, const CheckpointFolder& folder,
                              ProcessGroup& world) {
     if (load == "auto") return newest_whole(folder, world);
     if (target.step) return Chosen{open_verified(folder, *target.step, world), {}};
     const std::vector<int64_t> steps = steps_of(folder, world);
-    require(!steps.empty(), ExitCode::checkpoint, "{}: no checkpoint in it", folder.path());
+    require(!steps.empty(), ExitCode::checkpoint, "{}: no checkpoint in it, nor in a folder {} below it",
+            folder.path(), kCheckpoints);
     return Chosen{open_verified(folder, steps.back(), world), {}};
 }
 
@@ -171,7 +189,8 @@ std::optional<Resumed> resume(Trainer& trainer, const Config& config, uint64_t d
                               std::shared_ptr<Disk> disk) {
     const std::string& load = config.checkpoint.load;
     if (load.empty()) return std::nullopt;
-    const Target target = target_of(load, save_folder);
+    Target target = target_of(load, save_folder);
+    if (load != "auto") enter_run(target, *disk, world);
     std::unique_ptr<CheckpointFolder> folder;
     on_all_ranks(world, [&] { folder = std::make_unique<CheckpointFolder>(std::move(disk), target.folder); });
     const auto chosen = choose(load, target, *folder, world);

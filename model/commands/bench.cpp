@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // `fp8flow bench`: single operations, each at given shapes, against what the machine can do.
-#include "model/base/build_info.h"
 #include "model/base/output.h"
+#include "model/base/provenance.h"
 #include "model/bench/report.h"
 #include "model/bench/suite.h"
 #include "model/commands/commands.h"
@@ -154,11 +154,7 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
     if (speaks && !options.out.empty()) folder.emplace(options.out);
     Runner runner(product_backends(options, choice), choice, world, measure_options(options, choice));
 
-    Provenance provenance{.gpu = choice.kind == BackendKind::hopper ? runner.device_name() : "",
-                          .date = format_timestamp(std::chrono::system_clock::now()).substr(0, 10),
-                          .commit = build_commit(),
-                          .command = options.command,
-                          .gpus = choice.kind == BackendKind::hopper ? world.size() : 0};
+    const Provenance provenance = make_provenance(options.command, choice, world.size());
     if (speaks) fmt::print("{}\ndevice: {}\n", choice.note, runner.device_name());
     if (options.capture) {
         for (const Item& item : items)
@@ -177,7 +173,7 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
                        items[i].shape.short_text());
         }
         for (Row& row : runner.measure(*items[i].what, items[i].shape, items[i].regimes)) {
-            add_peer(row, peers, provenance.gpu, world.size());
+            add_peer(row, peers, provenance.machine.gpu, world.size());
             rows.push_back(std::move(row));
         }
         // after each, so that a suite that is interrupted leaves what it has

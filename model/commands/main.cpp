@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The program: reads the command line, starts the ranks, reports errors once. The only place that reads the
-// environment (MPI's own variables apart). Read next: commands.h.
+// environment, apart from the libraries (MPI, CUDA, OpenMP) themselves. Read next: commands.h.
 #include "kernels/comm/mpi_session.h"
 #include "kernels/core/error.h"
 #include "model/commands/commands.h"
@@ -70,6 +70,12 @@ int64_t launcher_value(const char* name, int64_t otherwise) {
     const char* value = std::getenv(name);
     return value != nullptr ? std::atoll(value) : otherwise;
 }
+// True where mpirun (or another launcher) started this process as one of several ranks or of one.
+bool launched() {
+    for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"})
+        if (std::getenv(name) != nullptr) return true;
+    return false;
+}
 Placement placement() {
     return {.num_ranks = launcher_value("OMPI_COMM_WORLD_SIZE", 1),
             .ranks_on_host = std::max<int64_t>(1, launcher_value("OMPI_COMM_WORLD_LOCAL_SIZE", 1)),
@@ -114,12 +120,22 @@ int bench_on_ranks(const BenchOptions& options) {
     return on_ranks(options, run_bench, [](int) { return kDeadline; });
 }
 
+// An argument as a shell takes it.
+std::string quoted(const std::string& argument) {
+    constexpr std::string_view kPlain =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,:/@%";
+    if (!argument.empty() && argument.find_first_not_of(kPlain) == std::string::npos) return argument;
+    std::string text = "'";
+    for (const char c : argument) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    return text + "'";
+}
+
 // The command as it was typed, with the ranks it was started on.
 std::string typed(int argc, char** argv) {
     std::string text = "fp8flow";
     const int64_t ranks = launcher_value("OMPI_COMM_WORLD_SIZE", 1);
     if (ranks > 1) text = fmt::format("mpirun -n {} fp8flow", ranks);
-    for (int i = 1; i < argc; ++i) text += std::string(" ") + argv[i];
+    for (int i = 1; i < argc; ++i) text += " " + quoted(argv[i]);
     return text;
 }
 
@@ -133,7 +149,7 @@ int report(std::exception_ptr error) {
 
 // What is wrong with the command line, every rank of a job sees.
 int report_usage(std::exception_ptr error) {
-    if (!MpiSession::launched()) return report(error);
+    if (!launched()) return report(error);
     MpiSession mpi;
     report_and_abort(mpi, error);
 }
@@ -197,8 +213,7 @@ struct CommandLine {
         train
             ->add_option("--resume", resume,
                          "go on from a checkpoint: auto (the newest whole one below --out, or begin anew), "
-                         "or a folder "
-                         "(checkpoint.load)")
+                         "or a run's folder, its folder of checkpoints, or one of them (checkpoint.load)")
             ->take_last();
         train->add_flag("--tensor-stats", tensor_stats,
                         "report underflow, saturation, scales and error of every quantised tensor");

@@ -2,6 +2,7 @@
 // `fp8flow plan`: what a run will need, without running it.
 #include "model/plan/plan.h"
 #include "model/base/output.h"
+#include "model/base/provenance.h"
 #include "model/commands/commands.h"
 #include "model/config/config.h"
 
@@ -18,7 +19,7 @@ int run_plan(const RunOptions& options, std::optional<int64_t> gpus,
     fmt::print("{}", plan_text(config, plan));
     if (json_name) {
         const OutputFolder folder(config.output.out);
-        folder.write_atomic(*json_name, plan_json(config, plan));
+        folder.write_atomic(*json_name, plan_json(config, plan, make_provenance(options.command, {}, 1)));
         fmt::print("written: {}\n", folder.path_of(*json_name));
     }
     return 0;

@@ -36,13 +36,14 @@ class ProfileRun {
 public:
     ProfileRun(const RunOptions& options, ProcessGroup& world)
         : world_(world),
-          command_(options.command),
           config_(profiled_config(
               load_config(options.config_path, options.overrides, world.size(), options.hf_config),
               options.measured_steps)),
           backend_(choose_backend(options.backend, options.placement, world)),
           arms_(recipe_arms(config_, config_.profile.profile_recipes, options.ablation)),
           eta_(profiled_steps(config_.profile) * static_cast<int64_t>(arms_.size())) {
+        profile_.provenance = make_provenance(options.command, backend_, world.size());
+        profile_.ablation = options.ablation != Ablation::none;
         for (const Arm& arm : arms_) check_config(arm.config, world.size());
         if (world.rank() == 0) {
             folder_.emplace(config_.output.out);
@@ -58,8 +59,6 @@ public:
         profile_.ranks = world_.size();
         profile_.steps = spec.profile_step_end - spec.profile_step_start;
         profile_.routing = kRoutings[static_cast<size_t>(spec.routing)];
-        profile_.date = format_timestamp(std::chrono::system_clock::now());
-        profile_.command = command_;
         log_.line(fmt::format(
             "routing: {}; {} to warm up, {} timed stage by stage, {} timed as a whole, for each recipe",
             profile_.routing, counted(spec.profile_step_start, "step"), profile_.steps, profile_.steps));
@@ -79,8 +78,12 @@ public:
                 "times over {} and {}",
                 arm.name, counted(profile_.steps, "step"), counted(world_.size(), "rank")));
             log_.line(arm_table(profile_.arms.back()));
-            log_.line(memory_table({profile_.arms.back().parameters, profile_.arms.back().saved,
-                                    profile_.arms.back().activation_bytes}));
+            const ArmProfile& done = profile_.arms.back();
+            log_.line(memory_table({.parameters = done.parameters,
+                                    .saved = done.saved,
+                                    .saved_reserved = done.saved_reserved,
+                                    .saved_used = done.saved_used,
+                                    .activations = done.activation_bytes}));
         }
         write_traces();
         if (world_.rank() == 0) report();
@@ -140,13 +143,16 @@ private:
         log_.line(side_by_side_table(profile_));
         log_.line(summary_table(profile_));
         log_.line(fmt::format(kLegend, format_si(profile_.machine.bf16_flops)));
+        if (profile_.ablation)
+            log_.line(
+                "  no noise floor: no arm runs twice; a difference smaller than an arm's spread over its "
+                "steps is none");
         log_.line(fmt::format(
             "  files  {}/: profile.json, profile.svg, trace.rank*.json (ui.perfetto.dev), profile.log",
             folder_->path()));
     }
 
     ProcessGroup& world_;
-    std::string command_;
     Config config_;
     BackendChoice backend_;
     std::vector<Arm> arms_;

@@ -2,6 +2,7 @@
 // `fp8flow replay`: one MoE layer forward and backward on tensors from a file, for comparison with other
 // implementations.
 #include "kernels/core/scalar_math.h"
+#include "model/base/provenance.h"
 #include "model/commands/commands.h"
 #include "model/config/hf_config.h"
 #include "model/replay/layer.h"
@@ -90,8 +91,9 @@ public:
         if (replay_.intermediates)
             write(fmt::format("intermediates.rank{}.safetensors", world_.rank()), layer_->intermediates());
         if (backward) write_gradients();
+        if (world_.rank() == 0) write_summary(backward);
         world_.barrier();
-        log_.line(fmt::format("written: {}/replay.safetensors{}{}", folder_.path(),
+        log_.line(fmt::format("written: {}/replay.safetensors, replay.json{}{}", folder_.path(),
                               backward ? ", gradients/" : "; no grad_output in the input, so no backward",
                               replay_.intermediates ? ", intermediates.rankN.safetensors" : ""));
         return 0;
@@ -196,6 +198,22 @@ private:
         }
         writer.finish();
         file.commit();
+    }
+
+    // What the tensors came from.
+    void write_summary(bool backward) const {
+        nlohmann::json summary = {{"input", replay_.input},
+                                  {"weights", replay_.weights.empty() ? replay_.input : replay_.weights},
+                                  {"layer", replay_.layer},
+                                  {"norm", replay_.norm},
+                                  {"backward", backward},
+                                  {"recipe", std::string(recipe_name(config_.precision.recipe))},
+                                  {"tokens", tokens_},
+                                  {"ranks", world_.size()},
+                                  {"config", dump_config(config_)}};
+        add_provenance(summary, make_provenance(replay_.command, backend_, world_.size()));
+        folder_.write_atomic("replay.json",
+                             summary.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
     }
 
     // Under the names of the weights, from the ranks that hold everything together.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // `fp8flow train`: steps with progress, held-out evaluation, metrics, a picture and a summary.
 #include "layers/tensor_stats.h"
+#include "model/base/provenance.h"
 #include "model/checkpoint/agree.h"
 #include "model/checkpoint/resume.h"
 #include "model/checkpoint/saver.h"
@@ -43,7 +44,7 @@ std::string tensor_stats_table(const TensorStats& stats) {
     return table.text(2);
 }
 
-nlohmann::json tensor_stats_json(const TensorStats& stats) {
+nlohmann::json tensor_stats_json(const TensorStats& stats, const Provenance& provenance) {
     nlohmann::json rows = nlohmann::json::array();
     for (const TensorStatsRow& row : stats.rows()) {
         rows.push_back({{"tensor", row.tensor},
@@ -54,6 +55,7 @@ nlohmann::json tensor_stats_json(const TensorStats& stats) {
                         {"scale min", row.scale_min},
                         {"scale max", row.scale_max}});
         if (row.has_source) rows.back()["nmse"] = row.nmse();
+        add_provenance(rows.back(), provenance);
     }
     return rows;
 }
@@ -65,6 +67,7 @@ public:
           config_path_(options.config_path),
           config_(load_config(options.config_path, options.overrides, world.size(), options.hf_config)),
           backend_(choose_backend(options.backend, options.placement, world)),
+          provenance_(make_provenance(options.command, backend_, world.size())),
           folder_(open_folder(config_, world)),
           export_(export_plan(config_, options.export_format)) {
         find_checkpoints();
@@ -209,13 +212,26 @@ private:
         losses_.x.push_back(static_cast<double>(iteration));
         losses_.y.push_back(result.lm_loss);
         last_ = result;
-        if (iteration == config_.training.train_iters)
-            memory_ = {trainer_->parameter_bytes(), trainer_->saved_bytes(), result.peak_bytes};
+        if (iteration == config_.training.train_iters) keep_memory(result);
         if (iteration % config_.output.log_interval == 0 || iteration == config_.training.train_iters)
             log_.line(step_line(config_, result, world_.size(), eta_->seconds_left()));
-        if (metrics_) metrics_->write_json(step_json(config_, result, world_.size()));
+        if (metrics_) {
+            nlohmann::json record = step_json(config_, result, world_.size());
+            if (iteration == first_step_ + 1) add_provenance(record, provenance_);
+            metrics_->write_json(record);
+        }
         if (events_ && iteration % config_.output.tensorboard_log_interval == 0)
             events_->step(config_, result, world_.size(), parameter_bytes_ + result.peak_bytes);
+    }
+
+    // Of the last step, with nothing in flight.
+    void keep_memory(const StepResult& result) {
+        const Trainer::SavedMemory saved = trainer_->saved_memory();
+        memory_ = {.parameters = trainer_->parameter_bytes(),
+                   .saved = trainer_->saved_bytes(),
+                   .saved_reserved = saved.reserved,
+                   .saved_used = saved.used,
+                   .activations = result.peak_bytes};
     }
 
     // What a resumed run has behind it stays in metrics.jsonl and in the picture.
@@ -291,14 +307,16 @@ private:
             "  casts          {} explicit per step on rank 0, in {}", last_.casts,
             micro_batches == 1 ? "1 micro-batch" : fmt::format("{} micro-batches", micro_batches)));
         log_.line(memory_table(memory_));
-        folder_->write_atomic("memory.json", memory_json(memory_).dump(2) + "\n");
+        nlohmann::json memory = memory_json(memory_);
+        add_provenance(memory, provenance_);
+        folder_->write_atomic("memory.json", memory.dump(2) + "\n");
         if (config_.output.tensor_stats) {
             log_.line(stats_.rows().empty()
                           ? fmt::format("  no quantised tensor was observed (recipe {}, every {} iterations)",
                                         recipe_name(config_.precision.recipe),
                                         config_.output.tensor_stats_interval)
                           : tensor_stats_table(stats_));
-            folder_->write_atomic("tensor_stats.json", tensor_stats_json(stats_).dump(2) + "\n");
+            folder_->write_atomic("tensor_stats.json", tensor_stats_json(stats_, provenance_).dump(2) + "\n");
         }
         log_.line(fmt::format("  files          {}/", folder_->path()));
         log_.line(fmt::format("                 config.yaml, train.log, {}loss.svg, memory.json{}",
@@ -320,6 +338,7 @@ private:
     std::string config_path_;
     Config config_;
     BackendChoice backend_;
+    Provenance provenance_;
     std::optional<OutputFolder> folder_;
     std::optional<ExportChoice> export_;
     std::shared_ptr<const TokenSource> data_;

@@ -2,6 +2,7 @@
 // `fp8flow validate`: the same data, seed and initial weights under every recipe, compared with BF16 and with
 // a control arm.
 #include "model/validate/validate.h"
+#include "model/base/provenance.h"
 #include "model/commands/commands.h"
 #include "model/report/progress.h"
 #include "model/report/run_report.h"
@@ -23,6 +24,7 @@ public:
         : world_(world),
           config_(load_config(options.config_path, options.overrides, world.size(), options.hf_config)),
           backend_(choose_backend(options.backend, options.placement, world)),
+          provenance_(make_provenance(options.command, backend_, world.size())),
           arms_(make_arms(config_, options.ablation)),
           eta_(config_.training.train_iters * static_cast<int64_t>(arms_.size())) {
         require(config_.validate.warmup_iters < config_.training.train_iters, ExitCode::usage,
@@ -78,11 +80,14 @@ private:
         for (int64_t i = 0; i < arm.config.training.train_iters; ++i)
             if (const auto result = trainer.step()) report(*result);
         if (const auto result = trainer.drain()) report(*result);
+        const Trainer::SavedMemory saved = trainer.saved_memory();
         if (config_.training.eval_iters > 0) curve.held_out = trainer.evaluate(config_.training.eval_iters);
         std::nth_element(seconds.begin(), seconds.begin() + seconds.size() / 2, seconds.end());
         curve.seconds_per_step = seconds[seconds.size() / 2];
         for (const auto& [category, bytes] : trainer.saved_bytes())
             curve.saved_bytes += static_cast<double>(bytes);
+        curve.saved_reserved = static_cast<double>(saved.reserved);
+        curve.saved_used = static_cast<double>(saved.used);
         return curve;
     }
 
@@ -106,7 +111,7 @@ private:
     int report() {
         const ValidateSpec& v = config_.validate;
         std::vector<Comparison> comparisons;
-        double noise = 0;
+        std::optional<double> noise;
         for (size_t i = 1; i < curves_.size(); ++i) {
             comparisons.push_back(compare(curves_[i], curves_.front(), v.ema_decay, v.warmup_iters));
             if (curves_[i].name == kControlArm) noise = comparisons.back().max;
@@ -126,14 +131,14 @@ private:
             "relative loss error |EMA - EMA_bf16| / EMA_bf16 over iterations {} to {}, bar {}:",
             v.warmup_iters + 1, config_.training.train_iters, format_percent(v.max_relative_loss_error)));
         log_.line(table(comparisons, verdicts));
-        const bool noisy = noise > 0.5 * v.max_relative_loss_error;
-        if (!v.control_arm) log_.line("  no control arm: the noise floor is unknown (validate.control_arm)");
+        const bool noisy = noise && *noise > 0.5 * v.max_relative_loss_error;
+        if (!noise) log_.line("  no noise floor: no control arm ran (validate.control_arm=true runs one)");
         if (noisy)
             log_.line(fmt::format(
                 "  inconclusive: another summation order of bf16 alone moves the loss by {}, more than half "
                 "the bar; use more tokens per step (training.global_batch_size), a lower training.lr, or "
                 "stronger smoothing (validate.ema_decay)",
-                format_percent(noise, 4)));
+                format_percent(*noise, 4)));
         log_.line(
             fmt::format("  files  {}/: loss.svg, loss.jsonl, validate.json, validate.log", folder_->path()));
         log_.line(fmt::format("verdict: {}", all_pass ? "pass" : noisy ? "inconclusive" : "miss"));
@@ -181,12 +186,13 @@ private:
     }
 
     nlohmann::json json(const std::vector<Comparison>& comparisons, const std::vector<std::string>& verdicts,
-                        double noise) const {
+                        std::optional<double> noise) const {
         const ValidateSpec& v = config_.validate;
         nlohmann::json result = {
-            {"bar", v.max_relative_loss_error}, {"noise floor", noise},
+            {"bar", v.max_relative_loss_error}, {"noise floor", noise ? nlohmann::json(*noise) : nullptr},
             {"warmup_iters", v.warmup_iters},   {"ema_decay", v.ema_decay},
             {"ranks", world_.size()},           {"iterations", config_.training.train_iters}};
+        add_provenance(result, provenance_);
         for (size_t i = 0; i < curves_.size(); ++i) {
             const Curve& curve = curves_[i];
             nlohmann::json arm = {{"arm", curve.name},
@@ -194,6 +200,8 @@ private:
                                   {"casts per step", curve.casts_per_step},
                                   {"wire bytes per step", curve.wire_bytes_per_step},
                                   {"saved bytes", curve.saved_bytes},
+                                  {"saved bytes reserved", curve.saved_reserved},
+                                  {"saved bytes used", curve.saved_used},
                                   {"seconds per step", curve.seconds_per_step},
                                   {"verdict", i == 0 ? "baseline" : verdicts[i - 1]}};
             if (i > 0) {
@@ -239,6 +247,7 @@ private:
     ProcessGroup& world_;
     Config config_;
     BackendChoice backend_;
+    Provenance provenance_;
     std::vector<Arm> arms_;
     EtaEstimator eta_;
     std::optional<OutputFolder> folder_;

@@ -370,8 +370,8 @@ void add_checkpoint(std::vector<ConfigField>& fields) {
     fields.push_back(integer(s, "save_interval", AT(checkpoint.save_interval), {.min = 0},
                              "steps between checkpoints, and one after the last step; 0: none"));
     fields.push_back(optional_text(s, "load", AT(checkpoint.load),
-                                   "go on from: auto (the newest whole one of this run, if any), a folder of "
-                                   "checkpoints, or one of them; --resume sets it"));
+                                   "go on from: auto (the newest whole one of this run, if any), a run's "
+                                   "folder, a folder of checkpoints, or one of them; --resume sets it"));
     fields.push_back(integer(s, "most_recent_k", AT(checkpoint.most_recent_k), {.min = 0, .max = 1 << 20},
                              "newest checkpoints that are kept; 0: all"));
     fields.push_back(boolean(s, "async_save", AT(checkpoint.async_save),

@@ -240,7 +240,8 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
         {"Adam moments (FP32)", 8 * parameters, "8 bytes x " + of},
         {"main gradients (FP32)", 4 * parameters, "4 bytes x " + of},
         {"saved activations", saved_bytes(config, config.recompute, capacity),
-         fmt::format("{:.0f} tokens and room for {:.0f} rows, {} layers", tokens, capacity, m.num_layers)},
+         fmt::format("reserved: {:.0f} tokens and room for {:.0f} rows, {} layers", tokens, capacity,
+                     m.num_layers)},
         {"logits and their gradient", head_tokens * vocabulary * (4 + 2),
          fmt::format("{:.0f} tokens at a time x {:.0f} x 6", head_tokens, vocabulary)},
         {"MoE workspace", capacity * workspace_row,
@@ -318,6 +319,8 @@ RunPlan make_plan(const Config& config, int64_t gpus) {
     plan.balanced_rows = balanced_rows(config);
     plan.row_capacity = rank_row_capacity(config);
     plan.memory = memory_items(config, gpus);
+    plan.saved_reserved = saved_bytes(config, config.recompute, plan.row_capacity);
+    plan.saved_used = saved_bytes(config, config.recompute, plan.balanced_rows);
     plan.recompute = recompute_choices(config);
     plan.wire = wire_bytes(config);
     plan.distinct_ranks = expected_distinct_ranks(config.moe, config.parallel.expert_model_parallel_size);

@@ -4,6 +4,7 @@
 // check by hand counts.
 #pragma once
 
+#include "model/base/provenance.h"
 #include "model/config/config.h"
 
 #include <string>
@@ -58,6 +59,8 @@ struct RunPlan {
     double balanced_rows = 0;  // received rows of one rank and layer with even load, pads included
     double row_capacity = 0;   // rows that memory is set aside for
     std::vector<MemoryItem> memory;
+    double saved_reserved = 0;  // saved activations with row_capacity rows a layer
+    double saved_used = 0;      // with balanced_rows
     std::vector<RecomputeChoice> recompute;
     std::vector<WireItem> wire;
     double distinct_ranks = 0;  // expected number of ranks a token is sent to, its own included
@@ -74,7 +77,7 @@ struct RunPlan {
 RunPlan make_plan(const Config& config, int64_t gpus);
 
 std::string plan_text(const Config& config, const RunPlan& plan);
-std::string plan_json(const Config& config, const RunPlan& plan);
+std::string plan_json(const Config& config, const RunPlan& plan, const Provenance& provenance);
 
 // The parts, for tests and for `profile`.
 std::vector<ParameterPart> count_parameters(const Config& config);

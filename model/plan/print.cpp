@@ -58,7 +58,9 @@ std::string memory_table(const Config& config, const RunPlan& plan) {
         if (item.bytes > 0)
             out += fmt::format("  {:<26}{:>18}   {}\n", item.category, size_text(item.bytes), item.formula);
     }
-    return out + fmt::format("  {:<26}{:>18}\n", "sum", size_text(plan.total_bytes()));
+    out += fmt::format("  {:<26}{:>18}\n", "sum", size_text(plan.total_bytes()));
+    return out +
+           fmt::format("  of saved activations {} are used with even load\n", size_text(plan.saved_used));
 }
 
 std::string recompute_table(const RunPlan& plan) {
@@ -136,7 +138,7 @@ std::string plan_text(const Config& config, const RunPlan& plan) {
     return out;
 }
 
-std::string plan_json(const Config& config, const RunPlan& plan) {
+std::string plan_json(const Config& config, const RunPlan& plan, const Provenance& provenance) {
     using nlohmann::ordered_json;
     ordered_json json;
     json["recipe"] = std::string(recipe_name(config.precision.recipe));
@@ -157,7 +159,9 @@ std::string plan_json(const Config& config, const RunPlan& plan) {
     }
     json["memory_bytes"] = {{"total", plan.total_bytes()},
                             {"balanced_rows", plan.balanced_rows},
-                            {"row_capacity", plan.row_capacity}};
+                            {"row_capacity", plan.row_capacity},
+                            {"saved_reserved", plan.saved_reserved},
+                            {"saved_used", plan.saved_used}};
     for (const auto& item : plan.memory) {
         json["memory_bytes"]["categories"].push_back({{"category", item.category}, {"bytes", item.bytes}});
     }
@@ -173,6 +177,7 @@ std::string plan_json(const Config& config, const RunPlan& plan) {
         json["wire_bytes_per_layer"]["legs"].push_back(
             {{"leg", leg.leg}, {"forward", leg.forward}, {"backward", leg.backward}});
     }
+    add_provenance(json, provenance);
     return json.dump(2);
 }
 

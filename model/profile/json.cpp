@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 // profile.json: every number of the tables, with what is needed to read them later.
-#include "model/base/build_info.h"
 #include "model/profile/profile.h"
 
 #include <nlohmann/json.hpp>
@@ -39,10 +38,7 @@ json json_of(const ProfileRow& row) {
 }  // namespace
 
 std::string profile_json(const Profile& profile, const Config& config) {
-    json result = {{"command", profile.command},
-                   {"date", profile.date},
-                   {"commit", build_commit()},
-                   {"ranks", profile.ranks},
+    json result = {{"ranks", profile.ranks},
                    {"steps", profile.steps},
                    {"routing", profile.routing},
                    {"machine",
@@ -54,6 +50,8 @@ std::string profile_json(const Profile& profile, const Config& config) {
                      {"peer store bytes per second", profile.machine.peer_store}}},
                    {"config", dump_config(config)},
                    {"recipes", json::array()}};
+    add_provenance(result, profile.provenance);
+    if (profile.ablation) result["noise floor"] = nullptr;  // no arm runs twice
     const double base = profile.arms.empty() ? 0 : profile.arms.front().layer.median;
     for (const ArmProfile& arm : profile.arms) {
         json rows = json::array();
@@ -79,6 +77,8 @@ std::string profile_json(const Profile& profile, const Config& config) {
             {"expert load max over mean", arm.expert_load},
             {"rank load max over mean", arm.rank_load},
             {"saved bytes", arm.saved},
+            {"saved bytes reserved", arm.saved_reserved},
+            {"saved bytes used", arm.saved_used},
             {"parameter bytes", arm.parameters},
             {"activation bytes", arm.activation_bytes},
             {"rows", rows}};

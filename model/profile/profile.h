@@ -6,6 +6,7 @@
 
 #include "kernels/comm/process_group.h"
 #include "kernels/core/stage_timer.h"
+#include "model/base/provenance.h"
 #include "model/config/config.h"
 
 #include <functional>
@@ -83,6 +84,7 @@ struct ArmProfile {
     double wire_seconds = 0;  // plan, dispatch and combine of one layer: nothing runs beside them
     double casts = 0;         // of one layer
     std::map<std::string, int64_t> saved, parameters;  // bytes of rank 0 by category
+    int64_t saved_reserved = 0, saved_used = 0;        // Trainer::saved_memory
     int64_t activation_bytes = 0;
     std::vector<StageSpan> trace;  // this rank's last step
 
@@ -104,7 +106,9 @@ struct Profile {
     std::vector<ArmProfile> arms;  // speed-ups are over the first
     MachineRates machine;
     int64_t ranks = 1, steps = 0;
-    std::string routing, date, command;
+    std::string routing;
+    Provenance provenance;
+    bool ablation = false;  // arms are the flow with one optimisation off
 };
 
 std::string arm_table(const ArmProfile& arm);            // every stage of one recipe

@@ -64,6 +64,9 @@ public:
         });
         capture->end_capture();
         result_.saved = trainer_->saved_bytes();
+        const Trainer::SavedMemory memory = trainer_->saved_memory();
+        result_.saved_reserved = memory.reserved;
+        result_.saved_used = memory.used;
         result_.parameters = trainer_->parameter_bytes();
     }
 

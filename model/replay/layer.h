@@ -38,6 +38,7 @@ public:
     std::vector<WeightTarget> gradients();  // values: the main gradients
     ParameterStore& parameters() { return store_; }
     Device& device() { return ops_->device(); }
+    const Ops& ops() const { return *ops_; }
     ProcessGroup& expert_parallel_group() { return *groups_.expert_parallel; }
     const std::string& exchange_note() const { return exchange_note_; }
 

@@ -134,6 +134,8 @@ std::string memory_table(const MemoryUse& memory) {
     Table table({{"memory of rank 0", Align::left}, {"bytes"}});
     add_memory_rows(table, "parameters", memory.parameters);
     add_memory_rows(table, "saved for the backward", memory.saved);
+    table.add_row({"saved, reserved", format_bytes(static_cast<double>(memory.saved_reserved))});
+    table.add_row({"saved, used", format_bytes(static_cast<double>(memory.saved_used))});
     table.add_row(
         {"activations with workspace, peak", format_bytes(static_cast<double>(memory.activations))});
     return table.text(2);
@@ -144,6 +146,8 @@ nlohmann::json memory_json(const MemoryUse& memory) {
             {"parameters, sum", sum_of(memory.parameters)},
             {"saved for backward", memory.saved},
             {"saved for backward, sum", sum_of(memory.saved)},
+            {"saved for backward, reserved", memory.saved_reserved},
+            {"saved for backward, used", memory.saved_used},
             {"activations, peak", memory.activations}};
 }
 

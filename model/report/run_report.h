@@ -43,8 +43,10 @@ std::string data_text(const Config& config, const TokenSource& data);
 // Bytes of one rank by category, at the peak of a step.
 struct MemoryUse {
     std::map<std::string, int64_t> parameters;  // weights, their copies, masters, moments, gradients
-    std::map<std::string, int64_t> saved;       // kept from forward to backward
-    int64_t activations = 0;                    // saved + workspace
+    // Kept from forward to backward; routed rows as the capacity that is set aside for them.
+    std::map<std::string, int64_t> saved;
+    int64_t saved_reserved = 0, saved_used = 0;  // Trainer::saved_memory
+    int64_t activations = 0;                     // saved + workspace
 };
 std::string memory_table(const MemoryUse& memory);  // the largest categories
 nlohmann::json memory_json(const MemoryUse& memory);

@@ -437,6 +437,21 @@ std::map<std::string, int64_t> Trainer::saved_bytes() const {
     return bytes;
 }
 
+Trainer::SavedMemory Trainer::saved_memory() const {
+    FP8FLOW_CHECK(flights_.empty(), "saved memory with {} steps in flight", flights_.size());
+    SavedMemory memory{.reserved = saved_->reserved_bytes(), .used = saved_->peak_bytes()};
+    if (delayed_) {
+        memory.reserved += delayed_->arena().reserved_bytes();
+        memory.used += delayed_->arena().peak_bytes();
+    }
+    if (!rows_) return memory;
+    memory.reserved += rows_->reserved_bytes();
+    const double rows = static_cast<double>(rows_->used_rows());
+    for (const auto& [kind, per_row] : rows_->bytes_per_row())
+        memory.used += static_cast<int64_t>(per_row * rows);
+    return memory;
+}
+
 int64_t Trainer::allocations() const {
     return saved_->num_growths() + scratch_->num_growths() + (rows_ ? rows_->num_growths() : 0) +
            (delayed_ ? delayed_->arena().num_growths() : 0);

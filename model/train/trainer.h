@@ -99,6 +99,11 @@ public:
     // Bytes saved for the backward at the peak of the last step, by category, this rank; routed rows per
     // category as capacity.
     std::map<std::string, int64_t> saved_bytes() const;
+    // The same as two sums: taken from the device, and filled by the last micro-batch. Nothing is in flight.
+    struct SavedMemory {
+        int64_t reserved = 0, used = 0;
+    };
+    SavedMemory saved_memory() const;
     std::map<std::string, int64_t> parameter_bytes() const { return transformer_->parameters().bytes(); }
     int64_t allocations() const;  // must not rise once warm
 

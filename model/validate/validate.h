@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,10 +12,11 @@ namespace fp8flow {
 
 struct Curve {
     std::string name;
-    std::vector<double> loss, grad_norm;  // one per step
-    double held_out = 0;                  // nats; 0: not evaluated
-    double seconds_per_step = 0;          // median
-    double saved_bytes = 0;               // for the backward, at the peak of the last step
+    std::vector<double> loss, grad_norm;        // one per step
+    double held_out = 0;                        // nats; 0: not evaluated
+    double seconds_per_step = 0;                // median
+    double saved_bytes = 0;                     // for the backward, at the peak of the last step
+    double saved_reserved = 0, saved_used = 0;  // Trainer::saved_memory
     double wire_bytes_per_step = 0;
     int64_t casts_per_step = 0;
 };
@@ -35,7 +37,8 @@ Comparison compare(const Curve& arm, const Curve& baseline, double decay, int64_
 
 enum class Verdict { pass, miss, inconclusive };
 const char* name_of(Verdict verdict);
-// noise: the control arm's maximum; inconclusive where it exceeds half the bar.
-Verdict judge(double max_error, double noise, double bar);
+// noise: the control arm's maximum; inconclusive where it exceeds half the bar. Without a control arm there
+// is no noise floor, and the bar alone decides.
+Verdict judge(double max_error, std::optional<double> noise, double bar);
 
 }  // namespace fp8flow

@@ -3,6 +3,7 @@
 // bytes that the shape moves; exchanges on two ranks; wrong command lines are refused with the nearest name.
 #include "kernels/ops/list.h"
 #include "tests/cli/command.h"
+#include "tests/cli/provenance.h"
 #include "tests/support/files.h"
 
 #include <gtest/gtest.h>
@@ -51,6 +52,7 @@ void expect_whole(const json& row) {
     EXPECT_EQ(row.at("gpu"), "") << name;
     EXPECT_EQ(row.at("date").get<std::string>().size(), 10u) << name;
     EXPECT_FALSE(row.at("commit").get<std::string>().empty()) << name;
+    expect_provenance(row, "fp8flow bench ", row.at("machine").at("ranks"));
     EXPECT_EQ(row.at("regime"), "host") << name;
     EXPECT_TRUE(row.at("shape").is_string()) << name;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // `fp8flow plan` for every shipped configuration, at the number of GPUs it is meant for.
 #include "tests/cli/command.h"
+#include "tests/cli/provenance.h"
 #include "tests/support/files.h"
 
 #include <gtest/gtest.h>
@@ -64,7 +65,9 @@ TEST(Plan, JsonGoesBelowOutAndNothingElseIsWritten) {
     line.insert(line.end(), {"--out", "plans", "--json", "plan.json"});
     const CommandResult plan = fp8flow_alone(line, folder.path());
     ASSERT_EQ(plan.status, 0) << plan.err;
-    EXPECT_TRUE(nlohmann::json::parse(read_whole(folder.path("plans/plan.json"))).is_object());
+    const auto json = nlohmann::json::parse(read_whole(folder.path("plans/plan.json")));
+    expect_provenance(json, "fp8flow plan ", 1);
+    EXPECT_LT(json.at("memory_bytes").at("saved_used"), json.at("memory_bytes").at("saved_reserved"));
     line.back() = "../plan.json";
     const CommandResult outside = fp8flow_alone(line, folder.path());
     EXPECT_EQ(outside.status, 15) << outside.err;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // `fp8flow profile`: its files, sums that agree, all recipes, the ablation, and routing as asked.
 #include "tests/cli/command.h"
+#include "tests/cli/provenance.h"
 #include "tests/support/files.h"
 #include "tests/support/xml.h"
 
@@ -96,6 +97,10 @@ TEST(Profile, WritesItsFilesAndSumsAgree) {
         const std::string command = json::parse(read_whole(out + "/profile.json")).at("command");
         expect_contains(command, "--set parallel.expert_model_parallel_size=" + std::to_string(ranks));
         EXPECT_EQ(files, wanted);
+        const json written = json::parse(read_whole(out + "/profile.json"));
+        expect_provenance(written, "fp8flow profile ", ranks);
+        EXPECT_TRUE(written.at("machine").at("device").is_string());
+        EXPECT_FALSE(written.contains("noise floor"));
         expect_well_formed(read_whole(out + "/profile.svg"));
         for (int r = 0; r < ranks; ++r)
             expect_trace(json::parse(read_whole(out + "/trace.rank" + std::to_string(r) + ".json")), r,
@@ -110,6 +115,8 @@ TEST(Profile, WritesItsFilesAndSumsAgree) {
             EXPECT_EQ(recipe.at("layer seconds by step").size(), 2u);
             EXPECT_EQ(recipe.at("layer clock hertz").at("median"), 0.0) << "the host's clock is not known";
             EXPECT_NEAR(layer_sum(recipe, "share"), 1.0, 1e-9) << name;
+            EXPECT_GT(recipe.at("saved bytes used").get<int64_t>(), 0) << name;
+            EXPECT_LT(recipe.at("saved bytes used"), recipe.at("saved bytes reserved")) << name;
             EXPECT_GT(recipe.at("flops per second per gpu").get<double>(), 0) << name;
             EXPECT_NEAR(recipe.at("expert load max over mean").get<double>(), 1.0, 1e-9);
             for (const json& row : recipe.at("rows")) {
@@ -167,6 +174,8 @@ TEST(Profile, AblationAddsTheSwitchesOfTheFlow) {
     for (const char* name : {"fp8_flow", "no_quantize_first", "double_quant", "no_perm_pad", "no_act_fusion",
                              "no_norm_fusion", "+ moe_expert"})
         EXPECT_EQ(recipes.count(name), 1u) << name;
+    EXPECT_TRUE(json::parse(read_whole(folder.path("out/profile.json"))).at("noise floor").is_null());
+    expect_contains(run.out, "no noise floor");
     EXPECT_GT(recipes.at("double_quant").at("casts").get<double>(),
               recipes.at("fp8_flow").at("casts").get<double>());
     EXPECT_NE(row_of(recipes.at("+ moe_expert"), "moe layer", "fc1", "backward"), nullptr);

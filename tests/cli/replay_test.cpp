@@ -8,6 +8,7 @@
 #include "kernels/core/random.h"
 #include "kernels/core/scalar_math.h"
 #include "tests/cli/command.h"
+#include "tests/cli/provenance.h"
 #include "tests/support/files.h"
 
 #include <gtest/gtest.h>
@@ -150,6 +151,8 @@ TEST(Replay, RanksShareTokensAndExperts) {
         const CommandResult result =
             fp8flow_on_ranks(4, replay(input, four, with(kLayer, {"parallel.expert_model_parallel_size=2"})));
         ASSERT_EQ(result.status, 0) << result.err;
+        expect_provenance(nlohmann::json::parse(read_whole(one + "/replay.json")), "fp8flow replay ", 1);
+        expect_provenance(nlohmann::json::parse(read_whole(four + "/replay.json")), "fp8flow replay ", 4);
         const TensorSet a(one + "/replay.safetensors"), b(four + "/replay.safetensors");
         for (const char* name : {"output", "router_logits", "topk_weights", "grad_hidden_states"})
             EXPECT_EQ(floats(a, name), floats(b, name)) << name;

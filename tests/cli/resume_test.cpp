@@ -129,6 +129,18 @@ TEST(Resume, WhatItSays) {
     EXPECT_EQ(result.status, 0) << result.err;
     expect_contains(result.out, "0 iterations done");
 
+    // The run's own folder, its checkpoints, or one of them.
+    for (const char* named : {"", "/", "/checkpoints", "/checkpoints/step_00000009"}) {
+        result = fp8flow_alone(train(folder.path("other"), 1, {"--resume", out + named},
+                                     {"checkpoint.save_interval=0", "training.train_iters=9"}));
+        EXPECT_EQ(result.status, 0) << named << result.err;
+        expect_contains(result.out, out + "/checkpoints/step_00000009, 9 iterations done");
+    }
+    fs::create_directory(folder.path("empty"));
+    result = fp8flow_alone(train(folder.path("other"), 1, {"--resume", folder.path("empty")}));
+    EXPECT_EQ(result.status, static_cast<int>(ExitCode::checkpoint));
+    expect_contains(result.err, "empty: no checkpoint in it, nor in a folder checkpoints below it");
+
     // A damaged one, named itself.
     fs::resize_file(out + "/checkpoints/step_00000009/rank_0000.safetensors", 5000);
     result = run({"--resume", out + "/checkpoints/step_00000009/"});

@@ -2,6 +2,7 @@
 // `fp8flow train` as a user sees it: what it prints, what it writes and where, and that the same command
 // gives the same numbers.
 #include "tests/cli/command.h"
+#include "tests/cli/provenance.h"
 #include "tests/support/files.h"
 #include "tests/support/xml.h"
 
@@ -109,6 +110,16 @@ TEST(Train, PrintsStepsAndWritesItsFilesBelowOut) {
         const json memory = json::parse(read_whole(out + "/memory.json"));
         EXPECT_GT(memory.at("parameters").at("master").get<int64_t>(), 1000000);
         EXPECT_GT(memory.at("saved for backward, sum").get<int64_t>(), 100000);
+        expect_provenance(memory, "fp8flow train ", ranks);
+        const int64_t used = memory.at("saved for backward, used"),
+                      reserved = memory.at("saved for backward, reserved");
+        EXPECT_GT(used, 100000);
+        EXPECT_LT(used, reserved);
+        // the rows that arrived, not those that there is room for
+        EXPECT_LT(used, memory.at("saved for backward, sum").get<int64_t>());
+        const std::vector<json> records = records_of(out + "/metrics.jsonl");
+        expect_provenance(records[0], "fp8flow train ", ranks);
+        EXPECT_FALSE(records[1].contains("commit"));
         const std::vector<double> losses = losses_of(out);
         EXPECT_LT(losses.back(), losses.front() - 0.5);
         const json wire = records_of(out + "/metrics.jsonl")[0].at("wire bytes");
@@ -199,6 +210,7 @@ TEST(Train, TensorStatisticsOfEveryFp8Recipe) {
             const std::string name = std::string(recipe) + ": " + row.at("tensor").get<std::string>();
             const double values = row.at("values");
             EXPECT_GT(values, 1000) << name;
+            expect_provenance(row, "fp8flow train ", 1);
             EXPECT_LT(row.at("underflows"), 0.3 * values) << name;
             EXPECT_LT(row.at("saturations"), 0.3 * values) << name;
             EXPECT_GT(row.at("scale min"), 0.0) << name;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // `fp8flow validate`: verdicts and exit status, its files, and a planted fault that has to turn the verdict.
 #include "tests/cli/command.h"
+#include "tests/cli/provenance.h"
 #include "tests/support/files.h"
 #include "tests/support/xml.h"
 
@@ -44,6 +45,10 @@ Outcome outcome_of(int ranks, const std::string& out, const Texts& settings) {
     EXPECT_EQ(outcome.run.err, "");
     const json result = json::parse(read_whole(out + "/validate.json"));
     EXPECT_EQ(result.at("bar"), 0.002);
+    expect_provenance(result, "fp8flow validate ", ranks);
+    EXPECT_GT(result.at("noise floor").get<double>(), 0.0);
+    for (const json& arm : result.at("arms"))
+        EXPECT_LT(arm.at("saved bytes used"), arm.at("saved bytes reserved")) << arm;
     for (const json& arm : result.at("arms")) outcome.arms[arm.at("arm").get<std::string>()] = arm;
     return outcome;
 }
@@ -80,6 +85,22 @@ TEST(Validate, NoiseAboveHalfTheBarIsInconclusive) {
     EXPECT_EQ(run.status, 1);
     EXPECT_EQ(last_line(run.out), "verdict: inconclusive");
     expect_contains(run.out, "another summation order of bf16 alone moves the loss by");
+}
+
+TEST(Validate, WithoutAControlArmThereIsNoNoiseFloor) {
+    TemporaryFolder folder;
+    Texts line = validate(folder.path("out"), {"training.train_iters=6", "validate.control_arm=false",
+                                               "validate.warmup_iters=2", "validate.recipes=[bf16]"});
+    line.push_back("--ablate");
+    const CommandResult run = fp8flow_alone(line);
+    EXPECT_LE(run.status, 1) << run.err;
+    expect_contains(run.out, "no noise floor: no control arm ran");
+    const json result = json::parse(read_whole(folder.path("out/validate.json")));
+    EXPECT_TRUE(result.at("noise floor").is_null()) << result.at("noise floor");
+    EXPECT_EQ(result.at("arms").size(), 8u);  // bf16 and seven switches
+    for (const json& arm : result.at("arms")) EXPECT_NE(arm.at("verdict"), "inconclusive");
+    // the typed line, ready for a shell
+    expect_contains(result.at("command").get<std::string>(), "--set 'validate.recipes=[bf16]'");
 }
 
 TEST(Validate, WritesCurvesPictureAndCompactProgress) {

@@ -82,4 +82,19 @@ std::string unavailable_reason() {
     return fmt::format("a GPU is visible, but CUDA answers: {}", cudaGetErrorString(error));
 }
 
+std::string device_name(int device) {
+    cudaDeviceProp properties{};
+    if (cudaGetDeviceProperties(&properties, device) == cudaSuccess) return properties.name;
+    cudaGetLastError();
+    return {};
+}
+
+double max_clock_hertz(int device) {
+    int kilohertz = 0;
+    if (cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, device) == cudaSuccess)
+        return 1e3 * kilohertz;
+    cudaGetLastError();
+    return 0;
+}
+
 }  // namespace fp8flow::hopper

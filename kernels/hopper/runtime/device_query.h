@@ -23,6 +23,10 @@ std::string runtime_version();  // CUDA version this program was built with
 // GPU yields "no device"; every other text names the obstacle (driver, toolkit at build time, kind of GPU).
 std::string unavailable_reason();
 
+// What the runtime says of one device; empty and 0 where it says nothing.
+std::string device_name(int device);  // "NVIDIA H200"
+double max_clock_hertz(int device);   // highest SM clock
+
 // True when the operating system shows an NVIDIA GPU to this process, whether or not a driver or CUDA can use
 // it.
 bool gpu_visible();

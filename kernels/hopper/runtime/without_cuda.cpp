@@ -13,6 +13,8 @@ bool built_with_cuda() { return false; }
 int device_count() { return 0; }
 std::string driver_version() { return {}; }
 std::string runtime_version() { return {}; }
+std::string device_name(int) { return {}; }
+double max_clock_hertz(int) { return 0; }
 
 std::string unavailable_reason() {
     if (!gpu_visible()) return "no device";

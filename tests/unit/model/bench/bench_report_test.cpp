@@ -302,8 +302,8 @@ TEST(BenchPicture, ADotForEachRowAndAMarkForEachBar) {
     rows.push_back(row_of("rms_norm", "T=2", 0.3));
     rows.back().bar.reset();  // a small shape
     judge(rows);
-    const std::string svg =
-        suite_picture(rows, {.gpu = "NVIDIA H200", .date = "2026-11-21", .commit = "abc"});
+    const std::string svg = suite_picture(
+        rows, {.commit = "abc", .date = "2026-11-21T08:00:00Z", .machine = {.gpu = "NVIDIA H200"}});
     const auto count = [&](const std::string& part) {
         size_t found = 0;
         for (size_t at = svg.find(part); at != std::string::npos; at = svg.find(part, at + 1)) ++found;

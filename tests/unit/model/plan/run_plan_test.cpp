@@ -267,7 +267,13 @@ TEST(RunPlan, TextAndJsonAgree) {
         for (const auto& item : plan.memory) {
             EXPECT_EQ(text.find("  " + item.category) != std::string::npos, item.bytes > 0) << item.category;
         }
-        const auto json = nlohmann::json::parse(plan_json(config, plan));
+        const auto json =
+            nlohmann::json::parse(plan_json(config, plan, {.commit = "abc", .command = "fp8flow plan"}));
+        EXPECT_EQ(json["commit"], "abc");
+        EXPECT_EQ(json["memory_bytes"]["saved_reserved"], plan.saved_reserved);
+        EXPECT_EQ(json["memory_bytes"]["saved_used"], plan.saved_used);
+        EXPECT_LE(plan.saved_used, plan.saved_reserved);
+        EXPECT_GT(plan.saved_used, 0.0)
         EXPECT_EQ(json["parameters"]["total"], plan.total_parameters());
         EXPECT_NE(text.find(std::to_string(plan.total_parameters())), std::string::npos) << text;
         EXPECT_EQ(json["memory_bytes"]["categories"].size(), plan.memory.size());

@@ -65,6 +65,8 @@ TEST(Validate, JudgementAtItsEdges) {
     EXPECT_EQ(judge(0.0, bar / 2, bar), Verdict::pass);
     EXPECT_EQ(judge(0.0, std::nextafter(bar / 2, 1.0), bar), Verdict::inconclusive);
     EXPECT_EQ(judge(1.0, bar, bar), Verdict::inconclusive);
+    EXPECT_EQ(judge(bar, std::nullopt, bar), Verdict::pass);  // no control arm, no noise floor
+    EXPECT_EQ(judge(2 * bar, std::nullopt, bar), Verdict::miss);
     // a curve that is not a number never passes
     EXPECT_EQ(judge(std::nan(""), 0.0, bar), Verdict::miss);
     EXPECT_EQ(judge(0.0, std::nan(""), bar), Verdict::inconclusive);
