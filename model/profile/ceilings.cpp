@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Ceilings by backend: large products and copies on a GPU, small ones on a host, where they only have to be
-// there.
+// Ceilings by backend: large GEMMs and copies on a GPU, small ones on a host, where they are only a rough
+// guide.
 #include "model/profile/ceilings.h"
 
 #include <algorithm>
@@ -49,7 +49,7 @@ double ProfileCeilings::traffic_seconds(const OpCost& cost) {
     const int64_t written = rounded(cost.written), read = rounded(cost.bytes - cost.written);
     if (read + written == 0) return ceilings_.traffic_seconds(static_cast<int64_t>(kSmallestGrain), 0);
     const double seconds = ceilings_.traffic_seconds(read, written);
-    // launches, not bytes, take the time of small ones
+    // small ones are bound by launches, not bytes
     if (size < 8 * kSmallestGrain) return seconds;
     return seconds * cost.bytes / static_cast<double>(read + written);
 }

@@ -23,7 +23,7 @@ json json_of(const ProfileRow& row) {
                    {"share", row.share},
                    {"bytes", row.bytes},
                    {"flops", row.flops},
-                   {"product flops", row.product_flops},
+                   {"product flops", row.gemm_flops},
                    {"casts", row.casts},
                    {"wire bytes", row.wire_bytes},
                    {"memory in use", row.peak_bytes}};

@@ -21,7 +21,7 @@ std::string or_dash(bool known, const std::string& text) { return known ? text :
 std::string rate(const ProfileRow& row) {
     const double seconds = row.seconds.median;
     if (seconds <= 0) return "-";
-    if (row.product_flops > 0) return format_si(row.flops / seconds) + "FLOP/s";
+    if (row.gemm_flops > 0) return format_si(row.flops / seconds) + "FLOP/s";
     return or_dash(row.bytes > 0, format_si(row.bytes / seconds) + "B/s");
 }
 
