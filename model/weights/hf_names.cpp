@@ -115,7 +115,7 @@ std::string reason_of(const std::vector<std::string>& names) {
     if (any(".mlp.router."))
         return "its router is named mlp.router (gpt-oss): its experts have biases, which is not supported";
     if (any(".feed_forward.")) return "its layers are named feed_forward (Llama 4, Jamba): not supported";
-    if (any(".language_model.")) return "it is a model with other inputs beside text: not supported";
+    if (any(".language_model.")) return "it is a model with other inputs than text: not supported";
     if (any("mlp.gate_proj.weight")) return "that layer is dense or in another file";
     return "supported are the names of deepseek_v3, qwen3_moe and mixtral";
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Where the values of our parameters stand in files with Hugging Face names: one list of pieces a parameter,
-// read by loading and by export alike. Read next: load.h, export.h.
+// Maps our parameters to tensors with Hugging Face names: one list of pieces per parameter, used by loading
+// and by export. Read next: load.h, export.h.
 #pragma once
 
 #include "layers/parameter.h"
