@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// One verdict for all ranks: what one of them could not do, none of them has done.
+// One outcome for all ranks: an error on one of them is an error on all.
 #pragma once
 
 #include "kernels/comm/process_group.h"

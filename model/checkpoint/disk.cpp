@@ -87,7 +87,7 @@ int Disk::make_folder(int folder, const std::string& name) {
 }
 
 int Disk::rename(int folder, const std::string& from, const std::string& to) {
-    // Where the file system cannot promise that (NFS), a look before: only a second run in the same folder
+    // Where the file system cannot promise that (NFS), a check before: only a second run in the same folder
     // could come between.
     const int renamed = or_error(static_cast<int>(
         ::syscall(SYS_renameat2, folder, from.c_str(), folder, to.c_str(), RENAME_NOREPLACE)));

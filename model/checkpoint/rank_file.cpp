@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Checksums first, for they stand in the header; then the file as a stream.
+// Checksums first, since the header holds them; then the file as a stream.
 #include "model/checkpoint/rank_file.h"
 
 #include "model/base/crc32c.h"
@@ -12,7 +12,7 @@ namespace fp8flow {
 namespace {
 
 constexpr size_t kBlock =
-    size_t{8} << 20;  // between two looks at `stop`; small tensors are gathered into one write
+    size_t{8} << 20;  // between two checks of `stop`; small tensors are gathered into one write
 
 void stop_if(const std::atomic<bool>& stop) {
     require(!stop, ExitCode::checkpoint, "the run ended while a checkpoint was being written");

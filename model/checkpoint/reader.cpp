@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Sizes before contents, headers before tensors: nothing is allocated on the word of a file.
+// Sizes before contents, headers before tensors: no allocation trusts a number of the file.
 #include "model/checkpoint/reader.h"
 
 #include "model/base/crc32c.h"

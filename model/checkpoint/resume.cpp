@@ -18,7 +18,7 @@ RankLayout layout_of(const Config& config, const ProcessGroup& world) {
     return {world.rank(), world.size(), config.parallel.expert_model_parallel_size};
 }
 
-// As the first rank sees it; the others believe it.
+// As rank 0 sees it; the others take its answer.
 std::vector<int64_t> steps_of(const CheckpointFolder& folder, ProcessGroup& world) {
     std::vector<int64_t> steps;
     on_all_ranks(world, [&] {
@@ -31,7 +31,7 @@ std::vector<int64_t> steps_of(const CheckpointFolder& folder, ProcessGroup& worl
     return steps;
 }
 
-// The files are shared out, so that each byte is read once.
+// The files are divided over the ranks, so that each byte is read once.
 std::unique_ptr<CheckpointReader> open_verified(const CheckpointFolder& folder, int64_t step,
                                                 ProcessGroup& world) {
     std::unique_ptr<CheckpointReader> reader;

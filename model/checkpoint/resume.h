@@ -18,7 +18,7 @@ struct Resumed {
     std::string path;
     std::vector<std::string> refused;  // newer checkpoints, each with the reason
     std::vector<std::string>
-        changed;  // keys whose values differ from those of the run that saved: "section.key: then | now"
+        changed;  // keys with other values than in the run that saved: "section.key: then | now"
 };
 
 // checkpoint.load of `config` on every rank: `auto` takes the newest checkpoint of `save_folder` that passes

@@ -184,10 +184,11 @@ private:
 
     void report(const std::optional<CheckpointSaver::Published>& saved) {
         if (!saved) return;
-        log_.line(fmt::format(
-            " checkpoint after iteration {}: {} in {}, {} behind training, which paused {:.0f} ms",
-            saved->step, format_bytes(saved->bytes), saved->path, format_duration(saved->seconds),
-            saved->paused * 1e3));
+        log_.line(
+            fmt::format(" checkpoint after iteration {}: {} in {}, written in {} in the background; training "
+                        "paused {:.0f} ms",
+                        saved->step, format_bytes(saved->bytes), saved->path, format_duration(saved->seconds),
+                        saved->paused * 1e3));
     }
 
     void export_model() {
@@ -218,7 +219,7 @@ private:
             events_->step(config_, result, world_.size(), parameter_bytes_ + result.peak_bytes);
     }
 
-    // What a resumed run has behind it stays in metrics.jsonl and in the picture.
+    // The iterations before a resume stay in metrics.jsonl and in the picture.
     void open_records() {
         const std::vector<nlohmann::json> records = records_until(*folder_, first_step_);
         metrics_.emplace(open_metrics(*folder_, records));
