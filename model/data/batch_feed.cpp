@@ -10,7 +10,7 @@ namespace fp8flow {
 
 namespace {
 
-constexpr std::size_t kTokensAt = 256;  // behind the group words: count, and the offsets 0 and count
+constexpr std::size_t kTokensAt = 256;  // after the group words: count, and the offsets 0 and count
 
 std::size_t ids_bytes(int64_t tokens) {
     return static_cast<std::size_t>(round_up(tokens * static_cast<int64_t>(sizeof(int32_t)), 256));

@@ -17,7 +17,7 @@ struct DataFile {
 };
 
 struct FileListOptions {
-    // Kept endings of file names, e.g. ".h"; "" stands for names without an extension. Empty list: every
+    // Kept endings of file names, e.g. ".h"; "": names without an extension. Empty list: every
     // file. A file that an entry names itself is kept whatever its ending.
     std::vector<std::string> extensions = {};
 };

@@ -24,8 +24,7 @@ struct ParameterPart {
 struct FlopPart {
     std::string part;
     double forward = 0;
-    double backward =
-        0;  // twice forward: one product for each operand's gradient; recomputation is not in it
+    double backward = 0;  // twice forward: one GEMM for each operand's gradient; without recomputation
 };
 
 struct MemoryItem {
@@ -56,7 +55,7 @@ struct RunPlan {
     std::vector<ParameterPart> parameters;
     std::vector<FlopPart> flops;
     double balanced_rows = 0;  // received rows of one rank and layer with even load, pads included
-    double row_capacity = 0;   // rows that memory is set aside for
+    double row_capacity = 0;   // rows that memory is reserved for
     std::vector<MemoryItem> memory;
     std::vector<RecomputeChoice> recompute;
     std::vector<WireItem> wire;

@@ -4,10 +4,10 @@
 // next: commands/train.cpp, commands/validate.cpp.
 //
 // A step is a transaction. A device word, the step status, forbids every persistent write where it is not 0;
-// a step that runs out of rows or meets a NaN on any rank sets it on all of them, and it stays set, so that
-// the step launched behind a bad one changes nothing either. The host sees it one step late, waits for what
-// is in flight, makes more room, clears the word and launches the same steps again, in order. Everything a
-// step depends on is the state it leaves and its index, so the run equals one that had the room from the
+// a step that runs out of rows or produces a NaN on any rank sets it on all of them, and it stays set, so
+// that the step launched after a bad one changes nothing either. The host sees it one step late, waits for
+// what is in flight, makes more room, clears the word and launches the same steps again, in order. Everything
+// a step depends on is the state it leaves and its index, so the run equals one that had the room from the
 // start, bit for bit.
 #pragma once
 
@@ -49,7 +49,7 @@ struct StepResult {
         0;  // from the end of the step before (or its own launch, if later) to its end, as the host saw them
     int64_t tokens = 0;  // of the global batch
     int64_t redone =
-        0;  // how often it ran out of rows and was redone with more room; so was the step in flight behind it
+        0;  // how often it ran out of rows and was redone with more room, as was the step in flight after it
     std::vector<LayerLoad> load;
     // Of this rank, of the attempt that counted.
     std::map<std::string, double> stage_seconds;
@@ -65,8 +65,8 @@ public:
     ~Trainer();
 
     // Launches the next step; the result is that of the step before, none if nothing was in flight. Throws
-    // Error(numeric), naming the step and the tensor, where a step met a NaN; then that step and what was
-    // behind it did not happen.
+    // Error(numeric), naming the step and the tensor, where a step produced a NaN; that step and the one
+    // after it are not applied.
     std::optional<StepResult> step();
     // The result of the step in flight, if there is one. The state of the model is that of a step only when
     // nothing is in flight.
@@ -86,7 +86,7 @@ public:
     // Seconds per stage of the steps launched from now on, and what each had to do; off costs nothing.
     // Nothing is in flight.
     void time_stages(TimerDetail detail);
-    // Of the step whose result was taken last, until another is launched in its place.
+    // Of the last step with a result, until another is launched in its place.
     const StageTimer& timer() const { return timers_[slot_of(steps_done() - 1)]; }
     // Routed rows by layer, as bytes and FLOPs of stages should count them (default: the rows there is room
     // for).
@@ -104,7 +104,7 @@ public:
 
 private:
     using Clock = std::chrono::steady_clock;
-    // A step that was launched and whose result is not taken yet.
+    // A launched step; its result is not taken yet.
     struct Flight {
         int64_t step = 0;
         Clock::time_point launched;
@@ -156,7 +156,7 @@ private:
     std::unique_ptr<StepRecord> records_[kStepsInFlight];
     std::deque<Flight> flights_;  // oldest first
     int64_t next_step_ = 0;
-    Clock::time_point last_end_;  // of the last step whose result was taken
+    Clock::time_point last_end_;  // of the last step with a result
 };
 
 // The data of a config: text, synthetic or shards.

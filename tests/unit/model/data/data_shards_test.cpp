@@ -104,7 +104,7 @@ TEST(Shards, HoldsTheLargestIdsOfEachWidth) {
     EXPECT_EQ(std::count(seen.begin(), seen.end(), 2147483646), 1);
 }
 
-// Each broken train shard lies beside a good held-out one; the error must name the file and say what is
+// Each broken train shard is next to a good held-out one; the error must name the file and say what is
 // wrong.
 TEST(Shards, RefusesBrokenShards) {
     const Ids good = iota(0, 40);
