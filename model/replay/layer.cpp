@@ -171,7 +171,7 @@ HostValues ReplayLayer::routed_rows(const TensorView& view, int64_t count) const
     return host;
 }
 
-// A row of the experts by its place: whose it is, of which token, with which weight.
+// A row of the experts by its place: source rank, token and routing weight.
 void ReplayLayer::record_plan() {
     const DispatchPlan& plan = saved_moe_.plan.padded;
     const auto groups = static_cast<size_t>(plan.groups.num_groups);

@@ -47,7 +47,7 @@ public:
     HostValues router_logits() const { return floats_of(saved_moe_.route.logits); }
     HostValues topk_weights() const { return floats_of(saved_moe_.route.probs); }
     HostValues topk_ids() const;
-    // With ReplayRecord::intermediates: the plan of the rows routed to this rank, and what each product of
+    // With ReplayRecord::intermediates: the plan of the rows routed to this rank, and what each GEMM of
     // the experts read and wrote so far, FP8 dequantised; of the shared expert under "shared.". A name with
     // grad_ is the gradient of what has the name without.
     const std::map<std::string, HostValues>& intermediates() const { return intermediates_; }

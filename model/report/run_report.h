@@ -28,9 +28,9 @@ private:
     std::optional<LineFile> file_;
 };
 
-// The records of metrics.jsonl up to iteration `steps`: what a resumed run has behind it. None for 0.
+// The records of metrics.jsonl up to iteration `steps`, where a resumed run starts. None for 0.
 std::vector<nlohmann::json> records_until(const OutputFolder& folder, int64_t steps);
-// metrics.jsonl with these records, to go on behind them.
+// metrics.jsonl with these records, open for appending.
 LineFile open_metrics(const OutputFolder& folder, const std::vector<nlohmann::json>& records);
 
 // Ranks, model, recipe, wire, configuration: what is about to run. Comes before memory is taken, and warns

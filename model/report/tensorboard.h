@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // TensorBoard's event files: records in the TFRecord framing, each a protobuf Event, both written by hand
-// because so little of them is needed. Tags are Megatron-LM's, so that runs of both stand in one picture.
+// because so little of them is needed. Tags are Megatron-LM's, so that runs of both share one picture.
 // Read next: run_report.h.
 #pragma once
 

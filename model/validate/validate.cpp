@@ -56,9 +56,9 @@ const char* name_of(Verdict verdict) {
     return "?";
 }
 
-Verdict judge(double max_error, double noise, double bar) {
-    if (!(noise <= 0.5 * bar)) return Verdict::inconclusive;
-    return max_error <= bar ? Verdict::pass : Verdict::miss;
+Verdict judge(double max_error, double noise, double limit) {
+    if (!(noise <= 0.5 * limit)) return Verdict::inconclusive;
+    return max_error <= limit ? Verdict::pass : Verdict::miss;
 }
 
 }  // namespace fp8flow

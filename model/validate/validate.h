@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The comparison behind `validate`: relative loss error of an arm against the BF16 baseline, and the verdict.
+// The comparison of `validate`: relative loss error of an arm against the BF16 baseline, and the verdict.
 // Pure functions of the curves.
 #pragma once
 
@@ -35,7 +35,7 @@ Comparison compare(const Curve& arm, const Curve& baseline, double decay, int64_
 
 enum class Verdict { pass, miss, inconclusive };
 const char* name_of(Verdict verdict);
-// noise: the control arm's maximum; inconclusive where it exceeds half the bar.
-Verdict judge(double max_error, double noise, double bar);
+// noise: the control arm's maximum; inconclusive where it exceeds half the limit.
+Verdict judge(double max_error, double noise, double limit);
 
 }  // namespace fp8flow
