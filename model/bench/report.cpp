@@ -9,6 +9,8 @@
 
 namespace fp8flow::bench {
 
+using namespace report;
+
 namespace {
 
 std::string microseconds(double seconds) {

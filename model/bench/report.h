@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What `bench` says of measured rows: JSON in the schema of docs/results, tables, verdicts by the targets,
+// The output of `bench`: JSON in the schema of docs/results, tables, verdicts by the targets,
 // a picture.
 #pragma once
 

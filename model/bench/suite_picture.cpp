@@ -8,6 +8,8 @@
 
 namespace fp8flow::bench {
 
+using namespace report;
+
 namespace {
 
 constexpr double kWidth = 960.0, kLine = 27.0, kLabel = 246.0, kCount = 76.0, kMost = 1.10;

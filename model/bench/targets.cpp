@@ -6,6 +6,8 @@
 
 namespace fp8flow::bench {
 
+using namespace report;
+
 namespace {
 
 std::optional<Target> at_least(const char* name, double share) {

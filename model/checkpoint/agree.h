@@ -6,10 +6,10 @@
 
 #include <functional>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
 // Runs `work`, which must not talk to other ranks, on every rank. If it throws Error on any, every rank
 // throws the Error of the lowest such rank.
 void on_all_ranks(ProcessGroup& world, const std::function<void()>& work);
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

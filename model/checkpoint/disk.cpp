@@ -13,7 +13,7 @@
 #include <cstdio>
 #include <utility>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
 namespace {
 
@@ -163,4 +163,4 @@ int read_all(Disk& disk, int file, void* data, size_t bytes, int64_t offset) {
     return 0;
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
 // Each call returns 0 or more, or minus the error number. Thread-safe.
 class Disk {
@@ -56,4 +56,4 @@ private:
 int write_all(Disk& disk, int file, const void* data, size_t bytes);
 int read_all(Disk& disk, int file, void* data, size_t bytes, int64_t offset);
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

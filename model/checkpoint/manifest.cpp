@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
 namespace {
 
@@ -130,4 +130,4 @@ CheckpointManifest parse_manifest(std::string_view text, const std::string& wher
     return manifest;
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
 struct CheckpointManifest {
     struct File {
@@ -45,4 +45,4 @@ std::string manifest_text(const CheckpointManifest& manifest);
 // Throws Error(checkpoint) beginning with `where` for anything that manifest_text would not have written.
 CheckpointManifest parse_manifest(std::string_view text, const std::string& where);
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

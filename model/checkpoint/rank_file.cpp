@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
 namespace {
 
@@ -78,4 +78,4 @@ CheckpointManifest::File write_rank_file(const CheckpointFolder& folder, int64_t
     return file;
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

@@ -9,7 +9,7 @@
 #include <charconv>
 #include <cstring>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
 namespace {
 
@@ -113,4 +113,4 @@ void CheckpointReader::verify_file(int64_t file) const {
     }
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <filesystem>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
 namespace {
 
@@ -195,4 +195,4 @@ std::optional<Resumed> resume(Trainer& trainer, const Config& config, uint64_t d
     return Resumed{trainer.steps_done(), reader.path(), chosen->refused, changed_keys(reader, config)};
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

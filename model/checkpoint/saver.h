@@ -16,13 +16,13 @@
 #include <memory>
 #include <optional>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
 class CheckpointSaver {
 public:
     // Collective, as every member function. `path`: an existing folder, the same on every rank. Removes
-    // what earlier runs left half-made. Throws Error(checkpoint) where a rank does not see the folder that
-    // the first rank sees.
+    // incomplete checkpoints of earlier runs. Throws Error(checkpoint) where a rank does not see the folder
+    // that the first rank sees.
     CheckpointSaver(const Config& config, uint64_t data_fingerprint, ProcessGroup& world,
                     const std::string& path, std::shared_ptr<Disk> disk = std::make_shared<Disk>());
     // Waits for what is being written; without publish, which needs all ranks, it is lost.
@@ -84,4 +84,4 @@ private:
     std::optional<Pending> pending_;  // last: its threads end before what they use
 };
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

@@ -18,6 +18,8 @@
 
 namespace fp8flow {
 
+using namespace report;
+
 namespace {
 
 using namespace bench;

@@ -20,8 +20,8 @@ struct RunOptions {
     std::string weights;        // train, replay: safetensors with Hugging Face names; empty: initial weights
     std::string export_format;  // train: bf16 | f32 | fp8, written below out at the end; empty: nothing
     BackendKind backend = BackendKind::automatic;
-    Ablation ablation =
-        Ablation::none;  // validate, profile: also the flow with one optimisation off at a time
+    validate::Ablation ablation =
+        validate::Ablation::none;  // validate, profile: also the flow with one optimisation off at a time
     std::optional<int64_t> measured_steps;  // profile
     std::string command;                    // as it was typed, for the results
     Placement placement;

@@ -272,7 +272,7 @@ struct CommandLine {
         require(profile->count("--steps") == 0 || (steps >= 1 && steps <= kMostSteps), ExitCode::usage,
                 "--steps: got {}, want 1 to {}", steps, kMostSteps);
         if (steps > 0) options.measured_steps = steps;
-        if (ablate) options.ablation = Ablation::flow_switches;
+        if (ablate) options.ablation = validate::Ablation::flow_switches;
         if (tensor_stats) options.overrides.push_back("output.tensor_stats=true");
         options.backend = parse_backend(backend);
         options.placement = placement();

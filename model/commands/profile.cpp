@@ -13,6 +13,11 @@
 
 namespace fp8flow {
 
+using namespace data;
+using namespace validate;
+using namespace report;
+using namespace profile;
+
 namespace {
 
 constexpr std::chrono::seconds kProgressPause{1};  // between lines within a phase

@@ -19,6 +19,11 @@
 
 namespace fp8flow {
 
+using namespace data;
+using namespace weights;
+using namespace checkpoint;
+using namespace report;
+
 namespace {
 
 std::string tensor_stats_table(const TensorStats& stats) {

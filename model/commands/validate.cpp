@@ -15,6 +15,10 @@
 
 namespace fp8flow {
 
+using namespace data;
+using namespace validate;
+using namespace report;
+
 namespace {
 
 class ValidateRun {

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-namespace fp8flow {
+namespace fp8flow::data {
 
 namespace {
 
@@ -57,4 +57,4 @@ BatchFeed::Batch BatchFeed::load(const TokenSource& data, Split split, const Bat
             make_view(batch_ + labels_at_, DType::i32, {count})};
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::data

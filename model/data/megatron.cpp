@@ -14,7 +14,7 @@
 #include <cstring>
 #include <optional>
 
-namespace fp8flow {
+namespace fp8flow::data {
 
 namespace {
 
@@ -213,4 +213,4 @@ std::string MegatronSource::description() const {
         documents_, num_tokens(Split::train), num_tokens(Split::held_out), vocab_size());
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::data

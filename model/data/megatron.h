@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::data {
 
 struct MegatronOptions {
     // Names without ending, as Megatron's --data-path has them; .idx or .bin files; folders; globs over .idx
@@ -51,4 +51,4 @@ private:
     int64_t files_ = 0, documents_ = 0;
 };
 
-}  // namespace fp8flow
+}  // namespace fp8flow::data

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::data {
 
 struct ShardOptions {
     // Files, folders, globs. A file belongs to the train part if its name holds "_train", to the held-out
@@ -33,4 +33,4 @@ public:
     std::string description() const override;
 };
 
-}  // namespace fp8flow
+}  // namespace fp8flow::data

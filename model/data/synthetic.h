@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::data {
 
 struct SyntheticOptions {
     int64_t vocab_size = 64;     // V, symbols
@@ -69,4 +69,4 @@ private:
     uint64_t fingerprint_ = 0;
 };
 
-}  // namespace fp8flow
+}  // namespace fp8flow::data

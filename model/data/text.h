@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::data {
 
 inline constexpr int32_t kEndOfDocument = 256;
 
@@ -77,4 +77,4 @@ private:
     bool single_file_ = false;
 };
 
-}  // namespace fp8flow
+}  // namespace fp8flow::data

@@ -13,7 +13,7 @@
 #include <cerrno>
 #include <cstring>
 
-namespace fp8flow {
+namespace fp8flow::data {
 
 namespace {
 
@@ -140,4 +140,4 @@ void StreamSource::check(const std::vector<Split>& wanted, const std::string& wh
     for (const TokenStream& part : parts_) part.check_all(vocab_size_, limit);
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::data

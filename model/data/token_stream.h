@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::data {
 
 // A file open for reading; closes itself. pread, not mmap: a file that shrinks while we train must be an
 // error with a name, not a signal.
@@ -97,4 +97,4 @@ private:
     int64_t vocab_size_;
 };
 
-}  // namespace fp8flow
+}  // namespace fp8flow::data

@@ -11,7 +11,7 @@
 
 #include <algorithm>
 
-namespace fp8flow {
+namespace fp8flow::plan {
 namespace {
 
 double f64(int64_t n) { return static_cast<double>(n); }
@@ -337,4 +337,4 @@ RunPlan make_plan(const Config& config, int64_t gpus) {
     return plan;
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::plan

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::plan {
 
 struct ParameterPart {
     std::string part;
@@ -94,4 +94,4 @@ std::vector<RecomputeChoice> recompute_choices(const Config& config);
 // Recipe of one layer: the first and last layers may be kept in BF16.
 Recipe layer_recipe(const Config& config, int64_t layer);
 
-}  // namespace fp8flow
+}  // namespace fp8flow::plan

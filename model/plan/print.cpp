@@ -7,7 +7,7 @@
 
 #include <numeric>
 
-namespace fp8flow {
+namespace fp8flow::plan {
 namespace {
 
 std::string size_text(double bytes) {
@@ -176,4 +176,4 @@ std::string plan_json(const Config& config, const RunPlan& plan) {
     return json.dump(2);
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::plan

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace fp8flow {
+namespace fp8flow::profile {
 
 namespace {
 
@@ -78,4 +78,4 @@ MachineRates ProfileCeilings::rates() {
             .no_peers = no_peers_};
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::profile

@@ -9,7 +9,7 @@
 
 #include <memory>
 
-namespace fp8flow {
+namespace fp8flow::profile {
 
 class ProfileCeilings {
 public:
@@ -32,4 +32,4 @@ private:
     int64_t largest_;  // bytes of memory traffic that are measured; above, time grows with the bytes
 };
 
-}  // namespace fp8flow
+}  // namespace fp8flow::profile

@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-namespace fp8flow {
+namespace fp8flow::profile {
 
 namespace {
 
@@ -88,4 +88,4 @@ std::string profile_json(const Profile& profile, const Config& config) {
     return result.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::profile

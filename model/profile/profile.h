@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::profile {
 
 inline constexpr const char* kMoeLayer = "moe layer";
 
@@ -115,4 +115,4 @@ std::string profile_picture(const Profile& profile);  // stacked bars, SVG
 // Complete events in Chrome's trace format, for Perfetto: one process a rank, one thread a recipe.
 std::string chrome_trace(const std::vector<ArmProfile>& arms, int rank);
 
-}  // namespace fp8flow
+}  // namespace fp8flow::profile

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <utility>
 
-namespace fp8flow {
+namespace fp8flow::profile {
 
 namespace {
 
@@ -184,4 +184,4 @@ LayerSeconds layer_seconds(const StageTimer& timer) {
     return layer;
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::profile

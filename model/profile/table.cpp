@@ -7,7 +7,9 @@
 
 #include <algorithm>
 
-namespace fp8flow {
+namespace fp8flow::profile {
+
+using namespace report;
 
 namespace {
 
@@ -157,4 +159,4 @@ std::string summary_table(const Profile& profile) {
     return table.text(2);
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::profile

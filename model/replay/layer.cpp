@@ -6,7 +6,9 @@
 
 #include <algorithm>
 
-namespace fp8flow {
+namespace fp8flow::replay {
+
+using namespace weights;
 
 ReplayLayer::ReplayLayer(const Config& config, ProcessGroup& world, const BackendChoice& backend,
                          ReplayNorm norm, ReplayRecord record, int64_t tokens, int64_t tokens_per_rank)
@@ -230,4 +232,4 @@ void ReplayLayer::router_gradient(Context&, const TensorView& dprobs) {
     intermediates_["grad_topk_weights"] = floats_of(dprobs);
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::replay

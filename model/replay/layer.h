@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::replay {
 
 enum class ReplayNorm { skip, apply };
 enum class ReplayRecord { results, intermediates };
@@ -34,8 +34,8 @@ public:
     ReplayLayer(const Config& config, ProcessGroup& world, const BackendChoice& backend, ReplayNorm norm,
                 ReplayRecord record, int64_t tokens, int64_t tokens_per_rank);
 
-    std::vector<WeightTarget> targets();
-    std::vector<WeightTarget> gradients();  // values: the main gradients
+    std::vector<weights::WeightTarget> targets();
+    std::vector<weights::WeightTarget> gradients();  // values: the main gradients
     ParameterStore& parameters() { return store_; }
     Device& device() { return ops_->device(); }
     ProcessGroup& expert_parallel_group() { return *groups_.expert_parallel; }
@@ -90,4 +90,4 @@ private:
     std::map<std::string, HostValues> intermediates_;
 };
 
-}  // namespace fp8flow
+}  // namespace fp8flow::replay

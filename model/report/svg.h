@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::report {
 
 enum class AxisScale : uint8_t { linear, log };
 
@@ -75,4 +75,4 @@ std::vector<double> log_ticks(double low, double high);
 
 std::string escape_xml(const std::string& text);  // also drops control characters, which XML cannot hold
 
-}  // namespace fp8flow
+}  // namespace fp8flow::report

@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-namespace fp8flow {
+namespace fp8flow::report {
 
 // u64 length, masked CRC32C of it, the bytes, masked CRC32C of them; little endian. The mask: rotated right
 // by 15, plus a282ead8.
@@ -39,4 +39,4 @@ private:
     LineFile file_;
 };
 
-}  // namespace fp8flow
+}  // namespace fp8flow::report

@@ -15,6 +15,8 @@
 
 namespace fp8flow {
 
+using namespace data;
+
 LayerLoad load_of(int layer, std::span<const int64_t> tokens) {
     LayerLoad load;
     load.layer = layer;

@@ -61,7 +61,7 @@ struct StepResult {
 class Trainer {
 public:
     Trainer(const Config& config, ProcessGroup& world, const BackendChoice& backend, Arithmetic arithmetic,
-            std::shared_ptr<const TokenSource> data);
+            std::shared_ptr<const data::TokenSource> data);
     ~Trainer();
 
     // Launches the next step; the result is that of the step before, none if nothing was in flight. Throws
@@ -126,7 +126,7 @@ private:
     StageTimer& timer_of(const Flight& flight) { return timers_[slot_of(flight.step)]; }
     Context make_context(int64_t micro_batch, StageTimer& timer);
     void run_micro_batches(const Flight& flight);
-    BatchFeed::Batch load_batch(Context& ctx, Split split, int64_t global_batch, int64_t slot);
+    data::BatchFeed::Batch load_batch(Context& ctx, data::Split split, int64_t global_batch, int64_t slot);
     double evaluate_micro_batch(int64_t batch, int64_t micro_batch);
     void grow_rows();
     [[noreturn]] void report_non_finite(int64_t step);
@@ -140,8 +140,8 @@ private:
     std::unique_ptr<Ops> ops_;
     std::unique_ptr<Exchange> exchange_;
     std::string exchange_note_;
-    std::shared_ptr<const TokenSource> data_;
-    Batcher batcher_;
+    std::shared_ptr<const data::TokenSource> data_;
+    data::Batcher batcher_;
     std::unique_ptr<Transformer> transformer_;
     std::unique_ptr<Optimizer> optimizer_;
     std::unique_ptr<Arena> state_, saved_, scratch_;
@@ -152,7 +152,7 @@ private:
     TensorStats* tensor_stats_ = nullptr;
     TensorView status_, loss_sum_, held_out_sum_;
     int64_t layer_rows_ = 0, worst_layer_rows_ = 0;
-    std::optional<BatchFeed> feed_;
+    std::optional<data::BatchFeed> feed_;
     std::unique_ptr<StepRecord> records_[kStepsInFlight];
     std::deque<Flight> flights_;  // oldest first
     int64_t next_step_ = 0;
@@ -160,6 +160,6 @@ private:
 };
 
 // The data of a config: text, synthetic or shards.
-std::shared_ptr<const TokenSource> open_data(const Config& config);
+std::shared_ptr<const data::TokenSource> open_data(const Config& config);
 
 }  // namespace fp8flow

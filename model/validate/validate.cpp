@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-namespace fp8flow {
+namespace fp8flow::validate {
 
 std::vector<double> ema(const std::vector<double>& values, double decay) {
     std::vector<double> result;
@@ -61,4 +61,4 @@ Verdict judge(double max_error, double noise, double limit) {
     return max_error <= limit ? Verdict::pass : Verdict::miss;
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::validate

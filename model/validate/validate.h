@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::validate {
 
 struct Curve {
     std::string name;
@@ -38,4 +38,4 @@ const char* name_of(Verdict verdict);
 // noise: the control arm's maximum; inconclusive where it exceeds half the limit.
 Verdict judge(double max_error, double noise, double limit);
 
-}  // namespace fp8flow
+}  // namespace fp8flow::validate

@@ -4,7 +4,7 @@
 
 #include <charconv>
 
-namespace fp8flow {
+namespace fp8flow::weights {
 
 namespace {
 
@@ -173,4 +173,4 @@ ParameterSpec of_all_experts(const ParameterSpec& spec, const MoeSpec& moe) {
     return all;
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::weights

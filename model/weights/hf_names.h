@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::weights {
 
 // How the experts of a layer are stored.
 enum class ExpertNames {
@@ -51,4 +51,4 @@ std::vector<WeightPiece> pieces_of(const ParameterSpec& spec, const ModelSpec& m
 // The parameter with the experts of all ranks.
 ParameterSpec of_all_experts(const ParameterSpec& spec, const MoeSpec& moe);
 
-}  // namespace fp8flow
+}  // namespace fp8flow::weights

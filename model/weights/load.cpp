@@ -14,7 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-namespace fp8flow {
+namespace fp8flow::weights {
 
 namespace {
 
@@ -263,4 +263,4 @@ std::vector<std::string> load_model(const std::string& path, const Config& confi
     return lines;
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::weights

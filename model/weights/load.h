@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::weights {
 
 // Something of ours that a file holds values for.
 struct WeightTarget {
@@ -47,4 +47,4 @@ LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
 std::vector<std::string> load_model(const std::string& path, const Config& config, Transformer& model,
                                     Device& device);
 
-}  // namespace fp8flow
+}  // namespace fp8flow::weights

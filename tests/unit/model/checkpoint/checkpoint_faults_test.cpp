@@ -13,6 +13,10 @@
 #include <set>
 
 namespace fp8flow::test {
+
+using namespace data;
+using namespace checkpoint;
+
 namespace {
 
 namespace fs = std::filesystem;

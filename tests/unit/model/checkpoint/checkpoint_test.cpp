@@ -12,6 +12,9 @@
 #include <set>
 
 namespace fp8flow::test {
+
+using namespace checkpoint;
+
 namespace {
 
 namespace fs = std::filesystem;

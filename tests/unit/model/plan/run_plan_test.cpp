@@ -15,6 +15,9 @@
 #include <set>
 
 namespace fp8flow {
+
+using namespace plan;
+
 namespace {
 
 Config shipped(const std::string& name, const std::vector<std::string>& overrides = {}) {

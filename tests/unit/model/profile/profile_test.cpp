@@ -9,6 +9,9 @@
 #include <nlohmann/json.hpp>
 
 namespace fp8flow {
+
+using namespace profile;
+
 namespace {
 
 using nlohmann::json;

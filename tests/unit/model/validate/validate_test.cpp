@@ -7,6 +7,9 @@
 #include "tests/support/training.h"
 
 namespace fp8flow {
+
+using namespace validate;
+
 namespace {
 
 TEST(Validate, EmaIsTheCorrectedWeightedMean) {
