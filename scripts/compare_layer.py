@@ -7,7 +7,7 @@ written below, so that nothing else has to be installed. Take `reference` out an
   scripts/compare_layer.py                                       every family under bf16, fp8_blockwise and fp8_flow, small shapes
   scripts/compare_layer.py --families mixtral --ranks 2          two ranks share the experts
   scripts/compare_layer.py --norm                                the RMSNorm in front of the layer is part of it
-  scripts/compare_layer.py --stages                              also what each product of the experts read and wrote, stage by stage
+  scripts/compare_layer.py --stages                              also what each GEMM of the experts read and wrote, stage by stage
 Exit status 0 if every error is below its bound, 1 if not, 77 without numpy.
 """
 
@@ -46,7 +46,7 @@ def rounded(x):
 
 
 def e4m3_values():
-    """What each of the 256 codes stands for."""
+    """The values of the 256 codes."""
     values = [(-1.0 if c & 0x80 else 1.0) * ((c & 7) / 8 * 2.0**-6 if (c >> 3 & 15) == 0 else (1 + (c & 7) / 8) * 2.0 ** ((c >> 3 & 15) - 7))
               for c in range(256)]
     values[0x7F] = values[0xFF] = np.nan
@@ -107,7 +107,7 @@ def config_of(family):
 
 
 def fp8_weight(name, values):
-    """Codes and 128x128 scales that are no powers of two, as DeepSeek-V3's; and what they stand for."""
+    """Codes and 128x128 scales that are no powers of two, as DeepSeek-V3's; and their values."""
     rows, cols = values.shape
     scales = np.zeros((-(-rows // 128), -(-cols // 128)), np.float32)
     codes, real = np.zeros(values.shape, np.uint8), np.zeros(values.shape)
@@ -159,7 +159,7 @@ def weights_of(family, rng):
 
 
 def expert(real, place, names, x, dy, p):
-    """y = p * W2 (silu(W1 x) * (W3 x)) for the given rows, its gradients, and what stands between, under the names of --intermediates."""
+    """y = p * W2 (silu(W1 x) * (W3 x)) for the given rows, its gradients, and the intermediates, under the names of --intermediates."""
     w1, w3, w2 = (real[f"{place}{names[which]}.weight"] for which in ("gate", "up", "down"))
     g, u = x @ w1.T, x @ w3.T
     s = 1 / (1 + np.exp(-g))
@@ -221,7 +221,7 @@ def reference(family, real, names, x, dy):
 
 
 def with_norm(layer, gamma, x, dy):
-    """The same behind an RMSNorm."""
+    """The same after an RMSNorm."""
     r = 1 / np.sqrt((x * x).mean(1, keepdims=True) + EPS)
     want, grads, stages = layer(x * r * gamma, dy)
     dxn = want["grad_hidden_states"]
@@ -234,7 +234,7 @@ def with_norm(layer, gamma, x, dy):
 
 # Largest norm-wise error ||got - want|| / ||want|| of output, input gradient, expert gradients and router gradient. One rounding to BF16 is
 # 1.6e-3, one quantisation to E4M3 2.6e-2, and independent ones add as squares: room for 13 of the one, about 10 of the other, in a row.
-# Behind a norm, whose output is rounded too, the router sees slightly other tokens.
+# After a norm the router sees slightly different tokens, since the output of the norm is rounded too.
 BOUNDS = {"bf16": (6e-3, 6e-3, 6e-3, 6e-3), None: (8e-2, 8e-2, 9e-2, 8e-2)}
 BOUND_WEIGHTS, BOUND_WEIGHTS_NORM, MORE_WITH_NORM = 1e-5, 5e-3, 1.3
 

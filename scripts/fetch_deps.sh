@@ -4,7 +4,7 @@
 # a network: yaml-cpp, nlohmann-json, CLI11, fmt, GoogleTest, and cudnn-frontend (attention on cuDNN). MPI, a compiler, CMake and Ninja stay
 # the machine's own. The sources are the projects' release archives, checked against the sums below before anything is unpacked.
 # Usage: fetch_deps.sh [--prefix DIR] [--from DIR] [--download-only] [--pack FILE] [--archive FILE]
-#   --prefix DIR      where to install (default: .deps beside this repository's CMakeLists.txt, or $FP8FLOW_DEPS)
+#   --prefix DIR      where to install (default: .deps next to this repository's CMakeLists.txt, or $FP8FLOW_DEPS)
 #   --from DIR        take the archives from this folder instead of the network
 #   --download-only   get and check the archives (into PREFIX/archives), build nothing
 #   --pack FILE       write the checked archives into FILE (.tar.gz), for a machine without a network
@@ -127,5 +127,5 @@ for package in "${packages[@]}"; do
     fi
     echo "$sum $options" > "$stamp"
 done
-touch "$prefix/.complete"  # setup_deps.sh asks for no library packages where this stands
+touch "$prefix/.complete"  # setup_deps.sh installs no library packages where this file exists
 say "installed in $prefix; cmake --preset cuda-release -DFP8FLOW_DEPS=$prefix"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""What the profiler says of the kernels behind rows of `fp8flow bench`: one cold call of each row under Nsight Compute (ncu), one line a kernel.
+"""Profiler metrics of the kernels of `fp8flow bench` rows: one cold call of each row under Nsight Compute (ncu), one line a kernel.
 
   scripts/kernel_profile.py --suite upstream --match '^cross_entropy '
   scripts/kernel_profile.py --json kernels.json rms_norm_backward --shape T=4096,H=7168
@@ -9,9 +9,9 @@ kernel; a kernel runs several times, alone, so its time is a little longer than 
   us          duration
   DRAM MB     read + written
   DRAM, L2, L1  busy, of their peak over the kernel's time;  hit: of the L2's sectors
-  issue       clocks in which a scheduler issued, of those with a warp on the multiprocessor;  tensor: tensor cores busy, likewise
-  SMs         clocks with a warp on the multiprocessor, of the kernel's: mean and least (start, end, balance)
-  warps       on a multiprocessor, mean;  regs: a thread
+  issue       clocks in which a scheduler issued, of those with a warp on the SM;  tensor: tensor cores busy, likewise
+  SMs         clocks with a warp on the SM, of the kernel's: mean and least (start, end, balance)
+  warps       on an SM, mean;  regs: a thread
   waits       what warps wait for, by share of their time: the three largest
 Exit status: ncu's, 1 if it recorded nothing.
 """
@@ -74,7 +74,7 @@ def number(text):
 
 
 def kernels_of(table, sources):
-    """One dictionary a kernel, from ncu's table (names, units, then a line a kernel) and the bench's row behind each."""
+    """One dictionary a kernel, from ncu's table (names, units, then a line a kernel) and the bench row of each."""
     names, units = table[0], table[1]
     if len(sources) != len(table) - 2:
         sys.exit(f"error: ncu recorded {len(table) - 2} kernels, the rows have {len(sources)}: some are not this program's (cuBLASLt?), or not counted")

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """PyTorch's own kernels on this GPU, at the shapes of `fp8flow bench --suite upstream` that PyTorch has an operation for: F.rms_norm forward and
-backward, torch.compile of SwiGLU x probability + 1x128 quantisation, grouped and dense products. One JSON object a line, as --peers reads them:
+backward, torch.compile of SwiGLU x probability + 1x128 quantisation, grouped and dense GEMMs. One JSON object a line, as --peers reads them:
 
   scripts/peers_torch.py > peers.jsonl && build/cuda-release/fp8flow bench --suite upstream --peers peers.jsonl --out runs/upstream
 
-Measured as the bench does: random data, buffers rotated beyond the cache, median of samples timed by events, calls queued behind a pause
+Measured as the bench does: random data, buffers rotated beyond the cache, median of samples timed by events, calls queued after a pause
 so that the host's launching is hidden. Needs torch with CUDA, and nothing of this project.
 """
 
@@ -19,7 +19,7 @@ ROTATED = 200 << 20  # bytes
 SOURCE = f"same sitting, torch {torch.__version__}"
 NORMS = [(29, 17389), (256, 65536), (1024, 32768), (2048, 16384), (4096, 1024), (4096, 12288), (8192, 2048), (8192, 4096), (8192, 8192), (16384, 4096)]
 SWIGLUS = [(32768, 256, 2048), (24576, 160, 1536), (24576, 64, 1408), (28672, 64, 1024)]  # rows, groups, F
-PRODUCTS = [(4096, 7168), (7168, 2048)]  # N, K of 32 groups of 1024 rows
+GEMMS = [(4096, 7168), (7168, 2048)]  # N, K of 32 groups of 1024 rows
 
 
 def report(operation, shape, microseconds, peer):
@@ -80,14 +80,14 @@ def swiglu(rows, groups, ffn):
     report("swiglu_quantize", f"M={rows},G={groups},rows=ragged,F={ffn}", median_us(swiglu_quantize, sets), "torch.compile")
 
 
-def products():
+def gemms():
     codes = lambda *shape: (torch.randn(*shape, device="cuda") * 128).clamp(-448, 448).to(torch.float8_e4m3fn)
     one = torch.ones((), device="cuda")
     dense = sets_of(lambda: (codes(8192, 8192), codes(8192, 8192)))
     call = lambda a, b: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
     report("gemm", "M=8192,N=8192,K=8192,type=fp8_tensor", median_us(call, dense), "cuBLASLt _scaled_mm")
     ends = torch.arange(1, 33, device="cuda", dtype=torch.int32) * 1024
-    for n, k in PRODUCTS:
+    for n, k in GEMMS:
         make = lambda: (torch.randn(32768, k, device="cuda", dtype=torch.bfloat16), torch.randn(32, n, k, device="cuda", dtype=torch.bfloat16))
         call = lambda a, b: torch._grouped_mm(a, b.transpose(1, 2), offs=ends)
         report("grouped_gemm", f"M=32768,G=32,N={n},K={k},type=bf16", median_us(call, sets_of(make)), "torch._grouped_mm")
@@ -100,7 +100,7 @@ def main():
     norm(4096, 7168, torch.bfloat16, "bf16")
     for rows, groups, ffn in SWIGLUS:
         swiglu(rows, groups, ffn)
-    products()
+    gemms()
 
 
 if __name__ == "__main__":

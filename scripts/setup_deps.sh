@@ -4,7 +4,7 @@
 # Usage: setup_deps.sh [build] [format] [tidy]     (default: build)
 # When nothing is missing it does nothing and needs no network. Without root and without passwordless sudo it prints the
 # line to run and exits with status 2. FP8FLOW_SKIP_SETUP=1 skips the check (for toolchains that are not from packages); libraries that
-# fetch_deps.sh has put into a prefix are not asked for.
+# fetch_deps.sh has put into a prefix are not installed.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

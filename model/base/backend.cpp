@@ -65,7 +65,7 @@ AttentionBackend attention_of(AttentionBackendKey key) {
     if (key == AttentionBackendKey::native) return AttentionBackend::native;
     const std::string problem = hopper::cudnn_problem();
     require(problem.empty() || key == AttentionBackendKey::automatic, ExitCode::usage,
-            "kernels.attention_backend: cudnn is asked for, but {}", problem);
+            "kernels.attention_backend: cudnn is requested, but {}", problem);
     return problem.empty() ? AttentionBackend::cudnn : AttentionBackend::native;
 }
 
@@ -99,8 +99,8 @@ std::unique_ptr<Probe> make_probe(const BackendChoice& choice, Ops& ops) {
 
 namespace {
 
-// make(mapping, reason) by the first of the wanted ways that works; null, and `why` says what stood in the
-// way of each.
+// make(mapping, reason) by the first of the wanted ways that works; null, and `why` says why
+// each of them failed.
 template <class Make>
 auto by_first_mapping(FlexBackend wanted, std::string& why, Make make) -> decltype(make(PeerMapping{}, why)) {
     constexpr std::pair<PeerMapping, FlexBackend> kWays[] = {
@@ -143,7 +143,7 @@ ExchangeLimits exchange_limits(const Config& config) {
             .row = config.precision.recipe == Recipe::fp32 ? DType::f32 : DType::bf16};
 }
 
-// Peer memory, else NCCL, else staged; `why` collects what stood in the way.
+// Peer memory, else NCCL, else staged; `why` collects the reasons.
 ExchangeChoice make_gpu_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
                                  const Config& config) {
     const CombineOrder order = config.moe.moe_combine_order;

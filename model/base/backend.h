@@ -19,11 +19,10 @@ namespace fp8flow {
 
 enum class BackendKind { automatic, reference, hopper };
 
-// Order in which matrix products are summed: stated (the contract), or another, equally valid one (validate's
-// control arm).
+// Summation order of GEMMs: stated (the contract), or another, equally valid one (validate's control arm).
 enum class Arithmetic { stated, alternative };
 
-// What `--backend` resolves to, and one line that says why.
+// What `--backend` resolves to; `note` is one line that says why.
 struct BackendChoice {
     BackendKind kind = BackendKind::reference;
     int device = 0;        // of this rank
@@ -53,11 +52,11 @@ std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic
                               const KernelSpec& kernels = {});
 // Of the device that `ops`, made by the same choice, run on; must not outlive them.
 std::unique_ptr<Probe> make_probe(const BackendChoice& choice, Ops& ops);
-// How many kernels, fills and copies one call gives the GPU; nothing on the host, and where that cannot be
-// counted. The call happens once.
+// Kernels, fills and copies that one call launches on the GPU; nothing on the host, or where they cannot be
+// counted. Runs the call once.
 std::optional<LaunchCount> count_launches(const BackendChoice& choice,
                                           const std::function<void(const Launch&)>& call);
-// Collective over `world`, as is the end of its life. Null on every rank where there is nothing to measure,
+// Collective over `world`, as is its destruction. Null on every rank where there is nothing to measure,
 // and `reason` says why.
 std::unique_ptr<PeerProbe> make_peer_probe(const BackendChoice& choice, Ops& ops, ProcessGroup& world,
                                            std::string& reason);
@@ -69,8 +68,8 @@ struct RankGroups {
     std::unique_ptr<ProcessGroup> expert_parallel, expert_replicas;
 };
 RankGroups make_rank_groups(ProcessGroup& world, int expert_parallel_size);
-// How rows travel between the ranks, and one line that says why (empty for one rank). Collective: the same on
-// every rank.
+// The exchange between ranks, and one line that says why it was chosen (empty for one rank). Collective: the
+// same on every rank.
 struct ExchangeChoice {
     std::unique_ptr<Exchange> exchange;
     std::string note;
@@ -78,8 +77,8 @@ struct ExchangeChoice {
 ExchangeChoice make_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
                              const Config& config);
 
-// Plain messages between all ranks, to compare exchanges with. Collective over `world`, as is the end of
-// their life; null on every rank where nothing sends from device to device, and `reason` says why. On GPUs
+// Plain messages between all ranks, to compare exchanges with. Collective over `world`, as is their
+// destruction; null on every rank where nothing sends from device to device, and `reason` says why. On GPUs
 // they are NCCL's.
 std::unique_ptr<Messages> make_messages(const BackendChoice& choice, Ops& ops, ProcessGroup& world,
                                         std::string& reason);

@@ -9,7 +9,7 @@
 
 namespace fp8flow {
 
-// The checksum of what came before (`crc`, 0 at the start) and these bytes.
+// Continues the checksum `crc` (0 at the start) with these bytes.
 uint32_t crc32c(const void* data, size_t bytes, uint32_t crc = 0);
 inline uint32_t crc32c(std::string_view text, uint32_t crc = 0) {
     return crc32c(text.data(), text.size(), crc);

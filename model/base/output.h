@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Everything that a run writes goes through here, below one folder that is opened once: whole files replaced
 // atomically, and files that grow line by line. Paths are resolved below the folder's descriptor without
-// following links, so that nothing outside is written even if someone swaps a name under us. Read next:
+// following links, so that nothing outside is written even if a name is swapped meanwhile. Read next:
 // table.h, svg.h.
 #pragma once
 
@@ -12,8 +12,8 @@
 
 namespace fp8flow {
 
-// A file that grows by whole lines; each line is handed to the system in one write, so a crash of ours loses
-// none.
+// A file that grows by whole lines; each line reaches the system in one write, so a crash of this program
+// loses none.
 class LineFile {
 public:
     enum class Start { truncate, append };
@@ -24,7 +24,7 @@ public:
 
     // Appends `line` and a line end. Throws ExitCode::output, e.g. on a full disk.
     void write_line(std::string_view line);
-    void write_bytes(std::string_view bytes);       // as they are: records that are no lines
+    void write_bytes(std::string_view bytes);       // unchanged: records that are not lines
     void write_json(const nlohmann::json& record);  // JSON Lines: NaN and Inf become null
 
     const std::string& path() const { return path_; }

@@ -14,10 +14,10 @@
 
 namespace fp8flow::bench {
 
-// Routed rows in groups, and what the host knows of them.
+// Routed rows in groups, and their counts on the host.
 struct RoutedRows {
     RowGroups groups;    // num_groups 0: plain rows
-    int64_t valid = 0;   // rows that hold something
+    int64_t valid = 0;   // rows without pads
     int64_t padded = 0;  // with the pads at the end of each group
     int64_t capacity() const { return groups.num_groups > 0 ? groups.row_capacity : padded; }
 };
@@ -33,7 +33,7 @@ public:
 
     using Dims = std::initializer_list<int64_t>;
     TensorView output(DType dtype, Dims shape);  // uninitialised
-    TensorView zeros(DType dtype, Dims shape);   // for what is added to
+    TensorView zeros(DType dtype, Dims shape);   // for outputs that are accumulated into
     TensorView normal(DType dtype, Dims shape, double spread = 1.0);
     TensorView pow2(DType dtype, Dims shape);                          // positive, near 1
     TensorView integers(DType dtype, Dims shape, int64_t below);       // 0 to below - 1

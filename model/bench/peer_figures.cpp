@@ -7,7 +7,7 @@ namespace fp8flow::bench {
 
 // clang-format off
 const char* const kPeerFigures = R"peers(
-# Measured on one H200: torch 2.11, medians of CUDA events, cache cold, random data. Not in the same sitting as any run of this program.
+# Measured on one H200: torch 2.11, medians of CUDA events, cache cold, random data. Not in the same session as any run of this program.
 {"operation": "quantize_rows", "shape": "M=32768,G=0,H=7168", "us": 166.2, "peer": "sgl-kernel", "gpu": "NVIDIA H200", "source": "measured 2026-11-20"}
 {"operation": "quantize_rows", "shape": "M=32768,G=0,H=2048", "us": 50.4, "peer": "sgl-kernel", "gpu": "NVIDIA H200", "source": "measured 2026-11-20"}
 {"operation": "quantize_rows", "shape": "M=4096,G=0,H=7168", "us": 24.2, "peer": "sgl-kernel", "gpu": "NVIDIA H200", "source": "measured 2026-11-20"}

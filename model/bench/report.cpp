@@ -9,6 +9,8 @@
 
 namespace fp8flow::bench {
 
+using namespace report;
+
 namespace {
 
 std::string microseconds(double seconds) {
@@ -29,7 +31,7 @@ std::string per_second(const Row& row, const std::optional<double>& seconds) {
 }
 std::string error_of(const Row& row) { return row.nmse ? fmt::format("{:.1e}", *row.nmse) : "-"; }
 
-// Products that two backends computed: each line is one of this project's rows and the one behind it.
+// GEMMs that two backends computed: each line is one of this project's rows and the row after it.
 std::string side_by_side(const std::string& operation, const std::vector<const Row*>& rows) {
     const std::string &own = rows[0]->backend, &peer = rows[0]->peer;
     Table table({{operation + ", TFLOP/s", Align::left},
@@ -85,8 +87,8 @@ nlohmann::json to_json(const Row& row, const Provenance& provenance) {
         {"ceiling_share", share},
         {"launches", row.launches ? nlohmann::json(*row.launches) : nlohmann::json(nullptr)},
         {"tensor_bytes", row.tensor_bytes},
-        {"bar", text(row.bar ? row.bar->text() : "")},
-        {"holds_bar", row.holds_bar ? nlohmann::json(*row.holds_bar) : nlohmann::json(nullptr)},
+        {"bar", text(row.target ? row.target->text() : "")},
+        {"holds_bar", row.meets_target ? nlohmann::json(*row.meets_target) : nlohmann::json(nullptr)},
         {"missed", text(row.missed)},
         {"peer", text(row.peer)},
         {"peer_us", us(row.peer_seconds)},

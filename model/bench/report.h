@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What `bench` says of measured rows: JSON in the schema of docs/results, tables, verdicts by the bars, a
-// picture.
+// The output of `bench`: JSON in the schema of docs/results, tables, verdicts by the targets,
+// a picture.
 #pragma once
 
 #include "model/base/provenance.h"
@@ -19,22 +19,22 @@ nlohmann::json to_json(const Row& row, const Provenance& provenance);
 
 std::string day_of(const Provenance& provenance);  // "2026-11-20"
 
-// One table per operation, in order of first appearance; products that two backends computed stand side by
+// One table per operation, in order of first appearance; GEMMs that two backends computed are shown side by
 // side.
 std::string tables(const std::vector<Row>& rows);
 
-// Who else was measured at the row's shape; a peer that the row has already stays.
+// Adds the fastest peer measured at the row's shape; a peer that the row already has stays.
 void add_peer(Row& row, const Peers& peers, const std::string& gpu, int64_t ranks);
-// Holds each row to its bar and to its peers on such a GPU; rows with fused=no are what the same rows with
-// fused=yes must beat.
+// Compares each row with its target and with its peers on such a GPU; a row with fused=no is the baseline of
+// the same row with fused=yes.
 void judge(std::vector<Row>& rows);
 // The row with fused=no of the same shape; null: none was measured.
 const Row* baseline_of(const Row& row, const std::vector<Row>& rows);
 
-// All rows in one table with bars, peers and launches; fused forms beside their baselines, with the memory of
-// both; how many hold their bars.
+// All rows in one table with targets, peers and launches; fused forms next to their baselines, with the
+// memory of both; how many targets are met.
 std::string suite_table(const std::vector<Row>& rows);
-// One line for each kind of operation, one dot for each row: its share of the ceiling, and the bar.
+// One line for each kind of operation, one dot for each row: its share of the ceiling, and the target.
 std::string suite_picture(const std::vector<Row>& rows, const Provenance& provenance);
 
 }  // namespace fp8flow::bench

@@ -10,11 +10,11 @@ namespace fp8flow::bench {
 
 namespace {
 
-// A product large enough to reach a GPU's rate, and one that a processor finishes.
-constexpr int64_t kGpuProduct = 8192, kHostProduct = 128;
+// M = N = K of a GEMM large enough to reach a GPU's rate, and of one that a host finishes.
+constexpr int64_t kGpuGemm = 8192, kHostGemm = 128;
 
-// Only these depend on who computes products.
-bool is_product(const std::string& operation) {
+// Only these depend on the GEMM backend.
+bool is_gemm(const std::string& operation) {
     return operation == "gemm" || operation.starts_with("grouped_gemm");
 }
 
@@ -22,7 +22,7 @@ bool is_product(const std::string& operation) {
 [[noreturn]] void refuse(const std::string& operation, const Shape& shape, std::string reason) {
     const std::string mark = "check failed: ";
     reason.erase(0, reason.find(mark) + mark.size());
-    size_t colon = reason.find(": ");  // behind the expression, unless it belongs to "a ? b : c"
+    size_t colon = reason.find(": ");  // after the expression, unless it belongs to "a ? b : c"
     while (colon != std::string::npos && colon > 0 && reason[colon - 1] == ' ')
         colon = reason.find(": ", colon + 1);
     if (colon != std::string::npos) reason.erase(0, colon + 2);
@@ -35,7 +35,7 @@ Launch launch_of(const Shape& shape) {
 
 }  // namespace
 
-// The tensors of one case, as often as the cache asks for.
+// The tensors of one case: as many sets as a cold cache needs.
 struct Runner::Sets {
     Sets(Device& device) : arena(device, "bench") {}
     Arena arena;
@@ -52,7 +52,7 @@ Runner::Runner(std::vector<Backend> backends, const BackendChoice& choice, Proce
     probe_ = make_probe(choice, ops);
     if (gpu) dense_ = make_ops(choice, Arithmetic::stated, {.gemm_backend = GemmBackendKey::cublaslt});
     meter_ = std::make_unique<Meter>(ops.device(), *probe_, options);
-    ceilings_ = std::make_unique<Ceilings>(*meter_, gpu ? *dense_ : ops, gpu ? kGpuProduct : kHostProduct);
+    ceilings_ = std::make_unique<Ceilings>(*meter_, gpu ? *dense_ : ops, gpu ? kGpuGemm : kHostGemm);
     together_ = {.barrier = [this] { world_.barrier(); },
                  .largest = [this](double seconds) { return largest(seconds); }};
 }
@@ -67,7 +67,7 @@ double Runner::largest(double seconds) const {
 
 std::vector<Row> Runner::measure(const Case& what, const Shape& shape, Subject::Regimes regimes) {
     std::vector<Row> rows;
-    const size_t count = is_product(what.name) ? backends_.size() : 1;
+    const size_t count = is_gemm(what.name) ? backends_.size() : 1;
     for (size_t i = 0; i < count; ++i) {
         rows.push_back(measure_on(*backends_[i].ops, what, shape, regimes));
         add_ceiling(rows.back(), what);
@@ -106,7 +106,7 @@ int64_t Runner::capture(const Case& what, const Shape& shape) {
         sets.calls.front().run(launch_of(shape));
         device.synchronize();
     };
-    // a first call makes what later ones find
+    // the first call makes what later ones reuse
     const auto launches = count_launches(choice_, sets.calls.front().run);
     run();
     const std::unique_ptr<Timeline> profiler = device.make_timeline();
@@ -122,7 +122,7 @@ Row Runner::measure_on(Ops& ops, const Case& what, const Shape& shape, Subject::
     Machine machine{ops, world_, choice_, [this] { return messages(); }};
     Sets sets(ops.device());
     build(sets, machine, what, shape);
-    // half of what is free: the ceilings need room, too; every rank makes as many
+    // half of the free memory, since the ceilings need some; the same number on every rank
     const int64_t room = 1 + ops.device().free_bytes() / 2 / std::max<int64_t>(sets.bytes(), 1);
     int64_t fewer = -std::min(meter_->sets_for(sets.bytes()), room);
     world_.all_reduce_max(std::span<int64_t>(&fewer, 1));
@@ -152,8 +152,8 @@ Row Runner::measure_on(Ops& ops, const Case& what, const Shape& shape, Subject::
     row.work = sets.calls.front().work;
     row.tensor_bytes = sets.bytes();
     if (const auto family = family_of(shape, world_.size())) row.family = family->name;
-    row.bar = bar_of(shape, row.work, world_.size());
-    // ranks that wait for each other keep count of their calls, which a recording would put out of step
+    row.target = target_of(shape, row.work, world_.size());
+    // ranks that wait for each other count their calls, and recording one would break the count
     if (subject.together == nullptr)
         if (const auto launches = count_launches(choice_, sets.calls.front().run))
             row.launches = launches->all();
@@ -197,7 +197,7 @@ std::string Runner::wire_note() const {
         peers_->load * 1e-9, peers_->store * 1e-9);
 }
 
-// Whichever takes longest at its ceiling: moving the bytes, sending them, or doing the products.
+// The longest at its ceiling of memory traffic, wire traffic and GEMM FLOPs.
 void Runner::add_ceiling(Row& row, const Case& what) {
     double sending = 0;
     if (what.runs == Runs::together && world_.size() > 1) {
@@ -212,21 +212,20 @@ void Runner::add_ceiling(Row& row, const Case& what) {
     const auto bytes = [](double count) { return static_cast<int64_t>(count + 0.5); };
     const double moving =
         largest(ceilings_->traffic_seconds(bytes(row.work.bytes_read), bytes(row.work.bytes_written)));
-    double multiplying = 0;
+    double computing = 0;
     if (row.work.unit != Unit::none) {
         const ProductKind kind = row.work.unit == Unit::fp8 ? ProductKind::fp8 : ProductKind::bf16;
-        multiplying = largest(row.work.flops / ceilings_->product(kind).burst);
+        computing = largest(row.work.flops / ceilings_->product(kind).burst);
     }
-    if (moving <= 0 && multiplying <= 0 && sending <= 0) return;
-    row.ceiling_seconds = std::max({moving, multiplying, sending});
-    if (sending >= std::max(moving, multiplying)) {
+    if (moving <= 0 && computing <= 0 && sending <= 0) return;
+    row.ceiling_seconds = std::max({moving, computing, sending});
+    if (sending >= std::max(moving, computing)) {
         row.ceiling = fmt::format("{:.0f} GB/s wire", row.work.wire_bytes / sending * 1e-9);
         return;
     }
-    row.ceiling = moving >= multiplying
-                      ? fmt::format("{:.0f} GB/s", row.work.bytes() / moving * 1e-9)
-                      : fmt::format("{:.4g} TFLOP/s {}", row.work.flops / multiplying * 1e-12,
-                                    row.work.unit == Unit::fp8 ? "FP8" : "BF16");
+    row.ceiling = moving >= computing ? fmt::format("{:.0f} GB/s", row.work.bytes() / moving * 1e-9)
+                                      : fmt::format("{:.4g} TFLOP/s {}", row.work.flops / computing * 1e-12,
+                                                    row.work.unit == Unit::fp8 ? "FP8" : "BF16");
 }
 
 }  // namespace fp8flow::bench

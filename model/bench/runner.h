@@ -4,8 +4,8 @@
 #pragma once
 
 #include "kernels/ceilings.h"
-#include "model/bench/bars.h"
 #include "model/bench/cases/case.h"
+#include "model/bench/targets.h"
 
 #include <memory>
 #include <optional>
@@ -17,28 +17,28 @@ namespace fp8flow::bench {
 // One measured operation; times in seconds, of the slowest rank.
 struct Row {
     std::string operation, shape, short_shape;
-    std::string backend;  // of a product that was measured on several
+    std::string backend;  // of a GEMM measured on several backends
     Timing timing;
     Work work;
     std::optional<double> ceiling_seconds;  // what the same work takes at the measured ceilings
-    std::string ceiling;                    // what that is
-    std::string peer;                       // who else was measured on this shape
+    std::string ceiling;                    // that rate, as text
+    std::string peer;                       // fastest other implementation of this shape
     std::optional<double> peer_seconds;
-    std::string peer_gpu, peer_source;  // where, and who says so
+    std::string peer_gpu, peer_source;  // its GPU, and the source of the figure
     bool peer_comparable = false;       // on such a GPU
-    std::optional<double> nmse;         // of a product, on a sample
+    std::optional<double> nmse;         // of a GEMM, on a sample
     std::string regime;
     std::optional<int64_t> launches;  // kernels, fills and copies of one call
-    int64_t tensor_bytes = 0;       // of all tensors of one call, also of what only stands between its passes
-    std::string family;             // what the row shows; empty: baselines, and operations without a bar
-    std::optional<Bar> bar;         // that it is held to
-    std::optional<bool> holds_bar;  // see judge
-    std::string missed;             // of the bar: share, time, launches, peer
+    int64_t tensor_bytes = 0;         // of all tensors of one call, intermediates included
+    std::string family;               // of the picture; empty: baselines, and operations without a target
+    std::optional<Target> target;
+    std::optional<bool> meets_target;  // see judge
+    std::string missed;                // parts of the target: share, time, launches, peer
 };
 
 class Runner {
 public:
-    // One Ops per kind of matrix product that is to be measured, the first being the program's own.
+    // One Ops per GEMM backend that is measured; the first is the program's own.
     struct Backend {
         std::string name;
         std::unique_ptr<Ops> ops;
@@ -50,8 +50,8 @@ public:
     // Collective over the world. Throws Error(usage) for shapes that the operation refuses.
     std::vector<Row> measure(const Case& what, const Shape& shape,
                              Subject::Regimes regimes = Subject::Regimes::all);
-    // One call of the case instead of measurements, recorded by a profiler that listens; of a product the
-    // program's own. One rank. Returns how many kernels that was, 0 where they are not counted.
+    // One call of the case instead of measurements, recorded by an attached profiler; GEMMs run on the
+    // first backend. One rank. Returns the number of kernels, 0 where they are not counted.
     int64_t capture(const Case& what, const Shape& shape);
     std::string device_name() const { return probe_->device_name(); }
     // Rates between the GPUs, where a row was compared with them; else empty.
@@ -71,17 +71,17 @@ private:
     BackendChoice choice_;
     ProcessGroup& world_;
     std::unique_ptr<Probe> probe_;
-    std::unique_ptr<Ops> dense_;  // cuBLASLt's products, for the ceiling
+    std::unique_ptr<Ops> dense_;  // cuBLASLt's GEMMs, for the ceiling
     std::unique_ptr<Meter> meter_;
     std::unique_ptr<Ceilings> ceilings_;
     RandomFiller filler_;
     Together together_;
-    std::optional<PeerRates> peers_;  // once asked for
+    std::optional<PeerRates> peers_;  // once measured
     std::string no_peers_;            // why they are zero
     struct Wire {
         std::unique_ptr<Messages> messages;
     };
-    std::optional<Wire> wire_;  // once asked for
+    std::optional<Wire> wire_;  // once made
 };
 
 }  // namespace fp8flow::bench

@@ -8,15 +8,17 @@
 
 namespace fp8flow::bench {
 
+using namespace report;
+
 namespace {
 
 constexpr double kWidth = 960.0, kLine = 27.0, kLabel = 246.0, kCount = 76.0, kMost = 1.10;
-constexpr std::string_view kHolds = "#3b6fb6", kMisses = "#d9703a", kNone = "#9ca3af", kBarMark = "#1f2937";
+constexpr std::string_view kMet = "#3b6fb6", kMissed = "#d9703a", kNone = "#9ca3af", kTargetMark = "#1f2937";
 
 struct Line {
     std::string name;
     std::vector<const Row*> rows;
-    std::optional<double> share;  // the bar
+    std::optional<double> share;  // the target
 };
 
 std::vector<Line> lines_of(const std::vector<Row>& rows) {
@@ -26,13 +28,13 @@ std::vector<Line> lines_of(const std::vector<Row>& rows) {
         auto line = std::find_if(lines.begin(), lines.end(), [&](auto& l) { return l.name == row.family; });
         if (line == lines.end()) line = lines.insert(lines.end(), {row.family, {}, {}});
         line->rows.push_back(&row);
-        if (row.bar && row.bar->share > 0) line->share = row.bar->share;
+        if (row.target && row.target->share > 0) line->share = row.target->share;
     }
     return lines;
 }
 
 std::string_view color_of(const Row& row) {
-    return !row.holds_bar ? kNone : *row.holds_bar ? kHolds : kMisses;
+    return !row.meets_target ? kNone : *row.meets_target ? kMet : kMissed;
 }
 
 }  // namespace
@@ -41,14 +43,14 @@ std::string suite_picture(const std::vector<Row>& rows, const Provenance& proven
     const std::vector<Line> lines = lines_of(rows);
     SvgCanvas canvas;
     const std::string subtitle =
-        fmt::format("{}, {}, commit {}; a dot is a shape, a mark the bar; right: how many shapes hold theirs",
+        fmt::format("{}, {}, commit {}; a dot is a shape, a mark the target; right: shapes that meet their target",
                     provenance.machine.gpu.empty() ? "reference backend" : provenance.machine.gpu,
                     day_of(provenance), provenance.commit);
     const double top =
         canvas.header("Share of a streaming kernel with the same bytes, mix and cold cache", subtitle,
-                      {{.name = "holds its bar", .color = std::string(kHolds), .filled = true},
-                       {.name = "misses it", .color = std::string(kMisses), .filled = true},
-                       {.name = "no bar (less than 64 MB)", .color = std::string(kNone), .filled = true}},
+                      {{.name = "target met", .color = std::string(kMet), .filled = true},
+                       {.name = "target missed", .color = std::string(kMissed), .filled = true},
+                       {.name = "no target (less than 64 MB)", .color = std::string(kNone), .filled = true}},
                       kWidth);
     const double left = kMargin + kLabel, right = kWidth - kMargin - kCount;
     const double bottom = top + kLine * static_cast<double>(lines.size());
@@ -65,18 +67,18 @@ std::string suite_picture(const std::vector<Row>& rows, const Provenance& proven
     double y = top + kLine / 2.0;
     for (const Line& line : lines) {
         canvas.text(left - 12.0, y + 4.5, line.name, {.size = 13.0, .color = kInk, .anchor = Anchor::end});
-        int64_t asked = 0, held = 0;
+        int64_t judged = 0, met = 0;
         for (const Row* row : line.rows) {
-            asked += row->holds_bar ? 1 : 0;
-            held += row->holds_bar.value_or(false) ? 1 : 0;
+            judged += row->meets_target ? 1 : 0;
+            met += row->meets_target.value_or(false) ? 1 : 0;
             const double share = *row->ceiling_seconds / row->timing.median;
             canvas.circle(x(share), y, 4.2, color_of(*row),
                           fmt::format("{}: {}", row->short_shape, format_percent(share, 1)));
         }
-        if (line.share) canvas.line(x(*line.share), y - 10.0, x(*line.share), y + 10.0, kBarMark, 2.4);
-        if (asked > 0)
-            canvas.text(right + 12.0, y + 4.5, fmt::format("{} of {}", held, asked),
-                        {.size = 12.0, .color = held == asked ? kHolds : kMisses});
+        if (line.share) canvas.line(x(*line.share), y - 10.0, x(*line.share), y + 10.0, kTargetMark, 2.4);
+        if (judged > 0)
+            canvas.text(right + 12.0, y + 4.5, fmt::format("{} of {}", met, judged),
+                        {.size = 12.0, .color = met == judged ? kMet : kMissed});
         y += kLine;
     }
     canvas.line(left, top, left, bottom, kFrame, 1.2);

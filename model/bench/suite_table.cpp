@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The table of a whole suite, for people: every row with its bar, its peer and its launches, and what all of
-// it comes to.
+// The table of a whole suite, for people: every row with its target, its peer and its launches, and a
+// summary.
 #include "model/bench/report.h"
 #include "model/report/table.h"
 
@@ -8,6 +8,8 @@
 #include <map>
 
 namespace fp8flow::bench {
+
+using namespace report;
 
 namespace {
 
@@ -17,8 +19,8 @@ std::string microseconds(double seconds) {
 }
 
 std::string verdict(const Row& row) {
-    if (!row.holds_bar) return "-";
-    return *row.holds_bar ? "holds" : "misses: " + row.missed;
+    if (!row.meets_target) return "-";
+    return *row.meets_target ? "met" : "missed: " + row.missed;
 }
 
 std::string peer(const Row& row) {
@@ -35,7 +37,7 @@ std::string all_rows(const std::vector<Row>& rows) {
                  {"us"},
                  {"GB/s"},
                  {"share"},
-                 {"bar", Align::left},
+                 {"target", Align::left},
                  {"verdict", Align::left},
                  {"launches"},
                  {"peer us"},
@@ -59,7 +61,7 @@ std::string all_rows(const std::vector<Row>& rows) {
                        format_fixed((wire ? row.work.wire_bytes : row.work.bytes()) / seconds * 1e-9, 0) +
                            (wire ? " wire" : ""),
                        row.ceiling_seconds ? format_percent(*row.ceiling_seconds / seconds, 1) : "-",
-                       row.bar && !row.bar->text().empty() ? row.bar->text() : "-", verdict(row),
+                       row.target && !row.target->text().empty() ? row.target->text() : "-", verdict(row),
                        row.launches ? std::to_string(*row.launches) : "-",
                        row.peer_seconds ? microseconds(*row.peer_seconds) : "-",
                        row.peer_seconds ? fmt::format("{:.2f}x", *row.peer_seconds / seconds) : "-",
@@ -92,21 +94,21 @@ std::string fused_rows(const std::vector<Row>& rows) {
 }
 
 std::string summary(const std::vector<Row>& rows) {
-    int64_t asked = 0, held = 0, against_peers = 0, not_slower = 0;
+    int64_t judged = 0, met = 0, against_peers = 0, not_slower = 0;
     std::map<std::string, int64_t> missed;
     for (const Row& row : rows) {
         if (row.peer_comparable && row.peer_seconds) {
             ++against_peers;
             not_slower += *row.peer_seconds >= row.timing.median ? 1 : 0;
         }
-        if (!row.holds_bar) continue;
-        ++asked;
-        held += *row.holds_bar ? 1 : 0;
+        if (!row.meets_target) continue;
+        ++judged;
+        met += *row.meets_target ? 1 : 0;
         for (const char* what : {"share", "time", "launches", "peer"})
             if (row.missed.find(what) != std::string::npos) ++missed[what];
     }
-    std::string text = fmt::format("\n{} rows, {} with a bar: {} hold it, {} miss it", rows.size(), asked,
-                                   held, asked - held);
+    std::string text =
+        fmt::format("\n{} rows, {} with a target: {} met, {} missed", rows.size(), judged, met, judged - met);
     std::string reasons;
     for (const auto& [what, count] : missed)
         reasons += fmt::format("{}{} {}", reasons.empty() ? "" : ", ", what, count);

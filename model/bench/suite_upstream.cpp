@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The suite of published shapes: what the projects that this one grew from measured, with the baselines that
+// The suite of published shapes: measured by the projects that this one builds on, with the baselines that
 // their fused kernels replace, and the operations of the one-layer configurations.
 #include "model/bench/suite.h"
 
@@ -9,8 +9,7 @@ namespace fp8flow::bench {
 
 namespace {
 
-// Memory-bound work: no pause or load changes its rate, so bursts only. What stands already is not added
-// again.
+// Memory-bound work: neither rest nor load changes its rate, so bursts only. A duplicate entry is dropped.
 class Upstream {
 public:
     void add(const std::string& operation, const std::string& shape) {
@@ -44,8 +43,7 @@ void add_norms(Upstream& suite) {
             suite.add("rms_norm_quantize", shape + tensor);
             suite.add("rms_norm_quantize", shape + tensor_transposed);
         }
-    // what the flow asks for: scales of 1x128 blocks, the rows in BF16 beside them, tiles for weight
-    // gradients
+    // what the flow uses: 1x128 scales, with and without the BF16 rows, 128x128 tiles for weight gradients
     for (const auto& [rows, columns] : kNorms) {
         if (columns % kBlock != 0) continue;
         const std::string shape = fmt::format("T={},H={}", rows, columns);
@@ -171,7 +169,7 @@ void add_quantizers(Upstream& suite) {
     add_mx("E=1,N=32768,K=7168", "bf16", "floor");
 }
 
-// One GPU's part of a layer with all its experts: what a forward and a backward call beside the products.
+// One GPU's part of a layer with all its experts: what a forward and a backward call besides the GEMMs.
 struct OneLayer {
     int64_t tokens, hidden, experts, topk, width;
 };

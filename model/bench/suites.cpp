@@ -9,11 +9,11 @@ namespace {
 
 using Suite = std::vector<SuiteEntry>;
 
-// The products of one layer's experts at one distribution of rows: forward, data gradient, and the weight
-// gradient in both modes. Data gradients of BF16 read the weights as they are stored, those of FP8 a
-// transposed copy. Other rows than balanced ones: bursts only.
-void add_expert_products(Suite& suite, const std::string& groups, int64_t n, int64_t k,
-                         const std::string& type, const std::string& rows) {
+// The GEMMs of one layer's experts at one distribution of rows: forward, data gradient, and the weight
+// gradient in both modes. BF16 data gradients read the weights as they are stored, FP8 ones a
+// transposed copy. Unbalanced rows are measured as bursts only.
+void add_expert_gemms(Suite& suite, const std::string& groups, int64_t n, int64_t k, const std::string& type,
+                      const std::string& rows) {
     const auto add = [&](const char* operation, const std::string& more) {
         suite.push_back({.operation = operation,
                          .shape = fmt::format("{},type={},rows={}{}", groups, type, rows, more),
@@ -50,19 +50,19 @@ Suite layer() {
 
 // (groups, rows of each, N, K)
 Suite gemm() {
-    struct Product {
+    struct Gemm {
         int64_t groups, rows, n, k;
     };
-    constexpr Product kProducts[] = {{32, 1024, 4096, 7168}, {32, 1024, 7168, 2048}, {8, 4096, 4096, 7168},
-                                     {8, 4096, 7168, 2048},  {16, 2048, 3072, 4096}, {16, 2048, 4096, 1536},
-                                     {4, 8192, 28672, 4096}, {64, 512, 4096, 7168}};
+    constexpr Gemm kGemms[] = {{32, 1024, 4096, 7168}, {32, 1024, 7168, 2048}, {8, 4096, 4096, 7168},
+                               {8, 4096, 7168, 2048},  {16, 2048, 3072, 4096}, {16, 2048, 4096, 1536},
+                               {4, 8192, 28672, 4096}, {64, 512, 4096, 7168}};
     Suite suite;
     for (const char* type : {"fp8", "bf16"}) {
-        for (const auto& [groups, rows, n, k] : kProducts)
+        for (const auto& [groups, rows, n, k] : kGemms)
             for (const char* distribution : {"balanced", "ragged", "empty"})
-                add_expert_products(suite, fmt::format("M={},G={}", groups * rows, groups), n, k, type,
-                                    distribution);
-        if (type == std::string_view("fp8"))  // fc1 and its activation, beside fc1 alone above
+                add_expert_gemms(suite, fmt::format("M={},G={}", groups * rows, groups), n, k, type,
+                                 distribution);
+        if (type == std::string_view("fp8"))  // fc1 with its activation; fc1 alone is above
             for (const char* save_h : {"yes", "no"})
                 for (const char* shape : {"M=32768,G=32,F=2048,K=7168", "M=32768,G=16,F=1536,K=4096"})
                     suite.push_back(
@@ -73,7 +73,7 @@ Suite gemm() {
     return suite;
 }
 
-// What crosses ranks, with messages beside it, and time against SMs.
+// What crosses ranks, compared with messages, and time against the number of SMs.
 Suite exchange() {
     Suite suite;
     const auto add = [&](const char* operation, const std::string& shape) {
@@ -103,11 +103,10 @@ Suite exchange() {
 const std::vector<std::pair<std::string, std::string>>& suite_names() {
     static const std::vector<std::pair<std::string, std::string>> names = {
         {"layer", "every operation as in a DeepSeek-V3 layer with 4096 tokens on the GPU"},
-        {"gemm",
-         "the experts' matrix products, this project's kernels beside cuBLASLt; about 3 minutes on an H200"},
-        {"exchange", "dispatch and combine beside messages, and against SMs (mpirun -n N); about a minute"},
+        {"gemm", "the experts' GEMMs, this project's kernels next to cuBLASLt; about 3 minutes on an H200"},
+        {"exchange", "dispatch and combine next to messages, and against SMs (mpirun -n N); about a minute"},
         {"upstream",
-         "published shapes with their baselines and the one-layer configurations, against bars and peers; "
+         "published shapes with their baselines and the one-layer configurations, against targets and peers; "
          "about 2 minutes"},
         {"small", "every operation once at a small shape: a quick look, also without a GPU"}};
     return names;

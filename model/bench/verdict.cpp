@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Rows against their bars, their baselines and their peers.
+// Rows compared with their targets, their baselines and their peers.
 #include "model/bench/report.h"
 
 namespace fp8flow::bench {
@@ -37,23 +37,24 @@ const Row* baseline_of(const Row& row, const std::vector<Row>& rows) {
 void judge(std::vector<Row>& rows) {
     for (Row& row : rows) {
         const double seconds = row.timing.median;
-        row.holds_bar.reset();
+        row.meets_target.reset();
         row.missed.clear();
-        const auto ask = [&](const char* what, bool held) {
-            row.holds_bar = row.holds_bar.value_or(true) && held;
-            if (!held) row.missed += fmt::format("{}{}", row.missed.empty() ? "" : ", ", what);
+        const auto judge_part = [&](const char* what, bool met) {
+            row.meets_target = row.meets_target.value_or(true) && met;
+            if (!met) row.missed += fmt::format("{}{}", row.missed.empty() ? "" : ", ", what);
         };
-        if (row.bar && row.bar->share > 0 && row.ceiling_seconds) {
-            const Row* baseline = row.bar->gain ? baseline_of(row, rows) : nullptr;
-            const bool gained = baseline != nullptr && baseline->timing.median >= *row.bar->gain * seconds;
-            ask("share", gained || *row.ceiling_seconds >= row.bar->share * seconds);
+        if (row.target && row.target->share > 0 && row.ceiling_seconds) {
+            const Row* baseline = row.target->gain ? baseline_of(row, rows) : nullptr;
+            const bool gained = baseline != nullptr && baseline->timing.median >= *row.target->gain * seconds;
+            judge_part("share", gained || *row.ceiling_seconds >= row.target->share * seconds);
         }
-        if (row.bar && row.bar->seconds) ask("time", seconds <= *row.bar->seconds);
-        if (row.bar && row.bar->launches && row.launches)
-            ask("launches", *row.launches <= *row.bar->launches);
-        // products stand beside another backend of this program, and have bars of their own
+        if (row.target && row.target->seconds) judge_part("time", seconds <= *row.target->seconds);
+        if (row.target && row.target->launches && row.launches)
+            judge_part("launches", *row.launches <= *row.target->launches);
+        // GEMMs are compared with another backend of this program and have no peer target
         const bool peer = row.peer_comparable && row.peer_seconds && !row.family.empty();
-        if (peer) ask("peer", *row.peer_seconds >= (row.bar ? row.bar->peer : kPeerShare) * seconds);
+        if (peer)
+            judge_part("peer", *row.peer_seconds >= (row.target ? row.target->peer : kPeerShare) * seconds);
     }
 }
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <optional>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
 void on_all_ranks(ProcessGroup& world, const std::function<void()>& work) {
     struct Verdict {
@@ -30,4 +30,4 @@ void on_all_ranks(ProcessGroup& world, const std::function<void()>& work) {
     throw Error(static_cast<ExitCode>(first->code), text);
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

@@ -13,7 +13,7 @@
 #include <cstdio>
 #include <utility>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
 namespace {
 
@@ -87,7 +87,7 @@ int Disk::make_folder(int folder, const std::string& name) {
 }
 
 int Disk::rename(int folder, const std::string& from, const std::string& to) {
-    // Where the file system cannot promise that (NFS), a look before: only a second run in the same folder
+    // Where the file system cannot promise that (NFS), a check before: only a second run in the same folder
     // could come between.
     const int renamed = or_error(static_cast<int>(
         ::syscall(SYS_renameat2, folder, from.c_str(), folder, to.c_str(), RENAME_NOREPLACE)));
@@ -163,4 +163,4 @@ int read_all(Disk& disk, int file, void* data, size_t bytes, int64_t offset) {
     return 0;
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

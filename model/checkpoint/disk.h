@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Disk: the calls to the file system that checkpoints make, and nothing else, behind one thin class: a test
-// makes each of them fail, or the process die in it, in turn. All names are relative to an open folder, and
+// Disk: the file-system calls of checkpoints in one thin class, so that a test can make each of them fail, or
+// the process die in it. All names are relative to an open folder, and
 // no call follows a link. Read next: folder.h.
 #pragma once
 
@@ -12,9 +12,9 @@
 #include <string_view>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
-// Each call returns 0 or more, or minus the error number. From several threads at once.
+// Each call returns 0 or more, or minus the error number. Thread-safe.
 class Disk {
 public:
     virtual ~Disk() = default;
@@ -56,4 +56,4 @@ private:
 int write_all(Disk& disk, int file, const void* data, size_t bytes);
 int read_all(Disk& disk, int file, void* data, size_t bytes, int64_t offset);
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

@@ -9,7 +9,7 @@
 #include <charconv>
 #include <cstring>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
 namespace {
 
@@ -156,4 +156,4 @@ void CheckpointFolder::Part::finish() {
     if (const int error = disk_.sync(folder_.get())) fail_with(error, "sync its folder");
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

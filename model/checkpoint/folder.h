@@ -15,7 +15,7 @@
 #include <memory>
 #include <optional>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
 std::string checkpoint_name(int64_t step);  // "step_00000020"
 // The step of such a name, exactly as checkpoint_name writes it; nothing for other names.
@@ -65,4 +65,4 @@ private:
     DiskHandle folder_;
 };
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

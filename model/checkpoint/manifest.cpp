@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
 namespace {
 
@@ -39,7 +39,7 @@ std::string body(const CheckpointManifest& manifest) {
     for (const CheckpointManifest::File& file : manifest.files)
         files.push_back({{"bytes", file.bytes}, {"header_crc32c", fmt::format("{:08x}", file.header_crc)}});
     json["files"] = std::move(files);
-    // Without its opening brace, which stands before the checksum.
+    // Without its opening brace, which precedes the checksum.
     return json.dump(1, ' ', false, Json::error_handler_t::replace).substr(2) + "\n";
 }
 
@@ -130,4 +130,4 @@ CheckpointManifest parse_manifest(std::string_view text, const std::string& wher
     return manifest;
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

@@ -2,7 +2,7 @@
 // The manifest of a checkpoint: which step it is, how its tensors are spread over files, and what a resumed
 // run must agree with. It is written last, so a folder with a manifest that checks out is a whole checkpoint.
 // It carries the checksum of each file's header, each header carries those of its tensors, and the manifest
-// its own: no bit of a checkpoint is outside. It names no files: names follow from the rank. Read next:
+// its own: every bit of a checkpoint is covered. It names no files: names follow from the rank. Read next:
 // folder.h, reader.h.
 #pragma once
 
@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
 struct CheckpointManifest {
     struct File {
@@ -45,4 +45,4 @@ std::string manifest_text(const CheckpointManifest& manifest);
 // Throws Error(checkpoint) beginning with `where` for anything that manifest_text would not have written.
 CheckpointManifest parse_manifest(std::string_view text, const std::string& where);
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

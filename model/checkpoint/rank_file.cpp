@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Checksums first, for they stand in the header; then the file as a stream.
+// Checksums first, since the header holds them; then the file as a stream.
 #include "model/checkpoint/rank_file.h"
 
 #include "model/base/crc32c.h"
@@ -7,12 +7,12 @@
 
 #include <algorithm>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
 namespace {
 
 constexpr size_t kBlock =
-    size_t{8} << 20;  // between two looks at `stop`; small tensors are gathered into one write
+    size_t{8} << 20;  // between two checks of `stop`; small tensors are gathered into one write
 
 void stop_if(const std::atomic<bool>& stop) {
     require(!stop, ExitCode::checkpoint, "the run ended while a checkpoint was being written");
@@ -78,4 +78,4 @@ CheckpointManifest::File write_rank_file(const CheckpointFolder& folder, int64_t
     return file;
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

@@ -9,7 +9,7 @@
 
 #include <atomic>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
 // A tensor in host memory, F32.
 struct HostTensor {
@@ -29,4 +29,4 @@ CheckpointManifest::File write_rank_file(const CheckpointFolder& folder, int64_t
 // of the data.
 inline constexpr const char* kChecksumsKey = "crc32c";
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Sizes before contents, headers before tensors: nothing is allocated on the word of a file.
+// Sizes before contents, headers before tensors: no allocation trusts a number of the file.
 #include "model/checkpoint/reader.h"
 
 #include "model/base/crc32c.h"
@@ -9,7 +9,7 @@
 #include <charconv>
 #include <cstring>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
 namespace {
 
@@ -113,4 +113,4 @@ void CheckpointReader::verify_file(int64_t file) const {
     }
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

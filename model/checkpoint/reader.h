@@ -10,7 +10,7 @@
 #include <map>
 #include <span>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
 class CheckpointReader {
 public:
@@ -49,4 +49,4 @@ private:
     std::map<std::string, Place> tensors_;
 };
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

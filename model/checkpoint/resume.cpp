@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <filesystem>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
 namespace {
 
@@ -20,7 +20,7 @@ RankLayout layout_of(const Config& config, const ProcessGroup& world) {
     return {world.rank(), world.size(), config.parallel.expert_model_parallel_size};
 }
 
-// As the first rank sees it; the others believe it.
+// As rank 0 sees it; the others take its answer.
 std::vector<int64_t> steps_of(const CheckpointFolder& folder, ProcessGroup& world) {
     std::vector<int64_t> steps;
     on_all_ranks(world, [&] {
@@ -33,7 +33,7 @@ std::vector<int64_t> steps_of(const CheckpointFolder& folder, ProcessGroup& worl
     return steps;
 }
 
-// The files are shared out, so that each byte is read once.
+// The files are divided over the ranks, so that each byte is read once.
 std::unique_ptr<CheckpointReader> open_verified(const CheckpointFolder& folder, int64_t step,
                                                 ProcessGroup& world) {
     std::unique_ptr<CheckpointReader> reader;
@@ -214,4 +214,4 @@ std::optional<Resumed> resume(Trainer& trainer, const Config& config, uint64_t d
     return Resumed{trainer.steps_done(), reader.path(), chosen->refused, changed_keys(reader, config)};
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

@@ -11,24 +11,23 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
 struct Resumed {
     int64_t step = 0;  // steps that are done
     std::string path;
     std::vector<std::string> refused;  // newer checkpoints, each with the reason
     std::vector<std::string>
-        changed;  // keys whose values differ from those of the run that saved: "section.key: then | now"
+        changed;  // keys with other values than in the run that saved: "section.key: then | now"
 };
 
 // checkpoint.load of `config` on every rank: `auto` takes the newest checkpoint of `save_folder` that passes
 // its checks, and nothing where there is none yet; a folder of checkpoints, or the run's folder above it,
 // gives its newest one, a checkpoint itself. Everything is verified on all ranks before the first byte of the
-// model changes. Throws Error(checkpoint), the same on every rank: a checkpoint that is damaged (named
-// itself, or no older one is whole), that is one of another model, or whose position in the data means
-// nothing here.
+// model changes. Throws Error(checkpoint), the same on every rank, for a damaged checkpoint (if it was named,
+// or if no older one is complete), one of another model, or one of a run on other data.
 std::optional<Resumed> resume(Trainer& trainer, const Config& config, uint64_t data_fingerprint,
                               ProcessGroup& world, const std::string& save_folder,
                               std::shared_ptr<Disk> disk = std::make_shared<Disk>());
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <thread>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
 namespace {
 
@@ -92,7 +92,7 @@ void CheckpointSaver::copy_state(Trainer& trainer) {
     copied.wait();
 }
 
-// What the threads of this rank have done since the last look.
+// What the threads of this rank have done since the last poll.
 void CheckpointSaver::look_at_threads() {
     Pending& p = *pending_;
     try {
@@ -119,8 +119,8 @@ std::optional<CheckpointSaver::Published> CheckpointSaver::poll() {
 std::optional<CheckpointSaver::Published> CheckpointSaver::finish() {
     constexpr std::chrono::milliseconds kBetweenLooks{2};
     while (pending_) {
-        // A rank whose file takes longest would keep the others in a wait with a deadline: everybody looks,
-        // again and again.
+        // Waiting for the slowest rank's file could exceed the peer deadline, so every rank polls
+        // repeatedly.
         if (auto published = exchange_reports()) return published;
         std::this_thread::sleep_for(kBetweenLooks);
     }
@@ -182,4 +182,4 @@ void CheckpointSaver::give_up(const std::vector<Report>& reports) {
     throw Error(ExitCode::checkpoint, text);
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// CheckpointSaver: takes the state of a run between two steps and writes it while training goes on. Training
+// CheckpointSaver: takes the state of a run between two steps and writes it in the background. Training
 // pauses only until the device has copied the state to page-locked host memory; a thread of each rank writes
-// that rank's file, the first rank then publishes the checkpoint. Threads talk to the disk alone; what ranks
-// say to each other is said by poll, between steps. Read next: folder.h, rank_file.h.
+// that rank's file, the first rank then publishes the checkpoint. Threads use the disk only; ranks
+// communicate in poll, between steps. Read next: folder.h, rank_file.h.
 #pragma once
 
 #include "kernels/core/pinned.h"
@@ -16,13 +16,13 @@
 #include <memory>
 #include <optional>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
 class CheckpointSaver {
 public:
-    // Called by all ranks, as everything here. `path`: an existing folder, the same on every rank. Removes
-    // what earlier runs left half-made. Throws Error(checkpoint) where a rank does not see the folder that
-    // the first rank sees.
+    // Collective, as every member function. `path`: an existing folder, the same on every rank. Removes
+    // incomplete checkpoints of earlier runs. Throws Error(checkpoint) where a rank does not see the folder
+    // that the first rank sees.
     CheckpointSaver(const Config& config, uint64_t data_fingerprint, ProcessGroup& world,
                     const std::string& path, std::shared_ptr<Disk> disk = std::make_shared<Disk>());
     // Waits for what is being written; without publish, which needs all ranks, it is lost.
@@ -33,11 +33,11 @@ public:
     struct Published {
         int64_t step = 0;
         double bytes = 0;    // of all ranks
-        double paused = 0;   // seconds that training stood still on this rank
+        double paused = 0;   // seconds that training paused on this rank
         double seconds = 0;  // from the start to the new name
         std::string path;
     };
-    // The state after trainer.steps_done() steps, of which none is in flight. Waits for the checkpoint
+    // The state after trainer.steps_done() steps, with none in flight. Waits for the checkpoint
     // before, if it is still being written. Throws Error(checkpoint) on every rank if the one before failed
     // on any.
     std::optional<Published> save(Trainer& trainer);
@@ -84,4 +84,4 @@ private:
     std::optional<Pending> pending_;  // last: its threads end before what they use
 };
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

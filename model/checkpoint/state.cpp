@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
 namespace {
 
@@ -76,4 +76,4 @@ std::vector<StateTensor> training_state(Transformer& transformer, const RankLayo
     return state;
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

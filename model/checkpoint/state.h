@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::checkpoint {
 
 // Ranks that share the experts are neighbours: rank % expert_parallel_size says which experts a rank has.
 struct RankLayout {
@@ -37,4 +37,4 @@ std::vector<StateTensor> training_state(Transformer& transformer, const RankLayo
 // experts as weights do.
 bool is_weight(const std::string& state_name);
 
-}  // namespace fp8flow
+}  // namespace fp8flow::checkpoint

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// `fp8flow bench`: single operations, each at given shapes, against what the machine can do.
+// `fp8flow bench`: single operations at given shapes, compared with the ceilings of the machine.
 #include "model/base/output.h"
 #include "model/base/provenance.h"
 #include "model/bench/report.h"
@@ -18,6 +18,8 @@
 
 namespace fp8flow {
 
+using namespace report;
+
 namespace {
 
 using namespace bench;
@@ -28,7 +30,7 @@ struct Item {
     Subject::Regimes regimes = Subject::Regimes::all;
 };
 
-// Keeps the items whose operation and shape, as progress prints them, have a match.
+// Keeps the items with a match in operation and shape, as progress prints them.
 void keep_matching(std::vector<Item>& items, const std::string& pattern) {
     try {
         const std::regex wanted(pattern);
@@ -38,7 +40,7 @@ void keep_matching(std::vector<Item>& items, const std::string& pattern) {
     } catch (const std::regex_error& error) {
         fail(ExitCode::usage, "--match: got '{}', want a regular expression ({})", pattern, error.what());
     }
-    require(!items.empty(), ExitCode::usage, "--match: nothing that was asked for matches '{}'", pattern);
+    require(!items.empty(), ExitCode::usage, "--match: no selected row matches '{}'", pattern);
 }
 
 // A suite, cut down to the operations that are named; or the named operations at each given shape, or at
@@ -69,7 +71,7 @@ std::vector<Item> items_of(const BenchOptions& options, Size size) {
     return items;
 }
 
-std::vector<Runner::Backend> product_backends(const BenchOptions& options, const BackendChoice& choice) {
+std::vector<Runner::Backend> gemm_backends(const BenchOptions& options, const BackendChoice& choice) {
     std::vector<Runner::Backend> backends;
     const auto add = [&](const char* name, GemmBackendKey key) {
         backends.push_back({name, make_ops(choice, Arithmetic::stated, {.gemm_backend = key})});
@@ -149,13 +151,13 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
     if (!options.match.empty()) keep_matching(items, options.match);
     Peers peers;
     if (!options.peers.empty()) peers.add_measured_here(options.peers);
-    const bool speaks = world.rank() == 0;
+    const bool prints = world.rank() == 0;
     std::optional<OutputFolder> folder;
-    if (speaks && !options.out.empty()) folder.emplace(options.out);
-    Runner runner(product_backends(options, choice), choice, world, measure_options(options, choice));
+    if (prints && !options.out.empty()) folder.emplace(options.out);
+    Runner runner(gemm_backends(options, choice), choice, world, measure_options(options, choice));
 
     const Provenance provenance = make_provenance(options.command, choice, world.size());
-    if (speaks) fmt::print("{}\ndevice: {}\n", choice.note, runner.device_name());
+    if (prints) fmt::print("{}\ndevice: {}\n", choice.note, runner.device_name());
     if (options.capture) {
         for (const Item& item : items)
             fmt::print("captured {} kernels of {} {}\n", runner.capture(*item.what, item.shape),
@@ -166,7 +168,7 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
     EtaEstimator eta(static_cast<int64_t>(items.size()));
     for (size_t i = 0; i < items.size(); ++i) {
         const auto start = std::chrono::steady_clock::now();
-        if (speaks && items.size() > 1) {
+        if (prints && items.size() > 1) {
             const auto left = eta.seconds_left();
             fmt::print(stderr, "[{}/{}{}] {} {}\n", i + 1, items.size(),
                        left ? ", " + format_clock(*left) + " left" : "", items[i].what->name,
@@ -176,7 +178,7 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
             add_peer(row, peers, provenance.machine.gpu, world.size());
             rows.push_back(std::move(row));
         }
-        // after each, so that a suite that is interrupted leaves what it has
+        // after each row, so that an interrupted suite leaves its results
         judge(rows);
         if (folder) write_rows(*folder, rows, provenance);
         eta.step_done(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
@@ -184,7 +186,7 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
     const bool upstream = options.suite == "upstream";
     std::string table = upstream || options.suite == "exchange" ? suite_table(rows) : tables(rows);
     if (const std::string note = runner.wire_note(); !note.empty()) table += "\n" + note + "\n";
-    if (speaks) fmt::print("\n{}", table);
+    if (prints) fmt::print("\n{}", table);
     if (folder) {
         fmt::print("\nwritten: {}\n", folder->path_of("bench.json"));
         folder->write_atomic("bench.txt", table);

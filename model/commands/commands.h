@@ -18,10 +18,10 @@ struct RunOptions {
     std::vector<std::string> overrides;  // section.key=value
     std::string hf_config;      // a Hugging Face config.json, read before the configuration; empty: none
     std::string weights;        // train, replay: safetensors with Hugging Face names; empty: initial weights
-    std::string export_format;  // train: bf16 | f32 | fp8, written below out in the end; empty: nothing
+    std::string export_format;  // train: bf16 | f32 | fp8, written below out at the end; empty: nothing
     BackendKind backend = BackendKind::automatic;
-    Ablation ablation =
-        Ablation::none;  // validate, profile: also the flow with one optimisation off at a time
+    validate::Ablation ablation =
+        validate::Ablation::none;  // validate, profile: also the flow with one optimisation off at a time
     std::optional<int64_t> measured_steps;  // profile
     std::string command;                    // as it was typed, for the results
     Placement placement;
@@ -33,8 +33,8 @@ struct BenchOptions {
     std::string suite;
     std::string match;  // regular expression over "operation key=value ..."; empty: everything
     std::string out;  // folder for bench.json, bench.txt and, of suite upstream, bench.svg; empty: only print
-    std::string peers;     // file with others' times, measured on this GPU; empty: the project's list alone
-    bool capture = false;  // instead of timing: one call of each row, for a profiler that listens
+    std::string peers;  // file with other implementations' times on this GPU; empty: the project's list only
+    bool capture = false;      // instead of timing: one call of each row, for an attached profiler
     std::string gemm_backend;  // native | cublaslt | both; empty: the fastest, in suite gemm both
     std::string command;       // as it was typed, for the results
     int samples = 0;           // of a burst; 0: the protocol's

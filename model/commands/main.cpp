@@ -39,7 +39,7 @@ int exit_code_of(std::exception_ptr error, std::string& message) {
     return static_cast<int>(ExitCode::internal);
 }
 
-// "fp8flow: error: " and the message; several problems stand on lines of their own below it.
+// "fp8flow: error: " and the message; several problems are listed on the lines below it.
 void print_error(const std::string& message) {
     const auto lines = 1 + std::count(message.begin(), message.end(), '\n');
     std::string text = lines > 1 ? fmt::format("{} problems\n{}", lines, message) : message;
@@ -49,12 +49,12 @@ void print_error(const std::string& message) {
     std::fflush(stderr);
 }
 
-// Ends the job with one report. Ranks speak in turn, and only the first one does: it takes the others down.
+// Ends the job with one report: ranks wait for their turn, and the first one reports and aborts the others.
 [[noreturn]] void report_and_abort(MpiSession& mpi, std::exception_ptr error) {
     constexpr std::chrono::milliseconds kTurn{150}, kLongestTurn{3000}, kForTheEnd{10000};
     std::string message;
     const int code = exit_code_of(error, message);
-    // A lost peer is the consequence of another rank's error: let that one speak first.
+    // A lost peer is the consequence of another rank's error: that rank reports first.
     const int turn = mpi.rank() + (code == static_cast<int>(ExitCode::peer) ? mpi.size() : 0);
     std::this_thread::sleep_for(std::min(kLongestTurn, kTurn * turn));
     if (mpi.claim_report()) {
@@ -166,7 +166,8 @@ struct CommandLine {
     CLI::App* replay = app.add_subcommand(
         "replay",
         "one MoE layer forward and backward on tensors from a safetensors file, to compare with yours");
-    CLI::App* bench = app.add_subcommand("bench", "time single operations against what the machine can do");
+    CLI::App* bench = app.add_subcommand(
+        "bench", "time single operations and compare them with the ceilings of the machine");
     RunOptions options;
     ReplayOptions replay_options;
     BenchOptions bench_options;
@@ -206,14 +207,14 @@ struct CommandLine {
             command->add_option("--backend", backend, "auto | reference | hopper");
         for (CLI::App* command : {validate, profile})
             command->add_flag("--ablate", ablate,
-                              "also run fp8_flow with each of its optimisations switched off in turn");
+                              "also run fp8_flow with each of its optimisations switched off, one at a time");
         profile->add_option("--recipes", recipes, "comma-separated (default: profile.profile_recipes)");
         profile->add_option("--steps", steps,
                             "steps that are measured (default: profile_step_end - profile_step_start)");
         train
             ->add_option("--resume", resume,
-                         "go on from a checkpoint: auto (the newest whole one below --out, or begin anew), "
-                         "or a run's folder, its folder of checkpoints, or one of them (checkpoint.load)")
+                         "resume from a checkpoint: auto (the newest complete one below --out, or start "
+                         "afresh), or a run's folder, its folder of checkpoints, or one of them (checkpoint.load)")
             ->take_last();
         train->add_flag("--tensor-stats", tensor_stats,
                         "report underflow, saturation, scales and error of every quantised tensor");
@@ -253,9 +254,10 @@ struct CommandLine {
                 "do not time: run one call of each row between cudaProfilerStart and Stop, in an NVTX range "
                 "(scripts/kernel_profile.py reads what ncu says then)")
             ->excludes("--out");
-        bench->add_option(
-            "--peers", bench_options.peers,
-            "file with others' times on this GPU, a JSON object a line: operation, shape, us, peer, source");
+        bench->add_option("--peers", bench_options.peers,
+                          "file with other implementations' times on this GPU, a JSON object a line: "
+                          "operation, shape, us, peer, "
+                          "source");
         bench->add_option("--backend", backend, "auto | reference | hopper");
         bench->add_option("--gemm-backend", bench_options.gemm_backend, "native | cublaslt | both")
             ->check(CLI::IsMember({"native", "cublaslt", "both"}));
@@ -284,7 +286,7 @@ struct CommandLine {
         require(profile->count("--steps") == 0 || (steps >= 1 && steps <= kMostSteps), ExitCode::usage,
                 "--steps: got {}, want 1 to {}", steps, kMostSteps);
         if (steps > 0) options.measured_steps = steps;
-        if (ablate) options.ablation = Ablation::flow_switches;
+        if (ablate) options.ablation = validate::Ablation::flow_switches;
         if (tensor_stats) options.overrides.push_back("output.tensor_stats=true");
         options.backend = parse_backend(backend);
         options.placement = placement();

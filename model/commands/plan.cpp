@@ -10,6 +10,8 @@
 
 namespace fp8flow {
 
+using namespace plan;
+
 int run_plan(const RunOptions& options, std::optional<int64_t> gpus,
              const std::optional<std::string>& json_name) {
     const Config config = load_config(options.config_path, options.overrides, gpus, options.hf_config);

@@ -13,6 +13,11 @@
 
 namespace fp8flow {
 
+using namespace data;
+using namespace validate;
+using namespace report;
+using namespace profile;
+
 namespace {
 
 constexpr std::chrono::seconds kProgressPause{1};  // between lines within a phase
@@ -24,11 +29,11 @@ constexpr const char* kLegend =
     "  layer       forward + backward of one MoE layer without the stage timer, the slowest rank of each "
     "step\n"
     "  MHz         the device's clock meanwhile (median): a GPU lowers it to keep to its power limit\n"
-    "  TFLOP/s     FLOPs of the model, no pads, no recomputation; BF16 peak: {}FLOP/s, a dense product "
+    "  TFLOP/s     FLOPs of the model, no pads, no recomputation; BF16 peak: {}FLOP/s, a dense GEMM "
     "measured here\n"
     "  wire/rank   sent by rank 0 in one step; wire ms: plan, dispatch and combine of one layer, all "
     "exposed\n"
-    "  stages      share: of the time of their part; moves, FLOPs: what they cannot do without; memory: in "
+    "  stages      share: of the time of their part; moves, FLOPs: the least they need; memory: in "
     "use at their peak\n"
     "  of ceiling  their calls one by one at the ceilings measured here after a rest, over their time";
 
@@ -95,7 +100,7 @@ private:
     void report_machine() {
         const MachineRates& m = profile_.machine;
         log_.line(fmt::format(
-            "ceilings of this machine ({}): copies {}B/s, products {}FLOP/s BF16, {}FLOP/s FP8{}", m.device,
+            "ceilings of this machine ({}): copies {}B/s, GEMMs {}FLOP/s BF16, {}FLOP/s FP8{}", m.device,
             format_si(m.bytes_per_second), format_si(m.bf16_flops), format_si(m.fp8_flops),
             backend_.kind == BackendKind::hopper ? "" : " (small ones: a rough guide)"));
         if (m.peer_load > 0)

@@ -16,6 +16,10 @@
 
 namespace fp8flow {
 
+using namespace weights;
+using namespace report;
+using namespace replay;
+
 namespace {
 
 constexpr const char* kHidden = "hidden_states";

@@ -20,6 +20,11 @@
 
 namespace fp8flow {
 
+using namespace data;
+using namespace weights;
+using namespace checkpoint;
+using namespace report;
+
 namespace {
 
 std::string tensor_stats_table(const TensorStats& stats) {
@@ -187,10 +192,11 @@ private:
 
     void report(const std::optional<CheckpointSaver::Published>& saved) {
         if (!saved) return;
-        log_.line(fmt::format(
-            " checkpoint after iteration {}: {} in {}, {} behind training, which paused {:.0f} ms",
-            saved->step, format_bytes(saved->bytes), saved->path, format_duration(saved->seconds),
-            saved->paused * 1e3));
+        log_.line(
+            fmt::format(" checkpoint after iteration {}: {} in {}, written in {} in the background; training "
+                        "paused {:.0f} ms",
+                        saved->step, format_bytes(saved->bytes), saved->path, format_duration(saved->seconds),
+                        saved->paused * 1e3));
     }
 
     void export_model() {
@@ -234,7 +240,7 @@ private:
                    .activations = result.peak_bytes};
     }
 
-    // What a resumed run has behind it stays in metrics.jsonl and in the picture.
+    // The iterations before a resume stay in metrics.jsonl and in the picture.
     void open_records() {
         const std::vector<nlohmann::json> records = records_until(*folder_, first_step_);
         metrics_.emplace(open_metrics(*folder_, records));

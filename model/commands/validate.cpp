@@ -16,6 +16,10 @@
 
 namespace fp8flow {
 
+using namespace data;
+using namespace validate;
+using namespace report;
+
 namespace {
 
 class ValidateRun {
@@ -128,7 +132,7 @@ private:
         folder_->write_atomic("loss.svg", picture(comparisons));
         log_.line("");
         log_.line(fmt::format(
-            "relative loss error |EMA - EMA_bf16| / EMA_bf16 over iterations {} to {}, bar {}:",
+            "relative loss error |EMA - EMA_bf16| / EMA_bf16 over iterations {} to {}, limit {}:",
             v.warmup_iters + 1, config_.training.train_iters, format_percent(v.max_relative_loss_error)));
         log_.line(table(comparisons, verdicts));
         const bool noisy = noise && *noise > 0.5 * v.max_relative_loss_error;
@@ -136,7 +140,7 @@ private:
         if (noisy)
             log_.line(fmt::format(
                 "  inconclusive: another summation order of bf16 alone moves the loss by {}, more than half "
-                "the bar; use more tokens per step (training.global_batch_size), a lower training.lr, or "
+                "the limit; use more tokens per step (training.global_batch_size), a lower training.lr, or "
                 "stronger smoothing (validate.ema_decay)",
                 format_percent(*noise, 4)));
         log_.line(
@@ -239,7 +243,7 @@ private:
         for (const Comparison& c : comparisons)
             errors.series.push_back(series(c.name, c.relative_error, 100.0));
         errors.tick_suffix = " %";
-        errors.lines.push_back({config_.validate.max_relative_loss_error * 100.0, "bar"});
+        errors.lines.push_back({config_.validate.max_relative_loss_error * 100.0, "limit"});
         chart.panels = {losses, errors};
         return render_svg(chart);
     }

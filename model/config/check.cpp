@@ -212,7 +212,7 @@ private:
              "scales (or set moe_scaling_aware_transpose: false)");
         rule(!p.moe_delay_wgrad_compute || p.fp8_wgrad,
              {"precision.moe_delay_wgrad_compute", "precision.fp8_wgrad"},
-             "got true, want false with fp8_wgrad: false, whose BF16 operands are not kept");
+             "got true, want false with fp8_wgrad: false: its BF16 operands are not kept");
         const auto legal = legal_alignments(p.recipe);
         rule(std::find(legal.begin(), legal.end(), c_.moe.moe_row_alignment) != legal.end(),
              {"moe.moe_row_alignment", "precision.recipe"},
@@ -338,7 +338,7 @@ private:
     void check_checkpoint() {
         const CheckpointSpec& c = c_.checkpoint;
         rule(!c.finetune || !c.load.empty(), {"checkpoint.finetune", "checkpoint.load"},
-             "got true, want checkpoint.load with it: whose weights to take");
+             "got true, want checkpoint.load with it: the checkpoint to take weights from");
         rule(!c.finetune || c.load != "auto", {"checkpoint.finetune", "checkpoint.load"},
              "got true with load: auto, want the folder of a checkpoint: auto goes on with this run's own");
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The rules between fields of a configuration (a single field's range stands in the field table), and the
+// The rules between fields of a configuration (a single field's range is in the field table), and the
 // collector of problems that lets all of them be reported at once.
 #pragma once
 

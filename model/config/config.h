@@ -31,8 +31,7 @@ enum class TokenDispatcher : uint8_t { alltoall, flex };
 // How flex maps peers' memory. nvlink: the first of the others that works.
 enum class FlexBackend : uint8_t { nvlink, cuda_ipc, nccl_window };
 
-// The world size comes from mpirun; data parallel size = world size, of which groups of EP ranks share the
-// experts.
+// The world size comes from mpirun; data parallel size = world size; groups of EP ranks share the experts.
 struct ParallelSpec {
     int64_t expert_model_parallel_size = 1;
     TokenDispatcher moe_token_dispatcher_type = TokenDispatcher::flex;
@@ -90,17 +89,17 @@ struct OutputSpec {
 struct CheckpointSpec {
     std::string save;           // folder of this run's checkpoints; empty: checkpoints below output.out
     int64_t save_interval = 0;  // steps between checkpoints, and one after the last step; 0: none
-    std::string load;  // where to go on from: `auto`, a folder of checkpoints, or one of them; empty: nowhere
+    std::string load;  // resume from: `auto`, a folder of checkpoints, or one of them; empty: start afresh
     int64_t most_recent_k = 2;  // checkpoints that are kept; 0: all
-    bool async_save = true;     // write while training goes on
-    bool finetune = false;      // load weights alone and begin at step 0
+    bool async_save = true;     // write in the background
+    bool finetune = false;      // load weights only and start at step 0
 };
 
 std::vector<Recipe> default_validate_recipes();  // bf16, fp8_blockwise, fp8_flow
 
 struct ValidateSpec {
     std::vector<Recipe> recipes = default_validate_recipes();
-    double max_relative_loss_error = 0.0025;  // the paper's acceptance bar
+    double max_relative_loss_error = 0.0025;  // the paper's acceptance threshold
     double ema_decay = 0.95;                  // smoothing of the loss curves that are compared
     int64_t warmup_iters = 20;                // steps left out of the verdict
     bool control_arm = true;                  // bf16 again with another summation order: the noise floor
@@ -157,7 +156,7 @@ struct ConfigSetting {
 // Hugging Face config.json that is read first; the YAML file and then the overrides change what it sets.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides = {},
                    std::optional<int64_t> world_size = std::nullopt, const std::string& hf_config = {});
-// The same for text in memory; `name` stands in for the file's name in messages.
+// The same for text in memory; `name` replaces the file's name in messages.
 Config parse_config(std::string_view text, const std::string& name,
                     const std::vector<std::string>& overrides = {},
                     std::optional<int64_t> world_size = std::nullopt,
@@ -175,7 +174,7 @@ Config with_recipe(const Config& config, Recipe recipe);
 std::string dump_config(
     const Config& config);  // YAML with every key; parse_config reads it back to an equal Config
 std::string help_config();  // every key with type, range, default and meaning
-// One line "section.key: a | b" per key whose value differs.
+// One line "section.key: a | b" per key with different values.
 std::vector<std::string> diff_configs(const Config& a, const Config& b);
 
 std::string_view recipe_name(Recipe recipe);

@@ -108,10 +108,10 @@ void add_model(std::vector<ConfigField>& fields) {
                              "false: the LM head is the embedding"));
     fields.push_back(number(s, "init_method_std", AT(model.init_method_std), {.min = 0, .max = 10},
                             "standard deviation of initial weights"));
-    fields.push_back(
-        number(s, "embedding_init_method_std", AT(model.embedding_init_method_std), {.min = 0, .max = 10},
-               "of the embedding's; 0: init_method_std. Near 1 training is steadier (the first norm then "
-               "amplifies no small rows), with an untied head"));
+    fields.push_back(number(
+        s, "embedding_init_method_std", AT(model.embedding_init_method_std), {.min = 0, .max = 10},
+        "standard deviation of initial embeddings; 0: init_method_std. With an untied head, training is "
+        "more stable near 1: the first norm does not amplify small rows"));
     fields.push_back(
         integer(s, "seq_length", AT(model.seq_length), {.min = 1, .max = 1 << 24}, "tokens of a sequence"));
     fields.push_back(integer(s, "num_layers_at_start_in_bf16", AT(model.num_layers_at_start_in_bf16),
@@ -133,7 +133,7 @@ void add_moe(std::vector<ConfigField>& fields) {
     fields.push_back(
         integer(s, "num_experts", AT(moe.num_experts), {.min = 1, .max = 4096}, "routed experts E"));
     fields.push_back(integer(s, "moe_router_topk", AT(moe.moe_router_topk), {.min = 1, .max = 4096},
-                             "experts a token goes to, K"));
+                             "experts per token, K"));
     fields.push_back(integer(s, "moe_ffn_hidden_size", AT(moe.moe_ffn_hidden_size),
                              {.min = 128, .max = 1 << 20, .multiple_of = 128}, "width F of one expert"));
     fields.push_back(integer(
@@ -161,14 +161,14 @@ void add_moe(std::vector<ConfigField>& fields) {
     fields.push_back(number(s, "moe_z_loss_coeff", AT(moe.moe_z_loss_coeff), {.min = 0},
                             "coefficient of mean(logsumexp(logits)^2)"));
     fields.push_back(boolean(s, "moe_router_force_load_balancing", AT(moe.moe_router_force_load_balancing),
-                             "benchmarks: ignore the router, deal tokens evenly"));
+                             "benchmarks: ignore the router, spread tokens evenly over the experts"));
     fields.push_back(number(s, "moe_router_force_biased", AT(moe.moe_router_force_biased), {.min = 0},
-                            "benchmarks: wanted max/mean load of experts; 0: off"));
+                            "benchmarks: force this max/mean load of experts; 0: off"));
     fields.push_back(number(s, "moe_expert_rank_capacity_factor", AT(moe.moe_expert_rank_capacity_factor),
-                            {.min = 0}, "rows a rank has room for, over its share T*K; 0: worst case"));
+                            {.min = 0}, "row capacity of a rank over its balanced share T*K; 0: worst case"));
     fields.push_back(
         integer(s, "moe_row_alignment", AT(moe.moe_row_alignment), {.min = 1, .max = 128},
-                "rows of every expert are padded to a multiple: 1, 16, 32 or 128, as the recipe allows"));
+                "rows of every expert are padded to a multiple of 1, 16, 32 or 128, as the recipe allows"));
     fields.push_back(choice(s, "moe_combine_order", AT(moe.moe_combine_order), {"rank", "invariant"},
                             "rank: fast; invariant: same bits for every expert_model_parallel_size"));
     fields.push_back(fixed(s, "moe_router_dtype", "fp32", "scores are always FP32"));
@@ -191,7 +191,7 @@ void add_precision(std::vector<ConfigField>& fields) {
         fp8);
     add(boolean(s, "fp8_wgrad", AT(precision.fp8_wgrad), "false: weight gradients from BF16 operands"), fp8);
     add(boolean(s, "moe_delay_wgrad_compute", AT(precision.moe_delay_wgrad_compute),
-                "expert weight gradients wait for the second of two micro-batches: one product for both"),
+                "delay expert weight gradients to the second of two micro-batches: one GEMM for both"),
         {Recipe::fp8_blockwise, Recipe::fp8_flow});
     add(choice(s, "scale_format", AT(precision.scale_format), {"pow2", "fp32"},
                "scales as powers of two, or free FP32 scales"),
@@ -202,7 +202,7 @@ void add_precision(std::vector<ConfigField>& fields) {
                 "flow: FP8 on the wire; false: BF16, quantised after"),
         flow);
     add(boolean(s, "moe_scaling_aware_transpose", AT(precision.moe_scaling_aware_transpose),
-                "flow: transposed copies from row codes; false: dequantise and quantise again"),
+                "flow: transpose the saved FP8 rows directly; false: dequantise and quantise again"),
         flow);
     add(boolean(s, "moe_permute_padding_for_fp8", AT(precision.moe_permute_padding_for_fp8),
                 "flow: permute and pad in one step"),
@@ -211,10 +211,10 @@ void add_precision(std::vector<ConfigField>& fields) {
                 "flow: SwiGLU x prob and quantise in one step, forward and backward"),
         flow);
     add(boolean(s, "moe_norm_quantize_fusion", AT(precision.moe_norm_quantize_fusion),
-                "flow: the norm emits FP8 rows; false: one more cast, the paper's count"),
+                "flow: the norm writes FP8 rows; false: one more cast, as the paper counts"),
         flow);
     add(integer(s, "fp8_amax_history_len", AT(precision.fp8_amax_history_len), {.min = 1, .max = 1024},
-                "steps of amax that delayed scaling looks back"),
+                "length of delayed scaling's amax history, in steps"),
         {Recipe::fp8_tensorwise});
     add(boolean(s, "fault_wrong_scale_index", AT(precision.fault_wrong_scale_index),
                 "test only: a planted bug that `validate` must catch"),
@@ -233,9 +233,9 @@ void add_parallel(std::vector<ConfigField>& fields) {
     fields.push_back(integer(s, "expert_model_parallel_size", AT(parallel.expert_model_parallel_size),
                              {.min = 1, .max = 4096},
                              "ranks that share the experts of a layer; divides the world size"));
-    fields.push_back(choice(s, "moe_token_dispatcher_type", AT(parallel.moe_token_dispatcher_type),
-                            {"alltoall", "flex"},
-                            "GPUs: NCCL send and receive; or rows straight into peers' memory over NVLink"));
+    fields.push_back(
+        choice(s, "moe_token_dispatcher_type", AT(parallel.moe_token_dispatcher_type), {"alltoall", "flex"},
+               "GPUs: NCCL send and receive; or rows written directly to peer memory over NVLink"));
     fields.push_back(choice(s, "moe_flex_dispatcher_backend", AT(parallel.moe_flex_dispatcher_backend),
                             {"nvlink", "cuda_ipc", "nccl_window"},
                             "how flex maps peers' memory; nvlink: the first of the others that works"));
@@ -255,17 +255,19 @@ void add_training(std::vector<ConfigField>& fields) {
     fields.push_back(integer(s, "global_batch_size", AT(training.global_batch_size),
                              {.min = 1, .max = 1 << 24}, "sequences per step over all ranks"));
     fields.push_back(integer(s, "train_iters", AT(training.train_iters), {.min = 1}, "optimizer steps"));
-    fields.push_back(integer(s, "seed", AT(training.seed), {.min = 0}, "of initial weights and data order"));
+    fields.push_back(
+        integer(s, "seed", AT(training.seed), {.min = 0}, "seed of initial weights and data order"));
     fields.push_back(number(s, "lr", AT(training.lr), {.min = 0}, "peak learning rate"));
     fields.push_back(
         number(s, "min_lr", AT(training.min_lr), {.min = 0}, "learning rate at the end of the decay"));
-    fields.push_back(
-        choice(s, "lr_decay_style", AT(training.lr_decay_style), {"constant", "cosine"}, "after warm-up"));
+    fields.push_back(choice(s, "lr_decay_style", AT(training.lr_decay_style), {"constant", "cosine"},
+                            "learning-rate schedule after warm-up"));
     fields.push_back(
         integer(s, "lr_warmup_iters", AT(training.lr_warmup_iters), {.min = 0}, "linear warm-up steps"));
     fields.push_back(integer(s, "lr_decay_iters", AT(training.lr_decay_iters), {.min = 0},
                              "step at which min_lr is reached; 0: train_iters"));
-    fields.push_back(number(s, "weight_decay", AT(training.weight_decay), {.min = 0}, "decoupled (AdamW)"));
+    fields.push_back(
+        number(s, "weight_decay", AT(training.weight_decay), {.min = 0}, "decoupled weight decay (AdamW)"));
     const NumberRange beta{.min = 0, .max = 1, .below_max = true};
     fields.push_back(number(s, "adam_beta1", AT(training.adam_beta1), beta, "decay of the first moment"));
     fields.push_back(number(s, "adam_beta2", AT(training.adam_beta2), beta, "decay of the second moment"));
@@ -292,21 +294,22 @@ void add_data(std::vector<ConfigField>& fields) {
               "text: only these in folders, e.g. [.h, .txt]; \"\": names without one; []: every file"));
     fields.push_back(
         number(s, "held_out_fraction", AT(data.held_out_fraction), {.min = 0, .max = 0.5},
-               "text: share of the files that is evaluated on and never trained on; megatron: of the "
-               "documents, the last ones"));
-    fields.push_back(integer(s, "max_bytes", AT(data.max_bytes), {.min = 1}, "text: read at most this much"));
+               "share held out for evaluation, never trained on; text: of the files; megatron: of the "
+               "documents of each file, the last ones"));
+    fields.push_back(
+        integer(s, "max_bytes", AT(data.max_bytes), {.min = 1}, "text: read at most this many bytes"));
     fields.push_back(integer(s, "synthetic_vocab_size", AT(data.synthetic_vocab_size),
                              {.min = 2, .max = 65536}, "states of the Markov chain"));
     fields.push_back(integer(s, "synthetic_order", AT(data.synthetic_order), {.min = 1, .max = 16},
-                             "tokens of context the chain looks at"));
+                             "tokens of context of the chain"));
     fields.push_back(number(s, "synthetic_zipf_exponent", AT(data.synthetic_zipf_exponent),
-                            {.min = 0, .max = 4}, "of the token frequencies"));
+                            {.min = 0, .max = 4}, "Zipf exponent of the token frequencies"));
     fields.push_back(integer(s, "synthetic_successors", AT(data.synthetic_successors), {.min = 1, .max = 32},
-                             "favoured next tokens of a context"));
+                             "likely next tokens per context"));
     fields.push_back(number(s, "synthetic_noise", AT(data.synthetic_noise), {.min = 0.01, .max = 1},
                             "share of draws that ignore the context"));
     fields.push_back(
-        integer(s, "synthetic_seed", AT(data.synthetic_seed), {.min = 0}, "of the chain itself"));
+        integer(s, "synthetic_seed", AT(data.synthetic_seed), {.min = 0}, "seed of the chain itself"));
 }
 
 void add_output(std::vector<ConfigField>& fields) {
@@ -319,7 +322,7 @@ void add_output(std::vector<ConfigField>& fields) {
         optional_text(s, "tensorboard_dir", AT(output.tensorboard_dir),
                       "name of a folder below output.out for TensorBoard's event files; \"\": none"));
     fields.push_back(integer(s, "tensorboard_log_interval", AT(output.tensorboard_log_interval), {.min = 1},
-                             "steps between scalars in them"));
+                             "steps between TensorBoard scalars"));
     fields.push_back(boolean(s, "time_stages", AT(output.time_stages),
                              "seconds per stage of every step in metrics.jsonl, from device clocks"));
     fields.push_back(boolean(s, "tensor_stats", AT(output.tensor_stats),
@@ -333,7 +336,7 @@ void add_validate(std::vector<ConfigField>& fields) {
     fields.push_back(
         choices(s, "recipes", AT(validate.recipes), kRecipes, "runs to compare; bf16 is the baseline"));
     fields.push_back(number(s, "max_relative_loss_error", AT(validate.max_relative_loss_error),
-                            {.min = 0, .above_min = true}, "bar of the verdict"));
+                            {.min = 0, .above_min = true}, "largest relative loss error that passes"));
     fields.push_back(number(s, "ema_decay", AT(validate.ema_decay), {.min = 0, .max = 1, .below_max = true},
                             "smoothing of the loss curves that are compared"));
     fields.push_back(
@@ -347,9 +350,9 @@ void add_profile(std::vector<ConfigField>& fields) {
     fields.push_back(integer(s, "profile_step_start", AT(profile.profile_step_start), {.min = 1},
                              "first step that is measured, counted from 0; the steps before it warm up"));
     fields.push_back(integer(s, "profile_step_end", AT(profile.profile_step_end), {.min = 2},
-                             "step behind the last one that is measured"));
+                             "end of the measured steps, exclusive"));
     fields.push_back(choices(s, "profile_recipes", AT(profile.profile_recipes), kRecipes,
-                             "recipes side by side; speed-ups are over the first"));
+                             "recipes to compare; speed-ups are over the first"));
     fields.push_back(
         choice(s, "routing", AT(profile.routing), {"balanced", "skewed_1.25", "skewed_2.0", "data"},
                "loads of experts: equal, or forced to that max/mean; data: as the router chooses"));
@@ -358,7 +361,7 @@ void add_profile(std::vector<ConfigField>& fields) {
 void add_kernels(std::vector<ConfigField>& fields) {
     const std::string s = "kernels";
     fields.push_back(choice(s, "gemm_backend", AT(kernels.gemm_backend), {"auto", "native", "cublaslt"},
-                            "GPUs: this project's grouped products, or cuBLASLt expert by expert"));
+                            "GPUs: this project's grouped GEMM, or cuBLASLt expert by expert"));
     fields.push_back(choice(s, "attention_backend", AT(kernels.attention_backend),
                             {"auto", "native", "cudnn"}, "GPUs: this project's attention, or cuDNN's"));
 }
@@ -369,15 +372,16 @@ void add_checkpoint(std::vector<ConfigField>& fields) {
                                    "folder of this run's checkpoints; \"\": checkpoints below output.out"));
     fields.push_back(integer(s, "save_interval", AT(checkpoint.save_interval), {.min = 0},
                              "steps between checkpoints, and one after the last step; 0: none"));
-    fields.push_back(optional_text(s, "load", AT(checkpoint.load),
-                                   "go on from: auto (the newest whole one of this run, if any), a run's "
-                                   "folder, a folder of checkpoints, or one of them; --resume sets it"));
+    fields.push_back(
+        optional_text(s, "load", AT(checkpoint.load),
+                      "resume from: auto (the newest complete checkpoint of this run, if any), a run's "
+                      "folder, a folder of checkpoints, or one checkpoint; --resume sets it"));
     fields.push_back(integer(s, "most_recent_k", AT(checkpoint.most_recent_k), {.min = 0, .max = 1 << 20},
                              "newest checkpoints that are kept; 0: all"));
     fields.push_back(boolean(s, "async_save", AT(checkpoint.async_save),
-                             "write while training goes on; it pauses only for the copy to host memory"));
+                             "write in the background; training pauses only for the copy to host memory"));
     fields.push_back(boolean(s, "finetune", AT(checkpoint.finetune),
-                             "load weights alone: moments, step and data position begin anew"));
+                             "load weights only; moments, step and data position start afresh"));
 }
 
 std::vector<ConfigField> build_table() {

@@ -35,8 +35,8 @@ struct ConfigField {
     // The value as YAML; for a fixed key (one that has one legal value and stores nothing) that value.
     std::function<std::string(const Config&)> get;
     std::function<std::optional<Refusal>(Config&, const WrittenValue&)> set;
-    bool fixed = false;           // accepted so that Megatron's files can be pasted; not dumped
-    std::vector<Recipe> recipes;  // the recipes that know this option; empty: all
+    bool fixed = false;           // accepted so that Megatron files load; not dumped
+    std::vector<Recipe> recipes;  // the recipes that have this option; empty: all
 
     std::string name() const { return section + "." + key; }
 };

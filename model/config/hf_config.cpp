@@ -23,7 +23,7 @@ constexpr uintmax_t kMaxConfigBytes = 1 << 20;
 struct Refused {
     std::string_view type, reason;
 };
-// Models that people are likely to try, and what of theirs a layer of ours does not compute.
+// Known models that are refused, and what their layers have that ours do not.
 constexpr std::array<Refused, 19> kRefused = {{
     {"deepseek_v2",
      "its router scores groups by their best expert alone, without a bias (supported: deepseek_v3)"},
@@ -142,7 +142,7 @@ private:
         groups();
         const int64_t dense = integer("first_k_dense_replace", 0), layers = integer("num_hidden_layers", 0);
         want("moe_layer_freq", std::to_string(integer("moe_layer_freq", 1)), "1",
-             "every layer behind the dense ones is MoE");
+             "every layer after the dense ones is MoE");
         if (dense < 0 || dense > layers)
             problem("first_k_dense_replace",
                     fmt::format("got {}, want 0 to num_hidden_layers = {}", dense, layers));
@@ -194,7 +194,7 @@ private:
                                 shown(json_["sliding_window"])));
     }
 
-    // rope_theta stands beside the others, or since Transformers 5 in rope_parameters.
+    // rope_theta is a key of its own, or since Transformers 5 one of rope_parameters.
     void rope() {
         const char* const group = present("rope_parameters") ? "rope_parameters" : "rope_scaling";
         const Json scaling = present(group) ? json_[group] : Json::object();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A Hugging Face config.json as settings of ours, under our keys. Models whose mathematics we do not have are
-// refused by name, with the reason, and so are options of the known ones that change what a layer computes.
+// A Hugging Face config.json as settings under our keys. Models that need operations we do not have are
+// refused by name, with the reason, and so are options of known models that change what a layer computes.
 // Read next: hf_names.h.
 #pragma once
 
@@ -12,8 +12,8 @@
 
 namespace fp8flow {
 
-// What `config.json` of deepseek_v3, qwen3_moe or mixtral says, in its words about the model: sections model
-// and moe. Attention of deepseek_v3 (MLA) is not implemented: its settings say attention: false, which is
+// What `config.json` of deepseek_v3, qwen3_moe or mixtral says, as settings of the sections model and
+// moe. Attention of deepseek_v3 (MLA) is not implemented: its settings say attention: false, which is
 // enough for its MoE layers. `path`: the file, or a folder with config.json. Throws Error(usage) with a line
 // per problem.
 std::vector<ConfigSetting> read_hf_config(const std::string& path);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What to say about a key that the field table does not have: the nearest key, what other trainers call it,
-// or why the feature behind it is refused.
+// The answer to a key that the field table does not have: the nearest key, what other trainers call it,
+// or why its feature is refused.
 #include "model/config/fields.h"
 
 #include <fmt/format.h>

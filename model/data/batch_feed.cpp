@@ -6,11 +6,11 @@
 
 #include <algorithm>
 
-namespace fp8flow {
+namespace fp8flow::data {
 
 namespace {
 
-constexpr std::size_t kTokensAt = 256;  // behind the group words: count, and the offsets 0 and count
+constexpr std::size_t kTokensAt = 256;  // after the group words: count, and the offsets 0 and count
 
 std::size_t ids_bytes(int64_t tokens) {
     return static_cast<std::size_t>(round_up(tokens * static_cast<int64_t>(sizeof(int32_t)), 256));
@@ -57,4 +57,4 @@ BatchFeed::Batch BatchFeed::load(const TokenSource& data, Split split, const Bat
             make_view(batch_ + labels_at_, DType::i32, {count})};
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::data

@@ -9,7 +9,7 @@
 
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::data {
 
 class BatchFeed {
 public:
@@ -23,7 +23,7 @@ public:
     struct Batch {
         TensorView tokens, labels;  // [T] i32
     };
-    // The caller has waited for whatever used `slot` before: the copy to the device must have passed.
+    // The previous copy from `slot` to the device must have completed: the caller has waited for it.
     Batch load(const TokenSource& data, Split split, const Batcher::Range& samples, int64_t slot,
                Stream stream);
     // One group of the T rows of the batch loaded last, row_capacity left to the caller.
@@ -40,4 +40,4 @@ private:
     std::vector<int32_t> window_;
 };
 
-}  // namespace fp8flow
+}  // namespace fp8flow::data

@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-namespace fp8flow {
+namespace fp8flow::data {
 
 const char* name_of(Split split) { return split == Split::train ? "train" : "held-out"; }
 
@@ -59,4 +59,4 @@ Batcher::Range Batcher::samples(int64_t global_batch, int64_t micro_batch, int64
             share + (rank < extra ? 1 : 0)};
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::data

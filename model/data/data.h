@@ -11,7 +11,7 @@
 #include <span>
 #include <string>
 
-namespace fp8flow {
+namespace fp8flow::data {
 
 enum class Split : uint8_t { train, held_out };
 const char* name_of(Split split);
@@ -84,4 +84,4 @@ struct Batcher {
     Range samples(int64_t global_batch, int64_t micro_batch, int64_t rank) const;
 };
 
-}  // namespace fp8flow
+}  // namespace fp8flow::data

@@ -16,7 +16,7 @@
 #include <set>
 #include <utility>
 
-namespace fp8flow {
+namespace fp8flow::data {
 
 namespace fs = std::filesystem;
 
@@ -176,4 +176,4 @@ uint64_t fnv1a(const void* data, size_t size, uint64_t state) {
     return state;
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::data

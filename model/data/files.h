@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::data {
 
 struct DataFile {
     std::string path;  // as opened
@@ -17,7 +17,7 @@ struct DataFile {
 };
 
 struct FileListOptions {
-    // Kept endings of file names, e.g. ".h"; "" stands for names without an extension. Empty list: every
+    // Kept endings of file names, e.g. ".h"; "": names without an extension. Empty list: every
     // file. A file that an entry names itself is kept whatever its ending.
     std::vector<std::string> extensions = {};
 };
@@ -38,4 +38,4 @@ std::vector<uint8_t> read_data_file(const std::string& path, int64_t limit);
 // FNV-1a, 64 bits, continued from `state`.
 uint64_t fnv1a(const void* data, size_t size, uint64_t state = 0xcbf29ce484222325ULL);
 
-}  // namespace fp8flow
+}  // namespace fp8flow::data

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The index read in blocks, and the .bin behind it.
+// The index read in blocks, and its .bin.
 #include "model/data/megatron.h"
 
 #include "model/base/crc32c.h"
@@ -14,7 +14,7 @@
 #include <cstring>
 #include <optional>
 
-namespace fp8flow {
+namespace fp8flow::data {
 
 namespace {
 
@@ -165,7 +165,7 @@ MegatronIndex read_megatron_index(const std::string& path, double held_out_fract
         const int64_t offset = offsets.next();
         require(
             offset == index.tokens * width, ExitCode::data,
-            "{}: sequence {} begins at byte {}, the one before ends at {}: sequences must lie one behind the "
+            "{}: sequence {} begins at byte {}, the one before ends at {}: sequences must lie one after the "
             "other, as preprocess_data writes them",
             path, s, offset, index.tokens * width);
         index.tokens += length;
@@ -213,4 +213,4 @@ std::string MegatronSource::description() const {
         documents_, num_tokens(Split::train), num_tokens(Split::held_out), vocab_size());
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::data

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::data {
 
 struct MegatronOptions {
     // Names without ending, as Megatron's --data-path has them; .idx or .bin files; folders; globs over .idx
@@ -37,7 +37,7 @@ struct MegatronIndex {
     int64_t held_out_from = 0;  // position of the first token that is held out
     uint32_t checksum = 0;      // of the whole index
 };
-// Reads an index whole, a block at a time, and believes none of its numbers. Throws Error(data) with the file
+// Reads an index whole, a block at a time, and trusts none of its numbers. Throws Error(data) with the file
 // and the numbers.
 MegatronIndex read_megatron_index(const std::string& path, double held_out_fraction);
 
@@ -51,4 +51,4 @@ private:
     int64_t files_ = 0, documents_ = 0;
 };
 
-}  // namespace fp8flow
+}  // namespace fp8flow::data

@@ -9,7 +9,7 @@
 #include <bit>
 #include <cstdint>
 
-namespace fp8flow {
+namespace fp8flow::data {
 
 // SplitMix64 finaliser (Steele, Lea, Flood 2014): a bijection of 64-bit words with full avalanche.
 constexpr uint64_t mix64(uint64_t x) {
@@ -64,4 +64,4 @@ private:
     uint64_t mask_ = 1;
 };
 
-}  // namespace fp8flow
+}  // namespace fp8flow::data

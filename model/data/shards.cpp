@@ -9,7 +9,7 @@
 #include <cmath>
 #include <filesystem>
 
-namespace fp8flow {
+namespace fp8flow::data {
 
 namespace {
 
@@ -92,4 +92,4 @@ std::string ShardSource::description() const {
                        part(Split::held_out).num_runs(), num_tokens(Split::held_out), vocab_size());
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::data

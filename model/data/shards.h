@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Pre-tokenised data in llm.c's shard format: a header of 256 little-endian int32 (magic, version, token
 // count), then the tokens: uint16 under magic 20240520 version 1 (GPT-2), uint32 under magic 20240801 version
-// 7 (Llama 3). Files are read where they lie; every token id is compared with the vocabulary before anyone
-// indexes with it. Read next: data.h.
+// 7 (Llama 3). Files are read in place; every token id is compared with the vocabulary before it is used
+// as an index. Read next: data.h.
 #pragma once
 
 #include "model/data/token_stream.h"
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::data {
 
 struct ShardOptions {
     // Files, folders, globs. A file belongs to the train part if its name holds "_train", to the held-out
@@ -33,4 +33,4 @@ public:
     std::string description() const override;
 };
 
-}  // namespace fp8flow
+}  // namespace fp8flow::data

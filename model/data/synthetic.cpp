@@ -9,7 +9,7 @@
 #include <bit>
 #include <cmath>
 
-namespace fp8flow {
+namespace fp8flow::data {
 
 namespace {
 
@@ -193,4 +193,4 @@ std::string SyntheticSource::description() const {
         options_.seed, rate_, floor_, unigram_entropy_nats());
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::data

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // A seeded Markov source of order k over V symbols, shaped like text (Zipf unigrams, few likely successors),
-// whose entropy is known: the floor of the loss can be printed beside the loss. Nothing is stored but the
+// whose entropy is known: the floor of the loss is printed next to the loss. Nothing is stored but the
 // table of transitions.
 //
 // P(x | context) = noise * zipf(x) + (1 - noise) * successors(x | context), where every context of k symbols
@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::data {
 
 struct SyntheticOptions {
     int64_t vocab_size = 64;     // V, symbols
@@ -69,4 +69,4 @@ private:
     uint64_t fingerprint_ = 0;
 };
 
-}  // namespace fp8flow
+}  // namespace fp8flow::data

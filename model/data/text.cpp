@@ -12,7 +12,7 @@
 #include <unordered_set>
 #include <utility>
 
-namespace fp8flow {
+namespace fp8flow::data {
 
 namespace {
 
@@ -152,4 +152,4 @@ std::string TextSource::description() const {
     return text;
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::data

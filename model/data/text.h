@@ -13,13 +13,13 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::data {
 
 inline constexpr int32_t kEndOfDocument = 256;
 
 struct TextOptions {
     std::vector<std::string> data_path = {};  // files, folders, globs: files.h
-    // Kept inside folders; empty: all; "" stands for names without an extension.
+    // Kept inside folders; empty: all; "": names without an extension.
     std::vector<std::string> extensions = {};
     // Text is kept in memory, in every rank; files are taken in the order of their relative path until this
     // many bytes.
@@ -57,7 +57,7 @@ private:
         std::string relative;
         std::vector<uint8_t> bytes;
     };
-    // Documents one after the other, each followed by one placeholder byte whose position stands in `ends`.
+    // Documents one after the other, each followed by one placeholder byte at a position in `ends`.
     struct Part {
         std::vector<uint8_t> stream;
         std::vector<int64_t> ends;
@@ -77,4 +77,4 @@ private:
     bool single_file_ = false;
 };
 
-}  // namespace fp8flow
+}  // namespace fp8flow::data

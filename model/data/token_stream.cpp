@@ -13,7 +13,7 @@
 #include <cerrno>
 #include <cstring>
 
-namespace fp8flow {
+namespace fp8flow::data {
 
 namespace {
 
@@ -107,7 +107,7 @@ void TokenStream::read(int64_t first, std::span<int32_t> out, int64_t vocab_size
     auto at = std::upper_bound(runs_.begin(), runs_.end(), first,
                                [](int64_t position, const Placed& run) { return position < run.first; }) -
               1;
-    while (!out.empty()) {  // what is asked for may span files
+    while (!out.empty()) {  // the range may span files
         const int64_t inside = first - at->first;
         const auto count =
             static_cast<size_t>(std::min<int64_t>(at->run.tokens - inside, static_cast<int64_t>(out.size())));
@@ -140,4 +140,4 @@ void StreamSource::check(const std::vector<Split>& wanted, const std::string& wh
     for (const TokenStream& part : parts_) part.check_all(vocab_size_, limit);
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::data

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Tokens that lie in files one behind the other: opened when they are read, sizes looked at again, every id
-// compared with the vocabulary before anyone indexes with it; and the source whose parts are such streams.
-// What the readers of tokenised data share. Read next: shards.h, megatron.h.
+// Tokens concatenated from files: opened when they are read, sizes checked again, every id compared with the
+// vocabulary before it is used as an index; and a source with such streams as its splits. Shared by the
+// readers of tokenised data. Read next: shards.h, megatron.h.
 #pragma once
 
 #include "model/data/data.h"
@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::data {
 
 // A file open for reading; closes itself. pread, not mmap: a file that shrinks while we train must be an
 // error with a name, not a signal.
@@ -97,4 +97,4 @@ private:
     int64_t vocab_size_;
 };
 
-}  // namespace fp8flow
+}  // namespace fp8flow::data

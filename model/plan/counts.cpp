@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace fp8flow {
+namespace fp8flow::plan {
 namespace {
 
 struct LayerCounts {
@@ -152,4 +152,4 @@ std::vector<WireItem> wire_bytes(const Config& config) {
     };
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::plan

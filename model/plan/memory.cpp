@@ -11,14 +11,14 @@
 
 #include <algorithm>
 
-namespace fp8flow {
+namespace fp8flow::plan {
 namespace {
 
 double f64(int64_t n) { return static_cast<double>(n); }
 
-// Bytes of one element of a saved weight-gradient operand, scales included. The flow keeps the row codes (and
+// Bytes of one element of a saved weight-gradient operand, scales included. The flow keeps the FP8 rows (and
 // transposes them in the backward), the cast recipes keep the column copy; per-tensor and per-group scales
-// weigh nothing.
+// are negligible.
 double operand_bytes(Recipe recipe) {
     switch (recipe) {
         case Recipe::fp8_tensorwise:
@@ -147,8 +147,8 @@ double delayed_row_bytes(const Config& config) {
     return bytes;
 }
 
-// The peer-visible buffers, an upper bound: two parities of everything a peer writes; rows on their way out
-// and sums on their way back share them.
+// The peer-visible buffers, an upper bound: two copies (even and odd calls) of everything a peer writes;
+// dispatched rows and combined sums share them.
 double exchange_bytes(const Config& config) {
     const int64_t ranks = config.parallel.expert_model_parallel_size;
     if (ranks == 1) return 0;
@@ -301,7 +301,7 @@ std::vector<RecomputeChoice> recompute_choices(const Config& config) {
         if (full_run || r.core_attn) choice.extra_flops_per_token += forward({"attention core (causal)"});
         if (full_run || r.moe)
             choice.extra_flops_per_token += forward({"router", "experts", "shared expert"});
-        // The backward needs fc1's output again, two thirds of an expert; fc2's it never needs.
+        // The backward needs fc1's output again, two thirds of an expert's FLOPs, and never fc2's.
         if (r.moe_expert) choice.extra_flops_per_token += forward({"experts"}) * 2 / 3;
         if (r.shared_experts) choice.extra_flops_per_token += forward({"shared expert"}) * 2 / 3;
         if (full_run || r.moe) choice.extra_wire_bytes = wire_forward;
@@ -327,4 +327,4 @@ RunPlan make_plan(const Config& config, int64_t gpus) {
     return plan;
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::plan

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::plan {
 
 struct ParameterPart {
     std::string part;
@@ -25,8 +25,7 @@ struct ParameterPart {
 struct FlopPart {
     std::string part;
     double forward = 0;
-    double backward =
-        0;  // twice forward: one product for each operand's gradient; recomputation is not in it
+    double backward = 0;  // twice forward: one GEMM for each operand's gradient; without recomputation
 };
 
 struct MemoryItem {
@@ -57,7 +56,7 @@ struct RunPlan {
     std::vector<ParameterPart> parameters;
     std::vector<FlopPart> flops;
     double balanced_rows = 0;  // received rows of one rank and layer with even load, pads included
-    double row_capacity = 0;   // rows that memory is set aside for
+    double row_capacity = 0;   // rows that memory is reserved for
     std::vector<MemoryItem> memory;
     double saved_reserved = 0;  // saved activations with row_capacity rows a layer
     double saved_used = 0;      // with balanced_rows
@@ -98,4 +97,4 @@ std::vector<RecomputeChoice> recompute_choices(const Config& config);
 // Recipe of one layer: the first and last layers may be kept in BF16.
 Recipe layer_recipe(const Config& config, int64_t layer);
 
-}  // namespace fp8flow
+}  // namespace fp8flow::plan

@@ -7,7 +7,7 @@
 
 #include <numeric>
 
-namespace fp8flow {
+namespace fp8flow::plan {
 namespace {
 
 std::string size_text(double bytes) {
@@ -181,4 +181,4 @@ std::string plan_json(const Config& config, const RunPlan& plan, const Provenanc
     return json.dump(2);
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::plan

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Ceilings by backend: large products and copies on a GPU, small ones on a host, where they only have to be
-// there.
+// Ceilings by backend: large GEMMs and copies on a GPU, small ones on a host, where they are only a rough
+// guide.
 #include "model/profile/ceilings.h"
 
 #include <algorithm>
 #include <cmath>
 
-namespace fp8flow {
+namespace fp8flow::profile {
 
 namespace {
 
@@ -49,7 +49,7 @@ double ProfileCeilings::traffic_seconds(const OpCost& cost) {
     const int64_t written = rounded(cost.written), read = rounded(cost.bytes - cost.written);
     if (read + written == 0) return ceilings_.traffic_seconds(static_cast<int64_t>(kSmallestGrain), 0);
     const double seconds = ceilings_.traffic_seconds(read, written);
-    // launches, not bytes, take the time of small ones
+    // small ones are bound by launches, not bytes
     if (size < 8 * kSmallestGrain) return seconds;
     return seconds * cost.bytes / static_cast<double>(read + written);
 }
@@ -78,4 +78,4 @@ MachineRates ProfileCeilings::rates() {
             .no_peers = no_peers_};
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::profile

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The ceilings of this machine as `profile` compares with them: how long each call of a stage would take at
-// the rates that the machine reaches on the simplest work of the same size. Read next: kernels/ceilings.h.
+// The ceilings that `profile` compares with: the time each call of a stage would take at the rates that this
+// machine reaches on the simplest work of the same size. Read next: kernels/ceilings.h.
 #pragma once
 
 #include "kernels/ceilings.h"
@@ -9,7 +9,7 @@
 
 #include <memory>
 
-namespace fp8flow {
+namespace fp8flow::profile {
 
 class ProfileCeilings {
 public:
@@ -32,4 +32,4 @@ private:
     int64_t largest_;  // bytes of memory traffic that are measured; above, time grows with the bytes
 };
 
-}  // namespace fp8flow
+}  // namespace fp8flow::profile

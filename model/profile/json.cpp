@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-namespace fp8flow {
+namespace fp8flow::profile {
 
 namespace {
 
@@ -22,7 +22,7 @@ json json_of(const ProfileRow& row) {
                    {"share", row.share},
                    {"bytes", row.bytes},
                    {"flops", row.flops},
-                   {"product flops", row.product_flops},
+                   {"product flops", row.gemm_flops},
                    {"casts", row.casts},
                    {"wire bytes", row.wire_bytes},
                    {"memory in use", row.peak_bytes}};
@@ -88,4 +88,4 @@ std::string profile_json(const Profile& profile, const Config& config) {
     return result.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::profile

@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <array>
 
-namespace fp8flow {
+namespace fp8flow::profile {
+
+using namespace report;
 
 namespace {
 
@@ -54,4 +56,4 @@ std::string profile_picture(const Profile& profile) {
     return render_svg(chart);
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::profile

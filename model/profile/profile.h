@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What `profile` measures: for each recipe the stages of the token's journey with time, bytes, FLOPs and how
-// near they come to what the machine can do, and the whole layer without the stage timer. Read next:
+// What `profile` measures: for each recipe the stages of the token's journey with time, bytes, FLOPs and
+// share of the measured ceiling, and the whole layer without the stage timer. Read next:
 // commands/profile.cpp.
 #pragma once
 
@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::profile {
 
 inline constexpr const char* kMoeLayer = "moe layer";
 
@@ -28,9 +28,9 @@ Spread spread_of(std::vector<double> samples);
 struct ProfileRow {
     std::string part, stage, direction;
     Spread seconds;
-    double bytes = 0, flops = 0;  // that it must move and do
-    double product_flops = 0;     // of them, matrix products
-    double ideal_seconds = 0;     // its calls one by one at the measured ceilings; 0: nothing to compare with
+    double bytes = 0, flops = 0;  // the least it must move and compute
+    double gemm_flops = 0;        // of them, GEMMs
+    double ideal_seconds = 0;     // its calls one by one at the measured ceilings; 0: no ceiling
     double casts = 0, wire_bytes = 0, peak_bytes = 0;
     double share = 0;  // of its part's time, both directions
 };
@@ -51,7 +51,7 @@ struct RowSamples {
 // Adds one resolved step.
 void add_step(const StageTimer& timer, RowSamples& samples);
 // Bytes that the device counted for a whole step (`sent`), charged to the calls of the exchange by leg, and
-// within a leg as `split` says. Where the exchange told its bytes call by call, there is nothing to do.
+// within a leg as `split` says. Does nothing where the exchange reported its bytes call by call.
 struct WireSplit {
     double dispatch_forward = 1, dispatch_backward = 1, combine_forward = 1, combine_backward = 1;
 };
@@ -81,8 +81,8 @@ struct ArmProfile {
     double useful_flops = 0;  // of one layer and rank: FLOPs of the model, pads and recomputation left out
     double expert_load = 1, rank_load = 1;  // most rows over the mean, first MoE layer
     WireBytes wire;                         // that rank 0 sent in one step
-    double wire_seconds = 0;  // plan, dispatch and combine of one layer: nothing runs beside them
-    double casts = 0;         // of one layer
+    double wire_seconds = 0;                // plan, dispatch and combine of one layer: nothing overlaps them
+    double casts = 0;                       // of one layer
     std::map<std::string, int64_t> saved, parameters;  // bytes of rank 0 by category
     int64_t saved_reserved = 0, saved_used = 0;        // Trainer::saved_memory
     int64_t activation_bytes = 0;
@@ -97,7 +97,7 @@ struct MachineRates {
     std::string device;
     double bytes_per_second = 0;  // copies, read plus written
     double bf16_flops = 0,
-           fp8_flops = 0;  // of products back to back, which a stage between lighter ones may pass
+           fp8_flops = 0;  // of GEMMs back to back; a GEMM between lighter stages may exceed it
     double peer_load = 0, peer_store = 0;  // bytes per second between one GPU and all others, all active
     std::string no_peers;                  // why they are 0, where there is more than one rank
 };
@@ -119,4 +119,4 @@ std::string profile_picture(const Profile& profile);  // stacked bars, SVG
 // Complete events in Chrome's trace format, for Perfetto: one process a rank, one thread a recipe.
 std::string chrome_trace(const std::vector<ArmProfile>& arms, int rank);
 
-}  // namespace fp8flow
+}  // namespace fp8flow::profile

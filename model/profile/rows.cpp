@@ -10,7 +10,7 @@
 #include <string_view>
 #include <utility>
 
-namespace fp8flow {
+namespace fp8flow::profile {
 
 namespace {
 
@@ -59,7 +59,7 @@ void add_step(const StageTimer& timer, RowSamples& samples) {
     std::vector<double> runs;
     for (ProfileRow& row : rows) {
         runs.push_back(runs_of(spans, row.part));
-        row.bytes = row.flops = row.product_flops = row.casts = row.wire_bytes = row.peak_bytes = 0;
+        row.bytes = row.flops = row.gemm_flops = row.casts = row.wire_bytes = row.peak_bytes = 0;
     }
     std::vector<double> seconds(rows.size(), 0.0), wire_left;  // by span: bytes not charged to a call yet
     for (size_t i = 0; i < spans.size(); ++i) {
@@ -76,7 +76,7 @@ void add_step(const StageTimer& timer, RowSamples& samples) {
         const OpCost& cost = call.call.cost;
         rows[r].bytes += cost.bytes / runs[r];
         rows[r].flops += cost.flops / runs[r];
-        if (cost.unit != Unit::vector) rows[r].product_flops += cost.flops / runs[r];
+        if (cost.unit != Unit::vector) rows[r].gemm_flops += cost.flops / runs[r];
         if (call.call.cast) rows[r].casts += 1 / runs[r];
         samples.calls.push_back({r, call.call, std::exchange(wire_left[span], 0.0), runs[r]});
     }
@@ -93,7 +93,7 @@ void charge_wire(const WireBytes& sent, const WireSplit& split, RowSamples& samp
         if (std::find(leg.ops.begin(), leg.ops.end(), call.call.op) == leg.ops.end()) return 0.0;
         return samples.rows[call.row].direction == "forward" ? leg.forward : leg.backward;
     };
-    // not the reductions of gradients, whose bytes are always told
+    // not gradient reductions: their bytes are always reported
     for (const Leg& leg :
          {Leg{sent.routing, {"gather_routing"}, 1, 1},
           Leg{sent.dispatch, {"dispatch", "dispatch_rows"}, split.dispatch_forward, split.dispatch_backward},
@@ -118,7 +118,7 @@ void add_ceilings(const IdealSeconds& ideal, RowSamples& samples) {
 }
 
 std::vector<ProfileRow> merge_rows(const RowSamples& samples, ProcessGroup& world) {
-    const auto counts = std::array{&ProfileRow::bytes, &ProfileRow::flops,      &ProfileRow::product_flops,
+    const auto counts = std::array{&ProfileRow::bytes, &ProfileRow::flops,      &ProfileRow::gemm_flops,
                                    &ProfileRow::casts, &ProfileRow::wire_bytes, &ProfileRow::ideal_seconds};
     std::vector<double> mine;
     for (const std::vector<double>& step : samples.seconds) mine.insert(mine.end(), step.begin(), step.end());
@@ -184,4 +184,4 @@ LayerSeconds layer_seconds(const StageTimer& timer) {
     return layer;
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::profile

@@ -9,7 +9,11 @@
 #include <algorithm>
 #include <numeric>
 
-namespace fp8flow {
+namespace fp8flow::profile {
+
+using namespace data;
+using namespace plan;
+using namespace validate;
 
 namespace {
 
@@ -203,4 +207,4 @@ ArmProfile profile_arm(const Arm& arm, ProcessGroup& world, const BackendChoice&
     return run.finish(ceilings);
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::profile

@@ -9,7 +9,7 @@
 #include <functional>
 #include <memory>
 
-namespace fp8flow {
+namespace fp8flow::profile {
 
 class ProfileCeilings;
 
@@ -21,8 +21,8 @@ int64_t profiled_steps(const ProfileSpec& spec);
 
 // Collective. on_step(phase, step, of, seconds) after every step.
 using OnStep = std::function<void(const char* phase, int64_t step, int64_t of, double seconds)>;
-ArmProfile profile_arm(const Arm& arm, ProcessGroup& world, const BackendChoice& backend,
-                       const std::shared_ptr<const TokenSource>& data, ProfileCeilings& ceilings,
+ArmProfile profile_arm(const validate::Arm& arm, ProcessGroup& world, const BackendChoice& backend,
+                       const std::shared_ptr<const data::TokenSource>& data, ProfileCeilings& ceilings,
                        const OnStep& on_step);
 
-}  // namespace fp8flow
+}  // namespace fp8flow::profile

@@ -7,7 +7,9 @@
 
 #include <algorithm>
 
-namespace fp8flow {
+namespace fp8flow::profile {
+
+using namespace report;
 
 namespace {
 
@@ -21,7 +23,7 @@ std::string or_dash(bool known, const std::string& text) { return known ? text :
 std::string rate(const ProfileRow& row) {
     const double seconds = row.seconds.median;
     if (seconds <= 0) return "-";
-    if (row.product_flops > 0) return format_si(row.flops / seconds) + "FLOP/s";
+    if (row.gemm_flops > 0) return format_si(row.flops / seconds) + "FLOP/s";
     return or_dash(row.bytes > 0, format_si(row.bytes / seconds) + "B/s");
 }
 
@@ -157,4 +159,4 @@ std::string summary_table(const Profile& profile) {
     return table.text(2);
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::profile

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-namespace fp8flow {
+namespace fp8flow::profile {
 
 std::string chrome_trace(const std::vector<ArmProfile>& arms, int rank) {
     using nlohmann::json;
@@ -18,8 +18,8 @@ std::string chrome_trace(const std::vector<ArmProfile>& arms, int rank) {
     for (size_t a = 0; a < arms.size(); ++a) {
         const int thread = static_cast<int>(a);
         metadata("thread_name", thread, arms[a].name);
-        // Events of a thread must nest; device clocks round, so a span is cut to what it lies in, and begins
-        // where its elder ended.
+        // Events of a thread must nest; device clocks round, so a span is cut to its parent, and begins
+        // where its previous sibling ended.
         struct Interval {
             double begin, end;
         };
@@ -58,4 +58,4 @@ std::string chrome_trace(const std::vector<ArmProfile>& arms, int rank) {
     return json{{"traceEvents", events}, {"displayTimeUnit", "ms"}}.dump(1) + "\n";
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::profile

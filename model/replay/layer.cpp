@@ -6,7 +6,9 @@
 
 #include <algorithm>
 
-namespace fp8flow {
+namespace fp8flow::replay {
+
+using namespace weights;
 
 ReplayLayer::ReplayLayer(const Config& config, ProcessGroup& world, const BackendChoice& backend,
                          ReplayNorm norm, ReplayRecord record, int64_t tokens, int64_t tokens_per_rank)
@@ -175,7 +177,7 @@ HostValues ReplayLayer::routed_rows(const TensorView& view, int64_t count) const
     return host;
 }
 
-// A row of the experts by its place: whose it is, of which token, with which weight.
+// A row of the experts by its place: source rank, token and routing weight.
 void ReplayLayer::record_plan() {
     const DispatchPlan& plan = saved_moe_.plan.padded;
     const auto groups = static_cast<size_t>(plan.groups.num_groups);
@@ -234,4 +236,4 @@ void ReplayLayer::router_gradient(Context&, const TensorView& dprobs) {
     intermediates_["grad_topk_weights"] = floats_of(dprobs);
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::replay

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::replay {
 
 enum class ReplayNorm { skip, apply };
 enum class ReplayRecord { results, intermediates };
@@ -34,8 +34,8 @@ public:
     ReplayLayer(const Config& config, ProcessGroup& world, const BackendChoice& backend, ReplayNorm norm,
                 ReplayRecord record, int64_t tokens, int64_t tokens_per_rank);
 
-    std::vector<WeightTarget> targets();
-    std::vector<WeightTarget> gradients();  // values: the main gradients
+    std::vector<weights::WeightTarget> targets();
+    std::vector<weights::WeightTarget> gradients();  // values: the main gradients
     ParameterStore& parameters() { return store_; }
     Device& device() { return ops_->device(); }
     const Ops& ops() const { return *ops_; }
@@ -48,7 +48,7 @@ public:
     HostValues router_logits() const { return floats_of(saved_moe_.route.logits); }
     HostValues topk_weights() const { return floats_of(saved_moe_.route.probs); }
     HostValues topk_ids() const;
-    // With ReplayRecord::intermediates: the plan of the rows routed to this rank, and what each product of
+    // With ReplayRecord::intermediates: the plan of the rows routed to this rank, and what each GEMM of
     // the experts read and wrote so far, FP8 dequantised; of the shared expert under "shared.". A name with
     // grad_ is the gradient of what has the name without.
     const std::map<std::string, HostValues>& intermediates() const { return intermediates_; }
@@ -91,4 +91,4 @@ private:
     std::map<std::string, HostValues> intermediates_;
 };
 
-}  // namespace fp8flow
+}  // namespace fp8flow::replay

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <ctime>
 
-namespace fp8flow {
+namespace fp8flow::report {
 
 std::string format_timestamp(std::chrono::system_clock::time_point time) {
     const std::time_t seconds = std::chrono::system_clock::to_time_t(time);
@@ -68,4 +68,4 @@ std::optional<double> EtaEstimator::seconds_left() const {
     return *step * static_cast<double>(steps_left());
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::report

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::report {
 
 // Fields that are absent are left out of the line.
 struct StepLine {
@@ -57,4 +57,4 @@ private:
     double weight_ = 0.0;
 };
 
-}  // namespace fp8flow
+}  // namespace fp8flow::report

@@ -18,7 +18,10 @@
 #include <fstream>
 #include <limits>
 
-namespace fp8flow {
+namespace fp8flow::report {
+
+using namespace data;
+using namespace plan;
 
 RunLog::RunLog(const OutputFolder& folder, std::string_view name, LineFile::Start start)
     : file_(folder.open_lines(name, start)) {}
@@ -272,4 +275,4 @@ std::string evaluation_text(const Config& config, double nats) {
     return fmt::format("held-out loss {:.4f} nats, perplexity {:.3f}", nats, std::exp(nats));
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::report

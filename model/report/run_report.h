@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::report {
 
 // Prints on rank 0 and appends to <out>/<name>; silent elsewhere.
 class RunLog {
@@ -28,9 +28,9 @@ private:
     std::optional<LineFile> file_;
 };
 
-// The records of metrics.jsonl up to iteration `steps`: what a resumed run has behind it. None for 0.
+// The records of metrics.jsonl up to iteration `steps`, where a resumed run starts. None for 0.
 std::vector<nlohmann::json> records_until(const OutputFolder& folder, int64_t steps);
-// metrics.jsonl with these records, to go on behind them.
+// metrics.jsonl with these records, open for appending.
 LineFile open_metrics(const OutputFolder& folder, const std::vector<nlohmann::json>& records);
 
 // Ranks, model, recipe, wire, configuration: what is about to run. Comes before memory is taken, and warns
@@ -38,7 +38,7 @@ LineFile open_metrics(const OutputFolder& folder, const std::vector<nlohmann::js
 void report_start(RunLog& log, const Config& config, const BackendChoice& backend, int world_size,
                   int64_t ranks_on_host);
 // What the data is and how often the iterations of this run go through it.
-std::string data_text(const Config& config, const TokenSource& data);
+std::string data_text(const Config& config, const data::TokenSource& data);
 
 // Bytes of one rank by category, at the peak of a step.
 struct MemoryUse {
@@ -64,4 +64,4 @@ std::string counted(int64_t count, std::string_view noun);
 // "held-out loss 2.10 nats = 3.03 bits per byte"
 std::string evaluation_text(const Config& config, double nats);
 
-}  // namespace fp8flow
+}  // namespace fp8flow::report

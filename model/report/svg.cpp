@@ -11,7 +11,7 @@
 #include <limits>
 #include <map>
 
-namespace fp8flow {
+namespace fp8flow::report {
 
 namespace {
 
@@ -307,4 +307,4 @@ std::string render_svg(const BarChart& chart) {
     return canvas.finish(chart.width, bottom + 42.0 + kMargin - 8.0, chart.title);
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::report

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::report {
 
 enum class AxisScale : uint8_t { linear, log };
 
@@ -22,7 +22,7 @@ struct Series {
     double width = 1.8;  // pixels
 };
 
-// A horizontal line, e.g. the acceptance bar or the entropy floor; the axis includes it.
+// A horizontal line, e.g. the acceptance threshold or the entropy floor; the axis includes it.
 struct ReferenceLine {
     double y = 0.0;
     std::string label = {};
@@ -59,8 +59,8 @@ struct BarChart {
     std::string x_label = {};
     std::vector<std::string> categories = {};  // legend, left to right in each bar
     std::vector<Bar> bars = {};                // top to bottom
-    int decimals = 1;                          // of the numbers in and behind the bars
-    std::string unit = {};                     // behind each total, e.g. " GiB"
+    int decimals = 1;                          // of the numbers in and after the bars
+    std::string unit = {};                     // after each total, e.g. " GiB"
     double width = 960.0;
 };
 
@@ -75,4 +75,4 @@ std::vector<double> log_ticks(double low, double high);
 
 std::string escape_xml(const std::string& text);  // also drops control characters, which XML cannot hold
 
-}  // namespace fp8flow
+}  // namespace fp8flow::report

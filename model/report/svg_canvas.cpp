@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace fp8flow {
+namespace fp8flow::report {
 
 namespace {
 
@@ -133,4 +133,4 @@ std::string SvgCanvas::finish(double width, double height, const std::string& ti
            body_ + "</svg>\n";
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::report

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::report {
 
 inline constexpr std::string_view kInk = "#1f2937";   // titles
 inline constexpr std::string_view kSoft = "#4b5563";  // labels
@@ -63,4 +63,4 @@ private:
 // Labels of ticks that are `step` apart (0: chosen per value), with thousands separators.
 std::string tick_label(double value, double step);
 
-}  // namespace fp8flow
+}  // namespace fp8flow::report

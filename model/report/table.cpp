@@ -8,7 +8,7 @@
 #include <array>
 #include <cmath>
 
-namespace fp8flow {
+namespace fp8flow::report {
 
 namespace {
 
@@ -218,4 +218,4 @@ std::string format_clock(double seconds) {
     return fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::report

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::report {
 
 enum class Align : uint8_t { left, right };
 
@@ -52,4 +52,4 @@ std::string format_scientific(double value, int decimals = 3);  // 1.234E-05, Me
 std::string format_duration(double seconds);  // 850 us, 12.3 ms, 4.56 s, 1:02:03, 2 d 03:04:05
 std::string format_clock(double seconds);     // 0:01:20, always h:mm:ss; "?" if unknown
 
-}  // namespace fp8flow
+}  // namespace fp8flow::report

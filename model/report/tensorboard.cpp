@@ -12,7 +12,7 @@
 #include <chrono>
 #include <cmath>
 
-namespace fp8flow {
+namespace fp8flow::report {
 
 namespace {
 
@@ -129,4 +129,4 @@ void EventFile::evaluation(const Config& config, int64_t iteration, double nats)
     file_.write_bytes(scalars.records());
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::report

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // TensorBoard's event files: records in the TFRecord framing, each a protobuf Event, both written by hand
-// because so little of them is needed. Tags are Megatron-LM's, so that runs of both stand in one picture.
+// because so little of them is needed. Tags are Megatron-LM's, so that runs of both share one picture.
 // Read next: run_report.h.
 #pragma once
 
@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-namespace fp8flow {
+namespace fp8flow::report {
 
 // u64 length, masked CRC32C of it, the bytes, masked CRC32C of them; little endian. The mask: rotated right
 // by 15, plus a282ead8.
@@ -39,4 +39,4 @@ private:
     LineFile file_;
 };
 
-}  // namespace fp8flow
+}  // namespace fp8flow::report

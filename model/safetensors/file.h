@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // One safetensors file, mapped into memory and checked as a whole when it is opened; reading a tensor is then
-// a look at its bytes. Read next: tensor_set.h for models spread over several files.
+// a pointer into it. Read next: tensor_set.h for models spread over several files.
 #pragma once
 
 #include "model/safetensors/header.h"
@@ -12,8 +12,8 @@
 
 namespace fp8flow {
 
-// refuse: for files of our own making, where a link means that somebody swapped a name. follow: for a user's
-// downloads, which the Hugging Face cache keeps behind links.
+// refuse: for files of our own making, where a link means that a name was swapped. follow: for a user's
+// downloads, which the Hugging Face cache stores as links.
 enum class FileLinks { refuse, follow };
 
 struct OpenTensors {

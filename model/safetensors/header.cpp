@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Reading a safetensors header: a stream of JSON events goes through a small state machine that knows the
 // only legal shape of the document, so that nesting, duplicates and foreign values are refused where they
-// stand; then the places of all tensors are compared.
+// occur; then the places of all tensors are compared.
 #include "model/safetensors/header.h"
 
 #include <algorithm>
@@ -101,13 +101,13 @@ public:
                 return refuse("a tensor is named \"{}\": a name has 1 to {} bytes and no control characters",
                               printable(name), kMaxTensorName);
             if (!names_.insert(name).second)
-                return refuse("tensor \"{}\" stands twice in the header", printable(name));
+                return refuse("tensor \"{}\" appears twice in the header", printable(name));
         } else {
             if (in_ == In::tensor && name != "dtype" && name != "shape" && name != "data_offsets")
                 return refuse("{}: unknown key \"{}\"", tensor(), printable(name));
             if (!seen_.insert(name).second) {
                 return in_ == In::metadata ? refuse("{} has the key \"{}\" twice", kMetadata, printable(name))
-                                           : refuse("{}: key \"{}\" stands twice", tensor(), name);
+                                           : refuse("{}: key \"{}\" appears twice", tensor(), name);
             }
         }
         key_ = name;
@@ -226,8 +226,7 @@ std::string problem_of_places(const SafetensorsHeader& header) {
         before = &entry;
     }
     if (covered != header.data_bytes)
-        return fmt::format("{} bytes behind the last tensor belong to no tensor",
-                           header.data_bytes - covered);
+        return fmt::format("{} bytes after the last tensor belong to no tensor", header.data_bytes - covered);
     return "";
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The header of a safetensors file: element types, tensors with shape and place, and the parser that believes
+// The header of a safetensors file: element types, tensors with shape and place, and a parser that trusts
 // nothing. Every number is checked before it is used, so a file can neither make us allocate nor read outside
 // its data. Read next: file.h.
 #pragma once
@@ -65,7 +65,7 @@ struct SafetensorsHeader {
 // Elements of a shape times the size of one, or nothing where that exceeds 63 bits.
 std::optional<int64_t> checked_bytes(FileDType dtype, std::span<const int64_t> shape);
 
-// Bytes of the header behind the 8 that say how many: reads `first`, the first bytes of a file of
+// Bytes of the header after its 8-byte length: reads `first`, the first bytes of a file of
 // `file_bytes`. Throws Error(code).
 int64_t header_length(std::span<const uint8_t> first, int64_t file_bytes, const std::string& file,
                       ExitCode code);
@@ -75,7 +75,7 @@ SafetensorsHeader parse_header(std::string_view text, int64_t file_bytes, const 
 
 // Text from a file made fit for a message: control characters as '?', at most 200 bytes.
 std::string printable(std::string_view text);
-// Whether a name may stand in messages and files: not empty, not too long, no control characters.
+// Whether a name may appear in messages and files: not empty, not too long, no control characters.
 bool is_plain_tensor_name(std::string_view name);
 
 }  // namespace fp8flow

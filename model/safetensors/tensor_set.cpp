@@ -21,7 +21,7 @@ constexpr const char* kSingleName = "model.safetensors";
 constexpr const char* kEnding = ".safetensors";
 constexpr int kMaxIndexDepth = 16;
 
-// A file beside the index: no folder, no way out of it, nothing hidden.
+// A file next to the index: no folder, no way out of it, nothing hidden.
 bool is_plain_sibling(std::string_view name) {
     const auto bad = [](char c) { return c == '/' || c == '\\' || static_cast<unsigned char>(c) < 0x20; };
     return name.size() <= 255 && name.size() > std::strlen(kEnding) && name.front() != '.' &&
@@ -45,7 +45,8 @@ public:
         if (!in_map()) return other("text");
         if (!is_plain_sibling(value))
             return refuse(
-                "tensor \"{}\" is said to be in \"{}\"; an index may name only .safetensors files beside it, "
+                "tensor \"{}\" is said to be in \"{}\"; an index may name only .safetensors files next to "
+                "it, "
                 "without a folder",
                 printable(tensor_), printable(value));
         files[tensor_] = value;
@@ -53,14 +54,14 @@ public:
     }
     bool key(std::string& name) override {
         if (depth_ == 1) {
-            if (!sections_.insert(name).second) return refuse("\"{}\" stands twice", printable(name));
+            if (!sections_.insert(name).second) return refuse("\"{}\" appears twice", printable(name));
             section_ = name;
         } else if (in_map()) {
             if (!is_plain_tensor_name(name))
                 return refuse("a tensor is named \"{}\": a name has 1 to {} bytes and no control characters",
                               printable(name), kMaxTensorName);
             if (files.contains(name))
-                return refuse("tensor \"{}\" stands twice in weight_map", printable(name));
+                return refuse("tensor \"{}\" appears twice in weight_map", printable(name));
             tensor_ = name;
         }
         return true;
@@ -122,7 +123,7 @@ std::string read_index_text(const std::string& path, const OpenTensors& options)
     return text;
 }
 
-// The file or index that stands for a folder.
+// The file or index to open for a folder.
 std::string model_of_folder(const fs::path& folder, ExitCode code) {
     std::error_code error;
     for (const char* name : {kIndexName, kSingleName})

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The tensors of a model in one or several safetensors files, as a name to a place. The files of an index are
-// opened when a tensor of theirs is asked for, so that one layer of a large model needs only the files that
+// opened when one of their tensors is looked up, so that one layer of a large model needs only the files that
 // hold it.
 #pragma once
 
@@ -16,7 +16,7 @@ namespace fp8flow {
 class TensorSet {
 public:
     // `path`: a .safetensors file, an index (.json), or a folder that holds model.safetensors.index.json,
-    // model.safetensors, or a single .safetensors file. An index may name only plain files beside it.
+    // model.safetensors, or a single .safetensors file. An index may name only plain files next to it.
     explicit TensorSet(const std::string& path, const OpenTensors& options = {});
 
     const std::string& path() const { return path_; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The header's text from the declarations, and the bookkeeping of the stream behind it.
+// The header's text from the declarations, and the bookkeeping of the stream after it.
 #include "model/safetensors/writer.h"
 
 #include <algorithm>

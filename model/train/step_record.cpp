@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The copies behind a step, and the numbers in them.
+// The copies after a step, and the numbers in them.
 #include "model/train/step_record.h"
 
 namespace fp8flow {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// StepRecord: what the host wants to know of a step, in page-locked memory. The device copies it there behind
-// the step; the host reads it when the event behind the copies has passed.
+// StepRecord: what the host needs to know of a step, in page-locked memory. The device copies it there after
+// the step; the host reads it once the event after the copies has passed.
 #pragma once
 
 #include "kernels/core/pinned.h"

@@ -15,6 +15,8 @@
 
 namespace fp8flow {
 
+using namespace data;
+
 LayerLoad load_of(int layer, std::span<const int64_t> tokens) {
     LayerLoad load;
     load.layer = layer;
@@ -325,7 +327,7 @@ StepResult Trainer::take_result() {
     return result;
 }
 
-// The oldest step in flight was not applied, nor was anything behind it. All ranks see the same status, so
+// The oldest step in flight was not applied, nor was any step after it. All ranks see the same status, so
 // all of them come here.
 void Trainer::redo() {
     for (Flight& flight : flights_) wait_for(flight);
@@ -339,8 +341,8 @@ void Trainer::redo() {
     for (Flight& flight : flights_) launch(flight);
 }
 
-// Where another step ran behind the one that met a NaN, its gradients have replaced the guilty ones: they are
-// computed again to be searched.
+// Where another step ran after the one that produced a NaN, its gradients have replaced the bad ones: they
+// are computed again to be searched.
 void Trainer::give_up() {
     const int64_t step = flights_.front().step;
     if (flights_.size() > 1) {

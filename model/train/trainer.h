@@ -4,10 +4,10 @@
 // next: commands/train.cpp, commands/validate.cpp.
 //
 // A step is a transaction. A device word, the step status, forbids every persistent write where it is not 0;
-// a step that runs out of rows or meets a NaN on any rank sets it on all of them, and it stays set, so that
-// the step launched behind a bad one changes nothing either. The host sees it one step late, waits for what
-// is in flight, makes more room, clears the word and launches the same steps again, in order. Everything a
-// step depends on is the state it leaves and its index, so the run equals one that had the room from the
+// a step that runs out of rows or produces a NaN on any rank sets it on all of them, and it stays set, so
+// that the step launched after a bad one changes nothing either. The host sees it one step late, waits for
+// what is in flight, makes more room, clears the word and launches the same steps again, in order. Everything
+// a step depends on is the state it leaves and its index, so the run equals one that had the room from the
 // start, bit for bit.
 #pragma once
 
@@ -49,7 +49,7 @@ struct StepResult {
         0;  // from the end of the step before (or its own launch, if later) to its end, as the host saw them
     int64_t tokens = 0;  // of the global batch
     int64_t redone =
-        0;  // how often it ran out of rows and was redone with more room; so was the step in flight behind it
+        0;  // how often it ran out of rows and was redone with more room, as was the step in flight after it
     std::vector<LayerLoad> load;
     // Of this rank, of the attempt that counted.
     std::map<std::string, double> stage_seconds;
@@ -61,12 +61,12 @@ struct StepResult {
 class Trainer {
 public:
     Trainer(const Config& config, ProcessGroup& world, const BackendChoice& backend, Arithmetic arithmetic,
-            std::shared_ptr<const TokenSource> data);
+            std::shared_ptr<const data::TokenSource> data);
     ~Trainer();
 
     // Launches the next step; the result is that of the step before, none if nothing was in flight. Throws
-    // Error(numeric), naming the step and the tensor, where a step met a NaN; then that step and what was
-    // behind it did not happen.
+    // Error(numeric), naming the step and the tensor, where a step produced a NaN; that step and the one
+    // after it are not applied.
     std::optional<StepResult> step();
     // The result of the step in flight, if there is one. The state of the model is that of a step only when
     // nothing is in flight.
@@ -86,7 +86,7 @@ public:
     // Seconds per stage of the steps launched from now on, and what each had to do; off costs nothing.
     // Nothing is in flight.
     void time_stages(TimerDetail detail);
-    // Of the step whose result was taken last, until another is launched in its place.
+    // Of the last step with a result, until another is launched in its place.
     const StageTimer& timer() const { return timers_[slot_of(steps_done() - 1)]; }
     // Routed rows by layer, as bytes and FLOPs of stages should count them (default: the rows there is room
     // for).
@@ -109,7 +109,7 @@ public:
 
 private:
     using Clock = std::chrono::steady_clock;
-    // A step that was launched and whose result is not taken yet.
+    // A launched step; its result is not taken yet.
     struct Flight {
         int64_t step = 0;
         Clock::time_point launched;
@@ -131,7 +131,7 @@ private:
     StageTimer& timer_of(const Flight& flight) { return timers_[slot_of(flight.step)]; }
     Context make_context(int64_t micro_batch, StageTimer& timer);
     void run_micro_batches(const Flight& flight);
-    BatchFeed::Batch load_batch(Context& ctx, Split split, int64_t global_batch, int64_t slot);
+    data::BatchFeed::Batch load_batch(Context& ctx, data::Split split, int64_t global_batch, int64_t slot);
     double evaluate_micro_batch(int64_t batch, int64_t micro_batch);
     void grow_rows();
     [[noreturn]] void report_non_finite(int64_t step);
@@ -145,8 +145,8 @@ private:
     std::unique_ptr<Ops> ops_;
     std::unique_ptr<Exchange> exchange_;
     std::string exchange_note_;
-    std::shared_ptr<const TokenSource> data_;
-    Batcher batcher_;
+    std::shared_ptr<const data::TokenSource> data_;
+    data::Batcher batcher_;
     std::unique_ptr<Transformer> transformer_;
     std::unique_ptr<Optimizer> optimizer_;
     std::unique_ptr<Arena> state_, saved_, scratch_;
@@ -157,14 +157,14 @@ private:
     TensorStats* tensor_stats_ = nullptr;
     TensorView status_, loss_sum_, held_out_sum_;
     int64_t layer_rows_ = 0, worst_layer_rows_ = 0;
-    std::optional<BatchFeed> feed_;
+    std::optional<data::BatchFeed> feed_;
     std::unique_ptr<StepRecord> records_[kStepsInFlight];
     std::deque<Flight> flights_;  // oldest first
     int64_t next_step_ = 0;
-    Clock::time_point last_end_;  // of the last step whose result was taken
+    Clock::time_point last_end_;  // of the last step with a result
 };
 
 // The data of a config: text, synthetic or shards.
-std::shared_ptr<const TokenSource> open_data(const Config& config);
+std::shared_ptr<const data::TokenSource> open_data(const Config& config);
 
 }  // namespace fp8flow

@@ -155,7 +155,7 @@ void Transformer::train_micro_batch(Context& ctx, const TensorView& tokens, cons
 
     ctx.timer.set_direction("backward");
     TensorView dy = ctx.scratch.tensor(ctx.activation, {ctx.tokens, hidden}, "residual");
-    TensorView dx = dxn;  // two buffers take turns
+    TensorView dx = dxn;  // two alternating buffers
     {
         auto timed = ctx.part("final norm");
         final_norm_->backward(ctx, dxn, {}, norm, dy);

@@ -10,7 +10,7 @@
 
 namespace fp8flow {
 
-inline constexpr int64_t kHeadChunk = 2048;  // tokens whose fp32 logits exist at once
+inline constexpr int64_t kHeadChunk = 2048;  // tokens with fp32 logits in memory at once
 
 struct TransformerSpec {
     ModelSpec model;
@@ -38,7 +38,7 @@ public:
     void end_step(Context& ctx, int64_t step) const;
 
     ParameterStore& parameters() { return store_; }
-    // What a step leaves behind beside the parameters and their moments: expert biases, delayed scales.
+    // State of a step besides the parameters and their moments: expert biases, delayed scales.
     std::vector<NamedTensor> state() const;
     const std::vector<std::unique_ptr<TransformerBlock>>& blocks() const { return blocks_; }
     DType activation() const { return activation_; }

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <functional>
 
-namespace fp8flow {
+namespace fp8flow::validate {
 
 namespace {
 
@@ -77,4 +77,4 @@ std::vector<Arm> make_arms(const Config& config, Ablation ablation) {
     return arms;
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::validate

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::validate {
 
 struct Arm {
     std::string name;
@@ -27,4 +27,4 @@ std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& re
 // Those of validate: the baseline first, the control arm last.
 std::vector<Arm> make_arms(const Config& config, Ablation ablation);
 
-}  // namespace fp8flow
+}  // namespace fp8flow::validate

@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-namespace fp8flow {
+namespace fp8flow::validate {
 
 std::vector<double> ema(const std::vector<double>& values, double decay) {
     std::vector<double> result;
@@ -56,9 +56,9 @@ const char* name_of(Verdict verdict) {
     return "?";
 }
 
-Verdict judge(double max_error, std::optional<double> noise, double bar) {
-    if (noise && !(*noise <= 0.5 * bar)) return Verdict::inconclusive;
-    return max_error <= bar ? Verdict::pass : Verdict::miss;
+Verdict judge(double max_error, std::optional<double> noise, double limit) {
+    if (noise && !(*noise <= 0.5 * limit)) return Verdict::inconclusive;
+    return max_error <= limit ? Verdict::pass : Verdict::miss;
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::validate

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The comparison behind `validate`: relative loss error of an arm against the BF16 baseline, and the verdict.
+// The comparison of `validate`: relative loss error of an arm against the BF16 baseline, and the verdict.
 // Pure functions of the curves.
 #pragma once
 
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::validate {
 
 struct Curve {
     std::string name;
@@ -37,8 +37,8 @@ Comparison compare(const Curve& arm, const Curve& baseline, double decay, int64_
 
 enum class Verdict { pass, miss, inconclusive };
 const char* name_of(Verdict verdict);
-// noise: the control arm's maximum; inconclusive where it exceeds half the bar. Without a control arm there
-// is no noise floor, and the bar alone decides.
-Verdict judge(double max_error, std::optional<double> noise, double bar);
+// noise: the control arm's maximum; inconclusive where it exceeds half the limit. Without a control arm there
+// is no noise floor, and the limit alone decides.
+Verdict judge(double max_error, std::optional<double> noise, double limit);
 
-}  // namespace fp8flow
+}  // namespace fp8flow::validate

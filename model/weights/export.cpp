@@ -12,7 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-namespace fp8flow {
+namespace fp8flow::weights {
 
 namespace {
 
@@ -256,4 +256,4 @@ std::string hf_config_of(const Config& config, ExportFormat format) {
     return json.dump(2) + "\n";
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::weights

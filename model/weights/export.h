@@ -11,7 +11,7 @@
 #include <optional>
 #include <string>
 
-namespace fp8flow {
+namespace fp8flow::weights {
 
 // fp8: matrices of experts, shared experts and dense FFNs as E4M3 with a scale for each 128 x 128 block, the
 // rest in BF16.
@@ -37,4 +37,4 @@ std::optional<ExportChoice> export_plan(const Config& config, const std::string&
 HfNames export_names(const Config& config);
 std::string hf_config_of(const Config& config, ExportFormat format);
 
-}  // namespace fp8flow
+}  // namespace fp8flow::weights

@@ -4,7 +4,7 @@
 
 #include <charconv>
 
-namespace fp8flow {
+namespace fp8flow::weights {
 
 namespace {
 
@@ -115,7 +115,7 @@ std::string reason_of(const std::vector<std::string>& names) {
     if (any(".mlp.router."))
         return "its router is named mlp.router (gpt-oss): its experts have biases, which is not supported";
     if (any(".feed_forward.")) return "its layers are named feed_forward (Llama 4, Jamba): not supported";
-    if (any(".language_model.")) return "it is a model with other inputs beside text: not supported";
+    if (any(".language_model.")) return "it is a model with other inputs than text: not supported";
     if (any("mlp.gate_proj.weight")) return "that layer is dense or in another file";
     return "supported are the names of deepseek_v3, qwen3_moe and mixtral";
 }
@@ -173,4 +173,4 @@ ParameterSpec of_all_experts(const ParameterSpec& spec, const MoeSpec& moe) {
     return all;
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::weights

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Where the values of our parameters stand in files with Hugging Face names: one list of pieces a parameter,
-// read by loading and by export alike. Read next: load.h, export.h.
+// Maps our parameters to tensors with Hugging Face names: one list of pieces per parameter, used by loading
+// and by export. Read next: load.h, export.h.
 #pragma once
 
 #include "layers/parameter.h"
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::weights {
 
 // How the experts of a layer are stored.
 enum class ExpertNames {
@@ -51,4 +51,4 @@ std::vector<WeightPiece> pieces_of(const ParameterSpec& spec, const ModelSpec& m
 // The parameter with the experts of all ranks.
 ParameterSpec of_all_experts(const ParameterSpec& spec, const MoeSpec& moe);
 
-}  // namespace fp8flow
+}  // namespace fp8flow::weights

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The check of all names and shapes, then the copy, piece by piece in blocks of rows, so that no tensor
-// stands in memory twice.
+// is in memory twice.
 #include "model/weights/load.h"
 
 #include "model/config/fields.h"
@@ -14,7 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-namespace fp8flow {
+namespace fp8flow::weights {
 
 namespace {
 
@@ -210,8 +210,8 @@ LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
 
 namespace {
 
-// Lines on what a config.json beside the weights says otherwise than the configuration: a model with another
-// RoPE or norm loads, and is wrong.
+// Lines on the differences between a config.json next to the weights and the configuration: a model with
+// another RoPE or norm would load and be wrong.
 std::vector<std::string> differences(const std::string& hf_config, const Config& config) {
     std::vector<std::string> lines;
     const std::vector<ConfigSetting> settings = read_hf_config(hf_config);
@@ -239,7 +239,7 @@ std::vector<std::string> load_model(const std::string& path, const Config& confi
         "not implemented); one MoE layer: fp8flow replay",
         path);
     require(!config.model.zero_centered_gamma, ExitCode::usage,
-            "model.zero_centered_gamma: got true, want false with --weights, whose norm weights are plain");
+            "model.zero_centered_gamma: got true, want false with --weights: their norm weights are plain");
     namespace fs = std::filesystem;
     std::error_code error;
     const fs::path folder = fs::is_directory(path, error) ? fs::path(path) : fs::path(path).parent_path();
@@ -263,4 +263,4 @@ std::vector<std::string> load_model(const std::string& path, const Config& confi
     return lines;
 }
 
-}  // namespace fp8flow
+}  // namespace fp8flow::weights

@@ -12,13 +12,13 @@
 #include <string>
 #include <vector>
 
-namespace fp8flow {
+namespace fp8flow::weights {
 
 // Something of ours that a file holds values for.
 struct WeightTarget {
     ParameterSpec spec;  // name and shape; of state that is no parameter (the expert bias), only these
     TensorView values;   // f32 on the device, spec.shape
-    Parameter* parameter = nullptr;  // whose working copies are written afterwards; null: state
+    Parameter* parameter = nullptr;  // its working copies are written afterwards; null: state
 };
 // Of all parameters of the store, and the given expert bias of layer `bias_layer` where there is one.
 std::vector<WeightTarget> targets_of(Transformer& model);
@@ -42,9 +42,9 @@ LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
                            const std::string& scope, ParameterStore& store, Device& device,
                            const std::set<std::string>& others = {});
 
-// A whole model (Qwen3-MoE, Mixtral) from a file, an index or a folder; a config.json beside the weights is
-// asked for its model_type and compared with the configuration. Returns lines for the log.
+// A whole model (Qwen3-MoE, Mixtral) from a file, an index or a folder; a config.json next to the weights
+// gives the model_type and is compared with the configuration. Returns lines for the log.
 std::vector<std::string> load_model(const std::string& path, const Config& config, Transformer& model,
                                     Device& device);
 
-}  // namespace fp8flow
+}  // namespace fp8flow::weights

@@ -248,10 +248,10 @@ TEST(Bench, OptionsOfTheOperations) {
     for (const auto& [operation, shapes] : cases) EXPECT_EQ(rows_at(operation, shapes).size(), shapes.size());
 }
 
-// Every type and form against a double product of the same codes: what rounding D leaves, in BF16 and in
+// Every type and form against a GEMM in double of the same values: what rounding D leaves, in BF16 and in
 // FP32.
 TEST(Bench, ProductsSayTheirError) {
-    const std::tuple<const char*, Texts, double> products[] = {
+    const std::tuple<const char*, Texts, double> gemms[] = {
         {"gemm", {"type=fp8", "type=mx", "type=bf16,form=nn", "type=bf16,form=tn"}, 1e-5},
         {"grouped_gemm",
          {"type=fp8,rows=empty", "type=fp8_row", "type=fp8_tensor", "type=bf16,form=nn"},
@@ -261,7 +261,7 @@ TEST(Bench, ProductsSayTheirError) {
           "type=fp8,micro_batches=2,rows=ragged", "type=bf16,micro_batches=2,mode=accumulate"},
          1e-12},
     };
-    for (const auto& [operation, shapes, bound] : products)
+    for (const auto& [operation, shapes, bound] : gemms)
         for (const json& row : rows_at(operation, shapes)) {
             EXPECT_LE(row.at("nmse").get<double>(), bound) << row;
             EXPECT_GT(row.at("nmse").get<double>(), 0.0) << row;
@@ -294,7 +294,7 @@ TEST(Bench, UpstreamWritesATableAndAPicture) {
     }
     EXPECT_EQ(peers, 1);
     const std::string table = read_whole(folder.path("out") + "/bench.txt");
-    expect_contains(table, "8 rows, 1 with a bar: 0 hold it, 1 miss it (peer 1)");
+    expect_contains(table, "8 rows, 1 with a target: 0 met, 1 missed (peer 1)");
     expect_contains(result.out, table);
     expect_contains(read_whole(folder.path("out") + "/bench.svg"), "<svg ");
 }
@@ -374,7 +374,7 @@ TEST(Bench, WrongCommandLinesAreRefused) {
         {{"bench", "rms_norm_quantize", "--shape", "fused=no"},
          "fused=no wants FP8 rows that can be transposed"},
         {{"bench", "--suite", "small", "--match", "N=("}, "--match: got 'N=(', want a regular expression"},
-        {{"bench", "--suite", "small", "--match", "no_such"}, "nothing that was asked for matches 'no_such'"},
+        {{"bench", "--suite", "small", "--match", "no_such"}, "no selected row matches 'no_such'"},
         {{"bench", "gemm", "--gemm-backend", "mkl"}, "--gemm-backend"},
     };
     for (const Wrong& wrong : wrongs) {

@@ -58,7 +58,7 @@ std::vector<float> normal(int64_t count, uint64_t seed, double deviation) {
     return values;
 }
 
-// `tokens` tokens; all experts alike if asked for.
+// `tokens` tokens; optionally with identical experts.
 enum class Experts { different, equal };
 Tensors layer_of(int64_t tokens, Experts experts) {
     Tensors all;
@@ -227,7 +227,7 @@ private:
 };
 
 // Every stage of every recipe follows from the stages before it: rows are the tokens that the plan says, fc1
-// and fc2 are products with the weights, SwiGLU and its gradient are the closed forms, and the rows of a
+// and fc2 are GEMMs with the weights, SwiGLU and its gradient are the closed forms, and the rows of a
 // token add up to its output. Four ranks, two of which share the experts.
 TEST(Replay, IntermediatesFollowFromOneAnother) {
     const TemporaryFolder folder;

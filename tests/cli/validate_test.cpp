@@ -17,7 +17,7 @@ namespace {
 using nlohmann::json;
 using Texts = std::vector<std::string>;
 
-// A bar between the error of the sound flow (0.09 %) and that of the faulted one (0.33 %); the control's
+// A limit between the error of the sound flow (0.09 %) and that of the faulted one (0.33 %); the control's
 // noise is 0.05 %.
 Texts validate(const std::string& out, const Texts& settings) {
     Texts line = {"validate", config_file("test"), "--backend", "reference", "--out", out};

@@ -8,6 +8,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     using namespace fp8flow;
+    using namespace fp8flow::checkpoint;
     const std::string text(reinterpret_cast<const char*>(data), size);
     const auto try_text = [](const std::string& whole) {
         CheckpointManifest manifest;

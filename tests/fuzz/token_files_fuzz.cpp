@@ -15,6 +15,7 @@
 namespace {
 
 using namespace fp8flow;
+using namespace fp8flow::data;
 
 constexpr int64_t kVocabulary = 1000;
 

@@ -32,7 +32,7 @@ inline const char* name_of(Fault fault) {
 // Not an Error: nothing of the program may catch it and go on.
 struct ProcessDeath {};
 
-class FaultyDisk : public Disk {
+class FaultyDisk : public checkpoint::Disk {
 public:
     // Call `at` (from 0) fails; none: calls are counted.
     explicit FaultyDisk(Fault fault = Fault::none, int64_t at = -1) : fault_(fault), at_(at) {}

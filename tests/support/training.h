@@ -87,7 +87,7 @@ struct RunOptions {
 };
 
 inline TrainingRun train_on(ProcessGroup& world, const Config& config,
-                            const std::shared_ptr<const TokenSource>& data, const RunOptions& options) {
+                            const std::shared_ptr<const data::TokenSource>& data, const RunOptions& options) {
     Trainer trainer(config, world, choose_backend(BackendKind::reference), options.arithmetic, data);
     TrainingRun run;
     for (int64_t i = 0; i < options.steps; ++i) {

@@ -57,7 +57,7 @@ PairExchange::Lists PairExchange::lists_of(const std::vector<Routing>& all, int6
             lists.sent_token[index(row)] = static_cast<int32_t>(t);
             of_token[k] = static_cast<int32_t>(row);
         }
-        std::sort(of_token, of_token + own.topk);  // rows stand by expert
+        std::sort(of_token, of_token + own.topk);  // rows are ordered by expert
     }
 
     std::vector<std::vector<int64_t>> rows;  // [source rank][expert]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The exchange as it is without deduplication: a message of one row for every (token, expert) pair, and
-// stand-alone permutes at both ends. What dispatch and combine are compared with; the same bytes at the
-// experts, and sums in the order of combine's order `invariant`.
+// The exchange without deduplication: one row for every (token, expert) pair, and stand-alone permutes at
+// both ends. The baseline of dispatch and combine: the same bytes arrive at the experts, and the sums have
+// combine's order `invariant`.
 #pragma once
 
 #include "kernels/comm/messages.h"
@@ -12,11 +12,11 @@
 
 namespace fp8flow::bench {
 
-// One rank's side. Rows that are sent stand by (expert, token), so by rank, too; received ones by (source
+// One rank's side. Sent rows are ordered by (expert, token), and so by rank; received rows by (source
 // rank, expert, token).
 class PairExchange {
 public:
-    // Collective is nothing here: all is known from the routing of all ranks. `plan_groups`: those of this
+    // Not collective: everything follows from the routing of all ranks. `plan_groups`: those of this
     // rank's M-rows.
     PairExchange(Buffers& buffers, const std::vector<Routing>& all, int64_t rank,
                  const RowGroups& plan_groups);

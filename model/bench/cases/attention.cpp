@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Bench cases of attention and what stands around it.
+// Bench cases of attention and the operations around it.
 #include "model/bench/cases/case.h"
 
 #include <cmath>
@@ -27,8 +27,8 @@ struct Heads {
     Unit unit() const { return dtype == DType::bf16 ? Unit::bf16 : Unit::none; }
 };
 
-// FLOPs of one product of all visible (query, key) pairs with a head's columns.
-double causal_product(const Heads& in, int64_t sequence) {
+// FLOPs of one GEMM over all visible (query, key) pairs of a head.
+double causal_gemm_flops(const Heads& in, int64_t sequence) {
     const double pairs = static_cast<double>(in.tokens / sequence) * static_cast<double>(sequence) *
                          static_cast<double>(sequence + 1) / 2;
     return 2.0 * pairs * static_cast<double>(in.heads * in.width);
@@ -59,7 +59,7 @@ Call forward(Machine& machine, Buffers& buffers, const Shape& shape) {
                    Work{}
                        .reads_all(args.q, args.k, args.v)
                        .writes_all(args.o, args.lse)
-                       .computes(2 * causal_product(in, sequence), in.unit()));
+                       .computes(2 * causal_gemm_flops(in, sequence), in.unit()));
 }
 
 Call backward(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -90,7 +90,7 @@ Call backward(Machine& machine, Buffers& buffers, const Shape& shape) {
                    Work{}
                        .reads_all(args.dout, args.q, args.k, args.v, args.o, args.lse)
                        .writes_all(args.dq, args.dk, args.dv)
-                       .computes(5 * causal_product(in, sequence), in.unit()));
+                       .computes(5 * causal_gemm_flops(in, sequence), in.unit()));
 }
 
 Call split(Machine& machine, Buffers& buffers, const Shape& shape) {

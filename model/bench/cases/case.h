@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// What `bench` can measure: one case per operation, which makes its tensors for a shape, says which bytes and
-// FLOPs the call cannot do without, and calls it. Every operation of kernels/ops/list.h has one (a missing
-// case does not link), and so has every exchange. Read next: buffers.h, registry.cpp, then any case_*.cpp.
+// What `bench` can measure: one case per operation, which makes its tensors for a shape, states the
+// least bytes and FLOPs of the call, and calls it. Every operation of kernels/ops/list.h has one (a missing
+// case does not link), and so has every exchange. Read next: buffers.h, registry.cpp, then any file of this
+// folder.
 #pragma once
 
 #include "kernels/comm/messages.h"
@@ -18,7 +19,7 @@
 
 namespace fp8flow::bench {
 
-// Which units multiply, and so which ceiling holds. none: the arithmetic is not what limits.
+// Which MMA rate is the ceiling. none: arithmetic is not the limit.
 enum class Unit : uint8_t { none, bf16, fp8 };
 
 // The fewest bytes and FLOPs for the data at hand, each input read once and each output written once.
@@ -54,13 +55,12 @@ struct Work {
 struct Call {
     std::function<void(const Launch&)> run;
     Work work;
-    // The same result by other means, measured beside it; no name: there is none.
+    // The same result from another implementation, measured next to it; no name: there is none.
     struct Peer {
         std::string name = {};
         std::function<void(const Launch&)> run = {};
     } peer = {};
-    // After exactly one run: normalised mean square error against a double product, on a sample. Products
-    // only.
+    // After exactly one run: normalised mean square error against a GEMM in double, on a sample. GEMMs only.
     std::function<double()> error = {};
 };
 
@@ -69,7 +69,7 @@ struct Machine {
     Ops& ops;
     ProcessGroup& world;
     BackendChoice backend;
-    // Plain messages between all ranks, made when first asked for; null where there are none.
+    // Plain messages between all ranks, made on the first call; null where there are none.
     std::function<Messages*()> messages = [] { return nullptr; };
 };
 

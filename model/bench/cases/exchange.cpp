@@ -92,7 +92,7 @@ Exchanged exchanged(Machine& machine, Buffers& buffers, const Shape& shape, Comb
     return {wire, tokens, topk, counts, plan_of(plan, tokens), &all};
 }
 
-// Who sends plain messages, where the shape asks for that and somebody can.
+// Sends plain messages where the shape selects them and they are available.
 Messages* peer_of(Machine& machine, const Shape& shape) {
     return shape.choice("peer", {"none", "alltoall"}) == 1 ? machine.messages() : nullptr;
 }
@@ -115,8 +115,8 @@ Call gather(Machine& machine, Buffers& buffers, const Shape& shape) {
         work};
 }
 
-// Rows that travel: bf16; fp8: codes and scales; fp8_casts: BF16 rows quantised before and dequantised behind
-// the wire.
+// Rows that travel: bf16; fp8: codes and scales; fp8_casts: BF16 rows quantised before the wire and
+// dequantised after it.
 Call dispatch(Machine& machine, Buffers& buffers, const Shape& shape) {
     const Exchanged in = exchanged(machine, buffers, shape, CombineOrder::rank);
     const int64_t columns = shape.positive("H"), kind = shape.choice("wire", {"bf16", "fp8", "fp8_casts"});
@@ -207,7 +207,7 @@ Call combine(Machine& machine, Buffers& buffers, const Shape& shape) {
     }
     DispatchPlan plan = in.plan;
     if (shape.choice("part", {"whole", "sent"}) == 1 && machine.world.size() > 1) {
-        // nobody has tokens that wait for sums; own tokens' are not sent
+        // rows of this rank's own tokens are not sent
         plan.num_tokens = 0;
         args.y = args.y.slice(0, 0);
         args.residual = args.dprob = args.drow_prob = {};

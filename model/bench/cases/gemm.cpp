@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Bench cases of the matrix products: dense, grouped by expert, weight gradients, and fc1 with its fused
+// Bench cases of the GEMMs: dense, grouped by expert, weight gradients, and fc1 with its fused
 // epilogue.
 #include "model/bench/cases/case.h"
-#include "model/bench/cases/product_error.h"
+#include "model/bench/cases/gemm_error.h"
 
 namespace fp8flow::bench {
 
@@ -27,22 +27,22 @@ Operands operands(const Shape& shape) {
         case 2: return {DType::e4m3, L::vec128, L::block128, L::vec128, Unit::fp8};
         case 3: return {DType::e4m3, L::row, L::row, L::group_row, Unit::fp8};
         case 4: return {DType::e4m3, L::tensor, L::tensor, L::tensor, Unit::fp8};
-        // Hopper has no such unit: it multiplies the same values as BF16
+        // Hopper has no such MMA: the same values run as BF16
         default: return {DType::e4m3, L::mx32, L::mx32, L::mx32, Unit::bf16};
     }
 }
 
-// A call whose result can be compared with a double product.
+// A call whose result can be compared with a GEMM in double.
 template <class Args>
-Call product_of(Machine& machine, void (Ops::*operation)(const Args&, const Launch&), const Args& args,
-                const Work& work) {
+Call checked_call(Machine& machine, void (Ops::*operation)(const Args&, const Launch&), const Args& args,
+                  const Work& work) {
     Call call = call_of(machine, operation, args, work);
     Device& device = machine.ops.device();
-    call.error = [&device, args] { return product_error(device, args); };
+    call.error = [&device, args] { return gemm_error(device, args); };
     return call;
 }
 
-double product_flops(int64_t m, int64_t n, int64_t k) {
+double gemm_flops(int64_t m, int64_t n, int64_t k) {
     return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
 }
 const std::vector<Key> kProduct = {{"N", "4096", "256", "columns of the result"},
@@ -68,7 +68,7 @@ Call dense(Machine& machine, Buffers& buffers, const Shape& shape) {
     Work work;
     work.reads_all(args.a.data, args.a.scales, args.b.data, args.b.scales).writes_all(args.d);
     if (args.mode == Gradient::accumulate) work.reads_all(args.d);
-    return product_of(machine, &Ops::gemm, args, work.computes(product_flops(m, n, k), kind.unit));
+    return checked_call(machine, &Ops::gemm, args, work.computes(gemm_flops(m, n, k), kind.unit));
 }
 
 Call grouped(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -84,12 +84,12 @@ Call grouped(Machine& machine, Buffers& buffers, const Shape& shape) {
         .groups = routed.groups,
         .form = nn ? op::GemmForm::nn : op::GemmForm::nt,
         .d = buffers.output(shape.dtype("out", {DType::bf16, DType::f32}), {routed.capacity(), n})};
-    return product_of(machine, &Ops::grouped_gemm, args,
-                      Work{}
-                          .reads(row_bytes(args.a, routed.valid))
-                          .reads_all(args.b.data, args.b.scales)
-                          .writes(plain_row_bytes(args.d, routed.padded))
-                          .computes(product_flops(routed.valid, n, k), kind.unit));
+    return checked_call(machine, &Ops::grouped_gemm, args,
+                        Work{}
+                            .reads(row_bytes(args.a, routed.valid))
+                            .reads_all(args.b.data, args.b.scales)
+                            .writes(plain_row_bytes(args.d, routed.padded))
+                            .computes(gemm_flops(routed.valid, n, k), kind.unit));
 }
 
 Call wgrad(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -123,9 +123,9 @@ Call wgrad(Machine& machine, Buffers& buffers, const Shape& shape) {
         work.reads(is_fp8(kind.dtype) ? column_bytes(*tensor, routed.valid)
                                       : row_bytes(*tensor, routed.valid));
     if (args.mode == Gradient::accumulate) work.reads_all(args.dw);
-    work.writes_all(args.dw).computes(product_flops(routed.valid * micro_batches, n, k), kind.unit);
-    Call call = product_of(machine, &Ops::grouped_gemm_wgrad, args, work);
-    // what stands in other pads is random, and a backend may multiply over it
+    work.writes_all(args.dw).computes(gemm_flops(routed.valid * micro_batches, n, k), kind.unit);
+    Call call = checked_call(machine, &Ops::grouped_gemm_wgrad, args, work);
+    // other pads hold random values, and a backend may read them
     if (is_fp8(kind.dtype) && !clean_pads && routed.padded > routed.valid) call.error = {};
     return call;
 }
@@ -153,19 +153,19 @@ Call fused(Machine& machine, Buffers& buffers, const Shape& shape) {
         work.reads(static_cast<double>(4 * routed.valid));
     }
     return call_of(machine, &Ops::grouped_gemm_swiglu_quantize, args,
-                   work.computes(product_flops(routed.valid, 2 * f, k), Unit::fp8));
+                   work.computes(gemm_flops(routed.valid, 2 * f, k), Unit::fp8));
 }
 
 }  // namespace
 
 Case gemm_case() {
-    return {"gemm", "dense matrix product",
+    return {"gemm", "dense GEMM",
             std::vector<Key>{{"M", "4096", "40", "rows of the result"}} + kProduct +
                 std::vector<Key>{kType, kForm, kOut, kMode},
             dense};
 }
 Case grouped_gemm_case() {
-    return {"grouped_gemm", "one product per expert: fc1, fc2 and their input gradients",
+    return {"grouped_gemm", "one GEMM per expert: fc1, fc2 and their input gradients",
             group_keys() + kProduct +
                 std::vector<Key>{kType, {"form", "nt", "nt", "nt; nn: plain operands only"}, kOut},
             grouped};
@@ -177,7 +177,7 @@ Case grouped_gemm_wgrad_case() {
                     kType,
                     kMode,
                     {"tiles", "yes", "yes", "type fp8: one scale per 128x128 tile: yes | no"},
-                    {"micro_batches", "1", "1", "of M rows each, whose sum is written or added: 1 | 2"}},
+                    {"micro_batches", "1", "1", "of M rows each; their sum is written or added: 1 | 2"}},
             wgrad};
 }
 Case grouped_gemm_swiglu_quantize_case() {

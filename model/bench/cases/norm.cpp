@@ -32,7 +32,7 @@ Call norm(Machine& machine, Buffers& buffers, const Shape& shape) {
 
 // The baseline of the transposed output: FP8 rows, then the stand-alone transpose. That reads a scale for
 // each 1x128 block; where the rows have one scale for all of them it gets a table of ones, which leaves the
-// codes as they are.
+// FP8 values as they are.
 Call norm_then_transpose(Machine& machine, Buffers& buffers, op::RmsNormQuantize args, const Work& work) {
     require(
         args.rows && args.transposed && args.rows.layout != ScaleLayout::vec128_wire, ExitCode::usage,

@@ -246,7 +246,7 @@ Case dequantize_case() {
 }
 Case relayout_scales_case() {
     return {"relayout_scales",
-            "scales from the wire's layout to the product's",
+            "scales from the wire's layout to the GEMM's",
             {{"T", "4096", "40", "rows"},
              {"H", "7168", "256", "columns"},
              {"scale", "pow2", "pow2", "wire: pow2 | fp32"}},

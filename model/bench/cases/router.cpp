@@ -32,7 +32,7 @@ op::RouterOptions options(const Shape& shape) {
 TensorView logits_of(Buffers& buffers, const Shape& shape) {
     return buffers.normal(DType::f32, {shape.number("T"), shape.positive("E")});
 }
-double product_flops(const Shape& shape) {
+double gemm_flops(const Shape& shape) {
     return 2.0 * static_cast<double>(shape.number("T")) * static_cast<double>(shape.number("E")) *
            static_cast<double>(shape.number("H"));
 }
@@ -43,9 +43,8 @@ Call logits(Machine& machine, Buffers& buffers, const Shape& shape) {
         .x = buffers.normal(shape.dtype("dtype", kReal), {tokens, columns}),
         .weight = buffers.normal(shape.dtype("weight", kReal), {experts, columns}, 0.02),
         .logits = buffers.output(DType::f32, {tokens, experts})};
-    return call_of(
-        machine, &Ops::router_logits, args,
-        Work{}.reads_all(args.x, args.weight).writes_all(args.logits).computes(product_flops(shape)));
+    return call_of(machine, &Ops::router_logits, args,
+                   Work{}.reads_all(args.x, args.weight).writes_all(args.logits).computes(gemm_flops(shape)));
 }
 
 Call logits_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -61,7 +60,7 @@ Call logits_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
     Work work;
     work.reads_all(args.dlogits, args.x, args.weight)
         .writes_all(args.dx, args.dweight)
-        .computes(2 * product_flops(shape));
+        .computes(2 * gemm_flops(shape));
     if (shape.yes("add")) {
         args.dx_in = buffers.normal(dtype, {tokens, columns});
         work.reads_all(args.dx_in);

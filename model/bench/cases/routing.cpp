@@ -16,8 +16,8 @@ namespace {
 uint64_t at(int64_t i) { return static_cast<uint64_t>(i); }
 std::size_t index(int64_t i) { return static_cast<std::size_t>(i); }
 
-// Random permutations of all experts one after the other; a token that straddles two of them may meet an
-// expert again and then takes the next one that it does not have yet.
+// Deals random permutations of all experts one after the other; a token that straddles two of them may draw
+// an expert twice and then takes the next one that it does not have yet.
 void deal_balanced(Routing& routing, uint64_t seed) {
     std::vector<int32_t> deck(index(routing.experts));
     std::iota(deck.begin(), deck.end(), 0);

@@ -9,7 +9,7 @@
 
 namespace fp8flow::bench {
 
-// Of one rank's tokens.
+// The routing of one rank's tokens.
 struct Routing {
     int64_t tokens = 0, experts = 0, topk = 0;
     std::vector<int32_t> ids;  // [T, K], distinct experts of each token

@@ -10,6 +10,9 @@
 #include <fmt/format.h>
 
 namespace fp8flow {
+
+using namespace plan;
+
 namespace {
 
 using test::test_config;

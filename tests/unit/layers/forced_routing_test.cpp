@@ -10,6 +10,9 @@
 #include <set>
 
 namespace fp8flow {
+
+using namespace plan;
+
 namespace {
 
 struct Shape {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What `bench` says of its rows: the suite of published shapes has all of them, bars stand where they belong,
-// peers are read and chosen, verdicts, the table and the picture follow from the rows.
+// What `bench` says of its rows: the suite of published shapes has all of them, targets are where they
+// belong, peers are read and chosen, verdicts, the table and the picture follow from the rows.
 #include "model/bench/report.h"
 #include "model/bench/suite.h"
 
@@ -112,52 +112,52 @@ TEST(BenchBars, StandWhereTheyBelong) {
     const struct {
         const char *operation, *shape;
         double share;
-    } bars[] = {{"rms_norm", "", 0.92},
-                {"rms_norm_quantize", "", 0.88},
-                {"rms_norm_quantize", "y=no", 0.90},
-                {"rms_norm_quantize", "y=no,fp8=tensor", 0.90},
-                {"rms_norm_quantize", "y=no,fp8=vec128,transposed=tile128", 0.80},
-                {"rms_norm_backward", "", 0.88},
-                {"quantize_rows", "", 0.92},
-                {"quantize_rows", "layout=row", 0.85},
-                {"quantize_columns", "", 0.85},
-                {"quantize_columns", "G=1", 0.70},
-                {"quantize_weight", "", 0.90},
-                {"quantize_weight", "layout=mx32,fprop=no", 0.85},
-                {"adamw_quantize", "", 0.90},
-                {"transpose_fp8", "", 0.88},
-                {"swiglu_quantize", "", 0.90},
-                {"swiglu_backward_quantize", "", 0.88},
-                {"permute_pad", "", 0.88},
-                {"unpermute_unpad", "", 0.88},
-                {"dispatch", "", 0.88},
-                {"combine", "", 0.88},
-                {"cross_entropy", "", 0.85},
-                {"embedding", "", 0.85},
-                {"norm_squared", "", 0.85}};
-    for (const auto& [operation, shape, share] : bars) {
+    } targets[] = {{"rms_norm", "", 0.92},
+                   {"rms_norm_quantize", "", 0.88},
+                   {"rms_norm_quantize", "y=no", 0.90},
+                   {"rms_norm_quantize", "y=no,fp8=tensor", 0.90},
+                   {"rms_norm_quantize", "y=no,fp8=vec128,transposed=tile128", 0.80},
+                   {"rms_norm_backward", "", 0.88},
+                   {"quantize_rows", "", 0.92},
+                   {"quantize_rows", "layout=row", 0.85},
+                   {"quantize_columns", "", 0.85},
+                   {"quantize_columns", "G=1", 0.70},
+                   {"quantize_weight", "", 0.90},
+                   {"quantize_weight", "layout=mx32,fprop=no", 0.85},
+                   {"adamw_quantize", "", 0.90},
+                   {"transpose_fp8", "", 0.88},
+                   {"swiglu_quantize", "", 0.90},
+                   {"swiglu_backward_quantize", "", 0.88},
+                   {"permute_pad", "", 0.88},
+                   {"unpermute_unpad", "", 0.88},
+                   {"dispatch", "", 0.88},
+                   {"combine", "", 0.88},
+                   {"cross_entropy", "", 0.85},
+                   {"embedding", "", 0.85},
+                   {"norm_squared", "", 0.85}};
+    for (const auto& [operation, shape, share] : targets) {
         const Shape at = shape_of(operation, shape);
-        const auto bar = bar_of(at, bytes(64e6), 1);
-        ASSERT_TRUE(bar.has_value()) << operation << " " << shape;
-        EXPECT_DOUBLE_EQ(bar->share, share) << operation << " " << shape;
-        EXPECT_FALSE(bar->name.empty() || bar->text().empty());
+        const auto target = target_of(at, bytes(64e6), 1);
+        ASSERT_TRUE(target.has_value()) << operation << " " << shape;
+        EXPECT_DOUBLE_EQ(target->share, share) << operation << " " << shape;
+        EXPECT_FALSE(target->name.empty() || target->text().empty());
         const bool any_size = at.has("layout") && at.word("layout") == "mx32";
-        const auto small = bar_of(at, bytes(63e6), 1);
+        const auto small = target_of(at, bytes(63e6), 1);
         EXPECT_EQ(small.has_value() && small->share > 0, any_size) << operation << " " << shape;
     }
-    EXPECT_EQ(bar_of(shape_of("transpose_fp8", "M=32768,H=7168"), bytes(1e9), 1)->seconds, 0.13e-3);
-    EXPECT_FALSE(bar_of(shape_of("transpose_fp8", "M=32768,H=2048"), bytes(1e9), 1)->seconds.has_value());
+    EXPECT_EQ(target_of(shape_of("transpose_fp8", "M=32768,H=7168"), bytes(1e9), 1)->seconds, 0.13e-3);
+    EXPECT_FALSE(target_of(shape_of("transpose_fp8", "M=32768,H=2048"), bytes(1e9), 1)->seconds.has_value());
     for (const char* operation : {"route", "plan_dispatch"}) {
-        const auto bar = bar_of(shape_of(operation, "T=8192,E=256"), bytes(1e6), 1);
-        EXPECT_EQ(bar->seconds, 25e-6);
-        EXPECT_EQ(bar->launches, 2);
-        EXPECT_FALSE(bar_of(shape_of(operation, "T=4096,E=256"), bytes(1e6), 1).has_value());
+        const auto target = target_of(shape_of(operation, "T=8192,E=256"), bytes(1e6), 1);
+        EXPECT_EQ(target->seconds, 25e-6);
+        EXPECT_EQ(target->launches, 2);
+        EXPECT_FALSE(target_of(shape_of(operation, "T=4096,E=256"), bytes(1e6), 1).has_value());
     }
-    EXPECT_DOUBLE_EQ(bar_of(shape_of("dispatch", ""), bytes(1e9), 2)->share, 0.85);
-    EXPECT_DOUBLE_EQ(bar_of(shape_of("dispatch", ""), bytes(1e9), 4)->share, 0.90);
-    EXPECT_DOUBLE_EQ(bar_of(shape_of("dispatch", ""), bytes(1e9), 4)->peer, 1.35);
-    EXPECT_NEAR(bar_of(shape_of("combine", ""), bytes(1e9), 4)->share, 0.784, 1e-3);
-    // baselines, casts around the wire, what nobody asked for
+    EXPECT_DOUBLE_EQ(target_of(shape_of("dispatch", ""), bytes(1e9), 2)->share, 0.85);
+    EXPECT_DOUBLE_EQ(target_of(shape_of("dispatch", ""), bytes(1e9), 4)->share, 0.90);
+    EXPECT_DOUBLE_EQ(target_of(shape_of("dispatch", ""), bytes(1e9), 4)->peer, 1.35);
+    EXPECT_NEAR(target_of(shape_of("combine", ""), bytes(1e9), 4)->share, 0.784, 1e-3);
+    // baselines, casts around the wire, and operations without a target
     for (const auto& [operation, shape] : std::vector<std::pair<const char*, const char*>>{
              {"permute_pad", "fused=no"},
              {"unpermute_unpad", "fused=no"},
@@ -168,7 +168,7 @@ TEST(BenchBars, StandWhereTheyBelong) {
              {"quantize_columns", "layout=vec128"},
              {"swiglu", ""},
              {"gemm", ""}})
-        EXPECT_FALSE(bar_of(shape_of(operation, shape), bytes(1e9), 1).has_value()) << operation << shape;
+        EXPECT_FALSE(target_of(shape_of(operation, shape), bytes(1e9), 1).has_value()) << operation << shape;
 }
 
 TEST(BenchPeers, LinesAreRead) {
@@ -228,7 +228,7 @@ Row row_of(const std::string& operation, const std::string& shape, double share)
     row.ceiling_seconds = 100e-6;
     row.work = bytes(400e6);
     if (const auto family = family_of(at, 1)) row.family = family->name;
-    row.bar = bar_of(at, row.work, 1);
+    row.target = target_of(at, row.work, 1);
     return row;
 }
 Row with_peer(Row row, double seconds, bool comparable) {
@@ -262,7 +262,7 @@ TEST(BenchVerdicts, FollowFromBarsPeersAndBaselines) {
         {true, ""}, {{}, ""},         {false, "share"}, {false, "launches"}, {false, "time"}};
     ASSERT_EQ(rows.size(), wanted.size());
     for (size_t i = 0; i < rows.size(); ++i) {
-        EXPECT_EQ(rows[i].holds_bar, wanted[i].first) << i;
+        EXPECT_EQ(rows[i].meets_target, wanted[i].first) << i;
         EXPECT_EQ(rows[i].missed, wanted[i].second) << i;
     }
     EXPECT_EQ(baseline_of(rows[6], rows), &rows[7]);
@@ -273,9 +273,9 @@ TEST(BenchVerdicts, FollowFromBarsPeersAndBaselines) {
     const auto expect = [&](const std::string& part) {
         EXPECT_NE(table.find(part), std::string::npos) << part << "\n" << table;
     };
-    expect("11 rows, 9 with a bar: 3 hold it, 6 miss it (launches 1, peer 1, share 3, time 1)");
+    expect("11 rows, 9 with a target: 3 met, 6 missed (launches 1, peer 1, share 3, time 1)");
     expect("; 1 of 2 as fast as the fastest peer on such a GPU, or faster");
-    expect("misses: launches");
+    expect("missed: launches");
     expect(">= 92 %");
     expect("<= 25 us, <= 2 launches");
     expect(">= 80 % or 1.5x");
@@ -300,7 +300,7 @@ TEST(BenchPicture, ADotForEachRowAndAMarkForEachBar) {
     std::vector<Row> rows = {row_of("rms_norm", "", 0.93), row_of("rms_norm", "T=1", 0.91),
                              row_of("transpose_fp8", "H=2048", 0.9), row_of("swiglu", "", 0.5)};
     rows.push_back(row_of("rms_norm", "T=2", 0.3));
-    rows.back().bar.reset();  // a small shape
+    rows.back().target.reset();  // a small shape
     judge(rows);
     const std::string svg = suite_picture(
         rows, {.commit = "abc", .date = "2026-11-21T08:00:00Z", .machine = {.gpu = "NVIDIA H200"}});
@@ -309,7 +309,7 @@ TEST(BenchPicture, ADotForEachRowAndAMarkForEachBar) {
         for (size_t at = svg.find(part); at != std::string::npos; at = svg.find(part, at + 1)) ++found;
         return found;
     };
-    EXPECT_EQ(count("<circle "), 4u);                      // swiglu has no bar of its own
+    EXPECT_EQ(count("<circle "), 4u);                      // swiglu has no target of its own
     EXPECT_EQ(count("stroke-width=\"2.4\""), 2u);          // marks
     EXPECT_EQ(count(">1 of 2<") + count(">1 of 1<"), 2u);  // per line
     EXPECT_EQ(count(">FP8 transpose<"), 1u);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What stands behind `fp8flow bench` and needs no clock: suites whose every shape can be read, made-up
+// The parts of `fp8flow bench` that need no clock: suites whose every shape can be read, made-up
 // routing, distributions of rows, and the fresh copy that each set of tensors is.
-#include "model/bench/cases/product_error.h"
+#include "model/bench/cases/gemm_error.h"
 #include "model/bench/cases/routing.h"
 #include "model/bench/suite.h"
 
@@ -33,7 +33,7 @@ TEST(BenchSuites, EveryShapeCanBeRead) {
     }
 }
 
-// Address space without memory behind it: what is large is neither copied nor filled, so that shapes of a GPU
+// Address space without memory: what is large is neither copied nor filled, so that shapes of a GPU
 // can be set up here.
 class EmptyDevice final : public Device {
 public:
@@ -210,7 +210,7 @@ TEST(BenchBuffers, OtherSetsAreCopiesOfTheFirst) {
     }
 }
 
-// The product's error against double precision: rounding for the reference's result, and what was planted for
+// The GEMM's error against double precision: rounding for the reference's result, and what was planted for
 // a wrong one.
 TEST(BenchProductError, SeesAWrongGroupAndAWrongScale) {
     ReferenceOps ops;
@@ -219,13 +219,13 @@ TEST(BenchProductError, SeesAWrongGroupAndAWrongScale) {
     const RoutedRows routed = buffers.routed({100, 0, 70}, 128);
     const ScaledTensor a = buffers.fp8_input(DType::e4m3, {routed.capacity(), 256}, ScaleLayout::vec128),
                        b = buffers.fp8_input(DType::e4m3, {3, 256, 256}, ScaleLayout::block128);
-    const op::GroupedGemm product{
+    const op::GroupedGemm gemm{
         .a = a, .b = b, .groups = routed.groups, .d = buffers.zeros(DType::f32, {routed.capacity(), 256})};
-    EXPECT_DOUBLE_EQ(product_error(ops.device(), product), 1.0);  // still zeros
-    ops.grouped_gemm(product);
-    EXPECT_LE(product_error(ops.device(), product), 1e-12);
-    product.d.as<float>()[0] *= 2;  // the first entry is in the sample
-    EXPECT_GT(product_error(ops.device(), product), 1e-6);
+    EXPECT_DOUBLE_EQ(gemm_error(ops.device(), gemm), 1.0);  // still zeros
+    ops.grouped_gemm(gemm);
+    EXPECT_LE(gemm_error(ops.device(), gemm), 1e-12);
+    gemm.d.as<float>()[0] *= 2;  // the first entry is in the sample
+    EXPECT_GT(gemm_error(ops.device(), gemm), 1e-6);
 
     for (const ScaleLayout layout : {ScaleLayout::tile128, ScaleLayout::vec128, ScaleLayout::group_row}) {
         const op::GroupedGemmWgrad gradient{
@@ -237,9 +237,9 @@ TEST(BenchProductError, SeesAWrongGroupAndAWrongScale) {
             EXPECT_EQ(gradient.x.data.bytes_ptr()[5 * routed.capacity() + row], 0) << row;
         EXPECT_NE(gradient.x.data.bytes_ptr()[5 * routed.capacity() + 99], 0);
         ops.grouped_gemm_wgrad(gradient);
-        EXPECT_LE(product_error(ops.device(), gradient), 1e-12) << name_of(layout);
+        EXPECT_LE(gemm_error(ops.device(), gradient), 1e-12) << name_of(layout);
         gradient.x.scales.as<float>()[0] *= 2;
-        EXPECT_GT(product_error(ops.device(), gradient), 1e-6) << name_of(layout);
+        EXPECT_GT(gemm_error(ops.device(), gradient), 1e-6) << name_of(layout);
     }
 }
 

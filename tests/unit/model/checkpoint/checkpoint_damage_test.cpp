@@ -11,6 +11,10 @@
 #include <set>
 
 namespace fp8flow::test {
+
+using namespace data;
+using namespace checkpoint;
+
 namespace {
 
 namespace fs = std::filesystem;

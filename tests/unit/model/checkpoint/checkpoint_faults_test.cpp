@@ -13,6 +13,10 @@
 #include <set>
 
 namespace fp8flow::test {
+
+using namespace data;
+using namespace checkpoint;
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -38,7 +42,7 @@ uint32_t state_in(const CheckpointFolder& folder, int64_t step) {
     return crc;
 }
 
-// A trainer one step behind a published checkpoint of its first step, for one fault after the other.
+// A trainer one step after a published checkpoint of its first step, for one fault after the other.
 class CheckpointFaults : public testing::Test {
 protected:
     CheckpointFaults()
@@ -108,7 +112,7 @@ protected:
     uint32_t first_ = 0, second_ = 0;
 };
 
-// What was reported as saved survives a power cut, whether or not older ones are removed behind it.
+// What was reported as saved survives a power cut, whether or not older ones are removed after it.
 TEST_F(CheckpointFaults, SavedMeansOnTheDisk) {
     for (const int64_t keep : {0, 1}) {
         config_.checkpoint.most_recent_k = keep;

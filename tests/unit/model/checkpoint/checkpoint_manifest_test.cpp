@@ -8,6 +8,9 @@
 #include <gtest/gtest.h>
 
 namespace fp8flow {
+
+using namespace checkpoint;
+
 namespace {
 
 CheckpointManifest sample() {

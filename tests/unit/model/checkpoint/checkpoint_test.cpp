@@ -12,12 +12,15 @@
 #include <set>
 
 namespace fp8flow::test {
+
+using namespace checkpoint;
+
 namespace {
 
 namespace fs = std::filesystem;
 using Keys = std::vector<std::string>;
 
-// Everything that a step can leave behind: expert biases, delayed scales (in both blocks), moments.
+// All state of a step: expert biases, delayed scales (in both blocks), moments.
 Config config_of(Recipe recipe, int64_t expert_ranks, Keys keys = {}) {
     keys.insert(keys.begin(),
                 {fmt::format("parallel.expert_model_parallel_size={}", expert_ranks),
@@ -30,7 +33,7 @@ Config resuming(Config config, const std::string& load = "auto") {
     return config;
 }
 
-// The losses of `whole` behind its first `skipped` steps are those of `rest`, and so are weights, moments,
+// The losses of `whole` after its first `skipped` steps are those of `rest`, and so are weights, moments,
 // gradients and biases.
 void expect_rest(const TrainingRun& whole, const TrainingRun& rest, size_t skipped) {
     ASSERT_EQ(rest.steps.size() + skipped, whole.steps.size());
@@ -61,7 +64,7 @@ TEST_P(CheckpointRecipes, TwoHalvesAreTheWholeBitForBit) {
         Config plain = config;
         plain.checkpoint.save_interval = 0;
         const TrainingRun whole = train_with_checkpoints(plain, layout.ranks, {folder.path(), 2 * half});
-        // Ends some steps behind its last checkpoint.
+        // Ends some steps after its last checkpoint.
         const TrainingRun first = train_with_checkpoints(config, layout.ranks, {folder.path(), half + 2});
         EXPECT_EQ(first.steps.back().lm_loss, whole.steps[static_cast<size_t>(half) + 1].lm_loss);
         EXPECT_TRUE(fs::exists(folder.path(checkpoint_name(half) + "/manifest.json")));
@@ -76,7 +79,7 @@ INSTANTIATE_TEST_SUITE_P(Recipes, CheckpointRecipes,
                          [](const auto& info) { return std::string(recipe_name(info.param)); });
 
 // In the invariant order the number of ranks that share the experts changes no bit of a forward: the loss
-// behind the change is that of the run without it. (Later ones differ by the order in which replicas of an
+// after the change is that of the run without it. (Later ones differ by the order in which replicas of an
 // expert add their gradients.) Saved again, the state is the same.
 TEST(Checkpoint, AnotherNumberOfRanksShareTheExpertsAfterwards) {
     const Keys keys = {"moe.moe_combine_order=invariant", "training.micro_batch_size=1"};

@@ -10,6 +10,9 @@
 #include <vector>
 
 namespace fp8flow {
+
+using namespace data;
+
 namespace {
 
 using Ids = std::vector<int64_t>;

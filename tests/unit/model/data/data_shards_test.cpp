@@ -13,6 +13,9 @@
 #include <vector>
 
 namespace fp8flow {
+
+using namespace data;
+
 namespace {
 
 using Ids = std::vector<int64_t>;
@@ -104,7 +107,7 @@ TEST(Shards, HoldsTheLargestIdsOfEachWidth) {
     EXPECT_EQ(std::count(seen.begin(), seen.end(), 2147483646), 1);
 }
 
-// Each broken train shard lies beside a good held-out one; the error must name the file and say what is
+// Each broken train shard is next to a good held-out one; the error must name the file and say what is
 // wrong.
 TEST(Shards, RefusesBrokenShards) {
     const Ids good = iota(0, 40);

@@ -14,6 +14,9 @@
 #include <vector>
 
 namespace fp8flow {
+
+using namespace data;
+
 namespace {
 
 using Paths = std::vector<std::string>;

@@ -12,6 +12,9 @@
 #include <random>
 
 namespace fp8flow {
+
+using namespace plan;
+
 namespace {
 
 constexpr int64_t kTokens = 128;

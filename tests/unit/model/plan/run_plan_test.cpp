@@ -15,6 +15,9 @@
 #include <set>
 
 namespace fp8flow {
+
+using namespace plan;
+
 namespace {
 
 Config shipped(const std::string& name, const std::vector<std::string>& overrides = {}) {
@@ -71,7 +74,7 @@ TEST(RunPlan, DenseLayersAndTiedHead) {
     EXPECT_EQ(total_of(config, "head"), 0);
 }
 
-// Counted product by product: every weight meets a token once, an expert's for each of its K experts.
+// Counted GEMM by GEMM: every weight multiplies a token once, an expert's for each of its K experts.
 TEST(RunPlan, FlopsPerTokenByHand) {
     const Config config = parse_config(
         "model: {num_layers: 2, hidden_size: 256, num_attention_heads: 4, num_query_groups: 2, kv_channels: "
@@ -104,7 +107,7 @@ TEST(RunPlan, SavedBytesPerRoutedRow) {
         return saved_activation_bytes(with_recipe(config, recipe), 0, recompute).per_row;
     };
     using enum RecomputeGranularity;
-    constexpr double kSource = 4;  // beside the published figures: where a row came from
+    constexpr double kSource = 4;  // not in the published figures: the source of a row
     EXPECT_EQ(row(Recipe::bf16, {}), 26628 + kSource);
     EXPECT_EQ(row(Recipe::fp8_blockwise, {}), 17700 + kSource);
     EXPECT_EQ(row(Recipe::fp8_flow, {}), 17700 + kSource);

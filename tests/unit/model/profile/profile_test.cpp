@@ -9,6 +9,9 @@
 #include <nlohmann/json.hpp>
 
 namespace fp8flow {
+
+using namespace profile;
+
 namespace {
 
 using nlohmann::json;
@@ -93,7 +96,7 @@ TEST(Profile, RowsCountOneLayerAndEveryMomentOnce) {
     ASSERT_NE(fc1, nullptr);
     EXPECT_EQ(fc1->bytes, 16 + 20);  // the exchange lies in fc1 here
     EXPECT_EQ(fc1->flops, 103);
-    EXPECT_EQ(fc1->product_flops, 100);
+    EXPECT_EQ(fc1->gemm_flops, 100);
     EXPECT_EQ(fc1->wire_bytes, 8);
     EXPECT_EQ(fc1->casts, 0);
     const ProfileRow* cast = find(samples.rows, "cast", "forward");

@@ -8,6 +8,9 @@
 #include <ctime>
 
 namespace fp8flow {
+
+using namespace report;
+
 namespace {
 
 std::chrono::system_clock::time_point local_time(int year, int month, int day, int hour, int minute,

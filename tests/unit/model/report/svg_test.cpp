@@ -16,6 +16,9 @@
 #include <vector>
 
 namespace fp8flow {
+
+using namespace report;
+
 namespace {
 
 using Values = std::vector<double>;

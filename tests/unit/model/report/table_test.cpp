@@ -10,6 +10,9 @@
 #include <limits>
 
 namespace fp8flow {
+
+using namespace report;
+
 namespace {
 
 TEST(Table, AlignsNumbersRightAndNamesLeft) {

@@ -11,6 +11,9 @@
 #include <vector>
 
 namespace fp8flow {
+
+using namespace report;
+
 namespace {
 
 std::string hex(const std::string& bytes) {

@@ -227,7 +227,7 @@ TEST(Recompute, CastsPerMoeLayer) {
     }
 }
 
-// The second step finds all memory in place, also behind an evaluation.
+// The second step finds all memory in place, also after an evaluation.
 TEST(Recompute, ASecondStepAllocatesNothing) {
     for (const char* modules : {"none", "full", "core_attn, layernorm, moe_expert", "moe"}) {
         const std::string name = modules;
@@ -256,7 +256,7 @@ TEST(Recompute, ASecondStepAllocatesNothing) {
             EXPECT_EQ(trainer.allocations(), warm) << name;
             trainer.evaluate(1);
             trainer.run_step();
-            EXPECT_EQ(trainer.allocations(), warm) << name << ", behind an evaluation";
+            EXPECT_EQ(trainer.allocations(), warm) << name << ", after an evaluation";
         });
     }
 }

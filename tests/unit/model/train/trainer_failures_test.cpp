@@ -23,7 +23,7 @@ int64_t total_redone(const TrainingRun& run) {
     return redone;
 }
 
-// Two MoE layers, three of four choices on rank 0's experts: an overflow leaves garbage behind for layer 1.
+// Two MoE layers, three of four choices on rank 0's experts: an overflow leaves garbage for layer 1.
 // Delayed scales, expert bias and moments must come out as if it had never happened.
 TEST(TrainingTransaction, OverflowIsRedoneAndNothingIsLost) {
     for (Recipe recipe : kRecipes) {
@@ -156,7 +156,7 @@ TEST(TrainingTransaction, NanInAWeightStopsTheStep) {
     }
 }
 
-// Finite weights whose products are not: the gradients, or only the sum of their squares.
+// Finite weights with results that are not: the gradients, or only the sum of their squares.
 TEST(TrainingTransaction, WhatExplodesIsNamedAndNotApplied) {
     const struct {
         const char *weight, *message;

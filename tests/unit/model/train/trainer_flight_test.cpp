@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The host runs one step ahead of the results that it reads: nothing changes by it, a warm step stops the
-// host nowhere, and a step that must be redone is redone with the one behind it. What makes a step fail at
+// host nowhere, and a step that must be redone is redone with the one after it. What makes a step fail at
 // all is in trainer_failures_test.cpp.
 #include "model/train/trainer.h"
 
@@ -118,7 +118,7 @@ std::vector<int64_t> busiest_rows(const Config& config, int64_t steps) {
     return rows;
 }
 
-// The router moves, and one day a rank gets more rows than fit, with the next step in flight behind it. The
+// The router moves, and one day a rank gets more rows than fit, with the next step in flight. The
 // steps before it are not touched, it is redone once, and the run equals one with ample room.
 TEST(StepsInFlight, AnOverflowOnTheWayIsRedoneWithTheStepBehindIt) {
     constexpr int64_t kSteps = 6, kTokens = 256;
@@ -190,7 +190,7 @@ TEST(StepsInFlight, ARedoneStepIsObservedOnce) {
     }
 }
 
-// The gradients of the step behind a bad one are not the ones to blame: the same message as when steps are
+// The gradients of the step after a bad one are not the ones to blame: the same message as when steps are
 // run one by one.
 TEST(StepsInFlight, TheRightStepAndGradientAreNamed) {
     const Config config = test_config(Recipe::bf16);

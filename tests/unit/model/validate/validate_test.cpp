@@ -7,6 +7,9 @@
 #include "tests/support/training.h"
 
 namespace fp8flow {
+
+using namespace validate;
+
 namespace {
 
 TEST(Validate, EmaIsTheCorrectedWeightedMean) {
@@ -59,17 +62,17 @@ TEST(Validate, WarmUpIsLeftOutOfTheVerdictOnly) {
 }
 
 TEST(Validate, JudgementAtItsEdges) {
-    const double bar = 0.0025;
-    EXPECT_EQ(judge(bar, 0.0, bar), Verdict::pass);
-    EXPECT_EQ(judge(std::nextafter(bar, 1.0), 0.0, bar), Verdict::miss);
-    EXPECT_EQ(judge(0.0, bar / 2, bar), Verdict::pass);
-    EXPECT_EQ(judge(0.0, std::nextafter(bar / 2, 1.0), bar), Verdict::inconclusive);
-    EXPECT_EQ(judge(1.0, bar, bar), Verdict::inconclusive);
-    EXPECT_EQ(judge(bar, std::nullopt, bar), Verdict::pass);  // no control arm, no noise floor
-    EXPECT_EQ(judge(2 * bar, std::nullopt, bar), Verdict::miss);
+    const double limit = 0.0025;
+    EXPECT_EQ(judge(limit, 0.0, limit), Verdict::pass);
+    EXPECT_EQ(judge(std::nextafter(limit, 1.0), 0.0, limit), Verdict::miss);
+    EXPECT_EQ(judge(0.0, limit / 2, limit), Verdict::pass);
+    EXPECT_EQ(judge(0.0, std::nextafter(limit / 2, 1.0), limit), Verdict::inconclusive);
+    EXPECT_EQ(judge(1.0, limit, limit), Verdict::inconclusive);
+    EXPECT_EQ(judge(limit, std::nullopt, limit), Verdict::pass);  // no control arm, no noise floor
+    EXPECT_EQ(judge(2 * limit, std::nullopt, limit), Verdict::miss);
     // a curve that is not a number never passes
-    EXPECT_EQ(judge(std::nan(""), 0.0, bar), Verdict::miss);
-    EXPECT_EQ(judge(0.0, std::nan(""), bar), Verdict::inconclusive);
+    EXPECT_EQ(judge(std::nan(""), 0.0, limit), Verdict::miss);
+    EXPECT_EQ(judge(0.0, std::nan(""), limit), Verdict::inconclusive);
     EXPECT_STREQ(name_of(Verdict::pass), "pass");
     EXPECT_STREQ(name_of(Verdict::miss), "miss");
     EXPECT_STREQ(name_of(Verdict::inconclusive), "inconclusive");

@@ -14,6 +14,9 @@
 #include <set>
 
 namespace fp8flow {
+
+using namespace weights;
+
 namespace {
 
 using test::at;

@@ -14,6 +14,9 @@
 #include <sstream>
 
 namespace fp8flow {
+
+using namespace weights;
+
 namespace {
 
 using test::at;

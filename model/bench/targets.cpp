@@ -1,76 +1,80 @@
 // SPDX-License-Identifier: MIT
-// The table of bars.
-#include "model/bench/bars.h"
+// The table of targets.
+#include "model/bench/targets.h"
 
 #include "model/report/table.h"
 
 namespace fp8flow::bench {
 
+using namespace report;
+
 namespace {
 
-std::optional<Bar> at_least(const char* name, double share) { return Bar{.name = name, .share = share}; }
+std::optional<Target> at_least(const char* name, double share) {
+    return Target{.name = name, .share = share};
+}
 
-std::optional<Bar> norm_bar(const Shape& shape) {
+std::optional<Target> norm_target(const Shape& shape) {
     const bool transposed = shape.word("transposed") != "no", tensor = shape.word("fp8") == "tensor";
-    if (transposed) return Bar{.name = "RMSNorm -> FP8 + transposed FP8", .share = 0.80, .gain = 1.5};
+    if (transposed) return Target{.name = "RMSNorm -> FP8 + transposed FP8", .share = 0.80, .gain = 1.5};
     if (shape.yes("y")) return at_least("RMSNorm -> FP8 + BF16", 0.88);
     return at_least(tensor ? "RMSNorm -> FP8, one scale" : "RMSNorm -> FP8, 1x128", 0.90);
 }
 
-std::optional<Bar> transpose_bar(const Shape& shape) {
-    Bar bar{.name = "FP8 transpose", .share = 0.88};
-    if (shape.number("M") == 32768 && shape.number("H") == 7168) bar.seconds = 0.13e-3;
-    return bar;
+std::optional<Target> transpose_target(const Shape& shape) {
+    Target target{.name = "FP8 transpose", .share = 0.88};
+    if (shape.number("M") == 32768 && shape.number("H") == 7168) target.seconds = 0.13e-3;
+    return target;
 }
 
-std::optional<Bar> columns_bar(const Shape& shape) {
+std::optional<Target> columns_target(const Shape& shape) {
     if (shape.word("layout") != "group_row") return {};
     if (shape.number("G") == 1) return at_least("columns, one group (one pass)", 0.70);
     return at_least(shape.number("H2") > 0 ? "columns per group, two operands" : "columns per group", 0.85);
 }
 
-std::optional<Bar> rows_bar(const Shape& shape) {
+std::optional<Target> rows_target(const Shape& shape) {
     if (shape.word("layout") == "row") return at_least("rows per group", 0.85);
     if (shape.word("layout").starts_with("vec128")) return at_least("quantise rows 1x128", 0.92);
     return {};
 }
 
-std::optional<Bar> weight_bar(const Shape& shape) {
+std::optional<Target> weight_target(const Shape& shape) {
     if (shape.word("layout") == "mx32" && !shape.yes("fprop")) return at_least("MXFP8 3-D columns", 0.85);
     if (shape.word("layout") == "block128" && shape.yes("dgrad"))
         return at_least("weights 128x128 + transposed", 0.90);
     return {};
 }
 
-std::optional<Bar> routing_bar(const char* name, const Shape& shape) {
+std::optional<Target> routing_target(const char* name, const Shape& shape) {
     if (shape.number("T") != 8192 || shape.number("E") != 256) return {};
-    return Bar{.name = name, .seconds = 25e-6, .launches = 2};
+    return Target{.name = name, .seconds = 25e-6, .launches = 2};
 }
 
-// Between GPUs the ceiling is the larger of wire and memory. Of combine, 1.02 times the wire part at 88 % of
-// its ceiling, and 10 % more. Times are asked for at T=4096 in a DeepSeek-V3 layer on four GPUs; of calls on
-// a part of a GPU nothing.
-std::optional<Bar> exchange_bar(const std::string& operation, const Shape& shape, int64_t ranks) {
+// Between GPUs the ceiling is the larger of wire and memory. combine: 1.02 times the wire part at 88 % of its
+// ceiling, plus 10 %. Times apply to T=4096 in a DeepSeek-V3 layer on four GPUs. Calls limited to a part of
+// the SMs have no target.
+std::optional<Target> exchange_target(const std::string& operation, const Shape& shape, int64_t ranks) {
     if (shape.number("sms") > 0) return {};
     const bool stated = ranks == 4 && shape.number("T") == 4096 && shape.number("E") == 256 &&
                         shape.number("K") == 8 && shape.number("H") == 7168;
     if (operation == "dispatch") {
         if (shape.word("wire") == "fp8_casts") return {};
         if (ranks == 1) return at_least("dispatch, one GPU", 0.88);
-        Bar bar{.name = "dispatch", .share = ranks == 2 ? 0.85 : 0.90, .peer = 1.35};
-        if (stated && shape.word("wire") == "fp8") bar.seconds = 275e-6;
-        return bar;
+        Target target{.name = "dispatch", .share = ranks == 2 ? 0.85 : 0.90, .peer = 1.35};
+        if (stated && shape.word("wire") == "fp8") target.seconds = 275e-6;
+        return target;
     }
     if (ranks > 1 && shape.word("part") == "sent") return at_least("combine, the wire alone", 0.88);
     if (ranks == 1) return at_least("combine, one GPU", 0.88);
-    Bar bar{.name = "combine", .share = 0.88 / (1.02 * 1.10), .peer = 1.15};
-    if (stated) bar.seconds = 520e-6;
-    return bar;
+    Target target{.name = "combine", .share = 0.88 / (1.02 * 1.10), .peer = 1.15};
+    if (stated) target.seconds = 520e-6;
+    return target;
 }
 
 }  // namespace
 
-std::string Bar::text() const {
+std::string Target::text() const {
     std::string text;
     const auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
     if (share > 0)
@@ -80,17 +84,17 @@ std::string Bar::text() const {
     return text;
 }
 
-std::optional<Bar> family_of(const Shape& shape, int64_t ranks) {
+std::optional<Target> family_of(const Shape& shape, int64_t ranks) {
     const std::string& operation = shape.operation();
     if (shape.has("fused") && !shape.yes("fused")) return {};  // the baseline of a fused form
     if (operation == "rms_norm") return at_least("RMSNorm", 0.92);
-    if (operation == "rms_norm_quantize") return norm_bar(shape);
+    if (operation == "rms_norm_quantize") return norm_target(shape);
     if (operation == "rms_norm_backward") return at_least("RMSNorm backward", 0.88);
-    if (operation == "quantize_rows") return rows_bar(shape);
-    if (operation == "quantize_columns") return columns_bar(shape);
-    if (operation == "quantize_weight") return weight_bar(shape);
+    if (operation == "quantize_rows") return rows_target(shape);
+    if (operation == "quantize_columns") return columns_target(shape);
+    if (operation == "quantize_weight") return weight_target(shape);
     if (operation == "adamw_quantize") return at_least("AdamW + both FP8 copies", 0.90);
-    if (operation == "transpose_fp8") return transpose_bar(shape);
+    if (operation == "transpose_fp8") return transpose_target(shape);
     if (operation == "swiglu_quantize") return at_least("SwiGLU x prob -> FP8", 0.90);
     if (operation == "swiglu_backward_quantize") return at_least("SwiGLU backward -> FP8", 0.88);
     if (operation == "permute_pad")
@@ -99,25 +103,25 @@ std::optional<Bar> family_of(const Shape& shape, int64_t ranks) {
                             : "permute + pad, BF16",
                         0.88);
     if (operation == "unpermute_unpad") return at_least("unpermute + unpad", 0.88);
-    if (operation == "route") return routing_bar("router from logits", shape);
-    if (operation == "plan_dispatch") return routing_bar("dispatch plan", shape);
-    if (operation == "dispatch" || operation == "combine") return exchange_bar(operation, shape, ranks);
+    if (operation == "route") return routing_target("router from logits", shape);
+    if (operation == "plan_dispatch") return routing_target("dispatch plan", shape);
+    if (operation == "dispatch" || operation == "combine") return exchange_target(operation, shape, ranks);
     if (operation == "cross_entropy") return at_least("cross-entropy", 0.85);
     if (operation == "embedding" || operation == "embedding_backward") return at_least("embedding", 0.85);
     if (operation == "norm_squared") return at_least("gradient norm", 0.85);
     return {};
 }
 
-std::optional<Bar> bar_of(const Shape& shape, const Work& work, int64_t ranks) {
-    std::optional<Bar> bar = family_of(shape, ranks);
-    if (!bar) return {};
-    const bool any_size = bar->name == "MXFP8 3-D columns";  // one expert must be as fast as many
+std::optional<Target> target_of(const Shape& shape, const Work& work, int64_t ranks) {
+    std::optional<Target> target = family_of(shape, ranks);
+    if (!target) return {};
+    const bool any_size = target->name == "MXFP8 3-D columns";  // one expert must be as fast as many
     if (work.bytes() < kLargeEnough && !any_size) {
-        bar->share = 0;
-        bar->gain.reset();
-        if (!bar->seconds && !bar->launches) return {};
+        target->share = 0;
+        target->gain.reset();
+        if (!target->seconds && !target->launches) return {};
     }
-    return bar;
+    return target;
 }
 
 }  // namespace fp8flow::bench

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Fetching samples of operands from the device, and their product in double precision.
-#include "model/bench/cases/product_error.h"
+// Fetches samples of operands from the device and multiplies them in double precision.
+#include "model/bench/cases/gemm_error.h"
 
 #include "kernels/core/scalar_math.h"
 #include "kernels/core/stream.h"
@@ -32,7 +32,7 @@ double decoded(const uint8_t* bytes, DType dtype, int64_t i) {
         case DType::e4m3: return to_float(element<E4m3>(bytes, i));
         case DType::e5m2: return to_float(element<E5m2>(bytes, i));
         case DType::e8m0: return e8m0_to_float(bytes[i]);
-        default: fail(ExitCode::internal, "no product has operands of {}", name_of(dtype));
+        default: fail(ExitCode::internal, "no GEMM has operands of {}", name_of(dtype));
     }
 }
 
@@ -65,7 +65,7 @@ public:
                 decoded(bytes.data(), tensor_.data.dtype, i) * scale(row, first + i);
         return values;
     }
-    // Rows [first, first + count) of a stored column; asked for with the same rows each time.
+    // Rows [first, first + count) of a stored column; every call has the same rows.
     Values across(int64_t column, int64_t first, int64_t count) {
         if (block_.empty())
             block_ = fetch(device_, tensor_.data, (offset() + first) * columns_, count * columns_);
@@ -112,7 +112,7 @@ private:
 };
 
 double dot(const Values& a, const Values& b) {
-    constexpr std::size_t kLanes = 8;  // sums that do not wait for each other
+    constexpr std::size_t kLanes = 8;  // independent sums
     double sums[kLanes] = {};
     std::size_t i = 0;
     for (; i + kLanes <= a.size(); i += kLanes)
@@ -165,7 +165,7 @@ Group largest_group(Device& device, const RowGroups& groups) {
 
 }  // namespace
 
-double product_error(Device& device, const op::Gemm& args) {
+double gemm_error(Device& device, const op::Gemm& args) {
     Matrix a(device, args.a, 0), b(device, args.b, 0);
     const bool a_across = args.form == op::GemmForm::tn, b_across = args.form != op::GemmForm::nt;
     const int64_t k = args.a.data.dim(a_across ? 0 : 1);
@@ -175,7 +175,7 @@ double product_error(Device& device, const op::Gemm& args) {
         [&](int64_t j) { return b_across ? b.across(j, 0, k) : b.along(j, 0, k); });
 }
 
-double product_error(Device& device, const op::GroupedGemm& args) {
+double gemm_error(Device& device, const op::GroupedGemm& args) {
     const Group group = largest_group(device, args.groups);
     Matrix a(device, args.a, 0), b(device, args.b, group.index);
     const int64_t k = args.a.data.dim(1);
@@ -184,7 +184,7 @@ double product_error(Device& device, const op::GroupedGemm& args) {
         [&](int64_t j) { return args.form == op::GemmForm::nn ? b.across(j, 0, k) : b.along(j, 0, k); });
 }
 
-double product_error(Device& device, const op::GroupedGemmWgrad& args) {
+double gemm_error(Device& device, const op::GroupedGemmWgrad& args) {
     const Group group = largest_group(device, args.groups);
     const bool fp8 = is_fp8(args.x.data.dtype);
     const auto values = [&](Matrix& of, const Group& rows, int64_t i) {
@@ -198,7 +198,7 @@ double product_error(Device& device, const op::GroupedGemmWgrad& args) {
         second_x.emplace(device, args.second.x, group.index);
         second = group_at(device, args.second.groups, group.index);
     }
-    // contractions one behind the other
+    // contractions one after the other
     const auto all_values = [&](Matrix& of, std::optional<Matrix>& more, int64_t i) {
         Values all = values(of, group, i);
         if (more) {
