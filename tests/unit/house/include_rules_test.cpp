@@ -70,8 +70,7 @@ Rooms make_rooms() {
          {hopper + "/device", hopper + "/runtime", hopper + "/attention/cudnn.h",
           hopper + "/gemm/cublaslt/cublaslt.h"}},
         {hopper + "/gemm", family},
-        // temporary, until tensor maps live in runtime/tensor_map.h: gemm/sm90/pipeline.h
-        {hopper + "/quantize", family + Entries{hopper + "/gemm/sm90/pipeline.h"}},
+        {hopper + "/quantize", family},
         {hopper + "/norm", family + Entries{hopper + "/quantize"}},
         {hopper + "/swiglu", family},
         {hopper + "/router", family + Entries{hopper + "/gemm"}},
