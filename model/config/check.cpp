@@ -212,7 +212,7 @@ private:
              "scales (or set moe_scaling_aware_transpose: false)");
         rule(!p.moe_delay_wgrad_compute || p.fp8_wgrad,
              {"precision.moe_delay_wgrad_compute", "precision.fp8_wgrad"},
-             "got true, want false with fp8_wgrad: false: its BF16 operands are not kept");
+             "got true, want false with fp8_wgrad: false, since BF16 operands are not kept");
         const auto legal = legal_alignments(p.recipe);
         rule(std::find(legal.begin(), legal.end(), c_.moe.moe_row_alignment) != legal.end(),
              {"moe.moe_row_alignment", "precision.recipe"},
