@@ -55,13 +55,13 @@ double Ceilings::traffic_seconds(int64_t bytes_read, int64_t bytes_written) {
     return found->second = best;
 }
 
-const ProductRate& Ceilings::product(ProductKind kind) {
-    const auto [found, unknown] = products_.try_emplace(kind);
+const GemmRate& Ceilings::gemm(GemmKind kind) {
+    const auto [found, unknown] = gemms_.try_emplace(kind);
     if (!unknown) return found->second;
     Device& device = meter_.device();
     Arena arena(device, "ceilings");
     const auto operand = [&](uint64_t seed) {
-        if (kind == ProductKind::bf16) {
+        if (kind == GemmKind::bf16) {
             const TensorView values = arena.tensor(DType::bf16, {side_, side_}, "operand");
             fill_random(device, values, {.seed = seed});
             return ScaledTensor{values, {}, ScaleLayout::none};

@@ -13,10 +13,10 @@
 
 namespace fp8flow {
 
-enum class ProductKind : uint8_t { bf16, fp8 };  // fp8: E4M3 with one scale per operand
+enum class GemmKind : uint8_t { bf16, fp8 };  // fp8: E4M3 with one scale per operand
 
 // FLOP/s
-struct ProductRate {
+struct GemmRate {
     double burst = 0;
     double sustained = 0;
 };
@@ -37,7 +37,7 @@ public:
 
     // Seconds that moving so many bytes takes, cache cold. Known counts are not measured again.
     double traffic_seconds(int64_t bytes_read, int64_t bytes_written);
-    const ProductRate& product(ProductKind kind);
+    const GemmRate& gemm(GemmKind kind);
     int64_t side() const { return side_; }
 
 private:
@@ -46,7 +46,7 @@ private:
     int64_t side_;
     RandomFiller filler_;
     std::map<std::pair<int64_t, int64_t>, double> traffic_;
-    std::map<ProductKind, ProductRate> products_;
+    std::map<GemmKind, GemmRate> gemms_;
 };
 
 }  // namespace fp8flow

@@ -8,7 +8,7 @@
 namespace fp8flow {
 
 // Which part of the machine bounds an op's arithmetic.
-enum class Unit : uint8_t { vector, bf16_product, fp8_product };
+enum class Unit : uint8_t { vector, bf16_mma, fp8_mma };
 
 // Bytes an op must move between memory and chip and floating-point operations it must do, from its shapes (of
 // routed rows, the valid ones where the host knows them, RowGroups::known_rows, or else the row capacity).

@@ -60,7 +60,7 @@ void check(const op::Attention& args) {
 }
 OpCost cost(const op::Attention& args) {
     return with_writes({bytes_of({args.q, args.k, args.v, args.o, args.lse}),
-                        2 * 2 * causal_gemm(args.q, args.seq_length), Unit::bf16_product},
+                        2 * 2 * causal_gemm(args.q, args.seq_length), Unit::bf16_mma},
                        bytes_of({args.o, args.lse}));
 }
 
@@ -75,7 +75,7 @@ void check(const op::AttentionBackward& args) {
 OpCost cost(const op::AttentionBackward& args) {
     return with_writes(
         {bytes_of({args.dout, args.q, args.k, args.v, args.o, args.lse, args.dq, args.dk, args.dv}),
-         5 * 2 * causal_gemm(args.q, args.seq_length), Unit::bf16_product},
+         5 * 2 * causal_gemm(args.q, args.seq_length), Unit::bf16_mma},
         bytes_of({args.dq, args.dk, args.dv}));
 }
 

@@ -55,7 +55,7 @@ double gemm_flops(int64_t m, int64_t n, int64_t k) {
 }
 
 Unit unit_of(const ScaledTensor& operand) {
-    return is_fp8(operand.data.dtype) ? Unit::fp8_product : Unit::bf16_product;
+    return is_fp8(operand.data.dtype) ? Unit::fp8_mma : Unit::bf16_mma;
 }
 
 double operand_bytes(const ScaledTensor& operand) { return bytes_of({operand.data, operand.scales}); }

@@ -60,7 +60,7 @@ void check(const op::RouterLogits& args) { check_projection(args.x, args.weight,
 OpCost cost(const op::RouterLogits& args) {
     return with_writes({.bytes = bytes_of({args.x, args.weight, args.logits}),
                         .flops = 2 * product(args.x.dim(0), args.x.dim(1), args.weight.dim(0)),
-                        .unit = Unit::bf16_product},
+                        .unit = Unit::bf16_mma},
                        bytes_of({args.logits}));
 }
 
@@ -79,7 +79,7 @@ OpCost cost(const op::RouterLogitsBackward& args) {
     return with_writes(
         {.bytes = bytes_of({args.dlogits, args.x, args.weight, args.dx_in, args.dx, args.dweight}),
          .flops = 4 * product(args.x.dim(0), args.x.dim(1), args.weight.dim(0)),
-         .unit = Unit::bf16_product},
+         .unit = Unit::bf16_mma},
         bytes_of({args.dx, args.dweight}));
 }
 

@@ -214,8 +214,8 @@ void Runner::add_ceiling(Row& row, const Case& what) {
         largest(ceilings_->traffic_seconds(bytes(row.work.bytes_read), bytes(row.work.bytes_written)));
     double computing = 0;
     if (row.work.unit != Unit::none) {
-        const ProductKind kind = row.work.unit == Unit::fp8 ? ProductKind::fp8 : ProductKind::bf16;
-        computing = largest(row.work.flops / ceilings_->product(kind).burst);
+        const GemmKind kind = row.work.unit == Unit::fp8 ? GemmKind::fp8 : GemmKind::bf16;
+        computing = largest(row.work.flops / ceilings_->gemm(kind).burst);
     }
     if (moving <= 0 && computing <= 0 && sending <= 0) return;
     row.ceiling_seconds = std::max({moving, computing, sending});

@@ -58,8 +58,8 @@ double ProfileCeilings::seconds_of(const OpCall& call, double wire_bytes) {
     const OpCost& cost = call.cost;
     double arithmetic = 0;
     if (cost.unit != Unit::vector && cost.flops > 0) {
-        const ProductKind kind = cost.unit == Unit::fp8_product ? ProductKind::fp8 : ProductKind::bf16;
-        arithmetic = cost.flops / ceilings_.product(kind).burst;
+        const GemmKind kind = cost.unit == Unit::fp8_mma ? GemmKind::fp8 : GemmKind::bf16;
+        arithmetic = cost.flops / ceilings_.gemm(kind).burst;
     }
     const double rate = std::max(peers_.load, peers_.store);
     return std::max({traffic_seconds(cost), arithmetic, rate > 0 ? wire_bytes / rate : 0.0});
@@ -71,8 +71,8 @@ MachineRates ProfileCeilings::rates() {
             .bytes_per_second =
                 2 * half /
                 traffic_seconds({.bytes = 2 * half, .flops = 0, .unit = Unit::vector, .written = half}),
-            .bf16_flops = ceilings_.product(ProductKind::bf16).burst,
-            .fp8_flops = ceilings_.product(ProductKind::fp8).burst,
+            .bf16_flops = ceilings_.gemm(GemmKind::bf16).burst,
+            .fp8_flops = ceilings_.gemm(GemmKind::fp8).burst,
             .peer_load = peers_.load,
             .peer_store = peers_.store,
             .no_peers = no_peers_};

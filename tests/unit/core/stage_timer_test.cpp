@@ -52,8 +52,7 @@ struct Fixture {
         }
         auto shared = stage("shared expert");
         auto fc1 = stage("fc1");
-        timer.op_called(
-            {.op = "grouped_gemm", .cost = {.bytes = 1, .flops = 64, .unit = Unit::bf16_product}});
+        timer.op_called({.op = "grouped_gemm", .cost = {.bytes = 1, .flops = 64, .unit = Unit::bf16_mma}});
     }
 };
 
@@ -185,7 +184,7 @@ TEST(StageTimer, OpsReportTheirCostsByRowsThatAreKnown) {
         EXPECT_EQ(cost.flops, 2 * rows * 128 * 256);
         EXPECT_EQ(cost.bytes, 2 * (rows * 256 + 2 * 128 * 256 + rows * 128));
         EXPECT_EQ(cost.written, 2 * rows * 128);
-        EXPECT_EQ(cost.unit, Unit::bf16_product);
+        EXPECT_EQ(cost.unit, Unit::bf16_mma);
         EXPECT_FALSE(f.timer.calls()[i].call.cast);
     }
 }

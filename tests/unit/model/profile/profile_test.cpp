@@ -42,7 +42,7 @@ void play_step(StageTimer& timer) {
             auto part = scope(timer, StageLevel::part, kMoeLayer);
             auto fc1 = scope(timer, StageLevel::stage, "fc1");
             timer.op_called(
-                {.op = "grouped_gemm", .cost = {.bytes = 10, .flops = 100, .unit = Unit::fp8_product}});
+                {.op = "grouped_gemm", .cost = {.bytes = 10, .flops = 100, .unit = Unit::fp8_mma}});
             timer.op_called({.op = "add", .cost = {.bytes = 6, .flops = 3}});
             if (std::string(direction) == "backward") continue;
             auto cast = scope(timer, StageLevel::stage, "cast");
