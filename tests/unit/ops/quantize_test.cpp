@@ -320,6 +320,36 @@ TEST(QuantizeDual, EqualsRowsAndColumnsAndIsOneCast) {
         }
 }
 
+// fp8_rowwise: a backend may take the column kernels instead of its own form of both, for any groups.
+TEST(QuantizeDual, RowwiseHasTheBitsOfRowsThenColumns) {
+    ReferenceOps ops;
+    for (const ScaleFormat format : {ScaleFormat::pow2, ScaleFormat::fp32})
+        for (const DType code : {DType::e4m3, DType::e5m2}) {
+            const GroupsFixture groups({0, 300, 1, 0, 17, 128, 513, 0}, 16, 32);
+            const int64_t src_base = 64, base = 128, m = groups.capacity(), n = groups.num_groups(),
+                          cols = 160;
+            HostTensor src(DType::bf16, {m + src_base, cols});
+            fill_hard(src, 21);
+            src.set_row_base(src_base);
+            HostScaled rows(code, {m + base, cols}, ScaleLayout::row),
+                rows_alone(code, {m + base, cols}, ScaleLayout::row),
+                columns(code, {cols, m + base}, ScaleLayout::group_row, n),
+                columns_alone(code, {cols, m + base}, ScaleLayout::group_row, n);
+            for (HostScaled* t : {&rows, &rows_alone, &columns, &columns_alone}) t->set_row_base(base);
+            ops.quantize_dual(
+                {.src = src, .groups = groups, .scale_format = format, .rows = rows, .columns = columns});
+            ops.quantize_rows({.src = src, .groups = groups, .scale_format = format, .dst = rows_alone});
+            ops.quantize_columns({.src = src,
+                                  .groups = groups,
+                                  .scale_format = format,
+                                  .dst = columns_alone,
+                                  .src2 = {},
+                                  .dst2 = {}});
+            expect_same(rows, rows_alone);
+            expect_same(columns, columns_alone);
+        }
+}
+
 TEST(QuantizeTensor, OneScaleInBothOrientations) {
     ReferenceOps ops;
     const GroupsFixture groups({30, 0, 140, 1}, 16, 16);

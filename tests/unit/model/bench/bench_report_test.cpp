@@ -323,7 +323,7 @@ TEST(BenchRows, SayWhatTheyAreHeldTo) {
     row.tensor_bytes = 1000;
     std::vector<Row> rows = {row};
     judge(rows);
-    const auto json = to_json(rows[0], {.gpu = "NVIDIA H200", .gpus = 1});
+    const auto json = to_json(rows[0], {.machine = {.gpu = "NVIDIA H200"}, .gpus = 1});
     EXPECT_EQ(json.at("launches"), 1);
     EXPECT_EQ(json.at("tensor_bytes"), 1000);
     EXPECT_EQ(json.at("bar"), ">= 92 %");

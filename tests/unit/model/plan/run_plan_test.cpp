@@ -276,7 +276,7 @@ TEST(RunPlan, TextAndJsonAgree) {
         EXPECT_EQ(json["memory_bytes"]["saved_reserved"], plan.saved_reserved);
         EXPECT_EQ(json["memory_bytes"]["saved_used"], plan.saved_used);
         EXPECT_LE(plan.saved_used, plan.saved_reserved);
-        EXPECT_GT(plan.saved_used, 0.0)
+        EXPECT_GT(plan.saved_used, 0.0);
         EXPECT_EQ(json["parameters"]["total"], plan.total_parameters());
         EXPECT_NE(text.find(std::to_string(plan.total_parameters())), std::string::npos) << text;
         EXPECT_EQ(json["memory_bytes"]["categories"].size(), plan.memory.size());

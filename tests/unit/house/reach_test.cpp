@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: MIT
+// Nothing out of reach, operations: trains the small model a step under every recipe and recompute mode and
+// every switch, evaluates it, replays its MoE layer, and collects which operations of kernels/ops/list.h were
+// called. Each one is reached by a configuration, or is in kUnreached with its reason. The kernels of the
+// Hopper backend: kernel_reach_test.cpp.
+#include "kernels/comm/process_group.h"
+#include "kernels/core/scalar_math.h"
+#include "model/replay/layer.h"
+#include "tests/support/training.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+namespace {
+
+using namespace test;
+using Texts = std::vector<std::string>;
+
+// Those with a name in a configuration file.
+const std::vector<Recipe> kNamedRecipes = {Recipe::bf16,     Recipe::fp8_tensorwise, Recipe::fp8_blockwise,
+                                           Recipe::fp8_flow, Recipe::fp8_rowwise,    Recipe::mxfp8};
+
+const Texts kOperations = {
+#define FP8FLOW_NAME(name, Args) #name,
+    FP8FLOW_FOR_EACH_OP(FP8FLOW_NAME) FP8FLOW_FOR_EACH_COMPOSED_OP(FP8FLOW_NAME)
+#undef FP8FLOW_NAME
+};
+
+// Operations that no configuration calls, and why they are there. `fp8flow bench` times them.
+const std::map<std::string, std::string> kUnreached = {
+    {"quantize_columns",
+     "stand-alone form of quantize_dual's columns, for comparison with torchao's quantiser of "
+     "weight-gradient "
+     "operands; recipes cast both orientations in one call"},
+    {"unpermute_probs_backward",
+     "merging weights in unpermute: waits for the recipe switch that multiplies the probability in combine "
+     "instead of in SwiGLU"},
+};
+
+using Reached = std::map<std::string, std::string>;  // operation -> the first run that called it
+
+void collect(const Ops& ops, const std::string& run, Reached& reached) {
+    for (const auto& [name, count] : ops.counts())
+        if (count.calls > 0) reached.emplace(name, run);
+}
+
+// One step and an evaluation on each of `ranks`, their calls from the weights' first values on.
+void train_once(const Config& config, const std::string& run, int ranks, Reached& reached) {
+    const auto data = open_data(config);
+    std::vector<Reached> of_rank(static_cast<size_t>(ranks));
+    run_thread_ranks(ranks, kTestDeadline, [&](ProcessGroup& world) {
+        Reached& mine = of_rank[static_cast<size_t>(world.rank())];
+        Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
+        collect(trainer.ops(), run, mine);
+        trainer.run_step();
+        collect(trainer.ops(), run, mine);
+        trainer.evaluate(1);
+        collect(trainer.ops(), run, mine);
+    });
+    for (const Reached& mine : of_rank) reached.insert(mine.begin(), mine.end());
+}
+
+// A weight that is not a number: the step is refused, and the trainer looks for the culprit.
+void train_nan(const Config& config, Reached& reached) {
+    run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
+        Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated,
+                        open_data(config));
+        const Parameter& parameter = trainer.transformer().parameters().all().front();
+        const float nan = std::numeric_limits<float>::quiet_NaN();
+        trainer.ops().device().copy_in(parameter.master.data, &nan, sizeof nan);
+        trainer.resume_at(0);  // the working copies follow
+        EXPECT_THROW(trainer.run_step(), Error);
+        collect(trainer.ops(), "a weight that is NaN", reached);
+    });
+}
+
+void replay_once(Config config, const std::string& run, Reached& reached) {
+    config.model.num_layers = 1;
+    config.model.moe_layer_freq = {1};
+    config.model.attention = false;
+    config.moe.moe_router_load_balancing_type.clear();
+    config.moe.moe_aux_loss_coeff.clear();
+    config.moe.moe_z_loss_coeff = 0;
+    config.training.micro_batch_size = config.training.global_batch_size = 1;
+    run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
+        const int64_t tokens = config.model.seq_length;
+        ReplayLayer layer(config, world, choose_backend(BackendKind::reference), ReplayNorm::apply,
+                          ReplayRecord::intermediates, tokens, tokens);
+        for (Parameter& parameter : layer.parameters().all()) {
+            layer.device().fill(parameter.master.data, 0, static_cast<size_t>(parameter.master.bytes()));
+            layer.parameters().write_copies(parameter);
+        }
+        const std::vector<Bf16> rows(static_cast<size_t>(tokens * config.model.hidden_size), to_bf16(1.0f));
+        layer.forward(rows);
+        layer.backward(rows);
+        collect(layer.ops(), run, reached);
+    });
+}
+
+// Short, so that a run takes a tenth of a second.
+const Texts kSmall = {"model.seq_length=16", "training.micro_batch_size=1", "training.global_batch_size=2"};
+
+const std::vector<Texts> kRecompute = {
+    {},
+    {"recompute.recompute_granularity=full"},
+    {"recompute.recompute_granularity=selective", "recompute.recompute_modules=[core_attn]"},
+    {"recompute.recompute_granularity=selective", "recompute.recompute_modules=[layernorm]"},
+    {"recompute.recompute_granularity=selective", "recompute.recompute_modules=[moe_act]"},
+    {"recompute.recompute_granularity=selective", "recompute.recompute_modules=[moe_expert]"},
+    {"recompute.recompute_granularity=selective", "recompute.recompute_modules=[moe]"},
+    {"recompute.recompute_granularity=selective", "recompute.recompute_modules=[shared_experts]"},
+};
+
+// The switches of precision, and what the router, the model and the exchange can be told.
+const std::vector<Texts> kSwitches = {
+    {"precision.fp8_format=hybrid"},
+    {"precision.fp8_wgrad=false"},
+    {"precision.moe_delay_wgrad_compute=true"},
+    {"precision.moe_quantize_before_dispatch=false"},
+    {"precision.moe_scaling_aware_transpose=false"},
+    {"precision.moe_scaling_aware_transpose=false", "precision.scale_format=fp32"},
+    {"precision.moe_permute_padding_for_fp8=false"},
+    {"precision.moe_act_quantize_fusion=false"},
+    {"precision.moe_norm_quantize_fusion=false"},
+    {"moe.moe_combine_order=invariant"},
+    {"moe.moe_router_score_function=sigmoid", "moe.moe_router_enable_expert_bias=true"},
+    {"moe.moe_router_force_load_balancing=true"},
+    {"moe.moe_z_loss_coeff=0.001"},
+    {"moe.moe_shared_expert_intermediate_size=0"},
+    {"model.qk_layernorm=true"},
+    {"model.untie_embeddings_and_output_weights=false"},
+};
+
+std::string text_of(Recipe recipe, const Texts& overrides) {
+    std::string text(recipe_name(recipe));
+    for (const std::string& one : overrides) text += " " + one;
+    return text;
+}
+
+// The configuration, or nothing where the recipe refuses these keys.
+std::optional<Config> config_of(Recipe recipe, const Texts& overrides) {
+    Texts all = kSmall;
+    all.insert(all.end(), overrides.begin(), overrides.end());
+    try {
+        return test_config(recipe, all);
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ExitCode::usage) << error.what();
+        return std::nullopt;
+    }
+}
+
+TEST(Reach, EveryOperationIsCalledByAConfiguration) {
+    Reached reached;
+    std::map<Recipe, int> runs;
+    std::map<std::string, int> switches;
+    for (const Recipe recipe : kNamedRecipes) {
+        for (const Texts& mode : kRecompute)
+            if (const auto config = config_of(recipe, mode)) {
+                train_once(*config, text_of(recipe, mode), 1, reached);
+                ++runs[recipe];
+            }
+        const Texts shared = {"parallel.expert_model_parallel_size=2"};
+        if (const auto config = config_of(recipe, shared))
+            train_once(*config, text_of(recipe, shared), 2, reached);
+        if (const auto config = config_of(recipe, {}))
+            replay_once(*config, "replay " + text_of(recipe, {}), reached);
+    }
+    for (const Texts& one : kSwitches)
+        if (const auto config = config_of(Recipe::fp8_flow, one)) {
+            train_once(*config, text_of(Recipe::fp8_flow, one), 1, reached);
+            ++switches[one.front()];
+        }
+    train_nan(*config_of(Recipe::fp8_flow, {}), reached);
+
+    // what was refused was not all of it
+    for (const Recipe recipe : kNamedRecipes) EXPECT_GE(runs[recipe], 6) << recipe_name(recipe);
+    for (const Texts& one : kSwitches) EXPECT_GT(switches[one.front()], 0) << one.front() << " runs nowhere";
+
+    const std::set<std::string> listed(kOperations.begin(), kOperations.end());
+    for (const auto& [name, why] : kUnreached) {
+        EXPECT_TRUE(listed.contains(name)) << name << " is no operation";
+        EXPECT_FALSE(reached.contains(name)) << name << " is called by " << reached[name] << ": strike it";
+        EXPECT_FALSE(why.empty());
+    }
+    for (const std::string& name : kOperations)
+        EXPECT_TRUE(reached.contains(name) || kUnreached.contains(name))
+            << name << ": no configuration calls it; make one reach it, delete it, or say why it is there";
+}
+
+}  // namespace
+}  // namespace fp8flow
