@@ -42,10 +42,10 @@ std::string_view color_of(const Row& row) {
 std::string suite_picture(const std::vector<Row>& rows, const Provenance& provenance) {
     const std::vector<Line> lines = lines_of(rows);
     SvgCanvas canvas;
-    const std::string subtitle =
-        fmt::format("{}, {}, commit {}; a dot is a shape, a mark the target; right: shapes that meet their target",
-                    provenance.machine.gpu.empty() ? "reference backend" : provenance.machine.gpu,
-                    day_of(provenance), provenance.commit);
+    const std::string subtitle = fmt::format(
+        "{}, {}, commit {}; a dot is a shape, a mark the target; right: shapes that meet their target",
+        provenance.machine.gpu.empty() ? "reference backend" : provenance.machine.gpu, day_of(provenance),
+        provenance.commit);
     const double top =
         canvas.header("Share of a streaming kernel with the same bytes, mix and cold cache", subtitle,
                       {{.name = "target met", .color = std::string(kMet), .filled = true},

@@ -212,9 +212,10 @@ struct CommandLine {
         profile->add_option("--steps", steps,
                             "steps that are measured (default: profile_step_end - profile_step_start)");
         train
-            ->add_option("--resume", resume,
-                         "resume from a checkpoint: auto (the newest complete one below --out, or start "
-                         "afresh), or a run's folder, its folder of checkpoints, or one of them (checkpoint.load)")
+            ->add_option(
+                "--resume", resume,
+                "resume from a checkpoint: auto (the newest complete one below --out, or start "
+                "afresh), or a run's folder, its folder of checkpoints, or one of them (checkpoint.load)")
             ->take_last();
         train->add_flag("--tensor-stats", tensor_stats,
                         "report underflow, saturation, scales and error of every quantised tensor");
