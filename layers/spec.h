@@ -66,7 +66,7 @@ struct MoeSpec {
     CombineOrder moe_combine_order = CombineOrder::rank;
 };
 
-// The recipe and the five switches of the flow (each true in fp8_flow; ablations turn one off).
+// The recipe and the switches of the flow: each moe_* is true in fp8_flow, ablations turn one off.
 struct PrecisionSpec {
     Recipe recipe = Recipe::fp8_flow;
     Fp8Format fp8_format = Fp8Format::e4m3;
@@ -85,7 +85,7 @@ struct PrecisionSpec {
     bool fault_wrong_scale_index = false;  // test only: a planted bug that `validate` must catch
 };
 
-// The fifth switch, moe_expert recompute, is one of recompute_modules.
+// Each module is one of recompute_modules; moe_expert is part of the flow as published.
 struct RecomputeSpec {
     RecomputeGranularity recompute_granularity = RecomputeGranularity::none;
     bool core_attn = false, layernorm = false, moe_act = false, moe_expert = false, moe = false,

@@ -106,7 +106,7 @@ TEST(TransposeParity, Requantize) {
                 // the same NaN everywhere: the GPU does not keep the sign of a NaN, and infinity times a
                 // scale of 0 is a NaN
                 for (int64_t i = 0; i < t.src.data.numel(); ++i)
-                    if (!std::isfinite(t.src.codes(i))) t.src.data.view().bytes_ptr()[i] = 0x7F;
+                    if (!std::isfinite(t.src.data(i))) t.src.data.view().bytes_ptr()[i] = 0x7F;
                 const HostScaled dst =
                     t.output(c, dtype == DType::e4m3 ? DType::e5m2 : DType::e4m3, ScaleLayout::vec128);
                 p.run(

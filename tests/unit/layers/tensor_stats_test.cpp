@@ -61,7 +61,7 @@ TEST(TensorStats, CountsOfOneTensor) {
                                              : layout == ScaleLayout::mx32 ? col / 32 * kRows + r
                                              : layout == ScaleLayout::row  ? r
                                                                            : 0;
-                    const double scale = q.scales(scale_at), code = q.codes(i), truth = x(i);
+                    const double scale = q.scales(scale_at), code = q.data(i), truth = x(i);
                     zeros += code == 0;
                     underflows += code == 0 && truth != 0;
                     saturations += std::abs(code) == 448;
@@ -101,7 +101,7 @@ TEST(TensorStats, RowBaseIsRespected) {
         EXPECT_EQ(whole.rows()[0].values, kRows * 128);
         EXPECT_EQ(based.rows()[0].values, 5 * 128);
         int64_t zeros = 0;
-        for (int64_t i = kBase * 128; i < (kBase + 5) * 128; ++i) zeros += q.codes(i) == 0;
+        for (int64_t i = kBase * 128; i < (kBase + 5) * 128; ++i) zeros += q.data(i) == 0;
         EXPECT_EQ(based.rows()[0].zeros, zeros);
     });
 }
