@@ -26,14 +26,14 @@ constexpr int64_t kSteps = 2;
 
 std::string hash_text(uint64_t hash) { return fmt::format("{:016x}", hash); }
 std::string hash_of(const std::vector<double>& values) {
-    return hash_text(fnv1a(values.data(), values.size() * sizeof(double)));
+    return hash_text(data::fnv1a(values.data(), values.size() * sizeof(double)));
 }
 std::string hash_of(const test::Values& values) {
     uint64_t hash = 0;
     for (const auto& [name, floats] : values) {  // by name
         if (!name.starts_with("weight ") && !name.starts_with("bias ")) continue;
-        hash =
-            mix64(hash, fnv1a(name.data(), name.size()), fnv1a(floats.data(), floats.size() * sizeof(float)));
+        hash = data::mix64(hash, data::fnv1a(name.data(), name.size()),
+                           data::fnv1a(floats.data(), floats.size() * sizeof(float)));
     }
     return hash_text(hash);
 }

@@ -21,6 +21,7 @@ namespace fp8flow {
 namespace {
 
 using namespace test;
+using namespace replay;
 using Texts = std::vector<std::string>;
 
 // Those with a name in a configuration file.

@@ -191,7 +191,8 @@ TEST(Config, RuleErrorsAreExact) {
          "t.yaml:1:39: moe.moe_aux_loss_coeff: got 0 coefficients, want one for each of the 1 in "
          "moe_router_load_balancing_type"},
         {"checkpoint: {finetune: true}",
-         "t.yaml:1:24: checkpoint.finetune: got true, want checkpoint.load with it: whose weights to take"},
+         "t.yaml:1:24: checkpoint.finetune: got true, want checkpoint.load with it: the checkpoint to take "
+         "weights from"},
         {"checkpoint: {finetune: true, load: auto}",
          "t.yaml:1:24: checkpoint.finetune: got true with load: auto, want the folder of a checkpoint: auto "
          "goes "

@@ -13,6 +13,7 @@
 #include <set>
 
 namespace fp8flow {
+using namespace data;
 namespace {
 
 constexpr int kSequence = 32;
