@@ -216,7 +216,7 @@ TEST(Flows, CastsOfTheFlowsSwitches) {
         int64_t casts, transposes;
     } const cases[] = {
         {"norm and quantise apart", [](PrecisionSpec& p) { p.moe_norm_quantize_fusion = false; }, 2, 4},
-        {"quantise behind the wire", [](PrecisionSpec& p) { p.moe_quantize_before_dispatch = false; }, 2, 4},
+        {"quantise after the wire", [](PrecisionSpec& p) { p.moe_quantize_before_dispatch = false; }, 2, 4},
         {"activation and quantise apart", [](PrecisionSpec& p) { p.moe_act_quantize_fusion = false; }, 3, 4},
         {"double quantisation", [](PrecisionSpec& p) { p.moe_scaling_aware_transpose = false; }, 5, 0},
         {"permute and pad apart", [](PrecisionSpec& p) { p.moe_permute_padding_for_fp8 = false; }, 1, 4},
