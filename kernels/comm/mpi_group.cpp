@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <numeric>
 #include <set>
 #include <thread>
 
@@ -212,8 +213,8 @@ std::unique_ptr<ProcessGroup> make_mpi_group(double deadline_seconds) {
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     auto world = std::make_shared<World>();
     world->deadline_seconds = deadline_seconds;
-    std::vector<int> members;
-    for (int r = 0; r < size; ++r) members.push_back(r);
+    std::vector<int> members(static_cast<std::size_t>(size));
+    std::iota(members.begin(), members.end(), 0);
     auto group = std::make_unique<MpiGroup>(std::move(world), std::move(members), rank, 0,
                                             std::make_shared<std::string>("start-up"));
     group->duplicate_world();

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
+#include <numeric>
 #include <thread>
 
 namespace fp8flow {
@@ -209,10 +210,11 @@ std::vector<std::unique_ptr<ProcessGroup>> make_thread_groups(int size, double d
     FP8FLOW_CHECK(size >= 1 && deadline_seconds > 0, "{} ranks, deadline {} s", size, deadline_seconds);
     const auto job = std::make_shared<Job>();
     job->deadline = std::chrono::duration<double>(deadline_seconds);
-    std::vector<int> members;
-    for (int r = 0; r < size; ++r) members.push_back(r);
+    std::vector<int> members(static_cast<std::size_t>(size));
+    std::iota(members.begin(), members.end(), 0);
     const auto team = std::make_shared<Team>(job, members);
     std::vector<std::unique_ptr<ProcessGroup>> groups;
+    groups.reserve(members.size());
     for (int r = 0; r < size; ++r)
         groups.push_back(std::make_unique<ThreadGroup>(team, r, std::make_shared<std::string>("start-up")));
     return groups;
