@@ -81,6 +81,7 @@ mapfile -t gpu_tests < <(tests_of gpu)
 mapfile -t mpi_tests < <(tests_of gpu_mpi)
 configure cuda-release && build cuda-release fp8flow "${gpu_tests[@]}" "${mpi_tests[@]}" || exit
 bin=$root/build/cuda-release
+export FP8FLOW_GOLDEN=${FP8FLOW_GOLDEN:-require}
 
 # ---- the checks, the most telling first -----------------------------------------------------------------------------------------------
 # train_twice RANKS OUT ARGUMENTS...: trains twice with the same seed; the losses and gradient norms of all iterations have to be the same bits.

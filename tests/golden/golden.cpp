@@ -182,9 +182,14 @@ std::string difference(const Hashes& got, const Hashes& wanted) {
                        wanted.last_loss);
 }
 
-bool writing() {
+namespace {
+bool asks_for(const char* mode) {
     const char* wanted = std::getenv("FP8FLOW_GOLDEN");
-    return wanted != nullptr && std::string(wanted) == "write";
+    return wanted != nullptr && std::string(wanted) == mode;
 }
+}  // namespace
+
+bool writing() { return asks_for("write"); }
+bool required() { return asks_for("require"); }
 
 }  // namespace fp8flow::golden

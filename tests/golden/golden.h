@@ -65,7 +65,9 @@ private:
 // of both.
 std::string difference(const Hashes& got, const Hashes& wanted);
 
-// FP8FLOW_GOLDEN=write: the test writes the file instead of comparing with it.
+// FP8FLOW_GOLDEN=write: the test writes the file instead of comparing with it. FP8FLOW_GOLDEN=require: hashes
+// of GPUs that have not been taken yet are a failure; otherwise that test is skipped.
 bool writing();
+bool required();
 
 }  // namespace fp8flow::golden
