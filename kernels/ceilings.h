@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Ceilings: the rates that this very machine reaches on the simplest work of a kind, measured when first
-// asked for: memory traffic with the same bytes and mix of reads and writes, and a large dense GEMM. An
+// requested: memory traffic with the same bytes and mix of reads and writes, and a large dense GEMM. An
 // operation's time is compared with these.
 #pragma once
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
+# Long because each table has its own columns: a short function a table, and what they share above.
 """Writes the tables of docs/performance.md and docs/results/README.md from the files in docs/results, and the picture
 docs/pictures/deepseek_v3_layer.svg. Python's standard library only.
 

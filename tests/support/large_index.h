@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Tensors with more than 2^31 elements for tests: the rows under test stand behind that mark in buffers that
+// Tensors with more than 2^31 elements for tests: the rows under test come after that index in buffers that
 // exist on the GPU only; the reference runs on the same rows in small buffers.
 #pragma once
 

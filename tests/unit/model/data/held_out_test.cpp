@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kSequence = 32;
 
-// Passes samples on and remembers what was asked for and what was served.
+// Passes samples on and records what was requested and what was served.
 class RecordingSource final : public TokenSource {
 public:
     struct Served {
