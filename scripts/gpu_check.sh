@@ -13,6 +13,7 @@
 # The golden runs of the GPUs are compared with tests/golden/hopper.json; to take that file anew:
 #   FP8FLOW_GOLDEN=write ./scripts/gpu_check.sh --only 'golden_test hashes'
 set -uo pipefail
+shopt -s globstar
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 # shellcheck source=scripts/check_queue.sh
@@ -56,7 +57,7 @@ for ranks in 1 2 4; do if ((ranks <= gpus)); then rank_counts+=("$ranks"); fi; d
 # tests_of FOLDER: the executables of tests/FOLDER of which a check is wanted; those that take longest first, so that they do not end last
 tests_of() {
     local file test name ranks names=()
-    for file in "$root/tests/$1"/*{quantize,gemm,permute,token}*_test.{cpp,cu} "$root/tests/$1"/*_test.{cpp,cu}; do
+    for file in "$root/tests/$1"/**/*{quantize,gemm,permute,token}*_test.{cpp,cu} "$root/tests/$1"/**/*_test.{cpp,cu}; do
         if [[ -f $file ]]; then names+=("$1_$(basename "${file%.*}")"); fi
     done
     for test in $(printf '%s\n' "${names[@]}" | awk '!seen[$0]++'); do

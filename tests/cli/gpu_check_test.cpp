@@ -23,7 +23,7 @@ protected:
             program(std::string("scripts/") + script,
                     read_whole(std::string(FP8FLOW_SOURCE_DIR) + "/scripts/" + script));
         for (const char* test :
-             {"gpu/norm_parity_test.cu", "gpu_mpi/exchange_gpu_test.cu", "gpu_mpi/golden_test.cu"})
+             {"gpu/norm/norm_parity_test.cu", "gpu_mpi/exchange_gpu_test.cu", "gpu_mpi/golden_test.cu"})
             folder_.write(std::string("tests/") + test, "");
         program("bin/nvidia-smi",
                 "#!/bin/sh\ncase $* in *name*) echo NVIDIA H200 ;; *) printf '0\\n1\\n' ;; esac\n");
