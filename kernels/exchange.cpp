@@ -115,6 +115,10 @@ void Exchange::combine(const Combine& args, const DispatchPlan& plan, Arena& scr
     FP8FLOW_CHECK(is_bf16_or_f32(args.y.dtype), "y is {}", describe(args.y));
     check_tensor(args.y, "y", args.y.dtype, {plan.num_tokens, args.src.dim(1)});
     if (args.residual) check_tensor(args.residual, "residual", args.y.dtype, {args.y.dim(0), args.y.dim(1)});
+    if (args.addend) {
+        FP8FLOW_CHECK(args.residual, "addend {} without a residual", describe(args.addend));
+        check_tensor(args.addend, "addend", args.y.dtype, {args.y.dim(0), args.y.dim(1)});
+    }
     FP8FLOW_CHECK(static_cast<bool>(args.drow_prob) == static_cast<bool>(args.dprob),
                   "drow_prob {}, dprob {}", describe(args.drow_prob), describe(args.dprob));
     if (args.drow_prob) {
@@ -126,7 +130,8 @@ void Exchange::combine(const Combine& args, const DispatchPlan& plan, Arena& scr
     ++num_combines_;
     const double row = row_bytes({.data = args.src, .scales = {}}) + (args.drow_prob ? 4 : 0);
     const double written = bytes_of({args.y, args.dprob});
-    const double read = static_cast<double>(plan.groups.cost_rows()) * row + bytes_of({args.residual});
+    const double read =
+        static_cast<double>(plan.groups.cost_rows()) * row + bytes_of({args.residual, args.addend});
     observed("combine", with_writes({.bytes = read + written}, written),
              [&] { do_combine(args, plan, scratch, launch); });
 }
@@ -139,6 +144,12 @@ void Exchange::all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, 
     observer_->exchange_began({.op = "all_reduce", .cost = with_writes({.bytes = 2 * sent}, sent)});
     do_all_reduce(reduce, ranks, values, launch);
     observer_->exchange_ended(sent);
+}
+
+TensorView Exchange::residual_with_addend(Ops& ops, const Combine& args, const Launch& launch) {
+    if (!args.addend) return args.residual;
+    ops.add({.a = args.residual, .b = args.addend, .y = args.y}, launch);
+    return args.y;
 }
 
 void Exchange::reset_counts() {

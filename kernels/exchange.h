@@ -53,11 +53,13 @@ public:
                        Arena& scratch, const Launch& launch = {});
 
     // src [M, H] -> y [T, H]: sums over each token's experts in the stated order, + residual (optional, [T,
-    // H]) added in fp32 before the one rounding. dprob: drow_prob [M] f32 -> dprob [T, K] f32 (optional):
-    // each (token, k) gets its row's value.
+    // H]) added in fp32 before the one rounding. With an addend [T, H] the residual is the sum of both,
+    // rounded to y's dtype. y may alias the residual or the addend. dprob: drow_prob [M] f32 -> dprob [T, K]
+    // f32 (optional): each (token, k) gets its row's value.
     struct Combine {
         TensorView src;
         TensorView residual;   // optional
+        TensorView addend;     // optional, with residual
         TensorView drow_prob;  // optional
         TensorView y;          // out [T, H]
         TensorView dprob;      // out, with drow_prob
@@ -107,6 +109,8 @@ protected:
     // pads.
     void dispatch_through_rows(Ops& ops, const ScaledTensor& rows, const DispatchPlan& plan,
                                const ScaledTensor& dst, Arena& scratch, const Launch& launch);
+    // The residual of a combine with its addend in it, made in y; for backends whose kernels add one tensor.
+    static TensorView residual_with_addend(Ops& ops, const Combine& args, const Launch& launch);
     WireBytes wire_;  // backends add what they send
 
 private:

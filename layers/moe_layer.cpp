@@ -56,14 +56,16 @@ void MoeLayer::forward_once(Context& ctx, const TokenRows& x, const TensorView& 
     ArenaScope scope(ctx.scratch);
     router_->forward(ctx, x.plain, saved.route);
     make_plan(ctx, saved);
-    TensorView with_shared = residual;
+    TensorView addend;
     if (shared_) {
-        with_shared = ctx.scratch.tensor(ctx.activation, {ctx.tokens, x.plain.cols()}, "shared expert");
+        addend = ctx.scratch.tensor(ctx.activation, {ctx.tokens, x.plain.cols()}, "shared expert");
         auto timed = ctx.stage("shared expert");
-        shared_->forward(ctx, x, residual, recompute_.shared_experts, saved.shared, with_shared);
+        shared_->forward(ctx, x, {}, recompute_.shared_experts, saved.shared, addend);
     }
-    flow_->forward(ctx, {.x = x, .plan = saved.plan, .weights = experts_, .residual = with_shared, .y = y},
-                   saved.experts);
+    flow_->forward(
+        ctx,
+        {.x = x, .plan = saved.plan, .weights = experts_, .residual = residual, .addend = addend, .y = y},
+        saved.experts);
     ctx.rows.push();
 }
 

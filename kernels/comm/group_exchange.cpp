@@ -269,7 +269,9 @@ void GroupExchange::do_combine(const Combine& args, const DispatchPlan& plan, Ar
                           packed_parts(choices_returned, sizeof(float)));
         wire_.combine += bytes_to_others(prob_send_parts, rank());
     }
-    add_returned_rows(args, plan, returned, recv_parts, probs_returned);
+    Combine added = args;
+    added.residual = residual_with_addend(ops_, args, launch);
+    add_returned_rows(added, plan, returned, recv_parts, probs_returned);
 }
 
 // Owner's side: a token's rows in ascending expert order, which is also ascending rank order; every rank's

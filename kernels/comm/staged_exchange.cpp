@@ -129,6 +129,7 @@ void StagedExchange::do_combine(const Combine& args, const DispatchPlan& plan, A
     const int64_t rows = plan.groups.row_capacity;
     Combine host{.src = copy_out(args.src, launch, rows),
                  .residual = copy_out(args.residual, launch),
+                 .addend = copy_out(args.addend, launch),
                  .drow_prob = copy_out(args.drow_prob, launch, rows),
                  .y = mirror(args.y),
                  .dprob = mirror(args.dprob)};

@@ -79,6 +79,7 @@ public:
         const FlowPlan& plan;
         ExpertWeights weights;
         TensorView residual;  // optional
+        TensorView addend;    // optional: added to the residual first (Exchange::Combine)
         TensorView y;         // out
     };
     virtual void forward(Context& ctx, const Forward& io, ExpertsSaved& saved) const = 0;

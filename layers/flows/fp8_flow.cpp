@@ -30,7 +30,7 @@ void Fp8Flow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) cons
 
     receive(ctx, Received::x, io.x, io.plan, saved, saved.x);
     experts_forward(ctx, io.weights, saved, ye);
-    combine(ctx, {.src = ye, .residual = io.residual, .y = io.y}, io.plan);
+    combine(ctx, {.src = ye, .residual = io.residual, .addend = io.addend, .y = io.y}, io.plan);
 }
 
 void Fp8Flow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const {

@@ -111,6 +111,7 @@ protected:
         DeviceTensors tensors(device_, arena_);
         const Combine copies{.src = tensors.put(args.src),
                              .residual = tensors.put(args.residual),
+                             .addend = tensors.put(args.addend),
                              .drow_prob = tensors.put(args.drow_prob),
                              .y = tensors.put(args.y),
                              .dprob = tensors.put(args.dprob)};

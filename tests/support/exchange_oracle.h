@@ -153,11 +153,12 @@ public:
 
     // What this rank's experts give back in a leg. src rows of pads are poison: they must not be read.
     struct CombineInputs {
-        HostTensor src, drow_prob, residual;
+        HostTensor src, drow_prob, residual, addend;
     };
     CombineInputs combine_inputs(uint64_t leg) const {
         const int64_t rows = c_.row_base + plan_.groups.row_capacity;
         CombineInputs in{HostTensor(c_.dtype, {rows, c_.hidden}), HostTensor(DType::f32, {rows}),
+                         HostTensor(c_.dtype, {num_tokens(), c_.hidden}),
                          HostTensor(c_.dtype, {num_tokens(), c_.hidden})};
         for (std::size_t r = 0; r < rows_.size(); ++r) {
             if (rows_[r].rank < 0) continue;
@@ -173,19 +174,23 @@ public:
         }
         for (int64_t i = 0; i < in.residual.numel(); ++i)
             set(in.residual, i, value(c_.seed + leg + 60, c_.token(rank_, i / c_.hidden), -1, i % c_.hidden));
+        for (int64_t i = 0; i < in.addend.numel(); ++i)
+            set(in.addend, i, value(c_.seed + leg + 70, c_.token(rank_, i / c_.hidden), -1, i % c_.hidden));
         return in;
     }
 
-    // Returns y.
+    // Returns y. With a residual, another tensor is added to it in half of the cases.
     HostTensor combine(Exchange& exchange, Arena& scratch, uint64_t leg, bool with_residual,
                        bool with_dprob) const {
         const int64_t tokens = num_tokens();
         const CombineInputs in = combine_inputs(leg);
         const HostTensor &src = in.src, &drow_prob = in.drow_prob, &residual = in.residual;
+        const bool with_addend = with_residual && (leg / 2 + c_.seed) % 2 == 0;
         HostTensor y(c_.dtype, {tokens, c_.hidden}), dprob(DType::f32, {tokens, c_.topk});
         const double before = exchange.wire_bytes().combine;
         exchange.combine({.src = src,
                           .residual = with_residual ? residual.view() : TensorView{},
+                          .addend = with_addend ? in.addend.view() : TensorView{},
                           .drow_prob = with_dprob ? drow_prob.view() : TensorView{},
                           .y = y,
                           .dprob = with_dprob ? dprob.view() : TensorView{}},
@@ -193,7 +198,11 @@ public:
 
         HostTensor want(c_.dtype, {tokens, c_.hidden}), want_dprob(DType::f32, {tokens, c_.topk});
         const auto residual_of = [&](int64_t i) {
-            return with_residual ? static_cast<float>(residual(i)) : 0.0f;
+            if (!with_residual) return 0.0f;
+            const float one = static_cast<float>(residual(i));
+            if (!with_addend) return one;
+            const float both = one + static_cast<float>(in.addend(i));
+            return c_.dtype == DType::bf16 ? round_bf16(both) : both;
         };
         for (int64_t t = 0; t < tokens; ++t) {
             for (int64_t h = 0; h < c_.hidden; ++h)

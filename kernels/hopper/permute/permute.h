@@ -13,14 +13,15 @@ namespace fp8flow::hopper::permute {
 // is added and again after.
 enum class SumRounding { once, before_residual };
 
-// What is added to a sum: `rows` (optional; may alias dst).
+// What is added to a sum: `rows` (optional; may alias dst), or the sum of `rows` and `addend` (optional),
+// rounded to BF16.
 struct SumResidual {
-    TensorView rows;
+    TensorView rows, addend;
     SumRounding rounding = SumRounding::once;
 };
 
 // unpermute_unpad plus a residual. Returns false and launches nothing unless all rows are BF16 in whole
-// vectors and a token has at most 8 of them.
+// vectors and a token has at most 8 of them; and with an addend, if there are weights or no residual.
 bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const SumResidual& residual, const Launch& launch);
 
 // permute_pad by token. Returns false and launches nothing unless recv_rows is given, rows are whole vectors,

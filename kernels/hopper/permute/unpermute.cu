@@ -24,7 +24,7 @@ constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kMostRows = 8;      // of a token, at most
 constexpr int kFewRows = 2;       // up to here a thread has four column slots in flight
 constexpr int kSumThreads = 128;  // of a CTA, at most
-constexpr int kSumCtas = 6;       // per SM
+constexpr int sum_ctas(bool addend) { return addend ? 5 : 6; }  // per SM
 
 enum class Weights { none, probs };
 struct SumArgs {
@@ -37,8 +37,8 @@ struct SumArgs {
     int topk, units;  // units of a row
     unsigned slabs;   // of a row
     int slab_units;
-    const uint16_t* residual;   // optional
-    alignas(16) uint16_t* dst;  // at the offset that the measured machine code reads
+    const uint16_t *residual, *addend;  // optional; an addend comes with a residual
+    uint16_t* dst;
     SumRounding rounding;
 };
 
@@ -53,7 +53,7 @@ __device__ __forceinline__ void round_unit(float (&v)[kUnit]) {
 }
 
 // dst[t] = sum of up to 8 routed rows in fp32 in the order of recv_rows, optionally weighted, plus the
-// residual; BF16.
+// residual, or the BF16 sum of residual and addend; BF16.
 //
 // Floor: every routed row read once, every token's row written once (and its residual read): 529 (587) MB at
 // T=4096, H=7168, K=8: 0.129 (0.143) ms at 4.1 TB/s.
@@ -68,8 +68,8 @@ __device__ __forceinline__ void round_unit(float (&v)[kUnit]) {
 //
 // Measured alternatives: four iterations one after the other 1 % slower; two rows in flight instead of eight
 // 17 % slower; evict-first loads 5 % slower with weights.
-template <Weights kWeights, int kRows>
-__global__ __launch_bounds__(kSumThreads, kSumCtas) void unpermute_sums_kernel(const SumArgs args) {
+template <Weights kWeights, int kRows, bool kAddend>
+__global__ __launch_bounds__(kSumThreads, sum_ctas(kAddend)) void unpermute_sums_kernel(const SumArgs args) {
     constexpr int kAtOnce = kMostRows / kRows;  // iterations in flight
     pdl_wait();
     const int64_t items = *args.num_rows * args.slabs;
@@ -94,7 +94,7 @@ __global__ __launch_bounds__(kSumThreads, kSumCtas) void unpermute_sums_kernel(c
         const int first = slab * args.slab_units + static_cast<int>(threadIdx.x),
                   end = min(args.units, (slab + 1) * args.slab_units);
         for (int unit = first; unit - lane < end; unit += kAtOnce * step) {  // by whole warps
-            uint4 raw[kAtOnce][kRows], raw_residual[kAtOnce];
+            uint4 raw[kAtOnce][kRows], raw_residual[kAtOnce], raw_addend[kAtOnce];
 #pragma unroll
             for (int t = 0; t < kAtOnce; ++t) {
                 if (unit + t * step >= end) continue;
@@ -104,6 +104,7 @@ __global__ __launch_bounds__(kSumThreads, kSumCtas) void unpermute_sums_kernel(c
                 const int64_t at = row * args.units + unit + t * step;
                 if (args.residual != nullptr)
                     raw_residual[t] = reinterpret_cast<const uint4*>(args.residual)[at];
+                if constexpr (kAddend) raw_addend[t] = reinterpret_cast<const uint4*>(args.addend)[at];
             }
             float weight[kRows];
 #pragma unroll
@@ -128,6 +129,12 @@ __global__ __launch_bounds__(kSumThreads, kSumCtas) void unpermute_sums_kernel(c
                 }
                 if (args.residual != nullptr) {
                     if (args.rounding == SumRounding::before_residual) round_unit(sum);
+                    if constexpr (kAddend) {
+                        float both[kUnit];
+                        unpack_unit(raw_residual[t], DType::bf16, both);
+                        add_unit(raw_addend[t], both);
+                        raw_residual[t] = pack_unit_bf16(both);
+                    }
                     add_unit(raw_residual[t], sum);
                 }
                 reinterpret_cast<uint4*>(args.dst)[row * args.units + unit + t * step] = pack_unit_bf16(sum);
@@ -136,9 +143,10 @@ __global__ __launch_bounds__(kSumThreads, kSumCtas) void unpermute_sums_kernel(c
     }
 }
 
-template <int kRows> auto sums_kernel(bool weighted) {
-    return weighted ? unpermute_sums_kernel<Weights::probs, kRows>
-                    : unpermute_sums_kernel<Weights::none, kRows>;
+template <int kRows> auto sums_kernel(bool weighted, bool addend) {
+    return weighted ? unpermute_sums_kernel<Weights::probs, kRows, false>
+           : addend ? unpermute_sums_kernel<Weights::none, kRows, true>
+                    : unpermute_sums_kernel<Weights::none, kRows, false>;
 }
 
 // ---- sums, any dtype and alignment
@@ -342,8 +350,11 @@ bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const SumResidual& re
     const auto fits = [&](const TensorView& rows) {
         return !rows || (rows.dtype == DType::bf16 && is_vectorisable(rows.data, hidden));
     };
-    const bool weighted = static_cast<bool>(args.row_prob);
-    if (topk > kMostRows || !fits(args.src) || !fits(args.dst) || !fits(residual.rows)) return false;
+    const bool weighted = static_cast<bool>(args.row_prob), addend = static_cast<bool>(residual.addend);
+    if (addend && (weighted || !residual.rows)) return false;
+    if (topk > kMostRows || !fits(args.src) || !fits(args.dst) || !fits(residual.rows) ||
+        !fits(residual.addend))
+        return false;
     const int64_t units = hidden / kUnit;
     // iterations of a CTA over a row: two; with few rows four, all in flight
     const bool few = topk <= kFewRows;
@@ -365,11 +376,13 @@ bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const SumResidual& re
                               .slabs = static_cast<unsigned>(slabs),
                               .slab_units = static_cast<int>(slab_units),
                               .residual = static_cast<const uint16_t*>(residual.rows.data),
+                              .addend = static_cast<const uint16_t*>(residual.addend.data),
                               .dst = static_cast<uint16_t*>(args.dst.data),
                               .rounding = residual.rounding};
     const unsigned grid =
-        launch.sm_limit > 0 ? grid_for(items, launch, kSumCtas) : static_cast<unsigned>(items);
-    const auto kernel = few ? sums_kernel<kFewRows>(weighted) : sums_kernel<kMostRows>(weighted);
+        launch.sm_limit > 0 ? grid_for(items, launch, sum_ctas(addend)) : static_cast<unsigned>(items);
+    const auto kernel =
+        few ? sums_kernel<kFewRows>(weighted, addend) : sums_kernel<kMostRows>(weighted, addend);
     launch_pdl(kernel, grid, static_cast<unsigned>(threads), launch, "unpermute_unpad", kernel_args);
     return true;
 }

@@ -98,6 +98,7 @@ protected:
         ArenaScope scope(rank_.arena);
         const Combine copies{.src = put(args.src),
                              .residual = put(args.residual),
+                             .addend = put(args.addend),
                              .drow_prob = put(args.drow_prob),
                              .y = put(args.y),
                              .dprob = put(args.dprob)};

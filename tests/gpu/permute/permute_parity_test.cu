@@ -178,14 +178,16 @@ TEST(PermuteParity, SumsWithResidual) {
         if (c.skipped() || c.hidden % 8 != 0 || c.topk > 8) continue;
         for (const auto rounding :
              {hopper::permute::SumRounding::once, hopper::permute::SumRounding::before_residual}) {
-            for (const bool in_place : {false, true}) {
-                SCOPED_TRACE(c.name() + (in_place ? " in place" : ""));
+            for (const auto& [in_place, with_addend] :
+                 {std::pair{false, false}, {true, false}, {false, true}}) {
+                SCOPED_TRACE(c.name() + (in_place ? " in place" : "") + (with_addend ? " with addend" : ""));
                 Parity parity;
                 const Routing routing = c.routing();
                 const PlanFixture plan(routing, 0, c.alignment, -1, c.row_base);
                 const int64_t slots = routing.ranks * routing.slots, received = plan.received();
                 const HostTensor src = rows_of(DType::bf16, c, plan.groups.row_capacity, c.hidden),
                                  residual(DType::bf16, {slots, c.hidden}),
+                                 addend(DType::bf16, {slots, c.hidden}), both(DType::bf16, {slots, c.hidden}),
                                  dst(DType::bf16, {slots, c.hidden}),
                                  num_rows = HostTensor::of<int64_t>({received}),
                                  sum(rounding == hopper::permute::SumRounding::once ? DType::f32
@@ -193,16 +195,19 @@ TEST(PermuteParity, SumsWithResidual) {
                                      {slots, c.hidden});
                 fill_tensor(src, 31);
                 fill_tensor(residual, 32);
+                fill_tensor(addend, 33);
+                if (with_addend) parity.cpu.add({.a = residual, .b = addend, .y = both});
                 const TensorView y = in_place ? residual.view() : dst.view();
                 op::UnpermuteUnpad args{
                     .src = src, .recv_rows = plan.recv_rows, .num_rows = num_rows, .row_prob = {}, .dst = y};
-                ASSERT_TRUE(hopper::permute::launch_unpermute_sums(parity.on_gpu(args),
-                                                                   {parity.to_gpu(residual), rounding},
-                                                                   {.sm_limit = in_place ? 2 : 0}));
+                ASSERT_TRUE(hopper::permute::launch_unpermute_sums(
+                    parity.on_gpu(args),
+                    {parity.to_gpu(residual), with_addend ? parity.to_gpu(addend) : TensorView{}, rounding},
+                    {.sm_limit = in_place ? 2 : 0}));
                 args.dst = sum;
                 parity.cpu.unpermute_unpad(args);
                 parity.cpu.add({.a = sum.view().slice(0, received),
-                                .b = residual.view().slice(0, received),
+                                .b = (with_addend ? both : residual).view().slice(0, received),
                                 .y = y.slice(0, received)});
                 parity.expect_same_bytes(y, "y");
             }

@@ -369,6 +369,11 @@ TEST(Exchange, WrongShapesAreRefused) {
     expect_contains(combine({.src = m, .residual = {}, .drow_prob = {}, .y = short_x, .dprob = {}}), "y is");
     expect_contains(combine({.src = m, .residual = short_x, .drow_prob = {}, .y = y, .dprob = {}}),
                     "residual is");
+    expect_contains(combine({.src = m, .residual = {}, .addend = y, .drow_prob = {}, .y = y, .dprob = {}}),
+                    "without a residual");
+    expect_contains(
+        combine({.src = m, .residual = y, .addend = short_x, .drow_prob = {}, .y = y, .dprob = {}}),
+        "addend is");
     expect_contains(combine({.src = m, .residual = {}, .drow_prob = probs, .y = y, .dprob = {}}),
                     "dprob absent");
 

@@ -89,13 +89,14 @@ protected:
                                 .dst = args.y};
         const auto rounding =
             by_rank ? hopper::permute::SumRounding::before_residual : hopper::permute::SumRounding::once;
-        if (!hopper::permute::launch_unpermute_sums(sums, {args.residual, rounding}, launch)) {
+        if (!hopper::permute::launch_unpermute_sums(sums, {args.residual, args.addend, rounding}, launch)) {
             ArenaScope scope(scratch);
             sums.dst =
                 scratch.tensor(by_rank ? args.src.dtype : DType::f32, {tokens, args.src.cols()}, "combine");
             ops_.unpermute_unpad(sums, launch);
-            if (args.residual)
-                ops_.add({.a = sums.dst, .b = args.residual, .y = args.y}, launch);
+            const TensorView residual = residual_with_addend(ops_, args, launch);
+            if (residual)
+                ops_.add({.a = sums.dst, .b = residual, .y = args.y}, launch);
             else
                 ops_.cast({.x = sums.dst, .y = args.y}, launch);
         }

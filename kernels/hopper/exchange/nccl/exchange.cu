@@ -226,7 +226,7 @@ void NcclExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
     wire_.combine += return_segments("combine", sent, sends, returned, receives, row_bytes, launch);
     add_returned({.returned = returned,
                   .starts = by_rank ? positions.row_starts : positions.choice_starts,
-                  .residual = args.residual,
+                  .residual = residual_with_addend(ops_, args, launch),
                   .y = args.y},
                  launch);
     if (args.dprob) add_returned_dprob(args, plan, positions, counts, scratch, launch);

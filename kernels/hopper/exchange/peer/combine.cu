@@ -225,9 +225,10 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
     const int64_t prob_offset = peer_aligned((by_rank ? size() : topk) * slots * row_bytes);
     check_fits(prob_offset + slots * topk * 4, "a combine");
     FP8FLOW_CHECK(topk <= limits_.topk, "top-{}, the exchange was made for {}", topk, limits_.topk);
+    const TensorView residual = residual_with_addend(ops_, args, launch);
     const bool vectorised = is_vectorisable(args.src.data, hidden),
                vectorised_y = is_vectorisable(args.y.data, hidden) &&
-                              (!args.residual || is_vectorisable(args.residual.data, hidden)),
+                              (!residual || is_vectorisable(residual.data, hidden)),
                fast = args.src.dtype == DType::bf16 && args.y.dtype == DType::bf16 && hidden % kUnit == 0;
     // Which kernels run, and so how ranks synchronise, must not depend on one rank's addresses.
     FP8FLOW_CHECK(!fast || (vectorised && vectorised_y), "rows of {} BF16 must be aligned to 16 bytes",
@@ -249,7 +250,7 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
         .tokens = plan.num_tokens,
         .slabs = fast ? kSlabs : 1,
         .order = order_,
-        .residual = device_view(args.residual),
+        .residual = device_view(residual),
         .y = device_view(args.y),
         .vectorised_y = vectorised_y,
         .dprob = args.dprob ? args.dprob.as<float>() : nullptr};
