@@ -83,6 +83,9 @@ struct PrecisionSpec {
     bool moe_norm_quantize_fusion = true;
     int64_t fp8_amax_history_len = 16;     // delayed scaling of the norm's output (fp8_tensorwise)
     bool fault_wrong_scale_index = false;  // test only: a planted bug that `validate` must catch
+
+    // Rows cross the wire as FP8 codes with their scales, not as BF16.
+    bool sends_fp8_rows() const { return recipe == Recipe::fp8_flow && moe_quantize_before_dispatch; }
 };
 
 // Each module is one of recompute_modules; moe_expert is part of the flow as published.

@@ -45,10 +45,10 @@ add_check() {
 # result_line NAME RESULT SECONDS DETAIL
 result_line() { printf '%-42s %-8s %5s s  %s\n' "$1" "$2" "$3" "$4"; }
 
-# first_match, last_match REGEX FILE: the line that matches, without what JSON would need escaped.
+# first_match, last_match REGEX FILE: the line that matches, without colours and what JSON would need escaped.
 first_match() { grep -aE -m 1 "$1" "$2" | plain_text; }
 last_match() { grep -aE "$1" "$2" | tail -n 1 | plain_text; }
-plain_text() { sed "s|$root/||g" | tr -d '"\134' | tr -c '[:print:]\n' ' ' | sed 's/^ *//' | cut -c 1-110; }
+plain_text() { sed "s|$root/||g; s/\x1b\[[0-9;]*m//g" | tr -d '"\134' | tr -c '[:print:]\n' ' ' | sed 's/^ *//' | cut -c 1-110; }
 
 # key_of_sources: one word for the contents of everything that is built or run.
 key_of_sources() {

@@ -69,4 +69,13 @@ OpCost cost(const op::AdamWQuantize& args) {
     return total;
 }
 
+void check(const op::ClipFactor& args) {
+    FP8FLOW_CHECK(args.norm_squared.numel() == 1 && args.status.numel() == 1 && args.norm.numel() == 1 &&
+                      args.factor.numel() == 1,
+                  "norm_squared {} status {} norm {} factor {}", describe(args.norm_squared),
+                  describe(args.status), describe(args.norm), describe(args.factor));
+}
+
+OpCost cost(const op::ClipFactor&) { return {}; }
+
 }  // namespace fp8flow

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Checks and costs of relayout_scales and of the two state updates between steps, delayed_scale_update and
-// clip_factor.
+// Checks and costs of relayout_scales and of the state update between steps, delayed_scale_update.
 #include "kernels/ops.h"
 #include "kernels/ops/check_helpers.h"
 
@@ -28,14 +27,5 @@ void check(const op::DelayedScaleUpdate& args) {
 OpCost cost(const op::DelayedScaleUpdate& args) {
     return {.bytes = static_cast<double>(args.history.bytes()), .flops = 0};
 }
-
-void check(const op::ClipFactor& args) {
-    FP8FLOW_CHECK(args.norm_squared.numel() == 1 && args.status.numel() == 1 && args.norm.numel() == 1 &&
-                      args.factor.numel() == 1,
-                  "norm_squared {} status {} norm {} factor {}", describe(args.norm_squared),
-                  describe(args.status), describe(args.norm), describe(args.factor));
-}
-
-OpCost cost(const op::ClipFactor&) { return {}; }
 
 }  // namespace fp8flow

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The optimizer of the reference backend: sums of squares for the gradient norm, and AdamW on fp32 masters.
+// The optimizer of the reference backend: sums of squares for the gradient norm, the clipping factor, and
+// AdamW on FP32 masters.
 #include "kernels/reference/reference_ops.h"
 #include "kernels/reference/rows.h"
 
@@ -51,6 +52,15 @@ void ReferenceOps::do_norm_squared(const op::NormSquared& args, const Launch&) {
     static_assert(kStrands / kHalved == kHalved);
     float* sum = args.sum.as<float>();
     *sum = static_cast<float>(static_cast<double>(*sum) + sum_in_halves(sums));
+}
+
+void ReferenceOps::do_clip_factor(const op::ClipFactor& args, const Launch&) {
+    const float norm = sqrt_float(*args.norm_squared.as<float>());
+    int32_t* status = args.status.as<int32_t>();
+    if (!(norm < bits_float(0x7F800000u)) && *status == 0) *status = op::kStepNonFinite;
+    const float factor = div_float(args.clip, norm + 1e-6f);
+    *args.norm.as<float>() = norm;
+    *args.factor.as<float>() = args.clip > 0.0f && factor < 1.0f ? factor : 1.0f;
 }
 
 void ReferenceOps::do_adamw(const op::AdamW& args, const Launch&) {

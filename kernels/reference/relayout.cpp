@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// relayout_scales: the wire's scales in the order the GEMM reads them; and the state
-// updates between steps: the norm's delayed scale, the clipping factor.
+// relayout_scales: the wire's scales in the order the GEMM reads them; and the delayed scale's update between
+// steps.
 #include "kernels/reference/reference_ops.h"
 #include "kernels/reference/rows.h"
 
@@ -25,15 +25,6 @@ void ReferenceOps::do_delayed_scale_update(const op::DelayedScaleUpdate& args, c
     for (int64_t i = 0; i < length; ++i) largest = max_ignore_nan(largest, history[i]);
     *args.scale.as<float>() = quant_scale(largest, kE4m3Max, args.scale_format).dequant;
     *args.amax.as<float>() = 0.0f;
-}
-
-void ReferenceOps::do_clip_factor(const op::ClipFactor& args, const Launch&) {
-    const float norm = sqrt_float(*args.norm_squared.as<float>());
-    int32_t* status = args.status.as<int32_t>();
-    if (!(norm < bits_float(0x7F800000u)) && *status == 0) *status = op::kStepNonFinite;
-    const float factor = div_float(args.clip, norm + 1e-6f);
-    *args.norm.as<float>() = norm;
-    *args.factor.as<float>() = args.clip > 0.0f && factor < 1.0f ? factor : 1.0f;
 }
 
 }  // namespace fp8flow

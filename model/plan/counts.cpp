@@ -139,9 +139,8 @@ std::vector<WireItem> wire_bytes(const Config& config) {
         tokens * remote * expected_distinct_ranks(moe, config.parallel.expert_model_parallel_size);
     const double copies = tokens * remote * topk;
     const double scale_bytes = p.scale_format == ScaleFormat::pow2 ? 1 : 4;  // E8M0 or FP32 per 128 values
-    const bool fp8_wire = p.recipe == Recipe::fp8_flow && p.moe_quantize_before_dispatch;
     const double dispatched =
-        fp8_wire ? hidden + scale_bytes * hidden / static_cast<double>(kBlock) : 2 * hidden;
+        p.sends_fp8_rows() ? hidden + scale_bytes * hidden / static_cast<double>(kBlock) : 2 * hidden;
     const double combined = (moe.moe_combine_order == CombineOrder::rank ? rows : copies) * 2 * hidden;
     const double id_and_prob = 4 + 4;
     return {

@@ -154,9 +154,7 @@ double exchange_bytes(const Config& config) {
     if (ranks == 1) return 0;
     const double tokens = f64(tokens_of(config)), hidden = f64(config.model.hidden_size);
     const double topk = f64(config.moe.moe_router_topk), peers = f64(ranks);
-    const bool fp8_wire =
-        config.precision.recipe == Recipe::fp8_flow && config.precision.moe_quantize_before_dispatch;
-    const double row = fp8_wire ? hidden + hidden / f64(kBlock) : 2 * hidden;
+    const double row = config.precision.sends_fp8_rows() ? hidden + hidden / f64(kBlock) : 2 * hidden;
     return 2 *
            (peers * tokens * topk * (2 + 4) + tokens * row + peers * tokens * 2 * hidden + tokens * topk * 4);
 }

@@ -181,10 +181,9 @@ void report_start(RunLog& log, const Config& config, const BackendChoice& backen
         config.model.num_layers, config.model.hidden_size, config.moe.num_experts, config.moe.moe_router_topk,
         config.moe.moe_ffn_hidden_size, format_si(static_cast<double>(plan.total_parameters())),
         format_si(static_cast<double>(plan.active_parameters()))));
-    const bool fp8_wire =
-        config.precision.recipe == Recipe::fp8_flow && config.precision.moe_quantize_before_dispatch;
     log.line(fmt::format("recipe: {} ({} on the wire forward and backward, BF16 combine)",
-                         recipe_name(config.precision.recipe), fp8_wire ? "FP8 rows + scales" : "BF16 rows"));
+                         recipe_name(config.precision.recipe),
+                         config.precision.sends_fp8_rows() ? "FP8 rows + scales" : "BF16 rows"));
     report_config(log, config);
     if (backend.kind != BackendKind::reference) return;  // host memory is not what such a run needs
     const double needed = plan.total_bytes() * static_cast<double>(ranks_on_host), free = free_host_bytes();

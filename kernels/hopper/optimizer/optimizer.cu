@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The optimizer on the GPU: sums of squares for the gradient norm, and AdamW on fp32 masters. Both bit-equal
-// to the reference.
+// The optimizer on the GPU: sums of squares for the gradient norm, the clipping factor, and AdamW on FP32
+// masters. All bit-equal to the reference.
 #include "kernels/hopper/device/adamw.h"
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/pdl.h"
@@ -181,6 +181,16 @@ __global__ __launch_bounds__(kAdamWThreads) void adamw_kernel(const AdamWArgs ar
     }
 }
 
+// One thread: four words.
+__global__ void clip_factor_kernel(const float* norm_squared, float clip, int32_t* status, float* norm_out,
+                                   float* factor_out) {
+    const float norm = sqrt_float(*norm_squared);
+    if (!(norm < bits_float(0x7F800000u)) && *status == 0) *status = op::kStepNonFinite;
+    const float factor = div_float(clip, norm + 1e-6f);
+    *norm_out = norm;
+    *factor_out = clip > 0.0f && factor < 1.0f ? factor : 1.0f;
+}
+
 }  // namespace
 
 }  // namespace fp8flow::hopper::optimizer
@@ -202,6 +212,13 @@ void HopperOps::do_norm_squared(const op::NormSquared& args, const Launch& launc
     check_launch("norm_squared");
     launch_pdl(finish_sum_kernel, 1, kFinishThreads, launch, "norm_squared, end", sums, blocks,
                args.sum.as<float>());
+}
+
+void HopperOps::do_clip_factor(const op::ClipFactor& args, const Launch& launch) {
+    clip_factor_kernel<<<1, 1, 0, stream_of(launch)>>>(args.norm_squared.as<float>(), args.clip,
+                                                       args.status.as<int32_t>(), args.norm.as<float>(),
+                                                       args.factor.as<float>());
+    check_launch("clip_factor");
 }
 
 void HopperOps::do_adamw(const op::AdamW& args, const Launch& launch) {

@@ -48,35 +48,40 @@ TileOutput column_output(const TileSource& source, const TileShape& shape, const
     return output;
 }
 
+// Columns alone. One scale per column of a group: from one read of the source where the group kernels take
+// the shape.
+void launch_columns(const TensorView& src, const RowGroups& groups, const ScaledTensor& dst,
+                    const QuantizeRule& rule, HopperOps::Workspace& workspace, const Launch& launch) {
+    const TileShape shape = tile_shape(src, groups, dst.data);
+    const std::size_t zeros = column_tiles_zeros(shape);
+    if (dst.layout == ScaleLayout::group_row && zeros <= HopperOps::Workspace::kZerosBytes &&
+        launch_quantize_group_columns(
+            {src, shape, dst, rule, workspace.zeros_for<uint8_t>(static_cast<int64_t>(zeros))}, launch))
+        return;
+    const TileSource source = {.values = row_view(src)};
+    launch_quantize_tiles(source, shape, {}, column_output(source, shape, dst, rule, workspace, launch), rule,
+                          launch);
+}
+
 }  // namespace
 
 void HopperOps::do_quantize_columns(const op::QuantizeColumns& args, const Launch& launch) {
     const QuantizeRule rule = {args.scale_format, args.mx_rounding};
-    const auto quantize_one = [&](const TensorView& src, const ScaledTensor& dst) {
-        const TileSource source = {.values = row_view(src)};
-        const TileShape shape = tile_shape(src, args.groups, dst.data);
-        const std::size_t zeros = column_tiles_zeros(shape);
-        if (dst.layout == ScaleLayout::group_row && zeros <= Workspace::kZerosBytes &&
-            launch_quantize_group_columns(
-                {src, shape, dst, rule, workspace_->zeros_for<uint8_t>(static_cast<int64_t>(zeros))}, launch))
-            return;
-        launch_quantize_tiles(source, shape, {}, column_output(source, shape, dst, rule, *workspace_, launch),
-                              rule, launch);
-    };
-    quantize_one(args.src, args.dst);
-    if (args.src2) quantize_one(args.src2, args.dst2);
+    launch_columns(args.src, args.groups, args.dst, rule, *workspace_, launch);
+    if (args.src2) launch_columns(args.src2, args.groups, args.dst2, rule, *workspace_, launch);
 }
 
 void HopperOps::do_quantize_dual(const op::QuantizeDual& args, const Launch& launch) {
     const QuantizeRule rule = {args.scale_format, args.mx_rounding};
+    if (args.rows.layout == ScaleLayout::row) {  // one scale per row does not fit into tiles
+        launch_quantize_rows(args.src, args.groups, rule, args.rows, launch);
+        launch_columns(args.src, args.groups, args.columns, rule, *workspace_, launch);
+        return;
+    }
     const TileSource source = {.values = row_view(args.src)};
     const TileShape shape = tile_shape(args.src, args.groups, args.columns.data);
-    TileOutput rows;
-    // one scale per row does not fit into tiles: a launch of its own
-    if (args.rows.layout == ScaleLayout::row)
-        launch_quantize_rows(args.src, args.groups, rule, args.rows, launch);
-    else
-        rows = tile_rows(args.rows, args.rows.layout == ScaleLayout::mx32 ? Share::mx : Share::block);
+    const TileOutput rows =
+        tile_rows(args.rows, args.rows.layout == ScaleLayout::mx32 ? Share::mx : Share::block);
     launch_quantize_tiles(source, shape, rows,
                           column_output(source, shape, args.columns, rule, *workspace_, launch), rule,
                           launch);

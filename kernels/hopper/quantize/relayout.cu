@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Scales of the wire in the layout that the GEMM reads; and two updates between steps: the delayed scale and
-// the clipping factor. Contracts: kernels/ops/quantize.h, kernels/ops/optimizer.h.
+// Scales of the wire in the layout that the GEMM reads; and the delayed scale's update between steps.
+// Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/launch.h"
@@ -46,16 +46,6 @@ __global__ void delayed_scale_kernel(int64_t slot, ScaleFormat format, const int
     *amax = 0.0f;
 }
 
-// One thread: four words.
-__global__ void clip_factor_kernel(const float* norm_squared, float clip, int32_t* status, float* norm_out,
-                                   float* factor_out) {
-    const float norm = sqrt_float(*norm_squared);
-    if (!(norm < bits_float(0x7F800000u)) && *status == 0) *status = op::kStepNonFinite;
-    const float factor = div_float(clip, norm + 1e-6f);
-    *norm_out = norm;
-    *factor_out = clip > 0.0f && factor < 1.0f ? factor : 1.0f;
-}
-
 }  // namespace
 
 }  // namespace fp8flow::hopper::quantize
@@ -80,13 +70,6 @@ void HopperOps::do_delayed_scale_update(const op::DelayedScaleUpdate& args, cons
         args.position % length, args.scale_format, args.status ? args.status.as<int32_t>() : nullptr,
         args.amax.as<float>(), args.history.as<float>(), length, args.scale.as<float>());
     check_launch("delayed_scale_update");
-}
-
-void HopperOps::do_clip_factor(const op::ClipFactor& args, const Launch& launch) {
-    clip_factor_kernel<<<1, 1, 0, stream_of(launch)>>>(args.norm_squared.as<float>(), args.clip,
-                                                       args.status.as<int32_t>(), args.norm.as<float>(),
-                                                       args.factor.as<float>());
-    check_launch("clip_factor");
 }
 
 }  // namespace fp8flow

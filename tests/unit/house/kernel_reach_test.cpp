@@ -171,6 +171,7 @@ const std::vector<Variant> kVariants = {
      "configs/layer_qwen3_30b_a3b.yaml"},
     {"optimizer/optimizer.cu", "block_sums_kernel", "norm_squared", "always", "configs/quickstart.yaml"},
     {"optimizer/optimizer.cu", "finish_sum_kernel", "norm_squared", "always", "configs/quickstart.yaml"},
+    {"optimizer/optimizer.cu", "clip_factor_kernel", "clip_factor", "always", "configs/quickstart.yaml"},
     {"optimizer/optimizer.cu", "adamw_kernel", "adamw", "parameters without FP8 copies",
      "configs/quickstart.yaml"},
     {"permute/fan_out.cu", "fan_out_kernel", "permute_pad", "one rank, up to 8 rows a token",
@@ -188,23 +189,24 @@ const std::vector<Variant> kVariants = {
     {"permute/unpermute.cu", "unpermute_probs_backward_kernel", "unpermute_probs_backward",
      "waits for the switch that merges weights in combine", "bench only"},
     {"quantize/column_amax.cu", "column_amax_kernel", "quantize_dual",
-     "group_row, BF16: the first of two reads", "configs/quickstart.yaml precision.recipe=fp8_rowwise"},
-    {"quantize/column_tiles.cu", "quantize_column_tiles_kernel", "quantize_columns",
-     "group_row in one read, few groups", "bench only"},
+     "group_row, BF16, more column blocks than counters: the first of two reads",
+     "configs/layer_deepseek_v3_1gpu.yaml precision.recipe=fp8_rowwise moe.num_experts=1024"},
+    {"quantize/column_tiles.cu", "quantize_column_tiles_kernel", "quantize_dual",
+     "group_row in one read, few column blocks", "configs/quickstart.yaml precision.recipe=fp8_rowwise"},
     {"quantize/dequantize.cu", "dequantize_blocks_kernel", "dequantize", "vec128 to BF16",
      "configs/quickstart.yaml precision.fp8_wgrad=false"},
     {"quantize/dequantize.cu", "dequantize_rows_kernel", "dequantize", "other layouts along rows",
      "replay --intermediates precision.recipe=fp8_rowwise"},
     {"quantize/dequantize.cu", "dequantize_columns_kernel", "dequantize", "transposed layouts", "bench only"},
-    {"quantize/group_columns.cu", "quantize_group_columns_kernel", "quantize_columns",
-     "group_row in one read", "bench only"},
-    {"quantize/small_groups.cu", "quantize_small_groups_kernel", "quantize_columns",
-     "group_row in one read, small groups", "bench only"},
+    {"quantize/group_columns.cu", "quantize_group_columns_kernel", "quantize_dual", "group_row in one read",
+     "configs/layer_deepseek_v3.yaml precision.recipe=fp8_rowwise"},
+    {"quantize/small_groups.cu", "quantize_small_groups_kernel", "quantize_dual",
+     "group_row in one read, small groups",
+     "configs/layer_deepseek_v3.yaml precision.recipe=fp8_rowwise model.seq_length=256"},
     {"quantize/relayout.cu", "relayout_kernel", "relayout_scales",
      "scales from the wire for a shared expert or a dense layer", "configs/test.yaml"},
     {"quantize/relayout.cu", "delayed_scale_kernel", "delayed_scale_update", "fp8_tensorwise",
      "configs/test.yaml precision.recipe=fp8_tensorwise"},
-    {"quantize/relayout.cu", "clip_factor_kernel", "clip_factor", "always", "configs/quickstart.yaml"},
     {"quantize/requantize.cu", "requantize_kernel", "transpose_requantize",
      "no scaling-aware transpose, powers of two",
      "configs/quickstart.yaml precision.moe_scaling_aware_transpose=false"},
@@ -270,13 +272,8 @@ const std::vector<Variant> kVariants = {
 
 // The bench-only operations of reach_test.cpp, and forms that only bench asks for. A longer list needs a
 // reason here.
-const std::set<std::string> kBenchOnly = {"token_probs_backward_kernel",
-                                          "unpermute_probs_backward_kernel",
-                                          "quantize_column_tiles_kernel",
-                                          "quantize_group_columns_kernel",
-                                          "quantize_small_groups_kernel",
-                                          "dequantize_columns_kernel",
-                                          "mx_columns_kernel"};
+const std::set<std::string> kBenchOnly = {"token_probs_backward_kernel", "unpermute_probs_backward_kernel",
+                                          "dequantize_columns_kernel", "mx_columns_kernel"};
 
 using Name = std::pair<std::string, std::string>;  // file, kernel
 
