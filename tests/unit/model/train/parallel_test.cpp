@@ -169,6 +169,42 @@ TEST(Parallel, EdgeScenarios) {
     }
 }
 
+// Where the probability multiplies is a matter of rounding: one rounding of the weighted activation becomes
+// one of the product in the sum. The bars are those of the recipes against each other: BF16 rounds to 2^-9,
+// E4M3 to 2^-4 a value, and a loss of about 4.6 averages hundreds of tokens, so that a step's loss moves by
+// less than 1e-3 of it in BF16 and 5e-3 in FP8. FP32 rounds to 2^-24: 1e-5.
+TEST(Parallel, SwigluAndCombineTrainAlike) {
+    for (Recipe recipe : test::kRecipes) {
+        const auto losses = [&](const char* where) {
+            return train(test_config(recipe, {fmt::format("precision.moe_apply_probs_in={}", where)}), 1,
+                         {.steps = 6})
+                .losses();
+        };
+        const std::vector<double> swiglu = losses("swiglu"), combine = losses("combine");
+        const double bar = recipe == Recipe::fp32 ? 1e-5 : recipe == Recipe::bf16 ? 1e-3 : 5e-3;
+        ASSERT_EQ(swiglu.size(), combine.size());
+        for (size_t i = 0; i < swiglu.size(); ++i)
+            EXPECT_NEAR(combine[i], swiglu[i], bar * swiglu[i]) << recipe_name(recipe) << ", step " << i;
+        EXPECT_NE(combine, swiglu) << recipe_name(recipe) << ": the switch changes nothing";
+    }
+}
+
+// With merging weights too, order invariant gives the same bits however the experts are spread.
+TEST(Parallel, MergingWeightsAreInvariant) {
+    for (Recipe recipe : {Recipe::bf16, Recipe::fp8_flow}) {
+        const auto first_loss = [&](int64_t expert_ranks) {
+            const Config config =
+                test_config(recipe, {"precision.moe_apply_probs_in=combine",
+                                     "moe.moe_combine_order=invariant", "training.micro_batch_size=2",
+                                     fmt::format("parallel.expert_model_parallel_size={}", expert_ranks)});
+            return train(config, 4, {.steps = 1}).steps[0].lm_loss;
+        };
+        const double one = first_loss(1);
+        EXPECT_EQ(first_loss(2), one) << recipe_name(recipe);
+        EXPECT_EQ(first_loss(4), one) << recipe_name(recipe);
+    }
+}
+
 // The whole model through the trainer: three layouts of one global batch.
 TEST(Parallel, ModelTrainsTheSameOnEveryNumberOfRanks) {
     for (Recipe recipe : {Recipe::fp32, Recipe::bf16, Recipe::fp8_flow}) {
