@@ -169,23 +169,27 @@ TEST(Parallel, EdgeScenarios) {
     }
 }
 
-// Where the probability multiplies is a matter of rounding: one rounding of the weighted activation becomes
-// one of the product in the sum. The bars are those of the recipes against each other: BF16 rounds to 2^-9,
-// E4M3 to 2^-4 a value, and a loss of about 4.6 averages hundreds of tokens, so that a step's loss moves by
-// less than 1e-3 of it in BF16 and 5e-3 in FP8. FP32 rounds to 2^-24: 1e-5.
+// Where the probability multiplies is a matter of rounding. Bars of the loss, relative, over the first four
+// steps: FP32 1e-6, BF16 1e-4, FP8 1e-3; measured 0, 2e-5 and 3e-4. A value rounds to 2^-24, 2^-9 and 2^-4,
+// and a loss averages over hundreds of them and over all tokens. Later steps compare nothing: with this
+// learning rate another order of summation alone (Arithmetic::alternative) moves the loss by 2e-3 at the
+// sixth.
 TEST(Parallel, SwigluAndCombineTrainAlike) {
     for (Recipe recipe : test::kRecipes) {
         const auto losses = [&](const char* where) {
             return train(test_config(recipe, {fmt::format("precision.moe_apply_probs_in={}", where)}), 1,
-                         {.steps = 6})
+                         {.steps = 4})
                 .losses();
         };
         const std::vector<double> swiglu = losses("swiglu"), combine = losses("combine");
-        const double bar = recipe == Recipe::fp32 ? 1e-5 : recipe == Recipe::bf16 ? 1e-3 : 5e-3;
+        const bool exact = recipe == Recipe::fp32;
+        const double bar = exact ? 1e-6 : recipe == Recipe::bf16 ? 1e-4 : 1e-3;
         ASSERT_EQ(swiglu.size(), combine.size());
         for (size_t i = 0; i < swiglu.size(); ++i)
             EXPECT_NEAR(combine[i], swiglu[i], bar * swiglu[i]) << recipe_name(recipe) << ", step " << i;
-        EXPECT_NE(combine, swiglu) << recipe_name(recipe) << ": the switch changes nothing";
+        if (!exact) {
+            EXPECT_NE(combine, swiglu) << recipe_name(recipe) << ": the switch changes nothing";
+        }
     }
 }
 
