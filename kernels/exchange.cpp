@@ -112,6 +112,13 @@ void Exchange::combine(const Combine& args, const DispatchPlan& plan, Arena& scr
     check_plan(plan, size());
     FP8FLOW_CHECK(args.src.rank == 2 && is_bf16_or_f32(args.src.dtype), "src is {}", describe(args.src));
     check_rows(args.src, "src", plan);
+    if (args.row_prob) {
+        FP8FLOW_CHECK(args.row_prob.rank == 1 && args.row_prob.dtype == DType::f32, "row_prob is {}",
+                      describe(args.row_prob));
+        check_rows(args.row_prob, "row_prob", plan);
+        check_tensor(plan.all_probs, "all_probs", DType::f32,
+                     {plan.all_ids.dim(0), plan.all_ids.dim(1), plan.topk});
+    }
     FP8FLOW_CHECK(is_bf16_or_f32(args.y.dtype), "y is {}", describe(args.y));
     check_tensor(args.y, "y", args.y.dtype, {plan.num_tokens, args.src.dim(1)});
     if (args.residual) check_tensor(args.residual, "residual", args.y.dtype, {args.y.dim(0), args.y.dim(1)});
@@ -128,7 +135,8 @@ void Exchange::combine(const Combine& args, const DispatchPlan& plan, Arena& scr
         check_tensor(args.dprob, "dprob", DType::f32, {plan.num_tokens, plan.topk});
     }
     ++num_combines_;
-    const double row = row_bytes({.data = args.src, .scales = {}}) + (args.drow_prob ? 4 : 0);
+    const double row =
+        row_bytes({.data = args.src, .scales = {}}) + (args.row_prob ? 4 : 0) + (args.drow_prob ? 4 : 0);
     const double written = bytes_of({args.y, args.dprob});
     const double read =
         static_cast<double>(plan.groups.cost_rows()) * row + bytes_of({args.residual, args.addend});

@@ -7,7 +7,9 @@
 // fans it out there: pure copies. Combine, order `rank`: every rank sums its rows of a token in fp32 in
 // ascending expert order, rounds to the row dtype, and the owner adds one row per rank in ascending rank
 // order in fp32. Order `invariant`: each (token, k) row goes to the owner, which sums them in fp32 in
-// ascending expert order: the same bits for every number of ranks.
+// ascending expert order: the same bits for every number of ranks. Merging weights multiply each row by one
+// fp32 fma as it is added: in order `rank` on the rank that has the row, in order `invariant` on the owner,
+// with its own probability of the (token, k), which is the same float.
 #pragma once
 
 #include "kernels/core/arena.h"
@@ -55,9 +57,10 @@ public:
     // src [M, H] -> y [T, H]: sums over each token's experts in the stated order, + residual (optional, [T,
     // H]) added in fp32 before the one rounding. With an addend [T, H] the residual is the sum of both,
     // rounded to y's dtype. y may alias the residual or the addend. dprob: drow_prob [M] f32 -> dprob [T, K]
-    // f32 (optional): each (token, k) gets its row's value.
+    // f32 (optional): each (token, k) gets its row's value. row_prob: the plan's, merging weights (optional).
     struct Combine {
         TensorView src;
+        TensorView row_prob;   // optional
         TensorView residual;   // optional
         TensorView addend;     // optional, with residual
         TensorView drow_prob;  // optional

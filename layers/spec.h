@@ -18,6 +18,8 @@ enum class Recipe : uint8_t { bf16, fp8_tensorwise, fp8_blockwise, fp8_flow, fp8
 enum class ScoreFunction : uint8_t { softmax, sigmoid };
 enum class BalancingLoss : uint8_t { aux_loss, seq_aux_loss, global_aux_loss };
 enum class Fp8Format : uint8_t { e4m3, hybrid };  // hybrid: gradients in E5M2
+// Where the routing probability multiplies: SwiGLU, before fc2; or the sums of combine, after it.
+enum class ProbsIn : uint8_t { swiglu, combine };
 enum class RecomputeGranularity : uint8_t { none, selective, full };
 
 struct ModelSpec {
@@ -73,6 +75,7 @@ struct PrecisionSpec {
     bool fp8_wgrad = true;  // false: weight gradients from BF16 operands
     // expert weight gradients of two consecutive micro-batches in one GEMM
     bool moe_delay_wgrad_compute = false;
+    ProbsIn moe_apply_probs_in = ProbsIn::swiglu;
     ScaleFormat scale_format = ScaleFormat::pow2;
     MxRounding mx_rounding = MxRounding::rceil;
     bool moe_quantize_before_dispatch = true;

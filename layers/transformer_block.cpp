@@ -9,8 +9,7 @@ PrecisionSpec precision_of_layer(const ModelSpec& model, const PrecisionSpec& pr
     const bool first = layer < model.num_layers_at_start_in_bf16;
     const bool last = layer >= model.num_layers - model.num_layers_at_end_in_bf16;
     if ((first || last) && precision.recipe != Recipe::fp32) {
-        result = {};
-        result.recipe = Recipe::bf16;
+        result = {.recipe = Recipe::bf16, .moe_apply_probs_in = precision.moe_apply_probs_in};
     }
     return result;
 }

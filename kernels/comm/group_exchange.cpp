@@ -98,19 +98,28 @@ template <class Visit> void for_each_choice(const DispatchPlan& plan, int64_t ho
     }
 }
 
-template <class T> void add_row_as(const TensorView& rows, int64_t row, float* sum) {
+// sum += row, or sum = fma(weight, row, sum).
+template <class T, class... Weight>
+void add_row_as(const TensorView& rows, int64_t row, float* sum, Weight... weight) {
     const int64_t width = rows.dim(1);
     const T* values = rows.as<T>() + row * width;
     for (int64_t h = 0; h < width; ++h) {
+        float value;
         if constexpr (std::is_same_v<T, float>) {
-            sum[h] += values[h];
+            value = values[h];
         } else {
-            sum[h] += to_float(values[h]);
+            value = to_float(values[h]);
+        }
+        if constexpr (sizeof...(Weight) == 0) {
+            sum[h] += value;
+        } else {
+            sum[h] = fma_float(weight..., value, sum[h]);
         }
     }
 }
-void add_row(const TensorView& rows, int64_t row, float* sum) {
-    rows.dtype == DType::f32 ? add_row_as<float>(rows, row, sum) : add_row_as<Bf16>(rows, row, sum);
+template <class... Weight> void add_row(const TensorView& rows, int64_t row, float* sum, Weight... weight) {
+    rows.dtype == DType::f32 ? add_row_as<float>(rows, row, sum, weight...)
+                             : add_row_as<Bf16>(rows, row, sum, weight...);
 }
 void store_row(const float* sum, const TensorView& rows, int64_t row) {
     const int64_t width = rows.dim(1);
@@ -205,14 +214,15 @@ void GroupExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPla
 }
 
 // What this rank sends back in order `rank`: one sum per received row.
-TensorView GroupExchange::rank_sums(const TensorView& src, const DispatchPlan& plan, Arena& scratch,
+TensorView GroupExchange::rank_sums(const Combine& args, const DispatchPlan& plan, Arena& scratch,
                                     const Launch& launch) {
     const Sizes sizes(plan);
-    const TensorView sums = scratch.tensor(src.dtype, {sizes.ranks * sizes.slots, src.dim(1)}, "combine");
-    ops_.unpermute_unpad({.src = src,
+    const TensorView sums =
+        scratch.tensor(args.src.dtype, {sizes.ranks * sizes.slots, args.src.dim(1)}, "combine");
+    ops_.unpermute_unpad({.src = args.src,
                           .recv_rows = plan.recv_rows,
                           .num_rows = plan.recv_offsets.slice(sizes.ranks, 1),
-                          .row_prob = {},
+                          .row_prob = args.row_prob,
                           .dst = sums},
                          launch);
     return sums;
@@ -246,7 +256,7 @@ void GroupExchange::do_combine(const Combine& args, const DispatchPlan& plan, Ar
                                choices_returned = choices_of(plan, rank());
 
     const TensorView sent =
-        by_rank ? rank_sums(args.src, plan, scratch, launch) : choice_rows(args.src, plan, scratch);
+        by_rank ? rank_sums(args, plan, scratch, launch) : choice_rows(args.src, plan, scratch);
     const TensorView returned = scratch.tensor(
         args.src.dtype, {tokens * (by_rank ? std::min(sizes.ranks, sizes.topk) : sizes.topk), width},
         "combine");
@@ -275,7 +285,7 @@ void GroupExchange::do_combine(const Combine& args, const DispatchPlan& plan, Ar
 }
 
 // Owner's side: a token's rows in ascending expert order, which is also ascending rank order; every rank's
-// rows arrive in the order in which they are used here.
+// rows arrive in the order in which they are used here. In order `rank` its sums are weighted already.
 void GroupExchange::add_returned_rows(const Combine& args, const DispatchPlan& plan,
                                       const TensorView& returned,
                                       const std::vector<ProcessGroup::Part>& parts,
@@ -289,7 +299,8 @@ void GroupExchange::add_returned_rows(const Combine& args, const DispatchPlan& p
     std::vector<float> sum(static_cast<std::size_t>(returned.dim(1)));
     std::vector<int64_t> order;
     for (int64_t token = 0; token < plan.num_tokens; ++token) {
-        const int32_t* ids = plan.all_ids.as<int32_t>() + (rank() * sizes.slots + token) * sizes.topk;
+        const int64_t first = (rank() * sizes.slots + token) * sizes.topk;
+        const int32_t* ids = plan.all_ids.as<int32_t>() + first;
         float* dprob = args.dprob ? args.dprob.as<float>() + token * sizes.topk : nullptr;
         if (dprob != nullptr) std::fill_n(dprob, sizes.topk, 0.0f);
         order.resize(static_cast<std::size_t>(sizes.topk));
@@ -301,8 +312,11 @@ void GroupExchange::add_returned_rows(const Combine& args, const DispatchPlan& p
         for (int64_t k : order) {
             const int64_t host = sizes.host_of(ids[k]);
             if (host < 0) continue;
-            if (order_ == CombineOrder::invariant || host != last_host)
-                add_row(returned, next_row[static_cast<std::size_t>(host)]++, sum.data());
+            int64_t& next = next_row[static_cast<std::size_t>(host)];
+            if (order_ == CombineOrder::invariant && args.row_prob)
+                add_row(returned, next++, sum.data(), plan.all_probs.as<float>()[first + k]);
+            else if (order_ == CombineOrder::invariant || host != last_host)
+                add_row(returned, next++, sum.data());
             last_host = host;
             if (dprob != nullptr)
                 dprob[k] = probs_returned.as<float>()[next_prob[static_cast<std::size_t>(host)]++];

@@ -38,8 +38,7 @@ protected:
     void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override;
 
 private:
-    TensorView rank_sums(const TensorView& src, const DispatchPlan& plan, Arena& scratch,
-                         const Launch& launch);
+    TensorView rank_sums(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch);
     TensorView choice_rows(const TensorView& src, const DispatchPlan& plan, Arena& scratch);
     void add_returned_rows(const Combine& args, const DispatchPlan& plan, const TensorView& returned,
                            const std::vector<ProcessGroup::Part>& parts, const TensorView& probs_returned);

@@ -128,6 +128,7 @@ void StagedExchange::do_combine(const Combine& args, const DispatchPlan& plan, A
     ArenaScope scope(arena_);
     const int64_t rows = plan.groups.row_capacity;
     Combine host{.src = copy_out(args.src, launch, rows),
+                 .row_prob = copy_out(args.row_prob, launch, rows),
                  .residual = copy_out(args.residual, launch),
                  .addend = copy_out(args.addend, launch),
                  .drow_prob = copy_out(args.drow_prob, launch, rows),

@@ -15,7 +15,8 @@ public:
     WeightFormat weight_format() const override { return {}; }
     // x, h, a
     double saved_bytes_routed(int64_t hidden, int64_t width) const override {
-        const bool drop_h = recompute_.experts, drop_a = drop_h || recompute_.activation;
+        const bool drop_h = recompute_.experts,
+                   drop_a = drop_h || recompute_.activation || merges_in_combine();
         return kPlainBytes * static_cast<double>(hidden + (drop_h ? 0 : 2 * width) + (drop_a ? 0 : width));
     }
     double saved_bytes_local(int64_t, int64_t width) const override {
@@ -24,19 +25,25 @@ public:
 
     void forward(Context& ctx, const Forward& io, ExpertsSaved& saved) const override {
         ArenaScope scope(ctx.scratch);
-        begin_routed(saved, io.plan);
+        begin_routed(saved, io.plan, precision_);
         const int64_t hidden = io.x.plain.cols();
         saved.x.data = rows(ctx, saved, Life::backward, ctx.activation, hidden, "dispatch");  // [M, H] bf16
         const TensorView ye = rows(ctx, saved, Life::call, ctx.activation, hidden, "fc2");    // [M, H] bf16
 
         dispatch(ctx, {.data = io.x.plain}, io.plan, PermutePadding::fused, saved.x);
         experts_forward(ctx, io.weights, saved, ye);
-        combine(ctx, {.src = ye, .residual = io.residual, .addend = io.addend, .y = io.y}, io.plan,
-                PermutePadding::fused);
+        combine(ctx,
+                {.src = ye,
+                 .row_prob = merging_weights(io.plan, precision_),
+                 .residual = io.residual,
+                 .addend = io.addend,
+                 .y = io.y},
+                io.plan, PermutePadding::fused);
     }
 
     void backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const override {
         ArenaScope scope(ctx.scratch);
+        begin_backward(saved, io.plan);
         const int64_t hidden = io.dx.cols();
         ScaledTensor dye{
             .data = rows(ctx, saved, Life::call, ctx.activation, hidden, "dispatch")};       // [M, H] bf16
@@ -69,7 +76,8 @@ private:
     // x [M, H] -> h [M, 2F] -> a [M, F] -> ye [M, H]
     void experts_forward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved,
                          const TensorView& ye) const {
-        const bool drop_h = recompute_.experts, drop_a = drop_h || recompute_.activation;
+        const bool drop_h = recompute_.experts,
+                   drop_a = drop_h || recompute_.activation || (saved.routed && merges_in_combine());
         saved.h = rows(ctx, saved, keep_unless(drop_h), ctx.activation, w.w1->spec.shape[1], "fc1");
         saved.a.data = rows(ctx, saved, keep_unless(drop_a), ctx.activation, w.w2->spec.shape[2], "swiglu");
 

@@ -11,7 +11,7 @@ double CastFlow::operand_bytes() const {
 }
 // The columns of x, or plain x where it is quantised again; h bf16; the columns of a, or plain.
 double CastFlow::saved_bytes_routed(int64_t hidden, int64_t width) const {
-    const bool drop_h = recompute_.experts, drop_a = drop_h || recompute_.activation;
+    const bool drop_h = recompute_.experts, drop_a = drop_h || recompute_.activation || merges_in_combine();
     return (drop_h ? kPlainBytes : operand_bytes()) * static_cast<double>(hidden) +
            kPlainBytes * static_cast<double>(drop_h ? 0 : 2 * width) +
            operand_bytes() * static_cast<double>(drop_a ? 0 : width);
@@ -24,7 +24,7 @@ double CastFlow::saved_bytes_local(int64_t hidden, int64_t width) const {
 
 void CastFlow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) const {
     ArenaScope scope(ctx.scratch);
-    begin_routed(saved, io.plan);
+    begin_routed(saved, io.plan, precision_);
     const int64_t hidden = io.x.plain.cols();
     const bool keep_plain = recompute_.experts || !precision_.fp8_wgrad;
     const TensorView xe =
@@ -34,12 +34,18 @@ void CastFlow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) con
     dispatch(ctx, {.data = io.x.plain}, io.plan, PermutePadding::fused, {.data = xe});
     if (keep_plain) saved.plain = xe;
     experts_forward(ctx, xe, io.weights, saved, ye);
-    combine(ctx, {.src = ye, .residual = io.residual, .addend = io.addend, .y = io.y}, io.plan,
-            PermutePadding::fused);
+    combine(ctx,
+            {.src = ye,
+             .row_prob = merging_weights(io.plan, precision_),
+             .residual = io.residual,
+             .addend = io.addend,
+             .y = io.y},
+            io.plan, PermutePadding::fused);
 }
 
 void CastFlow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const {
     ArenaScope scope(ctx.scratch);
+    begin_backward(saved, io.plan);
     const int64_t hidden = io.dx.cols();
     const TensorView dye = rows(ctx, saved, Life::call, ctx.activation, hidden, "dispatch");  // [M, H] bf16
     const TensorView dxe = rows(ctx, saved, Life::call, ctx.activation, hidden, "fc1");       // [M, H] bf16
@@ -71,7 +77,8 @@ void CastFlow::dense_backward(Context& ctx, const TokenRows& x, const TokenRows&
 // ---- forward: x [M, H] bf16, cast -> h [M, 2F] bf16 -> a [M, F] bf16, cast -> ye [M, H] bf16
 void CastFlow::experts_forward(Context& ctx, const TensorView& x, const ExpertWeights& w, ExpertsSaved& saved,
                                const TensorView& ye) const {
-    const bool drop_h = recompute_.experts, drop_a = drop_h || recompute_.activation;
+    const bool drop_h = recompute_.experts,
+               drop_a = drop_h || recompute_.activation || (saved.routed && merges_in_combine());
     saved.h = rows(ctx, saved, keep_unless(drop_h), ctx.activation, w.w1->spec.shape[1], "fc1");
 
     fc1_forward(ctx, x, w, saved, !drop_h && precision_.fp8_wgrad);

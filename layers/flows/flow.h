@@ -39,7 +39,7 @@ struct FlowPlan {
 struct ExpertsSaved {
     bool routed = true;  // false: shared expert / dense FFN, one group of all tokens
     RowGroups groups;
-    TensorView prob;  // [M] f32; absent: 1
+    TensorView prob;  // [M] f32, SwiGLU's factor; absent: 1 (begin_routed, begin_backward)
     // [M, H] rows before quantisation, where a recompute or a BF16 weight gradient needs them
     TensorView plain;
     ScaledTensor x;    // [M, H] fc1 input
@@ -103,6 +103,10 @@ public:
                                 const TensorView& dx) const = 0;
 
 protected:
+    // moe_apply_probs_in: combine. The forward's activation is not weighted, but fc2's weight gradient reads
+    // the weighted one. So the forward keeps none, and the backward makes it with SwiGLU's factor.
+    bool merges_in_combine() const { return precision_.moe_apply_probs_in == ProbsIn::combine; }
+
     PrecisionSpec precision_;
     ExpertsRecompute recompute_;
 };

@@ -22,7 +22,7 @@ using namespace steps;
 
 void Fp8Flow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) const {
     ArenaScope scope(ctx.scratch);
-    begin_routed(saved, io.plan);
+    begin_routed(saved, io.plan, precision_);
     const int64_t hidden = io.x.plain.cols();
     saved.x = fp8_rows(ctx, saved, Life::backward, DType::e4m3, hidden, ScaleLayout::vec128,
                        "dispatch");                                                     // [M, H] e4m3
@@ -30,11 +30,18 @@ void Fp8Flow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) cons
 
     receive(ctx, Received::x, io.x, io.plan, saved, saved.x);
     experts_forward(ctx, io.weights, saved, ye);
-    combine(ctx, {.src = ye, .residual = io.residual, .addend = io.addend, .y = io.y}, io.plan);
+    combine(ctx,
+            {.src = ye,
+             .row_prob = merging_weights(io.plan, precision_),
+             .residual = io.residual,
+             .addend = io.addend,
+             .y = io.y},
+            io.plan);
 }
 
 void Fp8Flow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const {
     ArenaScope scope(ctx.scratch);
+    begin_backward(saved, io.plan);
     const int64_t hidden = io.dx.cols();
     const ScaledTensor dye = fp8_rows(ctx, saved, Life::call, gradient_code(precision_), hidden,
                                       ScaleLayout::vec128, "dispatch");                  // [M, H]
@@ -50,7 +57,8 @@ void Fp8Flow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) co
 // ---- x [M, H] e4m3 -> h [M, 2F] bf16 -> a [M, F] e4m3 -> ye [M, H] bf16
 void Fp8Flow::experts_forward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved,
                               const TensorView& ye) const {
-    const bool drop_h = recompute_.experts, drop_a = drop_h || recompute_.activation;
+    const bool drop_h = recompute_.experts,
+               drop_a = drop_h || recompute_.activation || (saved.routed && merges_in_combine());
     saved.h = rows(ctx, saved, keep_unless(drop_h), ctx.activation, w.w1->spec.shape[1], "fc1");
     saved.a = fp8_rows(ctx, saved, keep_unless(drop_a), DType::e4m3, w.w2->spec.shape[2], ScaleLayout::vec128,
                        "swiglu");
@@ -83,7 +91,7 @@ void Fp8Flow::experts_backward(Context& ctx, const ExpertWeights& w, ExpertsSave
     data_gradient(ctx, "fc1 dgrad", dh, *w.w1, saved.groups, dxe);
 }
 
-// What the forward did not keep (recompute moe_act, moe_expert), from the received rows.
+// What the forward did not keep (recompute moe_act, moe_expert; merging weights), from the received rows.
 void Fp8Flow::rebuild(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved) const {
     const int64_t ffn = w.w2->spec.shape[2];
     if (!saved.h) {  // moe_expert
@@ -127,7 +135,7 @@ WeightFormat Fp8Flow::weight_format() const {
 
 // x e4m3, h bf16, a e4m3; a local x is the norm's output.
 double Fp8Flow::saved_bytes_routed(int64_t hidden, int64_t width) const {
-    const bool drop_h = recompute_.experts, drop_a = drop_h || recompute_.activation;
+    const bool drop_h = recompute_.experts, drop_a = drop_h || recompute_.activation || merges_in_combine();
     return fp8_bytes(ScaleLayout::vec128) * static_cast<double>(hidden + (drop_a ? 0 : width)) +
            kPlainBytes * static_cast<double>(drop_h ? 0 : 2 * width);
 }

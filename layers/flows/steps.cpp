@@ -60,10 +60,16 @@ ScaledTensor fp8_columns(Context& ctx, const ExpertsSaved& saved, Life life, DTy
     return result;
 }
 
-void begin_routed(ExpertsSaved& saved, const FlowPlan& plan) {
+void begin_routed(ExpertsSaved& saved, const FlowPlan& plan, const PrecisionSpec& precision) {
     saved.routed = true;
     saved.groups = plan.padded.groups;
-    saved.prob = plan.padded.row_prob;
+    saved.prob = precision.moe_apply_probs_in == ProbsIn::swiglu ? plan.padded.row_prob : TensorView{};
+}
+
+void begin_backward(ExpertsSaved& saved, const FlowPlan& plan) { saved.prob = plan.padded.row_prob; }
+
+TensorView merging_weights(const FlowPlan& plan, const PrecisionSpec& precision) {
+    return precision.moe_apply_probs_in == ProbsIn::combine ? plan.padded.row_prob : TensorView{};
 }
 
 void begin_dense(Context& ctx, ExpertsSaved& saved) {
@@ -117,6 +123,7 @@ void combine(Context& ctx, const Exchange::Combine& args, const FlowPlan& plan, 
     };
     Exchange::Combine unpadded = args;
     unpadded.src = unpad(args.src);
+    if (args.row_prob) unpadded.row_prob = plan.unpadded.row_prob;
     if (args.drow_prob) {
         const int64_t rows = args.drow_prob.dim(0);
         const TensorView prob = unpad(args.drow_prob.reshape({rows, 1}));

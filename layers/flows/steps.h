@@ -27,8 +27,13 @@ ScaledTensor fp8_columns(Context& ctx, const ExpertsSaved& saved, Life life, DTy
                          ScaleLayout layout, const char* kind);
 TensorView row_vector(Context& ctx, const ExpertsSaved& saved, Life life, const char* kind);  // [M] f32
 
-// Points `saved` at the plan's groups and probabilities, or at the one group of all tokens.
-void begin_routed(ExpertsSaved& saved, const FlowPlan& plan);
+// Points `saved` at the plan's groups, or at the one group of all tokens. The probabilities are SwiGLU's
+// factor in both passes, or with ProbsIn::combine in the backward alone: fc2 is linear, so its gradients are
+// those of a weighted input.
+void begin_routed(ExpertsSaved& saved, const FlowPlan& plan, const PrecisionSpec& precision);
+void begin_backward(ExpertsSaved& saved, const FlowPlan& plan);
+// The weights of the forward's combine: absent where SwiGLU has multiplied.
+TensorView merging_weights(const FlowPlan& plan, const PrecisionSpec& precision);
 void begin_dense(Context& ctx, ExpertsSaved& saved);
 
 // Tokens to their experts. Fused: permute and pad are part of the exchange; otherwise receive, permute, pad

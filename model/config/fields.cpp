@@ -193,6 +193,10 @@ void add_precision(std::vector<ConfigField>& fields) {
     add(boolean(s, "moe_delay_wgrad_compute", AT(precision.moe_delay_wgrad_compute),
                 "delay expert weight gradients to the second of two micro-batches: one GEMM for both"),
         {Recipe::fp8_blockwise, Recipe::fp8_flow});
+    add(choice(s, "moe_apply_probs_in", AT(precision.moe_apply_probs_in), {"swiglu", "combine"},
+               "where the routing probability multiplies: in SwiGLU, before fc2; or in combine, where the "
+               "backward makes SwiGLU's output again instead of keeping it"),
+        {});
     add(choice(s, "scale_format", AT(precision.scale_format), {"pow2", "fp32"},
                "scales as powers of two, or free FP32 scales"),
         {Recipe::fp8_tensorwise, Recipe::fp8_blockwise, Recipe::fp8_flow, Recipe::fp8_rowwise});

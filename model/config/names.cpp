@@ -32,6 +32,8 @@ constexpr Known kRefused[] = {
     {"moe_expert_capacity_factor", kDropless},
     {"moe_pad_expert_input_to_capacity", kDropless},
     {"moe_token_drop_policy", kDropless},
+    {"moe_apply_probs_on_input",
+     "probabilities multiply in SwiGLU or in combine (moe_apply_probs_in), never the experts' input"},
     {"moe_input_jitter_eps", "router jitter is not implemented"},
     {"recompute_method", "recompute_granularity: full always re-runs every layer"},
     {"recompute_num_layers", "recompute_granularity: full always re-runs every layer"},

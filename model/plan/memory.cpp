@@ -112,7 +112,7 @@ double norm_output_bytes(const PrecisionSpec& p, NormOutput output, double hidde
 
 // Bytes per row that live only while one MoE layer runs backward: dY [H], dA [F], dh [2F] and dX [H]; the FP8
 // copies of dY and dh (the flow has them in FP8 alone, and transposes h's gradient and X for the weight
-// gradient); and what recomputation makes again.
+// gradient); and what the backward makes again.
 double workspace_row_bytes(const Config& config) {
     const double hidden = f64(config.model.hidden_size), width = f64(config.moe.moe_ffn_hidden_size);
     const Recipe recipe = config.precision.recipe;
@@ -125,7 +125,9 @@ double workspace_row_bytes(const Config& config) {
         if (is_fp8(recipe)) bytes += (config.precision.fp8_wgrad ? 2 : 1) * operand * (hidden + 2 * width);
     }
     const int64_t layer = first_moe_layer(config);
-    return bytes + saved_activation_bytes(config, layer, {}).per_row -
+    Config keeps_all = config;
+    keeps_all.precision.moe_apply_probs_in = ProbsIn::swiglu;
+    return bytes + saved_activation_bytes(keeps_all, layer, {}).per_row -
            saved_activation_bytes(config, layer, config.recompute).per_row;
 }
 

@@ -43,6 +43,11 @@ const std::map<std::string, std::vector<std::string>>& variants() {
         {"padding_apart", {"precision.moe_permute_padding_for_fp8=false"}},
         {"act_quantize_apart", {"precision.moe_act_quantize_fusion=false"}},
         {"norm_quantize_apart", {"precision.moe_norm_quantize_fusion=false"}},
+        {"merging_weights", {"precision.moe_apply_probs_in=combine"}},
+        {"merging_weights_invariant",
+         {"precision.moe_apply_probs_in=combine", "moe.moe_combine_order=invariant"}},
+        {"merging_weights_padding_apart",
+         {"precision.moe_apply_probs_in=combine", "precision.moe_permute_padding_for_fp8=false"}},
         {"all_apart",
          {"precision.moe_quantize_before_dispatch=false", "precision.moe_scaling_aware_transpose=false",
           "precision.moe_permute_padding_for_fp8=false", "precision.moe_act_quantize_fusion=false",
@@ -69,15 +74,35 @@ const std::map<std::string, std::vector<std::string>>& variants() {
 
 // Variants by the recipes that know them.
 const std::vector<std::pair<std::string, std::vector<std::string>>> kVariantsOf = {
-    {"bf16", {"invariant", "narrow_padding", "tight_rows", "routed_only", "sigmoid", "losses", "model"}},
-    {"fp8_tensorwise", {"hybrid", "bf16_wgrad", "fp32_scales", "short_history", "narrow_padding"}},
-    {"fp8_blockwise", {"hybrid", "bf16_wgrad", "fp32_scales", "delayed_wgrad"}},
+    {"bf16",
+     {"invariant", "narrow_padding", "tight_rows", "routed_only", "sigmoid", "losses", "model",
+      "merging_weights", "merging_weights_invariant"}},
+    {"fp8_tensorwise",
+     {"hybrid", "bf16_wgrad", "fp32_scales", "short_history", "narrow_padding", "merging_weights"}},
+    {"fp8_blockwise", {"hybrid", "bf16_wgrad", "fp32_scales", "delayed_wgrad", "merging_weights"}},
     {"fp8_flow",
-     {"hybrid", "bf16_wgrad", "delayed_wgrad", "fp32_scales_requantized", "bf16_dispatch", "requantized",
-      "padding_apart", "act_quantize_apart", "all_apart", "norm_quantize_apart", "invariant", "tight_rows",
-      "routed_only", "sigmoid", "losses", "model", "bf16_first_layer"}},
-    {"fp8_rowwise", {"hybrid", "bf16_wgrad", "fp32_scales", "narrow_padding"}},
-    {"mxfp8", {"hybrid", "bf16_wgrad", "mx_floor", "narrow_padding"}},
+     {"hybrid",
+      "bf16_wgrad",
+      "delayed_wgrad",
+      "fp32_scales_requantized",
+      "bf16_dispatch",
+      "requantized",
+      "padding_apart",
+      "act_quantize_apart",
+      "all_apart",
+      "norm_quantize_apart",
+      "invariant",
+      "tight_rows",
+      "routed_only",
+      "sigmoid",
+      "losses",
+      "model",
+      "bf16_first_layer",
+      "merging_weights",
+      "merging_weights_invariant",
+      "merging_weights_padding_apart"}},
+    {"fp8_rowwise", {"hybrid", "bf16_wgrad", "fp32_scales", "narrow_padding", "merging_weights"}},
+    {"mxfp8", {"hybrid", "bf16_wgrad", "mx_floor", "narrow_padding", "merging_weights"}},
 };
 
 std::vector<Case> make_cases() {
@@ -119,9 +144,9 @@ std::vector<Case> make_cases() {
                      .micro_batches = layout.ranks == 4 && name != "delayed_wgrad" ? 1 : 2,
                      .variant = name});
     }
-    // Where two switches share code: recompute under the flow's ablations, delayed weight gradients and both
-    // losses and recompute.
-    for (const char* variant : {"all_apart", "delayed_wgrad", "bf16_wgrad", "losses"})
+    // Where two switches share code: recompute under the flow's ablations, delayed weight gradients, merging
+    // weights and both losses and recompute.
+    for (const char* variant : {"all_apart", "delayed_wgrad", "bf16_wgrad", "losses", "merging_weights"})
         for (const char* recompute : {"moe_expert", "moe", "full"})
             add({.recipe = "fp8_flow", .recompute = recompute, .micro_batches = 2, .variant = variant});
     return cases;
@@ -164,8 +189,8 @@ const std::vector<std::string>& selection() {
         "Every switch of fp8_flow, and with it and bf16 every kind of layer, loss and combine order, on one "
         "rank with 2 micro-batches and on EP 2 of 4 ranks.",
         "Every switch of the other recipes on EP 2 of 2 ranks with 2 micro-batches.",
-        "fp8_flow: ablations, delayed weight gradients, BF16 weight gradients and balancing losses, each "
-        "with recompute of experts, layer, all.",
+        "fp8_flow: ablations, delayed weight gradients, BF16 weight gradients, balancing losses and merging "
+        "weights, each with recompute of experts, layer, all.",
     };
     return lines;
 }

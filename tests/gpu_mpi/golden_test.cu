@@ -95,11 +95,12 @@ TEST(Golden, AlltoallIsFlex) {
     for (const int expert_ranks : {world->size(), world->size() / 2}) {
         for (const char* recipe : kFp8AndBf16)
             compare({.recipe = recipe, .expert_ranks = expert_ranks, .ranks = world->size()});
-        compare({.recipe = "fp8_flow",
-                 .expert_ranks = expert_ranks,
-                 .ranks = world->size(),
-                 .micro_batches = 2,
-                 .variant = "invariant"});
+        for (const char* variant : {"invariant", "merging_weights", "merging_weights_invariant"})
+            compare({.recipe = "fp8_flow",
+                     .expert_ranks = expert_ranks,
+                     .ranks = world->size(),
+                     .micro_batches = 2,
+                     .variant = variant});
     }
 }
 
@@ -136,7 +137,7 @@ TEST(Golden, SwitchesOfTheFlow) {
     const golden::Hashes flow = golden::run_case(c, *world, backend);
     for (const char* variant :
          {"hybrid", "bf16_wgrad", "delayed_wgrad", "fp32_scales_requantized", "bf16_dispatch", "requantized",
-          "padding_apart", "act_quantize_apart", "norm_quantize_apart", "all_apart"}) {
+          "padding_apart", "act_quantize_apart", "norm_quantize_apart", "all_apart", "merging_weights"}) {
         c.variant = variant;
         const golden::Hashes once = golden::run_case(c, *world, backend),
                              again = golden::run_case(c, *world, backend);

@@ -110,6 +110,7 @@ protected:
         ArenaScope scope(arena_);
         DeviceTensors tensors(device_, arena_);
         const Combine copies{.src = tensors.put(args.src),
+                             .row_prob = tensors.put(args.row_prob),
                              .residual = tensors.put(args.residual),
                              .addend = tensors.put(args.addend),
                              .drow_prob = tensors.put(args.drow_prob),

@@ -179,16 +179,19 @@ public:
         return in;
     }
 
-    // Returns y. With a residual, another tensor is added to it in half of the cases.
+    // Returns y. With a residual, another tensor is added to it in half of the cases; with merging weights,
+    // in half of the cases of either kind.
     HostTensor combine(Exchange& exchange, Arena& scratch, uint64_t leg, bool with_residual,
                        bool with_dprob) const {
         const int64_t tokens = num_tokens();
         const CombineInputs in = combine_inputs(leg);
         const HostTensor &src = in.src, &drow_prob = in.drow_prob, &residual = in.residual;
         const bool with_addend = with_residual && (leg / 2 + c_.seed) % 2 == 0;
+        const bool with_weights = (leg / 2 + c_.seed / 2) % 2 == 0;
         HostTensor y(c_.dtype, {tokens, c_.hidden}), dprob(DType::f32, {tokens, c_.topk});
         const double before = exchange.wire_bytes().combine;
         exchange.combine({.src = src,
+                          .row_prob = with_weights ? plan().row_prob : TensorView{},
                           .residual = with_residual ? residual.view() : TensorView{},
                           .addend = with_addend ? in.addend.view() : TensorView{},
                           .drow_prob = with_dprob ? drow_prob.view() : TensorView{},
@@ -206,13 +209,14 @@ public:
         };
         for (int64_t t = 0; t < tokens; ++t) {
             for (int64_t h = 0; h < c_.hidden; ++h)
-                set(want, t * c_.hidden + h, combined(leg, t, h, residual_of(t * c_.hidden + h)));
+                set(want, t * c_.hidden + h,
+                    combined(leg, t, h, residual_of(t * c_.hidden + h), with_weights));
             for (int64_t k = 0; k < c_.topk; ++k)
                 set(want_dprob, t * c_.topk + k,
                     value(c_.seed + leg + 50, c_.token(rank_, t),
                           routing_.ids.as<int32_t>()[(rank_ * c_.slots() + t) * c_.topk + k], 0));
         }
-        EXPECT_TRUE(same_bytes(y, want)) << c_.text() << ", leg " << leg;
+        EXPECT_TRUE(same_bytes(y, want)) << c_.text() << ", leg " << leg << (with_weights ? ", weights" : "");
         EXPECT_TRUE(!with_dprob || same_bytes(dprob, want_dprob)) << c_.text();
         EXPECT_TRUE(y.guards_intact() && dprob.guards_intact());
 
@@ -279,6 +283,11 @@ private:
             if (id(g, t, k) == expert) return true;
         return false;
     }
+    float prob(int64_t g, int64_t t, int64_t expert) const {
+        for (int64_t k = 0; k < c_.topk; ++k)
+            if (id(g, t, k) == expert) return routing_.probs.as<float>()[(g * c_.slots() + t) * c_.topk + k];
+        return 0.0f;
+    }
     // Experts of a token on rank `host`.
     int64_t num_choices(int64_t g, int64_t t, int64_t host) const {
         int64_t n = 0;
@@ -316,7 +325,7 @@ private:
     }
 
     // The ordering contract, for one element.
-    float combined(uint64_t leg, int64_t t, int64_t h, float residual) const {
+    float combined(uint64_t leg, int64_t t, int64_t h, float residual, bool weighted) const {
         const auto round = [&](float x) { return c_.dtype == DType::bf16 ? round_bf16(x) : x; };
         float total = 0.0f;
         for (int64_t host = 0; host < c_.ranks(); ++host) {
@@ -324,7 +333,8 @@ private:
             for (int64_t e = host * c_.local_experts(); e < (host + 1) * c_.local_experts(); ++e) {
                 if (!routed(rank_, t, e)) continue;
                 const float x = round(value(c_.seed + leg, c_.token(rank_, t), e, h));
-                (c_.order == CombineOrder::rank ? of_rank : total) += x;
+                float& sum = c_.order == CombineOrder::rank ? of_rank : total;
+                sum = weighted ? std::fma(prob(rank_, t, e), x, sum) : sum + x;
             }
             if (c_.order == CombineOrder::rank) total += round(of_rank);
         }

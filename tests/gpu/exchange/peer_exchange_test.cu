@@ -97,6 +97,7 @@ protected:
     void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch&) override {
         ArenaScope scope(rank_.arena);
         const Combine copies{.src = put(args.src),
+                             .row_prob = put(args.row_prob),
                              .residual = put(args.residual),
                              .addend = put(args.addend),
                              .drow_prob = put(args.drow_prob),

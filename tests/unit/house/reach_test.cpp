@@ -41,8 +41,9 @@ const std::map<std::string, std::string> kUnreached = {
      "weight-gradient "
      "operands; recipes cast both orientations in one call"},
     {"unpermute_probs_backward",
-     "merging weights in unpermute: waits for the recipe switch that multiplies the probability in combine "
-     "instead of in SwiGLU"},
+     "kept for comparison with the published kernel; with moe_apply_probs_in: combine SwiGLU's backward "
+     "gives "
+     "the same gradient without fc2's output"},
 };
 
 using Reached = std::map<std::string, std::string>;  // operation -> the first run that called it
@@ -130,6 +131,7 @@ const std::vector<Texts> kSwitches = {
     {"precision.moe_permute_padding_for_fp8=false"},
     {"precision.moe_act_quantize_fusion=false"},
     {"precision.moe_norm_quantize_fusion=false"},
+    {"precision.moe_apply_probs_in=combine"},
     {"moe.moe_combine_order=invariant"},
     {"moe.moe_router_score_function=sigmoid", "moe.moe_router_enable_expert_bias=true"},
     {"moe.moe_router_force_load_balancing=true"},

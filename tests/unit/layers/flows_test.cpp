@@ -7,6 +7,7 @@
 #include "model/train/transformer.h"
 #include "tests/support/layer_fixture.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -307,6 +308,9 @@ TEST(Flows, UnfusedPermuteAndPadGivesTheSameBytes) {
             LayerCase unfused = fused;
             unfused.precision.moe_permute_padding_for_fp8 = false;
             expect_same_bits(fused, unfused, early ? "FP8 wire" : "BF16 wire");
+            fused.precision.moe_apply_probs_in = unfused.precision.moe_apply_probs_in = ProbsIn::combine;
+            expect_same_bits(fused, unfused, "merging weights");
+            fused.precision.moe_apply_probs_in = ProbsIn::swiglu;
         }
     }
 }
@@ -334,6 +338,36 @@ TEST(Flows, SwitchesStayWithinBounds) {
             if (off == 5) c.precision.fp8_wgrad = false;
             expect_close(c, "switch " + std::to_string(off));
         }
+    }
+}
+
+// The probability in combine: against the same exact layer, for every recipe, and through the ablations.
+TEST(Flows, MergingWeightsStayWithinBounds) {
+    for (Recipe recipe : kRecipes) {
+        for (int option = 0; option < 4; ++option) {
+            LayerCase c = LayerCase::of(recipe);
+            c.precision.moe_apply_probs_in = ProbsIn::combine;
+            c.tokens = {64, 32};
+            c.moe.moe_shared_expert_intermediate_size = 128;
+            if (option == 1)
+                c.recompute = {.recompute_granularity = RecomputeGranularity::selective, .moe_expert = true};
+            if (option == 2) c.moe.moe_combine_order = CombineOrder::invariant;
+            if (option == 3) {
+                if (recipe != Recipe::fp8_flow) continue;
+                c.precision.moe_act_quantize_fusion = c.precision.moe_permute_padding_for_fp8 = false;
+            }
+            expect_close(c, fmt::format("{}, merging weights, option {}", recipe_name(recipe), option));
+        }
+    }
+}
+
+// What combine costs: a recipe that casts quantises the activation again, as under moe_act.
+TEST(Flows, CastsWithMergingWeights) {
+    for (Recipe recipe : kRecipes) {
+        LayerCase c = LayerCase::of(recipe);
+        c.precision.moe_apply_probs_in = ProbsIn::combine;
+        const int64_t casts = recipe == Recipe::bf16 ? 0 : recipe == Recipe::fp8_flow ? 1 : 5;
+        EXPECT_EQ(test::run_block(c)[0].casts, casts) << recipe_name(recipe);
     }
 }
 

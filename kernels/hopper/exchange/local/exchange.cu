@@ -77,15 +77,21 @@ protected:
                         launch.stream);
     }
 
-    void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
+    void do_combine(const Combine& asked, const DispatchPlan& plan, Arena& scratch,
                     const Launch& launch) override {
         const int64_t tokens = plan.num_tokens;
+        Combine args = asked;
+        if (args.row_prob) {  // the kernel of weighted sums adds one tensor
+            args.residual = residual_with_addend(ops_, asked, launch);
+            args.addend = {};
+        }
         // rank: the rank's sum is rounded to the row dtype before the owner adds the residual; invariant: one
         // rounding at the end
         const bool by_rank = order_ == CombineOrder::rank;
         op::UnpermuteUnpad sums{.src = args.src,
                                 .recv_rows = plan.recv_rows.slice(0, tokens),
                                 .num_rows = plan.recv_offsets.slice(1, 1),
+                                .row_prob = args.row_prob,
                                 .dst = args.y};
         const auto rounding =
             by_rank ? hopper::permute::SumRounding::before_residual : hopper::permute::SumRounding::once;

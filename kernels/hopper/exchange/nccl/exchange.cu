@@ -7,6 +7,7 @@
 #include "kernels/hopper/exchange/nccl/comm.h"
 
 #include "kernels/core/scaled_tensor.h"
+#include "kernels/hopper/exchange/merging_weights.h"
 #include "kernels/hopper/exchange/nccl/kernels.h"
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/runtime/launch.h"
@@ -217,15 +218,18 @@ void NcclExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
         ops_.unpermute_unpad({.src = args.src,
                               .recv_rows = plan.recv_rows,
                               .num_rows = plan.recv_offsets.slice(ranks, 1),
-                              .row_prob = {},
+                              .row_prob = args.row_prob,
                               .dst = sent},
                              launch);
     else
         pack_choices(args.src, plan, positions, sent, launch);
     const TensorView returned = scratch.tensor(args.src.dtype, {sum_of(receives), width}, "combine");
     wire_.combine += return_segments("combine", sent, sends, returned, receives, row_bytes, launch);
+    TensorView weights;
+    if (args.row_prob && !by_rank) weights = weights_in_expert_order(plan, rank(), scratch, launch);
     add_returned({.returned = returned,
                   .starts = by_rank ? positions.row_starts : positions.choice_starts,
+                  .weights = weights,
                   .residual = residual_with_addend(ops_, args, launch),
                   .y = args.y},
                  launch);

@@ -9,6 +9,8 @@
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/runtime/launch.h"
 
+#include <type_traits>
+
 namespace fp8flow::hopper::nccl {
 
 namespace {
@@ -234,10 +236,16 @@ struct AddArgs {
     int64_t tokens, hidden;
     bool vectorised;
 };
+struct WeightedAddArgs : AddArgs {
+    const float* weights;  // [T, K]
+    int64_t topk;
+};
 
 // Moves: every returned row once, the residual, y. A warp takes one token, a thread eight columns at a time:
 // it adds the token's rows in registers in the order in which the ranks' messages hold them, and rounds once.
-__global__ __launch_bounds__(kThreads) void add_returned_kernel(const AddArgs args) {
+// With weights the n-th row of a token is multiplied by its n-th weight, by one fma.
+template <class Args> __global__ __launch_bounds__(kThreads) void add_returned_kernel(const Args args) {
+    constexpr bool kWeighted = std::is_same_v<Args, WeightedAddArgs>;
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
               lane = static_cast<int>(threadIdx.x) % kWarpSize;
     for (int64_t token = static_cast<int64_t>(blockIdx.x) * kWarps + warp; token < args.tokens;
@@ -246,13 +254,21 @@ __global__ __launch_bounds__(kThreads) void add_returned_kernel(const AddArgs ar
             const int64_t width = args.hidden - column;
             float sum[kUnit] = {}, values[kUnit];
             int64_t message = 0;  // where this rank's rows begin
+            [[maybe_unused]] const float* weight = nullptr;
+            if constexpr (kWeighted) weight = args.weights + token * args.topk;
             for (int g = 0; g < args.ranks; ++g) {
                 const int32_t* starts = args.starts + static_cast<int64_t>(g) * (args.slots + 1);
                 for (int64_t row = message + starts[token]; row < message + starts[token + 1]; ++row) {
                     load_up_to_8(args.returned.data, args.returned.dtype, row * args.hidden + column, width,
                                  args.vectorised, values);
+                    if constexpr (kWeighted) {
 #pragma unroll
-                    for (int j = 0; j < kUnit; ++j) sum[j] += values[j];
+                        for (int j = 0; j < kUnit; ++j) sum[j] = fma_float(*weight, values[j], sum[j]);
+                        ++weight;
+                    } else {
+#pragma unroll
+                        for (int j = 0; j < kUnit; ++j) sum[j] += values[j];
+                    }
                 }
                 message += starts[args.tokens];
             }
@@ -414,8 +430,13 @@ void add_returned(const AddReturned& args, const Launch& launch) {
                               .vectorised = is_vectorisable(args.returned.data, hidden) &&
                                             is_vectorisable(args.residual.data, hidden) &&
                                             is_vectorisable(args.y.data, hidden)};
-    add_returned_kernel<<<grid_for(ceil_div(tokens, kWarps), launch), kThreads, 0, stream_of(launch)>>>(
-        kernel_args);
+    const unsigned grid = grid_for(ceil_div(tokens, kWarps), launch);
+    if (args.weights) {
+        const WeightedAddArgs weighted{kernel_args, args.weights.as<float>(), args.weights.dim(1)};
+        add_returned_kernel<<<grid, kThreads, 0, stream_of(launch)>>>(weighted);
+    } else {
+        add_returned_kernel<<<grid, kThreads, 0, stream_of(launch)>>>(kernel_args);
+    }
     check_launch("adding returned rows");
 }
 

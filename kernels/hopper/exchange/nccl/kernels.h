@@ -46,10 +46,12 @@ void pack_choice_values(const TensorView& values, const DispatchPlan& plan, cons
                         const TensorView& out, const Launch& launch);
 
 // y row t = sum of the returned rows of token t, ascending rank and expert, + residual: fp32, one rounding.
+// With weights each row is multiplied as it is added, by one fma.
 // starts: row_starts where each rank returns one row a token, choice_starts where it returns every choice.
 struct AddReturned {
     TensorView returned;  // [*, H]: by rank, then token, then expert
     TensorView starts;
+    TensorView weights;   // [T, K] f32, of the returned rows of each token in their order; optional
     TensorView residual;  // optional
     TensorView y;         // out [T, H]
 };

@@ -2,15 +2,19 @@
 // combine over peer memory: the rank that hosts the experts stores sums (order `rank`) or single rows (order
 // `invariant`) into fixed slots of the owner's receive buffer; the owner adds them in ascending expert order,
 // which is also ascending rank order, plus the residual, and rounds once. The bits are those of the reference
-// exchange. Here: the call, and kernels for any rows, in which owners add after the group barrier. Read next:
-// combine_sums.cu.
+// exchange. Here: the call, and kernels for any rows and for weighted ones, in which owners add after the
+// group barrier. Read next: combine_sums.cu.
+#include "kernels/core/scalar_math.h"
 #include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/vector_io.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
+#include "kernels/hopper/exchange/merging_weights.h"
 #include "kernels/hopper/exchange/peer/combine.h"
 #include "kernels/hopper/exchange/peer/exchange.h"
 #include "kernels/hopper/runtime/launch.h"
+
+#include <type_traits>
 
 namespace fp8flow::hopper::peer {
 
@@ -19,6 +23,31 @@ namespace {
 // How rows are accessed: any dtype and alignment, or BF16 in whole vectors, without branches and with loads
 // in flight.
 enum class Access { any, bf16_vectors };
+
+// A row to add: its number, or with merging weights its number and weight.
+struct WeightedRow {
+    int64_t number;
+    float weight;
+};
+__device__ __forceinline__ int64_t number_of(int64_t row) { return row; }
+__device__ __forceinline__ int64_t number_of(const WeightedRow& row) { return row.number; }
+__device__ __forceinline__ void add_values(int64_t, const float (&values)[kUnit], float (&sum)[kUnit]) {
+#pragma unroll
+    for (int e = 0; e < kUnit; ++e) sum[e] += values[e];
+}
+__device__ __forceinline__ void add_values(const WeightedRow& row, const float (&values)[kUnit],
+                                           float (&sum)[kUnit]) {
+#pragma unroll
+    for (int e = 0; e < kUnit; ++e) sum[e] = fma_float(row.weight, values[e], sum[e]);
+}
+
+// With merging weights: by M-row for the rank that has the rows (order rank), in ascending expert order for
+// the owner (order invariant).
+struct WeightedArgs : CombineArgs {
+    DeviceView row_prob;   // [M]
+    const float* weights;  // [T, K]
+};
+template <class Args> constexpr bool kIsWeighted = std::is_same_v<Args, WeightedArgs>;
 
 template <Access kAccess> struct Rows {
     void* data;
@@ -42,8 +71,9 @@ template <Access kAccess> struct Rows {
             store_up_to_8(data, dtype, row * hidden + column, hidden - column, vectorised, values);
     }
     // sum += the eight columns of `count` rows, one after the other; next_row() gives their numbers, and any
-    // number past the last. Four loads are in flight: whole vectors are unpacked only after all four are
-    // issued, otherwise each load would wait for the one before.
+    // number past the last. Rows with a weight (WeightedRow) are multiplied, by one fma. Four loads are in
+    // flight: whole vectors are unpacked only after all four are issued, otherwise each load would wait for
+    // the one before.
     template <class NextRow>
     __device__ __forceinline__ void add(int count, NextRow next_row, int64_t column,
                                         float (&sum)[kUnit]) const {
@@ -51,52 +81,64 @@ template <Access kAccess> struct Rows {
         for (int first = 0; first < count; first += kInFlight) {
             if constexpr (kAccess == Access::bf16_vectors) {
                 uint4 raw[kInFlight];
+                decltype(next_row()) row[kInFlight];
 #pragma unroll
                 for (int j = 0; j < kInFlight; ++j) {
-                    const int64_t row = next_row();
+                    row[j] = next_row();
                     if (first + j < count)
                         raw[j] = __ldcg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(data) +
-                                                                       row * hidden + column));
+                                                                       number_of(row[j]) * hidden + column));
                 }
 #pragma unroll
                 for (int j = 0; j < kInFlight; ++j) {
                     if (first + j >= count) continue;
                     float values[kUnit];
                     unpack_unit(raw[j], DType::bf16, values);
-#pragma unroll
-                    for (int e = 0; e < kUnit; ++e) sum[e] += values[e];
+                    add_values(row[j], values, sum);
                 }
             } else {
                 for (int j = 0; j < min(kInFlight, count - first); ++j) {
+                    const auto row = next_row();
                     float values[kUnit];
-                    load(next_row(), column, values);
-#pragma unroll
-                    for (int e = 0; e < kUnit; ++e) sum[e] += values[e];
+                    load(number_of(row), column, values);
+                    add_values(row, values, sum);
                 }
             }
         }
     }
 };
 
-// Order rank, any rows. Moves: the M-rows of every received row once, one row out, remote ones over NVLink. A
-// warp takes a received row, a thread eight columns at a time, adding in FP32 in the order of recv_rows and
-// rounding once; rows of all owners are distributed evenly. No barriers, one writer a byte.
-__global__ __launch_bounds__(kPeerThreads) void push_sums_kernel(const CombineArgs args) {
+// Order rank, any rows, or weighted ones. Moves: the M-rows of every received row once, one row out, remote
+// ones over NVLink. A warp takes a received row, a thread eight columns at a time, adding in FP32 in the
+// order of recv_rows and rounding once; rows of all owners are distributed evenly. No barriers, one writer a
+// byte.
+template <Access kAccess, class Args>
+__global__ __launch_bounds__(kPeerThreads) void push_sums_kernel(const Args args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
     const int64_t base = args.src.base();
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-    const Rows<Access::any> src{args.src.data, args.src.dtype, args.vectorised, args.hidden};
+    const Rows<kAccess> src{args.src.data, args.src.dtype, args.vectorised, args.hidden};
+    [[maybe_unused]] const float* weights = nullptr;
+    if constexpr (kIsWeighted<Args>)
+        weights = static_cast<const float*>(args.row_prob.data) + args.row_prob.base();
     args.received.deal(group.rank, group.size, [&](int64_t i, int owner, int64_t token) {
         const int32_t* rows = args.recv_rows + i * args.topk;
         int count = 0;
         while (count < args.topk && rows[count] >= 0) ++count;
-        const Rows<Access::any> slots{group.next_buffer(owner), args.src.dtype, args.vectorised, args.hidden};
+        const Rows<kAccess> slots{group.next_buffer(owner), args.src.dtype, args.vectorised, args.hidden};
         for (int64_t column = lane * kUnit; column < args.hidden; column += kWarpSize * kUnit) {
             float sum[kUnit] = {};
             int next = 0;
-            src.add(
-                count, [&] { return base + (next < count ? rows[next++] : 0); }, column, sum);
+            const auto next_row = [&] {
+                if constexpr (kIsWeighted<Args>) {
+                    const int32_t row = next < count ? rows[next++] : 0;
+                    return WeightedRow{base + row, weights[row]};
+                } else {
+                    return base + (next < count ? rows[next++] : 0);
+                }
+            };
+            src.add(count, next_row, column, sum);
             slots.store(group.rank * args.slots + token, column, sum);
         }
     });
@@ -157,10 +199,10 @@ __global__ __launch_bounds__(kPeerThreads) void push_probs_kernel(const CombineA
 
 // Moves: every returned row and the residual once, y out, all of it local. Ceiling: copy bandwidth. A warp
 // takes a slab of a token's columns, a thread eight at a time: fp32 sum over the slots that were written, in
-// ascending order, plus the residual, one rounding. The latest tokens are added first: their rows arrived
-// last and are still in L2. No barriers, one writer a byte.
-template <Access kAccess>
-__global__ __launch_bounds__(kPeerThreads) void add_returned_kernel(const CombineArgs args) {
+// ascending order, weighted in order invariant, plus the residual, one rounding. The latest tokens are added
+// first: their rows arrived last and are still in L2. No barriers, one writer a byte.
+template <Access kAccess, class Args>
+__global__ __launch_bounds__(kPeerThreads) void add_returned_kernel(const Args args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
     uint8_t* buffer = group.current_buffer(group.rank);
@@ -186,7 +228,11 @@ __global__ __launch_bounds__(kPeerThreads) void add_returned_kernel(const Combin
             const auto next_slot = [&] {
                 const int64_t slot = __ffs(static_cast<int>(left)) - 1;
                 left &= left - 1;
-                return by_rank ? slot * args.slots + token : token * args.topk + slot;
+                if constexpr (kIsWeighted<Args>)
+                    return WeightedRow{token * args.topk + slot,
+                                       slot >= 0 ? args.weights[token * args.topk + slot] : 0.0f};
+                else
+                    return by_rank ? slot * args.slots + token : token * args.topk + slot;
             };
             float values[kUnit] = {};
             if (residual.data != nullptr) residual.load(token, column, values);  // in flight with the slots'
@@ -217,7 +263,9 @@ constexpr int64_t kSlabs = 4;  // so that a few hundred tokens keep all SMs busy
 
 }  // namespace
 
-void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Arena&, const Launch& launch) {
+void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
+                              const Launch& launch) {
+    ArenaScope scope(scratch);
     last_stream_ = launch.stream;
     const int64_t slots = plan.all_ids.dim(1), topk = plan.topk, hidden = args.src.cols(),
                   row_bytes = hidden * size_of(args.src.dtype);
@@ -261,17 +309,35 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
                             stream>>>(kernel_args);
         check_launch("returning the gradients of the probabilities");
     }
-    if (by_rank && fast) {
+    if (by_rank && fast && !args.row_prob) {
         launch_combine_sums(kernel_args, barrier_of(kExpertParallel, PeerOperation::combine),
                             reinterpret_cast<CombineWords*>(memory_->own() + layout_.combine_words),
                             layout_.combine_steps, launch);
     } else {
-        const auto push = by_rank ? push_sums_kernel : push_choices_kernel;
-        push<<<peer_grid(received, launch), kPeerThreads, 0, stream>>>(kernel_args);
+        WeightedArgs weighted{kernel_args, device_view(args.row_prob), nullptr};
+        if (args.row_prob && !by_rank)
+            weighted.weights = weights_in_expert_order(plan, rank(), scratch, launch).as<float>();
+        const unsigned push_grid = peer_grid(received, launch),
+                       add_grid = peer_grid(tokens * kernel_args.slabs, launch);
+        if (!by_rank)
+            push_choices_kernel<<<push_grid, kPeerThreads, 0, stream>>>(kernel_args);
+        else if (!args.row_prob)
+            push_sums_kernel<Access::any><<<push_grid, kPeerThreads, 0, stream>>>(kernel_args);
+        else if (fast)
+            push_sums_kernel<Access::bf16_vectors><<<push_grid, kPeerThreads, 0, stream>>>(weighted);
+        else
+            push_sums_kernel<Access::any><<<push_grid, kPeerThreads, 0, stream>>>(weighted);
         check_launch("returning rows to peers");
         synchronize(kExpertParallel, PeerOperation::combine, launch);
-        const auto add = fast ? add_returned_kernel<Access::bf16_vectors> : add_returned_kernel<Access::any>;
-        add<<<peer_grid(tokens * kernel_args.slabs, launch), kPeerThreads, 0, stream>>>(kernel_args);
+        if (by_rank || !args.row_prob) {
+            const auto add = fast ? add_returned_kernel<Access::bf16_vectors, CombineArgs>
+                                  : add_returned_kernel<Access::any, CombineArgs>;
+            add<<<add_grid, kPeerThreads, 0, stream>>>(kernel_args);
+        } else {
+            const auto add = fast ? add_returned_kernel<Access::bf16_vectors, WeightedArgs>
+                                  : add_returned_kernel<Access::any, WeightedArgs>;
+            add<<<add_grid, kPeerThreads, 0, stream>>>(weighted);
+        }
         check_launch("adding returned rows");
     }
     if (!args.dprob) return;

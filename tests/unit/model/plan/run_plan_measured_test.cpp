@@ -19,7 +19,8 @@ namespace {
 
 constexpr int64_t kTokens = 128;
 
-Config small_config(Recipe recipe, bool routed, const RecomputeSpec& recompute, int64_t shared) {
+Config small_config(Recipe recipe, bool routed, const RecomputeSpec& recompute, int64_t shared,
+                    ProbsIn probs = ProbsIn::swiglu) {
     Config config;
     config.model.num_layers = 1;
     config.model.qk_layernorm = true;
@@ -33,6 +34,7 @@ Config small_config(Recipe recipe, bool routed, const RecomputeSpec& recompute, 
     config.moe.moe_ffn_hidden_size = 128;
     config.moe.moe_shared_expert_intermediate_size = shared;
     config.precision.recipe = recipe;
+    config.precision.moe_apply_probs_in = probs;
     config.recompute = recompute;
     resolve_config(config);
     return config;
@@ -135,6 +137,17 @@ TEST_P(MeasuredPlan, SavedBytesAreThoseOfTheLayers) {
             }
         }
     }
+}
+
+// With merging weights the routed experts keep no activation; the shared expert keeps its own.
+TEST_P(MeasuredPlan, SavedBytesWithMergingWeights) {
+    const Config config = small_config(GetParam(), true, {}, 128, ProbsIn::combine);
+    const SavedBytes planned = saved_activation_bytes(config, 0, {});
+    const Measured measured = run_forward(config);
+    EXPECT_NEAR(planned.per_token * kTokens, measured.saved, 0.01 * measured.saved + 4096);
+    EXPECT_NEAR(planned.per_row, measured.per_row, 0.01 * measured.per_row);
+    const Config swiglu = small_config(GetParam(), true, {}, 128);
+    EXPECT_LT(planned.per_row, saved_activation_bytes(swiglu, 0, {}).per_row);
 }
 
 INSTANTIATE_TEST_SUITE_P(Recipes, MeasuredPlan,

@@ -170,6 +170,16 @@ TEST(ModelGradient, TwoMoeLayersInvariantOrderTiedEmbeddings) {
     check_gradients(c);
 }
 
+// The probability multiplies in combine: the gradients of its own forward, in both orders.
+TEST(ModelGradient, MergingWeights) {
+    for (const CombineOrder order : {CombineOrder::rank, CombineOrder::invariant}) {
+        LayerCase c = everything({16, 32});
+        c.precision.moe_apply_probs_in = ProbsIn::combine;
+        c.moe.moe_combine_order = order;
+        check_gradients(c);
+    }
+}
+
 TEST(ModelGradient, GlobalAuxLoss) {
     LayerCase c = moe_case({16, 32});
     c.moe.moe_router_load_balancing_type = {BalancingLoss::global_aux_loss};

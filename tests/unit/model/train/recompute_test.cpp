@@ -132,6 +132,18 @@ TEST_P(RecomputeOf, EveryLegalSetKeepsEveryBit) {
     }
 }
 
+// With merging weights too; the backward makes the activation again in every mode.
+TEST_P(RecomputeOf, MergingWeightsKeepEveryBit) {
+    LayerCase c = model_case(GetParam());
+    c.precision.moe_apply_probs_in = ProbsIn::combine;
+    const LayerResult plain = run(c)[0];
+    for (const RecomputeSpec& set :
+         {selective(8), selective(16), selective(32), selective(1 | 2 | 4 | 16), full()}) {
+        c.recompute = set;
+        expect_same(run(c)[0], plain, text(set));
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(Recipes, RecomputeOf, testing::ValuesIn(kRecipes),
                          [](const auto& info) { return std::string(recipe_name(info.param)); });
 

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT
+// Merging weights in ascending expert order: the order in which an owner adds the rows of a token.
+#include "kernels/hopper/exchange/merging_weights.h"
+
+#include "kernels/hopper/runtime/launch.h"
+
+namespace fp8flow::hopper {
+
+namespace {
+
+constexpr int kThreads = 256;
+
+// ids, probs [T, K] -> weights [T, K] f32: a token's probabilities in ascending order of its expert ids; ids
+// outside the experts are no choices, and their places, the last ones, get 0.
+//
+// Floor: 12 bytes a (token, k), and K ids from L1. One thread a (token, k): the place of a choice is the
+// number of the token's choices with smaller ids. No shared memory, no barriers. Deterministic: the ids of a
+// token differ, so each place has one writer. Not measured: 0.4 MB at T=4096, K=8.
+__global__ __launch_bounds__(kThreads) void weights_kernel(const int32_t* ids, const float* probs,
+                                                           int64_t values, int64_t topk, int64_t experts,
+                                                           float* weights) {
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < values;
+         i += static_cast<int64_t>(gridDim.x) * kThreads) {
+        const int64_t first = i / topk * topk;
+        const int32_t id = ids[i];
+        const bool exists = id >= 0 && id < experts;
+        // an absent choice takes its place after the choices, in the order of k
+        int64_t place = 0;
+        for (int64_t other = first; other < first + topk; ++other) {
+            const bool other_exists = ids[other] >= 0 && ids[other] < experts;
+            if (exists)
+                place += other_exists && ids[other] < id;
+            else
+                place += other_exists || other < i;
+        }
+        weights[first + place] = exists ? probs[i] : 0.0f;
+    }
+}
+
+}  // namespace
+
+TensorView weights_in_expert_order(const DispatchPlan& plan, int64_t rank, Arena& scratch,
+                                   const Launch& launch) {
+    const int64_t ranks = plan.all_ids.dim(0), slots = plan.all_ids.dim(1), topk = plan.topk,
+                  values = plan.num_tokens * topk, own = rank * slots * topk;
+    const TensorView weights = scratch.tensor(DType::f32, {plan.num_tokens, topk}, "combine");
+    if (values == 0) return weights;
+    weights_kernel<<<grid_for(ceil_div(values, kThreads), launch), kThreads, 0, stream_of(launch)>>>(
+        plan.all_ids.as<int32_t>() + own, plan.all_probs.as<float>() + own, values, topk,
+        ranks * plan.groups.num_groups, weights.as<float>());
+    check_launch("ordering merging weights");
+    return weights;
+}
+
+}  // namespace fp8flow::hopper
