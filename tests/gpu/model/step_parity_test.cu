@@ -73,6 +73,16 @@ double nmse_of(const std::vector<float>& got, const std::vector<float>& want) {
     return energy > 0 ? error / energy : error;
 }
 
+// `bound`: of the first step's gradients.
+void expect_agreement(const TrainingRun& hopper, const TrainingRun& reference, double bound) {
+    for (int step = 0; step < kSteps; ++step)
+        EXPECT_NEAR(hopper.losses[step], reference.losses[step], 2e-3 * reference.losses[step])
+            << "step " << step + 1;
+    EXPECT_NEAR(hopper.losses[0], reference.losses[0], 1e-4 * reference.losses[0]);
+    for (const auto& [name, want] : reference.gradients)
+        EXPECT_LE(nmse_of(hopper.gradients.at(name), want), bound) << name;
+}
+
 // recipe, kernels
 class StepParity : public testing::TestWithParam<std::tuple<const char*, const char*>> {
 protected:
@@ -88,19 +98,25 @@ TEST_P(StepParity, LossAndGradientsAgree) {
     const std::string recipe = std::get<0>(GetParam());
     const TrainingRun& reference = reference_of(recipe);
     const TrainingRun hopper = run_steps(config, BackendKind::hopper);
-    for (int step = 0; step < kSteps; ++step)
-        EXPECT_NEAR(hopper.losses[step], reference.losses[step], 2e-3 * reference.losses[step])
-            << "step " << step + 1;
-    EXPECT_NEAR(hopper.losses[0], reference.losses[0], 1e-4 * reference.losses[0]);
     // Different summation orders round differently to BF16, and FP8 values close to a rounding boundary then
     // differ: the bound of a whole block. cuDNN also rounds the probabilities of attention, before every
     // block.
     const double bound = kernels() == "cudnn" ? 5e-3 : 1e-3;
-    for (const auto& [name, want] : reference.gradients)
-        EXPECT_LE(nmse_of(hopper.gradients.at(name), want), bound) << name;
+    expect_agreement(hopper, reference, bound);
     if (kernels() == "cublaslt") {  // the experts' GEMMs too, not only dense BF16 ones
         const TrainingRun native = run_steps(tiny_config(recipe, "native"), BackendKind::hopper);
         EXPECT_GT(hopper.on_cublaslt, native.on_cublaslt);
+    }
+}
+
+TEST(MergingWeights, LossAndGradientsAgree) {
+    for (const char* recipe :
+         {"bf16", "fp8_flow", "fp8_blockwise", "fp8_tensorwise", "fp8_rowwise", "mxfp8"}) {
+        SCOPED_TRACE(recipe);
+        Config config = tiny_config(recipe, "native");
+        config.precision.moe_apply_probs_in = ProbsIn::combine;
+        expect_agreement(run_steps(config, BackendKind::hopper), run_steps(config, BackendKind::reference),
+                         1e-3);
     }
 }
 
