@@ -42,7 +42,10 @@ inline HostScaled scaled_rows(const WideGroups& g, int64_t width, DType dtype = 
     HostScaled rows(dtype, {g.rows, width}, ScaleLayout::vec128);
     rows.set_row_base(g.base);
     g.for_rows([&](int64_t row, bool pad) {
-        for (int64_t c = 0; c < width; ++c) rows.data.view().bytes_ptr()[row * width + c] = code_of(row, c);
+        // in E5M2 two of the codes would be an infinity and a NaN: 8 below all are finite
+        const int below = dtype == DType::e5m2 ? 8 : 0;
+        for (int64_t c = 0; c < width; ++c)
+            rows.data.view().bytes_ptr()[row * width + c] = static_cast<uint8_t>(code_of(row, c) - below);
         for (int64_t b = 0; b < ceil_div(width, kBlock); ++b)
             set(rows.scales, b * g.rows + row, pad ? 0x1.0p100 : std::ldexp(1.0, exponent_of(row, b)));
     });
