@@ -6,7 +6,7 @@ Forms: a .json is an object, a list of objects, or an object whose `runs` are ob
   commit   seven hexadecimal digits or more
   command  the command line
   date     begins with YYYY-MM-DD
-  machine  `gpu` (a name), or `machine` (a text, or an object with `device`)
+  machine  `gpu` (a name), or `machine` (a text, or an object as commands write it, or with `device`)
 A .txt names a commit and a date; an .svg, and a .txt that prints a .json, stand beside a .json of the same name. A result without a
 control arm has no noise floor: null, never 0. EXCEPTIONS lists the files that cannot say so and why; a new file cannot join it
 silently, and an exception that is no longer needed is an error too.
@@ -32,7 +32,11 @@ DATE = re.compile(r"20\d\d-[01]\d-[0-3]\d")
 
 def machine_of(item):
     machine = item.get("gpu") or item.get("machine")
-    return machine.get("device") if isinstance(machine, dict) else machine
+    if not isinstance(machine, dict):
+        return machine
+    if machine.get("gpus"):  # as commands write it
+        return machine["gpu"] if machine["gpus"] == 1 else f"{machine['gpus']} x {machine['gpu']}"
+    return machine.get("device") or machine.get("cpu")
 
 
 def problems_of_item(item):

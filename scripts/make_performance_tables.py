@@ -16,6 +16,8 @@ import pathlib
 import re
 import sys
 
+import check_results
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
 PICTURE = ROOT / "docs" / "pictures" / "deepseek_v3_layer.svg"
@@ -452,7 +454,7 @@ def exchange_sms():
 
 
 # ---- checks --------------------------------------------------------------------------------------------------------------------
-CHECKS = ["gpu_check_1gpu.json", "gpu_check_2gpu.json", "gpu_check_4gpu.json", "gpu_check_rest.json"]
+CHECKS = ["gpu_check_1gpu.json", "gpu_check_2gpu.json", "gpu_check_4gpu.json"]
 
 
 def check_runs():
@@ -473,12 +475,6 @@ def gpu_checks():
 def gpu_failures():
     rows = [[c["check"], run["commit"], c["detail"].replace("|", "\\|"), link(name)]
             for name, _, run in check_runs() for c in run["checks"] if c["result"] == "failed"]
-    text = (RESULTS / "gpu_check.txt").read_text()
-    commit = re.search(r"commit ([0-9a-f]{7})", text)[1]
-    for line in text.splitlines():
-        found = re.match(r"(.*?) +failed +\d+ s +(.*)", line)
-        if found:
-            rows.append([found[1], commit, found[2], link("gpu_check.txt")])
     return table(["check", "commit", "what the tool said", "file"], rows, 4)
 
 
@@ -503,11 +499,9 @@ WHAT = {
     "bench_upstream_h200.svg": "share of the ceiling by operation, drawn from the file above",
     "bench_upstream_h200.txt": "the same as the program prints it",
     "fuzz.txt": "libFuzzer runs of every reader of outside files",
-    "gpu_check.txt": "gpu_check.sh on four GPUs; records failures (see performance.md, limits)",
-    "gpu_check_1gpu.json": "sanitizers and tests on one GPU",
+    "gpu_check_1gpu.json": "sanitizers and tests on one GPU; records a failure",
     "gpu_check_2gpu.json": "checks on two GPUs; records a failure",
     "gpu_check_4gpu.json": "checks on four GPUs; records a failure",
-    "gpu_check_rest.json": "what the run before had left; records failures",
     "io_errors.txt": "errors of one MoE layer against float64 and PyTorch implementations",
     "io_matrix.json": "runs killed and resumed, reference backend: bit for bit",
     "io_matrix_h200.json": "the same on GPUs",
@@ -528,10 +522,11 @@ WHAT = {
     "profile_qwen3_1gpu.svg": "its picture",
     "profile_qwen3_235b.json": "Qwen3-235B layer, 4 GPUs",
     "profile_qwen3_235b.svg": "its picture",
-    "quickstart_ablation.json": "the flow with one switch off at a time, reference backend, without control arm",
+    "quickstart_ablation.json": "the flow with one switch off at a time, and the control arm, two GPUs",
     "quickstart_recipes.json": "loss under every recipe and the control arm, reference backend",
     "quickstart_recipes.svg": "its picture",
     "quickstart_recipes_h200.json": "the same on one GPU",
+    "quickstart_combine_h200.json": "the same with precision.moe_apply_probs_in: combine",
     "validate_h200_100m.json": "loss of configs/h200_100m.yaml under bf16, fp8_flow and the control arm, 4 GPUs",
     "validate_h200_100m.svg": "its picture",
 }
@@ -539,7 +534,7 @@ WHAT = {
 
 MACHINES = {  # of text files
     "bench_deepgemm_h200.txt": "NVIDIA H200s, three machines", "bench_products_h200.txt": "NVIDIA H200",
-    "fuzz.txt": "2 CPU cores", "gpu_check.txt": "4 x NVIDIA H200", "io_errors.txt": "2 CPU cores; NVIDIA H200s",
+    "fuzz.txt": "2 CPU cores", "io_errors.txt": "2 CPU cores; NVIDIA H200s",
     "kernel_profile_h200.txt": "NVIDIA H200",
 }
 
@@ -561,8 +556,8 @@ def said_by(name):
                 if value and value not in values:
                     values.append(value)
             return values
-        machines = [v["device"] if isinstance(v, dict) else v for v in all_of("gpu") + all_of("machine")]
-        count = top.get("gpus") or top.get("ranks") if "gpu" in top or isinstance(top.get("machine"), dict) else \
+        machines = [check_results.machine_of({"machine": v}) for v in all_of("gpu") + all_of("machine")]
+        count = top.get("gpus") or top.get("ranks") if "gpu" in top or "device" in top.get("machine", "") else \
             items[0].get("gpus")
         machine = machines[0]
         if count and count > 1 and not re.match(r"\d", machine):
@@ -652,7 +647,8 @@ TABLES = {
     "layers": layers, "layers_short": layers_short, "layer_clock": layer_clock, "layer_stages": layer_stages,
     "delayed_wgrad": delayed_wgrad,
     "loss_reference": lambda: loss("quickstart_recipes.json"), "loss_ablation": lambda: loss("quickstart_ablation.json"),
-    "loss_h200": lambda: loss("quickstart_recipes_h200.json"), "loss_100m": lambda: loss("validate_h200_100m.json"),
+    "loss_h200": lambda: loss("quickstart_recipes_h200.json"),
+    "loss_combine": lambda: loss("quickstart_combine_h200.json"), "loss_100m": lambda: loss("validate_h200_100m.json"),
     "layer_errors": layer_errors, "gemm": gemm, "gemm_baseline": gemm_baseline, "gemm_errors": gemm_errors, "fused_fc1": fused_fc1, "deepgemm": deepgemm,
     "memory_bound": memory_bound, "upstream_counts": upstream_counts, "exchange": exchange, "exchange_sms": exchange_sms,
     "gpu_checks": gpu_checks, "gpu_failures": gpu_failures, "checkpoints": checkpoints, "results_index": results_index,
