@@ -3,6 +3,7 @@
 // passes, so that a dead or stalled peer is named instead of waited for. Groups are lists of ranks with a tag
 // of their own on one communicator; no MPI call blocks.
 #include "kernels/comm/process_group.h"
+#include "kernels/comm/watchdog.h"
 #include "kernels/core/error.h"
 
 #include <fmt/ranges.h>
@@ -111,6 +112,9 @@ void MpiGroup::wait(const char* operation) {
     done_.resize(requests_.size());
     statuses_.resize(requests_.size());
     const std::chrono::duration<double> deadline(world_->deadline_seconds);
+    // Another rank of this host that works is waited for. The steady clock is the watchdog's.
+    const auto heard_of = [] { return Clock::time_point(std::chrono::nanoseconds(newest_progress())); };
+    const Waiting waiting;
     auto last_progress = Clock::now();
     while (true) {
         int num_done = 0;
@@ -132,7 +136,7 @@ void MpiGroup::wait(const char* operation) {
         const auto now = Clock::now();
         if (num_done > 0) {
             last_progress = now;
-        } else if (now - last_progress > deadline) {
+        } else if (now - last_progress > deadline && now - heard_of() > deadline) {
             give_up(operation);
         } else if (now - last_progress > kYieldFor) {
             std::this_thread::sleep_for(kNap);

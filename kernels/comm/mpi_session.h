@@ -2,13 +2,11 @@
 // MPI in this process: initialise, finalise, or abort the whole job. Keeps <mpi.h> out of other headers.
 #pragma once
 
-#include <memory>
-
 namespace fp8flow {
 
 class MpiSession {
 public:
-    // With several ranks: a rank that the launcher terminates reports that, if no rank has reported an error.
+    // A rank that the launcher terminates reports that from now on, if no rank has reported an error.
     MpiSession();
     ~MpiSession();  // MPI_Finalize, unless the job is being aborted
     MpiSession(const MpiSession&) = delete;
@@ -23,8 +21,6 @@ public:
     [[noreturn]] void abort(int exit_code);
 
 private:
-    struct Shared;  // among the ranks of this host
-    std::unique_ptr<Shared> shared_;
     int rank_ = 0, size_ = 1;
 };
 

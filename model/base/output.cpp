@@ -2,6 +2,7 @@
 // The output folder: refusals, atomic replacement, growing files. All calls are relative to open descriptors.
 #include "model/base/output.h"
 
+#include "kernels/comm/watchdog.h"
 #include "kernels/core/error.h"
 
 #include <fcntl.h>
@@ -154,6 +155,7 @@ AtomicFile::~AtomicFile() {
 void AtomicFile::write(const void* data, size_t bytes) {
     const int error = write_all(descriptor_, {static_cast<const char*>(data), bytes});
     require(error == 0, ExitCode::output, "{}: cannot write {} bytes: {}", path_, bytes, reason(error));
+    note_progress();
 }
 
 void AtomicFile::commit() {

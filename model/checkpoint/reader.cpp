@@ -2,6 +2,7 @@
 // Sizes before contents, headers before tensors: no allocation trusts a number of the file.
 #include "model/checkpoint/reader.h"
 
+#include "kernels/comm/watchdog.h"
 #include "model/base/crc32c.h"
 #include "model/checkpoint/rank_file.h"
 
@@ -101,6 +102,7 @@ void CheckpointReader::verify_file(int64_t file) const {
     for (const auto& [name, place] : in_file) {
         uint32_t crc = 0;
         for (int64_t done = 0; done < place.bytes; done += kBlock) {
+            note_progress();
             block.resize(static_cast<size_t>(std::min(kBlock, place.bytes - done)));
             const int error = read_all(disk_, files_[static_cast<size_t>(file)].get(), block.data(),
                                        block.size(), place.offset + done);

@@ -2,6 +2,7 @@
 // Choice, verification, fit, and the copy to the device.
 #include "model/checkpoint/resume.h"
 
+#include "kernels/comm/watchdog.h"
 #include "model/checkpoint/agree.h"
 #include "model/checkpoint/reader.h"
 #include "model/checkpoint/state.h"
@@ -114,6 +115,7 @@ void copy_to_device(const CheckpointReader& reader, const std::vector<StateTenso
     for (const StateTensor& tensor : state) {
         if (!tensor.view || (weights_alone && !is_weight(tensor.name))) continue;
         bytes.resize(static_cast<size_t>(tensor.bytes()));
+        note_progress();
         reader.read(tensor.name, reader.tensors().at(tensor.name), bytes);
         device.copy_in(tensor.view.data, bytes.data(), bytes.size());
     }

@@ -2,12 +2,14 @@
 // The program: reads the command line, starts the ranks, reports errors once. The only place that reads the
 // environment, apart from the libraries (MPI, CUDA, OpenMP) themselves. Read next: commands.h.
 #include "kernels/comm/mpi_session.h"
+#include "kernels/comm/watchdog.h"
 #include "kernels/core/error.h"
 #include "model/commands/commands.h"
 #include "model/config/config.h"
 
 #include <fmt/core.h>
 #include <omp.h>
+#include <unistd.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -54,6 +56,7 @@ void print_error(const std::string& message) {
     constexpr std::chrono::milliseconds kTurn{150}, kLongestTurn{3000}, kForTheEnd{10000};
     std::string message;
     const int code = exit_code_of(error, message);
+    note_failure();
     // A lost peer is the consequence of another rank's error: that rank reports first.
     const int turn = mpi.rank() + (code == static_cast<int>(ExitCode::peer) ? mpi.size() : 0);
     std::this_thread::sleep_for(std::min(kLongestTurn, kTurn * turn));
@@ -82,6 +85,20 @@ Placement placement() {
             .rank_on_host = launcher_value("OMPI_COMM_WORLD_LOCAL_RANK", 0)};
 }
 
+constexpr double kStartDeadline = 300;
+
+// The launcher's process is the parent of the ranks of a host.
+Watchdog::Job watched_job() {
+    std::string name = std::to_string(::getppid());
+    for (const char* part : {"PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID"})
+        if (const char* value = std::getenv(part)) name += fmt::format(" {}", value);
+    const Placement place = placement();
+    return {.name = name,
+            .rank = static_cast<int>(launcher_value("OMPI_COMM_WORLD_RANK", 0)),
+            .rank_on_host = static_cast<int>(place.rank_on_host),
+            .ranks_on_host = static_cast<int>(place.ranks_on_host)};
+}
+
 // The ranks of a host share its cores, unless the user or mpirun's binding has decided already.
 void choose_threads(int64_t ranks) {
     if (std::getenv("OMP_NUM_THREADS") != nullptr || std::getenv("OMPI_MCA_orte_bound_at_launch") != nullptr)
@@ -99,7 +116,9 @@ int on_ranks(const Options& options, int (*command)(const Options&, ProcessGroup
     try {
         check_processor();
         choose_threads(options.placement.ranks_on_host);
-        const auto world = make_mpi_group(deadline_of(mpi.size()));
+        const double deadline = deadline_of(mpi.size());
+        Watchdog::set_deadline(deadline, "parallel.peer_deadline_seconds");
+        const auto world = make_mpi_group(deadline);
         return command(options, *world);
     } catch (...) {
         report_and_abort(mpi, std::current_exception());
@@ -173,6 +192,7 @@ struct CommandLine {
     BenchOptions bench_options;
     std::string backend = "auto", out, json, recipes, resume;
     int64_t gpus = 0, steps = 0;
+    double start_deadline = kStartDeadline;
     bool help_config = false, list = false, tensor_stats = false, ablate = false;
 
     CommandLine() {
@@ -205,6 +225,12 @@ struct CommandLine {
             ->check(CLI::IsMember({"bf16", "f32", "fp8"}));
         for (CLI::App* command : {train, validate, profile, replay})
             command->add_option("--backend", backend, "auto | reference | hopper");
+        for (CLI::App* command : {train, validate, profile, replay, bench})
+            command
+                ->add_option("--start-deadline", start_deadline,
+                             "seconds that a rank waits for the others until the configuration is read, 0: "
+                             "for ever (default: 300)")
+                ->check(CLI::Range(0.0, 1e6));
         for (CLI::App* command : {validate, profile})
             command->add_flag("--ablate", ablate,
                               "also run fp8_flow with each of its optimisations switched off, one at a time");
@@ -300,9 +326,11 @@ struct CommandLine {
 }  // namespace
 
 int main(int argc, char** argv) {
+    const Watchdog watchdog(watched_job(), kStartDeadline);
     CommandLine line;
     try {
         line.parse(argc, argv);
+        Watchdog::set_deadline(line.start_deadline, "--start-deadline");
     } catch (const CLI::Success& asked) {  // --help, --version
         return line.app.exit(asked);
     } catch (const CLI::ParseError& wrong) {

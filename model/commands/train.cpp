@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // `fp8flow train`: steps with progress, held-out evaluation, metrics, a picture and a summary.
+#include "kernels/comm/watchdog.h"
 #include "layers/tensor_stats.h"
 #include "model/base/provenance.h"
 #include "model/checkpoint/agree.h"
@@ -87,11 +88,13 @@ public:
         log_.line("data: " + data_text(config_, *data_));
         trainer_ = std::make_unique<Trainer>(config_, world, backend_, Arithmetic::stated, data_);
         if (!trainer_->exchange_note().empty()) log_.line(trainer_->exchange_note());
+        note_stage(Stage::weights);
         if (!options.weights.empty())
             for (const std::string& line :
                  load_model(options.weights, config_, trainer_->transformer(), trainer_->ops().device()))
                 log_.line(line);
         if (config_.output.time_stages) trainer_->time_stages(TimerDetail::stages);
+        note_stage(Stage::resume);
         open_checkpoints();
         first_step_ = trainer_->steps_done();
         for (const auto& [category, bytes] : trainer_->parameter_bytes()) parameter_bytes_ += bytes;
@@ -117,12 +120,15 @@ public:
             if (config_.training.eval_iters > 0 && due(config_.training.eval_interval)) evaluate();
             if (saver_ && due(config_.checkpoint.save_interval)) {
                 drain();
+                note_stage(Stage::checkpoint, trainer_->steps_done());
                 report(saver_->save(*trainer_));
             }
         }
         drain();
         if (saver_) report(saver_->finish());
+        note_stage(Stage::exporting, trainer_->steps_done());
         if (export_) export_model();
+        note_stage(Stage::summary, trainer_->steps_done());
         if (world_.rank() == 0)
             finish(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
         world_.barrier();

@@ -2,6 +2,7 @@
 // One training step as a list: batch, forward, backward, reductions, update, statistics; and the evaluation.
 #include "model/train/trainer.h"
 
+#include "kernels/comm/watchdog.h"
 #include "kernels/core/random.h"
 #include "model/data/megatron.h"
 #include "model/data/shards.h"
@@ -209,6 +210,7 @@ void Trainer::run_micro_batches(const Flight& flight) {
         1.0f / static_cast<float>(config_.training.global_batch_size * config_.model.seq_length);
     const int64_t micro_batches = batcher_.num_micro_batches();
     for (int64_t m = 0; m < micro_batches; ++m) {
+        note_progress();
         Context ctx = make_context(m, timer_of(flight));
         ctx.tensor_stats = flight.tensor_stats;
         if (m == 0) transformer_->begin_step(ctx);
@@ -260,6 +262,7 @@ void Trainer::resume_at(int64_t steps) {
 
 void Trainer::launch(Flight& flight) {
     world_.set_activity(fmt::format("step {}", flight.step + 1));
+    note_stage(Stage::step, flight.step + 1);
     StageTimer& timer = timer_of(flight);
     timer.reset();
     ops_->observe(timer.enabled() ? &timer : nullptr);
@@ -360,6 +363,7 @@ void Trainer::give_up() {
 double Trainer::evaluate(int64_t batches) {
     FP8FLOW_CHECK(flights_.empty(), "an evaluation with {} steps in flight", flights_.size());
     world_.set_activity(fmt::format("evaluation after step {}", next_step_));
+    note_stage(Stage::evaluation, next_step_);
     double sum = 0;
     for (int64_t b = 0; b < batches; ++b)
         for (int64_t m = 0; m < batcher_.num_micro_batches(); ++m) sum += evaluate_micro_batch(b, m);
@@ -371,6 +375,7 @@ double Trainer::evaluate(int64_t batches) {
 
 // This rank's sum of losses. Like a step, it is done again where a rank ran out of rows.
 double Trainer::evaluate_micro_batch(int64_t batch, int64_t micro_batch) {
+    note_progress();
     for (;;) {
         Context ctx = make_context(micro_batch, untimed_);
         const BatchFeed::Batch held_out = load_batch(ctx, Split::held_out, batch, 0);

@@ -3,6 +3,7 @@
 // configuration, so nothing is exchanged for the index.
 #include "model/weights/export.h"
 
+#include "kernels/comm/watchdog.h"
 #include "kernels/core/scalar_math.h"
 #include "model/safetensors/writer.h"
 
@@ -97,6 +98,7 @@ private:
             device_.copy_out(values_.data(), one.values.as<float>() + (piece.row + first) * piece.cols,
                              values_.size() * sizeof(float));
             encode(one.tensor.dtype, rows, piece.cols);
+            note_progress();
             writer.append(one.tensor.name, encoded_.data(), static_cast<int64_t>(encoded_.size()));
         }
     }

@@ -3,6 +3,7 @@
 // is in memory twice.
 #include "model/weights/load.h"
 
+#include "kernels/comm/watchdog.h"
 #include "model/config/fields.h"
 #include "model/config/hf_config.h"
 
@@ -190,6 +191,7 @@ LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
             const int64_t at_once = std::max<int64_t>(1, kElementsAtOnce / piece.cols);
             int64_t bad = 0;
             for (int64_t first = 0; first < piece.rows; first += at_once) {
+                note_progress();
                 const int64_t rows = std::min(at_once, piece.rows - first), count = rows * piece.cols;
                 values.resize(static_cast<size_t>(count));
                 reader.read(first, rows, values);

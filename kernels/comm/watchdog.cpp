@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: MIT
+// The shared notes of a host's ranks and the thread that looks at them.
+#include "kernels/comm/watchdog.h"
+
+#include "kernels/core/error.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <condition_variable>
+#include <csignal>
+#include <cstring>
+#include <ctime>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace fp8flow {
+
+namespace {
+
+constexpr int64_t kSecond = 1'000'000'000;
+constexpr std::chrono::milliseconds kBetweenLooks{100};
+constexpr int64_t kLongestPause = kSecond;  // of this thread; a longer one means that this rank was stopped
+constexpr int64_t kForTheReport = 15 * kSecond;  // of the rank that reports and ends the others
+
+enum class State : int32_t { not_started, running, ended };
+
+// Zero bytes are a rank that has not started.
+struct alignas(64) RankNotes {
+    std::atomic<State> state;
+    std::atomic<int32_t> pid, rank, waits, signal;
+    std::atomic<Stage> stage;
+    std::atomic<int64_t> step, progress;
+};
+static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<State>::is_always_lock_free);
+
+struct alignas(64) HostNotes {
+    std::atomic<int32_t> reported;
+};
+
+HostNotes lone_host;
+RankNotes lone_rank;
+
+// Static, because signal handlers need them. A process without a Watchdog notes into memory of its own.
+HostNotes* host = &lone_host;
+RankNotes* ranks = &lone_rank;
+RankNotes* own = &lone_rank;
+int num_ranks = 1;
+char segment[64] = "";
+std::atomic<int64_t> deadline{0};
+std::atomic<const char*> deadline_name{"--start-deadline"};
+
+int64_t now() {
+    timespec time{};
+    ::clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * kSecond + time.tv_nsec;
+}
+
+const char* name_of(Stage stage) {
+    switch (stage) {
+        case Stage::start_up: return "start-up";
+        case Stage::mpi_init: return "MPI_Init";
+        case Stage::set_up: return "set-up";
+        case Stage::weights: return "reading weights";
+        case Stage::resume: return "resume";
+        case Stage::step: return "step";
+        case Stage::evaluation: return "evaluation";
+        case Stage::checkpoint: return "checkpoint";
+        case Stage::exporting: return "export";
+        case Stage::summary: return "summary";
+        case Stage::mpi_finalize: return "MPI_Finalize";
+    }
+    return "?";
+}
+
+// A line put together without memory from the heap, for signal handlers.
+class Line {
+public:
+    Line& operator<<(std::string_view text) {
+        const size_t count = std::min(text.size(), sizeof text_ - size_);
+        std::memcpy(text_ + size_, text.data(), count);
+        size_ += count;
+        return *this;
+    }
+    Line& operator<<(int64_t value) {
+        size_ = static_cast<size_t>(std::to_chars(text_ + size_, text_ + sizeof text_, value).ptr - text_);
+        return *this;
+    }
+    void write() const { [[maybe_unused]] const ssize_t done = ::write(STDERR_FILENO, text_, size_); }
+
+private:
+    char text_[512];
+    size_t size_ = 0;
+};
+
+// The letter of /proc/PID/stat; 0 where there is no such process.
+char process_state(int32_t pid) {
+    if (::kill(pid, 0) != 0 && errno == ESRCH) return 0;
+    char path[32] = "/proc/";
+    char* end = std::to_chars(path + 6, path + 20, pid).ptr;
+    std::memcpy(end, "/stat", 6);
+    const int file = ::open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return errno == ENOENT ? char{0} : '?';
+    char text[128];
+    const ssize_t size = ::read(file, text, sizeof text);
+    ::close(file);
+    const std::string_view stat(text, size > 0 ? static_cast<size_t>(size) : 0);
+    const size_t at = stat.rfind(") ");
+    return at == std::string_view::npos || at + 2 >= stat.size() ? '?' : stat[at + 2];
+}
+
+bool is_gone(const RankNotes& notes) {
+    if (notes.state != State::running) return false;
+    const char state = process_state(notes.pid);
+    // It may have ended well since the first look.
+    return (state == 0 || state == 'Z' || state == 'X') && notes.state == State::running;
+}
+
+// "rank 3 (process 123, last in step 12, 4 s ago)"
+void describe(Line& line, const RankNotes& notes) {
+    line << "rank " << int64_t{notes.rank} << " (process " << int64_t{notes.pid} << ", last in "
+         << name_of(notes.stage);
+    if (notes.step > 0) line << (notes.stage == Stage::step ? " " : " after step ") << notes.step;
+    line << ", " << (now() - notes.progress) / kSecond << " s ago)";
+}
+
+void describe_gone(Line& line, const RankNotes& notes) {
+    line << "another rank was lost: ";
+    describe(line, notes);
+    if (notes.signal > 0) {
+        line << " ended by signal " << int64_t{notes.signal};
+    } else {
+        line << " is gone (killed, perhaps for lack of memory, or it crashed)";
+    }
+}
+
+// This rank's host and, where the job has several, its name.
+void begin(Line& line) {
+    char name[65] = "?";
+    ::gethostname(name, sizeof name - 1);
+    line << "fp8flow: error: rank " << int64_t{own->rank} << " on " << name << ": ";
+}
+
+constexpr int kFatal[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
+struct sigaction before[std::size(kFatal)];
+
+// Notes the signal and leaves the rest to whoever handled it before.
+void on_fatal_signal(int signal) {
+    own->signal = signal;
+    for (size_t i = 0; i < std::size(kFatal); ++i)
+        if (kFatal[i] == signal) ::sigaction(signal, &before[i], nullptr);
+    ::raise(signal);
+}
+
+// The memory of the job on this host, or of this process alone.
+void attach(const Watchdog::Job& job) {
+    if (job.ranks_on_host < 2 || job.rank_on_host >= job.ranks_on_host || job.rank_on_host < 0) return;
+    struct stat space {};  // ranks of different containers cannot see each other's processes
+    const auto id = std::hash<std::string>()(job.name) ^
+                    (::stat("/proc/self/ns/pid", &space) == 0 ? static_cast<size_t>(space.st_ino) : 0);
+    const std::string name = "/fp8flow-" + std::to_string(::getuid()) + "-" + std::to_string(id);
+    std::memcpy(segment, name.c_str(), std::min(name.size() + 1, sizeof segment - 1));
+    const size_t bytes = sizeof(HostNotes) + sizeof(RankNotes) * static_cast<size_t>(job.ranks_on_host);
+    const int file = ::shm_open(segment, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (file < 0) return;
+    void* memory = MAP_FAILED;
+    if (::posix_fallocate(file, 0, static_cast<off_t>(bytes)) == 0)
+        memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    ::close(file);
+    if (memory == MAP_FAILED) return;
+    host = static_cast<HostNotes*>(memory);
+    ranks = reinterpret_cast<RankNotes*>(static_cast<char*>(memory) + sizeof(HostNotes));
+    num_ranks = job.ranks_on_host;
+    own = ranks + job.rank_on_host;
+}
+
+class Thread {
+public:
+    Thread() : stopped_since_(static_cast<size_t>(num_ranks)), thread_([this] { run(); }) {}
+    ~Thread() {
+        {
+            const std::lock_guard lock(mutex_);
+            ends_ = true;
+        }
+        changed_.notify_one();
+        thread_.join();
+    }
+
+private:
+    void run() {
+        sigset_t all;
+        sigfillset(&all);
+        ::pthread_sigmask(SIG_BLOCK, &all, nullptr);  // signals belong to the main thread
+        std::unique_lock lock(mutex_);
+        while (!changed_.wait_for(lock, kBetweenLooks, [this] { return ends_; })) look();
+    }
+
+    // Silence counts from `counts_from_`: a rank that was stopped itself gives the others a full deadline.
+    int64_t silence(const RankNotes& notes) const {
+        return looked_ - std::max(counts_from_, notes.progress.load(std::memory_order_relaxed));
+    }
+
+    void look() {
+        const int64_t time = now(), limit = deadline;
+        if (time - looked_ > kLongestPause) counts_from_ = time;
+        looked_ = time;
+        if (host->reported != 0) {
+            if (reported_since_ == 0) reported_since_ = time;
+            if (time - reported_since_ > kForTheReport) end();
+            return;
+        }
+        look_for_gone();
+        if (limit > 0) look_for_silent(limit);
+    }
+
+    void look_for_gone() {
+        for (int r = 0; r < num_ranks; ++r) {
+            if (!is_gone(ranks[r])) continue;
+            Line line;
+            begin(line);
+            describe_gone(line, ranks[r]);
+            report(line << "\n");
+        }
+    }
+
+    // Stopped ranks first, then a rank that never started, then one that is silent while another waits.
+    void look_for_silent(int64_t limit) {
+        const RankNotes *stopped = nullptr, *silent = nullptr;
+        bool some_wait = false;
+        for (int r = 0; r < num_ranks; ++r) {
+            const RankNotes& notes = ranks[r];
+            if (notes.state != State::running) continue;
+            int64_t& since = stopped_since_[static_cast<size_t>(r)];
+            const char state = process_state(notes.pid);
+            since = state != 'T' && state != 't' ? 0 : since == 0 ? looked_ : since;
+            if (since > 0 && looked_ - std::max(since, counts_from_) > limit) stopped = &notes;
+            if (silence(notes) <= limit || since > 0) continue;
+            if (notes.waits > 0) {
+                some_wait = true;
+            } else if (silent == nullptr || notes.progress < silent->progress) {
+                silent = &notes;
+            }
+        }
+        if (stopped != nullptr) give_up(*stopped, " is stopped", limit);
+        if (silence(*own) <= limit) return;
+        const Stage stage = own->stage;
+        if (stage == Stage::mpi_init) {
+            for (int r = 0; r < num_ranks; ++r)
+                if (ranks[r].state == State::not_started) give_up_on_start(r, limit);
+        }
+        if (silent != nullptr && some_wait) give_up(*silent, " is silent", limit);
+        // Calls of MPI that have no deadline of their own; who they wait for is on another host.
+        if (stage == Stage::mpi_init || stage == Stage::mpi_finalize) {
+            if (silence(*own) > limit + kSecond && std::none_of(stopped_since_.begin(), stopped_since_.end(),
+                                                                [](int64_t since) { return since > 0; }))
+                give_up_alone(limit);
+        }
+    }
+
+    [[noreturn]] static void end() {
+        remove_watchdog_name();
+        note_failure();
+        ::_exit(static_cast<int>(ExitCode::peer));
+    }
+
+    static Line& add_limit(Line& line, int64_t limit) {
+        return line << "; the limit is " << limit / kSecond << " s (" << deadline_name.load() << ")\n";
+    }
+
+    void give_up(const RankNotes& lost, const char* why, int64_t limit) {
+        Line line;
+        begin(line);
+        line << "no answer from ";
+        describe(line, lost);
+        report(add_limit(line << why, limit));
+    }
+    void give_up_on_start(int rank_on_host, int64_t limit) {
+        Line line;
+        begin(line);
+        line << "no answer from the rank with number " << int64_t{rank_on_host}
+             << " of this host: it has not "
+             << "reached main";
+        report(add_limit(line, limit));
+    }
+    void give_up_alone(int64_t limit) {
+        Line line;
+        begin(line);
+        line << name_of(own->stage)
+             << " does not return, and every rank of this host waits in it or has left";
+        report(add_limit(line, limit));
+    }
+
+    void report(const Line& line) {
+        if (!claim_report()) return;
+        line.write();
+        end();
+    }
+
+    std::vector<int64_t> stopped_since_;  // 0: not stopped
+    int64_t looked_ = now(), counts_from_ = 0, reported_since_ = 0;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool ends_ = false;
+    std::thread thread_;
+};
+
+Thread* thread = nullptr;
+
+}  // namespace
+
+void note_progress() { own->progress.store(now(), std::memory_order_relaxed); }
+
+void note_stage(Stage stage, int64_t step) {
+    own->stage.store(stage, std::memory_order_relaxed);
+    own->step.store(step, std::memory_order_relaxed);
+    note_progress();
+}
+
+Waiting::Waiting() {
+    note_progress();
+    own->waits.fetch_add(1, std::memory_order_relaxed);
+}
+Waiting::~Waiting() {
+    note_progress();
+    own->waits.fetch_sub(1, std::memory_order_relaxed);
+}
+
+int64_t newest_progress() {
+    int64_t newest = 0;
+    for (int r = 0; r < num_ranks; ++r)
+        newest = std::max(newest, ranks[r].progress.load(std::memory_order_relaxed));
+    return newest;
+}
+
+Watchdog::Watchdog(const Job& job, double deadline_seconds) {
+    set_deadline(deadline_seconds, "--start-deadline");
+    attach(job);
+    own->pid = ::getpid();
+    own->rank = job.rank;
+    note_stage(Stage::start_up);
+    own->state = State::running;
+    thread = new Thread;
+}
+
+Watchdog::~Watchdog() {
+    remove_watchdog_name();
+    own->state = State::ended;
+    delete thread;
+    thread = nullptr;
+}
+
+void Watchdog::set_deadline(double seconds, const char* name) {
+    note_progress();
+    deadline_name = name;
+    deadline = static_cast<int64_t>(std::min(seconds, 1e9) * static_cast<double>(kSecond));
+}
+
+void remove_watchdog_name() {
+    if (segment[0] != 0) ::shm_unlink(segment);
+    segment[0] = 0;
+}
+
+void note_fatal_signals() {
+    for (size_t i = 0; i < std::size(kFatal); ++i) {
+        struct sigaction action {};
+        action.sa_handler = on_fatal_signal;
+        action.sa_flags = SA_NODEFER | SA_ONSTACK;
+        ::sigaction(kFatal[i], &action, &before[i]);
+    }
+}
+
+bool claim_report() { return host->reported.exchange(1) == 0; }
+
+void note_failure() { own->state = State::ended; }
+
+void report_termination() {
+    note_failure();
+    const RankNotes* const end = ranks + num_ranks;
+    const RankNotes* const gone = std::find_if<const RankNotes*>(ranks, end, is_gone);
+    // A rank that exits first with a status other than 0 ends the others, and has reported why.
+    const bool leaving = own->stage == Stage::mpi_finalize && gone == end;
+    if (leaving || !claim_report()) return remove_watchdog_name();
+    Line line;
+    begin(line);
+    if (gone != end) {
+        describe_gone(line, *gone);
+    } else {
+        line << "ended by the launcher: the job was cancelled, or another rank was lost before it started or "
+                "on another host";
+    }
+    (line << "\n").write();
+    remove_watchdog_name();
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+// A thread of every rank that ends the job where a rank of this host is lost: gone, stopped, or silent while
+// others wait for it. Ranks note what they do in memory that the ranks of a host share, from the first line
+// of main to the last; a note is a few relaxed stores. Deadlines count silence, not duration.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace fp8flow {
+
+enum class Stage : int32_t {
+    start_up,
+    mpi_init,
+    set_up,
+    weights,
+    resume,
+    step,
+    evaluation,
+    checkpoint,
+    exporting,
+    summary,
+    mpi_finalize
+};
+
+// This rank is alive and makes progress; a stage with the step it belongs to (0: none).
+void note_progress();
+void note_stage(Stage stage, int64_t step = 0);
+
+// While one exists, this rank waits for others: its silence is theirs.
+class Waiting {
+public:
+    Waiting();
+    ~Waiting();
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+};
+
+// Nanoseconds of the monotonic clock: the newest progress of any rank of this host.
+int64_t newest_progress();
+
+class Watchdog {
+public:
+    struct Job {
+        std::string name;  // the same for the ranks of one job on one host, different for other jobs
+        int rank = 0, rank_on_host = 0, ranks_on_host = 1;
+    };
+    // Before MPI_Init. A host without shared memory for it watches each rank alone.
+    Watchdog(const Job& job, double deadline_seconds);
+    ~Watchdog();  // this rank has finished
+    Watchdog(const Watchdog&) = delete;
+    Watchdog& operator=(const Watchdog&) = delete;
+
+    // The limit of silence from now on, and its name in reports; 0: none.
+    static void set_deadline(double seconds, const char* name);
+};
+
+// For MpiSession. After MPI_Init every rank has attached, and the memory needs no name any more.
+void remove_watchdog_name();
+// Fatal signals are noted and then left to whoever handled them before. After MPI_Init, which has handlers.
+void note_fatal_signals();
+// True for the first caller among the ranks of this host, which then reports the error. Safe in a signal
+// handler, as is report_termination.
+bool claim_report();
+// This rank ends by an error of its own: its end is no loss to report.
+void note_failure();
+// The launcher ends this rank: reports the lost rank, or that none is known, if no rank has reported yet.
+void report_termination();
+
+}  // namespace fp8flow

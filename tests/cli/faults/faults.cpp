@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT
+// A library to preload into the program: rank FAULT_RANK is killed or stopped (FAULT_SIGNAL) where it calls
+// FAULT_CALL: load (before main), MPI_Init_thread, MPI_Finalize or fsync.
+// FAULT_SLEEP_MS delays each write of 64 bytes and more to a file below FAULT_SLOW.
+#include <dlfcn.h>
+#include <mpi.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <string>
+#include <thread>
+
+namespace {
+
+std::string setting(const char* name) {
+    const char* value = std::getenv(name);
+    return value != nullptr ? value : "";
+}
+
+void reach(const char* call) {
+    if (setting("FAULT_CALL") != call || setting("OMPI_COMM_WORLD_RANK") != setting("FAULT_RANK")) return;
+    ::kill(::getpid(), std::atoi(setting("FAULT_SIGNAL").c_str()));
+    std::this_thread::sleep_for(std::chrono::seconds(1));  // until the signal is here
+}
+
+template <class Function> Function next(Function, const char* name) {
+    return reinterpret_cast<Function>(::dlsym(RTLD_NEXT, name));
+}
+
+// Before main.
+struct Loaded {
+    Loaded() { reach("load"); }
+} loaded;
+
+}  // namespace
+
+extern "C" int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
+    reach("MPI_Init_thread");
+    return next(&MPI_Init_thread, "MPI_Init_thread")(argc, argv, required, provided);
+}
+extern "C" int MPI_Finalize() {
+    reach("MPI_Finalize");
+    return next(&MPI_Finalize, "MPI_Finalize")();
+}
+extern "C" int fsync(int file) {
+    reach("fsync");
+    return next(&fsync, "fsync")(file);
+}
+extern "C" ssize_t write(int file, const void* data, size_t bytes) {
+    const std::string slow = setting("FAULT_SLOW");
+    if (!slow.empty() && bytes >= 64) {
+        char path[4096];
+        const std::string link = "/proc/self/fd/" + std::to_string(file);
+        const ssize_t length = ::readlink(link.c_str(), path, sizeof path);
+        if (length > 0 && std::string(path, static_cast<size_t>(length)).find(slow) != std::string::npos)
+            std::this_thread::sleep_for(
+                std::chrono::milliseconds(std::atoi(setting("FAULT_SLEEP_MS").c_str())));
+    }
+    return next(&write, "write")(file, data, bytes);
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: MIT
+// A rank is lost at every stage of a job: the others end soon, with one report that names it.
+#include "kernels/core/error.h"
+#include "tests/cli/command.h"
+#include "tests/support/files.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <filesystem>
+
+namespace fp8flow {
+namespace {
+
+constexpr double kDeadline = 1;          // of silence, seconds
+constexpr double kSeconds = 10;          // that a job may take to end after the deadline
+const std::string kShared = "/dev/shm";  // of this host's ranks
+
+std::vector<std::string> shared_files() {
+    std::vector<std::string> names;
+    if (!std::filesystem::exists(kShared)) return names;
+    for (const auto& entry : std::filesystem::directory_iterator(kShared))
+        if (entry.path().filename().string().starts_with("fp8flow-")) names.push_back(entry.path());
+    return names;
+}
+
+// mpirun of a short run with a preloaded fault.
+std::vector<std::string> faulty(int ranks, const std::vector<std::string>& environment,
+                                const std::string& out, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> line = mpirun_line(ranks, {"train", config_file("test")});
+    const std::vector<std::string> options = {"--backend",
+                                              "reference",
+                                              "--out",
+                                              out,
+                                              "--start-deadline",
+                                              std::to_string(kDeadline),
+                                              "--set",
+                                              "training.train_iters=2",
+                                              "--set",
+                                              "checkpoint.save_interval=1",
+                                              "--set",
+                                              "parallel.peer_deadline_seconds=" + std::to_string(kDeadline)};
+    line.insert(line.end(), options.begin(), options.end());
+    line.insert(line.end(), more.begin(), more.end());
+    std::vector<std::string> settings = {"env",
+                                         "LD_PRELOAD=" FP8FLOW_BINARY_DIR "/tests/libfp8flow_faults.so"};
+    settings.insert(settings.end(), environment.begin(), environment.end());
+    const auto program = std::find(line.begin(), line.end(), std::string(FP8FLOW_EXECUTABLE));
+    line.insert(program, settings.begin(), settings.end());
+    return line;
+}
+
+void lose(int ranks, int victim, int signal, const std::string& call) {
+    SCOPED_TRACE(call + ", signal " + std::to_string(signal) + ", rank " + std::to_string(victim) + " of " +
+                 std::to_string(ranks));
+    TemporaryFolder folder;
+    RunningCommand run(faulty(ranks,
+                              {"FAULT_RANK=" + std::to_string(victim), "FAULT_CALL=" + call,
+                               "FAULT_SIGNAL=" + std::to_string(signal)},
+                              folder.path("out")),
+                       "");
+    const CommandResult result = run.wait(kDeadline + kSeconds);
+    EXPECT_FALSE(result.timed_out) << result.err;
+    // mpirun hands on the status of the rank that ended first: the killed one's, or the reporter's.
+    EXPECT_EQ(result.status, signal == SIGSTOP ? static_cast<int>(ExitCode::peer) : 128 + signal)
+        << result.err;
+    const std::vector<std::string> errors = error_lines(result.err);
+    ASSERT_EQ(errors.size(), 1u) << result.err;
+    expect_contains(errors[0], "rank " + std::to_string(victim) + " (process");
+    EXPECT_TRUE(shared_files().empty()) << shared_files().front();
+}
+
+TEST(Watchdog, StoppedRankIsNamedAtEveryStage) {
+    lose(2, 1, SIGSTOP, "MPI_Init_thread");
+    lose(2, 0, SIGSTOP, "fsync");
+    lose(4, 3, SIGSTOP, "MPI_Finalize");
+}
+
+TEST(Watchdog, KilledRankIsNamedAtEveryStage) {
+    lose(4, 0, SIGKILL, "MPI_Init_thread");
+    lose(2, 1, SIGKILL, "fsync");
+    lose(2, 0, SIGKILL, "MPI_Finalize");
+}
+
+TEST(Watchdog, RankThatNeverReachesMainIsNamed) {
+    TemporaryFolder folder;
+    RunningCommand run(
+        faulty(2, {"FAULT_RANK=1", "FAULT_CALL=load", "FAULT_SIGNAL=" + std::to_string(SIGSTOP)},
+               folder.path("out")),
+        "");
+    const CommandResult result = run.wait(kDeadline + kSeconds);
+    EXPECT_EQ(result.status, static_cast<int>(ExitCode::peer)) << result.err;
+    ASSERT_EQ(error_lines(result.err).size(), 1u) << result.err;
+    expect_contains(result.err, "number 1 of this host: it has not reached main");
+    EXPECT_TRUE(shared_files().empty());
+}
+
+}  // namespace
+}  // namespace fp8flow
