@@ -8,12 +8,13 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 
 namespace fp8flow {
 namespace {
 
-constexpr double kDeadline = 1;          // of silence, seconds
+constexpr double kDeadline = 3;          // of silence, seconds
 constexpr double kSeconds = 10;          // that a job may take to end after the deadline
 const std::string kShared = "/dev/shm";  // of this host's ranks
 
@@ -44,7 +45,8 @@ std::vector<std::string> faulty(int ranks, const std::vector<std::string>& envir
     line.insert(line.end(), options.begin(), options.end());
     line.insert(line.end(), more.begin(), more.end());
     std::vector<std::string> settings = {"env",
-                                         "LD_PRELOAD=" FP8FLOW_BINARY_DIR "/tests/libfp8flow_faults.so"};
+                                         "LD_PRELOAD=" FP8FLOW_BINARY_DIR "/tests/libfp8flow_faults.so",
+                                         "ASAN_OPTIONS=verify_asan_link_order=0"};
     settings.insert(settings.end(), environment.begin(), environment.end());
     const auto program = std::find(line.begin(), line.end(), std::string(FP8FLOW_EXECUTABLE));
     line.insert(program, settings.begin(), settings.end());
@@ -81,6 +83,26 @@ TEST(Watchdog, KilledRankIsNamedAtEveryStage) {
     lose(4, 0, SIGKILL, "MPI_Init_thread");
     lose(2, 1, SIGKILL, "fsync");
     lose(2, 0, SIGKILL, "MPI_Finalize");
+}
+
+// One rank writes its part for longer than the deadline, and the other waits for it.
+TEST(Watchdog, SlowExportIsWaitedFor) {
+    TemporaryFolder folder;
+    std::vector<std::string> more = {"--export", "f32"};
+    for (const char* setting :
+         {"parallel.expert_model_parallel_size=2", "model.qk_layernorm=true",
+          "moe.moe_shared_expert_intermediate_size=0", "training.eval_iters=0", "precision.recipe=bf16"}) {
+        more.push_back("--set");
+        more.push_back(setting);
+    }
+    const auto started = std::chrono::steady_clock::now();
+    RunningCommand run(
+        faulty(2, {"FAULT_RANK=0", "FAULT_SLOW=/hf/", "FAULT_SLEEP_MS=250"}, folder.path("out"), more), "");
+    const CommandResult result = run.wait(90);
+    EXPECT_EQ(result.status, 0) << result.err;
+    EXPECT_GT(std::chrono::steady_clock::now() - started, std::chrono::duration<double>(1.5 * kDeadline));
+    EXPECT_TRUE(std::filesystem::exists(folder.path("out") + "/hf/config.json"));
+    EXPECT_TRUE(shared_files().empty());
 }
 
 TEST(Watchdog, RankThatNeverReachesMainIsNamed) {

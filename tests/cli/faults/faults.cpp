@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A library to preload into the program: rank FAULT_RANK is killed or stopped (FAULT_SIGNAL) where it calls
 // FAULT_CALL: load (before main), MPI_Init_thread, MPI_Finalize or fsync.
-// FAULT_SLEEP_MS delays each write of 64 bytes and more to a file below FAULT_SLOW.
+// FAULT_SLEEP_MS delays each write of 64 bytes and more by that rank to a file below FAULT_SLOW.
 #include <dlfcn.h>
 #include <mpi.h>
 #include <signal.h>
@@ -19,8 +19,10 @@ std::string setting(const char* name) {
     return value != nullptr ? value : "";
 }
 
+bool is_victim() { return setting("OMPI_COMM_WORLD_RANK") == setting("FAULT_RANK"); }
+
 void reach(const char* call) {
-    if (setting("FAULT_CALL") != call || setting("OMPI_COMM_WORLD_RANK") != setting("FAULT_RANK")) return;
+    if (setting("FAULT_CALL") != call || !is_victim()) return;
     ::kill(::getpid(), std::atoi(setting("FAULT_SIGNAL").c_str()));
     std::this_thread::sleep_for(std::chrono::seconds(1));  // until the signal is here
 }
@@ -50,7 +52,7 @@ extern "C" int fsync(int file) {
 }
 extern "C" ssize_t write(int file, const void* data, size_t bytes) {
     const std::string slow = setting("FAULT_SLOW");
-    if (!slow.empty() && bytes >= 64) {
+    if (!slow.empty() && is_victim() && bytes >= 64) {
         char path[4096];
         const std::string link = "/proc/self/fd/" + std::to_string(file);
         const ssize_t length = ::readlink(link.c_str(), path, sizeof path);
