@@ -49,6 +49,54 @@ void Ops::do_grouped_gemm_swiglu_quantize(const op::GroupedGemmSwigluQuantize& a
                        launch);
 }
 
+namespace {
+
+// [T, heads, D] as rows of D columns.
+TensorView head_rows(const TensorView& heads) {
+    return heads.reshape({heads.dim(0) * heads.dim(1), heads.dim(2)});
+}
+
+}  // namespace
+
+void Ops::do_qkv_heads(const op::QkvHeads& args, const Launch& launch) {
+    const bool normed = static_cast<bool>(args.q_gamma);
+    do_split_qkv(
+        {.qkv = args.qkv, .q = normed ? args.q_raw : args.q, .k = normed ? args.k_raw : args.k, .v = args.v},
+        launch);
+    const auto norm = [&](const TensorView& raw, const TensorView& gamma, const TensorView& out,
+                          const TensorView& rstd) {
+        do_rms_norm({.x = head_rows(raw), .gamma = gamma, .eps = args.eps, .y = head_rows(out), .rstd = rstd},
+                    launch);
+    };
+    if (normed) {
+        norm(args.q_raw, args.q_gamma, args.q, args.q_rstd);
+        norm(args.k_raw, args.k_gamma, args.k, args.k_rstd);
+    }
+    do_rope({.table = args.table, .x = args.q}, launch);
+    do_rope({.table = args.table, .x = args.k}, launch);
+}
+
+void Ops::do_qkv_heads_backward(const op::QkvHeadsBackward& args, const Launch& launch) {
+    for (const TensorView& gradient : {args.dq, args.dk})
+        do_rope({.table = args.table, .direction = op::RopeDirection::backward, .x = gradient}, launch);
+    const auto norm = [&](const TensorView& gradient, const TensorView& raw, const TensorView& gamma,
+                          const TensorView& rstd, const TensorView& dgamma) {
+        do_rms_norm_backward({.dy = head_rows(gradient),
+                              .x = head_rows(raw),
+                              .gamma = gamma,
+                              .rstd = rstd,
+                              .dgamma_mode = args.dgamma_mode,
+                              .dx = head_rows(gradient),
+                              .dgamma = dgamma},
+                             launch);
+    };
+    if (args.q_gamma) {
+        norm(args.dq, args.q_raw, args.q_gamma, args.q_rstd, args.dq_gamma);
+        norm(args.dk, args.k_raw, args.k_gamma, args.k_rstd, args.dk_gamma);
+    }
+    do_merge_qkv({.q = args.dq, .k = args.dk, .v = args.dv, .qkv = args.dqkv}, launch);
+}
+
 void Ops::do_adamw_quantize(const op::AdamWQuantize& args, const Launch& launch) {
     do_adamw(args.adamw, launch);
     TensorView master = args.adamw.master;

@@ -106,6 +106,8 @@ public:
 
     // ---- fused; composed of the above unless a backend overrides them
     void grouped_gemm_swiglu_quantize(const op::GroupedGemmSwigluQuantize& args, const Launch& launch = {});
+    void qkv_heads(const op::QkvHeads& args, const Launch& launch = {});
+    void qkv_heads_backward(const op::QkvHeadsBackward& args, const Launch& launch = {});
     void adamw_quantize(const op::AdamWQuantize& args, const Launch& launch = {});
 
     // Calls, bytes and FLOPs per op name since the last reset. The number of explicit casts of a layer is the

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Self-attention as a list of steps: one GEMM for QKV, split, rotate, attend, project; the same list read
-// upwards in backward. Its stages: qkv, core attention, proj.
+// Self-attention as a list of steps: one GEMM for QKV, heads (split, norm, rotate), attend, project; the same
+// list read upwards in backward. Its stages: qkv, core attention, proj.
 #include "layers/attention.h"
 
 #include <cmath>
@@ -34,6 +34,12 @@ SelfAttention::SelfAttention(ParameterStore& store, const ModelSpec& model, DTyp
     q_norm_ = norm("q_layernorm");
     k_norm_ = norm("k_layernorm");
 }
+
+namespace {
+
+TensorView gamma_of(const Parameter* norm) { return norm != nullptr ? norm->master : TensorView{}; }
+
+}  // namespace
 
 std::vector<float> SelfAttention::rope_table(const ModelSpec& model) {
     const int64_t half = model.kv_channels / 2;
@@ -72,26 +78,19 @@ void SelfAttention::forward(Context& ctx, const TensorView& xn, const TensorView
         const TensorView qkv =
             ctx.scratch.tensor(ctx.activation, {tokens, (heads + 2 * kv) * dim}, "attention");
         ctx.ops.gemm({.a = {.data = xn}, .b = {.data = qkv_->plain}, .d = qkv}, ctx.launch);
-        ctx.ops.split_qkv({.qkv = qkv,
-                           .q = q_norm_ != nullptr ? saved.q_raw : saved.q,
-                           .k = q_norm_ != nullptr ? saved.k_raw : saved.k,
-                           .v = saved.v},
+        ctx.ops.qkv_heads({.qkv = qkv,
+                           .table = rope_table_,
+                           .q_gamma = gamma_of(q_norm_),
+                           .k_gamma = gamma_of(k_norm_),
+                           .eps = static_cast<float>(model_.norm_epsilon),
+                           .q = saved.q,
+                           .k = saved.k,
+                           .v = saved.v,
+                           .q_raw = saved.q_raw,
+                           .k_raw = saved.k_raw,
+                           .q_rstd = saved.q_rstd,
+                           .k_rstd = saved.k_rstd},
                           ctx.launch);
-        if (q_norm_ != nullptr) {
-            const auto norm = [&](const TensorView& raw, const Parameter& gamma, const TensorView& rstd,
-                                  const TensorView& out, int64_t count) {
-                ctx.ops.rms_norm({.x = raw.reshape({tokens * count, dim}),
-                                  .gamma = gamma.master,
-                                  .eps = static_cast<float>(model_.norm_epsilon),
-                                  .y = out.reshape({tokens * count, dim}),
-                                  .rstd = rstd},
-                                 ctx.launch);
-            };
-            norm(saved.q_raw, *q_norm_, saved.q_rstd, saved.q, heads);
-            norm(saved.k_raw, *k_norm_, saved.k_rstd, saved.k, kv);
-        }
-        ctx.ops.rope({.table = rope_table_, .x = saved.q}, ctx.launch);
-        ctx.ops.rope({.table = rope_table_, .x = saved.k}, ctx.launch);
     }
     core(ctx, saved, recompute_core ? ctx.scratch : ctx.saved);
     auto timed = ctx.stage("proj");
@@ -165,27 +164,21 @@ void SelfAttention::backward(Context& ctx, const TensorView& dy, const TensorVie
                                    ctx.launch);
     }
     auto timed = ctx.stage("qkv");
-    ctx.ops.rope({.table = rope_table_, .direction = op::RopeDirection::backward, .x = dq}, ctx.launch);
-    ctx.ops.rope({.table = rope_table_, .direction = op::RopeDirection::backward, .x = dk}, ctx.launch);
-    TensorView dq_raw = dq, dk_raw = dk;
-    if (q_norm_ != nullptr) {
-        dq_raw = scratch(heads);
-        dk_raw = scratch(kv);
-        auto norm_backward = [&](const TensorView& d, const TensorView& raw, const TensorView& rstd,
-                                 Parameter& gamma, const TensorView& draw, int64_t count) {
-            ctx.ops.rms_norm_backward({.dy = d.reshape({tokens * count, dim}),
-                                       .x = raw.reshape({tokens * count, dim}),
-                                       .gamma = gamma.master,
-                                       .rstd = rstd,
-                                       .dgamma_mode = ctx.grad_mode,
-                                       .dx = draw.reshape({tokens * count, dim}),
-                                       .dgamma = gamma.main_grad},
-                                      ctx.launch);
-        };
-        norm_backward(dq, saved.q_raw, saved.q_rstd, *q_norm_, dq_raw, heads);
-        norm_backward(dk, saved.k_raw, saved.k_rstd, *k_norm_, dk_raw, kv);
-    }
-    ctx.ops.merge_qkv({.q = dq_raw, .k = dk_raw, .v = dv, .qkv = dqkv}, ctx.launch);
+    ctx.ops.qkv_heads_backward({.dq = dq,
+                                .dk = dk,
+                                .dv = dv,
+                                .table = rope_table_,
+                                .q_raw = saved.q_raw,
+                                .k_raw = saved.k_raw,
+                                .q_gamma = gamma_of(q_norm_),
+                                .k_gamma = gamma_of(k_norm_),
+                                .q_rstd = saved.q_rstd,
+                                .k_rstd = saved.k_rstd,
+                                .dgamma_mode = ctx.grad_mode,
+                                .dqkv = dqkv,
+                                .dq_gamma = q_norm_ != nullptr ? q_norm_->main_grad : TensorView{},
+                                .dk_gamma = k_norm_ != nullptr ? k_norm_->main_grad : TensorView{}},
+                               ctx.launch);
     ctx.ops.gemm({.a = {.data = dqkv},
                   .b = {.data = xn},
                   .form = op::GemmForm::tn,

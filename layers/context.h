@@ -8,14 +8,15 @@
 #include "kernels/core/stage_timer.h"
 #include "kernels/exchange.h"
 #include "kernels/ops.h"
-#include "layers/delayed_wgrads.h"
 #include "layers/row_arena.h"
+#include "layers/schedule/delayed_wgrads.h"
 
 #include <string_view>
 #include <vector>
 
 namespace fp8flow {
 
+class SideLane;
 class TensorStats;
 struct Context;
 
@@ -57,12 +58,15 @@ struct Context {
     TensorView step_status;    // [1] i32 device word: 0 fine; otherwise every persistent write is skipped
     TensorStats* tensor_stats = nullptr;
     GemmObserver* gemms = nullptr;  // absent: nobody
+    SideLane* side = nullptr;       // absent: one operation after the other
     Launch launch = {};
 
     // Until the end of the scope this is a stage of the journey (norm, fc1, ...), or a part of the model (the
     // MoE layer, the head, ...).
-    StageTimer::Scope stage(const char* name) { return {timer, StageLevel::stage, name, launch.stream}; }
-    StageTimer::Scope part(const char* name) { return {timer, StageLevel::part, name, launch.stream}; }
+    StageTimer::Scope stage(const char* name) { return {timer, StageLevel::stage, name, launch}; }
+    StageTimer::Scope part(const char* name) { return {timer, StageLevel::part, name, launch}; }
+    // The same micro-batch on other memory.
+    Context with(Arena& other_saved, Arena& other_scratch) const;
     // Whether expert weight gradients of this micro-batch wait for the next one's.
     bool delays_wgrads() const { return delayed != nullptr && delayed->waits(); }
 };

@@ -2,6 +2,8 @@
 // Forward and backward of the MoE layer, and what each recompute mode keeps or makes again.
 #include "layers/moe_layer.h"
 
+#include "layers/schedule/side_lane.h"
+
 #include <algorithm>
 #include <cmath>
 
@@ -54,19 +56,45 @@ void MoeLayer::forward(Context& ctx, const TokenRows& x, const TensorView& resid
 void MoeLayer::forward_once(Context& ctx, const TokenRows& x, const TensorView& residual, MoeSaved& saved,
                             const TensorView& y) const {
     ArenaScope scope(ctx.scratch);
+    SideLane* const side = side_of(ctx);
+    TensorView addend;
+    Event addend_ready;
+    const auto shared_expert = [&](Context& lane) {
+        auto timed = lane.stage("shared expert");
+        shared_->forward(lane, x, {}, recompute_.shared_experts, saved.shared, addend);
+    };
+    if (shared_) addend = ctx.scratch.tensor(ctx.activation, {ctx.tokens, x.plain.cols()}, "shared expert");
+    if (side != nullptr) {
+        Context lane = begin_shared_expert(ctx);
+        shared_expert(lane);
+        addend_ready = side->mark();
+    }
     router_->forward(ctx, x.plain, saved.route);
     make_plan(ctx, saved);
-    TensorView addend;
-    if (shared_) {
-        addend = ctx.scratch.tensor(ctx.activation, {ctx.tokens, x.plain.cols()}, "shared expert");
-        auto timed = ctx.stage("shared expert");
-        shared_->forward(ctx, x, {}, recompute_.shared_experts, saved.shared, addend);
-    }
-    flow_->forward(
-        ctx,
-        {.x = x, .plan = saved.plan, .weights = experts_, .residual = residual, .addend = addend, .y = y},
-        saved.experts);
+    if (shared_ && side == nullptr) shared_expert(ctx);
+    flow_->forward(ctx,
+                   {.x = x,
+                    .plan = saved.plan,
+                    .weights = experts_,
+                    .residual = residual,
+                    .addend = addend,
+                    .addend_ready = addend_ready,
+                    .y = y},
+                   saved.experts);
     ctx.rows.push();
+}
+
+// The lane that the shared expert runs on beside the routed experts; null: there is none, or it runs before
+// them.
+SideLane* MoeLayer::side_of(const Context& ctx) const {
+    const bool beside =
+        shared_ != nullptr && ctx.side != nullptr && ctx.side->schedule().moe_shared_expert_overlap;
+    return beside ? ctx.side : nullptr;
+}
+Context MoeLayer::begin_shared_expert(const Context& ctx) const {
+    return ctx.side->begin(
+        ctx, ctx.side->schedule().shared_expert_sms,
+        recompute_.shared_experts ? SideLane::Kept::dropped : SideLane::Kept::for_backward);
 }
 
 void MoeLayer::backward(Context& ctx, const TokenRows& x, const TensorView& dy, MoeSaved& saved,
@@ -82,11 +110,20 @@ void MoeLayer::backward(Context& ctx, const TokenRows& x, const TensorView& dy, 
     }
     TokenRows gradient{.plain = dy};
     flow_->prepare_gradient(ctx, gradient);
+    SideLane* const side = side_of(ctx);
     TensorView dx_shared;
-    if (shared_) {
-        dx_shared = ctx.scratch.tensor(ctx.activation, {ctx.tokens, hidden}, "shared expert");
-        auto timed = ctx.stage("shared expert");
-        shared_->backward(ctx, x, gradient, recompute_.shared_experts, saved.shared, dx_shared);
+    Event dx_shared_ready;
+    const auto shared_expert = [&](Context& lane) {
+        auto timed = lane.stage("shared expert");
+        shared_->backward(lane, x, gradient, recompute_.shared_experts, saved.shared, dx_shared);
+    };
+    if (shared_) dx_shared = ctx.scratch.tensor(ctx.activation, {ctx.tokens, hidden}, "shared expert");
+    if (side != nullptr) {
+        Context lane = begin_shared_expert(ctx);
+        shared_expert(lane);
+        dx_shared_ready = side->mark();
+    } else if (shared_) {
+        shared_expert(ctx);
     }
     const TensorView dx_experts = ctx.scratch.tensor(ctx.activation, {ctx.tokens, hidden}, "combine");
     const TensorView dprob = ctx.scratch.tensor(DType::f32, {ctx.tokens, moe_.moe_router_topk}, "route");
@@ -95,11 +132,13 @@ void MoeLayer::backward(Context& ctx, const TokenRows& x, const TensorView& dy, 
                      .plan = saved.plan,
                      .weights = experts_,
                      .dx_in = dx_shared,
+                     .dx_in_ready = dx_shared_ready,
                      .dx = dx_experts,
                      .dprob = dprob},
                     saved.experts);
     if (ctx.gemms != nullptr) ctx.gemms->router_gradient(ctx, dprob);
     router_->backward(ctx, dprob, x.plain, saved.route, dx_experts, dx);
+    if (ctx.side != nullptr) ctx.side->join(ctx);
     ctx.rows.pop(saved.depth);
     if (recompute_.moe) ctx.saved.rewind(mark);
 }

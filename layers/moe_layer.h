@@ -41,6 +41,8 @@ public:
 private:
     void forward_once(Context& ctx, const TokenRows& x, const TensorView& residual, MoeSaved& saved,
                       const TensorView& y) const;
+    SideLane* side_of(const Context& ctx) const;
+    Context begin_shared_expert(const Context& ctx) const;
     void make_plan(Context& ctx, MoeSaved& saved) const;
     // routed: rows shared over layers, where the experts' tensors live; layer: rows of this layer alone (the
     // unpadded twin).

@@ -74,7 +74,7 @@ struct PrecisionSpec {
     Fp8Format fp8_format = Fp8Format::e4m3;
     bool fp8_wgrad = true;  // false: weight gradients from BF16 operands
     // expert weight gradients of two consecutive micro-batches in one GEMM
-    bool moe_delay_wgrad_compute = false;
+    bool moe_wgrad_pair_micro_batches = false;
     ProbsIn moe_apply_probs_in = ProbsIn::swiglu;
     ScaleFormat scale_format = ScaleFormat::pow2;
     MxRounding mx_rounding = MxRounding::rceil;
@@ -96,6 +96,16 @@ struct RecomputeSpec {
     RecomputeGranularity recompute_granularity = RecomputeGranularity::none;
     bool core_attn = false, layernorm = false, moe_act = false, moe_expert = false, moe = false,
          shared_experts = false;
+};
+
+// What may run at the same time (docs/architecture.md, Schedules). No schedule changes a bit.
+struct ScheduleSpec {
+    bool moe_shared_expert_overlap = false;  // the shared expert beside the route and the wire
+    bool delay_wgrad_compute = false;  // expert weight gradients beside data gradients and combine of dX
+    int64_t shared_expert_sms = 100;   // SMs of the shared expert while it runs beside; 0: all
+    int64_t wire_sms = 32;             // SMs of dispatch and combine while they run beside; 0: all
+
+    bool overlaps() const { return moe_shared_expert_overlap || delay_wgrad_compute; }
 };
 
 // What one transformer block, or a MoE layer alone, is built from.

@@ -167,7 +167,7 @@ def delayed_wgrad():
         saved = sum(recipe["saved bytes"].values()) / 2**30
         rows.append([value, f"{layer_ms(recipe):.2f} ms", f"{ms['fc1 wgrad', 'backward']:.2f} ms", f"{ms['fc2 wgrad', 'backward']:.2f} ms",
                      f"{saved:.2f} GiB"])
-    return (table(["moe_delay_wgrad_compute", "layer, a micro-batch", "fc1 wgrad", "fc2 wgrad", "saved"], rows) +
+    return (table(["moe_wgrad_pair_micro_batches", "layer, a micro-batch", "fc1 wgrad", "fc2 wgrad", "saved"], rows) +
             source(*(origin(f"profile_deepseek_v3_1gpu_delay_{v}.json") for v in ("false", "true"))))
 
 

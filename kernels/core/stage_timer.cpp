@@ -30,16 +30,20 @@ int64_t StageTimer::take_arena_peak() {
     return bytes;
 }
 
-void StageTimer::open(StageLevel level, const char* name, Stream stream) {
+void StageTimer::open(StageLevel level, const char* name, const Launch& launch) {
     const int64_t peak = take_arena_peak();
     if (current_ >= 0) {
         StageSpan& outer = spans_[static_cast<std::size_t>(current_)];
         outer.peak_bytes = std::max(outer.peak_bytes, peak);
     }
-    StageSpan span{
-        .name = name, .direction = direction_, .layer = layer_, .parent = current_, .level = level};
+    StageSpan span{.name = name,
+                   .direction = direction_,
+                   .layer = layer_,
+                   .parent = current_,
+                   .level = level,
+                   .lane = launch.lane};
     timeline_->begin_range(direction_, name);
-    span.first = timeline_->mark(stream);
+    span.first = timeline_->mark(launch.stream);
     current_ = static_cast<int>(spans_.size());
     spans_.push_back(span);
 }
@@ -64,7 +68,7 @@ void StageTimer::resolve() {
         // a child is never longer than what it lies in, but event times are rounded
         if (span.parent >= 0) {
             StageSpan& outer = spans_[static_cast<std::size_t>(span.parent)];
-            outer.own_seconds = std::max(0.0, outer.own_seconds - span.seconds);
+            if (outer.lane == span.lane) outer.own_seconds = std::max(0.0, outer.own_seconds - span.seconds);
         }
     }
 }

@@ -5,7 +5,8 @@
 //
 // Parts (the MoE layer, attention, head, optimizer, ...) contain stages; stages may contain stages. A scope
 // leaves two marks in the timeline of the stream it works on and does nothing else, so nothing waits;
-// resolve(), after the step, turns marks into seconds.
+// resolve(), after the step, turns marks into seconds. Stages of the side lane lie in the span that the host
+// has open, but take no time of it.
 #pragma once
 
 #include "kernels/core/arena.h"
@@ -31,11 +32,12 @@ struct StageSpan {
     int layer = -1;
     int parent = -1;  // index of the span around this one
     StageLevel level = StageLevel::stage;
+    Lane lane = Lane::main;
     int64_t first = 0, last = 0;  // marks
     double wire_bytes = 0;        // that left this rank, children not counted
     int64_t peak_bytes = 0;       // of the watched arenas while it was open, children counted
     double begin = 0, seconds = 0,
-           own_seconds = 0;  // resolved: since the step's first mark; with and without children
+           own_seconds = 0;  // resolved: since the step's first mark; with and without children of its lane
     double clock = 0;        // resolved: the device's mean clock in Hz; 0: not known
 };
 
@@ -53,9 +55,10 @@ public:
 
     class Scope {
     public:
-        Scope(StageTimer& timer, StageLevel level, const char* name, Stream stream)
-            : timer_(timer.detail_ >= static_cast<TimerDetail>(level) ? &timer : nullptr), stream_(stream) {
-            if (timer_) timer_->open(level, name, stream);
+        Scope(StageTimer& timer, StageLevel level, const char* name, const Launch& launch)
+            : timer_(timer.detail_ >= static_cast<TimerDetail>(level) ? &timer : nullptr),
+              stream_(launch.stream) {
+            if (timer_) timer_->open(level, name, launch);
         }
         ~Scope() {
             if (timer_) timer_->close(stream_);
@@ -87,7 +90,7 @@ public:
     void exchange_ended(double wire_bytes) override;
 
 private:
-    void open(StageLevel level, const char* name, Stream stream);
+    void open(StageLevel level, const char* name, const Launch& launch);
     void close(Stream stream);
     int64_t take_arena_peak();
 

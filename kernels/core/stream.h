@@ -15,15 +15,21 @@ struct Stream {
     void* handle = nullptr;
 };
 
-// A point in a stream's work that the host can wait for. Made before the step, recorded in it.
+// A point in a stream's work that the host, or another stream, can wait for. Made before the step, recorded
+// in it.
 struct Event {
     void* handle = nullptr;
 };
+
+// Operations of one lane follow each other; those of different lanes may run at the same time, and so have
+// workspaces of their own. side: layers/schedule/side_lane.h.
+enum class Lane : uint8_t { main, side };
 
 struct Launch {
     Stream stream;
     // 0: all; otherwise at most so many SMs, so that communication can run in parallel
     int sm_limit = 0;
+    Lane lane = Lane::main;
 };
 
 // Memory of one backend. allocate never returns null: it throws Error(memory) with the numbers.
@@ -65,6 +71,11 @@ public:
     virtual void record(Event, Stream = {}) {}
     virtual bool has_passed(Event) { return true; }
     virtual void wait(Event) { ++num_waits_; }
+    // A stream whose work may run beside that of all others.
+    virtual Stream make_stream() { return {}; }
+    virtual void free_stream(Stream) {}
+    // What the stream is given from now on follows what the event stands for. The host does not wait.
+    virtual void follow(Stream, Event) {}
 
     // Calls so far that stop the host until the device has caught up, or may (allocate, free, copy_in,
     // copy_out, synchronize), and waits for events: what a test of a warm step looks at.

@@ -13,10 +13,16 @@ HopperOps::HopperOps(int device, const KernelChoice& kernels) : kernels_(kernels
     require(hopper::device_count() > device, ExitCode::usage, "GPU {} is not a usable Hopper GPU: {}", device,
             hopper::device_count() > 0 ? "there are fewer" : hopper::unavailable_reason());
     device_ = std::make_unique<CudaDevice>(device);
-    workspace_ = std::make_unique<Workspace>(*device_);
+    workspace({});
 }
 
 HopperOps::~HopperOps() = default;
+
+HopperOps::Workspace& HopperOps::workspace(const Launch& launch) {
+    std::unique_ptr<Workspace>& own = workspaces_[static_cast<int>(launch.lane)];
+    if (!own) own = std::make_unique<Workspace>(*device_);
+    return *own;
+}
 
 namespace hopper {
 

@@ -30,7 +30,7 @@ public:
 
     CublasLtCounts cublaslt_counts() const;
 
-    struct Workspace;  // cuBLASLt handle and scratch, reduction buffers: allocated once
+    struct Workspace;  // cuBLASLt handle and scratch, reduction buffers of one lane: allocated once
 
 protected:
 #define FP8FLOW_OVERRIDE(name, Args) void do_##name(const op::Args& args, const Launch& launch) override;
@@ -40,8 +40,11 @@ protected:
 
 private:
     KernelChoice kernels_;
+    // The side lane's appears at its first operation.
+    Workspace& workspace(const Launch& launch);
+
     std::unique_ptr<Device> device_;
-    std::unique_ptr<Workspace> workspace_;
+    std::unique_ptr<Workspace> workspaces_[2];  // by Lane
 };
 
 }  // namespace fp8flow

@@ -56,4 +56,26 @@ struct MergeQkv {
     TensorView qkv;  // out
 };
 
+// From the projection to the operands of attention: SplitQkv; with gammas, RmsNorm of each head of q and k as
+// a row of D columns; Rope of q and k. One rounding a step, as they stand there.
+struct QkvHeads {
+    TensorView qkv;               // [T, (heads + 2*kv_heads) * D]
+    TensorView table;             // [S, D/2, 2] f32: cos, sin
+    TensorView q_gamma, k_gamma;  // [D] f32, optional, both or none
+    float eps = 1e-5f;
+    TensorView q, k, v;         // out [T, heads, D], [T, kv_heads, D] twice
+    TensorView q_raw, k_raw;    // out, with gammas: q and k before the norm
+    TensorView q_rstd, k_rstd;  // out, with gammas: [T * heads], [T * kv_heads] f32
+};
+// The same upwards: Rope backward of dq and dk; with gammas, RmsNormBackward of each head; MergeQkv. What dq
+// and dk hold afterwards is not said.
+struct QkvHeadsBackward {
+    TensorView dq, dk, dv;  // dq, dk in/out
+    TensorView table;
+    TensorView q_raw, k_raw, q_gamma, k_gamma, q_rstd, k_rstd;  // as the forward left them
+    Gradient dgamma_mode = Gradient::overwrite;
+    TensorView dqkv;                // out
+    TensorView dq_gamma, dk_gamma;  // out, with gammas: [D] f32
+};
+
 }  // namespace fp8flow::op

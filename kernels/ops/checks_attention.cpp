@@ -40,14 +40,25 @@ void check_packed(const TensorView& qkv, const TensorView& q, const TensorView& 
     check_tensor(qkv, "qkv", q.dtype, {q.dim(0), (q.dim(1) + 2 * k.dim(1)) * q.dim(2)});
 }
 
+void check_table(const TensorView& table, int64_t depth) {
+    FP8FLOW_CHECK(depth % 2 == 0, "rotary embedding of odd head size {} (kv_channels)", depth);
+    FP8FLOW_CHECK(table.rank == 3 && table.dim(0) >= 1, "table is {}", describe(table));
+    check_tensor(table, "table", DType::f32, {table.dim(0), depth / 2, 2});
+}
+
+// What the norm of the heads reads or writes, beside a tensor of heads.
+void check_head_norm(const TensorView& heads, const TensorView& raw, const TensorView& rstd,
+                     const TensorView& gamma) {
+    check_tensor(raw, "raw", heads.dtype, {heads.dim(0), heads.dim(1), heads.dim(2)});
+    check_tensor(rstd, "rstd", DType::f32, {heads.dim(0) * heads.dim(1)});
+    check_tensor(gamma, "gamma", DType::f32, {heads.dim(2)});
+}
+
 }  // namespace
 
 void check(const op::Rope& args) {
     FP8FLOW_CHECK(args.x.rank == 3 && is_bf16_or_f32(args.x.dtype), "x is {}", describe(args.x));
-    FP8FLOW_CHECK(args.x.dim(2) % 2 == 0, "rotary embedding of odd head size {} (kv_channels)",
-                  args.x.dim(2));
-    FP8FLOW_CHECK(args.table.rank == 3 && args.table.dim(0) >= 1, "table is {}", describe(args.table));
-    check_tensor(args.table, "table", DType::f32, {args.table.dim(0), args.x.dim(2) / 2, 2});
+    check_table(args.table, args.x.dim(2));
 }
 OpCost cost(const op::Rope& args) {
     return with_writes(
@@ -87,6 +98,41 @@ OpCost cost(const op::SplitQkv& args) {
 void check(const op::MergeQkv& args) { check_packed(args.qkv, args.q, args.k, args.v); }
 OpCost cost(const op::MergeQkv& args) {
     return with_writes({2 * bytes_of({args.qkv}), 0}, bytes_of({args.qkv}));
+}
+
+void check(const op::QkvHeads& args) {
+    check_packed(args.qkv, args.q, args.k, args.v);
+    check_table(args.table, args.q.dim(2));
+    FP8FLOW_CHECK(static_cast<bool>(args.q_gamma) == static_cast<bool>(args.k_gamma), "one gamma of two");
+    if (!args.q_gamma) return;
+    check_head_norm(args.q, args.q_raw, args.q_rstd, args.q_gamma);
+    check_head_norm(args.k, args.k_raw, args.k_rstd, args.k_gamma);
+}
+OpCost cost(const op::QkvHeads& args) {
+    const double norm = bytes_of({args.q_raw, args.k_raw, args.q_rstd, args.k_rstd}),
+                 elements = static_cast<double>(args.q.numel() + args.k.numel());
+    return with_writes({2 * bytes_of({args.qkv}) + norm + bytes_of({args.table, args.q_gamma, args.k_gamma}),
+                        (args.q_gamma ? 7.0 : 3.0) * elements},
+                       bytes_of({args.qkv}) + norm);
+}
+
+void check(const op::QkvHeadsBackward& args) {
+    check_packed(args.dqkv, args.dq, args.dk, args.dv);
+    check_table(args.table, args.dq.dim(2));
+    FP8FLOW_CHECK(static_cast<bool>(args.q_gamma) == static_cast<bool>(args.k_gamma), "one gamma of two");
+    if (!args.q_gamma) return;
+    check_head_norm(args.dq, args.q_raw, args.q_rstd, args.q_gamma);
+    check_head_norm(args.dk, args.k_raw, args.k_rstd, args.k_gamma);
+    check_tensor(args.dq_gamma, "dq_gamma", DType::f32, {args.dq.dim(2)});
+    check_tensor(args.dk_gamma, "dk_gamma", DType::f32, {args.dk.dim(2)});
+}
+OpCost cost(const op::QkvHeadsBackward& args) {
+    const double norm = bytes_of({args.q_raw, args.k_raw, args.q_rstd, args.k_rstd}),
+                 elements = static_cast<double>(args.dq.numel() + args.dk.numel());
+    return with_writes({2 * bytes_of({args.dqkv}) + norm +
+                            bytes_of({args.table, args.q_gamma, args.k_gamma, args.dq_gamma, args.dk_gamma}),
+                        (args.q_gamma ? 13.0 : 3.0) * elements},
+                       bytes_of({args.dqkv, args.dq_gamma, args.dk_gamma}));
 }
 
 }  // namespace fp8flow

@@ -77,4 +77,6 @@
 // Fused operations that the base class composes from the above; a backend may override them with one kernel.
 #define FP8FLOW_FOR_EACH_COMPOSED_OP(X)                        \
     X(grouped_gemm_swiglu_quantize, GroupedGemmSwigluQuantize) \
+    X(qkv_heads, QkvHeads)                                     \
+    X(qkv_heads_backward, QkvHeadsBackward)                    \
     X(adamw_quantize, AdamWQuantize)

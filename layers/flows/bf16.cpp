@@ -32,6 +32,7 @@ public:
 
         dispatch(ctx, {.data = io.x.plain}, io.plan, PermutePadding::fused, saved.x);
         experts_forward(ctx, io.weights, saved, ye);
+        await(ctx, io.addend_ready);
         combine(ctx,
                 {.src = ye,
                  .row_prob = merging_weights(io.plan, precision_),
@@ -42,7 +43,6 @@ public:
     }
 
     void backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const override {
-        ArenaScope scope(ctx.scratch);
         begin_backward(saved, io.plan);
         const int64_t hidden = io.dx.cols();
         ScaledTensor dye{
@@ -52,6 +52,7 @@ public:
 
         dispatch(ctx, {.data = io.dy.plain}, io.plan, PermutePadding::fused, dye);
         experts_backward(ctx, io.weights, saved, dye, drow_prob, dxe);
+        await(ctx, io.dx_in_ready);
         combine(ctx,
                 {.src = dxe, .residual = io.dx_in, .drow_prob = drow_prob, .y = io.dx, .dprob = io.dprob},
                 io.plan, PermutePadding::fused);
@@ -102,7 +103,8 @@ private:
         const TensorView da = rows(ctx, saved, Life::call, ctx.activation, ffn, "fc2");            // [M, F]
         ScaledTensor dh{.data = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "swiglu")};  // [M, 2F]
 
-        weight_gradient(ctx, "fc2 wgrad", dye, saved.a, saved.groups, *w.w2);
+        aside(ctx, saved,
+              [&](Context& lane) { weight_gradient(lane, "fc2 wgrad", dye, saved.a, saved.groups, *w.w2); });
         data_gradient(ctx, "fc2 dgrad", dye, *w.w2, saved.groups, da);
         {
             auto timed = ctx.stage("swiglu");
@@ -114,7 +116,8 @@ private:
                                      .dprob = drow_prob},
                                     ctx.launch);
         }
-        weight_gradient(ctx, "fc1 wgrad", dh, saved.x, saved.groups, *w.w1);
+        aside(ctx, saved,
+              [&](Context& lane) { weight_gradient(lane, "fc1 wgrad", dh, saved.x, saved.groups, *w.w1); });
         data_gradient(ctx, "fc1 dgrad", dh, *w.w1, saved.groups, dxe);
     }
 

@@ -34,6 +34,7 @@ void CastFlow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) con
     dispatch(ctx, {.data = io.x.plain}, io.plan, PermutePadding::fused, {.data = xe});
     if (keep_plain) saved.plain = xe;
     experts_forward(ctx, xe, io.weights, saved, ye);
+    await(ctx, io.addend_ready);
     combine(ctx,
             {.src = ye,
              .row_prob = merging_weights(io.plan, precision_),
@@ -44,7 +45,6 @@ void CastFlow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) con
 }
 
 void CastFlow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const {
-    ArenaScope scope(ctx.scratch);
     begin_backward(saved, io.plan);
     const int64_t hidden = io.dx.cols();
     const TensorView dye = rows(ctx, saved, Life::call, ctx.activation, hidden, "dispatch");  // [M, H] bf16
@@ -53,6 +53,7 @@ void CastFlow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) c
 
     dispatch(ctx, {.data = io.dy.plain}, io.plan, PermutePadding::fused, {.data = dye});
     experts_backward(ctx, dye, io.weights, saved, drow_prob, dxe);
+    await(ctx, io.dx_in_ready);
     combine(ctx, {.src = dxe, .residual = io.dx_in, .drow_prob = drow_prob, .y = io.dx, .dprob = io.dprob},
             io.plan, PermutePadding::fused);
 }
@@ -146,8 +147,11 @@ void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const Exper
     const TensorView da = rows(ctx, saved, Life::call, ctx.activation, ffn, "fc2");         // [M, F] bf16
     const TensorView dh = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "swiglu");  // [M, 2F] bf16
     const Operands dy = gradient_operands(ctx, "dY", dye, saved);
-    paired_weight_gradient(ctx, "fc2 wgrad", dy.columns,
-                           precision_.fp8_wgrad ? saved.a_t : ScaledTensor{.data = saved.act}, saved, *w.w2);
+    aside(ctx, saved, [&](Context& lane) {
+        paired_weight_gradient(lane, "fc2 wgrad", dy.columns,
+                               precision_.fp8_wgrad ? saved.a_t : ScaledTensor{.data = saved.act}, saved,
+                               *w.w2);
+    });
     data_gradient(ctx, "fc2 dgrad", dy.rows, *w.w2, saved.groups, da);
     {
         auto timed = ctx.stage("swiglu");
@@ -160,9 +164,11 @@ void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const Exper
                                 ctx.launch);
     }
     const Operands dh_operands = gradient_operands(ctx, "swiglu backward", dh, saved);
-    paired_weight_gradient(ctx, "fc1 wgrad", dh_operands.columns,
-                           precision_.fp8_wgrad ? saved.x_t : ScaledTensor{.data = saved.plain}, saved,
-                           *w.w1);
+    aside(ctx, saved, [&](Context& lane) {
+        paired_weight_gradient(lane, "fc1 wgrad", dh_operands.columns,
+                               precision_.fp8_wgrad ? saved.x_t : ScaledTensor{.data = saved.plain}, saved,
+                               *w.w1);
+    });
     data_gradient(ctx, "fc1 dgrad", dh_operands.rows, *w.w1, saved.groups, dxe);
 }
 

@@ -80,17 +80,20 @@ public:
         ExpertWeights weights;
         TensorView residual;  // optional
         TensorView addend;    // optional: added to the residual first (Exchange::Combine)
+        Event addend_ready;   // where the side lane makes it
         TensorView y;         // out
     };
     virtual void forward(Context& ctx, const Forward& io, ExpertsSaved& saved) const = 0;
-    // dx [T, H] = dx_in + the experts' part; dprob [T, K]; main gradients of the weights.
+    // dx [T, H] = dx_in + the experts' part; dprob [T, K]; main gradients of the weights. What this takes
+    // from scratch stays until the caller's scope ends: weight gradients on the side lane may read it.
     struct Backward {
         TokenRows dy;
         const FlowPlan& plan;
         ExpertWeights weights;
-        TensorView dx_in;  // optional
-        TensorView dx;     // out
-        TensorView dprob;  // out [T, K]
+        TensorView dx_in;   // optional
+        Event dx_in_ready;  // where the side lane makes it
+        TensorView dx;      // out
+        TensorView dprob;   // out [T, K]
     };
     virtual void backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const = 0;
 

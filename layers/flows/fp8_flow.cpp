@@ -30,6 +30,7 @@ void Fp8Flow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) cons
 
     receive(ctx, Received::x, io.x, io.plan, saved, saved.x);
     experts_forward(ctx, io.weights, saved, ye);
+    await(ctx, io.addend_ready);
     combine(ctx,
             {.src = ye,
              .row_prob = merging_weights(io.plan, precision_),
@@ -40,7 +41,6 @@ void Fp8Flow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) cons
 }
 
 void Fp8Flow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const {
-    ArenaScope scope(ctx.scratch);
     begin_backward(saved, io.plan);
     const int64_t hidden = io.dx.cols();
     const ScaledTensor dye = fp8_rows(ctx, saved, Life::call, gradient_code(precision_), hidden,
@@ -50,6 +50,7 @@ void Fp8Flow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) co
 
     receive(ctx, Received::dy, io.dy, io.plan, saved, dye);
     experts_backward(ctx, io.weights, saved, dye, drow_prob, dxe);
+    await(ctx, io.dx_in_ready);
     combine(ctx, {.src = dxe, .residual = io.dx_in, .drow_prob = drow_prob, .y = io.dx, .dprob = io.dprob},
             io.plan);
 }
@@ -84,10 +85,10 @@ void Fp8Flow::experts_backward(Context& ctx, const ExpertWeights& w, ExpertsSave
     const ScaledTensor dh = fp8_rows(ctx, saved, Life::call, gradient_code(precision_), 2 * ffn,
                                      ScaleLayout::vec128, "swiglu");  // [M, 2F]
 
-    wgrad(ctx, "fc2 wgrad", dye, saved.a, saved, *w.w2);
+    aside(ctx, saved, [&](Context& lane) { wgrad(lane, "fc2 wgrad", dye, saved.a, saved, *w.w2); });
     data_gradient(ctx, "fc2 dgrad", dye, *w.w2, saved.groups, da);
     swiglu_backward(ctx, saved, da, dh, drow_prob);
-    wgrad(ctx, "fc1 wgrad", dh, saved.x, saved, *w.w1);
+    aside(ctx, saved, [&](Context& lane) { wgrad(lane, "fc1 wgrad", dh, saved.x, saved, *w.w1); });
     data_gradient(ctx, "fc1 dgrad", dh, *w.w1, saved.groups, dxe);
 }
 

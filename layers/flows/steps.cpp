@@ -78,11 +78,21 @@ void begin_dense(Context& ctx, ExpertsSaved& saved) {
     saved.prob = {};
 }
 
+void await(Context& ctx, Event ready) {
+    if (ready.handle != nullptr) ctx.side->await(ctx, ready);
+}
+
+namespace {
+
+Launch wire(const Context& ctx) { return ctx.side != nullptr ? ctx.side->wire(ctx.launch) : ctx.launch; }
+
+}  // namespace
+
 void dispatch(Context& ctx, const ScaledTensor& tokens, const FlowPlan& plan, PermutePadding padding,
               const ScaledTensor& dst) {
     auto timed = ctx.stage("dispatch");
     if (padding == PermutePadding::fused) {
-        ctx.exchange.dispatch(tokens, plan.padded, dst, ctx.scratch, ctx.launch);
+        ctx.exchange.dispatch(tokens, plan.padded, dst, ctx.scratch, wire(ctx));
         return;
     }
     ArenaScope scope(ctx.scratch);
@@ -93,7 +103,7 @@ void dispatch(Context& ctx, const ScaledTensor& tokens, const FlowPlan& plan, Pe
     if (tokens.scales)  // E8M0 bytes, or fp32 where scales are free
         received.scales =
             ctx.scratch.tensor(tokens.scales.dtype, {received_rows, tokens.scales.cols()}, "dispatch");
-    ctx.exchange.dispatch_rows(tokens, plan.unpadded, received, ctx.scratch, ctx.launch);
+    ctx.exchange.dispatch_rows(tokens, plan.unpadded, received, ctx.scratch, wire(ctx));
     const ScaledTensor permuted = ctx.scratch.fp8(
         tokens.data.dtype, {plan.unpadded.groups.row_capacity, width}, dst.layout, "dispatch");
     ctx.ops.permute_pad({.src = received,
@@ -109,7 +119,7 @@ void dispatch(Context& ctx, const ScaledTensor& tokens, const FlowPlan& plan, Pe
 void combine(Context& ctx, const Exchange::Combine& args, const FlowPlan& plan, PermutePadding padding) {
     auto timed = ctx.stage("combine");
     if (padding == PermutePadding::fused) {
-        ctx.exchange.combine(args, plan.padded, ctx.scratch, ctx.launch);
+        ctx.exchange.combine(args, plan.padded, ctx.scratch, wire(ctx));
         return;
     }
     ArenaScope scope(ctx.scratch);
@@ -129,7 +139,7 @@ void combine(Context& ctx, const Exchange::Combine& args, const FlowPlan& plan, 
         const TensorView prob = unpad(args.drow_prob.reshape({rows, 1}));
         unpadded.drow_prob = prob.reshape({prob.dim(0)});
     }
-    ctx.exchange.combine(unpadded, plan.unpadded, ctx.scratch, ctx.launch);
+    ctx.exchange.combine(unpadded, plan.unpadded, ctx.scratch, wire(ctx));
 }
 
 void forward_gemm(Context& ctx, const char* stage, const ScaledTensor& a, const Parameter& weight,

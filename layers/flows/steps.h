@@ -4,11 +4,12 @@
 #pragma once
 
 #include "layers/flows/flow.h"
+#include "layers/schedule/side_lane.h"
 
 namespace fp8flow::steps {
 
 // backward: kept from the forward until the backward of the layer; call: scratch of this layer call; next:
-// until the weight gradients of the next micro-batch (moe_delay_wgrad_compute).
+// until the weight gradients of the next micro-batch (moe_wgrad_pair_micro_batches).
 enum class Life { backward, call, next };
 
 inline Life keep_unless(bool dropped) { return dropped ? Life::call : Life::backward; }
@@ -36,6 +37,16 @@ void begin_backward(ExpertsSaved& saved, const FlowPlan& plan);
 TensorView merging_weights(const FlowPlan& plan, const PrecisionSpec& precision);
 void begin_dense(Context& ctx, ExpertsSaved& saved);
 
+// The main lane waits for what the side lane made, if it did.
+void await(Context& ctx, Event ready);
+// Work that the data gradients do not wait for: with delay_wgrad_compute beside them, on the side lane,
+// otherwise here.
+template <class Work> void aside(Context& ctx, const ExpertsSaved& saved, Work&& work) {
+    if (!saved.routed || ctx.side == nullptr || !ctx.side->schedule().delay_wgrad_compute) return work(ctx);
+    Context lane = ctx.side->begin(ctx);
+    work(lane);
+}
+
 // Tokens to their experts. Fused: permute and pad are part of the exchange; otherwise receive, permute, pad
 // as three steps.
 enum class PermutePadding { fused, unfused };
@@ -52,7 +63,7 @@ void data_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, cons
 // weight.main_grad (+)= dy^T x per group.
 void weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
                      const RowGroups& groups, Parameter& weight);
-// The same for operands with the lifetime of wgrad_life. With moe_delay_wgrad_compute the first of two
+// The same for operands with the lifetime of wgrad_life. With moe_wgrad_pair_micro_batches the first of two
 // micro-batches keeps its operands, and the second runs one GEMM over the rows of both.
 void paired_weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
                             const ExpertsSaved& saved, Parameter& weight);

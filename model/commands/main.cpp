@@ -193,7 +193,7 @@ struct CommandLine {
     std::string backend = "auto", out, json, recipes, resume;
     int64_t gpus = 0, steps = 0;
     double start_deadline = kStartDeadline;
-    bool help_config = false, list = false, tensor_stats = false, ablate = false;
+    bool help_config = false, list = false, tensor_stats = false, ablate = false, schedules = false;
 
     CommandLine() {
         app.require_subcommand(0, 1);
@@ -234,6 +234,12 @@ struct CommandLine {
         for (CLI::App* command : {validate, profile})
             command->add_flag("--ablate", ablate,
                               "also run fp8_flow with each of its optimisations switched off, one at a time");
+        profile
+            ->add_flag(
+                "--schedules", schedules,
+                "every recipe serial, and with the shared expert, the weight gradients and both beside "
+                "(section schedule)")
+            ->excludes("--ablate");
         profile->add_option("--recipes", recipes, "comma-separated (default: profile.profile_recipes)");
         profile->add_option("--steps", steps,
                             "steps that are measured (default: profile_step_end - profile_step_start)");
@@ -314,6 +320,7 @@ struct CommandLine {
                 "--steps: got {}, want 1 to {}", steps, kMostSteps);
         if (steps > 0) options.measured_steps = steps;
         if (ablate) options.ablation = validate::Ablation::flow_switches;
+        if (schedules) options.ablation = validate::Ablation::schedules;
         if (tensor_stats) options.overrides.push_back("output.tensor_stats=true");
         options.backend = parse_backend(backend);
         options.placement = placement();

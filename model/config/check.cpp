@@ -210,8 +210,8 @@ private:
              "got fp32, want pow2 with moe_scaling_aware_transpose: true, which shifts exponents and ignores "
              "mantissas of "
              "scales (or set moe_scaling_aware_transpose: false)");
-        rule(!p.moe_delay_wgrad_compute || p.fp8_wgrad,
-             {"precision.moe_delay_wgrad_compute", "precision.fp8_wgrad"},
+        rule(!p.moe_wgrad_pair_micro_batches || p.fp8_wgrad,
+             {"precision.moe_wgrad_pair_micro_batches", "precision.fp8_wgrad"},
              "got true, want false with fp8_wgrad: false, since BF16 operands are not kept");
         const auto legal = legal_alignments(p.recipe);
         rule(std::find(legal.begin(), legal.end(), c_.moe.moe_row_alignment) != legal.end(),

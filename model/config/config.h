@@ -130,6 +130,7 @@ struct Config {
     MoeSpec moe;
     PrecisionSpec precision;
     RecomputeSpec recompute;
+    ScheduleSpec schedule;
     ParallelSpec parallel;
     TrainingSpec training;
     DataSpec data;

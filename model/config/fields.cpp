@@ -190,7 +190,7 @@ void add_precision(std::vector<ConfigField>& fields) {
     add(choice(s, "fp8_format", AT(precision.fp8_format), {"e4m3", "hybrid"}, "hybrid: gradients in E5M2"),
         fp8);
     add(boolean(s, "fp8_wgrad", AT(precision.fp8_wgrad), "false: weight gradients from BF16 operands"), fp8);
-    add(boolean(s, "moe_delay_wgrad_compute", AT(precision.moe_delay_wgrad_compute),
+    add(boolean(s, "moe_wgrad_pair_micro_batches", AT(precision.moe_wgrad_pair_micro_batches),
                 "delay expert weight gradients to the second of two micro-batches: one GEMM for both"),
         {Recipe::fp8_blockwise, Recipe::fp8_flow});
     add(choice(s, "moe_apply_probs_in", AT(precision.moe_apply_probs_in), {"swiglu", "combine"},
@@ -230,6 +230,19 @@ void add_recompute(std::vector<ConfigField>& fields) {
                             {"none", "selective", "full"},
                             "full: whole layers; selective: recompute_modules"));
     fields.push_back(recompute_modules());
+}
+
+void add_schedule(std::vector<ConfigField>& fields) {
+    const std::string s = "schedule";
+    fields.push_back(boolean(s, "moe_shared_expert_overlap", AT(schedule.moe_shared_expert_overlap),
+                             "GPUs: the shared expert on a stream beside route, plan and dispatch"));
+    fields.push_back(boolean(s, "delay_wgrad_compute", AT(schedule.delay_wgrad_compute),
+                             "GPUs: expert weight gradients, with their transposes, on a stream beside data "
+                             "gradients and the combine of dX"));
+    fields.push_back(integer(s, "shared_expert_sms", AT(schedule.shared_expert_sms), {.min = 0, .max = 132},
+                             "SMs of the shared expert while it runs beside; 0: all"));
+    fields.push_back(integer(s, "wire_sms", AT(schedule.wire_sms), {.min = 0, .max = 132},
+                             "SMs of dispatch and combine while something runs beside them; 0: all"));
 }
 
 void add_parallel(std::vector<ConfigField>& fields) {
@@ -394,6 +407,7 @@ std::vector<ConfigField> build_table() {
     add_moe(fields);
     add_precision(fields);
     add_recompute(fields);
+    add_schedule(fields);
     add_parallel(fields);
     add_training(fields);
     add_data(fields);
@@ -413,9 +427,9 @@ const std::vector<ConfigField>& config_fields() {
 }
 
 const std::vector<std::string>& config_sections() {
-    static const std::vector<std::string> sections = {"model",    "moe",      "precision", "recompute",
-                                                      "parallel", "training", "data",      "output",
-                                                      "validate", "profile",  "kernels",   "checkpoint"};
+    static const std::vector<std::string> sections = {
+        "model", "moe",    "precision", "recompute", "schedule", "parallel",  "training",
+        "data",  "output", "validate",  "profile",   "kernels",  "checkpoint"};
     return sections;
 }
 

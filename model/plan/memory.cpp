@@ -140,7 +140,7 @@ double delayed_row_bytes(const Config& config) {
         const PrecisionSpec precision =
             precision_of_layer(config.model, config.precision, static_cast<int>(layer));
         if (config.model.moe_layer_freq[static_cast<size_t>(layer)] == 0 ||
-            !precision.moe_delay_wgrad_compute)
+            !precision.moe_wgrad_pair_micro_batches)
             continue;
         // fp8_flow's scaling-aware transpose leaves one scale for each 128 x 128
         const bool tiles = precision.recipe == Recipe::fp8_flow && precision.moe_scaling_aware_transpose;
@@ -249,6 +249,16 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
         {"exchange buffers", has_moe ? exchange_bytes(config) : 0,
          "two sets of everything that peers read or write"},
     };
+    const double shared_width = f64(config.moe.moe_shared_expert_intermediate_size);
+    if (config.schedule.moe_shared_expert_overlap && has_moe && shared_width > 0) {
+        // the routed experts' workspace, with the width of the shared expert
+        Config shared = config;
+        shared.moe.moe_ffn_hidden_size = config.moe.moe_shared_expert_intermediate_size;
+        const double token = workspace_row_bytes(shared);
+        items.push_back({"side lane", tokens * token,
+                         fmt::format("{:.0f} tokens x {:.0f} bytes, the shared expert's backward beside",
+                                     tokens, token)});
+    }
     const TrainingSpec& training = config.training;
     const double waiting = delayed_row_bytes(config);
     if (waiting > 0 && training.global_batch_size > training.micro_batch_size * gpus)

@@ -16,8 +16,14 @@ std::string chrome_trace(const std::vector<ArmProfile>& arms, int rank) {
     };
     metadata("process_name", 0, "rank " + std::to_string(rank));
     for (size_t a = 0; a < arms.size(); ++a) {
-        const int thread = static_cast<int>(a);
-        metadata("thread_name", thread, arms[a].name);
+        // a thread for each lane
+        const auto thread_of = [&](Lane lane) {
+            return static_cast<int>(2 * a) + (lane == Lane::side ? 1 : 0);
+        };
+        metadata("thread_name", thread_of(Lane::main), arms[a].name);
+        if (std::any_of(arms[a].trace.begin(), arms[a].trace.end(),
+                        [](const StageSpan& span) { return span.lane == Lane::side; }))
+            metadata("thread_name", thread_of(Lane::side), arms[a].name + ", side lane");
         // Events of a thread must nest; device clocks round, so a span is cut to its parent, and begins
         // where its previous sibling ended.
         struct Interval {
@@ -25,10 +31,11 @@ std::string chrome_trace(const std::vector<ArmProfile>& arms, int rank) {
         };
         std::vector<Interval> placed;
         std::vector<double> free_from;  // by span: end of its last child so far
-        double top = 0;
+        double top_of[2] = {0, 0};      // by lane: end of its last span that lies in none
         for (const StageSpan& span : arms[a].trace) {
             double begin = span.begin * 1e6, end = (span.begin + span.seconds) * 1e6;
-            if (span.parent >= 0) {
+            double& top = top_of[static_cast<size_t>(span.lane)];
+            if (span.parent >= 0 && arms[a].trace[static_cast<size_t>(span.parent)].lane == span.lane) {
                 const auto parent = static_cast<size_t>(span.parent);
                 begin =
                     std::clamp(begin, std::min(free_from[parent], placed[parent].end), placed[parent].end);
@@ -49,7 +56,7 @@ std::string chrome_trace(const std::vector<ArmProfile>& arms, int rank) {
                               {"name", span.name},
                               {"cat", span.direction},
                               {"pid", rank},
-                              {"tid", thread},
+                              {"tid", thread_of(span.lane)},
                               {"ts", begin},
                               {"dur", end - begin},
                               {"args", args}});

@@ -4,6 +4,7 @@
 
 #include "kernels/comm/watchdog.h"
 #include "kernels/core/random.h"
+#include "layers/schedule/side_lane.h"
 #include "model/data/megatron.h"
 #include "model/data/shards.h"
 #include "model/data/synthetic.h"
@@ -119,7 +120,8 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
     state_ = std::make_unique<Arena>(device, "step");
     saved_ = std::make_unique<Arena>(device, "saved");
     scratch_ = std::make_unique<Arena>(device, "scratch");
-    if (config.precision.moe_delay_wgrad_compute) delayed_ = std::make_unique<DelayedWgrads>(device);
+    if (config.precision.moe_wgrad_pair_micro_batches) delayed_ = std::make_unique<DelayedWgrads>(device);
+    if (config.schedule.overlaps()) side_ = std::make_unique<SideLane>(device, config.schedule);
 
     const int64_t slots = batcher_.samples(0, 0, 0).count * config.model.seq_length;
     status_ = state_->tensor(DType::i32, {1}, "step");
@@ -147,10 +149,8 @@ Trainer::~Trainer() {
 
 void Trainer::time_stages(TimerDetail detail) {
     FP8FLOW_CHECK(flights_.empty(), "stage timer switched with {} steps in flight", flights_.size());
-    std::vector<Arena*> arenas = {saved_.get(), scratch_.get()};
-    if (delayed_) arenas.push_back(&delayed_->arena());
     for (StageTimer& timer : timers_) {
-        timer.watch(arenas);
+        timer.watch(arenas());
         if (detail == TimerDetail::off)
             timer.disable();
         else
@@ -191,6 +191,7 @@ Context Trainer::make_context(int64_t micro_batch, StageTimer& timer) {
     ctx.known_rows = known_rows_.empty() ? nullptr : &known_rows_;
     ctx.grad_mode = micro_batch == 0 ? Gradient::overwrite : Gradient::accumulate;
     ctx.delayed = delayed_.get();
+    ctx.side = side_.get();
     ctx.step_status = status_;
     ctx.all_tokens = feed_->all_tokens();
     ctx.all_tokens.row_capacity = ctx.tokens;
@@ -213,6 +214,7 @@ void Trainer::run_micro_batches(const Flight& flight) {
         note_progress();
         Context ctx = make_context(m, timer_of(flight));
         ctx.tensor_stats = flight.tensor_stats;
+        if (ctx.tensor_stats != nullptr) ctx.side = nullptr;  // it reads tensors where they are made
         if (m == 0) transformer_->begin_step(ctx);
         const int64_t slot = static_cast<int64_t>(slot_of(flight.step)) * micro_batches + m;
         const BatchFeed::Batch batch = load_batch(ctx, Split::train, flight.step, slot);
@@ -268,9 +270,7 @@ void Trainer::launch(Flight& flight) {
     ops_->observe(timer.enabled() ? &timer : nullptr);
     exchange_->observe(timer.enabled() ? &timer : nullptr);
     ops_->reset_counts();
-    saved_->reset_peak();
-    scratch_->reset_peak();
-    if (delayed_) delayed_->arena().reset_peak();
+    for (Arena* arena : arenas()) arena->reset_peak();
     if (flight.tensor_stats != nullptr) flight.stats_before = *flight.tensor_stats;
     StepRecord& record = record_of(flight);
     record.begin(*exchange_, {});
@@ -278,8 +278,8 @@ void Trainer::launch(Flight& flight) {
     record.end({.status = status_, .loss_sum = loss_sum_, .grad_norm = optimizer_->grad_norm()}, *exchange_,
                {});
     flight.casts = ops_->num_casts();
-    flight.peak_bytes = saved_->peak_bytes() + scratch_->peak_bytes() + rows_->reserved_bytes();
-    if (delayed_) flight.peak_bytes += delayed_->arena().peak_bytes();
+    flight.peak_bytes = rows_->reserved_bytes();
+    for (const Arena* arena : arenas()) flight.peak_bytes += arena->peak_bytes();
     // Steps that the device finished while this one was launched: the host was the slower of the two, so a
     // step took what a launch takes.
     for (Flight& earlier : flights_)
@@ -459,9 +459,18 @@ Trainer::SavedMemory Trainer::saved_memory() const {
     return memory;
 }
 
+std::vector<Arena*> Trainer::arenas() const {
+    std::vector<Arena*> arenas = {saved_.get(), scratch_.get()};
+    if (delayed_) arenas.push_back(&delayed_->arena());
+    if (side_)
+        for (Arena* arena : side_->arenas()) arenas.push_back(arena);
+    return arenas;
+}
+
 int64_t Trainer::allocations() const {
-    return saved_->num_growths() + scratch_->num_growths() + (rows_ ? rows_->num_growths() : 0) +
-           (delayed_ ? delayed_->arena().num_growths() : 0);
+    int64_t growths = rows_ ? rows_->num_growths() : 0;
+    for (const Arena* arena : arenas()) growths += arena->num_growths();
+    return growths;
 }
 
 }  // namespace fp8flow

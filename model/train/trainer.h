@@ -133,6 +133,7 @@ private:
     void run_micro_batches(const Flight& flight);
     data::BatchFeed::Batch load_batch(Context& ctx, data::Split split, int64_t global_batch, int64_t slot);
     double evaluate_micro_batch(int64_t batch, int64_t micro_batch);
+    std::vector<Arena*> arenas() const;  // of activations and workspace
     void grow_rows();
     [[noreturn]] void report_non_finite(int64_t step);
     template <class T> T read_word(const TensorView& word) const;
@@ -151,7 +152,8 @@ private:
     std::unique_ptr<Optimizer> optimizer_;
     std::unique_ptr<Arena> state_, saved_, scratch_;
     std::unique_ptr<RowArena> rows_;
-    std::unique_ptr<DelayedWgrads> delayed_;  // with moe_delay_wgrad_compute
+    std::unique_ptr<DelayedWgrads> delayed_;  // with moe_wgrad_pair_micro_batches
+    std::unique_ptr<SideLane> side_;          // where a schedule overlaps
     StageTimer timers_[kStepsInFlight], untimed_;
     std::vector<int64_t> known_rows_;
     TensorStats* tensor_stats_ = nullptr;

@@ -40,7 +40,7 @@ const std::vector<Switch>& flow_switches() {
 void check_same_run(const Arm& base, const Arm& arm) {
     for (const std::string& line : diff_configs(base.config, arm.config)) {
         const bool allowed = line.starts_with("precision.") || line.starts_with("recompute.") ||
-                             line.starts_with("moe.moe_row_alignment");
+                             line.starts_with("schedule.") || line.starts_with("moe.moe_row_alignment");
         require(allowed, ExitCode::usage, "arms must differ in the recipe alone; {} and {} differ in {}",
                 base.name, arm.name, line);
     }
@@ -52,8 +52,18 @@ std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& re
     std::vector<Arm> arms;
     for (Recipe recipe : recipes) {
         // the config's own precision options belong to its own recipe
-        arms.push_back({std::string(recipe_name(recipe)),
-                        recipe == config.precision.recipe ? config : with_recipe(config, recipe)});
+        const std::string name(recipe_name(recipe));
+        Config own = recipe == config.precision.recipe ? config : with_recipe(config, recipe);
+        if (ablation != Ablation::schedules) {
+            arms.push_back({name, own});
+            continue;
+        }
+        for (const bool shared : {false, true})
+            for (const bool wgrad : {false, true}) {
+                own.schedule.moe_shared_expert_overlap = shared;
+                own.schedule.delay_wgrad_compute = wgrad;
+                arms.push_back({name + (shared ? " + shared" : "") + (wgrad ? " + wgrad" : ""), own});
+            }
     }
     if (ablation == Ablation::flow_switches) {
         const Config flow =

@@ -19,7 +19,9 @@ struct Arm {
 
 inline constexpr const char* kControlArm = "bf16 control";
 
-enum class Ablation { none, flow_switches };
+// flow_switches: fp8_flow with one optimisation off at a time. schedules: every recipe serial, and with what
+// may run beside (ScheduleSpec).
+enum class Ablation { none, flow_switches, schedules };
 
 // One arm a recipe, in this order, then those of the ablation. Throws Error(usage) if two arms would differ
 // in more than the recipe and its options.

@@ -32,8 +32,15 @@ const std::map<std::string, std::vector<std::string>>& variants() {
         // ---- precision
         {"hybrid", {"precision.fp8_format=hybrid"}},
         {"bf16_wgrad", {"precision.fp8_wgrad=false"}},
-        {"delayed_wgrad", {"precision.moe_delay_wgrad_compute=true"}},
+        {"delayed_wgrad", {"precision.moe_wgrad_pair_micro_batches=true"}},
         {"fp32_scales", {"precision.scale_format=fp32"}},
+        // ---- schedules, which give the bits of `standard` (no rows of their own)
+        {"shared_expert_beside", {"schedule.moe_shared_expert_overlap=true"}},
+        {"wgrad_beside", {"schedule.delay_wgrad_compute=true"}},
+        {"beside", {"schedule.moe_shared_expert_overlap=true", "schedule.delay_wgrad_compute=true"}},
+        {"beside_delayed_wgrad",
+         {"schedule.moe_shared_expert_overlap=true", "schedule.delay_wgrad_compute=true",
+          "precision.moe_wgrad_pair_micro_batches=true"}},
         {"fp32_scales_requantized",
          {"precision.scale_format=fp32", "precision.moe_scaling_aware_transpose=false"}},
         {"mx_floor", {"precision.mx_rounding=floor"}},

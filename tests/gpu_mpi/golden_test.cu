@@ -125,6 +125,41 @@ TEST(Golden, RecomputeChangesNoBit) {
     }
 }
 
+// Work on the side lane changes no bit: every recipe, and the recompute modes that run work there again.
+// Repeated, since what could go wrong is a race.
+TEST(Golden, SchedulesChangeNoBit) {
+    const auto world = make_mpi_group(kTestDeadline);
+    if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
+    const BackendChoice backend = gpu_of(*world);
+    constexpr int kRepeats = 2;
+    const auto compare = [&](golden::Case c, const char* serial, const char* overlapped) {
+        c.variant = serial;
+        const golden::Hashes wanted = golden::run_case(c, *world, backend);
+        c.variant = overlapped;
+        for (int i = 0; i < kRepeats; ++i)
+            EXPECT_EQ(golden::difference(golden::run_case(c, *world, backend), wanted), "")
+                << c.name() << ", repeat " << i;
+    };
+    for (const char* recipe : kFp8AndBf16) {
+        golden::Case c{.recipe = recipe,
+                       .expert_ranks = (world->size() + 1) / 2,
+                       .ranks = world->size(),
+                       .micro_batches = 2};
+        for (const char* variant : {"shared_expert_beside", "wgrad_beside", "beside"})
+            compare(c, "standard", variant);
+        for (const char* recompute : {"shared_experts", "moe_expert", "moe", "full"}) {
+            c.recompute = recompute;
+            compare(c, "standard", "beside");
+        }
+    }
+    golden::Case c{
+        .recipe = "fp8_flow", .expert_ranks = world->size(), .ranks = world->size(), .micro_batches = 2};
+    compare(c, "delayed_wgrad", "beside_delayed_wgrad");
+    if (world->size() == 1) return;
+    c.dispatcher = "alltoall";
+    compare(c, "standard", "beside");
+}
+
 // The kernels that each ablation takes in place of the flow's run, and their losses are close to the flow's.
 TEST(Golden, SwitchesOfTheFlow) {
     const auto world = make_mpi_group(kTestDeadline);

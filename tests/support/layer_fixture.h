@@ -5,8 +5,9 @@
 #pragma once
 
 #include "kernels/comm/group_exchange.h"
-#include "kernels/reference/reference_ops.h"
+#include "layers/schedule/side_lane.h"
 #include "model/train/transformer.h"
+#include "tests/support/late_lane.h"
 #include "tests/support/tensors.h"
 
 #include <algorithm>
@@ -52,6 +53,7 @@ struct LayerCase {
     MoeSpec moe;
     PrecisionSpec precision;
     RecomputeSpec recompute;
+    ScheduleSpec schedule;
     std::vector<int64_t> tokens{64};  // by rank; expert parallel over all of them
     bool forced_routing = true;       // round robin: the same experts under every recipe
     uint64_t seed = 1;
@@ -100,13 +102,14 @@ struct LayerCase {
 // What one rank lends to its layers.
 struct RankFixture {
     const LayerCase& c;
-    ReferenceOps ops;
+    LateOps ops;
     GroupExchange exchange;
     PoisonDevice poison{ops.device()};
     Arena state{ops.device(), "state"}, saved{ops.device(), "saved", true},
         scratch{ops.device(), "scratch", true};
     int64_t layer_rows;
     RowArena rows;
+    std::unique_ptr<SideLane> side;
     StageTimer timer;
     RowGroups all_tokens;
     TensorView status;
@@ -116,6 +119,7 @@ struct RankFixture {
           exchange(group, ops, c.moe.moe_combine_order),
           layer_rows(MoeLayer::row_capacity(c.moe, c.slots(), group.size())),
           rows(poison, layer_rows * c.model.num_layers, c.model.num_layers + 1) {
+        if (c.schedule.overlaps()) side = std::make_unique<SideLane>(ops.device(), c.schedule);
         status = state.tensor(DType::i32, {1}, "step");
         ops.zero({.y = status});
         const int64_t count = tokens(), group_words[3] = {count, 0, count};
@@ -145,6 +149,7 @@ struct RankFixture {
         ctx.data_parallel_size = exchange.size();
         for (int64_t count : c.tokens) ctx.global_tokens += count;
         ctx.step_status = status;
+        ctx.side = side.get();
         return ctx;
     }
 };

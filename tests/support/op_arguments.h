@@ -57,6 +57,10 @@ FP8FLOW_VIEWS(UnpadRows, a.src, a.src_groups, a.dst_groups, a.dst)
 FP8FLOW_VIEWS(Gemm, a.a, a.b, a.d)
 FP8FLOW_VIEWS(GroupedGemm, a.a, a.b, a.groups, a.d)
 FP8FLOW_VIEWS(GroupedGemmWgrad, a.dy, a.x, a.groups, a.dw, a.second.dy, a.second.x, a.second.groups)
+FP8FLOW_VIEWS(QkvHeads, a.qkv, a.table, a.q_gamma, a.k_gamma, a.q, a.k, a.v, a.q_raw, a.k_raw, a.q_rstd,
+              a.k_rstd)
+FP8FLOW_VIEWS(QkvHeadsBackward, a.dq, a.dk, a.dv, a.table, a.q_raw, a.k_raw, a.q_gamma, a.k_gamma, a.q_rstd,
+              a.k_rstd, a.dqkv, a.dq_gamma, a.dk_gamma)
 FP8FLOW_VIEWS(GroupedGemmSwigluQuantize, a.a, a.b, a.groups, a.prob, a.h, a.act)
 FP8FLOW_VIEWS(Swiglu, a.h, a.prob, a.groups, a.a)
 FP8FLOW_VIEWS(SwigluQuantize, a.h, a.prob, a.groups, a.a)

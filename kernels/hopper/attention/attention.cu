@@ -435,7 +435,7 @@ void HopperOps::do_attention(const op::Attention& args, const Launch& launch) {
     if (args.q.numel() == 0) return;
     if (kernels_.attention == AttentionBackend::cudnn &&
         CudnnAttention::takes(args.q, args.k, args.seq_length))
-        return workspace_->cudnn.forward(args, launch);
+        return workspace(launch).cudnn.forward(args, launch);
     const Shape shape = shape_of(args.q, args.k, args.seq_length, args.scale);
     const ForwardArgs forward{.shape = shape,
                               .q = args.q.data,
@@ -451,7 +451,7 @@ void HopperOps::do_attention_backward(const op::AttentionBackward& args, const L
     if (args.q.numel() == 0) return;
     if (kernels_.attention == AttentionBackend::cudnn &&
         CudnnAttention::takes(args.q, args.k, args.seq_length))
-        return workspace_->cudnn.backward(args, launch);
+        return workspace(launch).cudnn.backward(args, launch);
     const Shape shape = shape_of(args.q, args.k, args.seq_length, args.scale);
     const int64_t rows = args.lse.numel();
     const BackwardArgs backward{.shape = shape,
@@ -461,7 +461,7 @@ void HopperOps::do_attention_backward(const op::AttentionBackward& args, const L
                                 .v = args.v.data,
                                 .o = args.o.data,
                                 .lse = args.lse.as<float>(),
-                                .delta = workspace_->partials_for<float>(rows),
+                                .delta = workspace(launch).partials_for<float>(rows),
                                 .dq = args.dq.data,
                                 .dk = args.dk.data,
                                 .dv = args.dv.data};

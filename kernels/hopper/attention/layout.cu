@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Rotary embedding, and the copies between the packed projection and q, k, v: one pass over memory each, with
 // the reference's bits.
+#include "kernels/hopper/attention/heads.h"
 #include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/norm/dgamma.h"
 #include "kernels/hopper/runtime/launch.h"
+#include "kernels/hopper/workspace.h"
 
 namespace fp8flow::hopper::attention {
 
@@ -184,6 +187,16 @@ void HopperOps::do_rope(const op::Rope& args, const Launch& launch) {
         device_view(args.x), args.table.as<float>(), args.table.dim(0), args.x.dim(1), args.x.dim(2) / 2,
         sign, pairs);
     check_launch("rope");
+}
+
+void HopperOps::do_qkv_heads(const op::QkvHeads& args, const Launch& launch) {
+    if (!launch_heads(args, launch)) Ops::do_qkv_heads(args, launch);
+}
+
+void HopperOps::do_qkv_heads_backward(const op::QkvHeadsBackward& args, const Launch& launch) {
+    float* const partials = workspace(launch).partials_for<float>(norm::gamma_partials(args.dq.dim(2), 2));
+    uint32_t* const tickets = workspace(launch).zeros_for<uint32_t>(norm::gamma_tickets(args.dq.dim(2), 2));
+    if (!launch_heads_backward(args, partials, tickets, launch)) Ops::do_qkv_heads_backward(args, launch);
 }
 
 void HopperOps::do_split_qkv(const op::SplitQkv& args, const Launch& launch) {

@@ -26,15 +26,23 @@ void launch_native(const GemmProblem& problem, const TensorView& a, const Tensor
 
 }  // namespace
 
-CublasLtCounts HopperOps::cublaslt_counts() const { return workspace_->cublaslt.counts; }
+CublasLtCounts HopperOps::cublaslt_counts() const {
+    CublasLtCounts sum;
+    for (const auto& workspace : workspaces_) {
+        if (!workspace) continue;
+        sum.cublaslt += workspace->cublaslt.counts.cublaslt;
+        sum.native += workspace->cublaslt.counts.native;
+    }
+    return sum;
+}
 
 // native: dense BF16 GEMMs on cuBLASLt; FP8 and grouped ones, f32, and what cuBLASLt does not support, on
 // this project's kernels.
 void HopperOps::do_gemm(const op::Gemm& args, const Launch& launch) {
     const bool fp8 = is_fp8(args.a.data.dtype);
     if (kernels_.gemm == GemmBackend::cublaslt || (kernels_.gemm == GemmBackend::native && !fp8))
-        launch_cublaslt(workspace_->cublaslt, {problem_of(args), args.form, args.a.layout, args.b.layout},
-                        launch);
+        launch_cublaslt(workspace(launch).cublaslt,
+                        {problem_of(args), args.form, args.a.layout, args.b.layout}, launch);
     else
         launch_native(problem_of(args), args.a.data, args.b.data, args.d.dim(0) % kBlock == 0 ? kBlock : 1,
                       kernels_.gemm, launch);
@@ -42,8 +50,8 @@ void HopperOps::do_gemm(const op::Gemm& args, const Launch& launch) {
 
 void HopperOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch& launch) {
     if (kernels_.gemm == GemmBackend::cublaslt)
-        launch_cublaslt(workspace_->cublaslt, {problem_of(args), args.form, args.a.layout, args.b.layout},
-                        launch);
+        launch_cublaslt(workspace(launch).cublaslt,
+                        {problem_of(args), args.form, args.a.layout, args.b.layout}, launch);
     else
         launch_native(problem_of(args), args.a.data, args.b.data, args.groups.alignment, kernels_.gemm,
                       launch);
@@ -65,7 +73,7 @@ void HopperOps::do_grouped_gemm_wgrad(const op::GroupedGemmWgrad& args, const La
         return;
     }
     if (kernels_.gemm == GemmBackend::cublaslt)
-        launch_cublaslt(workspace_->cublaslt,
+        launch_cublaslt(workspace(launch).cublaslt,
                         {problem_of(args), form_of(args), args.dy.layout, args.x.layout}, launch);
     else
         launch_native(problem_of(args), args.dy.data, args.x.data, args.groups.alignment, kernels_.gemm,

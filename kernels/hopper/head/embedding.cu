@@ -250,8 +250,8 @@ void HopperOps::do_embedding_backward(const op::EmbeddingBackward& args, const L
             "embedding_backward");
     if (tokens == 0 || hidden == 0) return;
     const int64_t list_bytes = round_up(tokens * static_cast<int64_t>(sizeof(int32_t)), 256);
-    uint8_t* const room =
-        workspace_->partials_for<uint8_t>(2 * list_bytes + static_cast<int64_t>(sort_tokens_scratch(tokens)));
+    uint8_t* const room = workspace(launch).partials_for<uint8_t>(
+        2 * list_bytes + static_cast<int64_t>(sort_tokens_scratch(tokens)));
     int32_t* const sorted_ids = reinterpret_cast<int32_t*>(room);
     int32_t* const order = reinterpret_cast<int32_t*>(room + list_bytes);
     sort_tokens({.ids = args.ids.as<int32_t>(),

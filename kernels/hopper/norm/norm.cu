@@ -7,6 +7,7 @@
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/norm/dgamma.h"
 #include "kernels/hopper/norm/forward.h"
 #include "kernels/hopper/quantize/tiles.h"
 #include "kernels/hopper/quantize/transpose.h"
@@ -279,7 +280,7 @@ void HopperOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const Laun
         const int64_t tiles = ceil_div(codes.dim(0), kBlock) * ceil_div(codes.dim(1), kBlock);
         // every tile has the scale of the rows: the table of tile scales is written, but not read
         ScaledTensor tiled = args.transposed;
-        tiled.scales = make_view(workspace_->partials_for<float>(tiles), DType::f32,
+        tiled.scales = make_view(workspace(launch).partials_for<float>(tiles), DType::f32,
                                  {ceil_div(codes.dim(1), kBlock), ceil_div(codes.dim(0), kBlock)});
         launch_transpose_tiles(args.rows, {}, tiled, launch);
     } else if (args.transposed.layout == ScaleLayout::tile128) {
@@ -313,8 +314,23 @@ void HopperOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Laun
                               .segment_cols = segment_cols(width),
                               .parts = static_cast<int>(parts),
                               .chunks = static_cast<int>(op::gamma_chunks(width)),
-                              .partials = workspace_->partials_for<float>(sums * width),
-                              .issued = workspace_->zeros_for<uint32_t>(1)};
+                              .partials = workspace(launch).partials_for<float>(sums * width),
+                              .issued = workspace(launch).zeros_for<uint32_t>(1)};
+    const GammaJob gamma = {.dy = static_cast<const uint16_t*>(args.dy.data),
+                            .x = static_cast<const uint16_t*>(args.x.data),
+                            .rstd = job.rstd,
+                            .rows = rows,
+                            .dgamma = args.dgamma.as<float>()};
+    if (rows > 0 && args.x.dtype == DType::bf16 && args.dy.dtype == DType::bf16 &&
+        sums_narrow_gamma(gamma, width)) {
+        // dgamma first: dx may alias dy
+        launch_narrow_gamma({&gamma, 1}, width, args.dgamma_mode,
+                            workspace(launch).partials_for<float>(gamma_partials(width, 1)),
+                            workspace(launch).zeros_for<uint32_t>(gamma_tickets(width, 1)), launch);
+        rms_norm_dx_kernel<<<grid_for(rows, launch, kWaveCtas), threads_for(width), 0, stream>>>(job);
+        check_launch("rms_norm_backward");
+        return;
+    }
     if (rows > 0 && !launch_norm_backward_front(job, launch) && !launch_norm_backward_rows(job, launch)) {
         // dgamma first: dx may alias dy
         dgamma_partial_kernel<<<grid_for(sums * ceil_div(width, kRowThreads), launch), kRowThreads, 0,

@@ -204,7 +204,7 @@ void HopperOps::do_norm_squared(const op::NormSquared& args, const Launch& launc
     const int64_t count = args.x.numel();
     if (count == 0) return;
     const int64_t blocks = ceil_div(count, op::kNormSquaredBlock);
-    double* sums = workspace_->partials_for<double>(blocks);
+    double* sums = workspace(launch).partials_for<double>(blocks);
     allow_shared_memory(block_sums_kernel, kSumBytes, "shared memory of norm_squared");
     const bool vectorised = reinterpret_cast<uintptr_t>(args.x.data) % 16 == 0;
     block_sums_kernel<<<grid_for(ceil_div(blocks, kWarps), launch, kSumCtas), kSumThreads, kSumBytes,

@@ -363,7 +363,7 @@ void HopperOps::do_plan_dispatch(const op::PlanDispatch& args, const Launch& lau
     FP8FLOW_CHECK(place_bytes <= kSharedBytes,
                   "{} local experts and {} ranks: plan_dispatch needs {} bytes of shared memory, has {}",
                   args.num_local_experts, ranks, place_bytes, kSharedBytes);
-    plan.block_counts = workspace_->partials_for<int>(blocks * columns);
+    plan.block_counts = workspace(launch).partials_for<int>(blocks * columns);
     constexpr int kPerSm = 2;
     const unsigned grid = grid_for(blocks, launch, kPerSm);
     if (blocks > 0) launch_pdl(count_kernel, grid, kThreads, mask_bytes, launch, "plan_dispatch", plan);

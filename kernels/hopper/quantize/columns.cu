@@ -67,15 +67,15 @@ void launch_columns(const TensorView& src, const RowGroups& groups, const Scaled
 
 void HopperOps::do_quantize_columns(const op::QuantizeColumns& args, const Launch& launch) {
     const QuantizeRule rule = {args.scale_format, args.mx_rounding};
-    launch_columns(args.src, args.groups, args.dst, rule, *workspace_, launch);
-    if (args.src2) launch_columns(args.src2, args.groups, args.dst2, rule, *workspace_, launch);
+    launch_columns(args.src, args.groups, args.dst, rule, workspace(launch), launch);
+    if (args.src2) launch_columns(args.src2, args.groups, args.dst2, rule, workspace(launch), launch);
 }
 
 void HopperOps::do_quantize_dual(const op::QuantizeDual& args, const Launch& launch) {
     const QuantizeRule rule = {args.scale_format, args.mx_rounding};
     if (args.rows.layout == ScaleLayout::row) {  // one scale per row does not fit into tiles
         launch_quantize_rows(args.src, args.groups, rule, args.rows, launch);
-        launch_columns(args.src, args.groups, args.columns, rule, *workspace_, launch);
+        launch_columns(args.src, args.groups, args.columns, rule, workspace(launch), launch);
         return;
     }
     const TileSource source = {.values = row_view(args.src)};
@@ -83,7 +83,7 @@ void HopperOps::do_quantize_dual(const op::QuantizeDual& args, const Launch& lau
     const TileOutput rows =
         tile_rows(args.rows, args.rows.layout == ScaleLayout::mx32 ? Share::mx : Share::block);
     launch_quantize_tiles(source, shape, rows,
-                          column_output(source, shape, args.columns, rule, *workspace_, launch), rule,
+                          column_output(source, shape, args.columns, rule, workspace(launch), launch), rule,
                           launch);
 }
 

@@ -357,7 +357,7 @@ void HopperOps::do_quantize_tensor(const op::QuantizeTensor& args, const Launch&
     const DType dtype = args.rows ? args.rows.data.dtype : args.transposed.data.dtype;
     const TileShape shape = tile_shape(args.src, args.groups, args.transposed.data);
     const TileSource source = {.values = row_view(args.src)};
-    uint32_t* amax = workspace_->partials_for<uint32_t>(1);
+    uint32_t* amax = workspace(launch).partials_for<uint32_t>(1);
     launch_tensor_scale(source, shape, amax, dtype, {.scale_format = args.scale_format}, args.rows,
                         args.transposed, launch);
     if (shape.capacity > 0 && shape.cols > 0 && args.rows && !args.transposed &&

@@ -54,7 +54,7 @@ void HopperOps::do_quantize_weight(const op::QuantizeWeight& args, const Launch&
             share = Share::mx;
             break;
         case ScaleLayout::tensor: {
-            uint32_t* amax = workspace_->partials_for<uint32_t>(1);
+            uint32_t* amax = workspace(launch).partials_for<uint32_t>(1);
             launch_tensor_scale(source, shape, amax, dtype, rule, args.fprop, args.dgrad, launch);
             share = Share::word;
             multipliers = reinterpret_cast<const float*>(amax);
@@ -64,7 +64,7 @@ void HopperOps::do_quantize_weight(const op::QuantizeWeight& args, const Launch&
             if (args.fprop) launch_quantize_rows(args.src, {}, rule, args.fprop, launch);
             if (!args.dgrad) return;
             const int64_t entries = shape.batches * cols;
-            uint32_t* amax = workspace_->partials_for<uint32_t>(entries);
+            uint32_t* amax = workspace(launch).partials_for<uint32_t>(entries);
             launch_tile_amax(source, shape, AmaxOf::columns, amax, launch);
             launch_table_scales({.amax = amax,
                                  .columns = std::max<int64_t>(cols, 1),

@@ -294,8 +294,8 @@ void HopperOps::do_router_logits(const op::RouterLogits& args, const Launch& lau
         for (int64_t first = 0; first < tokens; first += round) {
             const int64_t count = std::min(round, tokens - first);
             const TensorView out = args.logits.slice(first, count);
-            float* sums =
-                splits == 1 ? out.as<float>() : workspace_->partials_for<float>(splits * count * experts);
+            float* sums = splits == 1 ? out.as<float>()
+                                      : workspace(launch).partials_for<float>(splits * count * experts);
             launch_wgmma_logits(gemm_of(args.x.slice(first, count), out), sums, launch);
             if (splits > 1) add(sums, splits, out);
         }
@@ -306,7 +306,7 @@ void HopperOps::do_router_logits(const op::RouterLogits& args, const Launch& lau
         const int64_t count = std::min(round, tokens - first);
         const TensorView x = args.x.slice(first, count), out = args.logits.slice(first, count);
         float* sums =
-            blocks == 1 ? out.as<float>() : workspace_->partials_for<float>(blocks * count * experts);
+            blocks == 1 ? out.as<float>() : workspace(launch).partials_for<float>(blocks * count * experts);
         launch_simt<true, true>({.a = along_terms(x),
                                  .b = along_terms(args.weight),
                                  .terms = hidden,
@@ -324,7 +324,7 @@ void HopperOps::do_router_logits_backward(const op::RouterLogitsBackward& args, 
     const int64_t tokens = args.x.dim(0), hidden = args.x.dim(1), experts = args.weight.dim(0);
     constexpr int64_t kWorkspace = Workspace::kPartialsBytes, kAlignment = 256;
     const auto aligned = [](int64_t bytes) { return ceil_div(bytes, kAlignment) * kAlignment; };
-    uint8_t* const scratch = workspace_->partials_for<uint8_t>(kWorkspace);
+    uint8_t* const scratch = workspace(launch).partials_for<uint8_t>(kWorkspace);
     SplitGradient parts{.data = reinterpret_cast<uint16_t*>(scratch), .tokens = tokens, .experts = experts};
     const int64_t part_bytes =
         aligned(SplitGradient::elements(tokens, experts) * static_cast<int64_t>(sizeof(uint16_t)));
@@ -363,7 +363,7 @@ void HopperOps::do_router_logits_backward(const op::RouterLogitsBackward& args, 
         launch_input_gradient(input, launch);
     else
         input_gradient_simt(args, launch);
-    if (!fast_weight) weight_gradient_simt(args, *workspace_, launch);
+    if (!fast_weight) weight_gradient_simt(args, workspace(launch), launch);
 }
 
 }  // namespace fp8flow

@@ -298,7 +298,7 @@ void HopperOps::do_router_top_k(const op::RouterTopK& args, const Launch& launch
     if (balance.counts) {
         kernel_args.plain_counts = balance.counts.as<float>();
         kernel_args.score_sums = balance.score_sums.as<float>();
-        kernel_args.ticket = workspace_->zeros_for<unsigned int>(1 + sets * experts);
+        kernel_args.ticket = workspace(launch).zeros_for<unsigned int>(1 + sets * experts);
         kernel_args.tallies = kernel_args.ticket + 1;
     }
     if (balance.log_squares) kernel_args.log_squares = balance.log_squares.as<float>();

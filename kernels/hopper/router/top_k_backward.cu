@@ -273,8 +273,8 @@ void HopperOps::do_router_top_k_backward(const op::RouterTopKBackward& args, con
         kernel_args.losses = args.losses.as<float>();
         kernel_args.loss_ctas =
             static_cast<unsigned>(std::clamp<int64_t>(kernel_args.blocks / kWarps, 1, kLossCtas));
-        kernel_args.dots = workspace_->partials_for<float>(op::kBalanceTerms * kernel_args.blocks);
-        kernel_args.ticket = workspace_->zeros_for<unsigned int>(1);
+        kernel_args.dots = workspace(launch).partials_for<float>(op::kBalanceTerms * kernel_args.blocks);
+        kernel_args.ticket = workspace(launch).zeros_for<unsigned int>(1);
         if (args.balance.score_sums) kernel_args.score_sums = args.balance.score_sums.as<float>();
         if (args.balance.log_squares) kernel_args.log_squares = args.balance.log_squares.as<float>();
     }

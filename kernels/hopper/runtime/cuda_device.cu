@@ -129,6 +129,20 @@ void CudaDevice::wait(Event event) {
     check_cuda(cudaEventSynchronize(static_cast<cudaEvent_t>(event.handle)), "waiting for an event");
 }
 
+// Work on the legacy stream does not wait for it.
+Stream CudaDevice::make_stream() {
+    cudaStream_t stream = nullptr;
+    check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
+    return {stream};
+}
+
+void CudaDevice::free_stream(Stream stream) { cudaStreamDestroy(stream_of(stream)); }
+
+void CudaDevice::follow(Stream stream, Event event) {
+    check_cuda(cudaStreamWaitEvent(stream_of(stream), static_cast<cudaEvent_t>(event.handle)),
+               "ordering two streams");
+}
+
 std::unique_ptr<Timeline> CudaDevice::make_timeline() { return make_cuda_timeline(); }
 
 }  // namespace fp8flow

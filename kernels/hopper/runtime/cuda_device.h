@@ -27,6 +27,9 @@ public:
     void record(Event event, Stream stream) override;
     bool has_passed(Event event) override;
     void wait(Event event) override;
+    Stream make_stream() override;
+    void free_stream(Stream stream) override;
+    void follow(Stream stream, Event event) override;
 };
 
 }  // namespace fp8flow

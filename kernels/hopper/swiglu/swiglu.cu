@@ -363,7 +363,7 @@ void HopperOps::do_swiglu(const op::Swiglu& args, const Launch& launch) {
                     row_view(args.a),
                     {},
                     device_groups(args.groups, rows),
-                    workspace_->zeros_for<RowTicket>(RowTicket::kCount)},
+                    workspace(launch).zeros_for<RowTicket>(RowTicket::kCount)},
                    rows, launch);
 }
 
@@ -371,7 +371,7 @@ void HopperOps::do_swiglu_quantize(const op::SwigluQuantize& args, const Launch&
     const int64_t rows = rows_of(args.groups, args.h);
     launch_forward({halves_view(args.h), row_view(args.prob), row_view(args.a.data),
                     block_scales(args.a, args.scale_format), device_groups(args.groups, rows),
-                    workspace_->zeros_for<RowTicket>(RowTicket::kCount)},
+                    workspace(launch).zeros_for<RowTicket>(RowTicket::kCount)},
                    rows, launch);
 }
 
@@ -384,16 +384,17 @@ void HopperOps::do_swiglu_backward(const op::SwigluBackward& args, const Launch&
                      row_view(args.dprob),
                      {},
                      device_groups(args.groups, rows),
-                     workspace_->zeros_for<RowTicket>(RowTicket::kCount)},
+                     workspace(launch).zeros_for<RowTicket>(RowTicket::kCount)},
                     rows, launch);
 }
 
 void HopperOps::do_swiglu_backward_quantize(const op::SwigluBackwardQuantize& args, const Launch& launch) {
     const int64_t rows = rows_of(args.groups, args.h);
-    launch_backward({row_view(args.da), halves_view(args.h), row_view(args.prob), halves_view(args.dh.data),
-                     row_view(args.dprob), block_scales(args.dh, args.scale_format),
-                     device_groups(args.groups, rows), workspace_->zeros_for<RowTicket>(RowTicket::kCount)},
-                    rows, launch);
+    launch_backward(
+        {row_view(args.da), halves_view(args.h), row_view(args.prob), halves_view(args.dh.data),
+         row_view(args.dprob), block_scales(args.dh, args.scale_format), device_groups(args.groups, rows),
+         workspace(launch).zeros_for<RowTicket>(RowTicket::kCount)},
+        rows, launch);
 }
 
 }  // namespace fp8flow

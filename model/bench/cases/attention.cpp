@@ -117,8 +117,80 @@ Call merge(Machine& machine, Buffers& buffers, const Shape& shape) {
                    Work{}.reads_all(args.q, args.k, args.v).writes_all(args.qkv));
 }
 
+// The tensors of the norm of heads; absent without it.
+struct HeadNorm {
+    TensorView q_gamma, k_gamma, q_raw, k_raw, q_rstd, k_rstd;
+};
+HeadNorm head_norm(Buffers& buffers, const Heads& in, const Shape& shape) {
+    if (shape.choice("norm", {"yes", "no"}) == 1) return {};
+    return {.q_gamma = buffers.normal(DType::f32, {in.width}),
+            .k_gamma = buffers.normal(DType::f32, {in.width}),
+            .q_raw = buffers.normal(in.dtype, {in.tokens, in.heads, in.width}),
+            .k_raw = buffers.normal(in.dtype, {in.tokens, in.kv_heads, in.width}),
+            .q_rstd = buffers.normal(DType::f32, {in.tokens * in.heads}),
+            .k_rstd = buffers.normal(DType::f32, {in.tokens * in.kv_heads})};
+}
+
+Call heads_forward(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const Heads in(shape);
+    const Buffers::Dims queries = {in.tokens, in.heads, in.width}, keys = {in.tokens, in.kv_heads, in.width};
+    const HeadNorm norm = head_norm(buffers, in, shape);
+    const op::QkvHeads args{
+        .qkv = buffers.normal(in.dtype, {in.tokens, (in.heads + 2 * in.kv_heads) * in.width}),
+        .table = buffers.normal(DType::f32, {shape.positive("S"), in.width / 2, 2}, 0.5),
+        .q_gamma = norm.q_gamma,
+        .k_gamma = norm.k_gamma,
+        .q = buffers.output(in.dtype, queries),
+        .k = buffers.output(in.dtype, keys),
+        .v = buffers.output(in.dtype, keys),
+        .q_raw = norm.q_raw,
+        .k_raw = norm.k_raw,
+        .q_rstd = norm.q_rstd,
+        .k_rstd = norm.k_rstd};
+    return call_of(machine, &Ops::qkv_heads, args,
+                   Work{}
+                       .reads_all(args.qkv, args.table)
+                       .writes_all(args.q, args.k, args.v, norm.q_raw, norm.k_raw, norm.q_rstd, norm.k_rstd));
+}
+
+Call heads_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const Heads in(shape);
+    const Buffers::Dims queries = {in.tokens, in.heads, in.width}, keys = {in.tokens, in.kv_heads, in.width};
+    const HeadNorm norm = head_norm(buffers, in, shape);
+    op::QkvHeadsBackward args{
+        .dq = buffers.normal(in.dtype, queries),
+        .dk = buffers.normal(in.dtype, keys),
+        .dv = buffers.normal(in.dtype, keys),
+        .table = buffers.normal(DType::f32, {shape.positive("S"), in.width / 2, 2}, 0.5),
+        .q_raw = norm.q_raw,
+        .k_raw = norm.k_raw,
+        .q_gamma = norm.q_gamma,
+        .k_gamma = norm.k_gamma,
+        .q_rstd = norm.q_rstd,
+        .k_rstd = norm.k_rstd,
+        .dqkv = buffers.output(in.dtype, {in.tokens, (in.heads + 2 * in.kv_heads) * in.width})};
+    if (args.q_gamma) {
+        args.dq_gamma = buffers.output(DType::f32, {in.width});
+        args.dk_gamma = buffers.output(DType::f32, {in.width});
+    }
+    return call_of(machine, &Ops::qkv_heads_backward, args,
+                   Work{}
+                       .reads_all(args.dq, args.dk, args.dv, args.table, norm.q_raw, norm.k_raw, norm.q_rstd,
+                                  norm.k_rstd)
+                       .writes_all(args.dqkv));
+}
+const std::vector<Key> kHeadKeys =
+    kHeads + std::vector<Key>{kSequence, {"norm", "yes", "yes", "yes | no: of the heads of q and k"}};
+
 }  // namespace
 
+Case qkv_heads_case() {
+    return {"qkv_heads", "one matrix to queries, keys, values: split, norm of heads, rotation", kHeadKeys,
+            heads_forward};
+}
+Case qkv_heads_backward_case() {
+    return {"qkv_heads_backward", "and back, with the gradients of gamma", kHeadKeys, heads_backward};
+}
 Case rope_case() {
     return {"rope",
             "rotary embedding, in place",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Attention, rotary embedding and the packed projection of the Hopper backend against the reference, bit by
-// bit: both sum in the order of kernels/ops/attention.h. Attention on cuDNN against the reference within
-// bounds.
+// Attention, rotary embedding, the packed projection and the heads of it on the Hopper backend against the
+// reference, bit by bit: both sum in the order of kernels/ops/attention.h. Attention on cuDNN against the
+// reference within bounds.
 #include "kernels/hopper/attention/cudnn.h"
 #include "tests/support/parity.h"
 
@@ -272,6 +272,95 @@ TEST(PackedProjectionParity, SplitAndMerge) {
             parity.expect_same_bytes(merged.view(), "qkv");
         }
     }
+}
+
+// The fused pass each way, with and without the norm of heads, and what composes it: heads of 2 to 32 units,
+// of odd sizes, and f32. Rows by token and head are more and fewer than the parts of dgamma.
+const std::vector<Shape> kHeadShapes = {{0, 16, 2, 1, 64},  {1, 1, 1, 1, 16},      {3, 7, 4, 2, 32},
+                                        {2, 63, 2, 2, 64},  {1, 133, 16, 4, 64},   {2, 65, 3, 3, 80},
+                                        {1, 129, 5, 1, 96}, {1, 70, 13, 2, 128},   {3, 33, 9, 3, 256},
+                                        {2, 9, 3, 1, 48},   {1, 40, 2, 1, 33 * 2}, {1, 300, 6, 2, 40}};
+
+struct HeadTensors {
+    HostTensor qkv, table, q_gamma, k_gamma, q, k, v, q_raw, k_raw, q_rstd, k_rstd, dq_gamma, dk_gamma;
+    HeadTensors(const Shape& s, DType dtype)
+        : qkv(dtype, {s.tokens(), (s.heads + 2 * s.kv_heads) * s.depth}),
+          table(DType::f32, {s.length, s.depth / 2, 2}),
+          q_gamma(DType::f32, {s.depth}),
+          k_gamma(DType::f32, {s.depth}),
+          q(dtype, {s.tokens(), s.heads, s.depth}),
+          k(dtype, {s.tokens(), s.kv_heads, s.depth}),
+          v(dtype, {s.tokens(), s.kv_heads, s.depth}),
+          q_raw(dtype, {s.tokens(), s.heads, s.depth}),
+          k_raw(dtype, {s.tokens(), s.kv_heads, s.depth}),
+          q_rstd(DType::f32, {s.tokens() * s.heads}),
+          k_rstd(DType::f32, {s.tokens() * s.kv_heads}),
+          dq_gamma(DType::f32, {s.depth}),
+          dk_gamma(DType::f32, {s.depth}) {
+        fill_uniform(table, 1, -1.0, 1.0);
+        fill_uniform(q_gamma, 2, 0.5, 1.5);
+        fill_uniform(k_gamma, 3, 0.5, 1.5);
+    }
+};
+
+TEST(QkvHeadsParity, ForwardAndBackward) {
+    for (const Shape& s : kHeadShapes)
+        for (const DType dtype : {DType::bf16, DType::f32})
+            for (const bool normed : {false, true}) {
+                SCOPED_TRACE(describe(s, dtype) + (normed ? ", normed" : ""));
+                HeadTensors t(s, dtype);
+                fill_normal(t.qkv, 4);
+                const auto with = [&](const HostTensor& tensor) {
+                    return normed ? tensor.view() : TensorView{};
+                };
+                Parity p;
+                const op::QkvHeads forward{.qkv = t.qkv,
+                                           .table = t.table,
+                                           .q_gamma = with(t.q_gamma),
+                                           .k_gamma = with(t.k_gamma),
+                                           .q = t.q,
+                                           .k = t.k,
+                                           .v = t.v,
+                                           .q_raw = with(t.q_raw),
+                                           .k_raw = with(t.k_raw),
+                                           .q_rstd = with(t.q_rstd),
+                                           .k_rstd = with(t.k_rstd)};
+                p.run(forward, {.sm_limit = s.depth == 96 ? 1 : 0});
+                for (const HostTensor* out : {&t.q, &t.k, &t.v}) p.expect_same_bytes(out->view(), "q, k, v");
+                for (const HostTensor* out : {&t.q_raw, &t.k_raw, &t.q_rstd, &t.k_rstd})
+                    if (normed) p.expect_same_bytes(out->view(), "before the norm");
+                for (const Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {
+                    HostTensor dq(dtype, {s.tokens(), s.heads, s.depth}),
+                        dk(dtype, {s.tokens(), s.kv_heads, s.depth}),
+                        dv(dtype, {s.tokens(), s.kv_heads, s.depth}),
+                        dqkv(dtype, {s.tokens(), (s.heads + 2 * s.kv_heads) * s.depth});
+                    fill_normal(dq, 5);
+                    fill_normal(dk, 6);
+                    fill_normal(dv, 7);
+                    fill_normal(t.dq_gamma, 8);
+                    fill_normal(t.dk_gamma, 9);
+                    Parity back;
+                    back.run(op::QkvHeadsBackward{.dq = dq,
+                                                  .dk = dk,
+                                                  .dv = dv,
+                                                  .table = t.table,
+                                                  .q_raw = with(t.q_raw),
+                                                  .k_raw = with(t.k_raw),
+                                                  .q_gamma = with(t.q_gamma),
+                                                  .k_gamma = with(t.k_gamma),
+                                                  .q_rstd = with(t.q_rstd),
+                                                  .k_rstd = with(t.k_rstd),
+                                                  .dgamma_mode = mode,
+                                                  .dqkv = dqkv,
+                                                  .dq_gamma = with(t.dq_gamma),
+                                                  .dk_gamma = with(t.dk_gamma)},
+                             {.sm_limit = s.depth == 96 ? 1 : 0});
+                    back.expect_same_bytes(dqkv.view(), "dqkv");
+                    if (!normed) continue;
+                    back.expect_same_bytes(t.dq_gamma.view(), "dq_gamma");
+                    back.expect_same_bytes(t.dk_gamma.view(), "dk_gamma");
+                }
+            }
 }
 
 }  // namespace

@@ -75,7 +75,7 @@ Rooms make_rooms() {
         {hopper + "/swiglu", family},
         {hopper + "/router", family + Entries{hopper + "/gemm"}},
         {hopper + "/permute", family},
-        {hopper + "/attention", family},
+        {hopper + "/attention", family + Entries{hopper + "/norm/dgamma.h"}},  // the norm of heads
         {hopper + "/head", family},
         {hopper + "/optimizer", family + Entries{hopper + "/quantize"}},
         // the stub of builds without NCCL

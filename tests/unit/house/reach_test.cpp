@@ -40,6 +40,9 @@ const std::map<std::string, std::string> kUnreached = {
      "stand-alone form of quantize_dual's columns, for comparison with torchao's quantiser of "
      "weight-gradient "
      "operands; recipes cast both orientations in one call"},
+    {"rope", "a step of qkv_heads and its backward, which compose it where a backend has no fused kernel"},
+    {"split_qkv", "as rope"},
+    {"merge_qkv", "as rope"},
     {"unpermute_probs_backward",
      "kept for comparison with the published kernel; with moe_apply_probs_in: combine SwiGLU's backward "
      "gives "
@@ -124,7 +127,7 @@ const std::vector<Texts> kRecompute = {
 const std::vector<Texts> kSwitches = {
     {"precision.fp8_format=hybrid"},
     {"precision.fp8_wgrad=false"},
-    {"precision.moe_delay_wgrad_compute=true"},
+    {"precision.moe_wgrad_pair_micro_batches=true"},
     {"precision.moe_quantize_before_dispatch=false"},
     {"precision.moe_scaling_aware_transpose=false"},
     {"precision.moe_scaling_aware_transpose=false", "precision.scale_format=fp32"},

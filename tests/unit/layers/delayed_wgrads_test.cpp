@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// moe_delay_wgrad_compute: expert weight gradients of two micro-batches as one product. Training with it
+// moe_wgrad_pair_micro_batches: expert weight gradients of two micro-batches as one product. Training with it
 // equals training without it within the rounding of one sum, under every recompute mode, and costs one
 // product a pair and the memory that `plan` says.
-#include "layers/delayed_wgrads.h"
+#include "layers/schedule/delayed_wgrads.h"
 
 #include "model/plan/plan.h"
 #include "tests/support/training.h"
@@ -25,7 +25,7 @@ constexpr Recipe kPairing[] = {Recipe::fp8_flow, Recipe::fp8_blockwise};
 Config config_of(Recipe recipe, bool delayed, int64_t micro_batches, std::vector<std::string> more = {}) {
     more.insert(more.end(), {"model.moe_layer_freq=[1, 1]", "training.micro_batch_size=1",
                              fmt::format("training.global_batch_size={}", micro_batches),
-                             fmt::format("precision.moe_delay_wgrad_compute={}", delayed)});
+                             fmt::format("precision.moe_wgrad_pair_micro_batches={}", delayed)});
     return test_config(recipe, std::move(more));
 }
 
@@ -190,7 +190,8 @@ TEST(DelayedWgrads, OtherRecipesAreRefusedByName) {
             config_of(recipe, true, 2);
             ADD_FAILURE() << recipe_name(recipe) << " accepted";
         } catch (const Error& error) {
-            EXPECT_NE(std::string(error.what()).find("precision.moe_delay_wgrad_compute"), std::string::npos)
+            EXPECT_NE(std::string(error.what()).find("precision.moe_wgrad_pair_micro_batches"),
+                      std::string::npos)
                 << error.what();
         }
     }

@@ -146,16 +146,16 @@ bool CublasLt::run(const CublasLtGemm& p, cudaStream_t stream, int lane, int sm_
     const int64_t kinds = static_cast<int64_t>(p.form) | static_cast<int64_t>(p.a.dtype) << 4 |
                           static_cast<int64_t>(p.b.dtype) << 12 | static_cast<int64_t>(p.d.dtype) << 20 |
                           static_cast<int64_t>(p.a.mode) << 28 | static_cast<int64_t>(p.b.mode) << 36;
-    const Key key{p.a.rows,   p.a.cols,   p.a.stride, p.b.rows, p.b.cols,
-                  p.b.stride, p.d.stride, kinds,      sm_limit};
-    Description description(p, sm_limit);
+    const Key key{p.a.rows, p.a.cols, p.a.stride, p.b.rows, p.b.cols, p.b.stride, p.d.stride, kinds};
     auto found = plans_.find(key);
     if (found == plans_.end()) {
         if (plans_.size() >= kMaxPlans) plans_.clear();
-        found = plans_.emplace(key, choose(description)).first;
+        Description unlimited(p, 0);  // another algorithm would give other bits
+        found = plans_.emplace(key, choose(unlimited)).first;
     }
     const Plan& plan = found->second;
     if (!plan.usable) return false;
+    Description description(p, sm_limit);
     const float alpha = 1.0f, beta = p.mode == Gradient::accumulate ? 1.0f : 0.0f;
     check_lt(cublasLtMatmul(handle_, &description.gemm, &alpha, p.b.data, &description.first, p.a.data,
                             &description.second, &beta, p.d.data, &description.d, p.d.data, &description.d,

@@ -83,7 +83,7 @@ private:
         bool usable = false;  // false: no algorithm for this shape
     };
     // shapes and strides, form, dtypes and scale modes, limit of SMs
-    using Key = std::array<int64_t, 9>;
+    using Key = std::array<int64_t, 8>;
     struct Description;
     Plan choose(Description& description);
 

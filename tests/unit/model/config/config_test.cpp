@@ -119,9 +119,8 @@ TEST(Config, FieldErrorsAreExact) {
          "fp8_flow | "
          "fp8_rowwise | mxfp8"},
         {"modle: {num_layers: 2}",
-         "t.yaml:1:1: modle: got an unknown section, want one of model, moe, precision, recompute, parallel, "
-         "training, "
-         "data, output, validate, profile, kernels, checkpoint; did you mean 'model'"},
+         "t.yaml:1:1: modle: got an unknown section, want one of model, moe, precision, recompute, schedule, "
+         "parallel, training, data, output, validate, profile, kernels, checkpoint; did you mean 'model'"},
         {"num_layers: 2", "t.yaml:1:1: num_layers: got a key of another section, want model.num_layers"},
         {"moe: {hidden_size: 256}",
          "t.yaml:1:7: moe.hidden_size: got a key of another section, want model.hidden_size"},

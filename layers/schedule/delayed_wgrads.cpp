@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Which micro-batch keeps its operands, and for how long.
-#include "layers/delayed_wgrads.h"
+#include "layers/schedule/delayed_wgrads.h"
 
 namespace fp8flow {
 

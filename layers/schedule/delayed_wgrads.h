@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Expert weight gradients that wait for the second of two micro-batches (moe_delay_wgrad_compute): the
+// Expert weight gradients that wait for the second of two micro-batches (moe_wgrad_pair_micro_batches): the
 // operands of the first, in memory of their own. One GEMM then sums over the rows of both and reads and
 // writes dW once; the traffic of dW is its bound. Read next: flows/steps.h.
 #pragma once

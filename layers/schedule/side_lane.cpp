@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+// Two streams and three events: who waits for whom.
+#include "layers/schedule/side_lane.h"
+
+namespace fp8flow {
+
+Context Context::with(Arena& other_saved, Arena& other_scratch) const {
+    return {.ops = ops,
+            .exchange = exchange,
+            .saved = other_saved,
+            .scratch = other_scratch,
+            .rows = rows,
+            .timer = timer,
+            .activation = activation,
+            .tokens = tokens,
+            .tokens_per_rank = tokens_per_rank,
+            .seq_length = seq_length,
+            .layer_row_capacity = layer_row_capacity,
+            .known_rows = known_rows,
+            .all_tokens = all_tokens,
+            .num_micro_batches = num_micro_batches,
+            .micro_batch = micro_batch,
+            .data_parallel_size = data_parallel_size,
+            .global_tokens = global_tokens,
+            .grad_mode = grad_mode,
+            .delayed = delayed,
+            .recomputing = recomputing,
+            .step_status = step_status,
+            .tensor_stats = tensor_stats,
+            .gemms = gemms,
+            .side = side,
+            .launch = launch};
+}
+
+SideLane::SideLane(Device& device, const ScheduleSpec& schedule)
+    : device_(device),
+      schedule_(schedule),
+      scratch_(device, "side lane's scratch"),
+      dropped_(device, "side lane's saved"),
+      stream_(device.make_stream()),
+      main_(device.make_event()),
+      side_(device.make_event()),
+      mark_(device.make_event()) {}
+
+SideLane::~SideLane() {
+    for (const Event event : {main_, side_, mark_}) device_.free_event(event);
+    device_.free_stream(stream_);
+}
+
+Context SideLane::begin(const Context& main, int64_t sms, Kept kept) {
+    device_.record(main_, main.launch.stream);
+    device_.follow(stream_, main_);
+    busy_ = true;
+    marked_ = false;
+    Context own = main.with(kept == Kept::dropped ? dropped_ : main.saved, scratch_);
+    own.launch = {.stream = stream_, .sm_limit = static_cast<int>(sms), .lane = Lane::side};
+    own.side = nullptr;
+    return own;
+}
+
+Event SideLane::mark() {
+    device_.record(mark_, stream_);
+    marked_ = true;
+    return mark_;
+}
+
+void SideLane::await(const Context& main, Event mark) {
+    device_.follow(main.launch.stream, mark);
+    if (marked_) busy_ = false;
+}
+
+void SideLane::join(const Context& main) {
+    device_.record(side_, stream_);
+    device_.follow(main.launch.stream, side_);
+    busy_ = false;
+}
+
+Launch SideLane::wire(const Launch& main) const {
+    Launch launch = main;
+    if (busy_) launch.sm_limit = static_cast<int>(schedule_.wire_sms);
+    return launch;
+}
+
+}  // namespace fp8flow

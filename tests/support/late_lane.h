@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: MIT
+// The reference backend with a side lane that works as late as it may: what the side lane is given runs only
+// when the main lane waits for it. A missing wait, or memory that is taken again too early, then changes
+// bytes. In the order of the program itself, as the reference backend runs it, nothing could go wrong.
+#pragma once
+
+#include "kernels/reference/reference_ops.h"
+
+#include <deque>
+#include <functional>
+
+namespace fp8flow::test {
+
+class LateDevice final : public Device {
+public:
+    explicit LateDevice(Device& device) : device_(device) {}
+    ~LateDevice() override { run_until(given_); }
+
+    void* allocate(std::size_t bytes) override { return device_.allocate(bytes); }
+    void free(void* data) override { device_.free(data); }
+    void copy_in(void* device, const void* host, std::size_t bytes, Stream stream) override {
+        device_.copy_in(device, host, bytes, stream);
+    }
+    void copy_out(void* host, const void* device, std::size_t bytes, Stream stream) override {
+        device_.copy_out(host, device, bytes, stream);
+    }
+    void copy(void* to, const void* from, std::size_t bytes, Stream stream) override {
+        give(stream, [this, to, from, bytes] { device_.copy(to, from, bytes); });
+    }
+    void fill(void* device, uint8_t value, std::size_t bytes, Stream stream) override {
+        give(stream, [this, device, value, bytes] { device_.fill(device, value, bytes); });
+    }
+    void synchronize() override { run_until(given_); }
+    int64_t free_bytes() const override { return device_.free_bytes(); }
+
+    Stream make_stream() override { return {this}; }
+    Event make_event() override { return {&events_.emplace_back(0)}; }
+    // An event of the main lane, which works at once, has always passed.
+    void record(Event event, Stream stream) override {
+        *static_cast<int64_t*>(event.handle) = is_side(stream) ? given_ : 0;
+    }
+    void follow(Stream stream, Event event) override {
+        if (!is_side(stream)) run_until(*static_cast<int64_t*>(event.handle));
+    }
+
+    // Now on the main lane; later on the side lane.
+    template <class Work> void give(Stream stream, Work&& work) {
+        if (!is_side(stream)) return work();
+        ++given_;
+        waiting_.emplace_back(std::forward<Work>(work));
+    }
+    int64_t waiting() const { return static_cast<int64_t>(waiting_.size()); }
+
+private:
+    bool is_side(Stream stream) const { return stream.handle == this; }
+    void run_until(int64_t given) {
+        for (; ran_ < given; ++ran_) {
+            waiting_.front()();
+            waiting_.pop_front();
+        }
+    }
+
+    Device& device_;
+    std::deque<std::function<void()>> waiting_;
+    std::deque<int64_t> events_;  // by event: what had been given when it was recorded
+    int64_t given_ = 0, ran_ = 0;
+};
+
+class LateOps final : public Ops {
+public:
+    Device& device() override { return device_; }
+    LateDevice& late_device() { return device_; }
+
+protected:
+#define FP8FLOW_OVERRIDE(name, Args)                                      \
+    void do_##name(const op::Args& args, const Launch& launch) override { \
+        device_.give(launch.stream, [this, args] { ops_.name(args); });   \
+    }
+    FP8FLOW_FOR_EACH_OP(FP8FLOW_OVERRIDE)
+#undef FP8FLOW_OVERRIDE
+
+private:
+    ReferenceOps ops_;
+    LateDevice device_{ops_.device()};
+};
+
+}  // namespace fp8flow::test

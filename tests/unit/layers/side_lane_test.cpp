@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: MIT
+// Schedules change no bit: a MoE layer with work on the side lane, which runs as late as it may
+// (tests/support/late_lane.h), against the same layer on one lane; every recipe, recompute mode and schedule.
+#include "layers/schedule/side_lane.h"
+
+#include "model/config/config.h"
+#include "tests/support/layer_fixture.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+namespace fp8flow::test {
+namespace {
+
+constexpr Recipe kRecipes[] = {Recipe::bf16,     Recipe::fp8_tensorwise, Recipe::fp8_blockwise,
+                               Recipe::fp8_flow, Recipe::fp8_rowwise,    Recipe::mxfp8};
+const ScheduleSpec kSchedules[] = {{.moe_shared_expert_overlap = true},
+                                   {.delay_wgrad_compute = true},
+                                   {.moe_shared_expert_overlap = true, .delay_wgrad_compute = true}};
+
+std::vector<RecomputeSpec> recompute_modes() {
+    std::vector<RecomputeSpec> modes(6);
+    for (RecomputeSpec& mode : modes) mode.recompute_granularity = RecomputeGranularity::selective;
+    modes[0] = {};
+    modes[1].shared_experts = true;
+    modes[2].moe_expert = true;
+    modes[3].moe = true;
+    modes[4].layernorm = modes[4].moe_act = modes[4].shared_experts = true;
+    modes[5] = {.recompute_granularity = RecomputeGranularity::full};
+    return modes;
+}
+
+LayerCase case_of(Recipe recipe) {
+    LayerCase c = LayerCase::of(recipe);
+    c.moe.moe_shared_expert_intermediate_size = 128;
+    c.forced_routing = false;
+    return c;
+}
+
+void expect_equal(const std::vector<LayerResult>& got, const std::vector<LayerResult>& wanted) {
+    for (std::size_t rank = 0; rank < wanted.size(); ++rank) {
+        EXPECT_EQ(got[rank].y, wanted[rank].y);
+        EXPECT_EQ(got[rank].dx, wanted[rank].dx);
+        EXPECT_EQ(got[rank].gradients, wanted[rank].gradients);
+        EXPECT_EQ(got[rank].casts, wanted[rank].casts);
+        EXPECT_EQ(got[rank].in_use, wanted[rank].in_use);
+        EXPECT_FALSE(wanted[rank].gradients.empty());
+    }
+}
+
+TEST(SideLane, SchedulesChangeNoBit) {
+    for (const Recipe recipe : kRecipes)
+        for (const RecomputeSpec& recompute : recompute_modes()) {
+            LayerCase c = case_of(recipe);
+            c.recompute = recompute;
+            const std::vector<LayerResult> wanted = run_block(c);
+            for (const ScheduleSpec& schedule : kSchedules) {
+                SCOPED_TRACE(fmt::format(
+                    "{}: moe {}, moe_expert {}, shared_experts {}, full {}; shared {}, wgrad {}",
+                    recipe_name(recipe), recompute.moe, recompute.moe_expert, recompute.shared_experts,
+                    recompute.recompute_granularity == RecomputeGranularity::full,
+                    schedule.moe_shared_expert_overlap, schedule.delay_wgrad_compute));
+                c.schedule = schedule;
+                expect_equal(run_block(c), wanted);
+            }
+        }
+}
+
+TEST(SideLane, SchedulesChangeNoBitOnTwoRanks) {
+    for (const Recipe recipe : {Recipe::bf16, Recipe::fp8_flow}) {
+        LayerCase c = case_of(recipe);
+        c.tokens = {48, 64};
+        const std::vector<LayerResult> wanted = run_block(c);
+        c.schedule = kSchedules[2];
+        expect_equal(run_block(c), wanted);
+    }
+}
+
+// A layer without a shared expert, and merging weights, whose backward makes SwiGLU's output again.
+TEST(SideLane, SchedulesChangeNoBitOfOtherLayers) {
+    for (const Recipe recipe : kRecipes) {
+        LayerCase alone = case_of(recipe), merging = case_of(recipe);
+        alone.moe.moe_shared_expert_intermediate_size = 0;
+        merging.precision.moe_apply_probs_in = ProbsIn::combine;
+        for (LayerCase& c : {std::ref(alone), std::ref(merging)}) {
+            const std::vector<LayerResult> wanted = run_block(c);
+            c.schedule = kSchedules[2];
+            expect_equal(run_block(c), wanted);
+        }
+    }
+}
+
+// What the two tests above stand on: without a wait the main lane reads memory that nobody has written.
+TEST(SideLane, WorksWhenTheMainLaneWaits) {
+    LateOps ops;
+    SideLane side(ops.device(), kSchedules[2]);
+    LayerCase c = case_of(Recipe::bf16);
+    run_thread_ranks(1, 60, [&](ProcessGroup& group) {
+        RankFixture rank(group, c);
+        const Context main = rank.context();
+        HostTensor word(DType::f32, {1});
+        word.as<float>()[0] = 1;
+        Context lane = side.begin(main);
+        EXPECT_EQ(lane.launch.lane, Lane::side);
+        EXPECT_EQ(lane.side, nullptr);
+        ops.zero({.y = word}, lane.launch);
+        const Event mark = side.mark();
+        ops.zero({.y = word}, lane.launch);
+        EXPECT_EQ(ops.late_device().waiting(), 2);
+        EXPECT_EQ(word.as<float>()[0], 1);
+        side.await(main, mark);
+        EXPECT_EQ(ops.late_device().waiting(), 1);
+        EXPECT_EQ(word.as<float>()[0], 0);
+        side.join(main);
+        EXPECT_EQ(ops.late_device().waiting(), 0);
+    });
+}
+
+// dispatch and combine leave SMs to the side lane only while it may be at work.
+TEST(SideLane, TheWireIsNarrowBesideWork) {
+    LateOps ops;
+    SideLane side(ops.device(), {.delay_wgrad_compute = true, .wire_sms = 24});
+    LayerCase c = case_of(Recipe::bf16);
+    run_thread_ranks(1, 60, [&](ProcessGroup& group) {
+        RankFixture rank(group, c);
+        const Context main = rank.context();
+        EXPECT_EQ(side.wire(main.launch).sm_limit, 0);
+        side.begin(main);
+        EXPECT_EQ(side.wire(main.launch).sm_limit, 24);
+        const Event mark = side.mark();
+        side.await(main, mark);
+        EXPECT_EQ(side.wire(main.launch).sm_limit, 0);
+        side.begin(main);
+        side.await(main, mark);
+        EXPECT_EQ(side.wire(main.launch).sm_limit, 24) << "work was given after the mark";
+        side.join(main);
+        EXPECT_EQ(side.wire(main.launch).sm_limit, 0);
+    });
+}
+
+}  // namespace
+}  // namespace fp8flow::test
