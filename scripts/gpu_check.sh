@@ -142,7 +142,7 @@ for ranks in "${rank_counts[@]}"; do
     if has_command profile; then
         add --gpus "$ranks" "profile on $ranks" "${run[@]}" "$bin/fp8flow" profile "$root/configs/layer_qwen3_30b_a3b.yaml" \
             --steps 3 --recipes bf16,fp8_flow --backend hopper --out "$out/profile$ranks" --set "parallel.expert_model_parallel_size=$ranks" \
-            --set "training.global_batch_size=$ranks" --set model.seq_length=1024
+            --set "training.global_batch_size=$ranks" --set model.seq_length=1024 --set profile.energy_seconds=0
     fi
 done
 if has_command bench; then

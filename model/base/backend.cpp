@@ -92,6 +92,11 @@ std::optional<LaunchCount> count_launches(const BackendChoice& choice,
     return {};
 }
 
+std::optional<double> energy_joules(const BackendChoice& choice) {
+    if (choice.kind == BackendKind::hopper) return hopper::energy_joules(choice.device);
+    return {};
+}
+
 std::unique_ptr<Probe> make_probe(const BackendChoice& choice, Ops& ops) {
     if (choice.kind == BackendKind::hopper) return hopper::make_probe(ops);
     return std::make_unique<HostProbe>();

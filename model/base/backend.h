@@ -47,6 +47,8 @@ struct MachineFacts {
     int64_t host_cores = 0;      // online, whoever may use them
 };
 MachineFacts machine_facts(const BackendChoice& choice);
+// What this rank's device has used so far; nothing on the host, or where the device does not count.
+std::optional<double> energy_joules(const BackendChoice& choice);
 
 std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic,
                               const KernelSpec& kernels = {});

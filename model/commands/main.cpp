@@ -6,6 +6,7 @@
 #include "kernels/core/error.h"
 #include "model/commands/commands.h"
 #include "model/config/config.h"
+#include "model/profile/compare.h"
 
 #include <fmt/core.h>
 #include <omp.h>
@@ -194,6 +195,7 @@ struct CommandLine {
     int64_t gpus = 0, steps = 0;
     double start_deadline = kStartDeadline;
     bool help_config = false, list = false, tensor_stats = false, ablate = false, schedules = false;
+    std::vector<std::string> compared;
 
     CommandLine() {
         app.require_subcommand(0, 1);
@@ -207,7 +209,7 @@ struct CommandLine {
             "Several ranks: mpirun -n N --quiet fp8flow train CONFIG (or scripts/train.sh -n N CONFIG)");
         for (CLI::App* command : {train, validate, profile, plan, replay}) {
             command->add_option("config", options.config_path, "YAML configuration (see configs/)")
-                ->required(command != replay);
+                ->required(command != replay && command != profile);
             command->add_option("--set", options.overrides, "section.key=value, repeatable")
                 ->allow_extra_args(false);
             command->add_option("--out", out, "folder for everything the run writes (default: output.out)")
@@ -240,6 +242,10 @@ struct CommandLine {
                 "every recipe serial, and with the shared expert, the weight gradients and both beside "
                 "(section schedule)")
             ->excludes("--ablate");
+        profile
+            ->add_option("--compare", compared,
+                         "OLD NEW: print two profile.json beside each other, stage by stage, and run nothing")
+            ->expected(2);
         profile->add_option("--recipes", recipes, "comma-separated (default: profile.profile_recipes)");
         profile->add_option("--steps", steps,
                             "steps that are measured (default: profile_step_end - profile_step_start)");
@@ -313,6 +319,8 @@ struct CommandLine {
         require(plan->count("--gpus") == 0 || (gpus >= 1 && gpus <= kMostRanks), ExitCode::usage,
                 "--gpus: got {}, want 1 to {}",
                 plan->count("--gpus") > 0 ? plan->get_option("--gpus")->as<std::string>() : "", kMostRanks);
+        require(!*profile || compared.empty() == !options.config_path.empty(), ExitCode::usage,
+                "profile: want a configuration, or --compare OLD NEW");
         if (!out.empty()) options.overrides.push_back("output.out=" + out);
         if (!resume.empty()) options.overrides.push_back("checkpoint.load=" + resume);
         if (!recipes.empty()) options.overrides.push_back("profile.profile_recipes=[" + recipes + "]");
@@ -352,6 +360,14 @@ int main(int argc, char** argv) {
     }
     if (*line.train) return on_ranks(line.options, run_train);
     if (*line.validate) return on_ranks(line.options, run_validate);
+    if (*line.profile && !line.compared.empty()) {
+        try {
+            fmt::print("{}", profile::compare_profiles(line.compared[0], line.compared[1]));
+            return 0;
+        } catch (...) {
+            return report(std::current_exception());
+        }
+    }
     if (*line.profile) return on_ranks(line.options, run_profile);
     if (*line.replay) {
         static_cast<RunOptions&>(line.replay_options) = line.options;

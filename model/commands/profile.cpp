@@ -33,6 +33,7 @@ constexpr const char* kLegend =
     "measured here\n"
     "  wire/rank   sent by rank 0 in one step; wire ms: plan, dispatch and combine of one layer, all "
     "exposed\n"
+    "  J/step      energy of all GPUs over steps of at least profile.energy_seconds; -: not counted here\n"
     "  stages      share: of the time of their part; moves, FLOPs: the least they need; memory: in "
     "use at their peak\n"
     "  of ceiling  their calls one by one at the ceilings measured here after a rest, over their time";

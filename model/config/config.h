@@ -123,6 +123,7 @@ struct ProfileSpec {
     int64_t profile_step_end = 15;   // exclusive
     std::vector<Recipe> profile_recipes = default_validate_recipes();
     ProfileRouting routing = ProfileRouting::balanced;
+    double energy_seconds = 5;  // window of the energy counter; 0: not measured
 };
 
 struct Config {

@@ -373,6 +373,8 @@ void add_profile(std::vector<ConfigField>& fields) {
     fields.push_back(
         choice(s, "routing", AT(profile.routing), {"balanced", "skewed_1.25", "skewed_2.0", "data"},
                "loads of experts: equal, or forced to that max/mean; data: as the router chooses"));
+    fields.push_back(number(s, "energy_seconds", AT(profile.energy_seconds), {.min = 0, .max = 3600},
+                            "GPUs: seconds of steps over which energy is measured, for each recipe; 0: not"));
 }
 
 void add_kernels(std::vector<ConfigField>& fields) {

@@ -66,6 +66,8 @@ std::string profile_json(const Profile& profile, const Config& config) {
             {"layer seconds by step", arm.layer_by_step},
             {"layer clock hertz by step", arm.clock_by_step},
             {"step seconds", arm.step_seconds},
+            {"joules per step", nullptr},
+            {"joules per token", nullptr},
             {"tokens per second per gpu", arm.tokens_per_second()},
             {"useful flops", arm.useful_flops},
             {"flops per second per gpu", arm.flops_per_second()},
@@ -82,6 +84,10 @@ std::string profile_json(const Profile& profile, const Config& config) {
             {"parameter bytes", arm.parameters},
             {"activation bytes", arm.activation_bytes},
             {"rows", rows}};
+        if (arm.joules_per_step) {
+            one["joules per step"] = *arm.joules_per_step;
+            one["joules per token"] = *arm.joules_per_step / arm.step_tokens;
+        }
         if (arm.layer.median > 0) one["speed-up"] = base / arm.layer.median;
         result["recipes"].push_back(std::move(one));
     }

@@ -11,6 +11,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -77,6 +78,9 @@ struct ArmProfile {
     Spread clock;        // Hz, in those times; of each step the lowest rank; 0: not known
     std::vector<double> layer_by_step, clock_by_step;
     double step_seconds = 0;  // median, host clock, without marks between stages
+    // of a step, all ranks' devices; absent: not measured, or a device does not count
+    std::optional<double> joules_per_step;
+    double step_tokens = 0;   // of a step, all ranks
     double tokens = 0;        // of one rank and micro-batch
     double useful_flops = 0;  // of one layer and rank: FLOPs of the model, pads and recomputation left out
     double expert_load = 1, rank_load = 1;  // most rows over the mean, first MoE layer

@@ -7,6 +7,7 @@
 #include "model/profile/ceilings.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 namespace fp8flow::profile {
@@ -43,12 +44,15 @@ public:
            const std::shared_ptr<const TokenSource>& data, const OnStep& on_step)
         : config_(arm.config),
           world_(world),
+          backend_(backend),
           trainer_(std::make_unique<Trainer>(arm.config, world, backend, arm.arithmetic, data)),
           on_step_(on_step) {
         result_.name = arm.name;
         result_.recipe = recipe_name(arm.config.precision.recipe);
         result_.tokens = static_cast<double>(config_.training.micro_batch_size * config_.model.seq_length);
         result_.useful_flops = useful_flops(config_, result_.tokens);
+        result_.step_tokens =
+            static_cast<double>(config_.training.global_batch_size * config_.model.seq_length);
     }
 
     void warm_up() {
@@ -103,6 +107,24 @@ public:
         result_.step_seconds = spread_of(steps).median;
     }
 
+    // Whole steps for at least the window, from and to an idle device; the sum over all ranks' devices.
+    void measure_energy() {
+        const double window = config_.profile.energy_seconds;
+        std::vector<float> agreed = {
+            static_cast<float>(window <= 0 || !energy_joules(backend_) || result_.step_seconds <= 0),
+            static_cast<float>(-result_.step_seconds)};
+        world_.all_reduce_max(agreed);
+        if (agreed[0] > 0) return;
+        const auto steps = static_cast<int64_t>(std::ceil(window / static_cast<double>(-agreed[1])));
+        world_.barrier();
+        const double before = *energy_joules(backend_);
+        run_steps(nullptr, steps, [](const StepResult&) {});
+        const double mine = *energy_joules(backend_) - before;
+        std::vector<double> all(static_cast<size_t>(world_.size()));
+        world_.all_gather(&mine, sizeof mine, all.data());
+        result_.joules_per_step = std::accumulate(all.begin(), all.end(), 0.0) / static_cast<double>(steps);
+    }
+
     // After the model's memory is free again, since the ceilings need some.
     ArmProfile finish(ProfileCeilings& ceilings) {
         trainer_.reset();
@@ -120,13 +142,14 @@ public:
     }
 
 private:
-    // One step is launched while the one before it runs, as in training.
+    // One step is launched while the one before it runs, as in training. No phase: not told of.
     void run_steps(const char* phase, int64_t steps, const std::function<void(const StepResult&)>& take) {
         for (int64_t launched = 0, taken = 0; taken < steps; ++launched) {
             const std::optional<StepResult> result = launched < steps ? trainer_->step() : trainer_->drain();
             if (!result) continue;
             take(*result);
-            on_step_(phase, ++taken, steps, result->seconds);
+            ++taken;
+            if (phase != nullptr) on_step_(phase, taken, steps, result->seconds);
         }
     }
 
@@ -172,6 +195,7 @@ private:
 
     Config config_;
     ProcessGroup& world_;
+    BackendChoice backend_;
     std::unique_ptr<Trainer> trainer_;
     const OnStep& on_step_;
     RowSamples samples_;
@@ -204,6 +228,7 @@ ArmProfile profile_arm(const Arm& arm, ProcessGroup& world, const BackendChoice&
     run.warm_up();
     run.time_stages();
     run.time_layer();
+    run.measure_energy();
     return run.finish(ceilings);
 }
 

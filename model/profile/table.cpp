@@ -138,6 +138,8 @@ std::string summary_table(const Profile& profile) {
                  {"wire ms"},
                  {"saved"},
                  {"step ms"},
+                 {"J/step"},
+                 {"mJ/token"},
                  {"load max/mean"}});
     const double base = profile.arms.empty() ? 0 : profile.arms.front().layer.median;
     for (const ArmProfile& arm : profile.arms) {
@@ -154,6 +156,8 @@ std::string summary_table(const Profile& profile) {
              or_dash(peak_known, format_percent(arm.flops_per_second() / profile.machine.bf16_flops, 1)),
              format_fixed(arm.casts, 0), format_bytes(arm.wire.total()), milliseconds(arm.wire_seconds),
              format_bytes(saved), milliseconds(arm.step_seconds),
+             arm.joules_per_step ? fmt::format("{:.4g}", *arm.joules_per_step) : "-",
+             arm.joules_per_step ? fmt::format("{:.4g}", *arm.joules_per_step / arm.step_tokens * 1e3) : "-",
              fmt::format("{:.2f} expert, {:.2f} rank", arm.expert_load, arm.rank_load)});
     }
     return table.text(2);

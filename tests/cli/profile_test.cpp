@@ -208,5 +208,38 @@ TEST(Profile, RefusesWhatItCannotMeasure) {
     expect_contains(recipes.err, "did you mean 'fp8_flow'");
 }
 
+// Every schedule is an arm; and two results, here one and itself, stand beside each other without a run.
+TEST(Profile, SchedulesAndComparison) {
+    TemporaryFolder folder;
+    const std::string out = folder.path("out"), file = out + "/profile.json";
+    const CommandResult run = fp8flow_alone(profile(
+        out, {"--recipes", "fp8_flow", "--schedules", "--steps", "1", "--set", "model.seq_length=16"}));
+    ASSERT_EQ(run.status, 0) << run.out << run.err;
+    const auto recipes = recipes_of(out);
+    for (const char* name :
+         {"fp8_flow", "fp8_flow + shared", "fp8_flow + wgrad", "fp8_flow + shared + wgrad"}) {
+        ASSERT_EQ(recipes.count(name), 1u) << name;
+        EXPECT_TRUE(recipes.at(name).at("joules per step").is_null()) << "the host does not count";
+        EXPECT_EQ(recipes.at(name).at("casts"), 1.0);
+    }
+    EXPECT_EQ(recipes.size(), 4u);
+
+    const CommandResult same = fp8flow_alone({"profile", "--compare", file, file});
+    ASSERT_EQ(same.status, 0) << same.err;
+    for (const char* text : {"fp8_flow + shared + wgrad", "fc1 wgrad", "1.000 x", "layer", "commit"})
+        expect_contains(same.out, text);
+    EXPECT_EQ(same.out.find("0.999 x"), std::string::npos);
+    const CommandResult missing = fp8flow_alone({"profile", "--compare", file, folder.path("none.json")});
+    EXPECT_EQ(missing.status, 10);
+    expect_contains(missing.err, "none.json is no file");
+    const CommandResult other =
+        fp8flow_alone({"profile", "--compare", file, folder.write("other.json", "{}")});
+    EXPECT_EQ(other.status, 10);
+    expect_contains(other.err, "other.json is no profile.json");
+    const CommandResult neither = fp8flow_alone({"profile"});
+    EXPECT_EQ(neither.status, 2);
+    expect_contains(neither.err, "--compare OLD NEW");
+}
+
 }  // namespace
 }  // namespace fp8flow

@@ -4,6 +4,7 @@
 // next: model/base/backend.cpp.
 #pragma once
 
+#include <optional>
 #include <string>
 
 namespace fp8flow::hopper {
@@ -26,6 +27,10 @@ std::string unavailable_reason();
 // What the runtime says of one device; empty and 0 where it says nothing.
 std::string device_name(int device);  // "NVIDIA H200"
 double max_clock_hertz(int device);   // highest SM clock
+
+// What the device has used since the driver was loaded; nothing where it does not count. The counter moves
+// about ten times a second.
+std::optional<double> energy_joules(int device);
 
 // True when the operating system shows an NVIDIA GPU to this process, whether or not a driver or CUDA can use
 // it.

@@ -15,6 +15,7 @@ std::string driver_version() { return {}; }
 std::string runtime_version() { return {}; }
 std::string device_name(int) { return {}; }
 double max_clock_hertz(int) { return 0; }
+std::optional<double> energy_joules(int) { return {}; }
 
 std::string unavailable_reason() {
     if (!gpu_visible()) return "no device";
