@@ -40,7 +40,7 @@ int64_t MoeLayer::row_capacity(const MoeSpec& moe, int64_t tokens_per_rank, int6
     if (moe.moe_expert_rank_capacity_factor > 0.0) {
         const double wanted =
             moe.moe_expert_rank_capacity_factor * static_cast<double>(tokens_per_rank * moe.moe_router_topk);
-        rows = std::min(worst, static_cast<int64_t>(std::ceil(wanted)));
+        if (wanted < static_cast<double>(worst)) rows = static_cast<int64_t>(std::ceil(wanted));
     }
     return round_up(rows + local * (moe.moe_row_alignment - 1), kBlock);
 }

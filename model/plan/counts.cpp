@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Parameters, FLOPs and wire bytes of a configuration.
+#include "kernels/core/error.h"
 #include "layers/transformer_block.h"
 #include "model/plan/plan.h"
 
@@ -64,6 +65,30 @@ double probability_of_none_grouped(const MoeSpec& moe, int64_t ranks) {
 }
 
 }  // namespace
+
+void check_countable(const Config& config) {
+    constexpr double kMost = 0x1p60;  // sums of a few such numbers fit 63 bits
+    const ModelSpec& m = config.model;
+    const MoeSpec& moe = config.moe;
+    const auto d = [](int64_t n) { return static_cast<double>(n); };
+    const double ffn = d(m.num_layers) * 3 * d(m.hidden_size);
+    const double experts = ffn * d(moe.num_experts) * d(moe.moe_ffn_hidden_size);
+    const double others = ffn * d(std::max(m.ffn_hidden_size, moe.moe_shared_expert_intermediate_size)) +
+                          d(m.num_layers) * d(attention_weights(m)) +
+                          2 * d(m.padded_vocab_size) * d(m.hidden_size);
+    require(
+        experts + others <= kMost, ExitCode::usage,
+        "plan: about {:.1e} parameters are more than the {:.1e} that are counted; lower model.num_layers, "
+        "model.hidden_size, moe.num_experts or moe.moe_ffn_hidden_size",
+        experts + others, kMost);
+    const int64_t ranks = config.parallel.expert_model_parallel_size;
+    const double rows = d(ranks) * d(config.training.micro_batch_size) * d(m.seq_length) *
+                        d(std::min(moe.moe_router_topk, moe.num_experts / ranks));
+    require(rows <= kMost, ExitCode::usage,
+            "plan: a rank may receive {:.1e} rows, more than the {:.1e} that are counted; lower "
+            "training.micro_batch_size, model.seq_length or parallel.expert_model_parallel_size",
+            rows, kMost);
+}
 
 Recipe layer_recipe(const Config& config, int64_t layer) {
     return precision_of_layer(config.model, config.precision, static_cast<int>(layer)).recipe;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Memory per GPU by category: what each parameter and each saved activation costs under each recipe and
 // recompute mode.
+#include "kernels/core/error.h"
 #include "layers/moe_layer.h"
 #include "layers/transformer_block.h"
 #include "model/config/check.h"
@@ -321,6 +322,7 @@ std::vector<RecomputeChoice> recompute_choices(const Config& config) {
 
 RunPlan make_plan(const Config& config, int64_t gpus) {
     check_config(config, gpus);
+    check_countable(config);
     RunPlan plan;
     plan.gpus = gpus;
     plan.tokens = tokens_of(config);
@@ -329,6 +331,12 @@ RunPlan make_plan(const Config& config, int64_t gpus) {
     plan.balanced_rows = balanced_rows(config);
     plan.row_capacity = rank_row_capacity(config);
     plan.memory = memory_items(config, gpus);
+    for (const MemoryItem& item : plan.memory)
+        require(
+            item.bytes < 0x1p63, ExitCode::usage,
+            "plan: {} take {:.1e} bytes of a GPU, more than 63 bits count; lower training.micro_batch_size, "
+            "model.seq_length or the model's sizes",
+            item.category, item.bytes);
     plan.saved_reserved = saved_bytes(config, config.recompute, plan.row_capacity);
     plan.saved_used = saved_bytes(config, config.recompute, plan.balanced_rows);
     plan.recompute = recompute_choices(config);

@@ -72,13 +72,15 @@ struct RunPlan {
     double wire_bytes() const;  // per layer and micro-batch, forward and backward
 };
 
-// Throws Error(usage) if the configuration is not legal on that many GPUs.
+// Throws Error(usage) if the configuration is not legal on that many GPUs, or its sizes cannot be counted.
 RunPlan make_plan(const Config& config, int64_t gpus);
 
 std::string plan_text(const Config& config, const RunPlan& plan);
 std::string plan_json(const Config& config, const RunPlan& plan, const Provenance& provenance);
 
 // The parts, for tests and for `profile`.
+// Throws Error(usage) where parameters or rows exceed what 63 bits count: the functions below rely on it.
+void check_countable(const Config& config);
 std::vector<ParameterPart> count_parameters(const Config& config);
 std::vector<FlopPart> count_flops(const Config& config);
 // Expected number of distinct ranks that hold at least one of a token's experts.

@@ -43,6 +43,34 @@ TEST(RunPlan, ParametersOfMixtral8x7b) {
     EXPECT_EQ(plan.active_parameters(), 12879925248);  // 12.9 B
 }
 
+TEST(RunPlan, AbsurdSizesAreRefused) {
+    const auto refusal = [](const std::vector<std::string>& overrides) -> std::string {
+        try {
+            make_plan(shipped("test.yaml", overrides), 1);
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ExitCode::usage);
+            return error.what();
+        }
+        return "accepted";
+    };
+    const std::vector<std::string> wide = {"hidden_size=1048576", "moe_ffn_hidden_size=1048576",
+                                           "num_experts=4096"};
+    auto deep = wide;
+    deep.insert(deep.end(), {"num_layers=4096", "moe_layer_freq=1"});
+    EXPECT_NE(
+        refusal(deep).find("parameters are more than the 1.2e+18 that are counted; lower model.num_layers"),
+        std::string::npos)
+        << refusal(deep);
+    const std::string bytes = refusal({"micro_batch_size=1048576", "global_batch_size=1048576",
+                                       "seq_length=16777216", "train_iters=20", "hidden_size=1048576"});
+    EXPECT_NE(bytes.find("more than 63 bits count; lower training.micro_batch_size"), std::string::npos)
+        << bytes;
+    // a factor beyond any routing is the worst case of routing
+    const Config worst = shipped("test.yaml"),
+                 more = shipped("test.yaml", {"moe_expert_rank_capacity_factor=1e300"});
+    EXPECT_EQ(rank_row_capacity(more), rank_row_capacity(worst));
+}
+
 TEST(RunPlan, ParametersOfQwen3) {
     const RunPlan plan = make_plan(shipped("qwen3_30b_a3b.yaml"), 8);
     EXPECT_EQ(plan.total_parameters(), 30532122624);  // the published checkpoint: 30.5 B
