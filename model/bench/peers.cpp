@@ -2,6 +2,9 @@
 // Reading peers' figures, and choosing the one that a row is compared with.
 #include "model/bench/peers.h"
 
+#include "model/safetensors/header.h"
+#include "model/safetensors/json.h"
+
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -13,8 +16,8 @@ namespace fp8flow::bench {
 namespace {
 
 PeerFigure figure_of(const std::string& line, const std::string& place) {
-    const auto json = nlohmann::json::parse(line, nullptr, false);
-    require(json.is_object(), ExitCode::usage, "{}: want a JSON object, got '{}'", place, line);
+    const auto json = parse_json(line, place, ExitCode::usage);
+    require(json.is_object(), ExitCode::usage, "{}: want a JSON object, got '{}'", place, printable(line));
     const auto text = [&](const char* key, const char* otherwise) -> std::string {
         if (!json.contains(key) && otherwise != nullptr) return otherwise;
         require(json.contains(key) && json[key].is_string(), ExitCode::usage, "{}: '{}': want text", place,
@@ -54,11 +57,15 @@ std::vector<PeerFigure> parse_peers(std::string_view lines, const std::string& w
 Peers::Peers() : figures_(parse_peers(kPeerFigures, "the list of peers")) {}
 
 void Peers::add_measured_here(const std::string& path) {
+    constexpr size_t kMaxBytes = 16 << 20;
     std::ifstream file(path, std::ios::binary);
-    std::ostringstream text;
-    text << file.rdbuf();
-    require(file.good() && text.good(), ExitCode::usage, "--peers {}: cannot be read", path);
-    for (PeerFigure& figure : parse_peers(text.str(), "--peers " + path)) {
+    require(file.good(), ExitCode::usage, "--peers {}: cannot be read", path);
+    std::string text(kMaxBytes + 1, '\0');  // one byte more shows a file that is too long
+    file.read(text.data(), static_cast<std::streamsize>(text.size()));
+    text.resize(static_cast<size_t>(file.gcount()));
+    require(!file.bad() && text.size() <= kMaxBytes, ExitCode::usage,
+            "--peers {}: cannot be read, or has more than {} bytes", path, kMaxBytes);
+    for (PeerFigure& figure : parse_peers(text, "--peers " + path)) {
         std::erase_if(figures_, [&](const PeerFigure& old) {
             return !old.same_sitting && old.operation == figure.operation && old.shape == figure.shape &&
                    old.peer == figure.peer && old.gpus == figure.gpus;

@@ -3,10 +3,12 @@
 #include "model/base/output.h"
 #include "model/base/provenance.h"
 #include "model/bench/report.h"
+#include "model/bench/row_pattern.h"
 #include "model/bench/suite.h"
 #include "model/commands/commands.h"
 #include "model/report/progress.h"
 #include "model/report/table.h"
+#include "model/safetensors/header.h"
 
 #include <fmt/core.h>
 #include <nlohmann/json.hpp>
@@ -14,7 +16,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <regex>
 
 namespace fp8flow {
 
@@ -32,15 +33,10 @@ struct Item {
 
 // Keeps the items with a match in operation and shape, as progress prints them.
 void keep_matching(std::vector<Item>& items, const std::string& pattern) {
-    try {
-        const std::regex wanted(pattern);
-        std::erase_if(items, [&](const Item& item) {
-            return !std::regex_search(item.what->name + " " + item.shape.text(), wanted);
-        });
-    } catch (const std::regex_error& error) {
-        fail(ExitCode::usage, "--match: got '{}', want a regular expression ({})", pattern, error.what());
-    }
-    require(!items.empty(), ExitCode::usage, "--match: no selected row matches '{}'", pattern);
+    const RowPattern wanted(pattern);
+    std::erase_if(
+        items, [&](const Item& item) { return !wanted.matches(item.what->name + " " + item.shape.text()); });
+    require(!items.empty(), ExitCode::usage, "--match: no selected row matches '{}'", printable(pattern));
 }
 
 // A suite, cut down to the operations that are named; or the named operations at each given shape, or at

@@ -4,9 +4,11 @@
 #include "kernels/comm/mpi_session.h"
 #include "kernels/comm/watchdog.h"
 #include "kernels/core/error.h"
+#include "model/base/host_memory.h"
 #include "model/commands/commands.h"
 #include "model/config/config.h"
 #include "model/profile/compare.h"
+#include "model/safetensors/header.h"
 
 #include <fmt/core.h>
 #include <omp.h>
@@ -15,6 +17,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -34,7 +37,16 @@ int exit_code_of(std::exception_ptr error, std::string& message) {
         message = e.what();
         return static_cast<int>(e.code());
     } catch (const std::bad_alloc&) {
-        message = "out of host memory; lower training.micro_batch_size or model.seq_length";
+        HostMemory memory;
+        try {
+            memory = host_memory();
+        } catch (const std::bad_alloc&) {
+            memory.free_bytes = 0;
+        }
+        message = fmt::format(
+            "out of host memory: {} bytes are free within {}; lower training.micro_batch_size or "
+            "model.seq_length, or raise the limit",
+            memory.free_bytes, memory.limit.empty() ? "no limit that is known" : memory.limit);
         return static_cast<int>(ExitCode::memory);
     } catch (const std::exception& e) {
         message = e.what();
@@ -44,8 +56,14 @@ int exit_code_of(std::exception_ptr error, std::string& message) {
 
 // "fp8flow: error: " and the message; several problems are listed on the lines below it.
 void print_error(const std::string& message) {
+    constexpr size_t kLongestLine = 4096;
     const auto lines = 1 + std::count(message.begin(), message.end(), '\n');
-    std::string text = lines > 1 ? fmt::format("{} problems\n{}", lines, message) : message;
+    std::string text = lines > 1 ? fmt::format("{} problems\n", lines) : "";
+    for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+        end = message.find('\n', begin);
+        text += printable(std::string_view(message).substr(begin, end - begin), kLongestLine);
+        if (end != std::string::npos) text += '\n';
+    }
     for (size_t at = text.find('\n'); at != std::string::npos; at = text.find('\n', at + 3))
         text.replace(at, 1, "\n  ");
     fmt::print(stderr, "fp8flow: error: {}\n", text);
@@ -341,6 +359,7 @@ struct CommandLine {
 }  // namespace
 
 int main(int argc, char** argv) {
+    std::signal(SIGXFSZ, SIG_IGN);  // past a file size limit, write() then says so (EFBIG)
     const Watchdog watchdog(watched_job(), kStartDeadline);
     CommandLine line;
     try {

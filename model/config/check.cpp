@@ -280,6 +280,14 @@ private:
              fmt::format("got {}, want a multiple of micro_batch_size {} x world size {} = {}; nearest {}",
                          t.global_batch_size, t.micro_batch_size, world, step,
                          multiples_near(t.global_batch_size, step)));
+        constexpr int64_t kMostTokens = int64_t{1} << 62;
+        const int64_t most_iters = kMostTokens / t.global_batch_size / c_.model.seq_length;
+        rule(
+            t.train_iters <= most_iters,
+            {"training.train_iters", "training.global_batch_size", "model.seq_length"},
+            fmt::format("got {}, want at most {}: with global_batch_size {} and seq_length {} a run has more "
+                        "tokens than are counted",
+                        t.train_iters, most_iters, t.global_batch_size, c_.model.seq_length));
         rule(t.lr_decay_style == LrDecayStyle::constant || t.min_lr <= t.lr,
              {"training.min_lr", "training.lr"}, fmt::format("got {}, want at most lr = {}", t.min_lr, t.lr));
         rule(t.lr_warmup_iters <= t.train_iters, {"training.lr_warmup_iters", "training.train_iters"},

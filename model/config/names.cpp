@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 namespace fp8flow {
 namespace {
@@ -104,31 +105,46 @@ constexpr const Known* find(const Known* first, const Known* last, std::string_v
     return nullptr;
 }
 
-// Edits (insert, delete, replace, swap of neighbours) that turn a into b.
+constexpr size_t kLongest = 64;  // no name is longer; keeps hostile input cheap
+
+// Edits (insert, delete, replace, swap of neighbours) that turn a into b; both have at most kLongest bytes.
 size_t edit_distance(std::string_view a, std::string_view b) {
-    std::vector<std::vector<size_t>> cost(a.size() + 1, std::vector<size_t>(b.size() + 1));
-    for (size_t i = 0; i <= a.size(); ++i) cost[i][0] = i;
-    for (size_t j = 0; j <= b.size(); ++j) cost[0][j] = j;
+    using Row = std::array<size_t, kLongest + 1>;
+    Row rows[3];  // of the two prefixes of a before this one, and of this one
+    for (size_t j = 0; j <= b.size(); ++j) rows[0][j] = j;
     for (size_t i = 1; i <= a.size(); ++i) {
+        const Row &before = rows[(i - 1) % 3], &twice_before = rows[(i + 1) % 3];
+        Row& row = rows[i % 3];
+        row[0] = i;
         for (size_t j = 1; j <= b.size(); ++j) {
-            const size_t replace = cost[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
-            cost[i][j] = std::min({cost[i - 1][j] + 1, cost[i][j - 1] + 1, replace});
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
-                cost[i][j] = std::min(cost[i][j], cost[i - 2][j - 2] + 1);
-            }
+            const size_t replace = before[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+            row[j] = std::min({before[j] + 1, row[j - 1] + 1, replace});
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                row[j] = std::min(row[j], twice_before[j - 2] + 1);
         }
     }
-    return cost[a.size()][b.size()];
+    return rows[a.size() % 3][b.size()];
+}
+
+const std::vector<std::string>& leaf_keys() {
+    static const std::vector<std::string> keys = [] {
+        std::vector<std::string> all;
+        for (const auto& field : config_fields()) all.push_back(field.key);
+        return all;
+    }();
+    return keys;
 }
 
 }  // namespace
 
 std::string nearest_name(std::string_view word, const std::vector<std::string>& candidates) {
-    constexpr size_t kLongest = 64;  // no key is longer; keeps hostile input cheap
     if (word.empty() || word.size() > kLongest) return {};
     std::string best;
     size_t best_distance = std::max<size_t>(2, word.size() / 3) + 1;
     for (const auto& candidate : candidates) {
+        const size_t shorter = std::min(word.size(), candidate.size()),
+                     longer = std::max(word.size(), candidate.size());
+        if (longer > kLongest || longer - shorter >= best_distance) continue;  // that many edits at least
         const size_t distance = edit_distance(word, candidate);
         if (distance < best_distance && distance < candidate.size()) {
             best = candidate;
@@ -145,9 +161,7 @@ std::string explain_unknown_key(std::string_view key) {
     if (const Known* foreign = find(std::begin(kForeign), std::end(kForeign), key)) {
         name = foreign->answer;
     } else {
-        std::vector<std::string> keys;
-        for (const auto& field : config_fields()) keys.push_back(field.key);
-        name = nearest_name(key, keys);
+        name = nearest_name(key, leaf_keys());
     }
     if (name.empty()) return {};
     return fmt::format("did you mean '{}'", find_leaf(name)->name());

@@ -6,6 +6,7 @@
 #include "model/config/hf_config.h"
 #include "model/config/layer_pattern.h"
 #include "model/config/yaml_guard.h"
+#include "model/safetensors/header.h"
 
 #include "kernels/core/error.h"
 
@@ -37,8 +38,8 @@ public:
             if (!entry.first.IsScalar()) {
                 problems_.add(where, "got a key that is no text, want key: value");
             } else if (!seen.insert(entry.first.Scalar()).second) {
-                problems_.add(where,
-                              fmt::format("{}: got this section twice, want it once", entry.first.Scalar()));
+                problems_.add(where, fmt::format("{}: got this section twice, want it once",
+                                                 printable(entry.first.Scalar())));
             } else {
                 read_section(entry.first.Scalar(), entry.second, where, name);
             }
@@ -56,7 +57,7 @@ public:
         const std::string where = "--set";
         const size_t equals = text.find('=');
         if (equals == std::string::npos || equals == 0) {
-            problems_.add(where, fmt::format("got {}, want section.key=value", text));
+            problems_.add(where, fmt::format("got {}, want section.key=value", printable(text)));
             return;
         }
         const std::string name = text.substr(0, equals);
@@ -94,7 +95,7 @@ private:
     }
 
     static std::string unknown_key(const std::string& section, const std::string& key) {
-        const std::string name = section.empty() ? key : section + "." + key;
+        const std::string name = printable(section.empty() ? key : section + "." + key);
         if (const ConfigField* field = find_leaf(key)) {
             return fmt::format("{}: got a key of another section, want {}", name, field->name());
         }
@@ -112,7 +113,8 @@ private:
                 problems_.add(where, unknown_key("", section));
             } else {
                 problems_.add(
-                    where, fmt::format("{}: got an unknown section, want one of {}{}", section, sections(),
+                    where, fmt::format("{}: got an unknown section, want one of {}{}", printable(section),
+                                       sections(),
                                        nearest.empty() ? "" : fmt::format("; did you mean '{}'", nearest)));
             }
             return;
@@ -134,8 +136,8 @@ private:
             const std::string key = entry.first.Scalar();
             const ConfigField* field = find_field(section, key);
             if (!seen.insert(key).second) {
-                problems_.add(key_place,
-                              fmt::format("{}.{}: got this key twice, want it once", section, key));
+                problems_.add(key_place, fmt::format("{}.{}: got this key twice, want it once", section,
+                                                     printable(key)));
             } else if (!field) {
                 problems_.add(key_place, unknown_key(section, key));
             } else {
@@ -147,7 +149,7 @@ private:
 
     static std::string describe(const YAML::Node& node) {
         if (node.IsNull()) return "nothing";
-        if (node.IsScalar()) return node.Scalar().empty() ? "empty text" : node.Scalar();
+        if (node.IsScalar()) return node.Scalar().empty() ? "empty text" : printable(node.Scalar());
         return node.IsMap() ? "a map" : "a list";
     }
 
@@ -156,7 +158,7 @@ private:
         std::string got = describe(node);
         if (const auto value = written(node)) {
             refusal = field.set(config_, *value);
-            if (value->is_list) got = value->text();
+            if (value->is_list) got = printable(value->text());
             if (!refusal && !field.fixed) config_.origin[field.name()] = where;
         } else {
             refusal = Refusal{field.type, ""};

@@ -3,6 +3,7 @@
 #include "model/data/files.h"
 
 #include "kernels/core/error.h"
+#include "model/safetensors/header.h"
 
 #include <fcntl.h>
 #include <glob.h>
@@ -30,6 +31,45 @@ bool has_wildcard(const std::string& text) { return text.find_first_of("*?[{") !
 // holds no match.
 int refuse_unreadable(const char*, int error) { return error == ENOENT || error == ENOTDIR ? 0 : 1; }
 
+// What the braces of a pattern come to; glob() makes every alternative, and recurses for every brace.
+struct Braces {
+    int64_t count = 0;
+    int64_t patterns = 1;  // that the pattern stands for, an upper bound
+};
+
+Braces count_braces(const std::string& pattern) {
+    constexpr int64_t kEnough = 1 << 20;
+    struct Open {
+        int64_t before = 1;  // patterns of what precedes this list on its level
+        int64_t others = 0;  // patterns of the alternatives that are complete
+    };
+    Braces braces;
+    std::vector<Open> open;
+    int64_t current = 1;  // of the alternative at hand
+    const auto close = [&] {
+        current = std::min(kEnough, open.back().before * std::min(kEnough, open.back().others + current));
+        open.pop_back();
+    };
+    for (size_t i = 0; i < pattern.size(); ++i) {
+        const char c = pattern[i];
+        if (c == '\\') {
+            ++i;
+        } else if (c == '{') {
+            ++braces.count;
+            open.push_back({.before = current});
+            current = 1;
+        } else if (c == ',' && !open.empty()) {
+            open.back().others = std::min(kEnough, open.back().others + current);
+            current = 1;
+        } else if (c == '}' && !open.empty()) {
+            close();
+        }
+    }
+    while (!open.empty()) close();
+    braces.patterns = current;
+    return braces;
+}
+
 class Lister {
 public:
     explicit Lister(const FileListOptions& options) : options_(options) {}
@@ -42,7 +82,7 @@ public:
         } else if (errno == ENOENT && has_wildcard(entry)) {
             add_glob(entry);
         } else {
-            fail(ExitCode::data, "data.data_path: {}: {}", entry, reason(errno));
+            fail(ExitCode::data, "data.data_path: {}: {}", printable(entry), reason(errno));
         }
     }
 
@@ -75,6 +115,16 @@ private:
     }
 
     void add_glob(const std::string& pattern) {
+        constexpr size_t kMaxPattern = 4096;
+        constexpr int64_t kMaxBraces = 32, kMaxPatterns = 1024;
+        require(pattern.size() <= kMaxPattern, ExitCode::data,
+                "data.data_path: {}: a pattern of {} bytes, want at most {}", printable(pattern),
+                pattern.size(), kMaxPattern);
+        const Braces braces = count_braces(pattern);
+        require(braces.count <= kMaxBraces && braces.patterns <= kMaxPatterns, ExitCode::data,
+                "data.data_path: {}: its brace lists make too many patterns, want at most {} braces and {} "
+                "patterns; name the folder, or use * or several entries",
+                printable(pattern), kMaxBraces, kMaxPatterns);
         // Relative paths begin where the wildcards do: everything before is where the data happens to lie.
         fs::path base;
         for (const fs::path& part : fs::path(pattern)) {
@@ -87,8 +137,8 @@ private:
         for (size_t i = 0; status == 0 && i < matches.gl_pathc; ++i) paths.emplace_back(matches.gl_pathv[i]);
         ::globfree(&matches);
         require(status == 0 || status == GLOB_NOMATCH, ExitCode::data,
-                "data.data_path: {}: cannot read a folder on the way", pattern);
-        require(!paths.empty(), ExitCode::data, "data.data_path: {}: no file matches", pattern);
+                "data.data_path: {}: cannot read a folder on the way", printable(pattern));
+        require(!paths.empty(), ExitCode::data, "data.data_path: {}: no file matches", printable(pattern));
         for (const std::string& path : paths) {
             struct stat info {};
             require(::stat(path.c_str(), &info) == 0, ExitCode::data, "data.data_path: {}: {}", path,

@@ -2,9 +2,11 @@
 // Log lines, the step line, metrics records: what a run tells its user.
 #include "model/report/run_report.h"
 
+#include "model/base/host_memory.h"
 #include "model/config/fields.h"
 #include "model/plan/plan.h"
 #include "model/report/progress.h"
+#include "model/report/records.h"
 #include "model/report/table.h"
 
 #include <fmt/core.h>
@@ -16,7 +18,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <limits>
 
 namespace fp8flow::report {
 
@@ -34,6 +35,8 @@ void RunLog::line(std::string_view text) {
 }
 
 namespace {
+
+constexpr const char* kRecords = "metrics.jsonl";
 
 double flops_per_token(const Config& config) {
     double flops = 0;
@@ -101,36 +104,25 @@ void report_config(RunLog& log, const Config& config) {
     }
 }
 
-// What the system would give without swapping; infinite where it does not say.
-double free_host_bytes() {
-    std::ifstream file("/proc/meminfo");
-    std::string key;
-    for (double kib = 0; file >> key >> kib; file.ignore(256, '\n'))
-        if (key == "MemAvailable:") return kib * 1024.0;
-    return std::numeric_limits<double>::infinity();
-}
-
 }  // namespace
 
 std::vector<nlohmann::json> records_until(const OutputFolder& folder, int64_t steps) {
-    std::vector<nlohmann::json> records;
-    if (steps == 0) return records;
-    std::ifstream file(folder.path_of("metrics.jsonl"), std::ios::binary);
-    for (std::string line; std::getline(file, line);) {
-        nlohmann::json record = nlohmann::json::parse(line, nullptr, false);
-        const bool numbered =
-            record.is_object() && record.contains("iteration") && record["iteration"].is_number_integer();
-        if (!numbered || record["iteration"].get<int64_t>() > steps) break;
-        records.push_back(std::move(record));
-    }
-    return records;
+    namespace fs = std::filesystem;
+    const std::string path = folder.path_of(kRecords);
+    std::error_code error;
+    const fs::file_status status = fs::symlink_status(path, error);
+    if (steps == 0 || !fs::exists(status)) return {};
+    require(fs::is_regular_file(status), ExitCode::output,
+            "{}: not a regular file; remove it, or set output.metrics=false", path);
+    std::ifstream file(path, std::ios::binary);
+    return parse_records(file, steps);
 }
 
 LineFile open_metrics(const OutputFolder& folder, const std::vector<nlohmann::json>& records) {
     std::string kept;
     for (const nlohmann::json& record : records) kept += record.dump() + "\n";
-    folder.write_atomic("metrics.jsonl", kept);
-    return folder.open_lines("metrics.jsonl", LineFile::Start::append);
+    folder.write_atomic(kRecords, kept);
+    return folder.open_lines(kRecords, LineFile::Start::append);
 }
 
 std::string memory_table(const MemoryUse& memory) {
@@ -186,13 +178,17 @@ void report_start(RunLog& log, const Config& config, const BackendChoice& backen
                          config.precision.sends_fp8_rows() ? "FP8 rows + scales" : "BF16 rows"));
     report_config(log, config);
     if (backend.kind != BackendKind::reference) return;  // host memory is not what such a run needs
-    const double needed = plan.total_bytes() * static_cast<double>(ranks_on_host), free = free_host_bytes();
+    const HostMemory memory = host_memory();
+    const int64_t sharing = memory.of_one_process ? 1 : ranks_on_host;
+    const double needed = plan.total_bytes() * static_cast<double>(sharing),
+                 free = static_cast<double>(memory.free_bytes);
     if (needed > free)
         log.line(
-            fmt::format("warning: {} on this host need up to {} of memory and {} are free; lower "
-                        "training.micro_batch_size or "
-                        "model.seq_length, or use more hosts (fp8flow plan shows what takes it)",
-                        counted(ranks_on_host, "rank"), format_bytes(needed), format_bytes(free)));
+            fmt::format("warning: {} on this host need up to {} of memory and {} are free within {}; lower "
+                        "training.micro_batch_size or model.seq_length, use more hosts, or raise the limit "
+                        "(fp8flow plan shows "
+                        "what takes it)",
+                        counted(sharing, "rank"), format_bytes(needed), format_bytes(free), memory.limit));
 }
 
 std::string step_line(const Config& config, const StepResult& result, int world_size,

@@ -28,7 +28,8 @@ private:
     std::optional<LineFile> file_;
 };
 
-// The records of metrics.jsonl up to iteration `steps`, where a resumed run starts. None for 0.
+// The records (records.h) of metrics.jsonl below `folder`; none where it is absent or for 0 steps. Throws
+// Error(output) if it is no regular file.
 std::vector<nlohmann::json> records_until(const OutputFolder& folder, int64_t steps);
 // metrics.jsonl with these records, open for appending.
 LineFile open_metrics(const OutputFolder& folder, const std::vector<nlohmann::json>& records);

@@ -38,7 +38,6 @@ constexpr std::array<DTypeName, 16> kDTypes = {{{FileDType::boolean, "BOOL", 1},
                                                 {FileDType::f64, "F64", 8}}};
 constexpr const char* kMetadata = "__metadata__";
 constexpr int64_t kLengthBytes = 8;
-constexpr size_t kMaxShown = 200;
 
 bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F; }
 
@@ -252,10 +251,17 @@ std::optional<int64_t> checked_bytes(FileDType dtype, std::span<const int64_t> s
     return bytes;
 }
 
-std::string printable(std::string_view text) {
-    std::string out(text.substr(0, kMaxShown));
-    std::replace_if(out.begin(), out.end(), is_control, '?');
-    if (text.size() > kMaxShown) out += "...";
+std::string printable(std::string_view text, size_t longest) {
+    std::string out;
+    for (const char c : text.substr(0, longest)) {
+        if (c == '\n')
+            out += "\\n";
+        else if (is_control(c))
+            out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+        else
+            out += c;
+    }
+    if (text.size() > longest) out += "...";
     return out;
 }
 

@@ -73,8 +73,9 @@ int64_t header_length(std::span<const uint8_t> first, int64_t file_bytes, const 
 SafetensorsHeader parse_header(std::string_view text, int64_t file_bytes, const std::string& file,
                                ExitCode code);
 
-// Text from a file made fit for a message: control characters as '?', at most 200 bytes.
-std::string printable(std::string_view text);
+// Text from a user or a file made fit for a message: control characters escaped (\n, \x1b), and no more than
+// `longest` bytes of it.
+std::string printable(std::string_view text, size_t longest = 200);
 // Whether a name may appear in messages and files: not empty, not too long, no control characters.
 bool is_plain_tensor_name(std::string_view name);
 

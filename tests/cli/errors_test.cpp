@@ -130,6 +130,27 @@ TEST(OutputError, FolderThatCannotBeWritten) {
     EXPECT_EQ(read_whole(file), "x");
 }
 
+// The limit would end the process by SIGXFSZ.
+TEST(OutputError, FileSizeLimit) {
+    TemporaryFolder folder;
+    RunningCommand command(
+        {"/bin/sh", "-c", "ulimit -f 1; exec \"$0\" plan \"$1\" --out \"$2\" --json plan.json > /dev/null",
+         FP8FLOW_EXECUTABLE, config_file("test"), folder.path("out")},
+        folder.path());
+    expect_report(command.wait(60), ExitCode::output, {"plan.json: cannot write", "File too large"});
+}
+
+TEST(UsageError, ControlCharactersAreEscaped) {
+    const CommandResult result = fp8flow_alone({"train", "a\x1b[2J.yaml"});
+    EXPECT_EQ(result.status, 2);
+    EXPECT_EQ(result.err.find('\x1b'), std::string::npos);
+    expect_contains(result.err, "a\\x1b[2J.yaml: got no such file");
+    EXPECT_LT(fp8flow_alone({"train", std::string(50000, 'x')}).err.size(), 5000u);
+    expect_report(fp8flow_alone({"bench", "--suite", "small", "--backend", "reference", "--match",
+                                 std::string(50000, '(') + std::string(50000, ')')}),
+                  ExitCode::usage, {"--match: got a regular expression of 100000 bytes, want at most 256"});
+}
+
 TEST(NumericError, DivergenceStopsBeforeTheUpdate) {
     TemporaryFolder folder;
     for (const char* recipe : {"bf16", "fp8_flow"}) {

@@ -53,6 +53,11 @@ TEST(CheckpointManifest, ThereAndBack) {
     EXPECT_EQ(text.find(".safetensors"), std::string::npos);  // names follow from the rank
 }
 
+TEST(CheckpointManifest, AKeyThatAppearsTwiceIsRefused) {
+    const std::string body = replaced(body_of(sample()), "\"seed\":", "\"seed\": 1,\n \"seed\":");
+    expect_contains(refusal(signed_text(body)), "not in the form that this program writes");
+}
+
 TEST(CheckpointManifest, EveryFlippedBitAndEveryCutIsRefused) {
     const std::string text = manifest_text(sample());
     for (size_t i = 0; i < text.size(); ++i) {

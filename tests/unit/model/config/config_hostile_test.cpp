@@ -37,6 +37,25 @@ struct BadInput {
     std::string error;  // the beginning of the message
 };
 
+TEST(HostileConfig, EchoedValuesAreCutAndEscaped) {
+    for (const std::string& yaml : {"model: {num_layers: " + repeated("x", 5000) + "}",
+                                    repeated("s", 1000) + ": {}", "model: {" + repeated("k", 1000) + ": 1}",
+                                    "model: {num_layers: [" + repeated("x, ", 2000) + "x]}"}) {
+        const std::string text = error_of(yaml);
+        EXPECT_FALSE(text.empty());
+        EXPECT_LT(text.size(), 700u) << text;
+    }
+    const std::string text = error_of("model: {num_layers: \"\\e[2J\\n1\"}");
+    EXPECT_NE(text.find("got \\x1b[2J\\n1, want"), std::string::npos) << text;
+    EXPECT_EQ(text.find('\x1b'), std::string::npos);
+}
+
+TEST(HostileConfig, MoreTokensThanAreCounted) {
+    const std::string text = error_of("training: {train_iters: 9223372036854775807}");
+    EXPECT_NE(text.find("training.train_iters: got 9223372036854775807, want at most"), std::string::npos)
+        << text;
+}
+
 TEST(HostileConfig, EachInputIsRefusedWithItsOwnMessage) {
     const std::string no_settings = "got no settings, want sections";
     const std::vector<BadInput> inputs = {

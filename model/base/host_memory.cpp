@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT
+// Reads /proc, the cgroup file system (both versions) and the resource limits; what is not there does not
+// limit.
+#include "model/base/host_memory.h"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <optional>
+
+namespace fp8flow {
+
+namespace {
+
+// The number that `path` begins with; nothing for "max" and where there is no such file.
+std::optional<int64_t> number_in(const std::string& path) {
+    std::ifstream file(path);
+    int64_t number = 0;
+    if (!(file >> number) || number < 0) return std::nullopt;
+    return number;
+}
+
+// The value of `key` in a file of "key value" lines.
+std::optional<int64_t> word_line(const std::string& path, const std::string& key) {
+    std::ifstream file(path);
+    std::string word;
+    for (int64_t value = 0; file >> word >> value;)
+        if (word == key) return value;
+    return std::nullopt;
+}
+
+// The value of `key` in a file of "key: value kB" lines, in bytes.
+std::optional<int64_t> kib_line(const std::string& path, const std::string& key) {
+    std::ifstream file(path);
+    std::string word;
+    for (int64_t kib = 0; file >> word; file.ignore(std::numeric_limits<std::streamsize>::max(), '\n'))
+        if (word == key + ":" && file >> kib) return kib * 1024;
+    return std::nullopt;
+}
+
+void tighten(HostMemory& memory, int64_t free, std::string limit, bool of_one_process) {
+    if (free < memory.free_bytes) memory = {std::max<int64_t>(0, free), std::move(limit), of_one_process};
+}
+
+// A cgroup may be limited by any of those around it.
+void tighten_by_cgroups(HostMemory& memory, const std::string& root, std::string path, const char* limit,
+                        const char* used, const char* cached, const char* name) {
+    for (;; path.resize(path.rfind('/'))) {
+        const auto most = number_in(root + path + "/" + limit), now = number_in(root + path + "/" + used);
+        // cached pages of files are given back before the limit is reached
+        const int64_t cache = word_line(root + path + "/memory.stat", cached).value_or(0);
+        if (most && now)
+            tighten(memory, *most - *now + cache, fmt::format("the cgroup's {} of {} bytes", name, *most),
+                    false);
+        if (path.empty()) return;
+    }
+}
+
+}  // namespace
+
+HostMemory host_memory(const HostMemoryFiles& files) {
+    HostMemory memory;
+    if (const auto free = kib_line(files.proc + "/meminfo", "MemAvailable"))
+        tighten(memory, *free, "physical memory", false);
+    std::ifstream groups(files.proc + "/self/cgroup");  // hierarchy:controllers:path
+    for (std::string line; std::getline(groups, line);) {
+        const size_t first = line.find(':'), second = line.find(':', first + 1);
+        if (first == std::string::npos || second == std::string::npos) continue;
+        const std::string controllers = line.substr(first + 1, second - first - 1);
+        std::string path = line.substr(second + 1);
+        if (path.empty() || path.front() != '/' || path.find("..") != std::string::npos || path == "/")
+            path = "";
+        if (controllers.empty())
+            tighten_by_cgroups(memory, files.cgroup, path, "memory.max", "memory.current", "inactive_file",
+                               "memory.max");
+        else if (("," + controllers + ",").find(",memory,") != std::string::npos)
+            tighten_by_cgroups(memory, files.cgroup + "/memory", path, "memory.limit_in_bytes",
+                               "memory.usage_in_bytes", "total_inactive_file", "memory.limit_in_bytes");
+    }
+    const auto resource = [&](auto which, const char* name, const char* taken) {
+        rlimit most{};
+        if (::getrlimit(which, &most) != 0 || most.rlim_cur == RLIM_INFINITY) return;
+        const auto bytes = static_cast<int64_t>(std::min<rlim_t>(most.rlim_cur, INT64_MAX));
+        const int64_t now = kib_line(files.proc + "/self/status", taken).value_or(0);
+        tighten(memory, bytes - now, fmt::format("the resource limit {} of {} bytes", name, bytes), true);
+    };
+    resource(RLIMIT_AS, "RLIMIT_AS (ulimit -v)", "VmSize");
+    resource(RLIMIT_DATA, "RLIMIT_DATA (ulimit -d)", "VmData");
+    return memory;
+}
+
+}  // namespace fp8flow

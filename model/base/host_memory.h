@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: MIT
+// How much host memory this process may still take, and which limit says so.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace fp8flow {
+
+struct HostMemory {
+    int64_t free_bytes = INT64_MAX;
+    std::string limit;            // e.g. "the cgroup's memory.max of 2147483648 bytes"; empty: none known
+    bool of_one_process = false;  // a resource limit; else all ranks of the host share it
+};
+
+// Where the system describes itself; tests give folders of their own.
+struct HostMemoryFiles {
+    std::string proc = "/proc", cgroup = "/sys/fs/cgroup";
+};
+
+// The tightest of: physical memory (MemAvailable), memory.max of the cgroup and those around it (version 1:
+// memory.limit_in_bytes), RLIMIT_AS and RLIMIT_DATA.
+HostMemory host_memory(const HostMemoryFiles& files = {});
+
+}  // namespace fp8flow
