@@ -114,6 +114,10 @@ void add_model(std::vector<ConfigField>& fields) {
         "more stable near 1: the first norm does not amplify small rows"));
     fields.push_back(
         integer(s, "seq_length", AT(model.seq_length), {.min = 1, .max = 1 << 24}, "tokens of a sequence"));
+    fields.push_back(
+        integer(s, "max_position_embeddings", AT(model.max_position_embeddings), {.min = 0, .max = 1 << 30},
+                "longest sequence of an imported model, written to config.json by --export; changes "
+                "nothing in training; 0 or less than seq_length: seq_length"));
     fields.push_back(integer(s, "num_layers_at_start_in_bf16", AT(model.num_layers_at_start_in_bf16),
                              {.min = 0, .max = kMaxLayers}, "first layers that ignore the FP8 recipe"));
     fields.push_back(integer(s, "num_layers_at_end_in_bf16", AT(model.num_layers_at_end_in_bf16),

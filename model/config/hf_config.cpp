@@ -3,6 +3,7 @@
 // listed at once.
 #include "model/config/hf_config.h"
 
+#include "model/safetensors/json.h"
 #include "model/safetensors/tensor_set.h"
 
 #include <array>
@@ -74,17 +75,35 @@ private:
         copy("num_hidden_layers", "model.num_layers");
         copy("hidden_size", "model.hidden_size");
         copy("vocab_size", "model.vocab_size");
-        copy("num_experts_per_tok", "moe.moe_router_topk");
+        if (present("max_position_embeddings"))
+            copy("max_position_embeddings", "model.max_position_embeddings");
         number("rms_norm_eps", "model.norm_epsilon");
         if (present("initializer_range")) number("initializer_range", "model.init_method_std");
         set("model.untie_embeddings_and_output_weights",
             boolean("tie_word_embeddings", false) ? "false" : "true", "tie_word_embeddings");
         want("hidden_act", text("hidden_act", "silu"), "silu",
              "SwiGLU with another activation is not implemented");
+        no_noise();
         quantization();
     }
 
+    // Every key of dropout or of noise in the router, whatever its family calls it.
+    void no_noise() {
+        for (const auto& [name, value] : json_.items()) {
+            const auto has = [&name = name](const char* part) {
+                return name.find(part) != std::string::npos;
+            };
+            if (!has("jitter") && !has("dropout") && !has("pdrop")) continue;
+            const bool off = value.is_null() || value == false || (value.is_number() && value == 0);
+            if (!off)
+                problem(printable(name).c_str(),
+                        fmt::format("got {}, want 0: neither dropout nor router noise is implemented",
+                                    shown(value)));
+        }
+    }
+
     void mixtral() {
+        copy("num_experts_per_tok", "moe.moe_router_topk");
         copy("num_local_experts", "moe.num_experts");
         copy("intermediate_size", "moe.moe_ffn_hidden_size");
         attention("false");
@@ -92,6 +111,7 @@ private:
     }
 
     void qwen3() {
+        copy("num_experts_per_tok", "moe.moe_router_topk");
         copy(present("num_local_experts") ? "num_local_experts"
                                           : "num_experts",  // the former since Transformers 5
              "moe.num_experts");
@@ -118,12 +138,19 @@ private:
         set("model.moe_layer_freq", fmt::format("[{}]", fmt::join(moe, ", ")), "decoder_sparse_step");
     }
 
+    // A key that is absent has the value that Transformers' DeepseekV3Config gives it; null is none.
+    int64_t deepseek_integer(const char* name, int64_t absent, int64_t null) {
+        return integer(name, json_.contains(name) ? null : absent);
+    }
+
     void deepseek() {
-        copy("n_routed_experts", "moe.num_experts");
+        copy_or("n_routed_experts", "moe.num_experts", 256);
+        copy_or("num_experts_per_tok", "moe.moe_router_topk", 8);
         copy("moe_intermediate_size", "moe.moe_ffn_hidden_size");
         copy("intermediate_size", "model.ffn_hidden_size");
         set("model.attention", "false", "model_type");
-        const int64_t shared = integer("n_shared_experts", 0), width = integer("moe_intermediate_size", 0);
+        const int64_t shared = deepseek_integer("n_shared_experts", 1, 0),
+                      width = integer("moe_intermediate_size", 0);
         if (shared < 0 || shared > 64)
             problem("n_shared_experts", fmt::format("got {}, want 0 to 64", shared));
         else if (width >= 0 && width <= kWidest)
@@ -138,9 +165,13 @@ private:
         set("moe.moe_router_score_function", "sigmoid", "scoring_func");
         set("moe.moe_router_pre_softmax", "false", "scoring_func");
         set("moe.moe_router_enable_expert_bias", "true", "topk_method");
-        number("routed_scaling_factor", "moe.moe_router_topk_scaling_factor");
+        if (json_.contains("routed_scaling_factor"))
+            number("routed_scaling_factor", "moe.moe_router_topk_scaling_factor");
+        else
+            set("moe.moe_router_topk_scaling_factor", "2.5", "routed_scaling_factor");
         groups();
-        const int64_t dense = integer("first_k_dense_replace", 0), layers = integer("num_hidden_layers", 0);
+        const int64_t dense = deepseek_integer("first_k_dense_replace", 3, 0),
+                      layers = integer("num_hidden_layers", 0);
         want("moe_layer_freq", std::to_string(integer("moe_layer_freq", 1)), "1",
              "every layer after the dense ones is MoE");
         if (dense < 0 || dense > layers)
@@ -154,8 +185,9 @@ private:
 
     // A group is scored by the sum of its two best experts there, of its K / topk_group best here.
     void groups() {
-        const int64_t groups = integer("n_group", 1), chosen = integer("topk_group", 1),
-                      topk = integer("num_experts_per_tok", 0);
+        const int64_t groups = deepseek_integer("n_group", 8, 1),
+                      chosen = deepseek_integer("topk_group", 4, 1),
+                      topk = deepseek_integer("num_experts_per_tok", 8, 0);
         const bool grouped = groups > 1;
         if (grouped && chosen * 2 != topk)
             problem("topk_group",
@@ -261,6 +293,10 @@ private:
         const int64_t value = integer(name, 0);
         if (problems_.size() == before) set(key, std::to_string(value), name);
     }
+    void copy_or(const char* name, const char* key, int64_t absent) {
+        if (json_.contains(name)) return copy(name, key);
+        set(key, std::to_string(absent), name);
+    }
     void number(const char* name, const char* key) {
         if (!present(name)) return problem(name, "is missing");
         if (!json_[name].is_number())
@@ -288,7 +324,7 @@ void require_known_model_type(const std::string& type, const std::string& file) 
 }
 
 std::vector<ConfigSetting> parse_hf_config(std::string_view text, const std::string& file) {
-    const Json json = Json::parse(text.begin(), text.end(), nullptr, false);
+    const Json json = parse_json(text, file, ExitCode::usage);
     require(json.is_object(), ExitCode::usage, "{}: is no JSON object, want a Hugging Face config.json",
             file);
     require(json.contains("model_type") && json["model_type"].is_string(), ExitCode::usage,

@@ -215,7 +215,7 @@ std::string hf_config_of(const Config& config, ExportFormat format) {
         {"num_attention_heads", m.num_attention_heads},
         {"num_key_value_heads", m.num_query_groups},
         {"head_dim", m.kv_channels},
-        {"max_position_embeddings", m.seq_length},
+        {"max_position_embeddings", std::max(m.seq_length, m.max_position_embeddings)},
         {"rms_norm_eps", m.norm_epsilon},
         {"rope_theta", m.rotary_base},
         {"vocab_size", m.vocab_size},

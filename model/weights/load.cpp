@@ -224,7 +224,9 @@ std::vector<std::string> differences(const std::string& hf_config, const Config&
         const bool same = setting.key == "model.moe_layer_freq"
                               ? theirs.model.moe_layer_freq == config.model.moe_layer_freq
                               : field->get(theirs) == field->get(config);
-        if (!same && setting.key != "model.init_method_std")
+        const bool computed =  // has a part in what the model computes
+            setting.key != "model.init_method_std" && setting.key != "model.max_position_embeddings";
+        if (!same && computed)
             lines.push_back(fmt::format("warning: {}: {} is {} there and {} here", setting.where, setting.key,
                                         field->get(theirs), field->get(config)));
     }

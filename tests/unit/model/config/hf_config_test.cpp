@@ -249,6 +249,56 @@ TEST(HfConfig, OptionsThatWeDoNotComputeAreAllListed) {
     EXPECT_EQ(config_of(moved).model.rotary_base, 5e5);
 }
 
+// transformers 4.57, DeepseekV3Config.
+TEST(HfConfig, WhatDeepSeekV3LeavesOutHasTransformersDefaults) {
+    Json json = deepseek();
+    for (const char* key :
+         {"n_group", "topk_group", "n_shared_experts", "first_k_dense_replace", "routed_scaling_factor",
+          "norm_topk_prob", "n_routed_experts", "num_experts_per_tok"})
+        json.erase(key);
+    const Config c = config_of(json);
+    EXPECT_EQ(c.moe.moe_router_num_groups, 8);
+    EXPECT_EQ(c.moe.moe_router_group_topk, 4);
+    EXPECT_EQ(c.moe.moe_shared_expert_intermediate_size, 2048);
+    EXPECT_EQ(c.moe.num_experts, 256);
+    EXPECT_EQ(c.moe.moe_router_topk, 8);
+    EXPECT_EQ(c.moe.moe_router_topk_scaling_factor, 2.5);
+    EXPECT_EQ(std::count(c.model.moe_layer_freq.begin(), c.model.moe_layer_freq.end(), 0), 3);
+    // null is no shared expert
+    EXPECT_EQ(
+        config_of(with(deepseek(), "n_shared_experts", nullptr)).moe.moe_shared_expert_intermediate_size, 0);
+}
+
+TEST(HfConfig, DropoutAndRouterNoiseAreRefusedByKey) {
+    for (const char* key : {"attention_dropout", "resid_pdrop", "hidden_dropout"})
+        expect_contains(refused(with(qwen3(), key, 0.1)),
+                        std::string("config.json: ") + key + ": got 0.1, want 0");
+    expect_contains(refused(with(mixtral(), "router_jitter_noise", 0.01)),
+                    "router_jitter_noise: got 0.01, want 0");
+    Json zero = with(with(mixtral(), "router_jitter_noise", 0.0), "attention_dropout", 0);
+    EXPECT_NO_THROW(config_of(with(zero, "hidden_dropout", nullptr)));
+}
+
+TEST(HfConfig, LongestSequenceIsKept) {
+    EXPECT_EQ(config_of(with(qwen3(), "max_position_embeddings", 40960)).model.max_position_embeddings,
+              40960);
+    EXPECT_EQ(config_of(qwen3()).model.max_position_embeddings, 0);
+}
+
+TEST(HfConfig, HostileJson) {
+    const auto error = [](const std::string& text) {
+        return error_of(ExitCode::usage, [&] { parse_hf_config(text, "config.json"); });
+    };
+    std::string twice = qwen3().dump();
+    twice.insert(1, "\"hidden_size\": 128, ");
+    expect_contains(error(twice), "config.json: key \"hidden_size\" appears twice");
+    const std::string deep = "{\"model_type\": \"mixtral\", \"rope_scaling\": ";
+    expect_contains(error(deep + std::string(200000, '[') + std::string(200000, ']') + "}"),
+                    "config.json: nested deeper than 64");
+    const std::string long_value = error("{\"model_type\": \"" + std::string(5000, 'x') + "\\n\\u001b\"}");
+    EXPECT_LT(long_value.size(), 400u);
+}
+
 TEST(HfConfig, IsReadFromAFileOrAFolder) {
     const TemporaryFolder folder;
     folder.write("config.json", qwen3().dump());

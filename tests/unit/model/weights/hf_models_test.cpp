@@ -11,6 +11,7 @@
 
 #include <cmath>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 
 namespace fp8flow {
@@ -258,6 +259,14 @@ TEST(HfModels, TheExportedConfigReadsBackAsTheSameModel) {
             for (const std::string& line : diff_configs(config, back))
                 EXPECT_EQ(line.find(std::string(".") + key + ":"), std::string::npos) << line;
     }
+    Config longer = test::config_of(whole_model(true));
+    const auto positions = [](const Config& config) {
+        return nlohmann::json::parse(hf_config_of(config, ExportFormat::bf16))["max_position_embeddings"]
+            .get<int64_t>();
+    };
+    EXPECT_EQ(positions(longer), longer.model.seq_length);
+    longer.model.max_position_embeddings = 40960;  // of the model that it was imported from
+    EXPECT_EQ(positions(longer), 40960);
     Config sigmoid = test::config_of(whole_model(true));
     sigmoid.moe.moe_router_score_function = ScoreFunction::sigmoid;
     expect_contains(error_of(ExitCode::usage, [&] { hf_config_of(sigmoid, ExportFormat::bf16); }),
