@@ -103,8 +103,9 @@ struct RecomputeSpec {
 struct ScheduleSpec {
     bool moe_shared_expert_overlap = false;  // the shared expert beside the route and the wire
     bool delay_wgrad_compute = false;  // expert weight gradients beside data gradients and combine of dX
-    int64_t shared_expert_sms = 100;   // SMs of the shared expert while it runs beside; 0: all
-    int64_t wire_sms = 32;             // SMs of dispatch and combine while they run beside; 0: all
+    // with several ranks, while both lanes may be at work; 0: all
+    int64_t shared_expert_sms = 100;  // SMs of the shared expert
+    int64_t wire_sms = 32;            // SMs of dispatch and combine
 
     bool overlaps() const { return moe_shared_expert_overlap || delay_wgrad_compute; }
 };

@@ -171,6 +171,68 @@ def delayed_wgrad():
             source(*(origin(f"profile_deepseek_v3_1gpu_delay_{v}.json") for v in ("false", "true"))))
 
 
+def whole_model():
+    """The step of the 107 M model by stage: before the fused heads, serial, and with the shared expert beside."""
+    names = ("profile_100m_1gpu_before.json", "profile_100m_1gpu.json")
+    before, after = load(names[0])["recipes"][0], load(names[1])
+    arms = [before, recipe_of(after, "fp8_flow"), recipe_of(after, "fp8_flow + shared")]
+
+    def ms(recipe, part, stage, direction):
+        return sum(r["seconds"]["median"] * 1e3 for r in recipe["rows"] if (r["part"], r["direction"]) == (part, direction) and
+                   stage in (None, r["stage"]))
+    rows = [[f"attention: {stage}, {direction}", *(f"{ms(arm, 'attention', stage, direction):.3f}" for arm in arms)]
+            for direction in ("forward", "backward") for stage in ("norm", "qkv", "core attention", "proj")]
+    rows.append(["attention block, a layer", *(f"{ms(a, 'attention', None, 'forward') + ms(a, 'attention', None, 'backward'):.3f}" for a in arms)])
+    rows.append(["MoE layer, end to end", *(f"{layer_ms(a):.3f}" for a in arms)])
+    rows.append(["embedding, backward", *(f"{ms(a, 'embedding', None, 'backward'):.3f}" for a in arms)])
+    rows.append(["head", *(f"{ms(a, 'head', None, 'forward'):.3f}" for a in arms)])
+    rows.append(["optimizer", *(f"{ms(a, 'optimizer', None, 'update'):.2f}" for a in arms)])
+    rows.append(["step, 8 layers", *(f"{a['step seconds'] * 1e3:.2f}" for a in arms)])
+    rows.append(["clock in the layer, MHz", *(f"{a['layer clock hertz']['median'] / 1e6:.0f}" for a in arms)])
+    return table(["ms", "before (ff79989)", "serial", "shared expert beside"], rows) + source(*map(origin, names))
+
+
+def schedules():
+    """Schedules of one GPU side by side, and the program before them in the same call."""
+    rows = []
+    for label, name, old in (("DeepSeek-V3 dimensions, 32 experts", "profile_deepseek_v3_1gpu_schedules.json", "profile_deepseek_v3_1gpu_before.json"),
+                             ("107 M model", "profile_100m_1gpu.json", "profile_100m_1gpu_before.json")):
+        before = load(old)["recipes"][0]
+        arms = [("serial, ff79989", before)] + [(r["name"].replace("fp8_flow", "serial", 1) if r["name"] == "fp8_flow" else
+                                                 r["name"].replace("fp8_flow + ", ""), r) for r in load(name)["recipes"]]
+        for schedule, r in arms:
+            layer, energy = r["layer seconds"], r.get("joules per token")
+            rows.append([label, schedule, f"{layer['median'] * 1e3:.3f}", f"{layer['min'] * 1e3:.3f}", f"{r['layer clock hertz']['median'] / 1e6:.0f}",
+                         f"{r['step seconds'] * 1e3:.2f}", "" if energy is None else f"{energy * 1e3:.3f}", f"{r['activation bytes'] / 2**20:.0f} MiB"])
+    return (table(["layer", "schedule", "layer ms", "min", "MHz", "step ms", "mJ/token", "activations"], rows, 2) +
+            source(*map(origin, ("profile_deepseek_v3_1gpu_schedules.json", "profile_deepseek_v3_1gpu_before.json", "profile_100m_1gpu.json",
+                                 "profile_100m_1gpu_before.json"))))
+
+
+def peer_layers():
+    """Whole layers of other implementations, and of this one, on the same GPU."""
+    data = load("peers_layers_h200.json")
+    rows = []
+    for p in data["peers"]:
+        cells = []
+        for layer in ("deepseek_v3", "qwen3"):
+            one = p[layer]
+            cells += ["", ""] if one is None else [f"{one['burst ms']:.2f} / {one['sustained ms']:.2f}", f"{one['kernels ms']:.1f}"]
+        rows.append([p["peer"], p["recipe"], *cells])
+    for own in data["fp8flow"]:
+        dsv3, qwen3 = own["deepseek_v3 sustained ms"], own.get("qwen3 sustained ms", {})
+        rows += [[f"fp8flow ff79989, gradients: {own['gradients']}", recipe, f"/ {ms:.2f}", "", f"/ {qwen3[recipe]:.2f}" if recipe in qwen3 else "", ""]
+                 for recipe, ms in dsv3.items()]
+    return (table(["layer", "recipe", "DeepSeek-V3 dimensions, ms", "kernels", "Qwen3 dimensions, ms", "kernels"], rows, 2) +
+            source(f"{link('peers_layers_h200.json')}, {data['date']}, {data['gpu']}; the conditions stand in the file"))
+
+
+def heads():
+    rows = [[r["op"], r["shape"], f"{r['us']:.1f}", f"{r['us_min']:.1f}", f"{r['ceiling_us']:.1f}", f"{r['ceiling_share'] * 100:.0f} %"]
+            for r in load("bench_heads_h200.json")]
+    return table(["operation", "shape", "us", "min", "ceiling, us", "share"], rows, 2) + source(origin("bench_heads_h200.json"))
+
+
 # ---- loss ----------------------------------------------------------------------------------------------------------------------
 def percent(value):
     return "" if value is None else f"{value * 100:.3f} %"
@@ -493,6 +555,7 @@ WHAT = {
     "bench_exchange_h200_x4.json": "dispatch and combine on four GPUs",
     "bench_exchange_h200_x4.txt": "the same as the program prints it",
     "bench_gemm_h200.json": "grouped GEMM and cuBLASLt, errors against double; kernels of that commit, faster since",
+    "bench_heads_h200.json": "the heads of attention, one pass each way",
     "bench_layer_h200.json": "every operation at the sizes of the DeepSeek-V3 layer; kernels of that commit",
     "bench_products_h200.txt": "grouped GEMM, wgrad and the fused fc1, two sittings",
     "bench_upstream_h200.json": "every shape of the upstream suite; `rms_norm_backward` rows from a second commit",
@@ -506,13 +569,18 @@ WHAT = {
     "io_matrix.json": "runs killed and resumed, reference backend: bit for bit",
     "io_matrix_h200.json": "the same on GPUs",
     "kernel_profile_h200.txt": "Nsight Compute on kernels of the upstream suite",
+    "peers_layers_h200.json": "whole MoE layers of other implementations and of ff79989 on one GPU",
     "peers_torch_h200.jsonl": "what PyTorch takes for the shapes of the upstream suite",
+    "profile_100m_1gpu.json": "configs/h200_100m.yaml on one GPU, schedules side by side",
+    "profile_100m_1gpu_before.json": "the same at ff79989, in the same call",
     "profile_deepseek_v3.json": "DeepSeek-V3 layer, 4 GPUs, every stage under three recipes",
     "profile_deepseek_v3.svg": "its picture",
     "profile_deepseek_v3_1gpu.json": "DeepSeek-V3 dimensions with 32 experts, one GPU",
     "profile_deepseek_v3_1gpu.svg": "its picture",
     "profile_deepseek_v3_1gpu_delay_false.json": "the same, two micro-batches, wgrad at once",
     "profile_deepseek_v3_1gpu_delay_true.json": "the same, wgrad of two micro-batches in one pass",
+    "profile_deepseek_v3_1gpu_before.json": "the layer at ff79989, in the same call as the next",
+    "profile_deepseek_v3_1gpu_schedules.json": "its schedules side by side",
     "profile_deepseek_v3_8192.json": "DeepSeek-V3 layer, 4 GPUs, 8192 tokens a GPU",
     "profile_deepseek_v3_8192.svg": "its picture",
     "profile_deepseek_v3_machine2.json": "DeepSeek-V3 layer, 4 GPUs, another machine",
@@ -527,6 +595,7 @@ WHAT = {
     "quickstart_recipes.svg": "its picture",
     "quickstart_recipes_h200.json": "the same on one GPU",
     "quickstart_combine_h200.json": "the same with precision.moe_apply_probs_in: combine",
+    "validate_100m_1gpu.json": "loss of configs/h200_100m.yaml under bf16, fp8_flow and the control arm, one GPU: inconclusive",
     "validate_h200_100m.json": "loss of configs/h200_100m.yaml under bf16, fp8_flow and the control arm, 4 GPUs",
     "validate_h200_100m.svg": "its picture",
 }
@@ -645,7 +714,8 @@ def picture():
 
 TABLES = {
     "layers": layers, "layers_short": layers_short, "layer_clock": layer_clock, "layer_stages": layer_stages,
-    "delayed_wgrad": delayed_wgrad,
+    "delayed_wgrad": delayed_wgrad, "whole_model": whole_model, "schedules": schedules, "heads": heads, "peer_layers": peer_layers,
+    "loss_100m_1gpu": lambda: loss("validate_100m_1gpu.json"),
     "loss_reference": lambda: loss("quickstart_recipes.json"), "loss_ablation": lambda: loss("quickstart_ablation.json"),
     "loss_h200": lambda: loss("quickstart_recipes_h200.json"),
     "loss_combine": lambda: loss("quickstart_combine_h200.json"), "loss_100m": lambda: loss("validate_h200_100m.json"),

@@ -84,7 +84,7 @@ void await(Context& ctx, Event ready) {
 
 namespace {
 
-Launch wire(const Context& ctx) { return ctx.side != nullptr ? ctx.side->wire(ctx.launch) : ctx.launch; }
+Launch wire(const Context& ctx) { return ctx.side != nullptr ? ctx.side->wire(ctx) : ctx.launch; }
 
 }  // namespace
 

@@ -75,9 +75,9 @@ void SideLane::join(const Context& main) {
     busy_ = false;
 }
 
-Launch SideLane::wire(const Launch& main) const {
-    Launch launch = main;
-    if (busy_) launch.sm_limit = static_cast<int>(schedule_.wire_sms);
+Launch SideLane::wire(const Context& main) const {
+    Launch launch = main.launch;
+    if (busy_ && main.exchange.size() > 1) launch.sm_limit = static_cast<int>(schedule_.wire_sms);
     return launch;
 }
 

@@ -39,8 +39,9 @@ public:
     // The main lane's work from now on follows the mark; or everything this lane was given.
     void await(const Context& main, Event mark);
     void join(const Context& main);
-    // Launches of dispatch and combine on the main lane: with few SMs while this lane may be at work.
-    Launch wire(const Launch& main) const;
+    // Launches of dispatch and combine on the main lane: with few SMs while this lane may be at work. One
+    // rank has no wire: its row movers need the memory's bandwidth, so all SMs.
+    Launch wire(const Context& main) const;
 
 private:
     Device& device_;

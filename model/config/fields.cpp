@@ -244,9 +244,9 @@ void add_schedule(std::vector<ConfigField>& fields) {
                              "GPUs: expert weight gradients, with their transposes, on a stream beside data "
                              "gradients and the combine of dX"));
     fields.push_back(integer(s, "shared_expert_sms", AT(schedule.shared_expert_sms), {.min = 0, .max = 132},
-                             "SMs of the shared expert while it runs beside; 0: all"));
+                             "SMs of the shared expert beside the wire, with several ranks; 0: all"));
     fields.push_back(integer(s, "wire_sms", AT(schedule.wire_sms), {.min = 0, .max = 132},
-                             "SMs of dispatch and combine while something runs beside them; 0: all"));
+                             "SMs of dispatch and combine beside other work, with several ranks; 0: all"));
 }
 
 void add_parallel(std::vector<ConfigField>& fields) {

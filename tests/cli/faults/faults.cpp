@@ -24,8 +24,8 @@ bool is_victim() { return setting("OMPI_COMM_WORLD_RANK") == setting("FAULT_RANK
 void reach(const char* call) {
     if (setting("FAULT_CALL") != call || !is_victim()) return;
     ::kill(::getpid(), std::atoi(setting("FAULT_SIGNAL").c_str()));
-    // Until the signal is here; and a sleep that ended while the process was stopped is followed by others, so
-    // that a launcher which continues it in order to end it finds it here.
+    // Until the signal is here; and a sleep that ended while the process was stopped is followed by others,
+    // so that a launcher which continues it in order to end it finds it here.
     for (int i = 0; i < 5; ++i) std::this_thread::sleep_for(std::chrono::seconds(1));
 }
 

@@ -116,26 +116,31 @@ TEST(SideLane, WorksWhenTheMainLaneWaits) {
     });
 }
 
-// dispatch and combine leave SMs to the side lane only while it may be at work.
+// dispatch and combine leave SMs to the side lane only while it may be at work, and only where there is a
+// wire.
 TEST(SideLane, TheWireIsNarrowBesideWork) {
-    LateOps ops;
-    SideLane side(ops.device(), {.delay_wgrad_compute = true, .wire_sms = 24});
-    LayerCase c = case_of(Recipe::bf16);
-    run_thread_ranks(1, 60, [&](ProcessGroup& group) {
-        RankFixture rank(group, c);
-        const Context main = rank.context();
-        EXPECT_EQ(side.wire(main.launch).sm_limit, 0);
-        side.begin(main);
-        EXPECT_EQ(side.wire(main.launch).sm_limit, 24);
-        const Event mark = side.mark();
-        side.await(main, mark);
-        EXPECT_EQ(side.wire(main.launch).sm_limit, 0);
-        side.begin(main);
-        side.await(main, mark);
-        EXPECT_EQ(side.wire(main.launch).sm_limit, 24) << "work was given after the mark";
-        side.join(main);
-        EXPECT_EQ(side.wire(main.launch).sm_limit, 0);
-    });
+    for (const int ranks : {1, 2}) {
+        LayerCase c = case_of(Recipe::bf16);
+        c.tokens.assign(static_cast<std::size_t>(ranks), 64);
+        c.schedule = {.delay_wgrad_compute = true, .wire_sms = 24};
+        const int narrow = ranks == 1 ? 0 : 24;
+        run_thread_ranks(ranks, 60, [&](ProcessGroup& group) {
+            RankFixture rank(group, c);
+            SideLane& side = *rank.side;
+            const Context main = rank.context();
+            EXPECT_EQ(side.wire(main).sm_limit, 0);
+            side.begin(main);
+            EXPECT_EQ(side.wire(main).sm_limit, narrow);
+            const Event mark = side.mark();
+            side.await(main, mark);
+            EXPECT_EQ(side.wire(main).sm_limit, 0);
+            side.begin(main);
+            side.await(main, mark);
+            EXPECT_EQ(side.wire(main).sm_limit, narrow) << "work was given after the mark";
+            side.join(main);
+            EXPECT_EQ(side.wire(main).sm_limit, 0);
+        });
+    }
 }
 
 }  // namespace
