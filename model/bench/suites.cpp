@@ -3,6 +3,8 @@
 #include "model/bench/suite.h"
 #include "model/config/fields.h"
 
+#include <algorithm>
+
 namespace fp8flow::bench {
 
 namespace {
@@ -98,6 +100,57 @@ Suite exchange() {
     return suite;
 }
 
+// What a whole model does outside its routed experts, forward and backward: norms, projections, heads, core
+// attention, shared expert, embedding and loss.
+Suite model() {
+    struct Model {
+        int64_t tokens, sequence, hidden, heads, kv_heads, depth, vocabulary, shared;
+        bool normed;
+    };
+    constexpr Model kModels[] = {
+        {4096, 1024, 1024, 16, 4, 64, 384, 384, true},        // configs/h200_100m.yaml
+        {8192, 4096, 2048, 32, 4, 128, 151936, 0, true},      // Qwen3-30B-A3B
+        {8192, 4096, 4096, 32, 8, 128, 32000, 0, false},      // Mixtral-8x7B
+        {8192, 4096, 2048, 16, 16, 128, 102400, 2816, false}  // DeepSeek-V2-Lite, with plain attention
+    };
+    constexpr int64_t kLossTokens = 1024;  // the head takes its tokens in chunks
+    Suite suite;
+    const auto add = [&](const char* operation, const std::string& shape) {
+        const auto same = [&](const SuiteEntry& entry) {
+            return entry.operation == operation && entry.shape == shape;
+        };
+        if (std::none_of(suite.begin(), suite.end(), same)) suite.push_back({operation, shape});
+    };
+    const auto projection = [&](int64_t tokens, int64_t n, int64_t k) {
+        add("gemm", fmt::format("M={},N={},K={},type=bf16", tokens, n, k));
+        add("gemm", fmt::format("M={},N={},K={},type=bf16,form=nn", tokens, k, n));
+        add("gemm", fmt::format("M={},N={},K={},type=bf16,form=tn,out=f32", n, k, tokens));
+    };
+    for (const Model& m : kModels) {
+        const std::string rows = fmt::format("T={},H={}", m.tokens, m.hidden),
+                          heads = fmt::format("T={},heads={},kv_heads={},D={},S={}", m.tokens, m.heads,
+                                              m.kv_heads, m.depth, m.sequence),
+                          norm = m.normed ? ",norm=yes" : ",norm=no";
+        add("rms_norm", rows);
+        add("rms_norm_backward", rows);
+        projection(m.tokens, (m.heads + 2 * m.kv_heads) * m.depth, m.hidden);
+        add("qkv_heads", heads + norm);
+        add("attention", heads);
+        add("attention_backward", heads);
+        add("qkv_heads_backward", heads + norm);
+        projection(m.tokens, m.hidden, m.heads * m.depth);
+        if (m.shared > 0)
+            add_expert_gemms(suite, fmt::format("M={},G=1", m.tokens), 2 * m.shared, m.hidden, "fp8",
+                             "balanced");
+        const std::string table = fmt::format("{},V={}", rows, m.vocabulary);
+        add("embedding", table);
+        add("embedding_backward", table);
+        projection(kLossTokens, m.vocabulary, m.hidden);
+        add("cross_entropy", fmt::format("T={},V={}", kLossTokens, m.vocabulary));
+    }
+    return suite;
+}
+
 }  // namespace
 
 const std::vector<std::pair<std::string, std::string>>& suite_names() {
@@ -105,6 +158,7 @@ const std::vector<std::pair<std::string, std::string>>& suite_names() {
         {"layer", "every operation as in a DeepSeek-V3 layer with 4096 tokens on the GPU"},
         {"gemm", "the experts' GEMMs, this project's kernels next to cuBLASLt; about 3 minutes on an H200"},
         {"exchange", "dispatch and combine next to messages, and against SMs (mpirun -n N); about a minute"},
+        {"model", "norms, attention, projections, shared expert, embedding and loss of four models"},
         {"upstream",
          "published shapes with their baselines and the one-layer configurations, against targets and peers; "
          "about 2 minutes"},
@@ -116,6 +170,7 @@ std::vector<SuiteEntry> suite(const std::string& name) {
     if (name == "layer") return layer();
     if (name == "gemm") return gemm();
     if (name == "exchange") return exchange();
+    if (name == "model") return model();
     if (name == "upstream") return upstream_suite();
     if (name == "small") return every(Size::small);
     std::vector<std::string> names;

@@ -299,7 +299,7 @@ struct CommandLine {
             ->allow_extra_args(false);
         bench->add_option(
             "--suite", bench_options.suite,
-            "layer | gemm | exchange | upstream | small, or what it has of the named operations");
+            "layer | gemm | exchange | model | upstream | small, or what it has of the named operations");
         bench->add_option("--match", bench_options.match,
                           "regular expression: only what matches in 'operation key=value key=value ...'");
         bench->add_flag("--list", list, "print operations, their keys and the suites");
