@@ -365,7 +365,7 @@ TEST(Bench, WrongCommandLinesAreRefused) {
         {{"bench", "permute_pad", "--shape", "E=2,K=3"}, "K: got 3, want at most E = 2"},
         {{"bench", "plan_dispatch", "--shape", "ranks=3"}, "ranks: got 3, want a divisor of E = 8"},
         {{"bench", "--suite", "laier"},
-         "--suite: got 'laier', want layer, gemm, exchange, upstream, small (did you mean 'layer')"},
+         "--suite: got 'laier', want layer, gemm, exchange, model, upstream, small (did you mean 'layer')"},
         {{"bench", "rms_norm", "--suite", "gemm"}, "suite gemm has none of the named operations"},
         {{"bench", "rms_norm", "--suite", "small", "--shape", "T=1"},
          "--shape and --suite exclude each other"},
