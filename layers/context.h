@@ -18,6 +18,8 @@ namespace fp8flow {
 
 class SideLane;
 class TensorStats;
+class Turn;
+class WireLane;
 struct Context;
 
 // Sees what the experts' GEMMs read and wrote, as they run: `replay --intermediates`.
@@ -53,17 +55,23 @@ struct Context {
     int64_t data_parallel_size = 1;
     int64_t global_tokens = 0;                 // tokens of this micro-batch over all ranks
     Gradient grad_mode = Gradient::overwrite;  // the first micro-batch overwrites main gradients
+    bool reduces_gradients = false;            // the last micro-batch: overlap_grad_reduce
     DelayedWgrads* delayed = nullptr;          // absent: every micro-batch computes its own weight gradients
     bool recomputing = false;  // a forward re-run in the backward, or an evaluation: count no statistics
     TensorView step_status;    // [1] i32 device word: 0 fine; otherwise every persistent write is skipped
     TensorStats* tensor_stats = nullptr;
     GemmObserver* gemms = nullptr;  // absent: nobody
     SideLane* side = nullptr;       // absent: one operation after the other
+    WireLane* wire = nullptr;       // absent: calls of the exchange run between the other operations
+    Turn* turn = nullptr;           // absent: no other micro-batch is under way
     Launch launch = {};
 
     // Until the end of the scope this is a stage of the journey (norm, fc1, ...), or a part of the model (the
     // MoE layer, the head, ...).
-    StageTimer::Scope stage(const char* name) { return {timer, StageLevel::stage, name, launch}; }
+    StageTimer::Scope stage(const char* name) { return stage(name, launch); }
+    StageTimer::Scope stage(const char* name, const Launch& of) {
+        return {timer, StageLevel::stage, name, of};
+    }
     StageTimer::Scope part(const char* name) { return {timer, StageLevel::part, name, launch}; }
     // The same micro-batch on other memory.
     Context with(Arena& other_saved, Arena& other_scratch) const;

@@ -2,7 +2,7 @@
 // Forward and backward of the MoE layer, and what each recompute mode keeps or makes again.
 #include "layers/moe_layer.h"
 
-#include "layers/schedule/side_lane.h"
+#include "layers/schedule/wire_lane.h"
 
 #include <algorithm>
 #include <cmath>
@@ -144,7 +144,9 @@ void MoeLayer::backward(Context& ctx, const TokenRows& x, const TensorView& dy, 
 }
 
 void MoeLayer::make_plan(Context& ctx, MoeSaved& saved) const {
-    auto timed = ctx.stage("plan");
+    // dispatch comes next on this lane and does not wait for the shared expert
+    const Launch wire = begin_wire(ctx);
+    auto timed = ctx.stage("plan", wire);
     const int64_t ranks = ctx.exchange.size(), slots = ctx.tokens_per_rank, topk = moe_.moe_router_topk;
     TensorView all_ids, all_probs;
     if (ranks == 1) {  // its own routing is all there is
@@ -153,15 +155,15 @@ void MoeLayer::make_plan(Context& ctx, MoeSaved& saved) const {
     } else {
         all_ids = ctx.saved.tensor(DType::i32, {ranks, slots, topk}, "plan");
         all_probs = ctx.saved.tensor(DType::f32, {ranks, slots, topk}, "plan");
-        ctx.exchange.gather_routing(saved.route.ids, saved.route.probs, all_ids, all_probs, ctx.launch);
+        ctx.exchange.gather_routing(saved.route.ids, saved.route.probs, all_ids, all_probs, wire);
     }
-    saved.plan.padded = plan_for(ctx, all_ids, all_probs, moe_.moe_row_alignment, PlanRows::routed);
+    saved.plan.padded = plan_for(ctx, all_ids, all_probs, moe_.moe_row_alignment, PlanRows::routed, wire);
     if (!precision_.moe_permute_padding_for_fp8)
-        saved.plan.unpadded = plan_for(ctx, all_ids, all_probs, 1, PlanRows::layer);
+        saved.plan.unpadded = plan_for(ctx, all_ids, all_probs, 1, PlanRows::layer, wire);
 }
 
 DispatchPlan MoeLayer::plan_for(Context& ctx, const TensorView& all_ids, const TensorView& all_probs,
-                                int64_t alignment, PlanRows rows) const {
+                                int64_t alignment, PlanRows rows, const Launch& launch) const {
     const bool in_row_arena = rows == PlanRows::routed;
     const int64_t capacity = ctx.layer_row_capacity;
     op::PlanDispatch args{.all_ids = all_ids,
@@ -185,7 +187,7 @@ DispatchPlan MoeLayer::plan_for(Context& ctx, const TensorView& all_ids, const T
     allocate_plan(args, [&](DType dtype, std::initializer_list<int64_t> shape) {
         return ctx.saved.tensor(dtype, shape, "plan");
     });
-    ctx.ops.plan_dispatch(args, ctx.launch);
+    ctx.ops.plan_dispatch(args, launch);
     return plan_of(args, ctx.tokens);
 }
 

@@ -48,7 +48,7 @@ private:
     // unpadded twin).
     enum class PlanRows { routed, layer };
     DispatchPlan plan_for(Context& ctx, const TensorView& all_ids, const TensorView& all_probs,
-                          int64_t alignment, PlanRows rows) const;
+                          int64_t alignment, PlanRows rows, const Launch& launch) const;
 
     MoeSpec moe_;
     PrecisionSpec precision_;

@@ -84,6 +84,17 @@ void ParameterStore::allocate_gradients() {
     }
 }
 
+ParameterStore::Gradients ParameterStore::gradients_of(size_t first, size_t last) const {
+    Gradients found;
+    for (size_t i = first; i < last; ++i) {
+        const TensorView& gradient = parameters_[i].main_grad;
+        TensorView& all = parameters_[i].spec.expert ? found.expert : found.dense;
+        float* const begin = all ? all.as<float>() : gradient.as<float>();
+        all = make_view(begin, DType::f32, {gradient.as<float>() + gradient.numel() - begin});
+    }
+    return found;
+}
+
 void ParameterStore::write_copies(Parameter& p) {
     if (p.plain && p.plain.data != p.master.data) ops_.cast({.x = p.master, .y = p.plain});
     if (p.fprop) {

@@ -70,6 +70,11 @@ public:
     // [N] f32; absent where there are none.
     TensorView dense_gradients() const { return dense_gradients_; }
     TensorView expert_gradients() const { return expert_gradients_; }
+    // Of the parameters added first to last, last excluded.
+    struct Gradients {
+        TensorView dense, expert;  // [N] f32; absent where there are none
+    };
+    Gradients gradients_of(size_t first, size_t last) const;
     std::deque<Parameter>& all() { return parameters_; }
     const std::deque<Parameter>& all() const { return parameters_; }
     // Writes the working copies of one parameter from its master.

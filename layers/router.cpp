@@ -3,6 +3,7 @@
 #include "layers/router.h"
 
 #include "layers/forced_routing.h"
+#include "layers/schedule/wire_lane.h"
 
 #include <algorithm>
 #include <vector>
@@ -155,7 +156,9 @@ op::BalanceTerm Router::balance_term(Context& ctx, BalancingLoss type, double co
                  micro_batches = static_cast<double>(ctx.num_micro_batches);
     if (type == BalancingLoss::global_aux_loss) {
         // every rank takes part in the reduction, also one without tokens
-        ctx.exchange.all_reduce(Reduce::sum, Ranks::world, counts, ctx.launch);
+        on_wire(ctx, [&](const Launch& wire) {
+            ctx.exchange.all_reduce(Reduce::sum, Ranks::world, counts, wire);
+        });
         counts = counts.reshape({moe_.num_experts});
         ctx.ops.add({.a = global_counts_, .b = counts, .y = global_counts_}, ctx.launch);
         if (ctx.tokens == 0) return {};

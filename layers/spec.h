@@ -103,11 +103,17 @@ struct RecomputeSpec {
 struct ScheduleSpec {
     bool moe_shared_expert_overlap = false;  // the shared expert beside the route and the wire
     bool delay_wgrad_compute = false;  // expert weight gradients beside data gradients and combine of dX
+    // the forward of a micro-batch beside the backward of the one before
+    bool overlap_moe_expert_parallel_comm = false;
+    bool overlap_grad_reduce = false;  // gradients of a layer are reduced beside the backward of those below
     // with several ranks, while both lanes may be at work; 0: all
     int64_t shared_expert_sms = 100;  // SMs of the shared expert
-    int64_t wire_sms = 32;            // SMs of dispatch and combine
+    int64_t wire_sms = 32;            // SMs of what is on the wire
 
-    bool overlaps() const { return moe_shared_expert_overlap || delay_wgrad_compute; }
+    bool has_side_lane() const { return moe_shared_expert_overlap || delay_wgrad_compute; }
+    bool overlaps() const {
+        return has_side_lane() || overlap_moe_expert_parallel_comm || overlap_grad_reduce;
+    }
 };
 
 // What one transformer block, or a MoE layer alone, is built from.

@@ -28,7 +28,8 @@ MpiSession::MpiSession() {
     {
         const Waiting waiting;
         int provided = 0;
-        MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
+        // two micro-batches in turns are two threads (layers/schedule/turns.h)
+        MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided);
     }
     note_stage(Stage::set_up);
     remove_watchdog_name();

@@ -17,8 +17,8 @@ void StageTimer::enable(std::unique_ptr<Timeline> timeline, TimerDetail detail) 
 }
 
 void StageTimer::reset() {
-    FP8FLOW_CHECK(current_ < 0, "stage timer reset inside stage {}",
-                  spans_[static_cast<std::size_t>(current_)].name);
+    FP8FLOW_CHECK(at_.span < 0, "stage timer reset inside stage {}",
+                  spans_[static_cast<std::size_t>(at_.span)].name);
     spans_.clear();
     calls_.clear();
     if (timeline_ != nullptr) timeline_->reset();
@@ -32,30 +32,30 @@ int64_t StageTimer::take_arena_peak() {
 
 void StageTimer::open(StageLevel level, const char* name, const Launch& launch) {
     const int64_t peak = take_arena_peak();
-    if (current_ >= 0) {
-        StageSpan& outer = spans_[static_cast<std::size_t>(current_)];
+    if (at_.span >= 0) {
+        StageSpan& outer = spans_[static_cast<std::size_t>(at_.span)];
         outer.peak_bytes = std::max(outer.peak_bytes, peak);
     }
     StageSpan span{.name = name,
-                   .direction = direction_,
-                   .layer = layer_,
-                   .parent = current_,
+                   .direction = at_.direction,
+                   .layer = at_.layer,
+                   .parent = at_.span,
                    .level = level,
                    .lane = launch.lane};
-    timeline_->begin_range(direction_, name);
+    timeline_->begin_range(at_.direction, name);
     span.first = timeline_->mark(launch.stream);
-    current_ = static_cast<int>(spans_.size());
+    at_.span = static_cast<int>(spans_.size());
     spans_.push_back(span);
 }
 
 void StageTimer::close(Stream stream) {
-    StageSpan& span = spans_[static_cast<std::size_t>(current_)];
+    StageSpan& span = spans_[static_cast<std::size_t>(at_.span)];
     span.last = timeline_->mark(stream);
     timeline_->end_range();
     span.peak_bytes = std::max(span.peak_bytes, take_arena_peak());
-    current_ = span.parent;
-    if (current_ < 0) return;
-    StageSpan& outer = spans_[static_cast<std::size_t>(current_)];
+    at_.span = span.parent;
+    if (at_.span < 0) return;
+    StageSpan& outer = spans_[static_cast<std::size_t>(at_.span)];
     outer.peak_bytes = std::max(outer.peak_bytes, span.peak_bytes);
 }
 
@@ -74,7 +74,7 @@ void StageTimer::resolve() {
 }
 
 void StageTimer::op_called(const OpCall& call) {
-    if (current_ >= 0 && !in_exchange_) calls_.push_back({call, current_});
+    if (at_.span >= 0 && !in_exchange_) calls_.push_back({call, at_.span});
 }
 
 void StageTimer::exchange_began(const OpCall& call) {
@@ -84,7 +84,7 @@ void StageTimer::exchange_began(const OpCall& call) {
 
 void StageTimer::exchange_ended(double wire_bytes) {
     in_exchange_ = false;
-    if (current_ >= 0) spans_[static_cast<std::size_t>(current_)].wire_bytes += wire_bytes;
+    if (at_.span >= 0) spans_[static_cast<std::size_t>(at_.span)].wire_bytes += wire_bytes;
 }
 
 StageName stage_of(const std::vector<StageSpan>& spans, int index) {

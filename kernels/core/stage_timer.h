@@ -50,8 +50,16 @@ public:
     // Also record the memory in use (a sum of peaks, each arena's own: an upper bound).
     void watch(std::vector<Arena*> arenas) { arenas_ = std::move(arenas); }
 
-    void set_direction(const char* direction) { direction_ = direction; }
-    void set_layer(int layer) { layer_ = layer; }  // -1: none
+    void set_direction(const char* direction) { at_.direction = direction; }
+    void set_layer(int layer) { at_.layer = layer; }  // -1: none
+    // Where in the journey the host is. Two micro-batches in turns are at different places.
+    struct Position {
+        const char* direction = "forward";
+        int layer = -1;
+        int span = -1;  // the innermost open one
+    };
+    Position position() const { return at_; }
+    void set_position(const Position& position) { at_ = position; }
 
     class Scope {
     public:
@@ -95,9 +103,7 @@ private:
     int64_t take_arena_peak();
 
     TimerDetail detail_ = TimerDetail::off;
-    const char* direction_ = "forward";
-    int layer_ = -1;
-    int current_ = -1;  // the innermost open span
+    Position at_;
     bool in_exchange_ = false;
     std::unique_ptr<Timeline> timeline_;
     std::vector<Arena*> arenas_;

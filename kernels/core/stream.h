@@ -22,14 +22,18 @@ struct Event {
 };
 
 // Operations of one lane follow each other; those of different lanes may run at the same time, and so have
-// workspaces of their own. side: layers/schedule/side_lane.h.
-enum class Lane : uint8_t { main, side };
+// workspaces of their own. side, wire: layers/schedule/.
+enum class Lane : uint8_t { main, side, wire };
+constexpr int kNumLanes = 3;
 
 struct Launch {
     Stream stream;
     // 0: all; otherwise at most so many SMs, so that communication can run in parallel
     int sm_limit = 0;
     Lane lane = Lane::main;
+    // Another lane holds some of the SMs for a part of this op's time: an op that gives each SM its share of
+    // the work at the start gives smaller shares, so that SMs that become free take some.
+    bool shares_sms = false;
 };
 
 // Memory of one backend. allocate never returns null: it throws Error(memory) with the numbers.
@@ -71,11 +75,15 @@ public:
     virtual void record(Event, Stream = {}) {}
     virtual bool has_passed(Event) { return true; }
     virtual void wait(Event) { ++num_waits_; }
-    // A stream whose work may run beside that of all others.
-    virtual Stream make_stream() { return {}; }
+    // A stream whose work may run beside that of all others. urgent: SMs that become free take its work
+    // first.
+    enum class Priority { normal, urgent };
+    virtual Stream make_stream(Priority = Priority::normal) { return {}; }
     virtual void free_stream(Stream) {}
     // What the stream is given from now on follows what the event stands for. The host does not wait.
     virtual void follow(Stream, Event) {}
+    // The calling thread may use this device from now on. The thread that made it may without.
+    virtual void enter_thread() {}
 
     // Calls so far that stop the host until the device has caught up, or may (allocate, free, copy_in,
     // copy_out, synchronize), and waits for events: what a test of a warm step looks at.

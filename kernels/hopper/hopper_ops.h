@@ -44,7 +44,7 @@ private:
     Workspace& workspace(const Launch& launch);
 
     std::unique_ptr<Device> device_;
-    std::unique_ptr<Workspace> workspaces_[2];  // by Lane
+    std::unique_ptr<Workspace> workspaces_[kNumLanes];  // by Lane
 };
 
 }  // namespace fp8flow

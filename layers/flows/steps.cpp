@@ -82,17 +82,13 @@ void await(Context& ctx, Event ready) {
     if (ready.handle != nullptr) ctx.side->await(ctx, ready);
 }
 
-namespace {
-
-Launch wire(const Context& ctx) { return ctx.side != nullptr ? ctx.side->wire(ctx) : ctx.launch; }
-
-}  // namespace
-
 void dispatch(Context& ctx, const ScaledTensor& tokens, const FlowPlan& plan, PermutePadding padding,
               const ScaledTensor& dst) {
-    auto timed = ctx.stage("dispatch");
     if (padding == PermutePadding::fused) {
-        ctx.exchange.dispatch(tokens, plan.padded, dst, ctx.scratch, wire(ctx));
+        on_wire(ctx, [&](const Launch& wire) {
+            auto timed = ctx.stage("dispatch", wire);
+            ctx.exchange.dispatch(tokens, plan.padded, dst, ctx.scratch, wire);
+        });
         return;
     }
     ArenaScope scope(ctx.scratch);
@@ -103,7 +99,11 @@ void dispatch(Context& ctx, const ScaledTensor& tokens, const FlowPlan& plan, Pe
     if (tokens.scales)  // E8M0 bytes, or fp32 where scales are free
         received.scales =
             ctx.scratch.tensor(tokens.scales.dtype, {received_rows, tokens.scales.cols()}, "dispatch");
-    ctx.exchange.dispatch_rows(tokens, plan.unpadded, received, ctx.scratch, wire(ctx));
+    on_wire(ctx, [&](const Launch& wire) {
+        auto timed = ctx.stage("dispatch", wire);
+        ctx.exchange.dispatch_rows(tokens, plan.unpadded, received, ctx.scratch, wire);
+    });
+    auto timed = ctx.stage("dispatch");
     const ScaledTensor permuted = ctx.scratch.fp8(
         tokens.data.dtype, {plan.unpadded.groups.row_capacity, width}, dst.layout, "dispatch");
     ctx.ops.permute_pad({.src = received,
@@ -117,13 +117,16 @@ void dispatch(Context& ctx, const ScaledTensor& tokens, const FlowPlan& plan, Pe
 }
 
 void combine(Context& ctx, const Exchange::Combine& args, const FlowPlan& plan, PermutePadding padding) {
-    auto timed = ctx.stage("combine");
-    if (padding == PermutePadding::fused) {
-        ctx.exchange.combine(args, plan.padded, ctx.scratch, wire(ctx));
-        return;
-    }
+    const auto sums = [&](const Exchange::Combine& rows, const DispatchPlan& of) {
+        on_wire(ctx, [&](const Launch& wire) {
+            auto timed = ctx.stage("combine", wire);
+            ctx.exchange.combine(rows, of, ctx.scratch, wire);
+        });
+    };
+    if (padding == PermutePadding::fused) return sums(args, plan.padded);
     ArenaScope scope(ctx.scratch);
     auto unpad = [&](const TensorView& src) {
+        auto timed = ctx.stage("combine");
         const TensorView dst =
             ctx.scratch.tensor(src.dtype, {plan.unpadded.groups.row_capacity, src.cols()}, "combine");
         ctx.ops.unpad_rows(
@@ -139,7 +142,7 @@ void combine(Context& ctx, const Exchange::Combine& args, const FlowPlan& plan, 
         const TensorView prob = unpad(args.drow_prob.reshape({rows, 1}));
         unpadded.drow_prob = prob.reshape({prob.dim(0)});
     }
-    ctx.exchange.combine(unpadded, plan.unpadded, ctx.scratch, wire(ctx));
+    sums(unpadded, plan.unpadded);
 }
 
 void forward_gemm(Context& ctx, const char* stage, const ScaledTensor& a, const Parameter& weight,

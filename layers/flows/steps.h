@@ -4,7 +4,7 @@
 #pragma once
 
 #include "layers/flows/flow.h"
-#include "layers/schedule/side_lane.h"
+#include "layers/schedule/wire_lane.h"
 
 namespace fp8flow::steps {
 

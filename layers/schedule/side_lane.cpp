@@ -23,12 +23,15 @@ Context Context::with(Arena& other_saved, Arena& other_scratch) const {
             .data_parallel_size = data_parallel_size,
             .global_tokens = global_tokens,
             .grad_mode = grad_mode,
+            .reduces_gradients = reduces_gradients,
             .delayed = delayed,
             .recomputing = recomputing,
             .step_status = step_status,
             .tensor_stats = tensor_stats,
             .gemms = gemms,
             .side = side,
+            .wire = wire,
+            .turn = turn,
             .launch = launch};
 }
 
@@ -53,8 +56,9 @@ Context SideLane::begin(const Context& main, int64_t sms, Kept kept) {
     busy_ = true;
     marked_ = false;
     Context own = main.with(kept == Kept::dropped ? dropped_ : main.saved, scratch_);
-    own.launch = {.stream = stream_, .sm_limit = static_cast<int>(sms), .lane = Lane::side};
+    own.launch = {.stream = stream_, .sm_limit = static_cast<int>(sms), .lane = Lane::side, .shares_sms = true};
     own.side = nullptr;
+    own.wire = nullptr;
     return own;
 }
 
@@ -73,12 +77,6 @@ void SideLane::join(const Context& main) {
     device_.record(side_, stream_);
     device_.follow(main.launch.stream, side_);
     busy_ = false;
-}
-
-Launch SideLane::wire(const Context& main) const {
-    Launch launch = main.launch;
-    if (busy_ && main.exchange.size() > 1) launch.sm_limit = static_cast<int>(schedule_.wire_sms);
-    return launch;
 }
 
 }  // namespace fp8flow

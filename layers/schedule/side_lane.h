@@ -3,7 +3,7 @@
 // wait for at once. Which work that is: ScheduleSpec.
 //
 // The rules that make this safe, and the same bits as one lane:
-// - Calls of the exchange stay on the main lane: one wire order, equal on all ranks.
+// - It makes no calls of the exchange.
 // - A lane's work runs in the order in which the host gives it. Side work follows what the main lane was
 // given
 //   before begin(); the main lane follows side work where it calls await() or join().
@@ -39,9 +39,8 @@ public:
     // The main lane's work from now on follows the mark; or everything this lane was given.
     void await(const Context& main, Event mark);
     void join(const Context& main);
-    // Launches of dispatch and combine on the main lane: with few SMs while this lane may be at work. One
-    // rank has no wire: its row movers need the memory's bandwidth, so all SMs.
-    Launch wire(const Context& main) const;
+    // Whether it may be at work.
+    bool busy() const { return busy_; }
 
 private:
     Device& device_;

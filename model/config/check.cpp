@@ -71,6 +71,7 @@ public:
         check_router();
         check_balancing();
         check_precision();
+        check_schedule();
         check_recompute();
         check_parallel();
         check_training();
@@ -218,6 +219,20 @@ private:
              {"moe.moe_row_alignment", "precision.recipe"},
              fmt::format("got {}, want {} with recipe {}", c_.moe.moe_row_alignment, fmt::join(legal, " or "),
                          recipe_name(p.recipe)));
+    }
+
+    void check_schedule() {
+        const ScheduleSpec& s = c_.schedule;
+        constexpr const char* kTurns = "schedule.overlap_moe_expert_parallel_comm";
+        const std::string text = fmt::format("got true, want false with {}: true: two micro-batches in turns "
+                                             "are each other's work beside the wire",
+                                             kTurns);
+        const auto alone = [&](bool other, const char* name) {
+            rule(!(s.overlap_moe_expert_parallel_comm && other), {name, kTurns}, text);
+        };
+        alone(s.moe_shared_expert_overlap, "schedule.moe_shared_expert_overlap");
+        alone(s.delay_wgrad_compute, "schedule.delay_wgrad_compute");
+        alone(c_.precision.moe_wgrad_pair_micro_batches, "precision.moe_wgrad_pair_micro_batches");
     }
 
     void check_recompute() {

@@ -243,10 +243,17 @@ void add_schedule(std::vector<ConfigField>& fields) {
     fields.push_back(boolean(s, "delay_wgrad_compute", AT(schedule.delay_wgrad_compute),
                              "GPUs: expert weight gradients, with their transposes, on a stream beside data "
                              "gradients and the combine of dX"));
+    fields.push_back(boolean(s, "overlap_moe_expert_parallel_comm",
+                             AT(schedule.overlap_moe_expert_parallel_comm),
+                             "the forward of a micro-batch beside the backward of the one before: the wire of "
+                             "one beside the GEMMs of the other; twice the activations"));
+    fields.push_back(boolean(s, "overlap_grad_reduce", AT(schedule.overlap_grad_reduce),
+                             "GPUs: gradients of a layer are reduced over ranks beside the backward of the "
+                             "layers below"));
     fields.push_back(integer(s, "shared_expert_sms", AT(schedule.shared_expert_sms), {.min = 0, .max = 132},
                              "SMs of the shared expert beside the wire, with several ranks; 0: all"));
     fields.push_back(integer(s, "wire_sms", AT(schedule.wire_sms), {.min = 0, .max = 132},
-                             "SMs of dispatch and combine beside other work, with several ranks; 0: all"));
+                             "SMs of calls of the exchange beside other work, with several ranks; 0: all"));
 }
 
 void add_parallel(std::vector<ConfigField>& fields) {

@@ -232,6 +232,9 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
     const double head_tokens = f64(std::min(kHeadChunk, tokens_of(config)));
     const double vocabulary = f64(m.padded_vocab_size),
                  workspace_row = has_moe ? workspace_row_bytes(config) : 0;
+    const TrainingSpec& training = config.training;
+    const bool several_micro_batches = training.global_batch_size > training.micro_batch_size * gpus;
+    const double in_flight = config.schedule.overlap_moe_expert_parallel_comm && several_micro_batches ? 2 : 1;
     const std::string of = fmt::format("{:.4g} B parameters here", parameters / 1e9);
     std::vector<MemoryItem> items = {
         {"weights (BF16)", weights.bf16, "2 bytes for each parameter without FP8 copies"},
@@ -240,12 +243,12 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
         {"master weights (FP32)", 4 * parameters, "4 bytes x " + of},
         {"Adam moments (FP32)", 8 * parameters, "8 bytes x " + of},
         {"main gradients (FP32)", 4 * parameters, "4 bytes x " + of},
-        {"saved activations", saved_bytes(config, config.recompute, capacity),
-         fmt::format("reserved: {:.0f} tokens and room for {:.0f} rows, {} layers", tokens, capacity,
-                     m.num_layers)},
+        {"saved activations", in_flight * saved_bytes(config, config.recompute, capacity),
+         fmt::format("reserved: {:.0f} tokens and room for {:.0f} rows, {} layers{}", tokens, capacity,
+                     m.num_layers, in_flight > 1 ? ", two micro-batches" : "")},
         {"logits and their gradient", head_tokens * vocabulary * (4 + 2),
          fmt::format("{:.0f} tokens at a time x {:.0f} x 6", head_tokens, vocabulary)},
-        {"MoE workspace", capacity * workspace_row,
+        {"MoE workspace", in_flight * capacity * workspace_row,
          fmt::format("{:.0f} rows x {:.0f} bytes, one layer's backward", capacity, workspace_row)},
         {"exchange buffers", has_moe ? exchange_bytes(config) : 0,
          "two sets of everything that peers read or write"},
@@ -260,9 +263,8 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
                          fmt::format("{:.0f} tokens x {:.0f} bytes, the shared expert's backward beside",
                                      tokens, token)});
     }
-    const TrainingSpec& training = config.training;
     const double waiting = delayed_row_bytes(config);
-    if (waiting > 0 && training.global_batch_size > training.micro_batch_size * gpus)
+    if (waiting > 0 && several_micro_batches)
         items.push_back({"delayed weight gradients", capacity * waiting,
                          fmt::format("{:.0f} rows x {:.0f} bytes, operands of one micro-batch of all layers",
                                      capacity, waiting)});

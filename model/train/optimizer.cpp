@@ -48,7 +48,7 @@ void Optimizer::reduce_gradients(Context& ctx, ParameterStore& store) {
 }
 
 void Optimizer::step(Context& ctx, ParameterStore& store, const TensorView& loss_sum, int64_t step) {
-    reduce_gradients(ctx, store);
+    if (!ctx.reduces_gradients) reduce_gradients(ctx, store);
     auto timed = ctx.part("optimizer");
     ctx.exchange.all_reduce(Reduce::sum, Ranks::world, loss_sum, ctx.launch);
     // Before loss and norm are judged: the numbers of a step that overflowed on any rank mean nothing,

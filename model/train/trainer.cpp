@@ -4,7 +4,7 @@
 
 #include "kernels/comm/watchdog.h"
 #include "kernels/core/random.h"
-#include "layers/schedule/side_lane.h"
+#include "layers/schedule/wire_lane.h"
 #include "model/data/megatron.h"
 #include "model/data/shards.h"
 #include "model/data/synthetic.h"
@@ -118,17 +118,20 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
                                       *ops_);
     optimizer_ = std::make_unique<Optimizer>(config.training, device);
     state_ = std::make_unique<Arena>(device, "step");
-    saved_ = std::make_unique<Arena>(device, "saved");
-    scratch_ = std::make_unique<Arena>(device, "scratch");
+    if (config.schedule.overlap_moe_expert_parallel_comm && batcher_.num_micro_batches() > 1)
+        turns_ = std::make_unique<Turns>(device);
     if (config.precision.moe_wgrad_pair_micro_batches) delayed_ = std::make_unique<DelayedWgrads>(device);
-    if (config.schedule.overlaps()) side_ = std::make_unique<SideLane>(device, config.schedule);
+    if (config.schedule.has_side_lane()) side_ = std::make_unique<SideLane>(device, config.schedule);
+    if (config.schedule.overlaps()) wire_ = std::make_unique<WireLane>(device, config.schedule);
 
     const int64_t slots = batcher_.samples(0, 0, 0).count * config.model.seq_length;
     status_ = state_->tensor(DType::i32, {1}, "step");
     loss_sum_ = state_->tensor(DType::f32, {1}, "step");
     held_out_sum_ = state_->tensor(DType::f32, {1}, "step");
     ops_->zero({.y = status_});
-    feed_.emplace(device, config.model.seq_length, slots, kStepsInFlight * batcher_.num_micro_batches());
+    for (int i = 0; i < (turns_ ? 2 : 1); ++i)
+        memory_.push_back(std::make_unique<Memory>(device, config.model.seq_length, slots,
+                                                   kStepsInFlight * batcher_.num_micro_batches()));
     for (auto& record : records_)
         record = std::make_unique<StepRecord>(device, transformer_->router_counts(),
                                               transformer_->router_losses());
@@ -165,18 +168,19 @@ template <class T> T Trainer::read_word(const TensorView& word) const {
 }
 
 Context Trainer::make_context(int64_t micro_batch, StageTimer& timer) {
-    if (!rows_) {
+    Memory& memory = memory_of(micro_batch);
+    if (!memory.rows) {
         const bool one_layer =
             config_.recompute.recompute_granularity == RecomputeGranularity::full || config_.recompute.moe;
         const int64_t layers = std::max<int64_t>(1, transformer_->num_moe_layers());
-        rows_ =
+        memory.rows =
             std::make_unique<RowArena>(ops_->device(), layer_rows_ * (one_layer ? 1 : layers), layers + 1);
     }
     Context ctx{.ops = *ops_,
                 .exchange = *exchange_,
-                .saved = *saved_,
-                .scratch = *scratch_,
-                .rows = *rows_,
+                .saved = memory.saved,
+                .scratch = memory.scratch,
+                .rows = *memory.rows,
                 .timer = timer,
                 .activation = transformer_->activation()};
     ctx.seq_length = config_.model.seq_length;
@@ -192,8 +196,11 @@ Context Trainer::make_context(int64_t micro_batch, StageTimer& timer) {
     ctx.grad_mode = micro_batch == 0 ? Gradient::overwrite : Gradient::accumulate;
     ctx.delayed = delayed_.get();
     ctx.side = side_.get();
+    ctx.wire = wire_.get();
+    ctx.reduces_gradients =
+        config_.schedule.overlap_grad_reduce && micro_batch == batcher_.num_micro_batches() - 1;
     ctx.step_status = status_;
-    ctx.all_tokens = feed_->all_tokens();
+    ctx.all_tokens = memory.feed.all_tokens();
     ctx.all_tokens.row_capacity = ctx.tokens;
     return ctx;
 }
@@ -201,36 +208,78 @@ Context Trainer::make_context(int64_t micro_batch, StageTimer& timer) {
 BatchFeed::Batch Trainer::load_batch(Context& ctx, Split split, int64_t global_batch, int64_t slot) {
     ctx.timer.set_direction("forward");
     auto timed = ctx.part("data");
-    return feed_->load(*data_, split, batcher_.samples(global_batch, ctx.micro_batch, world_.rank()), slot,
-                       ctx.launch.stream);
+    return memory_of(ctx.micro_batch)
+        .feed.load(*data_, split, batcher_.samples(global_batch, ctx.micro_batch, world_.rank()), slot,
+                   ctx.launch.stream);
+}
+
+Transformer::MicroBatch Trainer::load_micro_batch(Context& ctx, const Flight& flight) {
+    note_progress();
+    ctx.tensor_stats = flight.tensor_stats;
+    if (ctx.tensor_stats != nullptr) ctx.side = nullptr;  // it reads tensors where they are made
+    const int64_t slot =
+        static_cast<int64_t>(slot_of(flight.step)) * batcher_.num_micro_batches() + ctx.micro_batch;
+    const BatchFeed::Batch batch = load_batch(ctx, Split::train, flight.step, slot);
+    return {.tokens = batch.tokens,
+            .labels = batch.labels,
+            .loss_scale = 1.0f / static_cast<float>(config_.training.global_batch_size *
+                                                    config_.model.seq_length),
+            .loss_sum = loss_sum_};
 }
 
 void Trainer::run_micro_batches(const Flight& flight) {
     ops_->zero({.y = loss_sum_});
-    const float loss_scale =
-        1.0f / static_cast<float>(config_.training.global_batch_size * config_.model.seq_length);
     const int64_t micro_batches = batcher_.num_micro_batches();
-    for (int64_t m = 0; m < micro_batches; ++m) {
-        note_progress();
-        Context ctx = make_context(m, timer_of(flight));
-        ctx.tensor_stats = flight.tensor_stats;
-        if (ctx.tensor_stats != nullptr) ctx.side = nullptr;  // it reads tensors where they are made
-        if (m == 0) transformer_->begin_step(ctx);
-        const int64_t slot = static_cast<int64_t>(slot_of(flight.step)) * micro_batches + m;
-        const BatchFeed::Batch batch = load_batch(ctx, Split::train, flight.step, slot);
-        transformer_->train_micro_batch(ctx, batch.tokens, batch.labels, loss_scale, loss_sum_);
+    Context end = make_context(micro_batches - 1, timer_of(flight));
+    transformer_->begin_step(end);
+    if (turns_ && flight.tensor_stats == nullptr) {
+        run_in_turns(flight);
+    } else {
+        for (int64_t m = 0; m < micro_batches; ++m) {
+            Context ctx = make_context(m, timer_of(flight));
+            Transformer::MicroBatch batch = load_micro_batch(ctx, flight);
+            transformer_->forward(ctx, batch);
+            transformer_->backward(ctx, batch);
+        }
     }
-    Context ctx = make_context(micro_batches - 1, timer_of(flight));
-    ctx.timer.set_direction("update");
-    optimizer_->step(ctx, transformer_->parameters(), loss_sum_, flight.step);
-    transformer_->end_step(ctx, flight.step);
+    if (end.wire != nullptr) end.wire->join(end);
+    end.wire = nullptr;
+    end.timer.set_direction("update");
+    optimizer_->step(end, transformer_->parameters(), loss_sum_, flight.step);
+    transformer_->end_step(end, flight.step);
+}
+
+// The forward of a micro-batch beside the backward of the one before; the first and the last half pass are
+// alone.
+void Trainer::run_in_turns(const Flight& flight) {
+    const int64_t micro_batches = batcher_.num_micro_batches();
+    std::vector<Transformer::MicroBatch> batches(static_cast<size_t>(micro_batches));
+    const auto pass = [&](int64_t m, Turn* turn, auto half) {
+        Context ctx = make_context(m, timer_of(flight));
+        ctx.turn = turn;
+        ctx.launch.shares_sms = turn != nullptr;
+        half(ctx, batches[static_cast<size_t>(m)]);
+    };
+    const auto forward = [&](Context& ctx, Transformer::MicroBatch& batch) {
+        batch = load_micro_batch(ctx, flight);
+        transformer_->forward(ctx, batch);
+    };
+    const auto backward = [&](Context& ctx, Transformer::MicroBatch& batch) {
+        transformer_->backward(ctx, batch);
+    };
+    pass(0, nullptr, forward);
+    for (int64_t m = 1; m < micro_batches; ++m)
+        turns_->run(
+            timer_of(flight), [&](Turn& turn) { pass(m, &turn, forward); },
+            [&](Turn& turn) { pass(m - 1, &turn, backward); });
+    pass(micro_batches - 1, nullptr, backward);
 }
 
 void Trainer::grow_rows() {
     require(layer_rows_ < worst_layer_rows_, ExitCode::internal,
             "routed rows exceed the worst case of {} rows a layer", worst_layer_rows_);
     layer_rows_ = std::min(worst_layer_rows_, layer_rows_ * 2);
-    rows_.reset();
+    for (const auto& memory : memory_) memory->rows.reset();
 }
 
 std::optional<StepResult> Trainer::step() {
@@ -278,7 +327,8 @@ void Trainer::launch(Flight& flight) {
     record.end({.status = status_, .loss_sum = loss_sum_, .grad_norm = optimizer_->grad_norm()}, *exchange_,
                {});
     flight.casts = ops_->num_casts();
-    flight.peak_bytes = rows_->reserved_bytes();
+    flight.peak_bytes = 0;
+    for (const auto& memory : memory_) flight.peak_bytes += memory->rows->reserved_bytes();
     for (const Arena* arena : arenas()) flight.peak_bytes += arena->peak_bytes();
     // Steps that the device finished while this one was launched: the host was the slower of the two, so a
     // step took what a launch takes.
@@ -435,32 +485,43 @@ void Trainer::report_non_finite(int64_t step) {
 }
 
 std::map<std::string, int64_t> Trainer::saved_bytes() const {
-    std::map<std::string, int64_t> bytes = saved_->peak_by_category();
+    std::map<std::string, int64_t> bytes;
+    for (const auto& memory : memory_) {
+        for (const auto& [category, peak] : memory->saved.peak_by_category()) bytes[category] += peak;
+        if (!memory->rows) continue;
+        for (const auto& [kind, per_row] : memory->rows->bytes_per_row())
+            bytes["routed rows: " + kind] +=
+                static_cast<int64_t>(per_row * static_cast<double>(memory->rows->capacity()));
+    }
     if (delayed_) bytes["delayed weight gradients"] = delayed_->arena().peak_bytes();
-    if (!rows_) return bytes;
-    for (const auto& [kind, per_row] : rows_->bytes_per_row())
-        bytes["routed rows: " + kind] =
-            static_cast<int64_t>(per_row * static_cast<double>(rows_->capacity()));
     return bytes;
 }
 
 Trainer::SavedMemory Trainer::saved_memory() const {
     FP8FLOW_CHECK(flights_.empty(), "saved memory with {} steps in flight", flights_.size());
-    SavedMemory memory{.reserved = saved_->reserved_bytes(), .used = saved_->peak_bytes()};
-    if (delayed_) {
-        memory.reserved += delayed_->arena().reserved_bytes();
-        memory.used += delayed_->arena().peak_bytes();
+    SavedMemory sum;
+    const auto add = [&](const Arena& arena) {
+        sum.reserved += arena.reserved_bytes();
+        sum.used += arena.peak_bytes();
+    };
+    if (delayed_) add(delayed_->arena());
+    for (const auto& memory : memory_) {
+        add(memory->saved);
+        if (!memory->rows) continue;
+        sum.reserved += memory->rows->reserved_bytes();
+        const double rows = static_cast<double>(memory->rows->used_rows());
+        for (const auto& [kind, per_row] : memory->rows->bytes_per_row())
+            sum.used += static_cast<int64_t>(per_row * rows);
     }
-    if (!rows_) return memory;
-    memory.reserved += rows_->reserved_bytes();
-    const double rows = static_cast<double>(rows_->used_rows());
-    for (const auto& [kind, per_row] : rows_->bytes_per_row())
-        memory.used += static_cast<int64_t>(per_row * rows);
-    return memory;
+    return sum;
 }
 
 std::vector<Arena*> Trainer::arenas() const {
-    std::vector<Arena*> arenas = {saved_.get(), scratch_.get()};
+    std::vector<Arena*> arenas;
+    for (const auto& memory : memory_) {
+        arenas.push_back(&memory->saved);
+        arenas.push_back(&memory->scratch);
+    }
     if (delayed_) arenas.push_back(&delayed_->arena());
     if (side_)
         for (Arena* arena : side_->arenas()) arenas.push_back(arena);
@@ -468,7 +529,8 @@ std::vector<Arena*> Trainer::arenas() const {
 }
 
 int64_t Trainer::allocations() const {
-    int64_t growths = rows_ ? rows_->num_growths() : 0;
+    int64_t growths = 0;
+    for (const auto& memory : memory_) growths += memory->rows ? memory->rows->num_growths() : 0;
     for (const Arena* arena : arenas()) growths += arena->num_growths();
     return growths;
 }

@@ -31,6 +31,8 @@
 
 namespace fp8flow {
 
+class Turns;
+
 // Utilisation of one MoE layer over the global batch: tokens of an expert over the mean (1 is fair, 0 a dead
 // expert).
 struct LayerLoad {
@@ -129,8 +131,24 @@ private:
     [[noreturn]] void give_up();
 
     StageTimer& timer_of(const Flight& flight) { return timers_[slot_of(flight.step)]; }
+    // What a micro-batch keeps and takes while it is under way: one, or two that are used in turns
+    // (overlap_moe_expert_parallel_comm).
+    struct Memory {
+        Memory(Device& device, int64_t seq_length, int64_t max_tokens, int64_t num_slots)
+            : feed(device, seq_length, max_tokens, num_slots),
+              saved(device, "saved"),
+              scratch(device, "scratch") {}
+        data::BatchFeed feed;
+        Arena saved, scratch;
+        std::unique_ptr<RowArena> rows;
+    };
+    Memory& memory_of(int64_t micro_batch) {
+        return *memory_[static_cast<size_t>(micro_batch) % memory_.size()];
+    }
     Context make_context(int64_t micro_batch, StageTimer& timer);
     void run_micro_batches(const Flight& flight);
+    Transformer::MicroBatch load_micro_batch(Context& ctx, const Flight& flight);
+    void run_in_turns(const Flight& flight);
     data::BatchFeed::Batch load_batch(Context& ctx, data::Split split, int64_t global_batch, int64_t slot);
     double evaluate_micro_batch(int64_t batch, int64_t micro_batch);
     std::vector<Arena*> arenas() const;  // of activations and workspace
@@ -150,16 +168,18 @@ private:
     data::Batcher batcher_;
     std::unique_ptr<Transformer> transformer_;
     std::unique_ptr<Optimizer> optimizer_;
-    std::unique_ptr<Arena> state_, saved_, scratch_;
-    std::unique_ptr<RowArena> rows_;
+    std::unique_ptr<Arena> state_;
+    std::vector<std::unique_ptr<Memory>> memory_;
     std::unique_ptr<DelayedWgrads> delayed_;  // with moe_wgrad_pair_micro_batches
-    std::unique_ptr<SideLane> side_;          // where a schedule overlaps
+    // where a schedule overlaps
+    std::unique_ptr<SideLane> side_;
+    std::unique_ptr<WireLane> wire_;
+    std::unique_ptr<Turns> turns_;
     StageTimer timers_[kStepsInFlight], untimed_;
     std::vector<int64_t> known_rows_;
     TensorStats* tensor_stats_ = nullptr;
     TensorView status_, loss_sum_, held_out_sum_;
     int64_t layer_rows_ = 0, worst_layer_rows_ = 0;
-    std::optional<data::BatchFeed> feed_;
     std::unique_ptr<StepRecord> records_[kStepsInFlight];
     std::deque<Flight> flights_;  // oldest first
     int64_t next_step_ = 0;

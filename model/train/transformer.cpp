@@ -2,6 +2,8 @@
 // The model end to end: embedding, blocks, head and loss; backward in the opposite order.
 #include "model/train/transformer.h"
 
+#include "layers/schedule/wire_lane.h"
+
 #include <algorithm>
 
 namespace fp8flow {
@@ -23,6 +25,7 @@ Transformer::Transformer(const TransformerSpec& spec, Ops& ops)
         table("embedding.word_embeddings.weight",
               model.embedding_init_method_std > 0 ? model.embedding_init_method_std : model.init_method_std);
     for (int layer = 0; layer < model.num_layers; ++layer) {
+        const size_t first = store_.all().size();
         blocks_.push_back(
             std::make_unique<TransformerBlock>(store_, ops.device(),
                                                BlockSpec{.model = model,
@@ -33,6 +36,7 @@ Transformer::Transformer(const TransformerSpec& spec, Ops& ops)
                                                          .layer = layer,
                                                          .expert_parallel_rank = spec.expert_parallel_rank,
                                                          .expert_parallel_size = spec.expert_parallel_size}));
+        block_parameters_.push_back({first, store_.all().size()});
     }
     PrecisionSpec plain;
     plain.recipe = Recipe::bf16;
@@ -137,42 +141,63 @@ void Transformer::head(Context& ctx, const TensorView& xn, const TensorView& lab
 
 void Transformer::train_micro_batch(Context& ctx, const TensorView& tokens, const TensorView& labels,
                                     float loss_scale, const TensorView& loss_sum) {
-    ArenaScope saved_scope(ctx.saved);
-    ArenaScope scratch_scope(ctx.scratch);
+    MicroBatch batch{.tokens = tokens, .labels = labels, .loss_scale = loss_scale, .loss_sum = loss_sum};
+    forward(ctx, batch);
+    backward(ctx, batch);
+}
+
+void Transformer::forward(Context& ctx, MicroBatch& batch) {
+    batch.saved = ctx.saved.mark();
     ctx.rows.pop(0);
     if (ctx.delayed != nullptr) ctx.delayed->begin_micro_batch(ctx.micro_batch, ctx.num_micro_batches);
-    std::vector<BlockSaved> saved;
-    TensorView out;
-    forward_blocks(ctx, tokens, saved, out);
+    forward_blocks(ctx, batch.tokens, batch.blocks, batch.out);
+    auto timed = ctx.part("final norm");
+    final_norm_->forward(ctx, batch.out, ctx.saved, batch.norm);
+}
+
+void Transformer::backward(Context& ctx, MicroBatch& batch) {
+    ArenaScope scratch_scope(ctx.scratch);
     const int64_t hidden = spec_.model.hidden_size;
-    NormSaved norm;
-    {
-        auto timed = ctx.part("final norm");
-        final_norm_->forward(ctx, out, ctx.saved, norm);
-    }
     const TensorView dxn = ctx.scratch.tensor(ctx.activation, {ctx.tokens, hidden}, "residual");
-    head(ctx, norm.out.plain, labels, loss_scale, loss_sum, dxn);
+    ctx.timer.set_direction("forward");
+    head(ctx, batch.norm.out.plain, batch.labels, batch.loss_scale, batch.loss_sum, dxn);
 
     ctx.timer.set_direction("backward");
     TensorView dy = ctx.scratch.tensor(ctx.activation, {ctx.tokens, hidden}, "residual");
     TensorView dx = dxn;  // two alternating buffers
     {
         auto timed = ctx.part("final norm");
-        final_norm_->backward(ctx, dxn, {}, norm, dy);
+        final_norm_->backward(ctx, dxn, {}, batch.norm, dy);
     }
+    reduce_gradients(ctx, {block_parameters_.back().last, store_.all().size()});
     for (size_t i = blocks_.size(); i-- > 0;) {
         ctx.timer.set_layer(static_cast<int>(i));
-        blocks_[i]->backward(ctx, dy, saved[i], dx);
+        blocks_[i]->backward(ctx, dy, batch.blocks[i], dx);
+        reduce_gradients(ctx, block_parameters_[i]);
         std::swap(dy, dx);
     }
     ctx.timer.set_layer(-1);
-    auto timed = ctx.part("embedding");
-    const bool tied = output_ == embedding_;
-    ctx.ops.embedding_backward({.ids = tokens,
-                                .dy = dy,
-                                .mode = tied ? Gradient::accumulate : ctx.grad_mode,
-                                .dtable = embedding_->main_grad},
-                               ctx.launch);
+    {
+        auto timed = ctx.part("embedding");
+        const bool tied = output_ == embedding_;
+        ctx.ops.embedding_backward({.ids = batch.tokens,
+                                    .dy = dy,
+                                    .mode = tied ? Gradient::accumulate : ctx.grad_mode,
+                                    .dtable = embedding_->main_grad},
+                                   ctx.launch);
+    }
+    reduce_gradients(ctx, {0, block_parameters_.front().first});
+    ctx.saved.rewind(batch.saved);
+}
+
+// A tied embedding is complete at the end of the backward, with the embedding.
+void Transformer::reduce_gradients(Context& ctx, const Range& range) {
+    if (!ctx.reduces_gradients) return;
+    const Launch wire = ctx.wire->begin(ctx, WireLane::Width::beside);
+    const StageTimer::Scope timed(ctx.timer, StageLevel::part, "gradient reduction", wire);
+    const auto [dense, expert] = store_.gradients_of(range.first, range.last);
+    if (dense) ctx.exchange.all_reduce(Reduce::sum, Ranks::world, dense, wire);
+    if (expert) ctx.exchange.all_reduce(Reduce::sum, Ranks::expert_replicas, expert, wire);
 }
 
 void Transformer::evaluate(Context& ctx, const TensorView& tokens, const TensorView& labels,

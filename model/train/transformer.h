@@ -26,8 +26,25 @@ class Transformer {
 public:
     Transformer(const TransformerSpec& spec, Ops& ops);
 
-    // tokens, labels [T] i32 on the device. loss_sum [1] f32 += sum of the tokens' losses. loss_scale: 1 /
-    // tokens of the global batch. Main gradients are overwritten or accumulated as ctx.grad_mode says.
+    // One micro-batch. tokens, labels [T] i32 on the device. loss_sum [1] f32 += sum of the tokens' losses.
+    // loss_scale: 1 / tokens of the global batch.
+    struct MicroBatch {
+        TensorView tokens, labels;
+        float loss_scale = 0;
+        TensorView loss_sum;
+        // from the forward to the backward
+        Arena::Mark saved;
+        std::vector<BlockSaved> blocks;
+        TensorView out;
+        NormSaved norm;
+    };
+    // Embedding to final norm.
+    void forward(Context& ctx, MicroBatch& batch);
+    // Head and loss, then everything in the opposite order. Main gradients are overwritten or accumulated as
+    // ctx.grad_mode says, and summed over ranks where ctx.reduces_gradients, which the end of the step
+    // follows on the wire lane.
+    void backward(Context& ctx, MicroBatch& batch);
+    // Both.
     void train_micro_batch(Context& ctx, const TensorView& tokens, const TensorView& labels, float loss_scale,
                            const TensorView& loss_sum);
     void evaluate(Context& ctx, const TensorView& tokens, const TensorView& labels,
@@ -49,6 +66,11 @@ public:
     TensorView router_losses() const { return reduced_losses_; }
 
 private:
+    // Parameters in the order of the store.
+    struct Range {
+        size_t first = 0, last = 0;
+    };
+    void reduce_gradients(Context& ctx, const Range& range);
     void place_router_statistics();
     void forward_blocks(Context& ctx, const TensorView& tokens, std::vector<BlockSaved>& saved,
                         TensorView& out);
@@ -64,6 +86,7 @@ private:
     Parameter* embedding_;
     Parameter* output_;
     std::vector<std::unique_ptr<TransformerBlock>> blocks_;
+    std::vector<Range> block_parameters_;
     std::unique_ptr<Norm> final_norm_;
     Arena constants_;  // and the words below
     TensorView router_counts_, router_losses_, reduced_losses_;

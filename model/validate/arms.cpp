@@ -64,6 +64,11 @@ std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& re
                 own.schedule.delay_wgrad_compute = wgrad;
                 arms.push_back({name + (shared ? " + shared" : "") + (wgrad ? " + wgrad" : ""), own});
             }
+        own.schedule.moe_shared_expert_overlap = own.schedule.delay_wgrad_compute = false;
+        own.schedule.overlap_grad_reduce = true;
+        arms.push_back({name + " + reduce", own});
+        own.schedule.overlap_moe_expert_parallel_comm = true;
+        arms.push_back({name + " + turns", own});
     }
     if (ablation == Ablation::flow_switches) {
         const Config flow =

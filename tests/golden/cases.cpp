@@ -38,6 +38,7 @@ const std::map<std::string, std::vector<std::string>>& variants() {
         {"shared_expert_beside", {"schedule.moe_shared_expert_overlap=true"}},
         {"wgrad_beside", {"schedule.delay_wgrad_compute=true"}},
         {"beside", {"schedule.moe_shared_expert_overlap=true", "schedule.delay_wgrad_compute=true"}},
+        {"in_turns", {"schedule.overlap_moe_expert_parallel_comm=true", "schedule.overlap_grad_reduce=true"}},
         {"beside_delayed_wgrad",
          {"schedule.moe_shared_expert_overlap=true", "schedule.delay_wgrad_compute=true",
           "precision.moe_wgrad_pair_micro_batches=true"}},

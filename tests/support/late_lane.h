@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// The reference backend with a side lane that works as late as it may: what the side lane is given runs only
-// when the main lane waits for it. A missing wait, or memory that is taken again too early, then changes
+// The reference backend with side and wire lanes that work as late as they may: what they are given, calls of
+// the exchange too, runs only when the main lane waits for it. A missing wait, or memory that is taken again too early, then changes
 // bytes. In the order of the program itself, as the reference backend runs it, nothing could go wrong.
 #pragma once
 
+#include "kernels/exchange.h"
 #include "kernels/reference/reference_ops.h"
 
 #include <deque>
@@ -33,7 +34,7 @@ public:
     void synchronize() override { run_until(given_); }
     int64_t free_bytes() const override { return device_.free_bytes(); }
 
-    Stream make_stream() override { return {this}; }
+    Stream make_stream(Priority) override { return {this}; }
     Event make_event() override { return {&events_.emplace_back(0)}; }
     // An event of the main lane, which works at once, has always passed.
     void record(Event event, Stream stream) override {
@@ -82,6 +83,58 @@ protected:
 private:
     ReferenceOps ops_;
     LateDevice device_{ops_.device()};
+};
+
+// An exchange whose calls on another lane are late, too. All ranks wait in the same places, so that their
+// calls still meet.
+class LateExchange final : public Exchange {
+public:
+    LateExchange(Exchange& exchange, LateDevice& device) : exchange_(exchange), device_(device) {}
+
+    int rank() const override { return exchange_.rank(); }
+    int size() const override { return exchange_.size(); }
+    int num_ranks(Ranks ranks) const override { return exchange_.num_ranks(ranks); }
+    void check_peers() override { exchange_.check_peers(); }
+    bool holds_first_replica() const override { return exchange_.holds_first_replica(); }
+    WireBytes wire_bytes() const override { return exchange_.wire_bytes(); }
+    void reset_counts() override {
+        Exchange::reset_counts();
+        exchange_.reset_counts();
+    }
+
+protected:
+    void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
+                           const TensorView& all_probs, const Launch& launch) override {
+        device_.give(launch.stream, [=, this] { exchange_.gather_routing(ids, probs, all_ids, all_probs); });
+    }
+    void do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst, Arena&,
+                     const Launch& launch) override {
+        device_.give(launch.stream, [=, this] {
+            ArenaScope scope(scratch_);
+            exchange_.dispatch(rows, plan, dst, scratch_);
+        });
+    }
+    void do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& received,
+                          Arena&, const Launch& launch) override {
+        device_.give(launch.stream, [=, this] {
+            ArenaScope scope(scratch_);
+            exchange_.dispatch_rows(rows, plan, received, scratch_);
+        });
+    }
+    void do_combine(const Combine& args, const DispatchPlan& plan, Arena&, const Launch& launch) override {
+        device_.give(launch.stream, [=, this] {
+            ArenaScope scope(scratch_);
+            exchange_.combine(args, plan, scratch_);
+        });
+    }
+    void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override {
+        device_.give(launch.stream, [=, this] { exchange_.all_reduce(reduce, ranks, values); });
+    }
+
+private:
+    Exchange& exchange_;
+    LateDevice& device_;
+    Arena scratch_{device_, "late exchange", true};
 };
 
 }  // namespace fp8flow::test

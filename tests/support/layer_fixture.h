@@ -5,7 +5,7 @@
 #pragma once
 
 #include "kernels/comm/group_exchange.h"
-#include "layers/schedule/side_lane.h"
+#include "layers/schedule/wire_lane.h"
 #include "model/train/transformer.h"
 #include "tests/support/late_lane.h"
 #include "tests/support/tensors.h"
@@ -103,23 +103,27 @@ struct LayerCase {
 struct RankFixture {
     const LayerCase& c;
     LateOps ops;
-    GroupExchange exchange;
+    GroupExchange group_exchange;
+    LateExchange exchange;
     PoisonDevice poison{ops.device()};
     Arena state{ops.device(), "state"}, saved{ops.device(), "saved", true},
         scratch{ops.device(), "scratch", true};
     int64_t layer_rows;
     RowArena rows;
     std::unique_ptr<SideLane> side;
+    std::unique_ptr<WireLane> wire;
     StageTimer timer;
     RowGroups all_tokens;
     TensorView status;
 
     RankFixture(ProcessGroup& group, const LayerCase& layer_case)
         : c(layer_case),
-          exchange(group, ops, c.moe.moe_combine_order),
+          group_exchange(group, ops, c.moe.moe_combine_order),
+          exchange(group_exchange, ops.late_device()),
           layer_rows(MoeLayer::row_capacity(c.moe, c.slots(), group.size())),
           rows(poison, layer_rows * c.model.num_layers, c.model.num_layers + 1) {
-        if (c.schedule.overlaps()) side = std::make_unique<SideLane>(ops.device(), c.schedule);
+        if (c.schedule.has_side_lane()) side = std::make_unique<SideLane>(ops.device(), c.schedule);
+        if (c.schedule.overlaps()) wire = std::make_unique<WireLane>(ops.device(), c.schedule);
         status = state.tensor(DType::i32, {1}, "step");
         ops.zero({.y = status});
         const int64_t count = tokens(), group_words[3] = {count, 0, count};
@@ -150,6 +154,7 @@ struct RankFixture {
         for (int64_t count : c.tokens) ctx.global_tokens += count;
         ctx.step_status = status;
         ctx.side = side.get();
+        ctx.wire = wire.get();
         return ctx;
     }
 };

@@ -10,7 +10,9 @@ namespace fp8flow {
 using hopper::check_cuda;
 using hopper::stream_of;
 
-CudaDevice::CudaDevice(int device) { check_cuda(cudaSetDevice(device), "selecting the GPU"); }
+CudaDevice::CudaDevice(int device) : device_(device) { enter_thread(); }
+
+void CudaDevice::enter_thread() { check_cuda(cudaSetDevice(device_), "selecting the GPU"); }
 
 int64_t CudaDevice::free_bytes() const {
     std::size_t free = 0, total = 0;
@@ -130,9 +132,13 @@ void CudaDevice::wait(Event event) {
 }
 
 // Work on the legacy stream does not wait for it.
-Stream CudaDevice::make_stream() {
+Stream CudaDevice::make_stream(Priority priority) {
+    int least = 0, greatest = 0;
+    check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "reading stream priorities");
     cudaStream_t stream = nullptr;
-    check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
+    check_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
+                                            priority == Priority::urgent ? greatest : least),
+               "creating a stream");
     return {stream};
 }
 

@@ -27,9 +27,13 @@ public:
     void record(Event event, Stream stream) override;
     bool has_passed(Event event) override;
     void wait(Event event) override;
-    Stream make_stream() override;
+    Stream make_stream(Priority priority) override;
     void free_stream(Stream stream) override;
     void follow(Stream stream, Event event) override;
+    void enter_thread() override;
+
+private:
+    int device_;
 };
 
 }  // namespace fp8flow

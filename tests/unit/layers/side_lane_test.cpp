@@ -116,7 +116,7 @@ TEST(SideLane, WorksWhenTheMainLaneWaits) {
     });
 }
 
-// dispatch and combine leave SMs to the side lane only while it may be at work, and only where there is a
+// Calls of the exchange leave SMs to the side lane only while it may be at work, and only where there is a
 // wire.
 TEST(SideLane, TheWireIsNarrowBesideWork) {
     for (const int ranks : {1, 2}) {
@@ -128,17 +128,17 @@ TEST(SideLane, TheWireIsNarrowBesideWork) {
             RankFixture rank(group, c);
             SideLane& side = *rank.side;
             const Context main = rank.context();
-            EXPECT_EQ(side.wire(main).sm_limit, 0);
+            EXPECT_EQ(begin_wire(main).sm_limit, 0);
             side.begin(main);
-            EXPECT_EQ(side.wire(main).sm_limit, narrow);
+            EXPECT_EQ(begin_wire(main).sm_limit, narrow);
             const Event mark = side.mark();
             side.await(main, mark);
-            EXPECT_EQ(side.wire(main).sm_limit, 0);
+            EXPECT_EQ(begin_wire(main).sm_limit, 0);
             side.begin(main);
             side.await(main, mark);
-            EXPECT_EQ(side.wire(main).sm_limit, narrow) << "work was given after the mark";
+            EXPECT_EQ(begin_wire(main).sm_limit, narrow) << "work was given after the mark";
             side.join(main);
-            EXPECT_EQ(side.wire(main).sm_limit, 0);
+            EXPECT_EQ(begin_wire(main).sm_limit, 0);
         });
     }
 }

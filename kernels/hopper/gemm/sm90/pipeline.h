@@ -431,6 +431,10 @@ void launch_clusters(Kernel kernel, unsigned ctas, size_t shared_bytes, const La
     launch_with(attributes, kernel, std::max(1u, ctas / kClusterCtas) * kClusterCtas, dim3(kCtaThreads),
                 shared_bytes, launch, op, args...);
 }
+// CTAs per SM, one after the other, of a launch that shares SMs: each costs the fill of a pipeline, some
+// microseconds, so it has some tiles to do.
+constexpr int kTilesOfShare = 4, kMostShares = 4;
+
 // A persistent launch over all tiles of D. `maps`: tensor maps of A, B and whatever else the kernel copies.
 template <class Kernel, class... Maps>
 void launch_persistent(Kernel kernel, const GemmProblem& problem, const Launch& launch, size_t shared_bytes,
@@ -438,7 +442,10 @@ void launch_persistent(Kernel kernel, const GemmProblem& problem, const Launch& 
     const int64_t tiles = row_tiles_bound(problem, kTileRows) * ceil_div(problem.n, kTileCols);
     if (tiles == 0) return;
     allow_shared_memory(kernel, shared_bytes, "shared memory of a GEMM");
-    launch_clusters(kernel, grid_for(tiles, launch, 1), shared_bytes, launch, "GEMM (wgmma)", problem,
+    const int shares = launch.shares_sms ? static_cast<int>(std::clamp<int64_t>(
+                                               tiles / (kTilesOfShare * kNumSms), 1, kMostShares))
+                                         : 1;
+    launch_clusters(kernel, grid_for(tiles, launch, shares), shared_bytes, launch, "GEMM (wgmma)", problem,
                     maps...);
 }
 

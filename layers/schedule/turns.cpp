@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: MIT
+// Two threads of which one runs: how they hand over, and how an error of one ends both.
+#include "layers/schedule/turns.h"
+
+#include <thread>
+
+namespace fp8flow {
+
+Turns::Turns(Device& device)
+    : device_(device), turns_{{*this, 0, device.make_event()}, {*this, 1, device.make_event()}} {}
+
+Turns::~Turns() {
+    for (const Turn& turn : turns_) device_.free_event(turn.point_);
+}
+
+void Turns::wait_for_turn(int side) {
+    for (int now = whose_.load(); now != side; now = whose_.load()) whose_.wait(now);
+}
+
+void Turns::give_turn(int side) {
+    whose_.store(side);
+    whose_.notify_all();
+}
+
+void Turn::pass(Context& ctx) {
+    const int other = 1 - side_;
+    if (turns_.done_[other]) return;
+    const StageTimer::Position position = ctx.timer.position();
+    turns_.give_turn(other);
+    turns_.wait_for_turn(side_);
+    ctx.timer.set_position(position);
+    if (turns_.error_) std::rethrow_exception(turns_.error_);
+}
+
+void Turns::play(StageTimer& timer, const Work& work, int side) {
+    wait_for_turn(side);
+    try {
+        if (!error_) {
+            timer.set_position({});
+            work(turns_[side]);
+        }
+    } catch (...) {
+        if (!error_) error_ = std::current_exception();
+    }
+    done_[side] = true;
+    give_turn(1 - side);
+}
+
+void Turns::run(StageTimer& timer, const Work& first, const Work& second) {
+    done_[0] = done_[1] = false;
+    error_ = nullptr;
+    whose_ = 0;
+    std::thread other([&] {
+        device_.enter_thread();
+        play(timer, second, 1);
+    });
+    play(timer, first, 0);
+    other.join();
+    timer.set_position({});
+    if (error_) std::rethrow_exception(error_);
+}
+
+}  // namespace fp8flow

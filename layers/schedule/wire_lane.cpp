@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: MIT
+// Which lane a call of the exchange runs on, and who follows it.
+#include "layers/schedule/wire_lane.h"
+
+namespace fp8flow {
+
+WireLane::WireLane(Device& device, const ScheduleSpec& schedule)
+    : device_(device),
+      wire_sms_(static_cast<int>(schedule.wire_sms)),
+      stream_(device.make_stream(Device::Priority::urgent)),
+      main_(device.make_event()),
+      wire_(device.make_event()) {}
+
+WireLane::~WireLane() {
+    for (const Event event : {main_, wire_}) device_.free_event(event);
+    device_.free_stream(stream_);
+}
+
+Launch WireLane::begin(const Context& ctx, Width width) {
+    device_.record(main_, ctx.launch.stream);
+    device_.follow(stream_, main_);
+    // one rank has no wire: its row movers need the memory's bandwidth
+    const bool narrow = width == Width::beside && ctx.exchange.size() > 1;
+    return {.stream = stream_, .sm_limit = narrow ? wire_sms_ : 0, .lane = Lane::wire};
+}
+
+void WireLane::mark(Event point) { device_.record(point, stream_); }
+
+void WireLane::await(const Context& ctx, Event point) { device_.follow(ctx.launch.stream, point); }
+
+void WireLane::join(const Context& ctx) {
+    mark(wire_);
+    await(ctx, wire_);
+}
+
+Launch begin_wire(const Context& ctx) {
+    if (ctx.wire == nullptr) return ctx.launch;
+    const bool beside = ctx.turn != nullptr || (ctx.side != nullptr && ctx.side->busy());
+    return ctx.wire->begin(ctx, beside ? WireLane::Width::beside : WireLane::Width::all);
+}
+
+void end_wire(Context& ctx) {
+    if (ctx.wire == nullptr) return;
+    if (ctx.turn == nullptr) return ctx.wire->join(ctx);
+    ctx.wire->mark(ctx.turn->point());
+    ctx.turn->pass(ctx);
+    ctx.wire->await(ctx, ctx.turn->point());
+}
+
+}  // namespace fp8flow

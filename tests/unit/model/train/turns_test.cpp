@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: MIT
+// Two micro-batches in turns give the bits of one after the other, on lanes that work as late as they may
+// (tests/support/late_lane.h) and in whole training runs; and how turns change and end.
+#include "layers/schedule/turns.h"
+
+#include "model/train/trainer.h"
+#include "tests/support/layer_fixture.h"
+#include "tests/support/training.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <stdexcept>
+
+namespace fp8flow::test {
+namespace {
+
+// A context that only its timer is used of.
+struct Player {
+    LayerCase c = LayerCase::of(Recipe::bf16);
+    std::unique_ptr<RankFixture> rank;
+    explicit Player(ProcessGroup& group) : rank(std::make_unique<RankFixture>(group, c)) {}
+};
+
+TEST(Turns, ChangeAtEveryPassUntilOneIsDone) {
+    run_thread_ranks(1, 60, [&](ProcessGroup& group) {
+        Player player(group);
+        Turns turns(player.rank->ops.device());
+        std::string order;
+        const auto play = [&](char name, int passes) {
+            return [&, name, passes](Turn& turn) {
+                Context ctx = player.rank->context();
+                for (int i = 0; i < passes; ++i) {
+                    order += name;
+                    ctx.timer.set_layer(name);
+                    turn.pass(ctx);
+                    EXPECT_EQ(ctx.timer.position().layer, name);
+                }
+                order += static_cast<char>(std::toupper(name));
+            };
+        };
+        turns.run(player.rank->timer, play('a', 2), play('b', 4));
+        EXPECT_EQ(order, "ababAbbB");
+        order.clear();
+        turns.run(player.rank->timer, play('a', 3), play('b', 0));
+        EXPECT_EQ(order, "aBaaA");
+    });
+}
+
+// The error of either ends both, and is the one thrown; afterwards turns can be played again.
+TEST(Turns, AnErrorEndsBoth) {
+    run_thread_ranks(1, 60, [&](ProcessGroup& group) {
+        Player player(group);
+        Turns turns(player.rank->ops.device());
+        for (const int failing : {0, 1}) {
+            bool went_on = false;
+            const auto fails = [&](Turn& turn) {
+                Context ctx = player.rank->context();
+                turn.pass(ctx);
+                throw std::runtime_error("lost");
+            };
+            const auto waits = [&](Turn& turn) {
+                Context ctx = player.rank->context();
+                for (int i = 0; i < 5; ++i) turn.pass(ctx);
+                went_on = true;
+            };
+            EXPECT_THROW(failing == 0 ? turns.run(player.rank->timer, fails, waits)
+                                      : turns.run(player.rank->timer, waits, fails),
+                         std::runtime_error);
+            EXPECT_FALSE(went_on);
+        }
+        int played = 0;
+        turns.run(player.rank->timer, [&](Turn&) { ++played; }, [&](Turn&) { ++played; });
+        EXPECT_EQ(played, 2);
+    });
+}
+
+// Memory of the second of two micro-batches under way.
+struct OtherMemory {
+    Arena saved, scratch;
+    RowArena rows;
+    explicit OtherMemory(RankFixture& rank)
+        : saved(rank.ops.device(), "saved", true),
+          scratch(rank.ops.device(), "scratch", true),
+          rows(rank.poison, rank.layer_rows * rank.c.model.num_layers, rank.c.model.num_layers + 1) {}
+};
+
+constexpr int64_t kMicroBatches = 3;
+
+// Gradients of some micro-batches, one after the other or in turns.
+LayerResult train_micro_batches(ProcessGroup& group, const LayerCase& c, bool in_turns) {
+    ModelFixture model(group, c);
+    RankFixture& rank = model.rank();
+    OtherMemory other(rank);
+    WireLane wire(rank.ops.device(), {});
+    Turns turns(rank.ops.device());
+    HostTensor loss(DType::f32, {1});
+    loss.as<float>()[0] = 0;
+    Context begin = rank.context();
+    model.model().begin_step(begin);
+    std::vector<Transformer::MicroBatch> batches(kMicroBatches);
+    const auto pass = [&](int64_t m, Turn* turn, bool forward) {
+        const Context own = rank.context();
+        Context ctx{.ops = own.ops,
+                    .exchange = own.exchange,
+                    .saved = m % 2 == 0 ? own.saved : other.saved,
+                    .scratch = m % 2 == 0 ? own.scratch : other.scratch,
+                    .rows = m % 2 == 0 ? own.rows : other.rows,
+                    .timer = own.timer,
+                    .activation = own.activation,
+                    .tokens = own.tokens,
+                    .tokens_per_rank = own.tokens_per_rank,
+                    .seq_length = own.seq_length,
+                    .layer_row_capacity = own.layer_row_capacity,
+                    .all_tokens = own.all_tokens,
+                    .num_micro_batches = kMicroBatches,
+                    .micro_batch = m,
+                    .data_parallel_size = own.data_parallel_size,
+                    .global_tokens = own.global_tokens,
+                    .grad_mode = m == 0 ? Gradient::overwrite : Gradient::accumulate,
+                    .reduces_gradients = m == kMicroBatches - 1,
+                    .step_status = own.step_status,
+                    .wire = &wire,
+                    .turn = turn};
+        Transformer::MicroBatch& batch = batches[static_cast<std::size_t>(m)];
+        if (forward) {
+            batch = {.tokens = model.tokens(),
+                     .labels = model.tokens(),
+                     .loss_scale = 1.0f / static_cast<float>((m + 1) * ctx.global_tokens),
+                     .loss_sum = loss};
+            model.model().forward(ctx, batch);
+        } else {
+            model.model().backward(ctx, batch);
+        }
+    };
+    if (in_turns) {
+        pass(0, nullptr, true);
+        for (int64_t m = 1; m < kMicroBatches; ++m)
+            turns.run(
+                rank.timer, [&](Turn& turn) { pass(m, &turn, true); },
+                [&](Turn& turn) { pass(m - 1, &turn, false); });
+        pass(kMicroBatches - 1, nullptr, false);
+    } else {
+        for (int64_t m = 0; m < kMicroBatches; ++m)
+            for (const bool forward : {true, false}) pass(m, nullptr, forward);
+    }
+    wire.join(begin);
+    LayerResult result;
+    read_rank(rank, model.parameters(), result);
+    model.model().end_step(begin, 0);
+    for (const auto& block : model.model().blocks())
+        if (block->router() != nullptr) read_router(*block->router(), result);
+    result.loss = loss.as<float>()[0];
+    result.in_use += other.saved.bytes_in_use() + other.scratch.bytes_in_use();
+    return result;
+}
+
+void expect_turns_change_no_bit(const LayerCase& c) {
+    std::vector<LayerResult> results[2] = {std::vector<LayerResult>(c.tokens.size()),
+                                           std::vector<LayerResult>(c.tokens.size())};
+    for (const bool in_turns : {false, true})
+        run_thread_ranks(c.ranks(), 60, [&](ProcessGroup& group) {
+            results[in_turns][static_cast<std::size_t>(group.rank())] = train_micro_batches(group, c, in_turns);
+        });
+    for (std::size_t rank = 0; rank < c.tokens.size(); ++rank) {
+        const LayerResult &got = results[1][rank], &wanted = results[0][rank];
+        EXPECT_EQ(got.loss, wanted.loss);
+        EXPECT_EQ(got.gradients, wanted.gradients);
+        EXPECT_EQ(got.router_counts, wanted.router_counts);
+        EXPECT_EQ(got.balancing_loss, wanted.balancing_loss);
+        EXPECT_EQ(got.z_loss, wanted.z_loss);
+        EXPECT_EQ(got.casts, wanted.casts);
+        EXPECT_EQ(got.in_use, 0);
+        for (const auto& [name, values] : wanted.gradients)
+            EXPECT_GT(std::accumulate(values.begin(), values.end(), 0.0,
+                                      [](double sum, double v) { return sum + std::abs(v); }),
+                      0.0)
+                << name;
+    }
+}
+
+LayerCase model_of(Recipe recipe) {
+    LayerCase c = LayerCase::of(recipe);
+    c.tokens = {32, 32};
+    c.forced_routing = false;
+    c.model.attention = true;
+    c.model.num_layers = 3;
+    c.model.moe_layer_freq = {1, 0, 1};
+    c.moe.moe_shared_expert_intermediate_size = 128;
+    c.moe.moe_router_load_balancing_type = {BalancingLoss::global_aux_loss};
+    c.moe.moe_aux_loss_coeff = {0.01};
+    c.moe.moe_z_loss_coeff = 0.001;
+    return c;
+}
+
+TEST(Turns, ChangeNoBitOnLateLanes) {
+    for (const Recipe recipe : {Recipe::bf16, Recipe::fp8_tensorwise, Recipe::fp8_blockwise, Recipe::fp8_flow,
+                                Recipe::fp8_rowwise, Recipe::mxfp8}) {
+        SCOPED_TRACE(recipe_name(recipe));
+        expect_turns_change_no_bit(model_of(recipe));
+    }
+}
+
+TEST(Turns, ChangeNoBitUnderRecomputation) {
+    for (int mode = 0; mode < 4; ++mode) {
+        SCOPED_TRACE(mode);
+        LayerCase c = model_of(Recipe::fp8_flow);
+        c.recompute.recompute_granularity =
+            mode == 0 ? RecomputeGranularity::full : RecomputeGranularity::selective;
+        c.recompute.moe = mode == 1;
+        c.recompute.moe_expert = mode == 2;
+        c.recompute.layernorm = c.recompute.moe_act = c.recompute.shared_experts = mode == 3;
+        expect_turns_change_no_bit(c);
+    }
+}
+
+TEST(Turns, ChangeNoBitOfOtherModels) {
+    LayerCase tied = model_of(Recipe::fp8_flow), one = tied, unpadded = tied;
+    tied.model.untie_embeddings_and_output_weights = false;
+    one.tokens = {48};
+    unpadded.precision.moe_permute_padding_for_fp8 = false;
+    for (const LayerCase& c : {tied, one, unpadded}) expect_turns_change_no_bit(c);
+}
+
+// Whole runs, one step in flight: two ranks that share the experts, and four as two such groups, where expert
+// gradients are reduced too; with rows that run out, so that steps are redone.
+TEST(Turns, ChangeNoBitOfTraining) {
+    for (const int ranks : {2, 4})
+        for (const bool tight : {false, true}) {
+            SCOPED_TRACE(fmt::format("{} ranks, tight rows {}", ranks, tight));
+            const Recipe recipe = tight ? Recipe::bf16 : Recipe::fp8_flow;  // bf16 needs no pads
+            std::vector<std::string> keys = {"parallel.expert_model_parallel_size=2",
+                                             "training.micro_batch_size=1",
+                                             "training.global_batch_size=" + std::to_string(3 * ranks)};
+            if (tight)
+                for (const char* key :
+                     {"moe.moe_expert_rank_capacity_factor=0.5", "moe.moe_row_alignment=1"})
+                    keys.emplace_back(key);
+            const RunOptions options{.steps = 3, .eval_batches = 1};
+            const TrainingRun serial = train(test_config(recipe, keys), ranks, options);
+            for (const char* overlap : {"overlap_moe_expert_parallel_comm", "overlap_grad_reduce"})
+                keys.push_back(fmt::format("schedule.{}=true", overlap));
+            const TrainingRun in_turns = train(test_config(recipe, keys), ranks, options);
+            EXPECT_EQ(in_turns.losses(), serial.losses());
+            EXPECT_EQ(in_turns.held_out, serial.held_out);
+            expect_same_bits(in_turns.state, serial.state);
+            const auto redone = [](const TrainingRun& run) {
+                return std::accumulate(run.steps.begin(), run.steps.end(), int64_t{0},
+                                       [](int64_t sum, const StepResult& step) { return sum + step.redone; });
+            };
+            EXPECT_EQ(redone(in_turns), redone(serial));
+            EXPECT_EQ(redone(in_turns) > 0, tight);
+        }
+}
+
+}  // namespace
+}  // namespace fp8flow::test
