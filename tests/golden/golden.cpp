@@ -22,7 +22,6 @@ namespace fp8flow::golden {
 
 namespace {
 
-constexpr int64_t kSteps = 2;
 
 std::string hash_text(uint64_t hash) { return fmt::format("{:016x}", hash); }
 std::string hash_of(const std::vector<double>& values) {
@@ -68,7 +67,8 @@ Row row_of(const nlohmann::json& json) {
 
 }  // namespace
 
-Hashes run_case(const Case& c, ProcessGroup& world, const BackendChoice& backend, std::string* note) {
+Hashes run_case(const Case& c, ProcessGroup& world, const BackendChoice& backend, std::string* note,
+                int64_t steps) {
     const Config config = c.config();
     Trainer trainer(config, world, backend, Arithmetic::stated, open_data(config));
     if (note != nullptr) *note = trainer.exchange_note();
@@ -78,7 +78,7 @@ Hashes run_case(const Case& c, ProcessGroup& world, const BackendChoice& backend
         losses.insert(losses.end(), {result->lm_loss, result->balancing_loss, result->z_loss});
         norms.push_back(result->grad_norm);
     };
-    for (int64_t i = 0; i < kSteps; ++i) take(trainer.step());
+    for (int64_t i = 0; i < steps; ++i) take(trainer.step());
     take(trainer.drain());
     return {.last_loss = losses.at(losses.size() - 3),
             .losses = hash_of(losses),

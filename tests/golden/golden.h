@@ -28,10 +28,12 @@ struct Hashes {
     }
 };
 
+constexpr int64_t kSteps = 2;  // of the runs in the files
+
 // Called by all ranks of `world`, which has c.ranks; every rank gets the same. `note`: how rows travel
 // (Trainer::exchange_note).
-Hashes run_case(const Case& c, ProcessGroup& world, const BackendChoice& backend,
-                std::string* note = nullptr);
+Hashes run_case(const Case& c, ProcessGroup& world, const BackendChoice& backend, std::string* note = nullptr,
+                int64_t steps = kSteps);
 // All cases on the reference backend, in the order of all_cases(): ranks are threads of this process, and two
 // cases run at a time.
 std::vector<Hashes> run_all_on_threads();

@@ -8,12 +8,19 @@
 // FP8FLOW_GOLDEN=require, as gpu_check.sh runs it. The other tests need no file.
 #include "model/train/trainer.h"
 
+#include "kernels/core/random.h"
+#include "kernels/hopper/device/clock.h"
+#include "kernels/hopper/runtime/cuda_check.h"
 #include "tests/golden/golden.h"
 #include "tests/gpu_mpi/gpu_job.h"
 #include "tests/support/training.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdio>
+#include <map>
+#include <thread>
 
 namespace fp8flow::test {
 namespace {
@@ -125,8 +132,8 @@ TEST(Golden, RecomputeChangesNoBit) {
     }
 }
 
-// Work on the side lane changes no bit: every recipe, and the recompute modes that run work there again.
-// Repeated, since what could go wrong is a race.
+// Schedules change no bit: every recipe, and the recompute modes that run work on a lane again. Repeated,
+// since what could go wrong is a race.
 TEST(Golden, SchedulesChangeNoBit) {
     const auto world = make_mpi_group(kTestDeadline);
     if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
@@ -145,19 +152,96 @@ TEST(Golden, SchedulesChangeNoBit) {
                        .expert_ranks = (world->size() + 1) / 2,
                        .ranks = world->size(),
                        .micro_batches = 2};
-        for (const char* variant : {"shared_expert_beside", "wgrad_beside", "beside"})
+        for (const char* variant : {"shared_expert_beside", "wgrad_beside", "beside", "in_turns"})
             compare(c, "standard", variant);
         for (const char* recompute : {"shared_experts", "moe_expert", "moe", "full"}) {
             c.recompute = recompute;
-            compare(c, "standard", "beside");
+            for (const char* variant : {"beside", "in_turns"}) compare(c, "standard", variant);
         }
     }
     golden::Case c{
         .recipe = "fp8_flow", .expert_ranks = world->size(), .ranks = world->size(), .micro_batches = 2};
     compare(c, "delayed_wgrad", "beside_delayed_wgrad");
+    compare(c, "standard", "in_turns");
     if (world->size() == 1) return;
     c.dispatcher = "alltoall";
-    compare(c, "standard", "beside");
+    for (const char* variant : {"beside", "in_turns"}) compare(c, "standard", variant);
+}
+
+__global__ void hold_kernel(uint64_t nanoseconds) {
+    const uint64_t begin = hopper::global_nanoseconds();
+    while (hopper::global_nanoseconds() - begin < nanoseconds) __nanosleep(200);
+}
+
+// Kernels that hold some SMs, or all, for some time, at random; the ranks of a job draw differently. What
+// runs beside them, on whichever lane, is late by as much.
+class Disturbance {
+public:
+    explicit Disturbance(uint64_t seed) : device_(current_device()), thread_([this, seed] { run(seed); }) {}
+    ~Disturbance() {
+        ended_ = true;
+        thread_.join();
+    }
+
+private:
+    static int current_device() {
+        int device = 0;
+        hopper::check_cuda(cudaGetDevice(&device), "the current GPU");
+        return device;
+    }
+    void run(uint64_t seed) {
+        hopper::check_cuda(cudaSetDevice(device_), "selecting the GPU");
+        int least = 0, greatest = 0;
+        hopper::check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "stream priorities");
+        cudaStream_t stream = nullptr;
+        hopper::check_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest), "a stream");
+        constexpr int kThreads = 1024, kMostCtas = 2 * 132;  // two fill an SM
+        for (uint64_t i = 0; !ended_; ++i) {
+            const auto words = random_words(seed, i, 0);
+            const uint64_t held = 1000 * (10 + words[0] % 200);
+            hold_kernel<<<1 + words[1] % kMostCtas, kThreads, 0, stream>>>(held);
+            hopper::check_cuda(cudaStreamSynchronize(stream), "holding SMs");
+            std::this_thread::sleep_for(std::chrono::microseconds(words[2] % 300));
+        }
+        cudaStreamDestroy(stream);
+    }
+
+    int device_;
+    std::atomic<bool> ended_ = false;
+    std::thread thread_;
+};
+
+// While streams and ranks are delayed at random: 50 steps of every recipe and schedule, and 200 short runs.
+TEST(Golden, NoDelayChangesABit) {
+    const auto world = make_mpi_group(kTestDeadline);
+    if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
+    const BackendChoice backend = gpu_of(*world);
+    constexpr int64_t kLongRun = 50;
+    constexpr int kShortRuns = 200;
+    golden::Case c{.expert_ranks = world->size(), .ranks = world->size(), .micro_batches = 4};
+    std::map<std::string, golden::Hashes> wanted;
+    for (const char* recipe : kFp8AndBf16) {
+        c.recipe = recipe;
+        wanted[recipe] = golden::run_case(c, *world, backend, nullptr, kLongRun);
+    }
+    c.recipe = "fp8_flow";
+    const golden::Hashes wanted_short = golden::run_case(c, *world, backend);
+    const Disturbance disturbance(static_cast<uint64_t>(world->rank()) + 1);
+    for (const char* recipe : kFp8AndBf16)
+        for (const char* variant : {"standard", "beside", "in_turns"}) {
+            c.recipe = recipe;
+            c.variant = variant;
+            EXPECT_EQ(golden::difference(golden::run_case(c, *world, backend, nullptr, kLongRun),
+                                         wanted[recipe]),
+                      "")
+                << c.name() << ", " << kLongRun << " steps";
+        }
+    c.recipe = "fp8_flow";
+    for (int i = 0; i < kShortRuns; ++i) {
+        c.variant = i % 2 == 0 ? "beside" : "in_turns";
+        EXPECT_EQ(golden::difference(golden::run_case(c, *world, backend), wanted_short), "")
+            << c.name() << ", repeat " << i;
+    }
 }
 
 // The kernels that each ablation takes in place of the flow's run, and their losses are close to the flow's.

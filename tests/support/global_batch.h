@@ -62,7 +62,7 @@ inline GlobalResult run_global_batch(ProcessGroup& world, const LayerCase& c, in
     LayerCase own = c;  // of this expert-parallel group
     own.tokens.assign(group_begin, group_begin + expert_ranks);
     RankFixture rank(*groups.expert_parallel, own);
-    rank.exchange.set_groups(*groups.world, *groups.expert_replicas);
+    rank.group_exchange.set_groups(*groups.world, *groups.expert_replicas);
     ParameterStore store(rank.ops, c.seed);
     TransformerBlock block(store, rank.poison, c.block_spec(groups.expert_parallel->rank(), expert_ranks));
     store.allocate_gradients();

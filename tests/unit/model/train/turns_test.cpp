@@ -231,8 +231,8 @@ TEST(Turns, ChangeNoBitOfTraining) {
             SCOPED_TRACE(fmt::format("{} ranks, tight rows {}", ranks, tight));
             const Recipe recipe = tight ? Recipe::bf16 : Recipe::fp8_flow;  // bf16 needs no pads
             std::vector<std::string> keys = {"parallel.expert_model_parallel_size=2",
-                                             "training.micro_batch_size=1",
-                                             "training.global_batch_size=" + std::to_string(3 * ranks)};
+                                             "training.micro_batch_size=4",
+                                             "training.global_batch_size=" + std::to_string(12 * ranks)};
             if (tight)
                 for (const char* key :
                      {"moe.moe_expert_rank_capacity_factor=0.5", "moe.moe_row_alignment=1"})
