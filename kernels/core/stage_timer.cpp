@@ -41,7 +41,8 @@ void StageTimer::open(StageLevel level, const char* name, const Launch& launch) 
                    .layer = at_.layer,
                    .parent = at_.span,
                    .level = level,
-                   .lane = launch.lane};
+                   .lane = launch.lane,
+                   .turn = at_.turn};
     timeline_->begin_range(at_.direction, name);
     span.first = timeline_->mark(launch.stream);
     at_.span = static_cast<int>(spans_.size());

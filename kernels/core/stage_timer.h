@@ -33,6 +33,7 @@ struct StageSpan {
     int parent = -1;  // index of the span around this one
     StageLevel level = StageLevel::stage;
     Lane lane = Lane::main;
+    int turn = 0;                 // of two micro-batches (StageTimer::Position)
     int64_t first = 0, last = 0;  // marks
     double wire_bytes = 0;        // that left this rank, children not counted
     int64_t peak_bytes = 0;       // of the watched arenas while it was open, children counted
@@ -57,6 +58,7 @@ public:
         const char* direction = "forward";
         int layer = -1;
         int span = -1;  // the innermost open one
+        int turn = 0;   // of two micro-batches
     };
     Position position() const { return at_; }
     void set_position(const Position& position) { at_ = position; }

@@ -56,7 +56,8 @@ Context SideLane::begin(const Context& main, int64_t sms, Kept kept) {
     busy_ = true;
     marked_ = false;
     Context own = main.with(kept == Kept::dropped ? dropped_ : main.saved, scratch_);
-    own.launch = {.stream = stream_, .sm_limit = static_cast<int>(sms), .lane = Lane::side, .shares_sms = true};
+    own.launch = {
+        .stream = stream_, .sm_limit = static_cast<int>(sms), .lane = Lane::side, .shares_sms = true};
     own.side = nullptr;
     own.wire = nullptr;
     return own;

@@ -36,7 +36,7 @@ void Turns::play(StageTimer& timer, const Work& work, int side) {
     wait_for_turn(side);
     try {
         if (!error_) {
-            timer.set_position({});
+            timer.set_position({.turn = side});
             work(turns_[side]);
         }
     } catch (...) {

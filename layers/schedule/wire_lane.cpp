@@ -16,12 +16,12 @@ WireLane::~WireLane() {
     device_.free_stream(stream_);
 }
 
-Launch WireLane::begin(const Context& ctx, Width width) {
+Launch WireLane::begin(const Context& ctx) {
     device_.record(main_, ctx.launch.stream);
     device_.follow(stream_, main_);
+    busy_ = true;
     // one rank has no wire: its row movers need the memory's bandwidth
-    const bool narrow = width == Width::beside && ctx.exchange.size() > 1;
-    return {.stream = stream_, .sm_limit = narrow ? wire_sms_ : 0, .lane = Lane::wire};
+    return {.stream = stream_, .sm_limit = ctx.exchange.size() > 1 ? wire_sms_ : 0, .lane = Lane::wire};
 }
 
 void WireLane::mark(Event point) { device_.record(point, stream_); }
@@ -31,16 +31,18 @@ void WireLane::await(const Context& ctx, Event point) { device_.follow(ctx.launc
 void WireLane::join(const Context& ctx) {
     mark(wire_);
     await(ctx, wire_);
+    busy_ = false;
 }
 
 Launch begin_wire(const Context& ctx) {
     if (ctx.wire == nullptr) return ctx.launch;
-    const bool beside = ctx.turn != nullptr || (ctx.side != nullptr && ctx.side->busy());
-    return ctx.wire->begin(ctx, beside ? WireLane::Width::beside : WireLane::Width::all);
+    if (ctx.turn != nullptr || (ctx.side != nullptr && ctx.side->busy())) return ctx.wire->begin(ctx);
+    if (ctx.wire->busy()) ctx.wire->join(ctx);
+    return ctx.launch;
 }
 
 void end_wire(Context& ctx) {
-    if (ctx.wire == nullptr) return;
+    if (ctx.wire == nullptr || !ctx.wire->busy()) return;
     if (ctx.turn == nullptr) return ctx.wire->join(ctx);
     ctx.wire->mark(ctx.turn->point());
     ctx.turn->pass(ctx);

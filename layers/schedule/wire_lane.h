@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The wire lane of a rank: a stream for calls of the exchange beside the main lane. Where a context has one,
-// all its calls go there: one wire order, equal on all ranks. Without one they stay on the main lane. Read
-// next: turns.h.
+// The wire lane of a rank: an urgent stream for calls of the exchange that run beside other work. Calls that
+// nothing runs beside stay on the main lane. Each call follows the one before on whichever lane that was: one
+// wire order, equal on all ranks. Read next: turns.h.
 #pragma once
 
 #include "layers/schedule/side_lane.h"
@@ -16,25 +16,28 @@ public:
     WireLane(const WireLane&) = delete;
     WireLane& operator=(const WireLane&) = delete;
 
-    // The launch of calls that follow what the context's lane was given so far. beside: other work runs
-    // meanwhile, so with several ranks on a part of the SMs.
-    enum class Width { all, beside };
-    Launch begin(const Context& ctx, Width width);
-    // The context's lane from now on follows all that this lane was given, or what it was when marked.
-    void join(const Context& ctx);
+    // The launch of calls on this lane, with several ranks on a part of the SMs. They follow what the
+    // context's lane was given so far.
+    Launch begin(const Context& ctx);
+    // What this lane was given so far.
     void mark(Event point);
+    // The context's lane from now on follows the mark; or everything this lane was given.
     void await(const Context& ctx, Event point);
+    void join(const Context& ctx);
+    // Whether it was given calls since the last join.
+    bool busy() const { return busy_; }
 
 private:
     Device& device_;
     int wire_sms_;
     Stream stream_;
     Event main_, wire_;
+    bool busy_ = false;
 };
 
-// The launch of calls of the exchange, on the lane where the context's schedule has them, and the end of
-// them: what the context is given afterwards follows. Between two micro-batches in turns the end is where the
-// other goes on.
+// The launch of calls of the exchange, on the wire lane where other work is beside them, and the end of them:
+// what the context is given afterwards follows. Between two micro-batches in turns the end is where the other
+// goes on.
 Launch begin_wire(const Context& ctx);
 void end_wire(Context& ctx);
 

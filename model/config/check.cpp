@@ -224,9 +224,10 @@ private:
     void check_schedule() {
         const ScheduleSpec& s = c_.schedule;
         constexpr const char* kTurns = "schedule.overlap_moe_expert_parallel_comm";
-        const std::string text = fmt::format("got true, want false with {}: true: two micro-batches in turns "
-                                             "are each other's work beside the wire",
-                                             kTurns);
+        const std::string text = fmt::format(
+            "got true, want false with {}: true: two micro-batches in turns "
+            "are each other's work beside the wire",
+            kTurns);
         const auto alone = [&](bool other, const char* name) {
             rule(!(s.overlap_moe_expert_parallel_comm && other), {name, kTurns}, text);
         };

@@ -243,10 +243,10 @@ void add_schedule(std::vector<ConfigField>& fields) {
     fields.push_back(boolean(s, "delay_wgrad_compute", AT(schedule.delay_wgrad_compute),
                              "GPUs: expert weight gradients, with their transposes, on a stream beside data "
                              "gradients and the combine of dX"));
-    fields.push_back(boolean(s, "overlap_moe_expert_parallel_comm",
-                             AT(schedule.overlap_moe_expert_parallel_comm),
-                             "the forward of a micro-batch beside the backward of the one before: the wire of "
-                             "one beside the GEMMs of the other; twice the activations"));
+    fields.push_back(
+        boolean(s, "overlap_moe_expert_parallel_comm", AT(schedule.overlap_moe_expert_parallel_comm),
+                "the forward of a micro-batch beside the backward of the one before: the wire of "
+                "one beside the GEMMs of the other; twice the activations"));
     fields.push_back(boolean(s, "overlap_grad_reduce", AT(schedule.overlap_grad_reduce),
                              "GPUs: gradients of a layer are reduced over ranks beside the backward of the "
                              "layers below"));

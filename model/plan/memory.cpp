@@ -234,7 +234,8 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
                  workspace_row = has_moe ? workspace_row_bytes(config) : 0;
     const TrainingSpec& training = config.training;
     const bool several_micro_batches = training.global_batch_size > training.micro_batch_size * gpus;
-    const double in_flight = config.schedule.overlap_moe_expert_parallel_comm && several_micro_batches ? 2 : 1;
+    const double in_flight =
+        config.schedule.overlap_moe_expert_parallel_comm && several_micro_batches ? 2 : 1;
     const std::string of = fmt::format("{:.4g} B parameters here", parameters / 1e9);
     std::vector<MemoryItem> items = {
         {"weights (BF16)", weights.bf16, "2 bytes for each parameter without FP8 copies"},

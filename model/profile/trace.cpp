@@ -16,14 +16,18 @@ std::string chrome_trace(const std::vector<ArmProfile>& arms, int rank) {
     };
     metadata("process_name", 0, "rank " + std::to_string(rank));
     for (size_t a = 0; a < arms.size(); ++a) {
-        // a thread for each lane
-        const auto thread_of = [&](Lane lane) {
-            return static_cast<int>(2 * a) + (lane == Lane::side ? 1 : 0);
+        // a thread for each lane, and for the second of two micro-batches on the main lane
+        constexpr int kThreads = kNumLanes + 1;
+        const auto thread_of = [](const StageSpan& span) {
+            return span.lane == Lane::main && span.turn > 0 ? kNumLanes : static_cast<int>(span.lane);
         };
-        metadata("thread_name", thread_of(Lane::main), arms[a].name);
-        if (std::any_of(arms[a].trace.begin(), arms[a].trace.end(),
-                        [](const StageSpan& span) { return span.lane == Lane::side; }))
-            metadata("thread_name", thread_of(Lane::side), arms[a].name + ", side lane");
+        constexpr const char* kNames[kThreads] = {"", ", side lane", ", wire lane",
+                                                  ", the other micro-batch"};
+        const int first = static_cast<int>(a) * kThreads;
+        for (int thread = 0; thread < kThreads; ++thread)
+            if (std::any_of(arms[a].trace.begin(), arms[a].trace.end(),
+                            [&](const StageSpan& span) { return thread_of(span) == thread; }))
+                metadata("thread_name", first + thread, arms[a].name + kNames[thread]);
         // Events of a thread must nest; device clocks round, so a span is cut to its parent, and begins
         // where its previous sibling ended.
         struct Interval {
@@ -31,12 +35,12 @@ std::string chrome_trace(const std::vector<ArmProfile>& arms, int rank) {
         };
         std::vector<Interval> placed;
         std::vector<double> free_from;  // by span: end of its last child so far
-        double top_of[2] = {0, 0};      // by lane: end of its last span that lies in none
+        double top_of[kThreads] = {};   // end of its last span that lies in none
         for (const StageSpan& span : arms[a].trace) {
             double begin = span.begin * 1e6, end = (span.begin + span.seconds) * 1e6;
-            double& top = top_of[static_cast<size_t>(span.lane)];
-            if (span.parent >= 0 && arms[a].trace[static_cast<size_t>(span.parent)].lane == span.lane) {
-                const auto parent = static_cast<size_t>(span.parent);
+            double& top = top_of[thread_of(span)];
+            const auto parent = static_cast<size_t>(std::max(span.parent, 0));
+            if (span.parent >= 0 && thread_of(arms[a].trace[parent]) == thread_of(span)) {
                 begin =
                     std::clamp(begin, std::min(free_from[parent], placed[parent].end), placed[parent].end);
                 end = std::clamp(end, begin, placed[parent].end);
@@ -56,7 +60,7 @@ std::string chrome_trace(const std::vector<ArmProfile>& arms, int rank) {
                               {"name", span.name},
                               {"cat", span.direction},
                               {"pid", rank},
-                              {"tid", thread_of(span.lane)},
+                              {"tid", first + thread_of(span)},
                               {"ts", begin},
                               {"dur", end - begin},
                               {"args", args}});

@@ -222,8 +222,8 @@ Transformer::MicroBatch Trainer::load_micro_batch(Context& ctx, const Flight& fl
     const BatchFeed::Batch batch = load_batch(ctx, Split::train, flight.step, slot);
     return {.tokens = batch.tokens,
             .labels = batch.labels,
-            .loss_scale = 1.0f / static_cast<float>(config_.training.global_batch_size *
-                                                    config_.model.seq_length),
+            .loss_scale =
+                1.0f / static_cast<float>(config_.training.global_batch_size * config_.model.seq_length),
             .loss_sum = loss_sum_};
 }
 

@@ -22,7 +22,6 @@ namespace fp8flow::golden {
 
 namespace {
 
-
 std::string hash_text(uint64_t hash) { return fmt::format("{:016x}", hash); }
 std::string hash_of(const std::vector<double>& values) {
     return hash_text(data::fnv1a(values.data(), values.size() * sizeof(double)));

@@ -194,7 +194,8 @@ private:
         int least = 0, greatest = 0;
         hopper::check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "stream priorities");
         cudaStream_t stream = nullptr;
-        hopper::check_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest), "a stream");
+        hopper::check_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest),
+                           "a stream");
         constexpr int kThreads = 1024, kMostCtas = 2 * 132;  // two fill an SM
         for (uint64_t i = 0; !ended_; ++i) {
             const auto words = random_words(seed, i, 0);
@@ -231,9 +232,9 @@ TEST(Golden, NoDelayChangesABit) {
         for (const char* variant : {"standard", "beside", "in_turns"}) {
             c.recipe = recipe;
             c.variant = variant;
-            EXPECT_EQ(golden::difference(golden::run_case(c, *world, backend, nullptr, kLongRun),
-                                         wanted[recipe]),
-                      "")
+            EXPECT_EQ(
+                golden::difference(golden::run_case(c, *world, backend, nullptr, kLongRun), wanted[recipe]),
+                "")
                 << c.name() << ", " << kLongRun << " steps";
         }
     c.recipe = "fp8_flow";

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The reference backend with side and wire lanes that work as late as they may: what they are given, calls of
-// the exchange too, runs only when the main lane waits for it. A missing wait, or memory that is taken again too early, then changes
-// bytes. In the order of the program itself, as the reference backend runs it, nothing could go wrong.
+// the exchange too, runs only when the main lane waits for it. A missing wait, or memory that is taken again
+// too early, then changes bytes. In the order of the program itself, as the reference backend runs it,
+// nothing could go wrong.
 #pragma once
 
 #include "kernels/exchange.h"

@@ -71,7 +71,8 @@ TEST(Turns, AnErrorEndsBoth) {
             EXPECT_FALSE(went_on);
         }
         int played = 0;
-        turns.run(player.rank->timer, [&](Turn&) { ++played; }, [&](Turn&) { ++played; });
+        turns.run(
+            player.rank->timer, [&](Turn&) { ++played; }, [&](Turn&) { ++played; });
         EXPECT_EQ(played, 2);
     });
 }
@@ -161,7 +162,8 @@ void expect_turns_change_no_bit(const LayerCase& c) {
                                            std::vector<LayerResult>(c.tokens.size())};
     for (const bool in_turns : {false, true})
         run_thread_ranks(c.ranks(), 60, [&](ProcessGroup& group) {
-            results[in_turns][static_cast<std::size_t>(group.rank())] = train_micro_batches(group, c, in_turns);
+            results[in_turns][static_cast<std::size_t>(group.rank())] =
+                train_micro_batches(group, c, in_turns);
         });
     for (std::size_t rank = 0; rank < c.tokens.size(); ++rank) {
         const LayerResult &got = results[1][rank], &wanted = results[0][rank];
@@ -234,8 +236,7 @@ TEST(Turns, ChangeNoBitOfTraining) {
                                              "training.micro_batch_size=4",
                                              "training.global_batch_size=" + std::to_string(12 * ranks)};
             if (tight)
-                for (const char* key :
-                     {"moe.moe_expert_rank_capacity_factor=0.5", "moe.moe_row_alignment=1"})
+                for (const char* key : {"moe.moe_expert_rank_capacity_factor=0.5", "moe.moe_row_alignment=1"})
                     keys.emplace_back(key);
             const RunOptions options{.steps = 3, .eval_batches = 1};
             const TrainingRun serial = train(test_config(recipe, keys), ranks, options);
