@@ -9,16 +9,21 @@ WireLane::WireLane(Device& device, const ScheduleSpec& schedule)
       wire_sms_(static_cast<int>(schedule.wire_sms)),
       stream_(device.make_stream(Device::Priority::urgent)),
       main_(device.make_event()),
+      ready_(device.make_event()),
       wire_(device.make_event()) {}
 
 WireLane::~WireLane() {
-    for (const Event event : {main_, wire_}) device_.free_event(event);
+    for (const Event event : {main_, ready_, wire_}) device_.free_event(event);
     device_.free_stream(stream_);
 }
 
 Launch WireLane::begin(const Context& ctx) {
     device_.record(main_, ctx.launch.stream);
     device_.follow(stream_, main_);
+    // What comes next on the context's lane starts no earlier than the call, which would else find all SMs
+    // taken.
+    device_.record(ready_, stream_);
+    device_.follow(ctx.launch.stream, ready_);
     busy_ = true;
     // one rank has no wire: its row movers need the memory's bandwidth
     return {.stream = stream_, .sm_limit = ctx.exchange.size() > 1 ? wire_sms_ : 0, .lane = Lane::wire};

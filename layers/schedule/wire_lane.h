@@ -31,7 +31,7 @@ private:
     Device& device_;
     int wire_sms_;
     Stream stream_;
-    Event main_, wire_;
+    Event main_, ready_, wire_;
     bool busy_ = false;
 };
 

@@ -16,7 +16,7 @@ namespace fp8flow::test {
 class LateDevice final : public Device {
 public:
     explicit LateDevice(Device& device) : device_(device) {}
-    ~LateDevice() override { run_until(given_); }
+    ~LateDevice() override { synchronize(); }
 
     void* allocate(std::size_t bytes) override { return device_.allocate(bytes); }
     void free(void* data) override { device_.free(data); }
@@ -32,40 +32,58 @@ public:
     void fill(void* device, uint8_t value, std::size_t bytes, Stream stream) override {
         give(stream, [this, device, value, bytes] { device_.fill(device, value, bytes); });
     }
-    void synchronize() override { run_until(given_); }
+    void synchronize() override {
+        for (Lane& lane : lanes_) run_until({&lane, lane.given});
+    }
     int64_t free_bytes() const override { return device_.free_bytes(); }
 
-    Stream make_stream(Priority) override { return {this}; }
-    Event make_event() override { return {&events_.emplace_back(0)}; }
+    Stream make_stream(Priority) override { return {&lanes_.emplace_back()}; }
+    Event make_event() override { return {&points_.emplace_back()}; }
     // An event of the main lane, which works at once, has always passed.
     void record(Event event, Stream stream) override {
-        *static_cast<int64_t*>(event.handle) = is_side(stream) ? given_ : 0;
+        Lane* lane = static_cast<Lane*>(stream.handle);
+        *static_cast<Point*>(event.handle) = {lane, lane == nullptr ? 0 : lane->given};
     }
     void follow(Stream stream, Event event) override {
-        if (!is_side(stream)) run_until(*static_cast<int64_t*>(event.handle));
+        const Point point = *static_cast<Point*>(event.handle);
+        if (point.lane != nullptr) give(stream, [this, point] { run_until(point); });
     }
 
-    // Now on the main lane; later on the side lane.
+    // Now on the main lane; later on the others.
     template <class Work> void give(Stream stream, Work&& work) {
-        if (!is_side(stream)) return work();
-        ++given_;
-        waiting_.emplace_back(std::forward<Work>(work));
+        if (stream.handle == nullptr) return work();
+        Lane& lane = *static_cast<Lane*>(stream.handle);
+        ++lane.given;
+        lane.waiting.emplace_back(std::forward<Work>(work));
     }
-    int64_t waiting() const { return static_cast<int64_t>(waiting_.size()); }
+    int64_t waiting() const {
+        std::size_t sum = 0;
+        for (const Lane& lane : lanes_) sum += lane.waiting.size();
+        return static_cast<int64_t>(sum);
+    }
 
 private:
-    bool is_side(Stream stream) const { return stream.handle == this; }
-    void run_until(int64_t given) {
-        for (; ran_ < given; ++ran_) {
-            waiting_.front()();
-            waiting_.pop_front();
+    struct Lane {
+        std::deque<std::function<void()>> waiting;
+        int64_t given = 0, ran = 0;
+    };
+    struct Point {  // an event: what its lane had been given when it was recorded
+        Lane* lane = nullptr;
+        int64_t given = 0;
+    };
+    static void run_until(const Point& point) {
+        Lane& lane = *point.lane;
+        while (lane.ran < point.given) {
+            ++lane.ran;
+            const std::function<void()> work = std::move(lane.waiting.front());
+            lane.waiting.pop_front();
+            work();
         }
     }
 
     Device& device_;
-    std::deque<std::function<void()>> waiting_;
-    std::deque<int64_t> events_;  // by event: what had been given when it was recorded
-    int64_t given_ = 0, ran_ = 0;
+    std::deque<Lane> lanes_;
+    std::deque<Point> points_;
 };
 
 class LateOps final : public Ops {

@@ -455,8 +455,9 @@ void launch_clusters(Kernel kernel, unsigned ctas, size_t shared_bytes, const La
     launch_with(attributes, kernel, std::max(1u, ctas / kClusterCtas) * kClusterCtas, dim3(kCtaThreads),
                 shared_bytes, launch, op, args...);
 }
-// Shares of an SM's tiles: each costs the fill of a pipeline, some microseconds.
-constexpr int64_t kSharesOfSm = 8, kLeastTilesOfShare = 4, kMostTilesOfShare = 16;
+// Contraction of the tiles of a share, some 100 us: how long another lane waits for SMs. Each share costs the
+// fill of a pipeline, some microseconds.
+constexpr int64_t kShareContraction = 16384, kMostTilesOfShare = 16;
 
 // A persistent launch over all tiles of D, or one in shares where it shares SMs. `maps`: tensor maps of A, B
 // and whatever else the kernel copies.
@@ -470,11 +471,12 @@ void launch_persistent(Kernel kernel, GemmProblem problem, const Launch& launch,
     if (launch.shares_sms) {
         ctas = std::max(1u, ctas / kClusterCtas) * kClusterCtas;
         problem.share.window = static_cast<int32_t>(ctas);
+        const int64_t groups = problem.groups.num_groups,
+                      depth = problem.grouped == Grouped::contraction ? problem.k / groups : problem.k;
         problem.share.tiles = static_cast<int32_t>(
-            std::clamp<int64_t>(tiles / (kSharesOfSm * ctas), kLeastTilesOfShare, kMostTilesOfShare));
+            std::clamp<int64_t>(kShareContraction / std::max<int64_t>(1, depth), 1, kMostTilesOfShare));
         // neighbours of an odd last tile of a group may be empty
-        ctas *= static_cast<unsigned>(
-            ceil_div(tiles + problem.groups.num_groups, int64_t{problem.share.tiles} * ctas));
+        ctas *= static_cast<unsigned>(ceil_div(tiles + groups, int64_t{problem.share.tiles} * ctas));
     }
     launch_clusters(kernel, ctas, shared_bytes, launch, "GEMM (wgmma)", problem, maps...);
 }
