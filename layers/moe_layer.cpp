@@ -92,9 +92,8 @@ SideLane* MoeLayer::side_of(const Context& ctx) const {
     return beside ? ctx.side : nullptr;
 }
 Context MoeLayer::begin_shared_expert(const Context& ctx) const {
-    const int64_t sms = ctx.exchange.size() > 1 ? ctx.side->schedule().shared_expert_sms : 0;
     return ctx.side->begin(
-        ctx, sms, recompute_.shared_experts ? SideLane::Kept::dropped : SideLane::Kept::for_backward);
+        ctx, recompute_.shared_experts ? SideLane::Kept::dropped : SideLane::Kept::for_backward);
 }
 
 void MoeLayer::backward(Context& ctx, const TokenRows& x, const TensorView& dy, MoeSaved& saved,

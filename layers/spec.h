@@ -106,9 +106,8 @@ struct ScheduleSpec {
     // the forward of a micro-batch beside the backward of the one before
     bool overlap_moe_expert_parallel_comm = false;
     bool overlap_grad_reduce = false;  // gradients of a layer are reduced beside the backward of those below
-    // with several ranks, while both lanes may be at work; 0: all
-    int64_t shared_expert_sms = 100;  // SMs of the shared expert
-    int64_t wire_sms = 32;            // SMs of what is on the wire
+    // SMs of calls of the exchange beside the other micro-batch, with several ranks; 0: all
+    int64_t wire_sms = 64;
 
     bool has_side_lane() const { return moe_shared_expert_overlap || delay_wgrad_compute; }
     bool overlaps() const {

@@ -31,9 +31,6 @@ struct Launch {
     // 0: all; otherwise at most so many SMs, so that communication can run in parallel
     int sm_limit = 0;
     Lane lane = Lane::main;
-    // Another lane holds some of the SMs for a part of this op's time: an op that gives each SM its share of
-    // the work at the start gives smaller shares, so that SMs that become free take some.
-    bool shares_sms = false;
 };
 
 // Memory of one backend. allocate never returns null: it throws Error(memory) with the numbers.

@@ -145,22 +145,11 @@ void combine(Context& ctx, const Exchange::Combine& args, const FlowPlan& plan, 
     sums(unpadded, plan.unpadded);
 }
 
-namespace {
-
-// The side lane may hold SMs for a part of a GEMM's time.
-Launch gemm_launch(const Context& ctx) {
-    Launch launch = ctx.launch;
-    launch.shares_sms |= ctx.side != nullptr && ctx.side->busy();
-    return launch;
-}
-
-}  // namespace
-
 void forward_gemm(Context& ctx, const char* stage, const ScaledTensor& a, const Parameter& weight,
                   const RowGroups& groups, const TensorView& d) {
     {
         auto timed = ctx.stage(stage);
-        ctx.ops.grouped_gemm({.a = a, .b = weight.for_fprop(), .groups = groups, .d = d}, gemm_launch(ctx));
+        ctx.ops.grouped_gemm({.a = a, .b = weight.for_fprop(), .groups = groups, .d = d}, ctx.launch);
     }
     if (ctx.gemms != nullptr) ctx.gemms->gemm(ctx, stage, a, d, groups);
 }
@@ -170,11 +159,11 @@ void data_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, cons
     {
         auto timed = ctx.stage(stage);
         if (weight.dgrad) {
-            ctx.ops.grouped_gemm({.a = dy, .b = weight.dgrad, .groups = groups, .d = dx}, gemm_launch(ctx));
+            ctx.ops.grouped_gemm({.a = dy, .b = weight.dgrad, .groups = groups, .d = dx}, ctx.launch);
         } else {
             ctx.ops.grouped_gemm(
                 {.a = dy, .b = {.data = weight.plain}, .groups = groups, .form = op::GemmForm::nn, .d = dx},
-                gemm_launch(ctx));
+                ctx.launch);
         }
     }
     if (ctx.gemms != nullptr) ctx.gemms->gemm(ctx, stage, dy, dx, groups);

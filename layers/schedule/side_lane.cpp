@@ -50,14 +50,13 @@ SideLane::~SideLane() {
     device_.free_stream(stream_);
 }
 
-Context SideLane::begin(const Context& main, int64_t sms, Kept kept) {
+Context SideLane::begin(const Context& main, Kept kept) {
     device_.record(main_, main.launch.stream);
     device_.follow(stream_, main_);
     busy_ = true;
     marked_ = false;
     Context own = main.with(kept == Kept::dropped ? dropped_ : main.saved, scratch_);
-    own.launch = {
-        .stream = stream_, .sm_limit = static_cast<int>(sms), .lane = Lane::side, .shares_sms = true};
+    own.launch = {.stream = stream_, .lane = Lane::side};
     own.side = nullptr;
     own.wire = nullptr;
     return own;

@@ -5,8 +5,7 @@
 // The rules that make this safe, and the same bits as one lane:
 // - It makes no calls of the exchange.
 // - A lane's work runs in the order in which the host gives it. Side work follows what the main lane was
-// given
-//   before begin(); the main lane follows side work where it calls await() or join().
+//   given before begin(); the main lane follows side work where it calls await() or join().
 // - The side lane takes scratch, and what it makes and drops, from arenas of its own, reused in the order of
 //   its stream; operations have workspaces by lane. What one lane makes and the other reads lives until the
 //   main lane has joined.
@@ -29,11 +28,11 @@ public:
     const ScheduleSpec& schedule() const { return schedule_; }
     std::vector<Arena*> arenas() { return {&scratch_, &dropped_}; }
 
-    // The micro-batch of the main lane's context on this lane, with at most `sms` SMs (0: all). Its work
-    // follows all that `main` was given. Kept for the backward: in `saved` as ever; or what this lane keeps
-    // it drops itself before it ends (recomputation).
+    // The micro-batch of the main lane's context on this lane. Its work follows all that `main` was given.
+    // Kept for the backward: in `saved` as ever; or what this lane keeps it drops itself before it ends
+    // (recomputation).
     enum class Kept { for_backward, dropped };
-    Context begin(const Context& main, int64_t sms = 0, Kept kept = Kept::for_backward);
+    Context begin(const Context& main, Kept kept = Kept::for_backward);
     // What this lane was given so far, for await(). One mark at a time.
     Event mark();
     // The main lane's work from now on follows the mark; or everything this lane was given.

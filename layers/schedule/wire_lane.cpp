@@ -17,7 +17,7 @@ WireLane::~WireLane() {
     device_.free_stream(stream_);
 }
 
-Launch WireLane::begin(const Context& ctx) {
+Launch WireLane::begin(const Context& ctx, Width width) {
     device_.record(main_, ctx.launch.stream);
     device_.follow(stream_, main_);
     // What comes next on the context's lane starts no earlier than the call, which would else find all SMs
@@ -26,7 +26,8 @@ Launch WireLane::begin(const Context& ctx) {
     device_.follow(ctx.launch.stream, ready_);
     busy_ = true;
     // one rank has no wire: its row movers need the memory's bandwidth
-    return {.stream = stream_, .sm_limit = ctx.exchange.size() > 1 ? wire_sms_ : 0, .lane = Lane::wire};
+    const bool narrow = width == Width::narrow && ctx.exchange.size() > 1;
+    return {.stream = stream_, .sm_limit = narrow ? wire_sms_ : 0, .lane = Lane::wire};
 }
 
 void WireLane::mark(Event point) { device_.record(point, stream_); }
@@ -41,7 +42,8 @@ void WireLane::join(const Context& ctx) {
 
 Launch begin_wire(const Context& ctx) {
     if (ctx.wire == nullptr) return ctx.launch;
-    if (ctx.turn != nullptr || (ctx.side != nullptr && ctx.side->busy())) return ctx.wire->begin(ctx);
+    if (ctx.turn != nullptr) return ctx.wire->begin(ctx, WireLane::Width::narrow);
+    if (ctx.side != nullptr && ctx.side->busy()) return ctx.wire->begin(ctx, WireLane::Width::all);
     if (ctx.wire->busy()) ctx.wire->join(ctx);
     return ctx.launch;
 }

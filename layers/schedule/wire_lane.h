@@ -16,9 +16,10 @@ public:
     WireLane(const WireLane&) = delete;
     WireLane& operator=(const WireLane&) = delete;
 
-    // The launch of calls on this lane, with several ranks on a part of the SMs. They follow what the
-    // context's lane was given so far.
-    Launch begin(const Context& ctx);
+    // The launch of calls on this lane, which follow what the context's lane was given so far. narrow: with
+    // several ranks on wire_sms SMs, since what is beside them takes as long.
+    enum class Width { all, narrow };
+    Launch begin(const Context& ctx, Width width);
     // What this lane was given so far.
     void mark(Event point);
     // The context's lane from now on follows the mark; or everything this lane was given.

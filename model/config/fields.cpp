@@ -250,10 +250,9 @@ void add_schedule(std::vector<ConfigField>& fields) {
     fields.push_back(boolean(s, "overlap_grad_reduce", AT(schedule.overlap_grad_reduce),
                              "GPUs: gradients of a layer are reduced over ranks beside the backward of the "
                              "layers below"));
-    fields.push_back(integer(s, "shared_expert_sms", AT(schedule.shared_expert_sms), {.min = 0, .max = 132},
-                             "SMs of the shared expert beside the wire, with several ranks; 0: all"));
     fields.push_back(integer(s, "wire_sms", AT(schedule.wire_sms), {.min = 0, .max = 132},
-                             "SMs of calls of the exchange beside other work, with several ranks; 0: all"));
+                             "SMs of calls of the exchange beside another micro-batch or in gradient "
+                             "reduction beside the backward, with several ranks; 0: all"));
 }
 
 void add_parallel(std::vector<ConfigField>& fields) {

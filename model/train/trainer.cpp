@@ -257,7 +257,6 @@ void Trainer::run_in_turns(const Flight& flight) {
     const auto pass = [&](int64_t m, Turn* turn, auto half) {
         Context ctx = make_context(m, timer_of(flight));
         ctx.turn = turn;
-        ctx.launch.shares_sms = turn != nullptr;
         half(ctx, batches[static_cast<size_t>(m)]);
     };
     const auto forward = [&](Context& ctx, Transformer::MicroBatch& batch) {

@@ -193,7 +193,7 @@ void Transformer::backward(Context& ctx, MicroBatch& batch) {
 // A tied embedding is complete at the end of the backward, with the embedding.
 void Transformer::reduce_gradients(Context& ctx, const Range& range) {
     if (!ctx.reduces_gradients) return;
-    const Launch wire = ctx.wire->begin(ctx);
+    const Launch wire = ctx.wire->begin(ctx, WireLane::Width::narrow);
     const StageTimer::Scope timed(ctx.timer, StageLevel::part, "gradient reduction", wire);
     const auto [dense, expert] = store_.gradients_of(range.first, range.last);
     if (dense) ctx.exchange.all_reduce(Reduce::sum, Ranks::world, dense, wire);

@@ -55,12 +55,6 @@ struct SecondOperands {
     GemmOperand b;
 };
 
-// What a CTA does of a grid that does not stay for all tiles (Launch::shares_sms): `tiles` of them, as one of
-// `window` CTAs, then the next `window` CTAs the same of the tiles that follow. window 0: a persistent grid.
-struct TileShare {
-    int32_t window = 0, tiles = 0;
-};
-
 // D(i, j) (+)= sum over k of A(i, k) B(j, k) for every group.
 struct GemmProblem {
     Grouped grouped = Grouped::rows;
@@ -75,7 +69,6 @@ struct GemmProblem {
     DType d_dtype = DType::f32;
     const int64_t* d_row_base = nullptr;
     SecondOperands second;  // used by launch_wgmma_fp8_wgrad_two only
-    TileShare share;        // sm90/
 };
 
 // A tile of D of the fallback kernels (sm90/ has its own, WorkTile): `rows` rows are written, the first

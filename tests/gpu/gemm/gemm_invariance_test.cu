@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What must not change a bit of a grouped GEMM: repetition, the SM limit, shares of SMs, and how many rows
-// the other groups have. Kernels of this project, every kind of operand that has a kernel of its own.
+// What must not change a bit of a grouped GEMM: repetition, the SM limit, and how many rows the other groups
+// have. Kernels of this project, every kind of operand that has a kernel of its own.
 #include "kernels/ops/gemm.h"
 
 #include "tests/support/parity.h"
@@ -129,27 +129,25 @@ struct WgradGemm {
 const std::vector<int64_t> kCounts = {300, 0, 129, 3, 260};
 constexpr int kLimits[] = {1, 2, 3, 5, 16, 31, 131, 132, 1000};
 
-TEST(GemmInvariance, SmLimitAndShares) {
-    for (const bool shares : {false, true}) {
-        for (const Rows& rows : kRows) {
-            RowsGemm gemm(rows, kCounts);
-            const HostTensor all = gemm.run();
+TEST(GemmInvariance, SmLimit) {
+    for (const Rows& rows : kRows) {
+        RowsGemm gemm(rows, kCounts);
+        const HostTensor all = gemm.run();
+        for (const int limit : kLimits)
+            EXPECT_TRUE(same_bytes(all, gemm.run({.sm_limit = limit}))) << rows.name << ", " << limit;
+    }
+    for (const Columns& columns : kColumns) {
+        WgradGemm gemm(columns, kCounts);
+        for (const Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {
+            const HostTensor all = gemm.run(mode);
             for (const int limit : kLimits)
-                EXPECT_TRUE(same_bytes(all, gemm.run({.sm_limit = limit, .shares_sms = shares})))
-                    << rows.name << ", " << limit << ", " << shares;
-        }
-        for (const Columns& columns : kColumns) {
-            WgradGemm gemm(columns, kCounts);
-            for (const Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {
-                const HostTensor all = gemm.run(mode);
-                for (const int limit : kLimits)
-                    EXPECT_TRUE(same_bytes(all, gemm.run(mode, {.sm_limit = limit, .shares_sms = shares})))
-                        << columns.name << ", " << limit << ", " << shares;
-            }
+                EXPECT_TRUE(same_bytes(all, gemm.run(mode, {.sm_limit = limit})))
+                    << columns.name << ", " << limit;
         }
     }
 }
 
+// The kernels that run where wgmma is not supported.
 TEST(GemmInvariance, SmLimitOnCudaCores) {
     RowsGemm gemm(kRows[2], {150, 0, 129, 3});
     gemm.parity.gpu.choose_kernels({.gemm = GemmBackend::simt});

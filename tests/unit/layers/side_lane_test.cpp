@@ -116,29 +116,44 @@ TEST(SideLane, WorksWhenTheMainLaneWaits) {
     });
 }
 
-// Calls of the exchange leave SMs to the side lane only while it may be at work, and only where there is a
-// wire.
-TEST(SideLane, TheWireIsNarrowBesideWork) {
+// Calls of the exchange are on the wire lane only while the side lane may be at work.
+TEST(SideLane, TheWireHasALaneBesideWork) {
+    LayerCase c = case_of(Recipe::bf16);
+    c.schedule = {.delay_wgrad_compute = true};
+    run_thread_ranks(1, 60, [&](ProcessGroup& group) {
+        RankFixture rank(group, c);
+        SideLane& side = *rank.side;
+        Context main = rank.context();
+        const auto lane = [&] {
+            const Lane used = begin_wire(main).lane;
+            end_wire(main);
+            return used;
+        };
+        EXPECT_EQ(lane(), Lane::main);
+        side.begin(main);
+        EXPECT_EQ(lane(), Lane::wire);
+        const Event mark = side.mark();
+        side.await(main, mark);
+        EXPECT_EQ(lane(), Lane::main);
+        side.begin(main);
+        side.await(main, mark);
+        EXPECT_EQ(lane(), Lane::wire) << "work was given after the mark";
+        side.join(main);
+        EXPECT_EQ(lane(), Lane::main);
+    });
+}
+
+// Beside another micro-batch it leaves SMs, where there is a wire.
+TEST(SideLane, TheWireIsNarrowInTurns) {
     for (const int ranks : {1, 2}) {
         LayerCase c = case_of(Recipe::bf16);
         c.tokens.assign(static_cast<std::size_t>(ranks), 64);
-        c.schedule = {.delay_wgrad_compute = true, .wire_sms = 24};
-        const int narrow = ranks == 1 ? 0 : 24;
+        c.schedule = {.overlap_moe_expert_parallel_comm = true, .wire_sms = 24};
         run_thread_ranks(ranks, 60, [&](ProcessGroup& group) {
             RankFixture rank(group, c);
-            SideLane& side = *rank.side;
             const Context main = rank.context();
-            EXPECT_EQ(begin_wire(main).sm_limit, 0);
-            side.begin(main);
-            EXPECT_EQ(begin_wire(main).sm_limit, narrow);
-            const Event mark = side.mark();
-            side.await(main, mark);
-            EXPECT_EQ(begin_wire(main).sm_limit, 0);
-            side.begin(main);
-            side.await(main, mark);
-            EXPECT_EQ(begin_wire(main).sm_limit, narrow) << "work was given after the mark";
-            side.join(main);
-            EXPECT_EQ(begin_wire(main).sm_limit, 0);
+            EXPECT_EQ(rank.wire->begin(main, WireLane::Width::narrow).sm_limit, ranks == 1 ? 0 : 24);
+            EXPECT_EQ(rank.wire->begin(main, WireLane::Width::all).sm_limit, 0);
         });
     }
 }

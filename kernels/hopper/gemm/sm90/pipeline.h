@@ -178,30 +178,6 @@ __device__ __forceinline__ void load_operand(Load load, int rank, const CUtensor
     }
 }
 
-// The tiles of a CTA, by their index in the order of the scheduler: all of a persistent grid, or a share. In
-// both the CTAs at work have tiles that follow each other, which share operands in L2.
-class TileWalk {
-public:
-    __device__ __forceinline__ explicit TileWalk(const TileShare& share) {
-        const uint32_t window = share.window > 0 ? static_cast<uint32_t>(share.window) : gridDim.x;
-        const uint32_t before = blockIdx.x / window;
-        step_ = window / kClusterCtas;
-        left_ = share.window > 0 ? share.tiles : INT32_MAX;
-        index_ = int64_t{before} * step_ * left_ + blockIdx.x % window / kClusterCtas;
-    }
-    __device__ __forceinline__ bool done() const { return left_ == 0; }
-    __device__ __forceinline__ int64_t index() const { return index_; }
-    __device__ __forceinline__ void advance() {
-        index_ += step_;
-        --left_;
-    }
-
-private:
-    int64_t index_;
-    uint32_t step_;
-    int32_t left_;
-};
-
 // The producer thread: all tiles of this CTA. `load(tile, multicast, step, stage, full)` issues the copies of
 // one stage; together with what the other CTA multicasts, stage_bytes arrive. `multicast` is tile.multicast
 // as a compile-time constant: every instruction here delays the next stage.
@@ -221,9 +197,9 @@ __device__ void produce_tiles(const GemmProblem& p, Shared& shared, uint32_t sta
             stage.advance();
         }
     };
-    for (TileWalk walk(p.share);; walk.advance()) {
+    for (int64_t index = blockIdx.x / kClusterCtas;; index += gridDim.x / kClusterCtas) {
         WorkTile tile{};
-        tile.past_end = walk.done() || !scheduler.find(walk.index(), tile);
+        tile.past_end = !scheduler.find(index, tile);
         mbarrier_wait(&shared.tile_empty[ring.index], ring.parity ^ 1);
         shared.tiles[ring.index] = tile;
         mbarrier_arrive(&shared.tile_full[ring.index]);
@@ -455,30 +431,15 @@ void launch_clusters(Kernel kernel, unsigned ctas, size_t shared_bytes, const La
     launch_with(attributes, kernel, std::max(1u, ctas / kClusterCtas) * kClusterCtas, dim3(kCtaThreads),
                 shared_bytes, launch, op, args...);
 }
-// Contraction of the tiles of a share, some 100 us: how long another lane waits for SMs. Each share costs the
-// fill of a pipeline, some microseconds.
-constexpr int64_t kShareContraction = 16384, kMostTilesOfShare = 16;
-
-// A persistent launch over all tiles of D, or one in shares where it shares SMs. `maps`: tensor maps of A, B
-// and whatever else the kernel copies.
+// A persistent launch over all tiles of D. `maps`: tensor maps of A, B and whatever else the kernel copies.
 template <class Kernel, class... Maps>
-void launch_persistent(Kernel kernel, GemmProblem problem, const Launch& launch, size_t shared_bytes,
+void launch_persistent(Kernel kernel, const GemmProblem& problem, const Launch& launch, size_t shared_bytes,
                        const Maps&... maps) {
     const int64_t tiles = row_tiles_bound(problem, kTileRows) * ceil_div(problem.n, kTileCols);
     if (tiles == 0) return;
     allow_shared_memory(kernel, shared_bytes, "shared memory of a GEMM");
-    unsigned ctas = grid_for(tiles, launch, 1);
-    if (launch.shares_sms) {
-        ctas = std::max(1u, ctas / kClusterCtas) * kClusterCtas;
-        problem.share.window = static_cast<int32_t>(ctas);
-        const int64_t groups = problem.groups.num_groups,
-                      depth = problem.grouped == Grouped::contraction ? problem.k / groups : problem.k;
-        problem.share.tiles = static_cast<int32_t>(
-            std::clamp<int64_t>(kShareContraction / std::max<int64_t>(1, depth), 1, kMostTilesOfShare));
-        // neighbours of an odd last tile of a group may be empty
-        ctas *= static_cast<unsigned>(ceil_div(tiles + groups, int64_t{problem.share.tiles} * ctas));
-    }
-    launch_clusters(kernel, ctas, shared_bytes, launch, "GEMM (wgmma)", problem, maps...);
+    launch_clusters(kernel, grid_for(tiles, launch, 1), shared_bytes, launch, "GEMM (wgmma)", problem,
+                    maps...);
 }
 
 }  // namespace fp8flow::hopper::gemm

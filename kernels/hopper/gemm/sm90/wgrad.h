@@ -28,9 +28,9 @@ template <int kStageK, Sets kSets = Sets::one, class Each>
 __device__ __forceinline__ void for_each_tile(const GemmProblem& p, Each each) {
     TileScheduler<kStageK, kWgradRasterRows, kSets> scheduler(p, static_cast<int>(cluster_rank()));
     int64_t group = -1, count = 0, offset = 0;  // of the second set
-    for (TileWalk walk(p.share);; walk.advance()) {
+    for (int64_t index = blockIdx.x / kClusterCtas;; index += gridDim.x / kClusterCtas) {
         WgradTile<kSets> tile{};
-        tile.past_end = walk.done() || !scheduler.find(walk.index(), tile);
+        tile.past_end = !scheduler.find(index, tile);
         if constexpr (kSets == Sets::two) {
             if (!tile.past_end) {
                 if (tile.group != group) {
