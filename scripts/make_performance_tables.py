@@ -192,21 +192,40 @@ def whole_model():
     return table(["ms", "before (ff79989)", "serial", "shared expert beside"], rows) + source(*map(origin, names))
 
 
-def schedules():
-    """Schedules of one GPU side by side, and the program before them in the same call."""
-    rows = []
-    for label, name, old in (("DeepSeek-V3 dimensions, 32 experts", "profile_deepseek_v3_1gpu_schedules.json", "profile_deepseek_v3_1gpu_before.json"),
-                             ("107 M model", "profile_100m_1gpu.json", "profile_100m_1gpu_before.json")):
-        before = load(old)["recipes"][0]
-        arms = [("serial, ff79989", before)] + [(r["name"].replace("fp8_flow", "serial", 1) if r["name"] == "fp8_flow" else
-                                                 r["name"].replace("fp8_flow + ", ""), r) for r in load(name)["recipes"]]
+def schedule_rows(parts):
+    """Rows of (label, file, file of the program before or None, micro-batches of a step). In turns the layer's forward and backward of two
+    micro-batches lie in each other, so that only the step has a time."""
+    rows, files = [], []
+    for label, name, old, micro_batches in parts:
+        arms = [] if old is None else [("serial, ff79989", load(old)["recipes"][0])]
+        for r in load(name)["recipes"]:
+            schedule = "serial" if r["name"] == "fp8_flow" else r["name"].replace("fp8_flow + ", "")
+            if schedule != "turns" or micro_batches > 1:
+                arms.append(("reduce + turns" if schedule == "turns" else schedule, r))
         for schedule, r in arms:
             layer, energy = r["layer seconds"], r.get("joules per token")
-            rows.append([label, schedule, f"{layer['median'] * 1e3:.3f}", f"{layer['min'] * 1e3:.3f}", f"{r['layer clock hertz']['median'] / 1e6:.0f}",
-                         f"{r['step seconds'] * 1e3:.2f}", "" if energy is None else f"{energy * 1e3:.3f}", f"{r['activation bytes'] / 2**20:.0f} MiB"])
-    return (table(["layer", "schedule", "layer ms", "min", "MHz", "step ms", "mJ/token", "activations"], rows, 2) +
-            source(*map(origin, ("profile_deepseek_v3_1gpu_schedules.json", "profile_deepseek_v3_1gpu_before.json", "profile_100m_1gpu.json",
-                                 "profile_100m_1gpu_before.json"))))
+            times = ["", ""] if schedule.endswith("turns") else [f"{layer['median'] * 1e3:.3f}", f"{layer['min'] * 1e3:.3f}"]
+            rows.append([label, schedule, *times, f"{r['layer clock hertz']['median'] / 1e6:.0f}", f"{r['step seconds'] * 1e3:.2f}",
+                         "" if energy is None else f"{energy * 1e3:.3f}", f"{r['activation bytes'] / 2**20:.0f} MiB"])
+        files += [f for f in (name, old) if f is not None]
+    return table(["layer", "schedule", "layer ms", "min", "MHz", "step ms", "mJ/token", "activations"], rows, 2) + source(*map(origin, files))
+
+
+def schedules():
+    """Schedules of one GPU side by side, and the program before them in the same call."""
+    return schedule_rows([
+        ("DeepSeek-V3 dimensions, 32 experts", "profile_deepseek_v3_1gpu_schedules.json", "profile_deepseek_v3_1gpu_before.json", 1),
+        ("107 M model", "profile_100m_1gpu.json", "profile_100m_1gpu_before.json", 1)])
+
+
+def schedules_2gpu():
+    """The same on two GPUs that share the experts; all files are of one call."""
+    return schedule_rows([
+        ("DeepSeek-V3 dimensions, 128 experts", "profile_deepseek_v3_2gpu_schedules.json", "profile_deepseek_v3_2gpu_before.json", 1),
+        ("the same, 8 micro-batches", "profile_deepseek_v3_2gpu_micro_batches.json", None, 8),
+        ("Qwen3-235B, 128 experts", "profile_qwen3_235b_2gpu_schedules.json", None, 1),
+        ("107 M model", "profile_100m_2gpu.json", "profile_100m_2gpu_before.json", 1),
+        ("the same, 4 micro-batches", "profile_100m_2gpu_micro_batches.json", None, 4)])
 
 
 def peer_layers():
@@ -573,6 +592,13 @@ WHAT = {
     "peers_torch_h200.jsonl": "what PyTorch takes for the shapes of the upstream suite",
     "profile_100m_1gpu.json": "configs/h200_100m.yaml on one GPU, schedules side by side",
     "profile_100m_1gpu_before.json": "the same at ff79989, in the same call",
+    "profile_100m_2gpu.json": "configs/h200_100m.yaml on two GPUs, schedules side by side",
+    "profile_100m_2gpu_before.json": "the same at ff79989, in the same call",
+    "profile_100m_2gpu_micro_batches.json": "the same with four micro-batches a step",
+    "profile_deepseek_v3_2gpu_schedules.json": "a DeepSeek-V3 layer with 128 experts on two GPUs, schedules side by side",
+    "profile_deepseek_v3_2gpu_before.json": "the same at ff79989, in the same call",
+    "profile_deepseek_v3_2gpu_micro_batches.json": "the same with eight micro-batches a step",
+    "profile_qwen3_235b_2gpu_schedules.json": "a Qwen3-235B layer on two GPUs, schedules side by side",
     "profile_deepseek_v3.json": "DeepSeek-V3 layer, 4 GPUs, every stage under three recipes",
     "profile_deepseek_v3.svg": "its picture",
     "profile_deepseek_v3_1gpu.json": "DeepSeek-V3 dimensions with 32 experts, one GPU",
@@ -714,7 +740,7 @@ def picture():
 
 TABLES = {
     "layers": layers, "layers_short": layers_short, "layer_clock": layer_clock, "layer_stages": layer_stages,
-    "delayed_wgrad": delayed_wgrad, "whole_model": whole_model, "schedules": schedules, "heads": heads, "peer_layers": peer_layers,
+    "delayed_wgrad": delayed_wgrad, "whole_model": whole_model, "schedules": schedules, "schedules_2gpu": schedules_2gpu, "heads": heads, "peer_layers": peer_layers,
     "loss_100m_1gpu": lambda: loss("validate_100m_1gpu.json"),
     "loss_reference": lambda: loss("quickstart_recipes.json"), "loss_ablation": lambda: loss("quickstart_ablation.json"),
     "loss_h200": lambda: loss("quickstart_recipes_h200.json"),

@@ -46,7 +46,7 @@ public:
               load_config(options.config_path, options.overrides, world.size(), options.hf_config),
               options.measured_steps)),
           backend_(choose_backend(options.backend, options.placement, world)),
-          arms_(recipe_arms(config_, config_.profile.profile_recipes, options.ablation)),
+          arms_(recipe_arms(config_, config_.profile.profile_recipes, options.ablation, world.size())),
           eta_(profiled_steps(config_.profile) * static_cast<int64_t>(arms_.size())) {
         profile_.provenance = make_provenance(options.command, backend_, world.size());
         profile_.ablation = options.ablation != Ablation::none;

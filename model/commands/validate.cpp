@@ -29,7 +29,7 @@ public:
           config_(load_config(options.config_path, options.overrides, world.size(), options.hf_config)),
           backend_(choose_backend(options.backend, options.placement, world)),
           provenance_(make_provenance(options.command, backend_, world.size())),
-          arms_(make_arms(config_, options.ablation)),
+          arms_(make_arms(config_, options.ablation, world.size())),
           eta_(config_.training.train_iters * static_cast<int64_t>(arms_.size())) {
         require(config_.validate.warmup_iters < config_.training.train_iters, ExitCode::usage,
                 "validate.warmup_iters is {} and training.train_iters {}: no step is left to compare",

@@ -46,9 +46,28 @@ void check_same_run(const Arm& base, const Arm& arm) {
     }
 }
 
+void add_schedules(std::vector<Arm>& arms, const std::string& name, const Config& config, int ranks) {
+    const TrainingSpec& training = config.training;
+    const auto add = [&](const std::string& what, const ScheduleSpec& schedule) {
+        Config own = config;
+        own.schedule = schedule;
+        own.schedule.wire_sms = config.schedule.wire_sms;
+        arms.push_back({name + what, own});
+    };
+    add("", {});
+    add(" + wgrad", {.delay_wgrad_compute = true});
+    add(" + shared", {.moe_shared_expert_overlap = true});
+    add(" + shared + wgrad", {.moe_shared_expert_overlap = true, .delay_wgrad_compute = true});
+    if (ranks > 1) add(" + reduce", {.overlap_grad_reduce = true});
+    const bool several_micro_batches = training.global_batch_size > training.micro_batch_size * ranks;
+    if (several_micro_batches && !config.precision.moe_wgrad_pair_micro_batches)
+        add(" + turns", {.overlap_moe_expert_parallel_comm = true});
+}
+
 }  // namespace
 
-std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& recipes, Ablation ablation) {
+std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& recipes, Ablation ablation,
+                             int ranks) {
     std::vector<Arm> arms;
     for (Recipe recipe : recipes) {
         // the config's own precision options belong to its own recipe
@@ -58,17 +77,7 @@ std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& re
             arms.push_back({name, own});
             continue;
         }
-        for (const bool shared : {false, true})
-            for (const bool wgrad : {false, true}) {
-                own.schedule.moe_shared_expert_overlap = shared;
-                own.schedule.delay_wgrad_compute = wgrad;
-                arms.push_back({name + (shared ? " + shared" : "") + (wgrad ? " + wgrad" : ""), own});
-            }
-        own.schedule.moe_shared_expert_overlap = own.schedule.delay_wgrad_compute = false;
-        own.schedule.overlap_grad_reduce = true;
-        arms.push_back({name + " + reduce", own});
-        own.schedule.overlap_moe_expert_parallel_comm = true;
-        arms.push_back({name + " + turns", own});
+        add_schedules(arms, name, own, ranks);
     }
     if (ablation == Ablation::flow_switches) {
         const Config flow =
@@ -82,11 +91,11 @@ std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& re
     return arms;
 }
 
-std::vector<Arm> make_arms(const Config& config, Ablation ablation) {
+std::vector<Arm> make_arms(const Config& config, Ablation ablation, int ranks) {
     std::vector<Recipe> recipes = {Recipe::bf16};
     for (Recipe recipe : config.validate.recipes)
         if (std::find(recipes.begin(), recipes.end(), recipe) == recipes.end()) recipes.push_back(recipe);
-    std::vector<Arm> arms = recipe_arms(config, recipes, ablation);
+    std::vector<Arm> arms = recipe_arms(config, recipes, ablation, ranks);
     if (config.validate.control_arm)
         arms.push_back({kControlArm, arms.front().config, Arithmetic::alternative});
     return arms;

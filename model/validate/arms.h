@@ -20,13 +20,15 @@ struct Arm {
 inline constexpr const char* kControlArm = "bf16 control";
 
 // flow_switches: fp8_flow with one optimisation off at a time. schedules: every recipe serial, and with what
-// may run beside (ScheduleSpec).
+// may run beside (ScheduleSpec): where there are several ranks with the reduction, where a step has several
+// micro-batches in turns.
 enum class Ablation { none, flow_switches, schedules };
 
 // One arm a recipe, in this order, then those of the ablation. Throws Error(usage) if two arms would differ
 // in more than the recipe and its options.
-std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& recipes, Ablation ablation);
+std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& recipes, Ablation ablation,
+                             int ranks);
 // Those of validate: the baseline first, the control arm last.
-std::vector<Arm> make_arms(const Config& config, Ablation ablation);
+std::vector<Arm> make_arms(const Config& config, Ablation ablation, int ranks);
 
 }  // namespace fp8flow::validate

@@ -8,6 +8,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include <map>
+#include <set>
+
 namespace fp8flow {
 
 using namespace profile;
@@ -216,7 +219,7 @@ TEST(Profile, TraceEventsNestEvenWhereClocksRound) {
     int events = 0;
     for (const json& event : trace.at("traceEvents")) {
         EXPECT_EQ(event.at("pid"), 5);
-        if (event.at("ph") != "X" || event.at("tid") != 2) continue;  // the second arm's main lane
+        if (event.at("ph") != "X" || event.at("tid") != kNumLanes + 1) continue;  // the second arm
         const double begin = event.at("ts"), end = begin + event.at("dur").get<double>();
         EXPECT_GE(begin, last);
         last = begin;
@@ -228,6 +231,33 @@ TEST(Profile, TraceEventsNestEvenWhereClocksRound) {
         ++events;
     }
     EXPECT_EQ(events, static_cast<int>(arm.trace.size()));
+}
+
+// Lanes, and the second of two micro-batches on the main lane, have threads of their own, whose spans may lie
+// across those of others.
+TEST(Profile, TraceHasAThreadForEachLane) {
+    ArmProfile arm = arm_of("flow");
+    const StageSpan span{.name = "fc1", .direction = "forward", .begin = 1, .seconds = 2};
+    arm.trace.assign(4, span);
+    arm.trace[1].lane = Lane::side;
+    arm.trace[2].lane = Lane::wire;
+    arm.trace[3].turn = 1;
+    const json trace = json::parse(chrome_trace({arm}, 0));
+    std::map<int, std::string> names;
+    std::set<int> threads;
+    for (const json& event : trace.at("traceEvents")) {
+        const int thread = event.at("tid");
+        if (event.at("name") == "thread_name") names[thread] = event.at("args").at("name");
+        if (event.at("ph") != "X") continue;
+        threads.insert(thread);
+        EXPECT_DOUBLE_EQ(event.at("ts").get<double>(), 1e6);
+        EXPECT_DOUBLE_EQ(event.at("dur").get<double>(), 2e6);
+    }
+    EXPECT_EQ(threads, (std::set<int>{0, 1, 2, 3}));
+    EXPECT_EQ(names, (std::map<int, std::string>{{0, "flow"},
+                                                 {1, "flow, side lane"},
+                                                 {2, "flow, wire lane"},
+                                                 {3, "flow, the other micro-batch"}}));
 }
 
 TEST(Profile, TablesJsonAndPictureHoldTheNumbers) {
