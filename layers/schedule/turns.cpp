@@ -50,10 +50,11 @@ void Turns::run(StageTimer& timer, const Work& first, const Work& second) {
     done_[0] = done_[1] = false;
     error_ = nullptr;
     whose_ = 0;
-    std::thread other([&] {
+    const Work on_own_thread = [&](Turn& turn) {
         device_.enter_thread();
-        play(timer, second, 1);
-    });
+        second(turn);
+    };
+    std::thread other([&] { play(timer, on_own_thread, 1); });
     play(timer, first, 0);
     other.join();
     timer.set_position({});

@@ -74,7 +74,8 @@ TEST_F(GpuCheck, TheChecksAndTheirFigures) {
     for (const char* ranks : {"1", "2"})
         for (const char* name : {"gpu_mpi_golden_test hashes", "gpu_mpi_golden_test alltoall is flex",
                                  "gpu_mpi_golden_test recompute modes", "gpu_mpi_golden_test flow switches",
-                                 "gpu_mpi_golden_test schedules", "gpu_mpi_exchange_gpu_test", "train"})
+                                 "gpu_mpi_golden_test schedules", "gpu_mpi_golden_test delays",
+                                 "gpu_mpi_exchange_gpu_test", "train"})
             EXPECT_EQ(found.count(fmt::format("{} on {}", name, ranks)), 1u) << name << " on " << ranks;
     EXPECT_EQ(found.count("gpu_norm_parity_test"), 1u);
     EXPECT_EQ(found.count("memcheck gpu_norm_parity_test"), 1u);
@@ -90,12 +91,12 @@ TEST_F(GpuCheck, TwoCallsTogetherDoAll) {
     EXPECT_EQ(check("--resume runs/state --only golden").status, 0);
     const CommandResult rest = check("--resume runs/state");
     EXPECT_EQ(rest.status, 0) << rest.out << rest.err;
-    expect_contains(rest.out, "10 of ");
+    expect_contains(rest.out, "12 of ");
     expect_contains(rest.out, "0 of ");
     const std::string ran = read_whole(folder_.path("ran"));
     int golden = 0;
     for (const std::string& line : lines_of(ran)) golden += line.starts_with("gpu_mpi_golden_test") ? 1 : 0;
-    EXPECT_EQ(golden, 10) << ran;  // five of them, on one rank and on two, once
+    EXPECT_EQ(golden, 12) << ran;  // six of them, on one rank and on two, once
     EXPECT_EQ(rows().count("gpu_mpi_golden_test hashes on 1"), 1u);
     EXPECT_EQ(rows().count("train on 2"), 1u);
 }
