@@ -137,12 +137,14 @@ struct RankFixture {
     }
     int64_t tokens() const { return c.tokens[static_cast<std::size_t>(exchange.rank())]; }
 
-    Context context() {
+    Context context() { return context(saved, scratch, rows); }
+    // On other memory: of another micro-batch.
+    Context context(Arena& own_saved, Arena& own_scratch, RowArena& own_rows) {
         Context ctx{.ops = ops,
                     .exchange = exchange,
-                    .saved = saved,
-                    .scratch = scratch,
-                    .rows = rows,
+                    .saved = own_saved,
+                    .scratch = own_scratch,
+                    .rows = own_rows,
                     .timer = timer,
                     .activation = c.activation()};
         ctx.tokens = tokens();

@@ -102,28 +102,13 @@ LayerResult train_micro_batches(ProcessGroup& group, const LayerCase& c, bool in
     model.model().begin_step(begin);
     std::vector<Transformer::MicroBatch> batches(kMicroBatches);
     const auto pass = [&](int64_t m, Turn* turn, bool forward) {
-        const Context own = rank.context();
-        Context ctx{.ops = own.ops,
-                    .exchange = own.exchange,
-                    .saved = m % 2 == 0 ? own.saved : other.saved,
-                    .scratch = m % 2 == 0 ? own.scratch : other.scratch,
-                    .rows = m % 2 == 0 ? own.rows : other.rows,
-                    .timer = own.timer,
-                    .activation = own.activation,
-                    .tokens = own.tokens,
-                    .tokens_per_rank = own.tokens_per_rank,
-                    .seq_length = own.seq_length,
-                    .layer_row_capacity = own.layer_row_capacity,
-                    .all_tokens = own.all_tokens,
-                    .num_micro_batches = kMicroBatches,
-                    .micro_batch = m,
-                    .data_parallel_size = own.data_parallel_size,
-                    .global_tokens = own.global_tokens,
-                    .grad_mode = m == 0 ? Gradient::overwrite : Gradient::accumulate,
-                    .reduces_gradients = m == kMicroBatches - 1,
-                    .step_status = own.step_status,
-                    .wire = &wire,
-                    .turn = turn};
+        Context ctx = m % 2 == 0 ? rank.context() : rank.context(other.saved, other.scratch, other.rows);
+        ctx.num_micro_batches = kMicroBatches;
+        ctx.micro_batch = m;
+        ctx.grad_mode = m == 0 ? Gradient::overwrite : Gradient::accumulate;
+        ctx.reduces_gradients = m == kMicroBatches - 1;
+        ctx.wire = &wire;
+        ctx.turn = turn;
         Transformer::MicroBatch& batch = batches[static_cast<std::size_t>(m)];
         if (forward) {
             batch = {.tokens = model.tokens(),
