@@ -87,6 +87,7 @@ void Exchange::dispatch(const ScaledTensor& rows, const DispatchPlan& plan, cons
                   name_of(rows.layout), describe(dst.data), name_of(dst.layout));
     if (!plain) check_fp8(dst, "dst");
     ++num_dispatches_;
+    if (without_rows_ != nullptr) return;
     const double written = static_cast<double>(plan.groups.cost_rows()) * row_bytes(dst);
     observed("dispatch", with_writes({.bytes = bytes_of({rows.data, rows.scales}) + written}, written),
              [&] { do_dispatch(rows, plan, dst, scratch, launch); });
@@ -103,6 +104,7 @@ void Exchange::dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan,
                   name_of(rows.layout), describe(rows.scales), describe(received.data),
                   name_of(received.layout), describe(received.scales));
     ++num_dispatches_;
+    if (without_rows_ != nullptr) return;
     const double moved = bytes_of({rows.data, rows.scales});
     observed("dispatch_rows", with_writes({.bytes = 2 * moved}, moved),
              [&] { do_dispatch_rows(rows, plan, received, scratch, launch); });
@@ -135,6 +137,7 @@ void Exchange::combine(const Combine& args, const DispatchPlan& plan, Arena& scr
         check_tensor(args.dprob, "dprob", DType::f32, {plan.num_tokens, plan.topk});
     }
     ++num_combines_;
+    if (without_rows_ != nullptr) return combine_without_rows(args, launch);
     const double row =
         row_bytes({.data = args.src, .scales = {}}) + (args.row_prob ? 4 : 0) + (args.drow_prob ? 4 : 0);
     const double written = bytes_of({args.y, args.dprob});
@@ -142,6 +145,18 @@ void Exchange::combine(const Combine& args, const DispatchPlan& plan, Arena& scr
         static_cast<double>(plan.groups.cost_rows()) * row + bytes_of({args.residual, args.addend});
     observed("combine", with_writes({.bytes = read + written}, written),
              [&] { do_combine(args, plan, scratch, launch); });
+}
+
+void Exchange::combine_without_rows(const Combine& args, const Launch& launch) {
+    Device& device = without_rows_->device();
+    const auto bytes = static_cast<size_t>(args.y.bytes());
+    if (args.addend)
+        without_rows_->add({.a = args.residual, .b = args.addend, .y = args.y}, launch);
+    else if (!args.residual)
+        device.fill(args.y.data, 0, bytes, launch.stream);
+    else if (args.residual.data != args.y.data)
+        device.copy(args.y.data, args.residual.data, bytes, launch.stream);
+    if (args.dprob) device.fill(args.dprob.data, 0, static_cast<size_t>(args.dprob.bytes()), launch.stream);
 }
 
 void Exchange::all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) {

@@ -93,6 +93,9 @@ public:
     int64_t num_dispatches() const { return num_dispatches_; }
     int64_t num_combines() const { return num_combines_; }
     virtual void reset_counts();
+    // A diagnosis, for what the rows' way costs: while `ops` is set, dispatch moves no rows, and combine
+    // gives residual + addend, or zeros. Routing, plans and reductions are as ever. Null: rows move again.
+    void skip_rows(Ops* ops) { without_rows_ = ops; }
     // Told of every step from now on and of its bytes sent, 0 where the device counts them
     // (copy_wire_counters); null: no observer.
     void observe(OpObserver* observer) { observer_ = observer; }
@@ -118,9 +121,11 @@ protected:
 
 private:
     template <class Step> void observed(const char* name, const OpCost& cost, Step step);
+    void combine_without_rows(const Combine& args, const Launch& launch);
 
     int64_t num_dispatches_ = 0, num_combines_ = 0;
     OpObserver* observer_ = nullptr;
+    Ops* without_rows_ = nullptr;
 };
 
 }  // namespace fp8flow

@@ -31,8 +31,9 @@ constexpr const char* kLegend =
     "  MHz         the device's clock meanwhile (median): a GPU lowers it to keep to its power limit\n"
     "  TFLOP/s     FLOPs of the model, no pads, no recomputation; BF16 peak: {}FLOP/s, a dense GEMM "
     "measured here\n"
-    "  wire/rank   sent by rank 0 in one step; wire ms: plan, dispatch and combine of one layer, all "
-    "exposed\n"
+    "  wire/rank   sent by rank 0 in one step; wire ms: plan, dispatch and combine of one layer\n"
+    "  exposed ms  of the layer, gone in the same steps without rows on the wire; MHz without: the clock "
+    "then\n"
     "  J/step      energy of all GPUs over steps of at least profile.energy_seconds; -: not counted here\n"
     "  stages      share: of the time of their part; moves, FLOPs: the least they need; memory: in "
     "use at their peak\n"
@@ -47,7 +48,7 @@ public:
               options.measured_steps)),
           backend_(choose_backend(options.backend, options.placement, world)),
           arms_(recipe_arms(config_, config_.profile.profile_recipes, options.ablation, world.size())),
-          eta_(profiled_steps(config_.profile) * static_cast<int64_t>(arms_.size())) {
+          eta_(profiled_steps(config_.profile, world.size()) * static_cast<int64_t>(arms_.size())) {
         profile_.provenance = make_provenance(options.command, backend_, world.size());
         profile_.ablation = options.ablation != Ablation::none;
         for (const Arm& arm : arms_) check_config(arm.config, world.size());
@@ -66,8 +67,9 @@ public:
         profile_.steps = spec.profile_step_end - spec.profile_step_start;
         profile_.routing = kRoutings[static_cast<size_t>(spec.routing)];
         log_.line(fmt::format(
-            "routing: {}; {} to warm up, {} timed stage by stage, {} timed as a whole, for each recipe",
-            profile_.routing, counted(spec.profile_step_start, "step"), profile_.steps, profile_.steps));
+            "routing: {}; {} to warm up, {} timed stage by stage, {} timed as a whole{}, for each recipe",
+            profile_.routing, counted(spec.profile_step_start, "step"), profile_.steps, profile_.steps,
+            profile_.ranks > 1 ? ", as many without rows on the wire" : ""));
         world_.set_activity("measuring the machine");
         ProfileCeilings ceilings(backend_, world_);
         profile_.machine = ceilings.rates();
@@ -145,6 +147,7 @@ private:
     void report() {
         folder_->write_atomic("profile.json", profile_json(profile_, config_));
         folder_->write_atomic("profile.svg", profile_picture(profile_));
+        folder_->write_atomic("timeline.svg", timeline_picture(profile_));
         log_.line("recipes side by side, stage by stage (median); end to end: without the stage timer");
         log_.line(side_by_side_table(profile_));
         log_.line(summary_table(profile_));
@@ -153,9 +156,10 @@ private:
             log_.line(
                 "  no noise floor: no arm runs twice; a difference smaller than an arm's spread over its "
                 "steps is none");
-        log_.line(fmt::format(
-            "  files  {}/: profile.json, profile.svg, trace.rank*.json (ui.perfetto.dev), profile.log",
-            folder_->path()));
+        log_.line(
+            fmt::format("  files  {}/: profile.json, profile.svg, timeline.svg, trace.rank*.json "
+                        "(ui.perfetto.dev), profile.log",
+                        folder_->path()));
     }
 
     ProcessGroup& world_;

@@ -52,20 +52,20 @@ std::string profile_json(const Profile& profile, const Config& config) {
                    {"recipes", json::array()}};
     add_provenance(result, profile.provenance);
     if (profile.ablation) result["noise floor"] = nullptr;  // no arm runs twice
-    const double base = profile.arms.empty() ? 0 : profile.arms.front().layer.median;
+    const double base = profile.arms.empty() ? 0 : profile.arms.front().whole.layer.median;
     for (const ArmProfile& arm : profile.arms) {
         json rows = json::array();
         for (const ProfileRow& row : arm.rows) rows.push_back(json_of(row));
         json one = {
             {"name", arm.name},
             {"recipe", arm.recipe},
-            {"layer seconds", json_of(arm.layer)},
-            {"layer forward seconds", json_of(arm.layer_forward)},
-            {"layer backward seconds", json_of(arm.layer_backward)},
-            {"layer clock hertz", json_of(arm.clock)},
-            {"layer seconds by step", arm.layer_by_step},
-            {"layer clock hertz by step", arm.clock_by_step},
-            {"step seconds", arm.step_seconds},
+            {"layer seconds", json_of(arm.whole.layer)},
+            {"layer forward seconds", json_of(arm.whole.forward)},
+            {"layer backward seconds", json_of(arm.whole.backward)},
+            {"layer clock hertz", json_of(arm.whole.clock)},
+            {"layer seconds by step", arm.whole.layer_by_step},
+            {"layer clock hertz by step", arm.whole.clock_by_step},
+            {"step seconds", arm.whole.step},
             {"joules per step", nullptr},
             {"joules per token", nullptr},
             {"tokens per second per gpu", arm.tokens_per_second()},
@@ -75,7 +75,8 @@ std::string profile_json(const Profile& profile, const Config& config) {
             {"casts", arm.casts},
             {"wire bytes",
              {{"routing", arm.wire.routing}, {"dispatch", arm.wire.dispatch}, {"combine", arm.wire.combine}}},
-            {"exposed wire seconds", arm.wire_seconds},
+            {"wire seconds", arm.wire_seconds},
+            {"exposed wire seconds", nullptr},
             {"expert load max over mean", arm.expert_load},
             {"rank load max over mean", arm.rank_load},
             {"saved bytes", arm.saved},
@@ -84,11 +85,17 @@ std::string profile_json(const Profile& profile, const Config& config) {
             {"parameter bytes", arm.parameters},
             {"activation bytes", arm.activation_bytes},
             {"rows", rows}};
+        if (arm.without_rows) {
+            one["exposed wire seconds"] = *arm.exposed_wire_seconds();
+            one["without rows"] = {{"layer seconds", json_of(arm.without_rows->layer)},
+                                   {"layer clock hertz", json_of(arm.without_rows->clock)},
+                                   {"step seconds", arm.without_rows->step}};
+        }
         if (arm.joules_per_step) {
             one["joules per step"] = *arm.joules_per_step;
             one["joules per token"] = *arm.joules_per_step / arm.step_tokens;
         }
-        if (arm.layer.median > 0) one["speed-up"] = base / arm.layer.median;
+        if (arm.whole.layer.median > 0) one["speed-up"] = base / arm.whole.layer.median;
         result["recipes"].push_back(std::move(one));
     }
     return result.dump(2, ' ', false, json::error_handler_t::replace) + "\n";

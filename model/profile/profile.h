@@ -70,14 +70,20 @@ struct LayerSeconds {
 };
 LayerSeconds layer_seconds(const StageTimer& timer);
 
+// One MoE layer and micro-batch as a whole, without marks between stages; of each step the slowest rank.
+struct LayerTimes {
+    Spread layer, forward, backward;
+    Spread clock;  // Hz, meanwhile; of each step the lowest rank; 0: not known
+    std::vector<double> layer_by_step, clock_by_step;
+    double step = 0;  // the whole step, median, host clock
+};
+
 struct ArmProfile {
     std::string name, recipe;
     std::vector<ProfileRow> rows;
-    Spread layer, layer_forward,
-        layer_backward;  // without marks between stages; of each step the slowest rank
-    Spread clock;        // Hz, in those times; of each step the lowest rank; 0: not known
-    std::vector<double> layer_by_step, clock_by_step;
-    double step_seconds = 0;  // median, host clock, without marks between stages
+    LayerTimes whole;
+    // The same where no rows move between ranks (Trainer::skip_rows); absent: one rank.
+    std::optional<LayerTimes> without_rows;
     // of a step, all ranks' devices; absent: not measured, or a device does not count
     std::optional<double> joules_per_step;
     double step_tokens = 0;   // of a step, all ranks
@@ -85,15 +91,21 @@ struct ArmProfile {
     double useful_flops = 0;  // of one layer and rank: FLOPs of the model, pads and recomputation left out
     double expert_load = 1, rank_load = 1;  // most rows over the mean, first MoE layer
     WireBytes wire;                         // that rank 0 sent in one step
-    double wire_seconds = 0;                // plan, dispatch and combine of one layer: nothing overlaps them
+    double wire_seconds = 0;                // plan, dispatch and combine of one layer, hidden or not
     double casts = 0;                       // of one layer
     std::map<std::string, int64_t> saved, parameters;  // bytes of rank 0 by category
     int64_t saved_reserved = 0, saved_used = 0;        // Trainer::saved_memory
     int64_t activation_bytes = 0;
     std::vector<StageSpan> trace;  // this rank's last step
 
-    double tokens_per_second() const { return layer.median > 0 ? tokens / layer.median : 0; }
-    double flops_per_second() const { return layer.median > 0 ? useful_flops / layer.median : 0; }
+    double tokens_per_second() const { return per_second(tokens); }
+    double flops_per_second() const { return per_second(useful_flops); }
+    double per_second(double what) const { return whole.layer.median > 0 ? what / whole.layer.median : 0; }
+    // What a layer takes longer because rows cross ranks.
+    std::optional<double> exposed_wire_seconds() const {
+        if (!without_rows) return std::nullopt;
+        return whole.layer.median - without_rows->layer.median;
+    }
 };
 
 // What the machine reaches, measured at the start; 0: not measured.
@@ -119,7 +131,8 @@ std::string arm_table(const ArmProfile& arm);            // every stage of one r
 std::string side_by_side_table(const Profile& profile);  // milliseconds by stage, recipes as columns
 std::string summary_table(const Profile& profile);       // one line a recipe
 std::string profile_json(const Profile& profile, const Config& config);
-std::string profile_picture(const Profile& profile);  // stacked bars, SVG
+std::string profile_picture(const Profile& profile);   // stacked bars, SVG
+std::string timeline_picture(const Profile& profile);  // lanes of a MoE layer, forward and backward, SVG
 // Complete events in Chrome's trace format, for Perfetto: one process a rank, one thread a recipe.
 std::string chrome_trace(const std::vector<ArmProfile>& arms, int rank);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Two passes over a recipe: one that times every stage, and one that leaves the device alone between them and
-// times the whole layer.
+// Passes over a recipe: one that times every stage, one that leaves the device alone between them and times
+// the whole layer, and with several ranks that one again without rows on the wire.
 #include "model/profile/run.h"
 
 #include "model/plan/plan.h"
@@ -37,6 +37,8 @@ WireSplit wire_split(const Config& config) {
             .combine_forward = items[2].forward,
             .combine_backward = items[2].backward + items[3].backward};
 }
+
+bool has_wire(int ranks) { return ranks > 1; }
 
 class ArmRun {
 public:
@@ -78,41 +80,20 @@ public:
         result_.parameters = trainer_->parameter_bytes();
     }
 
-    void time_layer() {
-        trainer_->time_stages(TimerDetail::parts);
-        std::vector<double> steps;
-        std::vector<LayerSeconds> own;
-        run_steps("layer", measured_steps(), [&](const StepResult& step) {
-            own.push_back(layer_seconds(trainer_->timer()));
-            steps.push_back(step.seconds);
-        });
-        trainer_->time_stages(TimerDetail::off);
-        std::vector<double> forward, backward, layer, clock;
-        for (const LayerSeconds& seconds : own) {
-            std::vector<float> slowest = {
-                static_cast<float>(seconds.forward), static_cast<float>(seconds.backward),
-                static_cast<float>(seconds.forward + seconds.backward), static_cast<float>(-seconds.clock)};
-            world_.all_reduce_max(slowest);
-            forward.push_back(slowest[0]);
-            backward.push_back(slowest[1]);
-            layer.push_back(slowest[2]);
-            clock.push_back(-slowest[3]);
-        }
-        result_.layer = spread_of(layer);
-        result_.layer_forward = spread_of(forward);
-        result_.layer_backward = spread_of(backward);
-        result_.clock = spread_of(clock);
-        result_.layer_by_step = std::move(layer);
-        result_.clock_by_step = std::move(clock);
-        result_.step_seconds = spread_of(steps).median;
+    void time_layer() { result_.whole = time_whole("layer"); }
+
+    // What the rows' way costs in this schedule: the same steps without it. The last thing a trainer does.
+    void time_layer_without_rows() {
+        trainer_->skip_rows();
+        result_.without_rows = time_whole("no rows");
     }
 
     // Whole steps for at least the window, from and to an idle device; the sum over all ranks' devices.
     void measure_energy() {
         const double window = config_.profile.energy_seconds;
         std::vector<float> agreed = {
-            static_cast<float>(window <= 0 || !energy_joules(backend_) || result_.step_seconds <= 0),
-            static_cast<float>(-result_.step_seconds)};
+            static_cast<float>(window <= 0 || !energy_joules(backend_) || result_.whole.step <= 0),
+            static_cast<float>(-result_.whole.step)};
         world_.all_reduce_max(agreed);
         if (agreed[0] > 0) return;
         const auto steps = static_cast<int64_t>(std::ceil(window / static_cast<double>(-agreed[1])));
@@ -142,6 +123,36 @@ public:
     }
 
 private:
+    // Without marks between stages.
+    LayerTimes time_whole(const char* phase) {
+        trainer_->time_stages(TimerDetail::parts);
+        std::vector<double> steps;
+        std::vector<LayerSeconds> own;
+        run_steps(phase, measured_steps(), [&](const StepResult& step) {
+            own.push_back(layer_seconds(trainer_->timer()));
+            steps.push_back(step.seconds);
+        });
+        trainer_->time_stages(TimerDetail::off);
+        LayerTimes times;
+        std::vector<double> forward, backward;
+        for (const LayerSeconds& seconds : own) {
+            std::vector<float> slowest = {
+                static_cast<float>(seconds.forward), static_cast<float>(seconds.backward),
+                static_cast<float>(seconds.forward + seconds.backward), static_cast<float>(-seconds.clock)};
+            world_.all_reduce_max(slowest);
+            forward.push_back(slowest[0]);
+            backward.push_back(slowest[1]);
+            times.layer_by_step.push_back(slowest[2]);
+            times.clock_by_step.push_back(-slowest[3]);
+        }
+        times.layer = spread_of(times.layer_by_step);
+        times.forward = spread_of(forward);
+        times.backward = spread_of(backward);
+        times.clock = spread_of(times.clock_by_step);
+        times.step = spread_of(steps).median;
+        return times;
+    }
+
     // One step is launched while the one before it runs, as in training. No phase: not told of.
     void run_steps(const char* phase, int64_t steps, const std::function<void(const StepResult&)>& take) {
         for (int64_t launched = 0, taken = 0; taken < steps; ++launched) {
@@ -217,8 +228,9 @@ Config profiled_config(const Config& config, std::optional<int64_t> measured_ste
     return result;
 }
 
-int64_t profiled_steps(const ProfileSpec& spec) {
-    return spec.profile_step_start + 2 * (spec.profile_step_end - spec.profile_step_start);
+int64_t profiled_steps(const ProfileSpec& spec, int ranks) {
+    const int passes = has_wire(ranks) ? 3 : 2;
+    return spec.profile_step_start + passes * (spec.profile_step_end - spec.profile_step_start);
 }
 
 ArmProfile profile_arm(const Arm& arm, ProcessGroup& world, const BackendChoice& backend,
@@ -229,6 +241,7 @@ ArmProfile profile_arm(const Arm& arm, ProcessGroup& world, const BackendChoice&
     run.time_stages();
     run.time_layer();
     run.measure_energy();
+    if (has_wire(world.size())) run.time_layer_without_rows();
     return run.finish(ceilings);
 }
 

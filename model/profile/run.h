@@ -17,7 +17,7 @@ class ProfileCeilings;
 // if said.
 Config profiled_config(const Config& config, std::optional<int64_t> measured_steps);
 // Steps that one recipe takes.
-int64_t profiled_steps(const ProfileSpec& spec);
+int64_t profiled_steps(const ProfileSpec& spec, int ranks);
 
 // Collective. on_step(phase, step, of, seconds) after every step.
 using OnStep = std::function<void(const char* phase, int64_t step, int64_t of, double seconds)>;

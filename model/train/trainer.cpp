@@ -150,6 +150,12 @@ Trainer::~Trainer() {
     }
 }
 
+void Trainer::skip_rows() {
+    FP8FLOW_CHECK(flights_.empty(), "{} steps in flight still move rows", flights_.size());
+    skips_rows_ = true;
+    exchange_->skip_rows(ops_.get());
+}
+
 void Trainer::time_stages(TimerDetail detail) {
     FP8FLOW_CHECK(flights_.empty(), "stage timer switched with {} steps in flight", flights_.size());
     for (StageTimer& timer : timers_) {
@@ -322,6 +328,7 @@ void Trainer::launch(Flight& flight) {
     if (flight.tensor_stats != nullptr) flight.stats_before = *flight.tensor_stats;
     StepRecord& record = record_of(flight);
     record.begin(*exchange_, {});
+    if (skips_rows_) ops_->zero({.y = status_});
     run_micro_batches(flight);
     record.end({.status = status_, .loss_sum = loss_sum_, .grad_norm = optimizer_->grad_norm()}, *exchange_,
                {});
@@ -347,7 +354,7 @@ int32_t Trainer::wait_for(Flight& flight) {
 }
 
 StepResult Trainer::take_result() {
-    while (wait_for(flights_.front()) != 0) redo();
+    while (wait_for(flights_.front()) != 0 && !skips_rows_) redo();
     const Flight flight = std::move(flights_.front());
     flights_.pop_front();
     const StepRecord& record = record_of(flight);

@@ -85,6 +85,9 @@ public:
 
     // A diagnosis of the steps launched from now on (--tensor-stats); null switches it off.
     void set_tensor_stats(TensorStats* stats) { tensor_stats_ = stats; }
+    // A diagnosis: steps launched from now on move no rows between ranks (Exchange::skip_rows). Their numbers
+    // mean nothing and are not judged, and neither is the model worth anything afterwards.
+    void skip_rows();
     // Seconds per stage of the steps launched from now on, and what each had to do; off costs nothing.
     // Nothing is in flight.
     void time_stages(TimerDetail detail);
@@ -178,6 +181,7 @@ private:
     StageTimer timers_[kStepsInFlight], untimed_;
     std::vector<int64_t> known_rows_;
     TensorStats* tensor_stats_ = nullptr;
+    bool skips_rows_ = false;
     TensorView status_, loss_sum_, held_out_sum_;
     int64_t layer_rows_ = 0, worst_layer_rows_ = 0;
     std::unique_ptr<StepRecord> records_[kStepsInFlight];

@@ -90,7 +90,8 @@ TEST(Profile, WritesItsFilesAndSumsAgree) {
             ranks, profile(out, {"--set", "parallel.expert_model_parallel_size=" + std::to_string(ranks)}));
         ASSERT_EQ(run.status, 0) << run.out << run.err;
         EXPECT_EQ(run.err, "");
-        std::set<std::string> files, wanted = {"config.yaml", "profile.json", "profile.log", "profile.svg"};
+        std::set<std::string> files,
+            wanted = {"config.yaml", "profile.json", "profile.log", "profile.svg", "timeline.svg"};
         for (int r = 0; r < ranks; ++r) wanted.insert("trace.rank" + std::to_string(r) + ".json");
         for (const auto& entry : std::filesystem::directory_iterator(out))
             files.insert(entry.path().filename());
@@ -102,6 +103,7 @@ TEST(Profile, WritesItsFilesAndSumsAgree) {
         EXPECT_TRUE(written.at("machine").at("device").is_string());
         EXPECT_FALSE(written.contains("noise floor"));
         expect_well_formed(read_whole(out + "/profile.svg"));
+        expect_well_formed(read_whole(out + "/timeline.svg"));
         for (int r = 0; r < ranks; ++r)
             expect_trace(json::parse(read_whole(out + "/trace.rank" + std::to_string(r) + ".json")), r,
                          {"bf16", "fp8_blockwise", "fp8_flow"});
@@ -113,6 +115,8 @@ TEST(Profile, WritesItsFilesAndSumsAgree) {
             EXPECT_GT(stages, 0) << name;
             EXPECT_LT(recipe.at("layer seconds").at("median").get<double>(), step) << name;
             EXPECT_EQ(recipe.at("layer seconds by step").size(), 2u);
+            EXPECT_EQ(recipe.at("exposed wire seconds").is_number(), ranks > 1) << name;
+            EXPECT_EQ(recipe.contains("without rows"), ranks > 1) << name;
             EXPECT_EQ(recipe.at("layer clock hertz").at("median"), 0.0) << "the host's clock is not known";
             EXPECT_NEAR(layer_sum(recipe, "share"), 1.0, 1e-9) << name;
             EXPECT_GT(recipe.at("saved bytes used").get<int64_t>(), 0) << name;

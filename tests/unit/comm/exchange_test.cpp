@@ -191,6 +191,42 @@ TEST(Exchange, ClosedForm) {
     }
 }
 
+// What a combine is given instead of sums goes through; nothing travels.
+TEST(Exchange, WithoutRowsOnlyTheResidualArrives) {
+    constexpr int64_t kTokens = 4, kHidden = 8;
+    const ExchangeCase c{.tokens = {kTokens, kTokens}, .topk = 2, .experts = 4, .seed = 8};
+    run_thread_ranks(2, 20, [&](ProcessGroup& group) {
+        test::ExchangeRank self(group, CombineOrder::rank);
+        const DispatchPlan plan = test::ExchangeLayer(c, group.rank()).plan();
+        ReferenceOps ops;
+        test::HostTensor x(DType::f32, {kTokens, kHidden}), y(DType::f32, {kTokens, kHidden}),
+            one(DType::f32, {kTokens, kHidden}), rows(DType::f32, {plan.groups.row_capacity, kHidden}),
+            drow_prob(DType::f32, {plan.groups.row_capacity}), dprob(DType::f32, {kTokens, 2});
+        test::fill(x, [](int64_t i) { return 1.0 + static_cast<double>(i); });
+        test::fill(one, [](int64_t) { return 1.0; });
+        test::fill(rows, [](int64_t) { return 7.0; });
+        drow_prob.zero();
+        const auto expect = [&](const Exchange::Combine& args, auto value) {
+            test::fill(y, [](int64_t) { return -1.0; });
+            test::fill(dprob, [](int64_t) { return -1.0; });
+            self.exchange.combine(args, plan, self.scratch);
+            for (int64_t i = 0; i < y.numel(); ++i) EXPECT_EQ(y(i), value(i));
+            for (int64_t i = 0; i < dprob.numel() && args.dprob; ++i) EXPECT_EQ(dprob(i), 0);
+        };
+        self.exchange.skip_rows(&ops);
+        self.exchange.dispatch({.data = x, .scales = {}}, plan, {.data = rows, .scales = {}}, self.scratch);
+        EXPECT_EQ(rows(0), 7.0);
+        expect({.src = rows, .drow_prob = drow_prob, .y = y, .dprob = dprob}, [](int64_t) { return 0.0; });
+        expect({.src = rows, .residual = x, .y = y}, [](int64_t i) { return 1.0 + static_cast<double>(i); });
+        expect({.src = rows, .residual = x, .addend = one, .y = y},
+               [](int64_t i) { return 2.0 + static_cast<double>(i); });
+        EXPECT_EQ(self.exchange.wire_bytes().total(), 0);
+        self.exchange.skip_rows(nullptr);
+        self.exchange.dispatch({.data = x, .scales = {}}, plan, {.data = rows, .scales = {}}, self.scratch);
+        EXPECT_NE(rows(0), 7.0);
+    });
+}
+
 TEST(Exchange, ReceivedRowsStandInSourceOrder) {
     const ExchangeCase c{.tokens = {6, 3, 11}, .topk = 2, .experts = 6, .seed = 9};
     run_thread_ranks(3, 60, [&](ProcessGroup& group) {

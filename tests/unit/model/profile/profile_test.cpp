@@ -199,7 +199,7 @@ ArmProfile arm_of(const std::string& name) {
         const double seconds = played.samples.seconds[0][r];
         arm.rows[r].seconds = {seconds, seconds, seconds};
     }
-    arm.layer = {10, 9, 11};
+    arm.whole.layer = {10, 9, 11};
     arm.tokens = 100;
     arm.useful_flops = 5000;
     arm.trace = played.timer.spans();
@@ -260,10 +260,51 @@ TEST(Profile, TraceHasAThreadForEachLane) {
                                                  {3, "flow, the other micro-batch"}}));
 }
 
+// Of three micro-batches the middle one; what runs beside it is cut to it, what lies inside a stage is left
+// out.
+TEST(Profile, TimelineShowsLanesOfTheMiddleMicroBatch) {
+    Profile profile;
+    profile.arms = {arm_of("flow")};
+    auto& trace = profile.arms[0].trace;
+    trace.clear();
+    for (const double begin : {1.0, 2.0, 3.0}) {
+        const int part = static_cast<int>(trace.size());
+        trace.push_back({.name = "moe layer",
+                         .direction = "forward",
+                         .layer = 1,
+                         .level = StageLevel::part,
+                         .begin = begin,
+                         .seconds = 0.5});
+        trace.push_back({.name = begin == 2.0 ? "fc1" : "fc2",
+                         .direction = "forward",
+                         .layer = 1,
+                         .parent = part,
+                         .begin = begin,
+                         .seconds = 0.2});
+        trace.push_back({.name = "inner",
+                         .direction = "forward",
+                         .layer = 1,
+                         .parent = part + 1,
+                         .begin = begin,
+                         .seconds = 0.1});
+    }
+    trace.push_back(
+        {.name = "combine", .direction = "backward", .lane = Lane::wire, .begin = 2.4, .seconds = 0.4});
+    const std::string svg = timeline_picture(profile);
+    expect_well_formed(svg);
+    const auto has = [&](const char* text) { return svg.find(text) != std::string::npos; };
+    EXPECT_TRUE(has("flow: 500.000 + 0.000 ms"));
+    EXPECT_TRUE(has("fc1, forward, 200.000 ms"));
+    EXPECT_TRUE(has("combine, backward, 400.000 ms")) << "its length is told whole";
+    EXPECT_TRUE(has("main lane") && has("wire lane"));
+    EXPECT_FALSE(has("side lane") || has("other micro-batch") || has("fc2") || has("inner"));
+}
+
 TEST(Profile, TablesJsonAndPictureHoldTheNumbers) {
     Profile profile;
     profile.arms = {arm_of("bf16"), arm_of("fp8_flow")};
-    profile.arms[1].layer = {5, 5, 5};
+    profile.arms[1].whole.layer = {5, 5, 5};
+    profile.arms[1].without_rows = {.layer = {4, 4, 4}};
     profile.machine = {.device = "a <machine>", .bytes_per_second = 1e9, .bf16_flops = 1000};
     profile.routing = "balanced";
     const std::string table = summary_table(profile);
@@ -273,6 +314,8 @@ TEST(Profile, TablesJsonAndPictureHoldTheNumbers) {
     const json result = json::parse(profile_json(profile, Config{}));
     EXPECT_EQ(result.at("recipes").size(), 2u);
     EXPECT_EQ(result.at("recipes")[1].at("speed-up"), 2.0);
+    EXPECT_EQ(result.at("recipes")[0].at("exposed wire seconds"), nullptr);
+    EXPECT_EQ(result.at("recipes")[1].at("exposed wire seconds"), 1.0);
     EXPECT_EQ(result.at("recipes")[0].at("flops per second per gpu"), 500.0);
     const std::string svg = profile_picture(profile);
     expect_well_formed(svg);
