@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The lease file: created under a name of its own, linked into place, renewed, watched, moved aside.
+// The lease file: created under a name of its own, linked into place, renewed, watched, replaced.
 #include "model/base/lease.h"
 
 #include "kernels/core/error.h"
@@ -25,9 +25,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr const char* kLease = ".lease";
+constexpr const char* kReplacing = ".lease.replacing";  // of the one process that may replace a stale lease
 constexpr mode_t kFileMode = 0644;
-constexpr std::chrono::milliseconds kPause{50};  // longer than a process has another's lease aside
-constexpr size_t kLargestLease = 4096;           // what we write has some hundred bytes
+constexpr size_t kLargestLease = 4096;  // what we write has some hundred bytes
 
 std::string first_line_of(const char* path) {
     std::ifstream file(path);
@@ -55,18 +55,26 @@ std::string host_name() {
     return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown host";
 }
 
-// When the process began, in ticks since the boot; nothing where there is none, or only what is left of one.
-// A process id is used again, this pair is not.
-std::optional<int64_t> start_of(int64_t process) {
-    const std::string line = first_line_of(fmt::format("/proc/{}/stat", process).c_str());
-    const size_t name_end = line.rfind(") ");  // "pid (name) state parent ...": start is field 22
-    if (name_end == std::string::npos) return std::nullopt;
-    const char state = line[name_end + 2];
-    if (state == 'Z' || state == 'X') return std::nullopt;
+// Field 22 of /proc/PID/stat, when the process began, in ticks since the boot; -1 of one that has ended. A
+// process id is used again, this pair is not.
+int64_t start_in(const std::string& stat) {
+    const size_t name_end = stat.rfind(") ");  // "pid (name) state parent ..."
+    if (name_end == std::string::npos) return -1;
+    const char state = stat[name_end + 2];
+    if (state == 'Z' || state == 'X') return -1;
     size_t at = name_end + 2;
-    for (int field = 3; field < 22 && at != std::string::npos; ++field) at = line.find(' ', at + 1);
-    if (at == std::string::npos) return std::nullopt;
-    return std::atoll(line.c_str() + at);
+    for (int field = 3; field < 22 && at != std::string::npos; ++field) at = stat.find(' ', at + 1);
+    return at == std::string::npos ? -1 : std::atoll(stat.c_str() + at);
+}
+
+std::string stat_of(int64_t process) { return first_line_of(fmt::format("/proc/{}/stat", process).c_str()); }
+
+// Of this machine. Another user's may be hidden in /proc.
+bool lives(int64_t process, int64_t start) {
+    if (process <= 0) return false;
+    const std::string stat = stat_of(process);
+    if (stat.empty()) return ::kill(static_cast<pid_t>(process), 0) != 0 && errno == EPERM;
+    return start_in(stat) == start && start >= 0;
 }
 
 nlohmann::json parsed(const std::string& text) {
@@ -103,7 +111,7 @@ Lease::Lease(int folder, std::string folder_path, std::string command, const Lea
                                   {"machine", this_machine()},
                                   {"host", host_name()},
                                   {"pid", ::getpid()},
-                                  {"process start", start_of(::getpid()).value_or(-1)},
+                                  {"process start", start_in(stat_of(::getpid()))},
                                   {"command", command.substr(0, kLargestLease / 4)}};
     text_ = lease.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace) + "\n";
 }
@@ -112,7 +120,7 @@ Lease::~Lease() {
     if (taken_) {
         renewal_.request_stop();
         renewal_.join();
-        if (is_ours()) remove_lease(text_);
+        if (holds_ours(kLease)) ::unlinkat(folder_, kLease, 0);
     }
     if (has_candidate_) ::unlinkat(folder_, candidate_.c_str(), 0);
 }
@@ -159,12 +167,12 @@ bool Lease::make_candidate() {
 // Returns 0 or the error number. A network file system may say that the link failed though its first attempt
 // succeeded: the text tells. Where there are no hard links the file is created in place and filled a moment
 // later; until then a reader takes it for another machine's.
-int Lease::put_in_place() const {
-    if (::linkat(folder_, candidate_.c_str(), folder_, kLease, 0) == 0) return 0;
+int Lease::put_in_place(const char* name) const {
+    if (::linkat(folder_, candidate_.c_str(), folder_, name, 0) == 0) return 0;
     const int error = errno;
-    if (error == EEXIST) return is_ours() ? 0 : error;
+    if (error == EEXIST) return holds_ours(name) ? 0 : error;
     if (error != EPERM && error != EOPNOTSUPP && error != ENOSYS && error != EMLINK) return error;
-    return write_new(kLease);
+    return write_new(name);
 }
 
 void Lease::become_owner() {
@@ -177,42 +185,60 @@ void Lease::become_owner() {
 
 Lease::Attempt Lease::try_to_take() {
     if (!has_candidate_ && !make_candidate()) return Attempt::gone;
-    for (bool removed_one = false;;) {
-        const int error = put_in_place();
+    for (;;) {
+        const int error = put_in_place(kLease);
         if (error == 0) {
-            if (removed_one && !stays_ours()) continue;
             become_owner();
             return Attempt::taken;
         }
         if (error == ENOENT || error == ESTALE) return Attempt::gone;
-        require(error == EEXIST, ExitCode::output, "{}: cannot make {}, which says whose folder it is: {}",
-                path_, kLease, std::strerror(error));
+        require_made(error, kLease);
         const std::optional<Found> found = read(kLease);
         if (!found) continue;  // it went meanwhile
         holder_ = described(found->text);
-        const State state = state_of(*found);
+        const State state = state_of(*found, lease_seen_);
         if (state != State::stale) return state == State::live ? Attempt::held : Attempt::watching;
-        const int removed = remove_lease(found->text);
-        require(removed == 0 || removed == ENOENT, ExitCode::output, "{}: cannot remove the lease of {}: {}",
-                path_, holder_, std::strerror(removed));
-        removed_one = true;
+        if (const int lost = put_in_place(kReplacing); lost != 0) {
+            if (lost != ENOENT && lost != ESTALE) require_made(lost, kReplacing);
+            const std::optional<Found> other = read(kReplacing);
+            if (other && state_of(*other, replacing_seen_) == State::stale)
+                ::unlinkat(folder_, kReplacing, 0);
+            return Attempt::watching;
+        }
+        if (replace(*found)) {
+            become_owner();
+            return Attempt::taken;
+        }
     }
 }
 
-Lease::State Lease::state_of(const Found& found) {
-    if (!watched_ || watched_->text != found.text) {
-        watched_ = found;
-        watched_since_ = Clock::now();
-    }
-    const Clock::duration watched = Clock::now() - watched_since_;
+// Two steps, reading and renaming; no other process does them meanwhile.
+bool Lease::replace(const Found& stale) const {
+    const std::optional<Found> now = read(kLease);
+    const bool replaced =
+        now && now->text == stale.text && ::renameat(folder_, candidate_.c_str(), folder_, kLease) == 0;
+    const int error = errno;
+    ::unlinkat(folder_, kReplacing, 0);
+    require(replaced || !now || now->text != stale.text, ExitCode::output,
+            "{}: cannot replace the lease of {}: {}", path_, holder_, std::strerror(error));
+    return replaced;
+}
+
+void Lease::require_made(int error, const char* name) const {
+    require(error == 0 || error == EEXIST, ExitCode::output,
+            "{}: cannot make {}, which says whose folder it is: {}", path_, name, std::strerror(error));
+}
+
+Lease::State Lease::state_of(const Found& found, Seen& first) {
+    if (!first.found || first.found->text != found.text) first = {found, Clock::now()};
+    const Clock::duration watched = Clock::now() - first.since;
     const nlohmann::json lease = parsed(found.text);
     if (text_in(lease, "machine") == text_in(parsed(text_), "machine")) {
-        const std::optional<int64_t> start = start_of(number_in(lease, "pid"));
-        if (!start || *start != number_in(lease, "process start")) return State::stale;
+        if (!lives(number_in(lease, "pid"), number_in(lease, "process start"))) return State::stale;
         // A run that was ended a moment ago may not be quite gone.
         return watched < times_.beat ? State::unsure : State::live;
     }
-    if (watched_->modified != found.modified) return State::live;
+    if (first.found->modified != found.modified) return State::live;
     struct stat info {};
     const bool dated = ::utimensat(folder_, candidate_.c_str(), nullptr, 0) == 0 &&
                        ::fstatat(folder_, candidate_.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0;
@@ -221,43 +247,13 @@ Lease::State Lease::state_of(const Found& found) {
     return age >= times_.stale && watched >= 2 * times_.beat ? State::stale : State::unsure;
 }
 
-// If it holds this text: between reading a lease and removing it another process may have replaced it.
-// Returns 0 or the error number.
-int Lease::remove_lease(const std::string& text) const {
-    const std::string aside = candidate_ + ".old";
-    if (::renameat(folder_, kLease, folder_, aside.c_str()) != 0) return errno;
-    const std::optional<Found> moved = read(aside);
-    if ((!moved || moved->text != text) && ::linkat(folder_, aside.c_str(), folder_, kLease, 0) != 0 &&
-        errno != EEXIST)
-        ::renameat(folder_, aside.c_str(), folder_, kLease);
-    ::unlinkat(folder_, aside.c_str(), 0);
-    return 0;
-}
-
-bool Lease::is_ours() const {
-    const std::optional<Found> found = read(kLease);
+bool Lease::holds_ours(const char* name) const {
+    const std::optional<Found> found = read(name);
     return found && found->text == text_;
 }
 
-// Others that found the same stale lease may still move ours aside, and one of them may put its own there in
-// that moment: whose it is after a pause is the owner.
-bool Lease::stays_ours() const {
-    std::this_thread::sleep_for(kPause);
-    return is_ours_after_looks();
-}
-
-// Another process may have it moved aside by mistake, for the moment it takes to read it.
-bool Lease::is_ours_after_looks() const {
-    constexpr int kLooks = 10;
-    for (int look = 0; look < kLooks; ++look) {
-        if (look > 0) std::this_thread::sleep_for(kPause);
-        if (is_ours()) return true;
-    }
-    return false;
-}
-
 void Lease::check() const {
-    if (is_ours_after_looks()) {
+    if (holds_ours(kLease)) {
         seen_ = now();
         return;
     }
@@ -281,7 +277,7 @@ void Lease::renew(const std::stop_token& stop) {
     std::condition_variable_any wake;
     std::unique_lock lock(mutex);
     while (!wake.wait_for(lock, stop, times_.beat, [&] { return stop.stop_requested(); })) {
-        if (!is_ours()) continue;  // never renews another's; the run finds out in its next check
+        if (!holds_ours(kLease)) continue;  // never renews another's; the run finds out in its next check
         ::utimensat(folder_, kLease, nullptr, AT_SYMLINK_NOFOLLOW);
         seen_ = now();
     }

@@ -7,8 +7,8 @@
 // A lease goes stale:
 // - at once, if its process ran on this machine and is no more;
 // - on another machine, if it has not been renewed for `LeaseTimes::stale`, and not while we watched.
-// A stale lease is moved aside before it is removed, and put back if it turns out to be another one; so of
-// several processes that find it, one gets the folder. Read next: run_folder.h.
+// Of several processes that find a stale lease, the one that links `.lease.replacing` may replace it. Read
+// next: run_folder.h.
 #pragma once
 
 #include <atomic>
@@ -58,14 +58,18 @@ private:
     std::optional<Found> read(const std::string& name) const;
     int write_new(const std::string& name) const;
     bool make_candidate();
-    int put_in_place() const;
+    int put_in_place(const char* name) const;
+    bool replace(const Found& stale) const;
+    void require_made(int error, const char* name) const;
     void become_owner();
     enum class State { live, unsure, stale };
-    State state_of(const Found& found);
-    int remove_lease(const std::string& text) const;
-    bool is_ours() const;
-    bool is_ours_after_looks() const;
-    bool stays_ours() const;
+    // Another's file, as we saw it first.
+    struct Seen {
+        std::optional<Found> found;
+        std::chrono::steady_clock::time_point since;
+    };
+    State state_of(const Found& found, Seen& first);
+    bool holds_ours(const char* name) const;
     void renew(const std::stop_token& stop);
     std::string described(const std::string& text) const;
 
@@ -73,9 +77,7 @@ private:
     std::string path_, id_, text_, candidate_, holder_;
     LeaseTimes times_;
     bool has_candidate_ = false, taken_ = false;
-    // Another's lease, as we saw it first.
-    std::optional<Found> watched_;
-    std::chrono::steady_clock::time_point watched_since_;
+    Seen lease_seen_, replacing_seen_;
     mutable std::atomic<int64_t> seen_{0};  // when it was ours for sure, of the steady clock
     std::jthread renewal_;                  // last: ends before what it uses
 };

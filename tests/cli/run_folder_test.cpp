@@ -113,7 +113,42 @@ TEST_F(RunFolders, OverwriteReplacesARunAndItsCheckpoints) {
     EXPECT_EQ(names_in(folder_.path("out/checkpoints")), (std::set<std::string>{"step_00000002"}));
     EXPECT_EQ(lines_of(read_whole(folder_.path("out/metrics.jsonl"))).size(), 2u);
     EXPECT_FALSE(fs::exists(folder_.path("out-2")));
-    EXPECT_EQ(fp8flow_alone(train("out", {"--overwrite", "--resume", "auto"}), folder_.path()).status, 2);
+    for (const char* resumed : {"auto", "out", "out/checkpoints/step_00000002"}) {
+        const CommandResult both =
+            fp8flow_alone(train("out", {"--overwrite", "--resume", resumed}), folder_.path());
+        EXPECT_EQ(both.status, static_cast<int>(ExitCode::usage));
+        expect_contains(both.err, "--overwrite would remove what --resume " + std::string(resumed));
+    }
+}
+
+// A run that resumes from another run's checkpoint is a new run.
+TEST_F(RunFolders, ResumedFromElsewhere) {
+    const Texts saves = {"--set", "checkpoint.save_interval=2", "--set", "checkpoint.most_recent_k=0"};
+    ASSERT_EQ(fp8flow_alone(train("from", saves), folder_.path()).status, 0);
+    ASSERT_EQ(fp8flow_alone(train("out", saves), folder_.path()).status, 0);
+    const auto before = tree_of(folder_.path("out"));
+    Texts line = train("out", saves);
+    line.insert(line.end(), {"--resume", "from/checkpoints/step_00000002"});
+    ASSERT_EQ(fp8flow_alone(line, folder_.path()).status, 0);
+    EXPECT_EQ(tree_of(folder_.path("out")), before);
+    EXPECT_EQ(lines_of(read_whole(folder_.path("out-2/metrics.jsonl"))).size(), 1u);
+    line.push_back("--overwrite");
+    const CommandResult replaced = fp8flow_alone(line, folder_.path());
+    EXPECT_EQ(replaced.status, 0) << replaced.err;
+    EXPECT_EQ(lines_of(read_whole(folder_.path("out/metrics.jsonl"))).size(), 1u);
+    EXPECT_EQ(names_in(folder_.path("out/checkpoints")), (std::set<std::string>{"step_00000003"}));
+}
+
+// The folder of checkpoints of a live run, named by another.
+TEST_F(RunFolders, CheckpointsHaveOneOwner) {
+    const auto run = start_long_run("out", {"--set", "checkpoint.save_interval=1000000"});
+    const CommandResult refused =
+        fp8flow_alone(train("other", {"--set", "checkpoint.save_interval=1", "--set",
+                                      "checkpoint.save=" + folder_.path("out/checkpoints")}),
+                      folder_.path());
+    EXPECT_EQ(refused.status, static_cast<int>(ExitCode::output));
+    expect_contains(refused.err, "checkpoint.save " + folder_.path("out/checkpoints") + ": process ");
+    EXPECT_FALSE(fs::exists(folder_.path("other")));
 }
 
 TEST_F(RunFolders, AStartThatFailsLeavesNothing) {

@@ -8,9 +8,15 @@
 #include "model/base/run_folder.h"
 #include "tests/support/files.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
@@ -142,6 +148,17 @@ TEST_F(LeaseTest, WhoLostItFindsOutAndLeavesTheOtherAlone) {
     EXPECT_EQ(names(), (std::set<std::string>{".lease"}));
 }
 
+// One that died while it replaced a lease does not keep the folder.
+TEST_F(LeaseTest, OfADeadProcessThatReplacedAnother) {
+    const std::string machine = our_machine();
+    write_lease_of(machine, ::getpid(), 1);
+    std::filesystem::copy_file(path(), out_.path_of(".lease.replacing"));
+    const auto ours = lease();
+    EXPECT_EQ(ours->try_to_take(), Attempt::watching);
+    EXPECT_EQ(ours->try_to_take(), Attempt::taken);
+    EXPECT_EQ(names(), (std::set<std::string>{".lease"}));
+}
+
 TEST_F(LeaseTest, AFolderThatIsGone) {
     const auto ours = lease();
     std::filesystem::remove_all(out_.path());
@@ -162,6 +179,7 @@ TEST_F(LeaseTest, ManyFindAStaleOneAndOneGetsIt) {
                 threads.emplace_back([&, i] { attempts[i] = leases[i]->try_to_take(); });
         }
         ASSERT_EQ(std::count(attempts.begin(), attempts.end(), Attempt::taken), 1) << round;
+        ASSERT_EQ(std::count(attempts.begin(), attempts.end(), Attempt::gone), 0) << round;
         for (size_t i = 0; i < leases.size(); ++i)
             if (attempts[i] == Attempt::taken) leases[i]->check();
     }
@@ -200,6 +218,25 @@ TEST(RunFolder, RanksAgreeAndAFailedStartLeavesNothing) {
             "more than one run's files");
     });
     EXPECT_FALSE(std::filesystem::exists("/tmp-2"));
+}
+
+TEST(RunFolder, WhatAKilledStartLeavesIsFree) {
+    const TemporaryFolder folder;
+    std::filesystem::create_directories(folder.path("run/checkpoints"));
+    folder.write("run/.lease", "");
+    folder.write("run/checkpoints/.lease", "");
+    const auto name = [&] {
+        std::string name;
+        run_thread_ranks(1, 10, [&](ProcessGroup& world) {
+            name = RunFolder({.path = folder.path("run"), .times = kShort}, world).name();
+        });
+        return name;
+    };
+    EXPECT_EQ(name(), folder.path("run-2"));  // whose lease it is, is not known yet
+    std::filesystem::remove(folder.path("run/.lease"));
+    EXPECT_EQ(name(), folder.path("run"));
+    folder.write("run/checkpoints/step_00000001/manifest.json", "");
+    EXPECT_EQ(name(), folder.path("run-2"));
 }
 
 }  // namespace
