@@ -251,7 +251,7 @@ struct CommandLine {
                          "bf16 | f32 | fp8: in the end write the weights with Hugging Face names to OUT/hf")
             ->check(CLI::IsMember({"bf16", "f32", "fp8"}));
         for (CLI::App* command : {train, validate, profile, replay})
-            command->add_option("--backend", backend, "auto | reference | hopper");
+            command->add_option("--backend", backend, "auto | reference | hopper")->take_last();
         for (CLI::App* command : {train, validate, profile, replay, bench})
             command
                 ->add_option("--start-deadline", start_deadline,
@@ -322,7 +322,7 @@ struct CommandLine {
                           "file with other implementations' times on this GPU, a JSON object a line: "
                           "operation, shape, us, peer, "
                           "source");
-        bench->add_option("--backend", backend, "auto | reference | hopper");
+        bench->add_option("--backend", backend, "auto | reference | hopper")->take_last();
         bench->add_option("--gemm-backend", bench_options.gemm_backend, "native | cublaslt | both")
             ->check(CLI::IsMember({"native", "cublaslt", "both"}));
         bench->add_option("--samples", bench_options.samples, "timed samples of a burst (default: 30)")
