@@ -102,7 +102,7 @@ for attempt in 1 2 3; do
     iterations=1000000
     if ((attempt == 3)); then
         last=$(cd runs/slurm-7/checkpoints && echo step_*)
-        iterations=$((10#${last#step_} + 3))
+        iterations=$((10#${last##*step_} + 3))
     fi
     rm -f requeued
     bash "$@" --set training.train_iters=$iterations > log$attempt 2>&1 &
